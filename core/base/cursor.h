@@ -1,0 +1,67 @@
+/* A bounded reader of little-endian raw bytes. Reads past the end set `failed` and give zeros: check once at the end of a
+ * group of reads. Checked arithmetic lives here too. */
+#ifndef TSR_BASE_CURSOR_H
+#define TSR_BASE_CURSOR_H
+
+#include "tessera/str.h"
+
+typedef struct tsr_cursor {
+    const uint8_t *data;
+    size_t size;
+    size_t at;
+    bool failed;
+} tsr_cursor;
+
+static inline tsr_cursor tsr_cursor_on(tsr_str bytes)
+{
+    return (tsr_cursor){(const uint8_t *)bytes.data, bytes.size, 0, false};
+}
+
+static inline size_t tsr_cursor_left(const tsr_cursor *cursor)
+{
+    return cursor->size - cursor->at;
+}
+
+static inline uint64_t tsr_load_le(const uint8_t *bytes, unsigned count)
+{
+    uint64_t value = 0;
+    for (unsigned i = 0; i < count; i++) value |= (uint64_t)bytes[i] << (8 * i);
+    return value;
+}
+
+static inline const uint8_t *tsr_cursor_take(tsr_cursor *cursor, size_t size)
+{
+    if (cursor->failed || size > tsr_cursor_left(cursor)) {
+        cursor->failed = true;
+        return NULL;
+    }
+    const uint8_t *p = cursor->data + cursor->at;
+    cursor->at += size;
+    return p;
+}
+
+static inline uint64_t tsr_cursor_le(tsr_cursor *cursor, unsigned count)
+{
+    const uint8_t *p = tsr_cursor_take(cursor, count);
+    return p ? tsr_load_le(p, count) : 0;
+}
+
+static inline uint8_t tsr_cursor_u8(tsr_cursor *cursor) { return (uint8_t)tsr_cursor_le(cursor, 1); }
+static inline uint16_t tsr_cursor_u16(tsr_cursor *cursor) { return (uint16_t)tsr_cursor_le(cursor, 2); }
+static inline uint32_t tsr_cursor_u32(tsr_cursor *cursor) { return (uint32_t)tsr_cursor_le(cursor, 4); }
+static inline uint64_t tsr_cursor_u64(tsr_cursor *cursor) { return tsr_cursor_le(cursor, 8); }
+
+/* false when the result does not fit. */
+static inline bool tsr_add_u64(uint64_t a, uint64_t b, uint64_t *sum)
+{
+    *sum = a + b;
+    return *sum >= a;
+}
+
+static inline bool tsr_mul_u64(uint64_t a, uint64_t b, uint64_t *product)
+{
+    *product = a * b;
+    return a == 0 || *product / a == b;
+}
+
+#endif

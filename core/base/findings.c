@@ -1,0 +1,112 @@
+/* A list of findings in its own arena, bounded per rule so that a hostile file cannot fill memory with complaints. */
+#include "tessera/findings.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/try.h"
+
+#define DEFAULT_MAX_PER_RULE 1000
+
+struct tsr_findings {
+    const tsr_allocator *allocator;
+    tsr_arena *arena;
+    tsr_vec list;           /* of tsr_finding */
+    uint32_t *rule_counts;  /* stored findings, by index in the rule table */
+    uint32_t max_per_rule;
+    uint64_t totals[TSR_ERROR + 1];
+};
+
+tsr_findings *tsr_findings_new(const tsr_allocator *allocator, uint32_t max_per_rule, tsr_error *err)
+{
+    size_t rules;
+    tsr_rules(&rules);
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    tsr_findings *findings = arena ? TSR_ARENA_NEW(arena, tsr_findings, err) : NULL;
+    uint32_t *counts = findings ? tsr_arena_array(arena, rules, sizeof *counts, err) : NULL;
+    if (!counts) {
+        tsr_arena_free(arena);
+        return NULL;
+    }
+    findings->allocator = allocator;
+    findings->arena = arena;
+    findings->list = tsr_vec_of(allocator, sizeof(tsr_finding));
+    findings->rule_counts = counts;
+    findings->max_per_rule = max_per_rule ? max_per_rule : DEFAULT_MAX_PER_RULE;
+    return findings;
+}
+
+void tsr_findings_free(tsr_findings *findings)
+{
+    if (!findings) return;
+    tsr_vec_free(&findings->list);
+    tsr_arena_free(findings->arena);
+}
+
+static tsr_status add(tsr_findings *findings, const tsr_rule *rule, tsr_level level, tsr_place place, const char *text,
+                      tsr_error *err)
+{
+    size_t count;
+    uint32_t *stored = &findings->rule_counts[rule - tsr_rules(&count)];
+    findings->totals[level]++;
+    if (*stored >= findings->max_per_rule) return TSR_OK;
+    tsr_finding *finding = tsr_vec_push(&findings->list, err);
+    if (!finding) return TSR_E_NOMEM;
+    *finding = (tsr_finding){.rule = rule, .level = level, .byte_offset = place.byte_offset};
+    finding->message = tsr_arena_str(findings->arena, tsr_str_from(text), err);
+    if (place.file.data) finding->file = tsr_arena_str(findings->arena, place.file, err);
+    if (place.fqn.data) finding->fqn = tsr_arena_str(findings->arena, place.fqn, err);
+    if (!finding->message.data || (place.file.data && !finding->file.data) || (place.fqn.data && !finding->fqn.data)) {
+        findings->list.count--;
+        return TSR_E_NOMEM;
+    }
+    ++*stored;
+    return TSR_OK;
+}
+
+/* The message goes through tsr_raise's cleaning, so that a hostile name cannot reach a terminal raw. */
+static tsr_status add_formatted(tsr_findings *findings, const char *rule_id, const tsr_level *level, tsr_place place,
+                                tsr_error *err, const char *format, va_list args)
+{
+    const tsr_rule *rule = tsr_rule_find(rule_id);
+    TSR_FAIL_IF(!rule, err, TSR_E_USAGE, TSR_NO_POSITION, "no rule is called %s", rule_id);
+    char text[TSR_ERROR_MESSAGE_SIZE];
+    vsnprintf(text, sizeof text, format, args);
+    tsr_error clean = {0};
+    tsr_raise(&clean, TSR_E_FORMAT, TSR_NO_POSITION, "%s", text);
+    return add(findings, rule, level ? *level : rule->level, place, clean.message, err);
+}
+
+tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    tsr_status status = add_formatted(findings, rule_id, NULL, place, err, format, args);
+    va_end(args);
+    return status;
+}
+
+tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
+                       const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    tsr_status status = add_formatted(findings, rule_id, &level, place, err, format, args);
+    va_end(args);
+    return status;
+}
+
+size_t tsr_findings_count(const tsr_findings *findings)
+{
+    return findings->list.count;
+}
+
+const tsr_finding *tsr_findings_at(const tsr_findings *findings, size_t index)
+{
+    return (const tsr_finding *)findings->list.items + index;
+}
+
+uint64_t tsr_findings_total(const tsr_findings *findings, tsr_level level)
+{
+    return findings->totals[level];
+}

@@ -1,0 +1,22 @@
+/* Defaults for a host that lends nothing but memory. */
+#include "tessera/host.h"
+
+tsr_limits tsr_limits_default(void)
+{
+    return (tsr_limits){
+        .depth = 1000000,
+        .entries = 100000000,
+        .metadata_bytes = sizeof(size_t) > 4 ? UINT64_C(16) << 30 : UINT64_C(1) << 30,
+        .memory_bytes = sizeof(size_t) > 4 ? UINT64_C(32) << 30 : UINT64_C(3) << 30,
+        .expansion = 10000000,
+    };
+}
+
+void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg)
+{
+    if (host && host->parallel_for && count > 1) {
+        host->parallel_for(host->parallel_ctx, count, body, arg);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) body(arg, i);
+}

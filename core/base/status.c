@@ -1,0 +1,86 @@
+/* Located errors: formatting into the caller's fixed buffer, so that raising an error never allocates. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "tessera/status.h"
+
+/* Length of a valid UTF-8 sequence at `p` (`left` bytes remain), or 0. */
+static size_t utf8_length(const unsigned char *p, size_t left)
+{
+    size_t n = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : (p[0] & 0xf0) == 0xe0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
+    if (n == 0 || n > left) return 0;
+    for (size_t i = 1; i < n; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+    }
+    return n;
+}
+
+/* Appends text to the message, escaping what would break a terminal or a one-line log. */
+static void append_clean(char *message, const char *text)
+{
+    size_t used = strlen(message), left = strlen(text);
+    const unsigned char *p = (const unsigned char *)text;
+    while (left > 0) {
+        size_t n = utf8_length(p, left);
+        char escaped[8];
+        const char *piece = (const char *)p;
+        if (n == 0 || (n == 1 && (*p < 0x20 || *p == 0x7f))) {
+            snprintf(escaped, sizeof escaped, "\\x%02x", *p);
+            piece = escaped;
+            n = n ? n : 1;
+        }
+        size_t length = piece == escaped ? 4 : n;
+        if (used + length >= TSR_ERROR_MESSAGE_SIZE) break;
+        memcpy(message + used, piece, length);
+        used += length;
+        p += n;
+        left -= n;
+    }
+    message[used] = '\0';
+}
+
+tsr_status tsr_raise(tsr_error *err, tsr_status status, uint64_t byte_position, const char *format, ...)
+{
+    if (!err || err->status != TSR_OK) return status;
+    char text[TSR_ERROR_MESSAGE_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    err->status = status;
+    err->byte_position = byte_position;
+    err->message[0] = '\0';
+    append_clean(err->message, text);
+    return status;
+}
+
+tsr_status tsr_error_context(tsr_error *err, const char *format, ...)
+{
+    if (!err || err->status == TSR_OK) return TSR_OK;
+    char text[TSR_ERROR_MESSAGE_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    append_clean(err->message, ", in ");
+    append_clean(err->message, text);
+    return err->status;
+}
+
+const char *tsr_status_name(tsr_status status)
+{
+    switch (status) {
+    case TSR_OK: return "ok";
+    case TSR_E_NOMEM: return "out of memory";
+    case TSR_E_IO: return "input/output";
+    case TSR_E_FORMAT: return "malformed";
+    case TSR_E_UNSUPPORTED: return "unsupported";
+    case TSR_E_LIMIT: return "limit exceeded";
+    case TSR_E_USAGE: return "usage";
+    case TSR_E_NOT_FOUND: return "not found";
+    case TSR_E_EXISTS: return "exists";
+    case TSR_E_CHANGED: return "changed";
+    case TSR_E_CANCELLED: return "cancelled";
+    }
+    return "unknown";
+}

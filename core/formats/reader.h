@@ -1,0 +1,40 @@
+/* What each format's reader fills in, and the seam between them and tsr_checkpoint_open (formats/open.c). */
+#ifndef TSR_FORMATS_READER_H
+#define TSR_FORMATS_READER_H
+
+#include "tessera/checkpoint.h"
+
+struct tsr_checkpoint {
+    tsr_store *store;
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_findings *findings;
+    tsr_open_options options;
+    tsr_catalog catalog;
+    struct tsr_map *index; /* FQN → entry; built by open.c after the reader is done */
+    const struct tsr_reader *reader;
+    void *state;           /* the reader's own, in the arena */
+};
+
+typedef struct tsr_reader {
+    tsr_format format;
+    /* Fills checkpoint->catalog (entries with unique FQNs: colliding names are the error) and the findings. */
+    tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);
+    /* NULL: chunks are raw, or their view is set. */
+    tsr_status (*locate)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                         tsr_view *out, tsr_error *err);
+    tsr_status (*extents)(tsr_checkpoint *checkpoint,
+                          tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err);
+    void (*close)(tsr_checkpoint *checkpoint); /* or NULL: frees what is outside the arena */
+} tsr_reader;
+
+extern const tsr_reader tsr_reader_dcp;
+extern const tsr_reader tsr_reader_dcp_safetensors;
+extern const tsr_reader tsr_reader_safetensors;
+extern const tsr_reader tsr_reader_safetensors_index;
+extern const tsr_reader tsr_reader_torch_zip;
+extern const tsr_reader tsr_reader_torch_legacy;
+extern const tsr_reader tsr_reader_torch_ranks;
+extern const tsr_reader tsr_reader_torch_index;
+
+#endif

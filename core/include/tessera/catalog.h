@@ -1,0 +1,93 @@
+/* A catalog is a state dict without its bytes: FQN → dtype, shape and chunks with their storage info, plus the objects.
+ * It lives in the arena of the checkpoint it belongs to; everything here is borrowed and read-only once built. */
+#ifndef TESSERA_CATALOG_H
+#define TESSERA_CATALOG_H
+
+#include "tessera/store.h"
+#include "tessera/value.h"
+
+/* How a chunk's elements lie in a file. Element (i0, i1, …) of the chunk starts at
+ * byte_offset + itemsize × (i0·strides[0] + i1·strides[1] + …). The reader has checked that the whole span lies inside
+ * the file (or, for zstd, will be checked against the decompressed size). */
+typedef struct tsr_view {
+    uint32_t file;
+    uint64_t byte_offset;    /* of the chunk's first element; for zstd: inside the decompressed stream */
+    const uint64_t *strides; /* elements, one a dim; NULL: contiguous row-major */
+    bool conj, neg;          /* the values are the conjugate / the negative of the stored ones */
+    bool swap;               /* stored big-endian: swap tsr_dtype_info.swap_bytes units */
+    bool zstd;               /* the bytes are inside a zstd stream at [stream_offset, +stream_length) of the file */
+    uint64_t stream_offset;
+    uint64_t stream_length;
+} tsr_view;
+
+/* A box of a tensor and where its bytes lie. `offsets` and `sizes` have the tensor's rank, in elements, half-open. */
+typedef struct tsr_chunk {
+    const uint64_t *offsets;
+    const uint64_t *sizes;
+    uint64_t byte_offset; /* in the file: the raw bytes, or for DCP the item's blob */
+    uint64_t byte_length;
+    const tsr_view *view; /* NULL: contiguous raw bytes at byte_offset, or found on demand (tsr_checkpoint_locate) */
+    uint32_t file;        /* of the store; TSR_NO_FILE when the data file is missing */
+} tsr_chunk;
+
+typedef enum tsr_entry_kind { TSR_ENTRY_TENSOR, TSR_ENTRY_OBJECT, TSR_ENTRY_OPAQUE } tsr_entry_kind;
+
+/* One step of the way from the root of the nested state dict to an entry. */
+typedef struct tsr_path_item {
+    enum { TSR_PATH_KEY, TSR_PATH_INT_KEY, TSR_PATH_INDEX } kind; /* dict key str, dict key int, list position */
+    tsr_str key;     /* TSR_PATH_KEY */
+    int64_t integer; /* the others */
+} tsr_path_item;
+
+/* What is known of a tensor's distribution, as text ready to print: "dp=4,tp=2", "shard(0),replicate". May be empty. */
+typedef struct tsr_distribution {
+    tsr_str mesh;
+    tsr_str placements;
+} tsr_distribution;
+
+typedef struct tsr_entry {
+    tsr_str fqn;
+    tsr_entry_kind kind;
+    tsr_dtype dtype;           /* tensors; for opaque tensors the inner values' dtype where known */
+    uint32_t rank;             /* number of dimensions */
+    const uint64_t *shape;     /* tensor size: the global shape */
+    const tsr_chunk *chunks;   /* distinct boxes in the reader's order */
+    uint64_t chunk_count;
+    const tsr_chunk *replicas; /* further copies of boxes that `chunks` has already */
+    uint64_t replica_count;
+    const tsr_path_item *path; /* NULL: the FQN is one flat key */
+    uint32_t path_length;
+    uint32_t storage_id;       /* equal and non-zero: tensors on one storage (tied, views) */
+    bool requires_grad;
+    bool is_parameter;         /* torch.nn.Parameter */
+    const tsr_distribution *distribution; /* or NULL */
+    const tsr_value *value;    /* objects: the data; opaque: what was kept of it (may be NULL) */
+    tsr_str type;              /* objects and opaque: class or Python type name ("dict", "int", "argparse.Namespace") */
+} tsr_entry;
+
+typedef enum tsr_format {
+    TSR_FORMAT_NONE = 0,
+    TSR_FORMAT_DCP,
+    TSR_FORMAT_DCP_SAFETENSORS,
+    TSR_FORMAT_SAFETENSORS,
+    TSR_FORMAT_SAFETENSORS_INDEX,
+    TSR_FORMAT_TORCH_ZIP,
+    TSR_FORMAT_TORCH_LEGACY,
+    TSR_FORMAT_TORCH_RANKS,
+    TSR_FORMAT_TORCH_INDEX /* pytorch_model.bin.index.json and its shards */
+} tsr_format;
+
+const char *tsr_format_name(tsr_format format); /* as in contract: "dcp", "torch-zip", … */
+
+typedef struct tsr_catalog {
+    tsr_format format;
+    const tsr_entry *entries; /* in the order of the container; FQNs are unique */
+    uint64_t entry_count;
+    const tsr_store *store;
+} tsr_catalog;
+
+/* Elements (false: overflow) and bytes of the whole tensor. */
+bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements);
+bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes);
+
+#endif

@@ -1,0 +1,61 @@
+/* An opened checkpoint of any readable format: its catalog, what was found wrong with its metadata, and where the bytes
+ * of each chunk lie. Opening reads metadata and headers only; memory is bounded by the metadata's size.
+ *
+ * Missing or short data files, holes and other damage that still allows a listing are findings; input that cannot be
+ * recognized or parsed is an error. Nothing that a pickle names is ever executed or imported. */
+#ifndef TESSERA_CHECKPOINT_H
+#define TESSERA_CHECKPOINT_H
+
+#include "tessera/catalog.h"
+#include "tessera/findings.h"
+
+typedef struct tsr_checkpoint tsr_checkpoint;
+
+typedef struct tsr_open_options {
+    bool skip_objects; /* leave object values unread where that costs extra reads (DCP byte items): entry.value is NULL */
+} tsr_open_options;
+
+/* Recognizes the format from content and reads the metadata. Borrows `store` and `host` until close. `options` may be
+ * NULL. Errors: TSR_E_UNSUPPORTED (a container known by name that is not read, or an unknown one), TSR_E_FORMAT,
+ * TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM; each names the file and, where there is one, the byte. */
+tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
+                               tsr_checkpoint **out, tsr_error *err);
+void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* takes NULL */
+
+const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);
+/* Findings of opening and of the checks run since; owned by the checkpoint. */
+tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint);
+const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint);
+tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint);
+/* The arena that lives as long as the checkpoint. Not thread-safe. */
+tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
+/* Entry by exact FQN, or NULL. O(1). */
+const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn);
+
+/* Where the bytes of one chunk (of `entry`) lie. For DCP this reads the head and the end of the item's blob and checks its
+ * dtype, sizes and member structure against the metadata. `scratch` holds the strides. Thread-safe for different
+ * scratch arenas. Errors as open, plus TSR_E_NOT_FOUND for a missing data file. */
+tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                                 tsr_arena *scratch, tsr_view *out, tsr_error *err);
+
+/* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
+typedef struct tsr_extent {
+    uint32_t file;
+    uint64_t byte_offset;
+    uint64_t byte_length;
+    bool has_crc;
+    uint32_t crc32;          /* of the bytes as stored */
+    const tsr_entry *entry;  /* whose elements these are, or NULL (pickles, padding) */
+    const tsr_chunk *chunk;
+    tsr_view view;           /* with entry */
+    tsr_str member;          /* name of the zip member, or empty */
+} tsr_extent;
+
+/* Calls `each` for every extent in order of (file, byte_offset), checking the structure of every item on the way (zip
+ * and pickle structure, dtype and shape of every blob against the metadata); what is wrong becomes findings. A non-zero
+ * status of `each` stops and is returned. */
+tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
+                                  tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                                  tsr_error *err);
+
+#endif

@@ -1,0 +1,54 @@
+/* Findings: what is wrong, odd or worth knowing about a checkpoint. Rules are stable ids "area/what". */
+#ifndef TESSERA_FINDINGS_H
+#define TESSERA_FINDINGS_H
+
+#include "tessera/memory.h"
+
+typedef enum tsr_level { TSR_NOTE = 0, TSR_WARNING = 1, TSR_ERROR = 2 } tsr_level;
+
+typedef struct tsr_rule {
+    const char *id;      /* "layout/hole" */
+    tsr_level level;     /* the usual level; a finding may differ where the contract says so */
+    const char *summary; /* one line: what the rule watches for */
+    const char *help;    /* cause and cure, a sentence or two */
+} tsr_rule;
+
+/* The table of all rules, sorted by id. */
+const tsr_rule *tsr_rules(size_t *count);
+const tsr_rule *tsr_rule_find(const char *id);
+
+typedef struct tsr_finding {
+    const tsr_rule *rule;
+    tsr_level level;
+    tsr_str message;
+    tsr_str file;         /* relative name, or empty */
+    uint64_t byte_offset; /* or TSR_NO_POSITION */
+    tsr_str fqn;          /* or empty (data NULL) */
+} tsr_finding;
+
+typedef struct tsr_findings tsr_findings;
+
+/* `max_per_rule` bounds what is stored of one rule (0: 1000); the rest is only counted. */
+tsr_findings *tsr_findings_new(const tsr_allocator *allocator, uint32_t max_per_rule, tsr_error *err);
+void tsr_findings_free(tsr_findings *findings);
+
+/* Where a finding is: any part may be empty. */
+typedef struct tsr_place {
+    tsr_str file;
+    uint64_t byte_offset;
+    tsr_str fqn;
+} tsr_place;
+#define TSR_NOWHERE ((tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}})
+
+/* Copies what it is given. `rule_id` must be in the table. The first form takes the rule's usual level. */
+tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format, ...)
+    TSR_PRINTF_LIKE(5, 6);
+tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
+                       const char *format, ...) TSR_PRINTF_LIKE(6, 7);
+/* Stored findings in order of discovery. */
+size_t tsr_findings_count(const tsr_findings *findings);
+const tsr_finding *tsr_findings_at(const tsr_findings *findings, size_t index);
+/* All of a level, those not stored included. */
+uint64_t tsr_findings_total(const tsr_findings *findings, tsr_level level);
+
+#endif

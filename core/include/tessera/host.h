@@ -1,0 +1,64 @@
+/* What the surrounding program lends the core: memory, limits, threads, and fast digests. A zeroed tsr_host with
+ * `allocator = &tsr_allocator_libc` and `limits = tsr_limits_default()` works everywhere; the native library fills
+ * in ISA-L, libzstd, libcrypto and a thread pool (native/io/host.h). Borrowed by everything opened with it. */
+#ifndef TESSERA_HOST_H
+#define TESSERA_HOST_H
+
+#include "tessera/memory.h"
+
+/* Bounds on what input may demand. Exceeding one is TSR_E_LIMIT and names the limit. */
+typedef struct tsr_limits {
+    uint32_t depth;          /* nesting of containers */
+    uint64_t entries;        /* tensors and objects of one checkpoint */
+    uint64_t metadata_bytes; /* size of one metadata file, header or pickle */
+    uint64_t memory_bytes;   /* arena of one open checkpoint */
+    uint64_t expansion;      /* nodes visited when shared values are written out as trees */
+} tsr_limits;
+
+tsr_limits tsr_limits_default(void);
+
+typedef enum tsr_digest_algorithm { TSR_DIGEST_SHA256 = 1, TSR_DIGEST_XXH3 = 2 } tsr_digest_algorithm;
+
+/* A streaming digest. `size` bytes come out of `finish` (sha256: 32; xxh3: 16, big-endian canonical form).
+ * finish also frees the state; abandon frees without a result. */
+typedef struct tsr_digest_ops {
+    size_t size;
+    void *(*start)(void);
+    void (*update)(void *state, const void *data, size_t size);
+    void (*finish)(void *state, uint8_t *out);
+    void (*abandon)(void *state);
+} tsr_digest_ops;
+
+/* Streaming decompression of one zstd stream. */
+typedef struct tsr_zstd_ops {
+    void *(*start)(void);
+    /* Consumes from *in (advancing it) and fills up to out_size bytes. *written 0 with *in empty means more input is
+     * wanted. Returns 0 in the middle, 1 at the end of a frame, -1 on damaged data. */
+    int (*step)(void *state, tsr_str *in, void *out, size_t out_size, size_t *written);
+    void (*end)(void *state);
+} tsr_zstd_ops;
+
+/* Runs body(arg, i) for i in [0, count), perhaps on several threads, and returns when all are done. */
+typedef void tsr_parallel_for(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg);
+
+typedef struct tsr_host {
+    const tsr_allocator *allocator; /* never NULL */
+    tsr_limits limits;
+    uint32_t (*crc32)(uint32_t crc, const void *data, size_t size); /* NULL: the portable one */
+    const tsr_digest_ops *sha256;                                   /* NULL: not available */
+    const tsr_digest_ops *xxh3;                                     /* NULL: not available */
+    const tsr_zstd_ops *zstd;                                       /* NULL: zstd items are refused */
+    tsr_parallel_for *parallel_for;                                 /* NULL: the calling thread does everything */
+    void *parallel_ctx;
+    uint32_t threads; /* how many bodies run at once at most; 0 counts as 1 */
+} tsr_host;
+
+/* CRC-32 (IEEE 802.3, as zip has it), continuing from `crc` (0 to start), by the host's function or the portable one. */
+uint32_t tsr_crc32(const tsr_host *host, uint32_t crc, const void *data, size_t size);
+/* The CRC of A‖B from the CRCs of A and B and B's length in bytes. */
+uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
+
+/* parallel_for of the host, or a plain loop. */
+void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg);
+
+#endif

@@ -1,0 +1,44 @@
+/* A streaming JSON emitter. It writes through a callback, escapes strings, keeps integers exact, prints doubles so that
+ * they read back as the same double, and takes care of commas and nesting. Invalid UTF-8 becomes U+FFFD. */
+#ifndef TESSERA_JSON_H
+#define TESSERA_JSON_H
+
+#include "tessera/value.h"
+
+typedef tsr_status tsr_write_fn(void *ctx, const char *data, size_t size, tsr_error *err);
+
+typedef struct tsr_json {
+    tsr_write_fn *write;
+    void *ctx;
+    tsr_error *err;
+    tsr_status status;  /* sticky: the first failure; later calls do nothing */
+    uint32_t depth;
+    uint8_t pretty;     /* 0: compact; 1: one line per member of the outermost two levels */
+    bool after_key;
+    uint64_t has_items; /* bit per depth (≤ 63) */
+    uint64_t is_object;
+    size_t used;
+    char buffer[4096];
+} tsr_json;
+
+void tsr_json_start(tsr_json *json, tsr_write_fn *write, void *ctx, uint8_t pretty, tsr_error *err);
+tsr_status tsr_json_finish(tsr_json *json); /* newline and flush; returns the sticky status */
+void tsr_json_object(tsr_json *json);
+void tsr_json_object_end(tsr_json *json);
+void tsr_json_array(tsr_json *json);
+void tsr_json_array_end(tsr_json *json);
+void tsr_json_key(tsr_json *json, const char *key);
+void tsr_json_key_str(tsr_json *json, tsr_str key);
+void tsr_json_str(tsr_json *json, tsr_str text);
+void tsr_json_text(tsr_json *json, const char *text); /* NULL writes null */
+void tsr_json_int(tsr_json *json, int64_t value);
+void tsr_json_uint(tsr_json *json, uint64_t value);
+void tsr_json_double(tsr_json *json, double value); /* NaN and infinities become the strings "nan", "inf", "-inf" */
+void tsr_json_bool(tsr_json *json, bool value);
+void tsr_json_null(tsr_json *json);
+void tsr_json_u64s(tsr_json *json, const uint64_t *values, size_t count); /* an array on one line */
+
+/* A value that tsr_value_is_json accepts, as JSON. */
+void tsr_json_value(tsr_json *json, const tsr_value *value);
+
+#endif

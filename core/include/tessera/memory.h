@@ -1,0 +1,67 @@
+/* Memory: a caller's allocator, arenas over it, and growable arrays.
+ *
+ *   arena:  [ block: header | used ........ | free ]→[ block ]→…   everything is freed together
+ *
+ * In builds with TSR_ARENA_DEBUG every arena allocation is its own block, so that sanitizers see overruns. */
+#ifndef TESSERA_MEMORY_H
+#define TESSERA_MEMORY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tessera/status.h"
+
+/* `resize(ctx, NULL, 0, n)` allocates, `resize(ctx, p, old, n)` grows or shrinks, `resize(ctx, p, old, 0)` frees and
+ * returns NULL. Alignment as malloc's. Must be thread-safe when the host's parallel_for is. */
+typedef struct tsr_allocator {
+    void *(*resize)(void *ctx, void *pointer, size_t old_size, size_t new_size);
+    void *ctx;
+} tsr_allocator;
+
+/* The C library's realloc and free. */
+extern const tsr_allocator tsr_allocator_libc;
+
+/* Raw helpers over an allocator: NULL and TSR_E_NOMEM in `err` on failure or when count × item_size overflows.
+ * `tsr_free` takes NULL. The caller owns the result. */
+void *tsr_alloc(const tsr_allocator *allocator, size_t count, size_t item_size, tsr_error *err);
+void tsr_free(const tsr_allocator *allocator, void *pointer, size_t count, size_t item_size);
+
+typedef struct tsr_arena tsr_arena;
+
+/* `max_bytes` bounds all allocations together (0: no bound). NULL and TSR_E_NOMEM on failure. */
+tsr_arena *tsr_arena_new(const tsr_allocator *allocator, size_t max_bytes, tsr_error *err);
+void tsr_arena_free(tsr_arena *arena);
+
+/* `count` items of `item_size` bytes, aligned for any type, zeroed; never NULL on success, even for 0 bytes.
+ * NULL and TSR_E_NOMEM in `err` when memory or the arena's bound is exhausted. Freed with the arena. */
+void *tsr_arena_array(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err);
+#define TSR_ARENA_NEW(arena, type, err) ((type *)tsr_arena_array((arena), 1, sizeof(type), (err)))
+
+/* A copy in the arena, with a NUL behind it for convenience. `copy.data` is NULL on failure. */
+tsr_str tsr_arena_str(tsr_arena *arena, tsr_str s, tsr_error *err);
+/* printf into the arena. */
+tsr_str tsr_arena_format(tsr_arena *arena, tsr_error *err, const char *format, ...) TSR_PRINTF_LIKE(3, 4);
+
+/* Bytes handed out so far. */
+size_t tsr_arena_used(const tsr_arena *arena);
+
+/* A growable array of items of one size. `{0}` plus allocator and item_size is a valid empty one. */
+typedef struct tsr_vec {
+    void *items;
+    size_t count;
+    size_t capacity;
+    size_t item_size;
+    const tsr_allocator *allocator;
+} tsr_vec;
+
+static inline tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_size)
+{
+    return (tsr_vec){NULL, 0, 0, item_size, allocator};
+}
+/* Room for `extra` more items; grows by half. */
+tsr_status tsr_vec_reserve(tsr_vec *vec, size_t extra, tsr_error *err);
+/* Appends one zeroed item and returns it (NULL: TSR_E_NOMEM in err). Valid until the next append. */
+void *tsr_vec_push(tsr_vec *vec, tsr_error *err);
+void tsr_vec_free(tsr_vec *vec);
+
+#endif

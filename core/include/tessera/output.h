@@ -1,0 +1,31 @@
+/* An output is a named set of files being written: a folder or one file, published as a whole or not at all. Nothing is
+ * visible under its final name before `publish`; `discard` leaves an earlier checkpoint in that place as it was. */
+#ifndef TESSERA_OUTPUT_H
+#define TESSERA_OUTPUT_H
+
+#include "tessera/store.h"
+
+typedef struct tsr_output tsr_output;
+struct tsr_output {
+    /* Creates a file; `name` "" is the destination itself when it is a single file. `size` is its exact final size
+     * (preallocation), or 0 when not known yet. */
+    tsr_status (*create)(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err);
+    /* Thread-safe for ranges that do not overlap. */
+    tsr_status (*write_at)(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err);
+    /* Optional: copies bytes of a store's file without bringing them here; TSR_E_UNSUPPORTED when it cannot. */
+    tsr_status (*copy_range)(tsr_output *output, uint32_t file, uint64_t offset, tsr_store *source, uint32_t source_file,
+                             uint64_t source_offset, uint64_t size, tsr_error *err);
+    /* Makes everything durable and visible; `marker` (or TSR_NO_FILE) becomes visible last. Frees nothing. */
+    tsr_status (*publish)(tsr_output *output, uint32_t marker, tsr_error *err);
+    /* Removes what was not published and frees the output. Also the way to free it after publish. */
+    void (*close)(tsr_output *output);
+};
+
+/* An output into memory, for tests and the browser. Files stay readable until close. */
+tsr_status tsr_output_to_memory(const tsr_allocator *allocator, tsr_output **out, tsr_error *err);
+/* A file's bytes by name; {NULL, 0} when there is none. Borrowed until close or the next write. */
+tsr_str tsr_output_memory_file(const tsr_output *output, tsr_str name);
+uint32_t tsr_output_memory_count(const tsr_output *output);
+tsr_str tsr_output_memory_name(const tsr_output *output, uint32_t file);
+
+#endif

@@ -1,0 +1,54 @@
+/* Status codes and located errors.
+ *
+ * Every function that can fail returns a tsr_status and takes `tsr_error *err` last (NULL: the caller does not
+ * care). The error is owned by the caller and starts zeroed: `tsr_error err = {0};`. The first error wins; outer
+ * layers add where it happened with tsr_error_context. Thread rule: one tsr_error per thread. */
+#ifndef TESSERA_STATUS_H
+#define TESSERA_STATUS_H
+
+#include <stdint.h>
+
+#include "tessera/str.h"
+
+typedef enum tsr_status {
+    TSR_OK = 0,
+    TSR_E_NOMEM,       /* the allocator or a memory limit said no */
+    TSR_E_IO,          /* a read or write failed, or ended early */
+    TSR_E_FORMAT,      /* malformed input */
+    TSR_E_UNSUPPORTED, /* well-formed, but not something Tessera (as built) handles */
+    TSR_E_LIMIT,       /* input exceeds a limit of tsr_limits */
+    TSR_E_USAGE,       /* the caller asked for something that makes no sense */
+    TSR_E_NOT_FOUND,   /* a name, file or entry that is not there */
+    TSR_E_EXISTS,      /* a destination that already exists */
+    TSR_E_CHANGED,     /* a source changed, or a plan is stale */
+    TSR_E_CANCELLED    /* the caller asked to stop */
+} tsr_status;
+
+#define TSR_NO_POSITION UINT64_MAX
+#define TSR_ERROR_MESSAGE_SIZE 768
+
+typedef struct tsr_error {
+    tsr_status status;
+    uint64_t byte_position; /* in the file or document being parsed; TSR_NO_POSITION when none (or status is TSR_OK) */
+    char message[TSR_ERROR_MESSAGE_SIZE]; /* UTF-8, NUL-terminated, one line; control bytes are escaped */
+} tsr_error;
+
+#if defined(__GNUC__)
+#define TSR_PRINTF_LIKE(format_index, first_arg) __attribute__((format(printf, format_index, first_arg)))
+#else
+#define TSR_PRINTF_LIKE(format_index, first_arg)
+#endif
+
+/* Records an error unless `err` already holds one, and returns `status` so that it can be returned directly.
+ * Long arguments are clipped to fit; control bytes and invalid UTF-8 in the result are shown as \xNN. */
+tsr_status tsr_raise(tsr_error *err, tsr_status status, uint64_t byte_position, const char *format, ...)
+    TSR_PRINTF_LIKE(4, 5);
+
+/* Appends ", in <context>" once more to a recorded error; does nothing on TSR_OK. Returns the error's status
+ * (TSR_OK for NULL). */
+tsr_status tsr_error_context(tsr_error *err, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+
+/* A short stable word for a status: "malformed", "i/o", … */
+const char *tsr_status_name(tsr_status status);
+
+#endif

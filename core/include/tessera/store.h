@@ -1,0 +1,56 @@
+/* A store is a named set of read-only files: a checkpoint's folder, one file, files dropped on a web page. The
+ * implementations live outside core/formats: core/io has one over memory, native/io one over a folder, wasm/ one over
+ * the page's files. Files are named by their path relative to the store's root, with '/' between components. */
+#ifndef TESSERA_STORE_H
+#define TESSERA_STORE_H
+
+#include "tessera/host.h"
+
+typedef struct tsr_store_file {
+    tsr_str name;
+    uint64_t size; /* bytes */
+} tsr_store_file;
+
+typedef struct tsr_store tsr_store;
+struct tsr_store {
+    uint32_t file_count;
+    const tsr_store_file *files; /* sorted by name, byte-wise */
+    /* The file the user pointed at when it is one file of a set (an index file), else TSR_NO_FILE. */
+    uint32_t primary;
+    /* Reads exactly `size` bytes at `offset`, or fails (reading past the end is TSR_E_IO naming the file). Thread-safe. */
+    tsr_status (*read_at)(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
+    /* Optional (may be NULL, may give TSR_E_UNSUPPORTED): borrows the whole file as memory until release. */
+    tsr_status (*map)(tsr_store *store, uint32_t file, tsr_str *out, tsr_error *err);
+    void (*unmap)(tsr_store *store, uint32_t file, tsr_str mapped);
+    void (*close)(tsr_store *store); /* frees the store itself */
+};
+
+#define TSR_NO_FILE UINT32_MAX
+
+/* Index of a file by exact name, or TSR_NO_FILE. O(log n). */
+uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
+/* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
+tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
+
+/* A whole file, or a range of one, as contiguous memory: mapped where the store can, else read into memory of the
+ * host's allocator. Refuses more than `limits.metadata_bytes`. */
+typedef struct tsr_bytes {
+    tsr_str data;
+    tsr_store *mapped_store; /* NULL: owned memory */
+    uint32_t file;
+    tsr_str mapping;
+    const tsr_allocator *allocator;
+} tsr_bytes;
+tsr_status tsr_store_load(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
+                          tsr_bytes *out, tsr_error *err);
+void tsr_bytes_free(tsr_bytes *bytes); /* takes a zeroed one */
+
+/* A store over memory, for tests, the browser and items that are themselves archives. Borrows `contents`. */
+typedef struct tsr_memory_file {
+    tsr_str name;
+    tsr_str content;
+} tsr_memory_file;
+tsr_status tsr_store_from_memory(const tsr_allocator *allocator, const tsr_memory_file *files, uint32_t count,
+                                 tsr_store **out, tsr_error *err);
+
+#endif

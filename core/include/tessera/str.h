@@ -1,0 +1,49 @@
+/* A borrowed run of bytes: names, messages, slices of a parsed file. Not NUL-terminated; may hold any byte. */
+#ifndef TESSERA_STR_H
+#define TESSERA_STR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct tsr_str {
+    const char *data;
+    size_t size;
+} tsr_str;
+
+#define TSR_STR(literal) ((tsr_str){(literal), sizeof(literal) - 1})
+
+/* For printf-like formats: "%.*s" takes TSR_STR_ARG(s). Clipped to INT_MAX. */
+#define TSR_STR_ARG(s) (int)((s).size > 0x7fffffff ? 0x7fffffff : (s).size), (s).data
+
+static inline tsr_str tsr_str_from(const char *c_string)
+{
+    return (tsr_str){c_string, c_string ? strlen(c_string) : 0};
+}
+
+static inline bool tsr_str_equal(tsr_str a, tsr_str b)
+{
+    return a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
+}
+
+/* Byte-wise order; a proper prefix sorts first. */
+static inline int tsr_str_compare(tsr_str a, tsr_str b)
+{
+    size_t n = a.size < b.size ? a.size : b.size;
+    int order = n ? memcmp(a.data, b.data, n) : 0;
+    return order ? order : (a.size > b.size) - (a.size < b.size);
+}
+
+static inline bool tsr_str_starts(tsr_str s, tsr_str prefix)
+{
+    return s.size >= prefix.size && (prefix.size == 0 || memcmp(s.data, prefix.data, prefix.size) == 0);
+}
+
+static inline bool tsr_str_ends(tsr_str s, tsr_str suffix)
+{
+    return s.size >= suffix.size &&
+           (suffix.size == 0 || memcmp(s.data + s.size - suffix.size, suffix.data, suffix.size) == 0);
+}
+
+#endif

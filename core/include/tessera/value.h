@@ -1,0 +1,70 @@
+/* A value tree: what a checkpoint holds beside dense tensors, as data. Nodes live in an arena and may be shared (a
+ * pickle's memo makes DAGs, even cycles): walk them with a budget (tsr_limits.depth and .expansion). */
+#ifndef TESSERA_VALUE_H
+#define TESSERA_VALUE_H
+
+#include "tessera/dtype.h"
+#include "tessera/memory.h"
+
+struct tsr_entry;
+
+typedef enum tsr_value_kind {
+    TSR_VALUE_NONE = 0,
+    TSR_VALUE_BOOL,
+    TSR_VALUE_INT,     /* fits int64 */
+    TSR_VALUE_BIGINT,  /* two's complement, little-endian, in `text` */
+    TSR_VALUE_FLOAT,
+    TSR_VALUE_COMPLEX,
+    TSR_VALUE_STR,     /* UTF-8 in `text` (may hold surrogates as Python's surrogatepass writes them) */
+    TSR_VALUE_BYTES,
+    TSR_VALUE_LIST,
+    TSR_VALUE_TUPLE,
+    TSR_VALUE_SET,
+    TSR_VALUE_DICT,    /* keys and values alternate in `items` */
+    TSR_VALUE_SIZE,    /* torch.Size: items are ints */
+    TSR_VALUE_DTYPE,
+    TSR_VALUE_DEVICE,  /* "cuda:0" in `text` */
+    TSR_VALUE_TENSOR,  /* a dense tensor inside an object; `tensor` */
+    TSR_VALUE_GLOBAL,  /* a class or function that is only named; "module.name" in `text` */
+    TSR_VALUE_OBJECT   /* an instance of a class we do not interpret: class in `text`, items = {args, state, …} */
+} tsr_value_kind;
+
+typedef struct tsr_value tsr_value;
+struct tsr_value {
+    tsr_value_kind kind;
+    bool ordered_dict; /* DICT: collections.OrderedDict */
+    union {
+        bool boolean;
+        int64_t integer;
+        double real;
+        struct {
+            double re, im;
+        } complex;
+        tsr_dtype dtype;
+        const struct tsr_entry *tensor; /* its fqn is the path inside the object */
+    } as;
+    tsr_str text;
+    const tsr_value *const *items;
+    size_t count; /* of items: a DICT of n pairs has 2n */
+};
+
+/* Number of pairs of a DICT. */
+static inline size_t tsr_value_pairs(const tsr_value *dict)
+{
+    return dict->count / 2;
+}
+/* The value under a string key, or NULL. Linear. */
+const tsr_value *tsr_value_get(const tsr_value *dict, tsr_str key);
+/* Constructors into an arena; NULL and TSR_E_NOMEM on failure. `items` and `text` are borrowed, not copied. */
+tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err);
+tsr_value *tsr_value_int(tsr_arena *arena, int64_t integer, tsr_error *err);
+tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err);
+tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count, tsr_error *err);
+
+typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
+/* Deep equality; NaN equals NaN; 1 and 1.0 differ; dict order does not count. Stops with TSR_TOO_LARGE at the limits. */
+tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes);
+/* Whether JSON can hold the value exactly (finite numbers, strings of valid Unicode, lists, string-keyed dicts). */
+bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
+
+#endif

@@ -1,0 +1,102 @@
+/* An output into memory: a growable buffer a file. */
+#include "base/try.h"
+#include "tessera/output.h"
+
+typedef struct memory_output {
+    tsr_output base;
+    const tsr_allocator *allocator;
+    tsr_arena *names;
+    tsr_vec files; /* of written_file */
+    bool published;
+} memory_output;
+
+typedef struct written_file {
+    tsr_str name;
+    tsr_vec bytes;
+} written_file;
+
+static written_file *file_of(const tsr_output *output, uint32_t file)
+{
+    return (written_file *)((const memory_output *)output)->files.items + file;
+}
+
+static tsr_status memory_create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    memory_output *memory = (memory_output *)output;
+    TSR_FAIL_IF(tsr_output_memory_file(output, name).data, err, TSR_E_EXISTS, TSR_NO_POSITION, "%.*s exists already",
+                TSR_STR_ARG(name));
+    TSR_FAIL_IF(size > SIZE_MAX, err, TSR_E_NOMEM, TSR_NO_POSITION, "a file of %llu bytes does not fit in memory",
+                (unsigned long long)size);
+    tsr_str copy = tsr_arena_str(memory->names, name, err);
+    written_file *created = copy.data ? tsr_vec_push(&memory->files, err) : NULL;
+    if (!created) return TSR_E_NOMEM;
+    *created = (written_file){copy, tsr_vec_of(memory->allocator, 1)};
+    *file = (uint32_t)(memory->files.count - 1);
+    return tsr_vec_reserve(&created->bytes, (size_t)size, err);
+}
+
+static tsr_status memory_write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+{
+    tsr_vec *bytes = &file_of(output, file)->bytes;
+    uint64_t end = offset + size;
+    TSR_FAIL_IF(end < offset || end > SIZE_MAX, err, TSR_E_NOMEM, offset, "a write at %llu does not fit in memory",
+                (unsigned long long)offset);
+    if (end > bytes->count) {
+        TSR_TRY(tsr_vec_reserve(bytes, (size_t)end - bytes->count, err));
+        memset((char *)bytes->items + bytes->count, 0, (size_t)end - bytes->count);
+        bytes->count = (size_t)end;
+    }
+    if (size) memcpy((char *)bytes->items + offset, data, size);
+    return TSR_OK;
+}
+
+static tsr_status memory_publish(tsr_output *output, uint32_t marker, tsr_error *err)
+{
+    (void)marker;
+    (void)err;
+    ((memory_output *)output)->published = true;
+    return TSR_OK;
+}
+
+static void memory_close(tsr_output *output)
+{
+    memory_output *memory = (memory_output *)output;
+    for (uint32_t i = 0; i < memory->files.count; i++) tsr_vec_free(&file_of(output, i)->bytes);
+    tsr_vec_free(&memory->files);
+    tsr_arena_free(memory->names);
+    tsr_free(memory->allocator, memory, 1, sizeof *memory);
+}
+
+tsr_status tsr_output_to_memory(const tsr_allocator *allocator, tsr_output **out, tsr_error *err)
+{
+    memory_output *memory = tsr_alloc(allocator, 1, sizeof *memory, err);
+    tsr_arena *names = memory ? tsr_arena_new(allocator, 0, err) : NULL;
+    if (!names) {
+        tsr_free(allocator, memory, 1, sizeof *memory);
+        return TSR_E_NOMEM;
+    }
+    *memory = (memory_output){{memory_create, memory_write_at, NULL, memory_publish, memory_close}, allocator, names,
+                              tsr_vec_of(allocator, sizeof(written_file)), false};
+    *out = &memory->base;
+    return TSR_OK;
+}
+
+tsr_str tsr_output_memory_file(const tsr_output *output, tsr_str name)
+{
+    const memory_output *memory = (const memory_output *)output;
+    for (uint32_t i = 0; i < memory->files.count; i++) {
+        const written_file *f = file_of(output, i);
+        if (tsr_str_equal(f->name, name)) return (tsr_str){f->bytes.items ? f->bytes.items : "", f->bytes.count};
+    }
+    return (tsr_str){NULL, 0};
+}
+
+uint32_t tsr_output_memory_count(const tsr_output *output)
+{
+    return (uint32_t)((const memory_output *)output)->files.count;
+}
+
+tsr_str tsr_output_memory_name(const tsr_output *output, uint32_t file)
+{
+    return file_of(output, file)->name;
+}

@@ -1,0 +1,69 @@
+/* What every store has in common: look-up by name, bounds, and whole ranges as contiguous memory. */
+#include "tessera/store.h"
+
+#include "base/try.h"
+
+uint32_t tsr_store_find(const tsr_store *store, tsr_str name)
+{
+    uint32_t low = 0, high = store->file_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        int order = tsr_str_compare(store->files[middle].name, name);
+        if (order == 0) return middle;
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return TSR_NO_FILE;
+}
+
+static tsr_status check_range(const tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, tsr_error *err)
+{
+    TSR_FAIL_IF(file >= store->file_count, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "file number %u does not exist", (unsigned)file);
+    const tsr_store_file *f = &store->files[file];
+    TSR_FAIL_IF(offset > f->size || size > f->size - offset, err, TSR_E_IO, offset,
+                "%llu bytes at %llu are beyond the end (%llu bytes) of %.*s", (unsigned long long)size,
+                (unsigned long long)offset, (unsigned long long)f->size, TSR_STR_ARG(f->name));
+    return TSR_OK;
+}
+
+tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    TSR_TRY(check_range(store, file, offset, size, err));
+    return size ? store->read_at(store, file, offset, buffer, size, err) : TSR_OK;
+}
+
+tsr_status tsr_store_load(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
+                          tsr_bytes *out, tsr_error *err)
+{
+    *out = (tsr_bytes){0};
+    TSR_TRY(check_range(store, file, offset, size, err));
+    TSR_FAIL_IF(size > host->limits.metadata_bytes || size > SIZE_MAX / 2, err, TSR_E_LIMIT, offset,
+                "%llu bytes of metadata in %.*s; the limit is %llu", (unsigned long long)size,
+                TSR_STR_ARG(store->files[file].name), (unsigned long long)host->limits.metadata_bytes);
+    if (store->map && store->map(store, file, &out->mapping, NULL) == TSR_OK) {
+        out->mapped_store = store;
+        out->file = file;
+        out->data = (tsr_str){out->mapping.data + offset, (size_t)size};
+        return TSR_OK;
+    }
+    char *memory = tsr_alloc(host->allocator, (size_t)size, 1, err);
+    if (!memory) return TSR_E_NOMEM;
+    out->data = (tsr_str){memory, (size_t)size};
+    out->allocator = host->allocator;
+    tsr_status status = tsr_store_read(store, file, offset, memory, (size_t)size, err);
+    if (status != TSR_OK) tsr_bytes_free(out);
+    return status;
+}
+
+void tsr_bytes_free(tsr_bytes *bytes)
+{
+    if (bytes->mapped_store) {
+        bytes->mapped_store->unmap(bytes->mapped_store, bytes->file, bytes->mapping);
+    } else if (bytes->allocator) {
+        tsr_free(bytes->allocator, (char *)bytes->data.data, bytes->data.size, 1);
+    }
+    *bytes = (tsr_bytes){0};
+}
