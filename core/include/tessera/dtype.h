@@ -18,6 +18,7 @@ typedef enum tsr_dtype {
     TSR_FLOAT6_E2M3,     /* safetensors' F6_E2M3: 6 bits an element, no torch dtype */
     TSR_FLOAT6_E3M2,     /* safetensors' F6_E3M2 */
     TSR_FLOAT4_E2M1FN_X2, /* torch: one element is a packed pair, one byte */
+    TSR_FLOAT4_E2M1FN,   /* safetensors' F4: 4 bits an element; same bytes, twice the last dimension, same printed name */
     TSR_INT64,
     TSR_INT32,
     TSR_INT16,
@@ -58,7 +59,7 @@ typedef struct tsr_dtype_info {
     const char *name;             /* "float32": torch's, without prefix; "float6_e2m3" where torch has none */
     const char *safetensors_name; /* "F32"; NULL where safetensors has none */
     const char *storage_class;    /* "FloatStorage": the typed storage of torch.save; NULL where only untyped */
-    uint8_t bits;                 /* of one element: 8 × itemsize, except float6 (6) */
+    uint8_t bits;                 /* of one element: 8 × itemsize, except float6 (6) and safetensors' F4 (4) */
     tsr_dtype_class kind;
     uint8_t swap_bytes;           /* unit of byte-order swapping: 8 for complex128, 4 for complex64 */
 } tsr_dtype_info;
@@ -69,7 +70,11 @@ const tsr_dtype_info *tsr_dtype_describe(tsr_dtype dtype);
 tsr_dtype tsr_dtype_from_name(tsr_str name);
 tsr_dtype tsr_dtype_from_safetensors(tsr_str name);
 tsr_dtype tsr_dtype_from_storage_class(tsr_str name);
-/* Bytes of one element; 0 for float6, whose elements are not whole bytes. */
+/* Between the two ways of counting float4: F4 with an even last dimension becomes pairs with half of it, and back. Other
+ * dtypes are left alone (true). false: the last dimension is odd or overflows; nothing was changed. */
+bool tsr_dtype_pack(tsr_dtype *dtype, uint64_t *last_size);
+bool tsr_dtype_unpack(tsr_dtype *dtype, uint64_t *last_size);
+/* Bytes of one element; 0 for float6 and F4, whose elements are not whole bytes. */
 uint32_t tsr_dtype_size(tsr_dtype dtype);
 /* Bytes of `elements` elements; false when it overflows or is not whole bytes. */
 bool tsr_dtype_bytes(tsr_dtype dtype, uint64_t elements, uint64_t *bytes);

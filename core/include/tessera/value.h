@@ -7,6 +7,7 @@
 #include "tessera/memory.h"
 
 struct tsr_entry;
+struct tsr_json;
 
 typedef enum tsr_value_kind {
     TSR_VALUE_NONE = 0,
@@ -62,9 +63,14 @@ tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err);
 tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count, tsr_error *err);
 
 typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
-/* Deep equality; NaN equals NaN; 1 and 1.0 differ; dict order does not count. Stops with TSR_TOO_LARGE at the limits. */
+/* Deep equality. NaN equals NaN; 1 and 1.0, 0.0 and -0.0 differ; the order of dicts (with unique keys) and sets does not
+ * count, nor does dict against OrderedDict. Tensors inside are compared by dtype and shape only: their bytes are the
+ * caller's. TSR_TOO_LARGE beyond `depth` containers (at most 256) or `nodes` visits. */
 tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes);
-/* Whether JSON can hold the value exactly (finite numbers, strings of valid Unicode, lists, string-keyed dicts). */
+/* Whether JSON can hold the value exactly (finite numbers, strings of valid Unicode, lists, string-keyed dicts). False
+ * beyond `depth` containers (63 are the emitter's limit, those already open included) or `nodes` visits. */
 bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
+/* A value that tsr_value_is_json accepts, as JSON (tessera/json.h). */
+void tsr_json_value(struct tsr_json *json, const tsr_value *value);
 
 #endif

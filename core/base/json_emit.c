@@ -1,0 +1,231 @@
+/* The only writer of JSON in Tessera: it streams, so that a listing of a million entries needs one buffer.
+ *
+ * Commas, colons and line breaks follow from the kind of the innermost open container, kept as one bit a level. */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <math.h>
+
+#include "base/utf8.h"
+#include "tessera/json.h"
+
+enum { MAX_DEPTH = 63, PRETTY_DEPTH = 2 };
+
+static void flush(tsr_json *json)
+{
+    if (json->status == TSR_OK && json->used) json->status = json->write(json->ctx, json->buffer, json->used, json->err);
+    json->used = 0;
+}
+
+static void put(tsr_json *json, const char *data, size_t size)
+{
+    while (size && json->status == TSR_OK) {
+        if (json->used == sizeof json->buffer) flush(json);
+        size_t room = sizeof json->buffer - json->used;
+        size_t n = size < room ? size : room;
+        memcpy(json->buffer + json->used, data, n);
+        json->used += n;
+        data += n;
+        size -= n;
+    }
+}
+
+static void put_text(tsr_json *json, const char *text)
+{
+    put(json, text, strlen(text));
+}
+
+static uint64_t level_bit(const tsr_json *json)
+{
+    return (uint64_t)1 << json->depth;
+}
+
+static void new_line(tsr_json *json, uint32_t indent)
+{
+    put(json, "\n  ", 1 + indent);
+}
+
+/* What stands between the previous token and a new member of the open container. */
+static void separate(tsr_json *json)
+{
+    if (json->after_key) {
+        json->after_key = false;
+        return;
+    }
+    if (json->depth == 0) return;
+    bool first = !(json->has_items & level_bit(json));
+    bool broken = json->pretty && json->depth <= PRETTY_DEPTH;
+    if (!first) put_text(json, json->pretty && !broken ? ", " : ",");
+    if (broken) new_line(json, json->depth);
+    json->has_items |= level_bit(json);
+}
+
+static void token(tsr_json *json, const char *text)
+{
+    separate(json);
+    put_text(json, text);
+}
+
+static void open(tsr_json *json, char bracket)
+{
+    separate(json);
+    if (json->depth == MAX_DEPTH) {
+        if (json->status == TSR_OK)
+            json->status = tsr_raise(json->err, TSR_E_LIMIT, TSR_NO_POSITION, "json: more than %d open containers", MAX_DEPTH);
+        return;
+    }
+    put(json, &bracket, 1);
+    json->depth++;
+    json->has_items &= ~level_bit(json);
+    json->is_object = bracket == '{' ? json->is_object | level_bit(json) : json->is_object & ~level_bit(json);
+}
+
+static void close(tsr_json *json, char bracket)
+{
+    if (json->status != TSR_OK) return;
+    assert(json->depth > 0 && !json->after_key);
+    assert(!(json->is_object & level_bit(json)) == (bracket == ']'));
+    bool broken = json->pretty && json->depth <= PRETTY_DEPTH && json->has_items & level_bit(json);
+    json->depth--;
+    if (broken) new_line(json, json->depth);
+    put(json, &bracket, 1);
+}
+
+void tsr_json_start(tsr_json *json, tsr_write_fn *write, void *ctx, uint8_t pretty, tsr_error *err)
+{
+    memset(json, 0, offsetof(tsr_json, buffer));
+    json->write = write;
+    json->ctx = ctx;
+    json->err = err;
+    json->pretty = pretty;
+}
+
+tsr_status tsr_json_finish(tsr_json *json)
+{
+    put(json, "\n", 1);
+    flush(json);
+    return json->status;
+}
+
+void tsr_json_object(tsr_json *json) { open(json, '{'); }
+void tsr_json_object_end(tsr_json *json) { close(json, '}'); }
+void tsr_json_array(tsr_json *json) { open(json, '['); }
+void tsr_json_array_end(tsr_json *json) { close(json, ']'); }
+
+/* Whether the sequence can stand in a JSON string as it is. */
+static bool is_plain(tsr_str text, size_t length)
+{
+    return length > 1 || (length == 1 && (uint8_t)text.data[0] >= 0x20 && text.data[0] != '"' && text.data[0] != '\\' &&
+                          text.data[0] != 0x7F);
+}
+
+static void put_escape(tsr_json *json, uint8_t byte)
+{
+    static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt";
+    char escape[8];
+    for (const char *pair = named; *pair; pair += 2)
+        if ((uint8_t)pair[0] == byte) {
+            put(json, (char[]){'\\', pair[1]}, 2);
+            return;
+        }
+    snprintf(escape, sizeof escape, "\\u%04x", byte);
+    put_text(json, escape);
+}
+
+static void put_string(tsr_json *json, tsr_str text)
+{
+    put(json, "\"", 1);
+    for (size_t from = 0, at = 0; at < text.size; from = at) {
+        size_t length = 0;
+        for (; at < text.size; at += length) {
+            tsr_str rest = {text.data + at, text.size - at};
+            length = tsr_utf8_length(rest);
+            if (!is_plain(rest, length)) break;
+        }
+        put(json, text.data + from, at - from);
+        if (at == text.size) break;
+        if (length) put_escape(json, (uint8_t)text.data[at]);
+        else put_text(json, "\xEF\xBF\xBD");
+        at++;
+    }
+    put(json, "\"", 1);
+}
+
+void tsr_json_key_str(tsr_json *json, tsr_str key)
+{
+    assert(json->status != TSR_OK || (json->depth && json->is_object & level_bit(json) && !json->after_key));
+    separate(json);
+    put_string(json, key);
+    put_text(json, json->pretty ? ": " : ":");
+    json->after_key = true;
+}
+
+void tsr_json_key(tsr_json *json, const char *key)
+{
+    tsr_json_key_str(json, tsr_str_from(key));
+}
+
+void tsr_json_str(tsr_json *json, tsr_str text)
+{
+    separate(json);
+    put_string(json, text);
+}
+
+void tsr_json_text(tsr_json *json, const char *text)
+{
+    if (text) tsr_json_str(json, tsr_str_from(text));
+    else tsr_json_null(json);
+}
+
+void tsr_json_int(tsr_json *json, int64_t value)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    token(json, text);
+}
+
+void tsr_json_uint(tsr_json *json, uint64_t value)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%" PRIu64, value);
+    token(json, text);
+}
+
+void tsr_json_double(tsr_json *json, double value)
+{
+    char shortest[40], text[48];
+    size_t size = 0;
+    if (!isfinite(value)) {
+        tsr_json_text(json, isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+        return;
+    }
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(shortest, sizeof shortest, "%.*g", digits, value);
+        if (strtod(shortest, NULL) == value) break;
+    }
+    /* The decimal point is the locale's, one or more bytes. */
+    for (const char *c = shortest; *c; c++) {
+        bool kept = (*c >= '0' && *c <= '9') || *c == '-' || *c == '+' || *c == 'e';
+        if (kept) text[size++] = *c;
+        else if (size && text[size - 1] != '.') text[size++] = '.';
+    }
+    text[size] = 0;
+    if (!strpbrk(text, ".e")) memcpy(text + size, ".0", 3);
+    token(json, text);
+}
+
+void tsr_json_bool(tsr_json *json, bool value) { token(json, value ? "true" : "false"); }
+void tsr_json_null(tsr_json *json) { token(json, "null"); }
+
+void tsr_json_u64s(tsr_json *json, const uint64_t *values, size_t count)
+{
+    char text[24];
+    token(json, "[");
+    for (size_t i = 0; i < count; i++) {
+        snprintf(text, sizeof text, "%s%" PRIu64, i == 0 ? "" : json->pretty ? ", " : ",", values[i]);
+        put_text(json, text);
+    }
+    put(json, "]", 1);
+}

@@ -1,0 +1,51 @@
+/* UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. */
+#ifndef TSR_BASE_UTF8_H
+#define TSR_BASE_UTF8_H
+
+#include "tessera/str.h"
+
+static inline bool tsr_utf8_tail(uint8_t byte)
+{
+    return (byte & 0xC0) == 0x80;
+}
+
+/* Length of the sequence at the beginning of `text` (1 to 4), or 0 when it is empty or begins with an invalid byte. */
+static inline size_t tsr_utf8_length(tsr_str text)
+{
+    const uint8_t *b = (const uint8_t *)text.data;
+    if (text.size == 0) return 0;
+    if (b[0] < 0x80) return 1;
+    if (b[0] < 0xC2 || text.size < 2 || !tsr_utf8_tail(b[1])) return 0;
+    if (b[0] < 0xE0) return 2;
+    if (text.size < 3 || !tsr_utf8_tail(b[2])) return 0;
+    if (b[0] < 0xF0) return (b[0] == 0xE0 && b[1] < 0xA0) || (b[0] == 0xED && b[1] > 0x9F) ? 0 : 3;
+    if (text.size < 4 || !tsr_utf8_tail(b[3])) return 0;
+    return b[0] > 0xF4 || (b[0] == 0xF0 && b[1] < 0x90) || (b[0] == 0xF4 && b[1] > 0x8F) ? 0 : 4;
+}
+
+/* Position of the first byte that does not belong to valid UTF-8; text.size when all of it does. */
+static inline size_t tsr_utf8_check(tsr_str text)
+{
+    size_t at = 0;
+    while (at < text.size) {
+        size_t length = tsr_utf8_length((tsr_str){text.data + at, text.size - at});
+        if (length == 0) break;
+        at += length;
+    }
+    return at;
+}
+
+/* Writes a scalar value (not a surrogate, ≤ U+10FFFF) and returns the 1 to 4 bytes used. */
+static inline size_t tsr_utf8_put(uint32_t scalar, char *out)
+{
+    if (scalar < 0x80) {
+        out[0] = (char)scalar;
+        return 1;
+    }
+    size_t length = scalar < 0x800 ? 2 : scalar < 0x10000 ? 3 : 4;
+    for (size_t i = length - 1; i > 0; i--, scalar >>= 6) out[i] = (char)(0x80 | (scalar & 0x3F));
+    out[0] = (char)(((0xF00u >> length) & 0xFF) | scalar);
+    return length;
+}
+
+#endif

@@ -1,0 +1,42 @@
+/* Sizes of catalog entries, and the names of the formats as documents print them. */
+#include "tessera/catalog.h"
+
+#include "base/cursor.h"
+
+const char *tsr_format_name(tsr_format format)
+{
+    switch (format) {
+    case TSR_FORMAT_DCP: return "dcp";
+    case TSR_FORMAT_DCP_SAFETENSORS: return "dcp-safetensors";
+    case TSR_FORMAT_SAFETENSORS: return "safetensors";
+    case TSR_FORMAT_SAFETENSORS_INDEX: return "safetensors-index";
+    case TSR_FORMAT_TORCH_ZIP: return "torch-zip";
+    case TSR_FORMAT_TORCH_LEGACY: return "torch-legacy";
+    case TSR_FORMAT_TORCH_RANKS: return "torch-ranks";
+    case TSR_FORMAT_TORCH_INDEX: return "torch-index";
+    case TSR_FORMAT_NONE: break;
+    }
+    return "none";
+}
+
+bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements)
+{
+    uint64_t product = 1;
+    bool fits = true;
+    for (uint32_t d = 0; d < entry->rank; d++) {
+        if (entry->shape[d] == 0) {
+            *elements = 0;
+            return true;
+        }
+        fits = fits && tsr_mul_u64(product, entry->shape[d], &product);
+    }
+    *elements = fits ? product : 0;
+    return fits;
+}
+
+bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes)
+{
+    uint64_t elements;
+    *bytes = 0;
+    return tsr_entry_elements(entry, &elements) && tsr_dtype_bytes(entry->dtype, elements, bytes);
+}

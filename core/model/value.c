@@ -1,0 +1,195 @@
+/* Value trees: constructors, deep comparison, and the question whether JSON can hold one.
+ *
+ * Trees come from hostile pickles: they may be deep, share nodes or hold cycles. Every walk here keeps its own stack of
+ * bounded height and counts the nodes it visits. */
+#include "tessera/value.h"
+
+#include <math.h>
+
+#include "base/utf8.h"
+#include "tessera/catalog.h"
+
+enum { MAX_DEPTH = 256 };
+
+const tsr_value *tsr_value_get(const tsr_value *dict, tsr_str key)
+{
+    for (size_t i = 0; i + 1 < dict->count; i += 2) {
+        const tsr_value *k = dict->items[i];
+        if (k->kind == TSR_VALUE_STR && tsr_str_equal(k->text, key)) return dict->items[i + 1];
+    }
+    return NULL;
+}
+
+tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err)
+{
+    tsr_value *value = TSR_ARENA_NEW(arena, tsr_value, err);
+    if (value) value->kind = kind;
+    return value;
+}
+
+tsr_value *tsr_value_int(tsr_arena *arena, int64_t integer, tsr_error *err)
+{
+    tsr_value *value = tsr_value_new(arena, TSR_VALUE_INT, err);
+    if (value) value->as.integer = integer;
+    return value;
+}
+
+tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err)
+{
+    tsr_value *value = tsr_value_new(arena, TSR_VALUE_STR, err);
+    if (value) value->text = text;
+    return value;
+}
+
+tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count, tsr_error *err)
+{
+    tsr_value *value = tsr_value_new(arena, kind, err);
+    if (!value) return NULL;
+    value->items = items;
+    value->count = count;
+    return value;
+}
+
+/* Equal bits, or both NaN. */
+static bool same_real(double a, double b)
+{
+    return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
+}
+
+static bool same_tensor(const tsr_entry *a, const tsr_entry *b)
+{
+    return a == b || (a && b && a->dtype == b->dtype && a->rank == b->rank &&
+                      (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0));
+}
+
+/* Everything but the items. */
+static bool same_node(const tsr_value *a, const tsr_value *b)
+{
+    if (a->kind != b->kind || a->count != b->count || !tsr_str_equal(a->text, b->text)) return false;
+    switch (a->kind) {
+    case TSR_VALUE_BOOL: return a->as.boolean == b->as.boolean;
+    case TSR_VALUE_INT: return a->as.integer == b->as.integer;
+    case TSR_VALUE_FLOAT: return same_real(a->as.real, b->as.real);
+    case TSR_VALUE_COMPLEX: return same_real(a->as.complex.re, b->as.complex.re) && same_real(a->as.complex.im, b->as.complex.im);
+    case TSR_VALUE_DTYPE: return a->as.dtype == b->as.dtype;
+    case TSR_VALUE_TENSOR: return same_tensor(a->as.tensor, b->as.tensor);
+    default: return true;
+    }
+}
+
+/* Two containers being compared: item `next` of `a` is due. `hint` is where its partner in `b` is looked for first. */
+typedef struct pair {
+    const tsr_value *a, *b;
+    size_t next, hint;
+} pair;
+
+typedef struct budget {
+    uint32_t depth;
+    uint64_t nodes;
+} budget;
+
+static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, bool inside_key);
+
+/* Looks for a key of a dict, or an item of a set, from `*hint` on and around; dicts in the same order cost one
+ * comparison a key. */
+static tsr_match find_partner(const tsr_value *key, const tsr_value *in, size_t step, size_t *hint, budget *left)
+{
+    for (size_t tried = 0; tried < in->count; tried += step) {
+        size_t at = *hint + tried < in->count ? *hint + tried : *hint + tried - in->count;
+        tsr_match found = match(key, in->items[at], left, true);
+        if (found == TSR_DIFFERENT) continue;
+        *hint = at;
+        return found;
+    }
+    return TSR_DIFFERENT;
+}
+
+/* The next two values to compare, or NULL when the containers are done. */
+static tsr_match step_pair(pair *p, bool ordered, budget *left, const tsr_value **a, const tsr_value **b)
+{
+    *a = *b = NULL;
+    bool keyed = !ordered && (p->a->kind == TSR_VALUE_DICT || p->a->kind == TSR_VALUE_SET);
+    size_t step = p->a->kind == TSR_VALUE_DICT ? 2 : 1;
+    for (; keyed && p->next + step <= p->a->count; p->next += step, p->hint += step) {
+        if (p->hint >= p->b->count) p->hint = 0;
+        tsr_match found = find_partner(p->a->items[p->next], p->b, step, &p->hint, left);
+        if (found != TSR_SAME) return found;
+        if (step == 1) continue;
+        *a = p->a->items[p->next + 1];
+        *b = p->b->items[p->hint + 1];
+        p->next += step, p->hint += step;
+        return TSR_SAME;
+    }
+    if (keyed || p->next >= p->a->count) return TSR_SAME;
+    *a = p->a->items[p->next];
+    *b = p->b->items[p->next++];
+    return TSR_SAME;
+}
+
+/* Keys are hashable in Python and hold no dicts, so inside a key even a dict is compared in order: this never nests
+ * deeper than once. */
+static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, bool inside_key)
+{
+    pair stack[MAX_DEPTH];
+    uint32_t height = 0;
+    for (;;) {
+        if (left->nodes == 0) return TSR_TOO_LARGE;
+        left->nodes--;
+        if (a != b) {
+            if (!same_node(a, b)) return TSR_DIFFERENT;
+            if (a->count) {
+                if (height == left->depth || height == MAX_DEPTH) return TSR_TOO_LARGE;
+                stack[height++] = (pair){a, b, 0, 0};
+            }
+        }
+        for (a = NULL; height && !a;) {
+            tsr_match found = step_pair(&stack[height - 1], inside_key, left, &a, &b);
+            if (found != TSR_SAME) return found;
+            if (!a) height--;
+        }
+        if (!a) return TSR_SAME;
+    }
+}
+
+tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes)
+{
+    budget left = {depth, nodes};
+    return match(a, b, &left, false);
+}
+
+static bool is_json_node(const tsr_value *value)
+{
+    switch (value->kind) {
+    case TSR_VALUE_NONE:
+    case TSR_VALUE_BOOL:
+    case TSR_VALUE_INT:
+    case TSR_VALUE_LIST: return true;
+    case TSR_VALUE_FLOAT: return isfinite(value->as.real);
+    case TSR_VALUE_STR: return tsr_utf8_check(value->text) == value->text.size;
+    case TSR_VALUE_DICT:
+        for (size_t i = 0; i < value->count; i += 2)
+            if (value->items[i]->kind != TSR_VALUE_STR) return false;
+        return value->count % 2 == 0;
+    default: return false;
+    }
+}
+
+bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes)
+{
+    struct {
+        const tsr_value *container;
+        size_t next;
+    } stack[MAX_DEPTH];
+    uint32_t height = 0;
+    for (;; nodes--) {
+        if (nodes == 0 || !is_json_node(value)) return false;
+        if (value->count) {
+            if (height == depth || height == MAX_DEPTH) return false;
+            stack[height].container = value;
+            stack[height++].next = 0;
+        }
+        while (height && stack[height - 1].next == stack[height - 1].container->count) height--;
+        if (height == 0) return true;
+        value = stack[height - 1].container->items[stack[height - 1].next++];
+    }
+}
