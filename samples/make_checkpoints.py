@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Makes the sample checkpoints with real PyTorch, and the goldens that say what PyTorch and safetensors read of them.
+
+    $(samples/python-env) samples/make_checkpoints.py                 all small ones into samples/checkpoints
+    $(samples/python-env) samples/make_checkpoints.py dcp_fsdp2       this one
+    $(samples/python-env) samples/make_checkpoints.py --set large     those too big to commit, into .local/samples
+"""
+import argparse
+import os
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+FOLDERS = {"small": os.path.join(HERE, "checkpoints"), "large": os.path.join(HERE, "..", ".local", "samples")}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", metavar="DIR", help="where to put them")
+    parser.add_argument("--set", choices=["small", "large", "all"], help="which ones (default: small, or whatever is named)")
+    parser.add_argument("--list", action="store_true", help="print the names and end")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="a sample's name, or the beginning of some")
+    return parser.parse_args()
+
+
+def picked(args):
+    from maker.every_case import CASES
+    which = args.set or ("all" if args.names else "small")
+    chosen = {name for n in args.names for name in ([n] if n in CASES else [c for c in CASES if c.startswith(n)])} if args.names else set(CASES)
+    found = [c for c in CASES.values() if c.name in chosen and which in ("all", c.set)]
+    if not found:
+        sys.exit(f"no such sample: {' '.join(args.names)}; --list shows the names")
+    return found
+
+
+def main():
+    args = arguments()
+    from maker import registry
+    failed = []
+    for case in picked(args):
+        if args.list:
+            print(f"{case.name:<28} {case.set:<6} {case.what}")
+            continue
+        out = os.path.abspath(args.out or FOLDERS[case.set])
+        os.makedirs(out, exist_ok=True)
+        start = time.monotonic()
+        try:
+            registry.make(case, out)
+        except RuntimeError as e:
+            failed.append(str(e))
+        print(f"{case.name} ({time.monotonic() - start:.1f} s)", file=sys.stderr)
+    if failed:
+        sys.exit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The list of samples, and how one is run: in fresh processes, one for each rank, in a clean work folder.
+
+A sample is a function that writes files into the current folder's `<name>/` and, on rank 0, returns what it knows of the
+values before they were saved (or None). Its golden is computed afterwards by another fresh process that only reads.
+"""
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+
+CASES = {}
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    make: callable
+    read: callable  # (case) -> the golden, with the work folder as the current folder
+    what: str  # one line for the table in README.md
+    ranks: int = 1
+    set: str = "small"
+    base: str | None = None  # a sample that this one is derived from
+
+
+def case(name, read, what, ranks=1, set="small", base=None):
+    """Registers the decorated function as the maker of a sample."""
+    def register(make):
+        assert name not in CASES, name
+        CASES[name] = Case(name, make, read, what, ranks, set, base)
+        return make
+    return register
+
+
+def make(case, out):
+    """Makes one sample and its golden, and moves both into `out`."""
+    work = tempfile.mkdtemp(prefix=".making-", dir=out)
+    try:
+        in_processes(write_rank, case.ranks, case.name, work, os.path.abspath(out))
+        in_processes(write_golden, 1, case.name, work, os.path.abspath(out))
+        for name in (case.name, case.name + ".expect.json"):
+            publish(os.path.join(work, name), os.path.join(out, name))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def publish(made, dest):
+    if os.path.isdir(dest):
+        shutil.rmtree(dest)
+    os.replace(made, dest)
+
+
+def in_processes(target, ranks, *args):
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=target, args=(rank, ranks, *args)) for rank in range(ranks)]
+    for p in processes:
+        p.start()
+    for p in processes:
+        p.join()
+    if any(p.exitcode for p in processes):
+        raise RuntimeError(f"{args[0]}: {target.__name__} failed")
+
+
+def write_rank(rank, ranks, name, work, out):
+    from . import every_case, setting
+    os.chdir(work)
+    os.makedirs(name, exist_ok=True)
+    with setting.process(rank, ranks, work):
+        known = every_case.CASES[name].make(name) if CASES[name].base is None else CASES[name].make(name, os.path.join(out, CASES[name].base))
+    if rank == 0 and known is not None:
+        with open(os.path.join(work, "known.json"), "w") as f:
+            json.dump(known, f)
+    setting.leave()
+
+
+def write_golden(rank, ranks, name, work, out):
+    from . import every_case, golden, setting
+    os.chdir(work)
+    with setting.process(0, 1, None):
+        case = every_case.CASES[name]
+        expect = case.read(case)
+    golden.check_known(name, expect, "known.json")
+    golden.write(expect, name + ".expect.json")
