@@ -3,8 +3,9 @@
 #ifndef TESSERA_CATALOG_H
 #define TESSERA_CATALOG_H
 
-#include "tessera/store.h"
 #include "tessera/value.h"
+
+struct tsr_store;
 
 /* How a chunk's elements lie in a file. Element (i0, i1, …) of the chunk starts at
  * byte_offset + itemsize × (i0·strides[0] + i1·strides[1] + …). The reader has checked that the whole span lies inside
@@ -83,7 +84,7 @@ typedef struct tsr_catalog {
     tsr_format format;
     const tsr_entry *entries; /* in the order of the container; FQNs are unique */
     uint64_t entry_count;
-    const tsr_store *store;
+    const struct tsr_store *store;
 } tsr_catalog;
 
 /* Elements (false: overflow) and bytes of the whole tensor. */

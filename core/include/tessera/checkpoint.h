@@ -8,6 +8,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
+#include "tessera/store.h"
 
 typedef struct tsr_checkpoint tsr_checkpoint;
 

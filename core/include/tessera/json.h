@@ -3,7 +3,7 @@
 #ifndef TESSERA_JSON_H
 #define TESSERA_JSON_H
 
-#include "tessera/value.h"
+#include "tessera/status.h"
 
 typedef tsr_status tsr_write_fn(void *ctx, const char *data, size_t size, tsr_error *err);
 
@@ -37,8 +37,5 @@ void tsr_json_double(tsr_json *json, double value); /* NaN and infinities become
 void tsr_json_bool(tsr_json *json, bool value);
 void tsr_json_null(tsr_json *json);
 void tsr_json_u64s(tsr_json *json, const uint64_t *values, size_t count); /* an array on one line */
-
-/* A value that tsr_value_is_json accepts, as JSON. */
-void tsr_json_value(tsr_json *json, const tsr_value *value);
 
 #endif

@@ -1,0 +1,43 @@
+/* Choosing and changing names: GLOB patterns over whole FQNs, and renames.
+ *
+ *   *      any run of characters within one dotted component, perhaps none
+ *   **     any run of characters, dots included
+ *   ?      one character (a UTF-8 code point) other than a dot
+ *   [abx-z] one of these, never a dot; [!…] or [^…]: none of these; "]" first is itself; [*] [?] [[] are the literals
+ *
+ * A backslash is ordinary, and so is a "[" that is never closed. All functions here are pure and thread-safe. */
+#ifndef TESSERA_GLOB_H
+#define TESSERA_GLOB_H
+
+#include "tessera/memory.h"
+
+/* Whether the pattern matches the whole of `name`. Time is at most the product of the lengths, for any pattern. */
+bool tsr_glob_match(tsr_str pattern, tsr_str name);
+
+/* --include and --exclude: exclude beats include; no include at all means everything. */
+typedef struct tsr_filter {
+    const tsr_str *includes;
+    size_t include_count;
+    const tsr_str *excludes;
+    size_t exclude_count;
+} tsr_filter;
+bool tsr_filter_keeps(const tsr_filter *filter, tsr_str name);
+
+/* --rename FROM=TO. Without "*", FROM is a literal prefix of the name that TO replaces. With one "*" in each, FROM is
+ * the whole name and what its "*" stood for (dots included) goes where TO has its own. */
+typedef struct tsr_rename {
+    tsr_str from_head, from_tail; /* around the "*"; without one the tail is unused */
+    tsr_str to_head, to_tail;
+    bool starred;
+} tsr_rename;
+
+/* Splits at the first "="; the parts borrow `text`. TSR_E_USAGE when there is no "=", FROM is empty, or the stars do
+ * not pair up. */
+tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err);
+
+/* The name after the first rename that fits it, in the arena; the name itself (borrowed) when none does. Several names
+ * may end up equal: the caller looks for collisions. Errors: TSR_E_NOMEM. */
+tsr_status tsr_rename_apply(const tsr_rename *renames, size_t count, tsr_str name, tsr_arena *arena, tsr_str *out,
+                            tsr_error *err);
+
+#endif

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""The dependency law of the house, read off the include lines; and every public header compiles alone.
+
+    tests/law/run.py [--cc CC]
+"""
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# room: the rooms of core it may include (itself always).
+ROOMS = {
+    "base": set(),
+    "io": {"base"},
+    "codec": {"base", "io"},  # zip directories are read through io's store vtable
+    "model": {"base"},
+    "fqn": {"base", "model"},
+    "layout": {"base", "model"},
+    "optim": {"base", "io", "model", "fqn", "layout"},  # of io the comm vtable only, see PURE
+    "formats": {"base", "io", "codec", "model", "fqn"},
+    "exec": {"base", "io", "codec", "model", "layout", "formats", "fqn", "optim"},
+}
+# Public header → its room.
+HEADERS = {
+    "base": "str status memory host map findings json",
+    "io": "store output comm",
+    "model": "dtype value catalog modules",
+    "fqn": "glob fqn",
+    "layout": "box layout mesh target plan validate diff",
+    "optim": "optim flat_params",
+    "formats": "checkpoint",
+    "exec": "read check compare convert document",
+}
+ROOM_OF = {header: room for room, names in HEADERS.items() for header in names.split()}
+PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}
+FORBIDDEN_SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+
+
+def includes(path):
+    return INCLUDE.findall(path.read_text())
+
+
+def room_of_include(name):
+    if name.startswith("tessera/"):
+        header = name[len("tessera/"):-2]
+        return ("*", header) if header == "tessera" else (ROOM_OF.get(header), header)
+    return name.split("/")[0], None
+
+
+def check_core(path):
+    room = path.relative_to(ROOT / "core").parts[0]
+    public = room == "include"
+    if public:
+        room = ROOM_OF.get(path.stem)
+        if path.stem == "tessera":
+            return
+        if room is None:
+            yield f"{path.relative_to(ROOT)}: a public header without a room: add it to tests/law/run.py"
+            return
+    for kind, name in includes(path):
+        if kind == "<":
+            if name in FORBIDDEN_SYSTEM and room not in FORBIDDEN_SYSTEM[name]:
+                yield f"{path.relative_to(ROOT)}: <{name}> in {room}: core makes no OS call"
+            continue
+        target, header = room_of_include(name)
+        if target != room and target not in ROOMS[room]:
+            yield f"{path.relative_to(ROOT)}: {room} may not include {name}"
+        elif header in PURE.get(room, ()):
+            yield f"{path.relative_to(ROOT)}: {room} does no I/O: {name}"
+        elif public and not name.startswith("tessera/"):
+            yield f"{path.relative_to(ROOT)}: a public header includes the private {name}"
+
+
+def check_outside(path):
+    core_rooms = set(ROOMS)
+    for kind, name in includes(path):
+        if kind == '"' and name.split("/")[0] in core_rooms and not name.startswith(("io/host", "io/native")) \
+                and (ROOT / "core" / name).exists():
+            yield f"{path.relative_to(ROOT)}: only core/include is for native and wasm, not {name}"
+
+
+def compiles_alone(header, cc):
+    p = subprocess.run([cc, "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", "c", "-I", str(ROOT / "core/include"), "-"],
+                       input=f'#include "tessera/{header.name}"\nextern int not_empty;\n', capture_output=True, text=True)
+    if p.returncode:
+        yield f"tessera/{header.name} does not compile alone: {p.stderr.strip().splitlines()[0]}"
+
+
+def unique_names(paths):
+    seen = {}
+    for p in paths:
+        if p.name in seen and p.suffix == ".c":
+            yield f"{p.relative_to(ROOT)}: the file name is taken by {seen[p.name].relative_to(ROOT)}"
+        seen[p.name] = p
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--cc", default="cc")
+    cc = ap.parse_args().cc
+    core = sorted(p for s in ("*.c", "*.h") for p in (ROOT / "core").rglob(s))
+    outside = sorted(p for d in ("native", "wasm") for s in ("*.c", "*.h", "*.cu") for p in (ROOT / d).rglob(s))
+    checks = [("core includes", [e for p in core for e in check_core(p)]),
+              ("native and wasm includes", [e for p in outside for e in check_outside(p)]),
+              ("file names", list(unique_names(core + outside)))]
+    checks += [(f"tessera/{h.name} alone", list(compiles_alone(h, cc))) for h in sorted((ROOT / "core/include/tessera").glob("*.h"))]
+    failed = 0
+    for name, errors in checks:
+        failed += bool(errors)
+        for e in errors:
+            print(f"FAIL {name}: {e}")
+    print(f"{len(checks) - failed} passed, {failed} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
