@@ -1,0 +1,39 @@
+/* What the values of a checkpoint tell: digests, statistics, and the check of every byte. */
+#ifndef TESSERA_CHECK_H
+#define TESSERA_CHECK_H
+
+#include "tessera/read.h"
+
+typedef struct tsr_digest {
+    uint8_t bytes[32];
+    size_t size; /* 32 for sha256, 16 for xxh3 */
+} tsr_digest;
+
+/* Digest of a tensor's contiguous row-major little-endian bytes, whatever its sharding or container. TSR_E_UNSUPPORTED
+ * when the host has no such digest. */
+tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
+                             tsr_ring *ring, tsr_digest *out, tsr_error *err);
+
+/* Statistics of a tensor. Complex tensors count by parts: `count` is twice their elements. min, max, mean and std are over
+ * the finite values (0 when there are none); std has divisor n − 1 as torch.std (0 for fewer than two values). NaNs and
+ * infinities are only counted. int64 and uint64 beyond 2^53 are rounded. */
+typedef struct tsr_stats {
+    uint64_t count;
+    uint64_t nan, inf, zero; /* zero: both signs */
+    double min, max, mean, std;
+} tsr_stats;
+
+/* Whether values of the type are numbers (not bits, quantized, float6 or packed pairs). */
+bool tsr_dtype_is_numeric(tsr_dtype dtype);
+/* TSR_E_UNSUPPORTED where the type is not numeric. */
+tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
+                            tsr_error *err);
+
+/* Reads every byte that matters of a checkpoint, once and in file order, and adds to its findings: `zip/crc` (a member's
+ * bytes do not match its CRC-32), `zip/crc-absent` (note), `values/nan` (note: how many NaN and infinite values a tensor
+ * holds), `layout/replica-differs` (copies of one box that are not equal; these are read a second time), and what
+ * tsr_checkpoint_extents finds on the way. A file that cannot be read to its end is a finding too (`file/unreadable`).
+ * Returns an error only for what stops the check: memory, cancelling, input that cannot be walked. */
+tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err);
+
+#endif

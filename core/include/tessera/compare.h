@@ -1,0 +1,30 @@
+/* Equality of the values of two tensors, wherever and however sharded each of them is stored. */
+#ifndef TESSERA_COMPARE_H
+#define TESSERA_COMPARE_H
+
+#include "tessera/read.h"
+
+/* `exact`: values are equal when their bytes are. Otherwise |a − b| ≤ atol + rtol × |b|, equal infinities are equal, NaN
+ * equals NaN, and complex numbers compare by modulus, as torch.isclose(equal_nan=True); types that are not numeric stay
+ * exact. */
+typedef struct tsr_tolerance {
+    bool exact;
+    double atol, rtol;
+} tsr_tolerance;
+
+typedef struct tsr_difference {
+    uint64_t elements;
+    uint64_t differing; /* elements; bytes for float6 and packed types */
+    uint64_t first;     /* row-major number of the first differing element */
+    double max_abs;     /* largest |a − b| of the differing elements; NaN against a number does not count */
+    uint64_t max_ulp;   /* largest distance in units in the last place, floating types; 0 for others */
+    bool numeric;       /* max_abs was measured */
+} tsr_difference;
+
+/* Compares two entries of one dtype and shape (TSR_E_USAGE otherwise); each is read once, in tiles. The two checkpoints
+ * may be the same. Errors as tsr_read_box, with the side ("a", "b") in the context. */
+tsr_status tsr_compare_tensors(tsr_checkpoint *checkpoint_a, const tsr_entry *a, tsr_checkpoint *checkpoint_b,
+                               const tsr_entry *b, const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out,
+                               tsr_error *err);
+
+#endif
