@@ -11,7 +11,8 @@
 
 #include "tessera/memory.h"
 
-/* Whether the pattern matches the whole of `name`. Time is at most the product of the lengths, for any pattern. */
+/* Whether the pattern matches the whole of `name`. Iterative; no pattern takes more than the square
+ * of the name times the length of the pattern. */
 bool tsr_glob_match(tsr_str pattern, tsr_str name);
 
 /* --include and --exclude: exclude beats include; no include at all means everything. */

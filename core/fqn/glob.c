@@ -1,0 +1,173 @@
+/* GLOB patterns over FQNs, and renames.
+ *
+ * Matching keeps two places to come back to: the last "**" and, after it, the last "*". A single character class never
+ * matches a dot and "*" never crosses one, so inside the part that follows a "**" the dots of pattern and name pair up
+ * one to one, and the shortest run for each star is as good as any other: nothing earlier need be tried again. */
+#include "tessera/glob.h"
+
+#include "base/try.h"
+
+typedef struct rune {
+    uint32_t code;
+    size_t size; /* bytes */
+} rune;
+
+/* One UTF-8 code point; a byte that starts none stands for itself, beyond Unicode. */
+static rune rune_at(tsr_str s, size_t at)
+{
+    const uint8_t *p = (const uint8_t *)s.data + at;
+    size_t size = p[0] < 0x80 ? 1 : p[0] >= 0xf0 && p[0] < 0xf8 ? 4 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3 : p[0] >= 0xc0 && p[0] < 0xe0 ? 2 : 0;
+    if (size == 1) return (rune){p[0], 1};
+    if (size == 0 || size > s.size - at) return (rune){0x110000u + p[0], 1};
+    uint32_t code = p[0] & (0x7fu >> size);
+    for (size_t i = 1; i < size; i++) {
+        if ((p[i] & 0xc0) != 0x80) return (rune){0x110000u + p[0], 1};
+        code = code << 6 | (p[i] & 0x3fu);
+    }
+    return (rune){code, size};
+}
+
+/* Position of the "]" that closes the class opened at `open`, or the pattern's size. */
+static size_t class_end(tsr_str pattern, size_t open)
+{
+    size_t at = open + 1;
+    if (at < pattern.size && (pattern.data[at] == '!' || pattern.data[at] == '^')) at++;
+    if (at < pattern.size && pattern.data[at] == ']') at++;
+    while (at < pattern.size && pattern.data[at] != ']') at++;
+    return at;
+}
+
+static bool in_class(tsr_str pattern, size_t open, size_t close, uint32_t code)
+{
+    size_t at = open + 1;
+    bool negated = pattern.data[at] == '!' || pattern.data[at] == '^', found = false;
+    at += negated;
+    while (at < close) {
+        rune low = rune_at(pattern, at), high = low;
+        at += low.size;
+        if (at + 1 < close && pattern.data[at] == '-') {
+            high = rune_at(pattern, at + 1);
+            at += 1 + high.size;
+        }
+        found = found || (low.code <= code && code <= high.code);
+    }
+    return found != negated;
+}
+
+/* Matches one item of the pattern that is no star; moves both positions on success. */
+static bool step(tsr_str pattern, size_t *p, tsr_str name, size_t *n)
+{
+    if (*p == pattern.size || *n == name.size) return false;
+    rune c = rune_at(name, *n);
+    if (pattern.data[*p] == '[') {
+        size_t close = class_end(pattern, *p);
+        if (close < pattern.size) {
+            if (c.code == '.' || !in_class(pattern, *p, close, c.code)) return false;
+            *p = close + 1;
+            *n += c.size;
+            return true;
+        }
+    }
+    rune want = rune_at(pattern, *p);
+    if (want.code == '?' ? c.code == '.' : want.code != c.code) return false;
+    *p += want.size;
+    *n += c.size;
+    return true;
+}
+
+/* A star, the pattern position behind it, and how far into the name it reaches. */
+typedef struct star {
+    bool set;
+    size_t pattern_at;
+    size_t name_at;
+} star;
+
+bool tsr_glob_match(tsr_str pattern, tsr_str name)
+{
+    star one = {false, 0, 0}, two = {false, 0, 0};
+    size_t p = 0, n = 0;
+    for (;;) {
+        if (p < pattern.size && pattern.data[p] == '*') {
+            size_t stars = 0;
+            while (p < pattern.size && pattern.data[p] == '*') p++, stars++;
+            *(stars > 1 ? &two : &one) = (star){true, p, n};
+            if (stars > 1) one.set = false;
+        } else if (p == pattern.size && n == name.size) {
+            return true;
+        } else if (step(pattern, &p, name, &n)) {
+            continue;
+        } else if (one.set && one.name_at < name.size && name.data[one.name_at] != '.') {
+            one.name_at += rune_at(name, one.name_at).size;
+            p = one.pattern_at;
+            n = one.name_at;
+        } else if (two.set && two.name_at < name.size && !(one.set && one.name_at == name.size)) {
+            two.name_at += rune_at(name, two.name_at).size;
+            p = two.pattern_at;
+            n = two.name_at;
+            one.set = false;
+        } else {
+            return false;
+        }
+    }
+}
+
+static bool any_matches(const tsr_str *patterns, size_t count, tsr_str name)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (tsr_glob_match(patterns[i], name)) return true;
+    }
+    return false;
+}
+
+bool tsr_filter_keeps(const tsr_filter *filter, tsr_str name)
+{
+    if (any_matches(filter->excludes, filter->exclude_count, name)) return false;
+    return filter->include_count == 0 || any_matches(filter->includes, filter->include_count, name);
+}
+
+/* Splits `text` around its only "*"; false when it has none. */
+static bool split_star(tsr_str text, tsr_str *head, tsr_str *tail)
+{
+    const char *at = text.size ? memchr(text.data, '*', text.size) : NULL;
+    *head = at ? (tsr_str){text.data, (size_t)(at - text.data)} : text;
+    *tail = at ? (tsr_str){at + 1, text.size - head->size - 1} : (tsr_str){text.data + text.size, 0};
+    return at != NULL;
+}
+
+tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err)
+{
+    const char *equals = text.size ? memchr(text.data, '=', text.size) : NULL;
+    TSR_FAIL_IF(!equals || equals == text.data, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "rename '%.*s' is not of the form FROM=TO with a FROM", TSR_STR_ARG(text));
+    tsr_str from = {text.data, (size_t)(equals - text.data)}, to = {equals + 1, text.size - from.size - 1};
+    tsr_rename r;
+    r.starred = split_star(from, &r.from_head, &r.from_tail);
+    bool placed = split_star(to, &r.to_head, &r.to_tail);
+    bool more = (r.from_tail.size && memchr(r.from_tail.data, '*', r.from_tail.size)) ||
+                (r.to_tail.size && memchr(r.to_tail.data, '*', r.to_tail.size));
+    TSR_FAIL_IF(r.starred != placed || more, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "rename '%.*s' needs one '*' on both sides, or none on either", TSR_STR_ARG(text));
+    *out = r;
+    return TSR_OK;
+}
+
+static bool rename_fits(const tsr_rename *r, tsr_str name)
+{
+    if (!r->starred) return tsr_str_starts(name, r->from_head);
+    return name.size >= r->from_head.size + r->from_tail.size && tsr_str_starts(name, r->from_head) &&
+           tsr_str_ends(name, r->from_tail);
+}
+
+tsr_status tsr_rename_apply(const tsr_rename *renames, size_t count, tsr_str name, tsr_arena *arena, tsr_str *out,
+                            tsr_error *err)
+{
+    *out = name;
+    for (size_t i = 0; i < count; i++) {
+        const tsr_rename *r = &renames[i];
+        if (!rename_fits(r, name)) continue;
+        tsr_str kept = {name.data + r->from_head.size, name.size - r->from_head.size - (r->starred ? r->from_tail.size : 0)};
+        *out = tsr_arena_format(arena, err, "%.*s%.*s%.*s", TSR_STR_ARG(r->to_head), TSR_STR_ARG(kept), TSR_STR_ARG(r->to_tail));
+        return out->data ? TSR_OK : TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
