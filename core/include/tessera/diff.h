@@ -1,0 +1,58 @@
+/* What differs between two catalogs, by name. No bytes are read: exec compares values and sets TSR_DIFF_VALUE. */
+#ifndef TESSERA_DIFF_H
+#define TESSERA_DIFF_H
+
+#include "tessera/catalog.h"
+#include "tessera/host.h"
+
+/* Bits of tsr_diff_pair.what. */
+enum {
+    TSR_DIFF_DTYPE = 1,
+    TSR_DIFF_SHAPE = 2,
+    TSR_DIFF_VALUE = 4,  /* set by the comparison of bytes */
+    TSR_DIFF_LAYOUT = 8, /* other chunk boxes; only when asked for */
+    TSR_DIFF_OBJECT = 16 /* object values, or kinds (tensor and object), differ or cannot be compared */
+};
+
+/* An entry that both sides have. */
+typedef struct tsr_diff_pair {
+    const tsr_entry *a;
+    const tsr_entry *b;
+    uint32_t what; /* 0: no difference so far */
+} tsr_diff_pair;
+
+typedef struct tsr_diff_rename {
+    const tsr_entry *a;
+    const tsr_entry *b;
+    tsr_str why; /* one line */
+} tsr_diff_rename;
+
+typedef struct tsr_diff {
+    tsr_diff_pair *pairs; /* in A's order */
+    uint64_t pair_count;
+    const tsr_entry **added;   /* in B only, B's order */
+    uint64_t added_count;
+    const tsr_entry **removed; /* in A only, A's order */
+    uint64_t removed_count;
+    tsr_diff_rename *renamed;  /* suggestions; their entries are among added and removed too */
+    uint64_t renamed_count;
+} tsr_diff;
+
+typedef struct tsr_diff_options {
+    bool layout;        /* compare chunk boxes */
+    bool skip_objects;  /* leave object values uncompared */
+    /* NULL, or the name under which an entry is matched (--canonical). `*out` lives in `arena` or is `name` itself. Two
+     * names of one side that become one are TSR_E_USAGE naming both. */
+    tsr_status (*canonical)(void *ctx, tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err);
+    void *canonical_ctx;
+} tsr_diff_options;
+
+/* Float4 counted in halves (safetensors) and in pairs (torch) is one shape and dtype. Linear in the entries and chunks. Everything of `out` lives in `arena` and borrows the catalogs. `options` may be NULL.
+ * Objects compare by tsr_value_match within the host's limits. Thread-safe for different arenas. */
+tsr_status tsr_diff_catalogs(const tsr_catalog *a, const tsr_catalog *b, const tsr_diff_options *options,
+                             const tsr_host *host, tsr_arena *arena, tsr_diff *out, tsr_error *err);
+
+/* Whether nothing differs: call after values were compared, if they were. */
+bool tsr_diff_is_same(const tsr_diff *diff);
+
+#endif

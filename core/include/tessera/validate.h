@@ -1,0 +1,44 @@
+/* Checks of a catalog that need no bytes: do the chunks of every tensor tile it exactly, do byte ranges make sense, and
+ * does the catalog agree with a layout that someone wrote down. Pure; thread-safe for different findings. */
+#ifndef TESSERA_VALIDATE_H
+#define TESSERA_VALIDATE_H
+
+#include "tessera/box.h"
+#include "tessera/catalog.h"
+#include "tessera/findings.h"
+#include "tessera/host.h"
+
+#define TSR_NO_CHUNK UINT64_MAX
+
+/* How a list of chunks tiles a tensor. Chunk numbers are indexes into the list. */
+typedef struct tsr_tiling {
+    bool exact;              /* every element is in exactly one chunk, and no chunk leaves the tensor */
+    uint64_t outside;        /* a chunk that leaves the tensor, or TSR_NO_CHUNK; its part inside still counts below */
+    uint64_t overlap[2];     /* two chunks with common elements (lower number first), or TSR_NO_CHUNK */
+    uint64_t overlap_offsets[TSR_MAX_RANK]; /* one element that both hold */
+    uint64_t missing;        /* elements in no chunk */
+    bool missing_at_least;   /* damage so widespread that counting stopped: `missing` is a lower bound */
+    uint64_t hole_offsets[TSR_MAX_RANK]; /* with missing > 0: a box that no chunk touches */
+    uint64_t hole_sizes[TSR_MAX_RANK];
+    uint64_t empty_chunks;   /* chunks without elements: normal for trailing ranks */
+} tsr_tiling;
+
+/* Time O(count × rank) for an exact tiling of any kind, O(count × rank × log count) to locate what is wrong with another.
+ * An exact tiling is always recognized; another is taken for exact with probability below rank / 2^61 (the chunks'
+ * indicator functions are compared with the tensor's by a random multilinear form over the integers mod 2^61 - 1, seeded
+ * from the chunks). Errors: TSR_E_LIMIT beyond TSR_MAX_RANK dims or when the tensor's elements overflow, TSR_E_NOMEM. */
+tsr_status tsr_tiling_check(const tsr_allocator *allocator, uint32_t rank, const uint64_t *shape, const tsr_chunk *chunks,
+                            uint64_t count, tsr_tiling *out, tsr_error *err);
+
+/* All entries: tiling (layout/out-of-range, layout/overlap, layout/hole, layout/empty-chunk), byte_length of raw chunks
+ * against their elements (layout/byte-length), byte ranges of different entries that share bytes of a file in a format
+ * where that is damage (layout/bytes-shared). Chunks of a missing file (TSR_NO_FILE) are tiled like others. */
+tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host, tsr_findings *findings, tsr_error *err);
+
+/* The catalog against a layout document read into a second catalog (its entries need FQN, kind, dtype, shape; `chunks`
+ * NULL means that the document does not say): layout/missing-entry, layout/unexpected-entry, layout/kind, layout/dtype,
+ * layout/shape, layout/chunks. Chunks are compared as sets of boxes. */
+tsr_status tsr_validate_layout(const tsr_catalog *catalog, const tsr_catalog *layout, const tsr_host *host,
+                               tsr_findings *findings, tsr_error *err);
+
+#endif
