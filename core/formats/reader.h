@@ -10,8 +10,12 @@ struct tsr_checkpoint {
     tsr_arena *arena;
     tsr_findings *findings;
     tsr_open_options options;
+    /* The files that recognition chose, in order (numbers in names by value): the one file, the index, the shards, the rank
+     * files. For dcp: the metadata file or files. Chosen by content; other files of the store may be anything. */
+    const uint32_t *files;
+    uint32_t file_count;
     tsr_catalog catalog;
-    struct tsr_map *index; /* FQN → entry; built by open.c after the reader is done */
+    struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader is done */
     const struct tsr_reader *reader;
     void *state;           /* the reader's own, in the arena */
 };
