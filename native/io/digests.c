@@ -1,0 +1,132 @@
+/* Thin adapters over the optional libraries. */
+#include "io/digests.h"
+
+#if defined(TSR_HAVE_ISAL)
+#include <isa-l/crc.h>
+#elif defined(TSR_HAVE_LIBDEFLATE)
+#include <libdeflate.h>
+#elif defined(TSR_HAVE_ZLIB)
+#include <zlib.h>
+#endif
+#if defined(TSR_HAVE_CRYPTO)
+#include <openssl/evp.h>
+#endif
+#if defined(TSR_HAVE_XXHASH)
+#include <xxhash.h>
+#endif
+#if defined(TSR_HAVE_ZSTD)
+#include <zstd.h>
+#endif
+
+#if defined(TSR_HAVE_ISAL)
+static uint32_t crc32_isal(uint32_t crc, const void *data, size_t size)
+{
+    return crc32_gzip_refl(crc, data, size);
+}
+uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = crc32_isal;
+#elif defined(TSR_HAVE_LIBDEFLATE)
+static uint32_t crc32_libdeflate(uint32_t crc, const void *data, size_t size)
+{
+    return libdeflate_crc32(crc, data, size);
+}
+uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = crc32_libdeflate;
+#elif defined(TSR_HAVE_ZLIB)
+static uint32_t crc32_zlib(uint32_t crc, const void *data, size_t size)
+{
+    return (uint32_t)crc32_z(crc, data, size);
+}
+uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = crc32_zlib;
+#else
+uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = NULL;
+#endif
+
+#if defined(TSR_HAVE_CRYPTO)
+static void *sha256_start(void)
+{
+    EVP_MD_CTX *ctx = EVP_MD_CTX_new();
+    if (ctx && EVP_DigestInit_ex(ctx, EVP_sha256(), NULL) != 1) {
+        EVP_MD_CTX_free(ctx);
+        return NULL;
+    }
+    return ctx;
+}
+
+static void sha256_update(void *state, const void *data, size_t size)
+{
+    EVP_DigestUpdate(state, data, size);
+}
+
+static void sha256_finish(void *state, uint8_t *out)
+{
+    EVP_DigestFinal_ex(state, out, NULL);
+    EVP_MD_CTX_free(state);
+}
+
+static void sha256_abandon(void *state)
+{
+    EVP_MD_CTX_free(state);
+}
+
+static const tsr_digest_ops sha256_ops = {32, sha256_start, sha256_update, sha256_finish, sha256_abandon};
+const tsr_digest_ops *const tsr_native_sha256 = &sha256_ops;
+#else
+const tsr_digest_ops *const tsr_native_sha256 = NULL;
+#endif
+
+#if defined(TSR_HAVE_XXHASH)
+static void *xxh3_start(void)
+{
+    XXH3_state_t *state = XXH3_createState();
+    if (state) XXH3_128bits_reset(state);
+    return state;
+}
+
+static void xxh3_update(void *state, const void *data, size_t size)
+{
+    XXH3_128bits_update(state, data, size);
+}
+
+static void xxh3_abandon(void *state)
+{
+    XXH3_freeState(state);
+}
+
+static void xxh3_finish(void *state, uint8_t *out)
+{
+    XXH128_canonicalFromHash((XXH128_canonical_t *)out, XXH3_128bits_digest(state));
+    xxh3_abandon(state);
+}
+
+static const tsr_digest_ops xxh3_ops = {16, xxh3_start, xxh3_update, xxh3_finish, xxh3_abandon};
+const tsr_digest_ops *const tsr_native_xxh3 = &xxh3_ops;
+#else
+const tsr_digest_ops *const tsr_native_xxh3 = NULL;
+#endif
+
+#if defined(TSR_HAVE_ZSTD)
+static void *zstd_start(void)
+{
+    return ZSTD_createDStream();
+}
+
+static int zstd_step(void *state, tsr_str *in, void *out, size_t out_size, size_t *written)
+{
+    ZSTD_inBuffer input = {in->data, in->size, 0};
+    ZSTD_outBuffer output = {out, out_size, 0};
+    size_t left = ZSTD_decompressStream(state, &output, &input);
+    in->data += input.pos;
+    in->size -= input.pos;
+    *written = output.pos;
+    return ZSTD_isError(left) ? -1 : left == 0;
+}
+
+static void zstd_end(void *state)
+{
+    ZSTD_freeDStream(state);
+}
+
+static const tsr_zstd_ops zstd_ops = {zstd_start, zstd_step, zstd_end};
+const tsr_zstd_ops *const tsr_native_zstd = &zstd_ops;
+#else
+const tsr_zstd_ops *const tsr_native_zstd = NULL;
+#endif

@@ -1,0 +1,324 @@
+/* A tsr_store over openat and pread. Descriptors are opened on first use; a clock hand closes idle ones when too many
+ * are open. See folder.h for what is listed. */
+#include "io/folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MAX_OPEN_FILES 256
+#define MAX_LISTED_FILES (1u << 20)
+#define MAP_FROM_BYTES (1u << 20)
+
+typedef struct identity {
+    uint64_t size;
+    uint64_t inode;
+    int64_t seconds;
+    int64_t nanoseconds;
+} identity;
+
+typedef struct listed {
+    tsr_store_file file; /* name in the arena, NUL-terminated */
+    identity then;
+} listed;
+
+typedef struct slot {
+    int fd; /* -1: closed */
+    uint32_t users;
+    bool was_read;
+    identity then;
+} slot;
+
+typedef struct folder_store {
+    tsr_store base; /* first */
+    const tsr_sys *sys;
+    const tsr_allocator *allocator;
+    tsr_arena *arena; /* names, files, slots */
+    int folder;
+    const char *primary; /* borrowed while opening: the name of the file that stands for the set */
+    slot *slots;
+    pthread_mutex_t lock; /* slots, open_files, hand */
+    uint32_t open_files;
+    uint32_t hand;
+} folder_store;
+
+static identity identity_of(const struct stat *info)
+{
+    return (identity){(uint64_t)info->st_size, (uint64_t)info->st_ino, info->st_mtim.tv_sec, info->st_mtim.tv_nsec};
+}
+
+static bool identity_equal(identity a, identity b)
+{
+    return a.size == b.size && a.inode == b.inode && a.seconds == b.seconds && a.nanoseconds == b.nanoseconds;
+}
+
+/* ---- listing ---- */
+
+static tsr_status list_file(folder_store *store, tsr_vec *list, const char *prefix, const char *name,
+                            const struct stat *info, tsr_error *err)
+{
+    if (list->count >= MAX_LISTED_FILES) {
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the folder holds more than %u files", MAX_LISTED_FILES);
+    }
+    tsr_str copy = tsr_arena_format(store->arena, err, "%s%s", prefix, name);
+    listed *item = copy.data ? tsr_vec_push(list, err) : NULL;
+    if (!item) return TSR_E_NOMEM;
+    *item = (listed){{copy, (uint64_t)info->st_size}, identity_of(info)};
+    return TSR_OK;
+}
+
+static bool is_dots(const char *name)
+{
+    return name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0'));
+}
+
+/* Lists the folder `fd`; names get `prefix`. With `below`, subfolders one level down as well. Takes over `fd`. */
+static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const char *prefix, bool below, tsr_error *err)
+{
+    const tsr_sys *sys = store->sys;
+    DIR *dir = fdopendir(fd);
+    if (!dir) {
+        sys->close(sys, fd);
+        return tsr_sys_raise(err, "list", *prefix ? prefix : ".");
+    }
+    tsr_status status = TSR_OK;
+    for (struct dirent *item; status == TSR_OK && (errno = 0, item = readdir(dir));) {
+        struct stat info;
+        if (is_dots(item->d_name)) continue;
+        if (sys->stat_at(sys, fd, item->d_name, &info) != 0) continue; /* a dangling link, or gone by now */
+        if (S_ISREG(info.st_mode)) {
+            status = list_file(store, list, prefix, item->d_name, &info, err);
+        } else if (S_ISDIR(info.st_mode) && below) {
+            char sub_prefix[sizeof item->d_name + 2];
+            snprintf(sub_prefix, sizeof sub_prefix, "%s/", item->d_name);
+            int sub = sys->open_at(sys, fd, item->d_name, O_RDONLY | O_DIRECTORY, 0);
+            if (sub >= 0) status = list_folder(store, list, sub, sub_prefix, false, err);
+        }
+    }
+    if (status == TSR_OK && errno != 0) status = tsr_sys_raise(err, "list", *prefix ? prefix : ".");
+    closedir(dir);
+    return status;
+}
+
+static int listed_order(const void *a, const void *b)
+{
+    return tsr_str_compare(((const listed *)a)->file.name, ((const listed *)b)->file.name);
+}
+
+static tsr_status take_list(folder_store *store, tsr_vec *list, tsr_error *err)
+{
+    listed *items = list->items;
+    if (list->count) qsort(items, list->count, sizeof *items, listed_order);
+    tsr_store_file *files = tsr_arena_array(store->arena, list->count, sizeof *files, err);
+    store->slots = tsr_arena_array(store->arena, list->count, sizeof *store->slots, err);
+    if (!files || !store->slots) return TSR_E_NOMEM;
+    for (size_t i = 0; i < list->count; i++) {
+        files[i] = items[i].file;
+        store->slots[i] = (slot){-1, 0, false, items[i].then};
+    }
+    store->base.files = files;
+    store->base.file_count = (uint32_t)list->count;
+    return TSR_OK;
+}
+
+/* ---- reading ---- */
+
+/* Under the lock: closes one idle descriptor if there is any. */
+static void close_idle(folder_store *store)
+{
+    for (uint32_t step = 0; step < store->base.file_count; step++) {
+        slot *s = &store->slots[store->hand];
+        store->hand = (store->hand + 1) % store->base.file_count;
+        if (s->fd < 0 || s->users > 0) continue;
+        store->sys->close(store->sys, s->fd);
+        s->fd = -1;
+        store->open_files--;
+        return;
+    }
+}
+
+static tsr_status acquire(folder_store *store, uint32_t file, int *fd, tsr_error *err)
+{
+    const char *name = store->base.files[file].name.data;
+    tsr_status status = TSR_OK;
+    pthread_mutex_lock(&store->lock);
+    slot *s = &store->slots[file];
+    if (s->fd < 0) {
+        if (store->open_files >= MAX_OPEN_FILES) close_idle(store);
+        /* O_NONBLOCK: a file that became a pipe since it was listed must not block the open. */
+        do s->fd = store->sys->open_at(store->sys, store->folder, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+        while (s->fd < 0 && errno == EINTR);
+        if (s->fd < 0) status = tsr_sys_raise(err, "open", name);
+        else store->open_files++;
+    }
+    if (status == TSR_OK) {
+        s->users++;
+        s->was_read = true;
+        *fd = s->fd;
+    }
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+static void release(folder_store *store, uint32_t file)
+{
+    pthread_mutex_lock(&store->lock);
+    store->slots[file].users--;
+    pthread_mutex_unlock(&store->lock);
+}
+
+static tsr_status folder_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    folder_store *store = (folder_store *)base;
+    int fd;
+    tsr_status status = acquire(store, file, &fd, err);
+    if (status != TSR_OK) return status;
+    status = tsr_sys_read(store->sys, fd, base->files[file].name.data, offset, buffer, size, err);
+    release(store, file);
+    return status;
+}
+
+static tsr_status folder_map(tsr_store *base, uint32_t file, tsr_str *out, tsr_error *err)
+{
+    folder_store *store = (folder_store *)base;
+    const tsr_store_file *listed_file = &base->files[file];
+    if (listed_file->size < MAP_FROM_BYTES || listed_file->size > SIZE_MAX / 2) return TSR_E_UNSUPPORTED;
+    int fd;
+    tsr_status status = acquire(store, file, &fd, err);
+    if (status != TSR_OK) return status;
+    struct stat info;
+    void *memory = MAP_FAILED;
+    /* A mapping that reaches beyond the file's end would fault. */
+    if (store->sys->stat(store->sys, fd, &info) == 0 && (uint64_t)info.st_size >= listed_file->size) {
+        memory = mmap(NULL, (size_t)listed_file->size, PROT_READ, MAP_PRIVATE, fd, 0);
+    }
+    release(store, file);
+    if (memory == MAP_FAILED) return TSR_E_UNSUPPORTED;
+    *out = (tsr_str){memory, (size_t)listed_file->size};
+    return TSR_OK;
+}
+
+static void folder_unmap(tsr_store *base, uint32_t file, tsr_str mapped)
+{
+    (void)base, (void)file;
+    munmap((void *)(uintptr_t)mapped.data, mapped.size);
+}
+
+static void folder_close(tsr_store *base)
+{
+    folder_store *store = (folder_store *)base;
+    for (uint32_t i = 0; i < base->file_count; i++) {
+        if (store->slots[i].fd >= 0) store->sys->close(store->sys, store->slots[i].fd);
+    }
+    if (store->folder >= 0) store->sys->close(store->sys, store->folder);
+    pthread_mutex_destroy(&store->lock);
+    tsr_arena_free(store->arena);
+    tsr_free(store->allocator, store, 1, sizeof *store);
+}
+
+/* ---- opening ---- */
+
+/* Whether an open file begins like a JSON object: '{' after white space, and no NUL among the first bytes (a safetensors
+ * header length always has some). */
+static bool looks_like_json(folder_store *store, int fd, uint64_t size)
+{
+    char head[16] = {0};
+    size_t n = size < sizeof head ? (size_t)size : sizeof head;
+    if (tsr_sys_read(store->sys, fd, "", 0, head, n, NULL) != TSR_OK || memchr(head, 0, n)) return false;
+    size_t at = 0;
+    while (at < n && (head[at] == ' ' || head[at] == '\n' || head[at] == '\r' || head[at] == '\t')) at++;
+    return at < n && head[at] == '{';
+}
+
+/* PATH is a regular file, open as `fd`: the folder that holds it becomes the root. */
+static tsr_status open_file(folder_store *store, tsr_vec *list, int fd, const char *path, tsr_error *err)
+{
+    const tsr_sys *sys = store->sys;
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    struct stat info;
+    if (sys->stat(sys, fd, &info) != 0) return tsr_sys_raise(err, "read", path);
+    tsr_str folder = slash ? tsr_arena_str(store->arena, (tsr_str){path, (size_t)(slash - path) + 1}, err) : TSR_STR(".");
+    if (!folder.data) return TSR_E_NOMEM;
+    store->folder = sys->open_at(sys, AT_FDCWD, folder.data, O_RDONLY | O_DIRECTORY, 0);
+    if (store->folder < 0) return tsr_sys_raise(err, "open", folder.data);
+    bool is_set = strcmp(name, ".metadata") == 0 || looks_like_json(store, fd, (uint64_t)info.st_size);
+    if (!is_set) return list_file(store, list, "", name, &info, err);
+    int again = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+    if (again < 0) return tsr_sys_raise(err, "list", folder.data);
+    store->primary = name;
+    return list_folder(store, list, again, "", false, err);
+}
+
+static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path, tsr_error *err)
+{
+    const tsr_sys *sys = store->sys;
+    struct stat info;
+    int fd = sys->open_at(sys, AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+    if (fd < 0) return tsr_sys_raise(err, "open", path);
+    tsr_status status;
+    if (sys->stat(sys, fd, &info) != 0) {
+        status = tsr_sys_raise(err, "read", path);
+    } else if (S_ISDIR(info.st_mode)) {
+        store->folder = fd;
+        fd = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+        if (fd < 0) return tsr_sys_raise(err, "list", path);
+        return list_folder(store, list, fd, "", true, err);
+    } else if (!S_ISREG(info.st_mode)) {
+        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%s' is neither a file nor a folder", path);
+    } else {
+        status = open_file(store, list, fd, path, err);
+    }
+    sys->close(sys, fd);
+    return status;
+}
+
+tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
+                                 tsr_error *err)
+{
+    folder_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
+    if (!store) return TSR_E_NOMEM;
+    *store = (folder_store){
+        .base = {0, NULL, TSR_NO_FILE, folder_read_at, folder_map, folder_unmap, folder_close},
+        .sys = sys ? sys : &tsr_sys_posix,
+        .allocator = allocator,
+        .folder = -1,
+    };
+    pthread_mutex_init(&store->lock, NULL);
+    tsr_vec list = tsr_vec_of(allocator, sizeof(listed));
+    store->arena = tsr_arena_new(allocator, 0, err);
+    tsr_status status = store->arena ? open_path(store, &list, path, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = take_list(store, &list, err);
+    tsr_vec_free(&list);
+    if (status != TSR_OK) {
+        folder_close(&store->base);
+        return status;
+    }
+    if (store->primary) store->base.primary = tsr_store_find(&store->base, tsr_str_from(store->primary));
+    *out = &store->base;
+    return TSR_OK;
+}
+
+tsr_status tsr_folder_store_unchanged(tsr_store *base, tsr_error *err)
+{
+    folder_store *store = (folder_store *)base;
+    for (uint32_t i = 0; i < base->file_count; i++) {
+        const slot *s = &store->slots[i];
+        const char *name = base->files[i].name.data;
+        struct stat now;
+        if (!s->was_read) continue;
+        if (store->sys->stat_at(store->sys, store->folder, name, &now) != 0) return tsr_sys_raise(err, "look at", name);
+        if (!identity_equal(s->then, identity_of(&now))) {
+            return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                             "'%s' changed while it was read (%" PRIu64 " bytes then, %" PRIu64 " now)", name,
+                             s->then.size, (uint64_t)now.st_size);
+        }
+    }
+    return TSR_OK;
+}

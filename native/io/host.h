@@ -1,0 +1,30 @@
+/* What this machine lends the core: a thread pool sized by the cores this process may use, CRC-32 from ISA-L, libdeflate
+ * or zlib (in that order of speed), SHA-256 from libcrypto, XXH3-128 from libxxhash, decompression by libzstd. Libraries
+ * that were absent when this was built leave their part off; the core's portable CRC-32 stands in. */
+#ifndef TSR_NATIVE_HOST_H
+#define TSR_NATIVE_HOST_H
+
+#include "tessera/host.h"
+
+typedef struct tsr_native_host {
+    tsr_host host;
+    struct tsr_pool *pool; /* NULL: one thread */
+} tsr_native_host;
+
+/* Fills `out`. `max_threads` 0: as many as sched_getaffinity allows. Threads start with the first parallel loop, so that
+ * short commands never pay for them. Falls back to one thread when memory is short; never fails. The struct must not
+ * move while the host is in use. */
+void tsr_native_host_open(tsr_native_host *out, uint32_t max_threads);
+/* Joins the threads. Takes a zeroed one. */
+void tsr_native_host_close(tsr_native_host *native);
+
+/* Names of the libraries in use, for `tessera doctor`: "isa-l", "libdeflate", "zlib", "portable"; NULL when absent. */
+typedef struct tsr_native_parts {
+    const char *crc32;
+    const char *sha256;
+    const char *xxh3;
+    const char *zstd;
+} tsr_native_parts;
+tsr_native_parts tsr_native_parts_built(void);
+
+#endif

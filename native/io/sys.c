@@ -1,0 +1,158 @@
+/* The real system calls, and the two loops that make partial transfers whole. */
+#include "io/sys.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
+
+static int posix_open_at(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
+{
+    (void)sys;
+    return openat(folder, name, flags | O_CLOEXEC, (mode_t)mode);
+}
+
+static int posix_close(const tsr_sys *sys, int fd)
+{
+    (void)sys;
+    return close(fd);
+}
+
+static int posix_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+{
+    (void)sys;
+    return fstatat(folder, name, out, 0);
+}
+
+static int posix_stat(const tsr_sys *sys, int fd, struct stat *out)
+{
+    (void)sys;
+    return fstat(fd, out);
+}
+
+static ssize_t posix_read_at(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset)
+{
+    (void)sys;
+    return pread(fd, buffer, size, (off_t)offset);
+}
+
+static ssize_t posix_write_at(const tsr_sys *sys, int fd, const void *data, size_t size, uint64_t offset)
+{
+    (void)sys;
+    return pwrite(fd, data, size, (off_t)offset);
+}
+
+static ssize_t posix_copy_range(const tsr_sys *sys, int from, uint64_t from_offset, int to, uint64_t to_offset, size_t size)
+{
+    (void)sys;
+#if defined(__linux__)
+    loff_t in = (loff_t)from_offset, out = (loff_t)to_offset;
+    return copy_file_range(from, &in, to, &out, size, 0);
+#else
+    (void)from, (void)from_offset, (void)to, (void)to_offset, (void)size;
+    errno = ENOSYS;
+    return -1;
+#endif
+}
+
+static int posix_allocate(const tsr_sys *sys, int fd, uint64_t size)
+{
+    (void)sys;
+#if defined(__linux__)
+    return fallocate(fd, 0, 0, (off_t)size); /* not posix_fallocate: that writes zeros where the file system cannot */
+#else
+    return ftruncate(fd, (off_t)size);
+#endif
+}
+
+static int posix_truncate(const tsr_sys *sys, int fd, uint64_t size)
+{
+    (void)sys;
+    return ftruncate(fd, (off_t)size);
+}
+
+static int posix_sync(const tsr_sys *sys, int fd)
+{
+    (void)sys;
+    return fsync(fd);
+}
+
+static int posix_make_folder(const tsr_sys *sys, int folder, const char *name)
+{
+    (void)sys;
+    return mkdirat(folder, name, 0777);
+}
+
+static int posix_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+{
+    (void)sys;
+    return renameat(folder, from, to_folder, to);
+}
+
+static int posix_rename_new(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+{
+    (void)sys;
+#if defined(SYS_renameat2) && defined(RENAME_NOREPLACE)
+    int done = (int)syscall(SYS_renameat2, folder, from, to_folder, to, RENAME_NOREPLACE);
+    if (done == 0 || (errno != EINVAL && errno != ENOSYS)) return done;
+#endif
+    struct stat taken; /* file systems without the flag: the check and the rename are two steps */
+    if (fstatat(to_folder, to, &taken, AT_SYMLINK_NOFOLLOW) == 0) {
+        errno = EEXIST;
+        return -1;
+    }
+    return renameat(folder, from, to_folder, to);
+}
+
+static int posix_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)
+{
+    (void)sys;
+    return unlinkat(folder, name, is_folder ? AT_REMOVEDIR : 0);
+}
+
+const tsr_sys tsr_sys_posix = {
+    posix_open_at,    posix_close, posix_stat_at,     posix_stat,   posix_read_at,    posix_write_at, posix_copy_range,
+    posix_allocate,   posix_truncate, posix_sync,     posix_make_folder, posix_rename, posix_rename_new, posix_unlink,
+};
+
+tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name)
+{
+    int code = errno;
+    char text[128] = "";
+    tsr_status status = code == ENOENT ? TSR_E_NOT_FOUND : code == EEXIST ? TSR_E_EXISTS : TSR_E_IO;
+    return tsr_raise(err, status, TSR_NO_POSITION, "cannot %s '%s': %s", what, name, strerror_r(code, text, sizeof text));
+}
+
+tsr_status tsr_sys_read(const tsr_sys *sys, int fd, const char *name, uint64_t offset, void *buffer, size_t size,
+                        tsr_error *err)
+{
+    for (size_t done = 0; done < size;) {
+        ssize_t n = sys->read_at(sys, fd, (char *)buffer + done, size - done, offset + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return tsr_sys_raise(err, "read", name);
+        if (n == 0) {
+            return tsr_raise(err, TSR_E_IO, offset + done, "'%s' ends at byte %" PRIu64 ", %zu bytes short of the read",
+                             name, offset + done, size - done);
+        }
+        done += (size_t)n;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_sys_write(const tsr_sys *sys, int fd, const char *name, uint64_t offset, const void *data, size_t size,
+                         tsr_error *err)
+{
+    for (size_t done = 0; done < size;) {
+        ssize_t n = sys->write_at(sys, fd, (const char *)data + done, size - done, offset + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return tsr_sys_raise(err, "write", name);
+        done += (size_t)n;
+    }
+    return TSR_OK;
+}

@@ -1,0 +1,43 @@
+/* The system calls that native/io makes, as one small table, so that a test can fail, shorten or stop at any of them.
+ * Every call behaves as the system call it is named after: -1 and errno on failure, transfers may be short. */
+#ifndef TSR_NATIVE_SYS_H
+#define TSR_NATIVE_SYS_H
+
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include "tessera/status.h"
+
+typedef struct tsr_sys tsr_sys;
+struct tsr_sys {
+    int (*open_at)(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode);
+    int (*close)(const tsr_sys *sys, int fd);
+    int (*stat_at)(const tsr_sys *sys, int folder, const char *name, struct stat *out);
+    int (*stat)(const tsr_sys *sys, int fd, struct stat *out);
+    ssize_t (*read_at)(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset);
+    ssize_t (*write_at)(const tsr_sys *sys, int fd, const void *data, size_t size, uint64_t offset);
+    ssize_t (*copy_range)(const tsr_sys *sys, int from, uint64_t from_offset, int to, uint64_t to_offset, size_t size);
+    int (*allocate)(const tsr_sys *sys, int fd, uint64_t size);
+    int (*truncate)(const tsr_sys *sys, int fd, uint64_t size);
+    int (*sync)(const tsr_sys *sys, int fd);
+    int (*make_folder)(const tsr_sys *sys, int folder, const char *name);
+    int (*rename)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
+    /* Like rename, but fails with EEXIST where the new name is taken. */
+    int (*rename_new)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
+    int (*unlink)(const tsr_sys *sys, int folder, const char *name, bool is_folder);
+};
+
+/* The real ones. */
+extern const tsr_sys tsr_sys_posix;
+
+/* Exactly `size` bytes, whatever short transfers and EINTR do. Errors name `name`; TSR_E_IO carries the
+ * byte where a read met the end of the file. Thread-safe. */
+tsr_status tsr_sys_read(const tsr_sys *sys, int fd, const char *name, uint64_t offset, void *buffer, size_t size,
+                        tsr_error *err);
+tsr_status tsr_sys_write(const tsr_sys *sys, int fd, const char *name, uint64_t offset, const void *data, size_t size,
+                         tsr_error *err);
+
+/* Raises TSR_E_IO (TSR_E_NOT_FOUND for ENOENT, TSR_E_EXISTS for EEXIST): "cannot <what> '<name>': <errno's text>". */
+tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name);
+
+#endif

@@ -1,0 +1,116 @@
+/* See thread_pool.h. One loop at a time: a generation number wakes the workers, an atomic counter deals out indices. */
+#include "io/thread_pool.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+struct tsr_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t wake; /* a new loop, or stop */
+    pthread_cond_t done; /* `working` came down to 0 */
+    pthread_t *workers;
+    uint32_t wanted;  /* workers */
+    uint32_t started;
+    uint32_t working; /* workers inside the current loop */
+    uint64_t generation;
+    bool busy, stop;
+    void (*body)(void *arg, size_t index);
+    void *arg;
+    size_t count;
+    atomic_size_t next;
+};
+
+static void deal(tsr_pool *pool, void (*body)(void *arg, size_t index), void *arg, size_t count)
+{
+    for (size_t i; (i = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed)) < count;) body(arg, i);
+}
+
+static void *worker(void *ctx)
+{
+    tsr_pool *pool = ctx;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (!pool->stop && (seen == pool->generation || !pool->busy)) pthread_cond_wait(&pool->wake, &pool->lock);
+        if (pool->stop) break;
+        seen = pool->generation;
+        pool->working++;
+        pthread_mutex_unlock(&pool->lock);
+        deal(pool, pool->body, pool->arg, pool->count);
+        pthread_mutex_lock(&pool->lock);
+        if (--pool->working == 0) pthread_cond_signal(&pool->done);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+tsr_pool *tsr_pool_new(uint32_t threads)
+{
+    tsr_pool *pool = calloc(1, sizeof *pool);
+    if (!pool) return NULL;
+    pool->wanted = threads > 1 ? threads - 1 : 0;
+    pool->workers = calloc(pool->wanted + 1, sizeof *pool->workers);
+    if (!pool->workers) {
+        free(pool);
+        return NULL;
+    }
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    return pool;
+}
+
+void tsr_pool_free(tsr_pool *pool)
+{
+    if (!pool) return;
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+    for (uint32_t i = 0; i < pool->started; i++) pthread_join(pool->workers[i], NULL);
+    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool->workers);
+    free(pool);
+}
+
+/* Under the lock. Starting fewer threads than wanted only makes loops slower. */
+static void start_workers(tsr_pool *pool, size_t count)
+{
+    while (pool->started < pool->wanted && pool->started + 1 < count) {
+        if (pthread_create(&pool->workers[pool->started], NULL, worker, pool) != 0) {
+            pool->wanted = pool->started;
+            break;
+        }
+        pool->started++;
+    }
+}
+
+void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg)
+{
+    tsr_pool *pool = ctx;
+    pthread_mutex_lock(&pool->lock);
+    bool alone = count < 2 || pool->busy || pool->wanted == 0;
+    if (!alone) {
+        start_workers(pool, count);
+        pool->busy = true;
+        pool->generation++;
+        pool->body = body;
+        pool->arg = arg;
+        pool->count = count;
+        atomic_store(&pool->next, 0);
+        pthread_cond_broadcast(&pool->wake);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (alone) {
+        for (size_t i = 0; i < count; i++) body(arg, i);
+        return;
+    }
+    deal(pool, body, arg, count);
+    pthread_mutex_lock(&pool->lock);
+    pool->busy = false; /* all indices are dealt: a worker that wakes only now need not begin */
+    while (pool->working > 0) pthread_cond_wait(&pool->done, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+}

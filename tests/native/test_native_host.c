@@ -1,0 +1,99 @@
+/* The host: known digests, and a parallel loop that runs every index once. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdatomic.h>
+
+#include "io/host.h"
+#include "io/thread_pool.h"
+
+static void test_native_host__crc32_agrees_with_the_portable_one(void **state)
+{
+    (void)state;
+    tsr_native_host native;
+    tsr_native_host_open(&native, 1);
+    assert_int_equal(tsr_crc32(&native.host, 0, "123456789", 9), 0xCBF43926);
+    uint32_t head = tsr_crc32(&native.host, 0, "1234", 4);
+    assert_int_equal(tsr_crc32(&native.host, head, "56789", 5), 0xCBF43926);
+    assert_int_equal(tsr_crc32(NULL, 0, "123456789", 9), 0xCBF43926);
+    tsr_native_host_close(&native);
+}
+
+static void test_native_host__digests_give_the_published_values(void **state)
+{
+    (void)state;
+    static const uint8_t abc_sha256[4] = {0xba, 0x78, 0x16, 0xbf}; /* FIPS 180-4's example */
+    static const uint8_t empty_xxh3[4] = {0x99, 0xaa, 0x06, 0xd3}; /* xxh128sum of an empty file */
+    tsr_native_host native;
+    tsr_native_host_open(&native, 1);
+    uint8_t out[32];
+    if (native.host.sha256) {
+        void *digest = native.host.sha256->start();
+        native.host.sha256->update(digest, "a", 1);
+        native.host.sha256->update(digest, "bc", 2);
+        native.host.sha256->finish(digest, out);
+        assert_memory_equal(out, abc_sha256, 4);
+        native.host.sha256->abandon(native.host.sha256->start());
+    }
+    if (native.host.xxh3) {
+        native.host.xxh3->finish(native.host.xxh3->start(), out);
+        assert_memory_equal(out, empty_xxh3, 4);
+        native.host.xxh3->abandon(native.host.xxh3->start());
+    }
+    tsr_native_host_close(&native);
+}
+
+typedef struct loop {
+    tsr_pool *pool;
+    size_t inner;
+    atomic_uint hits[1000];
+} loop;
+
+static void hit(void *arg, size_t index)
+{
+    atomic_fetch_add(&((loop *)arg)->hits[index], 1);
+}
+
+static void nest(void *arg, size_t index)
+{
+    (void)index;
+    loop *l = arg;
+    tsr_pool_run(l->pool, l->inner, hit, l);
+}
+
+static void test_native_host__parallel_loops_run_every_index_once(void **state)
+{
+    (void)state;
+    static const size_t counts[] = {0, 1, 2, 3, 999};
+    tsr_pool *pool = tsr_pool_new(4);
+    for (int round = 0; round < 200; round++) {
+        loop l = {0};
+        size_t count = counts[round % 5];
+        tsr_pool_run(pool, count, hit, &l);
+        for (size_t i = 0; i < 1000; i++) assert_int_equal(l.hits[i], i < count);
+    }
+    tsr_pool_free(pool);
+}
+
+static void test_native_host__a_loop_inside_a_loop_finishes(void **state)
+{
+    (void)state;
+    loop l = {.pool = tsr_pool_new(3), .inner = 100};
+    tsr_pool_run(l.pool, 50, nest, &l);
+    for (size_t i = 0; i < 100; i++) assert_int_equal(l.hits[i], 50);
+    tsr_pool_free(l.pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_native_host__crc32_agrees_with_the_portable_one),
+        cmocka_unit_test(test_native_host__digests_give_the_published_values),
+        cmocka_unit_test(test_native_host__parallel_loops_run_every_index_once),
+        cmocka_unit_test(test_native_host__a_loop_inside_a_loop_finishes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
