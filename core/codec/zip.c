@@ -1,0 +1,428 @@
+/* Reads the directory of a STORED zip archive. torch.save files and the items of a DCP data file are such archives; this
+ * reader takes what torch writes, and refuses every file that two zip readers could understand differently.
+ *
+ *   local header   50 4b 03 04 | need 2 | flags 2 | method 2 | time 4 | crc 4 | packed 4 | size 4 | name n 2 | extra x 2
+ *   descriptor    [50 4b 07 08]| crc 4 | packed 4 or 8 | size 4 or 8                       (flag bit 3, behind the data)
+ *   central entry  50 4b 01 02 | made 2 | need 2 | flags 2 | method 2 | time 4 | crc 4 | packed 4 | size 4 | name n 2
+ *                              | extra x 2 | comment c 2 | disk 2 | attributes 6 | header offset 4 | name | extra | comment
+ *   zip64 end      50 4b 06 06 | record 8 | made 2 | need 2 | disk 4 | start disk 4 | here 8 | total 8 | size 8 | offset 8
+ *   zip64 locator  50 4b 06 07 | disk 4 | zip64 end offset 8 | disks 4
+ *   end record     50 4b 05 06 | disk 2 | start disk 2 | here 2 | total 2 | size 4 | offset 4 | comment 2
+ *
+ * The members, the directory and the end records must fill the range without a gap, so nothing can hide between them. */
+#include "codec/zip.h"
+
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+
+enum {
+    LOCAL_SIGNATURE = 0x04034b50,
+    CENTRAL_SIGNATURE = 0x02014b50,
+    DESCRIPTOR_SIGNATURE = 0x08074b50,
+    END_SIGNATURE = 0x06054b50,
+    ZIP64_END_SIGNATURE = 0x06064b50,
+    ZIP64_LOCATOR_SIGNATURE = 0x07064b50,
+    LOCAL_SIZE = 30,
+    CENTRAL_SIZE = 46,
+    END_SIZE = 22,
+    ZIP64_END_SIZE = 56,
+    ZIP64_LOCATOR_SIZE = 20,
+    DESCRIPTOR_MAX = 24,
+    ZIP64_EXTRA_ID = 1,
+    FLAG_DESCRIPTOR = 0x0008,
+    FLAGS_ENCRYPTED = 0x2041,  /* encrypted, strong encryption, masked headers */
+    WHOLE_READ = 64 * 1024,    /* archives up to this size are read at once */
+    TAIL_READ = 16 * 1024,
+    AHEAD_READ = 4 * 1024
+};
+
+/* A window on the archive's bytes: offsets are relative to its beginning. */
+typedef struct window {
+    tsr_store *store;
+    const tsr_allocator *allocator;
+    uint32_t file;
+    uint64_t base; /* of the archive in the file */
+    uint64_t size; /* of the archive */
+    uint8_t *bytes;
+    size_t capacity;
+    uint64_t start; /* what `bytes` holds: [start, start + held) */
+    size_t held;
+} window;
+
+typedef struct end_records {
+    uint64_t entries;
+    uint64_t directory_offset;
+    uint64_t directory_size;
+} end_records;
+
+/* The bytes [at, at + size), which the caller has checked to be inside the archive, reading ahead on a miss. */
+static tsr_status window_need(window *w, uint64_t at, size_t size, size_t ahead, const uint8_t **out, tsr_error *err)
+{
+    if (at < w->start || at + size > w->start + w->held) {
+        uint64_t left = w->size - at;
+        size_t wanted = ahead > size ? ahead : size;
+        if (wanted > left) wanted = (size_t)left;
+        if (wanted > w->capacity) {
+            uint8_t *grown = tsr_alloc(w->allocator, wanted, 1, err);
+            if (!grown) return TSR_E_NOMEM;
+            tsr_free(w->allocator, w->bytes, w->capacity, 1);
+            w->bytes = grown;
+            w->capacity = wanted;
+        }
+        w->held = 0;
+        TSR_TRY(tsr_store_read(w->store, w->file, w->base + at, w->bytes, wanted, err));
+        w->start = at;
+        w->held = wanted;
+    }
+    *out = w->bytes + (at - w->start);
+    return TSR_OK;
+}
+
+static bool zip64_extra(tsr_cursor extra, tsr_cursor *fields)
+{
+    while (!extra.failed && tsr_cursor_left(&extra) >= 4) {
+        unsigned id = tsr_cursor_u16(&extra);
+        size_t size = tsr_cursor_u16(&extra);
+        const uint8_t *data = tsr_cursor_take(&extra, size);
+        if (data && id == ZIP64_EXTRA_ID) {
+            *fields = (tsr_cursor){data, size, 0, false};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A 32-bit field whose all-ones value means: see the zip64 extra field. */
+static bool widen(uint32_t field, tsr_cursor *zip64, uint64_t *out)
+{
+    *out = field == UINT32_MAX ? tsr_cursor_u64(zip64) : field;
+    return !zip64->failed;
+}
+
+static tsr_status zip64_end(window *w, uint64_t locator, end_records *end, uint64_t *end_offset, tsr_error *err)
+{
+    const uint8_t *p;
+    TSR_FAIL_IF(locator < ZIP64_END_SIZE, err, TSR_E_FORMAT, w->base, "zip: no room for the zip64 end record");
+    *end_offset = locator - ZIP64_END_SIZE;
+    TSR_TRY(window_need(w, *end_offset, ZIP64_END_SIZE + ZIP64_LOCATOR_SIZE, 0, &p, err));
+    uint64_t position = w->base + *end_offset;
+    uint64_t claimed = tsr_load_le(p + ZIP64_END_SIZE + 8, 8);
+    TSR_FAIL_IF(claimed != *end_offset, err, TSR_E_FORMAT, w->base + locator,
+                "zip: the zip64 end record is said to be at byte %llu of the archive, its locator stands behind byte %llu "
+                "(prepended data, or a second end record)",
+                (unsigned long long)claimed, (unsigned long long)*end_offset);
+    TSR_FAIL_IF(tsr_load_le(p, 4) != ZIP64_END_SIGNATURE || tsr_load_le(p + 4, 8) != ZIP64_END_SIZE - 12, err, TSR_E_FORMAT,
+                position, "zip: the zip64 end record is damaged");
+    TSR_FAIL_IF(tsr_load_le(p + 16, 4) != 0 || tsr_load_le(p + 20, 4) != 0, err, TSR_E_UNSUPPORTED, position,
+                "zip: the archive spans several disks");
+    uint64_t here = tsr_load_le(p + 24, 8);
+    end_records wide = {tsr_load_le(p + 32, 8), tsr_load_le(p + 48, 8), tsr_load_le(p + 40, 8)};
+    bool agree = here == wide.entries && (end->entries == UINT16_MAX || end->entries == wide.entries) &&
+                 (end->directory_size == UINT32_MAX || end->directory_size == wide.directory_size) &&
+                 (end->directory_offset == UINT32_MAX || end->directory_offset == wide.directory_offset);
+    TSR_FAIL_IF(!agree, err, TSR_E_FORMAT, position, "zip: the zip64 end record and the end record disagree");
+    *end = wide;
+    return TSR_OK;
+}
+
+static tsr_status read_end(window *w, end_records *end, tsr_error *err)
+{
+    const uint8_t *p;
+    TSR_FAIL_IF(w->size < END_SIZE, err, TSR_E_FORMAT, w->base, "zip: %llu bytes are too few for an archive (22 at least)",
+                (unsigned long long)w->size);
+    uint64_t at = w->size - END_SIZE;
+    uint64_t first = w->size <= WHOLE_READ ? 0 : w->size - TAIL_READ;
+    TSR_TRY(window_need(w, first, (size_t)(w->size - first), 0, &p, err));
+    p += at - first;
+    TSR_FAIL_IF(tsr_load_le(p, 4) != END_SIGNATURE || tsr_load_le(p + 20, 2) != 0, err, TSR_E_FORMAT, w->base + at,
+                "zip: the archive does not end with an end record (cut short, trailing data, or an archive comment)");
+    TSR_FAIL_IF(tsr_load_le(p + 4, 2) != 0 || tsr_load_le(p + 6, 2) != 0 || tsr_load_le(p + 8, 2) != tsr_load_le(p + 10, 2),
+                err, TSR_E_UNSUPPORTED, w->base + at, "zip: the archive spans several disks");
+    *end = (end_records){tsr_load_le(p + 10, 2), tsr_load_le(p + 16, 4), tsr_load_le(p + 12, 4)};
+    uint64_t directory_end = at;
+    if (at >= ZIP64_LOCATOR_SIZE && tsr_load_le(p - ZIP64_LOCATOR_SIZE, 4) == ZIP64_LOCATOR_SIGNATURE)
+        TSR_TRY(zip64_end(w, at - ZIP64_LOCATOR_SIZE, end, &directory_end, err));
+    uint64_t claimed_end;
+    TSR_FAIL_IF(!tsr_add_u64(end->directory_offset, end->directory_size, &claimed_end) || claimed_end != directory_end, err,
+                TSR_E_FORMAT, w->base + at,
+                "zip: the central directory is said to fill bytes %llu + %llu, but the end records begin at byte %llu "
+                "(prepended data, or a second end record)",
+                (unsigned long long)end->directory_offset, (unsigned long long)end->directory_size,
+                (unsigned long long)directory_end);
+    TSR_FAIL_IF(end->entries > end->directory_size / CENTRAL_SIZE, err, TSR_E_FORMAT, w->base + at,
+                "zip: %llu members cannot be listed in %llu bytes", (unsigned long long)end->entries,
+                (unsigned long long)end->directory_size);
+    return TSR_OK;
+}
+
+static tsr_status check_name(tsr_str name, uint64_t position, tsr_error *err)
+{
+    TSR_FAIL_IF(name.size == 0 || memchr(name.data, 0, name.size), err, TSR_E_FORMAT, position,
+                "zip: a member's name is empty or holds a NUL");
+    return TSR_OK;
+}
+
+static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t position, tsr_zip_member *out, tsr_error *err)
+{
+    const uint8_t *p = tsr_cursor_take(directory, CENTRAL_SIZE);
+    TSR_FAIL_IF(!p || tsr_load_le(p, 4) != CENTRAL_SIGNATURE, err, TSR_E_FORMAT, position,
+                "zip: no central directory entry where one must be");
+    size_t name_size = (size_t)tsr_load_le(p + 28, 2), extra_size = (size_t)tsr_load_le(p + 30, 2);
+    const uint8_t *name = tsr_cursor_take(directory, name_size);
+    const uint8_t *extra = tsr_cursor_take(directory, extra_size);
+    tsr_cursor_take(directory, (size_t)tsr_load_le(p + 32, 2));
+    TSR_FAIL_IF(directory->failed, err, TSR_E_FORMAT, position, "zip: a central directory entry runs past the directory");
+    out->name = (tsr_str){(const char *)name, name_size};
+    TSR_TRY(check_name(out->name, position, err));
+    out->flags = (uint16_t)tsr_load_le(p + 8, 2);
+    out->crc32 = (uint32_t)tsr_load_le(p + 16, 4);
+    unsigned method = (unsigned)tsr_load_le(p + 10, 2);
+    TSR_FAIL_IF(out->flags & FLAGS_ENCRYPTED, err, TSR_E_UNSUPPORTED, position, "zip: member '%.*s' is encrypted",
+                TSR_STR_ARG(out->name));
+    TSR_FAIL_IF(method != 0, err, TSR_E_UNSUPPORTED, position,
+                "zip: member '%.*s' is compressed (%s, method %u); torch.save stores members plainly", TSR_STR_ARG(out->name),
+                method == 8 ? "deflate" : "unknown to it", method);
+    tsr_cursor wide = {NULL, 0, 0, false};
+    zip64_extra((tsr_cursor){extra, extra_size, 0, false}, &wide);
+    uint64_t packed;
+    bool whole = widen((uint32_t)tsr_load_le(p + 24, 4), &wide, &out->size) &&
+                 widen((uint32_t)tsr_load_le(p + 20, 4), &wide, &packed) &&
+                 widen((uint32_t)tsr_load_le(p + 42, 4), &wide, &out->header_offset);
+    TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, position, "zip: member '%.*s' lacks its zip64 sizes", TSR_STR_ARG(out->name));
+    TSR_FAIL_IF(packed != out->size, err, TSR_E_FORMAT, position,
+                "zip: member '%.*s' is stored plainly, yet has %llu bytes packed and %llu unpacked", TSR_STR_ARG(out->name),
+                (unsigned long long)packed, (unsigned long long)out->size);
+    TSR_FAIL_IF(tsr_load_le(p + 34, 2) != 0, err, TSR_E_UNSUPPORTED, position, "zip: the archive spans several disks");
+    TSR_FAIL_IF(!tsr_add_u64(out->header_offset, base, &out->header_offset), err, TSR_E_FORMAT, position,
+                "zip: member '%.*s' begins beyond the archive", TSR_STR_ARG(out->name));
+    return TSR_OK;
+}
+
+static tsr_status read_directory(window *w, const tsr_host *host, const end_records *end, tsr_arena *arena, tsr_zip *zip,
+                                 tsr_error *err)
+{
+    TSR_FAIL_IF(end->directory_size > host->limits.metadata_bytes, err, TSR_E_LIMIT, w->base + end->directory_offset,
+                "zip: a central directory of %llu bytes is beyond the limit of %llu (metadata_bytes)",
+                (unsigned long long)end->directory_size, (unsigned long long)host->limits.metadata_bytes);
+    TSR_FAIL_IF(end->entries >= UINT32_MAX, err, TSR_E_LIMIT, w->base + end->directory_offset, "zip: too many members");
+    size_t size = (size_t)end->directory_size;
+    const uint8_t *seen;
+    TSR_TRY(window_need(w, end->directory_offset, size, 0, &seen, err));
+    uint8_t *directory = tsr_arena_array(arena, size, 1, err);
+    tsr_zip_member *members = tsr_arena_array(arena, (size_t)end->entries, sizeof *members, err);
+    if (!directory || !members) return TSR_E_NOMEM;
+    memcpy(directory, seen, size);
+    tsr_cursor cursor = {directory, size, 0, false};
+    uint64_t position = w->base + end->directory_offset;
+    for (uint32_t i = 0; i < end->entries; i++)
+        TSR_TRY(read_entry(&cursor, w->base, position + cursor.at, &members[i], err));
+    TSR_FAIL_IF(tsr_cursor_left(&cursor) != 0, err, TSR_E_FORMAT, position + cursor.at,
+                "zip: %llu bytes of the central directory lie behind its last entry",
+                (unsigned long long)tsr_cursor_left(&cursor));
+    zip->members = members;
+    zip->count = (uint32_t)end->entries;
+    return TSR_OK;
+}
+
+/* One reader may find a member where another does not: compare without regard to ASCII case. */
+static int fold_compare(tsr_str a, tsr_str b)
+{
+    size_t n = a.size < b.size ? a.size : b.size;
+    for (size_t i = 0; i < n; i++) {
+        unsigned char x = (unsigned char)a.data[i], y = (unsigned char)b.data[i];
+        if (x >= 'A' && x <= 'Z') x = (unsigned char)(x + 32);
+        if (y >= 'A' && y <= 'Z') y = (unsigned char)(y + 32);
+        if (x != y) return x < y ? -1 : 1;
+    }
+    return (a.size > b.size) - (a.size < b.size);
+}
+
+static int by_folded_name(const void *a, const void *b)
+{
+    const tsr_zip_member *x = *(const tsr_zip_member *const *)a, *y = *(const tsr_zip_member *const *)b;
+    return fold_compare(x->name, y->name);
+}
+
+static int by_header(const void *a, const void *b)
+{
+    const tsr_zip_member *x = *(const tsr_zip_member *const *)a, *y = *(const tsr_zip_member *const *)b;
+    return (x->header_offset > y->header_offset) - (x->header_offset < y->header_offset);
+}
+
+static const tsr_zip_member **sorted(const tsr_zip *zip, int (*compare)(const void *, const void *), tsr_arena *arena,
+                                     tsr_error *err)
+{
+    const tsr_zip_member **order = tsr_arena_array(arena, zip->count, sizeof *order, err);
+    if (!order) return NULL;
+    for (uint32_t i = 0; i < zip->count; i++) order[i] = &zip->members[i];
+    qsort(order, zip->count, sizeof *order, compare);
+    return order;
+}
+
+static tsr_status index_names(tsr_zip *zip, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_zip_member **order = sorted(zip, by_folded_name, arena, err);
+    if (!order) return TSR_E_NOMEM;
+    for (uint32_t i = 1; i < zip->count; i++) {
+        tsr_str a = order[i - 1]->name, b = order[i]->name;
+        if (fold_compare(a, b) != 0) continue;
+        return tsr_raise(err, TSR_E_FORMAT, order[i]->header_offset,
+                         tsr_str_equal(a, b) ? "zip: member '%.*s' is listed twice"
+                                             : "zip: members '%.*s' and '%.*s' differ only in case",
+                         TSR_STR_ARG(a), TSR_STR_ARG(b));
+    }
+    zip->by_name = order;
+    return TSR_OK;
+}
+
+static void find_top(tsr_zip *zip)
+{
+    for (uint32_t i = 0; i < zip->count; i++) {
+        tsr_str name = zip->members[i].name;
+        const char *slash = memchr(name.data, '/', name.size);
+        tsr_str top = {name.data, slash ? (size_t)(slash - name.data) : 0};
+        if (i == 0) zip->top = top;
+        if (!slash || !tsr_str_equal(top, zip->top)) {
+            zip->top = (tsr_str){NULL, 0};
+            return;
+        }
+    }
+}
+
+/* Sizes and CRC of a local header: the central ones, or zero where a descriptor follows the data. */
+static bool local_agrees(const uint8_t *p, tsr_cursor extra, const tsr_zip_member *member)
+{
+    uint32_t crc = (uint32_t)tsr_load_le(p + 14, 4);
+    uint32_t packed = (uint32_t)tsr_load_le(p + 18, 4), size = (uint32_t)tsr_load_le(p + 22, 4);
+    bool later = member->flags & FLAG_DESCRIPTOR;
+    if (later && crc == 0 && packed == 0 && size == 0) return true;
+    tsr_cursor wide = {NULL, 0, 0, false};
+    zip64_extra(extra, &wide);
+    uint64_t wide_size, wide_packed;
+    if (!widen(size, &wide, &wide_size) || !widen(packed, &wide, &wide_packed)) return false;
+    if (later && wide_size == 0 && wide_packed == 0) return crc == 0 || crc == member->crc32;
+    return crc == member->crc32 && wide_size == member->size && wide_packed == member->size;
+}
+
+/* Checks the local header at `at` and finds the data behind it; `limit` is where the central directory begins. */
+static tsr_status read_local(window *w, uint64_t limit, tsr_zip_member *member, tsr_error *err)
+{
+    const uint8_t *p;
+    uint64_t at = member->header_offset - w->base;
+    TSR_FAIL_IF(at >= limit || limit - at < LOCAL_SIZE, err, TSR_E_FORMAT, member->header_offset,
+                "zip: the local header of '%.*s' lies beyond the members (byte %llu of %llu)", TSR_STR_ARG(member->name),
+                (unsigned long long)at, (unsigned long long)limit);
+    TSR_TRY(window_need(w, at, LOCAL_SIZE, AHEAD_READ, &p, err));
+    size_t name_size = (size_t)tsr_load_le(p + 26, 2), extra_size = (size_t)tsr_load_le(p + 28, 2);
+    uint64_t head = LOCAL_SIZE + name_size + extra_size;
+    TSR_FAIL_IF(tsr_load_le(p, 4) != LOCAL_SIGNATURE || head > limit - at, err, TSR_E_FORMAT, member->header_offset,
+                "zip: no local header of '%.*s' where the central directory has it", TSR_STR_ARG(member->name));
+    TSR_TRY(window_need(w, at, (size_t)head, AHEAD_READ, &p, err));
+    tsr_str name = {(const char *)p + LOCAL_SIZE, name_size};
+    TSR_FAIL_IF(!tsr_str_equal(name, member->name), err, TSR_E_FORMAT, member->header_offset,
+                "zip: the central directory calls a member '%.*s', its local header '%.*s'", TSR_STR_ARG(member->name),
+                TSR_STR_ARG(name));
+    tsr_cursor extra = {p + LOCAL_SIZE + name_size, extra_size, 0, false};
+    TSR_FAIL_IF(tsr_load_le(p + 6, 2) != member->flags || tsr_load_le(p + 8, 2) != 0 || !local_agrees(p, extra, member), err,
+                TSR_E_FORMAT, member->header_offset,
+                "zip: the local header of '%.*s' and the central directory disagree on flags, method, CRC or size",
+                TSR_STR_ARG(name));
+    TSR_FAIL_IF(member->size > limit - at - head, err, TSR_E_FORMAT, member->header_offset,
+                "zip: member '%.*s' has %llu bytes, %llu are left before the central directory", TSR_STR_ARG(name),
+                (unsigned long long)member->size, (unsigned long long)(limit - at - head));
+    member->byte_offset = member->header_offset + head;
+    return TSR_OK;
+}
+
+/* What lies between a member's data and the next header: nothing, or the descriptor that repeats CRC and sizes. */
+static tsr_status check_gap(window *w, const tsr_zip_member *member, uint64_t next, tsr_error *err)
+{
+    uint64_t at = member->byte_offset - w->base + member->size;
+    TSR_FAIL_IF(next < at, err, TSR_E_FORMAT, member->header_offset, "zip: member '%.*s' overlaps the one behind it",
+                TSR_STR_ARG(member->name));
+    uint64_t gap = next - at;
+    bool fits = (member->flags & FLAG_DESCRIPTOR) ? gap >= 12 && gap <= DESCRIPTOR_MAX && gap % 4 == 0 : gap == 0;
+    TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, w->base + at, "zip: %llu bytes behind member '%.*s' belong to nothing",
+                (unsigned long long)gap, TSR_STR_ARG(member->name));
+    if (gap == 0) return TSR_OK;
+    const uint8_t *p;
+    TSR_TRY(window_need(w, at, (size_t)gap, AHEAD_READ, &p, err));
+    bool marked = gap == 16 || gap == 24;
+    unsigned width = gap >= 20 ? 8 : 4;
+    const uint8_t *fields = p + (marked ? 4 : 0);
+    bool agrees = (!marked || tsr_load_le(p, 4) == DESCRIPTOR_SIGNATURE) && tsr_load_le(fields, 4) == member->crc32 &&
+                  tsr_load_le(fields + 4, width) == member->size && tsr_load_le(fields + 4 + width, width) == member->size;
+    TSR_FAIL_IF(!agrees, err, TSR_E_FORMAT, w->base + at,
+                "zip: the data descriptor of '%.*s' and the central directory disagree", TSR_STR_ARG(member->name));
+    return TSR_OK;
+}
+
+static tsr_status read_locals(window *w, uint64_t limit, tsr_zip *zip, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_zip_member **order = sorted(zip, by_header, arena, err);
+    if (!order) return TSR_E_NOMEM;
+    uint64_t first = zip->count ? order[0]->header_offset - w->base : limit;
+    TSR_FAIL_IF(first != 0, err, TSR_E_FORMAT, w->base, "zip: %llu bytes before the first member belong to nothing",
+                (unsigned long long)first);
+    for (uint32_t i = 0; i < zip->count; i++) {
+        uint64_t next = i + 1 < zip->count ? order[i + 1]->header_offset - w->base : limit;
+        TSR_TRY(read_local(w, limit, (tsr_zip_member *)order[i], err));
+        TSR_TRY(check_gap(w, order[i], next, err));
+    }
+    return TSR_OK;
+}
+
+static bool crc_absent(const tsr_zip *zip)
+{
+    bool bytes = false;
+    for (uint32_t i = 0; i < zip->count; i++) {
+        if (zip->members[i].crc32 != 0) return false;
+        bytes |= zip->members[i].size > 0;
+    }
+    return bytes;
+}
+
+static tsr_status open_window(window *w, const tsr_host *host, tsr_arena *arena, tsr_zip *zip, tsr_error *err)
+{
+    end_records end;
+    TSR_TRY(read_end(w, &end, err));
+    TSR_TRY(read_directory(w, host, &end, arena, zip, err));
+    TSR_TRY(index_names(zip, arena, err));
+    TSR_TRY(read_locals(w, end.directory_offset, zip, arena, err));
+    find_top(zip);
+    zip->crc_absent = crc_absent(zip);
+    return TSR_OK;
+}
+
+tsr_status tsr_zip_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
+                        tsr_arena *arena, tsr_zip *out, tsr_error *err)
+{
+    *out = (tsr_zip){.file = file, .byte_offset = offset, .size = size};
+    window w = {.store = store, .allocator = host->allocator, .file = file, .base = offset, .size = size};
+    tsr_status status = open_window(&w, host, arena, out, err);
+    tsr_free(w.allocator, w.bytes, w.capacity, 1);
+    return status;
+}
+
+const tsr_zip_member *tsr_zip_find(const tsr_zip *zip, tsr_str name)
+{
+    size_t skip = zip->top.size ? zip->top.size + 1 : 0;
+    uint32_t low = 0, high = zip->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const tsr_zip_member *member = zip->by_name[middle];
+        tsr_str rest = {member->name.data + skip, member->name.size - skip};
+        int order = fold_compare(name, rest);
+        if (order == 0) return tsr_str_equal(name, rest) ? member : NULL;
+        if (order < 0) high = middle;
+        else low = middle + 1;
+    }
+    return NULL;
+}
+
+bool tsr_zip_looks_like(tsr_str first_bytes)
+{
+    return first_bytes.size >= 4 && tsr_load_le((const uint8_t *)first_bytes.data, 4) == LOCAL_SIGNATURE;
+}
