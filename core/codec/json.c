@@ -1,0 +1,149 @@
+/* Documents: strict check, cJSON's tree, duplicate keys refused, and accessors that say where something is amiss. */
+#include "codec/json.h"
+
+#include <math.h>
+
+#include "base/try.h"
+#include "codec/json_check.h"
+#include "tessera/map.h"
+
+#define TWO_TO_53 9007199254740992.0
+
+/* A walk over a tree in document order without a stack of its own: cJSON has no parent pointers, so the containers on
+ * the way are kept here; depth was bounded by the check. */
+enum { MAX_DEPTH = 256 };
+
+static tsr_status report_duplicate(tsr_str text, const cJSON *member, uint64_t key_number, tsr_error *err)
+{
+    uint64_t position = TSR_NO_POSITION;
+    tsr_json_check(text, MAX_DEPTH, key_number, &position, NULL);
+    return tsr_raise(err, TSR_E_FORMAT, position, "json: duplicate key '%s'", member->string);
+}
+
+/* Finds the first member of `object` whose key an earlier one has; *number is its place among the members. */
+static tsr_status find_duplicate(const cJSON *object, const tsr_host *host, const cJSON **duplicate, tsr_error *err)
+{
+    *duplicate = NULL;
+    if (!object->child || !object->child->next) return TSR_OK;
+    tsr_map *keys = tsr_map_new(host->allocator, 0, err);
+    if (!keys) return TSR_E_NOMEM;
+    tsr_status status = TSR_OK;
+    for (const cJSON *member = object->child; member && status == TSR_OK && !*duplicate; member = member->next) {
+        bool inserted;
+        status = tsr_map_put(keys, tsr_str_from(member->string), 0, NULL, &inserted, err);
+        if (status == TSR_OK && !inserted) *duplicate = member;
+    }
+    tsr_map_free(keys);
+    return status;
+}
+
+static tsr_status refuse_duplicates(const cJSON *root, const tsr_host *host, tsr_str text, tsr_error *err)
+{
+    const cJSON *stack[MAX_DEPTH + 1], *item = root, *duplicate = NULL;
+    uint32_t height = 0;
+    uint64_t keys = 0;
+    while (item) {
+        if (!duplicate && cJSON_IsObject(item)) TSR_TRY(find_duplicate(item, host, &duplicate, err));
+        if (item == duplicate) return report_duplicate(text, item, keys, err);
+        if (item->string) keys++;
+        if (item->child) {
+            stack[height++] = item;
+            item = item->child;
+            continue;
+        }
+        while (height && !item->next) item = stack[--height];
+        item = height ? item->next : NULL;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_error *err)
+{
+    uint32_t depth = host->limits.depth < MAX_DEPTH ? host->limits.depth : MAX_DEPTH;
+    *out = NULL;
+    TSR_FAIL_IF(text.size > host->limits.metadata_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "json: a document of %zu bytes is beyond the limit of %llu", text.size,
+                (unsigned long long)host->limits.metadata_bytes);
+    TSR_TRY(tsr_json_check(text, depth, 0, NULL, err));
+    cJSON *root = cJSON_ParseWithLength(text.data, text.size);
+    TSR_FAIL_IF(!root, err, TSR_E_NOMEM, TSR_NO_POSITION, "json: out of memory for a document of %zu bytes", text.size);
+    tsr_status status = refuse_duplicates(root, host, text, err);
+    if (status != TSR_OK) cJSON_Delete(root);
+    else *out = root;
+    return status;
+}
+
+static const char *found_name(const cJSON *item)
+{
+    return cJSON_IsObject(item)   ? "an object"
+           : cJSON_IsArray(item)  ? "an array"
+           : cJSON_IsString(item) ? "a string"
+           : cJSON_IsNumber(item) ? "a number"
+           : cJSON_IsBool(item)   ? "a boolean"
+                                  : "null";
+}
+
+static bool has_type(const cJSON *item, tsr_json_type type)
+{
+    switch (type) {
+    case TSR_JSON_OBJECT: return cJSON_IsObject(item);
+    case TSR_JSON_ARRAY: return cJSON_IsArray(item);
+    case TSR_JSON_STRING: return cJSON_IsString(item);
+    case TSR_JSON_NUMBER: return cJSON_IsNumber(item);
+    case TSR_JSON_BOOL: return cJSON_IsBool(item);
+    }
+    return false;
+}
+
+static const char *const expected_names[] = {"an object", "an array", "a string", "a number", "a boolean"};
+
+tsr_status tsr_json_expect(const cJSON *item, tsr_json_type type, const char *where, tsr_error *err)
+{
+    TSR_FAIL_IF(!has_type(item, type), err, TSR_E_FORMAT, TSR_NO_POSITION, "json: expected %s at %s, found %s",
+                expected_names[type], *where ? where : "the root", found_name(item));
+    return TSR_OK;
+}
+
+tsr_status tsr_json_find(const cJSON *object, const char *key, tsr_json_type type, const char *where, const cJSON **out,
+                         tsr_error *err)
+{
+    *out = NULL;
+    TSR_TRY(tsr_json_expect(object, TSR_JSON_OBJECT, where, err));
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    if (!item || cJSON_IsNull(item)) return TSR_OK;
+    TSR_FAIL_IF(!has_type(item, type), err, TSR_E_FORMAT, TSR_NO_POSITION, "json: expected %s at %s%s%s, found %s",
+                expected_names[type], where, *where ? "." : "", key, found_name(item));
+    *out = item;
+    return TSR_OK;
+}
+
+tsr_status tsr_json_get(const cJSON *object, const char *key, tsr_json_type type, const char *where, const cJSON **out,
+                        tsr_error *err)
+{
+    TSR_TRY(tsr_json_find(object, key, type, where, out, err));
+    TSR_FAIL_IF(!*out, err, TSR_E_FORMAT, TSR_NO_POSITION, "json: %s lacks '%s' (%s)", *where ? where : "the root", key,
+                expected_names[type]);
+    return TSR_OK;
+}
+
+tsr_status tsr_json_to_i64(const cJSON *item, const char *where, int64_t *out, tsr_error *err)
+{
+    *out = 0;
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_NUMBER, where, err));
+    double value = item->valuedouble;
+    TSR_FAIL_IF(!(fabs(value) < TWO_TO_53) || value != floor(value), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "json: expected an integer below 2^53 at %s, found %.17g", *where ? where : "the root", value);
+    *out = (int64_t)value;
+    return TSR_OK;
+}
+
+tsr_status tsr_json_to_u64(const cJSON *item, const char *where, uint64_t *out, tsr_error *err)
+{
+    int64_t value;
+    *out = 0;
+    TSR_TRY(tsr_json_to_i64(item, where, &value, err));
+    TSR_FAIL_IF(value < 0, err, TSR_E_FORMAT, TSR_NO_POSITION, "json: expected an integer of at least 0 at %s, found %lld",
+                *where ? where : "the root", (long long)value);
+    *out = (uint64_t)value;
+    return TSR_OK;
+}

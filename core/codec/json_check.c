@@ -1,0 +1,208 @@
+/* cJSON forgives too much (NUL, control characters, lone surrogates, words behind the document) and reports no
+ * positions, so every document passes this check first. One pass, one bit of state per open container. */
+#include "codec/json_check.h"
+
+#include "base/try.h"
+#include "base/utf8.h"
+
+enum { MAX_DEPTH = 256, MAX_NUMBER = 63 /* cJSON's buffer */ };
+
+typedef struct checker {
+    tsr_str text;
+    size_t at;
+    uint32_t depth;
+    uint64_t objects[MAX_DEPTH / 64]; /* bit per level: 1 = object */
+    uint64_t key_number;
+    uint64_t *key_position;
+    tsr_error *err;
+} checker;
+
+static int peek(const checker *c)
+{
+    return c->at < c->text.size ? (uint8_t)c->text.data[c->at] : -1;
+}
+
+static void skip_space(checker *c)
+{
+    while (peek(c) == ' ' || peek(c) == '\n' || peek(c) == '\r' || peek(c) == '\t') c->at++;
+}
+
+static tsr_status fail(checker *c, const char *expected)
+{
+    int found = peek(c);
+    if (found < 0) return tsr_raise(c->err, TSR_E_FORMAT, c->at, "json: expected %s, found the end", expected);
+    if (found > 0x20 && found < 0x7F)
+        return tsr_raise(c->err, TSR_E_FORMAT, c->at, "json: expected %s, found '%c'", expected, found);
+    return tsr_raise(c->err, TSR_E_FORMAT, c->at, "json: expected %s, found byte 0x%02x", expected, (unsigned)found);
+}
+
+static tsr_status check_word(checker *c, const char *word)
+{
+    size_t size = strlen(word);
+    tsr_str rest = {c->text.data + c->at, c->text.size - c->at};
+    if (!tsr_str_starts(rest, (tsr_str){word, size})) return fail(c, "a value");
+    c->at += size;
+    return TSR_OK;
+}
+
+static tsr_status check_digits(checker *c)
+{
+    size_t from = c->at;
+    while (peek(c) >= '0' && peek(c) <= '9') c->at++;
+    return c->at > from ? TSR_OK : fail(c, "a digit");
+}
+
+static tsr_status check_number(checker *c)
+{
+    size_t from = c->at;
+    if (peek(c) == '-') c->at++;
+    if (peek(c) == '0') c->at++;
+    else TSR_TRY(check_digits(c));
+    if (peek(c) == '.') {
+        c->at++;
+        TSR_TRY(check_digits(c));
+    }
+    if (peek(c) == 'e' || peek(c) == 'E') {
+        c->at++;
+        if (peek(c) == '+' || peek(c) == '-') c->at++;
+        TSR_TRY(check_digits(c));
+    }
+    TSR_FAIL_IF(c->at - from > MAX_NUMBER, c->err, TSR_E_FORMAT, from, "json: a number of %zu characters, at most %d are taken",
+                c->at - from, MAX_NUMBER);
+    return TSR_OK;
+}
+
+static bool read_hex4(const checker *c, size_t at, uint32_t *unit)
+{
+    if (c->text.size - at < 4) return false;
+    *unit = 0;
+    for (size_t i = at; i < at + 4; i++) {
+        char d = c->text.data[i];
+        uint32_t digit = d >= '0' && d <= '9' ? (uint32_t)(d - '0') : (uint32_t)((d | 0x20) - 'a' + 10);
+        if (digit > 15) return false;
+        *unit = *unit << 4 | digit;
+    }
+    return true;
+}
+
+/* At the backslash of a \u escape. */
+static tsr_status check_unicode_escape(checker *c)
+{
+    uint32_t unit, low;
+    TSR_FAIL_IF(!read_hex4(c, c->at + 2, &unit), c->err, TSR_E_FORMAT, c->at, "json: \\u without four hexadecimal digits");
+    TSR_FAIL_IF(unit == 0, c->err, TSR_E_FORMAT, c->at, "json: NUL in a string");
+    if (unit >= 0xD800 && unit < 0xE000) {
+        size_t second = c->at + 6;
+        bool paired = unit < 0xDC00 && c->text.size - second >= 6 && c->text.data[second] == '\\' &&
+                      c->text.data[second + 1] == 'u' && read_hex4(c, second + 2, &low) && low >= 0xDC00 && low < 0xE000;
+        TSR_FAIL_IF(!paired, c->err, TSR_E_FORMAT, c->at, "json: lone surrogate \\u%04x", (unsigned)unit);
+        c->at += 6;
+    }
+    c->at += 6;
+    return TSR_OK;
+}
+
+static tsr_status check_escape(checker *c)
+{
+    char kind = c->at + 1 < c->text.size ? c->text.data[c->at + 1] : 0;
+    if (kind == 'u') return check_unicode_escape(c);
+    TSR_FAIL_IF(!kind || !strchr("\"\\/bfnrt", kind), c->err, TSR_E_FORMAT, c->at, "json: unknown escape in a string");
+    c->at += 2;
+    return TSR_OK;
+}
+
+static tsr_status check_string(checker *c)
+{
+    if (peek(c) != '"') return fail(c, "a string");
+    for (c->at++; peek(c) != '"';) {
+        int byte = peek(c);
+        if (byte == '\\') {
+            TSR_TRY(check_escape(c));
+            continue;
+        }
+        TSR_FAIL_IF(byte < 0, c->err, TSR_E_FORMAT, c->at, "json: a string without end");
+        TSR_FAIL_IF(byte < 0x20, c->err, TSR_E_FORMAT, c->at, "json: control byte 0x%02x in a string", (unsigned)byte);
+        size_t length = tsr_utf8_length((tsr_str){c->text.data + c->at, c->text.size - c->at});
+        TSR_FAIL_IF(length == 0, c->err, TSR_E_FORMAT, c->at, "json: invalid UTF-8 (byte 0x%02x)", (unsigned)byte);
+        c->at += length;
+    }
+    c->at++;
+    return TSR_OK;
+}
+
+static tsr_status check_key(checker *c)
+{
+    skip_space(c);
+    if (c->key_position && c->key_number-- == 0) *c->key_position = c->at;
+    TSR_TRY(check_string(c));
+    skip_space(c);
+    if (peek(c) != ':') return fail(c, "':'");
+    c->at++;
+    return TSR_OK;
+}
+
+static bool in_object(const checker *c)
+{
+    return c->objects[(c->depth - 1) / 64] >> ((c->depth - 1) % 64) & 1;
+}
+
+static tsr_status enter(checker *c, bool object, uint32_t max_depth)
+{
+    uint64_t bit = (uint64_t)1 << (c->depth % 64);
+    TSR_FAIL_IF(c->depth == max_depth || c->depth == MAX_DEPTH, c->err, TSR_E_LIMIT, c->at,
+                "json: more than %u nested containers", (unsigned)c->depth);
+    if (object) c->objects[c->depth / 64] |= bit;
+    else c->objects[c->depth / 64] &= ~bit;
+    c->depth++;
+    c->at++;
+    return TSR_OK;
+}
+
+/* Closes every container that ends here. Afterwards a value is due, or the document is done (depth 0). */
+static tsr_status after_value(checker *c)
+{
+    while (c->depth) {
+        skip_space(c);
+        int byte = peek(c);
+        if (byte == ',') {
+            c->at++;
+            return in_object(c) ? check_key(c) : TSR_OK;
+        }
+        if (byte != (in_object(c) ? '}' : ']')) return fail(c, in_object(c) ? "',' or '}'" : "',' or ']'");
+        c->at++;
+        c->depth--;
+    }
+    return TSR_OK;
+}
+
+/* One value's beginning: a scalar, or a container that is entered. *complete: nothing of it is left to come. */
+static tsr_status check_value(checker *c, uint32_t max_depth, bool *complete)
+{
+    int byte;
+    skip_space(c);
+    byte = peek(c);
+    *complete = true;
+    if (byte == '{' || byte == '[') {
+        TSR_TRY(enter(c, byte == '{', max_depth));
+        skip_space(c);
+        *complete = peek(c) == byte + 2; /* '}' and ']' */
+        return *complete || byte == '[' ? TSR_OK : check_key(c);
+    }
+    if (byte == '"') return check_string(c);
+    if (byte == 't') return check_word(c, "true");
+    if (byte == 'f') return check_word(c, "false");
+    if (byte == 'n') return check_word(c, "null");
+    return byte == '-' || (byte >= '0' && byte <= '9') ? check_number(c) : fail(c, "a value");
+}
+
+tsr_status tsr_json_check(tsr_str text, uint32_t max_depth, uint64_t key_number, uint64_t *key_position, tsr_error *err)
+{
+    checker c = {.text = text, .key_number = key_number, .key_position = key_position, .err = err};
+    bool complete;
+    do {
+        TSR_TRY(check_value(&c, max_depth, &complete));
+        if (complete) TSR_TRY(after_value(&c));
+    } while (c.depth);
+    skip_space(&c);
+    return c.at == text.size ? TSR_OK : fail(&c, "the end");
+}

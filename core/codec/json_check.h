@@ -1,0 +1,11 @@
+/* The strict grammar check in front of cJSON. */
+#ifndef TSR_CODEC_JSON_CHECK_H
+#define TSR_CODEC_JSON_CHECK_H
+
+#include "tessera/status.h"
+
+/* Checks `text` against RFC 8259 and the rules of codec/json.h except duplicate keys. When `key_number` keys have gone
+ * by in document order, the next one's position is stored in *key_position (both may be unused: NULL). Iterative. */
+tsr_status tsr_json_check(tsr_str text, uint32_t max_depth, uint64_t key_number, uint64_t *key_position, tsr_error *err);
+
+#endif

@@ -1,0 +1,26 @@
+/* Any bytes: refused with a position inside them, or a tree that cJSON prints and we read again. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "codec/json.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_error err = {0};
+    cJSON *root, *again;
+    if (tsr_json_parse((tsr_str){(const char *)data, size}, &host, &root, &err) != TSR_OK) {
+        assert(err.status == TSR_E_LIMIT || err.byte_position <= size);
+        return 0;
+    }
+    char *text = cJSON_PrintUnformatted(root);
+    assert(text);
+    /* cJSON prints numbers that overflow as null: still JSON. */
+    assert(tsr_json_parse(tsr_str_from(text), &host, &again, NULL) == TSR_OK);
+    cJSON_Delete(again);
+    cJSON_Delete(root);
+    free(text);
+    return 0;
+}
