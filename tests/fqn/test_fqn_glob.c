@@ -1,6 +1,7 @@
 /* GLOB patterns against a table and against a plain recursive matcher; renames. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 /* cmocka wants these before it */
 #include <cmocka.h>

@@ -1,0 +1,55 @@
+/* Canonical fully qualified names: what a raw parameter name becomes once the wrappers' components are gone.
+ *
+ * With a module tree (modules.h) the answer is PyTorch's: each component is judged by the class it stands under. Without
+ * one only the text is left, which cannot always tell a wrapper from a user's attribute: that form says so. */
+#ifndef TESSERA_FQN_H
+#define TESSERA_FQN_H
+
+#include "tessera/modules.h"
+
+/* A component that a canonical name no longer has. */
+typedef struct tsr_removed {
+    tsr_str component;
+    tsr_str why; /* static text */
+} tsr_removed;
+
+typedef struct tsr_name {
+    tsr_str raw;
+    const tsr_str *fqns; /* one; several where the name is a flat parameter's */
+    size_t fqn_count;
+    const tsr_removed *removed; /* in the order of the name */
+    size_t removed_count;
+    tsr_str ambiguity; /* text form: what else the name could mean (static text); empty: nothing */
+} tsr_name;
+
+/* Names of different raw names that are one FQN. `names` are indices into the array that was searched. */
+typedef struct tsr_collision {
+    tsr_str fqn;
+    const uint32_t *names;
+    size_t count; /* ≥ 2 */
+} tsr_collision;
+
+/* Canonical names of a checkpoint's keys by text alone. `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` always
+ * go; `module` (DDP) and `_orig_mod` (torch.compile) go where they are their parent's only child over all keys, as a
+ * wrapper's is; the last component always stays. `names` (one a raw name) is filled by the call; everything in it lives in
+ * `arena` or borrows `raws`. Time is linear in the text. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
+tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
+                             tsr_name *names, tsr_error *err);
+
+/* Every FQN that more than one name has, in order of first appearance. A name that repeats its own FQN does not count,
+ * nor does the same raw name twice. Results live in `arena`. Errors: TSR_E_NOMEM. */
+tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
+                              tsr_collision **out, size_t *out_count, tsr_error *err);
+
+/* PyTorch's `_get_fqns(model, raw)` (torch 2.13, distributed/checkpoint/state_dict.py), with what was removed and why. A
+ * name without a dot is returned unchecked, as there. Errors: TSR_E_NOT_FOUND for a component that its parent does not
+ * have, TSR_E_FORMAT for a wrapper's component in a wrong place; both name the component and the path up to it.
+ * `keep_ddp` and `keep_compiler` are PyTorch's skip_ddp_prefix=False and skip_compiler_prefix=False. */
+typedef struct tsr_fqn_options {
+    bool keep_ddp;
+    bool keep_compiler;
+} tsr_fqn_options;
+tsr_status tsr_fqn_resolve(const tsr_modules *modules, tsr_str raw, const tsr_fqn_options *options, tsr_arena *arena,
+                           tsr_name *out, tsr_error *err);
+
+#endif

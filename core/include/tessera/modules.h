@@ -1,0 +1,122 @@
+/* A module tree: what Tessera knows of a live nn.Module. Nodes carry a class name and a wrapper kind; parameters and
+ * buffers carry shape, dtype and identity (for sharing); FSDP1 nodes may carry their flat parameter.
+ *
+ * A program fills in plain tsr_module structs (or tsr_modules_parse does from a tessera.modules/1 document) and
+ * hands the root to tsr_modules_new, which checks the tree and indexes its attributes. A module may appear under several
+ * names (a shared module): then several children point to one tsr_module. */
+#ifndef TESSERA_MODULES_H
+#define TESSERA_MODULES_H
+
+#include "tessera/dtype.h"
+#include "tessera/host.h"
+
+typedef enum tsr_wrapper {
+    TSR_WRAPPER_NONE = 0,
+    TSR_WRAPPER_DDP,       /* torch.nn.parallel.DistributedDataParallel; child "module" */
+    TSR_WRAPPER_FSDP1,     /* FullyShardedDataParallel; child "_fsdp_wrapped_module" */
+    TSR_WRAPPER_COMPILED,  /* torch.compile's OptimizedModule; child "_orig_mod" */
+    TSR_WRAPPER_CHECKPOINT /* CheckpointWrapper, OffloadWrapper; child "_checkpoint_wrapped_module" */
+} tsr_wrapper;
+
+/* The name a wrapper gives what it wraps; empty for TSR_WRAPPER_NONE. */
+tsr_str tsr_wrapper_child(tsr_wrapper wrapper);
+
+/* A parameter or buffer. */
+typedef struct tsr_module_tensor {
+    tsr_str name;
+    tsr_dtype dtype; /* TSR_DTYPE_NONE: not told */
+    uint32_t rank;
+    const uint64_t *shape;
+    bool requires_grad; /* parameters */
+    bool persistent;    /* buffers */
+    tsr_str identity;   /* equal and not empty: one tensor */
+} tsr_module_tensor;
+
+/* An original parameter of a flat parameter. `fqn` is relative to what the unit wraps, as PyTorch's `_fqns`. */
+typedef struct tsr_flat_original {
+    tsr_str fqn;
+    uint32_t rank;
+    const uint64_t *shape;
+} tsr_flat_original;
+
+/* A second name of a tied original: `fqn` is the same parameter as `of`. */
+typedef struct tsr_flat_shared {
+    tsr_str fqn;
+    tsr_str of;
+} tsr_flat_shared;
+
+typedef struct tsr_module_flat {
+    const tsr_flat_original *params;
+    size_t param_count;
+    const tsr_flat_shared *shared;
+    size_t shared_count;
+    uint64_t alignment; /* numel; 0: none */
+    bool use_orig_params;
+} tsr_module_flat;
+
+typedef struct tsr_module tsr_module;
+
+typedef struct tsr_module_child {
+    tsr_str name;
+    const tsr_module *module;
+} tsr_module_child;
+
+/* One entry of `_fqn_modifiers()`: state dict keys say `name` where the attribute `child` holds it. */
+typedef struct tsr_module_modifier {
+    tsr_str name;
+    tsr_str child;
+} tsr_module_modifier;
+
+struct tsr_module {
+    tsr_str class_name;
+    tsr_wrapper wrapper;
+    bool extra_state; /* defines get_extra_state */
+    const tsr_module_tensor *parameters;
+    size_t parameter_count;
+    const tsr_module_tensor *buffers;
+    size_t buffer_count;
+    const tsr_module_child *children;
+    size_t child_count;
+    const tsr_module_modifier *modifiers;
+    size_t modifier_count;
+    const tsr_module_flat *flat_param; /* FSDP1 nodes that have one, else NULL */
+};
+
+typedef struct tsr_modules tsr_modules;
+
+/* A module's number: 0 is the root; others in the order a depth-first walk first meets them. */
+typedef uint32_t tsr_module_ref;
+#define TSR_NO_MODULE UINT32_MAX
+
+/* Checks the tree below `root` and indexes it. Borrows `root` and all it points to until free. Errors: TSR_E_FORMAT for a
+ * name used twice in a module or holding a dot, a cycle, a wrapper without its child, equal identities of
+ * unequal tensors, an original that is not below its unit; TSR_E_LIMIT beyond limits.depth or limits.entries;
+ * TSR_E_NOMEM. Messages name the path. Everything below is read-only afterwards and thread-safe. */
+tsr_status tsr_modules_new(const tsr_module *root, const tsr_host *host, tsr_modules **out, tsr_error *err);
+void tsr_modules_free(tsr_modules *modules); /* takes NULL */
+
+uint32_t tsr_modules_count(const tsr_modules *modules);
+const tsr_module *tsr_modules_at(const tsr_modules *modules, tsr_module_ref ref);
+
+typedef enum tsr_attribute_kind {
+    TSR_ATTRIBUTE_MODULE,
+    TSR_ATTRIBUTE_PARAMETER,
+    TSR_ATTRIBUTE_BUFFER,
+    TSR_ATTRIBUTE_ORIGINAL /* of a flat parameter: the module keeps it as a plain attribute */
+} tsr_attribute_kind;
+
+typedef struct tsr_attribute {
+    tsr_str name;
+    tsr_attribute_kind kind;
+    tsr_module_ref module;           /* MODULE */
+    const tsr_module_tensor *tensor; /* PARAMETER, BUFFER */
+    uint32_t tensor_id;              /* PARAMETER, BUFFER: equal for one tensor under several names; below tensor_count */
+} tsr_attribute;
+
+/* Python's getattr(module, name), as far as the tree tells: the module's own attribute, else, for FSDP1, compiled and
+ * checkpoint wrappers, the wrapped module's. NULL: no such attribute. O(log attributes) a level. */
+const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_module_ref module, tsr_str name);
+/* Distinct parameters and buffers. */
+uint32_t tsr_modules_tensor_count(const tsr_modules *modules);
+
+#endif
