@@ -1,0 +1,148 @@
+"""The jobs of the table: ours, the peer, the physical limit. `all_jobs(bench)` makes those whose data can be made."""
+import os
+import shutil
+import subprocess
+import sys
+
+from measure import Job, Side
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Bench:
+    """Paths of one run: the built programs, a scratch folder, the sample data."""
+
+    def __init__(self, build, samples, scratch):
+        self.tessera = os.path.join(build, "bin", "tessera")
+        self.build, self.samples, self.scratch = build, samples, scratch
+
+    def program(self, name, *args):
+        return [os.path.join(self.build, "bin", name), *map(str, args)]
+
+    def peer(self, function, *args):
+        return [sys.executable, os.path.join(HERE, "peers.py"), function, *map(str, args)]
+
+    def sample(self, name):
+        """A large sample, made on first use."""
+        path = os.path.join(self.samples, name)
+        if not os.path.exists(path):
+            maker = os.path.join(HERE, "..", "..", "samples", "make_checkpoints.py")
+            subprocess.run([sys.executable, maker, "--out", self.samples, name], check=True, stdout=sys.stderr)
+        return path
+
+    def fresh(self, name):
+        """A path in scratch, and the function that empties it before a run."""
+        path = os.path.join(self.scratch, name)
+
+        def remove():
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            elif os.path.exists(path):
+                os.unlink(path)
+        return path, remove
+
+
+def size_of(path):
+    if os.path.isfile(path):
+        return os.path.getsize(path)
+    return sum(os.path.getsize(os.path.join(d, f)) for d, _, fs in os.walk(path) for f in fs)
+
+
+def mib(path):
+    return f"{size_of(path) / 2**20:.0f} MiB"
+
+
+def copy_limit(bench, source):
+    dest, remove = bench.fresh("copy")
+    return Side("cp", ["cp", "-r", "--reflink=never", source, dest], remove)
+
+
+def same_tensors(load_a, load_b):
+    import torch
+    a, b = load_a(), load_b()
+    if a.keys() != b.keys() or not all(torch.equal(a[k], b[k]) for k in a):
+        raise RuntimeError("what tessera wrote differs from what PyTorch reads of the source")
+
+
+def p1(bench):
+    d = bench.sample("large_metadata")
+    return Job("P1", "open a DCP of 1,000,000 chunks", mib(os.path.join(d, ".metadata")) + " .metadata",
+               [Side("tessera (whole program)", bench.program("bench_dcp_open", d)),
+                Side("FileSystemReader.read_metadata", bench.peer("read_metadata", d))], "≥ 40× less CPU", metric="cpu")
+
+
+def p2(bench):
+    d = os.path.join(HERE, "..", "..", "samples", "checkpoints", "dcp_fsdp2")
+    return Job("P2", "list a small DCP, whole programs", "samples/checkpoints/dcp_fsdp2",
+               [Side("tessera inspect", [bench.tessera, "inspect", d]), Side("a Python script", bench.peer("listing", d))], "≤ 5 ms, ≤ 16 MiB")
+
+
+def p3(bench):
+    return Job("P3", "validate a [4096, 16384] tensor under shard(0) over 4,096 ranks", "one tensor",
+               [Side("tsr_tiling_check", bench.program("bench_tiling", 4096, 4096, 16384)),
+                Side("_validate_global_plan", bench.peer("validate_plan", 4096, 4096, 16384))], "≥ 5,000×")
+
+
+def p8(bench):
+    import peers
+    from safetensors.torch import load_file
+    d = bench.sample("large_dcp")
+    out, remove = bench.fresh("out.safetensors")
+    theirs, remove_theirs = bench.fresh("peer.safetensors")
+    return Job("P8", "DCP → safetensors", mib(d),
+               [Side("tessera convert", [bench.tessera, "convert", d, out, "--to", "safetensors", "--objects", "drop", "--quiet"], remove),
+                Side("dcp load + save_file", bench.peer("dcp_to_safetensors", d, theirs), remove_theirs), copy_limit(bench, d)],
+               "≤ 1.15 × cp, ≤ 64 MiB", check=lambda: same_tensors(lambda: load_file(out), lambda: peers.tensors_of(peers.load_dcp(d))))
+
+
+def p11(bench):
+    d = bench.sample("large_dcp")
+    return Job("P11", "validate --deep: every byte, zip, pickle, CRC", mib(d),
+               [Side("tessera validate --deep", [bench.tessera, "validate", d, "--deep", "--quiet"]),
+                Side("torch.load of every item", bench.peer("load_items", d)),
+                Side("cat > /dev/null", ["sh", "-c", f"cat {d}/.metadata {d}/* >/dev/null"])], "≤ 1.15 × cat")
+
+
+def p12(bench):
+    a = bench.sample("large_dcp")
+    b, _ = bench.fresh("other_dcp")
+    if not os.path.exists(b):
+        shutil.copytree(a, b)
+    names = " && ".join(f"cmp {a}/{f} {b}/{f}" for f in sorted(os.listdir(a)))
+    return Job("P12", "diff --values of two equal checkpoints, same sharding", mib(a),
+               [Side("tessera diff --values", [bench.tessera, "diff", a, b, "--values", "--quiet"]),
+                Side("load both + torch.equal", bench.peer("equal_dcp", a, b)), Side("cmp", ["sh", "-c", names])], "≤ 1.15 × cmp")
+
+
+def p12_resharded(bench):
+    a, b = bench.sample("large_dcp"), bench.sample("large_dcp_columns")
+    copy, _ = bench.fresh("other_dcp")
+    if not os.path.exists(copy):
+        shutil.copytree(a, copy)
+    names = " && ".join(f"cmp {a}/{f} {copy}/{f}" for f in sorted(os.listdir(a)))
+    return Job("P12b", "diff --values of one model under two shardings (rows, columns)", mib(a),
+               [Side("tessera diff --values", [bench.tessera, "diff", a, b, "--values", "--quiet"]),
+                Side("load both + torch.equal", bench.peer("equal_dcp", a, b)), Side("cmp", ["sh", "-c", names])], "≤ 1.15 × cmp")
+
+
+def p14(bench):
+    f = os.path.join(bench.samples, "million.safetensors")
+    if not os.path.exists(f):
+        write_million(f)
+    return Job("P14", "open a safetensors header of 1,000,000 tensors", mib(f),
+               [Side("tessera (whole program)", bench.program("bench_safetensors_open", f)),
+                Side("safe_open + keys", bench.peer("open_safetensors", f))], "≤ 1 s, ≤ 3 × header")
+
+
+def write_million(path):
+    import json
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    header = {f"model.layers.{i // 8}.block.{i % 8}.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [2 * i, 2 * i + 2]} for i in range(1_000_000)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        f.truncate(8 + len(text) + 2_000_000)
+
+
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P8": [p8], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14]}

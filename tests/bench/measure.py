@@ -1,0 +1,83 @@
+"""Runs the sides of a job in turn and takes medians, so that a drift of the machine hits all sides alike."""
+import json
+import os
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Callable, Optional
+
+
+@dataclass
+class Side:
+    """One competitor: a command, and what must be done before each run (not timed)."""
+    name: str
+    command: list
+    before: Optional[Callable[[], None]] = None
+    ok: tuple = (0,)
+
+
+@dataclass
+class Job:
+    id: str
+    what: str
+    data: str
+    sides: list          # ours first, the limit (cp, cat, cmp) last where there is one
+    target: str
+    check: Optional[Callable[[], None]] = None  # raises when what ours wrote is wrong
+    metric: str = "wall"                        # the figure the target is about
+    results: dict = field(default_factory=dict)
+
+
+def run_once(side):
+    """Wall and CPU seconds and peak memory of the whole process; a last stdout line of JSON {"wall":…, "cpu":…} replaces
+    the seconds by those the program measured around the call itself (Python's start-up is not what is compared)."""
+    if side.before:
+        side.before()
+    start = time.perf_counter()
+    process = subprocess.Popen(side.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out = process.stdout.read()
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in side.ok:
+        raise RuntimeError(f"{side.name} ended {process.returncode}: {errors.decode(errors='replace')[-400:]}")
+    figures = {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak_mib": usage.ru_maxrss / 1024}
+    last = out.strip().rsplit(b"\n", 1)[-1]
+    if last.startswith(b"{") and b'"wall"' in last:
+        figures.update(json.loads(last))
+    return figures
+
+
+def run_job(job, runs):
+    samples = {side.name: [] for side in job.sides}
+    for turn in range(runs + 1):
+        for side in job.sides:
+            figures = run_once(side)
+            if turn:  # the first turn warms the page cache and is not counted
+                samples[side.name].append(figures)
+    if job.check:
+        job.check()
+    for name, list_ in samples.items():
+        job.results[name] = {k: statistics.median(f[k] for f in list_) for k in list_[0]}
+    return job
+
+
+def ratio_line(job):
+    ours = job.results[job.sides[0].name]
+    parts = []
+    for side in job.sides[1:]:
+        theirs = job.results[side.name]
+        a, b = ours[job.metric], theirs[job.metric]
+        parts.append(f"{b / a:.1f}× faster than {side.name}" if b >= 2 * a else f"{a / b:.2f}× {side.name}")
+    return "; ".join(parts)
+
+
+def table(job):
+    lines = [f"{job.id}  {job.what}", f"    data: {job.data}; target: {job.target}"]
+    for side in job.sides:
+        r = job.results[side.name]
+        lines.append(f"    {side.name:<34} wall {r['wall']:9.4f} s   cpu {r['cpu']:9.4f} s   peak {r['peak_mib']:8.1f} MiB")
+    lines.append(f"    → {ratio_line(job)} ({job.metric})")
+    return "\n".join(lines)

@@ -1,0 +1,123 @@
+"""What people use today, one function a job: peers.py FUNCTION ARG…
+
+Each prints {"wall": s, "cpu": s} of the call itself, imports and start-up left out, unless the job is about whole
+programs (`listing`)."""
+import json
+import os
+import sys
+import time
+import warnings
+
+warnings.filterwarnings("ignore")
+
+
+def timed(call):
+    wall, cpu = time.perf_counter(), time.process_time()
+    call()
+    print(json.dumps({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}))
+
+
+def read_metadata(path):
+    from torch.distributed.checkpoint import FileSystemReader
+    timed(lambda: FileSystemReader(path).read_metadata())
+
+
+def listing(path):
+    from torch.distributed.checkpoint import FileSystemReader
+    for fqn, item in FileSystemReader(path).read_metadata().state_dict_metadata.items():
+        print(fqn, getattr(item, "size", "object"), len(getattr(item, "chunks", ())))
+
+
+def validate_plan(ranks, rows, columns):
+    """_validate_global_plan over one tensor sharded shard(0) over `ranks`."""
+    import torch
+    from torch.distributed.checkpoint.default_planner import _validate_global_plan
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner import SavePlan
+    ranks, rows, columns = int(ranks), int(rows), int(columns)
+    step = rows // ranks
+    chunks = [ChunkStorageMetadata(torch.Size([r * step, 0]), torch.Size([step, columns])) for r in range(ranks)]
+    md = Metadata({"w": TensorStorageMetadata(TensorProperties(), torch.Size([rows, columns]), chunks)})
+    timed(lambda: _validate_global_plan([SavePlan([])], md) or sys.exit("refused"))
+
+
+def load_dcp(path):
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+    sd = {}
+    _load_state_dict(sd, storage_reader=FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return sd
+
+
+def tensors_of(sd):
+    import torch
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+    return {k: v.contiguous() for k, v in flatten_state_dict(sd)[0].items() if isinstance(v, torch.Tensor)}
+
+
+def dcp_to_safetensors(path, dest):
+    import torch  # noqa: F401
+    from safetensors.torch import save_file
+    import torch.distributed.checkpoint  # noqa: F401
+    timed(lambda: save_file(tensors_of(load_dcp(path)), dest))
+
+
+def dcp_to_torch(path, dest):
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+    timed(lambda: dcp_to_torch_save(path, dest))
+
+
+def torch_to_dcp(path, dest):
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+    timed(lambda: torch_save_to_dcp(path, dest))
+
+
+def torch_to_safetensors(path, dest):
+    import torch
+    from safetensors.torch import save_file
+    timed(lambda: save_file(tensors_of(torch.load(path, mmap=True)), dest))
+
+
+def safetensors_to_torch(path, dest):
+    import torch
+    from safetensors.torch import load_file
+    timed(lambda: torch.save(load_file(path), dest))
+
+
+def load_items(path):
+    """torch.load of every item of every data file: what a check of all bytes costs with PyTorch (no CRC)."""
+    import io
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader
+    infos = sorted(FileSystemReader(path).read_metadata().storage_data.values(), key=lambda i: (i.relative_path, i.offset))
+
+    def all_items():
+        for i in infos:
+            with open(os.path.join(path, i.relative_path), "rb") as f:
+                f.seek(i.offset)
+                torch.load(io.BytesIO(f.read(i.length)), weights_only=False)
+    timed(all_items)
+
+
+def equal_dcp(a, b):
+    import torch
+
+    def compare():
+        x, y = tensors_of(load_dcp(a)), tensors_of(load_dcp(b))
+        if x.keys() != y.keys() or not all(torch.equal(x[k], y[k]) for k in x):
+            sys.exit("they differ")
+    timed(compare)
+
+
+def open_safetensors(path):
+    from safetensors import safe_open
+
+    def count():
+        with safe_open(path, "pt") as f:
+            len(f.keys())
+    timed(count)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
