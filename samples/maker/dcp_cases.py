@@ -113,7 +113,7 @@ def make_fsdp1_sharded(name):
         return save({"model": module.state_dict(), "optim": FSDP.optim_state_dict(module, optimizer)}, name)
 
 
-@case("dcp_fsdp1_local", read_dcp, "FSDP1 LOCAL_STATE_DICT: flat parameters as ShardedTensors", ranks=3)
+@case("dcp_fsdp1_local", read_dcp, "FSDP1 LOCAL_STATE_DICT: flat parameters as ShardedTensors, shorter than the padded ones in memory", ranks=4)
 def make_fsdp1_local(name):
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import StateDictType
@@ -207,15 +207,23 @@ def load_error(metadata, folder):
 
 @case("dcp_uneven_strided", read_uneven_strided, "[7, 4] on a 3 x 2 mesh of FSDP2 x tensor parallel: PyTorch's own chunk offsets disagree with what the ranks hold", ranks=6)
 def make_uneven_strided(name):
-    both = mesh(3, 2, names=("dp", "tp"))
-    module = nn.Sequential(model.seeded(nn.Linear, 4, 7, bias=False))
-    before = {"model.0.weight": golden.tensor_entry(module[0].weight)}
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-    parallelize_module(module, both["tp"], {"0": ColwiseParallel()})
-    fully_shard(module, mesh=both["dp"])
+    module, before = uneven_strided()
     dcp.save({"model": module.state_dict()}, checkpoint_id=name)
     return before
+
+
+def uneven_strided():
+    """Weights that are their own flat index, so that a row tells where it belongs; and their golden before they are sharded."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    both = mesh(3, 2, names=("dp", "tp"))
+    module = nn.Sequential(nn.Linear(4, 7, bias=False))
+    with torch.no_grad():
+        module[0].weight.copy_(torch.arange(28.0).reshape(7, 4))
+    before = {"model.0.weight": golden.tensor_entry(module[0].weight)}
+    parallelize_module(module, both["tp"], {"0": ColwiseParallel()})
+    fully_shard(module, mesh=both["dp"])
+    return module, before
 
 
 def read_rank_local(case):

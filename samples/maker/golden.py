@@ -26,6 +26,8 @@ def opaque_class(value):
             return "quantized"
         if value.is_nested:
             return "nested"
+        if value.is_meta:
+            return "meta"
         return None if value.layout is torch.strided else str(value.layout).removeprefix("torch.")
     return None if type(value) in DATA or isinstance(value, (numpy.ndarray, numpy.generic)) else class_name(value)
 

@@ -1,5 +1,6 @@
 """What every process of a sample has in common: fixed seeds, fixed ids, one thread, and a process group where there are ranks."""
 import contextlib
+import logging
 import os
 import random
 import sys
@@ -13,6 +14,7 @@ def process(rank, ranks, work):
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import numpy
     import torch
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     torch.manual_seed(20)
     numpy.random.seed(20)

@@ -39,13 +39,14 @@ def views():
     """Tensors whose bytes are not simply their storage's."""
     base = torch.arange(60, dtype=torch.float32).reshape(5, 12)
     spectrum = torch.arange(6, dtype=torch.float32).reshape(2, 3) * (1 + 2j)
+    counting = torch.arange(16, dtype=torch.uint8)
     return {
         "base": base, "transposed": base.t(), "rows": base[1:4], "strided": base[::2, 1::3], "last_element": base[4, 11],
         "expanded": torch.tensor([1.0, 2.0, 3.0]).reshape(3, 1).expand(3, 4), "expanded_scalar": torch.tensor(7.0).expand(2, 5),
         "as_strided": base.as_strided((4, 3), (1, 2), 5), "permuted": torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
         "channels_last": torch.arange(48, dtype=torch.float16).reshape(2, 3, 2, 4).contiguous(memory_format=torch.channels_last),
-        "other_dtype": base[2].view(torch.int32), "conj": spectrum.conj(), "neg": torch.conj(spectrum).imag, "conj_transposed": spectrum.mH,
-        "real_part": spectrum.real,
+        "conj": spectrum.conj(), "conj_transposed": spectrum.mH, "neg": torch.conj(spectrum.clone()).imag, "real_part": spectrum.clone().real,
+        "bytes": counting, "same_bytes_as_float8": counting.view(torch.float8_e4m3fn)[4:12],
     }
 
 
