@@ -1,0 +1,100 @@
+/* tessera.layout/1: the contract file that a repository commits. Sorted, so that two containers of one layout give the
+ * same bytes. */
+#include <stdlib.h>
+
+#include "exec/document_parts.h"
+
+typedef struct chunk_order {
+    const tsr_chunk *chunk;
+    uint32_t rank;
+} chunk_order;
+
+static int by_fqn(const void *a, const void *b)
+{
+    return tsr_str_compare((*(const tsr_entry *const *)a)->fqn, (*(const tsr_entry *const *)b)->fqn);
+}
+
+static int by_offsets(const void *a, const void *b)
+{
+    const chunk_order *x = a, *y = b;
+    for (uint32_t d = 0; d < x->rank; d++) {
+        if (x->chunk->offsets[d] != y->chunk->offsets[d]) return x->chunk->offsets[d] < y->chunk->offsets[d] ? -1 : 1;
+    }
+    return 0;
+}
+
+static tsr_status put_chunks(tsr_json *json, const tsr_entry *entry, const tsr_allocator *allocator, tsr_error *err)
+{
+    chunk_order *order = tsr_alloc(allocator, (size_t)entry->chunk_count, sizeof *order, err);
+    if (!order) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) order[i] = (chunk_order){&entry->chunks[i], entry->rank};
+    qsort(order, (size_t)entry->chunk_count, sizeof *order, by_offsets);
+    tsr_json_key(json, "chunks");
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        tsr_json_object(json);
+        tsr_json_key(json, "offsets");
+        tsr_json_u64s(json, order[i].chunk->offsets, entry->rank);
+        tsr_json_key(json, "sizes");
+        tsr_json_u64s(json, order[i].chunk->sizes, entry->rank);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_free(allocator, order, (size_t)entry->chunk_count, sizeof *order);
+    return TSR_OK;
+}
+
+static tsr_status put_entry(tsr_json *json, const tsr_entry *entry, bool with_chunks, const tsr_host *host, tsr_error *err)
+{
+    static const char *const kinds[] = {"tensor", "object", "opaque"};
+    tsr_status status = TSR_OK;
+    tsr_json_object(json);
+    tsr_json_key(json, "fqn");
+    tsr_json_str(json, entry->fqn);
+    tsr_json_key(json, "kind");
+    tsr_json_text(json, kinds[entry->kind]);
+    if (entry->kind == TSR_ENTRY_TENSOR) {
+        tsr_json_key(json, "dtype");
+        tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
+        tsr_json_key(json, "shape");
+        tsr_json_u64s(json, entry->shape, entry->rank);
+        if (with_chunks && entry->chunk_count) status = put_chunks(json, entry, host->allocator, err);
+    } else {
+        tsr_json_key(json, "type");
+        tsr_json_str(json, entry->type);
+    }
+    tsr_json_object_end(json);
+    return status == TSR_OK ? json->status : status;
+}
+
+static tsr_status put_entries(tsr_json *json, const tsr_entry **entries, size_t count, bool with_chunks,
+                              const tsr_host *host, tsr_error *err)
+{
+    tsr_json_object(json);
+    tsr_json_key(json, "schema");
+    tsr_json_text(json, "tessera.layout/1");
+    tsr_json_key(json, "entries");
+    tsr_json_array(json);
+    for (size_t i = 0; i < count; i++) {
+        tsr_status status = put_entry(json, entries[i], with_chunks, host, err);
+        if (status != TSR_OK) return status;
+    }
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    return json->status;
+}
+
+tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_selection *selection, bool with_chunks,
+                               const tsr_host *host, tsr_json *json, tsr_error *err)
+{
+    size_t count = 0, room = (size_t)catalog->entry_count;
+    const tsr_entry **entries = tsr_alloc(host->allocator, room + 1, sizeof *entries, err);
+    if (!entries) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        if (tsr_selection_keeps(selection, catalog->entries[i].fqn)) entries[count++] = &catalog->entries[i];
+    }
+    qsort(entries, count, sizeof *entries, by_fqn);
+    tsr_status status = put_entries(json, entries, count, with_chunks, host, err);
+    tsr_free(host->allocator, entries, room + 1, sizeof *entries);
+    return status;
+}

@@ -1,0 +1,61 @@
+/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, findings/1 and diff/1 (their schemas lie in
+ * native/cli/schemas). The command line and the browser call these, so that both say the same. Everything is streamed:
+ * no function here holds a document. Thread rule: as the checkpoint. */
+#ifndef TESSERA_DOCUMENT_H
+#define TESSERA_DOCUMENT_H
+
+#include "tessera/check.h"
+#include "tessera/compare.h"
+#include "tessera/diff.h"
+#include "tessera/json.h"
+
+/* Which entries to list; `keeps` NULL: all. */
+typedef struct tsr_selection {
+    bool (*keeps)(const void *ctx, tsr_str fqn);
+    const void *ctx;
+} tsr_selection;
+
+typedef struct tsr_inspect_options {
+    tsr_str path; /* as the user gave it */
+    tsr_selection selection;
+    tsr_digest_algorithm hash; /* 0: none */
+    bool stats;
+    tsr_ring *ring;               /* needed for hash and stats */
+    const tsr_progress *progress; /* over the bytes that hash and stats read; may be NULL */
+} tsr_inspect_options;
+
+/* tessera.inspect/1: summary, entries in the container's order, findings. A tensor whose bytes cannot be read has no
+ * `hash` and `stats` and becomes a finding (file/unreadable); what stops everything (memory, cancelling, the sink's
+ * own failure) is returned. */
+tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_options *options, tsr_json *json,
+                                tsr_error *err);
+
+/* tessera.layout/1, entries sorted by FQN and chunks by offsets, so that a container's order does not count. */
+tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_selection *selection, bool with_chunks,
+                               const tsr_host *host, tsr_json *json, tsr_error *err);
+/* Reads a tessera.layout/1 document into a catalog in `arena` (format TSR_FORMAT_NONE, chunks without files; `chunks` NULL
+ * where the document has none). Also takes a tessera.inspect/1 document. Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM,
+ * with the byte or the place in the document. */
+tsr_status tsr_layout_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_catalog *out, tsr_error *err);
+
+/* Findings of one path, or why there are none. */
+typedef struct tsr_path_findings {
+    tsr_str path;
+    const tsr_findings *findings;
+} tsr_path_findings;
+/* tessera.findings/1 over several paths. */
+tsr_status tsr_document_findings(const tsr_path_findings *paths, size_t count, tsr_json *json);
+
+/* Values of a pair of tsr_diff that differ in bytes; `elements` 0 where they were not compared. */
+typedef struct tsr_diff_document {
+    tsr_str path_a, path_b;
+    const tsr_diff *diff;
+    const tsr_difference *differences; /* one a pair, or NULL: values were not compared */
+} tsr_diff_document;
+tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
+
+/* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
+ * work are bounded by the capacity. Returns `out`. */
+const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity);
+
+#endif
