@@ -3,8 +3,8 @@
  * that record what a Python unpickler would have been asked to do. Readers recognize the names they know.
  *
  * Nodes are 4-byte refs into pools that belong to the tsr_pickle. A pickle may share nodes and may hold cycles: walk with
- * a budget. The parse is iterative; memory is bounded by a small multiple of the input; nothing is allocated from a
- * declared length before that length is compared with the bytes that remain.
+ * a budget. The parse is iterative and linear in the input; memory is bounded by a small multiple of the input; nothing
+ * is allocated from a declared length or memo index before it is compared with the bytes there are.
  *
  * Source of the behaviour: CPython's pickletools and Lib/pickle.py (opcode meanings), torch/_weights_only_unpickler.py. */
 #ifndef TSR_CODEC_PICKLE_H
@@ -37,18 +37,22 @@ typedef enum tsr_pickle_how { TSR_PICKLE_CALLED /* REDUCE, OBJ, INST */, TSR_PIC
 
 typedef struct tsr_pickle tsr_pickle;
 
-/* A name a reader knows, and the number it gives it (> 0). Matched exactly, after Python 2 → 3 renaming of
- * "__builtin__" to "builtins" and "copy_reg" to "copyreg". */
+/* A name a reader knows, and the number it gives it (1 … 0xffff). Matched exactly, after Python 2 → 3 renaming of
+ * "__builtin__" to "builtins" and "copy_reg" to "copyreg". A sink that folds adds one of the flags to the number:
+ * fold when the object is made (REDUCE, OBJ, INST, NEWOBJ), or when it gets its state (BUILD). */
 typedef struct tsr_pickle_name {
     const char *module;
     const char *name;
     uint32_t id;
 } tsr_pickle_name;
+#define TSR_PICKLE_FOLD_MADE 0x10000u
+#define TSR_PICKLE_FOLD_BUILT 0x20000u
 
-/* Lets a format turn known objects into compact records while they are parsed. `fold` is called when an object whose
- * class has an id was called or built with its state; it may return a TSR_PICKLE_FOLDED ref made by
- * tsr_pickle_folded(), after which the parts of the object are dropped (a later memo fetch of a dropped part makes
- * tsr_pickle_parse start over without folding). NULL sink or fold: generic trees only. */
+/* Lets a format turn known objects into compact records while they are parsed. `fold` is called for objects of classes
+ * with a fold flag; it may return a TSR_PICKLE_FOLDED ref made by tsr_pickle_folded(). After a BUILD the parts of the
+ * object are then dropped: all nodes made since the object, but strings, bytes, GLOBALs, small ints and other records
+ * (a later memo fetch of a dropped part makes tsr_pickle_parse start over and drop nothing). So a record holds no ref
+ * but those. NULL sink or fold: generic trees only. */
 typedef struct tsr_pickle_sink {
     const tsr_pickle_name *names; /* `count` of them */
     size_t count;
@@ -60,33 +64,38 @@ typedef struct tsr_pickle_sink {
 } tsr_pickle_sink;
 
 /* Parses one pickle at the beginning of `data`; `*consumed` (may be NULL) is its length. Strings borrow `data`. Errors:
- * TSR_E_FORMAT with the byte position and the opcode, TSR_E_LIMIT, TSR_E_NOMEM. */
+ * TSR_E_FORMAT with the byte position and the opcode, TSR_E_UNSUPPORTED (extension codes, out-of-band buffers, protocol
+ * 6), TSR_E_LIMIT, TSR_E_NOMEM. Bounded by limits.metadata_bytes and limits.memory_bytes of the host. */
 tsr_status tsr_pickle_parse(tsr_str data, const tsr_host *host, const tsr_pickle_sink *sink, tsr_pickle **out,
                             size_t *consumed, tsr_error *err);
-void tsr_pickle_free(tsr_pickle *pickle);
+void tsr_pickle_free(tsr_pickle *pickle); /* takes NULL */
 
 tsr_ref tsr_pickle_root(const tsr_pickle *pickle);
 tsr_pickle_kind tsr_pickle_kind_of(const tsr_pickle *pickle, tsr_ref ref);
+/* The accessors below give 0, "" or TSR_REF_NONE for a ref of another kind. */
 bool tsr_pickle_bool(const tsr_pickle *pickle, tsr_ref ref);
 int64_t tsr_pickle_int(const tsr_pickle *pickle, tsr_ref ref);    /* INT (BOOL gives 0 or 1) */
 double tsr_pickle_float(const tsr_pickle *pickle, tsr_ref ref);
 tsr_str tsr_pickle_text(const tsr_pickle *pickle, tsr_ref ref);   /* STR, BYTES, BIGINT */
-/* LIST, TUPLE, SET: items; DICT: pairs; others 0. */
+/* LIST, TUPLE, SET: items; DICT: pairs as they were set, a repeated key included; others 0. */
 size_t tsr_pickle_count(const tsr_pickle *pickle, tsr_ref ref);
 tsr_ref tsr_pickle_item(const tsr_pickle *pickle, tsr_ref ref, size_t index);
 tsr_ref tsr_pickle_key(const tsr_pickle *pickle, tsr_ref dict, size_t index);
 tsr_ref tsr_pickle_value(const tsr_pickle *pickle, tsr_ref dict, size_t index);
+/* The same as one borrowed run: items of a LIST, TUPLE or SET; keys and values in turn (2 × count) of a DICT. Valid until
+ * the parse goes on or the pickle is freed. */
+const tsr_ref *tsr_pickle_items(const tsr_pickle *pickle, tsr_ref ref, size_t *count);
 /* The value under a string key (the last one set), or TSR_REF_NONE; `found` may be NULL. Linear. */
 tsr_ref tsr_pickle_get(const tsr_pickle *pickle, tsr_ref dict, const char *key, bool *found);
 
-/* GLOBAL: names as written (after the renaming above); id of the sink's table or 0. */
+/* GLOBAL: names as written (after the renaming above); id of the sink's table (without flags) or 0. */
 tsr_str tsr_pickle_module(const tsr_pickle *pickle, tsr_ref global);
 tsr_str tsr_pickle_name_of(const tsr_pickle *pickle, tsr_ref global);
 uint32_t tsr_pickle_id(const tsr_pickle *pickle, tsr_ref global);
 
-/* OBJECT: class (a GLOBAL, or any node in odd input), arguments (a TUPLE, or none), state of BUILD (none when absent),
- * and what APPENDS (a LIST) and SETITEMS (a DICT) put into it, each TSR_REF_NONE when nothing did. Several BUILDs keep
- * the last state. */
+/* OBJECT: class (a GLOBAL, or any node in odd input), arguments (a TUPLE, or none; NEWOBJ_EX: a TUPLE whose last two items
+ * are the positional TUPLE and the keyword DICT), state of BUILD (none when absent), and what APPENDS or ADDITEMS (a LIST)
+ * and SETITEMS (a DICT) put into it, each TSR_REF_NONE when nothing did. Several BUILDs keep the last state. */
 tsr_pickle_how tsr_pickle_how_of(const tsr_pickle *pickle, tsr_ref object);
 tsr_ref tsr_pickle_class(const tsr_pickle *pickle, tsr_ref object);
 uint32_t tsr_pickle_class_id(const tsr_pickle *pickle, tsr_ref object); /* id of the class when it is a known GLOBAL */
@@ -98,12 +107,12 @@ tsr_ref tsr_pickle_dict_items(const tsr_pickle *pickle, tsr_ref object);
 uint64_t tsr_pickle_position(const tsr_pickle *pickle, tsr_ref ref);
 tsr_ref tsr_pickle_persistent(const tsr_pickle *pickle, tsr_ref ref); /* the persistent id */
 
-/* For sinks: a ref that stands for record `index` (< 2^28) of kind `type` of the sink's own; and back. */
+/* For sinks: a ref that stands for record `index` (< 2^28) of the sink's own; and back. */
 tsr_ref tsr_pickle_folded(uint32_t index);
 uint32_t tsr_pickle_folded_index(tsr_ref ref);
 
-/* All GLOBALs without an id, each once, for findings: calls f(ctx, global, called) where `called` says whether a call of
- * it was asked for (REDUCE, OBJ, INST), not only NEWOBJ or a mere mention. */
+/* All GLOBALs without an id, each once, for findings: calls f(ctx, global, use) where `use` says whether a call of
+ * it was asked for (REDUCE, OBJ, INST), or only NEWOBJ, or a mere mention. */
 typedef enum tsr_pickle_use { TSR_PICKLE_NAMED, TSR_PICKLE_USE_BUILT, TSR_PICKLE_USE_CALLED } tsr_pickle_use;
 void tsr_pickle_unknown(const tsr_pickle *pickle, void (*each)(void *ctx, tsr_ref global, tsr_pickle_use use), void *ctx);
 

@@ -1,0 +1,136 @@
+/* Calls and objects of a pickle: recorded, shown to the sink, and dropped once the sink has made its own record of them. */
+#include "codec/pickle_machine.h"
+
+/* Turns the memo slots from `from` on into holes where they hold nodes that go away. `clean` remembers spans that were
+ * done before, so that every slot is looked at once however deep objects nest. */
+static bool drop_memo(machine *m, size_t from, tsr_ref object_, tsr_ref record)
+{
+    const unsigned kept = 1u << TAG_CONST | 1u << TAG_SMALL | 1u << TAG_BIGINT | 1u << TAG_STR | 1u << TAG_BYTES | 1u << TAG_GLOBAL |
+                          1u << TAG_FOLDED | 1u << TAG_HOLE;
+    tsr_ref *memo = m->memo.items;
+    span *spans = m->clean.items;
+    size_t to = m->memo.count, first = from;
+    for (;;) {
+        bool more = m->clean.count && spans[m->clean.count - 1].to > from;
+        size_t low = more ? spans[m->clean.count - 1].to : from;
+        for (size_t i = low; i < to; i++) {
+            if (!(kept >> (memo[i] & 15) & 1)) memo[i] = memo[i] == object_ ? record : REF_DROPPED;
+        }
+        if (!more) break;
+        to = spans[--m->clean.count].from;
+        if (to <= from) {
+            first = to;
+            break;
+        }
+    }
+    if (m->clean.count && spans[m->clean.count - 1].to == first) first = spans[--m->clean.count].from;
+    if (!has_room(m, &m->clean, 1)) return false;
+    ((span *)m->clean.items)[m->clean.count++] = (span){first, m->memo.count};
+    return true;
+}
+
+static bool drop_parts(machine *m, const open *marks, tsr_ref record)
+{
+    tsr_pickle *pickle = m->pickle;
+    if (m->memo.count > marks->memo && !drop_memo(m, marks->memo, REF(TAG_OBJECT, marks->object), record)) return false;
+    pickle->words.count = marks->words;
+    pickle->containers.count = marks->containers;
+    pickle->objects.count = marks->object;
+    pickle->helds.count = marks->helds;
+    pickle->wides.count = marks->wides;
+    return true;
+}
+
+/* The sink's record of an object, or 0 when it is to stay as it is. */
+static bool fold(machine *m, uint32_t id, tsr_ref made, bool after_build, tsr_ref *record)
+{
+    *record = TSR_REF_NONE;
+    tsr_status status = m->sink->fold(m->sink->ctx, m->pickle, id & 0xFFFF, made, after_build, record, m->err);
+    if (status != TSR_OK) m->status = status;
+    return status == TSR_OK;
+}
+
+tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)
+{
+    tsr_pickle *pickle = m->pickle;
+    if (tag_of(args) != TAG_TUPLE) {
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s with arguments that are not a tuple", tsr_pickle_opcode(*m->at));
+        return TSR_REF_NONE;
+    }
+    tsr_ref made = tsr_pickle_make_object(m, callee, args, how), record;
+    if (!made || tag_of(callee) != TAG_GLOBAL) return made;
+    global *g = (global *)pickle->globals.items + index_of(callee);
+    tsr_pickle_use use = how == TSR_PICKLE_BUILT ? TSR_PICKLE_USE_BUILT : TSR_PICKLE_USE_CALLED;
+    if (use > g->use) g->use = use;
+    if (g->id & TSR_PICKLE_FOLD_MADE) {
+        if (!fold(m, g->id, made, false, &record)) return TSR_REF_NONE;
+        if (!record) return made;
+        pickle->objects.count--;
+        return record;
+    }
+    return made;
+}
+
+/* Fences the stack below an object that waits for its state in `slot`. */
+static bool open_object(machine *m, size_t slot, tsr_ref made)
+{
+    const tsr_pickle *pickle = m->pickle;
+    if (!has_room(m, &m->opens, 1)) return false;
+    ((open *)m->opens.items)[m->opens.count++] =
+        (open){(uint32_t)slot, index_of(made), (uint32_t)pickle->words.count, (uint32_t)pickle->containers.count,
+               (uint32_t)pickle->helds.count, (uint32_t)pickle->wides.count, m->memo.count};
+    m->floor = (tsr_ref *)m->stack.items + slot + 1;
+    return true;
+}
+
+bool tsr_pickle_do_call(machine *m)
+{
+    if (!needs(m, m->sp, 2)) return false;
+    tsr_ref made = tsr_pickle_finish_object(m, m->sp[-2], m->sp[-1], TSR_PICKLE_CALLED);
+    m->sp -= 1;
+    m->sp[-1] = made;
+    return made != TSR_REF_NONE;
+}
+
+bool tsr_pickle_do_newobj(machine *m)
+{
+    if (!needs(m, m->sp, 2)) return false;
+    tsr_ref class_ = m->sp[-2], made = tsr_pickle_finish_object(m, class_, m->sp[-1], TSR_PICKLE_BUILT);
+    m->sp -= 1;
+    m->sp[-1] = made;
+    if (!made) return false;
+    bool waits = m->drop && tag_of(made) == TAG_OBJECT && tag_of(class_) == TAG_GLOBAL &&
+                 ((const global *)m->pickle->globals.items)[index_of(class_)].id & TSR_PICKLE_FOLD_BUILT;
+    return !waits || open_object(m, (size_t)(m->sp - 1 - (tsr_ref *)m->stack.items), made);
+}
+
+bool tsr_pickle_do_build(machine *m)
+{
+    tsr_pickle *pickle = m->pickle;
+    if (!needs(m, m->sp, 1)) return false;
+    tsr_ref state = *--m->sp, *slot = m->sp - 1, record;
+    if (slot < m->mark_floor || tag_of(*slot) != TAG_OBJECT) {
+        fail(m, TSR_E_FORMAT, "pickle: opcode BUILD gives a state to something that is not an object under construction");
+        return false;
+    }
+    open marks = {0};
+    const open *inner = m->opens.count ? (const open *)m->opens.items + m->opens.count - 1 : NULL;
+    bool opened = inner && (tsr_ref *)m->stack.items + inner->slot == slot && inner->object == index_of(*slot);
+    if (opened) {
+        marks = *inner;
+        m->opens.count--;
+        tsr_pickle_set_floor(m);
+    } else if (inner && index_of(*slot) < inner->object) { /* an older object would keep what is dropped */
+        m->again = true;
+        m->status = TSR_E_FORMAT;
+        return false;
+    }
+    object *o = (object *)pickle->objects.items + index_of(*slot);
+    o->state = state;
+    uint32_t id = tag_of(o->callee) == TAG_GLOBAL ? ((const global *)pickle->globals.items)[index_of(o->callee)].id : 0;
+    if (!(id & TSR_PICKLE_FOLD_BUILT)) return true;
+    if (!fold(m, id, *slot, true, &record)) return false;
+    if (!record) return true;
+    *slot = record;
+    return !opened || drop_parts(m, &marks, record);
+}

@@ -1,0 +1,195 @@
+/* The inside of the pickle machine: how nodes are laid out, and the state of a parse.
+ *
+ *   ref         [ index 28 | tag 4 ]     constants and ints of 28 bits are inline, the rest index a pool
+ *   words       tuples as [count, item, …]; the items of lists, sets and dicts; persistent ids
+ *   containers  {start, count, capacity} of a run of words: LIST, SET, DICT (two words a pair)
+ *   texts       [ position 40 | size 24 ] in the input, or an index into `foreign` when size is all ones
+ *
+ * While an object that the sink folds on BUILD is open, everything made since lies above the marks of its `open` record;
+ * the fold then cuts the pools back to these marks. That is sound because nothing older can point above them: the stack
+ * below the object is fenced (`floor`), a change of an older container or memo slot is noticed and ends the dropping
+ * (`again`), and memo slots of dropped nodes become holes. */
+#ifndef TSR_CODEC_PICKLE_MACHINE_H
+#define TSR_CODEC_PICKLE_MACHINE_H
+
+#include "codec/pickle.h"
+
+typedef enum tag {
+    TAG_CONST, /* None, False, True */
+    TAG_SMALL, /* int of 28 bits, two's complement */
+    TAG_WIDE,
+    TAG_BIGINT,
+    TAG_FLOAT,
+    TAG_STR,
+    TAG_BYTES,
+    TAG_LIST,
+    TAG_TUPLE,
+    TAG_DICT,
+    TAG_SET,
+    TAG_GLOBAL,
+    TAG_OBJECT,
+    TAG_PERSISTENT,
+    TAG_FOLDED,
+    TAG_HOLE /* in the memo only: never set, or dropped */
+} tag;
+
+#define REF(tag_, index_) ((tsr_ref)(index_) << 4 | (tsr_ref)(tag_))
+#define REF_FALSE REF(TAG_CONST, 1)
+#define REF_TRUE REF(TAG_CONST, 2)
+#define REF_EMPTY_TUPLE REF(TAG_TUPLE, 0) /* word 0 is its count */
+#define REF_UNSET REF(TAG_HOLE, 0)
+#define REF_DROPPED REF(TAG_HOLE, 1)
+#define MAX_ITEMS ((size_t)1 << 27) /* of a pool, before it grows by half once more: indices stay within 28 bits */
+#define TEXT_SIZE_MASK 0xFFFFFFu
+
+static inline tag tag_of(tsr_ref ref) { return (tag)(ref & 15); }
+static inline uint32_t index_of(tsr_ref ref) { return ref >> 4; }
+
+typedef struct container {
+    uint32_t start, count, capacity; /* words */
+} container;
+
+typedef struct object {
+    tsr_ref callee, args, state;
+    uint32_t held;     /* 1 + index of what was put into it, or 0 */
+    uint64_t position; /* ×2, +1 when built by NEWOBJ */
+} object;
+
+typedef struct held {
+    tsr_ref appended, dict_items;
+} held;
+
+typedef struct global {
+    tsr_ref module, name;
+    uint32_t id; /* with flags */
+    tsr_pickle_use use;
+    uint64_t position;
+    uint64_t hash;
+} global;
+
+struct tsr_pickle {
+    tsr_str data;
+    const tsr_allocator *allocator;
+    tsr_vec words;      /* uint32_t */
+    tsr_vec containers; /* container */
+    tsr_vec objects;    /* object */
+    tsr_vec helds;      /* held */
+    tsr_vec wides;      /* uint64_t: ints and floats */
+    tsr_vec texts;      /* uint64_t */
+    tsr_vec foreign;    /* tsr_str: texts that are too long to pack, or decoded */
+    tsr_vec globals;    /* global */
+    tsr_vec slots;      /* uint32_t: hash table of 1 + global, a power of two */
+    tsr_arena *decoded; /* texts that had escapes; NULL until the first */
+    tsr_ref root;
+};
+
+typedef struct open {
+    uint32_t slot, object, words, containers, helds, wides;
+    size_t memo;
+} open;
+
+typedef struct span {
+    size_t from, to;
+} span;
+
+typedef struct machine {
+    tsr_pickle *pickle;
+    const tsr_host *host;
+    const tsr_pickle_sink *sink; /* NULL: no folding */
+    tsr_error *err;
+    tsr_status status;
+    const uint8_t *start, *end;
+    const uint8_t *at; /* the opcode being done */
+    const uint8_t *frame_end;
+    tsr_vec stack, marks, memo; /* tsr_ref; stack positions; tsr_ref */
+    tsr_vec opens;              /* open */
+    tsr_vec clean;              /* span: memo slots that hold nothing droppable */
+    tsr_ref *sp, *limit;        /* sp is current only while an opcode outside the main loop runs */
+    tsr_ref *floor;             /* popping below it needs settle() */
+    tsr_ref *mark_floor;        /* the topmost mark */
+    uint64_t pool_bytes;
+    bool drop;  /* parts of folded objects are dropped */
+    bool again; /* dropping went wrong: start over without */
+} machine;
+
+/* Everything below records its error in the machine; pointers are NULL and refs TSR_REF_NONE on failure. */
+#define fail(machine_, status_, ...) \
+    ((machine_)->status = tsr_raise((machine_)->err, (status_), (uint64_t)((machine_)->at - (machine_)->start), __VA_ARGS__))
+
+const char *tsr_pickle_opcode(uint8_t opcode);
+
+/* Room for `extra` more items within the limits. */
+bool tsr_pickle_grow(machine *m, tsr_vec *vec, size_t extra);
+static inline bool has_room(machine *m, tsr_vec *vec, size_t extra)
+{
+    return extra <= vec->capacity - vec->count || tsr_pickle_grow(m, vec, extra);
+}
+
+/* pickle_stack.c: the stack, its marks and the memo. */
+bool tsr_pickle_grow_stack(machine *m);
+bool tsr_pickle_settle(machine *m, const tsr_ref *sp, ptrdiff_t count);
+void tsr_pickle_set_floor(machine *m);
+tsr_ref *tsr_pickle_pop_mark(machine *m);
+bool tsr_pickle_put(machine *m, uint64_t index, tsr_ref ref);
+tsr_ref tsr_pickle_fetch_failed(machine *m, uint64_t index);
+
+/* pickle_make.c: nodes. */
+tsr_ref tsr_pickle_make_int(machine *m, int64_t value);
+tsr_ref tsr_pickle_make_float(machine *m, double value);
+tsr_ref tsr_pickle_make_text(machine *m, tag tag_, const uint8_t *data, size_t size);
+tsr_ref tsr_pickle_make_str(machine *m, const uint8_t *data, size_t size);     /* must be text */
+tsr_ref tsr_pickle_make_py2_str(machine *m, const uint8_t *data, size_t size); /* bytes when it is no text */
+tsr_ref tsr_pickle_make_tuple(machine *m, const tsr_ref *from, size_t count);
+tsr_ref tsr_pickle_make_persistent(machine *m, tsr_ref id);
+tsr_ref tsr_pickle_make_container(machine *m, tag tag_, const tsr_ref *from, size_t count);
+tsr_ref tsr_pickle_make_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how);
+tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name);
+bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *from, size_t count);
+
+/* pickle_fold.c: calls and objects, seen by the sink. Take the stack in m->sp. */
+bool tsr_pickle_do_call(machine *m);  /* REDUCE: callable, arguments */
+bool tsr_pickle_do_newobj(machine *m);
+bool tsr_pickle_do_build(machine *m);
+tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how);
+
+/* pickle_cold.c: the opcodes that current picklers seldom write. Takes the bytes behind the opcode, returns those behind
+ * its operands, or NULL. */
+const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p);
+tsr_ref tsr_pickle_make_long(machine *m, const uint8_t *bytes, size_t size);
+/* A call with the items [from, sp) as arguments. */
+tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from);
+
+/* pickle_text.c: the opcodes with textual operands, protocol 0. Same rule. */
+const uint8_t *tsr_pickle_textual(machine *m, uint8_t opcode, const uint8_t *p);
+
+static inline bool needs(machine *m, const tsr_ref *sp, ptrdiff_t count)
+{
+    return sp - m->floor >= count || tsr_pickle_settle(m, sp, count);
+}
+
+/* The top of the stack, which must lie above the last mark. */
+static inline bool has_top(machine *m, const tsr_ref *sp)
+{
+    return sp > m->mark_floor || needs(m, sp, 1);
+}
+
+static inline tsr_ref *push(machine *m, tsr_ref *sp, tsr_ref ref)
+{
+    if (sp == m->limit) {
+        m->sp = sp;
+        if (!tsr_pickle_grow_stack(m)) return NULL;
+        sp = m->sp;
+    }
+    *sp = ref;
+    return sp + 1;
+}
+
+/* Ends an opcode outside the main loop: pushes what it made, unless that failed. */
+static inline const uint8_t *then_push(machine *m, tsr_ref made, const uint8_t *next)
+{
+    if (m->status != TSR_OK) return NULL;
+    m->sp = push(m, m->sp, made);
+    return m->sp ? next : NULL;
+}
+
+#endif

@@ -1,0 +1,332 @@
+/* Opcodes whose operands are lines of text: protocol 0, and GLOBAL and INST of every protocol up to 3. */
+#include "codec/pickle_machine.h"
+
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/utf8.h"
+
+enum {
+    DIGITS_MAX = 4300, /* of a decimal integer, as Python's default */
+    FLOAT_CHARS_MAX = 400,
+    LIMB_DECIMALS = 9
+};
+
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* The bytes up to the next newline; returns the position behind it. */
+static const uint8_t *line(machine *m, const uint8_t *p, tsr_str *text)
+{
+    const uint8_t *newline = p < m->end ? memchr(p, '\n', (size_t)(m->end - p)) : NULL;
+    if (!newline) {
+        fail(m, TSR_E_FORMAT, "pickle: the operand of opcode %s has no end of line", tsr_pickle_opcode(*m->at));
+        return NULL;
+    }
+    *text = (tsr_str){(const char *)p, (size_t)(newline - p)};
+    return newline + 1;
+}
+
+static tsr_ref bad_number(machine *m, tsr_str text)
+{
+    fail(m, TSR_E_FORMAT, "pickle: opcode %s: '%.*s' is no number it can hold", tsr_pickle_opcode(*m->at),
+         (int)(text.size < 40 ? text.size : 40), text.data);
+    return TSR_REF_NONE;
+}
+
+/* Room for decoded text that lives as long as the pickle. */
+static uint8_t *decoded_room(machine *m, size_t size)
+{
+    tsr_pickle *pickle = m->pickle;
+    if (!pickle->decoded) pickle->decoded = tsr_arena_new(pickle->allocator, (size_t)m->host->limits.memory_bytes, m->err);
+    uint8_t *room = pickle->decoded ? tsr_arena_array(pickle->decoded, size, 1, m->err) : NULL;
+    if (!room) m->status = TSR_E_NOMEM;
+    return room;
+}
+
+/* limbs := limbs × 10^digits + the digits, in base 2^32, least significant first. */
+static size_t multiply_add(uint32_t *limbs, size_t count, const char *digits, size_t size)
+{
+    uint64_t factor = 1, carry = 0;
+    for (size_t i = 0; i < size; i++) {
+        factor *= 10;
+        carry = carry * 10 + (uint64_t)(digits[i] - '0');
+    }
+    for (size_t i = 0; i < count; i++) {
+        carry += (uint64_t)limbs[i] * factor;
+        limbs[i] = (uint32_t)carry;
+        carry >>= 32;
+    }
+    if (carry) limbs[count++] = (uint32_t)carry;
+    return count;
+}
+
+/* Decimal digits to two's complement bytes, as LONG4 has them. */
+static tsr_ref big_decimal(machine *m, tsr_str digits, bool negative)
+{
+    uint32_t limbs[DIGITS_MAX / LIMB_DECIMALS + 2];
+    size_t count = 0, step = digits.size % LIMB_DECIMALS;
+    for (size_t at = 0; at < digits.size; at += step, step = LIMB_DECIMALS) {
+        if (step == 0) step = LIMB_DECIMALS;
+        count = multiply_add(limbs, count, digits.data + at, step);
+    }
+    size_t size = 4 * count + 1;
+    uint8_t *bytes = decoded_room(m, size);
+    if (!bytes) return TSR_REF_NONE;
+    uint32_t carry = negative;
+    for (size_t i = 0; i < size; i++) {
+        uint32_t byte = i / 4 < count ? limbs[i / 4] >> (8 * (i % 4)) & 0xFF : 0;
+        uint32_t sum = negative ? (byte ^ 0xFF) + carry : byte;
+        bytes[i] = (uint8_t)sum;
+        carry = sum >> 8;
+    }
+    return tsr_pickle_make_long(m, bytes, size);
+}
+
+static tsr_ref decimal(machine *m, tsr_str text)
+{
+    tsr_str digits = text;
+    bool negative = text.size && text.data[0] == '-';
+    if (negative || (text.size && text.data[0] == '+')) digits = (tsr_str){text.data + 1, text.size - 1};
+    if (digits.size == 0 || digits.size > DIGITS_MAX) return bad_number(m, text);
+    for (size_t i = 0; i < digits.size; i++) {
+        if (!is_digit(digits.data[i])) return bad_number(m, text);
+    }
+    return big_decimal(m, digits, negative);
+}
+
+static tsr_ref int_of(machine *m, tsr_str text)
+{
+    if (tsr_str_equal(text, TSR_STR("00"))) return REF_FALSE;
+    if (tsr_str_equal(text, TSR_STR("01"))) return REF_TRUE;
+    return decimal(m, text);
+}
+
+static tsr_ref long_of(machine *m, tsr_str text)
+{
+    if (tsr_str_ends(text, TSR_STR("L"))) text.size--;
+    return decimal(m, text);
+}
+
+static tsr_ref float_of(machine *m, tsr_str text)
+{
+    char copy[FLOAT_CHARS_MAX + 1], *end;
+    if (text.size == 0 || text.size > FLOAT_CHARS_MAX) return bad_number(m, text);
+    for (size_t i = 0; i < text.size; i++) { /* no hexadecimal, no white space */
+        if (!is_digit(text.data[i]) && (!text.data[i] || !strchr("+-.einfaEINFA", text.data[i]))) return bad_number(m, text);
+        copy[i] = text.data[i];
+    }
+    copy[text.size] = '\0';
+    double value = strtod(copy, &end);
+    return end == copy + text.size ? tsr_pickle_make_float(m, value) : bad_number(m, text);
+}
+
+static int hex_digit(char c)
+{
+    if (is_digit(c)) return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* `count` hexadecimal digits at `at`; false when they are not all there. */
+static bool hex(tsr_str text, size_t at, size_t count, uint32_t *value)
+{
+    *value = 0;
+    if (count > text.size - at) return false;
+    for (size_t i = 0; i < count; i++) {
+        int digit = hex_digit(text.data[at + i]);
+        if (digit < 0) return false;
+        *value = *value << 4 | (uint32_t)digit;
+    }
+    return true;
+}
+
+static size_t put_scalar(uint32_t scalar, uint8_t *out)
+{
+    return tsr_utf8_put(scalar, (char *)out); /* a surrogate gets its three bytes, as 'surrogatepass' has it */
+}
+
+/* Raw-unicode-escape: Latin-1 with \uXXXX and \UXXXXXXXX. */
+static tsr_ref unicode_of(machine *m, tsr_str text)
+{
+    uint8_t *out = decoded_room(m, 2 * text.size);
+    size_t size = 0;
+    if (!out) return TSR_REF_NONE;
+    for (size_t at = 0; at < text.size;) {
+        size_t backslashes = 0, digits = 0;
+        uint32_t scalar = (uint8_t)text.data[at];
+        while (at + backslashes < text.size && text.data[at + backslashes] == '\\') backslashes++;
+        if (backslashes % 2 && at + backslashes < text.size) {
+            digits = text.data[at + backslashes] == 'u' ? 4 : text.data[at + backslashes] == 'U' ? 8 : 0;
+        }
+        if (backslashes) {
+            size_t plain = digits ? backslashes - 1 : backslashes;
+            memset(out + size, '\\', plain);
+            size += plain;
+            at += backslashes;
+            if (!digits) continue;
+            if (!hex(text, at + 1, digits, &scalar) || scalar > 0x10FFFF) {
+                fail(m, TSR_E_FORMAT, "pickle: opcode UNICODE with a wrong \\u escape");
+                return TSR_REF_NONE;
+            }
+            at += digits;
+        }
+        size += put_scalar(scalar, out + size);
+        at++;
+    }
+    return tsr_pickle_make_str(m, out, size);
+}
+
+/* One escape of a Python 2 string literal: `*at` is behind the backslash. */
+static bool unescape(tsr_str text, size_t *at, uint8_t *out, size_t *size)
+{
+    static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
+    char c = text.data[*at];
+    const char *simple = c ? strchr(from, c) : NULL;
+    uint32_t value = 0;
+    ++*at;
+    if (simple) {
+        out[(*size)++] = (uint8_t)to[simple - from];
+    } else if (c == 'x') {
+        if (!hex(text, *at, 2, &value)) return false;
+        *at += 2;
+        out[(*size)++] = (uint8_t)value;
+    } else if (c >= '0' && c <= '7') {
+        value = (uint32_t)(c - '0');
+        for (int i = 0; i < 2 && *at < text.size && text.data[*at] >= '0' && text.data[*at] <= '7'; i++) {
+            value = value * 8 + (uint32_t)(text.data[(*at)++] - '0');
+        }
+        out[(*size)++] = (uint8_t)value;
+    } else {
+        out[(*size)++] = '\\';
+        out[(*size)++] = (uint8_t)c;
+    }
+    return true;
+}
+
+/* A quoted Python 2 string literal. */
+static tsr_ref string_of(machine *m, tsr_str text)
+{
+    bool quoted = text.size >= 2 && (text.data[0] == '\'' || text.data[0] == '"') && text.data[text.size - 1] == text.data[0];
+    uint8_t *out = quoted ? decoded_room(m, text.size) : NULL;
+    size_t size = 0;
+    if (quoted && !out) return TSR_REF_NONE;
+    tsr_str inner = {text.data + 1, quoted ? text.size - 2 : 0};
+    for (size_t at = 0; quoted && at < inner.size;) {
+        if (inner.data[at] != '\\') {
+            out[size++] = (uint8_t)inner.data[at++];
+        } else if (++at == inner.size || !unescape(inner, &at, out, &size)) {
+            quoted = false;
+        }
+    }
+    if (quoted) return tsr_pickle_make_py2_str(m, out, size);
+    fail(m, TSR_E_FORMAT, "pickle: opcode STRING without a quoted string");
+    return TSR_REF_NONE;
+}
+
+static tsr_ref persistent_of(machine *m, tsr_str text)
+{
+    tsr_ref id = tsr_pickle_make_str(m, (const uint8_t *)text.data, text.size);
+    return id ? tsr_pickle_make_persistent(m, id) : TSR_REF_NONE;
+}
+
+/* GLOBAL and INST: module and name on two lines. */
+static const uint8_t *named(machine *m, const uint8_t *p, tsr_ref *made)
+{
+    tsr_str module, name;
+    p = line(m, p, &module);
+    if (p) p = line(m, p, &name);
+    if (!p) return NULL;
+    tsr_ref module_ref = tsr_pickle_make_str(m, (const uint8_t *)module.data, module.size);
+    tsr_ref name_ref = module_ref ? tsr_pickle_make_str(m, (const uint8_t *)name.data, name.size) : TSR_REF_NONE;
+    *made = name_ref ? tsr_pickle_make_global(m, module_ref, name_ref) : TSR_REF_NONE;
+    return *made ? p : NULL;
+}
+
+static const uint8_t *do_global(machine *m, const uint8_t *p)
+{
+    tsr_ref made;
+    p = named(m, p, &made);
+    return p ? then_push(m, made, p) : NULL;
+}
+
+static const uint8_t *do_inst(machine *m, const uint8_t *p)
+{
+    tsr_ref class_;
+    p = named(m, p, &class_);
+    tsr_ref *from = p ? tsr_pickle_pop_mark(m) : NULL;
+    if (!from) return NULL;
+    tsr_ref made = tsr_pickle_call_since(m, class_, from);
+    m->sp = from;
+    return then_push(m, made, p);
+}
+
+/* GET and PUT with a decimal memo index. */
+static const uint8_t *do_memo(machine *m, const uint8_t *p, bool get)
+{
+    tsr_str text;
+    p = line(m, p, &text);
+    if (!p) return NULL;
+    uint64_t index = 0;
+    for (size_t i = 0; i < text.size; i++) {
+        if (!is_digit(text.data[i]) || i > 17) text.size = 0;
+        else index = index * 10 + (uint64_t)(text.data[i] - '0');
+    }
+    if (text.size == 0) {
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s with a memo index that is not decimal", tsr_pickle_opcode(*m->at));
+        return NULL;
+    }
+    if (!get) return has_top(m, m->sp) && tsr_pickle_put(m, index, m->sp[-1]) ? p : NULL;
+    tsr_ref ref = index < m->memo.count ? ((const tsr_ref *)m->memo.items)[index] : REF_UNSET;
+    if (tag_of(ref) == TAG_HOLE) {
+        tsr_pickle_fetch_failed(m, index);
+        return NULL;
+    }
+    return then_push(m, ref, p);
+}
+
+const uint8_t *tsr_pickle_textual(machine *m, uint8_t opcode, const uint8_t *p)
+{
+    static const struct {
+        char opcode;
+        tsr_ref (*make)(machine *m, tsr_str text);
+    } makers[] = {{'I', int_of}, {'L', long_of}, {'F', float_of}, {'S', string_of}, {'V', unicode_of}, {'P', persistent_of}};
+    for (size_t i = 0; i < sizeof makers / sizeof *makers; i++) {
+        tsr_str text;
+        if (opcode != (uint8_t)makers[i].opcode) continue;
+        p = line(m, p, &text);
+        return p ? then_push(m, makers[i].make(m, text), p) : NULL;
+    }
+    switch (opcode) {
+    case 'c': return do_global(m, p);
+    case 'i': return do_inst(m, p);
+    case 'g': return do_memo(m, p, true);
+    case 'p': return do_memo(m, p, false);
+    default:
+        fail(m, TSR_E_FORMAT, "pickle: unknown opcode 0x%02x", opcode);
+        return NULL;
+    }
+}
+
+const char *tsr_pickle_opcode(uint8_t opcode)
+{
+    static const struct {
+        uint8_t opcode;
+        const char *name;
+    } names[] = {
+        {'(', "MARK"}, {'.', "STOP"}, {'0', "POP"}, {'1', "POP_MARK"}, {'2', "DUP"}, {'F', "FLOAT"}, {'I', "INT"}, {'J', "BININT"},
+        {'K', "BININT1"}, {'L', "LONG"}, {'M', "BININT2"}, {'N', "NONE"}, {'P', "PERSID"}, {'Q', "BINPERSID"}, {'R', "REDUCE"},
+        {'S', "STRING"}, {'T', "BINSTRING"}, {'U', "SHORT_BINSTRING"}, {'V', "UNICODE"}, {'X', "BINUNICODE"}, {'a', "APPEND"},
+        {'b', "BUILD"}, {'c', "GLOBAL"}, {'d', "DICT"}, {'}', "EMPTY_DICT"}, {'e', "APPENDS"}, {'g', "GET"}, {'h', "BINGET"},
+        {'i', "INST"}, {'j', "LONG_BINGET"}, {'l', "LIST"}, {']', "EMPTY_LIST"}, {'o', "OBJ"}, {'p', "PUT"}, {'q', "BINPUT"},
+        {'r', "LONG_BINPUT"}, {'s', "SETITEM"}, {'t', "TUPLE"}, {')', "EMPTY_TUPLE"}, {'u', "SETITEMS"}, {'G', "BINFLOAT"},
+        {'B', "BINBYTES"}, {'C', "SHORT_BINBYTES"}, {0x80, "PROTO"}, {0x81, "NEWOBJ"}, {0x82, "EXT1"}, {0x83, "EXT2"},
+        {0x84, "EXT4"}, {0x85, "TUPLE1"}, {0x86, "TUPLE2"}, {0x87, "TUPLE3"}, {0x88, "NEWTRUE"}, {0x89, "NEWFALSE"}, {0x8a, "LONG1"},
+        {0x8b, "LONG4"}, {0x8c, "SHORT_BINUNICODE"}, {0x8d, "BINUNICODE8"}, {0x8e, "BINBYTES8"}, {0x8f, "EMPTY_SET"},
+        {0x90, "ADDITEMS"}, {0x91, "FROZENSET"}, {0x92, "NEWOBJ_EX"}, {0x93, "STACK_GLOBAL"}, {0x94, "MEMOIZE"}, {0x95, "FRAME"},
+        {0x96, "BYTEARRAY8"}, {0x97, "NEXT_BUFFER"}, {0x98, "READONLY_BUFFER"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (names[i].opcode == opcode) return names[i].name;
+    }
+    return "(unknown)";
+}
