@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define TSR_MAX_RANK 64
+#define TSR_MAX_RANK 64u /* torch's own bound */
 
 /* Borrows its arrays, each of `rank` numbers. `offsets` NULL stands for zeros, so {rank, NULL, shape} is a whole tensor. */
 typedef struct tsr_box {

@@ -85,6 +85,7 @@ typedef struct tsr_catalog {
     const tsr_entry *entries; /* in the order of the container; FQNs are unique */
     uint64_t entry_count;
     const struct tsr_store *store;
+    const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
 } tsr_catalog;
 
 /* Elements (false: overflow) and bytes of the whole tensor. */

@@ -47,8 +47,9 @@ typedef struct tsr_diff_options {
     void *canonical_ctx;
 } tsr_diff_options;
 
-/* Float4 counted in halves (safetensors) and in pairs (torch) is one shape and dtype. Linear in the entries and chunks. Everything of `out` lives in `arena` and borrows the catalogs. `options` may be NULL.
- * Objects compare by tsr_value_match within the host's limits. Thread-safe for different arenas. */
+/* Linear in the entries and chunks. Float4 counted in halves (safetensors) and in pairs (torch) is one dtype and shape.
+ * Objects compare by tsr_value_match within the host's limits. Everything of `out` lives in `arena` and borrows the
+ * catalogs. `options` may be NULL. Thread-safe for different arenas. */
 tsr_status tsr_diff_catalogs(const tsr_catalog *a, const tsr_catalog *b, const tsr_diff_options *options,
                              const tsr_host *host, tsr_arena *arena, tsr_diff *out, tsr_error *err);
 

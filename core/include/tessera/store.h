@@ -25,8 +25,6 @@ struct tsr_store {
     void (*close)(tsr_store *store); /* frees the store itself */
 };
 
-#define TSR_NO_FILE UINT32_MAX
-
 /* Index of a file by exact name, or TSR_NO_FILE. O(log n). */
 uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
 /* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
