@@ -1,0 +1,133 @@
+/* Rectangles of elements. The only picture needed: a box inside its parent, row-major,
+ *
+ *   parent  . . . . . .      the last dims that the box fills wholly join into one run;
+ *           . x x x . .      every choice of the leading ("outer") coordinates is one run
+ *           . x x x . .
+ */
+#include "tessera/box.h"
+
+#include "base/cursor.h"
+
+bool tsr_box_is_empty(tsr_box box)
+{
+    for (uint32_t d = 0; d < box.rank; d++) {
+        if (box.sizes[d] == 0) return true;
+    }
+    return false;
+}
+
+bool tsr_box_volume(tsr_box box, uint64_t *elements)
+{
+    uint64_t product = 1;
+    bool fits = true;
+    for (uint32_t d = 0; d < box.rank; d++) {
+        if (box.sizes[d] == 0) {
+            *elements = 0;
+            return true;
+        }
+        fits = fits && tsr_mul_u64(product, box.sizes[d], &product);
+    }
+    *elements = fits ? product : 0;
+    return fits;
+}
+
+bool tsr_box_equal(tsr_box a, tsr_box b)
+{
+    if (a.rank != b.rank) return false;
+    for (uint32_t d = 0; d < a.rank; d++) {
+        if (a.sizes[d] != b.sizes[d] || tsr_box_offset(a, d) != tsr_box_offset(b, d)) return false;
+    }
+    return true;
+}
+
+bool tsr_box_contains(tsr_box outer, tsr_box inner)
+{
+    if (outer.rank != inner.rank) return false;
+    for (uint32_t d = 0; d < outer.rank; d++) {
+        uint64_t begin = tsr_box_offset(outer, d), at = tsr_box_offset(inner, d);
+        if (at < begin || at - begin > outer.sizes[d] || inner.sizes[d] > outer.sizes[d] - (at - begin)) return false;
+    }
+    return true;
+}
+
+bool tsr_box_intersect(tsr_box a, tsr_box b, uint64_t *offsets, uint64_t *sizes)
+{
+    for (uint32_t d = 0; d < a.rank; d++) {
+        uint64_t a_at = tsr_box_offset(a, d), b_at = tsr_box_offset(b, d);
+        uint64_t begin = a_at > b_at ? a_at : b_at;
+        /* Written so that offset + size need not fit 64 bits. */
+        uint64_t a_left = begin - a_at < a.sizes[d] ? a.sizes[d] - (begin - a_at) : 0;
+        uint64_t b_left = begin - b_at < b.sizes[d] ? b.sizes[d] - (begin - b_at) : 0;
+        offsets[d] = begin;
+        sizes[d] = a_left < b_left ? a_left : b_left;
+        if (sizes[d] == 0) return false;
+    }
+    return true;
+}
+
+uint64_t tsr_box_index(tsr_box parent, const uint64_t *at)
+{
+    uint64_t index = 0;
+    for (uint32_t d = 0; d < parent.rank; d++) index = index * parent.sizes[d] + (at[d] - tsr_box_offset(parent, d));
+    return index;
+}
+
+/* The leading dims that vary between the runs of `inner` in `parent`: the last dims with parent and inner equal are whole,
+ * and the dim before them may be a part and still be contiguous. */
+static uint32_t outer_dims(tsr_box parent, tsr_box inner)
+{
+    uint32_t d = inner.rank;
+    while (d > 0 && inner.sizes[d - 1] == parent.sizes[d - 1]) d--;
+    if (d > 0) d--;
+    while (d > 0 && inner.sizes[d - 1] == 1) d--; /* one step of an outer dim is no second run */
+    return d;
+}
+
+bool tsr_box_is_contiguous(tsr_box parent, tsr_box inner)
+{
+    return tsr_box_is_empty(inner) || outer_dims(parent, inner) == 0;
+}
+
+static void strides_of(tsr_box box, uint32_t dims, uint64_t *strides)
+{
+    uint64_t step = 1;
+    for (uint32_t d = box.rank; d-- > 0;) {
+        if (d < dims) strides[d] = step;
+        step *= box.sizes[d];
+    }
+}
+
+void tsr_box_walk_start(tsr_box_walk *walk, tsr_box inner, tsr_box a, tsr_box b)
+{
+    static const uint64_t zeros[TSR_MAX_RANK];
+    uint32_t outer_a = outer_dims(a, inner), outer_b = outer_dims(b, inner);
+    const uint64_t *first = inner.offsets ? inner.offsets : zeros;
+    walk->outer = outer_a > outer_b ? outer_a : outer_b;
+    walk->run = walk->runs_left = 1;
+    walk->index_a = walk->index_b = 0;
+    for (uint32_t d = 0; d < walk->outer; d++) {
+        walk->at[d] = 0;
+        walk->counts[d] = inner.sizes[d];
+        walk->runs_left *= inner.sizes[d];
+    }
+    for (uint32_t d = walk->outer; d < inner.rank; d++) walk->run *= inner.sizes[d];
+    if (tsr_box_is_empty(inner)) walk->runs_left = 0;
+    if (walk->runs_left == 0) return;
+    walk->index_a = tsr_box_index(a, first);
+    walk->index_b = tsr_box_index(b, first);
+    strides_of(a, walk->outer, walk->strides_a);
+    strides_of(b, walk->outer, walk->strides_b);
+}
+
+void tsr_box_walk_next(tsr_box_walk *walk)
+{
+    if (--walk->runs_left == 0) return;
+    for (uint32_t d = walk->outer; d-- > 0;) {
+        walk->index_a += walk->strides_a[d];
+        walk->index_b += walk->strides_b[d];
+        if (++walk->at[d] < walk->counts[d]) return;
+        walk->index_a -= walk->strides_a[d] * walk->counts[d];
+        walk->index_b -= walk->strides_b[d] * walk->counts[d];
+        walk->at[d] = 0;
+    }
+}

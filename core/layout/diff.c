@@ -1,0 +1,171 @@
+/* Two catalogs matched by name. One hash map over B's names; everything else is one pass over each side. */
+#include "tessera/diff.h"
+
+#include "base/try.h"
+#include "layout/box_set.h"
+#include "layout/diff_renames.h"
+#include "tessera/box.h"
+#include "tessera/map.h"
+
+#define ABSENT UINT32_MAX
+
+typedef struct side {
+    const tsr_catalog *catalog;
+    tsr_str *names; /* under which the entries are matched */
+    tsr_map *index; /* name → entry number */
+} side;
+
+typedef struct job {
+    const tsr_diff_options *options;
+    const tsr_host *host;
+    tsr_arena *arena;
+    side a, b;
+} job;
+
+static tsr_status read_names(const job *j, side *s, tsr_error *err)
+{
+    const tsr_diff_options *o = j->options;
+    uint64_t count = s->catalog->entry_count;
+    s->names = tsr_arena_array(j->arena, count, sizeof *s->names, err);
+    s->index = s->names ? tsr_map_new(j->host->allocator, count, err) : NULL;
+    if (!s->index) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t *first;
+        bool inserted;
+        tsr_str fqn = s->catalog->entries[i].fqn;
+        s->names[i] = fqn;
+        if (o->canonical) TSR_TRY(o->canonical(o->canonical_ctx, fqn, j->arena, &s->names[i], err));
+        TSR_TRY(tsr_map_put(s->index, s->names[i], (uint32_t)i, &first, &inserted, err));
+        TSR_FAIL_IF(!inserted, err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' and '%.*s' both become '%.*s'",
+                    TSR_STR_ARG(s->catalog->entries[*first].fqn), TSR_STR_ARG(fqn), TSR_STR_ARG(s->names[i]));
+    }
+    return TSR_OK;
+}
+
+/* dtype and last size as torch counts them, so that both ways of counting float4 agree. */
+static tsr_dtype packed(const tsr_entry *entry, uint64_t *last_size)
+{
+    tsr_dtype dtype = entry->dtype;
+    *last_size = entry->rank ? entry->shape[entry->rank - 1] : 0;
+    if (entry->rank) tsr_dtype_pack(&dtype, last_size);
+    return dtype;
+}
+
+static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+{
+    uint64_t a_last, b_last;
+    packed(a, &a_last);
+    packed(b, &b_last);
+    if (a->rank != b->rank || a_last != b_last) return false;
+    for (uint32_t d = 0; d + 1 < a->rank; d++) {
+        if (a->shape[d] != b->shape[d]) return false;
+    }
+    return true;
+}
+
+static tsr_status compare_tensors(const job *j, tsr_diff_pair *pair, tsr_error *err)
+{
+    uint64_t last;
+    bool same_boxes = true;
+    if (packed(pair->a, &last) != packed(pair->b, &last)) pair->what |= TSR_DIFF_DTYPE;
+    if (!same_shape(pair->a, pair->b)) {
+        pair->what |= TSR_DIFF_SHAPE;
+    } else if (j->options->layout) {
+        TSR_TRY(tsr_box_sets_equal(j->host->allocator, pair->a, pair->b, &same_boxes, err));
+    }
+    if (!same_boxes) pair->what |= TSR_DIFF_LAYOUT;
+    return TSR_OK;
+}
+
+static bool same_object(const job *j, const tsr_entry *a, const tsr_entry *b)
+{
+    const tsr_limits *limits = &j->host->limits;
+    if (!a->value || !b->value) return a->value == b->value && tsr_str_equal(a->type, b->type);
+    return tsr_value_match(a->value, b->value, limits->depth, limits->expansion) == TSR_SAME;
+}
+
+static tsr_status compare_pair(const job *j, tsr_diff_pair *pair, tsr_error *err)
+{
+    const tsr_entry *a = pair->a, *b = pair->b;
+    if (a->kind == TSR_ENTRY_TENSOR && b->kind == TSR_ENTRY_TENSOR) return compare_tensors(j, pair, err);
+    if (a->kind != b->kind) {
+        pair->what = TSR_DIFF_OBJECT;
+    } else if (!j->options->skip_objects && !same_object(j, a, b)) {
+        pair->what = TSR_DIFF_OBJECT;
+    }
+    return TSR_OK;
+}
+
+static tsr_status match_entries(const job *j, tsr_diff *out, tsr_error *err)
+{
+    const tsr_catalog *a = j->a.catalog, *b = j->b.catalog;
+    out->pairs = tsr_arena_array(j->arena, a->entry_count, sizeof *out->pairs, err);
+    out->removed = out->pairs ? tsr_arena_array(j->arena, a->entry_count, sizeof *out->removed, err) : NULL;
+    out->added = out->removed ? tsr_arena_array(j->arena, b->entry_count, sizeof *out->added, err) : NULL;
+    if (!out->added) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < a->entry_count; i++) {
+        uint32_t at = tsr_map_get(j->b.index, j->a.names[i], ABSENT);
+        if (at == ABSENT) {
+            out->removed[out->removed_count++] = &a->entries[i];
+        } else {
+            tsr_diff_pair *pair = &out->pairs[out->pair_count++];
+            *pair = (tsr_diff_pair){&a->entries[i], &b->entries[at], 0};
+            TSR_TRY(compare_pair(j, pair, err));
+        }
+    }
+    for (uint64_t i = 0; i < b->entry_count; i++) {
+        if (tsr_map_get(j->a.index, j->b.names[i], ABSENT) == ABSENT) out->added[out->added_count++] = &b->entries[i];
+    }
+    return TSR_OK;
+}
+
+/* The tensors among one side's unmatched entries. */
+static tsr_unmatched *list_unmatched(const job *j, const side *s, const tsr_entry *const *entries, uint64_t count,
+                                     size_t *out_count, tsr_error *err)
+{
+    tsr_unmatched *list = tsr_arena_array(j->arena, count, sizeof *list, err);
+    *out_count = 0;
+    for (uint64_t i = 0; list && i < count; i++) {
+        const tsr_entry *entry = entries[i];
+        uint64_t last, kind;
+        if (entry->kind != TSR_ENTRY_TENSOR) continue;
+        kind = tsr_hash_bytes(entry->shape, (entry->rank ? entry->rank - 1 : 0) * sizeof *entry->shape,
+                              packed(entry, &last) + ((uint64_t)entry->rank << 32));
+        kind = tsr_hash_bytes(&last, sizeof last, kind);
+        list[(*out_count)++] = (tsr_unmatched){entry, s->names[entry - s->catalog->entries], kind, false};
+    }
+    return list;
+}
+
+static tsr_status run(job *j, tsr_diff *out, tsr_error *err)
+{
+    size_t removed_count, added_count;
+    TSR_TRY(read_names(j, &j->a, err));
+    TSR_TRY(read_names(j, &j->b, err));
+    TSR_TRY(match_entries(j, out, err));
+    tsr_unmatched *removed = list_unmatched(j, &j->a, out->removed, out->removed_count, &removed_count, err);
+    tsr_unmatched *added = removed ? list_unmatched(j, &j->b, out->added, out->added_count, &added_count, err) : NULL;
+    if (!added) return TSR_E_NOMEM;
+    return tsr_diff_suggest_renames(j->host, j->arena, removed, removed_count, added, added_count, out, err);
+}
+
+tsr_status tsr_diff_catalogs(const tsr_catalog *a, const tsr_catalog *b, const tsr_diff_options *options,
+                             const tsr_host *host, tsr_arena *arena, tsr_diff *out, tsr_error *err)
+{
+    static const tsr_diff_options defaults;
+    job j = {options ? options : &defaults, host, arena, {a, NULL, NULL}, {b, NULL, NULL}};
+    memset(out, 0, sizeof *out);
+    tsr_status status = run(&j, out, err);
+    tsr_map_free(j.a.index);
+    tsr_map_free(j.b.index);
+    return status;
+}
+
+bool tsr_diff_is_same(const tsr_diff *diff)
+{
+    if (diff->added_count || diff->removed_count) return false;
+    for (uint64_t i = 0; i < diff->pair_count; i++) {
+        if (diff->pairs[i].what) return false;
+    }
+    return true;
+}

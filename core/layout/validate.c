@@ -1,0 +1,172 @@
+/* Findings about a catalog that need no bytes, from the tiling of each tensor and from the byte ranges of all chunks. */
+#include "tessera/validate.h"
+
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "layout/dims_text.h"
+
+typedef struct check {
+    const tsr_catalog *catalog;
+    const tsr_allocator *allocator;
+    tsr_findings *findings;
+} check;
+
+static tsr_place place_of(const check *c, const tsr_entry *entry, uint64_t chunk)
+{
+    tsr_place place = TSR_NOWHERE;
+    place.fqn = entry->fqn;
+    if (chunk == TSR_NO_CHUNK || entry->chunks[chunk].file == TSR_NO_FILE) return place;
+    if (c->catalog->file_names) place.file = c->catalog->file_names[entry->chunks[chunk].file];
+    place.byte_offset = entry->chunks[chunk].byte_offset;
+    return place;
+}
+
+static tsr_status report_outside(const check *c, const tsr_entry *entry, uint64_t chunk, tsr_error *err)
+{
+    tsr_dims_buffer offsets, sizes, shape;
+    return tsr_find(c->findings, "layout/out-of-range", place_of(c, entry, chunk), err,
+                    "the chunk of %s at %s of '%.*s' reaches beyond the tensor's %s",
+                    tsr_dims_text(&sizes, entry->chunks[chunk].sizes, entry->rank),
+                    tsr_dims_text(&offsets, entry->chunks[chunk].offsets, entry->rank), TSR_STR_ARG(entry->fqn),
+                    tsr_dims_text(&shape, entry->shape, entry->rank));
+}
+
+static tsr_status report_overlap(const check *c, const tsr_entry *entry, const tsr_tiling *tiling, tsr_error *err)
+{
+    const tsr_chunk *a = &entry->chunks[tiling->overlap[0]], *b = &entry->chunks[tiling->overlap[1]];
+    tsr_dims_buffer a_at, a_size, b_at, b_size, element;
+    return tsr_find(c->findings, "layout/overlap", place_of(c, entry, tiling->overlap[1]), err,
+                    "two chunks of '%.*s' hold the element %s: %s at %s and %s at %s", TSR_STR_ARG(entry->fqn),
+                    tsr_dims_text(&element, tiling->overlap_offsets, entry->rank),
+                    tsr_dims_text(&a_size, a->sizes, entry->rank), tsr_dims_text(&a_at, a->offsets, entry->rank),
+                    tsr_dims_text(&b_size, b->sizes, entry->rank), tsr_dims_text(&b_at, b->offsets, entry->rank));
+}
+
+static tsr_status report_hole(const check *c, const tsr_entry *entry, const tsr_tiling *tiling, tsr_error *err)
+{
+    tsr_dims_buffer at, size, shape;
+    return tsr_find(c->findings, "layout/hole", place_of(c, entry, TSR_NO_CHUNK), err,
+                    "%s%llu elements of '%.*s' %s are in no chunk: %s at %s is covered by nothing",
+                    tiling->missing_at_least ? "at least " : "", (unsigned long long)tiling->missing,
+                    TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank),
+                    tsr_dims_text(&size, tiling->hole_sizes, entry->rank),
+                    tsr_dims_text(&at, tiling->hole_offsets, entry->rank));
+}
+
+/* A chunk without elements is the share of a rank that got nothing: torch puts it at the far end of the split dimension. */
+static tsr_status check_empty_chunks(const check *c, const tsr_entry *entry, tsr_error *err)
+{
+    tsr_dims_buffer at, size, shape;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        const tsr_chunk *chunk = &entry->chunks[i];
+        bool odd = false;
+        for (uint32_t d = 0; d < entry->rank; d++) {
+            odd = odd || (chunk->sizes[d] == 0 && entry->shape[d] > 0 && chunk->offsets[d] != entry->shape[d]);
+        }
+        if (!odd) continue;
+        TSR_TRY(tsr_find(c->findings, "layout/empty-chunk", place_of(c, entry, i), err,
+                         "the chunk of %s at %s of '%.*s' %s has no elements but is not at an end of the tensor",
+                         tsr_dims_text(&size, chunk->sizes, entry->rank), tsr_dims_text(&at, chunk->offsets, entry->rank),
+                         TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank)));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_tiling(const check *c, const tsr_entry *entry, tsr_error *err)
+{
+    tsr_tiling tiling;
+    tsr_dims_buffer shape;
+    uint64_t elements;
+    if (entry->rank > TSR_MAX_RANK || !tsr_entry_elements(entry, &elements)) {
+        return tsr_find(c->findings, "layout/too-large", place_of(c, entry, TSR_NO_CHUNK), err,
+                        "'%.*s' %s has more than %u dimensions or 2^64 elements", TSR_STR_ARG(entry->fqn),
+                        tsr_dims_text(&shape, entry->shape, entry->rank), TSR_MAX_RANK);
+    }
+    TSR_TRY(tsr_tiling_check(c->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, err));
+    if (tiling.outside != TSR_NO_CHUNK) TSR_TRY(report_outside(c, entry, tiling.outside, err));
+    if (tiling.overlap[0] != TSR_NO_CHUNK) TSR_TRY(report_overlap(c, entry, &tiling, err));
+    if (tiling.missing > 0) TSR_TRY(report_hole(c, entry, &tiling, err));
+    return tiling.empty_chunks && elements ? check_empty_chunks(c, entry, err) : TSR_OK;
+}
+
+/* The bytes of one chunk in its file. */
+typedef struct range {
+    uint64_t begin, end;
+    const tsr_entry *entry;
+    uint32_t file;
+} range;
+
+static int compare_ranges(const void *left, const void *right)
+{
+    const range *a = left, *b = right;
+    if (a->file != b->file) return a->file < b->file ? -1 : 1;
+    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
+    return (a->end > b->end) - (a->end < b->end);
+}
+
+static tsr_status gather_ranges(const tsr_entry *entry, tsr_vec *ranges, bool *sorted, tsr_error *err)
+{
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        const tsr_chunk *chunk = &entry->chunks[i];
+        uint64_t end;
+        if (chunk->file == TSR_NO_FILE || chunk->byte_length == 0) continue;
+        if (!tsr_add_u64(chunk->byte_offset, chunk->byte_length, &end)) end = UINT64_MAX;
+        range *last = tsr_vec_push(ranges, err);
+        if (!last) return TSR_E_NOMEM;
+        *last = (range){chunk->byte_offset, end, entry, chunk->file};
+        if (ranges->count > 1 && compare_ranges(last - 1, last) > 0) *sorted = false;
+    }
+    return TSR_OK;
+}
+
+static tsr_status report_shared(const check *c, const range *list, size_t count, tsr_error *err)
+{
+    const range *widest = list; /* of the ranges so far, the one that ends last */
+    for (size_t i = 1; i < count; i++) {
+        const range *r = &list[i];
+        if (r->file == widest->file && r->begin < widest->end) {
+            tsr_place place = {.byte_offset = r->begin, .fqn = r->entry->fqn};
+            if (c->catalog->file_names) place.file = c->catalog->file_names[r->file];
+            TSR_TRY(tsr_find(c->findings, "layout/bytes-shared", place, err,
+                             "bytes [%llu, %llu) of '%.*s' and [%llu, %llu) of '%.*s' are the same bytes of one file",
+                             (unsigned long long)r->begin, (unsigned long long)r->end, TSR_STR_ARG(r->entry->fqn),
+                             (unsigned long long)widest->begin, (unsigned long long)widest->end,
+                             TSR_STR_ARG(widest->entry->fqn)));
+        }
+        if (r->file != widest->file || r->end > widest->end) widest = r;
+    }
+    return TSR_OK;
+}
+
+/* In torch.save files tensors may share storage; where every item is written on its own, shared bytes are damage. */
+static bool bytes_are_exclusive(tsr_format format)
+{
+    return format == TSR_FORMAT_DCP || format == TSR_FORMAT_DCP_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS ||
+           format == TSR_FORMAT_SAFETENSORS_INDEX;
+}
+
+static tsr_status check_shared_bytes(const check *c, tsr_error *err)
+{
+    tsr_vec ranges = tsr_vec_of(c->allocator, sizeof(range));
+    tsr_status status = TSR_OK;
+    bool sorted = true;
+    for (uint64_t i = 0; i < c->catalog->entry_count && status == TSR_OK; i++) {
+        status = gather_ranges(&c->catalog->entries[i], &ranges, &sorted, err);
+    }
+    if (!sorted && status == TSR_OK) qsort(ranges.items, ranges.count, sizeof(range), compare_ranges);
+    if (status == TSR_OK) status = report_shared(c, ranges.items, ranges.count, err);
+    tsr_vec_free(&ranges);
+    return status;
+}
+
+tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host, tsr_findings *findings, tsr_error *err)
+{
+    const check c = {catalog, host->allocator, findings};
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(check_tiling(&c, entry, err));
+    }
+    return bytes_are_exclusive(catalog->format) ? check_shared_bytes(&c, err) : TSR_OK;
+}
