@@ -2,6 +2,9 @@
  * positions, so every document passes this check first. One pass, one bit of state per open container. */
 #include "codec/json_check.h"
 
+#include <math.h>
+#include <stdlib.h>
+
 #include "base/try.h"
 #include "base/utf8.h"
 
@@ -52,6 +55,14 @@ static tsr_status check_digits(checker *c)
     return c->at > from ? TSR_OK : fail(c, "a digit");
 }
 
+static tsr_status check_range(checker *c, size_t from)
+{
+    char copy[MAX_NUMBER + 1] = {0};
+    memcpy(copy, c->text.data + from, c->at - from);
+    TSR_FAIL_IF(isinf(strtod(copy, NULL)), c->err, TSR_E_FORMAT, from, "json: %s is beyond the range of a double", copy);
+    return TSR_OK;
+}
+
 static tsr_status check_number(checker *c)
 {
     size_t from = c->at;
@@ -69,7 +80,7 @@ static tsr_status check_number(checker *c)
     }
     TSR_FAIL_IF(c->at - from > MAX_NUMBER, c->err, TSR_E_FORMAT, from, "json: a number of %zu characters, at most %d are taken",
                 c->at - from, MAX_NUMBER);
-    return TSR_OK;
+    return check_range(c, from);
 }
 
 static bool read_hex4(const checker *c, size_t at, uint32_t *unit)
@@ -195,14 +206,28 @@ static tsr_status check_value(checker *c, uint32_t max_depth, bool *complete)
     return byte == '-' || (byte >= '0' && byte <= '9') ? check_number(c) : fail(c, "a value");
 }
 
+static tsr_status check_whole_value(checker *c, uint32_t max_depth)
+{
+    bool complete;
+    do {
+        TSR_TRY(check_value(c, max_depth, &complete));
+        if (complete) TSR_TRY(after_value(c));
+    } while (c->depth);
+    return TSR_OK;
+}
+
 tsr_status tsr_json_check(tsr_str text, uint32_t max_depth, uint64_t key_number, uint64_t *key_position, tsr_error *err)
 {
     checker c = {.text = text, .key_number = key_number, .key_position = key_position, .err = err};
-    bool complete;
-    do {
-        TSR_TRY(check_value(&c, max_depth, &complete));
-        if (complete) TSR_TRY(after_value(&c));
-    } while (c.depth);
+    TSR_TRY(check_whole_value(&c, max_depth));
     skip_space(&c);
     return c.at == text.size ? TSR_OK : fail(&c, "the end");
+}
+
+tsr_status tsr_json_skip(tsr_str text, size_t *at, uint32_t max_depth, tsr_error *err)
+{
+    checker c = {.text = text, .at = *at, .err = err};
+    TSR_TRY(check_whole_value(&c, max_depth));
+    *at = c.at;
+    return TSR_OK;
 }

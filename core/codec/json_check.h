@@ -8,4 +8,7 @@
  * by in document order, the next one's position is stored in *key_position (both may be unused: NULL). Iterative. */
 tsr_status tsr_json_check(tsr_str text, uint32_t max_depth, uint64_t key_number, uint64_t *key_position, tsr_error *err);
 
+/* Checks the one value that begins at *at (white space before it is allowed) and moves *at behind it. */
+tsr_status tsr_json_skip(tsr_str text, size_t *at, uint32_t max_depth, tsr_error *err);
+
 #endif
