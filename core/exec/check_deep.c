@@ -1,0 +1,327 @@
+/* Every byte once, in file order. An extent (a zip member, a tensor's bytes) is cut into pieces that threads read, sum up
+ * and scan; the pieces' CRCs are joined in order.
+ *
+ *   file:   … | member data/0 ··················· | …
+ *             [piece 0      ][piece 1      ][pc 2]        boundaries at whole elements of the tensor inside
+ *
+ * Tensors whose stored bytes are not simply their elements (strides with holes, big-endian, compressed) are scanned for NaN
+ * in a second pass, through the gather. */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "exec/compare_gathers.h"
+#include "exec/numeric.h"
+#include "exec/tile_job.h"
+#include "tessera/check.h"
+
+#define MEMBER_CHARS 96u
+
+/* What is known of the values of one entry so far. */
+typedef struct tally {
+    uint64_t nan, inf;
+    bool gather; /* to be scanned by the second pass */
+} tally;
+
+typedef struct check {
+    tsr_checkpoint *checkpoint;
+    tsr_ring *ring;
+    tsr_findings *findings;
+    const tsr_progress *progress;
+    uint64_t byte_done, byte_total;
+    tally *tallies; /* one an entry */
+    uint32_t crc;   /* of the extent being drained, up to its last drained piece */
+    bool damaged;   /* that extent could not be read to its end */
+} check;
+
+typedef struct piece {
+    uint32_t file;
+    uint64_t byte_offset;
+    uint8_t *data;
+    size_t size;
+    bool first, last, has_crc;
+    uint32_t expected_crc; /* of the whole extent */
+    uint64_t extent_offset;
+    uint32_t crc; /* of this piece */
+    tsr_dtype scan; /* type of the numbers inside, or TSR_DTYPE_NONE */
+    size_t scan_from, scan_to; /* bytes of this piece */
+    uint64_t nan, inf;
+    tally *tally;
+    tsr_str fqn;
+    tsr_error failure;
+    size_t member_size;
+    char member[MEMBER_CHARS];
+} piece;
+
+static tsr_place place_of(const check *c, uint32_t file, uint64_t offset, tsr_str fqn)
+{
+    const tsr_store *store = tsr_checkpoint_store(c->checkpoint);
+    return (tsr_place){file < store->file_count ? store->files[file].name : (tsr_str){NULL, 0}, offset, fqn};
+}
+
+/* What went wrong with one tensor or range becomes a finding; what stops the whole check stays an error. */
+static tsr_status finding_of(check *c, tsr_place place, const tsr_error *failure, tsr_error *err)
+{
+    if (failure->status == TSR_E_NOMEM || failure->status == TSR_E_CANCELLED) {
+        return tsr_raise(err, failure->status, failure->byte_position, "%s", failure->message);
+    }
+    return tsr_find(c->findings, "file/unreadable", place, err, "%s", failure->message);
+}
+
+/* ---- first pass: extents ---- */
+
+static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
+{
+    (void)err;
+    const check *c = ctx;
+    piece *p = job;
+    if (tsr_store_read(tsr_checkpoint_store(c->checkpoint), p->file, p->byte_offset, p->data, p->size, &p->failure) != TSR_OK) {
+        return TSR_OK;
+    }
+    if (p->has_crc) p->crc = tsr_crc32(tsr_checkpoint_host(c->checkpoint), 0, p->data, p->size);
+    if (p->scan != TSR_DTYPE_NONE) {
+        tsr_count_special(p->scan, p->data + p->scan_from, (p->scan_to - p->scan_from) / tsr_dtype_size(p->scan), &p->nan, &p->inf);
+    }
+    return TSR_OK;
+}
+
+static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
+{
+    check *c = ctx;
+    const piece *p = job;
+    if (p->first) {
+        c->crc = 0;
+        c->damaged = false;
+    }
+    c->byte_done += p->size;
+    if (c->progress && c->progress->step && !c->progress->step(c->progress->ctx, c->byte_done, c->byte_total)) {
+        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "the check was cancelled");
+    }
+    const tsr_place place = place_of(c, p->file, p->extent_offset, p->fqn);
+    if (p->failure.status != TSR_OK) {
+        const bool known = c->damaged;
+        c->damaged = true;
+        return known ? TSR_OK : finding_of(c, place, &p->failure, err);
+    }
+    if (p->tally) {
+        p->tally->nan += p->nan;
+        p->tally->inf += p->inf;
+    }
+    c->crc = tsr_crc32_join(c->crc, p->crc, p->size);
+    if (!p->last || !p->has_crc || c->damaged || c->crc == p->expected_crc) return TSR_OK;
+    return tsr_find(c->findings, "zip/crc", place, err, "the bytes of member '%.*s' have CRC-32 %08x, the archive says %08x",
+                    (int)p->member_size, p->member, (unsigned)c->crc, (unsigned)p->expected_crc);
+}
+
+/* Whether a view's elements are exactly the bytes of one run, in whatever order. */
+static bool is_dense(const tsr_extent *extent, uint64_t *elements)
+{
+    const tsr_chunk *chunk = extent->chunk;
+    const uint32_t rank = extent->entry->rank;
+    uint64_t reach = 1, step;
+    if (!tsr_box_volume((tsr_box){rank, NULL, chunk->sizes}, elements)) return false;
+    for (uint32_t d = 0; extent->view.strides && d < rank; d++) {
+        if (chunk->sizes[d] > 1 && extent->view.strides[d] == 0) return false;
+        if (!tsr_mul_u64(chunk->sizes[d] - (chunk->sizes[d] > 0), extent->view.strides[d], &step)) return false;
+        if (!tsr_add_u64(reach, step, &reach)) return false;
+    }
+    return !extent->view.strides || reach == *elements;
+}
+
+static bool is_replica(const tsr_extent *extent)
+{
+    const tsr_entry *entry = extent->entry;
+    return entry->replica_count && extent->chunk >= entry->replicas && extent->chunk < entry->replicas + entry->replica_count;
+}
+
+/* The byte range of the extent's numbers, relative to the extent; TSR_DTYPE_NONE when there are none to scan. */
+static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, uint64_t *to)
+{
+    *from = *to = 0;
+    const tsr_entry *entry = extent->entry;
+    const tsr_dtype part = entry && extent->chunk ? tsr_dtype_part(entry->dtype) : TSR_DTYPE_NONE;
+    uint64_t elements, bytes;
+    if (!tsr_float_form_of(part) || is_replica(extent)) return TSR_DTYPE_NONE;
+    const bool simple = !extent->view.zstd && !(extent->view.swap && tsr_dtype_describe(part)->swap_bytes > 1);
+    if (!simple || !is_dense(extent, &elements)) {
+        c->tallies[entry - tsr_checkpoint_catalog(c->checkpoint)->entries].gather = true;
+        return TSR_DTYPE_NONE;
+    }
+    if (!tsr_dtype_bytes(entry->dtype, elements, &bytes) || extent->view.byte_offset < extent->byte_offset) return TSR_DTYPE_NONE;
+    *from = extent->view.byte_offset - extent->byte_offset;
+    if (*from > extent->byte_length || bytes > extent->byte_length - *from) return TSR_DTYPE_NONE;
+    *to = *from + bytes;
+    return part;
+}
+
+static tsr_status add_piece(check *c, const tsr_extent *extent, tsr_dtype scan, uint64_t scan_from, uint64_t scan_to,
+                            uint64_t at, uint64_t end, tsr_error *err)
+{
+    void *job;
+    uint8_t *memory;
+    TSR_TRY(tsr_ring_job(c->ring, (size_t)(end - at), &job, &memory, err));
+    piece *p = job;
+    p->file = extent->file;
+    p->byte_offset = extent->byte_offset + at;
+    p->data = memory;
+    p->size = (size_t)(end - at);
+    p->first = at == 0;
+    p->last = end == extent->byte_length;
+    p->has_crc = extent->has_crc;
+    p->expected_crc = extent->crc32;
+    p->extent_offset = extent->byte_offset;
+    const uint64_t low = scan_from > at ? scan_from : at, high = scan_to < end ? scan_to : end;
+    if (scan != TSR_DTYPE_NONE && low < high) {
+        p->scan = scan;
+        p->scan_from = (size_t)(low - at);
+        p->scan_to = (size_t)(high - at);
+        p->tally = &c->tallies[extent->entry - tsr_checkpoint_catalog(c->checkpoint)->entries];
+    }
+    if (extent->entry) p->fqn = extent->entry->fqn;
+    p->member_size = extent->member.size < MEMBER_CHARS ? extent->member.size : MEMBER_CHARS;
+    if (p->member_size) memcpy(p->member, extent->member.data, p->member_size);
+    return TSR_OK;
+}
+
+static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    check *c = ctx;
+    uint64_t scan_from, scan_to;
+    const tsr_dtype scan = scan_range(c, extent, &scan_from, &scan_to);
+    const uint64_t most = tsr_ring_best(c->ring) / 16 * 16;
+    const uint64_t shift = scan == TSR_DTYPE_NONE ? 0 : scan_from % tsr_dtype_size(scan);
+    uint64_t at = 0;
+    do {
+        uint64_t end = at + most + (at == 0 ? shift : 0);
+        if (end > extent->byte_length) end = extent->byte_length;
+        TSR_TRY(add_piece(c, extent, scan, scan_from, scan_to, at, end, err));
+        at = end;
+    } while (at < extent->byte_length);
+    return TSR_OK;
+}
+
+/* ---- second pass: values that only the gather can see ---- */
+
+typedef struct scan_job {
+    tsr_tile tile; /* first */
+    uint64_t nan, inf;
+} scan_job;
+
+static tsr_status fill_scan(void *ctx, void *job, tsr_error *err)
+{
+    (void)ctx;
+    scan_job *s = job;
+    TSR_TRY(tsr_tile_fill(&s->tile, err));
+    const tsr_dtype part = tsr_dtype_part(s->tile.gather->dtype);
+    tsr_count_special(part, s->tile.data, s->tile.bytes / tsr_dtype_size(part), &s->nan, &s->inf);
+    return TSR_OK;
+}
+
+static tsr_status drain_scan(void *ctx, void *job, tsr_error *err)
+{
+    (void)err;
+    tally *t = ctx;
+    t->nan += ((scan_job *)job)->nan;
+    t->inf += ((scan_job *)job)->inf;
+    return TSR_OK;
+}
+
+static tsr_status scan_gather(check *c, const tsr_entry *entry, tally *t, tsr_error *err)
+{
+    tsr_gather *gather;
+    tsr_error failure = {0};
+    *t = (tally){0};
+    tsr_status status = tsr_gather_open(c->checkpoint, entry, NULL, &gather, &failure);
+    if (status == TSR_OK) {
+        status = tsr_ring_begin(c->ring, &(tsr_ring_work){sizeof(scan_job), fill_scan, drain_scan, t}, &failure);
+        if (status == TSR_OK) status = tsr_tiles_run(gather, c->ring, &failure);
+        tsr_gather_close(gather);
+    }
+    if (status == TSR_OK) return TSR_OK;
+    return finding_of(c, (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, &failure, err);
+}
+
+/* ---- replicas ---- */
+
+static tsr_status compare_replica(check *c, const tsr_gather *chunks, const tsr_chunk *replica, tsr_difference *difference,
+                                  tsr_error *err)
+{
+    tsr_gather *copy;
+    TSR_TRY(tsr_gather_open_chunks(c->checkpoint, chunks->entry, replica, 1, &copy, err));
+    tsr_status status = TSR_OK;
+    if (copy->part_count) {
+        const tsr_box box = {copy->rank, copy->parts[0].offsets, copy->parts[0].sizes};
+        status = tsr_compare_gathers(chunks, copy, box, &(tsr_tolerance){.exact = true}, c->ring, difference, err);
+    }
+    tsr_gather_close(copy);
+    return status;
+}
+
+static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_chunk *replica, tsr_error *err)
+{
+    tsr_difference difference = {0};
+    tsr_error failure = {0};
+    const tsr_place place = place_of(c, replica->file, replica->byte_offset, chunks->entry->fqn);
+    if (replica->file == TSR_NO_FILE) return TSR_OK; /* a finding since opening */
+    if (compare_replica(c, chunks, replica, &difference, &failure) != TSR_OK) return finding_of(c, place, &failure, err);
+    if (difference.differing == 0) return TSR_OK;
+    return tsr_find(c->findings, "layout/replica-differs", place, err, "%llu of %llu elements differ from the first copy",
+                    (unsigned long long)difference.differing, (unsigned long long)difference.elements);
+}
+
+static tsr_status check_replicas(check *c, const tsr_entry *entry, tsr_error *err)
+{
+    tsr_gather *chunks;
+    tsr_error failure = {0};
+    if (tsr_gather_open(c->checkpoint, entry, NULL, &chunks, &failure) != TSR_OK) {
+        return finding_of(c, (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, &failure, err);
+    }
+    tsr_status status = TSR_OK;
+    for (uint64_t i = 0; i < entry->replica_count && status == TSR_OK; i++) {
+        status = check_replica(c, chunks, &entry->replicas[i], err);
+    }
+    tsr_gather_close(chunks);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t, tsr_error *err)
+{
+    if (t->nan == 0 && t->inf == 0) return TSR_OK;
+    return tsr_find(c->findings, "values/nan", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
+                    "%llu NaN and %llu infinite values", (unsigned long long)t->nan, (unsigned long long)t->inf);
+}
+
+static tsr_status check_entries(check *c, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (c->tallies[i].gather) TSR_TRY(scan_gather(c, entry, &c->tallies[i], err));
+        TSR_TRY(report_values(c, entry, &c->tallies[i], err));
+        if (entry->kind == TSR_ENTRY_TENSOR && entry->replica_count) TSR_TRY(check_replicas(c, entry, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_extents(check *c, tsr_error *err)
+{
+    TSR_TRY(tsr_ring_begin(c->ring, &(tsr_ring_work){sizeof(piece), fill_piece, drain_piece, c}, err));
+    TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
+    return tsr_ring_end(c->ring, err);
+}
+
+tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err)
+{
+    const tsr_store *store = tsr_checkpoint_store(checkpoint);
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    const size_t count = (size_t)tsr_checkpoint_catalog(checkpoint)->entry_count;
+    check c = {.checkpoint = checkpoint, .ring = ring, .findings = tsr_checkpoint_findings(checkpoint), .progress = progress};
+    for (uint32_t i = 0; i < store->file_count; i++) c.byte_total += store->files[i].size;
+    c.tallies = tsr_alloc(allocator, count, sizeof *c.tallies, err);
+    if (!c.tallies) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) c.tallies[i] = (tally){0};
+    tsr_status status = check_extents(&c, err);
+    if (status == TSR_OK) status = check_entries(&c, err);
+    tsr_free(allocator, c.tallies, count, sizeof *c.tallies);
+    return status;
+}

@@ -1,0 +1,35 @@
+/* The engine of every streaming job: small jobs, each with a piece of a reused buffer, are filled in parallel and drained
+ * in order.
+ *
+ *   half A:  [job 0 ······][job 1 ···][job 2 ·········]   being filled by the host's threads
+ *   half B:  [job 0 ·······][job 1 ·······]               filled before, being drained in order meanwhile
+ *
+ * A round fills one half and drains the other; then the halves change places. */
+#ifndef TSR_EXEC_RING_H
+#define TSR_EXEC_RING_H
+
+#include "tessera/read.h"
+
+/* What happens to the jobs. `fill` runs on any thread, several at once; `drain` (may be NULL) by one thread at a time, in
+ * the order of tsr_ring_job, while later jobs fill. The first failure in order ends the work and is its status. */
+typedef struct tsr_ring_work {
+    size_t job_size;
+    tsr_status (*fill)(void *ctx, void *job, tsr_error *err);
+    tsr_status (*drain)(void *ctx, void *job, tsr_error *err);
+    void *ctx;
+} tsr_ring_work;
+
+/* One work at a time. Borrows nothing of `work` but its ctx. */
+tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *err);
+/* A zeroed job and `bytes` of memory for it, both good until its drain has returned. May run a round first. `bytes` must
+ * not exceed tsr_ring_most. The caller completes the job before it calls again. */
+tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err);
+/* Runs what is left. Also to be called after a failure, which it returns again. */
+tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err);
+
+/* The most memory a job may ask for, and what it should ask for so that all threads have work. */
+size_t tsr_ring_most(const tsr_ring *ring);
+size_t tsr_ring_best(const tsr_ring *ring);
+const tsr_host *tsr_ring_host(const tsr_ring *ring);
+
+#endif
