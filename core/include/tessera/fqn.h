@@ -52,4 +52,40 @@ typedef struct tsr_fqn_options {
 tsr_status tsr_fqn_resolve(const tsr_modules *modules, tsr_str raw, const tsr_fqn_options *options, tsr_arena *arena,
                            tsr_name *out, tsr_error *err);
 
+/* One item of a model's state, as PyTorch's `_iterate_valid_model_state` yields it. */
+typedef enum tsr_state_kind { TSR_STATE_PARAMETER, TSR_STATE_BUFFER, TSR_STATE_EXTRA } tsr_state_kind;
+typedef struct tsr_state_item {
+    tsr_str raw;
+    tsr_state_kind kind;
+    const tsr_module_tensor *tensor; /* NULL: extra state */
+    uint32_t tensor_id;              /* equal for one tensor under several names */
+} tsr_state_item;
+
+/* All of a model's state in PyTorch's order: children first (a shared module once), then persistent buffers, parameters,
+ * extra state; within a module one tensor comes once. Originals of a flat parameter are not listed, their `_flat_param`
+ * is. Results live in `arena`. Errors: TSR_E_NOMEM. */
+tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
+                           size_t *count, tsr_error *err);
+
+/* FQNs and the tensors they name: PyTorch's fqn_param_mapping and shared_params_mapping (`_verify_options`). */
+typedef struct tsr_param {
+    const tsr_module_tensor *tensor;
+    tsr_state_kind kind; /* parameter or buffer */
+    const tsr_str *fqns; /* every canonical name, in order of appearance */
+    size_t fqn_count;
+    bool shared;         /* met under more than one raw name */
+} tsr_param;
+
+typedef struct tsr_params tsr_params;
+
+/* Iterates the state and resolves every name. Borrows `modules` and `host` until free. Errors: those of tsr_fqn_resolve;
+ * TSR_E_NOMEM. Read-only afterwards and thread-safe. */
+tsr_status tsr_params_new(const tsr_modules *modules, const tsr_host *host, tsr_params **out, tsr_error *err);
+void tsr_params_free(tsr_params *params); /* takes NULL */
+/* In order of first appearance. */
+size_t tsr_params_count(const tsr_params *params);
+const tsr_param *tsr_params_at(const tsr_params *params, size_t index);
+/* By canonical FQN: index, or SIZE_MAX. When two tensors have one FQN the later one answers, as in PyTorch. */
+size_t tsr_params_find(const tsr_params *params, tsr_str fqn);
+
 #endif

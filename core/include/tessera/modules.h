@@ -119,4 +119,21 @@ const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_modul
 /* Distinct parameters and buffers. */
 uint32_t tsr_modules_tensor_count(const tsr_modules *modules);
 
+/* What a tessera.modules/1 document holds. `groups` are the optional lists of canonical FQNs, one a param group, that
+ * `tessera optim unflatten` follows; NULL when the document has none. */
+typedef struct tsr_name_list {
+    const tsr_str *names;
+    size_t count;
+} tsr_name_list;
+typedef struct tsr_modules_document {
+    const tsr_module *root;
+    const tsr_name_list *groups;
+    size_t group_count;
+} tsr_modules_document;
+
+/* Reads a document; everything lives in `arena`, nothing borrows `text`. A node {"same_as": PATH} is the module that
+ * stands at PATH (dotted, from the root): a shared module. Errors: TSR_E_FORMAT with the place in the document, or the byte
+ * for broken JSON; TSR_E_LIMIT; TSR_E_NOMEM. (core/formats) */
+tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_modules_document *out, tsr_error *err);
+
 #endif

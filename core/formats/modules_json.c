@@ -1,0 +1,294 @@
+/* tessera.modules/1 documents → module trees.
+ *
+ *     {"schema": "tessera.modules/1", "root": NODE, "groups"?: [[FQN…]…]}
+ *     NODE = {"class", "wrapper"?, "fqn_modifiers"?, "parameters"?, "buffers"?, "extra_state"?, "children"?, "flat_param"?}
+ *          | {"same_as": PATH}
+ *
+ * Nodes wait on a stack until their turn, so depth costs no C stack; second names of shared modules are filled in last. */
+#include "codec/json.h"
+#include "base/try.h"
+#include "tessera/map.h"
+#include "tessera/modules.h"
+
+
+typedef struct pending {
+    const cJSON *json;
+    tsr_module_child *slot; /* whose module this is */
+    tsr_str path;           /* in the module tree */
+} pending;
+
+typedef struct reader {
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_vec stack;   /* pending nodes */
+    tsr_vec aliases; /* pending same_as */
+    tsr_vec modules; /* const tsr_module * */
+    tsr_map *by_path;
+} reader;
+
+static size_t count_members(const cJSON *json)
+{
+    size_t count = 0;
+    for (const cJSON *m = json ? json->child : NULL; m; m = m->next) count++;
+    return count;
+}
+
+static tsr_status copy_text(reader *r, tsr_str text, tsr_str *out, tsr_error *err)
+{
+    *out = tsr_arena_str(r->arena, text, err);
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status read_shape(reader *r, const cJSON *object, const char *where, uint32_t *rank, const uint64_t **shape, tsr_error *err)
+{
+    const cJSON *list;
+    TSR_TRY(tsr_json_get(object, "shape", TSR_JSON_ARRAY, where, &list, err));
+    uint64_t *sizes = tsr_arena_array(r->arena, count_members(list), sizeof *sizes, err);
+    if (!sizes) return TSR_E_NOMEM;
+    *rank = 0;
+    for (const cJSON *item = list->child; item; item = item->next) TSR_TRY(tsr_json_to_u64(item, where, &sizes[(*rank)++], err));
+    *shape = sizes;
+    return TSR_OK;
+}
+
+static tsr_status read_bool(const cJSON *object, const char *key, const char *where, bool *out, tsr_error *err)
+{
+    const cJSON *item;
+    TSR_TRY(tsr_json_find(object, key, TSR_JSON_BOOL, where, &item, err));
+    if (item) *out = cJSON_IsTrue(item);
+    return TSR_OK;
+}
+
+/* Any JSON scalar, as text that keeps 1 and "1" apart; null and absence are no identity. */
+static tsr_status read_identity(reader *r, const cJSON *object, const char *where, tsr_str *out, tsr_error *err)
+{
+    const cJSON *id = cJSON_GetObjectItemCaseSensitive(object, "id");
+    *out = (tsr_str){NULL, 0};
+    if (!id || cJSON_IsNull(id)) return TSR_OK;
+    if (cJSON_IsString(id)) *out = tsr_arena_format(r->arena, err, "\"%s\"", id->valuestring);
+    else if (cJSON_IsNumber(id)) *out = tsr_arena_format(r->arena, err, "%.17g", id->valuedouble);
+    else if (cJSON_IsBool(id)) *out = cJSON_IsTrue(id) ? TSR_STR("true") : TSR_STR("false");
+    else return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: expected a number or a string as id at %s", where);
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, const char *where, const tsr_module_tensor **out,
+                               size_t *count, tsr_error *err)
+{
+    const cJSON *map, *dtype;
+    TSR_TRY(tsr_json_find(object, key, TSR_JSON_OBJECT, where, &map, err));
+    tsr_module_tensor *tensors = tsr_arena_array(r->arena, count_members(map), sizeof *tensors, err);
+    if (!tensors) return TSR_E_NOMEM;
+    *count = 0;
+    for (const cJSON *m = map ? map->child : NULL; m; m = m->next) {
+        tsr_module_tensor *t = &tensors[(*count)++];
+        tsr_str place = tsr_arena_format(r->arena, err, "%s.%s.%s", where, key, m->string);
+        if (!place.data) return TSR_E_NOMEM;
+        *t = (tsr_module_tensor){.requires_grad = true, .persistent = true};
+        TSR_TRY(tsr_json_expect(m, TSR_JSON_OBJECT, place.data, err));
+        TSR_TRY(copy_text(r, tsr_json_key_of(m), &t->name, err));
+        TSR_TRY(read_shape(r, m, place.data, &t->rank, &t->shape, err));
+        TSR_TRY(tsr_json_find(m, "dtype", TSR_JSON_STRING, place.data, &dtype, err));
+        if (dtype) t->dtype = tsr_dtype_from_name(tsr_json_text_of(dtype));
+        TSR_FAIL_IF(dtype && t->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: '%s' at %s is no dtype of PyTorch",
+                    dtype->valuestring, place.data);
+        TSR_TRY(read_bool(m, "requires_grad", place.data, &t->requires_grad, err));
+        TSR_TRY(read_bool(m, "persistent", place.data, &t->persistent, err));
+        TSR_TRY(read_identity(r, m, place.data, &t->identity, err));
+    }
+    *out = tensors;
+    return TSR_OK;
+}
+
+static tsr_status read_wrapper(const cJSON *object, const char *where, tsr_wrapper *out, tsr_error *err)
+{
+    static const char *const names[] = {"none", "ddp", "fsdp1", "compiled", "checkpoint"};
+    const cJSON *text;
+    TSR_TRY(tsr_json_find(object, "wrapper", TSR_JSON_STRING, where, &text, err));
+    for (unsigned i = 0; text && i < sizeof names / sizeof names[0]; i++) {
+        *out = (tsr_wrapper)i;
+        if (strcmp(text->valuestring, names[i]) == 0) return TSR_OK;
+    }
+    TSR_FAIL_IF(text, err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: wrapper '%s' at %s is none of none, ddp, fsdp1, compiled, checkpoint",
+                text->valuestring, where);
+    return TSR_OK;
+}
+
+static tsr_status read_modifiers(reader *r, const cJSON *object, const char *where, tsr_module *module, tsr_error *err)
+{
+    const cJSON *map;
+    TSR_TRY(tsr_json_find(object, "fqn_modifiers", TSR_JSON_OBJECT, where, &map, err));
+    tsr_module_modifier *modifiers = tsr_arena_array(r->arena, count_members(map), sizeof *modifiers, err);
+    if (!modifiers) return TSR_E_NOMEM;
+    for (const cJSON *m = map ? map->child : NULL; m; m = m->next) {
+        tsr_module_modifier *modifier = &modifiers[module->modifier_count++];
+        TSR_TRY(tsr_json_expect(m, TSR_JSON_STRING, where, err));
+        TSR_TRY(copy_text(r, tsr_json_key_of(m), &modifier->name, err));
+        TSR_TRY(copy_text(r, tsr_json_text_of(m), &modifier->child, err));
+    }
+    module->modifiers = modifiers;
+    return TSR_OK;
+}
+
+static tsr_status read_string(reader *r, const cJSON *object, const char *key, const char *where, tsr_str *out, tsr_error *err)
+{
+    const cJSON *text;
+    TSR_TRY(tsr_json_get(object, key, TSR_JSON_STRING, where, &text, err));
+    return copy_text(r, tsr_json_text_of(text), out, err);
+}
+
+static tsr_status read_flat_lists(reader *r, const cJSON *params, const cJSON *shared, const char *where, tsr_module_flat *flat, tsr_error *err)
+{
+    tsr_flat_original *originals = tsr_arena_array(r->arena, count_members(params), sizeof *originals, err);
+    tsr_flat_shared *seconds = tsr_arena_array(r->arena, count_members(shared), sizeof *seconds, err);
+    if (!originals || !seconds) return TSR_E_NOMEM;
+    flat->params = originals;
+    flat->shared = seconds;
+    for (const cJSON *p = params->child; p; p = p->next) {
+        tsr_flat_original *o = &originals[flat->param_count++];
+        TSR_TRY(read_string(r, p, "fqn", where, &o->fqn, err));
+        TSR_TRY(read_shape(r, p, where, &o->rank, &o->shape, err));
+    }
+    for (const cJSON *s = shared ? shared->child : NULL; s; s = s->next) {
+        tsr_flat_shared *second = &seconds[flat->shared_count++];
+        TSR_TRY(read_string(r, s, "fqn", where, &second->fqn, err));
+        TSR_TRY(read_string(r, s, "of", where, &second->of, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_flat(reader *r, const cJSON *object, const char *where, tsr_module *module, tsr_error *err)
+{
+    const cJSON *json, *params, *shared, *alignment;
+    TSR_TRY(tsr_json_find(object, "flat_param", TSR_JSON_OBJECT, where, &json, err));
+    if (!json) return TSR_OK;
+    tsr_module_flat *flat = TSR_ARENA_NEW(r->arena, tsr_module_flat, err);
+    tsr_str place = tsr_arena_format(r->arena, err, "%s.flat_param", where);
+    if (!flat || !place.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_json_get(json, "params", TSR_JSON_ARRAY, place.data, &params, err));
+    TSR_TRY(tsr_json_find(json, "shared", TSR_JSON_ARRAY, place.data, &shared, err));
+    TSR_TRY(tsr_json_find(json, "alignment", TSR_JSON_NUMBER, place.data, &alignment, err));
+    TSR_TRY(read_bool(json, "use_orig_params", place.data, &flat->use_orig_params, err));
+    if (alignment) TSR_TRY(tsr_json_to_u64(alignment, place.data, &flat->alignment, err));
+    TSR_TRY(read_flat_lists(r, params, shared, place.data, flat, err));
+    module->flat_param = flat;
+    return TSR_OK;
+}
+
+static tsr_status push_pending(tsr_vec *vec, const cJSON *json, tsr_module_child *slot, tsr_str path, tsr_error *err)
+{
+    pending *p = tsr_vec_push(vec, err);
+    if (!p) return TSR_E_NOMEM;
+    *p = (pending){json, slot, path};
+    return TSR_OK;
+}
+
+static tsr_status read_children(reader *r, const cJSON *object, const char *where, tsr_str path, tsr_module *module, tsr_error *err)
+{
+    const cJSON *map;
+    TSR_TRY(tsr_json_find(object, "children", TSR_JSON_OBJECT, where, &map, err));
+    tsr_module_child *children = tsr_arena_array(r->arena, count_members(map), sizeof *children, err);
+    if (!children) return TSR_E_NOMEM;
+    module->children = children;
+    for (const cJSON *m = map ? map->child : NULL; m; m = m->next) {
+        tsr_module_child *child = &children[module->child_count++];
+        TSR_TRY(copy_text(r, tsr_json_key_of(m), &child->name, err));
+        tsr_str below = tsr_arena_format(r->arena, err, "%s%s%s", path.data, path.size ? "." : "", child->name.data);
+        if (!below.data) return TSR_E_NOMEM;
+        TSR_TRY(push_pending(&r->stack, m, child, below, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_node(reader *r, pending p, tsr_error *err)
+{
+    tsr_str place = tsr_arena_format(r->arena, err, "module '%s'", p.path.data);
+    if (!place.data) return TSR_E_NOMEM;
+    const char *where = place.data;
+    TSR_TRY(tsr_json_expect(p.json, TSR_JSON_OBJECT, where, err));
+    if (cJSON_GetObjectItemCaseSensitive(p.json, "same_as")) return push_pending(&r->aliases, p.json, p.slot, p.path, err);
+    tsr_module *module = TSR_ARENA_NEW(r->arena, tsr_module, err);
+    const tsr_module **known = module ? tsr_vec_push(&r->modules, err) : NULL;
+    if (!known) return TSR_E_NOMEM;
+    *known = module;
+    p.slot->module = module;
+    TSR_TRY(tsr_map_put(r->by_path, p.path, (uint32_t)(r->modules.count - 1), NULL, NULL, err));
+    TSR_TRY(read_string(r, p.json, "class", where, &module->class_name, err));
+    TSR_TRY(read_wrapper(p.json, where, &module->wrapper, err));
+    TSR_TRY(read_bool(p.json, "extra_state", where, &module->extra_state, err));
+    TSR_TRY(read_tensors(r, p.json, "parameters", where, &module->parameters, &module->parameter_count, err));
+    TSR_TRY(read_tensors(r, p.json, "buffers", where, &module->buffers, &module->buffer_count, err));
+    TSR_TRY(read_modifiers(r, p.json, where, module, err));
+    TSR_TRY(read_flat(r, p.json, where, module, err));
+    return read_children(r, p.json, where, p.path, module, err);
+}
+
+static tsr_status read_nodes(reader *r, const cJSON *root, tsr_module_child *slot, tsr_error *err)
+{
+    TSR_TRY(push_pending(&r->stack, root, slot, TSR_STR(""), err));
+    while (r->stack.count) TSR_TRY(read_node(r, ((pending *)r->stack.items)[--r->stack.count], err));
+    for (size_t i = 0; i < r->aliases.count; i++) {
+        const pending *p = (pending *)r->aliases.items + i;
+        const cJSON *text;
+        TSR_TRY(tsr_json_get(p->json, "same_as", TSR_JSON_STRING, p->path.data, &text, err));
+        uint32_t index = tsr_map_get(r->by_path, tsr_json_text_of(text), UINT32_MAX);
+        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: '%s' is the same as '%s', where no module is spelled out",
+                    p->path.data, text->valuestring);
+        p->slot->module = ((const tsr_module **)r->modules.items)[index];
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_groups(reader *r, const cJSON *root, tsr_modules_document *out, tsr_error *err)
+{
+    const cJSON *list;
+    TSR_TRY(tsr_json_find(root, "groups", TSR_JSON_ARRAY, "", &list, err));
+    if (!list) return TSR_OK;
+    tsr_name_list *groups = tsr_arena_array(r->arena, count_members(list), sizeof *groups, err);
+    if (!groups) return TSR_E_NOMEM;
+    out->groups = groups;
+    for (const cJSON *g = list->child; g; g = g->next) {
+        TSR_TRY(tsr_json_expect(g, TSR_JSON_ARRAY, "groups", err));
+        tsr_str *names = tsr_arena_array(r->arena, count_members(g), sizeof *names, err);
+        if (!names) return TSR_E_NOMEM;
+        tsr_name_list *group = &groups[out->group_count++];
+        *group = (tsr_name_list){names, 0};
+        for (const cJSON *name = g->child; name; name = name->next) {
+            TSR_TRY(tsr_json_expect(name, TSR_JSON_STRING, "groups", err));
+            TSR_TRY(copy_text(r, tsr_json_text_of(name), &names[group->count++], err));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_document(reader *r, const cJSON *json, tsr_modules_document *out, tsr_error *err)
+{
+    const cJSON *schema, *root;
+    tsr_module_child slot = {{NULL, 0}, NULL};
+    TSR_TRY(tsr_json_get(json, "schema", TSR_JSON_STRING, "", &schema, err));
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.modules/1") != 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "modules: the document's schema is '%s', expected 'tessera.modules/1'", schema->valuestring);
+    TSR_TRY(tsr_json_get(json, "root", TSR_JSON_OBJECT, "", &root, err));
+    r->by_path = tsr_map_new(r->host->allocator, 0, err);
+    if (!r->by_path) return TSR_E_NOMEM;
+    TSR_TRY(read_nodes(r, root, &slot, err));
+    out->root = slot.module;
+    TSR_FAIL_IF(!slot.module, err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: the root is the same as itself");
+    return read_groups(r, json, out, err);
+}
+
+tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_modules_document *out, tsr_error *err)
+{
+    cJSON *json;
+    TSR_TRY(tsr_json_parse(text, host, &json, err));
+    reader r = {host, arena, tsr_vec_of(host->allocator, sizeof(pending)), tsr_vec_of(host->allocator, sizeof(pending)),
+                tsr_vec_of(host->allocator, sizeof(const tsr_module *)), NULL};
+    *out = (tsr_modules_document){NULL, NULL, 0};
+    tsr_status status = read_document(&r, json, out, err);
+    tsr_map_free(r.by_path);
+    tsr_vec_free(&r.modules);
+    tsr_vec_free(&r.aliases);
+    tsr_vec_free(&r.stack);
+    cJSON_Delete(json);
+    return status;
+}

@@ -1,0 +1,107 @@
+/* The order in which PyTorch visits a model's state (`_iterate_valid_model_state`, torch 2.13). */
+#include "base/try.h"
+#include "tessera/fqn.h"
+
+typedef struct frame {
+    tsr_module_ref ref;
+    size_t next_child;
+    tsr_str prefix; /* "" or "a.b." */
+} frame;
+
+typedef struct visit {
+    const tsr_modules *modules;
+    tsr_arena *arena;
+    tsr_vec stack;   /* frame */
+    tsr_vec items;   /* tsr_state_item */
+    bool *seen;      /* by module */
+    uint32_t *last;  /* by tensor: module + 1 that yielded it last */
+} visit;
+
+static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_item item, tsr_error *err)
+{
+    item.raw = tsr_arena_format(v->arena, err, "%.*s%.*s", TSR_STR_ARG(prefix), TSR_STR_ARG(name));
+    tsr_state_item *slot = item.raw.data ? tsr_vec_push(&v->items, err) : NULL;
+    if (!slot) return TSR_E_NOMEM;
+    *slot = item;
+    return TSR_OK;
+}
+
+static tsr_status push_tensors(visit *v, const frame *f, const tsr_module_tensor *tensors, size_t count, tsr_state_kind kind, tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint32_t id = tsr_modules_attribute(v->modules, f->ref, tensors[i].name)->tensor_id;
+        if ((kind == TSR_STATE_BUFFER && !tensors[i].persistent) || v->last[id] == f->ref + 1) continue;
+        v->last[id] = f->ref + 1;
+        TSR_TRY(push_item(v, f->prefix, tensors[i].name, (tsr_state_item){.kind = kind, .tensor = &tensors[i], .tensor_id = id}, err));
+    }
+    return TSR_OK;
+}
+
+/* What a module yields itself, once its children are done. */
+static tsr_status leave(visit *v, const frame *f, tsr_error *err)
+{
+    const tsr_module *module = tsr_modules_at(v->modules, f->ref);
+    TSR_TRY(push_tensors(v, f, module->buffers, module->buffer_count, TSR_STATE_BUFFER, err));
+    TSR_TRY(push_tensors(v, f, module->parameters, module->parameter_count, TSR_STATE_PARAMETER, err));
+    return module->extra_state ? push_item(v, f->prefix, TSR_STR("_extra_state"), (tsr_state_item){.kind = TSR_STATE_EXTRA}, err) : TSR_OK;
+}
+
+/* Keys skip a child that `_fqn_modifiers` puts behind other names. */
+static bool is_hidden(const tsr_modules *modules, tsr_module_ref ref, tsr_str child)
+{
+    const tsr_module *module = tsr_modules_at(modules, ref);
+    for (size_t i = 0; i < module->modifier_count; i++) {
+        if (tsr_str_equal(module->modifiers[i].child, child)) return true;
+    }
+    return false;
+}
+
+static tsr_status enter(visit *v, tsr_module_ref ref, tsr_str prefix, tsr_error *err)
+{
+    frame *f = tsr_vec_push(&v->stack, err);
+    if (!f) return TSR_E_NOMEM;
+    *f = (frame){ref, 0, prefix};
+    v->seen[ref] = true;
+    return TSR_OK;
+}
+
+static tsr_status walk(visit *v, tsr_error *err)
+{
+    TSR_TRY(enter(v, 0, TSR_STR(""), err));
+    while (v->stack.count) {
+        frame *top = (frame *)v->stack.items + v->stack.count - 1;
+        const tsr_module *module = tsr_modules_at(v->modules, top->ref);
+        if (top->next_child == module->child_count) {
+            TSR_TRY(leave(v, top, err));
+            v->stack.count--;
+            continue;
+        }
+        tsr_str name = module->children[top->next_child++].name, prefix = top->prefix;
+        tsr_module_ref child = tsr_modules_attribute(v->modules, top->ref, name)->module;
+        if (v->seen[child]) continue;
+        if (!is_hidden(v->modules, top->ref, name)) {
+            prefix = tsr_arena_format(v->arena, err, "%.*s%.*s.", TSR_STR_ARG(prefix), TSR_STR_ARG(name));
+            if (!prefix.data) return TSR_E_NOMEM;
+        }
+        TSR_TRY(enter(v, child, prefix, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
+                           size_t *count, tsr_error *err)
+{
+    visit v = {modules, arena, tsr_vec_of(host->allocator, sizeof(frame)), tsr_vec_of(host->allocator, sizeof(tsr_state_item)),
+               tsr_arena_array(arena, tsr_modules_count(modules), sizeof(bool), err),
+               tsr_arena_array(arena, tsr_modules_tensor_count(modules), sizeof(uint32_t), err)};
+    tsr_status status = v.seen && v.last ? walk(&v, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) {
+        *count = v.items.count;
+        *out = tsr_arena_array(arena, v.items.count, sizeof **out, err);
+        if (*out && v.items.count) memcpy(*out, v.items.items, v.items.count * sizeof **out);
+        status = *out ? TSR_OK : TSR_E_NOMEM;
+    }
+    tsr_vec_free(&v.items);
+    tsr_vec_free(&v.stack);
+    return status;
+}
