@@ -53,7 +53,7 @@ def sample_names(*prefixes):
 
 
 def sample_path(name, want):
-    return os.path.join(SAMPLES, name, want["file"]) if want.get("file") else os.path.join(SAMPLES, name)
+    return os.path.join(SAMPLES, want.get("path", name))
 
 
 def sha256(tensor):

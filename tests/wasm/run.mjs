@@ -32,12 +32,11 @@ function nativeDocument(args) {
   return { text: p.stdout, error: p.stderr, refused: p.status === 2 };
 }
 
-/** Samples are folders and files; an expect.json beside them names the file where it matters. */
+/** What each golden beside the samples is about: a folder or a file. */
 function checkpoints() {
-  return fs.readdirSync(samples).filter((n) => !n.endsWith(".expect.json") && n !== "README.md").flatMap((n) => {
-    const expected = path.join(samples, `${n}.expect.json`);
-    const file = fs.existsSync(expected) ? JSON.parse(fs.readFileSync(expected, "utf8")).file : undefined;
-    return [file ? path.join(samples, n, file) : path.join(samples, n)];
+  return fs.readdirSync(samples).filter((n) => n.endsWith(".expect.json")).map((n) => {
+    const expected = JSON.parse(fs.readFileSync(path.join(samples, n), "utf8"));
+    return path.join(samples, expected.path ?? n.slice(0, -".expect.json".length));
   });
 }
 
