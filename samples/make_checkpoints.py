@@ -19,6 +19,7 @@ def arguments():
     parser.add_argument("--out", metavar="DIR", help="where to put them")
     parser.add_argument("--set", choices=["small", "large", "all"], help="which ones (default: small, or whatever is named)")
     parser.add_argument("--list", action="store_true", help="print the names and end")
+    parser.add_argument("--table", action="store_true", help="write the table in samples/checkpoints/README.md anew and end")
     parser.add_argument("names", metavar="NAME", nargs="*", help="a sample's name, or the beginning of some")
     return parser.parse_args()
 
@@ -33,13 +34,26 @@ def picked(args):
     return found
 
 
+def write_table():
+    """The part of the README below its first line of a table."""
+    from maker.every_case import CASES
+    path = os.path.join(FOLDERS["small"], "README.md")
+    with open(path) as f:
+        head = f.read().partition("| name |")[0]
+    rows = [f"| `{c.name}` | {c.ranks} | {c.what}{f' (from `{c.base}`)' if c.base else ''} |" for c in CASES.values() if c.set == "small"]
+    with open(path, "w") as f:
+        f.write(head + "| name | ranks | what it is |\n| --- | --- | --- |\n" + "\n".join(sorted(rows)) + "\n")
+
+
 def main():
     args = arguments()
+    if args.table:
+        return write_table()
     from maker import registry
     failed = []
     for case in picked(args):
         if args.list:
-            print(f"{case.name:<28} {case.set:<6} {case.what}")
+            print(f"{case.name:<32} {case.set:<6} {case.what}")
             continue
         out = os.path.abspath(args.out or FOLDERS[case.set])
         os.makedirs(out, exist_ok=True)

@@ -80,6 +80,14 @@ def make_fsdp2(name):
     return save({**state, "step": 2, "loss": 0.5}, name)
 
 
+@case("dcp_small", read_dcp, "one linear layer on 2 ranks, and an object: the base of the broken ones", ranks=2)
+def make_small(name):
+    from torch.distributed.fsdp import fully_shard
+    module = model.seeded(nn.Linear, 4, 6)
+    fully_shard(module, mesh=mesh(2))
+    return save({**module.state_dict(), "step": 7}, name)
+
+
 @case("dcp_fsdp2_flat_optim", read_dcp, "FSDP2, AdamW state flattened by get_state_dict(flatten_optimizer_state_dict=True)", ranks=2)
 def make_fsdp2_flat_optim(name):
     return save(trained(fsdp2(model.seeded(model.Net), mesh(2)), flatten=True), name)

@@ -1,6 +1,6 @@
 """The list of samples, and how one is run: in fresh processes, one for each rank, in a clean work folder.
 
-A sample is a function that writes files into the current folder's `<name>/` and, on rank 0, returns what it knows of the
+A sample is a function that writes files into the folder `<name>` (which is there, empty or a copy of its base) and, on rank 0, returns what it knows of the
 values before they were saved (or None). Its golden is computed afterwards by another fresh process that only reads.
 """
 import dataclasses
@@ -21,7 +21,7 @@ class Case:
     what: str  # one line for the table in README.md
     ranks: int = 1
     set: str = "small"
-    base: str | None = None  # a sample that this one is derived from
+    base: str | None = None  # a sample that this one is derived from: it starts as a copy of it
 
 
 def case(name, read, what, ranks=1, set="small", base=None):
@@ -35,6 +35,8 @@ def case(name, read, what, ranks=1, set="small", base=None):
 
 def make(case, out):
     """Makes one sample and its golden, and moves both into `out`."""
+    if case.base and not os.path.exists(os.path.join(out, case.base)):
+        make(CASES[case.base], out)
     work = tempfile.mkdtemp(prefix=".making-", dir=out)
     try:
         in_processes(write_rank, case.ranks, case.name, work, os.path.abspath(out))
@@ -65,13 +67,21 @@ def in_processes(target, ranks, *args):
 def write_rank(rank, ranks, name, work, out):
     from . import every_case, setting
     os.chdir(work)
-    os.makedirs(name, exist_ok=True)
+    start(every_case.CASES[name], out)
     with setting.process(rank, ranks, work):
-        known = every_case.CASES[name].make(name) if CASES[name].base is None else CASES[name].make(name, os.path.join(out, CASES[name].base))
+        known = every_case.CASES[name].make(name)
     if rank == 0 and known is not None:
         with open(os.path.join(work, "known.json"), "w") as f:
             json.dump(known, f)
     setting.leave()
+
+
+def start(case, out):
+    """The sample's folder: empty, or a copy of the sample that it is derived from."""
+    if case.base:
+        shutil.copytree(os.path.join(out, case.base), case.name)
+    else:
+        os.makedirs(case.name, exist_ok=True)
 
 
 def write_golden(rank, ranks, name, work, out):
@@ -79,6 +89,8 @@ def write_golden(rank, ranks, name, work, out):
     os.chdir(work)
     with setting.process(0, 1, None):
         case = every_case.CASES[name]
+        if case.base:
+            os.symlink(os.path.join(out, case.base), case.base)
         expect = case.read(case)
     golden.check_known(name, expect, "known.json")
     golden.write(expect, name + ".expect.json")

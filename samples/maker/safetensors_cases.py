@@ -15,6 +15,7 @@ from .registry import case
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz",
          "F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2", "I64": "int64", "I32": "int32",
          "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64"}
+NOT_IN_TORCH = {"F6_E2M3": "float6_e2m3", "F6_E3M2": "float6_e3m2"}
 
 
 def entries_of(path):
@@ -28,8 +29,8 @@ def entries_of(path):
 
 
 def raw_entry(tensor):
-    name = NAMES.get(tensor["dtype"])
-    return {"dtype": f"torch.{name}" if name else tensor["dtype"], "shape": list(tensor["shape"]), "sha256": hashlib.sha256(bytes(tensor["data"])).hexdigest()}
+    name = tensor["dtype"]
+    return {"dtype": NOT_IN_TORCH.get(name) or "torch." + NAMES[name], "shape": list(tensor["shape"]), "sha256": hashlib.sha256(bytes(tensor["data"])).hexdigest()}
 
 
 def torch_tensors(path):
