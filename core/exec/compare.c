@@ -27,7 +27,6 @@ typedef struct compare_job {
 
 static uint64_t ulp_distance(const tsr_float_form *form, const uint8_t *a, const uint8_t *b)
 {
-    if (tsr_float_is_nan(form, tsr_load_le(a, form->bytes)) || tsr_float_is_nan(form, tsr_load_le(b, form->bytes))) return 0;
     const int64_t x = tsr_float_ordinal(form, a), y = tsr_float_ordinal(form, b);
     return x > y ? (uint64_t)x - (uint64_t)y : (uint64_t)y - (uint64_t)x;
 }
@@ -66,6 +65,7 @@ static void judge(compare_job *job, const tsr_tolerance *tolerance, uint64_t num
     const double abs = parts ? distance(a, b, parts) : 0;
     if (!tolerance->exact && parts && is_close(tolerance, a, b, parts, abs)) return;
     if (job->differing++ == 0) job->first = number;
+    if (!parts || is_nan(a, parts) || is_nan(b, parts)) return;
     if (abs > job->max_abs) job->max_abs = abs;
     const tsr_dtype part = tsr_dtype_part(dtype);
     const tsr_float_form *form = tsr_float_form_of(part);
