@@ -2,7 +2,6 @@
  * tsr_pickle_cold. Position and stack top stay in locals; a helper that needs them in the machine gets them there. */
 #include "codec/pickle_machine.h"
 
-#include "base/cursor.h"
 #include "base/try.h"
 
 enum { OPERAND_MAX = 8 }; /* bytes of the longest operand of fixed size */
@@ -97,6 +96,12 @@ static tsr_ref *tuple_from_mark(machine *m, tsr_ref *sp)
     return from ? tuple(m, sp, from) : NULL;
 }
 
+/* Behind a class and EMPTY_TUPLE: NEWOBJ MEMOIZE, EMPTY_DICT MEMOIZE, MARK? */
+static inline bool starts_quick(const machine *m, const tsr_ref *sp, const uint8_t *p)
+{
+    return m->drop && m->end - p > 5 && memcmp(p, "\x81\x94}\x94(", 5) == 0 && sp > m->floor && tag_of(sp[-1]) == TAG_GLOBAL;
+}
+
 static inline tsr_ref *push_container(machine *m, tsr_ref *sp, tag kind)
 {
     tsr_ref made = tsr_pickle_make_container(m, kind, NULL, 0);
@@ -146,28 +151,36 @@ static tsr_status run(machine *m, const uint8_t **end)
         m->at = p++;
         switch (*m->at) {
         case 'K': sp = push(m, sp, REF(TAG_SMALL, *p)); p += 1; break;
-        case 'M': sp = push(m, sp, REF(TAG_SMALL, tsr_load_le(p, 2))); p += 2; break;
+        case 'M': sp = push(m, sp, REF(TAG_SMALL, load_u16(p))); p += 2; break;
         case 'J': {
-            tsr_ref made = tsr_pickle_make_int(m, (int32_t)tsr_load_le(p, 4));
+            tsr_ref made = tsr_pickle_make_int(m, (int32_t)load_u32(p));
             sp = made ? push(m, sp, made) : NULL;
             p += 4;
             break;
         }
         case 'h': sp = push_memo(m, sp, *p); p += 1; break;
-        case 'j': sp = push_memo(m, sp, (uint32_t)tsr_load_le(p, 4)); p += 4; break;
+        case 'j': sp = push_memo(m, sp, load_u32(p)); p += 4; break;
         case 'q': sp = put(m, sp, *p); p += 1; break;
-        case 'r': sp = put(m, sp, (uint32_t)tsr_load_le(p, 4)); p += 4; break;
+        case 'r': sp = put(m, sp, load_u32(p)); p += 4; break;
         case 0x94: sp = memoize(m, sp); break;
         case 0x8c:
             sp = push_str(m, sp, p + 1, *p);
             if (sp) p += 1 + *p;
             break;
         case 'X':
-            sp = push_str(m, sp, p + 4, tsr_load_le(p, 4));
-            if (sp) p += 4 + tsr_load_le(p, 4);
+            sp = push_str(m, sp, p + 4, load_u32(p));
+            if (sp) p += 4 + load_u32(p);
             break;
         case '(': sp = push_mark(m, sp); break;
-        case ')': sp = push(m, sp, REF_EMPTY_TUPLE); break;
+        case ')': {
+            const uint8_t *next = starts_quick(m, sp, p) ? tsr_pickle_quick(m, sp - 1, p) : NULL;
+            if (next) {
+                p = next;
+            } else {
+                sp = m->status == TSR_OK ? push(m, sp, REF_EMPTY_TUPLE) : NULL;
+            }
+            break;
+        }
         case 0x85: sp = needs(m, sp, 1) ? tuple(m, sp, sp - 1) : NULL; break;
         case 0x86: sp = needs(m, sp, 2) ? tuple(m, sp, sp - 2) : NULL; break;
         case 0x87: sp = needs(m, sp, 3) ? tuple(m, sp, sp - 3) : NULL; break;

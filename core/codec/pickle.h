@@ -48,17 +48,26 @@ typedef struct tsr_pickle_name {
 #define TSR_PICKLE_FOLD_MADE 0x10000u
 #define TSR_PICKLE_FOLD_BUILT 0x20000u
 
+/* What a sink sees of an object: its arguments when it was made, its state when it was built. */
+typedef struct tsr_pickle_parts {
+    uint32_t class_id;
+    bool built;            /* `items` are of the state; else of the argument tuple */
+    tsr_pickle_kind kind;  /* DICT: keys and values in turn; TUPLE, LIST: items; any other: the state itself is the one item */
+    const tsr_ref *items;
+    size_t count;
+    uint64_t position;     /* of the opcode that gave these parts */
+} tsr_pickle_parts;
+
 /* Lets a format turn known objects into compact records while they are parsed. `fold` is called for objects of classes
- * with a fold flag; it may return a TSR_PICKLE_FOLDED ref made by tsr_pickle_folded(). After a BUILD the parts of the
- * object are then dropped: all nodes made since the object, but strings, bytes, GLOBALs, small ints and other records
- * (a later memo fetch of a dropped part makes tsr_pickle_parse start over and drop nothing). So a record holds no ref
- * but those. NULL sink or fold: generic trees only. */
+ * with a fold flag; it may return a TSR_PICKLE_FOLDED ref made by tsr_pickle_folded(), or TSR_REF_NONE to keep the object
+ * as it is (it is then asked again when the parse starts over). After a BUILD the parts of the object are dropped: all
+ * nodes made since the object, but strings, bytes, GLOBALs, small ints and other records (a later memo fetch of a dropped
+ * part makes tsr_pickle_parse start over and drop nothing). So a record holds no ref but those. NULL sink or fold:
+ * generic trees only. */
 typedef struct tsr_pickle_sink {
     const tsr_pickle_name *names; /* `count` of them */
     size_t count;
-    /* `object` is the OBJECT node so far (args and, after BUILD, state). Return TSR_OK with *out = 0 to keep it generic. */
-    tsr_status (*fold)(void *ctx, const tsr_pickle *pickle, uint32_t class_id, tsr_ref object, bool after_build,
-                       tsr_ref *out, tsr_error *err);
+    tsr_status (*fold)(void *ctx, const tsr_pickle *pickle, const tsr_pickle_parts *parts, tsr_ref *out, tsr_error *err);
     void (*restart)(void *ctx); /* forget all records: parsing starts over */
     void *ctx;
 } tsr_pickle_sink;

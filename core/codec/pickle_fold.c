@@ -1,6 +1,18 @@
 /* Calls and objects of a pickle: recorded, shown to the sink, and dropped once the sink has made its own record of them. */
 #include "codec/pickle_machine.h"
 
+bool tsr_pickle_note_clean(machine *m, size_t from)
+{
+    span *last = m->clean.count ? (span *)m->clean.items + m->clean.count - 1 : NULL;
+    if (last && last->to == from) {
+        last->to = m->memo.count;
+        return true;
+    }
+    if (!has_room(m, &m->clean, 1)) return false;
+    ((span *)m->clean.items)[m->clean.count++] = (span){from, m->memo.count};
+    return true;
+}
+
 /* Turns the memo slots from `from` on into holes where they hold nodes that go away. `clean` remembers spans that were
  * done before, so that every slot is looked at once however deep objects nest. */
 static bool drop_memo(machine *m, size_t from, tsr_ref object_, tsr_ref record)
@@ -23,15 +35,18 @@ static bool drop_memo(machine *m, size_t from, tsr_ref object_, tsr_ref record)
             break;
         }
     }
-    if (m->clean.count && spans[m->clean.count - 1].to == first) first = spans[--m->clean.count].from;
-    if (!has_room(m, &m->clean, 1)) return false;
-    ((span *)m->clean.items)[m->clean.count++] = (span){first, m->memo.count};
-    return true;
+    return tsr_pickle_note_clean(m, first);
 }
 
+/* An object among the parts that has no record may be fetched again by others (an enum member, say): then all stay. */
 static bool drop_parts(machine *m, const open *marks, tsr_ref record)
 {
     tsr_pickle *pickle = m->pickle;
+    tsr_ref *memo = m->memo.items;
+    if (pickle->objects.count != (size_t)marks->object + 1) {
+        if (marks->memo < m->memo.count && memo[marks->memo] == REF(TAG_OBJECT, marks->object)) memo[marks->memo] = record;
+        return true;
+    }
     if (m->memo.count > marks->memo && !drop_memo(m, marks->memo, REF(TAG_OBJECT, marks->object), record)) return false;
     pickle->words.count = marks->words;
     pickle->containers.count = marks->containers;
@@ -41,13 +56,22 @@ static bool drop_parts(machine *m, const open *marks, tsr_ref record)
     return true;
 }
 
-/* The sink's record of an object, or 0 when it is to stay as it is. */
-static bool fold(machine *m, uint32_t id, tsr_ref made, bool after_build, tsr_ref *record)
+bool tsr_pickle_fold(machine *m, uint32_t id, bool built, tsr_pickle_kind kind, const tsr_ref *items, size_t count, tsr_ref *record)
 {
+    tsr_pickle_parts parts = {id & 0xFFFF, built, kind, items, count, (uint64_t)(m->at - m->start)};
     *record = TSR_REF_NONE;
-    tsr_status status = m->sink->fold(m->sink->ctx, m->pickle, id & 0xFFFF, made, after_build, record, m->err);
-    if (status != TSR_OK) m->status = status;
-    return status == TSR_OK;
+    m->status = m->sink->fold(m->sink->ctx, m->pickle, &parts, record, m->err);
+    return m->status == TSR_OK;
+}
+
+/* The record of an object that got its state. */
+static bool fold_built(machine *m, uint32_t id, tsr_ref state, tsr_ref *record)
+{
+    size_t count;
+    const tsr_ref *items = tsr_pickle_items(m->pickle, state, &count);
+    tsr_pickle_kind kind = tsr_pickle_kind_of(m->pickle, state);
+    bool many = kind == TSR_PICKLE_DICT || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_SET;
+    return tsr_pickle_fold(m, id, true, kind, many ? items : &state, many ? count : 1, record);
 }
 
 tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)
@@ -62,8 +86,10 @@ tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_p
     global *g = (global *)pickle->globals.items + index_of(callee);
     tsr_pickle_use use = how == TSR_PICKLE_BUILT ? TSR_PICKLE_USE_BUILT : TSR_PICKLE_USE_CALLED;
     if (use > g->use) g->use = use;
-    if (g->id & TSR_PICKLE_FOLD_MADE) {
-        if (!fold(m, g->id, made, false, &record)) return TSR_REF_NONE;
+    if (g->id & TSR_PICKLE_FOLD_MADE && m->sink->fold) {
+        size_t count;
+        const tsr_ref *items = tsr_pickle_items(pickle, args, &count);
+        if (!tsr_pickle_fold(m, g->id, false, TSR_PICKLE_TUPLE, items, count, &record)) return TSR_REF_NONE;
         if (!record) return made;
         pickle->objects.count--;
         return record;
@@ -128,8 +154,8 @@ bool tsr_pickle_do_build(machine *m)
     object *o = (object *)pickle->objects.items + index_of(*slot);
     o->state = state;
     uint32_t id = tag_of(o->callee) == TAG_GLOBAL ? ((const global *)pickle->globals.items)[index_of(o->callee)].id : 0;
-    if (!(id & TSR_PICKLE_FOLD_BUILT)) return true;
-    if (!fold(m, id, *slot, true, &record)) return false;
+    if (!(id & TSR_PICKLE_FOLD_BUILT) || !m->sink->fold) return true;
+    if (!fold_built(m, id, state, &record)) return false;
     if (!record) return true;
     *slot = record;
     return !opened || drop_parts(m, &marks, record);

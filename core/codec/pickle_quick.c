@@ -1,0 +1,164 @@
+/* Objects that make up nearly all of a large `.metadata`, each in one go instead of some 25 turns of the main loop:
+ *
+ *   class ) | NEWOBJ MEMOIZE | EMPTY_DICT MEMOIZE | MARK key value key value … SETITEMS | BUILD
+ *
+ * where keys and values are memo fetches, ints, short strings, constants, and calls of classes that the sink folds when
+ * they are made, with a tuple of ints:
+ *
+ *   class | int int | TUPLE2 MEMOIZE | TUPLE1 MEMOIZE | REDUCE MEMOIZE
+ *
+ * Nothing but the record stays of such an object, so no nodes are made: the memo gets holes where they would have been.
+ * Anything unexpected gives up before the machine has changed, and the main loop takes the object from its beginning. */
+#include "codec/pickle_machine.h"
+
+enum {
+    QUICK_ITEMS = 16, /* keys and values */
+    QUICK_INTS = 8,
+    QUICK_BYTES = 16, /* more than any value but a string needs */
+    QUICK_MEMO = 2 + 3 * QUICK_ITEMS
+};
+
+/* Where a quick object stands: input, and the memo as it will be. */
+typedef struct quick {
+    machine *m;
+    const uint8_t *p;
+    tsr_ref *memo;
+    size_t memo_count;
+} quick;
+
+static inline bool takes(quick *q, const char *bytes, size_t size)
+{
+    if (memcmp(q->p, bytes, size) != 0) return false;
+    q->p += size;
+    return true;
+}
+
+static inline void memoize(quick *q, tsr_ref ref) { q->memo[q->memo_count++] = ref; }
+
+/* An int ≥ 0. Its width changes from object to object, so it is looked up rather than branched on. */
+static inline bool take_int(quick *q, tsr_ref *out)
+{
+    static const uint8_t widths[256] = {['K'] = 1, ['M'] = 2, ['J'] = 4};
+    const uint8_t *p = q->p;
+    unsigned width = widths[*p];
+    if (width) {
+        uint64_t value = load_u64(p + 1) << (64 - 8 * width) >> (64 - 8 * width);
+        if (value > INT32_MAX) return false;
+        q->p += 1 + width;
+        *out = value < 1 << 27 ? REF(TAG_SMALL, value) : tsr_pickle_make_int(q->m, (int64_t)value);
+        return *out != TSR_REF_NONE;
+    }
+    if (*p != 0x8a || p[1] > 8) return false;
+    *out = tsr_pickle_make_long(q->m, p + 2, p[1]);
+    q->p += 2 + p[1];
+    return *out != TSR_REF_NONE;
+}
+
+/* A tuple of ints, memoized unless it is empty. */
+static inline bool take_ints(quick *q, tsr_ref *out)
+{
+    tsr_ref ints[QUICK_INTS];
+    size_t count = 0;
+    bool marked = *q->p == '(';
+    if (*q->p == ')') {
+        q->p++;
+        *out = REF_EMPTY_TUPLE;
+        return true;
+    }
+    if (marked) q->p++;
+    while (count < QUICK_INTS && q->m->end - q->p >= QUICK_BYTES && take_int(q, &ints[count])) count++;
+    if (count == 0 || q->m->end - q->p < QUICK_BYTES) return false;
+    if (marked ? *q->p != 't' : count > 3 || *q->p != 0x84 + count) return false;
+    q->p++;
+    if (!takes(q, "\x94", 1)) return false;
+    *out = tsr_pickle_make_tuple(q->m, ints, count);
+    memoize(q, REF_DROPPED);
+    return *out != TSR_REF_NONE;
+}
+
+static inline bool take_call(quick *q, uint32_t id, tsr_ref *out)
+{
+    tsr_ref ints;
+    if (!take_ints(q, &ints) || !takes(q, "\x85\x94R\x94", 4)) return false;
+    memoize(q, REF_DROPPED);
+    q->m->at = q->p - 2;
+    if (!tsr_pickle_fold(q->m, id, false, TSR_PICKLE_TUPLE, &ints, 1, out) || !*out) return false;
+    memoize(q, *out);
+    return true;
+}
+
+static inline bool take_fetch(quick *q, size_t index, tsr_ref *out)
+{
+    if (index >= q->memo_count) return false;
+    *out = q->memo[index];
+    if (tag_of(*out) == TAG_HOLE) return false;
+    if (tag_of(*out) != TAG_GLOBAL) return true;
+    uint32_t id = ((const global *)q->m->pickle->globals.items)[index_of(*out)].id;
+    return !(id & TSR_PICKLE_FOLD_MADE) || take_call(q, id, out);
+}
+
+static inline bool take_str(quick *q, tsr_ref *out)
+{
+    size_t size = q->p[1];
+    if (size > (size_t)(q->m->end - q->p) - QUICK_BYTES) return false;
+    q->m->at = q->p;
+    *out = tsr_pickle_make_str(q->m, q->p + 2, size);
+    q->p += 2 + size;
+    if (*q->p == 0x94) {
+        q->p++;
+        memoize(q, *out);
+    }
+    return *out != TSR_REF_NONE;
+}
+
+static inline bool take_value(quick *q, tsr_ref *out)
+{
+    switch (*q->p) {
+    case 'h': q->p += 2; return take_fetch(q, q->p[-1], out);
+    case 'j': q->p += 5; return take_fetch(q, load_u32(q->p - 4), out);
+    case 0x8c: return take_str(q, out);
+    case 'N': q->p++; *out = TSR_REF_NONE; return true;
+    case 0x88: q->p++; *out = REF_TRUE; return true;
+    case 0x89: q->p++; *out = REF_FALSE; return true;
+    default: return take_int(q, out);
+    }
+}
+
+/* Keys and values up to SETITEMS BUILD; their number, or 0. */
+static inline size_t take_items(quick *q, tsr_ref *items)
+{
+    for (size_t count = 0; count <= QUICK_ITEMS; count++) {
+        if (q->m->end - q->p < QUICK_BYTES) return 0;
+        if (*q->p == 'u') return count % 2 == 0 && takes(q, "ub", 2) ? count : 0;
+        if (count == QUICK_ITEMS || !take_value(q, &items[count])) return 0;
+    }
+    return 0;
+}
+
+const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p)
+{
+    tsr_pickle *pickle = m->pickle;
+    global *class_ = (global *)pickle->globals.items + index_of(*slot);
+    if (!(class_->id & TSR_PICKLE_FOLD_BUILT) || !has_room(m, &m->memo, QUICK_MEMO)) return NULL;
+    size_t words = pickle->words.count, wides = pickle->wides.count, texts = pickle->texts.count, first = m->memo.count;
+    quick q = {m, p + 5, m->memo.items, first + 2};
+    tsr_ref items[QUICK_ITEMS], record = TSR_REF_NONE;
+    const uint8_t *at = m->at;
+    q.memo[first] = q.memo[first + 1] = REF_DROPPED;
+    size_t count = take_items(&q, items);
+    if (count) {
+        m->at = q.p - 1;
+        tsr_pickle_fold(m, class_->id, true, TSR_PICKLE_DICT, items, count, &record);
+    }
+    pickle->words.count = words;
+    pickle->wides.count = wides;
+    if (!record) {
+        pickle->texts.count = texts;
+        if (m->status == TSR_OK) m->at = at;
+        return NULL;
+    }
+    q.memo[first] = *slot = record;
+    m->memo.count = q.memo_count;
+    if (class_->use < TSR_PICKLE_USE_BUILT) class_->use = TSR_PICKLE_USE_BUILT;
+    return tsr_pickle_note_clean(m, first) ? q.p : NULL;
+}
