@@ -4,6 +4,8 @@
 #include <string.h>
 
 static const tsr_rule rules[] = {
+    {"dcp-safetensors/lone-shard", TSR_WARNING, "a file of sharded safetensors is read without the others",
+     "Its tensors are shards; their shapes are the shards'. Name the folder with all shard files."},
     {"dcp-safetensors/no-global-shape", TSR_WARNING, "the global shapes of sharded safetensors are only inferred",
      "DCP's HuggingFaceStorageWriter stores where each shard lies but not how large the tensor is, so a lost trailing shard cannot be seen. Check against a layout (tessera validate --layout)."},
     {"dcp-safetensors/shard-gap", TSR_WARNING, "the numbers of the shard files leave a gap",

@@ -74,12 +74,25 @@ static tsr_status fill_catalog(tsr_checkpoint *checkpoint, const tsr_safetensors
     return TSR_OK;
 }
 
+/* One rank's file of a sharded save, opened alone or among others, shows the shards as if they were whole tensors. */
+static tsr_status warn_of_shards(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count, tsr_error *err)
+{
+    for (uint32_t f = 0; f < count; f++) {
+        if (!tsr_safetensors_metadata(&opened[f], TSR_STR("DCP_SHARDING_INFO")).data) continue;
+        tsr_place place = {checkpoint->store->files[opened[f].file].name, TSR_NO_POSITION, {NULL, 0}};
+        TSR_TRY(tsr_find(checkpoint->findings, "dcp-safetensors/lone-shard", place, err,
+                         "the file holds one rank's shards of a sharded checkpoint; open its folder to see whole tensors"));
+    }
+    return TSR_OK;
+}
+
 static tsr_status open_safetensors(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_safetensors *opened;
     uint32_t count = checkpoint->file_count;
     TSR_TRY(tsr_safetensors_open_all(checkpoint, checkpoint->files, count, &opened, err));
     tsr_status status = fill_catalog(checkpoint, opened, count, err);
+    if (status == TSR_OK) status = warn_of_shards(checkpoint, opened, count, err);
     tsr_safetensors_close_all(checkpoint, opened, count);
     if (status == TSR_OK && count > 1)
         status = tsr_find(checkpoint->findings, "index/absent", TSR_NOWHERE, err,

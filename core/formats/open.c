@@ -1,0 +1,98 @@
+/* Opens whatever a store holds: recognition, the format's reader, the index of names; and what every format shares. */
+#include <inttypes.h>
+
+#include "base/try.h"
+#include "formats/name_index.h"
+#include "formats/recognize.h"
+
+static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
+{
+    if (entry->chunk_count == 0 || entry->chunks[0].file == TSR_NO_FILE) return TSR_STR("the metadata");
+    return checkpoint->store->files[entry->chunks[0].file].name;
+}
+
+static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    uint64_t duplicate;
+    TSR_FAIL_IF(catalog->entry_count > checkpoint->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "%" PRIu64 " entries; the limit is %" PRIu64, catalog->entry_count, checkpoint->host->limits.entries);
+    TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, catalog->entries, sizeof *catalog->entries, catalog->entry_count,
+                               &checkpoint->index, &duplicate, err));
+    if (duplicate == TSR_NO_NAME) return TSR_OK;
+    const tsr_entry *second = &catalog->entries[duplicate];
+    const tsr_entry *first = &catalog->entries[tsr_name_index_find(checkpoint->index, second->fqn)];
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "two entries have the name '%.*s': one in %.*s, one in %.*s",
+                     TSR_STR_ARG(second->fqn), TSR_STR_ARG(file_of(checkpoint, first)), TSR_STR_ARG(file_of(checkpoint, second)));
+}
+
+static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_reader *reader;
+    TSR_TRY(tsr_recognize(checkpoint, &reader, err));
+    checkpoint->catalog.format = reader->format;
+    checkpoint->catalog.store = checkpoint->store;
+    TSR_TRY(reader->open(checkpoint, err));
+    checkpoint->reader = reader;
+    return index_names(checkpoint, err);
+}
+
+tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
+                               tsr_checkpoint **out, tsr_error *err)
+{
+    *out = NULL;
+    tsr_checkpoint *checkpoint = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
+    if (!checkpoint) return TSR_E_NOMEM;
+    *checkpoint = (tsr_checkpoint){.store = store, .host = host};
+    if (options) checkpoint->options = *options;
+    size_t bound = host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX;
+    checkpoint->arena = tsr_arena_new(host->allocator, bound, err);
+    checkpoint->findings = checkpoint->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
+    tsr_status status = checkpoint->findings ? read_checkpoint(checkpoint, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) *out = checkpoint;
+    else tsr_checkpoint_close(checkpoint);
+    return status;
+}
+
+void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
+{
+    if (!checkpoint) return;
+    if (checkpoint->reader && checkpoint->reader->close) checkpoint->reader->close(checkpoint);
+    tsr_name_index_free(checkpoint->index);
+    tsr_findings_free(checkpoint->findings);
+    tsr_arena_free(checkpoint->arena);
+    tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
+}
+
+const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint) { return &checkpoint->catalog; }
+tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint) { return checkpoint->findings; }
+const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint) { return checkpoint->host; }
+tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint) { return checkpoint->store; }
+tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint) { return checkpoint->arena; }
+
+const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn)
+{
+    uint64_t at = tsr_name_index_find(checkpoint->index, fqn);
+    return at == TSR_NO_NAME ? NULL : &checkpoint->catalog.entries[at];
+}
+
+tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                                 tsr_arena *scratch, tsr_view *out, tsr_error *err)
+{
+    TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "the bytes of '%.*s' are not there: their file is missing or cut short", TSR_STR_ARG(entry->fqn));
+    if (chunk->view) {
+        *out = *chunk->view;
+        return TSR_OK;
+    }
+    if (checkpoint->reader->locate) return checkpoint->reader->locate(checkpoint, entry, chunk, scratch, out, err);
+    *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
+    return TSR_OK;
+}
+
+tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
+                                  tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                                  tsr_error *err)
+{
+    return checkpoint->reader->extents(checkpoint, each, ctx, err);
+}
