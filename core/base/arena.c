@@ -103,6 +103,11 @@ tsr_str tsr_arena_format(tsr_arena *arena, tsr_error *err, const char *format, .
     return (tsr_str){text, text ? (size_t)length : 0};
 }
 
+const tsr_allocator *tsr_arena_allocator(const tsr_arena *arena)
+{
+    return &arena->allocator;
+}
+
 size_t tsr_arena_used(const tsr_arena *arena)
 {
     return arena->used;

@@ -42,6 +42,9 @@ tsr_str tsr_arena_str(tsr_arena *arena, tsr_str s, tsr_error *err);
 /* printf into the arena. */
 tsr_str tsr_arena_format(tsr_arena *arena, tsr_error *err, const char *format, ...) TSR_PRINTF_LIKE(3, 4);
 
+/* The allocator that the arena takes its blocks from, for temporary memory beside it. */
+const tsr_allocator *tsr_arena_allocator(const tsr_arena *arena);
+
 /* Bytes handed out so far. */
 size_t tsr_arena_used(const tsr_arena *arena);
 
