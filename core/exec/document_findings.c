@@ -31,37 +31,44 @@ static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding
     tsr_json_object_end(json);
 }
 
-void tsr_document_findings_array(const tsr_path_findings *paths, size_t count, tsr_json *json)
+void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings)
 {
-    tsr_json_array(json);
-    for (size_t p = 0; p < count; p++) {
-        for (size_t i = 0; i < tsr_findings_count(paths[p].findings); i++) {
-            put_finding(json, paths[p].path, tsr_findings_at(paths[p].findings, i));
-        }
-    }
-    tsr_json_array_end(json);
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) put_finding(json, path, tsr_findings_at(findings, i));
 }
 
-tsr_status tsr_document_findings(const tsr_path_findings *paths, size_t count, tsr_json *json)
+void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json)
 {
-    static const struct {
-        const char *key;
-        tsr_level level;
-    } levels[] = {{"errors", TSR_ERROR}, {"warnings", TSR_WARNING}, {"notes", TSR_NOTE}};
+    document->json = json;
     tsr_json_object(json);
     tsr_json_key(json, "schema");
     tsr_json_text(json, "tessera.findings/1");
     tsr_json_key(json, "findings");
-    tsr_document_findings_array(paths, count, json);
+    tsr_json_array(json);
+}
+
+void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings)
+{
+    document->paths++;
+    for (int level = TSR_NOTE; level <= TSR_ERROR; level++) document->totals[level] += tsr_findings_total(findings, (tsr_level)level);
+    tsr_document_put_findings(document->json, path, findings);
+}
+
+tsr_status tsr_findings_document_end(tsr_findings_document *document)
+{
+    const struct {
+        const char *key;
+        uint64_t count;
+    } counts[] = {{"paths", document->paths},
+                  {"errors", document->totals[TSR_ERROR]},
+                  {"warnings", document->totals[TSR_WARNING]},
+                  {"notes", document->totals[TSR_NOTE]}};
+    tsr_json *json = document->json;
+    tsr_json_array_end(json);
     tsr_json_key(json, "summary");
     tsr_json_object(json);
-    tsr_json_key(json, "paths");
-    tsr_json_uint(json, count);
-    for (size_t l = 0; l < 3; l++) {
-        uint64_t total = 0;
-        for (size_t p = 0; p < count; p++) total += tsr_findings_total(paths[p].findings, levels[l].level);
-        tsr_json_key(json, levels[l].key);
-        tsr_json_uint(json, total);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        tsr_json_key(json, counts[i].key);
+        tsr_json_uint(json, counts[i].count);
     }
     tsr_json_object_end(json);
     tsr_json_object_end(json);

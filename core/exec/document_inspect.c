@@ -350,7 +350,9 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
     }
     if (status == TSR_OK) {
         tsr_json_key(json, "findings");
-        tsr_document_findings_array(&(tsr_path_findings){{NULL, 0}, tsr_checkpoint_findings(checkpoint)}, 1, json);
+        tsr_json_array(json);
+        tsr_document_put_findings(json, (tsr_str){NULL, 0}, tsr_checkpoint_findings(checkpoint));
+        tsr_json_array_end(json);
         tsr_json_object_end(json);
     }
     tsr_free(tsr_checkpoint_host(checkpoint)->allocator, in.shared, in.shared_count, sizeof *in.shared);

@@ -4,8 +4,8 @@
 
 #include "tessera/document.h"
 
-/* The array under a "findings" key. A path without data is not printed. */
-void tsr_document_findings_array(const tsr_path_findings *paths, size_t count, tsr_json *json);
+/* One after the other inside an array. A path without data is not printed. */
+void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings);
 
 static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
 {

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "tessera/catalog.h"
 #include "tessera/document.h"
@@ -60,9 +61,8 @@ static void put_float(line *l, double value)
         return;
     }
     for (int digits = 1; digits <= 17; digits++) {
-        double back;
         snprintf(text, sizeof text, "%.*g", digits, value);
-        if (sscanf(text, "%lf", &back) == 1 && back == value) break;
+        if (strtod(text, NULL) == value) break;
     }
     put_format(l, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
 }

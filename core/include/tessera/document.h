@@ -38,13 +38,16 @@ tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_selection *
  * with the byte or the place in the document. */
 tsr_status tsr_layout_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_catalog *out, tsr_error *err);
 
-/* Findings of one path, or why there are none. */
-typedef struct tsr_path_findings {
-    tsr_str path;
-    const tsr_findings *findings;
-} tsr_path_findings;
-/* tessera.findings/1 over several paths. */
-tsr_status tsr_document_findings(const tsr_path_findings *paths, size_t count, tsr_json *json);
+/* tessera.findings/1 over any number of paths: start, add each path's findings (`path` empty: not printed), end. Zero the
+ * struct before start. */
+typedef struct tsr_findings_document {
+    tsr_json *json;
+    uint64_t paths;
+    uint64_t totals[3]; /* by tsr_level */
+} tsr_findings_document;
+void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json);
+void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings);
+tsr_status tsr_findings_document_end(tsr_findings_document *document);
 
 /* Values of a pair of tsr_diff that differ in bytes; `elements` 0 where they were not compared. */
 typedef struct tsr_diff_document {
@@ -57,5 +60,9 @@ tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
 /* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
  * work are bounded by the capacity. Returns `out`. */
 const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity);
+/* One element of a tensor as text: integers exactly, floats in the fewest digits that read back as the same float32 (or
+ * float64), bool as true and false, complex as (re+imj), anything else as its bytes in hex. `element` has the bytes of one
+ * element, little-endian. Returns `out`; 64 bytes suffice. */
+const char *tsr_element_text(tsr_dtype dtype, const uint8_t *element, char *out, size_t capacity);
 
 #endif

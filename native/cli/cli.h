@@ -1,0 +1,114 @@
+/* What the commands of `tessera` share: the command and option tables, the running program's state, and its messages.
+ * Names here begin with cli_; nothing outside this folder sees them.
+ *
+ * Data goes to stdout, messages and progress to stderr. A command returns its exit status. */
+#ifndef TSR_CLI_H
+#define TSR_CLI_H
+
+#include "io/host.h"
+#include "tessera/json.h"
+
+enum { CLI_DONE = 0, CLI_DIFFERS = 1, CLI_TROUBLE = 2 };
+
+/* ---- tables ---- */
+
+typedef enum cli_option_kind {
+    CLI_FLAG,   /* field: bool */
+    CLI_TEXT,   /* field: const char *, NULL when not given; the last one counts */
+    CLI_LIST,   /* field: cli_list, every one counts */
+    CLI_CHOICE, /* field: unsigned, 0 when not given, else 1 + position among the words of `value` */
+    CLI_REAL,   /* field: cli_real */
+    CLI_BYTES   /* field: uint64_t; "64MB" is decimal, "64MiB" binary, a bare number bytes */
+} cli_option_kind;
+
+typedef struct cli_list {
+    const char **items;
+    size_t count;
+} cli_list;
+
+typedef struct cli_real {
+    bool given;
+    double value;
+} cli_real;
+
+typedef struct cli_option {
+    const char *name; /* without dashes */
+    char letter;      /* or 0 */
+    cli_option_kind kind;
+    const char *value; /* what follows it: "GLOB", or "text|json" for a choice; NULL for a flag */
+    const char *help;
+    size_t field; /* offset in the command's arguments */
+} cli_option;
+
+typedef struct cli cli;
+
+typedef struct cli_command {
+    const char *name;
+    const char *summary;  /* one line, lower case */
+    const char *operands; /* "PATH DEST" */
+    unsigned least, most; /* operands */
+    const char *examples; /* lines "command\n  what it does\n…" */
+    const cli_option *options; /* ends with a NULL name */
+    size_t arguments_size;
+    int (*run)(cli *program, const void *arguments);
+} cli_command;
+
+extern const cli_command cli_inspect, cli_layout, cli_validate, cli_explain, cli_diff, cli_get, cli_convert, cli_doctor;
+extern const cli_command *const cli_commands[]; /* ends with NULL */
+extern const cli_option cli_global_options[];   /* fields of cli_globals */
+
+/* ---- the running program ---- */
+
+typedef struct cli_globals {
+    bool quiet;
+    bool no_progress;
+    unsigned color; /* choice: auto, always, never */
+    const char *threads;
+    bool help;
+    bool version;
+} cli_globals;
+
+typedef struct cli_terminal {
+    bool is_terminal;
+    bool color;
+    unsigned columns;
+} cli_terminal;
+
+struct cli {
+    cli_globals globals;
+    const cli_command *command;
+    cli_list operands;
+    cli_terminal out, err;
+    tsr_native_host native; /* by cli_host */
+    bool host_is_open;
+};
+
+const tsr_host *cli_host(cli *program);
+
+/* ---- parsing ---- */
+
+/* Parses everything after the command's name. `arguments` is zeroed memory of the command's size. false: a message was
+ * printed and the program ends with CLI_TROUBLE. Lists point into argv. */
+bool cli_parse(cli *program, int argc, char **argv, void *arguments);
+void cli_free_lists(const cli_command *command, void *arguments);
+/* A size as --max-mem takes it. */
+bool cli_parse_bytes(const char *text, uint64_t *bytes);
+/* The word of `words` (NULL-terminated, `step` bytes apart) that `wrong` most likely meant, or NULL. */
+const char *cli_suggest(const char *wrong, const void *words, size_t step);
+
+/* ---- messages ---- */
+
+void cli_help(const cli *program, const cli_command *command); /* NULL: the overview */
+/* "tessera: …" on stderr; returns CLI_TROUBLE. */
+int cli_fail(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+/* The error of a library call about `path` (may be NULL). */
+int cli_fail_error(const cli *program, const char *path, const tsr_error *err);
+/* "tessera: warning: …", unless --quiet. */
+void cli_warn(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+/* CLI_TROUBLE with a message when stdout could not be written, else `status`. */
+int cli_finish_stdout(const cli *program, int status);
+
+/* A tsr_write_fn; `ctx` is a FILE. */
+tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err);
+
+#endif

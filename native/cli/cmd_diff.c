@@ -1,0 +1,269 @@
+/* `tessera diff A B`: by name, across formats, world sizes and shardings. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/listing.h"
+#include "cli/session.h"
+#include "cli/term.h"
+#include "tessera/document.h"
+#include "tessera/fqn.h"
+#include "tessera/map.h"
+
+typedef struct diff_arguments {
+    bool json, values, layout, canonical;
+    cli_real atol, rtol;
+} diff_arguments;
+
+typedef struct comparison {
+    cli *program;
+    const diff_arguments *arguments;
+    cli_session a, b;
+    tsr_arena *arena;
+    tsr_diff diff;
+    tsr_difference *differences; /* one a pair */
+} comparison;
+
+/* ---- canonical names ---- */
+
+typedef struct renaming { /* of one side: raw name → canonical name */
+    tsr_map *index;
+    tsr_name *names;
+} renaming;
+
+static tsr_status prepare_names(comparison *c, const tsr_catalog *catalog, renaming *out, tsr_error *err)
+{
+    const tsr_allocator *allocator = &tsr_allocator_libc;
+    size_t count = (size_t)catalog->entry_count;
+    tsr_str *raws = tsr_arena_array(c->arena, count, sizeof *raws, err);
+    out->names = tsr_arena_array(c->arena, count, sizeof *out->names, err);
+    out->index = tsr_map_new(allocator, count, err);
+    if (!raws || !out->names || !out->index) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        raws[i] = catalog->entries[i].fqn;
+        tsr_status status = tsr_map_put(out->index, raws[i], (uint32_t)i, NULL, NULL, err);
+        if (status != TSR_OK) return status;
+    }
+    return tsr_fqn_from_text(raws, count, allocator, c->arena, out->names, err);
+}
+
+/* A name of either side: both sides' tables are asked. */
+typedef struct both_names {
+    renaming a, b;
+} both_names;
+
+static tsr_status canonical(void *ctx, tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    (void)arena, (void)err;
+    const both_names *both = ctx;
+    uint32_t at = tsr_map_get(both->a.index, name, UINT32_MAX);
+    const tsr_name *found = at != UINT32_MAX ? &both->a.names[at] : NULL;
+    if (!found && (at = tsr_map_get(both->b.index, name, UINT32_MAX)) != UINT32_MAX) found = &both->b.names[at];
+    *out = found && found->fqn_count ? found->fqns[0] : name;
+    return TSR_OK;
+}
+
+static tsr_status match(comparison *c, tsr_error *err)
+{
+    const tsr_host *host = cli_host(c->program);
+    tsr_diff_options options = {.layout = c->arguments->layout};
+    both_names both = {{0}, {0}};
+    tsr_status status = TSR_OK;
+    if (c->arguments->canonical) {
+        status = prepare_names(c, c->a.catalog, &both.a, err);
+        if (status == TSR_OK) status = prepare_names(c, c->b.catalog, &both.b, err);
+        options.canonical = canonical;
+        options.canonical_ctx = &both;
+    }
+    if (status == TSR_OK) status = tsr_diff_catalogs(c->a.catalog, c->b.catalog, &options, host, c->arena, &c->diff, err);
+    tsr_map_free(both.a.index);
+    tsr_map_free(both.b.index);
+    return status;
+}
+
+/* ---- values ---- */
+
+static bool is_comparable(const tsr_diff_pair *pair)
+{
+    return pair->a->kind == TSR_ENTRY_TENSOR && pair->b->kind == TSR_ENTRY_TENSOR &&
+           !(pair->what & (TSR_DIFF_DTYPE | TSR_DIFF_SHAPE | TSR_DIFF_OBJECT));
+}
+
+static tsr_status compare_values(comparison *c, tsr_error *err)
+{
+    const bool exact = !c->arguments->atol.given && !c->arguments->rtol.given;
+    const tsr_tolerance tolerance = {exact, c->arguments->atol.value, c->arguments->rtol.value};
+    uint64_t total = 0, done = 0, bytes;
+    tsr_ring *ring = NULL;
+    cli_progress progress;
+    c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
+    tsr_status status = c->differences ? tsr_ring_new(cli_host(c->program), 0, &ring, err) : TSR_E_NOMEM;
+    for (uint64_t i = 0; i < c->diff.pair_count; i++) {
+        if (is_comparable(&c->diff.pairs[i]) && tsr_entry_bytes(c->diff.pairs[i].a, &bytes)) total += bytes;
+    }
+    cli_progress_start(&progress, c->program, "comparing");
+    for (uint64_t i = 0; i < c->diff.pair_count && status == TSR_OK; i++) {
+        tsr_diff_pair *pair = &c->diff.pairs[i];
+        if (!is_comparable(pair)) continue;
+        status = tsr_compare_tensors(c->a.checkpoint, pair->a, c->b.checkpoint, pair->b, &tolerance, ring, &c->differences[i], err);
+        if (status == TSR_OK && c->differences[i].differing) pair->what |= TSR_DIFF_VALUE;
+        if (tsr_entry_bytes(pair->a, &bytes)) done += bytes;
+        if (status == TSR_OK && !progress.base.step(progress.base.ctx, done, total)) {
+            status = tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "interrupted");
+        }
+    }
+    cli_progress_end(&progress);
+    tsr_ring_free(ring);
+    return status;
+}
+
+/* ---- text ---- */
+
+static void put_side(const tsr_entry *entry, uint32_t what)
+{
+    char text[160], layout[128];
+    if (entry->kind != TSR_ENTRY_TENSOR) {
+        cli_put(stdout, entry->type);
+        if (!entry->value) return;
+        putchar(' ');
+        cli_put_fitted(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)), 60, false);
+        return;
+    }
+    cli_shape_text(entry, text, sizeof text);
+    printf("%s %s", tsr_dtype_describe(entry->dtype)->name, text);
+    if (what & TSR_DIFF_LAYOUT) {
+        cli_layout_text(entry, layout, sizeof layout);
+        fputs(", ", stdout);
+        cli_put(stdout, tsr_str_from(layout));
+    }
+}
+
+static void put_change(const comparison *c, uint64_t index)
+{
+    const tsr_diff_pair *pair = &c->diff.pairs[index];
+    const tsr_difference *d = c->differences ? &c->differences[index] : NULL;
+    cli_on(&c->program->out, stdout, CLI_YELLOW);
+    fputs("~ ", stdout);
+    cli_off(&c->program->out, stdout);
+    cli_put(stdout, pair->a->fqn);
+    fputs("  ", stdout);
+    if (pair->what & ~(uint32_t)TSR_DIFF_VALUE) {
+        put_side(pair->a, pair->what);
+        fputs(" → ", stdout);
+        put_side(pair->b, pair->what);
+    }
+    if (pair->what & TSR_DIFF_VALUE && d) {
+        printf("%s of %s values differ", cli_number(d->differing).text, cli_number(d->elements).text);
+        if (d->numeric) printf(", by at most %.6g", d->max_abs);
+        if (d->numeric && d->max_ulp) printf(" (%s ulp)", cli_number(d->max_ulp).text);
+    }
+    putchar('\n');
+}
+
+static void put_one_sided(const comparison *c, const char *mark, cli_style style, const tsr_entry *const *entries, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        cli_on(&c->program->out, stdout, style);
+        fputs(mark, stdout);
+        cli_off(&c->program->out, stdout);
+        cli_put(stdout, entries[i]->fqn);
+        fputs("  ", stdout);
+        put_side(entries[i], 0);
+        putchar('\n');
+    }
+}
+
+static void put_text(const comparison *c)
+{
+    const tsr_diff *diff = &c->diff;
+    uint64_t changed = 0;
+    put_one_sided(c, "- ", CLI_RED, diff->removed, diff->removed_count);
+    put_one_sided(c, "+ ", CLI_GREEN, diff->added, diff->added_count);
+    for (uint64_t i = 0; i < diff->pair_count; i++) {
+        if (!diff->pairs[i].what) continue;
+        put_change(c, i);
+        changed++;
+    }
+    for (uint64_t i = 0; i < diff->renamed_count; i++) {
+        cli_on(&c->program->out, stdout, CLI_CYAN);
+        fputs("? ", stdout);
+        cli_off(&c->program->out, stdout);
+        cli_put(stdout, diff->renamed[i].a->fqn);
+        fputs(" → ", stdout);
+        cli_put(stdout, diff->renamed[i].b->fqn);
+        fputs("  ", stdout);
+        cli_put(stdout, diff->renamed[i].why);
+        putchar('\n');
+    }
+    const char *compared = c->differences ? "values compared" : "names, dtypes, shapes and objects compared; values: --values";
+    if (tsr_diff_is_same(diff)) {
+        printf("same: %s names (%s)\n", cli_number(diff->pair_count).text, compared);
+    } else {
+        printf("%s same, %s changed, %s only in A, %s only in B", cli_number(diff->pair_count - changed).text,
+               cli_number(changed).text, cli_number(diff->removed_count).text, cli_number(diff->added_count).text);
+        if (diff->renamed_count) printf(", %s perhaps renamed", cli_number(diff->renamed_count).text);
+        printf(" (%s)\n", compared);
+    }
+}
+
+/* ---- command ---- */
+
+static tsr_status report(const comparison *c, tsr_error *err)
+{
+    if (!c->arguments->json) {
+        put_text(c);
+        return TSR_OK;
+    }
+    tsr_json json;
+    const tsr_diff_document document = {tsr_str_from(c->a.path), tsr_str_from(c->b.path), &c->diff, c->differences};
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    tsr_status status = tsr_document_diff(&document, &json);
+    return status == TSR_OK ? tsr_json_finish(&json) : status;
+}
+
+static int run(cli *program, const void *given)
+{
+    comparison c = {.program = program, .arguments = given};
+    tsr_error err = {0};
+    const char *path = program->operands.items[0];
+    tsr_status status = cli_open(program, path, NULL, &c.a, &err);
+    if (status == TSR_OK) status = cli_open(program, path = program->operands.items[1], NULL, &c.b, &err);
+    if (status == TSR_OK) {
+        path = NULL;
+        c.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+        status = c.arena ? match(&c, &err) : TSR_E_NOMEM;
+    }
+    bool values = c.arguments->values || c.arguments->atol.given || c.arguments->rtol.given;
+    if (status == TSR_OK && values) status = compare_values(&c, &err);
+    if (status == TSR_OK) status = report(&c, &err);
+    if (status == TSR_OK) status = cli_unchanged(&c.a, &err);
+    if (status == TSR_OK) status = cli_unchanged(&c.b, &err);
+    int result = status != TSR_OK ? cli_fail_error(program, path, &err) : tsr_diff_is_same(&c.diff) ? CLI_DONE : CLI_DIFFERS;
+    tsr_arena_free(c.arena);
+    cli_close(&c.a);
+    cli_close(&c.b);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"values", 0, CLI_FLAG, NULL, "compare the values too, bit by bit", offsetof(diff_arguments, values)},
+    {"atol", 0, CLI_REAL, "X", "values may differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},
+    {"rtol", 0, CLI_REAL, "X", "values may differ by X times B's (implies --values)", offsetof(diff_arguments, rtol)},
+    {"layout", 0, CLI_FLAG, NULL, "other chunks count as a change", offsetof(diff_arguments, layout)},
+    {"canonical", 0, CLI_FLAG, NULL, "match names after wrapper prefixes (module, _orig_mod, …) are gone", offsetof(diff_arguments, canonical)},
+    {"json", 0, CLI_FLAG, NULL, "the tessera.diff/1 document", offsetof(diff_arguments, json)},
+    {0},
+};
+
+const cli_command cli_diff = {
+    .name = "diff",
+    .summary = "compares two checkpoints of any format and sharding",
+    .operands = "A B",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera diff step-100/ step-200/\nnames, dtypes, shapes, objects\n"
+                "tessera diff ckpt/ model.safetensors --values\nbit by bit, without holding either in memory\n"
+                "tessera diff a.pt b.pt --atol 1e-6\nwith a tolerance\n",
+    .options = options,
+    .arguments_size = sizeof(diff_arguments),
+    .run = run,
+};

@@ -1,0 +1,16 @@
+/* Findings for people. */
+#ifndef TSR_CLI_FINDINGS_TEXT_H
+#define TSR_CLI_FINDINGS_TEXT_H
+
+#include "cli/cli.h"
+#include "tessera/findings.h"
+
+/* On stdout, one finding a paragraph, errors first, at most `most` (0: all); `path` (may be NULL) heads each. */
+void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_findings *findings, size_t most);
+/* "2 errors, 1 warning", or "no findings". */
+void cli_put_finding_counts(const cli_terminal *terminal, const uint64_t totals[3]);
+/* The table of all rules. */
+void cli_put_rules(const cli_terminal *terminal);
+const char *cli_level_name(tsr_level level);
+
+#endif

@@ -1,0 +1,171 @@
+/* `tessera`: finds the command, parses its arguments by the tables, runs it. */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/term.h"
+
+const cli_command *const cli_commands[] = {&cli_inspect, &cli_validate, &cli_layout, &cli_diff, &cli_get,
+                                           &cli_explain, &cli_doctor, NULL};
+
+/* ---- messages ---- */
+
+static void message(const cli *program, const char *kind, cli_style style, const char *format, va_list arguments)
+{
+    char text[2048];
+    vsnprintf(text, sizeof text, format, arguments);
+    fflush(stdout);
+    fputs("tessera: ", stderr);
+    cli_on(&program->err, stderr, style);
+    fputs(kind, stderr);
+    cli_off(&program->err, stderr);
+    cli_put(stderr, tsr_str_from(text));
+    fputc('\n', stderr);
+}
+
+int cli_fail(const cli *program, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    message(program, "", CLI_PLAIN, format, arguments);
+    va_end(arguments);
+    return CLI_TROUBLE;
+}
+
+int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
+{
+    char place[48] = "";
+    if (err->byte_position != TSR_NO_POSITION) snprintf(place, sizeof place, " (byte %" PRIu64 ")", err->byte_position);
+    const char *text = *err->message ? err->message : tsr_status_name(err->status);
+    bool named = !path || strstr(text, path) != NULL;
+    return cli_fail(program, "%s%s%s%s", named ? "" : path, named ? "" : ": ", text, place);
+}
+
+void cli_warn(const cli *program, const char *format, ...)
+{
+    if (program->globals.quiet) return;
+    va_list arguments;
+    va_start(arguments, format);
+    message(program, "warning: ", CLI_YELLOW, format, arguments);
+    va_end(arguments);
+}
+
+int cli_finish_stdout(const cli *program, int status)
+{
+    if (fflush(stdout) != 0 || ferror(stdout)) return cli_fail(program, "cannot write to standard output");
+    return status;
+}
+
+tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    if (fwrite(data, 1, size, ctx) == size) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write the output");
+}
+
+/* ---- program ---- */
+
+const tsr_host *cli_host(cli *program)
+{
+    if (!program->host_is_open) {
+        const char *threads = program->globals.threads;
+        tsr_native_host_open(&program->native, threads ? (uint32_t)strtoul(threads, NULL, 10) : 0);
+        program->host_is_open = true;
+    }
+    return &program->native.host;
+}
+
+static const cli_command *find_command(const char *name)
+{
+    for (const cli_command *const *c = cli_commands; *c; c++) {
+        if (strcmp((*c)->name, name) == 0) return *c;
+    }
+    return NULL;
+}
+
+static int unknown_command(const cli *program, const char *name)
+{
+    const char *words[32];
+    size_t count = 0;
+    for (const cli_command *const *c = cli_commands; *c; c++) words[count++] = (*c)->name;
+    words[count] = NULL;
+    const char *meant = cli_suggest(name, words, sizeof *words);
+    if (meant) return cli_fail(program, "there is no command '%s'; did you mean '%s'?", name, meant);
+    return cli_fail(program, "there is no command '%s'; see tessera help", name);
+}
+
+static void put_version(void)
+{
+    tsr_native_parts parts = tsr_native_parts_built();
+    printf("tessera %s\n", TSR_VERSION);
+    printf("built with: crc32 %s, sha256 %s, xxh3 %s, zstd %s\n", parts.crc32, parts.sha256 ? parts.sha256 : "none",
+           parts.xxh3 ? parts.xxh3 : "none", parts.zstd ? parts.zstd : "none");
+}
+
+/* A mapped file that is truncated while it is read faults; nothing can be saved then but the exit status. */
+static void on_bus_error(int signal_number)
+{
+    (void)signal_number;
+    static const char text[] = "tessera: a file shrank or failed while it was read\n";
+    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)ignored;
+    _exit(CLI_TROUBLE);
+}
+
+static int run_command(cli *program, int argc, char **argv)
+{
+    const cli_command *command = program->command;
+    void *arguments = calloc(1, command->arguments_size ? command->arguments_size : 1);
+    if (!arguments) return cli_fail(program, "out of memory");
+    int status = CLI_TROUBLE;
+    if (cli_parse(program, argc, argv, arguments)) {
+        program->out = cli_terminal_of(STDOUT_FILENO, program->globals.color);
+        program->err = cli_terminal_of(STDERR_FILENO, program->globals.color);
+        status = CLI_DONE;
+        if (program->globals.help) cli_help(program, command);
+        else if (program->globals.version) put_version();
+        else status = command->run(program, arguments);
+    }
+    cli_free_lists(command, arguments);
+    free(arguments);
+    free(program->operands.items);
+    if (program->host_is_open) tsr_native_host_close(&program->native);
+    return status;
+}
+
+static int run_help(cli *program, const char *topic)
+{
+    const cli_command *command = topic ? find_command(topic) : NULL;
+    if (topic && !command) return unknown_command(program, topic);
+    cli_help(program, command);
+    return CLI_DONE;
+}
+
+int main(int argc, char **argv)
+{
+    cli program = {0};
+    signal(SIGBUS, on_bus_error);
+    program.out = cli_terminal_of(STDOUT_FILENO, 0);
+    program.err = cli_terminal_of(STDERR_FILENO, 0);
+    const char *first = argc > 1 ? argv[1] : NULL;
+    int status;
+    if (!first) {
+        cli_help(&program, NULL);
+        status = CLI_TROUBLE;
+    } else if (strcmp(first, "help") == 0 || strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) {
+        status = run_help(&program, argc > 2 ? argv[2] : NULL);
+    } else if (strcmp(first, "--version") == 0 || strcmp(first, "version") == 0) {
+        put_version();
+        status = CLI_DONE;
+    } else if (first[0] == '-') {
+        status = cli_fail(&program, "the command comes first: tessera COMMAND [OPTION]…; see tessera help");
+    } else if (!(program.command = find_command(first))) {
+        status = unknown_command(&program, first);
+    } else {
+        status = run_command(&program, argc - 2, argv + 2);
+    }
+    return cli_finish_stdout(&program, status);
+}

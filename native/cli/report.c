@@ -1,0 +1,264 @@
+/* See report.h. Sources: SARIF 2.1.0 (OASIS); the JUnit schema of Jenkins; GitHub's workflow commands; GitLab's Code
+ * Quality report format. */
+#include "cli/report.h"
+
+#include <inttypes.h>
+
+#include "cli/findings_text.h"
+#include "cli/term.h"
+
+/* "path/file", "path" */
+static void place_of(char *out, size_t capacity, const char *path, const tsr_finding *finding)
+{
+    size_t size = strlen(path);
+    const char *between = size && path[size - 1] == '/' ? "" : "/";
+    size_t tail = finding->file.size;
+    bool is_file = tail && size >= tail && memcmp(path + size - tail, finding->file.data, tail) == 0; /* the path is the file */
+    if (tail == 0 || is_file) snprintf(out, capacity, "%s", path);
+    else snprintf(out, capacity, "%s%s%.*s", path, between, TSR_STR_ARG(finding->file));
+}
+
+/* ---- text ---- */
+
+static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog, const tsr_findings *findings)
+{
+    uint64_t totals[3] = {0}, bytes = 0, n;
+    for (int level = 0; level < 3; level++) totals[level] = tsr_findings_total(findings, (tsr_level)level);
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        if (catalog->entries[i].kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(&catalog->entries[i], &n)) bytes += n;
+    }
+    cli_on(r->terminal, stdout, CLI_BOLD);
+    cli_put(stdout, tsr_str_from(path));
+    cli_off(r->terminal, stdout);
+    printf("  %s, %s names, %s: ", tsr_format_name(catalog->format), cli_number(catalog->entry_count).text, cli_bytes(bytes).text);
+    cli_put_finding_counts(r->terminal, totals);
+    putchar('\n');
+    cli_put_findings(r->terminal, NULL, findings, 0);
+}
+
+/* ---- GitHub ---- */
+
+static void put_github_escaped(tsr_str text, bool property)
+{
+    for (size_t i = 0; i < text.size; i++) {
+        char c = text.data[i];
+        bool escape = c == '%' || c == '\r' || c == '\n' || (property && (c == ':' || c == ','));
+        if (escape) printf("%%%02X", (unsigned char)c);
+        else cli_put(stdout, (tsr_str){text.data + i, 1});
+    }
+}
+
+static void github_add(const char *path, const tsr_finding *finding)
+{
+    char place[4096];
+    place_of(place, sizeof place, path, finding);
+    printf("::%s file=", finding->level == TSR_NOTE ? "notice" : cli_level_name(finding->level));
+    put_github_escaped(tsr_str_from(place), true);
+    printf(",title=%s::", finding->rule->id);
+    put_github_escaped(finding->message, false);
+    putchar('\n');
+}
+
+/* ---- JUnit ---- */
+
+static void put_xml(tsr_str text)
+{
+    for (size_t i = 0; i < text.size; i++) {
+        unsigned char c = (unsigned char)text.data[i];
+        if (c == '<') fputs("&lt;", stdout);
+        else if (c == '&') fputs("&amp;", stdout);
+        else if (c == '"') fputs("&quot;", stdout);
+        else if (c < 0x20) putchar(' ');
+        else putchar(c);
+    }
+}
+
+static void junit_add(const char *path, const tsr_findings *findings)
+{
+    fputs("  <testcase classname=\"tessera\" name=\"", stdout);
+    put_xml(tsr_str_from(path));
+    fputs("\">\n", stdout);
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+        const tsr_finding *finding = tsr_findings_at(findings, i);
+        const char *element = finding->level == TSR_ERROR ? "failure" : "system-out";
+        printf("    <%s", element);
+        if (finding->level == TSR_ERROR) printf(" type=\"%s\"", finding->rule->id);
+        printf(">%s %s: ", cli_level_name(finding->level), finding->rule->id);
+        put_xml(finding->message);
+        printf("</%s>\n", element);
+    }
+    puts("  </testcase>");
+}
+
+/* ---- SARIF and GitLab ---- */
+
+static void put_pair(tsr_json *json, const char *key, const char *text)
+{
+    tsr_json_key(json, key);
+    tsr_json_text(json, text);
+}
+
+static void sarif_start(tsr_json *json)
+{
+    tsr_json_object(json);
+    put_pair(json, "$schema", "https://json.schemastore.org/sarif-2.1.0.json");
+    put_pair(json, "version", "2.1.0");
+    tsr_json_key(json, "runs");
+    tsr_json_array(json);
+    tsr_json_object(json);
+    tsr_json_key(json, "tool");
+    tsr_json_object(json);
+    tsr_json_key(json, "driver");
+    tsr_json_object(json);
+    put_pair(json, "name", "tessera");
+    put_pair(json, "version", TSR_VERSION);
+    tsr_json_key(json, "rules");
+    tsr_json_array(json);
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    for (size_t i = 0; i < count; i++) {
+        tsr_json_object(json);
+        put_pair(json, "id", rules[i].id);
+        tsr_json_key(json, "shortDescription");
+        tsr_json_object(json);
+        put_pair(json, "text", rules[i].summary);
+        tsr_json_object_end(json);
+        tsr_json_key(json, "help");
+        tsr_json_object(json);
+        put_pair(json, "text", rules[i].help);
+        tsr_json_object_end(json);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+    tsr_json_key(json, "results");
+    tsr_json_array(json);
+}
+
+static void sarif_add(tsr_json *json, const char *path, const tsr_finding *finding)
+{
+    char place[4096];
+    place_of(place, sizeof place, path, finding);
+    tsr_json_object(json);
+    put_pair(json, "ruleId", finding->rule->id);
+    put_pair(json, "level", cli_level_name(finding->level));
+    tsr_json_key(json, "message");
+    tsr_json_object(json);
+    tsr_json_key(json, "text");
+    tsr_json_str(json, finding->message);
+    tsr_json_object_end(json);
+    tsr_json_key(json, "locations");
+    tsr_json_array(json);
+    tsr_json_object(json);
+    tsr_json_key(json, "physicalLocation");
+    tsr_json_object(json);
+    tsr_json_key(json, "artifactLocation");
+    tsr_json_object(json);
+    put_pair(json, "uri", place);
+    tsr_json_object_end(json);
+    if (finding->byte_offset != TSR_NO_POSITION) {
+        tsr_json_key(json, "region");
+        tsr_json_object(json);
+        tsr_json_key(json, "byteOffset");
+        tsr_json_uint(json, finding->byte_offset);
+        tsr_json_object_end(json);
+    }
+    tsr_json_object_end(json);
+    if (finding->fqn.data) {
+        tsr_json_key(json, "logicalLocations");
+        tsr_json_array(json);
+        tsr_json_object(json);
+        tsr_json_key(json, "fullyQualifiedName");
+        tsr_json_str(json, finding->fqn);
+        tsr_json_object_end(json);
+        tsr_json_array_end(json);
+    }
+    tsr_json_object_end(json);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+static void sarif_end(tsr_json *json)
+{
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+static void gitlab_add(tsr_json *json, const char *path, const tsr_finding *finding)
+{
+    static const char *const severities[] = {"info", "minor", "critical"};
+    char place[4096], fingerprint[20];
+    place_of(place, sizeof place, path, finding);
+    snprintf(fingerprint, sizeof fingerprint, "%08" PRIx32 "%08" PRIx32, tsr_crc32(NULL, 0, place, strlen(place)),
+             tsr_crc32(NULL, 0, finding->message.data, finding->message.size));
+    tsr_json_object(json);
+    tsr_json_key(json, "description");
+    tsr_json_str(json, finding->message);
+    put_pair(json, "check_name", finding->rule->id);
+    put_pair(json, "fingerprint", fingerprint);
+    put_pair(json, "severity", severities[finding->level]);
+    tsr_json_key(json, "location");
+    tsr_json_object(json);
+    put_pair(json, "path", place);
+    tsr_json_key(json, "lines");
+    tsr_json_object(json);
+    tsr_json_key(json, "begin");
+    tsr_json_uint(json, 1); /* the format wants a line; these files have none */
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+}
+
+/* ---- all ---- */
+
+void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_report_format format, size_t path_count, tsr_error *err)
+{
+    *report = (cli_report){.format = format, .terminal = terminal, .path_count = path_count};
+    tsr_json_start(&report->json, cli_write_file, stdout, 1, err);
+    if (format == CLI_REPORT_JSON) tsr_findings_document_start(&report->document, &report->json);
+    if (format == CLI_REPORT_SARIF) sarif_start(&report->json);
+    if (format == CLI_REPORT_GITLAB) tsr_json_array(&report->json);
+    if (format == CLI_REPORT_JUNIT) printf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera validate\" tests=\"%zu\">\n", path_count);
+}
+
+void cli_report_add(cli_report *report, const char *path, const tsr_catalog *catalog, const tsr_findings *findings)
+{
+    for (int level = 0; level < 3; level++) report->totals[level] += tsr_findings_total(findings, (tsr_level)level);
+    if (report->format == CLI_REPORT_TEXT) text_add(report, path, catalog, findings);
+    if (report->format == CLI_REPORT_JSON) tsr_findings_document_add(&report->document, tsr_str_from(path), findings);
+    if (report->format == CLI_REPORT_JUNIT) junit_add(path, findings);
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+        const tsr_finding *finding = tsr_findings_at(findings, i);
+        if (report->format == CLI_REPORT_SARIF) sarif_add(&report->json, path, finding);
+        if (report->format == CLI_REPORT_GITHUB) github_add(path, finding);
+        if (report->format == CLI_REPORT_GITLAB) gitlab_add(&report->json, path, finding);
+    }
+}
+
+void cli_report_trouble(cli_report *report, const char *path, const tsr_error *err)
+{
+    if (report->format != CLI_REPORT_JUNIT) return; /* the others have no place for it: the message is on stderr */
+    fputs("  <testcase classname=\"tessera\" name=\"", stdout);
+    put_xml(tsr_str_from(path));
+    fputs("\">\n    <error>", stdout);
+    put_xml(tsr_str_from(err->message));
+    puts("</error>\n  </testcase>");
+}
+
+tsr_status cli_report_end(cli_report *report)
+{
+    if (report->format == CLI_REPORT_TEXT && report->path_count > 1) {
+        printf("%zu paths: ", report->path_count);
+        cli_put_finding_counts(report->terminal, report->totals);
+        putchar('\n');
+    }
+    if (report->format == CLI_REPORT_JUNIT) puts("</testsuite>");
+    if (report->format == CLI_REPORT_JSON) tsr_findings_document_end(&report->document);
+    if (report->format == CLI_REPORT_SARIF) sarif_end(&report->json);
+    if (report->format == CLI_REPORT_GITLAB) tsr_json_array_end(&report->json);
+    bool is_json = report->format == CLI_REPORT_JSON || report->format == CLI_REPORT_SARIF || report->format == CLI_REPORT_GITLAB;
+    return is_json ? tsr_json_finish(&report->json) : TSR_OK;
+}
