@@ -86,7 +86,7 @@ def p3(bench):
 def p8(bench):
     import peers
     from safetensors.torch import load_file
-    d = bench.sample("large_dcp")
+    d = bench.sample("large_dcp_rows")
     out, remove = bench.fresh("out.safetensors")
     theirs, remove_theirs = bench.fresh("peer.safetensors")
     return Job("P8", "DCP → safetensors", mib(d),
@@ -96,7 +96,7 @@ def p8(bench):
 
 
 def p11(bench):
-    d = bench.sample("large_dcp")
+    d = bench.sample("large_dcp_rows")
     return Job("P11", "validate --deep: every byte, zip, pickle, CRC", mib(d),
                [Side("tessera validate --deep", [bench.tessera, "validate", d, "--deep", "--quiet"]),
                 Side("torch.load of every item", bench.peer("load_items", d)),
@@ -104,7 +104,7 @@ def p11(bench):
 
 
 def p12(bench):
-    a = bench.sample("large_dcp")
+    a = bench.sample("large_dcp_rows")
     b, _ = bench.fresh("other_dcp")
     if not os.path.exists(b):
         shutil.copytree(a, b)
@@ -115,7 +115,7 @@ def p12(bench):
 
 
 def p12_resharded(bench):
-    a, b = bench.sample("large_dcp"), bench.sample("large_dcp_columns")
+    a, b = bench.sample("large_dcp_rows"), bench.sample("large_dcp_columns")
     copy, _ = bench.fresh("other_dcp")
     if not os.path.exists(copy):
         shutil.copytree(a, copy)
@@ -126,23 +126,11 @@ def p12_resharded(bench):
 
 
 def p14(bench):
-    f = os.path.join(bench.samples, "million.safetensors")
-    if not os.path.exists(f):
-        write_million(f)
+    d = bench.sample("large_safetensors_names")
+    f = os.path.join(d, next(n for n in os.listdir(d) if n.endswith(".safetensors"))) if os.path.isdir(d) else d
     return Job("P14", "open a safetensors header of 1,000,000 tensors", mib(f),
                [Side("tessera (whole program)", bench.program("bench_safetensors_open", f)),
                 Side("safe_open + keys", bench.peer("open_safetensors", f))], "≤ 1 s, ≤ 3 × header")
-
-
-def write_million(path):
-    import json
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    header = {f"model.layers.{i // 8}.block.{i % 8}.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [2 * i, 2 * i + 2]} for i in range(1_000_000)}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
-        f.truncate(8 + len(text) + 2_000_000)
 
 
 JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P8": [p8], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14]}
