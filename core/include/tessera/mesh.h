@@ -1,0 +1,94 @@
+/* Device meshes and placements: who holds which part of a tensor.
+ *
+ * A mesh is an n-dimensional array of ranks, row-major, last dim fastest. A list of placements has one per mesh dim. What
+ * `shard(d)` gives the i-th of n is torch.chunk's i-th part: ceil(size / n) elements, trailing parts may be empty. Several
+ * mesh dims on one tensor dim cut left to right, each the part that the ones before it left. `strided_shard(d, f)` cuts
+ * its part into f first, each of these into n, and gives the i-th of every one: a rank may hold several runs.
+ *
+ * FSDP2 over tensor parallelism writes [strided_shard(d, f), shard(d), …] with f the number of parts that the later mesh
+ * dims make of d, but cuts by the later ones first and then plainly by the first. Both readings agree wherever sizes
+ * divide; where they do not, tsr_strided says whose.
+ *
+ * Sources: torch.distributed.tensor 2.13 (Shard._split_tensor, _StridedShard._split_tensor, distribute_tensor), FSDP2's
+ * FSDPParam._init_sharding_spec_tp and _init_sharded_param; checked against what their ranks hold. */
+#ifndef TESSERA_MESH_H
+#define TESSERA_MESH_H
+
+#include "tessera/box.h"
+#include "tessera/memory.h"
+
+#define TSR_MESH_MAX_DIMS 16u
+#define TSR_MESH_MAX_RANKS (UINT64_C(1) << 31)
+#define TSR_SPLIT_FACTOR_MAX (UINT64_C(1) << 20)
+
+typedef struct tsr_mesh {
+    uint32_t dim_count;
+    const uint64_t *shape;  /* ≥ 1 each; the product is at most TSR_MESH_MAX_RANKS */
+    const tsr_str *names;   /* one a dim; empty where unnamed */
+} tsr_mesh;
+
+typedef enum tsr_placement_kind { TSR_REPLICATE, TSR_SHARD, TSR_STRIDED_SHARD, TSR_PARTIAL } tsr_placement_kind;
+
+typedef struct tsr_placement {
+    tsr_placement_kind kind;
+    int32_t dim;           /* of the tensor; negative counts from the end. SHARD, STRIDED_SHARD */
+    uint64_t split_factor; /* STRIDED_SHARD: 1 to TSR_SPLIT_FACTOR_MAX */
+} tsr_placement;
+
+/* "dp=4,tp=2", or "4,2" without names. Everything lives in `arena`. TSR_E_USAGE with the byte position in `text` for
+ * syntax, a size of 0, a repeated name, too many dims or ranks. */
+tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_error *err);
+/* "shard(0),replicate", split on top-level commas: replicate, partial, shard(d), strided_shard(d, f). */
+tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **out, uint32_t *count, tsr_error *err);
+/* The same texts back; data NULL on TSR_E_NOMEM. */
+tsr_str tsr_mesh_text(const tsr_mesh *mesh, tsr_arena *arena, tsr_error *err);
+tsr_str tsr_placements_text(const tsr_placement *placements, uint32_t count, tsr_arena *arena, tsr_error *err);
+
+uint64_t tsr_mesh_ranks(const tsr_mesh *mesh);
+/* `coordinate` has room for dim_count numbers; `rank` < tsr_mesh_ranks. And back. */
+void tsr_mesh_coordinate(const tsr_mesh *mesh, uint64_t rank, uint64_t *coordinate);
+uint64_t tsr_mesh_rank_at(const tsr_mesh *mesh, const uint64_t *coordinate);
+
+/* How a strided shard is cut where sizes do not divide. */
+typedef enum tsr_strided {
+    TSR_STRIDED_FSDP = 0, /* as the ranks of FSDP2 over TP hold it */
+    TSR_STRIDED_DTENSOR   /* left to right, as distribute_tensor does */
+} tsr_strided;
+
+/* A half-open run of positions along one tensor dim. */
+typedef struct tsr_span {
+    uint64_t offset;
+    uint64_t size;
+} tsr_span;
+
+/* One part of a rank's shard. */
+typedef struct tsr_shard_box {
+    const uint64_t *offsets;       /* in the tensor */
+    const uint64_t *sizes;
+    const uint64_t *local_offsets; /* where it begins in the rank's local tensor */
+} tsr_shard_box;
+
+/* What one rank holds of a tensor. */
+typedef struct tsr_shard {
+    uint32_t rank;                 /* of the tensor */
+    const uint64_t *local_shape;
+    const uint64_t *global_offsets; /* of the first element; the dim's size where the shard is empty, as torch has it */
+    const tsr_shard_box *boxes;    /* in row-major order of the local tensor; none when it is empty */
+    uint64_t box_count;
+} tsr_shard;
+
+/* The shard of mesh rank `mesh_rank` (< tsr_mesh_ranks). `placements` has mesh->dim_count items; `partial` counts as
+ * replicate (the values are another matter). In closed form: O(mesh dims × boxes). Errors: TSR_E_USAGE when a placement
+ * names a dim that the tensor has not; TSR_E_LIMIT beyond TSR_MAX_RANK dims or for absurdly many boxes. */
+tsr_status tsr_mesh_shard(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
+                          const uint64_t *shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out, tsr_error *err);
+
+/* The tensor dim that a placement cuts: false when it cuts none (replicate, partial) or none of this tensor's. */
+bool tsr_placement_dim(const tsr_placement *placement, uint32_t rank, uint32_t *dim);
+
+/* The runs along one tensor dim of `size` that a rank at `coordinate` holds, ascending and disjoint, appended to `spans`
+ * (of tsr_span). Neighbouring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */
+tsr_status tsr_mesh_spans(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
+                          uint32_t dim, uint64_t size, const uint64_t *coordinate, tsr_vec *spans, tsr_error *err);
+
+#endif

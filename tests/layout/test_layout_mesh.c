@@ -1,0 +1,304 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "support/failing_allocator.h"
+#include "tessera/mesh.h"
+
+#define GOLDEN(name) TSR_TEST_DATA "/tests/golden/" name
+
+static tsr_arena *new_arena(void)
+{
+    return tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+}
+
+static void test_layout_mesh__texts_round_trip(void **state)
+{
+    (void)state;
+    const char *meshes[][2] = {{"dp=4,tp=2", "dp=4,tp=2"}, {" dp = 4 , 2 ", "dp=4,2"}, {"1", "1"}, {"a.b-c=7", "a.b-c=7"}};
+    const char *placements[][2] = {{"shard(0),replicate", "shard(0),replicate"},
+                                   {" shard( -1 ) , partial ", "shard(-1),partial"},
+                                   {"strided_shard(0,2),shard(1)", "strided_shard(0, 2),shard(1)"}};
+    for (size_t i = 0; i < sizeof meshes / sizeof meshes[0]; i++) {
+        tsr_arena *arena = new_arena();
+        tsr_mesh mesh;
+        assert_int_equal(tsr_mesh_parse(tsr_str_from(meshes[i][0]), arena, &mesh, NULL), TSR_OK);
+        assert_string_equal(tsr_mesh_text(&mesh, arena, NULL).data, meshes[i][1]);
+        tsr_arena_free(arena);
+    }
+    for (size_t i = 0; i < sizeof placements / sizeof placements[0]; i++) {
+        tsr_arena *arena = new_arena();
+        tsr_placement *list;
+        uint32_t count;
+        assert_int_equal(tsr_placements_parse(tsr_str_from(placements[i][0]), arena, &list, &count, NULL), TSR_OK);
+        assert_string_equal(tsr_placements_text(list, count, arena, NULL).data, placements[i][1]);
+        tsr_arena_free(arena);
+    }
+}
+
+static void test_layout_mesh__refuses_what_makes_no_sense(void **state)
+{
+    (void)state;
+    const struct {
+        bool is_mesh;
+        const char *text;
+        uint64_t position;
+        const char *message_part;
+    } cases[] = {
+        {true, "", 0, "a number is expected"},
+        {true, "dp=", 3, "a number is expected at byte 3 of 'dp='"},
+        {true, "=3", 0, "no name"},
+        {true, "dp=0", 0, "size 0"},
+        {true, "dp=2,dp=3", 9, "called dp"},
+        {true, "dp=2;tp=3", 4, "',' or the end is expected at byte 4"},
+        {true, "dp=2,", 5, "a number is expected"},
+        {true, "a=65536,b=65536", 15, "more than 2147483648 ranks"},
+        {true, "99999999999999999999", 0, "above 2147483648"},
+        {true, "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", 32, "more than 16 dims"},
+        {false, "", 0, "'' at byte 0 of '' is no placement"},
+        {false, "shard", 5, "'(' is expected at byte 5"},
+        {false, "shard()", 6, "a number is expected"},
+        {false, "shard(0", 7, "')' is expected"},
+        {false, "shard(65)", 6, "above 64"},
+        {false, "Shard(0)", 0, "'Shard' at byte 0 of 'Shard(0)' is no placement"},
+        {false, "shard(0) replicate", 9, "',' or the end"},
+        {false, "strided_shard(0)", 15, "',' is expected"},
+        {false, "strided_shard(0,0)", 17, "split factor"},
+        {false, "strided_shard(0,1048577)", 16, "above 1048576"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        tsr_error err = {0};
+        tsr_arena *arena = new_arena();
+        tsr_mesh mesh;
+        tsr_placement *list;
+        uint32_t count;
+        tsr_str text = tsr_str_from(cases[i].text);
+        tsr_status status = cases[i].is_mesh ? tsr_mesh_parse(text, arena, &mesh, &err)
+                                             : tsr_placements_parse(text, arena, &list, &count, &err);
+        assert_int_equal(status, TSR_E_USAGE);
+        if (!strstr(err.message, cases[i].message_part)) fail_msg("'%s': %s", cases[i].text, err.message);
+        if (err.byte_position != cases[i].position) fail_msg("'%s': byte %d", cases[i].text, (int)err.byte_position);
+        tsr_arena_free(arena);
+    }
+}
+
+static void test_layout_mesh__ranks_are_row_major(void **state)
+{
+    (void)state;
+    const uint64_t shape[] = {3, 2, 4};
+    const tsr_mesh mesh = {3, shape, NULL};
+    uint64_t rank = 0;
+    for (uint64_t a = 0; a < 3; a++) {
+        for (uint64_t b = 0; b < 2; b++) {
+            for (uint64_t c = 0; c < 4; c++, rank++) {
+                uint64_t at[3];
+                tsr_mesh_coordinate(&mesh, rank, at);
+                assert_true(at[0] == a && at[1] == b && at[2] == c);
+                assert_int_equal(tsr_mesh_rank_at(&mesh, at), rank);
+            }
+        }
+    }
+    assert_int_equal(tsr_mesh_ranks(&mesh), rank);
+}
+
+static void test_layout_mesh__a_dim_that_is_not_there_is_an_error(void **state)
+{
+    (void)state;
+    const uint64_t two[] = {2}, shape[] = {4, 4};
+    const tsr_mesh mesh = {1, two, NULL};
+    const struct {
+        tsr_placement placement;
+        uint32_t rank;
+        bool fits;
+    } cases[] = {
+        {{TSR_SHARD, 0, 0}, 0, false}, {{TSR_SHARD, 2, 0}, 2, false},           {{TSR_SHARD, -3, 0}, 2, false},
+        {{TSR_SHARD, -2, 0}, 2, true}, {{TSR_STRIDED_SHARD, 0, 0}, 2, false},   {{TSR_STRIDED_SHARD, 0, 1u << 21}, 2, false},
+        {{TSR_REPLICATE, 9, 0}, 0, true}, {{TSR_PARTIAL, 9, 0}, 0, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        tsr_arena *arena = new_arena();
+        tsr_shard shard;
+        tsr_status status = tsr_mesh_shard(&mesh, &cases[i].placement, TSR_STRIDED_FSDP, cases[i].rank, shape, 1, arena, &shard, NULL);
+        assert_int_equal(status, cases[i].fits ? TSR_OK : TSR_E_USAGE);
+        tsr_arena_free(arena);
+    }
+}
+
+/* "4x2" or "." into numbers. */
+static uint32_t read_dims(const char *text, uint64_t *out)
+{
+    uint32_t count = 0;
+    if (*text == '.') return 0;
+    for (char *end;; text = end + 1) {
+        out[count++] = strtoull(text, &end, 10);
+        if (*end != 'x') return count;
+    }
+}
+
+/* A shard as the golden file writes it: local shape, then the runs of every dim as the boxes have them. */
+static void shard_text(const tsr_shard *shard, char *out, size_t size)
+{
+    size_t used = 0;
+    for (uint32_t d = 0; d < shard->rank; d++) {
+        used += (size_t)snprintf(out + used, size - used, "%s%llu", d ? "x" : "", (unsigned long long)shard->local_shape[d]);
+    }
+    if (shard->rank == 0) used += (size_t)snprintf(out, size, ".");
+    if (shard->box_count == 0 || shard->rank == 0) return;
+    used += (size_t)snprintf(out + used, size - used, "=");
+    for (uint32_t d = 0; d < shard->rank; d++) {
+        uint64_t next = 0; /* local position where the next run of this dim must begin */
+        for (uint64_t b = 0; b < shard->box_count; b++) {
+            const tsr_shard_box *box = &shard->boxes[b];
+            if (box->local_offsets[d] != next) continue;
+            used += (size_t)snprintf(out + used, size - used, "%s%llu-%llu", next ? "," : d ? "x" : "",
+                                     (unsigned long long)box->offsets[d], (unsigned long long)(box->offsets[d] + box->sizes[d]));
+            next += box->sizes[d];
+        }
+        assert_int_equal(next, shard->local_shape[d]);
+    }
+}
+
+typedef struct golden_case {
+    tsr_strided strided;
+    tsr_mesh mesh;
+    tsr_placement *placements;
+    uint32_t rank;
+    uint64_t shape[8];
+    char *rest; /* of the line */
+} golden_case;
+
+static bool next_case(FILE *file, char *line, int size, tsr_arena *arena, golden_case *out)
+{
+    do {
+        if (!fgets(line, size, file)) return false;
+    } while (line[0] == '#');
+    uint32_t count;
+    char *order = strtok(line, " \n"), *mesh = strtok(NULL, " \n"), *placements = strtok(NULL, " \n"), *shape = strtok(NULL, " \n");
+    out->strided = strcmp(order, "fsdp") == 0 ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR;
+    assert_int_equal(tsr_mesh_parse(tsr_str_from(mesh), arena, &out->mesh, NULL), TSR_OK);
+    assert_int_equal(tsr_placements_parse(tsr_str_from(placements), arena, &out->placements, &count, NULL), TSR_OK);
+    assert_int_equal(count, out->mesh.dim_count);
+    out->rank = read_dims(shape, out->shape);
+    return true;
+}
+
+static void shard_of(const golden_case *c, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out)
+{
+    tsr_error err = {0};
+    assert_int_equal(tsr_mesh_shard(&c->mesh, c->placements, c->strided, c->rank, c->shape, mesh_rank, arena, out, &err), TSR_OK);
+}
+
+/* Without strided shards both readings must give one answer. */
+static bool readings_must_agree(const golden_case *c)
+{
+    for (uint32_t i = 0; i < c->mesh.dim_count; i++) {
+        if (c->placements[i].kind == TSR_STRIDED_SHARD) return false;
+    }
+    return true;
+}
+
+static void test_layout_mesh__every_rank_holds_what_pytorch_gives_it(void **state)
+{
+    (void)state;
+    static char line[1 << 16];
+    FILE *file = fopen(GOLDEN("placements.txt"), "r");
+    golden_case c;
+    unsigned cases = 0, several = 0, empty = 0;
+    assert_non_null(file);
+    for (tsr_arena *arena = new_arena();; tsr_arena_free(arena), arena = new_arena()) {
+        if (!next_case(file, line, sizeof line, arena, &c)) {
+            tsr_arena_free(arena);
+            break;
+        }
+        for (uint64_t r = 0; r < tsr_mesh_ranks(&c.mesh); r++) {
+            char text[512];
+            const char *want = strtok(NULL, " \n");
+            tsr_shard shard;
+            for (int reading = readings_must_agree(&c) ? 0 : 1; reading < 2; reading++) {
+                golden_case other = c;
+                if (reading == 0) other.strided = c.strided == TSR_STRIDED_FSDP ? TSR_STRIDED_DTENSOR : TSR_STRIDED_FSDP;
+                shard_of(&other, r, arena, &shard);
+                shard_text(&shard, text, sizeof text);
+                if (strcmp(text, want) != 0) fail_msg("case %u, rank %d: '%s', PyTorch '%s'", cases, (int)r, text, want);
+            }
+            several += shard.box_count > 1;
+            empty += shard.box_count == 0;
+        }
+        cases++;
+    }
+    fclose(file);
+    assert_true(cases > 1600 && several > 500 && empty > 500);
+}
+
+/* PyTorch's compute_local_shape_and_global_offset says something else there than its ranks hold; we follow the ranks. */
+static void test_layout_mesh__follows_the_ranks_where_pytorch_disagrees_with_itself(void **state)
+{
+    (void)state;
+    char line[512], text[512];
+    FILE *file = fopen(GOLDEN("placements_divergences.txt"), "r");
+    golden_case c;
+    unsigned cases = 0;
+    assert_non_null(file);
+    for (tsr_arena *arena = new_arena();; tsr_arena_free(arena), arena = new_arena(), cases++) {
+        if (!next_case(file, line, sizeof line, arena, &c)) {
+            tsr_arena_free(arena);
+            break;
+        }
+        uint64_t rank = strtoull(strtok(NULL, " \n"), NULL, 10), said_shape[8], said_offsets[8];
+        const char *held = strtok(NULL, " \n"), *said = strtok(NULL, "\n");
+        tsr_shard shard;
+        shard_of(&c, rank, arena, &shard);
+        shard_text(&shard, text, sizeof text);
+        assert_string_equal(text, held);
+        c.strided = TSR_STRIDED_DTENSOR; /* the reading that the function has */
+        shard_of(&c, rank, arena, &shard);
+        assert_int_equal(read_dims(said, said_shape), shard.rank);
+        assert_int_equal(read_dims(strchr(said, '@') + 1, said_offsets), shard.rank);
+        assert_memory_equal(shard.local_shape, said_shape, shard.rank * sizeof *said_shape);
+        assert_memory_equal(shard.global_offsets, said_offsets, shard.rank * sizeof *said_offsets);
+    }
+    fclose(file);
+    assert_true(cases > 10);
+}
+
+static void test_layout_mesh__survives_every_allocation_failure(void **state)
+{
+    (void)state;
+    const uint64_t shape[] = {9, 4};
+    for (size_t n = 0;; n++) {
+        failing_allocator failing;
+        failing_start(&failing, n);
+        tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
+        tsr_mesh mesh;
+        tsr_placement *placements;
+        tsr_shard shard;
+        uint32_t count;
+        tsr_status status = arena ? tsr_mesh_parse(TSR_STR("dp=2,tp=2"), arena, &mesh, NULL) : TSR_E_NOMEM;
+        if (status == TSR_OK) status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, NULL);
+        if (status == TSR_OK) status = tsr_mesh_shard(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, NULL);
+        if (status == TSR_OK) assert_int_equal(shard.box_count, 3);
+        tsr_arena_free(arena);
+        assert_int_equal(failing.live, 0);
+        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
+        if (!failing.failed) break;
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout_mesh__texts_round_trip),
+        cmocka_unit_test(test_layout_mesh__refuses_what_makes_no_sense),
+        cmocka_unit_test(test_layout_mesh__ranks_are_row_major),
+        cmocka_unit_test(test_layout_mesh__a_dim_that_is_not_there_is_an_error),
+        cmocka_unit_test(test_layout_mesh__every_rank_holds_what_pytorch_gives_it),
+        cmocka_unit_test(test_layout_mesh__follows_the_ranks_where_pytorch_disagrees_with_itself),
+        cmocka_unit_test(test_layout_mesh__survives_every_allocation_failure),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
