@@ -22,7 +22,7 @@ def entries_of(path):
     """As safetensors.deserialize reads them: every dtype, those without a counterpart in PyTorch too."""
     with open(path, "rb") as f:
         tensors = safetensors.deserialize(f.read())
-    found = {name: raw_entry(t) for name, t in tensors}
+    found = {name: raw_entry(t) for name, t in sorted(tensors, key=lambda t: t[0])}  # the library's order is that of a hash map
     for name, tensor in torch_tensors(path).items():
         assert golden.sha256(tensor) == found[name]["sha256"], name
     return found
@@ -44,7 +44,7 @@ def reader(file):
     def read(case):
         path = os.path.join(case.name, file)
         with safetensors.safe_open(path, "pt") as f:
-            metadata = f.metadata()
+            metadata = dict(sorted((f.metadata() or {}).items()))
         return {"format": "safetensors", "path": path, "entries": entries_of(path), "objects": {}, "opaque": {}, "metadata": metadata}
     return read
 
