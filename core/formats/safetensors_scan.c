@@ -13,7 +13,7 @@
 #include "codec/json_check.h"
 #include "tessera/map.h"
 
-enum { SHAPE_CACHE = 256, TEXT_BLOCK = 16384, MAX_JSON_DEPTH = 126 /* below the tensor's own object; the reference: 128 */ };
+enum { SHAPE_CACHE = 256, TEXT_BLOCK = 16384, MAX_JSON_DEPTH = 125 /* below the tensor's own object; the reference: 128 */ };
 
 typedef struct scanner {
     tsr_safetensors_scan *scan;
@@ -85,7 +85,7 @@ static bool has_members(scanner *s, char close)
 static tsr_status append_text(scanner *s, const char *data, size_t size)
 {
     TSR_TRY(tsr_vec_reserve(&s->text, size, s->err));
-    memcpy((char *)s->text.items + s->text.count, data, size);
+    if (size) memcpy((char *)s->text.items + s->text.count, data, size);
     s->text.count += size;
     return TSR_OK;
 }
