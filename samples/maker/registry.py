@@ -54,7 +54,6 @@ def publish(made, dest):
 
 
 def in_processes(target, ranks, *args):
-    os.environ["PYTHONHASHSEED"] = "0"  # a pickled device mesh carries a hash of its names
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=target, args=(rank, ranks, *args)) for rank in range(ranks)]
     for p in processes:
