@@ -290,6 +290,9 @@ def read_safetensors_items(case):
 
 def place_safetensors_item(flat, metadata, index, info, folder):
     from safetensors.torch import load
+    if index.offset is None:
+        flat[index.fqn] = read_blob(folder, info)
+        return
     with open(os.path.join(folder, info.relative_path), "rb") as f:
         f.seek(info.offset)
         part = load(f.read())[index.fqn]
@@ -297,10 +300,10 @@ def place_safetensors_item(flat, metadata, index, info, folder):
     whole[tuple(slice(o, o + n) for o, n in zip(index.offset, part.shape))] = part
 
 
-@case("dcp_safetensors_items", read_safetensors_items, "FileSystemWriter with SAFETENSORS serialization", ranks=2)
+@case("dcp_safetensors_items", read_safetensors_items, "FileSystemWriter with SAFETENSORS serialization, and an object before the header", ranks=2)
 def make_safetensors_items(name):
     from torch.distributed.checkpoint.filesystem import SerializationFormat
-    state = {"model": fsdp2(model.seeded(model.Net), mesh(2)).state_dict()}
+    state = {"model": fsdp2(model.seeded(model.Net), mesh(2)).state_dict(), "step": 3}
     return save(state, name, storage_writer=dcp.FileSystemWriter(name, serialization_format=SerializationFormat.SAFETENSORS))
 
 
