@@ -20,5 +20,33 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
 /* Compares size and modification time of every file that was read with what they were when the store was opened.
  * TSR_E_CHANGED names the first that differs. */
 tsr_status tsr_folder_store_unchanged(tsr_store *store, tsr_error *err);
+/* The descriptor behind a file of a folder store, until given back. TSR_E_UNSUPPORTED for other stores. */
+tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, tsr_error *err);
+void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
+
+typedef struct tsr_folder_output_options {
+    bool is_folder;     /* the destination is a folder of files; else one file, created under the name "" */
+    bool overwrite;     /* an existing destination is replaced */
+    const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
+    /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
+     * files of the folder are never touched. */
+    const tsr_str *obsolete;
+    size_t obsolete_count;
+} tsr_folder_output_options;
+
+/* Opens a destination for writing. Where it goes before it is published:
+ *
+ *   one file           .NAME.tessera-TAG beside it, renamed over or to NAME
+ *   a new folder       .NAME.tessera-TAG/ beside it, renamed to NAME as a whole
+ *   a replaced folder  .tessera-TAG-N in it; data files (under names that were free), then the marker are renamed; then
+ *                      the obsolete files go
+ *
+ * with fsync of every file before, and of the folder after its renames. A killed run leaves such temporary names and
+ * nothing else. Files are preallocated where the size is known, so that a full disk shows before the first byte. Names
+ * are single components. `copy_range` serves folder stores where the file system can. `sys` NULL: the real calls.
+ * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside the
+ * source; a file where a folder is wanted), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
+tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
+                                  const tsr_folder_output_options *options, tsr_output **out, tsr_error *err);
 
 #endif

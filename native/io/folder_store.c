@@ -222,6 +222,17 @@ static void folder_close(tsr_store *base)
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
 
+tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, tsr_error *err)
+{
+    if (store->close != folder_close) return TSR_E_UNSUPPORTED;
+    return acquire((folder_store *)store, file, fd, err);
+}
+
+void tsr_folder_store_give_fd(tsr_store *store, uint32_t file)
+{
+    release((folder_store *)store, file);
+}
+
 /* ---- opening ---- */
 
 /* Whether an open file begins like a JSON object: '{' after white space, and no NUL among the first bytes (a safetensors

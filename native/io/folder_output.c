@@ -1,0 +1,315 @@
+/* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
+#include "io/folder_output.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define MAX_OPEN_FILES 256
+#define MAX_COPY ((uint64_t)1 << 30) /* at a time, so that a signal is heard */
+
+static output_file *file_at(folder_output *output, uint32_t file)
+{
+    return (output_file *)output->files.items + file;
+}
+
+/* ---- descriptors ---- */
+
+/* Under the lock. */
+static void close_one_idle(folder_output *output)
+{
+    for (uint32_t i = 0; i < output->files.count; i++) {
+        output_file *f = file_at(output, i);
+        if (f->fd < 0 || f->users) continue;
+        output->sys->close(output->sys, f->fd);
+        f->fd = -1;
+        output->open_files--;
+        return;
+    }
+}
+
+static int open_file(folder_output *output, const char *name, int flags)
+{
+    int fd;
+    do fd = output->sys->open_at(output->sys, output->work, name, O_RDWR | flags, 0666);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    pthread_mutex_lock(&output->lock);
+    output_file *f = file < output->files.count ? file_at(output, file) : NULL;
+    if (!f) {
+        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "output file number %u does not exist", file);
+    } else if (f->fd < 0) {
+        if (output->open_files >= MAX_OPEN_FILES) close_one_idle(output);
+        f->fd = open_file(output, f->temporary, 0);
+        if (f->fd < 0) status = tsr_sys_raise(err, "open", f->name);
+        else output->open_files++;
+    }
+    if (status == TSR_OK) {
+        f->users++;
+        *fd = f->fd;
+        *name = f->name;
+    }
+    pthread_mutex_unlock(&output->lock);
+    return status;
+}
+
+void tsr_output_give(folder_output *output, uint32_t file)
+{
+    pthread_mutex_lock(&output->lock);
+    file_at(output, file)->users--;
+    pthread_mutex_unlock(&output->lock);
+}
+
+/* ---- creating ---- */
+
+static bool is_taken(const tsr_output *base, tsr_str name)
+{
+    const folder_output *output = (const folder_output *)base;
+    char text[NAME_MAX + 1];
+    struct stat info;
+    if (output->mode != OUTPUT_INTO_FOLDER || name.size >= sizeof text) return false;
+    memcpy(text, name.data, name.size);
+    text[name.size] = '\0';
+    return output->sys->stat_at(output->sys, output->work, text, &info) == 0;
+}
+
+static bool is_component(tsr_str name)
+{
+    return name.size > 0 && name.size <= NAME_MAX && !memchr(name.data, '/', name.size) && !memchr(name.data, '\0', name.size) &&
+           !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
+}
+
+static tsr_status name_file(folder_output *output, tsr_str name, output_file *file, tsr_error *err)
+{
+    if (output->mode == OUTPUT_FILE) {
+        if (name.size || output->files.count) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is one file without a name");
+        file->name = output->name;
+    } else {
+        if (!is_component(name)) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no name of a file", TSR_STR_ARG(name));
+        file->name = tsr_arena_str(output->arena, name, err).data;
+    }
+    if (!file->name) return TSR_E_NOMEM;
+    if (output->mode == OUTPUT_NEW_FOLDER) file->temporary = file->name;
+    else if (output->mode == OUTPUT_FILE) file->temporary = tsr_arena_format(output->arena, err, ".%.200s.tessera-%u", file->name, output->tag).data;
+    else file->temporary = tsr_arena_format(output->arena, err, ".tessera-%u-%zu", output->tag, output->files.count).data;
+    return file->temporary ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Room for the whole file now, or its size where the file system cannot reserve. */
+static tsr_status reserve(const folder_output *output, const output_file *file, uint64_t size, tsr_error *err)
+{
+    int done;
+    do done = output->sys->allocate(output->sys, file->fd, size);
+    while (done != 0 && errno == EINTR);
+    if (done == 0) return TSR_OK;
+    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) return tsr_sys_raise(err, "reserve room for", file->name);
+    if (output->sys->truncate(output->sys, file->fd, size) != 0) return tsr_sys_raise(err, "size", file->name);
+    return TSR_OK;
+}
+
+static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, uint32_t *number, tsr_error *err)
+{
+    output_file file = {.fd = -1};
+    tsr_status status = name_file(output, name, &file, err);
+    if (status != TSR_OK) return status;
+    if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
+    if (output->open_files >= MAX_OPEN_FILES) close_one_idle(output);
+    file.fd = open_file(output, file.temporary, O_CREAT | O_EXCL);
+    if (file.fd < 0) return tsr_sys_raise(err, "create", file.name);
+    output->open_files++;
+    *number = (uint32_t)output->files.count;
+    *(output_file *)tsr_vec_push(&output->files, err) = file; /* room was made */
+    return size ? reserve(output, &file, size, err) : TSR_OK;
+}
+
+static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    pthread_mutex_lock(&output->lock);
+    tsr_status status = add_file(output, name, size, file, err);
+    pthread_mutex_unlock(&output->lock);
+    return status;
+}
+
+/* ---- writing ---- */
+
+static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    int fd;
+    const char *name;
+    tsr_status status = tsr_output_take(output, file, &fd, &name, err);
+    if (status != TSR_OK) return status;
+    status = tsr_sys_write(output->sys, fd, name, offset, data, size, err);
+    tsr_output_give(output, file);
+    return status;
+}
+
+static tsr_status copy(folder_output *output, int from, uint64_t from_offset, int to, uint64_t to_offset, uint64_t size,
+                       const char *name, tsr_error *err)
+{
+    for (uint64_t done = 0; done < size;) {
+        uint64_t left = size - done;
+        ssize_t n = output->sys->copy_range(output->sys, from, from_offset + done, to, to_offset + done, (size_t)(left < MAX_COPY ? left : MAX_COPY));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) return tsr_sys_raise(err, "copy into", name);
+        if (n <= 0) { /* another file system, not supported, or the source's end: reading and writing will tell */
+            output->cannot_copy = true;
+            return TSR_E_UNSUPPORTED;
+        }
+        done += (uint64_t)n;
+    }
+    return TSR_OK;
+}
+
+static tsr_status output_copy_range(tsr_output *base, uint32_t file, uint64_t offset, tsr_store *source, uint32_t source_file,
+                                    uint64_t source_offset, uint64_t size, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    int from, to;
+    const char *name;
+    if (output->cannot_copy) return TSR_E_UNSUPPORTED;
+    tsr_status status = tsr_folder_store_take_fd(source, source_file, &from, err);
+    if (status != TSR_OK) return status;
+    status = tsr_output_take(output, file, &to, &name, err);
+    if (status == TSR_OK) {
+        status = copy(output, from, source_offset, to, offset, size, name, err);
+        tsr_output_give(output, file);
+    }
+    tsr_folder_store_give_fd(source, source_file);
+    return status;
+}
+
+/* ---- opening ---- */
+
+static void output_close(tsr_output *base)
+{
+    folder_output *output = (folder_output *)base;
+    for (uint32_t i = 0; i < output->files.count; i++) {
+        if (file_at(output, i)->fd >= 0) output->sys->close(output->sys, file_at(output, i)->fd);
+    }
+    if (!output->published) tsr_output_discard(output);
+    if (output->work >= 0 && output->work != output->parent) output->sys->close(output->sys, output->work);
+    if (output->parent >= 0) output->sys->close(output->sys, output->parent);
+    pthread_mutex_destroy(&output->lock);
+    tsr_vec_free(&output->files);
+    tsr_arena_free(output->arena);
+    tsr_free(output->allocator, output, 1, sizeof *output);
+}
+
+/* "a/b/c" and "a/b/c/" are "c" in "a/b". */
+static tsr_status split_path(folder_output *output, const char *path, const char **parent, tsr_error *err)
+{
+    size_t size = strlen(path);
+    while (size > 1 && path[size - 1] == '/') size--;
+    size_t start = size;
+    while (start > 0 && path[start - 1] != '/') start--;
+    tsr_str name = {path + start, size - start};
+    if (!is_component(name)) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' cannot be a destination: it ends in no name", path);
+    output->name = tsr_arena_str(output->arena, name, err).data;
+    *parent = start ? tsr_arena_str(output->arena, (tsr_str){path, start}, err).data : ".";
+    return output->name && *parent ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Whether the folder `inner` (a path) is `outer` or lies below it; both exist. */
+static bool is_within(const char *inner, const char *outer)
+{
+    char *a = realpath(inner, NULL), *b = realpath(outer, NULL);
+    size_t size = b ? strlen(b) : 0;
+    bool within = a && b && strncmp(a, b, size) == 0 && (a[size] == '\0' || a[size] == '/' || size == 1);
+    free(a);
+    free(b);
+    return within;
+}
+
+static tsr_status refuse_source(const folder_output *output, const char *path, const char *parent, const struct stat *existing, tsr_error *err)
+{
+    struct stat info;
+    const char *source = output->options.source;
+    if (!source || output->sys->stat_at(output->sys, AT_FDCWD, source, &info) != 0) return TSR_OK;
+    bool same = existing && existing->st_dev == info.st_dev && existing->st_ino == info.st_ino;
+    if (same || (S_ISDIR(info.st_mode) && is_within(parent, source))) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %s the source '%s'", path, same ? "" : "inside", source);
+    }
+    return TSR_OK;
+}
+
+static tsr_status choose_mode(folder_output *output, const char *path, const char *parent, tsr_error *err)
+{
+    const tsr_sys *sys = output->sys;
+    const bool folder = output->options.is_folder;
+    struct stat info;
+    output->parent = sys->open_at(sys, AT_FDCWD, parent, O_RDONLY | O_DIRECTORY, 0);
+    if (output->parent < 0) return tsr_sys_raise(err, "open the folder", parent);
+    bool exists = sys->stat_at(sys, output->parent, output->name, &info) == 0;
+    tsr_status status = refuse_source(output, path, parent, exists ? &info : NULL, err);
+    if (status != TSR_OK) return status;
+    output->mode = !folder ? OUTPUT_FILE : exists ? OUTPUT_INTO_FOLDER : OUTPUT_NEW_FOLDER;
+    if (!exists) return TSR_OK;
+    if (!output->options.overwrite) {
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it", path);
+    }
+    if (S_ISDIR(info.st_mode) != folder) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' exists and is a %s; a %s would be written", path,
+                         folder ? "file" : "folder", folder ? "folder" : "file");
+    }
+    return TSR_OK;
+}
+
+static tsr_status make_work(folder_output *output, tsr_error *err)
+{
+    const tsr_sys *sys = output->sys;
+    output->work = output->parent;
+    output->tag = (unsigned)getpid();
+    if (output->mode == OUTPUT_FILE) return TSR_OK;
+    const char *folder = output->name;
+    for (unsigned tries = 0; output->mode == OUTPUT_NEW_FOLDER; tries++) {
+        folder = tsr_arena_format(output->arena, err, ".%.200s.tessera-%u", output->name, output->tag + tries).data;
+        if (!folder) return TSR_E_NOMEM;
+        if (sys->make_folder(sys, output->parent, folder) == 0) {
+            output->temporary = folder;
+            break;
+        }
+        if (errno != EEXIST || tries == 1000) return tsr_sys_raise(err, "create", folder);
+    }
+    int work = sys->open_at(sys, output->parent, folder, O_RDONLY | O_DIRECTORY, 0);
+    if (work < 0) return tsr_sys_raise(err, "open", folder);
+    output->work = work;
+    return TSR_OK;
+}
+
+tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
+                                  const tsr_folder_output_options *options, tsr_output **out, tsr_error *err)
+{
+    folder_output *output = tsr_alloc(allocator, 1, sizeof *output, err);
+    const char *parent;
+    if (!output) return TSR_E_NOMEM;
+    *output = (folder_output){
+        .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, is_taken},
+        .sys = sys ? sys : &tsr_sys_posix,
+        .allocator = allocator,
+        .options = *options,
+        .parent = -1,
+        .work = -1,
+        .files = tsr_vec_of(allocator, sizeof(output_file)),
+    };
+    pthread_mutex_init(&output->lock, NULL);
+    output->arena = tsr_arena_new(allocator, 0, err);
+    tsr_status status = output->arena ? split_path(output, path, &parent, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = choose_mode(output, path, parent, err);
+    if (status == TSR_OK) status = make_work(output, err);
+    if (status != TSR_OK) {
+        output_close(&output->base);
+        return status;
+    }
+    *out = &output->base;
+    return TSR_OK;
+}

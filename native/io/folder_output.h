@@ -1,0 +1,49 @@
+/* The state of a folder output, shared by its writing half (folder_output.c) and its publishing half
+ * (folder_publish.c). */
+#ifndef TSR_NATIVE_FOLDER_OUTPUT_H
+#define TSR_NATIVE_FOLDER_OUTPUT_H
+
+#include <pthread.h>
+
+#include "io/folder.h"
+
+typedef struct output_file {
+    const char *name; /* final, in the arena */
+    const char *temporary; /* in `work` until published; equal to `name` in a new folder */
+    int fd;        /* -1: closed */
+    uint32_t users;
+    bool is_final; /* under its final name */
+} output_file;
+
+typedef enum output_mode { OUTPUT_FILE, OUTPUT_NEW_FOLDER, OUTPUT_INTO_FOLDER } output_mode;
+
+typedef struct folder_output {
+    tsr_output base; /* first */
+    const tsr_sys *sys;
+    const tsr_allocator *allocator;
+    tsr_arena *arena;
+    output_mode mode;
+    tsr_folder_output_options options;
+    const char *name;      /* of the destination in `parent` */
+    const char *temporary; /* OUTPUT_NEW_FOLDER: of the folder in work, in `parent`, until published */
+    int parent;
+    int work; /* where files are written: the parent, the new folder or the replaced one */
+    unsigned tag;
+    tsr_vec files;        /* of output_file */
+    pthread_mutex_t lock; /* files and their descriptors */
+    uint32_t open_files;
+    bool published;
+    bool cannot_copy; /* copy_range failed once for good */
+} folder_output;
+
+/* fsync that EINTR does not stop. */
+tsr_status tsr_output_sync(const folder_output *output, int fd, const char *name, tsr_error *err);
+/* The descriptor and final name of a file, opened again if need be; `give` lets it be closed. */
+tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
+void tsr_output_give(folder_output *output, uint32_t file);
+
+tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
+/* Removes what is not published. */
+void tsr_output_discard(folder_output *output);
+
+#endif

@@ -1,0 +1,130 @@
+/* The publishing half of an output into a folder or a file. Order is everything here:
+ *
+ *   sync every file → rename (data files first) → sync the folder → rename the marker → sync the folder → remove the old
+ *
+ * so that at any instant, and after a power loss, the destination is what it was or the whole new checkpoint. */
+#include <errno.h>
+
+#include "io/folder_output.h"
+
+tsr_status tsr_output_sync(const folder_output *output, int fd, const char *name, tsr_error *err)
+{
+    int done;
+    do done = output->sys->sync(output->sys, fd);
+    while (done != 0 && errno == EINTR);
+    return done == 0 ? TSR_OK : tsr_sys_raise(err, "sync", name);
+}
+
+static output_file *file_at(folder_output *output, uint32_t file)
+{
+    return (output_file *)output->files.items + file;
+}
+
+static tsr_status sync_files(folder_output *output, tsr_error *err)
+{
+    for (uint32_t i = 0; i < output->files.count; i++) {
+        int fd;
+        const char *name;
+        tsr_status status = tsr_output_take(output, i, &fd, &name, err);
+        if (status != TSR_OK) return status;
+        status = tsr_output_sync(output, fd, name, err);
+        tsr_output_give(output, i);
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
+/* To its final name; `replace` lets it take an old file's place. */
+static tsr_status rename_file(folder_output *output, output_file *file, bool replace, tsr_error *err)
+{
+    const tsr_sys *sys = output->sys;
+    int done;
+    do done = (replace ? sys->rename : sys->rename_new)(sys, output->work, file->temporary, output->work, file->name);
+    while (done != 0 && errno == EINTR);
+    if (done != 0) return tsr_sys_raise(err, "give its name to", file->name);
+    file->is_final = true;
+    return TSR_OK;
+}
+
+static tsr_status publish_file(folder_output *output, tsr_error *err)
+{
+    if (output->files.count == 0) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "nothing was written");
+    tsr_status status = rename_file(output, file_at(output, 0), output->options.overwrite, err);
+    if (status != TSR_OK) return status;
+    output->published = true;
+    return tsr_output_sync(output, output->parent, output->name, err);
+}
+
+static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
+{
+    const tsr_sys *sys = output->sys;
+    int done;
+    tsr_status status = tsr_output_sync(output, output->work, output->name, err);
+    if (status != TSR_OK) return status;
+    do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
+    while (done != 0 && errno == EINTR);
+    if (done != 0) return tsr_sys_raise(err, "give its name to", output->name);
+    output->published = true;
+    return tsr_output_sync(output, output->parent, output->name, err);
+}
+
+static bool is_new_name(const folder_output *output, tsr_str name)
+{
+    const output_file *files = output->files.items;
+    for (size_t i = 0; i < output->files.count; i++) {
+        if (tsr_str_equal(tsr_str_from(files[i].name), name)) return true;
+    }
+    return false;
+}
+
+static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        tsr_str name = output->options.obsolete[i];
+        if (is_new_name(output, name)) continue;
+        tsr_str text = tsr_arena_str(output->arena, name, err);
+        if (!text.data) return TSR_E_NOMEM;
+        if (output->sys->unlink(output->sys, output->work, text.data, false) != 0 && errno != ENOENT) {
+            status = tsr_sys_raise(err, "remove the replaced file", text.data);
+        }
+    }
+    return status;
+}
+
+static tsr_status publish_into_folder(folder_output *output, uint32_t marker, tsr_error *err)
+{
+    for (uint32_t i = 0; i < output->files.count; i++) {
+        if (i == marker) continue;
+        tsr_status status = rename_file(output, file_at(output, i), false, err);
+        if (status != TSR_OK) return status;
+    }
+    tsr_status status = tsr_output_sync(output, output->work, output->name, err);
+    if (status == TSR_OK && marker < output->files.count) status = rename_file(output, file_at(output, marker), true, err);
+    if (status != TSR_OK) return status;
+    output->published = true;
+    status = tsr_output_sync(output, output->work, output->name, err);
+    return status == TSR_OK ? remove_obsolete(output, err) : status;
+}
+
+tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    tsr_status status = sync_files(output, err);
+    if (status != TSR_OK) return status;
+    switch (output->mode) {
+    case OUTPUT_FILE: return publish_file(output, err);
+    case OUTPUT_NEW_FOLDER: return publish_new_folder(output, err);
+    default: return publish_into_folder(output, marker, err);
+    }
+}
+
+void tsr_output_discard(folder_output *output)
+{
+    const tsr_sys *sys = output->sys;
+    for (uint32_t i = 0; i < output->files.count; i++) {
+        const output_file *file = file_at(output, i);
+        sys->unlink(sys, output->work, file->is_final ? file->name : file->temporary, false);
+    }
+    if (output->temporary) sys->unlink(sys, output->parent, output->temporary, true);
+}
