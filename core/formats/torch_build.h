@@ -30,9 +30,11 @@ typedef struct tsr_torch_dense {
 
 /* What is known of the rank that wrote the file. */
 typedef struct tsr_torch_rank {
-    bool known;
+    bool known; /* a mesh or ShardedTensor tells */
     uint32_t rank;
-    uint32_t world; /* ranks there are, as far as meshes tell; 0 unknown */
+    uint32_t world; /* ranks there are, as far as these tell; 0 unknown */
+    bool hinted;    /* the file's name tells: meshes that do not, take it */
+    uint32_t hint;
 } tsr_torch_rank;
 
 typedef struct tsr_torch_build {

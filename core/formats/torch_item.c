@@ -122,5 +122,5 @@ tsr_status tsr_torch_item_open_rank(tsr_store *store, const tsr_host *host, uint
                                     uint32_t rank, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
                                     tsr_error *err)
 {
-    return open_range(store, host, file, offset, size, (tsr_torch_rank){true, rank, 0}, arena, findings, out, err);
+    return open_range(store, host, file, offset, size, (tsr_torch_rank){.hinted = true, .hint = rank}, arena, findings, out, err);
 }

@@ -26,7 +26,7 @@ typedef struct tsr_torch_item {
  * TSR_E_NOMEM, with positions in the file. Thread-safe for different arenas and findings. */
 tsr_status tsr_torch_item_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
                                tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
-/* The same for a file that rank `rank` is known to have written: meshes without a coordinate take it. */
+/* The same for a file whose name says that rank `rank` wrote it: meshes without a coordinate take it. */
 tsr_status tsr_torch_item_open_rank(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
                                     uint32_t rank, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
                                     tsr_error *err);

@@ -138,8 +138,9 @@ static bool read_mesh(tsr_torch_build *build, tsr_ref holder, mesh *out)
     const tsr_pickle *pickle = build->pickle;
     if (!read_mesh_sizes(pickle, holder, out)) return false;
     tsr_ref ranks = either(pickle, holder, "_flatten_rank_map", "_flatten_mesh_list");
+    const tsr_torch_rank *own = &build->rank;
     out->placed = read_coordinate(pickle, tsr_torch_attribute(pickle, holder, "_coordinate_on_dim"), out) ||
-                  (build->rank.known && find_coordinate(pickle, ranks, build->rank.rank, out));
+                  ((own->known || own->hinted) && find_coordinate(pickle, ranks, own->known ? own->rank : own->hint, out));
     tsr_ref rank_ref = tsr_torch_attribute(pickle, holder, "_rank");
     int64_t rank = -1;
     if (tsr_pickle_kind_of(pickle, rank_ref) == TSR_PICKLE_INT) rank = tsr_pickle_int(pickle, rank_ref);

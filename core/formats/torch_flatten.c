@@ -1,0 +1,360 @@
+/* Flattens a value tree. The walk keeps a stack of containers; values may be shared, so that a small pickle can stand for a
+ * huge tree: the budget of limits.expansion ends that. */
+#include "formats/torch_flatten.h"
+
+#include "base/try.h"
+#include "tessera/map.h"
+
+/* The mappings of a module's state: the walk takes them one after the other. */
+enum { PARAMETERS, BUFFERS, MODULES, MODULE_PARTS, ATTRIBUTES_MAX = 4096 };
+static const char *const module_parts[MODULE_PARTS] = {"_parameters", "_buffers", "_modules"};
+
+typedef struct level {
+    const tsr_value *container;
+    size_t next;
+    const tsr_value *parts[MODULE_PARTS]; /* of a module, else NULL */
+    tsr_map *hidden;                      /* names of buffers that are not persistent, or NULL */
+} level;
+
+typedef struct flatten {
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_vec levels;  /* level */
+    tsr_vec path;    /* tsr_path_item: one a level */
+    tsr_vec entries; /* tsr_entry */
+    tsr_map *names;  /* FQN → entry */
+    tsr_map *lists;  /* address of a list's items → 1: a leaf */
+    uint64_t visited;
+    tsr_error *err;
+} flatten;
+
+static bool find_parts(const tsr_value *value, const tsr_value **state, const tsr_value *parts[MODULE_PARTS])
+{
+    *state = value->kind == TSR_VALUE_OBJECT && value->count > 1 ? value->items[1] : NULL;
+    if (!*state || (*state)->kind != TSR_VALUE_DICT || tsr_value_pairs(*state) > ATTRIBUTES_MAX) return false;
+    for (size_t i = 0; i < MODULE_PARTS; i++) {
+        parts[i] = tsr_value_get(*state, tsr_str_from(module_parts[i]));
+        if (!parts[i] || parts[i]->kind != TSR_VALUE_DICT) return false;
+    }
+    return true;
+}
+
+static bool is_module(const tsr_value *value)
+{
+    const tsr_value *state, *parts[MODULE_PARTS];
+    return find_parts(value, &state, parts);
+}
+
+/* Quantized, sparse, nested tensors and the like, which torch_value.c shows as named parts. */
+static bool is_odd_tensor(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_OBJECT && value->count == 1 && value->items[0]->kind == TSR_VALUE_DICT;
+}
+
+static bool opens_list(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_TENSOR || is_odd_tensor(value) || is_module(value);
+}
+
+static tsr_str list_key(const tsr_value *list)
+{
+    return (tsr_str){(const char *)&list->items, sizeof list->items};
+}
+
+static tsr_status mark_list(flatten *f, const tsr_value *list, bool leaf)
+{
+    uint32_t *stored;
+    TSR_TRY(tsr_map_put(f->lists, list_key(list), leaf, &stored, NULL, f->err));
+    *stored = leaf;
+    return TSR_OK;
+}
+
+/* One step of the search below a list for something that is walked into. */
+static tsr_status search_list(flatten *f, tsr_vec *stack, bool *found)
+{
+    level *top = (level *)stack->items + stack->count - 1;
+    if (top->next == top->container->count) {
+        stack->count--;
+        return mark_list(f, top->container, true);
+    }
+    const tsr_value *item = top->container->items[top->next++];
+    *found = opens_list(item);
+    if (*found || item->kind != TSR_VALUE_LIST || item->count == 0) return TSR_OK;
+    uint32_t known = tsr_map_get(f->lists, list_key(item), 2);
+    *found = known == 0;
+    if (known != 2) return TSR_OK;
+    TSR_TRY(mark_list(f, item, true)); /* a list inside itself adds nothing */
+    level *pushed = tsr_vec_push(stack, f->err);
+    if (!pushed) return TSR_E_NOMEM;
+    *pushed = (level){.container = item};
+    return TSR_OK;
+}
+
+/* Whether a list is a leaf; each list is looked through once. */
+static tsr_status is_leaf_list(flatten *f, const tsr_value *list, bool *leaf)
+{
+    *leaf = true;
+    if (list->count == 0) return TSR_OK;
+    uint32_t known = tsr_map_get(f->lists, list_key(list), 2);
+    *leaf = known != 0;
+    if (known != 2) return TSR_OK;
+    tsr_vec stack = tsr_vec_of(f->host->allocator, sizeof(level));
+    level *first = tsr_vec_push(&stack, f->err);
+    tsr_status status = first ? mark_list(f, list, true) : TSR_E_NOMEM;
+    if (first) *first = (level){.container = list};
+    bool found = false;
+    while (status == TSR_OK && stack.count && !found) status = search_list(f, &stack, &found);
+    for (size_t i = 0; i < stack.count && status == TSR_OK; i++)
+        status = mark_list(f, ((const level *)stack.items)[i].container, false);
+    *leaf = !found;
+    tsr_vec_free(&stack);
+    return status;
+}
+
+static bool is_key(const tsr_value *key)
+{
+    return key->kind == TSR_VALUE_STR || key->kind == TSR_VALUE_INT || key->kind == TSR_VALUE_BOOL || key->kind == TSR_VALUE_NONE;
+}
+
+/* A mapping whose keys all have a name; others stay whole. */
+static bool is_mapping(const tsr_value *value)
+{
+    if (value->kind != TSR_VALUE_DICT) return false;
+    for (size_t i = 0; i < value->count; i += 2)
+        if (!is_key(value->items[i])) return false;
+    return true;
+}
+
+static tsr_status walks_into(flatten *f, const tsr_value *value, bool *yes)
+{
+    *yes = is_mapping(value) || is_module(value);
+    if (value->kind == TSR_VALUE_DICT && !*yes) f->visited += value->count;
+    if (value->kind != TSR_VALUE_LIST) return TSR_OK;
+    TSR_TRY(is_leaf_list(f, value, yes));
+    *yes = !*yes;
+    return TSR_OK;
+}
+
+static tsr_path_item key_item(const tsr_value *key)
+{
+    switch (key->kind) {
+    case TSR_VALUE_STR: return (tsr_path_item){TSR_PATH_KEY, key->text, 0};
+    case TSR_VALUE_INT: return (tsr_path_item){TSR_PATH_INT_KEY, {NULL, 0}, key->as.integer};
+    case TSR_VALUE_BOOL: return (tsr_path_item){TSR_PATH_KEY, key->as.boolean ? TSR_STR("True") : TSR_STR("False"), 0};
+    default: return (tsr_path_item){TSR_PATH_KEY, TSR_STR("None"), 0};
+    }
+}
+
+/* The next named child of a module: `next` counts through the pairs of its three parts. */
+static const tsr_value *next_of_module(level *top, tsr_path_item *item)
+{
+    for (;;) {
+        size_t at = top->next++, which = 0;
+        while (which < MODULE_PARTS && at >= tsr_value_pairs(top->parts[which])) at -= tsr_value_pairs(top->parts[which++]);
+        if (which == MODULE_PARTS) return NULL;
+        const tsr_value *key = top->parts[which]->items[2 * at], *value = top->parts[which]->items[2 * at + 1];
+        if (value->kind == TSR_VALUE_NONE || !is_key(key)) continue;
+        if (which == BUFFERS && top->hidden && tsr_map_get(top->hidden, key->text, 0)) continue;
+        *item = key_item(key);
+        return value;
+    }
+}
+
+static const tsr_value *next_child(level *top, tsr_path_item *item)
+{
+    const tsr_value *container = top->container;
+    if (top->parts[0]) return next_of_module(top, item);
+    if (container->kind == TSR_VALUE_LIST) {
+        if (top->next == container->count) return NULL;
+        *item = (tsr_path_item){TSR_PATH_INDEX, {NULL, 0}, (int64_t)top->next};
+        return container->items[top->next++];
+    }
+    if (top->next == tsr_value_pairs(container)) return NULL;
+    size_t at = 2 * top->next++;
+    *item = key_item(container->items[at]);
+    return container->items[at + 1];
+}
+
+/* Path items as text: joined by '.' for the name, or quoted and bracketed for messages. */
+static tsr_status join(flatten *f, const tsr_path_item *path, size_t count, const char *open, const char *between,
+                       const char *close, tsr_str *out)
+{
+    tsr_vec text = tsr_vec_of(f->host->allocator, 1);
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        char digits[24];
+        size_t at = sizeof digits;
+        uint64_t rest = path[i].integer < 0 ? 0 - (uint64_t)path[i].integer : (uint64_t)path[i].integer;
+        do digits[--at] = (char)('0' + rest % 10); while ((rest /= 10) > 0);
+        if (path[i].integer < 0) digits[--at] = '-';
+        tsr_str item = path[i].kind == TSR_PATH_KEY ? path[i].key : (tsr_str){digits + at, sizeof digits - at};
+        tsr_str parts[] = {tsr_str_from(i ? between : ""), tsr_str_from(open), item, tsr_str_from(close)};
+        for (size_t k = 0; k < 4 && status == TSR_OK; k++) {
+            status = tsr_vec_reserve(&text, parts[k].size + 1, f->err);
+            if (status != TSR_OK) break;
+            if (parts[k].size) memcpy((char *)text.items + text.count, parts[k].data, parts[k].size);
+            text.count += parts[k].size;
+        }
+    }
+    if (status == TSR_OK) *out = tsr_arena_str(f->arena, (tsr_str){text.items ? text.items : "", text.count}, f->err);
+    tsr_vec_free(&text);
+    return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;
+}
+
+static tsr_status refuse_twins(flatten *f, const tsr_entry *first, const tsr_entry *second)
+{
+    tsr_str a, b;
+    TSR_TRY(join(f, first->path, first->path_length, "[", "", "]", &a));
+    TSR_TRY(join(f, second->path, second->path_length, "[", "", "]", &b));
+    return tsr_raise(f->err, TSR_E_FORMAT, TSR_NO_POSITION, "torch: the paths %.*s and %.*s both give the name '%.*s'",
+                     TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
+}
+
+static tsr_str type_name(const tsr_value *value)
+{
+    static const char *const names[] = {
+        [TSR_VALUE_NONE] = "NoneType", [TSR_VALUE_BOOL] = "bool", [TSR_VALUE_INT] = "int", [TSR_VALUE_BIGINT] = "int",
+        [TSR_VALUE_FLOAT] = "float", [TSR_VALUE_COMPLEX] = "complex", [TSR_VALUE_STR] = "str", [TSR_VALUE_BYTES] = "bytes",
+        [TSR_VALUE_LIST] = "list", [TSR_VALUE_TUPLE] = "tuple", [TSR_VALUE_SET] = "set", [TSR_VALUE_DICT] = "dict",
+        [TSR_VALUE_SIZE] = "torch.Size", [TSR_VALUE_DTYPE] = "torch.dtype", [TSR_VALUE_DEVICE] = "torch.device",
+        [TSR_VALUE_TENSOR] = "torch.Tensor", [TSR_VALUE_GLOBAL] = "type"};
+    return value->kind == TSR_VALUE_OBJECT ? value->text : tsr_str_from(names[value->kind]);
+}
+
+/* dtype and shape of a tensor that is no dense one, from its named parts. */
+static tsr_status describe_parts(flatten *f, const tsr_value *value, tsr_entry *entry)
+{
+    const tsr_value *parts = value->count ? value->items[0] : NULL;
+    if (!parts || parts->kind != TSR_VALUE_DICT) return TSR_OK;
+    const tsr_value *dtype = tsr_value_get(parts, TSR_STR("dtype")), *size = tsr_value_get(parts, TSR_STR("size"));
+    const tsr_value *data = tsr_value_get(parts, TSR_STR("data")), *values = tsr_value_get(parts, TSR_STR("values"));
+    if (!values || values->kind != TSR_VALUE_TENSOR) values = data;
+    if (values && values->kind == TSR_VALUE_TENSOR) entry->dtype = values->as.tensor->dtype;
+    if (dtype && dtype->kind == TSR_VALUE_DTYPE) entry->dtype = dtype->as.dtype;
+    if (data && data->kind == TSR_VALUE_TENSOR) {
+        entry->rank = data->as.tensor->rank;
+        entry->shape = data->as.tensor->shape;
+    }
+    if (!size || (size->kind != TSR_VALUE_SIZE && size->kind != TSR_VALUE_TUPLE)) return TSR_OK;
+    uint64_t *shape = tsr_arena_array(f->arena, size->count, sizeof *shape, f->err);
+    if (!shape) return TSR_E_NOMEM;
+    for (size_t i = 0; i < size->count; i++) {
+        if (size->items[i]->kind != TSR_VALUE_INT || size->items[i]->as.integer < 0) return TSR_OK;
+        shape[i] = (uint64_t)size->items[i]->as.integer;
+    }
+    entry->rank = (uint32_t)size->count;
+    entry->shape = shape;
+    return TSR_OK;
+}
+
+static tsr_status add_leaf(flatten *f, const tsr_value *value)
+{
+    TSR_FAIL_IF(f->entries.count >= f->host->limits.entries || f->entries.count >= UINT32_MAX - 1, f->err, TSR_E_LIMIT,
+                TSR_NO_POSITION, "torch: more than %zu entries (limit entries)", f->entries.count);
+    tsr_entry entry = {.kind = value->kind == TSR_VALUE_OBJECT ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT};
+    if (value->kind == TSR_VALUE_TENSOR) {
+        entry = *value->as.tensor;
+    } else {
+        entry.value = value;
+        entry.type = type_name(value);
+        if (value->kind == TSR_VALUE_OBJECT) TSR_TRY(describe_parts(f, value, &entry));
+    }
+    tsr_path_item *path = tsr_arena_array(f->arena, f->path.count, sizeof *path, f->err);
+    if (!path) return TSR_E_NOMEM;
+    if (f->path.count) memcpy(path, f->path.items, f->path.count * sizeof *path);
+    entry.path = path;
+    entry.path_length = (uint32_t)f->path.count;
+    TSR_TRY(join(f, path, f->path.count, "", ".", "", &entry.fqn));
+    uint32_t *existing;
+    bool inserted;
+    TSR_TRY(tsr_map_put(f->names, entry.fqn, (uint32_t)f->entries.count, &existing, &inserted, f->err));
+    if (!inserted) return refuse_twins(f, (const tsr_entry *)f->entries.items + *existing, &entry);
+    tsr_entry *added = tsr_vec_push(&f->entries, f->err);
+    if (!added) return TSR_E_NOMEM;
+    *added = entry;
+    return TSR_OK;
+}
+
+static tsr_status enter(flatten *f, const tsr_value *value)
+{
+    const tsr_value *state;
+    level *pushed = tsr_vec_push(&f->levels, f->err);
+    if (!pushed) return TSR_E_NOMEM;
+    pushed->container = value;
+    if (!find_parts(value, &state, pushed->parts)) {
+        memset(pushed->parts, 0, sizeof pushed->parts);
+        return TSR_OK;
+    }
+    const tsr_value *names = tsr_value_get(state, TSR_STR("_non_persistent_buffers_set"));
+    if (!names || names->kind != TSR_VALUE_SET || names->count == 0) return TSR_OK;
+    pushed->hidden = tsr_map_new(f->host->allocator, names->count, f->err);
+    if (!pushed->hidden) return TSR_E_NOMEM;
+    for (size_t i = 0; i < names->count; i++)
+        if (names->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(pushed->hidden, names->items[i]->text, 1, NULL, NULL, f->err));
+    return TSR_OK;
+}
+
+static void leave(flatten *f)
+{
+    tsr_map_free(((level *)f->levels.items)[--f->levels.count].hidden);
+}
+
+static tsr_status visit(flatten *f, const tsr_value *value)
+{
+    bool deeper;
+    TSR_FAIL_IF(++f->visited > f->host->limits.expansion, f->err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "torch: shared values stand for more than %llu nodes (limit expansion)",
+                (unsigned long long)f->host->limits.expansion);
+    TSR_TRY(walks_into(f, value, &deeper));
+    if (!deeper) return add_leaf(f, value);
+    TSR_FAIL_IF(f->levels.count >= f->host->limits.depth, f->err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "torch: containers nest deeper than %u (limit depth)", f->host->limits.depth);
+    return enter(f, value);
+}
+
+static tsr_status walk(flatten *f, const tsr_value *root)
+{
+    TSR_TRY(visit(f, root));
+    while (f->levels.count) {
+        tsr_path_item item;
+        const tsr_value *child = next_child((level *)f->levels.items + f->levels.count - 1, &item);
+        if (!child) {
+            leave(f);
+            if (f->path.count) f->path.count--;
+            continue;
+        }
+        tsr_path_item *pushed = tsr_vec_push(&f->path, f->err);
+        if (!pushed) return TSR_E_NOMEM;
+        *pushed = item;
+        size_t levels = f->levels.count;
+        TSR_TRY(visit(f, child));
+        if (f->levels.count == levels) f->path.count--;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_entry **entries,
+                             uint64_t *count, tsr_error *err)
+{
+    const tsr_allocator *allocator = host->allocator;
+    flatten f = {.host = host, .arena = arena, .err = err,
+                 .levels = tsr_vec_of(allocator, sizeof(level)),
+                 .path = tsr_vec_of(allocator, sizeof(tsr_path_item)),
+                 .entries = tsr_vec_of(allocator, sizeof(tsr_entry))};
+    f.names = tsr_map_new(allocator, 0, err);
+    f.lists = f.names ? tsr_map_new(allocator, 0, err) : NULL;
+    tsr_status status = f.lists ? walk(&f, root) : TSR_E_NOMEM;
+    if (status == TSR_OK) {
+        *entries = tsr_arena_array(arena, f.entries.count, sizeof **entries, err);
+        *count = f.entries.count;
+        if (!*entries) status = TSR_E_NOMEM;
+        else if (f.entries.count) memcpy(*entries, f.entries.items, f.entries.count * sizeof **entries);
+    }
+    while (f.levels.count) leave(&f);
+    tsr_map_free(f.names);
+    tsr_map_free(f.lists);
+    tsr_vec_free(&f.levels);
+    tsr_vec_free(&f.path);
+    tsr_vec_free(&f.entries);
+    return status;
+}

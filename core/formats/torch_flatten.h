@@ -1,0 +1,18 @@
+/* From the value a pickle holds to the entries of a catalog, by the rule of PyTorch 2.13's flatten_state_dict: mappings
+ * flatten, lists only where they hold tensors or mappings (at any depth of lists), tuples are leaves, an empty mapping
+ * vanishes. A pickled nn.Module counts as the mapping that its state_dict() would give.
+ *
+ * Source of the behaviour: torch/distributed/checkpoint/_nested_dict.py, _traverse.py; nn/modules/module.py. */
+#ifndef TSR_FORMATS_TORCH_FLATTEN_H
+#define TSR_FORMATS_TORCH_FLATTEN_H
+
+#include "tessera/catalog.h"
+#include "tessera/host.h"
+
+/* Entries in order of the walk, with path items; names joined by '.'. A root that is no mapping has the name "" and an
+ * empty path. Everything lives in `arena`; entries share chunks and values with the tree. Errors: TSR_E_FORMAT when two
+ * paths give one name (both are named), TSR_E_LIMIT beyond limits.entries, .expansion or .depth, TSR_E_NOMEM. */
+tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_entry **entries,
+                             uint64_t *count, tsr_error *err);
+
+#endif
