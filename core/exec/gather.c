@@ -132,7 +132,11 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
     if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
     TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "'%.*s': the file of a chunk is missing",
                 TSR_STR_ARG(gather->entry->fqn));
-    TSR_TRY(tsr_checkpoint_locate(gather->checkpoint, gather->entry, chunk, gather->arena, &part->view, err));
+    if (chunk->view) {
+        part->view = *chunk->view;
+    } else {
+        TSR_TRY(tsr_checkpoint_locate(gather->checkpoint, gather->entry, chunk, gather->arena, &part->view, err));
+    }
     TSR_TRY(set_strides(gather, chunk, part, err));
     for (uint32_t d = 0; d < gather->rank; d++) offsets[d] = part->offsets[d] + part->sizes[d] - 1;
     part->first = tsr_box_index(whole, part->offsets);

@@ -85,10 +85,11 @@ static double decode_bfloat16(const uint8_t *from)
 /* Every type but float64 and float32, which need no work. */
 static double decode_small(const tsr_float_form *form, uint64_t bits)
 {
-    if (tsr_float_is_nan(form, bits)) return double_of(UINT64_C(0x7ff8) << 48);
     const uint64_t sign = bits & sign_of(form), magnitude = bits - sign;
     double value;
-    if (form->has_infinity && magnitude == infinity_of(form)) {
+    if (tsr_float_is_nan(form, bits)) {
+        value = double_of(UINT64_C(0x7ff8) << 48);
+    } else if (form->has_infinity && magnitude == infinity_of(form)) {
         value = double_of(UINT64_C(0x7ff) << 52);
     } else if (!form->has_sign) {
         value = double_of((bits + 1023 - 127) << 52); /* e8m0: 2^(bits − 127) */

@@ -1,0 +1,165 @@
+/* Tiles from gathers to outputs. Reading, casting, summing up and writing of a tile happen in one job, while its bytes are
+ * in the cache; only CRCs and completion go in order.
+ *
+ *   job:  [ tile ······ | scratch | cast ···· ]  ──▶  output file at byte_offset + position of the tile
+ *
+ * A gather opens with the first tile of its entry and closes when the last blit of a row of blits of that entry is done. */
+#include "exec/blit.h"
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "exec/cast.h"
+#include "exec/tile_job.h"
+
+/* A gather in use: by the blits that still produce tiles, and by tiles not yet drained. */
+typedef struct lease {
+    tsr_gather *gather;
+    struct lease *next;
+} lease;
+
+typedef struct blit_job {
+    tsr_tile tile;
+    tsr_blit *blit;
+    uint8_t *out; /* what is written: the tile, or its cast */
+    size_t out_bytes;
+    uint64_t out_at; /* from the blit's first byte */
+    uint32_t crc;
+    bool last;           /* tile of its blit */
+    tsr_gather *release; /* to be closed when this job is drained */
+} blit_job;
+
+typedef struct state {
+    const tsr_blit_run *run;
+    uint64_t byte_done, byte_total;
+    lease *leases; /* for closing after a failure */
+} state;
+
+tsr_status tsr_blit_measure(const tsr_entry *entry, const uint64_t *sizes, tsr_dtype dtype, uint64_t *bytes, tsr_error *err)
+{
+    tsr_dtype own;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(entry, &own, &rank, shape, &elements, err));
+    const bool fits = !sizes || tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
+    const bool same = dtype == own || dtype == entry->dtype;
+    TSR_FAIL_IF(!same && !tsr_cast_possible(own, dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s': %s cannot be cast to %s",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, tsr_dtype_describe(dtype)->name);
+    TSR_FAIL_IF(!fits || !tsr_mul_u64(elements, tsr_dtype_size(same ? own : dtype), bytes), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' is too large", TSR_STR_ARG(entry->fqn));
+    return TSR_OK;
+}
+
+static bool casts(const tsr_blit *blit, const tsr_gather *gather)
+{
+    return blit->dtype != gather->dtype && blit->dtype != gather->entry->dtype;
+}
+
+static tsr_status fill_blit(void *ctx, void *item, tsr_error *err)
+{
+    const state *s = ctx;
+    blit_job *job = item;
+    const tsr_gather *gather = job->tile.gather;
+    if (job->tile.bytes == 0) return TSR_OK;
+    TSR_TRY(tsr_tile_fill(&job->tile, err));
+    if (casts(job->blit, gather)) {
+        tsr_cast(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, job->out);
+    }
+    if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, job->out, job->out_bytes);
+    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, job->out,
+                                    job->out_bytes, err);
+}
+
+static void close_lease(state *s, tsr_gather *gather)
+{
+    for (lease **at = &s->leases; *at; at = &(*at)->next) {
+        if ((*at)->gather != gather) continue;
+        *at = (*at)->next; /* the lease itself lives in the gather's arena */
+        tsr_gather_close(gather);
+        return;
+    }
+}
+
+static tsr_status drain_blit(void *ctx, void *item, tsr_error *err)
+{
+    state *s = ctx;
+    blit_job *job = item;
+    const tsr_progress *progress = s->run->progress;
+    job->blit->crc = job->out_at ? tsr_crc32_join(job->blit->crc, job->crc, job->out_bytes) : job->crc;
+    s->byte_done += job->out_bytes;
+    if (job->release) close_lease(s, job->release);
+    if (progress && progress->step && !progress->step(progress->ctx, s->byte_done, s->byte_total)) {
+        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "writing was cancelled");
+    }
+    return job->last && s->run->done ? s->run->done(s->run->ctx, (size_t)(job->blit - s->run->blits), err) : TSR_OK;
+}
+
+static tsr_status open_lease(state *s, const tsr_entry *entry, tsr_gather **out, tsr_error *err)
+{
+    TSR_TRY(tsr_gather_open(s->run->checkpoint, entry, NULL, out, err));
+    lease *own = TSR_ARENA_NEW((*out)->arena, lease, err);
+    if (!own) {
+        tsr_gather_close(*out);
+        return TSR_E_NOMEM;
+    }
+    *own = (lease){*out, s->leases};
+    s->leases = own;
+    return TSR_OK;
+}
+
+static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, const tsr_tiles *at, blit_job **out, tsr_error *err)
+{
+    const size_t bytes = at ? (size_t)at->elements * gather->itemsize : 0, own = tsr_tile_memory(bytes);
+    const size_t cast = casts(blit, gather) ? bytes / gather->itemsize * tsr_dtype_size(blit->dtype) : 0;
+    void *item;
+    uint8_t *memory;
+    TSR_TRY(tsr_ring_job(s->run->ring, own + cast, &item, &memory, err));
+    blit_job *job = item;
+    job->blit = blit;
+    job->out = cast ? memory + own : memory;
+    job->out_bytes = cast ? cast : bytes;
+    if (at) job->out_at = at->first * (job->out_bytes / at->elements);
+    *out = job;
+    return at ? tsr_tile_start(&job->tile, gather, at, memory, err) : TSR_OK;
+}
+
+/* All tiles of one blit. The last job closes the gather when `release` says so. */
+static tsr_status add_blit(state *s, tsr_blit *blit, tsr_gather *gather, bool release, tsr_error *err)
+{
+    const tsr_box box = {gather->rank, blit->offsets, blit->sizes ? blit->sizes : gather->shape};
+    const uint32_t largest = gather->itemsize + (casts(blit, gather) ? tsr_dtype_size(blit->dtype) : 0);
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){gather->rank, NULL, gather->shape}, box), err, TSR_E_USAGE, TSR_NO_POSITION,
+                "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
+    tsr_tiles tiles;
+    blit_job *job = NULL;
+    for (tsr_tiles_start(&tiles, box, tsr_tile_most(s->run->ring, largest, 1)); !tiles.done; tsr_tiles_next(&tiles)) {
+        TSR_TRY(new_job(s, blit, gather, &tiles, &job, err));
+    }
+    if (!job) TSR_TRY(new_job(s, blit, gather, NULL, &job, err)); /* no elements: done in its turn all the same */
+    job->last = true;
+    job->release = release ? gather : NULL;
+    return TSR_OK;
+}
+
+static tsr_status add_all(state *s, tsr_error *err)
+{
+    const tsr_blit_run *run = s->run;
+    tsr_gather *gather = NULL;
+    for (size_t i = 0; i < run->count; i++) {
+        tsr_blit *blit = &run->blits[i];
+        const bool follows = i && run->blits[i - 1].entry == blit->entry;
+        const bool ends = i + 1 == run->count || run->blits[i + 1].entry != blit->entry;
+        if (!follows) TSR_TRY(open_lease(s, blit->entry, &gather, err));
+        TSR_TRY(add_blit(s, blit, gather, ends, err));
+    }
+    return tsr_ring_end(run->ring, err);
+}
+
+tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
+{
+    state s = {.run = run};
+    for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
+    tsr_status status = tsr_ring_begin(run->ring, &(tsr_ring_work){sizeof(blit_job), fill_blit, drain_blit, &s}, err);
+    if (status == TSR_OK) status = add_all(&s, err);
+    while (s.leases) close_lease(&s, s.leases->gather);
+    return status;
+}

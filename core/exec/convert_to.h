@@ -1,0 +1,19 @@
+/* The writers behind tsr_convert, one a container. */
+#ifndef TSR_EXEC_CONVERT_TO_H
+#define TSR_EXEC_CONVERT_TO_H
+
+#include "exec/ring.h"
+#include "exec/selection.h"
+
+typedef struct tsr_conversion_job {
+    tsr_checkpoint *checkpoint;
+    tsr_output *output;
+    const tsr_convert_options *options;
+    tsr_ring *ring;
+    tsr_arena *arena;
+    tsr_conversion *out;
+} tsr_conversion_job;
+
+tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *err);
+
+#endif

@@ -1,0 +1,78 @@
+/* Writing a checkpoint again: in another container, under other names, in another floating type.
+ *
+ * The output is a function of the source's content and the options alone: no clock, no thread count. Values are resolved
+ * (strides, conjugation, byte order) and exact; nothing is cast, dropped or saturated that the options do not ask for. */
+#ifndef TESSERA_CONVERT_H
+#define TESSERA_CONVERT_H
+
+#include "tessera/output.h"
+#include "tessera/read.h"
+
+typedef enum tsr_container {
+    TSR_TO_SAFETENSORS, /* one file, or several and model.safetensors.index.json */
+    TSR_TO_TORCH,       /* one torch.save file */
+    TSR_TO_DCP          /* a folder for torch.distributed.checkpoint */
+} tsr_container;
+
+/* What happens to entries that are no tensors. Default: kept for dcp and torch, refused for safetensors. A sidecar is a
+ * JSON document of the kept objects (tsr_conversion.sidecar). */
+typedef enum tsr_objects {
+    TSR_OBJECTS_DEFAULT,
+    TSR_OBJECTS_KEEP,
+    TSR_OBJECTS_DROP,
+    TSR_OBJECTS_SIDECAR,
+    TSR_OBJECTS_REFUSE
+} tsr_objects;
+
+typedef struct tsr_convert_options {
+    tsr_container to;
+    tsr_objects objects;
+    bool (*want)(void *ctx, tsr_str fqn); /* NULL: every entry. Sees the source's names */
+    void *want_ctx;
+    /* NULL: names stay. `*out` may be `fqn` itself or live in `arena`. */
+    tsr_status (*rename)(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err);
+    void *rename_ctx;
+    tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (exec/cast.h states the rounding) */
+    uint64_t max_shard_size; /* safetensors: bytes of tensors a file; 0: one file named "" */
+    size_t max_memory;       /* of the ring; 0: its default */
+    bool dry_run;            /* decide everything, write nothing; the output may be NULL */
+    const tsr_progress *progress;
+} tsr_convert_options;
+
+/* What became of one entry of the source, in its order. */
+typedef struct tsr_converted {
+    const tsr_entry *entry;
+    tsr_str name;         /* at the destination; empty when left out */
+    tsr_dtype dtype;      /* of a written tensor */
+    uint64_t bytes;       /* written for it */
+    uint32_t file;        /* of tsr_conversion.files, for written tensors */
+    bool written;
+    bool cast;
+    bool copied;          /* it shares storage in the source and is an independent copy now */
+    bool weights_only;    /* objects: torch.load(weights_only=True) will take it */
+    const char *left_out; /* static text: why it was not written; NULL when it was */
+} tsr_converted;
+
+typedef struct tsr_conversion {
+    const tsr_converted *rows;
+    uint64_t row_count;
+    const tsr_str *files; /* names at the destination */
+    const uint64_t *file_sizes;
+    uint32_t file_count;
+    uint32_t marker;      /* for tsr_output.publish: the output's number of the file that becomes visible last */
+    uint64_t byte_total;  /* of tensors */
+    tsr_str sidecar;      /* JSON, with TSR_OBJECTS_SIDECAR; else empty */
+} tsr_conversion;
+
+/* Writes everything but does not publish: the caller checks that its source did not change, then calls
+ * output->publish(output, out->marker, err), and closes the output either way. Results live in `arena` and borrow the
+ * checkpoint.
+ *
+ * Errors before the first byte is written: TSR_E_UNSUPPORTED naming the entries that the container cannot hold (for
+ * safetensors complex32, complex128, quantized, bits and opaque tensors, objects unless dropped or put aside, an empty
+ * name); TSR_E_USAGE for two entries that would have one name, and for a cast to a type that is no floating type;
+ * TSR_E_FORMAT for tensors with holes. Later ones are those of reading and writing. Uses the host's threads. */
+tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
+                       tsr_conversion *out, tsr_error *err);
+
+#endif
