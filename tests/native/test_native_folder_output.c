@@ -1,0 +1,273 @@
+/* Outputs: published as a whole or not at all, whatever call fails and wherever the process stops. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdio.h>
+
+#include "io/folder.h"
+#include "native/scratch.h"
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
+/* Writes a file of `size` bytes `fill`, in two halves, second first. */
+static tsr_status put(tsr_output *output, const char *name, char fill, size_t size, uint32_t *file, tsr_error *err)
+{
+    char bytes[256];
+    memset(bytes, fill, sizeof bytes);
+    tsr_status status = output->create(output, tsr_str_from(name), size, file, err);
+    if (status == TSR_OK) status = output->write_at(output, *file, size / 2, bytes, size - size / 2, err);
+    if (status == TSR_OK) status = output->write_at(output, *file, 0, bytes, size / 2, err);
+    return status;
+}
+
+/* A checkpoint of two data files and a marker, all of `fill`; data names are chosen by what is taken. */
+static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, const tsr_str *obsolete, size_t obsolete_count, char fill, tsr_error *err)
+{
+    const tsr_folder_output_options options = {.is_folder = true, .overwrite = overwrite, .obsolete = obsolete, .obsolete_count = obsolete_count};
+    static const char *const names[2][2] = {{"a.0", "b.0"}, {"a.1", "b.1"}};
+    tsr_output *output;
+    uint32_t file, marker;
+    tsr_status status = tsr_folder_output_open(sys, &tsr_allocator_libc, path, &options, &output, err);
+    if (status != TSR_OK) return status;
+    const char *const *chosen = names[output->is_taken(output, TSR_STR("a.0"))];
+    for (int i = 0; i < 2 && status == TSR_OK; i++) status = put(output, chosen[i], fill, 200, &file, err);
+    if (status == TSR_OK) status = put(output, ".metadata", fill, 50, &marker, err);
+    if (status == TSR_OK) status = output->publish(output, marker, err);
+    output->close(output);
+    return status;
+}
+
+/* The letter that all files of the checkpoint named by the marker hold; 0 when there is none; '!' for a mixture. */
+static char verdict(const char *folder)
+{
+    char path[64], text[256];
+    snprintf(path, sizeof path, "%s/.metadata", folder);
+    if (scratch_read(path, text, sizeof text) != 50) return 0;
+    char fill = text[0];
+    int complete = 0;
+    for (int set = 0; set < 2; set++) {
+        bool whole = true;
+        for (const char *name = "ab"; *name; name++) {
+            snprintf(path, sizeof path, "%s/%c.%d", folder, *name, set);
+            whole &= scratch_read(path, text, sizeof text) == 200 && text[0] == fill && text[199] == fill;
+        }
+        complete += whole;
+    }
+    return complete ? fill : '!';
+}
+
+static void test_native_folder_output__a_new_folder_appears_whole(void **state)
+{
+    (void)state;
+    tsr_error err = {0};
+    assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'n', &err), TSR_OK);
+    assert_string_equal(scratch_list(""), "ckpt");
+    assert_string_equal(scratch_list("ckpt"), ".metadata a.0 b.0");
+    assert_int_equal(verdict("ckpt"), 'n');
+}
+
+static void test_native_folder_output__an_existing_destination_is_refused(void **state)
+{
+    (void)state;
+    tsr_error err = {0};
+    scratch_write("ckpt/other", "x", 1);
+    assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'n', &err), TSR_E_EXISTS);
+    assert_non_null(strstr(err.message, "exists"));
+    assert_string_equal(scratch_list("ckpt"), "other");
+}
+
+static void test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint(void **state)
+{
+    (void)state;
+    const tsr_str obsolete[] = {TSR_STR("a.0"), TSR_STR("b.0"), TSR_STR(".metadata"), TSR_STR("gone")};
+    tsr_error err = {0};
+    assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'o', &err), TSR_OK);
+    scratch_write("ckpt/notes.txt", "mine", 4);
+    assert_int_equal(save(NULL, scratch_path("ckpt"), true, obsolete, 4, 'n', &err), TSR_OK);
+    assert_string_equal(scratch_list("ckpt"), ".metadata a.1 b.1 notes.txt");
+    assert_int_equal(verdict("ckpt"), 'n');
+}
+
+/* R6: the n-th call fails once. The run fails cleanly, or ends well; nothing temporary stays. */
+static void test_native_folder_output__a_failing_call_leaves_no_trace(void **state)
+{
+    (void)state;
+    static const int errors[] = {EIO, ENOSPC};
+    for (int e = 0; e < 2; e++) {
+        for (unsigned long n = 1;; n++) {
+            faulty_sys faulty = faulty_sys_make();
+            faulty.writes_only = true;
+            faulty.fail_at = n;
+            faulty.error = errors[e];
+            faulty.short_transfers = 77;
+            tsr_error err = {0};
+            tsr_status status = save(&faulty.sys, scratch_path("ckpt"), false, NULL, 0, 'n', &err);
+            bool reached = faulty.calls >= n;
+            if (status == TSR_OK) assert_int_equal(verdict("ckpt"), 'n');
+            else assert_true(err.message[0] && status == TSR_E_IO);
+            assert_string_equal(scratch_list(""), verdict("ckpt") ? "ckpt" : "");
+            scratch_remove();
+            scratch_make();
+            if (!reached) {
+                assert_true(n > 15);
+                break;
+            }
+        }
+    }
+}
+
+/* R7: from the n-th writing call on nothing happens any more, as after a kill. Old or new, never a mixture. */
+static void test_native_folder_output__stopping_anywhere_leaves_old_or_new(void **state)
+{
+    (void)state;
+    const tsr_str obsolete[] = {TSR_STR("a.0"), TSR_STR("b.0"), TSR_STR(".metadata")};
+    char last = 'o';
+    for (unsigned long n = 1;; n++) {
+        tsr_error err = {0};
+        assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'o', &err), TSR_OK);
+        faulty_sys faulty = faulty_sys_make();
+        faulty.writes_only = true;
+        faulty.fail_at = n;
+        faulty.stays = true;
+        faulty.error = EIO;
+        tsr_status status = save(&faulty.sys, scratch_path("ckpt"), true, obsolete, 3, 'n', &err);
+        char now = verdict("ckpt");
+        assert_true(now == 'o' || now == 'n');
+        assert_true(now >= 'n' && last >= now); /* once new, it stays new */
+        last = now;
+        scratch_remove();
+        scratch_make();
+        if (faulty.calls < n) {
+            assert_int_equal(status, TSR_OK);
+            assert_int_equal(now, 'n');
+            break;
+        }
+    }
+}
+
+static void test_native_folder_output__one_file_is_replaced_by_its_rename(void **state)
+{
+    (void)state;
+    for (unsigned long n = 0; n < 12; n++) {
+        scratch_write("m.pt", "old", 3);
+        faulty_sys faulty = faulty_sys_make();
+        faulty.writes_only = true;
+        faulty.fail_at = n;
+        faulty.error = EIO;
+        const tsr_folder_output_options options = {.overwrite = true};
+        tsr_error err = {0};
+        tsr_output *output;
+        uint32_t file;
+        char text[256] = "";
+        assert_int_equal(tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("m.pt"), &options, &output, &err), TSR_OK);
+        tsr_status status = put(output, "", 'n', 100, &file, &err);
+        assert_int_equal(scratch_read("m.pt", text, sizeof text), 3);
+        if (status == TSR_OK) status = output->publish(output, file, &err);
+        output->close(output);
+        long size = scratch_read("m.pt", text, sizeof text);
+        assert_true(status == TSR_OK ? size == 100 && text[99] == 'n' : size == 3 || size == 100);
+        if (n == 0) assert_int_equal(status, TSR_OK);
+        assert_string_equal(scratch_list(""), "m.pt");
+    }
+}
+
+static void test_native_folder_output__destinations_in_the_source_are_refused(void **state)
+{
+    (void)state;
+    scratch_write("src/.metadata", "x", 1);
+    scratch_write("one.pt", "x", 1);
+    const struct { const char *destination, *source; bool is_folder; } cases[] = {
+        {"src/out", "src", true}, {"src", "src", true}, {"src/out.pt", "src", false}, {"one.pt", "one.pt", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char source[600];
+        snprintf(source, sizeof source, "%s", scratch_path(cases[i].source));
+        const tsr_folder_output_options options = {.is_folder = cases[i].is_folder, .overwrite = true, .source = source};
+        tsr_error err = {0};
+        tsr_output *output;
+        assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].destination), &options, &output, &err), TSR_E_USAGE);
+        assert_non_null(strstr(err.message, "source"));
+    }
+    assert_string_equal(scratch_list("src"), ".metadata");
+}
+
+static void test_native_folder_output__copies_ranges_between_files(void **state)
+{
+    (void)state;
+    scratch_write("in/data", "0123456789", 10);
+    tsr_error err = {0};
+    tsr_store *store;
+    tsr_output *output;
+    uint32_t file;
+    char text[16];
+    faulty_sys faulty = faulty_sys_make();
+    faulty.short_transfers = 3;
+    assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path("in"), &store, &err), TSR_OK);
+    const tsr_folder_output_options options = {.is_folder = false};
+    assert_int_equal(tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("out"), &options, &output, &err), TSR_OK);
+    assert_int_equal(output->create(output, TSR_STR(""), 8, &file, &err), TSR_OK);
+    tsr_status status = output->copy_range(output, file, 0, store, 0, 2, 8, &err);
+    if (status == TSR_OK) {
+        assert_int_equal(output->publish(output, file, &err), TSR_OK);
+        assert_int_equal(scratch_read("out", text, sizeof text), 8);
+        assert_memory_equal(text, "23456789", 8);
+    } else {
+        assert_int_equal(status, TSR_E_UNSUPPORTED); /* a file system without it */
+    }
+    output->close(output);
+    store->close(store);
+}
+
+static void test_native_folder_output__many_files_need_few_descriptors(void **state)
+{
+    (void)state;
+    const tsr_folder_output_options options = {.is_folder = true};
+    tsr_error err = {0};
+    tsr_output *output;
+    uint32_t files[400];
+    char name[16], text[8];
+    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("many"), &options, &output, &err), TSR_OK);
+    for (int i = 0; i < 400; i++) {
+        snprintf(name, sizeof name, "%03d", i);
+        assert_int_equal(output->create(output, tsr_str_from(name), 0, &files[i], &err), TSR_OK);
+    }
+    for (int i = 0; i < 400; i++) {
+        snprintf(name, sizeof name, "%03d", i);
+        assert_int_equal(output->write_at(output, files[i], 0, name, 3, &err), TSR_OK);
+    }
+    assert_int_equal(output->publish(output, TSR_NO_FILE, &err), TSR_OK);
+    output->close(output);
+    assert_int_equal(scratch_read("many/399", text, sizeof text), 3);
+    assert_memory_equal(text, "399", 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_native_folder_output__a_new_folder_appears_whole, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__an_existing_destination_is_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__a_failing_call_leaves_no_trace, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__stopping_anywhere_leaves_old_or_new, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__one_file_is_replaced_by_its_rename, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__destinations_in_the_source_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__copies_ranges_between_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__many_files_need_few_descriptors, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
