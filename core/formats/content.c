@@ -43,7 +43,7 @@ static bool is_legacy(tsr_str head)
 /* torch's archives have all members under one folder, and one of these first. */
 static bool is_torch_zip(tsr_str head)
 {
-    static const char *const first[] = {"/data.pkl", "/version", "/.format_version", "/byteorder", "/constants.pkl"};
+    static const char *const first[] = {"/data.pkl", "/version", "/.format_version", "/byteorder", "/constants.pkl", "/data/0"};
     if (head.size <= ZIP_NAME_AT || memcmp(head.data, "PK\3\4", 4) != 0) return false;
     size_t size = (size_t)tsr_load_le((const uint8_t *)head.data + 26, 2);
     if (size > head.size - ZIP_NAME_AT) size = head.size - ZIP_NAME_AT;

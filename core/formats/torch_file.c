@@ -61,6 +61,18 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
     return status;
 }
 
+tsr_status tsr_torch_keep_shared(const tsr_host *host, tsr_entry *entries, uint64_t count, uint32_t storages, tsr_error *err)
+{
+    uint32_t *uses = tsr_alloc(host->allocator, (size_t)storages + 1, sizeof *uses, err);
+    if (!uses) return TSR_E_NOMEM;
+    memset(uses, 0, ((size_t)storages + 1) * sizeof *uses);
+    for (uint64_t i = 0; i < count; i++) uses[entries[i].storage_id]++;
+    for (uint64_t i = 0; i < count; i++)
+        if (uses[entries[i].storage_id] == 1) entries[i].storage_id = 0;
+    tsr_free(host->allocator, uses, (size_t)storages + 1, sizeof *uses);
+    return TSR_OK;
+}
+
 static int by_place(const void *a, const void *b)
 {
     const tsr_torch_run *x = a, *y = b;
@@ -168,7 +180,8 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
     if (status == TSR_OK)
         status = tsr_torch_flatten(file.root, checkpoint->host, checkpoint->arena, &entries, &checkpoint->catalog.entry_count, err);
     checkpoint->catalog.entries = entries;
-    return status;
+    if (status != TSR_OK) return status;
+    return tsr_torch_keep_shared(checkpoint->host, entries, checkpoint->catalog.entry_count, file.storage_count, err);
 }
 
 const tsr_reader tsr_reader_torch_zip = {TSR_FORMAT_TORCH_ZIP, open_single, NULL, tsr_torch_extents, NULL};

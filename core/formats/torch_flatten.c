@@ -251,7 +251,8 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
 {
     TSR_FAIL_IF(f->entries.count >= f->host->limits.entries || f->entries.count >= UINT32_MAX - 1, f->err, TSR_E_LIMIT,
                 TSR_NO_POSITION, "torch: more than %zu entries (limit entries)", f->entries.count);
-    tsr_entry entry = {.kind = value->kind == TSR_VALUE_OBJECT ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT};
+    bool opaque = value->kind == TSR_VALUE_OBJECT || (value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text, TSR_STR("torch.")));
+    tsr_entry entry = {.kind = opaque ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT};
     if (value->kind == TSR_VALUE_TENSOR) {
         entry = *value->as.tensor;
     } else {

@@ -101,7 +101,7 @@ static tsr_status join_shards(joining *j)
     for (uint32_t i = 0; i < j->map.file_count; i++)
         for (uint64_t k = 0; k < j->shards[i].count; k++)
             if (!j->shards[i].mapped[k]) TSR_TRY(add_unmapped(j, &j->shards[i], &j->shards[i].entries[k]));
-    TSR_TRY(tsr_torch_union_keep(&j->entries, j->err));
+    TSR_TRY(tsr_torch_union_keep(&j->entries, storage_base, j->err));
     TSR_TRY(tsr_torch_keep_runs(j->checkpoint, &j->runs, j->err));
     if (!j->incomplete) TSR_TRY(tsr_weight_map_check_total(j->checkpoint, &j->map, j->bytes, j->err));
     return tsr_weight_map_check_stray(j->checkpoint, &j->map, TSR_STR(".bin"), j->err);

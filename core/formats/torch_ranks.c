@@ -131,7 +131,7 @@ static tsr_status join_files(ranks *r)
     }
     TSR_TRY(bound_world(r));
     TSR_TRY(check_world(r));
-    TSR_TRY(tsr_torch_union_keep(&r->entries, r->err));
+    TSR_TRY(tsr_torch_union_keep(&r->entries, storage_base, r->err));
     return tsr_torch_keep_runs(r->checkpoint, &r->runs, r->err);
 }
 

@@ -3,6 +3,7 @@
 #include "formats/torch_union.h"
 
 #include "base/try.h"
+#include "formats/torch_file.h"
 
 typedef struct joined_chunk {
     uint32_t entry;
@@ -87,7 +88,7 @@ tsr_status tsr_torch_union_add(tsr_torch_union *u, const tsr_entry *entry, uint3
     return inserted || *joined == TSR_JOINED_CHUNKS ? add_chunks(u, at, entry, err) : TSR_OK;
 }
 
-tsr_status tsr_torch_union_keep(tsr_torch_union *u, tsr_error *err)
+tsr_status tsr_torch_union_keep(tsr_torch_union *u, uint32_t storages, tsr_error *err)
 {
     tsr_arena *arena = u->checkpoint->arena;
     const joined_chunk *joined = u->chunks.items;
@@ -114,5 +115,5 @@ tsr_status tsr_torch_union_keep(tsr_torch_union *u, tsr_error *err)
     }
     u->checkpoint->catalog.entries = entries;
     u->checkpoint->catalog.entry_count = count;
-    return TSR_OK;
+    return tsr_torch_keep_shared(u->checkpoint->host, entries, count, storages, err);
 }

@@ -27,7 +27,7 @@ tsr_status tsr_torch_union_add(tsr_torch_union *u, const tsr_entry *entry, uint3
                                tsr_joined *joined, tsr_error *err);
 /* An entry of the union by its place; valid until the next add. */
 tsr_entry *tsr_torch_union_at(const tsr_torch_union *u, uint32_t number);
-/* Fills the checkpoint's catalog. */
-tsr_status tsr_torch_union_keep(tsr_torch_union *u, tsr_error *err);
+/* Fills the checkpoint's catalog; `storages` is the highest storage id there is. */
+tsr_status tsr_torch_union_keep(tsr_torch_union *u, uint32_t storages, tsr_error *err);
 
 #endif
