@@ -1,0 +1,165 @@
+/* The writer's half: layout, order, padding, refusals; read back by the reader, and equal to the real library's order. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "formats/safetensors_header.h"
+
+typedef struct sink {
+    char bytes[8192];
+    size_t size;
+} sink;
+
+static tsr_status take(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    sink *s = ctx;
+    if (s->size + size > sizeof s->bytes) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "full");
+    memcpy(s->bytes + s->size, data, size);
+    s->size += size;
+    return TSR_OK;
+}
+
+static const uint64_t shape_3_4[] = {3, 4};
+
+static void test_formats_safetensors_header__bytes_are_exact(void **state)
+{
+    (void)state;
+    sink s = {.size = 0};
+    tsr_safetensors_plan plan;
+    tsr_safetensors_item items[] = {{.name = TSR_STR("b"), .dtype = TSR_BOOL, .rank = 0, .tag = 1},
+                                    {.name = TSR_STR("w\"é"), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape_3_4, .tag = 2}};
+    tsr_safetensors_pair pair = {TSR_STR("k"), TSR_STR("v")};
+    assert_int_equal(tsr_safetensors_plan_file(items, 2, &pair, 1, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    assert_int_equal(plan.header_size % 64, 0);
+    assert_int_equal(plan.data_size, 49);
+    assert_int_equal(items[0].tag, 2);
+    assert_int_equal(items[1].begin, 48);
+    assert_int_equal(items[1].end, 49);
+    assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
+    assert_int_equal(s.size, plan.header_size);
+    assert_int_equal((uint8_t)s.bytes[0] | (uint8_t)s.bytes[1] << 8, s.size - 8);
+    const char *expected = "{\"__metadata__\":{\"format\":\"pt\",\"k\":\"v\"},\"w\\\"é\":{\"dtype\":\"F32\",\"shape\":[3,4],\"data_offsets\":[0,48]},"
+                           "\"b\":{\"dtype\":\"BOOL\",\"shape\":[],\"data_offsets\":[48,49]}}\n";
+    assert_memory_equal(s.bytes + 8, expected, strlen(expected));
+    for (size_t i = 8 + strlen(expected); i < s.size; i++) assert_int_equal(s.bytes[i], ' ');
+}
+
+/* The header order of a file that the real library wrote with every dtype (c1 of the acceptance cases). */
+static void test_formats_safetensors_header__order_is_the_reference_librarys(void **state)
+{
+    (void)state;
+    static const char *const order[] = {"U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E5M2FNUZ", "F8_E4M3FNUZ",
+                                        "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F6_E3M2", "F6_E2M3", "F4", "BOOL"};
+    enum { COUNT = sizeof order / sizeof order[0] };
+    tsr_safetensors_item items[COUNT];
+    tsr_safetensors_plan plan;
+    for (size_t i = 0; i < COUNT; i++)
+        items[COUNT - 1 - i] = (tsr_safetensors_item){.name = tsr_str_from(order[i]), .dtype = tsr_dtype_from_safetensors(tsr_str_from(order[i])),
+                                                      .rank = 2, .shape = shape_3_4};
+    assert_int_equal(tsr_safetensors_plan_file(items, COUNT, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    for (size_t i = 0; i < COUNT; i++) {
+        assert_true(tsr_str_equal(items[i].name, tsr_str_from(order[i])));
+        assert_int_equal(items[i].begin % tsr_dtype_describe(items[i].dtype)->swap_bytes, 0);
+    }
+}
+
+static void test_formats_safetensors_header__names_of_one_dtype_are_sorted(void **state)
+{
+    (void)state;
+    tsr_safetensors_item items[] = {{.name = TSR_STR("b")}, {.name = TSR_STR("a.b")}, {.name = TSR_STR("a")}, {.name = TSR_STR("B")}};
+    tsr_safetensors_plan plan;
+    for (size_t i = 0; i < 4; i++) items[i].dtype = TSR_FLOAT16;
+    assert_int_equal(tsr_safetensors_plan_file(items, 4, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    static const char *const order[] = {"B", "a", "a.b", "b"};
+    for (size_t i = 0; i < 4; i++) assert_true(tsr_str_equal(items[i].name, tsr_str_from(order[i])));
+}
+
+static void test_formats_safetensors_header__float4_pairs_become_single_elements(void **state)
+{
+    (void)state;
+    sink s = {.size = 0};
+    tsr_safetensors_plan plan;
+    tsr_safetensors_item item = {.name = TSR_STR("q"), .dtype = TSR_FLOAT4_E2M1FN_X2, .rank = 2, .shape = shape_3_4};
+    assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    assert_int_equal(plan.data_size, 12);
+    assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
+    s.bytes[s.size] = 0;
+    assert_non_null(strstr(s.bytes + 8, "\"q\":{\"dtype\":\"F4\",\"shape\":[3,8],\"data_offsets\":[0,12]}"));
+}
+
+static void test_formats_safetensors_header__what_was_written_reads_back(void **state)
+{
+    (void)state;
+    sink s = {.size = 0};
+    tsr_safetensors_plan plan;
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    static const uint64_t none[] = {0, 5};
+    tsr_safetensors_item items[] = {{.name = TSR_STR("a\nb"), .dtype = TSR_INT64, .rank = 0}, {.name = TSR_STR("e"), .dtype = TSR_BFLOAT16, .rank = 2, .shape = none},
+                                    {.name = TSR_STR("x"), .dtype = TSR_UINT8, .rank = 2, .shape = shape_3_4}};
+    assert_int_equal(tsr_safetensors_plan_file(items, 3, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
+    memset(s.bytes + s.size, 7, (size_t)plan.data_size);
+    tsr_memory_file file = {TSR_STR("m"), {s.bytes, s.size + (size_t)plan.data_size}};
+    tsr_store *store;
+    tsr_safetensors opened;
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    tsr_findings *findings = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
+    assert_int_equal(tsr_store_from_memory(&tsr_allocator_libc, &file, 1, &store, NULL), TSR_OK);
+    assert_int_equal(tsr_safetensors_open(store, &host, 0, 0, file.content.size, arena, findings, &opened, NULL), TSR_OK);
+    assert_int_equal(tsr_findings_count(findings), 0);
+    assert_int_equal(opened.data_offset, plan.header_size);
+    for (size_t i = 0; i < 3; i++) {
+        const tsr_safetensors_tensor *t = tsr_safetensors_find(&opened, items[i].name);
+        assert_non_null(t);
+        assert_int_equal(t->dtype, items[i].dtype);
+        assert_int_equal(t->begin, items[i].begin);
+        assert_int_equal(t->end, items[i].end);
+    }
+    tsr_safetensors_close(&opened);
+    tsr_findings_free(findings);
+    tsr_arena_free(arena);
+    store->close(store);
+}
+
+static void test_formats_safetensors_header__what_cannot_be_held_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const uint64_t huge[] = {UINT64_MAX, 2}, odd[] = {3};
+    static const struct { tsr_safetensors_item item; const char *message; } bad[] = {
+        {{.name = {"c", 1}, .dtype = TSR_COMPLEX128}, "cannot hold 'c': it has no dtype complex128"},
+        {{.name = {"q", 1}, .dtype = TSR_QINT8}, "qint8"},
+        {{.name = {"", 0}, .dtype = TSR_BOOL}, "an empty name"},
+        {{.name = {"a\0b", 3}, .dtype = TSR_BOOL}, "NUL"},
+        {{.name = {"\xFF", 1}, .dtype = TSR_BOOL}, "not UTF-8"},
+        {{.name = {"__metadata__", 12}, .dtype = TSR_BOOL}, "the name of the metadata"},
+        {{.name = {"twice", 5}, .dtype = TSR_BOOL}, "two tensors are called 'twice'"},
+        {{.name = {"h", 1}, .dtype = TSR_BOOL, .rank = 2, .shape = huge}, "overflows"},
+        {{.name = {"o", 1}, .dtype = TSR_FLOAT4_E2M1FN, .rank = 1, .shape = odd}, "not whole bytes"},
+        {{.name = {"p", 1}, .dtype = TSR_FLOAT4_E2M1FN_X2}, "no dimension"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        tsr_safetensors_item items[] = {{.name = TSR_STR("twice"), .dtype = TSR_INT8}, bad[i].item};
+        tsr_safetensors_plan plan;
+        tsr_error err = {0};
+        assert_int_equal(tsr_safetensors_plan_file(items, 2, NULL, 0, &tsr_allocator_libc, &plan, &err), TSR_E_UNSUPPORTED);
+        if (!strstr(err.message, bad[i].message)) fail_msg("%s", err.message);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats_safetensors_header__bytes_are_exact),
+        cmocka_unit_test(test_formats_safetensors_header__order_is_the_reference_librarys),
+        cmocka_unit_test(test_formats_safetensors_header__names_of_one_dtype_are_sorted),
+        cmocka_unit_test(test_formats_safetensors_header__float4_pairs_become_single_elements),
+        cmocka_unit_test(test_formats_safetensors_header__what_was_written_reads_back),
+        cmocka_unit_test(test_formats_safetensors_header__what_cannot_be_held_is_refused_by_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
