@@ -1,0 +1,44 @@
+/* Any header text, with as many data bytes behind it as its first two bytes say: refused with a position inside the file,
+ * or opened so that every tensor's span and shape agree. The length word is made to fit, or nothing would get past it. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "formats/safetensors.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check_opened(const tsr_safetensors *opened)
+{
+    for (uint64_t i = 0; i < opened->count; i++) {
+        const tsr_safetensors_tensor *t = &opened->tensors[i];
+        uint64_t elements = 1, bytes;
+        for (uint32_t d = 0; d < t->rank; d++) elements *= t->shape[d];
+        assert(tsr_dtype_bytes(t->dtype, elements, &bytes) && t->end - t->begin == bytes);
+        assert(tsr_safetensors_find(opened, t->name) == t);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size < 2) return 0;
+    size_t extra = data[0] | (size_t)(data[1] & 3) << 8, length = size - 2, total = 8 + length + extra;
+    char *bytes = calloc(1, total);
+    for (unsigned i = 0; i < 8; i++) bytes[i] = (char)((uint64_t)length >> (8 * i));
+    memcpy(bytes + 8, data + 2, length);
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_memory_file file = {TSR_STR("fuzz"), {bytes, total}};
+    tsr_store *store;
+    tsr_safetensors opened;
+    tsr_error err = {0};
+    if (tsr_store_from_memory(&tsr_allocator_libc, &file, 1, &store, NULL) != TSR_OK) abort();
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    tsr_findings *findings = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
+    if (tsr_safetensors_open(store, &host, 0, 0, total, arena, findings, &opened, &err) == TSR_OK) check_opened(&opened);
+    else assert(err.byte_position <= total && err.message[0]);
+    tsr_safetensors_close(&opened);
+    tsr_findings_free(findings);
+    tsr_arena_free(arena);
+    store->close(store);
+    free(bytes);
+    return 0;
+}

@@ -1,0 +1,222 @@
+/* Values: equality, what JSON can hold, and bounded walks over deep, shared and cyclic trees. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <math.h>
+
+#include <cmocka.h>
+
+#include "tessera/catalog.h"
+#include "tessera/json.h"
+
+static tsr_arena *arena;
+
+static tsr_value *str(const char *text) { return tsr_value_str(arena, tsr_str_from(text), NULL); }
+static tsr_value *integer(int64_t value) { return tsr_value_int(arena, value, NULL); }
+
+static tsr_value *real(double value)
+{
+    tsr_value *v = tsr_value_new(arena, TSR_VALUE_FLOAT, NULL);
+    v->as.real = value;
+    return v;
+}
+
+static tsr_value *boolean(bool value)
+{
+    tsr_value *v = tsr_value_new(arena, TSR_VALUE_BOOL, NULL);
+    v->as.boolean = value;
+    return v;
+}
+
+/* Up to eight items, NULL ends. */
+static tsr_value *many(tsr_value_kind kind, const tsr_value *first, ...)
+{
+    const tsr_value **items = tsr_arena_array(arena, 8, sizeof *items, NULL);
+    size_t count = 0;
+    va_list rest;
+    va_start(rest, first);
+    for (const tsr_value *v = first; v; v = va_arg(rest, const tsr_value *)) items[count++] = v;
+    va_end(rest);
+    return tsr_value_items(arena, kind, items, count, NULL);
+}
+#define END ((const tsr_value *)NULL)
+
+static int start(void **state)
+{
+    (void)state;
+    arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    return arena == NULL;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    tsr_arena_free(arena);
+    return 0;
+}
+
+static tsr_match match(const tsr_value *a, const tsr_value *b)
+{
+    tsr_match forth = tsr_value_match(a, b, 100, 100000), back = tsr_value_match(b, a, 100, 100000);
+    assert_int_equal(forth, back);
+    return forth;
+}
+
+static void test_model_value__equality_is_deep_and_exact(void **state)
+{
+    (void)state;
+    const tsr_value *none = tsr_value_new(arena, TSR_VALUE_NONE, NULL);
+    assert_int_equal(match(none, tsr_value_new(arena, TSR_VALUE_NONE, NULL)), TSR_SAME);
+    assert_int_equal(match(integer(1), integer(1)), TSR_SAME);
+    assert_int_equal(match(integer(1), integer(2)), TSR_DIFFERENT);
+    assert_int_equal(match(integer(1), real(1)), TSR_DIFFERENT);
+    assert_int_equal(match(integer(1), boolean(true)), TSR_DIFFERENT);
+    assert_int_equal(match(boolean(false), boolean(true)), TSR_DIFFERENT);
+    assert_int_equal(match(real(NAN), real(-NAN)), TSR_SAME);
+    assert_int_equal(match(real(0.0), real(-0.0)), TSR_DIFFERENT);
+    assert_int_equal(match(str("a"), str("a")), TSR_SAME);
+    assert_int_equal(match(str("a"), str("ab")), TSR_DIFFERENT);
+    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), str("x"), END), many(TSR_VALUE_LIST, integer(1), str("x"), END)), TSR_SAME);
+    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), str("x"), END), many(TSR_VALUE_LIST, str("x"), integer(1), END)), TSR_DIFFERENT);
+    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), END), many(TSR_VALUE_TUPLE, integer(1), END)), TSR_DIFFERENT);
+    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), END), many(TSR_VALUE_LIST, integer(1), integer(1), END)), TSR_DIFFERENT);
+    tsr_value *c = tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL), *d = tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL);
+    c->as.complex.im = 1;
+    assert_int_equal(match(c, d), TSR_DIFFERENT);
+    c->as.complex.im = 0;
+    assert_int_equal(match(c, d), TSR_SAME);
+    tsr_value *f = tsr_value_new(arena, TSR_VALUE_DTYPE, NULL), *g = tsr_value_new(arena, TSR_VALUE_DTYPE, NULL);
+    f->as.dtype = TSR_INT8;
+    assert_int_equal(match(f, g), TSR_DIFFERENT);
+}
+
+static void test_model_value__order_of_dicts_and_sets_does_not_count(void **state)
+{
+    (void)state;
+    const tsr_value *ab = many(TSR_VALUE_DICT, str("a"), integer(1), str("b"), integer(2), integer(3), integer(4), END);
+    assert_int_equal(match(ab, many(TSR_VALUE_DICT, integer(3), integer(4), str("b"), integer(2), str("a"), integer(1), END)), TSR_SAME);
+    assert_int_equal(match(ab, many(TSR_VALUE_DICT, str("a"), integer(2), str("b"), integer(1), integer(3), integer(4), END)), TSR_DIFFERENT);
+    assert_int_equal(match(ab, many(TSR_VALUE_DICT, str("a"), integer(1), str("c"), integer(2), integer(3), integer(4), END)), TSR_DIFFERENT);
+    const tsr_value *deep = many(TSR_VALUE_DICT, many(TSR_VALUE_TUPLE, integer(1), str("k"), END), many(TSR_VALUE_LIST, ab, END), END);
+    assert_int_equal(match(deep, many(TSR_VALUE_DICT, many(TSR_VALUE_TUPLE, integer(1), str("k"), END), many(TSR_VALUE_LIST, ab, END), END)), TSR_SAME);
+    assert_int_equal(match(many(TSR_VALUE_SET, integer(1), integer(2), integer(3), END), many(TSR_VALUE_SET, integer(3), integer(1), integer(2), END)), TSR_SAME);
+    assert_int_equal(match(many(TSR_VALUE_SET, integer(1), integer(2), END), many(TSR_VALUE_SET, integer(1), integer(4), END)), TSR_DIFFERENT);
+    assert_int_equal(match(many(TSR_VALUE_DICT, END), many(TSR_VALUE_DICT, END)), TSR_SAME);
+}
+
+static void test_model_value__tensors_inside_compare_by_dtype_and_shape(void **state)
+{
+    (void)state;
+    static const uint64_t s23[] = {2, 3}, s24[] = {2, 4};
+    tsr_entry a = {.dtype = TSR_INT8, .rank = 2, .shape = s23}, b = a, c = a;
+    c.shape = s24;
+    tsr_value *va = tsr_value_new(arena, TSR_VALUE_TENSOR, NULL), *vb = tsr_value_new(arena, TSR_VALUE_TENSOR, NULL);
+    va->as.tensor = &a;
+    vb->as.tensor = &b;
+    assert_int_equal(match(va, vb), TSR_SAME);
+    vb->as.tensor = &c;
+    assert_int_equal(match(va, vb), TSR_DIFFERENT);
+}
+
+static void test_model_value__walks_are_bounded(void **state)
+{
+    (void)state;
+    const tsr_value *items_a[1] = {NULL}, *items_b[1] = {NULL};
+    tsr_value *a = tsr_value_items(arena, TSR_VALUE_LIST, items_a, 1, NULL), *b = tsr_value_items(arena, TSR_VALUE_LIST, items_b, 1, NULL);
+    items_a[0] = a; /* cycles */
+    items_b[0] = b;
+    assert_int_equal(tsr_value_match(a, b, 1000000, 1000000), TSR_TOO_LARGE);
+    assert_false(tsr_value_is_json(a, 1000000, 1000000));
+    const tsr_value *x = integer(0), *y = integer(0);
+    for (int i = 0; i < 40; i++) { /* 2^40 paths */
+        x = many(TSR_VALUE_LIST, x, x, END);
+        y = many(TSR_VALUE_LIST, y, y, END);
+    }
+    assert_int_equal(tsr_value_match(x, y, 100, 10000), TSR_TOO_LARGE);
+    assert_false(tsr_value_is_json(x, 100, 10000));
+    assert_int_equal(tsr_value_match(x, x, 100, 10), TSR_SAME);
+    assert_int_equal(tsr_value_match(x, y, 39, 1000000), TSR_TOO_LARGE);
+}
+
+static void test_model_value__json_holds_only_what_reads_back(void **state)
+{
+    (void)state;
+    const tsr_value *dict = many(TSR_VALUE_DICT, str("a"), many(TSR_VALUE_LIST, integer(-1), real(0.5), boolean(true), tsr_value_new(arena, TSR_VALUE_NONE, NULL), END),
+                                 str("é"), many(TSR_VALUE_DICT, END), END);
+    assert_true(tsr_value_is_json(dict, 10, 100));
+    assert_false(tsr_value_is_json(dict, 1, 100));
+    assert_false(tsr_value_is_json(dict, 10, 3));
+    const tsr_value *bad[] = {real(NAN), real(INFINITY), str("\xED\xA0\x80"), many(TSR_VALUE_TUPLE, END), many(TSR_VALUE_DICT, integer(1), integer(2), END),
+                              many(TSR_VALUE_SET, END), tsr_value_new(arena, TSR_VALUE_BYTES, NULL), tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL),
+                              tsr_value_new(arena, TSR_VALUE_BIGINT, NULL), tsr_value_new(arena, TSR_VALUE_OBJECT, NULL)};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_false(tsr_value_is_json(bad[i], 10, 100));
+        assert_false(tsr_value_is_json(many(TSR_VALUE_LIST, bad[i], END), 10, 100));
+    }
+}
+
+static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    (void)err;
+    strncat(ctx, data, size);
+    return TSR_OK;
+}
+
+static void test_model_value__json_text_is_the_value(void **state)
+{
+    (void)state;
+    char text[512] = "";
+    tsr_json json;
+    const tsr_value *dict = many(TSR_VALUE_DICT, str("a"), many(TSR_VALUE_LIST, integer(-1), real(1), boolean(false), tsr_value_new(arena, TSR_VALUE_NONE, NULL), END),
+                                 str("e"), many(TSR_VALUE_DICT, END), str("s"), str("x\n"), END);
+    tsr_json_start(&json, append, text, 0, NULL);
+    tsr_json_array(&json);
+    tsr_json_value(&json, integer(7));
+    tsr_json_value(&json, dict);
+    tsr_json_array_end(&json);
+    assert_int_equal(tsr_json_finish(&json), TSR_OK);
+    assert_string_equal(text, "[7,{\"a\":[-1,1.0,false,null],\"e\":{},\"s\":\"x\\n\"}]\n");
+}
+
+static void test_model_value__json_beyond_the_emitters_depth_is_an_error(void **state)
+{
+    (void)state;
+    char text[512] = "";
+    tsr_json json;
+    tsr_error err = {0};
+    const tsr_value *v = integer(0);
+    for (int i = 0; i < 64; i++) v = many(TSR_VALUE_LIST, v, END);
+    tsr_json_start(&json, append, text, 0, &err);
+    tsr_json_value(&json, v);
+    assert_int_equal(tsr_json_finish(&json), TSR_E_LIMIT);
+}
+
+static void test_model_value__members_are_found_by_string_keys(void **state)
+{
+    (void)state;
+    const tsr_value *dict = many(TSR_VALUE_DICT, integer(1), str("n"), str("1"), str("s"), END);
+    assert_true(tsr_str_equal(tsr_value_get(dict, TSR_STR("1"))->text, TSR_STR("s")));
+    assert_null(tsr_value_get(dict, TSR_STR("2")));
+    assert_int_equal(tsr_value_pairs(dict), 2);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, start, stop)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_model_value__equality_is_deep_and_exact),
+        TEST(test_model_value__order_of_dicts_and_sets_does_not_count),
+        TEST(test_model_value__tensors_inside_compare_by_dtype_and_shape),
+        TEST(test_model_value__walks_are_bounded),
+        TEST(test_model_value__json_holds_only_what_reads_back),
+        TEST(test_model_value__json_text_is_the_value),
+        TEST(test_model_value__json_beyond_the_emitters_depth_is_an_error),
+        TEST(test_model_value__members_are_found_by_string_keys),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
