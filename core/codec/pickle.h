@@ -94,6 +94,9 @@ tsr_ref tsr_pickle_value(const tsr_pickle *pickle, tsr_ref dict, size_t index);
 /* The same as one borrowed run: items of a LIST, TUPLE or SET; keys and values in turn (2 × count) of a DICT. Valid until
  * the parse goes on or the pickle is freed. */
 const tsr_ref *tsr_pickle_items(const tsr_pickle *pickle, tsr_ref ref, size_t *count);
+/* The ints of a TUPLE or LIST: how many there are, or -1 when `ref` is no such thing, holds anything else, or more than
+ * `max`. */
+int tsr_pickle_ints(const tsr_pickle *pickle, tsr_ref ref, int64_t *out, int max);
 /* The value under a string key (the last one set), or TSR_REF_NONE; `found` may be NULL. Linear. */
 tsr_ref tsr_pickle_get(const tsr_pickle *pickle, tsr_ref dict, const char *key, bool *found);
 

@@ -90,6 +90,18 @@ tsr_ref tsr_pickle_value(const tsr_pickle *pickle, tsr_ref dict, size_t index)
     return tag_of(dict) == TAG_DICT ? word(pickle, dict, 2 * index + 1) : TSR_REF_NONE;
 }
 
+int tsr_pickle_ints(const tsr_pickle *pickle, tsr_ref ref, int64_t *out, int max)
+{
+    size_t count;
+    const tsr_ref *items = tsr_pickle_items(pickle, ref, &count);
+    if ((tag_of(ref) != TAG_TUPLE && tag_of(ref) != TAG_LIST) || count > (size_t)max) return -1;
+    for (size_t i = 0; i < count; i++) {
+        if (tag_of(items[i]) != TAG_SMALL && tag_of(items[i]) != TAG_WIDE) return -1;
+        out[i] = tsr_pickle_int(pickle, items[i]);
+    }
+    return (int)count;
+}
+
 tsr_ref tsr_pickle_get(const tsr_pickle *pickle, tsr_ref dict, const char *key, bool *found)
 {
     size_t count = 0;
