@@ -2,6 +2,7 @@
  * the first questions, a table or a tree with equal layers folded, objects, findings. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "cli/findings_text.h"
 #include "cli/listing.h"
@@ -15,21 +16,31 @@ typedef struct inspect_arguments {
     cli_selection selection;
 } inspect_arguments;
 
+typedef struct partner { /* tensors by storage, to tell which share one */
+    uint32_t storage_id;
+    const tsr_entry *entry;
+} partner;
+
 typedef struct view {
     const cli *program;
     const cli_terminal *out;
     cli_session session;
     const inspect_arguments *arguments;
     cli_listing listing;
+    tsr_vec partners;                                         /* sorted by storage */
     unsigned name_width, type_width, shape_width, size_width; /* columns */
+    bool has_stored; /* some tensor is sharded or shares its storage: worth a column */
 } view;
 
 enum { CELL = 128 };
 
 /* ---- head ---- */
 
+/* "float32 98%, bfloat16 2%": largest first, the first few. */
 static void put_mix(const view *v, const cli_node *root)
 {
+    enum { MOST = 5 };
+
     uint64_t bytes[TSR_DTYPE_COUNT] = {0}, tensors[TSR_DTYPE_COUNT] = {0};
     const cli_node *nodes = v->listing.nodes.items;
     for (size_t i = 0; i < v->listing.nodes.count; i++) {
@@ -40,16 +51,22 @@ static void put_mix(const view *v, const cli_node *root)
         tensors[nodes[i].entry->dtype]++;
     }
     const char *between = "";
-    for (int round = 0; round < TSR_DTYPE_COUNT; round++) { /* largest first */
-        int most = -1;
+    for (int round = 0; round < TSR_DTYPE_COUNT; round++) {
+        int most = -1, left = 0;
         for (int d = 0; d < TSR_DTYPE_COUNT; d++) {
+            left += tensors[d] > 0;
             if (tensors[d] && (most < 0 || bytes[d] > bytes[most])) most = d;
         }
         if (most < 0) break;
+        if (round == MOST && left > 1) {
+            printf(" and %d more dtypes", left);
+            break;
+        }
         printf("%s%s", between, tsr_dtype_describe((tsr_dtype)most)->name);
         if (root->mixed && root->bytes) {
             double share = 100.0 * (double)bytes[most] / (double)root->bytes;
-            if (share >= 0.1) printf(" %.*f%%", share < 9.95 ? 1 : 0, share);
+            if (share >= 99.5) fputs(" >99%", stdout);
+            else if (share >= 0.1) printf(" %.*f%%", share < 9.95 ? 1 : 0, share);
             else printf(" %s", cli_bytes(bytes[most]).text);
         }
         between = ", ";
@@ -66,16 +83,22 @@ static void put_sharding(const view *v)
         uint64_t chunks, tensors;
     } kinds[KINDS] = {{0}};
     uint64_t others = 0, replicated = 0;
+    bool sharded = false;
     for (uint64_t i = 0; i < v->session.catalog->entry_count; i++) {
         const tsr_entry *entry = &v->session.catalog->entries[i];
         if (entry->kind != TSR_ENTRY_TENSOR || !cli_selects(&v->arguments->selection, entry->fqn)) continue;
         replicated += entry->replica_count > 0;
+        sharded |= entry->chunk_count > 1;
         unsigned k = 0;
         while (k < KINDS && kinds[k].tensors && kinds[k].chunks != entry->chunk_count) k++;
         if (k == KINDS) others++;
         else kinds[k].chunks = entry->chunk_count, kinds[k].tensors++;
     }
     const char *between = "";
+    if (!sharded && !replicated) {
+        puts("not sharded");
+        return;
+    }
     for (unsigned k = 0; k < KINDS && kinds[k].tensors; k++) {
         if (kinds[k].chunks == 1) printf("%s%s whole", between, cli_number(kinds[k].tensors).text);
         else printf("%s%s in %" PRIu64 " chunks", between, cli_plural(kinds[k].tensors, "tensor").text, kinds[k].chunks);
@@ -129,6 +152,42 @@ static void put_head(const view *v)
 
 /* ---- table ---- */
 
+static int partner_order(const void *a, const void *b)
+{
+    const partner *x = a, *y = b;
+    if (x->storage_id != y->storage_id) return x->storage_id < y->storage_id ? -1 : 1;
+    return (x->entry > y->entry) - (x->entry < y->entry);
+}
+
+static tsr_status find_partners(view *v, tsr_error *err)
+{
+    const tsr_catalog *catalog = v->session.catalog;
+    v->partners = tsr_vec_of(&tsr_allocator_libc, sizeof(partner));
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        if (!catalog->entries[i].storage_id) continue;
+        partner *item = tsr_vec_push(&v->partners, err);
+        if (!item) return TSR_E_NOMEM;
+        *item = (partner){catalog->entries[i].storage_id, &catalog->entries[i]};
+    }
+    if (v->partners.count) qsort(v->partners.items, v->partners.count, sizeof(partner), partner_order);
+    return TSR_OK;
+}
+
+/* Another tensor on the entry's storage, the first there is; NULL when it has its own. */
+static const tsr_entry *partner_of(const view *v, const tsr_entry *entry)
+{
+    const partner *items = v->partners.items;
+    size_t low = 0, high = v->partners.count;
+    if (!entry->storage_id) return NULL;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (items[middle].storage_id < entry->storage_id) low = middle + 1;
+        else high = middle;
+    }
+    if (low < v->partners.count && items[low].entry == entry) low++;
+    return low < v->partners.count && items[low].storage_id == entry->storage_id ? items[low].entry : NULL;
+}
+
 static void times_text(uint64_t times, char *out, size_t capacity)
 {
     if (times > 1) snprintf(out, capacity, "  ×%" PRIu64, times);
@@ -158,6 +217,7 @@ static void measure_tensor_row(void *ctx, const cli_row *row)
     cli_shape_text(row->node->entry, text, sizeof text);
     widen(&v->shape_width, (unsigned)strlen(text));
     widen(&v->size_width, (unsigned)strlen(cli_bytes(row_bytes(row)).text));
+    v->has_stored |= row->node->entry->chunk_count != 1 || row->node->entry->distribution || partner_of(v, row->node->entry);
 }
 
 static void put_name(const view *v, tsr_str label, uint64_t times, unsigned width)
@@ -165,6 +225,7 @@ static void put_name(const view *v, tsr_str label, uint64_t times, unsigned widt
     char text[32];
     times_text(times, text, sizeof text);
     unsigned suffix = cli_width(tsr_str_from(text));
+    if (label.size == 0) label = TSR_STR("(root)");
     cli_put_fitted(stdout, label, width > suffix ? width - suffix : 1, false);
     unsigned used = cli_width(label);
     if (used > width - suffix) used = width - suffix;
@@ -183,20 +244,27 @@ static void put_tensor_row(void *ctx, const cli_row *row)
     cli_shape_text(entry, shape, sizeof shape);
     cli_layout_text(entry, layout, sizeof layout);
     put_name(v, row->label, row->times, v->name_width);
-    printf("  %-*s  %-*s  %*s  ", (int)v->type_width, tsr_dtype_describe(entry->dtype)->name, (int)v->shape_width, shape,
+    printf("  %-*s  %-*s  %*s", (int)v->type_width, tsr_dtype_describe(entry->dtype)->name, (int)v->shape_width, shape,
            (int)v->size_width, cli_bytes(row_bytes(row)).text);
-    cli_on(v->out, stdout, CLI_DIM);
-    cli_put(stdout, tsr_str_from(layout));
-    if (entry->storage_id) fputs(", shared", stdout);
-    cli_off(v->out, stdout);
+    if (v->has_stored) {
+        const tsr_entry *other = partner_of(v, entry);
+        cli_on(v->out, stdout, CLI_DIM);
+        fputs("  ", stdout);
+        cli_put(stdout, tsr_str_from(layout));
+        if (other) {
+            fputs(", shares ", stdout);
+            cli_put(stdout, other->fqn);
+        }
+        cli_off(v->out, stdout);
+    }
     putchar('\n');
 }
 
-static void put_column_heads(const view *v, const char *last)
+static void put_column_heads(const view *v)
 {
     cli_on(v->out, stdout, CLI_BOLD);
-    printf("%-*s  %-*s  %-*s  %*s  %s\n", (int)v->name_width, "TENSOR", (int)v->type_width, "DTYPE", (int)v->shape_width,
-           "SHAPE", (int)v->size_width, "SIZE", last);
+    printf("%-*s  %-*s  %-*s  %*s%s\n", (int)v->name_width, "TENSOR", (int)v->type_width, "DTYPE", (int)v->shape_width,
+           "SHAPE", (int)v->size_width, "SIZE", v->has_stored ? "  STORED" : "");
     cli_off(v->out, stdout);
 }
 
@@ -204,7 +272,7 @@ static void put_column_heads(const view *v, const char *last)
 static void fit_names(view *v)
 {
     enum { LAYOUT_WIDTH = 14, LEAST = 24 };
-    unsigned others = v->type_width + v->shape_width + v->size_width + 8 + LAYOUT_WIDTH;
+    unsigned others = v->type_width + v->shape_width + v->size_width + 8 + (v->has_stored ? LAYOUT_WIDTH : 0);
     unsigned most = v->out->columns > others + LEAST ? v->out->columns - others : LEAST;
     if (v->out->is_terminal && v->name_width > most) v->name_width = most;
 }
@@ -216,7 +284,7 @@ static tsr_status put_table(view *v, tsr_error *err)
     if (status != TSR_OK) return status;
     fit_names(v);
     putchar('\n');
-    put_column_heads(v, "STORED");
+    put_column_heads(v);
     return cli_listing_rows(&v->listing, false, put_tensor_row, v, &tsr_allocator_libc, err);
 }
 
@@ -421,6 +489,7 @@ static tsr_status inspect_text(cli *program, const cli_session *session, const i
     view v = {.program = program, .out = &program->out, .session = *session, .arguments = arguments};
     if (ring) return put_values(&v, &arguments->selection, ring, err);
     tsr_status status = cli_listing_build(session->catalog, cli_selects, &arguments->selection, &tsr_allocator_libc, &v.listing, err);
+    if (status == TSR_OK) status = find_partners(&v, err);
     if (status == TSR_OK) {
         put_head(&v);
         if (arguments->tree) status = put_tree(&v, err);
@@ -432,6 +501,7 @@ static tsr_status inspect_text(cli *program, const cli_session *session, const i
             cli_put_findings(&program->out, NULL, findings, 20);
         }
     }
+    tsr_vec_free(&v.partners);
     cli_listing_free(&v.listing);
     return status;
 }

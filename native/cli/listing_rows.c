@@ -148,7 +148,7 @@ void cli_layout_text(const tsr_entry *entry, char *out, size_t capacity)
 {
     const tsr_distribution *known = entry->distribution;
     if (known && known->placements.size) {
-        snprintf(out, capacity, "%.*s%s%.*s", TSR_STR_ARG(known->placements), known->mesh.size ? " on " : "", TSR_STR_ARG(known->mesh));
+        snprintf(out, capacity, "%.*s%s%.*s", TSR_STR_ARG(known->placements), known->mesh.size ? " over " : "", TSR_STR_ARG(known->mesh));
     } else if (entry->chunk_count == 1) {
         snprintf(out, capacity, "whole");
     } else if (entry->chunk_count == 0) {
