@@ -65,8 +65,7 @@ static tsr_status fill(window *w, tsr_store *store, const tsr_zstd_ops *zstd, vo
         }
         TSR_FAIL_IF(state == 1 && (in.size || done < chunk->byte_length), err, TSR_E_FORMAT, chunk->byte_offset, "dcp: bytes follow the zstd stream of an item");
     }
-    TSR_FAIL_IF(state != 1, err, TSR_E_FORMAT, chunk->byte_offset, "dcp: the zstd stream of an item ends too early");
-    return TSR_OK;
+    return TSR_OK; /* PyTorch flushes the stream and leaves its frame open; the archive inside tells whether all is there */
 }
 
 static tsr_status decompress(window *w, tsr_checkpoint *checkpoint, const tsr_chunk *chunk, tsr_arena *arena, tsr_error *err)
@@ -184,20 +183,17 @@ static tsr_str type_of(const tsr_value *value)
     case TSR_VALUE_DTYPE: return TSR_STR("torch.dtype");
     case TSR_VALUE_DEVICE: return TSR_STR("torch.device");
     case TSR_VALUE_TENSOR: return TSR_STR("torch.Tensor");
+    case TSR_VALUE_GLOBAL: return TSR_STR("type");
     default: return value->text; /* a class */
     }
-}
-
-static tsr_status find_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const char *why, uint64_t position, tsr_error *err)
-{
-    tsr_place place = {checkpoint->store->files[chunk->file].name, position == TSR_NO_POSITION ? chunk->byte_offset : position, entry->fqn};
-    return tsr_find(checkpoint->findings, "dcp/item", place, err, "the item of '%.*s' cannot be read: %s", TSR_STR_ARG(entry->fqn), why);
 }
 
 tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why, tsr_error *err)
 {
     if (why->status == TSR_E_NOMEM || why->status == TSR_E_CANCELLED) return tsr_raise(err, why->status, why->byte_position, "%s", why->message);
-    return find_item(checkpoint, entry, chunk, why->message, why->byte_position, err);
+    uint64_t position = why->byte_position == TSR_NO_POSITION ? chunk->byte_offset : why->byte_position;
+    tsr_place place = {checkpoint->store->files[chunk->file].name, position, entry->fqn};
+    return tsr_find(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
 }
 
 static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entry, tsr_error *err)
@@ -212,10 +208,12 @@ static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entry, tsr_
     }
     entry->type = type_of(item.root);
     if (item.storage_count && tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk)) {
-        return find_item(checkpoint, entry, chunk, "it holds tensors inside a zstd stream", TSR_NO_POSITION, err);
+        tsr_raise(&why, TSR_E_UNSUPPORTED, chunk->byte_offset, "dcp: the object '%.*s' holds tensors inside a zstd stream", TSR_STR_ARG(entry->fqn));
+        return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
     }
     entry->value = item.root;
-    if (item.root->kind == TSR_VALUE_OBJECT || item.root->kind == TSR_VALUE_GLOBAL) entry->kind = TSR_ENTRY_OPAQUE;
+    bool torch_name = item.root->kind == TSR_VALUE_GLOBAL && tsr_str_starts(item.root->text, TSR_STR("torch."));
+    if (item.root->kind == TSR_VALUE_OBJECT || (item.root->kind == TSR_VALUE_GLOBAL && !torch_name)) entry->kind = TSR_ENTRY_OPAQUE;
     return TSR_OK;
 }
 
