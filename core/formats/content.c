@@ -40,14 +40,20 @@ static bool is_legacy(tsr_str head)
     return head.size >= 15 && head.data[0] == '\x80' && memcmp(head.data + 2, magic, 13) == 0;
 }
 
+/* The name of a zip archive's first member; empty when this is no zip archive. */
+static tsr_str first_member(tsr_str head)
+{
+    if (head.size <= ZIP_NAME_AT || memcmp(head.data, "PK\3\4", 4) != 0) return (tsr_str){NULL, 0};
+    size_t size = (size_t)tsr_load_le((const uint8_t *)head.data + 26, 2);
+    if (size > head.size - ZIP_NAME_AT) size = head.size - ZIP_NAME_AT;
+    return (tsr_str){head.data + ZIP_NAME_AT, size};
+}
+
 /* torch's archives have all members under one folder, and one of these first. */
 static bool is_torch_zip(tsr_str head)
 {
-    static const char *const first[] = {"/data.pkl", "/version", "/.format_version", "/byteorder", "/constants.pkl", "/data/0"};
-    if (head.size <= ZIP_NAME_AT || memcmp(head.data, "PK\3\4", 4) != 0) return false;
-    size_t size = (size_t)tsr_load_le((const uint8_t *)head.data + 26, 2);
-    if (size > head.size - ZIP_NAME_AT) size = head.size - ZIP_NAME_AT;
-    tsr_str name = {head.data + ZIP_NAME_AT, size};
+    static const char *const first[] = {"/data.pkl", "/version", "/.format_version", "/byteorder"};
+    tsr_str name = first_member(head);
     for (size_t i = 0; i < sizeof first / sizeof first[0]; i++)
         if (tsr_str_ends(name, tsr_str_from(first[i]))) return true;
     return false;
@@ -68,6 +74,9 @@ static const char *foreign_name(tsr_str head)
     }
     if (head.size > 2 && head.data[0] == '\x80' && head.data[1] >= 2 && head.data[1] <= 5)
         return "a bare pickle, not written by torch.save";
+    tsr_str member = first_member(head); /* torch.jit.save writes tensors and constants before anything else */
+    if (tsr_str_ends(member, TSR_STR("/data/0")) || tsr_str_ends(member, TSR_STR("/constants.pkl")))
+        return "a TorchScript archive (torch.jit.save): a program, not a checkpoint";
     if (head.size > 4 && memcmp(head.data, "PK", 2) == 0) return "a zip archive that torch.save did not write";
     if (head.size > 8 && head.data[0] == 8 && head.data[1] < 32 && head.data[2] == 0x12) return "an ONNX model";
     return NULL;
