@@ -1,0 +1,420 @@
+/* What the zip reader takes and refuses. Good archives: built here, and written by PyTorch 2.13 (positions by Python's
+ * zipfile). Hostile ones: a good archive with one field changed. */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "codec/zip.h"
+#include "support/failing_allocator.h"
+#include "support/zip_image.h"
+
+static zip_image image;
+static unsigned reads;
+static tsr_status (*plain_read)(tsr_store *, uint32_t, uint64_t, void *, size_t, tsr_error *);
+
+static tsr_status counted_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    reads++;
+    return plain_read(store, file, offset, buffer, size, err);
+}
+
+static void make_image(bool zip64)
+{
+    zip_start(&image, 0);
+    zip_add(&image, "a/data.pkl", "pickle", 6, ZIP_DESCRIPTOR);
+    zip_add(&image, "a/data/0", "0123456789", 10, ZIP_PLAIN);
+    zip_add(&image, "a/data/1", "", 0, ZIP_PLAIN);
+    zip_add(&image, "a/version", "3\n", 2, ZIP_DESCRIPTOR64);
+    zip_finish(&image, zip64);
+}
+
+typedef struct opened {
+    tsr_host host;
+    tsr_store *store;
+    tsr_arena *arena;
+    tsr_zip zip;
+    tsr_error err;
+    tsr_status status;
+} opened;
+
+static void open_bytes(opened *o, const void *bytes, size_t size, size_t offset)
+{
+    tsr_memory_file file = {TSR_STR("x.pt"), {bytes, size}};
+    *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
+    assert_int_equal(tsr_store_from_memory(o->host.allocator, &file, 1, &o->store, NULL), TSR_OK);
+    plain_read = o->store->read_at;
+    o->store->read_at = counted_read;
+    reads = 0;
+    o->arena = tsr_arena_new(o->host.allocator, 0, NULL);
+    o->status = tsr_zip_open(o->store, &o->host, 0, offset, size - offset, o->arena, &o->zip, &o->err);
+}
+
+static void drop(opened *o)
+{
+    tsr_arena_free(o->arena);
+    o->store->close(o->store);
+}
+
+static void check_members(const opened *o)
+{
+    assert_int_equal(o->status, TSR_OK);
+    assert_int_equal(o->zip.count, image.count);
+    assert_int_equal(o->zip.top.size, 1);
+    for (size_t i = 0; i < image.count; i++) {
+        const tsr_zip_member *m = &o->zip.members[i];
+        assert_true(tsr_str_equal(m->name, tsr_str_from(image.member[i].name)));
+        assert_int_equal(m->byte_offset, image.member[i].data);
+        assert_int_equal(m->size, image.member[i].size);
+        assert_int_equal(m->crc32, image.member[i].crc);
+        assert_int_equal(m->header_offset, image.member[i].local);
+        assert_ptr_equal(tsr_zip_find(&o->zip, tsr_str_from(image.member[i].name + 2)), m);
+    }
+    assert_null(tsr_zip_find(&o->zip, TSR_STR("DATA.pkl")));
+    assert_null(tsr_zip_find(&o->zip, TSR_STR("data/2")));
+    assert_null(tsr_zip_find(&o->zip, TSR_STR("")));
+}
+
+static void test_codec_zip__members_are_where_they_were_put(void **state)
+{
+    (void)state;
+    for (int zip64 = 0; zip64 < 2; zip64++) {
+        opened o;
+        make_image(zip64);
+        open_bytes(&o, image.bytes, image.size, 0);
+        check_members(&o);
+        assert_int_equal(reads, 1);
+        assert_false(o.zip.crc_absent);
+        drop(&o);
+    }
+}
+
+static void test_codec_zip__an_archive_may_begin_anywhere_in_a_file(void **state)
+{
+    (void)state;
+    opened o;
+    zip_start(&image, 77);
+    zip_add(&image, "a/x", "abc", 3, ZIP_DESCRIPTOR);
+    zip_finish(&image, true);
+    open_bytes(&o, image.bytes, image.size, 77);
+    check_members(&o);
+    drop(&o);
+    open_bytes(&o, image.bytes, image.size, 0); /* with the bytes before it, it is one with prepended data */
+    assert_int_equal(o.status, TSR_E_FORMAT);
+    assert_non_null(strstr(o.err.message, "prepended data"));
+    drop(&o);
+}
+
+static void test_codec_zip__zip64_sizes_are_read_from_extra_fields(void **state)
+{
+    (void)state;
+    opened o;
+    zip_start(&image, 0);
+    zip_add(&image, "a/x", "abc", 3, ZIP_LARGE);
+    zip_add(&image, "a/y", "defgh", 5, ZIP_LARGE | ZIP_DESCRIPTOR64);
+    zip_finish(&image, true);
+    open_bytes(&o, image.bytes, image.size, 0);
+    check_members(&o);
+    drop(&o);
+}
+
+static void test_codec_zip__large_archives_take_few_reads(void **state)
+{
+    (void)state;
+    static char large[100 * 1024];
+    opened o;
+    zip_start(&image, 0);
+    zip_add(&image, "a/data.pkl", "pickle", 6, ZIP_DESCRIPTOR);
+    for (size_t i = 0; i < 3; i++) zip_add(&image, (const char *[]){"a/0", "a/1", "a/2"}[i], large, sizeof large, ZIP_DESCRIPTOR);
+    for (size_t i = 0; i < 8; i++) zip_add(&image, (const char *[]){"a/3", "a/4", "a/5", "a/6", "a/7", "a/8", "a/9", "a/z"}[i], "x", 1, ZIP_DESCRIPTOR);
+    zip_finish(&image, true);
+    open_bytes(&o, image.bytes, image.size, 0);
+    check_members(&o);
+    assert_in_range(reads, 1, 6); /* the tail, the head, and one at the end of each large member at most */
+    drop(&o);
+}
+
+static void test_codec_zip__crc_absent_says_that_none_was_computed(void **state)
+{
+    (void)state;
+    opened o;
+    make_image(true);
+    for (size_t i = 0; i < image.count; i++) {
+        zip_poke(&image, image.member[i].central + ZIP_CENTRAL_CRC, 4, 0);
+        zip_poke(&image, image.member[i].local + ZIP_LOCAL_CRC, 4, 0);
+        if (image.member[i].how) zip_poke(&image, image.member[i].descriptor + 4, 4, 0);
+        image.member[i].crc = 0;
+    }
+    open_bytes(&o, image.bytes, image.size, 0);
+    check_members(&o);
+    assert_true(o.zip.crc_absent);
+    drop(&o);
+    zip_start(&image, 0);
+    zip_finish(&image, false);
+    open_bytes(&o, image.bytes, image.size, 0);
+    assert_int_equal(o.status, TSR_OK);
+    assert_int_equal(o.zip.count, 0);
+    assert_false(o.zip.crc_absent);
+    drop(&o);
+}
+
+/* The records of make_image(true), for the table below. */
+typedef enum place { LOCAL_0, LOCAL_1, DESCRIPTOR_0, DESCRIPTOR_3, CENTRAL_0, CENTRAL_1, CENTRAL_2, ZIP64, LOCATOR, END, NOWHERE } place;
+
+static size_t offset_of(place at)
+{
+    switch (at) {
+    case LOCAL_0: return image.member[0].local;
+    case LOCAL_1: return image.member[1].local;
+    case DESCRIPTOR_0: return image.member[0].descriptor;
+    case DESCRIPTOR_3: return image.member[3].descriptor;
+    case CENTRAL_0: return image.member[0].central;
+    case CENTRAL_1: return image.member[1].central;
+    case CENTRAL_2: return image.member[2].central;
+    case ZIP64: return image.zip64;
+    case LOCATOR: return image.locator;
+    case END: return image.end;
+    default: return 0;
+    }
+}
+
+typedef struct poke {
+    place at;
+    size_t field;
+    unsigned width;
+    uint64_t value;
+    tsr_status status;
+    place where; /* the error's position */
+    const char *message;
+} poke;
+
+static const poke pokes[] = {
+    {CENTRAL_1, ZIP_CENTRAL_METHOD, 2, 8, TSR_E_UNSUPPORTED, CENTRAL_1, "member 'a/data/0' is compressed (deflate"},
+    {CENTRAL_1, ZIP_CENTRAL_METHOD, 2, 93, TSR_E_UNSUPPORTED, CENTRAL_1, "method 93"},
+    {LOCAL_1, ZIP_LOCAL_METHOD, 2, 8, TSR_E_FORMAT, LOCAL_1, "disagree"},
+    {CENTRAL_1, ZIP_CENTRAL_FLAGS, 2, 0x0001, TSR_E_UNSUPPORTED, CENTRAL_1, "encrypted"},
+    {CENTRAL_1, ZIP_CENTRAL_FLAGS, 2, 0x0040, TSR_E_UNSUPPORTED, CENTRAL_1, "encrypted"},
+    {CENTRAL_1, ZIP_CENTRAL_FLAGS, 2, 0x2000, TSR_E_UNSUPPORTED, CENTRAL_1, "encrypted"},
+    {LOCAL_1, ZIP_LOCAL_FLAGS, 2, 0x0001, TSR_E_FORMAT, LOCAL_1, "disagree on flags"},
+    {CENTRAL_1, ZIP_CENTRAL_DISK, 2, 1, TSR_E_UNSUPPORTED, CENTRAL_1, "several disks"},
+    {CENTRAL_1, ZIP_CENTRAL_SIZE, 4, 11, TSR_E_FORMAT, CENTRAL_1, "10 bytes packed and 11 unpacked"},
+    {CENTRAL_1, ZIP_CENTRAL_SIZE, 4, UINT32_MAX, TSR_E_FORMAT, CENTRAL_1, "lacks its zip64 sizes"},
+    {CENTRAL_1, ZIP_CENTRAL_OFFSET, 4, 0xfffffff0, TSR_E_FORMAT, NOWHERE, "belong to nothing"},
+    {CENTRAL_1, ZIP_CENTRAL_OFFSET, 4, 0, TSR_E_FORMAT, LOCAL_0, "member 'a/data.pkl' overlaps the one behind it"},
+    {CENTRAL_1, ZIP_CENTRAL_CRC, 4, 1, TSR_E_FORMAT, LOCAL_1, "disagree"},
+    {LOCAL_1, ZIP_LOCAL_CRC, 4, 1, TSR_E_FORMAT, LOCAL_1, "disagree"},
+    {LOCAL_1, ZIP_LOCAL_SIZE, 4, 9, TSR_E_FORMAT, LOCAL_1, "disagree"},
+    {LOCAL_1, ZIP_LOCAL_PACKED, 4, 9, TSR_E_FORMAT, LOCAL_1, "disagree"},
+    {LOCAL_0, ZIP_LOCAL_CRC, 4, 1, TSR_E_FORMAT, LOCAL_0, "disagree"},
+    {LOCAL_0, ZIP_LOCAL_SIZE, 4, 5, TSR_E_FORMAT, LOCAL_0, "disagree"},
+    {LOCAL_1, 0, 4, 0, TSR_E_FORMAT, LOCAL_1, "no local header of 'a/data/0'"},
+    {LOCAL_1, 28, 2, 0xffff, TSR_E_FORMAT, LOCAL_1, "no local header of 'a/data/0'"},
+    {LOCAL_1, ZIP_LOCAL_NAME, 1, 'b', TSR_E_FORMAT, LOCAL_1, "calls a member 'a/data/0', its local header 'b/data/0'"},
+    {LOCAL_1, 28, 2, 1, TSR_E_FORMAT, NOWHERE, "overlaps the one behind it"},
+    {DESCRIPTOR_0, 0, 4, 0, TSR_E_FORMAT, DESCRIPTOR_0, "data descriptor of 'a/data.pkl'"},
+    {DESCRIPTOR_0, 4, 4, 1, TSR_E_FORMAT, DESCRIPTOR_0, "data descriptor of 'a/data.pkl'"},
+    {DESCRIPTOR_0, 8, 4, 7, TSR_E_FORMAT, DESCRIPTOR_0, "data descriptor of 'a/data.pkl'"},
+    {DESCRIPTOR_3, 16, 8, 3, TSR_E_FORMAT, DESCRIPTOR_3, "data descriptor of 'a/version'"},
+    {CENTRAL_0, 0, 4, 0, TSR_E_FORMAT, CENTRAL_0, "no central directory entry"},
+    {CENTRAL_0, ZIP_CENTRAL_NAME_SIZE, 2, 0xffff, TSR_E_FORMAT, CENTRAL_0, "runs past the directory"},
+    {CENTRAL_0, ZIP_CENTRAL_NAME_SIZE, 2, 0, TSR_E_FORMAT, CENTRAL_0, "empty or holds a NUL"},
+    {CENTRAL_0, ZIP_CENTRAL_NAME, 1, 0, TSR_E_FORMAT, CENTRAL_0, "empty or holds a NUL"},
+    {CENTRAL_2, ZIP_CENTRAL_NAME + 7, 1, '0', TSR_E_FORMAT, NOWHERE, "member 'a/data/0' is listed twice"},
+    {CENTRAL_2, ZIP_CENTRAL_NAME + 2, 6, 0x302f41544144, TSR_E_FORMAT, NOWHERE, "differ only in case"},
+    {ZIP64, 0, 4, 0, TSR_E_FORMAT, ZIP64, "zip64 end record is damaged"},
+    {ZIP64, 4, 8, 45, TSR_E_FORMAT, ZIP64, "zip64 end record is damaged"},
+    {ZIP64, ZIP_64_DISK, 4, 1, TSR_E_UNSUPPORTED, ZIP64, "several disks"},
+    {ZIP64, ZIP_64_HERE, 8, 3, TSR_E_FORMAT, ZIP64, "disagree"},
+    {ZIP64, ZIP_64_TOTAL, 8, 5, TSR_E_FORMAT, ZIP64, "disagree"},
+    {ZIP64, ZIP_64_SIZE, 8, 5, TSR_E_FORMAT, ZIP64, "disagree"},
+    {ZIP64, ZIP_64_OFFSET, 8, 5, TSR_E_FORMAT, ZIP64, "disagree"},
+    {LOCATOR, ZIP_LOCATOR_OFFSET, 8, 0, TSR_E_FORMAT, LOCATOR, "a second end record"},
+    {LOCATOR, 0, 4, 0, TSR_E_FORMAT, END, "the end records begin at byte"},
+    {END, 0, 4, 0, TSR_E_FORMAT, END, "does not end with an end record"},
+    {END, ZIP_END_COMMENT, 2, 1, TSR_E_FORMAT, END, "does not end with an end record"},
+    {END, ZIP_END_DISK, 2, 1, TSR_E_UNSUPPORTED, END, "several disks"},
+    {END, ZIP_END_HERE, 2, 1, TSR_E_UNSUPPORTED, END, "several disks"},
+};
+
+static void test_codec_zip__every_difference_is_refused_with_its_place(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof pokes / sizeof pokes[0]; i++) {
+        const poke *p = &pokes[i];
+        opened o;
+        make_image(true);
+        zip_poke(&image, offset_of(p->at) + p->field, p->width, p->value);
+        open_bytes(&o, image.bytes, image.size, 0);
+        if (o.status != p->status || !strstr(o.err.message, p->message) ||
+            (p->where != NOWHERE && o.err.byte_position != offset_of(p->where)))
+            fail_msg("row %zu: status %d at %llu: %s", i, (int)o.status, (unsigned long long)o.err.byte_position, o.err.message);
+        drop(&o);
+    }
+}
+
+static void test_codec_zip__counts_and_sizes_without_zip64_are_held_against_the_bytes(void **state)
+{
+    (void)state;
+    static const poke plain[] = {
+        {END, ZIP_END_SIZE, 4, 5, TSR_E_FORMAT, END, "the end records begin at byte"},
+        {END, ZIP_END_OFFSET, 4, 5, TSR_E_FORMAT, END, "the end records begin at byte"},
+        {END, ZIP_END_OFFSET, 4, UINT32_MAX, TSR_E_FORMAT, END, "the end records begin at byte"},
+        {END, ZIP_END_HERE, 4, 0x00030003, TSR_E_FORMAT, NOWHERE, "behind its last entry"},
+        {END, ZIP_END_HERE, 4, 0x00050005, TSR_E_FORMAT, END, "5 members cannot be listed in 219 bytes"},
+        {END, ZIP_END_HERE, 4, 0xfffffffe, TSR_E_UNSUPPORTED, END, "several disks"},
+        {END, ZIP_END_HERE, 4, 0xfffefffe, TSR_E_FORMAT, END, "65534 members cannot be listed"},
+    };
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        opened o;
+        make_image(false);
+        zip_poke(&image, image.end + plain[i].field, plain[i].width, plain[i].value);
+        open_bytes(&o, image.bytes, image.size, 0);
+        if (o.status != plain[i].status || !strstr(o.err.message, plain[i].message))
+            fail_msg("row %zu: status %d: %s", i, (int)o.status, o.err.message);
+        drop(&o);
+    }
+}
+
+static void test_codec_zip__bytes_between_members_are_refused(void **state)
+{
+    (void)state;
+    opened o;
+    zip_start(&image, 0);
+    zip_add(&image, "a/x", "abc", 3, ZIP_PLAIN);
+    zip_put(&image, 8, 0);
+    zip_add(&image, "a/y", "abc", 3, ZIP_PLAIN);
+    zip_finish(&image, false);
+    open_bytes(&o, image.bytes, image.size, 0);
+    assert_int_equal(o.status, TSR_E_FORMAT);
+    assert_non_null(strstr(o.err.message, "8 bytes behind member 'a/x' belong to nothing"));
+    drop(&o);
+}
+
+static void test_codec_zip__a_size_beyond_the_members_is_refused(void **state)
+{
+    (void)state;
+    opened o;
+    make_image(true);
+    zip_poke(&image, image.member[1].central + ZIP_CENTRAL_PACKED, 4, 5000);
+    zip_poke(&image, image.member[1].central + ZIP_CENTRAL_SIZE, 4, 5000);
+    zip_poke(&image, image.member[1].local + ZIP_LOCAL_PACKED, 4, 5000);
+    zip_poke(&image, image.member[1].local + ZIP_LOCAL_SIZE, 4, 5000);
+    open_bytes(&o, image.bytes, image.size, 0);
+    assert_int_equal(o.status, TSR_E_FORMAT);
+    assert_non_null(strstr(o.err.message, "member 'a/data/0' has 5000 bytes"));
+    drop(&o);
+}
+
+static void test_codec_zip__every_truncation_is_refused(void **state)
+{
+    (void)state;
+    make_image(true);
+    for (size_t size = 0; size < image.size; size++) {
+        opened o;
+        open_bytes(&o, image.bytes, size, 0);
+        assert_int_not_equal(o.status, TSR_OK);
+        drop(&o);
+    }
+}
+
+static void test_codec_zip__the_directory_is_bounded_by_limits(void **state)
+{
+    (void)state;
+    opened o;
+    make_image(true);
+    open_bytes(&o, image.bytes, image.size, 0);
+    o.host.limits.metadata_bytes = 10;
+    assert_int_equal(tsr_zip_open(o.store, &o.host, 0, 0, image.size, o.arena, &o.zip, &o.err), TSR_E_LIMIT);
+    drop(&o);
+}
+
+static void test_codec_zip__failing_allocations_end_cleanly(void **state)
+{
+    (void)state;
+    make_image(true);
+    tsr_memory_file file = {TSR_STR("x.pt"), {(const char *)image.bytes, image.size}};
+    tsr_store *store;
+    assert_int_equal(tsr_store_from_memory(&tsr_allocator_libc, &file, 1, &store, NULL), TSR_OK);
+    for (size_t n = 0;; n++) {
+        failing_allocator failing;
+        failing_start(&failing, n);
+        tsr_host host = {.allocator = &failing.allocator, .limits = tsr_limits_default()};
+        tsr_zip zip;
+        tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
+        if (arena) {
+            tsr_status status = tsr_zip_open(store, &host, 0, 0, image.size, arena, &zip, NULL);
+            assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
+        }
+        tsr_arena_free(arena);
+        assert_int_equal(failing.live, 0);
+        if (!failing.failed) break;
+    }
+    store->close(store);
+}
+
+static void test_codec_zip__archives_of_pytorch_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        uint64_t byte_offset, size, header_offset;
+        uint32_t crc32;
+    } members[] = {
+        {"data.pkl", 64, 712, 0, 0x4df98386},
+        {".format_version", 896, 1, 792, 0x83dcefb7},
+        {".storage_alignment", 1024, 2, 913, 0xe971773f},
+        {"byteorder", 1152, 6, 1042, 0x19e33d85},
+        {"data/0", 1280, 264, 1174, 0x9ae87cc0},
+        {"data/1", 1664, 24, 1560, 0x29dd1225},
+        {"data/2", 1792, 24, 1704, 0xa3c1ca20},
+        {"data/3", 1920, 24, 1832, 0xa3c1ca20},
+        {"data/4", 2048, 24, 1960, 0x29dd1225},
+        {"data/5", 2176, 8, 2088, 0x6522df69},
+        {"version", 2304, 2, 2200, 0x55679ed1},
+        {".data/serialization_id", 2432, 40, 2322, 0x67f2865a},
+    };
+    static char bytes[8192];
+    FILE *file = fopen(TSR_TEST_DATA "/samples/checkpoints/torch_plain/model.pt", "rb");
+    assert_non_null(file);
+    size_t size = fread(bytes, 1, sizeof bytes, file);
+    fclose(file);
+    opened o;
+    open_bytes(&o, bytes, size, 0);
+    assert_int_equal(o.status, TSR_OK);
+    assert_true(tsr_zip_looks_like((tsr_str){bytes, size}));
+    assert_int_equal(o.zip.count, sizeof members / sizeof members[0]);
+    for (uint32_t i = 0; i < o.zip.count; i++) {
+        const tsr_zip_member *m = tsr_zip_find(&o.zip, tsr_str_from(members[i].name));
+        assert_ptr_equal(m, &o.zip.members[i]);
+        assert_int_equal(m->byte_offset, members[i].byte_offset);
+        assert_int_equal(m->size, members[i].size);
+        assert_int_equal(m->header_offset, members[i].header_offset);
+        assert_int_equal(m->crc32, members[i].crc32);
+        assert_int_equal(m->crc32, tsr_crc32(NULL, 0, bytes + m->byte_offset, (size_t)m->size));
+    }
+    drop(&o);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_codec_zip__members_are_where_they_were_put),
+        cmocka_unit_test(test_codec_zip__an_archive_may_begin_anywhere_in_a_file),
+        cmocka_unit_test(test_codec_zip__zip64_sizes_are_read_from_extra_fields),
+        cmocka_unit_test(test_codec_zip__large_archives_take_few_reads),
+        cmocka_unit_test(test_codec_zip__crc_absent_says_that_none_was_computed),
+        cmocka_unit_test(test_codec_zip__every_difference_is_refused_with_its_place),
+        cmocka_unit_test(test_codec_zip__counts_and_sizes_without_zip64_are_held_against_the_bytes),
+        cmocka_unit_test(test_codec_zip__bytes_between_members_are_refused),
+        cmocka_unit_test(test_codec_zip__a_size_beyond_the_members_is_refused),
+        cmocka_unit_test(test_codec_zip__every_truncation_is_refused),
+        cmocka_unit_test(test_codec_zip__the_directory_is_bounded_by_limits),
+        cmocka_unit_test(test_codec_zip__failing_allocations_end_cleanly),
+        cmocka_unit_test(test_codec_zip__archives_of_pytorch_are_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
