@@ -83,33 +83,42 @@ static tsr_status check_number(checker *c)
     return check_range(c, from);
 }
 
-static bool read_hex4(const checker *c, size_t at, uint32_t *unit)
+/* -1 when four hexadecimal digits do not stand there. */
+static int hex4(tsr_str text, size_t at)
 {
-    if (c->text.size - at < 4) return false;
-    *unit = 0;
+    int unit = 0;
+    if (at > text.size || text.size - at < 4) return -1;
     for (size_t i = at; i < at + 4; i++) {
-        char d = c->text.data[i];
-        uint32_t digit = d >= '0' && d <= '9' ? (uint32_t)(d - '0') : (uint32_t)((d | 0x20) - 'a' + 10);
-        if (digit > 15) return false;
-        *unit = *unit << 4 | digit;
+        char d = text.data[i];
+        int digit = d >= '0' && d <= '9' ? d - '0' : d >= 'a' && d <= 'f' ? d - 'a' + 10 : d >= 'A' && d <= 'F' ? d - 'A' + 10 : -1;
+        if (digit < 0) return -1;
+        unit = unit << 4 | digit;
     }
-    return true;
+    return unit;
 }
 
-/* At the backslash of a \u escape. */
+size_t tsr_json_unicode_escape(tsr_str text, size_t at, uint32_t *scalar, const char **wrong)
+{
+    int unit = hex4(text, at + 2), low = -1;
+    *wrong = "\\u without four hexadecimal digits";
+    *scalar = (uint32_t)unit;
+    if (unit < 0) return 0;
+    if (unit < 0xD800 || unit > 0xDFFF) return 6;
+    *wrong = "a lone surrogate";
+    if (unit < 0xDC00 && text.size - at >= 12 && text.data[at + 6] == '\\' && text.data[at + 7] == 'u') low = hex4(text, at + 8);
+    if (low < 0xDC00 || low > 0xDFFF) return 0;
+    *scalar = 0x10000 + (((uint32_t)unit - 0xD800) << 10) + ((uint32_t)low - 0xDC00);
+    return 12;
+}
+
 static tsr_status check_unicode_escape(checker *c)
 {
-    uint32_t unit, low;
-    TSR_FAIL_IF(!read_hex4(c, c->at + 2, &unit), c->err, TSR_E_FORMAT, c->at, "json: \\u without four hexadecimal digits");
-    TSR_FAIL_IF(unit == 0, c->err, TSR_E_FORMAT, c->at, "json: NUL in a string");
-    if (unit >= 0xD800 && unit < 0xE000) {
-        size_t second = c->at + 6;
-        bool paired = unit < 0xDC00 && c->text.size - second >= 6 && c->text.data[second] == '\\' &&
-                      c->text.data[second + 1] == 'u' && read_hex4(c, second + 2, &low) && low >= 0xDC00 && low < 0xE000;
-        TSR_FAIL_IF(!paired, c->err, TSR_E_FORMAT, c->at, "json: lone surrogate \\u%04x", (unsigned)unit);
-        c->at += 6;
-    }
-    c->at += 6;
+    uint32_t scalar;
+    const char *wrong;
+    size_t length = tsr_json_unicode_escape(c->text, c->at, &scalar, &wrong);
+    TSR_FAIL_IF(length == 0, c->err, TSR_E_FORMAT, c->at, "json: %s in a string", wrong);
+    TSR_FAIL_IF(scalar == 0, c->err, TSR_E_FORMAT, c->at, "json: NUL in a string");
+    c->at += length;
     return TSR_OK;
 }
 

@@ -90,32 +90,13 @@ static tsr_status append_text(scanner *s, const char *data, size_t size)
     return TSR_OK;
 }
 
-static int hex4(const scanner *s, size_t at)
-{
-    int unit = 0;
-    for (size_t i = at; i < at + 4; i++) {
-        if (i >= s->size) return -1;
-        uint8_t d = s->data[i], lower = d | 0x20;
-        int digit = d >= '0' && d <= '9' ? d - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
-        if (digit < 0) return -1;
-        unit = unit << 4 | digit;
-    }
-    return unit;
-}
-
 static tsr_status decode_unicode(scanner *s)
 {
     char bytes[4];
-    int unit = hex4(s, s->at + 2), low = -1;
-    if (unit < 0) return fail_at(s, s->at, "\\u without four hexadecimal digits in a string");
-    uint32_t scalar = (uint32_t)unit;
-    size_t length = 6;
-    if (unit >= 0xD800 && unit < 0xE000) {
-        if (unit < 0xDC00 && s->size - s->at >= 12 && s->data[s->at + 6] == '\\' && s->data[s->at + 7] == 'u') low = hex4(s, s->at + 8);
-        if (low < 0xDC00 || low > 0xDFFF) return fail_at(s, s->at, "a lone surrogate in a string");
-        scalar = 0x10000 + ((scalar - 0xD800) << 10) + ((uint32_t)low - 0xDC00);
-        length = 12;
-    }
+    uint32_t scalar;
+    const char *wrong;
+    size_t length = tsr_json_unicode_escape((tsr_str){(const char *)s->data, s->size}, s->at, &scalar, &wrong);
+    TSR_FAIL_IF(length == 0, s->err, TSR_E_FORMAT, s->scan->byte_base + s->at, "safetensors: %s in a string", wrong);
     s->at += length;
     return append_text(s, bytes, tsr_utf8_put(scalar, bytes));
 }
@@ -179,8 +160,9 @@ static tsr_status keep_text(scanner *s, tsr_str text, tsr_str *out)
         if (!s->block) return TSR_E_NOMEM;
         s->block_left = size;
     }
-    *out = (tsr_str){s->block ? s->block : "", text.size};
-    if (text.size) memcpy(s->block, text.data, text.size);
+    *out = TSR_STR("");
+    if (text.size == 0) return TSR_OK;
+    *out = (tsr_str){memcpy(s->block, text.data, text.size), text.size};
     s->block += text.size;
     s->block_left -= text.size;
     return TSR_OK;
