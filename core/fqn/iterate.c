@@ -88,20 +88,74 @@ static tsr_status walk(visit *v, tsr_error *err)
     return TSR_OK;
 }
 
+static tsr_status hand_out(visit *v, tsr_state_item **out, size_t *count, tsr_error *err)
+{
+    *count = v->items.count;
+    *out = tsr_arena_array(v->arena, v->items.count, sizeof **out, err);
+    if (*out && v->items.count) memcpy(*out, v->items.items, v->items.count * sizeof **out);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+static visit visit_of(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+{
+    return (visit){modules, arena, tsr_vec_of(host->allocator, sizeof(frame)), tsr_vec_of(host->allocator, sizeof(tsr_state_item)),
+                   tsr_arena_array(arena, tsr_modules_count(modules), sizeof(bool), err),
+                   tsr_arena_array(arena, tsr_modules_tensor_count(modules), sizeof(uint32_t), err)};
+}
+
+static tsr_status finish(visit *v, tsr_status status, tsr_state_item **out, size_t *count, tsr_error *err)
+{
+    if (status == TSR_OK) status = hand_out(v, out, count, err);
+    tsr_vec_free(&v->items);
+    tsr_vec_free(&v->stack);
+    return status;
+}
+
 tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
                            size_t *count, tsr_error *err)
 {
-    visit v = {modules, arena, tsr_vec_of(host->allocator, sizeof(frame)), tsr_vec_of(host->allocator, sizeof(tsr_state_item)),
-               tsr_arena_array(arena, tsr_modules_count(modules), sizeof(bool), err),
-               tsr_arena_array(arena, tsr_modules_tensor_count(modules), sizeof(uint32_t), err)};
-    tsr_status status = v.seen && v.last ? walk(&v, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) {
-        *count = v.items.count;
-        *out = tsr_arena_array(arena, v.items.count, sizeof **out, err);
-        if (*out && v.items.count) memcpy(*out, v.items.items, v.items.count * sizeof **out);
-        status = *out ? TSR_OK : TSR_E_NOMEM;
+    visit v = visit_of(modules, host, arena, err);
+    return finish(&v, v.seen && v.last ? walk(&v, err) : TSR_E_NOMEM, out, count, err);
+}
+
+/* A module's own parameters, those of no earlier name. */
+static tsr_status push_new_parameters(visit *v, const frame *f, tsr_error *err)
+{
+    const tsr_module *module = tsr_modules_at(v->modules, f->ref);
+    for (size_t i = 0; i < module->parameter_count; i++) {
+        const tsr_module_tensor *tensor = &module->parameters[i];
+        uint32_t id = tsr_modules_attribute(v->modules, f->ref, tensor->name)->tensor_id;
+        if (v->last[id]) continue;
+        v->last[id] = 1;
+        TSR_TRY(push_item(v, f->prefix, tensor->name, (tsr_state_item){TSR_STR(""), TSR_STATE_PARAMETER, tensor, id}, err));
     }
-    tsr_vec_free(&v.items);
-    tsr_vec_free(&v.stack);
-    return status;
+    return TSR_OK;
+}
+
+static tsr_status walk_parameters(visit *v, tsr_error *err)
+{
+    TSR_TRY(enter(v, 0, TSR_STR(""), err));
+    while (v->stack.count) {
+        frame *top = (frame *)v->stack.items + v->stack.count - 1;
+        const tsr_module *module = tsr_modules_at(v->modules, top->ref);
+        if (top->next_child == 0) TSR_TRY(push_new_parameters(v, top, err));
+        if (top->next_child == module->child_count) {
+            v->stack.count--;
+            continue;
+        }
+        tsr_str name = module->children[top->next_child++].name;
+        tsr_module_ref child = tsr_modules_attribute(v->modules, top->ref, name)->module;
+        if (v->seen[child]) continue;
+        tsr_str prefix = tsr_arena_format(v->arena, err, "%.*s%.*s.", TSR_STR_ARG(top->prefix), TSR_STR_ARG(name));
+        if (!prefix.data) return TSR_E_NOMEM;
+        TSR_TRY(enter(v, child, prefix, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_fqn_named_parameters(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
+                                    size_t *count, tsr_error *err)
+{
+    visit v = visit_of(modules, host, arena, err);
+    return finish(&v, v.seen && v.last ? walk_parameters(&v, err) : TSR_E_NOMEM, out, count, err);
 }

@@ -67,6 +67,11 @@ typedef struct tsr_state_item {
 tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
                            size_t *count, tsr_error *err);
 
+/* `model.named_parameters()`: the order in which an optimizer given model.parameters() numbers them. A module comes
+ * before its children; a shared parameter comes once, under its first name. As tsr_fqn_iterate otherwise. */
+tsr_status tsr_fqn_named_parameters(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
+                                    size_t *count, tsr_error *err);
+
 /* FQNs and the tensors they name: PyTorch's fqn_param_mapping and shared_params_mapping (`_verify_options`). */
 typedef struct tsr_param {
     const tsr_module_tensor *tensor;

@@ -1,0 +1,181 @@
+/* tessera.flat-params/1 documents.
+ *
+ *     {"schema", "world_size", "use_orig_params", "files", "units": [{"fsdp_module", "raw_name", "params": [{"fqn", "shape"}],
+ *      "numels_with_padding", "is_padding_mask", "sharding_strategy"?}], "param_groups": [[raw parameter names]]}
+ *
+ * numels_with_padding lists originals and padding in flat order. Padding behind the last original fills up to a multiple of
+ * the world size: it is left out, since another world size has another. */
+#include <inttypes.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "codec/json.h"
+#include "tessera/flat_params.h"
+
+typedef struct reader {
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_flat_params *out;
+} reader;
+
+static size_t count_items(const cJSON *json)
+{
+    size_t count = 0;
+    for (const cJSON *i = json ? json->child : NULL; i; i = i->next) count++;
+    return count;
+}
+
+static tsr_status copy_string(reader *r, const cJSON *item, const char *where, tsr_str *out, tsr_error *err)
+{
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, err));
+    *out = tsr_arena_str(r->arena, tsr_json_text_of(item), err);
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status read_names(reader *r, const cJSON *list, const char *where, tsr_name_list *out, tsr_error *err)
+{
+    TSR_TRY(tsr_json_expect(list, TSR_JSON_ARRAY, where, err));
+    tsr_str *names = tsr_arena_array(r->arena, count_items(list), sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    *out = (tsr_name_list){names, 0};
+    for (const cJSON *i = list->child; i; i = i->next) TSR_TRY(copy_string(r, i, where, &names[out->count++], err));
+    return TSR_OK;
+}
+
+static tsr_status read_param(reader *r, const cJSON *json, const char *where, tsr_flat_param *out, uint64_t *numel, tsr_error *err)
+{
+    const cJSON *fqn, *shape, *gradients;
+    TSR_TRY(tsr_json_get(json, "fqn", TSR_JSON_STRING, where, &fqn, err));
+    TSR_TRY(tsr_json_get(json, "shape", TSR_JSON_ARRAY, where, &shape, err));
+    TSR_TRY(tsr_json_find(json, "requires_grad", TSR_JSON_BOOL, where, &gradients, err));
+    TSR_TRY(copy_string(r, fqn, where, &out->fqn, err));
+    out->needs_state = gradients && cJSON_IsTrue(gradients);
+    uint64_t *sizes = tsr_arena_array(r->arena, count_items(shape), sizeof *sizes, err);
+    if (!sizes) return TSR_E_NOMEM;
+    out->shape = sizes;
+    *numel = 1;
+    for (const cJSON *i = shape->child; i; i = i->next) {
+        uint64_t size;
+        TSR_TRY(tsr_json_to_u64(i, where, &size, err));
+        sizes[out->rank++] = size;
+        TSR_FAIL_IF(!tsr_mul_u64(*numel, size, numel), err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: the shape of '%s' at %s is too large",
+                    fqn->valuestring, where);
+    }
+    return TSR_OK;
+}
+
+/* Gives each original its flat range by walking the runs. */
+static tsr_status place_params(tsr_flat_unit *unit, tsr_flat_param *params, const uint64_t *numels, const cJSON *runs, const cJSON *mask,
+                               const char *where, tsr_error *err)
+{
+    const cJSON *run = runs->child, *padding = mask->child;
+    uint64_t at = 0, numel;
+    uint32_t placed = 0;
+    for (; run && padding; run = run->next, padding = padding->next) {
+        TSR_TRY(tsr_json_to_u64(run, where, &numel, err));
+        TSR_TRY(tsr_json_expect(padding, TSR_JSON_BOOL, where, err));
+        uint64_t begin = at;
+        TSR_FAIL_IF(!tsr_add_u64(at, numel, &at), err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: the numels at %s overflow", where);
+        if (cJSON_IsTrue(padding)) continue;
+        TSR_FAIL_IF(placed == unit->param_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: more numels than the %" PRIu32 " params at %s",
+                    unit->param_count, where);
+        TSR_FAIL_IF(numels[placed] != numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "flat params: '%.*s' has %" PRIu64 " elements by its shape, but %" PRIu64 " by numels_with_padding at %s",
+                    TSR_STR_ARG(params[placed].fqn), numels[placed], numel, where);
+        params[placed].flat_begin = begin;
+        params[placed++].flat_end = unit->numel = at;
+    }
+    TSR_FAIL_IF(run || padding || placed != unit->param_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "flat params: numels_with_padding, is_padding_mask and params at %s do not go together", where);
+    return TSR_OK;
+}
+
+static tsr_status read_params(reader *r, const cJSON *json, const char *where, tsr_flat_unit *unit, tsr_error *err)
+{
+    const cJSON *list, *runs, *mask;
+    TSR_TRY(tsr_json_get(json, "params", TSR_JSON_ARRAY, where, &list, err));
+    TSR_TRY(tsr_json_get(json, "numels_with_padding", TSR_JSON_ARRAY, where, &runs, err));
+    TSR_TRY(tsr_json_get(json, "is_padding_mask", TSR_JSON_ARRAY, where, &mask, err));
+    size_t count = count_items(list);
+    tsr_flat_param *params = tsr_arena_array(r->arena, count, sizeof *params, err);
+    uint64_t *numels = tsr_arena_array(r->arena, count, sizeof *numels, err);
+    if (!params || !numels) return TSR_E_NOMEM;
+    for (const cJSON *p = list->child; p; p = p->next, unit->param_count++)
+        TSR_TRY(read_param(r, p, where, &params[unit->param_count], &numels[unit->param_count], err));
+    unit->params = params;
+    return place_params(unit, params, numels, runs, mask, where, err);
+}
+
+static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_flat_unit *unit, tsr_error *err)
+{
+    const cJSON *module, *raw, *strategy;
+    tsr_str place = tsr_arena_format(r->arena, err, "units[%zu]", number);
+    if (!place.data) return TSR_E_NOMEM;
+    const char *where = place.data;
+    TSR_TRY(tsr_json_expect(json, TSR_JSON_OBJECT, where, err));
+    TSR_TRY(tsr_json_get(json, "fsdp_module", TSR_JSON_STRING, where, &module, err));
+    TSR_TRY(copy_string(r, module, where, &unit->fsdp_module, err));
+    TSR_TRY(tsr_json_find(json, "raw_name", TSR_JSON_STRING, where, &raw, err));
+    TSR_FAIL_IF(!raw && !r->out->use_orig_params, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: no raw_name at %s, and use_orig_params is false", where);
+    if (raw && !r->out->use_orig_params) TSR_TRY(copy_string(r, raw, where, &unit->raw_name, err));
+    TSR_TRY(tsr_json_find(json, "sharding_strategy", TSR_JSON_STRING, where, &strategy, err));
+    unit->is_sharded = !strategy || !strstr(strategy->valuestring, "NO_SHARD");
+    TSR_FAIL_IF(strategy && strstr(strategy->valuestring, "HYBRID"), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "flat params: %s at %s: describe the ranks of one replica, with FULL_SHARD", strategy->valuestring, where);
+    return read_params(r, json, where, unit, err);
+}
+
+static tsr_status read_units(reader *r, const cJSON *list, tsr_error *err)
+{
+    tsr_flat_unit *units = tsr_arena_array(r->arena, count_items(list), sizeof *units, err);
+    if (!units) return TSR_E_NOMEM;
+    r->out->units = units;
+    for (const cJSON *u = list->child; u; u = u->next, r->out->unit_count++) TSR_TRY(read_unit(r, u, r->out->unit_count, &units[r->out->unit_count], err));
+    return TSR_OK;
+}
+
+static tsr_status read_groups(reader *r, const cJSON *list, tsr_error *err)
+{
+    tsr_name_list *groups = tsr_arena_array(r->arena, count_items(list), sizeof *groups, err);
+    if (!groups) return TSR_E_NOMEM;
+    r->out->groups = groups;
+    for (const cJSON *g = list->child; g; g = g->next) TSR_TRY(read_names(r, g, "param_groups", &groups[r->out->group_count++], err));
+    return TSR_OK;
+}
+
+static tsr_status read_document(reader *r, const cJSON *json, tsr_error *err)
+{
+    const cJSON *schema, *world, *orig, *files, *units, *groups;
+    uint64_t world_size;
+    TSR_TRY(tsr_json_get(json, "schema", TSR_JSON_STRING, "", &schema, err));
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.flat-params/1") != 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "flat params: the document's schema is '%s', expected 'tessera.flat-params/1'", schema->valuestring);
+    TSR_TRY(tsr_json_get(json, "world_size", TSR_JSON_NUMBER, "", &world, err));
+    TSR_TRY(tsr_json_to_u64(world, "world_size", &world_size, err));
+    TSR_FAIL_IF(world_size == 0 || world_size > 1u << 24, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: world_size is %" PRIu64, world_size);
+    r->out->world_size = (uint32_t)world_size;
+    TSR_TRY(tsr_json_find(json, "use_orig_params", TSR_JSON_BOOL, "", &orig, err));
+    r->out->use_orig_params = orig && cJSON_IsTrue(orig);
+    TSR_TRY(tsr_json_find(json, "files", TSR_JSON_ARRAY, "", &files, err));
+    TSR_TRY(tsr_json_get(json, "units", TSR_JSON_ARRAY, "", &units, err));
+    TSR_TRY(tsr_json_get(json, "param_groups", TSR_JSON_ARRAY, "", &groups, err));
+    tsr_name_list names = {NULL, 0};
+    if (files) TSR_TRY(read_names(r, files, "files", &names, err));
+    TSR_FAIL_IF(files && names.count != world_size, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: %zu files for %" PRIu64 " ranks", names.count,
+                world_size);
+    r->out->files = names.names;
+    r->out->file_count = names.count;
+    TSR_TRY(read_units(r, units, err));
+    return read_groups(r, groups, err);
+}
+
+tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_flat_params *out, tsr_error *err)
+{
+    cJSON *json;
+    TSR_TRY(tsr_json_parse(text, host, &json, err));
+    *out = (tsr_flat_params){0};
+    reader r = {host, arena, out};
+    tsr_status status = read_document(&r, json, err);
+    cJSON_Delete(json);
+    return status;
+}

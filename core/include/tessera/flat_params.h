@@ -1,0 +1,86 @@
+/* FSDP1 flat parameters: what tessera.flat-params/1 tells, and the optimizer state of flat parameters in both directions.
+ *
+ *   flat parameter    | emb.weight (33) | c.weight (6) | c.bias (3) |        originals, flattened, in order
+ *   3 ranks           |--- rank 0: 14 ---|--- rank 1: 14 ---|--- rank 2: 14 ---|   equal slices; the last are padded
+ *
+ * With use_orig_params the spans between originals are aligned (padding spans) and optimizers see each original's slice as
+ * a parameter of its own. All numbers are elements ("numel"); ranges are half-open.
+ *
+ * Source of the behaviour: torch/distributed/fsdp/_optim_utils.py and _flat_param.py of PyTorch 2.13. */
+#ifndef TESSERA_FLAT_PARAMS_H
+#define TESSERA_FLAT_PARAMS_H
+
+#include "tessera/catalog.h"
+#include "tessera/modules.h"
+
+typedef struct tsr_flat_param {
+    tsr_str fqn; /* global */
+    uint32_t rank;
+    const uint64_t *shape;
+    uint64_t flat_begin, flat_end; /* in the flat parameter; what lies between two originals is padding */
+    bool needs_state; /* known to require gradients: in original-parameter mode its unit cannot have state without it */
+} tsr_flat_param;
+
+typedef struct tsr_flat_unit {
+    tsr_str fsdp_module;
+    tsr_str raw_name; /* of the flat parameter; empty with use_orig_params */
+    const tsr_flat_param *params; /* in flat order */
+    uint32_t param_count;
+    uint64_t numel;  /* end of the last original: padding behind it depends on the world size */
+    bool is_sharded; /* false: NO_SHARD */
+} tsr_flat_unit;
+
+#define TSR_NO_PARAM UINT32_MAX
+
+typedef struct tsr_flat_params {
+    uint32_t world_size;
+    bool use_orig_params;
+    const tsr_str *files; /* world_size of them, or none */
+    size_t file_count;
+    const tsr_flat_unit *units;
+    uint32_t unit_count;
+    const tsr_name_list *groups; /* raw parameter names of each param group; ids count through them */
+    size_t group_count;
+} tsr_flat_params;
+
+/* Reads a tessera.flat-params/1 document into `arena`. Errors: TSR_E_FORMAT with the place in the document (numels that are
+ * not their shapes', a name twice, a unit without a raw name, …), TSR_E_LIMIT, TSR_E_NOMEM. (core/formats) */
+tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_flat_params *out, tsr_error *err);
+
+/* Elements of one rank's slice of a flat parameter (padding included) and the part of the flat parameter that lies in it:
+ * torch.chunk, padded to equal slices. Ranks behind the end hold padding only. */
+uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size);
+void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin, uint64_t *flat_end);
+
+/* What the conversions below need from outside. */
+typedef struct tsr_fsdp_context {
+    const tsr_host *host;
+    tsr_arena *arena;    /* results live here */
+    uint32_t zeros_file; /* of the store that the tensors are in: a file that begins with 16 zero bytes */
+    /* Whether two 0-d tensors hold equal bytes; NULL: only their dtypes are compared. */
+    tsr_status (*same)(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);
+    void *ctx;
+} tsr_fsdp_context;
+
+/* Each rank's raw `optimizer.state_dict()` (world_size trees) → the full state keyed by FQN, as `FSDP.optim_state_dict` with
+ * FULL_STATE_DICT gives it on rank 0. Tensors of the result are entries whose chunks are the ranks' slices, viewed to the
+ * original shapes; padding is gone. Scalars come from rank 0 (flat) or from every rank that has a slice, agreeing (original
+ * parameters). State that belongs to no parameter is carried from rank 0 and its keys are listed in `carried`.
+ * Errors: TSR_E_FORMAT for slices of a wrong size or dtype, ranks that lack what rank 0 has, ids that no group lists; they
+ * name parameter, state, rank and both values. */
+typedef struct tsr_fsdp_full {
+    const tsr_value *optim;
+    const tsr_str *carried;
+    size_t carried_count;
+} tsr_fsdp_full;
+tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_fsdp_context *context,
+                            tsr_fsdp_full *out, tsr_error *err);
+
+/* The full state → what `rank` of `world_size` ranks holds of it, keyed by id, as `FSDP.optim_state_dict_to_load` gives
+ * it. Originals without state become zeros in a flat parameter's state; a scalar must be there and equal for all of its
+ * originals. Tensors must lie in one chunk each. Errors: TSR_E_FORMAT for differing state names, types, dtypes, shapes or
+ * scalars inside one flat parameter, and for names that no group lists; TSR_E_UNSUPPORTED for tensors in several chunks. */
+tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
+                          const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
+
+#endif

@@ -1,0 +1,69 @@
+/* Optimizer state in all its forms, as value trees (value.h) whose tensors are TSR_VALUE_TENSOR leaves: nothing here reads
+ * or holds tensor bytes.
+ *
+ *   native     {"state": {0: {"step": t, "exp_avg": t}}, "param_groups": [{"params": [0, 1], "lr": 0.1}]}
+ *   nested     the same, keyed by canonical FQN
+ *   flat       {"state.fc.weight.step": t, "param_groups.fc.weight.lr": 0.1, …}
+ *
+ * Results live in `arena` and share the leaves, strings and untouched containers of what they were made from. Walks are
+ * bounded by host->limits.depth and .expansion. Errors, unless a function says more: TSR_E_FORMAT for a state dict without
+ * its parts or with keys that contradict each other, TSR_E_UNSUPPORTED for values the form cannot hold, TSR_E_LIMIT,
+ * TSR_E_NOMEM; messages name the parameter. Thread rule: one arena, one thread.
+ *
+ * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. */
+#ifndef TESSERA_OPTIM_H
+#define TESSERA_OPTIM_H
+
+#include "tessera/fqn.h"
+#include "tessera/value.h"
+
+/* Nested (or native: ids become their decimals) → flat, as `_flatten_optim_state_dict`: dicts in a parameter's state are
+ * flattened all the way down, everything else there must be a tensor, an int or a float; values of groups are kept whole,
+ * once a parameter. Two unequal values under one flat name are an error. */
+tsr_status tsr_optim_flatten(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
+/* Flat → nested, as `_unflatten_optim_state_dict` does with a live optimizer. What the optimizer would tell is taken from:
+ * - `params` (may be NULL): which FQNs exist and which of them require gradients; those have a state even if it is empty.
+ *   Without it FQNs are those of the param_groups keys, whose last component is the option's name.
+ * - `groups` (may be NULL): the FQNs of each group; parameters of one group must agree in every option. Without it
+ *   parameters with equal options are one group, in order of first appearance. */
+tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, const tsr_name_list *groups, size_t group_count,
+                               const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
+/* Native → nested: the names of every group's parameters in the order of its "params" (`_get_optim_state_dict`). State of an
+ * id that no group lists is an error, as is an id in two groups. */
+tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names, size_t group_count, const tsr_host *host, tsr_arena *arena,
+                            const tsr_value **out, tsr_error *err);
+/* Nested → native: parameters are numbered over the groups in order, as `Optimizer.state_dict()` does. */
+tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
+/* The names that tsr_optim_to_fqn wants: `listed` (may be NULL) as it is; else each group's own "param_names" (optimizers
+ * built with named parameters save them), canonicalized; else, for a single group, the model's parameters in order, all of
+ * them or those that require gradients, whichever has the group's number. Otherwise TSR_E_USAGE. */
+tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *modules, const tsr_name_list *listed, size_t listed_count,
+                                 const tsr_host *host, tsr_arena *arena, const tsr_name_list **out, size_t *out_count, tsr_error *err);
+
+/* Several nested state dicts as one: states side by side, groups one after another. Two states of one parameter are an
+ * error. */
+tsr_status tsr_optim_merge(const tsr_value *const *parts, size_t count, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
+                           tsr_error *err);
+
+/* A live optimizer as far as names go: groups of parameters, by index into a tsr_params. */
+typedef struct tsr_optimizer_group {
+    const size_t *params;
+    size_t count;
+} tsr_optimizer_group;
+typedef struct tsr_optimizer {
+    const tsr_optimizer_group *groups;
+    size_t group_count;
+} tsr_optimizer;
+
+/* The part of a nested state dict that one optimizer wants (`_split_optim_state_dict`): groups are matched by FQN; of a
+ * shared parameter the saved name is taken; frozen parameters have no state; a state dict keyed by ids (or without any
+ * state) is passed through. Errors: TSR_E_NOT_FOUND for a parameter without saved state when `strict`; TSR_E_FORMAT when a
+ * group without parameters has not exactly one counterpart. (PyTorch 2.13 gives such a group the options of the last
+ * saved group, whichever is empty: here it gets its own.) */
+tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, const tsr_optimizer *optimizer, bool strict, const tsr_host *host,
+                           tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
+#endif

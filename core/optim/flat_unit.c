@@ -1,0 +1,160 @@
+/* Slices of flat parameters, and the ids, raw names and FQNs of what an optimizer holds. */
+#include "optim/flat_unit.h"
+
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "optim/tree.h"
+
+uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size)
+{
+    return unit->numel / world_size + (unit->numel % world_size != 0);
+}
+
+void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin, uint64_t *flat_end)
+{
+    uint64_t slice = tsr_flat_shard_numel(unit, world_size);
+    *flat_begin = rank && slice > unit->numel / rank ? unit->numel : slice * rank;
+    *flat_end = unit->numel - *flat_begin < slice ? unit->numel : *flat_begin + slice;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return tsr_str_compare(((const tsr_named *)a)->name, ((const tsr_named *)b)->name);
+}
+
+tsr_status tsr_sorted_state(const tsr_value *state, tsr_arena *arena, tsr_named **out, size_t *count, tsr_error *err)
+{
+    *count = tsr_value_pairs(state);
+    TSR_FAIL_IF(*count > TSR_MAX_STATES, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: one parameter has %zu states, more than %u", *count, TSR_MAX_STATES);
+    *out = tsr_arena_array(arena, *count, sizeof **out, err);
+    if (!*out) return TSR_E_NOMEM;
+    for (size_t i = 0; i < *count; i++) {
+        (*out)[i] = (tsr_named){.key = state->items[2 * i], .value = state->items[2 * i + 1]};
+        TSR_TRY(tsr_key_text((*out)[i].key, arena, &(*out)[i].name, err));
+    }
+    if (*count) qsort(*out, *count, sizeof **out, by_name);
+    return TSR_OK;
+}
+
+tsr_state_form tsr_form_of(const tsr_value *value)
+{
+    if (value->kind != TSR_VALUE_TENSOR) return TSR_FORM_OTHER;
+    return value->as.tensor->rank ? TSR_FORM_TENSOR : TSR_FORM_SCALAR_TENSOR;
+}
+
+/* The name without FSDP's and activation checkpointing's components (torch's clean_tensor_name). */
+static tsr_status clean_name(tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    static const char *const gone[] = {"_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
+    char *clean = tsr_arena_array(arena, raw.size + 1, 1, err);
+    if (!clean) return TSR_E_NOMEM;
+    size_t size = 0;
+    for (size_t at = 0; at < raw.size;) {
+        size_t skip = 0;
+        for (size_t i = 0; i < 2; i++) {
+            tsr_str prefix = tsr_str_from(gone[i]);
+            if (tsr_str_starts((tsr_str){raw.data + at, raw.size - at}, prefix)) skip = prefix.size;
+        }
+        if (!skip) clean[size++] = raw.data[at++];
+        at += skip;
+    }
+    *out = (tsr_str){clean, size};
+    return TSR_OK;
+}
+
+/* An original: which one of which unit. */
+typedef struct place {
+    uint32_t unit, param;
+} place;
+
+typedef struct index {
+    tsr_map *flat_names; /* raw name of a flat parameter → unit */
+    tsr_map *originals;  /* FQN → place */
+    tsr_vec places;
+} index;
+
+static tsr_status index_units(index *x, const tsr_flat_params *flat, tsr_error *err)
+{
+    for (uint32_t u = 0; u < flat->unit_count; u++) {
+        const tsr_flat_unit *unit = &flat->units[u];
+        if (unit->raw_name.size) TSR_TRY(tsr_map_put(x->flat_names, unit->raw_name, u, NULL, NULL, err));
+        for (uint32_t p = 0; p < unit->param_count; p++) {
+            bool fresh;
+            TSR_TRY(tsr_map_put(x->originals, unit->params[p].fqn, (uint32_t)x->places.count, NULL, &fresh, err));
+            TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: '%.*s' is in two units, or twice in one",
+                        TSR_STR_ARG(unit->params[p].fqn));
+            place *slot = tsr_vec_push(&x->places, err);
+            if (!slot) return TSR_E_NOMEM;
+            *slot = (place){u, p};
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_fqn(tsr_flat_keys *keys, tsr_str fqn, uint32_t id, tsr_error *err)
+{
+    bool fresh;
+    TSR_TRY(tsr_map_put(keys->by_fqn, fqn, id, NULL, &fresh, err));
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: the param groups hold '%.*s' twice", TSR_STR_ARG(fqn));
+    return TSR_OK;
+}
+
+static tsr_status add_name(tsr_flat_keys *keys, const index *x, const tsr_flat_params *flat, tsr_str raw, tsr_arena *arena, tsr_error *err)
+{
+    uint32_t id = keys->count++, unit = tsr_map_get(x->flat_names, raw, UINT32_MAX);
+    tsr_flat_key *key = &keys->keys[id];
+    *key = (tsr_flat_key){raw, {NULL, 0}, NULL, TSR_NO_PARAM};
+    TSR_TRY(tsr_map_put(keys->by_raw, raw, id, NULL, NULL, err));
+    if (unit != UINT32_MAX) {
+        key->unit = &flat->units[unit];
+        for (uint32_t p = 0; p < key->unit->param_count; p++) TSR_TRY(add_fqn(keys, key->unit->params[p].fqn, id, err));
+        return TSR_OK;
+    }
+    TSR_TRY(clean_name(raw, arena, &key->fqn, err));
+    uint32_t at = tsr_map_get(x->originals, key->fqn, UINT32_MAX);
+    if (at != UINT32_MAX && flat->use_orig_params) {
+        const place *found = (const place *)x->places.items + at;
+        key->unit = &flat->units[found->unit];
+        key->param = found->param;
+    }
+    return add_fqn(keys, key->fqn, id, err);
+}
+
+static tsr_status fill(tsr_flat_keys *keys, index *x, const tsr_flat_params *flat, tsr_arena *arena, tsr_error *err)
+{
+    size_t count = 0;
+    for (size_t g = 0; g < flat->group_count; g++) count += flat->groups[g].count;
+    keys->keys = tsr_arena_array(arena, count, sizeof *keys->keys, err);
+    if (!keys->keys || !keys->by_raw || !keys->by_fqn || !x->flat_names || !x->originals) return TSR_E_NOMEM;
+    TSR_TRY(index_units(x, flat, err));
+    for (size_t g = 0; g < flat->group_count; g++) {
+        for (size_t i = 0; i < flat->groups[g].count; i++) TSR_TRY(add_name(keys, x, flat, flat->groups[g].names[i], arena, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_flat_keys_open(const tsr_flat_params *flat, const tsr_host *host, tsr_arena *arena, tsr_flat_keys *out, tsr_error *err)
+{
+    const tsr_allocator *a = host->allocator;
+    index x = {tsr_map_new(a, 0, err), tsr_map_new(a, 0, err), tsr_vec_of(a, sizeof(place))};
+    *out = (tsr_flat_keys){NULL, 0, tsr_map_new(a, 0, err), tsr_map_new(a, 0, err)};
+    tsr_status status = fill(out, &x, flat, arena, err);
+    tsr_vec_free(&x.places);
+    tsr_map_free(x.originals);
+    tsr_map_free(x.flat_names);
+    return status;
+}
+
+void tsr_flat_keys_close(tsr_flat_keys *keys)
+{
+    tsr_map_free(keys->by_fqn);
+    tsr_map_free(keys->by_raw);
+}
+
+uint32_t tsr_flat_keys_find(const tsr_flat_keys *keys, const tsr_value *key)
+{
+    if (key->kind == TSR_VALUE_STR) return tsr_map_get(keys->by_raw, key->text, UINT32_MAX);
+    if (key->kind == TSR_VALUE_INT && key->as.integer >= 0 && key->as.integer < (int64_t)keys->count) return (uint32_t)key->as.integer;
+    return UINT32_MAX;
+}

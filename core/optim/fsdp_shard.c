@@ -1,0 +1,308 @@
+/* The full optimizer state keyed by FQN → one rank's raw state (`_flatten_optim_state_dict`, `_shard_orig_param_state` and
+ * `_rekey_sharded_optim_state_dict` of PyTorch 2.13).
+ *
+ *   full   emb.weight [11, 3]   c.weight [3, 2]   c.bias: none       flat mode, rank 1 of 3: elements [14, 28)
+ *   flat   |─── 33 ───────────────|─── 6 ───|─ 3 zeros ─|            → 14 of emb.weight
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "optim/flat_unit.h"
+#include "optim/pieces.h"
+#include "optim/tree.h"
+
+typedef struct sharding {
+    const tsr_flat_params *flat;
+    const tsr_fsdp_context *context;
+    const tsr_host *host;
+    tsr_arena *arena;
+    uint32_t world, rank;
+    tsr_flat_keys keys;
+    tsr_optim_parts full;
+    tsr_map *state_of; /* FQN → value in full.state */
+    tsr_tree state;    /* of the result */
+} sharding;
+
+static const tsr_value *full_state(const sharding *s, tsr_str fqn)
+{
+    uint32_t at = tsr_map_get(s->state_of, fqn, UINT32_MAX);
+    return at == UINT32_MAX ? NULL : s->full.state->items[at];
+}
+
+static tsr_status index_state(sharding *s, tsr_error *err)
+{
+    for (size_t i = 0; i < s->full.state->count; i += 2) {
+        tsr_str name;
+        TSR_TRY(tsr_key_text(s->full.state->items[i], s->arena, &name, err));
+        TSR_TRY(tsr_map_put(s->state_of, name, (uint32_t)i + 1, NULL, NULL, err));
+    }
+    return TSR_OK;
+}
+
+/* ---- flat mode ---- */
+
+/* One state of a unit's originals: `values[p]` is the value of original p, or NULL where it is absent or None. */
+typedef struct column {
+    tsr_str name;
+    const tsr_flat_unit *unit;
+    const tsr_value *const *values;
+    uint32_t first; /* an original that has it */
+} column;
+
+static tsr_status check_column(const sharding *s, const column *c, tsr_error *err)
+{
+    const tsr_value *model = c->values[c->first];
+    tsr_state_form form = tsr_form_of(model);
+    tsr_str known = c->unit->params[c->first].fqn;
+    for (uint32_t p = 0; p < c->unit->param_count; p++) {
+        const tsr_flat_param *param = &c->unit->params[p];
+        const tsr_value *value = c->values[p];
+        TSR_FAIL_IF(!value && (form != TSR_FORM_TENSOR || param->rank == 0), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' has a scalar '%.*s', but '%.*s' of the same flat parameter has none", TSR_STR_ARG(known), TSR_STR_ARG(c->name),
+                    TSR_STR_ARG(param->fqn));
+        if (!value) continue;
+        bool equal = tsr_form_of(value) == form && value->kind == model->kind;
+        if (equal && form == TSR_FORM_TENSOR) {
+            const tsr_entry *e = value->as.tensor;
+            TSR_FAIL_IF(e->rank != param->rank || (e->rank && memcmp(e->shape, param->shape, e->rank * sizeof *e->shape) != 0), err, TSR_E_FORMAT,
+                        TSR_NO_POSITION, "optim: '%.*s' of '%.*s' has not the shape of its parameter", TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn));
+            equal = e->dtype == model->as.tensor->dtype;
+        } else if (equal) {
+            equal = tsr_value_match(model, value, 64, 4096) == TSR_SAME;
+            if (equal && form == TSR_FORM_SCALAR_TENSOR && s->context->same && value != model)
+                TSR_TRY(s->context->same(s->context->ctx, model->as.tensor, value->as.tensor, &equal, err));
+        }
+        TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' and of '%.*s' differ in type, dtype or value, but the two are in one flat parameter",
+                    TSR_STR_ARG(c->name), TSR_STR_ARG(known), TSR_STR_ARG(param->fqn));
+    }
+    return TSR_OK;
+}
+
+/* The rank's slice: parts of originals, zeros for padding, for missing state and behind the end. */
+static tsr_status fill_slice(const sharding *s, const column *c, uint64_t begin, uint64_t end, tsr_pieces *pieces, tsr_error *err)
+{
+    uint32_t zeros = s->context->zeros_file;
+    uint64_t at = begin;
+    for (uint32_t p = 0; p < c->unit->param_count && at < end; p++) {
+        const tsr_flat_param *param = &c->unit->params[p];
+        uint64_t low = at > param->flat_begin ? at : param->flat_begin, high = end < param->flat_end ? end : param->flat_end;
+        if (low >= high) continue;
+        TSR_TRY(tsr_pieces_add_zeros(pieces, zeros, low - at, err));
+        if (!c->values[p]) TSR_TRY(tsr_pieces_add_zeros(pieces, zeros, high - low, err));
+        else TSR_TRY(tsr_pieces_add(pieces, c->values[p]->as.tensor, low - param->flat_begin, high - param->flat_begin, err));
+        at = high;
+    }
+    return tsr_pieces_add_zeros(pieces, zeros, pieces->elements - (at - begin), err);
+}
+
+static tsr_status put_slice(sharding *s, const column *c, const tsr_value *key, tsr_tree *dict, tsr_error *err)
+{
+    uint64_t begin, end, *shape = TSR_ARENA_NEW(s->arena, uint64_t, err);
+    uint32_t world = c->unit->is_sharded ? s->world : 1;
+    tsr_str fqn = tsr_arena_format(s->arena, err, "%.*s.%.*s", TSR_STR_ARG(c->unit->raw_name), TSR_STR_ARG(c->name));
+    if (!shape || !fqn.data) return TSR_E_NOMEM;
+    *shape = tsr_flat_shard_numel(c->unit, world);
+    tsr_flat_shard_range(c->unit, world, c->unit->is_sharded ? s->rank : 0, &begin, &end);
+    tsr_pieces pieces;
+    const tsr_value *value = NULL;
+    TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, fqn, c->values[c->first]->as.tensor->dtype, 1, shape, err));
+    tsr_status status = fill_slice(s, c, begin, end, &pieces, err);
+    if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &value, err);
+    tsr_pieces_drop(&pieces);
+    return status == TSR_OK ? tsr_tree_put_key(dict, key, value, err) : status;
+}
+
+/* One state name over all originals. `states[p]` is an original's state, or NULL. */
+static tsr_status put_column(sharding *s, const tsr_flat_unit *unit, const tsr_value *const *states, const tsr_value *key, tsr_tree *dict, tsr_error *err)
+{
+    column c = {.unit = unit, .first = UINT32_MAX};
+    const tsr_value **values = tsr_arena_array(s->arena, unit->param_count, sizeof *values, err);
+    if (!values) return TSR_E_NOMEM;
+    TSR_TRY(tsr_key_text(key, s->arena, &c.name, err));
+    for (uint32_t p = 0; p < unit->param_count; p++) {
+        const tsr_value *value = states[p] ? tsr_value_get(states[p], c.name) : NULL;
+        if (!value || value->kind == TSR_VALUE_NONE) continue;
+        values[p] = value;
+        if (c.first == UINT32_MAX) c.first = p;
+    }
+    c.values = values;
+    if (c.first == UINT32_MAX) return tsr_tree_put_key(dict, key, tsr_value_new(s->arena, TSR_VALUE_NONE, err), err);
+    TSR_TRY(check_column(s, &c, err));
+    return tsr_form_of(values[c.first]) == TSR_FORM_TENSOR ? put_slice(s, &c, key, dict, err) : tsr_tree_put_key(dict, key, values[c.first], err);
+}
+
+static tsr_status check_names(const tsr_flat_unit *unit, const tsr_value *const *states, uint32_t first, tsr_error *err)
+{
+    for (uint32_t p = first + 1; p < unit->param_count; p++) {
+        bool same = !states[p] || states[p]->count == states[first]->count;
+        for (size_t i = 0; same && states[p] && i < states[p]->count; i += 2)
+            same = states[p]->items[i]->kind == TSR_VALUE_STR && tsr_value_get(states[first], states[p]->items[i]->text);
+        TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' and '%.*s' are in one flat parameter, but have states of different names",
+                    TSR_STR_ARG(unit->params[first].fqn), TSR_STR_ARG(unit->params[p].fqn));
+    }
+    return TSR_OK;
+}
+
+static tsr_status fill_unit(sharding *s, const tsr_flat_unit *unit, const tsr_value *const *states, uint32_t first, tsr_tree *dict, tsr_error *err)
+{
+    TSR_FAIL_IF(tsr_value_pairs(states[first]) > TSR_MAX_STATES, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: '%.*s' has more than %u states",
+                TSR_STR_ARG(unit->params[first].fqn), TSR_MAX_STATES);
+    TSR_TRY(check_names(unit, states, first, err));
+    for (size_t i = 0; i < states[first]->count; i += 2) TSR_TRY(put_column(s, unit, states, states[first]->items[i], dict, err));
+    return TSR_OK;
+}
+
+static tsr_status flatten_unit(sharding *s, uint32_t id, tsr_error *err)
+{
+    const tsr_flat_unit *unit = s->keys.keys[id].unit;
+    const tsr_value **states = tsr_arena_array(s->arena, unit->param_count, sizeof *states, err), *built = NULL;
+    if (!states) return TSR_E_NOMEM;
+    uint32_t first = UINT32_MAX;
+    for (uint32_t p = unit->param_count; p-- > 0;) {
+        states[p] = full_state(s, unit->params[p].fqn);
+        if (states[p]) first = p;
+    }
+    if (first == UINT32_MAX) return TSR_OK; /* a unit without any state has no entry */
+    tsr_tree dict = tsr_tree_on(s->host, s->arena);
+    tsr_status status = fill_unit(s, unit, states, first, &dict, err);
+    if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
+    tsr_tree_drop(&dict);
+    return status == TSR_OK ? tsr_tree_put_key(&s->state, tsr_value_int(s->arena, id, err), built, err) : status;
+}
+
+/* ---- original parameters ---- */
+
+/* The part of a tensor that lies in the rank's slice, flat. */
+static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_value *key, const tsr_entry *source, uint64_t low, uint64_t high,
+                           tsr_tree *dict, tsr_error *err)
+{
+    uint64_t elements, *shape = TSR_ARENA_NEW(s->arena, uint64_t, err);
+    if (!shape) return TSR_E_NOMEM;
+    *shape = high - low;
+    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: the state '%.*s' of '%.*s' has not as many elements as its parameter", TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn));
+    tsr_pieces pieces;
+    const tsr_value *value = NULL;
+    TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, source->fqn, source->dtype, 1, shape, err));
+    tsr_status status = tsr_pieces_add(&pieces, source, low - param->flat_begin, high - param->flat_begin, err);
+    if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &value, err);
+    tsr_pieces_drop(&pieces);
+    return status == TSR_OK ? tsr_tree_put_key(dict, key, value, err) : status;
+}
+
+static tsr_status fill_parts(sharding *s, const tsr_flat_param *param, const tsr_value *state, uint64_t low, uint64_t high, tsr_tree *dict, tsr_error *err)
+{
+    for (size_t i = 0; i < state->count; i += 2) {
+        const tsr_value *key = state->items[i], *value = state->items[i + 1];
+        if (tsr_form_of(value) == TSR_FORM_TENSOR) TSR_TRY(put_part(s, param, key, value->as.tensor, low, high, dict, err));
+        else TSR_TRY(tsr_tree_put_key(dict, key, value, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status shard_original(sharding *s, uint32_t id, tsr_error *err)
+{
+    const tsr_flat_key *key = &s->keys.keys[id];
+    const tsr_flat_param *param = &key->unit->params[key->param];
+    const tsr_value *state = full_state(s, param->fqn), *built = NULL, *number = tsr_value_int(s->arena, id, err);
+    if (!state || state->count == 0) return TSR_OK;
+    if (!key->unit->is_sharded || s->world == 1) return tsr_tree_put_key(&s->state, number, state, err);
+    uint64_t begin, end;
+    tsr_flat_shard_range(key->unit, s->world, s->rank, &begin, &end);
+    uint64_t low = begin > param->flat_begin ? begin : param->flat_begin, high = end < param->flat_end ? end : param->flat_end;
+    if (low >= high) return TSR_OK; /* no element of it is here, hence no state */
+    tsr_tree dict = tsr_tree_on(s->host, s->arena);
+    tsr_status status = fill_parts(s, param, state, low, high, &dict, err);
+    if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
+    tsr_tree_drop(&dict);
+    return status == TSR_OK ? tsr_tree_put_key(&s->state, number, built, err) : status;
+}
+
+/* ---- all of it ---- */
+
+static tsr_status put_states(sharding *s, tsr_error *err)
+{
+    for (uint32_t id = 0; id < s->keys.count; id++) {
+        const tsr_flat_key *key = &s->keys.keys[id];
+        const tsr_value *state = key->unit ? NULL : full_state(s, key->fqn);
+        if (state) TSR_TRY(tsr_tree_put_key(&s->state, tsr_value_int(s->arena, id, err), state, err));
+        else if (key->unit && key->param == TSR_NO_PARAM) TSR_TRY(flatten_unit(s, id, err));
+        else if (key->unit) TSR_TRY(shard_original(s, id, err));
+    }
+    for (size_t i = 0; i < s->full.state->count; i += 2) { /* user-defined state */
+        const tsr_value *key = s->full.state->items[i];
+        if (key->kind == TSR_VALUE_STR && tsr_map_get(s->keys.by_fqn, key->text, UINT32_MAX) != UINT32_MAX) continue;
+        TSR_TRY(tsr_tree_put_key(&s->state, key, s->full.state->items[i + 1], err));
+    }
+    return TSR_OK;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The ids of a group's names, each once, in order. */
+static tsr_status put_ids(sharding *s, const tsr_value *params, size_t number, tsr_tree *ids, tsr_error *err)
+{
+    uint32_t *found = tsr_arena_array(s->arena, params->count, sizeof *found, err);
+    if (!found) return TSR_E_NOMEM;
+    for (size_t i = 0; i < params->count; i++) {
+        const tsr_value *name = params->items[i];
+        found[i] = name->kind == TSR_VALUE_STR ? tsr_map_get(s->keys.by_fqn, name->text, UINT32_MAX) : UINT32_MAX;
+        TSR_FAIL_IF(found[i] == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: param_groups[%zu] lists '%.*s', which the description's param groups do not hold",
+                    number, TSR_STR_ARG(name->text));
+    }
+    if (params->count) qsort(found, params->count, sizeof *found, by_number);
+    for (size_t i = 0; i < params->count; i++) {
+        if (i == 0 || found[i] != found[i - 1]) TSR_TRY(tsr_tree_add(ids, tsr_value_int(s->arena, found[i], err), err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status rekey_group(sharding *s, size_t number, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value *group = s->full.groups->items[number], *list = NULL, **items = tsr_arena_array(s->arena, group->count, sizeof *items, err);
+    tsr_tree ids = tsr_tree_on(s->host, s->arena);
+    tsr_status status = items ? put_ids(s, tsr_group_params(group), number, &ids, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_tree_finish(&ids, TSR_VALUE_LIST, &list, err);
+    tsr_tree_drop(&ids);
+    if (status != TSR_OK) return status;
+    for (size_t i = 0; i < group->count; i += 2) {
+        items[i] = group->items[i];
+        items[i + 1] = tsr_is_key(group->items[i], "params") ? list : group->items[i + 1];
+    }
+    *out = tsr_value_items(s->arena, TSR_VALUE_DICT, items, group->count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status run(sharding *s, const tsr_value **out, tsr_error *err)
+{
+    size_t count = s->full.groups->count;
+    const tsr_value *state, *groups, **items = tsr_arena_array(s->arena, count, sizeof *items, err);
+    if (!items || !s->state_of) return TSR_E_NOMEM;
+    TSR_TRY(tsr_flat_keys_open(s->flat, s->host, s->arena, &s->keys, err));
+    TSR_TRY(index_state(s, err));
+    TSR_TRY(put_states(s, err));
+    TSR_TRY(tsr_tree_finish(&s->state, TSR_VALUE_DICT, &state, err));
+    for (size_t g = 0; g < count; g++) TSR_TRY(rekey_group(s, g, &items[g], err));
+    groups = tsr_value_items(s->arena, TSR_VALUE_LIST, items, count, err);
+    return groups ? tsr_tree_optim(state, groups, s->arena, out, err) : TSR_E_NOMEM;
+}
+
+tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
+                          const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err)
+{
+    TSR_FAIL_IF(world_size == 0 || rank >= world_size, err, TSR_E_USAGE, TSR_NO_POSITION, "optim: rank %" PRIu32 " of %" PRIu32 " ranks", rank, world_size);
+    sharding s = {.flat = flat, .context = context, .host = context->host, .arena = context->arena, .world = world_size, .rank = rank,
+                  .state = tsr_tree_on(context->host, context->arena)};
+    TSR_TRY(tsr_optim_take_apart(full, &s.full, err));
+    s.state_of = tsr_map_new(context->host->allocator, tsr_value_pairs(s.full.state), err);
+    tsr_status status = run(&s, out, err);
+    tsr_tree_drop(&s.state);
+    tsr_map_free(s.state_of);
+    tsr_flat_keys_close(&s.keys);
+    return status;
+}

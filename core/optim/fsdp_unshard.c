@@ -1,0 +1,365 @@
+/* Every rank's raw optimizer state of FSDP1 → the full state keyed by FQN (`_optim_state_dict` with rank0_only and without
+ * shard_state, PyTorch 2.13).
+ *
+ * In flat mode an id is a flat parameter, and every rank holds an equal slice of its state; with use_orig_params an id is
+ * an original, and a rank's state of it is the part of the original that lies in the rank's slice, or nothing. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "optim/flat_unit.h"
+#include "optim/pieces.h"
+#include "optim/tree.h"
+
+typedef struct unsharding {
+    const tsr_flat_params *flat;
+    const tsr_fsdp_context *context;
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_flat_keys keys;
+    tsr_optim_parts *parts;    /* by rank */
+    const tsr_value **states;  /* states[rank × ids + id]: a parameter's state on a rank, or NULL */
+    tsr_tree state;            /* of the result */
+    tsr_tree carried;          /* values not used: keys of user-defined state */
+    uint32_t *order;           /* ids with state, in the order of the result */
+    uint32_t order_count;
+} unsharding;
+
+static const tsr_value *state_on(const unsharding *u, uint32_t rank, uint32_t id)
+{
+    return u->states[(size_t)rank * u->keys.count + id];
+}
+
+/* What an id is called in messages. */
+static tsr_str id_name(const unsharding *u, uint32_t id)
+{
+    return u->keys.keys[id].raw;
+}
+
+/* ---- reading the ranks ---- */
+
+static tsr_status read_rank(unsharding *u, const tsr_value *optim, uint32_t rank, tsr_error *err)
+{
+    if (tsr_optim_take_apart(optim, &u->parts[rank], err) != TSR_OK) return tsr_error_context(err, "rank %" PRIu32, rank);
+    const tsr_value *state = u->parts[rank].state;
+    for (size_t i = 0; i < state->count; i += 2) {
+        uint32_t id = tsr_flat_keys_find(&u->keys, state->items[i]);
+        if (id != UINT32_MAX) u->states[(size_t)rank * u->keys.count + id] = state->items[i + 1];
+        else if (rank == 0) TSR_TRY(tsr_tree_put_key(&u->carried, state->items[i], state->items[i + 1], err));
+    }
+    return TSR_OK;
+}
+
+static int by_fqn(const void *a, const void *b)
+{
+    const tsr_flat_key *const *x = a, *const *y = b;
+    return tsr_str_compare((*x)->fqn, (*y)->fqn);
+}
+
+/* Flat mode: rank 0's ids, which all ranks must have. Original parameters: any rank's ids, by FQN. */
+static tsr_status order_ids(unsharding *u, tsr_error *err)
+{
+    uint32_t ids = u->keys.count, world = u->flat->world_size;
+    const tsr_flat_key **found = tsr_arena_array(u->arena, ids, sizeof *found, err);
+    u->order = tsr_arena_array(u->arena, ids, sizeof *u->order, err);
+    if (!found || !u->order) return TSR_E_NOMEM;
+    for (uint32_t id = 0; id < ids; id++) {
+        bool any = state_on(u, 0, id) != NULL;
+        for (uint32_t rank = 1; rank < world; rank++) {
+            bool here = state_on(u, rank, id) != NULL;
+            TSR_FAIL_IF(!u->flat->use_orig_params && any && !here, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                        "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank, TSR_STR_ARG(id_name(u, id)));
+            any = any || (here && u->flat->use_orig_params);
+        }
+        if (any) found[u->order_count++] = &u->keys.keys[id];
+    }
+    if (u->flat->use_orig_params && u->order_count) qsort(found, u->order_count, sizeof *found, by_fqn);
+    for (uint32_t i = 0; i < u->order_count; i++) u->order[i] = (uint32_t)(found[i] - u->keys.keys);
+    return TSR_OK;
+}
+
+/* ---- tensors ---- */
+
+/* The tensor `name` of an id on a rank: of one dimension or more, of dtype `dtype` and `numel` elements. */
+static tsr_status slice_of(const unsharding *u, uint32_t id, uint32_t rank, tsr_str name, tsr_dtype dtype, uint64_t numel,
+                           const tsr_entry **out, tsr_error *err)
+{
+    const tsr_value *state = state_on(u, rank, id), *value = state ? tsr_value_get(state, name) : NULL;
+    tsr_str raw = id_name(u, id);
+    TSR_FAIL_IF(!value || tsr_form_of(value) != TSR_FORM_TENSOR, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: rank %" PRIu32 " has no tensor '%.*s' for '%.*s', of which it holds %" PRIu64 " elements", rank, TSR_STR_ARG(name),
+                TSR_STR_ARG(raw), numel);
+    const tsr_entry *entry = value->as.tensor;
+    uint64_t elements = 0;
+    bool fits = tsr_entry_elements(entry, &elements);
+    TSR_FAIL_IF(!fits || elements != numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: '%.*s' of '%.*s' on rank %" PRIu32 " has %" PRIu64 " elements, expected %" PRIu64, TSR_STR_ARG(name), TSR_STR_ARG(raw), rank,
+                elements, numel);
+    TSR_FAIL_IF(entry->dtype != dtype, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' is %s on rank %" PRIu32 ", but %s before it",
+                TSR_STR_ARG(name), TSR_STR_ARG(raw), tsr_dtype_describe(entry->dtype)->name, rank, tsr_dtype_describe(dtype)->name);
+    *out = entry;
+    return TSR_OK;
+}
+
+/* Fills an original from the ranks' slices. `whole`: a slice is of the flat parameter, not of the original alone. */
+static tsr_status fill_original(const unsharding *u, uint32_t id, const tsr_flat_param *param, tsr_str name, bool whole, tsr_pieces *pieces,
+                                tsr_error *err)
+{
+    const tsr_flat_unit *unit = u->keys.keys[id].unit;
+    uint32_t world = unit->is_sharded ? u->flat->world_size : 1;
+    uint64_t slice = tsr_flat_shard_numel(unit, world);
+    for (uint32_t rank = 0; rank < world; rank++) {
+        uint64_t begin, end;
+        const tsr_entry *source;
+        tsr_flat_shard_range(unit, world, rank, &begin, &end);
+        uint64_t low = begin > param->flat_begin ? begin : param->flat_begin, high = end < param->flat_end ? end : param->flat_end;
+        if (!whole && low >= high) continue;
+        TSR_TRY(slice_of(u, id, rank, name, pieces->entry->dtype, whole ? slice : high - low, &source, err));
+        if (low < high) TSR_TRY(tsr_pieces_add(pieces, source, whole ? low - begin : 0, whole ? high - begin : high - low, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status put_tensor(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named, bool whole, tsr_tree *dict, tsr_error *err)
+{
+    tsr_pieces pieces;
+    const tsr_value *value = NULL;
+    tsr_str fqn = tsr_arena_format(u->arena, err, "%.*s.%.*s", TSR_STR_ARG(param->fqn), TSR_STR_ARG(named->name));
+    if (!fqn.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_pieces_start(&pieces, u->host, u->arena, fqn, named->value->as.tensor->dtype, param->rank, param->shape, err));
+    tsr_status status = fill_original(u, id, param, named->name, whole, &pieces, err);
+    if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &value, err);
+    tsr_pieces_drop(&pieces);
+    return status == TSR_OK ? tsr_tree_put_key(dict, named->key, value, err) : status;
+}
+
+/* ---- flat mode ---- */
+
+/* Tensors, then 0-d tensors, then other values, each by name; what is no slice is rank 0's. */
+static tsr_status unflatten_original(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named, size_t count, tsr_error *err)
+{
+    tsr_tree dict = tsr_tree_on(u->host, u->arena);
+    const tsr_value *built = NULL;
+    tsr_status status = TSR_OK;
+    for (int form = TSR_FORM_TENSOR; form <= TSR_FORM_OTHER; form++) {
+        for (size_t i = 0; i < count && status == TSR_OK; i++) {
+            if (tsr_form_of(named[i].value) != (tsr_state_form)form) continue;
+            status = form == TSR_FORM_TENSOR ? put_tensor(u, id, param, &named[i], true, &dict, err)
+                                             : tsr_tree_put_key(&dict, named[i].key, named[i].value, err);
+        }
+    }
+    if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
+    tsr_tree_drop(&dict);
+    return status == TSR_OK ? tsr_tree_put(&u->state, param->fqn, built, err) : status;
+}
+
+static tsr_status unflatten_unit(unsharding *u, uint32_t id, tsr_error *err)
+{
+    const tsr_flat_unit *unit = u->keys.keys[id].unit;
+    tsr_named *named;
+    size_t count;
+    TSR_TRY(tsr_sorted_state(state_on(u, 0, id), u->arena, &named, &count, err));
+    for (uint32_t p = 0; p < unit->param_count; p++) TSR_TRY(unflatten_original(u, id, &unit->params[p], named, count, err));
+    return TSR_OK;
+}
+
+/* ---- original parameters ---- */
+
+/* Whether a rank's word on the scalars of a parameter counts: it has state and, if there are tensors, some elements. */
+static bool rank_counts(const unsharding *u, uint32_t id, uint32_t rank, bool tensors)
+{
+    const tsr_flat_key *key = &u->keys.keys[id];
+    const tsr_flat_param *param = &key->unit->params[key->param];
+    uint64_t begin, end;
+    tsr_flat_shard_range(key->unit, u->flat->world_size, rank, &begin, &end);
+    return state_on(u, rank, id) && (!tensors || (begin < param->flat_end && param->flat_begin < end));
+}
+
+/* Adds a scalar, or compares it with what an earlier rank said. */
+static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const tsr_named *named, tsr_tree *dict, tsr_error *err)
+{
+    const tsr_value *const *items = (const tsr_value *const *)dict->items.items, *earlier = NULL;
+    for (size_t i = 0; i < dict->items.count && !earlier; i += 2) earlier = tsr_key_equal(items[i], named->key) ? items[i + 1] : NULL;
+    if (!earlier) return tsr_tree_put_key(dict, named->key, named->value, err);
+    bool equal = tsr_value_match(earlier, named->value, 64, 4096) == TSR_SAME;
+    if (equal && earlier->kind == TSR_VALUE_TENSOR && u->context->same)
+        TSR_TRY(u->context->same(u->context->ctx, earlier->as.tensor, named->value->as.tensor, &equal, err));
+    TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' has another value on rank %" PRIu32 " than on the ranks before it",
+                TSR_STR_ARG(named->name), TSR_STR_ARG(id_name(u, id)), rank);
+    return TSR_OK;
+}
+
+static tsr_status put_scalars(unsharding *u, uint32_t id, bool tensors, tsr_tree *dict, tsr_error *err)
+{
+    for (uint32_t rank = 0; rank < u->flat->world_size; rank++) {
+        tsr_named *named;
+        size_t count;
+        if (!rank_counts(u, id, rank, tensors)) continue;
+        TSR_TRY(tsr_sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
+        for (int form = TSR_FORM_OTHER; form >= TSR_FORM_SCALAR_TENSOR; form--) {
+            for (size_t i = 0; i < count; i++) {
+                if (tsr_form_of(named[i].value) == (tsr_state_form)form) TSR_TRY(put_scalar(u, id, rank, &named[i], dict, err));
+            }
+        }
+    }
+    return TSR_OK;
+}
+
+/* Scalars first, then the tensors, as named on the first rank that has elements: the other ranks must have the same. */
+static tsr_status fill_parameter(unsharding *u, uint32_t id, tsr_tree *dict, tsr_error *err)
+{
+    const tsr_flat_key *key = &u->keys.keys[id];
+    tsr_named *named = NULL;
+    size_t count = 0, tensors = 0;
+    for (uint32_t rank = 0; rank < u->flat->world_size && !tensors; rank++) {
+        if (!rank_counts(u, id, rank, true)) continue;
+        TSR_TRY(tsr_sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
+        for (size_t i = 0; i < count; i++) tensors += tsr_form_of(named[i].value) == TSR_FORM_TENSOR;
+    }
+    TSR_TRY(put_scalars(u, id, tensors > 0, dict, err));
+    for (size_t i = 0; i < count; i++) {
+        if (tsr_form_of(named[i].value) == TSR_FORM_TENSOR) TSR_TRY(put_tensor(u, id, &key->unit->params[key->param], &named[i], false, dict, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status gather_parameter(unsharding *u, uint32_t id, tsr_error *err)
+{
+    const tsr_flat_key *key = &u->keys.keys[id];
+    tsr_str fqn = key->unit->params[key->param].fqn;
+    if (!key->unit->is_sharded || u->flat->world_size == 1) { /* nothing was sharded */
+        const tsr_value *state = state_on(u, 0, id);
+        return state ? tsr_tree_put(&u->state, fqn, state, err) : TSR_OK;
+    }
+    tsr_tree dict = tsr_tree_on(u->host, u->arena);
+    const tsr_value *built = NULL;
+    tsr_status status = fill_parameter(u, id, &dict, err);
+    if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
+    tsr_tree_drop(&dict);
+    return status == TSR_OK ? tsr_tree_put(&u->state, fqn, built, err) : status;
+}
+
+/* All parameters of a unit, once one of them has state: then none that needs it may be without. */
+static tsr_status gather_unit(unsharding *u, const tsr_flat_unit *unit, tsr_error *err)
+{
+    uint32_t found = 0, needed = 0;
+    for (uint32_t i = 0; i < u->order_count; i++) {
+        const tsr_flat_key *key = &u->keys.keys[u->order[i]];
+        if (key->unit != unit) continue;
+        found += unit->params[key->param].needs_state;
+        TSR_TRY(gather_parameter(u, u->order[i], err));
+    }
+    for (uint32_t p = 0; p < unit->param_count; p++) needed += unit->params[p].needs_state;
+    TSR_FAIL_IF(found != needed, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: %" PRIu32 " of %" PRIu32 " parameters with gradients of unit '%.*s' have no state on any rank", needed - found, needed,
+                TSR_STR_ARG(unit->fsdp_module));
+    return TSR_OK;
+}
+
+/* ---- all of it ---- */
+
+static tsr_status put_unmanaged(unsharding *u, uint32_t id, tsr_error *err)
+{
+    const tsr_value *state = state_on(u, 0, id);
+    return state ? tsr_tree_put(&u->state, u->keys.keys[id].fqn, state, err) : TSR_OK;
+}
+
+static tsr_status put_states(unsharding *u, tsr_error *err)
+{
+    bool *done = tsr_arena_array(u->arena, u->flat->unit_count, sizeof *done, err);
+    if (!done) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < u->order_count; i++) {
+        const tsr_flat_unit *unit = u->keys.keys[u->order[i]].unit;
+        if (!unit) TSR_TRY(put_unmanaged(u, u->order[i], err));
+        else if (!u->flat->use_orig_params) TSR_TRY(unflatten_unit(u, u->order[i], err));
+    }
+    for (uint32_t i = 0; i < u->order_count && u->flat->use_orig_params; i++) {
+        const tsr_flat_unit *unit = u->keys.keys[u->order[i]].unit;
+        if (!unit || done[unit - u->flat->units]) continue;
+        done[unit - u->flat->units] = true;
+        TSR_TRY(gather_unit(u, unit, err));
+    }
+    const tsr_value *const *user = (const tsr_value *const *)u->carried.items.items;
+    for (size_t i = 0; i < u->carried.items.count; i += 2) TSR_TRY(tsr_tree_put_key(&u->state, user[i], user[i + 1], err));
+    return TSR_OK;
+}
+
+/* The names of all originals of a group's ids, in order. */
+static tsr_status name_params(unsharding *u, const tsr_value *params, tsr_tree *names, tsr_error *err)
+{
+    for (size_t i = 0; i < params->count; i++) {
+        uint32_t id = tsr_flat_keys_find(&u->keys, params->items[i]);
+        TSR_FAIL_IF(id == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: a param group of rank 0 lists a parameter that the description does not");
+        const tsr_flat_key *key = &u->keys.keys[id];
+        uint32_t first = key->param == TSR_NO_PARAM ? 0 : key->param, end = key->param == TSR_NO_PARAM ? (key->unit ? key->unit->param_count : 0) : first + 1;
+        if (!key->unit) TSR_TRY(tsr_tree_add(names, tsr_value_str(u->arena, key->fqn, err), err));
+        for (uint32_t p = first; p < end; p++) TSR_TRY(tsr_tree_add(names, tsr_value_str(u->arena, key->unit->params[p].fqn, err), err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status put_group(unsharding *u, const tsr_value *group, tsr_tree *groups, tsr_error *err)
+{
+    tsr_tree names = tsr_tree_on(u->host, u->arena);
+    const tsr_value *list = NULL, **items = tsr_arena_array(u->arena, group->count, sizeof *items, err);
+    tsr_status status = items ? name_params(u, tsr_group_params(group), &names, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_tree_finish(&names, TSR_VALUE_LIST, &list, err);
+    tsr_tree_drop(&names);
+    if (status != TSR_OK) return status;
+    for (size_t i = 0; i < group->count; i += 2) {
+        items[i] = group->items[i];
+        items[i + 1] = tsr_is_key(group->items[i], "params") ? list : group->items[i + 1];
+    }
+    return tsr_tree_add(groups, tsr_value_items(u->arena, TSR_VALUE_DICT, items, group->count, err), err);
+}
+
+static tsr_status put_groups(unsharding *u, const tsr_value **out, tsr_error *err)
+{
+    tsr_tree groups = tsr_tree_on(u->host, u->arena);
+    const tsr_value *saved = u->parts[0].groups;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < saved->count && status == TSR_OK; i++) status = put_group(u, saved->items[i], &groups, err);
+    if (status == TSR_OK) status = tsr_tree_finish(&groups, TSR_VALUE_LIST, out, err);
+    tsr_tree_drop(&groups);
+    return status;
+}
+
+static tsr_status list_carried(unsharding *u, tsr_fsdp_full *out, tsr_error *err)
+{
+    const tsr_value *const *user = (const tsr_value *const *)u->carried.items.items;
+    tsr_str *names = tsr_arena_array(u->arena, u->carried.items.count / 2, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < u->carried.items.count; i += 2) TSR_TRY(tsr_key_text(user[i], u->arena, &names[out->carried_count++], err));
+    out->carried = names;
+    return TSR_OK;
+}
+
+static tsr_status run(unsharding *u, const tsr_value *const *ranks, tsr_fsdp_full *out, tsr_error *err)
+{
+    size_t world = u->flat->world_size;
+    const tsr_value *state, *groups;
+    TSR_TRY(tsr_flat_keys_open(u->flat, u->host, u->arena, &u->keys, err));
+    u->parts = tsr_arena_array(u->arena, world, sizeof *u->parts, err);
+    u->states = tsr_arena_array(u->arena, world * u->keys.count, sizeof *u->states, err);
+    if (!u->parts || !u->states) return TSR_E_NOMEM;
+    for (uint32_t rank = 0; rank < world; rank++) TSR_TRY(read_rank(u, ranks[rank], rank, err));
+    TSR_TRY(order_ids(u, err));
+    TSR_TRY(put_states(u, err));
+    TSR_TRY(list_carried(u, out, err));
+    TSR_TRY(tsr_tree_finish(&u->state, TSR_VALUE_DICT, &state, err));
+    TSR_TRY(put_groups(u, &groups, err));
+    return tsr_tree_optim(state, groups, u->arena, &out->optim, err);
+}
+
+tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_fsdp_context *context,
+                            tsr_fsdp_full *out, tsr_error *err)
+{
+    unsharding u = {.flat = flat, .context = context, .host = context->host, .arena = context->arena,
+                    .state = tsr_tree_on(context->host, context->arena), .carried = tsr_tree_on(context->host, context->arena)};
+    *out = (tsr_fsdp_full){NULL, NULL, 0};
+    tsr_status status = run(&u, ranks, out, err);
+    tsr_tree_drop(&u.carried);
+    tsr_tree_drop(&u.state);
+    tsr_flat_keys_close(&u.keys);
+    return status;
+}

@@ -1,0 +1,34 @@
+/* Tensors put together from flat ranges of other tensors, as entries whose chunks say where the bytes lie: nothing is read.
+ *
+ *   source (1-d slices)   rank 0: [0 ········ 14)   rank 1: [0 ········ 14)   …
+ *   result [11, 3]        rows 0–3, then 2 of row 4 │ 1 of row 4, rows 5–8, 1 of row 9 │ …      boxes, each one run of bytes
+ */
+#ifndef TSR_OPTIM_PIECES_H
+#define TSR_OPTIM_PIECES_H
+
+#include "tessera/catalog.h"
+#include "tessera/host.h"
+
+/* An entry under construction, filled from its first element to its last. */
+typedef struct tsr_pieces {
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_entry *entry;
+    tsr_vec chunks;       /* tsr_chunk */
+    uint64_t elements;    /* of the whole */
+    uint64_t flat_filled; /* so far */
+} tsr_pieces;
+
+/* `shape` is borrowed and must live as long as the arena. */
+tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, tsr_str fqn, tsr_dtype dtype, uint32_t rank,
+                            const uint64_t *shape, tsr_error *err);
+/* Appends elements [flat_begin, flat_end) of `source`, in row-major order. The source lies in one chunk
+ * (TSR_E_UNSUPPORTED otherwise); it may be strided, conjugated, negated, swapped or compressed. */
+tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat_begin, uint64_t flat_end, tsr_error *err);
+/* Appends `count` zeros; `file` begins with 16 zero bytes. */
+tsr_status tsr_pieces_add_zeros(tsr_pieces *pieces, uint32_t file, uint64_t count, tsr_error *err);
+/* The entry as a value. Its elements must all have been filled. */
+tsr_status tsr_pieces_finish(tsr_pieces *pieces, const tsr_value **out, tsr_error *err);
+void tsr_pieces_drop(tsr_pieces *pieces); /* takes a finished one */
+
+#endif

@@ -1,0 +1,110 @@
+/* Value trees of optimizers: construction and the checks that every operation starts with. */
+#include "optim/tree.h"
+
+#include <inttypes.h>
+
+#include "base/try.h"
+
+void tsr_tree_drop(tsr_tree *tree)
+{
+    tsr_vec_free(&tree->items);
+}
+
+tsr_status tsr_tree_add(tsr_tree *tree, const tsr_value *item, tsr_error *err)
+{
+    if (!item) return TSR_E_NOMEM;
+    const tsr_value **slot = tsr_vec_push(&tree->items, err);
+    if (!slot) return TSR_E_NOMEM;
+    *slot = item;
+    return TSR_OK;
+}
+
+tsr_status tsr_tree_put_key(tsr_tree *tree, const tsr_value *key, const tsr_value *value, tsr_error *err)
+{
+    TSR_TRY(tsr_tree_add(tree, key, err));
+    return tsr_tree_add(tree, value, err);
+}
+
+tsr_status tsr_tree_put(tsr_tree *tree, tsr_str key, const tsr_value *value, tsr_error *err)
+{
+    return tsr_tree_put_key(tree, tsr_value_str(tree->arena, key, err), value, err);
+}
+
+tsr_status tsr_tree_finish(tsr_tree *tree, tsr_value_kind kind, const tsr_value **out, tsr_error *err)
+{
+    size_t count = tree->items.count;
+    const tsr_value **items = tsr_arena_array(tree->arena, count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    if (count) memcpy(items, tree->items.items, count * sizeof *items);
+    tree->items.count = 0;
+    *out = tsr_value_items(tree->arena, kind, items, count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value **items = tsr_arena_array(arena, 4, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    items[0] = tsr_value_str(arena, TSR_STR("state"), err);
+    items[1] = state;
+    items[2] = tsr_value_str(arena, TSR_STR("param_groups"), err);
+    items[3] = groups;
+    *out = items[0] && items[2] ? tsr_value_items(arena, TSR_VALUE_DICT, items, 4, err) : NULL;
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+const tsr_value *tsr_group_params(const tsr_value *group)
+{
+    return tsr_value_get(group, TSR_STR("params"));
+}
+
+const char *tsr_value_kind_name(const tsr_value *value)
+{
+    static const char *const names[] = {"None", "bool", "int", "int", "float", "complex", "str", "bytes", "list", "tuple",
+                                        "set", "dict", "torch.Size", "dtype", "device", "tensor", "name", "object"};
+    return names[value->kind];
+}
+
+tsr_status tsr_optim_take_apart(const tsr_value *optim, tsr_optim_parts *out, tsr_error *err)
+{
+    TSR_FAIL_IF(optim->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: expected a dict with 'state' and 'param_groups', found %s",
+                tsr_value_kind_name(optim));
+    *out = (tsr_optim_parts){tsr_value_get(optim, TSR_STR("state")), tsr_value_get(optim, TSR_STR("param_groups"))};
+    TSR_FAIL_IF(!out->state || out->state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: no dict 'state' in the state dict");
+    TSR_FAIL_IF(!out->groups || out->groups->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: no list 'param_groups' in the state dict");
+    for (size_t i = 1; i < out->state->count; i += 2)
+        TSR_FAIL_IF(out->state->items[i]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: the state of parameter %zu is a %s, expected a dict", i / 2, tsr_value_kind_name(out->state->items[i]));
+    for (size_t i = 0; i < out->groups->count; i++) {
+        const tsr_value *group = out->groups->items[i], *params = group->kind == TSR_VALUE_DICT ? tsr_group_params(group) : NULL;
+        TSR_FAIL_IF(!params || params->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: param_groups[%zu] has no list 'params'", i);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    switch (key->kind) {
+    case TSR_VALUE_STR: *out = key->text; return TSR_OK;
+    case TSR_VALUE_INT: *out = tsr_arena_format(arena, err, "%" PRId64, key->as.integer); break;
+    case TSR_VALUE_BOOL: *out = key->as.boolean ? TSR_STR("True") : TSR_STR("False"); break;
+    case TSR_VALUE_NONE: *out = TSR_STR("None"); break;
+    default:
+        *out = (tsr_str){NULL, 0};
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim: a key is a %s; strings and ints can be flattened", tsr_value_kind_name(key));
+    }
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+bool tsr_is_key(const tsr_value *key, const char *text)
+{
+    return key->kind == TSR_VALUE_STR && tsr_str_equal(key->text, tsr_str_from(text));
+}
+
+bool tsr_key_equal(const tsr_value *a, const tsr_value *b)
+{
+    if (a->kind != b->kind) return false;
+    return a->kind == TSR_VALUE_STR ? tsr_str_equal(a->text, b->text) : a->kind == TSR_VALUE_INT && a->as.integer == b->as.integer;
+}

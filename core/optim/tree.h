@@ -1,0 +1,48 @@
+/* Building value trees: lists and dicts that grow, and looking into an optimizer's state dict. */
+#ifndef TSR_OPTIM_TREE_H
+#define TSR_OPTIM_TREE_H
+
+#include "tessera/host.h"
+#include "tessera/value.h"
+
+/* A list or dict under construction. Items collect on the host's allocator and move into the arena when it is done. */
+typedef struct tsr_tree {
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_vec items; /* const tsr_value *; keys and values alternate in a dict */
+} tsr_tree;
+
+static inline tsr_tree tsr_tree_on(const tsr_host *host, tsr_arena *arena)
+{
+    return (tsr_tree){host, arena, tsr_vec_of(host->allocator, sizeof(const tsr_value *))};
+}
+void tsr_tree_drop(tsr_tree *tree); /* frees what was not finished; takes a finished one */
+
+tsr_status tsr_tree_add(tsr_tree *tree, const tsr_value *item, tsr_error *err);
+/* A pair of a dict; `key` is borrowed. Whether the key is new is the caller's business. */
+tsr_status tsr_tree_put(tsr_tree *tree, tsr_str key, const tsr_value *value, tsr_error *err);
+tsr_status tsr_tree_put_key(tsr_tree *tree, const tsr_value *key, const tsr_value *value, tsr_error *err);
+/* The value, and an empty tree again. */
+tsr_status tsr_tree_finish(tsr_tree *tree, tsr_value_kind kind, const tsr_value **out, tsr_error *err);
+
+/* {"state": state, "param_groups": groups}. */
+tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
+/* The two parts of an optimizer's state dict. Errors: TSR_E_FORMAT saying which part is missing or is no dict of dicts, no
+ * list of dicts with a list "params". */
+typedef struct tsr_optim_parts {
+    const tsr_value *state;  /* DICT: key → DICT */
+    const tsr_value *groups; /* LIST of DICTs */
+} tsr_optim_parts;
+tsr_status tsr_optim_take_apart(const tsr_value *optim, tsr_optim_parts *out, tsr_error *err);
+const tsr_value *tsr_group_params(const tsr_value *group);
+
+/* How a value is called in messages: "str", "int", … */
+const char *tsr_value_kind_name(const tsr_value *value);
+/* A key as text: a string itself, an int in decimal, True, False, None; a NULL text and TSR_E_UNSUPPORTED for others. */
+tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, tsr_error *err);
+bool tsr_is_key(const tsr_value *key, const char *text);
+/* Equal keys: two strings, or two ints. */
+bool tsr_key_equal(const tsr_value *a, const tsr_value *b);
+
+#endif

@@ -1,0 +1,351 @@
+/* Flat optimizer state → nested (`_unflatten_optim_state_dict` of PyTorch 2.13).
+ *
+ *     param_groups . blocks.0.up.weight . lr          state . blocks.0.up.weight . inner.0
+ *                    └──── FQN ───────┘   └ option            └──── FQN ───────┘   └ path in the state
+ *
+ * An FQN may hold any number of dots, and so may what follows: the longest known FQN is taken. Each parameter's options are
+ * gathered first; parameters with the same options then make a group. */
+#include "base/try.h"
+#include "optim/tree.h"
+#include "tessera/map.h"
+#include "tessera/optim.h"
+
+#define GROUPS TSR_STR("param_groups.")
+#define STATE TSR_STR("state.")
+#define NO_GROUP UINT32_MAX
+
+/* An option of a parameter, or a node of its state: a value, or a dict of the nodes below it. */
+typedef struct item {
+    tsr_str name;
+    const tsr_value *value; /* NULL: a dict that is not built yet */
+    uint32_t first, last;   /* below; 0: none */
+    uint32_t next;          /* beside; 0: the last */
+} item;
+
+typedef struct param {
+    tsr_str fqn;
+    uint32_t options; /* item that holds the options; 0: none */
+    uint32_t state;   /* item that holds the state; 0: none */
+    bool grouped;
+} param;
+
+typedef struct group {
+    tsr_vec members; /* uint32_t: params */
+    uint64_t hash;   /* of the options */
+    uint32_t next;   /* group of the same hash */
+} group;
+
+typedef struct unflattening {
+    const tsr_params *known; /* or NULL */
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_vec params; /* param, in order of their first option */
+    tsr_vec items;  /* item; the first is unused, and those below come behind those above */
+    tsr_vec groups; /* group */
+    tsr_map *by_fqn;
+    tsr_map *by_path; /* "state.FQN.a.b", a part of a key → item */
+    tsr_map *by_hash; /* hash's bytes → first group */
+} unflattening;
+
+static param *param_at(const unflattening *u, uint32_t index) { return (param *)u->params.items + index; }
+static item *item_at(const unflattening *u, uint32_t index) { return (item *)u->items.items + index; }
+
+/* ---- keys ---- */
+
+static bool is_fqn(const unflattening *u, tsr_str text, bool option)
+{
+    if (u->known) return tsr_params_find(u->known, text) != SIZE_MAX;
+    return option || tsr_map_get(u->by_fqn, text, UINT32_MAX) != UINT32_MAX;
+}
+
+/* Splits "FQN.rest" at the longest known FQN. Looks no deeper than values may be nested. */
+static bool split_key(const unflattening *u, tsr_str text, bool option, tsr_str *fqn, tsr_str *rest)
+{
+    size_t tries = u->host->limits.depth;
+    for (size_t at = text.size; at-- > 0 && tries;) {
+        if (text.data[at] != '.') continue;
+        tries--;
+        *fqn = (tsr_str){text.data, at};
+        if (!is_fqn(u, *fqn, option)) continue;
+        *rest = (tsr_str){text.data + at + 1, text.size - at - 1};
+        return true;
+    }
+    return false;
+}
+
+static tsr_status find_param(unflattening *u, tsr_str fqn, uint32_t *out, tsr_error *err)
+{
+    uint32_t *place;
+    bool fresh;
+    TSR_TRY(tsr_map_put(u->by_fqn, fqn, (uint32_t)u->params.count, &place, &fresh, err));
+    *out = *place;
+    param *p = fresh ? tsr_vec_push(&u->params, err) : param_at(u, *out);
+    if (!p) return TSR_E_NOMEM;
+    if (fresh) p->fqn = fqn;
+    return TSR_OK;
+}
+
+/* A new item below `above` (0: nowhere). */
+static tsr_status new_item(unflattening *u, tsr_str name, const tsr_value *value, uint32_t above, uint32_t *out, tsr_error *err)
+{
+    *out = (uint32_t)u->items.count;
+    item *i = tsr_vec_push(&u->items, err);
+    if (!i) return TSR_E_NOMEM;
+    *i = (item){.name = name, .value = value};
+    if (!above) return TSR_OK;
+    item *parent = item_at(u, above);
+    if (parent->last) item_at(u, parent->last)->next = *out;
+    else parent->first = *out;
+    parent->last = *out;
+    return TSR_OK;
+}
+
+/* Walks from the state at `head` bytes of `key` down to where the value belongs, making the dicts on the way. */
+static tsr_status add_state(unflattening *u, uint32_t above, tsr_str key, size_t head, const tsr_value *value, tsr_error *err)
+{
+    for (size_t at = head; at <= key.size;) {
+        const char *dot = at < key.size ? memchr(key.data + at, '.', key.size - at) : NULL;
+        size_t end = dot ? (size_t)(dot - key.data) : key.size;
+        uint32_t *place;
+        bool fresh;
+        TSR_TRY(tsr_map_put(u->by_path, (tsr_str){key.data, end}, (uint32_t)u->items.count, &place, &fresh, err));
+        uint32_t here = *place;
+        TSR_FAIL_IF(!fresh && (!dot || item_at(u, here)->value), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' is there twice, or once as a value and once as a dict", (int)end, key.data);
+        if (fresh) TSR_TRY(new_item(u, (tsr_str){key.data + at, end - at}, dot ? NULL : value, above, &here, err));
+        above = here;
+        at = end + 1;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_pair(unflattening *u, tsr_str key, const tsr_value *value, bool option, tsr_error *err)
+{
+    size_t head = option ? GROUPS.size : STATE.size;
+    tsr_str text = {key.data + head, key.size - head}, fqn, rest;
+    TSR_FAIL_IF(!split_key(u, text, option, &fqn, &rest), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                u->known ? "optim: '%.*s' begins with no parameter of the module tree" : "optim: '%.*s' belongs to no parameter of the param_groups keys",
+                TSR_STR_ARG(key));
+    uint32_t index, ignored;
+    TSR_TRY(find_param(u, fqn, &index, err));
+    uint32_t *top = option ? &param_at(u, index)->options : &param_at(u, index)->state;
+    if (!*top) TSR_TRY(new_item(u, fqn, option ? value : NULL, 0, top, err)); /* options are never built into a dict */
+    return option ? new_item(u, rest, value, *top, &ignored, err) : add_state(u, *top, key, head + fqn.size + 1, value, err);
+}
+
+/* Options first: without a module tree they tell which FQNs there are. */
+static tsr_status read_keys(unflattening *u, const tsr_value *flat, tsr_error *err)
+{
+    TSR_FAIL_IF(flat->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: expected a flat dict, found %s", tsr_value_kind_name(flat));
+    for (int option = 1; option >= 0; option--) {
+        for (size_t i = 0; i < flat->count; i += 2) {
+            const tsr_value *key = flat->items[i];
+            bool text = key->kind == TSR_VALUE_STR, is_option = text && tsr_str_starts(key->text, GROUPS);
+            TSR_FAIL_IF(!text || (!is_option && !tsr_str_starts(key->text, STATE)), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                        "optim: '%.*s' is no key of a flat optimizer state: it begins with neither 'state.' nor 'param_groups.'",
+                        TSR_STR_ARG(text ? key->text : TSR_STR("(not a string)")));
+            if (is_option == option) TSR_TRY(read_pair(u, key->text, flat->items[i + 1], option, err));
+        }
+    }
+    for (uint32_t i = 0; i < u->params.count; i++)
+        TSR_FAIL_IF(!param_at(u, i)->options, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: there is state for '%.*s', but no param_groups key",
+                    TSR_STR_ARG(param_at(u, i)->fqn));
+    return TSR_OK;
+}
+
+/* ---- groups ---- */
+
+static bool same_value(const tsr_value *a, const tsr_value *b)
+{
+    if (a == b) return true;
+    return a->kind != TSR_VALUE_TENSOR && tsr_value_match(a, b, 64, 4096) == TSR_SAME;
+}
+
+/* The first option in which the two differ (options come in one order), or NULL. */
+static const item *differing_option(const unflattening *u, const param *a, const param *b)
+{
+    uint32_t i = item_at(u, a->options)->first, j = item_at(u, b->options)->first;
+    for (; i && j; i = item_at(u, i)->next, j = item_at(u, j)->next) {
+        if (!tsr_str_equal(item_at(u, i)->name, item_at(u, j)->name) || !same_value(item_at(u, i)->value, item_at(u, j)->value)) return item_at(u, i);
+    }
+    return i || j ? item_at(u, i ? i : j) : NULL;
+}
+
+static uint64_t hash_options(const unflattening *u, const param *p)
+{
+    uint64_t hash = 0;
+    for (uint32_t i = item_at(u, p->options)->first; i; i = item_at(u, i)->next) {
+        const tsr_value *v = item_at(u, i)->value;
+        hash = tsr_hash_bytes(item_at(u, i)->name.data, item_at(u, i)->name.size, hash + (uint64_t)v->kind);
+        if (v->kind == TSR_VALUE_INT || v->kind == TSR_VALUE_BOOL) hash += (uint64_t)(v->kind == TSR_VALUE_INT ? v->as.integer : v->as.boolean);
+        if (v->kind == TSR_VALUE_FLOAT && v->as.real == v->as.real) hash = tsr_hash_bytes(&v->as.real, sizeof v->as.real, hash);
+    }
+    return hash;
+}
+
+static tsr_status new_group(unflattening *u, group **out, tsr_error *err)
+{
+    *out = tsr_vec_push(&u->groups, err);
+    if (!*out) return TSR_E_NOMEM;
+    **out = (group){tsr_vec_of(u->host->allocator, sizeof(uint32_t)), 0, NO_GROUP};
+    return TSR_OK;
+}
+
+static tsr_status join_group(unflattening *u, group *g, uint32_t index, tsr_error *err)
+{
+    uint32_t *member = tsr_vec_push(&g->members, err);
+    if (!member) return TSR_E_NOMEM;
+    *member = index;
+    param_at(u, index)->grouped = true;
+    return TSR_OK;
+}
+
+/* Joins the group whose members have the same options, or starts one. */
+static tsr_status group_by_options(unflattening *u, uint32_t index, tsr_error *err)
+{
+    uint64_t *hash = TSR_ARENA_NEW(u->arena, uint64_t, err);
+    if (!hash) return TSR_E_NOMEM;
+    *hash = hash_options(u, param_at(u, index));
+    uint32_t *first;
+    bool fresh;
+    TSR_TRY(tsr_map_put(u->by_hash, (tsr_str){(const char *)hash, sizeof *hash}, (uint32_t)u->groups.count, &first, &fresh, err));
+    for (uint32_t i = fresh ? NO_GROUP : *first; i != NO_GROUP; i = ((group *)u->groups.items)[i].next) {
+        group *g = (group *)u->groups.items + i;
+        if (!differing_option(u, param_at(u, *(uint32_t *)g->members.items), param_at(u, index))) return join_group(u, g, index, err);
+    }
+    group *g;
+    TSR_TRY(new_group(u, &g, err));
+    if (!fresh) {
+        g->next = *first;
+        *first = (uint32_t)u->groups.count - 1;
+    }
+    return join_group(u, g, index, err);
+}
+
+static tsr_status group_as_listed(unflattening *u, const tsr_name_list *list, tsr_error *err)
+{
+    group *g;
+    TSR_TRY(new_group(u, &g, err));
+    for (size_t i = 0; i < list->count; i++) {
+        uint32_t index = tsr_map_get(u->by_fqn, list->names[i], UINT32_MAX);
+        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of the listed groups has no param_groups key",
+                    TSR_STR_ARG(list->names[i]));
+        param *p = param_at(u, index);
+        TSR_FAIL_IF(p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is in two of the listed groups", TSR_STR_ARG(p->fqn));
+        TSR_TRY(join_group(u, g, index, err));
+        const param *first = param_at(u, *(uint32_t *)g->members.items);
+        const item *other = differing_option(u, first, p);
+        TSR_FAIL_IF(other, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' and '%.*s' are in one group, but differ in '%.*s'",
+                    TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(other->name));
+    }
+    return TSR_OK;
+}
+
+static tsr_status make_groups(unflattening *u, const tsr_name_list *groups, size_t group_count, tsr_error *err)
+{
+    for (size_t i = 0; groups && i < group_count; i++) TSR_TRY(group_as_listed(u, &groups[i], err));
+    for (uint32_t i = 0; i < u->params.count; i++) {
+        const param *p = param_at(u, i);
+        TSR_FAIL_IF(groups && !p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is in none of the listed groups", TSR_STR_ARG(p->fqn));
+        if (!p->grouped) TSR_TRY(group_by_options(u, i, err));
+    }
+    return TSR_OK;
+}
+
+/* ---- output ---- */
+
+/* A dict of what is below the item, all of which has been built. */
+static tsr_status build_dict(unflattening *u, const item *above, const tsr_value **out, tsr_error *err)
+{
+    tsr_tree tree = tsr_tree_on(u->host, u->arena);
+    tsr_status status = TSR_OK;
+    for (uint32_t i = above ? above->first : 0; i && status == TSR_OK; i = item_at(u, i)->next)
+        status = tsr_tree_put(&tree, item_at(u, i)->name, item_at(u, i)->value, err);
+    if (status == TSR_OK) status = tsr_tree_finish(&tree, TSR_VALUE_DICT, out, err);
+    tsr_tree_drop(&tree);
+    return status;
+}
+
+/* Items below come behind those above, so from the last to the first everything is ready in time. */
+static tsr_status build_dicts(unflattening *u, tsr_error *err)
+{
+    for (uint32_t i = (uint32_t)u->items.count; i-- > 1;) {
+        if (!item_at(u, i)->value) TSR_TRY(build_dict(u, item_at(u, i), &item_at(u, i)->value, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status put_state(unflattening *u, const param *p, tsr_tree *state, tsr_error *err)
+{
+    const tsr_value *dict = p->state ? item_at(u, p->state)->value : NULL;
+    if (!dict) TSR_TRY(build_dict(u, NULL, &dict, err));
+    return tsr_tree_put(state, p->fqn, dict, err);
+}
+
+/* With a module tree a parameter has a state exactly if it requires gradients; without one, if there is any. */
+static bool wants_state(const unflattening *u, const param *p)
+{
+    return u->known ? tsr_params_at(u->known, tsr_params_find(u->known, p->fqn))->tensor->requires_grad : p->state != 0;
+}
+
+static tsr_status put_group(unflattening *u, const group *g, tsr_tree *state, tsr_tree *groups, tsr_error *err)
+{
+    tsr_tree names = tsr_tree_on(u->host, u->arena), dict = tsr_tree_on(u->host, u->arena);
+    const tsr_value *built = NULL;
+    const uint32_t *members = g->members.items;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < g->members.count && status == TSR_OK; i++) {
+        const param *p = param_at(u, members[i]);
+        status = tsr_tree_add(&names, tsr_value_str(u->arena, p->fqn, err), err);
+        if (status == TSR_OK && wants_state(u, p)) status = put_state(u, p, state, err);
+    }
+    if (status == TSR_OK) status = tsr_tree_finish(&names, TSR_VALUE_LIST, &built, err);
+    if (status == TSR_OK) status = tsr_tree_put(&dict, TSR_STR("params"), built, err);
+    for (uint32_t i = g->members.count ? item_at(u, param_at(u, members[0])->options)->first : 0; i && status == TSR_OK; i = item_at(u, i)->next)
+        status = tsr_tree_put(&dict, item_at(u, i)->name, item_at(u, i)->value, err);
+    if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
+    if (status == TSR_OK) status = tsr_tree_add(groups, built, err);
+    tsr_tree_drop(&dict);
+    tsr_tree_drop(&names);
+    return status;
+}
+
+static tsr_status put_all(unflattening *u, const tsr_value **out, tsr_error *err)
+{
+    tsr_tree state = tsr_tree_on(u->host, u->arena), groups = tsr_tree_on(u->host, u->arena);
+    const tsr_value *state_dict = NULL, *group_list = NULL;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < u->groups.count && status == TSR_OK; i++) status = put_group(u, (group *)u->groups.items + i, &state, &groups, err);
+    if (status == TSR_OK) status = tsr_tree_finish(&state, TSR_VALUE_DICT, &state_dict, err);
+    if (status == TSR_OK) status = tsr_tree_finish(&groups, TSR_VALUE_LIST, &group_list, err);
+    if (status == TSR_OK) status = tsr_tree_optim(state_dict, group_list, u->arena, out, err);
+    tsr_tree_drop(&groups);
+    tsr_tree_drop(&state);
+    return status;
+}
+
+static tsr_status run(unflattening *u, const tsr_value *flat, const tsr_name_list *groups, size_t group_count, const tsr_value **out, tsr_error *err)
+{
+    if (!u->by_fqn || !u->by_path || !u->by_hash || !tsr_vec_push(&u->items, err)) return TSR_E_NOMEM;
+    TSR_TRY(read_keys(u, flat, err));
+    TSR_TRY(make_groups(u, groups, group_count, err));
+    TSR_TRY(build_dicts(u, err));
+    return put_all(u, out, err);
+}
+
+tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, const tsr_name_list *groups, size_t group_count,
+                               const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    const tsr_allocator *a = host->allocator;
+    unflattening u = {params, host, arena, tsr_vec_of(a, sizeof(param)), tsr_vec_of(a, sizeof(item)), tsr_vec_of(a, sizeof(group)),
+                      tsr_map_new(a, 0, err), tsr_map_new(a, 0, err), tsr_map_new(a, 0, err)};
+    tsr_status status = run(&u, flat, groups, group_count, out, err);
+    for (size_t i = 0; i < u.groups.count; i++) tsr_vec_free(&((group *)u.groups.items)[i].members);
+    tsr_map_free(u.by_hash);
+    tsr_map_free(u.by_path);
+    tsr_map_free(u.by_fqn);
+    tsr_vec_free(&u.groups);
+    tsr_vec_free(&u.items);
+    tsr_vec_free(&u.params);
+    return status;
+}
