@@ -12,7 +12,7 @@
 
 typedef struct plan {
     const tsr_conversion_job *job;
-    tsr_selection selection;
+    tsr_chosen selection;
     tsr_piece *pieces;
     size_t count;
     tsr_safetensors_file *files;
@@ -24,8 +24,6 @@ static const char *refusal(const tsr_converted *row)
 {
     if (row->entry->kind == TSR_ENTRY_OBJECT) return "is an object, which safetensors cannot hold (drop objects, or put them aside)";
     if (row->entry->kind == TSR_ENTRY_OPAQUE) return "is no dense tensor";
-    const char *name = tsr_safetensors_name_refusal(row->name);
-    if (name) return name;
     switch (row->dtype) {
     case TSR_COMPLEX32: return "is complex32, which safetensors does not have";
     case TSR_COMPLEX128: return "is complex128, which safetensors does not have";
@@ -142,12 +140,12 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *
 {
     plan p = {.job = job};
     const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
-    TSR_TRY(tsr_select(job->checkpoint, job->options, refusal, job->arena, &p.selection, err));
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, refusal, job->arena, &p.selection, err));
     p.pieces = tsr_arena_array(job->arena, p.selection.tensor_count, sizeof *p.pieces, err);
     if (!p.pieces) return TSR_E_NOMEM;
     TSR_TRY(assign_files(&p, err));
     TSR_TRY(name_files(&p, err));
-    TSR_TRY(tsr_safetensors_plan(p.pieces, p.count, p.files, p.file_count, NULL, 0, host, job->arena, &p.blits, err));
+    TSR_TRY(tsr_safetensors_lay_out(p.pieces, p.count, p.files, p.file_count, host, job->arena, &p.blits, err));
     TSR_TRY(describe(&p, err));
     if (job->options->dry_run) return TSR_OK;
     tsr_blit_run run = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .blits = p.blits,

@@ -7,7 +7,7 @@
 
 #define NAMED 5u /* entries that a refusal names; the rest is counted */
 
-static tsr_status choose(const tsr_selection *s, tsr_converted *row, tsr_error *err)
+static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err)
 {
     const tsr_convert_options *options = s->options;
     const tsr_entry *entry = row->entry;
@@ -32,7 +32,7 @@ static tsr_status choose(const tsr_selection *s, tsr_converted *row, tsr_error *
     return TSR_OK;
 }
 
-static tsr_status check_names(const tsr_selection *s, tsr_error *err)
+static tsr_status check_names(const tsr_chosen *s, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(s->checkpoint)->allocator;
     tsr_map *map = tsr_map_new(allocator, (size_t)s->count, err);
@@ -52,14 +52,14 @@ static tsr_status check_names(const tsr_selection *s, tsr_error *err)
     return status;
 }
 
-static const char *reason(const tsr_selection *s, const tsr_converted *row, const char *(*refusal)(const tsr_converted *row))
+static const char *reason(const tsr_chosen *s, const tsr_converted *row, const char *(*refusal)(const tsr_converted *row))
 {
     const bool object = row->entry->kind == TSR_ENTRY_OBJECT;
     return object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object" : refusal(row);
 }
 
 /* One message for all entries that cannot be written, naming the first few. */
-static tsr_status check_refusals(const tsr_selection *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
+static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
 {
     tsr_str list = {NULL, 0};
     uint64_t refused = 0;
@@ -77,7 +77,7 @@ static tsr_status check_refusals(const tsr_selection *s, const char *(*refusal)(
 }
 
 /* Entries on a storage that another written entry is on too. */
-static tsr_status mark_copies(const tsr_selection *s, tsr_error *err)
+static tsr_status mark_copies(const tsr_chosen *s, tsr_error *err)
 {
     uint32_t largest = 0;
     for (uint64_t i = 0; i < s->count; i++) {
@@ -92,8 +92,8 @@ static tsr_status mark_copies(const tsr_selection *s, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_select(tsr_checkpoint *checkpoint, const tsr_convert_options *options,
-                      const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_selection *out, tsr_error *err)
+tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *options,
+                      const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_chosen *out, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     const bool known = options->dtype == TSR_DTYPE_NONE || tsr_cast_possible(options->dtype, options->dtype);
@@ -102,7 +102,7 @@ tsr_status tsr_select(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
     TSR_FAIL_IF(catalog->entry_count > UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many entries to convert");
     tsr_converted *rows = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *rows, err);
     if (!rows) return TSR_E_NOMEM;
-    *out = (tsr_selection){checkpoint, options, arena, rows, catalog->entry_count, 0};
+    *out = (tsr_chosen){checkpoint, options, arena, rows, catalog->entry_count, 0};
     for (uint64_t i = 0; i < out->count; i++) {
         rows[i].entry = &catalog->entries[i];
         TSR_TRY(choose(out, &rows[i], err));

@@ -4,19 +4,19 @@
 
 #include "tessera/convert.h"
 
-typedef struct tsr_selection {
+typedef struct tsr_chosen {
     tsr_checkpoint *checkpoint;
     const tsr_convert_options *options;
     tsr_arena *arena;
     tsr_converted *rows; /* one an entry of the catalog */
     uint64_t count;
     size_t tensor_count; /* rows to be written that are tensors */
-} tsr_selection;
+} tsr_chosen;
 
 /* Fills the rows: `written` says what is to be written. Entries for which `refusal` gives a text (it completes "'name' …")
  * cannot be held by the container and are refused by name; so are objects under TSR_OBJECTS_REFUSE, and names that
  * collide. */
-tsr_status tsr_select(tsr_checkpoint *checkpoint, const tsr_convert_options *options,
-                      const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_selection *out, tsr_error *err);
+tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *options,
+                      const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_chosen *out, tsr_error *err);
 
 #endif

@@ -223,9 +223,9 @@ static void test_exec_convert__what_the_format_cannot_hold_is_refused_by_name(vo
         {TSR_BITS8, TSR_ENTRY_TENSOR, "q", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'q' has a type"},
         {TSR_INT8, TSR_ENTRY_OPAQUE, "o", {.to = TSR_TO_SAFETENSORS, .objects = TSR_OBJECTS_DROP}, TSR_E_UNSUPPORTED, "'o' is no dense tensor"},
         {TSR_INT8, TSR_ENTRY_OBJECT, "o", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'o' is an object"},
-        {TSR_INT8, TSR_ENTRY_TENSOR, "", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'' has an empty name"},
-        {TSR_INT8, TSR_ENTRY_TENSOR, "__metadata__", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "the name of the metadata"},
-        {TSR_INT8, TSR_ENTRY_TENSOR, "\xff", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "no valid UTF-8"},
+        {TSR_INT8, TSR_ENTRY_TENSOR, "", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'' is an empty name"},
+        {TSR_INT8, TSR_ENTRY_TENSOR, "__metadata__", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "is the name of the metadata"},
+        {TSR_INT8, TSR_ENTRY_TENSOR, "\xff", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "a name that is not UTF-8"},
         {TSR_INT8, TSR_ENTRY_TENSOR, "t", {.to = TSR_TO_SAFETENSORS, .dtype = TSR_INT32}, TSR_E_USAGE, "not to int32"},
         {TSR_INT8, TSR_ENTRY_TENSOR, "t", {.to = TSR_TO_SAFETENSORS, .rename = rename_all_alike}, TSR_E_USAGE, "'t' and 'other' would both be named 'same'"},
     };
