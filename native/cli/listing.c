@@ -136,7 +136,7 @@ typedef struct numbered {
     uint32_t node;
 } numbered;
 
-static bool number_of(tsr_str name, uint64_t *number)
+bool cli_number_of(tsr_str name, uint64_t *number)
 {
     if (name.size == 0 || name.size > 9 || (name.size > 1 && name.data[0] == '0')) return false;
     *number = 0;
@@ -189,7 +189,7 @@ static tsr_status fold(cli_listing *listing, const tsr_allocator *allocator, tsr
         numbers.count = 0;
         for (uint32_t c = node_at(listing, i)->first; c != CLI_NO_NODE; c = node_at(listing, c)->next) {
             uint64_t number;
-            if (!number_of(node_at(listing, c)->name, &number)) continue;
+            if (!cli_number_of(node_at(listing, c)->name, &number)) continue;
             numbered *item = tsr_vec_push(&numbers, err);
             if (!item) status = TSR_E_NOMEM;
             else *item = (numbered){node_at(listing, c)->signature, number, c};

@@ -39,9 +39,13 @@ tsr_status cli_listing_build(const tsr_catalog *catalog, bool (*keeps)(const voi
                              const tsr_allocator *allocator, cli_listing *out, tsr_error *err);
 void cli_listing_free(cli_listing *listing);
 
-/* Rows of a table: nodes with an entry, whole folded names. Of a tree: every node, chains of single children as one. */
+/* Rows of a table: nodes with an entry, whole folded names. Of a tree: every node but those inside a node that holds only
+ * objects, chains of single children as one. */
 tsr_status cli_listing_rows(const cli_listing *listing, bool tree, void (*each)(void *ctx, const cli_row *row), void *ctx,
                             const tsr_allocator *allocator, tsr_error *err);
+
+/* Whether a component is a plain number of at most nine digits. */
+bool cli_number_of(tsr_str name, uint64_t *number);
 
 /* "float32", "float32, int64" is not told apart: "mixed". */
 const char *cli_node_dtype(const cli_node *node);

@@ -31,10 +31,8 @@ static void append(walker *w, const char *data, size_t size)
 
 static bool follows(tsr_str a, tsr_str b)
 {
-    uint64_t x = 0, y = 0;
-    for (size_t i = 0; i < a.size; i++) x = x * 10 + (uint64_t)(a.data[i] - '0');
-    for (size_t i = 0; i < b.size; i++) y = y * 10 + (uint64_t)(b.data[i] - '0');
-    return y == x + 1;
+    uint64_t x, y;
+    return cli_number_of(a, &x) && cli_number_of(b, &y) && y == x + 1;
 }
 
 /* "name", or "{0-4,6-31}"; after a few ranges "…". */
@@ -79,7 +77,7 @@ static void walk(walker *w, const cli_node *parent, unsigned depth, uint64_t tim
         if (w->tree) w->label.count = 0;
         else if (start) append(w, ".", 1);
         append_label(w, node);
-        while (w->tree && !node->entry && node->first != CLI_NO_NODE) { /* a chain of only children is one line */
+        while (w->tree && !node->entry && node->tensors) { /* a chain of only children is one line */
             const cli_node *child = shown(w, node->first);
             if (shown(w, child->next)) break;
             count *= child->folded;
@@ -89,7 +87,7 @@ static void walk(walker *w, const cli_node *parent, unsigned depth, uint64_t tim
         }
         cli_row row = {{w->label.items, w->label.count}, node, count, depth, last};
         if (!w->failed && (w->tree || node->entry)) w->each(w->ctx, &row);
-        walk(w, node, depth + 1, count, last);
+        if (!w->tree || node->tensors) walk(w, node, depth + 1, count, last);
         w->label.count = start;
         node = next;
     }
