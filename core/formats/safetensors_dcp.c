@@ -120,26 +120,16 @@ static bool same_box(const placed *a, const placed *b)
                                                    memcmp(a->chunk.sizes, b->chunk.sizes, bytes) == 0));
 }
 
-static bool is_empty(const placed *shard)
-{
-    for (uint32_t d = 0; d < shard->rank; d++)
-        if (shard->chunk.sizes[d] == 0) return true;
-    return false;
-}
-
-/* The shards are sorted: each entry's distinct boxes go into one run of `chunks`, copies into one of `replicas`. An
- * empty share of a tensor that is not empty holds nothing and is left out. */
+/* The shards are sorted: each entry's distinct boxes go into one run of `chunks`, copies into one of `replicas`. */
 static void distribute(tsr_entry *entries, const placed *shards, size_t count, tsr_chunk *chunks, tsr_chunk *replicas)
 {
     for (size_t i = 0; i < count; i++) {
         tsr_entry *entry = &entries[shards[i].entry];
         bool first = i == 0 || shards[i].entry != shards[i - 1].entry;
-        uint64_t elements;
         if (first) {
             entry->chunks = chunks;
             entry->replicas = replicas;
         }
-        if (is_empty(&shards[i]) && (!tsr_entry_elements(entry, &elements) || elements)) continue;
         if (!first && same_box(&shards[i], &shards[i - 1])) {
             *replicas++ = shards[i].chunk;
             entry->replica_count++;
