@@ -247,6 +247,25 @@ static tsr_status describe_parts(flatten *f, const tsr_value *value, tsr_entry *
     return TSR_OK;
 }
 
+/* The name and the path of the walk's place. A module's state_dict() is flat: what lies below a module is one key. */
+static tsr_status take_path(flatten *f, tsr_entry *entry)
+{
+    const tsr_path_item *items = f->path.items;
+    const level *levels = f->levels.items;
+    size_t count = f->path.count, kept = 0;
+    tsr_path_item *path = tsr_arena_array(f->arena, count, sizeof *path, f->err);
+    if (!path) return TSR_E_NOMEM;
+    for (; kept < count && !levels[kept].parts[0]; kept++) path[kept] = items[kept];
+    if (kept < count) {
+        path[kept] = (tsr_path_item){TSR_PATH_KEY, {NULL, 0}, 0};
+        TSR_TRY(join(f, items + kept, count - kept, "", ".", "", &path[kept].key));
+        kept++;
+    }
+    entry->path = path;
+    entry->path_length = (uint32_t)kept;
+    return join(f, path, kept, "", ".", "", &entry->fqn);
+}
+
 static tsr_status add_leaf(flatten *f, const tsr_value *value)
 {
     TSR_FAIL_IF(f->entries.count >= f->host->limits.entries || f->entries.count >= UINT32_MAX - 1, f->err, TSR_E_LIMIT,
@@ -260,12 +279,7 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
         entry.type = type_name(value);
         if (value->kind == TSR_VALUE_OBJECT) TSR_TRY(describe_parts(f, value, &entry));
     }
-    tsr_path_item *path = tsr_arena_array(f->arena, f->path.count, sizeof *path, f->err);
-    if (!path) return TSR_E_NOMEM;
-    if (f->path.count) memcpy(path, f->path.items, f->path.count * sizeof *path);
-    entry.path = path;
-    entry.path_length = (uint32_t)f->path.count;
-    TSR_TRY(join(f, path, f->path.count, "", ".", "", &entry.fqn));
+    TSR_TRY(take_path(f, &entry));
     uint32_t *existing;
     bool inserted;
     TSR_TRY(tsr_map_put(f->names, entry.fqn, (uint32_t)f->entries.count, &existing, &inserted, f->err));
@@ -288,6 +302,7 @@ static tsr_status enter(flatten *f, const tsr_value *value)
     }
     const tsr_value *names = tsr_value_get(state, TSR_STR("_non_persistent_buffers_set"));
     if (!names || names->kind != TSR_VALUE_SET || names->count == 0) return TSR_OK;
+    f->visited += names->count;
     pushed->hidden = tsr_map_new(f->host->allocator, names->count, f->err);
     if (!pushed->hidden) return TSR_E_NOMEM;
     for (size_t i = 0; i < names->count; i++)

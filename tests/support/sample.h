@@ -1,0 +1,65 @@
+/* Files of samples/checkpoints in a memory store, and the goldens beside them. */
+#ifndef TESTS_SUPPORT_SAMPLE_H
+#define TESTS_SUPPORT_SAMPLE_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tessera/store.h"
+
+enum { SAMPLE_FILES = 16 };
+
+typedef struct sample {
+    tsr_memory_file files[SAMPLE_FILES];
+    uint32_t count;
+    tsr_store *store;
+} sample;
+
+/* A file's bytes, malloc'ed; empty when it cannot be read. `path` counts from samples/checkpoints. */
+static inline tsr_str sample_read(const char *path)
+{
+    char name[1024];
+    snprintf(name, sizeof name, "%s/samples/checkpoints/%s", TSR_TEST_DATA, path);
+    FILE *file = fopen(name, "rb");
+    if (!file) return (tsr_str){NULL, 0};
+    fseek(file, 0, SEEK_END);
+    long size = ftell(file);
+    rewind(file);
+    char *bytes = malloc((size_t)size + 1);
+    size_t got = fread(bytes, 1, (size_t)size, file);
+    fclose(file);
+    bytes[got] = 0;
+    return (tsr_str){bytes, got};
+}
+
+static inline void sample_add(sample *s, const char *name, tsr_str content)
+{
+    char *copy = malloc(strlen(name) + 1);
+    memcpy(copy, name, strlen(name) + 1);
+    s->files[s->count++] = (tsr_memory_file){tsr_str_from(copy), content};
+}
+
+/* `folder`/`file` under the name `file`. */
+static inline void sample_add_file(sample *s, const char *folder, const char *file)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    sample_add(s, file, sample_read(path));
+}
+
+static inline tsr_status sample_open(sample *s, const tsr_allocator *allocator)
+{
+    return tsr_store_from_memory(allocator, s->files, s->count, &s->store, NULL);
+}
+
+static inline void sample_close(sample *s)
+{
+    if (s->store) s->store->close(s->store);
+    for (uint32_t i = 0; i < s->count; i++) {
+        free((char *)s->files[i].name.data);
+        free((char *)s->files[i].content.data);
+    }
+    *s = (sample){.count = 0};
+}
+
+#endif
