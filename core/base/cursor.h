@@ -61,7 +61,7 @@ static inline bool tsr_add_u64(uint64_t a, uint64_t b, uint64_t *sum)
 static inline bool tsr_mul_u64(uint64_t a, uint64_t b, uint64_t *product)
 {
     *product = a * b;
-    return a == 0 || *product / a == b;
+    return (a | b) >> 32 == 0 || a == 0 || *product / a == b; /* a division costs more than all the rest */
 }
 
 #endif

@@ -56,22 +56,37 @@ static bool drop_parts(machine *m, const open *marks, tsr_ref record)
     return true;
 }
 
-bool tsr_pickle_fold(machine *m, uint32_t id, bool built, tsr_pickle_kind kind, const tsr_ref *items, size_t count, tsr_ref *record)
+bool tsr_pickle_fold(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record)
 {
-    tsr_pickle_parts parts = {id & 0xFFFF, built, kind, items, count, (uint64_t)(m->at - m->start)};
+    parts->class_id = id & 0xFFFF;
+    parts->position = (uint64_t)(m->at - m->start);
     *record = TSR_REF_NONE;
-    m->status = m->sink->fold(m->sink->ctx, m->pickle, &parts, record, m->err);
+    m->status = m->sink->fold(m->sink->ctx, m->pickle, parts, record, m->err);
     return m->status == TSR_OK;
+}
+
+/* The record of an object that was made. */
+static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_ref *record)
+{
+    int64_t ints[INTS_MAX];
+    tsr_pickle_parts parts = {.kind = TSR_PICKLE_TUPLE};
+    parts.items = tsr_pickle_items(m->pickle, args, &parts.count);
+    int count = parts.count == 1 ? tsr_pickle_ints(m->pickle, parts.items[0], ints, INTS_MAX) : -1;
+    if (count >= 0 && tag_of(parts.items[0]) == TAG_TUPLE) {
+        parts.ints = ints;
+        parts.count = (size_t)count;
+    }
+    return tsr_pickle_fold(m, &parts, id, record);
 }
 
 /* The record of an object that got its state. */
 static bool fold_built(machine *m, uint32_t id, tsr_ref state, tsr_ref *record)
 {
-    size_t count;
-    const tsr_ref *items = tsr_pickle_items(m->pickle, state, &count);
     tsr_pickle_kind kind = tsr_pickle_kind_of(m->pickle, state);
+    tsr_pickle_parts parts = {.built = true, .kind = kind, .items = &state, .count = 1};
     bool many = kind == TSR_PICKLE_DICT || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_SET;
-    return tsr_pickle_fold(m, id, true, kind, many ? items : &state, many ? count : 1, record);
+    if (many) parts.items = tsr_pickle_items(m->pickle, state, &parts.count);
+    return tsr_pickle_fold(m, &parts, id, record);
 }
 
 tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)
@@ -87,9 +102,7 @@ tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_p
     tsr_pickle_use use = how == TSR_PICKLE_BUILT ? TSR_PICKLE_USE_BUILT : TSR_PICKLE_USE_CALLED;
     if (use > g->use) g->use = use;
     if (g->id & TSR_PICKLE_FOLD_MADE && m->sink->fold) {
-        size_t count;
-        const tsr_ref *items = tsr_pickle_items(pickle, args, &count);
-        if (!tsr_pickle_fold(m, g->id, false, TSR_PICKLE_TUPLE, items, count, &record)) return TSR_REF_NONE;
+        if (!fold_made(m, g->id, args, &record)) return TSR_REF_NONE;
         if (!record) return made;
         pickle->objects.count--;
         return record;

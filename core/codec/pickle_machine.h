@@ -45,6 +45,8 @@ typedef enum tag {
 static inline tag tag_of(tsr_ref ref) { return (tag)(ref & 15); }
 static inline uint32_t index_of(tsr_ref ref) { return ref >> 4; }
 
+enum { INTS_MAX = 64 }; /* of tsr_pickle_parts.ints */
+
 /* Little-endian loads that compilers turn into one instruction. */
 static inline uint32_t load_u16(const uint8_t *p) { return (uint32_t)(p[0] | p[1] << 8); }
 static inline uint32_t load_u32(const uint8_t *p) { return load_u16(p) | load_u16(p + 2) << 16; }
@@ -155,7 +157,7 @@ bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *fr
 bool tsr_pickle_do_call(machine *m);  /* REDUCE: callable, arguments */
 bool tsr_pickle_do_newobj(machine *m);
 bool tsr_pickle_do_build(machine *m);
-bool tsr_pickle_fold(machine *m, uint32_t id, bool built, tsr_pickle_kind kind, const tsr_ref *items, size_t count, tsr_ref *record);
+bool tsr_pickle_fold(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record);
 /* Notes that the memo slots from `from` on hold nothing droppable; none of them was noted before. */
 bool tsr_pickle_note_clean(machine *m, size_t from);
 /* pickle_quick.c: a whole object in one go. `p` is behind the EMPTY_TUPLE that follows its class, `*slot`. Puts the

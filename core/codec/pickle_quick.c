@@ -35,54 +35,50 @@ static inline bool takes(quick *q, const char *bytes, size_t size)
 
 static inline void memoize(quick *q, tsr_ref ref) { q->memo[q->memo_count++] = ref; }
 
-/* An int ≥ 0. Its width changes from object to object, so it is looked up rather than branched on. */
-static inline bool take_int(quick *q, tsr_ref *out)
+/* An int ≥ 0, or of LONG1. The width changes from object to object, so it is looked up rather than branched on. */
+static inline bool take_int(quick *q, int64_t *out)
 {
     static const uint8_t widths[256] = {['K'] = 1, ['M'] = 2, ['J'] = 4};
     const uint8_t *p = q->p;
     unsigned width = widths[*p];
     if (width) {
-        uint64_t value = load_u64(p + 1) << (64 - 8 * width) >> (64 - 8 * width);
-        if (value > INT32_MAX) return false;
+        *out = (int64_t)(load_u64(p + 1) << (64 - 8 * width) >> (64 - 8 * width));
         q->p += 1 + width;
-        *out = value < 1 << 27 ? REF(TAG_SMALL, value) : tsr_pickle_make_int(q->m, (int64_t)value);
-        return *out != TSR_REF_NONE;
+        return *out <= INT32_MAX;
     }
-    if (*p != 0x8a || p[1] > 8) return false;
-    *out = tsr_pickle_make_long(q->m, p + 2, p[1]);
-    q->p += 2 + p[1];
-    return *out != TSR_REF_NONE;
+    width = p[1];
+    if (*p != 0x8a || width == 0 || width > 8) return false;
+    *out = (int64_t)(load_u64(p + 2) << (64 - 8 * width)) >> (64 - 8 * width);
+    q->p += 2 + width;
+    return true;
 }
 
 /* A tuple of ints, memoized unless it is empty. */
-static inline bool take_ints(quick *q, tsr_ref *out)
+static inline bool take_ints(quick *q, int64_t *ints, size_t *count)
 {
-    tsr_ref ints[QUICK_INTS];
-    size_t count = 0;
     bool marked = *q->p == '(';
+    *count = 0;
     if (*q->p == ')') {
         q->p++;
-        *out = REF_EMPTY_TUPLE;
         return true;
     }
     if (marked) q->p++;
-    while (count < QUICK_INTS && q->m->end - q->p >= QUICK_BYTES && take_int(q, &ints[count])) count++;
-    if (count == 0 || q->m->end - q->p < QUICK_BYTES) return false;
-    if (marked ? *q->p != 't' : count > 3 || *q->p != 0x84 + count) return false;
+    while (*count < QUICK_INTS && q->m->end - q->p >= QUICK_BYTES && take_int(q, &ints[*count])) ++*count;
+    if (*count == 0 || q->m->end - q->p < QUICK_BYTES) return false;
+    if (marked ? *q->p != 't' : *count > 3 || *q->p != 0x84 + *count) return false;
     q->p++;
-    if (!takes(q, "\x94", 1)) return false;
-    *out = tsr_pickle_make_tuple(q->m, ints, count);
     memoize(q, REF_DROPPED);
-    return *out != TSR_REF_NONE;
+    return takes(q, "\x94", 1);
 }
 
 static inline bool take_call(quick *q, uint32_t id, tsr_ref *out)
 {
-    tsr_ref ints;
-    if (!take_ints(q, &ints) || !takes(q, "\x85\x94R\x94", 4)) return false;
+    int64_t ints[QUICK_INTS];
+    tsr_pickle_parts parts = {.kind = TSR_PICKLE_TUPLE, .ints = ints};
+    if (!take_ints(q, ints, &parts.count) || !takes(q, "\x85\x94R\x94", 4)) return false;
     memoize(q, REF_DROPPED);
     q->m->at = q->p - 2;
-    if (!tsr_pickle_fold(q->m, id, false, TSR_PICKLE_TUPLE, &ints, 1, out) || !*out) return false;
+    if (!tsr_pickle_fold(q->m, &parts, id, out) || !*out) return false;
     memoize(q, *out);
     return true;
 }
@@ -120,7 +116,12 @@ static inline bool take_value(quick *q, tsr_ref *out)
     case 'N': q->p++; *out = TSR_REF_NONE; return true;
     case 0x88: q->p++; *out = REF_TRUE; return true;
     case 0x89: q->p++; *out = REF_FALSE; return true;
-    default: return take_int(q, out);
+    default: {
+        int64_t value;
+        if (!take_int(q, &value)) return false;
+        *out = tsr_pickle_make_int(q->m, value);
+        return *out != TSR_REF_NONE;
+    }
     }
 }
 
@@ -140,17 +141,16 @@ const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p)
     tsr_pickle *pickle = m->pickle;
     global *class_ = (global *)pickle->globals.items + index_of(*slot);
     if (!(class_->id & TSR_PICKLE_FOLD_BUILT) || !has_room(m, &m->memo, QUICK_MEMO)) return NULL;
-    size_t words = pickle->words.count, wides = pickle->wides.count, texts = pickle->texts.count, first = m->memo.count;
+    size_t wides = pickle->wides.count, texts = pickle->texts.count, first = m->memo.count;
     quick q = {m, p + 5, m->memo.items, first + 2};
     tsr_ref items[QUICK_ITEMS], record = TSR_REF_NONE;
     const uint8_t *at = m->at;
     q.memo[first] = q.memo[first + 1] = REF_DROPPED;
-    size_t count = take_items(&q, items);
-    if (count) {
+    tsr_pickle_parts parts = {.built = true, .kind = TSR_PICKLE_DICT, .items = items, .count = take_items(&q, items)};
+    if (parts.count) {
         m->at = q.p - 1;
-        tsr_pickle_fold(m, class_->id, true, TSR_PICKLE_DICT, items, count, &record);
+        tsr_pickle_fold(m, &parts, class_->id, &record);
     }
-    pickle->words.count = words;
     pickle->wides.count = wides;
     if (!record) {
         pickle->texts.count = texts;

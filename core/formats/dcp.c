@@ -84,10 +84,9 @@ static tsr_status set_chunks(const tsr_dcp_source *source, const tsr_entry *entr
 {
     for (uint64_t i = 0; i < record[1]; i++) {
         uint32_t rank;
+        chunks[i] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX /* no record yet */};
         chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(record[2 + i]), &rank);
         chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(record[2 + i]), &rank);
-        chunks[i].file = TSR_NO_FILE;
-        chunks[i].byte_length = UINT64_MAX; /* no record yet */
         TSR_FAIL_IF(rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: chunk %llu of '%.*s' has %u dimensions, the tensor has %u",
                     (unsigned long long)i, TSR_STR_ARG(entry->fqn), rank, entry->rank);
     }
@@ -141,8 +140,9 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_source *source
     const tsr_ref *pairs = tsr_pickle_items(source->metadata.pickle, source->metadata.state_dict, &count);
     uint64_t before = tsr_dcp_state_of(checkpoint)->entries.count, total = count_chunks(source, pairs, count);
     TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: %llu chunks", (unsigned long long)total);
-    source->chunks = tsr_arena_array(checkpoint->arena, (size_t)total, sizeof(tsr_chunk), err);
+    source->chunks = tsr_alloc(checkpoint->host->allocator, (size_t)total, sizeof(tsr_chunk), err);
     if (!source->chunks) return TSR_E_NOMEM;
+    source->chunk_room = total;
     for (size_t i = 0; i + 1 < count; i += 2) TSR_TRY(add_entry(checkpoint, source, pairs[i], pairs[i + 1], err));
     uint64_t added = tsr_dcp_state_of(checkpoint)->entries.count - before;
     TSR_FAIL_IF(tsr_dcp_state_of(checkpoint)->source_count == 1 && added < count / 2, err, TSR_E_FORMAT, TSR_NO_POSITION,
@@ -334,7 +334,10 @@ static void free_work(tsr_dcp_state *state)
 static void close_dcp(tsr_checkpoint *checkpoint)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
-    for (uint32_t i = 0; i < state->source_count; i++) tsr_dcp_metadata_close(&state->sources[i].metadata);
+    for (uint32_t i = 0; i < state->source_count; i++) {
+        tsr_dcp_metadata_close(&state->sources[i].metadata);
+        tsr_free(checkpoint->host->allocator, state->sources[i].chunks, (size_t)state->sources[i].chunk_room, sizeof(tsr_chunk));
+    }
     tsr_map_free(state->zstd);
 }
 

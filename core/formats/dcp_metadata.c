@@ -60,7 +60,13 @@ static const tsr_pickle_name names[] = {
     {"collections", "OrderedDict", ID_LISTED},
 };
 
-enum { DIMS_CACHE = 1 << 15, KEY_CACHE = 64 };
+enum { DIMS_CACHE = 1 << 15, KEY_CACHE = 8 };
+
+/* An attribute's name as it was met last at some place of a class's state: picklers write it as the same ref each time. */
+typedef struct known_key {
+    tsr_ref ref;
+    enum key key;
+} known_key;
 
 /* What only the parse needs. The caches forget what they have no room for. */
 typedef struct folder {
@@ -68,10 +74,7 @@ typedef struct folder {
     uint64_t chunk_bound; /* chunks of all tensors together: none takes less than a byte */
     uint64_t chunk_count;
     uint32_t dims_cache[DIMS_CACHE]; /* 1 + id */
-    struct {
-        tsr_ref ref;
-        enum key key;
-    } keys[KEY_CACHE];
+    known_key keys[ID_LISTED][KEY_CACHE]; /* by class and place */
 } folder;
 
 /* One object being folded. */
@@ -100,7 +103,10 @@ static tsr_status add_dims(item *it, const int64_t *values, int rank, uint32_t *
 {
     tsr_vec *dims = &it->folder->metadata->dims;
     uint64_t hash = (uint64_t)rank;
-    for (int i = 0; i < rank; i++) hash = (hash ^ (uint64_t)values[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29;
+    for (int i = 0; i < rank; i++) {
+        if (values[i] < 0) return malformed(it, "dcp: the negative value %lld among sizes or offsets", (long long)values[i]);
+        hash = (hash ^ (uint64_t)values[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29;
+    }
     uint32_t *slot = &it->folder->dims_cache[hash >> 40 & (DIMS_CACHE - 1)];
     if (*slot) {
         const uint64_t *known = (const uint64_t *)dims->items + *slot - 1;
@@ -121,14 +127,12 @@ static tsr_status add_dims(item *it, const int64_t *values, int rank, uint32_t *
     return TSR_OK;
 }
 
+/* The dims of a plain tuple or list. */
 static tsr_status make_dims(item *it, tsr_ref tuple, uint32_t *id)
 {
     int64_t values[TSR_DCP_MAX_RANK];
     int rank = tsr_pickle_ints(it->pickle, tuple, values, TSR_DCP_MAX_RANK);
-    if (rank < 0) return malformed(it, "dcp: a torch.Size that is not made of at most %d integers", TSR_DCP_MAX_RANK);
-    for (int i = 0; i < rank; i++) {
-        if (values[i] < 0) return malformed(it, "dcp: a torch.Size with the negative value %lld", (long long)values[i]);
-    }
+    if (rank < 0) return malformed(it, "dcp: sizes or offsets that are not made of at most %d integers", TSR_DCP_MAX_RANK);
     return add_dims(it, values, rank, id);
 }
 
@@ -142,19 +146,13 @@ static tsr_status take_dims(item *it, tsr_ref ref, uint32_t *id)
     return TSR_OK;
 }
 
-static enum key key_of(item *it, tsr_ref ref)
+static enum key key_of(const tsr_pickle *pickle, tsr_ref ref)
 {
-    size_t slot = (ref >> 4) & (KEY_CACHE - 1);
-    folder *f = it->folder;
-    if (f->keys[slot].ref == ref) return f->keys[slot].key;
-    tsr_str text = tsr_pickle_text(it->pickle, ref);
-    enum key key = KEY_OTHER;
+    tsr_str text = tsr_pickle_text(pickle, ref);
     for (int i = KEY_OTHER + 1; i <= KEY_CHUNKS; i++) {
-        if (tsr_pickle_kind_of(it->pickle, ref) == TSR_PICKLE_STR && tsr_str_equal(text, tsr_str_from(key_names[i]))) key = (enum key)i;
+        if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_STR && tsr_str_equal(text, tsr_str_from(key_names[i]))) return (enum key)i;
     }
-    f->keys[slot].ref = ref;
-    f->keys[slot].key = key;
-    return key;
+    return KEY_OTHER;
 }
 
 /* Attribute values by key, TSR_REF_NONE where absent. `found` gets a bit for each that is there. */
@@ -163,10 +161,12 @@ static tsr_status take_attributes(item *it, const char *class_name, tsr_ref *val
     const tsr_pickle_parts *parts = it->parts;
     if (parts->kind != TSR_PICKLE_DICT) return malformed(it, "dcp: the state of a %s is not a dict", class_name);
     *found = 0;
+    known_key *known = it->folder->keys[parts->class_id];
     for (size_t i = 0; i + 1 < parts->count; i += 2) {
-        enum key key = key_of(it, parts->items[i]);
-        values[key] = parts->items[i + 1];
-        *found |= 1u << key;
+        known_key *k = &known[i / 2 % KEY_CACHE];
+        if (k->ref != parts->items[i]) *k = (known_key){parts->items[i], key_of(it->pickle, parts->items[i])};
+        values[k->key] = parts->items[i + 1];
+        *found |= 1u << k->key;
     }
     return TSR_OK;
 }
@@ -285,9 +285,8 @@ static tsr_status fold_properties(item *it, tsr_ref *out)
 static tsr_status fold_size(item *it, tsr_ref *out)
 {
     uint32_t id;
-    if (it->parts->count > 1) return malformed(it, "dcp: a torch.Size of %zu arguments", it->parts->count);
-    if (it->parts->count == 1) TSR_TRY(make_dims(it, it->parts->items[0], &id));
-    else TSR_TRY(add_dims(it, NULL, 0, &id));
+    if (!it->parts->ints && it->parts->count) return malformed(it, "dcp: a torch.Size that is not made of at most %d integers", TSR_DCP_MAX_RANK);
+    TSR_TRY(add_dims(it, it->parts->ints, (int)it->parts->count, &id));
     *out = tsr_pickle_folded(id | TSR_DCP_DIMS_FLAG);
     return TSR_OK;
 }

@@ -27,7 +27,7 @@ typedef struct record {
     const uint64_t *offsets; /* NULL: none */
     uint32_t rank;
     uint32_t hint;
-    tsr_str path;
+    tsr_str path; /* set where it is another than the last record's */
     int64_t byte_offset, byte_length;
     bool zstd;
 } record;
@@ -90,11 +90,12 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
                     "the data file '%.*s', which storage_data names, is not there", TSR_STR_ARG(name));
 }
 
-static tsr_status file_of(placer *p, const record *r, tsr_ref path, uint32_t *file, tsr_error *err)
+static tsr_status file_of(placer *p, record *r, tsr_ref path, uint32_t *file, tsr_error *err)
 {
     uint32_t *stored;
     bool inserted;
     if (path != p->last_path) {
+        r->path = tsr_pickle_text(p->source->metadata.pickle, path);
         TSR_TRY(tsr_map_put(p->paths, r->path, TSR_NO_FILE, &stored, &inserted, err));
         if (inserted) TSR_TRY(resolve_path(p, r, stored, err));
         p->last_path = path;
@@ -211,11 +212,12 @@ static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_err
                     TSR_STR_ARG(f->name), (unsigned long long)f->size);
 }
 
-/* SAFETENSORS items have exactly their elements' bytes; a torch.save blob is always longer. */
+/* Told by a file's first tensor. SAFETENSORS items have exactly their elements' bytes; a torch.save blob is always longer. */
 static tsr_dcp_use use_of(const tsr_entry *entry, const tsr_chunk *chunk, bool zstd)
 {
     uint64_t elements = 1, bytes;
-    if (entry->kind != TSR_ENTRY_TENSOR || zstd) return TSR_DCP_TORCH;
+    if (entry->kind != TSR_ENTRY_TENSOR) return TSR_DCP_OBJECTS;
+    if (zstd) return TSR_DCP_TORCH;
     for (uint32_t d = 0; d < entry->rank; d++) {
         if (!tsr_mul_u64(elements, chunk->sizes[d], &elements)) return TSR_DCP_TORCH;
     }
@@ -245,7 +247,7 @@ static tsr_status note_zstd(tsr_checkpoint *checkpoint, const tsr_chunk *chunk, 
     return tsr_map_put(state->zstd, (tsr_str){key, 12}, 1, NULL, NULL, err);
 }
 
-static tsr_status place_one(placer *p, const record *r, tsr_ref path, tsr_error *err)
+static tsr_status place_one(placer *p, record *r, tsr_ref path, tsr_error *err)
 {
     const tsr_entry *entry = NULL;
     tsr_chunk *chunk;
@@ -258,8 +260,7 @@ static tsr_status place_one(placer *p, const record *r, tsr_ref path, tsr_error 
     chunk->byte_length = (uint64_t)r->byte_length;
     if (file == TSR_NO_FILE) return TSR_OK;
     uint8_t *use = &tsr_dcp_state_of(p->checkpoint)->file_uses[file];
-    tsr_dcp_use now = use_of(entry, chunk, r->zstd);
-    if (*use < now) *use = now;
+    if (*use <= TSR_DCP_OBJECTS) *use = (uint8_t)use_of(entry, chunk, r->zstd);
     if (r->byte_offset < 0 || r->byte_length < 0 || !tsr_add_u64(chunk->byte_offset, chunk->byte_length, &end) || end > p->checkpoint->store->files[file].size) {
         if (r->byte_offset < 0 || r->byte_length < 0) chunk->byte_offset = chunk->byte_length = 0;
         return find_beyond(p, r, file, err);
@@ -275,7 +276,6 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
     TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: storage_data holds something other than MetadataIndex: _StorageInfo");
     record r = {.fqn = tsr_pickle_text(metadata->pickle, tsr_dcp_high(index[0])),
                 .hint = tsr_dcp_low(index[1]),
-                .path = tsr_pickle_text(metadata->pickle, tsr_dcp_high(storage[0])),
                 .byte_offset = (int64_t)storage[1],
                 .byte_length = (int64_t)storage[2],
                 .zstd = storage[0] >> 8 & 1};

@@ -12,8 +12,8 @@
 typedef struct tsr_dcp_source {
     tsr_dcp_metadata metadata;
     uint32_t file;
-    tsr_chunk *chunks; /* of all its tensors and objects, in the arena; chunks of one entry lie together */
-    uint64_t chunk_count;
+    tsr_chunk *chunks; /* of all its tensors and objects; chunks of one entry lie together; the source's own memory */
+    uint64_t chunk_count, chunk_room;
     tsr_vec parts;     /* tsr_dcp_part */
 } tsr_dcp_source;
 
@@ -35,6 +35,7 @@ typedef struct tsr_dcp_state {
 
 typedef enum tsr_dcp_use {
     TSR_DCP_UNUSED,
+    TSR_DCP_OBJECTS,    /* no tensor met yet */
     TSR_DCP_TORCH,      /* holds torch.save blobs */
     TSR_DCP_SAFETENSORS /* is a safetensors file, perhaps behind some blobs */
 } tsr_dcp_use;
