@@ -73,7 +73,8 @@ static void open(tsr_json *json, char bracket)
     separate(json);
     if (json->depth == MAX_DEPTH) {
         if (json->status == TSR_OK)
-            json->status = tsr_raise(json->err, TSR_E_LIMIT, TSR_NO_POSITION, "json: more than %d open containers", MAX_DEPTH);
+            json->status =
+                tsr_raise(json->err, TSR_E_LIMIT, TSR_NO_POSITION, "json: more than %d open containers", MAX_DEPTH);
         return;
     }
     put(json, &bracket, 1);
@@ -109,10 +110,22 @@ tsr_status tsr_json_finish(tsr_json *json)
     return json->status;
 }
 
-void tsr_json_object(tsr_json *json) { open(json, '{'); }
-void tsr_json_object_end(tsr_json *json) { close(json, '}'); }
-void tsr_json_array(tsr_json *json) { open(json, '['); }
-void tsr_json_array_end(tsr_json *json) { close(json, ']'); }
+void tsr_json_object(tsr_json *json)
+{
+    open(json, '{');
+}
+void tsr_json_object_end(tsr_json *json)
+{
+    close(json, '}');
+}
+void tsr_json_array(tsr_json *json)
+{
+    open(json, '[');
+}
+void tsr_json_array_end(tsr_json *json)
+{
+    close(json, ']');
+}
 
 /* Whether the sequence can stand in a JSON string as it is. */
 static bool is_plain(tsr_str text, size_t length)
@@ -216,8 +229,14 @@ void tsr_json_double(tsr_json *json, double value)
     token(json, text);
 }
 
-void tsr_json_bool(tsr_json *json, bool value) { token(json, value ? "true" : "false"); }
-void tsr_json_null(tsr_json *json) { token(json, "null"); }
+void tsr_json_bool(tsr_json *json, bool value)
+{
+    token(json, value ? "true" : "false");
+}
+void tsr_json_null(tsr_json *json)
+{
+    token(json, "null");
+}
 
 void tsr_json_u64s(tsr_json *json, const uint64_t *values, size_t count)
 {

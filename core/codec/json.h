@@ -15,7 +15,13 @@
  * and `limits.metadata_bytes`; TSR_E_NOMEM. Thread-safe. */
 tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_error *err);
 
-typedef enum tsr_json_type { TSR_JSON_OBJECT, TSR_JSON_ARRAY, TSR_JSON_STRING, TSR_JSON_NUMBER, TSR_JSON_BOOL } tsr_json_type;
+typedef enum tsr_json_type {
+    TSR_JSON_OBJECT,
+    TSR_JSON_ARRAY,
+    TSR_JSON_STRING,
+    TSR_JSON_NUMBER,
+    TSR_JSON_BOOL
+} tsr_json_type;
 
 /* The functions below take `where`, the path of `item` for messages ("mesh.dim_names"; "" is the root). All errors are
  * TSR_E_FORMAT without a position. */

@@ -78,8 +78,8 @@ static tsr_status check_number(checker *c)
         if (peek(c) == '+' || peek(c) == '-') c->at++;
         TSR_TRY(check_digits(c));
     }
-    TSR_FAIL_IF(c->at - from > MAX_NUMBER, c->err, TSR_E_FORMAT, from, "json: a number of %zu characters, at most %d are taken",
-                c->at - from, MAX_NUMBER);
+    TSR_FAIL_IF(c->at - from > MAX_NUMBER, c->err, TSR_E_FORMAT, from,
+                "json: a number of %zu characters, at most %d are taken", c->at - from, MAX_NUMBER);
     return check_range(c, from);
 }
 
@@ -90,7 +90,10 @@ static int hex4(tsr_str text, size_t at)
     if (at > text.size || text.size - at < 4) return -1;
     for (size_t i = at; i < at + 4; i++) {
         char d = text.data[i];
-        int digit = d >= '0' && d <= '9' ? d - '0' : d >= 'a' && d <= 'f' ? d - 'a' + 10 : d >= 'A' && d <= 'F' ? d - 'A' + 10 : -1;
+        int digit = d >= '0' && d <= '9'   ? d - '0'
+                    : d >= 'a' && d <= 'f' ? d - 'a' + 10
+                    : d >= 'A' && d <= 'F' ? d - 'A' + 10
+                                           : -1;
         if (digit < 0) return -1;
         unit = unit << 4 | digit;
     }
@@ -105,7 +108,8 @@ size_t tsr_json_unicode_escape(tsr_str text, size_t at, uint32_t *scalar, const 
     if (unit < 0) return 0;
     if (unit < 0xD800 || unit > 0xDFFF) return 6;
     *wrong = "a lone surrogate";
-    if (unit < 0xDC00 && text.size - at >= 12 && text.data[at + 6] == '\\' && text.data[at + 7] == 'u') low = hex4(text, at + 8);
+    if (unit < 0xDC00 && text.size - at >= 12 && text.data[at + 6] == '\\' && text.data[at + 7] == 'u')
+        low = hex4(text, at + 8);
     if (low < 0xDC00 || low > 0xDFFF) return 0;
     *scalar = 0x10000 + (((uint32_t)unit - 0xD800) << 10) + ((uint32_t)low - 0xDC00);
     return 12;

@@ -22,15 +22,24 @@ static const signature foreign_kinds[] = {
     {0, 2, "\x1f\x8b", "a gzip file; unpack it first"},
     {0, 6, "7z\xbc\xaf\x27\x1c", "a 7-Zip archive; unpack it first"},
     {0, 4, "\x28\xb5\x2f\xfd", "a Zstandard file; unpack it first"},
-    {0, 6, "\xfd" "7zXZ\0", "an xz file; unpack it first"},
+    {0, 6,
+     "\xfd"
+     "7zXZ\0",
+     "an xz file; unpack it first"},
     {0, 4, "Rar!", "a RAR archive; unpack it first"},
-    {257, 5, "ustar", "a tar archive: either packed by hand (unpack it first), or a file of torch.save before version 0.1.10 (.tar), which is not read"},
-    {0, 42, "version https://git-lfs.github.com/spec/v1", "a Git LFS pointer, not the file itself (git lfs pull fetches it)"},
+    {257, 5, "ustar",
+     "a tar archive: either packed by hand (unpack it first), or a file of torch.save before version 0.1.10 (.tar), which "
+     "is not read"},
+    {0, 42, "version https://git-lfs.github.com/spec/v1",
+     "a Git LFS pointer, not the file itself (git lfs pull fetches it)"},
     {0, 9, "<!DOCTYPE", "an HTML page, perhaps a failed download"},
     {0, 9, "<!doctype", "an HTML page, perhaps a failed download"},
     {0, 5, "<html", "an HTML page, perhaps a failed download"},
     {0, 4, "PAR1", "a Parquet file"},
-    {0, 4, "\x7f" "ELF", "a program (ELF)"},
+    {0, 4,
+     "\x7f"
+     "ELF",
+     "a program (ELF)"},
 };
 
 /* LONG1 of ten bytes: torch.save's magic number 0x1950a86a20f9469cfc6c, in a pickle of protocol 2 or later. */
@@ -62,7 +71,9 @@ static bool is_torch_zip(tsr_str head)
 static bool is_json(tsr_str head)
 {
     size_t at = 0;
-    while (at < head.size && (head.data[at] == ' ' || head.data[at] == '\n' || head.data[at] == '\r' || head.data[at] == '\t')) at++;
+    while (at < head.size &&
+           (head.data[at] == ' ' || head.data[at] == '\n' || head.data[at] == '\r' || head.data[at] == '\t'))
+        at++;
     return at + 1 < head.size && head.data[at] == '{' && memchr(" \t\r\n\"}", head.data[at + 1], 6);
 }
 

@@ -9,7 +9,7 @@ struct tsr_name_index {
     const char *items;
     size_t stride;
     uint64_t seed;
-    uint64_t mask; /* slots - 1 */
+    uint64_t mask;    /* slots - 1 */
     uint32_t slots[]; /* item number + 1; 0: free */
 };
 
@@ -37,7 +37,8 @@ tsr_status tsr_name_index_new(const tsr_allocator *allocator, const void *items,
     uint64_t slots = 16;
     *out = NULL;
     if (duplicate) *duplicate = TSR_NO_NAME;
-    TSR_FAIL_IF(count >= UINT32_MAX / 4, err, TSR_E_LIMIT, TSR_NO_POSITION, "%llu names are too many", (unsigned long long)count);
+    TSR_FAIL_IF(count >= UINT32_MAX / 4, err, TSR_E_LIMIT, TSR_NO_POSITION, "%llu names are too many",
+                (unsigned long long)count);
     while (slots < 2 * count) slots *= 2;
     tsr_name_index *index = tsr_alloc(allocator, 1, byte_size(slots), err);
     if (!index) return TSR_E_NOMEM;

@@ -23,7 +23,8 @@ static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
     const tsr_entry *second = &catalog->entries[duplicate];
     const tsr_entry *first = &catalog->entries[tsr_name_index_find(checkpoint->index, second->fqn)];
     return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "two entries have the name '%.*s': one in %.*s, one in %.*s",
-                     TSR_STR_ARG(second->fqn), TSR_STR_ARG(file_of(checkpoint, first)), TSR_STR_ARG(file_of(checkpoint, second)));
+                     TSR_STR_ARG(second->fqn), TSR_STR_ARG(file_of(checkpoint, first)),
+                     TSR_STR_ARG(file_of(checkpoint, second)));
 }
 
 static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -37,8 +38,8 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
     return index_names(checkpoint, err);
 }
 
-tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
-                               tsr_checkpoint **out, tsr_error *err)
+tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
+                               tsr_error *err)
 {
     *out = NULL;
     tsr_checkpoint *checkpoint = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
@@ -64,11 +65,26 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
     tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
 }
 
-const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint) { return &checkpoint->catalog; }
-tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint) { return checkpoint->findings; }
-const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint) { return checkpoint->host; }
-tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint) { return checkpoint->store; }
-tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint) { return checkpoint->arena; }
+const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint)
+{
+    return &checkpoint->catalog;
+}
+tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint)
+{
+    return checkpoint->findings;
+}
+const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->host;
+}
+tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint)
+{
+    return checkpoint->store;
+}
+tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint)
+{
+    return checkpoint->arena;
+}
 
 const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn)
 {

@@ -67,7 +67,7 @@ typedef struct recognizer {
     tsr_vec safetensors; /* this and the next three: of numbered; files in the root, by content */
     tsr_vec torch;
     tsr_vec indexes;
-    tsr_vec metadata; /* __R.metadata */
+    tsr_vec metadata;       /* __R.metadata */
     tsr_content torch_kind; /* of the last torch file */
     uint32_t foreign_file;
     const char *foreign;
@@ -133,8 +133,9 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
         return status;
     }
     const cJSON *weights = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
-    if (!weights) status = tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is a JSON document without a weight_map, not a checkpoint",
-                                     TSR_STR_ARG(name_at(r, file)));
+    if (!weights)
+        status = tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                           "%.*s is a JSON document without a weight_map, not a checkpoint", TSR_STR_ARG(name_at(r, file)));
     else status = shard_content(r, weights, &content);
     cJSON_Delete(root);
     if (status != TSR_OK) return status;
@@ -152,7 +153,8 @@ static tsr_status refuse_unknown(recognizer *r, uint32_t file)
     uint64_t size = r->store->files[file].size;
     TSR_FAIL_IF(size == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is empty", TSR_STR_ARG(name));
     TSR_TRY(tsr_store_read(r->store, file, 0, b, size < 4 ? (size_t)size : 4, r->err));
-    return tsr_raise(r->err, TSR_E_UNSUPPORTED, 0, "%.*s is no checkpoint that is known here: it begins with the bytes %02x %02x %02x %02x",
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, 0,
+                     "%.*s is no checkpoint that is known here: it begins with the bytes %02x %02x %02x %02x",
                      TSR_STR_ARG(name), b[0], b[1], b[2], b[3]);
 }
 
@@ -163,7 +165,8 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
     tsr_str name = name_at(r, file);
     TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
     TSR_FAIL_IF(tsr_str_ends(name, TSR_STR(".distcp")), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "%.*s is a data file of a DCP checkpoint; name the folder that holds it and its .metadata", TSR_STR_ARG(name));
+                "%.*s is a data file of a DCP checkpoint; name the folder that holds it and its .metadata",
+                TSR_STR_ARG(name));
     TSR_TRY(choose_one(r, file));
     switch (content) {
     case TSR_CONTENT_SAFETENSORS: *reader = &tsr_reader_safetensors; return TSR_OK;
@@ -195,7 +198,8 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     if (tsr_str_ends(name, TSR_STR(".distcp"))) return TSR_OK;
     TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
     if (content == TSR_CONTENT_JSON && tsr_str_ends(name, TSR_STR(".index.json"))) return add(r, &r->indexes, 0, file);
-    if (content == TSR_CONTENT_SAFETENSORS || (content == TSR_CONTENT_UNKNOWN && tsr_str_ends(name, TSR_STR(".safetensors"))))
+    if (content == TSR_CONTENT_SAFETENSORS ||
+        (content == TSR_CONTENT_UNKNOWN && tsr_str_ends(name, TSR_STR(".safetensors"))))
         return add(r, &r->safetensors, 0, file);
     if (content == TSR_CONTENT_FOREIGN && !r->foreign) {
         r->foreign = foreign;
@@ -223,7 +227,8 @@ static bool is_deepspeed(tsr_str path)
 static bool is_megatron(tsr_str path)
 {
     tsr_str name = base_name(path);
-    return tsr_str_equal(name, TSR_STR("latest_checkpointed_iteration.txt")) || tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
+    return tsr_str_equal(name, TSR_STR("latest_checkpointed_iteration.txt")) ||
+           tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
 }
 
 static bool is_dcp(tsr_str path)
@@ -284,8 +289,8 @@ static void list_name(listing *list, tsr_str name)
 
 static tsr_status refuse_several(recognizer *r, const listing *list, const char *what)
 {
-    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder holds %s (%u): %s%s; name one of them", what, list->count,
-                     list->text, list->count > MAX_LISTED ? ", …" : "");
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder holds %s (%u): %s%s; name one of them", what,
+                     list->count, list->text, list->count > MAX_LISTED ? ", …" : "");
 }
 
 /* The folders directly below the root that hold checkpoints: step-100, step-200, … */
@@ -309,14 +314,17 @@ static tsr_status refuse_folder(recognizer *r)
     const char *foreign = foreign_folder(r->store);
     TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is %s", foreign);
     list_folders(r->store, &list);
-    if (list.count) return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a folder below" : "several checkpoints");
+    if (list.count)
+        return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a folder below" : "several checkpoints");
     for (uint32_t f = 0; f < r->store->file_count; f++)
-        TSR_FAIL_IF(tsr_str_ends(name_at(r, f), TSR_STR(".distcp")), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "the folder has DCP data files (%.*s) and no .metadata: the save did not finish, or the file was not copied",
-                    TSR_STR_ARG(name_at(r, f)));
-    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s", TSR_STR_ARG(name_at(r, r->foreign_file)), r->foreign);
-    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "none of the folder's %u files is a checkpoint that is known here",
-                     (unsigned)r->store->file_count);
+        TSR_FAIL_IF(
+            tsr_str_ends(name_at(r, f), TSR_STR(".distcp")), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+            "the folder has DCP data files (%.*s) and no .metadata: the save did not finish, or the file was not copied",
+            TSR_STR_ARG(name_at(r, f)));
+    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s",
+                TSR_STR_ARG(name_at(r, r->foreign_file)), r->foreign);
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "none of the folder's %u files is a checkpoint that is known here", (unsigned)r->store->file_count);
 }
 
 /* Two or more torch.save files that differ only in a number which counts 0 … n-1 or 1 … n: one file a rank. Names that
@@ -330,7 +338,8 @@ static bool are_ranks(const recognizer *r, tsr_vec *torch)
         tsr_str name = name_at(r, items[i].file);
         size_t at = 0, back = 0;
         while (at < prefix && at < name.size && name.data[at] == first.data[at]) at++;
-        while (back < suffix && back < name.size && name.data[name.size - 1 - back] == first.data[first.size - 1 - back]) back++;
+        while (back < suffix && back < name.size && name.data[name.size - 1 - back] == first.data[first.size - 1 - back])
+            back++;
         prefix = at;
         suffix = back;
     }
@@ -339,7 +348,8 @@ static bool are_ranks(const recognizer *r, tsr_vec *torch)
     tsr_str head = {first.data, prefix}, tail = {first.data + first.size - suffix, suffix};
     if (tsr_str_starts(tail, TSR_STR("-of-"))) return false;
     bool ranks = holds(head, TSR_STR("rank"));
-    if (!ranks && (holds(head, TSR_STR("step")) || holds(head, TSR_STR("epoch")) || holds(head, TSR_STR("iter")))) return false;
+    if (!ranks && (holds(head, TSR_STR("step")) || holds(head, TSR_STR("epoch")) || holds(head, TSR_STR("iter"))))
+        return false;
     for (size_t i = 0; i < torch->count; i++) {
         tsr_str name = name_at(r, items[i].file);
         items[i].number = name.size < prefix + suffix ? UINT64_MAX : number_between(name, prefix, name.size - suffix);
@@ -410,7 +420,8 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     if (kinds == 1 && r->safetensors.count) return recognize_safetensors(r, reader);
     if (kinds == 1 && r->torch.count) return recognize_torch(r, reader);
     for (size_t k = r->indexes.count ? 0 : 1; k < (r->indexes.count ? 1u : 3u); k++)
-        for (size_t i = 0; i < lists[k]->count; i++) list_name(&list, name_at(r, ((const numbered *)lists[k]->items)[i].file));
+        for (size_t i = 0; i < lists[k]->count; i++)
+            list_name(&list, name_at(r, ((const numbered *)lists[k]->items)[i].file));
     return refuse_several(r, &list, "several checkpoints");
 }
 
@@ -426,7 +437,8 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
         *reader = &tsr_reader_dcp;
         return choose_one(&r, metadata);
     }
-    bool one_file = store->file_count == 1 && in_root(store->files[0].name) && !tsr_str_ends(store->files[0].name, TSR_STR(".metadata"));
+    bool one_file =
+        store->file_count == 1 && in_root(store->files[0].name) && !tsr_str_ends(store->files[0].name, TSR_STR(".metadata"));
     if (one_file) return recognize_file(&r, 0, reader);
     r.safetensors = r.torch = r.indexes = r.metadata = tsr_vec_of(allocator, sizeof(numbered));
     tsr_status status = recognize_folder(&r, reader);

@@ -61,7 +61,8 @@ static tsr_status check_offsets(const tsr_safetensors *opened, const tsr_allocat
     return TSR_OK;
 }
 
-static tsr_status check_end(const tsr_safetensors *opened, uint64_t end, tsr_str name, tsr_findings *findings, tsr_error *err)
+static tsr_status check_end(const tsr_safetensors *opened, uint64_t end, tsr_str name, tsr_findings *findings,
+                            tsr_error *err)
 {
     tsr_place place = {name, opened->data_offset + (end < opened->data_size ? end : opened->data_size), {NULL, 0}};
     if (end == opened->data_size || !findings) return TSR_OK;
@@ -89,7 +90,8 @@ static tsr_status note_alignment(const tsr_safetensors *opened, tsr_str name, ts
 static tsr_status check_names(tsr_safetensors *opened, const tsr_allocator *allocator, tsr_error *err)
 {
     uint64_t duplicate;
-    TSR_TRY(tsr_name_index_new(allocator, opened->tensors, sizeof *opened->tensors, opened->count, &opened->names, &duplicate, err));
+    TSR_TRY(tsr_name_index_new(allocator, opened->tensors, sizeof *opened->tensors, opened->count, &opened->names,
+                               &duplicate, err));
     if (duplicate == TSR_NO_NAME) return TSR_OK;
     const tsr_safetensors_tensor *second = &opened->tensors[duplicate];
     const tsr_safetensors_tensor *first = &opened->tensors[tsr_name_index_find(opened->names, second->name)];
@@ -125,16 +127,19 @@ static tsr_status check_whole(tsr_safetensors *opened, const tsr_safetensors_sca
     return keep_metadata(opened, &scan->metadata, scan->arena, scan->file_name, scan->findings, err);
 }
 
-static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, uint64_t *length, tsr_error *err)
+static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, uint64_t *length,
+                              tsr_error *err)
 {
     uint8_t bytes[LENGTH_SIZE];
-    TSR_FAIL_IF(size < LENGTH_SIZE, err, TSR_E_FORMAT, offset, "safetensors: %" PRIu64 " bytes are too few for the header's length", size);
+    TSR_FAIL_IF(size < LENGTH_SIZE, err, TSR_E_FORMAT, offset,
+                "safetensors: %" PRIu64 " bytes are too few for the header's length", size);
     TSR_TRY(tsr_store_read(store, file, offset, bytes, LENGTH_SIZE, err));
     *length = tsr_load_le(bytes, LENGTH_SIZE);
     TSR_FAIL_IF(*length > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_FORMAT, offset,
                 "safetensors: a header of %" PRIu64 " bytes, the format allows %u", *length, TSR_SAFETENSORS_MAX_HEADER);
     TSR_FAIL_IF(*length > size - LENGTH_SIZE, err, TSR_E_FORMAT, offset,
-                "safetensors: a header of %" PRIu64 " bytes, the file has %" PRIu64 " behind its length", *length, size - LENGTH_SIZE);
+                "safetensors: a header of %" PRIu64 " bytes, the file has %" PRIu64 " behind its length", *length,
+                size - LENGTH_SIZE);
     return TSR_OK;
 }
 
@@ -145,8 +150,12 @@ static tsr_status open_image(tsr_store *store, const tsr_host *host, uint64_t of
     tsr_bytes header;
     TSR_TRY(read_length(store, out->file, offset, size, &length, err));
     TSR_TRY(tsr_store_load(store, host, out->file, offset + LENGTH_SIZE, length, &header, err));
-    tsr_safetensors_scan scan = {.header = header.data, .byte_base = offset + LENGTH_SIZE, .file_name = store->files[out->file].name,
-                                 .arena = arena, .findings = findings, .max_entries = host->limits.entries};
+    tsr_safetensors_scan scan = {.header = header.data,
+                                 .byte_base = offset + LENGTH_SIZE,
+                                 .file_name = store->files[out->file].name,
+                                 .arena = arena,
+                                 .findings = findings,
+                                 .max_entries = host->limits.entries};
     scan.tensors = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_tensor));
     scan.metadata = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_pair));
     tsr_status status = tsr_safetensors_scan_header(&scan, err);
@@ -198,5 +207,6 @@ bool tsr_safetensors_looks_like(tsr_str first_bytes, uint64_t size)
     uint64_t length = tsr_load_le((const uint8_t *)first_bytes.data, LENGTH_SIZE);
     size_t at = LENGTH_SIZE;
     while (at < first_bytes.size && strchr(" \t\r\n", first_bytes.data[at]) && first_bytes.data[at]) at++;
-    return length <= TSR_SAFETENSORS_MAX_HEADER && length <= size - LENGTH_SIZE && at < first_bytes.size && first_bytes.data[at] == '{';
+    return length <= TSR_SAFETENSORS_MAX_HEADER && length <= size - LENGTH_SIZE && at < first_bytes.size &&
+           first_bytes.data[at] == '{';
 }

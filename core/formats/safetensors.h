@@ -34,8 +34,8 @@ typedef struct tsr_safetensors_pair {
 
 typedef struct tsr_safetensors {
     uint32_t file;
-    uint64_t data_offset; /* of the data section in the file, in bytes */
-    uint64_t data_size;   /* bytes that are there; tensors may end beyond it when the file is cut short */
+    uint64_t data_offset;                  /* of the data section in the file, in bytes */
+    uint64_t data_size;                    /* bytes that are there; tensors may end beyond it when the file is cut short */
     const tsr_safetensors_tensor *tensors; /* in header order */
     uint64_t count;
     const tsr_safetensors_pair *metadata; /* NULL: none; a key that came twice is listed twice, the last one counts */

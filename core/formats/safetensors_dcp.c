@@ -37,8 +37,9 @@ static tsr_status read_offsets(builder *b, const cJSON *info, const tsr_safetens
     for (const cJSON *item = list->child; item; item = item->next, d++) {
         if (d < t->rank) TSR_TRY(tsr_json_to_u64(item, "DCP_SHARDING_INFO saved_offsets", &offsets[d], b->err));
     }
-    TSR_FAIL_IF(d != t->rank, b->err, TSR_E_FORMAT, t->position, "safetensors: '%.*s' has %u dimensions and %u saved_offsets",
-                TSR_STR_ARG(t->name), (unsigned)t->rank, (unsigned)d);
+    TSR_FAIL_IF(d != t->rank, b->err, TSR_E_FORMAT, t->position,
+                "safetensors: '%.*s' has %u dimensions and %u saved_offsets", TSR_STR_ARG(t->name), (unsigned)t->rank,
+                (unsigned)d);
     if (t->rank && t->dtype == TSR_FLOAT4_E2M1FN) offsets[t->rank - 1] *= 2; /* below 2^53 */
     return TSR_OK;
 }
@@ -64,7 +65,8 @@ static tsr_status add_shard(builder *b, const tsr_safetensors *opened, const tsr
     tsr_entry *entry = (tsr_entry *)b->entries.items + number;
     TSR_FAIL_IF(entry->dtype != t->dtype || entry->rank != t->rank, b->err, TSR_E_FORMAT, t->position,
                 "safetensors: this shard of '%.*s' is %s of %u dimensions, an earlier one %s of %u", TSR_STR_ARG(t->name),
-                tsr_dtype_describe(t->dtype)->name, (unsigned)t->rank, tsr_dtype_describe(entry->dtype)->name, (unsigned)entry->rank);
+                tsr_dtype_describe(t->dtype)->name, (unsigned)t->rank, tsr_dtype_describe(entry->dtype)->name,
+                (unsigned)entry->rank);
     uint64_t *offsets = tsr_arena_array(b->checkpoint->arena, t->rank, sizeof *offsets, b->err);
     placed *shard = offsets ? tsr_vec_push(&b->shards, b->err) : NULL;
     if (!shard) return TSR_E_NOMEM;
@@ -85,19 +87,21 @@ static tsr_status add_file(builder *b, const tsr_safetensors *opened)
     tsr_str text = tsr_safetensors_metadata(opened, TSR_STR("DCP_SHARDING_INFO"));
     cJSON *info;
     uint64_t found = 0;
-    TSR_FAIL_IF(!text.data, b->err, TSR_E_FORMAT, TSR_NO_POSITION, "safetensors: no DCP_SHARDING_INFO in the file's metadata");
+    TSR_FAIL_IF(!text.data, b->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "safetensors: no DCP_SHARDING_INFO in the file's metadata");
     TSR_TRY(tsr_json_parse(text, b->checkpoint->host, &info, b->err));
     tsr_status status = tsr_json_expect(info, TSR_JSON_OBJECT, "DCP_SHARDING_INFO", b->err);
     for (const cJSON *member = info->child; member && status == TSR_OK; member = member->next) {
         const tsr_safetensors_tensor *t = tsr_safetensors_find(opened, tsr_json_key_of(member));
         found += t != NULL;
         status = t ? add_shard(b, opened, t, member)
-                   : tsr_raise(b->err, TSR_E_FORMAT, TSR_NO_POSITION, "safetensors: DCP_SHARDING_INFO names '%s', which is not in the file", member->string);
+                   : tsr_raise(b->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                               "safetensors: DCP_SHARDING_INFO names '%s', which is not in the file", member->string);
     }
     cJSON_Delete(info);
     if (status == TSR_OK && found != opened->count)
-        status = tsr_raise(b->err, TSR_E_FORMAT, TSR_NO_POSITION, "safetensors: DCP_SHARDING_INFO names %" PRIu64 " of %" PRIu64 " tensors",
-                           found, opened->count);
+        status = tsr_raise(b->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                           "safetensors: DCP_SHARDING_INFO names %" PRIu64 " of %" PRIu64 " tensors", found, opened->count);
     return status;
 }
 
@@ -175,7 +179,8 @@ static tsr_status check_sequence(tsr_checkpoint *checkpoint, tsr_error *err)
         tsr_str name = checkpoint->store->files[checkpoint->files[i]].name;
         uint64_t number = shard_number(name);
         if (number > last + 1)
-            TSR_TRY(tsr_find(checkpoint->findings, "dcp-safetensors/shard-gap", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+            TSR_TRY(tsr_find(checkpoint->findings, "dcp-safetensors/shard-gap",
+                             (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
                              "no file of shard %" PRIu64 " lies before '%.*s'", last + 1, TSR_STR_ARG(name)));
         last = number;
     }
@@ -213,4 +218,5 @@ static tsr_status open_sharded(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_dcp_safetensors = {TSR_FORMAT_DCP_SAFETENSORS, open_sharded, NULL, tsr_safetensors_extents, NULL};
+const tsr_reader tsr_reader_dcp_safetensors = {TSR_FORMAT_DCP_SAFETENSORS, open_sharded, NULL, tsr_safetensors_extents,
+                                               NULL};

@@ -12,9 +12,10 @@ enum { LENGTH_SIZE = 8, DATA_ALIGNMENT = 64 };
 
 /* The reference sorts by this order, last first. */
 static const tsr_dtype dtype_order[] = {
-    TSR_BOOL, TSR_FLOAT4_E2M1FN, TSR_FLOAT6_E2M3, TSR_FLOAT6_E3M2, TSR_UINT8, TSR_INT8, TSR_FLOAT8_E5M2, TSR_FLOAT8_E4M3FN,
-    TSR_FLOAT8_E8M0FNU, TSR_FLOAT8_E4M3FNUZ, TSR_FLOAT8_E5M2FNUZ, TSR_INT16, TSR_UINT16, TSR_FLOAT16, TSR_BFLOAT16, TSR_INT32,
-    TSR_UINT32, TSR_FLOAT32, TSR_COMPLEX64, TSR_FLOAT64, TSR_INT64, TSR_UINT64,
+    TSR_BOOL,        TSR_FLOAT4_E2M1FN, TSR_FLOAT6_E2M3,    TSR_FLOAT6_E3M2,     TSR_UINT8,           TSR_INT8,
+    TSR_FLOAT8_E5M2, TSR_FLOAT8_E4M3FN, TSR_FLOAT8_E8M0FNU, TSR_FLOAT8_E4M3FNUZ, TSR_FLOAT8_E5M2FNUZ, TSR_INT16,
+    TSR_UINT16,      TSR_FLOAT16,       TSR_BFLOAT16,       TSR_INT32,           TSR_UINT32,          TSR_FLOAT32,
+    TSR_COMPLEX64,   TSR_FLOAT64,       TSR_INT64,          TSR_UINT64,
 };
 
 static tsr_dtype written_dtype(tsr_dtype dtype)
@@ -32,17 +33,18 @@ static int dtype_place(tsr_dtype dtype)
 static int compare_items(const void *left, const void *right)
 {
     const tsr_safetensors_item *a = left, *b = right;
-    if (a->dtype != b->dtype && written_dtype(a->dtype) != written_dtype(b->dtype)) return dtype_place(b->dtype) - dtype_place(a->dtype);
+    if (a->dtype != b->dtype && written_dtype(a->dtype) != written_dtype(b->dtype))
+        return dtype_place(b->dtype) - dtype_place(a->dtype);
     return tsr_str_compare(a->name, b->name);
 }
 
 static tsr_status check_name(tsr_str name, tsr_error *err)
 {
-    const char *wrong = name.size == 0                                   ? "an empty name"
-                        : memchr(name.data, 0, name.size)                ? "a name with a NUL"
-                        : tsr_utf8_check(name) != name.size              ? "a name that is not UTF-8"
+    const char *wrong = name.size == 0                                 ? "an empty name"
+                        : memchr(name.data, 0, name.size)              ? "a name with a NUL"
+                        : tsr_utf8_check(name) != name.size            ? "a name that is not UTF-8"
                         : tsr_str_equal(name, TSR_STR("__metadata__")) ? "the name of the metadata"
-                                                                         : NULL;
+                                                                       : NULL;
     TSR_FAIL_IF(wrong, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "safetensors: '%.*s' is %s, which a file should not hold",
                 TSR_STR_ARG(name), wrong);
     return TSR_OK;
@@ -57,7 +59,8 @@ static tsr_status check_item(const tsr_safetensors_item *item, uint64_t *bytes, 
     TSR_FAIL_IF(!tsr_dtype_describe(written_dtype(item->dtype))->safetensors_name, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "safetensors cannot hold '%.*s': it has no dtype %s", TSR_STR_ARG(item->name), dtype->name);
     TSR_FAIL_IF(item->dtype == TSR_FLOAT4_E2M1FN_X2 && item->rank == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "safetensors cannot hold '%.*s': a single pair of float4 has no dimension to count its two elements in", TSR_STR_ARG(item->name));
+                "safetensors cannot hold '%.*s': a single pair of float4 has no dimension to count its two elements in",
+                TSR_STR_ARG(item->name));
     for (uint32_t d = 0; d < item->rank; d++) fits = fits && tsr_mul_u64(elements, item->shape[d], &elements);
     TSR_FAIL_IF(!fits || !tsr_dtype_bytes(item->dtype, elements, bytes), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "safetensors cannot hold '%.*s': its size overflows or is not whole bytes", TSR_STR_ARG(item->name));
@@ -110,19 +113,21 @@ static tsr_status count_bytes(void *ctx, const char *data, size_t size, tsr_erro
     return TSR_OK;
 }
 
-static tsr_status check_duplicates(const tsr_safetensors_item *items, uint64_t count, const tsr_allocator *allocator, tsr_error *err)
+static tsr_status check_duplicates(const tsr_safetensors_item *items, uint64_t count, const tsr_allocator *allocator,
+                                   tsr_error *err)
 {
     tsr_name_index *index;
     uint64_t duplicate;
     TSR_TRY(tsr_name_index_new(allocator, items, sizeof *items, count, &index, &duplicate, err));
     tsr_name_index_free(index);
-    TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "safetensors: two tensors are called '%.*s'",
-                TSR_STR_ARG(items[duplicate].name));
+    TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "safetensors: two tensors are called '%.*s'", TSR_STR_ARG(items[duplicate].name));
     return TSR_OK;
 }
 
 tsr_status tsr_safetensors_plan_file(tsr_safetensors_item *items, uint64_t count, const tsr_safetensors_pair *pairs,
-                                     size_t pair_count, const tsr_allocator *allocator, tsr_safetensors_plan *out, tsr_error *err)
+                                     size_t pair_count, const tsr_allocator *allocator, tsr_safetensors_plan *out,
+                                     tsr_error *err)
 {
     uint64_t bytes = 0, at = 0, size = LENGTH_SIZE;
     *out = (tsr_safetensors_plan){items, count, pairs, pair_count, 0, 0};
@@ -132,14 +137,16 @@ tsr_status tsr_safetensors_plan_file(tsr_safetensors_item *items, uint64_t count
     for (uint64_t i = 0; i < count; i++) {
         TSR_TRY(check_item(&items[i], &bytes, err));
         items[i].begin = at;
-        TSR_FAIL_IF(!tsr_add_u64(at, bytes, &at), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "safetensors: the tensors overflow 64 bits");
+        TSR_FAIL_IF(!tsr_add_u64(at, bytes, &at), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                    "safetensors: the tensors overflow 64 bits");
         items[i].end = at;
     }
     TSR_TRY(emit(out, count_bytes, &size, err));
     out->data_size = at;
     out->header_size = (size + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
     TSR_FAIL_IF(out->header_size - LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "safetensors: %" PRIu64 " tensors need a header of %" PRIu64 " bytes, the format allows %u: write several files",
+                "safetensors: %" PRIu64 " tensors need a header of %" PRIu64
+                " bytes, the format allows %u: write several files",
                 count, out->header_size - LENGTH_SIZE, TSR_SAFETENSORS_MAX_HEADER);
     return TSR_OK;
 }

@@ -12,7 +12,7 @@
 
 typedef struct tsr_safetensors_item {
     tsr_str name;
-    tsr_dtype dtype;       /* torch's float4 pairs are written as F4 with twice the last dimension */
+    tsr_dtype dtype; /* torch's float4 pairs are written as F4 with twice the last dimension */
     uint32_t rank;
     const uint64_t *shape; /* elements */
     uint64_t tag;          /* the caller's own */
@@ -32,7 +32,8 @@ typedef struct tsr_safetensors_plan {
  * a name that the format cannot hold (empty, NUL, invalid UTF-8, "__metadata__", a duplicate), TSR_E_LIMIT for a header
  * beyond 100,000,000 bytes. `allocator` serves while it runs. */
 tsr_status tsr_safetensors_plan_file(tsr_safetensors_item *items, uint64_t count, const tsr_safetensors_pair *pairs,
-                                     size_t pair_count, const tsr_allocator *allocator, tsr_safetensors_plan *out, tsr_error *err);
+                                     size_t pair_count, const tsr_allocator *allocator, tsr_safetensors_plan *out,
+                                     tsr_error *err);
 /* Writes exactly plan->header_size bytes. */
 tsr_status tsr_safetensors_write_header(const tsr_safetensors_plan *plan, tsr_write_fn *write, void *ctx, tsr_error *err);
 

@@ -38,8 +38,8 @@ static tsr_place at_tensor(const builder *b, uint32_t file, uint64_t position, t
 
 static tsr_status add_entry(builder *b, tsr_str key)
 {
-    TSR_FAIL_IF(b->entries.count >= b->checkpoint->host->limits.entries || b->entries.count >= UINT32_MAX - 1, b->err, TSR_E_LIMIT,
-                TSR_NO_POSITION, "index: more than %zu tensors", b->entries.count);
+    TSR_FAIL_IF(b->entries.count >= b->checkpoint->host->limits.entries || b->entries.count >= UINT32_MAX - 1, b->err,
+                TSR_E_LIMIT, TSR_NO_POSITION, "index: more than %zu tensors", b->entries.count);
     tsr_entry *entry = tsr_vec_push(&b->entries, b->err);
     tsr_chunk *chunk = entry ? tsr_vec_push(&b->chunks, b->err) : NULL;
     if (!chunk) return TSR_E_NOMEM;
@@ -52,7 +52,12 @@ static tsr_status add_entry(builder *b, tsr_str key)
 static void fill_entry(builder *b, uint32_t number, const tsr_safetensors *opened, const tsr_safetensors_tensor *t)
 {
     tsr_entry *entry = (tsr_entry *)b->entries.items + number;
-    *entry = (tsr_entry){.fqn = entry->fqn, .kind = TSR_ENTRY_TENSOR, .dtype = t->dtype, .rank = t->rank, .shape = t->shape, .chunk_count = 1};
+    *entry = (tsr_entry){.fqn = entry->fqn,
+                         .kind = TSR_ENTRY_TENSOR,
+                         .dtype = t->dtype,
+                         .rank = t->rank,
+                         .shape = t->shape,
+                         .chunk_count = 1};
     ((tsr_chunk *)b->chunks.items)[number] = tsr_safetensors_chunk(opened, t, b->zeros);
 }
 
@@ -72,8 +77,9 @@ static tsr_status add_weight(builder *b, const tsr_weight *weight)
         return TSR_OK;
     }
     b->incomplete = true;
-    return tsr_find(b->checkpoint->findings, "index/missing-key", at_tensor(b, weight->file, TSR_NO_POSITION, weight->key), b->err,
-                    "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key), TSR_STR_ARG(weight->file_name));
+    return tsr_find(b->checkpoint->findings, "index/missing-key", at_tensor(b, weight->file, TSR_NO_POSITION, weight->key),
+                    b->err, "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key),
+                    TSR_STR_ARG(weight->file_name));
 }
 
 /* A tensor of a file that the index gives to another file: the same twice, or two of one name. */
@@ -83,10 +89,11 @@ static tsr_status add_copy(builder *b, uint32_t number, const tsr_safetensors *o
     const tsr_chunk *chunk = (const tsr_chunk *)b->chunks.items + number;
     bool same = entry->dtype == t->dtype && entry->rank == t->rank &&
                 (t->rank == 0 || memcmp(entry->shape, t->shape, t->rank * sizeof *t->shape) == 0);
-    TSR_TRY(tsr_find_at(b->checkpoint->findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR,
-                        at_tensor(b, opened->file, t->position, t->name), b->err, "'%.*s' is in '%.*s' too%s", TSR_STR_ARG(t->name),
-                        TSR_STR_ARG(b->checkpoint->store->files[chunk->file == TSR_NO_FILE ? opened->file : chunk->file].name),
-                        same ? "" : ", with another dtype or shape"));
+    TSR_TRY(tsr_find_at(
+        b->checkpoint->findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR,
+        at_tensor(b, opened->file, t->position, t->name), b->err, "'%.*s' is in '%.*s' too%s", TSR_STR_ARG(t->name),
+        TSR_STR_ARG(b->checkpoint->store->files[chunk->file == TSR_NO_FILE ? opened->file : chunk->file].name),
+        same ? "" : ", with another dtype or shape"));
     if (!same) return TSR_OK;
     copy *added = tsr_vec_push(&b->copies, b->err);
     if (!added) return TSR_E_NOMEM;
@@ -99,8 +106,8 @@ static tsr_status add_unmapped(builder *b, const tsr_safetensors *opened, const 
 {
     uint32_t number = tsr_map_get(b->entry_of, t->name, UINT32_MAX);
     if (number == UINT32_MAX) {
-        TSR_TRY(tsr_find(b->checkpoint->findings, "index/extra-key", at_tensor(b, opened->file, t->position, t->name), b->err,
-                         "'%.*s' is not in the index", TSR_STR_ARG(t->name)));
+        TSR_TRY(tsr_find(b->checkpoint->findings, "index/extra-key", at_tensor(b, opened->file, t->position, t->name),
+                         b->err, "'%.*s' is not in the index", TSR_STR_ARG(t->name)));
         number = (uint32_t)b->entries.count;
         TSR_TRY(add_entry(b, t->name));
         fill_entry(b, number, opened, t);
@@ -191,4 +198,5 @@ static tsr_status open_index(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_safetensors_index = {TSR_FORMAT_SAFETENSORS_INDEX, open_index, NULL, tsr_safetensors_extents, NULL};
+const tsr_reader tsr_reader_safetensors_index = {TSR_FORMAT_SAFETENSORS_INDEX, open_index, NULL, tsr_safetensors_extents,
+                                                 NULL};

@@ -6,8 +6,8 @@
 
 #include "base/try.h"
 
-tsr_status tsr_safetensors_open_all(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count,
-                                    tsr_safetensors **out, tsr_error *err)
+tsr_status tsr_safetensors_open_all(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_safetensors **out,
+                                    tsr_error *err)
 {
     tsr_store *store = checkpoint->store;
     tsr_safetensors *opened = tsr_alloc(checkpoint->host->allocator, count, sizeof *opened, err);
@@ -15,8 +15,8 @@ tsr_status tsr_safetensors_open_all(tsr_checkpoint *checkpoint, const uint32_t *
     if (!opened) return TSR_E_NOMEM;
     memset(opened, 0, count * sizeof *opened);
     for (uint32_t i = 0; i < count; i++) {
-        tsr_status status = tsr_safetensors_open(store, checkpoint->host, files[i], 0, store->files[files[i]].size, checkpoint->arena,
-                                                 checkpoint->findings, &opened[i], err);
+        tsr_status status = tsr_safetensors_open(store, checkpoint->host, files[i], 0, store->files[files[i]].size,
+                                                 checkpoint->arena, checkpoint->findings, &opened[i], err);
         if (status == TSR_OK) continue;
         tsr_safetensors_close_all(checkpoint, opened, count);
         return status;
@@ -66,8 +66,13 @@ static tsr_status fill_catalog(tsr_checkpoint *checkpoint, const tsr_safetensors
         for (uint64_t i = 0; i < opened[f].count; i++, at++) {
             const tsr_safetensors_tensor *t = &opened[f].tensors[i];
             chunks[at] = tsr_safetensors_chunk(&opened[f], t, zeros);
-            entries[at] = (tsr_entry){.fqn = t->name, .kind = TSR_ENTRY_TENSOR, .dtype = t->dtype, .rank = t->rank,
-                                      .shape = t->shape, .chunks = &chunks[at], .chunk_count = 1};
+            entries[at] = (tsr_entry){.fqn = t->name,
+                                      .kind = TSR_ENTRY_TENSOR,
+                                      .dtype = t->dtype,
+                                      .rank = t->rank,
+                                      .shape = t->shape,
+                                      .chunks = &chunks[at],
+                                      .chunk_count = 1};
         }
     checkpoint->catalog.entries = entries;
     checkpoint->catalog.entry_count = total;
@@ -128,7 +133,8 @@ tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
     const tsr_catalog *catalog = &checkpoint->catalog;
     const tsr_allocator *allocator = checkpoint->host->allocator;
     size_t total = 0, count = 0;
-    for (uint64_t e = 0; e < catalog->entry_count; e++) total += catalog->entries[e].chunk_count + catalog->entries[e].replica_count;
+    for (uint64_t e = 0; e < catalog->entry_count; e++)
+        total += catalog->entries[e].chunk_count + catalog->entries[e].replica_count;
     item *items = tsr_alloc(allocator, total, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     for (uint64_t e = 0; e < catalog->entry_count; e++) {
@@ -140,8 +146,11 @@ tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < count && status == TSR_OK; i++) {
         const tsr_chunk *chunk = items[i].chunk;
-        tsr_extent extent = {.file = chunk->file, .byte_offset = chunk->byte_offset, .byte_length = chunk->byte_length,
-                             .entry = items[i].entry, .chunk = chunk,
+        tsr_extent extent = {.file = chunk->file,
+                             .byte_offset = chunk->byte_offset,
+                             .byte_length = chunk->byte_length,
+                             .entry = items[i].entry,
+                             .chunk = chunk,
                              .view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
         status = each(ctx, &extent, err);
     }

@@ -42,14 +42,15 @@ static int peek(const scanner *s)
 
 static void skip_space(scanner *s)
 {
-    while (s->at < s->size && (s->data[s->at] == ' ' || s->data[s->at] == '\n' || s->data[s->at] == '\r' || s->data[s->at] == '\t'))
+    while (s->at < s->size &&
+           (s->data[s->at] == ' ' || s->data[s->at] == '\n' || s->data[s->at] == '\r' || s->data[s->at] == '\t'))
         s->at++;
 }
 
 static tsr_status fail(const scanner *s, const char *expected)
 {
     int found = peek(s);
-    const char *format = found < 0                    ? "safetensors: the header ends where %s is due"
+    const char *format = found < 0                      ? "safetensors: the header ends where %s is due"
                          : found > 0x20 && found < 0x7F ? "safetensors: expected %s in the header, found '%c'"
                                                         : "safetensors: expected %s in the header, found byte 0x%02x";
     return tsr_raise(s->err, TSR_E_FORMAT, s->scan->byte_base + s->at, format, expected, found);
@@ -140,8 +141,10 @@ static tsr_status read_string(scanner *s, const char *expected, tsr_str *out)
         if (escaped) TSR_TRY(append_text(s, (const char *)s->data + run, s->at - run));
         int byte = peek(s);
         if (byte == '"') break;
-        if (byte != '\\') return byte < 0 ? fail_at(s, s->at, "the header ends inside a string")
-                                 : byte < 0x20 ? fail(s, "printable text") : fail(s, "UTF-8");
+        if (byte != '\\')
+            return byte < 0      ? fail_at(s, s->at, "the header ends inside a string")
+                   : byte < 0x20 ? fail(s, "printable text")
+                                 : fail(s, "UTF-8");
         if (!escaped) TSR_TRY(append_text(s, (const char *)s->data + from, s->at - from));
         escaped = true;
         TSR_TRY(decode_escape(s));
@@ -189,7 +192,8 @@ static tsr_status intern_shape(scanner *s, const uint64_t **shape)
     const uint64_t *dims = s->dims.items;
     size_t rank = s->dims.count, bytes = rank * sizeof *dims;
     size_t slot = rank ? tsr_hash_bytes(dims, bytes, 0) % SHAPE_CACHE : 0;
-    if (s->shapes[slot].dims && s->shapes[slot].rank == rank && (rank == 0 || memcmp(s->shapes[slot].dims, dims, bytes) == 0)) {
+    if (s->shapes[slot].dims && s->shapes[slot].rank == rank &&
+        (rank == 0 || memcmp(s->shapes[slot].dims, dims, bytes) == 0)) {
         *shape = s->shapes[slot].dims;
         return TSR_OK;
     }
@@ -243,9 +247,12 @@ static tsr_status skip_value(scanner *s, tsr_str field, tsr_str tensor_name)
     size_t at = s->at;
     tsr_place place = {s->scan->file_name, s->scan->byte_base + at, tensor_name};
     if (s->scan->findings)
-        TSR_TRY(tsr_find(s->scan->findings, "safetensors/unknown-field", place, s->err, "unknown field '%.*s'", TSR_STR_ARG(field)));
+        TSR_TRY(tsr_find(s->scan->findings, "safetensors/unknown-field", place, s->err, "unknown field '%.*s'",
+                         TSR_STR_ARG(field)));
     tsr_status status = tsr_json_skip((tsr_str){(const char *)s->data, s->size}, &s->at, MAX_JSON_DEPTH, &inner);
-    return status == TSR_OK ? TSR_OK : tsr_raise(s->err, status, s->scan->byte_base + inner.byte_position, "safetensors: %s", inner.message);
+    return status == TSR_OK
+               ? TSR_OK
+               : tsr_raise(s->err, status, s->scan->byte_base + inner.byte_position, "safetensors: %s", inner.message);
 }
 
 enum { HAS_DTYPE = 1, HAS_SHAPE = 2, HAS_OFFSETS = 4, HAS_ALL = 7 };
@@ -260,8 +267,8 @@ static tsr_status read_field(scanner *s, tsr_safetensors_tensor *tensor, unsigne
                      : tsr_str_equal(field, TSR_STR("shape"))        ? HAS_SHAPE
                      : tsr_str_equal(field, TSR_STR("data_offsets")) ? HAS_OFFSETS
                                                                      : 0;
-    TSR_FAIL_IF(*seen & which, s->err, TSR_E_FORMAT, s->scan->byte_base + at, "safetensors: '%.*s' has the field '%.*s' twice",
-                TSR_STR_ARG(tensor->name), TSR_STR_ARG(field));
+    TSR_FAIL_IF(*seen & which, s->err, TSR_E_FORMAT, s->scan->byte_base + at,
+                "safetensors: '%.*s' has the field '%.*s' twice", TSR_STR_ARG(tensor->name), TSR_STR_ARG(field));
     *seen |= which;
     TSR_TRY(expect(s, ':', "':' after the name of a field"));
     if (which == HAS_DTYPE) return read_dtype(s, tensor);
@@ -275,13 +282,16 @@ static tsr_status check_bytes(const scanner *s, const tsr_safetensors_tensor *te
     bool fits = true;
     for (uint32_t d = 0; d < tensor->rank; d++) fits = fits && tsr_mul_u64(elements, tensor->shape[d], &elements);
     fits = fits && tsr_mul_u64(elements, tsr_dtype_describe(tensor->dtype)->bits, &bits);
-    TSR_FAIL_IF(!fits, s->err, TSR_E_FORMAT, at, "safetensors: the shape of '%.*s' overflows 64 bits", TSR_STR_ARG(tensor->name));
+    TSR_FAIL_IF(!fits, s->err, TSR_E_FORMAT, at, "safetensors: the shape of '%.*s' overflows 64 bits",
+                TSR_STR_ARG(tensor->name));
     TSR_FAIL_IF(bits % 8, s->err, TSR_E_FORMAT, at, "safetensors: '%.*s' has %" PRIu64 " bits, not whole bytes",
                 TSR_STR_ARG(tensor->name), bits);
-    TSR_FAIL_IF(tensor->end < tensor->begin, s->err, TSR_E_FORMAT, at, "safetensors: data_offsets of '%.*s' end at %" PRIu64
-                ", before they begin at %" PRIu64, TSR_STR_ARG(tensor->name), tensor->end, tensor->begin);
-    TSR_FAIL_IF(tensor->end - tensor->begin != bits / 8, s->err, TSR_E_FORMAT, at, "safetensors: data_offsets of '%.*s' span %" PRIu64
-                " bytes, its shape and dtype need %" PRIu64, TSR_STR_ARG(tensor->name), tensor->end - tensor->begin, bits / 8);
+    TSR_FAIL_IF(tensor->end < tensor->begin, s->err, TSR_E_FORMAT, at,
+                "safetensors: data_offsets of '%.*s' end at %" PRIu64 ", before they begin at %" PRIu64,
+                TSR_STR_ARG(tensor->name), tensor->end, tensor->begin);
+    TSR_FAIL_IF(tensor->end - tensor->begin != bits / 8, s->err, TSR_E_FORMAT, at,
+                "safetensors: data_offsets of '%.*s' span %" PRIu64 " bytes, its shape and dtype need %" PRIu64,
+                TSR_STR_ARG(tensor->name), tensor->end - tensor->begin, bits / 8);
     return TSR_OK;
 }
 
@@ -289,7 +299,8 @@ static tsr_status check_name(const scanner *s, const tsr_safetensors_tensor *ten
 {
     tsr_place place = {s->scan->file_name, tensor->position, tensor->name};
     if (!s->scan->findings) return TSR_OK;
-    if (tensor->name.size == 0) return tsr_find(s->scan->findings, "safetensors/empty-name", place, s->err, "a tensor has an empty name");
+    if (tensor->name.size == 0)
+        return tsr_find(s->scan->findings, "safetensors/empty-name", place, s->err, "a tensor has an empty name");
     if (memchr(tensor->name.data, 0, tensor->name.size))
         return tsr_find(s->scan->findings, "safetensors/nul-in-name", place, s->err, "a tensor's name holds a NUL");
     return TSR_OK;
@@ -310,8 +321,11 @@ static tsr_status read_tensor(scanner *s, tsr_str name, size_t at)
         TSR_TRY(read_field(s, tensor, &seen));
         TSR_TRY(next_member(s, '}', "',' or '}'", &more));
     }
-    TSR_FAIL_IF(seen != HAS_ALL, s->err, TSR_E_FORMAT, tensor->position, "safetensors: '%.*s' lacks %s", TSR_STR_ARG(tensor->name),
-                !(seen & HAS_DTYPE) ? "dtype" : !(seen & HAS_SHAPE) ? "shape" : "data_offsets");
+    TSR_FAIL_IF(seen != HAS_ALL, s->err, TSR_E_FORMAT, tensor->position, "safetensors: '%.*s' lacks %s",
+                TSR_STR_ARG(tensor->name),
+                !(seen & HAS_DTYPE)   ? "dtype"
+                : !(seen & HAS_SHAPE) ? "shape"
+                                      : "data_offsets");
     TSR_TRY(check_bytes(s, tensor));
     return check_name(s, tensor);
 }
@@ -364,7 +378,8 @@ static tsr_status read_header(scanner *s)
     skip_space(s);
     if (s->at && s->scan->findings) {
         tsr_place place = {s->scan->file_name, s->scan->byte_base, {NULL, 0}};
-        TSR_TRY(tsr_find(s->scan->findings, "safetensors/leading-space", place, s->err, "%zu bytes of white space before the header's '{'", s->at));
+        TSR_TRY(tsr_find(s->scan->findings, "safetensors/leading-space", place, s->err,
+                         "%zu bytes of white space before the header's '{'", s->at));
     }
     TSR_TRY(expect(s, '{', "'{'"));
     for (more = has_members(s, '}'); more;) {

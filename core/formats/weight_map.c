@@ -148,8 +148,8 @@ tsr_status tsr_weight_map_check_stray(tsr_checkpoint *checkpoint, const tsr_weig
     for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
         tsr_str name = store->files[f].name;
         if (named[f] || !tsr_str_ends(name, ending) || memchr(name.data, '/', name.size)) continue;
-        status = tsr_find(checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                          "'%.*s' is not named by the index", TSR_STR_ARG(name));
+        status = tsr_find(checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}},
+                          err, "'%.*s' is not named by the index", TSR_STR_ARG(name));
     }
     tsr_free(checkpoint->host->allocator, named, store->file_count, sizeof *named);
     return status;

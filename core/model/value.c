@@ -41,7 +41,8 @@ tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err)
     return value;
 }
 
-tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count, tsr_error *err)
+tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count,
+                           tsr_error *err)
 {
     tsr_value *value = tsr_value_new(arena, kind, err);
     if (!value) return NULL;
@@ -70,7 +71,8 @@ static bool same_node(const tsr_value *a, const tsr_value *b)
     case TSR_VALUE_BOOL: return a->as.boolean == b->as.boolean;
     case TSR_VALUE_INT: return a->as.integer == b->as.integer;
     case TSR_VALUE_FLOAT: return same_real(a->as.real, b->as.real);
-    case TSR_VALUE_COMPLEX: return same_real(a->as.complex.re, b->as.complex.re) && same_real(a->as.complex.im, b->as.complex.im);
+    case TSR_VALUE_COMPLEX:
+        return same_real(a->as.complex.re, b->as.complex.re) && same_real(a->as.complex.im, b->as.complex.im);
     case TSR_VALUE_DTYPE: return a->as.dtype == b->as.dtype;
     case TSR_VALUE_TENSOR: return same_tensor(a->as.tensor, b->as.tensor);
     default: return true;

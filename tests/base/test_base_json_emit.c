@@ -1,9 +1,9 @@
 /* The emitter: punctuation, escapes, exact numbers, failure of the sink. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,13 +66,15 @@ static void test_base_json_emit__compact_and_pretty_differ_in_white_space_only(v
     tsr_json_start(&json, take, &s, 0, NULL);
     write_sample(&json);
     assert_int_equal(tsr_json_finish(&json), TSR_OK);
-    assert_string_equal(s.text, "{\"schema\":\"x/1\",\"list\":[{\"shape\":[2,18446744073709551615],\"none\":[]},-9223372036854775808,"
-                                "18446744073709551615,true,null],\"empty\":{},\"row\":[2]}\n");
+    assert_string_equal(
+        s.text, "{\"schema\":\"x/1\",\"list\":[{\"shape\":[2,18446744073709551615],\"none\":[]},-9223372036854775808,"
+                "18446744073709551615,true,null],\"empty\":{},\"row\":[2]}\n");
     s.size = 0;
     tsr_json_start(&json, take, &s, 1, NULL);
     write_sample(&json);
     assert_int_equal(tsr_json_finish(&json), TSR_OK);
-    assert_string_equal(s.text, "{\n \"schema\": \"x/1\",\n \"list\": [\n  {\"shape\": [2, 18446744073709551615], \"none\": []},\n  -9223372036854775808,\n"
+    assert_string_equal(s.text, "{\n \"schema\": \"x/1\",\n \"list\": [\n  {\"shape\": [2, 18446744073709551615], \"none\": "
+                                "[]},\n  -9223372036854775808,\n"
                                 "  18446744073709551615,\n  true,\n  null\n ],\n \"empty\": {},\n \"row\": [2]\n}\n");
 }
 
@@ -91,10 +93,17 @@ static void test_base_json_emit__strings_are_escaped_and_valid(void **state)
 {
     (void)state;
     sink s = {.size = 0};
-    assert_string_equal(emit_str(&s, TSR_STR("a\"\\/\b\f\n\r\t\x01\x1f\x7f")), "\"a\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\"");
+    assert_string_equal(emit_str(&s, TSR_STR("a\"\\/\b\f\n\r\t\x01\x1f\x7f")),
+                        "\"a\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\"");
     assert_string_equal(emit_str(&s, TSR_STR("nul\0!")), "\"nul\\u0000!\"");
-    assert_string_equal(emit_str(&s, TSR_STR("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80")), "\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\"");
-    assert_string_equal(emit_str(&s, TSR_STR("a\xFF" "b\xED\xA0\x80" "c\xC3")), "\"a\xEF\xBF\xBD" "b\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD" "c\xEF\xBF\xBD\"");
+    assert_string_equal(emit_str(&s, TSR_STR("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80")),
+                        "\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\"");
+    assert_string_equal(emit_str(&s, TSR_STR("a\xFF"
+                                             "b\xED\xA0\x80"
+                                             "c\xC3")),
+                        "\"a\xEF\xBF\xBD"
+                        "b\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"
+                        "c\xEF\xBF\xBD\"");
     assert_string_equal(emit_str(&s, (tsr_str){NULL, 0}), "\"\"");
 }
 
@@ -113,10 +122,22 @@ static void test_base_json_emit__text_longer_than_the_buffer_arrives_whole(void 
 static void test_base_json_emit__doubles_read_back_bit_for_bit(void **state)
 {
     (void)state;
-    static const struct { double value; const char *text; } exact[] = {
-        {0, "0.0"}, {-0.0, "-0.0"}, {1, "1.0"}, {0.1, "0.1"}, {1e20, "1e+20"}, {1e-7, "1e-07"}, {123456789012345680.0, "1.2345678901234568e+17"},
-        {3.141592653589793, "3.141592653589793"}, {5e-324, "4.94065645841247e-324"}, {DBL_MAX, "1.7976931348623157e+308"},
-        {NAN, "\"nan\""}, {INFINITY, "\"inf\""}, {-INFINITY, "\"-inf\""}};
+    static const struct {
+        double value;
+        const char *text;
+    } exact[] = {{0, "0.0"},
+                 {-0.0, "-0.0"},
+                 {1, "1.0"},
+                 {0.1, "0.1"},
+                 {1e20, "1e+20"},
+                 {1e-7, "1e-07"},
+                 {123456789012345680.0, "1.2345678901234568e+17"},
+                 {3.141592653589793, "3.141592653589793"},
+                 {5e-324, "4.94065645841247e-324"},
+                 {DBL_MAX, "1.7976931348623157e+308"},
+                 {NAN, "\"nan\""},
+                 {INFINITY, "\"inf\""},
+                 {-INFINITY, "\"-inf\""}};
     sink s = {.size = 0};
     tsr_json json;
     for (size_t i = 0; i < sizeof exact / sizeof exact[0]; i++) {
@@ -160,11 +181,28 @@ static void test_base_json_emit__the_first_failure_stays(void **state)
 static void test_base_json_emit__utf8_is_checked_to_the_byte(void **state)
 {
     (void)state;
-    static const struct { const char *text; size_t valid; } cases[] = {
-        {"abc", 3}, {"\xC3\xA9", 2}, {"a\xC3", 1}, {"\xC1\xBF", 0}, {"\xE0\x9F\xBF", 0}, {"\xE0\xA0\x80", 3}, {"\xED\x9F\xBF", 3}, {"\xED\xA0\x80", 0},
-        {"\xEF\xBF\xBF", 3}, {"\xF0\x8F\xBF\xBF", 0}, {"\xF0\x90\x80\x80", 4}, {"\xF4\x8F\xBF\xBF", 4}, {"\xF4\x90\x80\x80", 0}, {"\xF5\x80\x80\x80", 0}, {"\x80", 0},
-        {"\xE2\x82", 0}, {"\xF0\x9F\x98", 0}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) assert_int_equal(tsr_utf8_check(tsr_str_from(cases[i].text)), cases[i].valid);
+    static const struct {
+        const char *text;
+        size_t valid;
+    } cases[] = {{"abc", 3},
+                 {"\xC3\xA9", 2},
+                 {"a\xC3", 1},
+                 {"\xC1\xBF", 0},
+                 {"\xE0\x9F\xBF", 0},
+                 {"\xE0\xA0\x80", 3},
+                 {"\xED\x9F\xBF", 3},
+                 {"\xED\xA0\x80", 0},
+                 {"\xEF\xBF\xBF", 3},
+                 {"\xF0\x8F\xBF\xBF", 0},
+                 {"\xF0\x90\x80\x80", 4},
+                 {"\xF4\x8F\xBF\xBF", 4},
+                 {"\xF4\x90\x80\x80", 0},
+                 {"\xF5\x80\x80\x80", 0},
+                 {"\x80", 0},
+                 {"\xE2\x82", 0},
+                 {"\xF0\x9F\x98", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_int_equal(tsr_utf8_check(tsr_str_from(cases[i].text)), cases[i].valid);
     char bytes[4];
     static const uint32_t scalars[] = {0, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF};
     static const size_t lengths[] = {1, 1, 2, 2, 3, 3, 3, 3, 4, 4};

@@ -32,8 +32,9 @@ int main(int argc, char **argv)
         return 2;
     }
     getrusage(RUSAGE_SELF, &usage);
-    printf("{\"wall\": %.6f, \"cpu\": %.6f, \"entries\": %" PRIu64 ", \"peak_mib\": %.1f}\n", seconds(CLOCK_MONOTONIC) - wall,
-           seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu, tsr_checkpoint_catalog(checkpoint)->entry_count, (double)usage.ru_maxrss / 1024);
+    printf("{\"wall\": %.6f, \"cpu\": %.6f, \"entries\": %" PRIu64 ", \"peak_mib\": %.1f}\n",
+           seconds(CLOCK_MONOTONIC) - wall, seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu,
+           tsr_checkpoint_catalog(checkpoint)->entry_count, (double)usage.ru_maxrss / 1024);
     tsr_checkpoint_close(checkpoint);
     store->close(store);
     tsr_native_host_close(&native);

@@ -1,9 +1,9 @@
 /* Documents: what is refused, where, and with which words; accessors; duplicates anywhere. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -78,7 +78,8 @@ static void test_codec_json__refusals_name_their_place(void **state)
         if (tsr_json_parse(text, &h, &root, &err) != TSR_E_FORMAT || root) fail_msg("not refused: %s", r->text);
         if (!strstr(err.message, r->message)) fail_msg("%s: message is: %s", r->text, err.message);
         if (err.byte_position != r->position)
-            fail_msg("%s: at %llu, expected %llu", r->text, (unsigned long long)err.byte_position, (unsigned long long)r->position);
+            fail_msg("%s: at %llu, expected %llu", r->text, (unsigned long long)err.byte_position,
+                     (unsigned long long)r->position);
     }
 }
 
@@ -87,7 +88,8 @@ static void test_codec_json__valid_documents_keep_their_values(void **state)
     (void)state;
     tsr_host h = host();
     cJSON *root;
-    tsr_str text = TSR_STR(" {\"a\" : [1, -2.5e3, true, false, null, {}, []],\n\"\\ud83d\\ude00\":\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\"}\r\n\t");
+    tsr_str text = TSR_STR(" {\"a\" : [1, -2.5e3, true, false, null, {}, "
+                           "[]],\n\"\\ud83d\\ude00\":\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\"}\r\n\t");
     assert_int_equal(tsr_json_parse(text, &h, &root, NULL), TSR_OK);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "a");
     assert_int_equal(cJSON_GetArraySize(list), 7);
@@ -148,8 +150,11 @@ static void test_codec_json__accessors_say_what_was_expected_and_where(void **st
     tsr_error err = {0};
     uint64_t u;
     int64_t i;
-    assert_int_equal(tsr_json_parse(TSR_STR("{\"s\":\"x\",\"n\":5,\"neg\":-1,\"big\":9007199254740993,\"max\":9007199254740991,"
-                                            "\"half\":0.5,\"null\":null,\"o\":{\"a\":[]},\"b\":true}"), &h, &root, NULL), TSR_OK);
+    assert_int_equal(
+        tsr_json_parse(TSR_STR("{\"s\":\"x\",\"n\":5,\"neg\":-1,\"big\":9007199254740993,\"max\":9007199254740991,"
+                               "\"half\":0.5,\"null\":null,\"o\":{\"a\":[]},\"b\":true}"),
+                       &h, &root, NULL),
+        TSR_OK);
     assert_int_equal(tsr_json_get(root, "s", TSR_JSON_STRING, "", &item, &err), TSR_OK);
     assert_true(tsr_str_equal(tsr_json_text_of(item), TSR_STR("x")));
     assert_true(tsr_str_equal(tsr_json_key_of(item), TSR_STR("s")));
@@ -163,8 +168,12 @@ static void test_codec_json__accessors_say_what_was_expected_and_where(void **st
     assert_null(item);
     assert_int_equal(tsr_json_find(cJSON_GetObjectItem(root, "n"), "x", TSR_JSON_STRING, "n", &item, &err), TSR_E_FORMAT);
     assert_string_equal(err.message, "json: expected an object at n, found a number");
-    static const struct { const char *key, *message; } bad[] = {
-        {"neg", "at least 0 at neg, found -1"}, {"big", "below 2^53"}, {"half", "found 0.5"}, {"b", "a number at b, found a boolean"}};
+    static const struct {
+        const char *key, *message;
+    } bad[] = {{"neg", "at least 0 at neg, found -1"},
+               {"big", "below 2^53"},
+               {"half", "found 0.5"},
+               {"b", "a number at b, found a boolean"}};
     for (size_t k = 0; k < 4; k++) {
         err = (tsr_error){0};
         assert_int_equal(tsr_json_to_u64(cJSON_GetObjectItem(root, bad[k].key), bad[k].key, &u, &err), TSR_E_FORMAT);
@@ -178,7 +187,10 @@ static void test_codec_json__accessors_say_what_was_expected_and_where(void **st
 }
 
 static int allocations_left;
-static void *failing_malloc(size_t size) { return allocations_left-- > 0 ? malloc(size) : NULL; }
+static void *failing_malloc(size_t size)
+{
+    return allocations_left-- > 0 ? malloc(size) : NULL;
+}
 
 static void test_codec_json__no_memory_is_an_error_at_every_point(void **state)
 {

@@ -1,9 +1,9 @@
 /* Opening: what each store is taken for, what every refusal says, and catalogs of safetensors of every arrangement. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -55,16 +55,16 @@ static void drop_folder(folder *f)
     for (uint32_t i = 0; i < f->count; i++) free((char *)f->files[i].content.data);
 }
 
-#define EMPTY "{}"
+#define EMPTY                    "{}"
 #define U8(name, size, from, to) "\"" name "\":{\"dtype\":\"U8\",\"shape\":[" size "],\"data_offsets\":[" from "," to "]}"
-#define TORCH "PK\3\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0\0archive/data.pkl"
-#define TORCH_SIZE 46
-#define LEGACY "\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+#define TORCH                    "PK\3\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0\0archive/data.pkl"
+#define TORCH_SIZE               46
+#define LEGACY                   "\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 
 typedef struct recognition {
     part parts[MAX_FILES];
     const char *primary;
-    tsr_format format;   /* or NONE: refused */
+    tsr_format format;    /* or NONE: refused */
     const char *expected; /* the chosen files, joined by blanks; or a part of the message */
 } recognition;
 
@@ -74,25 +74,64 @@ static const recognition recognitions[] = {
     {{{"m.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_ZIP, "m.pt"},
     {{{"m.safetensors", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_ZIP, "m.safetensors"},
     {{{"old.pth", LEGACY, 0, 0}}, NULL, TSR_FORMAT_TORCH_LEGACY, "old.pth"},
-    {{{".metadata", "\x80\4.", 0, 0}, {"__0_0.distcp", TORCH, 0, TORCH_SIZE}, {"m.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_DCP, ".metadata"},
+    {{{".metadata", "\x80\4.", 0, 0}, {"__0_0.distcp", TORCH, 0, TORCH_SIZE}, {"m.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_DCP,
+     ".metadata"},
     {{{".metadata", "\x80\4.", 0, 0}, {"__0_0.distcp", TORCH, 0, TORCH_SIZE}}, ".metadata", TSR_FORMAT_DCP, ".metadata"},
-    {{{"__10.metadata", "x", 0, 0}, {"__2.metadata", "x", 0, 0}, {"__0.metadata", "x", 0, 0}}, NULL, TSR_FORMAT_DCP, "__0.metadata __2.metadata __10.metadata"},
-    {{{"config.json", "{\"a\":1}", 0, 0}, {"m.safetensors", EMPTY, SIZE_MAX, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "m.safetensors"},
-    {{{"config.json", "{\"a\":1}", 0, 0}, {"m.bin", TORCH, 0, TORCH_SIZE}, {"sub/x.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_ZIP, "m.bin"},
-    {{{"a.safetensors", EMPTY, SIZE_MAX, 0}, {"b.safetensors", EMPTY, SIZE_MAX, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "a.safetensors b.safetensors"},
+    {{{"__10.metadata", "x", 0, 0}, {"__2.metadata", "x", 0, 0}, {"__0.metadata", "x", 0, 0}},
+     NULL,
+     TSR_FORMAT_DCP,
+     "__0.metadata __2.metadata __10.metadata"},
+    {{{"config.json", "{\"a\":1}", 0, 0}, {"m.safetensors", EMPTY, SIZE_MAX, 0}},
+     NULL,
+     TSR_FORMAT_SAFETENSORS,
+     "m.safetensors"},
+    {{{"config.json", "{\"a\":1}", 0, 0}, {"m.bin", TORCH, 0, TORCH_SIZE}, {"sub/x.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_TORCH_ZIP,
+     "m.bin"},
+    {{{"a.safetensors", EMPTY, SIZE_MAX, 0}, {"b.safetensors", EMPTY, SIZE_MAX, 0}},
+     NULL,
+     TSR_FORMAT_SAFETENSORS,
+     "a.safetensors b.safetensors"},
     {{{"shard-00001-model-00001-of-00001.safetensors", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0},
       {"shard-00002-model-00001-of-00001.safetensors", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0}},
-     NULL, TSR_FORMAT_DCP_SAFETENSORS, "shard-00001-model-00001-of-00001.safetensors shard-00002-model-00001-of-00001.safetensors"},
-    {{{"model.safetensors.index.json", "{\"weight_map\":{\"a\":\"x\"}}", 0, 0}, {"x", EMPTY, SIZE_MAX, 0}, {"optimizer.pt", TORCH, 0, TORCH_SIZE}}, NULL,
-     TSR_FORMAT_SAFETENSORS_INDEX, "model.safetensors.index.json"},
-    {{{"my.json", "{\"weight_map\":{\"a\":\"x.bin\"}}", 0, 0}, {"x.bin", TORCH, 0, TORCH_SIZE}}, "my.json", TSR_FORMAT_TORCH_INDEX, "my.json"},
-    {{{"pytorch_model.bin.index.json", "{\"weight_map\":{\"a\":\"gone.bin\"}}", 0, 0}}, NULL, TSR_FORMAT_TORCH_INDEX, "pytorch_model.bin.index.json"},
-    {{{"rank10.pt", TORCH, 0, TORCH_SIZE}, {"rank2.pt", LEGACY, 0, 0}, {"expect.json", "{\"a\":1}", 0, 0}}, NULL, TSR_FORMAT_TORCH_RANKS, "rank2.pt rank10.pt"},
-    {{{"0.optim.pt", TORCH, 0, TORCH_SIZE}, {"1.optim.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_RANKS, "0.optim.pt 1.optim.pt"},
-    {{{"step9_rank0.pt", TORCH, 0, TORCH_SIZE}, {"step9_rank1.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_RANKS, "step9_rank0.pt step9_rank1.pt"},
+     NULL,
+     TSR_FORMAT_DCP_SAFETENSORS,
+     "shard-00001-model-00001-of-00001.safetensors shard-00002-model-00001-of-00001.safetensors"},
+    {{{"model.safetensors.index.json", "{\"weight_map\":{\"a\":\"x\"}}", 0, 0},
+      {"x", EMPTY, SIZE_MAX, 0},
+      {"optimizer.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_SAFETENSORS_INDEX,
+     "model.safetensors.index.json"},
+    {{{"my.json", "{\"weight_map\":{\"a\":\"x.bin\"}}", 0, 0}, {"x.bin", TORCH, 0, TORCH_SIZE}},
+     "my.json",
+     TSR_FORMAT_TORCH_INDEX,
+     "my.json"},
+    {{{"pytorch_model.bin.index.json", "{\"weight_map\":{\"a\":\"gone.bin\"}}", 0, 0}},
+     NULL,
+     TSR_FORMAT_TORCH_INDEX,
+     "pytorch_model.bin.index.json"},
+    {{{"rank10.pt", TORCH, 0, TORCH_SIZE}, {"rank2.pt", LEGACY, 0, 0}, {"expect.json", "{\"a\":1}", 0, 0}},
+     NULL,
+     TSR_FORMAT_TORCH_RANKS,
+     "rank2.pt rank10.pt"},
+    {{{"0.optim.pt", TORCH, 0, TORCH_SIZE}, {"1.optim.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_TORCH_RANKS,
+     "0.optim.pt 1.optim.pt"},
+    {{{"step9_rank0.pt", TORCH, 0, TORCH_SIZE}, {"step9_rank1.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_TORCH_RANKS,
+     "step9_rank0.pt step9_rank1.pt"},
     /* refusals */
     {{{NULL, NULL, 0, 0}}, NULL, TSR_FORMAT_NONE, "the folder is empty"},
-    {{{"x.bin", "hello, world", 0, 0}}, NULL, TSR_FORMAT_NONE, "x.bin is no checkpoint that is known here: it begins with the bytes 68 65 6c 6c"},
+    {{{"x.bin", "hello, world", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "x.bin is no checkpoint that is known here: it begins with the bytes 68 65 6c 6c"},
     {{{"x.pt", "", 0, 0}}, NULL, TSR_FORMAT_NONE, "x.pt is empty"},
     {{{"x.json", "{\"a\":1}", 0, 0}}, NULL, TSR_FORMAT_NONE, "without a weight_map"},
     {{{"x.json", "{\"a\":1", 0, 0}}, NULL, TSR_FORMAT_NONE, "expected ',' or '}', found the end, in x.json"},
@@ -100,26 +139,78 @@ static const recognition recognitions[] = {
     {{{"m", "GGUF\3\0\0\0", 0, 8}}, NULL, TSR_FORMAT_NONE, "GGUF"},
     {{{"m", "\x1f\x8b\x08", 0, 0}}, NULL, TSR_FORMAT_NONE, "gzip"},
     {{{"m.pt", "\x80\4}.", 0, 0}}, NULL, TSR_FORMAT_NONE, "bare pickle"},
-    {{{"m.npz", "PK\3\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\5\0\0\0a.npy", 0, 35}}, NULL, TSR_FORMAT_NONE, "a zip archive that torch.save did not write"},
-    {{{"m.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0", 0, 0}}, NULL, TSR_FORMAT_NONE, "Git LFS pointer"},
+    {{{"m.npz", "PK\3\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\5\0\0\0a.npy", 0, 35}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a zip archive that torch.save did not write"},
+    {{{"m.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "Git LFS pointer"},
     {{{"__0_0.distcp", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "data file of a DCP checkpoint"},
-    {{{"__0_0.distcp", TORCH, 0, TORCH_SIZE}, {"__1_0.distcp", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "(__0_0.distcp) and no .metadata"},
-    {{{"step-100/.metadata", "x", 0, 0}, {"step-100/__0_0.distcp", "x", 0, 0}, {"step-200/.metadata", "x", 0, 0}, {"notes.txt", "x", 0, 0}}, NULL,
-     TSR_FORMAT_NONE, "several checkpoints (2): step-100, step-200; name one of them"},
-    {{{"iter_1/.metadata", "x", 0, 0}, {"latest_checkpointed_iteration.txt", "1", 0, 0}}, NULL, TSR_FORMAT_NONE, "a checkpoint in a folder below (1): iter_1"},
-    {{{"step-1.pt", TORCH, 0, TORCH_SIZE}, {"step-2.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "several torch.save files that are not one file a rank (2): step-1.pt, step-2.pt"},
-    {{{"model.pt", TORCH, 0, TORCH_SIZE}, {"optimizer.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "model.pt, optimizer.pt; name one"},
+    {{{"__0_0.distcp", TORCH, 0, TORCH_SIZE}, {"__1_0.distcp", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "(__0_0.distcp) and no .metadata"},
+    {{{"step-100/.metadata", "x", 0, 0},
+      {"step-100/__0_0.distcp", "x", 0, 0},
+      {"step-200/.metadata", "x", 0, 0},
+      {"notes.txt", "x", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "several checkpoints (2): step-100, step-200; name one of them"},
+    {{{"iter_1/.metadata", "x", 0, 0}, {"latest_checkpointed_iteration.txt", "1", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a checkpoint in a folder below (1): iter_1"},
+    {{{"step-1.pt", TORCH, 0, TORCH_SIZE}, {"step-2.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "several torch.save files that are not one file a rank (2): step-1.pt, step-2.pt"},
+    {{{"model.pt", TORCH, 0, TORCH_SIZE}, {"optimizer.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "model.pt, optimizer.pt; name one"},
     {{{"7.pt", TORCH, 0, TORCH_SIZE}, {"9.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
-    {{{"m-00001-of-00002.bin", TORCH, 0, TORCH_SIZE}, {"m-00002-of-00002.bin", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
-    {{{"model.safetensors", EMPTY, SIZE_MAX, 0}, {"optimizer.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "several checkpoints (2): model.safetensors, optimizer.pt"},
-    {{{"a.index.json", "{\"weight_map\":{}}", 0, 0}, {"b.index.json", "{\"weight_map\":{}}", 0, 0}}, NULL, TSR_FORMAT_NONE, "several checkpoints (2): a.index.json, b.index.json"},
-    {{{"mp_rank_00_model_states.pt", TORCH, 0, TORCH_SIZE}, {"zero_pp_rank_0_mp_rank_00_optim_states.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "a DeepSpeed checkpoint"},
-    {{{"global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", TORCH, 0, TORCH_SIZE}, {"latest", "global_step5", 0, 0}}, NULL, TSR_FORMAT_NONE, "a DeepSpeed checkpoint"},
-    {{{"latest_checkpointed_iteration.txt", "5", 0, 0}, {"iter_5/mp_rank_00/model_optim_rng.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "a Megatron-LM checkpoint"},
-    {{{"model.ckpt.data-00000-of-00001", "x", 0, 0}, {"model.ckpt.index", "x", 0, 0}}, NULL, TSR_FORMAT_NONE, "a TensorFlow checkpoint"},
+    {{{"m-00001-of-00002.bin", TORCH, 0, TORCH_SIZE}, {"m-00002-of-00002.bin", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "not one file a rank"},
+    {{{"model.safetensors", EMPTY, SIZE_MAX, 0}, {"optimizer.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "several checkpoints (2): model.safetensors, optimizer.pt"},
+    {{{"a.index.json", "{\"weight_map\":{}}", 0, 0}, {"b.index.json", "{\"weight_map\":{}}", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "several checkpoints (2): a.index.json, b.index.json"},
+    {{{"mp_rank_00_model_states.pt", TORCH, 0, TORCH_SIZE},
+      {"zero_pp_rank_0_mp_rank_00_optim_states.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a DeepSpeed checkpoint"},
+    {{{"global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", TORCH, 0, TORCH_SIZE},
+      {"latest", "global_step5", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a DeepSpeed checkpoint"},
+    {{{"latest_checkpointed_iteration.txt", "5", 0, 0}, {"iter_5/mp_rank_00/model_optim_rng.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a Megatron-LM checkpoint"},
+    {{{"model.ckpt.data-00000-of-00001", "x", 0, 0}, {"model.ckpt.index", "x", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a TensorFlow checkpoint"},
     {{{"w/.zarray", "{}", 0, 0}}, NULL, TSR_FORMAT_NONE, "Zarr or Orbax"},
-    {{{"notes.txt", "x", 0, 0}, {"m.onnx", "\x08\x07\x12\x07pytorch", 0, 0}}, NULL, TSR_FORMAT_NONE, "m.onnx is an ONNX model"},
-    {{{"notes.txt", "x", 0, 0}, {"readme.md", "y", 0, 0}}, NULL, TSR_FORMAT_NONE, "none of the folder's 2 files is a checkpoint"},
+    {{{"notes.txt", "x", 0, 0}, {"m.onnx", "\x08\x07\x12\x07pytorch", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "m.onnx is an ONNX model"},
+    {{{"notes.txt", "x", 0, 0}, {"readme.md", "y", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "none of the folder's 2 files is a checkpoint"},
 };
 
 static void test_formats_open__recognition_goes_by_content(void **state)
@@ -132,15 +223,18 @@ static void test_formats_open__recognition_goes_by_content(void **state)
         const tsr_reader *reader = NULL;
         tsr_error err = {0};
         make_folder(&f, r->parts, r->primary);
-        tsr_checkpoint checkpoint = {.store = f.store, .host = &f.host, .arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
+        tsr_checkpoint checkpoint = {
+            .store = f.store, .host = &f.host, .arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
         tsr_status status = tsr_recognize(&checkpoint, &reader, &err);
         if (r->format == TSR_FORMAT_NONE) {
-            if (status == TSR_OK || !strstr(err.message, r->expected)) fail_msg("%zu: expected %s: %s", i, r->expected, err.message);
+            if (status == TSR_OK || !strstr(err.message, r->expected))
+                fail_msg("%zu: expected %s: %s", i, r->expected, err.message);
         } else {
             if (status != TSR_OK) fail_msg("%zu: %s", i, err.message);
             for (uint32_t k = 0; k < checkpoint.file_count; k++) {
                 if (k) strcat(chosen, " ");
-                strncat(chosen, f.store->files[checkpoint.files[k]].name.data, f.store->files[checkpoint.files[k]].name.size);
+                strncat(chosen, f.store->files[checkpoint.files[k]].name.data,
+                        f.store->files[checkpoint.files[k]].name.size);
             }
             assert_string_equal(chosen, r->expected);
             assert_string_equal(tsr_format_name(reader->format), tsr_format_name(r->format));
@@ -198,7 +292,9 @@ static void test_formats_open__one_file_gives_entries_chunks_and_views(void **st
     folder f;
     char rules[512];
     tsr_view view;
-    tsr_checkpoint *c = open_folder(&f, (part[]){{"m", "{" U8("b", "2,2", "3", "7") "," U8("a", "3", "0", "3") "," U8("cut", "2", "7", "9") "}  ", 8, 0}, {NULL, NULL, 0, 0}});
+    tsr_checkpoint *c = open_folder(
+        &f, (part[]){{"m", "{" U8("b", "2,2", "3", "7") "," U8("a", "3", "0", "3") "," U8("cut", "2", "7", "9") "}  ", 8, 0},
+                     {NULL, NULL, 0, 0}});
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c);
     assert_int_equal(catalog->entry_count, 3);
     assert_int_equal(catalog->format, TSR_FORMAT_SAFETENSORS);
@@ -225,7 +321,8 @@ static tsr_status record_extent(void *ctx, const tsr_extent *extent, tsr_error *
 {
     (void)err;
     char *text = ctx;
-    sprintf(text + strlen(text), "%.*s@%u+%u ", TSR_STR_ARG(extent->entry->fqn), (unsigned)extent->file, (unsigned)extent->byte_length);
+    sprintf(text + strlen(text), "%.*s@%u+%u ", TSR_STR_ARG(extent->entry->fqn), (unsigned)extent->file,
+            (unsigned)extent->byte_length);
     return strlen(text) > 100 ? TSR_E_CANCELLED : TSR_OK;
 }
 
@@ -234,8 +331,11 @@ static void test_formats_open__extents_come_in_order_of_file_and_byte(void **sta
     (void)state;
     folder f;
     char text[200] = "";
-    tsr_checkpoint *c = open_folder(&f, (part[]){{"x.safetensors", "{" U8("b", "2", "3", "5") "," U8("a", "3", "0", "3") "," U8("empty", "0", "5", "5") "}", 5, 0},
-                                                 {"y.safetensors", "{" U8("z", "1", "0", "1") "}", 1, 0}, {NULL, NULL, 0, 0}});
+    tsr_checkpoint *c = open_folder(
+        &f, (part[]){{"x.safetensors",
+                      "{" U8("b", "2", "3", "5") "," U8("a", "3", "0", "3") "," U8("empty", "0", "5", "5") "}", 5, 0},
+                     {"y.safetensors", "{" U8("z", "1", "0", "1") "}", 1, 0},
+                     {NULL, NULL, 0, 0}});
     assert_int_equal(tsr_checkpoint_extents(c, record_extent, text, NULL), TSR_OK);
     assert_string_equal(text, "a@0+3 b@0+2 empty@0+0 z@1+1 ");
     close_folder(&f, c);
@@ -247,7 +347,11 @@ static void test_formats_open__colliding_names_are_an_error_that_names_both_file
     folder f;
     tsr_checkpoint *checkpoint;
     tsr_error err = {0};
-    make_folder(&f, (part[]){{"x.safetensors", "{" U8("w", "1", "0", "1") "}", 1, 0}, {"y.safetensors", "{" U8("w", "1", "0", "1") "}", 1, 0}, {NULL, NULL, 0, 0}}, NULL);
+    make_folder(&f,
+                (part[]){{"x.safetensors", "{" U8("w", "1", "0", "1") "}", 1, 0},
+                         {"y.safetensors", "{" U8("w", "1", "0", "1") "}", 1, 0},
+                         {NULL, NULL, 0, 0}},
+                NULL);
     assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
     assert_string_equal(err.message, "two entries have the name 'w': one in x.safetensors, one in y.safetensors");
     drop_folder(&f);
@@ -262,19 +366,23 @@ typedef struct index_case {
 
 #define A_IN(header) "{" U8(header, "4", "0", "4") "}"
 static const index_case index_cases[] = {
-    {"{\"metadata\":{\"total_size\":8},\"weight_map\":{\"b\":\"y.safetensors\",\"a\":\"x.safetensors\"}}", A_IN("a"), A_IN("b"), "", "b a"},
+    {"{\"metadata\":{\"total_size\":8},\"weight_map\":{\"b\":\"y.safetensors\",\"a\":\"x.safetensors\"}}", A_IN("a"),
+     A_IN("b"), "", "b a"},
     {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\"}}", A_IN("a"), NULL, "index/missing-file:e", "a b!"},
     {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"x.safetensors\"}}", A_IN("a"), NULL, "index/missing-key:e", "a b!"},
     {"{\"weight_map\":{\"a\":\"x.safetensors\"}}", A_IN("a"), A_IN("s"), "index/unreferenced-file:w", "a"},
-    {"{\"weight_map\":{\"a\":\"x.safetensors\"}}", "{" U8("a", "2", "0", "2") "," U8("e", "2", "2", "4") "}", NULL, "index/extra-key:w", "a e"},
-    {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\"}}", A_IN("a"), "{" U8("b", "0", "0", "0") "," U8("a", "4", "0", "4") "}",
-     "index/key-in-two-files:w", "a* b"},
-    {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\"}}", A_IN("a"), "{" U8("b", "1", "0", "1") "," U8("a", "3", "1", "4") "}",
-     "index/key-in-two-files:e", "a b"},
-    {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"x.safetensors\",\"c\":\"y.safetensors\"}}", A_IN("a"), "{" U8("b", "1", "0", "1") "," U8("c", "3", "1", "4") "}",
-     "index/missing-key:e", "a b c"},
-    {"{\"metadata\":{\"total_size\":9},\"weight_map\":{\"a\":\"x.safetensors\"}}", A_IN("a"), NULL, "index/total-size:w", "a"},
-    {"{\"metadata\":{\"total_size\":\"4\"},\"weight_map\":{\"a\":\"x.safetensors\"}}", A_IN("a"), NULL, "index/total-size:w", "a"},
+    {"{\"weight_map\":{\"a\":\"x.safetensors\"}}", "{" U8("a", "2", "0", "2") "," U8("e", "2", "2", "4") "}", NULL,
+     "index/extra-key:w", "a e"},
+    {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\"}}", A_IN("a"),
+     "{" U8("b", "0", "0", "0") "," U8("a", "4", "0", "4") "}", "index/key-in-two-files:w", "a* b"},
+    {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\"}}", A_IN("a"),
+     "{" U8("b", "1", "0", "1") "," U8("a", "3", "1", "4") "}", "index/key-in-two-files:e", "a b"},
+    {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"x.safetensors\",\"c\":\"y.safetensors\"}}", A_IN("a"),
+     "{" U8("b", "1", "0", "1") "," U8("c", "3", "1", "4") "}", "index/missing-key:e", "a b c"},
+    {"{\"metadata\":{\"total_size\":9},\"weight_map\":{\"a\":\"x.safetensors\"}}", A_IN("a"), NULL, "index/total-size:w",
+     "a"},
+    {"{\"metadata\":{\"total_size\":\"4\"},\"weight_map\":{\"a\":\"x.safetensors\"}}", A_IN("a"), NULL, "index/total-size:w",
+     "a"},
     {"{\"weight_map\":{}}", NULL, NULL, "", ""},
 };
 
@@ -293,8 +401,8 @@ static void test_formats_open__an_index_and_its_files_are_checked_against_each_o
         const tsr_catalog *catalog = tsr_checkpoint_catalog(c);
         for (uint64_t e = 0; e < catalog->entry_count; e++) {
             const tsr_entry *entry = &catalog->entries[e];
-            sprintf(names + strlen(names), "%s%.*s%s%s", e ? " " : "", TSR_STR_ARG(entry->fqn), entry->kind == TSR_ENTRY_OPAQUE ? "!" : "",
-                    entry->replica_count ? "*" : "");
+            sprintf(names + strlen(names), "%s%.*s%s%s", e ? " " : "", TSR_STR_ARG(entry->fqn),
+                    entry->kind == TSR_ENTRY_OPAQUE ? "!" : "", entry->replica_count ? "*" : "");
             assert_int_equal(entry->chunk_count, entry->kind == TSR_ENTRY_TENSOR);
         }
         assert_string_equal(rules_of(c, rules), k->rules);
@@ -313,27 +421,33 @@ static void test_formats_open__an_index_names_bare_files_only(void **state)
         tsr_checkpoint *checkpoint;
         tsr_error err = {0};
         sprintf(index, "{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"%s\"}}", bad[i]);
-        make_folder(&f, (part[]){{"m.safetensors.index.json", index, 0, 0}, {"x.safetensors", EMPTY, SIZE_MAX, 0}, {NULL, NULL, 0, 0}}, NULL);
+        make_folder(
+            &f,
+            (part[]){{"m.safetensors.index.json", index, 0, 0}, {"x.safetensors", EMPTY, SIZE_MAX, 0}, {NULL, NULL, 0, 0}},
+            NULL);
         assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
         assert_non_null(strstr(err.message, "weight_map sends 'b' to"));
-        assert_non_null(strstr(err.message, "only the bare name of a file in the same folder is allowed, in m.safetensors.index.json"));
+        assert_non_null(
+            strstr(err.message, "only the bare name of a file in the same folder is allowed, in m.safetensors.index.json"));
         drop_folder(&f);
     }
 }
 
 #define SHARD(info, tensor) "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"" info "\"}," tensor "}"
-#define AT(name, offsets) "{\\\"" name "\\\":{\\\"saved_offsets\\\":[" offsets "]}}"
+#define AT(name, offsets)   "{\\\"" name "\\\":{\\\"saved_offsets\\\":[" offsets "]}}"
 
 static void test_formats_open__shards_join_by_their_saved_offsets(void **state)
 {
     (void)state;
     folder f;
     char rules[512];
-    tsr_checkpoint *c = open_folder(&f, (part[]){
-        {"shard-00001-model-00001-of-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "1,2", "0", "2")), 2, 0},
-        {"shard-00002-model-00001-of-00001.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0},
-        {"shard-00003-model-00001-of-00001.safetensors", SHARD(AT("w", "3,0"), U8("w", "0,2", "0", "0")), SIZE_MAX, 0},
-        {"shard-00005-model-00001-of-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "1,2", "0", "2")), 2, 0}, {NULL, NULL, 0, 0}});
+    tsr_checkpoint *c = open_folder(
+        &f, (part[]){{"shard-00001-model-00001-of-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "1,2", "0", "2")), 2, 0},
+                     {"shard-00002-model-00001-of-00001.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0},
+                     {"shard-00003-model-00001-of-00001.safetensors", SHARD(AT("w", "3,0"), U8("w", "0,2", "0", "0")),
+                      SIZE_MAX, 0},
+                     {"shard-00005-model-00001-of-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "1,2", "0", "2")), 2, 0},
+                     {NULL, NULL, 0, 0}});
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c);
     assert_int_equal(catalog->format, TSR_FORMAT_DCP_SAFETENSORS);
     assert_int_equal(catalog->entry_count, 1);
@@ -354,7 +468,9 @@ static void test_formats_open__shards_join_by_their_saved_offsets(void **state)
 static void test_formats_open__sharding_info_must_fit_the_header(void **state)
 {
     (void)state;
-    static const struct { const char *header, *message; } bad[] = {
+    static const struct {
+        const char *header, *message;
+    } bad[] = {
         {SHARD(AT("w", "0"), U8("w", "2,2", "0", "4")), "'w' has 2 dimensions and 1 saved_offsets"},
         {SHARD(AT("w", "0,0,0"), U8("w", "2,2", "0", "4")), "'w' has 2 dimensions and 3 saved_offsets"},
         {SHARD(AT("w", "0,-1"), U8("w", "2,2", "0", "4")), "at least 0"},
@@ -369,9 +485,14 @@ static void test_formats_open__sharding_info_must_fit_the_header(void **state)
         folder f;
         tsr_checkpoint *checkpoint;
         tsr_error err = {0};
-        make_folder(&f, (part[]){{"shard-00001-model-00001-of-00001.safetensors", bad[i].header, 4, 0}, {"README", "x", 0, 0}, {NULL, NULL, 0, 0}}, NULL);
+        make_folder(&f,
+                    (part[]){{"shard-00001-model-00001-of-00001.safetensors", bad[i].header, 4, 0},
+                             {"README", "x", 0, 0},
+                             {NULL, NULL, 0, 0}},
+                    NULL);
         assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
-        if (!strstr(err.message, bad[i].message) || !strstr(err.message, ", in shard-00001")) fail_msg("%s: %s", bad[i].message, err.message);
+        if (!strstr(err.message, bad[i].message) || !strstr(err.message, ", in shard-00001"))
+            fail_msg("%s: %s", bad[i].message, err.message);
         drop_folder(&f);
     }
 }
@@ -381,7 +502,8 @@ static void test_formats_open__every_allocation_failure_ends_clean(void **state)
     (void)state;
     static const part sets[][4] = {
         {{"m.index.json", "{\"metadata\":{\"total_size\":9},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"z\"}}", 0, 0},
-         {"x.safetensors", A_IN("a"), 4, 0}, {"y.safetensors", A_IN("a"), 4, 0}},
+         {"x.safetensors", A_IN("a"), 4, 0},
+         {"y.safetensors", A_IN("a"), 4, 0}},
         {{"shard-00001.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0}, {"README", "x", 0, 0}},
         {{"x.safetensors", A_IN("a"), 4, 0}, {"y.safetensors", A_IN("b"), 4, 0}},
     };

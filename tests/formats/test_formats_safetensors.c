@@ -1,9 +1,9 @@
 /* Headers: the verdict table of the real library, located refusals, and what an opened file says. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -74,7 +74,8 @@ static void check_verdict(char *line)
         fail_msg("%s: not located: %s", cell[0], o.err.message);
     if (strchr(cell[2], '/') && !has_finding(o.findings, cell[2])) fail_msg("%s: no finding %s", cell[0], cell[2]);
     size_t expected_findings = strchr(cell[2], '/') ? 1 : 0;
-    if (!refused && tsr_findings_total(o.findings, TSR_WARNING) > expected_findings) fail_msg("%s: unexpected findings", cell[0]);
+    if (!refused && tsr_findings_total(o.findings, TSR_WARNING) > expected_findings)
+        fail_msg("%s: unexpected findings", cell[0]);
     close_bytes(&o);
     free(bytes);
 }
@@ -106,18 +107,24 @@ typedef struct refusal {
 static const refusal refusals[] = {
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,512]}}", 400, TSR_E_FORMAT, 9,
      "data_offsets of 'a' span 512 bytes, its shape and dtype need 8"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[3,4]}}", 4, TSR_E_FORMAT, 61,
-     "data_offsets of 'b' begin at 3, the tensors before it end at 2"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2, TSR_E_FORMAT, 61,
-     "duplicate name 'a', first at byte 9"},
-    {"{\"a\":{\"dtype\":\"F31\",\"shape\":[],\"data_offsets\":[0,4]}}", 4, TSR_E_FORMAT, 22, "'a' has the unknown dtype 'F31'"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":"
+     "[3,4]}}",
+     4, TSR_E_FORMAT, 61, "data_offsets of 'b' begin at 3, the tensors before it end at 2"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":"
+     "[1,2]}}",
+     2, TSR_E_FORMAT, 61, "duplicate name 'a', first at byte 9"},
+    {"{\"a\":{\"dtype\":\"F31\",\"shape\":[],\"data_offsets\":[0,4]}}", 4, TSR_E_FORMAT, 22,
+     "'a' has the unknown dtype 'F31'"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[01],\"data_offsets\":[0,1]}}", 1, TSR_E_FORMAT, 36, "leading zero"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[99999999999999999999],\"data_offsets\":[0,1]}}", 1, TSR_E_FORMAT, 36, "beyond 64 bits"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[99999999999999999999],\"data_offsets\":[0,1]}}", 1, TSR_E_FORMAT, 36,
+     "beyond 64 bits"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, TSR_E_FORMAT, 9, "'a' lacks data_offsets"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,0]}}", 1, TSR_E_FORMAT, 9, "end at 0, before they begin at 1"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,0]}}", 1, TSR_E_FORMAT, 9,
+     "end at 0, before they begin at 1"},
     {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\"}}", 1, TSR_E_FORMAT, 27, "'a' has the field 'dtype' twice"},
     {"{\"a\":{\"x\":[1,}}", 0, TSR_E_FORMAT, 21, "expected a value, found '}'"},
-    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, TSR_E_FORMAT, 9, "'a' has 12 bits, not whole bytes"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, TSR_E_FORMAT, 9,
+     "'a' has 12 bits, not whole bytes"},
     {"{\"a", 0, TSR_E_FORMAT, 11, "the header ends inside a string"},
     {"{\"a\":{}", 0, TSR_E_FORMAT, 9, "'a' lacks dtype"},
     {"{\"__metadata__\":{\"a\":1}}", 0, TSR_E_FORMAT, 29, "expected a string in __metadata__ in the header, found '1'"},
@@ -144,8 +151,10 @@ static void test_formats_safetensors__an_opened_file_tells_what_its_header_says(
 {
     (void)state;
     opened o;
-    tsr_str bytes = st_image("{\"__metadata__\":{\"format\":\"pt\",\"n\\u00e9\":\"\"},\"w\\n\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[4,16]},"
-                             "\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}", 16);
+    tsr_str bytes = st_image("{\"__metadata__\":{\"format\":\"pt\",\"n\\u00e9\":\"\"},\"w\\n\":{\"dtype\":\"BF16\","
+                             "\"shape\":[2,3],\"data_offsets\":[4,16]},"
+                             "\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}",
+                             16);
     open_bytes(&o, bytes);
     assert_int_equal(o.status, TSR_OK);
     assert_int_equal(o.file.count, 2);
@@ -174,7 +183,9 @@ static void test_formats_safetensors__a_cut_file_stays_readable_and_is_an_error_
 {
     (void)state;
     opened o;
-    tsr_str bytes = st_image("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}", 6);
+    tsr_str bytes = st_image("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\","
+                             "\"shape\":[4],\"data_offsets\":[4,8]}}",
+                             6);
     open_bytes(&o, bytes);
     assert_int_equal(o.status, TSR_OK);
     assert_int_equal(o.file.data_size, 6);
@@ -191,7 +202,9 @@ static void test_formats_safetensors__limits_bound_the_header(void **state)
 {
     (void)state;
     opened o;
-    tsr_str bytes = st_image("{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0);
+    tsr_str bytes = st_image("{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},\"b\":{\"dtype\":\"U8\","
+                             "\"shape\":[0],\"data_offsets\":[0,0]}}",
+                             0);
     open_bytes(&o, bytes);
     tsr_safetensors_close(&o.file);
     o.host.limits.entries = 1;
@@ -206,8 +219,10 @@ static void test_formats_safetensors__limits_bound_the_header(void **state)
 static void test_formats_safetensors__every_allocation_failure_ends_clean(void **state)
 {
     (void)state;
-    tsr_str bytes = st_image("{\"__metadata__\":{\"a\\t\":\"b\"},\"x\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[2,4]},"
-                             "\"y\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2],\"z\":1}}", 4);
+    tsr_str bytes =
+        st_image("{\"__metadata__\":{\"a\\t\":\"b\"},\"x\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[2,4]},"
+                 "\"y\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2],\"z\":1}}",
+                 4);
     tsr_memory_file file = {TSR_STR("m"), bytes};
     for (size_t n = 0;; n++) {
         failing_allocator failing;
@@ -219,7 +234,9 @@ static void test_formats_safetensors__every_allocation_failure_ends_clean(void *
         assert_int_equal(tsr_store_from_memory(&tsr_allocator_libc, &file, 1, &store, NULL), TSR_OK);
         tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, &err);
         tsr_findings *findings = arena ? tsr_findings_new(&failing.allocator, 0, &err) : NULL;
-        tsr_status status = findings ? tsr_safetensors_open(store, &host, 0, 0, bytes.size, arena, findings, &opened_file, &err) : TSR_E_NOMEM;
+        tsr_status status = findings
+                                ? tsr_safetensors_open(store, &host, 0, 0, bytes.size, arena, findings, &opened_file, &err)
+                                : TSR_E_NOMEM;
         assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
         tsr_safetensors_close(&opened_file);
         tsr_findings_free(findings);

@@ -1,9 +1,9 @@
 /* The writer's half: layout, order, padding, refusals; read back by the reader, and equal to the real library's order. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -31,8 +31,9 @@ static void test_formats_safetensors_header__bytes_are_exact(void **state)
     (void)state;
     sink s = {.size = 0};
     tsr_safetensors_plan plan;
-    tsr_safetensors_item items[] = {{.name = TSR_STR("b"), .dtype = TSR_BOOL, .rank = 0, .tag = 1},
-                                    {.name = TSR_STR("w\"é"), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape_3_4, .tag = 2}};
+    tsr_safetensors_item items[] = {
+        {.name = TSR_STR("b"), .dtype = TSR_BOOL, .rank = 0, .tag = 1},
+        {.name = TSR_STR("w\"é"), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape_3_4, .tag = 2}};
     tsr_safetensors_pair pair = {TSR_STR("k"), TSR_STR("v")};
     assert_int_equal(tsr_safetensors_plan_file(items, 2, &pair, 1, &tsr_allocator_libc, &plan, NULL), TSR_OK);
     assert_int_equal(plan.header_size % 64, 0);
@@ -43,7 +44,8 @@ static void test_formats_safetensors_header__bytes_are_exact(void **state)
     assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
     assert_int_equal(s.size, plan.header_size);
     assert_int_equal((uint8_t)s.bytes[0] | (uint8_t)s.bytes[1] << 8, s.size - 8);
-    const char *expected = "{\"__metadata__\":{\"format\":\"pt\",\"k\":\"v\"},\"w\\\"é\":{\"dtype\":\"F32\",\"shape\":[3,4],\"data_offsets\":[0,48]},"
+    const char *expected = "{\"__metadata__\":{\"format\":\"pt\",\"k\":\"v\"},\"w\\\"é\":{\"dtype\":\"F32\",\"shape\":[3,4],"
+                           "\"data_offsets\":[0,48]},"
                            "\"b\":{\"dtype\":\"BOOL\",\"shape\":[],\"data_offsets\":[48,49]}}\n";
     assert_memory_equal(s.bytes + 8, expected, strlen(expected));
     for (size_t i = 8 + strlen(expected); i < s.size; i++) assert_int_equal(s.bytes[i], ' ');
@@ -53,14 +55,17 @@ static void test_formats_safetensors_header__bytes_are_exact(void **state)
 static void test_formats_safetensors_header__order_is_the_reference_librarys(void **state)
 {
     (void)state;
-    static const char *const order[] = {"U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E5M2FNUZ", "F8_E4M3FNUZ",
-                                        "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F6_E3M2", "F6_E2M3", "F4", "BOOL"};
+    static const char *const order[] = {
+        "U64",         "I64",         "F64",     "C64",     "F32",     "U32", "I32", "BF16",    "F16",     "U16", "I16",
+        "F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8",  "U8",  "F6_E3M2", "F6_E2M3", "F4",  "BOOL"};
     enum { COUNT = sizeof order / sizeof order[0] };
     tsr_safetensors_item items[COUNT];
     tsr_safetensors_plan plan;
     for (size_t i = 0; i < COUNT; i++)
-        items[COUNT - 1 - i] = (tsr_safetensors_item){.name = tsr_str_from(order[i]), .dtype = tsr_dtype_from_safetensors(tsr_str_from(order[i])),
-                                                      .rank = 2, .shape = shape_3_4};
+        items[COUNT - 1 - i] = (tsr_safetensors_item){.name = tsr_str_from(order[i]),
+                                                      .dtype = tsr_dtype_from_safetensors(tsr_str_from(order[i])),
+                                                      .rank = 2,
+                                                      .shape = shape_3_4};
     assert_int_equal(tsr_safetensors_plan_file(items, COUNT, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
     for (size_t i = 0; i < COUNT; i++) {
         assert_true(tsr_str_equal(items[i].name, tsr_str_from(order[i])));
@@ -71,7 +76,8 @@ static void test_formats_safetensors_header__order_is_the_reference_librarys(voi
 static void test_formats_safetensors_header__names_of_one_dtype_are_sorted(void **state)
 {
     (void)state;
-    tsr_safetensors_item items[] = {{.name = TSR_STR("b")}, {.name = TSR_STR("a.b")}, {.name = TSR_STR("a")}, {.name = TSR_STR("B")}};
+    tsr_safetensors_item items[] = {
+        {.name = TSR_STR("b")}, {.name = TSR_STR("a.b")}, {.name = TSR_STR("a")}, {.name = TSR_STR("B")}};
     tsr_safetensors_plan plan;
     for (size_t i = 0; i < 4; i++) items[i].dtype = TSR_FLOAT16;
     assert_int_equal(tsr_safetensors_plan_file(items, 4, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
@@ -99,7 +105,8 @@ static void test_formats_safetensors_header__what_was_written_reads_back(void **
     tsr_safetensors_plan plan;
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     static const uint64_t none[] = {0, 5};
-    tsr_safetensors_item items[] = {{.name = TSR_STR("a\nb"), .dtype = TSR_INT64, .rank = 0}, {.name = TSR_STR("e"), .dtype = TSR_BFLOAT16, .rank = 2, .shape = none},
+    tsr_safetensors_item items[] = {{.name = TSR_STR("a\nb"), .dtype = TSR_INT64, .rank = 0},
+                                    {.name = TSR_STR("e"), .dtype = TSR_BFLOAT16, .rank = 2, .shape = none},
                                     {.name = TSR_STR("x"), .dtype = TSR_UINT8, .rank = 2, .shape = shape_3_4}};
     assert_int_equal(tsr_safetensors_plan_file(items, 3, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
     assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
@@ -130,7 +137,10 @@ static void test_formats_safetensors_header__what_cannot_be_held_is_refused_by_n
 {
     (void)state;
     static const uint64_t huge[] = {UINT64_MAX, 2}, odd[] = {3};
-    static const struct { tsr_safetensors_item item; const char *message; } bad[] = {
+    static const struct {
+        tsr_safetensors_item item;
+        const char *message;
+    } bad[] = {
         {{.name = {"c", 1}, .dtype = TSR_COMPLEX128}, "cannot hold 'c': it has no dtype complex128"},
         {{.name = {"q", 1}, .dtype = TSR_QINT8}, "qint8"},
         {{.name = {"", 0}, .dtype = TSR_BOOL}, "an empty name"},

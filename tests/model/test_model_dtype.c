@@ -1,6 +1,6 @@
 /* The dtype table against the names of torch, torch.save and safetensors. */
-#include <stdarg.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -44,10 +44,22 @@ static void test_model_dtype__names_are_exact(void **state)
 static void test_model_dtype__bytes_are_checked(void **state)
 {
     (void)state;
-    static const struct { tsr_dtype dtype; uint64_t elements; bool fits; uint64_t bytes; } cases[] = {
-        {TSR_FLOAT32, 6, true, 24}, {TSR_COMPLEX128, 2, true, 32}, {TSR_FLOAT6_E2M3, 4, true, 3}, {TSR_FLOAT6_E2M3, 3, false, 0},
-        {TSR_FLOAT4_E2M1FN, 8, true, 4}, {TSR_FLOAT4_E2M1FN, 7, false, 0}, {TSR_FLOAT4_E2M1FN_X2, 7, true, 7}, {TSR_BOOL, 0, true, 0},
-        {TSR_UINT8, UINT64_MAX, true, UINT64_MAX}, {TSR_INT16, UINT64_MAX / 2, true, UINT64_MAX - 1}, {TSR_INT16, UINT64_MAX / 2 + 1, false, 0}};
+    static const struct {
+        tsr_dtype dtype;
+        uint64_t elements;
+        bool fits;
+        uint64_t bytes;
+    } cases[] = {{TSR_FLOAT32, 6, true, 24},
+                 {TSR_COMPLEX128, 2, true, 32},
+                 {TSR_FLOAT6_E2M3, 4, true, 3},
+                 {TSR_FLOAT6_E2M3, 3, false, 0},
+                 {TSR_FLOAT4_E2M1FN, 8, true, 4},
+                 {TSR_FLOAT4_E2M1FN, 7, false, 0},
+                 {TSR_FLOAT4_E2M1FN_X2, 7, true, 7},
+                 {TSR_BOOL, 0, true, 0},
+                 {TSR_UINT8, UINT64_MAX, true, UINT64_MAX},
+                 {TSR_INT16, UINT64_MAX / 2, true, UINT64_MAX - 1},
+                 {TSR_INT16, UINT64_MAX / 2 + 1, false, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint64_t bytes = 0;
         assert_int_equal(tsr_dtype_bytes(cases[i].dtype, cases[i].elements, &bytes), cases[i].fits);

@@ -1,9 +1,9 @@
 /* Values: equality, what JSON can hold, and bounded walks over deep, shared and cyclic trees. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <math.h>
@@ -15,8 +15,14 @@
 
 static tsr_arena *arena;
 
-static tsr_value *str(const char *text) { return tsr_value_str(arena, tsr_str_from(text), NULL); }
-static tsr_value *integer(int64_t value) { return tsr_value_int(arena, value, NULL); }
+static tsr_value *str(const char *text)
+{
+    return tsr_value_str(arena, tsr_str_from(text), NULL);
+}
+static tsr_value *integer(int64_t value)
+{
+    return tsr_value_int(arena, value, NULL);
+}
 
 static tsr_value *real(double value)
 {
@@ -80,10 +86,13 @@ static void test_model_value__equality_is_deep_and_exact(void **state)
     assert_int_equal(match(real(0.0), real(-0.0)), TSR_DIFFERENT);
     assert_int_equal(match(str("a"), str("a")), TSR_SAME);
     assert_int_equal(match(str("a"), str("ab")), TSR_DIFFERENT);
-    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), str("x"), END), many(TSR_VALUE_LIST, integer(1), str("x"), END)), TSR_SAME);
-    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), str("x"), END), many(TSR_VALUE_LIST, str("x"), integer(1), END)), TSR_DIFFERENT);
+    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), str("x"), END), many(TSR_VALUE_LIST, integer(1), str("x"), END)),
+                     TSR_SAME);
+    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), str("x"), END), many(TSR_VALUE_LIST, str("x"), integer(1), END)),
+                     TSR_DIFFERENT);
     assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), END), many(TSR_VALUE_TUPLE, integer(1), END)), TSR_DIFFERENT);
-    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), END), many(TSR_VALUE_LIST, integer(1), integer(1), END)), TSR_DIFFERENT);
+    assert_int_equal(match(many(TSR_VALUE_LIST, integer(1), END), many(TSR_VALUE_LIST, integer(1), integer(1), END)),
+                     TSR_DIFFERENT);
     tsr_value *c = tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL), *d = tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL);
     c->as.complex.im = 1;
     assert_int_equal(match(c, d), TSR_DIFFERENT);
@@ -98,13 +107,25 @@ static void test_model_value__order_of_dicts_and_sets_does_not_count(void **stat
 {
     (void)state;
     const tsr_value *ab = many(TSR_VALUE_DICT, str("a"), integer(1), str("b"), integer(2), integer(3), integer(4), END);
-    assert_int_equal(match(ab, many(TSR_VALUE_DICT, integer(3), integer(4), str("b"), integer(2), str("a"), integer(1), END)), TSR_SAME);
-    assert_int_equal(match(ab, many(TSR_VALUE_DICT, str("a"), integer(2), str("b"), integer(1), integer(3), integer(4), END)), TSR_DIFFERENT);
-    assert_int_equal(match(ab, many(TSR_VALUE_DICT, str("a"), integer(1), str("c"), integer(2), integer(3), integer(4), END)), TSR_DIFFERENT);
-    const tsr_value *deep = many(TSR_VALUE_DICT, many(TSR_VALUE_TUPLE, integer(1), str("k"), END), many(TSR_VALUE_LIST, ab, END), END);
-    assert_int_equal(match(deep, many(TSR_VALUE_DICT, many(TSR_VALUE_TUPLE, integer(1), str("k"), END), many(TSR_VALUE_LIST, ab, END), END)), TSR_SAME);
-    assert_int_equal(match(many(TSR_VALUE_SET, integer(1), integer(2), integer(3), END), many(TSR_VALUE_SET, integer(3), integer(1), integer(2), END)), TSR_SAME);
-    assert_int_equal(match(many(TSR_VALUE_SET, integer(1), integer(2), END), many(TSR_VALUE_SET, integer(1), integer(4), END)), TSR_DIFFERENT);
+    assert_int_equal(
+        match(ab, many(TSR_VALUE_DICT, integer(3), integer(4), str("b"), integer(2), str("a"), integer(1), END)), TSR_SAME);
+    assert_int_equal(
+        match(ab, many(TSR_VALUE_DICT, str("a"), integer(2), str("b"), integer(1), integer(3), integer(4), END)),
+        TSR_DIFFERENT);
+    assert_int_equal(
+        match(ab, many(TSR_VALUE_DICT, str("a"), integer(1), str("c"), integer(2), integer(3), integer(4), END)),
+        TSR_DIFFERENT);
+    const tsr_value *deep =
+        many(TSR_VALUE_DICT, many(TSR_VALUE_TUPLE, integer(1), str("k"), END), many(TSR_VALUE_LIST, ab, END), END);
+    assert_int_equal(match(deep, many(TSR_VALUE_DICT, many(TSR_VALUE_TUPLE, integer(1), str("k"), END),
+                                      many(TSR_VALUE_LIST, ab, END), END)),
+                     TSR_SAME);
+    assert_int_equal(match(many(TSR_VALUE_SET, integer(1), integer(2), integer(3), END),
+                           many(TSR_VALUE_SET, integer(3), integer(1), integer(2), END)),
+                     TSR_SAME);
+    assert_int_equal(
+        match(many(TSR_VALUE_SET, integer(1), integer(2), END), many(TSR_VALUE_SET, integer(1), integer(4), END)),
+        TSR_DIFFERENT);
     assert_int_equal(match(many(TSR_VALUE_DICT, END), many(TSR_VALUE_DICT, END)), TSR_SAME);
 }
 
@@ -126,7 +147,8 @@ static void test_model_value__walks_are_bounded(void **state)
 {
     (void)state;
     const tsr_value *items_a[1] = {NULL}, *items_b[1] = {NULL};
-    tsr_value *a = tsr_value_items(arena, TSR_VALUE_LIST, items_a, 1, NULL), *b = tsr_value_items(arena, TSR_VALUE_LIST, items_b, 1, NULL);
+    tsr_value *a = tsr_value_items(arena, TSR_VALUE_LIST, items_a, 1, NULL),
+              *b = tsr_value_items(arena, TSR_VALUE_LIST, items_b, 1, NULL);
     items_a[0] = a; /* cycles */
     items_b[0] = b;
     assert_int_equal(tsr_value_match(a, b, 1000000, 1000000), TSR_TOO_LARGE);
@@ -145,14 +167,23 @@ static void test_model_value__walks_are_bounded(void **state)
 static void test_model_value__json_holds_only_what_reads_back(void **state)
 {
     (void)state;
-    const tsr_value *dict = many(TSR_VALUE_DICT, str("a"), many(TSR_VALUE_LIST, integer(-1), real(0.5), boolean(true), tsr_value_new(arena, TSR_VALUE_NONE, NULL), END),
-                                 str("é"), many(TSR_VALUE_DICT, END), END);
+    const tsr_value *dict =
+        many(TSR_VALUE_DICT, str("a"),
+             many(TSR_VALUE_LIST, integer(-1), real(0.5), boolean(true), tsr_value_new(arena, TSR_VALUE_NONE, NULL), END),
+             str("é"), many(TSR_VALUE_DICT, END), END);
     assert_true(tsr_value_is_json(dict, 10, 100));
     assert_false(tsr_value_is_json(dict, 1, 100));
     assert_false(tsr_value_is_json(dict, 10, 3));
-    const tsr_value *bad[] = {real(NAN), real(INFINITY), str("\xED\xA0\x80"), many(TSR_VALUE_TUPLE, END), many(TSR_VALUE_DICT, integer(1), integer(2), END),
-                              many(TSR_VALUE_SET, END), tsr_value_new(arena, TSR_VALUE_BYTES, NULL), tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL),
-                              tsr_value_new(arena, TSR_VALUE_BIGINT, NULL), tsr_value_new(arena, TSR_VALUE_OBJECT, NULL)};
+    const tsr_value *bad[] = {real(NAN),
+                              real(INFINITY),
+                              str("\xED\xA0\x80"),
+                              many(TSR_VALUE_TUPLE, END),
+                              many(TSR_VALUE_DICT, integer(1), integer(2), END),
+                              many(TSR_VALUE_SET, END),
+                              tsr_value_new(arena, TSR_VALUE_BYTES, NULL),
+                              tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL),
+                              tsr_value_new(arena, TSR_VALUE_BIGINT, NULL),
+                              tsr_value_new(arena, TSR_VALUE_OBJECT, NULL)};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         assert_false(tsr_value_is_json(bad[i], 10, 100));
         assert_false(tsr_value_is_json(many(TSR_VALUE_LIST, bad[i], END), 10, 100));
@@ -171,8 +202,10 @@ static void test_model_value__json_text_is_the_value(void **state)
     (void)state;
     char text[512] = "";
     tsr_json json;
-    const tsr_value *dict = many(TSR_VALUE_DICT, str("a"), many(TSR_VALUE_LIST, integer(-1), real(1), boolean(false), tsr_value_new(arena, TSR_VALUE_NONE, NULL), END),
-                                 str("e"), many(TSR_VALUE_DICT, END), str("s"), str("x\n"), END);
+    const tsr_value *dict =
+        many(TSR_VALUE_DICT, str("a"),
+             many(TSR_VALUE_LIST, integer(-1), real(1), boolean(false), tsr_value_new(arena, TSR_VALUE_NONE, NULL), END),
+             str("e"), many(TSR_VALUE_DICT, END), str("s"), str("x\n"), END);
     tsr_json_start(&json, append, text, 0, NULL);
     tsr_json_array(&json);
     tsr_json_value(&json, integer(7));
