@@ -1,0 +1,123 @@
+/* Plans: which bytes of a checkpoint's chunks go where on the ranks of a target.
+ *
+ *   storage chunks × target layout ──▶ read items: one box copy each, from a chunk into a rank's local tensor
+ *
+ * A plan is symbolic. Tensors with equal shape, chunk boxes and placements are one class and are planned once; the items
+ * of a rank are made when asked for, and nothing is ever as large as ranks × tensors. The items of a rank write every
+ * element of its shards exactly once. Everything is pure and a plan is read-only once made: several threads may use it,
+ * each with its own arena. Source of the vocabulary: torch.distributed.checkpoint.planner (ReadItem, WriteItem). */
+#ifndef TESSERA_PLAN_H
+#define TESSERA_PLAN_H
+
+#include "tessera/host.h"
+#include "tessera/target.h"
+
+typedef struct tsr_plan tsr_plan;
+
+typedef struct tsr_plan_options {
+    bool (*want)(void *ctx, tsr_str fqn); /* NULL: every entry */
+    void *want_ctx;
+} tsr_plan_options;
+
+/* Plans the catalog's tensors (objects and opaque entries have no bytes to place) for a target. Borrows catalog, target and
+ * host until free; `options` may be NULL. Where several copies of a box are stored, the one in the file with the least
+ * bytes to read so far is taken. Shapes of float4 are counted in pairs, as PyTorch does. Errors: TSR_E_FORMAT for a tensor
+ * whose chunks do not tile it, TSR_E_USAGE for rules that do not fit, TSR_E_UNSUPPORTED for a cut through a tensor whose
+ * elements are no whole bytes, TSR_E_NOMEM. */
+tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, const tsr_plan_options *options,
+                        const tsr_host *host, tsr_plan **out, tsr_error *err);
+void tsr_plan_free(tsr_plan *plan); /* takes NULL */
+
+uint64_t tsr_plan_ranks(const tsr_plan *plan);
+
+/* One planned tensor. */
+typedef struct tsr_planned {
+    const tsr_entry *entry;
+    const uint64_t *shape;          /* in torch's count */
+    const tsr_placement *placements; /* one a mesh dim of the target */
+    const tsr_layout *layout;
+    bool replicated; /* the default names a dim that the tensor has not, so it is whole there */
+} tsr_planned;
+uint64_t tsr_plan_count(const tsr_plan *plan); /* in the catalog's order */
+tsr_planned tsr_plan_tensor_at(const tsr_plan *plan, uint64_t index);
+
+/* One box copy from storage into a rank's local tensor. Arrays have entry->rank numbers, in elements. */
+typedef struct tsr_read_item {
+    uint64_t tensor; /* index as in tsr_plan_tensor_at */
+    const tsr_entry *entry;
+    const tsr_chunk *chunk;          /* one of the entry's chunks or replicas */
+    uint64_t dest_rank;
+    const uint64_t *offsets;         /* of the box in the tensor */
+    const uint64_t *dest_offsets;    /* in the rank's local tensor */
+    const uint64_t *storage_offsets; /* in the chunk */
+    const uint64_t *lengths;
+} tsr_read_item;
+
+/* All items of one rank, sorted by (file, byte_offset of the chunk, tensor, storage offsets). They and their arrays live in
+ * `arena`. O(items × log items). */
+tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *arena, const tsr_read_item **items,
+                         uint64_t *count, tsr_error *err);
+
+/* The items of ranks [first, first + ranks), rank after rank, each rank's as tsr_plan_rank has them; holds one rank's items
+ * at a time. *item is NULL at the end, and valid until the next call. */
+typedef struct tsr_plan_cursor tsr_plan_cursor;
+tsr_status tsr_plan_cursor_new(const tsr_plan *plan, uint64_t first, uint64_t ranks, tsr_plan_cursor **out, tsr_error *err);
+tsr_status tsr_plan_cursor_next(tsr_plan_cursor *cursor, const tsr_read_item **item, tsr_error *err);
+void tsr_plan_cursor_free(tsr_plan_cursor *cursor); /* takes NULL */
+
+/* The bytes of a file that an item touches: from its first to its last where the chunk is contiguous raw bytes, the whole
+ * chunk (for DCP: the item's blob) where that is only known after a look inside. */
+typedef struct tsr_byte_range {
+    uint32_t file;
+    uint64_t byte_offset;
+    uint64_t byte_length;
+} tsr_byte_range;
+tsr_byte_range tsr_read_item_bytes(const tsr_plan *plan, const tsr_read_item *item);
+
+/* Neighbouring items of a sorted list whose byte ranges touch, overlap or leave at most `byte_gap` between them, as one
+ * read each. */
+typedef struct tsr_joined_read {
+    tsr_byte_range range;
+    uint64_t first_item;
+    uint64_t item_count;
+} tsr_joined_read;
+tsr_status tsr_plan_join(const tsr_plan *plan, const tsr_read_item *items, uint64_t count, uint64_t byte_gap,
+                         tsr_arena *arena, tsr_joined_read **out, uint64_t *out_count, tsr_error *err);
+
+/* Who writes what: every distinct shard once, by the least loaded of the ranks that hold it, ties to the lowest; load is
+ * what a rank holds alone plus the shared shards it was given before. In order of (tensor, lowest holder). Shards without
+ * elements are left out; a tensor without elements is one box, the whole of it, of rank 0. `shard` is valid during the call. A non-zero
+ * status of `each` stops and is returned. */
+typedef tsr_status tsr_each_write(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err);
+tsr_status tsr_plan_each_write(const tsr_plan *plan, tsr_each_write *each, void *ctx, tsr_error *err);
+
+/* Bytes of tensors, by rank of the target. */
+typedef struct tsr_rank_load {
+    uint64_t held;     /* of all its shards */
+    uint64_t read;     /* from storage, when every distinct shard is read once, by its owner as above */
+    uint64_t received; /* from other ranks then: held - read */
+} tsr_rank_load;
+
+typedef struct tsr_file_load {
+    uint64_t reads; /* items, when every distinct shard is read once */
+    uint64_t bytes; /* that they need */
+} tsr_file_load;
+
+typedef struct tsr_plan_totals {
+    uint64_t ranks;
+    const tsr_rank_load *per_rank;
+    uint32_t file_count;
+    const tsr_file_load *per_file; /* by number in the store; files above have no reads */
+    uint64_t classes;              /* distinct (shape, chunk boxes, placements) */
+    uint64_t reads;                /* of all files */
+    uint64_t bytes;                /* of all reads: each distinct element once */
+    uint64_t span_bytes;           /* from the first to the last byte of every read: what one request an item would fetch */
+    uint64_t largest_read;         /* bytes of one item */
+    uint64_t held_max;
+    double imbalance;              /* largest share held by a rank over the mean; 1 is even, 0 when nothing is held */
+    double amplification;          /* span_bytes / bytes; 1 when nothing is read */
+} tsr_plan_totals;
+/* O(classes × ranks + shared shards × their holders); everything lives in `arena`. */
+tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_plan_totals *out, tsr_error *err);
+
+#endif

@@ -1,0 +1,54 @@
+/* What a checkpoint is to be resharded for: a mesh, and placements by name. tessera.target/1 documents become one of these,
+ * as do --mesh with --placements and the strategies below. Pure; names are matched by a function that the caller lends. */
+#ifndef TESSERA_TARGET_H
+#define TESSERA_TARGET_H
+
+#include "tessera/catalog.h"
+#include "tessera/layout.h"
+
+typedef struct tsr_target_rule {
+    tsr_str match;                   /* a GLOB over the whole FQN */
+    const tsr_placement *placements; /* one a mesh dim */
+} tsr_target_rule;
+
+typedef struct tsr_target {
+    tsr_mesh mesh;
+    const tsr_target_rule *rules; /* the first that matches wins */
+    uint32_t rule_count;
+    const tsr_placement *default_placements; /* one a mesh dim */
+    tsr_strided strided;
+    bool (*match)(tsr_str glob, tsr_str name); /* needed where there are rules: tsr_glob_match */
+} tsr_target;
+
+/* Every placement list by itself: as many placements as mesh dims, no `partial` (its values are parts of sums that only
+ * the running job can add up). TSR_E_USAGE naming the rule. */
+tsr_status tsr_target_check(const tsr_target *target, tsr_error *err);
+
+/* `target` from the texts of the command line; its mesh, rules and placements live in `arena`. Checked. */
+tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, tsr_target *out, tsr_error *err);
+
+/* The placements of a tensor, in the target's mesh. A rule that names a dim which the tensor has not is TSR_E_USAGE; a
+ * default that does replicates there instead: *out is then a copy in `arena` and *replicated is true. */
+tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entry, tsr_arena *arena,
+                                 const tsr_placement **out, bool *replicated, tsr_error *err);
+
+/* Strategies by name. Each gives the target that PyTorch's API of that name leads to; all live in `arena`.
+ *
+ * fsdp2: mesh (dp): shard(0).   hsdp: mesh (replicate, shard): replicate, shard(0).   ddp: mesh (dp): replicate.
+ * TSR_E_USAGE when the mesh has another number of dims. */
+typedef enum tsr_strategy { TSR_STRATEGY_FSDP2, TSR_STRATEGY_HSDP, TSR_STRATEGY_DDP } tsr_strategy;
+tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *arena, tsr_target *out, tsr_error *err);
+
+/* Tensor parallel, alone on a mesh (tp) or below FSDP2 on a mesh (dp, tp). A style names linear modules by a GLOB:
+ * column-wise cuts weight and bias by dim 0, row-wise the weight by dim 1 while the bias is whole on every tp rank; an
+ * embedding cut row-wise by dim 0, column-wise by dim 1. Under FSDP2 dim 0 is a strided shard where tp cuts it too.
+ * Everything else is whole on every tp rank. Source: torch.distributed.tensor.parallel ColwiseParallel, RowwiseParallel. */
+typedef enum tsr_tp_style { TSR_TP_COLUMN, TSR_TP_ROW, TSR_TP_EMBEDDING_ROW, TSR_TP_EMBEDDING_COLUMN } tsr_tp_style;
+typedef struct tsr_tp_rule {
+    tsr_str module; /* GLOB */
+    tsr_tp_style style;
+} tsr_tp_rule;
+tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, uint32_t rule_count, tsr_arena *arena,
+                                      tsr_target *out, tsr_error *err);
+
+#endif

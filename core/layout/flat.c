@@ -1,0 +1,62 @@
+/* FSDP1's flat parameters: where each original begins, and which of its elements a rank's slice has. */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "tessera/layout.h"
+
+static bool round_up(uint64_t value, uint64_t unit, uint64_t *out)
+{
+    return unit == 0 || value % unit == 0 ? (*out = value, true) : tsr_add_u64(value, unit - value % unit, out);
+}
+
+tsr_status tsr_flat_layout_make(const uint64_t *numels, uint64_t count, uint64_t alignment, uint64_t ranks,
+                                tsr_arena *arena, tsr_flat_layout *out, tsr_error *err)
+{
+    uint64_t *offsets = tsr_arena_array(arena, count, sizeof *offsets, err), total = 0;
+    bool fits = true;
+    if (!offsets) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) {
+        fits = fits && round_up(total, alignment, &offsets[i]) && tsr_add_u64(offsets[i], numels[i], &total);
+    }
+    if (alignment) fits = fits && round_up(total, ranks, &total);
+    TSR_FAIL_IF(!fits || total > UINT64_MAX - ranks, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "a flat parameter has more than 2^64 elements");
+    *out = (tsr_flat_layout){count, offsets, numels, total, total / ranks + (total % ranks != 0), ranks};
+    return TSR_OK;
+}
+
+tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint64_t holder)
+{
+    uint64_t begin = flat->flat_offsets[index], end = begin + flat->numels[index];
+    uint64_t slice = holder * flat->slice_numel, slice_end = slice + flat->slice_numel;
+    uint64_t from = begin > slice ? begin : slice, until = end < slice_end ? end : slice_end;
+    return from < until ? (tsr_span){from - begin, until - from} : (tsr_span){0, 0};
+}
+
+/* One box: `count` steps of dim d from coordinate `at`, whole behind it. */
+static void put_box(uint32_t rank, const uint64_t *shape, const uint64_t *at, uint32_t d, uint64_t count, uint32_t n,
+                    uint64_t *offsets, uint64_t *sizes)
+{
+    for (uint32_t k = 0; k < rank; k++) {
+        offsets[n * rank + k] = k <= d ? at[k] : 0;
+        sizes[n * rank + k] = k < d ? 1 : k == d ? count : shape[k];
+    }
+}
+
+uint32_t tsr_range_boxes(uint32_t rank, const uint64_t *shape, tsr_span range, uint64_t *offsets, uint64_t *sizes)
+{
+    uint64_t begin = range.offset, end = begin + range.size, steps[TSR_MAX_RANK], at[TSR_MAX_RANK];
+    uint32_t n = 0;
+    for (uint32_t d = rank; d-- > 0;) steps[d] = d + 1 < rank ? steps[d + 1] * shape[d + 1] : 1;
+    if (rank == 0) return range.size ? 1 : 0;
+    /* Grow the step from single elements up to whole slabs, then shrink it again. */
+    while (begin < end) {
+        uint32_t d = rank - 1;
+        while (d > 0 && begin % steps[d - 1] == 0 && end - begin >= steps[d - 1]) d--;
+        for (uint32_t k = 0; k < rank; k++) at[k] = begin / steps[k] % shape[k];
+        uint64_t count = (end - begin) / steps[d], left = shape[d] - at[d];
+        if (count > left) count = left;
+        put_box(rank, shape, at, d, count, n++, offsets, sizes);
+        begin += count * steps[d];
+    }
+    return n;
+}

@@ -1,0 +1,241 @@
+/* Making a plan: every tensor gets its placements, its layout and its class; each class is checked and indexed once. */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "layout/plan_room.h"
+#include "layout/plan_sources.h"
+#include "tessera/map.h"
+#include "tessera/validate.h"
+
+typedef struct maker {
+    tsr_plan *plan;
+    tsr_map *layouts; /* placements and shape → number in layout_list */
+    tsr_map *classes; /* layout and chunk boxes → number of the class */
+    tsr_vec layout_list; /* of const tsr_layout * */
+    tsr_source_loads loads;
+} maker;
+
+/* float4 counted in halves, as pairs: shape and chunks of the copy have half the last dim. */
+static tsr_status pack_entry(const tsr_entry *entry, tsr_arena *arena, const tsr_entry **out, tsr_error *err)
+{
+    uint32_t rank = entry->rank, last = rank - 1;
+    tsr_entry *copy = TSR_ARENA_NEW(arena, tsr_entry, err);
+    uint64_t *numbers = copy ? tsr_arena_array(arena, 2 * entry->chunk_count + 1, rank * sizeof *numbers, err) : NULL;
+    tsr_chunk *chunks = numbers ? tsr_arena_array(arena, entry->chunk_count, sizeof *chunks, err) : NULL;
+    if (!chunks) return TSR_E_NOMEM;
+    *copy = *entry;
+    memcpy(numbers, entry->shape, rank * sizeof *numbers);
+    bool even = tsr_dtype_pack(&copy->dtype, &numbers[last]);
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        uint64_t *offsets = numbers + (2 * i + 1) * rank, *sizes = offsets + rank;
+        memcpy(offsets, entry->chunks[i].offsets, rank * sizeof *offsets);
+        memcpy(sizes, entry->chunks[i].sizes, rank * sizeof *sizes);
+        even = even && offsets[last] % 2 == 0 && sizes[last] % 2 == 0;
+        offsets[last] /= 2;
+        sizes[last] /= 2;
+        chunks[i] = entry->chunks[i];
+        chunks[i].offsets = offsets;
+        chunks[i].sizes = sizes;
+    }
+    TSR_FAIL_IF(!even, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is float4 cut between the halves of a byte",
+                TSR_STR_ARG(entry->fqn));
+    copy->shape = numbers;
+    copy->chunks = chunks;
+    *out = copy;
+    return TSR_OK;
+}
+
+static tsr_status put_key(tsr_map *map, tsr_str key, uint32_t value, uint32_t **existing, bool *inserted, tsr_arena *arena,
+                          tsr_error *err)
+{
+    tsr_str kept = tsr_arena_str(arena, key, err);
+    if (!kept.data) return TSR_E_NOMEM;
+    return tsr_map_put(map, kept, value, existing, inserted, err);
+}
+
+/* The layout of a shape under placements, made on first use. */
+static tsr_status find_layout(maker *m, const tsr_entry *entry, const tsr_placement *placements, uint32_t *number,
+                              tsr_error *err)
+{
+    tsr_arena *arena = m->plan->arena;
+    const tsr_mesh *mesh = &m->plan->target->mesh;
+    size_t head = mesh->dim_count * sizeof *placements, size = head + entry->rank * sizeof *entry->shape;
+    char key[TSR_MESH_MAX_DIMS * sizeof *placements + TSR_MAX_RANK * sizeof *entry->shape];
+    uint32_t *existing;
+    bool inserted;
+    memcpy(key, placements, head);
+    if (entry->rank) memcpy(key + head, entry->shape, size - head);
+    *number = tsr_map_get(m->layouts, (tsr_str){key, size}, UINT32_MAX);
+    if (*number != UINT32_MAX) return TSR_OK;
+    *number = (uint32_t)m->layout_list.count;
+    TSR_TRY(put_key(m->layouts, (tsr_str){key, size}, *number, &existing, &inserted, arena, err));
+    tsr_layout *layout = TSR_ARENA_NEW(arena, tsr_layout, err), **slot = layout ? tsr_vec_push(&m->layout_list, err) : NULL;
+    if (!slot) return TSR_E_NOMEM;
+    *slot = layout;
+    return tsr_layout_over_mesh(mesh, placements, m->plan->target->strided, entry->rank, entry->shape, arena, layout, err);
+}
+
+static uint64_t hash_boxes(const tsr_entry *entry)
+{
+    uint64_t hash = entry->chunk_count;
+    size_t size = entry->rank * sizeof(uint64_t);
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        hash = tsr_hash_bytes(entry->chunks[i].offsets, size, hash);
+        hash = tsr_hash_bytes(entry->chunks[i].sizes, size, hash);
+    }
+    return hash;
+}
+
+static bool same_boxes(const tsr_entry *a, const tsr_entry *b)
+{
+    if (a->rank != b->rank || a->chunk_count != b->chunk_count) return false;
+    for (uint64_t i = 0; i < a->chunk_count; i++) {
+        tsr_box box_a = {a->rank, a->chunks[i].offsets, a->chunks[i].sizes};
+        if (!tsr_box_equal(box_a, (tsr_box){a->rank, b->chunks[i].offsets, b->chunks[i].sizes})) return false;
+    }
+    return true;
+}
+
+static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error *err)
+{
+    const tsr_entry *entry = c->sample;
+    tsr_tiling tiling;
+    TSR_TRY(tsr_tiling_check(m->plan->host->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, err));
+    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "the chunks of '%.*s' do not tile it (%llu elements are in none%s): validate says where",
+                TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing,
+                tiling.overlap[0] != TSR_NO_CHUNK ? ", some in several" : "");
+    bool cut = false;
+    for (uint32_t d = 0; d < entry->rank; d++) cut = cut || c->layout->dims[d].positions > 1;
+    TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is %s, whose elements are no whole bytes: it cannot be cut", TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
+    return TSR_OK;
+}
+
+static tsr_status add_class(maker *m, const tsr_entry *entry, uint32_t layout, const tsr_placement *placements, tsr_error *err)
+{
+    tsr_plan_class *c = tsr_vec_push(&m->plan->classes, err);
+    if (!c) return TSR_E_NOMEM;
+    c->sample = entry;
+    c->layout = ((const tsr_layout *const *)m->layout_list.items)[layout];
+    c->placements = placements;
+    TSR_TRY(check_class(m, c, err));
+    tsr_entry_elements(entry, &c->elements); /* fits: the tiling was checked */
+    return tsr_chunk_index_build(entry->rank, entry->chunks, entry->chunk_count, m->plan->arena, &c->index, err);
+}
+
+/* The class of a tensor. Boxes whose hash another class has already, but which differ, make a class of their own. */
+static tsr_status find_class(maker *m, const tsr_entry *entry, uint32_t layout, const tsr_placement *placements,
+                             uint32_t *number, tsr_error *err)
+{
+    /* float6 tensors cannot be cut, so the size of an element is part of what a class has been checked for. */
+    const uint64_t key[] = {layout, hash_boxes(entry), tsr_dtype_size(entry->dtype) == 0};
+    tsr_str text = {(const char *)key, sizeof key};
+    uint32_t *existing;
+    bool inserted;
+    *number = tsr_map_get(m->classes, text, UINT32_MAX);
+    if (*number != UINT32_MAX && same_boxes(tsr_plan_classes(m->plan)[*number].sample, entry)) return TSR_OK;
+    *number = (uint32_t)m->plan->classes.count;
+    TSR_TRY(add_class(m, entry, layout, placements, err));
+    return put_key(m->classes, text, *number, &existing, &inserted, m->plan->arena, err);
+}
+
+/* Sums of bytes and bits of all tensors stay below 2^64 from here on. */
+static tsr_status count_bytes(tsr_plan *plan, const tsr_entry *entry, tsr_error *err)
+{
+    uint64_t bytes;
+    bool fits = tsr_entry_bytes(entry, &bytes) && tsr_add_u64(plan->byte_total, bytes, &plan->byte_total);
+    TSR_FAIL_IF(!fits || plan->byte_total >> 60, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "the tensors up to '%.*s' have 2^60 bytes or more", TSR_STR_ARG(entry->fqn));
+    return TSR_OK;
+}
+
+static tsr_status add_tensor(maker *m, const tsr_entry *entry, tsr_error *err)
+{
+    tsr_plan *plan = m->plan;
+    const tsr_placement *placements;
+    uint32_t layout;
+    tsr_plan_tensor tensor = {.entry = entry, .packed = entry};
+    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has %u dimensions, at most %u are read",
+                TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
+    TSR_TRY(count_bytes(plan, entry, err));
+    if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->rank) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
+    TSR_TRY(tsr_target_placements(plan->target, tensor.packed, plan->arena, &placements, &tensor.replicated, err));
+    TSR_TRY(find_layout(m, tensor.packed, placements, &layout, err));
+    TSR_TRY(find_class(m, tensor.packed, layout, placements, &tensor.class_number, err));
+    TSR_TRY(tsr_sources_choose(&m->loads, entry, plan->arena, &tensor.sources, err));
+    tsr_plan_class *c = (tsr_plan_class *)plan->classes.items + tensor.class_number;
+    c->tensors++;
+    c->element_bits += tsr_plan_bits(&tensor);
+    tsr_plan_tensor *slot = tsr_vec_push(&plan->tensors, err);
+    if (!slot) return TSR_E_NOMEM;
+    *slot = tensor;
+    return TSR_OK;
+}
+
+static tsr_status add_tensors(maker *m, const tsr_plan_options *options, tsr_error *err)
+{
+    const tsr_catalog *catalog = m->plan->catalog;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        bool wanted = !options || !options->want || options->want(options->want_ctx, entry->fqn);
+        if (wanted && entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(add_tensor(m, entry, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status make(tsr_plan *plan, const tsr_plan_options *options, tsr_error *err)
+{
+    const tsr_allocator *allocator = plan->host->allocator;
+    maker m = {.plan = plan};
+    m.layout_list = tsr_vec_of(allocator, sizeof(tsr_layout *));
+    m.loads.bytes = tsr_vec_of(allocator, sizeof(uint64_t));
+    m.layouts = tsr_map_new(allocator, 0, err);
+    m.classes = m.layouts ? tsr_map_new(allocator, 0, err) : NULL;
+    tsr_status status = m.classes ? tsr_target_check(plan->target, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = add_tensors(&m, options, err);
+    tsr_vec_free(&m.layout_list);
+    tsr_vec_free(&m.loads.bytes);
+    tsr_map_free(m.layouts);
+    tsr_map_free(m.classes);
+    return status;
+}
+
+tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, const tsr_plan_options *options,
+                        const tsr_host *host, tsr_plan **out, tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(host->allocator, host->limits.memory_bytes, err);
+    tsr_plan *plan = arena ? TSR_ARENA_NEW(arena, tsr_plan, err) : NULL;
+    if (!plan) {
+        tsr_arena_free(arena);
+        return TSR_E_NOMEM;
+    }
+    *plan = (tsr_plan){.host = host, .catalog = catalog, .target = target, .arena = arena, .ranks = tsr_mesh_ranks(&target->mesh)};
+    plan->classes = tsr_vec_of(host->allocator, sizeof(tsr_plan_class));
+    plan->tensors = tsr_vec_of(host->allocator, sizeof(tsr_plan_tensor));
+    tsr_status status = make(plan, options, err);
+    if (status != TSR_OK) {
+        tsr_plan_free(plan);
+        return status;
+    }
+    *out = plan;
+    return TSR_OK;
+}
+
+void tsr_plan_free(tsr_plan *plan)
+{
+    if (!plan) return;
+    tsr_vec_free(&plan->classes);
+    tsr_vec_free(&plan->tensors);
+    tsr_arena_free(plan->arena);
+}
+
+uint64_t tsr_plan_ranks(const tsr_plan *plan) { return plan->ranks; }
+uint64_t tsr_plan_count(const tsr_plan *plan) { return plan->tensors.count; }
+
+tsr_planned tsr_plan_tensor_at(const tsr_plan *plan, uint64_t index)
+{
+    const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[index];
+    const tsr_plan_class *c = &tsr_plan_classes(plan)[tensor->class_number];
+    return (tsr_planned){tensor->entry, tensor->packed->shape, c->placements, c->layout, tensor->replicated};
+}

@@ -1,0 +1,158 @@
+/* The read items of one rank: each class's geometry is made once, its tensors borrow it; then the items are sorted by where
+ * they are read. */
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "layout/plan_room.h"
+
+/* One box copy of a class, whatever the tensor. */
+typedef struct piece {
+    uint64_t chunk;
+    const uint64_t *offsets, *dest_offsets, *storage_offsets, *lengths;
+} piece;
+
+typedef struct piece_list {
+    piece *pieces;
+    size_t count;
+    bool made;
+} piece_list;
+
+static tsr_status add_piece(const tsr_plan_class *c, uint64_t chunk, const tsr_shard_box *box, const uint64_t *offsets,
+                            const uint64_t *sizes, tsr_vec *pieces, tsr_arena *arena, tsr_error *err)
+{
+    uint32_t rank = c->sample->rank;
+    uint64_t *numbers = tsr_arena_array(arena, rank, 4 * sizeof *numbers, err);
+    piece *p = numbers ? tsr_vec_push(pieces, err) : NULL;
+    if (!p) return TSR_E_NOMEM;
+    *p = (piece){chunk, numbers, numbers + rank, numbers + 2 * rank, numbers + 3 * rank};
+    for (uint32_t d = 0; d < rank; d++) {
+        numbers[d] = offsets[d];
+        numbers[rank + d] = box->local_offsets[d] + (offsets[d] - box->offsets[d]);
+        numbers[2 * rank + d] = offsets[d] - c->sample->chunks[chunk].offsets[d];
+        numbers[3 * rank + d] = sizes[d];
+    }
+    return TSR_OK;
+}
+
+static tsr_status make_pieces(const tsr_plan_class *c, uint64_t holder, tsr_vec *scratch, tsr_arena *arena,
+                              piece_list *out, tsr_error *err)
+{
+    tsr_shard shard;
+    tsr_chunk_query query;
+    uint64_t chunk, offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    scratch->count = 0;
+    TSR_TRY(tsr_layout_shard(c->layout, holder, arena, &shard, err));
+    for (uint64_t b = 0; b < shard.box_count; b++) {
+        const tsr_shard_box *box = &shard.boxes[b];
+        tsr_chunk_query_start(&query, &c->index, (tsr_box){shard.rank, box->offsets, box->sizes});
+        while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
+            TSR_TRY(add_piece(c, chunk, box, offsets, sizes, scratch, arena, err));
+        }
+    }
+    out->pieces = tsr_arena_array(arena, scratch->count, sizeof *out->pieces, err);
+    if (!out->pieces) return TSR_E_NOMEM;
+    if (scratch->count) memcpy(out->pieces, scratch->items, scratch->count * sizeof *out->pieces);
+    out->count = scratch->count;
+    out->made = true;
+    return TSR_OK;
+}
+
+static int compare_items(const void *left, const void *right)
+{
+    const tsr_read_item *a = left, *b = right;
+    if (a->chunk->file != b->chunk->file) return a->chunk->file < b->chunk->file ? -1 : 1;
+    if (a->chunk->byte_offset != b->chunk->byte_offset) return a->chunk->byte_offset < b->chunk->byte_offset ? -1 : 1;
+    if (a->tensor != b->tensor) return a->tensor < b->tensor ? -1 : 1;
+    for (uint32_t d = 0; d < a->entry->rank; d++) { /* pieces of one chunk, or of chunks of a missing file */
+        if (a->offsets[d] != b->offsets[d]) return a->offsets[d] < b->offsets[d] ? -1 : 1;
+    }
+    return 0;
+}
+
+static tsr_status make_lists(const tsr_plan *plan, uint64_t dest_rank, piece_list *lists, uint64_t *total, tsr_arena *arena,
+                             tsr_error *err)
+{
+    const tsr_plan_tensor *tensors = tsr_plan_tensors(plan);
+    tsr_vec scratch = tsr_vec_of(plan->host->allocator, sizeof(piece));
+    tsr_status status = TSR_OK;
+    *total = 0;
+    for (uint64_t t = 0; t < plan->tensors.count && status == TSR_OK; t++) {
+        uint32_t number = tensors[t].class_number;
+        if (!lists[number].made) {
+            status = make_pieces(&tsr_plan_classes(plan)[number], dest_rank, &scratch, arena, &lists[number], err);
+        }
+        *total += lists[number].count;
+    }
+    tsr_vec_free(&scratch);
+    return status;
+}
+
+tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *arena, const tsr_read_item **items,
+                         uint64_t *count, tsr_error *err)
+{
+    const tsr_plan_tensor *tensors = tsr_plan_tensors(plan);
+    piece_list *lists = tsr_arena_array(arena, plan->classes.count, sizeof *lists, err);
+    uint64_t total;
+    bool sorted = true;
+    TSR_FAIL_IF(dest_rank >= plan->ranks, err, TSR_E_USAGE, TSR_NO_POSITION, "rank %llu is not of the %llu of the target",
+                (unsigned long long)dest_rank, (unsigned long long)plan->ranks);
+    if (!lists) return TSR_E_NOMEM;
+    TSR_TRY(make_lists(plan, dest_rank, lists, &total, arena, err));
+    tsr_read_item *list = tsr_arena_array(arena, total, sizeof *list, err), *next = list;
+    if (!list) return TSR_E_NOMEM;
+    for (uint64_t t = 0; t < plan->tensors.count; t++) {
+        const piece_list *l = &lists[tensors[t].class_number];
+        for (size_t i = 0; i < l->count; i++, next++) {
+            const piece *p = &l->pieces[i];
+            *next = (tsr_read_item){t, tensors[t].entry, tsr_plan_source(&tensors[t], p->chunk), dest_rank, p->offsets,
+                                    p->dest_offsets, p->storage_offsets, p->lengths};
+            sorted = sorted && (next == list || compare_items(next - 1, next) < 0);
+        }
+    }
+    if (!sorted) qsort(list, total, sizeof *list, compare_items);
+    *items = list;
+    *count = total;
+    return TSR_OK;
+}
+
+struct tsr_plan_cursor {
+    const tsr_plan *plan;
+    uint64_t rank, end;
+    tsr_arena *arena; /* of the rank's items */
+    const tsr_read_item *items;
+    uint64_t count, at;
+};
+
+tsr_status tsr_plan_cursor_new(const tsr_plan *plan, uint64_t first, uint64_t ranks, tsr_plan_cursor **out, tsr_error *err)
+{
+    TSR_FAIL_IF(first > plan->ranks || ranks > plan->ranks - first, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "ranks [%llu, +%llu) are not of the %llu of the target", (unsigned long long)first, (unsigned long long)ranks,
+                (unsigned long long)plan->ranks);
+    *out = tsr_alloc(plan->host->allocator, 1, sizeof **out, err);
+    if (!*out) return TSR_E_NOMEM;
+    **out = (tsr_plan_cursor){.plan = plan, .rank = first, .end = first + ranks};
+    return TSR_OK;
+}
+
+tsr_status tsr_plan_cursor_next(tsr_plan_cursor *cursor, const tsr_read_item **item, tsr_error *err)
+{
+    *item = NULL;
+    while (cursor->at == cursor->count) {
+        if (cursor->rank == cursor->end) return TSR_OK;
+        tsr_arena_free(cursor->arena);
+        cursor->at = cursor->count = 0;
+        cursor->arena = tsr_arena_new(cursor->plan->host->allocator, 0, err);
+        if (!cursor->arena) return TSR_E_NOMEM;
+        TSR_TRY(tsr_plan_rank(cursor->plan, cursor->rank++, cursor->arena, &cursor->items, &cursor->count, err));
+    }
+    *item = &cursor->items[cursor->at++];
+    return TSR_OK;
+}
+
+void tsr_plan_cursor_free(tsr_plan_cursor *cursor)
+{
+    if (!cursor) return;
+    tsr_arena_free(cursor->arena);
+    tsr_free(cursor->plan->host->allocator, cursor, 1, sizeof *cursor);
+}

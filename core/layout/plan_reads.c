@@ -1,0 +1,58 @@
+/* Items as byte ranges of files, and neighbouring ranges joined into one read. */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "layout/plan_room.h"
+
+/* In these containers a chunk without a view is contiguous raw bytes; elsewhere it is an item that must be opened first. */
+static bool chunks_are_raw(tsr_format format)
+{
+    return format == TSR_FORMAT_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS_INDEX || format == TSR_FORMAT_DCP_SAFETENSORS;
+}
+
+/* Where the chunk's first element lies, or false when only the chunk's extent is known. */
+static bool first_byte(const tsr_plan *plan, const tsr_chunk *chunk, uint64_t *byte_offset)
+{
+    const tsr_view *view = chunk->view;
+    *byte_offset = view ? view->byte_offset : chunk->byte_offset;
+    return view ? !view->strides && !view->zstd : chunks_are_raw(plan->catalog->format);
+}
+
+tsr_byte_range tsr_read_item_bytes(const tsr_plan *plan, const tsr_read_item *item)
+{
+    const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[item->tensor];
+    const tsr_chunk *chunk = item->chunk;
+    tsr_byte_range whole = {chunk->file, chunk->byte_offset, chunk->byte_length};
+    uint32_t size = tsr_dtype_size(tensor->packed->dtype), rank = item->entry->rank;
+    uint64_t begin, first = 0, last = 0;
+    if (size == 0 || !first_byte(plan, chunk, &begin)) return whole;
+    for (uint32_t d = 0; d < rank; d++) {
+        uint64_t chunk_size = chunk->sizes[d];
+        if (tensor->packed != tensor->entry && d + 1 == rank) chunk_size /= 2; /* float4 in halves */
+        first = first * chunk_size + item->storage_offsets[d];
+        last = last * chunk_size + item->storage_offsets[d] + item->lengths[d] - 1;
+    }
+    return (tsr_byte_range){chunk->file, begin + first * size, (last - first + 1) * size};
+}
+
+tsr_status tsr_plan_join(const tsr_plan *plan, const tsr_read_item *items, uint64_t count, uint64_t byte_gap,
+                         tsr_arena *arena, tsr_joined_read **out, uint64_t *out_count, tsr_error *err)
+{
+    tsr_joined_read *reads = tsr_arena_array(arena, count, sizeof *reads, err);
+    uint64_t n = 0;
+    if (!reads) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) {
+        tsr_byte_range range = tsr_read_item_bytes(plan, &items[i]);
+        tsr_byte_range *last = n ? &reads[n - 1].range : NULL;
+        uint64_t last_end = last ? last->byte_offset + last->byte_length : 0, end = range.byte_offset + range.byte_length;
+        if (last && last->file == range.file && range.byte_offset >= last->byte_offset &&
+            (range.byte_offset <= last_end || range.byte_offset - last_end <= byte_gap)) {
+            if (end > last_end) last->byte_length = end - last->byte_offset;
+            reads[n - 1].item_count++;
+        } else {
+            reads[n++] = (tsr_joined_read){range, i, 1};
+        }
+    }
+    *out = reads;
+    *out_count = n;
+    return TSR_OK;
+}

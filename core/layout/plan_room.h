@@ -1,0 +1,55 @@
+/* What a plan is made of, for the files that make one and read it. */
+#ifndef TSR_LAYOUT_PLAN_ROOM_H
+#define TSR_LAYOUT_PLAN_ROOM_H
+
+#include "layout/chunk_index.h"
+#include "tessera/plan.h"
+
+/* Tensors of one shape, chunk boxes and placements: the geometry of one stands for all. */
+typedef struct tsr_plan_class {
+    const tsr_entry *sample; /* shape and chunks in torch's count */
+    const tsr_layout *layout;
+    const tsr_placement *placements;
+    tsr_chunk_index index;
+    uint64_t elements;
+    uint64_t tensors;
+    uint64_t element_bits; /* of all its tensors together: Σ bits of one element */
+} tsr_plan_class;
+
+typedef struct tsr_plan_tensor {
+    const tsr_entry *entry;
+    const tsr_entry *packed;           /* the same in torch's count; entry itself but for float4 counted in halves */
+    const tsr_chunk *const *sources;   /* the chosen copy of each chunk; NULL: entry->chunks */
+    uint32_t class_number;
+    bool replicated;
+} tsr_plan_tensor;
+
+struct tsr_plan {
+    const tsr_host *host;
+    const tsr_catalog *catalog;
+    const tsr_target *target;
+    tsr_arena *arena;
+    tsr_vec classes; /* of tsr_plan_class */
+    tsr_vec tensors; /* of tsr_plan_tensor */
+    uint64_t ranks;
+    uint64_t byte_total;
+};
+
+static inline const tsr_plan_class *tsr_plan_classes(const tsr_plan *plan) { return plan->classes.items; }
+static inline const tsr_plan_tensor *tsr_plan_tensors(const tsr_plan *plan) { return plan->tensors.items; }
+
+static inline uint64_t tsr_plan_bits(const tsr_plan_tensor *t) { return tsr_dtype_describe(t->packed->dtype)->bits; }
+
+/* The chunk that tensor `t` reads for chunk number `i` of its class. */
+static inline const tsr_chunk *tsr_plan_source(const tsr_plan_tensor *t, uint64_t i)
+{
+    return t->sources ? t->sources[i] : &t->entry->chunks[i];
+}
+
+/* Calls `visit` for every distinct shard that has elements, or only for those with several holders, with the rank that
+ * owns it, as tsr_plan_each_write says. */
+typedef tsr_status tsr_visit_shard(void *ctx, uint64_t tensor, uint64_t first_holder, uint64_t owner, uint64_t elements,
+                                   tsr_error *err);
+tsr_status tsr_plan_assign(const tsr_plan *plan, bool shared_only, tsr_visit_shard *visit, void *ctx, tsr_error *err);
+
+#endif

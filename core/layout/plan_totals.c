@@ -1,0 +1,151 @@
+/* What a plan costs, counted by class: geometry once, times the bits of all the class's elements. */
+#include "base/try.h"
+#include "layout/plan_room.h"
+
+/* What the reads of one class's geometry come to. */
+typedef struct class_reads {
+    uint64_t *by_chunk; /* items that read each chunk, every distinct shard once */
+    uint64_t items;
+    uint64_t span_elements;
+    uint64_t largest; /* elements of one item */
+} class_reads;
+
+/* Elements from the first to the last of a box inside its chunk. */
+static uint64_t span_of(const tsr_chunk *chunk, uint32_t rank, const uint64_t *offsets, const uint64_t *sizes)
+{
+    tsr_box box = {rank, chunk->offsets, chunk->sizes};
+    uint64_t last[TSR_MAX_RANK];
+    for (uint32_t d = 0; d < rank; d++) last[d] = offsets[d] + sizes[d] - 1;
+    return tsr_box_index(box, last) - tsr_box_index(box, offsets) + 1;
+}
+
+static void count_box(const tsr_plan_class *c, const tsr_shard_box *box, class_reads *reads)
+{
+    tsr_chunk_query query;
+    uint64_t chunk, offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], elements;
+    uint32_t rank = c->sample->rank;
+    tsr_chunk_query_start(&query, &c->index, (tsr_box){rank, box->offsets, box->sizes});
+    while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
+        tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
+        reads->by_chunk[chunk]++;
+        reads->items++;
+        reads->span_elements += span_of(&c->sample->chunks[chunk], rank, offsets, sizes);
+        if (elements > reads->largest) reads->largest = elements;
+    }
+}
+
+static tsr_status count_shard(const tsr_plan_class *c, uint64_t holder, const tsr_allocator *allocator, class_reads *reads,
+                              tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    tsr_shard shard;
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_layout_shard(c->layout, holder, arena, &shard, err);
+    for (uint64_t b = 0; status == TSR_OK && b < shard.box_count; b++) count_box(c, &shard.boxes[b], reads);
+    tsr_arena_free(arena);
+    return status;
+}
+
+static tsr_status count_class(const tsr_plan *plan, const tsr_plan_class *c, tsr_rank_load *per_rank, tsr_arena *arena,
+                              class_reads *reads, tsr_error *err)
+{
+    reads->by_chunk = tsr_arena_array(arena, c->sample->chunk_count, sizeof *reads->by_chunk, err);
+    if (!reads->by_chunk) return TSR_E_NOMEM;
+    for (uint64_t r = 0; r < plan->ranks; r++) {
+        uint64_t elements = tsr_layout_elements(c->layout, r), bytes = elements * c->element_bits / 8;
+        per_rank[r].held += bytes;
+        if (c->layout->copies == 1) per_rank[r].read += bytes;
+        if (elements == 0 || !tsr_layout_is_first(c->layout, r)) continue;
+        TSR_TRY(count_shard(c, r, plan->host->allocator, reads, err));
+    }
+    return TSR_OK;
+}
+
+/* Files by number up to the highest that is read. */
+static tsr_status add_files(const tsr_plan *plan, const class_reads *reads, tsr_vec *files, tsr_error *err)
+{
+    for (uint64_t t = 0; t < plan->tensors.count; t++) {
+        const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[t];
+        const tsr_entry *entry = tensor->packed;
+        const uint64_t *by_chunk = reads[tensor->class_number].by_chunk;
+        for (uint64_t i = 0; i < entry->chunk_count; i++) {
+            uint32_t file = tsr_plan_source(tensor, i)->file;
+            uint64_t elements;
+            if (by_chunk[i] == 0 || file == TSR_NO_FILE) continue;
+            while (files->count <= file) {
+                if (!tsr_vec_push(files, err)) return TSR_E_NOMEM;
+            }
+            tsr_file_load *load = (tsr_file_load *)files->items + file;
+            tsr_box_volume((tsr_box){entry->rank, NULL, entry->chunks[i].sizes}, &elements);
+            load->reads += by_chunk[i];
+            load->bytes += elements * tsr_plan_bits(tensor) / 8;
+        }
+    }
+    return TSR_OK;
+}
+
+typedef struct shared_reads {
+    const tsr_plan *plan;
+    tsr_rank_load *per_rank;
+} shared_reads;
+
+static tsr_status count_shared(void *ctx, uint64_t tensor, uint64_t first, uint64_t owner, uint64_t elements, tsr_error *err)
+{
+    const shared_reads *to = ctx;
+    (void)first;
+    (void)err;
+    to->per_rank[owner].read += elements * tsr_plan_bits(&tsr_plan_tensors(to->plan)[tensor]) / 8;
+    return TSR_OK;
+}
+
+static void sum_up(const tsr_plan *plan, const class_reads *reads, tsr_rank_load *per_rank, tsr_plan_totals *out)
+{
+    double held = 0;
+    for (uint64_t r = 0; r < plan->ranks; r++) {
+        per_rank[r].received = per_rank[r].held - per_rank[r].read;
+        if (per_rank[r].held > out->held_max) out->held_max = per_rank[r].held;
+        held += (double)per_rank[r].held;
+    }
+    for (size_t i = 0; i < plan->classes.count; i++) {
+        const tsr_plan_class *c = &tsr_plan_classes(plan)[i];
+        out->reads += reads[i].items * c->tensors;
+        out->bytes += c->elements * c->element_bits / 8;
+        out->span_bytes += reads[i].span_elements * c->element_bits / 8;
+    }
+    for (uint64_t t = 0; t < plan->tensors.count; t++) {
+        const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[t];
+        uint64_t bytes = reads[tensor->class_number].largest * tsr_plan_bits(tensor) / 8;
+        if (bytes > out->largest_read) out->largest_read = bytes;
+    }
+    out->imbalance = held > 0 ? (double)out->held_max * (double)plan->ranks / held : 0;
+    out->amplification = out->bytes ? (double)out->span_bytes / (double)out->bytes : 1;
+}
+
+static tsr_status count_all(const tsr_plan *plan, class_reads *reads, tsr_rank_load *per_rank, tsr_vec *files,
+                            tsr_arena *arena, tsr_error *err)
+{
+    shared_reads shared = {plan, per_rank};
+    for (size_t i = 0; i < plan->classes.count; i++) {
+        TSR_TRY(count_class(plan, &tsr_plan_classes(plan)[i], per_rank, arena, &reads[i], err));
+    }
+    TSR_TRY(tsr_plan_assign(plan, true, count_shared, &shared, err));
+    return add_files(plan, reads, files, err);
+}
+
+tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_plan_totals *out, tsr_error *err)
+{
+    class_reads *reads = tsr_arena_array(arena, plan->classes.count, sizeof *reads, err);
+    tsr_rank_load *per_rank = reads ? tsr_arena_array(arena, plan->ranks, sizeof *per_rank, err) : NULL;
+    if (!per_rank) return TSR_E_NOMEM;
+    tsr_vec files = tsr_vec_of(plan->host->allocator, sizeof(tsr_file_load));
+    *out = (tsr_plan_totals){.ranks = plan->ranks, .per_rank = per_rank, .classes = plan->classes.count};
+    tsr_status status = count_all(plan, reads, per_rank, &files, arena, err);
+    tsr_file_load *per_file = status == TSR_OK ? tsr_arena_array(arena, files.count, sizeof *per_file, err) : NULL;
+    if (per_file && files.count) memcpy(per_file, files.items, files.count * sizeof *per_file);
+    out->per_file = per_file;
+    out->file_count = (uint32_t)files.count;
+    tsr_vec_free(&files);
+    if (status != TSR_OK || !per_file) return status == TSR_OK ? TSR_E_NOMEM : status;
+    sum_up(plan, reads, per_rank, out);
+    return TSR_OK;
+}

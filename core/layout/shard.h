@@ -1,0 +1,21 @@
+/* How runs along every dim become the boxes of a shard. */
+#ifndef TSR_LAYOUT_SHARD_H
+#define TSR_LAYOUT_SHARD_H
+
+#include "tessera/mesh.h"
+
+/* What a rank holds along one dim. */
+typedef struct tsr_run_list {
+    const tsr_span *runs;
+    const uint64_t *local; /* where each begins in the local tensor */
+    uint64_t count;
+} tsr_run_list;
+
+/* TSR_E_USAGE when a placement names a dim that a tensor of `rank` dims has not, or has a bad split factor. */
+tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t rank, tsr_error *err);
+
+/* `lists` has one item a dim. */
+tsr_status tsr_shard_from_runs(uint32_t rank, const uint64_t *shape, const tsr_run_list *lists, tsr_arena *arena,
+                               tsr_shard *out, tsr_error *err);
+
+#endif

@@ -1,0 +1,589 @@
+/* Plans are carried out on element numbers: every chunk holds the row-major numbers of its elements, and what the items put
+ * into a rank's local tensor must be the numbers that belong there, each written once. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "layout/random_tiling.h"
+#include "support/failing_allocator.h"
+#include "tessera/glob.h"
+#include "tessera/plan.h"
+
+#define UNWRITTEN (-1)
+
+static const tsr_placement shard_0[] = {{TSR_SHARD, 0, 0}}, partial[] = {{TSR_PARTIAL, 0, 0}};
+
+static tsr_host host_with(const tsr_allocator *allocator)
+{
+    return (tsr_host){.allocator = allocator, .limits = tsr_limits_default()};
+}
+
+static uint64_t volume_of(uint32_t rank, const uint64_t *sizes)
+{
+    uint64_t volume;
+    assert_true(tsr_box_volume((tsr_box){rank, NULL, sizes}, &volume));
+    return volume;
+}
+
+/* The bytes of a checkpoint: for each entry and chunk the numbers of the chunk's elements. */
+typedef struct storage {
+    int64_t **chunks; /* of the only entry */
+    uint64_t count;
+} storage;
+
+static storage fill_storage(const tsr_entry *entry)
+{
+    storage s = {calloc(entry->chunk_count + 1, sizeof *s.chunks), entry->chunk_count};
+    tsr_box tensor = {entry->rank, NULL, entry->shape};
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        tsr_box box = {entry->rank, entry->chunks[i].offsets, entry->chunks[i].sizes};
+        s.chunks[i] = calloc(volume_of(box.rank, box.sizes) + 1, sizeof **s.chunks);
+        tsr_box_walk walk;
+        for (tsr_box_walk_start(&walk, box, tensor, box); walk.runs_left; tsr_box_walk_next(&walk)) {
+            for (uint64_t k = 0; k < walk.run; k++) s.chunks[i][walk.index_b + k] = (int64_t)(walk.index_a + k);
+        }
+    }
+    return s;
+}
+
+static void free_storage(storage s)
+{
+    for (uint64_t i = 0; i < s.count; i++) free(s.chunks[i]);
+    free(s.chunks);
+}
+
+/* Copies one item into a local tensor; every element must be unwritten before. */
+static void carry_out(const tsr_read_item *item, const tsr_entry *entry, const int64_t *from, const uint64_t *local_shape,
+                      int64_t *local)
+{
+    tsr_box chunk = {entry->rank, NULL, item->chunk->sizes}, dest = {entry->rank, NULL, local_shape};
+    uint64_t at[MOST_DIMS] = {0}, there[MOST_DIMS], here[MOST_DIMS];
+    assert_true(tsr_box_contains(chunk, (tsr_box){entry->rank, item->storage_offsets, item->lengths}));
+    assert_true(tsr_box_contains(dest, (tsr_box){entry->rank, item->dest_offsets, item->lengths}));
+    for (uint64_t n = volume_of(entry->rank, item->lengths); n > 0; n--) {
+        for (uint32_t d = 0; d < entry->rank; d++) {
+            assert_int_equal(item->offsets[d], item->chunk->offsets[d] + item->storage_offsets[d]);
+            there[d] = item->storage_offsets[d] + at[d];
+            here[d] = item->dest_offsets[d] + at[d];
+        }
+        int64_t *to = &local[tsr_box_index(dest, here)];
+        assert_int_equal(*to, UNWRITTEN);
+        *to = from[tsr_box_index(chunk, there)];
+        for (uint32_t d = entry->rank; d-- > 0;) {
+            if (++at[d] < item->lengths[d]) break;
+            at[d] = 0;
+        }
+    }
+}
+
+/* What must be in the local tensor of a shard. */
+static void assert_local(const tsr_entry *entry, const tsr_shard *shard, const int64_t *local)
+{
+    tsr_box tensor = {entry->rank, NULL, entry->shape}, dest = {entry->rank, NULL, shard->local_shape};
+    uint64_t checked = 0;
+    for (uint64_t b = 0; b < shard->box_count; b++) {
+        const tsr_shard_box *box = &shard->boxes[b];
+        uint64_t at[MOST_DIMS] = {0}, there[MOST_DIMS], here[MOST_DIMS];
+        for (uint64_t n = volume_of(entry->rank, box->sizes); n > 0; n--, checked++) {
+            for (uint32_t d = 0; d < entry->rank; d++) {
+                there[d] = box->offsets[d] + at[d];
+                here[d] = box->local_offsets[d] + at[d];
+            }
+            assert_int_equal(local[tsr_box_index(dest, here)], tsr_box_index(tensor, there));
+            for (uint32_t d = entry->rank; d-- > 0;) {
+                if (++at[d] < box->sizes[d]) break;
+                at[d] = 0;
+            }
+        }
+    }
+    assert_int_equal(checked, volume_of(entry->rank, shard->local_shape));
+}
+
+/* The local tensor of one rank as the plan fills it, or NULL where it holds nothing. */
+static int64_t *load_rank(const tsr_plan *plan, uint64_t rank, const storage *from, tsr_shard *shard, tsr_arena *arena)
+{
+    const tsr_planned planned = tsr_plan_tensor_at(plan, 0);
+    const tsr_read_item *items;
+    uint64_t count;
+    assert_int_equal(tsr_layout_shard(planned.layout, rank, arena, shard, NULL), TSR_OK);
+    assert_int_equal(tsr_plan_rank(plan, rank, arena, &items, &count, NULL), TSR_OK);
+    uint64_t elements = volume_of(shard->rank, shard->local_shape);
+    assert_int_equal(elements, tsr_layout_elements(planned.layout, rank));
+    int64_t *local = malloc((elements + 1) * sizeof *local);
+    for (uint64_t k = 0; k < elements; k++) local[k] = UNWRITTEN;
+    for (uint64_t i = 0; i < count; i++) {
+        assert_int_equal(items[i].dest_rank, rank);
+        if (i) assert_true(items[i - 1].chunk->byte_offset <= items[i].chunk->byte_offset);
+        carry_out(&items[i], planned.entry, from->chunks[items[i].chunk - planned.entry->chunks], shard->local_shape, local);
+    }
+    return local;
+}
+
+typedef struct random_target {
+    tsr_target target;
+    uint64_t shape[3];
+    tsr_placement placements[3];
+} random_target;
+
+static void make_target(random_source *random, random_target *out, uint32_t rank)
+{
+    static const tsr_str names[3];
+    memset(out, 0, sizeof *out);
+    uint32_t dims = (uint32_t)random_in(random, 1, 3);
+    for (uint32_t i = 0; i < dims; i++) {
+        uint64_t kind = rank ? random_in(random, 0, 3) : 0;
+        out->shape[i] = random_in(random, 1, 4);
+        out->placements[i].kind = kind == 0 ? TSR_REPLICATE : kind == 3 ? TSR_STRIDED_SHARD : TSR_SHARD;
+        out->placements[i].dim = rank ? (int32_t)random_in(random, 0, rank - 1) : 0;
+        out->placements[i].split_factor = random_in(random, 1, 4);
+    }
+    out->target = (tsr_target){.mesh = {dims, out->shape, names}, .default_placements = out->placements};
+    out->target.strided = random_in(random, 0, 1) ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR;
+}
+
+static void make_entry(random_source *random, box_list *list, tsr_entry *entry)
+{
+    make_tiling(random, list);
+    if (list->rank && random_in(random, 0, 9) == 0) { /* a tensor without elements */
+        list->shape[0] = 0;
+        list->count = random_in(random, 0, 1);
+        memset(list->offsets[0], 0, sizeof list->offsets[0]);
+        memcpy(list->sizes[0], list->shape, sizeof list->shape);
+    } else if (list->rank && random_in(random, 0, 4) == 0) { /* a rank that got nothing */
+        memcpy(list->offsets[list->count], list->shape, sizeof list->shape);
+        memset(list->sizes[list->count++], 0, sizeof list->shape);
+    }
+    for (uint64_t i = 0; i < list->count; i++) {
+        list->chunks[i] = (tsr_chunk){list->offsets[i], list->sizes[i], random_in(random, 0, 9) * 100, 100, NULL, 0};
+    }
+    *entry = (tsr_entry){.fqn = {"w", 1}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = list->rank,
+                         .shape = list->shape, .chunks = list->chunks, .chunk_count = list->count};
+}
+
+/* Chunks of the checkpoint that the plan's owners write. */
+typedef struct written {
+    tsr_chunk chunks[MOST_BOXES];
+    int64_t *values[MOST_BOXES];
+    uint64_t count;
+    uint64_t elements;
+    const tsr_plan *plan;
+    const storage *from;
+    tsr_arena *arena;
+} written;
+
+static tsr_status keep_write(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
+{
+    written *w = ctx;
+    (void)err;
+    assert_int_equal(tensor, 0);
+    if (volume_of(shard->rank, shard->local_shape) == 0) { /* the tensor has no elements */
+        assert_true(owner == 0 && shard->box_count == 1);
+        assert_memory_equal(shard->local_shape, shard->boxes[0].sizes, shard->rank * sizeof *shard->local_shape);
+        return TSR_OK;
+    }
+    tsr_shard own;
+    int64_t *local = load_rank(w->plan, owner, w->from, &own, w->arena);
+    assert_memory_equal(own.local_shape, shard->local_shape, shard->rank * sizeof *own.local_shape);
+    for (uint64_t b = 0; b < own.box_count; b++, w->count++) {
+        const tsr_shard_box *box = &own.boxes[b];
+        uint64_t volume = volume_of(own.rank, box->sizes);
+        assert_true(w->count < MOST_BOXES);
+        w->chunks[w->count] = (tsr_chunk){box->offsets, box->sizes, w->count, 1, NULL, 0};
+        w->values[w->count] = calloc(volume + 1, sizeof *local);
+        tsr_box_walk walk;
+        tsr_box in_local = {own.rank, box->local_offsets, box->sizes}, whole = {own.rank, NULL, own.local_shape};
+        for (tsr_box_walk_start(&walk, in_local, whole, in_local); walk.runs_left; tsr_box_walk_next(&walk)) {
+            memcpy(w->values[w->count] + walk.index_b, local + walk.index_a, walk.run * sizeof *local);
+        }
+        w->elements += volume;
+    }
+    free(local);
+    return TSR_OK;
+}
+
+static void assert_totals(const tsr_plan *plan, const tsr_entry *entry, uint64_t held)
+{
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    tsr_plan_totals totals;
+    uint64_t read = 0, received = 0, sum = 0, bytes = volume_of(entry->rank, entry->shape) * 4;
+    assert_int_equal(tsr_plan_count_totals(plan, arena, &totals, NULL), TSR_OK);
+    for (uint64_t r = 0; r < totals.ranks; r++) {
+        assert_int_equal(totals.per_rank[r].held, 4 * tsr_layout_elements(tsr_plan_tensor_at(plan, 0).layout, r));
+        sum += totals.per_rank[r].held;
+        read += totals.per_rank[r].read;
+        received += totals.per_rank[r].received;
+    }
+    assert_int_equal(read, bytes);
+    assert_int_equal(totals.bytes, bytes);
+    assert_int_equal(received, sum - bytes);
+    assert_int_equal(sum, held * 4);
+    assert_true(totals.span_bytes >= totals.bytes && totals.largest_read <= totals.bytes);
+    if (totals.file_count) assert_true(totals.per_file[0].bytes == bytes && totals.per_file[0].reads == totals.reads);
+    if (held) assert_true(totals.imbalance > 0.999 && totals.imbalance < (double)totals.ranks + 0.001);
+    tsr_arena_free(arena);
+}
+
+/* One random checkpoint to one random target, all ranks; then what the owners wrote, planned onto a single rank. */
+static void reshard_and_back(random_source *random, const tsr_allocator *allocator)
+{
+    static box_list list;
+    static written w;
+    static const uint64_t one[] = {1};
+    static const tsr_str no_name[1];
+    const tsr_placement whole = {TSR_REPLICATE, 0, 0};
+    tsr_host host = host_with(allocator);
+    tsr_entry entry;
+    random_target target;
+    make_entry(random, &list, &entry);
+    make_target(random, &target, entry.rank);
+    tsr_catalog catalog = {.entries = &entry, .entry_count = 1};
+    tsr_plan *plan, *back;
+    assert_int_equal(tsr_plan_new(&catalog, &target.target, NULL, &host, &plan, NULL), TSR_OK);
+    storage from = fill_storage(&entry);
+    tsr_arena *arena = tsr_arena_new(allocator, 0, NULL);
+    uint64_t held = 0;
+    for (uint64_t r = 0; r < tsr_plan_ranks(plan); r++) {
+        tsr_shard shard;
+        int64_t *local = load_rank(plan, r, &from, &shard, arena);
+        assert_local(&entry, &shard, local);
+        held += volume_of(shard.rank, shard.local_shape);
+        free(local);
+    }
+    assert_totals(plan, &entry, held);
+
+    w = (written){.plan = plan, .from = &from, .arena = arena};
+    assert_int_equal(tsr_plan_each_write(plan, keep_write, &w, NULL), TSR_OK);
+    assert_int_equal(w.elements, volume_of(entry.rank, entry.shape));
+    tsr_entry again = entry;
+    again.chunks = w.chunks;
+    again.chunk_count = w.count;
+    tsr_catalog catalog_again = {.entries = &again, .entry_count = 1};
+    tsr_target single = {.mesh = {1, one, no_name}, .default_placements = &whole};
+    assert_int_equal(tsr_plan_new(&catalog_again, &single, NULL, &host, &back, NULL), TSR_OK);
+    storage rewritten = {w.values, w.count};
+    tsr_shard shard;
+    int64_t *full = load_rank(back, 0, &rewritten, &shard, arena);
+    for (uint64_t k = 0; k < w.elements; k++) assert_int_equal(full[k], k);
+    free(full);
+    for (uint64_t i = 0; i < w.count; i++) free(w.values[i]);
+    tsr_plan_free(back);
+    tsr_plan_free(plan);
+    tsr_arena_free(arena);
+    free_storage(from);
+}
+
+static void test_layout_plan__every_rank_gets_every_element_once_and_back(void **state)
+{
+    (void)state;
+    random_source random = {11};
+    for (int i = 0; i < 1500; i++) reshard_and_back(&random, &tsr_allocator_libc);
+}
+
+/* A catalog of several tensors over two files, and a target with rules. */
+typedef struct model {
+    tsr_chunk rows[2], cols[2], same[2], scalar[1], none[1], big[1], copies[1];
+    tsr_entry entries[7];
+    tsr_catalog catalog;
+    tsr_arena *arena;
+    tsr_target target;
+    tsr_target_rule rules[1];
+} model;
+
+static void make_model(model *m, const char *mesh, const char *placements)
+{
+    static const uint64_t shape[] = {4, 6}, empty[] = {0, 6}, five[] = {5}, zeros[] = {0, 0}, third_row[] = {2, 0}, two_rows[] = {2, 6};
+    memset(m, 0, sizeof *m);
+    m->rows[0] = (tsr_chunk){zeros, two_rows, 100, 48, NULL, 0};
+    m->rows[1] = (tsr_chunk){third_row, two_rows, 0, 48, NULL, 1};
+    m->same[0] = (tsr_chunk){zeros, two_rows, 148, 48, NULL, 0};
+    m->same[1] = (tsr_chunk){third_row, two_rows, 48, 48, NULL, 1};
+    m->scalar[0] = (tsr_chunk){zeros, zeros, 0, 4, NULL, 0};
+    m->none[0] = (tsr_chunk){zeros, empty, 300, 0, NULL, 0};
+    m->big[0] = (tsr_chunk){zeros, five, 400, 20, NULL, 0};
+    m->copies[0] = (tsr_chunk){zeros, five, 96, 20, NULL, 1};
+    const tsr_entry entries[] = {
+        {.fqn = {"a.w", 3}, .rank = 2, .shape = shape, .chunks = m->rows, .chunk_count = 2},
+        {.fqn = {"b.w", 3}, .rank = 2, .shape = shape, .chunks = m->same, .chunk_count = 2},
+        {.fqn = {"step", 4}, .kind = TSR_ENTRY_OBJECT},
+        {.fqn = {"t", 1}, .rank = 0, .chunks = m->scalar, .chunk_count = 1},
+        {.fqn = {"none", 4}, .rank = 2, .shape = empty, .chunks = m->none, .chunk_count = 1},
+        {.fqn = {"bias", 4}, .rank = 1, .shape = five, .chunks = m->big, .chunk_count = 1, .replicas = m->copies, .replica_count = 1},
+    };
+    memcpy(m->entries, entries, sizeof entries);
+    for (int i = 0; i < 6; i++) m->entries[i].dtype = TSR_FLOAT32;
+    m->catalog = (tsr_catalog){.format = TSR_FORMAT_SAFETENSORS_INDEX, .entries = m->entries, .entry_count = 6};
+    m->arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    assert_int_equal(tsr_target_parse(tsr_str_from(mesh), tsr_str_from(placements), m->arena, &m->target, NULL), TSR_OK);
+    m->target.match = tsr_glob_match;
+    m->target.rules = m->rules;
+}
+
+static tsr_plan *plan_model(const model *m)
+{
+    static tsr_host host;
+    tsr_plan *plan;
+    tsr_error err = {0};
+    host = host_with(&tsr_allocator_libc);
+    if (tsr_plan_new(&m->catalog, &m->target, NULL, &host, &plan, &err) != TSR_OK) fail_msg("%s", err.message);
+    return plan;
+}
+
+static void item_text(const tsr_read_item *item, char *out, size_t size)
+{
+    size_t used = (size_t)snprintf(out, size, "%.*s f%u", TSR_STR_ARG(item->entry->fqn), item->chunk->file);
+    for (uint32_t d = 0; d < item->entry->rank; d++) {
+        used += (size_t)snprintf(out + used, size - used, " %d<%d+%d", (int)item->dest_offsets[d], (int)item->storage_offsets[d],
+                                 (int)item->lengths[d]);
+    }
+}
+
+static void test_layout_plan__items_come_rank_by_rank_in_file_order(void **state)
+{
+    (void)state;
+    static const char *const want[] = {
+        "t f0", "a.w f0 0<0+2 0<0+6", "b.w f0 0<0+2 0<0+6", "bias f1 0<0+3",
+        "t f0", "a.w f1 0<0+2 0<0+6", "b.w f1 0<0+2 0<0+6", "bias f1 0<3+2",
+    };
+    model m;
+    make_model(&m, "dp=2", "shard(0)");
+    tsr_plan *plan = plan_model(&m);
+    tsr_plan_cursor *cursor;
+    const tsr_read_item *item;
+    size_t i = 0;
+    assert_int_equal(tsr_plan_cursor_new(plan, 0, 2, &cursor, NULL), TSR_OK);
+    for (;; i++) {
+        char text[128];
+        assert_int_equal(tsr_plan_cursor_next(cursor, &item, NULL), TSR_OK);
+        if (!item) break;
+        assert_true(i < 8);
+        item_text(item, text, sizeof text);
+        assert_string_equal(text, want[i]);
+        assert_int_equal(item->dest_rank, i / 4);
+    }
+    assert_int_equal(i, 8);
+    tsr_plan_cursor_free(cursor);
+    assert_int_equal(tsr_plan_cursor_new(plan, 1, 2, &cursor, NULL), TSR_E_USAGE);
+    assert_true(tsr_plan_tensor_at(plan, 2).replicated); /* 0-d under the default shard(0) */
+    assert_false(tsr_plan_tensor_at(plan, 0).replicated);
+    tsr_plan_free(plan);
+    tsr_arena_free(m.arena);
+}
+
+static void test_layout_plan__neighbouring_bytes_join(void **state)
+{
+    (void)state;
+    model m;
+    make_model(&m, "1", "replicate");
+    tsr_plan *plan = plan_model(&m);
+    const tsr_read_item *items;
+    tsr_joined_read *reads;
+    uint64_t count, joined;
+    assert_int_equal(tsr_plan_rank(plan, 0, m.arena, &items, &count, NULL), TSR_OK);
+    assert_int_equal(count, 6);
+    assert_int_equal(tsr_plan_join(plan, items, count, 0, m.arena, &reads, &joined, NULL), TSR_OK);
+    assert_int_equal(joined, 3); /* t; a.w with b.w; a.w, b.w and bias of the other file */
+    assert_true(reads[1].range.file == 0 && reads[1].range.byte_offset == 100 && reads[1].range.byte_length == 96);
+    assert_true(reads[2].range.file == 1 && reads[2].range.byte_offset == 0 && reads[2].range.byte_length == 116);
+    assert_true(reads[2].first_item == 3 && reads[2].item_count == 3);
+    assert_int_equal(tsr_plan_join(plan, items, count, 96, m.arena, &reads, &joined, NULL), TSR_OK);
+    assert_int_equal(joined, 2);
+    tsr_plan_free(plan);
+    tsr_arena_free(m.arena);
+}
+
+static void test_layout_plan__a_column_is_a_span_of_its_chunk(void **state)
+{
+    (void)state;
+    model m;
+    make_model(&m, "3", "shard(1)");
+    m.catalog.entry_count = 1;
+    tsr_plan *plan = plan_model(&m);
+    const tsr_read_item *items;
+    uint64_t count;
+    tsr_plan_totals totals;
+    assert_int_equal(tsr_plan_rank(plan, 1, m.arena, &items, &count, NULL), TSR_OK);
+    assert_int_equal(count, 2);
+    tsr_byte_range range = tsr_read_item_bytes(plan, &items[0]);
+    assert_true(range.byte_offset == 100 + 2 * 4 && range.byte_length == (6 + 2) * 4);
+    assert_int_equal(tsr_plan_count_totals(plan, m.arena, &totals, NULL), TSR_OK);
+    assert_int_equal(totals.reads, 6);
+    assert_int_equal(totals.span_bytes, 6 * 8 * 4);
+    assert_int_equal(totals.bytes, 96);
+    tsr_plan_free(plan);
+    m.catalog.format = TSR_FORMAT_DCP; /* blobs: only their extent is known */
+    plan = plan_model(&m);
+    assert_int_equal(tsr_plan_rank(plan, 1, m.arena, &items, &count, NULL), TSR_OK);
+    range = tsr_read_item_bytes(plan, &items[0]);
+    assert_true(range.byte_offset == 100 && range.byte_length == 48);
+    tsr_plan_free(plan);
+    tsr_arena_free(m.arena);
+}
+
+static tsr_status list_write(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
+{
+    char *out = ctx;
+    (void)err;
+    sprintf(out + strlen(out), "%d:%d:%d ", (int)tensor, (int)owner, (int)shard->box_count);
+    return TSR_OK;
+}
+
+static void test_layout_plan__shared_shards_go_to_the_least_loaded(void **state)
+{
+    (void)state;
+    char text[256] = "";
+    model m;
+    make_model(&m, "3", "replicate");
+    m.rules[0] = (tsr_target_rule){TSR_STR("a.w"), shard_0};
+    m.target.rule_count = 1; /* a.w: ranks 0 and 1 hold two rows each (48 bytes), rank 2 nothing */
+    tsr_plan *plan = plan_model(&m);
+    assert_int_equal(tsr_plan_each_write(plan, list_write, text, NULL), TSR_OK);
+    assert_string_equal(text, "0:0:1 0:1:1 1:2:1 2:0:1 3:0:1 4:1:1 ");
+    tsr_plan_totals totals;
+    assert_int_equal(tsr_plan_count_totals(plan, m.arena, &totals, NULL), TSR_OK);
+    assert_int_equal(totals.per_rank[0].held, 48 + 96 + 4 + 20);
+    assert_int_equal(totals.per_rank[0].read, 48 + 4);
+    assert_int_equal(totals.per_rank[1].read, 48 + 20);
+    assert_int_equal(totals.per_rank[2].read, 96);
+    assert_int_equal(totals.per_rank[2].received, 4 + 20);
+    assert_int_equal(totals.held_max, 168);
+    tsr_plan_free(plan);
+    tsr_arena_free(m.arena);
+}
+
+static void test_layout_plan__equal_geometry_is_planned_once(void **state)
+{
+    (void)state;
+    model m;
+    make_model(&m, "2", "shard(0)");
+    tsr_plan *plan = plan_model(&m);
+    tsr_plan_totals totals;
+    assert_int_equal(tsr_plan_count_totals(plan, m.arena, &totals, NULL), TSR_OK);
+    assert_int_equal(totals.classes, 4); /* a.w and b.w; t; none; bias */
+    assert_int_equal(tsr_plan_count(plan), 5);
+    assert_int_equal(totals.file_count, 2);
+    assert_int_equal(totals.per_file[1].bytes, 48 + 48 + 20); /* bias from the copy in the less loaded file */
+    tsr_plan_free(plan);
+    tsr_arena_free(m.arena);
+}
+
+static void test_layout_plan__refuses_what_cannot_be_done(void **state)
+{
+    (void)state;
+    tsr_host host = host_with(&tsr_allocator_libc);
+    for (int i = 0; i < 6; i++) {
+        model m;
+        tsr_plan *plan = NULL;
+        tsr_error err = {0};
+        tsr_status want = TSR_E_USAGE;
+        const char *part = "";
+        make_model(&m, "2", "shard(0)");
+        if (i == 0) {
+            m.entries[0].chunk_count = 1;
+            want = TSR_E_FORMAT;
+            part = "'a.w' do not tile it (12 elements are in none)";
+        } else if (i == 1) {
+            m.rules[0] = (tsr_target_rule){TSR_STR("t"), shard_0};
+            m.target.rule_count = 1;
+            part = "the rule 't' cuts dim 0 of 't', which has 0 dims";
+        } else if (i == 2) {
+            m.rules[0] = (tsr_target_rule){TSR_STR("**"), partial};
+            m.target.rule_count = 1;
+            part = "partial";
+        } else if (i == 3) {
+            m.entries[0].dtype = TSR_FLOAT6_E2M3;
+            want = TSR_E_UNSUPPORTED;
+            part = "'a.w' is float6_e2m3";
+        } else if (i == 4) {
+            m.entries[1].dtype = TSR_FLOAT6_E2M3; /* of a class that is known already */
+            want = TSR_E_UNSUPPORTED;
+            part = "'b.w' is float6_e2m3";
+        } else {
+            m.entries[5].dtype = TSR_FLOAT4_E2M1FN;
+            want = TSR_E_LIMIT; /* five half bytes */
+            part = "'bias'";
+        }
+        tsr_status status = tsr_plan_new(&m.catalog, &m.target, NULL, &host, &plan, &err);
+        if (status != want || !strstr(err.message, part)) fail_msg("case %d: %d %s", i, (int)status, err.message);
+        tsr_arena_free(m.arena);
+    }
+}
+
+static void test_layout_plan__float4_is_counted_in_pairs(void **state)
+{
+    (void)state;
+    model m;
+    make_model(&m, "3", "shard(1)");
+    m.catalog.entry_count = 1;
+    m.entries[0].dtype = TSR_FLOAT4_E2M1FN; /* [4, 6] halves are [4, 3] pairs */
+    tsr_plan *plan = plan_model(&m);
+    const tsr_read_item *items;
+    uint64_t count;
+    assert_int_equal(tsr_plan_tensor_at(plan, 0).shape[1], 3);
+    assert_int_equal(tsr_plan_rank(plan, 2, m.arena, &items, &count, NULL), TSR_OK);
+    assert_int_equal(count, 2);
+    assert_true(items[0].storage_offsets[1] == 2 && items[0].lengths[1] == 1);
+    tsr_byte_range range = tsr_read_item_bytes(plan, &items[0]);
+    assert_true(range.byte_offset == 102 && range.byte_length == 4);
+    tsr_plan_free(plan);
+    tsr_arena_free(m.arena);
+}
+
+static bool want_b(void *ctx, tsr_str fqn)
+{
+    (void)ctx;
+    return fqn.data[0] == 'b';
+}
+
+static void test_layout_plan__survives_every_allocation_failure(void **state)
+{
+    (void)state;
+    for (size_t n = 0;; n++) {
+        failing_allocator failing;
+        model m;
+        tsr_plan *plan = NULL;
+        tsr_plan_cursor *cursor = NULL;
+        const tsr_plan_options options = {want_b, NULL};
+        const tsr_read_item *item;
+        tsr_plan_totals totals;
+        make_model(&m, "2,2", "replicate,shard(0)");
+        failing_start(&failing, n);
+        tsr_host host = host_with(&failing.allocator);
+        tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
+        tsr_status status = arena ? tsr_plan_new(&m.catalog, &m.target, &options, &host, &plan, NULL) : TSR_E_NOMEM;
+        if (status == TSR_OK) status = tsr_plan_count_totals(plan, arena, &totals, NULL);
+        if (status == TSR_OK) status = tsr_plan_cursor_new(plan, 0, 2, &cursor, NULL);
+        do {
+            if (status == TSR_OK) status = tsr_plan_cursor_next(cursor, &item, NULL);
+        } while (status == TSR_OK && item);
+        char text[256] = "";
+        if (status == TSR_OK) status = tsr_plan_each_write(plan, list_write, text, NULL);
+        tsr_plan_cursor_free(cursor);
+        tsr_plan_free(plan);
+        tsr_arena_free(arena);
+        tsr_arena_free(m.arena);
+        assert_int_equal(failing.live, 0);
+        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
+        if (!failing.failed) break;
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout_plan__every_rank_gets_every_element_once_and_back),
+        cmocka_unit_test(test_layout_plan__items_come_rank_by_rank_in_file_order),
+        cmocka_unit_test(test_layout_plan__neighbouring_bytes_join),
+        cmocka_unit_test(test_layout_plan__a_column_is_a_span_of_its_chunk),
+        cmocka_unit_test(test_layout_plan__shared_shards_go_to_the_least_loaded),
+        cmocka_unit_test(test_layout_plan__equal_geometry_is_planned_once),
+        cmocka_unit_test(test_layout_plan__refuses_what_cannot_be_done),
+        cmocka_unit_test(test_layout_plan__float4_is_counted_in_pairs),
+        cmocka_unit_test(test_layout_plan__survives_every_allocation_failure),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
