@@ -39,6 +39,7 @@ typedef struct tsr_torch_rank {
 
 typedef struct tsr_torch_build {
     const tsr_pickle *pickle;
+    tsr_str pickle_bytes; /* in `arena`: texts that are part of them are borrowed */
     const tsr_host *host;
     tsr_arena *arena;
     tsr_findings *findings; /* or NULL */

@@ -85,6 +85,7 @@ static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_bu
     TSR_TRY(read_member(store, host, zip, member, build->arena, &bytes, err));
     tsr_pickle *pickle;
     build->pickle_offset = member->byte_offset;
+    build->pickle_bytes = bytes;
     tsr_status status = tsr_pickle_parse(bytes, host, &tsr_torch_names, &pickle, NULL, err);
     if (status != TSR_OK) {
         if (err && err->byte_position != TSR_NO_POSITION) err->byte_position += member->byte_offset;

@@ -15,6 +15,7 @@ enum { MAGIC, VERSION, SYSTEM, OBJECT, KEYS, PICKLES };
 static const char magic[] = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 
 typedef struct parts {
+    tsr_str bytes; /* the beginning of the file */
     tsr_pickle *pickles[PICKLES];
     size_t at[PICKLES + 1]; /* where each begins, and the last ends */
 } parts;
@@ -27,7 +28,7 @@ static void free_parts(parts *p)
 
 static tsr_status parse_parts(tsr_str bytes, const tsr_host *host, parts *out, tsr_error *err)
 {
-    *out = (parts){0};
+    *out = (parts){.bytes = bytes};
     for (size_t i = 0; i < PICKLES; i++) {
         size_t consumed, at = out->at[i];
         tsr_str rest = {bytes.data + at, bytes.size - at};
@@ -136,7 +137,7 @@ tsr_status tsr_torch_legacy_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_
 {
     parts p;
     TSR_TRY(read_parts(checkpoint, file, &p, err));
-    tsr_torch_build build = {.pickle = p.pickles[OBJECT], .host = checkpoint->host, .arena = checkpoint->arena,
+    tsr_torch_build build = {.pickle = p.pickles[OBJECT], .pickle_bytes = p.bytes, .host = checkpoint->host, .arena = checkpoint->arena,
                              .findings = checkpoint->findings, .file_name = checkpoint->store->files[file].name, .file = file,
                              .pickle_offset = p.at[OBJECT], .rank = rank};
     tsr_status status = tsr_torch_build_open(&build, err);

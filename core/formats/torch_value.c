@@ -88,6 +88,17 @@ static tsr_status memo_put(memo *m, tsr_ref ref, tsr_value *value, tsr_error *er
     return TSR_OK;
 }
 
+/* A text of the pickle that may outlive it: what its parser had to decode is copied. */
+static tsr_status text_of(walk *w, tsr_ref ref, tsr_str *out, tsr_error *err)
+{
+    tsr_str bytes = w->build->pickle_bytes, text = tsr_pickle_text(w->build->pickle, ref);
+    uintptr_t from = (uintptr_t)bytes.data, at = (uintptr_t)text.data;
+    *out = text;
+    if (text.size == 0 || (at >= from && at < from + bytes.size)) return TSR_OK;
+    *out = tsr_arena_str(w->build->arena, text, err);
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
 /* "module.name" of a class, function, or what stands for one. */
 static tsr_str class_text(tsr_torch_build *build, tsr_ref ref, tsr_error *err)
 {
@@ -185,11 +196,13 @@ static tsr_status fill_object(walk *w, tsr_value *value, tsr_ref ref, frame *out
 {
     const tsr_pickle *pickle = w->build->pickle;
     tsr_ref class_ref = tsr_pickle_class(pickle, ref);
-    if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_RECONSTRUCTOR) class_ref = tsr_torch_arg(pickle, ref, 0);
+    const bool reconstructed = tsr_pickle_class_id(pickle, ref) == TSR_TORCH_RECONSTRUCTOR; /* (class, object, None): __new__ */
+    if (reconstructed) class_ref = tsr_torch_arg(pickle, ref, 0);
+    value->called = !reconstructed && tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_CALLED;
     value->text = class_text(w->build, class_ref, err);
     tsr_ref *refs = tsr_arena_array(w->build->arena, 4, sizeof *refs, err);
     if (!refs || !value->text.data) return TSR_E_NOMEM;
-    refs[0] = tsr_pickle_args(pickle, ref);
+    refs[0] = reconstructed ? TSR_REF_NONE : tsr_pickle_args(pickle, ref);
     refs[1] = tsr_pickle_state(pickle, ref);
     refs[2] = tsr_pickle_appended(pickle, ref);
     refs[3] = tsr_pickle_dict_items(pickle, ref);
@@ -250,7 +263,8 @@ static tsr_status fill_sparse(walk *w, tsr_value *value, tsr_ref args, frame *ou
 {
     const tsr_pickle *pickle = w->build->pickle;
     tsr_ref data = tsr_pickle_item(pickle, args, 1);
-    tsr_str layout = tsr_pickle_text(pickle, tsr_torch_arg(pickle, tsr_pickle_item(pickle, args, 0), 0));
+    tsr_str layout;
+    TSR_TRY(text_of(w, tsr_torch_arg(pickle, tsr_pickle_item(pickle, args, 0), 0), &layout, err));
     bool coo = tsr_str_equal(layout, TSR_STR("torch.sparse_coo"));
     part parts[] = {{coo ? "indices" : "compressed_indices", tsr_pickle_item(pickle, data, 0)},
                     {coo ? "values" : "plain_indices", tsr_pickle_item(pickle, data, 1)},
@@ -391,8 +405,7 @@ static tsr_status make_bytes(walk *w, tsr_value *value, tsr_ref ref, frame *out,
     }
     if (kind == TSR_PICKLE_BYTES || tsr_pickle_count(pickle, args) == 0) {
         value->kind = TSR_VALUE_BYTES;
-        value->text = tsr_pickle_text(pickle, text);
-        return TSR_OK;
+        return text_of(w, text, &value->text, err);
     }
     TSR_TRY(fill_object(w, value, ref, out, err));
     out->then = BYTES_OF;
@@ -411,7 +424,7 @@ static tsr_status make_named(walk *w, tsr_value *value, tsr_ref ref, uint32_t id
         TSR_TRY(unlisted_call(w->build, ref, TSR_STR("builtins.getattr"), err));
         return fill_object(w, value, ref, out, err);
     }
-    value->text = tsr_pickle_text(pickle, first);
+    TSR_TRY(text_of(w, first, &value->text, err));
     value->kind = id == TSR_TORCH_DEVICE ? TSR_VALUE_DEVICE : TSR_VALUE_GLOBAL;
     if (id != TSR_TORCH_DEVICE || tsr_pickle_kind_of(pickle, second) != TSR_PICKLE_INT) return TSR_OK;
     value->text = tsr_arena_format(w->build->arena, err, "%.*s:%lld", TSR_STR_ARG(value->text),
@@ -531,9 +544,9 @@ static tsr_status enter(walk *w, tsr_value *value, tsr_ref ref, frame *out, tsr_
     case TSR_PICKLE_BOOL: value->kind = TSR_VALUE_BOOL; value->as.boolean = tsr_pickle_bool(pickle, ref); return TSR_OK;
     case TSR_PICKLE_INT: value->kind = TSR_VALUE_INT; value->as.integer = tsr_pickle_int(pickle, ref); return TSR_OK;
     case TSR_PICKLE_FLOAT: value->kind = TSR_VALUE_FLOAT; value->as.real = tsr_pickle_float(pickle, ref); return TSR_OK;
-    case TSR_PICKLE_BIGINT: value->kind = TSR_VALUE_BIGINT; value->text = tsr_pickle_text(pickle, ref); return TSR_OK;
-    case TSR_PICKLE_STR: value->kind = TSR_VALUE_STR; value->text = tsr_pickle_text(pickle, ref); return TSR_OK;
-    case TSR_PICKLE_BYTES: value->kind = TSR_VALUE_BYTES; value->text = tsr_pickle_text(pickle, ref); return TSR_OK;
+    case TSR_PICKLE_BIGINT: value->kind = TSR_VALUE_BIGINT; return text_of(w, ref, &value->text, err);
+    case TSR_PICKLE_STR: value->kind = TSR_VALUE_STR; return text_of(w, ref, &value->text, err);
+    case TSR_PICKLE_BYTES: value->kind = TSR_VALUE_BYTES; return text_of(w, ref, &value->text, err);
     case TSR_PICKLE_LIST:
     case TSR_PICKLE_TUPLE:
     case TSR_PICKLE_SET:

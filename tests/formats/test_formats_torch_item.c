@@ -1,0 +1,308 @@
+/* Hostile and odd pickles inside torch.save archives. The pickles are written in protocol 0, which is text. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "formats/torch_item.h"
+#include "support/failing_allocator.h"
+#include "support/zip_image.h"
+
+#define STORAGE_OF(class_name, key, numel) "(S'storage'\n" class_name "S'" key "'\nS'cpu'\nI" numel "\ntQ"
+#define FLOATS(numel) STORAGE_OF("ctorch\nFloatStorage\n", "0", numel)
+#define TUPLE2(a, b) "(I" a "\nI" b "\nt"
+#define V2_OPEN "ctorch._utils\n_rebuild_tensor_v2\n("
+#define HOOKS "I00\nccollections\nOrderedDict\n)R"
+#define V2(storage, offset, size, stride) V2_OPEN storage "I" offset "\n" size stride HOOKS "tR"
+#define GOOD V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1"))
+
+static zip_image image;
+
+typedef struct opened {
+    tsr_host host;
+    tsr_store *store;
+    tsr_arena *arena;
+    tsr_findings *findings;
+    tsr_torch_item item;
+    tsr_error err;
+    tsr_status status;
+} opened;
+
+static void make_image(const char *pickle, size_t storage_bytes, const char *byteorder)
+{
+    static const char zeros[256];
+    zip_start(&image, 0);
+    zip_add(&image, "a/data.pkl", pickle, strlen(pickle), ZIP_DESCRIPTOR);
+    if (byteorder) zip_add(&image, "a/byteorder", byteorder, strlen(byteorder), ZIP_DESCRIPTOR);
+    if (storage_bytes != SIZE_MAX) zip_add(&image, "a/data/0", zeros, storage_bytes, ZIP_DESCRIPTOR);
+    zip_finish(&image, true);
+}
+
+static void open_image(opened *o)
+{
+    tsr_memory_file file = {TSR_STR("x.pt"), {(const char *)image.bytes, image.size}};
+    *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
+    assert_int_equal(tsr_store_from_memory(o->host.allocator, &file, 1, &o->store, NULL), TSR_OK);
+    o->arena = tsr_arena_new(o->host.allocator, 0, NULL);
+    o->findings = tsr_findings_new(o->host.allocator, 0, NULL);
+    o->status = tsr_torch_item_open(o->store, &o->host, 0, 0, image.size, o->arena, o->findings, &o->item, &o->err);
+}
+
+static void open_pickle(opened *o, const char *pickle)
+{
+    make_image(pickle, 24, NULL);
+    open_image(o);
+    if (o->status != TSR_OK) fail_msg("%s", o->err.message);
+}
+
+static void drop(opened *o)
+{
+    tsr_findings_free(o->findings);
+    tsr_arena_free(o->arena);
+    o->store->close(o->store);
+}
+
+/* ---- refused ---- */
+
+static const struct refusal {
+    const char *pickle;
+    size_t storage_bytes;
+    tsr_status status;
+    const char *message;
+} refusals[] = {
+    {GOOD ".", 24, TSR_OK, ""},
+    {GOOD ".", 20, TSR_E_FORMAT, "storage '0' has 24 bytes, its member 'data/0' has 20"},
+    {GOOD ".", 28, TSR_E_FORMAT, "storage '0' has 24 bytes, its member 'data/0' has 28"},
+    {GOOD ".", SIZE_MAX, TSR_E_FORMAT, "the archive has no 'data/0'"},
+    {V2(FLOATS("6"), "1", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond its storage '0' (24 bytes)"},
+    {V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("4", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond its storage"},
+    {V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("3", "2")) ".", 24, TSR_E_FORMAT, "reaches beyond its storage"},
+    {V2(FLOATS("6"), "-1", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "at element -1"},
+    {V2(FLOATS("6"), "9223372036854775807", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("-2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "non-negative integers"},
+    {V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("-3", "1")) ".", 24, TSR_E_FORMAT, "non-negative integers"},
+    {V2(FLOATS("6"), "0", TUPLE2("4294967296", "4294967296"), TUPLE2("0", "0")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("9223372036854775807", "1"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("2", "3"), "(I1\nt") ".", 24, TSR_E_FORMAT, "1 strides for 2 dimensions"},
+    {V2(FLOATS("6"), "0", "(S'x'\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "non-negative integers"},
+    {V2(FLOATS("6"), "0", "I2\n", "(I1\nt") ".", 24, TSR_E_FORMAT, "not a list of at most 1024 integers"},
+    {V2(FLOATS("-6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "impossible number of elements (-6)"},
+    {V2(FLOATS("9223372036854775807"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "impossible number of elements"},
+    {V2(STORAGE_OF("ctorch\nFooStorage\n", "0", "6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_UNSUPPORTED,
+     "unknown storage class 'torch.FooStorage'"},
+    {V2(STORAGE_OF("cos\nFloatStorage\n", "0", "6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_UNSUPPORTED,
+     "unknown storage class 'os.FloatStorage'"},
+    {V2("(S'storage'\nctorch\nFloatStorage\nS'0'\ntQ", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
+     "not a persistent id of five or six parts"},
+    {V2("S'0'\n", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "not a persistent id"},
+    {"ctorch._utils\n_rebuild_tensor_v2\n(" FLOATS("6") "tR.", 24, TSR_E_FORMAT, "too few arguments to rebuild a tensor (1)"},
+    {"ctorch._utils\n_rebuild_tensor_v2\n)R.", 24, TSR_E_FORMAT, "too few arguments"},
+    {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "ctorch\nfoo\ntR.", 24,
+     TSR_E_UNSUPPORTED, "unknown dtype"},
+    {"(" GOOD V2(FLOATS("5"), "0", TUPLE2("2", "2"), TUPLE2("2", "1")) "t.", 24, TSR_E_FORMAT, "24 bytes elsewhere"},
+    {"(I1\n", 24, TSR_E_FORMAT, "in a/data.pkl"},
+};
+
+static void test_formats_torch_item__tensors_that_do_not_fit_are_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        const struct refusal *r = &refusals[i];
+        opened o;
+        make_image(r->pickle, r->storage_bytes, NULL);
+        open_image(&o);
+        bool placed = r->status == TSR_OK || (o.err.byte_position != TSR_NO_POSITION && o.err.byte_position <= image.size);
+        if (o.status != r->status || !strstr(o.err.message, r->message) || !placed)
+            fail_msg("row %zu: status %d at %llu: %s", i, (int)o.status, (unsigned long long)o.err.byte_position, o.err.message);
+        drop(&o);
+    }
+}
+
+static void test_formats_torch_item__archives_without_a_pickle_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *member;
+        tsr_status status;
+        const char *message;
+    } rows[] = {{"a/other", TSR_E_FORMAT, "without a member <folder>/data.pkl"}, {"a/constants.pkl", TSR_E_UNSUPPORTED, "TorchScript"}};
+    for (size_t i = 0; i < 2; i++) {
+        opened o;
+        zip_start(&image, 0);
+        zip_add(&image, rows[i].member, "N.", 2, ZIP_PLAIN);
+        zip_finish(&image, false);
+        open_image(&o);
+        assert_int_equal(o.status, rows[i].status);
+        assert_non_null(strstr(o.err.message, rows[i].message));
+        drop(&o);
+    }
+}
+
+static void test_formats_torch_item__byteorder_is_little_big_or_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        tsr_status status;
+        bool swap;
+    } rows[] = {{NULL, TSR_OK, false},       {"little", TSR_OK, false},       {"big", TSR_OK, true},
+                {"", TSR_E_FORMAT, false},   {"bigger", TSR_E_FORMAT, false}, {"middle", TSR_E_FORMAT, false},
+                {"littlest", TSR_E_FORMAT, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        opened o;
+        make_image(GOOD ".", 24, rows[i].text);
+        open_image(&o);
+        assert_int_equal(o.status, rows[i].status);
+        if (o.status == TSR_OK) {
+            const tsr_chunk *chunk = o.item.root->as.tensor->chunks;
+            assert_int_equal(chunk->view && chunk->view->swap, rows[i].swap);
+            assert_int_equal(chunk->byte_offset, image.member[image.count - 1].data);
+        }
+        drop(&o);
+    }
+}
+
+/* ---- findings ---- */
+
+static const struct report {
+    const char *pickle;
+    const char *rule; /* of the only finding; NULL: none */
+    tsr_level level;
+    const char *message;
+} reports[] = {
+    {GOOD ".", NULL, TSR_NOTE, ""},
+    {"cposix\nsystem\n(S'exit 0'\ntR.", "pickle/unlisted-call", TSR_ERROR, "would call posix.system"},
+    {"(S'exit 0'\nios\nsystem\n.", "pickle/unlisted-call", TSR_ERROR, "would call os.system"},
+    {"c__builtin__\neval\n(S'1'\ntR.", "pickle/unlisted-call", TSR_ERROR, "would call builtins.eval"},
+    {"c__builtin__\ngetattr\n(cos\npath\nS'join'\ntR.", "pickle/unlisted-call", TSR_ERROR, "would call builtins.getattr"},
+    {"ctorch._tensor\n_rebuild_from_type_v2\n(cposix\nsystem\nctorch\nTensor\n(S'exit 0'\ntNtR.", "pickle/unlisted-call", TSR_ERROR,
+     "would call posix.system"},
+    {"ctorch\nfloat32\n)R.", "pickle/unlisted-call", TSR_ERROR, "would call torch.float32"},
+    {"cmy\nConfig\n)\x81.", "pickle/unlisted-class", TSR_WARNING, "holds objects of my.Config"},
+    {"cmy\nConfig\n.", "pickle/unlisted-class", TSR_NOTE, "names my.Config"},
+    {"ctorch\nfloat32\n.", NULL, TSR_NOTE, ""},
+    {"ctorch\nFloatStorage\n.", NULL, TSR_NOTE, ""},
+};
+
+static bool has_finding(const opened *o, const struct report *r)
+{
+    for (size_t i = 0; i < tsr_findings_count(o->findings); i++) {
+        const tsr_finding *f = tsr_findings_at(o->findings, i);
+        char message[512];
+        snprintf(message, sizeof message, "%.*s", TSR_STR_ARG(f->message));
+        if (strcmp(f->rule->id, r->rule) == 0 && f->level == r->level && strstr(message, r->message) &&
+            tsr_str_equal(f->file, TSR_STR("x.pt")) && f->byte_offset < image.size)
+            return true;
+    }
+    return false;
+}
+
+static void test_formats_torch_item__what_is_not_listed_is_reported_and_never_run(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof reports / sizeof reports[0]; i++) {
+        opened o;
+        open_pickle(&o, reports[i].pickle);
+        bool right = reports[i].rule ? has_finding(&o, &reports[i]) : tsr_findings_count(o.findings) == 0;
+        if (!right) fail_msg("row %zu: %zu findings", i, tsr_findings_count(o.findings));
+        drop(&o);
+    }
+}
+
+/* ---- values ---- */
+
+static void test_formats_torch_item__an_unlisted_object_keeps_class_arguments_and_state(void **state)
+{
+    (void)state;
+    opened o;
+    open_pickle(&o, "cmy\nConfig\n(I7\ntR(dS'a'\nI1\nsb.");
+    const tsr_value *v = o.item.root;
+    assert_int_equal(v->kind, TSR_VALUE_OBJECT);
+    assert_true(tsr_str_equal(v->text, TSR_STR("my.Config")));
+    assert_int_equal(v->count, 2);
+    assert_int_equal(v->items[0]->items[0]->as.integer, 7);
+    assert_int_equal(tsr_value_get(v->items[1], TSR_STR("a"))->as.integer, 1);
+    drop(&o);
+}
+
+static void test_formats_torch_item__mappings_take_pairs_from_arguments_and_items(void **state)
+{
+    (void)state;
+    static const char *const pickles[] = {
+        "ccollections\nOrderedDict\n((lp0\n(S'a'\nI1\ntatRS'b'\nI2\ns.",
+        "ccollections\nCounter\n((dS'a'\nI1\nstRS'b'\nI2\ns.",
+        "ccollections\ndefaultdict\n(c__builtin__\nlist\ntRS'a'\nI1\nsS'b'\nI2\ns.",
+    };
+    for (size_t i = 0; i < 3; i++) {
+        opened o;
+        open_pickle(&o, pickles[i]);
+        assert_int_equal(o.item.root->kind, TSR_VALUE_DICT);
+        assert_int_equal(o.item.root->ordered_dict, i == 0);
+        assert_int_equal(tsr_value_pairs(o.item.root), 2);
+        assert_int_equal(tsr_value_get(o.item.root, TSR_STR("a"))->as.integer, 1);
+        assert_int_equal(tsr_value_get(o.item.root, TSR_STR("b"))->as.integer, 2);
+        drop(&o);
+    }
+}
+
+static void test_formats_torch_item__old_tensors_take_their_state(void **state)
+{
+    (void)state;
+    opened o;
+    open_pickle(&o, "ctorch\nFloatTensor\n)R(" FLOATS("6") "I2\n(I4\nt(I1\nttb.");
+    assert_int_equal(o.item.root->kind, TSR_VALUE_TENSOR);
+    assert_int_equal(o.item.root->as.tensor->shape[0], 4);
+    assert_int_equal(o.item.root->as.tensor->chunks[0].byte_offset, image.member[1].data + 8);
+    drop(&o);
+}
+
+static void test_formats_torch_item__values_that_hold_themselves_end(void **state)
+{
+    (void)state;
+    opened o;
+    open_pickle(&o, "(lp0\ng0\na.");
+    assert_ptr_equal(o.item.root->items[0], o.item.root);
+    drop(&o);
+    open_pickle(&o, "ctorch._utils\n_rebuild_parameter\np0\n(g0\nI01\nNtR.");
+    assert_int_equal(o.item.root->kind, TSR_VALUE_GLOBAL); /* a parameter of no tensor: its data is shown */
+    drop(&o);
+}
+
+static void test_formats_torch_item__nesting_is_bounded_by_limits(void **state)
+{
+    (void)state;
+    opened o;
+    open_pickle(&o, "(((I1\nttt.");
+    o.host.limits.depth = 2;
+    assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_E_LIMIT);
+    drop(&o);
+}
+
+static void test_formats_torch_item__without_findings_nothing_is_reported(void **state)
+{
+    (void)state;
+    opened o;
+    open_pickle(&o, "cposix\nsystem\n(S'exit 0'\ntR.");
+    assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_OK);
+    drop(&o);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats_torch_item__tensors_that_do_not_fit_are_refused),
+        cmocka_unit_test(test_formats_torch_item__archives_without_a_pickle_are_refused_by_name),
+        cmocka_unit_test(test_formats_torch_item__byteorder_is_little_big_or_refused),
+        cmocka_unit_test(test_formats_torch_item__what_is_not_listed_is_reported_and_never_run),
+        cmocka_unit_test(test_formats_torch_item__an_unlisted_object_keeps_class_arguments_and_state),
+        cmocka_unit_test(test_formats_torch_item__mappings_take_pairs_from_arguments_and_items),
+        cmocka_unit_test(test_formats_torch_item__old_tensors_take_their_state),
+        cmocka_unit_test(test_formats_torch_item__values_that_hold_themselves_end),
+        cmocka_unit_test(test_formats_torch_item__nesting_is_bounded_by_limits),
+        cmocka_unit_test(test_formats_torch_item__without_findings_nothing_is_reported),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
