@@ -226,7 +226,7 @@ static void put_tree_row(void *ctx, const cli_row *row)
     fputs("  ", stdout);
     details_text(row, details, sizeof details);
     cli_put_fitted(stdout, tsr_str_from(details), room, false);
-    if (row->node->odd) {
+    if (row->odd) {
         cli_on(v->out, stdout, CLI_YELLOW);
         fputs("  differs from its siblings", stdout);
         cli_off(v->out, stdout);

@@ -32,6 +32,7 @@ typedef struct cli_row {
     uint64_t times;        /* how many names the row stands for, folded ancestors included */
     unsigned depth;        /* tree: 0 for the top level */
     uint64_t last_at;      /* tree: bit d: the ancestor at depth d is the last of its siblings */
+    bool odd;              /* a component of the label is numbered like siblings that are all equal, but differs from them */
 } cli_row;
 
 /* `keeps` chooses entries. Borrows the catalog. */

@@ -73,6 +73,7 @@ static void walk(walker *w, const cli_node *parent, unsigned depth, uint64_t tim
     size_t start = w->label.count;
     for (const cli_node *node = shown(w, parent->first); node && !w->failed;) {
         const cli_node *next = shown(w, node->next);
+        bool odd = node->odd;
         uint64_t count = times * node->folded, last = next ? last_at : last_at | (uint64_t)1 << depth;
         if (w->tree) w->label.count = 0;
         else if (start) append(w, ".", 1);
@@ -81,11 +82,12 @@ static void walk(walker *w, const cli_node *parent, unsigned depth, uint64_t tim
             const cli_node *child = shown(w, node->first);
             if (shown(w, child->next)) break;
             count *= child->folded;
+            odd |= child->odd;
             append(w, ".", 1);
             append_label(w, child);
             node = child;
         }
-        cli_row row = {{w->label.items, w->label.count}, node, count, depth, last};
+        cli_row row = {{w->label.items, w->label.count}, node, count, depth, last, odd};
         if (!w->failed && (w->tree || node->entry)) w->each(w->ctx, &row);
         if (!w->tree || node->tensors) walk(w, node, depth + 1, count, last);
         w->label.count = start;

@@ -1,0 +1,493 @@
+"""Runs the built `tessera` as a user would: real samples against what PyTorch says of them, usage, every command, documents
+against their schemas. Needs Python's standard library only. Usage: run.py --tessera PATH [NAME-PART…]"""
+import argparse
+import glob
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+import schema
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
+SCHEMAS = schema.load(os.path.join(ROOT, "native", "cli", "schemas"))
+CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]")
+TESTS = []
+
+
+class Bad(Exception):
+    pass
+
+
+def need(condition, what):
+    if not condition:
+        raise Bad(what)
+
+
+def test(f):
+    TESTS.append((f.__name__, f))
+    return f
+
+
+class Tessera:
+    """The program, with a scratch folder for one test."""
+
+    def __init__(self, path):
+        self.path = path
+        self.folder = tempfile.mkdtemp(prefix="tessera-cli-")
+
+    def at(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def run(self, *args, status=(0,), env=None):
+        p = subprocess.run([self.path, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, env={**os.environ, **(env or {})})
+        allowed = (status,) if isinstance(status, int) else status
+        need(p.returncode in allowed, f"`tessera {' '.join(map(str, args))}` ended {p.returncode}, expected {allowed}: {p.stderr.decode(errors='replace')[-400:]}")
+        need(p.returncode != 2 or p.stderr.startswith(b"tessera: ") or not args, f"status 2 without a message: {p.stderr[:200]}")
+        return p
+
+    def text(self, *args, **k):
+        """stdout of a text command: valid UTF-8 without control characters, however hostile the names."""
+        out = self.run(*args, **k).stdout
+        need(not CONTROL.search(out), f"`tessera {' '.join(map(str, args))}` prints control characters")
+        return out.decode()
+
+    def json(self, *args, **k):
+        out = self.run(*args, **k).stdout
+        doc = json.loads(out)
+        wrong = list(schema.problems(doc, SCHEMAS[doc["schema"]]))
+        need(not wrong, f"`tessera {' '.join(map(str, args))}`: {doc['schema']}: {wrong[:3]}")
+        return doc
+
+
+def sample(name):
+    with open(os.path.join(SAMPLES, name + ".expect.json")) as f:
+        want = json.load(f)
+    if not want.get("problems") and "entries" not in want:
+        # An odd copy of a good sample, or what PyTorch itself cannot read back.
+        want = {**sample(want["base"])[1], **want} if "base" in want else {**want, "entries": want["written"]}
+    return os.path.join(SAMPLES, want.get("path", name)), want
+
+
+# ---- real samples against their goldens ----
+
+
+def same_value(want, got):
+    if isinstance(want, dict) and any(k.startswith("$") for k in want):
+        return True  # no JSON value; the golden's tag says what it is
+    if isinstance(want, dict):
+        return isinstance(got, dict) and set(want) == set(got) and all(same_value(want[k], got[k]) for k in want)
+    if isinstance(want, list):
+        return isinstance(got, list) and len(want) == len(got) and all(map(same_value, want, got))
+    return type(want) is type(got) and want == got
+
+
+def check_entries(doc, want):
+    rows = {e["fqn"]: e for e in doc["entries"]}
+    need(len(rows) == len(doc["entries"]), "a name is listed twice")
+    tensors = {k for k, e in rows.items() if e["kind"] == "tensor"}
+    need(tensors == set(want["entries"]), f"tensors differ: {sorted(tensors ^ set(want['entries']))[:4]}")
+    for k, w in want["entries"].items():
+        e = rows[k]
+        need(w["dtype"].removeprefix("torch.") == e["dtype"], f"{k}: dtype {e['dtype']}, PyTorch says {w['dtype']}")
+        need(e["shape"] == w["shape"], f"{k}: shape {e['shape']}, PyTorch says {w['shape']}")
+        digest = want.get("written", {}).get(k, w).get("sha256")  # what was saved counts where PyTorch reads something else
+        need("hash" in e and digest in (None, e["hash"]["digest"]), f"{k}: other bytes than PyTorch's")
+        if "chunks" in w:
+            boxes = [sorted((c["offsets"], c["sizes"]) for c in chunks) for chunks in (w["chunks"], e["chunks"])]
+            need(boxes[0] == boxes[1], f"{k}: other chunks: {boxes[1]}, PyTorch has {boxes[0]}")
+    for k, v in want.get("objects", {}).items():
+        need(k in rows and rows[k]["kind"] != "tensor", f"object {k} is not listed")
+        need("value" not in rows[k] or same_value(v, rows[k]["value"]), f"object {k}: {rows[k].get('value')!r}, PyTorch has {v!r}")
+    for k in want.get("opaque", {}):
+        need(k in rows and rows[k]["kind"] != "tensor", f"opaque {k} is not listed as such")
+    need(doc["summary"]["tensors"] == len(tensors), "the summary counts other tensors")
+    for group in want.get("shared_storage", []):
+        for k in group:
+            need(set(rows[k].get("shares_storage_with", [])) == set(group) - {k}, f"{k} shares storage with {rows[k].get('shares_storage_with')}, PyTorch says {group}")
+
+
+def check_good(t, path, want):
+    check_entries(t.json("inspect", path, "--json", "--hash", "sha256"), want)
+    for view in ((), ("--tree",)):
+        t.text("inspect", path, *view)
+    t.json("layout", path)
+    doc = t.json("validate", path, "--deep", "--format", "json", status=(0, 1) if want.get("opaque") else 0)
+    errors = [f for f in doc["findings"] if f["level"] == "error" and f["rule"] != "pickle/unlisted-call"]
+    need(not errors, f"valid, but {errors[:2]}")  # a foreign class whose pickle calls something is an error, and can be listed
+    need(not want.get("warnings") or doc["findings"], f"nothing is said about: {want.get('warnings')}")
+
+
+def check_problem(t, path, want):
+    p = t.run("validate", path, "--deep", "--json", status=(0, 1, 2) if want.get("judge") == "either" else (1, 2))
+    if p.returncode == 1:
+        need(any(f["level"] == "error" for f in json.loads(p.stdout)["findings"]), "no error among the findings")
+    if t.run("inspect", path, "--json", status=(0, 2)).returncode == 0:
+        t.json("inspect", path, "--json", "--hash", "sha256")
+        t.text("inspect", path)
+
+
+def add_samples():
+    for path in sorted(glob.glob(os.path.join(SAMPLES, "*.expect.json"))):
+        name = os.path.basename(path)[:-len(".expect.json")]
+
+        def check(t, name=name):
+            path, want = sample(name)
+            (check_problem if want.get("problems") else check_good)(t, path, want)
+        TESTS.append((f"sample/{name}", check))
+
+
+# ---- usage ----
+
+
+@test
+def test_usage(t):
+    small = os.path.join(SAMPLES, "dcp_small")
+    for args, status, out, err in (
+        ((), 2, "Commands", ""),
+        (("help",), 0, "Examples", ""),
+        (("--version",), 0, r"^tessera \d+\.\d+\.\d+\n", ""),
+        (("inspekt",), 2, "^$", "did you mean 'inspect'"),
+        (("help", "vaildate"), 2, "^$", "did you mean 'validate'"),
+        (("inspect",), 2, "^$", "inspect needs PATH"),
+        (("inspect", small, "--jsn"), 2, "^$", "did you mean --json"),
+        (("inspect", small, "--hash", "md5"), 2, "^$", r"--hash takes sha256\|xxh3, not 'md5'"),
+        (("inspect", small, "--hash"), 2, "^$", "--hash needs a value"),
+        (("inspect", small, "--json=yes"), 2, "^$", "takes no value"),
+        (("inspect", small, small), 2, "^$", "is too much"),
+        (("inspect", "absent"), 2, "^$", "cannot open 'absent': No such file"),
+        (("inspect", "https://example.org/x"), 2, "^$", "addresses are not read"),
+        (("diff", small), 2, "^$", "diff needs A B"),
+        (("diff", small, small, "--atol", "-1"), 2, "^$", "number of 0 or more"),
+        (("convert", small, "x", "--max-shard-size", "5 pounds"), 2, "^$", "takes a size"),
+        (("explain", "layout/hol"), 2, "^$", "did you mean 'layout/hole'"),
+        (("explain", "layout/hole"), 0, "in no chunk", ""),
+        (("validate", "--list-rules"), 0, r"zip/crc +error", ""),
+        (("validate",), 2, "^$", "validate needs PATH"),
+    ):
+        p = t.run(*args, status=status)
+        need(re.search(out, p.stdout.decode(), re.M), f"`tessera {' '.join(args)}` prints {p.stdout[:200]}")
+        need(re.search(err, p.stderr.decode()), f"`tessera {' '.join(args)}` says {p.stderr[:200]}")
+
+
+@test
+def test_help_of_every_command_has_examples_first(t):
+    names = re.findall(r"^  (\w+) +\w", t.text("help").split("Commands\n")[1], re.M)
+    need(len(names) >= 8, f"commands: {names}")
+    for name in names:
+        for args in ((name, "--help"), ("help", name), (name, "-h")):
+            text = t.text(*args)
+            need(text.index("Examples") < text.index("Usage"), f"{args}: examples do not stand first")
+
+
+@test
+def test_colors(t):
+    path = os.path.join(SAMPLES, "dcp_small")
+    need(b"\x1b[" not in t.run("inspect", path).stdout, "colors without a terminal")
+    need(b"\x1b[" in t.run("inspect", path, "--color", "always").stdout, "--color always gives none")
+    need(b"\x1b[" not in t.run("inspect", path, "--color=never").stdout, "--color never gives some")
+
+
+@test
+def test_output_that_cannot_be_written(t):
+    with open("/dev/full", "w") as full:
+        p = subprocess.run([t.path, "inspect", os.path.join(SAMPLES, "dcp_small"), "--json"], stdout=full, stderr=subprocess.PIPE)
+    need(p.returncode == 2 and b"cannot write" in p.stderr, f"ended {p.returncode}: {p.stderr[:100]}")
+
+
+# ---- commands ----
+
+
+@test
+def test_include_and_exclude(t):
+    path, want = sample("dcp_fsdp2")
+    names = lambda *args: {e["fqn"] for e in t.json("inspect", path, "--json", *args)["entries"]}
+    everything = names()
+    weights = names("--include", "**.weight")
+    need(weights and weights == {n for n in everything if n.endswith(".weight")}, f"**.weight gives {weights}")
+    need(names("--exclude", "**.weight") == everything - weights, "--exclude **.weight")
+    need(names("--include", "**", "--exclude", "**") == set(), "exclude does not beat include")
+
+
+@test
+def test_digests_do_not_depend_on_the_container(t):
+    path, want = sample("dcp_fsdp2")
+    t.run("convert", path, t.at("m.safetensors"), "--objects", "drop", "-q")
+    digests = lambda p, a: {e["fqn"]: e["hash"]["digest"] for e in t.json("inspect", p, "--json", "--hash", a)["entries"] if e["kind"] == "tensor"}
+    for algorithm in ("sha256", "xxh3"):
+        need(digests(path, algorithm) == digests(t.at("m.safetensors"), algorithm), f"{algorithm} differs")
+
+
+@test
+def test_stats(t):
+    st_write(t.at("x.safetensors"), {"x": ("F32", [5], struct.pack("<5f", 1, -3, float("nan"), float("inf"), 0)), "none": ("I64", [0], b"")})
+    rows = {e["fqn"]: e for e in t.json("inspect", t.at("x.safetensors"), "--json", "--stats")["entries"]}
+    s = rows["x"]["stats"]
+    need((s["min"], s["max"], s["nan"], s["inf"], s["zero"]) == (-3, 1, 1, 1, 1), s)
+    need(abs(s["mean"] + 2 / 3) < 1e-12 and abs(s["std"] - 2.0816659994661326) < 1e-12, s)  # statistics.stdev([1, -3, 0])
+    need("-0.66667" in t.text("inspect", t.at("x.safetensors"), "--stats"), "the text lacks the mean")
+
+
+def st_write(path, tensors, order=None):
+    header, data = {}, b""
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+@test
+def test_names_cannot_drive_the_terminal(t):
+    st_write(t.at("x.safetensors"), {"a\x1b[31mred\r\n\u202e\u0085.b": ("U8", [1], b"\0"), "": ("U8", [1], b"\0")})
+    for args in ((), ("--tree",), ("--stats",)):
+        out = t.text("inspect", t.at("x.safetensors"), *args)
+        need("\\x1b" in out and "\u202e" not in out and "\u0085" not in out, out)
+    t.text("get", t.at("x.safetensors"), "nowhere", status=2)
+
+
+@test
+def test_layers_fold_and_odd_ones_stand_out(t):
+    tensors = {f"h.{i}.w": ("F32", [2, 3] if i != 2 else [2, 4], bytes(24 if i != 2 else 32)) for i in range(12)}
+    st_write(t.at("x.safetensors"), tensors)
+    table, tree = t.text("inspect", t.at("x.safetensors")), t.text("inspect", t.at("x.safetensors"), "--tree")
+    need(re.search(r"h\.\{0,1,3-11\}\.w +×11 +float32 +\[2, 3\] +264 B", table), table)
+    need(re.search(r"^h\.2\.w +float32 +\[2, 4\] +32 B", table, re.M), table)
+    need(re.search(r"2\.w +32 B .*differs from its siblings", tree), tree)
+
+
+@test
+def test_layout_is_a_contract(t):
+    path, _ = sample("dcp_fsdp2")
+    t.run("layout", path, "-o", t.at("layout.json"))
+    t.run("layout", path, "-o", t.at("loose.json"), "--no-chunks")
+    doc = json.load(open(t.at("layout.json")))
+    need([e["fqn"] for e in doc["entries"]] == sorted(e["fqn"] for e in doc["entries"]), "not sorted")
+    need(not any("chunks" in e for e in json.load(open(t.at("loose.json")))["entries"]), "--no-chunks has chunks")
+    t.run("validate", path, "--layout", t.at("layout.json"))
+    t.run("convert", path, t.at("m.safetensors"), "--objects", "drop", "-q")
+    rules = lambda p, f: {f["rule"] for f in t.json("validate", p, "--layout", f, "--json", status=(0, 1))["findings"] if f["level"] == "error"}
+    need("layout/chunks" in rules(t.at("m.safetensors"), t.at("layout.json")), "another sharding is no finding")
+    need("layout/chunks" not in rules(t.at("m.safetensors"), t.at("loose.json")), "chunks counted without chunks")
+    victim = next(e for e in doc["entries"] if e["kind"] == "tensor" and e["shape"])
+    victim["shape"][0] += 1
+    victim.pop("chunks", None)
+    doc["entries"].append({"fqn": "brand.new", "kind": "object"})
+    json.dump(doc, open(t.at("other.json"), "w"))
+    need({"layout/shape", "layout/missing-entry"} <= rules(path, t.at("other.json")), rules(path, t.at("other.json")))
+
+
+@test
+def test_layout_refuses_other_documents(t):
+    path, _ = sample("dcp_small")
+    for text, message in (("{}", "schema"), ('{"schema":"x","entries":[]}', "tessera.layout/1"), ("[1", "json"),
+                          ('{"schema":"tessera.layout/1","entries":[{"fqn":"a","kind":"blob"}]}', "kind 'blob'"),
+                          ('{"schema":"tessera.layout/1","entries":[{"fqn":"a","kind":"tensor","dtype":"float33","shape":[1]}]}', "float33"),
+                          ('{"schema":"tessera.layout/1","entries":[{"fqn":"a","kind":"tensor","dtype":"float32","shape":[1,2],"chunks":[{"offsets":[0],"sizes":[1]}]}]}', "2 dimensions")):
+        open(t.at("l.json"), "w").write(text)
+        p = t.run("validate", path, "--layout", t.at("l.json"), status=2)
+        need(message in p.stderr.decode(), f"{text}: {p.stderr}")
+
+
+@test
+def test_validate_several_paths_in_every_format(t):
+    good, bad, gone = sample("dcp_small")[0], sample("broken_dcp_hole")[0], t.at("gone")
+    doc = t.json("validate", good, bad, "--json", status=1)
+    need(doc["summary"]["paths"] == 2 and {f["path"] for f in doc["findings"] if f["level"] == "error"} == {bad}, doc["summary"])
+    t.run("validate", good, gone, status=2)
+    t.run("validate", good, bad, gone, status=2)
+    need("layout/hole" in t.text("validate", bad, status=1), "text")
+    need(re.search(r"^::error file=.*,title=layout/hole::", t.run("validate", bad, "--format", "github", status=1).stdout.decode(), re.M), "github")
+    sarif = json.loads(t.run("validate", bad, "--format", "sarif", status=1).stdout)
+    need(sarif["version"] == "2.1.0" and any(r["ruleId"] == "layout/hole" for r in sarif["runs"][0]["results"]), "sarif")
+    gitlab = json.loads(t.run("validate", bad, "--format", "gitlab", status=1).stdout)
+    need(all({"description", "check_name", "fingerprint", "severity", "location"} <= set(g) for g in gitlab) and gitlab, "gitlab")
+    import xml.etree.ElementTree as xml
+    junit = xml.fromstring(t.run("validate", good, bad, gone, "--format", "junit", status=2).stdout)
+    need(junit.tag == "testsuite" and len(junit) == 3 and junit.find(".//failure") is not None and junit.find(".//error") is not None, "junit")
+
+
+@test
+def test_fail_on(t):
+    path, _ = sample("dcp_crc_off")  # a note, no more
+    t.run("validate", path, "--deep")
+    t.run("validate", path, "--deep", "--fail-on", "warning")
+    t.run("validate", path, "--deep", "--fail-on", "note", status=1)
+
+
+@test
+def test_diff(t):
+    f = lambda *v: struct.pack(f"<{len(v)}f", *v)
+    a = {"w": ("F32", [2, 2], f(1, 2, 3, 4)), "gone": ("I8", [3], b"abc"), "n": ("F32", [1], f(float("nan")))}
+    b = {"w": ("F32", [2, 2], f(1, 2, 3, 4.5)), "came": ("F64", [1], bytes(8)), "n": ("F32", [1], f(float("nan")))}
+    st_write(t.at("a.safetensors"), a)
+    st_write(t.at("b.safetensors"), b)
+    run = lambda *args, **k: t.json("diff", t.at("a.safetensors"), t.at("b.safetensors"), "--json", *args, **k)
+    doc = run(status=1)
+    need((doc["added"], doc["removed"], doc["changed"], doc["same"]) == (["came"], ["gone"], [], False), doc)
+    doc = run("--values", status=1)
+    c = doc["changed"]
+    need(len(c) == 1 and c[0]["fqn"] == "w" and c[0]["what"] == ["value"] and c[0]["differing"] == 1 and c[0]["max_abs"] == 0.5, c)
+    need(run("--atol", "0.5", status=1)["changed"] == [], "--atol")
+    need(run("--rtol", "0.2", status=1)["changed"] == [], "--rtol")
+    text = t.text("diff", t.at("a.safetensors"), t.at("b.safetensors"), "--values", status=1)
+    need("- gone" in text and "+ came" in text and re.search(r"~ w +1 of 4 values differ, by at most 0.5", text), text)
+    t.run("diff", t.at("a.safetensors"), t.at("a.safetensors"), "--values", "--layout")
+    t.run("diff", t.at("a.safetensors"), t.at("absent"), status=2)
+
+
+@test
+def test_diff_across_shardings_and_containers(t):
+    path, _ = sample("dcp_fsdp2")
+    t.run("convert", path, t.at("m.safetensors"), "--objects", "drop", "-q")
+    doc = t.json("diff", path, t.at("m.safetensors"), "--values", "--json", status=(0, 1))
+    need(doc["changed"] == [] and doc["added"] == [], "values differ")
+    doc = t.json("diff", path, t.at("m.safetensors"), "--layout", "--json", status=1)
+    need(any(c["what"] == ["layout"] for c in doc["changed"]), "no layout change")
+
+
+@test
+def test_diff_canonical(t):
+    x = ("U8", [1], b"x")
+    st_write(t.at("a.safetensors"), {"module.w": x, "module.sub._checkpoint_wrapped_module.w": x})
+    st_write(t.at("b.safetensors"), {"w": x, "sub.w": x})
+    t.run("diff", t.at("a.safetensors"), t.at("b.safetensors"), status=1)
+    t.run("diff", t.at("a.safetensors"), t.at("b.safetensors"), "--canonical", "--values")
+
+
+@test
+def test_get(t):
+    raw = struct.pack("<24h", *range(24))
+    st_write(t.at("x.safetensors"), {"a": ("I16", [2, 3, 4], raw), "odd[0]": ("I16", [1], raw[:2]), "b": ("BF16", [2], raw[:4]), "s": ("I16", [], raw[2:4])})
+    x = t.at("x.safetensors")
+    for slice_, values, shape in (("", list(range(24)), (2, 3, 4)), ("[1]", list(range(12, 24)), (3, 4)), ("[0:1,:,3]", [3, 7, 11], (1, 3)),
+                                  ("[-1,-2:,0]", [16, 20], (2,)), ("[...,1:2]", [1, 5, 9, 13, 17, 21], (2, 3, 1)), ("[1,2,3]", [23], ()),
+                                  ("[:,5:,:]", [], (2, 0, 4)), ("[:, 1]", [4, 5, 6, 7, 16, 17, 18, 19], (2, 4))):
+        t.run("get", x, "a" + slice_, "-o", t.at("o.npy"))
+        head, data = npy_read(t.at("o.npy"))
+        need(head == {"descr": "<i2", "fortran_order": False, "shape": shape}, f"{slice_}: {head}")
+        need(list(struct.unpack(f"<{len(data) // 2}h", data)) == values, f"{slice_}: {data}")
+        t.run("get", x, "a" + slice_, "-o", t.at("o.bin"))
+        need(open(t.at("o.bin"), "rb").read() == data, f"{slice_}: .bin differs")
+    need(t.text("get", x, "a[0,:2,:3]") == "[[0 1 2]\n [4 5 6]]\n", t.text("get", x, "a[0,:2,:3]"))
+    need(t.text("get", x, "s") == "1\n" and t.text("get", x, "odd[0]") == "[0]\n" and t.text("get", x, "odd[0][0]") == "0\n", "0-d, or a name with brackets")
+    for args, message in ((("a[2]",), "beyond its size 2"), (("a[x]",), "no index of dim 0"), (("a[0,0,0,0]",), "4 parts"), (("a[::2]",), "no index"),
+                          (("c",), "no entry 'c'"), (("b", "-o", t.at("b.npy")), "NumPy has no dtype for bfloat16"), (("a", "-o", t.at("a.txt")), "must end in")):
+        p = t.run("get", x, *args, status=2)
+        need(message in p.stderr.decode(), p.stderr)
+    need(not os.path.exists(t.at("b.npy")), "a refused output was left")
+
+
+def npy_read(path):
+    data = open(path, "rb").read()
+    need(data[:8] == b"\x93NUMPY\1\0", data[:8])
+    size = 10 + struct.unpack("<H", data[8:10])[0]
+    need(size % 64 == 0 and data[size - 1:size] == b"\n", "the header is not aligned")
+    return eval(data[10:size], {}), data[size:]
+
+
+@test
+def test_get_across_chunks(t):
+    path, want = sample("dcp_fsdp2")
+    name, w = next((k, w) for k, w in want["entries"].items() if len(w.get("chunks", ())) > 1 and len(w["shape"]) == 2)
+    rows, columns = w["shape"]
+    t.run("get", path, name, "-o", t.at("whole.bin"))
+    whole = open(t.at("whole.bin"), "rb").read()
+    item = len(whole) // (rows * columns)
+    t.run("get", path, f"{name}[:,1:3]", "-o", t.at("part.bin"))
+    need(open(t.at("part.bin"), "rb").read() == b"".join(whole[(r * columns + 1) * item:(r * columns + 3) * item] for r in range(rows)), "columns 1 to 3")
+
+
+@test
+def test_convert_refuses_and_replaces(t):
+    path, want = sample("dcp_small")
+    out = t.at("m.safetensors")
+    p = t.run("convert", path, out, status=2)
+    need(b"step" in p.stderr and not os.path.exists(out), f"objects are not refused by name: {p.stderr}")
+    doc = t.json("convert", path, out, "--objects", "drop", "--json", "--dry-run")
+    need(doc["dry_run"] and not os.path.exists(out), "--dry-run wrote")
+    doc = t.json("convert", path, out, "--objects", "drop", "--json")
+    need([e["fqn"] for e in doc["entries"] if "left_out" in e] == ["step"] and doc["summary"]["tensors"] == 2, doc)
+    p = t.run("convert", path, out, "--objects", "drop", status=2)
+    need(b"exists" in p.stderr, p.stderr)
+    before = open(out, "rb").read()
+    t.run("convert", path, out, "--objects", "drop", "--overwrite", "-q")
+    need(open(out, "rb").read() == before, "the same conversion gave other bytes")
+    p = t.run("convert", path, os.path.join(path, "x.safetensors"), "--objects", "drop", status=2)
+    need(b"inside the source" in p.stderr, p.stderr)
+    need(os.listdir(t.folder) == ["m.safetensors"], os.listdir(t.folder))
+    p = t.run("convert", path, t.at("x.unknown"), status=2)
+    need(b"--to" in p.stderr, p.stderr)
+
+
+@test
+def test_convert_shards_renames_and_sidecar(t):
+    path, want = sample("dcp_fsdp2")
+    doc = t.json("convert", path, t.at("hf"), "--to", "safetensors", "--max-shard-size", "1KB", "--objects", "sidecar", "--rename", "model.=net.", "--json")
+    need(len(doc["files"]) > 2, doc["files"])
+    need(os.path.exists(t.at("hf", "model.safetensors.index.json")), os.listdir(t.at("hf")))
+    json.load(open(t.at("hf", "objects.json")))
+    got = t.json("inspect", t.at("hf"), "--json", "--hash", "sha256")
+    names = {e["fqn"]: e["hash"]["digest"] for e in got["entries"]}
+    need(names == {re.sub(r"^model\.", "net.", k): w["sha256"] for k, w in want["entries"].items()}, "names or bytes differ")
+    open(t.at("hf", "notes.txt"), "w").write("mine")
+    t.run("convert", path, t.at("hf"), "--to", "safetensors", "--max-shard-size", "1MB", "--objects", "drop", "--overwrite", "-q")
+    files = sorted(os.listdir(t.at("hf")))
+    need("notes.txt" in files and len([f for f in files if f.endswith(".safetensors")]) == 1, files)
+    need(len(t.json("inspect", t.at("hf"), "--json")["entries"]) == len(want["entries"]), "the replaced checkpoint is not whole")
+    t.run("convert", path, t.at("one.safetensors"), "--objects", "sidecar", "-q")
+    json.load(open(t.at("one.safetensors.objects.json")))
+
+
+@test
+def test_doctor(t):
+    doc = t.json("doctor", "--json")
+    need(doc["program"]["crc32"] and doc["machine"]["threads"] >= 1, doc)
+    need("file_system" in t.text("doctor", t.folder), "the text lacks the file system")
+
+
+@test
+def test_a_listing_is_quick_and_small(t):
+    import resource
+    path = os.path.join(SAMPLES, "dcp_small")
+    t.run("inspect", path)
+    usage = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        t.run("inspect", path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        usage.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    need(min(usage) < 0.1, f"{min(usage):.3f} s of CPU")  # a canary for gross mistakes; tests/bench measures
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--tessera", required=True)
+    ap.add_argument("pick", nargs="*")
+    a = ap.parse_args()
+    add_samples()
+    passed = failed = 0
+    for name, f in TESTS:
+        if a.pick and not any(p in name for p in a.pick):
+            continue
+        t = Tessera(os.path.abspath(a.tessera))
+        try:
+            f(t)
+            passed += 1
+        except (Bad, AssertionError, KeyError, ValueError, OSError, StopIteration, subprocess.SubprocessError) as e:
+            failed += 1
+            print(f"FAIL {name}: {'' if isinstance(e, Bad) else type(e).__name__ + ': '}{e}")
+        finally:
+            shutil.rmtree(t.folder, ignore_errors=True)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed or not passed else 0)
+
+
+if __name__ == "__main__":
+    main()
