@@ -1,0 +1,111 @@
+/* torch.save files as trees over one store, which gets one file more: zeros, for the parts of a tensor that no file holds.
+ *
+ *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes)
+ */
+#include "tessera/trees.h"
+
+#include "base/try.h"
+#include "formats/torch_file.h"
+
+#define ZEROS_SIZE 16u
+
+typedef struct padded_store {
+    tsr_store base;
+    tsr_store *inner;
+    const tsr_allocator *allocator;
+} padded_store;
+
+static tsr_status read_padded(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    padded_store *p = (padded_store *)store;
+    if (file < p->inner->file_count) return p->inner->read_at(p->inner, file, offset, buffer, size, err);
+    if (size) memset(buffer, 0, size);
+    return TSR_OK;
+}
+
+static tsr_status map_padded(tsr_store *store, uint32_t file, tsr_str *out, tsr_error *err)
+{
+    padded_store *p = (padded_store *)store;
+    if (file < p->inner->file_count && p->inner->map) return p->inner->map(p->inner, file, out, err);
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the file cannot be mapped");
+}
+
+static void unmap_padded(tsr_store *store, uint32_t file, tsr_str mapped)
+{
+    padded_store *p = (padded_store *)store;
+    if (p->inner->unmap) p->inner->unmap(p->inner, file, mapped);
+}
+
+static void close_padded(tsr_store *store)
+{
+    padded_store *p = (padded_store *)store;
+    tsr_free(p->allocator, (void *)p->base.files, p->base.file_count, sizeof *p->base.files);
+    tsr_free(p->allocator, p, 1, sizeof *p);
+}
+
+static tsr_status pad_store(tsr_store *inner, const tsr_allocator *allocator, tsr_store **out, tsr_error *err)
+{
+    uint32_t count = inner->file_count;
+    padded_store *p = tsr_alloc(allocator, 1, sizeof *p, err);
+    tsr_store_file *files = p ? tsr_alloc(allocator, (size_t)count + 1, sizeof *files, err) : NULL;
+    if (!files) {
+        tsr_free(allocator, p, 1, sizeof *p);
+        return TSR_E_NOMEM;
+    }
+    if (count) memcpy(files, inner->files, count * sizeof *files);
+    files[count] = (tsr_store_file){TSR_STR("\xff zeros"), ZEROS_SIZE};
+    *p = (padded_store){{count + 1, files, inner->primary, read_padded, map_padded, unmap_padded, close_padded}, inner, allocator};
+    *out = &p->base;
+    return TSR_OK;
+}
+
+static const tsr_reader tree_reader = {TSR_FORMAT_TORCH_ZIP, NULL, NULL, NULL, NULL};
+
+static tsr_status read_roots(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_trees *out, tsr_error *err)
+{
+    const tsr_value **roots = tsr_arena_array(checkpoint->arena, count, sizeof *roots, err);
+    if (!roots) return TSR_E_NOMEM;
+    out->roots = roots;
+    tsr_vec runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run));
+    tsr_status status = TSR_OK;
+    for (; out->count < count && status == TSR_OK; out->count++) {
+        tsr_torch_file file = {0};
+        runs.count = 0;
+        status = tsr_torch_file_open(checkpoint, files[out->count], (tsr_torch_rank){0}, &file, &runs, err);
+        roots[out->count] = file.root;
+    }
+    tsr_vec_free(&runs);
+    return status;
+}
+
+static tsr_status open_checkpoint(tsr_checkpoint *checkpoint, tsr_store *store, tsr_error *err)
+{
+    const tsr_host *host = checkpoint->host;
+    TSR_TRY(pad_store(store, host->allocator, &checkpoint->store, err));
+    checkpoint->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    checkpoint->findings = checkpoint->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
+    checkpoint->reader = &tree_reader;
+    checkpoint->catalog.format = TSR_FORMAT_TORCH_ZIP;
+    checkpoint->catalog.store = checkpoint->store;
+    return checkpoint->findings ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t *files, uint32_t count, tsr_trees *out, tsr_error *err)
+{
+    *out = (tsr_trees){.zeros_file = store->file_count};
+    out->checkpoint = tsr_alloc(host->allocator, 1, sizeof *out->checkpoint, err);
+    if (!out->checkpoint) return TSR_E_NOMEM;
+    *out->checkpoint = (tsr_checkpoint){.host = host};
+    tsr_status status = open_checkpoint(out->checkpoint, store, err);
+    if (status == TSR_OK) status = read_roots(out->checkpoint, files, count, out, err);
+    if (status != TSR_OK) tsr_trees_close(out);
+    return status;
+}
+
+void tsr_trees_close(tsr_trees *trees)
+{
+    tsr_store *store = trees->checkpoint ? trees->checkpoint->store : NULL;
+    tsr_checkpoint_close(trees->checkpoint);
+    if (store) store->close(store);
+    *trees = (tsr_trees){0};
+}
