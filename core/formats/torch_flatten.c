@@ -270,7 +270,8 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
 {
     TSR_FAIL_IF(f->entries.count >= f->host->limits.entries || f->entries.count >= UINT32_MAX - 1, f->err, TSR_E_LIMIT,
                 TSR_NO_POSITION, "torch: more than %zu entries (limit entries)", f->entries.count);
-    bool opaque = value->kind == TSR_VALUE_OBJECT || (value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text, TSR_STR("torch.")));
+    bool opaque = value->kind == TSR_VALUE_OBJECT || (value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text,
+                                                                                                         TSR_STR("torch.")));
     tsr_entry entry = {.kind = opaque ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT};
     if (value->kind == TSR_VALUE_TENSOR) {
         entry = *value->as.tensor;
@@ -306,7 +307,8 @@ static tsr_status enter(flatten *f, const tsr_value *value)
     pushed->hidden = tsr_map_new(f->host->allocator, names->count, f->err);
     if (!pushed->hidden) return TSR_E_NOMEM;
     for (size_t i = 0; i < names->count; i++)
-        if (names->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(pushed->hidden, names->items[i]->text, 1, NULL, NULL, f->err));
+        if (names->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(pushed->hidden, names->items[i]->text, 1, NULL, NULL,
+                                                                        f->err));
     return TSR_OK;
 }
 

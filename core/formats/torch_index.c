@@ -62,7 +62,8 @@ static tsr_status add_missing(joining *j, const tsr_weight *weight)
     j->incomplete = true;
     TSR_TRY(tsr_torch_union_add(&j->entries, &entry, 0, NULL, &joined, j->err));
     if (weight->file == TSR_NO_FILE) return TSR_OK;
-    return tsr_find(j->checkpoint->findings, "index/missing-key", in_shard(j, &j->shards[j->shard_of[weight->file]], weight->key), j->err,
+    return tsr_find(j->checkpoint->findings, "index/missing-key", in_shard(j, &j->shards[j->shard_of[weight->file]],
+                                                                           weight->key), j->err,
                     "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key), TSR_STR_ARG(weight->file_name));
 }
 

@@ -85,7 +85,8 @@ static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *bu
 {
     uint8_t head[8];
     uint64_t size = checkpoint->store->files[build->file].size, left = size - *at;
-    TSR_FAIL_IF(left < sizeof head, err, TSR_E_FORMAT, *at, "torch: the file ends before storage '%.*s'", TSR_STR_ARG(storage->key));
+    TSR_FAIL_IF(left < sizeof head, err, TSR_E_FORMAT, *at, "torch: the file ends before storage '%.*s'",
+                TSR_STR_ARG(storage->key));
     TSR_TRY(tsr_store_read(checkpoint->store, build->file, *at, head, sizeof head, err));
     uint64_t elements = tsr_load_le(head, sizeof head), bytes;
     TSR_FAIL_IF(!tsr_dtype_bytes(storage->dtype, elements, &bytes) || bytes != storage->byte_length, err, TSR_E_FORMAT, *at,
@@ -110,7 +111,8 @@ static tsr_status locate_storages(tsr_checkpoint *checkpoint, tsr_torch_build *b
     size_t count = tsr_pickle_count(keys, tsr_pickle_root(keys));
     for (size_t i = 0; i < count; i++) {
         tsr_torch_storage *storage = listed(build, keys, i);
-        TSR_FAIL_IF(!storage, err, TSR_E_FORMAT, p->at[KEYS], "torch: storage %zu of the list behind the object is used by nothing", i);
+        TSR_FAIL_IF(!storage, err, TSR_E_FORMAT, p->at[KEYS],
+                    "torch: storage %zu of the list behind the object is used by nothing", i);
         TSR_TRY(locate_storage(checkpoint, build, storage, &at, runs, err));
     }
     const tsr_torch_storage *storages = build->storages.items;

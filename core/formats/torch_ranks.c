@@ -100,7 +100,8 @@ static tsr_status check_world(ranks *r)
     }
     for (uint32_t rank = 0; rank < world; rank++) {
         if (holder[rank] || ++missing > MISSING_SHOWN) continue;
-        TSR_TRY(tsr_find(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err, "no file of rank %u of %u", rank, world));
+        TSR_TRY(tsr_find(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err, "no file of rank %u of %u", rank,
+                         world));
     }
     return TSR_OK;
 }

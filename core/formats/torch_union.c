@@ -35,7 +35,8 @@ tsr_entry *tsr_torch_union_at(const tsr_torch_union *u, uint32_t number)
 }
 
 /* Whether the box is new to the entry. */
-static tsr_status is_new_box(tsr_torch_union *u, uint32_t number, const tsr_chunk *chunk, uint32_t rank, bool *fresh, tsr_error *err)
+static tsr_status is_new_box(tsr_torch_union *u, uint32_t number, const tsr_chunk *chunk, uint32_t rank, bool *fresh,
+                             tsr_error *err)
 {
     size_t row = rank * sizeof(uint64_t);
     char *key = tsr_arena_array(u->checkpoint->arena, sizeof number + 2 * row, 1, err);
