@@ -34,6 +34,7 @@ typedef struct tsr_value tsr_value;
 struct tsr_value {
     tsr_value_kind kind;
     bool ordered_dict; /* DICT: collections.OrderedDict */
+    bool called;       /* OBJECT: the class was called with the arguments; else only built by its __new__ */
     union {
         bool boolean;
         int64_t integer;

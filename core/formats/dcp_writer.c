@@ -1,0 +1,219 @@
+/* Metadata {state_dict_metadata, planner_data, storage_data, storage_meta, version}: each class by name, built without
+ * arguments and given its attributes as a dict, which is how dataclasses pickle.
+ *
+ * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.13, and what it wrote. */
+#include "formats/dcp_writer.h"
+
+#include "base/try.h"
+#include "codec/pickle_write.h"
+
+#define METADATA_MODULE "torch.distributed.checkpoint.metadata"
+#define STORAGE_MODULE "torch.distributed.checkpoint.filesystem"
+
+static void put_class(tsr_pickler *p, const char *module, const char *name)
+{
+    tsr_pickler_global(p, tsr_str_from(module), tsr_str_from(name));
+}
+
+static void put_key(tsr_pickler *p, const char *key)
+{
+    tsr_pickler_str(p, tsr_str_from(key));
+}
+
+/* An instance whose attributes follow; closed by end_instance. */
+static void begin_instance(tsr_pickler *p, const char *module, const char *name)
+{
+    put_class(p, module, name);
+    tsr_pickler_tuple(p, 0);
+    tsr_pickler_newobj(p);
+    tsr_pickler_empty_dict(p);
+    tsr_pickler_mark(p);
+}
+
+static void end_instance(tsr_pickler *p)
+{
+    tsr_pickler_setitems(p);
+    tsr_pickler_build(p);
+}
+
+static void put_size(tsr_pickler *p, const uint64_t *numbers, uint32_t rank)
+{
+    put_class(p, "torch", "Size");
+    if (rank > 3) tsr_pickler_mark(p);
+    for (uint32_t d = 0; d < rank; d++) tsr_pickler_uint(p, numbers[d]);
+    tsr_pickler_tuple(p, rank);
+    tsr_pickler_tuple(p, 1);
+    tsr_pickler_reduce(p);
+}
+
+/* TensorProperties has a tuple for its state: dtype, layout, requires_grad, memory format, pin_memory. */
+static void put_properties(tsr_pickler *p, const tsr_dcp_new_entry *entry)
+{
+    put_class(p, METADATA_MODULE, "TensorProperties");
+    tsr_pickler_tuple(p, 0);
+    tsr_pickler_newobj(p);
+    tsr_pickler_mark(p);
+    put_class(p, "torch", tsr_dtype_describe(entry->dtype)->name);
+    put_class(p, "torch.serialization", "_get_layout");
+    put_key(p, "torch.strided");
+    tsr_pickler_tuple(p, 1);
+    tsr_pickler_reduce(p);
+    tsr_pickler_bool(p, entry->requires_grad);
+    put_class(p, METADATA_MODULE, "_MEM_FORMAT_ENCODING");
+    tsr_pickler_int(p, 0);
+    tsr_pickler_tuple(p, 1);
+    tsr_pickler_reduce(p);
+    tsr_pickler_bool(p, false);
+    tsr_pickler_tuple(p, 5);
+    tsr_pickler_build(p);
+}
+
+static void put_tensor(tsr_pickler *p, const tsr_dcp_new_entry *entry)
+{
+    begin_instance(p, METADATA_MODULE, "TensorStorageMetadata");
+    put_key(p, "properties");
+    put_properties(p, entry);
+    put_key(p, "size");
+    put_size(p, entry->shape, entry->rank);
+    put_key(p, "chunks");
+    tsr_pickler_empty_list(p);
+    tsr_pickler_mark(p);
+    for (uint64_t i = 0; i < entry->item_count; i++) {
+        begin_instance(p, METADATA_MODULE, "ChunkStorageMetadata");
+        put_key(p, "offsets");
+        put_size(p, entry->items[i].offsets, entry->rank);
+        put_key(p, "sizes");
+        put_size(p, entry->items[i].sizes, entry->rank);
+        end_instance(p);
+    }
+    tsr_pickler_appends(p);
+    end_instance(p);
+}
+
+static void put_state_dict_metadata(tsr_pickler *p, const tsr_dcp_new_entry *entries, uint64_t count)
+{
+    tsr_pickler_empty_dict(p);
+    tsr_pickler_mark(p);
+    for (uint64_t i = 0; i < count; i++) {
+        tsr_pickler_str(p, entries[i].fqn);
+        if (entries[i].tensor) {
+            put_tensor(p, &entries[i]);
+            continue;
+        }
+        put_class(p, METADATA_MODULE, "BytesStorageMetadata");
+        tsr_pickler_tuple(p, 0);
+        tsr_pickler_newobj(p);
+    }
+    tsr_pickler_setitems(p);
+}
+
+static tsr_status put_path(tsr_pickler *p, const tsr_dcp_new_entry *entry, tsr_arena *arena, tsr_error *err)
+{
+    if (entry->path_length > 3) tsr_pickler_mark(p);
+    for (uint32_t i = 0; i < entry->path_length; i++) {
+        const tsr_path_item *item = &entry->path[i];
+        if (item->kind == TSR_PATH_INDEX) {
+            tsr_pickler_int(p, item->integer);
+        } else if (item->kind == TSR_PATH_KEY) {
+            tsr_pickler_str(p, item->key);
+        } else {
+            const tsr_str text = tsr_arena_format(arena, err, "%lld", (long long)item->integer);
+            if (!text.data) return TSR_E_NOMEM;
+            tsr_pickler_str(p, text);
+        }
+    }
+    tsr_pickler_tuple(p, entry->path_length);
+    return TSR_OK;
+}
+
+static tsr_status put_planner_data(tsr_pickler *p, const tsr_dcp_new_entry *entries, uint64_t count, tsr_arena *arena, tsr_error *err)
+{
+    tsr_pickler_empty_dict(p);
+    tsr_pickler_mark(p);
+    for (uint64_t i = 0; i < count; i++) {
+        tsr_pickler_str(p, entries[i].fqn);
+        TSR_TRY(put_path(p, &entries[i], arena, err));
+    }
+    tsr_pickler_setitems(p);
+    return TSR_OK;
+}
+
+static void put_index(tsr_pickler *p, const tsr_dcp_new_entry *entry, uint64_t item)
+{
+    begin_instance(p, METADATA_MODULE, "MetadataIndex");
+    put_key(p, "fqn");
+    tsr_pickler_str(p, entry->fqn);
+    put_key(p, "offset");
+    if (entry->tensor) {
+        put_size(p, entry->items[item].offsets, entry->rank);
+    } else {
+        tsr_pickler_none(p);
+    }
+    put_key(p, "index");
+    if (entry->tensor) {
+        tsr_pickler_uint(p, item);
+    } else {
+        tsr_pickler_none(p);
+    }
+    end_instance(p);
+}
+
+static void put_storage_data(tsr_pickler *p, const tsr_dcp_new_entry *entries, uint64_t count)
+{
+    tsr_pickler_empty_dict(p);
+    tsr_pickler_mark(p);
+    for (uint64_t i = 0; i < count; i++) {
+        for (uint64_t k = 0; k < entries[i].item_count; k++) {
+            const tsr_dcp_new_item *item = &entries[i].items[k];
+            put_index(p, &entries[i], k);
+            begin_instance(p, STORAGE_MODULE, "_StorageInfo");
+            put_key(p, "relative_path");
+            tsr_pickler_str(p, item->file);
+            put_key(p, "offset");
+            tsr_pickler_uint(p, item->byte_offset);
+            put_key(p, "length");
+            tsr_pickler_uint(p, item->byte_length);
+            end_instance(p);
+        }
+    }
+    tsr_pickler_setitems(p);
+}
+
+static void put_storage_meta(tsr_pickler *p, tsr_str save_id)
+{
+    begin_instance(p, METADATA_MODULE, "StorageMeta");
+    put_key(p, "checkpoint_id");
+    tsr_pickler_none(p);
+    put_key(p, "save_id");
+    tsr_pickler_str(p, save_id);
+    put_key(p, "load_id");
+    tsr_pickler_none(p);
+    put_key(p, "modules");
+    tsr_pickler_empty_list(p);
+    end_instance(p);
+}
+
+tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_entry *entries, uint64_t count, tsr_str save_id, const tsr_host *host,
+                                  tsr_vec *out, tsr_error *err)
+{
+    tsr_pickler p;
+    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_pickler_open(&p, 4, host->allocator, out, err);
+    begin_instance(&p, METADATA_MODULE, "Metadata");
+    put_key(&p, "state_dict_metadata");
+    put_state_dict_metadata(&p, entries, count);
+    put_key(&p, "planner_data");
+    tsr_status status = put_planner_data(&p, entries, count, arena, err);
+    put_key(&p, "storage_data");
+    put_storage_data(&p, entries, count);
+    put_key(&p, "storage_meta");
+    put_storage_meta(&p, save_id);
+    put_key(&p, "version");
+    put_key(&p, "1.0.0");
+    end_instance(&p);
+    if (status == TSR_OK) status = tsr_pickler_finish(&p);
+    tsr_pickler_close(&p);
+    tsr_arena_free(arena);
+    return status;
+}
