@@ -480,6 +480,8 @@ static void test_formats_open__sharding_info_must_fit_the_header(void **state)
         {SHARD("[]", U8("w", "2,2", "0", "4")), "expected an object at DCP_SHARDING_INFO"},
         {SHARD("{\\\"w\\\":{}}", U8("w", "2,2", "0", "4")), "lacks 'saved_offsets'"},
         {SHARD("{", U8("w", "2,2", "0", "4")), "found the end"},
+        {SHARD(AT("w", "0,9007199254740991"), "\"w\":{\"dtype\":\"U8\",\"shape\":[0,18446744073709551615],\"data_offsets\":[0,0]}"),
+         "a shard of 'w' ends beyond 64 bits"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         folder f;
@@ -497,31 +499,156 @@ static void test_formats_open__sharding_info_must_fit_the_header(void **state)
     }
 }
 
+static void test_formats_open__shards_of_one_tensor_must_agree(void **state)
+{
+    (void)state;
+    static const char *const others[] = {SHARD(AT("w", "0"), U8("w", "4", "0", "4")),
+                                         SHARD(AT("w", "0,0"), "\"w\":{\"dtype\":\"I8\",\"shape\":[2,2],\"data_offsets\":[0,4]}"), A_IN("w")};
+    static const char *const messages[] = {"this shard of 'w' is uint8 of 1 dimensions, an earlier one uint8 of 2",
+                                           "this shard of 'w' is int8 of 2 dimensions, an earlier one uint8 of 2", "no DCP_SHARDING_INFO"};
+    for (size_t i = 0; i < 3; i++) {
+        folder f;
+        tsr_checkpoint *checkpoint;
+        tsr_error err = {0};
+        part parts[] = {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0},
+                        {"shard-00002.safetensors", others[i], 4, 0}, {NULL, NULL, 0, 0}};
+        make_folder(&f, parts, NULL);
+        assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
+        assert_non_null(strstr(err.message, messages[i]));
+        assert_non_null(strstr(err.message, ", in shard-00002.safetensors"));
+        drop_folder(&f);
+    }
+}
+
+/* torch counts float4 in pairs, and so do saved_offsets; headers count single elements. */
+static void test_formats_open__saved_offsets_of_float4_count_pairs(void **state)
+{
+    (void)state;
+    folder f;
+#define F4_SHARD(offsets) SHARD(AT("q", offsets), "\"q\":{\"dtype\":\"F4\",\"shape\":[2,4],\"data_offsets\":[0,4]}")
+    part parts[] = {{"shard-00001.safetensors", F4_SHARD("0,0"), 4, 0}, {"shard-00002.safetensors", F4_SHARD("0,2"), 4, 0}, {NULL, NULL, 0, 0}};
+    tsr_checkpoint *c = open_folder(&f, parts);
+    const tsr_entry *q = tsr_checkpoint_entry(c, TSR_STR("q"));
+    uint64_t bytes;
+    assert_int_equal(q->shape[0], 2);
+    assert_int_equal(q->shape[1], 8);
+    assert_int_equal(q->chunks[1].offsets[1], 4);
+    assert_true(tsr_entry_bytes(q, &bytes) && bytes == 8);
+    close_folder(&f, c);
+}
+
+static void test_formats_open__one_shard_alone_is_a_warning(void **state)
+{
+    (void)state;
+    folder f;
+    char rules[200];
+    part parts[] = {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0}, {NULL, NULL, 0, 0}};
+    tsr_checkpoint *c = open_folder(&f, parts);
+    assert_int_equal(tsr_checkpoint_catalog(c)->format, TSR_FORMAT_SAFETENSORS);
+    assert_string_equal(rules_of(c, rules), "dcp-safetensors/lone-shard:w");
+    close_folder(&f, c);
+}
+
+/* Arrangements that walk every path of the readers, findings of every kind included. */
+static const part sets[][5] = {
+    {{"m.index.json", "{\"metadata\":{\"total_size\":9},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"z\"}}", 0, 0},
+     {"x.safetensors", A_IN("a"), 4, 0},
+     {"y.safetensors", A_IN("a"), 4, 0}},
+    {{"m.index.json", "{\"metadata\":{\"total_size\":\"9\"},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\",\"c\":\"y.safetensors\"}}", 0, 0},
+     {"x.safetensors", "{" U8("a", "", "0", "1") "," U8("new", "3", "1", "4") "}", 4, 0},
+     {"y.safetensors", "{" U8("a", "", "0", "1") "," U8("c", "3", "1", "4") "}", 4, 0},
+     {"w.safetensors", "{" U8("a", "", "0", "1") "}", 1, 0}},
+    {{"m.index.json", "{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\",\"c\":\"z.safetensors\"}}", 0, 0},
+     {"x.safetensors", A_IN("a"), 4, 0},
+     {"y.safetensors", "{" U8("a", "4", "0", "4") "," U8("b", "0", "4", "4") "}", 4, 0},
+     {"z.safetensors", "{" U8("a", "4", "0", "4") "," U8("c", "0", "4", "4") "}", 4, 0}},
+    {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0},
+     {"shard-00002.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0},
+     {"shard-00004.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0}},
+    {{"x.safetensors", A_IN("a"), 4, 0}, {"y.safetensors", " {\"__metadata__\":{\"k\":\"v\",\"k\":\"w\"}," U8("\\u0000b", "2", "2", "4") "," U8("", "2", "0", "2") "}", 5, 0}},
+    {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0}},
+    {{"rank0.pt", TORCH, 0, TORCH_SIZE}, {"notes.txt", "x", 0, 0}, {"rank0x.pt", TORCH, 0, TORCH_SIZE}},
+};
+
+/* Opens and, when that works, walks the extents. */
+static tsr_status open_and_walk(folder *f, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint;
+    char text[200] = "";
+    tsr_status status = tsr_checkpoint_open(f->store, &f->host, NULL, &checkpoint, err);
+    if (status == TSR_OK) status = tsr_checkpoint_extents(checkpoint, record_extent, text, err);
+    tsr_checkpoint_close(checkpoint);
+    return status;
+}
+
 static void test_formats_open__every_allocation_failure_ends_clean(void **state)
 {
     (void)state;
-    static const part sets[][4] = {
-        {{"m.index.json", "{\"metadata\":{\"total_size\":9},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"z\"}}", 0, 0},
-         {"x.safetensors", A_IN("a"), 4, 0},
-         {"y.safetensors", A_IN("a"), 4, 0}},
-        {{"shard-00001.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0}, {"README", "x", 0, 0}},
-        {{"x.safetensors", A_IN("a"), 4, 0}, {"y.safetensors", A_IN("b"), 4, 0}},
-    };
-    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
-        for (size_t n = 0;; n++) {
-            folder f;
-            failing_allocator failing;
-            tsr_checkpoint *checkpoint;
-            make_folder(&f, sets[i], NULL);
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        folder f;
+        failing_allocator failing = {.failed = true};
+        make_folder(&f, sets[i], NULL);
+        tsr_status undisturbed = open_and_walk(&f, NULL);
+        for (size_t n = 0; failing.failed; n++) {
+            tsr_error err = {0};
             failing_start(&failing, n);
             f.host.allocator = &failing.allocator;
-            tsr_status status = tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, NULL);
-            assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
-            tsr_checkpoint_close(checkpoint);
+            tsr_status status = open_and_walk(&f, &err);
+            assert_int_equal(status, failing.failed ? TSR_E_NOMEM : undisturbed);
+            assert_int_equal(err.status, failing.failed ? TSR_E_NOMEM : undisturbed);
             assert_int_equal(failing.live, 0);
-            drop_folder(&f);
-            if (!failing.failed) break;
         }
+        drop_folder(&f);
+    }
+}
+
+static unsigned reads_left;
+static tsr_status (*real_read)(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
+
+static tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    if (reads_left == 0) return tsr_raise(err, TSR_E_IO, offset, "the disk is on fire");
+    reads_left--;
+    return real_read(store, file, offset, buffer, size, err);
+}
+
+static void test_formats_open__every_read_failure_ends_clean(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        folder f;
+        failing_allocator counting;
+        make_folder(&f, sets[i], NULL);
+        f.store->map = NULL;
+        real_read = f.store->read_at;
+        f.store->read_at = failing_read;
+        reads_left = UINT32_MAX;
+        tsr_status undisturbed = open_and_walk(&f, NULL), status = TSR_E_IO;
+        for (unsigned n = 0; status == TSR_E_IO; n++) {
+            tsr_error err = {0};
+            failing_start(&counting, SIZE_MAX);
+            f.host.allocator = &counting.allocator;
+            reads_left = n;
+            status = open_and_walk(&f, &err);
+            assert_int_equal(counting.live, 0);
+            if (status == TSR_E_IO) assert_non_null(strstr(err.message, "the disk is on fire"));
+        }
+        assert_int_equal(status, undisturbed);
+        drop_folder(&f);
+    }
+}
+
+static void test_formats_open__limits_bound_the_entries(void **state)
+{
+    (void)state;
+    static const size_t counts[] = {2, 2, 3, 1, 3};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        folder f;
+        make_folder(&f, sets[i], NULL);
+        f.host.limits.entries = counts[i] - 1;
+        assert_int_equal(open_and_walk(&f, NULL), TSR_E_LIMIT);
+        drop_folder(&f);
+    }
 }
 
 int main(void)
@@ -536,7 +663,12 @@ int main(void)
         cmocka_unit_test(test_formats_open__an_index_names_bare_files_only),
         cmocka_unit_test(test_formats_open__shards_join_by_their_saved_offsets),
         cmocka_unit_test(test_formats_open__sharding_info_must_fit_the_header),
+        cmocka_unit_test(test_formats_open__shards_of_one_tensor_must_agree),
+        cmocka_unit_test(test_formats_open__saved_offsets_of_float4_count_pairs),
+        cmocka_unit_test(test_formats_open__one_shard_alone_is_a_warning),
         cmocka_unit_test(test_formats_open__every_allocation_failure_ends_clean),
+        cmocka_unit_test(test_formats_open__every_read_failure_ends_clean),
+        cmocka_unit_test(test_formats_open__limits_bound_the_entries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
