@@ -24,6 +24,7 @@ static void put(line *l, const char *data, size_t size)
         l->full = true;
         size = room;
     }
+    if (size == 0) return;
     memcpy(l->out + l->used, data, size);
     l->used += size;
 }

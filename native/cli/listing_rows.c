@@ -21,6 +21,7 @@ static const cli_node *node_at(const cli_listing *listing, uint32_t index)
 
 static void append(walker *w, const char *data, size_t size)
 {
+    if (size == 0) return;
     if (w->failed || tsr_vec_reserve(&w->label, size, w->err) != TSR_OK) {
         w->failed = true;
         return;
