@@ -210,6 +210,15 @@ static tsr_status refuse_twins(flatten *f, const tsr_entry *first, const tsr_ent
                      TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
 }
 
+/* numpy's _reconstruct and copyreg's _reconstructor make an object of the class that is their first argument. */
+static tsr_str class_name(const tsr_value *object)
+{
+    const tsr_value *args = object->count ? object->items[0] : NULL;
+    bool makes = tsr_str_ends(object->text, TSR_STR("._reconstruct")) || tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"));
+    bool names = makes && args && args->kind == TSR_VALUE_TUPLE && args->count && args->items[0]->kind == TSR_VALUE_GLOBAL;
+    return names ? args->items[0]->text : object->text;
+}
+
 static tsr_str type_name(const tsr_value *value)
 {
     static const char *const names[] = {
@@ -218,7 +227,7 @@ static tsr_str type_name(const tsr_value *value)
         [TSR_VALUE_LIST] = "list", [TSR_VALUE_TUPLE] = "tuple", [TSR_VALUE_SET] = "set", [TSR_VALUE_DICT] = "dict",
         [TSR_VALUE_SIZE] = "torch.Size", [TSR_VALUE_DTYPE] = "torch.dtype", [TSR_VALUE_DEVICE] = "torch.device",
         [TSR_VALUE_TENSOR] = "torch.Tensor", [TSR_VALUE_GLOBAL] = "type"};
-    return value->kind == TSR_VALUE_OBJECT ? value->text : tsr_str_from(names[value->kind]);
+    return value->kind == TSR_VALUE_OBJECT ? class_name(value) : tsr_str_from(names[value->kind]);
 }
 
 /* dtype and shape of a tensor that is no dense one, from its named parts. */

@@ -17,13 +17,13 @@
     {"torch.distributed.tensor.placement_types", name, id},        \
     {"torch.distributed._tensor.placement_types", name, id}
 
-#define NUMPY_MODULES(module, name, id)                            \
-    {"numpy.core." module, name, id},                              \
-    {"numpy._core." module, name, id}
+#define NUMPY_MODULES(module, name)                                \
+    {"numpy.core." module, name, TSR_TORCH_LISTED},                \
+    {"numpy._core." module, name, TSR_TORCH_LISTED}
 
 static const tsr_pickle_name names[] = {
     {"builtins", "getattr", TSR_TORCH_GETATTR},
-    {"copyreg", "_reconstructor", TSR_TORCH_RECONSTRUCTOR},
+    {"copyreg", "_reconstructor", TSR_TORCH_LISTED},
     {"builtins", "object", TSR_TORCH_LISTED},
     {"builtins", "dict", TSR_TORCH_PLAIN_DICT},
     {"builtins", "list", TSR_TORCH_LISTED},
@@ -60,9 +60,9 @@ static const tsr_pickle_name names[] = {
     {"pathlib._local", "WindowsPath", TSR_TORCH_LISTED},
     {"numpy", "ndarray", TSR_TORCH_LISTED},
     {"numpy", "dtype", TSR_TORCH_LISTED},
-    NUMPY_MODULES("multiarray", "_reconstruct", TSR_TORCH_RECONSTRUCTOR),
-    NUMPY_MODULES("multiarray", "scalar", TSR_TORCH_LISTED),
-    NUMPY_MODULES("numeric", "_frombuffer", TSR_TORCH_LISTED),
+    NUMPY_MODULES("multiarray", "_reconstruct"),
+    NUMPY_MODULES("multiarray", "scalar"),
+    NUMPY_MODULES("numeric", "_frombuffer"),
     {"torch", "Size", TSR_TORCH_SIZE},
     {"torch", "device", TSR_TORCH_DEVICE},
     {"torch.serialization", "_get_layout", TSR_TORCH_LAYOUT},

@@ -9,7 +9,6 @@
 enum tsr_torch_name {
     TSR_TORCH_LISTED = 1, /* known, kept as an object */
     TSR_TORCH_GETATTR,
-    TSR_TORCH_RECONSTRUCTOR, /* makes an object of the class that is its first argument */
     TSR_TORCH_ORDERED_DICT,
     TSR_TORCH_PLAIN_DICT, /* dict, defaultdict, Counter */
     TSR_TORCH_SET,

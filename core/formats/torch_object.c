@@ -92,14 +92,11 @@ static tsr_status fill_parts(tsr_torch_build *build, tsr_value *value, tsr_str c
 static tsr_status fill_object(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
-    tsr_ref class_ref = tsr_pickle_class(pickle, ref);
-    const bool reconstructed = tsr_pickle_class_id(pickle, ref) == TSR_TORCH_RECONSTRUCTOR; /* (class, object, None): __new__ */
-    if (reconstructed) class_ref = tsr_torch_arg(pickle, ref, 0);
-    value->called = !reconstructed && tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_CALLED;
-    value->text = tsr_torch_class_text(build, class_ref, err);
+    value->called = tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_CALLED;
+    value->text = tsr_torch_class_text(build, tsr_pickle_class(pickle, ref), err);
     tsr_ref *refs = tsr_arena_array(build->arena, 4, sizeof *refs, err);
     if (!refs || !value->text.data) return TSR_E_NOMEM;
-    refs[0] = reconstructed ? TSR_REF_NONE : tsr_pickle_args(pickle, ref);
+    refs[0] = tsr_pickle_args(pickle, ref);
     refs[1] = tsr_pickle_state(pickle, ref);
     refs[2] = tsr_pickle_appended(pickle, ref);
     refs[3] = tsr_pickle_dict_items(pickle, ref);
