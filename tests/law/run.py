@@ -20,7 +20,7 @@ ROOMS = {
     "fqn": {"base", "model"},
     "layout": {"base", "model"},
     "optim": {"base", "io", "model", "fqn", "layout"},  # of io the comm vtable only, see PURE
-    "formats": {"base", "io", "codec", "model", "fqn"},
+    "formats": {"base", "io", "codec", "model", "fqn", "layout", "optim"},  # documents of layout and optim are read here
     "exec": {"base", "io", "codec", "model", "layout", "formats", "fqn", "optim"},
 }
 # Public header → its room.
@@ -31,8 +31,8 @@ HEADERS = {
     "fqn": "glob fqn",
     "layout": "box layout mesh target plan validate diff",
     "optim": "optim flat_params",
-    "formats": "checkpoint",
-    "exec": "read check compare convert document",
+    "formats": "checkpoint trees",
+    "exec": "read check compare convert document tally write_tree",
 }
 ROOM_OF = {header: room for room, names in HEADERS.items() for header in names.split()}
 PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}
