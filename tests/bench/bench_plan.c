@@ -1,0 +1,108 @@
+/* P4, P5 and P18: planning without files. A catalog of TENSORS tensors of [ROWS, COLUMNS] float32, each in FROM row chunks,
+ * for TO ranks under shard(0).
+ *     bench_plan full FROM TO TENSORS ROWS COLUMNS     seconds of the items of all ranks, a tensor, and of making the plan
+ *     bench_plan rank FROM TO TENSORS ROWS COLUMNS     seconds of one rank's items once the plan is made
+ *     bench_plan totals FROM TO TENSORS ROWS COLUMNS   seconds of making the plan and counting its totals, for all ranks */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "tessera/plan.h"
+
+static double seconds(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+typedef struct stopwatch {
+    double wall, cpu;
+} stopwatch;
+
+static stopwatch start(void)
+{
+    return (stopwatch){seconds(CLOCK_MONOTONIC), seconds(CLOCK_PROCESS_CPUTIME_ID)};
+}
+
+static stopwatch since(stopwatch then)
+{
+    return (stopwatch){seconds(CLOCK_MONOTONIC) - then.wall, seconds(CLOCK_PROCESS_CPUTIME_ID) - then.cpu};
+}
+
+/* The boxes of all tensors are the same numbers in different memory, as a reader leaves them. */
+static tsr_catalog make_catalog(uint64_t from, uint64_t tensors, const uint64_t *shape)
+{
+    uint64_t step = (shape[0] + from - 1) / from;
+    tsr_entry *entries = calloc(tensors, sizeof *entries);
+    for (uint64_t t = 0; t < tensors; t++) {
+        tsr_chunk *chunks = calloc(from, sizeof *chunks);
+        uint64_t(*boxes)[4] = calloc(from, sizeof *boxes);
+        char *name = malloc(32);
+        for (uint64_t r = 0; r < from; r++) {
+            uint64_t begin = r * step < shape[0] ? r * step : shape[0];
+            boxes[r][0] = begin;
+            boxes[r][2] = shape[0] - begin < step ? shape[0] - begin : step;
+            boxes[r][3] = shape[1];
+            chunks[r] = (tsr_chunk){boxes[r], boxes[r] + 2, t * 1000, 1000, NULL, (uint32_t)r};
+        }
+        int size = snprintf(name, 32, "layer.%llu.weight", (unsigned long long)t);
+        entries[t] = (tsr_entry){.fqn = {name, (size_t)size}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = 2,
+                                 .shape = shape, .chunks = chunks, .chunk_count = from};
+    }
+    return (tsr_catalog){.format = TSR_FORMAT_DCP, .entries = entries, .entry_count = tensors};
+}
+
+static uint64_t count_rank(const tsr_plan *plan, uint64_t rank)
+{
+    const tsr_read_item *items;
+    uint64_t count;
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    if (!arena || tsr_plan_rank(plan, rank, arena, &items, &count, NULL) != TSR_OK) exit(2);
+    tsr_arena_free(arena);
+    return count;
+}
+
+static void print(const char *what, stopwatch taken, double times, uint64_t items)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    printf("{\"what\": \"%s\", \"wall\": %.9f, \"cpu\": %.9f, \"items\": %llu, \"peak_kib\": %ld}\n", what, taken.wall / times,
+           taken.cpu / times, (unsigned long long)items, usage.ru_maxrss);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 7) return 2;
+    uint64_t n[5], shape[2], items = 0;
+    for (int i = 0; i < 5; i++) n[i] = strtoull(argv[i + 2], NULL, 10);
+    shape[0] = n[3];
+    shape[1] = n[4];
+    tsr_catalog catalog = make_catalog(n[0], n[2], shape);
+    const tsr_placement rows = {TSR_SHARD, 0, 0};
+    const tsr_str no_name = {"", 0};
+    tsr_target target = {.mesh = {1, &n[1], &no_name}, .default_placements = &rows};
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_plan *plan;
+    stopwatch clock = start();
+    if (tsr_plan_new(&catalog, &target, NULL, &host, &plan, NULL) != TSR_OK) return 2;
+    if (strcmp(argv[1], "full") == 0) {
+        for (uint64_t r = 0; r < n[1]; r++) items += count_rank(plan, r);
+        print("plan and items of all ranks, a tensor", since(clock), (double)n[2], items);
+    } else if (strcmp(argv[1], "rank") == 0) {
+        enum { TIMES = 100 };
+        clock = start();
+        for (int i = 0; i < TIMES; i++) items = count_rank(plan, n[1] / 2);
+        print("items of one rank", since(clock), TIMES, items);
+    } else {
+        tsr_plan_totals totals;
+        tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+        if (!arena || tsr_plan_count_totals(plan, arena, &totals, NULL) != TSR_OK) return 2;
+        print("plan and totals of all ranks", since(clock), 1, totals.reads);
+        tsr_arena_free(arena);
+    }
+    tsr_plan_free(plan);
+    return 0;
+}
