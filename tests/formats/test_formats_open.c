@@ -126,7 +126,37 @@ static const recognition recognitions[] = {
      NULL,
      TSR_FORMAT_TORCH_RANKS,
      "step9_rank0.pt step9_rank1.pt"},
+    {{{"1.pt", TORCH, 0, TORCH_SIZE}, {"2.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_RANKS, "1.pt 2.pt"},
+    {{{"__x.metadata", "x", 0, 0}, {"m.safetensors", EMPTY, SIZE_MAX, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "m.safetensors"},
+    {{{"old.pt", LEGACY, 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_TORCH_LEGACY, "old.pt"},
+    {{{"a.safetensors", "not a header", 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "a.safetensors"},
+    {{{"a.safetensors", "x", 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "a.safetensors"},
     /* refusals */
+    {{{"r.pt", "PK\3\4", 0, 4}}, NULL, TSR_FORMAT_NONE, "a zip archive"},
+    {{{"x", "ab", 0, 0}}, NULL, TSR_FORMAT_NONE, "begins with the bytes 61 62 00 00"},
+    {{{"rank1.pt", TORCH, 0, TORCH_SIZE}, {"rank01.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "not one file a rank"},
+    {{{"a.pt", TORCH, 0, TORCH_SIZE}, {"aa.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
+    {{{"epoch1.pt", TORCH, 0, TORCH_SIZE}, {"epoch2.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "not one file a rank"},
+    {{{"iter1.pt", TORCH, 0, TORCH_SIZE}, {"iter2.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
+    {{{"a.pt", TORCH, 0, TORCH_SIZE},
+      {"b.pt", TORCH, 0, TORCH_SIZE},
+      {"c.pt", TORCH, 0, TORCH_SIZE},
+      {"d.pt", TORCH, 0, TORCH_SIZE},
+      {"e.pt", TORCH, 0, TORCH_SIZE},
+      {"f.pt", TORCH, 0, TORCH_SIZE},
+      {"g.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "(7): a.pt, b.pt, c.pt, d.pt, e.pt, f.pt, …; name one of them"},
+    {{{"saved_model.pb", "x", 0, 0}, {"variables", "x", 0, 0}}, NULL, TSR_FORMAT_NONE, "a TensorFlow checkpoint"},
+    {{{"_CHECKPOINT_METADATA", "{}", 0, 0}, {"d", "x", 0, 0}}, NULL, TSR_FORMAT_NONE, "Zarr or Orbax"},
+    {{{"a.h5", "\x89HDF\r\n\x1a\n", 0, 0}, {"b.gguf", "GGUF", 0, 0}}, NULL, TSR_FORMAT_NONE, "a.h5 is an HDF5 file"},
     {{{NULL, NULL, 0, 0}}, NULL, TSR_FORMAT_NONE, "the folder is empty"},
     {{{"x.bin", "hello, world", 0, 0}},
      NULL,
@@ -433,6 +463,30 @@ static void test_formats_open__an_index_names_bare_files_only(void **state)
     }
 }
 
+static void test_formats_open__a_malformed_index_says_where(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *index, *message;
+    } bad[] = {
+        {"{\"weight_map\":[]}", "expected an object at weight_map, found an array"},
+        {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":7}}", "expected a string at weight_map.b, found a number"},
+        {"{\"weight_map\":{\"a\":null}}", "expected a string at weight_map.a, found null"},
+        {"{\"metadata\":[],\"weight_map\":{}}", "expected an object at metadata, found an array"},
+        {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"x.safetensors\"}}", "duplicate key 'a'"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        folder f;
+        tsr_checkpoint *checkpoint;
+        tsr_error err = {0};
+        part parts[] = {{"m.index.json", bad[i].index, 0, 0}, {"x.safetensors", A_IN("a"), 4, 0}, {NULL, NULL, 0, 0}};
+        make_folder(&f, parts, NULL);
+        assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
+        if (!strstr(err.message, bad[i].message) || !strstr(err.message, ", in m.index.json")) fail_msg("%s", err.message);
+        drop_folder(&f);
+    }
+}
+
 #define SHARD(info, tensor) "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"" info "\"}," tensor "}"
 #define AT(name, offsets)   "{\\\"" name "\\\":{\\\"saved_offsets\\\":[" offsets "]}}"
 
@@ -480,7 +534,8 @@ static void test_formats_open__sharding_info_must_fit_the_header(void **state)
         {SHARD("[]", U8("w", "2,2", "0", "4")), "expected an object at DCP_SHARDING_INFO"},
         {SHARD("{\\\"w\\\":{}}", U8("w", "2,2", "0", "4")), "lacks 'saved_offsets'"},
         {SHARD("{", U8("w", "2,2", "0", "4")), "found the end"},
-        {SHARD(AT("w", "0,9007199254740991"), "\"w\":{\"dtype\":\"U8\",\"shape\":[0,18446744073709551615],\"data_offsets\":[0,0]}"),
+        {SHARD(AT("w", "0,9007199254740991"),
+               "\"w\":{\"dtype\":\"U8\",\"shape\":[0,18446744073709551615],\"data_offsets\":[0,0]}"),
          "a shard of 'w' ends beyond 64 bits"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -502,16 +557,19 @@ static void test_formats_open__sharding_info_must_fit_the_header(void **state)
 static void test_formats_open__shards_of_one_tensor_must_agree(void **state)
 {
     (void)state;
-    static const char *const others[] = {SHARD(AT("w", "0"), U8("w", "4", "0", "4")),
-                                         SHARD(AT("w", "0,0"), "\"w\":{\"dtype\":\"I8\",\"shape\":[2,2],\"data_offsets\":[0,4]}"), A_IN("w")};
+    static const char *const others[] = {
+        SHARD(AT("w", "0"), U8("w", "4", "0", "4")),
+        SHARD(AT("w", "0,0"), "\"w\":{\"dtype\":\"I8\",\"shape\":[2,2],\"data_offsets\":[0,4]}"), A_IN("w")};
     static const char *const messages[] = {"this shard of 'w' is uint8 of 1 dimensions, an earlier one uint8 of 2",
-                                           "this shard of 'w' is int8 of 2 dimensions, an earlier one uint8 of 2", "no DCP_SHARDING_INFO"};
+                                           "this shard of 'w' is int8 of 2 dimensions, an earlier one uint8 of 2",
+                                           "no DCP_SHARDING_INFO"};
     for (size_t i = 0; i < 3; i++) {
         folder f;
         tsr_checkpoint *checkpoint;
         tsr_error err = {0};
         part parts[] = {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0},
-                        {"shard-00002.safetensors", others[i], 4, 0}, {NULL, NULL, 0, 0}};
+                        {"shard-00002.safetensors", others[i], 4, 0},
+                        {NULL, NULL, 0, 0}};
         make_folder(&f, parts, NULL);
         assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
         assert_non_null(strstr(err.message, messages[i]));
@@ -526,7 +584,9 @@ static void test_formats_open__saved_offsets_of_float4_count_pairs(void **state)
     (void)state;
     folder f;
 #define F4_SHARD(offsets) SHARD(AT("q", offsets), "\"q\":{\"dtype\":\"F4\",\"shape\":[2,4],\"data_offsets\":[0,4]}")
-    part parts[] = {{"shard-00001.safetensors", F4_SHARD("0,0"), 4, 0}, {"shard-00002.safetensors", F4_SHARD("0,2"), 4, 0}, {NULL, NULL, 0, 0}};
+    part parts[] = {{"shard-00001.safetensors", F4_SHARD("0,0"), 4, 0},
+                    {"shard-00002.safetensors", F4_SHARD("0,2"), 4, 0},
+                    {NULL, NULL, 0, 0}};
     tsr_checkpoint *c = open_folder(&f, parts);
     const tsr_entry *q = tsr_checkpoint_entry(c, TSR_STR("q"));
     uint64_t bytes;
@@ -554,7 +614,10 @@ static const part sets[][5] = {
     {{"m.index.json", "{\"metadata\":{\"total_size\":9},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"z\"}}", 0, 0},
      {"x.safetensors", A_IN("a"), 4, 0},
      {"y.safetensors", A_IN("a"), 4, 0}},
-    {{"m.index.json", "{\"metadata\":{\"total_size\":\"9\"},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\",\"c\":\"y.safetensors\"}}", 0, 0},
+    {{"m.index.json",
+      "{\"metadata\":{\"total_size\":\"9\"},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\",\"c\":\"y."
+      "safetensors\"}}",
+      0, 0},
      {"x.safetensors", "{" U8("a", "", "0", "1") "," U8("new", "3", "1", "4") "}", 4, 0},
      {"y.safetensors", "{" U8("a", "", "0", "1") "," U8("c", "3", "1", "4") "}", 4, 0},
      {"w.safetensors", "{" U8("a", "", "0", "1") "}", 1, 0}},
@@ -565,7 +628,9 @@ static const part sets[][5] = {
     {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0},
      {"shard-00002.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0},
      {"shard-00004.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0}},
-    {{"x.safetensors", A_IN("a"), 4, 0}, {"y.safetensors", " {\"__metadata__\":{\"k\":\"v\",\"k\":\"w\"}," U8("\\u0000b", "2", "2", "4") "," U8("", "2", "0", "2") "}", 5, 0}},
+    {{"x.safetensors", A_IN("a"), 4, 0},
+     {"y.safetensors",
+      " {\"__metadata__\":{\"k\":\"v\",\"k\":\"w\"}," U8("\\u0000b", "2", "2", "4") "," U8("", "2", "0", "2") "}", 5, 0}},
     {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0}},
     {{"rank0.pt", TORCH, 0, TORCH_SIZE}, {"notes.txt", "x", 0, 0}, {"rank0x.pt", TORCH, 0, TORCH_SIZE}},
 };
@@ -661,6 +726,7 @@ int main(void)
         cmocka_unit_test(test_formats_open__colliding_names_are_an_error_that_names_both_files),
         cmocka_unit_test(test_formats_open__an_index_and_its_files_are_checked_against_each_other),
         cmocka_unit_test(test_formats_open__an_index_names_bare_files_only),
+        cmocka_unit_test(test_formats_open__a_malformed_index_says_where),
         cmocka_unit_test(test_formats_open__shards_join_by_their_saved_offsets),
         cmocka_unit_test(test_formats_open__sharding_info_must_fit_the_header),
         cmocka_unit_test(test_formats_open__shards_of_one_tensor_must_agree),

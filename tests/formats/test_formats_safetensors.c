@@ -76,6 +76,9 @@ static void check_verdict(char *line)
     size_t expected_findings = strchr(cell[2], '/') ? 1 : 0;
     if (!refused && tsr_findings_total(o.findings, TSR_WARNING) > expected_findings)
         fail_msg("%s: unexpected findings", cell[0]);
+    tsr_safetensors_close(&o.file);
+    tsr_status again = tsr_safetensors_open(o.store, &o.host, 0, 0, size, o.arena, NULL, &o.file, NULL);
+    if (again != o.status) fail_msg("%s: the status depends on whether findings are wanted", cell[0]);
     close_bytes(&o);
     free(bytes);
 }
