@@ -519,6 +519,32 @@ static void test_formats_open__shards_join_by_their_saved_offsets(void **state)
     close_folder(&f, c);
 }
 
+/* Scalars are copies of each other; two boxes that begin at one place are two chunks, whatever the layout check will say. */
+static void test_formats_open__shards_of_several_tensors_are_told_apart(void **state)
+{
+    (void)state;
+    folder f;
+#define SAVED(name, offsets) "\\\"" name "\\\":{\\\"saved_offsets\\\":[" offsets "]}"
+    part parts[] = {
+        {"shard-00001.safetensors",
+         SHARD("{" SAVED("w", "0") "," SAVED("s", "") "}", U8("w", "2", "0", "2") "," U8("s", "", "2", "3")), 3, 0},
+        {"shard-00002.safetensors",
+         SHARD("{" SAVED("s", "") "," SAVED("w", "0") "}", U8("s", "", "0", "1") "," U8("w", "1", "1", "2")), 2, 0},
+        {"shard-00003.safetensors", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0},
+        {NULL, NULL, 0, 0}};
+    tsr_checkpoint *c = open_folder(&f, parts);
+    const tsr_entry *w = tsr_checkpoint_entry(c, TSR_STR("w")), *s = tsr_checkpoint_entry(c, TSR_STR("s"));
+    assert_int_equal(w->chunk_count, 2);
+    assert_int_equal(w->chunks[0].sizes[0], 1);
+    assert_int_equal(w->chunks[1].sizes[0], 2);
+    assert_int_equal(w->replica_count, 0);
+    assert_int_equal(s->chunk_count, 1);
+    assert_int_equal(s->chunks[0].file, 0);
+    assert_int_equal(s->replica_count, 1);
+    assert_int_equal(s->replicas[0].file, 1);
+    close_folder(&f, c);
+}
+
 static void test_formats_open__sharding_info_must_fit_the_header(void **state)
 {
     (void)state;
@@ -728,6 +754,7 @@ int main(void)
         cmocka_unit_test(test_formats_open__an_index_names_bare_files_only),
         cmocka_unit_test(test_formats_open__a_malformed_index_says_where),
         cmocka_unit_test(test_formats_open__shards_join_by_their_saved_offsets),
+        cmocka_unit_test(test_formats_open__shards_of_several_tensors_are_told_apart),
         cmocka_unit_test(test_formats_open__sharding_info_must_fit_the_header),
         cmocka_unit_test(test_formats_open__shards_of_one_tensor_must_agree),
         cmocka_unit_test(test_formats_open__saved_offsets_of_float4_count_pairs),

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "formats/safetensors_header.h"
+#include "support/failing_allocator.h"
 
 typedef struct sink {
     char bytes[8192];
@@ -161,6 +162,52 @@ static void test_formats_safetensors_header__what_cannot_be_held_is_refused_by_n
     }
 }
 
+static tsr_status take_until(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    size_t *left = ctx;
+    (void)data;
+    if (size > *left) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "full");
+    *left -= size;
+    return TSR_OK;
+}
+
+static void test_formats_safetensors_header__a_failing_sink_is_reported(void **state)
+{
+    (void)state;
+    tsr_safetensors_plan plan;
+    tsr_safetensors_item item = {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape_3_4};
+    assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    for (size_t room = 0; room <= plan.header_size; room++) {
+        size_t left = room;
+        tsr_error err = {0};
+        tsr_status status = tsr_safetensors_write_header(&plan, take_until, &left, &err);
+        assert_int_equal(status, room < plan.header_size ? TSR_E_IO : TSR_OK);
+        assert_int_equal(err.status, status);
+    }
+}
+
+static void test_formats_safetensors_header__no_memory_and_a_header_too_large_are_errors(void **state)
+{
+    (void)state;
+    failing_allocator failing;
+    tsr_safetensors_plan plan;
+    tsr_safetensors_item item = {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape_3_4};
+    failing_start(&failing, 0);
+    assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &failing.allocator, &plan, NULL), TSR_E_NOMEM);
+    static const uint64_t half[] = {UINT64_MAX / 2 + 1};
+    tsr_safetensors_item items[] = {{.name = TSR_STR("a"), .dtype = TSR_INT8, .rank = 1, .shape = half},
+                                    {.name = TSR_STR("b"), .dtype = TSR_INT8, .rank = 1, .shape = half}};
+    assert_int_equal(tsr_safetensors_plan_file(items, 2, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_E_UNSUPPORTED);
+    size_t size = TSR_SAFETENSORS_MAX_HEADER;
+    char *text = malloc(size);
+    memset(text, 'x', size);
+    tsr_safetensors_pair pair = {TSR_STR("k"), {text, size}};
+    tsr_error err = {0};
+    assert_int_equal(tsr_safetensors_plan_file(&item, 1, &pair, 1, &tsr_allocator_libc, &plan, &err), TSR_E_LIMIT);
+    assert_non_null(strstr(err.message, "write several files"));
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -169,6 +216,8 @@ int main(void)
         cmocka_unit_test(test_formats_safetensors_header__names_of_one_dtype_are_sorted),
         cmocka_unit_test(test_formats_safetensors_header__float4_pairs_become_single_elements),
         cmocka_unit_test(test_formats_safetensors_header__what_was_written_reads_back),
+        cmocka_unit_test(test_formats_safetensors_header__a_failing_sink_is_reported),
+        cmocka_unit_test(test_formats_safetensors_header__no_memory_and_a_header_too_large_are_errors),
         cmocka_unit_test(test_formats_safetensors_header__what_cannot_be_held_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
