@@ -1,0 +1,218 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "support/failing_allocator.h"
+#include "support/pickle_render.h"
+
+/* A sink that folds m.P (built from a dict with 'v') into the int or record under 'v', and m.S (made of ints) into their
+ * sum; records are numbered by these values. */
+typedef struct recorder {
+    size_t folds, restarts;
+    bool decline; /* keep everything generic */
+} recorder;
+
+enum { ID_P = 1, ID_S };
+
+static uint32_t number_of(const tsr_pickle *p, tsr_ref ref)
+{
+    return tsr_pickle_kind_of(p, ref) == TSR_PICKLE_FOLDED ? tsr_pickle_folded_index(ref) : (uint32_t)tsr_pickle_int(p, ref);
+}
+
+static tsr_status fold(void *ctx, const tsr_pickle *p, const tsr_pickle_parts *parts, tsr_ref *out, tsr_error *err)
+{
+    recorder *r = ctx;
+    uint32_t number = 0;
+    r->folds++;
+    if (r->decline) return TSR_OK;
+    if (parts->class_id == ID_S) {
+        assert_false(parts->built);
+        if (!parts->ints) return tsr_raise(err, TSR_E_FORMAT, parts->position, "S without ints");
+        for (size_t i = 0; i < parts->count; i++) number += (uint32_t)parts->ints[i];
+    } else {
+        assert_true(parts->built);
+        if (parts->kind != TSR_PICKLE_DICT) return tsr_raise(err, TSR_E_FORMAT, parts->position, "P without a dict");
+        for (size_t i = 0; i + 1 < parts->count; i += 2) number += number_of(p, parts->items[i + 1]);
+    }
+    *out = tsr_pickle_folded(number);
+    return TSR_OK;
+}
+
+static void restart(void *ctx)
+{
+    ((recorder *)ctx)->restarts++;
+    ((recorder *)ctx)->folds = 0;
+}
+
+static const tsr_pickle_name names[] = {{"m", "P", ID_P | TSR_PICKLE_FOLD_BUILT}, {"m", "S", ID_S | TSR_PICKLE_FOLD_MADE}};
+
+static tsr_status parse(tsr_str data, recorder *r, const tsr_allocator *allocator, char *shown, size_t room, tsr_error *err)
+{
+    tsr_host host = {.allocator = allocator, .limits = tsr_limits_default()};
+    tsr_pickle_sink sink = {names, 2, fold, restart, r};
+    tsr_pickle *pickle;
+    tsr_status status = tsr_pickle_parse(data, &host, &sink, &pickle, NULL, err);
+    if (status == TSR_OK) render_pickle(pickle, shown, room);
+    tsr_pickle_free(pickle);
+    return status;
+}
+
+#define BYTES(literal) {(literal), sizeof(literal) - 1}
+#define P "cm\nP\n\x94"          /* memo 0 */
+#define S "cm\nS\n\x94"          /* memo 1 */
+#define POP2 "00"
+#define NEW_P "h\0)\x81\x94}\x94(" /* the form that goes the quick way */
+#define SLOW_P "h\0)\x81}\x94("    /* one memo slot less: the main loop's way */
+#define V "\x8c\1v"
+
+static const struct {
+    tsr_str data;
+    const char *shown;
+    size_t folds, restarts;
+} rows[] = {
+    {BYTES(P S POP2 NEW_P V "K\7ub."), "#7", 1, 0},
+    {BYTES(P S POP2 SLOW_P V "K\7ub."), "#7", 1, 0},
+    {BYTES(P S POP2 NEW_P V "\x94M\1\1ub."), "#257", 1, 0},
+    {BYTES(P S POP2 NEW_P V "J\0\0\1\0ub."), "#65536", 1, 0},
+    {BYTES(P S POP2 NEW_P V "\x8a\2\0\1ub."), "#256", 1, 0},
+    {BYTES(P S POP2 NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ub."), "#3", 2, 0},
+    {BYTES(P S POP2 SLOW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ub."), "#3", 2, 0},
+    {BYTES(P S POP2 NEW_P V "h\1)\x85\x94R\x94ub."), "#0", 2, 0},
+    {BYTES(P S POP2 NEW_P V "h\1(K\1K\2K\3K\4t\x94\x85\x94R\x94ub."), "#10", 2, 0},
+    {BYTES(P S POP2 NEW_P V "h\1(K\1K\2K\3K\4K\5K\6K\7K\7K\7t\x94\x85\x94R\x94ub."), "#42", 2, 0}, /* too many for the quick way */
+    {BYTES(P S POP2 "](" NEW_P V "K\1ub" NEW_P V "K\2ube."), "[#1,#2,]", 2, 0},
+    {BYTES(P S POP2 NEW_P V NEW_P V "K\3ubub."), "#3", 2, 0}, /* nested: the outer one the main loop's way */
+    {BYTES(P S POP2 "](" NEW_P V "K\1ubh\2e."), "[#1,#1,]", 1, 0},  /* the object itself fetched again: its record */
+    {BYTES(P S POP2 "](" SLOW_P V "\x94K\1ubh\3e."), "[#1,'v',]", 1, 0}, /* a string made inside stays */
+    {BYTES(P S POP2 "](" NEW_P V "\x94K\1ubh\4e."), "[#1,'v',]", 1, 0},
+    /* parts fetched again after they were dropped */
+    {BYTES(P S POP2 "](" NEW_P V "K\1ubh\3e."), "[#1,{'v':1,},]", 1, 1},
+    {BYTES(P S POP2 "](" SLOW_P V "K\1ubh\2e."), "[#1,{'v':1,},]", 1, 1},
+    {BYTES(P S POP2 "](" NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ubh\4e."), "[#3,(1,2,),]", 2, 1},
+    {BYTES(P S POP2 "](" NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ubh\6e."), "[#3,#3,]", 2, 0},
+    {BYTES(P S POP2 "](" NEW_P V NEW_P V "K\3ububh\5e."), "[#3,{'v':3,},]", 2, 1},
+    /* something older changed while an object was open */
+    {BYTES(P S POP2 "]\x94(" "h\0)\x81\x94h\2]\x94" "a0}(" V "K\1ub" "h\4e."), "[[],#1,[],]", 1, 1},
+    {BYTES(P S POP2 "}\x94" "h\0)\x81\x94h\2" V "]s0}(" V "K\1ub" "\x86."), "({'v':[],},#1,)", 1, 1},
+    {BYTES(P S POP2 "cm\nC\n)\x81\x94" "h\0)\x81\x94h\2]b0}(" V "K\1ub" "\x86."), "(new(<m.C>;();state=[]),#1,)", 1, 1},
+    {BYTES(P S POP2 "cm\nC\n)\x81\x94" "h\0)\x81\x94h\2]a0}(" V "K\1ub" "\x86."), "(new(<m.C>;();appended=[[],]),#1,)", 1, 1},
+    {BYTES(P S POP2 "N\x94" "h\0)\x81\x94]q\0020}(" V "K\1ub" "h\2\x87."), "(None,#1,[],)", 1, 1},
+    /* the object leaves its place on the stack before it gets its state: it is folded, and nothing is dropped */
+    {BYTES(P S POP2 "h\0)\x81\x94" "0]h\2}(" V "K\1ub\x86."), "([],#1,)", 1, 0},
+    {BYTES(P S POP2 "h\0)\x81\x94" "]\x86."), "(new(<m.P>;()),[],)", 0, 0},
+    /* an object without a record among the parts keeps them all */
+    {BYTES(P S POP2 "](" NEW_P V "cm\nC\n)\x81\x94" "0K\1ubh\4e."), "[#1,new(<m.C>;()),]", 1, 0},
+    {BYTES(P S POP2 "](" NEW_P V "cm\nC\n)\x81\x94" "0K\1ubh\2e."), "[#1,#1,]", 1, 0},
+    /* forms that the quick way gives up on half way */
+    {BYTES(P S POP2 NEW_P V "J\377\377\377\177ub."), "#268435455", 1, 0},
+    {BYTES(P S POP2 NEW_P V "K\1" V "K\2" V "K\3" V "K\4" V "K\5" V "K\6" V "K\7" V "K\x08" V "K\x09ub."), "#45", 1, 0},
+    {BYTES(P S POP2 NEW_P V "K\1u00K\5."), "5", 0, 0},
+    {BYTES(P S POP2 NEW_P V "h\1K\1K\2\x86\x94\x85R\x94ub."), "#3", 2, 0},
+    {BYTES(P S POP2 NEW_P V "]K\1" V "K\1u." ), NULL, 0, 0},
+};
+
+static void test_codec_pickle_fold__records_stand_for_objects(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i + 1 < sizeof rows / sizeof *rows; i++) {
+        char shown[512];
+        recorder r = {0};
+        tsr_error err = {0};
+        if (parse(rows[i].data, &r, &tsr_allocator_libc, shown, sizeof shown, &err) != TSR_OK) fail_msg("row %zu: %s", i, err.message);
+        if (strcmp(shown, rows[i].shown) != 0) fail_msg("row %zu: %s", i, shown);
+        if (r.restarts != rows[i].restarts) fail_msg("row %zu: %zu restarts", i, r.restarts);
+        if (r.folds < rows[i].folds || r.folds > rows[i].folds + 2) fail_msg("row %zu: %zu folds", i, r.folds); /* a quick try may ask twice */
+    }
+}
+
+/* Declining leaves what a parse without a sink gives. */
+static void test_codec_pickle_fold__declined_objects_are_generic(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char with[512] = "", without[512] = "";
+        recorder r = {.decline = true};
+        tsr_error err_with = {0}, err_without = {0};
+        tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+        tsr_pickle *pickle;
+        tsr_status expected = tsr_pickle_parse(rows[i].data, &host, NULL, &pickle, NULL, &err_without);
+        if (expected == TSR_OK) render_pickle(pickle, without, sizeof without);
+        tsr_pickle_free(pickle);
+        assert_int_equal(parse(rows[i].data, &r, &tsr_allocator_libc, with, sizeof with, &err_with), expected);
+        assert_string_equal(with, without);
+        assert_string_equal(err_with.message, err_without.message);
+        assert_true(err_with.byte_position == err_without.byte_position);
+    }
+}
+
+static void test_codec_pickle_fold__errors_of_the_sink_end_the_parse(void **state)
+{
+    static const tsr_str broken[] = {BYTES(P S POP2 "h\1]\x85R."), BYTES(P S POP2 "h\0)\x81K\1b.")};
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        char shown[64];
+        recorder r = {0};
+        tsr_error err = {0};
+        assert_int_equal(parse(broken[i], &r, &tsr_allocator_libc, shown, sizeof shown, &err), TSR_E_FORMAT);
+        assert_non_null(strstr(err.message, i ? "P without a dict" : "S without ints"));
+        assert_int_equal(err.byte_position, broken[i].size - 2);
+    }
+}
+
+/* Deep nests of folded objects, and wide ones, in memory for one of them. */
+static void test_codec_pickle_fold__dropped_parts_give_their_memory_back(void **state)
+{
+    enum { COUNT = 50000 };
+    static const tsr_str units[2][2] = {{BYTES("h\0)\x81\x94}\x94" V), BYTES("sb")}, {BYTES(NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ub0"), BYTES("")}};
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        tsr_str head = TSR_STR(P S POP2), tail = TSR_STR("K\5");
+        char *data = malloc(head.size + COUNT * (units[kind][0].size + units[kind][1].size) + tail.size + 1), *at = data;
+        memcpy(at, head.data, head.size);
+        at += head.size;
+        for (int i = 0; i < COUNT; i++, at += units[kind][0].size) memcpy(at, units[kind][0].data, units[kind][0].size);
+        memcpy(at, tail.data, tail.size);
+        at += tail.size;
+        for (int i = 0; i < COUNT; i++, at += units[kind][1].size) memcpy(at, units[kind][1].data, units[kind][1].size);
+        *at++ = '.';
+        char shown[64];
+        recorder r = {0};
+        tsr_error err = {0};
+        assert_int_equal(parse((tsr_str){data, (size_t)(at - data)}, &r, &tsr_allocator_libc, shown, sizeof shown, &err), TSR_OK);
+        assert_string_equal(shown, kind ? "5" : "#5");
+        assert_int_equal(r.restarts, 0);
+        free(data);
+    }
+}
+
+static void test_codec_pickle_fold__survives_every_allocation_failure(void **state)
+{
+    (void)state;
+    for (size_t row = 0; row + 1 < sizeof rows / sizeof *rows; row++) {
+        for (size_t n = 0;; n++) {
+            char shown[512];
+            failing_allocator failing;
+            failing_start(&failing, n);
+            recorder r = {0};
+            tsr_error err = {0};
+            tsr_status status = parse(rows[row].data, &r, &failing.allocator, shown, sizeof shown, &err);
+            assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
+            assert_int_equal(failing.live, 0);
+            if (!failing.failed) break;
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_codec_pickle_fold__records_stand_for_objects),
+        cmocka_unit_test(test_codec_pickle_fold__declined_objects_are_generic),
+        cmocka_unit_test(test_codec_pickle_fold__errors_of_the_sink_end_the_parse),
+        cmocka_unit_test(test_codec_pickle_fold__dropped_parts_give_their_memory_back),
+        cmocka_unit_test(test_codec_pickle_fold__survives_every_allocation_failure),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
