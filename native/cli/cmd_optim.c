@@ -260,7 +260,7 @@ static tsr_status write_output(job *j, const tsr_value *result, const tsr_progre
     if (status == TSR_OK && j->action != SHARD) status = write_one(j, result, TSR_STR(""), progress, &file, err);
     for (uint32_t rank = 0; j->action == SHARD && rank < j->world_size && status == TSR_OK; rank++) status = write_rank(j, result, rank, progress, &file, err);
     if (status == TSR_OK) status = tsr_folder_store_unchanged(j->store, err);
-    return status == TSR_OK ? j->output->publish(j->output, file, err) : status;
+    return status == TSR_OK ? j->output->publish(j->output, j->action == SHARD ? TSR_NO_FILE : file, err) : status;
 }
 
 /* ---- all of it ---- */

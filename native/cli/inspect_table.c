@@ -216,6 +216,8 @@ static void put_tree_row(void *ctx, const cli_row *row)
     char details[4 * CLI_CELL];
     unsigned branch = branch_width(row), width = v->name_width > branch + 8 ? v->name_width - branch : 8;
     unsigned before = branch + width + v->size_width + v->type_width + 6;
+    const char *note = row->odd ? "  unlike its siblings" : "";
+    before += (unsigned)strlen(note);
     unsigned room = !v->out->is_terminal ? 200 : v->out->columns > before + 16 ? v->out->columns - before : 16;
     put_branch(v, row);
     if (!row->node->entry) cli_on(v->out, stdout, CLI_BOLD);
@@ -226,11 +228,9 @@ static void put_tree_row(void *ctx, const cli_row *row)
     fputs("  ", stdout);
     details_text(row, details, sizeof details);
     cli_put_fitted(stdout, tsr_str_from(details), room, false);
-    if (row->odd) {
-        cli_on(v->out, stdout, CLI_YELLOW);
-        fputs("  differs from its siblings", stdout);
-        cli_off(v->out, stdout);
-    }
+    cli_on(v->out, stdout, CLI_YELLOW);
+    fputs(note, stdout);
+    cli_off(v->out, stdout);
     putchar('\n');
 }
 

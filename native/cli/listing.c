@@ -86,6 +86,11 @@ static uint64_t hash_text(const char *text)
     return tsr_hash_bytes(text, strlen(text), 7);
 }
 
+static uint64_t hash_numbers(const tsr_entry *entry, const uint64_t *numbers)
+{
+    return tsr_hash_bytes(numbers, entry->rank * sizeof *numbers, 5);
+}
+
 static void take_entry(cli_node *node)
 {
     const tsr_entry *entry = node->entry;
@@ -105,9 +110,10 @@ static void take_entry(cli_node *node)
     node->bytes += bytes;
     if (node->dtype == TSR_DTYPE_NONE) node->dtype = entry->dtype;
     else if (node->dtype != entry->dtype) node->mixed = true;
-    cli_layout_text(entry, text, sizeof text);
-    node->signature = mix(mix(node->signature, (uint64_t)entry->dtype), hash_text(text));
-    node->signature = mix(node->signature, tsr_hash_bytes(entry->shape, entry->rank * sizeof *entry->shape, 5));
+    node->signature = mix(mix(node->signature, (uint64_t)entry->dtype), hash_numbers(entry, entry->shape));
+    for (uint64_t c = 0; c < entry->chunk_count; c++) {
+        node->signature += mix(hash_numbers(entry, entry->chunks[c].offsets), hash_numbers(entry, entry->chunks[c].sizes));
+    }
 }
 
 /* Children have higher indexes than parents: one pass from the end is bottom-up. */

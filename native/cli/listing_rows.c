@@ -145,13 +145,21 @@ static bool grid_text(const tsr_entry *entry, char *out, size_t capacity)
     return product == entry->chunk_count && used < capacity;
 }
 
+static bool is_whole(const tsr_entry *entry)
+{
+    for (uint32_t d = 0; d < entry->rank; d++) {
+        if (entry->chunks[0].sizes[d] != entry->shape[d]) return false;
+    }
+    return true;
+}
+
 void cli_layout_text(const tsr_entry *entry, char *out, size_t capacity)
 {
     const tsr_distribution *known = entry->distribution;
     if (known && known->placements.size) {
         snprintf(out, capacity, "%.*s%s%.*s", TSR_STR_ARG(known->placements), known->mesh.size ? " over " : "", TSR_STR_ARG(known->mesh));
     } else if (entry->chunk_count == 1) {
-        snprintf(out, capacity, "whole");
+        snprintf(out, capacity, "%s", is_whole(entry) ? "whole" : "1 chunk, a part");
     } else if (entry->chunk_count == 0) {
         snprintf(out, capacity, "no chunks");
     } else if (entry->chunk_count > 4096 || !grid_text(entry, out, capacity)) {

@@ -259,7 +259,7 @@ def test_layers_fold_and_odd_ones_stand_out(t):
     table, tree = t.text("inspect", t.at("x.safetensors")), t.text("inspect", t.at("x.safetensors"), "--tree")
     need(re.search(r"h\.\{0,1,3-11\}\.w +×11 +float32 +\[2, 3\] +264 B", table), table)
     need(re.search(r"^h\.2\.w +float32 +\[2, 4\] +32 B", table, re.M), table)
-    need(re.search(r"2\.w +32 B .*differs from its siblings", tree), tree)
+    need(re.search(r"2\.w +32 B .*unlike its siblings", tree), tree)
 
 
 @test
