@@ -50,7 +50,7 @@ static tsr_status read_number(reader *r, uint64_t most, uint64_t *out)
 
 static bool is_name_byte(char c)
 {
-    return c != ',' && c != '=' && c != '(' && c != ')' && !is_space(c);
+    return c != ',' && c != '=' && c != '(' && c != ')' && (unsigned char)c > ' ' && c != 0x7f;
 }
 
 static tsr_str read_name(reader *r)

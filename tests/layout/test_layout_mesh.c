@@ -55,6 +55,8 @@ static void test_layout_mesh__refuses_what_makes_no_sense(void **state)
         {true, "=3", 0, "no name"},
         {true, "dp=0", 0, "size 0"},
         {true, "dp=2,dp=3", 9, "called dp"},
+        {true, "d\tp=2", 0, "a number is expected at byte 0"},
+        {true, "d\x01=2", 0, "a number is expected at byte 0"},
         {true, "dp=2;tp=3", 4, "',' or the end is expected at byte 4"},
         {true, "dp=2,", 5, "a number is expected"},
         {true, "a=65536,b=65536", 15, "more than 2147483648 ranks"},
