@@ -110,12 +110,12 @@ static tsr_status gather_ranges(const tsr_entry *entry, tsr_vec *ranges, bool *s
 {
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
-        uint64_t end;
+        uint64_t begin = chunk->view && !chunk->view->zstd ? chunk->view->byte_offset : chunk->byte_offset, end;
         if (chunk->file == TSR_NO_FILE || chunk->byte_length == 0) continue;
-        if (!tsr_add_u64(chunk->byte_offset, chunk->byte_length, &end)) end = UINT64_MAX;
+        if (!tsr_add_u64(begin, chunk->byte_length, &end)) end = UINT64_MAX;
         range *last = tsr_vec_push(ranges, err);
         if (!last) return TSR_E_NOMEM;
-        *last = (range){chunk->byte_offset, end, entry, chunk->file};
+        *last = (range){begin, end, entry, chunk->file};
         if (ranges->count > 1 && compare_ranges(last - 1, last) > 0) *sorted = false;
     }
     return TSR_OK;
