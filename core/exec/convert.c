@@ -14,6 +14,7 @@ tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr
     tsr_status status = TSR_E_UNSUPPORTED;
     switch (options->to) {
     case TSR_TO_SAFETENSORS: status = tsr_convert_to_safetensors(&job, err); break;
+    case TSR_TO_TORCH: status = tsr_convert_to_torch(&job, err); break;
     default: tsr_raise(err, status, TSR_NO_POSITION, "this container is not written yet"); break;
     }
     tsr_ring_free(ring);

@@ -1,0 +1,85 @@
+/* A checkpoint as one torch.save file: the nested structure comes back from the entries' paths, objects are written again
+ * as the data they were read as, and tensors that shared storage share it still. */
+#include "base/try.h"
+#include "exec/convert_to.h"
+#include "exec/torch_plan.h"
+#include "formats/nest.h"
+
+/* Why torch.save's form cannot have an entry; `row->dtype` counts for tensors. */
+static const char *refusal(const tsr_converted *row)
+{
+    if (row->entry->kind == TSR_ENTRY_OPAQUE) return "is no dense tensor";
+    if (row->entry->kind == TSR_ENTRY_OBJECT && !row->entry->value) return "is an object that was not read";
+    return row->entry->kind == TSR_ENTRY_TENSOR ? tsr_torch_refusal(row->dtype) : NULL;
+}
+
+const char *tsr_torch_refusal(tsr_dtype dtype)
+{
+    if (tsr_dtype_describe(dtype)->bits == 6) return "is of a float6 type, which torch does not have";
+    return tsr_dtype_describe(dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is not known here" : NULL;
+}
+
+static tsr_status leaf_of(const tsr_conversion_job *job, tsr_converted *row, tsr_leaf *leaf, tsr_error *err)
+{
+    leaf->name = row->name;
+    TSR_TRY(tsr_renamed_path(row->entry, row->name, job->arena, &leaf->path, &leaf->path_length, err));
+    leaf->value = row->entry->value;
+    if (row->entry->kind == TSR_ENTRY_OBJECT) {
+        row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(job->checkpoint));
+        return TSR_OK;
+    }
+    tsr_value *tensor = tsr_value_new(job->arena, TSR_VALUE_TENSOR, err);
+    if (!tensor) return TSR_E_NOMEM;
+    tensor->as.tensor = row->entry;
+    leaf->value = tensor;
+    return TSR_OK;
+}
+
+/* All written rows as one nested value. */
+static tsr_status nest_rows(const tsr_conversion_job *job, const tsr_chosen *chosen, const tsr_value **root, tsr_error *err)
+{
+    size_t count = 0;
+    tsr_leaf *leaves = tsr_arena_array(job->arena, (size_t)chosen->count, sizeof *leaves, err);
+    if (!leaves) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < chosen->count; i++) {
+        if (chosen->rows[i].written) TSR_TRY(leaf_of(job, &chosen->rows[i], &leaves[count++], err));
+    }
+    return tsr_nest(leaves, count, tsr_checkpoint_host(job->checkpoint), job->arena, root, err);
+}
+
+static tsr_status report(const tsr_conversion_job *job, const tsr_chosen *chosen, const tsr_torch_plan *plan, tsr_error *err)
+{
+    tsr_conversion *out = job->out;
+    tsr_str *name = TSR_ARENA_NEW(job->arena, tsr_str, err);
+    uint64_t *size = TSR_ARENA_NEW(job->arena, uint64_t, err);
+    if (!name || !size) return TSR_E_NOMEM;
+    *name = TSR_STR("");
+    *size = plan->archive.size;
+    *out = (tsr_conversion){.rows = chosen->rows, .row_count = chosen->count, .files = name, .file_sizes = size, .file_count = 1,
+                            .marker = TSR_NO_FILE};
+    for (uint32_t i = 0; i < plan->storage_count; i++) out->byte_total += plan->blits[i].byte_length;
+    for (uint64_t i = 0; i < chosen->count; i++) {
+        tsr_converted *row = &chosen->rows[i];
+        row->copied = false; /* what was shared is shared again */
+        if (row->written && row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_error *err)
+{
+    tsr_chosen chosen;
+    tsr_torch_plan plan;
+    const tsr_value *root;
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, refusal, job->arena, &chosen, err));
+    TSR_TRY(nest_rows(job, &chosen, &root, err));
+    TSR_TRY(tsr_torch_plan_open(job->checkpoint, root, job->arena, &plan, err));
+    for (uint64_t i = 0; i < chosen.count; i++) {
+        tsr_torch_source *source = chosen.rows[i].cast ? tsr_torch_plan_source(&plan, chosen.rows[i].entry) : NULL;
+        if (source) source->dtype = chosen.rows[i].dtype;
+    }
+    TSR_TRY(tsr_torch_plan_lay_out(&plan, err));
+    TSR_TRY(report(job, &chosen, &plan, err));
+    if (job->options->dry_run) return TSR_OK;
+    return tsr_torch_plan_write(&plan, job->output, TSR_STR(""), job->ring, job->options->progress, &job->out->marker, err);
+}
