@@ -27,12 +27,24 @@ static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
                      TSR_STR_ARG(file_of(checkpoint, second)));
 }
 
+/* The catalog's own list of file names: rooms that read no store name files with it. */
+static tsr_status list_files(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    tsr_str *names = tsr_arena_array(checkpoint->arena, store->file_count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < store->file_count; i++) names[i] = store->files[i].name;
+    checkpoint->catalog.file_names = names;
+    return TSR_OK;
+}
+
 static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_reader *reader;
     TSR_TRY(tsr_recognize(checkpoint, &reader, err));
     checkpoint->catalog.format = reader->format;
     checkpoint->catalog.store = checkpoint->store;
+    TSR_TRY(list_files(checkpoint, err));
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
     return index_names(checkpoint, err);
