@@ -22,7 +22,8 @@ struct tsr_checkpoint {
 
 typedef struct tsr_reader {
     tsr_format format;
-    /* Fills checkpoint->catalog (entries with unique FQNs: colliding names are the error) and the findings. */
+    /* Fills checkpoint->catalog and the findings; open.c refuses names that collide. Cleans up after itself when it fails:
+     * `close` is called only after it succeeded. */
     tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);
     /* NULL: chunks are raw, or their view is set. */
     tsr_status (*locate)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,

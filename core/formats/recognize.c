@@ -30,8 +30,12 @@ static bool in_root(tsr_str path)
 
 static bool holds(tsr_str text, tsr_str part)
 {
-    for (size_t at = 0; at + part.size <= text.size; at++)
-        if (memcmp(text.data + at, part.data, part.size) == 0) return true;
+    for (size_t at = 0; at + part.size <= text.size; at++) {
+        const char *found = memchr(text.data + at, part.data[0], text.size - part.size - at + 1);
+        if (!found) return false;
+        at = (size_t)(found - text.data);
+        if (memcmp(found, part.data, part.size) == 0) return true;
+    }
     return false;
 }
 
@@ -373,7 +377,7 @@ static tsr_status is_sharded(recognizer *r, uint32_t file, bool *sharded)
     uint64_t size = tsr_load_le(length, sizeof length);
     if (size > TSR_SAFETENSORS_MAX_HEADER || size > store->files[file].size - sizeof length) return TSR_OK;
     TSR_TRY(tsr_store_load(store, r->checkpoint->host, file, sizeof length, size, &header, r->err));
-    *sharded = holds(header.data, TSR_STR("\"DCP_SHARDING_INFO\""));
+    *sharded = holds(header.data, TSR_STR("DCP_SHARDING_INFO"));
     tsr_bytes_free(&header);
     return TSR_OK;
 }

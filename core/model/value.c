@@ -51,10 +51,16 @@ tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_valu
     return value;
 }
 
-/* Equal bits, or both NaN. */
+static uint64_t bits_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 static bool same_real(double a, double b)
 {
-    return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
+    return bits_of(a) == bits_of(b) || (isnan(a) && isnan(b));
 }
 
 static bool same_tensor(const tsr_entry *a, const tsr_entry *b)
