@@ -1,0 +1,31 @@
+/* Any bytes as a tessera.layout/1 document: read or refused, never more. */
+#include "tessera/document.h"
+
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_error err = {0};
+    tsr_catalog catalog = {0};
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, (size_t)64 << 20, &err);
+    if (!arena) return 0;
+    if (tsr_layout_read((tsr_str){(const char *)data, size}, &host, arena, &catalog, &err) == TSR_OK) {
+        uint64_t chunks = 0;
+        for (uint64_t i = 0; i < catalog.entry_count; i++) {
+            const tsr_entry *entry = &catalog.entries[i];
+            if (entry->kind == TSR_ENTRY_TENSOR && entry->dtype == TSR_DTYPE_NONE) abort();
+            for (uint64_t c = 0; c < entry->chunk_count; c++) {
+                if (entry->rank && (!entry->chunks[c].offsets || !entry->chunks[c].sizes)) abort();
+                chunks++;
+            }
+        }
+        if (chunks > size) abort(); /* each takes bytes of the text */
+    } else if (!err.message[0]) {
+        abort();
+    }
+    tsr_arena_free(arena);
+    return 0;
+}
