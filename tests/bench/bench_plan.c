@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 
 #include "tessera/plan.h"
@@ -65,12 +64,9 @@ static uint64_t count_rank(const tsr_plan *plan, uint64_t rank)
     return count;
 }
 
-static void print(const char *what, stopwatch taken, double times, uint64_t items)
+static void print(stopwatch taken, double times, uint64_t items)
 {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    printf("{\"what\": \"%s\", \"wall\": %.9f, \"cpu\": %.9f, \"items\": %llu, \"peak_kib\": %ld}\n", what, taken.wall / times,
-           taken.cpu / times, (unsigned long long)items, usage.ru_maxrss);
+    printf("{\"wall\": %.9f, \"cpu\": %.9f, \"items\": %llu}\n", taken.wall / times, taken.cpu / times, (unsigned long long)items);
 }
 
 int main(int argc, char **argv)
@@ -90,17 +86,17 @@ int main(int argc, char **argv)
     if (tsr_plan_new(&catalog, &target, NULL, &host, &plan, NULL) != TSR_OK) return 2;
     if (strcmp(argv[1], "full") == 0) {
         for (uint64_t r = 0; r < n[1]; r++) items += count_rank(plan, r);
-        print("plan and items of all ranks, a tensor", since(clock), (double)n[2], items);
+        print(since(clock), (double)n[2], items);
     } else if (strcmp(argv[1], "rank") == 0) {
         enum { TIMES = 100 };
         clock = start();
         for (int i = 0; i < TIMES; i++) items = count_rank(plan, n[1] / 2);
-        print("items of one rank", since(clock), TIMES, items);
+        print(since(clock), TIMES, items);
     } else {
         tsr_plan_totals totals;
         tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
         if (!arena || tsr_plan_count_totals(plan, arena, &totals, NULL) != TSR_OK) return 2;
-        print("plan and totals of all ranks", since(clock), 1, totals.reads);
+        print(since(clock), 1, totals.reads);
         tsr_arena_free(arena);
     }
     tsr_plan_free(plan);

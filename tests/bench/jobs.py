@@ -83,6 +83,25 @@ def p3(bench):
                 Side("_validate_global_plan", bench.peer("validate_plan", 4096, 4096, 16384))], "≥ 5,000×")
 
 
+def p4(bench):
+    what, shape = "1,024 → 512 ranks, shard(0), [8192, 1024]", (8192, 1024)
+    return Job("P4", "full plan of all ranks, a tensor", what,
+               [Side("tessera (of 512 tensors)", bench.program("bench_plan", "full", 1024, 512, 512, *shape)),
+                Side("create_read_items_for_chunk_list", bench.peer("plan_items", 1024, 512, 1, *shape, "all"))], "≥ 200×")
+
+
+def p5(bench):
+    what, shape = "1,024 → 512 ranks, shard(0), 512 × [8192, 1024]", (8192, 1024)
+    return Job("P5", "one rank's load plan, 512 tensors", what,
+               [Side("tessera", bench.program("bench_plan", "rank", 1024, 512, 512, *shape)),
+                Side("create_read_items_for_chunk_list", bench.peer("plan_items", 1024, 512, 512, *shape, "one"))], "≥ 1,000×")
+
+
+def p18(bench):
+    return Job("P18", "plan and totals, 100,000 ranks × 1,000 tensors", "from 1,024 ranks, shard(0), [1000000, 64]",
+               [Side("tessera", bench.program("bench_plan", "totals", 1024, 100000, 1000, 1000000, 64))], "seconds, ≤ 2 GiB")
+
+
 def p8(bench):
     import peers
     from safetensors.torch import load_file
@@ -133,4 +152,4 @@ def p14(bench):
                 Side("safe_open + keys", bench.peer("open_safetensors", f))], "≤ 1 s, ≤ 3 × header")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P8": [p8], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14]}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P8": [p8], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14]}

@@ -41,6 +41,23 @@ def validate_plan(ranks, rows, columns):
     timed(lambda: _validate_global_plan([SavePlan([])], md) or sys.exit("refused"))
 
 
+def plan_items(source, dest, tensors, rows, columns, one_rank):
+    """create_read_items_for_chunk_list of `tensors` tensors, shard(0) over `source` ranks, for all `dest` ranks or one."""
+    import torch
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+    source, dest, tensors, rows, columns = map(int, (source, dest, tensors, rows, columns))
+
+    def rows_of(ranks):
+        step = -(-rows // ranks)
+        cuts = [min(r * step, rows) for r in range(ranks + 1)]
+        return [ChunkStorageMetadata(torch.Size([a, 0]), torch.Size([b - a, columns])) for a, b in zip(cuts, cuts[1:])]
+
+    md = TensorStorageMetadata(TensorProperties(), torch.Size([rows, columns]), rows_of(source))
+    wanted = rows_of(dest)[dest // 2:dest // 2 + 1] if one_rank == "one" else rows_of(dest)
+    timed(lambda: [create_read_items_for_chunk_list(f"w{t}", md, [chunk]) for t in range(tensors) for chunk in wanted])
+
+
 def load_dcp(path):
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
