@@ -15,9 +15,14 @@
 
 #define MEMBER_CHARS 96u
 
+typedef struct counts {
+    uint64_t nan, inf;
+    uint64_t odd; /* bools other than 0 and 1 */
+} counts;
+
 /* What is known of the values of one entry so far. */
 typedef struct tally {
-    uint64_t nan, inf;
+    counts counts;
     bool gather; /* to be scanned by the second pass */
 } tally;
 
@@ -43,7 +48,7 @@ typedef struct piece {
     uint32_t crc; /* of this piece */
     tsr_dtype scan; /* type of the numbers inside, or TSR_DTYPE_NONE */
     size_t scan_from, scan_to; /* bytes of this piece */
-    uint64_t nan, inf;
+    counts counts;
     tally *tally;
     tsr_str fqn;
     tsr_error failure;
@@ -66,6 +71,27 @@ static tsr_status finding_of(check *c, tsr_place place, const tsr_error *failure
     return tsr_find(c->findings, "file/unreadable", place, err, "%s", failure->message);
 }
 
+static bool is_scanned(tsr_dtype part)
+{
+    return tsr_float_form_of(part) || part == TSR_BOOL;
+}
+
+static void count_values(tsr_dtype part, const uint8_t *data, size_t bytes, counts *out)
+{
+    if (part != TSR_BOOL) {
+        tsr_count_special(part, data, bytes / tsr_dtype_size(part), &out->nan, &out->inf);
+        return;
+    }
+    for (size_t i = 0; i < bytes; i++) out->odd += data[i] > 1;
+}
+
+static void add_counts(counts *sum, const counts *more)
+{
+    sum->nan += more->nan;
+    sum->inf += more->inf;
+    sum->odd += more->odd;
+}
+
 /* ---- first pass: extents ---- */
 
 static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
@@ -77,9 +103,7 @@ static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
         return TSR_OK;
     }
     if (p->has_crc) p->crc = tsr_crc32(tsr_checkpoint_host(c->checkpoint), 0, p->data, p->size);
-    if (p->scan != TSR_DTYPE_NONE) {
-        tsr_count_special(p->scan, p->data + p->scan_from, (p->scan_to - p->scan_from) / tsr_dtype_size(p->scan), &p->nan, &p->inf);
-    }
+    if (p->scan != TSR_DTYPE_NONE) count_values(p->scan, p->data + p->scan_from, p->scan_to - p->scan_from, &p->counts);
     return TSR_OK;
 }
 
@@ -101,10 +125,7 @@ static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
         c->damaged = true;
         return known ? TSR_OK : finding_of(c, place, &p->failure, err);
     }
-    if (p->tally) {
-        p->tally->nan += p->nan;
-        p->tally->inf += p->inf;
-    }
+    if (p->tally) add_counts(&p->tally->counts, &p->counts);
     c->crc = tsr_crc32_join(c->crc, p->crc, p->size);
     if (!p->last || !p->has_crc || c->damaged || c->crc == p->expected_crc) return TSR_OK;
     return tsr_find(c->findings, "zip/crc", place, err, "the bytes of member '%.*s' have CRC-32 %08x, the archive says %08x",
@@ -139,7 +160,7 @@ static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, 
     const tsr_entry *entry = extent->entry;
     const tsr_dtype part = entry && extent->chunk ? tsr_dtype_part(entry->dtype) : TSR_DTYPE_NONE;
     uint64_t elements, bytes;
-    if (!tsr_float_form_of(part) || is_replica(extent)) return TSR_DTYPE_NONE;
+    if (!is_scanned(part) || is_replica(extent)) return TSR_DTYPE_NONE;
     const bool simple = !extent->view.zstd && !(extent->view.swap && tsr_dtype_describe(part)->swap_bytes > 1);
     if (!simple || !is_dense(extent, &elements)) {
         c->tallies[entry - tsr_checkpoint_catalog(c->checkpoint)->entries].gather = true;
@@ -202,7 +223,7 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
 
 typedef struct scan_job {
     tsr_tile tile; /* first */
-    uint64_t nan, inf;
+    counts counts;
 } scan_job;
 
 static tsr_status fill_scan(void *ctx, void *job, tsr_error *err)
@@ -210,17 +231,14 @@ static tsr_status fill_scan(void *ctx, void *job, tsr_error *err)
     (void)ctx;
     scan_job *s = job;
     TSR_TRY(tsr_tile_fill(&s->tile, err));
-    const tsr_dtype part = tsr_dtype_part(s->tile.gather->dtype);
-    tsr_count_special(part, s->tile.data, s->tile.bytes / tsr_dtype_size(part), &s->nan, &s->inf);
+    count_values(tsr_dtype_part(s->tile.gather->dtype), s->tile.data, s->tile.bytes, &s->counts);
     return TSR_OK;
 }
 
 static tsr_status drain_scan(void *ctx, void *job, tsr_error *err)
 {
     (void)err;
-    tally *t = ctx;
-    t->nan += ((scan_job *)job)->nan;
-    t->inf += ((scan_job *)job)->inf;
+    add_counts(&((tally *)ctx)->counts, &((scan_job *)job)->counts);
     return TSR_OK;
 }
 
@@ -228,7 +246,7 @@ static tsr_status scan_gather(check *c, const tsr_entry *entry, tally *t, tsr_er
 {
     tsr_gather *gather;
     tsr_error failure = {0};
-    *t = (tally){0};
+    *t = (tally){{0}, false};
     tsr_status status = tsr_gather_open(c->checkpoint, entry, NULL, &gather, &failure);
     if (status == TSR_OK) {
         status = tsr_ring_begin(c->ring, &(tsr_ring_work){sizeof(scan_job), fill_scan, drain_scan, t}, &failure);
@@ -286,9 +304,12 @@ static tsr_status check_replicas(check *c, const tsr_entry *entry, tsr_error *er
 
 static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t, tsr_error *err)
 {
-    if (t->nan == 0 && t->inf == 0) return TSR_OK;
-    return tsr_find(c->findings, "values/nan", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
-                    "%llu NaN and %llu infinite values", (unsigned long long)t->nan, (unsigned long long)t->inf);
+    const tsr_place place = {{NULL, 0}, TSR_NO_POSITION, entry->fqn};
+    const counts *n = &t->counts;
+    if (n->odd) TSR_TRY(tsr_find(c->findings, "values/bool", place, err, "%llu bytes other than 0 and 1", (unsigned long long)n->odd));
+    if (n->nan == 0 && n->inf == 0) return TSR_OK;
+    return tsr_find(c->findings, "values/nan", place, err, "%llu NaN and %llu infinite values", (unsigned long long)n->nan,
+                    (unsigned long long)n->inf);
 }
 
 static tsr_status check_entries(check *c, tsr_error *err)
@@ -319,7 +340,7 @@ tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_
     for (uint32_t i = 0; i < store->file_count; i++) c.byte_total += store->files[i].size;
     c.tallies = tsr_alloc(allocator, count, sizeof *c.tallies, err);
     if (!c.tallies) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) c.tallies[i] = (tally){0};
+    for (size_t i = 0; i < count; i++) c.tallies[i] = (tally){{0}, false};
     tsr_status status = check_extents(&c, err);
     if (status == TSR_OK) status = check_entries(&c, err);
     tsr_free(allocator, c.tallies, count, sizeof *c.tallies);

@@ -206,6 +206,35 @@ static void test_exec_check__every_flipped_byte_is_found(void **state)
     }
 }
 
+static void test_exec_check__bools_other_than_0_and_1_are_counted(void **state)
+{
+    (void)state;
+    for (unsigned strided = 0; strided < 2; strided++) {
+        tsr_made made;
+        tsr_made_start(&made, 2, 1);
+        const uint64_t shape[] = {50000};
+        tsr_made_tensor(&made, "t", TSR_BOOL, 1, shape, 0, TSR_MADE_PLAIN);
+        uint8_t *stored = (uint8_t *)made.file.items + made.entries[0].chunks[0].byte_offset;
+        memset(stored, 1, 50000);
+        stored[0] = 2;
+        stored[1] = 0;
+        stored[49998] = 255;
+        tsr_view *view = (tsr_view *)made.entries[0].chunks[0].view;
+        static const uint64_t minus[] = {2};
+        if (strided) { /* every second element: seen by the gather only */
+            ((uint64_t *)made.entries[0].shape)[0] = ((uint64_t *)made.entries[0].chunks[0].sizes)[0] = 25000;
+            view->strides = minus;
+        }
+        made.extents[0].view = *view;
+        made.extents[0].has_crc = false;
+        tsr_made_open(&made);
+        assert_int_equal(check_deep(&made, NULL, TSR_OK), 1);
+        assert_string_equal(finding(&made, 0)->rule->id, "values/bool");
+        assert_non_null(strstr(finding(&made, 0)->message.data, "2 bytes"));
+        tsr_made_end(&made);
+    }
+}
+
 static void test_exec_check__nan_and_infinity_are_counted_once(void **state)
 {
     (void)state;
@@ -285,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_exec_check__digests_run_over_the_elements_in_order),
         cmocka_unit_test(test_exec_check__a_sound_checkpoint_is_read_whole_and_clean),
         cmocka_unit_test(test_exec_check__every_flipped_byte_is_found),
+        cmocka_unit_test(test_exec_check__bools_other_than_0_and_1_are_counted),
         cmocka_unit_test(test_exec_check__nan_and_infinity_are_counted_once),
         cmocka_unit_test(test_exec_check__replicas_must_be_equal),
         cmocka_unit_test(test_exec_check__unreadable_ranges_are_findings),
