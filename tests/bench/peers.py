@@ -38,7 +38,7 @@ def validate_plan(ranks, rows, columns):
     step = rows // ranks
     chunks = [ChunkStorageMetadata(torch.Size([r * step, 0]), torch.Size([step, columns])) for r in range(ranks)]
     md = Metadata({"w": TensorStorageMetadata(TensorProperties(), torch.Size([rows, columns]), chunks)})
-    timed(lambda: _validate_global_plan([SavePlan([])], md) or sys.exit("refused"))
+    timed(lambda: _validate_global_plan([SavePlan([])], md) and sys.exit("refused"))
 
 
 def plan_items(source, dest, tensors, rows, columns, one_rank):
