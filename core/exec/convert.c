@@ -11,11 +11,11 @@ tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr
     tsr_ring *ring;
     TSR_TRY(tsr_ring_new(tsr_checkpoint_host(checkpoint), options->max_memory, &ring, err));
     tsr_conversion_job job = {checkpoint, output, options, ring, arena, out};
-    tsr_status status = TSR_E_UNSUPPORTED;
+    tsr_status status = TSR_OK;
     switch (options->to) {
     case TSR_TO_SAFETENSORS: status = tsr_convert_to_safetensors(&job, err); break;
     case TSR_TO_TORCH: status = tsr_convert_to_torch(&job, err); break;
-    default: tsr_raise(err, status, TSR_NO_POSITION, "this container is not written yet"); break;
+    case TSR_TO_DCP: status = tsr_convert_to_dcp(&job, err); break;
     }
     tsr_ring_free(ring);
     return status;

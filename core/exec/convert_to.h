@@ -16,8 +16,9 @@ typedef struct tsr_conversion_job {
 
 tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *err);
 tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_error *err);
+tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_error *err);
 
-/* NULL, or why a dense torch tensor cannot have the type. */
-const char *tsr_torch_refusal(tsr_dtype dtype);
+/* NULL, or why torch's own forms cannot have a row (for tsr_choose). */
+const char *tsr_torch_refusal(const tsr_converted *row);
 
 #endif

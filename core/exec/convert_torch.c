@@ -5,18 +5,12 @@
 #include "exec/torch_plan.h"
 #include "formats/nest.h"
 
-/* Why torch.save's form cannot have an entry; `row->dtype` counts for tensors. */
-static const char *refusal(const tsr_converted *row)
+const char *tsr_torch_refusal(const tsr_converted *row)
 {
     if (row->entry->kind == TSR_ENTRY_OPAQUE) return "is no dense tensor";
-    if (row->entry->kind == TSR_ENTRY_OBJECT && !row->entry->value) return "is an object that was not read";
-    return row->entry->kind == TSR_ENTRY_TENSOR ? tsr_torch_refusal(row->dtype) : NULL;
-}
-
-const char *tsr_torch_refusal(tsr_dtype dtype)
-{
-    if (tsr_dtype_describe(dtype)->bits == 6) return "is of a float6 type, which torch does not have";
-    return tsr_dtype_describe(dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is not known here" : NULL;
+    if (row->entry->kind == TSR_ENTRY_OBJECT) return row->entry->value ? NULL : "is an object that was not read";
+    if (tsr_dtype_describe(row->dtype)->bits == 6) return "is of a float6 type, which torch does not have";
+    return tsr_dtype_describe(row->dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is not known here" : NULL;
 }
 
 static tsr_status leaf_of(const tsr_conversion_job *job, tsr_converted *row, tsr_leaf *leaf, tsr_error *err)
@@ -71,7 +65,7 @@ tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_error *err)
     tsr_chosen chosen;
     tsr_torch_plan plan;
     const tsr_value *root;
-    TSR_TRY(tsr_choose(job->checkpoint, job->options, refusal, job->arena, &chosen, err));
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &chosen, err));
     TSR_TRY(nest_rows(job, &chosen, &root, err));
     TSR_TRY(tsr_torch_plan_open(job->checkpoint, root, job->arena, &plan, err));
     for (uint64_t i = 0; i < chosen.count; i++) {

@@ -1,0 +1,306 @@
+/* A DCP folder out of boxes of tensors.
+ *
+ *   __0_0.distcp   [item: head | storage | tail][item: head | storage | tail]…      each item a torch.save archive
+ *
+ * Sizes come first: they follow from names, shapes and types. Then the storages are written by blits, and each item's head
+ * and tail when the CRC of its storage is known; they are made twice rather than kept. */
+#include "exec/dcp_write.h"
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "exec/torch_plan.h"
+
+typedef struct item {
+    uint64_t byte_offset, byte_length;
+    size_t first_blit, blit_count;
+    tsr_torch_plan *plan; /* objects only */
+} item;
+
+typedef struct writer {
+    tsr_dcp_job *job;
+    const tsr_host *host;
+    item *items;          /* one a piece */
+    tsr_vec blits;
+    tsr_vec blit_piece;   /* size_t: whose piece a blit is */
+    uint32_t *outputs;    /* the output's numbers of the files */
+    uint32_t content;     /* CRC over the items' CRCs and lengths: the save's identity */
+} writer;
+
+/* ---- items ---- */
+
+/* The archive of one box of a tensor: made in `arena`, which may be a passing one. */
+static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, tsr_arena *arena, tsr_torch_archive *out,
+                                 tsr_torch_new_storage *storage, tsr_error *err)
+{
+    const tsr_dcp_source *source = &w->job->sources[piece->source];
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(source->entry, &dtype, &rank, shape, &elements, err));
+    if (source->dtype != source->entry->dtype) dtype = source->dtype;
+    const tsr_value root = {.kind = TSR_VALUE_TENSOR, .as.tensor = source->entry};
+    const tsr_torch_new_tensor tensor = {.entry = source->entry, .rank = rank, .sizes = piece->sizes ? piece->sizes : shape};
+    storage->dtype = dtype;
+    TSR_TRY(tsr_blit_measure(source->entry, piece->sizes, source->dtype, &storage->byte_length, err));
+    const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1};
+    return tsr_torch_archive_plan(&tree, w->host, arena, out, err);
+}
+
+static tsr_status add_blit(writer *w, size_t piece, const tsr_blit *blit, tsr_error *err)
+{
+    tsr_blit *own = tsr_vec_push(&w->blits, err);
+    size_t *whose = own ? tsr_vec_push(&w->blit_piece, err) : NULL;
+    if (!whose) return TSR_E_NOMEM;
+    *own = *blit;
+    *whose = piece;
+    w->items[piece].blit_count++;
+    w->job->byte_total += blit->byte_length;
+    return TSR_OK;
+}
+
+static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
+{
+    const tsr_dcp_piece *piece = &w->job->pieces[i];
+    const tsr_dcp_source *source = &w->job->sources[piece->source];
+    tsr_torch_archive archive;
+    tsr_torch_new_storage storage;
+    tsr_arena *passing = tsr_arena_new(w->host->allocator, 0, err);
+    if (!passing) return TSR_E_NOMEM;
+    tsr_status status = tensor_archive(w, piece, passing, &archive, &storage, err);
+    if (status == TSR_OK) {
+        w->items[i].byte_length = archive.size;
+        const tsr_blit blit = {.entry = source->entry, .offsets = piece->offsets, .sizes = piece->sizes, .dtype = source->dtype,
+                               .file = piece->file, .byte_offset = w->items[i].byte_offset + tsr_torch_storage_at(&archive, 0),
+                               .byte_length = storage.byte_length};
+        status = add_blit(w, i, &blit, err);
+    }
+    tsr_arena_free(passing);
+    return status;
+}
+
+static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
+{
+    const tsr_dcp_piece *piece = &w->job->pieces[i];
+    const tsr_entry *entry = w->job->sources[piece->source].entry;
+    tsr_torch_plan *plan = TSR_ARENA_NEW(w->job->arena, tsr_torch_plan, err);
+    if (!plan) return TSR_E_NOMEM;
+    tsr_status status = tsr_torch_plan_open(w->job->checkpoint, entry->value, w->job->arena, plan, err);
+    if (status == TSR_OK) status = tsr_torch_plan_lay_out(plan, err);
+    if (status != TSR_OK) {
+        tsr_error_context(err, "'%.*s'", TSR_STR_ARG(entry->fqn));
+        return status;
+    }
+    w->items[i].plan = plan;
+    w->items[i].byte_length = plan->archive.size;
+    for (uint32_t s = 0; s < plan->storage_count; s++) {
+        tsr_blit blit = plan->blits[s];
+        blit.file = piece->file;
+        blit.byte_offset += w->items[i].byte_offset;
+        TSR_TRY(add_blit(w, i, &blit, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status lay_out(writer *w, tsr_error *err)
+{
+    tsr_dcp_job *job = w->job;
+    for (size_t i = 0; i < job->piece_count; i++) {
+        const tsr_dcp_piece *piece = &job->pieces[i];
+        uint64_t *at = &job->file_sizes[piece->file];
+        w->items[i].byte_offset = *at;
+        w->items[i].first_blit = w->blits.count;
+        if (job->sources[piece->source].entry->kind == TSR_ENTRY_TENSOR) {
+            TSR_TRY(lay_out_tensor(w, i, err));
+        } else {
+            TSR_TRY(lay_out_object(w, i, err));
+        }
+        TSR_FAIL_IF(!tsr_add_u64(*at, w->items[i].byte_length, at), err, TSR_E_LIMIT, TSR_NO_POSITION, "a file of %.*s is too large",
+                    TSR_STR_ARG(job->sources[piece->source].name));
+    }
+    return TSR_OK;
+}
+
+/* ---- bytes ---- */
+
+static uint32_t note(uint32_t crc, uint64_t number)
+{
+    uint8_t bytes[8];
+    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> (8 * i));
+    return tsr_crc32(NULL, crc, bytes, sizeof bytes);
+}
+
+static tsr_status write_piece(const writer *w, tsr_torch_archive *archive, uint32_t number, size_t piece, tsr_error *err)
+{
+    uint64_t at;
+    tsr_vec bytes = tsr_vec_of(w->host->allocator, 1);
+    tsr_output *output = w->job->output;
+    tsr_status status = tsr_torch_archive_piece(archive, number, &bytes, &at, err);
+    if (status == TSR_OK) {
+        status = output->write_at(output, w->outputs[w->job->pieces[piece].file], w->items[piece].byte_offset + at, bytes.items,
+                                  bytes.count, err);
+    }
+    tsr_vec_free(&bytes);
+    return status;
+}
+
+/* Head and tail of a tensor's item, whose storage is written. */
+static tsr_status finish_tensor(const writer *w, size_t piece, uint32_t crc, tsr_error *err)
+{
+    tsr_torch_archive archive;
+    tsr_torch_new_storage storage;
+    tsr_arena *passing = tsr_arena_new(w->host->allocator, 0, err);
+    if (!passing) return TSR_E_NOMEM;
+    tsr_status status = tensor_archive(w, &w->job->pieces[piece], passing, &archive, &storage, err);
+    if (status == TSR_OK) {
+        archive.members[archive.first_storage].crc32 = crc;
+        status = write_piece(w, &archive, 0, piece, err);
+    }
+    if (status == TSR_OK) status = write_piece(w, &archive, 1, piece, err);
+    tsr_arena_free(passing);
+    return status;
+}
+
+static tsr_status blit_done(void *ctx, size_t index, tsr_error *err)
+{
+    writer *w = ctx;
+    const tsr_blit *blit = (const tsr_blit *)w->blits.items + index;
+    const size_t piece = ((const size_t *)w->blit_piece.items)[index];
+    tsr_torch_plan *plan = w->items[piece].plan;
+    w->content = note(note(w->content, blit->crc), blit->byte_length);
+    if (!plan) return finish_tensor(w, piece, blit->crc, err);
+    const uint32_t storage = (uint32_t)(index - w->items[piece].first_blit);
+    plan->archive.members[plan->archive.first_storage + storage].crc32 = blit->crc;
+    return write_piece(w, &plan->archive, storage + 1, piece, err);
+}
+
+static tsr_status create_files(writer *w, tsr_error *err)
+{
+    tsr_dcp_job *job = w->job;
+    for (uint32_t f = 0; f < job->file_count; f++) {
+        if (job->file_sizes[f]) TSR_TRY(job->output->create(job->output, job->files[f], job->file_sizes[f], &w->outputs[f], err));
+    }
+    for (size_t i = 0; i < job->piece_count; i++) {
+        tsr_torch_plan *plan = w->items[i].plan;
+        if (!plan) continue;
+        w->content = tsr_crc32(NULL, w->content, plan->archive.pickle.data, plan->archive.pickle.size);
+        TSR_TRY(write_piece(w, &plan->archive, 0, i, err));
+    }
+    tsr_blit *blits = w->blits.items;
+    for (size_t i = 0; i < w->blits.count; i++) blits[i].file = w->outputs[blits[i].file];
+    return TSR_OK;
+}
+
+/* ---- metadata ---- */
+
+/* Offsets and sizes of a chunk in the geometry of the destination. */
+static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_entry *entry, tsr_dcp_new_item *out, tsr_error *err)
+{
+    const tsr_dcp_piece *piece = &w->job->pieces[i];
+    uint64_t *zeros = piece->offsets ? NULL : tsr_arena_array(w->job->arena, entry->rank, sizeof *zeros, err);
+    if (!piece->offsets && !zeros) return TSR_E_NOMEM;
+    *out = (tsr_dcp_new_item){.offsets = piece->offsets ? piece->offsets : zeros, .sizes = piece->sizes ? piece->sizes : entry->shape,
+                              .file = w->job->files[piece->file], .byte_offset = w->items[i].byte_offset,
+                              .byte_length = w->items[i].byte_length};
+    return TSR_OK;
+}
+
+static tsr_status describe_entry(const writer *w, const tsr_dcp_source *source, tsr_dcp_new_entry *out, tsr_error *err)
+{
+    uint64_t elements, *shape = tsr_arena_array(w->job->arena, TSR_MAX_RANK, sizeof *shape, err);
+    tsr_path_item *nameless = tsr_arena_array(w->job->arena, 1, sizeof *nameless, err);
+    if (!shape || !nameless) return TSR_E_NOMEM;
+    *out = (tsr_dcp_new_entry){.fqn = source->name, .path = source->path, .path_length = source->path_length,
+                               .tensor = source->entry->kind == TSR_ENTRY_TENSOR, .requires_grad = source->entry->requires_grad, .shape = shape};
+    if (!out->path_length) { /* a root that is no mapping has the empty key */
+        nameless->key = source->name;
+        out->path = nameless;
+        out->path_length = 1;
+    }
+    if (!out->tensor) return TSR_OK;
+    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, shape, &elements, err));
+    if (source->dtype != source->entry->dtype) out->dtype = source->dtype;
+    return TSR_OK;
+}
+
+static tsr_status describe(const writer *w, tsr_dcp_new_entry **out, tsr_error *err)
+{
+    const tsr_dcp_job *job = w->job;
+    tsr_dcp_new_entry *entries = tsr_arena_array(job->arena, job->source_count, sizeof *entries, err);
+    tsr_dcp_new_item *items = tsr_arena_array(job->arena, job->piece_count, sizeof *items, err);
+    if (!entries || !items) return TSR_E_NOMEM;
+    for (size_t s = 0; s < job->source_count; s++) TSR_TRY(describe_entry(w, &job->sources[s], &entries[s], err));
+    for (size_t i = 0; i < job->piece_count; i++) entries[job->pieces[i].source].item_count++;
+    size_t at = 0;
+    for (size_t s = 0; s < job->source_count; s++) {
+        entries[s].items = items + at;
+        at += entries[s].item_count;
+        entries[s].item_count = 0;
+    }
+    for (size_t i = 0; i < job->piece_count; i++) {
+        tsr_dcp_new_entry *entry = &entries[job->pieces[i].source];
+        TSR_TRY(describe_item(w, i, entry, (tsr_dcp_new_item *)&entry->items[entry->item_count++], err));
+    }
+    *out = entries;
+    return TSR_OK;
+}
+
+/* A UUID's form, out of the CRCs of names, places and contents. */
+static tsr_str save_id(const writer *w, const tsr_dcp_new_entry *entries, tsr_error *err)
+{
+    uint32_t names = 0, places = 0;
+    for (size_t s = 0; s < w->job->source_count; s++) {
+        names = note(tsr_crc32(NULL, names, entries[s].fqn.data, entries[s].fqn.size), entries[s].fqn.size);
+        for (uint64_t i = 0; i < entries[s].item_count; i++) {
+            places = note(note(places, entries[s].items[i].byte_offset), entries[s].items[i].byte_length);
+        }
+    }
+    const uint32_t mixed = note(note(names, places), w->content);
+    return tsr_arena_format(w->job->arena, err, "%08x-%04x-%04x-%04x-%04x%08x", (unsigned)names, (unsigned)(places >> 16),
+                            (unsigned)(places & 0xffff), (unsigned)(mixed >> 16), (unsigned)(mixed & 0xffff), (unsigned)w->content);
+}
+
+static tsr_status write_metadata(writer *w, tsr_error *err)
+{
+    tsr_dcp_new_entry *entries;
+    tsr_output *output = w->job->output;
+    TSR_TRY(describe(w, &entries, err));
+    const tsr_str id = save_id(w, entries, err);
+    if (!id.data) return TSR_E_NOMEM;
+    tsr_vec text = tsr_vec_of(w->host->allocator, 1);
+    tsr_status status = tsr_dcp_metadata_write(entries, w->job->source_count, id, w->host, &text, err);
+    if (status == TSR_OK) status = output->create(output, TSR_STR(".metadata"), text.count, &w->job->marker, err);
+    if (status == TSR_OK) status = output->write_at(output, w->job->marker, 0, text.items, text.count, err);
+    tsr_vec_free(&text);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static tsr_status write_all(writer *w, tsr_error *err)
+{
+    tsr_dcp_job *job = w->job;
+    w->items = tsr_arena_array(job->arena, job->piece_count, sizeof *w->items, err);
+    w->outputs = tsr_arena_array(job->arena, job->file_count, sizeof *w->outputs, err);
+    job->file_sizes = tsr_arena_array(job->arena, job->file_count, sizeof *job->file_sizes, err);
+    if (!w->items || !w->outputs || !job->file_sizes) return TSR_E_NOMEM;
+    TSR_TRY(lay_out(w, err));
+    if (job->dry_run) return TSR_OK;
+    TSR_TRY(create_files(w, err));
+    const tsr_blit_run run = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .blits = w->blits.items,
+                              .count = w->blits.count, .crc = true, .progress = job->progress, .done = blit_done, .ctx = w};
+    TSR_TRY(tsr_blits_write(&run, err));
+    return write_metadata(w, err);
+}
+
+tsr_status tsr_dcp_write(tsr_dcp_job *job, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
+    writer w = {.job = job, .host = host, .blits = tsr_vec_of(host->allocator, sizeof(tsr_blit)),
+                .blit_piece = tsr_vec_of(host->allocator, sizeof(size_t))};
+    job->byte_total = 0;
+    job->marker = TSR_NO_FILE;
+    const tsr_status status = write_all(&w, err);
+    tsr_vec_free(&w.blits);
+    tsr_vec_free(&w.blit_piece);
+    return status;
+}
