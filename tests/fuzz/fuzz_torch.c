@@ -1,0 +1,88 @@
+/* torch.save files: the first byte says whether the rest is a whole file, the pickle of a zip archive, or the pickle of the
+ * legacy form; around a pickle a sound file is built, so that what is tried is what reads the pickle. Whatever opens has
+ * tensors whose chunks lie inside the file and inside their shape, and unique names. */
+#include <stdlib.h>
+
+#include "../support/zip_image.h"
+#include "tessera/checkpoint.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { STORAGE_BYTES = 256 };
+
+static zip_image image;
+static uint8_t storage[STORAGE_BYTES];
+
+static void put_zip(const uint8_t *pickle, size_t size)
+{
+    static const char *const keys[] = {"a/data/0", "a/data/1", "a/data/2", "a/data/3", "a/data/4", "a/data/5", "a/data/6", "a/data/7"};
+    zip_start(&image, 0);
+    zip_add(&image, "a/data.pkl", pickle, size, ZIP_DESCRIPTOR);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) zip_add(&image, keys[i], storage, STORAGE_BYTES, ZIP_DESCRIPTOR);
+    zip_add(&image, "a/data/8", storage, 4, ZIP_DESCRIPTOR); /* the rank map of a mesh */
+    zip_finish(&image, true);
+}
+
+static void put_legacy(const uint8_t *pickle, size_t size)
+{
+    static const char head[] = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}.";
+    static const char keys[] = "(lS'0'\na.";
+    zip_start(&image, 0);
+    zip_put_bytes(&image, head, sizeof head - 1);
+    zip_put_bytes(&image, pickle, size);
+    zip_put_bytes(&image, keys, sizeof keys - 1);
+    zip_put(&image, 8, STORAGE_BYTES / 4);
+    zip_put_bytes(&image, storage, STORAGE_BYTES);
+}
+
+static void check_chunk(const tsr_catalog *catalog, const tsr_entry *entry, const tsr_chunk *chunk)
+{
+    uint64_t size = catalog->store->files[chunk->file].size;
+    if (chunk->byte_length > size || chunk->byte_offset > size - chunk->byte_length) abort();
+    for (uint32_t d = 0; d < entry->rank; d++)
+        if (chunk->sizes[d] > entry->shape[d] || chunk->offsets[d] > entry->shape[d] - chunk->sizes[d]) abort();
+}
+
+static tsr_status check_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    const tsr_catalog *catalog = ctx;
+    uint64_t size = catalog->store->files[extent->file].size;
+    (void)err;
+    if (extent->byte_length > size || extent->byte_offset > size - extent->byte_length) abort();
+    return TSR_OK;
+}
+
+static void check(tsr_checkpoint *checkpoint)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (tsr_checkpoint_entry(checkpoint, entry->fqn) != entry) abort();
+        if (entry->kind != TSR_ENTRY_TENSOR) tsr_value_is_json(entry->value, 60, 10000);
+        for (uint64_t k = 0; k < entry->chunk_count; k++) check_chunk(catalog, entry, &entry->chunks[k]);
+    }
+    tsr_checkpoint_extents(checkpoint, check_extent, (void *)catalog, NULL);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_str bytes = {(const char *)data + 1, size - 1};
+    if (size == 0 || size > ZIP_IMAGE_SIZE / 2) return 0;
+    host.limits.expansion = 100000;
+    host.limits.memory_bytes = 256u << 20;
+    if (data[0] % 4 == 1) put_zip(data + 1, size - 1);
+    if (data[0] % 4 == 2) put_legacy(data + 1, size - 1);
+    if (data[0] % 4 == 1 || data[0] % 4 == 2) bytes = (tsr_str){(const char *)image.bytes, image.size};
+    tsr_memory_file file = {TSR_STR("x.pt"), bytes};
+    tsr_store *store;
+    tsr_checkpoint *checkpoint;
+    tsr_error err = {0};
+    if (tsr_store_from_memory(host.allocator, &file, 1, &store, NULL) != TSR_OK) return 0;
+    if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) == TSR_OK) {
+        check(checkpoint);
+        tsr_checkpoint_close(checkpoint);
+    }
+    store->close(store);
+    return 0;
+}

@@ -1,0 +1,36 @@
+/* Any bytes as a zip archive: what is accepted has members inside the archive that do not overlap, under names of their own. */
+#include <stdlib.h>
+
+#include "codec/zip.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(const tsr_zip *zip)
+{
+    for (uint32_t i = 0; i < zip->count; i++) {
+        const tsr_zip_member *m = &zip->members[i];
+        size_t skip = zip->top.size ? zip->top.size + 1 : 0;
+        tsr_str name = {m->name.data + skip, m->name.size - skip};
+        if (m->byte_offset < m->header_offset || m->size > zip->size || m->byte_offset > zip->size - m->size) abort();
+        if (tsr_zip_find(zip, name) != m) abort();
+        for (uint32_t k = 0; k < i && zip->count < 64; k++) {
+            const tsr_zip_member *other = &zip->members[k];
+            if (m->header_offset < other->byte_offset + other->size && other->header_offset < m->byte_offset + m->size) abort();
+        }
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_memory_file file = {TSR_STR("x.pt"), {(const char *)data, size}};
+    tsr_store *store;
+    tsr_error err = {0};
+    if (tsr_store_from_memory(host.allocator, &file, 1, &store, NULL) != TSR_OK) return 0;
+    tsr_arena *arena = tsr_arena_new(host.allocator, 0, NULL);
+    tsr_zip zip;
+    if (arena && tsr_zip_open(store, &host, 0, 0, size, arena, &zip, &err) == TSR_OK) check(&zip);
+    tsr_arena_free(arena);
+    store->close(store);
+    return 0;
+}
