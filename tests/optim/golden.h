@@ -1,0 +1,29 @@
+/* Values of the JSON goldens as trees, and trees whose tensors are pieces of them back as numbers. */
+#ifndef TSR_TESTS_OPTIM_GOLDEN_H
+#define TSR_TESTS_OPTIM_GOLDEN_H
+
+#include <cjson/cJSON.h>
+
+#include "tessera/catalog.h"
+#include "tessera/host.h"
+
+#define GOLDEN_ZEROS UINT32_C(0xfffffffe) /* the "file" of zeros */
+
+/* A document, its values, and the numbers of every tensor that was decoded: tensor i lies in "file" i. */
+typedef struct golden {
+    tsr_host host;
+    tsr_arena *arena;
+    cJSON *document;
+    tsr_vec tensors; /* const cJSON *: the list of numbers */
+} golden;
+
+golden golden_open(const char *name);
+void golden_close(golden *g);
+const cJSON *golden_get(const cJSON *object, const char *key);
+const tsr_value *golden_value(golden *g, const cJSON *json);
+
+/* Whether `value` is what `json` says: tensors by dtype, shape and every number. With `ordered` the order of dicts counts.
+ * On a difference prints where. */
+bool golden_same(const golden *g, const tsr_value *value, const cJSON *json, bool ordered);
+
+#endif
