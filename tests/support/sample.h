@@ -7,7 +7,7 @@
 
 #include "tessera/store.h"
 
-enum { SAMPLE_FILES = 16 };
+enum { SAMPLE_FILES = 32 };
 
 typedef struct sample {
     tsr_memory_file files[SAMPLE_FILES];
