@@ -283,13 +283,32 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
     return place_one(p, &r, tsr_dcp_high(storage[0]), err);
 }
 
-/* A box that occurs twice in the list of chunks has one record: both lie there. */
-static tsr_status place_twin(placer *p, const tsr_dcp_part *part, const tsr_entry *entry, tsr_chunk *chunk, tsr_error *err)
+/* A box that occurs twice in the list of chunks has one record: all its occurrences lie there. First the record reaches
+ * the first occurrence, which is the one that look-ups find, then all others. */
+static tsr_status place_twins(placer *p, const tsr_dcp_part *part, const tsr_entry *entry, bool from_first, tsr_error *err)
 {
-    tsr_chunk *first = NULL;
-    if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(chunk_at(p, part, chunk->offsets, entry->rank, UINT32_MAX, &first, err));
-    if (!first || first->byte_length == NO_RECORD || !same_dims(first->sizes, chunk->sizes, entry->rank)) return TSR_OK;
-    *chunk = *first;
+    for (uint64_t c = 0; c < part->count; c++) {
+        tsr_chunk *chunk = &p->source->chunks[part->first + c], *first;
+        if ((chunk->byte_length == NO_RECORD) != from_first) continue;
+        TSR_TRY(chunk_at(p, part, chunk->offsets, entry->rank, UINT32_MAX, &first, err));
+        tsr_chunk *to = from_first ? chunk : first, *from = from_first ? first : chunk;
+        if (to->byte_length == NO_RECORD && from->byte_length != NO_RECORD && same_dims(to->sizes, from->sizes, entry->rank)) *to = *from;
+    }
+    return TSR_OK;
+}
+
+static tsr_status report_unplaced_of(placer *p, const tsr_dcp_part *part, const tsr_entry *entry, tsr_error *err)
+{
+    for (uint64_t c = 0; c < part->count; c++) {
+        char text[256];
+        tsr_chunk *chunk = &p->source->chunks[part->first + c];
+        if (chunk->byte_length != NO_RECORD) continue;
+        chunk->byte_length = 0;
+        const char *offsets = entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->rank, text, sizeof text) : "none";
+        TSR_TRY(tsr_find(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
+                         "chunk %llu of '%.*s' (offsets %s) has no item in storage_data: its bytes are nowhere", (unsigned long long)c,
+                         TSR_STR_ARG(entry->fqn), offsets));
+    }
     return TSR_OK;
 }
 
@@ -299,17 +318,12 @@ static tsr_status report_unplaced(placer *p, tsr_error *err)
     const tsr_dcp_part *parts = p->source->parts.items;
     for (size_t i = 0; i < p->source->parts.count; i++) {
         const tsr_entry *entry = &entries[parts[i].entry];
-        for (uint64_t c = 0; c < parts[i].count; c++) {
-            char text[256];
-            tsr_chunk *chunk = &p->source->chunks[parts[i].first + c];
-            if (chunk->byte_length == NO_RECORD) TSR_TRY(place_twin(p, &parts[i], entry, chunk, err));
-            if (chunk->byte_length != NO_RECORD) continue;
-            chunk->byte_length = 0;
-            const char *offsets = entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->rank, text, sizeof text) : "none";
-            TSR_TRY(tsr_find(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
-                             "chunk %llu of '%.*s' (offsets %s) has no item in storage_data: its bytes are nowhere", (unsigned long long)c,
-                             TSR_STR_ARG(entry->fqn), offsets));
-        }
+        uint64_t c = 0;
+        while (c < parts[i].count && p->source->chunks[parts[i].first + c].byte_length != NO_RECORD) c++;
+        if (c == parts[i].count) continue;
+        if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(place_twins(p, &parts[i], entry, false, err));
+        if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(place_twins(p, &parts[i], entry, true, err));
+        TSR_TRY(report_unplaced_of(p, &parts[i], entry, err));
     }
     return TSR_OK;
 }
