@@ -123,6 +123,57 @@ static void test_layout_target__tensor_parallel_cuts_modules_by_style(void **sta
     tsr_arena_free(arena);
 }
 
+static bool no_step(void *ctx, tsr_str fqn)
+{
+    (void)ctx;
+    return !tsr_str_equal(fqn, TSR_STR("step"));
+}
+
+static void test_layout_target__fsdp1_deals_parameters_to_wrap_units(void **state)
+{
+    (void)state;
+    static const uint64_t three_by_five[] = {3, 5}, seven[] = {7};
+    const tsr_entry entries[] = {
+        {.fqn = {"emb", 3}, .dtype = TSR_FLOAT32, .rank = 1, .shape = seven},
+        {.fqn = {"h.0.w", 5}, .dtype = TSR_FLOAT32, .rank = 2, .shape = three_by_five},
+        {.fqn = {"step", 4}, .dtype = TSR_INT64},
+        {.fqn = {"h.1.w", 5}, .dtype = TSR_BFLOAT16, .rank = 2, .shape = three_by_five},
+        {.fqn = {"h.0.b", 5}, .dtype = TSR_FLOAT32, .rank = 1, .shape = seven},
+        {.fqn = {"h.1.b", 5}, .dtype = TSR_BFLOAT16, .rank = 1, .shape = seven},
+    };
+    const tsr_str units[] = {TSR_STR("h.0.**"), TSR_STR("h.*.*")};
+    const tsr_catalog catalog = {.entries = entries, .entry_count = 6};
+    tsr_fsdp1 options = {units, 2, tsr_glob_match, no_step, NULL, true, 4};
+    for (size_t n = 0;; n++) {
+        failing_allocator failing;
+        failing_start(&failing, n);
+        tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
+        const tsr_flat_unit *list;
+        tsr_status status = arena ? tsr_target_fsdp1(&catalog, &options, arena, &list, NULL) : TSR_E_NOMEM;
+        if (status == TSR_OK) {
+            assert_true(list[0].count == 2 && list[1].count == 2 && list[2].count == 1);
+            assert_ptr_equal(list[0].entries[1], &entries[4]);
+            assert_int_equal(list[0].flat.flat_offsets[1], 16); /* 15 elements, next multiple of 16 bytes */
+            assert_int_equal(list[0].flat.flat_numel, 24);      /* 16 + 7, padded to 4 ranks */
+            assert_int_equal(list[0].slice_bytes, 6 * 4);
+            assert_int_equal(list[1].slice_bytes, 6 * 2);
+            assert_int_equal(list[2].slice_bytes, 2 * 4);
+            assert_int_equal(list[2].match.size, 0);
+        }
+        tsr_arena_free(arena);
+        assert_int_equal(failing.live, 0);
+        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
+        if (!failing.failed) break;
+    }
+    tsr_error err = {0};
+    const tsr_flat_unit *list;
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    options.want = NULL;
+    assert_int_equal(tsr_target_fsdp1(&catalog, &options, arena, &list, &err), TSR_E_USAGE);
+    assert_string_equal(err.message, "'emb' is float32 and 'step' int64: a flat parameter has one dtype");
+    tsr_arena_free(arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -130,6 +181,7 @@ int main(void)
         cmocka_unit_test(test_layout_target__texts_must_fit_each_other),
         cmocka_unit_test(test_layout_target__strategies_are_those_of_pytorch),
         cmocka_unit_test(test_layout_target__tensor_parallel_cuts_modules_by_style),
+        cmocka_unit_test(test_layout_target__fsdp1_deals_parameters_to_wrap_units),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,4 +51,29 @@ typedef struct tsr_tp_rule {
 tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, uint32_t rule_count, tsr_arena *arena,
                                       tsr_target *out, tsr_error *err);
 
+/* fsdp1: which original parameters make up each flat parameter, and how it is cut. */
+typedef struct tsr_flat_unit {
+    tsr_str match;                    /* the GLOB that claimed its parameters; "" for the root unit */
+    const tsr_entry *const *entries;  /* in the catalog's order */
+    uint64_t count;
+    tsr_dtype dtype;                  /* of all of them */
+    tsr_flat_layout flat;             /* index i is entries[i] */
+    uint64_t slice_bytes;             /* what every rank holds, padding included */
+} tsr_flat_unit;
+
+typedef struct tsr_fsdp1 {
+    const tsr_str *units; /* GLOBs of wrapped modules' parameters, innermost first: the first that matches claims */
+    uint32_t unit_count;
+    bool (*match)(tsr_str glob, tsr_str name);
+    bool (*want)(void *ctx, tsr_str fqn); /* NULL: every tensor is a parameter */
+    void *want_ctx;
+    bool use_orig_params; /* parameters begin at multiples of 16 bytes */
+    uint64_t ranks;       /* ≥ 1 */
+} tsr_fsdp1;
+
+/* unit_count + 1 units: one for each GLOB, then the root unit with what none claimed. All live in `arena`. TSR_E_USAGE when
+ * a unit's dtypes differ (FSDP1 flattens one dtype only) or are no whole bytes; TSR_E_LIMIT on overflow. */
+tsr_status tsr_target_fsdp1(const tsr_catalog *catalog, const tsr_fsdp1 *options, tsr_arena *arena,
+                            const tsr_flat_unit **units, tsr_error *err);
+
 #endif

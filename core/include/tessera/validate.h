@@ -30,9 +30,9 @@ typedef struct tsr_tiling {
 tsr_status tsr_tiling_check(const tsr_allocator *allocator, uint32_t rank, const uint64_t *shape, const tsr_chunk *chunks,
                             uint64_t count, tsr_tiling *out, tsr_error *err);
 
-/* All entries: tiling (layout/out-of-range, layout/overlap, layout/hole, layout/empty-chunk), byte_length of raw chunks
- * against their elements (layout/byte-length), byte ranges of different entries that share bytes of a file in a format
- * where that is damage (layout/bytes-shared). Chunks of a missing file (TSR_NO_FILE) are tiled like others. */
+/* All entries: tiling (layout/out-of-range, layout/overlap, layout/hole, layout/empty-chunk, layout/too-large), and
+ * chunks that share bytes of a file in a format where that is damage (layout/bytes-shared). Chunks of a missing file
+ * (TSR_NO_FILE) are tiled like others. Findings name files where the catalog has their names. */
 tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host, tsr_findings *findings, tsr_error *err);
 
 /* The catalog against a layout document read into a second catalog (its entries need FQN, kind, dtype, shape; `chunks`
