@@ -1,4 +1,4 @@
-/* tessera.findings/1, and the array of findings that other documents hold. */
+/* tessera.findings/1, and what several documents hold: findings, digests. */
 #include "exec/document_parts.h"
 
 static const char *const level_names[] = {"note", "warning", "error"};
@@ -28,6 +28,22 @@ static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding
         tsr_json_key(json, "fqn");
         tsr_json_str(json, finding->fqn);
     }
+    tsr_json_object_end(json);
+}
+
+void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest)
+{
+    static const char hex[] = "0123456789abcdef";
+    char text[64];
+    for (size_t i = 0; i < digest->size; i++) {
+        text[2 * i] = hex[digest->bytes[i] >> 4];
+        text[2 * i + 1] = hex[digest->bytes[i] & 15];
+    }
+    tsr_json_object(json);
+    tsr_json_key(json, "algorithm");
+    tsr_json_text(json, algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
+    tsr_json_key(json, "digest");
+    tsr_json_str(json, (tsr_str){text, 2 * digest->size});
     tsr_json_object_end(json);
 }
 

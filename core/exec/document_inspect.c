@@ -185,23 +185,6 @@ static void put_distribution(tsr_json *json, const tsr_distribution *distributio
     }
 }
 
-static void put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest)
-{
-    static const char hex[] = "0123456789abcdef";
-    char text[64];
-    for (size_t i = 0; i < digest->size; i++) {
-        text[2 * i] = hex[digest->bytes[i] >> 4];
-        text[2 * i + 1] = hex[digest->bytes[i] & 15];
-    }
-    tsr_json_key(json, "hash");
-    tsr_json_object(json);
-    tsr_json_key(json, "algorithm");
-    tsr_json_text(json, algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
-    tsr_json_key(json, "digest");
-    tsr_json_str(json, (tsr_str){text, 2 * digest->size});
-    tsr_json_object_end(json);
-}
-
 static void put_stats(tsr_json *json, const tsr_stats *stats)
 {
     const struct {
@@ -240,7 +223,8 @@ static tsr_status put_values(const inspector *in, const tsr_entry *entry)
         if (tsr_tensor_digest(in->checkpoint, entry, options->hash, options->ring, &digest, &why) != TSR_OK) {
             return report_unreadable(in, entry, &why);
         }
-        put_digest(in->json, options->hash, &digest);
+        tsr_json_key(in->json, "hash");
+        tsr_document_put_digest(in->json, options->hash, &digest);
     }
     if (options->stats && tsr_dtype_is_numeric(entry->dtype)) {
         if (tsr_tensor_stats(in->checkpoint, entry, options->ring, &stats, &why) != TSR_OK) {

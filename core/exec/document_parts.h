@@ -7,6 +7,9 @@
 /* One after the other inside an array. A path without data is not printed. */
 void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings);
 
+/* {"algorithm": …, "digest": hex} */
+void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest);
+
 static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
 {
     return !selection->keeps || selection->keeps(selection->ctx, fqn);

@@ -18,6 +18,7 @@ typedef enum cli_option_kind {
     CLI_LIST,   /* field: cli_list, every one counts */
     CLI_CHOICE, /* field: unsigned, 0 when not given, else 1 + position among the words of `value` */
     CLI_REAL,   /* field: cli_real */
+    CLI_COUNT,  /* field: uint64_t; a whole number of 1 or more */
     CLI_BYTES   /* field: uint64_t; "64MB" is decimal, "64MiB" binary, a bare number bytes */
 } cli_option_kind;
 
@@ -53,7 +54,7 @@ typedef struct cli_command {
     int (*run)(cli *program, const void *arguments);
 } cli_command;
 
-extern const cli_command cli_inspect, cli_layout, cli_validate, cli_explain, cli_diff, cli_get, cli_convert, cli_doctor;
+extern const cli_command cli_inspect, cli_layout, cli_validate, cli_explain, cli_diff, cli_get, cli_convert, cli_plan, cli_doctor;
 extern const cli_command cli_fqn;
 extern const cli_command *const cli_commands[]; /* ends with NULL */
 extern const cli_option cli_global_options[];   /* fields of cli_globals */
@@ -64,7 +65,7 @@ typedef struct cli_globals {
     bool quiet;
     bool no_progress;
     unsigned color; /* choice: auto, always, never */
-    const char *threads;
+    uint64_t threads; /* 0: as many as allowed */
     bool help;
     bool version;
 } cli_globals;

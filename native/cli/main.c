@@ -10,7 +10,7 @@
 #include "cli/term.h"
 
 const cli_command *const cli_commands[] = {&cli_inspect, &cli_validate, &cli_layout, &cli_diff, &cli_get,
-                                           &cli_convert, &cli_explain, &cli_fqn, &cli_doctor, NULL};
+                                           &cli_convert, &cli_plan, &cli_explain, &cli_fqn, &cli_doctor, NULL};
 
 /* ---- messages ---- */
 
@@ -71,8 +71,8 @@ tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *e
 const tsr_host *cli_host(cli *program)
 {
     if (!program->host_is_open) {
-        const char *threads = program->globals.threads;
-        tsr_native_host_open(&program->native, threads ? (uint32_t)strtoul(threads, NULL, 10) : 0);
+        uint64_t threads = program->globals.threads;
+        tsr_native_host_open(&program->native, threads < UINT32_MAX ? (uint32_t)threads : 0);
         program->host_is_open = true;
     }
     return &program->native.host;

@@ -1,6 +1,5 @@
 /* One option table drives parsing (here), help (help.c) and suggestions (suggest.c). Options may stand anywhere after the
  * command's name; "--" ends them. */
-#include <errno.h>
 #include <stdlib.h>
 
 #include "cli/cli.h"
@@ -9,7 +8,7 @@ const cli_option cli_global_options[] = {
     {"quiet", 'q', CLI_FLAG, NULL, "no messages but errors, no progress", offsetof(cli_globals, quiet)},
     {"no-progress", 0, CLI_FLAG, NULL, "no progress line (shown only on a terminal)", offsetof(cli_globals, no_progress)},
     {"color", 0, CLI_CHOICE, "auto|always|never", "colors; auto heeds NO_COLOR and TERM=dumb", offsetof(cli_globals, color)},
-    {"threads", 0, CLI_TEXT, "N", "threads to use (default: the cores allowed)", offsetof(cli_globals, threads)},
+    {"threads", 0, CLI_COUNT, "N", "threads to use (default: the cores allowed)", offsetof(cli_globals, threads)},
     {"help", 'h', CLI_FLAG, NULL, "help on the command", offsetof(cli_globals, help)},
     {"version", 0, CLI_FLAG, NULL, "version and what it was built with", offsetof(cli_globals, version)},
     {0},
@@ -113,6 +112,11 @@ static bool store_value(const cli *program, target to, const char *value, int ar
     case CLI_BYTES:
         if (cli_parse_bytes(value, field)) return true;
         cli_fail(program, "--%s takes a size such as 512MB or 2GiB, not '%s'", to.option->name, value);
+        return false;
+    case CLI_COUNT:
+        *(uint64_t *)field = strtoull(value, &end, 10);
+        if (*value >= '1' && *value <= '9' && *end == '\0' && strlen(value) < 19) return true;
+        cli_fail(program, "--%s takes a whole number of 1 or more, not '%s'", to.option->name, value);
         return false;
     case CLI_REAL:
         *real = (cli_real){true, strtod(value, &end)};

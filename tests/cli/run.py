@@ -446,6 +446,43 @@ def test_convert_shards_renames_and_sidecar(t):
 
 
 @test
+def test_plan_covers_every_rank(t):
+    path, want = sample("dcp_fsdp2")
+    doc = t.json("plan", path, "--mesh", "dp=3,tp=2", "--placements", "shard(0),replicate", "--items")
+    need(doc["totals"]["ranks"] == 6 and doc["target"]["mesh"] == {"shape": [3, 2], "dim_names": ["dp", "tp"]}, doc["target"])
+    need(doc["totals"]["bytes"] == sum(r["read"] for r in doc["ranks"]), "reads do not add up")
+    for rank in range(6):
+        for name, w in want["entries"].items():
+            rows, rest = (w["shape"] or [1])[0], w["shape"][1:]
+            part = -(-rows // 3)  # torch.chunk
+            low = min(rank // 2 * part, rows)
+            expect = {(r, *c) for r in range(min(part, rows - low)) for c in points(rest)} if w["shape"] else {()}
+            got = [q for i in doc["items"] if i["dest_rank"] == rank and i["fqn"] == name for q in points(i["lengths"], i["dest_offsets"])]
+            need(len(got) == len(set(got)) and set(got) == expect, f"rank {rank}: {name} {w['shape']}: {sorted(got)[:4]}… for {sorted(expect)[:4]}…")
+    need("imbalance" in t.text("plan", path, "--mesh", "4", "--placements", "shard(0)"), "text")
+
+
+def points(sizes, offsets=None):
+    import itertools
+    return itertools.product(*(range(o, o + s) for o, s in zip(offsets or [0] * len(sizes), sizes)))
+
+
+@test
+def test_plan_with_rules(t):
+    path, want = sample("dcp_fsdp2")
+    target = {"schema": "tessera.target/1", "mesh": {"shape": [2], "dim_names": ["dp"]}, "rules": [{"match": "**.weight", "placements": ["shard(0)"]}]}
+    json.dump(target, open(t.at("target.json"), "w"))
+    doc = t.json("plan", path, "--target", t.at("target.json"), "--json")
+    need(doc["target"] == {**target, "default": ["replicate"]}, doc["target"])
+    need(doc["source"]["digest"] == t.json("plan", path, "--target", t.at("target.json"), "--json")["source"]["digest"], "the digest changes")
+    for args, message in ((("--mesh", "dp=2"), "--mesh with --placements"), (("--mesh", "dp=2", "--placements", "shard(0),shard(1)"), "one placement a mesh dim"),
+                          (("--mesh", "dp=x", "--placements", "shard(0)"), "dp=x"), (("--mesh", "dp=2", "--placements", "partial"), "partial"),
+                          (("--target", path), "folder")):
+        p = t.run("plan", path, *args, status=2)
+        need(message in p.stderr.decode(), f"{args}: {p.stderr}")
+
+
+@test
 def test_doctor(t):
     doc = t.json("doctor", "--json")
     need(doc["program"]["crc32"] and doc["machine"]["threads"] >= 1, doc)

@@ -8,6 +8,7 @@
 #include "tessera/compare.h"
 #include "tessera/diff.h"
 #include "tessera/json.h"
+#include "tessera/plan.h"
 
 /* Which entries to list; `keeps` NULL: all. */
 typedef struct tsr_selection {
@@ -56,6 +57,40 @@ typedef struct tsr_diff_document {
     const tsr_difference *differences; /* one a pair, or NULL: values were not compared */
 } tsr_diff_document;
 tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
+
+/* A tessera.target/1 document as it stands: texts that mesh.h reads. All live in `arena`. (core/formats) */
+typedef struct tsr_target_rule_text {
+    tsr_str match;
+    tsr_str placements; /* "shard(0),replicate" */
+} tsr_target_rule_text;
+typedef struct tsr_target_texts {
+    tsr_str mesh; /* "dp=4,tp=2" */
+    const tsr_target_rule_text *rules;
+    uint32_t rule_count;
+    tsr_str default_placements; /* empty when the document has none: replicate */
+} tsr_target_texts;
+tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out, tsr_error *err);
+/* The target that such texts mean; `match` as in tsr_target. A default that is empty becomes "replicate,…" in the texts too.
+ * Everything lives in `arena` and borrows the texts. Checked. Errors: TSR_E_USAGE naming the rule and the byte in it. */
+tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,
+                                 tsr_target *out, tsr_error *err);
+
+/* tessera.plan/1: what a resharding would read, send and hold. `source_path` and `texts` make it checkable later: the
+ * document carries the target and a digest of the source's catalog (TSR_E_UNSUPPORTED without a host digest). With
+ * `items`, every read item of every rank. */
+typedef struct tsr_plan_document {
+    const tsr_plan *plan;
+    const tsr_plan_totals *totals;
+    const tsr_catalog *catalog;
+    const tsr_mesh *mesh;
+    const tsr_target_texts *texts; /* the default spelled out */
+    tsr_str source_path;
+    bool items;
+} tsr_plan_document;
+tsr_status tsr_document_plan(const tsr_plan_document *document, const tsr_host *host, tsr_json *json, tsr_error *err);
+/* SHA-256 (or XXH3 where the host has no SHA-256) of a catalog: names, kinds, dtypes, shapes, boxes, and where their bytes
+ * lie. Equal for two openings of an unchanged checkpoint. */
+tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm, tsr_digest *out, tsr_error *err);
 
 /* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
  * work are bounded by the capacity. Returns `out`. */
