@@ -1,0 +1,218 @@
+/* Which boxes a DTensor's rank holds. Expected boxes are torch.chunk's, worked out by hand; whole meshes of real ranks are
+ * in test_formats_torch (samples torch_ranks_*). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "formats/torch_item.h"
+#include "support/torch_pickle.h"
+
+static zip_image image;
+
+typedef struct opened {
+    tsr_host host;
+    tsr_store *store;
+    tsr_arena *arena;
+    tsr_findings *findings;
+    tsr_torch_item item;
+    tsr_error err;
+    tsr_status status;
+} opened;
+
+static void open_pickle(opened *o, const char *pickle, size_t storage_bytes, const uint32_t *rank)
+{
+    torch_image(&image, pickle, (const size_t[]){storage_bytes, SIZE_MAX});
+    tsr_memory_file file = {TSR_STR("x.pt"), {(const char *)image.bytes, image.size}};
+    *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
+    assert_int_equal(tsr_store_from_memory(o->host.allocator, &file, 1, &o->store, NULL), TSR_OK);
+    o->arena = tsr_arena_new(o->host.allocator, 0, NULL);
+    o->findings = tsr_findings_new(o->host.allocator, 0, NULL);
+    o->status = rank ? tsr_torch_item_open_rank(o->store, &o->host, 0, 0, image.size, *rank, o->arena, o->findings, &o->item, &o->err)
+                     : tsr_torch_item_open(o->store, &o->host, 0, 0, image.size, o->arena, o->findings, &o->item, &o->err);
+}
+
+static void drop(opened *o)
+{
+    tsr_findings_free(o->findings);
+    tsr_arena_free(o->arena);
+    o->store->close(o->store);
+}
+
+/* "start+size,start+size@byte" for each chunk, bytes counted from the storage's beginning. */
+static void print_chunks(const tsr_entry *entry, char *out, size_t size)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        const tsr_chunk *c = &entry->chunks[i];
+        if (i) used += (size_t)snprintf(out + used, size - used, " ");
+        for (uint32_t d = 0; d < entry->rank; d++)
+            used += (size_t)snprintf(out + used, size - used, "%s%llu+%llu", d ? "," : "", (unsigned long long)c->offsets[d],
+                                     (unsigned long long)c->sizes[d]);
+        used += (size_t)snprintf(out + used, size - used, "@%llu", (unsigned long long)(c->byte_offset - image.member[1].data));
+    }
+}
+
+#define D1(n, local, mesh, placements) \
+    PICKLED_DTENSOR(PICKLED_1(n), PICKLED_1("1"), PICKLED_TENSOR("0", local, PICKLED_1(local), PICKLED_1("1")), mesh, placements, "") "."
+#define D2(rows, columns, r, c, numel, mesh, placements, spec)                                                  \
+    PICKLED_DTENSOR(PICKLED_2(rows, columns), PICKLED_2(columns, "1"),                                          \
+                    PICKLED_TENSOR("0", numel, PICKLED_2(r, c), PICKLED_2(c, "1")), mesh, placements, spec) "."
+#define MESH_1(n, at) PICKLED_MESH(PICKLED_1(n), PICKLED_AT(PICKLED_1(at)))
+#define MESH_2(n, m, at_n, at_m) PICKLED_MESH(PICKLED_2(n, m), PICKLED_AT(PICKLED_2(at_n, at_m)))
+#define ORDER(first, second)                                                                                    \
+    "S'shard_order'\n(ctorch.distributed.tensor._dtensor_spec\nShardOrderEntry\n(I0\n" PICKLED_2(first, second) "t\x81ts"
+
+static const struct row {
+    const char *pickle;
+    size_t storage_bytes;
+    const char *chunks;
+    const char *placements;
+} rows[] = {
+    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("0")), 12, "0+3@0", "shard(0)"},
+    {D1("7", "1", MESH_1("3", "2"), PICKLED_SHARD("0")), 4, "6+1@0", "shard(0)"},
+    {D1("2", "0", MESH_1("3", "2"), PICKLED_SHARD("0")), 0, "", "shard(0)"},
+    {D1("0", "0", MESH_1("3", "2"), PICKLED_SHARD("0")), 0, "0+0@0", "shard(0)"},
+    {D1("5", "5", MESH_1("3", "2"), PICKLED_REPLICATE), 20, "0+5@0", "replicate"},
+    {D2("2", "5", "2", "2", "4", MESH_1("3", "1"), PICKLED_SHARD("-1"), ""), 16, "0+2,2+2@0", "shard(1)"},
+    {D2("6", "4", "3", "2", "6", MESH_2("2", "2", "1", "1"), PICKLED_SHARD("0") PICKLED_SHARD("1"), ""), 24, "3+3,2+2@0", "shard(0),shard(1)"},
+    /* [7, 4] on a 3 × 2 mesh: columns of the mesh cut first (4 and 3 rows), then its rows */
+    {D2("7", "4", "1", "4", "4", MESH_2("3", "2", "1", "1"), PICKLED_STRIDED("0", "2") PICKLED_SHARD("0"), ""), 16, "5+1,0+4@0",
+     "strided_shard(0,2),shard(0)"},
+    {D2("7", "4", "0", "4", "0", MESH_2("3", "2", "2", "0"), PICKLED_STRIDED("0", "2") PICKLED_SHARD("0"), ""), 0, "",
+     "strided_shard(0,2),shard(0)"},
+    /* the same dimension over both mesh dimensions, left to right, and in the order that the spec states */
+    {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), ""), 8, "2+2,0+1@0", "shard(0),shard(0)"},
+    {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), ORDER("1", "0")), 8, "4+2,0+1@0",
+     "shard(0),shard(0)"},
+    /* a split that no mesh dimension explains: this rank's part of each of the pieces */
+    {D1("12", "6", MESH_1("2", "1"), PICKLED_STRIDED("0", "2")), 24, "3+3@0 9+3@12", "strided_shard(0,2)"},
+    {D1("12", "12", MESH_1("1", "0"), PICKLED_STRIDED("0", "3")), 48, "0+12@0", "strided_shard(0,3)"},
+    {D2("2", "8", "2", "4", "8", MESH_1("2", "0"), PICKLED_STRIDED("1", "2"), ""), 32, "0+2,0+2@0 0+2,4+2@8", "strided_shard(1,2)"},
+};
+
+static void test_formats_torch_shard__boxes_follow_from_mesh_and_placements(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        opened o;
+        char chunks[256];
+        open_pickle(&o, rows[i].pickle, rows[i].storage_bytes, NULL);
+        if (o.status != TSR_OK || o.item.root->kind != TSR_VALUE_TENSOR)
+            fail_msg("row %zu: status %d, %zu findings: %s", i, (int)o.status, tsr_findings_count(o.findings), o.err.message);
+        const tsr_entry *entry = o.item.root->as.tensor;
+        print_chunks(entry, chunks, sizeof chunks);
+        if (strcmp(chunks, rows[i].chunks) != 0) fail_msg("row %zu: %s, expected %s", i, chunks, rows[i].chunks);
+        assert_true(tsr_str_equal(entry->distribution->placements, tsr_str_from(rows[i].placements)));
+        drop(&o);
+    }
+}
+
+static void test_formats_torch_shard__a_box_inside_the_local_tensor_has_its_strides(void **state)
+{
+    (void)state;
+    opened o;
+    open_pickle(&o, rows[13].pickle, rows[13].storage_bytes, NULL);
+    const tsr_view *view = o.item.root->as.tensor->chunks[1].view;
+    assert_non_null(view);
+    assert_int_equal(view->strides[0], 4);
+    assert_int_equal(view->strides[1], 1);
+    drop(&o);
+}
+
+static const struct row untold[] = {
+    {D1("7", "2", MESH_1("3", "0"), PICKLED_SHARD("0")), 8, "is not what its placements give", NULL},
+    {D1("7", "7", MESH_1("3", "0"), PICKLED_PARTIAL), 28, "partial values", NULL},
+    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), ""), PICKLED_SHARD("0")), 12, "does not say which rank's part", NULL},
+    {D1("7", "3", MESH_1("3", "3"), PICKLED_SHARD("0")), 12, "does not say which rank's part", NULL},
+    {D1("7", "3", MESH_1("0", "0"), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("0") PICKLED_SHARD("0")), 12, "not of a known form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("1")), 12, "not of a known form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), PICKLED_STRIDED("0", "0")), 12, "not of a known form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), "I1\n"), 12, "not of a known form", NULL},
+    {D1("7", "3", "N", PICKLED_SHARD("0")), 12, "not of a known form", NULL},
+};
+
+static void test_formats_torch_shard__what_cannot_be_told_is_reported_and_opaque(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof untold / sizeof untold[0]; i++) {
+        opened o;
+        open_pickle(&o, untold[i].pickle, untold[i].storage_bytes, NULL);
+        if (o.status != TSR_OK || tsr_findings_count(o.findings) != 1)
+            fail_msg("row %zu: status %d, %zu findings: %s", i, (int)o.status, tsr_findings_count(o.findings), o.err.message);
+        const tsr_finding *f = tsr_findings_at(o.findings, 0);
+        assert_string_equal(f->rule->id, "torch/dtensor");
+        if (!strstr(f->message.data, untold[i].chunks)) fail_msg("row %zu: %.*s", i, TSR_STR_ARG(f->message));
+        assert_int_equal(o.item.root->kind, TSR_VALUE_OBJECT);
+        assert_int_equal(tsr_value_get(o.item.root->items[0], TSR_STR("local_tensor"))->kind, TSR_VALUE_TENSOR);
+        drop(&o);
+    }
+}
+
+/* 2^40 pieces of a tensor whose elements are one and the same: nothing to hold, much to count. */
+static void test_formats_torch_shard__endless_strides_are_refused(void **state)
+{
+    (void)state;
+    opened o;
+    open_pickle(&o,
+                PICKLED_DTENSOR(PICKLED_1("2199023255552"), PICKLED_1("1"),
+                                PICKLED_TENSOR("0", "1", PICKLED_1("1099511627776"), PICKLED_1("0")), MESH_1("2", "0"),
+                                PICKLED_STRIDED("0", "1099511627776"), "") ".",
+                4, NULL);
+    assert_int_equal(o.status, TSR_E_LIMIT);
+    drop(&o);
+}
+
+static void test_formats_torch_shard__a_rank_is_taken_from_the_mesh_or_else_the_hint(void **state)
+{
+    (void)state;
+    static const uint32_t six = 6;
+    opened o;
+    char chunks[64];
+    open_pickle(&o, D1("7", "3", PICKLED_MESH(PICKLED_1("3"), "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"), PICKLED_SHARD("0")), 12, &six);
+    assert_int_equal(o.item.root->kind, TSR_VALUE_TENSOR);
+    print_chunks(o.item.root->as.tensor, chunks, sizeof chunks);
+    assert_string_equal(chunks, "3+3@0");
+    assert_true(o.item.rank_known);
+    assert_int_equal(o.item.rank, 6);
+    drop(&o);
+    open_pickle(&o, D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_1("0")) "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"),
+                       PICKLED_SHARD("0")), 12, &six);
+    assert_int_equal(o.item.rank, 4); /* what the file says itself counts */
+    drop(&o);
+}
+
+/* Before PyTorch 2.9 a mesh was a tensor of ranks. */
+static void test_formats_torch_shard__meshes_of_older_versions_are_read(void **state)
+{
+    (void)state;
+    opened o;
+    char chunks[64];
+    open_pickle(&o, D1("7", "3",
+                       "ctorch.distributed._tensor.device_mesh\nDeviceMesh\n)\x81(dS'mesh'\n" PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1"))
+                       "sS'mesh_dim_names'\n(S'dp'\ntsS'_coordinate_on_dim'\n(lI1\nasb", PICKLED_SHARD("0")), 12, NULL);
+    if (o.status != TSR_OK) fail_msg("%s", o.err.message);
+    assert_int_equal(o.item.root->kind, TSR_VALUE_TENSOR);
+    print_chunks(o.item.root->as.tensor, chunks, sizeof chunks);
+    assert_string_equal(chunks, "3+3@0");
+    assert_true(tsr_str_equal(o.item.root->as.tensor->distribution->mesh, TSR_STR("dp=3")));
+    drop(&o);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats_torch_shard__boxes_follow_from_mesh_and_placements),
+        cmocka_unit_test(test_formats_torch_shard__a_box_inside_the_local_tensor_has_its_strides),
+        cmocka_unit_test(test_formats_torch_shard__what_cannot_be_told_is_reported_and_opaque),
+        cmocka_unit_test(test_formats_torch_shard__endless_strides_are_refused),
+        cmocka_unit_test(test_formats_torch_shard__a_rank_is_taken_from_the_mesh_or_else_the_hint),
+        cmocka_unit_test(test_formats_torch_shard__meshes_of_older_versions_are_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
