@@ -1,0 +1,219 @@
+/* Several torch.save files as one checkpoint: what comes together, and what is reported when files do not belong together.
+ * Complete sets of real ranks are in test_formats_torch. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "support/sample.h"
+#include "support/torch_pickle.h"
+#include "tessera/checkpoint.h"
+
+static zip_image image;
+
+typedef struct opened {
+    sample sample;
+    tsr_host host;
+    tsr_checkpoint *checkpoint;
+    const tsr_catalog *catalog;
+    tsr_error err;
+} opened;
+
+static void add_pickle(opened *o, const char *name, const char *pickle, size_t storage_bytes)
+{
+    torch_image(&image, pickle, (const size_t[]){storage_bytes, SIZE_MAX});
+    char *copy = malloc(image.size);
+    memcpy(copy, image.bytes, image.size);
+    sample_add(&o->sample, name, (tsr_str){copy, image.size});
+}
+
+static void add_text(opened *o, const char *name, const char *text)
+{
+    char *copy = malloc(strlen(text) + 1);
+    memcpy(copy, text, strlen(text) + 1);
+    sample_add(&o->sample, name, (tsr_str){copy, strlen(text)});
+}
+
+static tsr_status open_files(opened *o)
+{
+    o->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    assert_int_equal(sample_open(&o->sample, &tsr_allocator_libc), TSR_OK);
+    tsr_status status = tsr_checkpoint_open(o->sample.store, &o->host, NULL, &o->checkpoint, &o->err);
+    if (status == TSR_OK) o->catalog = tsr_checkpoint_catalog(o->checkpoint);
+    return status;
+}
+
+static void must_open(opened *o)
+{
+    if (open_files(o) != TSR_OK) fail_msg("%s", o->err.message);
+}
+
+static void drop(opened *o)
+{
+    tsr_checkpoint_close(o->checkpoint);
+    sample_close(&o->sample);
+}
+
+static unsigned count_findings(const opened *o, const char *rule, const char *message)
+{
+    const tsr_findings *findings = tsr_checkpoint_findings(o->checkpoint);
+    unsigned count = 0;
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+        const tsr_finding *f = tsr_findings_at(findings, i);
+        char text[512];
+        snprintf(text, sizeof text, "%.*s", TSR_STR_ARG(f->message));
+        count += strcmp(f->rule->id, rule) == 0 && strstr(text, message) != NULL;
+    }
+    return count;
+}
+
+#define PLAIN(size) "(dS'w'\n" PICKLED_TENSOR("0", "2", PICKLED_1(size), PICKLED_1("1")) "s."
+#define EPOCH(n) "(dS'epoch'\nI" n "\ns."
+
+static void test_formats_torch_ranks__equal_tensors_become_replicas(void **state)
+{
+    (void)state;
+    opened o = {.catalog = NULL};
+    add_pickle(&o, "rank0.pt", PLAIN("2"), 8);
+    add_pickle(&o, "rank1.pt", PLAIN("2"), 8);
+    add_pickle(&o, "rank2.pt", PLAIN("2"), 8);
+    must_open(&o);
+    const tsr_entry *w = tsr_checkpoint_entry(o.checkpoint, TSR_STR("w"));
+    assert_int_equal(w->chunk_count, 1);
+    assert_int_equal(w->chunks[0].file, 0);
+    assert_int_equal(w->replica_count, 2);
+    assert_int_equal(w->replicas[0].file, 1);
+    assert_int_equal(w->replicas[1].file, 2);
+    assert_int_equal(w->storage_id, 0);
+    assert_int_equal(tsr_findings_count(tsr_checkpoint_findings(o.checkpoint)), 0);
+    drop(&o);
+}
+
+static void test_formats_torch_ranks__tensors_that_differ_in_kind_are_reported(void **state)
+{
+    (void)state;
+    static const char *const others[] = {PLAIN("1"), "(dS'w'\nI1\ns."};
+    for (size_t i = 0; i < 2; i++) {
+        opened o = {.catalog = NULL};
+        add_pickle(&o, "rank0.pt", PLAIN("2"), 8);
+        add_pickle(&o, "rank1.pt", others[i], 8);
+        must_open(&o);
+        assert_int_equal(count_findings(&o, "torch/rank-differs", "'w' has another dtype, shape or kind"), 1);
+        assert_int_equal(o.catalog->entries[0].replica_count, 0);
+        drop(&o);
+    }
+}
+
+static void test_formats_torch_ranks__objects_of_the_lowest_rank_stay(void **state)
+{
+    (void)state;
+    opened o = {.catalog = NULL};
+    add_pickle(&o, "rank0.pt", EPOCH("3"), 0);
+    add_pickle(&o, "rank1.pt", EPOCH("4"), 0);
+    add_pickle(&o, "rank2.pt", EPOCH("3"), 0);
+    must_open(&o);
+    assert_int_equal(o.catalog->entries[0].value->as.integer, 3);
+    assert_int_equal(count_findings(&o, "torch/rank-object", "'epoch' is not equal"), 1);
+    drop(&o);
+}
+
+static void test_formats_torch_ranks__a_missing_rank_is_named(void **state)
+{
+    (void)state;
+    opened o = {.catalog = NULL};
+    for (const char *const *f = (const char *const[]){"rank0.pt", "rank1.pt", "rank3.pt", NULL}; *f; f++)
+        sample_add_file(&o.sample, "broken_ranks_missing", *f);
+    must_open(&o);
+    assert_int_equal(count_findings(&o, "torch/rank-missing", "no file of rank 2 of 4"), 1);
+    drop(&o);
+}
+
+static void test_formats_torch_ranks__two_files_of_one_rank_are_reported(void **state)
+{
+    (void)state;
+    opened o = {.catalog = NULL};
+    sample_add(&o.sample, "rank0.pt", sample_read("torch_ranks_replicated/rank0.pt"));
+    sample_add(&o.sample, "rank1.pt", sample_read("torch_ranks_tp_fsdp2/rank2.pt"));
+    sample_add(&o.sample, "rank2.pt", sample_read("torch_ranks_tp_fsdp2/rank2.pt"));
+    must_open(&o);
+    assert_int_equal(count_findings(&o, "torch/rank-twice", "rank 2 wrote 'rank1.pt' and 'rank2.pt'"), 1);
+    assert_int_equal(count_findings(&o, "torch/rank-missing", "of 4"), 2);
+    drop(&o);
+}
+
+static void test_formats_torch_ranks__a_broken_file_is_named(void **state)
+{
+    (void)state;
+    opened o = {.catalog = NULL};
+    add_pickle(&o, "rank0.pt", PLAIN("2"), 8);
+    add_pickle(&o, "rank1.pt", PLAIN("2"), 4);
+    assert_int_equal(open_files(&o), TSR_E_FORMAT);
+    assert_non_null(strstr(o.err.message, "in rank1.pt"));
+    drop(&o);
+}
+
+/* ---- index ---- */
+
+#define INDEX(map) "{\"metadata\":{\"total_size\":8},\"weight_map\":{" map "}}"
+
+static void test_formats_torch_index__what_index_and_files_say_differently_is_reported(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *index, *rule;
+        tsr_entry_kind kind; /* of 'w' */
+    } rows[] = {
+        {INDEX("\"w\":\"a.bin\",\"epoch\":\"b.bin\""), NULL, TSR_ENTRY_TENSOR},
+        {INDEX("\"w\":\"a.bin\""), "index/unreferenced-file", TSR_ENTRY_TENSOR},
+        {INDEX("\"w\":\"b.bin\",\"epoch\":\"b.bin\""), "index/missing-key", TSR_ENTRY_OPAQUE},
+        {INDEX("\"w\":\"gone.bin\",\"epoch\":\"b.bin\",\"x\":\"a.bin\""), "index/missing-file", TSR_ENTRY_OPAQUE},
+        {INDEX("\"epoch\":\"b.bin\",\"x\":\"a.bin\""), "index/extra-key", TSR_ENTRY_TENSOR},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        opened o = {.catalog = NULL};
+        add_pickle(&o, "a.bin", PLAIN("2"), 8);
+        add_pickle(&o, "b.bin", EPOCH("3"), 0);
+        add_text(&o, "pytorch_model.bin.index.json", rows[i].index);
+        must_open(&o);
+        assert_int_equal(o.catalog->format, TSR_FORMAT_TORCH_INDEX);
+        assert_int_equal(tsr_checkpoint_entry(o.checkpoint, TSR_STR("w"))->kind, rows[i].kind);
+        if (rows[i].rule && !count_findings(&o, rows[i].rule, "")) fail_msg("row %zu: no %s", i, rows[i].rule);
+        if (!rows[i].rule) assert_int_equal(tsr_findings_count(tsr_checkpoint_findings(o.checkpoint)), 0);
+        drop(&o);
+    }
+}
+
+static void test_formats_torch_index__a_copy_in_another_file_is_kept_for_comparison(void **state)
+{
+    (void)state;
+    static const char *const copies[] = {PLAIN("2"), PLAIN("1")};
+    for (size_t i = 0; i < 2; i++) {
+        opened o = {.catalog = NULL};
+        add_pickle(&o, "a.bin", PLAIN("2"), 8);
+        add_pickle(&o, "b.bin", copies[i], 8);
+        add_text(&o, "pytorch_model.bin.index.json", INDEX("\"w\":\"a.bin\",\"x\":\"b.bin\""));
+        must_open(&o);
+        const tsr_entry *w = tsr_checkpoint_entry(o.checkpoint, TSR_STR("w"));
+        assert_int_equal(w->replica_count, i == 0);
+        assert_int_equal(count_findings(&o, "index/key-in-two-files", i == 0 ? "" : "another kind, dtype or shape"), 1);
+        assert_int_equal(tsr_findings_total(tsr_checkpoint_findings(o.checkpoint), TSR_ERROR), i == 0 ? 1 : 2);
+        drop(&o);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats_torch_ranks__equal_tensors_become_replicas),
+        cmocka_unit_test(test_formats_torch_ranks__tensors_that_differ_in_kind_are_reported),
+        cmocka_unit_test(test_formats_torch_ranks__objects_of_the_lowest_rank_stay),
+        cmocka_unit_test(test_formats_torch_ranks__a_missing_rank_is_named),
+        cmocka_unit_test(test_formats_torch_ranks__two_files_of_one_rank_are_reported),
+        cmocka_unit_test(test_formats_torch_ranks__a_broken_file_is_named),
+        cmocka_unit_test(test_formats_torch_index__what_index_and_files_say_differently_is_reported),
+        cmocka_unit_test(test_formats_torch_index__a_copy_in_another_file_is_kept_for_comparison),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
