@@ -74,6 +74,30 @@ static tsr_status find_layout(maker *m, const tsr_entry *entry, const tsr_placem
     return tsr_layout_over_mesh(mesh, placements, m->plan->target->strided, entry->rank, entry->shape, arena, layout, err);
 }
 
+/* A layout that the caller gave. */
+static tsr_status take_layout(maker *m, const tsr_entry *entry, const tsr_layout *layout, uint32_t *number, tsr_error *err)
+{
+    tsr_box shape = {entry->rank, NULL, entry->shape};
+    bool fits = layout->ranks == m->plan->ranks && tsr_box_equal(shape, (tsr_box){layout->rank, NULL, layout->shape});
+    TSR_FAIL_IF(!fits, err, TSR_E_USAGE, TSR_NO_POSITION, "the layout given for '%.*s' is of another shape or number of ranks",
+                TSR_STR_ARG(entry->fqn));
+    const tsr_layout **slot = tsr_vec_push(&m->layout_list, err);
+    if (!slot) return TSR_E_NOMEM;
+    *slot = layout;
+    *number = (uint32_t)m->layout_list.count - 1;
+    return TSR_OK;
+}
+
+static tsr_status choose_layout(maker *m, const tsr_plan_options *options, tsr_plan_tensor *tensor,
+                                const tsr_placement **placements, uint32_t *number, tsr_error *err)
+{
+    const tsr_layout *own = options && options->layout ? options->layout(options->layout_ctx, tensor->entry) : NULL;
+    *placements = NULL;
+    if (own) return take_layout(m, tensor->packed, own, number, err);
+    TSR_TRY(tsr_target_placements(m->plan->target, tensor->packed, m->plan->arena, placements, &tensor->replicated, err));
+    return find_layout(m, tensor->packed, *placements, number, err);
+}
+
 static uint64_t hash_boxes(const tsr_entry *entry)
 {
     uint64_t hash = entry->chunk_count;
@@ -104,8 +128,8 @@ static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error
                 "the chunks of '%.*s' do not tile it (%llu elements are in none%s): validate says where",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing,
                 tiling.overlap[0] != TSR_NO_CHUNK ? ", some in several" : "");
-    bool cut = false;
-    for (uint32_t d = 0; d < entry->rank; d++) cut = cut || c->layout->dims[d].positions > 1;
+    bool cut = c->layout->dims == NULL;
+    for (uint32_t d = 0; d < entry->rank && !cut; d++) cut = c->layout->dims[d].positions > 1;
     TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "'%.*s' is %s, whose elements are no whole bytes: it cannot be cut", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
@@ -150,18 +174,17 @@ static tsr_status count_bytes(tsr_plan *plan, const tsr_entry *entry, tsr_error 
     return TSR_OK;
 }
 
-static tsr_status add_tensor(maker *m, const tsr_entry *entry, tsr_error *err)
+static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_options *options, tsr_error *err)
 {
     tsr_plan *plan = m->plan;
     const tsr_placement *placements;
-    uint32_t layout;
+    uint32_t layout = 0;
     tsr_plan_tensor tensor = {.entry = entry, .packed = entry};
     TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has %u dimensions, at most %u are read",
                 TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
     TSR_TRY(count_bytes(plan, entry, err));
     if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->rank) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
-    TSR_TRY(tsr_target_placements(plan->target, tensor.packed, plan->arena, &placements, &tensor.replicated, err));
-    TSR_TRY(find_layout(m, tensor.packed, placements, &layout, err));
+    TSR_TRY(choose_layout(m, options, &tensor, &placements, &layout, err));
     TSR_TRY(find_class(m, tensor.packed, layout, placements, &tensor.class_number, err));
     TSR_TRY(tsr_sources_choose(&m->loads, entry, plan->arena, &tensor.sources, err));
     tsr_plan_class *c = (tsr_plan_class *)plan->classes.items + tensor.class_number;
@@ -179,7 +202,7 @@ static tsr_status add_tensors(maker *m, const tsr_plan_options *options, tsr_err
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         bool wanted = !options || !options->want || options->want(options->want_ctx, entry->fqn);
-        if (wanted && entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(add_tensor(m, entry, err));
+        if (wanted && entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(add_tensor(m, entry, options, err));
     }
     return TSR_OK;
 }

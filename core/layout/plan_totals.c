@@ -2,10 +2,16 @@
 #include "base/try.h"
 #include "layout/plan_room.h"
 
+typedef struct chunk_reads {
+    uint64_t items;
+    uint64_t elements;
+} chunk_reads;
+
 /* What the reads of one class's geometry come to. */
 typedef struct class_reads {
-    uint64_t *by_chunk; /* items that read each chunk, every distinct shard once */
+    chunk_reads *by_chunk; /* every distinct shard once */
     uint64_t items;
+    uint64_t elements;
     uint64_t span_elements;
     uint64_t largest; /* elements of one item */
 } class_reads;
@@ -27,8 +33,10 @@ static void count_box(const tsr_plan_class *c, const tsr_shard_box *box, class_r
     tsr_chunk_query_start(&query, &c->index, (tsr_box){rank, box->offsets, box->sizes});
     while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
         tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
-        reads->by_chunk[chunk]++;
+        reads->by_chunk[chunk].items++;
+        reads->by_chunk[chunk].elements += elements;
         reads->items++;
+        reads->elements += elements;
         reads->span_elements += span_of(&c->sample->chunks[chunk], rank, offsets, sizes);
         if (elements > reads->largest) reads->largest = elements;
     }
@@ -67,18 +75,16 @@ static tsr_status add_files(const tsr_plan *plan, const class_reads *reads, tsr_
     for (uint64_t t = 0; t < plan->tensors.count; t++) {
         const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[t];
         const tsr_entry *entry = tensor->packed;
-        const uint64_t *by_chunk = reads[tensor->class_number].by_chunk;
+        const chunk_reads *by_chunk = reads[tensor->class_number].by_chunk;
         for (uint64_t i = 0; i < entry->chunk_count; i++) {
             uint32_t file = tsr_plan_source(tensor, i)->file;
-            uint64_t elements;
-            if (by_chunk[i] == 0 || file == TSR_NO_FILE) continue;
+            if (by_chunk[i].items == 0 || file == TSR_NO_FILE) continue;
             while (files->count <= file) {
                 if (!tsr_vec_push(files, err)) return TSR_E_NOMEM;
             }
             tsr_file_load *load = (tsr_file_load *)files->items + file;
-            tsr_box_volume((tsr_box){entry->rank, NULL, entry->chunks[i].sizes}, &elements);
-            load->reads += by_chunk[i];
-            load->bytes += elements * tsr_plan_bits(tensor) / 8;
+            load->reads += by_chunk[i].items;
+            load->bytes += by_chunk[i].elements * tsr_plan_bits(tensor) / 8;
         }
     }
     return TSR_OK;
@@ -109,7 +115,7 @@ static void sum_up(const tsr_plan *plan, const class_reads *reads, tsr_rank_load
     for (size_t i = 0; i < plan->classes.count; i++) {
         const tsr_plan_class *c = &tsr_plan_classes(plan)[i];
         out->reads += reads[i].items * c->tensors;
-        out->bytes += c->elements * c->element_bits / 8;
+        out->bytes += reads[i].elements * c->element_bits / 8;
         out->span_bytes += reads[i].span_elements * c->element_bits / 8;
     }
     for (uint64_t t = 0; t < plan->tensors.count; t++) {

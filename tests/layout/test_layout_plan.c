@@ -284,6 +284,63 @@ static void test_layout_plan__every_rank_gets_every_element_once_and_back(void *
     for (int i = 0; i < 1500; i++) reshard_and_back(&random, &tsr_allocator_libc);
 }
 
+static const tsr_layout *own_layout(void *ctx, const tsr_entry *entry)
+{
+    (void)entry;
+    return ctx;
+}
+
+/* A rank that wants any box it likes, as a model of another parallelism does, gets just that. */
+static void test_layout_plan__a_layout_of_its_own_is_read_as_it_is(void **state)
+{
+    (void)state;
+    static box_list list;
+    static const uint64_t two[] = {2};
+    static const tsr_str no_name[1];
+    const tsr_placement whole = {TSR_REPLICATE, 0, 0};
+    const tsr_target target = {.mesh = {1, two, no_name}, .default_placements = &whole};
+    tsr_host host = host_with(&tsr_allocator_libc);
+    random_source random = {12};
+    for (int i = 0; i < 500; i++) {
+        uint64_t offsets[2][MOST_DIMS] = {{0}}, sizes[2][MOST_DIMS] = {{0}}, zeros[MOST_DIMS] = {0}, held = 0;
+        tsr_entry entry;
+        do make_entry(&random, &list, &entry);
+        while (volume_of(entry.rank, entry.shape) == 0);
+        tsr_shard_box boxes[2];
+        tsr_shard shards[2];
+        for (int r = 0; r < 2; r++) {
+            for (uint32_t d = 0; d < entry.rank; d++) {
+                offsets[r][d] = random_in(&random, 0, entry.shape[d] - 1);
+                sizes[r][d] = random_in(&random, 1, entry.shape[d] - offsets[r][d]);
+            }
+            boxes[r] = (tsr_shard_box){offsets[r], sizes[r], zeros};
+            shards[r] = (tsr_shard){entry.rank, sizes[r], offsets[r], &boxes[r], 1};
+            held += volume_of(entry.rank, sizes[r]);
+        }
+        tsr_layout layout = tsr_layout_explicit(2, shards, entry.rank, entry.shape);
+        const tsr_plan_options options = {.layout = own_layout, .layout_ctx = &layout};
+        tsr_catalog catalog = {.entries = &entry, .entry_count = 1};
+        tsr_plan *plan;
+        tsr_plan_totals totals;
+        assert_int_equal(tsr_plan_new(&catalog, &target, &options, &host, &plan, NULL), TSR_OK);
+        storage from = fill_storage(&entry);
+        tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+        for (uint64_t r = 0; r < 2; r++) {
+            tsr_shard shard;
+            int64_t *local = load_rank(plan, r, &from, &shard, arena);
+            assert_local(&entry, &shard, local);
+            free(local);
+        }
+        assert_int_equal(tsr_plan_count_totals(plan, arena, &totals, NULL), TSR_OK);
+        assert_int_equal(totals.bytes, held * 4);
+        tsr_plan_free(plan);
+        layout.ranks = 3;
+        assert_int_equal(tsr_plan_new(&catalog, &target, &options, &host, &plan, NULL), TSR_E_USAGE);
+        tsr_arena_free(arena);
+        free_storage(from);
+    }
+}
+
 /* A catalog of several tensors over two files, and a target with rules. */
 typedef struct model {
     tsr_chunk rows[2], cols[2], same[2], scalar[1], none[1], big[1], copies[1];
@@ -547,7 +604,7 @@ static void test_layout_plan__survives_every_allocation_failure(void **state)
         model m;
         tsr_plan *plan = NULL;
         tsr_plan_cursor *cursor = NULL;
-        const tsr_plan_options options = {want_b, NULL};
+        const tsr_plan_options options = {.want = want_b};
         const tsr_read_item *item;
         tsr_plan_totals totals;
         make_model(&m, "2,2", "replicate,shard(0)");
@@ -576,6 +633,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout_plan__every_rank_gets_every_element_once_and_back),
+        cmocka_unit_test(test_layout_plan__a_layout_of_its_own_is_read_as_it_is),
         cmocka_unit_test(test_layout_plan__items_come_rank_by_rank_in_file_order),
         cmocka_unit_test(test_layout_plan__neighbouring_bytes_join),
         cmocka_unit_test(test_layout_plan__a_column_is_a_span_of_its_chunk),

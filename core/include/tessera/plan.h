@@ -17,6 +17,11 @@ typedef struct tsr_plan tsr_plan;
 typedef struct tsr_plan_options {
     bool (*want)(void *ctx, tsr_str fqn); /* NULL: every entry */
     void *want_ctx;
+    /* NULL, or gives a tensor a layout of its own (tsr_layout_explicit; over the target's number of ranks and the tensor's
+     * shape in torch's count): what ranks hold need not come from placements, nor cover the tensor. It gives NULL where the
+     * target's rules apply. */
+    const tsr_layout *(*layout)(void *ctx, const tsr_entry *entry);
+    void *layout_ctx;
 } tsr_plan_options;
 
 /* Plans the catalog's tensors (objects and opaque entries have no bytes to place) for a target. Borrows catalog, target and
@@ -34,7 +39,7 @@ uint64_t tsr_plan_ranks(const tsr_plan *plan);
 typedef struct tsr_planned {
     const tsr_entry *entry;
     const uint64_t *shape;          /* in torch's count */
-    const tsr_placement *placements; /* one a mesh dim of the target */
+    const tsr_placement *placements; /* one a mesh dim of the target; NULL: a layout of its own */
     const tsr_layout *layout;
     bool replicated; /* the default names a dim that the tensor has not, so it is whole there */
 } tsr_planned;
@@ -110,7 +115,7 @@ typedef struct tsr_plan_totals {
     const tsr_file_load *per_file; /* by number in the store; files above have no reads */
     uint64_t classes;              /* distinct (shape, chunk boxes, placements) */
     uint64_t reads;                /* of all files */
-    uint64_t bytes;                /* of all reads: each distinct element once */
+    uint64_t bytes;                /* of all reads, each distinct shard once */
     uint64_t span_bytes;           /* from the first to the last byte of every read: what one request an item would fetch */
     uint64_t largest_read;         /* bytes of one item */
     uint64_t held_max;
