@@ -119,7 +119,8 @@ static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_fla
     TSR_FAIL_IF(!raw && !r->out->use_orig_params, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: no raw_name at %s, and use_orig_params is false", where);
     if (raw && !r->out->use_orig_params) TSR_TRY(copy_string(r, raw, where, &unit->raw_name, err));
     TSR_TRY(tsr_json_find(json, "sharding_strategy", TSR_JSON_STRING, where, &strategy, err));
-    unit->is_sharded = !strategy || !strstr(strategy->valuestring, "NO_SHARD");
+    bool alone = r->out->world_size == 1; /* FSDP calls that NO_SHARD: it says nothing of other world sizes */
+    unit->is_sharded = alone || !strategy || !strstr(strategy->valuestring, "NO_SHARD");
     TSR_FAIL_IF(strategy && strstr(strategy->valuestring, "HYBRID"), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "flat params: %s at %s: describe the ranks of one replica, with FULL_SHARD", strategy->valuestring, where);
     return read_params(r, json, where, unit, err);

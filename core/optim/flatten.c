@@ -92,6 +92,7 @@ static tsr_status flatten_state(flattening *f, const tsr_value *state, tsr_error
         tsr_str name;
         top->next += 2;
         TSR_TRY(join(f, top->prefix, key, &name, err));
+        if (f->stack.count == 1) TSR_TRY(tsr_check_state(key, value, err));
         if (value->kind == TSR_VALUE_DICT) {
             TSR_TRY(push_dict(f, value, name, err));
             continue;

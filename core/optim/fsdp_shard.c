@@ -35,6 +35,8 @@ static tsr_status index_state(sharding *s, tsr_error *err)
     for (size_t i = 0; i < s->full.state->count; i += 2) {
         tsr_str name;
         TSR_TRY(tsr_key_text(s->full.state->items[i], s->arena, &name, err));
+        if (tsr_map_get(s->keys.by_fqn, name, UINT32_MAX) == UINT32_MAX) continue; /* user-defined */
+        TSR_TRY(tsr_check_state(s->full.state->items[i], s->full.state->items[i + 1], err));
         TSR_TRY(tsr_map_put(s->state_of, name, (uint32_t)i + 1, NULL, NULL, err));
     }
     return TSR_OK;

@@ -44,8 +44,12 @@ static tsr_status read_rank(unsharding *u, const tsr_value *optim, uint32_t rank
     const tsr_value *state = u->parts[rank].state;
     for (size_t i = 0; i < state->count; i += 2) {
         uint32_t id = tsr_flat_keys_find(&u->keys, state->items[i]);
-        if (id != UINT32_MAX) u->states[(size_t)rank * u->keys.count + id] = state->items[i + 1];
-        else if (rank == 0) TSR_TRY(tsr_tree_put_key(&u->carried, state->items[i], state->items[i + 1], err));
+        if (id != UINT32_MAX) {
+            if (tsr_check_state(state->items[i], state->items[i + 1], err) != TSR_OK) return tsr_error_context(err, "rank %" PRIu32, rank);
+            u->states[(size_t)rank * u->keys.count + id] = state->items[i + 1];
+        } else if (rank == 0) {
+            TSR_TRY(tsr_tree_put_key(&u->carried, state->items[i], state->items[i + 1], err));
+        }
     }
     return TSR_OK;
 }

@@ -53,6 +53,13 @@ tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_a
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
+tsr_status tsr_check_state(const tsr_value *key, const tsr_value *state, tsr_error *err)
+{
+    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: the state of '%.*s' is a %s, expected a dict",
+                TSR_STR_ARG(key->kind == TSR_VALUE_STR ? key->text : TSR_STR("(a number)")), tsr_value_kind_name(state));
+    return TSR_OK;
+}
+
 const tsr_value *tsr_group_params(const tsr_value *group)
 {
     return tsr_value_get(group, TSR_STR("params"));
@@ -73,9 +80,6 @@ tsr_status tsr_optim_take_apart(const tsr_value *optim, tsr_optim_parts *out, ts
     TSR_FAIL_IF(!out->state || out->state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: no dict 'state' in the state dict");
     TSR_FAIL_IF(!out->groups || out->groups->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: no list 'param_groups' in the state dict");
-    for (size_t i = 1; i < out->state->count; i += 2)
-        TSR_FAIL_IF(out->state->items[i]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: the state of parameter %zu is a %s, expected a dict", i / 2, tsr_value_kind_name(out->state->items[i]));
     for (size_t i = 0; i < out->groups->count; i++) {
         const tsr_value *group = out->groups->items[i], *params = group->kind == TSR_VALUE_DICT ? tsr_group_params(group) : NULL;
         TSR_FAIL_IF(!params || params->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,

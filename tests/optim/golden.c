@@ -28,11 +28,22 @@ golden golden_open(const char *name)
     if (!g.document) abort();
     g.arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     g.tensors = tsr_vec_of(&tsr_allocator_libc, sizeof(const cJSON *));
+    g.parsed = tsr_vec_of(&tsr_allocator_libc, sizeof(cJSON *));
     return g;
+}
+
+const cJSON *golden_parse(golden *g, const char *text)
+{
+    cJSON *json = cJSON_Parse(text);
+    if (!json) abort();
+    *(cJSON **)tsr_vec_push(&g->parsed, NULL) = json;
+    return json;
 }
 
 void golden_close(golden *g)
 {
+    for (size_t i = 0; i < g->parsed.count; i++) cJSON_Delete(((cJSON **)g->parsed.items)[i]);
+    tsr_vec_free(&g->parsed);
     tsr_vec_free(&g->tensors);
     tsr_arena_free(g->arena);
     cJSON_Delete(g->document);

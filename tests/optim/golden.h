@@ -15,10 +15,13 @@ typedef struct golden {
     tsr_arena *arena;
     cJSON *document;
     tsr_vec tensors; /* const cJSON *: the list of numbers */
+    tsr_vec parsed;  /* cJSON *: documents of golden_parse */
 } golden;
 
 golden golden_open(const char *name);
 void golden_close(golden *g);
+/* A document that lives until close, as values borrow theirs. */
+const cJSON *golden_parse(golden *g, const char *text);
 const cJSON *golden_get(const cJSON *object, const char *key);
 const tsr_value *golden_value(golden *g, const cJSON *json);
 
