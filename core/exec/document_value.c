@@ -1,81 +1,43 @@
 /* Values as one line of text, much as Python would print them: repr() of an object that JSON cannot hold, and what a
  * listing shows. Output and work are bounded by the buffer. */
 #include <inttypes.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
+#include "base/line.h"
 #include "tessera/catalog.h"
 #include "tessera/document.h"
 
 enum { MAX_DEPTH = 12 };
 
-typedef struct line {
-    char *out;
-    size_t used, capacity;
-    bool full;
-} line;
-
-static void put(line *l, const char *data, size_t size)
-{
-    size_t room = l->capacity - 1 - l->used;
-    if (size > room) {
-        l->full = true;
-        size = room;
-    }
-    if (size == 0) return;
-    memcpy(l->out + l->used, data, size);
-    l->used += size;
-}
-
-TSR_PRINTF_LIKE(2, 3) static void put_format(line *l, const char *format, ...)
-{
-    char text[256];
-    va_list arguments;
-    va_start(arguments, format);
-    int size = vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    put(l, text, (size_t)size < sizeof text ? (size_t)size : sizeof text - 1);
-}
-
 /* Quoted; bytes that are no printable ASCII are escaped in bytes, kept in text. */
-static void put_quoted(line *l, tsr_str text, bool is_bytes)
+static void put_quoted(tsr_line *l, tsr_str text, bool is_bytes)
 {
-    put(l, is_bytes ? "b'" : "'", is_bytes ? 2 : 1);
+    tsr_line_put(l, is_bytes ? "b'" : "'", is_bytes ? 2 : 1);
     for (size_t i = 0; i < text.size && !l->full; i++) {
         uint8_t c = (uint8_t)text.data[i];
-        if (c == '\'' || c == '\\') put_format(l, "\\%c", c);
-        else if (c == '\n') put(l, "\\n", 2);
-        else if (c < 0x20 || c == 0x7f || (is_bytes && c > 0x7f)) put_format(l, "\\x%02x", c);
-        else put(l, text.data + i, 1);
+        if (c == '\'' || c == '\\') tsr_line_format(l, "\\%c", c);
+        else if (c == '\n') tsr_line_put(l, "\\n", 2);
+        else if (c < 0x20 || c == 0x7f || (is_bytes && c > 0x7f)) tsr_line_format(l, "\\x%02x", c);
+        else tsr_line_put(l, text.data + i, 1);
     }
-    put(l, "'", 1);
+    tsr_line_put(l, "'", 1);
 }
 
-/* As Python prints floats: shortest digits that read back, ".0" where it looks whole. */
-static void put_float(line *l, double value)
+/* As Python prints floats: ".0" where it looks whole. */
+static void put_float(tsr_line *l, double value)
 {
-    char text[40];
-    if (!isfinite(value)) {
-        put_format(l, "%s", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
-        return;
-    }
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    put_format(l, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
+    size_t from = l->used;
+    tsr_line_real(l, value, false);
+    if (!strpbrk(l->out + from, ".en")) tsr_line_put(l, ".0", 2);
 }
 
 /* Decimal digits of a two's-complement little-endian integer; of very long ones only the size. */
-static void put_bigint(line *l, tsr_str bytes)
+static void put_bigint(tsr_line *l, tsr_str bytes)
 {
     uint8_t left[64];
     char digits[160];
     size_t at = sizeof digits, size = bytes.size;
     if (size == 0 || size > sizeof left) {
-        put_format(l, "<int of %zu bytes>", size);
+        tsr_line_format(l, "<int of %zu bytes>", size);
         return;
     }
     bool negative = (uint8_t)bytes.data[size - 1] & 0x80;
@@ -96,19 +58,19 @@ static void put_bigint(line *l, tsr_str bytes)
         while (size && left[size - 1] == 0) size--;
     }
     if (negative) digits[--at] = '-';
-    put(l, digits + at, sizeof digits - at);
+    tsr_line_put(l, digits + at, sizeof digits - at);
 }
 
-static void put_tensor(line *l, const tsr_entry *tensor)
+static void put_tensor(tsr_line *l, const tsr_entry *tensor)
 {
-    put(l, "tensor(", 7);
+    tsr_line_put(l, "tensor(", 7);
     if (!tensor) {
-        put(l, "?)", 2);
+        tsr_line_put(l, "?)", 2);
         return;
     }
-    put_format(l, "%s, [", tsr_dtype_describe(tensor->dtype)->name);
-    for (uint32_t i = 0; i < tensor->rank; i++) put_format(l, "%s%" PRIu64, i ? ", " : "", tensor->shape[i]);
-    put(l, "])", 2);
+    tsr_line_format(l, "%s, [", tsr_dtype_describe(tensor->dtype)->name);
+    for (uint32_t i = 0; i < tensor->rank; i++) tsr_line_format(l, "%s%" PRIu64, i ? ", " : "", tensor->shape[i]);
+    tsr_line_put(l, "])", 2);
 }
 
 static bool is_container(const tsr_value *value)
@@ -124,42 +86,42 @@ static bool is_container(const tsr_value *value)
     }
 }
 
-static void put_leaf(line *l, const tsr_value *value)
+static void put_leaf(tsr_line *l, const tsr_value *value)
 {
     switch (value->kind) {
-    case TSR_VALUE_BOOL: put_format(l, "%s", value->as.boolean ? "True" : "False"); break;
-    case TSR_VALUE_INT: put_format(l, "%" PRId64, value->as.integer); break;
+    case TSR_VALUE_BOOL: tsr_line_format(l, "%s", value->as.boolean ? "True" : "False"); break;
+    case TSR_VALUE_INT: tsr_line_format(l, "%" PRId64, value->as.integer); break;
     case TSR_VALUE_BIGINT: put_bigint(l, value->text); break;
     case TSR_VALUE_FLOAT: put_float(l, value->as.real); break;
-    case TSR_VALUE_COMPLEX: put_format(l, "(%g%+gj)", value->as.complex.re, value->as.complex.im); break;
+    case TSR_VALUE_COMPLEX: tsr_line_format(l, "(%g%+gj)", value->as.complex.re, value->as.complex.im); break;
     case TSR_VALUE_STR: put_quoted(l, value->text, false); break;
     case TSR_VALUE_BYTES: put_quoted(l, value->text, true); break;
-    case TSR_VALUE_DTYPE: put_format(l, "torch.%s", tsr_dtype_describe(value->as.dtype)->name); break;
+    case TSR_VALUE_DTYPE: tsr_line_format(l, "torch.%s", tsr_dtype_describe(value->as.dtype)->name); break;
     case TSR_VALUE_DEVICE:
-        put(l, "device(", 7);
+        tsr_line_put(l, "device(", 7);
         put_quoted(l, value->text, false);
-        put(l, ")", 1);
+        tsr_line_put(l, ")", 1);
         break;
     case TSR_VALUE_TENSOR: put_tensor(l, value->as.tensor); break;
     case TSR_VALUE_GLOBAL:
-        put(l, "<", 1);
-        put(l, value->text.data, value->text.size);
-        put(l, ">", 1);
+        tsr_line_put(l, "<", 1);
+        tsr_line_put(l, value->text.data, value->text.size);
+        tsr_line_put(l, ">", 1);
         break;
-    default: put(l, "None", 4); break;
+    default: tsr_line_put(l, "None", 4); break;
     }
 }
 
-static void put_bracket(line *l, const tsr_value *value, bool opens)
+static void put_bracket(tsr_line *l, const tsr_value *value, bool opens)
 {
     static const struct {
         const char *open, *close;
     } brackets[] = {[TSR_VALUE_LIST] = {"[", "]"}, [TSR_VALUE_TUPLE] = {"(", ")"},   [TSR_VALUE_SET] = {"{", "}"},
                     [TSR_VALUE_DICT] = {"{", "}"}, [TSR_VALUE_SIZE] = {"torch.Size([", "])"}, [TSR_VALUE_OBJECT] = {"(", ")"}};
-    if (opens && value->kind == TSR_VALUE_OBJECT) put(l, value->text.data, value->text.size);
-    if (!opens && value->kind == TSR_VALUE_TUPLE && value->count == 1) put(l, ",", 1);
-    if (value->kind == TSR_VALUE_SET && value->count == 0) put_format(l, "%s", opens ? "set(" : ")");
-    else put_format(l, "%s", opens ? brackets[value->kind].open : brackets[value->kind].close);
+    if (opens && value->kind == TSR_VALUE_OBJECT) tsr_line_put(l, value->text.data, value->text.size);
+    if (!opens && value->kind == TSR_VALUE_TUPLE && value->count == 1) tsr_line_put(l, ",", 1);
+    if (value->kind == TSR_VALUE_SET && value->count == 0) tsr_line_format(l, "%s", opens ? "set(" : ")");
+    else tsr_line_format(l, "%s", opens ? brackets[value->kind].open : brackets[value->kind].close);
 }
 
 static const char *separator(const tsr_value *container, size_t next)
@@ -171,21 +133,22 @@ static const char *separator(const tsr_value *container, size_t next)
 const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity)
 {
     static const char more[] = "…";
+    static const tsr_value none = {.kind = TSR_VALUE_NONE};
     struct {
         const tsr_value *container;
         size_t next;
     } stack[MAX_DEPTH];
     unsigned height = 0;
-    line l = {out, 0, capacity, false};
+    tsr_line l = tsr_line_on(out, capacity);
     while (!l.full) {
         if (value && is_container(value) && height < MAX_DEPTH) {
             put_bracket(&l, value, true);
             stack[height].container = value;
             stack[height++].next = 0;
         } else if (value && is_container(value)) {
-            put(&l, more, sizeof more - 1);
+            tsr_line_put(&l, more, sizeof more - 1);
         } else {
-            put_leaf(&l, value ? value : &(tsr_value){TSR_VALUE_NONE});
+            put_leaf(&l, value ? value : &none);
         }
         while (height && stack[height - 1].next == stack[height - 1].container->count) {
             put_bracket(&l, stack[--height].container, false);
@@ -194,15 +157,14 @@ const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity)
         const tsr_value *container = stack[height - 1].container;
         size_t next = stack[height - 1].next++;
         const char *between = separator(container, next);
-        put(&l, between, strlen(between));
+        tsr_line_put(&l, between, strlen(between));
         value = container->items[next];
     }
     if (l.full && capacity > sizeof more) {
         l.used = capacity - sizeof more;
         while (l.used && ((uint8_t)out[l.used] & 0xc0) == 0x80) l.used--; /* not inside a character */
         memcpy(out + l.used, more, sizeof more - 1);
-        l.used += sizeof more - 1;
+        out[l.used + sizeof more - 1] = '\0';
     }
-    out[l.used] = '\0';
     return out;
 }

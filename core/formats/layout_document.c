@@ -1,10 +1,9 @@
 /* Reads a tessera.layout/1 document, the contract that a checkpoint is checked against, into a catalog without files. */
-#include <stdio.h>
-
+#include "base/line.h"
 #include "base/try.h"
 #include "codec/json.h"
 #include "tessera/box.h"
-#include "tessera/document.h"
+#include "tessera/document_read.h"
 
 typedef struct layout_reader {
     const tsr_host *host;
@@ -78,8 +77,9 @@ static tsr_status read_kind(const layout_reader *r, const cJSON *item, const cha
 static tsr_status read_entry(const layout_reader *r, const cJSON *item, size_t index, tsr_entry *entry)
 {
     char where[64];
+    tsr_line place = tsr_line_on(where, sizeof where);
     const cJSON *text, *chunks;
-    snprintf(where, sizeof where, "entries[%zu]", index);
+    tsr_line_format(&place, "entries[%zu]", index);
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
     TSR_TRY(tsr_json_get(item, "fqn", TSR_JSON_STRING, where, &text, r->err));
     TSR_TRY(copy_text(r, text, &entry->fqn));

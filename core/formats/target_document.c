@@ -1,10 +1,9 @@
 /* Reads a tessera.target/1 document: lists of placements become the comma-separated texts that the command line takes too,
  * so that one parser (layout/mesh_text.c) knows what a placement is. */
-#include <stdio.h>
-
+#include "base/line.h"
 #include "base/try.h"
 #include "codec/json.h"
-#include "tessera/document.h"
+#include "tessera/document_read.h"
 
 typedef struct target_reader {
     tsr_arena *arena;
@@ -22,9 +21,12 @@ static tsr_status join(const target_reader *r, const cJSON *array, const char *w
     }
     char *text = tsr_arena_array(r->arena, size + 1, 1, r->err);
     if (!text) return TSR_E_NOMEM;
-    size_t used = 0;
-    cJSON_ArrayForEach(item, array) used += (size_t)snprintf(text + used, size + 1 - used, "%s%s", used ? "," : "", item->valuestring);
-    *out = (tsr_str){text, used};
+    tsr_line line = tsr_line_on(text, size + 1);
+    cJSON_ArrayForEach(item, array) {
+        if (line.used) tsr_line_put(&line, ",", 1);
+        tsr_line_put(&line, item->valuestring, strlen(item->valuestring));
+    }
+    *out = (tsr_str){text, line.used};
     return TSR_OK;
 }
 
@@ -58,7 +60,8 @@ static tsr_status read_rules(const target_reader *r, const cJSON *list, tsr_targ
     if (!rules) return TSR_E_NOMEM;
     cJSON_ArrayForEach(item, list) {
         char where[48];
-        snprintf(where, sizeof where, "rules[%zu]", index);
+        tsr_line place = tsr_line_on(where, sizeof where);
+        tsr_line_format(&place, "rules[%zu]", index);
         TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
         TSR_TRY(tsr_json_get(item, "match", TSR_JSON_STRING, where, &match, r->err));
         TSR_TRY(tsr_json_get(item, "placements", TSR_JSON_ARRAY, where, &placements, r->err));

@@ -78,7 +78,7 @@ static int run(cli *program, const void *given)
     tsr_target target;
     tsr_target_texts texts;
     tsr_plan *plan = NULL;
-    const tsr_plan_options options = {want, (void *)(uintptr_t)&arguments->selection};
+    const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = arena ? cli_read_target(program, &arguments->target, arena, &texts, &target, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &session, &err);

@@ -1,5 +1,5 @@
 /* Any bytes as a tessera.layout/1 document: read or refused, never more. */
-#include "tessera/document.h"
+#include "tessera/document_read.h"
 
 #include <stdlib.h>
 

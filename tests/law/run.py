@@ -31,7 +31,7 @@ HEADERS = {
     "fqn": "glob fqn",
     "layout": "box layout mesh target plan validate diff",
     "optim": "optim flat_params",
-    "formats": "checkpoint trees",
+    "formats": "checkpoint trees document_read",
     "exec": "read check compare convert document tally write_tree",
 }
 ROOM_OF = {header: room for room, names in HEADERS.items() for header in names.split()}

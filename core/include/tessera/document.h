@@ -7,6 +7,7 @@
 #include "tessera/check.h"
 #include "tessera/compare.h"
 #include "tessera/diff.h"
+#include "tessera/document_read.h"
 #include "tessera/json.h"
 #include "tessera/plan.h"
 
@@ -34,11 +35,6 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
 /* tessera.layout/1, entries sorted by FQN and chunks by offsets, so that a container's order does not count. */
 tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_selection *selection, bool with_chunks,
                                const tsr_host *host, tsr_json *json, tsr_error *err);
-/* Reads a tessera.layout/1 document into a catalog in `arena` (format TSR_FORMAT_NONE, chunks without files; `chunks` NULL
- * where the document has none). Also takes a tessera.inspect/1 document. Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM,
- * with the byte or the place in the document. */
-tsr_status tsr_layout_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_catalog *out, tsr_error *err);
-
 /* tessera.findings/1 over any number of paths: start, add each path's findings (`path` empty: not printed), end. Zero the
  * struct before start. */
 typedef struct tsr_findings_document {
@@ -58,18 +54,6 @@ typedef struct tsr_diff_document {
 } tsr_diff_document;
 tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
 
-/* A tessera.target/1 document as it stands: texts that mesh.h reads. All live in `arena`. (core/formats) */
-typedef struct tsr_target_rule_text {
-    tsr_str match;
-    tsr_str placements; /* "shard(0),replicate" */
-} tsr_target_rule_text;
-typedef struct tsr_target_texts {
-    tsr_str mesh; /* "dp=4,tp=2" */
-    const tsr_target_rule_text *rules;
-    uint32_t rule_count;
-    tsr_str default_placements; /* empty when the document has none: replicate */
-} tsr_target_texts;
-tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out, tsr_error *err);
 /* The target that such texts mean; `match` as in tsr_target. A default that is empty becomes "replicate,…" in the texts too.
  * Everything lives in `arena` and borrows the texts. Checked. Errors: TSR_E_USAGE naming the rule and the byte in it. */
 tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,

@@ -1,0 +1,27 @@
+/* Documents that people and scripts write, read in: layouts to check against, targets to reshard for. (Module trees and flat
+ * parameters are read by modules.h and flat_params.h.) Thread rule: one arena, one thread. */
+#ifndef TESSERA_DOCUMENT_READ_H
+#define TESSERA_DOCUMENT_READ_H
+
+#include "tessera/catalog.h"
+#include "tessera/host.h"
+
+/* Reads a tessera.layout/1 document into a catalog in `arena` (format TSR_FORMAT_NONE, chunks without files; `chunks` NULL
+ * where the document has none). Also takes a tessera.inspect/1 document. Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM,
+ * with the byte or the place in the document. */
+tsr_status tsr_layout_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_catalog *out, tsr_error *err);
+
+/* A tessera.target/1 document as it stands: texts that mesh.h reads. All live in `arena`. */
+typedef struct tsr_target_rule_text {
+    tsr_str match;
+    tsr_str placements; /* "shard(0),replicate" */
+} tsr_target_rule_text;
+typedef struct tsr_target_texts {
+    tsr_str mesh; /* "dp=4,tp=2" */
+    const tsr_target_rule_text *rules;
+    uint32_t rule_count;
+    tsr_str default_placements; /* empty when the document has none: replicate */
+} tsr_target_texts;
+tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out, tsr_error *err);
+
+#endif
