@@ -52,8 +52,8 @@ static uint64_t find_cut(const uint64_t *cuts, uint64_t count, uint64_t value)
 }
 
 /* Where chunks begin along each dim, sorted and distinct, with the tensor's end behind. */
-static tsr_status gather_cuts(tsr_chunk_index *index, uint64_t **cuts, uint64_t *counts, uint64_t *scratch,
-                              tsr_arena *arena, tsr_error *err)
+static tsr_status gather_cuts(tsr_chunk_index *index, uint64_t **cuts, uint64_t *counts, uint64_t *scratch, tsr_arena *arena,
+                              tsr_error *err)
 {
     for (uint32_t d = 0; d < index->rank; d++) {
         uint64_t n = 0, end = 0;
@@ -200,8 +200,8 @@ bool tsr_chunk_query_next(tsr_chunk_query *query, uint64_t *chunk, uint64_t *off
     const tsr_chunk_index *index = query->index;
     if (index->cells) {
         if (!next_cell(query, chunk)) return false;
-        return tsr_box_intersect(query->box, (tsr_box){index->rank, index->chunks[*chunk].offsets, index->chunks[*chunk].sizes},
-                                 offsets, sizes);
+        return tsr_box_intersect(
+            query->box, (tsr_box){index->rank, index->chunks[*chunk].offsets, index->chunks[*chunk].sizes}, offsets, sizes);
     }
     uint64_t from = tsr_box_offset(query->box, index->axis);
     while (query->next > 0 && index->reach[query->next - 1] > from) {

@@ -88,11 +88,7 @@ static tsr_status compare_pair(const job *j, tsr_diff_pair *pair, tsr_error *err
 {
     const tsr_entry *a = pair->a, *b = pair->b;
     if (a->kind == TSR_ENTRY_TENSOR && b->kind == TSR_ENTRY_TENSOR) return compare_tensors(j, pair, err);
-    if (a->kind != b->kind) {
-        pair->what = TSR_DIFF_OBJECT;
-    } else if (!j->options->skip_objects && !same_object(j, a, b)) {
-        pair->what = TSR_DIFF_OBJECT;
-    }
+    if (a->kind != b->kind || (!j->options->skip_objects && !same_object(j, a, b))) pair->what = TSR_DIFF_OBJECT;
     return TSR_OK;
 }
 

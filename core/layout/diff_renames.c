@@ -38,8 +38,14 @@ static tsr_status add_key(search *s, bool is_added, size_t at, tsr_str head, tsr
     return TSR_OK;
 }
 
-static tsr_str from(tsr_str name, size_t at) { return (tsr_str){name.data + at, name.size - at}; }
-static tsr_str until(tsr_str name, size_t at) { return (tsr_str){name.data, at}; }
+static tsr_str from(tsr_str name, size_t at)
+{
+    return (tsr_str){name.data + at, name.size - at};
+}
+static tsr_str until(tsr_str name, size_t at)
+{
+    return (tsr_str){name.data, at};
+}
 
 /* Position after the next dot at or behind `at`, or size + 1. */
 static size_t next_component(tsr_str name, size_t at)
@@ -85,7 +91,8 @@ static tsr_status key_components(search *s, bool unused, tsr_error *err)
             size_t at = 0;
             for (unsigned n = 0; at <= name.size && n < MOST_COMPONENTS; n++) {
                 size_t next = next_component(name, at);
-                TSR_TRY(add_key(s, side, i, until(name, at), next <= name.size ? from(name, next - 1) : TSR_STR("end"), err));
+                TSR_TRY(
+                    add_key(s, side, i, until(name, at), next <= name.size ? from(name, next - 1) : TSR_STR("end"), err));
                 at = next;
             }
         }

@@ -5,11 +5,12 @@
 
 static bool round_up(uint64_t value, uint64_t unit, uint64_t *out)
 {
-    return unit == 0 || value % unit == 0 ? (*out = value, true) : tsr_add_u64(value, unit - value % unit, out);
+    uint64_t over = unit ? value % unit : 0;
+    return tsr_add_u64(value, over ? unit - over : 0, out);
 }
 
-tsr_status tsr_flat_layout_make(const uint64_t *numels, uint64_t count, uint64_t alignment, uint64_t ranks,
-                                tsr_arena *arena, tsr_flat_layout *out, tsr_error *err)
+tsr_status tsr_flat_layout_make(const uint64_t *numels, uint64_t count, uint64_t alignment, uint64_t ranks, tsr_arena *arena,
+                                tsr_flat_layout *out, tsr_error *err)
 {
     uint64_t *offsets = tsr_arena_array(arena, count, sizeof *offsets, err), total = 0;
     bool fits = true;

@@ -31,7 +31,8 @@ static tsr_status add_entry(tsr_flat_unit *unit, const tsr_entry *entry, const t
     return TSR_OK;
 }
 
-static tsr_status finish(const tsr_fsdp1 *options, tsr_flat_unit *unit, const uint64_t *numels, tsr_arena *arena, tsr_error *err)
+static tsr_status finish(const tsr_fsdp1 *options, tsr_flat_unit *unit, const uint64_t *numels, tsr_arena *arena,
+                         tsr_error *err)
 {
     uint32_t size = tsr_dtype_size(unit->dtype);
     uint64_t alignment = options->use_orig_params && size ? ALIGNMENT_BYTES / size : 0;
@@ -42,7 +43,8 @@ static tsr_status finish(const tsr_fsdp1 *options, tsr_flat_unit *unit, const ui
 }
 
 /* The unit of every entry, NO_UNIT for what is no parameter. */
-static tsr_status claim_all(const tsr_catalog *catalog, const tsr_fsdp1 *options, tsr_arena *arena, uint32_t **out, tsr_error *err)
+static tsr_status claim_all(const tsr_catalog *catalog, const tsr_fsdp1 *options, tsr_arena *arena, uint32_t **out,
+                            tsr_error *err)
 {
     uint32_t *unit_of = tsr_arena_array(arena, catalog->entry_count, sizeof *unit_of, err);
     if (!unit_of) return TSR_E_NOMEM;

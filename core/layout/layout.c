@@ -40,7 +40,8 @@ static tsr_status tabulate(const tsr_mesh *mesh, const tsr_placement *placements
 }
 
 /* Copies the runs into the arena and adds where each begins in the local tensor. */
-static tsr_status keep_runs(const tsr_vec *runs, const uint64_t *first, tsr_dim_layout *dim, tsr_arena *arena, tsr_error *err)
+static tsr_status keep_runs(const tsr_vec *runs, const uint64_t *first, tsr_dim_layout *dim, tsr_arena *arena,
+                            tsr_error *err)
 {
     tsr_span *kept = tsr_arena_array(arena, runs->count, sizeof *kept, err);
     uint64_t *local = tsr_arena_array(arena, runs->count, sizeof *local, err);

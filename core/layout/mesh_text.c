@@ -3,8 +3,14 @@
 #include "base/try.h"
 #include "tessera/mesh.h"
 
-static bool is_space(char c) { return c == ' ' || c == '\t'; }
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\t';
+}
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
 
 /* A position in a text that is being read. */
 typedef struct reader {
@@ -39,8 +45,8 @@ static tsr_status read_number(reader *r, uint64_t most, uint64_t *out)
     uint64_t value = 0;
     for (; r->at < r->text.size && is_digit(r->text.data[r->at]); r->at++) {
         bool fits = tsr_mul_u64(value, 10, &value) && tsr_add_u64(value, (uint64_t)(r->text.data[r->at] - '0'), &value);
-        TSR_FAIL_IF(!fits || value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is above %llu", begin,
-                    TSR_STR_ARG(r->text), (unsigned long long)most);
+        TSR_FAIL_IF(!fits || value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is above %llu",
+                    begin, TSR_STR_ARG(r->text), (unsigned long long)most);
     }
     TSR_FAIL_IF(r->at == begin, r->err, TSR_E_USAGE, begin, "a number is expected at byte %zu of '%.*s'", begin,
                 TSR_STR_ARG(r->text));
@@ -80,8 +86,8 @@ static tsr_status read_mesh_dim(reader *r, tsr_str *name, uint64_t *size)
 static tsr_status check_name(reader *r, const tsr_str *names, uint32_t count)
 {
     for (uint32_t i = 0; i < count && names[count].size; i++) {
-        TSR_FAIL_IF(tsr_str_equal(names[i], names[count]), r->err, TSR_E_USAGE, r->at, "two mesh dims of '%.*s' are called %.*s",
-                    TSR_STR_ARG(r->text), TSR_STR_ARG(names[i]));
+        TSR_FAIL_IF(tsr_str_equal(names[i], names[count]), r->err, TSR_E_USAGE, r->at,
+                    "two mesh dims of '%.*s' are called %.*s", TSR_STR_ARG(r->text), TSR_STR_ARG(names[i]));
     }
     return TSR_OK;
 }
@@ -138,7 +144,8 @@ static tsr_status read_placement(reader *r, tsr_placement *out)
     if (strided) {
         TSR_TRY(expect(r, ','));
         TSR_TRY(read_number(r, TSR_SPLIT_FACTOR_MAX, &out->split_factor));
-        TSR_FAIL_IF(out->split_factor == 0, r->err, TSR_E_USAGE, r->at, "a split factor of '%.*s' is 0", TSR_STR_ARG(r->text));
+        TSR_FAIL_IF(out->split_factor == 0, r->err, TSR_E_USAGE, r->at, "a split factor of '%.*s' is 0",
+                    TSR_STR_ARG(r->text));
     }
     return expect(r, ')');
 }

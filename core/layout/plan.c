@@ -8,8 +8,8 @@
 
 typedef struct maker {
     tsr_plan *plan;
-    tsr_map *layouts; /* placements and shape → number in layout_list */
-    tsr_map *classes; /* layout and chunk boxes → number of the class */
+    tsr_map *layouts;    /* placements and shape → number in layout_list */
+    tsr_map *classes;    /* layout and chunk boxes → number of the class */
     tsr_vec layout_list; /* of const tsr_layout * */
     tsr_source_loads loads;
 } maker;
@@ -79,8 +79,8 @@ static tsr_status take_layout(maker *m, const tsr_entry *entry, const tsr_layout
 {
     tsr_box shape = {entry->rank, NULL, entry->shape};
     bool fits = layout->ranks == m->plan->ranks && tsr_box_equal(shape, (tsr_box){layout->rank, NULL, layout->shape});
-    TSR_FAIL_IF(!fits, err, TSR_E_USAGE, TSR_NO_POSITION, "the layout given for '%.*s' is of another shape or number of ranks",
-                TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!fits, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "the layout given for '%.*s' is of another shape or number of ranks", TSR_STR_ARG(entry->fqn));
     const tsr_layout **slot = tsr_vec_push(&m->layout_list, err);
     if (!slot) return TSR_E_NOMEM;
     *slot = layout;
@@ -123,7 +123,8 @@ static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error
 {
     const tsr_entry *entry = c->sample;
     tsr_tiling tiling;
-    TSR_TRY(tsr_tiling_check(m->plan->host->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, err));
+    TSR_TRY(tsr_tiling_check(m->plan->host->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling,
+                             err));
     TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "the chunks of '%.*s' do not tile it (%llu elements are in none%s): validate says where",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing,
@@ -136,7 +137,8 @@ static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error
     return TSR_OK;
 }
 
-static tsr_status add_class(maker *m, const tsr_entry *entry, uint32_t layout, const tsr_placement *placements, tsr_error *err)
+static tsr_status add_class(maker *m, const tsr_entry *entry, uint32_t layout, const tsr_placement *placements,
+                            tsr_error *err)
 {
     tsr_plan_class *c = tsr_vec_push(&m->plan->classes, err);
     if (!c) return TSR_E_NOMEM;
@@ -180,8 +182,8 @@ static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_op
     const tsr_placement *placements;
     uint32_t layout = 0;
     tsr_plan_tensor tensor = {.entry = entry, .packed = entry};
-    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has %u dimensions, at most %u are read",
-                TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
+    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "'%.*s' has %u dimensions, at most %u are read", TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
     TSR_TRY(count_bytes(plan, entry, err));
     if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->rank) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
     TSR_TRY(choose_layout(m, options, &tensor, &placements, &layout, err));
@@ -233,7 +235,8 @@ tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, co
         tsr_arena_free(arena);
         return TSR_E_NOMEM;
     }
-    *plan = (tsr_plan){.host = host, .catalog = catalog, .target = target, .arena = arena, .ranks = tsr_mesh_ranks(&target->mesh)};
+    *plan = (tsr_plan){
+        .host = host, .catalog = catalog, .target = target, .arena = arena, .ranks = tsr_mesh_ranks(&target->mesh)};
     plan->classes = tsr_vec_of(host->allocator, sizeof(tsr_plan_class));
     plan->tensors = tsr_vec_of(host->allocator, sizeof(tsr_plan_tensor));
     tsr_status status = make(plan, options, err);
@@ -253,8 +256,14 @@ void tsr_plan_free(tsr_plan *plan)
     tsr_arena_free(plan->arena);
 }
 
-uint64_t tsr_plan_ranks(const tsr_plan *plan) { return plan->ranks; }
-uint64_t tsr_plan_count(const tsr_plan *plan) { return plan->tensors.count; }
+uint64_t tsr_plan_ranks(const tsr_plan *plan)
+{
+    return plan->ranks;
+}
+uint64_t tsr_plan_count(const tsr_plan *plan)
+{
+    return plan->tensors.count;
+}
 
 tsr_planned tsr_plan_tensor_at(const tsr_plan *plan, uint64_t index)
 {

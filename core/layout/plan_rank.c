@@ -35,8 +35,8 @@ static tsr_status add_piece(const tsr_plan_class *c, uint64_t chunk, const tsr_s
     return TSR_OK;
 }
 
-static tsr_status make_pieces(const tsr_plan_class *c, uint64_t holder, tsr_vec *scratch, tsr_arena *arena,
-                              piece_list *out, tsr_error *err)
+static tsr_status make_pieces(const tsr_plan_class *c, uint64_t holder, tsr_vec *scratch, tsr_arena *arena, piece_list *out,
+                              tsr_error *err)
 {
     tsr_shard shard;
     tsr_chunk_query query;
@@ -105,8 +105,14 @@ tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *ar
         const piece_list *l = &lists[tensors[t].class_number];
         for (size_t i = 0; i < l->count; i++, next++) {
             const piece *p = &l->pieces[i];
-            *next = (tsr_read_item){t, tensors[t].entry, tsr_plan_source(&tensors[t], p->chunk), dest_rank, p->offsets,
-                                    p->dest_offsets, p->storage_offsets, p->lengths};
+            *next = (tsr_read_item){t,
+                                    tensors[t].entry,
+                                    tsr_plan_source(&tensors[t], p->chunk),
+                                    dest_rank,
+                                    p->offsets,
+                                    p->dest_offsets,
+                                    p->storage_offsets,
+                                    p->lengths};
             sorted = sorted && (next == list || compare_items(next - 1, next) < 0);
         }
     }
@@ -127,8 +133,8 @@ struct tsr_plan_cursor {
 tsr_status tsr_plan_cursor_new(const tsr_plan *plan, uint64_t first, uint64_t ranks, tsr_plan_cursor **out, tsr_error *err)
 {
     TSR_FAIL_IF(first > plan->ranks || ranks > plan->ranks - first, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "ranks [%llu, +%llu) are not of the %llu of the target", (unsigned long long)first, (unsigned long long)ranks,
-                (unsigned long long)plan->ranks);
+                "ranks [%llu, +%llu) are not of the %llu of the target", (unsigned long long)first,
+                (unsigned long long)ranks, (unsigned long long)plan->ranks);
     *out = tsr_alloc(plan->host->allocator, 1, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     **out = (tsr_plan_cursor){.plan = plan, .rank = first, .end = first + ranks};

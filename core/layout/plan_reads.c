@@ -6,7 +6,8 @@
 /* In these containers a chunk without a view is contiguous raw bytes; elsewhere it is an item that must be opened first. */
 static bool chunks_are_raw(tsr_format format)
 {
-    return format == TSR_FORMAT_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS_INDEX || format == TSR_FORMAT_DCP_SAFETENSORS;
+    return format == TSR_FORMAT_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS_INDEX ||
+           format == TSR_FORMAT_DCP_SAFETENSORS;
 }
 
 /* Where the chunk's first element lies, or false when only the chunk's extent is known. */

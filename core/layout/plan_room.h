@@ -18,8 +18,8 @@ typedef struct tsr_plan_class {
 
 typedef struct tsr_plan_tensor {
     const tsr_entry *entry;
-    const tsr_entry *packed;           /* the same in torch's count; entry itself but for float4 counted in halves */
-    const tsr_chunk *const *sources;   /* the chosen copy of each chunk; NULL: entry->chunks */
+    const tsr_entry *packed;         /* the same in torch's count; entry itself but for float4 counted in halves */
+    const tsr_chunk *const *sources; /* the chosen copy of each chunk; NULL: entry->chunks */
     uint32_t class_number;
     bool replicated;
 } tsr_plan_tensor;
@@ -35,10 +35,19 @@ struct tsr_plan {
     uint64_t byte_total;
 };
 
-static inline const tsr_plan_class *tsr_plan_classes(const tsr_plan *plan) { return plan->classes.items; }
-static inline const tsr_plan_tensor *tsr_plan_tensors(const tsr_plan *plan) { return plan->tensors.items; }
+static inline const tsr_plan_class *tsr_plan_classes(const tsr_plan *plan)
+{
+    return plan->classes.items;
+}
+static inline const tsr_plan_tensor *tsr_plan_tensors(const tsr_plan *plan)
+{
+    return plan->tensors.items;
+}
 
-static inline uint64_t tsr_plan_bits(const tsr_plan_tensor *t) { return tsr_dtype_describe(t->packed->dtype)->bits; }
+static inline uint64_t tsr_plan_bits(const tsr_plan_tensor *t)
+{
+    return tsr_dtype_describe(t->packed->dtype)->bits;
+}
 
 /* The chunk that tensor `t` reads for chunk number `i` of its class. */
 static inline const tsr_chunk *tsr_plan_source(const tsr_plan_tensor *t, uint64_t i)

@@ -8,7 +8,8 @@
 
 tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t rank, tsr_error *err)
 {
-    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions are more than %u", rank, TSR_MAX_RANK);
+    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions are more than %u", rank,
+                TSR_MAX_RANK);
     for (uint32_t i = 0; i < mesh->dim_count; i++) {
         const tsr_placement *p = &placements[i];
         uint32_t dim;

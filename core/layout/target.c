@@ -13,7 +13,8 @@ static tsr_status check_list(const tsr_target *target, const tsr_placement *plac
     for (uint32_t i = 0; i < target->mesh.dim_count; i++) {
         TSR_FAIL_IF(placements[i].kind == TSR_PARTIAL, err, TSR_E_USAGE, TSR_NO_POSITION,
                     "the placements for '%.*s' say partial: such values are parts of a sum that only the running job can "
-                    "add up, a checkpoint cannot hold them", TSR_STR_ARG(rule));
+                    "add up, a checkpoint cannot hold them",
+                    TSR_STR_ARG(rule));
     }
     return TSR_OK;
 }
@@ -109,7 +110,7 @@ tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *
                 "%s needs a mesh of %u dims, this one has %u", strategies[strategy].name, strategies[strategy].dims,
                 mesh.dim_count);
     *out = (tsr_target){.mesh = mesh};
-    out->default_placements = strategy == TSR_STRATEGY_FSDP2 ? list_of(arena, shard(0), replicate, err)
+    out->default_placements = strategy == TSR_STRATEGY_FSDP2  ? list_of(arena, shard(0), replicate, err)
                               : strategy == TSR_STRATEGY_HSDP ? list_of(arena, replicate, shard(0), err)
                                                               : list_of(arena, replicate, replicate, err);
     return out->default_placements ? TSR_OK : TSR_E_NOMEM;
@@ -137,8 +138,8 @@ tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, u
                 (unsigned long long)TSR_SPLIT_FACTOR_MAX);
     tsr_target_rule *list = tsr_arena_array(arena, rule_count, 2 * sizeof *list, err);
     *out = (tsr_target){.mesh = mesh, .rules = list, .rule_count = 2 * rule_count};
-    out->default_placements = mesh.dim_count == 2 ? list_of(arena, shard(0), replicate, err)
-                                                  : list_of(arena, replicate, replicate, err);
+    out->default_placements =
+        mesh.dim_count == 2 ? list_of(arena, shard(0), replicate, err) : list_of(arena, replicate, replicate, err);
     if (!list || !out->default_placements) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < rule_count; i++) {
         bool rows = rules[i].style == TSR_TP_COLUMN || rules[i].style == TSR_TP_EMBEDDING_ROW;

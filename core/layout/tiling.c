@@ -20,7 +20,7 @@
 
 /* Box visits spent on counting further damage once some is found: this many a box, and a few for short lists. */
 #define VISITS_PER_BOX 24u
-#define VISITS_LEAST 4096u
+#define VISITS_LEAST   4096u
 
 static uint64_t reduce(uint64_t x)
 {
@@ -77,8 +77,14 @@ static extent box_at(const search *s, uint64_t index)
     return (const uint64_t *)s->boxes.items + index * 2 * s->rank;
 }
 
-static uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
-static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
 static bool inside(extent box, extent region, uint32_t rank)
 {
@@ -97,8 +103,8 @@ static bool tiles(search *s, extent region, const uint64_t *list, size_t count)
         extent box = box_at(s, list[i]);
         uint64_t part = 1;
         for (uint32_t d = 0; d < s->rank; d++) {
-            part = multiply(part, span_weight(s->seed, d, larger(box[d], region[d]),
-                                              smaller(box[s->rank + d], region[s->rank + d])));
+            part = multiply(
+                part, span_weight(s->seed, d, larger(box[d], region[d]), smaller(box[s->rank + d], region[s->rank + d])));
         }
         sum = reduce(sum + part);
     }
@@ -271,8 +277,8 @@ static tsr_status gather(search *s, const uint64_t *shape, const tsr_chunk *chun
     return TSR_OK;
 }
 
-static tsr_status locate_damage(search *s, const uint64_t *shape, uint64_t elements, const tsr_chunk *chunks,
-                                uint64_t count, tsr_error *err)
+static tsr_status locate_damage(search *s, const uint64_t *shape, uint64_t elements, const tsr_chunk *chunks, uint64_t count,
+                                tsr_error *err)
 {
     uint64_t sum;
     TSR_TRY(gather(s, shape, chunks, count, &sum, err));
@@ -320,7 +326,8 @@ tsr_status tsr_tiling_check(const tsr_allocator *allocator, uint32_t rank, const
 {
     uint64_t elements;
     tsr_box tensor = {rank, NULL, shape};
-    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions are more than %u", rank, TSR_MAX_RANK);
+    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions are more than %u", rank,
+                TSR_MAX_RANK);
     TSR_FAIL_IF(!tsr_box_volume(tensor, &elements), err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "the tensor has more than 2^64 elements");
     memset(out, 0, sizeof *out);

@@ -57,8 +57,8 @@ static tsr_status compare_entry(const compare *c, const tsr_entry *entry, const 
                     tsr_dims_text(&wanted_shape, wanted->shape, wanted->rank));
 }
 
-static tsr_status compare_all(const compare *c, const tsr_catalog *catalog, const tsr_catalog *layout,
-                              const tsr_map *index, tsr_error *err)
+static tsr_status compare_all(const compare *c, const tsr_catalog *catalog, const tsr_catalog *layout, const tsr_map *index,
+                              tsr_error *err)
 {
     for (uint64_t i = 0; i < layout->entry_count; i++) {
         const tsr_entry *wanted = &layout->entries[i];
@@ -86,8 +86,8 @@ static tsr_status report_unexpected(const compare *c, const tsr_catalog *catalog
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         if (tsr_map_get(wanted, entry->fqn, UINT32_MAX) != UINT32_MAX) continue;
-        TSR_TRY(tsr_find(c->findings, "layout/unexpected-entry", name_of(entry), err,
-                         "'%.*s' is not in the layout", TSR_STR_ARG(entry->fqn)));
+        TSR_TRY(tsr_find(c->findings, "layout/unexpected-entry", name_of(entry), err, "'%.*s' is not in the layout",
+                         TSR_STR_ARG(entry->fqn)));
     }
     return TSR_OK;
 }

@@ -48,8 +48,13 @@ static tsr_catalog make_catalog(uint64_t from, uint64_t tensors, const uint64_t 
             chunks[r] = (tsr_chunk){boxes[r], boxes[r] + 2, t * 1000, 1000, NULL, (uint32_t)r};
         }
         int size = snprintf(name, 32, "layer.%llu.weight", (unsigned long long)t);
-        entries[t] = (tsr_entry){.fqn = {name, (size_t)size}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = 2,
-                                 .shape = shape, .chunks = chunks, .chunk_count = from};
+        entries[t] = (tsr_entry){.fqn = {name, (size_t)size},
+                                 .kind = TSR_ENTRY_TENSOR,
+                                 .dtype = TSR_FLOAT32,
+                                 .rank = 2,
+                                 .shape = shape,
+                                 .chunks = chunks,
+                                 .chunk_count = from};
     }
     return (tsr_catalog){.format = TSR_FORMAT_DCP, .entries = entries, .entry_count = tensors};
 }
@@ -66,7 +71,8 @@ static uint64_t count_rank(const tsr_plan *plan, uint64_t rank)
 
 static void print(stopwatch taken, double times, uint64_t items)
 {
-    printf("{\"wall\": %.9f, \"cpu\": %.9f, \"items\": %llu}\n", taken.wall / times, taken.cpu / times, (unsigned long long)items);
+    printf("{\"wall\": %.9f, \"cpu\": %.9f, \"items\": %llu}\n", taken.wall / times, taken.cpu / times,
+           (unsigned long long)items);
 }
 
 int main(int argc, char **argv)

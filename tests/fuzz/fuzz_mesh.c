@@ -4,7 +4,10 @@
 
 #include "tessera/mesh.h"
 
-#define CHECK(condition) do { if (!(condition)) abort(); } while (0)
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) abort(); \
+    } while (0)
 
 static void check_shards(const tsr_mesh *mesh, const tsr_placement *placements, tsr_arena *arena)
 {
@@ -13,7 +16,9 @@ static void check_shards(const tsr_mesh *mesh, const tsr_placement *placements, 
     uint64_t ranks = tsr_mesh_ranks(mesh);
     for (uint64_t r = 0; r < ranks && r < 20; r++) {
         tsr_shard shard;
-        if (tsr_mesh_shard(mesh, placements, r % 2 ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR, 3, shape, r, arena, &shard, NULL)) return;
+        if (tsr_mesh_shard(mesh, placements, r % 2 ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR, 3, shape, r, arena, &shard,
+                           NULL))
+            return;
         for (uint64_t b = 0; b < shard.box_count; b++) {
             const tsr_shard_box *box = &shard.boxes[b];
             CHECK(tsr_box_contains(tensor, (tsr_box){3, box->offsets, box->sizes}));
@@ -34,7 +39,8 @@ static void check_texts(tsr_str mesh_text, tsr_str placements_text, tsr_arena *a
         CHECK(tsr_str_equal(text, tsr_mesh_text(&mesh_again, arena, NULL)));
     }
     if (tsr_placements_parse(placements_text, arena, &placements, &count, NULL) != TSR_OK) return;
-    CHECK(tsr_placements_parse(tsr_placements_text(placements, count, arena, NULL), arena, &again, &count_again, NULL) == TSR_OK);
+    CHECK(tsr_placements_parse(tsr_placements_text(placements, count, arena, NULL), arena, &again, &count_again, NULL) ==
+          TSR_OK);
     CHECK(count == count_again && memcmp(placements, again, count * sizeof *again) == 0);
     if (has_mesh && count == mesh.dim_count) check_shards(&mesh, placements, arena);
 }

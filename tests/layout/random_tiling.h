@@ -5,7 +5,7 @@
 #include "support/random.h"
 #include "tessera/catalog.h"
 
-#define MOST_DIMS 4u
+#define MOST_DIMS  4u
 #define MOST_BOXES 400u
 
 typedef struct box_list {

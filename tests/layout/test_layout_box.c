@@ -1,9 +1,9 @@
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "support/random.h"
 #include "tessera/box.h"
@@ -161,7 +161,8 @@ static void test_layout_box__walk_copies_every_element_once(void **state)
             runs++;
         }
         assert_int_equal(copied, volume);
-        if (volume) assert_int_equal(runs == 1, tsr_box_is_contiguous(a.box, inner.box) && tsr_box_is_contiguous(b.box, inner.box));
+        if (volume)
+            assert_int_equal(runs == 1, tsr_box_is_contiguous(a.box, inner.box) && tsr_box_is_contiguous(b.box, inner.box));
         uint64_t at[MOST] = {0};
         do {
             if (volume_b && holds(b.box, at)) {

@@ -1,10 +1,10 @@
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "support/failing_allocator.h"
 #include "tessera/diff.h"
@@ -41,7 +41,8 @@ static void summarize(const tsr_diff *diff, char *out, size_t size)
     }
     for (uint64_t i = 0; i < diff->pair_count; i++) {
         if (!diff->pairs[i].what) continue;
-        used += (size_t)snprintf(out + used, size - used, "%.*s:%u ", TSR_STR_ARG(diff->pairs[i].a->fqn), diff->pairs[i].what);
+        used +=
+            (size_t)snprintf(out + used, size - used, "%.*s:%u ", TSR_STR_ARG(diff->pairs[i].a->fqn), diff->pairs[i].what);
     }
 }
 
@@ -118,7 +119,8 @@ static size_t name_entries(const char *const names[3], tsr_entry *out)
     static const uint64_t shape[] = {2, 2};
     size_t count = 0;
     for (; count < 3 && names[count]; count++) {
-        out[count] = (tsr_entry){.fqn = tsr_str_from(names[count]), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = 2, .shape = shape};
+        out[count] = (tsr_entry){
+            .fqn = tsr_str_from(names[count]), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = 2, .shape = shape};
     }
     return count;
 }
@@ -130,16 +132,18 @@ static void test_layout_diff__suggests_renames_that_are_unique(void **state)
         const char *a[3];
         const char *b[3];
         const char *want;
-    } cases[] = { /* all float32 [2, 2] */
+    } cases[] = {
+        /* all float32 [2, 2] */
         {{"module.fc.w"}, {"fc.w"}, "+fc.w -module.fc.w module.fc.w~fc.w "},
         {{"fc.w"}, {"model.fc.w"}, "+model.fc.w -fc.w fc.w~model.fc.w "},
-        {{"h.0.attn.w", "h.1.attn.w"}, {"h.1.att.w", "h.0.att.w"},
+        {{"h.0.attn.w", "h.1.attn.w"},
+         {"h.1.att.w", "h.0.att.w"},
          "+h.1.att.w +h.0.att.w -h.0.attn.w -h.1.attn.w h.0.attn.w~h.0.att.w h.1.attn.w~h.1.att.w "},
-        {{"a.w", "b.w"}, {"c.w"}, "+c.w -a.w -b.w "},                          /* which of the two? */
+        {{"a.w", "b.w"}, {"c.w"}, "+c.w -a.w -b.w "}, /* which of the two? */
         {{"fc.weight"}, {"fc.kernel"}, "+fc.kernel -fc.weight fc.weight~fc.kernel "},
         {{"tok.emb.w"}, {"model.embed.tokens.w"}, "+model.embed.tokens.w -tok.emb.w tok.emb.w~model.embed.tokens.w "},
         {{"tok.w"}, {"a.new.name"}, "+a.new.name -tok.w "},
-        {{"x"}, {"y"}, "+y -x x~y "},                                          /* alone of their kind, one component */
+        {{"x"}, {"y"}, "+y -x x~y "}, /* alone of their kind, one component */
         {{"m.x", "x.x"}, {"x"}, "+x -m.x -x.x "},
         {{""}, {"w"}, "+w - ~w "},
     };
@@ -201,8 +205,10 @@ static void test_layout_diff__survives_every_allocation_failure(void **state)
     (void)state;
     const tsr_chunk rows[] = {{BOX(2), BOX(2), 0, 0, NULL, 0}, {BOX(0), BOX(2), 0, 0, NULL, 0}};
     const tsr_chunk whole[] = {{BOX(0), BOX(4), 0, 0, NULL, 0}};
-    const tsr_entry left[] = {{TENSOR("m.w", TSR_FLOAT32, 1, 4)}, {TENSOR("v", TSR_FLOAT32, 1, 4), .chunks = rows, .chunk_count = 2}};
-    const tsr_entry right[] = {{TENSOR("w", TSR_FLOAT32, 1, 4)}, {TENSOR("v", TSR_FLOAT32, 1, 4), .chunks = whole, .chunk_count = 1}};
+    const tsr_entry left[] = {{TENSOR("m.w", TSR_FLOAT32, 1, 4)},
+                              {TENSOR("v", TSR_FLOAT32, 1, 4), .chunks = rows, .chunk_count = 2}};
+    const tsr_entry right[] = {{TENSOR("w", TSR_FLOAT32, 1, 4)},
+                               {TENSOR("v", TSR_FLOAT32, 1, 4), .chunks = whole, .chunk_count = 1}};
     const tsr_catalog a = catalog_of(left, 2), b = catalog_of(right, 2);
     const tsr_diff_options layout = {.layout = true};
     for (size_t n = 0;; n++) {

@@ -1,3 +1,4 @@
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -5,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "support/failing_allocator.h"
 #include "support/random.h"
@@ -129,7 +129,8 @@ static void test_layout_layout__flat_slices_have_what_fsdp1_gives_them(void **st
                 tsr_span range = tsr_flat_layout_range(&flat, i, r);
                 size_t used = strlen(text);
                 if (range.size) {
-                    snprintf(text + used, sizeof text - used, "%s%d-%d", i ? "," : "", (int)range.offset, (int)(range.offset + range.size));
+                    snprintf(text + used, sizeof text - used, "%s%d-%d", i ? "," : "", (int)range.offset,
+                             (int)(range.offset + range.size));
                 } else {
                     snprintf(text + used, sizeof text - used, "%s-", i ? "," : "");
                 }
@@ -195,7 +196,8 @@ static void test_layout_layout__survives_every_allocation_failure(void **state)
         tsr_layout layout;
         tsr_shard shard;
         tsr_flat_layout flat;
-        tsr_status status = arena ? tsr_layout_over_mesh(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, arena, &layout, NULL) : TSR_E_NOMEM;
+        tsr_status status =
+            arena ? tsr_layout_over_mesh(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, arena, &layout, NULL) : TSR_E_NOMEM;
         if (status == TSR_OK) status = tsr_layout_shard(&layout, 5, arena, &shard, NULL);
         if (status == TSR_OK) status = tsr_flat_layout_make(shape, 2, 0, 2, arena, &flat, NULL);
         tsr_arena_free(arena);

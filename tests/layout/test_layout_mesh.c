@@ -1,3 +1,4 @@
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -5,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "support/failing_allocator.h"
 #include "tessera/mesh.h"
@@ -118,14 +118,16 @@ static void test_layout_mesh__a_dim_that_is_not_there_is_an_error(void **state)
         uint32_t rank;
         bool fits;
     } cases[] = {
-        {{TSR_SHARD, 0, 0}, 0, false}, {{TSR_SHARD, 2, 0}, 2, false},           {{TSR_SHARD, -3, 0}, 2, false},
-        {{TSR_SHARD, -2, 0}, 2, true}, {{TSR_STRIDED_SHARD, 0, 0}, 2, false},   {{TSR_STRIDED_SHARD, 0, 1u << 21}, 2, false},
-        {{TSR_REPLICATE, 9, 0}, 0, true}, {{TSR_PARTIAL, 9, 0}, 0, true},
+        {{TSR_SHARD, 0, 0}, 0, false},         {{TSR_SHARD, 2, 0}, 2, false},
+        {{TSR_SHARD, -3, 0}, 2, false},        {{TSR_SHARD, -2, 0}, 2, true},
+        {{TSR_STRIDED_SHARD, 0, 0}, 2, false}, {{TSR_STRIDED_SHARD, 0, 1u << 21}, 2, false},
+        {{TSR_REPLICATE, 9, 0}, 0, true},      {{TSR_PARTIAL, 9, 0}, 0, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         tsr_arena *arena = new_arena();
         tsr_shard shard;
-        tsr_status status = tsr_mesh_shard(&mesh, &cases[i].placement, TSR_STRIDED_FSDP, cases[i].rank, shape, 1, arena, &shard, NULL);
+        tsr_status status =
+            tsr_mesh_shard(&mesh, &cases[i].placement, TSR_STRIDED_FSDP, cases[i].rank, shape, 1, arena, &shard, NULL);
         assert_int_equal(status, cases[i].fits ? TSR_OK : TSR_E_USAGE);
         tsr_arena_free(arena);
     }
@@ -157,8 +159,12 @@ static void shard_text(const tsr_shard *shard, char *out, size_t size)
         for (uint64_t b = 0; b < shard->box_count; b++) {
             const tsr_shard_box *box = &shard->boxes[b];
             if (box->local_offsets[d] != next) continue;
-            used += (size_t)snprintf(out + used, size - used, "%s%llu-%llu", next ? "," : d ? "x" : "",
-                                     (unsigned long long)box->offsets[d], (unsigned long long)(box->offsets[d] + box->sizes[d]));
+            used +=
+                (size_t)snprintf(out + used, size - used, "%s%llu-%llu",
+                                 next ? ","
+                                 : d  ? "x"
+                                      : "",
+                                 (unsigned long long)box->offsets[d], (unsigned long long)(box->offsets[d] + box->sizes[d]));
             next += box->sizes[d];
         }
         assert_int_equal(next, shard->local_shape[d]);
@@ -180,7 +186,8 @@ static bool next_case(FILE *file, char *line, int size, tsr_arena *arena, golden
         if (!fgets(line, size, file)) return false;
     } while (line[0] == '#');
     uint32_t count;
-    char *order = strtok(line, " \n"), *mesh = strtok(NULL, " \n"), *placements = strtok(NULL, " \n"), *shape = strtok(NULL, " \n");
+    char *order = strtok(line, " \n"), *mesh = strtok(NULL, " \n"), *placements = strtok(NULL, " \n"),
+         *shape = strtok(NULL, " \n");
     out->strided = strcmp(order, "fsdp") == 0 ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR;
     assert_int_equal(tsr_mesh_parse(tsr_str_from(mesh), arena, &out->mesh, NULL), TSR_OK);
     assert_int_equal(tsr_placements_parse(tsr_str_from(placements), arena, &out->placements, &count, NULL), TSR_OK);
@@ -192,7 +199,8 @@ static bool next_case(FILE *file, char *line, int size, tsr_arena *arena, golden
 static void shard_of(const golden_case *c, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out)
 {
     tsr_error err = {0};
-    assert_int_equal(tsr_mesh_shard(&c->mesh, c->placements, c->strided, c->rank, c->shape, mesh_rank, arena, out, &err), TSR_OK);
+    assert_int_equal(tsr_mesh_shard(&c->mesh, c->placements, c->strided, c->rank, c->shape, mesh_rank, arena, out, &err),
+                     TSR_OK);
 }
 
 /* Without strided shards both readings must give one answer. */
@@ -281,7 +289,8 @@ static void test_layout_mesh__survives_every_allocation_failure(void **state)
         tsr_shard shard;
         uint32_t count;
         tsr_status status = arena ? tsr_mesh_parse(TSR_STR("dp=2,tp=2"), arena, &mesh, NULL) : TSR_E_NOMEM;
-        if (status == TSR_OK) status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, NULL);
+        if (status == TSR_OK)
+            status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, NULL);
         if (status == TSR_OK) status = tsr_mesh_shard(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, NULL);
         if (status == TSR_OK) assert_int_equal(shard.box_count, 3);
         tsr_arena_free(arena);

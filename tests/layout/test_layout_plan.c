@@ -1,5 +1,6 @@
 /* Plans are carried out on element numbers: every chunk holds the row-major numbers of its elements, and what the items put
  * into a rank's local tensor must be the numbers that belong there, each written once. */
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "layout/random_tiling.h"
 #include "support/failing_allocator.h"
@@ -161,8 +161,13 @@ static void make_entry(random_source *random, box_list *list, tsr_entry *entry)
     for (uint64_t i = 0; i < list->count; i++) {
         list->chunks[i] = (tsr_chunk){list->offsets[i], list->sizes[i], random_in(random, 0, 9) * 100, 100, NULL, 0};
     }
-    *entry = (tsr_entry){.fqn = {"w", 1}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = list->rank,
-                         .shape = list->shape, .chunks = list->chunks, .chunk_count = list->count};
+    *entry = (tsr_entry){.fqn = {"w", 1},
+                         .kind = TSR_ENTRY_TENSOR,
+                         .dtype = TSR_FLOAT32,
+                         .rank = list->rank,
+                         .shape = list->shape,
+                         .chunks = list->chunks,
+                         .chunk_count = list->count};
 }
 
 /* Chunks of the checkpoint that the plan's owners write. */
@@ -353,7 +358,8 @@ typedef struct model {
 
 static void make_model(model *m, const char *mesh, const char *placements)
 {
-    static const uint64_t shape[] = {4, 6}, empty[] = {0, 6}, five[] = {5}, zeros[] = {0, 0}, third_row[] = {2, 0}, two_rows[] = {2, 6};
+    static const uint64_t shape[] = {4, 6}, empty[] = {0, 6}, five[] = {5}, zeros[] = {0, 0}, third_row[] = {2, 0},
+                          two_rows[] = {2, 6};
     memset(m, 0, sizeof *m);
     m->rows[0] = (tsr_chunk){zeros, two_rows, 100, 48, NULL, 0};
     m->rows[1] = (tsr_chunk){third_row, two_rows, 0, 48, NULL, 1};
@@ -369,7 +375,13 @@ static void make_model(model *m, const char *mesh, const char *placements)
         {.fqn = {"step", 4}, .kind = TSR_ENTRY_OBJECT},
         {.fqn = {"t", 1}, .rank = 0, .chunks = m->scalar, .chunk_count = 1},
         {.fqn = {"none", 4}, .rank = 2, .shape = empty, .chunks = m->none, .chunk_count = 1},
-        {.fqn = {"bias", 4}, .rank = 1, .shape = five, .chunks = m->big, .chunk_count = 1, .replicas = m->copies, .replica_count = 1},
+        {.fqn = {"bias", 4},
+         .rank = 1,
+         .shape = five,
+         .chunks = m->big,
+         .chunk_count = 1,
+         .replicas = m->copies,
+         .replica_count = 1},
     };
     memcpy(m->entries, entries, sizeof entries);
     for (int i = 0; i < 6; i++) m->entries[i].dtype = TSR_FLOAT32;
@@ -394,8 +406,8 @@ static void item_text(const tsr_read_item *item, char *out, size_t size)
 {
     size_t used = (size_t)snprintf(out, size, "%.*s f%u", TSR_STR_ARG(item->entry->fqn), item->chunk->file);
     for (uint32_t d = 0; d < item->entry->rank; d++) {
-        used += (size_t)snprintf(out + used, size - used, " %d<%d+%d", (int)item->dest_offsets[d], (int)item->storage_offsets[d],
-                                 (int)item->lengths[d]);
+        used += (size_t)snprintf(out + used, size - used, " %d<%d+%d", (int)item->dest_offsets[d],
+                                 (int)item->storage_offsets[d], (int)item->lengths[d]);
     }
 }
 

@@ -1,9 +1,9 @@
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "support/failing_allocator.h"
 #include "tessera/glob.h"
@@ -68,7 +68,9 @@ static void test_layout_target__texts_must_fit_each_other(void **state)
         tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
         tsr_target target;
         tsr_error err = {0};
-        assert_int_equal(tsr_target_parse(tsr_str_from(cases[i].mesh), tsr_str_from(cases[i].placements), arena, &target, &err), TSR_E_USAGE);
+        assert_int_equal(
+            tsr_target_parse(tsr_str_from(cases[i].mesh), tsr_str_from(cases[i].placements), arena, &target, &err),
+            TSR_E_USAGE);
         if (!strstr(err.message, cases[i].message_part)) fail_msg("%s", err.message);
         tsr_arena_free(arena);
     }
@@ -95,8 +97,10 @@ static void test_layout_target__strategies_are_those_of_pytorch(void **state)
 static void test_layout_target__tensor_parallel_cuts_modules_by_style(void **state)
 {
     (void)state;
-    const tsr_tp_rule rules[] = {{TSR_STR("**.wq"), TSR_TP_COLUMN}, {TSR_STR("**.wo"), TSR_TP_ROW},
-                                 {TSR_STR("tok"), TSR_TP_EMBEDDING_ROW}, {TSR_STR("pos"), TSR_TP_EMBEDDING_COLUMN}};
+    const tsr_tp_rule rules[] = {{TSR_STR("**.wq"), TSR_TP_COLUMN},
+                                 {TSR_STR("**.wo"), TSR_TP_ROW},
+                                 {TSR_STR("tok"), TSR_TP_EMBEDDING_ROW},
+                                 {TSR_STR("pos"), TSR_TP_EMBEDDING_COLUMN}};
     const struct {
         const char *fqn;
         uint32_t rank;

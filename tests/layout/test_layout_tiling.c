@@ -1,12 +1,12 @@
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <cmocka.h>
 
-#include "support/failing_allocator.h"
 #include "layout/random_tiling.h"
+#include "support/failing_allocator.h"
 #include "tessera/validate.h"
 
 static void check_with(const tsr_allocator *allocator, box_list *list, tsr_status want, tsr_tiling *out)
@@ -238,13 +238,14 @@ static void test_layout_tiling__survives_every_allocation_failure(void **state)
 {
     (void)state;
     static box_list list;
-    list = (box_list){.rank = 2, .shape = {4, 4}, .count = 3,
-                      .offsets = {{0, 0}, {0, 2}, {2, 1}}, .sizes = {{2, 2}, {3, 2}, {2, 2}}};
+    list = (box_list){
+        .rank = 2, .shape = {4, 4}, .count = 3, .offsets = {{0, 0}, {0, 2}, {2, 1}}, .sizes = {{2, 2}, {3, 2}, {2, 2}}};
     for (size_t n = 0;; n++) {
         failing_allocator failing;
         tsr_tiling tiling;
         failing_start(&failing, n);
-        for (uint64_t i = 0; i < list.count; i++) list.chunks[i] = (tsr_chunk){.offsets = list.offsets[i], .sizes = list.sizes[i]};
+        for (uint64_t i = 0; i < list.count; i++)
+            list.chunks[i] = (tsr_chunk){.offsets = list.offsets[i], .sizes = list.sizes[i]};
         tsr_status status = tsr_tiling_check(&failing.allocator, 2, list.shape, list.chunks, list.count, &tiling, NULL);
         assert_int_equal(failing.live, 0);
         assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);

@@ -1,15 +1,16 @@
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 
 #include "support/failing_allocator.h"
 #include "tessera/validate.h"
 
 #define BOX(...) ((const uint64_t[]){__VA_ARGS__})
-#define CHUNKS(...) .chunks = (const tsr_chunk[]){__VA_ARGS__}, .chunk_count = sizeof((const tsr_chunk[]){__VA_ARGS__}) / sizeof(tsr_chunk)
+#define CHUNKS(...) \
+    .chunks = (const tsr_chunk[]){__VA_ARGS__}, .chunk_count = sizeof((const tsr_chunk[]){__VA_ARGS__}) / sizeof(tsr_chunk)
 #define TENSOR(name, type, dims, ...) \
     .fqn = {name, sizeof name - 1}, .kind = TSR_ENTRY_TENSOR, .dtype = type, .rank = dims, .shape = BOX(__VA_ARGS__)
 
@@ -54,8 +55,9 @@ static void test_layout_validate__a_sound_catalog_has_no_findings(void **state)
 {
     (void)state;
     const tsr_entry entries[] = {
-        {TENSOR("w", TSR_FLOAT32, 2, 3, 4), CHUNKS({BOX(0, 0), BOX(2, 4), 0, 100, NULL, 0}, {BOX(2, 0), BOX(1, 4), 0, 100, NULL, 1},
-                                                  {BOX(3, 0), BOX(0, 4), 200, 50, NULL, 1})},
+        {TENSOR("w", TSR_FLOAT32, 2, 3, 4),
+         CHUNKS({BOX(0, 0), BOX(2, 4), 0, 100, NULL, 0}, {BOX(2, 0), BOX(1, 4), 0, 100, NULL, 1},
+                {BOX(3, 0), BOX(0, 4), 200, 50, NULL, 1})},
         {TENSOR("s", TSR_FLOAT32, 0, 0), CHUNKS({BOX(0), BOX(0), 100, 10, NULL, 0})},
         {TENSOR("none", TSR_FLOAT32, 2, 0, 5), CHUNKS({BOX(0, 0), BOX(0, 5), 300, 50, NULL, 1})},
         {TENSOR("lost", TSR_FLOAT32, 1, 2), CHUNKS({BOX(0), BOX(2), 0, 8, NULL, TSR_NO_FILE})},
@@ -79,7 +81,8 @@ static void test_layout_validate__each_fault_names_its_place(void **state)
     const expected want[] = {
         {"layout/hole", "hole", "12 elements of 'hole' [6, 4] are in no chunk: [3, 4] at [3, 0]", NULL},
         {"layout/overlap", "twice", "hold the element [2]: [3] at [0] and [2] at [2]", "__1_0.distcp"},
-        {"layout/out-of-range", "beyond", "the chunk of [5] at [0] of 'beyond' reaches beyond the tensor's [4]", "__1_0.distcp"},
+        {"layout/out-of-range", "beyond", "the chunk of [5] at [0] of 'beyond' reaches beyond the tensor's [4]",
+         "__1_0.distcp"},
         {"layout/empty-chunk", "odd", "[0] at [1]", "__1_0.distcp"},
         {"layout/too-large", "huge", "'huge' [1099511627776, 1099511627776]", NULL},
         {"layout/bytes-shared", "bytes", "bytes [8, 12) of 'bytes' and [0, 10) of 'hole'", "__0_0.distcp"},
@@ -93,7 +96,8 @@ static void test_layout_validate__compares_with_a_layout_document(void **state)
 {
     (void)state;
     const tsr_chunk halves[] = {{BOX(0), BOX(2), 0, 0, NULL, 0}, {BOX(2), BOX(2), 0, 0, NULL, 0}};
-    const tsr_chunk turned[] = {{BOX(4), BOX(0), 0, 0, NULL, 0}, {BOX(2), BOX(2), 0, 0, NULL, 0}, {BOX(0), BOX(2), 0, 0, NULL, 0}};
+    const tsr_chunk turned[] = {
+        {BOX(4), BOX(0), 0, 0, NULL, 0}, {BOX(2), BOX(2), 0, 0, NULL, 0}, {BOX(0), BOX(2), 0, 0, NULL, 0}};
     const tsr_chunk thirds[] = {{BOX(0), BOX(1), 0, 0, NULL, 0}, {BOX(1), BOX(3), 0, 0, NULL, 0}};
     const tsr_entry here[] = {
         {TENSOR("same", TSR_FLOAT32, 1, 4), .chunks = halves, .chunk_count = 2},
@@ -142,7 +146,8 @@ static void test_layout_validate__long_shapes_are_clipped_in_messages(void **sta
     uint64_t shape[TSR_MAX_RANK];
     for (uint32_t d = 0; d < TSR_MAX_RANK; d++) shape[d] = 1;
     shape[3] = UINT64_MAX;
-    const tsr_entry entry = {.fqn = {"w", 1}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT8, .rank = TSR_MAX_RANK, .shape = shape};
+    const tsr_entry entry = {
+        .fqn = {"w", 1}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT8, .rank = TSR_MAX_RANK, .shape = shape};
     const expected want[] = {{"layout/hole", "w", "[1, 1, 1, 18446744073709551615, 1, 1", NULL}};
     validate(TSR_FORMAT_DCP, &entry, 1, want, 1);
 }

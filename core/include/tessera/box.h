@@ -47,7 +47,7 @@ typedef struct tsr_box_walk {
     uint64_t runs_left; /* this one included */
     uint64_t index_a;
     uint64_t index_b;
-    uint32_t outer;     /* leading dims that vary from run to run */
+    uint32_t outer; /* leading dims that vary from run to run */
     uint64_t at[TSR_MAX_RANK];
     uint64_t counts[TSR_MAX_RANK];
     uint64_t strides_a[TSR_MAX_RANK];

@@ -30,17 +30,17 @@ typedef struct tsr_diff_rename {
 typedef struct tsr_diff {
     tsr_diff_pair *pairs; /* in A's order */
     uint64_t pair_count;
-    const tsr_entry **added;   /* in B only, B's order */
+    const tsr_entry **added; /* in B only, B's order */
     uint64_t added_count;
     const tsr_entry **removed; /* in A only, A's order */
     uint64_t removed_count;
-    tsr_diff_rename *renamed;  /* suggestions; their entries are among added and removed too */
+    tsr_diff_rename *renamed; /* suggestions; their entries are among added and removed too */
     uint64_t renamed_count;
 } tsr_diff;
 
 typedef struct tsr_diff_options {
-    bool layout;        /* compare chunk boxes */
-    bool skip_objects;  /* leave object values uncompared */
+    bool layout;       /* compare chunk boxes */
+    bool skip_objects; /* leave object values uncompared */
     /* NULL, or the name under which an entry is matched (--canonical). `*out` lives in `arena` or is `name` itself. Two
      * names of one side that become one are TSR_E_USAGE naming both. */
     tsr_status (*canonical)(void *ctx, tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err);

@@ -17,9 +17,9 @@ typedef struct tsr_dim_layout {
     uint32_t cut_count;                    /* mesh dims that cut this tensor dim */
     uint32_t mesh_dims[TSR_MESH_MAX_DIMS]; /* in mesh order; a position is row-major over their coordinates */
     uint64_t positions;
-    const uint64_t *first;  /* positions + 1 numbers: the runs of position p are [first[p], first[p + 1]) */
+    const uint64_t *first; /* positions + 1 numbers: the runs of position p are [first[p], first[p + 1]) */
     const tsr_span *runs;
-    const uint64_t *local;  /* where each run begins in the local tensor */
+    const uint64_t *local; /* where each run begins in the local tensor */
 } tsr_dim_layout;
 
 typedef struct tsr_layout {
@@ -60,17 +60,17 @@ uint64_t tsr_layout_copy(const tsr_layout *layout, uint64_t first, uint64_t copy
  * padded to a multiple of the world size; without, only the last slices are padded. Source: FlatParamHandle.
  * _init_flat_param_and_metadata and _get_shard of PyTorch 2.13. */
 typedef struct tsr_flat_layout {
-    uint64_t count;                /* parameters */
-    const uint64_t *flat_offsets;  /* where each begins, in numel */
+    uint64_t count;               /* parameters */
+    const uint64_t *flat_offsets; /* where each begins, in numel */
     const uint64_t *numels;
-    uint64_t flat_numel;           /* with the padding between and behind them, without the padding of slices */
-    uint64_t slice_numel;          /* of every rank, padding included */
+    uint64_t flat_numel;  /* with the padding between and behind them, without the padding of slices */
+    uint64_t slice_numel; /* of every rank, padding included */
     uint64_t ranks;
 } tsr_flat_layout;
 
 /* `alignment` in numel, 0: none. Errors: TSR_E_LIMIT on overflow. */
-tsr_status tsr_flat_layout_make(const uint64_t *numels, uint64_t count, uint64_t alignment, uint64_t ranks,
-                                tsr_arena *arena, tsr_flat_layout *out, tsr_error *err);
+tsr_status tsr_flat_layout_make(const uint64_t *numels, uint64_t count, uint64_t alignment, uint64_t ranks, tsr_arena *arena,
+                                tsr_flat_layout *out, tsr_error *err);
 /* The elements of parameter `index` that `holder` has, as a range of the flattened parameter; size 0: none. torch's
  * [start, end] with end inclusive is {start, end - start + 1}. */
 tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint64_t holder);

@@ -17,14 +17,14 @@
 #include "tessera/box.h"
 #include "tessera/memory.h"
 
-#define TSR_MESH_MAX_DIMS 16u
-#define TSR_MESH_MAX_RANKS (UINT64_C(1) << 31)
+#define TSR_MESH_MAX_DIMS    16u
+#define TSR_MESH_MAX_RANKS   (UINT64_C(1) << 31)
 #define TSR_SPLIT_FACTOR_MAX (UINT64_C(1) << 20)
 
 typedef struct tsr_mesh {
     uint32_t dim_count;
-    const uint64_t *shape;  /* ≥ 1 each; the product is at most TSR_MESH_MAX_RANKS */
-    const tsr_str *names;   /* one a dim; empty where unnamed */
+    const uint64_t *shape; /* ≥ 1 each; the product is at most TSR_MESH_MAX_RANKS */
+    const tsr_str *names;  /* one a dim; empty where unnamed */
 } tsr_mesh;
 
 typedef enum tsr_placement_kind { TSR_REPLICATE, TSR_SHARD, TSR_STRIDED_SHARD, TSR_PARTIAL } tsr_placement_kind;
@@ -63,17 +63,17 @@ typedef struct tsr_span {
 
 /* One part of a rank's shard. */
 typedef struct tsr_shard_box {
-    const uint64_t *offsets;       /* in the tensor */
+    const uint64_t *offsets; /* in the tensor */
     const uint64_t *sizes;
     const uint64_t *local_offsets; /* where it begins in the rank's local tensor */
 } tsr_shard_box;
 
 /* What one rank holds of a tensor. */
 typedef struct tsr_shard {
-    uint32_t rank;                 /* of the tensor */
+    uint32_t rank; /* of the tensor */
     const uint64_t *local_shape;
     const uint64_t *global_offsets; /* of the first element; the dim's size where the shard is empty, as torch has it */
-    const tsr_shard_box *boxes;    /* in row-major order of the local tensor; none when it is empty */
+    const tsr_shard_box *boxes;     /* in row-major order of the local tensor; none when it is empty */
     uint64_t box_count;
 } tsr_shard;
 

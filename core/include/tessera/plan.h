@@ -38,7 +38,7 @@ uint64_t tsr_plan_ranks(const tsr_plan *plan);
 /* One planned tensor. */
 typedef struct tsr_planned {
     const tsr_entry *entry;
-    const uint64_t *shape;          /* in torch's count */
+    const uint64_t *shape;           /* in torch's count */
     const tsr_placement *placements; /* one a mesh dim of the target; NULL: a layout of its own */
     const tsr_layout *layout;
     bool replicated; /* the default names a dim that the tensor has not, so it is whole there */
@@ -50,7 +50,7 @@ tsr_planned tsr_plan_tensor_at(const tsr_plan *plan, uint64_t index);
 typedef struct tsr_read_item {
     uint64_t tensor; /* index as in tsr_plan_tensor_at */
     const tsr_entry *entry;
-    const tsr_chunk *chunk;          /* one of the entry's chunks or replicas */
+    const tsr_chunk *chunk; /* one of the entry's chunks or replicas */
     uint64_t dest_rank;
     const uint64_t *offsets;         /* of the box in the tensor */
     const uint64_t *dest_offsets;    /* in the rank's local tensor */
@@ -91,8 +91,8 @@ tsr_status tsr_plan_join(const tsr_plan *plan, const tsr_read_item *items, uint6
 
 /* Who writes what: every distinct shard once, by the least loaded of the ranks that hold it, ties to the lowest; load is
  * what a rank holds alone plus the shared shards it was given before. In order of (tensor, lowest holder). Shards without
- * elements are left out; a tensor without elements is one box, the whole of it, of rank 0. `shard` is valid during the call. A non-zero
- * status of `each` stops and is returned. */
+ * elements are left out; a tensor without elements is one box, the whole of it, of rank 0. `shard` is valid during the call.
+ * A non-zero status of `each` stops and is returned. */
 typedef tsr_status tsr_each_write(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err);
 tsr_status tsr_plan_each_write(const tsr_plan *plan, tsr_each_write *each, void *ctx, tsr_error *err);
 
@@ -119,8 +119,8 @@ typedef struct tsr_plan_totals {
     uint64_t span_bytes;           /* from the first to the last byte of every read: what one request an item would fetch */
     uint64_t largest_read;         /* bytes of one item */
     uint64_t held_max;
-    double imbalance;              /* largest share held by a rank over the mean; 1 is even, 0 when nothing is held */
-    double amplification;          /* span_bytes / bytes; 1 when nothing is read */
+    double imbalance;     /* largest share held by a rank over the mean; 1 is even, 0 when nothing is held */
+    double amplification; /* span_bytes / bytes; 1 when nothing is read */
 } tsr_plan_totals;
 /* O(classes × ranks + shared shards × their holders); everything lives in `arena`. */
 tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_plan_totals *out, tsr_error *err);

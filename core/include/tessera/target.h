@@ -53,12 +53,12 @@ tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, u
 
 /* fsdp1: which original parameters make up each flat parameter, and how it is cut. */
 typedef struct tsr_flat_unit {
-    tsr_str match;                    /* the GLOB that claimed its parameters; "" for the root unit */
-    const tsr_entry *const *entries;  /* in the catalog's order */
+    tsr_str match;                   /* the GLOB that claimed its parameters; "" for the root unit */
+    const tsr_entry *const *entries; /* in the catalog's order */
     uint64_t count;
-    tsr_dtype dtype;                  /* of all of them */
-    tsr_flat_layout flat;             /* index i is entries[i] */
-    uint64_t slice_bytes;             /* what every rank holds, padding included */
+    tsr_dtype dtype;      /* of all of them */
+    tsr_flat_layout flat; /* index i is entries[i] */
+    uint64_t slice_bytes; /* what every rank holds, padding included */
 } tsr_flat_unit;
 
 typedef struct tsr_fsdp1 {

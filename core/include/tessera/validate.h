@@ -12,15 +12,15 @@
 
 /* How a list of chunks tiles a tensor. Chunk numbers are indexes into the list. */
 typedef struct tsr_tiling {
-    bool exact;              /* every element is in exactly one chunk, and no chunk leaves the tensor */
-    uint64_t outside;        /* a chunk that leaves the tensor, or TSR_NO_CHUNK; its part inside still counts below */
-    uint64_t overlap[2];     /* two chunks with common elements (lower number first), or TSR_NO_CHUNK */
+    bool exact;          /* every element is in exactly one chunk, and no chunk leaves the tensor */
+    uint64_t outside;    /* a chunk that leaves the tensor, or TSR_NO_CHUNK; its part inside still counts below */
+    uint64_t overlap[2]; /* two chunks with common elements (lower number first), or TSR_NO_CHUNK */
     uint64_t overlap_offsets[TSR_MAX_RANK]; /* one element that both hold */
-    uint64_t missing;        /* elements in no chunk */
-    bool missing_at_least;   /* damage so widespread that counting stopped: `missing` is a lower bound */
-    uint64_t hole_offsets[TSR_MAX_RANK]; /* with missing > 0: a box that no chunk touches */
+    uint64_t missing;                       /* elements in no chunk */
+    bool missing_at_least;                  /* damage so widespread that counting stopped: `missing` is a lower bound */
+    uint64_t hole_offsets[TSR_MAX_RANK];    /* with missing > 0: a box that no chunk touches */
     uint64_t hole_sizes[TSR_MAX_RANK];
-    uint64_t empty_chunks;   /* chunks without elements: normal for trailing ranks */
+    uint64_t empty_chunks; /* chunks without elements: normal for trailing ranks */
 } tsr_tiling;
 
 /* Time O(count × rank) for an exact tiling of any kind, O(count × rank × log count) to locate what is wrong with another.
