@@ -1,6 +1,5 @@
 /* Plans are carried out on element numbers: every chunk holds the row-major numbers of its elements, and what the items put
  * into a rank's local tensor must be the numbers that belong there, each written once. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "layout/random_tiling.h"
 #include "support/failing_allocator.h"
