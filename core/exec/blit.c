@@ -59,9 +59,9 @@ static tsr_status fill_blit(void *ctx, void *item, tsr_error *err)
     const state *s = ctx;
     blit_job *job = item;
     const tsr_gather *gather = job->tile.gather;
-    if (job->tile.bytes == 0) return TSR_OK;
-    TSR_TRY(tsr_tile_fill(&job->tile, err));
-    if (casts(job->blit, gather)) {
+    if (job->out_bytes == 0) return TSR_OK;
+    if (gather) TSR_TRY(tsr_tile_fill(&job->tile, err));
+    if (gather && casts(job->blit, gather)) {
         tsr_cast(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, job->out);
     }
     if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, job->out, job->out_bytes);
@@ -140,12 +140,26 @@ static tsr_status add_blit(state *s, tsr_blit *blit, tsr_gather *gather, bool re
     return TSR_OK;
 }
 
+static tsr_status add_literal(state *s, tsr_blit *blit, tsr_error *err)
+{
+    void *item;
+    uint8_t *memory;
+    TSR_TRY(tsr_ring_job(s->run->ring, 0, &item, &memory, err));
+    blit_job *job = item;
+    *job = (blit_job){.blit = blit, .out = (uint8_t *)blit->literal, .out_bytes = (size_t)blit->byte_length, .last = true};
+    return TSR_OK;
+}
+
 static tsr_status add_all(state *s, tsr_error *err)
 {
     const tsr_blit_run *run = s->run;
     tsr_gather *gather = NULL;
     for (size_t i = 0; i < run->count; i++) {
         tsr_blit *blit = &run->blits[i];
+        if (blit->literal) {
+            TSR_TRY(add_literal(s, blit, err));
+            continue;
+        }
         const bool follows = i && run->blits[i - 1].entry == blit->entry;
         const bool ends = i + 1 == run->count || run->blits[i + 1].entry != blit->entry;
         if (!follows) TSR_TRY(open_lease(s, blit->entry, &gather, err));

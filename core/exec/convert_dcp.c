@@ -6,7 +6,7 @@
 #include "formats/nest.h"
 #include "formats/torch_writer.h"
 
-static tsr_status describe_row(const tsr_conversion_job *job, tsr_converted *row, tsr_dcp_source *source, tsr_error *err)
+tsr_status tsr_dcp_source_of(const tsr_conversion_job *job, tsr_converted *row, tsr_dcp_source *source, tsr_error *err)
 {
     *source = (tsr_dcp_source){.entry = row->entry, .name = row->name, .dtype = row->dtype};
     if (row->entry->kind == TSR_ENTRY_TENSOR) {
@@ -27,7 +27,7 @@ tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_error *err)
     if (!sources || !pieces) return TSR_E_NOMEM;
     size_t count = 0, placed = 0;
     for (uint64_t i = 0; i < chosen.count; i++) {
-        if (chosen.rows[i].written) TSR_TRY(describe_row(job, &chosen.rows[i], &sources[count++], err));
+        if (chosen.rows[i].written) TSR_TRY(tsr_dcp_source_of(job, &chosen.rows[i], &sources[count++], err));
     }
     for (unsigned tensors = 0; tensors < 2; tensors++) {
         for (size_t s = 0; s < count; s++) {

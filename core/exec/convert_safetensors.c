@@ -20,7 +20,7 @@ typedef struct plan {
     tsr_blit *blits;
 } plan;
 
-static const char *refusal(const tsr_converted *row)
+const char *tsr_safetensors_refusal(const tsr_converted *row)
 {
     if (row->entry->kind == TSR_ENTRY_OBJECT) return "is an object, which safetensors cannot hold (drop objects, or put them aside)";
     if (row->entry->kind == TSR_ENTRY_OPAQUE) return "is no dense tensor";
@@ -140,7 +140,7 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *
 {
     plan p = {.job = job};
     const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
-    TSR_TRY(tsr_choose(job->checkpoint, job->options, refusal, job->arena, &p.selection, err));
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &p.selection, err));
     p.pieces = tsr_arena_array(job->arena, p.selection.tensor_count, sizeof *p.pieces, err);
     if (!p.pieces) return TSR_E_NOMEM;
     TSR_TRY(assign_files(&p, err));

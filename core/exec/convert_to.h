@@ -2,6 +2,7 @@
 #ifndef TSR_EXEC_CONVERT_TO_H
 #define TSR_EXEC_CONVERT_TO_H
 
+#include "exec/dcp_write.h"
 #include "exec/ring.h"
 #include "exec/selection.h"
 
@@ -18,7 +19,11 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *
 tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_error *err);
 tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_error *err);
 
-/* NULL, or why torch's own forms cannot have a row (for tsr_choose). */
-const char *tsr_torch_refusal(const tsr_converted *row);
+/* A written row as a source for tsr_dcp_write; completes the row's bytes and flags. */
+tsr_status tsr_dcp_source_of(const tsr_conversion_job *job, tsr_converted *row, tsr_dcp_source *out, tsr_error *err);
+
+/* NULL, or why a container cannot have a row (for tsr_choose). */
+const char *tsr_safetensors_refusal(const tsr_converted *row);
+const char *tsr_torch_refusal(const tsr_converted *row); /* DCP too */
 
 #endif

@@ -6,24 +6,32 @@
  * and tail when the CRC of its storage is known; they are made twice rather than kept. */
 #include "exec/dcp_write.h"
 
+#include <stdlib.h>
+
 #include "base/cursor.h"
 #include "base/try.h"
 #include "exec/torch_plan.h"
 
 typedef struct item {
     uint64_t byte_offset, byte_length;
-    size_t first_blit, blit_count;
     tsr_torch_plan *plan; /* objects only */
 } item;
+
+/* A storage on its way, and whose it is. */
+typedef struct errand {
+    tsr_blit blit;
+    size_t source, piece;
+    uint32_t storage;
+} errand;
 
 typedef struct writer {
     tsr_dcp_job *job;
     const tsr_host *host;
-    item *items;          /* one a piece */
-    tsr_vec blits;
-    tsr_vec blit_piece;   /* size_t: whose piece a blit is */
-    uint32_t *outputs;    /* the output's numbers of the files */
-    uint32_t content;     /* CRC over the items' CRCs and lengths: the save's identity */
+    item *items;       /* one a piece */
+    tsr_vec errands;   /* sorted by source, so that each tensor is located once */
+    tsr_blit *blits;   /* theirs */
+    uint32_t *outputs; /* the output's numbers of the files */
+    uint32_t content;  /* CRC over the items' CRCs and lengths: the save's identity */
 } writer;
 
 /* ---- items ---- */
@@ -46,14 +54,11 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
     return tsr_torch_archive_plan(&tree, w->host, arena, out, err);
 }
 
-static tsr_status add_blit(writer *w, size_t piece, const tsr_blit *blit, tsr_error *err)
+static tsr_status add_errand(writer *w, size_t piece, uint32_t storage, const tsr_blit *blit, tsr_error *err)
 {
-    tsr_blit *own = tsr_vec_push(&w->blits, err);
-    size_t *whose = own ? tsr_vec_push(&w->blit_piece, err) : NULL;
-    if (!whose) return TSR_E_NOMEM;
-    *own = *blit;
-    *whose = piece;
-    w->items[piece].blit_count++;
+    errand *own = tsr_vec_push(&w->errands, err);
+    if (!own) return TSR_E_NOMEM;
+    *own = (errand){*blit, w->job->pieces[piece].source, piece, storage};
     w->job->byte_total += blit->byte_length;
     return TSR_OK;
 }
@@ -72,7 +77,7 @@ static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
         const tsr_blit blit = {.entry = source->entry, .offsets = piece->offsets, .sizes = piece->sizes, .dtype = source->dtype,
                                .file = piece->file, .byte_offset = w->items[i].byte_offset + tsr_torch_storage_at(&archive, 0),
                                .byte_length = storage.byte_length};
-        status = add_blit(w, i, &blit, err);
+        status = add_errand(w, i, 0, &blit, err);
     }
     tsr_arena_free(passing);
     return status;
@@ -96,7 +101,7 @@ static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
         tsr_blit blit = plan->blits[s];
         blit.file = piece->file;
         blit.byte_offset += w->items[i].byte_offset;
-        TSR_TRY(add_blit(w, i, &blit, err));
+        TSR_TRY(add_errand(w, i, s, &blit, err));
     }
     return TSR_OK;
 }
@@ -108,7 +113,6 @@ static tsr_status lay_out(writer *w, tsr_error *err)
         const tsr_dcp_piece *piece = &job->pieces[i];
         uint64_t *at = &job->file_sizes[piece->file];
         w->items[i].byte_offset = *at;
-        w->items[i].first_blit = w->blits.count;
         if (job->sources[piece->source].entry->kind == TSR_ENTRY_TENSOR) {
             TSR_TRY(lay_out_tensor(w, i, err));
         } else {
@@ -163,14 +167,13 @@ static tsr_status finish_tensor(const writer *w, size_t piece, uint32_t crc, tsr
 static tsr_status blit_done(void *ctx, size_t index, tsr_error *err)
 {
     writer *w = ctx;
-    const tsr_blit *blit = (const tsr_blit *)w->blits.items + index;
-    const size_t piece = ((const size_t *)w->blit_piece.items)[index];
-    tsr_torch_plan *plan = w->items[piece].plan;
+    const tsr_blit *blit = &w->blits[index];
+    const errand *e = (const errand *)w->errands.items + index;
+    tsr_torch_plan *plan = w->items[e->piece].plan;
     w->content = note(note(w->content, blit->crc), blit->byte_length);
-    if (!plan) return finish_tensor(w, piece, blit->crc, err);
-    const uint32_t storage = (uint32_t)(index - w->items[piece].first_blit);
-    plan->archive.members[plan->archive.first_storage + storage].crc32 = blit->crc;
-    return write_piece(w, &plan->archive, storage + 1, piece, err);
+    if (!plan) return finish_tensor(w, e->piece, blit->crc, err);
+    plan->archive.members[plan->archive.first_storage + e->storage].crc32 = blit->crc;
+    return write_piece(w, &plan->archive, e->storage + 1, e->piece, err);
 }
 
 static tsr_status create_files(writer *w, tsr_error *err)
@@ -185,8 +188,29 @@ static tsr_status create_files(writer *w, tsr_error *err)
         w->content = tsr_crc32(NULL, w->content, plan->archive.pickle.data, plan->archive.pickle.size);
         TSR_TRY(write_piece(w, &plan->archive, 0, i, err));
     }
-    tsr_blit *blits = w->blits.items;
-    for (size_t i = 0; i < w->blits.count; i++) blits[i].file = w->outputs[blits[i].file];
+    return TSR_OK;
+}
+
+static int by_entry(const void *a, const void *b)
+{
+    const errand *x = a, *y = b;
+    const uint64_t keys[][2] = {{x->source, y->source}, {x->piece, y->piece}, {x->storage, y->storage}};
+    for (size_t i = 0; i < 3; i++) {
+        if (keys[i][0] != keys[i][1]) return keys[i][0] < keys[i][1] ? -1 : 1;
+    }
+    return 0;
+}
+
+static tsr_status order_blits(writer *w, tsr_error *err)
+{
+    errand *errands = w->errands.items;
+    w->blits = tsr_arena_array(w->job->arena, w->errands.count, sizeof *w->blits, err);
+    if (!w->blits) return TSR_E_NOMEM;
+    if (w->errands.count) qsort(errands, w->errands.count, sizeof *errands, by_entry);
+    for (size_t i = 0; i < w->errands.count; i++) {
+        w->blits[i] = errands[i].blit;
+        w->blits[i].file = w->outputs[errands[i].blit.file];
+    }
     return TSR_OK;
 }
 
@@ -286,8 +310,9 @@ static tsr_status write_all(writer *w, tsr_error *err)
     TSR_TRY(lay_out(w, err));
     if (job->dry_run) return TSR_OK;
     TSR_TRY(create_files(w, err));
-    const tsr_blit_run run = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .blits = w->blits.items,
-                              .count = w->blits.count, .crc = true, .progress = job->progress, .done = blit_done, .ctx = w};
+    TSR_TRY(order_blits(w, err));
+    const tsr_blit_run run = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .blits = w->blits,
+                              .count = w->errands.count, .crc = true, .progress = job->progress, .done = blit_done, .ctx = w};
     TSR_TRY(tsr_blits_write(&run, err));
     return write_metadata(w, err);
 }
@@ -295,12 +320,10 @@ static tsr_status write_all(writer *w, tsr_error *err)
 tsr_status tsr_dcp_write(tsr_dcp_job *job, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
-    writer w = {.job = job, .host = host, .blits = tsr_vec_of(host->allocator, sizeof(tsr_blit)),
-                .blit_piece = tsr_vec_of(host->allocator, sizeof(size_t))};
+    writer w = {.job = job, .host = host, .errands = tsr_vec_of(host->allocator, sizeof(errand))};
     job->byte_total = 0;
     job->marker = TSR_NO_FILE;
     const tsr_status status = write_all(&w, err);
-    tsr_vec_free(&w.blits);
-    tsr_vec_free(&w.blit_piece);
+    tsr_vec_free(&w.errands);
     return status;
 }

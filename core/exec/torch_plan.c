@@ -83,7 +83,8 @@ static tsr_status keep_found(tsr_torch_plan *plan, tsr_vec *found, tsr_error *er
     plan->sources = tsr_arena_array(plan->arena, found->count, sizeof *sources, err);
     if (!plan->sources) return TSR_E_NOMEM;
     for (size_t i = 0; i < found->count; i++) {
-        if (i == 0 || sources[i].entry != sources[i - 1].entry) plan->sources[plan->source_count++] = sources[i];
+        const bool fresh = i == 0 || sources[i].entry != sources[i - 1].entry;
+        if (fresh) plan->sources[plan->source_count++] = sources[i];
     }
     return TSR_OK;
 }
@@ -241,6 +242,7 @@ static tsr_status add_storage(tsr_torch_plan *plan, const placed *first, size_t 
     tsr_dtype dtype = first->source->dtype == first->source->entry->dtype ? first->dtype : first->source->dtype;
     tsr_blit *blit = &plan->blits[number];
     *blit = (tsr_blit){.entry = entry, .dtype = dtype};
+    if (first->source->entry == plan->literal_entry) blit->literal = plan->literal;
     TSR_TRY(tsr_blit_measure(entry, NULL, dtype, &blit->byte_length, err));
     plan->storages[number] = (tsr_torch_new_storage){dtype, blit->byte_length};
     for (size_t i = 0; i < count; i++) {

@@ -17,6 +17,8 @@ typedef struct tsr_torch_plan {
     tsr_checkpoint *checkpoint;
     tsr_arena *arena;
     const tsr_value *root;
+    const tsr_entry *literal_entry; /* NULL, or a tensor whose bytes are no file's: they are `literal` */
+    const uint8_t *literal;
     tsr_torch_source *sources; /* sorted by the address of entry, each once */
     size_t source_count;
     tsr_torch_new_tensor *tensors;

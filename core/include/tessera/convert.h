@@ -6,6 +6,7 @@
 #define TESSERA_CONVERT_H
 
 #include "tessera/output.h"
+#include "tessera/plan.h"
 #include "tessera/read.h"
 
 typedef enum tsr_container {
@@ -74,5 +75,16 @@ typedef struct tsr_conversion {
  * TSR_E_FORMAT for tensors with holes. Later ones are those of reading and writing. Uses the host's threads. */
 tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
                        tsr_conversion *out, tsr_error *err);
+
+/* The checkpoint as the ranks of a plan's target hold it. `max_shard_size` and `rename` count as in tsr_convert but
+ * `max_shard_size` is not used; tensors that the plan does not have are left out. By `to`:
+ *
+ *   dcp          __R_0.distcp of the ranks, every distinct shard once, in the file of a rank that holds it; `.metadata`
+ *   safetensors  shard-RRRRR-model-… files as DCP's HuggingFaceStorageWriter names them, one a rank that owns shards
+ *   torch        rankR.pt, one a rank, with all that the rank holds: DTensors over the target's mesh, and the objects
+ *
+ * Errors as tsr_convert, plus TSR_E_UNSUPPORTED for shards of several boxes (uneven strided ones) in safetensors. */
+tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output, const tsr_convert_options *options,
+                       tsr_arena *arena, tsr_conversion *out, tsr_error *err);
 
 #endif

@@ -1,0 +1,28 @@
+/* DTensors as value trees, for torch.save archives of single ranks. */
+#ifndef TSR_EXEC_DTENSOR_VALUE_H
+#define TSR_EXEC_DTENSOR_VALUE_H
+
+#include "tessera/mesh.h"
+#include "tessera/value.h"
+
+/* A DeviceMesh as one rank has it. All DTensors of a file share the value. `rank_map` is an int32 tensor entry of all the
+ * mesh's ranks in order. NULL and TSR_E_NOMEM on failure, as below. */
+const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const struct tsr_entry *rank_map, tsr_arena *arena, tsr_error *err);
+
+/* A DTensor: `global` says type, size and flags, `local` is the entry of the rank's own part, `placements` one a dim of the
+ * mesh behind `mesh_value`. */
+typedef struct tsr_dtensor {
+    const tsr_mesh *mesh;
+    const tsr_value *mesh_value;
+    const tsr_placement *placements;
+    tsr_dtype dtype;
+    uint32_t rank;
+    const uint64_t *shape;
+    bool requires_grad;
+    bool is_parameter;
+    const struct tsr_entry *local;
+} tsr_dtensor;
+
+const tsr_value *tsr_dtensor_value(const tsr_dtensor *dtensor, tsr_arena *arena, tsr_error *err);
+
+#endif
