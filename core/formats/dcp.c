@@ -82,11 +82,12 @@ static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_source *source, con
 
 static tsr_status set_chunks(const tsr_dcp_source *source, const tsr_entry *entry, const uint64_t *record, tsr_chunk *chunks, tsr_error *err)
 {
+    const uint64_t *words = tsr_dcp_chunks(&source->metadata, record);
     for (uint64_t i = 0; i < record[1]; i++) {
         uint32_t rank;
         chunks[i] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX /* no record yet */};
-        chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(record[2 + i]), &rank);
-        chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(record[2 + i]), &rank);
+        chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(words[i]), &rank);
+        chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(words[i]), &rank);
         TSR_FAIL_IF(rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: chunk %llu of '%.*s' has %u dimensions, the tensor has %u",
                     (unsigned long long)i, TSR_STR_ARG(entry->fqn), rank, entry->rank);
     }
@@ -295,9 +296,7 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
     const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     for (uint32_t f = 0; f < checkpoint->store->file_count; f++) {
         tsr_str name = checkpoint->store->files[f].name;
-        bool metadata = false;
-        for (uint32_t i = 0; i < checkpoint->file_count; i++) metadata |= checkpoint->files[i] == f;
-        if (metadata || state->file_uses[f] != TSR_DCP_UNUSED) continue;
+        if (state->file_uses[f] != TSR_DCP_UNUSED) continue;
         tsr_level level = tsr_str_ends(name, TSR_STR(".distcp")) ? TSR_WARNING : TSR_NOTE;
         tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
         TSR_TRY(tsr_find_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err, "no item of the metadata lies in '%.*s'", TSR_STR_ARG(name)));
@@ -354,6 +353,7 @@ static tsr_status open_dcp(tsr_checkpoint *checkpoint, tsr_error *err)
     state->source_count = checkpoint->file_count;
     for (uint32_t i = 0; i < state->source_count; i++) {
         state->sources[i].file = checkpoint->files[i];
+        state->file_uses[checkpoint->files[i]] = TSR_DCP_OBJECTS;
         state->sources[i].parts = tsr_vec_of(allocator, sizeof(tsr_dcp_part));
     }
     state->names = tsr_map_new(allocator, 0, err);

@@ -93,7 +93,8 @@ static tsr_status add_record(item *it, const uint64_t *words, size_t count, tsr_
     TSR_FAIL_IF(records->count + count >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position, "dcp: more records than fit (%u words)",
                 TSR_DCP_DIMS_FLAG);
     TSR_TRY(tsr_vec_reserve(records, count, it->err));
-    memcpy((uint64_t *)records->items + records->count, words, count * sizeof *words);
+    uint64_t *to = (uint64_t *)records->items + records->count;
+    for (size_t i = 0; i < count; i++) to[i] = words[i];
     *out = tsr_pickle_folded((uint32_t)records->count);
     records->count += count;
     return TSR_OK;
@@ -110,7 +111,9 @@ static tsr_status add_dims(item *it, const int64_t *values, int rank, uint32_t *
     uint32_t *slot = &it->folder->dims_cache[hash >> 40 & (DIMS_CACHE - 1)];
     if (*slot) {
         const uint64_t *known = (const uint64_t *)dims->items + *slot - 1;
-        if (known[0] == (uint64_t)rank && memcmp(known + 1, values, (size_t)rank * sizeof *values) == 0) {
+        int same = known[0] == (uint64_t)rank ? 0 : -1;
+        while (same >= 0 && same < rank && known[1 + same] == (uint64_t)values[same]) same++;
+        if (same == rank) {
             *id = *slot - 1;
             return TSR_OK;
         }
@@ -243,31 +246,45 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
     return add_record(it, words, 3, out);
 }
 
-static tsr_status fold_tensor(item *it, tsr_ref *out)
+/* Where the chunks of a list are records one after the other: as they are, or copied so. */
+static tsr_status gather_chunks(item *it, const tsr_ref *chunks, size_t count, uint64_t *first, tsr_error *err)
 {
     tsr_dcp_metadata *metadata = it->folder->metadata;
+    bool consecutive = true;
+    for (size_t i = 0; i < count; i++) {
+        if (!tsr_dcp_record(metadata, chunks[i], TSR_DCP_CHUNK)) {
+            return malformed(it, "dcp: item %zu of the chunks of a tensor is no ChunkStorageMetadata", i);
+        }
+        consecutive &= tsr_pickle_folded_index(chunks[i]) == tsr_pickle_folded_index(chunks[0]) + i;
+    }
+    *first = count && consecutive ? tsr_pickle_folded_index(chunks[0]) : metadata->records.count;
+    if (consecutive) return TSR_OK;
+    TSR_TRY(tsr_vec_reserve(&metadata->records, count, err));
+    for (size_t i = 0; i < count; i++) {
+        ((uint64_t *)metadata->records.items)[metadata->records.count++] = *tsr_dcp_record(metadata, chunks[i], TSR_DCP_CHUNK);
+    }
+    return TSR_OK;
+}
+
+static tsr_status fold_tensor(item *it, tsr_ref *out)
+{
     tsr_ref values[KEY_CHUNKS + 1] = {0};
     unsigned found;
     uint32_t size;
     size_t count;
     TSR_TRY(take_attributes(it, "TensorStorageMetadata", values, &found));
     for (int key = KEY_PROPERTIES; key <= KEY_CHUNKS; key++) TSR_TRY(need(it, "TensorStorageMetadata", found, (enum key)key));
-    const uint64_t *properties = tsr_dcp_record(metadata, values[KEY_PROPERTIES], TSR_DCP_PROPERTIES);
+    const uint64_t *properties = tsr_dcp_record(it->folder->metadata, values[KEY_PROPERTIES], TSR_DCP_PROPERTIES);
     if (!properties) return malformed(it, "dcp: the 'properties' of a TensorStorageMetadata are no TensorProperties");
+    uint64_t kept = *properties & 0xFFFF00; /* dtype and requires_grad, where a TENSOR has them too */
     TSR_TRY(take_dims(it, values[KEY_SIZE], &size));
     const tsr_ref *chunks = tsr_pickle_items(it->pickle, values[KEY_CHUNKS], &count);
     it->folder->chunk_count += count;
     TSR_FAIL_IF(it->folder->chunk_count > it->folder->chunk_bound, it->err, TSR_E_LIMIT, it->parts->position,
                 "dcp: tensors share lists of chunks: together they have more chunks than the file has bytes");
-    uint64_t words[2] = {TSR_DCP_TENSOR | (*properties & 0xFFFF00) | (uint64_t)size << 32, count};
-    TSR_TRY(add_record(it, words, 2, out));
-    TSR_TRY(tsr_vec_reserve(&metadata->records, count, it->err));
-    for (size_t i = 0; i < count; i++) {
-        const uint64_t *chunk = tsr_dcp_record(metadata, chunks[i], TSR_DCP_CHUNK);
-        if (!chunk) return malformed(it, "dcp: item %zu of the chunks of a tensor is no ChunkStorageMetadata", i);
-        ((uint64_t *)metadata->records.items)[metadata->records.count++] = *chunk;
-    }
-    return TSR_OK;
+    uint64_t words[3] = {TSR_DCP_TENSOR | kept | (uint64_t)size << 32, count};
+    TSR_TRY(gather_chunks(it, chunks, count, &words[2], it->err));
+    return add_record(it, words, 3, out);
 }
 
 /* (dtype, layout, requires_grad, memory format, pin_memory), as TensorProperties.__getstate__ has it. */

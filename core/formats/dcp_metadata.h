@@ -5,7 +5,7 @@
  *   records   CHUNK   [ kind | offsets << 4 | sizes << 32 ]               ChunkStorageMetadata; dims ids
  *             INDEX   [ kind | fqn << 32 ] [ hint | offset dims << 32 ]   MetadataIndex
  *             STORAGE [ kind | zstd << 8 | path << 32 ] [ offset ] [ length ]   _StorageInfo
- *             TENSOR  [ kind | dtype << 8 | requires_grad << 16 | size dims << 32 ] [ chunks ] [ CHUNK ]…
+ *             TENSOR  [ kind | dtype << 8 | requires_grad << 16 | size dims << 32 ] [ chunks ] [ where its CHUNKs begin ]
  *             PROPERTIES, BYTES, NOTE (layouts, memory formats): one word
  *
  * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.13; older class names from files. */
@@ -52,6 +52,12 @@ static inline const uint64_t *tsr_dcp_dims(const tsr_dcp_metadata *metadata, uin
     const uint64_t *words = (const uint64_t *)metadata->dims.items + id;
     *rank = (uint32_t)words[0];
     return words + 1;
+}
+
+/* The CHUNKs of a TENSOR, record[1] of them. */
+static inline const uint64_t *tsr_dcp_chunks(const tsr_dcp_metadata *metadata, const uint64_t *record)
+{
+    return (const uint64_t *)metadata->records.items + record[2];
 }
 
 static inline uint32_t tsr_dcp_low(uint64_t word) { return (uint32_t)word; }

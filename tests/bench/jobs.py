@@ -67,7 +67,7 @@ def same_tensors(load_a, load_b):
 def p1(bench):
     d = bench.sample("large_metadata")
     return Job("P1", "open a DCP of 1,000,000 chunks", mib(os.path.join(d, ".metadata")) + " .metadata",
-               [Side("tessera (whole program)", bench.program("bench_dcp_open", d)),
+               [Side("tessera (whole program)", bench.program("bench_open", d)),
                 Side("FileSystemReader.read_metadata", bench.peer("read_metadata", d))], "≥ 40× less CPU", metric="cpu")
 
 
@@ -148,7 +148,7 @@ def p14(bench):
     d = bench.sample("large_safetensors_names")
     f = os.path.join(d, next(n for n in os.listdir(d) if n.endswith(".safetensors"))) if os.path.isdir(d) else d
     return Job("P14", "open a safetensors header of 1,000,000 tensors", mib(f),
-               [Side("tessera (whole program)", bench.program("bench_safetensors_open", f)),
+               [Side("tessera (whole program)", bench.program("bench_open", f)),
                 Side("safe_open + keys", bench.peer("open_safetensors", f))], "≤ 1 s, ≤ 3 × header")
 
 

@@ -1,5 +1,6 @@
-/* P14: opens and checks a safetensors file through the native store, and prints the seconds it took and the peak memory.
- *     bench_safetensors_open FILE */
+/* P1, P14: opens and checks a checkpoint of any format through the native store, and prints the seconds it took, what it
+ * holds and the peak memory.
+ *     bench_open PATH */
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -31,10 +32,14 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", err.message);
         return 2;
     }
+    wall = seconds(CLOCK_MONOTONIC) - wall;
+    cpu = seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
     getrusage(RUSAGE_SELF, &usage);
-    printf("{\"wall\": %.6f, \"cpu\": %.6f, \"entries\": %" PRIu64 ", \"peak_mib\": %.1f}\n",
-           seconds(CLOCK_MONOTONIC) - wall, seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu,
-           tsr_checkpoint_catalog(checkpoint)->entry_count, (double)usage.ru_maxrss / 1024);
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    uint64_t chunks = 0;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) chunks += catalog->entries[i].chunk_count;
+    printf("{\"wall\": %.6f, \"cpu\": %.6f, \"entries\": %" PRIu64 ", \"chunks\": %" PRIu64 ", \"peak_mib\": %.1f}\n", wall, cpu,
+           catalog->entry_count, chunks, (double)usage.ru_maxrss / 1024);
     tsr_checkpoint_close(checkpoint);
     store->close(store);
     tsr_native_host_close(&native);
