@@ -1,10 +1,12 @@
-/* torch.save files as trees over one store, which gets one file more: zeros, for the parts of a tensor that no file holds.
+/* Checkpoints as trees. Of torch.save files the trees are what was pickled, over one store that gets one file more: zeros, for
+ * the parts of a tensor that no file holds.
  *
  *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes)
  */
 #include "tessera/trees.h"
 
 #include "base/try.h"
+#include "formats/nest.h"
 #include "formats/torch_file.h"
 
 #define ZEROS_SIZE 16u
@@ -92,7 +94,7 @@ static tsr_status open_checkpoint(tsr_checkpoint *checkpoint, tsr_store *store, 
 
 tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t *files, uint32_t count, tsr_trees *out, tsr_error *err)
 {
-    *out = (tsr_trees){.zeros_file = store->file_count};
+    *out = (tsr_trees){.raw = true, .zeros_file = store->file_count};
     out->checkpoint = tsr_alloc(host->allocator, 1, sizeof *out->checkpoint, err);
     if (!out->checkpoint) return TSR_E_NOMEM;
     *out->checkpoint = (tsr_checkpoint){.host = host};
@@ -102,10 +104,52 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     return status;
 }
 
+static tsr_status leaf_of(const tsr_entry *entry, tsr_arena *arena, tsr_leaf *out, tsr_error *err)
+{
+    TSR_FAIL_IF(entry->kind == TSR_ENTRY_OPAQUE || (entry->kind == TSR_ENTRY_OBJECT && !entry->value), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' (%.*s) is no value that a tree can hold", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+    *out = (tsr_leaf){.value = entry->value, .name = entry->fqn};
+    if (entry->kind == TSR_ENTRY_TENSOR) {
+        tsr_value *tensor = tsr_value_new(arena, TSR_VALUE_TENSOR, err);
+        if (!tensor) return TSR_E_NOMEM;
+        tensor->as.tensor = entry;
+        out->value = tensor;
+    }
+    return tsr_renamed_path(entry, entry->fqn, arena, &out->path, &out->path_length, err);
+}
+
+static tsr_status nest_catalog(tsr_trees *trees, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = trees->checkpoint;
+    size_t count = (size_t)checkpoint->catalog.entry_count;
+    const tsr_value **root = TSR_ARENA_NEW(checkpoint->arena, const tsr_value *, err);
+    tsr_leaf *leaves = tsr_arena_array(checkpoint->arena, count, sizeof *leaves, err);
+    if (!root || !leaves) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) TSR_TRY(leaf_of(&checkpoint->catalog.entries[i], checkpoint->arena, &leaves[i], err));
+    trees->roots = root;
+    trees->count = 1;
+    return tsr_nest(leaves, count, checkpoint->host, checkpoint->arena, root, err);
+}
+
+tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, tsr_trees *out, tsr_error *err)
+{
+    *out = (tsr_trees){.zeros_file = TSR_NO_FILE};
+    TSR_TRY(tsr_checkpoint_open(store, host, NULL, &out->checkpoint, err));
+    tsr_format format = out->checkpoint->catalog.format;
+    if (format == TSR_FORMAT_TORCH_ZIP || format == TSR_FORMAT_TORCH_LEGACY) {
+        uint32_t file = out->checkpoint->files[0];
+        tsr_trees_close(out);
+        return tsr_trees_open(store, host, &file, 1, out, err);
+    }
+    tsr_status status = nest_catalog(out, err);
+    if (status != TSR_OK) tsr_trees_close(out);
+    return status;
+}
+
 void tsr_trees_close(tsr_trees *trees)
 {
-    tsr_store *store = trees->checkpoint ? trees->checkpoint->store : NULL;
+    tsr_store *padded = trees->raw && trees->checkpoint ? trees->checkpoint->store : NULL;
     tsr_checkpoint_close(trees->checkpoint);
-    if (store) store->close(store);
+    if (padded) padded->close(padded);
     *trees = (tsr_trees){0};
 }

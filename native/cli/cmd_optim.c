@@ -125,12 +125,16 @@ static tsr_status open_source(job *j, tsr_error *err)
     uint32_t *files = tsr_arena_array(j->arena, count, sizeof *files, err);
     if (!files) return TSR_E_NOMEM;
     tsr_status status = tsr_folder_store_open(NULL, host->allocator, j->source, &j->store, err);
-    if (status == TSR_OK && j->action == UNSHARD) {
+    if (status != TSR_OK) return status;
+    if (j->action != UNSHARD) {
+        status = tsr_trees_of(j->store, host, &j->trees, err);
+    } else {
         status = find_rank_files(j, files, err);
-    } else if (status == TSR_OK && j->store->file_count != 1) {
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim %s reads one torch.save file; convert the checkpoint with --to torch first", action_names[j->action]);
+        if (status == TSR_OK) status = tsr_trees_open(j->store, host, files, count, &j->trees, err);
     }
-    if (status == TSR_OK) status = tsr_trees_open(j->store, host, files, count, &j->trees, err);
+    if (status == TSR_OK && j->action == SHARD && !j->trees.raw) {
+        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim shard reads a torch.save file; convert the checkpoint with --to torch first");
+    }
     return status == TSR_OK ? refuse_errors(j, err) : status;
 }
 

@@ -1,4 +1,4 @@
-"""Optimizer state as real PyTorch converts it, for tests/optim: python tests/golden/make_optim.py [tests/golden]
+"""Optimizer state as real PyTorch converts it, for tests/optim: python tests/golden/make_optim.py [FSDP case to make again]...
 
 optim.json: flatten, unflatten, ids to names, merge and split of torch.distributed.checkpoint.state_dict (rows A8-A11).
 fsdp_optim.json: FSDP1 on gloo, worlds of 1 to 5 ranks: raw state of every rank, FULL state, and what other worlds load of
@@ -187,7 +187,9 @@ def run_rank(rank, world, port, case, folder, load):
     net = wrap(case)
     optim = optimizer(case, net)
     result = {}
-    FSDP.set_state_dict_type(net, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig())
+    # offload_to_cpu on the CPU: torch 2.13 then returns every state of an original parameter as views of one buffer, all equal
+    # to the last one gathered
+    FSDP.set_state_dict_type(net, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=False))
     if load:
         full = torch.load(load, weights_only=False)
         result["raw"] = encode(FSDP.optim_state_dict_to_load(net, optim, full))
@@ -245,11 +247,14 @@ def fsdp(case):
 
 
 def main():
-    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.dirname(os.path.abspath(__file__))
     write = lambda name, cases: json.dump({"torch": torch.__version__, "cases": cases}, open(os.path.join(folder, name), "w"), separators=(",", ":"))
     write("optim.json", {name: one_process(name, build) for name, build in OPTIMS.items()})
-    cases = {}
+    picked = sys.argv[1:] or list(FSDP_CASES)
+    cases = json.load(open(os.path.join(folder, "fsdp_optim.json")))["cases"] if sys.argv[1:] else {}
     for name, case in FSDP_CASES.items():
+        if name not in picked:
+            continue
         try:
             cases[name] = fsdp(case)
         except Exception as e:
