@@ -25,6 +25,7 @@ typedef struct flatten {
     tsr_map *names;  /* FQN → entry */
     tsr_map *lists;  /* address of a list's items → 1: a leaf */
     uint64_t visited;
+    uint64_t naming; /* budget for tensors inside objects */
     tsr_error *err;
 } flatten;
 
@@ -288,6 +289,7 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
         entry.value = value;
         entry.type = type_name(value);
         if (value->kind == TSR_VALUE_OBJECT) TSR_TRY(describe_parts(f, value, &entry));
+        TSR_TRY(tsr_torch_name_inner(value, f->host, &f->naming, f->arena, f->err));
     }
     TSR_TRY(take_path(f, &entry));
     uint32_t *existing;
@@ -364,7 +366,7 @@ tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_ar
                              uint64_t *count, tsr_error *err)
 {
     const tsr_allocator *allocator = host->allocator;
-    flatten f = {.host = host, .arena = arena, .err = err,
+    flatten f = {.host = host, .arena = arena, .err = err, .naming = host->limits.expansion,
                  .levels = tsr_vec_of(allocator, sizeof(level)),
                  .path = tsr_vec_of(allocator, sizeof(tsr_path_item)),
                  .entries = tsr_vec_of(allocator, sizeof(tsr_entry))};

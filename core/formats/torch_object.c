@@ -182,7 +182,11 @@ static tsr_status fill_quantized(tsr_torch_build *build, tsr_value *value, tsr_r
     tsr_torch_dense *dense;
     tsr_value *data = tsr_value_new(build->arena, TSR_VALUE_NONE, err);
     if (!data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_torch_rebuild(build, TSR_TORCH_REBUILD_QUANTIZED, args, &dense, err));
+    tsr_ref storage = tsr_pickle_item(pickle, args, 0);
+    tsr_dtype dtype = tsr_torch_storage_dtype(pickle, tsr_pickle_item(pickle, tsr_pickle_persistent(pickle, storage), 1));
+    bool packed = dtype == TSR_QUINT4X2 || dtype == TSR_QUINT2X4; /* several elements a byte: the bytes are shown */
+    TSR_TRY(packed ? tsr_torch_bare_storage(build, storage, &dense, err)
+                   : tsr_torch_rebuild(build, TSR_TORCH_REBUILD_QUANTIZED, args, &dense, err));
     TSR_TRY(fill_parts(build, value, TSR_STR("torch.quantized"), parts, channels ? 5 : 4, out, err));
     tsr_torch_set_tensor(data, dense);
     out->items[1] = data;

@@ -316,7 +316,9 @@ static void test_formats_torch__objects_keep_their_values(void **state)
     assert_int_equal(value_of(&o, "size")->items[1]->as.integer, 3);
     assert_int_equal(value_of(&o, "dtype")->as.dtype, TSR_BFLOAT16);
     assert_true(tsr_str_equal(value_of(&o, "device")->text, TSR_STR("cpu")));
-    assert_int_equal(value_of(&o, "nested.tuple_with_tensor")->items[0]->kind, TSR_VALUE_TENSOR);
+    const tsr_value *inner = value_of(&o, "nested.tuple_with_tensor")->items[0];
+    assert_int_equal(inner->kind, TSR_VALUE_TENSOR);
+    assert_true(tsr_str_equal(inner->as.tensor->fqn, TSR_STR("0")));
     assert_true(tsr_str_equal(tsr_checkpoint_entry(o.checkpoint, TSR_STR("list"))->type, TSR_STR("list")));
     drop(&o);
 }
@@ -345,6 +347,7 @@ static void test_formats_torch__odd_tensors_name_their_parts(void **state)
         assert_int_equal(entry->rank, rows[i].rank);
         const tsr_value *part = tsr_value_get(entry->value->items[0], tsr_str_from(rows[i].part));
         assert_int_equal(part->kind, TSR_VALUE_TENSOR);
+        assert_true(tsr_str_equal(part->as.tensor->fqn, tsr_str_from(rows[i].part)));
         drop(&o);
     }
 }
