@@ -7,23 +7,18 @@
 enum { OPERAND_MAX = 8 }; /* bytes of the longest operand of fixed size */
 
 /* Bytes of operand behind each opcode, for those of fixed size. */
-static size_t operand_size(uint8_t opcode)
-{
-    switch (opcode) {
-    case 'K': case 'h': case 'q': case 'U': case 'C': case 0x80: case 0x82: case 0x8a: case 0x8c: return 1;
-    case 'M': case 0x83: return 2;
-    case 'J': case 'T': case 'X': case 'B': case 'j': case 'r': case 0x84: case 0x8b: return 4;
-    case 'G': case 0x8d: case 0x8e: case 0x95: case 0x96: return 8;
-    default: return 0;
-    }
-}
+static const uint8_t operand_size[256] = {
+    ['K'] = 1,  ['h'] = 1,  ['q'] = 1,  ['U'] = 1, ['C'] = 1,  [0x80] = 1, [0x82] = 1, [0x8a] = 1,
+    [0x8c] = 1, ['M'] = 2,  [0x83] = 2, ['J'] = 4, ['T'] = 4,  ['X'] = 4,  ['B'] = 4,  ['j'] = 4,
+    ['r'] = 4,  [0x84] = 4, [0x8b] = 4, ['G'] = 8, [0x8d] = 8, [0x8e] = 8, [0x95] = 8, [0x96] = 8,
+};
 
 /* Near the end: is there an opcode with all its operand? */
 static bool cut_short(machine *m, const uint8_t *p)
 {
     size_t left = (size_t)(m->end - p);
     m->at = p;
-    if (left && left > operand_size(*p)) return false;
+    if (left && left > operand_size[*p]) return false;
     if (left) {
         fail(m, TSR_E_FORMAT, "pickle: ends inside the operand of opcode %s", tsr_pickle_opcode(*p));
     } else {
@@ -36,8 +31,8 @@ static bool cut_short(machine *m, const uint8_t *p)
 static tsr_ref *push_str(machine *m, tsr_ref *sp, const uint8_t *p, uint64_t size)
 {
     if (size > (uint64_t)(m->end - p)) {
-        fail(m, TSR_E_FORMAT, "pickle: opcode %s announces %llu bytes, %llu remain", tsr_pickle_opcode(*m->at), (unsigned long long)size,
-             (unsigned long long)(m->end - p));
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s announces %llu bytes, %llu remain", tsr_pickle_opcode(*m->at),
+             (unsigned long long)size, (unsigned long long)(m->end - p));
         return NULL;
     }
     tsr_ref text = tsr_pickle_make_str(m, p, (size_t)size);
@@ -149,19 +144,38 @@ static tsr_status run(machine *m, const uint8_t **end)
     while (sp) {
         if (m->end - p <= OPERAND_MAX && cut_short(m, p)) return m->status;
         m->at = p++;
+        // clang-format off: one opcode a line
         switch (*m->at) {
-        case 'K': sp = push(m, sp, REF(TAG_SMALL, *p)); p += 1; break;
-        case 'M': sp = push(m, sp, REF(TAG_SMALL, load_u16(p))); p += 2; break;
+        case 'K':
+            sp = push(m, sp, REF(TAG_SMALL, *p));
+            p += 1;
+            break;
+        case 'M':
+            sp = push(m, sp, REF(TAG_SMALL, load_u16(p)));
+            p += 2;
+            break;
         case 'J': {
             tsr_ref made = tsr_pickle_make_int(m, (int32_t)load_u32(p));
             sp = made ? push(m, sp, made) : NULL;
             p += 4;
             break;
         }
-        case 'h': sp = push_memo(m, sp, *p); p += 1; break;
-        case 'j': sp = push_memo(m, sp, load_u32(p)); p += 4; break;
-        case 'q': sp = put(m, sp, *p); p += 1; break;
-        case 'r': sp = put(m, sp, load_u32(p)); p += 4; break;
+        case 'h':
+            sp = push_memo(m, sp, *p);
+            p += 1;
+            break;
+        case 'j':
+            sp = push_memo(m, sp, load_u32(p));
+            p += 4;
+            break;
+        case 'q':
+            sp = put(m, sp, *p);
+            p += 1;
+            break;
+        case 'r':
+            sp = put(m, sp, load_u32(p));
+            p += 4;
+            break;
         case 0x94: sp = memoize(m, sp); break;
         case 0x8c:
             sp = push_str(m, sp, p + 1, *p);
@@ -198,13 +212,17 @@ static tsr_status run(machine *m, const uint8_t **end)
         case 0x81: sp = through(m, sp, tsr_pickle_do_newobj); break;
         case 'R': sp = through(m, sp, tsr_pickle_do_call); break;
         case 'b': sp = through(m, sp, tsr_pickle_do_build); break;
-        case '.': *end = p; m->sp = sp; return TSR_OK;
+        case '.':
+            *end = p;
+            m->sp = sp;
+            return TSR_OK;
         default:
             m->sp = sp;
             p = tsr_pickle_cold(m, *m->at, p);
             if (!p) return m->status;
             sp = m->sp;
         }
+        // clang-format on
     }
     return m->status;
 }
@@ -214,7 +232,8 @@ static tsr_status stop(machine *m)
     const tsr_ref *base = m->stack.items;
     ptrdiff_t left = m->sp - base;
     if (m->marks.count || left != 1) {
-        return fail(m, TSR_E_FORMAT, "pickle: STOP with %d items and %d marks on the stack; there must be one item", (int)left, (int)m->marks.count);
+        return fail(m, TSR_E_FORMAT, "pickle: STOP with %d items and %d marks on the stack; there must be one item",
+                    (int)left, (int)m->marks.count);
     }
     m->pickle->root = base[0];
     return TSR_OK;
@@ -235,10 +254,13 @@ static tsr_status parse_once(tsr_pickle *pickle, const tsr_host *host, const tsr
 {
     const tsr_allocator *a = host->allocator;
     const uint8_t *start = (const uint8_t *)pickle->data.data;
-    machine m = {.pickle = pickle, .host = host, .sink = sink, .err = err, .start = start, .at = start, .end = start + pickle->data.size,
-                 .frame_end = start, .stack = tsr_vec_of(a, sizeof(tsr_ref)), .marks = tsr_vec_of(a, sizeof(uint32_t)),
-                 .memo = tsr_vec_of(a, sizeof(tsr_ref)), .opens = tsr_vec_of(a, sizeof(open)), .clean = tsr_vec_of(a, sizeof(span)),
-                 .drop = drop && sink && sink->fold};
+    machine m = {.pickle = pickle, .host = host, .sink = sink, .err = err, .drop = drop && sink && sink->fold};
+    m.start = m.at = m.frame_end = start;
+    m.end = start + pickle->data.size;
+    m.stack = m.memo = tsr_vec_of(a, sizeof(tsr_ref));
+    m.marks = tsr_vec_of(a, sizeof(uint32_t));
+    m.opens = tsr_vec_of(a, sizeof(open));
+    m.clean = tsr_vec_of(a, sizeof(span));
     if (tsr_pickle_grow_stack(&m) && has_room(&m, &pickle->words, 1)) {
         ((uint32_t *)pickle->words.items)[pickle->words.count++] = 0; /* REF_EMPTY_TUPLE */
         m.status = run(&m, end);
@@ -254,7 +276,7 @@ static void empty(tsr_pickle *pickle)
     const tsr_allocator *a = pickle->allocator;
     tsr_vec *const vecs[] = {&pickle->words, &pickle->containers, &pickle->objects, &pickle->helds, &pickle->wides,
                              &pickle->texts, &pickle->foreign,    &pickle->globals, &pickle->slots};
-    const size_t sizes[] = {sizeof(uint32_t), sizeof(container), sizeof(object), sizeof(held), sizeof(uint64_t),
+    const size_t sizes[] = {sizeof(uint32_t), sizeof(container), sizeof(object), sizeof(held),    sizeof(uint64_t),
                             sizeof(uint64_t), sizeof(tsr_str),   sizeof(global), sizeof(uint32_t)};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (vecs[i]->allocator) tsr_vec_free(vecs[i]);
@@ -268,8 +290,9 @@ tsr_status tsr_pickle_parse(tsr_str data, const tsr_host *host, const tsr_pickle
                             size_t *consumed, tsr_error *err)
 {
     *out = NULL;
-    TSR_FAIL_IF(data.size > host->limits.metadata_bytes || data.size > PTRDIFF_MAX, err, TSR_E_LIMIT, 0, "pickle: %llu bytes exceed the limit metadata_bytes (%llu)",
-                (unsigned long long)data.size, (unsigned long long)host->limits.metadata_bytes);
+    TSR_FAIL_IF(data.size > host->limits.metadata_bytes || data.size > PTRDIFF_MAX, err, TSR_E_LIMIT, 0,
+                "pickle: %llu bytes exceed the limit metadata_bytes (%llu)", (unsigned long long)data.size,
+                (unsigned long long)host->limits.metadata_bytes);
     TSR_FAIL_IF(data.size == 0, err, TSR_E_FORMAT, 0, "pickle: is empty");
     tsr_pickle *pickle = tsr_alloc(host->allocator, 1, sizeof *pickle, err);
     if (!pickle) return TSR_E_NOMEM;

@@ -22,18 +22,21 @@ typedef enum tsr_pickle_kind {
     TSR_PICKLE_BIGINT, /* beyond int64: bytes as LONG1/LONG4 have them */
     TSR_PICKLE_FLOAT,
     TSR_PICKLE_STR,
-    TSR_PICKLE_BYTES,  /* BINBYTES…, BYTEARRAY8 */
+    TSR_PICKLE_BYTES, /* BINBYTES…, BYTEARRAY8 */
     TSR_PICKLE_LIST,
     TSR_PICKLE_TUPLE,
     TSR_PICKLE_DICT,
-    TSR_PICKLE_SET,    /* set and frozenset */
+    TSR_PICKLE_SET, /* set and frozenset */
     TSR_PICKLE_GLOBAL,
     TSR_PICKLE_OBJECT,
     TSR_PICKLE_PERSISTENT, /* persistent id: one item */
     TSR_PICKLE_FOLDED      /* a record of the sink's own */
 } tsr_pickle_kind;
 
-typedef enum tsr_pickle_how { TSR_PICKLE_CALLED /* REDUCE, OBJ, INST */, TSR_PICKLE_BUILT /* NEWOBJ, NEWOBJ_EX */ } tsr_pickle_how;
+typedef enum tsr_pickle_how {
+    TSR_PICKLE_CALLED /* REDUCE, OBJ, INST */,
+    TSR_PICKLE_BUILT /* NEWOBJ, NEWOBJ_EX */
+} tsr_pickle_how;
 
 typedef struct tsr_pickle tsr_pickle;
 
@@ -45,18 +48,19 @@ typedef struct tsr_pickle_name {
     const char *name;
     uint32_t id;
 } tsr_pickle_name;
-#define TSR_PICKLE_FOLD_MADE 0x10000u
+#define TSR_PICKLE_FOLD_MADE  0x10000u
 #define TSR_PICKLE_FOLD_BUILT 0x20000u
 
 /* What a sink sees of an object: its arguments when it was made, its state when it was built. */
 typedef struct tsr_pickle_parts {
     uint32_t class_id;
-    bool built;            /* `items` are of the state; else of the argument tuple */
-    tsr_pickle_kind kind;  /* DICT: keys and values in turn; TUPLE, LIST: items; any other: the state itself is the one item */
+    bool built; /* `items` are of the state; else of the argument tuple */
+    tsr_pickle_kind
+        kind; /* DICT: keys and values in turn; TUPLE, LIST: items; any other: the state itself is the one item */
     const tsr_ref *items;
     size_t count;
-    const int64_t *ints;   /* made with one tuple of at most 64 ints: these `count`, not `items`; else NULL */
-    uint64_t position;     /* of the opcode that gave these parts */
+    const int64_t *ints; /* made with one tuple of at most 64 ints: these `count`, not `items`; else NULL */
+    uint64_t position;   /* of the opcode that gave these parts */
 } tsr_pickle_parts;
 
 /* Lets a format turn known objects into compact records while they are parsed. `fold` is called for objects of classes
@@ -84,9 +88,9 @@ tsr_ref tsr_pickle_root(const tsr_pickle *pickle);
 tsr_pickle_kind tsr_pickle_kind_of(const tsr_pickle *pickle, tsr_ref ref);
 /* The accessors below give 0, "" or TSR_REF_NONE for a ref of another kind. */
 bool tsr_pickle_bool(const tsr_pickle *pickle, tsr_ref ref);
-int64_t tsr_pickle_int(const tsr_pickle *pickle, tsr_ref ref);    /* INT (BOOL gives 0 or 1) */
+int64_t tsr_pickle_int(const tsr_pickle *pickle, tsr_ref ref); /* INT (BOOL gives 0 or 1) */
 double tsr_pickle_float(const tsr_pickle *pickle, tsr_ref ref);
-tsr_str tsr_pickle_text(const tsr_pickle *pickle, tsr_ref ref);   /* STR, BYTES, BIGINT */
+tsr_str tsr_pickle_text(const tsr_pickle *pickle, tsr_ref ref); /* STR, BYTES, BIGINT */
 /* LIST, TUPLE, SET: items; DICT: pairs as they were set, a repeated key included; others 0. */
 size_t tsr_pickle_count(const tsr_pickle *pickle, tsr_ref ref);
 tsr_ref tsr_pickle_item(const tsr_pickle *pickle, tsr_ref ref, size_t index);

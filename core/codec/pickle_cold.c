@@ -7,15 +7,17 @@
 static const uint8_t *operand(machine *m, const uint8_t *p, uint64_t size)
 {
     if (size <= (uint64_t)(m->end - p)) return p;
-    fail(m, TSR_E_FORMAT, "pickle: opcode %s announces %llu bytes, %llu remain", tsr_pickle_opcode(*m->at), (unsigned long long)size,
-         (unsigned long long)(m->end - p));
+    fail(m, TSR_E_FORMAT, "pickle: opcode %s announces %llu bytes, %llu remain", tsr_pickle_opcode(*m->at),
+         (unsigned long long)size, (unsigned long long)(m->end - p));
     return NULL;
 }
 
 /* Two's complement, little-endian; bytes that only repeat the sign do not count. */
 tsr_ref tsr_pickle_make_long(machine *m, const uint8_t *bytes, size_t size)
 {
-    while (size > 8 && ((bytes[size - 1] == 0 && bytes[size - 2] < 0x80) || (bytes[size - 1] == 0xFF && bytes[size - 2] >= 0x80))) size--;
+    while (size > 8 &&
+           ((bytes[size - 1] == 0 && bytes[size - 2] < 0x80) || (bytes[size - 1] == 0xFF && bytes[size - 2] >= 0x80)))
+        size--;
     if (size > 8) return tsr_pickle_make_text(m, TAG_BIGINT, bytes, size);
     uint64_t value = tsr_load_le(bytes, (unsigned)size);
     if (size && size < 8 && bytes[size - 1] >= 0x80) value |= UINT64_MAX << (8 * size);
@@ -40,7 +42,8 @@ static const uint8_t *do_bytes(machine *m, const uint8_t *p, unsigned field)
     return bytes ? then_push(m, tsr_pickle_make_text(m, TAG_BYTES, bytes, (size_t)size), bytes + size) : NULL;
 }
 
-static const uint8_t *do_str(machine *m, const uint8_t *p, unsigned field, tsr_ref (*make)(machine *, const uint8_t *, size_t))
+static const uint8_t *do_str(machine *m, const uint8_t *p, unsigned field,
+                             tsr_ref (*make)(machine *, const uint8_t *, size_t))
 {
     uint64_t size = tsr_load_le(p, field);
     const uint8_t *bytes = operand(m, p + field, size);
@@ -167,6 +170,7 @@ static const uint8_t *refuse(machine *m, const char *why)
 
 const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p)
 {
+    // clang-format off: one opcode a line
     switch (opcode) {
     case 0x80: return do_proto(m, p);
     case 0x95: return do_frame(m, p);
@@ -178,7 +182,8 @@ const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p)
     case 0x8d: return do_str(m, p, 8, tsr_pickle_make_str);
     case 'C': return do_bytes(m, p, 1);
     case 'B': return do_bytes(m, p, 4);
-    case 0x8e: case 0x96: return do_bytes(m, p, 8);
+    case 0x8e:
+    case 0x96: return do_bytes(m, p, 8);
     case '0': return do_pop(m, p);
     case '1': return do_pop_mark(m, p);
     case '2': return do_dup(m, p);
@@ -190,8 +195,12 @@ const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p)
     case 'o': return do_obj(m, p);
     case 0x92: return do_newobj_ex(m, p);
     case 'Q': return do_persistent(m, p);
-    case 0x82: case 0x83: case 0x84: return refuse(m, "needs Python's extension registry");
-    case 0x97: case 0x98: return refuse(m, "needs buffers from outside the pickle");
+    case 0x82:
+    case 0x83:
+    case 0x84: return refuse(m, "needs Python's extension registry");
+    case 0x97:
+    case 0x98: return refuse(m, "needs buffers from outside the pickle");
     default: return tsr_pickle_textual(m, opcode, p);
     }
+    // clang-format on
 }

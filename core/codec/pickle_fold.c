@@ -17,8 +17,8 @@ bool tsr_pickle_note_clean(machine *m, size_t from)
  * done before, so that every slot is looked at once however deep objects nest. */
 static bool drop_memo(machine *m, size_t from, tsr_ref object_, tsr_ref record)
 {
-    const unsigned kept = 1u << TAG_CONST | 1u << TAG_SMALL | 1u << TAG_BIGINT | 1u << TAG_STR | 1u << TAG_BYTES | 1u << TAG_GLOBAL |
-                          1u << TAG_FOLDED | 1u << TAG_HOLE;
+    const unsigned kept = 1u << TAG_CONST | 1u << TAG_SMALL | 1u << TAG_BIGINT | 1u << TAG_STR | 1u << TAG_BYTES |
+                          1u << TAG_GLOBAL | 1u << TAG_FOLDED | 1u << TAG_HOLE;
     tsr_ref *memo = m->memo.items;
     span *spans = m->clean.items;
     size_t to = m->memo.count, first = from;
@@ -115,9 +115,13 @@ static bool open_object(machine *m, size_t slot, tsr_ref made)
 {
     const tsr_pickle *pickle = m->pickle;
     if (!has_room(m, &m->opens, 1)) return false;
-    ((open *)m->opens.items)[m->opens.count++] =
-        (open){(uint32_t)slot, index_of(made), (uint32_t)pickle->words.count, (uint32_t)pickle->containers.count,
-               (uint32_t)pickle->helds.count, (uint32_t)pickle->wides.count, m->memo.count};
+    ((open *)m->opens.items)[m->opens.count++] = (open){(uint32_t)slot,
+                                                        index_of(made),
+                                                        (uint32_t)pickle->words.count,
+                                                        (uint32_t)pickle->containers.count,
+                                                        (uint32_t)pickle->helds.count,
+                                                        (uint32_t)pickle->wides.count,
+                                                        m->memo.count};
     m->floor = (tsr_ref *)m->stack.items + slot + 1;
     return true;
 }

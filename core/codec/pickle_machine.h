@@ -34,23 +34,38 @@ typedef enum tag {
 } tag;
 
 #define REF(tag_, index_) ((tsr_ref)(index_) << 4 | (tsr_ref)(tag_))
-#define REF_FALSE REF(TAG_CONST, 1)
-#define REF_TRUE REF(TAG_CONST, 2)
-#define REF_EMPTY_TUPLE REF(TAG_TUPLE, 0) /* word 0 is its count */
-#define REF_UNSET REF(TAG_HOLE, 0)
-#define REF_DROPPED REF(TAG_HOLE, 1)
-#define MAX_ITEMS ((size_t)1 << 27) /* of a pool, before it grows by half once more: indices stay within 28 bits */
-#define TEXT_SIZE_MASK 0xFFFFFFu
+#define REF_FALSE         REF(TAG_CONST, 1)
+#define REF_TRUE          REF(TAG_CONST, 2)
+#define REF_EMPTY_TUPLE   REF(TAG_TUPLE, 0) /* word 0 is its count */
+#define REF_UNSET         REF(TAG_HOLE, 0)
+#define REF_DROPPED       REF(TAG_HOLE, 1)
+#define MAX_ITEMS         ((size_t)1 << 27) /* of a pool, before it grows by half once more: indices stay within 28 bits */
+#define TEXT_SIZE_MASK    0xFFFFFFu
 
-static inline tag tag_of(tsr_ref ref) { return (tag)(ref & 15); }
-static inline uint32_t index_of(tsr_ref ref) { return ref >> 4; }
+static inline tag tag_of(tsr_ref ref)
+{
+    return (tag)(ref & 15);
+}
+static inline uint32_t index_of(tsr_ref ref)
+{
+    return ref >> 4;
+}
 
 enum { INTS_MAX = 64 }; /* of tsr_pickle_parts.ints */
 
 /* Little-endian loads that compilers turn into one instruction. */
-static inline uint32_t load_u16(const uint8_t *p) { return (uint32_t)(p[0] | p[1] << 8); }
-static inline uint32_t load_u32(const uint8_t *p) { return load_u16(p) | load_u16(p + 2) << 16; }
-static inline uint64_t load_u64(const uint8_t *p) { return load_u32(p) | (uint64_t)load_u32(p + 4) << 32; }
+static inline uint32_t load_u16(const uint8_t *p)
+{
+    return (uint32_t)(p[0] | p[1] << 8);
+}
+static inline uint32_t load_u32(const uint8_t *p)
+{
+    return load_u16(p) | load_u16(p + 2) << 16;
+}
+static inline uint64_t load_u64(const uint8_t *p)
+{
+    return load_u32(p) | (uint64_t)load_u32(p + 4) << 32;
+}
 
 typedef struct container {
     uint32_t start, count, capacity; /* words */
@@ -154,7 +169,7 @@ tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name);
 bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *from, size_t count);
 
 /* pickle_fold.c: calls and objects, seen by the sink. Take the stack in m->sp. */
-bool tsr_pickle_do_call(machine *m);  /* REDUCE: callable, arguments */
+bool tsr_pickle_do_call(machine *m); /* REDUCE: callable, arguments */
 bool tsr_pickle_do_newobj(machine *m);
 bool tsr_pickle_do_build(machine *m);
 bool tsr_pickle_fold(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record);

@@ -1,7 +1,7 @@
 /* Nodes of the pickle machine: compact records in growable pools. Lists, sets and dicts grow in place while their run is
  * the last of the pool, and move to twice the room otherwise, so that appending stays linear. */
-#include "codec/pickle_machine.h"
 #include "base/utf8.h"
+#include "codec/pickle_machine.h"
 #include "tessera/map.h"
 
 tsr_ref tsr_pickle_make_int(machine *m, int64_t value)
@@ -156,8 +156,8 @@ bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *fr
     }
     if (kind == TAG_OBJECT) return extend_object(m, which, pairs, from, count);
     if (pairs ? kind == TAG_DICT : kind == TAG_LIST || kind == TAG_SET) return extend_container(m, which, from, count);
-    fail(m, TSR_E_FORMAT, "pickle: opcode %s cannot put items into what is on the stack (kind %d)", tsr_pickle_opcode(*m->at),
-         (int)tsr_pickle_kind_of(m->pickle, target));
+    fail(m, TSR_E_FORMAT, "pickle: opcode %s cannot put items into what is on the stack (kind %d)",
+         tsr_pickle_opcode(*m->at), (int)tsr_pickle_kind_of(m->pickle, target));
     return false;
 }
 
@@ -173,14 +173,17 @@ tsr_ref tsr_pickle_make_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pic
 static tsr_ref renamed(machine *m, tsr_ref module)
 {
     tsr_str text = tsr_pickle_text(m->pickle, module);
-    const char *now = tsr_str_equal(text, TSR_STR("__builtin__")) ? "builtins" : tsr_str_equal(text, TSR_STR("copy_reg")) ? "copyreg" : NULL;
+    const char *now = tsr_str_equal(text, TSR_STR("__builtin__")) ? "builtins"
+                      : tsr_str_equal(text, TSR_STR("copy_reg"))  ? "copyreg"
+                                                                  : NULL;
     return now ? tsr_pickle_make_text(m, TAG_STR, (const uint8_t *)now, strlen(now)) : module;
 }
 
 static uint32_t id_of(const tsr_pickle_sink *sink, tsr_str module, tsr_str name)
 {
     for (size_t i = 0; sink && i < sink->count; i++) {
-        if (tsr_str_equal(name, tsr_str_from(sink->names[i].name)) && tsr_str_equal(module, tsr_str_from(sink->names[i].module))) {
+        if (tsr_str_equal(name, tsr_str_from(sink->names[i].name)) &&
+            tsr_str_equal(module, tsr_str_from(sink->names[i].module))) {
             return sink->names[i].id;
         }
     }
@@ -215,9 +218,11 @@ tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name)
         return TSR_REF_NONE;
     }
     module = renamed(m, module);
-    if (!has_room(m, &pickle->globals, 1) || (2 * (pickle->globals.count + 1) > pickle->slots.count && !rehash(m))) return TSR_REF_NONE;
+    if (!has_room(m, &pickle->globals, 1) || (2 * (pickle->globals.count + 1) > pickle->slots.count && !rehash(m)))
+        return TSR_REF_NONE;
     tsr_str module_text = tsr_pickle_text(pickle, module), name_text = tsr_pickle_text(pickle, name);
-    uint64_t hash = tsr_hash_bytes(name_text.data, name_text.size, tsr_hash_bytes(module_text.data, module_text.size, (uintptr_t)pickle));
+    uint64_t hash = tsr_hash_bytes(name_text.data, name_text.size,
+                                   tsr_hash_bytes(module_text.data, module_text.size, (uintptr_t)pickle));
     global *globals = pickle->globals.items;
     uint32_t *table = pickle->slots.items;
     size_t mask = pickle->slots.count - 1, slot = hash & mask;
@@ -228,8 +233,8 @@ tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name)
             return REF(TAG_GLOBAL, table[slot] - 1);
         }
     }
-    globals[pickle->globals.count] = (global){module, name, id_of(m->sink, module_text, name_text), TSR_PICKLE_NAMED,
-                                              (uint64_t)(m->at - m->start), hash};
+    globals[pickle->globals.count] =
+        (global){module, name, id_of(m->sink, module_text, name_text), TSR_PICKLE_NAMED, (uint64_t)(m->at - m->start), hash};
     table[slot] = (uint32_t)pickle->globals.count + 1;
     return REF(TAG_GLOBAL, pickle->globals.count++);
 }

@@ -33,7 +33,10 @@ static inline bool takes(quick *q, const char *bytes, size_t size)
     return true;
 }
 
-static inline void memoize(quick *q, tsr_ref ref) { q->memo[q->memo_count++] = ref; }
+static inline void memoize(quick *q, tsr_ref ref)
+{
+    q->memo[q->memo_count++] = ref;
+}
 
 /* An int ≥ 0, or of LONG1. The width changes from object to object, so it is looked up rather than branched on. */
 static inline bool take_int(quick *q, int64_t *out)
@@ -113,9 +116,18 @@ static inline bool take_value(quick *q, tsr_ref *out)
     case 'h': q->p += 2; return take_fetch(q, q->p[-1], out);
     case 'j': q->p += 5; return take_fetch(q, load_u32(q->p - 4), out);
     case 0x8c: return take_str(q, out);
-    case 'N': q->p++; *out = TSR_REF_NONE; return true;
-    case 0x88: q->p++; *out = REF_TRUE; return true;
-    case 0x89: q->p++; *out = REF_FALSE; return true;
+    case 'N':
+        q->p++;
+        *out = TSR_REF_NONE;
+        return true;
+    case 0x88:
+        q->p++;
+        *out = REF_TRUE;
+        return true;
+    case 0x89:
+        q->p++;
+        *out = REF_FALSE;
+        return true;
     default: {
         int64_t value;
         if (!take_int(q, &value)) return false;

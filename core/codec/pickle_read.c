@@ -2,13 +2,17 @@
  * readers can look before they check. */
 #include "codec/pickle_machine.h"
 
-tsr_ref tsr_pickle_root(const tsr_pickle *pickle) { return pickle->root; }
+tsr_ref tsr_pickle_root(const tsr_pickle *pickle)
+{
+    return pickle->root;
+}
 
 tsr_pickle_kind tsr_pickle_kind_of(const tsr_pickle *pickle, tsr_ref ref)
 {
     static const uint8_t kinds[16] = {
-        TSR_PICKLE_NONE, TSR_PICKLE_INT,   TSR_PICKLE_INT,  TSR_PICKLE_BIGINT, TSR_PICKLE_FLOAT,  TSR_PICKLE_STR,        TSR_PICKLE_BYTES,  TSR_PICKLE_LIST,
-        TSR_PICKLE_TUPLE, TSR_PICKLE_DICT, TSR_PICKLE_SET, TSR_PICKLE_GLOBAL, TSR_PICKLE_OBJECT, TSR_PICKLE_PERSISTENT, TSR_PICKLE_FOLDED, TSR_PICKLE_NONE,
+        TSR_PICKLE_NONE,   TSR_PICKLE_INT,        TSR_PICKLE_INT,    TSR_PICKLE_BIGINT, TSR_PICKLE_FLOAT, TSR_PICKLE_STR,
+        TSR_PICKLE_BYTES,  TSR_PICKLE_LIST,       TSR_PICKLE_TUPLE,  TSR_PICKLE_DICT,   TSR_PICKLE_SET,   TSR_PICKLE_GLOBAL,
+        TSR_PICKLE_OBJECT, TSR_PICKLE_PERSISTENT, TSR_PICKLE_FOLDED, TSR_PICKLE_NONE,
     };
     (void)pickle;
     return ref == REF_TRUE || ref == REF_FALSE ? TSR_PICKLE_BOOL : (tsr_pickle_kind)kinds[ref & 15];
@@ -123,9 +127,18 @@ static const global *global_of(const tsr_pickle *pickle, tsr_ref ref)
     return tag_of(ref) == TAG_GLOBAL ? (const global *)pickle->globals.items + index_of(ref) : &none;
 }
 
-tsr_str tsr_pickle_module(const tsr_pickle *pickle, tsr_ref ref) { return tsr_pickle_text(pickle, global_of(pickle, ref)->module); }
-tsr_str tsr_pickle_name_of(const tsr_pickle *pickle, tsr_ref ref) { return tsr_pickle_text(pickle, global_of(pickle, ref)->name); }
-uint32_t tsr_pickle_id(const tsr_pickle *pickle, tsr_ref ref) { return global_of(pickle, ref)->id & 0xFFFF; }
+tsr_str tsr_pickle_module(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return tsr_pickle_text(pickle, global_of(pickle, ref)->module);
+}
+tsr_str tsr_pickle_name_of(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return tsr_pickle_text(pickle, global_of(pickle, ref)->name);
+}
+uint32_t tsr_pickle_id(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return global_of(pickle, ref)->id & 0xFFFF;
+}
 
 static const object *object_of(const tsr_pickle *pickle, tsr_ref ref)
 {
@@ -144,12 +157,30 @@ tsr_pickle_how tsr_pickle_how_of(const tsr_pickle *pickle, tsr_ref ref)
     return object_of(pickle, ref)->position & 1 ? TSR_PICKLE_BUILT : TSR_PICKLE_CALLED;
 }
 
-tsr_ref tsr_pickle_class(const tsr_pickle *pickle, tsr_ref ref) { return object_of(pickle, ref)->callee; }
-uint32_t tsr_pickle_class_id(const tsr_pickle *pickle, tsr_ref ref) { return tsr_pickle_id(pickle, object_of(pickle, ref)->callee); }
-tsr_ref tsr_pickle_args(const tsr_pickle *pickle, tsr_ref ref) { return object_of(pickle, ref)->args; }
-tsr_ref tsr_pickle_state(const tsr_pickle *pickle, tsr_ref ref) { return object_of(pickle, ref)->state; }
-tsr_ref tsr_pickle_appended(const tsr_pickle *pickle, tsr_ref ref) { return held_of(pickle, ref).appended; }
-tsr_ref tsr_pickle_dict_items(const tsr_pickle *pickle, tsr_ref ref) { return held_of(pickle, ref).dict_items; }
+tsr_ref tsr_pickle_class(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return object_of(pickle, ref)->callee;
+}
+uint32_t tsr_pickle_class_id(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return tsr_pickle_id(pickle, object_of(pickle, ref)->callee);
+}
+tsr_ref tsr_pickle_args(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return object_of(pickle, ref)->args;
+}
+tsr_ref tsr_pickle_state(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return object_of(pickle, ref)->state;
+}
+tsr_ref tsr_pickle_appended(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return held_of(pickle, ref).appended;
+}
+tsr_ref tsr_pickle_dict_items(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return held_of(pickle, ref).dict_items;
+}
 
 uint64_t tsr_pickle_position(const tsr_pickle *pickle, tsr_ref ref)
 {
@@ -162,8 +193,14 @@ tsr_ref tsr_pickle_persistent(const tsr_pickle *pickle, tsr_ref ref)
     return tag_of(ref) == TAG_PERSISTENT ? ((const uint32_t *)pickle->words.items)[index_of(ref)] : TSR_REF_NONE;
 }
 
-tsr_ref tsr_pickle_folded(uint32_t index) { return REF(TAG_FOLDED, index); }
-uint32_t tsr_pickle_folded_index(tsr_ref ref) { return index_of(ref); }
+tsr_ref tsr_pickle_folded(uint32_t index)
+{
+    return REF(TAG_FOLDED, index);
+}
+uint32_t tsr_pickle_folded_index(tsr_ref ref)
+{
+    return index_of(ref);
+}
 
 void tsr_pickle_unknown(const tsr_pickle *pickle, void (*each)(void *ctx, tsr_ref global, tsr_pickle_use use), void *ctx)
 {

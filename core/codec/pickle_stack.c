@@ -57,8 +57,8 @@ bool tsr_pickle_grow_stack(machine *m)
 bool tsr_pickle_settle(machine *m, const tsr_ref *sp, ptrdiff_t count)
 {
     if (sp - m->mark_floor < count) {
-        fail(m, TSR_E_FORMAT, "pickle: opcode %s needs %d items on the stack, %d are there", tsr_pickle_opcode(*m->at), (int)count,
-             (int)(sp - m->mark_floor));
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s needs %d items on the stack, %d are there", tsr_pickle_opcode(*m->at),
+             (int)count, (int)(sp - m->mark_floor));
         return false;
     }
     close_opens_from(m, (size_t)(sp - count - (tsr_ref *)m->stack.items));
@@ -80,8 +80,8 @@ tsr_ref *tsr_pickle_pop_mark(machine *m)
 bool tsr_pickle_put(machine *m, uint64_t index, tsr_ref ref)
 {
     if (index > (uint64_t)(m->at - m->start)) {
-        fail(m, TSR_E_LIMIT, "pickle: opcode %s names memo slot %llu, more than the input can have filled", tsr_pickle_opcode(*m->at),
-             (unsigned long long)index);
+        fail(m, TSR_E_LIMIT, "pickle: opcode %s names memo slot %llu, more than the input can have filled",
+             tsr_pickle_opcode(*m->at), (unsigned long long)index);
         return false;
     }
     size_t wanted = (size_t)index + 1, count = m->memo.count;

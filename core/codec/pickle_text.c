@@ -12,7 +12,10 @@ enum {
     LIMB_DECIMALS = 9
 };
 
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
 
 /* The bytes up to the next newline; returns the position behind it. */
 static const uint8_t *line(machine *m, const uint8_t *p, tsr_str *text)
@@ -206,7 +209,8 @@ static bool unescape(tsr_str text, size_t *at, uint8_t *out, size_t *size)
 /* A quoted Python 2 string literal. */
 static tsr_ref string_of(machine *m, tsr_str text)
 {
-    bool quoted = text.size >= 2 && (text.data[0] == '\'' || text.data[0] == '"') && text.data[text.size - 1] == text.data[0];
+    bool quoted =
+        text.size >= 2 && (text.data[0] == '\'' || text.data[0] == '"') && text.data[text.size - 1] == text.data[0];
     uint8_t *out = quoted ? decoded_room(m, text.size) : NULL;
     size_t size = 0;
     if (quoted && !out) return TSR_REF_NONE;
@@ -301,9 +305,7 @@ const uint8_t *tsr_pickle_textual(machine *m, uint8_t opcode, const uint8_t *p)
     case 'i': return do_inst(m, p);
     case 'g': return do_memo(m, p, true);
     case 'p': return do_memo(m, p, false);
-    default:
-        fail(m, TSR_E_FORMAT, "pickle: unknown opcode 0x%02x", opcode);
-        return NULL;
+    default: fail(m, TSR_E_FORMAT, "pickle: unknown opcode 0x%02x", opcode); return NULL;
     }
 }
 
@@ -313,6 +315,7 @@ const char *tsr_pickle_opcode(uint8_t opcode)
         uint8_t opcode;
         const char *name;
     } names[] = {
+        // clang-format off
         {'(', "MARK"}, {'.', "STOP"}, {'0', "POP"}, {'1', "POP_MARK"}, {'2', "DUP"}, {'F', "FLOAT"}, {'I', "INT"}, {'J', "BININT"},
         {'K', "BININT1"}, {'L', "LONG"}, {'M', "BININT2"}, {'N', "NONE"}, {'P', "PERSID"}, {'Q', "BINPERSID"}, {'R', "REDUCE"},
         {'S', "STRING"}, {'T', "BINSTRING"}, {'U', "SHORT_BINSTRING"}, {'V', "UNICODE"}, {'X', "BINUNICODE"}, {'a', "APPEND"},
@@ -324,6 +327,7 @@ const char *tsr_pickle_opcode(uint8_t opcode)
         {0x8b, "LONG4"}, {0x8c, "SHORT_BINUNICODE"}, {0x8d, "BINUNICODE8"}, {0x8e, "BINBYTES8"}, {0x8f, "EMPTY_SET"},
         {0x90, "ADDITEMS"}, {0x91, "FROZENSET"}, {0x92, "NEWOBJ_EX"}, {0x93, "STACK_GLOBAL"}, {0x94, "MEMOIZE"}, {0x95, "FRAME"},
         {0x96, "BYTEARRAY8"}, {0x97, "NEXT_BUFFER"}, {0x98, "READONLY_BUFFER"},
+        // clang-format on
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (names[i].opcode == opcode) return names[i].name;

@@ -28,7 +28,8 @@ static void find_unknown(void *ctx, tsr_ref global, tsr_pickle_use use)
     bool called = use == TSR_PICKLE_USE_CALLED;
     tsr_place place = place_of(u->checkpoint, u->source, tsr_pickle_position(pickle, global), (tsr_str){NULL, 0});
     u->status = tsr_find(u->checkpoint->findings, called ? "pickle/unlisted-call" : "pickle/unlisted-class", place, u->err,
-                         called ? "the pickle asks to call '%.*s.%.*s'; nothing was called" : "the pickle builds an object of class '%.*s.%.*s'",
+                         called ? "the pickle asks to call '%.*s.%.*s'; nothing was called"
+                                : "the pickle builds an object of class '%.*s.%.*s'",
                          TSR_STR_ARG(tsr_pickle_module(pickle, global)), TSR_STR_ARG(tsr_pickle_name_of(pickle, global)));
 }
 
@@ -38,7 +39,8 @@ static tsr_status report_unknown(tsr_checkpoint *checkpoint, const tsr_dcp_sourc
     tsr_pickle_unknown(source->metadata.pickle, find_unknown, &u);
     TSR_TRY(u.status);
     if (source->metadata.odd_getattr == TSR_NO_POSITION) return TSR_OK;
-    return tsr_find(checkpoint->findings, "pickle/unlisted-call", place_of(checkpoint, source, source->metadata.odd_getattr, (tsr_str){NULL, 0}), err,
+    return tsr_find(checkpoint->findings, "pickle/unlisted-call",
+                    place_of(checkpoint, source, source->metadata.odd_getattr, (tsr_str){NULL, 0}), err,
                     "the pickle asks to call 'builtins.getattr' on something that is no enum; nothing was called");
 }
 
@@ -50,8 +52,9 @@ static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *i
     *index = tsr_map_get(state->names, fqn, TSR_DCP_NO_ENTRY);
     *inserted = *index == TSR_DCP_NO_ENTRY;
     if (!*inserted) return TSR_OK;
-    TSR_FAIL_IF(state->entries.count >= checkpoint->host->limits.entries || state->entries.count >= UINT32_MAX - 1, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "dcp: more than %llu entries", (unsigned long long)checkpoint->host->limits.entries);
+    TSR_FAIL_IF(state->entries.count >= checkpoint->host->limits.entries || state->entries.count >= UINT32_MAX - 1, err,
+                TSR_E_LIMIT, TSR_NO_POSITION, "dcp: more than %llu entries",
+                (unsigned long long)checkpoint->host->limits.entries);
     tsr_str copy = tsr_arena_str(checkpoint->arena, fqn, err);
     if (!copy.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_map_put(state->names, copy, (uint32_t)state->entries.count, &stored, NULL, err));
@@ -63,15 +66,16 @@ static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *i
 }
 
 /* What the metadata says of a tensor; another rank's metadata must say the same. */
-static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_source *source, const uint64_t *record, bool inserted, tsr_error *err)
+static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_source *source, const uint64_t *record, bool inserted,
+                             tsr_error *err)
 {
     uint32_t rank;
     const uint64_t *shape = tsr_dcp_dims(&source->metadata, tsr_dcp_high(record[0]), &rank);
     tsr_dtype dtype = (tsr_dtype)(record[0] >> 8 & 0xFF);
     bool same = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == dtype && entry->rank == rank &&
                 (rank == 0 || memcmp(entry->shape, shape, rank * sizeof *shape) == 0);
-    TSR_FAIL_IF(!inserted && !same, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: '%.*s' has another dtype, size or kind in the metadata of another rank",
-                TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!inserted && !same, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dcp: '%.*s' has another dtype, size or kind in the metadata of another rank", TSR_STR_ARG(entry->fqn));
     entry->kind = TSR_ENTRY_TENSOR;
     entry->dtype = dtype;
     entry->rank = rank;
@@ -80,7 +84,8 @@ static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_source *source, con
     return TSR_OK;
 }
 
-static tsr_status set_chunks(const tsr_dcp_source *source, const tsr_entry *entry, const uint64_t *record, tsr_chunk *chunks, tsr_error *err)
+static tsr_status set_chunks(const tsr_dcp_source *source, const tsr_entry *entry, const uint64_t *record, tsr_chunk *chunks,
+                             tsr_error *err)
 {
     const uint64_t *words = tsr_dcp_chunks(&source->metadata, record);
     for (uint64_t i = 0; i < record[1]; i++) {
@@ -88,8 +93,9 @@ static tsr_status set_chunks(const tsr_dcp_source *source, const tsr_entry *entr
         chunks[i] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX /* no record yet */};
         chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(words[i]), &rank);
         chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(words[i]), &rank);
-        TSR_FAIL_IF(rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: chunk %llu of '%.*s' has %u dimensions, the tensor has %u",
-                    (unsigned long long)i, TSR_STR_ARG(entry->fqn), rank, entry->rank);
+        TSR_FAIL_IF(rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "dcp: chunk %llu of '%.*s' has %u dimensions, the tensor has %u", (unsigned long long)i,
+                    TSR_STR_ARG(entry->fqn), rank, entry->rank);
     }
     return TSR_OK;
 }
@@ -140,7 +146,8 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_source *source
     size_t count;
     const tsr_ref *pairs = tsr_pickle_items(source->metadata.pickle, source->metadata.state_dict, &count);
     uint64_t before = tsr_dcp_state_of(checkpoint)->entries.count, total = count_chunks(source, pairs, count);
-    TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: %llu chunks", (unsigned long long)total);
+    TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: %llu chunks",
+                (unsigned long long)total);
     source->chunks = tsr_alloc(checkpoint->host->allocator, (size_t)total, sizeof(tsr_chunk), err);
     if (!source->chunks) return TSR_E_NOMEM;
     source->chunk_room = total;
@@ -152,7 +159,8 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_source *source
 }
 
 /* One path of planner_data: a tuple of str (dict keys) and int (list positions). Anything else leaves a flat key. */
-static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle, tsr_entry *entry, tsr_ref path, tsr_error *err)
+static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle, tsr_entry *entry, tsr_ref path,
+                           tsr_error *err)
 {
     size_t count;
     const tsr_ref *items = tsr_pickle_items(pickle, path, &count);
@@ -249,7 +257,8 @@ static int compare_dims(const uint64_t *a, const uint64_t *b, uint32_t rank)
 static bool offsets_grow(const tsr_entry *entry)
 {
     for (uint64_t i = 1; i < entry->chunk_count; i++) {
-        if (entry->rank == 0 || compare_dims(entry->chunks[i - 1].offsets, entry->chunks[i].offsets, entry->rank) >= 0) return false;
+        if (entry->rank == 0 || compare_dims(entry->chunks[i - 1].offsets, entry->chunks[i].offsets, entry->rank) >= 0)
+            return false;
     }
     return true;
 }
@@ -283,7 +292,8 @@ static tsr_status split_replicas(tsr_checkpoint *checkpoint, tsr_entry *entry, t
     const tsr_allocator *allocator = checkpoint->host->allocator;
     if (offsets_grow(entry)) return TSR_OK;
     tsr_arena *scratch = tsr_arena_new(allocator, 0, err);
-    char *keys = scratch ? tsr_arena_array(scratch, (size_t)entry->chunk_count, 2 * entry->rank * sizeof(uint64_t), err) : NULL;
+    char *keys =
+        scratch ? tsr_arena_array(scratch, (size_t)entry->chunk_count, 2 * entry->rank * sizeof(uint64_t), err) : NULL;
     tsr_map *boxes = keys ? tsr_map_new(allocator, (size_t)entry->chunk_count, err) : NULL;
     tsr_status status = boxes ? split_with(entry, boxes, keys, scratch, err) : TSR_E_NOMEM;
     tsr_map_free(boxes);
@@ -299,7 +309,8 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
         if (state->file_uses[f] != TSR_DCP_UNUSED) continue;
         tsr_level level = tsr_str_ends(name, TSR_STR(".distcp")) ? TSR_WARNING : TSR_NOTE;
         tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
-        TSR_TRY(tsr_find_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err, "no item of the metadata lies in '%.*s'", TSR_STR_ARG(name)));
+        TSR_TRY(tsr_find_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err,
+                            "no item of the metadata lies in '%.*s'", TSR_STR_ARG(name)));
     }
     return TSR_OK;
 }
@@ -335,7 +346,8 @@ static void close_dcp(tsr_checkpoint *checkpoint)
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     for (uint32_t i = 0; i < state->source_count; i++) {
         tsr_dcp_metadata_close(&state->sources[i].metadata);
-        tsr_free(checkpoint->host->allocator, state->sources[i].chunks, (size_t)state->sources[i].chunk_room, sizeof(tsr_chunk));
+        tsr_free(checkpoint->host->allocator, state->sources[i].chunks, (size_t)state->sources[i].chunk_room,
+                 sizeof(tsr_chunk));
     }
     tsr_map_free(state->zstd);
 }

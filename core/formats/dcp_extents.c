@@ -39,7 +39,8 @@ static tsr_status add_chunks(tsr_vec *items, const tsr_entry *entry, const tsr_c
         if (chunks[i].file == TSR_NO_FILE) continue;
         item *it = tsr_vec_push(items, err);
         if (!it) return TSR_E_NOMEM;
-        *it = (item){chunks[i].file, chunks[i].view ? chunks[i].view->byte_offset : chunks[i].byte_offset, chunks[i].byte_length, entry, &chunks[i]};
+        *it = (item){chunks[i].file, chunks[i].view ? chunks[i].view->byte_offset : chunks[i].byte_offset,
+                     chunks[i].byte_length, entry, &chunks[i]};
     }
     return TSR_OK;
 }
@@ -63,7 +64,8 @@ static bool holds(const tsr_zip_member *member, const tsr_view *view)
     return inside < member->size || (inside == 0 && member->size == 0);
 }
 
-static tsr_status give_members(const walk *w, const item *it, const tsr_torch_item *opened, const tsr_view *view, tsr_arena *scratch, tsr_error *err)
+static tsr_status give_members(const walk *w, const item *it, const tsr_torch_item *opened, const tsr_view *view,
+                               tsr_arena *scratch, tsr_error *err)
 {
     uint32_t count = opened->zip.count;
     tsr_zip_member *members = tsr_arena_array(scratch, count, sizeof *members, err);
@@ -72,8 +74,12 @@ static tsr_status give_members(const walk *w, const item *it, const tsr_torch_it
     qsort(members, count, sizeof *members, compare_members);
     bool given = false;
     for (uint32_t i = 0; i < count; i++) {
-        tsr_extent extent = {.file = it->file, .byte_offset = members[i].byte_offset, .byte_length = members[i].size, .has_crc = !opened->zip.crc_absent,
-                             .crc32 = members[i].crc32, .member = members[i].name};
+        tsr_extent extent = {.file = it->file,
+                             .byte_offset = members[i].byte_offset,
+                             .byte_length = members[i].size,
+                             .has_crc = !opened->zip.crc_absent,
+                             .crc32 = members[i].crc32,
+                             .member = members[i].name};
         if (view && !given && holds(&members[i], view)) {
             extent.entry = it->entry;
             extent.chunk = it->chunk;
@@ -105,7 +111,8 @@ static tsr_status give_archive(const walk *w, const item *it, tsr_arena *scratch
     tsr_torch_item opened;
     tsr_view view;
     tsr_error why = {0};
-    tsr_status status = tsr_dcp_open_item(checkpoint, it->entry, it->chunk, scratch, seen ? NULL : checkpoint->findings, &opened, &why);
+    tsr_status status =
+        tsr_dcp_open_item(checkpoint, it->entry, it->chunk, scratch, seen ? NULL : checkpoint->findings, &opened, &why);
     if (status == TSR_OK && tensor) status = tsr_dcp_view_of(state, it->entry, it->chunk, &opened, scratch, &view, &why);
     if (status != TSR_OK) return seen ? TSR_OK : tsr_dcp_bad_item(checkpoint, it->entry, it->chunk, &why, err);
     if (tsr_dcp_is_zstd(state, it->chunk)) return give_whole(w, it, tensor ? &view : NULL, err);
@@ -126,8 +133,9 @@ static tsr_status report_gap(const walk *w, uint32_t file, uint64_t from, uint64
 {
     tsr_str name = w->checkpoint->store->files[file].name;
     if (from >= to || tsr_dcp_state_of(w->checkpoint)->file_uses[file] == TSR_DCP_SAFETENSORS) return TSR_OK;
-    return tsr_find(w->checkpoint->findings, "dcp/dead-bytes", (tsr_place){name, from, {NULL, 0}}, err, "bytes %llu to %llu of '%.*s' belong to no item",
-                    (unsigned long long)from, (unsigned long long)to, TSR_STR_ARG(name));
+    return tsr_find(w->checkpoint->findings, "dcp/dead-bytes", (tsr_place){name, from, {NULL, 0}}, err,
+                    "bytes %llu to %llu of '%.*s' belong to no item", (unsigned long long)from, (unsigned long long)to,
+                    TSR_STR_ARG(name));
 }
 
 static tsr_status give_all(const walk *w, const item *items, size_t count, tsr_error *err)
@@ -145,7 +153,9 @@ static tsr_status give_all(const walk *w, const item *items, size_t count, tsr_e
     return TSR_OK;
 }
 
-tsr_status tsr_dcp_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err)
+tsr_status tsr_dcp_extents(tsr_checkpoint *checkpoint,
+                           tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                           tsr_error *err)
 {
     walk w = {checkpoint, each, ctx};
     tsr_vec items = tsr_vec_of(checkpoint->host->allocator, sizeof(item));

@@ -24,7 +24,8 @@ static bool same_shape(const tsr_entry *entry, const tsr_chunk *chunk, const tsr
     return true;
 }
 
-static tsr_status find_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_chunk *chunk, tsr_error *err, const char *why)
+static tsr_status find_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_chunk *chunk, tsr_error *err,
+                                const char *why)
 {
     tsr_place place = {checkpoint->store->files[chunk->file].name, chunk->byte_offset, entry->fqn};
     chunk->file = TSR_NO_FILE;
@@ -40,12 +41,14 @@ static tsr_status image_of(images *im, const tsr_chunk *chunk, const tsr_safeten
     *out = &im->opened[chunk->file];
     if (im->tried[chunk->file]) return TSR_OK;
     im->tried[chunk->file] = true;
-    tsr_status status = tsr_safetensors_open(checkpoint->store, checkpoint->host, chunk->file, chunk->byte_offset, file->size - chunk->byte_offset,
-                                             im->scratch, checkpoint->findings, &im->opened[chunk->file], &why);
+    tsr_status status = tsr_safetensors_open(checkpoint->store, checkpoint->host, chunk->file, chunk->byte_offset,
+                                             file->size - chunk->byte_offset, im->scratch, checkpoint->findings,
+                                             &im->opened[chunk->file], &why);
     if (status == TSR_OK) return TSR_OK;
     TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, why.byte_position, "%s", why.message);
     im->opened[chunk->file] = (tsr_safetensors){0};
-    return tsr_find(checkpoint->findings, "dcp/item", (tsr_place){file->name, why.byte_position, {NULL, 0}}, err, "%s", why.message);
+    return tsr_find(checkpoint->findings, "dcp/item", (tsr_place){file->name, why.byte_position, {NULL, 0}}, err, "%s",
+                    why.message);
 }
 
 static tsr_status view_in_image(images *im, const tsr_entry *entry, tsr_chunk *chunk, tsr_error *err)
@@ -57,11 +60,14 @@ static tsr_status view_in_image(images *im, const tsr_entry *entry, tsr_chunk *c
         return TSR_OK;
     }
     const tsr_safetensors_tensor *tensor = tsr_safetensors_find(image, entry->fqn);
-    if (!tensor) return find_bad_item(im->checkpoint, entry, chunk, err, "the safetensors header of its file does not list it");
+    if (!tensor)
+        return find_bad_item(im->checkpoint, entry, chunk, err, "the safetensors header of its file does not list it");
     if (tensor->dtype != entry->dtype || !same_shape(entry, chunk, tensor)) {
-        return find_bad_item(im->checkpoint, entry, chunk, err, "the safetensors header of its file has another dtype or shape than the metadata");
+        return find_bad_item(im->checkpoint, entry, chunk, err,
+                             "the safetensors header of its file has another dtype or shape than the metadata");
     }
-    if (tensor->end > image->data_size) return find_bad_item(im->checkpoint, entry, chunk, err, "its bytes end beyond the end of the file");
+    if (tensor->end > image->data_size)
+        return find_bad_item(im->checkpoint, entry, chunk, err, "its bytes end beyond the end of the file");
     tsr_view *view = TSR_ARENA_NEW(im->checkpoint->arena, tsr_view, err);
     if (!view) return TSR_E_NOMEM;
     *view = (tsr_view){.file = chunk->file, .byte_offset = image->data_offset + tensor->begin};
@@ -74,7 +80,9 @@ static tsr_status view_chunks(images *im, const tsr_entry *entry, const tsr_chun
     const tsr_dcp_state *state = tsr_dcp_state_of(im->checkpoint);
     for (uint64_t i = 0; i < count; i++) {
         tsr_chunk *chunk = (tsr_chunk *)&chunks[i];
-        if (chunk->file == TSR_NO_FILE || state->file_uses[chunk->file] != TSR_DCP_SAFETENSORS || tsr_dcp_is_zstd(state, chunk)) continue;
+        if (chunk->file == TSR_NO_FILE || state->file_uses[chunk->file] != TSR_DCP_SAFETENSORS ||
+            tsr_dcp_is_zstd(state, chunk))
+            continue;
         TSR_TRY(view_in_image(im, entry, chunk, err));
     }
     return TSR_OK;

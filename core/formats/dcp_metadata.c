@@ -33,20 +33,27 @@ enum key {
     KEY_CHUNKS
 };
 
-static const char *const key_names[] = {"", "offsets", "sizes", "fqn", "offset", "index", "relative_path",
-                                        "length", "transform_descriptors", "properties", "size", "chunks"};
+static const char *const key_names[] = {
+    "",           "offsets", "sizes", "fqn", "offset", "index", "relative_path", "length", "transform_descriptors",
+    "properties", "size",    "chunks"};
 
-#define MADE TSR_PICKLE_FOLD_MADE
+#define MADE  TSR_PICKLE_FOLD_MADE
 #define BUILT TSR_PICKLE_FOLD_BUILT
-#define CLASSES(module, files)                                                                                               \
-    {module, "ChunkStorageMetadata", ID_CHUNK | BUILT}, {module, "MetadataIndex", ID_INDEX | BUILT},                         \
-        {module, "TensorStorageMetadata", ID_TENSOR | BUILT}, {module, "BytesStorageMetadata", ID_BYTES | MADE},             \
-        {module, "TensorProperties", ID_PROPERTIES | BUILT}, {module, "_MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE},      \
-        {module, "MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, {module, "Metadata", ID_METADATA},                         \
-        {module, "StorageMeta", ID_LISTED}, {files, "_StorageInfo", ID_STORAGE | BUILT}
-#define PATHS(module)                                                                                              \
-    {module, "PosixPath", ID_LISTED}, {module, "WindowsPath", ID_LISTED}, {module, "PurePosixPath", ID_LISTED},    \
-        {module, "PureWindowsPath", ID_LISTED}, {module, "Path", ID_LISTED}
+#define CLASSES(module, files) \
+    {module, "ChunkStorageMetadata", ID_CHUNK | BUILT}, {module, "MetadataIndex", ID_INDEX | BUILT}, \
+        {module, "TensorStorageMetadata", ID_TENSOR | BUILT}, {module, "BytesStorageMetadata", ID_BYTES | MADE}, \
+        {module, "TensorProperties", ID_PROPERTIES | BUILT}, {module, "_MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, \
+        {module, "MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, {module, "Metadata", ID_METADATA}, \
+        {module, "StorageMeta", ID_LISTED}, \
+    { \
+        files, "_StorageInfo", ID_STORAGE | BUILT \
+    }
+#define PATHS(module) \
+    {module, "PosixPath", ID_LISTED}, {module, "WindowsPath", ID_LISTED}, {module, "PurePosixPath", ID_LISTED}, \
+        {module, "PureWindowsPath", ID_LISTED}, \
+    { \
+        module, "Path", ID_LISTED \
+    }
 
 static const tsr_pickle_name names[] = {
     CLASSES("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"),
@@ -73,7 +80,7 @@ typedef struct folder {
     tsr_dcp_metadata *metadata;
     uint64_t chunk_bound; /* chunks of all tensors together: none takes less than a byte */
     uint64_t chunk_count;
-    uint32_t dims_cache[DIMS_CACHE]; /* 1 + id */
+    uint32_t dims_cache[DIMS_CACHE];      /* 1 + id */
     known_key keys[ID_LISTED][KEY_CACHE]; /* by class and place */
 } folder;
 
@@ -90,8 +97,8 @@ typedef struct item {
 static tsr_status add_record(item *it, const uint64_t *words, size_t count, tsr_ref *out)
 {
     tsr_vec *records = &it->folder->metadata->records;
-    TSR_FAIL_IF(records->count + count >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position, "dcp: more records than fit (%u words)",
-                TSR_DCP_DIMS_FLAG);
+    TSR_FAIL_IF(records->count + count >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
+                "dcp: more records than fit (%u words)", TSR_DCP_DIMS_FLAG);
     TSR_TRY(tsr_vec_reserve(records, count, it->err));
     uint64_t *to = (uint64_t *)records->items + records->count;
     for (size_t i = 0; i < count; i++) to[i] = words[i];
@@ -153,7 +160,8 @@ static enum key key_of(const tsr_pickle *pickle, tsr_ref ref)
 {
     tsr_str text = tsr_pickle_text(pickle, ref);
     for (int i = KEY_OTHER + 1; i <= KEY_CHUNKS; i++) {
-        if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_STR && tsr_str_equal(text, tsr_str_from(key_names[i]))) return (enum key)i;
+        if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_STR && tsr_str_equal(text, tsr_str_from(key_names[i])))
+            return (enum key)i;
     }
     return KEY_OTHER;
 }
@@ -192,7 +200,8 @@ static tsr_status fold_chunk(item *it, tsr_ref *out)
     TSR_TRY(take_dims(it, values[KEY_SIZES], &sizes));
     tsr_dcp_dims(it->folder->metadata, offsets, &offsets_rank);
     tsr_dcp_dims(it->folder->metadata, sizes, &sizes_rank);
-    if (offsets_rank != sizes_rank) return malformed(it, "dcp: a chunk with %u offsets and %u sizes", offsets_rank, sizes_rank);
+    if (offsets_rank != sizes_rank)
+        return malformed(it, "dcp: a chunk with %u offsets and %u sizes", offsets_rank, sizes_rank);
     uint64_t word = TSR_DCP_CHUNK | (uint64_t)offsets << 4 | (uint64_t)sizes << 32;
     return add_record(it, &word, 1, out);
 }
@@ -203,7 +212,8 @@ static tsr_status fold_index(item *it, tsr_ref *out)
     unsigned found;
     uint32_t offset = TSR_DCP_NO_DIMS, hint = UINT32_MAX;
     TSR_TRY(take_attributes(it, "MetadataIndex", values, &found));
-    if (tsr_pickle_kind_of(it->pickle, values[KEY_FQN]) != TSR_PICKLE_STR) return malformed(it, "dcp: a MetadataIndex without a string 'fqn'");
+    if (tsr_pickle_kind_of(it->pickle, values[KEY_FQN]) != TSR_PICKLE_STR)
+        return malformed(it, "dcp: a MetadataIndex without a string 'fqn'");
     if (values[KEY_OFFSET]) TSR_TRY(take_dims(it, values[KEY_OFFSET], &offset));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_INDEX]) == TSR_PICKLE_INT) {
         int64_t index = tsr_pickle_int(it->pickle, values[KEY_INDEX]);
@@ -237,12 +247,14 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
     if (tsr_pickle_kind_of(it->pickle, values[KEY_RELATIVE_PATH]) != TSR_PICKLE_STR) {
         return malformed(it, "dcp: a _StorageInfo without a string 'relative_path'");
     }
-    if (tsr_pickle_kind_of(it->pickle, values[KEY_OFFSET]) != TSR_PICKLE_INT || tsr_pickle_kind_of(it->pickle, values[KEY_LENGTH]) != TSR_PICKLE_INT) {
+    if (tsr_pickle_kind_of(it->pickle, values[KEY_OFFSET]) != TSR_PICKLE_INT ||
+        tsr_pickle_kind_of(it->pickle, values[KEY_LENGTH]) != TSR_PICKLE_INT) {
         return malformed(it, "dcp: a _StorageInfo whose 'offset' or 'length' is no 64-bit integer");
     }
     TSR_TRY(take_transforms(it, values[KEY_TRANSFORMS], &zstd));
     uint64_t words[3] = {TSR_DCP_STORAGE | (uint64_t)zstd << 8 | (uint64_t)values[KEY_RELATIVE_PATH] << 32,
-                         (uint64_t)tsr_pickle_int(it->pickle, values[KEY_OFFSET]), (uint64_t)tsr_pickle_int(it->pickle, values[KEY_LENGTH])};
+                         (uint64_t)tsr_pickle_int(it->pickle, values[KEY_OFFSET]),
+                         (uint64_t)tsr_pickle_int(it->pickle, values[KEY_LENGTH])};
     return add_record(it, words, 3, out);
 }
 
@@ -261,7 +273,8 @@ static tsr_status gather_chunks(item *it, const tsr_ref *chunks, size_t count, u
     if (consecutive) return TSR_OK;
     TSR_TRY(tsr_vec_reserve(&metadata->records, count, err));
     for (size_t i = 0; i < count; i++) {
-        ((uint64_t *)metadata->records.items)[metadata->records.count++] = *tsr_dcp_record(metadata, chunks[i], TSR_DCP_CHUNK);
+        ((uint64_t *)metadata->records.items)[metadata->records.count++] =
+            *tsr_dcp_record(metadata, chunks[i], TSR_DCP_CHUNK);
     }
     return TSR_OK;
 }
@@ -273,7 +286,8 @@ static tsr_status fold_tensor(item *it, tsr_ref *out)
     uint32_t size;
     size_t count;
     TSR_TRY(take_attributes(it, "TensorStorageMetadata", values, &found));
-    for (int key = KEY_PROPERTIES; key <= KEY_CHUNKS; key++) TSR_TRY(need(it, "TensorStorageMetadata", found, (enum key)key));
+    for (int key = KEY_PROPERTIES; key <= KEY_CHUNKS; key++)
+        TSR_TRY(need(it, "TensorStorageMetadata", found, (enum key)key));
     const uint64_t *properties = tsr_dcp_record(it->folder->metadata, values[KEY_PROPERTIES], TSR_DCP_PROPERTIES);
     if (!properties) return malformed(it, "dcp: the 'properties' of a TensorStorageMetadata are no TensorProperties");
     uint64_t kept = *properties & 0xFFFF00; /* dtype and requires_grad, where a TENSOR has them too */
@@ -291,10 +305,12 @@ static tsr_status fold_tensor(item *it, tsr_ref *out)
 static tsr_status fold_properties(item *it, tsr_ref *out)
 {
     const tsr_pickle_parts *parts = it->parts;
-    if (parts->kind != TSR_PICKLE_TUPLE || parts->count < 3) return malformed(it, "dcp: the state of TensorProperties is no tuple of five items");
+    if (parts->kind != TSR_PICKLE_TUPLE || parts->count < 3)
+        return malformed(it, "dcp: the state of TensorProperties is no tuple of five items");
     tsr_str module = tsr_pickle_module(it->pickle, parts->items[0]), name = tsr_pickle_name_of(it->pickle, parts->items[0]);
     tsr_dtype dtype = tsr_str_equal(module, TSR_STR("torch")) ? tsr_dtype_from_name(name) : TSR_DTYPE_NONE;
-    if (!dtype) return malformed(it, "dcp: '%.*s.%.*s' is no torch dtype known here", TSR_STR_ARG(module), TSR_STR_ARG(name));
+    if (!dtype)
+        return malformed(it, "dcp: '%.*s.%.*s' is no torch dtype known here", TSR_STR_ARG(module), TSR_STR_ARG(name));
     uint64_t word = TSR_DCP_PROPERTIES | (uint64_t)dtype << 8 | (uint64_t)tsr_pickle_bool(it->pickle, parts->items[2]) << 16;
     return add_record(it, &word, 1, out);
 }
@@ -303,7 +319,8 @@ static tsr_status fold_size(item *it, tsr_ref *out)
 {
     uint32_t id;
     static const int64_t none[1];
-    if (!it->parts->ints && it->parts->count) return malformed(it, "dcp: a torch.Size that is not made of at most %d integers", TSR_DCP_MAX_RANK);
+    if (!it->parts->ints && it->parts->count)
+        return malformed(it, "dcp: a torch.Size that is not made of at most %d integers", TSR_DCP_MAX_RANK);
     TSR_TRY(add_dims(it, it->parts->ints ? it->parts->ints : none, (int)it->parts->count, &id));
     *out = tsr_pickle_folded(id | TSR_DCP_DIMS_FLAG);
     return TSR_OK;
@@ -314,7 +331,8 @@ static tsr_status fold_getattr(item *it, tsr_ref *out)
 {
     uint64_t word = TSR_DCP_NOTE;
     const tsr_pickle_parts *parts = it->parts;
-    if (parts->count == 2 && tsr_pickle_id(it->pickle, parts->items[0]) == ID_MEMORY_FORMAT) return add_record(it, &word, 1, out);
+    if (parts->count == 2 && tsr_pickle_id(it->pickle, parts->items[0]) == ID_MEMORY_FORMAT)
+        return add_record(it, &word, 1, out);
     it->folder->metadata->odd_getattr = parts->position;
     return TSR_OK;
 }
@@ -360,8 +378,11 @@ static tsr_status take_dict(const tsr_dcp_metadata *metadata, tsr_ref state, con
     tsr_ref ref = tsr_pickle_get(pickle, state, name, NULL);
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     *out = ref;
-    if (kind == TSR_PICKLE_OBJECT && tsr_pickle_class_id(pickle, ref) == ID_LISTED) *out = tsr_pickle_dict_items(pickle, ref);
-    else TSR_FAIL_IF(kind != TSR_PICKLE_DICT && kind != TSR_PICKLE_NONE, err, TSR_E_FORMAT, tsr_pickle_position(pickle, ref), "dcp: '%s' is not a dict", name);
+    if (kind == TSR_PICKLE_OBJECT && tsr_pickle_class_id(pickle, ref) == ID_LISTED)
+        *out = tsr_pickle_dict_items(pickle, ref);
+    else
+        TSR_FAIL_IF(kind != TSR_PICKLE_DICT && kind != TSR_PICKLE_NONE, err, TSR_E_FORMAT, tsr_pickle_position(pickle, ref),
+                    "dcp: '%s' is not a dict", name);
     return TSR_OK;
 }
 
@@ -371,17 +392,20 @@ static tsr_status take_root(tsr_dcp_metadata *metadata, tsr_error *err)
     tsr_ref root = tsr_pickle_root(pickle), state = tsr_pickle_state(pickle, root);
     TSR_FAIL_IF(tsr_pickle_class_id(pickle, root) != ID_METADATA, err, TSR_E_FORMAT, 0,
                 "dcp: the pickle holds no torch.distributed.checkpoint Metadata object");
-    TSR_FAIL_IF(tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_DICT, err, TSR_E_FORMAT, tsr_pickle_position(pickle, root), "dcp: Metadata without its state");
+    TSR_FAIL_IF(tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_DICT, err, TSR_E_FORMAT, tsr_pickle_position(pickle, root),
+                "dcp: Metadata without its state");
     TSR_TRY(take_dict(metadata, state, "state_dict_metadata", &metadata->state_dict, err));
     TSR_TRY(take_dict(metadata, state, "storage_data", &metadata->storage_data, err));
     tsr_ref planner = tsr_pickle_get(pickle, state, "planner_data", NULL);
-    if (tsr_pickle_kind_of(pickle, planner) == TSR_PICKLE_DICT) metadata->planner_data = planner; /* its form is the planner's own */
+    if (tsr_pickle_kind_of(pickle, planner) == TSR_PICKLE_DICT)
+        metadata->planner_data = planner; /* its form is the planner's own */
     return TSR_OK;
 }
 
 tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_metadata *out, tsr_error *err)
 {
-    *out = (tsr_dcp_metadata){.dims = tsr_vec_of(host->allocator, sizeof(uint64_t)), .records = tsr_vec_of(host->allocator, sizeof(uint64_t)),
+    *out = (tsr_dcp_metadata){.dims = tsr_vec_of(host->allocator, sizeof(uint64_t)),
+                              .records = tsr_vec_of(host->allocator, sizeof(uint64_t)),
                               .odd_getattr = TSR_NO_POSITION};
     folder *f = tsr_alloc(host->allocator, 1, sizeof *f, err);
     if (!f) return TSR_E_NOMEM;

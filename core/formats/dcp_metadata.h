@@ -15,9 +15,9 @@
 #include "codec/pickle.h"
 #include "tessera/dtype.h"
 
-#define TSR_DCP_NO_DIMS UINT32_MAX
+#define TSR_DCP_NO_DIMS   UINT32_MAX
 #define TSR_DCP_DIMS_FLAG 0x8000000u /* of a folded index: dims, not a record */
-#define TSR_DCP_MAX_RANK 64          /* torch's own bound on dimensions */
+#define TSR_DCP_MAX_RANK  64         /* torch's own bound on dimensions */
 
 typedef enum tsr_dcp_kind {
     TSR_DCP_NOTE,
@@ -31,10 +31,10 @@ typedef enum tsr_dcp_kind {
 
 typedef struct tsr_dcp_metadata {
     tsr_pickle *pickle;
-    tsr_vec dims;    /* uint64_t */
-    tsr_vec records; /* uint64_t */
+    tsr_vec dims;                                   /* uint64_t */
+    tsr_vec records;                                /* uint64_t */
     tsr_ref state_dict, planner_data, storage_data; /* DICTs, or TSR_REF_NONE */
-    uint64_t odd_getattr; /* position of a getattr that is no enum member, or TSR_NO_POSITION */
+    uint64_t odd_getattr;                           /* position of a getattr that is no enum member, or TSR_NO_POSITION */
 } tsr_dcp_metadata;
 
 /* Parses `bytes`, which must outlive the pickle in it. Free with tsr_dcp_metadata_close, or the pickle and records alone
@@ -60,9 +60,21 @@ static inline const uint64_t *tsr_dcp_chunks(const tsr_dcp_metadata *metadata, c
     return (const uint64_t *)metadata->records.items + record[2];
 }
 
-static inline uint32_t tsr_dcp_low(uint64_t word) { return (uint32_t)word; }
-static inline uint32_t tsr_dcp_high(uint64_t word) { return (uint32_t)(word >> 32); }
-static inline uint32_t tsr_dcp_chunk_offsets(uint64_t chunk) { return tsr_dcp_low(chunk) >> 4; }
-static inline uint32_t tsr_dcp_chunk_sizes(uint64_t chunk) { return tsr_dcp_high(chunk); }
+static inline uint32_t tsr_dcp_low(uint64_t word)
+{
+    return (uint32_t)word;
+}
+static inline uint32_t tsr_dcp_high(uint64_t word)
+{
+    return (uint32_t)(word >> 32);
+}
+static inline uint32_t tsr_dcp_chunk_offsets(uint64_t chunk)
+{
+    return tsr_dcp_low(chunk) >> 4;
+}
+static inline uint32_t tsr_dcp_chunk_sizes(uint64_t chunk)
+{
+    return tsr_dcp_high(chunk);
+}
 
 #endif

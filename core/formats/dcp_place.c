@@ -16,8 +16,8 @@ typedef struct placer {
     tsr_map *paths;      /* relative_path → file of the store */
     tsr_ref last_path;
     uint32_t last_file;
-    uint32_t *part_of;   /* by entry: 1 + part of the source */
-    uint32_t *follower;  /* by entry: the entry whose record came next last time */
+    uint32_t *part_of;  /* by entry: 1 + part of the source */
+    uint32_t *follower; /* by entry: the entry whose record came next last time */
     uint32_t last_entry;
 } placer;
 
@@ -58,7 +58,8 @@ static const char *dims_text(const uint64_t *dims, uint32_t rank, char *out, siz
 
 static bool stays_inside(tsr_str path)
 {
-    if (path.size == 0 || path.data[0] == '/' || memchr(path.data, '\\', path.size) || memchr(path.data, '\0', path.size)) return false;
+    if (path.size == 0 || path.data[0] == '/' || memchr(path.data, '\\', path.size) || memchr(path.data, '\0', path.size))
+        return false;
     if (path.size > 1 && path.data[1] == ':') return false;
     for (size_t at = 0; at <= path.size;) {
         const char *slash = at < path.size ? memchr(path.data + at, '/', path.size - at) : NULL;
@@ -78,7 +79,8 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
     *file = TSR_NO_FILE;
     if (!stays_inside(r->path)) {
         return tsr_find(findings, "dcp/path-outside", metadata_place(p, r->fqn), err,
-                        "storage_data places items in '%.*s', outside the checkpoint's folder; it is not opened", TSR_STR_ARG(r->path));
+                        "storage_data places items in '%.*s', outside the checkpoint's folder; it is not opened",
+                        TSR_STR_ARG(r->path));
     }
     size_t folder = metadata.size;
     while (folder && metadata.data[folder - 1] != '/') folder--;
@@ -112,13 +114,16 @@ static uint32_t entry_of(placer *p, tsr_str fqn)
     const tsr_dcp_state *state = tsr_dcp_state_of(p->checkpoint);
     const tsr_entry *entries = state->entries.items;
     uint32_t guess = p->last_entry == TSR_DCP_NO_ENTRY ? TSR_DCP_NO_ENTRY : p->follower[p->last_entry];
-    uint32_t entry = guess != TSR_DCP_NO_ENTRY && tsr_str_equal(entries[guess].fqn, fqn) ? guess : tsr_map_get(state->names, fqn, TSR_DCP_NO_ENTRY);
+    uint32_t entry = guess != TSR_DCP_NO_ENTRY && tsr_str_equal(entries[guess].fqn, fqn)
+                         ? guess
+                         : tsr_map_get(state->names, fqn, TSR_DCP_NO_ENTRY);
     if (p->last_entry != TSR_DCP_NO_ENTRY) p->follower[p->last_entry] = entry;
     p->last_entry = entry;
     return entry;
 }
 
-static tsr_status box_key(tsr_arena *arena, uint32_t entry, const uint64_t *offsets, uint32_t rank, tsr_str *out, tsr_error *err)
+static tsr_status box_key(tsr_arena *arena, uint32_t entry, const uint64_t *offsets, uint32_t rank, tsr_str *out,
+                          tsr_error *err)
 {
     size_t size = sizeof entry + rank * sizeof *offsets;
     char *key = tsr_arena_array(arena, size, 1, err);
@@ -133,7 +138,8 @@ static tsr_status index_offsets(placer *p, tsr_error *err)
 {
     const tsr_entry *entries = tsr_dcp_state_of(p->checkpoint)->entries.items;
     const tsr_dcp_part *parts = p->source->parts.items;
-    TSR_FAIL_IF(p->source->chunk_count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: too many chunks to match without their index");
+    TSR_FAIL_IF(p->source->chunk_count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "dcp: too many chunks to match without their index");
     p->by_offsets = tsr_map_new(p->checkpoint->host->allocator, (size_t)p->source->chunk_count, err);
     if (!p->by_offsets) return TSR_E_NOMEM;
     for (size_t i = 0; i < p->source->parts.count; i++) {
@@ -157,8 +163,8 @@ static bool same_dims(const uint64_t *a, const uint64_t *b, uint32_t rank)
 }
 
 /* The chunk of a part at these offsets, or NULL. */
-static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *offsets, uint32_t rank, uint32_t hint, tsr_chunk **out,
-                           tsr_error *err)
+static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *offsets, uint32_t rank, uint32_t hint,
+                           tsr_chunk **out, tsr_error *err)
 {
     tsr_chunk *chunks = p->source->chunks;
     if (hint < part->count && same_dims(chunks[part->first + hint].offsets, offsets, rank)) {
@@ -180,7 +186,8 @@ static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr
     uint32_t index = entry_of(p, r->fqn);
     const tsr_dcp_part *part = NULL;
     *out = NULL;
-    if (index != TSR_DCP_NO_ENTRY && p->part_of[index]) part = (const tsr_dcp_part *)p->source->parts.items + p->part_of[index] - 1;
+    if (index != TSR_DCP_NO_ENTRY && p->part_of[index])
+        part = (const tsr_dcp_part *)p->source->parts.items + p->part_of[index] - 1;
     if (!part) {
         return tsr_find(p->checkpoint->findings, "dcp/record-without-entry", metadata_place(p, r->fqn), err,
                         "storage_data has an item of '%.*s', which state_dict_metadata does not list", TSR_STR_ARG(r->fqn));
@@ -188,16 +195,18 @@ static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr
     *entry = (const tsr_entry *)tsr_dcp_state_of(p->checkpoint)->entries.items + index;
     bool tensor = (*entry)->kind == TSR_ENTRY_TENSOR;
     if (!tensor && !r->offsets) *out = &p->source->chunks[part->first];
-    if (tensor && r->offsets && r->rank == (*entry)->rank) TSR_TRY(chunk_at(p, part, r->offsets, r->rank, r->hint, out, err));
+    if (tensor && r->offsets && r->rank == (*entry)->rank)
+        TSR_TRY(chunk_at(p, part, r->offsets, r->rank, r->hint, out, err));
     if (!*out) {
         return tsr_find(p->checkpoint->findings, "dcp/record-without-chunk", metadata_place(p, r->fqn), err,
-                        "storage_data has an item of '%.*s' at offsets %s, where the metadata lists no chunk", TSR_STR_ARG(r->fqn),
-                        r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
+                        "storage_data has an item of '%.*s' at offsets %s, where the metadata lists no chunk",
+                        TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
     }
     if ((*out)->byte_length == NO_RECORD) return TSR_OK;
     *out = NULL;
-    return tsr_find(p->checkpoint->findings, "dcp/duplicate-record", metadata_place(p, r->fqn), err, "storage_data has two items of '%.*s' at offsets %s",
-                    TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
+    return tsr_find(p->checkpoint->findings, "dcp/duplicate-record", metadata_place(p, r->fqn), err,
+                    "storage_data has two items of '%.*s' at offsets %s", TSR_STR_ARG(r->fqn),
+                    r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
 }
 
 /* ---- placing ---- */
@@ -206,13 +215,15 @@ static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_err
 {
     const tsr_store_file *f = &p->checkpoint->store->files[file];
     char text[256];
-    return tsr_find(p->checkpoint->findings, "dcp/beyond-end", (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn}, err,
+    return tsr_find(p->checkpoint->findings, "dcp/beyond-end",
+                    (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn}, err,
                     "'%.*s' at offsets %s is placed at byte %lld with %lld bytes; '%.*s' has %llu", TSR_STR_ARG(r->fqn),
-                    r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none", (long long)r->byte_offset, (long long)r->byte_length,
-                    TSR_STR_ARG(f->name), (unsigned long long)f->size);
+                    r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none", (long long)r->byte_offset,
+                    (long long)r->byte_length, TSR_STR_ARG(f->name), (unsigned long long)f->size);
 }
 
-/* Told by a file's first tensor. SAFETENSORS items have exactly their elements' bytes; a torch.save blob is always longer. */
+/* Told by a file's first tensor. SAFETENSORS items have exactly their elements' bytes; a torch.save blob is always longer.
+ */
 static tsr_dcp_use use_of(const tsr_entry *entry, const tsr_chunk *chunk, bool zstd)
 {
     uint64_t elements = 1, bytes;
@@ -221,7 +232,8 @@ static tsr_dcp_use use_of(const tsr_entry *entry, const tsr_chunk *chunk, bool z
     for (uint32_t d = 0; d < entry->rank; d++) {
         if (!tsr_mul_u64(elements, chunk->sizes[d], &elements)) return TSR_DCP_TORCH;
     }
-    return tsr_dtype_bytes(entry->dtype, elements, &bytes) && bytes == chunk->byte_length ? TSR_DCP_SAFETENSORS : TSR_DCP_TORCH;
+    return tsr_dtype_bytes(entry->dtype, elements, &bytes) && bytes == chunk->byte_length ? TSR_DCP_SAFETENSORS
+                                                                                          : TSR_DCP_TORCH;
 }
 
 static void item_key(const tsr_chunk *chunk, char key[12])
@@ -261,7 +273,8 @@ static tsr_status place_one(placer *p, record *r, tsr_ref path, tsr_error *err)
     if (file == TSR_NO_FILE) return TSR_OK;
     uint8_t *use = &tsr_dcp_state_of(p->checkpoint)->file_uses[file];
     if (*use <= TSR_DCP_OBJECTS) *use = (uint8_t)use_of(entry, chunk, r->zstd);
-    if (r->byte_offset < 0 || r->byte_length < 0 || !tsr_add_u64(chunk->byte_offset, chunk->byte_length, &end) || end > p->checkpoint->store->files[file].size) {
+    if (r->byte_offset < 0 || r->byte_length < 0 || !tsr_add_u64(chunk->byte_offset, chunk->byte_length, &end) ||
+        end > p->checkpoint->store->files[file].size) {
         if (r->byte_offset < 0 || r->byte_length < 0) chunk->byte_offset = chunk->byte_length = 0;
         return find_beyond(p, r, file, err);
     }
@@ -272,8 +285,10 @@ static tsr_status place_one(placer *p, record *r, tsr_ref path, tsr_error *err)
 static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *err)
 {
     const tsr_dcp_metadata *metadata = &p->source->metadata;
-    const uint64_t *index = tsr_dcp_record(metadata, key, TSR_DCP_INDEX), *storage = tsr_dcp_record(metadata, value, TSR_DCP_STORAGE);
-    TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: storage_data holds something other than MetadataIndex: _StorageInfo");
+    const uint64_t *index = tsr_dcp_record(metadata, key, TSR_DCP_INDEX),
+                   *storage = tsr_dcp_record(metadata, value, TSR_DCP_STORAGE);
+    TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dcp: storage_data holds something other than MetadataIndex: _StorageInfo");
     record r = {.fqn = tsr_pickle_text(metadata->pickle, tsr_dcp_high(index[0])),
                 .hint = tsr_dcp_low(index[1]),
                 .byte_offset = (int64_t)storage[1],
@@ -292,7 +307,8 @@ static tsr_status place_twins(placer *p, const tsr_dcp_part *part, const tsr_ent
         if ((chunk->byte_length == NO_RECORD) != from_first) continue;
         TSR_TRY(chunk_at(p, part, chunk->offsets, entry->rank, UINT32_MAX, &first, err));
         tsr_chunk *to = from_first ? chunk : first, *from = from_first ? first : chunk;
-        if (to->byte_length == NO_RECORD && from->byte_length != NO_RECORD && same_dims(to->sizes, from->sizes, entry->rank)) *to = *from;
+        if (to->byte_length == NO_RECORD && from->byte_length != NO_RECORD && same_dims(to->sizes, from->sizes, entry->rank))
+            *to = *from;
     }
     return TSR_OK;
 }
@@ -304,10 +320,11 @@ static tsr_status report_unplaced_of(placer *p, const tsr_dcp_part *part, const 
         tsr_chunk *chunk = &p->source->chunks[part->first + c];
         if (chunk->byte_length != NO_RECORD) continue;
         chunk->byte_length = 0;
-        const char *offsets = entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->rank, text, sizeof text) : "none";
+        const char *offsets =
+            entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->rank, text, sizeof text) : "none";
         TSR_TRY(tsr_find(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
-                         "chunk %llu of '%.*s' (offsets %s) has no item in storage_data: its bytes are nowhere", (unsigned long long)c,
-                         TSR_STR_ARG(entry->fqn), offsets));
+                         "chunk %llu of '%.*s' (offsets %s) has no item in storage_data: its bytes are nowhere",
+                         (unsigned long long)c, TSR_STR_ARG(entry->fqn), offsets));
     }
     return TSR_OK;
 }

@@ -14,7 +14,7 @@ typedef struct tsr_dcp_source {
     uint32_t file;
     tsr_chunk *chunks; /* of all its tensors and objects; chunks of one entry lie together; the source's own memory */
     uint64_t chunk_count, chunk_room;
-    tsr_vec parts;     /* tsr_dcp_part */
+    tsr_vec parts; /* tsr_dcp_part */
 } tsr_dcp_source;
 
 /* The chunks that one source has of one entry. */
@@ -40,7 +40,10 @@ typedef enum tsr_dcp_use {
     TSR_DCP_SAFETENSORS /* is a safetensors file, perhaps behind some blobs */
 } tsr_dcp_use;
 
-static inline tsr_dcp_state *tsr_dcp_state_of(const tsr_checkpoint *checkpoint) { return checkpoint->state; }
+static inline tsr_dcp_state *tsr_dcp_state_of(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->state;
+}
 
 /* Entry by FQN among those collected so far. */
 #define TSR_DCP_NO_ENTRY UINT32_MAX
@@ -52,17 +55,19 @@ tsr_status tsr_dcp_place_safetensors(tsr_checkpoint *checkpoint, tsr_error *err)
 
 bool tsr_dcp_is_zstd(const tsr_dcp_state *state, const tsr_chunk *chunk);
 /* Opens the blob of a chunk in `arena`. Positions of a zstd item are those of the decompressed bytes. */
-tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena, tsr_findings *findings,
-                             tsr_torch_item *out, tsr_error *err);
+tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
+                             tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
 /* The tensor that an opened item must be, checked against the metadata; its view in the file. */
-tsr_status tsr_dcp_view_of(const tsr_dcp_state *state, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_torch_item *item, tsr_arena *arena,
-                           tsr_view *out, tsr_error *err);
+tsr_status tsr_dcp_view_of(const tsr_dcp_state *state, const tsr_entry *entry, const tsr_chunk *chunk,
+                           const tsr_torch_item *item, tsr_arena *arena, tsr_view *out, tsr_error *err);
 /* Makes a finding of what is wrong with an item; passes on what is no fault of the item. */
-tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why, tsr_error *err);
+tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why,
+                            tsr_error *err);
 tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                           tsr_view *out, tsr_error *err);
-tsr_status tsr_dcp_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
-                           void *ctx, tsr_error *err);
+tsr_status tsr_dcp_extents(tsr_checkpoint *checkpoint,
+                           tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                           tsr_error *err);
 /* The values of byte items. */
 tsr_status tsr_dcp_read_objects(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err);
 

@@ -1,7 +1,9 @@
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
@@ -18,9 +20,15 @@ static tsr_status parse(tsr_str data, tsr_pickle **out, tsr_error *err)
     return tsr_pickle_parse(data, &host, NULL, out, NULL, err);
 }
 
-#define BYTES(literal) {(literal), sizeof(literal) - 1}
+#define BYTES(literal) \
+    { \
+        (literal), sizeof(literal) - 1 \
+    }
 
-static int hex_value(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
+static int hex_value(char c)
+{
+    return c <= '9' ? c - '0' : c - 'a' + 10;
+}
 
 /* tests/golden/pickle_values.tsv: bytes that CPython wrote, and what a machine that calls nothing must see in them. */
 static void test_codec_pickle__reads_what_cpython_writes(void **state)
@@ -85,7 +93,8 @@ static void test_codec_pickle__reads_every_other_opcode(void **state)
         {BYTES("cm\nC\n)R(K\1K\2eK\3a."), "call(<m.C>;();appended=[1,2,3,])"},
         {BYTES("cm\nC\n)R(K\1K\2uK\3K\4s."), "call(<m.C>;();set={1:2,3:4,})"},
         {BYTES("\x8f(K\1K\1\x90."), "{1,1,}"},
-        {BYTES("]\x94h\0a."), "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[...,],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],],]"},
+        {BYTES("]\x94h\0a."), "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[...,],],],],],],],],],],],],],],],],],],],],],],],],]"
+                              ",],],],],],],],],],],],],],],]"},
         {BYTES("\x8a\0."), "0"},
         {BYTES("\x8b\2\0\0\0\377\377."), "-1"},
         {BYTES("\x8a\012\1\0\0\0\0\0\0\0\0\0."), "1"},
@@ -185,7 +194,8 @@ static void test_codec_pickle__refuses_with_position_and_opcode(void **state)
 
 static void test_codec_pickle__every_prefix_is_refused(void **state)
 {
-    static const char whole[] = "\x80\4\x95\x31\0\0\0\0\0\0\0}\x94(\x8c\1a\x94]\x94(K\1M\1\1J\1\0\1\0\x8a\5\0\0\0\0\1G?\xf0\0\0\0\0\0\0e\x8c\1b\x94K\1K\2\x86\x94u.";
+    static const char whole[] = "\x80\4\x95\x31\0\0\0\0\0\0\0}\x94(\x8c\1a\x94]\x94(K\1M\1\1J\1\0\1\0\x8a\5\0\0\0\0\1G?"
+                                "\xf0\0\0\0\0\0\0e\x8c\1b\x94K\1K\2\x86\x94u.";
     (void)state;
     for (size_t size = 0; size < sizeof whole - 1; size++) {
         char *copy = malloc(size ? size : 1); /* its own block, so that sanitizers see a read beyond it */
@@ -227,11 +237,11 @@ static void test_codec_pickle__memory_is_a_small_multiple_of_the_input(void **st
     static const struct {
         tsr_str head, unit, tail;
     } rows[] = {
-        {BYTES("]"), BYTES("K\1a"), BYTES(".")},             /* a list that grows one by one */
-        {BYTES("]"), BYTES("]a"), BYTES(".")},               /* … while others are made in between */
+        {BYTES("]"), BYTES("K\1a"), BYTES(".")}, /* a list that grows one by one */
+        {BYTES("]"), BYTES("]a"), BYTES(".")},   /* … while others are made in between */
         {BYTES("](\x8f\x90]"), BYTES("(K\1K\2e"), BYTES("0.")},
-        {BYTES("]"), BYTES("]\x94"), BYTES("e.")},           /* stack and memo; ends in an error */
-        {BYTES("N"), BYTES("("), BYTES(".")},                /* marks */
+        {BYTES("]"), BYTES("]\x94"), BYTES("e.")}, /* stack and memo; ends in an error */
+        {BYTES("N"), BYTES("("), BYTES(".")},      /* marks */
         {BYTES("]"), BYTES("2"), BYTES(".")},
         {BYTES("cm\nC\n\x94"), BYTES("h\0)\x81"), BYTES(".")},
         {BYTES("N"), BYTES("\x85"), BYTES(".")},
@@ -313,7 +323,8 @@ static void test_codec_pickle__limits_are_kept(void **state)
 
 static void test_codec_pickle__survives_every_allocation_failure(void **state)
 {
-    static const char whole[] = "\x80\4}\x94(\x8c\1a\x94]\x94(K\1G?\xf0\0\0\0\0\0\0Pid\ncm\nC\n)\x81K\1be\x8c\1b\x94Vx\\u20ac\nL99999999999999999999L\n\x86\x94u.";
+    static const char whole[] = "\x80\4}\x94(\x8c\1a\x94]\x94(K\1G?\xf0\0\0\0\0\0\0Pid\ncm\nC\n)"
+                                "\x81K\1be\x8c\1b\x94Vx\\u20ac\nL99999999999999999999L\n\x86\x94u.";
     (void)state;
     for (size_t n = 0;; n++) {
         failing_allocator failing;
@@ -379,7 +390,9 @@ static void test_codec_pickle__lists_unknown_globals_once_with_their_use(void **
     int uses[3] = {0};
     (void)state;
     tsr_str data = TSR_STR("(cm\nKnown\n)Rcm\nKnown2\ncm\nBuilt\n)\x81"
-                           "cm\nBuilt\n)\x81" "cos\nsystem\n)\x81" "cos\nsystem\n)Rt.");
+                           "cm\nBuilt\n)\x81"
+                           "cos\nsystem\n)\x81"
+                           "cos\nsystem\n)Rt.");
     assert_int_equal(tsr_pickle_parse(data, &host, &sink, &pickle, NULL, NULL), TSR_OK);
     tsr_pickle_unknown(pickle, note_use, uses);
     assert_int_equal(uses[TSR_PICKLE_NAMED], 1);

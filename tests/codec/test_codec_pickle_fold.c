@@ -1,7 +1,9 @@
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
@@ -59,13 +61,16 @@ static tsr_status parse(tsr_str data, recorder *r, const tsr_allocator *allocato
     return status;
 }
 
-#define BYTES(literal) {(literal), sizeof(literal) - 1}
-#define P "cm\nP\n\x94"          /* memo 0 */
-#define S "cm\nS\n\x94"          /* memo 1 */
-#define POP2 "00"
-#define NEW_P "h\0)\x81\x94}\x94(" /* the form that goes the quick way */
-#define SLOW_P "h\0)\x81}\x94("    /* one memo slot less: the main loop's way */
-#define V "\x8c\1v"
+#define BYTES(literal) \
+    { \
+        (literal), sizeof(literal) - 1 \
+    }
+#define P      "cm\nP\n\x94" /* memo 0 */
+#define S      "cm\nS\n\x94" /* memo 1 */
+#define POP2   "00"
+#define NEW_P  "h\0)\x81\x94}\x94(" /* the form that goes the quick way */
+#define SLOW_P "h\0)\x81}\x94("     /* one memo slot less: the main loop's way */
+#define V      "\x8c\1v"
 
 static const struct {
     tsr_str data;
@@ -81,10 +86,11 @@ static const struct {
     {BYTES(P S POP2 SLOW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ub."), "#3", 2, 0},
     {BYTES(P S POP2 NEW_P V "h\1)\x85\x94R\x94ub."), "#0", 2, 0},
     {BYTES(P S POP2 NEW_P V "h\1(K\1K\2K\3K\4t\x94\x85\x94R\x94ub."), "#10", 2, 0},
-    {BYTES(P S POP2 NEW_P V "h\1(K\1K\2K\3K\4K\5K\6K\7K\7K\7t\x94\x85\x94R\x94ub."), "#42", 2, 0}, /* too many for the quick way */
+    {BYTES(P S POP2 NEW_P V "h\1(K\1K\2K\3K\4K\5K\6K\7K\7K\7t\x94\x85\x94R\x94ub."), "#42", 2,
+     0}, /* too many for the quick way */
     {BYTES(P S POP2 "](" NEW_P V "K\1ub" NEW_P V "K\2ube."), "[#1,#2,]", 2, 0},
-    {BYTES(P S POP2 NEW_P V NEW_P V "K\3ubub."), "#3", 2, 0}, /* nested: the outer one the main loop's way */
-    {BYTES(P S POP2 "](" NEW_P V "K\1ubh\2e."), "[#1,#1,]", 1, 0},  /* the object itself fetched again: its record */
+    {BYTES(P S POP2 NEW_P V NEW_P V "K\3ubub."), "#3", 2, 0},            /* nested: the outer one the main loop's way */
+    {BYTES(P S POP2 "](" NEW_P V "K\1ubh\2e."), "[#1,#1,]", 1, 0},       /* the object itself fetched again: its record */
     {BYTES(P S POP2 "](" SLOW_P V "\x94K\1ubh\3e."), "[#1,'v',]", 1, 0}, /* a string made inside stays */
     {BYTES(P S POP2 "](" NEW_P V "\x94K\1ubh\4e."), "[#1,'v',]", 1, 0},
     /* parts fetched again after they were dropped */
@@ -94,23 +100,47 @@ static const struct {
     {BYTES(P S POP2 "](" NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ubh\6e."), "[#3,#3,]", 2, 0},
     {BYTES(P S POP2 "](" NEW_P V NEW_P V "K\3ububh\5e."), "[#3,{'v':3,},]", 2, 1},
     /* something older changed while an object was open */
-    {BYTES(P S POP2 "]\x94(" "h\0)\x81\x94h\2]\x94" "a0}(" V "K\1ub" "h\4e."), "[[],#1,[],]", 1, 1},
-    {BYTES(P S POP2 "}\x94" "h\0)\x81\x94h\2" V "]s0}(" V "K\1ub" "\x86."), "({'v':[],},#1,)", 1, 1},
-    {BYTES(P S POP2 "cm\nC\n)\x81\x94" "h\0)\x81\x94h\2]b0}(" V "K\1ub" "\x86."), "(new(<m.C>;();state=[]),#1,)", 1, 1},
-    {BYTES(P S POP2 "cm\nC\n)\x81\x94" "h\0)\x81\x94h\2]a0}(" V "K\1ub" "\x86."), "(new(<m.C>;();appended=[[],]),#1,)", 1, 1},
-    {BYTES(P S POP2 "N\x94" "h\0)\x81\x94]q\0020}(" V "K\1ub" "h\2\x87."), "(None,#1,[],)", 1, 1},
+    {BYTES(P S POP2 "]\x94("
+                    "h\0)\x81\x94h\2]\x94"
+                    "a0}(" V "K\1ub"
+                    "h\4e."),
+     "[[],#1,[],]", 1, 1},
+    {BYTES(P S POP2 "}\x94"
+                    "h\0)\x81\x94h\2" V "]s0}(" V "K\1ub"
+                    "\x86."),
+     "({'v':[],},#1,)", 1, 1},
+    {BYTES(P S POP2 "cm\nC\n)\x81\x94"
+                    "h\0)\x81\x94h\2]b0}(" V "K\1ub"
+                    "\x86."),
+     "(new(<m.C>;();state=[]),#1,)", 1, 1},
+    {BYTES(P S POP2 "cm\nC\n)\x81\x94"
+                    "h\0)\x81\x94h\2]a0}(" V "K\1ub"
+                    "\x86."),
+     "(new(<m.C>;();appended=[[],]),#1,)", 1, 1},
+    {BYTES(P S POP2 "N\x94"
+                    "h\0)\x81\x94]q\0020}(" V "K\1ub"
+                    "h\2\x87."),
+     "(None,#1,[],)", 1, 1},
     /* the object leaves its place on the stack before it gets its state: it is folded, and nothing is dropped */
-    {BYTES(P S POP2 "h\0)\x81\x94" "0]h\2}(" V "K\1ub\x86."), "([],#1,)", 1, 0},
-    {BYTES(P S POP2 "h\0)\x81\x94" "]\x86."), "(new(<m.P>;()),[],)", 0, 0},
+    {BYTES(P S POP2 "h\0)\x81\x94"
+                    "0]h\2}(" V "K\1ub\x86."),
+     "([],#1,)", 1, 0},
+    {BYTES(P S POP2 "h\0)\x81\x94"
+                    "]\x86."),
+     "(new(<m.P>;()),[],)", 0, 0},
     /* an object without a record among the parts keeps them all */
-    {BYTES(P S POP2 "](" NEW_P V "cm\nC\n)\x81\x94" "0K\1ubh\4e."), "[#1,new(<m.C>;()),]", 1, 0},
-    {BYTES(P S POP2 "](" NEW_P V "cm\nC\n)\x81\x94" "0K\1ubh\2e."), "[#1,#1,]", 1, 0},
+    {BYTES(P S POP2 "](" NEW_P V "cm\nC\n)\x81\x94"
+                    "0K\1ubh\4e."),
+     "[#1,new(<m.C>;()),]", 1, 0},
+    {BYTES(P S POP2 "](" NEW_P V "cm\nC\n)\x81\x94"
+                    "0K\1ubh\2e."),
+     "[#1,#1,]", 1, 0},
     /* forms that the quick way gives up on half way */
     {BYTES(P S POP2 NEW_P V "J\377\377\377\177ub."), "#268435455", 1, 0},
     {BYTES(P S POP2 NEW_P V "K\1" V "K\2" V "K\3" V "K\4" V "K\5" V "K\6" V "K\7" V "K\x08" V "K\x09ub."), "#45", 1, 0},
     {BYTES(P S POP2 NEW_P V "K\1u00K\5."), "5", 0, 0},
     {BYTES(P S POP2 NEW_P V "h\1K\1K\2\x86\x94\x85R\x94ub."), "#3", 2, 0},
-    {BYTES(P S POP2 NEW_P V "]K\1" V "K\1u." ), NULL, 0, 0},
+    {BYTES(P S POP2 NEW_P V "]K\1" V "K\1u."), NULL, 0, 0},
 };
 
 static void test_codec_pickle_fold__records_stand_for_objects(void **state)
@@ -120,10 +150,12 @@ static void test_codec_pickle_fold__records_stand_for_objects(void **state)
         char shown[512];
         recorder r = {0};
         tsr_error err = {0};
-        if (parse(rows[i].data, &r, &tsr_allocator_libc, shown, sizeof shown, &err) != TSR_OK) fail_msg("row %zu: %s", i, err.message);
+        if (parse(rows[i].data, &r, &tsr_allocator_libc, shown, sizeof shown, &err) != TSR_OK)
+            fail_msg("row %zu: %s", i, err.message);
         if (strcmp(shown, rows[i].shown) != 0) fail_msg("row %zu: %s", i, shown);
         if (r.restarts != rows[i].restarts) fail_msg("row %zu: %zu restarts", i, r.restarts);
-        if (r.folds < rows[i].folds || r.folds > rows[i].folds + 2) fail_msg("row %zu: %zu folds", i, r.folds); /* a quick try may ask twice */
+        if (r.folds < rows[i].folds || r.folds > rows[i].folds + 2)
+            fail_msg("row %zu: %zu folds", i, r.folds); /* a quick try may ask twice */
     }
 }
 
@@ -165,7 +197,8 @@ static void test_codec_pickle_fold__errors_of_the_sink_end_the_parse(void **stat
 static void test_codec_pickle_fold__dropped_parts_give_their_memory_back(void **state)
 {
     enum { COUNT = 50000 };
-    static const tsr_str units[2][2] = {{BYTES("h\0)\x81\x94}\x94" V), BYTES("sb")}, {BYTES(NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ub0"), BYTES("")}};
+    static const tsr_str units[2][2] = {{BYTES("h\0)\x81\x94}\x94" V), BYTES("sb")},
+                                        {BYTES(NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ub0"), BYTES("")}};
     (void)state;
     for (int kind = 0; kind < 2; kind++) {
         tsr_str head = TSR_STR(P S POP2), tail = TSR_STR("K\5");
@@ -180,7 +213,8 @@ static void test_codec_pickle_fold__dropped_parts_give_their_memory_back(void **
         char shown[64];
         recorder r = {0};
         tsr_error err = {0};
-        assert_int_equal(parse((tsr_str){data, (size_t)(at - data)}, &r, &tsr_allocator_libc, shown, sizeof shown, &err), TSR_OK);
+        assert_int_equal(parse((tsr_str){data, (size_t)(at - data)}, &r, &tsr_allocator_libc, shown, sizeof shown, &err),
+                         TSR_OK);
         assert_string_equal(shown, kind ? "5" : "#5");
         assert_int_equal(r.restarts, 0);
         free(data);

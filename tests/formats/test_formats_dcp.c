@@ -1,8 +1,10 @@
 /* The DCP reader over checkpoints that PyTorch wrote (samples/checkpoints) and their broken copies. */
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include <dirent.h>
@@ -48,9 +50,11 @@ static void drop(opened *o)
 
 /* ---- what PyTorch wrote ---- */
 
-static const char *const samples[] = {"dcp_small",        "dcp_ddp",           "dcp_dtypes",      "dcp_file_per_item", "dcp_fsdp1_local", "dcp_fsdp1_sharded",
-                                      "dcp_fsdp2",        "dcp_fsdp2_flat_optim", "dcp_hsdp",     "dcp_objects",       "dcp_rank_local",  "dcp_safetensors_items",
-                                      "dcp_tensors",      "dcp_threads",       "dcp_tp",          "dcp_tp_fsdp2",      "dcp_crc_off"};
+static const char *const samples[] = {"dcp_small",       "dcp_ddp",           "dcp_dtypes",     "dcp_file_per_item",
+                                      "dcp_fsdp1_local", "dcp_fsdp1_sharded", "dcp_fsdp2",      "dcp_fsdp2_flat_optim",
+                                      "dcp_hsdp",        "dcp_objects",       "dcp_rank_local", "dcp_safetensors_items",
+                                      "dcp_tensors",     "dcp_threads",       "dcp_tp",         "dcp_tp_fsdp2",
+                                      "dcp_crc_off"};
 
 static bool same_numbers(const cJSON *list, const uint64_t *numbers, uint32_t count)
 {
@@ -77,15 +81,18 @@ static void check_tensor(const opened *o, const cJSON *want)
     const tsr_entry *entry = tsr_checkpoint_entry(o->checkpoint, tsr_str_from(want->string));
     if (!entry || entry->kind != TSR_ENTRY_TENSOR) fail_msg("%s is no tensor", want->string);
     const cJSON *chunks = cJSON_GetObjectItemCaseSensitive(want, "chunks"), *chunk;
-    assert_int_equal(entry->dtype, tsr_dtype_from_name(tsr_str_from(cJSON_GetObjectItemCaseSensitive(want, "dtype")->valuestring)));
-    if (!same_numbers(cJSON_GetObjectItemCaseSensitive(want, "shape"), entry->shape, entry->rank)) fail_msg("%s has another shape", want->string);
+    assert_int_equal(entry->dtype,
+                     tsr_dtype_from_name(tsr_str_from(cJSON_GetObjectItemCaseSensitive(want, "dtype")->valuestring)));
+    if (!same_numbers(cJSON_GetObjectItemCaseSensitive(want, "shape"), entry->shape, entry->rank))
+        fail_msg("%s has another shape", want->string);
     assert_int_equal(entry->chunk_count, cJSON_GetArraySize(chunks));
     cJSON_ArrayForEach(chunk, chunks) if (!has_chunk(entry, chunk)) fail_msg("%s lacks a chunk", want->string);
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         tsr_view view;
         tsr_error err = {0};
         tsr_arena *scratch = tsr_arena_new(o->host.allocator, 0, NULL);
-        if (tsr_checkpoint_locate(o->checkpoint, entry, &entry->chunks[i], scratch, &view, &err) != TSR_OK) fail_msg("%s", err.message);
+        if (tsr_checkpoint_locate(o->checkpoint, entry, &entry->chunks[i], scratch, &view, &err) != TSR_OK)
+            fail_msg("%s", err.message);
         assert_int_equal(view.file, entry->chunks[i].file);
         tsr_arena_free(scratch);
     }
@@ -94,8 +101,11 @@ static void check_tensor(const opened *o, const cJSON *want)
 static void check_object(const opened *o, const cJSON *want, bool opaque)
 {
     const tsr_entry *entry = tsr_checkpoint_entry(o->checkpoint, tsr_str_from(want->string));
-    bool plain = !cJSON_IsObject(want) && !cJSON_IsArray(want); /* the golden tags what JSON cannot hold: arrays of numpy, … */
-    bool fits = entry && (opaque ? entry->kind == TSR_ENTRY_OPAQUE : plain ? entry->kind == TSR_ENTRY_OBJECT : entry->kind != TSR_ENTRY_TENSOR);
+    bool plain =
+        !cJSON_IsObject(want) && !cJSON_IsArray(want); /* the golden tags what JSON cannot hold: arrays of numpy, … */
+    bool fits = entry && (opaque  ? entry->kind == TSR_ENTRY_OPAQUE
+                          : plain ? entry->kind == TSR_ENTRY_OBJECT
+                                  : entry->kind != TSR_ENTRY_TENSOR);
     if (!fits) fail_msg("%s is no %s", want->string, opaque ? "opaque entry" : "object");
     assert_non_null(entry->value);
     assert_true(entry->type.size > 0);
@@ -114,7 +124,9 @@ static void check_path(const opened *o, const cJSON *want)
     assert_int_equal(entry->path_length, cJSON_GetArraySize(want));
     for (uint32_t i = 0; i < entry->path_length; i++) {
         const cJSON *item = cJSON_GetArrayItem(want, (int)i);
-        if (cJSON_IsString(item)) assert_true(entry->path[i].kind == TSR_PATH_KEY && tsr_str_equal(entry->path[i].key, tsr_str_from(item->valuestring)));
+        if (cJSON_IsString(item))
+            assert_true(entry->path[i].kind == TSR_PATH_KEY &&
+                        tsr_str_equal(entry->path[i].key, tsr_str_from(item->valuestring)));
         else assert_true(entry->path[i].kind == TSR_PATH_INDEX && (double)entry->path[i].integer == item->valuedouble);
     }
 }
@@ -133,10 +145,12 @@ static void test_formats_dcp__lists_what_pytorch_wrote(void **state)
         tsr_str text = sample_read(golden);
         expect = cJSON_ParseWithLength(text.data, text.size); /* cuts strings at NUL, which one value has */
         assert_non_null(expect);
-        const cJSON *entries = cJSON_GetObjectItemCaseSensitive(expect, "entries"), *objects = cJSON_GetObjectItemCaseSensitive(expect, "objects");
+        const cJSON *entries = cJSON_GetObjectItemCaseSensitive(expect, "entries"),
+                    *objects = cJSON_GetObjectItemCaseSensitive(expect, "objects");
         const cJSON *opaque = cJSON_GetObjectItemCaseSensitive(expect, "opaque");
         assert_int_equal(tsr_checkpoint_catalog(o.checkpoint)->format, TSR_FORMAT_DCP);
-        assert_int_equal(tsr_checkpoint_catalog(o.checkpoint)->entry_count, cJSON_GetArraySize(entries) + cJSON_GetArraySize(objects) + cJSON_GetArraySize(opaque));
+        assert_int_equal(tsr_checkpoint_catalog(o.checkpoint)->entry_count,
+                         cJSON_GetArraySize(entries) + cJSON_GetArraySize(objects) + cJSON_GetArraySize(opaque));
         cJSON_ArrayForEach(item, entries) check_tensor(&o, item);
         cJSON_ArrayForEach(item, objects) check_object(&o, item, false);
         cJSON_ArrayForEach(item, opaque) check_object(&o, item, true);
@@ -192,7 +206,8 @@ static tsr_status check_order(void *ctx, const tsr_extent *extent, tsr_error *er
     o->tensors += extent->entry != NULL;
     if (!extent->has_crc) return TSR_OK;
     char *bytes = malloc(extent->byte_length + 1);
-    assert_int_equal(tsr_store_read(o->store, extent->file, extent->byte_offset, bytes, (size_t)extent->byte_length, err), TSR_OK);
+    assert_int_equal(tsr_store_read(o->store, extent->file, extent->byte_offset, bytes, (size_t)extent->byte_length, err),
+                     TSR_OK);
     assert_int_equal(tsr_crc32(o->host, 0, bytes, (size_t)extent->byte_length), extent->crc32);
     free(bytes);
     return TSR_OK;
@@ -208,11 +223,13 @@ static void test_formats_dcp__gives_every_item_in_file_order(void **state)
         size_t chunks = 0, before = tsr_findings_count(tsr_checkpoint_findings(o.checkpoint));
         const tsr_catalog *catalog = tsr_checkpoint_catalog(o.checkpoint);
         for (uint64_t k = 0; k < catalog->entry_count; k++) {
-            if (catalog->entries[k].kind == TSR_ENTRY_TENSOR) chunks += catalog->entries[k].chunk_count + catalog->entries[k].replica_count;
+            if (catalog->entries[k].kind == TSR_ENTRY_TENSOR)
+                chunks += catalog->entries[k].chunk_count + catalog->entries[k].replica_count;
         }
         assert_int_equal(tsr_checkpoint_extents(o.checkpoint, check_order, &seen, &o.err), TSR_OK);
         if (seen.tensors != chunks) fail_msg("%s: %zu of %zu chunks", samples[i], seen.tensors, chunks);
-        if (strcmp(samples[i], "dcp_crc_off") != 0) assert_int_equal(tsr_findings_count(tsr_checkpoint_findings(o.checkpoint)), before);
+        if (strcmp(samples[i], "dcp_crc_off") != 0)
+            assert_int_equal(tsr_findings_count(tsr_checkpoint_findings(o.checkpoint)), before);
         drop(&o);
     }
 }
@@ -224,7 +241,8 @@ static const struct {
 } broken[] = {
     {"broken_dcp_absolute_path", "dcp/path-outside", "weight", ".metadata", "/nowhere/__0_0.distcp"},
     {"broken_dcp_path_traversal", "dcp/path-outside", "weight", ".metadata", "../dcp_small/__0_0.distcp"},
-    {"broken_dcp_beyond_end", "dcp/beyond-end", "weight", "__0_0.distcp", "at byte 0 with 100000 bytes; '__0_0.distcp' has 3154"},
+    {"broken_dcp_beyond_end", "dcp/beyond-end", "weight", "__0_0.distcp",
+     "at byte 0 with 100000 bytes; '__0_0.distcp' has 3154"},
     {"broken_dcp_huge_offset", "dcp/beyond-end", "weight", "__0_0.distcp", "at byte 9223372036854775800"},
     {"broken_dcp_negative_offset", "dcp/beyond-end", "weight", "__0_0.distcp", "at byte -1"},
     {"broken_dcp_truncated", "dcp/beyond-end", "bias", "__1_0.distcp", "at offsets [3]"},
@@ -232,10 +250,13 @@ static const struct {
     {"broken_dcp_storage_missing", "dcp/no-record", "weight", ".metadata", "chunk 1 of 'weight' (offsets [3, 0])"},
     {"broken_dcp_stray_file", "dcp/unreferenced-file", "", "__9_0.distcp", "no item of the metadata"},
     {"broken_dcp_metadata_call", "pickle/unlisted-call", "", ".metadata", "os.system"},
-    {"broken_dcp_blob_shape", "dcp/item", "weight", "__0_0.distcp", "holds a tensor [4, 3] float32; the metadata says [3, 4] float32"},
+    {"broken_dcp_blob_shape", "dcp/item", "weight", "__0_0.distcp",
+     "holds a tensor [4, 3] float32; the metadata says [3, 4] float32"},
     /* PyTorch's own: its metadata for an uneven strided shard disagrees with what the rank held and wrote */
-    {"dcp_uneven_strided", "dcp/item", "model.0.weight", "__4_0.distcp", "holds a tensor [0, 4] float32; the metadata says [1, 4] float32"},
-    {"broken_dcp_dtype", "dcp/item", "weight", "__0_0.distcp", "holds a tensor [3, 4] float32; the metadata says [3, 4] float64"},
+    {"dcp_uneven_strided", "dcp/item", "model.0.weight", "__4_0.distcp",
+     "holds a tensor [0, 4] float32; the metadata says [1, 4] float32"},
+    {"broken_dcp_dtype", "dcp/item", "weight", "__0_0.distcp",
+     "holds a tensor [3, 4] float32; the metadata says [3, 4] float64"},
 };
 
 static tsr_status pass(void *ctx, const tsr_extent *extent, tsr_error *err)
@@ -274,7 +295,8 @@ static void test_formats_dcp__damage_is_found_and_placed(void **state)
 
 static void test_formats_dcp__bytes_that_are_not_there_cannot_be_located(void **state)
 {
-    static const char *const folders[] = {"broken_dcp_path_traversal", "broken_dcp_beyond_end", "broken_dcp_storage_missing", "broken_dcp_dtype"};
+    static const char *const folders[] = {"broken_dcp_path_traversal", "broken_dcp_beyond_end", "broken_dcp_storage_missing",
+                                          "broken_dcp_dtype"};
     (void)state;
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         opened o;
@@ -285,7 +307,8 @@ static void test_formats_dcp__bytes_that_are_not_there_cannot_be_located(void **
         size_t failed = 0;
         for (uint64_t c = 0; c < weight->chunk_count; c++) {
             tsr_error err = {0};
-            failed += tsr_checkpoint_locate(o.checkpoint, weight, &weight->chunks[c], scratch, &view, &err) != TSR_OK && strstr(err.message, "'weight'");
+            failed += tsr_checkpoint_locate(o.checkpoint, weight, &weight->chunks[c], scratch, &view, &err) != TSR_OK &&
+                      strstr(err.message, "'weight'");
         }
         assert_int_equal(failed, i == 3 ? 2 : 1);
         tsr_arena_free(scratch);
@@ -333,7 +356,8 @@ static void use_all(tsr_checkpoint *checkpoint, const tsr_allocator *allocator)
 
 static void test_formats_dcp__survives_every_allocation_failure(void **state)
 {
-    static const char *const folders[] = {"dcp_small", "broken_dcp_path_traversal", "dcp_rank_local", "dcp_safetensors_items"};
+    static const char *const folders[] = {"dcp_small", "broken_dcp_path_traversal", "dcp_rank_local",
+                                          "dcp_safetensors_items"};
     (void)state;
     for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) {
         sample files = {.count = 0};

@@ -22,7 +22,8 @@ static void walk_entry(tsr_checkpoint *checkpoint, const tsr_entry *entry)
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         uint64_t sum = 0;
-        for (uint32_t d = 0; entry->kind == TSR_ENTRY_TENSOR && d < entry->rank; d++) sum += chunk->offsets[d] + chunk->sizes[d] + entry->shape[d];
+        for (uint32_t d = 0; entry->kind == TSR_ENTRY_TENSOR && d < entry->rank; d++)
+            sum += chunk->offsets[d] + chunk->sizes[d] + entry->shape[d];
         assert(chunk->file == TSR_NO_FILE || chunk->byte_offset + chunk->byte_length <= store->files[chunk->file].size);
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
         tsr_view view;
@@ -35,7 +36,8 @@ static void walk_entry(tsr_checkpoint *checkpoint, const tsr_entry *entry)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char image[] = "\x48\0\0\0\0\0\0\0{\"w\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}               0123456789abcdef";
+    static const char image[] = "\x48\0\0\0\0\0\0\0{\"w\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}      "
+                                "         0123456789abcdef";
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     host.limits.memory_bytes = 256 * (uint64_t)size + (1 << 20);
     tsr_memory_file files[] = {{TSR_STR(".metadata"), {(const char *)data, size}},

@@ -19,10 +19,11 @@ static void touch(const tsr_pickle *p, tsr_ref root)
         size_t items;
         const tsr_ref *run = tsr_pickle_items(p, ref, &items);
         tsr_str text = tsr_pickle_text(p, ref), module = tsr_pickle_module(p, ref), name = tsr_pickle_name_of(p, ref);
-        const tsr_ref parts[] = {tsr_pickle_class(p, ref), tsr_pickle_args(p, ref), tsr_pickle_state(p, ref), tsr_pickle_appended(p, ref),
-                                 tsr_pickle_dict_items(p, ref), tsr_pickle_persistent(p, ref)};
+        const tsr_ref parts[] = {tsr_pickle_class(p, ref),    tsr_pickle_args(p, ref),       tsr_pickle_state(p, ref),
+                                 tsr_pickle_appended(p, ref), tsr_pickle_dict_items(p, ref), tsr_pickle_persistent(p, ref)};
         if (text.size) sum += (uint8_t)text.data[0] + (uint8_t)text.data[text.size - 1];
-        sum += module.size + name.size + tsr_pickle_position(p, ref) + (uint64_t)tsr_pickle_int(p, ref) + (uint64_t)tsr_pickle_id(p, ref);
+        sum += module.size + name.size + tsr_pickle_position(p, ref) + (uint64_t)tsr_pickle_int(p, ref) +
+               (uint64_t)tsr_pickle_id(p, ref);
         for (size_t i = 0; i < items && count < NODES_MAX; i++) todo[count++] = run[i];
         for (size_t i = 0; i < sizeof parts / sizeof *parts && count < NODES_MAX; i++) {
             if (parts[i]) todo[count++] = parts[i];
@@ -41,15 +42,19 @@ static tsr_status fold(void *ctx, const tsr_pickle *p, const tsr_pickle_parts *p
     return TSR_OK;
 }
 
-static void restart(void *ctx) { *(uint32_t *)ctx = 0; }
+static void restart(void *ctx)
+{
+    *(uint32_t *)ctx = 0;
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const tsr_pickle_name names[] = {{"torch", "Size", 1 | TSR_PICKLE_FOLD_MADE},
-                                            {"m", "S", 1 | TSR_PICKLE_FOLD_MADE},
-                                            {"m", "P", 2 | TSR_PICKLE_FOLD_BUILT},
-                                            {"torch.distributed.checkpoint.metadata", "MetadataIndex", 2 | TSR_PICKLE_FOLD_BUILT},
-                                            {"torch.distributed.checkpoint.metadata", "TensorStorageMetadata", 2 | TSR_PICKLE_FOLD_BUILT}};
+    static const tsr_pickle_name names[] = {
+        {"torch", "Size", 1 | TSR_PICKLE_FOLD_MADE},
+        {"m", "S", 1 | TSR_PICKLE_FOLD_MADE},
+        {"m", "P", 2 | TSR_PICKLE_FOLD_BUILT},
+        {"torch.distributed.checkpoint.metadata", "MetadataIndex", 2 | TSR_PICKLE_FOLD_BUILT},
+        {"torch.distributed.checkpoint.metadata", "TensorStorageMetadata", 2 | TSR_PICKLE_FOLD_BUILT}};
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     uint32_t records = 0;
     const tsr_pickle_sink sink = {names, sizeof names / sizeof *names, fold, restart, &records};

@@ -12,8 +12,9 @@ typedef struct rendering {
     size_t room, used;
 } rendering;
 
-#define render_add(r, ...) ((r)->used += (size_t)snprintf((r)->out + ((r)->used < (r)->room ? (r)->used : (r)->room - 1), \
-                                                           (r)->used < (r)->room ? (r)->room - (r)->used : 1, __VA_ARGS__))
+#define render_add(r, ...) \
+    ((r)->used += (size_t)snprintf((r)->out + ((r)->used < (r)->room ? (r)->used : (r)->room - 1), \
+                                   (r)->used < (r)->room ? (r)->room - (r)->used : 1, __VA_ARGS__))
 
 static inline void render_bytes(rendering *r, tsr_str text)
 {
@@ -81,7 +82,8 @@ static inline void render_node(rendering *r, const tsr_pickle *p, tsr_ref ref, i
     case TSR_PICKLE_FOLDED: render_add(r, "#%u", (unsigned)tsr_pickle_folded_index(ref)); break;
     case TSR_PICKLE_BIGINT:
         render_add(r, "big:");
-        for (size_t i = 0; i < tsr_pickle_text(p, ref).size; i++) render_add(r, "%02x", (unsigned char)tsr_pickle_text(p, ref).data[i]);
+        for (size_t i = 0; i < tsr_pickle_text(p, ref).size; i++)
+            render_add(r, "%02x", (unsigned char)tsr_pickle_text(p, ref).data[i]);
         break;
     case TSR_PICKLE_GLOBAL:
         render_add(r, "<%.*s.%.*s>", TSR_STR_ARG(tsr_pickle_module(p, ref)), TSR_STR_ARG(tsr_pickle_name_of(p, ref)));
