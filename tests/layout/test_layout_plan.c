@@ -347,6 +347,86 @@ static void test_layout_plan__a_layout_of_its_own_is_read_as_it_is(void **state)
     }
 }
 
+/* "2x0" into numbers; returns where it ends. */
+static const char *read_numbers(const char *text, uint64_t *out, uint32_t *count)
+{
+    char *end;
+    for (*count = 0;; text = end + 1) {
+        out[(*count)++] = strtoull(text, &end, 10);
+        if (*end != 'x') return end;
+    }
+}
+
+/* The chunks "0x0:2x3;2x0:1x3", placed in a file in this order. */
+static void read_chunks(const char *text, box_list *list)
+{
+    uint32_t rank;
+    for (list->count = 0;; text++) {
+        uint64_t i = list->count++;
+        text = read_numbers(text, list->offsets[i], &rank);
+        text = read_numbers(text + 1, list->sizes[i], &rank);
+        list->chunks[i] = (tsr_chunk){list->offsets[i], list->sizes[i], i, 1, NULL, 0};
+        if (*text != ';') return;
+    }
+}
+
+static void print_numbers(char *out, const uint64_t *numbers, uint32_t count, char first)
+{
+    for (uint32_t d = 0; d < count; d++) sprintf(out + strlen(out), "%c%d", d ? 'x' : first, (int)numbers[d]);
+}
+
+static void test_layout_plan__items_are_those_of_pytorchs_planner(void **state)
+{
+    (void)state;
+    static char line[1 << 14], text[1 << 14];
+    static box_list list;
+    static const uint64_t one[] = {1}, zeros[MOST_DIMS];
+    static const tsr_str no_name[1];
+    const tsr_placement whole = {TSR_REPLICATE, 0, 0};
+    const tsr_target target = {.mesh = {1, one, no_name}, .default_placements = &whole};
+    tsr_host host = host_with(&tsr_allocator_libc);
+    unsigned cases = 0;
+    FILE *file = fopen(TSR_TEST_DATA "/tests/golden/read_items.txt", "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file)) {
+        uint64_t offsets[MOST_DIMS], sizes[MOST_DIMS], count;
+        uint32_t rank;
+        if (line[0] == '#') continue;
+        read_numbers(strtok(line, " "), list.shape, &list.rank);
+        read_numbers(read_numbers(strtok(NULL, " "), offsets, &rank) + 1, sizes, &rank);
+        read_chunks(strtok(NULL, " "), &list);
+        const tsr_shard_box box = {offsets, sizes, zeros};
+        const tsr_shard shard = {rank, sizes, offsets, &box, 1};
+        tsr_layout layout = tsr_layout_explicit(1, &shard, rank, list.shape);
+        const tsr_entry entry = {.fqn = {"w", 1},
+                                 .dtype = TSR_FLOAT32,
+                                 .rank = rank,
+                                 .shape = list.shape,
+                                 .chunks = list.chunks,
+                                 .chunk_count = list.count};
+        const tsr_catalog catalog = {.entries = &entry, .entry_count = 1};
+        const tsr_plan_options options = {.layout = own_layout, .layout_ctx = &layout};
+        const tsr_read_item *items;
+        tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+        tsr_plan *plan;
+        assert_int_equal(tsr_plan_new(&catalog, &target, &options, &host, &plan, NULL), TSR_OK);
+        assert_int_equal(tsr_plan_rank(plan, 0, arena, &items, &count, NULL), TSR_OK);
+        text[0] = '\0';
+        for (uint64_t i = 0; i < count; i++) {
+            sprintf(text + strlen(text), "%s%d", i ? ";" : "", (int)(items[i].chunk - list.chunks));
+            print_numbers(text, items[i].dest_offsets, rank, ':');
+            print_numbers(text, items[i].storage_offsets, rank, ':');
+            print_numbers(text, items[i].lengths, rank, ':');
+        }
+        assert_string_equal(text, strtok(NULL, " \n"));
+        tsr_plan_free(plan);
+        tsr_arena_free(arena);
+        cases++;
+    }
+    fclose(file);
+    assert_int_equal(cases, 500);
+}
+
 /* A catalog of several tensors over two files, and a target with rules. */
 typedef struct model {
     tsr_chunk rows[2], cols[2], same[2], scalar[1], none[1], big[1], copies[1];
@@ -647,6 +727,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout_plan__every_rank_gets_every_element_once_and_back),
         cmocka_unit_test(test_layout_plan__a_layout_of_its_own_is_read_as_it_is),
+        cmocka_unit_test(test_layout_plan__items_are_those_of_pytorchs_planner),
         cmocka_unit_test(test_layout_plan__items_come_rank_by_rank_in_file_order),
         cmocka_unit_test(test_layout_plan__neighbouring_bytes_join),
         cmocka_unit_test(test_layout_plan__a_column_is_a_span_of_its_chunk),
