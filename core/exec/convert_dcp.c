@@ -19,8 +19,9 @@ tsr_status tsr_dcp_source_of(const tsr_conversion_job *job, tsr_converted *row, 
 
 tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_error *err)
 {
-    static const tsr_str file = {"__0_0.distcp", 12};
+    const tsr_str file = tsr_arena_format(job->arena, err, "__0_%u.distcp", (unsigned)tsr_generation(job));
     tsr_chosen chosen;
+    if (!file.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &chosen, err));
     tsr_dcp_source *sources = tsr_arena_array(job->arena, (size_t)chosen.count, sizeof *sources, err);
     tsr_dcp_piece *pieces = tsr_arena_array(job->arena, (size_t)chosen.count, sizeof *pieces, err);

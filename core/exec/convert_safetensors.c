@@ -58,15 +58,18 @@ static tsr_status assign_files(plan *p, tsr_error *err)
 static tsr_status name_files(plan *p, tsr_error *err)
 {
     tsr_arena *arena = p->job->arena;
+    const uint32_t generation = tsr_generation(p->job);
+    const tsr_str head = generation ? tsr_arena_format(arena, err, "model-g%u", (unsigned)generation) : TSR_STR("model");
+    if (!head.data) return TSR_E_NOMEM;
     p->files = tsr_arena_array(arena, p->file_count, sizeof *p->files, err);
     if (!p->files) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < p->file_count; f++) {
         if (!p->job->options->max_shard_size) {
             p->files[f].name = TSR_STR("");
         } else if (p->file_count == 1) {
-            p->files[f].name = TSR_STR("model.safetensors");
+            p->files[f].name = tsr_arena_format(arena, err, "%.*s.safetensors", TSR_STR_ARG(head));
         } else {
-            p->files[f].name = tsr_arena_format(arena, err, "model-%05u-of-%05u.safetensors", (unsigned)f + 1, (unsigned)p->file_count);
+            p->files[f].name = tsr_arena_format(arena, err, "%.*s-%05u-of-%05u.safetensors", TSR_STR_ARG(head), (unsigned)f + 1, (unsigned)p->file_count);
         }
         if (!p->files[f].name.data) return TSR_E_NOMEM;
     }
@@ -151,7 +154,7 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *
     tsr_blit_run run = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .blits = p.blits,
                         .count = p.count, .progress = job->options->progress};
     TSR_TRY(tsr_safetensors_write(&run, p.files, p.file_count, err));
-    if (p.file_count > 1) return write_index(&p, err);
+    if (p.file_count > 1 || tsr_generation(job) > 0) return write_index(&p, err); /* what replaces an index is an index */
     job->out->marker = p.files[0].output;
     return TSR_OK;
 }

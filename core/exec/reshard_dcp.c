@@ -96,7 +96,7 @@ static tsr_status name_files(const gathering *g, tsr_str **out, tsr_error *err)
     *out = tsr_arena_array(g->job->arena, ranks, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     for (uint32_t r = 0; r < ranks; r++) {
-        (*out)[r] = tsr_arena_format(g->job->arena, err, "__%u_0.distcp", (unsigned)r);
+        (*out)[r] = tsr_arena_format(g->job->arena, err, "__%u_%u.distcp", (unsigned)r, (unsigned)tsr_generation(g->job));
         if (!(*out)[r].data) return TSR_E_NOMEM;
     }
     return TSR_OK;

@@ -1,6 +1,7 @@
 /* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
 #include "io/folder_output.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -69,17 +70,6 @@ void tsr_output_give(folder_output *output, uint32_t file)
 }
 
 /* ---- creating ---- */
-
-static bool is_taken(const tsr_output *base, tsr_str name)
-{
-    const folder_output *output = (const folder_output *)base;
-    char text[NAME_MAX + 1];
-    struct stat info;
-    if (output->mode != OUTPUT_INTO_FOLDER || name.size >= sizeof text) return false;
-    memcpy(text, name.data, name.size);
-    text[name.size] = '\0';
-    return output->sys->stat_at(output->sys, output->work, text, &info) == 0;
-}
 
 static bool is_component(tsr_str name)
 {
@@ -264,6 +254,37 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     return TSR_OK;
 }
 
+/* The generation that a data file's name belongs to: N of "__R_N.distcp", "model-gN-…" and "…-gN.safetensors", else 0. */
+static uint32_t generation_of(const char *name)
+{
+    const char *digits = strrchr(name, '_'), *mark = strstr(name, "-g");
+    if (tsr_str_ends(tsr_str_from(name), TSR_STR(".distcp")) && digits) return (uint32_t)strtoul(digits + 1, NULL, 10);
+    return mark ? (uint32_t)strtoul(mark + 2, NULL, 10) : 0;
+}
+
+static bool is_data_file(const char *name)
+{
+    return tsr_str_ends(tsr_str_from(name), TSR_STR(".distcp")) || tsr_str_ends(tsr_str_from(name), TSR_STR(".safetensors"));
+}
+
+/* One above all that lie in the replaced folder. */
+static tsr_status choose_generation(folder_output *output, tsr_error *err)
+{
+    int fd = output->sys->open_at(output->sys, output->work, ".", O_RDONLY | O_DIRECTORY, 0);
+    DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!folder) {
+        if (fd >= 0) output->sys->close(output->sys, fd);
+        return tsr_sys_raise(err, "list", output->name);
+    }
+    for (struct dirent *item; (item = readdir(folder));) {
+        if (!is_data_file(item->d_name)) continue;
+        uint32_t next = generation_of(item->d_name) + 1;
+        if (next > output->base.generation) output->base.generation = next;
+    }
+    closedir(folder);
+    return TSR_OK;
+}
+
 static tsr_status make_work(folder_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
@@ -283,7 +304,7 @@ static tsr_status make_work(folder_output *output, tsr_error *err)
     int work = sys->open_at(sys, output->parent, folder, O_RDONLY | O_DIRECTORY, 0);
     if (work < 0) return tsr_sys_raise(err, "open", folder);
     output->work = work;
-    return TSR_OK;
+    return output->mode == OUTPUT_INTO_FOLDER ? choose_generation(output, err) : TSR_OK;
 }
 
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
@@ -293,7 +314,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     const char *parent;
     if (!output) return TSR_E_NOMEM;
     *output = (folder_output){
-        .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, is_taken},
+        .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, 0},
         .sys = sys ? sys : &tsr_sys_posix,
         .allocator = allocator,
         .options = *options,

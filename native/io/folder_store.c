@@ -78,6 +78,13 @@ static bool is_dots(const char *name)
     return name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0'));
 }
 
+/* A dangling link, something gone by now, or not for this user: not listed. Anything else (a failing disk) must not make a
+ * checkpoint look as if it had fewer files. */
+static bool is_passed_over(int error)
+{
+    return error == ENOENT || error == ELOOP || error == ENOTDIR || error == EACCES;
+}
+
 /* Lists the folder `fd`; names get `prefix`. With `below`, subfolders one level down as well. Takes over `fd`. */
 static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const char *prefix, bool below, tsr_error *err)
 {
@@ -91,14 +98,16 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const 
     for (struct dirent *item; status == TSR_OK && (errno = 0, item = readdir(dir));) {
         struct stat info;
         if (is_dots(item->d_name)) continue;
-        if (sys->stat_at(sys, fd, item->d_name, &info) != 0) continue; /* a dangling link, or gone by now */
-        if (S_ISREG(info.st_mode)) {
+        if (sys->stat_at(sys, fd, item->d_name, &info) != 0) {
+            if (!is_passed_over(errno)) status = tsr_sys_raise(err, "look at", item->d_name);
+        } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);
         } else if (S_ISDIR(info.st_mode) && below) {
             char sub_prefix[sizeof item->d_name + 2];
             snprintf(sub_prefix, sizeof sub_prefix, "%s/", item->d_name);
             int sub = sys->open_at(sys, fd, item->d_name, O_RDONLY | O_DIRECTORY, 0);
             if (sub >= 0) status = list_folder(store, list, sub, sub_prefix, false, err);
+            else if (!is_passed_over(errno)) status = tsr_sys_raise(err, "open", item->d_name);
         }
     }
     if (status == TSR_OK && errno != 0) status = tsr_sys_raise(err, "list", *prefix ? prefix : ".");

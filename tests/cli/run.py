@@ -439,7 +439,7 @@ def test_convert_shards_renames_and_sidecar(t):
     open(t.at("hf", "notes.txt"), "w").write("mine")
     t.run("convert", path, t.at("hf"), "--to", "safetensors", "--max-shard-size", "1MB", "--objects", "drop", "--overwrite", "-q")
     files = sorted(os.listdir(t.at("hf")))
-    need("notes.txt" in files and len([f for f in files if f.endswith(".safetensors")]) == 1, files)
+    need("notes.txt" in files and len([f for f in files if f.endswith(".safetensors")]) == 1 and "model.safetensors.index.json" in files, files)
     need(len(t.json("inspect", t.at("hf"), "--json")["entries"]) == len(want["entries"]), "the replaced checkpoint is not whole")
     t.run("convert", path, t.at("one.safetensors"), "--objects", "sidecar", "-q")
     json.load(open(t.at("one.safetensors.objects.json")))

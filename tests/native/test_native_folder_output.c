@@ -36,16 +36,16 @@ static tsr_status put(tsr_output *output, const char *name, char fill, size_t si
     return status;
 }
 
-/* A checkpoint of two data files and a marker, all of `fill`; data names are chosen by what is taken. */
+/* A checkpoint of two data files and a marker, all of `fill`; data names by generation. */
 static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, const tsr_str *obsolete, size_t obsolete_count, char fill, tsr_error *err)
 {
     const tsr_folder_output_options options = {.is_folder = true, .overwrite = overwrite, .obsolete = obsolete, .obsolete_count = obsolete_count};
-    static const char *const names[2][2] = {{"a.0", "b.0"}, {"a.1", "b.1"}};
+    static const char *const names[2][2] = {{"__0_0.distcp", "__1_0.distcp"}, {"__0_1.distcp", "__1_1.distcp"}};
     tsr_output *output;
     uint32_t file, marker;
     tsr_status status = tsr_folder_output_open(sys, &tsr_allocator_libc, path, &options, &output, err);
     if (status != TSR_OK) return status;
-    const char *const *chosen = names[output->is_taken(output, TSR_STR("a.0"))];
+    const char *const *chosen = names[output->generation];
     for (int i = 0; i < 2 && status == TSR_OK; i++) status = put(output, chosen[i], fill, 200, &file, err);
     if (status == TSR_OK) status = put(output, ".metadata", fill, 50, &marker, err);
     if (status == TSR_OK) status = output->publish(output, marker, err);
@@ -63,8 +63,8 @@ static char verdict(const char *folder)
     int complete = 0;
     for (int set = 0; set < 2; set++) {
         bool whole = true;
-        for (const char *name = "ab"; *name; name++) {
-            snprintf(path, sizeof path, "%s/%c.%d", folder, *name, set);
+        for (int rank = 0; rank < 2; rank++) {
+            snprintf(path, sizeof path, "%s/__%d_%d.distcp", folder, rank, set);
             whole &= scratch_read(path, text, sizeof text) == 200 && text[0] == fill && text[199] == fill;
         }
         complete += whole;
@@ -78,7 +78,7 @@ static void test_native_folder_output__a_new_folder_appears_whole(void **state)
     tsr_error err = {0};
     assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'n', &err), TSR_OK);
     assert_string_equal(scratch_list(""), "ckpt");
-    assert_string_equal(scratch_list("ckpt"), ".metadata a.0 b.0");
+    assert_string_equal(scratch_list("ckpt"), ".metadata __0_0.distcp __1_0.distcp");
     assert_int_equal(verdict("ckpt"), 'n');
 }
 
@@ -95,12 +95,12 @@ static void test_native_folder_output__an_existing_destination_is_refused(void *
 static void test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint(void **state)
 {
     (void)state;
-    const tsr_str obsolete[] = {TSR_STR("a.0"), TSR_STR("b.0"), TSR_STR(".metadata"), TSR_STR("gone")};
+    const tsr_str obsolete[] = {TSR_STR("__0_0.distcp"), TSR_STR("__1_0.distcp"), TSR_STR(".metadata"), TSR_STR("gone")};
     tsr_error err = {0};
     assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'o', &err), TSR_OK);
     scratch_write("ckpt/notes.txt", "mine", 4);
     assert_int_equal(save(NULL, scratch_path("ckpt"), true, obsolete, 4, 'n', &err), TSR_OK);
-    assert_string_equal(scratch_list("ckpt"), ".metadata a.1 b.1 notes.txt");
+    assert_string_equal(scratch_list("ckpt"), ".metadata __0_1.distcp __1_1.distcp notes.txt");
     assert_int_equal(verdict("ckpt"), 'n');
 }
 
@@ -136,7 +136,7 @@ static void test_native_folder_output__a_failing_call_leaves_no_trace(void **sta
 static void test_native_folder_output__stopping_anywhere_leaves_old_or_new(void **state)
 {
     (void)state;
-    const tsr_str obsolete[] = {TSR_STR("a.0"), TSR_STR("b.0"), TSR_STR(".metadata")};
+    const tsr_str obsolete[] = {TSR_STR("__0_0.distcp"), TSR_STR("__1_0.distcp"), TSR_STR(".metadata")};
     char last = 'o';
     for (unsigned long n = 1;; n++) {
         tsr_error err = {0};

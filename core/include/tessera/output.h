@@ -19,10 +19,10 @@ struct tsr_output {
     tsr_status (*publish)(tsr_output *output, uint32_t marker, tsr_error *err);
     /* Removes what was not published and frees the output. Also the way to free it after publish. */
     void (*close)(tsr_output *output);
-    /* Optional (may be NULL: never): whether an earlier checkpoint that is being replaced holds this name. Data files must
-     * take names that are free (publish refuses others), so that the old checkpoint stays whole until the marker, which
-     * may have its old name, switches. */
-    bool (*is_taken)(const tsr_output *output, tsr_str name);
+    /* 0, or what sets the names of new data files apart from those of the checkpoint that they replace in the same folder
+     * ("__3_1.distcp" after "__3_0.distcp"): data files must take names that are free (publish refuses others), so that the
+     * old checkpoint stays whole until the marker, which keeps its name, switches. */
+    uint32_t generation;
 };
 
 /* An output into memory, for tests and the browser. Files stay readable until close. */
