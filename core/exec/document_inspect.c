@@ -262,20 +262,19 @@ static tsr_status put_tensor(const inspector *in, const tsr_entry *entry)
     return put_values(in, entry);
 }
 
-static void put_object(const inspector *in, const tsr_entry *entry)
+void tsr_document_put_object(tsr_json *json, const tsr_entry *entry, const tsr_host *host)
 {
     char text[REPR_BYTES];
-    const tsr_limits *limits = &tsr_checkpoint_host(in->checkpoint)->limits;
-    tsr_json_key(in->json, "type");
-    tsr_json_str(in->json, entry->type);
-    if (entry->kind == TSR_ENTRY_OPAQUE && entry->dtype != TSR_DTYPE_NONE) put_shape(in->json, entry);
+    tsr_json_key(json, "type");
+    tsr_json_str(json, entry->type);
+    if (entry->kind == TSR_ENTRY_OPAQUE && entry->dtype != TSR_DTYPE_NONE) put_shape(json, entry);
     if (!entry->value) return;
-    if (entry->kind == TSR_ENTRY_OBJECT && tsr_value_is_json(entry->value, VALUE_DEPTH, limits->expansion)) {
-        tsr_json_key(in->json, "value");
-        tsr_json_value(in->json, entry->value);
+    if (entry->kind == TSR_ENTRY_OBJECT && tsr_value_is_json(entry->value, VALUE_DEPTH, host->limits.expansion)) {
+        tsr_json_key(json, "value");
+        tsr_json_value(json, entry->value);
     } else {
-        tsr_json_key(in->json, "repr");
-        tsr_json_text(in->json, tsr_value_text(entry->value, text, sizeof text));
+        tsr_json_key(json, "repr");
+        tsr_json_text(json, tsr_value_text(entry->value, text, sizeof text));
     }
 }
 
@@ -289,7 +288,7 @@ static tsr_status put_entry(const inspector *in, const tsr_entry *entry)
     tsr_json_key(in->json, "kind");
     tsr_json_text(in->json, kinds[entry->kind]);
     if (entry->kind == TSR_ENTRY_TENSOR) status = put_tensor(in, entry);
-    else put_object(in, entry);
+    else tsr_document_put_object(in->json, entry, tsr_checkpoint_host(in->checkpoint));
     tsr_json_object_end(in->json);
     return status == TSR_OK ? in->json->status : status;
 }

@@ -10,6 +10,9 @@ void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings 
 /* {"algorithm": …, "digest": hex} */
 void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest);
 
+/* The members "type" and "value", or "repr" where JSON cannot hold the value exactly, of an entry that is no tensor. */
+void tsr_document_put_object(tsr_json *json, const tsr_entry *entry, const tsr_host *host);
+
 static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
 {
     return !selection->keeps || selection->keeps(selection->ctx, fqn);

@@ -17,6 +17,7 @@ tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_out
     case TSR_TO_SAFETENSORS: status = tsr_reshard_to_safetensors(&job, plan, err); break;
     case TSR_TO_TORCH: status = tsr_reshard_to_torch(&job, plan, err); break;
     }
+    if (status == TSR_OK) status = tsr_put_objects_aside(&job, err);
     tsr_ring_free(ring);
     return status;
 }

@@ -7,6 +7,8 @@
 
 #define NAMED 5u /* entries that a refusal names; the rest is counted */
 
+const char tsr_put_aside[] = "put into the sidecar";
+
 static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err)
 {
     const tsr_convert_options *options = s->options;
@@ -17,7 +19,7 @@ static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err
         return TSR_OK;
     }
     if (entry->kind == TSR_ENTRY_OBJECT && drops) {
-        row->left_out = options->objects == TSR_OBJECTS_DROP ? "objects are dropped" : "put into the sidecar";
+        row->left_out = options->objects == TSR_OBJECTS_DROP ? "objects are dropped" : tsr_put_aside;
         return TSR_OK;
     }
     row->written = true;

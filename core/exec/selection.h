@@ -13,6 +13,9 @@ typedef struct tsr_chosen {
     size_t tensor_count; /* rows to be written that are tensors */
 } tsr_chosen;
 
+/* `left_out` of objects that go into the sidecar. */
+extern const char tsr_put_aside[];
+
 /* Fills the rows: `written` says what is to be written. Entries for which `refusal` gives a text (it completes "'name' …")
  * cannot be held by the container and are refused by name; so are objects under TSR_OBJECTS_REFUSE, and names that
  * collide. */

@@ -16,7 +16,7 @@ typedef enum tsr_container {
 } tsr_container;
 
 /* What happens to entries that are no tensors. Default: kept for dcp and torch, refused for safetensors. A sidecar is a
- * JSON document of the kept objects (tsr_conversion.sidecar). */
+ * JSON document (tsr_conversion.sidecar): {"schema": "tessera.objects/1", "objects": [{fqn, type, value or repr}]}. */
 typedef enum tsr_objects {
     TSR_OBJECTS_DEFAULT,
     TSR_OBJECTS_KEEP,
