@@ -7,6 +7,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "formats/dcp_state.h"
+#include "formats/torch_flatten.h"
 
 enum { INPUT_BYTES = 1 << 16, HEAD_BYTES = 1 << 24, TAIL_BYTES = 1 << 18, OVERHEAD_BYTES = 1 << 20 };
 
@@ -175,30 +176,6 @@ tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
 
 /* ---- byte items ---- */
 
-static tsr_str type_of(const tsr_value *value)
-{
-    switch (value->kind) {
-    case TSR_VALUE_NONE: return TSR_STR("NoneType");
-    case TSR_VALUE_BOOL: return TSR_STR("bool");
-    case TSR_VALUE_INT:
-    case TSR_VALUE_BIGINT: return TSR_STR("int");
-    case TSR_VALUE_FLOAT: return TSR_STR("float");
-    case TSR_VALUE_COMPLEX: return TSR_STR("complex");
-    case TSR_VALUE_STR: return TSR_STR("str");
-    case TSR_VALUE_BYTES: return TSR_STR("bytes");
-    case TSR_VALUE_LIST: return TSR_STR("list");
-    case TSR_VALUE_TUPLE: return TSR_STR("tuple");
-    case TSR_VALUE_SET: return TSR_STR("set");
-    case TSR_VALUE_DICT: return value->ordered_dict ? TSR_STR("collections.OrderedDict") : TSR_STR("dict");
-    case TSR_VALUE_SIZE: return TSR_STR("torch.Size");
-    case TSR_VALUE_DTYPE: return TSR_STR("torch.dtype");
-    case TSR_VALUE_DEVICE: return TSR_STR("torch.device");
-    case TSR_VALUE_TENSOR: return TSR_STR("torch.Tensor");
-    case TSR_VALUE_GLOBAL: return TSR_STR("type");
-    default: return value->text; /* a class */
-    }
-}
-
 tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why,
                             tsr_error *err)
 {
@@ -209,33 +186,27 @@ tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
     return tsr_find(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
 }
 
-static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entry, tsr_error *err)
+static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entry, uint64_t *budget, tsr_error *err)
 {
     const tsr_chunk *chunk = &entry->chunks[0];
     tsr_torch_item item;
     tsr_error why = {0};
     entry->type = TSR_STR("object");
     if (chunk->file == TSR_NO_FILE || checkpoint->options.skip_objects) return TSR_OK;
-    if (tsr_dcp_open_item(checkpoint, entry, chunk, checkpoint->arena, checkpoint->findings, &item, &why) != TSR_OK) {
-        return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
+    tsr_status status = tsr_dcp_open_item(checkpoint, entry, chunk, checkpoint->arena, checkpoint->findings, &item, &why);
+    if (status == TSR_OK && item.storage_count && tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk)) {
+        status = tsr_raise(&why, TSR_E_UNSUPPORTED, chunk->byte_offset,
+                           "dcp: the object '%.*s' holds tensors inside a zstd stream", TSR_STR_ARG(entry->fqn));
     }
-    entry->type = type_of(item.root);
-    if (item.storage_count && tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk)) {
-        tsr_raise(&why, TSR_E_UNSUPPORTED, chunk->byte_offset, "dcp: the object '%.*s' holds tensors inside a zstd stream",
-                  TSR_STR_ARG(entry->fqn));
-        return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
-    }
-    entry->value = item.root;
-    bool torch_name = item.root->kind == TSR_VALUE_GLOBAL && tsr_str_starts(item.root->text, TSR_STR("torch."));
-    if (item.root->kind == TSR_VALUE_OBJECT || (item.root->kind == TSR_VALUE_GLOBAL && !torch_name))
-        entry->kind = TSR_ENTRY_OPAQUE;
-    return TSR_OK;
+    if (status != TSR_OK) return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
+    return tsr_torch_leaf(item.root, checkpoint->host, budget, checkpoint->arena, entry, err);
 }
 
 tsr_status tsr_dcp_read_objects(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
 {
+    uint64_t budget = checkpoint->host->limits.expansion;
     for (uint64_t i = 0; i < count; i++) {
-        if (entries[i].kind == TSR_ENTRY_OBJECT) TSR_TRY(read_object(checkpoint, &entries[i], err));
+        if (entries[i].kind == TSR_ENTRY_OBJECT) TSR_TRY(read_object(checkpoint, &entries[i], &budget, err));
     }
     return TSR_OK;
 }

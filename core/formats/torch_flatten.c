@@ -211,52 +211,6 @@ static tsr_status refuse_twins(flatten *f, const tsr_entry *first, const tsr_ent
                      TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
 }
 
-/* numpy's _reconstruct and copyreg's _reconstructor make an object of the class that is their first argument. */
-static tsr_str class_name(const tsr_value *object)
-{
-    const tsr_value *args = object->count ? object->items[0] : NULL;
-    bool makes = tsr_str_ends(object->text, TSR_STR("._reconstruct")) || tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"));
-    bool names = makes && args && args->kind == TSR_VALUE_TUPLE && args->count && args->items[0]->kind == TSR_VALUE_GLOBAL;
-    return names ? args->items[0]->text : object->text;
-}
-
-static tsr_str type_name(const tsr_value *value)
-{
-    static const char *const names[] = {
-        [TSR_VALUE_NONE] = "NoneType", [TSR_VALUE_BOOL] = "bool", [TSR_VALUE_INT] = "int", [TSR_VALUE_BIGINT] = "int",
-        [TSR_VALUE_FLOAT] = "float", [TSR_VALUE_COMPLEX] = "complex", [TSR_VALUE_STR] = "str", [TSR_VALUE_BYTES] = "bytes",
-        [TSR_VALUE_LIST] = "list", [TSR_VALUE_TUPLE] = "tuple", [TSR_VALUE_SET] = "set", [TSR_VALUE_DICT] = "dict",
-        [TSR_VALUE_SIZE] = "torch.Size", [TSR_VALUE_DTYPE] = "torch.dtype", [TSR_VALUE_DEVICE] = "torch.device",
-        [TSR_VALUE_TENSOR] = "torch.Tensor", [TSR_VALUE_GLOBAL] = "type"};
-    return value->kind == TSR_VALUE_OBJECT ? class_name(value) : tsr_str_from(names[value->kind]);
-}
-
-/* dtype and shape of a tensor that is no dense one, from its named parts. */
-static tsr_status describe_parts(flatten *f, const tsr_value *value, tsr_entry *entry)
-{
-    const tsr_value *parts = value->count ? value->items[0] : NULL;
-    if (!parts || parts->kind != TSR_VALUE_DICT) return TSR_OK;
-    const tsr_value *dtype = tsr_value_get(parts, TSR_STR("dtype")), *size = tsr_value_get(parts, TSR_STR("size"));
-    const tsr_value *data = tsr_value_get(parts, TSR_STR("data")), *values = tsr_value_get(parts, TSR_STR("values"));
-    if (!values || values->kind != TSR_VALUE_TENSOR) values = data;
-    if (values && values->kind == TSR_VALUE_TENSOR) entry->dtype = values->as.tensor->dtype;
-    if (dtype && dtype->kind == TSR_VALUE_DTYPE) entry->dtype = dtype->as.dtype;
-    if (data && data->kind == TSR_VALUE_TENSOR) {
-        entry->rank = data->as.tensor->rank;
-        entry->shape = data->as.tensor->shape;
-    }
-    if (!size || (size->kind != TSR_VALUE_SIZE && size->kind != TSR_VALUE_TUPLE)) return TSR_OK;
-    uint64_t *shape = tsr_arena_array(f->arena, size->count, sizeof *shape, f->err);
-    if (!shape) return TSR_E_NOMEM;
-    for (size_t i = 0; i < size->count; i++) {
-        if (size->items[i]->kind != TSR_VALUE_INT || size->items[i]->as.integer < 0) return TSR_OK;
-        shape[i] = (uint64_t)size->items[i]->as.integer;
-    }
-    entry->rank = (uint32_t)size->count;
-    entry->shape = shape;
-    return TSR_OK;
-}
-
 /* The name and the path of the walk's place. A module's state_dict() is flat: what lies below a module is one key. */
 static tsr_status take_path(flatten *f, tsr_entry *entry)
 {
@@ -280,17 +234,9 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
 {
     TSR_FAIL_IF(f->entries.count >= f->host->limits.entries || f->entries.count >= UINT32_MAX - 1, f->err, TSR_E_LIMIT,
                 TSR_NO_POSITION, "torch: more than %zu entries (limit entries)", f->entries.count);
-    bool opaque = value->kind == TSR_VALUE_OBJECT || (value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text,
-                                                                                                         TSR_STR("torch.")));
-    tsr_entry entry = {.kind = opaque ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT};
-    if (value->kind == TSR_VALUE_TENSOR) {
-        entry = *value->as.tensor;
-    } else {
-        entry.value = value;
-        entry.type = type_name(value);
-        if (value->kind == TSR_VALUE_OBJECT) TSR_TRY(describe_parts(f, value, &entry));
-        TSR_TRY(tsr_torch_name_inner(value, f->host, &f->naming, f->arena, f->err));
-    }
+    tsr_entry entry = {0};
+    if (value->kind == TSR_VALUE_TENSOR) entry = *value->as.tensor;
+    else TSR_TRY(tsr_torch_leaf(value, f->host, &f->naming, f->arena, &entry, f->err));
     TSR_TRY(take_path(f, &entry));
     uint32_t *existing;
     bool inserted;

@@ -15,6 +15,11 @@
 tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_entry **entries,
                              uint64_t *count, tsr_error *err);
 
+/* torch_leaf.c: fills in the kind, value and type of a leaf that is no dense tensor, and for one of another kind its dtype
+ * and shape; names the tensors inside, with a budget as below. */
+tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, uint64_t *budget, tsr_arena *arena, tsr_entry *entry,
+                          tsr_error *err);
+
 /* torch_inner.c: gives the tensors inside an object their path in it as `fqn` ("0.weight", "indices"), where they have none
  * yet. Takes one from `*budget` for each node looked at, and stops quietly when it is used up. */
 tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, uint64_t *budget, tsr_arena *arena, tsr_error *err);
