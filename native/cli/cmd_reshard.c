@@ -1,0 +1,80 @@
+/* `tessera reshard PATH DEST`: a checkpoint cut anew, as the ranks of another mesh hold it. */
+#include "cli/target_options.h"
+#include "cli/writing.h"
+
+typedef struct reshard_arguments {
+    cli_writing_options writing;
+    cli_target_options target;
+    unsigned to; /* choice: safetensors, torch, dcp */
+} reshard_arguments;
+
+/* DCP where the source is DCP, else what the source is. */
+static tsr_container container_for(const reshard_arguments *arguments, tsr_format format)
+{
+    if (arguments->to) return (tsr_container)(arguments->to - 1);
+    switch (format) {
+    case TSR_FORMAT_DCP: return TSR_TO_DCP;
+    case TSR_FORMAT_DCP_SAFETENSORS:
+    case TSR_FORMAT_SAFETENSORS:
+    case TSR_FORMAT_SAFETENSORS_INDEX: return TSR_TO_SAFETENSORS;
+    default: return TSR_TO_TORCH;
+    }
+}
+
+static bool want(void *ctx, tsr_str fqn)
+{
+    return cli_selects(ctx, fqn);
+}
+
+static tsr_status reshard(cli_writing *w, const reshard_arguments *arguments, tsr_plan **plan, tsr_error *err)
+{
+    tsr_target target;
+    tsr_target_texts texts;
+    tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &texts, &target, err);
+    if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], NULL, &w->source, err);
+    if (status != TSR_OK) return status;
+    w->to = container_for(arguments, w->source.catalog->format);
+    w->is_folder = true;
+    w->has_marker = w->to == TSR_TO_DCP;
+    const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
+    status = tsr_plan_new(w->source.catalog, &target, &options, cli_host(w->program), plan, err);
+    w->plan = *plan;
+    return status == TSR_OK ? cli_write(w, err) : status;
+}
+
+static int run(cli *program, const void *given)
+{
+    const reshard_arguments *arguments = given;
+    const char *path = program->operands.items[0];
+    tsr_error err = {0};
+    tsr_plan *plan = NULL;
+    cli_writing w = {.program = program, .options = &arguments->writing, .what = "resharding", .destination = program->operands.items[1]};
+    w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+    tsr_status status = w.arena ? reshard(&w, arguments, &plan, &err) : TSR_E_NOMEM;
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.store ? path : NULL, &err);
+    cli_writing_close(&w);
+    tsr_plan_free(plan);
+    tsr_arena_free(w.arena);
+    cli_close(&w.source);
+    return result;
+}
+
+static const cli_option options[] = {
+    CLI_TARGET_OPTIONS(reshard_arguments, target),
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what to write (default: dcp for DCP, else the source's own kind)", offsetof(reshard_arguments, to)},
+    CLI_WRITING_OPTIONS(reshard_arguments, writing),
+    {0},
+};
+
+const cli_command cli_reshard = {
+    .name = "reshard",
+    .summary = "writes what each rank of another mesh holds",
+    .operands = "PATH DEST",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nany number of ranks to 3: loading there is one read a tensor and rank\n"
+                "tessera reshard ckpt/ ranks/ --to torch --target target.json\none torch.save file a rank, with DTensors\n",
+    .options = options,
+    .arguments_size = sizeof(reshard_arguments),
+    .run = run,
+};

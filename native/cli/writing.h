@@ -1,0 +1,57 @@
+/* What `convert` and `reshard` share: the destination, its publication, and the report of what was written. */
+#ifndef TSR_CLI_WRITING_H
+#define TSR_CLI_WRITING_H
+
+#include "cli/session.h"
+#include "tessera/convert.h"
+#include "tessera/glob.h"
+#include "tessera/plan.h"
+
+typedef struct cli_writing_options {
+    unsigned objects; /* choice: keep, drop, sidecar, refuse */
+    cli_selection selection;
+    const char *dtype;
+    uint64_t max_memory;
+    bool overwrite, dry_run, json;
+} cli_writing_options;
+
+#define CLI_WRITING_OPTIONS(type, field) \
+    {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(type, field.selection.include)}, \
+    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include", offsetof(type, field.selection.exclude)}, \
+    {"dtype", 0, CLI_TEXT, "DTYPE", "cast floating tensors, correctly rounded", offsetof(type, field.dtype)}, \
+    {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", \
+     "what is no tensor (default: kept for torch and dcp, refused for safetensors); sidecar writes JSON", offsetof(type, field.objects)}, \
+    {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(type, field.max_memory)}, \
+    {"overwrite", 0, CLI_FLAG, NULL, "replace an existing destination, once the new one is complete", offsetof(type, field.overwrite)}, \
+    {"dry-run", 0, CLI_FLAG, NULL, "decide everything, write nothing", offsetof(type, field.dry_run)}, \
+    {"json", 0, CLI_FLAG, NULL, "the tessera.convert/1 document: what was written, cast, copied, left out", offsetof(type, field.json)}
+
+typedef struct cli_writing {
+    cli *program;
+    const cli_writing_options *options;
+    const char *what; /* for the progress line */
+    const char *destination;
+    cli_session source; /* open */
+    tsr_container to;
+    bool is_folder;
+    bool has_marker;          /* a folder whose old content can be replaced at one instant */
+    uint64_t max_shard_size;
+    const tsr_rename *renames; /* or NULL */
+    size_t rename_count;
+    const tsr_plan *plan; /* NULL: convert; else reshard */
+    tsr_arena *arena;
+    tsr_vec obsolete; /* of tsr_str: the replaced checkpoint's files */
+    tsr_output *output, *sidecar;
+    tsr_conversion conversion;
+    double seconds;
+} cli_writing;
+
+/* Writes, checks that the source did not change, publishes, reports. */
+tsr_status cli_write(cli_writing *writing, tsr_error *err);
+/* Closes everything but the source; removes what was not published. */
+void cli_writing_close(cli_writing *writing);
+
+/* On stderr what was written; with --json the document on stdout. */
+tsr_status cli_report_writing(const cli_writing *writing, tsr_error *err);
+
+#endif

@@ -1,0 +1,171 @@
+/* What was written: a line for people, a document for scripts. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/term.h"
+#include "cli/writing.h"
+
+typedef struct tally {
+    uint64_t tensors, objects, left_out, cast, copied, not_weights_only;
+} tally;
+
+static tally count_rows(const tsr_conversion *conversion)
+{
+    tally t = {0};
+    for (uint64_t i = 0; i < conversion->row_count; i++) {
+        const tsr_converted *row = &conversion->rows[i];
+        bool tensor = row->entry->kind == TSR_ENTRY_TENSOR;
+        t.tensors += row->written && tensor;
+        t.objects += row->written && !tensor;
+        t.left_out += !row->written;
+        t.cast += row->cast;
+        t.copied += row->copied;
+        t.not_weights_only += row->written && !tensor && !row->weights_only;
+    }
+    return t;
+}
+
+/* "a, b, c and 12 more" of the rows that `pick` picks. */
+static void name_some(const tsr_conversion *conversion, bool (*pick)(const tsr_converted *row), char *out, size_t capacity)
+{
+    size_t used = 0, named = 0;
+    uint64_t more = 0;
+    *out = '\0';
+    for (uint64_t i = 0; i < conversion->row_count; i++) {
+        const tsr_converted *row = &conversion->rows[i];
+        if (!pick(row)) continue;
+        if (named == 5 || used + row->entry->fqn.size + 40 >= capacity) {
+            more++;
+            continue;
+        }
+        used += (size_t)snprintf(out + used, capacity - used, "%s%.*s", named++ ? ", " : "", TSR_STR_ARG(row->entry->fqn));
+    }
+    if (more) snprintf(out + used, capacity - used, " and %" PRIu64 " more", more);
+}
+
+static bool is_copied(const tsr_converted *row)
+{
+    return row->copied;
+}
+
+static bool needs_full_pickle(const tsr_converted *row)
+{
+    return row->written && row->entry->kind != TSR_ENTRY_TENSOR && !row->weights_only;
+}
+
+static void report_text(const cli_writing *w)
+{
+    char names[1024];
+    tally t = count_rows(&w->conversion);
+    if (t.copied) {
+        name_some(&w->conversion, is_copied, names, sizeof names);
+        cli_warn(w->program, "%s shared storage and %s now: %s", cli_plural(t.copied, "tensor").text,
+                 t.copied == 1 ? "is an independent copy" : "are independent copies", names);
+    }
+    if (t.not_weights_only) {
+        name_some(&w->conversion, needs_full_pickle, names, sizeof names);
+        cli_warn(w->program, "torch.load(weights_only=True) will refuse: %s", names);
+    }
+    if (w->options->json || w->program->globals.quiet) return;
+    fprintf(stderr, "%s ", w->options->dry_run ? "would write" : "wrote");
+    cli_put(stderr, tsr_str_from(w->destination));
+    fprintf(stderr, ": %s", cli_plural(t.tensors, "tensor").text);
+    if (t.objects) fprintf(stderr, ", %s", cli_plural(t.objects, "object").text);
+    fprintf(stderr, ", %s in %s", cli_bytes(w->conversion.byte_total).text, cli_plural(w->conversion.file_count, "file").text);
+    if (t.cast) fprintf(stderr, ", %s cast", cli_number(t.cast).text);
+    if (t.left_out) fprintf(stderr, ", %s left out", cli_number(t.left_out).text);
+    if (!w->options->dry_run && w->seconds > 0) {
+        fprintf(stderr, "; %.2f s, %s/s", w->seconds, cli_bytes((uint64_t)((double)w->conversion.byte_total / w->seconds)).text);
+    }
+    fputc('\n', stderr);
+}
+
+static void put_pair(tsr_json *json, const char *key, tsr_str text)
+{
+    tsr_json_key(json, key);
+    tsr_json_str(json, text);
+}
+
+static void put_row(tsr_json *json, const tsr_conversion *conversion, const tsr_converted *row)
+{
+    const char *from = tsr_dtype_describe(row->entry->dtype)->name;
+    tsr_json_object(json);
+    put_pair(json, "fqn", row->entry->fqn);
+    if (!row->written) {
+        put_pair(json, "left_out", tsr_str_from(row->left_out));
+        tsr_json_object_end(json);
+        return;
+    }
+    if (!tsr_str_equal(row->name, row->entry->fqn)) put_pair(json, "name", row->name);
+    if (row->entry->kind == TSR_ENTRY_TENSOR) {
+        put_pair(json, "dtype", tsr_str_from(tsr_dtype_describe(row->dtype)->name));
+        if (row->cast) put_pair(json, "cast_from", tsr_str_from(from));
+        if (row->file < conversion->file_count) put_pair(json, "file", conversion->files[row->file]);
+        tsr_json_key(json, "bytes");
+        tsr_json_uint(json, row->bytes);
+        if (row->copied) {
+            tsr_json_key(json, "copied");
+            tsr_json_bool(json, true);
+        }
+    } else {
+        tsr_json_key(json, "weights_only");
+        tsr_json_bool(json, row->weights_only);
+    }
+    tsr_json_object_end(json);
+}
+
+static void put_summary(tsr_json *json, const cli_writing *w)
+{
+    tally t = count_rows(&w->conversion);
+    const struct {
+        const char *key;
+        uint64_t count;
+    } counts[] = {{"tensors", t.tensors}, {"objects", t.objects}, {"left_out", t.left_out},
+                  {"cast", t.cast},       {"copied", t.copied},   {"bytes", w->conversion.byte_total}};
+    tsr_json_key(json, "summary");
+    tsr_json_object(json);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        tsr_json_key(json, counts[i].key);
+        tsr_json_uint(json, counts[i].count);
+    }
+    tsr_json_key(json, "seconds");
+    tsr_json_double(json, w->seconds);
+    tsr_json_object_end(json);
+}
+
+static tsr_status report_json(const cli_writing *w, tsr_error *err)
+{
+    static const char *const forms[] = {"safetensors", "torch", "dcp"};
+    tsr_json json;
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    tsr_json_object(&json);
+    put_pair(&json, "schema", TSR_STR("tessera.convert/1"));
+    put_pair(&json, "source", tsr_str_from(w->source.path));
+    put_pair(&json, "destination", tsr_str_from(w->destination));
+    put_pair(&json, "to", tsr_str_from(forms[w->to]));
+    tsr_json_key(&json, "dry_run");
+    tsr_json_bool(&json, w->options->dry_run);
+    put_summary(&json, w);
+    tsr_json_key(&json, "files");
+    tsr_json_array(&json);
+    for (uint32_t f = 0; f < w->conversion.file_count; f++) {
+        tsr_json_object(&json);
+        put_pair(&json, "name", w->conversion.files[f]);
+        tsr_json_key(&json, "bytes");
+        tsr_json_uint(&json, w->conversion.file_sizes[f]);
+        tsr_json_object_end(&json);
+    }
+    tsr_json_array_end(&json);
+    tsr_json_key(&json, "entries");
+    tsr_json_array(&json);
+    for (uint64_t i = 0; i < w->conversion.row_count; i++) put_row(&json, &w->conversion, &w->conversion.rows[i]);
+    tsr_json_array_end(&json);
+    tsr_json_object_end(&json);
+    return tsr_json_finish(&json);
+}
+
+tsr_status cli_report_writing(const cli_writing *w, tsr_error *err)
+{
+    report_text(w);
+    return w->options->json ? report_json(w, err) : TSR_OK;
+}
