@@ -178,7 +178,9 @@ static tsr_status fill_quantized(tsr_torch_build *build, tsr_value *value, tsr_r
                     {"qscheme", tsr_pickle_item(pickle, quantizer, 0)},
                     {channels ? "scales" : "scale", tsr_pickle_item(pickle, quantizer, 1)},
                     {channels ? "zero_points" : "zero_point", tsr_pickle_item(pickle, quantizer, 2)},
-                    {"axis", tsr_pickle_item(pickle, quantizer, 3)}};
+                    {"axis", tsr_pickle_item(pickle, quantizer, 3)},
+                    {"size", tsr_pickle_item(pickle, args, 2)}};
+    size_t count = channels ? 5 : 4;
     tsr_torch_dense *dense;
     tsr_value *data = tsr_value_new(build->arena, TSR_VALUE_NONE, err);
     if (!data) return TSR_E_NOMEM;
@@ -187,7 +189,8 @@ static tsr_status fill_quantized(tsr_torch_build *build, tsr_value *value, tsr_r
     bool packed = dtype == TSR_QUINT4X2 || dtype == TSR_QUINT2X4; /* several elements a byte: the bytes are shown */
     TSR_TRY(packed ? tsr_torch_bare_storage(build, storage, &dense, err)
                    : tsr_torch_rebuild(build, TSR_TORCH_REBUILD_QUANTIZED, args, &dense, err));
-    TSR_TRY(fill_parts(build, value, TSR_STR("torch.quantized"), parts, channels ? 5 : 4, out, err));
+    if (packed) parts[count++] = parts[5];
+    TSR_TRY(fill_parts(build, value, TSR_STR("torch.quantized"), parts, count, out, err));
     tsr_torch_set_tensor(data, dense);
     out->items[1] = data;
     out->next = 1; /* the first part is there already */
