@@ -446,6 +446,64 @@ def test_convert_shards_renames_and_sidecar(t):
 
 
 @test
+def test_replacing_a_dcp_folder(t):
+    first, second = sample("torch_train_state")[0], sample("dcp_fsdp2")
+    t.run("convert", first, t.at("d"), "--to", "dcp", "-q")
+    t.run("convert", second[0], t.at("d"), "--to", "dcp", status=2)
+    t.run("convert", second[0], t.at("d"), "--to", "dcp", "--overwrite", "-q")
+    need(sorted(os.listdir(t.at("d"))) == [".metadata", "__0_1.distcp"], os.listdir(t.at("d")))
+    t.run("diff", second[0], t.at("d"), "--values")
+    t.run("validate", t.at("d"), "--deep", "--fail-on", "warning")
+
+
+@test
+def test_round_trips(t):
+    path, want = sample("dcp_fsdp2")
+    t.run("convert", path, t.at("m.pt"), "-q")
+    t.run("convert", t.at("m.pt"), t.at("d"), "--to", "dcp", "-q")
+    for made in ("m.pt", "d"):
+        t.run("diff", path, t.at(made), "--values")
+        t.run("validate", "--deep", t.at(made))
+
+
+@test
+def test_reshard(t):
+    path, want = sample("dcp_fsdp2")
+    for to, form in (("dcp", "dcp"), ("torch", "torch-ranks"), ("safetensors", "dcp-safetensors")):
+        extra = ["--objects", "drop"] if to == "safetensors" else []
+        doc = t.json("reshard", path, t.at(to), "--mesh", "dp=3", "--placements", "shard(0)", "--to", to, "--json", *extra)
+        need(doc["summary"]["tensors"] == len(want["entries"]), doc["summary"])
+        got = t.json("inspect", t.at(to), "--json", "--hash", "sha256")
+        need(got["format"] == form, got["format"])
+        digests = {e["fqn"]: e["hash"]["digest"] for e in got["entries"] if e["kind"] == "tensor"}
+        need(digests == {k: w["sha256"] for k, w in want["entries"].items()}, f"--to {to}: other bytes")
+        t.run("validate", "--deep", t.at(to))
+        t.run("reshard", path, t.at(to), "--mesh", "dp=3", "--placements", "shard(0)", "--to", to, *extra, status=2)
+    wide = next(e for e in t.json("inspect", t.at("dcp"), "--json")["entries"] if e["shape"] and e["shape"][0] > 3)
+    need(all(c["sizes"][0] <= -(-wide["shape"][0] // 3) for c in wide["chunks"]), wide["chunks"])
+    p = t.run("reshard", path, t.at("torch"), "--mesh", "2", "--placements", "shard(0)", "--to", "torch", "--overwrite", status=2)
+    need(b"remove" in p.stderr, p.stderr)
+    t.run("reshard", path, t.at("dcp"), "--mesh", "2", "--placements", "shard(0)", "--overwrite", "-q")
+    t.run("diff", path, t.at("dcp"), "--values")
+    need(not os.path.exists(t.at("none")), "")
+    t.run("reshard", path, t.at("none"), "--mesh", "2", "--placements", "shard(0)", "--dry-run", "-q")
+    need(not os.path.exists(t.at("none")), "--dry-run wrote")
+
+
+@test
+def test_output_is_the_same_for_any_number_of_threads(t):
+    path, _ = sample("torch_train_state")
+    for to in ("dcp", "torch", "safetensors"):
+        made = []
+        for threads in (1, 4):
+            out = t.at(f"{to}{threads}")
+            t.run("convert", path, out, "--to", to, "--threads", threads, "-q", *(["--objects", "drop"] if to == "safetensors" else []))
+            files = [out] if os.path.isfile(out) else [os.path.join(out, f) for f in sorted(os.listdir(out))]
+            made.append([open(f, "rb").read() for f in files])
+        need(made[0] == made[1], f"--to {to}: bytes depend on the number of threads")
+
+
+@test
 def test_plan_covers_every_rank(t):
     path, want = sample("dcp_fsdp2")
     doc = t.json("plan", path, "--mesh", "dp=3,tp=2", "--placements", "shard(0),replicate", "--items")
