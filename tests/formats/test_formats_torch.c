@@ -435,11 +435,50 @@ static void fail_at_every_allocation(const char *folder, const char *const *file
 static void test_formats_torch__failing_allocations_end_cleanly(void **state)
 {
     (void)state;
-    fail_at_every_allocation("torch_plain", (const char *const[]){"model.pt", NULL});
-    fail_at_every_allocation("torch_module", (const char *const[]){"module.pt", NULL});
-    fail_at_every_allocation("torch_legacy_dtypes", (const char *const[]){"dtypes.pt", NULL});
+    static const char *const files[][2] = {
+        {"torch_plain", "model.pt"},     {"torch_module", "module.pt"},       {"torch_legacy_dtypes", "dtypes.pt"},
+        {"torch_classes", "classes.pt"}, {"torch_quantized", "quantized.pt"}, {"torch_sparse", "sparse.pt"},
+        {"torch_nested", "nested.pt"},   {"torch_storages", "storages.pt"},   {"torch_subclasses", "subclasses.pt"},
+        {"torch_big_endian", "model.pt"}};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        fail_at_every_allocation(files[i][0], (const char *const[]){files[i][1], NULL});
     fail_at_every_allocation("torch_ranks_uneven_strided", (const char *const[]){"rank0.pt", "rank1.pt", NULL});
+    fail_at_every_allocation("torch_ranks_fsdp1_sharded", (const char *const[]){"rank0.pt", "rank1.pt", NULL});
     fail_at_every_allocation("torch_bin_index", goldens[22].files);
+}
+
+static unsigned reads_left;
+static tsr_status (*plain_read)(tsr_store *, uint32_t, uint64_t, void *, size_t, tsr_error *);
+
+static tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    if (reads_left == 0) return tsr_raise(err, TSR_E_IO, offset, "the disk is gone");
+    reads_left--;
+    return plain_read(store, file, offset, buffer, size, err);
+}
+
+static void test_formats_torch__failing_reads_end_cleanly(void **state)
+{
+    (void)state;
+    static const size_t which[] = {5, 12, 22, 25}; /* legacy, zip, index, ranks */
+    for (size_t i = 0; i < sizeof which / sizeof which[0]; i++) {
+        sample s = {.count = 0};
+        tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+        tsr_checkpoint *checkpoint = NULL;
+        for (const char *const *f = goldens[which[i]].files; *f; f++) sample_add_file(&s, goldens[which[i]].folder, *f);
+        assert_int_equal(sample_open(&s, &tsr_allocator_libc), TSR_OK);
+        plain_read = s.store->read_at;
+        s.store->read_at = failing_read;
+        s.store->map = NULL;
+        for (unsigned n = 0; !checkpoint; n++) {
+            tsr_error err = {0};
+            reads_left = n;
+            tsr_status status = tsr_checkpoint_open(s.store, &host, NULL, &checkpoint, &err);
+            if (status != TSR_OK && status != TSR_E_IO) fail_msg("%s, read %u: %s", goldens[which[i]].folder, n, err.message);
+        }
+        tsr_checkpoint_close(checkpoint);
+        sample_close(&s);
+    }
 }
 
 static void test_formats_torch__every_truncation_ends_in_an_error(void **state)
@@ -475,6 +514,7 @@ int main(void)
         cmocka_unit_test(test_formats_torch__extents_cover_members_and_storages),
         cmocka_unit_test(test_formats_torch__a_callback_can_stop_the_extents),
         cmocka_unit_test(test_formats_torch__failing_allocations_end_cleanly),
+        cmocka_unit_test(test_formats_torch__failing_reads_end_cleanly),
         cmocka_unit_test(test_formats_torch__every_truncation_ends_in_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
