@@ -21,7 +21,7 @@ def tests(picked):
         if not (file.startswith("test_") and file.endswith(".py")):
             continue
         module = importlib.import_module(file[:-3])
-        for name, function in vars(module).items():
+        for name, function in list(vars(module).items()):
             if name.startswith("test_") and callable(function) and (not picked or any(p in f"{file[:-3]}.{name}" for p in picked)):
                 yield f"{file[:-3]}.{name}", function
 

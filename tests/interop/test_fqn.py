@@ -1,0 +1,113 @@
+"""`tessera fqn` against PyTorch's _get_fqns over random trees in random wrapping."""
+import json
+import os
+import random
+import sys
+
+from harness import ROOT
+
+sys.path.insert(0, os.path.join(ROOT, "samples"))
+ROUNDS = 60 if os.environ.get("TSR_TEST_FULL") else 12
+NAMES = ["module", "_orig_mod", "fc", "layers", "0", "1", "weight_holder", "_fsdp", "emb"]
+
+
+def random_tree(r, depth=0):
+    from torch import nn
+    import torch
+
+    class Extra(nn.Module):
+        def get_extra_state(self):
+            return 1
+
+        def set_extra_state(self, state):
+            pass
+
+    class Modified(nn.Module):
+        def _fqn_modifiers(self):
+            inner = self._modules["hidden"]
+            return {n: "hidden" for n in [*inner._parameters, *inner._modules]}
+
+    kind = r.random()
+    node = Extra() if kind < 0.15 else Modified() if kind < 0.25 else nn.Module()
+    for i in range(r.randrange(1, 3)):
+        node.register_parameter(f"p{i}", nn.Parameter(torch.zeros(r.randrange(1, 4)), requires_grad=r.random() > 0.2))
+    if r.random() < 0.4:
+        node.register_buffer("buf", torch.zeros(2), persistent=r.random() < 0.5)
+    for name in r.sample(NAMES, r.randrange(0, 3 if depth < 3 else 1)):
+        node.add_module(name, random_tree(r, depth + 1))
+    if isinstance(node, Modified):
+        node.hidden = random_tree(r, depth + 1)
+    for child in list(node.children()):
+        if r.random() < 0.15 and not hasattr(node, "again"):
+            node.add_module("again", child)  # a shared module
+        elif r.random() < 0.1:
+            node.register_parameter("tied", next(child.parameters()))
+    return node
+
+
+def wrap(r, node):
+    import torch
+    from torch._dynamo.eval_frame import OptimizedModule
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    seen = {}
+    for name, child in list(node._modules.items()):
+        if child not in seen:
+            seen[child] = wrap(r, child)
+        node._modules[name] = seen[child]
+    for _ in range(2):
+        kind = r.random()
+        if kind < 0.12 and not isinstance(node, OptimizedModule):
+            node = torch.compile(node)
+        elif kind < 0.24:
+            node = checkpoint_wrapper(node)
+        elif kind < 0.3 and any(p.requires_grad for p in node.parameters()):
+            node = DDP(node)
+    return node
+
+
+def odd_names(r, names):
+    for n in names:
+        parts = n.split(".")
+        at = r.randrange(len(parts) + 1)
+        yield ".".join(parts[:at] + [r.choice(["module", "_orig_mod", "_checkpoint_wrapped_module", "_extra_state", "", "p0", "nosuch"])] + parts[at:])
+        yield ".".join(p for i, p in enumerate(parts) if i != at)
+
+
+def ask(get_fqns, model, name):
+    try:
+        return get_fqns(model, name)
+    except (AttributeError, AssertionError, RuntimeError):
+        return None
+
+
+def test_random_trees(t):
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict import _get_fqns, _iterate_valid_model_state
+    from describe_modules import modules_document
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ["MASTER_PORT"] = str(29800 + os.getpid() % 1000)
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    try:
+        for seed in range(ROUNDS):
+            r = random.Random(seed)
+            model = wrap(r, random_tree(r))
+            path = t.at("modules.json")
+            json.dump(modules_document(model), open(path, "w"))
+            items = [n for n, _ in _iterate_valid_model_state(model)]
+            wants = {n: ask(_get_fqns, model, n) for n in [*items, *odd_names(r, items[:6])]}
+            if all(wants[n] is not None for n in items):
+                listed = t.json("fqn", path, "--json")["names"]
+                assert [n["raw"] for n in listed] == items, f"seed {seed}: {[n['raw'] for n in listed]} but PyTorch has {items}"
+                for n in listed:
+                    assert set(n["fqns"]) == wants[n["raw"]], f"seed {seed}: {n}"
+            else:
+                t.run("fqn", path, "--json", status=2)
+            for name, want in list(wants.items())[-12:]:
+                if want is None:
+                    t.run("fqn", path, "--json", "--", name, status=2)
+                else:
+                    got = t.json("fqn", path, "--json", "--", name)["names"][0]["fqns"]
+                    assert set(got) == want, f"seed {seed}: {name!r} gave {got}, PyTorch {want}"
+    finally:
+        dist.destroy_process_group()
