@@ -6,7 +6,7 @@
 #include "tessera/map.h"
 
 /* The mappings of a module's state: the walk takes them one after the other. */
-enum { PARAMETERS, BUFFERS, MODULES, MODULE_PARTS, ATTRIBUTES_MAX = 4096 };
+enum { PARAMETERS, BUFFERS, MODULES, MODULE_PARTS, ATTRIBUTES_MAX = 4096, LONG_PATH = 64 };
 static const char *const module_parts[MODULE_PARTS] = {"_parameters", "_buffers", "_modules"};
 
 typedef struct level {
@@ -277,6 +277,7 @@ static void leave(flatten *f)
 static tsr_status visit(flatten *f, const tsr_value *value)
 {
     bool deeper;
+    if (f->path.count > LONG_PATH) f->visited += f->path.count; /* each name is as long as its path */
     TSR_FAIL_IF(++f->visited > f->host->limits.expansion, f->err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "torch: shared values stand for more than %llu nodes (limit expansion)",
                 (unsigned long long)f->host->limits.expansion);

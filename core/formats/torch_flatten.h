@@ -21,7 +21,8 @@ tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, uint64_t
                           tsr_error *err);
 
 /* torch_inner.c: gives the tensors inside an object their path in it as `fqn` ("0.weight", "indices"), where they have none
- * yet. Takes one from `*budget` for each node looked at, and stops quietly when it is used up. */
+ * yet. Takes one from `*budget` for each node looked at; stops quietly when it is used up, and where names grow beyond a
+ * kilobyte. */
 tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, uint64_t *budget, tsr_arena *arena, tsr_error *err);
 
 #endif

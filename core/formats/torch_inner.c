@@ -2,6 +2,8 @@
 #include "base/try.h"
 #include "formats/torch_flatten.h"
 
+enum { LONGEST_NAME = 1024 }; /* what lies deeper stays without a name */
+
 typedef struct inside {
     const tsr_value *value;
     tsr_str name;
@@ -53,6 +55,7 @@ static tsr_status visit(tsr_vec *stack, uint64_t *budget, tsr_arena *arena, tsr_
         if (!entry->fqn.data) entry->fqn = top.name;
         return TSR_OK;
     }
+    if (top.name.size > LONGEST_NAME) return TSR_OK;
     size_t step = top.value->kind == TSR_VALUE_DICT ? 2 : 1;
     for (size_t i = step - 1; i < top.value->count && *budget; i += step) {
         --*budget;

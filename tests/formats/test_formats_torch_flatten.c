@@ -180,6 +180,27 @@ static void test_formats_torch_flatten__what_stands_for_too_much_is_refused(void
     }
 }
 
+/* {"b": 1, "a": {"b": 1, "a": …}}: every name is as long as its depth. */
+static void test_formats_torch_flatten__names_that_grow_with_depth_are_bounded(void **state)
+{
+    (void)state;
+    enum { DEPTH = 1000 };
+    static char pickle[DEPTH * 20];
+    opened o;
+    size_t used = 0;
+    for (int i = 0; i < DEPTH; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "(dS'b'\nI1\nsS'a'\n");
+    used += (size_t)snprintf(pickle + used, sizeof pickle - used, "I1\n");
+    for (int i = 0; i < DEPTH; i++) pickle[used++] = 's';
+    memcpy(pickle + used, ".", 2);
+    open_pickle(&o, pickle, 100000);
+    assert_int_equal(o.status, TSR_E_LIMIT);
+    drop(&o);
+    open_pickle(&o, pickle, 0);
+    assert_int_equal(o.status, TSR_OK);
+    assert_int_equal(o.catalog->entry_count, DEPTH + 1);
+    drop(&o);
+}
+
 /* Lists of lists: each is looked through once, and one that holds only lists is a leaf. */
 static void test_formats_torch_flatten__shared_lists_are_looked_through_once(void **state)
 {
@@ -209,6 +230,7 @@ int main(void)
         cmocka_unit_test(test_formats_torch_flatten__a_modules_names_are_one_key),
         cmocka_unit_test(test_formats_torch_flatten__colliding_names_are_refused_with_both_paths),
         cmocka_unit_test(test_formats_torch_flatten__what_stands_for_too_much_is_refused),
+        cmocka_unit_test(test_formats_torch_flatten__names_that_grow_with_depth_are_bounded),
         cmocka_unit_test(test_formats_torch_flatten__shared_lists_are_looked_through_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
