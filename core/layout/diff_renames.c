@@ -81,9 +81,9 @@ static tsr_status key_prefixes(search *s, bool whole_side, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status key_components(search *s, bool unused, tsr_error *err)
+static tsr_status key_components(search *s, bool whole_side, tsr_error *err)
 {
-    (void)unused;
+    (void)whole_side;
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < s->counts[side]; i++) {
             tsr_str name = s->sides[side][i].name;
@@ -100,9 +100,9 @@ static tsr_status key_components(search *s, bool unused, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status key_last(search *s, bool unused, tsr_error *err)
+static tsr_status key_last(search *s, bool whole_side, tsr_error *err)
 {
-    (void)unused;
+    (void)whole_side;
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < s->counts[side]; i++) {
             tsr_str name = s->sides[side][i].name, none = {NULL, 0};
