@@ -1,11 +1,9 @@
-/* The C side of the WebAssembly module; see shim.h. */
+/* Memory, errors, handles and stores of the module; see shim.h. */
 #include "shim.h"
 
 #include <stdlib.h>
 
-#include "tessera/checkpoint.h"
-#include "tessera/document.h"
-#include "tessera/validate.h"
+#include "handles.h"
 
 /* ---- memory and errors ---- */
 
@@ -15,67 +13,90 @@ TSR_EXPORT(tessera_error_size) uint32_t tessera_error_size(void) { return sizeof
 TSR_EXPORT(tessera_error_message) const char *tessera_error_message(const tsr_error *err) { return err->message; }
 TSR_EXPORT(tessera_error_status) const char *tessera_error_status(const tsr_error *err) { return tsr_status_name(err->status); }
 TSR_EXPORT(tessera_error_position) uint64_t tessera_error_position(const tsr_error *err) { return err->byte_position; }
-
-static tsr_host host_of_module(void)
+TSR_EXPORT(tessera_dtype_name) const char *tessera_dtype_name(uint32_t dtype)
 {
-    return (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    return tsr_dtype_describe(dtype < TSR_DTYPE_COUNT ? (tsr_dtype)dtype : TSR_DTYPE_NONE)->name;
 }
 
-/* ---- handles ----
- * A handle is a slot number + 1; slots are reused. They exist so that a stale or foreign number is refused instead of
- * followed as a pointer. */
+/* ---- handles: a slot number + 1; slots are reused ---- */
 
-typedef struct opened {
-    tsr_store store; /* first: the store's functions cast back */
-    uint32_t store_number;
-    tsr_host host;
-    tsr_arena *names;
-    tsr_checkpoint *checkpoint;
-    bool validated;
-} opened;
+typedef struct slot {
+    handle_kind kind; /* 0: free */
+    void *item;
+    void (*release)(void *item);
+    uint32_t owners[2];
+} slot;
 
-static opened **slots;
+static slot *slots;
 static uint32_t slot_count;
 
-static uint32_t add_handle(opened *item, tsr_error *err)
+static uint32_t free_slot(tsr_error *err)
 {
     for (uint32_t i = 0; i < slot_count; i++) {
-        if (!slots[i]) {
-            slots[i] = item;
-            return i + 1;
-        }
+        if (!slots[i].kind) return i + 1;
     }
-    opened **grown = realloc(slots, (slot_count + 1) * sizeof *slots);
+    slot *grown = realloc(slots, (slot_count + 1) * sizeof *slots);
     if (!grown) {
         tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a handle");
         return 0;
     }
     slots = grown;
-    slots[slot_count++] = item;
-    return slot_count;
+    return ++slot_count;
 }
 
-static opened *item_of(uint32_t handle, tsr_error *err)
+uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *item), uint32_t owner, uint32_t other_owner,
+                            tsr_error *err)
 {
-    if (handle > 0 && handle <= slot_count && slots[handle - 1]) return slots[handle - 1];
-    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no checkpoint is open under handle %u", (unsigned)handle);
+    const uint32_t handle = free_slot(err);
+    if (handle) slots[handle - 1] = (slot){kind, item, release, {owner, other_owner}};
+    else release(item);
+    return handle;
+}
+
+void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err)
+{
+    static const char *const names[] = {"", "checkpoint", "outline", "tally", "diff"};
+    if (handle > 0 && handle <= slot_count && slots[handle - 1].kind == kind) return slots[handle - 1].item;
+    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no %s is open under handle %u", names[kind], (unsigned)handle);
     return NULL;
 }
 
 TSR_EXPORT(tessera_open_count) uint32_t tessera_open_count(void)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < slot_count; i++) count += slots[i] != NULL;
+    for (uint32_t i = 0; i < slot_count; i++) count += slots[i].kind != 0;
     return count;
+}
+
+static void release_slot(slot *s)
+{
+    s->release(s->item);
+    *s = (slot){0};
+}
+
+/* Closes a thing of any kind, and what was made from it. Unknown handles are left alone. */
+TSR_EXPORT(tessera_close) void tessera_close(uint32_t handle)
+{
+    if (handle == 0 || handle > slot_count || !slots[handle - 1].kind) return;
+    for (uint32_t i = 0; i < slot_count; i++) {
+        if (slots[i].kind && (slots[i].owners[0] == handle || slots[i].owners[1] == handle)) release_slot(&slots[i]);
+    }
+    release_slot(&slots[handle - 1]);
 }
 
 /* ---- stores ---- */
 
 static tsr_status host_read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
-    if (tsr_read(((opened *)store)->store_number, file, offset, buffer, (uint32_t)size) == 0) return TSR_OK;
-    return tsr_raise(err, TSR_E_IO, offset, "%u bytes of %.*s cannot be read", (unsigned)size,
-                     TSR_STR_ARG(store->files[file].name));
+    const uint32_t number = ((opened *)store)->store_number;
+    for (size_t done = 0; done < size;) {
+        const size_t part = size - done < TESSERA_READ_BYTES ? size - done : TESSERA_READ_BYTES;
+        if (tsr_read(number, file, offset + done, (char *)buffer + done, (uint32_t)part) != 0) {
+            return tsr_raise(err, TSR_E_IO, offset + done, "%zu bytes of %.*s cannot be read", part, TSR_STR_ARG(store->files[file].name));
+        }
+        done += part;
+    }
+    return TSR_OK;
 }
 
 static tsr_status take_files(opened *item, const tessera_file *files, uint32_t count, uint32_t primary, tsr_error *err)
@@ -97,9 +118,9 @@ static tsr_status take_files(opened *item, const tessera_file *files, uint32_t c
     return TSR_OK;
 }
 
-static void free_item(opened *item)
+static void free_opened(void *pointer)
 {
-    if (!item) return;
+    opened *item = pointer;
     tsr_checkpoint_close(item->checkpoint);
     tsr_arena_free(item->names);
     free(item);
@@ -114,106 +135,30 @@ TSR_EXPORT(tessera_open) uint32_t tessera_open(uint32_t store, const tessera_fil
         tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
         return 0;
     }
-    uint32_t handle = 0;
     item->store_number = store;
-    item->host = host_of_module();
+    item->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     item->names = tsr_arena_new(item->host.allocator, 0, err);
     if (item->names && take_files(item, files, count, primary, err) == TSR_OK &&
         tsr_checkpoint_open(&item->store, &item->host, NULL, &item->checkpoint, err) == TSR_OK) {
-        handle = add_handle(item, err);
+        return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, 0, 0, err);
     }
-    if (!handle) free_item(item);
-    return handle;
+    free_opened(item);
+    return 0;
 }
 
-TSR_EXPORT(tessera_close) void tessera_close(uint32_t handle)
+const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err)
 {
-    opened *item = item_of(handle, NULL);
-    if (!item) return;
-    free_item(item);
-    slots[handle - 1] = NULL;
-}
-
-/* ---- documents ---- */
-
-typedef struct document {
-    char *data;
-    size_t size;
-    size_t capacity;
-} document;
-
-static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *err)
-{
-    document *doc = ctx;
-    if (size > doc->capacity - doc->size) {
-        size_t capacity = doc->capacity * 2 > doc->size + size ? doc->capacity * 2 : doc->size + size + 4096;
-        char *grown = realloc(doc->data, capacity);
-        if (!grown) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a document of %zu bytes", capacity);
-        doc->data = grown;
-        doc->capacity = capacity;
-    }
-    memcpy(doc->data + doc->size, data, size);
-    doc->size += size;
-    return TSR_OK;
-}
-
-static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json *json, tsr_error *err)
-{
-    tsr_findings *findings = tsr_checkpoint_findings(item->checkpoint);
-    tsr_ring *ring = NULL;
-    tsr_status status = TSR_OK;
-    if (!item->validated) status = tsr_validate_catalog(tsr_checkpoint_catalog(item->checkpoint), &item->host, findings, err);
-    item->validated = true;
-    if (deep && status == TSR_OK) status = tsr_ring_new(&item->host, 0, &ring, err);
-    if (deep && status == TSR_OK) status = tsr_check_deep(item->checkpoint, ring, NULL, err);
-    tsr_ring_free(ring);
-    tsr_path_findings one = {path, findings};
-    return status == TSR_OK ? tsr_document_findings(&one, 1, json) : status;
-}
-
-static tsr_status write_document(opened *item, uint32_t kind, tsr_str path, tsr_json *json, tsr_error *err)
-{
-    tsr_inspect_options options = {.path = path};
-    tsr_selection all = {0};
-    switch (kind) {
-    case TESSERA_INSPECT: return tsr_document_inspect(item->checkpoint, &options, json, err);
-    case TESSERA_FINDINGS:
-    case TESSERA_FINDINGS_DEEP: return write_findings(item, path, kind == TESSERA_FINDINGS_DEEP, json, err);
-    case TESSERA_LAYOUT:
-        return tsr_document_layout(tsr_checkpoint_catalog(item->checkpoint), &all, true, &item->host, json, err);
-    default: return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no document has the kind %u", (unsigned)kind);
-    }
-}
-
-/* A JSON document (tessera_document_kind) about a checkpoint; `path` is what it says under "path". The result is freed
- * with tessera_document_free; data and size are borrowed from it. */
-TSR_EXPORT(tessera_document)
-document *tessera_document(uint32_t handle, uint32_t kind, const char *path, uint32_t path_size, tsr_error *err)
-{
-    opened *item = item_of(handle, err);
-    document *doc = item ? calloc(1, sizeof *doc) : NULL;
-    tsr_json *json = doc ? calloc(1, sizeof *json) : NULL;
-    tsr_status status = json ? TSR_OK : TSR_E_NOMEM;
-    if (json) {
-        tsr_json_start(json, append, doc, 1, err);
-        status = write_document(item, kind, (tsr_str){path, path_size}, json, err);
-        if (status == TSR_OK) status = tsr_json_finish(json);
-    } else {
-        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    }
-    free(json);
-    if (status == TSR_OK) return doc;
-    if (doc) free(doc->data);
-    free(doc);
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
+    if (index < catalog->entry_count) return &catalog->entries[index];
+    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no entry has the number %u; there are %llu", (unsigned)index,
+              (unsigned long long)catalog->entry_count);
     return NULL;
 }
 
-TSR_EXPORT(tessera_document_data) const char *tessera_document_data(const document *doc) { return doc->data; }
-TSR_EXPORT(tessera_document_size) uint32_t tessera_document_size(const document *doc) { return (uint32_t)doc->size; }
-
-TSR_EXPORT(tessera_document_free) void tessera_document_free(document *doc)
+/* The number of an entry, or 0xffffffff. */
+TSR_EXPORT(tessera_find) uint32_t tessera_find(uint32_t handle, const char *fqn, uint32_t fqn_size)
 {
-    if (!doc) return;
-    free(doc->data);
-    free(doc);
+    const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, NULL);
+    const tsr_entry *entry = item ? tsr_checkpoint_entry(item->checkpoint, (tsr_str){fqn, fqn_size}) : NULL;
+    return entry ? (uint32_t)(entry - tsr_checkpoint_catalog(item->checkpoint)->entries) : UINT32_MAX;
 }

@@ -1,18 +1,23 @@
-/* The module's boundary: what JavaScript calls, with u32 handles, and the one function it lends.
+/* The module's boundary: what JavaScript calls, and the one function it lends.
  *
  *   page/worker/Node ── tessera_*() ──▶ shim ── core/include ──▶ core
  *                    ◀── tsr_read() ──
  *
- * Every function that can fail takes a tsr_error that the caller allocated (tessera_error_size bytes, zeroed) and returns 0
- * on failure unless it says otherwise. Sizes and offsets of files are 64 bits. Pointers are offsets into the memory. */
+ * Things that are opened are known by u32 handles; a stale or foreign number, or one of another kind, is refused. Closing a
+ * checkpoint closes what was made from it. Every function that can fail takes a tsr_error that the caller allocated
+ * (tessera_error_size bytes, zeroed) and returns 0 on failure unless it says otherwise. Pointers are u32 offsets into the
+ * memory; file sizes and offsets are 64 bits. tessera.js beside this file is the caller. */
 #ifndef TSR_WASM_SHIM_H
 #define TSR_WASM_SHIM_H
 
-#include "tessera/status.h"
+#include "tessera/checkpoint.h"
 
 #define TSR_EXPORT(name) __attribute__((export_name(#name)))
+#pragma clang diagnostic ignored "-Wmissing-prototypes" /* exports are called from JavaScript only */
 
-/* The host's: fills [pointer, pointer + size) from `file` of the store `store`; 0 when it could. */
+/* The host's: fills [pointer, pointer + size) from `file` of the store `store`; 0 when it could. A read is at most
+ * TESSERA_READ_BYTES, so that the host can tell how far a long one is. */
+#define TESSERA_READ_BYTES ((size_t)4 << 20)
 __attribute__((import_module("env"), import_name("tsr_read"))) extern uint32_t tsr_read(uint32_t store, uint32_t file,
                                                                                        uint64_t offset, void *pointer, uint32_t size);
 
@@ -23,11 +28,7 @@ typedef struct tessera_file {
     uint64_t size;
 } tessera_file;
 
-typedef enum tessera_document_kind {
-    TESSERA_INSPECT = 1,
-    TESSERA_FINDINGS = 2,
-    TESSERA_FINDINGS_DEEP = 3, /* reads every byte */
-    TESSERA_LAYOUT = 4
-} tessera_document_kind;
+/* What a step of a job says: 0 is an error. */
+enum { TESSERA_MORE = 1, TESSERA_DONE = 2 };
 
 #endif

@@ -1,66 +1,94 @@
-/** The WebAssembly module and the native program say the same of every sample; the exports are those listed; nothing leaks. */
+/** The WebAssembly module and the native program say the same of every sample; the exports are those listed; the outline
+ *  agrees with the names; a stale handle is refused; nothing leaks. Usage: run.mjs [--tessera PROGRAM] */
 import fs from "node:fs";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
-import { Tessera } from "./tessera.mjs";
+import { Tessera } from "../../wasm/tessera.js";
+import { filesOf } from "../../wasm/node.js";
+import { testOutlines } from "./outline.mjs";
+import { check, report, test } from "./harness.mjs";
 
 const root = fileURLToPath(new URL("../..", import.meta.url));
-const wasm = path.join(root, "build/wasm/bin/tessera.wasm");
-const native = path.join(root, "build/release/bin/tessera");
+const at = process.argv.indexOf("--tessera");
+const native = at > 0 ? path.resolve(process.argv[at + 1]) : path.join(root, "build/release/bin/tessera");
 const samples = path.join(root, "samples/checkpoints");
-let passed = 0, failed = 0;
+const bytes = fs.readFileSync(path.join(root, "build/wasm/bin/tessera.wasm"));
+const module = await WebAssembly.compile(bytes);
+const tessera = await Tessera.load(module);
 
-function test(name, body) {
+/** What each golden beside the samples is about: a folder or a file. */
+const targets = fs.readdirSync(samples).filter((n) => n.endsWith(".expect.json")).map((n) => {
+  const expected = JSON.parse(fs.readFileSync(path.join(samples, n), "utf8"));
+  return path.join(samples, expected.path ?? n.slice(0, -".expect.json".length));
+});
+
+/** A file that stands for a set (an index, .metadata) is opened with its folder, as the command line does. */
+function sourceOf(target) {
+  const standsForSet = fs.statSync(target).isFile() && (target.endsWith(".json") || path.basename(target) === ".metadata");
+  if (!standsForSet) return filesOf(target);
+  const source = filesOf(path.dirname(target));
+  return { ...source, files: source.files.filter((f) => !f.name.includes("/")), options: { primary: path.basename(target) } };
+}
+
+function withOpened(target, body) {
+  const source = sourceOf(target);
+  let opened;
   try {
-    body();
-    passed++;
-  } catch (e) {
-    failed++;
-    console.log(`FAIL ${name}: ${e.message}`);
+    opened = tessera.open(source.files, source.options);
+    return body(opened);
+  } finally {
+    opened?.close();
+    source.close();
   }
 }
 
 function same(a, b, what) {
   if (a === b) return;
-  const at = [...a].findIndex((c, i) => c !== b[i]);
-  throw new Error(`${what} differ at character ${at}: native …${a.slice(at - 60, at + 60)}… wasm …${b.slice(at - 60, at + 60)}…`);
+  const n = [...a].findIndex((c, i) => c !== b[i]);
+  throw new Error(`${what} differ at character ${n}: native …${a.slice(Math.max(0, n - 60), n + 60)}… wasm …${b.slice(Math.max(0, n - 60), n + 60)}…`);
 }
 
-function nativeDocument(args) {
-  const p = spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
-  return { text: p.stdout, error: p.stderr, refused: p.status === 2 };
+function errorOf(body) {
+  try {
+    body();
+  } catch (e) {
+    return e;
+  }
+  throw new Error("nothing was refused");
 }
+const refusalOf = (body) => errorOf(body).message;
 
-/** What each golden beside the samples is about: a folder or a file. */
-function checkpoints() {
-  return fs.readdirSync(samples).filter((n) => n.endsWith(".expect.json")).map((n) => {
-    const expected = JSON.parse(fs.readFileSync(path.join(samples, n), "utf8"));
-    return path.join(samples, expected.path ?? n.slice(0, -".expect.json".length));
-  });
-}
+/** The module has no zstd: it lists such checkpoints, and says of each compressed item in these words that it was not read. */
+const ZSTD = "this build has no zstd";
+const compressed = (target) => /dcp_zstd/.test(target);
 
-const module = await Tessera.load(wasm);
-
-for (const target of checkpoints()) {
-  const shown = path.relative(root, target);
-  for (const [kind, args] of [[1, ["inspect", target, "--json"]], [2, ["validate", target, "--format", "json"]], [3, ["validate", target, "--deep", "--format", "json"]]]) {
-    test(`${shown} ${args.filter((a) => a !== target).join(" ")}`, () => {
-      const theirs = nativeDocument(args);
-      let handle, ours, refusal;
+const documents = [
+  ["inspect", (t) => ["inspect", t, "--json"]],
+  ["findings", (t) => ["validate", t, "--format", "json"]],
+  ["findings-deep", (t) => ["validate", "--deep", t, "--format", "json"]],
+];
+for (const target of targets) {
+  for (const [kind, args] of documents) {
+    test(`${path.relative(root, target)} ${kind}`, () => {
+      const p = spawnSync(native, args(target), { encoding: "utf8", maxBuffer: 1 << 28 });
+      check(p.error === undefined, `${native} does not run: ${p.error}`);
+      let ours, refusal;
       try {
-        handle = module.open(target);
-        ours = module.document(handle, kind, target);
+        ours = withOpened(target, (opened) => opened.document(kind, { path: target }));
       } catch (e) {
         refusal = e.message;
-      } finally {
-        if (handle) module.close(handle);
       }
-      if (theirs.refused) {
-        if (!refusal) throw new Error(`native refuses (${theirs.error.trim()}), wasm does not`);
+      if (compressed(target)) {
+        check(kind === "inspect" || ours.includes(ZSTD), `nothing says that the items are compressed: ${refusal ?? ours}`);
+        return;
+      }
+      if (p.status === 2) {
+        check(refusal !== undefined, `native refuses (${p.stderr.trim()}), wasm does not`);
+        check(p.stderr.includes(refusal), `the refusals differ: native ${p.stderr.trim()}, wasm ${refusal}`);
       } else {
-        if (refusal) throw new Error(`wasm refuses: ${refusal}`);
-        same(theirs.text, ours, "documents");
+        check(refusal === undefined, `wasm refuses: ${refusal}`);
+        same(p.stdout, ours, "documents");
       }
     });
   }
@@ -68,30 +96,78 @@ for (const target of checkpoints()) {
 
 test("the module exports what exports.txt lists, and imports tsr_read alone of ours", () => {
   const listed = fs.readFileSync(path.join(root, "wasm/exports.txt"), "utf8").split("\n").filter((l) => /^[a-z]/.test(l)).sort();
-  const built = WebAssembly.Module.exports(module.module).map((e) => e.name).filter((n) => n.startsWith("tessera_")).sort();
+  const built = WebAssembly.Module.exports(module).map((e) => e.name).filter((n) => n.startsWith("tessera_")).sort();
   same(listed.join(" "), built.join(" "), "exports");
-  const imports = WebAssembly.Module.imports(module.module).filter((i) => i.module === "env").map((i) => i.name).sort();
+  const imports = WebAssembly.Module.imports(module).filter((i) => i.module === "env").map((i) => i.name).sort();
   same("emscripten_notify_memory_growth tsr_read", imports.join(" "), "imports");
 });
 
-test("a stale handle is refused", () => {
-  try {
-    module.document(4000, 1, "x");
-  } catch (e) {
-    if (/no checkpoint is open/.test(e.message)) return;
+test("a closed checkpoint, and what was made from it, are refused", () => {
+  const source = filesOf(path.join(samples, "safetensors_model"));
+  const opened = tessera.open(source.files);
+  const outline = opened.outline();
+  opened.close();
+  check(outline.count === 0, "the outline of a closed checkpoint has rows");
+  check(/no checkpoint is open/.test(refusalOf(() => opened.document("inspect"))), "a closed checkpoint was read");
+  check(/no checkpoint is open/.test(refusalOf(() => { outline.handle && opened.outline(); })), "a closed checkpoint was outlined");
+  source.close();
+});
+
+test("a failed read is an i/o error with the file, the byte and the cause", () => {
+  const file = { name: "model.safetensors", size: 1000, read() { throw new Error("the file changed"); } };
+  const e = errorOf(() => tessera.open([file], { primary: file.name }));
+  check(e.status === "input/output" && e.position === 0 && /model\.safetensors cannot be read \(the file changed\)/.test(e.message), `${e.status} ${e.position} ${e.message}`);
+});
+
+test("statistics in steps are the statistics of the command line", () => {
+  const target = path.join(samples, "safetensors_model");
+  const p = spawnSync(native, ["inspect", target, "--stats", "--json"], { encoding: "utf8" });
+  withOpened(target, (opened) => {
+    let compared = 0;
+    for (const entry of JSON.parse(p.stdout).entries) {
+      if (!entry.stats) continue;
+      const tally = opened.tally(opened.find(entry.fqn));
+      while (tally.step(100));
+      const ours = JSON.parse(tally.document());
+      for (const key of ["min", "max", "nan", "inf", "zero"]) check(ours[key] === entry.stats[key], `${entry.fqn} ${key}: ${ours[key]} and ${entry.stats[key]}`);
+      for (const key of ["mean", "std"]) check(Math.abs(ours[key] - entry.stats[key]) <= 1e-12 * Math.abs(entry.stats[key]), `${entry.fqn} ${key}`);
+      check(ours.histogram.reduce((a, b) => a + b) === ours.count - ours.nan - ours.inf, `${entry.fqn}: the histogram lost values`);
+      tally.close();
+      compared++;
+    }
+    check(compared > 5, `only ${compared} tensors were compared`);
+  });
+});
+
+test("a diff across formats is the diff of the command line", () => {
+  for (const [a, b] of [["dcp_fsdp2", "dcp_hsdp"], ["safetensors_model", "safetensors_consolidated"], ["torch_plain", "torch_plain"]]) {
+    const [pa, pb] = [path.join(samples, a), path.join(samples, b)];
+    const p = spawnSync(native, ["diff", pa, pb, "--values", "--json"], { encoding: "utf8", maxBuffer: 1 << 28 });
+    withOpened(pa, (A) => withOpened(pb, (B) => {
+      const diff = A.diff(B);
+      while (diff.step());
+      same(p.stdout, diff.document(pa, pb), `diffs of ${a} and ${b}`);
+    }));
   }
-  throw new Error("handle 4000 was accepted");
 });
 
-test("a thousand opens leak nothing", () => {
-  const target = path.join(samples, "dcp_fsdp2");
-  const once = () => { const h = module.open(target); module.document(h, 1, "x"); module.close(h); };
-  once();
-  const before = module.x.memory.buffer.byteLength;
-  for (let i = 0; i < 1000; i++) once();
-  if (module.x.tessera_open_count() !== 0) throw new Error("checkpoints are still open");
-  if (module.x.memory.buffer.byteLength > before) throw new Error(`memory grew from ${before} to ${module.x.memory.buffer.byteLength} bytes`);
+testOutlines(targets, withOpened, root);
+
+test("thousands of opens leak nothing", () => {
+  for (const name of ["safetensors_model", "dcp_fsdp2", "torch_views"]) {
+    const target = path.join(samples, name);
+    const once = () => withOpened(target, (opened) => {
+      opened.outline().filter("weight");
+      opened.document("findings", { path: "x" });
+      opened.document("overview");
+      opened.diff(opened);
+    });
+    once();
+    const before = tessera.memoryBytes;
+    for (let i = 0; i < 1000; i++) once();
+    check(tessera.openCount === 0, "handles are still open");
+    check(tessera.memoryBytes <= before, `memory grew from ${before} to ${tessera.memoryBytes} bytes`);
+  }
 });
 
-console.log(`${passed} passed, ${failed} failed`);
-process.exit(failed ? 1 : 0);
+report();

@@ -1,0 +1,328 @@
+/* JSON documents about a checkpoint: those of the command line, and three for a viewer (overview, entry, preview). */
+#include "tessera/document.h"
+
+#include <stdlib.h>
+
+#include "handles.h"
+#include "tessera/validate.h"
+
+struct document {
+    char *data;
+    size_t size;
+    size_t capacity;
+};
+
+static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    document *doc = ctx;
+    if (size > doc->capacity - doc->size) {
+        size_t capacity = doc->capacity * 2 > doc->size + size ? doc->capacity * 2 : doc->size + size + 4096;
+        char *grown = realloc(doc->data, capacity);
+        if (!grown) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a document of %zu bytes", capacity);
+        doc->data = grown;
+        doc->capacity = capacity;
+    }
+    memcpy(doc->data + doc->size, data, size);
+    doc->size += size;
+    return TSR_OK;
+}
+
+/* Documents are freed with tessera_document_free; data and size are borrowed from them. */
+TSR_EXPORT(tessera_document_data) const char *tessera_document_data(const document *doc) { return doc->data; }
+TSR_EXPORT(tessera_document_size) uint32_t tessera_document_size(const document *doc) { return (uint32_t)doc->size; }
+TSR_EXPORT(tessera_document_free) void tessera_document_free(document *doc)
+{
+    if (doc) free(doc->data);
+    free(doc);
+}
+
+document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, tsr_error *err), void *ctx, tsr_error *err)
+{
+    document *doc = calloc(1, sizeof *doc);
+    tsr_json *json = doc ? calloc(1, sizeof *json) : NULL;
+    tsr_status status = TSR_E_NOMEM;
+    if (json) {
+        tsr_json_start(json, append, doc, 1, err);
+        status = write(ctx, json, err);
+        if (status == TSR_OK) status = tsr_json_finish(json);
+    } else {
+        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    }
+    free(json);
+    if (status == TSR_OK) return doc;
+    tessera_document_free(doc);
+    return NULL;
+}
+
+void tessera_put_count(tsr_json *json, const char *key, uint64_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_uint(json, count);
+}
+
+void tessera_put_text(tsr_json *json, const char *key, const char *text)
+{
+    tsr_json_key(json, key);
+    tsr_json_text(json, text);
+}
+
+/* ---- overview: totals, dtypes, and what of each file belongs to entries ---- */
+
+typedef struct run { /* bytes of a file that a chunk claims */
+    uint32_t file;
+    uint64_t byte_offset, byte_end;
+} run;
+
+static int run_order(const void *a, const void *b)
+{
+    const run *x = a, *y = b;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return (x->byte_offset > y->byte_offset) - (x->byte_offset < y->byte_offset);
+}
+
+static void add_runs(tsr_vec *runs, const tsr_chunk *chunks, uint64_t count, uint32_t file_count)
+{
+    run *items = runs->items;
+    for (uint64_t i = 0; i < count; i++) {
+        if (chunks[i].file >= file_count) continue;
+        items[runs->count++] = (run){chunks[i].file, chunks[i].byte_offset, chunks[i].byte_offset + chunks[i].byte_length};
+    }
+}
+
+static tsr_status collect_runs(const opened *item, tsr_vec *runs, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) count += catalog->entries[i].chunk_count + catalog->entries[i].replica_count;
+    tsr_status status = tsr_vec_reserve(runs, (size_t)count, err);
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        add_runs(runs, entry->chunks, entry->chunk_count, item->store.file_count);
+        add_runs(runs, entry->replicas, entry->replica_count, item->store.file_count);
+    }
+    if (runs->count) qsort(runs->items, runs->count, sizeof(run), run_order);
+    return status;
+}
+
+/* The runs of one file: how many, the bytes in them once, and stretches of the file for a picture of it: [offset, length]
+ * in turns of taken bytes, merged so that no more than MOST_STRETCHES are told. */
+enum { MOST_STRETCHES = 256 };
+
+static size_t put_file(tsr_json *json, const tsr_store_file *file, const run *runs, size_t left, uint32_t number)
+{
+    const uint64_t least_gap = file->size / (MOST_STRETCHES * 4);
+    uint64_t used = 0, begin = 0, end = 0, told = 0;
+    size_t n = 0;
+    tsr_json_object(json);
+    tsr_json_key(json, "name");
+    tsr_json_str(json, file->name);
+    tessera_put_count(json, "size", file->size);
+    tsr_json_key(json, "taken");
+    tsr_json_array(json);
+    for (; n < left && runs[n].file == number; n++) {
+        const uint64_t from = runs[n].byte_offset > end ? runs[n].byte_offset : end;
+        if (runs[n].byte_end > from) used += runs[n].byte_end - from;
+        if (runs[n].byte_offset > end + least_gap && end > begin && told + 1 < MOST_STRETCHES) {
+            tsr_json_u64s(json, (const uint64_t[]){begin, end - begin}, 2);
+            told++;
+            begin = runs[n].byte_offset;
+        }
+        if (n == 0) begin = runs[n].byte_offset;
+        if (runs[n].byte_end > end) end = runs[n].byte_end;
+    }
+    if (end > begin) tsr_json_u64s(json, (const uint64_t[]){begin, end - begin}, 2);
+    tsr_json_array_end(json);
+    tessera_put_count(json, "used", used);
+    tessera_put_count(json, "chunks", n);
+    tsr_json_object_end(json);
+    return n;
+}
+
+static void put_files(const opened *item, const tsr_vec *runs, tsr_json *json)
+{
+    const run *at = runs->items;
+    size_t left = runs->count;
+    tsr_json_key(json, "files");
+    tsr_json_array(json);
+    for (uint32_t f = 0; f < item->store.file_count; f++) {
+        const size_t n = put_file(json, &item->store.files[f], at, left, f);
+        at = n ? at + n : at;
+        left -= n;
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_totals(const opened *item, tsr_json *json)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
+    uint64_t kinds[3] = {0}, elements = 0, bytes = 0, missing = 0, bytes_of[TSR_DTYPE_COUNT] = {0};
+    bool has[TSR_DTYPE_COUNT] = {false};
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        uint64_t n = 0, b = 0;
+        kinds[entry->kind]++;
+        for (uint64_t c = 0; c < entry->chunk_count; c++) missing += entry->chunks[c].file == TSR_NO_FILE;
+        if (entry->kind != TSR_ENTRY_TENSOR) continue;
+        tsr_entry_elements(entry, &n);
+        tsr_entry_bytes(entry, &b);
+        elements += n;
+        bytes += b;
+        has[entry->dtype] = true;
+        bytes_of[entry->dtype] += b;
+    }
+    tessera_put_text(json, "format", tsr_format_name(catalog->format));
+    tessera_put_count(json, "tensors", kinds[TSR_ENTRY_TENSOR]);
+    tessera_put_count(json, "objects", kinds[TSR_ENTRY_OBJECT]);
+    tessera_put_count(json, "opaque", kinds[TSR_ENTRY_OPAQUE]);
+    tessera_put_count(json, "elements", elements);
+    tessera_put_count(json, "bytes", bytes);
+    tessera_put_count(json, "missing_chunks", missing);
+    tsr_json_key(json, "dtypes");
+    tsr_json_array(json);
+    for (uint32_t d = 0; d < TSR_DTYPE_COUNT; d++) {
+        if (!has[d]) continue;
+        tsr_json_object(json);
+        tessera_put_text(json, "name", tsr_dtype_describe((tsr_dtype)d)->name);
+        tessera_put_count(json, "bytes", bytes_of[d]);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+static tsr_status write_overview(const opened *item, tsr_json *json, tsr_error *err)
+{
+    tsr_vec runs = tsr_vec_of(item->host.allocator, sizeof(run));
+    tsr_status status = collect_runs(item, &runs, err);
+    if (status == TSR_OK) {
+        tsr_json_object(json);
+        tessera_put_text(json, "schema", "tessera.overview/1");
+        put_totals(item, json);
+        put_files(item, &runs, json);
+        tsr_json_object_end(json);
+    }
+    tsr_vec_free(&runs);
+    return status == TSR_OK ? json->status : status;
+}
+
+/* ---- preview: one corner of a tensor as text ---- */
+
+enum { PREVIEW_ROWS = 8, PREVIEW_COLUMNS = 8, PREVIEW_LINE = 64 };
+
+static void put_elements(tsr_json *json, const tsr_entry *entry, const uint8_t *data, size_t bytes)
+{
+    const uint32_t size = tsr_dtype_size(entry->dtype);
+    char text[64];
+    tsr_json_key(json, "values");
+    tsr_json_array(json);
+    for (size_t at = 0; at + size <= bytes; at += size) tsr_json_text(json, tsr_element_text(entry->dtype, data + at, text, sizeof text));
+    tsr_json_array_end(json);
+}
+
+static tsr_status write_preview(const opened *item, const tsr_entry *entry, tsr_json *json, tsr_error *err)
+{
+    static uint64_t offsets[TSR_MAX_RANK];
+    uint64_t sizes[TSR_MAX_RANK], count = 1;
+    uint8_t data[PREVIEW_LINE * 16];
+    if (entry->kind != TSR_ENTRY_TENSOR || entry->rank > TSR_MAX_RANK || tsr_dtype_size(entry->dtype) == 0) {
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has no elements that can be shown one by one", TSR_STR_ARG(entry->fqn));
+    }
+    for (uint32_t d = 0; d < entry->rank; d++) {
+        const uint64_t most = entry->rank == 1 ? PREVIEW_LINE : d + 2 == entry->rank ? PREVIEW_ROWS : d + 1 == entry->rank ? PREVIEW_COLUMNS : 1;
+        sizes[d] = entry->shape[d] < most ? entry->shape[d] : most;
+        count *= sizes[d];
+    }
+    const size_t bytes = (size_t)count * tsr_dtype_size(entry->dtype);
+    tsr_status status = count ? tsr_read_box(item->checkpoint, entry, offsets, sizes, data, bytes, err) : TSR_OK;
+    if (status != TSR_OK) return status;
+    tsr_json_object(json);
+    tessera_put_text(json, "schema", "tessera.preview/1");
+    tsr_json_key(json, "sizes");
+    tsr_json_u64s(json, sizes, entry->rank);
+    put_elements(json, entry, data, bytes);
+    tsr_json_object_end(json);
+    return json->status;
+}
+
+/* ---- by kind ---- */
+
+enum {
+    INSPECT = 1,
+    FINDINGS = 2,
+    FINDINGS_DEEP = 3, /* reads every byte */
+    LAYOUT = 4,
+    OVERVIEW = 5,
+    ENTRY = 6,  /* tessera.inspect/1 of one entry */
+    PREVIEW = 7
+};
+
+/* Once: the findings of a second time would stand there twice. */
+static tsr_status validate(opened *item, tsr_error *err)
+{
+    if (item->validated) return TSR_OK;
+    item->validated = true;
+    return tsr_validate_catalog(tsr_checkpoint_catalog(item->checkpoint), &item->host, tsr_checkpoint_findings(item->checkpoint), err);
+}
+
+static tsr_status write_inspect(opened *item, const tsr_inspect_options *options, tsr_json *json, tsr_error *err)
+{
+    const tsr_status status = validate(item, err);
+    return status == TSR_OK ? tsr_document_inspect(item->checkpoint, options, json, err) : status;
+}
+
+static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json *json, tsr_error *err)
+{
+    tsr_findings *findings = tsr_checkpoint_findings(item->checkpoint);
+    tsr_ring *ring = NULL;
+    tsr_status status = validate(item, err);
+    if (deep && status == TSR_OK) status = tsr_ring_new(&item->host, 0, &ring, err);
+    if (deep && status == TSR_OK) status = tsr_check_deep(item->checkpoint, ring, NULL, err);
+    tsr_ring_free(ring);
+    if (status != TSR_OK) return status;
+    tsr_findings_document all = {0};
+    tsr_findings_document_start(&all, json);
+    tsr_findings_document_add(&all, path, findings);
+    return tsr_findings_document_end(&all);
+}
+
+static bool is_this(const void *ctx, tsr_str fqn)
+{
+    return fqn.data == ((const tsr_entry *)ctx)->fqn.data;
+}
+
+typedef struct request {
+    opened *item;
+    uint32_t kind;
+    const tsr_entry *entry;
+    tsr_str path;
+} request;
+
+static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
+{
+    const request *r = ctx;
+    tsr_inspect_options options = {.path = r->path};
+    tsr_selection all = {0};
+    switch (r->kind) {
+    case ENTRY: options.selection = (tsr_selection){is_this, r->entry}; /* fallthrough */
+    case INSPECT: return write_inspect(r->item, &options, json, err);
+    case FINDINGS:
+    case FINDINGS_DEEP: return write_findings(r->item, r->path, r->kind == FINDINGS_DEEP, json, err);
+    case LAYOUT: return tsr_document_layout(tsr_checkpoint_catalog(r->item->checkpoint), &all, true, &r->item->host, json, err);
+    case OVERVIEW: return write_overview(r->item, json, err);
+    case PREVIEW: return write_preview(r->item, r->entry, json, err);
+    default: return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no document has the kind %u", (unsigned)r->kind);
+    }
+}
+
+/* A document about a checkpoint; `entry` is its number for the kinds that are about one; `path` is what it says under
+ * "path". */
+TSR_EXPORT(tessera_document)
+document *tessera_document(uint32_t handle, uint32_t kind, uint32_t entry, const char *path, uint32_t path_size, tsr_error *err)
+{
+    request r = {tessera_item_of(handle, HANDLE_CHECKPOINT, err), kind, NULL, {path, path_size}};
+    if (!r.item) return NULL;
+    if (kind == ENTRY || kind == PREVIEW) {
+        r.entry = tessera_entry_of(r.item, entry, err);
+        if (!r.entry) return NULL;
+    }
+    return tessera_make_document(write_document, &r, err);
+}

@@ -1,0 +1,163 @@
+/* Jobs in steps, so that a worker can hear other messages, and a cancel, in between: the tally of one tensor, and the
+ * comparison of two checkpoints' values tensor by tensor. */
+#include <stdlib.h>
+
+#include "handles.h"
+#include "tessera/document.h"
+#include "tessera/tally.h"
+
+/* ---- tally ---- */
+
+enum { HISTOGRAM_BINS = 48 };
+
+static void free_tally(void *tally)
+{
+    tsr_tally_free(tally);
+}
+
+TSR_EXPORT(tessera_tally) uint32_t tessera_tally(uint32_t handle, uint32_t entry, tsr_error *err)
+{
+    const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
+    const tsr_entry *of = item ? tessera_entry_of(item, entry, err) : NULL;
+    tsr_tally *tally;
+    if (!of || tsr_tally_new(item->checkpoint, of, &tally, err) != TSR_OK) return 0;
+    return tessera_add_handle(HANDLE_TALLY, tally, free_tally, handle, 0, err);
+}
+
+/* Reads about `byte_budget` bytes: TESSERA_MORE or TESSERA_DONE. */
+TSR_EXPORT(tessera_tally_step) uint32_t tessera_tally_step(uint32_t handle, uint32_t byte_budget, tsr_error *err)
+{
+    tsr_tally *tally = tessera_item_of(handle, HANDLE_TALLY, err);
+    bool done;
+    if (!tally || tsr_tally_step(tally, byte_budget, &done, err) != TSR_OK) return 0;
+    return done ? TESSERA_DONE : TESSERA_MORE;
+}
+
+static tsr_status write_tally(void *ctx, tsr_json *json, tsr_error *err)
+{
+    (void)err;
+    uint64_t byte_done, byte_total, bins[HISTOGRAM_BINS];
+    tsr_stats stats;
+    tsr_tally_progress(ctx, &byte_done, &byte_total);
+    tsr_tally_stats(ctx, &stats);
+    tsr_tally_histogram(ctx, bins, HISTOGRAM_BINS);
+    const struct {
+        const char *key;
+        double value;
+    } reals[] = {{"min", stats.min}, {"max", stats.max}, {"mean", stats.mean}, {"std", stats.std}};
+    tsr_json_object(json);
+    tessera_put_text(json, "schema", "tessera.tally/1");
+    tessera_put_count(json, "byte_done", byte_done);
+    tessera_put_count(json, "byte_total", byte_total);
+    tessera_put_count(json, "count", stats.count);
+    for (size_t i = 0; i < 4; i++) {
+        tsr_json_key(json, reals[i].key);
+        tsr_json_double(json, reals[i].value);
+    }
+    tessera_put_count(json, "nan", stats.nan);
+    tessera_put_count(json, "inf", stats.inf);
+    tessera_put_count(json, "zero", stats.zero);
+    tsr_json_key(json, "histogram");
+    tsr_json_u64s(json, bins, HISTOGRAM_BINS);
+    tsr_json_object_end(json);
+    return json->status;
+}
+
+/* Of what was read so far. */
+TSR_EXPORT(tessera_tally_document) document *tessera_tally_document(uint32_t handle, tsr_error *err)
+{
+    tsr_tally *tally = tessera_item_of(handle, HANDLE_TALLY, err);
+    return tally ? tessera_make_document(write_tally, tally, err) : NULL;
+}
+
+/* ---- diff ---- */
+
+typedef struct comparison {
+    opened *a, *b;
+    tsr_arena *arena;
+    tsr_ring *ring;
+    tsr_diff diff;
+    tsr_difference *differences; /* NULL until values are compared */
+    uint64_t next;
+} comparison;
+
+static void free_comparison(void *pointer)
+{
+    comparison *c = pointer;
+    tsr_ring_free(c->ring);
+    tsr_arena_free(c->arena);
+    free(c);
+}
+
+/* Two open checkpoints by name, dtype, shape and object; with `layout` other chunks count too. */
+TSR_EXPORT(tessera_diff) uint32_t tessera_diff(uint32_t handle_a, uint32_t handle_b, uint32_t layout, tsr_error *err)
+{
+    opened *a = tessera_item_of(handle_a, HANDLE_CHECKPOINT, err), *b = tessera_item_of(handle_b, HANDLE_CHECKPOINT, err);
+    comparison *c = a && b ? calloc(1, sizeof *c) : NULL;
+    if (!c) {
+        if (a && b) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        return 0;
+    }
+    const tsr_diff_options options = {.layout = layout != 0};
+    c->a = a;
+    c->b = b;
+    c->arena = tsr_arena_new(a->host.allocator, 0, err);
+    if (!c->arena || tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint), &options, &a->host,
+                                       c->arena, &c->diff, err) != TSR_OK) {
+        free_comparison(c);
+        return 0;
+    }
+    return tessera_add_handle(HANDLE_DIFF, c, free_comparison, handle_a, handle_b, err);
+}
+
+static bool is_comparable(const tsr_diff_pair *pair)
+{
+    return pair->a->kind == TSR_ENTRY_TENSOR && pair->b->kind == TSR_ENTRY_TENSOR &&
+           !(pair->what & (TSR_DIFF_DTYPE | TSR_DIFF_SHAPE | TSR_DIFF_OBJECT));
+}
+
+static tsr_status compare_next(comparison *c, tsr_error *err)
+{
+    const tsr_tolerance exact = {.exact = true};
+    if (!c->differences) c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
+    if (!c->differences) return TSR_E_NOMEM;
+    if (!c->ring && tsr_ring_new(&c->a->host, 0, &c->ring, err) != TSR_OK) return TSR_E_NOMEM;
+    while (c->next < c->diff.pair_count && !is_comparable(&c->diff.pairs[c->next])) c->next++;
+    if (c->next == c->diff.pair_count) return TSR_OK;
+    tsr_diff_pair *pair = &c->diff.pairs[c->next];
+    tsr_difference *difference = &c->differences[c->next];
+    tsr_status status = tsr_compare_tensors(c->a->checkpoint, pair->a, c->b->checkpoint, pair->b, &exact, c->ring, difference, err);
+    if (status != TSR_OK) return status;
+    if (difference->differing) pair->what |= TSR_DIFF_VALUE;
+    c->next++;
+    return TSR_OK;
+}
+
+/* Compares the values of the next tensor: TESSERA_MORE or TESSERA_DONE. */
+TSR_EXPORT(tessera_diff_step) uint32_t tessera_diff_step(uint32_t handle, tsr_error *err)
+{
+    comparison *c = tessera_item_of(handle, HANDLE_DIFF, err);
+    if (!c || compare_next(c, err) != TSR_OK) return 0;
+    return c->next == c->diff.pair_count ? TESSERA_DONE : TESSERA_MORE;
+}
+
+typedef struct diff_request {
+    comparison *c;
+    tsr_str path_a, path_b;
+} diff_request;
+
+static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
+{
+    (void)err;
+    const diff_request *r = ctx;
+    return tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &r->c->diff, r->c->differences}, json);
+}
+
+/* tessera.diff/1; with values when all steps were done. */
+TSR_EXPORT(tessera_diff_document)
+document *tessera_diff_document(uint32_t handle, const char *path_a, uint32_t path_a_size, const char *path_b, uint32_t path_b_size,
+                                tsr_error *err)
+{
+    diff_request r = {tessera_item_of(handle, HANDLE_DIFF, err), {path_a, path_a_size}, {path_b, path_b_size}};
+    return r.c ? tessera_make_document(write_diff, &r, err) : NULL;
+}

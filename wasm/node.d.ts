@@ -1,0 +1,9 @@
+import type { SourceFile } from "./tessera.js";
+
+/** The files of a folder (and one level below it), or one file, for `Tessera.open(files, options)`. */
+export function filesOf(target: string): {
+  readonly files: SourceFile[];
+  readonly options: { primary?: string };
+  /** Closes the descriptors that were opened on the way. */
+  close(): void;
+};

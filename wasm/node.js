@@ -1,0 +1,42 @@
+/** Files of the disk for `Tessera.open`, under Node. */
+import fs from "node:fs";
+import path from "node:path";
+
+class DiskFile {
+  #fd;
+
+  constructor(root, name) {
+    this.name = name;
+    this.at = path.join(root, name);
+    this.size = fs.statSync(this.at).size;
+  }
+
+  read(offset, into) {
+    this.#fd ??= fs.openSync(this.at, "r");
+    for (let done = 0; done < into.length;) {
+      const got = fs.readSync(this.#fd, into, done, into.length - done, offset + done);
+      if (got === 0) throw new Error(`${this.at} ends at byte ${offset + done}`);
+      done += got;
+    }
+  }
+
+  close() {
+    if (this.#fd !== undefined) fs.closeSync(this.#fd);
+    this.#fd = undefined;
+  }
+}
+
+function listed(root) {
+  return fs.readdirSync(root, { withFileTypes: true }).flatMap((e) =>
+    e.isFile() ? [e.name]
+      : e.isDirectory() ? fs.readdirSync(path.join(root, e.name), { withFileTypes: true }).filter((f) => f.isFile()).map((f) => `${e.name}/${f.name}`)
+        : []);
+}
+
+/** The arguments of `open` for a folder (and one level below it) or one file, and `close` for the descriptors. */
+export function filesOf(target) {
+  const single = fs.statSync(target).isFile();
+  const root = single ? path.dirname(target) : target;
+  const files = (single ? [path.basename(target)] : listed(root)).map((name) => new DiskFile(root, name));
+  return { files, options: single ? { primary: files[0].name } : {}, close: () => files.forEach((f) => f.close()) };
+}
