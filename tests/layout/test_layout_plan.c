@@ -621,6 +621,28 @@ static void test_layout_plan__equal_geometry_is_planned_once(void **state)
     tsr_arena_free(m.arena);
 }
 
+static void test_layout_plan__a_copy_stands_in_for_a_missing_file(void **state)
+{
+    (void)state;
+    model m;
+    make_model(&m, "1", "replicate");
+    m.big[0].file = TSR_NO_FILE;
+    m.rows[1].byte_length = 0; /* so that the load of file 1 could not decide */
+    m.same[1].file = TSR_NO_FILE;
+    tsr_plan *plan = plan_model(&m);
+    const tsr_read_item *items;
+    uint64_t count, bias = 0, lost = 0;
+    assert_int_equal(tsr_plan_rank(plan, 0, m.arena, &items, &count, NULL), TSR_OK);
+    for (uint64_t i = 0; i < count; i++) {
+        if (items[i].chunk == &m.copies[0]) bias++;
+        if (items[i].chunk == &m.same[1]) lost++;
+    }
+    assert_true(count == 6 && bias == 1 && lost == 1); /* what has no copy stays an item, of no file */
+    assert_int_equal(items[count - 1].chunk->file, TSR_NO_FILE);
+    tsr_plan_free(plan);
+    tsr_arena_free(m.arena);
+}
+
 static void test_layout_plan__refuses_what_cannot_be_done(void **state)
 {
     (void)state;
@@ -733,6 +755,7 @@ int main(void)
         cmocka_unit_test(test_layout_plan__a_column_is_a_span_of_its_chunk),
         cmocka_unit_test(test_layout_plan__shared_shards_go_to_the_least_loaded),
         cmocka_unit_test(test_layout_plan__equal_geometry_is_planned_once),
+        cmocka_unit_test(test_layout_plan__a_copy_stands_in_for_a_missing_file),
         cmocka_unit_test(test_layout_plan__refuses_what_cannot_be_done),
         cmocka_unit_test(test_layout_plan__float4_is_counted_in_pairs),
         cmocka_unit_test(test_layout_plan__survives_every_allocation_failure),
