@@ -307,7 +307,8 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
     for (uint32_t f = 0; f < checkpoint->store->file_count; f++) {
         tsr_str name = checkpoint->store->files[f].name;
         if (state->file_uses[f] != TSR_DCP_UNUSED) continue;
-        bool data = tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size); /* below may be another save */
+        bool data =
+            tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size); /* below may be another save */
         tsr_level level = data ? TSR_WARNING : TSR_NOTE;
         tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
         TSR_TRY(tsr_find_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err,
