@@ -50,6 +50,7 @@ typedef struct tsr_torch_build {
     tsr_map *storage_index; /* key → index */
     tsr_vec storages;       /* tsr_torch_storage */
     tsr_vec chunks;         /* placed_chunk of torch_tensor.c */
+    uint64_t copied;        /* items copied out of nodes that others may share: never more than the pickle has bytes */
 } tsr_torch_build;
 
 tsr_status tsr_torch_build_open(tsr_torch_build *build, tsr_error *err); /* after the fields above the map are set */

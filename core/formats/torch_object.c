@@ -105,6 +105,15 @@ static tsr_status fill_object(tsr_torch_build *build, tsr_value *value, tsr_ref 
     return tsr_torch_fill(build, value, TSR_VALUE_OBJECT, refs, count, out, err);
 }
 
+/* Items of a list that many objects could share are copied for each: an honest pickle has a byte for every one. */
+static tsr_status charge(tsr_torch_build *build, tsr_ref ref, size_t count, tsr_error *err)
+{
+    build->copied += count;
+    TSR_FAIL_IF(build->copied > build->pickle_bytes.size, err, TSR_E_LIMIT, tsr_torch_position(build, ref),
+                "torch: objects made of shared lists stand for more items than the pickle has bytes");
+    return TSR_OK;
+}
+
 /* A mapping class: pairs of its first argument (a dict, or a list of pairs), then those set on it. */
 static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
@@ -117,6 +126,7 @@ static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref
     const tsr_ref *set = tsr_pickle_items(pickle, tsr_pickle_dict_items(pickle, ref), &set_count);
     value->ordered_dict = tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ORDERED_DICT;
     if (!given_count) return tsr_torch_fill(build, value, TSR_VALUE_DICT, set, set_count, out, err);
+    TSR_TRY(charge(build, ref, given_count, err));
     tsr_ref *all = tsr_arena_array(build->arena, 2 * given_count + set_count, sizeof *all, err);
     if (!all) return TSR_E_NOMEM;
     size_t n = 0;
@@ -231,6 +241,7 @@ static tsr_status fill_sharded(tsr_torch_build *build, tsr_value *value, tsr_ref
     const tsr_pickle *pickle = build->pickle;
     tsr_ref list = tsr_torch_local_shards(pickle, state);
     size_t count = tsr_pickle_count(pickle, list);
+    TSR_TRY(charge(build, state, count, err));
     tsr_ref *refs = tsr_arena_array(build->arena, count, sizeof *refs, err);
     if (!refs) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) refs[i] = tsr_torch_attribute(pickle, tsr_pickle_item(pickle, list, i), "tensor");
@@ -348,6 +359,7 @@ static tsr_status fill_from_items(tsr_torch_build *build, tsr_value *value, tsr_
         return fill_object(build, value, ref, out, err);
     size_t count = 0;
     const tsr_ref *refs = tsr_pickle_items(build->pickle, items, &count);
+    TSR_TRY(charge(build, ref, count, err));
     return tsr_torch_fill(build, value, kind, refs, count, out, err);
 }
 

@@ -15,7 +15,7 @@
 #include "base/try.h"
 #include "formats/torch_build.h"
 
-enum { MESH_DIMS_MAX = 32, CUTS_MAX = 65536 };
+enum { MESH_DIMS_MAX = 32, CUTS_MAX = 4096 };
 
 typedef struct placement {
     uint32_t id;   /* TSR_TORCH_SHARD, … */

@@ -3,6 +3,8 @@
 #include "base/try.h"
 #include "formats/torch_walk.h"
 
+enum { ATTRIBUTES_MAX = 4096 }; /* the objects looked into have a few; a search of more is not worth it */
+
 typedef struct slot {
     tsr_ref ref;
     tsr_value *value; /* NULL: free */
@@ -30,10 +32,12 @@ tsr_ref tsr_torch_arg(const tsr_pickle *pickle, tsr_ref object, size_t index)
 tsr_ref tsr_torch_attribute(const tsr_pickle *pickle, tsr_ref holder, const char *name)
 {
     if (tsr_pickle_kind_of(pickle, holder) == TSR_PICKLE_OBJECT) holder = tsr_pickle_state(pickle, holder);
-    if (tsr_pickle_kind_of(pickle, holder) != TSR_PICKLE_TUPLE) return tsr_pickle_get(pickle, holder, name, NULL);
-    for (size_t i = tsr_pickle_count(pickle, holder); i-- > 0;) {
+    bool pair = tsr_pickle_kind_of(pickle, holder) == TSR_PICKLE_TUPLE;
+    tsr_ref dicts[] = {pair ? tsr_pickle_item(pickle, holder, 1) : holder, pair ? tsr_pickle_item(pickle, holder, 0) : TSR_REF_NONE};
+    for (size_t i = 0; i < 2; i++) {
         bool found;
-        tsr_ref value = tsr_pickle_get(pickle, tsr_pickle_item(pickle, holder, i), name, &found);
+        if (tsr_pickle_count(pickle, dicts[i]) > ATTRIBUTES_MAX) continue;
+        tsr_ref value = tsr_pickle_get(pickle, dicts[i], name, &found);
         if (found) return value;
     }
     return TSR_REF_NONE;

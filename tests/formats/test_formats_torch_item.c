@@ -281,6 +281,29 @@ static void test_formats_torch_item__nesting_is_bounded_by_limits(void **state)
     drop(&o);
 }
 
+/* A list of n numbers, and n sets of it: n² items from 14 n bytes. */
+static void test_formats_torch_item__sets_of_one_list_are_bounded_by_the_pickle(void **state)
+{
+    (void)state;
+    static char pickle[4096];
+    static const struct {
+        int n;
+        tsr_status status;
+    } rows[] = {{4, TSR_OK}, {100, TSR_E_LIMIT}};
+    for (size_t k = 0; k < 2; k++) {
+        opened o;
+        size_t used = (size_t)snprintf(pickle, sizeof pickle, "(l");
+        for (int i = 0; i < rows[k].n; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "I1\na");
+        used += (size_t)snprintf(pickle + used, sizeof pickle - used, "p0\n0c__builtin__\nset\np1\n0(");
+        for (int i = 0; i < rows[k].n; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "g1\n(g0\ntR");
+        snprintf(pickle + used, sizeof pickle - used, "t.");
+        make_image(pickle, 24, NULL);
+        open_image(&o);
+        if (o.status != rows[k].status) fail_msg("%d sets: %s", rows[k].n, o.err.message);
+        drop(&o);
+    }
+}
+
 static void test_formats_torch_item__without_findings_nothing_is_reported(void **state)
 {
     (void)state;
@@ -302,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_formats_torch_item__old_tensors_take_their_state),
         cmocka_unit_test(test_formats_torch_item__values_that_hold_themselves_end),
         cmocka_unit_test(test_formats_torch_item__nesting_is_bounded_by_limits),
+        cmocka_unit_test(test_formats_torch_item__sets_of_one_list_are_bounded_by_the_pickle),
         cmocka_unit_test(test_formats_torch_item__without_findings_nothing_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
