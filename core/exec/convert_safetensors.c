@@ -22,7 +22,7 @@ typedef struct plan {
 
 const char *tsr_safetensors_refusal(const tsr_converted *row)
 {
-    if (row->entry->kind == TSR_ENTRY_OBJECT) return "is an object, which safetensors cannot hold (drop objects, or put them aside)";
+    if (tsr_is_object(row->entry)) return "is an object, which safetensors cannot hold (drop objects, or put them aside)";
     if (row->entry->kind == TSR_ENTRY_OPAQUE) return "is no dense tensor";
     switch (row->dtype) {
     case TSR_COMPLEX32: return "is complex32, which safetensors does not have";

@@ -7,8 +7,8 @@
 
 const char *tsr_torch_refusal(const tsr_converted *row)
 {
+    if (tsr_is_object(row->entry)) return row->entry->value ? NULL : "is an object that was not read";
     if (row->entry->kind == TSR_ENTRY_OPAQUE) return "is no dense tensor";
-    if (row->entry->kind == TSR_ENTRY_OBJECT) return row->entry->value ? NULL : "is an object that was not read";
     if (tsr_dtype_describe(row->dtype)->bits == 6) return "is of a float6 type, which torch does not have";
     return tsr_dtype_describe(row->dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is not known here" : NULL;
 }
@@ -18,7 +18,7 @@ static tsr_status leaf_of(const tsr_conversion_job *job, tsr_converted *row, tsr
     leaf->name = row->name;
     TSR_TRY(tsr_renamed_path(row->entry, row->name, job->arena, &leaf->path, &leaf->path_length, err));
     leaf->value = row->entry->value;
-    if (row->entry->kind == TSR_ENTRY_OBJECT) {
+    if (row->entry->kind != TSR_ENTRY_TENSOR) {
         row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(job->checkpoint));
         return TSR_OK;
     }

@@ -9,6 +9,15 @@
 
 const char tsr_put_aside[] = "put into the sidecar";
 
+/* Tensors that are not dense come as an OBJECT whose one part is a DICT of what was kept of them. */
+bool tsr_is_object(const tsr_entry *entry)
+{
+    const tsr_value *value = entry->value;
+    if (entry->kind != TSR_ENTRY_OPAQUE || !value) return entry->kind == TSR_ENTRY_OBJECT;
+    const bool parts = value->kind == TSR_VALUE_OBJECT && value->count && value->items[0]->kind == TSR_VALUE_DICT;
+    return !parts && entry->dtype == TSR_DTYPE_NONE;
+}
+
 static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err)
 {
     const tsr_convert_options *options = s->options;
@@ -18,7 +27,7 @@ static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err
         row->left_out = "not asked for";
         return TSR_OK;
     }
-    if (entry->kind == TSR_ENTRY_OBJECT && drops) {
+    if (drops && tsr_is_object(entry)) {
         row->left_out = options->objects == TSR_OBJECTS_DROP ? "objects are dropped" : tsr_put_aside;
         return TSR_OK;
     }
@@ -56,7 +65,7 @@ static tsr_status check_names(const tsr_chosen *s, tsr_error *err)
 
 static const char *reason(const tsr_chosen *s, const tsr_converted *row, const char *(*refusal)(const tsr_converted *row))
 {
-    const bool object = row->entry->kind == TSR_ENTRY_OBJECT;
+    const bool object = tsr_is_object(row->entry);
     return object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object" : refusal(row);
 }
 

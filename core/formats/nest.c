@@ -209,7 +209,7 @@ tsr_status tsr_renamed_path(const tsr_entry *entry, tsr_str name, tsr_arena *are
     const uint32_t length = entry->path ? entry->path_length : 0;
     *path = entry->path;
     *path_length = entry->path_length;
-    if (tsr_str_equal(name, entry->fqn) && (entry->path || name.size == 0)) return TSR_OK; /* the root itself has no path */
+    if (entry->path && tsr_str_equal(name, entry->fqn)) return TSR_OK;
     tsr_path_item *items = tsr_arena_array(arena, (size_t)length + 1, sizeof *items, err);
     tsr_str *texts = items ? tsr_arena_array(arena, length, sizeof *texts, err) : NULL;
     if (!texts) return TSR_E_NOMEM;

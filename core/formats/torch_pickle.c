@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/try.h"
+#include "formats/torch_names.h"
 #include "formats/torch_writer.h"
 
 typedef enum frame_mode { WHOLE, INLINE_LIST, INLINE_DICT } frame_mode;
@@ -126,14 +127,38 @@ static tsr_status refuse(emitter *e, const char *what, tsr_str name)
     return tsr_raise(e->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s %.*s cannot be written again", what, TSR_STR_ARG(name));
 }
 
-/* A name with dots: the module is what stands before the last one. */
-static tsr_status put_global(emitter *e, tsr_str dotted)
+/* A name with dots: the module is what stands before the last one. False when there is none. */
+static bool split_name(tsr_str dotted, tsr_str *module, tsr_str *name)
 {
     size_t dot = dotted.size;
     while (dot > 0 && dotted.data[dot - 1] != '.') dot--;
-    if (dot < 2 || dot == dotted.size) return refuse(e, "the class", dotted);
-    tsr_pickler_global(&e->pickler, (tsr_str){dotted.data, dot - 1}, (tsr_str){dotted.data + dot, dotted.size - dot});
+    if (dot < 2 || dot == dotted.size) return false;
+    *module = (tsr_str){dotted.data, dot - 1};
+    *name = (tsr_str){dotted.data + dot, dotted.size - dot};
+    return true;
+}
+
+/* Protocol 2 keeps the names that Python 2 had for two modules. */
+static tsr_status put_global(emitter *e, tsr_str dotted)
+{
+    tsr_str module, name;
+    if (!split_name(dotted, &module, &name)) return refuse(e, "the class", dotted);
+    if (tsr_str_equal(module, TSR_STR("builtins"))) module = TSR_STR("__builtin__");
+    if (tsr_str_equal(module, TSR_STR("copyreg"))) module = TSR_STR("copy_reg");
+    tsr_pickler_global(&e->pickler, module, name);
     return TSR_OK;
+}
+
+/* What a loader may be asked to call: the reader's own list. Anything else is not passed on. */
+static bool may_be_called(tsr_str dotted)
+{
+    tsr_str module, name;
+    if (!split_name(dotted, &module, &name)) return false;
+    for (size_t i = 0; i < tsr_torch_names.count; i++) {
+        const tsr_pickle_name *listed = &tsr_torch_names.names[i];
+        if (tsr_str_equal(module, tsr_str_from(listed->module)) && tsr_str_equal(name, tsr_str_from(listed->name))) return true;
+    }
+    return false;
 }
 
 static tsr_status remember(emitter *e, const tsr_value *value)
@@ -213,6 +238,7 @@ static tsr_status open_container(emitter *e, const tsr_value *value)
     case TSR_VALUE_SIZE: tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("Size")); break;
     case TSR_VALUE_OBJECT:
         if (value->count && value->items[0]->kind == TSR_VALUE_DICT) return refuse(e, "an object of class", value->text);
+        if (value->called && !may_be_called(value->text)) return refuse(e, "a call of", value->text);
         TSR_TRY(put_global(e, value->text));
         return push(e, value, WHOLE);
     default: break;
