@@ -5,7 +5,9 @@
 
 typedef struct assignment {
     const tsr_plan *plan;
-    uint64_t *loads; /* bits, by rank */
+    uint64_t *loads;          /* bits, by rank */
+    const tsr_layout *layout; /* whose copies are listed */
+    tsr_vec copies;           /* of uint64_t: how far each copy's rank is behind the first holder's */
 } assignment;
 
 static void load_alone(const assignment *a)
@@ -17,26 +19,40 @@ static void load_alone(const assignment *a)
     }
 }
 
-static uint64_t least_loaded(const assignment *a, const tsr_layout *layout, uint64_t first)
+static tsr_status list_copies(assignment *a, const tsr_layout *layout, tsr_error *err)
 {
+    if (a->layout == layout) return TSR_OK;
+    a->copies.count = 0;
+    TSR_TRY(tsr_vec_reserve(&a->copies, layout->copies, err));
+    for (uint64_t k = 0; k < layout->copies; k++) {
+        ((uint64_t *)a->copies.items)[a->copies.count++] = tsr_layout_copy(layout, 0, k); /* rank 0 is a first holder */
+    }
+    a->layout = layout;
+    return TSR_OK;
+}
+
+static uint64_t least_loaded(const assignment *a, uint64_t first)
+{
+    const uint64_t *behind = a->copies.items;
     uint64_t best = first;
-    for (uint64_t k = 1; k < layout->copies; k++) {
-        uint64_t holder = tsr_layout_copy(layout, first, k);
+    for (size_t k = 1; k < a->copies.count; k++) {
+        uint64_t holder = first + behind[k];
         if (a->loads[holder] < a->loads[best]) best = holder;
     }
     return best;
 }
 
-static tsr_status assign_tensor(const assignment *a, uint64_t t, tsr_visit_shard *visit, void *ctx, tsr_error *err)
+static tsr_status assign_tensor(assignment *a, uint64_t t, tsr_visit_shard *visit, void *ctx, tsr_error *err)
 {
     const tsr_plan_tensor *tensor = &tsr_plan_tensors(a->plan)[t];
     const tsr_layout *layout = tsr_plan_classes(a->plan)[tensor->class_number].layout;
+    TSR_TRY(list_copies(a, layout, err));
     for (uint64_t r = 0; r < a->plan->ranks; r++) {
         if (!tsr_layout_is_first(layout, r)) continue;
         uint64_t elements = tsr_layout_elements(layout, r), owner = r;
         if (elements == 0) continue;
         if (layout->copies > 1) {
-            owner = least_loaded(a, layout, r);
+            owner = least_loaded(a, r);
             a->loads[owner] += elements * tsr_plan_bits(tensor);
         }
         TSR_TRY(visit(ctx, t, r, owner, elements, err));
@@ -47,7 +63,8 @@ static tsr_status assign_tensor(const assignment *a, uint64_t t, tsr_visit_shard
 tsr_status tsr_plan_assign(const tsr_plan *plan, bool shared_only, tsr_visit_shard *visit, void *ctx, tsr_error *err)
 {
     const tsr_allocator *allocator = plan->host->allocator;
-    assignment a = {plan, tsr_alloc(allocator, plan->ranks, sizeof *a.loads, err)};
+    assignment a = {.plan = plan, .loads = tsr_alloc(allocator, plan->ranks, sizeof *a.loads, err)};
+    a.copies = tsr_vec_of(allocator, sizeof(uint64_t));
     tsr_status status = TSR_OK;
     if (!a.loads) return TSR_E_NOMEM;
     memset(a.loads, 0, plan->ranks * sizeof *a.loads);
@@ -56,6 +73,7 @@ tsr_status tsr_plan_assign(const tsr_plan *plan, bool shared_only, tsr_visit_sha
         const tsr_plan_class *c = &tsr_plan_classes(plan)[tsr_plan_tensors(plan)[t].class_number];
         if (c->layout->copies > 1 || !shared_only) status = assign_tensor(&a, t, visit, ctx, err);
     }
+    tsr_vec_free(&a.copies);
     tsr_free(allocator, a.loads, plan->ranks, sizeof *a.loads);
     return status;
 }
