@@ -58,7 +58,11 @@ static void put_change(tsr_json *json, const tsr_diff_pair *pair, const tsr_diff
     static const struct {
         uint32_t bit;
         const char *name;
-    } names[] = {{TSR_DIFF_DTYPE, "dtype"}, {TSR_DIFF_SHAPE, "shape"}, {TSR_DIFF_VALUE, "value"}, {TSR_DIFF_LAYOUT, "layout"}, {TSR_DIFF_OBJECT, "object"}};
+    } names[] = {{TSR_DIFF_DTYPE, "dtype"},
+                 {TSR_DIFF_SHAPE, "shape"},
+                 {TSR_DIFF_VALUE, "value"},
+                 {TSR_DIFF_LAYOUT, "layout"},
+                 {TSR_DIFF_OBJECT, "object"}};
     tsr_json_object(json);
     tsr_json_key(json, "fqn");
     tsr_json_str(json, pair->a->fqn);
@@ -110,8 +114,11 @@ static void put_summary(tsr_json *json, const tsr_diff_document *document)
     const struct {
         const char *key;
         uint64_t count;
-    } counts[] = {{"same", diff->pair_count - changed}, {"changed", changed},  {"added", diff->added_count},
-                  {"removed", diff->removed_count},     {"renamed", diff->renamed_count}};
+    } counts[] = {{"same", diff->pair_count - changed},
+                  {"changed", changed},
+                  {"added", diff->added_count},
+                  {"removed", diff->removed_count},
+                  {"renamed", diff->renamed_count}};
     tsr_json_key(json, "summary");
     tsr_json_object(json);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {

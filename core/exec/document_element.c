@@ -40,6 +40,7 @@ const char *tsr_element_text(tsr_dtype dtype, const uint8_t *element, char *out,
     else if (kind == TSR_CLASS_BOOL) tsr_line_format(&line, "%s", *element ? "true" : "false");
     else if (kind == TSR_CLASS_COMPLEX) put_complex(&line, dtype, element);
     else if (kind == TSR_CLASS_FLOAT && tsr_dtype_is_numeric(dtype)) put_number(&line, dtype, element);
-    else for (uint32_t i = 0; i < size; i++) tsr_line_format(&line, "%02x", element[i]);
+    else
+        for (uint32_t i = 0; i < size; i++) tsr_line_format(&line, "%02x", element[i]);
     return out;
 }

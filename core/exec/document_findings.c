@@ -65,7 +65,8 @@ void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json
 void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings)
 {
     document->paths++;
-    for (int level = TSR_NOTE; level <= TSR_ERROR; level++) document->totals[level] += tsr_findings_total(findings, (tsr_level)level);
+    for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
+        document->totals[level] += tsr_findings_total(findings, (tsr_level)level);
     tsr_document_put_findings(document->json, path, findings);
 }
 

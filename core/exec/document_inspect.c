@@ -4,7 +4,11 @@
 
 #include "exec/document_parts.h"
 
-enum { REPR_BYTES = 1000, VALUE_DEPTH = 59 /* four containers are open around a value, the emitter allows 63 */, MAX_SHARED = 16 };
+enum {
+    REPR_BYTES = 1000,
+    VALUE_DEPTH = 59 /* four containers are open around a value, the emitter allows 63 */,
+    MAX_SHARED = 16
+};
 
 typedef struct sharing { /* tensors on one storage: their indexes stand together, sorted by (storage_id, index) */
     uint32_t storage_id;

@@ -5,7 +5,8 @@
 
 /* ---- targets ---- */
 
-static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, tsr_arena *arena, const tsr_placement **out, tsr_error *err)
+static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, tsr_arena *arena, const tsr_placement **out,
+                             tsr_error *err)
 {
     tsr_placement *list;
     uint32_t count;
@@ -21,7 +22,8 @@ static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, t
 static tsr_str replicate_everywhere(uint32_t dim_count, tsr_arena *arena, tsr_error *err)
 {
     tsr_str text = TSR_STR("replicate");
-    for (uint32_t i = 1; i < dim_count && text.data; i++) text = tsr_arena_format(arena, err, "%.*s,replicate", TSR_STR_ARG(text));
+    for (uint32_t i = 1; i < dim_count && text.data; i++)
+        text = tsr_arena_format(arena, err, "%.*s,replicate", TSR_STR_ARG(text));
     return text;
 }
 
@@ -30,7 +32,8 @@ tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str 
 {
     *out = (tsr_target){.rule_count = texts->rule_count, .match = match};
     TSR_TRY(tsr_mesh_parse(texts->mesh, arena, &out->mesh, err));
-    if (texts->default_placements.size == 0) texts->default_placements = replicate_everywhere(out->mesh.dim_count, arena, err);
+    if (texts->default_placements.size == 0)
+        texts->default_placements = replicate_everywhere(out->mesh.dim_count, arena, err);
     if (!texts->default_placements.data) return TSR_E_NOMEM;
     TSR_TRY(parse_list(&out->mesh, texts->default_placements, TSR_STR("default"), arena, &out->default_placements, err));
     tsr_target_rule *rules = tsr_arena_array(arena, texts->rule_count, sizeof *rules, err);
@@ -135,7 +138,8 @@ static void feed_entry(const digester *d, const tsr_catalog *catalog, const tsr_
     for (uint64_t i = 0; i < entry->replica_count; i++) feed_chunk(d, catalog, entry, &entry->replicas[i]);
 }
 
-tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm, tsr_digest *out, tsr_error *err)
+tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
+                              tsr_digest *out, tsr_error *err)
 {
     digester d = {host->sha256 ? host->sha256 : host->xxh3, NULL};
     TSR_FAIL_IF(!d.ops, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build has no digest: neither SHA-256 nor XXH3");
@@ -226,7 +230,8 @@ static void put_item(tsr_json *json, const tsr_read_item *item, const tsr_catalo
     const struct {
         const char *key;
         const uint64_t *numbers;
-    } lists[] = {{"dest_offsets", item->dest_offsets}, {"storage_offsets", item->storage_offsets}, {"lengths", item->lengths}};
+    } lists[] = {
+        {"dest_offsets", item->dest_offsets}, {"storage_offsets", item->storage_offsets}, {"lengths", item->lengths}};
     tsr_json_object(json);
     tsr_json_key(json, "fqn");
     tsr_json_str(json, item->entry->fqn);

@@ -43,7 +43,7 @@ static void put_bigint(tsr_line *l, tsr_str bytes)
     bool negative = (uint8_t)bytes.data[size - 1] & 0x80;
     unsigned carry = 1;
     for (size_t i = 0; i < size; i++) {
-        carry += negative ? (uint8_t)~(uint8_t)bytes.data[i] : (uint8_t)bytes.data[i];
+        carry += negative ? (uint8_t) ~(uint8_t)bytes.data[i] : (uint8_t)bytes.data[i];
         left[i] = (uint8_t)(negative ? carry : (uint8_t)bytes.data[i]);
         carry >>= 8;
     }
@@ -116,8 +116,12 @@ static void put_bracket(tsr_line *l, const tsr_value *value, bool opens)
 {
     static const struct {
         const char *open, *close;
-    } brackets[] = {[TSR_VALUE_LIST] = {"[", "]"}, [TSR_VALUE_TUPLE] = {"(", ")"},   [TSR_VALUE_SET] = {"{", "}"},
-                    [TSR_VALUE_DICT] = {"{", "}"}, [TSR_VALUE_SIZE] = {"torch.Size([", "])"}, [TSR_VALUE_OBJECT] = {"(", ")"}};
+    } brackets[] = {[TSR_VALUE_LIST] = {"[", "]"},
+                    [TSR_VALUE_TUPLE] = {"(", ")"},
+                    [TSR_VALUE_SET] = {"{", "}"},
+                    [TSR_VALUE_DICT] = {"{", "}"},
+                    [TSR_VALUE_SIZE] = {"torch.Size([", "])"},
+                    [TSR_VALUE_OBJECT] = {"(", ")"}};
     if (opens && value->kind == TSR_VALUE_OBJECT) tsr_line_put(l, value->text.data, value->text.size);
     if (!opens && value->kind == TSR_VALUE_TUPLE && value->count == 1) tsr_line_put(l, ",", 1);
     if (value->kind == TSR_VALUE_SET && value->count == 0) tsr_line_format(l, "%s", opens ? "set(" : ")");

@@ -23,8 +23,8 @@ static tsr_status read_numbers(const layout_reader *r, const cJSON *object, cons
     const cJSON *array, *item;
     TSR_TRY(tsr_json_get(object, key, TSR_JSON_ARRAY, where, &array, r->err));
     int size = cJSON_GetArraySize(array);
-    TSR_FAIL_IF(size > (int)TSR_MAX_RANK, r->err, TSR_E_LIMIT, TSR_NO_POSITION, "layout: %d dimensions at %s; at most %u", size,
-                where, TSR_MAX_RANK);
+    TSR_FAIL_IF(size > (int)TSR_MAX_RANK, r->err, TSR_E_LIMIT, TSR_NO_POSITION, "layout: %d dimensions at %s; at most %u",
+                size, where, TSR_MAX_RANK);
     uint64_t *numbers = tsr_arena_array(r->arena, (size_t)size, sizeof *numbers, r->err);
     if (!numbers) return TSR_E_NOMEM;
     *out = numbers;
@@ -40,7 +40,8 @@ static tsr_status read_chunk(const layout_reader *r, const cJSON *item, const ch
     TSR_TRY(read_numbers(r, item, "offsets", where, &chunk->offsets, &offsets));
     TSR_TRY(read_numbers(r, item, "sizes", where, &chunk->sizes, &sizes));
     TSR_FAIL_IF(offsets != rank || sizes != rank, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "layout: a chunk with %u offsets and %u sizes at %s; the shape has %u dimensions", offsets, sizes, where, rank);
+                "layout: a chunk with %u offsets and %u sizes at %s; the shape has %u dimensions", offsets, sizes, where,
+                rank);
     chunk->file = TSR_NO_FILE;
     return TSR_OK;
 }
@@ -102,13 +103,15 @@ static tsr_status read_document(const layout_reader *r, const cJSON *root, tsr_c
     const cJSON *schema, *list, *item;
     size_t index = 0;
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
-    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.layout/1") != 0 && strcmp(schema->valuestring, "tessera.inspect/1") != 0, r->err,
-                TSR_E_FORMAT, TSR_NO_POSITION, "layout: schema '%s'; it must be tessera.layout/1", schema->valuestring);
+    TSR_FAIL_IF(
+        strcmp(schema->valuestring, "tessera.layout/1") != 0 && strcmp(schema->valuestring, "tessera.inspect/1") != 0,
+        r->err, TSR_E_FORMAT, TSR_NO_POSITION, "layout: schema '%s'; it must be tessera.layout/1", schema->valuestring);
     TSR_TRY(tsr_json_get(root, "entries", TSR_JSON_ARRAY, "", &list, r->err));
     size_t count = (size_t)cJSON_GetArraySize(list);
     tsr_entry *entries = tsr_arena_array(r->arena, count, sizeof *entries, r->err);
     if (!entries) return TSR_E_NOMEM;
-    cJSON_ArrayForEach(item, list) {
+    cJSON_ArrayForEach(item, list)
+    {
         TSR_TRY(read_entry(r, item, index, &entries[index]));
         index++;
     }

@@ -15,14 +15,16 @@ static tsr_status join(const target_reader *r, const cJSON *array, const char *w
 {
     size_t size = 0;
     const cJSON *item;
-    cJSON_ArrayForEach(item, array) {
+    cJSON_ArrayForEach(item, array)
+    {
         TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, r->err));
         size += strlen(item->valuestring) + 1;
     }
     char *text = tsr_arena_array(r->arena, size + 1, 1, r->err);
     if (!text) return TSR_E_NOMEM;
     tsr_line line = tsr_line_on(text, size + 1);
-    cJSON_ArrayForEach(item, array) {
+    cJSON_ArrayForEach(item, array)
+    {
         if (line.used) tsr_line_put(&line, ",", 1);
         tsr_line_put(&line, item->valuestring, strlen(item->valuestring));
     }
@@ -40,7 +42,8 @@ static tsr_status read_mesh(const target_reader *r, const cJSON *mesh, tsr_str *
                 "target: mesh has %d sizes and %d dim_names", cJSON_GetArraySize(shape), cJSON_GetArraySize(names));
     const cJSON *name = names ? names->child : NULL;
     *out = TSR_STR("");
-    cJSON_ArrayForEach(item, shape) {
+    cJSON_ArrayForEach(item, shape)
+    {
         uint64_t size;
         TSR_TRY(tsr_json_to_u64(item, "mesh.shape", &size, r->err));
         if (name) TSR_TRY(tsr_json_expect(name, TSR_JSON_STRING, "mesh.dim_names", r->err));
@@ -58,7 +61,8 @@ static tsr_status read_rules(const target_reader *r, const cJSON *list, tsr_targ
     tsr_target_rule_text *rules = tsr_arena_array(r->arena, count, sizeof *rules, r->err);
     const cJSON *item, *match, *placements;
     if (!rules) return TSR_E_NOMEM;
-    cJSON_ArrayForEach(item, list) {
+    cJSON_ArrayForEach(item, list)
+    {
         char where[48];
         tsr_line place = tsr_line_on(where, sizeof where);
         tsr_line_format(&place, "rules[%zu]", index);
@@ -90,7 +94,8 @@ static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_tar
     return others ? join(r, others, "default", &out->default_placements) : TSR_OK;
 }
 
-tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out, tsr_error *err)
+tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,
+                                 tsr_error *err)
 {
     const target_reader r = {arena, err};
     cJSON *root;

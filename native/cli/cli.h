@@ -45,16 +45,17 @@ typedef struct cli cli;
 
 typedef struct cli_command {
     const char *name;
-    const char *summary;  /* one line, lower case */
-    const char *operands; /* "PATH DEST" */
-    unsigned least, most; /* operands */
-    const char *examples; /* lines "command\n  what it does\n…" */
+    const char *summary;       /* one line, lower case */
+    const char *operands;      /* "PATH DEST" */
+    unsigned least, most;      /* operands */
+    const char *examples;      /* lines "command\n  what it does\n…" */
     const cli_option *options; /* ends with a NULL name */
     size_t arguments_size;
     int (*run)(cli *program, const void *arguments);
 } cli_command;
 
-extern const cli_command cli_inspect, cli_layout, cli_validate, cli_explain, cli_diff, cli_get, cli_convert, cli_plan, cli_reshard, cli_doctor;
+extern const cli_command cli_inspect, cli_layout, cli_validate, cli_explain, cli_diff, cli_get, cli_convert, cli_plan,
+    cli_reshard, cli_doctor;
 extern const cli_command cli_fqn, cli_optim;
 extern const cli_command *const cli_commands[]; /* ends with NULL */
 extern const cli_option cli_global_options[];   /* fields of cli_globals */
@@ -64,7 +65,7 @@ extern const cli_option cli_global_options[];   /* fields of cli_globals */
 typedef struct cli_globals {
     bool quiet;
     bool no_progress;
-    unsigned color; /* choice: auto, always, never */
+    unsigned color;   /* choice: auto, always, never */
     uint64_t threads; /* 0: as many as allowed */
     bool help;
     bool version;

@@ -13,13 +13,15 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
     static const struct {
         const char *suffix;
         tsr_container to;
-    } suffixes[] = {{".safetensors", TSR_TO_SAFETENSORS}, {".pt", TSR_TO_TORCH}, {".pth", TSR_TO_TORCH}, {".bin", TSR_TO_TORCH}};
+    } suffixes[] = {
+        {".safetensors", TSR_TO_SAFETENSORS}, {".pt", TSR_TO_TORCH}, {".pth", TSR_TO_TORCH}, {".bin", TSR_TO_TORCH}};
     if (arguments->to) {
         w->to = (tsr_container)(arguments->to - 1);
     } else {
         size_t i = 0;
         while (i < 4 && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
-        if (i == 4) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to safetensors, torch or dcp must say what to write");
+        if (i == 4)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to safetensors, torch or dcp must say what to write");
         w->to = suffixes[i].to;
     }
     if (arguments->max_shard_size && w->to != TSR_TO_SAFETENSORS) {
@@ -47,7 +49,8 @@ static int run(cli *program, const void *given)
     const convert_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
-    cli_writing w = {.program = program, .options = &arguments->writing, .what = "converting", .destination = program->operands.items[1]};
+    cli_writing w = {
+        .program = program, .options = &arguments->writing, .what = "converting", .destination = program->operands.items[1]};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
@@ -61,9 +64,12 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what to write (else DEST's ending tells)", offsetof(convert_arguments, to)},
-    {"rename", 0, CLI_LIST, "FROM=TO", "a literal prefix, or one * on each side (repeatable)", offsetof(convert_arguments, renames)},
-    {"max-shard-size", 0, CLI_BYTES, "SIZE", "safetensors: a folder of files of at most SIZE with an index", offsetof(convert_arguments, max_shard_size)},
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what to write (else DEST's ending tells)",
+     offsetof(convert_arguments, to)},
+    {"rename", 0, CLI_LIST, "FROM=TO", "a literal prefix, or one * on each side (repeatable)",
+     offsetof(convert_arguments, renames)},
+    {"max-shard-size", 0, CLI_BYTES, "SIZE", "safetensors: a folder of files of at most SIZE with an index",
+     offsetof(convert_arguments, max_shard_size)},
     CLI_WRITING_OPTIONS(convert_arguments, writing),
     {0},
 };
@@ -75,7 +81,8 @@ const cli_command cli_convert = {
     .least = 2,
     .most = 2,
     .examples = "tessera convert ckpt/ model.safetensors --to safetensors\nDCP to one file, in a few MiB of memory\n"
-                "tessera convert ckpt/ hf/ --to safetensors --max-shard-size 5GB --include 'model.**' --rename model.=\nshards with an index, names without their prefix\n"
+                "tessera convert ckpt/ hf/ --to safetensors --max-shard-size 5GB --include 'model.**' --rename "
+                "model.=\nshards with an index, names without their prefix\n"
                 "tessera convert run.pt ckpt/ --to dcp\nto resume on another number of ranks\n",
     .options = options,
     .arguments_size = sizeof(convert_arguments),

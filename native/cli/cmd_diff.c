@@ -104,7 +104,8 @@ static tsr_status compare_values(comparison *c, tsr_error *err)
     for (uint64_t i = 0; i < c->diff.pair_count && status == TSR_OK; i++) {
         tsr_diff_pair *pair = &c->diff.pairs[i];
         if (!is_comparable(pair)) continue;
-        status = tsr_compare_tensors(c->a.checkpoint, pair->a, c->b.checkpoint, pair->b, &tolerance, ring, &c->differences[i], err);
+        status = tsr_compare_tensors(c->a.checkpoint, pair->a, c->b.checkpoint, pair->b, &tolerance, ring,
+                                     &c->differences[i], err);
         if (status == TSR_OK && c->differences[i].differing) pair->what |= TSR_DIFF_VALUE;
         if (tsr_entry_bytes(pair->a, &bytes)) done += bytes;
         if (status == TSR_OK && !progress.base.step(progress.base.ctx, done, total)) {
@@ -159,7 +160,8 @@ static void put_change(const comparison *c, uint64_t index)
     putchar('\n');
 }
 
-static void put_one_sided(const comparison *c, const char *mark, cli_style style, const tsr_entry *const *entries, uint64_t count)
+static void put_one_sided(const comparison *c, const char *mark, cli_style style, const tsr_entry *const *entries,
+                          uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++) {
         cli_on(&c->program->out, stdout, style);
@@ -194,7 +196,8 @@ static void put_text(const comparison *c)
         cli_put(stdout, diff->renamed[i].why);
         putchar('\n');
     }
-    const char *compared = c->differences ? "values compared" : "names, dtypes, shapes and objects compared; values: --values";
+    const char *compared =
+        c->differences ? "values compared" : "names, dtypes, shapes and objects compared; values: --values";
     if (tsr_diff_is_same(diff)) {
         printf("same: %s names (%s)\n", cli_number(diff->pair_count).text, compared);
     } else {
@@ -249,7 +252,8 @@ static const cli_option options[] = {
     {"atol", 0, CLI_REAL, "X", "values may differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},
     {"rtol", 0, CLI_REAL, "X", "values may differ by X times B's (implies --values)", offsetof(diff_arguments, rtol)},
     {"layout", 0, CLI_FLAG, NULL, "other chunks count as a change", offsetof(diff_arguments, layout)},
-    {"canonical", 0, CLI_FLAG, NULL, "match names after wrapper prefixes (module, _orig_mod, …) are gone", offsetof(diff_arguments, canonical)},
+    {"canonical", 0, CLI_FLAG, NULL, "match names after wrapper prefixes (module, _orig_mod, …) are gone",
+     offsetof(diff_arguments, canonical)},
     {"json", 0, CLI_FLAG, NULL, "the tessera.diff/1 document", offsetof(diff_arguments, json)},
     {0},
 };

@@ -59,7 +59,8 @@ static void tell_program(facts *f, const tsr_host *host)
     tell(f, "program", "xxh3", parts.xxh3);
     tell(f, "program", "zstd", parts.zstd);
     char text[160] = "unknown";
-    if (uname(&system) == 0) snprintf(text, sizeof text, "%.40s %.60s %.40s", system.sysname, system.release, system.machine);
+    if (uname(&system) == 0)
+        snprintf(text, sizeof text, "%.40s %.60s %.40s", system.sysname, system.release, system.machine);
     tell(f, "machine", "system", text);
     tell_number(f, "machine", "threads", host->threads);
     tell_number(f, "machine", "memory_bytes", (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
@@ -72,7 +73,8 @@ static void tell_cpu(facts *f)
     size_t used = 0;
     __builtin_cpu_init();
 #define FEATURE(name) \
-    if (__builtin_cpu_supports(name)) used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", used ? " " : "", name)
+    if (__builtin_cpu_supports(name)) \
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", used ? " " : "", name)
     FEATURE("sse4.2");
     FEATURE("pclmul");
     FEATURE("avx2");
@@ -239,7 +241,8 @@ const cli_command cli_doctor = {
     .operands = "[FOLDER]",
     .least = 0,
     .most = 1,
-    .examples = "tessera doctor\nversions, libraries, processor, MPI, CUDA\ntessera doctor /scratch\nwhat the file system there can do\n",
+    .examples = "tessera doctor\nversions, libraries, processor, MPI, CUDA\ntessera doctor /scratch\nwhat the file system "
+                "there can do\n",
     .options = options,
     .arguments_size = sizeof(doctor_arguments),
     .run = run,

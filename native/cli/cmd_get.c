@@ -78,7 +78,8 @@ static tsr_status take_tile(void *ctx, const void *data, size_t size, uint64_t b
 }
 
 /* Runs of whole rows below the outermost dim that makes them small enough; at most TILE_BYTES at a time. */
-static tsr_status read_slice(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, sink *to, tsr_error *err)
+static tsr_status read_slice(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, sink *to,
+                             tsr_error *err)
 {
     const uint64_t itemsize = tsr_dtype_size(entry->dtype);
     uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], below = itemsize;
@@ -122,45 +123,59 @@ static tsr_status read_whole(cli *program, const cli_session *session, const tsr
     return status;
 }
 
-static tsr_status get_to_file(cli *program, const cli_session *session, const tsr_entry *entry, const cli_slice *slice, bool whole, const char *output, tsr_error *err)
+static tsr_status get_to_file(cli *program, const cli_session *session, const tsr_entry *entry, const cli_slice *slice,
+                              bool whole, const char *output, tsr_error *err)
 {
     tsr_str name = tsr_str_from(output), header = {NULL, 0};
     bool npy = tsr_str_ends(name, TSR_STR(".npy"));
     if (!npy && !tsr_str_ends(name, TSR_STR(".bin"))) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output '%s' must end in .npy, or in .bin for the raw bytes", output);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output '%s' must end in .npy, or in .bin for the raw bytes",
+                         output);
     }
     if (npy) {
-        tsr_status status = cli_npy_header(entry->dtype, slice->rank, slice->shape, tsr_checkpoint_arena(session->checkpoint), &header, err);
+        tsr_status status =
+            cli_npy_header(entry->dtype, slice->rank, slice->shape, tsr_checkpoint_arena(session->checkpoint), &header, err);
         if (status != TSR_OK) return status;
     }
     sink to = {.file = fopen(output, "wb"), .dtype = entry->dtype, .most = 1};
     if (!to.file) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot create '%s': %s", output, strerror(errno));
     tsr_status status = header.size ? write_bytes(&to, (const uint8_t *)header.data, header.size, err) : TSR_OK;
-    if (status == TSR_OK) status = whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
-    if (fclose(to.file) != 0 && status == TSR_OK) status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", output);
+    if (status == TSR_OK)
+        status = whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
+    if (fclose(to.file) != 0 && status == TSR_OK)
+        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", output);
     if (status != TSR_OK) remove(output);
     return status;
 }
 
-static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, bool all, tsr_error *err)
+static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, bool all,
+                              tsr_error *err)
 {
     uint64_t elements = 1;
     for (uint32_t d = 0; d < slice->rank; d++) elements *= slice->shape[d];
     if (tsr_dtype_size(entry->dtype) == 0) {
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "elements of %s are no whole bytes; write them with -o FILE.bin", tsr_dtype_describe(entry->dtype)->name);
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "elements of %s are no whole bytes; write them with -o FILE.bin",
+                         tsr_dtype_describe(entry->dtype)->name);
     }
-    sink to = {.file = stdout, .as_text = true, .dtype = entry->dtype, .rank = slice->rank, .shape = slice->shape,
+    sink to = {.file = stdout,
+               .as_text = true,
+               .dtype = entry->dtype,
+               .rank = slice->rank,
+               .shape = slice->shape,
                .most = all || elements < PRINT_FIRST ? elements : PRINT_FIRST};
     tsr_status status = read_slice(session, entry, slice, &to, err);
     if (elements == 0) fputs("[]", stdout);
-    else if (to.put == elements) for (uint32_t d = 0; d < slice->rank; d++) putchar(']');
+    else if (to.put == elements)
+        for (uint32_t d = 0; d < slice->rank; d++) putchar(']');
     else printf(" …\n%s more; --print prints all, -o FILE.npy writes them", cli_number(elements - to.put).text);
     putchar('\n');
     return status;
 }
 
 /* A name is looked up whole first: names may hold brackets. */
-static tsr_status find(const cli_session *session, const char *given, const tsr_entry **entry, tsr_str *inside, tsr_error *err)
+static tsr_status find(const cli_session *session, const char *given, const tsr_entry **entry, tsr_str *inside,
+                       tsr_error *err)
 {
     tsr_str text = tsr_str_from(given);
     *inside = (tsr_str){NULL, 0};
@@ -180,15 +195,18 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
     if (entry->kind != TSR_ENTRY_TENSOR) {
         char text[4096];
         if (arguments->output || inside.data) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no dense tensor but %.*s", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no dense tensor but %.*s",
+                             TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
         }
         cli_put(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)));
         putchar('\n');
         return TSR_OK;
     }
     status = cli_slice_parse(inside, entry->rank, entry->shape, &slice, err);
-    if (status == TSR_OK && arguments->output) status = get_to_file(program, session, entry, &slice, inside.data == NULL, arguments->output, err);
-    if (status == TSR_OK && (arguments->print || !arguments->output)) status = get_as_text(session, entry, &slice, arguments->print, err);
+    if (status == TSR_OK && arguments->output)
+        status = get_to_file(program, session, entry, &slice, inside.data == NULL, arguments->output, err);
+    if (status == TSR_OK && (arguments->print || !arguments->output))
+        status = get_as_text(session, entry, &slice, arguments->print, err);
     return status;
 }
 
@@ -205,7 +223,8 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write FILE.npy, or FILE.bin for the raw little-endian bytes", offsetof(get_arguments, output)},
+    {"output", 'o', CLI_TEXT, "FILE", "write FILE.npy, or FILE.bin for the raw little-endian bytes",
+     offsetof(get_arguments, output)},
     {"print", 0, CLI_FLAG, NULL, "print all values, however many", offsetof(get_arguments, print)},
     {0},
 };

@@ -25,7 +25,8 @@ static tsr_status put_values(const cli_session *session, const inspect_arguments
         tsr_stats stats;
         if (entry->kind != TSR_ENTRY_TENSOR || !cli_selects(&arguments->selection, entry->fqn)) continue;
         bool numeric = arguments->stats && tsr_dtype_is_numeric(entry->dtype);
-        if (arguments->hash && tsr_tensor_digest(session->checkpoint, entry, arguments->hash, ring, &digest, err) != TSR_OK) break;
+        if (arguments->hash && tsr_tensor_digest(session->checkpoint, entry, arguments->hash, ring, &digest, err) != TSR_OK)
+            break;
         if (numeric && tsr_tensor_stats(session->checkpoint, entry, ring, &stats, err) != TSR_OK) break;
         if (numeric) {
             printf("%12.5g %12.5g %12.5g %12.5g %8" PRIu64 " %8" PRIu64 " %8" PRIu64 "  ", stats.min, stats.max, stats.mean,
@@ -43,7 +44,8 @@ static tsr_status put_values(const cli_session *session, const inspect_arguments
     return tsr_error_context(err, "%s", session->path);
 }
 
-static tsr_status inspect_json(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring, tsr_error *err)
+static tsr_status inspect_json(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring,
+                               tsr_error *err)
 {
     tsr_json json;
     cli_progress progress;
@@ -63,11 +65,13 @@ static tsr_status inspect_json(cli *program, const cli_session *session, const i
     return status;
 }
 
-static tsr_status inspect_text(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring, tsr_error *err)
+static tsr_status inspect_text(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring,
+                               tsr_error *err)
 {
     cli_view v = {.out = &program->out, .session = session, .arguments = arguments};
     if (ring) return put_values(session, arguments, ring, err);
-    tsr_status status = cli_listing_build(session->catalog, cli_selects, &arguments->selection, &tsr_allocator_libc, &v.listing, err);
+    tsr_status status =
+        cli_listing_build(session->catalog, cli_selects, &arguments->selection, &tsr_allocator_libc, &v.listing, err);
     if (status == TSR_OK) {
         cli_put_head(&v);
         if (arguments->tree) status = cli_put_tree(&v, err);
@@ -105,10 +109,14 @@ static int run(cli *program, const void *given)
 static const cli_option options[] = {
     {"tree", 0, CLI_FLAG, NULL, "a tree with totals per prefix", offsetof(inspect_arguments, tree)},
     {"json", 0, CLI_FLAG, NULL, "the tessera.inspect/1 document", offsetof(inspect_arguments, json)},
-    {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable): * within a component, ** across, ?, [...]", offsetof(inspect_arguments, selection.include)},
-    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include", offsetof(inspect_arguments, selection.exclude)},
-    {"hash", 0, CLI_CHOICE, "sha256|xxh3", "digest of every tensor's bytes, whatever its sharding or container", offsetof(inspect_arguments, hash)},
-    {"stats", 0, CLI_FLAG, NULL, "min, max, mean, std, NaN, Inf and zeros of every tensor", offsetof(inspect_arguments, stats)},
+    {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable): * within a component, ** across, ?, [...]",
+     offsetof(inspect_arguments, selection.include)},
+    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
+     offsetof(inspect_arguments, selection.exclude)},
+    {"hash", 0, CLI_CHOICE, "sha256|xxh3", "digest of every tensor's bytes, whatever its sharding or container",
+     offsetof(inspect_arguments, hash)},
+    {"stats", 0, CLI_FLAG, NULL, "min, max, mean, std, NaN, Inf and zeros of every tensor",
+     offsetof(inspect_arguments, stats)},
     {0},
 };
 

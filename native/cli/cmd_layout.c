@@ -10,12 +10,14 @@ typedef struct layout_arguments {
     cli_selection selection;
 } layout_arguments;
 
-static tsr_status write_layout(cli *program, const cli_session *session, const layout_arguments *arguments, FILE *file, tsr_error *err)
+static tsr_status write_layout(cli *program, const cli_session *session, const layout_arguments *arguments, FILE *file,
+                               tsr_error *err)
 {
     tsr_json json;
     const tsr_selection selection = {cli_selects, &arguments->selection};
     tsr_json_start(&json, cli_write_file, file, 1, err);
-    tsr_status status = tsr_document_layout(session->catalog, &selection, !arguments->no_chunks, cli_host(program), &json, err);
+    tsr_status status =
+        tsr_document_layout(session->catalog, &selection, !arguments->no_chunks, cli_host(program), &json, err);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
@@ -29,7 +31,8 @@ static tsr_status write_file(cli *program, const cli_session *session, const lay
     FILE *file = fopen(temporary, "wb");
     if (!file) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot create '%s'", temporary);
     tsr_status status = write_layout(program, session, arguments, file, err);
-    if (fclose(file) != 0 && status == TSR_OK) status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", temporary);
+    if (fclose(file) != 0 && status == TSR_OK)
+        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", temporary);
     if (status == TSR_OK && rename(temporary, arguments->output) != 0) {
         status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot rename to '%s'", arguments->output);
     }
@@ -55,9 +58,11 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     {"output", 'o', CLI_TEXT, "FILE", "write there instead of to standard output", offsetof(layout_arguments, output)},
-    {"no-chunks", 0, CLI_FLAG, NULL, "leave the sharding out: only names, dtypes and shapes count then", offsetof(layout_arguments, no_chunks)},
+    {"no-chunks", 0, CLI_FLAG, NULL, "leave the sharding out: only names, dtypes and shapes count then",
+     offsetof(layout_arguments, no_chunks)},
     {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(layout_arguments, selection.include)},
-    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include", offsetof(layout_arguments, selection.exclude)},
+    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
+     offsetof(layout_arguments, selection.exclude)},
     {"json", 0, CLI_FLAG, NULL, "the only form there is", offsetof(layout_arguments, json)},
     {0},
 };

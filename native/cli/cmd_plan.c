@@ -27,7 +27,8 @@ static void put_ranks(const tsr_plan_totals *totals)
             return;
         }
         const tsr_rank_load *load = &totals->per_rank[r];
-        printf("%8" PRIu64 "  %10s  %10s  %10s\n", r, cli_bytes(load->held).text, cli_bytes(load->read).text, cli_bytes(load->received).text);
+        printf("%8" PRIu64 "  %10s  %10s  %10s\n", r, cli_bytes(load->held).text, cli_bytes(load->read).text,
+               cli_bytes(load->received).text);
     }
 }
 
@@ -48,7 +49,8 @@ static void put_text(const cli *program, const tsr_plan_document *document)
            cli_plural(t->classes, "kind").text, cli_plural(t->ranks, "rank").text);
     printf("\n  %s from %s, %s in all; the largest is %s", cli_plural(t->reads, "read").text, cli_plural(files, "file").text,
            cli_bytes(t->bytes).text, cli_bytes(t->largest_read).text);
-    printf("\n  a rank holds at most %s (imbalance %.2f); read amplification %.2f\n", cli_bytes(t->held_max).text, t->imbalance, t->amplification);
+    printf("\n  a rank holds at most %s (imbalance %.2f); read amplification %.2f\n", cli_bytes(t->held_max).text,
+           t->imbalance, t->amplification);
     put_ranks(t);
 }
 
@@ -58,7 +60,8 @@ static tsr_status report(cli *program, const cli_session *session, const plan_ar
     tsr_plan_totals totals;
     tsr_json json;
     tsr_status status = tsr_plan_count_totals(plan, arena, &totals, err);
-    const tsr_plan_document document = {plan, &totals, session->catalog, &target->mesh, texts, tsr_str_from(session->path), arguments->items};
+    const tsr_plan_document document = {
+        plan, &totals, session->catalog, &target->mesh, texts, tsr_str_from(session->path), arguments->items};
     if (status != TSR_OK) return status;
     if (!arguments->json && !arguments->items) {
         put_text(program, &document);
@@ -95,7 +98,8 @@ static int run(cli *program, const void *given)
 static const cli_option options[] = {
     CLI_TARGET_OPTIONS(plan_arguments, target),
     {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(plan_arguments, selection.include)},
-    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include", offsetof(plan_arguments, selection.exclude)},
+    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
+     offsetof(plan_arguments, selection.exclude)},
     {"json", 0, CLI_FLAG, NULL, "the tessera.plan/1 document", offsetof(plan_arguments, json)},
     {"items", 0, CLI_FLAG, NULL, "the document with every read of every rank", offsetof(plan_arguments, items)},
     {0},
@@ -107,8 +111,9 @@ const cli_command cli_plan = {
     .operands = "PATH",
     .least = 1,
     .most = 1,
-    .examples = "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\nloads and totals, before a byte is moved\n"
-                "tessera plan ckpt/ --target target.json --items\nevery read of every rank, for scripts\n",
+    .examples =
+        "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\nloads and totals, before a byte is moved\n"
+        "tessera plan ckpt/ --target target.json --items\nevery read of every rank, for scripts\n",
     .options = options,
     .arguments_size = sizeof(plan_arguments),
     .run = run,

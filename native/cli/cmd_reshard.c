@@ -48,7 +48,8 @@ static int run(cli *program, const void *given)
     const char *path = program->operands.items[0];
     tsr_error err = {0};
     tsr_plan *plan = NULL;
-    cli_writing w = {.program = program, .options = &arguments->writing, .what = "resharding", .destination = program->operands.items[1]};
+    cli_writing w = {
+        .program = program, .options = &arguments->writing, .what = "resharding", .destination = program->operands.items[1]};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? reshard(&w, arguments, &plan, &err) : TSR_E_NOMEM;
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.store ? path : NULL, &err);
@@ -61,7 +62,8 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     CLI_TARGET_OPTIONS(reshard_arguments, target),
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what to write (default: dcp for DCP, else the source's own kind)", offsetof(reshard_arguments, to)},
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what to write (default: dcp for DCP, else the source's own kind)",
+     offsetof(reshard_arguments, to)},
     CLI_WRITING_OPTIONS(reshard_arguments, writing),
     {0},
 };
@@ -72,7 +74,8 @@ const cli_command cli_reshard = {
     .operands = "PATH DEST",
     .least = 2,
     .most = 2,
-    .examples = "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nany number of ranks to 3: loading there is one read a tensor and rank\n"
+    .examples = "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nany number of ranks to 3: loading there "
+                "is one read a tensor and rank\n"
                 "tessera reshard ckpt/ ranks/ --to torch --target target.json\none torch.save file a rank, with DTensors\n",
     .options = options,
     .arguments_size = sizeof(reshard_arguments),

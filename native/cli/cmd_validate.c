@@ -28,7 +28,8 @@ static tsr_status load_contract(cli *program, const char *path, contract *out, t
 {
     const tsr_host *host = cli_host(program);
     tsr_status status = cli_load_file(program, path, &out->store, &out->text, err);
-    if (status == TSR_OK && !(out->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err))) status = TSR_E_NOMEM;
+    if (status == TSR_OK && !(out->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err)))
+        status = TSR_E_NOMEM;
     return status == TSR_OK ? tsr_layout_read(out->text.data, host, out->arena, &out->catalog, err) : status;
 }
 
@@ -39,12 +40,14 @@ static void free_contract(contract *c)
     tsr_arena_free(c->arena);
 }
 
-static tsr_status check(cli *program, const validate_arguments *arguments, const contract *layout, cli_session *session, tsr_error *err)
+static tsr_status check(cli *program, const validate_arguments *arguments, const contract *layout, cli_session *session,
+                        tsr_error *err)
 {
     const tsr_host *host = cli_host(program);
     tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
     tsr_status status = tsr_validate_catalog(session->catalog, host, findings, err);
-    if (status == TSR_OK && arguments->layout) status = tsr_validate_layout(session->catalog, &layout->catalog, host, findings, err);
+    if (status == TSR_OK && arguments->layout)
+        status = tsr_validate_layout(session->catalog, &layout->catalog, host, findings, err);
     if (status == TSR_OK && arguments->deep) {
         tsr_ring *ring = NULL;
         cli_progress progress;
@@ -62,7 +65,8 @@ static int worse(int a, int b)
     return a > b ? a : b;
 }
 
-static int validate_path(cli *program, const validate_arguments *arguments, const contract *layout, const char *path, cli_report *report)
+static int validate_path(cli *program, const validate_arguments *arguments, const contract *layout, const char *path,
+                         cli_report *report)
 {
     tsr_error err = {0};
     cli_session session;
@@ -111,11 +115,14 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"deep", 0, CLI_FLAG, NULL, "read every byte: structure of every item, checksums, dtype and shape, copies, NaN", offsetof(validate_arguments, deep)},
-    {"layout", 0, CLI_TEXT, "FILE", "check against a file that `tessera layout` wrote", offsetof(validate_arguments, layout)},
+    {"deep", 0, CLI_FLAG, NULL, "read every byte: structure of every item, checksums, dtype and shape, copies, NaN",
+     offsetof(validate_arguments, deep)},
+    {"layout", 0, CLI_TEXT, "FILE", "check against a file that `tessera layout` wrote",
+     offsetof(validate_arguments, layout)},
     {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text)", offsetof(validate_arguments, format)},
     {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(validate_arguments, json)},
-    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "end with status 1 from this level on (default error)", offsetof(validate_arguments, fail_on)},
+    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "end with status 1 from this level on (default error)",
+     offsetof(validate_arguments, fail_on)},
     {"list-rules", 0, CLI_FLAG, NULL, "all rules with their levels", offsetof(validate_arguments, list_rules)},
     {0},
 };

@@ -36,10 +36,12 @@ static void put_finding(const cli_terminal *terminal, const char *path, const ts
     text[0] = '\0';
     if (path) used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", between, path), between = ", ";
     if (finding->file.size && used < sizeof text) {
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%.*s", between, TSR_STR_ARG(finding->file)), between = ", ";
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%.*s", between, TSR_STR_ARG(finding->file)),
+            between = ", ";
     }
     if (finding->byte_offset != TSR_NO_POSITION && used < sizeof text) {
-        used += (size_t)snprintf(text + used, sizeof text - used, "%sbyte %" PRIu64, between, finding->byte_offset), between = ", ";
+        used += (size_t)snprintf(text + used, sizeof text - used, "%sbyte %" PRIu64, between, finding->byte_offset),
+            between = ", ";
     }
     if (finding->fqn.data && !holds(finding->message, finding->fqn) && used < sizeof text) {
         snprintf(text + used, sizeof text - used, "%s%.*s", between, TSR_STR_ARG(finding->fqn));

@@ -33,9 +33,9 @@ static void put_options(const cli *program, const cli_option *options)
 {
     for (; options->name; options++) {
         char left[96];
-        int used = snprintf(left, sizeof left, "  %c%c%s--%s%s%s", options->letter ? '-' : ' ', options->letter ? options->letter : ' ',
-                            options->letter ? ", " : "  ", options->name, options->value ? " " : "",
-                            options->value ? options->value : "");
+        int used = snprintf(left, sizeof left, "  %c%c%s--%s%s%s", options->letter ? '-' : ' ',
+                            options->letter ? options->letter : ' ', options->letter ? ", " : "  ", options->name,
+                            options->value ? " " : "", options->value ? options->value : "");
         fputs(left, stdout);
         if (used >= HELP_COLUMN - 1) {
             putchar('\n');
@@ -73,9 +73,11 @@ void cli_help(const cli *program, const cli_command *command)
     }
     puts("tessera: looks into, checks, compares and converts the checkpoints of distributed PyTorch training\n");
     heading(program, "Examples");
-    put_examples(program, "tessera inspect ckpt/\nwhat it holds, how big, in which dtypes, how sharded, what is wrong\n"
-                          "tessera validate --deep ckpt/\nread and check every byte\n"
-                          "tessera convert ckpt/ model.safetensors --to safetensors\nDCP to one file, without holding the model in memory\n");
+    put_examples(
+        program,
+        "tessera inspect ckpt/\nwhat it holds, how big, in which dtypes, how sharded, what is wrong\n"
+        "tessera validate --deep ckpt/\nread and check every byte\n"
+        "tessera convert ckpt/ model.safetensors --to safetensors\nDCP to one file, without holding the model in memory\n");
     putchar('\n');
     heading(program, "Commands");
     for (const cli_command *const *c = cli_commands; *c; c++) printf("  %-10s %s\n", (*c)->name, (*c)->summary);

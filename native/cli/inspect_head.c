@@ -85,7 +85,8 @@ static void put_sharding(const cli_view *v)
     const char *between = "";
     for (unsigned k = 0; k < kinds; k++) {
         if (k >= SHOWN) others += cuts[k].tensors;
-        else if (k == 0) printf("%s in %s", cli_plural(cuts[k].tensors, "tensor").text, cli_plural(cuts[k].chunks, "chunk").text);
+        else if (k == 0)
+            printf("%s in %s", cli_plural(cuts[k].tensors, "tensor").text, cli_plural(cuts[k].chunks, "chunk").text);
         else printf(", %s in %s", cli_number(cuts[k].tensors).text, cli_number(cuts[k].chunks).text);
         between = ", ";
     }

@@ -174,7 +174,8 @@ static void put_branch(const cli_view *v, const cli_row *row)
 static void count_text(const cli_row *row, char *out, size_t capacity)
 {
     const cli_node *node = row->node;
-    cli_words tensors = cli_plural(node->tensors * row->times, "tensor"), objects = cli_plural(node->others * row->times, "object");
+    cli_words tensors = cli_plural(node->tensors * row->times, "tensor"),
+              objects = cli_plural(node->others * row->times, "object");
     snprintf(out, capacity, "%s%s%s", node->tensors ? tensors.text : "", node->tensors && node->others ? ", " : "",
              node->others ? objects.text : "");
 }

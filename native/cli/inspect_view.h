@@ -17,7 +17,7 @@ typedef struct cli_view {
     const cli_session *session;
     const inspect_arguments *arguments;
     cli_listing listing;
-    tsr_vec partners; /* tensors by storage */
+    tsr_vec partners;                                         /* tensors by storage */
     unsigned name_width, type_width, shape_width, size_width; /* columns */
     bool has_stored; /* some tensor is sharded or shares its storage: worth a column */
 } cli_view;

@@ -35,8 +35,13 @@ static uint32_t add_node(builder *b, uint32_t parent, tsr_str name)
     uint32_t index = (uint32_t)b->listing->nodes.count;
     cli_node *node = tsr_vec_push(&b->listing->nodes, b->err);
     if (!node) return CLI_NO_NODE;
-    *node = (cli_node){.name = name, .parent = parent, .first = CLI_NO_NODE, .last = CLI_NO_NODE, .next = CLI_NO_NODE,
-                       .folded = 1, .fold_next = CLI_NO_NODE};
+    *node = (cli_node){.name = name,
+                       .parent = parent,
+                       .first = CLI_NO_NODE,
+                       .last = CLI_NO_NODE,
+                       .next = CLI_NO_NODE,
+                       .folded = 1,
+                       .fold_next = CLI_NO_NODE};
     if (parent == CLI_NO_NODE) return index;
     cli_node *above = node_at(b->listing, parent);
     if (above->last == CLI_NO_NODE) above->first = index;
@@ -55,7 +60,8 @@ static uint32_t child_of(builder *b, uint32_t parent, tsr_str name, tsr_str pref
     b->depth = depth;
     uint32_t *known;
     bool is_new;
-    if (tsr_map_put(b->prefixes, prefix, (uint32_t)b->listing->nodes.count, &known, &is_new, b->err) != TSR_OK) return CLI_NO_NODE;
+    if (tsr_map_put(b->prefixes, prefix, (uint32_t)b->listing->nodes.count, &known, &is_new, b->err) != TSR_OK)
+        return CLI_NO_NODE;
     return is_new ? add_node(b, parent, name) : *known;
 }
 
@@ -65,7 +71,8 @@ static tsr_status add_entry(builder *b, const tsr_entry *entry)
     uint32_t at = 0;
     unsigned depth = 0;
     for (size_t start = 0;; depth++) {
-        const char *dot = depth + 1 < CLI_MAX_DEPTH && start < fqn.size ? memchr(fqn.data + start, '.', fqn.size - start) : NULL;
+        const char *dot =
+            depth + 1 < CLI_MAX_DEPTH && start < fqn.size ? memchr(fqn.data + start, '.', fqn.size - start) : NULL;
         size_t end = dot ? (size_t)(dot - fqn.data) : fqn.size;
         at = child_of(b, at, (tsr_str){fqn.data + start, end - start}, (tsr_str){fqn.data, end}, depth);
         if (at == CLI_NO_NODE) return TSR_E_NOMEM;
@@ -128,9 +135,11 @@ static void add_up(cli_listing *listing)
         above->others += node->others;
         above->elements += node->elements;
         above->bytes += node->bytes;
-        above->mixed |= node->mixed || (above->dtype != TSR_DTYPE_NONE && node->dtype != TSR_DTYPE_NONE && above->dtype != node->dtype);
+        above->mixed |=
+            node->mixed || (above->dtype != TSR_DTYPE_NONE && node->dtype != TSR_DTYPE_NONE && above->dtype != node->dtype);
         if (above->dtype == TSR_DTYPE_NONE) above->dtype = node->dtype;
-        above->signature += mix(tsr_hash_bytes(node->name.data, node->name.size, 1), node->signature); /* order does not count */
+        above->signature +=
+            mix(tsr_hash_bytes(node->name.data, node->name.size, 1), node->signature); /* order does not count */
     }
 }
 

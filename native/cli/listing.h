@@ -6,7 +6,7 @@
 #include "tessera/catalog.h"
 #include "tessera/memory.h"
 
-#define CLI_NO_NODE UINT32_MAX
+#define CLI_NO_NODE   UINT32_MAX
 #define CLI_MAX_DEPTH 64 /* deeper components stay in one name */
 
 typedef struct cli_node {
@@ -27,12 +27,12 @@ typedef struct cli_listing {
 } cli_listing;
 
 typedef struct cli_row {
-    tsr_str label;         /* table: the whole name; tree: the components this line adds */
+    tsr_str label; /* table: the whole name; tree: the components this line adds */
     const cli_node *node;
-    uint64_t times;        /* how many names the row stands for, folded ancestors included */
-    unsigned depth;        /* tree: 0 for the top level */
-    uint64_t last_at;      /* tree: bit d: the ancestor at depth d is the last of its siblings */
-    bool odd;              /* a component of the label is numbered like siblings that are all equal, but differs from them */
+    uint64_t times;   /* how many names the row stands for, folded ancestors included */
+    unsigned depth;   /* tree: 0 for the top level */
+    uint64_t last_at; /* tree: bit d: the ancestor at depth d is the last of its siblings */
+    bool odd;         /* a component of the label is numbered like siblings that are all equal, but differs from them */
 } cli_row;
 
 /* `keeps` chooses entries. Borrows the catalog. */

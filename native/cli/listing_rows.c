@@ -48,7 +48,8 @@ static void append_label(walker *w, const cli_node *node)
     unsigned ranges = 0;
     for (const cli_node *from = node; from;) {
         const cli_node *to = from;
-        while (to->fold_next != CLI_NO_NODE && follows(to->name, node_at(w->listing, to->fold_next)->name)) to = node_at(w->listing, to->fold_next);
+        while (to->fold_next != CLI_NO_NODE && follows(to->name, node_at(w->listing, to->fold_next)->name))
+            to = node_at(w->listing, to->fold_next);
         if (ranges++) append(w, ",", 1);
         if (ranges > MAX_RANGES) {
             append(w, "…", sizeof "…" - 1);
@@ -140,7 +141,8 @@ static bool grid_text(const tsr_entry *entry, char *out, size_t capacity)
         uint64_t cuts = cuts_along(entry, d);
         if (cuts == 0 || cuts > entry->chunk_count / product) return false;
         product *= cuts;
-        if (cuts > 1) used += (size_t)snprintf(out + used, capacity - used, "%s%" PRIu64 " on dim %u", used ? ", " : "", cuts, d);
+        if (cuts > 1)
+            used += (size_t)snprintf(out + used, capacity - used, "%s%" PRIu64 " on dim %u", used ? ", " : "", cuts, d);
     }
     return product == entry->chunk_count && used < capacity;
 }
@@ -157,7 +159,8 @@ void cli_layout_text(const tsr_entry *entry, char *out, size_t capacity)
 {
     const tsr_distribution *known = entry->distribution;
     if (known && known->placements.size) {
-        snprintf(out, capacity, "%.*s%s%.*s", TSR_STR_ARG(known->placements), known->mesh.size ? " over " : "", TSR_STR_ARG(known->mesh));
+        snprintf(out, capacity, "%.*s%s%.*s", TSR_STR_ARG(known->placements), known->mesh.size ? " over " : "",
+                 TSR_STR_ARG(known->mesh));
     } else if (entry->chunk_count == 1) {
         snprintf(out, capacity, "%s", is_whole(entry) ? "whole" : "1 chunk, a part");
     } else if (entry->chunk_count == 0) {

@@ -9,8 +9,9 @@
 #include "cli/cli.h"
 #include "cli/term.h"
 
-const cli_command *const cli_commands[] = {&cli_inspect, &cli_validate, &cli_layout, &cli_diff, &cli_get,
-                                           &cli_convert, &cli_plan, &cli_reshard, &cli_explain, &cli_fqn, &cli_optim, &cli_doctor, NULL};
+const cli_command *const cli_commands[] = {&cli_inspect, &cli_validate, &cli_layout,  &cli_diff,    &cli_get,
+                                           &cli_convert, &cli_plan,     &cli_reshard, &cli_explain, &cli_fqn,
+                                           &cli_optim,   &cli_doctor,   NULL};
 
 /* ---- messages ---- */
 

@@ -47,7 +47,8 @@ static const char *suggest_option(const cli_command *command, const char *wrong)
 
 static target find_option(cli *program, void *arguments, const char *name, size_t size, char letter)
 {
-    const cli_option *own = letter ? find_letter(program->command->options, letter) : find_long(program->command->options, name, size);
+    const cli_option *own =
+        letter ? find_letter(program->command->options, letter) : find_long(program->command->options, name, size);
     if (own) return (target){own, arguments};
     const cli_option *global = letter ? find_letter(cli_global_options, letter) : find_long(cli_global_options, name, size);
     return (target){global, (char *)&program->globals};
@@ -58,9 +59,20 @@ bool cli_parse_bytes(const char *text, uint64_t *bytes)
     static const struct {
         const char *suffix;
         double factor;
-    } units[] = {{"", 1},         {"B", 1},           {"K", 1e3},          {"KB", 1e3},          {"MB", 1e6},
-                 {"M", 1e6},      {"GB", 1e9},        {"G", 1e9},          {"TB", 1e12},         {"T", 1e12},
-                 {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
+    } units[] = {{"", 1},
+                 {"B", 1},
+                 {"K", 1e3},
+                 {"KB", 1e3},
+                 {"MB", 1e6},
+                 {"M", 1e6},
+                 {"GB", 1e9},
+                 {"G", 1e9},
+                 {"TB", 1e12},
+                 {"T", 1e12},
+                 {"KiB", 1024.0},
+                 {"MiB", 1048576.0},
+                 {"GiB", 1073741824.0},
+                 {"TiB", 1099511627776.0}};
     char *end;
     double number = strtod(text, &end);
     if (end == text || !(number >= 0)) return false;
@@ -143,7 +155,9 @@ static bool parse_option(cli *program, int argc, char **argv, int *at, void *arg
     if (!to.option) {
         const char *meant = text[1] == '-' ? suggest_option(program->command, text + 2) : NULL;
         if (meant) cli_fail(program, "%s has no option %s; did you mean --%s?", program->command->name, text, meant);
-        else cli_fail(program, "%s has no option %s; see tessera help %s", program->command->name, text, program->command->name);
+        else
+            cli_fail(program, "%s has no option %s; see tessera help %s", program->command->name, text,
+                     program->command->name);
         return false;
     }
     if (to.option->kind == CLI_FLAG) {
@@ -179,8 +193,8 @@ bool cli_parse(cli *program, int argc, char **argv, void *arguments)
         return false;
     }
     if (program->operands.count > command->most) {
-        cli_fail(program, "%s takes %s; '%s' is too much", command->name, *command->operands ? command->operands : "no operands",
-                 program->operands.items[command->most]);
+        cli_fail(program, "%s takes %s; '%s' is too much", command->name,
+                 *command->operands ? command->operands : "no operands", program->operands.items[command->most]);
         return false;
     }
     return true;

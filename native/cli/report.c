@@ -13,7 +13,8 @@ static void place_of(char *out, size_t capacity, const char *path, const tsr_fin
     size_t size = strlen(path);
     const char *between = size && path[size - 1] == '/' ? "" : "/";
     size_t tail = finding->file.size;
-    bool is_file = tail && size >= tail && memcmp(path + size - tail, finding->file.data, tail) == 0; /* the path is the file */
+    bool is_file =
+        tail && size >= tail && memcmp(path + size - tail, finding->file.data, tail) == 0; /* the path is the file */
     if (tail == 0 || is_file) snprintf(out, capacity, "%s", path);
     else snprintf(out, capacity, "%s%s%.*s", path, between, TSR_STR_ARG(finding->file));
 }
@@ -30,7 +31,8 @@ static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog
     cli_on(r->terminal, stdout, CLI_BOLD);
     cli_put(stdout, tsr_str_from(path));
     cli_off(r->terminal, stdout);
-    printf("  %s, %s names, %s: ", tsr_format_name(catalog->format), cli_number(catalog->entry_count).text, cli_bytes(bytes).text);
+    printf("  %s, %s names, %s: ", tsr_format_name(catalog->format), cli_number(catalog->entry_count).text,
+           cli_bytes(bytes).text);
     cli_put_finding_counts(r->terminal, totals);
     putchar('\n');
     cli_put_findings(r->terminal, NULL, findings, 0);
@@ -214,14 +216,17 @@ static void gitlab_add(tsr_json *json, const char *path, const tsr_finding *find
 
 /* ---- all ---- */
 
-void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_report_format format, size_t path_count, tsr_error *err)
+void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_report_format format, size_t path_count,
+                      tsr_error *err)
 {
     *report = (cli_report){.format = format, .terminal = terminal, .path_count = path_count};
     tsr_json_start(&report->json, cli_write_file, stdout, 1, err);
     if (format == CLI_REPORT_JSON) tsr_findings_document_start(&report->document, &report->json);
     if (format == CLI_REPORT_SARIF) sarif_start(&report->json);
     if (format == CLI_REPORT_GITLAB) tsr_json_array(&report->json);
-    if (format == CLI_REPORT_JUNIT) printf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera validate\" tests=\"%zu\">\n", path_count);
+    if (format == CLI_REPORT_JUNIT)
+        printf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera validate\" tests=\"%zu\">\n",
+               path_count);
 }
 
 void cli_report_add(cli_report *report, const char *path, const tsr_catalog *catalog, const tsr_findings *findings)
@@ -259,6 +264,7 @@ tsr_status cli_report_end(cli_report *report)
     if (report->format == CLI_REPORT_JSON) tsr_findings_document_end(&report->document);
     if (report->format == CLI_REPORT_SARIF) sarif_end(&report->json);
     if (report->format == CLI_REPORT_GITLAB) tsr_json_array_end(&report->json);
-    bool is_json = report->format == CLI_REPORT_JSON || report->format == CLI_REPORT_SARIF || report->format == CLI_REPORT_GITLAB;
+    bool is_json =
+        report->format == CLI_REPORT_JSON || report->format == CLI_REPORT_SARIF || report->format == CLI_REPORT_GITLAB;
     return is_json ? tsr_json_finish(&report->json) : TSR_OK;
 }

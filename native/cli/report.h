@@ -27,7 +27,8 @@ typedef struct cli_report {
     tsr_findings_document document;
 } cli_report;
 
-void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_report_format format, size_t path_count, tsr_error *err);
+void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_report_format format, size_t path_count,
+                      tsr_error *err);
 void cli_report_add(cli_report *report, const char *path, const tsr_catalog *catalog, const tsr_findings *findings);
 /* A path that could not be checked at all. */
 void cli_report_trouble(cli_report *report, const char *path, const tsr_error *err);

@@ -84,9 +84,10 @@ static void draw(cli_progress *p, uint64_t byte_done, uint64_t byte_total, doubl
 {
     double elapsed = now - p->started, rate = elapsed > 0 ? (double)byte_done / elapsed : 0;
     cli_words done = cli_bytes(byte_done), total = cli_bytes(byte_total), speed = cli_bytes((uint64_t)rate);
-    fprintf(stderr, "\r%s %3.0f %%  %s of %s  %s/s", p->what, byte_total ? 100.0 * (double)byte_done / (double)byte_total : 100.0,
-            done.text, total.text, speed.text);
-    if (rate > 0 && byte_total > byte_done && elapsed > 0.5) fprintf(stderr, "  %.0f s left", (double)(byte_total - byte_done) / rate);
+    fprintf(stderr, "\r%s %3.0f %%  %s of %s  %s/s", p->what,
+            byte_total ? 100.0 * (double)byte_done / (double)byte_total : 100.0, done.text, total.text, speed.text);
+    if (rate > 0 && byte_total > byte_done && elapsed > 0.5)
+        fprintf(stderr, "  %.0f s left", (double)(byte_total - byte_done) / rate);
     fputs("\x1b[K", stderr);
     fflush(stderr);
     p->drawn = now;

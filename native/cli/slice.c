@@ -44,7 +44,8 @@ static bool is_blank(tsr_str text)
 }
 
 /* One part of the slice for a dim of `size`; `*keeps` says whether the dim stays. */
-static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, uint64_t *offset, uint64_t *length, bool *keeps, tsr_error *err)
+static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, uint64_t *offset, uint64_t *length, bool *keeps,
+                             tsr_error *err)
 {
     const char *colon = memchr(part.data, ':', part.size);
     int64_t from = 0, to = INT64_MAX;
@@ -53,7 +54,8 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, uint64_t
         if (!parse_number(part, &from)) goto bad;
         uint64_t at = from < 0 ? size + (uint64_t)from : (uint64_t)from;
         if (at >= size) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "index %" PRId64 " of dim %u is beyond its size %" PRIu64, from, dim, size);
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "index %" PRId64 " of dim %u is beyond its size %" PRIu64,
+                             from, dim, size);
         }
         *offset = at;
         *length = 1;
@@ -67,7 +69,8 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, uint64_t
     *length = high > low ? high - low : 0;
     return TSR_OK;
 bad:
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no index of dim %u: it is a number, a:b, a:, :b or :", TSR_STR_ARG(part), dim);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "'%.*s' is no index of dim %u: it is a number, a:b, a:, :b or :", TSR_STR_ARG(part), dim);
 }
 
 static size_t count_parts(tsr_str inside)
@@ -80,7 +83,8 @@ static size_t count_parts(tsr_str inside)
 tsr_status cli_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape, cli_slice *out, tsr_error *err)
 {
     *out = (cli_slice){.rank = 0};
-    if (rank > TSR_MAX_RANK) return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u", rank, TSR_MAX_RANK);
+    if (rank > TSR_MAX_RANK)
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u", rank, TSR_MAX_RANK);
     size_t parts = inside.data ? count_parts(inside) : 0;
     bool filled = false;
     uint32_t dim = 0;
@@ -96,7 +100,9 @@ tsr_status cli_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape,
             }
             continue;
         }
-        if (dim >= rank) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the slice has %zu parts; the tensor has %u dims", parts, rank);
+        if (dim >= rank)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the slice has %zu parts; the tensor has %u dims", parts,
+                             rank);
         bool keeps;
         tsr_status status = parse_part(part, dim, shape[dim], &out->offsets[dim], &out->sizes[dim], &keeps, err);
         if (status != TSR_OK) return status;

@@ -19,7 +19,8 @@ tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_
                            tsr_target *out, tsr_error *err)
 {
     if (options->target ? options->mesh || options->placements : !options->mesh || !options->placements) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the target is either --target FILE or --mesh with --placements");
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "the target is either --target FILE or --mesh with --placements");
     }
     *texts = (tsr_target_texts){tsr_str_from(options->mesh), NULL, 0, tsr_str_from(options->placements)};
     tsr_status status = options->target ? read_file(program, options->target, arena, texts, err) : TSR_OK;

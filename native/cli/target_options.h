@@ -11,8 +11,11 @@ typedef struct cli_target_options {
 
 #define CLI_TARGET_OPTIONS(type, field) \
     {"target", 0, CLI_TEXT, "FILE", "a tessera.target/1 document: mesh and rules by name", offsetof(type, field.target)}, \
-    {"mesh", 0, CLI_TEXT, "MESH", "the mesh, such as dp=4,tp=2", offsetof(type, field.mesh)}, \
-    {"placements", 0, CLI_TEXT, "LIST", "one a mesh dim for every tensor: shard(0),replicate", offsetof(type, field.placements)}
+        {"mesh", 0, CLI_TEXT, "MESH", "the mesh, such as dp=4,tp=2", offsetof(type, field.mesh)}, \
+    { \
+        "placements", 0, CLI_TEXT, "LIST", "one a mesh dim for every tensor: shard(0),replicate", \
+            offsetof(type, field.placements) \
+    }
 
 /* The target of the options, in `arena`. TSR_E_USAGE unless there is either --target or both of the others. */
 tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,

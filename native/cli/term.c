@@ -92,7 +92,8 @@ void cli_put_fitted(FILE *file, tsr_str text, unsigned columns, bool pad)
 
 void cli_on(const cli_terminal *terminal, FILE *file, cli_style style)
 {
-    static const char *const codes[] = {"", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[34m", "\x1b[36m"};
+    static const char *const codes[] = {"",         "\x1b[1m",  "\x1b[2m",  "\x1b[31m",
+                                        "\x1b[33m", "\x1b[32m", "\x1b[34m", "\x1b[36m"};
     if (terminal->color) fputs(codes[style], file);
 }
 

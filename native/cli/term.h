@@ -27,9 +27,9 @@ void cli_put_wrapped(FILE *file, tsr_str text, unsigned indent, unsigned used, u
 typedef struct cli_words {
     char text[48];
 } cli_words;
-cli_words cli_bytes(uint64_t bytes);             /* "12.5 GiB" */
-cli_words cli_number(uint64_t number);           /* "1,234,567" */
-cli_words cli_short_number(uint64_t number);     /* "6.74 B" (10^9) */
+cli_words cli_bytes(uint64_t bytes);               /* "12.5 GiB" */
+cli_words cli_number(uint64_t number);             /* "1,234,567" */
+cli_words cli_short_number(uint64_t number);       /* "6.74 B" (10^9) */
 cli_words cli_plural(uint64_t n, const char *one); /* "1 tensor", "3 tensors" */
 
 #endif

@@ -21,7 +21,8 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
 {
     tsr_dtype dtype = w->options->dtype ? tsr_dtype_from_name(tsr_str_from(w->options->dtype)) : TSR_DTYPE_NONE;
     if (w->options->dtype && dtype == TSR_DTYPE_NONE) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'; float32, bfloat16, float16, float8_e4m3fn, …", w->options->dtype);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "there is no dtype '%s'; float32, bfloat16, float16, float8_e4m3fn, …", w->options->dtype);
     }
     *out = (tsr_convert_options){
         .to = w->to,
@@ -57,7 +58,8 @@ static tsr_status list_obsolete(cli_writing *w, tsr_error *err)
     cli_session old;
     w->obsolete = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
     if (!w->is_folder || !w->options->overwrite || w->options->dry_run) return TSR_OK;
-    if (cli_open(w->program, w->destination, &(tsr_open_options){.skip_objects = true}, &old, &ignored) != TSR_OK) return TSR_OK;
+    if (cli_open(w->program, w->destination, &(tsr_open_options){.skip_objects = true}, &old, &ignored) != TSR_OK)
+        return TSR_OK;
     tsr_status status = TSR_OK;
     for (uint32_t f = 0; f < old.store->file_count && status == TSR_OK; f++) {
         tsr_str name = old.store->files[f].name;
@@ -74,9 +76,10 @@ static tsr_status open_destination(cli_writing *w, tsr_error *err)
 {
     if (w->options->dry_run) return TSR_OK;
     if (w->options->overwrite && w->is_folder && !w->has_marker) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "a folder of this form has no file whose rename could replace all at once: remove '%s' instead of --overwrite",
-                         w->destination);
+        return tsr_raise(
+            err, TSR_E_USAGE, TSR_NO_POSITION,
+            "a folder of this form has no file whose rename could replace all at once: remove '%s' instead of --overwrite",
+            w->destination);
     }
     const tsr_folder_output_options options = {
         .is_folder = w->is_folder,
@@ -93,14 +96,16 @@ static tsr_status write_sidecar(cli_writing *w, tsr_error *err)
 {
     tsr_str text = w->conversion.sidecar;
     tsr_output *to = w->output;
-    tsr_str name = to && to->generation ? tsr_arena_format(w->arena, err, "objects-g%u.json", to->generation) : TSR_STR("objects.json");
+    tsr_str name =
+        to && to->generation ? tsr_arena_format(w->arena, err, "objects-g%u.json", to->generation) : TSR_STR("objects.json");
     uint32_t file;
     if (text.size == 0 || w->options->dry_run) return TSR_OK;
     if (!w->is_folder) {
         tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
         const tsr_folder_output_options options = {.overwrite = w->options->overwrite};
         if (!path.data) return TSR_E_NOMEM;
-        tsr_status status = tsr_folder_output_open(NULL, cli_host(w->program)->allocator, path.data, &options, &w->sidecar, err);
+        tsr_status status =
+            tsr_folder_output_open(NULL, cli_host(w->program)->allocator, path.data, &options, &w->sidecar, err);
         if (status != TSR_OK) return status;
         to = w->sidecar;
         name = TSR_STR("");

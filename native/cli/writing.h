@@ -17,14 +17,31 @@ typedef struct cli_writing_options {
 
 #define CLI_WRITING_OPTIONS(type, field) \
     {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(type, field.selection.include)}, \
-    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include", offsetof(type, field.selection.exclude)}, \
-    {"dtype", 0, CLI_TEXT, "DTYPE", "cast floating tensors, correctly rounded", offsetof(type, field.dtype)}, \
-    {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", \
-     "what is no tensor (default: kept for torch and dcp, refused for safetensors); sidecar writes JSON", offsetof(type, field.objects)}, \
-    {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(type, field.max_memory)}, \
-    {"overwrite", 0, CLI_FLAG, NULL, "replace an existing destination, once the new one is complete", offsetof(type, field.overwrite)}, \
-    {"dry-run", 0, CLI_FLAG, NULL, "decide everything, write nothing", offsetof(type, field.dry_run)}, \
-    {"json", 0, CLI_FLAG, NULL, "the tessera.convert/1 document: what was written, cast, copied, left out", offsetof(type, field.json)}
+        {"exclude", \
+         0, \
+         CLI_LIST, \
+         "GLOB", \
+         "no names that match (repeatable); beats --include", \
+         offsetof(type, field.selection.exclude)}, \
+        {"dtype", 0, CLI_TEXT, "DTYPE", "cast floating tensors, correctly rounded", offsetof(type, field.dtype)}, \
+        {"objects", \
+         0, \
+         CLI_CHOICE, \
+         "keep|drop|sidecar|refuse", \
+         "what is no tensor (default: kept for torch and dcp, refused for safetensors); sidecar writes JSON", \
+         offsetof(type, field.objects)}, \
+        {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(type, field.max_memory)}, \
+        {"overwrite", \
+         0, \
+         CLI_FLAG, \
+         NULL, \
+         "replace an existing destination, once the new one is complete", \
+         offsetof(type, field.overwrite)}, \
+        {"dry-run", 0, CLI_FLAG, NULL, "decide everything, write nothing", offsetof(type, field.dry_run)}, \
+    { \
+        "json", 0, CLI_FLAG, NULL, "the tessera.convert/1 document: what was written, cast, copied, left out", \
+            offsetof(type, field.json) \
+    }
 
 typedef struct cli_writing {
     cli *program;
@@ -34,7 +51,7 @@ typedef struct cli_writing {
     cli_session source; /* open */
     tsr_container to;
     bool is_folder;
-    bool has_marker;          /* a folder whose old content can be replaced at one instant */
+    bool has_marker; /* a folder whose old content can be replaced at one instant */
     uint64_t max_shard_size;
     const tsr_rename *renames; /* or NULL */
     size_t rename_count;

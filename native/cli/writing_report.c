@@ -71,11 +71,13 @@ static void report_text(const cli_writing *w)
     cli_put(stderr, tsr_str_from(w->destination));
     fprintf(stderr, ": %s", cli_plural(t.tensors, "tensor").text);
     if (t.objects) fprintf(stderr, ", %s", cli_plural(t.objects, "object").text);
-    fprintf(stderr, ", %s in %s", cli_bytes(w->conversion.byte_total).text, cli_plural(w->conversion.file_count, "file").text);
+    fprintf(stderr, ", %s in %s", cli_bytes(w->conversion.byte_total).text,
+            cli_plural(w->conversion.file_count, "file").text);
     if (t.cast) fprintf(stderr, ", %s cast", cli_number(t.cast).text);
     if (t.left_out) fprintf(stderr, ", %s left out", cli_number(t.left_out).text);
     if (!w->options->dry_run && w->seconds > 0) {
-        fprintf(stderr, "; %.2f s, %s/s", w->seconds, cli_bytes((uint64_t)((double)w->conversion.byte_total / w->seconds)).text);
+        fprintf(stderr, "; %.2f s, %s/s", w->seconds,
+                cli_bytes((uint64_t)((double)w->conversion.byte_total / w->seconds)).text);
     }
     fputc('\n', stderr);
 }

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define MAX_OPEN_FILES 256
-#define MAX_COPY ((uint64_t)1 << 30) /* at a time, so that a signal is heard */
+#define MAX_COPY       ((uint64_t)1 << 30) /* at a time, so that a signal is heard */
 
 static output_file *file_at(folder_output *output, uint32_t file)
 {
@@ -73,22 +73,25 @@ void tsr_output_give(folder_output *output, uint32_t file)
 
 static bool is_component(tsr_str name)
 {
-    return name.size > 0 && name.size <= NAME_MAX && !memchr(name.data, '/', name.size) && !memchr(name.data, '\0', name.size) &&
-           !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
+    return name.size > 0 && name.size <= NAME_MAX && !memchr(name.data, '/', name.size) &&
+           !memchr(name.data, '\0', name.size) && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
 }
 
 static tsr_status name_file(folder_output *output, tsr_str name, output_file *file, tsr_error *err)
 {
     if (output->mode == OUTPUT_FILE) {
-        if (name.size || output->files.count) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is one file without a name");
+        if (name.size || output->files.count)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is one file without a name");
         file->name = output->name;
     } else {
-        if (!is_component(name)) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no name of a file", TSR_STR_ARG(name));
+        if (!is_component(name))
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no name of a file", TSR_STR_ARG(name));
         file->name = tsr_arena_str(output->arena, name, err).data;
     }
     if (!file->name) return TSR_E_NOMEM;
     if (output->mode == OUTPUT_NEW_FOLDER) file->temporary = file->name;
-    else if (output->mode == OUTPUT_FILE) file->temporary = tsr_arena_format(output->arena, err, ".%.200s.tessera-%u", file->name, output->tag).data;
+    else if (output->mode == OUTPUT_FILE)
+        file->temporary = tsr_arena_format(output->arena, err, ".%.200s.tessera-%u", file->name, output->tag).data;
     else file->temporary = tsr_arena_format(output->arena, err, ".tessera-%u-%zu", output->tag, output->files.count).data;
     return file->temporary ? TSR_OK : TSR_E_NOMEM;
 }
@@ -131,7 +134,8 @@ static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, u
 
 /* ---- writing ---- */
 
-static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size,
+                                  tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
     int fd;
@@ -148,9 +152,11 @@ static tsr_status copy(folder_output *output, int from, uint64_t from_offset, in
 {
     for (uint64_t done = 0; done < size;) {
         uint64_t left = size - done;
-        ssize_t n = output->sys->copy_range(output->sys, from, from_offset + done, to, to_offset + done, (size_t)(left < MAX_COPY ? left : MAX_COPY));
+        ssize_t n = output->sys->copy_range(output->sys, from, from_offset + done, to, to_offset + done,
+                                            (size_t)(left < MAX_COPY ? left : MAX_COPY));
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) return tsr_sys_raise(err, "copy into", name);
+        if (n < 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
+            return tsr_sys_raise(err, "copy into", name);
         if (n <= 0) { /* another file system, not supported, or the source's end: reading and writing will tell */
             output->cannot_copy = true;
             return TSR_E_UNSUPPORTED;
@@ -160,8 +166,8 @@ static tsr_status copy(folder_output *output, int from, uint64_t from_offset, in
     return TSR_OK;
 }
 
-static tsr_status output_copy_range(tsr_output *base, uint32_t file, uint64_t offset, tsr_store *source, uint32_t source_file,
-                                    uint64_t source_offset, uint64_t size, tsr_error *err)
+static tsr_status output_copy_range(tsr_output *base, uint32_t file, uint64_t offset, tsr_store *source,
+                                    uint32_t source_file, uint64_t source_offset, uint64_t size, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
     int from, to;
@@ -203,7 +209,8 @@ static tsr_status split_path(folder_output *output, const char *path, const char
     size_t start = size;
     while (start > 0 && path[start - 1] != '/') start--;
     tsr_str name = {path + start, size - start};
-    if (!is_component(name)) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' cannot be a destination: it ends in no name", path);
+    if (!is_component(name))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' cannot be a destination: it ends in no name", path);
     output->name = tsr_arena_str(output->arena, name, err).data;
     *parent = start ? tsr_arena_str(output->arena, (tsr_str){path, start}, err).data : ".";
     return output->name && *parent ? TSR_OK : TSR_E_NOMEM;
@@ -220,14 +227,16 @@ static bool is_within(const char *inner, const char *outer)
     return within;
 }
 
-static tsr_status refuse_source(const folder_output *output, const char *path, const char *parent, const struct stat *existing, tsr_error *err)
+static tsr_status refuse_source(const folder_output *output, const char *path, const char *parent,
+                                const struct stat *existing, tsr_error *err)
 {
     struct stat info;
     const char *source = output->options.source;
     if (!source || output->sys->stat_at(output->sys, AT_FDCWD, source, &info) != 0) return TSR_OK;
     bool same = existing && existing->st_dev == info.st_dev && existing->st_ino == info.st_ino;
     if (same || (S_ISDIR(info.st_mode) && is_within(parent, source))) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %s the source '%s'", path, same ? "" : "inside", source);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %s the source '%s'", path,
+                         same ? "" : "inside", source);
     }
     return TSR_OK;
 }
@@ -248,8 +257,8 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it", path);
     }
     if (S_ISDIR(info.st_mode) != folder) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' exists and is a %s; a %s would be written", path,
-                         folder ? "file" : "folder", folder ? "folder" : "file");
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' exists and is a %s; a %s would be written",
+                         path, folder ? "file" : "folder", folder ? "folder" : "file");
     }
     return TSR_OK;
 }

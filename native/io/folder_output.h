@@ -8,9 +8,9 @@
 #include "io/folder.h"
 
 typedef struct output_file {
-    const char *name; /* final, in the arena */
+    const char *name;      /* final, in the arena */
     const char *temporary; /* in `work` until published; equal to `name` in a new folder */
-    int fd;        /* -1: closed */
+    int fd;                /* -1: closed */
     uint32_t users;
     bool is_final; /* under its final name */
 } output_file;

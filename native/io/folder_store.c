@@ -12,9 +12,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAX_OPEN_FILES 256
+#define MAX_OPEN_FILES   256
 #define MAX_LISTED_FILES (1u << 20)
-#define MAP_FROM_BYTES (1u << 20)
+#define MAP_FROM_BYTES   (1u << 20)
 
 typedef struct identity {
     uint64_t size;
@@ -336,8 +336,8 @@ tsr_status tsr_folder_store_unchanged(tsr_store *base, tsr_error *err)
         if (store->sys->stat_at(store->sys, store->folder, name, &now) != 0) return tsr_sys_raise(err, "look at", name);
         if (!identity_equal(s->then, identity_of(&now))) {
             return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                             "'%s' changed while it was read (%" PRIu64 " bytes then, %" PRIu64 " now)", name,
-                             s->then.size, (uint64_t)now.st_size);
+                             "'%s' changed while it was read (%" PRIu64 " bytes then, %" PRIu64 " now)", name, s->then.size,
+                             (uint64_t)now.st_size);
         }
     }
     return TSR_OK;

@@ -22,14 +22,14 @@ void tsr_native_host_open(tsr_native_host *out, uint32_t max_threads)
     uint32_t threads = cores_allowed();
     if (max_threads && max_threads < threads) threads = max_threads;
     *out = (tsr_native_host){.host = {
-        .allocator = &tsr_allocator_libc,
-        .limits = tsr_limits_default(),
-        .crc32 = tsr_native_crc32,
-        .sha256 = tsr_native_sha256,
-        .xxh3 = tsr_native_xxh3,
-        .zstd = tsr_native_zstd,
-        .threads = 1,
-    }};
+                                 .allocator = &tsr_allocator_libc,
+                                 .limits = tsr_limits_default(),
+                                 .crc32 = tsr_native_crc32,
+                                 .sha256 = tsr_native_sha256,
+                                 .xxh3 = tsr_native_xxh3,
+                                 .zstd = tsr_native_zstd,
+                                 .threads = 1,
+                             }};
     out->pool = threads > 1 ? tsr_pool_new(threads) : NULL;
     if (!out->pool) return;
     out->host.parallel_for = tsr_pool_run;

@@ -117,8 +117,8 @@ static int posix_unlink(const tsr_sys *sys, int folder, const char *name, bool i
 }
 
 const tsr_sys tsr_sys_posix = {
-    posix_open_at,    posix_close, posix_stat_at,     posix_stat,   posix_read_at,    posix_write_at, posix_copy_range,
-    posix_allocate,   posix_truncate, posix_sync,     posix_make_folder, posix_rename, posix_rename_new, posix_unlink,
+    posix_open_at,  posix_close,    posix_stat_at, posix_stat,        posix_read_at, posix_write_at,   posix_copy_range,
+    posix_allocate, posix_truncate, posix_sync,    posix_make_folder, posix_rename,  posix_rename_new, posix_unlink,
 };
 
 tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name)

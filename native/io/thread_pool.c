@@ -10,7 +10,7 @@ struct tsr_pool {
     pthread_cond_t wake; /* a new loop, or stop */
     pthread_cond_t done; /* `working` came down to 0 */
     pthread_t *workers;
-    uint32_t wanted;  /* workers */
+    uint32_t wanted; /* workers */
     uint32_t started;
     uint32_t working; /* workers inside the current loop */
     uint64_t generation;

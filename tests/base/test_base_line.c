@@ -2,8 +2,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
+#include <cmocka.h>
 #include <math.h>
 
 #include "base/line.h"
@@ -33,9 +33,17 @@ static void test_base_line__reals_have_the_fewest_digits(void **state)
         double value;
         bool single;
         const char *text;
-    } cases[] = {{0.1, false, "0.1"}, {0.1, true, "0.1"}, {1.0 / 3, false, "0.3333333333333333"}, {(float)(1.0 / 3), true, "0.33333334"},
-                 {1e300, false, "1e+300"}, {-0.0, false, "-0"}, {5e-324, false, "5e-324"}, {16777217, false, "16777217"},
-                 {INFINITY, true, "inf"}, {-INFINITY, false, "-inf"}, {NAN, false, "nan"}};
+    } cases[] = {{0.1, false, "0.1"},
+                 {0.1, true, "0.1"},
+                 {1.0 / 3, false, "0.3333333333333333"},
+                 {(float)(1.0 / 3), true, "0.33333334"},
+                 {1e300, false, "1e+300"},
+                 {-0.0, false, "-0"},
+                 {5e-324, false, "5e-324"},
+                 {16777217, false, "16777217"},
+                 {INFINITY, true, "inf"},
+                 {-INFINITY, false, "-inf"},
+                 {NAN, false, "nan"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[40];
         tsr_line line = tsr_line_on(text, sizeof text);

@@ -10,11 +10,14 @@
 
 static const tsr_host host_libc = {.allocator = &tsr_allocator_libc, .limits = {64, 1000, 1 << 20, 1 << 24, 1 << 20}};
 
-#define INT(n) (&(const tsr_value){.kind = TSR_VALUE_INT, .as.integer = (n)})
-#define STR(s) (&(const tsr_value){.kind = TSR_VALUE_STR, .text = TSR_STR(s)})
+#define INT(n)  (&(const tsr_value){.kind = TSR_VALUE_INT, .as.integer = (n)})
+#define STR(s)  (&(const tsr_value){.kind = TSR_VALUE_STR, .text = TSR_STR(s)})
 #define REAL(x) (&(const tsr_value){.kind = TSR_VALUE_FLOAT, .as.real = (x)})
-#define NONE (&(const tsr_value){.kind = TSR_VALUE_NONE})
-#define ITEMS(k, ...) (&(const tsr_value){.kind = (k), .items = (const tsr_value *const[]){__VA_ARGS__}, .count = sizeof((const tsr_value *const[]){__VA_ARGS__}) / sizeof(void *)})
+#define NONE    (&(const tsr_value){.kind = TSR_VALUE_NONE})
+#define ITEMS(k, ...) \
+    (&(const tsr_value){.kind = (k), \
+                        .items = (const tsr_value *const[]){__VA_ARGS__}, \
+                        .count = sizeof((const tsr_value *const[]){__VA_ARGS__}) / sizeof(void *)})
 
 /* Expectations: Python's repr, except for what it has no literal for. */
 static void test_exec_document__values_read_as_python_prints_them(void **state)
@@ -56,7 +59,8 @@ static void test_exec_document__long_and_deep_values_are_cut(void **state)
     (void)state;
     char text[24];
     assert_string_equal(tsr_value_text(STR("0123456789012345678901234567"), text, sizeof text), "'0123456789012345678…");
-    assert_string_equal(tsr_value_text(STR("éééééééééééééé"), text, sizeof text), "'ééééééééé…"); /* not inside a character */
+    assert_string_equal(tsr_value_text(STR("éééééééééééééé"), text, sizeof text),
+                        "'ééééééééé…"); /* not inside a character */
     tsr_value loop = {.kind = TSR_VALUE_LIST, .count = 1};
     const tsr_value *self = &loop;
     loop.items = &self;
@@ -85,7 +89,8 @@ static void test_exec_document__elements_read_back(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[80];
-        assert_string_equal(tsr_element_text(cases[i].dtype, (const uint8_t *)cases[i].bytes, text, sizeof text), cases[i].text);
+        assert_string_equal(tsr_element_text(cases[i].dtype, (const uint8_t *)cases[i].bytes, text, sizeof text),
+                            cases[i].text);
     }
 }
 
@@ -109,7 +114,13 @@ static void test_exec_document__a_layout_is_sorted_and_reads_back(void **state)
     const uint64_t shape[] = {4}, low[] = {0}, high[] = {2}, size[] = {2};
     const tsr_chunk chunks[] = {{.offsets = high, .sizes = size}, {.offsets = low, .sizes = size}};
     const tsr_entry entries[] = {
-        {.fqn = TSR_STR("w"), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT16, .rank = 1, .shape = shape, .chunks = chunks, .chunk_count = 2},
+        {.fqn = TSR_STR("w"),
+         .kind = TSR_ENTRY_TENSOR,
+         .dtype = TSR_FLOAT16,
+         .rank = 1,
+         .shape = shape,
+         .chunks = chunks,
+         .chunk_count = 2},
         {.fqn = TSR_STR("a"), .kind = TSR_ENTRY_OBJECT, .type = TSR_STR("int")},
     };
     const tsr_catalog catalog = {.entries = entries, .entry_count = 2};
@@ -121,9 +132,10 @@ static void test_exec_document__a_layout_is_sorted_and_reads_back(void **state)
     assert_int_equal(tsr_document_layout(&catalog, &all, true, &host_libc, &json, &err), TSR_OK);
     assert_int_equal(tsr_json_finish(&json), TSR_OK);
     to.text[to.used] = '\0';
-    assert_string_equal(to.text, "{\"schema\":\"tessera.layout/1\",\"entries\":[{\"fqn\":\"a\",\"kind\":\"object\",\"type\":\"int\"},"
-                                 "{\"fqn\":\"w\",\"kind\":\"tensor\",\"dtype\":\"float16\",\"shape\":[4],\"chunks\":["
-                                 "{\"offsets\":[0],\"sizes\":[2]},{\"offsets\":[2],\"sizes\":[2]}]}]}\n");
+    assert_string_equal(to.text,
+                        "{\"schema\":\"tessera.layout/1\",\"entries\":[{\"fqn\":\"a\",\"kind\":\"object\",\"type\":\"int\"},"
+                        "{\"fqn\":\"w\",\"kind\":\"tensor\",\"dtype\":\"float16\",\"shape\":[4],\"chunks\":["
+                        "{\"offsets\":[0],\"sizes\":[2]},{\"offsets\":[2],\"sizes\":[2]}]}]}\n");
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, &err);
     tsr_catalog back;
     assert_int_equal(tsr_layout_read((tsr_str){to.text, to.used}, &host_libc, arena, &back, &err), TSR_OK);

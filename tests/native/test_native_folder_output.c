@@ -37,9 +37,11 @@ static tsr_status put(tsr_output *output, const char *name, char fill, size_t si
 }
 
 /* A checkpoint of two data files and a marker, all of `fill`; data names by generation. */
-static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, const tsr_str *obsolete, size_t obsolete_count, char fill, tsr_error *err)
+static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, const tsr_str *obsolete, size_t obsolete_count,
+                       char fill, tsr_error *err)
 {
-    const tsr_folder_output_options options = {.is_folder = true, .overwrite = overwrite, .obsolete = obsolete, .obsolete_count = obsolete_count};
+    const tsr_folder_output_options options = {
+        .is_folder = true, .overwrite = overwrite, .obsolete = obsolete, .obsolete_count = obsolete_count};
     static const char *const names[2][2] = {{"__0_0.distcp", "__1_0.distcp"}, {"__0_1.distcp", "__1_1.distcp"}};
     tsr_output *output;
     uint32_t file, marker;
@@ -175,7 +177,8 @@ static void test_native_folder_output__one_file_is_replaced_by_its_rename(void *
         tsr_output *output;
         uint32_t file;
         char text[256] = "";
-        assert_int_equal(tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("m.pt"), &options, &output, &err), TSR_OK);
+        assert_int_equal(
+            tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("m.pt"), &options, &output, &err), TSR_OK);
         tsr_status status = put(output, "", 'n', 100, &file, &err);
         assert_int_equal(scratch_read("m.pt", text, sizeof text), 3);
         if (status == TSR_OK) status = output->publish(output, file, &err);
@@ -192,15 +195,19 @@ static void test_native_folder_output__destinations_in_the_source_are_refused(vo
     (void)state;
     scratch_write("src/.metadata", "x", 1);
     scratch_write("one.pt", "x", 1);
-    const struct { const char *destination, *source; bool is_folder; } cases[] = {
-        {"src/out", "src", true}, {"src", "src", true}, {"src/out.pt", "src", false}, {"one.pt", "one.pt", false}};
+    const struct {
+        const char *destination, *source;
+        bool is_folder;
+    } cases[] = {{"src/out", "src", true}, {"src", "src", true}, {"src/out.pt", "src", false}, {"one.pt", "one.pt", false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char source[600];
         snprintf(source, sizeof source, "%s", scratch_path(cases[i].source));
         const tsr_folder_output_options options = {.is_folder = cases[i].is_folder, .overwrite = true, .source = source};
         tsr_error err = {0};
         tsr_output *output;
-        assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].destination), &options, &output, &err), TSR_E_USAGE);
+        assert_int_equal(
+            tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].destination), &options, &output, &err),
+            TSR_E_USAGE);
         assert_non_null(strstr(err.message, "source"));
     }
     assert_string_equal(scratch_list("src"), ".metadata");
@@ -219,7 +226,8 @@ static void test_native_folder_output__copies_ranges_between_files(void **state)
     faulty.short_transfers = 3;
     assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path("in"), &store, &err), TSR_OK);
     const tsr_folder_output_options options = {.is_folder = false};
-    assert_int_equal(tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("out"), &options, &output, &err), TSR_OK);
+    assert_int_equal(tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("out"), &options, &output, &err),
+                     TSR_OK);
     assert_int_equal(output->create(output, TSR_STR(""), 8, &file, &err), TSR_OK);
     tsr_status status = output->copy_range(output, file, 0, store, 0, 2, 8, &err);
     if (status == TSR_OK) {
@@ -241,7 +249,8 @@ static void test_native_folder_output__many_files_need_few_descriptors(void **st
     tsr_output *output;
     uint32_t files[400];
     char name[16], text[8];
-    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("many"), &options, &output, &err), TSR_OK);
+    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("many"), &options, &output, &err),
+                     TSR_OK);
     for (int i = 0; i < 400; i++) {
         snprintf(name, sizeof name, "%03d", i);
         assert_int_equal(output->create(output, tsr_str_from(name), 0, &files[i], &err), TSR_OK);
@@ -261,7 +270,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_native_folder_output__a_new_folder_appears_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__an_existing_destination_is_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__a_failing_call_leaves_no_trace, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__stopping_anywhere_leaves_old_or_new, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__one_file_is_replaced_by_its_rename, setup, teardown),

@@ -61,8 +61,14 @@ static void test_native_folder_store__lists_files_and_one_level_below(void **sta
 static void test_native_folder_store__a_file_stands_for_itself_or_its_set(void **state)
 {
     (void)state;
-    static const struct { const char *path; uint32_t count; const char *primary; } cases[] = {
-        {"m.safetensors", 1, NULL}, {"__0_0.distcp", 1, NULL}, {"m.index.json", 5, "m.index.json"}, {".metadata", 5, ".metadata"}};
+    static const struct {
+        const char *path;
+        uint32_t count;
+        const char *primary;
+    } cases[] = {{"m.safetensors", 1, NULL},
+                 {"__0_0.distcp", 1, NULL},
+                 {"m.index.json", 5, "m.index.json"},
+                 {".metadata", 5, ".metadata"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tsr_store *store = open_store(scratch_path(cases[i].path));
         assert_int_equal(store->file_count, cases[i].count);
@@ -75,11 +81,15 @@ static void test_native_folder_store__a_file_stands_for_itself_or_its_set(void *
 static void test_native_folder_store__refuses_what_is_no_file(void **state)
 {
     (void)state;
-    static const struct { const char *path; tsr_status status; } cases[] = {{"absent", TSR_E_NOT_FOUND}, {"pipe", TSR_E_UNSUPPORTED}};
+    static const struct {
+        const char *path;
+        tsr_status status;
+    } cases[] = {{"absent", TSR_E_NOT_FOUND}, {"pipe", TSR_E_UNSUPPORTED}};
     for (size_t i = 0; i < 2; i++) {
         tsr_error err = {0};
         tsr_store *store = NULL;
-        assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].path), &store, &err), cases[i].status);
+        assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].path), &store, &err),
+                         cases[i].status);
         assert_non_null(strstr(err.message, cases[i].path));
     }
 }
@@ -89,7 +99,8 @@ static void test_native_folder_store__short_reads_and_eintr_are_made_whole(void 
     (void)state;
     faulty_sys faulty = faulty_sys_make();
     tsr_store *store;
-    assert_int_equal(tsr_folder_store_open(&faulty.sys, &tsr_allocator_libc, scratch_path("__0_0.distcp"), &store, NULL), TSR_OK);
+    assert_int_equal(tsr_folder_store_open(&faulty.sys, &tsr_allocator_libc, scratch_path("__0_0.distcp"), &store, NULL),
+                     TSR_OK);
     faulty.short_transfers = 3;
     faulty.calls = 0;
     faulty.fail_at = 3;
@@ -111,7 +122,8 @@ static void test_native_folder_store__every_failing_call_is_an_error_that_names_
         tsr_error err = {0};
         tsr_store *store = NULL;
         char text[10];
-        tsr_status status = tsr_folder_store_open(&faulty.sys, &tsr_allocator_libc, scratch_path("__0_0.distcp"), &store, &err);
+        tsr_status status =
+            tsr_folder_store_open(&faulty.sys, &tsr_allocator_libc, scratch_path("__0_0.distcp"), &store, &err);
         if (status == TSR_OK) {
             status = tsr_store_read(store, 0, 0, text, 10, &err);
             if (status == TSR_OK) status = tsr_folder_store_unchanged(store, &err);
@@ -192,7 +204,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_native_folder_store__a_file_stands_for_itself_or_its_set, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__refuses_what_is_no_file, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__short_reads_and_eintr_are_made_whole, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__every_failing_call_is_an_error_that_names_the_file, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__every_failing_call_is_an_error_that_names_the_file, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__a_truncated_file_ends_early, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__keeps_few_descriptors_open, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__maps_large_files, setup, teardown),

@@ -74,7 +74,8 @@ typedef struct tsr_plan_document {
 tsr_status tsr_document_plan(const tsr_plan_document *document, const tsr_host *host, tsr_json *json, tsr_error *err);
 /* SHA-256 (or XXH3 where the host has no SHA-256) of a catalog: names, kinds, dtypes, shapes, boxes, and where their bytes
  * lie. Equal for two openings of an unchanged checkpoint. */
-tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm, tsr_digest *out, tsr_error *err);
+tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
+                              tsr_digest *out, tsr_error *err);
 
 /* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
  * work are bounded by the capacity. Returns `out`. */

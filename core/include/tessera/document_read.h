@@ -22,6 +22,7 @@ typedef struct tsr_target_texts {
     uint32_t rule_count;
     tsr_str default_placements; /* empty when the document has none: replicate */
 } tsr_target_texts;
-tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out, tsr_error *err);
+tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,
+                                 tsr_error *err);
 
 #endif
