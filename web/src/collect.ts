@@ -1,0 +1,77 @@
+/** What was dropped or picked, as the files of one checkpoint. */
+import type { Opening, Source } from "./protocol";
+
+interface Found { readonly path: string; readonly file: File }
+const DEPTH = 3; // the folder, one level below it, and one more so that a folder of checkpoints can be told
+
+const fileOf = (entry: FileSystemFileEntry) => new Promise<File>((resolve, reject) => entry.file(resolve, reject));
+
+async function childrenOf(folder: FileSystemDirectoryEntry): Promise<FileSystemEntry[]> {
+  const reader = folder.createReader(), all: FileSystemEntry[] = [];
+  for (;;) {
+    const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
+    if (some.length === 0) return all;
+    all.push(...some);
+  }
+}
+
+async function walk(entry: FileSystemEntry, path: string, depth: number, found: Found[]): Promise<void> {
+  if (entry.isFile) found.push({ path, file: await fileOf(entry as FileSystemFileEntry) });
+  else if (depth < DEPTH) for (const child of await childrenOf(entry as FileSystemDirectoryEntry)) await walk(child, `${path}/${child.name}`, depth + 1, found);
+}
+
+/** Entries must be taken from the event at once; the rest may wait. */
+export function filesOfDrop(transfer: DataTransfer): Promise<Found[]> {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter((e) => e !== null);
+  const plain = [...transfer.files];
+  return (async () => {
+    const found: Found[] = [];
+    for (const entry of entries) await walk(entry, entry.name, 0, found);
+    return entries.length ? found : plain.map((file) => ({ path: file.name, file }));
+  })();
+}
+
+export const filesOfPicker = (list: FileList): Found[] => [...list].map((file) => ({ path: file.webkitRelativePath || file.name, file }));
+
+/** The checkpoint that the files make: of one folder, names are below it; one file that stands for a set is primary. */
+export function openingOf(found: readonly Found[]): Opening {
+  const [first] = found;
+  if (!first) throw new Error("there are no files in what was dropped");
+  const top = first.path.split("/")[0] ?? "";
+  const isFolder = found.every(({ path }) => path.startsWith(`${top}/`));
+  const files: Source[] = found.map(({ path, file }) => ({ name: isFolder ? path.slice(top.length + 1) : path, size: file.size, file }))
+    .filter(({ name }) => name.split("/").length <= 2);
+  if (found.length === 1 && !isFolder) return { title: first.file.name, files, primary: first.file.name };
+  return { title: isFolder ? top : plainTitle(files), files };
+}
+
+const plainTitle = (files: readonly Source[]): string => files.length === 1 ? files[0]?.name ?? "" : `${files.length} files`;
+
+export interface Sample { readonly name: string; readonly title: string; readonly files: readonly { readonly name: string; readonly size: number }[] }
+
+export async function samplesHere(): Promise<Sample[]> {
+  const response = await fetch(new URL("samples.json", document.baseURI));
+  return response.ok ? await response.json() as Sample[] : [];
+}
+
+export async function openingOfSample(sample: Sample): Promise<Opening> {
+  const files = await Promise.all(sample.files.map(async ({ name, size }): Promise<Source> => {
+    const response = await fetch(new URL(`${sample.name}/${name}`, document.baseURI));
+    if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
+    return { name, size, file: new File([await response.blob()], name) };
+  }));
+  return { title: sample.name, files, ...(files.length === 1 && files[0] ? { primary: files[0].name } : {}) };
+}
+
+/** One file behind a URL whose server answers range requests. */
+export async function openingOfUrl(text: string): Promise<Opening> {
+  const url = new URL(text, document.baseURI);
+  const name = decodeURIComponent(url.pathname.split("/").pop() ?? "") || "checkpoint";
+  const response = await fetch(url, { headers: { Range: "bytes=0-0" } }).catch(() => {
+    throw new Error(`${url.host} cannot be reached from this page: the server must answer, and allow other sites to read it (CORS). Download the file and drop it here instead.`);
+  });
+  const total = /\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "")?.[1];
+  await response.body?.cancel();
+  if (response.status !== 206 || total === undefined) throw new Error(`${url.host} answered ${response.status} without a part of the file: it does not serve ranges (206), so the whole file would have to be downloaded. Download it and drop it here instead.`);
+  return { title: name, files: [{ name, size: Number(total), url: url.href }], primary: name };
+}

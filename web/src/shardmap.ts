@@ -1,0 +1,72 @@
+/** Which elements of a tensor are in how many chunks, seen along two of its dimensions: the borders of all chunks cut the
+ *  plane into cells; a cell is full when the chunks over it hold all of the dimensions that are not shown. */
+import type { Chunk } from "./protocol";
+
+export interface Box { readonly x: number; readonly y: number; readonly width: number; readonly height: number }
+export interface ShardMap {
+  /** Dimensions shown; -1: the tensor has none for it. */
+  readonly dims: readonly [number, number];
+  readonly columns: number;
+  readonly rows: number;
+  readonly chunks: readonly Box[];
+  readonly gaps: readonly Box[];
+  readonly overlaps: readonly Box[];
+}
+
+const MOST_CELLS = 1 << 18;
+
+/** The two dimensions that are cut most, in order; one dimension lies across. */
+export function dimsOf(shape: readonly number[], chunks: readonly Chunk[]): [number, number] {
+  if (shape.length === 0) return [-1, -1];
+  if (shape.length === 1) return [-1, 0];
+  const cuts = shape.map((_, d) => new Set(chunks.map((c) => c.offsets[d])).size);
+  const order = shape.map((_, d) => d).sort((a, b) => (cuts[b] ?? 0) - (cuts[a] ?? 0) || (shape[b] ?? 0) - (shape[a] ?? 0));
+  const [first = 0, second = 1] = order;
+  return first < second ? [first, second] : [second, first];
+}
+
+function span(list: readonly number[], dim: number, otherwise: number): number {
+  return dim < 0 ? otherwise : list[dim] ?? otherwise;
+}
+
+function bordersOf(boxes: readonly Box[], from: (b: Box) => number, size: (b: Box) => number, end: number): number[] {
+  const borders = new Set([0, end]);
+  for (const b of boxes) {
+    borders.add(Math.min(from(b), end));
+    borders.add(Math.min(from(b) + size(b), end));
+  }
+  return [...borders].sort((a, b) => a - b);
+}
+
+function cellsOf(boxes: readonly Box[], weights: readonly number[], columns: number, rows: number): { gaps: Box[]; overlaps: Box[] } {
+  const xs = bordersOf(boxes, (b) => b.x, (b) => b.width, columns), ys = bordersOf(boxes, (b) => b.y, (b) => b.height, rows);
+  const across = xs.length - 1, down = ys.length - 1;
+  const gaps: Box[] = [], overlaps: Box[] = [];
+  if (across * down > MOST_CELLS) return { gaps, overlaps };
+  const column = new Map(xs.map((x, i) => [x, i])), row = new Map(ys.map((y, i) => [y, i]));
+  const cover = new Float64Array(across * down);
+  boxes.forEach((b, n) => {
+    const x1 = column.get(Math.min(b.x + b.width, columns)) ?? 0, y1 = row.get(Math.min(b.y + b.height, rows)) ?? 0;
+    for (let y = row.get(Math.min(b.y, rows)) ?? 0; y < y1; y++) {
+      for (let x = column.get(Math.min(b.x, columns)) ?? 0; x < x1; x++) cover[y * across + x] = (cover[y * across + x] ?? 0) + (weights[n] ?? 0);
+    }
+  });
+  for (let y = 0; y < down; y++) {
+    for (let x = 0; x < across; x++) {
+      const held = cover[y * across + x] ?? 0;
+      if (Math.abs(held - 1) < 1e-9) continue;
+      const [left = 0, right = 0, top = 0, bottom = 0] = [xs[x], xs[x + 1], ys[y], ys[y + 1]];
+      (held < 1 ? gaps : overlaps).push({ x: left, y: top, width: right - left, height: bottom - top });
+    }
+  }
+  return { gaps, overlaps };
+}
+
+export function shardMap(shape: readonly number[], chunks: readonly Chunk[]): ShardMap {
+  const dims = dimsOf(shape, chunks);
+  const [down, across] = dims;
+  const rows = span(shape, down, 1), columns = span(shape, across, 1);
+  const boxes = chunks.map((c): Box => ({ x: span(c.offsets, across, 0), y: span(c.offsets, down, 0), width: span(c.sizes, across, 1), height: span(c.sizes, down, 1) }));
+  const weights = chunks.map((c) => shape.reduce((w, size, d) => d === down || d === across ? w : w * (c.sizes[d] ?? 0) / size, 1));
+  return { dims, columns, rows, chunks: boxes, ...cellsOf(boxes, weights, columns, rows) };
+}

@@ -1,0 +1,29 @@
+/** Bytes for the module, in the worker: slices of dropped files, or ranges of a URL, both synchronously. */
+import type { SourceFile } from "../../wasm/tessera.js";
+import type { Source } from "./protocol";
+
+const reader = new FileReaderSync();
+
+function readFile(file: File, offset: number, into: Uint8Array): void {
+  const bytes = reader.readAsArrayBuffer(file.slice(offset, offset + into.length));
+  if (bytes.byteLength !== into.length) throw new Error("the file ended early: it changed since it was opened");
+  into.set(new Uint8Array(bytes));
+}
+
+function readRange(url: string, offset: number, into: Uint8Array): void {
+  const request = new XMLHttpRequest();
+  request.open("GET", url, false);
+  request.responseType = "arraybuffer";
+  request.setRequestHeader("Range", `bytes=${offset}-${offset + into.length - 1}`);
+  request.send();
+  if (request.status !== 206) throw new Error(`${url} answered ${request.status} where 206 (a part of the file) was needed`);
+  const bytes: unknown = request.response;
+  if (!(bytes instanceof ArrayBuffer) || bytes.byteLength !== into.length) throw new Error(`${url} sent another part than was asked for`);
+  into.set(new Uint8Array(bytes));
+}
+
+export function sourceFile(source: Source): SourceFile {
+  const { name, size } = source;
+  if ("file" in source) return { name, size, read: (offset, into) => { if (into.length) readFile(source.file, offset, into); } };
+  return { name, size, read: (offset, into) => { if (into.length) readRange(source.url, offset, into); } };
+}

@@ -1,0 +1,35 @@
+/** Numbers and names as people read them. */
+const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+
+export function bytesText(bytes: number): string {
+  let value = bytes, unit = 0;
+  while (value >= 999.5 && unit < UNITS.length - 1) { value /= 1000; unit++; }
+  return `${unit === 0 || value >= 99.95 ? Math.round(value) : value.toFixed(value >= 9.995 ? 1 : 2)} ${UNITS[unit] ?? ""}`;
+}
+
+const SCALES: readonly (readonly [number, string])[] = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " K"]];
+
+/** 124 M: for parameters and elements. */
+export function countText(count: number): string {
+  for (const [scale, letter] of SCALES) {
+    if (count >= scale) return `${(count / scale).toFixed(count / scale >= 100 ? 0 : 1)}${letter}`;
+  }
+  return String(count);
+}
+
+export const exactText = (count: number): string => count.toLocaleString("en-US").replaceAll(",", "\u202f");
+export const shapeText = (shape: readonly number[]): string => shape.length ? shape.join(" × ") : "scalar";
+export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
+
+/** Names hold anything; what cannot be seen is made visible. */
+export function visible(name: string): string {
+  if (name === "") return "(empty name)";
+  return name.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+export function realText(value: number | string): string {
+  if (typeof value === "string") return value;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return size >= 1e6 || size < 1e-4 ? value.toExponential(4) : String(Number(value.toPrecision(6)));
+}

@@ -1,0 +1,60 @@
+/** Small things that several views are made of. */
+import type { ComponentChildren, JSX } from "preact";
+import { useState } from "preact/hooks";
+import type { Level, Trouble } from "../protocol";
+import { exactText } from "../text";
+
+const ADVICE: Record<string, string> = {
+  malformed: "The file is damaged or is not what its name says. Fetch it again, or run tessera validate on the machine that wrote it.",
+  unsupported: "Tessera knows what this is and does not read it here.",
+  "input/output": "Drop the files again: they may have been moved, changed or removed since.",
+  limit: "The input asks for more than Tessera allows any input to have.",
+  "out of memory": "Close other tabs, or use the tessera command: it streams.",
+  broken: "Open the checkpoint again. If it happens again, use the tessera command.",
+};
+
+export function TroubleBox({ trouble, onClose }: { trouble: Trouble; onClose?: () => void }): JSX.Element {
+  return (
+    <div class="trouble" role="alert">
+      <p><strong>{trouble.message}</strong></p>
+      <p class="quiet">
+        {trouble.status !== "page" && <>Code: {trouble.status}. </>}
+        {trouble.position !== undefined && <>Byte {exactText(trouble.position)}. </>}
+        {ADVICE[trouble.status]}
+      </p>
+      {onClose && <button type="button" onClick={onClose}>Dismiss</button>}
+    </div>
+  );
+}
+
+const MARKS: Record<Level, string> = { error: "✕", warning: "!", note: "i" };
+
+export function LevelMark({ level, text }: { level: Level; text?: boolean }): JSX.Element {
+  return <span class={`level ${level}`}><span aria-hidden="true">{MARKS[level]}</span>{text ? ` ${level}` : <span class="hidden"> {level}</span>}</span>;
+}
+
+export function Copy({ text, what }: { text: string; what: string }): JSX.Element {
+  const [done, setDone] = useState(false);
+  const copy = () => void navigator.clipboard.writeText(text).then(() => {
+    setDone(true);
+    setTimeout(() => setDone(false), 1200);
+  });
+  return <button type="button" class="small" onClick={copy} aria-label={`Copy ${what}`}>{done ? "Copied" : "Copy"}</button>;
+}
+
+export function Facts({ facts }: { facts: readonly (readonly [string, ComponentChildren])[] }): JSX.Element {
+  return <dl class="facts">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl>;
+}
+
+export function Bar({ done, total, label }: { done: number; total: number; label: string }): JSX.Element {
+  return total > 0 ? <progress value={Math.min(done, total)} max={total} aria-label={label} /> : <progress aria-label={label} />;
+}
+
+export function saveText(name: string, text: string): void {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}

@@ -1,0 +1,58 @@
+/** Files by size, how much of each the entries use, and where in it. */
+import { hierarchy, treemap } from "d3-hierarchy";
+import type { JSX } from "preact";
+import type { FileUse } from "../protocol";
+import { bytesText, exactText, plural, visible } from "../text";
+import { useModel } from "./hooks";
+
+interface Leaf { readonly file?: FileUse; readonly children?: readonly Leaf[] }
+const WIDTH = 960, HEIGHT = 300, MOST = 400;
+
+function Treemap({ files, show }: { files: readonly FileUse[]; show: (name: string) => void }): JSX.Element {
+  const root = hierarchy<Leaf>({ children: files.map((file) => ({ file })) }, (n) => n.children).sum((n) => n.file?.size ?? 0).sort((a, b) => (b.value ?? 0) - (a.value ?? 0));
+  const leaves = treemap<Leaf>().size([WIDTH, HEIGHT]).padding(2).round(true)(root).leaves();
+  return (
+    <svg class="treemap" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={`${plural(files.length, "file")} by size; the table below says the same`}>
+      {leaves.map(({ data: { file }, x0, y0, x1, y1 }, i) => file && (
+        <g key={file.name} onClick={() => show(file.name)}>
+          <rect class={`file c${i % 8}${file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${file.name}: ${bytesText(file.size)}, ${bytesText(file.used)} used`}</title></rect>
+          {x1 - x0 > 90 && y1 - y0 > 24 && <text x={x0 + 8} y={y0 + 20}>{visible(file.name).slice(0, Math.floor((x1 - x0 - 12) / 8))}</text>}
+        </g>
+      ))}
+    </svg>
+  );
+}
+
+function Strip({ file }: { file: FileUse }): JSX.Element {
+  return (
+    <svg class="strip" viewBox="0 0 200 10" preserveAspectRatio="none" role="img" aria-label={`${Math.round(file.used / Math.max(1, file.size) * 100)} % used`}>
+      <rect class="strip-back" width="200" height="10" />
+      {file.taken.map(([at, size], i) => <rect key={i} class="strip-taken" x={at / file.size * 200} width={Math.max(0.4, size / file.size * 200)} height="10" />)}
+    </svg>
+  );
+}
+
+export function Storage({ showFile }: { showFile: (name: string) => void }): JSX.Element {
+  const files = useModel().opened?.overview.files ?? [];
+  const bySize = [...files].sort((a, b) => b.size - a.size).slice(0, MOST);
+  return (
+    <section class="view" aria-label="Storage">
+      <p class="quiet">What no entry uses is headers, metadata and padding in a sound file. Choose a file to see its tensors.</p>
+      <Treemap files={bySize} show={showFile} />
+      <div class="scroll" tabIndex={0} role="region" aria-label="Files">
+        <table class="wide">
+          <thead><tr><th>File</th><th class="number">Size</th><th class="number">Used</th><th class="number">Chunks</th><th>Where</th></tr></thead>
+          <tbody>
+            {bySize.map((f) => (
+              <tr key={f.name}>
+                <td><button type="button" class="link" onClick={() => showFile(f.name)}>{visible(f.name)}</button></td>
+                <td class="number">{bytesText(f.size)}</td><td class="number">{bytesText(f.used)}</td><td class="number">{exactText(f.chunks)}</td><td><Strip file={f} /></td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {files.length > MOST && <p class="quiet">The {MOST} largest of {exactText(files.length)} files.</p>}
+    </section>
+  );
+}

@@ -1,0 +1,133 @@
+/** A treegrid over any number of rows. Only those in sight exist. Browsers limit the height of a page, so beyond LIMIT
+ *  pixels the scroll bar is a scale: its position is a share of the rows, and rows are placed by arithmetic. */
+import type { JSX } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import type { OutlineName, Row } from "../protocol";
+import { bytesText, countText, exactText, shapeText, visible } from "../text";
+import { useModel } from "./hooks";
+import { LevelMark } from "./parts";
+
+const HEIGHT = 30;
+const LIMIT = 12_000_000;
+
+function nameOf(row: Row): string {
+  if (!row.folded) return visible(row.name);
+  return `${visible(row.name)} … ${Number(row.name) + row.run - 1}`;
+}
+
+function Cells({ row, toggle }: { row: Row; toggle: () => void }): JSX.Element {
+  const isEntry = row.entry !== undefined;
+  return (
+    <>
+      <div role="gridcell" class="name" style={{ paddingInlineStart: `${row.depth * 16 - 8}px` }}>
+        <span class={row.group ? "twist" : "twist none"} aria-hidden="true" onClick={(e) => { e.stopPropagation(); toggle(); }}>{row.group ? (row.open ? "▾" : "▸") : ""}</span>
+        <span class="text">{nameOf(row)}</span>
+        {row.run > 0 && <span class="tag">{row.run} alike</span>}
+        {row.odd && <span class="tag odd">unlike its siblings</span>}
+        {row.level && <LevelMark level={row.level} />}
+      </div>
+      <div role="gridcell" class="dtype">{isEntry && row.kind !== "tensor" ? row.kind : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ")}</div>
+      <div role="gridcell" class="shape">{isEntry ? (row.kind === "tensor" ? shapeText(row.shape) : "") : `${exactText(row.entries)} entries`}</div>
+      <div role="gridcell" class="number elements">{row.elements ? countText(row.elements * (row.folded ? row.run : 1)) : ""}</div>
+      <div role="gridcell" class="number">{row.dtypes.length ? bytesText(row.bytes * (row.folded ? row.run : 1)) : ""}</div>
+      <div role="gridcell" class="number chunks">{isEntry && row.kind === "tensor" ? exactText(row.chunks) : ""}</div>
+    </>
+  );
+}
+
+export function Tree({ outline, label }: { outline: OutlineName; label: string }): JSX.Element {
+  const model = useModel();
+  const listing = model.listings[outline];
+  const box = useRef<HTMLDivElement>(null);
+  const [top, setTop] = useState(0); // in pixels of all rows
+  const [height, setHeight] = useState(600);
+  const tall = (listing.count + 1) * HEIGHT, shown = Math.min(tall, LIMIT); // with the head
+  const most = Math.max(0, tall - height), scale = shown > height ? most / (shown - height) : 1;
+
+  useLayoutEffect(() => {
+    const element = box.current;
+    if (!element) return undefined;
+    const watch = new ResizeObserver(() => setHeight(element.clientHeight));
+    watch.observe(element);
+    return () => watch.disconnect();
+  }, []);
+
+  const scrollTo = (pixels: number) => {
+    const to = Math.max(0, Math.min(pixels, most));
+    if (box.current) box.current.scrollTop = to / scale;
+    setTop(to);
+  };
+  const bringIntoView = (index: number) => {
+    const at = index * HEIGHT, head = HEIGHT;
+    if (at < top) scrollTo(at);
+    else if (at + HEIGHT > top + height - head) scrollTo(at + HEIGHT - height + head);
+  };
+  useEffect(() => {
+    if (listing.goTo === undefined) return;
+    scrollTo(listing.goTo * HEIGHT - height / 3);
+    listing.goTo = undefined;
+  });
+
+  const move = (index: number) => {
+    const to = Math.max(0, Math.min(index, listing.count - 1));
+    model.setCursor(outline, to);
+    bringIntoView(to);
+  };
+  const choose = (row: Row) => {
+    if (row.entry !== undefined) void model.select(row.entry, row.fqn);
+    else void toggle(row);
+  };
+  const toggle = (row: Row) => model.act(outline, row.node, row.open ? "close" : "open");
+  const parentOf = (index: number, depth: number) => {
+    let at = index;
+    while (at > 0 && (model.row(outline, at)?.depth ?? 0) >= depth) at--;
+    return at;
+  };
+  const onKey = (e: KeyboardEvent) => {
+    const at = listing.cursor, row = model.row(outline, at), page = Math.max(1, Math.floor(height / HEIGHT) - 2);
+    const keys: Record<string, () => void> = {
+      ArrowDown: () => move(at + 1), ArrowUp: () => move(at - 1), Home: () => move(0), End: () => move(listing.count - 1),
+      PageDown: () => move(at + page), PageUp: () => move(at - page),
+      ArrowRight: () => { if (row?.group && !row.open) void toggle(row); else if (row?.group) move(at + 1); },
+      ArrowLeft: () => { if (row?.group && row.open) void toggle(row); else if (row) move(parentOf(at, row.depth)); },
+      Enter: () => { if (row) choose(row); },
+      " ": () => { if (row) choose(row); },
+      "*": () => { if (row) void model.act(outline, row.node, "open-all"); },
+      u: () => { if (row?.run) void model.act(outline, row.node, row.folded ? "unfold" : "fold"); },
+    };
+    const act = keys[e.key];
+    if (!act || e.ctrlKey || e.metaKey || e.altKey) return;
+    e.preventDefault();
+    act();
+  };
+
+  const first = Math.max(0, Math.floor(top / HEIGHT) - 2), last = Math.min(listing.count, first + Math.ceil(height / HEIGHT) + 4);
+  const rows: JSX.Element[] = [];
+  for (let i = first; i < last; i++) {
+    const row = model.row(outline, i);
+    const selected = row?.entry !== undefined && row.entry === model.selected?.entry;
+    rows.push(
+      <div key={i} id={`${outline}-${i}`} role="row" aria-rowindex={i + 2} aria-level={row?.depth ?? 1} {...(row?.group ? { "aria-expanded": row.open } : {})} aria-selected={selected}
+        class={`row${i === listing.cursor ? " cursor" : ""}${selected ? " selected" : ""}${row?.group ? " group" : ""}`}
+        style={{ transform: `translateY(${i * HEIGHT - top}px)` }}
+        onClick={() => { model.setCursor(outline, i); if (row) choose(row); }}>
+        {row ? <Cells row={row} toggle={() => void toggle(row)} /> : <div role="gridcell" class="name quiet">…</div>}
+      </div>);
+  }
+  const folded = model.row(outline, listing.cursor);
+  return (
+    <div class="grid-frame">
+      {folded && folded.run > 0 && <p class="hint"><button type="button" class="small" onClick={() => void model.act(outline, folded.node, folded.folded ? "unfold" : "fold")}>{folded.folded ? `Show all ${folded.run} alike` : `Fold ${folded.run} alike`} <kbd>u</kbd></button></p>}
+      <div ref={box} class="grid" role="treegrid" aria-label={label} aria-rowcount={listing.count + 1} aria-colcount={6} tabIndex={0}
+        aria-activedescendant={listing.cursor >= first && listing.cursor < last ? `${outline}-${listing.cursor}` : undefined}
+        onKeyDown={onKey} onScroll={(e) => setTop(Math.min(e.currentTarget.scrollTop * scale, most))}>
+        <div role="row" class="head row" aria-rowindex={1}>
+          <div role="columnheader" class="name">Name</div><div role="columnheader" class="dtype">dtype</div><div role="columnheader" class="shape">Shape</div>
+          <div role="columnheader" class="number elements">Elements</div><div role="columnheader" class="number">Size</div><div role="columnheader" class="number chunks">Chunks</div>
+        </div>
+        <div class="window" role="presentation" style={{ height: `${Math.max(0, height - HEIGHT)}px` }}>{rows}</div>
+        <div role="presentation" style={{ height: `${Math.max(0, shown - height)}px` }} />
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,59 @@
+/** Values on demand: a corner of the tensor as a table, then the statistics and the histogram of all of it. */
+import type { JSX } from "preact";
+import type { Preview, Tally, TensorDetail } from "../protocol";
+import { bytesText, exactText, realText } from "../text";
+import { useModel } from "./hooks";
+import { Facts } from "./parts";
+
+function PreviewTable({ preview, shape }: { preview: Preview; shape: readonly number[] }): JSX.Element {
+  const columns = preview.sizes.length > 1 ? preview.sizes.at(-1) ?? 1 : Math.min(8, preview.values.length);
+  const rows: string[][] = [];
+  for (let i = 0; i < preview.values.length; i += columns) rows.push(preview.values.slice(i, i + columns));
+  const isWhole = preview.sizes.every((s, d) => s === shape[d]);
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Values">
+      {rows.length === 0 ? <p>The tensor has no elements.</p> : <table class="values"><tbody>{rows.map((r, i) => <tr key={i}>{r.map((v, j) => <td key={j}>{v}</td>)}</tr>)}</tbody></table>}
+      {!isWhole && <p class="quiet">The first {preview.sizes.join(" × ")} of {shape.join(" × ")}.</p>}
+    </div>
+  );
+}
+
+function Histogram({ tally }: { tally: Tally }): JSX.Element {
+  const most = Math.max(1, ...tally.histogram), width = 360 / tally.histogram.length;
+  const label = `${tally.histogram.length} bins from ${realText(tally.min)} to ${realText(tally.max)}; the fullest holds ${exactText(most)} values`;
+  return (
+    <figure class="histogram">
+      <svg viewBox="0 0 360 90" role="img" aria-label={label}>
+        {tally.histogram.map((n, i) => n > 0 && <rect key={i} class="bin" x={i * width} width={Math.max(1, width - 1)} y={88 - Math.max(1.5, n / most * 86)} height={Math.max(1.5, n / most * 86)}><title>{exactText(n)}</title></rect>)}
+        <line class="axis" x1="0" x2="360" y1="88.5" y2="88.5" />
+      </svg>
+      <figcaption><span>{realText(tally.min)}</span><span>{realText(tally.max)}</span></figcaption>
+    </figure>
+  );
+}
+
+function TallyView({ tally }: { tally: Tally }): JSX.Element {
+  return (
+    <>
+      <Histogram tally={tally} />
+      <Facts facts={[["min", realText(tally.min)], ["max", realText(tally.max)], ["mean", realText(tally.mean)], ["std", realText(tally.std)],
+        ["zeros", exactText(tally.zero)], ["NaN", exactText(tally.nan)], ["infinite", exactText(tally.inf)]]} />
+      {tally.byte_done < tally.byte_total && <p class="quiet">Of the first {bytesText(tally.byte_done)} of {bytesText(tally.byte_total)}.</p>}
+    </>
+  );
+}
+
+export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
+  const model = useModel(), selected = model.selected;
+  return (
+    <section aria-label="Values">
+      <h3>Values</h3>
+      <p class="buttons">
+        {!selected?.preview && <button type="button" onClick={() => void model.readValues()}>Show the first values</button>}
+        <button type="button" onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button>
+      </p>
+      {selected?.preview && <PreviewTable preview={selected.preview} shape={detail.shape} />}
+      {selected?.tally && <TallyView tally={selected.tally} />}
+    </section>
+  );
+}

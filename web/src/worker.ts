@@ -1,0 +1,153 @@
+/** The worker that owns the module. Short requests are answered at once; jobs go step by step and hear a cancel. */
+import { Tessera, TesseraError, type Checkpoint, type Diff as DiffJob, type Outline } from "../../wasm/tessera.js";
+import wasmUrl from "../../build/wasm/bin/tessera.wasm?url";
+import type { Diff, Findings, FromWorker, Kind, OutlineName, Requests, Side, Tally, ToWorker, Trouble } from "./protocol";
+import { sourceFile } from "./sources";
+
+const STEP_BYTES = 8 << 20;
+const scope = self as unknown as DedicatedWorkerGlobalScope;
+const say = (message: FromWorker) => scope.postMessage(message);
+
+interface Open { title: string; checkpoint: Checkpoint; outlines: Record<OutlineName, Outline> }
+const sides: Partial<Record<Side, Open>> = {};
+const cancelled = new Set<number>();
+
+const tessera = Tessera.load(new URL(wasmUrl, import.meta.url)).then((t) => {
+  let told = 0;
+  t.onRead = (read, file) => {
+    const now = performance.now();
+    if (now - told < 50) return;
+    told = now;
+    say({ read, file });
+  };
+  return t;
+});
+
+class Cancelled extends Error {}
+
+function opened(side: Side): Open {
+  const open = sides[side];
+  if (!open) throw new TesseraError("no checkpoint is open", "page", undefined);
+  return open;
+}
+
+function findingsOf(text: string): Findings {
+  const document = JSON.parse(text) as { findings: Findings["list"] };
+  return { list: document.findings, text };
+}
+
+/** Lets other messages in. */
+const turn = () => new Promise<void>((resolve) => {
+  const { port1, port2 } = new MessageChannel();
+  port1.onmessage = () => { port1.close(); resolve(); };
+  port2.postMessage(null);
+});
+
+async function steps(id: number, step: () => boolean, tell: () => void): Promise<void> {
+  let told = performance.now();
+  for (let more = true; more;) {
+    more = step();
+    if (performance.now() - told > 80) { told = performance.now(); tell(); }
+    await turn();
+    if (cancelled.delete(id)) throw new Cancelled("cancelled");
+  }
+}
+
+type Handlers = { [K in Kind]: (takes: Requests[K]["takes"], id: number) => Requests[K]["gives"] | Promise<Requests[K]["gives"]> };
+
+const handlers: Handlers = {
+  async open({ side, opening }) {
+    const t = await tessera;
+    sides[side]?.checkpoint.close();
+    delete sides[side];
+    const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
+    const outlines = { all: checkpoint.outline(), objects: checkpoint.outline() };
+    outlines.objects.filter("-kind:tensor");
+    sides[side] = { title: opening.title, checkpoint, outlines };
+    const findings = findingsOf(checkpoint.document("findings", { path: opening.title }));
+    for (const f of findings.list) {
+      const entry = f.fqn === undefined ? undefined : checkpoint.find(f.fqn);
+      if (entry !== undefined) outlines.all.mark(entry, f.level);
+    }
+    say({ read: t.bytesRead, file: "" });
+    return {
+      overview: JSON.parse(checkpoint.document("overview")) as Requests["open"]["gives"]["overview"],
+      findings,
+      rows: { all: outlines.all.count, objects: outlines.objects.count },
+    };
+  },
+  close({ side }) {
+    sides[side]?.checkpoint.close();
+    delete sides[side];
+    return null;
+  },
+  rows: ({ outline, first, count }) => opened("a").outlines[outline].rows(first, count),
+  act: ({ outline, node, act }) => opened("a").outlines[outline].act(node, act),
+  filter({ outline, text }) {
+    const o = opened("a").outlines[outline];
+    const kept = o.filter(outline === "objects" ? `-kind:tensor ${text}` : text);
+    return { kept, rows: o.count };
+  },
+  reveal({ outline, fqn }) {
+    const { checkpoint, outlines } = opened("a");
+    const entry = checkpoint.find(fqn);
+    const row = entry === undefined ? undefined : outlines[outline].reveal(entry);
+    return row === undefined || entry === undefined ? null : { row, entry, rows: outlines[outline].count };
+  },
+  entry({ entry }) {
+    const document = JSON.parse(opened("a").checkpoint.document("entry", { entry })) as { entries: Requests["entry"]["gives"][] };
+    const detail = document.entries[0];
+    if (!detail) throw new TesseraError("the entry is gone", "page", undefined);
+    return detail;
+  },
+  preview: ({ entry }) => JSON.parse(opened("a").checkpoint.document("preview", { entry })) as Requests["preview"]["gives"],
+  async tally({ entry }, id) {
+    const job = opened("a").checkpoint.tally(entry);
+    const soFar = () => JSON.parse(job.document()) as Tally;
+    try {
+      await steps(id, () => job.step(STEP_BYTES), () => {
+        const tally = soFar();
+        say({ id, done: tally.byte_done, total: tally.byte_total, tally });
+      });
+      return soFar();
+    } finally {
+      job.close();
+    }
+  },
+  async diff({ values, layout }, id) {
+    const a = opened("a"), b = opened("b");
+    const job: DiffJob = a.checkpoint.diff(b.checkpoint, { layout });
+    const total = (await tessera).bytesRead;
+    try {
+      if (values) await steps(id, () => job.step(), () => void tessera.then((t) => say({ id, done: t.bytesRead - total, total: 0 })));
+      const text = job.document(a.title, b.title);
+      return { diff: JSON.parse(text) as Diff, text };
+    } finally {
+      job.close();
+    }
+  },
+  deepFindings() {
+    const { checkpoint, title } = opened("a");
+    return findingsOf(checkpoint.document("findings-deep", { path: title }));
+  },
+};
+
+function troubleOf(e: unknown): Trouble {
+  if (e instanceof TesseraError) return { message: e.message, status: e.status, ...(e.position === undefined ? {} : { position: e.position }) };
+  if (e instanceof Cancelled) return { message: "cancelled", status: "cancelled" };
+  if (e instanceof WebAssembly.RuntimeError || e instanceof RangeError) return { message: `the worker ran out of memory or broke (${e.message})`, status: "broken" };
+  return { message: e instanceof Error ? e.message : String(e), status: "page" };
+}
+
+async function answer<K extends Kind>(id: number, kind: K, takes: Requests[K]["takes"]): Promise<void> {
+  try {
+    say({ id, gives: await handlers[kind](takes, id) });
+  } catch (e) {
+    say({ id, trouble: troubleOf(e) });
+  }
+}
+
+scope.onmessage = ({ data }: MessageEvent<ToWorker>) => {
+  if ("cancel" in data) cancelled.add(data.cancel);
+  else void answer(data.id, data.kind, data.takes);
+};
