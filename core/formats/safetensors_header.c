@@ -45,7 +45,7 @@ static tsr_status check_name(tsr_str name, tsr_error *err)
                         : tsr_utf8_check(name) != name.size            ? "a name that is not UTF-8"
                         : tsr_str_equal(name, TSR_STR("__metadata__")) ? "the name of the metadata"
                                                                        : NULL;
-    TSR_FAIL_IF(wrong, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "safetensors: '%.*s' is %s, which a file should not hold",
+    TSR_FAIL_IF(wrong, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "safetensors: '%.*s' is %s, which a file should not hold (--rename gives another)",
                 TSR_STR_ARG(name), wrong);
     return TSR_OK;
 }

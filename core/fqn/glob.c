@@ -137,8 +137,7 @@ static bool split_star(tsr_str text, tsr_str *head, tsr_str *tail)
 tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err)
 {
     const char *equals = text.size ? memchr(text.data, '=', text.size) : NULL;
-    TSR_FAIL_IF(!equals || equals == text.data, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "rename '%.*s' is not of the form FROM=TO with a FROM", TSR_STR_ARG(text));
+    TSR_FAIL_IF(!equals, err, TSR_E_USAGE, TSR_NO_POSITION, "rename '%.*s' is not of the form FROM=TO", TSR_STR_ARG(text));
     tsr_str from = {text.data, (size_t)(equals - text.data)}, to = {equals + 1, text.size - from.size - 1};
     tsr_rename r;
     r.starred = split_star(from, &r.from_head, &r.from_tail);

@@ -106,7 +106,7 @@ static void test_fqn_glob__rename(void **state)
     } rows[] = {
         {"model.=", "model.w", "w"}, {"model.=", "amodel.w", "amodel.w"}, {"a=b", "ab", "bb"}, {"h.*.w=layers.*.weight", "h.1.w", "layers.1.weight"},
         {"h.*.w=layers.*.weight", "h.1.x.w", "layers.1.x.weight"}, {"h.*.w=layers.*.weight", "h.w", "h.w"}, {"*=m.*", "w", "m.w"},
-        {"a=b=c", "ax", "b=cx"}, {"nothing", "", NULL}, {"=x", "", NULL}, {"a*=b", "", NULL}, {"a=b*", "", NULL}, {"a*b*=c*", "", NULL}, {"a*=b*c*", "", NULL},
+        {"a=b=c", "ax", "b=cx"}, {"nothing", "", NULL}, {"=x", "", "x"}, {"=model.", "w", "model.w"}, {"a*=b", "", NULL}, {"a=b*", "", NULL}, {"a*b*=c*", "", NULL}, {"a*=b*c*", "", NULL},
     };
     tsr_error err = {0};
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, &err);

@@ -24,16 +24,17 @@ typedef struct tsr_filter {
 } tsr_filter;
 bool tsr_filter_keeps(const tsr_filter *filter, tsr_str name);
 
-/* --rename FROM=TO. Without "*", FROM is a literal prefix of the name that TO replaces. With one "*" in each, FROM is
- * the whole name and what its "*" stood for (dots included) goes where TO has its own. */
+/* --rename FROM=TO. Without "*", FROM is a literal prefix of the name that TO replaces (an empty FROM: TO comes before
+ * every name). With one "*" in each, FROM is the whole name and what its "*" stood for (dots included) goes where TO has
+ * its own. */
 typedef struct tsr_rename {
     tsr_str from_head, from_tail; /* around the "*"; without one the tail is unused */
     tsr_str to_head, to_tail;
     bool starred;
 } tsr_rename;
 
-/* Splits at the first "="; the parts borrow `text`. TSR_E_USAGE when there is no "=", FROM is empty, or the stars do
- * not pair up. */
+/* Splits at the first "="; the parts borrow `text`. TSR_E_USAGE when there is no "=", or the stars do not
+ * pair up. */
 tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err);
 
 /* The name after the first rename that fits it, in the arena; the name itself (borrowed) when none does. Several names
