@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define MAX_OPEN_FILES 256
+#define MAX_TRIES      1000                /* temporary names */
 #define MAX_COPY       ((uint64_t)1 << 30) /* at a time, so that a signal is heard */
 
 static output_file *file_at(folder_output *output, uint32_t file)
@@ -88,12 +89,24 @@ static tsr_status name_file(folder_output *output, tsr_str name, output_file *fi
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no name of a file", TSR_STR_ARG(name));
         file->name = tsr_arena_str(output->arena, name, err).data;
     }
-    if (!file->name) return TSR_E_NOMEM;
-    if (output->mode == OUTPUT_NEW_FOLDER) file->temporary = file->name;
-    else if (output->mode == OUTPUT_FILE)
-        file->temporary = tsr_arena_format(output->arena, err, ".%.200s.tessera-%u", file->name, output->tag).data;
-    else file->temporary = tsr_arena_format(output->arena, err, ".tessera-%u-%zu", output->tag, output->files.count).data;
-    return file->temporary ? TSR_OK : TSR_E_NOMEM;
+    return file->name ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Creates the file under a temporary name. A killed run may have left such a name behind: another tag then. */
+static tsr_status create_temporary(folder_output *output, output_file *file, tsr_error *err)
+{
+    for (unsigned tries = 0;; tries++, output->tag++) {
+        if (output->mode == OUTPUT_NEW_FOLDER) file->temporary = file->name;
+        else if (output->mode == OUTPUT_FILE)
+            file->temporary = tsr_arena_format(output->arena, err, ".%.200s.tessera-%u", file->name, output->tag).data;
+        else
+            file->temporary = tsr_arena_format(output->arena, err, ".tessera-%u-%zu", output->tag, output->files.count).data;
+        if (!file->temporary) return TSR_E_NOMEM;
+        file->fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
+        if (file->fd >= 0) return TSR_OK;
+        if (errno != EEXIST || output->mode == OUTPUT_NEW_FOLDER || tries == MAX_TRIES)
+            return tsr_sys_raise(err, "create", file->name);
+    }
 }
 
 /* Room for the whole file now, or its size where the file system cannot reserve. */
@@ -115,8 +128,8 @@ static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, u
     if (status != TSR_OK) return status;
     if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
     if (output->open_files >= MAX_OPEN_FILES) close_one_idle(output);
-    file.fd = open_file(output, file.temporary, O_CREAT | O_EXCL);
-    if (file.fd < 0) return tsr_sys_raise(err, "create", file.name);
+    status = create_temporary(output, &file, err);
+    if (status != TSR_OK) return status;
     output->open_files++;
     *number = (uint32_t)output->files.count;
     *(output_file *)tsr_vec_push(&output->files, err) = file; /* room was made */
@@ -308,7 +321,7 @@ static tsr_status make_work(folder_output *output, tsr_error *err)
             output->temporary = folder;
             break;
         }
-        if (errno != EEXIST || tries == 1000) return tsr_sys_raise(err, "create", folder);
+        if (errno != EEXIST || tries == MAX_TRIES) return tsr_sys_raise(err, "create", folder);
     }
     int work = sys->open_at(sys, output->parent, folder, O_RDONLY | O_DIRECTORY, 0);
     if (work < 0) return tsr_sys_raise(err, "open", folder);

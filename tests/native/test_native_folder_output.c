@@ -7,6 +7,7 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "io/folder.h"
 #include "native/scratch.h"
@@ -190,6 +191,21 @@ static void test_native_folder_output__one_file_is_replaced_by_its_rename(void *
     }
 }
 
+/* A killed run of the same process number (usual in containers) left its temporary names. */
+static void test_native_folder_output__leftovers_do_not_stop_a_run(void **state)
+{
+    (void)state;
+    char name[64];
+    tsr_error err = {0};
+    snprintf(name, sizeof name, ".ckpt.tessera-%u/x", (unsigned)getpid());
+    scratch_write(name, "x", 1);
+    assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'o', &err), TSR_OK);
+    snprintf(name, sizeof name, "ckpt/.tessera-%u-1", (unsigned)getpid());
+    scratch_write(name, "x", 1);
+    assert_int_equal(save(NULL, scratch_path("ckpt"), true, NULL, 0, 'n', &err), TSR_OK);
+    assert_int_equal(verdict("ckpt"), 'n');
+}
+
 static void test_native_folder_output__destinations_in_the_source_are_refused(void **state)
 {
     (void)state;
@@ -275,6 +291,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_native_folder_output__a_failing_call_leaves_no_trace, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__stopping_anywhere_leaves_old_or_new, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__one_file_is_replaced_by_its_rename, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__leftovers_do_not_stop_a_run, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__destinations_in_the_source_are_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__copies_ranges_between_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__many_files_need_few_descriptors, setup, teardown),
