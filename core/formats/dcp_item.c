@@ -128,13 +128,13 @@ tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 }
 
 /* "[3, 4] float32" of a tensor, in the arena that is about to be thrown away with the error. */
-static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes, uint32_t rank)
+static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes, uint32_t rank, tsr_error *err)
 {
     tsr_str text = {"", 0};
     for (uint32_t d = 0; d < rank && text.data; d++) {
-        text = tsr_arena_format(arena, NULL, "%.*s%s%llu", TSR_STR_ARG(text), d ? ", " : "", (unsigned long long)sizes[d]);
+        text = tsr_arena_format(arena, err, "%.*s%s%llu", TSR_STR_ARG(text), d ? ", " : "", (unsigned long long)sizes[d]);
     }
-    return tsr_arena_format(arena, NULL, "[%.*s] %s", TSR_STR_ARG(text), tsr_dtype_describe(dtype)->name);
+    return text.data ? tsr_arena_format(arena, err, "[%.*s] %s", TSR_STR_ARG(text), tsr_dtype_describe(dtype)->name) : text;
 }
 
 tsr_status tsr_dcp_view_of(const tsr_dcp_state *state, const tsr_entry *entry, const tsr_chunk *chunk,
@@ -146,8 +146,9 @@ tsr_status tsr_dcp_view_of(const tsr_dcp_state *state, const tsr_entry *entry, c
     bool same = inner->dtype == entry->dtype && inner->rank == entry->rank && inner->chunk_count == 1;
     for (uint32_t d = 0; same && d < entry->rank; d++) same = inner->shape[d] == chunk->sizes[d];
     if (!same) {
-        tsr_str found = describe(arena, inner->dtype, inner->shape, inner->rank),
-                wanted = describe(arena, entry->dtype, chunk->sizes, entry->rank);
+        tsr_str found = describe(arena, inner->dtype, inner->shape, inner->rank, err),
+                wanted = describe(arena, entry->dtype, chunk->sizes, entry->rank, err);
+        if (!found.data || !wanted.data) return TSR_E_NOMEM;
         return tsr_raise(err, TSR_E_FORMAT, chunk->byte_offset,
                          "dcp: the item of '%.*s' holds a tensor %.*s; the metadata says %.*s", TSR_STR_ARG(entry->fqn),
                          TSR_STR_ARG(found), TSR_STR_ARG(wanted));
