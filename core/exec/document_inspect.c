@@ -247,18 +247,22 @@ static void put_shape(tsr_json *json, const tsr_entry *entry)
     tsr_json_u64s(json, entry->shape, entry->rank);
 }
 
+/* Flags that most entries lack are only written where they are set. */
+static void put_true(tsr_json *json, const char *key, bool flag)
+{
+    if (!flag) return;
+    tsr_json_key(json, key);
+    tsr_json_bool(json, true);
+}
+
 static tsr_status put_tensor(const inspector *in, const tsr_entry *entry)
 {
     uint64_t bytes = 0;
     put_shape(in->json, entry);
     tsr_entry_bytes(entry, &bytes);
     put_count(in->json, "bytes", bytes);
-    if (entry->is_parameter) {
-        tsr_json_key(in->json, "parameter");
-        tsr_json_bool(in->json, true);
-    }
-    tsr_json_key(in->json, "requires_grad");
-    tsr_json_bool(in->json, entry->requires_grad);
+    put_true(in->json, "parameter", entry->is_parameter);
+    put_true(in->json, "requires_grad", entry->requires_grad);
     if (entry->distribution) put_distribution(in->json, entry->distribution);
     if (entry->storage_id) put_sharing(in, entry);
     put_chunks(in, "chunks", entry, entry->chunks, entry->chunk_count);
