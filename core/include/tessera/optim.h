@@ -14,8 +14,8 @@
 #ifndef TESSERA_OPTIM_H
 #define TESSERA_OPTIM_H
 
+#include "tessera/catalog.h"
 #include "tessera/fqn.h"
-#include "tessera/value.h"
 
 /* Nested (or native: ids become their decimals) → flat, as `_flatten_optim_state_dict`: dicts in a parameter's state are
  * flattened all the way down, everything else there must be a tensor, an int or a float; values of groups are kept whole,
@@ -65,5 +65,58 @@ typedef struct tsr_optimizer {
  * saved group, whichever is empty: here it gets its own.) */
 tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, const tsr_optimizer *optimizer, bool strict, const tsr_host *host,
                            tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
+/* ---- around getting and loading ---- */
+
+/* What an optimizer holds for a parameter after one step with zero gradients, of which `_init_optim_state` makes sure
+ * before state is loaded. At most TSR_STATE_SPECS entries. */
+typedef enum tsr_algorithm { TSR_SGD, TSR_ADAM, TSR_ADAMW } tsr_algorithm;
+#define TSR_STATE_SPECS 4u
+typedef struct tsr_state_spec {
+    tsr_str name;
+    tsr_dtype dtype;
+    uint32_t rank;
+    const uint64_t *shape;
+    double value; /* of a scalar */
+} tsr_state_spec;
+/* `options` is the param group. A frozen parameter has none. TSR_E_USAGE for algorithms not listed. */
+tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *options, const tsr_module_tensor *param, tsr_state_spec *out, size_t *count,
+                                 tsr_error *err);
+
+/* StateDictOptions. PyTorch's defaults are all false but `strict`. */
+typedef struct tsr_state_options {
+    bool full_state_dict;
+    bool cpu_offload;
+    bool ignore_frozen_params;
+    bool keep_submodule_prefixes;
+    bool strict;
+    bool broadcast_from_rank0;
+    bool flatten_optimizer_state_dict;
+} tsr_state_options;
+
+/* The refusals of `_verify_options`: TSR_E_USAGE. */
+tsr_status tsr_state_options_check(const tsr_state_options *options, size_t optimizer_count, bool optimizers_only, tsr_error *err);
+
+/* What is about to be saved or loaded. */
+typedef struct tsr_state_request {
+    bool handle_model, handle_optimizer;
+    bool submodules; /* only some submodules are asked for */
+    const tsr_str *model_keys;
+    size_t model_key_count;
+    bool optimizer_is_empty;
+} tsr_state_request;
+/* `_verify_state_dict`: state that must be there is not empty, and no model key holds "_flat_param". TSR_E_FORMAT. */
+tsr_status tsr_state_dict_check(const tsr_state_options *options, const tsr_state_request *request, tsr_error *err);
+
+/* A nested state dict by dotted keys, by the rule of torch/distributed/_state_dict_utils.py: dicts, lists and tuples all
+ * expand, keys become strings, empty containers vanish. (DCP's rule, for which tuples are leaves, is that of the readers.)
+ * The inverse is tsr_nest (core/formats/nest.h), up to tuples becoming lists. TSR_E_FORMAT when two paths give one key. */
+typedef struct tsr_state_key {
+    tsr_str name;
+    const tsr_path_item *path;
+    uint32_t path_length;
+    const tsr_value *value;
+} tsr_state_key;
+tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out, size_t *count, tsr_error *err);
 
 #endif

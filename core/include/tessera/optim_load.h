@@ -1,0 +1,56 @@
+/* What a rank reads of a saved sharded optimizer state: 1-D (data parallel) or 2-D (FSDP over tensor parallel), from a
+ * checkpoint of any world size.
+ *
+ *   global tensor     the tensor-parallel slice of this rank's group    its data-parallel part ("column-wise" = dim 0)
+ *   ┌─────┬─────┐     ┌─────┐ offset (0, 6), size (8, 6)                ┌─────┐ rows 3–5 of the slice, global (3, 6)
+ *   │     │█████│     │█████│                                          │▒▒▒▒▒│
+ *   │     │█████│     │█████│                                          └─────┘
+ *   └─────┴─────┘     └─────┘
+ *
+ * All offsets and sizes in elements. Pure. Source: torch/distributed/checkpoint/optimizer.py of PyTorch 2.13. */
+#ifndef TESSERA_OPTIM_LOAD_H
+#define TESSERA_OPTIM_LOAD_H
+
+#include "tessera/catalog.h"
+
+/* A rank's part of `size` rows in equal parts of ceil(size / world): [*begin, *end), empty for trailing ranks, whose begin
+ * is then still rank × part as in torch's ChunkShardingSpec (clamped to `size` with `clamp`, as torch.chunk). */
+void tsr_rows_of_rank(uint64_t size, uint32_t world, uint32_t rank, bool clamp, uint64_t *begin, uint64_t *end);
+
+/* Where a parameter's tensor-parallel slice lies in the global tensor, as the model's sharded state tells it. */
+typedef struct tsr_tp_slice {
+    tsr_str fqn;
+    uint32_t rank;
+    const uint64_t *offsets; /* NULL: not tensor parallel; then `sizes` is the whole */
+    const uint64_t *sizes;
+} tsr_tp_slice;
+
+typedef enum tsr_optim_read_kind {
+    TSR_READ_OBJECT, /* an object: as it is */
+    TSR_READ_WHOLE,  /* one element, on every rank */
+    TSR_READ_BOX     /* a box, perhaps empty */
+} tsr_optim_read_kind;
+
+/* One entry of the optimizer as a rank reads it. */
+typedef struct tsr_optim_read {
+    const tsr_entry *entry;
+    tsr_optim_read_kind kind;
+    const uint64_t *storage_offsets; /* BOX: in the global tensor */
+    const uint64_t *dest_offsets;    /* BOX: in the tensor-parallel slice (1-D: the same) */
+    const uint64_t *sizes;
+    const uint64_t *dest_size;       /* BOX: of the sharded destination tensor: the slice's sizes, or the whole shape */
+} tsr_optim_read;
+
+typedef struct tsr_optim_mesh {
+    uint32_t data_rank, data_world; /* of the data-parallel group */
+    bool tensor_parallel;           /* 2-D: `slices` count, and shards are ChunkShardingSpec's */
+} tsr_optim_mesh;
+
+/* The reads of every entry whose path begins with `optimizer_key`, in the catalog's order. The parameter of an entry is
+ * the third item of its path (optimizer, "state", FQN, name). Several boxes, or slices of slices, do not occur: a slice is
+ * one box. Errors: TSR_E_FORMAT for a slice of another rank than its tensor's, or beyond it, and for a path without a
+ * parameter; TSR_E_NOT_FOUND when no entry has the key; TSR_E_NOMEM. Results live in `arena`. */
+tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh, const tsr_tp_slice *slices,
+                          size_t slice_count, const tsr_allocator *allocator, tsr_arena *arena, tsr_optim_read **out, size_t *count, tsr_error *err);
+
+#endif

@@ -1,0 +1,307 @@
+/* FSDP1's optimizer state against real PyTorch: tests/golden/fsdp_optim.json, made by tests/golden/make_optim.py. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+#include <stdio.h>
+
+#include "golden.h"
+#include "optim/pieces.h"
+#include "tessera/flat_params.h"
+
+/* Whether two decoded 0-d tensors hold the same number. */
+static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
+{
+    (void)err;
+    const golden *g = ctx;
+    const cJSON *const *lists = (const cJSON *const *)g->tensors.items;
+    *equal = cJSON_Compare(lists[a->chunks[0].file], lists[b->chunks[0].file], true);
+    return TSR_OK;
+}
+
+static tsr_fsdp_context context_of(golden *g)
+{
+    return (tsr_fsdp_context){&g->host, g->arena, GOLDEN_ZEROS, same_scalar, g};
+}
+
+static tsr_flat_params flat_of(golden *g, const cJSON *json)
+{
+    tsr_flat_params flat;
+    tsr_error err = {0};
+    char *text = cJSON_PrintUnformatted(json);
+    if (tsr_flat_params_parse(tsr_str_from(text), &g->host, g->arena, &flat, &err) != TSR_OK) fail_msg("%s", err.message);
+    cJSON_free(text);
+    return flat;
+}
+
+static const tsr_value **ranks_of(golden *g, const cJSON *list)
+{
+    const tsr_value **ranks = tsr_arena_array(g->arena, (size_t)cJSON_GetArraySize(list), sizeof *ranks, NULL);
+    size_t at = 0;
+    for (const cJSON *r = list->child; r; r = r->next) ranks[at++] = golden_value(g, r);
+    return ranks;
+}
+
+static void test_optim_fsdp__B1_B9_B10_B11_ranks_to_full_state(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_optim.json");
+    for (const cJSON *one = golden_get(g.document, "cases")->child; one; one = one->next) {
+        tsr_flat_params flat = flat_of(&g, golden_get(one, "flat"));
+        tsr_fsdp_context context = context_of(&g);
+        tsr_fsdp_full full;
+        tsr_error err = {0};
+        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), &context, &full, &err) != TSR_OK) fail_msg("%s: %s", one->string, err.message);
+        if (!golden_same(&g, full.optim, golden_get(one, "full"), true)) fail_msg("%s: the full state differs", one->string);
+        assert_int_equal(full.carried_count, strcmp(one->string, "flat_w2_user") == 0);
+    }
+    golden_close(&g);
+}
+
+/* `loads` gives for one world size what each rank has after PyTorch loaded the full state. */
+static void check_loads(golden *g, const cJSON *one, const cJSON *ranks, uint32_t world)
+{
+    tsr_flat_params flat = flat_of(g, golden_get(one, "flat"));
+    const tsr_value *full = golden_value(g, golden_get(one, "full")), *out;
+    uint32_t rank = 0;
+    for (const cJSON *want = ranks->child; want; want = want->next, rank++) {
+        tsr_fsdp_context context = context_of(g);
+        tsr_error err = {0};
+        if (tsr_fsdp_shard(&flat, full, world, rank, &context, &out, &err) != TSR_OK) fail_msg("%s, rank %u of %u: %s", one->string, rank, world, err.message);
+        if (!golden_same(g, out, want, false)) fail_msg("%s: rank %u of %u differs", one->string, rank, world);
+    }
+    assert_int_equal(rank, world);
+}
+
+static void test_optim_fsdp__B3_B4_B6_full_state_to_ranks_of_any_world(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_optim.json");
+    for (const cJSON *one = golden_get(g.document, "cases")->child; one; one = one->next) {
+        check_loads(&g, one, golden_get(one, "loaded_back"), (uint32_t)cJSON_GetArraySize(golden_get(one, "raw")));
+        for (const cJSON *load = golden_get(one, "loads")->child; load; load = load->next)
+            check_loads(&g, one, golden_get(load, "raw"), (uint32_t)golden_get(load, "world")->valuedouble);
+    }
+    golden_close(&g);
+}
+
+/* ---- refusals, on a unit of two originals: a [3] and b [2, 2], two ranks of 4 elements (7, padded) ---- */
+
+#define FLAT(orig, raw, groups)                                                                                                     \
+    "{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"use_orig_params\":" orig ",\"files\":[\"0\",\"1\"],\"units\":"          \
+    "[{\"fsdp_module\":\"\",\"raw_name\":" raw ",\"params\":[{\"fqn\":\"a\",\"shape\":[3]},{\"fqn\":\"b\",\"shape\":[2,2]}],"         \
+    "\"numels_with_padding\":[3,4],\"is_padding_mask\":[false,false]}],\"param_groups\":" groups "}"
+#define ONE_FLAT FLAT("false", "\"_flat_param\"", "[[\"_flat_param\"]]")
+#define ORIGINALS FLAT("true", "null", "[[\"a\",\"b\"]]")
+
+#define S(text) "{\"s\":\"" text "\"}"
+#define T(dtype, shape, numbers) "{\"T\":[\"" dtype "\"," shape "," numbers "]}"
+#define OPTIM(state, params) "{\"D\":[[" S("state") ",{\"D\":[" state "]}],[" S("param_groups") ",{\"L\":[{\"D\":[[" S("params") ",{\"L\":[" params "]}]]}]}]]}"
+#define OF(key, pairs) "[" key ",{\"D\":[" pairs "]}]"
+#define P(name, value) "[" S(name) "," value "]"
+#define FOUR T("float32", "[4]", "[1,2,3,4]")
+#define ID0 "{\"i\":0}"
+
+static tsr_status unshard_two(golden *g, const char *flat_text, const char *rank0, const char *rank1, tsr_fsdp_full *full, tsr_error *err)
+{
+    tsr_flat_params flat;
+    assert_int_equal(tsr_flat_params_parse(tsr_str_from(flat_text), &g->host, g->arena, &flat, err), TSR_OK);
+    const tsr_value *ranks[] = {golden_value(g, golden_parse(g, rank0)), golden_value(g, golden_parse(g, rank1))};
+    tsr_fsdp_context context = {&g->host, g->arena, GOLDEN_ZEROS, NULL, NULL};
+    return tsr_fsdp_unshard(&flat, ranks, &context, full, err);
+}
+
+static void test_optim_fsdp__B2_B8_what_ranks_may_not_say(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *flat, *rank0, *rank1, *message;
+    } rows[] = {
+        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM("", ID0), "rank 1 has no state for '_flat_param', which rank 0 has"},
+        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("m", T("float32", "[3]", "[1,2,3]"))), ID0),
+         "'m' of '_flat_param' on rank 1 has 3 elements, expected 4"},
+        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("m", T("bfloat16", "[4]", "[1,2,3,4]"))), ID0), "is bfloat16 on rank 1, but float32"},
+        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("n", FOUR)), ID0), "rank 1 has no tensor 'm'"},
+        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), "{\"D\":[]}", "rank 1"},
+        {ONE_FLAT, OPTIM("", "{\"i\":1}"), OPTIM("", "{\"i\":1}"), "lists a parameter that the description does not"},
+        {ORIGINALS, OPTIM(OF(ID0, P("m", T("float32", "[2]", "[1,2]"))), ID0), OPTIM("", ID0), "'m' of 'a' on rank 0 has 2 elements, expected 3"},
+        {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]"))), ID0), OPTIM("", ID0), "rank 1 has no tensor 'm' for 'b', of which it holds 3 elements"},
+        {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]")) "," P("k", "{\"i\":1}")), ID0),
+         OPTIM(OF("{\"i\":1}", P("m", T("float32", "[3]", "[1,2,3]")) "," P("k", "{\"i\":2}")), ID0), "'k' of 'b' has another value on rank 1"},
+    };
+    golden g = golden_open("fsdp_optim.json");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        tsr_error err = {0};
+        tsr_fsdp_full full;
+        tsr_status status = unshard_two(&g, rows[i].flat, rows[i].rank0, rows[i].rank1, &full, &err);
+        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+    }
+    golden_close(&g);
+}
+
+static tsr_status shard_one(golden *g, const char *flat_text, const char *full_text, const tsr_value **out, tsr_error *err)
+{
+    tsr_flat_params flat;
+    assert_int_equal(tsr_flat_params_parse(tsr_str_from(flat_text), &g->host, g->arena, &flat, err), TSR_OK);
+    tsr_fsdp_context context = context_of(g);
+    return tsr_fsdp_shard(&flat, golden_value(g, golden_parse(g, full_text)), 2, 1, &context, out, err);
+}
+
+#define A_STATE T("float32", "[3]", "[1,2,3]")
+#define B_STATE T("float32", "[2,2]", "[4,5,6,7]")
+#define SCALAR(x) T("float32", "[]", "[" x "]")
+#define AB S("a") "," S("b")
+
+static void test_optim_fsdp__B3_what_originals_may_not_say(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *flat, *full, *message;
+    } rows[] = {
+        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("n", B_STATE)), AB), "states of different names"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float64", "[2,2]", "[4,5,6,7]"))), AB), "'m' of 'a' and of 'b' differ"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float32", "[4]", "[4,5,6,7]"))), AB), "has not the shape"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", "{\"i\":1}")), AB), "differ"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))) "," OF(S("b"), P("k", SCALAR("2"))), AB), "differ"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("k", "{\"i\":1}")) "," OF(S("b"), P("k", "{\"i\":2}")), AB), "differ"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))), AB), "'a' has a scalar 'k', but 'b' of the same flat parameter has none"},
+        {ONE_FLAT, OPTIM("", S("x")), "lists 'x'"},
+        {ORIGINALS, OPTIM(OF(S("b"), P("m", A_STATE)), AB), "has not as many elements as its parameter"},
+    };
+    golden g = golden_open("fsdp_optim.json");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        tsr_error err = {0};
+        const tsr_value *out;
+        tsr_status status = shard_one(&g, rows[i].flat, rows[i].full, &out, &err);
+        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+    }
+    golden_close(&g);
+}
+
+/* Hand-computed: an original without state is zeros, so is the padding; None stays None. */
+static void test_optim_fsdp__B3_missing_tensors_are_zeros(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_optim.json");
+    const tsr_value *out;
+    tsr_error err = {0};
+    if (shard_one(&g, ONE_FLAT, OPTIM(OF(S("b"), P("m", B_STATE) "," P("none", "{\"n\":0}")), AB), &out, &err) != TSR_OK) fail_msg("%s", err.message);
+    assert_true(golden_same(&g, out, golden_parse(&g, OPTIM(OF(ID0, P("m", T("float32", "[4]", "[5,6,7,0]")) "," P("none", "{\"n\":0}")), ID0)), true));
+    if (shard_one(&g, ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)), AB), &out, &err) != TSR_OK) fail_msg("%s", err.message);
+    assert_true(golden_same(&g, out, golden_parse(&g, OPTIM(OF(ID0, P("m", T("float32", "[4]", "[0,0,0,0]"))), ID0)), true));
+    golden_close(&g);
+}
+
+static void test_optim_fsdp__B7_named_optimizers_and_user_state(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_optim.json");
+    tsr_fsdp_full full;
+    tsr_error err = {0};
+    const char *rank = OPTIM(OF(S("_flat_param"), P("m", FOUR)) "," P("mine", "{\"i\":5}"), S("_flat_param"));
+    /* user-defined state that is no dict would not be a parameter's: PyTorch carries it as it is */
+    if (unshard_two(&g, ONE_FLAT, rank, rank, &full, &err) != TSR_OK) fail_msg("%s", err.message);
+    assert_int_equal(full.carried_count, 1);
+    assert_true(tsr_str_equal(full.carried[0], TSR_STR("mine")));
+    assert_true(golden_same(&g, full.optim, golden_parse(&g, OPTIM(OF(S("a"), P("m", T("float32", "[3]", "[1,2,3]"))) "," OF(S("b"), P("m", T("float32", "[2,2]", "[4,1,2,3]"))) "," P("mine", "{\"i\":5}"), AB)), true));
+    golden_close(&g);
+}
+
+static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *message;
+    } rows[] = {
+        {"{\"schema\":\"tessera.flat-params/2\"}", "expected 'tessera.flat-params/1'"},
+        {FLAT("false", "null", "[]"), "no raw_name"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":0,\"units\":[],\"param_groups\":[]}", "world_size is 0"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"files\":[\"a\"],\"units\":[],\"param_groups\":[]}", "1 files for 2 ranks"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[{\"fqn\":\"a\",\"shape\":[3]}],"
+         "\"numels_with_padding\":[2],\"is_padding_mask\":[false]}],\"param_groups\":[]}", "'a' has 3 elements by its shape, but 2"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[{\"fqn\":\"a\",\"shape\":[3]}],"
+         "\"numels_with_padding\":[3,1],\"is_padding_mask\":[false]}],\"param_groups\":[]}", "do not go together"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[],"
+         "\"numels_with_padding\":[3],\"is_padding_mask\":[false]}],\"param_groups\":[]}", "more numels than the 0 params"},
+    };
+    golden g = golden_open("fsdp_optim.json");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        tsr_error err = {0};
+        tsr_flat_params flat;
+        tsr_status status = tsr_flat_params_parse(tsr_str_from(rows[i].text), &g.host, g.arena, &flat, &err);
+        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+    }
+    golden_close(&g);
+}
+
+/* ---- pieces against an element-by-element oracle ---- */
+
+/* Fills a tensor of `shape` with flat ranges of a strided source and checks every element's address. */
+static void check_pieces(golden *g, uint32_t rank, const uint64_t *shape, uint32_t source_rank, const uint64_t *source_shape, const uint64_t *strides, uint64_t first)
+{
+    uint64_t elements = 1, zeros[4] = {0};
+    for (uint32_t d = 0; d < rank; d++) elements *= shape[d];
+    tsr_view view = {.file = 0, .byte_offset = 8, .strides = strides};
+    tsr_chunk chunk = {.offsets = zeros, .sizes = source_shape, .view = &view};
+    tsr_entry source = {.kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT16, .rank = source_rank, .shape = source_shape, .chunks = &chunk, .chunk_count = 1};
+    tsr_pieces p;
+    const tsr_value *value;
+    assert_int_equal(tsr_pieces_start(&p, &g->host, g->arena, TSR_STR("x"), TSR_INT16, rank, shape, NULL), TSR_OK);
+    uint64_t cut = elements / 3;
+    assert_int_equal(tsr_pieces_add(&p, &source, first, first + cut, NULL), TSR_OK);
+    assert_int_equal(tsr_pieces_add(&p, &source, first + cut, first + elements, NULL), TSR_OK);
+    assert_int_equal(tsr_pieces_finish(&p, &value, NULL), TSR_OK);
+    tsr_pieces_drop(&p);
+    const tsr_entry *e = value->as.tensor;
+    unsigned filled[256] = {0};
+    for (uint64_t c = 0; c < e->chunk_count; c++) {
+        uint64_t count = 1;
+        for (uint32_t d = 0; d < rank; d++) count *= e->chunks[c].sizes[d];
+        for (uint64_t i = 0; i < count; i++) {
+            uint64_t rest = i, flat = 0, row = 1, byte = e->chunks[c].view->byte_offset;
+            for (uint32_t d = rank; d-- > 0; rest /= e->chunks[c].sizes[d]) {
+                uint64_t index = rest % e->chunks[c].sizes[d];
+                flat += (e->chunks[c].offsets[d] + index) * row;
+                row *= shape[d];
+                byte += 2 * index * e->chunks[c].view->strides[d];
+            }
+            uint64_t from = first + flat, expected = 8;
+            for (uint32_t d = source_rank; d-- > 0; from /= source_shape[d]) expected += 2 * (from % source_shape[d]) * strides[d];
+            assert_int_equal(byte, expected);
+            filled[flat]++;
+        }
+    }
+    for (uint64_t i = 0; i < elements; i++) assert_int_equal(filled[i], 1);
+}
+
+static void test_optim_fsdp__pieces_fill_every_element_once(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_optim.json");
+    for (uint64_t first = 0; first < 13; first++) {
+        check_pieces(&g, 2, (const uint64_t[]){11, 3}, 1, (const uint64_t[]){60}, (const uint64_t[]){1}, first);
+        check_pieces(&g, 3, (const uint64_t[]){2, 3, 4}, 1, (const uint64_t[]){60}, (const uint64_t[]){5}, first);
+        check_pieces(&g, 3, (const uint64_t[]){2, 1, 7}, 2, (const uint64_t[]){6, 5}, (const uint64_t[]){1, 6}, first);
+        check_pieces(&g, 1, (const uint64_t[]){17}, 3, (const uint64_t[]){2, 3, 5}, (const uint64_t[]){15, 1, 3}, first);
+        check_pieces(&g, 4, (const uint64_t[]){1, 2, 1, 8}, 4, (const uint64_t[]){2, 1, 5, 3}, (const uint64_t[]){15, 99, 3, 1}, first);
+        check_pieces(&g, 0, NULL, 1, (const uint64_t[]){60}, (const uint64_t[]){1}, first);
+    }
+    golden_close(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_optim_fsdp__B1_B9_B10_B11_ranks_to_full_state),
+        cmocka_unit_test(test_optim_fsdp__B3_B4_B6_full_state_to_ranks_of_any_world),
+        cmocka_unit_test(test_optim_fsdp__B2_B8_what_ranks_may_not_say),
+        cmocka_unit_test(test_optim_fsdp__B3_what_originals_may_not_say),
+        cmocka_unit_test(test_optim_fsdp__B3_missing_tensors_are_zeros),
+        cmocka_unit_test(test_optim_fsdp__B7_named_optimizers_and_user_state),
+        cmocka_unit_test(test_optim_fsdp__documents_that_contradict_themselves),
+        cmocka_unit_test(test_optim_fsdp__pieces_fill_every_element_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

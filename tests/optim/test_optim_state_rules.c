@@ -1,0 +1,281 @@
+/* Rules around state dicts against real PyTorch: tests/golden/state_rules.json, made by tests/golden/make_state_rules.py. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+
+#include "formats/nest.h"
+#include "golden.h"
+#include "tessera/optim.h"
+#include "tessera/optim_load.h"
+
+static uint64_t number(const cJSON *item)
+{
+    return (uint64_t)item->valuedouble;
+}
+
+/* ---- E ---- */
+
+static void check_rows(const cJSON *shards, uint64_t size, uint32_t world, bool clamp)
+{
+    const cJSON *shard = shards->child;
+    for (uint32_t rank = 0; rank < world; rank++) {
+        uint64_t begin, end;
+        tsr_rows_of_rank(size, world, rank, clamp, &begin, &end);
+        assert_int_equal(end - begin, shard ? number(shard->child->next) : 0);
+        if (shard) assert_int_equal(begin, number(shard->child));
+        shard = shard ? shard->next : NULL;
+    }
+}
+
+static void test_optim_state_rules__E1_rows_of_ranks(void **state)
+{
+    (void)state;
+    golden g = golden_open("state_rules.json");
+    for (const cJSON *one = golden_get(g.document, "rows")->child; one; one = one->next) {
+        uint64_t size = number(golden_get(one, "size"));
+        uint32_t world = (uint32_t)number(golden_get(one, "world"));
+        check_rows(golden_get(one, "spec"), size, world, false);
+        check_rows(golden_get(one, "chunk"), size, world, true);
+    }
+    golden_close(&g);
+}
+
+static void numbers(const cJSON *list, uint64_t *out)
+{
+    for (const cJSON *i = list->child; i; i = i->next) *out++ = number(i);
+}
+
+/* The optimizer's entries of a checkpoint: a tensor, its step, an object; and one of the model. */
+static void fill_entries(tsr_entry *entries, const uint64_t *shape)
+{
+    static const tsr_path_item paths[4][4] = {
+        {{TSR_PATH_KEY, {"model", 5}, 0}, {TSR_PATH_KEY, {"w", 1}, 0}},
+        {{TSR_PATH_KEY, {"optim", 5}, 0}, {TSR_PATH_KEY, {"state", 5}, 0}, {TSR_PATH_KEY, {"w", 1}, 0}, {TSR_PATH_KEY, {"exp_avg", 7}, 0}},
+        {{TSR_PATH_KEY, {"optim", 5}, 0}, {TSR_PATH_KEY, {"state", 5}, 0}, {TSR_PATH_KEY, {"w", 1}, 0}, {TSR_PATH_KEY, {"step", 4}, 0}},
+        {{TSR_PATH_KEY, {"optim", 5}, 0}, {TSR_PATH_KEY, {"param_groups", 12}, 0}},
+    };
+    entries[0] = (tsr_entry){.fqn = TSR_STR("model.w"), .kind = TSR_ENTRY_TENSOR, .rank = 2, .shape = shape, .path = paths[0], .path_length = 2};
+    entries[1] = (tsr_entry){.fqn = TSR_STR("optim.state.w.exp_avg"), .kind = TSR_ENTRY_TENSOR, .rank = 2, .shape = shape, .path = paths[1], .path_length = 4};
+    entries[2] = (tsr_entry){.fqn = TSR_STR("optim.state.w.step"), .kind = TSR_ENTRY_TENSOR, .path = paths[2], .path_length = 4};
+    entries[3] = (tsr_entry){.fqn = TSR_STR("optim.param_groups"), .kind = TSR_ENTRY_OBJECT, .path = paths[3], .path_length = 2};
+}
+
+/* PyTorch's read items lie inside our box, in the same place of the destination, and fill it. */
+static void check_read(const cJSON *one, const tsr_optim_read *read)
+{
+    uint64_t volume = 0;
+    for (const cJSON *item = golden_get(one, "items")->child; item; item = item->next) {
+        uint64_t at[2], lengths[2], dest[2];
+        numbers(item->child, at);
+        numbers(item->child->next, lengths);
+        numbers(item->child->next->next, dest);
+        for (int d = 0; d < 2; d++) {
+            assert_true(at[d] >= read->storage_offsets[d] && at[d] + lengths[d] <= read->storage_offsets[d] + read->sizes[d]);
+            assert_int_equal(at[d] - read->storage_offsets[d], dest[d] - read->dest_offsets[d]);
+        }
+        volume += lengths[0] * lengths[1];
+    }
+    assert_int_equal(volume, read->sizes[0] * read->sizes[1]);
+}
+
+static void test_optim_state_rules__E2_E3_E4_reads_of_2d_state(void **state)
+{
+    (void)state;
+    golden g = golden_open("state_rules.json");
+    for (const cJSON *one = golden_get(g.document, "reads")->child; one; one = one->next) {
+        uint64_t shape[2], offsets[2], sizes[2];
+        tsr_entry entries[4];
+        tsr_optim_read *reads;
+        size_t count;
+        tsr_error err = {0};
+        numbers(golden_get(one, "shape"), shape);
+        numbers(golden_get(one, "slice_offsets"), offsets);
+        numbers(golden_get(one, "slice_sizes"), sizes);
+        fill_entries(entries, shape);
+        const tsr_tp_slice slice = {TSR_STR("w"), 2, offsets, sizes};
+        const tsr_optim_mesh mesh = {(uint32_t)number(golden_get(one, "rank")), (uint32_t)number(golden_get(one, "world")), true};
+        const tsr_catalog catalog = {.entries = entries, .entry_count = 4};
+        if (tsr_optim_load(&catalog, TSR_STR("optim"), &mesh, &slice, 1, &tsr_allocator_libc, g.arena, &reads, &count, &err) != TSR_OK) fail_msg("%s", err.message);
+        assert_int_equal(count, 3);
+        assert_int_equal(reads[0].kind, TSR_READ_BOX);
+        assert_int_equal(reads[1].kind, TSR_READ_WHOLE);
+        assert_int_equal(reads[2].kind, TSR_READ_OBJECT);
+        assert_ptr_equal(reads[0].entry, &entries[1]);
+        check_read(one, &reads[0]);
+    }
+    golden_close(&g);
+}
+
+static void test_optim_state_rules__E4_what_is_refused(void **state)
+{
+    (void)state;
+    static const uint64_t shape[] = {8, 12}, beyond[] = {1, 6}, sizes[] = {8, 6};
+    tsr_entry entries[4];
+    tsr_optim_read *reads;
+    size_t count;
+    golden g = golden_open("state_rules.json");
+    fill_entries(entries, shape);
+    const tsr_catalog catalog = {.entries = entries, .entry_count = 4};
+    const struct {
+        const char *key;
+        tsr_tp_slice slice;
+        tsr_optim_mesh mesh;
+        tsr_status status;
+        const char *message;
+    } rows[] = {
+        {"nothing", {TSR_STR("w"), 2, NULL, shape}, {0, 1, true}, TSR_E_NOT_FOUND, "begins with 'nothing'"},
+        {"optim", {TSR_STR("w"), 2, beyond, sizes}, {0, 1, true}, TSR_E_FORMAT, "ends beyond dimension 0"},
+        {"optim", {TSR_STR("w"), 1, NULL, shape}, {0, 1, true}, TSR_E_FORMAT, "has 2 dimensions, but the slice of 'w' has 1"},
+        {"model", {TSR_STR("w"), 2, NULL, shape}, {0, 1, true}, TSR_E_FORMAT, "names no parameter"},
+        {"optim", {TSR_STR("w"), 2, NULL, shape}, {2, 2, true}, TSR_E_USAGE, "rank 2 of 2"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        tsr_error err = {0};
+        tsr_status status = tsr_optim_load(&catalog, tsr_str_from(rows[i].key), &rows[i].mesh, &rows[i].slice, 1, &tsr_allocator_libc, g.arena, &reads, &count, &err);
+        if (status != rows[i].status || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+    }
+    golden_close(&g);
+}
+
+/* ---- D9 ---- */
+
+static void check_keys(golden *g, const cJSON *one)
+{
+    tsr_state_key *keys;
+    size_t count, at = 0;
+    tsr_error err = {0};
+    const cJSON *flat = golden_get(one, "flat");
+    const tsr_value *nested = golden_value(g, golden_get(one, "nested")), *again;
+    tsr_status status = tsr_state_keys(nested, &g->host, g->arena, &keys, &count, &err);
+    if (cJSON_IsNull(flat)) {
+        assert_int_equal(status, TSR_E_FORMAT);
+        return;
+    }
+    assert_int_equal(status, TSR_OK);
+    tsr_leaf *leaves = tsr_arena_array(g->arena, count, sizeof *leaves, NULL);
+    for (const cJSON *want = flat->child; want; want = want->next, at++) {
+        assert_true(tsr_str_equal(keys[at].name, tsr_str_from(want->child->valuestring)));
+        assert_true(golden_same(g, keys[at].value, want->child->next->next, true));
+        uint32_t depth = 0;
+        for (const cJSON *p = want->child->next->child; p; p = p->next, depth++) {
+            const tsr_path_item *item = &keys[at].path[depth];
+            if (cJSON_IsNumber(p)) assert_int_equal(item->integer, number(p));
+            else assert_true(item->kind == TSR_PATH_KEY && tsr_str_equal(item->key, tsr_str_from(p->valuestring)));
+        }
+        assert_int_equal(depth, keys[at].path_length);
+        leaves[at] = (tsr_leaf){keys[at].path, keys[at].path_length, keys[at].value, keys[at].name};
+    }
+    assert_int_equal(at, count);
+    /* and back, and flat once more: the same keys */
+    tsr_state_key *second;
+    size_t second_count;
+    assert_int_equal(tsr_nest(leaves, count, &g->host, g->arena, &again, &err), TSR_OK);
+    assert_int_equal(tsr_state_keys(again, &g->host, g->arena, &second, &second_count, &err), TSR_OK);
+    assert_int_equal(second_count, count);
+    for (size_t i = 0; i < count; i++) assert_true(tsr_str_equal(second[i].name, keys[i].name) && second[i].value == keys[i].value);
+}
+
+static void test_optim_state_rules__D9_keys_of_nested_state(void **state)
+{
+    (void)state;
+    golden g = golden_open("state_rules.json");
+    for (const cJSON *one = golden_get(g.document, "keys")->child; one; one = one->next) check_keys(&g, one);
+    golden_close(&g);
+}
+
+/* ---- A4, A5 ---- */
+
+static tsr_state_options options_of(const cJSON *bits)
+{
+    bool b[7];
+    size_t at = 0;
+    for (const cJSON *i = bits->child; i; i = i->next) b[at++] = cJSON_IsTrue(i);
+    return (tsr_state_options){b[0], b[1], b[2], b[3], b[4], b[5], b[6]};
+}
+
+static void test_optim_state_rules__A4_A5_all_options(void **state)
+{
+    (void)state;
+    static const tsr_str plain[] = {{"w", 1}}, flat[] = {{"a._flat_param", 13}};
+    golden g = golden_open("state_rules.json");
+    for (const cJSON *one = golden_get(g.document, "checks")->child; one; one = one->next) {
+        const tsr_state_options options = options_of(golden_get(one, "options"));
+        const cJSON *refused = golden_get(one, "refused")->child, *empty = golden_get(one, "empty")->child;
+        for (int i = 0; i < 3; i++, refused = refused->next) {
+            tsr_status status = tsr_state_options_check(&options, i == 2, i > 0, NULL);
+            assert_int_equal(status, cJSON_IsTrue(refused) ? TSR_E_USAGE : TSR_OK);
+        }
+        for (int i = 0; i < 12; i++, empty = empty->next) {
+            tsr_state_request r = {.handle_model = true, .handle_optimizer = true, .submodules = i / 6 == 1, .optimizer_is_empty = i % 2 == 0};
+            r.model_key_count = i / 2 % 3 != 0;
+            r.model_keys = i / 2 % 3 == 2 ? flat : plain;
+            assert_int_equal(tsr_state_dict_check(&options, &r, NULL), cJSON_IsTrue(empty) ? TSR_E_FORMAT : TSR_OK);
+        }
+    }
+    golden_close(&g);
+}
+
+/* ---- A8 ---- */
+
+/* The states of every parameter of a trained optimizer are those foretold. */
+static void check_first_state(golden *g, const cJSON *one, tsr_algorithm algorithm)
+{
+    const tsr_value *native = golden_value(g, golden_get(one, "natives")->child);
+    const tsr_value *states = tsr_value_get(native, TSR_STR("state")), *groups = tsr_value_get(native, TSR_STR("param_groups"));
+    for (size_t gr = 0; gr < groups->count; gr++) {
+        const tsr_value *params = tsr_value_get(groups->items[gr], TSR_STR("params"));
+        for (size_t p = 0; p < params->count; p++) {
+            const tsr_value *have = NULL;
+            for (size_t i = 0; i < states->count; i += 2) have = states->items[i]->as.integer == params->items[p]->as.integer ? states->items[i + 1] : have;
+            if (!have) continue; /* frozen */
+            const tsr_value *model = have->count > 1 ? have->items[have->count - 1] : NULL; /* the last one has the parameter's shape */
+            tsr_module_tensor param = {.requires_grad = true, .dtype = TSR_FLOAT32};
+            if (model) param.rank = model->as.tensor->rank, param.shape = model->as.tensor->shape;
+            tsr_state_spec specs[TSR_STATE_SPECS];
+            size_t count;
+            assert_int_equal(tsr_optim_first_state(algorithm, groups->items[gr], &param, specs, &count, NULL), TSR_OK);
+            assert_int_equal(count, tsr_value_pairs(have));
+            for (size_t i = 0; i < count; i++) {
+                const tsr_entry *e = have->items[2 * i + 1]->as.tensor;
+                assert_true(tsr_str_equal(have->items[2 * i]->text, specs[i].name));
+                assert_int_equal(e->dtype, specs[i].dtype);
+                assert_int_equal(e->rank, specs[i].rank);
+                for (uint32_t d = 0; d < e->rank; d++) assert_int_equal(e->shape[d], specs[i].shape[d]);
+            }
+        }
+    }
+}
+
+static void test_optim_state_rules__A8_first_state(void **state)
+{
+    (void)state;
+    golden g = golden_open("optim.json");
+    const cJSON *cases = golden_get(g.document, "cases");
+    check_first_state(&g, golden_get(cases, "sgd"), TSR_SGD);
+    check_first_state(&g, golden_get(cases, "sgd_momentum"), TSR_SGD);
+    check_first_state(&g, golden_get(cases, "adam_tensor_free"), TSR_ADAM);
+    check_first_state(&g, golden_get(cases, "adamw_groups"), TSR_ADAMW);
+    tsr_state_spec specs[TSR_STATE_SPECS];
+    size_t count = 9;
+    const tsr_value *options = tsr_value_items(g.arena, TSR_VALUE_DICT, NULL, 0, NULL);
+    assert_int_equal(tsr_optim_first_state(TSR_ADAM, options, &(tsr_module_tensor){.requires_grad = false}, specs, &count, NULL), TSR_OK);
+    assert_int_equal(count, 0);
+    assert_int_equal(tsr_optim_first_state((tsr_algorithm)99, options, &(tsr_module_tensor){.requires_grad = true}, specs, &count, NULL), TSR_E_USAGE);
+    golden_close(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_optim_state_rules__E1_rows_of_ranks),
+        cmocka_unit_test(test_optim_state_rules__E2_E3_E4_reads_of_2d_state),
+        cmocka_unit_test(test_optim_state_rules__E4_what_is_refused),
+        cmocka_unit_test(test_optim_state_rules__D9_keys_of_nested_state),
+        cmocka_unit_test(test_optim_state_rules__A4_A5_all_options),
+        cmocka_unit_test(test_optim_state_rules__A8_first_state),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
