@@ -4,8 +4,8 @@
 #include "base/try.h"
 #include "exec/torch_plan.h"
 
-static tsr_status write_planned(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring, const tsr_progress *progress, uint32_t *file,
-                                uint64_t *bytes, tsr_error *err)
+static tsr_status write_planned(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,
+                                const tsr_progress *progress, uint32_t *file, uint64_t *bytes, tsr_error *err)
 {
     TSR_TRY(tsr_torch_plan_lay_out(plan, err));
     TSR_TRY(tsr_torch_plan_write(plan, output, name, ring, progress, file, err));
@@ -13,8 +13,8 @@ static tsr_status write_planned(tsr_torch_plan *plan, tsr_output *output, tsr_st
     return TSR_OK;
 }
 
-tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_output *output, tsr_str name, tsr_ring *ring,
-                          const tsr_progress *progress, uint32_t *file, uint64_t *bytes, tsr_error *err)
+tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_output *output, tsr_str name,
+                          tsr_ring *ring, const tsr_progress *progress, uint32_t *file, uint64_t *bytes, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
     tsr_torch_plan plan;

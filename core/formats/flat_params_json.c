@@ -1,7 +1,7 @@
 /* tessera.flat-params/1 documents.
  *
- *     {"schema", "world_size", "use_orig_params", "files", "units": [{"fsdp_module", "raw_name", "params": [{"fqn", "shape"}],
- *      "numels_with_padding", "is_padding_mask", "sharding_strategy"?}], "param_groups": [[raw parameter names]]}
+ *     {"schema", "world_size", "use_orig_params", "files", "units": [{"fsdp_module", "raw_name", "params": [{"fqn",
+ * "shape"}], "numels_with_padding", "is_padding_mask", "sharding_strategy"?}], "param_groups": [[raw parameter names]]}
  *
  * numels_with_padding lists originals and padding in flat order. Padding behind the last original fills up to a multiple of
  * the world size: it is left out, since another world size has another. */
@@ -42,7 +42,8 @@ static tsr_status read_names(reader *r, const cJSON *list, const char *where, ts
     return TSR_OK;
 }
 
-static tsr_status read_param(reader *r, const cJSON *json, const char *where, tsr_flat_param *out, uint64_t *numel, tsr_error *err)
+static tsr_status read_param(reader *r, const cJSON *json, const char *where, tsr_flat_param *out, uint64_t *numel,
+                             tsr_error *err)
 {
     const cJSON *fqn, *shape, *gradients;
     TSR_TRY(tsr_json_get(json, "fqn", TSR_JSON_STRING, where, &fqn, err));
@@ -58,15 +59,15 @@ static tsr_status read_param(reader *r, const cJSON *json, const char *where, ts
         uint64_t size;
         TSR_TRY(tsr_json_to_u64(i, where, &size, err));
         sizes[out->rank++] = size;
-        TSR_FAIL_IF(!tsr_mul_u64(*numel, size, numel), err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: the shape of '%s' at %s is too large",
-                    fqn->valuestring, where);
+        TSR_FAIL_IF(!tsr_mul_u64(*numel, size, numel), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "flat params: the shape of '%s' at %s is too large", fqn->valuestring, where);
     }
     return TSR_OK;
 }
 
 /* Gives each original its flat range by walking the runs. */
-static tsr_status place_params(tsr_flat_unit *unit, tsr_flat_param *params, const uint64_t *numels, const cJSON *runs, const cJSON *mask,
-                               const char *where, tsr_error *err)
+static tsr_status place_params(tsr_flat_unit *unit, tsr_flat_param *params, const uint64_t *numels, const cJSON *runs,
+                               const cJSON *mask, const char *where, tsr_error *err)
 {
     const cJSON *run = runs->child, *padding = mask->child;
     uint64_t at = 0, numel;
@@ -75,12 +76,14 @@ static tsr_status place_params(tsr_flat_unit *unit, tsr_flat_param *params, cons
         TSR_TRY(tsr_json_to_u64(run, where, &numel, err));
         TSR_TRY(tsr_json_expect(padding, TSR_JSON_BOOL, where, err));
         uint64_t begin = at;
-        TSR_FAIL_IF(!tsr_add_u64(at, numel, &at), err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: the numels at %s overflow", where);
+        TSR_FAIL_IF(!tsr_add_u64(at, numel, &at), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "flat params: the numels at %s overflow", where);
         if (cJSON_IsTrue(padding)) continue;
-        TSR_FAIL_IF(placed == unit->param_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: more numels than the %" PRIu32 " params at %s",
-                    unit->param_count, where);
+        TSR_FAIL_IF(placed == unit->param_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "flat params: more numels than the %" PRIu32 " params at %s", unit->param_count, where);
         TSR_FAIL_IF(numels[placed] != numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "flat params: '%.*s' has %" PRIu64 " elements by its shape, but %" PRIu64 " by numels_with_padding at %s",
+                    "flat params: '%.*s' has %" PRIu64 " elements by its shape, but %" PRIu64
+                    " by numels_with_padding at %s",
                     TSR_STR_ARG(params[placed].fqn), numels[placed], numel, where);
         params[placed].flat_begin = begin;
         params[placed++].flat_end = unit->numel = at;
@@ -116,7 +119,8 @@ static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_fla
     TSR_TRY(tsr_json_get(json, "fsdp_module", TSR_JSON_STRING, where, &module, err));
     TSR_TRY(copy_string(r, module, where, &unit->fsdp_module, err));
     TSR_TRY(tsr_json_find(json, "raw_name", TSR_JSON_STRING, where, &raw, err));
-    TSR_FAIL_IF(!raw && !r->out->use_orig_params, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: no raw_name at %s, and use_orig_params is false", where);
+    TSR_FAIL_IF(!raw && !r->out->use_orig_params, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "flat params: no raw_name at %s, and use_orig_params is false", where);
     if (raw && !r->out->use_orig_params) TSR_TRY(copy_string(r, raw, where, &unit->raw_name, err));
     TSR_TRY(tsr_json_find(json, "sharding_strategy", TSR_JSON_STRING, where, &strategy, err));
     bool alone = r->out->world_size == 1; /* FSDP calls that NO_SHARD: it says nothing of other world sizes */
@@ -131,7 +135,8 @@ static tsr_status read_units(reader *r, const cJSON *list, tsr_error *err)
     tsr_flat_unit *units = tsr_arena_array(r->arena, count_items(list), sizeof *units, err);
     if (!units) return TSR_E_NOMEM;
     r->out->units = units;
-    for (const cJSON *u = list->child; u; u = u->next, r->out->unit_count++) TSR_TRY(read_unit(r, u, r->out->unit_count, &units[r->out->unit_count], err));
+    for (const cJSON *u = list->child; u; u = u->next, r->out->unit_count++)
+        TSR_TRY(read_unit(r, u, r->out->unit_count, &units[r->out->unit_count], err));
     return TSR_OK;
 }
 
@@ -140,7 +145,8 @@ static tsr_status read_groups(reader *r, const cJSON *list, tsr_error *err)
     tsr_name_list *groups = tsr_arena_array(r->arena, count_items(list), sizeof *groups, err);
     if (!groups) return TSR_E_NOMEM;
     r->out->groups = groups;
-    for (const cJSON *g = list->child; g; g = g->next) TSR_TRY(read_names(r, g, "param_groups", &groups[r->out->group_count++], err));
+    for (const cJSON *g = list->child; g; g = g->next)
+        TSR_TRY(read_names(r, g, "param_groups", &groups[r->out->group_count++], err));
     return TSR_OK;
 }
 
@@ -153,7 +159,8 @@ static tsr_status read_document(reader *r, const cJSON *json, tsr_error *err)
                 "flat params: the document's schema is '%s', expected 'tessera.flat-params/1'", schema->valuestring);
     TSR_TRY(tsr_json_get(json, "world_size", TSR_JSON_NUMBER, "", &world, err));
     TSR_TRY(tsr_json_to_u64(world, "world_size", &world_size, err));
-    TSR_FAIL_IF(world_size == 0 || world_size > 1u << 24, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: world_size is %" PRIu64, world_size);
+    TSR_FAIL_IF(world_size == 0 || world_size > 1u << 24, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "flat params: world_size is %" PRIu64, world_size);
     r->out->world_size = (uint32_t)world_size;
     TSR_TRY(tsr_json_find(json, "use_orig_params", TSR_JSON_BOOL, "", &orig, err));
     r->out->use_orig_params = orig && cJSON_IsTrue(orig);
@@ -162,8 +169,8 @@ static tsr_status read_document(reader *r, const cJSON *json, tsr_error *err)
     TSR_TRY(tsr_json_get(json, "param_groups", TSR_JSON_ARRAY, "", &groups, err));
     tsr_name_list names = {NULL, 0};
     if (files) TSR_TRY(read_names(r, files, "files", &names, err));
-    TSR_FAIL_IF(files && names.count != world_size, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: %zu files for %" PRIu64 " ranks", names.count,
-                world_size);
+    TSR_FAIL_IF(files && names.count != world_size, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "flat params: %zu files for %" PRIu64 " ranks", names.count, world_size);
     r->out->files = names.names;
     r->out->file_count = names.count;
     TSR_TRY(read_units(r, units, err));

@@ -5,11 +5,10 @@
  *          | {"same_as": PATH}
  *
  * Nodes wait on a stack until their turn, so depth costs no C stack; second names of shared modules are filled in last. */
-#include "codec/json.h"
 #include "base/try.h"
+#include "codec/json.h"
 #include "tessera/map.h"
 #include "tessera/modules.h"
-
 
 typedef struct pending {
     const cJSON *json;
@@ -39,14 +38,16 @@ static tsr_status copy_text(reader *r, tsr_str text, tsr_str *out, tsr_error *er
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status read_shape(reader *r, const cJSON *object, const char *where, uint32_t *rank, const uint64_t **shape, tsr_error *err)
+static tsr_status read_shape(reader *r, const cJSON *object, const char *where, uint32_t *rank, const uint64_t **shape,
+                             tsr_error *err)
 {
     const cJSON *list;
     TSR_TRY(tsr_json_get(object, "shape", TSR_JSON_ARRAY, where, &list, err));
     uint64_t *sizes = tsr_arena_array(r->arena, count_members(list), sizeof *sizes, err);
     if (!sizes) return TSR_E_NOMEM;
     *rank = 0;
-    for (const cJSON *item = list->child; item; item = item->next) TSR_TRY(tsr_json_to_u64(item, where, &sizes[(*rank)++], err));
+    for (const cJSON *item = list->child; item; item = item->next)
+        TSR_TRY(tsr_json_to_u64(item, where, &sizes[(*rank)++], err));
     *shape = sizes;
     return TSR_OK;
 }
@@ -72,8 +73,8 @@ static tsr_status read_identity(reader *r, const cJSON *object, const char *wher
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, const char *where, const tsr_module_tensor **out,
-                               size_t *count, tsr_error *err)
+static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, const char *where,
+                               const tsr_module_tensor **out, size_t *count, tsr_error *err)
 {
     const cJSON *map, *dtype;
     TSR_TRY(tsr_json_find(object, key, TSR_JSON_OBJECT, where, &map, err));
@@ -90,8 +91,8 @@ static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, 
         TSR_TRY(read_shape(r, m, place.data, &t->rank, &t->shape, err));
         TSR_TRY(tsr_json_find(m, "dtype", TSR_JSON_STRING, place.data, &dtype, err));
         if (dtype) t->dtype = tsr_dtype_from_name(tsr_json_text_of(dtype));
-        TSR_FAIL_IF(dtype && t->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: '%s' at %s is no dtype of PyTorch",
-                    dtype->valuestring, place.data);
+        TSR_FAIL_IF(dtype && t->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "modules: '%s' at %s is no dtype of PyTorch", dtype->valuestring, place.data);
         TSR_TRY(read_bool(m, "requires_grad", place.data, &t->requires_grad, err));
         TSR_TRY(read_bool(m, "persistent", place.data, &t->persistent, err));
         TSR_TRY(read_identity(r, m, place.data, &t->identity, err));
@@ -109,8 +110,8 @@ static tsr_status read_wrapper(const cJSON *object, const char *where, tsr_wrapp
         *out = (tsr_wrapper)i;
         if (strcmp(text->valuestring, names[i]) == 0) return TSR_OK;
     }
-    TSR_FAIL_IF(text, err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: wrapper '%s' at %s is none of none, ddp, fsdp1, compiled, checkpoint",
-                text->valuestring, where);
+    TSR_FAIL_IF(text, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "modules: wrapper '%s' at %s is none of none, ddp, fsdp1, compiled, checkpoint", text->valuestring, where);
     return TSR_OK;
 }
 
@@ -130,14 +131,16 @@ static tsr_status read_modifiers(reader *r, const cJSON *object, const char *whe
     return TSR_OK;
 }
 
-static tsr_status read_string(reader *r, const cJSON *object, const char *key, const char *where, tsr_str *out, tsr_error *err)
+static tsr_status read_string(reader *r, const cJSON *object, const char *key, const char *where, tsr_str *out,
+                              tsr_error *err)
 {
     const cJSON *text;
     TSR_TRY(tsr_json_get(object, key, TSR_JSON_STRING, where, &text, err));
     return copy_text(r, tsr_json_text_of(text), out, err);
 }
 
-static tsr_status read_flat_lists(reader *r, const cJSON *params, const cJSON *shared, const char *where, tsr_module_flat *flat, tsr_error *err)
+static tsr_status read_flat_lists(reader *r, const cJSON *params, const cJSON *shared, const char *where,
+                                  tsr_module_flat *flat, tsr_error *err)
 {
     tsr_flat_original *originals = tsr_arena_array(r->arena, count_members(params), sizeof *originals, err);
     tsr_flat_shared *seconds = tsr_arena_array(r->arena, count_members(shared), sizeof *seconds, err);
@@ -183,7 +186,8 @@ static tsr_status push_pending(tsr_vec *vec, const cJSON *json, tsr_module_child
     return TSR_OK;
 }
 
-static tsr_status read_children(reader *r, const cJSON *object, const char *where, tsr_str path, tsr_module *module, tsr_error *err)
+static tsr_status read_children(reader *r, const cJSON *object, const char *where, tsr_str path, tsr_module *module,
+                                tsr_error *err)
 {
     const cJSON *map;
     TSR_TRY(tsr_json_find(object, "children", TSR_JSON_OBJECT, where, &map, err));
@@ -232,8 +236,8 @@ static tsr_status read_nodes(reader *r, const cJSON *root, tsr_module_child *slo
         const cJSON *text;
         TSR_TRY(tsr_json_get(p->json, "same_as", TSR_JSON_STRING, p->path.data, &text, err));
         uint32_t index = tsr_map_get(r->by_path, tsr_json_text_of(text), UINT32_MAX);
-        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: '%s' is the same as '%s', where no module is spelled out",
-                    p->path.data, text->valuestring);
+        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "modules: '%s' is the same as '%s', where no module is spelled out", p->path.data, text->valuestring);
         p->slot->module = ((const tsr_module **)r->modules.items)[index];
     }
     return TSR_OK;
@@ -281,8 +285,12 @@ tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *aren
 {
     cJSON *json;
     TSR_TRY(tsr_json_parse(text, host, &json, err));
-    reader r = {host, arena, tsr_vec_of(host->allocator, sizeof(pending)), tsr_vec_of(host->allocator, sizeof(pending)),
-                tsr_vec_of(host->allocator, sizeof(const tsr_module *)), NULL};
+    reader r = {host,
+                arena,
+                tsr_vec_of(host->allocator, sizeof(pending)),
+                tsr_vec_of(host->allocator, sizeof(pending)),
+                tsr_vec_of(host->allocator, sizeof(const tsr_module *)),
+                NULL};
     *out = (tsr_modules_document){NULL, NULL, 0};
     tsr_status status = read_document(&r, json, out, err);
     tsr_map_free(r.by_path);

@@ -1,5 +1,5 @@
-/* Checkpoints as trees. Of torch.save files the trees are what was pickled, over one store that gets one file more: zeros, for
- * the parts of a tensor that no file holds.
+/* Checkpoints as trees. Of torch.save files the trees are what was pickled, over one store that gets one file more: zeros,
+ * for the parts of a tensor that no file holds.
  *
  *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes)
  */
@@ -56,14 +56,16 @@ static tsr_status pad_store(tsr_store *inner, const tsr_allocator *allocator, ts
     }
     if (count) memcpy(files, inner->files, count * sizeof *files);
     files[count] = (tsr_store_file){TSR_STR("\xff zeros"), ZEROS_SIZE};
-    *p = (padded_store){{count + 1, files, inner->primary, read_padded, map_padded, unmap_padded, close_padded}, inner, allocator};
+    *p = (padded_store){
+        {count + 1, files, inner->primary, read_padded, map_padded, unmap_padded, close_padded}, inner, allocator};
     *out = &p->base;
     return TSR_OK;
 }
 
 static const tsr_reader tree_reader = {TSR_FORMAT_TORCH_ZIP, NULL, NULL, NULL, NULL};
 
-static tsr_status read_roots(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_trees *out, tsr_error *err)
+static tsr_status read_roots(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_trees *out,
+                             tsr_error *err)
 {
     const tsr_value **roots = tsr_arena_array(checkpoint->arena, count, sizeof *roots, err);
     if (!roots) return TSR_E_NOMEM;
@@ -92,7 +94,8 @@ static tsr_status open_checkpoint(tsr_checkpoint *checkpoint, tsr_store *store, 
     return checkpoint->findings ? TSR_OK : TSR_E_NOMEM;
 }
 
-tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t *files, uint32_t count, tsr_trees *out, tsr_error *err)
+tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t *files, uint32_t count, tsr_trees *out,
+                          tsr_error *err)
 {
     *out = (tsr_trees){.raw = true, .zeros_file = store->file_count};
     out->checkpoint = tsr_alloc(host->allocator, 1, sizeof *out->checkpoint, err);
@@ -106,8 +109,9 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
 
 static tsr_status leaf_of(const tsr_entry *entry, tsr_arena *arena, tsr_leaf *out, tsr_error *err)
 {
-    TSR_FAIL_IF(entry->kind == TSR_ENTRY_OPAQUE || (entry->kind == TSR_ENTRY_OBJECT && !entry->value), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' (%.*s) is no value that a tree can hold", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+    TSR_FAIL_IF(entry->kind == TSR_ENTRY_OPAQUE || (entry->kind == TSR_ENTRY_OBJECT && !entry->value), err,
+                TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' (%.*s) is no value that a tree can hold",
+                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
     *out = (tsr_leaf){.value = entry->value, .name = entry->fqn};
     if (entry->kind == TSR_ENTRY_TENSOR) {
         tsr_value *tensor = tsr_value_new(arena, TSR_VALUE_TENSOR, err);

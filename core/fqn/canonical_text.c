@@ -32,7 +32,7 @@ static const wrapper wrappers[] = {
 
 typedef struct trie {
     tsr_arena *arena;
-    tsr_map *edges;  /* {parent, component} → child */
+    tsr_map *edges;   /* {parent, component} → child */
     tsr_vec children; /* uint32_t: how many children a node has */
 } trie;
 
@@ -50,7 +50,8 @@ static tsr_status trie_step(trie *t, uint32_t parent, tsr_str component, uint32_
     if (component.size) memcpy(key + sizeof parent, component.data, component.size);
     uint32_t *value;
     bool fresh;
-    TSR_TRY(tsr_map_put(t->edges, (tsr_str){key, sizeof parent + component.size}, (uint32_t)t->children.count, &value, &fresh, err));
+    TSR_TRY(tsr_map_put(t->edges, (tsr_str){key, sizeof parent + component.size}, (uint32_t)t->children.count, &value,
+                        &fresh, err));
     *child = *value;
     if (!fresh) return TSR_OK;
     ((uint32_t *)t->children.items)[parent]++;
@@ -131,7 +132,8 @@ static tsr_status canonicalize(trie *t, tsr_name *name, tsr_arena *arena, tsr_er
     return TSR_OK;
 }
 
-static tsr_status canonicalize_all(trie *t, const tsr_str *raws, size_t count, tsr_arena *arena, tsr_name *names, tsr_error *err)
+static tsr_status canonicalize_all(trie *t, const tsr_str *raws, size_t count, tsr_arena *arena, tsr_name *names,
+                                   tsr_error *err)
 {
     if (!tsr_vec_push(&t->children, err)) return TSR_E_NOMEM; /* the root */
     for (size_t i = 0; i < count; i++) TSR_TRY(trie_add(t, raws[i], err));

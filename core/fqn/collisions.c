@@ -66,7 +66,8 @@ static tsr_status collect(search *s, tsr_arena *arena, tsr_collision **out, size
 tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
                               tsr_collision **out, size_t *out_count, tsr_error *err)
 {
-    search s = {names, count, tsr_map_new(allocator, count, err), tsr_map_new(allocator, count, err), tsr_vec_of(allocator, sizeof(slot))};
+    search s = {names, count, tsr_map_new(allocator, count, err), tsr_map_new(allocator, count, err),
+                tsr_vec_of(allocator, sizeof(slot))};
     tsr_status status = s.raws && s.by_fqn ? collect(&s, arena, out, out_count, err) : TSR_E_NOMEM;
     tsr_vec_free(&s.slots);
     tsr_map_free(s.by_fqn);

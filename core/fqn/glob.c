@@ -16,7 +16,11 @@ typedef struct rune {
 static rune rune_at(tsr_str s, size_t at)
 {
     const uint8_t *p = (const uint8_t *)s.data + at;
-    size_t size = p[0] < 0x80 ? 1 : p[0] >= 0xf0 && p[0] < 0xf8 ? 4 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3 : p[0] >= 0xc0 && p[0] < 0xe0 ? 2 : 0;
+    size_t size = p[0] < 0x80                   ? 1
+                  : p[0] >= 0xf0 && p[0] < 0xf8 ? 4
+                  : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
+                  : p[0] >= 0xc0 && p[0] < 0xe0 ? 2
+                                                : 0;
     if (size == 1) return (rune){p[0], 1};
     if (size == 0 || size > s.size - at) return (rune){0x110000u + p[0], 1};
     uint32_t code = p[0] & (0x7fu >> size);
@@ -165,7 +169,8 @@ tsr_status tsr_rename_apply(const tsr_rename *renames, size_t count, tsr_str nam
         const tsr_rename *r = &renames[i];
         if (!rename_fits(r, name)) continue;
         tsr_str kept = {name.data + r->from_head.size, name.size - r->from_head.size - (r->starred ? r->from_tail.size : 0)};
-        *out = tsr_arena_format(arena, err, "%.*s%.*s%.*s", TSR_STR_ARG(r->to_head), TSR_STR_ARG(kept), TSR_STR_ARG(r->to_tail));
+        *out = tsr_arena_format(arena, err, "%.*s%.*s%.*s", TSR_STR_ARG(r->to_head), TSR_STR_ARG(kept),
+                                TSR_STR_ARG(r->to_tail));
         return out->data ? TSR_OK : TSR_E_NOMEM;
     }
     return TSR_OK;

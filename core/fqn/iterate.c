@@ -11,10 +11,10 @@ typedef struct frame {
 typedef struct visit {
     const tsr_modules *modules;
     tsr_arena *arena;
-    tsr_vec stack;   /* frame */
-    tsr_vec items;   /* tsr_state_item */
-    bool *seen;      /* by module */
-    uint32_t *last;  /* by tensor: module + 1 that yielded it last */
+    tsr_vec stack;  /* frame */
+    tsr_vec items;  /* tsr_state_item */
+    bool *seen;     /* by module */
+    uint32_t *last; /* by tensor: module + 1 that yielded it last */
 } visit;
 
 static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_item item, tsr_error *err)
@@ -26,13 +26,15 @@ static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_it
     return TSR_OK;
 }
 
-static tsr_status push_tensors(visit *v, const frame *f, const tsr_module_tensor *tensors, size_t count, tsr_state_kind kind, tsr_error *err)
+static tsr_status push_tensors(visit *v, const frame *f, const tsr_module_tensor *tensors, size_t count, tsr_state_kind kind,
+                               tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         uint32_t id = tsr_modules_attribute(v->modules, f->ref, tensors[i].name)->tensor_id;
         if ((kind == TSR_STATE_BUFFER && !tensors[i].persistent) || v->last[id] == f->ref + 1) continue;
         v->last[id] = f->ref + 1;
-        TSR_TRY(push_item(v, f->prefix, tensors[i].name, (tsr_state_item){.kind = kind, .tensor = &tensors[i], .tensor_id = id}, err));
+        TSR_TRY(push_item(v, f->prefix, tensors[i].name,
+                          (tsr_state_item){.kind = kind, .tensor = &tensors[i], .tensor_id = id}, err));
     }
     return TSR_OK;
 }
@@ -43,7 +45,9 @@ static tsr_status leave(visit *v, const frame *f, tsr_error *err)
     const tsr_module *module = tsr_modules_at(v->modules, f->ref);
     TSR_TRY(push_tensors(v, f, module->buffers, module->buffer_count, TSR_STATE_BUFFER, err));
     TSR_TRY(push_tensors(v, f, module->parameters, module->parameter_count, TSR_STATE_PARAMETER, err));
-    return module->extra_state ? push_item(v, f->prefix, TSR_STR("_extra_state"), (tsr_state_item){.kind = TSR_STATE_EXTRA}, err) : TSR_OK;
+    return module->extra_state
+               ? push_item(v, f->prefix, TSR_STR("_extra_state"), (tsr_state_item){.kind = TSR_STATE_EXTRA}, err)
+               : TSR_OK;
 }
 
 /* Keys skip a child that `_fqn_modifiers` puts behind other names. */
@@ -98,7 +102,10 @@ static tsr_status hand_out(visit *v, tsr_state_item **out, size_t *count, tsr_er
 
 static visit visit_of(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
-    return (visit){modules, arena, tsr_vec_of(host->allocator, sizeof(frame)), tsr_vec_of(host->allocator, sizeof(tsr_state_item)),
+    return (visit){modules,
+                   arena,
+                   tsr_vec_of(host->allocator, sizeof(frame)),
+                   tsr_vec_of(host->allocator, sizeof(tsr_state_item)),
                    tsr_arena_array(arena, tsr_modules_count(modules), sizeof(bool), err),
                    tsr_arena_array(arena, tsr_modules_tensor_count(modules), sizeof(uint32_t), err)};
 }

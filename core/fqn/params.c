@@ -33,7 +33,8 @@ static tsr_status add_fqns(tsr_params *p, tsr_param *param, const tsr_name *more
     return TSR_OK;
 }
 
-static tsr_status add_item(tsr_params *p, const tsr_modules *modules, const tsr_state_item *item, uint32_t *param_of, tsr_error *err)
+static tsr_status add_item(tsr_params *p, const tsr_modules *modules, const tsr_state_item *item, uint32_t *param_of,
+                           tsr_error *err)
 {
     tsr_name name;
     TSR_TRY(tsr_fqn_resolve(modules, item->raw, NULL, p->arena, &name, err));

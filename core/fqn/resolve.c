@@ -13,20 +13,20 @@
 #include "tessera/fqn.h"
 
 #define CHECKPOINT_PREFIX TSR_STR("_checkpoint_wrapped_module.")
-#define FLAT_PARAM TSR_STR("_flat_param")
-#define EXTRA_STATE TSR_STR("_extra_state")
+#define FLAT_PARAM        TSR_STR("_flat_param")
+#define EXTRA_STATE       TSR_STR("_extra_state")
 
 typedef struct walk {
     const tsr_modules *modules;
     tsr_fqn_options options;
     tsr_name *out;
-    tsr_str name;          /* without the checkpoint prefixes */
-    tsr_removed *removed;  /* room for every component */
-    size_t *prefixes_at;   /* where in `name` checkpoint prefixes stood */
+    tsr_str name;         /* without the checkpoint prefixes */
+    tsr_removed *removed; /* room for every component */
+    size_t *prefixes_at;  /* where in `name` checkpoint prefixes stood */
     size_t prefix_count, prefixes_told;
-    char *kept;            /* the FQN so far; room for the name */
+    char *kept; /* the FQN so far; room for the name */
     size_t kept_size;
-    tsr_module_ref at;     /* the object in hand; TSR_NO_MODULE: a tensor */
+    tsr_module_ref at;           /* the object in hand; TSR_NO_MODULE: a tensor */
     const tsr_module_flat *flat; /* set when the walk ended at a flat parameter */
 } walk;
 
@@ -70,8 +70,8 @@ static size_t strip_prefixes(tsr_str text, char *out, size_t *at_out, size_t *co
 
 static tsr_status wrong_place(const walk *w, tsr_str component, tsr_str expected, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "fqn: '%.*s' has '%.*s' where its wrapper wants '%.*s'", TSR_STR_ARG(w->out->raw),
-                     TSR_STR_ARG(component), TSR_STR_ARG(expected));
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "fqn: '%.*s' has '%.*s' where its wrapper wants '%.*s'",
+                     TSR_STR_ARG(w->out->raw), TSR_STR_ARG(component), TSR_STR_ARG(expected));
 }
 
 /* Goes on to the attribute `name` of the object in hand. */
@@ -83,8 +83,8 @@ static tsr_status go_to(walk *w, tsr_str name, tsr_error *err)
         return TSR_OK;
     }
     tsr_str class_name = w->at == TSR_NO_MODULE ? TSR_STR("tensor") : tsr_modules_at(w->modules, w->at)->class_name;
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "fqn: '%.*s': the %.*s at '%.*s' has no attribute '%.*s'", TSR_STR_ARG(w->out->raw),
-                     TSR_STR_ARG(class_name), (int)w->kept_size, w->kept, TSR_STR_ARG(name));
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "fqn: '%.*s': the %.*s at '%.*s' has no attribute '%.*s'",
+                     TSR_STR_ARG(w->out->raw), TSR_STR_ARG(class_name), (int)w->kept_size, w->kept, TSR_STR_ARG(name));
 }
 
 static tsr_status step_wrapper(walk *w, tsr_str component, tsr_str expected, bool keep, const char *why, tsr_error *err)
@@ -101,8 +101,9 @@ static tsr_status step_fsdp(walk *w, tsr_str component, tsr_str next, tsr_error 
     const tsr_module *module = tsr_modules_at(w->modules, w->at);
     tsr_str inner = tsr_wrapper_child(TSR_WRAPPER_FSDP1);
     if (next.data && tsr_str_equal(next, FLAT_PARAM)) {
-        TSR_FAIL_IF(!module->flat_param, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "fqn: '%.*s': the module tree tells no flat_param of the fsdp1 unit at '%.*s'",
-                    TSR_STR_ARG(w->out->raw), (int)w->kept_size, w->kept);
+        TSR_FAIL_IF(!module->flat_param, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                    "fqn: '%.*s': the module tree tells no flat_param of the fsdp1 unit at '%.*s'", TSR_STR_ARG(w->out->raw),
+                    (int)w->kept_size, w->kept);
         remove_component(w, component, why);
         remove_component(w, next, "a flat parameter stands for its original parameters");
         w->flat = module->flat_param;
@@ -123,7 +124,8 @@ static const tsr_module *modifiers_of(const walk *w)
 {
     for (tsr_module_ref ref = w->at; ref != TSR_NO_MODULE;) {
         const tsr_module *module = tsr_modules_at(w->modules, ref);
-        if (module->modifier_count || module->wrapper == TSR_WRAPPER_NONE || module->wrapper == TSR_WRAPPER_DDP) return module;
+        if (module->modifier_count || module->wrapper == TSR_WRAPPER_NONE || module->wrapper == TSR_WRAPPER_DDP)
+            return module;
         ref = tsr_modules_attribute(w->modules, ref, tsr_wrapper_child(module->wrapper))->module;
     }
     return NULL;
@@ -139,8 +141,8 @@ static tsr_status step_plain(walk *w, tsr_str component, bool last, tsr_error *e
         break;
     }
     if (tsr_str_equal(component, EXTRA_STATE)) {
-        TSR_FAIL_IF(!last, err, TSR_E_FORMAT, TSR_NO_POSITION, "fqn: '%.*s' goes on after '_extra_state', which must come last",
-                    TSR_STR_ARG(w->out->raw));
+        TSR_FAIL_IF(!last, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "fqn: '%.*s' goes on after '_extra_state', which must come last", TSR_STR_ARG(w->out->raw));
     } else {
         TSR_TRY(go_to(w, component, err));
     }
@@ -154,7 +156,8 @@ static tsr_status step(walk *w, tsr_str component, tsr_str next, tsr_error *err)
     tsr_str expected = tsr_wrapper_child(wrapper);
     switch (wrapper) {
     case TSR_WRAPPER_DDP:
-        return step_wrapper(w, component, expected, w->options.keep_ddp, "DistributedDataParallel's name for what it wraps", err);
+        return step_wrapper(w, component, expected, w->options.keep_ddp, "DistributedDataParallel's name for what it wraps",
+                            err);
     case TSR_WRAPPER_COMPILED:
         return step_wrapper(w, component, expected, w->options.keep_compiler, "torch.compile's name for what it wraps", err);
     case TSR_WRAPPER_FSDP1: return step_fsdp(w, component, next, err);
@@ -186,7 +189,8 @@ static tsr_status finish(walk *w, tsr_arena *arena, tsr_error *err)
     tsr_str *fqns = tsr_arena_array(arena, count, sizeof *fqns, err);
     if (!fqns) return TSR_E_NOMEM;
     for (size_t i = 0; w->flat && i < count; i++) {
-        fqns[i] = tsr_arena_format(arena, err, "%.*s%s%.*s", (int)w->kept_size, w->kept, w->kept_size ? "." : "", TSR_STR_ARG(w->flat->params[i].fqn));
+        fqns[i] = tsr_arena_format(arena, err, "%.*s%s%.*s", (int)w->kept_size, w->kept, w->kept_size ? "." : "",
+                                   TSR_STR_ARG(w->flat->params[i].fqn));
         if (!fqns[i].data) return TSR_E_NOMEM;
     }
     if (!w->flat) {

@@ -6,7 +6,8 @@
 #include "base/try.h"
 
 /* The same number of bytes from every rank. */
-static tsr_status gather_fixed(tsr_comm *comm, const void *mine, size_t size, const tsr_allocator *allocator, void *all, tsr_error *err)
+static tsr_status gather_fixed(tsr_comm *comm, const void *mine, size_t size, const tsr_allocator *allocator, void *all,
+                               tsr_error *err)
 {
     size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
     if (!sizes) return TSR_E_NOMEM;
@@ -37,7 +38,8 @@ tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err)
     TSR_TRY(comm->broadcast(comm, &told, sizeof told, root, err));
     told.message[sizeof told.message - 1] = 0;
     if (err) *err = (tsr_error){0};
-    return tsr_raise(err, told.status, told.byte_position, "rank %" PRIu32 ": %s", root, *told.message ? told.message : tsr_status_name(told.status));
+    return tsr_raise(err, told.status, told.byte_position, "rank %" PRIu32 ": %s", root,
+                     *told.message ? told.message : tsr_status_name(told.status));
 }
 
 void tsr_comm_blobs_free(tsr_comm_blobs *b)
@@ -57,7 +59,8 @@ static tsr_status gather_blobs(tsr_comm *comm, tsr_str mine, tsr_comm_blobs *b, 
     TSR_TRY(gather_fixed(comm, &mine.size, sizeof mine.size, b->allocator, b->sizes, err));
     size_t total = 0;
     for (uint32_t r = 0; r < b->count; r++) {
-        TSR_FAIL_IF(b->sizes[r] > SIZE_MAX - total, err, TSR_E_LIMIT, TSR_NO_POSITION, "comm: the ranks' blobs are too large together");
+        TSR_FAIL_IF(b->sizes[r] > SIZE_MAX - total, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                    "comm: the ranks' blobs are too large together");
         total += b->sizes[r];
     }
     b->bytes = tsr_alloc(b->allocator, total, 1, err);
@@ -69,7 +72,8 @@ static tsr_status gather_blobs(tsr_comm *comm, tsr_str mine, tsr_comm_blobs *b, 
     return TSR_OK;
 }
 
-tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_comm_blobs *out, tsr_error *err)
+tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_comm_blobs *out,
+                                 tsr_error *err)
 {
     *out = (tsr_comm_blobs){.count = comm->size, .allocator = allocator};
     tsr_status status = gather_blobs(comm, mine, out, err);

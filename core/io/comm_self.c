@@ -20,18 +20,21 @@ static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t ro
     (void)comm;
     (void)data;
     (void)size;
-    TSR_FAIL_IF(root != 0, err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u is to broadcast, but there is one rank", (unsigned)root);
+    TSR_FAIL_IF(root != 0, err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u is to broadcast, but there is one rank",
+                (unsigned)root);
     return TSR_OK;
 }
 
-static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives, size_t receive_count,
-                           tsr_error *err)
+static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
+                           size_t receive_count, tsr_error *err)
 {
     (void)comm;
-    TSR_FAIL_IF(send_count != receive_count, err, TSR_E_USAGE, TSR_NO_POSITION, "comm: %zu messages sent, %zu received", send_count, receive_count);
+    TSR_FAIL_IF(send_count != receive_count, err, TSR_E_USAGE, TSR_NO_POSITION, "comm: %zu messages sent, %zu received",
+                send_count, receive_count);
     for (size_t i = 0; i < send_count; i++) {
-        TSR_FAIL_IF(sends[i].peer || receives[i].peer || sends[i].size != receives[i].size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "comm: message %zu of %zu bytes is received as %zu bytes", i, sends[i].size, receives[i].size);
+        TSR_FAIL_IF(sends[i].peer || receives[i].peer || sends[i].size != receives[i].size, err, TSR_E_USAGE,
+                    TSR_NO_POSITION, "comm: message %zu of %zu bytes is received as %zu bytes", i, sends[i].size,
+                    receives[i].size);
         if (sends[i].size) memcpy(receives[i].data, sends[i].data, sends[i].size);
     }
     return TSR_OK;

@@ -103,9 +103,10 @@ static tsr_status number_tensor(tsr_modules *m, tsr_module_ref ref, const tsr_mo
     const known_tensor *first = (known_tensor *)m->tensors.items + *id;
     if (first->is_parameter == is_parameter && same_tensor(first->tensor, tensor)) return TSR_OK;
     tsr_str a = path_of(m, first->module, first->tensor->name), b = path_of(m, ref, tensor->name);
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "module tree: '%.*s' and '%.*s' have the id %.*s in common, but differ in kind, dtype, shape or requires_grad",
-                     TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(tensor->identity));
+    return tsr_raise(
+        err, TSR_E_FORMAT, TSR_NO_POSITION,
+        "module tree: '%.*s' and '%.*s' have the id %.*s in common, but differ in kind, dtype, shape or requires_grad",
+        TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(tensor->identity));
 }
 
 static tsr_status check_names(const tsr_modules *m, tsr_module_ref ref, tsr_error *err)
@@ -117,7 +118,8 @@ static tsr_status check_names(const tsr_modules *m, tsr_module_ref ref, tsr_erro
         bool twice = i && tsr_str_equal(name, n->attributes[i - 1].name);
         if (!bad && !twice) continue;
         tsr_str path = path_of(m, ref, TSR_STR(""));
-        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' under '%.*s' %s", TSR_STR_ARG(name), TSR_STR_ARG(path),
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' under '%.*s' %s", TSR_STR_ARG(name),
+                         TSR_STR_ARG(path),
                          twice ? "stands there twice" : "is no name: it must not be empty nor hold a dot");
     }
     return TSR_OK;
@@ -161,14 +163,16 @@ static tsr_status meet(tsr_modules *m, const tsr_module *module, tsr_module_ref 
     if (!cell) return TSR_E_NOMEM;
     *cell = module;
     uint32_t *known;
-    TSR_TRY(tsr_map_put(m->by_module, (tsr_str){(const char *)cell, sizeof *cell}, (uint32_t)m->nodes.count, &known, fresh, err));
+    TSR_TRY(tsr_map_put(m->by_module, (tsr_str){(const char *)cell, sizeof *cell}, (uint32_t)m->nodes.count, &known, fresh,
+                        err));
     *out = *known;
     TSR_FAIL_IF(m->nodes.count >= m->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "module tree: more than %" PRIu64 " modules", m->host->limits.entries);
     if (*fresh) return add_node(m, module, parent, name, err);
     if (!node_at(m, *out)->on_path) return TSR_OK;
     tsr_str path = path_of(m, parent, name);
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' is a module that holds it: a cycle", TSR_STR_ARG(path));
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' is a module that holds it: a cycle",
+                     TSR_STR_ARG(path));
 }
 
 typedef struct frame {
@@ -178,8 +182,8 @@ typedef struct frame {
 
 static tsr_status push_frame(tsr_modules *m, tsr_vec *stack, tsr_module_ref ref, tsr_error *err)
 {
-    TSR_FAIL_IF(stack->count >= m->host->limits.depth, err, TSR_E_LIMIT, TSR_NO_POSITION, "module tree: deeper than %" PRIu32 " modules",
-                m->host->limits.depth);
+    TSR_FAIL_IF(stack->count >= m->host->limits.depth, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "module tree: deeper than %" PRIu32 " modules", m->host->limits.depth);
     frame *f = tsr_vec_push(stack, err);
     if (!f) return TSR_E_NOMEM;
     f->ref = ref;
@@ -227,7 +231,8 @@ static tsr_status add_original(tsr_modules *m, tsr_module_ref unit, tsr_str fqn,
         const tsr_attribute *a = tsr_modules_attribute(m, at, name);
         if (!a || a->kind != TSR_ATTRIBUTE_MODULE) {
             tsr_str path = path_of(m, unit, fqn);
-            return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: flat_param lists '%.*s', but there is no module '%.*s' on the way",
+            return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
+                             "module tree: flat_param lists '%.*s', but there is no module '%.*s' on the way",
                              TSR_STR_ARG(path), TSR_STR_ARG(name));
         }
         at = a->module;
@@ -249,9 +254,10 @@ static tsr_status check_wrapper(const tsr_modules *m, tsr_module_ref ref, tsr_er
     bool childless = inner.size && (!child || child->kind != TSR_ATTRIBUTE_MODULE);
     if (!childless && (!n->module->flat_param || n->module->wrapper == TSR_WRAPPER_FSDP1)) return TSR_OK;
     tsr_str path = path_of(m, ref, TSR_STR(""));
-    TSR_FAIL_IF(childless, err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: the wrapper at '%.*s' has no module '%.*s'", TSR_STR_ARG(path),
-                TSR_STR_ARG(inner));
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' has a flat_param, which only an fsdp1 wrapper has", TSR_STR_ARG(path));
+    TSR_FAIL_IF(childless, err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: the wrapper at '%.*s' has no module '%.*s'",
+                TSR_STR_ARG(path), TSR_STR_ARG(inner));
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
+                     "module tree: '%.*s' has a flat_param, which only an fsdp1 wrapper has", TSR_STR_ARG(path));
 }
 
 /* The table stays out of look-ups until it is complete and sorted. */
@@ -260,8 +266,10 @@ static tsr_status add_originals(tsr_modules *m, tsr_vec *found, tsr_error *err)
     for (tsr_module_ref ref = 0; ref < m->nodes.count; ref++) TSR_TRY(check_wrapper(m, ref, err));
     for (tsr_module_ref ref = 0; ref < m->nodes.count; ref++) {
         const tsr_module_flat *flat = node_at(m, ref)->module->flat_param;
-        for (size_t i = 0; flat && i < flat->param_count; i++) TSR_TRY(add_original(m, ref, flat->params[i].fqn, found, err));
-        for (size_t i = 0; flat && i < flat->shared_count; i++) TSR_TRY(add_original(m, ref, flat->shared[i].fqn, found, err));
+        for (size_t i = 0; flat && i < flat->param_count; i++)
+            TSR_TRY(add_original(m, ref, flat->params[i].fqn, found, err));
+        for (size_t i = 0; flat && i < flat->shared_count; i++)
+            TSR_TRY(add_original(m, ref, flat->shared[i].fqn, found, err));
     }
     if (found->count) qsort(found->items, found->count, sizeof(original), by_place);
     return TSR_OK;
@@ -328,7 +336,9 @@ const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_modul
         const tsr_attribute *own = own_attribute(node_at(modules, module), name);
         if (own) return own;
         original key = {module, {.name = name}};
-        const original *o = modules->originals.count ? bsearch(&key, modules->originals.items, modules->originals.count, sizeof key, by_place) : NULL;
+        const original *o = modules->originals.count
+                                ? bsearch(&key, modules->originals.items, modules->originals.count, sizeof key, by_place)
+                                : NULL;
         if (o) return &o->attribute;
     }
     return NULL;

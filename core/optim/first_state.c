@@ -21,11 +21,12 @@ static tsr_state_spec like_parameter(const char *name, const tsr_module_tensor *
     return (tsr_state_spec){tsr_str_from(name), param->dtype, param->rank, param->shape, 0};
 }
 
-tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *options, const tsr_module_tensor *param, tsr_state_spec *out, size_t *count,
-                                 tsr_error *err)
+tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *options, const tsr_module_tensor *param,
+                                 tsr_state_spec *out, size_t *count, tsr_error *err)
 {
     *count = 0;
-    TSR_FAIL_IF(options->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: a param group is a %s, expected a dict", tsr_value_kind_name(options));
+    TSR_FAIL_IF(options->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: a param group is a %s, expected a dict", tsr_value_kind_name(options));
     if (!param->requires_grad) return TSR_OK;
     switch (algorithm) {
     case TSR_SGD:
@@ -42,9 +43,11 @@ tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *optio
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "optim: the first state of this algorithm is the caller's to tell");
 }
 
-tsr_status tsr_state_options_check(const tsr_state_options *options, size_t optimizer_count, bool optimizers_only, tsr_error *err)
+tsr_status tsr_state_options_check(const tsr_state_options *options, size_t optimizer_count, bool optimizers_only,
+                                   tsr_error *err)
 {
-    TSR_FAIL_IF(optimizers_only && optimizer_count == 0, err, TSR_E_USAGE, TSR_NO_POSITION, "state dict: only optimizer state is asked for, but there is no optimizer");
+    TSR_FAIL_IF(optimizers_only && optimizer_count == 0, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "state dict: only optimizer state is asked for, but there is no optimizer");
     TSR_FAIL_IF(options->broadcast_from_rank0 && !options->full_state_dict, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "state dict: broadcast_from_rank0 needs full_state_dict");
     return TSR_OK;
@@ -52,10 +55,11 @@ tsr_status tsr_state_options_check(const tsr_state_options *options, size_t opti
 
 tsr_status tsr_state_dict_check(const tsr_state_options *options, const tsr_state_request *request, tsr_error *err)
 {
-    bool elsewhere = (options->cpu_offload && options->full_state_dict) || options->broadcast_from_rank0; /* only rank 0 has it */
+    bool elsewhere =
+        (options->cpu_offload && options->full_state_dict) || options->broadcast_from_rank0; /* only rank 0 has it */
     bool model_excused = request->submodules || options->ignore_frozen_params || !options->strict;
-    TSR_FAIL_IF(request->handle_model && request->model_key_count == 0 && !model_excused && !elsewhere, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "state dict: the model's state is to be saved or loaded, but it is empty");
+    TSR_FAIL_IF(request->handle_model && request->model_key_count == 0 && !model_excused && !elsewhere, err, TSR_E_FORMAT,
+                TSR_NO_POSITION, "state dict: the model's state is to be saved or loaded, but it is empty");
     TSR_FAIL_IF(request->handle_optimizer && request->optimizer_is_empty && !elsewhere, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "state dict: the optimizer's state is to be saved or loaded, but it is empty");
     for (size_t i = 0; i < request->model_key_count; i++) {

@@ -11,7 +11,8 @@ uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size)
     return unit->numel / world_size + (unit->numel % world_size != 0);
 }
 
-void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin, uint64_t *flat_end)
+void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin,
+                          uint64_t *flat_end)
 {
     uint64_t slice = tsr_flat_shard_numel(unit, world_size);
     *flat_begin = rank && slice > unit->numel / rank ? unit->numel : slice * rank;
@@ -26,7 +27,8 @@ static int by_name(const void *a, const void *b)
 tsr_status tsr_sorted_state(const tsr_value *state, tsr_arena *arena, tsr_named **out, size_t *count, tsr_error *err)
 {
     *count = tsr_value_pairs(state);
-    TSR_FAIL_IF(*count > TSR_MAX_STATES, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: one parameter has %zu states, more than %u", *count, TSR_MAX_STATES);
+    TSR_FAIL_IF(*count > TSR_MAX_STATES, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "optim: one parameter has %zu states, more than %u", *count, TSR_MAX_STATES);
     *out = tsr_arena_array(arena, *count, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     for (size_t i = 0; i < *count; i++) {
@@ -96,11 +98,13 @@ static tsr_status add_fqn(tsr_flat_keys *keys, tsr_str fqn, uint32_t id, tsr_err
 {
     bool fresh;
     TSR_TRY(tsr_map_put(keys->by_fqn, fqn, id, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: the param groups hold '%.*s' twice", TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: the param groups hold '%.*s' twice",
+                TSR_STR_ARG(fqn));
     return TSR_OK;
 }
 
-static tsr_status add_name(tsr_flat_keys *keys, const index *x, const tsr_flat_params *flat, tsr_str raw, tsr_arena *arena, tsr_error *err)
+static tsr_status add_name(tsr_flat_keys *keys, const index *x, const tsr_flat_params *flat, tsr_str raw, tsr_arena *arena,
+                           tsr_error *err)
 {
     uint32_t id = keys->count++, unit = tsr_map_get(x->flat_names, raw, UINT32_MAX);
     tsr_flat_key *key = &keys->keys[id];
@@ -129,12 +133,14 @@ static tsr_status fill(tsr_flat_keys *keys, index *x, const tsr_flat_params *fla
     if (!keys->keys || !keys->by_raw || !keys->by_fqn || !x->flat_names || !x->originals) return TSR_E_NOMEM;
     TSR_TRY(index_units(x, flat, err));
     for (size_t g = 0; g < flat->group_count; g++) {
-        for (size_t i = 0; i < flat->groups[g].count; i++) TSR_TRY(add_name(keys, x, flat, flat->groups[g].names[i], arena, err));
+        for (size_t i = 0; i < flat->groups[g].count; i++)
+            TSR_TRY(add_name(keys, x, flat, flat->groups[g].names[i], arena, err));
     }
     return TSR_OK;
 }
 
-tsr_status tsr_flat_keys_open(const tsr_flat_params *flat, const tsr_host *host, tsr_arena *arena, tsr_flat_keys *out, tsr_error *err)
+tsr_status tsr_flat_keys_open(const tsr_flat_params *flat, const tsr_host *host, tsr_arena *arena, tsr_flat_keys *out,
+                              tsr_error *err)
 {
     const tsr_allocator *a = host->allocator;
     index x = {tsr_map_new(a, 0, err), tsr_map_new(a, 0, err), tsr_vec_of(a, sizeof(place))};
@@ -155,6 +161,7 @@ void tsr_flat_keys_close(tsr_flat_keys *keys)
 uint32_t tsr_flat_keys_find(const tsr_flat_keys *keys, const tsr_value *key)
 {
     if (key->kind == TSR_VALUE_STR) return tsr_map_get(keys->by_raw, key->text, UINT32_MAX);
-    if (key->kind == TSR_VALUE_INT && key->as.integer >= 0 && key->as.integer < (int64_t)keys->count) return (uint32_t)key->as.integer;
+    if (key->kind == TSR_VALUE_INT && key->as.integer >= 0 && key->as.integer < (int64_t)keys->count)
+        return (uint32_t)key->as.integer;
     return UINT32_MAX;
 }

@@ -7,22 +7,23 @@
 
 /* A parameter as the optimizer has it: one id. */
 typedef struct tsr_flat_key {
-    tsr_str raw;         /* name in the document's param_groups */
-    tsr_str fqn;         /* not a flat parameter: its canonical name */
+    tsr_str raw;               /* name in the document's param_groups */
+    tsr_str fqn;               /* not a flat parameter: its canonical name */
     const tsr_flat_unit *unit; /* NULL: not managed by FSDP */
-    uint32_t param;      /* of the unit; TSR_NO_PARAM: the flat parameter itself */
+    uint32_t param;            /* of the unit; TSR_NO_PARAM: the flat parameter itself */
 } tsr_flat_key;
 
 /* All ids, and how names lead to them (`_get_param_key_to_param` and its inverse). */
 typedef struct tsr_flat_keys {
     tsr_flat_key *keys; /* by id */
     uint32_t count;
-    tsr_map *by_raw;    /* raw name → id */
-    tsr_map *by_fqn;    /* FQN → id; all originals of a flat parameter lead to its id */
+    tsr_map *by_raw; /* raw name → id */
+    tsr_map *by_fqn; /* FQN → id; all originals of a flat parameter lead to its id */
 } tsr_flat_keys;
 
 /* Names are allocated in `arena`. TSR_E_FORMAT when a name stands for two ids. */
-tsr_status tsr_flat_keys_open(const tsr_flat_params *flat, const tsr_host *host, tsr_arena *arena, tsr_flat_keys *out, tsr_error *err);
+tsr_status tsr_flat_keys_open(const tsr_flat_params *flat, const tsr_host *host, tsr_arena *arena, tsr_flat_keys *out,
+                              tsr_error *err);
 void tsr_flat_keys_close(tsr_flat_keys *keys); /* takes a zeroed one */
 
 /* One parameter's state by name. */

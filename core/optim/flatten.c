@@ -30,7 +30,8 @@ typedef struct flattening {
 static tsr_status count_node(flattening *f, tsr_error *err)
 {
     uint64_t most = f->out.host->limits.expansion;
-    TSR_FAIL_IF(++f->nodes > most, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: more than %" PRIu64 " values when flattened", most);
+    TSR_FAIL_IF(++f->nodes > most, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: more than %" PRIu64 " values when flattened",
+                most);
     return TSR_OK;
 }
 
@@ -42,8 +43,10 @@ static tsr_status put(flattening *f, tsr_str key, const tsr_value *value, tsr_er
     TSR_TRY(tsr_map_put(f->places, key, (uint32_t)(f->out.items.count / 2), &place, &fresh, err));
     if (fresh) return tsr_tree_put(&f->out, key, value, err);
     const tsr_value *earlier = ((const tsr_value **)f->out.items.items)[2 * (size_t)*place + 1];
-    bool same = earlier == value || (value->kind != TSR_VALUE_TENSOR && tsr_value_match(earlier, value, 64, 1024) == TSR_SAME);
-    TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: two different values have the flat name '%.*s'", TSR_STR_ARG(key));
+    bool same =
+        earlier == value || (value->kind != TSR_VALUE_TENSOR && tsr_value_match(earlier, value, 64, 1024) == TSR_SAME);
+    TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: two different values have the flat name '%.*s'",
+                TSR_STR_ARG(key));
     return TSR_OK;
 }
 
@@ -58,8 +61,8 @@ static tsr_status join(flattening *f, tsr_str prefix, const tsr_value *key, tsr_
 static tsr_status push_dict(flattening *f, const tsr_value *dict, tsr_str prefix, tsr_error *err)
 {
     uint32_t depth = f->out.host->limits.depth;
-    TSR_FAIL_IF(f->stack.count >= depth, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: state is nested deeper than %" PRIu32 " dicts, at '%.*s'", depth,
-                TSR_STR_ARG(prefix));
+    TSR_FAIL_IF(f->stack.count >= depth, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "optim: state is nested deeper than %" PRIu32 " dicts, at '%.*s'", depth, TSR_STR_ARG(prefix));
     TSR_TRY(count_node(f, err));
     frame *top = tsr_vec_push(&f->stack, err);
     if (!top) return TSR_E_NOMEM;
@@ -98,8 +101,8 @@ static tsr_status flatten_state(flattening *f, const tsr_value *state, tsr_error
             continue;
         }
         TSR_FAIL_IF(!is_supported(value), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "optim: '%.*s' is a %s; only tensors, ints, floats and dicts of them can be flattened", TSR_STR_ARG(name),
-                    tsr_value_kind_name(value));
+                    "optim: '%.*s' is a %s; only tensors, ints, floats and dicts of them can be flattened",
+                    TSR_STR_ARG(name), tsr_value_kind_name(value));
         TSR_TRY(put(f, name, value, err));
     }
     return TSR_OK;
@@ -127,11 +130,13 @@ static tsr_status run(flattening *f, const tsr_optim_parts *parts, const tsr_val
     return tsr_tree_finish(&f->out, TSR_VALUE_DICT, out, err);
 }
 
-tsr_status tsr_optim_flatten(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_flatten(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
+                             tsr_error *err)
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(nested, &parts, err));
-    flattening f = {tsr_tree_on(host, arena), tsr_vec_of(host->allocator, sizeof(frame)), tsr_map_new(host->allocator, 0, err), 0};
+    flattening f = {tsr_tree_on(host, arena), tsr_vec_of(host->allocator, sizeof(frame)),
+                    tsr_map_new(host->allocator, 0, err), 0};
     tsr_status status = f.places ? run(&f, &parts, out, err) : TSR_E_NOMEM;
     tsr_map_free(f.places);
     tsr_vec_free(&f.stack);

@@ -61,28 +61,33 @@ static tsr_status check_column(const sharding *s, const column *c, tsr_error *er
         const tsr_flat_param *param = &c->unit->params[p];
         const tsr_value *value = c->values[p];
         TSR_FAIL_IF(!value && (form != TSR_FORM_TENSOR || param->rank == 0), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' has a scalar '%.*s', but '%.*s' of the same flat parameter has none", TSR_STR_ARG(known), TSR_STR_ARG(c->name),
-                    TSR_STR_ARG(param->fqn));
+                    "optim: '%.*s' has a scalar '%.*s', but '%.*s' of the same flat parameter has none", TSR_STR_ARG(known),
+                    TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn));
         if (!value) continue;
         bool equal = tsr_form_of(value) == form && value->kind == model->kind;
         if (equal && form == TSR_FORM_TENSOR) {
             const tsr_entry *e = value->as.tensor;
-            TSR_FAIL_IF(e->rank != param->rank || (e->rank && memcmp(e->shape, param->shape, e->rank * sizeof *e->shape) != 0), err, TSR_E_FORMAT,
-                        TSR_NO_POSITION, "optim: '%.*s' of '%.*s' has not the shape of its parameter", TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn));
+            TSR_FAIL_IF(e->rank != param->rank ||
+                            (e->rank && memcmp(e->shape, param->shape, e->rank * sizeof *e->shape) != 0),
+                        err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' has not the shape of its parameter",
+                        TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn));
             equal = e->dtype == model->as.tensor->dtype;
         } else if (equal) {
             equal = tsr_value_match(model, value, 64, 4096) == TSR_SAME;
             if (equal && form == TSR_FORM_SCALAR_TENSOR && s->context->same && value != model)
                 TSR_TRY(s->context->same(s->context->ctx, model->as.tensor, value->as.tensor, &equal, err));
         }
-        TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' and of '%.*s' differ in type, dtype or value, but the two are in one flat parameter",
-                    TSR_STR_ARG(c->name), TSR_STR_ARG(known), TSR_STR_ARG(param->fqn));
+        TSR_FAIL_IF(
+            !equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
+            "optim: '%.*s' of '%.*s' and of '%.*s' differ in type, dtype or value, but the two are in one flat parameter",
+            TSR_STR_ARG(c->name), TSR_STR_ARG(known), TSR_STR_ARG(param->fqn));
     }
     return TSR_OK;
 }
 
 /* The rank's slice: parts of originals, zeros for padding, for missing state and behind the end. */
-static tsr_status fill_slice(const sharding *s, const column *c, uint64_t begin, uint64_t end, tsr_pieces *pieces, tsr_error *err)
+static tsr_status fill_slice(const sharding *s, const column *c, uint64_t begin, uint64_t end, tsr_pieces *pieces,
+                             tsr_error *err)
 {
     uint32_t zeros = s->context->zeros_file;
     uint64_t at = begin;
@@ -92,7 +97,8 @@ static tsr_status fill_slice(const sharding *s, const column *c, uint64_t begin,
         if (low >= high) continue;
         TSR_TRY(tsr_pieces_add_zeros(pieces, zeros, low - at, err));
         if (!c->values[p]) TSR_TRY(tsr_pieces_add_zeros(pieces, zeros, high - low, err));
-        else TSR_TRY(tsr_pieces_add(pieces, c->values[p]->as.tensor, low - param->flat_begin, high - param->flat_begin, err));
+        else
+            TSR_TRY(tsr_pieces_add(pieces, c->values[p]->as.tensor, low - param->flat_begin, high - param->flat_begin, err));
         at = high;
     }
     return tsr_pieces_add_zeros(pieces, zeros, pieces->elements - (at - begin), err);
@@ -116,7 +122,8 @@ static tsr_status put_slice(sharding *s, const column *c, const tsr_value *key, 
 }
 
 /* One state name over all originals. `states[p]` is an original's state, or NULL. */
-static tsr_status put_column(sharding *s, const tsr_flat_unit *unit, const tsr_value *const *states, const tsr_value *key, tsr_tree *dict, tsr_error *err)
+static tsr_status put_column(sharding *s, const tsr_flat_unit *unit, const tsr_value *const *states, const tsr_value *key,
+                             tsr_tree *dict, tsr_error *err)
 {
     column c = {.unit = unit, .first = UINT32_MAX};
     const tsr_value **values = tsr_arena_array(s->arena, unit->param_count, sizeof *values, err);
@@ -131,7 +138,8 @@ static tsr_status put_column(sharding *s, const tsr_flat_unit *unit, const tsr_v
     c.values = values;
     if (c.first == UINT32_MAX) return tsr_tree_put_key(dict, key, tsr_value_new(s->arena, TSR_VALUE_NONE, err), err);
     TSR_TRY(check_column(s, &c, err));
-    return tsr_form_of(values[c.first]) == TSR_FORM_TENSOR ? put_slice(s, &c, key, dict, err) : tsr_tree_put_key(dict, key, values[c.first], err);
+    return tsr_form_of(values[c.first]) == TSR_FORM_TENSOR ? put_slice(s, &c, key, dict, err)
+                                                           : tsr_tree_put_key(dict, key, values[c.first], err);
 }
 
 static tsr_status check_names(const tsr_flat_unit *unit, const tsr_value *const *states, uint32_t first, tsr_error *err)
@@ -140,18 +148,21 @@ static tsr_status check_names(const tsr_flat_unit *unit, const tsr_value *const 
         bool same = !states[p] || states[p]->count == states[first]->count;
         for (size_t i = 0; same && states[p] && i < states[p]->count; i += 2)
             same = states[p]->items[i]->kind == TSR_VALUE_STR && tsr_value_get(states[first], states[p]->items[i]->text);
-        TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' and '%.*s' are in one flat parameter, but have states of different names",
+        TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' and '%.*s' are in one flat parameter, but have states of different names",
                     TSR_STR_ARG(unit->params[first].fqn), TSR_STR_ARG(unit->params[p].fqn));
     }
     return TSR_OK;
 }
 
-static tsr_status fill_unit(sharding *s, const tsr_flat_unit *unit, const tsr_value *const *states, uint32_t first, tsr_tree *dict, tsr_error *err)
+static tsr_status fill_unit(sharding *s, const tsr_flat_unit *unit, const tsr_value *const *states, uint32_t first,
+                            tsr_tree *dict, tsr_error *err)
 {
-    TSR_FAIL_IF(tsr_value_pairs(states[first]) > TSR_MAX_STATES, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: '%.*s' has more than %u states",
-                TSR_STR_ARG(unit->params[first].fqn), TSR_MAX_STATES);
+    TSR_FAIL_IF(tsr_value_pairs(states[first]) > TSR_MAX_STATES, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "optim: '%.*s' has more than %u states", TSR_STR_ARG(unit->params[first].fqn), TSR_MAX_STATES);
     TSR_TRY(check_names(unit, states, first, err));
-    for (size_t i = 0; i < states[first]->count; i += 2) TSR_TRY(put_column(s, unit, states, states[first]->items[i], dict, err));
+    for (size_t i = 0; i < states[first]->count; i += 2)
+        TSR_TRY(put_column(s, unit, states, states[first]->items[i], dict, err));
     return TSR_OK;
 }
 
@@ -176,14 +187,15 @@ static tsr_status flatten_unit(sharding *s, uint32_t id, tsr_error *err)
 /* ---- original parameters ---- */
 
 /* The part of a tensor that lies in the rank's slice, flat. */
-static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_value *key, const tsr_entry *source, uint64_t low, uint64_t high,
-                           tsr_tree *dict, tsr_error *err)
+static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_value *key, const tsr_entry *source,
+                           uint64_t low, uint64_t high, tsr_tree *dict, tsr_error *err)
 {
     uint64_t elements, *shape = TSR_ARENA_NEW(s->arena, uint64_t, err);
     if (!shape) return TSR_E_NOMEM;
     *shape = high - low;
-    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: the state '%.*s' of '%.*s' has not as many elements as its parameter", TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn));
+    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT,
+                TSR_NO_POSITION, "optim: the state '%.*s' of '%.*s' has not as many elements as its parameter",
+                TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn));
     tsr_pieces pieces;
     const tsr_value *value = NULL;
     TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, source->fqn, source->dtype, 1, shape, err));
@@ -193,7 +205,8 @@ static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_v
     return status == TSR_OK ? tsr_tree_put_key(dict, key, value, err) : status;
 }
 
-static tsr_status fill_parts(sharding *s, const tsr_flat_param *param, const tsr_value *state, uint64_t low, uint64_t high, tsr_tree *dict, tsr_error *err)
+static tsr_status fill_parts(sharding *s, const tsr_flat_param *param, const tsr_value *state, uint64_t low, uint64_t high,
+                             tsr_tree *dict, tsr_error *err)
 {
     for (size_t i = 0; i < state->count; i += 2) {
         const tsr_value *key = state->items[i], *value = state->items[i + 1];
@@ -212,7 +225,8 @@ static tsr_status shard_original(sharding *s, uint32_t id, tsr_error *err)
     if (!key->unit->is_sharded || s->world == 1) return tsr_tree_put_key(&s->state, number, state, err);
     uint64_t begin, end;
     tsr_flat_shard_range(key->unit, s->world, s->rank, &begin, &end);
-    uint64_t low = begin > param->flat_begin ? begin : param->flat_begin, high = end < param->flat_end ? end : param->flat_end;
+    uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
+             high = end < param->flat_end ? end : param->flat_end;
     if (low >= high) return TSR_OK; /* no element of it is here, hence no state */
     tsr_tree dict = tsr_tree_on(s->host, s->arena);
     tsr_status status = fill_parts(s, param, state, low, high, &dict, err);
@@ -254,8 +268,9 @@ static tsr_status put_ids(sharding *s, const tsr_value *params, size_t number, t
     for (size_t i = 0; i < params->count; i++) {
         const tsr_value *name = params->items[i];
         found[i] = name->kind == TSR_VALUE_STR ? tsr_map_get(s->keys.by_fqn, name->text, UINT32_MAX) : UINT32_MAX;
-        TSR_FAIL_IF(found[i] == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: param_groups[%zu] lists '%.*s', which the description's param groups do not hold",
-                    number, TSR_STR_ARG(name->text));
+        TSR_FAIL_IF(found[i] == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: param_groups[%zu] lists '%.*s', which the description's param groups do not hold", number,
+                    TSR_STR_ARG(name->text));
     }
     if (params->count) qsort(found, params->count, sizeof *found, by_number);
     for (size_t i = 0; i < params->count; i++) {
@@ -266,7 +281,8 @@ static tsr_status put_ids(sharding *s, const tsr_value *params, size_t number, t
 
 static tsr_status rekey_group(sharding *s, size_t number, const tsr_value **out, tsr_error *err)
 {
-    const tsr_value *group = s->full.groups->items[number], *list = NULL, **items = tsr_arena_array(s->arena, group->count, sizeof *items, err);
+    const tsr_value *group = s->full.groups->items[number], *list = NULL,
+                    **items = tsr_arena_array(s->arena, group->count, sizeof *items, err);
     tsr_tree ids = tsr_tree_on(s->host, s->arena);
     tsr_status status = items ? put_ids(s, tsr_group_params(group), number, &ids, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_tree_finish(&ids, TSR_VALUE_LIST, &list, err);
@@ -297,8 +313,14 @@ static tsr_status run(sharding *s, const tsr_value **out, tsr_error *err)
 tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err)
 {
-    TSR_FAIL_IF(world_size == 0 || rank >= world_size, err, TSR_E_USAGE, TSR_NO_POSITION, "optim: rank %" PRIu32 " of %" PRIu32 " ranks", rank, world_size);
-    sharding s = {.flat = flat, .context = context, .host = context->host, .arena = context->arena, .world = world_size, .rank = rank,
+    TSR_FAIL_IF(world_size == 0 || rank >= world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "optim: rank %" PRIu32 " of %" PRIu32 " ranks", rank, world_size);
+    sharding s = {.flat = flat,
+                  .context = context,
+                  .host = context->host,
+                  .arena = context->arena,
+                  .world = world_size,
+                  .rank = rank,
                   .state = tsr_tree_on(context->host, context->arena)};
     TSR_TRY(tsr_optim_take_apart(full, &s.full, err));
     s.state_of = tsr_map_new(context->host->allocator, tsr_value_pairs(s.full.state), err);

@@ -17,11 +17,11 @@ typedef struct unsharding {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_flat_keys keys;
-    tsr_optim_parts *parts;    /* by rank */
-    const tsr_value **states;  /* states[rank × ids + id]: a parameter's state on a rank, or NULL */
-    tsr_tree state;            /* of the result */
-    tsr_tree carried;          /* values not used: keys of user-defined state */
-    uint32_t *order;           /* ids with state, in the order of the result */
+    tsr_optim_parts *parts;   /* by rank */
+    const tsr_value **states; /* states[rank × ids + id]: a parameter's state on a rank, or NULL */
+    tsr_tree state;           /* of the result */
+    tsr_tree carried;         /* values not used: keys of user-defined state */
+    uint32_t *order;          /* ids with state, in the order of the result */
     uint32_t order_count;
 } unsharding;
 
@@ -45,7 +45,8 @@ static tsr_status read_rank(unsharding *u, const tsr_value *optim, uint32_t rank
     for (size_t i = 0; i < state->count; i += 2) {
         uint32_t id = tsr_flat_keys_find(&u->keys, state->items[i]);
         if (id != UINT32_MAX) {
-            if (tsr_check_state(state->items[i], state->items[i + 1], err) != TSR_OK) return tsr_error_context(err, "rank %" PRIu32, rank);
+            if (tsr_check_state(state->items[i], state->items[i + 1], err) != TSR_OK)
+                return tsr_error_context(err, "rank %" PRIu32, rank);
             u->states[(size_t)rank * u->keys.count + id] = state->items[i + 1];
         } else if (rank == 0) {
             TSR_TRY(tsr_tree_put_key(&u->carried, state->items[i], state->items[i + 1], err));
@@ -72,7 +73,8 @@ static tsr_status order_ids(unsharding *u, tsr_error *err)
         for (uint32_t rank = 1; rank < world; rank++) {
             bool here = state_on(u, rank, id) != NULL;
             TSR_FAIL_IF(!u->flat->use_orig_params && any && !here, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                        "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank, TSR_STR_ARG(id_name(u, id)));
+                        "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank,
+                        TSR_STR_ARG(id_name(u, id)));
             any = any || (here && u->flat->use_orig_params);
         }
         if (any) found[u->order_count++] = &u->keys.keys[id];
@@ -91,46 +93,51 @@ static tsr_status slice_of(const unsharding *u, uint32_t id, uint32_t rank, tsr_
     const tsr_value *state = state_on(u, rank, id), *value = state ? tsr_value_get(state, name) : NULL;
     tsr_str raw = id_name(u, id);
     TSR_FAIL_IF(!value || tsr_form_of(value) != TSR_FORM_TENSOR, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: rank %" PRIu32 " has no tensor '%.*s' for '%.*s', of which it holds %" PRIu64 " elements", rank, TSR_STR_ARG(name),
-                TSR_STR_ARG(raw), numel);
+                "optim: rank %" PRIu32 " has no tensor '%.*s' for '%.*s', of which it holds %" PRIu64 " elements", rank,
+                TSR_STR_ARG(name), TSR_STR_ARG(raw), numel);
     const tsr_entry *entry = value->as.tensor;
     uint64_t elements = 0;
     bool fits = tsr_entry_elements(entry, &elements);
     TSR_FAIL_IF(!fits || elements != numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' of '%.*s' on rank %" PRIu32 " has %" PRIu64 " elements, expected %" PRIu64, TSR_STR_ARG(name), TSR_STR_ARG(raw), rank,
-                elements, numel);
-    TSR_FAIL_IF(entry->dtype != dtype, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' is %s on rank %" PRIu32 ", but %s before it",
-                TSR_STR_ARG(name), TSR_STR_ARG(raw), tsr_dtype_describe(entry->dtype)->name, rank, tsr_dtype_describe(dtype)->name);
+                "optim: '%.*s' of '%.*s' on rank %" PRIu32 " has %" PRIu64 " elements, expected %" PRIu64, TSR_STR_ARG(name),
+                TSR_STR_ARG(raw), rank, elements, numel);
+    TSR_FAIL_IF(entry->dtype != dtype, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: '%.*s' of '%.*s' is %s on rank %" PRIu32 ", but %s before it", TSR_STR_ARG(name), TSR_STR_ARG(raw),
+                tsr_dtype_describe(entry->dtype)->name, rank, tsr_dtype_describe(dtype)->name);
     *out = entry;
     return TSR_OK;
 }
 
 /* Fills an original from the ranks' slices. `whole`: a slice is of the flat parameter, not of the original alone. */
-static tsr_status fill_original(const unsharding *u, uint32_t id, const tsr_flat_param *param, tsr_str name, bool whole, tsr_pieces *pieces,
-                                tsr_error *err)
+static tsr_status fill_original(const unsharding *u, uint32_t id, const tsr_flat_param *param, tsr_str name, bool whole,
+                                tsr_pieces *pieces, tsr_error *err)
 {
     const tsr_flat_unit *unit = u->keys.keys[id].unit;
     uint32_t world = unit->is_sharded ? u->flat->world_size : 1;
     uint64_t slice = tsr_flat_shard_numel(unit, world);
     for (uint32_t rank = 0; rank < world; rank++) {
         uint64_t begin, end;
-        const tsr_entry *source;
+        const tsr_entry *source = NULL;
         tsr_flat_shard_range(unit, world, rank, &begin, &end);
-        uint64_t low = begin > param->flat_begin ? begin : param->flat_begin, high = end < param->flat_end ? end : param->flat_end;
+        uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
+                 high = end < param->flat_end ? end : param->flat_end;
         if (!whole && low >= high) continue;
         TSR_TRY(slice_of(u, id, rank, name, pieces->entry->dtype, whole ? slice : high - low, &source, err));
-        if (low < high) TSR_TRY(tsr_pieces_add(pieces, source, whole ? low - begin : 0, whole ? high - begin : high - low, err));
+        if (low < high)
+            TSR_TRY(tsr_pieces_add(pieces, source, whole ? low - begin : 0, whole ? high - begin : high - low, err));
     }
     return TSR_OK;
 }
 
-static tsr_status put_tensor(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named, bool whole, tsr_tree *dict, tsr_error *err)
+static tsr_status put_tensor(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named, bool whole,
+                             tsr_tree *dict, tsr_error *err)
 {
     tsr_pieces pieces;
     const tsr_value *value = NULL;
     tsr_str fqn = tsr_arena_format(u->arena, err, "%.*s.%.*s", TSR_STR_ARG(param->fqn), TSR_STR_ARG(named->name));
     if (!fqn.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_pieces_start(&pieces, u->host, u->arena, fqn, named->value->as.tensor->dtype, param->rank, param->shape, err));
+    TSR_TRY(
+        tsr_pieces_start(&pieces, u->host, u->arena, fqn, named->value->as.tensor->dtype, param->rank, param->shape, err));
     tsr_status status = fill_original(u, id, param, named->name, whole, &pieces, err);
     if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &value, err);
     tsr_pieces_drop(&pieces);
@@ -140,7 +147,8 @@ static tsr_status put_tensor(unsharding *u, uint32_t id, const tsr_flat_param *p
 /* ---- flat mode ---- */
 
 /* Tensors, then 0-d tensors, then other values, each by name; what is no slice is rank 0's. */
-static tsr_status unflatten_original(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named, size_t count, tsr_error *err)
+static tsr_status unflatten_original(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named,
+                                     size_t count, tsr_error *err)
 {
     tsr_tree dict = tsr_tree_on(u->host, u->arena);
     const tsr_value *built = NULL;
@@ -180,15 +188,18 @@ static bool rank_counts(const unsharding *u, uint32_t id, uint32_t rank, bool te
 }
 
 /* Adds a scalar, or compares it with what an earlier rank said. */
-static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const tsr_named *named, tsr_tree *dict, tsr_error *err)
+static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const tsr_named *named, tsr_tree *dict,
+                             tsr_error *err)
 {
     const tsr_value *const *items = (const tsr_value *const *)dict->items.items, *earlier = NULL;
-    for (size_t i = 0; i < dict->items.count && !earlier; i += 2) earlier = tsr_key_equal(items[i], named->key) ? items[i + 1] : NULL;
+    for (size_t i = 0; i < dict->items.count && !earlier; i += 2)
+        earlier = tsr_key_equal(items[i], named->key) ? items[i + 1] : NULL;
     if (!earlier) return tsr_tree_put_key(dict, named->key, named->value, err);
     bool equal = tsr_value_match(earlier, named->value, 64, 4096) == TSR_SAME;
     if (equal && earlier->kind == TSR_VALUE_TENSOR && u->context->same)
         TSR_TRY(u->context->same(u->context->ctx, earlier->as.tensor, named->value->as.tensor, &equal, err));
-    TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' has another value on rank %" PRIu32 " than on the ranks before it",
+    TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: '%.*s' of '%.*s' has another value on rank %" PRIu32 " than on the ranks before it",
                 TSR_STR_ARG(named->name), TSR_STR_ARG(id_name(u, id)), rank);
     return TSR_OK;
 }
@@ -202,7 +213,8 @@ static tsr_status put_scalars(unsharding *u, uint32_t id, bool tensors, tsr_tree
         TSR_TRY(tsr_sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
         for (int form = TSR_FORM_OTHER; form >= TSR_FORM_SCALAR_TENSOR; form--) {
             for (size_t i = 0; i < count; i++) {
-                if (tsr_form_of(named[i].value) == (tsr_state_form)form) TSR_TRY(put_scalar(u, id, rank, &named[i], dict, err));
+                if (tsr_form_of(named[i].value) == (tsr_state_form)form)
+                    TSR_TRY(put_scalar(u, id, rank, &named[i], dict, err));
             }
         }
     }
@@ -222,7 +234,8 @@ static tsr_status fill_parameter(unsharding *u, uint32_t id, tsr_tree *dict, tsr
     }
     TSR_TRY(put_scalars(u, id, tensors > 0, dict, err));
     for (size_t i = 0; i < count; i++) {
-        if (tsr_form_of(named[i].value) == TSR_FORM_TENSOR) TSR_TRY(put_tensor(u, id, &key->unit->params[key->param], &named[i], false, dict, err));
+        if (tsr_form_of(named[i].value) == TSR_FORM_TENSOR)
+            TSR_TRY(put_tensor(u, id, &key->unit->params[key->param], &named[i], false, dict, err));
     }
     return TSR_OK;
 }
@@ -255,8 +268,8 @@ static tsr_status gather_unit(unsharding *u, const tsr_flat_unit *unit, tsr_erro
     }
     for (uint32_t p = 0; p < unit->param_count; p++) needed += unit->params[p].needs_state;
     TSR_FAIL_IF(found != needed, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: %" PRIu32 " of %" PRIu32 " parameters with gradients of unit '%.*s' have no state on any rank", needed - found, needed,
-                TSR_STR_ARG(unit->fsdp_module));
+                "optim: %" PRIu32 " of %" PRIu32 " parameters with gradients of unit '%.*s' have no state on any rank",
+                needed - found, needed, TSR_STR_ARG(unit->fsdp_module));
     return TSR_OK;
 }
 
@@ -293,11 +306,14 @@ static tsr_status name_params(unsharding *u, const tsr_value *params, tsr_tree *
 {
     for (size_t i = 0; i < params->count; i++) {
         uint32_t id = tsr_flat_keys_find(&u->keys, params->items[i]);
-        TSR_FAIL_IF(id == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: a param group of rank 0 lists a parameter that the description does not");
+        TSR_FAIL_IF(id == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: a param group of rank 0 lists a parameter that the description does not");
         const tsr_flat_key *key = &u->keys.keys[id];
-        uint32_t first = key->param == TSR_NO_PARAM ? 0 : key->param, end = key->param == TSR_NO_PARAM ? (key->unit ? key->unit->param_count : 0) : first + 1;
+        uint32_t first = key->param == TSR_NO_PARAM ? 0 : key->param,
+                 end = key->param == TSR_NO_PARAM ? (key->unit ? key->unit->param_count : 0) : first + 1;
         if (!key->unit) TSR_TRY(tsr_tree_add(names, tsr_value_str(u->arena, key->fqn, err), err));
-        for (uint32_t p = first; p < end; p++) TSR_TRY(tsr_tree_add(names, tsr_value_str(u->arena, key->unit->params[p].fqn, err), err));
+        for (uint32_t p = first; p < end; p++)
+            TSR_TRY(tsr_tree_add(names, tsr_value_str(u->arena, key->unit->params[p].fqn, err), err));
     }
     return TSR_OK;
 }
@@ -333,7 +349,8 @@ static tsr_status list_carried(unsharding *u, tsr_fsdp_full *out, tsr_error *err
     const tsr_value *const *user = (const tsr_value *const *)u->carried.items.items;
     tsr_str *names = tsr_arena_array(u->arena, u->carried.items.count / 2, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
-    for (size_t i = 0; i < u->carried.items.count; i += 2) TSR_TRY(tsr_key_text(user[i], u->arena, &names[out->carried_count++], err));
+    for (size_t i = 0; i < u->carried.items.count; i += 2)
+        TSR_TRY(tsr_key_text(user[i], u->arena, &names[out->carried_count++], err));
     out->carried = names;
     return TSR_OK;
 }
@@ -358,8 +375,12 @@ static tsr_status run(unsharding *u, const tsr_value *const *ranks, tsr_fsdp_ful
 tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_fsdp_context *context,
                             tsr_fsdp_full *out, tsr_error *err)
 {
-    unsharding u = {.flat = flat, .context = context, .host = context->host, .arena = context->arena,
-                    .state = tsr_tree_on(context->host, context->arena), .carried = tsr_tree_on(context->host, context->arena)};
+    unsharding u = {.flat = flat,
+                    .context = context,
+                    .host = context->host,
+                    .arena = context->arena,
+                    .state = tsr_tree_on(context->host, context->arena),
+                    .carried = tsr_tree_on(context->host, context->arena)};
     *out = (tsr_fsdp_full){NULL, NULL, 0};
     tsr_status status = run(&u, ranks, out, err);
     tsr_tree_drop(&u.carried);

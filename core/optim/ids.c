@@ -24,7 +24,8 @@ static tsr_status add_key(rekeying *r, const tsr_value *old, const tsr_value *ne
     if (!new) return TSR_E_NOMEM;
     TSR_TRY(tsr_key_text(old, r->arena, &text, err));
     TSR_TRY(tsr_map_put(r->places, text, (uint32_t)r->keys.count, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: parameter '%.*s' is in two places of the param groups", TSR_STR_ARG(text));
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: parameter '%.*s' is in two places of the param groups",
+                TSR_STR_ARG(text));
     const tsr_value **slot = tsr_vec_push(&r->keys, err);
     if (!slot) return TSR_E_NOMEM;
     *slot = new;
@@ -39,8 +40,8 @@ static tsr_status rekey_state(rekeying *r, const tsr_value *state, const tsr_val
         tsr_str text;
         TSR_TRY(tsr_key_text(state->items[i], r->arena, &text, err));
         uint32_t place = tsr_map_get(r->places, text, UINT32_MAX);
-        TSR_FAIL_IF(place == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: there is state for '%.*s', which no param group lists",
-                    TSR_STR_ARG(text));
+        TSR_FAIL_IF(place == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: there is state for '%.*s', which no param group lists", TSR_STR_ARG(text));
         items[i] = ((const tsr_value **)r->keys.items)[place];
         items[i + 1] = state->items[i + 1];
     }
@@ -49,7 +50,8 @@ static tsr_status rekey_state(rekeying *r, const tsr_value *state, const tsr_val
 }
 
 /* The group with other "params"; everything else stays, in its place. */
-static tsr_status replace_params(rekeying *r, const tsr_value *group, const tsr_value *params, const tsr_value **out, tsr_error *err)
+static tsr_status replace_params(rekeying *r, const tsr_value *group, const tsr_value *params, const tsr_value **out,
+                                 tsr_error *err)
 {
     const tsr_value **items = tsr_arena_array(r->arena, group->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
@@ -62,7 +64,8 @@ static tsr_status replace_params(rekeying *r, const tsr_value *group, const tsr_
 }
 
 /* Gives every parameter of every group its new key: the name in `names`, or its number. */
-static tsr_status rekey_groups(rekeying *r, const tsr_value *groups, const tsr_name_list *names, const tsr_value **out, tsr_error *err)
+static tsr_status rekey_groups(rekeying *r, const tsr_value *groups, const tsr_name_list *names, const tsr_value **out,
+                               tsr_error *err)
 {
     const tsr_value **items = tsr_arena_array(r->arena, groups->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
@@ -85,8 +88,8 @@ static tsr_status rekey_groups(rekeying *r, const tsr_value *groups, const tsr_n
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status rekey(const tsr_value *optim, const tsr_name_list *names, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
-                        tsr_error *err)
+static tsr_status rekey(const tsr_value *optim, const tsr_name_list *names, const tsr_host *host, tsr_arena *arena,
+                        const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(optim, &parts, err));
@@ -100,17 +103,18 @@ static tsr_status rekey(const tsr_value *optim, const tsr_name_list *names, cons
     return status;
 }
 
-tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names, size_t group_count, const tsr_host *host, tsr_arena *arena,
-                            const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names, size_t group_count, const tsr_host *host,
+                            tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(native, &parts, err));
-    TSR_FAIL_IF(group_count != parts.groups->count, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: %zu param groups, but names for %zu",
-                parts.groups->count, group_count);
+    TSR_FAIL_IF(group_count != parts.groups->count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: %zu param groups, but names for %zu", parts.groups->count, group_count);
     return rekey(native, names, host, arena, out, err);
 }
 
-tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
+                           tsr_error *err)
 {
     return rekey(nested, NULL, host, arena, out, err);
 }
@@ -118,7 +122,8 @@ tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_ar
 /* ---- where names come from ---- */
 
 /* `param_names`, which optimizers built with named parameters save. */
-static tsr_status names_in_group(const tsr_value *group, size_t number, tsr_arena *arena, tsr_name_list *out, bool *found, tsr_error *err)
+static tsr_status names_in_group(const tsr_value *group, size_t number, tsr_arena *arena, tsr_name_list *out, bool *found,
+                                 tsr_error *err)
 {
     const tsr_value *names = tsr_value_get(group, TSR_STR("param_names"));
     *found = names && names->kind == TSR_VALUE_LIST;
@@ -126,8 +131,8 @@ static tsr_status names_in_group(const tsr_value *group, size_t number, tsr_aren
     tsr_str *texts = tsr_arena_array(arena, names->count, sizeof *texts, err);
     if (!texts) return TSR_E_NOMEM;
     for (size_t i = 0; i < names->count; i++) {
-        TSR_FAIL_IF(names->items[i]->kind != TSR_VALUE_STR, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: param_names[%zu] of group %zu is a %s", i,
-                    number, tsr_value_kind_name(names->items[i]));
+        TSR_FAIL_IF(names->items[i]->kind != TSR_VALUE_STR, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: param_names[%zu] of group %zu is a %s", i, number, tsr_value_kind_name(names->items[i]));
         texts[i] = names->items[i]->text;
     }
     *out = (tsr_name_list){texts, names->count};
@@ -142,22 +147,25 @@ static tsr_status canonicalize(const tsr_modules *modules, tsr_name_list *list, 
     for (size_t i = 0; i < list->count; i++) {
         tsr_name name;
         TSR_TRY(tsr_fqn_resolve(modules, list->names[i], NULL, arena, &name, err));
-        TSR_FAIL_IF(name.fqn_count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' stands for %zu parameters: unshard its state first",
-                    TSR_STR_ARG(list->names[i]), name.fqn_count);
+        TSR_FAIL_IF(name.fqn_count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' stands for %zu parameters: unshard its state first", TSR_STR_ARG(list->names[i]),
+                    name.fqn_count);
         texts[i] = name.fqns[0];
     }
     list->names = texts;
     return TSR_OK;
 }
 
-static tsr_status names_in_order(const tsr_modules *modules, size_t wanted, const tsr_host *host, tsr_arena *arena, tsr_name_list *out, tsr_error *err)
+static tsr_status names_in_order(const tsr_modules *modules, size_t wanted, const tsr_host *host, tsr_arena *arena,
+                                 tsr_name_list *out, tsr_error *err)
 {
     tsr_state_item *items;
     size_t count, trainable = 0;
     TSR_TRY(tsr_fqn_named_parameters(modules, host, arena, &items, &count, err));
     for (size_t i = 0; i < count; i++) trainable += items[i].tensor->requires_grad;
     TSR_FAIL_IF(wanted != count && wanted != trainable, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: the param group has %zu parameters, the module tree %zu (%zu with gradients)", wanted, count, trainable);
+                "optim: the param group has %zu parameters, the module tree %zu (%zu with gradients)", wanted, count,
+                trainable);
     tsr_str *names = tsr_arena_array(arena, wanted, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
     size_t at = 0;
@@ -168,8 +176,8 @@ static tsr_status names_in_order(const tsr_modules *modules, size_t wanted, cons
     return TSR_OK;
 }
 
-static tsr_status name_group(const tsr_value *groups, size_t at, const tsr_modules *modules, const tsr_name_list *listed, const tsr_host *host,
-                             tsr_arena *arena, tsr_name_list *out, tsr_error *err)
+static tsr_status name_group(const tsr_value *groups, size_t at, const tsr_modules *modules, const tsr_name_list *listed,
+                             const tsr_host *host, tsr_arena *arena, tsr_name_list *out, tsr_error *err)
 {
     bool found;
     if (listed) {
@@ -178,23 +186,26 @@ static tsr_status name_group(const tsr_value *groups, size_t at, const tsr_modul
     }
     TSR_TRY(names_in_group(groups->items[at], at, arena, out, &found, err));
     TSR_FAIL_IF(!found && groups->count != 1, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: %zu param groups without param_names: which parameters each holds must be told (\"groups\" of the module tree document)",
+                "optim: %zu param groups without param_names: which parameters each holds must be told (\"groups\" of the "
+                "module tree document)",
                 groups->count);
     if (!found) TSR_TRY(names_in_order(modules, tsr_group_params(groups->items[at])->count, host, arena, out, err));
     return canonicalize(modules, out, arena, err);
 }
 
-tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *modules, const tsr_name_list *listed, size_t listed_count,
-                                 const tsr_host *host, tsr_arena *arena, const tsr_name_list **out, size_t *out_count, tsr_error *err)
+tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *modules, const tsr_name_list *listed,
+                                 size_t listed_count, const tsr_host *host, tsr_arena *arena, const tsr_name_list **out,
+                                 size_t *out_count, tsr_error *err)
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(native, &parts, err));
     *out_count = parts.groups->count;
-    TSR_FAIL_IF(listed && listed_count != *out_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: %zu param groups, but the module tree document lists %zu",
-                *out_count, listed_count);
+    TSR_FAIL_IF(listed && listed_count != *out_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: %zu param groups, but the module tree document lists %zu", *out_count, listed_count);
     tsr_name_list *lists = tsr_arena_array(arena, *out_count, sizeof *lists, err);
     if (!lists) return TSR_E_NOMEM;
-    for (size_t i = 0; i < *out_count; i++) TSR_TRY(name_group(parts.groups, i, modules, listed, host, arena, &lists[i], err));
+    for (size_t i = 0; i < *out_count; i++)
+        TSR_TRY(name_group(parts.groups, i, modules, listed, host, arena, &lists[i], err));
     *out = lists;
     return TSR_OK;
 }

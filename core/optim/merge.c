@@ -20,14 +20,16 @@ static tsr_status add_part(merging *m, const tsr_value *part, tsr_error *err)
         bool fresh;
         TSR_TRY(tsr_key_text(p.state->items[i], m->arena, &name, err));
         TSR_TRY(tsr_map_put(m->seen, name, 0, NULL, &fresh, err));
-        TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: two optimizers have state for '%.*s'", TSR_STR_ARG(name));
+        TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: two optimizers have state for '%.*s'",
+                    TSR_STR_ARG(name));
         TSR_TRY(tsr_tree_put_key(&m->state, p.state->items[i], p.state->items[i + 1], err));
     }
     for (size_t i = 0; i < p.groups->count; i++) TSR_TRY(tsr_tree_add(&m->groups, p.groups->items[i], err));
     return TSR_OK;
 }
 
-tsr_status tsr_optim_merge(const tsr_value *const *parts, size_t count, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_merge(const tsr_value *const *parts, size_t count, const tsr_host *host, tsr_arena *arena,
+                           const tsr_value **out, tsr_error *err)
 {
     merging m = {tsr_tree_on(host, arena), tsr_tree_on(host, arena), tsr_map_new(host->allocator, 0, err), arena};
     const tsr_value *state = NULL, *groups = NULL;
@@ -52,9 +54,9 @@ typedef struct splitting {
     bool strict;
     const tsr_host *host;
     tsr_arena *arena;
-    tsr_map *state_of;     /* FQN → pair of saved->state */
-    tsr_map *group_of;     /* FQN → group of saved->groups */
-    uint32_t *target;      /* saved group → group of the optimizer, or NOWHERE */
+    tsr_map *state_of; /* FQN → pair of saved->state */
+    tsr_map *group_of; /* FQN → group of saved->groups */
+    uint32_t *target;  /* saved group → group of the optimizer, or NOWHERE */
     tsr_tree state;
 } splitting;
 
@@ -62,20 +64,23 @@ static tsr_status index_saved(splitting *s, tsr_error *err)
 {
     const tsr_value *state = s->saved->state, *groups = s->saved->groups;
     for (size_t i = 0; i < state->count; i += 2) {
-        if (state->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(s->state_of, state->items[i]->text, (uint32_t)i, NULL, NULL, err));
+        if (state->items[i]->kind == TSR_VALUE_STR)
+            TSR_TRY(tsr_map_put(s->state_of, state->items[i]->text, (uint32_t)i, NULL, NULL, err));
     }
     for (size_t g = 0; g < groups->count; g++) {
         const tsr_value *params = tsr_group_params(groups->items[g]);
         s->target[g] = NOWHERE;
         for (size_t i = 0; i < params->count; i++) {
-            if (params->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(s->group_of, params->items[i]->text, (uint32_t)g, NULL, NULL, err));
+            if (params->items[i]->kind == TSR_VALUE_STR)
+                TSR_TRY(tsr_map_put(s->group_of, params->items[i]->text, (uint32_t)g, NULL, NULL, err));
         }
     }
     return TSR_OK;
 }
 
 /* One name of a parameter: its state, and where its saved group goes. */
-static tsr_status take_name(splitting *s, const tsr_param *param, tsr_str fqn, uint32_t group, tsr_tree *names, tsr_error *err)
+static tsr_status take_name(splitting *s, const tsr_param *param, tsr_str fqn, uint32_t group, tsr_tree *names,
+                            tsr_error *err)
 {
     uint32_t saved_group = tsr_map_get(s->group_of, fqn, NOWHERE);
     if (param->shared && saved_group == NOWHERE) return TSR_OK; /* saved under another of its names */
@@ -84,7 +89,8 @@ static tsr_status take_name(splitting *s, const tsr_param *param, tsr_str fqn, u
     if (!param->tensor->requires_grad) return TSR_OK;
     uint32_t at = tsr_map_get(s->state_of, fqn, NOWHERE);
     if (at != NOWHERE) return tsr_tree_put_key(&s->state, s->saved->state->items[at], s->saved->state->items[at + 1], err);
-    TSR_FAIL_IF(s->strict, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "optim: no state is saved for '%.*s', which requires gradients", TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(s->strict, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "optim: no state is saved for '%.*s', which requires gradients", TSR_STR_ARG(fqn));
     return TSR_OK;
 }
 
@@ -97,11 +103,14 @@ static tsr_status take_empty(splitting *s, uint32_t group, size_t group_count, t
         found = g;
         count++;
     }
-    TSR_FAIL_IF(count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: group %u of the optimizer has no parameters; that needs exactly one such group in the saved state, found %u", group, count);
+    TSR_FAIL_IF(
+        count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        "optim: group %u of the optimizer has no parameters; that needs exactly one such group in the saved state, found %u",
+        group, count);
     TSR_FAIL_IF(s->saved->groups->count != group_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: group %u of the optimizer has no parameters; that goes with one optimizer only, but %zu groups are saved for its %zu", group,
-                s->saved->groups->count, group_count);
+                "optim: group %u of the optimizer has no parameters; that goes with one optimizer only, but %zu groups are "
+                "saved for its %zu",
+                group, s->saved->groups->count, group_count);
     s->target[found] = group;
     return TSR_OK;
 }
@@ -168,8 +177,8 @@ static tsr_status split(splitting *s, const tsr_optimizer *optimizer, const tsr_
     return tsr_tree_optim(state, list, s->arena, out, err);
 }
 
-tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, const tsr_optimizer *optimizer, bool strict, const tsr_host *host,
-                           tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, const tsr_optimizer *optimizer, bool strict,
+                           const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(saved, &parts, err));
@@ -179,8 +188,15 @@ tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, con
         *out = saved;
         return TSR_OK;
     }
-    splitting s = {&parts, params, strict, host, arena, tsr_map_new(host->allocator, 0, err), tsr_map_new(host->allocator, 0, err),
-                   tsr_arena_array(arena, parts.groups->count, sizeof(uint32_t), err), tsr_tree_on(host, arena)};
+    splitting s = {&parts,
+                   params,
+                   strict,
+                   host,
+                   arena,
+                   tsr_map_new(host->allocator, 0, err),
+                   tsr_map_new(host->allocator, 0, err),
+                   tsr_arena_array(arena, parts.groups->count, sizeof(uint32_t), err),
+                   tsr_tree_on(host, arena)};
     tsr_status status = s.state_of && s.group_of ? split(&s, optimizer, out, err) : TSR_E_NOMEM;
     tsr_tree_drop(&s.state);
     tsr_map_free(s.group_of);

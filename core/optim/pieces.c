@@ -13,14 +13,16 @@
 #include "base/try.h"
 #include "tessera/box.h"
 
-tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, tsr_str fqn, tsr_dtype dtype, uint32_t rank,
-                            const uint64_t *shape, tsr_error *err)
+tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, tsr_str fqn, tsr_dtype dtype,
+                            uint32_t rank, const uint64_t *shape, tsr_error *err)
 {
-    *pieces = (tsr_pieces){host, arena, TSR_ARENA_NEW(arena, tsr_entry, err), tsr_vec_of(host->allocator, sizeof(tsr_chunk)), 0, 0};
+    *pieces = (tsr_pieces){host, arena, TSR_ARENA_NEW(arena, tsr_entry, err), tsr_vec_of(host->allocator, sizeof(tsr_chunk)),
+                           0,    0};
     if (!pieces->entry) return TSR_E_NOMEM;
     *pieces->entry = (tsr_entry){.fqn = fqn, .kind = TSR_ENTRY_TENSOR, .dtype = dtype, .rank = rank, .shape = shape};
-    TSR_FAIL_IF(rank > TSR_MAX_RANK || tsr_dtype_size(dtype) == 0 || !tsr_entry_elements(pieces->entry, &pieces->elements), err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "optim: '%.*s' has too many dimensions or elements, or a dtype without whole bytes", TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(rank > TSR_MAX_RANK || tsr_dtype_size(dtype) == 0 || !tsr_entry_elements(pieces->entry, &pieces->elements),
+                err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "optim: '%.*s' has too many dimensions or elements, or a dtype without whole bytes", TSR_STR_ARG(fqn));
     return TSR_OK;
 }
 
@@ -30,7 +32,8 @@ void tsr_pieces_drop(tsr_pieces *pieces)
 }
 
 /* A box of the result whose elements are `view`'s, `step` elements apart. */
-static tsr_status add_chunk(tsr_pieces *p, const uint64_t *offsets, const uint64_t *sizes, tsr_view view, uint64_t step, uint64_t count, tsr_error *err)
+static tsr_status add_chunk(tsr_pieces *p, const uint64_t *offsets, const uint64_t *sizes, tsr_view view, uint64_t step,
+                            uint64_t count, tsr_error *err)
 {
     uint32_t rank = p->entry->rank;
     uint64_t *numbers = tsr_arena_array(p->arena, 3 * (size_t)rank, sizeof *numbers, err);
@@ -46,7 +49,8 @@ static tsr_status add_chunk(tsr_pieces *p, const uint64_t *offsets, const uint64
     }
     view.strides = numbers + 2 * rank;
     *kept = view;
-    *chunk = (tsr_chunk){.offsets = numbers, .sizes = numbers + rank, .byte_offset = view.byte_offset, .view = kept, .file = view.file};
+    *chunk = (tsr_chunk){
+        .offsets = numbers, .sizes = numbers + rank, .byte_offset = view.byte_offset, .view = kept, .file = view.file};
     chunk->byte_length = count * tsr_dtype_size(p->entry->dtype);
     return TSR_OK;
 }
@@ -62,7 +66,8 @@ static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t 
         uint64_t at = p->flat_filled, row = 1, taken = 1;
         uint32_t block = e->rank; /* the outermost dimension in which whole rows fit */
         for (uint32_t d = e->rank; d-- > 0;) {
-            uint64_t index = at / row % e->shape[d], fits = count / row < e->shape[d] - index ? count / row : e->shape[d] - index;
+            uint64_t index = at / row % e->shape[d],
+                     fits = count / row < e->shape[d] - index ? count / row : e->shape[d] - index;
             offsets[d] = index;
             if (at % row == 0 && fits) {
                 block = d;
@@ -89,7 +94,8 @@ static tsr_status source_view(const tsr_entry *source, uint64_t *strides, tsr_vi
 {
     const tsr_chunk *chunk = source->chunks;
     TSR_FAIL_IF(source->chunk_count != 1 || source->rank > TSR_MAX_RANK, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "optim: '%.*s' lies in %" PRIu64 " chunks; convert the checkpoint to torch first", TSR_STR_ARG(source->fqn), source->chunk_count);
+                "optim: '%.*s' lies in %" PRIu64 " chunks; convert the checkpoint to torch first", TSR_STR_ARG(source->fqn),
+                source->chunk_count);
     *out = chunk->view ? *chunk->view : (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
     uint64_t row = 1;
     for (uint32_t d = source->rank; d-- > 0;) {
@@ -113,15 +119,17 @@ static uint64_t run_length(const tsr_entry *source, const uint64_t *strides, uin
     return length;
 }
 
-tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat_begin, uint64_t flat_end, tsr_error *err)
+tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat_begin, uint64_t flat_end,
+                          tsr_error *err)
 {
     uint64_t strides[TSR_MAX_RANK], step, itemsize = tsr_dtype_size(source->dtype);
     tsr_view base;
     if (flat_begin == flat_end) return TSR_OK;
     TSR_TRY(source_view(source, strides, &base, err));
     uint64_t elements;
-    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements || itemsize == 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: elements up to %" PRIu64 " of '%.*s' are wanted, beyond its end", flat_end, TSR_STR_ARG(source->fqn));
+    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements || itemsize == 0, err, TSR_E_FORMAT,
+                TSR_NO_POSITION, "optim: elements up to %" PRIu64 " of '%.*s' are wanted, beyond its end", flat_end,
+                TSR_STR_ARG(source->fqn));
     uint64_t length = run_length(source, strides, &step);
     TSR_FAIL_IF((flat_end - flat_begin) / length > pieces->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "optim: '%.*s' is strided in too many runs", TSR_STR_ARG(source->fqn));
@@ -146,8 +154,9 @@ tsr_status tsr_pieces_finish(tsr_pieces *pieces, const tsr_value **out, tsr_erro
 {
     tsr_entry *entry = pieces->entry;
     static const uint64_t none[TSR_MAX_RANK] = {0};
-    TSR_FAIL_IF(pieces->elements != pieces->flat_filled, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' has %" PRIu64 " elements, but %" PRIu64 " were found",
-                TSR_STR_ARG(entry->fqn), pieces->elements, pieces->flat_filled);
+    TSR_FAIL_IF(pieces->elements != pieces->flat_filled, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: '%.*s' has %" PRIu64 " elements, but %" PRIu64 " were found", TSR_STR_ARG(entry->fqn),
+                pieces->elements, pieces->flat_filled);
     tsr_chunk *chunks = tsr_arena_array(pieces->arena, pieces->chunks.count + 1, sizeof *chunks, err);
     tsr_value *value = chunks ? tsr_value_new(pieces->arena, TSR_VALUE_TENSOR, err) : NULL;
     if (!value) return TSR_E_NOMEM;

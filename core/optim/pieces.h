@@ -20,11 +20,12 @@ typedef struct tsr_pieces {
 } tsr_pieces;
 
 /* `shape` is borrowed and must live as long as the arena. */
-tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, tsr_str fqn, tsr_dtype dtype, uint32_t rank,
-                            const uint64_t *shape, tsr_error *err);
+tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, tsr_str fqn, tsr_dtype dtype,
+                            uint32_t rank, const uint64_t *shape, tsr_error *err);
 /* Appends elements [flat_begin, flat_end) of `source`, in row-major order. The source lies in one chunk
  * (TSR_E_UNSUPPORTED otherwise); it may be strided, conjugated, negated, swapped or compressed. */
-tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat_begin, uint64_t flat_end, tsr_error *err);
+tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat_begin, uint64_t flat_end,
+                          tsr_error *err);
 /* Appends `count` zeros; `file` begins with 16 zero bytes. */
 tsr_status tsr_pieces_add_zeros(tsr_pieces *pieces, uint32_t file, uint64_t count, tsr_error *err);
 /* The entry as a value. Its elements must all have been filled. */

@@ -25,13 +25,15 @@ typedef struct flattening {
 
 static bool expands(const tsr_value *value)
 {
-    return value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE || value->kind == TSR_VALUE_SIZE;
+    return value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE ||
+           value->kind == TSR_VALUE_SIZE;
 }
 
 static tsr_status enter(flattening *f, const tsr_value *container, tsr_str prefix, tsr_error *err)
 {
     uint32_t depth = f->host->limits.depth;
-    TSR_FAIL_IF(f->stack.count >= depth, err, TSR_E_LIMIT, TSR_NO_POSITION, "state dict: nested deeper than %" PRIu32, depth);
+    TSR_FAIL_IF(f->stack.count >= depth, err, TSR_E_LIMIT, TSR_NO_POSITION, "state dict: nested deeper than %" PRIu32,
+                depth);
     frame *top = tsr_vec_push(&f->stack, err);
     if (!top || !tsr_vec_push(&f->path, err)) return TSR_E_NOMEM;
     *top = (frame){container, 0, prefix};
@@ -42,7 +44,8 @@ static tsr_status put_leaf(flattening *f, tsr_str name, const tsr_value *value, 
 {
     bool fresh;
     TSR_TRY(tsr_map_put(f->seen, name, 0, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "state dict: two values have the flat key '%.*s'", TSR_STR_ARG(name));
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "state dict: two values have the flat key '%.*s'",
+                TSR_STR_ARG(name));
     tsr_path_item *path = tsr_arena_array(f->arena, f->path.count, sizeof *path, err);
     tsr_state_key *key = path ? tsr_vec_push(&f->items, err) : NULL;
     if (!key) return TSR_E_NOMEM;
@@ -81,8 +84,8 @@ static tsr_status walk(flattening *f, const tsr_value *root, tsr_error *err)
         }
         tsr_str name;
         const tsr_value *value;
-        TSR_FAIL_IF(++f->visited > f->host->limits.expansion, err, TSR_E_LIMIT, TSR_NO_POSITION, "state dict: more than %" PRIu64 " values",
-                    f->host->limits.expansion);
+        TSR_FAIL_IF(++f->visited > f->host->limits.expansion, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                    "state dict: more than %" PRIu64 " values", f->host->limits.expansion);
         TSR_TRY(next_member(f, top, &name, &value, err));
         if (!expands(value)) {
             TSR_TRY(put_leaf(f, name, value, err));
@@ -95,12 +98,19 @@ static tsr_status walk(flattening *f, const tsr_value *root, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out, size_t *count, tsr_error *err)
+tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
+                          size_t *count, tsr_error *err)
 {
-    TSR_FAIL_IF(state_dict->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "state dict: expected a dict, found %s", tsr_value_kind_name(state_dict));
+    TSR_FAIL_IF(state_dict->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "state dict: expected a dict, found %s", tsr_value_kind_name(state_dict));
     const tsr_allocator *a = host->allocator;
-    flattening f = {host, arena, tsr_vec_of(a, sizeof(frame)), tsr_vec_of(a, sizeof(tsr_path_item)), tsr_vec_of(a, sizeof(tsr_state_key)),
-                    tsr_map_new(a, 0, err), 0};
+    flattening f = {host,
+                    arena,
+                    tsr_vec_of(a, sizeof(frame)),
+                    tsr_vec_of(a, sizeof(tsr_path_item)),
+                    tsr_vec_of(a, sizeof(tsr_state_key)),
+                    tsr_map_new(a, 0, err),
+                    0};
     tsr_status status = f.seen ? walk(&f, state_dict, err) : TSR_E_NOMEM;
     if (status == TSR_OK) {
         *count = f.items.count;

@@ -41,7 +41,8 @@ tsr_status tsr_tree_finish(tsr_tree *tree, tsr_value_kind kind, const tsr_value 
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, const tsr_value **out,
+                          tsr_error *err)
 {
     const tsr_value **items = tsr_arena_array(arena, 4, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
@@ -55,7 +56,8 @@ tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_a
 
 tsr_status tsr_check_state(const tsr_value *key, const tsr_value *state, tsr_error *err)
 {
-    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: the state of '%.*s' is a %s, expected a dict",
+    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: the state of '%.*s' is a %s, expected a dict",
                 TSR_STR_ARG(key->kind == TSR_VALUE_STR ? key->text : TSR_STR("(a number)")), tsr_value_kind_name(state));
     return TSR_OK;
 }
@@ -67,21 +69,24 @@ const tsr_value *tsr_group_params(const tsr_value *group)
 
 const char *tsr_value_kind_name(const tsr_value *value)
 {
-    static const char *const names[] = {"None", "bool", "int", "int", "float", "complex", "str", "bytes", "list", "tuple",
-                                        "set", "dict", "torch.Size", "dtype", "device", "tensor", "name", "object"};
+    static const char *const names[] = {"None",       "bool",  "int",    "int",    "float", "complex",
+                                        "str",        "bytes", "list",   "tuple",  "set",   "dict",
+                                        "torch.Size", "dtype", "device", "tensor", "name",  "object"};
     return names[value->kind];
 }
 
 tsr_status tsr_optim_take_apart(const tsr_value *optim, tsr_optim_parts *out, tsr_error *err)
 {
-    TSR_FAIL_IF(optim->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: expected a dict with 'state' and 'param_groups', found %s",
-                tsr_value_kind_name(optim));
+    TSR_FAIL_IF(optim->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: expected a dict with 'state' and 'param_groups', found %s", tsr_value_kind_name(optim));
     *out = (tsr_optim_parts){tsr_value_get(optim, TSR_STR("state")), tsr_value_get(optim, TSR_STR("param_groups"))};
-    TSR_FAIL_IF(!out->state || out->state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: no dict 'state' in the state dict");
+    TSR_FAIL_IF(!out->state || out->state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: no dict 'state' in the state dict");
     TSR_FAIL_IF(!out->groups || out->groups->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: no list 'param_groups' in the state dict");
     for (size_t i = 0; i < out->groups->count; i++) {
-        const tsr_value *group = out->groups->items[i], *params = group->kind == TSR_VALUE_DICT ? tsr_group_params(group) : NULL;
+        const tsr_value *group = out->groups->items[i],
+                        *params = group->kind == TSR_VALUE_DICT ? tsr_group_params(group) : NULL;
         TSR_FAIL_IF(!params || params->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "optim: param_groups[%zu] has no list 'params'", i);
     }
@@ -97,7 +102,8 @@ tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, ts
     case TSR_VALUE_NONE: *out = TSR_STR("None"); break;
     default:
         *out = (tsr_str){NULL, 0};
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim: a key is a %s; strings and ints can be flattened", tsr_value_kind_name(key));
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim: a key is a %s; strings and ints can be flattened",
+                         tsr_value_kind_name(key));
     }
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -110,5 +116,6 @@ bool tsr_is_key(const tsr_value *key, const char *text)
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b)
 {
     if (a->kind != b->kind) return false;
-    return a->kind == TSR_VALUE_STR ? tsr_str_equal(a->text, b->text) : a->kind == TSR_VALUE_INT && a->as.integer == b->as.integer;
+    return a->kind == TSR_VALUE_STR ? tsr_str_equal(a->text, b->text)
+                                    : a->kind == TSR_VALUE_INT && a->as.integer == b->as.integer;
 }

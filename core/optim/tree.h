@@ -26,7 +26,8 @@ tsr_status tsr_tree_put_key(tsr_tree *tree, const tsr_value *key, const tsr_valu
 tsr_status tsr_tree_finish(tsr_tree *tree, tsr_value_kind kind, const tsr_value **out, tsr_error *err);
 
 /* {"state": state, "param_groups": groups}. */
-tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, const tsr_value **out,
+                          tsr_error *err);
 
 /* The two parts of an optimizer's state dict. Errors: TSR_E_FORMAT saying which part is missing, or which group has no
  * list "params". */

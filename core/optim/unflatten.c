@@ -10,8 +10,8 @@
 #include "tessera/map.h"
 #include "tessera/optim.h"
 
-#define GROUPS TSR_STR("param_groups.")
-#define STATE TSR_STR("state.")
+#define GROUPS   TSR_STR("param_groups.")
+#define STATE    TSR_STR("state.")
 #define NO_GROUP UINT32_MAX
 
 /* An option of a parameter, or a node of its state: a value, or a dict of the nodes below it. */
@@ -47,8 +47,14 @@ typedef struct unflattening {
     tsr_map *by_hash; /* hash's bytes → first group */
 } unflattening;
 
-static param *param_at(const unflattening *u, uint32_t index) { return (param *)u->params.items + index; }
-static item *item_at(const unflattening *u, uint32_t index) { return (item *)u->items.items + index; }
+static param *param_at(const unflattening *u, uint32_t index)
+{
+    return (param *)u->params.items + index;
+}
+static item *item_at(const unflattening *u, uint32_t index)
+{
+    return (item *)u->items.items + index;
+}
 
 /* ---- keys ---- */
 
@@ -86,7 +92,8 @@ static tsr_status find_param(unflattening *u, tsr_str fqn, uint32_t *out, tsr_er
 }
 
 /* A new item below `above` (0: nowhere). */
-static tsr_status new_item(unflattening *u, tsr_str name, const tsr_value *value, uint32_t above, uint32_t *out, tsr_error *err)
+static tsr_status new_item(unflattening *u, tsr_str name, const tsr_value *value, uint32_t above, uint32_t *out,
+                           tsr_error *err)
 {
     *out = (uint32_t)u->items.count;
     item *i = tsr_vec_push(&u->items, err);
@@ -101,7 +108,8 @@ static tsr_status new_item(unflattening *u, tsr_str name, const tsr_value *value
 }
 
 /* Walks from the state at `head` bytes of `key` down to where the value belongs, making the dicts on the way. */
-static tsr_status add_state(unflattening *u, uint32_t above, tsr_str key, size_t head, const tsr_value *value, tsr_error *err)
+static tsr_status add_state(unflattening *u, uint32_t above, tsr_str key, size_t head, const tsr_value *value,
+                            tsr_error *err)
 {
     for (size_t at = head; at <= key.size;) {
         const char *dot = at < key.size ? memchr(key.data + at, '.', key.size - at) : NULL;
@@ -124,7 +132,8 @@ static tsr_status read_pair(unflattening *u, tsr_str key, const tsr_value *value
     size_t head = option ? GROUPS.size : STATE.size;
     tsr_str text = {key.data + head, key.size - head}, fqn, rest;
     TSR_FAIL_IF(!split_key(u, text, option, &fqn, &rest), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                u->known ? "optim: '%.*s' begins with no parameter of the module tree" : "optim: '%.*s' belongs to no parameter of the param_groups keys",
+                u->known ? "optim: '%.*s' begins with no parameter of the module tree"
+                         : "optim: '%.*s' belongs to no parameter of the param_groups keys",
                 TSR_STR_ARG(key));
     uint32_t index, ignored;
     TSR_TRY(find_param(u, fqn, &index, err));
@@ -136,20 +145,22 @@ static tsr_status read_pair(unflattening *u, tsr_str key, const tsr_value *value
 /* Options first: without a module tree they tell which FQNs there are. */
 static tsr_status read_keys(unflattening *u, const tsr_value *flat, tsr_error *err)
 {
-    TSR_FAIL_IF(flat->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: expected a flat dict, found %s", tsr_value_kind_name(flat));
+    TSR_FAIL_IF(flat->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: expected a flat dict, found %s",
+                tsr_value_kind_name(flat));
     for (int option = 1; option >= 0; option--) {
         for (size_t i = 0; i < flat->count; i += 2) {
             const tsr_value *key = flat->items[i];
             bool text = key->kind == TSR_VALUE_STR, is_option = text && tsr_str_starts(key->text, GROUPS);
-            TSR_FAIL_IF(!text || (!is_option && !tsr_str_starts(key->text, STATE)), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                        "optim: '%.*s' is no key of a flat optimizer state: it begins with neither 'state.' nor 'param_groups.'",
-                        TSR_STR_ARG(text ? key->text : TSR_STR("(not a string)")));
+            TSR_FAIL_IF(
+                !text || (!is_option && !tsr_str_starts(key->text, STATE)), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: '%.*s' is no key of a flat optimizer state: it begins with neither 'state.' nor 'param_groups.'",
+                TSR_STR_ARG(text ? key->text : TSR_STR("(not a string)")));
             if (is_option == option) TSR_TRY(read_pair(u, key->text, flat->items[i + 1], option, err));
         }
     }
     for (uint32_t i = 0; i < u->params.count; i++)
-        TSR_FAIL_IF(!param_at(u, i)->options, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: there is state for '%.*s', but no param_groups key",
-                    TSR_STR_ARG(param_at(u, i)->fqn));
+        TSR_FAIL_IF(!param_at(u, i)->options, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: there is state for '%.*s', but no param_groups key", TSR_STR_ARG(param_at(u, i)->fqn));
     return TSR_OK;
 }
 
@@ -166,7 +177,9 @@ static const item *differing_option(const unflattening *u, const param *a, const
 {
     uint32_t i = item_at(u, a->options)->first, j = item_at(u, b->options)->first;
     for (; i && j; i = item_at(u, i)->next, j = item_at(u, j)->next) {
-        if (!tsr_str_equal(item_at(u, i)->name, item_at(u, j)->name) || !same_value(item_at(u, i)->value, item_at(u, j)->value)) return item_at(u, i);
+        if (!tsr_str_equal(item_at(u, i)->name, item_at(u, j)->name) ||
+            !same_value(item_at(u, i)->value, item_at(u, j)->value))
+            return item_at(u, i);
     }
     return i || j ? item_at(u, i ? i : j) : NULL;
 }
@@ -177,8 +190,10 @@ static uint64_t hash_options(const unflattening *u, const param *p)
     for (uint32_t i = item_at(u, p->options)->first; i; i = item_at(u, i)->next) {
         const tsr_value *v = item_at(u, i)->value;
         hash = tsr_hash_bytes(item_at(u, i)->name.data, item_at(u, i)->name.size, hash + (uint64_t)v->kind);
-        if (v->kind == TSR_VALUE_INT || v->kind == TSR_VALUE_BOOL) hash += (uint64_t)(v->kind == TSR_VALUE_INT ? v->as.integer : v->as.boolean);
-        if (v->kind == TSR_VALUE_FLOAT && v->as.real == v->as.real) hash = tsr_hash_bytes(&v->as.real, sizeof v->as.real, hash);
+        if (v->kind == TSR_VALUE_INT || v->kind == TSR_VALUE_BOOL)
+            hash += (uint64_t)(v->kind == TSR_VALUE_INT ? v->as.integer : v->as.boolean);
+        if (v->kind == TSR_VALUE_FLOAT && v->as.real == v->as.real)
+            hash = tsr_hash_bytes(&v->as.real, sizeof v->as.real, hash);
     }
     return hash;
 }
@@ -208,10 +223,12 @@ static tsr_status group_by_options(unflattening *u, uint32_t index, tsr_error *e
     *hash = hash_options(u, param_at(u, index));
     uint32_t *first;
     bool fresh;
-    TSR_TRY(tsr_map_put(u->by_hash, (tsr_str){(const char *)hash, sizeof *hash}, (uint32_t)u->groups.count, &first, &fresh, err));
+    TSR_TRY(tsr_map_put(u->by_hash, (tsr_str){(const char *)hash, sizeof *hash}, (uint32_t)u->groups.count, &first, &fresh,
+                        err));
     for (uint32_t i = fresh ? NO_GROUP : *first; i != NO_GROUP; i = ((group *)u->groups.items)[i].next) {
         group *g = (group *)u->groups.items + i;
-        if (!differing_option(u, param_at(u, *(uint32_t *)g->members.items), param_at(u, index))) return join_group(u, g, index, err);
+        if (!differing_option(u, param_at(u, *(uint32_t *)g->members.items), param_at(u, index)))
+            return join_group(u, g, index, err);
     }
     group *g;
     TSR_TRY(new_group(u, &g, err));
@@ -228,15 +245,17 @@ static tsr_status group_as_listed(unflattening *u, const tsr_name_list *list, ts
     TSR_TRY(new_group(u, &g, err));
     for (size_t i = 0; i < list->count; i++) {
         uint32_t index = tsr_map_get(u->by_fqn, list->names[i], UINT32_MAX);
-        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of the listed groups has no param_groups key",
-                    TSR_STR_ARG(list->names[i]));
+        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' of the listed groups has no param_groups key", TSR_STR_ARG(list->names[i]));
         param *p = param_at(u, index);
-        TSR_FAIL_IF(p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is in two of the listed groups", TSR_STR_ARG(p->fqn));
+        TSR_FAIL_IF(p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is in two of the listed groups",
+                    TSR_STR_ARG(p->fqn));
         TSR_TRY(join_group(u, g, index, err));
         const param *first = param_at(u, *(uint32_t *)g->members.items);
         const item *other = differing_option(u, first, p);
-        TSR_FAIL_IF(other, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' and '%.*s' are in one group, but differ in '%.*s'",
-                    TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(other->name));
+        TSR_FAIL_IF(other, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' and '%.*s' are in one group, but differ in '%.*s'", TSR_STR_ARG(first->fqn),
+                    TSR_STR_ARG(p->fqn), TSR_STR_ARG(other->name));
     }
     return TSR_OK;
 }
@@ -246,7 +265,8 @@ static tsr_status make_groups(unflattening *u, const tsr_name_list *groups, size
     for (size_t i = 0; groups && i < group_count; i++) TSR_TRY(group_as_listed(u, &groups[i], err));
     for (uint32_t i = 0; i < u->params.count; i++) {
         const param *p = param_at(u, i);
-        TSR_FAIL_IF(groups && !p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is in none of the listed groups", TSR_STR_ARG(p->fqn));
+        TSR_FAIL_IF(groups && !p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' is in none of the listed groups", TSR_STR_ARG(p->fqn));
         if (!p->grouped) TSR_TRY(group_by_options(u, i, err));
     }
     return TSR_OK;
@@ -301,7 +321,8 @@ static tsr_status put_group(unflattening *u, const group *g, tsr_tree *state, ts
     }
     if (status == TSR_OK) status = tsr_tree_finish(&names, TSR_VALUE_LIST, &built, err);
     if (status == TSR_OK) status = tsr_tree_put(&dict, TSR_STR("params"), built, err);
-    for (uint32_t i = g->members.count ? item_at(u, param_at(u, members[0])->options)->first : 0; i && status == TSR_OK; i = item_at(u, i)->next)
+    for (uint32_t i = g->members.count ? item_at(u, param_at(u, members[0])->options)->first : 0; i && status == TSR_OK;
+         i = item_at(u, i)->next)
         status = tsr_tree_put(&dict, item_at(u, i)->name, item_at(u, i)->value, err);
     if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
     if (status == TSR_OK) status = tsr_tree_add(groups, built, err);
@@ -315,7 +336,8 @@ static tsr_status put_all(unflattening *u, const tsr_value **out, tsr_error *err
     tsr_tree state = tsr_tree_on(u->host, u->arena), groups = tsr_tree_on(u->host, u->arena);
     const tsr_value *state_dict = NULL, *group_list = NULL;
     tsr_status status = TSR_OK;
-    for (size_t i = 0; i < u->groups.count && status == TSR_OK; i++) status = put_group(u, (group *)u->groups.items + i, &state, &groups, err);
+    for (size_t i = 0; i < u->groups.count && status == TSR_OK; i++)
+        status = put_group(u, (group *)u->groups.items + i, &state, &groups, err);
     if (status == TSR_OK) status = tsr_tree_finish(&state, TSR_VALUE_DICT, &state_dict, err);
     if (status == TSR_OK) status = tsr_tree_finish(&groups, TSR_VALUE_LIST, &group_list, err);
     if (status == TSR_OK) status = tsr_tree_optim(state_dict, group_list, u->arena, out, err);
@@ -324,7 +346,8 @@ static tsr_status put_all(unflattening *u, const tsr_value **out, tsr_error *err
     return status;
 }
 
-static tsr_status run(unflattening *u, const tsr_value *flat, const tsr_name_list *groups, size_t group_count, const tsr_value **out, tsr_error *err)
+static tsr_status run(unflattening *u, const tsr_value *flat, const tsr_name_list *groups, size_t group_count,
+                      const tsr_value **out, tsr_error *err)
 {
     if (!u->by_fqn || !u->by_path || !u->by_hash || !tsr_vec_push(&u->items, err)) return TSR_E_NOMEM;
     TSR_TRY(read_keys(u, flat, err));
@@ -333,12 +356,20 @@ static tsr_status run(unflattening *u, const tsr_value *flat, const tsr_name_lis
     return put_all(u, out, err);
 }
 
-tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, const tsr_name_list *groups, size_t group_count,
-                               const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, const tsr_name_list *groups,
+                               size_t group_count, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
+                               tsr_error *err)
 {
     const tsr_allocator *a = host->allocator;
-    unflattening u = {params, host, arena, tsr_vec_of(a, sizeof(param)), tsr_vec_of(a, sizeof(item)), tsr_vec_of(a, sizeof(group)),
-                      tsr_map_new(a, 0, err), tsr_map_new(a, 0, err), tsr_map_new(a, 0, err)};
+    unflattening u = {params,
+                      host,
+                      arena,
+                      tsr_vec_of(a, sizeof(param)),
+                      tsr_vec_of(a, sizeof(item)),
+                      tsr_vec_of(a, sizeof(group)),
+                      tsr_map_new(a, 0, err),
+                      tsr_map_new(a, 0, err),
+                      tsr_map_new(a, 0, err)};
     tsr_status status = run(&u, flat, groups, group_count, out, err);
     for (size_t i = 0; i < u.groups.count; i++) tsr_vec_free(&((group *)u.groups.items)[i].members);
     tsr_map_free(u.by_hash);

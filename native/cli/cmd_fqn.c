@@ -168,7 +168,8 @@ static void put_text_name(const cli *program, const tsr_name *name)
 
 static void put_text(const cli *program, const answer *a)
 {
-    if (a->by_text) cli_warn(program, "names alone cannot always tell a wrapper from a module of that name; a module tree can");
+    if (a->by_text)
+        cli_warn(program, "names alone cannot always tell a wrapper from a module of that name; a module tree can");
     for (size_t i = 0; i < a->count; i++) put_text_name(program, &a->names[i]);
     for (size_t i = 0; i < a->collision_count; i++) {
         fputs("collision: ", stdout);
@@ -187,13 +188,18 @@ static int run(cli *program, const void *given)
     const fqn_arguments *arguments = given;
     tsr_error err = {0};
     answer a = {0};
-    if (!arguments->checkpoint && program->operands.count == 0) return cli_fail(program, "fqn needs MODULES.json, or --checkpoint PATH");
-    if (arguments->checkpoint && program->operands.count) return cli_fail(program, "fqn takes MODULES.json or --checkpoint, not both");
+    if (!arguments->checkpoint && program->operands.count == 0)
+        return cli_fail(program, "fqn needs MODULES.json, or --checkpoint PATH");
+    if (arguments->checkpoint && program->operands.count)
+        return cli_fail(program, "fqn takes MODULES.json or --checkpoint, not both");
     const char *path = arguments->checkpoint ? arguments->checkpoint : program->operands.items[0];
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = !arena ? TSR_E_NOMEM : arguments->checkpoint ? ask_checkpoint(program, path, arena, &a, &err) : ask_modules(program, arena, &a, &err);
+    tsr_status status = !arena                  ? TSR_E_NOMEM
+                        : arguments->checkpoint ? ask_checkpoint(program, path, arena, &a, &err)
+                                                : ask_modules(program, arena, &a, &err);
     if (status == TSR_OK) {
-        status = tsr_fqn_collisions(a.names, a.count, cli_host(program)->allocator, arena, &a.collisions, &a.collision_count, &err);
+        status = tsr_fqn_collisions(a.names, a.count, cli_host(program)->allocator, arena, &a.collisions, &a.collision_count,
+                                    &err);
     }
     if (status == TSR_OK && arguments->json) status = put_json(&a, &err);
     else if (status == TSR_OK) put_text(program, &a);
@@ -202,7 +208,8 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"checkpoint", 0, CLI_TEXT, "PATH", "the keys of a checkpoint, by text alone, instead of a module tree", offsetof(fqn_arguments, checkpoint)},
+    {"checkpoint", 0, CLI_TEXT, "PATH", "the keys of a checkpoint, by text alone, instead of a module tree",
+     offsetof(fqn_arguments, checkpoint)},
     {"json", 0, CLI_FLAG, NULL, "a tessera.fqn/1 document", offsetof(fqn_arguments, json)},
     {0},
 };
@@ -213,9 +220,10 @@ const cli_command cli_fqn = {
     .operands = "MODULES.json [NAME…]",
     .least = 0,
     .most = 1u << 20,
-    .examples = "tessera fqn modules.json\nall parameters, persistent buffers and extra states, in PyTorch's order\n"
-                "tessera fqn modules.json --json -- module._orig_mod.fc.weight\none name, with the wrappers' components that went\n"
-                "tessera fqn --checkpoint ckpt/\na checkpoint's keys by text: wrappers, collisions, what is ambiguous\n",
+    .examples =
+        "tessera fqn modules.json\nall parameters, persistent buffers and extra states, in PyTorch's order\n"
+        "tessera fqn modules.json --json -- module._orig_mod.fc.weight\none name, with the wrappers' components that went\n"
+        "tessera fqn --checkpoint ckpt/\na checkpoint's keys by text: wrappers, collisions, what is ambiguous\n",
     .options = options,
     .arguments_size = sizeof(fqn_arguments),
     .run = run,

@@ -45,7 +45,8 @@ typedef struct job {
 /* ---- what is given beside the source ---- */
 
 /* Reads a whole document and hands its text to `parse`. */
-static tsr_status with_document(job *j, const char *path, tsr_status (*parse)(job *j, tsr_str text, tsr_error *err), tsr_error *err)
+static tsr_status with_document(job *j, const char *path, tsr_status (*parse)(job *j, tsr_str text, tsr_error *err),
+                                tsr_error *err)
 {
     tsr_store *store = NULL;
     tsr_bytes bytes = {0};
@@ -76,7 +77,9 @@ static tsr_status read_world_size(job *j, tsr_error *err)
     j->world_size = j->flat.world_size;
     if (!j->arguments->world_size) return TSR_OK;
     unsigned long number = strtoul(j->arguments->world_size, &end, 10);
-    if (*end || number == 0 || number > 1ul << 20) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size takes a number of ranks, not '%s'", j->arguments->world_size);
+    if (*end || number == 0 || number > 1ul << 20)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size takes a number of ranks, not '%s'",
+                         j->arguments->world_size);
     j->world_size = (uint32_t)number;
     return TSR_OK;
 }
@@ -84,8 +87,11 @@ static tsr_status read_world_size(job *j, tsr_error *err)
 static tsr_status load_documents(job *j, tsr_error *err)
 {
     bool flat = j->action == UNSHARD || j->action == SHARD;
-    if (flat && !j->arguments->flat_params) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "optim %s needs --flat-params FLAT.json", action_names[j->action]);
-    if (j->action == TO_FQN && !j->arguments->modules) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "optim to-fqn needs --modules MODULES.json");
+    if (flat && !j->arguments->flat_params)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "optim %s needs --flat-params FLAT.json",
+                         action_names[j->action]);
+    if (j->action == TO_FQN && !j->arguments->modules)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "optim to-fqn needs --modules MODULES.json");
     tsr_status status = j->arguments->modules ? with_document(j, j->arguments->modules, parse_modules, err) : TSR_OK;
     if (status == TSR_OK && flat) status = with_document(j, j->arguments->flat_params, parse_flat, err);
     return status == TSR_OK ? read_world_size(j, err) : status;
@@ -95,12 +101,13 @@ static tsr_status load_documents(job *j, tsr_error *err)
 
 static tsr_status find_rank_files(job *j, uint32_t *files, tsr_error *err)
 {
-    if (j->flat.file_count != j->flat.world_size) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the flat-params document lists no files, one a rank");
+    if (j->flat.file_count != j->flat.world_size)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the flat-params document lists no files, one a rank");
     for (uint32_t rank = 0; rank < j->flat.world_size; rank++) {
         files[rank] = tsr_store_find(j->store, j->flat.files[rank]);
         if (files[rank] == TSR_NO_FILE) {
-            return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no file '%.*s' for rank %" PRIu32 " in %s", TSR_STR_ARG(j->flat.files[rank]),
-                             rank, j->source);
+            return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no file '%.*s' for rank %" PRIu32 " in %s",
+                             TSR_STR_ARG(j->flat.files[rank]), rank, j->source);
         }
     }
     return TSR_OK;
@@ -133,7 +140,8 @@ static tsr_status open_source(job *j, tsr_error *err)
         if (status == TSR_OK) status = tsr_trees_open(j->store, host, files, count, &j->trees, err);
     }
     if (status == TSR_OK && j->action == SHARD && !j->trees.raw) {
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim shard reads a torch.save file; convert the checkpoint with --to torch first");
+        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                           "optim shard reads a torch.save file; convert the checkpoint with --to torch first");
     }
     return status == TSR_OK ? refuse_errors(j, err) : status;
 }
@@ -144,7 +152,8 @@ static bool is_optimizer(const tsr_value *value)
     if (value->kind != TSR_VALUE_DICT) return false;
     if (tsr_value_get(value, TSR_STR("param_groups"))) return true;
     return value->count && value->items[0]->kind == TSR_VALUE_STR &&
-           (tsr_str_starts(value->items[0]->text, TSR_STR("state.")) || tsr_str_starts(value->items[0]->text, TSR_STR("param_groups.")));
+           (tsr_str_starts(value->items[0]->text, TSR_STR("state.")) ||
+            tsr_str_starts(value->items[0]->text, TSR_STR("param_groups.")));
 }
 
 /* The optimizer in a training state: the root itself, the member --at names, or the only member that looks like one. */
@@ -152,7 +161,8 @@ static tsr_status find_optimizer(job *j, const tsr_value *root, const tsr_value 
 {
     size_t found = 0;
     *out = j->arguments->at && root->kind == TSR_VALUE_DICT ? tsr_value_get(root, tsr_str_from(j->arguments->at)) : NULL;
-    if (j->arguments->at && !*out) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no '%s' in %s", j->arguments->at, j->source);
+    if (j->arguments->at && !*out)
+        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no '%s' in %s", j->arguments->at, j->source);
     if (*out) return TSR_OK;
     *out = root;
     if (is_optimizer(root) || root->kind != TSR_VALUE_DICT) return TSR_OK;
@@ -162,7 +172,8 @@ static tsr_status find_optimizer(job *j, const tsr_value *root, const tsr_value 
         found++;
     }
     if (found <= 1) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%s holds %zu optimizers: --at NAME must say which", j->source, found);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%s holds %zu optimizers: --at NAME must say which", j->source,
+                     found);
 }
 
 /* ---- work on trees ---- */
@@ -171,7 +182,8 @@ static bool has_ids(const tsr_value *optim)
 {
     const tsr_value *groups = optim->kind == TSR_VALUE_DICT ? tsr_value_get(optim, TSR_STR("param_groups")) : NULL;
     for (size_t i = 0; groups && groups->kind == TSR_VALUE_LIST && i < groups->count; i++) {
-        const tsr_value *params = groups->items[i]->kind == TSR_VALUE_DICT ? tsr_value_get(groups->items[i], TSR_STR("params")) : NULL;
+        const tsr_value *params =
+            groups->items[i]->kind == TSR_VALUE_DICT ? tsr_value_get(groups->items[i], TSR_STR("params")) : NULL;
         if (params && params->kind == TSR_VALUE_LIST && params->count) return params->items[0]->kind == TSR_VALUE_INT;
     }
     return false;
@@ -182,7 +194,8 @@ static tsr_status to_fqn(job *j, const tsr_value *optim, const tsr_value **out, 
     const tsr_host *host = cli_host(j->program);
     const tsr_name_list *names;
     size_t count;
-    tsr_status status = tsr_optim_name_groups(optim, j->modules, j->document.groups, j->document.group_count, host, j->arena, &names, &count, err);
+    tsr_status status = tsr_optim_name_groups(optim, j->modules, j->document.groups, j->document.group_count, host, j->arena,
+                                              &names, &count, err);
     return status == TSR_OK ? tsr_optim_to_fqn(optim, names, count, host, j->arena, out, err) : status;
 }
 
@@ -223,20 +236,24 @@ static tsr_status unshard(job *j, const tsr_value **out, tsr_error *err)
     *out = full.optim;
     j->carried = full.carried;
     j->carried_count = full.carried_count;
-    for (size_t i = 0; i < full.carried_count; i++) cli_warn(j->program, "state '%.*s' belongs to no parameter: carried over from rank 0", TSR_STR_ARG(full.carried[i]));
+    for (size_t i = 0; i < full.carried_count; i++)
+        cli_warn(j->program, "state '%.*s' belongs to no parameter: carried over from rank 0", TSR_STR_ARG(full.carried[i]));
     return TSR_OK;
 }
 
 /* ---- output ---- */
 
-static tsr_status write_one(job *j, const tsr_value *root, tsr_str name, const tsr_progress *progress, uint32_t *file, tsr_error *err)
+static tsr_status write_one(job *j, const tsr_value *root, tsr_str name, const tsr_progress *progress, uint32_t *file,
+                            tsr_error *err)
 {
-    tsr_status status = tsr_write_tree(j->trees.checkpoint, root, j->output, name, j->ring, progress, file, &j->bytes_written, err);
+    tsr_status status =
+        tsr_write_tree(j->trees.checkpoint, root, j->output, name, j->ring, progress, file, &j->bytes_written, err);
     j->files_written += status == TSR_OK;
     return status;
 }
 
-static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const tsr_progress *progress, uint32_t *file, tsr_error *err)
+static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const tsr_progress *progress, uint32_t *file,
+                             tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(cli_host(j->program)->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
@@ -252,8 +269,10 @@ static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const
 
 static tsr_status open_output(job *j, tsr_error *err)
 {
-    const tsr_folder_output_options options = {.is_folder = j->action == SHARD, .overwrite = j->arguments->overwrite, .source = j->source};
-    tsr_status status = tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
+    const tsr_folder_output_options options = {
+        .is_folder = j->action == SHARD, .overwrite = j->arguments->overwrite, .source = j->source};
+    tsr_status status =
+        tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
     return status == TSR_OK ? tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err) : status;
 }
 
@@ -262,7 +281,8 @@ static tsr_status write_output(job *j, const tsr_value *result, const tsr_progre
     uint32_t file = TSR_NO_FILE;
     tsr_status status = open_output(j, err);
     if (status == TSR_OK && j->action != SHARD) status = write_one(j, result, TSR_STR(""), progress, &file, err);
-    for (uint32_t rank = 0; j->action == SHARD && rank < j->world_size && status == TSR_OK; rank++) status = write_rank(j, result, rank, progress, &file, err);
+    for (uint32_t rank = 0; j->action == SHARD && rank < j->world_size && status == TSR_OK; rank++)
+        status = write_rank(j, result, rank, progress, &file, err);
     if (status == TSR_OK) status = tsr_folder_store_unchanged(j->store, err);
     return status == TSR_OK ? j->output->publish(j->output, j->action == SHARD ? TSR_NO_FILE : file, err) : status;
 }
@@ -278,7 +298,8 @@ static tsr_status convert(job *j, const tsr_value **out, tsr_error *err)
     switch (j->action) {
     case FLATTEN: return flatten(j, optim, out, err);
     case UNFLATTEN:
-        return tsr_optim_unflatten(optim, j->params, j->document.groups, j->document.group_count, cli_host(j->program), j->arena, out, err);
+        return tsr_optim_unflatten(optim, j->params, j->document.groups, j->document.group_count, cli_host(j->program),
+                                   j->arena, out, err);
     case TO_FQN: return to_fqn(j, optim, out, err);
     case TO_ID: return tsr_optim_to_id(optim, cli_host(j->program), j->arena, out, err);
     default: *out = optim; return TSR_OK; /* shard: rank by rank, while it is written */
@@ -345,10 +366,14 @@ static int run(cli *program, const void *arguments)
     while (chosen < ACTION_COUNT && strcmp(action_names[chosen], name) != 0) chosen++;
     if (chosen == ACTION_COUNT) {
         const char *meant = cli_suggest(name, action_names, sizeof *action_names);
-        return cli_fail(program, "optim has no action '%s'; %s%s", name, meant ? "did you mean " : "flatten, unflatten, to-fqn, to-id, unshard or shard", meant ? meant : "");
+        return cli_fail(program, "optim has no action '%s'; %s%s", name,
+                        meant ? "did you mean " : "flatten, unflatten, to-fqn, to-id, unshard or shard", meant ? meant : "");
     }
     tsr_error err = {0};
-    job j = {.program = program, .arguments = arguments, .action = (action)chosen, .source = program->operands.items[1],
+    job j = {.program = program,
+             .arguments = arguments,
+             .action = (action)chosen,
+             .source = program->operands.items[1],
              .destination = program->operands.items[2]};
     double started = cli_seconds();
     tsr_status status = run_job(&j, &err);
@@ -358,10 +383,14 @@ static int run(cli *program, const void *arguments)
 }
 
 static const cli_option options[] = {
-    {"modules", 0, CLI_TEXT, "MODULES.json", "the module tree (tessera.modules/1): names, frozen parameters, groups", offsetof(optim_arguments, modules)},
-    {"flat-params", 0, CLI_TEXT, "FLAT.json", "FSDP1's flat parameters (tessera.flat-params/1)", offsetof(optim_arguments, flat_params)},
-    {"world-size", 0, CLI_TEXT, "N", "shard: ranks to write for (default: the document's)", offsetof(optim_arguments, world_size)},
-    {"at", 0, CLI_TEXT, "NAME", "the member of the file that is the optimizer (default: found by its form)", offsetof(optim_arguments, at)},
+    {"modules", 0, CLI_TEXT, "MODULES.json", "the module tree (tessera.modules/1): names, frozen parameters, groups",
+     offsetof(optim_arguments, modules)},
+    {"flat-params", 0, CLI_TEXT, "FLAT.json", "FSDP1's flat parameters (tessera.flat-params/1)",
+     offsetof(optim_arguments, flat_params)},
+    {"world-size", 0, CLI_TEXT, "N", "shard: ranks to write for (default: the document's)",
+     offsetof(optim_arguments, world_size)},
+    {"at", 0, CLI_TEXT, "NAME", "the member of the file that is the optimizer (default: found by its form)",
+     offsetof(optim_arguments, at)},
     {"max-mem", 0, CLI_BYTES, "SIZE", "buffers for tensor bytes (default 16MiB)", offsetof(optim_arguments, max_memory)},
     {"overwrite", 0, CLI_FLAG, NULL, "replace an existing destination", offsetof(optim_arguments, overwrite)},
     {"json", 0, CLI_FLAG, NULL, "report as a tessera.optim/1 document", offsetof(optim_arguments, json)},
@@ -374,10 +403,12 @@ const cli_command cli_optim = {
     .operands = "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
     .least = 3,
     .most = 3,
-    .examples = "tessera optim flatten optim.pt flat.pt --modules modules.json\n{\"state\": …, \"param_groups\": …} to \"state.fc.weight.exp_avg\", …\n"
-                "tessera optim to-fqn optim.pt named.pt --modules modules.json\nparameter numbers to names\n"
-                "tessera optim unshard ranks/ full.pt --flat-params flat.json\none raw state a rank of FSDP1 to the full state\n"
-                "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\nand back, for any number of ranks\n",
+    .examples =
+        "tessera optim flatten optim.pt flat.pt --modules modules.json\n{\"state\": …, \"param_groups\": …} to "
+        "\"state.fc.weight.exp_avg\", …\n"
+        "tessera optim to-fqn optim.pt named.pt --modules modules.json\nparameter numbers to names\n"
+        "tessera optim unshard ranks/ full.pt --flat-params flat.json\none raw state a rank of FSDP1 to the full state\n"
+        "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\nand back, for any number of ranks\n",
     .options = options,
     .arguments_size = sizeof(optim_arguments),
     .run = run,

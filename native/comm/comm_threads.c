@@ -82,15 +82,21 @@ static tsr_status check_posts(const group *g, const call *mine, tsr_error *err)
 {
     for (uint32_t r = 0; r < g->size; r++) {
         const call *other = g->posts[r];
-        bool same = other->kind == mine->kind && other->root == mine->root && (mine->kind != BROADCAST || other->size == mine->size);
+        bool same =
+            other->kind == mine->kind && other->root == mine->root && (mine->kind != BROADCAST || other->size == mine->size);
         for (uint32_t i = 0; same && mine->kind == ALL_GATHER && i < g->size; i++) same = other->sizes[i] == mine->sizes[i];
-        if (!same) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u is in another call, or has other sizes", (unsigned)r);
+        if (!same)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u is in another call, or has other sizes",
+                             (unsigned)r);
     }
-    return mine->kind == BROADCAST && mine->root >= g->size ? tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: there is no rank %u", (unsigned)mine->root) : TSR_OK;
+    return mine->kind == BROADCAST && mine->root >= g->size
+               ? tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: there is no rank %u", (unsigned)mine->root)
+               : TSR_OK;
 }
 
 /* Posts, meets, runs `copy`, meets again: a rank whose copy failed still meets the others. */
-static tsr_status run_call(tsr_comm *comm, const call *mine, tsr_status (*copy)(tsr_comm *comm, void *out, tsr_error *err), void *out, tsr_error *err)
+static tsr_status run_call(tsr_comm *comm, const call *mine, tsr_status (*copy)(tsr_comm *comm, void *out, tsr_error *err),
+                           void *out, tsr_error *err)
 {
     group *g = ((member *)comm)->group;
     g->posts[comm->rank] = mine;
@@ -184,17 +190,20 @@ static tsr_status copy_messages(tsr_comm *comm, void *out, tsr_error *err)
         for (size_t k = 0; k < i; k++) ordinal += in->messages[k].peer == want->peer;
         const tsr_message *sent = want->peer < g->size ? nth_to(g->posts[want->peer], comm->rank, ordinal) : NULL;
         if (!sent || sent->size != want->size) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: message %zu from rank %u is expected with %zu bytes, but %s", ordinal,
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "comm: message %zu from rank %u is expected with %zu bytes, but %s", ordinal,
                              (unsigned)want->peer, want->size, sent ? "has another size" : "is not sent");
         }
         if (sent->size) memcpy(want->data, sent->data, sent->size);
     }
-    if (waiting != in->count) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: %zu messages are sent here, %zu received", waiting, in->count);
+    if (waiting != in->count)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: %zu messages are sent here, %zu received", waiting,
+                         in->count);
     return TSR_OK;
 }
 
-static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives, size_t receive_count,
-                           tsr_error *err)
+static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
+                           size_t receive_count, tsr_error *err)
 {
     call c = {.kind = EXCHANGE, .sends = sends, .send_count = send_count};
     receiving in = {receives, receive_count};
@@ -233,7 +242,8 @@ static tsr_status first_failure(const group *g, const member *members, tsr_error
     const member *found = NULL;
     for (uint32_t r = g->size; r-- > 0;) {
         const member *m = &members[r];
-        if (!m->started) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: cannot start a thread for rank %u", (unsigned)r);
+        if (!m->started)
+            return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: cannot start a thread for rank %u", (unsigned)r);
         bool consequence = m->status == TSR_E_IO && strstr(m->error.message, "has left");
         if (m->status != TSR_OK && (!consequence || !found)) found = m;
     }
@@ -242,8 +252,8 @@ static tsr_status first_failure(const group *g, const member *members, tsr_error
     return found->status;
 }
 
-tsr_status tsr_comm_threads_run(const tsr_allocator *allocator, uint32_t ranks, tsr_status (*body)(void *arg, tsr_comm *comm, tsr_error *err),
-                                void *arg, tsr_error *err)
+tsr_status tsr_comm_threads_run(const tsr_allocator *allocator, uint32_t ranks,
+                                tsr_status (*body)(void *arg, tsr_comm *comm, tsr_error *err), void *arg, tsr_error *err)
 {
     member *members = tsr_alloc(allocator, ranks, sizeof *members, err);
     group g = {.size = ranks, .posts = members ? tsr_alloc(allocator, ranks, sizeof *g.posts, err) : NULL};
@@ -252,7 +262,10 @@ tsr_status tsr_comm_threads_run(const tsr_allocator *allocator, uint32_t ranks, 
         pthread_mutex_init(&g.lock, NULL);
         pthread_cond_init(&g.changed, NULL);
         for (uint32_t r = 0; r < ranks; r++) {
-            members[r] = (member){.base = {r, ranks, all_gather, broadcast, exchange, largest, close_nothing}, .group = &g, .body = body, .arg = arg};
+            members[r] = (member){.base = {r, ranks, all_gather, broadcast, exchange, largest, close_nothing},
+                                  .group = &g,
+                                  .body = body,
+                                  .arg = arg};
         }
         start_members(&g, members);
         status = first_failure(&g, members, err);

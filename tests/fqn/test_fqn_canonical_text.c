@@ -27,7 +27,8 @@ static void check(const char *const *raws, const char *const *fqns, const size_t
     fixture f = read_names(raws);
     for (size_t i = 0; i < f.count; i++) {
         assert_int_equal(f.names[i].fqn_count, 1);
-        if (!tsr_str_equal(f.names[i].fqns[0], tsr_str_from(fqns[i]))) fail_msg("%s became '%.*s'", raws[i], TSR_STR_ARG(f.names[i].fqns[0]));
+        if (!tsr_str_equal(f.names[i].fqns[0], tsr_str_from(fqns[i])))
+            fail_msg("%s became '%.*s'", raws[i], TSR_STR_ARG(f.names[i].fqns[0]));
         assert_int_equal(f.names[i].removed_count, removed[i]);
         assert_int_equal(f.names[i].ambiguity.size > 0, ambiguous[i]);
     }
@@ -37,31 +38,35 @@ static void check(const char *const *raws, const char *const *fqns, const size_t
 static void test_fqn_canonical_text__wrappers_go(void **state)
 {
     (void)state;
-    check((const char *const[]){"module._orig_mod.fc.weight", "module._orig_mod.fc.bias", NULL}, (const char *const[]){"fc.weight", "fc.bias"},
-          (const size_t[]){2, 2}, (const bool[]){true, true});
-    check((const char *const[]){"_orig_mod.fc.weight", NULL}, (const char *const[]){"fc.weight"}, (const size_t[]){1}, (const bool[]){false});
-    check((const char *const[]){"_fsdp_wrapped_module.a._checkpoint_wrapped_module.w", "b", NULL}, (const char *const[]){"a.w", "b"},
-          (const size_t[]){2, 0}, (const bool[]){false, false});
-    check((const char *const[]){"optim.state.module.w.exp_avg", "optim.state.module.b.exp_avg", "optim.param_groups.module.w.lr", NULL},
-          (const char *const[]){"optim.state.w.exp_avg", "optim.state.b.exp_avg", "optim.param_groups.w.lr"}, (const size_t[]){1, 1, 1},
-          (const bool[]){true, true, true});
+    check((const char *const[]){"module._orig_mod.fc.weight", "module._orig_mod.fc.bias", NULL},
+          (const char *const[]){"fc.weight", "fc.bias"}, (const size_t[]){2, 2}, (const bool[]){true, true});
+    check((const char *const[]){"_orig_mod.fc.weight", NULL}, (const char *const[]){"fc.weight"}, (const size_t[]){1},
+          (const bool[]){false});
+    check((const char *const[]){"_fsdp_wrapped_module.a._checkpoint_wrapped_module.w", "b", NULL},
+          (const char *const[]){"a.w", "b"}, (const size_t[]){2, 0}, (const bool[]){false, false});
+    check((const char *const[]){"optim.state.module.w.exp_avg", "optim.state.module.b.exp_avg",
+                                "optim.param_groups.module.w.lr", NULL},
+          (const char *const[]){"optim.state.w.exp_avg", "optim.state.b.exp_avg", "optim.param_groups.w.lr"},
+          (const size_t[]){1, 1, 1}, (const bool[]){true, true, true});
 }
 
 static void test_fqn_canonical_text__look_alikes_stay(void **state)
 {
     (void)state;
-    check((const char *const[]){"module.weight", "inner.weight", NULL}, (const char *const[]){"module.weight", "inner.weight"}, (const size_t[]){0, 0},
-          (const bool[]){true, false});
-    check((const char *const[]){"module", "", ".", "module.", NULL}, (const char *const[]){"module", "", ".", "module."}, (const size_t[]){0, 0, 0, 0},
-          (const bool[]){false, false, false, true});
-    check((const char *const[]){"a.module", "my_module.w", "x_orig_mod.w", NULL}, (const char *const[]){"a.module", "my_module.w", "x_orig_mod.w"},
-          (const size_t[]){0, 0, 0}, (const bool[]){false, false, false});
+    check((const char *const[]){"module.weight", "inner.weight", NULL},
+          (const char *const[]){"module.weight", "inner.weight"}, (const size_t[]){0, 0}, (const bool[]){true, false});
+    check((const char *const[]){"module", "", ".", "module.", NULL}, (const char *const[]){"module", "", ".", "module."},
+          (const size_t[]){0, 0, 0, 0}, (const bool[]){false, false, false, true});
+    check((const char *const[]){"a.module", "my_module.w", "x_orig_mod.w", NULL},
+          (const char *const[]){"a.module", "my_module.w", "x_orig_mod.w"}, (const size_t[]){0, 0, 0},
+          (const bool[]){false, false, false});
 }
 
 static void test_fqn_canonical_text__collisions(void **state)
 {
     (void)state;
-    fixture f = read_names((const char *const[]){"a._fsdp_wrapped_module.w", "b", "a.w", "a.w", "b", "a._checkpoint_wrapped_module.w", NULL});
+    fixture f = read_names(
+        (const char *const[]){"a._fsdp_wrapped_module.w", "b", "a.w", "a.w", "b", "a._checkpoint_wrapped_module.w", NULL});
     tsr_collision *found;
     size_t count;
     assert_int_equal(tsr_fqn_collisions(f.names, f.count, &tsr_allocator_libc, f.arena, &found, &count, NULL), TSR_OK);

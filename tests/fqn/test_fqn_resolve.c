@@ -90,7 +90,8 @@ static void check_names(const cJSON *one, tree t, const char *section, const tsr
         tsr_name name;
         tsr_error err = {0};
         tsr_status status = tsr_fqn_resolve(t.modules, tsr_json_key_of(want), options, t.arena, &name, &err);
-        if (cJSON_IsArray(want) != (status == TSR_OK)) fail_msg("%s: '%s': status %d, %s", one->string, want->string, status, err.message);
+        if (cJSON_IsArray(want) != (status == TSR_OK))
+            fail_msg("%s: '%s': status %d, %s", one->string, want->string, status, err.message);
         if (status != TSR_OK) {
             const char *type = cJSON_GetObjectItemCaseSensitive(want, "error")->valuestring;
             assert_int_equal(status, strcmp(type, "AttributeError") == 0 ? TSR_E_NOT_FOUND : TSR_E_FORMAT);
@@ -122,9 +123,11 @@ static void test_fqn_resolve__A3_as_iterate_valid_model_state(void **state)
         size_t count, at = 0;
         assert_int_equal(tsr_fqn_iterate(t.modules, &f->host, t.arena, &items, &count, NULL), TSR_OK);
         const cJSON *want = cJSON_GetObjectItemCaseSensitive(one, "iterate");
-        if ((size_t)cJSON_GetArraySize(want) != count) fail_msg("%s: %zu items, PyTorch has %d", one->string, count, cJSON_GetArraySize(want));
+        if ((size_t)cJSON_GetArraySize(want) != count)
+            fail_msg("%s: %zu items, PyTorch has %d", one->string, count, cJSON_GetArraySize(want));
         for (want = want->child; want; want = want->next, at++) {
-            if (!tsr_str_equal(items[at].raw, tsr_json_text_of(want->child))) fail_msg("%s: item %zu is '%.*s'", one->string, at, TSR_STR_ARG(items[at].raw));
+            if (!tsr_str_equal(items[at].raw, tsr_json_text_of(want->child)))
+                fail_msg("%s: item %zu is '%.*s'", one->string, at, TSR_STR_ARG(items[at].raw));
             assert_string_equal(kinds[items[at].kind], want->child->next->valuestring);
         }
         close_tree(t);
@@ -139,11 +142,13 @@ static void test_fqn_resolve__A4_as_verify_options(void **state)
         tsr_params *params;
         assert_int_equal(tsr_params_new(t.modules, &f->host, &params, NULL), TSR_OK);
         const cJSON *want = cJSON_GetObjectItemCaseSensitive(one, "params");
-        if ((size_t)cJSON_GetArraySize(want) != tsr_params_count(params)) fail_msg("%s: %zu tensors", one->string, tsr_params_count(params));
+        if ((size_t)cJSON_GetArraySize(want) != tsr_params_count(params))
+            fail_msg("%s: %zu tensors", one->string, tsr_params_count(params));
         size_t at = 0;
         for (want = want->child; want; want = want->next, at++) {
             const tsr_param *p = tsr_params_at(params, at);
-            if (!same_set(p->fqns, p->fqn_count, cJSON_GetObjectItemCaseSensitive(want, "fqns"))) fail_msg("%s: names of tensor %zu", one->string, at);
+            if (!same_set(p->fqns, p->fqn_count, cJSON_GetObjectItemCaseSensitive(want, "fqns")))
+                fail_msg("%s: names of tensor %zu", one->string, at);
             assert_int_equal(p->shared, cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(want, "shared")));
             for (size_t i = 0; i < p->fqn_count; i++) assert_int_equal(tsr_params_find(params, p->fqns[i]), at);
         }
@@ -156,10 +161,13 @@ static void test_fqn_resolve__A4_as_verify_options(void **state)
 static void test_fqn_resolve__says_what_it_removed(void **state)
 {
     const fixture *f = *state;
-    tree t = open_tree(f, "{\"schema\":\"tessera.modules/1\",\"root\":{\"class\":\"DDP\",\"wrapper\":\"ddp\",\"children\":{\"module\":{\"class\":\"W\","
-                          "\"wrapper\":\"checkpoint\",\"children\":{\"_checkpoint_wrapped_module\":{\"class\":\"M\",\"parameters\":{\"w\":{\"shape\":[1]}}}}}}}}");
+    tree t = open_tree(f, "{\"schema\":\"tessera.modules/"
+                          "1\",\"root\":{\"class\":\"DDP\",\"wrapper\":\"ddp\",\"children\":{\"module\":{\"class\":\"W\","
+                          "\"wrapper\":\"checkpoint\",\"children\":{\"_checkpoint_wrapped_module\":{\"class\":\"M\","
+                          "\"parameters\":{\"w\":{\"shape\":[1]}}}}}}}}");
     tsr_name name;
-    assert_int_equal(tsr_fqn_resolve(t.modules, TSR_STR("module._checkpoint_wrapped_module.w"), NULL, t.arena, &name, NULL), TSR_OK);
+    assert_int_equal(tsr_fqn_resolve(t.modules, TSR_STR("module._checkpoint_wrapped_module.w"), NULL, t.arena, &name, NULL),
+                     TSR_OK);
     assert_true(tsr_str_equal(name.fqns[0], TSR_STR("w")));
     assert_int_equal(name.removed_count, 2);
     assert_true(tsr_str_equal(name.removed[0].component, TSR_STR("module")));
@@ -167,7 +175,7 @@ static void test_fqn_resolve__says_what_it_removed(void **state)
     close_tree(t);
 }
 
-#define TREE(rest) "{\"schema\":\"tessera.modules/1\",\"root\":" rest "}"
+#define TREE(rest)   "{\"schema\":\"tessera.modules/1\",\"root\":" rest "}"
 #define W(shape, id) "{\"shape\":" shape ",\"id\":" id "}"
 
 static void test_fqn_resolve__bad_trees_are_refused(void **state)
@@ -184,7 +192,8 @@ static void test_fqn_resolve__bad_trees_are_refused(void **state)
         {TREE("{\"class\":\"M\",\"parameters\":{\"a.b\":" W("[1]", "1") "}}"), "hold a dot"},
         {TREE("{\"class\":\"M\",\"parameters\":{\"\":" W("[1]", "1") "}}"), "empty"},
         {TREE("{\"class\":\"M\",\"parameters\":{\"a\":" W("[1]", "1") "},\"buffers\":{\"a\":" W("[1]", "2") "}}"), "twice"},
-        {TREE("{\"class\":\"M\",\"parameters\":{\"a\":" W("[1]", "1") ",\"b\":" W("[2]", "1") "}}"), "'a' and 'b' have the id 1"},
+        {TREE("{\"class\":\"M\",\"parameters\":{\"a\":" W("[1]", "1") ",\"b\":" W("[2]", "1") "}}"),
+         "'a' and 'b' have the id 1"},
         {TREE("{\"class\":\"M\",\"parameters\":{\"a\":" W("[1]", "[]") "}}"), "id"},
         {TREE("{\"class\":\"M\",\"parameters\":{\"a\":" W("[-1]", "1") "}}"), "parameters.a"},
         {TREE("{\"class\":\"M\",\"parameters\":{\"a\":{\"shape\":[1],\"dtype\":\"float31\"}}}"), "'float31'"},
@@ -193,7 +202,8 @@ static void test_fqn_resolve__bad_trees_are_refused(void **state)
         {TREE("{\"same_as\":\"\"}"), "same as"},
         {TREE("{\"class\":\"M\",\"flat_param\":{\"params\":[]}}"), "only an fsdp1 wrapper"},
         {TREE("{\"class\":\"F\",\"wrapper\":\"fsdp1\",\"children\":{\"_fsdp_wrapped_module\":{\"class\":\"M\"}},"
-              "\"flat_param\":{\"params\":[{\"fqn\":\"x.w\",\"shape\":[1]}]}}"), "no module 'x'"},
+              "\"flat_param\":{\"params\":[{\"fqn\":\"x.w\",\"shape\":[1]}]}}"),
+         "no module 'x'"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         tsr_error err = {0};
@@ -202,7 +212,8 @@ static void test_fqn_resolve__bad_trees_are_refused(void **state)
         tsr_modules *modules = NULL;
         tsr_status status = tsr_modules_parse(tsr_str_from(rows[i].text), &f->host, arena, &document, &err);
         if (status == TSR_OK) status = tsr_modules_new(document.root, &f->host, &modules, &err);
-        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message)) fail_msg("%s gave %d: %s", rows[i].text, status, err.message);
+        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message))
+            fail_msg("%s gave %d: %s", rows[i].text, status, err.message);
         tsr_arena_free(arena);
     }
 }

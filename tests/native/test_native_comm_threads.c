@@ -9,8 +9,8 @@
 
 #include "comm/comm_threads.h"
 
-#define NEED(condition)                                                                                            \
-    do {                                                                                                           \
+#define NEED(condition) \
+    do { \
         if (!(condition)) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "rank %u: %s", comm->rank, #condition); \
     } while (0)
 
@@ -20,7 +20,8 @@ static void over_all_worlds(tsr_status (*body)(void *arg, tsr_comm *comm, tsr_er
 {
     for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
         tsr_error err = {0};
-        if (tsr_comm_threads_run(&tsr_allocator_libc, worlds[i], body, NULL, &err) != TSR_OK) fail_msg("%u ranks: %s", worlds[i], err.message);
+        if (tsr_comm_threads_run(&tsr_allocator_libc, worlds[i], body, NULL, &err) != TSR_OK)
+            fail_msg("%u ranks: %s", worlds[i], err.message);
     }
     tsr_comm *self;
     tsr_error err = {0};
@@ -63,7 +64,9 @@ static tsr_status blobs_and_broadcast(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_status status = tsr_comm_gather_blobs(comm, (tsr_str){text, (size_t)length}, &tsr_allocator_libc, &blobs, err);
     if (status != TSR_OK) return status;
     bool right = true;
-    for (uint32_t r = 0; r < comm->size; r++) right = right && blobs.blobs[r].size == 3 * r && tsr_str_starts(TSR_STR("abcdefghijklmnopqrstuvwxyz"), blobs.blobs[r]);
+    for (uint32_t r = 0; r < comm->size; r++)
+        right =
+            right && blobs.blobs[r].size == 3 * r && tsr_str_starts(TSR_STR("abcdefghijklmnopqrstuvwxyz"), blobs.blobs[r]);
     tsr_comm_blobs_free(&blobs);
     NEED(right);
     for (uint32_t root = 0; root < comm->size; root++) {
@@ -121,7 +124,8 @@ static tsr_status agree_on_failure(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_status mine = TSR_OK;
     if (comm->rank >= 2) mine = tsr_raise(err, TSR_E_LIMIT, 5, "too much of everything");
     tsr_status agreed = tsr_comm_agree(comm, mine, err);
-    bool right = agreed == TSR_E_LIMIT && err->byte_position == 5 && strcmp(err->message, "rank 2: too much of everything") == 0;
+    bool right =
+        agreed == TSR_E_LIMIT && err->byte_position == 5 && strcmp(err->message, "rank 2: too much of everything") == 0;
     *err = (tsr_error){0};
     if (!right) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "rank %u was told otherwise", comm->rank);
     return tsr_comm_agree(comm, TSR_OK, err);
@@ -171,12 +175,16 @@ static void test_native_comm_threads__nobody_waits_for_ever(void **state)
         tsr_status (*body)(void *arg, tsr_comm *comm, tsr_error *err);
         tsr_status status;
         const char *message;
-    } rows[] = {{leave_early, TSR_E_UNSUPPORTED, "rank 1 gives up"}, {disagree, TSR_E_USAGE, "other sizes"}, {other_call, TSR_E_USAGE, "another call"}, {unsent, TSR_E_USAGE, "is not sent"}};
+    } rows[] = {{leave_early, TSR_E_UNSUPPORTED, "rank 1 gives up"},
+                {disagree, TSR_E_USAGE, "other sizes"},
+                {other_call, TSR_E_USAGE, "another call"},
+                {unsent, TSR_E_USAGE, "is not sent"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         for (int round = 0; round < 20; round++) {
             tsr_error err = {0};
             tsr_status status = tsr_comm_threads_run(&tsr_allocator_libc, 3, rows[i].body, NULL, &err);
-            if (status != rows[i].status || !strstr(err.message, rows[i].message)) fail_msg("row %zu: %d, %s", i, status, err.message);
+            if (status != rows[i].status || !strstr(err.message, rows[i].message))
+                fail_msg("row %zu: %d, %s", i, status, err.message);
         }
     }
 }

@@ -23,7 +23,8 @@ golden golden_open(const char *name)
     char path[512];
     snprintf(path, sizeof path, "%s/tests/golden/%s", TSR_TEST_DATA, name);
     char *text = read_whole(path);
-    golden g = {.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}, .document = text ? cJSON_Parse(text) : NULL};
+    golden g = {.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()},
+                .document = text ? cJSON_Parse(text) : NULL};
     free(text);
     if (!g.document) abort();
     g.arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
@@ -74,8 +75,12 @@ static const tsr_value *tensor_of(golden *g, const cJSON *json)
     uint32_t rank = 0;
     for (const cJSON *s = shape->child; s; s = s->next) sizes[rank++] = (uint64_t)s->valuedouble;
     *chunk = (tsr_chunk){.offsets = zeros, .sizes = sizes, .file = (uint32_t)g->tensors.count};
-    *entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR, .dtype = tsr_dtype_from_name(tsr_str_from(dtype->valuestring)), .rank = rank, .shape = sizes,
-                         .chunks = chunk, .chunk_count = 1};
+    *entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR,
+                         .dtype = tsr_dtype_from_name(tsr_str_from(dtype->valuestring)),
+                         .rank = rank,
+                         .shape = sizes,
+                         .chunks = chunk,
+                         .chunk_count = 1};
     *(const cJSON **)tsr_vec_push(&g->tensors, NULL) = numbers;
     tsr_value *value = tsr_value_new(g->arena, TSR_VALUE_TENSOR, NULL);
     value->as.tensor = entry;
@@ -169,8 +174,10 @@ static bool same_tensor(const golden *g, const tsr_entry *e, const cJSON *json)
 
 static bool same_key(const tsr_value *key, const cJSON *json)
 {
-    if (key->kind == TSR_VALUE_STR) return json->child->string[0] == 's' && tsr_str_equal(key->text, tsr_str_from(json->child->valuestring));
-    return key->kind == TSR_VALUE_INT && json->child->string[0] == 'i' && json->child->valuedouble == (double)key->as.integer;
+    if (key->kind == TSR_VALUE_STR)
+        return json->child->string[0] == 's' && tsr_str_equal(key->text, tsr_str_from(json->child->valuestring));
+    return key->kind == TSR_VALUE_INT && json->child->string[0] == 'i' &&
+           json->child->valuedouble == (double)key->as.integer;
 }
 
 static bool same_dict(const golden *g, const tsr_value *value, const cJSON *pairs, bool ordered)

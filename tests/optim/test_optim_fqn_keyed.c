@@ -123,7 +123,8 @@ static void check_ids(scene *s)
         for (const cJSON *group = optim_names->child; group; group = group->next) {
             tsr_str *names = tsr_arena_array(s->g->arena, 64, sizeof *names, NULL);
             lists[groups] = (tsr_name_list){names, 0};
-            for (const cJSON *one = group->child; one; one = one->next) names[lists[groups].count++] = tsr_str_from(one->valuestring);
+            for (const cJSON *one = group->child; one; one = one->next)
+                names[lists[groups].count++] = tsr_str_from(one->valuestring);
             groups++;
         }
         ok(s, tsr_optim_to_fqn(golden_value(s->g, n), lists, groups, &s->g->host, s->g->arena, &parts[count], &s->err));
@@ -149,7 +150,8 @@ static void check_naming(scene *s)
     const tsr_value *native = golden_value(s->g, natives->child);
     const tsr_name_list *lists;
     size_t count;
-    tsr_status status = tsr_optim_name_groups(native, s->modules, NULL, 0, &s->g->host, s->g->arena, &lists, &count, &s->err);
+    tsr_status status =
+        tsr_optim_name_groups(native, s->modules, NULL, 0, &s->g->host, s->g->arena, &lists, &count, &s->err);
     if (cJSON_GetArraySize(names) > 1) {
         assert_int_equal(status, TSR_E_USAGE);
         return;
@@ -157,7 +159,8 @@ static void check_naming(scene *s)
     ok(s, status);
     assert_int_equal(count, 1);
     size_t at = 0;
-    for (const cJSON *n = names->child->child; n; n = n->next, at++) assert_true(tsr_str_equal(lists[0].names[at], tsr_str_from(n->valuestring)));
+    for (const cJSON *n = names->child->child; n; n = n->next, at++)
+        assert_true(tsr_str_equal(lists[0].names[at], tsr_str_from(n->valuestring)));
     assert_int_equal(lists[0].count, at);
 }
 
@@ -177,10 +180,12 @@ static void check_split(scene *s)
         for (const cJSON *group = optim->child; group; group = group->next) {
             size_t *params = tsr_arena_array(s->g->arena, 64, sizeof *params, NULL);
             groups[group_count] = (tsr_optimizer_group){params, 0};
-            for (const cJSON *n = group->child; n; n = n->next) params[groups[group_count].count++] = tsr_params_find(s->params, tsr_str_from(n->valuestring));
+            for (const cJSON *n = group->child; n; n = n->next)
+                params[groups[group_count].count++] = tsr_params_find(s->params, tsr_str_from(n->valuestring));
             group_count++;
         }
-        ok(s, tsr_optim_split(nested, s->params, &(tsr_optimizer){groups, group_count}, true, &s->g->host, s->g->arena, &out, &s->err));
+        ok(s, tsr_optim_split(nested, s->params, &(tsr_optimizer){groups, group_count}, true, &s->g->host, s->g->arena, &out,
+                              &s->err));
         same(s, out, want, false);
     }
 }
@@ -193,13 +198,13 @@ static void test_optim_fqn_keyed__A11_split(void **state)
 
 /* ---- refusals ---- */
 
-#define S(text) "{\"s\":\"" text "\"}"
-#define STATE(pairs) "[" S("state") ",{\"D\":[" pairs "]}]"
-#define GROUP(params, rest) "{\"D\":[[" S("params") ",{\"L\":[" params "]}]" rest "]}"
-#define GROUPS(groups) "[" S("param_groups") ",{\"L\":[" groups "]}]"
+#define S(text)              "{\"s\":\"" text "\"}"
+#define STATE(pairs)         "[" S("state") ",{\"D\":[" pairs "]}]"
+#define GROUP(params, rest)  "{\"D\":[[" S("params") ",{\"L\":[" params "]}]" rest "]}"
+#define GROUPS(groups)       "[" S("param_groups") ",{\"L\":[" groups "]}]"
 #define OPTIM(state, groups) "{\"D\":[" STATE(state) "," GROUPS(groups) "]}"
-#define T1 "{\"T\":[\"float32\",[1],[1]]}"
-#define T2 "{\"T\":[\"float32\",[1],[2]]}"
+#define T1                   "{\"T\":[\"float32\",[1],[1]]}"
+#define T2                   "{\"T\":[\"float32\",[1],[2]]}"
 
 typedef tsr_status attempt(golden *g, const tsr_value *value, const tsr_value **out, tsr_error *err);
 
@@ -245,26 +250,36 @@ static void test_optim_fqn_keyed__what_is_refused(void **state)
         {try_flatten, "{\"D\":[" STATE("") "]}", TSR_E_FORMAT, "no list 'param_groups'"},
         {try_flatten, OPTIM("", "{\"D\":[]}"), TSR_E_FORMAT, "param_groups[0] has no list 'params'"},
         {try_flatten, OPTIM("[" S("w") "," T1 "]", ""), TSR_E_FORMAT, "the state of 'w' is a tensor"},
-        {try_flatten, OPTIM("[" S("w") ",{\"D\":[[" S("x") "," S("y") "]]}]", ""), TSR_E_UNSUPPORTED, "'state.w.x' is a str"},
-        {try_flatten, OPTIM("[" S("w") ",{\"D\":[[" S("x") ",{\"n\":0}]]}]", ""), TSR_E_UNSUPPORTED, "'state.w.x' is a None"},
-        {try_flatten, OPTIM("[" S("w") ",{\"D\":[[" S("x") ",{\"L\":[]}]]}]", ""), TSR_E_UNSUPPORTED, "'state.w.x' is a list"},
-        {try_flatten, OPTIM("[" S("w") ",{\"D\":[[" S("x.y") "," T1 "]]}],[" S("w.x") ",{\"D\":[[" S("y") "," T2 "]]}]", ""), TSR_E_FORMAT,
-         "two different values have the flat name 'state.w.x.y'"},
-        {try_flatten, OPTIM("", GROUP(S("w"), ",[" S("lr") ",{\"i\":1}]") "," GROUP(S("w"), ",[" S("lr") ",{\"i\":2}]")), TSR_E_FORMAT, "'param_groups.w.lr'"},
+        {try_flatten, OPTIM("[" S("w") ",{\"D\":[[" S("x") "," S("y") "]]}]", ""), TSR_E_UNSUPPORTED,
+         "'state.w.x' is a str"},
+        {try_flatten, OPTIM("[" S("w") ",{\"D\":[[" S("x") ",{\"n\":0}]]}]", ""), TSR_E_UNSUPPORTED,
+         "'state.w.x' is a None"},
+        {try_flatten, OPTIM("[" S("w") ",{\"D\":[[" S("x") ",{\"L\":[]}]]}]", ""), TSR_E_UNSUPPORTED,
+         "'state.w.x' is a list"},
+        {try_flatten, OPTIM("[" S("w") ",{\"D\":[[" S("x.y") "," T1 "]]}],[" S("w.x") ",{\"D\":[[" S("y") "," T2 "]]}]", ""),
+         TSR_E_FORMAT, "two different values have the flat name 'state.w.x.y'"},
+        {try_flatten, OPTIM("", GROUP(S("w"), ",[" S("lr") ",{\"i\":1}]") "," GROUP(S("w"), ",[" S("lr") ",{\"i\":2}]")),
+         TSR_E_FORMAT, "'param_groups.w.lr'"},
         {try_unflatten, "{\"D\":[[" S("epoch") ",{\"i\":1}]]}", TSR_E_FORMAT, "'epoch' is no key"},
         {try_unflatten, "{\"D\":[[{\"i\":3},{\"i\":1}]]}", TSR_E_FORMAT, "(not a string)"},
         {try_unflatten, "{\"D\":[[" S("state.w.step") ",{\"i\":1}]]}", TSR_E_FORMAT, "belongs to no parameter"},
         {try_unflatten, "{\"D\":[[" S("param_groups.lr") ",{\"i\":1}]]}", TSR_E_FORMAT, "belongs to no parameter"},
-        {try_unflatten, "{\"D\":[[" S("state.w.a") ",{\"i\":1}],[" S("state.w.a.b") ",{\"i\":1}],[" S("param_groups.w.lr") ",{\"i\":1}]]}", TSR_E_FORMAT,
-         "once as a value and once as a dict"},
-        {try_unflatten, "{\"D\":[[" S("state.w.a.b") ",{\"i\":1}],[" S("state.w.a") ",{\"i\":1}],[" S("param_groups.w.lr") ",{\"i\":1}]]}", TSR_E_FORMAT,
-         "'state.w.a' is there twice"},
-        {try_unflatten_listed, "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}],[" S("param_groups.b.lr") ",{\"i\":2}]]}", TSR_E_FORMAT,
-         "'a' and 'b' are in one group, but differ in 'lr'"},
-        {try_unflatten_listed, "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}]]}", TSR_E_FORMAT, "'b' of the listed groups has no param_groups key"},
-        {try_unflatten_listed, "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}],[" S("param_groups.b.lr") ",{\"i\":1}],[" S("param_groups.c.lr") ",{\"i\":1}]]}",
+        {try_unflatten,
+         "{\"D\":[[" S("state.w.a") ",{\"i\":1}],[" S("state.w.a.b") ",{\"i\":1}],[" S("param_groups.w.lr") ",{\"i\":1}]]}",
+         TSR_E_FORMAT, "once as a value and once as a dict"},
+        {try_unflatten,
+         "{\"D\":[[" S("state.w.a.b") ",{\"i\":1}],[" S("state.w.a") ",{\"i\":1}],[" S("param_groups.w.lr") ",{\"i\":1}]]}",
+         TSR_E_FORMAT, "'state.w.a' is there twice"},
+        {try_unflatten_listed, "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}],[" S("param_groups.b.lr") ",{\"i\":2}]]}",
+         TSR_E_FORMAT, "'a' and 'b' are in one group, but differ in 'lr'"},
+        {try_unflatten_listed, "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}]]}", TSR_E_FORMAT,
+         "'b' of the listed groups has no param_groups key"},
+        {try_unflatten_listed,
+         "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}],[" S("param_groups.b.lr") ",{\"i\":1}],[" S(
+             "param_groups.c.lr") ",{\"i\":1}]]}",
          TSR_E_FORMAT, "'c' is in none"},
-        {try_to_id, OPTIM("[" S("w") ",{\"D\":[]}]", GROUP("", "")), TSR_E_FORMAT, "state for 'w', which no param group lists"},
+        {try_to_id, OPTIM("[" S("w") ",{\"D\":[]}]", GROUP("", "")), TSR_E_FORMAT,
+         "state for 'w', which no param group lists"},
         {try_to_id, OPTIM("", GROUP(S("w") "," S("w"), "")), TSR_E_FORMAT, "'w' is in two places"},
         {try_merge, OPTIM("[" S("w") ",{\"D\":[]}]", GROUP(S("w"), "")), TSR_E_FORMAT, "two optimizers have state for 'w'"},
     };
@@ -273,7 +288,8 @@ static void test_optim_fqn_keyed__what_is_refused(void **state)
         tsr_error err = {0};
         const tsr_value *out;
         tsr_status status = rows[i].run(&g, golden_value(&g, golden_parse(&g, rows[i].value)), &out, &err);
-        if (status != rows[i].status || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+        if (status != rows[i].status || !strstr(err.message, rows[i].message))
+            fail_msg("row %zu gave %d: %s", i, status, err.message);
     }
     golden_close(&g);
 }
@@ -292,11 +308,16 @@ static void test_optim_fqn_keyed__bombs_end_at_the_limits(void **state)
         dict = tsr_value_items(g.arena, TSR_VALUE_DICT, items, 4, NULL);
     }
     const tsr_value *groups = tsr_value_items(g.arena, TSR_VALUE_LIST, NULL, 0, NULL);
-    const tsr_value *optim[] = {tsr_value_str(g.arena, TSR_STR("state"), NULL), dict, tsr_value_str(g.arena, TSR_STR("param_groups"), NULL), groups};
+    const tsr_value *optim[] = {tsr_value_str(g.arena, TSR_STR("state"), NULL), dict,
+                                tsr_value_str(g.arena, TSR_STR("param_groups"), NULL), groups};
     g.host.limits.expansion = 100000;
-    assert_int_equal(tsr_optim_flatten(tsr_value_items(g.arena, TSR_VALUE_DICT, optim, 4, NULL), &g.host, g.arena, &out, NULL), TSR_E_LIMIT);
+    assert_int_equal(
+        tsr_optim_flatten(tsr_value_items(g.arena, TSR_VALUE_DICT, optim, 4, NULL), &g.host, g.arena, &out, NULL),
+        TSR_E_LIMIT);
     g.host.limits.depth = 8;
-    assert_int_equal(tsr_optim_flatten(tsr_value_items(g.arena, TSR_VALUE_DICT, optim, 4, NULL), &g.host, g.arena, &out, NULL), TSR_E_LIMIT);
+    assert_int_equal(
+        tsr_optim_flatten(tsr_value_items(g.arena, TSR_VALUE_DICT, optim, 4, NULL), &g.host, g.arena, &out, NULL),
+        TSR_E_LIMIT);
     golden_close(&g);
 }
 

@@ -53,7 +53,8 @@ static void test_optim_fsdp__B1_B9_B10_B11_ranks_to_full_state(void **state)
         tsr_fsdp_context context = context_of(&g);
         tsr_fsdp_full full;
         tsr_error err = {0};
-        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), &context, &full, &err) != TSR_OK) fail_msg("%s: %s", one->string, err.message);
+        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), &context, &full, &err) != TSR_OK)
+            fail_msg("%s: %s", one->string, err.message);
         if (!golden_same(&g, full.optim, golden_get(one, "full"), true)) fail_msg("%s: the full state differs", one->string);
         assert_int_equal(full.carried_count, strcmp(one->string, "flat_w2_user") == 0);
     }
@@ -69,7 +70,8 @@ static void check_loads(golden *g, const cJSON *one, const cJSON *ranks, uint32_
     for (const cJSON *want = ranks->child; want; want = want->next, rank++) {
         tsr_fsdp_context context = context_of(g);
         tsr_error err = {0};
-        if (tsr_fsdp_shard(&flat, full, world, rank, &context, &out, &err) != TSR_OK) fail_msg("%s, rank %u of %u: %s", one->string, rank, world, err.message);
+        if (tsr_fsdp_shard(&flat, full, world, rank, &context, &out, &err) != TSR_OK)
+            fail_msg("%s, rank %u of %u: %s", one->string, rank, world, err.message);
         if (!golden_same(g, out, want, false)) fail_msg("%s: rank %u of %u differs", one->string, rank, world);
     }
     assert_int_equal(rank, world);
@@ -89,22 +91,27 @@ static void test_optim_fsdp__B3_B4_B6_full_state_to_ranks_of_any_world(void **st
 
 /* ---- refusals, on a unit of two originals: a [3] and b [2, 2], two ranks of 4 elements (7, padded) ---- */
 
-#define FLAT(orig, raw, groups)                                                                                                     \
-    "{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"use_orig_params\":" orig ",\"files\":[\"0\",\"1\"],\"units\":"          \
-    "[{\"fsdp_module\":\"\",\"raw_name\":" raw ",\"params\":[{\"fqn\":\"a\",\"shape\":[3]},{\"fqn\":\"b\",\"shape\":[2,2]}],"         \
+#define FLAT(orig, raw, groups) \
+    "{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"use_orig_params\":" orig \
+    ",\"files\":[\"0\",\"1\"],\"units\":" \
+    "[{\"fsdp_module\":\"\",\"raw_name\":" raw \
+    ",\"params\":[{\"fqn\":\"a\",\"shape\":[3]},{\"fqn\":\"b\",\"shape\":[2,2]}]," \
     "\"numels_with_padding\":[3,4],\"is_padding_mask\":[false,false]}],\"param_groups\":" groups "}"
-#define ONE_FLAT FLAT("false", "\"_flat_param\"", "[[\"_flat_param\"]]")
+#define ONE_FLAT  FLAT("false", "\"_flat_param\"", "[[\"_flat_param\"]]")
 #define ORIGINALS FLAT("true", "null", "[[\"a\",\"b\"]]")
 
-#define S(text) "{\"s\":\"" text "\"}"
+#define S(text)                  "{\"s\":\"" text "\"}"
 #define T(dtype, shape, numbers) "{\"T\":[\"" dtype "\"," shape "," numbers "]}"
-#define OPTIM(state, params) "{\"D\":[[" S("state") ",{\"D\":[" state "]}],[" S("param_groups") ",{\"L\":[{\"D\":[[" S("params") ",{\"L\":[" params "]}]]}]}]]}"
+#define OPTIM(state, params) \
+    "{\"D\":[[" S("state") ",{\"D\":[" state "]}],[" S("param_groups") ",{\"L\":[{\"D\":[[" S("params") ",{\"L\":[" params \
+                                                                                                        "]}]]}]}]]}"
 #define OF(key, pairs) "[" key ",{\"D\":[" pairs "]}]"
 #define P(name, value) "[" S(name) "," value "]"
-#define FOUR T("float32", "[4]", "[1,2,3,4]")
-#define ID0 "{\"i\":0}"
+#define FOUR           T("float32", "[4]", "[1,2,3,4]")
+#define ID0            "{\"i\":0}"
 
-static tsr_status unshard_two(golden *g, const char *flat_text, const char *rank0, const char *rank1, tsr_fsdp_full *full, tsr_error *err)
+static tsr_status unshard_two(golden *g, const char *flat_text, const char *rank0, const char *rank1, tsr_fsdp_full *full,
+                              tsr_error *err)
 {
     tsr_flat_params flat;
     assert_int_equal(tsr_flat_params_parse(tsr_str_from(flat_text), &g->host, g->arena, &flat, err), TSR_OK);
@@ -119,24 +126,30 @@ static void test_optim_fsdp__B2_B8_what_ranks_may_not_say(void **state)
     static const struct {
         const char *flat, *rank0, *rank1, *message;
     } rows[] = {
-        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM("", ID0), "rank 1 has no state for '_flat_param', which rank 0 has"},
+        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM("", ID0),
+         "rank 1 has no state for '_flat_param', which rank 0 has"},
         {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("m", T("float32", "[3]", "[1,2,3]"))), ID0),
          "'m' of '_flat_param' on rank 1 has 3 elements, expected 4"},
-        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("m", T("bfloat16", "[4]", "[1,2,3,4]"))), ID0), "is bfloat16 on rank 1, but float32"},
+        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("m", T("bfloat16", "[4]", "[1,2,3,4]"))), ID0),
+         "is bfloat16 on rank 1, but float32"},
         {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("n", FOUR)), ID0), "rank 1 has no tensor 'm'"},
         {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), "{\"D\":[]}", "rank 1"},
         {ONE_FLAT, OPTIM("", "{\"i\":1}"), OPTIM("", "{\"i\":1}"), "lists a parameter that the description does not"},
-        {ORIGINALS, OPTIM(OF(ID0, P("m", T("float32", "[2]", "[1,2]"))), ID0), OPTIM("", ID0), "'m' of 'a' on rank 0 has 2 elements, expected 3"},
-        {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]"))), ID0), OPTIM("", ID0), "rank 1 has no tensor 'm' for 'b', of which it holds 3 elements"},
+        {ORIGINALS, OPTIM(OF(ID0, P("m", T("float32", "[2]", "[1,2]"))), ID0), OPTIM("", ID0),
+         "'m' of 'a' on rank 0 has 2 elements, expected 3"},
+        {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]"))), ID0), OPTIM("", ID0),
+         "rank 1 has no tensor 'm' for 'b', of which it holds 3 elements"},
         {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]")) "," P("k", "{\"i\":1}")), ID0),
-         OPTIM(OF("{\"i\":1}", P("m", T("float32", "[3]", "[1,2,3]")) "," P("k", "{\"i\":2}")), ID0), "'k' of 'b' has another value on rank 1"},
+         OPTIM(OF("{\"i\":1}", P("m", T("float32", "[3]", "[1,2,3]")) "," P("k", "{\"i\":2}")), ID0),
+         "'k' of 'b' has another value on rank 1"},
     };
     golden g = golden_open("fsdp_optim.json");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         tsr_error err = {0};
         tsr_fsdp_full full;
         tsr_status status = unshard_two(&g, rows[i].flat, rows[i].rank0, rows[i].rank1, &full, &err);
-        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message))
+            fail_msg("row %zu gave %d: %s", i, status, err.message);
     }
     golden_close(&g);
 }
@@ -149,10 +162,10 @@ static tsr_status shard_one(golden *g, const char *flat_text, const char *full_t
     return tsr_fsdp_shard(&flat, golden_value(g, golden_parse(g, full_text)), 2, 1, &context, out, err);
 }
 
-#define A_STATE T("float32", "[3]", "[1,2,3]")
-#define B_STATE T("float32", "[2,2]", "[4,5,6,7]")
+#define A_STATE   T("float32", "[3]", "[1,2,3]")
+#define B_STATE   T("float32", "[2,2]", "[4,5,6,7]")
 #define SCALAR(x) T("float32", "[]", "[" x "]")
-#define AB S("a") "," S("b")
+#define AB        S("a") "," S("b")
 
 static void test_optim_fsdp__B3_what_originals_may_not_say(void **state)
 {
@@ -161,12 +174,15 @@ static void test_optim_fsdp__B3_what_originals_may_not_say(void **state)
         const char *flat, *full, *message;
     } rows[] = {
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("n", B_STATE)), AB), "states of different names"},
-        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float64", "[2,2]", "[4,5,6,7]"))), AB), "'m' of 'a' and of 'b' differ"},
-        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float32", "[4]", "[4,5,6,7]"))), AB), "has not the shape"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float64", "[2,2]", "[4,5,6,7]"))), AB),
+         "'m' of 'a' and of 'b' differ"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float32", "[4]", "[4,5,6,7]"))), AB),
+         "has not the shape"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", "{\"i\":1}")), AB), "differ"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))) "," OF(S("b"), P("k", SCALAR("2"))), AB), "differ"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("k", "{\"i\":1}")) "," OF(S("b"), P("k", "{\"i\":2}")), AB), "differ"},
-        {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))), AB), "'a' has a scalar 'k', but 'b' of the same flat parameter has none"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))), AB),
+         "'a' has a scalar 'k', but 'b' of the same flat parameter has none"},
         {ONE_FLAT, OPTIM("", S("x")), "lists 'x'"},
         {ORIGINALS, OPTIM(OF(S("b"), P("m", A_STATE)), AB), "has not as many elements as its parameter"},
     };
@@ -175,7 +191,8 @@ static void test_optim_fsdp__B3_what_originals_may_not_say(void **state)
         tsr_error err = {0};
         const tsr_value *out;
         tsr_status status = shard_one(&g, rows[i].flat, rows[i].full, &out, &err);
-        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message))
+            fail_msg("row %zu gave %d: %s", i, status, err.message);
     }
     golden_close(&g);
 }
@@ -187,8 +204,11 @@ static void test_optim_fsdp__B3_missing_tensors_are_zeros(void **state)
     golden g = golden_open("fsdp_optim.json");
     const tsr_value *out;
     tsr_error err = {0};
-    if (shard_one(&g, ONE_FLAT, OPTIM(OF(S("b"), P("m", B_STATE) "," P("none", "{\"n\":0}")), AB), &out, &err) != TSR_OK) fail_msg("%s", err.message);
-    assert_true(golden_same(&g, out, golden_parse(&g, OPTIM(OF(ID0, P("m", T("float32", "[4]", "[5,6,7,0]")) "," P("none", "{\"n\":0}")), ID0)), true));
+    if (shard_one(&g, ONE_FLAT, OPTIM(OF(S("b"), P("m", B_STATE) "," P("none", "{\"n\":0}")), AB), &out, &err) != TSR_OK)
+        fail_msg("%s", err.message);
+    assert_true(golden_same(
+        &g, out, golden_parse(&g, OPTIM(OF(ID0, P("m", T("float32", "[4]", "[5,6,7,0]")) "," P("none", "{\"n\":0}")), ID0)),
+        true));
     if (shard_one(&g, ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)), AB), &out, &err) != TSR_OK) fail_msg("%s", err.message);
     assert_true(golden_same(&g, out, golden_parse(&g, OPTIM(OF(ID0, P("m", T("float32", "[4]", "[0,0,0,0]"))), ID0)), true));
     golden_close(&g);
@@ -205,7 +225,12 @@ static void test_optim_fsdp__B7_named_optimizers_and_user_state(void **state)
     if (unshard_two(&g, ONE_FLAT, rank, rank, &full, &err) != TSR_OK) fail_msg("%s", err.message);
     assert_int_equal(full.carried_count, 1);
     assert_true(tsr_str_equal(full.carried[0], TSR_STR("mine")));
-    assert_true(golden_same(&g, full.optim, golden_parse(&g, OPTIM(OF(S("a"), P("m", T("float32", "[3]", "[1,2,3]"))) "," OF(S("b"), P("m", T("float32", "[2,2]", "[4,1,2,3]"))) "," P("mine", "{\"i\":5}"), AB)), true));
+    assert_true(golden_same(
+        &g, full.optim,
+        golden_parse(&g, OPTIM(OF(S("a"), P("m", T("float32", "[3]", "[1,2,3]"))) "," OF(
+                                   S("b"), P("m", T("float32", "[2,2]", "[4,1,2,3]"))) "," P("mine", "{\"i\":5}"),
+                               AB)),
+        true));
     golden_close(&g);
 }
 
@@ -218,20 +243,30 @@ static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
         {"{\"schema\":\"tessera.flat-params/2\"}", "expected 'tessera.flat-params/1'"},
         {FLAT("false", "null", "[]"), "no raw_name"},
         {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":0,\"units\":[],\"param_groups\":[]}", "world_size is 0"},
-        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"files\":[\"a\"],\"units\":[],\"param_groups\":[]}", "1 files for 2 ranks"},
-        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[{\"fqn\":\"a\",\"shape\":[3]}],"
-         "\"numels_with_padding\":[2],\"is_padding_mask\":[false]}],\"param_groups\":[]}", "'a' has 3 elements by its shape, but 2"},
-        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[{\"fqn\":\"a\",\"shape\":[3]}],"
-         "\"numels_with_padding\":[3,1],\"is_padding_mask\":[false]}],\"param_groups\":[]}", "do not go together"},
-        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[],"
-         "\"numels_with_padding\":[3],\"is_padding_mask\":[false]}],\"param_groups\":[]}", "more numels than the 0 params"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"files\":[\"a\"],\"units\":[],\"param_groups\":[]}",
+         "1 files for 2 ranks"},
+        {"{\"schema\":\"tessera.flat-params/"
+         "1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[{\"fqn\":\"a\",\"shape\":[3]}"
+         "],"
+         "\"numels_with_padding\":[2],\"is_padding_mask\":[false]}],\"param_groups\":[]}",
+         "'a' has 3 elements by its shape, but 2"},
+        {"{\"schema\":\"tessera.flat-params/"
+         "1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[{\"fqn\":\"a\",\"shape\":[3]}"
+         "],"
+         "\"numels_with_padding\":[3,1],\"is_padding_mask\":[false]}],\"param_groups\":[]}",
+         "do not go together"},
+        {"{\"schema\":\"tessera.flat-params/"
+         "1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[],"
+         "\"numels_with_padding\":[3],\"is_padding_mask\":[false]}],\"param_groups\":[]}",
+         "more numels than the 0 params"},
     };
     golden g = golden_open("fsdp_optim.json");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         tsr_error err = {0};
         tsr_flat_params flat;
         tsr_status status = tsr_flat_params_parse(tsr_str_from(rows[i].text), &g.host, g.arena, &flat, &err);
-        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+        if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message))
+            fail_msg("row %zu gave %d: %s", i, status, err.message);
     }
     golden_close(&g);
 }
@@ -239,13 +274,19 @@ static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
 /* ---- pieces against an element-by-element oracle ---- */
 
 /* Fills a tensor of `shape` with flat ranges of a strided source and checks every element's address. */
-static void check_pieces(golden *g, uint32_t rank, const uint64_t *shape, uint32_t source_rank, const uint64_t *source_shape, const uint64_t *strides, uint64_t first)
+static void check_pieces(golden *g, uint32_t rank, const uint64_t *shape, uint32_t source_rank, const uint64_t *source_shape,
+                         const uint64_t *strides, uint64_t first)
 {
     uint64_t elements = 1, zeros[4] = {0};
     for (uint32_t d = 0; d < rank; d++) elements *= shape[d];
     tsr_view view = {.file = 0, .byte_offset = 8, .strides = strides};
     tsr_chunk chunk = {.offsets = zeros, .sizes = source_shape, .view = &view};
-    tsr_entry source = {.kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT16, .rank = source_rank, .shape = source_shape, .chunks = &chunk, .chunk_count = 1};
+    tsr_entry source = {.kind = TSR_ENTRY_TENSOR,
+                        .dtype = TSR_INT16,
+                        .rank = source_rank,
+                        .shape = source_shape,
+                        .chunks = &chunk,
+                        .chunk_count = 1};
     tsr_pieces p;
     const tsr_value *value;
     assert_int_equal(tsr_pieces_start(&p, &g->host, g->arena, TSR_STR("x"), TSR_INT16, rank, shape, NULL), TSR_OK);
@@ -268,7 +309,8 @@ static void check_pieces(golden *g, uint32_t rank, const uint64_t *shape, uint32
                 byte += 2 * index * e->chunks[c].view->strides[d];
             }
             uint64_t from = first + flat, expected = 8;
-            for (uint32_t d = source_rank; d-- > 0; from /= source_shape[d]) expected += 2 * (from % source_shape[d]) * strides[d];
+            for (uint32_t d = source_rank; d-- > 0; from /= source_shape[d])
+                expected += 2 * (from % source_shape[d]) * strides[d];
             assert_int_equal(byte, expected);
             filled[flat]++;
         }
@@ -285,7 +327,8 @@ static void test_optim_fsdp__pieces_fill_every_element_once(void **state)
         check_pieces(&g, 3, (const uint64_t[]){2, 3, 4}, 1, (const uint64_t[]){60}, (const uint64_t[]){5}, first);
         check_pieces(&g, 3, (const uint64_t[]){2, 1, 7}, 2, (const uint64_t[]){6, 5}, (const uint64_t[]){1, 6}, first);
         check_pieces(&g, 1, (const uint64_t[]){17}, 3, (const uint64_t[]){2, 3, 5}, (const uint64_t[]){15, 1, 3}, first);
-        check_pieces(&g, 4, (const uint64_t[]){1, 2, 1, 8}, 4, (const uint64_t[]){2, 1, 5, 3}, (const uint64_t[]){15, 99, 3, 1}, first);
+        check_pieces(&g, 4, (const uint64_t[]){1, 2, 1, 8}, 4, (const uint64_t[]){2, 1, 5, 3},
+                     (const uint64_t[]){15, 99, 3, 1}, first);
         check_pieces(&g, 0, NULL, 1, (const uint64_t[]){60}, (const uint64_t[]){1}, first);
     }
     golden_close(&g);

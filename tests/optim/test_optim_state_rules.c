@@ -53,14 +53,28 @@ static void fill_entries(tsr_entry *entries, const uint64_t *shape)
 {
     static const tsr_path_item paths[4][4] = {
         {{TSR_PATH_KEY, {"model", 5}, 0}, {TSR_PATH_KEY, {"w", 1}, 0}},
-        {{TSR_PATH_KEY, {"optim", 5}, 0}, {TSR_PATH_KEY, {"state", 5}, 0}, {TSR_PATH_KEY, {"w", 1}, 0}, {TSR_PATH_KEY, {"exp_avg", 7}, 0}},
-        {{TSR_PATH_KEY, {"optim", 5}, 0}, {TSR_PATH_KEY, {"state", 5}, 0}, {TSR_PATH_KEY, {"w", 1}, 0}, {TSR_PATH_KEY, {"step", 4}, 0}},
+        {{TSR_PATH_KEY, {"optim", 5}, 0},
+         {TSR_PATH_KEY, {"state", 5}, 0},
+         {TSR_PATH_KEY, {"w", 1}, 0},
+         {TSR_PATH_KEY, {"exp_avg", 7}, 0}},
+        {{TSR_PATH_KEY, {"optim", 5}, 0},
+         {TSR_PATH_KEY, {"state", 5}, 0},
+         {TSR_PATH_KEY, {"w", 1}, 0},
+         {TSR_PATH_KEY, {"step", 4}, 0}},
         {{TSR_PATH_KEY, {"optim", 5}, 0}, {TSR_PATH_KEY, {"param_groups", 12}, 0}},
     };
-    entries[0] = (tsr_entry){.fqn = TSR_STR("model.w"), .kind = TSR_ENTRY_TENSOR, .rank = 2, .shape = shape, .path = paths[0], .path_length = 2};
-    entries[1] = (tsr_entry){.fqn = TSR_STR("optim.state.w.exp_avg"), .kind = TSR_ENTRY_TENSOR, .rank = 2, .shape = shape, .path = paths[1], .path_length = 4};
-    entries[2] = (tsr_entry){.fqn = TSR_STR("optim.state.w.step"), .kind = TSR_ENTRY_TENSOR, .path = paths[2], .path_length = 4};
-    entries[3] = (tsr_entry){.fqn = TSR_STR("optim.param_groups"), .kind = TSR_ENTRY_OBJECT, .path = paths[3], .path_length = 2};
+    entries[0] = (tsr_entry){
+        .fqn = TSR_STR("model.w"), .kind = TSR_ENTRY_TENSOR, .rank = 2, .shape = shape, .path = paths[0], .path_length = 2};
+    entries[1] = (tsr_entry){.fqn = TSR_STR("optim.state.w.exp_avg"),
+                             .kind = TSR_ENTRY_TENSOR,
+                             .rank = 2,
+                             .shape = shape,
+                             .path = paths[1],
+                             .path_length = 4};
+    entries[2] =
+        (tsr_entry){.fqn = TSR_STR("optim.state.w.step"), .kind = TSR_ENTRY_TENSOR, .path = paths[2], .path_length = 4};
+    entries[3] =
+        (tsr_entry){.fqn = TSR_STR("optim.param_groups"), .kind = TSR_ENTRY_OBJECT, .path = paths[3], .path_length = 2};
 }
 
 /* PyTorch's read items lie inside our box, in the same place of the destination, and fill it. */
@@ -73,7 +87,8 @@ static void check_read(const cJSON *one, const tsr_optim_read *read)
         numbers(item->child->next, lengths);
         numbers(item->child->next->next, dest);
         for (int d = 0; d < 2; d++) {
-            assert_true(at[d] >= read->storage_offsets[d] && at[d] + lengths[d] <= read->storage_offsets[d] + read->sizes[d]);
+            assert_true(at[d] >= read->storage_offsets[d] &&
+                        at[d] + lengths[d] <= read->storage_offsets[d] + read->sizes[d]);
             assert_int_equal(at[d] - read->storage_offsets[d], dest[d] - read->dest_offsets[d]);
         }
         volume += lengths[0] * lengths[1];
@@ -96,9 +111,12 @@ static void test_optim_state_rules__E2_E3_E4_reads_of_2d_state(void **state)
         numbers(golden_get(one, "slice_sizes"), sizes);
         fill_entries(entries, shape);
         const tsr_tp_slice slice = {TSR_STR("w"), 2, offsets, sizes};
-        const tsr_optim_mesh mesh = {(uint32_t)number(golden_get(one, "rank")), (uint32_t)number(golden_get(one, "world")), true};
+        const tsr_optim_mesh mesh = {(uint32_t)number(golden_get(one, "rank")), (uint32_t)number(golden_get(one, "world")),
+                                     true};
         const tsr_catalog catalog = {.entries = entries, .entry_count = 4};
-        if (tsr_optim_load(&catalog, TSR_STR("optim"), &mesh, &slice, 1, &tsr_allocator_libc, g.arena, &reads, &count, &err) != TSR_OK) fail_msg("%s", err.message);
+        if (tsr_optim_load(&catalog, TSR_STR("optim"), &mesh, &slice, 1, &tsr_allocator_libc, g.arena, &reads, &count,
+                           &err) != TSR_OK)
+            fail_msg("%s", err.message);
         assert_int_equal(count, 3);
         assert_int_equal(reads[0].kind, TSR_READ_BOX);
         assert_int_equal(reads[1].kind, TSR_READ_WHOLE);
@@ -128,14 +146,20 @@ static void test_optim_state_rules__E4_what_is_refused(void **state)
     } rows[] = {
         {"nothing", {TSR_STR("w"), 2, NULL, shape}, {0, 1, true}, TSR_E_NOT_FOUND, "begins with 'nothing'"},
         {"optim", {TSR_STR("w"), 2, beyond, sizes}, {0, 1, true}, TSR_E_FORMAT, "ends beyond dimension 0"},
-        {"optim", {TSR_STR("w"), 1, NULL, shape}, {0, 1, true}, TSR_E_FORMAT, "has 2 dimensions, but the slice of 'w' has 1"},
+        {"optim",
+         {TSR_STR("w"), 1, NULL, shape},
+         {0, 1, true},
+         TSR_E_FORMAT,
+         "has 2 dimensions, but the slice of 'w' has 1"},
         {"model", {TSR_STR("w"), 2, NULL, shape}, {0, 1, true}, TSR_E_FORMAT, "names no parameter"},
         {"optim", {TSR_STR("w"), 2, NULL, shape}, {2, 2, true}, TSR_E_USAGE, "rank 2 of 2"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         tsr_error err = {0};
-        tsr_status status = tsr_optim_load(&catalog, tsr_str_from(rows[i].key), &rows[i].mesh, &rows[i].slice, 1, &tsr_allocator_libc, g.arena, &reads, &count, &err);
-        if (status != rows[i].status || !strstr(err.message, rows[i].message)) fail_msg("row %zu gave %d: %s", i, status, err.message);
+        tsr_status status = tsr_optim_load(&catalog, tsr_str_from(rows[i].key), &rows[i].mesh, &rows[i].slice, 1,
+                                           &tsr_allocator_libc, g.arena, &reads, &count, &err);
+        if (status != rows[i].status || !strstr(err.message, rows[i].message))
+            fail_msg("row %zu gave %d: %s", i, status, err.message);
     }
     golden_close(&g);
 }
@@ -175,7 +199,8 @@ static void check_keys(golden *g, const cJSON *one)
     assert_int_equal(tsr_nest(leaves, count, &g->host, g->arena, &again, &err), TSR_OK);
     assert_int_equal(tsr_state_keys(again, &g->host, g->arena, &second, &second_count, &err), TSR_OK);
     assert_int_equal(second_count, count);
-    for (size_t i = 0; i < count; i++) assert_true(tsr_str_equal(second[i].name, keys[i].name) && second[i].value == keys[i].value);
+    for (size_t i = 0; i < count; i++)
+        assert_true(tsr_str_equal(second[i].name, keys[i].name) && second[i].value == keys[i].value);
 }
 
 static void test_optim_state_rules__D9_keys_of_nested_state(void **state)
@@ -209,7 +234,8 @@ static void test_optim_state_rules__A4_A5_all_options(void **state)
             assert_int_equal(status, cJSON_IsTrue(refused) ? TSR_E_USAGE : TSR_OK);
         }
         for (int i = 0; i < 12; i++, empty = empty->next) {
-            tsr_state_request r = {.handle_model = true, .handle_optimizer = true, .submodules = i / 6 == 1, .optimizer_is_empty = i % 2 == 0};
+            tsr_state_request r = {
+                .handle_model = true, .handle_optimizer = true, .submodules = i / 6 == 1, .optimizer_is_empty = i % 2 == 0};
             r.model_key_count = i / 2 % 3 != 0;
             r.model_keys = i / 2 % 3 == 2 ? flat : plain;
             assert_int_equal(tsr_state_dict_check(&options, &r, NULL), cJSON_IsTrue(empty) ? TSR_E_FORMAT : TSR_OK);
@@ -224,14 +250,17 @@ static void test_optim_state_rules__A4_A5_all_options(void **state)
 static void check_first_state(golden *g, const cJSON *one, tsr_algorithm algorithm)
 {
     const tsr_value *native = golden_value(g, golden_get(one, "natives")->child);
-    const tsr_value *states = tsr_value_get(native, TSR_STR("state")), *groups = tsr_value_get(native, TSR_STR("param_groups"));
+    const tsr_value *states = tsr_value_get(native, TSR_STR("state")),
+                    *groups = tsr_value_get(native, TSR_STR("param_groups"));
     for (size_t gr = 0; gr < groups->count; gr++) {
         const tsr_value *params = tsr_value_get(groups->items[gr], TSR_STR("params"));
         for (size_t p = 0; p < params->count; p++) {
             const tsr_value *have = NULL;
-            for (size_t i = 0; i < states->count; i += 2) have = states->items[i]->as.integer == params->items[p]->as.integer ? states->items[i + 1] : have;
+            for (size_t i = 0; i < states->count; i += 2)
+                have = states->items[i]->as.integer == params->items[p]->as.integer ? states->items[i + 1] : have;
             if (!have) continue; /* frozen */
-            const tsr_value *model = have->count > 1 ? have->items[have->count - 1] : NULL; /* the last one has the parameter's shape */
+            const tsr_value *model =
+                have->count > 1 ? have->items[have->count - 1] : NULL; /* the last one has the parameter's shape */
             tsr_module_tensor param = {.requires_grad = true, .dtype = TSR_FLOAT32};
             if (model) param.rank = model->as.tensor->rank, param.shape = model->as.tensor->shape;
             tsr_state_spec specs[TSR_STATE_SPECS];
@@ -261,9 +290,12 @@ static void test_optim_state_rules__A8_first_state(void **state)
     tsr_state_spec specs[TSR_STATE_SPECS];
     size_t count = 9;
     const tsr_value *options = tsr_value_items(g.arena, TSR_VALUE_DICT, NULL, 0, NULL);
-    assert_int_equal(tsr_optim_first_state(TSR_ADAM, options, &(tsr_module_tensor){.requires_grad = false}, specs, &count, NULL), TSR_OK);
+    assert_int_equal(
+        tsr_optim_first_state(TSR_ADAM, options, &(tsr_module_tensor){.requires_grad = false}, specs, &count, NULL), TSR_OK);
     assert_int_equal(count, 0);
-    assert_int_equal(tsr_optim_first_state((tsr_algorithm)99, options, &(tsr_module_tensor){.requires_grad = true}, specs, &count, NULL), TSR_E_USAGE);
+    assert_int_equal(
+        tsr_optim_first_state((tsr_algorithm)99, options, &(tsr_module_tensor){.requires_grad = true}, specs, &count, NULL),
+        TSR_E_USAGE);
     golden_close(&g);
 }
 

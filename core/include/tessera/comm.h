@@ -48,7 +48,8 @@ typedef struct tsr_comm_blobs {
     size_t *sizes;
     const tsr_allocator *allocator;
 } tsr_comm_blobs;
-tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_comm_blobs *out, tsr_error *err);
+tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_comm_blobs *out,
+                                 tsr_error *err);
 void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* takes a zeroed one */
 
 /* All ranks learn whether one of them failed: returns TSR_OK everywhere, or everywhere the status of the lowest rank that

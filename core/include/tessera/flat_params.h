@@ -23,7 +23,7 @@ typedef struct tsr_flat_param {
 
 typedef struct tsr_flat_unit {
     tsr_str fsdp_module;
-    tsr_str raw_name; /* of the flat parameter; empty with use_orig_params */
+    tsr_str raw_name;             /* of the flat parameter; empty with use_orig_params */
     const tsr_flat_param *params; /* in flat order */
     uint32_t param_count;
     uint64_t numel;  /* end of the last original: padding behind it depends on the world size */
@@ -50,7 +50,8 @@ tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *
 /* Elements of one rank's slice of a flat parameter (padding included) and the part of the flat parameter that lies in it:
  * torch.chunk, padded to equal slices. Ranks behind the end hold padding only. */
 uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size);
-void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin, uint64_t *flat_end);
+void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin,
+                          uint64_t *flat_end);
 
 /* What the conversions below need from outside. */
 typedef struct tsr_fsdp_context {

@@ -78,7 +78,7 @@ typedef struct tsr_param {
     tsr_state_kind kind; /* parameter or buffer */
     const tsr_str *fqns; /* every canonical name, in order of appearance */
     size_t fqn_count;
-    bool shared;         /* met under more than one raw name */
+    bool shared; /* met under more than one raw name */
 } tsr_param;
 
 typedef struct tsr_params tsr_params;

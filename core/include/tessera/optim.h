@@ -20,33 +20,37 @@
 /* Nested (or native: ids become their decimals) → flat, as `_flatten_optim_state_dict`: dicts in a parameter's state are
  * flattened all the way down, everything else there must be a tensor, an int or a float; values of groups are kept whole,
  * once a parameter. Two unequal values under one flat name are an error. */
-tsr_status tsr_optim_flatten(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+tsr_status tsr_optim_flatten(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
+                             tsr_error *err);
 
 /* Flat → nested, as `_unflatten_optim_state_dict` does with a live optimizer. What the optimizer would tell is taken from:
  * - `params` (may be NULL): which FQNs exist and which of them require gradients; those have a state even if it is empty.
  *   Without it FQNs are those of the param_groups keys, whose last component is the option's name.
  * - `groups` (may be NULL): the FQNs of each group; parameters of one group must agree in every option. Without it
  *   parameters with equal options are one group, in order of first appearance. */
-tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, const tsr_name_list *groups, size_t group_count,
-                               const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, const tsr_name_list *groups,
+                               size_t group_count, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
+                               tsr_error *err);
 
 /* Native → nested: the names of every group's parameters in the order of its "params" (`_get_optim_state_dict`). State of an
  * id that no group lists is an error, as is an id in two groups. */
-tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names, size_t group_count, const tsr_host *host, tsr_arena *arena,
-                            const tsr_value **out, tsr_error *err);
+tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names, size_t group_count, const tsr_host *host,
+                            tsr_arena *arena, const tsr_value **out, tsr_error *err);
 /* Nested → native: parameters are numbered over the groups in order, as `Optimizer.state_dict()` does. */
-tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
+                           tsr_error *err);
 
 /* The names that tsr_optim_to_fqn wants: `listed` (may be NULL) as it is; else each group's own "param_names" (optimizers
  * built with named parameters save them), canonicalized; else, for a single group, the model's parameters in order, all of
  * them or those that require gradients, whichever has the group's number. Otherwise TSR_E_USAGE. */
-tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *modules, const tsr_name_list *listed, size_t listed_count,
-                                 const tsr_host *host, tsr_arena *arena, const tsr_name_list **out, size_t *out_count, tsr_error *err);
+tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *modules, const tsr_name_list *listed,
+                                 size_t listed_count, const tsr_host *host, tsr_arena *arena, const tsr_name_list **out,
+                                 size_t *out_count, tsr_error *err);
 
 /* Several nested state dicts as one: states side by side, groups one after another. Two states of one parameter are an
  * error. */
-tsr_status tsr_optim_merge(const tsr_value *const *parts, size_t count, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
-                           tsr_error *err);
+tsr_status tsr_optim_merge(const tsr_value *const *parts, size_t count, const tsr_host *host, tsr_arena *arena,
+                           const tsr_value **out, tsr_error *err);
 
 /* A live optimizer as far as names go: groups of parameters, by index into a tsr_params. */
 typedef struct tsr_optimizer_group {
@@ -63,8 +67,8 @@ typedef struct tsr_optimizer {
  * state) is passed through. Errors: TSR_E_NOT_FOUND for a parameter without saved state when `strict`; TSR_E_FORMAT when a
  * group without parameters has not exactly one counterpart. (PyTorch 2.13 gives such a group the options of the last
  * saved group, whichever is empty: here it gets its own.) */
-tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, const tsr_optimizer *optimizer, bool strict, const tsr_host *host,
-                           tsr_arena *arena, const tsr_value **out, tsr_error *err);
+tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, const tsr_optimizer *optimizer, bool strict,
+                           const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
 
 /* ---- around getting and loading ---- */
 
@@ -80,8 +84,8 @@ typedef struct tsr_state_spec {
     double value; /* of a scalar */
 } tsr_state_spec;
 /* `options` is the param group. A frozen parameter has none. TSR_E_USAGE for algorithms not listed. */
-tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *options, const tsr_module_tensor *param, tsr_state_spec *out, size_t *count,
-                                 tsr_error *err);
+tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *options, const tsr_module_tensor *param,
+                                 tsr_state_spec *out, size_t *count, tsr_error *err);
 
 /* StateDictOptions. PyTorch's defaults are all false but `strict`. */
 typedef struct tsr_state_options {
@@ -95,7 +99,8 @@ typedef struct tsr_state_options {
 } tsr_state_options;
 
 /* The refusals of `_verify_options`: TSR_E_USAGE. */
-tsr_status tsr_state_options_check(const tsr_state_options *options, size_t optimizer_count, bool optimizers_only, tsr_error *err);
+tsr_status tsr_state_options_check(const tsr_state_options *options, size_t optimizer_count, bool optimizers_only,
+                                   tsr_error *err);
 
 /* What is about to be saved or loaded. */
 typedef struct tsr_state_request {
@@ -117,6 +122,7 @@ typedef struct tsr_state_key {
     uint32_t path_length;
     const tsr_value *value;
 } tsr_state_key;
-tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out, size_t *count, tsr_error *err);
+tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
+                          size_t *count, tsr_error *err);
 
 #endif

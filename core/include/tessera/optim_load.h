@@ -38,7 +38,7 @@ typedef struct tsr_optim_read {
     const uint64_t *storage_offsets; /* BOX: in the global tensor */
     const uint64_t *dest_offsets;    /* BOX: in the tensor-parallel slice (1-D: the same) */
     const uint64_t *sizes;
-    const uint64_t *dest_size;       /* BOX: of the sharded destination tensor: the slice's sizes, or the whole shape */
+    const uint64_t *dest_size; /* BOX: of the sharded destination tensor: the slice's sizes, or the whole shape */
 } tsr_optim_read;
 
 typedef struct tsr_optim_mesh {
@@ -50,7 +50,8 @@ typedef struct tsr_optim_mesh {
  * the third item of its path (optimizer, "state", FQN, name). Several boxes, or slices of slices, do not occur: a slice is
  * one box. Errors: TSR_E_FORMAT for a slice of another rank than its tensor's, or beyond it, and for a path without a
  * parameter; TSR_E_NOT_FOUND when no entry has the key; TSR_E_NOMEM. Results live in `arena`. */
-tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh, const tsr_tp_slice *slices,
-                          size_t slice_count, const tsr_allocator *allocator, tsr_arena *arena, tsr_optim_read **out, size_t *count, tsr_error *err);
+tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh,
+                          const tsr_tp_slice *slices, size_t slice_count, const tsr_allocator *allocator, tsr_arena *arena,
+                          tsr_optim_read **out, size_t *count, tsr_error *err);
 
 #endif

@@ -1,4 +1,5 @@
-/* Checkpoints as nested value trees: what optimizer state is worked on as, before it is flattened to names. Tensor leaves are entries whose bytes can be read through `checkpoint`. (core/formats) */
+/* Checkpoints as nested value trees: what optimizer state is worked on as, before it is flattened to names. Tensor leaves
+ * are entries whose bytes can be read through `checkpoint`. (core/formats) */
 #ifndef TESSERA_TREES_H
 #define TESSERA_TREES_H
 
@@ -8,13 +9,14 @@ typedef struct tsr_trees {
     tsr_checkpoint *checkpoint;    /* reads the tensors of all trees; its catalog is empty when `raw` */
     const tsr_value *const *roots; /* one a file, in the order asked for */
     uint32_t count;
-    bool raw;                      /* chunks say where the bytes are: in torch.save files */
-    uint32_t zeros_file;           /* raw: a file of 16 zero bytes that stands in the store behind the others */
+    bool raw;            /* chunks say where the bytes are: in torch.save files */
+    uint32_t zeros_file; /* raw: a file of 16 zero bytes that stands in the store behind the others */
 } tsr_trees;
 
 /* Opens `count` files of `store` (numbers; zip or legacy form). Borrows `store` and `host` until close; the trees live as
  * long as the checkpoint. Errors: those of reading torch.save files, naming the file. */
-tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t *files, uint32_t count, tsr_trees *out, tsr_error *err);
+tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t *files, uint32_t count, tsr_trees *out,
+                          tsr_error *err);
 
 /* The one tree of whatever checkpoint `store` holds: of a torch.save file the pickled value itself, as above; of other
  * formats the nested state dict that the entries' paths spell, in which empty containers are missing and `raw` is false:

@@ -6,10 +6,11 @@
 #include "tessera/read.h"
 
 /* Writes `root` as the file `name` of `output` ("": the destination itself). Leaves that are one entry stay one tensor,
- * leaves that shared storage in the source share it still. `checkpoint` reads the leaves' bytes. `*bytes` grows by the file's size. Does not publish; `*file`
- * is the output's number of the file. Memory: the tree and the ring. Errors: TSR_E_UNSUPPORTED for values that torch.save
- * files cannot hold, those of reading and writing, TSR_E_CANCELLED by `progress` (may be NULL; bytes of this file). */
-tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_output *output, tsr_str name, tsr_ring *ring,
-                          const tsr_progress *progress, uint32_t *file, uint64_t *bytes, tsr_error *err);
+ * leaves that shared storage in the source share it still. `checkpoint` reads the leaves' bytes. `*bytes` grows by the
+ * file's size. Does not publish; `*file` is the output's number of the file. Memory: the tree and the ring. Errors:
+ * TSR_E_UNSUPPORTED for values that torch.save files cannot hold, those of reading and writing, TSR_E_CANCELLED by
+ * `progress` (may be NULL; bytes of this file). */
+tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_output *output, tsr_str name,
+                          tsr_ring *ring, const tsr_progress *progress, uint32_t *file, uint64_t *bytes, tsr_error *err);
 
 #endif
