@@ -386,7 +386,7 @@ static bool crc_absent(const tsr_zip *zip)
 
 static tsr_status open_window(window *w, const tsr_host *host, tsr_arena *arena, tsr_zip *zip, tsr_error *err)
 {
-    end_records end;
+    end_records end = {0};
     TSR_TRY(read_end(w, &end, err));
     TSR_TRY(read_directory(w, host, &end, arena, zip, err));
     TSR_TRY(index_names(zip, arena, err));

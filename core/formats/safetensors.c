@@ -146,7 +146,7 @@ static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, 
 static tsr_status open_image(tsr_store *store, const tsr_host *host, uint64_t offset, uint64_t size, tsr_arena *arena,
                              tsr_findings *findings, tsr_safetensors *out, tsr_error *err)
 {
-    uint64_t length;
+    uint64_t length = 0;
     tsr_bytes header;
     TSR_TRY(read_length(store, out->file, offset, size, &length, err));
     TSR_TRY(tsr_store_load(store, host, out->file, offset + LENGTH_SIZE, length, &header, err));

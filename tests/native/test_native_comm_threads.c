@@ -91,7 +91,7 @@ static tsr_status all_to_all(void *arg, tsr_comm *comm, tsr_error *err)
 {
     (void)arg;
     uint32_t out[16], in[16];
-    tsr_message sends[16], receives[16];
+    tsr_message sends[16] = {0}, receives[16] = {0};
     size_t count = 0;
     for (uint32_t p = comm->size; p-- > 0;) {
         for (uint32_t n = 0; n < 2; n++, count++) {
