@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define MAX_OPEN_FILES 256
+#define LARGE_WRITE    ((size_t)1 << 20)   /* from here on the disk may begin before the final sync */
 #define MAX_TRIES      1000                /* temporary names */
 #define MAX_COPY       ((uint64_t)1 << 30) /* at a time, so that a signal is heard */
 
@@ -156,6 +157,7 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     tsr_status status = tsr_output_take(output, file, &fd, &name, err);
     if (status != TSR_OK) return status;
     status = tsr_sys_write(output->sys, fd, name, offset, data, size, err);
+    if (size >= LARGE_WRITE) output->sys->begin_sync(output->sys, fd, offset, size);
     tsr_output_give(output, file);
     return status;
 }
@@ -174,6 +176,7 @@ static tsr_status copy(folder_output *output, int from, uint64_t from_offset, in
             output->cannot_copy = true;
             return TSR_E_UNSUPPORTED;
         }
+        if ((size_t)n >= LARGE_WRITE) output->sys->begin_sync(output->sys, to, to_offset + done, (uint64_t)n);
         done += (uint64_t)n;
     }
     return TSR_OK;

@@ -77,6 +77,16 @@ static int posix_truncate(const tsr_sys *sys, int fd, uint64_t size)
     return ftruncate(fd, (off_t)size);
 }
 
+static void posix_begin_sync(const tsr_sys *sys, int fd, uint64_t offset, uint64_t size)
+{
+    (void)sys;
+#if defined(__linux__)
+    sync_file_range(fd, (off_t)offset, (off_t)size, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)fd, (void)offset, (void)size;
+#endif
+}
+
 static int posix_sync(const tsr_sys *sys, int fd)
 {
     (void)sys;
@@ -117,8 +127,21 @@ static int posix_unlink(const tsr_sys *sys, int folder, const char *name, bool i
 }
 
 const tsr_sys tsr_sys_posix = {
-    posix_open_at,  posix_close,    posix_stat_at, posix_stat,        posix_read_at, posix_write_at,   posix_copy_range,
-    posix_allocate, posix_truncate, posix_sync,    posix_make_folder, posix_rename,  posix_rename_new, posix_unlink,
+    .open_at = posix_open_at,
+    .close = posix_close,
+    .stat_at = posix_stat_at,
+    .stat = posix_stat,
+    .read_at = posix_read_at,
+    .write_at = posix_write_at,
+    .copy_range = posix_copy_range,
+    .allocate = posix_allocate,
+    .truncate = posix_truncate,
+    .begin_sync = posix_begin_sync,
+    .sync = posix_sync,
+    .make_folder = posix_make_folder,
+    .rename = posix_rename,
+    .rename_new = posix_rename_new,
+    .unlink = posix_unlink,
 };
 
 tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name)

@@ -19,6 +19,8 @@ struct tsr_sys {
     ssize_t (*copy_range)(const tsr_sys *sys, int from, uint64_t from_offset, int to, uint64_t to_offset, size_t size);
     int (*allocate)(const tsr_sys *sys, int fd, uint64_t size);
     int (*truncate)(const tsr_sys *sys, int fd, uint64_t size);
+    /* A hint: the range will be synced soon, so its writing may begin now. */
+    void (*begin_sync)(const tsr_sys *sys, int fd, uint64_t offset, uint64_t size);
     int (*sync)(const tsr_sys *sys, int fd);
     int (*make_folder)(const tsr_sys *sys, int folder, const char *name);
     int (*rename)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);

@@ -108,10 +108,6 @@ static int f_open_at(const tsr_sys *sys, int folder, const char *name, int flags
 {
     return strikes(sys, mode != 0) ? -1 : tsr_sys_posix.open_at(sys, folder, name, flags, mode);
 }
-static int f_close(const tsr_sys *sys, int fd)
-{
-    return tsr_sys_posix.close(sys, fd); /* a close that fails still closes */
-}
 static int f_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
 {
     return strikes(sys, false) ? -1 : tsr_sys_posix.stat_at(sys, folder, name, out);
@@ -164,6 +160,19 @@ static int f_unlink(const tsr_sys *sys, int folder, const char *name, bool is_fo
 
 faulty_sys faulty_sys_make(void)
 {
-    return (faulty_sys){.sys = {f_open_at, f_close, f_stat_at, f_stat, f_read_at, f_write_at, f_copy_range, f_allocate,
-                                f_truncate, f_sync, f_make_folder, f_rename, f_rename_new, f_unlink}};
+    faulty_sys faulty = {.sys = tsr_sys_posix};
+    faulty.sys.open_at = f_open_at;
+    faulty.sys.stat_at = f_stat_at;
+    faulty.sys.stat = f_stat;
+    faulty.sys.read_at = f_read_at;
+    faulty.sys.write_at = f_write_at;
+    faulty.sys.copy_range = f_copy_range;
+    faulty.sys.allocate = f_allocate;
+    faulty.sys.truncate = f_truncate;
+    faulty.sys.sync = f_sync;
+    faulty.sys.make_folder = f_make_folder;
+    faulty.sys.rename = f_rename;
+    faulty.sys.rename_new = f_rename_new;
+    faulty.sys.unlink = f_unlink;
+    return faulty;
 }
