@@ -30,7 +30,7 @@ HEADERS = {
     "model": "dtype value catalog modules",
     "fqn": "glob fqn",
     "layout": "box layout mesh target plan validate diff",
-    "optim": "optim flat_params",
+    "optim": "optim optim_load flat_params",
     "formats": "checkpoint trees document_read",
     "exec": "read check compare convert document tally write_tree",
 }
