@@ -112,14 +112,17 @@ static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, co
     const size_t cast = casts(blit, gather) ? bytes / gather->itemsize * tsr_dtype_size(blit->dtype) : 0;
     void *item;
     uint8_t *memory;
-    TSR_TRY(tsr_ring_job(s->run->ring, own + cast, &item, &memory, err));
+    TSR_TRY(tsr_ring_job(s->run->ring, own + (cast ? cast + TSR_DODGE_BYTES : 0), &item, &memory, err));
     blit_job *job = item;
-    job->blit = blit;
-    job->out = cast ? memory + own : memory;
-    job->out_bytes = cast ? cast : bytes;
-    if (at) job->out_at = at->first * (job->out_bytes / at->elements);
     *out = job;
-    return at ? tsr_tile_start(&job->tile, gather, at, memory, err) : TSR_OK;
+    job->blit = blit;
+    if (!at) return TSR_OK;
+    job->out_bytes = cast ? cast : bytes;
+    job->out_at = at->first * (job->out_bytes / at->elements);
+    const uint64_t write_at = blit->byte_offset + job->out_at;
+    TSR_TRY(tsr_tile_start(&job->tile, gather, at, memory, cast ? TSR_NO_POSITION : write_at, err));
+    job->out = cast ? tsr_dodge(memory + own, TSR_NO_POSITION, write_at) : job->tile.data;
+    return TSR_OK;
 }
 
 /* All tiles of one blit. The last job closes the gather when `release` says so. */

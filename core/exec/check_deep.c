@@ -178,11 +178,11 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, tsr_dtype scan, 
 {
     void *job;
     uint8_t *memory;
-    TSR_TRY(tsr_ring_job(c->ring, (size_t)(end - at), &job, &memory, err));
+    TSR_TRY(tsr_ring_job(c->ring, (size_t)(end - at) + TSR_DODGE_BYTES, &job, &memory, err));
     piece *p = job;
     p->file = extent->file;
     p->byte_offset = extent->byte_offset + at;
-    p->data = memory;
+    p->data = tsr_dodge(memory, p->byte_offset, TSR_NO_POSITION);
     p->size = (size_t)(end - at);
     p->first = at == 0;
     p->last = end == extent->byte_length;
@@ -207,7 +207,7 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
     check *c = ctx;
     uint64_t scan_from, scan_to;
     const tsr_dtype scan = scan_range(c, extent, &scan_from, &scan_to);
-    const uint64_t most = tsr_ring_best(c->ring) / 16 * 16;
+    const uint64_t most = (tsr_ring_best(c->ring) - 2 * TSR_DODGE_BYTES) / 16 * 16;
     const uint64_t shift = scan == TSR_DTYPE_NONE ? 0 : scan_from % tsr_dtype_size(scan);
     uint64_t at = 0;
     do {

@@ -16,6 +16,7 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
+#include "exec/ring.h"
 #include "tessera/validate.h"
 
 #define READ_COST UINT64_C(16384) /* what starting one read costs, in bytes copied meanwhile */
@@ -300,6 +301,7 @@ static tsr_status fetch_block(const tsr_gather *gather, tsr_part *part, const ts
     if (steps > 1) block[used++] = (tsr_axis){steps, axes[plan.loops - 1].from, axes[plan.loops - 1].to};
     for (uint32_t i = plan.loops; i < count; i++) block[used++] = axes[i];
     const uint64_t reach = steps > 1 ? (steps - 1) * block[0].from : 0;
+    if (!part->view.zstd) scratch = tsr_dodge(scratch, part->view.byte_offset + byte, TSR_NO_POSITION);
     TSR_TRY(read_part(gather, part, byte, scratch, (size_t)(reach + plan.span), err));
     tsr_copy_block(to, scratch, block, used, gather->itemsize);
     return TSR_OK;
@@ -308,7 +310,7 @@ static tsr_status fetch_block(const tsr_gather *gather, tsr_part *part, const ts
 static tsr_status fetch_share(const tsr_gather *gather, tsr_part *part, tsr_axis *axes, uint32_t count, uint64_t byte,
                               uint8_t *to, void *scratch, size_t scratch_size, tsr_error *err)
 {
-    const fetch_plan plan = plan_fetch(axes, count, gather->itemsize, scratch_size);
+    const fetch_plan plan = plan_fetch(axes, count, gather->itemsize, scratch_size - TSR_DODGE_BYTES);
     if (plan.loops == 0) return fetch_block(gather, part, axes, count, plan, 1, byte, to, scratch, err);
     const uint32_t outer = plan.loops - 1;
     uint64_t at[TSR_MAX_RANK] = {0};
@@ -378,6 +380,27 @@ static size_t first_part(const tsr_gather *gather, uint64_t first)
         }
     }
     return low;
+}
+
+static bool holds(const tsr_gather *gather, const tsr_part *part, const uint64_t *at)
+{
+    for (uint32_t d = 0; d < gather->rank; d++) {
+        if (at[d] < part->offsets[d] || at[d] - part->offsets[d] >= part->sizes[d]) return false;
+    }
+    return true;
+}
+
+uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
+{
+    const uint64_t first = tsr_box_index((tsr_box){gather->rank, NULL, gather->shape}, at);
+    for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= first; i++) {
+        const tsr_part *part = &gather->parts[i];
+        if (!holds(gather, part, at)) continue;
+        uint64_t byte = part->view.byte_offset;
+        for (uint32_t d = 0; d < gather->rank; d++) byte += (at[d] - part->offsets[d]) * part->strides[d] * gather->itemsize;
+        return part->view.zstd ? TSR_NO_POSITION : byte;
+    }
+    return TSR_NO_POSITION;
 }
 
 tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size, tsr_error *err)

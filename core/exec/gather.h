@@ -46,6 +46,9 @@ tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *e
                                   uint64_t count, tsr_gather **out, tsr_error *err);
 void tsr_gather_close(tsr_gather *gather); /* takes NULL */
 
+/* Where in its file the element at `at` lies; TSR_NO_POSITION when that is no plain place. */
+uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at);
+
 /* What tsr_gather_box needs beside the destination; at least this much works, more makes fewer, larger reads. */
 #define TSR_SCRATCH_LEAST ((size_t)4 << 10)
 #define TSR_SCRATCH_BEST ((size_t)512 << 10)

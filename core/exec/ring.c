@@ -9,7 +9,8 @@
 #define BEST_BYTES ((size_t)2 << 20) /* larger jobs gain nothing and leave the cache */
 
 typedef struct half {
-    uint8_t *memory;
+    uint8_t *allocated; /* capacity + ALIGNMENT bytes */
+    uint8_t *memory;    /* the first aligned one of them */
     size_t capacity;
     size_t used;
     void *jobs; /* MOST_JOBS of work.job_size */
@@ -39,8 +40,8 @@ tsr_status tsr_ring_new(const tsr_host *host, size_t max_bytes, tsr_ring **out, 
 
 static void release(tsr_ring *ring, half *h)
 {
-    tsr_free(ring->host->allocator, h->memory, h->capacity, 1);
-    h->memory = NULL;
+    tsr_free(ring->host->allocator, h->allocated, h->capacity + ALIGNMENT, 1);
+    h->allocated = h->memory = NULL;
     h->capacity = 0;
 }
 
@@ -98,6 +99,16 @@ tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *
     return TSR_OK;
 }
 
+uint8_t *tsr_dodge(uint8_t *memory, uint64_t read_at, uint64_t write_at)
+{
+    for (unsigned tries = 0; tries < 2; tries++, memory += 64) {
+        const uint64_t in = (uint64_t)(uintptr_t)memory - read_at, out = write_at - (uint64_t)(uintptr_t)memory;
+        const bool slow_in = read_at != TSR_NO_POSITION && in % 4096 - 1 < 31, slow_out = write_at != TSR_NO_POSITION && out % 4096 - 1 < 31;
+        if (!slow_in && !slow_out) break;
+    }
+    return memory;
+}
+
 static void *job_at(const tsr_ring *ring, const half *h, size_t index)
 {
     return (uint8_t *)h->jobs + index * ring->work.job_size;
@@ -146,9 +157,11 @@ static tsr_status grow(tsr_ring *ring, half *h, size_t need, tsr_error *err)
     while (capacity < need) capacity *= 2;
     if (capacity > ring->half_bytes) capacity = ring->half_bytes;
     release(ring, h);
-    h->memory = tsr_alloc(ring->host->allocator, capacity, 1, err);
-    if (h->memory) h->capacity = capacity;
-    return h->memory ? TSR_OK : TSR_E_NOMEM;
+    h->allocated = tsr_alloc(ring->host->allocator, capacity + ALIGNMENT, 1, err);
+    if (!h->allocated) return TSR_E_NOMEM;
+    h->memory = h->allocated + (ALIGNMENT - (uintptr_t)h->allocated % ALIGNMENT) % ALIGNMENT;
+    h->capacity = capacity;
+    return TSR_OK;
 }
 
 tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err)

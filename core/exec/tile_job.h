@@ -21,8 +21,10 @@ typedef struct tsr_tile {
  * when `tiles` of them make one job. */
 size_t tsr_tile_memory(size_t bytes);
 uint64_t tsr_tile_most(const tsr_ring *ring, uint32_t itemsize, uint32_t tiles);
-/* Sets a tile up over `memory` of tsr_tile_memory bytes. A tensor that must be read in order is read here and now. */
-tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, tsr_error *err);
+/* Sets a tile up over `memory` of tsr_tile_memory bytes. `write_at` is where in a file its bytes will go, or
+ * TSR_NO_POSITION. A tensor that must be read in order is read here and now. */
+tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
+                          tsr_error *err);
 /* Reads the elements, unless that is done. For `fill`. */
 tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err);
 /* Between tsr_ring_begin and the end of the ring's work: one job a tile of the whole tensor, then tsr_ring_end. The jobs
