@@ -11,6 +11,7 @@
 #define TESSERA_FLAT_PARAMS_H
 
 #include "tessera/catalog.h"
+#include "tessera/comm.h"
 #include "tessera/modules.h"
 
 typedef struct tsr_flat_param {
@@ -83,5 +84,22 @@ tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const 
  * scalars inside one flat parameter, and for names that no group lists; TSR_E_UNSUPPORTED for tensors in several chunks. */
 tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
+
+/* ---- between live ranks: `comm` has one rank for each slice ---- */
+
+/* Every rank's slice of a flat tensor (tsr_flat_shard_numel elements, padding last) → the whole one on all ranks (`full`:
+ * unit->numel elements). Padding is not sent. Errors: those of the communicator, TSR_E_NOMEM. */
+tsr_status tsr_flat_gather(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *slice, void *full,
+                           const tsr_allocator *allocator, tsr_error *err);
+/* The inverse: rank 0's `full` (ignored elsewhere) → every rank's slice, padded with zeros. */
+tsr_status tsr_flat_scatter(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *full, void *slice,
+                            const tsr_allocator *allocator, tsr_error *err);
+
+/* The parameters whose state is to be converted, the same on all ranks (`_map_param_key_to_optim_keys`). With `merge`
+ * (use_orig_params): those of any rank, sorted. Without: rank 0's, in its order; TSR_E_FORMAT on all ranks, naming the
+ * rank and the first parameter, when a rank lacks one of them. `names` are this rank's. Results live in `arena`. */
+tsr_status tsr_flat_agree_on_keys(tsr_comm *comm, const tsr_str *names, size_t count, bool merge,
+                                  const tsr_allocator *allocator, tsr_arena *arena, tsr_str **out, size_t *out_count,
+                                  tsr_error *err);
 
 #endif

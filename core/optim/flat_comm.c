@@ -1,0 +1,171 @@
+/* Flat parameters between live ranks: slices to the whole and back (`_communicate_optim_state`), and which parameters all
+ * ranks have state for (`_map_param_key_to_optim_keys`, `_check_missing_keys_on_rank`). */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "tessera/flat_params.h"
+#include "tessera/map.h"
+
+/* Bytes of each rank's elements, without padding. */
+static tsr_status slice_bytes(const tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, size_t *sizes,
+                              tsr_error *err)
+{
+    uint64_t total;
+    TSR_FAIL_IF(!tsr_mul_u64(unit->numel, itemsize, &total) || total > SIZE_MAX / 2, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "optim: a flat parameter of %" PRIu64 " elements is too large to gather", unit->numel);
+    for (uint32_t rank = 0; rank < comm->size; rank++) {
+        uint64_t begin, end;
+        tsr_flat_shard_range(unit, comm->size, rank, &begin, &end);
+        sizes[rank] = (size_t)(end - begin) * itemsize;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_flat_gather(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *slice, void *full,
+                           const tsr_allocator *allocator, tsr_error *err)
+{
+    size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
+    tsr_status status = sizes ? slice_bytes(comm, unit, itemsize, sizes, err) : TSR_E_NOMEM;
+    status = tsr_comm_agree(comm, status, err);
+    if (status == TSR_OK) status = comm->all_gather(comm, slice, sizes, full, err);
+    tsr_free(allocator, sizes, comm->size, sizeof *sizes);
+    return status;
+}
+
+/* Rank 0's messages to all: slices follow each other in `full`. */
+static void list_sends(const tsr_comm *comm, const size_t *sizes, const void *full, tsr_message *sends)
+{
+    size_t at = 0;
+    for (uint32_t rank = 0; rank < comm->size; at += sizes[rank++])
+        sends[rank] = (tsr_message){rank, (char *)full + at, sizes[rank]};
+}
+
+tsr_status tsr_flat_scatter(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *full, void *slice,
+                            const tsr_allocator *allocator, tsr_error *err)
+{
+    size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
+    tsr_message *sends = tsr_alloc(allocator, comm->size, sizeof *sends, err);
+    tsr_status status = sizes && sends ? slice_bytes(comm, unit, itemsize, sizes, err) : TSR_E_NOMEM;
+    status = tsr_comm_agree(comm, status, err);
+    if (status == TSR_OK) {
+        const tsr_message mine = {0, slice, sizes[comm->rank]};
+        size_t whole = (size_t)tsr_flat_shard_numel(unit, comm->size) * itemsize;
+        list_sends(comm, sizes, full, sends);
+        memset((char *)slice + mine.size, 0, whole - mine.size);
+        status = comm->exchange(comm, sends, comm->rank == 0 ? comm->size : 0, &mine, 1, err);
+    }
+    tsr_free(allocator, sends, comm->size, sizeof *sends);
+    tsr_free(allocator, sizes, comm->size, sizeof *sizes);
+    return status;
+}
+
+/* ---- keys ---- */
+
+/* Names as [u64 size][bytes]…: any byte may be in a name. */
+static tsr_status pack_names(const tsr_str *names, size_t count, tsr_vec *out, tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t size = names[i].size;
+        TSR_TRY(tsr_vec_reserve(out, sizeof size + names[i].size, err));
+        char *to = (char *)out->items + out->count;
+        memcpy(to, &size, sizeof size);
+        if (size) memcpy(to + sizeof size, names[i].data, names[i].size);
+        out->count += sizeof size + names[i].size;
+    }
+    return TSR_OK;
+}
+
+/* The next name of a blob; false at its end. */
+static bool next_name(tsr_str *blob, tsr_str *name)
+{
+    uint64_t size;
+    if (blob->size < sizeof size) return false;
+    memcpy(&size, blob->data, sizeof size);
+    if (size > blob->size - sizeof size) return false;
+    *name = (tsr_str){blob->data + sizeof size, (size_t)size};
+    *blob = (tsr_str){name->data + name->size, blob->size - sizeof size - name->size};
+    return true;
+}
+
+typedef struct keys {
+    tsr_map *seen; /* name → place in `names` */
+    tsr_vec names; /* tsr_str */
+    tsr_arena *arena;
+} keys;
+
+static tsr_status add_name(keys *k, tsr_str name, tsr_error *err)
+{
+    bool fresh;
+    tsr_str copy = tsr_arena_str(k->arena, name, err);
+    if (!copy.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_map_put(k->seen, copy, 0, NULL, &fresh, err));
+    tsr_str *slot = fresh ? tsr_vec_push(&k->names, err) : &copy;
+    if (!slot) return TSR_E_NOMEM;
+    *slot = copy;
+    return TSR_OK;
+}
+
+static tsr_status check_rank(const keys *k, tsr_str blob, uint32_t rank, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_str name;
+    tsr_map *has = tsr_map_new(allocator, 0, err);
+    tsr_status status = has ? TSR_OK : TSR_E_NOMEM;
+    while (status == TSR_OK && next_name(&blob, &name)) status = tsr_map_put(has, name, 1, NULL, NULL, err);
+    for (size_t i = 0; i < k->names.count && status == TSR_OK; i++) {
+        tsr_str wanted = ((const tsr_str *)k->names.items)[i];
+        if (!tsr_map_get(has, wanted, 0)) {
+            status =
+                tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
+                          "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank, TSR_STR_ARG(wanted));
+        }
+    }
+    tsr_map_free(has);
+    return status;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return tsr_str_compare(*(const tsr_str *)a, *(const tsr_str *)b);
+}
+
+static tsr_status collect(keys *k, const tsr_comm_blobs *blobs, bool merge, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_str name;
+    for (uint32_t rank = 0; rank < (merge ? blobs->count : 1); rank++) {
+        for (tsr_str rest = blobs->blobs[rank]; next_name(&rest, &name);) TSR_TRY(add_name(k, name, err));
+    }
+    for (uint32_t rank = 1; !merge && rank < blobs->count; rank++)
+        TSR_TRY(check_rank(k, blobs->blobs[rank], rank, allocator, err));
+    if (merge && k->names.count) qsort(k->names.items, k->names.count, sizeof name, by_name);
+    return TSR_OK;
+}
+
+static tsr_status hand_out(keys *k, tsr_str **out, size_t *count, tsr_error *err)
+{
+    *count = k->names.count;
+    *out = tsr_arena_array(k->arena, *count, sizeof **out, err);
+    if (*out && *count) memcpy(*out, k->names.items, *count * sizeof **out);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_flat_agree_on_keys(tsr_comm *comm, const tsr_str *names, size_t count, bool merge,
+                                  const tsr_allocator *allocator, tsr_arena *arena, tsr_str **out, size_t *out_count,
+                                  tsr_error *err)
+{
+    tsr_comm_blobs blobs = {0};
+    keys k = {tsr_map_new(allocator, 0, err), tsr_vec_of(allocator, sizeof(tsr_str)), arena};
+    tsr_vec packed = tsr_vec_of(allocator, 1);
+    tsr_status status = k.seen ? pack_names(names, count, &packed, err) : TSR_E_NOMEM;
+    status = tsr_comm_agree(comm, status, err);
+    if (status == TSR_OK)
+        status = tsr_comm_gather_blobs(comm, (tsr_str){packed.items, packed.count}, allocator, &blobs, err);
+    if (status == TSR_OK) status = collect(&k, &blobs, merge, allocator, err);
+    if (status == TSR_OK) status = hand_out(&k, out, out_count, err);
+    tsr_vec_free(&packed);
+    tsr_comm_blobs_free(&blobs);
+    tsr_vec_free(&k.names);
+    tsr_map_free(k.seen);
+    return status;
+}
