@@ -12,11 +12,12 @@ static void test_base_memory__arena_gives_zeroed_aligned_disjoint_memory(void **
     tsr_error err = {0};
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, &err);
     unsigned char *previous = NULL;
-    for (size_t n = 0; n < 5000; n += 7) {
+    assert_non_null(tsr_arena_array(arena, 0, 8, &err));
+    for (size_t n = 1; n < 5000; n += 7) {
         unsigned char *p = tsr_arena_array(arena, n, 1, &err);
         assert_non_null(p);
         assert_int_equal((uintptr_t)p % sizeof(void *), 0);
-        assert_ptr_not_equal(p, n ? previous : NULL);
+        assert_ptr_not_equal(p, previous);
         for (size_t i = 0; i < n; i++) assert_int_equal(p[i], 0);
         memset(p, 0xff, n);
         previous = p;
