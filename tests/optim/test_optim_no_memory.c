@@ -1,0 +1,144 @@
+/* Every allocation failure, in every operation on names and optimizer state, ends in TSR_E_NOMEM and leaks nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+
+#include "golden.h"
+#include "support/failing_allocator.h"
+#include "tessera/flat_params.h"
+#include "tessera/optim.h"
+
+/* What the operations work on: read once, with memory to spare. */
+typedef struct material {
+    golden optim, fsdp;
+    char *modules, *flat;
+    const tsr_value *native, *nested, *flat_state, *full, *ranks[2];
+} material;
+
+static material gather_material(void)
+{
+    material m = {.optim = golden_open("optim.json"), .fsdp = golden_open("fsdp_optim.json")};
+    const cJSON *one = golden_get(golden_get(m.optim.document, "cases"), "sgd_momentum");
+    m.modules = cJSON_PrintUnformatted(golden_get(one, "modules"));
+    m.native = golden_value(&m.optim, golden_get(one, "natives")->child);
+    m.nested = golden_value(&m.optim, golden_get(one, "nested"));
+    m.flat_state = golden_value(&m.optim, golden_get(one, "flat"));
+    one = golden_get(golden_get(m.fsdp.document, "cases"), "flat_w2_sgd");
+    m.flat = cJSON_PrintUnformatted(golden_get(one, "flat"));
+    m.full = golden_value(&m.fsdp, golden_get(one, "full"));
+    m.ranks[0] = golden_value(&m.fsdp, golden_get(one, "raw")->child);
+    m.ranks[1] = golden_value(&m.fsdp, golden_get(one, "raw")->child->next);
+    return m;
+}
+
+/* The tools of one run. */
+typedef struct run {
+    const material *m;
+    tsr_host host;
+    tsr_arena *arena;
+    tsr_modules *modules;
+    tsr_params *params;
+    tsr_error err;
+} run;
+
+#define TRY(call) \
+    do { \
+        tsr_status status_ = (call); \
+        if (status_ != TSR_OK) return status_; \
+    } while (0)
+
+static tsr_status names(run *r)
+{
+    tsr_modules_document document;
+    tsr_state_item *items;
+    tsr_collision *collisions;
+    size_t count, collision_count;
+    TRY(tsr_modules_parse(tsr_str_from(r->m->modules), &r->host, r->arena, &document, &r->err));
+    TRY(tsr_modules_new(document.root, &r->host, &r->modules, &r->err));
+    TRY(tsr_params_new(r->modules, &r->host, &r->params, &r->err));
+    TRY(tsr_fqn_named_parameters(r->modules, &r->host, r->arena, &items, &count, &r->err));
+    tsr_name *found = tsr_arena_array(r->arena, count, sizeof *found, &r->err);
+    tsr_str *raws = tsr_arena_array(r->arena, count, sizeof *raws, &r->err);
+    if (!found || !raws) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) raws[i] = items[i].raw;
+    TRY(tsr_fqn_from_text(raws, count, r->host.allocator, r->arena, found, &r->err));
+    return tsr_fqn_collisions(found, count, r->host.allocator, r->arena, &collisions, &collision_count, &r->err);
+}
+
+static tsr_status forms(run *r)
+{
+    const tsr_name_list *lists;
+    const tsr_value *nested, *out;
+    tsr_state_key *keys;
+    size_t count;
+    TRY(names(r));
+    TRY(tsr_optim_name_groups(r->m->native, r->modules, NULL, 0, &r->host, r->arena, &lists, &count, &r->err));
+    TRY(tsr_optim_to_fqn(r->m->native, lists, count, &r->host, r->arena, &nested, &r->err));
+    TRY(tsr_optim_to_id(nested, &r->host, r->arena, &out, &r->err));
+    TRY(tsr_optim_merge(&nested, 1, &r->host, r->arena, &out, &r->err));
+    TRY(tsr_optim_flatten(nested, &r->host, r->arena, &out, &r->err));
+    TRY(tsr_optim_unflatten(r->m->flat_state, r->params, NULL, 0, &r->host, r->arena, &out, &r->err));
+    TRY(tsr_state_keys(r->m->nested, &r->host, r->arena, &keys, &count, &r->err));
+    const size_t first[] = {0};
+    const tsr_optimizer optimizer = {&(tsr_optimizer_group){first, 1}, 1};
+    return tsr_optim_split(r->m->nested, r->params, &optimizer, false, &r->host, r->arena, &out, &r->err);
+}
+
+static tsr_status flat_parameters(run *r)
+{
+    tsr_flat_params flat;
+    tsr_fsdp_full full;
+    const tsr_value *out;
+    const tsr_fsdp_context context = {&r->host, r->arena, GOLDEN_ZEROS, NULL, NULL};
+    TRY(tsr_flat_params_parse(tsr_str_from(r->m->flat), &r->host, r->arena, &flat, &r->err));
+    TRY(tsr_fsdp_unshard(&flat, r->m->ranks, &context, &full, &r->err));
+    return tsr_fsdp_shard(&flat, r->m->full, 3, 1, &context, &out, &r->err);
+}
+
+static void fail_everywhere(tsr_status (*operations)(run *r))
+{
+    material m = gather_material();
+    for (size_t n = 0;; n++) {
+        failing_allocator failing;
+        failing_start(&failing, n);
+        run r = {.m = &m, .host = {.allocator = &failing.allocator, .limits = tsr_limits_default()}};
+        r.arena = tsr_arena_new(&failing.allocator, 0, &r.err);
+        tsr_status status = r.arena ? operations(&r) : TSR_E_NOMEM;
+        tsr_params_free(r.params);
+        tsr_modules_free(r.modules);
+        tsr_arena_free(r.arena);
+        if (status != (failing.failed ? TSR_E_NOMEM : TSR_OK))
+            fail_msg("allocation %zu: status %d, %s", n, status, r.err.message);
+        if (status != TSR_OK) assert_int_equal(r.err.status, TSR_E_NOMEM);
+        assert_int_equal(failing.live, 0);
+        if (!failing.failed) break;
+    }
+    cJSON_free(m.flat);
+    cJSON_free(m.modules);
+    golden_close(&m.fsdp);
+    golden_close(&m.optim);
+}
+
+static void test_optim_no_memory__forms_and_names(void **state)
+{
+    (void)state;
+    fail_everywhere(forms);
+}
+
+static void test_optim_no_memory__flat_parameters(void **state)
+{
+    (void)state;
+    fail_everywhere(flat_parameters);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_optim_no_memory__forms_and_names),
+        cmocka_unit_test(test_optim_no_memory__flat_parameters),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
