@@ -1,5 +1,5 @@
-/* Building: names are split into paths (as the container has them, else at dots), a table of (parent, component) finds
- * the nodes, which are then put in depth-first order. */
+/* Building: names are split at their dots, which is right for looking at them whatever the nesting of the container; a
+ * table of (parent, component) finds the nodes, which are then put in depth-first order. */
 #include "outline.h"
 
 #include <stdlib.h>
@@ -64,35 +64,17 @@ static uint32_t child(builder *b, uint32_t parent, tsr_str name)
     return number;
 }
 
-static tsr_str path_text(const tsr_path_item *item, tsr_arena *arena, tsr_error *err)
-{
-    return item->kind == TSR_PATH_KEY ? item->key : tsr_arena_format(arena, err, "%lld", (long long)item->integer);
-}
-
+/* A name is its components, so two entries never meet in one node. */
 static tsr_status add_entry(builder *b, uint32_t number)
 {
-    const tsr_entry *entry = &tsr_checkpoint_catalog(b->o->checkpoint)->entries[number];
+    const tsr_str fqn = tsr_checkpoint_catalog(b->o->checkpoint)->entries[number].fqn;
     uint32_t at = 0;
-    if (entry->path && entry->path_length) {
-        for (uint32_t i = 0; i < entry->path_length; i++) {
-            const tsr_str text = path_text(&entry->path[i], b->o->arena, b->err);
-            if (!text.data || !(at = child(b, at, text))) return TSR_E_NOMEM;
-        }
-    } else {
-        for (size_t from = 0; from <= entry->fqn.size;) {
-            const char *dot = entry->fqn.size > from ? memchr(entry->fqn.data + from, '.', entry->fqn.size - from) : NULL;
-            const size_t end = dot ? (size_t)(dot - entry->fqn.data) : entry->fqn.size;
-            if (!(at = child(b, at, (tsr_str){entry->fqn.data + from, end - from}))) return TSR_E_NOMEM;
-            from = end + 1;
-        }
+    for (size_t from = 0; from <= fqn.size;) {
+        const char *dot = fqn.size > from ? memchr(fqn.data + from, '.', fqn.size - from) : NULL;
+        const size_t end = dot ? (size_t)(dot - fqn.data) : fqn.size;
+        if (!(at = child(b, at, (tsr_str){fqn.data + from, end - from}))) return TSR_E_NOMEM;
+        from = end + 1;
     }
-    draft *drafts = b->drafts.items;
-    if (drafts[at].entry == NO_ENTRY) {
-        drafts[at].entry = number;
-        return TSR_OK;
-    }
-    /* Two entries of one path: the second stands beside the first, under its whole name. */
-    if (!(at = child(b, drafts[at].parent, entry->fqn))) return TSR_E_NOMEM;
     ((draft *)b->drafts.items)[at].entry = number;
     return TSR_OK;
 }
@@ -226,7 +208,9 @@ tsr_status tessera_outline_build(outline *o, tsr_error *err)
     draft *root = tsr_vec_push(&b.drafts, err);
     tsr_status status = root ? grow(&b) : TSR_E_NOMEM;
     if (root) root->entry = NO_ENTRY;
-    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) status = add_entry(&b, (uint32_t)i);
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        if (!o->objects_only || catalog->entries[i].kind != TSR_ENTRY_TENSOR) status = add_entry(&b, (uint32_t)i);
+    }
     if (status == TSR_OK) {
         o->count = (uint32_t)b.drafts.count;
         o->nodes = tsr_arena_array(o->arena, o->count, sizeof *o->nodes, err);

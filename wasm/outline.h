@@ -30,13 +30,14 @@ typedef struct outline {
     tsr_arena *arena;
     node *nodes;
     uint32_t count;
-    uint32_t *node_of; /* of an entry */
+    uint32_t *node_of; /* of an entry; 0: it was left out */
     uint32_t *shown;   /* visible nodes, from the top */
     uint32_t shown_count;
     bool filtered;
+    bool objects_only; /* entries that are tensors are left out */
 } outline;
 
-/* Fills a zeroed outline but for `shown`. O(names). */
+/* Fills an outline that has its checkpoint, arena and `objects_only`. O(names). */
 tsr_status tessera_outline_build(outline *o, tsr_error *err);
 /* Which nodes are visible. O(visible). */
 void tessera_outline_show(outline *o);

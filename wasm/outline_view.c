@@ -11,7 +11,8 @@ static void free_outline(void *pointer)
     free(o);
 }
 
-TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, tsr_error *err)
+/* Of all entries, or of those that are no tensors. */
+TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, uint32_t objects_only, tsr_error *err)
 {
     const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
     outline *o = item ? calloc(1, sizeof *o) : NULL;
@@ -20,6 +21,7 @@ TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, tsr_error 
         return 0;
     }
     o->checkpoint = item->checkpoint;
+    o->objects_only = objects_only != 0;
     o->arena = tsr_arena_new(item->host.allocator, 0, err);
     if (!o->arena || tessera_outline_build(o, err) != TSR_OK) {
         free_outline(o);

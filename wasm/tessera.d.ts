@@ -38,7 +38,8 @@ export class Checkpoint {
   document(kind: "entry" | "preview", options: { entry: number; path?: string }): string;
   /** The number of the entry with this name. */
   find(fqn: string): number | undefined;
-  outline(): Outline;
+  /** Of all entries, or of those that are no tensors. */
+  outline(options?: { objectsOnly?: boolean }): Outline;
   /** Statistics and histogram of a tensor, in steps. */
   tally(entry: number): Tally;
   diff(other: Checkpoint, options?: { layout?: boolean }): Diff;

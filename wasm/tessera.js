@@ -201,7 +201,10 @@ export class Checkpoint extends Handle {
     return at === NO_NUMBER ? undefined : at;
   }
 
-  outline() { return new Outline(this.m, this.m.checked((err) => this.m.x.tessera_outline(this.handle, err))); }
+  outline(options = {}) {
+    return new Outline(this.m, this.m.checked((err) => this.m.x.tessera_outline(this.handle, options.objectsOnly ? 1 : 0, err)));
+  }
+
   tally(entry) { return new Tally(this.m, this.m.checked((err) => this.m.x.tessera_tally(this.handle, entry, err))); }
   diff(other, options = {}) {
     return new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(this.handle, other.handle, options.layout ? 1 : 0, err)));

@@ -62,6 +62,9 @@ export function testOutlines(targets, withOpened, root) {
           check(got === want.length, `filter ${text} shows ${got} of ${want.length}`);
         }
         outline.filter("");
+        const objects = openAll(opened.outline({ objectsOnly: true })).filter((r) => r.entry !== undefined).map((r) => r.fqn).sort();
+        const want = entries.filter((e) => e.kind !== "tensor").map((e) => e.fqn).sort();
+        check(JSON.stringify(objects) === JSON.stringify(want), "the outline of objects has other entries");
         for (let e = 0; e < Math.min(entries.length, 20); e++) {
           outline.act(0, "close-all");
           outline.act(0, "open");

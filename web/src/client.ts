@@ -1,11 +1,23 @@
-/** The page's end of one worker: calls with promises, progress, cancel. */
+/** The page's end of one worker: calls with promises, progress, cancel. The worker's script and the module are fetched once;
+ *  every later worker starts from memory, so that the page works without a network and its policy holds in workers too. */
+import wasmUrl from "../../build/wasm/bin/tessera.wasm?url";
 import type { FromWorker, Kind, Requests, Tally, ToWorker, Trouble } from "./protocol";
+import workerUrl from "./worker.ts?worker&url";
 
 export class Failure extends Error {
   constructor(readonly trouble: Trouble) {
     super(trouble.message);
   }
 }
+
+async function fetched(url: string): Promise<Response> {
+  const response = await fetch(url);
+  if (!response.ok) throw new Error(`${url}: ${response.status} ${response.statusText}`);
+  return response;
+}
+
+const script = fetched(workerUrl).then(async (r) => URL.createObjectURL(new Blob([await r.text()], { type: "text/javascript" })));
+const module = fetched(wasmUrl).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
 
 export interface Progress { readonly done: number; readonly total: number; readonly tally?: Tally }
 
@@ -16,16 +28,22 @@ interface Waiting {
 }
 
 export class Client {
-  readonly #worker = new Worker(new URL("./worker.ts", import.meta.url), { type: "module" });
   readonly #waiting = new Map<number, Waiting>();
+  readonly #worker: Promise<Worker>;
   #next = 1;
 
   constructor(onRead: (bytes: number, file: string) => void) {
-    this.#worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
-      if ("read" in data) onRead(data.read, data.file);
-      else this.#hear(data);
-    };
-    this.#worker.onerror = (e) => this.#fail({ message: `the worker broke: ${e.message}`, status: "broken" });
+    this.#worker = Promise.all([script, module]).then(([url, compiled]) => {
+      const worker = new Worker(url, { type: "module" });
+      worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+        if ("read" in data) onRead(data.read, data.file);
+        else this.#hear(data);
+      };
+      worker.onerror = (e) => this.#fail({ message: `the worker broke: ${e.message}`, status: "broken" });
+      worker.postMessage({ module: compiled } satisfies ToWorker);
+      return worker;
+    });
+    this.#worker.catch((e: unknown) => this.#fail({ message: `the page could not be loaded whole: ${e instanceof Error ? e.message : String(e)}`, status: "page" }));
   }
 
   #hear(data: Exclude<FromWorker, { read: number }>): void {
@@ -51,7 +69,7 @@ export class Client {
     const result = new Promise<Requests[K]["gives"]>((resolve, reject) => {
       this.#waiting.set(id, { resolve: (gives) => resolve(gives as Requests[K]["gives"]), reject, progress });
     });
-    const post = (message: ToWorker) => this.#worker.postMessage(message);
+    const post = (message: ToWorker) => void this.#worker.then((w) => w.postMessage(message), () => undefined);
     post({ id, kind, takes } as ToWorker);
     return { result, cancel: () => post({ cancel: id }) };
   }
@@ -62,7 +80,7 @@ export class Client {
 
   /** Ends the worker, whatever it is doing. */
   end(): void {
-    this.#worker.terminate();
+    void this.#worker.then((w) => w.terminate(), () => undefined);
     this.#fail({ message: "cancelled", status: "cancelled" });
   }
 }

@@ -157,7 +157,9 @@ export interface Trouble {
 
 export type ToWorker =
   | { [K in Kind]: { readonly id: number; readonly kind: K; readonly takes: Requests[K]["takes"] } }[Kind]
-  | { readonly cancel: number };
+  | { readonly cancel: number }
+  /** First of all. */
+  | { readonly module: WebAssembly.Module };
 
 export type FromWorker =
   | { readonly id: number; readonly gives: unknown }

@@ -1,6 +1,5 @@
 /** The worker that owns the module. Short requests are answered at once; jobs go step by step and hear a cancel. */
 import { Tessera, TesseraError, type Checkpoint, type Diff as DiffJob, type Outline } from "../../wasm/tessera.js";
-import wasmUrl from "../../build/wasm/bin/tessera.wasm?url";
 import type { Diff, Findings, FromWorker, Kind, OutlineName, Requests, Side, Tally, ToWorker, Trouble } from "./protocol";
 import { sourceFile } from "./sources";
 
@@ -12,7 +11,9 @@ interface Open { title: string; checkpoint: Checkpoint; outlines: Record<Outline
 const sides: Partial<Record<Side, Open>> = {};
 const cancelled = new Set<number>();
 
-const tessera = Tessera.load(new URL(wasmUrl, import.meta.url)).then((t) => {
+let start: (module: WebAssembly.Module) => void;
+const tessera = new Promise<WebAssembly.Module>((resolve) => { start = resolve; }).then(async (module) => {
+  const t = await Tessera.load(module);
   let told = 0;
   t.onRead = (read, file) => {
     const now = performance.now();
@@ -61,8 +62,7 @@ const handlers: Handlers = {
     sides[side]?.checkpoint.close();
     delete sides[side];
     const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
-    const outlines = { all: checkpoint.outline(), objects: checkpoint.outline() };
-    outlines.objects.filter("-kind:tensor");
+    const outlines = { all: checkpoint.outline(), objects: checkpoint.outline({ objectsOnly: true }) };
     sides[side] = { title: opening.title, checkpoint, outlines };
     const findings = findingsOf(checkpoint.document("findings", { path: opening.title }));
     for (const f of findings.list) {
@@ -85,7 +85,7 @@ const handlers: Handlers = {
   act: ({ outline, node, act }) => opened("a").outlines[outline].act(node, act),
   filter({ outline, text }) {
     const o = opened("a").outlines[outline];
-    const kept = o.filter(outline === "objects" ? `-kind:tensor ${text}` : text);
+    const kept = o.filter(text);
     return { kept, rows: o.count };
   },
   reveal({ outline, fqn }) {
@@ -148,6 +148,7 @@ async function answer<K extends Kind>(id: number, kind: K, takes: Requests[K]["t
 }
 
 scope.onmessage = ({ data }: MessageEvent<ToWorker>) => {
-  if ("cancel" in data) cancelled.add(data.cancel);
+  if ("module" in data) start(data.module);
+  else if ("cancel" in data) cancelled.add(data.cancel);
   else void answer(data.id, data.kind, data.takes);
 };

@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { OutlineName, Row } from "../protocol";
-import { bytesText, countText, exactText, shapeText, visible } from "../text";
+import { bytesText, countText, exactText, plural, shapeText, visible } from "../text";
 import { useModel } from "./hooks";
 import { LevelMark } from "./parts";
 
@@ -27,7 +27,7 @@ function Cells({ row, toggle }: { row: Row; toggle: () => void }): JSX.Element {
         {row.level && <LevelMark level={row.level} />}
       </div>
       <div role="gridcell" class="dtype">{isEntry && row.kind !== "tensor" ? row.kind : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ")}</div>
-      <div role="gridcell" class="shape">{isEntry ? (row.kind === "tensor" ? shapeText(row.shape) : "") : `${exactText(row.entries)} entries`}</div>
+      <div role="gridcell" class="shape">{isEntry ? (row.kind === "tensor" ? shapeText(row.shape) : "") : plural(row.entries, "entry", "entries")}</div>
       <div role="gridcell" class="number elements">{row.elements ? countText(row.elements * (row.folded ? row.run : 1)) : ""}</div>
       <div role="gridcell" class="number">{row.dtypes.length ? bytesText(row.bytes * (row.folded ? row.run : 1)) : ""}</div>
       <div role="gridcell" class="number chunks">{isEntry && row.kind === "tensor" ? exactText(row.chunks) : ""}</div>
@@ -102,12 +102,13 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
   };
 
   const first = Math.max(0, Math.floor(top / HEIGHT) - 2), last = Math.min(listing.count, first + Math.ceil(height / HEIGHT) + 4);
+  const pool = Math.ceil(height / HEIGHT) + 6; // rows that leave on one side come back on the other
   const rows: JSX.Element[] = [];
   for (let i = first; i < last; i++) {
     const row = model.row(outline, i);
     const selected = row?.entry !== undefined && row.entry === model.selected?.entry;
     rows.push(
-      <div key={i} id={`${outline}-${i}`} role="row" aria-rowindex={i + 2} aria-level={row?.depth ?? 1} {...(row?.group ? { "aria-expanded": row.open } : {})} aria-selected={selected}
+      <div key={i % pool} id={`${outline}-${i}`} role="row" aria-rowindex={i + 2} aria-level={row?.depth ?? 1} {...(row?.group ? { "aria-expanded": row.open } : {})} aria-selected={selected}
         class={`row${i === listing.cursor ? " cursor" : ""}${selected ? " selected" : ""}${row?.group ? " group" : ""}`}
         style={{ transform: `translateY(${i * HEIGHT - top}px)` }}
         onClick={() => { model.setCursor(outline, i); if (row) choose(row); }}>

@@ -1,0 +1,42 @@
+/** Chromium, a served page, and the files of samples as a person would drop them. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { spawn } from "node:child_process";
+import { createRequire } from "node:module";
+import { fileURLToPath } from "node:url";
+
+export const root = fileURLToPath(new URL("../..", import.meta.url));
+export const samples = path.join(root, "samples/checkpoints");
+const require = createRequire(path.join(root, "web/package.json"));
+const { chromium } = require("playwright-core");
+export const axeSource = fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+
+const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+
+/** The viewer on a free port of the loopback address. */
+export function serve(folder = path.join(root, "web/dist")) {
+  const child = spawn(process.execPath, [path.join(root, "web/serve"), "0", folder], { stdio: ["ignore", "pipe", "inherit"] });
+  return new Promise((resolve, reject) => {
+    child.once("error", reject);
+    child.stdout.once("data", (line) => resolve({ url: String(line).trim(), stop: () => child.kill() }));
+  });
+}
+
+export async function launch(options = {}) {
+  const profile = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-"));
+  const context = await chromium.launchPersistentContext(profile, { executablePath: "/usr/bin/chromium", args: FLAGS, headless: true, ...options });
+  context.setDefaultTimeout(15_000);
+  return { context, close: async () => { await context.close(); fs.rmSync(profile, { recursive: true, force: true }); } };
+}
+
+/** Chooses a folder, or files, through the page's own pickers. */
+export async function pick(page, target) {
+  const isFolder = fs.statSync(target).isDirectory();
+  const [chooser] = await Promise.all([page.waitForEvent("filechooser"), page.getByRole("button", { name: isFolder ? "Choose folder…" : "Choose files…" }).click()]);
+  await chooser.setFiles(target);
+}
+
+/** Every row that is drawn, as text. */
+export const rowsOf = (page) => page.locator('[role="treegrid"] .window [role="row"]').evaluateAll((rows) => rows
+  .map((r) => [...r.children].map((c) => c.textContent.trim()).join(" | ")));

@@ -1,0 +1,145 @@
+/** Keyboard, colours, widths, network, addresses, accessibility. */
+import path from "node:path";
+import { axeSource, pick, samples } from "./browser.mjs";
+import { check, test } from "./harness.mjs";
+import { goTo, openSample } from "./views.mjs";
+
+async function violations(page) {
+  await page.evaluate(axeSource);
+  const { violations: list } = await page.evaluate(() => globalThis.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] }));
+  return list.map((v) => `${v.id}: ${v.nodes.map((n) => `${n.target.join(" ")} (${n.failureSummary.split("\n")[1]?.trim()})`).slice(0, 3).join(", ")}`);
+}
+
+async function eachView(page, body) {
+  await page.getByRole("button", { name: "Tessera", exact: true }).click();
+  await page.locator(".samples button").first().waitFor();
+  await body("start");
+  await openSample(page, "broken_dcp_overlap");
+  await page.locator(".window .row .text", { hasText: "weight" }).click();
+  await page.getByRole("button", { name: /^Show the first/ }).waitFor();
+  await body("entries");
+  for (const tab of ["Storage", "Objects", "Findings", "Compare"]) {
+    await goTo(page, new RegExp(`^${tab}`));
+    await page.waitForTimeout(100);
+    await body(tab);
+  }
+}
+
+async function press(page, ...keys) {
+  for (const key of keys) await page.keyboard.press(key);
+}
+
+export async function testHabits({ page, url, context, broken }) {
+  await page.goto(url);
+  for (const scheme of ["light", "dark"]) {
+    await test(`axe finds nothing in ${scheme}`, async () => {
+      await page.emulateMedia({ colorScheme: scheme });
+      await page.reload();
+      await page.addScriptTag({ content: "" }).catch(() => undefined);
+      await eachView(page, async (name) => {
+        const list = await violations(page);
+        check(list.length === 0, `${name}: ${list.join("; ")}`);
+      });
+    });
+  }
+  for (const width of [360, 800, 1920]) {
+    await test(`nothing runs out of the page at ${width} px`, async () => {
+      await page.setViewportSize({ width, height: 740 });
+      await eachView(page, async (name) => {
+        const [wide, room] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+        check(wide <= room, `${name}: ${wide} px`);
+        if (await page.getByRole("button", { name: "Close entry" }).isVisible().catch(() => false)) await page.getByRole("button", { name: "Close entry" }).click();
+      });
+    });
+  }
+  await page.setViewportSize({ width: 1280, height: 800 });
+
+  await test("everything can be done with the keyboard", async () => {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await page.locator(".samples button").first().focus();
+    await press(page, "Enter");
+    await page.locator(".window .row .text").first().waitFor();
+    await press(page, "/");
+    await page.keyboard.type("block");
+    await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
+    await press(page, "ArrowDown", "Home", "ArrowRight", "ArrowDown", "ArrowDown");
+    const before = await page.locator(".grid").getAttribute("aria-rowcount");
+    await press(page, "Home", "ArrowLeft");
+    await page.waitForFunction((n) => document.querySelector(".grid").getAttribute("aria-rowcount") !== n, before);
+    await press(page, "ArrowRight");
+    await page.waitForFunction((n) => document.querySelector(".grid").getAttribute("aria-rowcount") === n, before);
+    for (let i = 0; i < 30 && !(await page.locator("aside.detail").isVisible()); i++) {
+      await press(page, "ArrowDown");
+      if (await page.locator(".row.cursor:not(.group)").count()) await press(page, "Enter");
+    }
+    await page.locator("aside.detail .map").waitFor();
+    await press(page, "End");
+    const last = Number(await page.locator(".grid").getAttribute("aria-rowcount"));
+    check(Number(await page.locator(".row.cursor").getAttribute("aria-rowindex")) === last, "End is not the last row");
+    await page.locator("#tab-tensors").focus();
+    await press(page, "ArrowRight");
+    await page.locator(".treemap").waitFor();
+    check(await page.evaluate(() => document.activeElement.id) === "tab-storage", "the focus did not follow");
+  });
+
+  await test("back and forward go through the tabs, and the address holds no name", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await goTo(page, "Storage");
+    await goTo(page, /^Findings/);
+    check(!/dcp_fsdp2/.test(page.url()), page.url());
+    await page.goBack();
+    await page.locator(".treemap").waitFor();
+    await page.goForward();
+    await page.locator('section[aria-label="Findings"]').waitFor();
+  });
+
+  await test("after loading, files are read without any request, also offline", async () => {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await page.waitForLoadState("networkidle");
+    const requests = [];
+    page.on("request", (r) => { if (!r.url().startsWith("blob:")) requests.push(r.url()); });
+    await context.setOffline(true);
+    try {
+      for (const name of ["dcp_fsdp2", "torch_views", "broken_dcp_hole"]) {
+        await pick(page, path.join(samples, name));
+        await page.locator(".window .row .text").first().waitFor();
+        await goTo(page, /^Findings/);
+        await page.getByRole("button", { name: /^Check every byte/ }).click();
+        await page.locator(".view", { hasText: /Every byte was checked/ }).waitFor();
+        await page.getByRole("button", { name: "Open another" }).click();
+      }
+      check(requests.every((r) => r.endsWith("samples.json")), `requests: ${requests.join(" ")}`);
+    } finally {
+      await context.setOffline(false);
+    }
+  });
+
+  await test("a URL is read by ranges", async () => {
+    await page.goto(url);
+    const statuses = [];
+    context.on("response", (r) => { if (r.url().endsWith(".safetensors")) statuses.push(r.status()); });
+    await page.getByLabel("URL of one file").fill("safetensors_index/model-00001-of-00003.safetensors");
+    await page.getByRole("button", { name: "Open URL" }).click();
+    await page.locator(".window .row .text").first().waitFor();
+    check(statuses.length > 0 && statuses.every((s) => s === 206), `statuses ${statuses.join(" ")}`);
+  });
+  await test("another site's URL is refused with what to do", async () => {
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await page.getByLabel("URL of one file").fill("http://127.0.0.1:1/model.safetensors");
+    await page.getByRole("button", { name: "Open URL" }).click();
+    await page.locator(".trouble", { hasText: "Download the file and drop it here" }).waitFor();
+  });
+  await test("colours can be chosen and stay", async () => {
+    await page.emulateMedia({ colorScheme: "light" });
+    await page.goto(url);
+    await page.getByRole("button", { name: "Dark colours" }).click();
+    const dark = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    await page.reload();
+    check(await page.evaluate(() => getComputedStyle(document.body).backgroundColor) === dark, "the choice was lost");
+    await page.getByRole("button", { name: "Light colours" }).click();
+    check(await page.evaluate(() => getComputedStyle(document.body).backgroundColor) !== dark, "nothing changed");
+  });
+  await test("no habit breaks the page", () => check(broken.length === 0, broken.join("; ")));
+}

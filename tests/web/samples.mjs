@@ -1,0 +1,49 @@
+/** Every sample through the page's own pickers: it says what the command line says, sound or broken, and stays usable. */
+import fs from "node:fs";
+import path from "node:path";
+import { spawnSync } from "node:child_process";
+import { pick, root, samples } from "./browser.mjs";
+import { check, test } from "./harness.mjs";
+
+const native = path.join(root, "build/release/bin/tessera");
+
+function validated(target) {
+  const p = spawnSync(native, ["validate", target, "--format", "json"], { encoding: "utf8", maxBuffer: 1 << 28 });
+  return p.status === 2 ? { refusal: p.stderr } : JSON.parse(p.stdout);
+}
+
+async function findingsOf(page) {
+  await page.getByRole("tab", { name: /^Findings/ }).click();
+  return page.locator(".findings li").evaluateAll((items) => items.map((i) => `${i.querySelector("code").textContent} ${i.querySelectorAll("p")[1].textContent}`));
+}
+
+const shown = (message) => message.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+async function testSample(page, target) {
+  const want = validated(target);
+  await pick(page, target);
+  await page.locator('.tabs, .trouble[role="alert"]').first().waitFor();
+  if (want.refusal !== undefined) {
+    const said = await page.locator(".trouble strong").textContent();
+    check(want.refusal.includes(said), `the page says '${said}', the command line '${want.refusal.trim()}'`);
+    check(/Code: \S/.test(await page.locator(".trouble").textContent()), "no code is given");
+    return;
+  }
+  const got = await findingsOf(page);
+  const zstd = /dcp_zstd/.test(target); // not read by the module
+  if (!zstd) check(JSON.stringify(got) === JSON.stringify(want.findings.map((f) => `${f.rule} ${shown(f.message)}`)), `findings ${JSON.stringify(got)} instead of ${JSON.stringify(want.findings)}`);
+}
+
+export async function testSamples({ page, url, broken }) {
+  await page.goto(url);
+  for (const name of fs.readdirSync(samples).filter((n) => n.endsWith(".expect.json"))) {
+    const expected = JSON.parse(fs.readFileSync(path.join(samples, name), "utf8"));
+    const target = path.join(samples, expected.path ?? name.slice(0, -".expect.json".length));
+    const isPart = fs.statSync(target).isFile() && (target.endsWith(".json") || path.basename(target) === ".metadata");
+    await test(`${path.relative(samples, target)} in the page`, async () => {
+      await page.getByRole("button", { name: "Tessera", exact: true }).click();
+      await testSample(page, isPart ? path.dirname(target) : target);
+    });
+  }
+  await test("no sample breaks the page", () => check(broken.length === 0, broken.join("; ")));
+}

@@ -1,0 +1,116 @@
+/** The views with real samples: what they show (goldens of structure), and what can be done in them. */
+import fs from "node:fs";
+import path from "node:path";
+import { pick, root, rowsOf, samples } from "./browser.mjs";
+import { check, test } from "./harness.mjs";
+
+const golden = path.join(root, "tests/web/golden");
+const isUpdate = process.argv.includes("--update");
+
+async function expectStructure(page, name) {
+  const got = `${await page.locator("main").ariaSnapshot()}\n`;
+  const file = path.join(golden, `${name}.txt`);
+  if (isUpdate) {
+    fs.mkdirSync(golden, { recursive: true });
+    fs.writeFileSync(file, got);
+  }
+  const want = fs.readFileSync(file, "utf8");
+  if (got === want) return;
+  const [a, b] = [want.split("\n"), got.split("\n")], n = b.findIndex((line, i) => line !== a[i]);
+  throw new Error(`structure of ${name} differs in line ${n + 1}: '${a[n]}' became '${b[n]}'`);
+}
+
+export const openSample = async (page, name) => {
+  await page.getByRole("button", { name: "Tessera", exact: true }).click();
+  await page.locator(".samples button", { hasText: name }).first().click();
+  await page.locator(".window .row .text").first().waitFor();
+};
+export const goTo = (page, tab) => page.getByRole("tab", { name: tab }).click();
+const choose = (page, name) => page.locator(".window .row", { hasText: name }).first().click();
+
+async function downloaded(page, button) {
+  const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: button }).click()]);
+  return JSON.parse(fs.readFileSync(await download.path(), "utf8"));
+}
+
+export async function testViews({ page, url, broken }) {
+  await page.goto(url);
+  await page.locator(".samples button").first().waitFor();
+  await test("start", () => expectStructure(page, "start"));
+  await test("entries", async () => {
+    await openSample(page, "dcp_tp_fsdp2");
+    await expectStructure(page, "entries");
+  });
+  await test("a tensor with its shard map, values, statistics", async () => {
+    await page.getByLabel("Filter").fill("model.block.up.weight");
+    await choose(page, "weight");
+    await page.getByRole("button", { name: "Show the first values" }).click();
+    await page.getByRole("button", { name: /^Statistics/ }).click();
+    await page.locator(".histogram").waitFor();
+    await page.locator("table.values").waitFor();
+    check(await page.locator(".map .chunk").count() === 4, "there are not 4 chunks");
+    await expectStructure(page, "tensor");
+  });
+  for (const tab of ["Storage", "Objects", "Findings", "Compare"]) {
+    await test(tab.toLowerCase(), async () => {
+      await goTo(page, new RegExp(`^${tab}`));
+      await page.locator(tab === "Objects" ? ".window .row .text" : tab === "Compare" ? ".samples button" : "main").first().waitFor();
+      await expectStructure(page, tab.toLowerCase());
+    });
+  }
+  await test("an object shows its value", async () => {
+    await goTo(page, "Objects");
+    await choose(page, "lr");
+    check(/0\.\d+|1e-/.test(await page.locator("aside pre").textContent()), "no value");
+  });
+  await test("a file of the storage view leads to its tensors", async () => {
+    await goTo(page, "Storage");
+    await page.locator("table .link", { hasText: "__1_0.distcp" }).click();
+    await page.waitForFunction(() => /match/.test(document.querySelector(".filter [role=status]").textContent));
+    check((await rowsOf(page)).length > 3, "no rows");
+  });
+  await test("filters count, and errors of the filter are told", async () => {
+    await page.getByLabel("Filter").fill("**.weight kind:tensor");
+    await page.locator(".filter [role=status]", { hasText: "5 matches" }).waitFor();
+    await page.getByLabel("Filter").fill(">12Q");
+    await page.locator(".filter .bad", { hasText: "is no size" }).waitFor();
+    await page.getByLabel("Filter").fill("");
+  });
+  await test("a planted fault is found: findings, entry, gap", async () => {
+    await openSample(page, "broken_dcp_hole");
+    await goTo(page, /^Findings \(1\)/);
+    await page.locator(".findings .link").click();
+    await page.locator(".map .gap").waitFor();
+    await page.locator("aside .note", { hasText: "layout/hole" }).waitFor();
+    check((await downloadedFindings(page)).findings[0].rule === "layout/hole", "the export lacks the finding");
+  });
+  await test("an overlap is drawn", async () => {
+    await openSample(page, "broken_dcp_overlap");
+    await goTo(page, /^Findings/);
+    await page.locator(".findings .link").first().click();
+    await page.locator(".map .twice").waitFor();
+  });
+  await test("checking every byte finds a flipped one", async () => {
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, path.join(samples, "broken_dcp_byte_flipped"));
+    await goTo(page, /^Findings \(0\)/);
+    await page.getByRole("button", { name: /^Check every byte/ }).click();
+    await page.locator(".findings code", { hasText: "zip/crc" }).waitFor();
+  });
+  await test("two checkpoints of two shardings are the same in values", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await goTo(page, "Compare");
+    await page.locator(".samples button", { hasText: "dcp_hsdp" }).click();
+    await page.locator(".fine", { hasText: "values not compared" }).waitFor();
+    await page.getByRole("button", { name: /^Compare values/ }).click();
+    await page.locator(".fine", { hasText: "(values compared)" }).waitFor();
+    await expectStructure(page, "compared");
+    check((await downloaded(page, "Export JSON")).schema === "tessera.diff/1", "the export is no diff");
+  });
+  await test("no view breaks the page", () => check(broken.length === 0, broken.join("; ")));
+}
+
+async function downloadedFindings(page) {
+  await goTo(page, /^Findings/);
+  return downloaded(page, "Export JSON");
+}
