@@ -6,6 +6,8 @@
 
 #include "base/try.h"
 
+enum { NAME_MAX_BYTES = 4096 };
+
 #define DEFAULT_MAX_PER_RULE 1000
 
 struct tsr_findings {
@@ -43,6 +45,15 @@ void tsr_findings_free(tsr_findings *findings)
     tsr_arena_free(findings->arena);
 }
 
+/* Input may put one endless name into every finding: what is kept of it ends at a whole character. */
+static tsr_str clipped(tsr_str name)
+{
+    if (name.size <= NAME_MAX_BYTES) return name;
+    name.size = NAME_MAX_BYTES;
+    while (name.size && ((unsigned char)name.data[name.size] & 0xc0) == 0x80) name.size--;
+    return name;
+}
+
 static tsr_status add(tsr_findings *findings, const tsr_rule *rule, tsr_level level, tsr_place place, const char *text,
                       tsr_error *err)
 {
@@ -54,8 +65,8 @@ static tsr_status add(tsr_findings *findings, const tsr_rule *rule, tsr_level le
     if (!finding) return TSR_E_NOMEM;
     *finding = (tsr_finding){.rule = rule, .level = level, .byte_offset = place.byte_offset};
     finding->message = tsr_arena_str(findings->arena, tsr_str_from(text), err);
-    if (place.file.data) finding->file = tsr_arena_str(findings->arena, place.file, err);
-    if (place.fqn.data) finding->fqn = tsr_arena_str(findings->arena, place.fqn, err);
+    if (place.file.data) finding->file = tsr_arena_str(findings->arena, clipped(place.file), err);
+    if (place.fqn.data) finding->fqn = tsr_arena_str(findings->arena, clipped(place.fqn), err);
     if (!finding->message.data || (place.file.data && !finding->file.data) || (place.fqn.data && !finding->fqn.data)) {
         findings->list.count--;
         return TSR_E_NOMEM;

@@ -40,6 +40,18 @@ static void test_base_findings__keeps_place_and_level(void **state)
     tsr_findings_free(f);
 }
 
+static void test_base_findings__endless_names_are_cut_at_a_character(void **state)
+{
+    (void)state;
+    static char name[9001];
+    for (size_t i = 0; i < 9000; i += 3) memcpy(name + i, "\xe2\x82\xac", 3);
+    tsr_findings *f = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
+    assert_int_equal(tsr_find(f, "zip/crc", (tsr_place){{name, 9000}, 0, {name, 4096}}, NULL, "x"), TSR_OK);
+    assert_int_equal(tsr_findings_at(f, 0)->file.size, 4095);
+    assert_int_equal(tsr_findings_at(f, 0)->fqn.size, 4096);
+    tsr_findings_free(f);
+}
+
 static void test_base_findings__counts_beyond_the_bound(void **state)
 {
     (void)state;
@@ -74,6 +86,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_base_findings__rules_are_sorted_and_complete),
         cmocka_unit_test(test_base_findings__keeps_place_and_level),
+        cmocka_unit_test(test_base_findings__endless_names_are_cut_at_a_character),
         cmocka_unit_test(test_base_findings__counts_beyond_the_bound),
         cmocka_unit_test(test_base_findings__survives_every_allocation_failure),
     };
