@@ -187,7 +187,7 @@ tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
     return tsr_find(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
 }
 
-static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entry, uint64_t *budget, tsr_error *err)
+static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entry, tsr_map *seen, tsr_error *err)
 {
     const tsr_chunk *chunk = &entry->chunks[0];
     tsr_torch_item item;
@@ -200,14 +200,17 @@ static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entry, uint
                            "dcp: the object '%.*s' holds tensors inside a zstd stream", TSR_STR_ARG(entry->fqn));
     }
     if (status != TSR_OK) return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
-    return tsr_torch_leaf(item.root, checkpoint->host, budget, checkpoint->arena, entry, err);
+    return tsr_torch_leaf(item.root, checkpoint->host, seen, checkpoint->arena, entry, err);
 }
 
 tsr_status tsr_dcp_read_objects(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
 {
-    uint64_t budget = checkpoint->host->limits.expansion;
-    for (uint64_t i = 0; i < count; i++) {
-        if (entries[i].kind == TSR_ENTRY_OBJECT) TSR_TRY(read_object(checkpoint, &entries[i], &budget, err));
+    tsr_status status = TSR_OK;
+    tsr_map *seen = tsr_map_new(checkpoint->host->allocator, 0, err);
+    if (!seen) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count && status == TSR_OK; i++) {
+        if (entries[i].kind == TSR_ENTRY_OBJECT) status = read_object(checkpoint, &entries[i], seen, err);
     }
-    return TSR_OK;
+    tsr_map_free(seen);
+    return status;
 }

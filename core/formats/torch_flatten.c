@@ -6,7 +6,7 @@
 #include "tessera/map.h"
 
 /* The mappings of a module's state: the walk takes them one after the other. */
-enum { PARAMETERS, BUFFERS, MODULES, MODULE_PARTS, ATTRIBUTES_MAX = 4096, LONG_PATH = 64 };
+enum { PARAMETERS, BUFFERS, MODULES, MODULE_PARTS, ATTRIBUTES_MAX = 4096, LONG_PATH = 64, LONG_NAME = 256 };
 static const char *const module_parts[MODULE_PARTS] = {"_parameters", "_buffers", "_modules"};
 
 typedef struct level {
@@ -25,7 +25,7 @@ typedef struct flatten {
     tsr_map *names;  /* FQN → entry */
     tsr_map *lists;  /* address of a list's items → 1: a leaf */
     uint64_t visited;
-    uint64_t naming; /* budget for tensors inside objects */
+    tsr_map *inner;  /* containers inside leaves, looked into for tensors */
     tsr_error *err;
 } flatten;
 
@@ -227,7 +227,9 @@ static tsr_status take_path(flatten *f, tsr_entry *entry)
     }
     entry->path = path;
     entry->path_length = (uint32_t)kept;
-    return join(f, path, kept, "", ".", "", &entry->fqn);
+    TSR_TRY(join(f, path, kept, "", ".", "", &entry->fqn));
+    if (entry->fqn.size > LONG_NAME) f->visited += entry->fqn.size / 16; /* a long key may be part of many names */
+    return TSR_OK;
 }
 
 static tsr_status add_leaf(flatten *f, const tsr_value *value)
@@ -236,7 +238,7 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
                 TSR_NO_POSITION, "torch: more than %zu entries (limit entries)", f->entries.count);
     tsr_entry entry = {0};
     if (value->kind == TSR_VALUE_TENSOR) entry = *value->as.tensor;
-    else TSR_TRY(tsr_torch_leaf(value, f->host, &f->naming, f->arena, &entry, f->err));
+    else TSR_TRY(tsr_torch_leaf(value, f->host, f->inner, f->arena, &entry, f->err));
     TSR_TRY(take_path(f, &entry));
     uint32_t *existing;
     bool inserted;
@@ -313,13 +315,14 @@ tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_ar
                              uint64_t *count, tsr_error *err)
 {
     const tsr_allocator *allocator = host->allocator;
-    flatten f = {.host = host, .arena = arena, .err = err, .naming = host->limits.expansion,
+    flatten f = {.host = host, .arena = arena, .err = err,
                  .levels = tsr_vec_of(allocator, sizeof(level)),
                  .path = tsr_vec_of(allocator, sizeof(tsr_path_item)),
                  .entries = tsr_vec_of(allocator, sizeof(tsr_entry))};
     f.names = tsr_map_new(allocator, 0, err);
     f.lists = f.names ? tsr_map_new(allocator, 0, err) : NULL;
-    tsr_status status = f.lists ? walk(&f, root) : TSR_E_NOMEM;
+    f.inner = f.lists ? tsr_map_new(allocator, 0, err) : NULL;
+    tsr_status status = f.inner ? walk(&f, root) : TSR_E_NOMEM;
     if (status == TSR_OK) {
         *entries = tsr_arena_array(arena, f.entries.count, sizeof **entries, err);
         *count = f.entries.count;
@@ -329,6 +332,7 @@ tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_ar
     while (f.levels.count) leave(&f);
     tsr_map_free(f.names);
     tsr_map_free(f.lists);
+    tsr_map_free(f.inner);
     tsr_vec_free(&f.levels);
     tsr_vec_free(&f.path);
     tsr_vec_free(&f.entries);

@@ -8,6 +8,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
+#include "tessera/map.h"
 
 /* Entries in order of the walk, with path items; names joined by '.'. A root that is no mapping has the name "" and an
  * empty path. Everything lives in `arena`; entries share chunks and values with the tree. Errors: TSR_E_FORMAT when two
@@ -16,13 +17,13 @@ tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_ar
                              uint64_t *count, tsr_error *err);
 
 /* torch_leaf.c: fills in the kind, value and type of a leaf that is no dense tensor, and for one of another kind its dtype
- * and shape; names the tensors inside, with a budget as below. */
-tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, uint64_t *budget, tsr_arena *arena, tsr_entry *entry,
+ * and shape; names the tensors inside, as below. */
+tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry,
                           tsr_error *err);
 
 /* torch_inner.c: gives the tensors inside an object their path in it as `fqn` ("0.weight", "indices"), where they have none
- * yet. Takes one from `*budget` for each node looked at; stops quietly when it is used up, and where names grow beyond a
- * kilobyte. */
-tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, uint64_t *budget, tsr_arena *arena, tsr_error *err);
+ * yet. `seen` keeps the containers looked into: one for all objects of a tree. Stops quietly where
+ * names grow beyond a kilobyte. */
+tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_error *err);
 
 #endif

@@ -48,12 +48,12 @@ static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_e
     return TSR_OK;
 }
 
-tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, uint64_t *budget, tsr_arena *arena, tsr_entry *entry, tsr_error *err)
+tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry, tsr_error *err)
 {
     bool named = value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text, TSR_STR("torch."));
     entry->kind = value->kind == TSR_VALUE_OBJECT || named ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT;
     entry->value = value;
     entry->type = type_name(value);
     if (value->kind == TSR_VALUE_OBJECT) TSR_TRY(describe_parts(value, arena, entry, err));
-    return tsr_torch_name_inner(value, host, budget, arena, err);
+    return tsr_torch_name_inner(value, host, seen, arena, err);
 }

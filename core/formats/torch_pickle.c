@@ -384,7 +384,8 @@ bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host)
     if (top) *top = value;
     while (taken && stack.count) {
         const tsr_value *at = ((const tsr_value **)stack.items)[--stack.count];
-        taken = plain(at) && budget-- > 0;
+        taken = plain(at) && at->count < budget;
+        budget -= at->count + 1;
         for (size_t i = 0; taken && i < at->count; i++) {
             top = tsr_vec_push(&stack, NULL);
             taken = top != NULL;
