@@ -5,7 +5,8 @@
  *   central entry  50 4b 01 02 | made 2 | need 2 | flags 2 | method 2 | time 4 | crc 4 | packed 4 | size 4 | name n 2
  *                  | extra x 2 | comment 2 | disk 2 | internal 2 | external 4 | header offset 4
  *
- * Flags 0x0808: sizes and CRC in the descriptor, UTF-8 names. Times are zero, as torch writes them. */
+ * Flags 0x0808: sizes and CRC in the descriptor, UTF-8 names; empty members have 0x0800 and no descriptor. Times are zero,
+ * as torch writes them. */
 #include "codec/zip_write.h"
 
 #include "base/cursor.h"
@@ -17,7 +18,8 @@
 #define ZIP64_END_SIZE   56u
 #define LOCATOR_SIZE     20u
 #define EXTRA_SIZE       4u /* id and length of an extra field */
-#define FLAGS            0x0808u
+#define FLAG_DESCRIPTOR  0x0008u
+#define FLAG_UTF8        0x0800u
 #define ALIGNMENT        64u
 #define NEED_ZIP64       45u
 #define NARROW_LIMIT     UINT64_C(0xffffffff)
@@ -28,9 +30,14 @@ static bool is_wide(const tsr_zip_new_member *member)
     return member->size >= NARROW_LIMIT;
 }
 
+static unsigned flags_of(const tsr_zip_new_member *member)
+{
+    return FLAG_UTF8 | (member->size ? FLAG_DESCRIPTOR : 0);
+}
+
 static uint64_t descriptor_size(const tsr_zip_new_member *member)
 {
-    return is_wide(member) ? 24 : 16;
+    return member->size == 0 ? 0 : is_wide(member) ? 24 : 16;
 }
 
 /* Bytes of the central zip64 extra field: what does not fit the narrow fields. */
@@ -85,7 +92,7 @@ tsr_status tsr_zip_append_header(const tsr_zip_new_member *member, tsr_vec *out,
     TSR_TRY(room(out, size, &p, err));
     put(&p, 0x04034b50, 4);
     put(&p, is_wide(member) ? NEED_ZIP64 : 0, 2);
-    put(&p, FLAGS, 2);
+    put(&p, flags_of(member), 2);
     p += 18; /* method, time, CRC and sizes: stored, none, in the descriptor */
     put(&p, member->name.size, 2);
     put(&p, extra, 2);
@@ -100,6 +107,7 @@ tsr_status tsr_zip_append_descriptor(const tsr_zip_new_member *member, tsr_vec *
 {
     const unsigned width = is_wide(member) ? 8 : 4;
     uint8_t *p;
+    if (member->size == 0) return TSR_OK;
     TSR_TRY(room(out, (size_t)descriptor_size(member), &p, err));
     put(&p, 0x08074b50, 4);
     put(&p, member->crc32, 4);
@@ -117,7 +125,7 @@ static tsr_status append_central(const tsr_zip_new_member *member, tsr_vec *out,
     put(&p, 0x02014b50, 4);
     put(&p, 0, 2);
     put(&p, extra ? NEED_ZIP64 : 0, 2);
-    put(&p, FLAGS, 2);
+    put(&p, flags_of(member), 2);
     put(&p, 0, 6); /* method, time */
     put(&p, member->crc32, 4);
     put(&p, is_wide(member) ? NARROW_LIMIT : member->size, 4);
