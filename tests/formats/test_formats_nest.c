@@ -1,0 +1,177 @@
+/* Nested values out of paths, and the paths of renamed entries. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "formats/nest.h"
+#include "support/failing_allocator.h"
+
+static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000};
+
+/* A path as text: ".key", "#7" an int key, "@2" a list position. */
+static uint32_t parse_path(const char *text, tsr_path_item *out)
+{
+    uint32_t count = 0;
+    while (*text) {
+        const char kind = *text++;
+        const size_t size = strcspn(text, ".#@");
+        out[count] = (tsr_path_item){.kind = kind == '.' ? TSR_PATH_KEY : kind == '#' ? TSR_PATH_INT_KEY : TSR_PATH_INDEX, .key = {text, size}};
+        if (kind != '.') out[count] = (tsr_path_item){.kind = out[count].kind, .integer = strtoll(text, NULL, 10)};
+        text += size;
+        count++;
+    }
+    return count;
+}
+
+static void render(const tsr_value *value, char **out)
+{
+    if (value->kind == TSR_VALUE_NONE) *out += sprintf(*out, "-");
+    if (value->kind == TSR_VALUE_INT) *out += sprintf(*out, "%d", (int)value->as.integer);
+    if (value->kind == TSR_VALUE_STR) *out += sprintf(*out, "%.*s", TSR_STR_ARG(value->text));
+    if (value->kind != TSR_VALUE_LIST && value->kind != TSR_VALUE_DICT) return;
+    const bool list = value->kind == TSR_VALUE_LIST;
+    *out += sprintf(*out, list ? "[" : "{");
+    for (size_t i = 0; i < value->count; i++) {
+        render(value->items[i], out);
+        *out += sprintf(*out, "%s", i + 1 == value->count ? "" : !list && i % 2 == 0 ? ":" : ",");
+    }
+    *out += sprintf(*out, list ? "]" : "}");
+}
+
+static tsr_status nest(const char *const *paths, size_t count, const tsr_allocator *allocator, char *text, tsr_error *err)
+{
+    tsr_path_item items[8][8];
+    tsr_leaf leaves[8];
+    const tsr_host host = {.allocator = allocator, .limits = limits};
+    const tsr_value *root;
+    tsr_value numbers[8];
+    for (size_t i = 0; i < count; i++) {
+        numbers[i] = (tsr_value){.kind = TSR_VALUE_INT, .as.integer = (int64_t)i};
+        leaves[i] = (tsr_leaf){.path = items[i], .path_length = parse_path(paths[i], items[i]), .value = &numbers[i], .name = tsr_str_from(paths[i])};
+    }
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    tsr_status status = arena ? tsr_nest(leaves, count, &host, arena, &root, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) render(root, &text);
+    tsr_arena_free(arena);
+    return status;
+}
+
+static void test_formats_nest__paths_become_dicts_and_lists(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *paths[6];
+        size_t count;
+        const char *want;
+    } rows[] = {
+        {{0}, 0, "{}"},
+        {{""}, 1, "0"},
+        {{".a"}, 1, "{a:0}"},
+        {{".m.w", ".m.b", ".n"}, 3, "{m:{w:0,b:1},n:2}"},
+        {{".n", ".m.w", ".n2", ".m.b"}, 4, "{n:0,m:{w:1,b:3},n2:2}"},
+        {{".s#0", ".s#10", ".s.0"}, 3, "{s:{0:0,10:1,0:2}}"},
+        {{".l@1", ".l@0@0", ".l@0@1"}, 3, "{l:[[1,2],0]}"},
+        {{"@2", "@0"}, 2, "[1,-,0]"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[256] = "";
+        tsr_error err = {0};
+        if (nest(rows[i].paths, rows[i].count, &tsr_allocator_libc, text, &err)) fail_msg("row %d: %s", (int)i, err.message);
+        assert_string_equal(text, rows[i].want);
+    }
+}
+
+static void test_formats_nest__paths_that_contradict_each_other_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *paths[3];
+        size_t count;
+        tsr_status status;
+        const char *part;
+    } rows[] = {
+        {{".a", ".a.b"}, 2, TSR_E_USAGE, "'.a.b' lies inside '.a'"},
+        {{".a.b", ".a"}, 2, TSR_E_USAGE, "'.a' and another entry have one path"},
+        {{".a", ".a"}, 2, TSR_E_USAGE, "have one path"},
+        {{"", ".a"}, 2, TSR_E_USAGE, "'.a' lies inside ''"},
+        {{".l@0", ".l.x"}, 2, TSR_E_USAGE, "'.l.x': its container would be a list and a dict"},
+        {{".l@-1"}, 1, TSR_E_USAGE, "a list position is -1"},
+        {{".l@5000"}, 1, TSR_E_LIMIT, "a list of 5001 positions of which 1 are there"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[256];
+        tsr_error err = {0};
+        assert_int_equal(nest(rows[i].paths, rows[i].count, &tsr_allocator_libc, text, &err), rows[i].status);
+        if (!strstr(err.message, rows[i].part)) fail_msg("row %d: %s", (int)i, err.message);
+    }
+}
+
+static void test_formats_nest__renamed_entries_keep_what_the_rename_left(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path; /* NULL: none */
+        const char *fqn, *name, *want;
+    } rows[] = {
+        {NULL, "a.b", "a.b", ".a.b"},              /* one key, dots and all */
+        {NULL, "a.b", "c", ".c"},
+        {".m.a", "m.a", "m.a", ".m|.a"},
+        {".model.w", "model.w", "w", ".w"},        /* --rename model.= */
+        {".model.w", "model.w", "net.w", ".net|.w"},
+        {".model.w", "model.w", "net.inner.w", ".net.inner|.w"},
+        {".model.w", "model.w", "model.v", ".model|.v"},
+        {".m.x.w", "m.x.w", "m.y.w", ".m|.y|.w"},
+        {".o#3.w", "o.3.w", "p.3.w", ".p|#3|.w"},
+        {".l@0", "l.0", "k.0", ".k|@0"},
+        {".a", "a", "b.a", ".b|.a"},
+    };
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        tsr_path_item items[8];
+        const tsr_path_item *path;
+        uint32_t length;
+        char text[128], *at = text;
+        tsr_entry entry = {.fqn = tsr_str_from(rows[i].fqn)};
+        if (rows[i].path) {
+            entry.path_length = parse_path(rows[i].path, items);
+            entry.path = items;
+        }
+        assert_int_equal(tsr_renamed_path(&entry, tsr_str_from(rows[i].name), arena, &path, &length, NULL), TSR_OK);
+        for (uint32_t p = 0; p < length; p++) {
+            const bool key = path[p].kind == TSR_PATH_KEY;
+            at += sprintf(at, "%s%c", p ? "|" : "", key ? '.' : path[p].kind == TSR_PATH_INT_KEY ? '#' : '@');
+            at += key ? sprintf(at, "%.*s", TSR_STR_ARG(path[p].key)) : sprintf(at, "%d", (int)path[p].integer);
+        }
+        if (strcmp(text, rows[i].want) != 0) fail_msg("row %d: %s, expected %s", (int)i, text, rows[i].want);
+    }
+    tsr_arena_free(arena);
+}
+
+static void test_formats_nest__every_failed_allocation_ends_cleanly(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {".m.w", ".m.b", ".l@1", ".s#3.x"};
+    for (size_t n = 0;; n++) {
+        failing_allocator failing;
+        char text[256];
+        failing_start(&failing, n);
+        const tsr_status status = nest(paths, 4, &failing.allocator, text, NULL);
+        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
+        assert_int_equal(failing.live, 0);
+        if (!failing.failed) break;
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats_nest__paths_become_dicts_and_lists),
+        cmocka_unit_test(test_formats_nest__paths_that_contradict_each_other_are_refused),
+        cmocka_unit_test(test_formats_nest__renamed_entries_keep_what_the_rename_left),
+        cmocka_unit_test(test_formats_nest__every_failed_allocation_ends_cleanly),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
