@@ -70,13 +70,13 @@ typedef struct place {
     uint32_t unit, param;
 } place;
 
-typedef struct index {
+typedef struct unit_index {
     tsr_map *flat_names; /* raw name of a flat parameter → unit */
     tsr_map *originals;  /* FQN → place */
     tsr_vec places;
-} index;
+} unit_index;
 
-static tsr_status index_units(index *x, const tsr_flat_params *flat, tsr_error *err)
+static tsr_status index_units(unit_index *x, const tsr_flat_params *flat, tsr_error *err)
 {
     for (uint32_t u = 0; u < flat->unit_count; u++) {
         const tsr_flat_unit *unit = &flat->units[u];
@@ -103,7 +103,7 @@ static tsr_status add_fqn(tsr_flat_keys *keys, tsr_str fqn, uint32_t id, tsr_err
     return TSR_OK;
 }
 
-static tsr_status add_name(tsr_flat_keys *keys, const index *x, const tsr_flat_params *flat, tsr_str raw, tsr_arena *arena,
+static tsr_status add_name(tsr_flat_keys *keys, const unit_index *x, const tsr_flat_params *flat, tsr_str raw, tsr_arena *arena,
                            tsr_error *err)
 {
     uint32_t id = keys->count++, unit = tsr_map_get(x->flat_names, raw, UINT32_MAX);
@@ -125,7 +125,7 @@ static tsr_status add_name(tsr_flat_keys *keys, const index *x, const tsr_flat_p
     return add_fqn(keys, key->fqn, id, err);
 }
 
-static tsr_status fill(tsr_flat_keys *keys, index *x, const tsr_flat_params *flat, tsr_arena *arena, tsr_error *err)
+static tsr_status fill(tsr_flat_keys *keys, unit_index *x, const tsr_flat_params *flat, tsr_arena *arena, tsr_error *err)
 {
     size_t count = 0;
     for (size_t g = 0; g < flat->group_count; g++) count += flat->groups[g].count;
@@ -143,7 +143,7 @@ tsr_status tsr_flat_keys_open(const tsr_flat_params *flat, const tsr_host *host,
                               tsr_error *err)
 {
     const tsr_allocator *a = host->allocator;
-    index x = {tsr_map_new(a, 0, err), tsr_map_new(a, 0, err), tsr_vec_of(a, sizeof(place))};
+    unit_index x = {tsr_map_new(a, 0, err), tsr_map_new(a, 0, err), tsr_vec_of(a, sizeof(place))};
     *out = (tsr_flat_keys){NULL, 0, tsr_map_new(a, 0, err), tsr_map_new(a, 0, err)};
     tsr_status status = fill(out, &x, flat, arena, err);
     tsr_vec_free(&x.places);
