@@ -15,7 +15,11 @@ typedef struct tsr_str {
 #define TSR_STR(literal) ((tsr_str){(literal), sizeof(literal) - 1})
 
 /* For printf-like formats: "%.*s" takes TSR_STR_ARG(s). Clipped to INT_MAX. */
-#define TSR_STR_ARG(s) (int)((s).size > 0x7fffffff ? 0x7fffffff : (s).size), (s).data
+#define TSR_STR_ARG(s) tsr_printf_size((s).size), (s).data
+static inline int tsr_printf_size(size_t size)
+{
+    return size > 0x7fffffff ? 0x7fffffff : (int)size;
+}
 
 static inline tsr_str tsr_str_from(const char *c_string)
 {
