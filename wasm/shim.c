@@ -18,6 +18,13 @@ TSR_EXPORT(tessera_dtype_name) const char *tessera_dtype_name(uint32_t dtype)
     return tsr_dtype_describe(dtype < TSR_DTYPE_COUNT ? (tsr_dtype)dtype : TSR_DTYPE_NONE)->name;
 }
 
+/* Cause and cure of what a rule finds; empty for unknown ids. */
+TSR_EXPORT(tessera_rule_help) const char *tessera_rule_help(const char *id)
+{
+    const tsr_rule *rule = tsr_rule_find(id);
+    return rule ? rule->help : "";
+}
+
 /* ---- handles: a slot number + 1; slots are reused ---- */
 
 typedef struct slot {

@@ -19,6 +19,8 @@ export class Tessera {
   static load(source: string | URL | Response | BufferSource | WebAssembly.Module): Promise<Tessera>;
   /** Opens what the files make together. `primary`: the one that was named, where it stands for a set (an index file). */
   open(files: readonly SourceFile[], options?: { primary?: string }): Checkpoint;
+  /** Cause and cure of what a rule ("layout/hole") finds; empty for unknown ids. */
+  ruleHelp(rule: string): string;
   readonly bytesRead: number;
   readonly memoryBytes: number;
   /** Handles that are not closed: for tests. */

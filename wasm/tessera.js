@@ -144,6 +144,11 @@ export class Tessera {
   get openCount() { return this.#m.x.tessera_open_count(); }
   set onRead(listener) { this.#m.onRead = listener; }
 
+  /** Cause and cure of what a rule finds. */
+  ruleHelp(rule) {
+    return this.#m.withTexts([`${rule}\0`], ([id]) => this.#m.text(this.#m.x.tessera_rule_help(id)));
+  }
+
   open(files, options = {}) {
     const m = this.#m;
     const listing = sorted(files);

@@ -153,6 +153,15 @@ test("a diff across formats is the diff of the command line", () => {
 
 testOutlines(targets, withOpened, root);
 
+test("the npm package installs, runs under Node and has the types that it says", () => {
+  const p = spawnSync(path.join(root, "tests/wasm/package.sh"), { encoding: "utf8" });
+  check(p.status === 0, p.stdout + p.stderr);
+});
+
+test("rules explain themselves", () => {
+  check(/part was lost/.test(tessera.ruleHelp("layout/hole")) && tessera.ruleHelp("no/rule") === "", tessera.ruleHelp("layout/hole"));
+});
+
 test("thousands of opens leak nothing", () => {
   for (const name of ["safetensors_model", "dcp_fsdp2", "torch_views"]) {
     const target = path.join(samples, name);

@@ -9,6 +9,7 @@ const native = path.join(root, "build/release/bin/tessera");
 
 function validated(target) {
   const p = spawnSync(native, ["validate", target, "--format", "json"], { encoding: "utf8", maxBuffer: 1 << 28 });
+  check(p.error === undefined, `${native} does not run: ${p.error}`);
   return p.status === 2 ? { refusal: p.stderr } : JSON.parse(p.stdout);
 }
 

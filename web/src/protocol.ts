@@ -52,6 +52,8 @@ export interface Finding {
 /** tessera.findings/1, parsed, and its text for export. */
 export interface Findings {
   readonly list: readonly Finding[];
+  /** By rule: cause and cure. */
+  readonly help: Readonly<Record<string, string>>;
   readonly text: string;
 }
 
@@ -70,7 +72,7 @@ export interface TensorDetail extends Named {
   readonly shape: readonly number[];
   readonly bytes: number;
   readonly parameter?: boolean;
-  readonly requires_grad: boolean;
+  readonly requires_grad?: boolean;
   readonly mesh?: string;
   readonly placements?: string;
   readonly shares_storage_with?: readonly string[];

@@ -32,9 +32,10 @@ function opened(side: Side): Open {
   return open;
 }
 
-function findingsOf(text: string): Findings {
-  const document = JSON.parse(text) as { findings: Findings["list"] };
-  return { list: document.findings, text };
+function findingsOf(t: Tessera, text: string): Findings {
+  const { findings } = JSON.parse(text) as { findings: Findings["list"] };
+  const rules = new Set(findings.map((f) => f.rule));
+  return { list: findings, help: Object.fromEntries([...rules].map((rule) => [rule, t.ruleHelp(rule)])), text };
 }
 
 /** Lets other messages in. */
@@ -64,7 +65,7 @@ const handlers: Handlers = {
     const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
     const outlines = { all: checkpoint.outline(), objects: checkpoint.outline({ objectsOnly: true }) };
     sides[side] = { title: opening.title, checkpoint, outlines };
-    const findings = findingsOf(checkpoint.document("findings", { path: opening.title }));
+    const findings = findingsOf(t, checkpoint.document("findings", { path: opening.title }));
     for (const f of findings.list) {
       const entry = f.fqn === undefined ? undefined : checkpoint.find(f.fqn);
       if (entry !== undefined) outlines.all.mark(entry, f.level);
@@ -126,9 +127,9 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  deepFindings() {
+  async deepFindings() {
     const { checkpoint, title } = opened("a");
-    return findingsOf(checkpoint.document("findings-deep", { path: title }));
+    return findingsOf(await tessera, checkpoint.document("findings-deep", { path: title }));
   },
 };
 

@@ -10,12 +10,13 @@ import { LevelMark, saveText } from "./parts";
 const LEVELS: readonly Level[] = ["error", "warning", "note"];
 const MOST = 500;
 
-function Item({ finding, show }: { finding: Finding; show: (fqn: string) => void }): JSX.Element {
+function Item({ finding, help, show }: { finding: Finding; help: string; show: (fqn: string) => void }): JSX.Element {
   const { fqn } = finding;
   return (
     <li class={finding.level}>
       <p><LevelMark level={finding.level} text /> <code>{finding.rule}</code></p>
       <p>{visible(finding.message)}</p>
+      {help && <p class="quiet">{help}</p>}
       <p class="quiet">
         {finding.file !== undefined && <>In {visible(finding.file)}{finding.byte_offset !== undefined && <>, at byte {exactText(finding.byte_offset)}</>}. </>}
         {fqn !== undefined && <button type="button" class="link" onClick={() => show(fqn)}>{visible(fqn)}</button>}
@@ -41,7 +42,7 @@ export function FindingsView({ show }: { show: (fqn: string) => void }): JSX.Ele
       </p>
       {all.length === 0 && <p class="fine">{model.isDeep ? "Every byte was checked. Nothing is wrong." : "Metadata, headers and sizes were checked. Nothing is wrong with them."}</p>}
       {all.length > 0 && model.isDeep && <p class="quiet">Every byte was checked.</p>}
-      <ul class="findings">{list.slice(0, MOST).map((f, i) => <Item key={i} finding={f} show={show} />)}</ul>
+      <ul class="findings">{list.slice(0, MOST).map((f, i) => <Item key={i} finding={f} help={model.findings?.help[f.rule] ?? ""} show={show} />)}</ul>
       {list.length > MOST && <p class="quiet">… and {exactText(list.length - MOST)} more; the export has them all.</p>}
     </section>
   );

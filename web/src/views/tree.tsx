@@ -10,6 +10,9 @@ import { LevelMark } from "./parts";
 const HEIGHT = 30;
 const LIMIT = 12_000_000;
 
+/** Drawn while a row is fetched: the same cells, so that filling them changes texts only. */
+const BLANK: Row = { node: 0, name: "…", depth: 1, group: false, open: false, run: 0, folded: false, odd: false, level: undefined, entries: 0, elements: 0, bytes: 0, dtypes: [] };
+
 function nameOf(row: Row): string {
   if (!row.folded) return visible(row.name);
   return `${visible(row.name)} … ${Number(row.name) + row.run - 1}`;
@@ -27,7 +30,7 @@ function Cells({ row, toggle }: { row: Row; toggle: () => void }): JSX.Element {
         {row.level && <LevelMark level={row.level} />}
       </div>
       <div role="gridcell" class="dtype">{isEntry && row.kind !== "tensor" ? row.kind : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ")}</div>
-      <div role="gridcell" class="shape">{isEntry ? (row.kind === "tensor" ? shapeText(row.shape) : "") : plural(row.entries, "entry", "entries")}</div>
+      <div role="gridcell" class="shape">{isEntry ? (row.kind === "tensor" ? shapeText(row.shape) : "") : row.group ? plural(row.entries, "entry", "entries") : ""}</div>
       <div role="gridcell" class="number elements">{row.elements ? countText(row.elements * (row.folded ? row.run : 1)) : ""}</div>
       <div role="gridcell" class="number">{row.dtypes.length ? bytesText(row.bytes * (row.folded ? row.run : 1)) : ""}</div>
       <div role="gridcell" class="number chunks">{isEntry && row.kind === "tensor" ? exactText(row.chunks) : ""}</div>
@@ -112,7 +115,7 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
         class={`row${i === listing.cursor ? " cursor" : ""}${selected ? " selected" : ""}${row?.group ? " group" : ""}`}
         style={{ transform: `translateY(${i * HEIGHT - top}px)` }}
         onClick={() => { model.setCursor(outline, i); if (row) choose(row); }}>
-        {row ? <Cells row={row} toggle={() => void toggle(row)} /> : <div role="gridcell" class="name quiet">…</div>}
+        <Cells row={row ?? BLANK} toggle={() => { if (row) void toggle(row); }} />
       </div>);
   }
   const folded = model.row(outline, listing.cursor);
