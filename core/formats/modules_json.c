@@ -1,6 +1,6 @@
 /* tessera.modules/1 documents → module trees.
  *
- *     {"schema": "tessera.modules/1", "root": NODE, "groups"?: [[FQN…]…]}
+ *     {"schema": "tessera.modules/1", "root": NODE, "groups"?: [[FQN…] | {"params": [FQN…]} …]}
  *     NODE = {"class", "wrapper"?, "fqn_modifiers"?, "parameters"?, "buffers"?, "extra_state"?, "children"?, "flat_param"?}
  *          | {"same_as": PATH}
  *
@@ -251,7 +251,9 @@ static tsr_status read_groups(reader *r, const cJSON *root, tsr_modules_document
     tsr_name_list *groups = tsr_arena_array(r->arena, count_members(list), sizeof *groups, err);
     if (!groups) return TSR_E_NOMEM;
     out->groups = groups;
-    for (const cJSON *g = list->child; g; g = g->next) {
+    for (const cJSON *member = list->child; member; member = member->next) {
+        const cJSON *g = member; /* a list of FQNs, or a param group with its own under "params" */
+        if (cJSON_IsObject(member)) TSR_TRY(tsr_json_get(member, "params", TSR_JSON_ARRAY, "groups", &g, err));
         TSR_TRY(tsr_json_expect(g, TSR_JSON_ARRAY, "groups", err));
         tsr_str *names = tsr_arena_array(r->arena, count_members(g), sizeof *names, err);
         if (!names) return TSR_E_NOMEM;

@@ -43,8 +43,7 @@ static tsr_status put(flattening *f, tsr_str key, const tsr_value *value, tsr_er
     TSR_TRY(tsr_map_put(f->places, key, (uint32_t)(f->out.items.count / 2), &place, &fresh, err));
     if (fresh) return tsr_tree_put(&f->out, key, value, err);
     const tsr_value *earlier = ((const tsr_value **)f->out.items.items)[2 * (size_t)*place + 1];
-    bool same =
-        earlier == value || (value->kind != TSR_VALUE_TENSOR && tsr_value_match(earlier, value, 64, 1024) == TSR_SAME);
+    bool same = tsr_same_value(earlier, value);
     TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: two different values have the flat name '%.*s'",
                 TSR_STR_ARG(key));
     return TSR_OK;

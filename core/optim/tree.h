@@ -45,6 +45,8 @@ const char *tsr_value_kind_name(const tsr_value *value);
 /* A key as text: a string itself, an int in decimal, True, False, None; a NULL text and TSR_E_UNSUPPORTED for others. */
 tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, tsr_error *err);
 bool tsr_is_key(const tsr_value *key, const char *text);
+/* Whether two values are the same as far as can be told without reading: tensors must lie in the same bytes. */
+bool tsr_same_value(const tsr_value *a, const tsr_value *b);
 /* Equal keys: two strings, or two ints. */
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b);
 

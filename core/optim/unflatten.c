@@ -166,19 +166,13 @@ static tsr_status read_keys(unflattening *u, const tsr_value *flat, tsr_error *e
 
 /* ---- groups ---- */
 
-static bool same_value(const tsr_value *a, const tsr_value *b)
-{
-    if (a == b) return true;
-    return a->kind != TSR_VALUE_TENSOR && tsr_value_match(a, b, 64, 4096) == TSR_SAME;
-}
-
 /* The first option in which the two differ (options come in one order), or NULL. */
 static const item *differing_option(const unflattening *u, const param *a, const param *b)
 {
     uint32_t i = item_at(u, a->options)->first, j = item_at(u, b->options)->first;
     for (; i && j; i = item_at(u, i)->next, j = item_at(u, j)->next) {
         if (!tsr_str_equal(item_at(u, i)->name, item_at(u, j)->name) ||
-            !same_value(item_at(u, i)->value, item_at(u, j)->value))
+            !tsr_same_value(item_at(u, i)->value, item_at(u, j)->value))
             return item_at(u, i);
     }
     return i || j ? item_at(u, i ? i : j) : NULL;

@@ -366,8 +366,8 @@ static int run(cli *program, const void *arguments)
     while (chosen < ACTION_COUNT && strcmp(action_names[chosen], name) != 0) chosen++;
     if (chosen == ACTION_COUNT) {
         const char *meant = cli_suggest(name, action_names, sizeof *action_names);
-        return cli_fail(program, "optim has no action '%s'; %s%s", name,
-                        meant ? "did you mean " : "flatten, unflatten, to-fqn, to-id, unshard or shard", meant ? meant : "");
+        if (meant) return cli_fail(program, "optim has no action '%s'; did you mean '%s'?", name, meant);
+        return cli_fail(program, "optim has no action '%s'; flatten, unflatten, to-fqn, to-id, unshard or shard", name);
     }
     tsr_error err = {0};
     job j = {.program = program,
