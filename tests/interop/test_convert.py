@@ -227,3 +227,126 @@ def test_large_members_need_zip64(t):
     with zipfile.ZipFile(t.at("big.pt")) as z:
         assert z.testzip() is None
     t.run("validate", t.at("big.pt"), "--deep", timeout=600)
+
+
+# ---- resharding: one process a rank, gloo ----
+
+def full_state():
+    import torch
+    torch.manual_seed(3)
+    return {"model": {"w": torch.randn(7, 6), "b": torch.randn(5), "deep": torch.randn(4, 3, 2).to(torch.bfloat16), "scalar": torch.tensor(2.5), "ids": torch.arange(11)}, "step": 12}
+
+
+TARGETS = [("dp=3", "shard(0)", (3,), ("dp",)), ("dp=2,tp=2", "shard(0),shard(1)", (2, 2), ("dp", "tp")), ("2,2", "replicate,shard(0)", (2, 2), None)]
+
+
+def placements_of(text, rank):
+    from torch.distributed.tensor import Replicate, Shard
+    made = [Replicate() if p == "replicate" else Shard(int(p[6:-1])) for p in text.split(",")]
+    return [Replicate() if p.is_shard() and p.dim >= rank else p for p in made]
+
+
+def rank_loads_its_file(rank, world, port, folder, target, results):
+    import os as system
+    import warnings
+    warnings.filterwarnings("ignore")
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, distribute_tensor, init_device_mesh
+    system.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    dist.init_process_group("gloo")
+    try:
+        _, placements, shape, names = target
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        got = torch.load(system.path.join(folder, f"rank{rank}.pt"), weights_only=False)
+        assert got["step"] == 12
+        for k, full in full_state()["model"].items():
+            want = distribute_tensor(full, mesh, placements_of(placements, full.dim()))
+            x = got["model"][k]
+            assert isinstance(x, DTensor) and x.shape == full.shape and x.dtype == full.dtype, k
+            assert list(x.placements) == list(want.placements), (k, x.placements, want.placements)
+            assert tuple(x.device_mesh.shape) == shape and x.device_mesh.mesh.tolist() == mesh.mesh.tolist() and x.device_mesh.mesh_dim_names == names, k
+            assert list(x.device_mesh.get_coordinate()) == list(mesh.get_coordinate()), k
+            assert torch.equal(x.to_local(), want.to_local()), k
+            assert torch.equal(DTensor.from_local(x.to_local(), mesh, x.placements, shape=x.shape, stride=x.stride()).full_tensor(), full), k
+        results.put((rank, None))
+    except Exception as e:  # reported by the parent
+        results.put((rank, repr(e)))
+    dist.destroy_process_group()
+
+
+def rank_loads_dcp(rank, world, port, folder, target, results):
+    import os as system
+    import warnings
+    warnings.filterwarnings("ignore")
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+    system.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    dist.init_process_group("gloo")
+    try:
+        _, placements, shape, names = target
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        model = {k: distribute_tensor(torch.zeros_like(v), mesh, placements_of(placements, v.dim())) for k, v in full_state()["model"].items()}
+        state = {"model": model, "step": 0}
+        dcp.load(state, checkpoint_id=folder)
+        assert state["step"] == 12
+        for k, full in full_state()["model"].items():
+            assert torch.equal(state["model"][k].full_tensor(), full), k
+        results.put((rank, None))
+    except Exception as e:
+        results.put((rank, repr(e)))
+    dist.destroy_process_group()
+
+
+def on_ranks(body, world, folder, target):
+    import socket
+    import torch.multiprocessing as mp
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    context = mp.get_context("spawn")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=body, args=(r, world, port, folder, target, results)) for r in range(world)]
+    for p in ranks:
+        p.start()
+    for p in ranks:
+        p.join()
+    for _ in ranks:
+        rank, failure = results.get()
+        assert failure is None, f"rank {rank} of {target[0]} {target[1]}: {failure}"
+
+
+def test_every_rank_of_a_reshard_loads_what_pytorch_would_give_it(t):
+    import math
+    import torch
+    torch.save(full_state(), t.at("full.pt"))
+    for i, target in enumerate(TARGETS):
+        dest = t.at(f"ranks{i}")
+        t.run("reshard", t.at("full.pt"), dest, "--mesh", target[0], "--placements", target[1], "--to", "torch")
+        on_ranks(rank_loads_its_file, math.prod(target[2]), dest, target)
+        t.run("diff", t.at("full.pt"), dest, "--values")
+
+
+def test_a_resharded_dcp_folder_loads_on_its_mesh_and_on_others(t):
+    import torch
+    torch.save(full_state(), t.at("full.pt"))
+    target = TARGETS[1]
+    t.run("reshard", t.at("full.pt"), t.at("dcp"), "--mesh", target[0], "--placements", target[1], "--to", "dcp")
+    on_ranks(rank_loads_dcp, 4, t.at("dcp"), target)
+    on_ranks(rank_loads_dcp, 3, t.at("dcp"), TARGETS[0])
+
+
+def test_resharded_safetensors_consolidate_with_pytorch(t):
+    import torch
+    from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+    # PyTorch's own tool fails on integers and makes 0 of 0-d tensors
+    state = {k: v for k, v in full_state()["model"].items() if v.is_floating_point() and v.dim()}
+    torch.save(state, t.at("full.pt"))
+    t.run("reshard", t.at("full.pt"), t.at("shards"), "--mesh", "dp=3", "--placements", "shard(0)", "--to", "safetensors")
+    t.run("diff", t.at("full.pt"), t.at("shards"), "--values")
+    os.mkdir(t.at("one"))
+    consolidate_safetensors_files(t.at("shards"), t.at("one"), fqn_to_index_mapping={k: 1 for k in state})
+    got = load_safetensors(t.at("one"))
+    assert set(got) == set(state) and all(torch.equal(got[k], state[k]) for k in state)
