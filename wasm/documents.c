@@ -18,7 +18,8 @@ static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *er
     if (size > doc->capacity - doc->size) {
         size_t capacity = doc->capacity * 2 > doc->size + size ? doc->capacity * 2 : doc->size + size + 4096;
         char *grown = realloc(doc->data, capacity);
-        if (!grown) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a document of %zu bytes", capacity);
+        if (!grown)
+            return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a document of %zu bytes", capacity);
         doc->data = grown;
         doc->capacity = capacity;
     }
@@ -28,8 +29,14 @@ static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *er
 }
 
 /* Documents are freed with tessera_document_free; data and size are borrowed from them. */
-TSR_EXPORT(tessera_document_data) const char *tessera_document_data(const document *doc) { return doc->data; }
-TSR_EXPORT(tessera_document_size) uint32_t tessera_document_size(const document *doc) { return (uint32_t)doc->size; }
+TSR_EXPORT(tessera_document_data) const char *tessera_document_data(const document *doc)
+{
+    return doc->data;
+}
+TSR_EXPORT(tessera_document_size) uint32_t tessera_document_size(const document *doc)
+{
+    return (uint32_t)doc->size;
+}
 TSR_EXPORT(tessera_document_free) void tessera_document_free(document *doc)
 {
     if (doc) free(doc->data);
@@ -93,7 +100,8 @@ static tsr_status collect_runs(const opened *item, tsr_vec *runs, tsr_error *err
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
     uint64_t count = 0;
-    for (uint64_t i = 0; i < catalog->entry_count; i++) count += catalog->entries[i].chunk_count + catalog->entries[i].replica_count;
+    for (uint64_t i = 0; i < catalog->entry_count; i++)
+        count += catalog->entries[i].chunk_count + catalog->entries[i].replica_count;
     tsr_status status = tsr_vec_reserve(runs, (size_t)count, err);
     for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
         const tsr_entry *entry = &catalog->entries[i];
@@ -214,7 +222,8 @@ static void put_elements(tsr_json *json, const tsr_entry *entry, const uint8_t *
     char text[64];
     tsr_json_key(json, "values");
     tsr_json_array(json);
-    for (size_t at = 0; at + size <= bytes; at += size) tsr_json_text(json, tsr_element_text(entry->dtype, data + at, text, sizeof text));
+    for (size_t at = 0; at + size <= bytes; at += size)
+        tsr_json_text(json, tsr_element_text(entry->dtype, data + at, text, sizeof text));
     tsr_json_array_end(json);
 }
 
@@ -224,10 +233,14 @@ static tsr_status write_preview(const opened *item, const tsr_entry *entry, tsr_
     uint64_t sizes[TSR_MAX_RANK], count = 1;
     uint8_t data[PREVIEW_LINE * 16];
     if (entry->kind != TSR_ENTRY_TENSOR || entry->rank > TSR_MAX_RANK || tsr_dtype_size(entry->dtype) == 0) {
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has no elements that can be shown one by one", TSR_STR_ARG(entry->fqn));
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has no elements that can be shown one by one",
+                         TSR_STR_ARG(entry->fqn));
     }
     for (uint32_t d = 0; d < entry->rank; d++) {
-        const uint64_t most = entry->rank == 1 ? PREVIEW_LINE : d + 2 == entry->rank ? PREVIEW_ROWS : d + 1 == entry->rank ? PREVIEW_COLUMNS : 1;
+        const uint64_t most = entry->rank == 1       ? PREVIEW_LINE
+                              : d + 2 == entry->rank ? PREVIEW_ROWS
+                              : d + 1 == entry->rank ? PREVIEW_COLUMNS
+                                                     : 1;
         sizes[d] = entry->shape[d] < most ? entry->shape[d] : most;
         count *= sizes[d];
     }
@@ -251,7 +264,7 @@ enum {
     FINDINGS_DEEP = 3, /* reads every byte */
     LAYOUT = 4,
     OVERVIEW = 5,
-    ENTRY = 6,  /* tessera.inspect/1 of one entry */
+    ENTRY = 6, /* tessera.inspect/1 of one entry */
     PREVIEW = 7
 };
 
@@ -260,7 +273,8 @@ static tsr_status validate(opened *item, tsr_error *err)
 {
     if (item->validated) return TSR_OK;
     item->validated = true;
-    return tsr_validate_catalog(tsr_checkpoint_catalog(item->checkpoint), &item->host, tsr_checkpoint_findings(item->checkpoint), err);
+    return tsr_validate_catalog(tsr_checkpoint_catalog(item->checkpoint), &item->host,
+                                tsr_checkpoint_findings(item->checkpoint), err);
 }
 
 static tsr_status write_inspect(opened *item, const tsr_inspect_options *options, tsr_json *json, tsr_error *err)
@@ -306,7 +320,8 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
     case INSPECT: return write_inspect(r->item, &options, json, err);
     case FINDINGS:
     case FINDINGS_DEEP: return write_findings(r->item, r->path, r->kind == FINDINGS_DEEP, json, err);
-    case LAYOUT: return tsr_document_layout(tsr_checkpoint_catalog(r->item->checkpoint), &all, true, &r->item->host, json, err);
+    case LAYOUT:
+        return tsr_document_layout(tsr_checkpoint_catalog(r->item->checkpoint), &all, true, &r->item->host, json, err);
     case OVERVIEW: return write_overview(r->item, json, err);
     case PREVIEW: return write_preview(r->item, r->entry, json, err);
     default: return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no document has the kind %u", (unsigned)r->kind);
@@ -316,7 +331,8 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
 /* A document about a checkpoint; `entry` is its number for the kinds that are about one; `path` is what it says under
  * "path". */
 TSR_EXPORT(tessera_document)
-document *tessera_document(uint32_t handle, uint32_t kind, uint32_t entry, const char *path, uint32_t path_size, tsr_error *err)
+document *tessera_document(uint32_t handle, uint32_t kind, uint32_t entry, const char *path, uint32_t path_size,
+                           tsr_error *err)
 {
     request r = {tessera_item_of(handle, HANDLE_CHECKPOINT, err), kind, NULL, {path, path_size}};
     if (!r.item) return NULL;

@@ -41,11 +41,12 @@ static bool parse_size(tsr_str text, double *bytes)
     static const struct {
         const char *unit;
         double factor;
-    } units[] = {{"", 1}, {"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12},
-                 {"KIB", 0x1p10}, {"MIB", 0x1p20}, {"GIB", 0x1p30}, {"TIB", 0x1p40}};
+    } units[] = {{"", 1},    {"B", 1},   {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {"K", 1e3},
+                 {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"KIB", 0x1p10}, {"MIB", 0x1p20}, {"GIB", 0x1p30}, {"TIB", 0x1p40}};
     char copy[32] = {0}, *unit;
     if (text.size == 0 || text.size >= sizeof copy) return false;
-    for (size_t i = 0; i < text.size; i++) copy[i] = text.data[i] >= 'a' && text.data[i] <= 'z' ? (char)(text.data[i] - 32) : text.data[i];
+    for (size_t i = 0; i < text.size; i++)
+        copy[i] = text.data[i] >= 'a' && text.data[i] <= 'z' ? (char)(text.data[i] - 32) : text.data[i];
     *bytes = strtod(copy, &unit);
     if (unit == copy) return false;
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
@@ -73,7 +74,8 @@ static tsr_status parse_term(tsr_str text, size_t at, filter_term *term, tsr_err
         return tsr_raise(err, TSR_E_USAGE, at, "filter: '%.*s' is no size; sizes are like 500MB, 1.5GiB", TSR_STR_ARG(text));
     }
     term->text = text;
-    for (size_t i = 0; i < text.size; i++) term->is_glob |= text.data[i] == '*' || text.data[i] == '?' || text.data[i] == '[';
+    for (size_t i = 0; i < text.size; i++)
+        term->is_glob |= text.data[i] == '*' || text.data[i] == '?' || text.data[i] == '[';
     return TSR_OK;
 }
 
@@ -101,7 +103,8 @@ static bool fits_shape(const filter_term *term, const tsr_entry *entry)
     size_t size = 0;
     if (entry->kind != TSR_ENTRY_TENSOR || entry->rank > 8) return false;
     for (uint32_t d = 0; d < entry->rank; d++) {
-        size += (size_t)snprintf(text + size, sizeof text - size, "%s%llu", d ? "x" : "", (unsigned long long)entry->shape[d]);
+        size +=
+            (size_t)snprintf(text + size, sizeof text - size, "%s%llu", d ? "x" : "", (unsigned long long)entry->shape[d]);
     }
     return tsr_glob_match(term->text, (tsr_str){text, size});
 }
@@ -130,7 +133,8 @@ static bool holds(const filter_term *term, const tsr_catalog *catalog, const tsr
 {
     static const char *const kinds[] = {"tensor", "object", "opaque"};
     switch (term->what) {
-    case TERM_DTYPE: return entry->kind == TSR_ENTRY_TENSOR && fits(term, tsr_str_from(tsr_dtype_describe(entry->dtype)->name));
+    case TERM_DTYPE:
+        return entry->kind == TSR_ENTRY_TENSOR && fits(term, tsr_str_from(tsr_dtype_describe(entry->dtype)->name));
     case TERM_SHAPE: return fits_shape(term, entry);
     case TERM_FILE: return fits_file(term, catalog, entry);
     case TERM_KIND: return fits(term, tsr_str_from(kinds[entry->kind]));

@@ -102,8 +102,8 @@ TSR_EXPORT(tessera_diff) uint32_t tessera_diff(uint32_t handle_a, uint32_t handl
     c->a = a;
     c->b = b;
     c->arena = tsr_arena_new(a->host.allocator, 0, err);
-    if (!c->arena || tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint), &options, &a->host,
-                                       c->arena, &c->diff, err) != TSR_OK) {
+    if (!c->arena || tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint),
+                                       &options, &a->host, c->arena, &c->diff, err) != TSR_OK) {
         free_comparison(c);
         return 0;
     }
@@ -126,7 +126,8 @@ static tsr_status compare_next(comparison *c, tsr_error *err)
     if (c->next == c->diff.pair_count) return TSR_OK;
     tsr_diff_pair *pair = &c->diff.pairs[c->next];
     tsr_difference *difference = &c->differences[c->next];
-    tsr_status status = tsr_compare_tensors(c->a->checkpoint, pair->a, c->b->checkpoint, pair->b, &exact, c->ring, difference, err);
+    tsr_status status =
+        tsr_compare_tensors(c->a->checkpoint, pair->a, c->b->checkpoint, pair->b, &exact, c->ring, difference, err);
     if (status != TSR_OK) return status;
     if (difference->differing) pair->what |= TSR_DIFF_VALUE;
     c->next++;
@@ -155,8 +156,8 @@ static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
 
 /* tessera.diff/1; with values when all steps were done. */
 TSR_EXPORT(tessera_diff_document)
-document *tessera_diff_document(uint32_t handle, const char *path_a, uint32_t path_a_size, const char *path_b, uint32_t path_b_size,
-                                tsr_error *err)
+document *tessera_diff_document(uint32_t handle, const char *path_a, uint32_t path_a_size, const char *path_b,
+                                uint32_t path_b_size, tsr_error *err)
 {
     diff_request r = {tessera_item_of(handle, HANDLE_DIFF, err), {path_a, path_a_size}, {path_b, path_b_size}};
     return r.c ? tessera_make_document(write_diff, &r, err) : NULL;

@@ -88,7 +88,8 @@ static void place(outline *o, const draft *drafts)
     for (;;) {
         const uint32_t own = placed++;
         const uint32_t depth = own ? o->nodes[parent].depth + 1 : 0;
-        o->nodes[own] = (node){.name = drafts[at].name, .parent = parent, .entry = drafts[at].entry, .depth = depth, .matches = true};
+        o->nodes[own] =
+            (node){.name = drafts[at].name, .parent = parent, .entry = drafts[at].entry, .depth = depth, .matches = true};
         if (drafts[at].entry != NO_ENTRY) o->node_of[drafts[at].entry] = own;
         if (drafts[at].first) {
             at = drafts[at].first;
@@ -184,7 +185,8 @@ static void find_runs(outline *o, uint32_t parent)
     set_run(o, first, end, members);
     any |= members >= 3;
     if (!any) return;
-    for (uint32_t at = parent + 1; at < end; at = o->nodes[at].end) o->nodes[at].odd = !o->nodes[at].run && is_number(o->nodes[at].name);
+    for (uint32_t at = parent + 1; at < end; at = o->nodes[at].end)
+        o->nodes[at].odd = !o->nodes[at].run && is_number(o->nodes[at].name);
 }
 
 /* Opens as many whole levels as fit a screen. */

@@ -16,13 +16,13 @@
 typedef struct node {
     tsr_str name; /* the last component */
     uint32_t parent, end, entry, depth;
-    uint32_t entries;       /* below, itself included */
-    uint32_t run, run_end;  /* number of the run's first member; where the run ends. 0: in no run */
-    uint32_t run_count;     /* of the first member */
+    uint32_t entries;      /* below, itself included */
+    uint32_t run, run_end; /* number of the run's first member; where the run ends. 0: in no run */
+    uint32_t run_count;    /* of the first member */
     uint8_t open, open_filtered, unfolded, level, odd; /* level: 1 + the worst finding's */
-    bool matches;           /* the filter, or something below does */
-    uint64_t elements, bytes, dtypes; /* below; dtypes: bit by tsr_dtype */
-    uint64_t form;          /* hash of what is below */
+    bool matches;                                      /* the filter, or something below does */
+    uint64_t elements, bytes, dtypes;                  /* below; dtypes: bit by tsr_dtype */
+    uint64_t form;                                     /* hash of what is below */
 } node;
 
 typedef struct outline {

@@ -38,11 +38,31 @@ TSR_EXPORT(tessera_outline_count) uint32_t tessera_outline_count(uint32_t handle
 }
 
 enum { /* columns of a page of rows, each `count` numbers: first those of 32 bits, then those of 64 */
-    ROW_NODE, ROW_ENTRY, ROW_NAME, ROW_NAME_SIZE, ROW_DEPTH, ROW_STATE, ROW_ENTRIES, ROW_RUN, ROW_RANK, ROW_SHAPE, ROW_CHUNKS, ROW_FQN,
-    ROW_FQN_SIZE, ROW_NARROW
+       ROW_NODE,
+       ROW_ENTRY,
+       ROW_NAME,
+       ROW_NAME_SIZE,
+       ROW_DEPTH,
+       ROW_STATE,
+       ROW_ENTRIES,
+       ROW_RUN,
+       ROW_RANK,
+       ROW_SHAPE,
+       ROW_CHUNKS,
+       ROW_FQN,
+       ROW_FQN_SIZE,
+       ROW_NARROW
 };
 enum { ROW_ELEMENTS, ROW_BYTES, ROW_DTYPES, ROW_WIDE };
-enum { STATE_GROUP = 1, STATE_OPEN = 2, STATE_FOLDED = 4, STATE_RUN = 8, STATE_ODD = 16, STATE_KIND = 32 /* × 0 to 2 */, STATE_LEVEL = 256 /* × 0 to 3 */ };
+enum {
+    STATE_GROUP = 1,
+    STATE_OPEN = 2,
+    STATE_FOLDED = 4,
+    STATE_RUN = 8,
+    STATE_ODD = 16,
+    STATE_KIND = 32 /* × 0 to 2 */,
+    STATE_LEVEL = 256 /* × 0 to 3 */
+};
 
 static uint32_t pointer_of(const void *pointer)
 {
@@ -87,7 +107,8 @@ uint32_t tessera_outline_rows(uint32_t handle, uint32_t first, uint32_t count, u
 {
     const outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
     uint32_t rows = 0;
-    for (; o && rows < count && first + rows < o->shown_count; rows++) put_row(o, o->shown[first + rows], narrow + rows, wide + rows, count);
+    for (; o && rows < count && first + rows < o->shown_count; rows++)
+        put_row(o, o->shown[first + rows], narrow + rows, wide + rows, count);
     return rows;
 }
 
@@ -106,7 +127,8 @@ TSR_EXPORT(tessera_outline_act) uint32_t tessera_outline_act(uint32_t handle, ui
     if (!o || at >= o->count) return o ? o->shown_count : 0;
     if (act <= ACT_OPEN) {
         set_open(o, at, (uint8_t)act);
-        while (act == ACT_OPEN && o->nodes[at].end > at + 1 && o->nodes[at + 1].end == o->nodes[at].end) set_open(o, ++at, 1); /* only children */
+        while (act == ACT_OPEN && o->nodes[at].end > at + 1 && o->nodes[at + 1].end == o->nodes[at].end)
+            set_open(o, ++at, 1); /* only children */
     } else if (act <= ACT_UNFOLD) {
         o->nodes[at].unfolded = act == ACT_UNFOLD;
     } else {

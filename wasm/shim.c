@@ -7,12 +7,30 @@
 
 /* ---- memory and errors ---- */
 
-TSR_EXPORT(tessera_alloc) void *tessera_alloc(uint32_t size) { return calloc(1, size ? size : 1); }
-TSR_EXPORT(tessera_release) void tessera_release(void *pointer) { free(pointer); }
-TSR_EXPORT(tessera_error_size) uint32_t tessera_error_size(void) { return sizeof(tsr_error); }
-TSR_EXPORT(tessera_error_message) const char *tessera_error_message(const tsr_error *err) { return err->message; }
-TSR_EXPORT(tessera_error_status) const char *tessera_error_status(const tsr_error *err) { return tsr_status_name(err->status); }
-TSR_EXPORT(tessera_error_position) uint64_t tessera_error_position(const tsr_error *err) { return err->byte_position; }
+TSR_EXPORT(tessera_alloc) void *tessera_alloc(uint32_t size)
+{
+    return calloc(1, size ? size : 1);
+}
+TSR_EXPORT(tessera_release) void tessera_release(void *pointer)
+{
+    free(pointer);
+}
+TSR_EXPORT(tessera_error_size) uint32_t tessera_error_size(void)
+{
+    return sizeof(tsr_error);
+}
+TSR_EXPORT(tessera_error_message) const char *tessera_error_message(const tsr_error *err)
+{
+    return err->message;
+}
+TSR_EXPORT(tessera_error_status) const char *tessera_error_status(const tsr_error *err)
+{
+    return tsr_status_name(err->status);
+}
+TSR_EXPORT(tessera_error_position) uint64_t tessera_error_position(const tsr_error *err)
+{
+    return err->byte_position;
+}
 TSR_EXPORT(tessera_dtype_name) const char *tessera_dtype_name(uint32_t dtype)
 {
     return tsr_dtype_describe(dtype < TSR_DTYPE_COUNT ? (tsr_dtype)dtype : TSR_DTYPE_NONE)->name;
@@ -99,7 +117,8 @@ static tsr_status host_read_at(tsr_store *store, uint32_t file, uint64_t offset,
     for (size_t done = 0; done < size;) {
         const size_t part = size - done < TESSERA_READ_BYTES ? size - done : TESSERA_READ_BYTES;
         if (tsr_read(number, file, offset + done, (char *)buffer + done, (uint32_t)part) != 0) {
-            return tsr_raise(err, TSR_E_IO, offset + done, "%zu bytes of %.*s cannot be read", part, TSR_STR_ARG(store->files[file].name));
+            return tsr_raise(err, TSR_E_IO, offset + done, "%zu bytes of %.*s cannot be read", part,
+                             TSR_STR_ARG(store->files[file].name));
         }
         done += part;
     }
@@ -115,7 +134,8 @@ static tsr_status take_files(opened *item, const tessera_file *files, uint32_t c
         listing[i] = (tsr_store_file){tsr_arena_str(item->names, name, err), files[i].size};
         if (!listing[i].name.data) return TSR_E_NOMEM;
         if (i && tsr_str_compare(listing[i - 1].name, listing[i].name) >= 0) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the files of a store must be sorted by name, without twins");
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "the files of a store must be sorted by name, without twins");
         }
     }
     item->store.files = listing;
@@ -135,7 +155,8 @@ static void free_opened(void *pointer)
 
 /* Opens the checkpoint that `files` (sorted by name, byte-wise) make; `primary` is the one the user named, or ≥ count.
  * `store` is the number that tsr_read is given back. Returns a handle. */
-TSR_EXPORT(tessera_open) uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, uint32_t primary, tsr_error *err)
+TSR_EXPORT(tessera_open)
+uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, uint32_t primary, tsr_error *err)
 {
     opened *item = calloc(1, sizeof *item);
     if (!item) {

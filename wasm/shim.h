@@ -19,7 +19,8 @@
  * TESSERA_READ_BYTES, so that the host can tell how far a long one is. */
 #define TESSERA_READ_BYTES ((size_t)4 << 20)
 __attribute__((import_module("env"), import_name("tsr_read"))) extern uint32_t tsr_read(uint32_t store, uint32_t file,
-                                                                                       uint64_t offset, void *pointer, uint32_t size);
+                                                                                        uint64_t offset, void *pointer,
+                                                                                        uint32_t size);
 
 /* One file of a store as JavaScript lays it down: 16 bytes each. */
 typedef struct tessera_file {

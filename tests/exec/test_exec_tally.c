@@ -116,7 +116,8 @@ static void test_exec_tally__steps_do_not_matter(void **state)
         tsr_tally_histogram(tally, counts, BINS);
         for (size_t b = 0; b < BINS; b++) sum += counts[b];
         assert_int_equal(sum, want.count - want.nan - want.inf);
-        assert_true(got.count == want.count && got.nan == want.nan && got.zero == want.zero && got.min == want.min && got.max == want.max);
+        assert_true(got.count == want.count && got.nan == want.nan && got.zero == want.zero && got.min == want.min &&
+                    got.max == want.max);
         tsr_tally_free(tally);
         tsr_ring_free(ring);
         tsr_made_end(&made);
