@@ -157,14 +157,27 @@ static const tsr_value *all_ranks(maker m, const tsr_mesh *mesh)
     return items ? whole(m, TSR_VALUE_TUPLE, items, (size_t)count) : NULL;
 }
 
+/* The name that init_device_mesh gives the rank's group along a dim, as the first mesh of a job: "0" is the group of all
+ * ranks; on a mesh of several dims every dim has its groups, counted on from "1" in the order of the other dims. */
+static uint64_t group_number(const tsr_mesh *mesh, const uint64_t *coordinate, uint32_t dim)
+{
+    uint64_t number = 1, index = 0;
+    if (mesh->dim_count == 1) return 0;
+    for (uint32_t d = 0; d < dim; d++) number += tsr_mesh_ranks(mesh) / mesh->shape[d];
+    for (uint32_t d = 0; d < mesh->dim_count; d++) {
+        if (d != dim) index = index * mesh->shape[d] + coordinate[d];
+    }
+    return number + index;
+}
+
 const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_entry *rank_map, tsr_arena *arena, tsr_error *err)
 {
     const maker m = {arena, err};
     uint64_t coordinate[TSR_MESH_MAX_DIMS];
     const tsr_value *groups[TSR_MESH_MAX_DIMS];
     tsr_mesh_coordinate(mesh, rank, coordinate);
-    for (uint32_t d = 0; d < mesh->dim_count; d++) { /* "0" is the group of all ranks; sub-groups follow it */
-        const tsr_str name = tsr_arena_format(arena, err, "%u", (unsigned)(mesh->dim_count > 1 ? d + 1 : 0));
+    for (uint32_t d = 0; d < mesh->dim_count; d++) {
+        const tsr_str name = tsr_arena_format(arena, err, "%llu", (unsigned long long)group_number(mesh, coordinate, d));
         groups[d] = name.data ? tsr_value_str(arena, name, err) : NULL;
     }
     const tsr_value *pairs[] = {
