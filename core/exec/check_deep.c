@@ -14,6 +14,8 @@
 #include "tessera/check.h"
 
 #define MEMBER_CHARS 96u
+#define PIECE_BYTES (UINT64_C(256) << 10) /* read, summed up and scanned while it is in the cache */
+#define SLICE_BYTES ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */
 
 typedef struct counts {
     uint64_t nan, inf;
@@ -40,7 +42,7 @@ typedef struct check {
 typedef struct piece {
     uint32_t file;
     uint64_t byte_offset;
-    uint8_t *data;
+    uint8_t *memory; /* for one slice */
     size_t size;
     bool first, last, has_crc;
     uint32_t expected_crc; /* of the whole extent */
@@ -94,16 +96,30 @@ static void add_counts(counts *sum, const counts *more)
 
 /* ---- first pass: extents ---- */
 
+/* Where the slice from `at` ends: at a whole number of the numbers inside. */
+static size_t slice_end(const piece *p, size_t at)
+{
+    if (p->size - at <= SLICE_BYTES) return p->size;
+    size_t end = at + SLICE_BYTES;
+    if (end > p->scan_from && end < p->scan_to) end -= (end - p->scan_from) % 16;
+    return end;
+}
+
 static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
 {
     (void)err;
     const check *c = ctx;
+    const tsr_host *host = tsr_checkpoint_host(c->checkpoint);
     piece *p = job;
-    if (tsr_store_read(tsr_checkpoint_store(c->checkpoint), p->file, p->byte_offset, p->data, p->size, &p->failure) != TSR_OK) {
-        return TSR_OK;
+    for (size_t at = 0, end; at < p->size; at = end) {
+        end = slice_end(p, at);
+        uint8_t *data = tsr_dodge(p->memory, p->byte_offset + at, TSR_NO_POSITION);
+        tsr_store *store = tsr_checkpoint_store(c->checkpoint);
+        if (tsr_store_read(store, p->file, p->byte_offset + at, data, end - at, &p->failure) != TSR_OK) return TSR_OK;
+        if (p->has_crc) p->crc = tsr_crc32(host, p->crc, data, end - at);
+        const size_t low = p->scan_from > at ? p->scan_from : at, high = p->scan_to < end ? p->scan_to : end;
+        if (p->scan != TSR_DTYPE_NONE && low < high) count_values(p->scan, data + (low - at), high - low, &p->counts);
     }
-    if (p->has_crc) p->crc = tsr_crc32(tsr_checkpoint_host(c->checkpoint), 0, p->data, p->size);
-    if (p->scan != TSR_DTYPE_NONE) count_values(p->scan, p->data + p->scan_from, p->scan_to - p->scan_from, &p->counts);
     return TSR_OK;
 }
 
@@ -178,11 +194,12 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, tsr_dtype scan, 
 {
     void *job;
     uint8_t *memory;
-    TSR_TRY(tsr_ring_job(c->ring, (size_t)(end - at) + TSR_DODGE_BYTES, &job, &memory, err));
+    const size_t slice = end - at < SLICE_BYTES ? (size_t)(end - at) : SLICE_BYTES;
+    TSR_TRY(tsr_ring_job(c->ring, slice + TSR_DODGE_BYTES, &job, &memory, err));
     piece *p = job;
     p->file = extent->file;
     p->byte_offset = extent->byte_offset + at;
-    p->data = tsr_dodge(memory, p->byte_offset, TSR_NO_POSITION);
+    p->memory = memory;
     p->size = (size_t)(end - at);
     p->first = at == 0;
     p->last = end == extent->byte_length;
@@ -207,7 +224,7 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
     check *c = ctx;
     uint64_t scan_from, scan_to;
     const tsr_dtype scan = scan_range(c, extent, &scan_from, &scan_to);
-    const uint64_t most = (tsr_ring_best(c->ring) - 2 * TSR_DODGE_BYTES) / 16 * 16;
+    const uint64_t room = (tsr_ring_best(c->ring) - 2 * TSR_DODGE_BYTES) / 16 * 16, most = room < PIECE_BYTES ? room : PIECE_BYTES;
     const uint64_t shift = scan == TSR_DTYPE_NONE ? 0 : scan_from % tsr_dtype_size(scan);
     uint64_t at = 0;
     do {
