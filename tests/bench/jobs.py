@@ -53,15 +53,9 @@ def mib(path):
 
 
 def copy_limit(bench, source):
+    """cp, and the fsync that ours does too."""
     dest, remove = bench.fresh("copy")
-    return Side("cp", ["cp", "-r", "--reflink=never", source, dest], remove)
-
-
-def same_tensors(load_a, load_b):
-    import torch
-    a, b = load_a(), load_b()
-    if a.keys() != b.keys() or not all(torch.equal(a[k], b[k]) for k in a):
-        raise RuntimeError("what tessera wrote differs from what PyTorch reads of the source")
+    return Side("cp + sync", ["sh", "-c", 'cp -r --reflink=never "$0" "$1" && find "$1" -type f -exec sync {} +', source, dest], remove)
 
 
 def p1(bench):
@@ -102,16 +96,35 @@ def p18(bench):
                [Side("tessera", bench.program("bench_plan", "totals", 1024, 100000, 1000, 1000000, 64))], "seconds, ≤ 2 GiB")
 
 
+def conversion(bench, id, what, source, form, dest, peer, check=None):
+    out, remove = bench.fresh(dest)
+    theirs, remove_theirs = bench.fresh("peer_" + dest)
+    objects = ["--objects", "drop"] if form == "safetensors" else []
+    return Job(id, what, mib(source),
+               [Side("tessera convert", [bench.tessera, "convert", source, out, "--to", form, *objects, "--quiet"], remove),
+                Side(peer, bench.peer(peer, source, theirs), remove_theirs), copy_limit(bench, source)], "≤ 1.15 × cp, ≤ 64 MiB",
+               check=check and (lambda: subprocess.run(bench.peer(check, source, out), check=True)))
+
+
 def p8(bench):
-    import peers
-    from safetensors.torch import load_file
-    d = bench.sample("large_dcp_rows")
-    out, remove = bench.fresh("out.safetensors")
-    theirs, remove_theirs = bench.fresh("peer.safetensors")
-    return Job("P8", "DCP → safetensors", mib(d),
-               [Side("tessera convert", [bench.tessera, "convert", d, out, "--to", "safetensors", "--objects", "drop", "--quiet"], remove),
-                Side("dcp load + save_file", bench.peer("dcp_to_safetensors", d, theirs), remove_theirs), copy_limit(bench, d)],
-               "≤ 1.15 × cp, ≤ 64 MiB", check=lambda: same_tensors(lambda: load_file(out), lambda: peers.tensors_of(peers.load_dcp(d))))
+    return conversion(bench, "P8", "DCP → safetensors", bench.sample("large_dcp_rows"), "safetensors", "out.safetensors", "dcp_to_safetensors", "same_tensors")
+
+
+def p8_torch(bench):
+    return conversion(bench, "P8b", "DCP → torch.save", bench.sample("large_dcp_rows"), "torch", "out.pt", "dcp_to_torch")
+
+
+def torch_file(bench):
+    d = bench.sample("large_torch")
+    return os.path.join(d, next(n for n in os.listdir(d) if n.endswith(".pt")))
+
+
+def p9_dcp(bench):
+    return conversion(bench, "P9", "torch.save → DCP", torch_file(bench), "dcp", "out_dcp", "torch_to_dcp")
+
+
+def p9_safetensors(bench):
+    return conversion(bench, "P9b", "torch.save → safetensors", torch_file(bench), "safetensors", "of_torch.safetensors", "torch_to_safetensors")
 
 
 def p11(bench):
@@ -134,7 +147,10 @@ def p12(bench):
 
 
 def p12_resharded(bench):
-    a, b = bench.sample("large_dcp_rows"), bench.sample("large_dcp_columns")
+    a = bench.sample("large_dcp_rows")
+    b, _ = bench.fresh("columns_dcp")
+    if not os.path.exists(b):
+        subprocess.run([bench.tessera, "reshard", a, b, "--mesh", "dp=8", "--placements", "shard(1)", "--quiet"], check=True)
     copy, _ = bench.fresh("other_dcp")
     if not os.path.exists(copy):
         shutil.copytree(a, copy)
@@ -152,4 +168,4 @@ def p14(bench):
                 Side("safe_open + keys", bench.peer("open_safetensors", f))], "≤ 1 s, ≤ 3 × header")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P8": [p8], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14]}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14]}

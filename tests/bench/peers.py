@@ -127,6 +127,15 @@ def equal_dcp(a, b):
     timed(compare)
 
 
+def same_tensors(dcp, safetensors):
+    """Not a peer: whether a conversion holds what PyTorch reads of its source."""
+    import torch
+    from safetensors.torch import load_file
+    a, b = tensors_of(load_dcp(dcp)), load_file(safetensors)
+    if a.keys() != b.keys() or not all(torch.equal(a[k], b[k]) for k in a):
+        sys.exit("what tessera wrote differs from what PyTorch reads of the source")
+
+
 def open_safetensors(path):
     from safetensors import safe_open
 
