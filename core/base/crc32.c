@@ -37,25 +37,22 @@ uint32_t tsr_crc32(const tsr_host *host, uint32_t crc, const void *data, size_t 
     return host && host->crc32 ? host->crc32(crc, data, size) : crc_portable(crc, data, size);
 }
 
-/* A 32 × 32 bit matrix over GF(2), one column a word, applied to a vector. */
-static uint32_t matrix_times(const uint32_t matrix[32], uint32_t vector)
+/* Product of two polynomials modulo the CRC's, bits reflected: the highest bit is x^0. */
+static uint32_t times(uint32_t a, uint32_t b)
 {
-    uint32_t sum = 0;
-    for (int i = 0; vector; i++, vector >>= 1) {
-        if (vector & 1) sum ^= matrix[i];
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (a & bit) product ^= b;
+        b = (b >> 1) ^ (b & 1 ? POLYNOMIAL : 0);
     }
-    return sum;
+    return product;
 }
 
-/* Appending n zero bytes to a message multiplies its CRC by a matrix; that matrix by repeated squaring. */
+/* Appending n zero bytes to a message multiplies its CRC by x^8n; that power by repeated squaring. */
 uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
 {
-    uint32_t power[32], squared[32];
-    for (uint32_t i = 0; i < 32; i++) power[i] = shift_byte(1u << i);
-    for (; size_b; size_b >>= 1) {
-        if (size_b & 1) crc_a = matrix_times(power, crc_a);
-        for (int i = 0; i < 32; i++) squared[i] = matrix_times(power, power[i]);
-        memcpy(power, squared, sizeof power);
+    for (uint32_t power = 1u << 23; size_b; size_b >>= 1, power = times(power, power)) { /* x^8 to begin with */
+        if (size_b & 1) crc_a = times(power, crc_a);
     }
     return crc_a ^ crc_b;
 }

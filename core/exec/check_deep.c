@@ -14,7 +14,6 @@
 #include "tessera/check.h"
 
 #define MEMBER_CHARS 96u
-#define PIECE_BYTES (UINT64_C(256) << 10) /* read, summed up and scanned while it is in the cache */
 #define SLICE_BYTES ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */
 
 typedef struct counts {
@@ -224,7 +223,7 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
     check *c = ctx;
     uint64_t scan_from, scan_to;
     const tsr_dtype scan = scan_range(c, extent, &scan_from, &scan_to);
-    const uint64_t room = (tsr_ring_best(c->ring) - 2 * TSR_DODGE_BYTES) / 16 * 16, most = room < PIECE_BYTES ? room : PIECE_BYTES;
+    const uint64_t most = (tsr_ring_best(c->ring) - 2 * TSR_DODGE_BYTES) / 16 * 16;
     const uint64_t shift = scan == TSR_DTYPE_NONE ? 0 : scan_from % tsr_dtype_size(scan);
     uint64_t at = 0;
     do {

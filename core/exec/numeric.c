@@ -133,39 +133,36 @@ void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to)
     }
 }
 
-/* A cheap count of the numbers whose exponent is all ones; written so that compilers make vectors of it. */
-#define COUNT_ONES(type, mask)                                                                                         \
-    for (size_t i = 0; i < count; i++) {                                                                               \
-        type item;                                                                                                     \
-        memcpy(&item, from + i * sizeof item, sizeof item);                                                            \
-        found += (item & (type)(mask)) == (type)(mask);                                                                \
-    }                                                                                                                  \
-    break
+/* A cheap look for numbers whose exponent is all ones; written so that compilers make vectors of it. */
+#define FIND_ONES(type, mask)                                                                                          \
+    do {                                                                                                               \
+        type found = 0;                                                                                                \
+        for (size_t i = 0; i < count; i++) {                                                                           \
+            type item;                                                                                                 \
+            memcpy(&item, from + i * sizeof item, sizeof item);                                                        \
+            found |= (type)((item & (type)(mask)) == (type)(mask));                                                    \
+        }                                                                                                              \
+        return found != 0;                                                                                             \
+    } while (0)
 
-static size_t count_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)
+static bool has_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)
 {
-    size_t found = 0;
     switch (dtype) {
-    case TSR_FLOAT64: COUNT_ONES(uint64_t, UINT64_C(0x7ff) << 52);
-    case TSR_FLOAT32: COUNT_ONES(uint32_t, 0x7f800000u);
-    case TSR_FLOAT16: COUNT_ONES(uint16_t, 0x7c00u);
-    case TSR_BFLOAT16: COUNT_ONES(uint16_t, 0x7f80u);
-    case TSR_FLOAT8_E5M2: COUNT_ONES(uint8_t, 0x7cu);
-    case TSR_FLOAT8_E4M3FN: COUNT_ONES(uint8_t, 0x7fu);
-    case TSR_FLOAT8_E8M0FNU: COUNT_ONES(uint8_t, 0xffu);
-    case TSR_FLOAT8_E4M3FNUZ:
-    case TSR_FLOAT8_E5M2FNUZ:
-        for (size_t i = 0; i < count; i++) found += from[i] == 0x80;
-        break;
-    default: break;
+    case TSR_FLOAT64: FIND_ONES(uint64_t, UINT64_C(0x7ff) << 52);
+    case TSR_FLOAT32: FIND_ONES(uint32_t, 0x7f800000u);
+    case TSR_FLOAT16: FIND_ONES(uint16_t, 0x7c00u);
+    case TSR_BFLOAT16: FIND_ONES(uint16_t, 0x7f80u);
+    case TSR_FLOAT8_E5M2: FIND_ONES(uint8_t, 0x7cu);
+    case TSR_FLOAT8_E4M3FN: FIND_ONES(uint8_t, 0x7fu);
+    case TSR_FLOAT8_E8M0FNU: FIND_ONES(uint8_t, 0xffu);
+    default: return memchr(from, 0x80, count) != NULL; /* the one NaN of the fnuz types */
     }
-    return found;
 }
 
 void tsr_count_special(tsr_dtype dtype, const uint8_t *from, size_t count, uint64_t *nan, uint64_t *inf)
 {
     const tsr_float_form *form = tsr_float_form_of(dtype);
-    if (!form || count_suspects(dtype, from, count) == 0) return;
+    if (!form || !has_suspects(dtype, from, count)) return;
     for (size_t i = 0; i < count; i++) {
         const uint64_t bits = tsr_load_le(from + i * form->bytes, form->bytes);
         *nan += tsr_float_is_nan(form, bits);
