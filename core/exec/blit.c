@@ -175,7 +175,7 @@ tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
 {
     state s = {.run = run};
     for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
-    tsr_status status = tsr_ring_begin(run->ring, &(tsr_ring_work){sizeof(blit_job), fill_blit, drain_blit, &s}, err);
+    tsr_status status = tsr_ring_begin(run->ring, &(tsr_ring_work){.job_size = sizeof(blit_job), .fill = fill_blit, .drain = drain_blit, .ctx = &s}, err);
     if (status == TSR_OK) status = add_all(&s, err);
     while (s.leases) close_lease(&s, s.leases->gather);
     return status;

@@ -265,7 +265,7 @@ static tsr_status scan_gather(check *c, const tsr_entry *entry, tally *t, tsr_er
     *t = (tally){{0}, false};
     tsr_status status = tsr_gather_open(c->checkpoint, entry, NULL, &gather, &failure);
     if (status == TSR_OK) {
-        status = tsr_ring_begin(c->ring, &(tsr_ring_work){sizeof(scan_job), fill_scan, drain_scan, t}, &failure);
+        status = tsr_ring_begin(c->ring, &(tsr_ring_work){.job_size = sizeof(scan_job), .fill = fill_scan, .drain = drain_scan, .ctx = t}, &failure);
         if (status == TSR_OK) status = tsr_tiles_run(gather, c->ring, &failure);
         tsr_gather_close(gather);
     }
@@ -342,7 +342,9 @@ static tsr_status check_entries(check *c, tsr_error *err)
 
 static tsr_status check_extents(check *c, tsr_error *err)
 {
-    TSR_TRY(tsr_ring_begin(c->ring, &(tsr_ring_work){sizeof(piece), fill_piece, drain_piece, c}, err));
+    const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
+    const size_t enough = 8 * (threads ? threads : 1) * (SLICE_BYTES + TSR_DODGE_BYTES);
+    TSR_TRY(tsr_ring_begin(c->ring, &(tsr_ring_work){.job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough}, err));
     TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
     return tsr_ring_end(c->ring, err);
 }

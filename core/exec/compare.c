@@ -147,7 +147,7 @@ tsr_status tsr_compare_gathers(const tsr_gather *a, const tsr_gather *b, tsr_box
     comparison c = {a, b, tolerance, out};
     *out = (tsr_difference){.numeric = tsr_dtype_parts(a->entry->dtype) != 0};
     tsr_box_volume(box, &out->elements);
-    TSR_TRY(tsr_ring_begin(ring, &(tsr_ring_work){sizeof(compare_job), fill_comparison, join_comparison, &c}, err));
+    TSR_TRY(tsr_ring_begin(ring, &(tsr_ring_work){.job_size = sizeof(compare_job), .fill = fill_comparison, .drain = join_comparison, .ctx = &c}, err));
     return compare_tiles(&c, box, ring, err);
 }
 

@@ -72,7 +72,7 @@ tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry,
     stream s = {each, ctx};
     tsr_gather *gather;
     TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));
-    tsr_status status = tsr_ring_begin(ring, &(tsr_ring_work){sizeof(tsr_tile), fill_tile, hand_over, &s}, err);
+    tsr_status status = tsr_ring_begin(ring, &(tsr_ring_work){.job_size = sizeof(tsr_tile), .fill = fill_tile, .drain = hand_over, .ctx = &s}, err);
     if (status == TSR_OK) status = tsr_tiles_run(gather, ring, err);
     tsr_gather_close(gather);
     return status;

@@ -170,12 +170,13 @@ tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memo
     const size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION, "%zu bytes of memory are too few for pieces of %zu bytes",
                 2 * ring->half_bytes, bytes);
-    const bool full = h->count && room > h->capacity - h->used;
+    const size_t most = ring->work.enough && ring->work.enough / 2 < ring->half_bytes ? ring->work.enough / 2 : ring->half_bytes;
+    const bool full = h->count && (room > h->capacity - h->used || h->used + room > most);
     if (h->count == MOST_JOBS || full) {
         TSR_TRY(run_round(ring, err));
         h = &ring->halves[ring->filling];
     }
-    if (room > h->capacity || (full && h->capacity < ring->half_bytes)) TSR_TRY(grow(ring, h, room, err));
+    if (room > h->capacity || (full && h->capacity < most)) TSR_TRY(grow(ring, h, room, err));
     *job = job_at(ring, h, h->count);
     memset(*job, 0, ring->work.job_size);
     h->errors[h->count].status = TSR_OK;

@@ -17,6 +17,7 @@ typedef struct tsr_ring_work {
     tsr_status (*fill)(void *ctx, void *job, tsr_error *err);
     tsr_status (*drain)(void *ctx, void *job, tsr_error *err);
     void *ctx;
+    size_t enough; /* bytes of memory that keep all threads at work; more is not touched. 0: the more the better */
 } tsr_ring_work;
 
 /* One work at a time. Borrows nothing of `work` but its ctx. */
