@@ -65,7 +65,8 @@ void tsr_pickler_bigint(tsr_pickler *pickler, tsr_str bytes)
     } else if (bytes.size <= INT32_MAX) {
         little(pickler, '\x8b', bytes.size, 4);
     } else if (pickler->status == TSR_OK) {
-        pickler->status = tsr_raise(pickler->err, TSR_E_LIMIT, TSR_NO_POSITION, "pickle: an integer of %zu bytes", bytes.size);
+        pickler->status =
+            tsr_raise(pickler->err, TSR_E_LIMIT, TSR_NO_POSITION, "pickle: an integer of %zu bytes", bytes.size);
     }
     emit(pickler, bytes.data, bytes.size);
 }
@@ -191,8 +192,8 @@ static bool is_plain(tsr_str name)
 void tsr_pickler_global(tsr_pickler *pickler, tsr_str module, tsr_str name)
 {
     if (pickler->status == TSR_OK && (!is_plain(module) || !is_plain(name))) {
-        pickler->status = tsr_raise(pickler->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "pickle: '%.*s.%.*s' is no name of a class",
-                                    TSR_STR_ARG(module), TSR_STR_ARG(name));
+        pickler->status = tsr_raise(pickler->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                                    "pickle: '%.*s.%.*s' is no name of a class", TSR_STR_ARG(module), TSR_STR_ARG(name));
     }
     if (pickler->status != TSR_OK) return;
     const tsr_str key = tsr_arena_format(pickler->keys, pickler->err, "%.*s\n%.*s", TSR_STR_ARG(module), TSR_STR_ARG(name));
@@ -214,11 +215,13 @@ void tsr_pickler_bytes(tsr_pickler *pickler, tsr_str bytes)
     uint64_t size = bytes.size;
     for (size_t i = 0; i < bytes.size; i++) size += (uint8_t)bytes.data[i] >> 7;
     if (size > UINT32_MAX && pickler->status == TSR_OK) {
-        pickler->status = tsr_raise(pickler->err, TSR_E_LIMIT, TSR_NO_POSITION, "pickle: %zu bytes in one object", bytes.size);
+        pickler->status =
+            tsr_raise(pickler->err, TSR_E_LIMIT, TSR_NO_POSITION, "pickle: %zu bytes in one object", bytes.size);
     }
     little(pickler, 'X', size, 4);
     for (size_t i = 0; i < bytes.size; i++) {
-        const uint8_t byte = (uint8_t)bytes.data[i], pair[2] = {(uint8_t)(0xc0 | byte >> 6), (uint8_t)(0x80 | (byte & 0x3f))};
+        const uint8_t byte = (uint8_t)bytes.data[i],
+                      pair[2] = {(uint8_t)(0xc0 | byte >> 6), (uint8_t)(0x80 | (byte & 0x3f))};
         emit(pickler, byte < 0x80 ? &byte : pair, byte < 0x80 ? 1 : 2);
     }
     tsr_pickler_str(pickler, TSR_STR("latin1"));

@@ -12,18 +12,18 @@
 #include "base/cursor.h"
 #include "base/try.h"
 
-#define LOCAL_SIZE       30u
-#define CENTRAL_SIZE     46u
-#define END_SIZE         22u
-#define ZIP64_END_SIZE   56u
-#define LOCATOR_SIZE     20u
-#define EXTRA_SIZE       4u /* id and length of an extra field */
-#define FLAG_DESCRIPTOR  0x0008u
-#define FLAG_UTF8        0x0800u
-#define ALIGNMENT        64u
-#define NEED_ZIP64       45u
-#define NARROW_LIMIT     UINT64_C(0xffffffff)
-#define NARROW_COUNT     0xffffu
+#define LOCAL_SIZE      30u
+#define CENTRAL_SIZE    46u
+#define END_SIZE        22u
+#define ZIP64_END_SIZE  56u
+#define LOCATOR_SIZE    20u
+#define EXTRA_SIZE      4u /* id and length of an extra field */
+#define FLAG_DESCRIPTOR 0x0008u
+#define FLAG_UTF8       0x0800u
+#define ALIGNMENT       64u
+#define NEED_ZIP64      45u
+#define NARROW_LIMIT    UINT64_C(0xffffffff)
+#define NARROW_COUNT    0xffffu
 
 static bool is_wide(const tsr_zip_new_member *member)
 {

@@ -42,10 +42,11 @@ tsr_status tsr_blit_measure(const tsr_entry *entry, const uint64_t *sizes, tsr_d
     TSR_TRY(tsr_gather_geometry(entry, &own, &rank, shape, &elements, err));
     const bool fits = !sizes || tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
     const bool same = dtype == own || dtype == entry->dtype;
-    TSR_FAIL_IF(!same && !tsr_cast_possible(own, dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s': %s cannot be cast to %s",
-                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, tsr_dtype_describe(dtype)->name);
-    TSR_FAIL_IF(!fits || !tsr_mul_u64(elements, tsr_dtype_size(same ? own : dtype), bytes), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is too large", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!same && !tsr_cast_possible(own, dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s': %s cannot be cast to %s", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name,
+                tsr_dtype_describe(dtype)->name);
+    TSR_FAIL_IF(!fits || !tsr_mul_u64(elements, tsr_dtype_size(same ? own : dtype), bytes), err, TSR_E_FORMAT,
+                TSR_NO_POSITION, "'%.*s' is too large", TSR_STR_ARG(entry->fqn));
     return TSR_OK;
 }
 
@@ -106,7 +107,8 @@ static tsr_status open_lease(state *s, const tsr_entry *entry, tsr_gather **out,
     return TSR_OK;
 }
 
-static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, const tsr_tiles *at, blit_job **out, tsr_error *err)
+static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, const tsr_tiles *at, blit_job **out,
+                          tsr_error *err)
 {
     const size_t bytes = at ? (size_t)at->elements * gather->itemsize : 0, own = tsr_tile_memory(bytes);
     const size_t cast = casts(blit, gather) ? bytes / gather->itemsize * tsr_dtype_size(blit->dtype) : 0;
@@ -175,7 +177,8 @@ tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
 {
     state s = {.run = run};
     for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
-    tsr_status status = tsr_ring_begin(run->ring, &(tsr_ring_work){.job_size = sizeof(blit_job), .fill = fill_blit, .drain = drain_blit, .ctx = &s}, err);
+    const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill = fill_blit, .drain = drain_blit, .ctx = &s};
+    tsr_status status = tsr_ring_begin(run->ring, &work, err);
     if (status == TSR_OK) status = add_all(&s, err);
     while (s.leases) close_lease(&s, s.leases->gather);
     return status;

@@ -11,7 +11,7 @@ typedef struct tsr_blit {
     const tsr_entry *entry;
     const uint64_t *offsets; /* NULL: the whole tensor. In the gather's geometry, as sizes */
     const uint64_t *sizes;
-    const uint8_t *literal;  /* NULL, or the bytes themselves: nothing is read or cast */
+    const uint8_t *literal; /* NULL, or the bytes themselves: nothing is read or cast */
     tsr_dtype dtype;
     uint32_t file;
     uint64_t byte_offset;

@@ -18,7 +18,8 @@ bool tsr_cast_possible(tsr_dtype from, tsr_dtype to)
 static uint64_t round_even(uint64_t significand, unsigned cut)
 {
     if (cut > 54) return 0;
-    const uint64_t kept = significand >> cut, lost = significand & ((UINT64_C(1) << cut) - 1), half = UINT64_C(1) << (cut - 1);
+    const uint64_t kept = significand >> cut, lost = significand & ((UINT64_C(1) << cut) - 1),
+                   half = UINT64_C(1) << (cut - 1);
     return kept + (lost > half || (lost == half && (kept & 1)));
 }
 

@@ -14,7 +14,7 @@
 #include "tessera/check.h"
 
 #define MEMBER_CHARS 96u
-#define SLICE_BYTES ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */
+#define SLICE_BYTES  ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */
 
 typedef struct counts {
     uint64_t nan, inf;
@@ -46,8 +46,8 @@ typedef struct piece {
     bool first, last, has_crc;
     uint32_t expected_crc; /* of the whole extent */
     uint64_t extent_offset;
-    uint32_t crc; /* of this piece */
-    tsr_dtype scan; /* type of the numbers inside, or TSR_DTYPE_NONE */
+    uint32_t crc;              /* of this piece */
+    tsr_dtype scan;            /* type of the numbers inside, or TSR_DTYPE_NONE */
     size_t scan_from, scan_to; /* bytes of this piece */
     counts counts;
     tally *tally;
@@ -165,7 +165,8 @@ static bool is_dense(const tsr_extent *extent, uint64_t *elements)
 static bool is_replica(const tsr_extent *extent)
 {
     const tsr_entry *entry = extent->entry;
-    return entry->replica_count && extent->chunk >= entry->replicas && extent->chunk < entry->replicas + entry->replica_count;
+    return entry->replica_count && extent->chunk >= entry->replicas &&
+           extent->chunk < entry->replicas + entry->replica_count;
 }
 
 /* The byte range of the extent's numbers, relative to the extent; TSR_DTYPE_NONE when there are none to scan. */
@@ -181,7 +182,8 @@ static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, 
         c->tallies[entry - tsr_checkpoint_catalog(c->checkpoint)->entries].gather = true;
         return TSR_DTYPE_NONE;
     }
-    if (!tsr_dtype_bytes(entry->dtype, elements, &bytes) || extent->view.byte_offset < extent->byte_offset) return TSR_DTYPE_NONE;
+    if (!tsr_dtype_bytes(entry->dtype, elements, &bytes) || extent->view.byte_offset < extent->byte_offset)
+        return TSR_DTYPE_NONE;
     *from = extent->view.byte_offset - extent->byte_offset;
     if (*from > extent->byte_length || bytes > extent->byte_length - *from) return TSR_DTYPE_NONE;
     *to = *from + bytes;
@@ -265,7 +267,8 @@ static tsr_status scan_gather(check *c, const tsr_entry *entry, tally *t, tsr_er
     *t = (tally){{0}, false};
     tsr_status status = tsr_gather_open(c->checkpoint, entry, NULL, &gather, &failure);
     if (status == TSR_OK) {
-        status = tsr_ring_begin(c->ring, &(tsr_ring_work){.job_size = sizeof(scan_job), .fill = fill_scan, .drain = drain_scan, .ctx = t}, &failure);
+        const tsr_ring_work work = {.job_size = sizeof(scan_job), .fill = fill_scan, .drain = drain_scan, .ctx = t};
+        status = tsr_ring_begin(c->ring, &work, &failure);
         if (status == TSR_OK) status = tsr_tiles_run(gather, c->ring, &failure);
         tsr_gather_close(gather);
     }
@@ -322,7 +325,9 @@ static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t
 {
     const tsr_place place = {{NULL, 0}, TSR_NO_POSITION, entry->fqn};
     const counts *n = &t->counts;
-    if (n->odd) TSR_TRY(tsr_find(c->findings, "values/bool", place, err, "%llu bytes other than 0 and 1", (unsigned long long)n->odd));
+    if (n->odd)
+        TSR_TRY(
+            tsr_find(c->findings, "values/bool", place, err, "%llu bytes other than 0 and 1", (unsigned long long)n->odd));
     if (n->nan == 0 && n->inf == 0) return TSR_OK;
     return tsr_find(c->findings, "values/nan", place, err, "%llu NaN and %llu infinite values", (unsigned long long)n->nan,
                     (unsigned long long)n->inf);
@@ -344,7 +349,9 @@ static tsr_status check_extents(check *c, tsr_error *err)
 {
     const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
     const size_t enough = 8 * (threads ? threads : 1) * (SLICE_BYTES + TSR_DODGE_BYTES);
-    TSR_TRY(tsr_ring_begin(c->ring, &(tsr_ring_work){.job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough}, err));
+    const tsr_ring_work work = {
+        .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
+    TSR_TRY(tsr_ring_begin(c->ring, &work, err));
     TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
     return tsr_ring_end(c->ring, err);
 }
@@ -354,7 +361,8 @@ tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_
     const tsr_store *store = tsr_checkpoint_store(checkpoint);
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     const size_t count = (size_t)tsr_checkpoint_catalog(checkpoint)->entry_count;
-    check c = {.checkpoint = checkpoint, .ring = ring, .findings = tsr_checkpoint_findings(checkpoint), .progress = progress};
+    check c = {
+        .checkpoint = checkpoint, .ring = ring, .findings = tsr_checkpoint_findings(checkpoint), .progress = progress};
     for (uint32_t i = 0; i < store->file_count; i++) c.byte_total += store->files[i].size;
     c.tallies = tsr_alloc(allocator, count, sizeof *c.tallies, err);
     if (!c.tallies) return TSR_E_NOMEM;

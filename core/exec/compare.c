@@ -147,16 +147,20 @@ tsr_status tsr_compare_gathers(const tsr_gather *a, const tsr_gather *b, tsr_box
     comparison c = {a, b, tolerance, out};
     *out = (tsr_difference){.numeric = tsr_dtype_parts(a->entry->dtype) != 0};
     tsr_box_volume(box, &out->elements);
-    TSR_TRY(tsr_ring_begin(ring, &(tsr_ring_work){.job_size = sizeof(compare_job), .fill = fill_comparison, .drain = join_comparison, .ctx = &c}, err));
+    const tsr_ring_work work = {
+        .job_size = sizeof(compare_job), .fill = fill_comparison, .drain = join_comparison, .ctx = &c};
+    TSR_TRY(tsr_ring_begin(ring, &work, err));
     return compare_tiles(&c, box, ring, err);
 }
 
 static tsr_status check_pair(const tsr_gather *a, const tsr_gather *b, tsr_error *err)
 {
     bool same = a->entry->dtype == b->entry->dtype || a->dtype == TSR_FLOAT4_E2M1FN_X2;
-    same = same && a->dtype == b->dtype && tsr_box_equal((tsr_box){a->rank, NULL, a->shape}, (tsr_box){b->rank, NULL, b->shape});
-    TSR_FAIL_IF(!same, err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' and '%.*s' differ in dtype or shape: their values do not compare",
-                TSR_STR_ARG(a->entry->fqn), TSR_STR_ARG(b->entry->fqn));
+    same = same && a->dtype == b->dtype &&
+           tsr_box_equal((tsr_box){a->rank, NULL, a->shape}, (tsr_box){b->rank, NULL, b->shape});
+    TSR_FAIL_IF(!same, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "'%.*s' and '%.*s' differ in dtype or shape: their values do not compare", TSR_STR_ARG(a->entry->fqn),
+                TSR_STR_ARG(b->entry->fqn));
     return TSR_OK;
 }
 

@@ -32,14 +32,29 @@ tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_error *err)
     }
     for (unsigned tensors = 0; tensors < 2; tensors++) {
         for (size_t s = 0; s < count; s++) {
-            if ((sources[s].entry->kind == TSR_ENTRY_TENSOR) == (tensors == 1)) pieces[placed++] = (tsr_dcp_piece){.source = s};
+            if ((sources[s].entry->kind == TSR_ENTRY_TENSOR) == (tensors == 1))
+                pieces[placed++] = (tsr_dcp_piece){.source = s};
         }
     }
-    tsr_dcp_job dcp = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .arena = job->arena,
-                       .progress = job->options->progress, .sources = sources, .source_count = count, .pieces = pieces,
-                       .piece_count = placed, .files = &file, .file_count = 1, .dry_run = job->options->dry_run};
+    tsr_dcp_job dcp = {.checkpoint = job->checkpoint,
+                       .output = job->output,
+                       .ring = job->ring,
+                       .arena = job->arena,
+                       .progress = job->options->progress,
+                       .sources = sources,
+                       .source_count = count,
+                       .pieces = pieces,
+                       .piece_count = placed,
+                       .files = &file,
+                       .file_count = 1,
+                       .dry_run = job->options->dry_run};
     TSR_TRY(tsr_dcp_write(&dcp, err));
-    *job->out = (tsr_conversion){.rows = chosen.rows, .row_count = chosen.count, .files = dcp.files, .file_sizes = dcp.file_sizes,
-                                 .file_count = dcp.file_count, .marker = dcp.marker, .byte_total = dcp.byte_total};
+    *job->out = (tsr_conversion){.rows = chosen.rows,
+                                 .row_count = chosen.count,
+                                 .files = dcp.files,
+                                 .file_sizes = dcp.file_sizes,
+                                 .file_count = dcp.file_count,
+                                 .marker = dcp.marker,
+                                 .byte_total = dcp.byte_total};
     return TSR_OK;
 }

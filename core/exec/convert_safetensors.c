@@ -69,7 +69,8 @@ static tsr_status name_files(plan *p, tsr_error *err)
         } else if (p->file_count == 1) {
             p->files[f].name = tsr_arena_format(arena, err, "%.*s.safetensors", TSR_STR_ARG(head));
         } else {
-            p->files[f].name = tsr_arena_format(arena, err, "%.*s-%05u-of-%05u.safetensors", TSR_STR_ARG(head), (unsigned)f + 1, (unsigned)p->file_count);
+            p->files[f].name = tsr_arena_format(arena, err, "%.*s-%05u-of-%05u.safetensors", TSR_STR_ARG(head),
+                                                (unsigned)f + 1, (unsigned)p->file_count);
         }
         if (!p->files[f].name.data) return TSR_E_NOMEM;
     }
@@ -151,8 +152,12 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *
     TSR_TRY(tsr_safetensors_lay_out(p.pieces, p.count, p.files, p.file_count, host, job->arena, &p.blits, err));
     TSR_TRY(describe(&p, err));
     if (job->options->dry_run) return TSR_OK;
-    tsr_blit_run run = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .blits = p.blits,
-                        .count = p.count, .progress = job->options->progress};
+    tsr_blit_run run = {.checkpoint = job->checkpoint,
+                        .output = job->output,
+                        .ring = job->ring,
+                        .blits = p.blits,
+                        .count = p.count,
+                        .progress = job->options->progress};
     TSR_TRY(tsr_safetensors_write(&run, p.files, p.file_count, err));
     if (p.file_count > 1 || tsr_generation(job) > 0) return write_index(&p, err); /* what replaces an index is an index */
     job->out->marker = p.files[0].output;

@@ -10,7 +10,8 @@ const char *tsr_torch_refusal(const tsr_converted *row)
     if (tsr_is_object(row->entry)) return row->entry->value ? NULL : "is an object that was not read";
     if (row->entry->kind == TSR_ENTRY_OPAQUE) return "is no dense tensor";
     if (tsr_dtype_describe(row->dtype)->bits == 6) return "is of a float6 type, which torch does not have";
-    return tsr_dtype_describe(row->dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is not known here" : NULL;
+    return tsr_dtype_describe(row->dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is not known here"
+                                                                       : NULL;
 }
 
 static tsr_status leaf_of(const tsr_conversion_job *job, tsr_converted *row, tsr_leaf *leaf, tsr_error *err)
@@ -49,13 +50,18 @@ static tsr_status report(const tsr_conversion_job *job, const tsr_chosen *chosen
     if (!name || !size) return TSR_E_NOMEM;
     *name = TSR_STR("");
     *size = plan->archive.size;
-    *out = (tsr_conversion){.rows = chosen->rows, .row_count = chosen->count, .files = name, .file_sizes = size, .file_count = 1,
+    *out = (tsr_conversion){.rows = chosen->rows,
+                            .row_count = chosen->count,
+                            .files = name,
+                            .file_sizes = size,
+                            .file_count = 1,
                             .marker = TSR_NO_FILE};
     for (uint32_t i = 0; i < plan->storage_count; i++) out->byte_total += plan->blits[i].byte_length;
     for (uint64_t i = 0; i < chosen->count; i++) {
         tsr_converted *row = &chosen->rows[i];
         row->copied = false; /* what was shared is shared again */
-        if (row->written && row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+        if (row->written && row->entry->kind == TSR_ENTRY_TENSOR)
+            TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
     }
     return TSR_OK;
 }

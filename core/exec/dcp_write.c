@@ -74,8 +74,12 @@ static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
     tsr_status status = tensor_archive(w, piece, passing, &archive, &storage, err);
     if (status == TSR_OK) {
         w->items[i].byte_length = archive.size;
-        const tsr_blit blit = {.entry = source->entry, .offsets = piece->offsets, .sizes = piece->sizes, .dtype = source->dtype,
-                               .file = piece->file, .byte_offset = w->items[i].byte_offset + tsr_torch_storage_at(&archive, 0),
+        const tsr_blit blit = {.entry = source->entry,
+                               .offsets = piece->offsets,
+                               .sizes = piece->sizes,
+                               .dtype = source->dtype,
+                               .file = piece->file,
+                               .byte_offset = w->items[i].byte_offset + tsr_torch_storage_at(&archive, 0),
                                .byte_length = storage.byte_length};
         status = add_errand(w, i, 0, &blit, err);
     }
@@ -118,8 +122,8 @@ static tsr_status lay_out(writer *w, tsr_error *err)
         } else {
             TSR_TRY(lay_out_object(w, i, err));
         }
-        TSR_FAIL_IF(!tsr_add_u64(*at, w->items[i].byte_length, at), err, TSR_E_LIMIT, TSR_NO_POSITION, "a file of %.*s is too large",
-                    TSR_STR_ARG(job->sources[piece->source].name));
+        TSR_FAIL_IF(!tsr_add_u64(*at, w->items[i].byte_length, at), err, TSR_E_LIMIT, TSR_NO_POSITION,
+                    "a file of %.*s is too large", TSR_STR_ARG(job->sources[piece->source].name));
     }
     return TSR_OK;
 }
@@ -140,8 +144,8 @@ static tsr_status write_piece(const writer *w, tsr_torch_archive *archive, uint3
     tsr_output *output = w->job->output;
     tsr_status status = tsr_torch_archive_piece(archive, number, &bytes, &at, err);
     if (status == TSR_OK) {
-        status = output->write_at(output, w->outputs[w->job->pieces[piece].file], w->items[piece].byte_offset + at, bytes.items,
-                                  bytes.count, err);
+        status = output->write_at(output, w->outputs[w->job->pieces[piece].file], w->items[piece].byte_offset + at,
+                                  bytes.items, bytes.count, err);
     }
     tsr_vec_free(&bytes);
     return status;
@@ -180,7 +184,8 @@ static tsr_status create_files(writer *w, tsr_error *err)
 {
     tsr_dcp_job *job = w->job;
     for (uint32_t f = 0; f < job->file_count; f++) {
-        if (job->file_sizes[f]) TSR_TRY(job->output->create(job->output, job->files[f], job->file_sizes[f], &w->outputs[f], err));
+        if (job->file_sizes[f])
+            TSR_TRY(job->output->create(job->output, job->files[f], job->file_sizes[f], &w->outputs[f], err));
     }
     for (size_t i = 0; i < job->piece_count; i++) {
         tsr_torch_plan *plan = w->items[i].plan;
@@ -217,13 +222,16 @@ static tsr_status order_blits(writer *w, tsr_error *err)
 /* ---- metadata ---- */
 
 /* Offsets and sizes of a chunk in the geometry of the destination. */
-static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_entry *entry, tsr_dcp_new_item *out, tsr_error *err)
+static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_entry *entry, tsr_dcp_new_item *out,
+                                tsr_error *err)
 {
     const tsr_dcp_piece *piece = &w->job->pieces[i];
     uint64_t *zeros = piece->offsets ? NULL : tsr_arena_array(w->job->arena, entry->rank, sizeof *zeros, err);
     if (!piece->offsets && !zeros) return TSR_E_NOMEM;
-    *out = (tsr_dcp_new_item){.offsets = piece->offsets ? piece->offsets : zeros, .sizes = piece->sizes ? piece->sizes : entry->shape,
-                              .file = w->job->files[piece->file], .byte_offset = w->items[i].byte_offset,
+    *out = (tsr_dcp_new_item){.offsets = piece->offsets ? piece->offsets : zeros,
+                              .sizes = piece->sizes ? piece->sizes : entry->shape,
+                              .file = w->job->files[piece->file],
+                              .byte_offset = w->items[i].byte_offset,
                               .byte_length = w->items[i].byte_length};
     return TSR_OK;
 }
@@ -233,8 +241,12 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_source *source, 
     uint64_t elements, *shape = tsr_arena_array(w->job->arena, TSR_MAX_RANK, sizeof *shape, err);
     tsr_path_item *nameless = tsr_arena_array(w->job->arena, 1, sizeof *nameless, err);
     if (!shape || !nameless) return TSR_E_NOMEM;
-    *out = (tsr_dcp_new_entry){.fqn = source->name, .path = source->path, .path_length = source->path_length,
-                               .tensor = source->entry->kind == TSR_ENTRY_TENSOR, .requires_grad = source->entry->requires_grad, .shape = shape};
+    *out = (tsr_dcp_new_entry){.fqn = source->name,
+                               .path = source->path,
+                               .path_length = source->path_length,
+                               .tensor = source->entry->kind == TSR_ENTRY_TENSOR,
+                               .requires_grad = source->entry->requires_grad,
+                               .shape = shape};
     if (!out->path_length) { /* a root that is no mapping has the empty key */
         nameless->key = source->name;
         out->path = nameless;
@@ -280,7 +292,8 @@ static tsr_str save_id(const writer *w, const tsr_dcp_new_entry *entries, tsr_er
     }
     const uint32_t mixed = note(note(names, places), w->content);
     return tsr_arena_format(w->job->arena, err, "%08x-%04x-%04x-%04x-%04x%08x", (unsigned)names, (unsigned)(places >> 16),
-                            (unsigned)(places & 0xffff), (unsigned)(mixed >> 16), (unsigned)(mixed & 0xffff), (unsigned)w->content);
+                            (unsigned)(places & 0xffff), (unsigned)(mixed >> 16), (unsigned)(mixed & 0xffff),
+                            (unsigned)w->content);
 }
 
 static tsr_status write_metadata(writer *w, tsr_error *err)
@@ -311,8 +324,15 @@ static tsr_status write_all(writer *w, tsr_error *err)
     if (job->dry_run) return TSR_OK;
     TSR_TRY(create_files(w, err));
     TSR_TRY(order_blits(w, err));
-    const tsr_blit_run run = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .blits = w->blits,
-                              .count = w->errands.count, .crc = true, .progress = job->progress, .done = blit_done, .ctx = w};
+    const tsr_blit_run run = {.checkpoint = job->checkpoint,
+                              .output = job->output,
+                              .ring = job->ring,
+                              .blits = w->blits,
+                              .count = w->errands.count,
+                              .crc = true,
+                              .progress = job->progress,
+                              .done = blit_done,
+                              .ctx = w};
     TSR_TRY(tsr_blits_write(&run, err));
     return write_metadata(w, err);
 }

@@ -1,6 +1,7 @@
 /* What PyTorch 2.13 pickles for a DTensor:
  *
- *   _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, (DTensor, dtype, size, stride, 0, layout, device, requires_grad),
+ *   _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor,
+ *                         (DTensor, dtype, size, stride, 0, layout, device, requires_grad),
  *                         (None or {"_is_param": True}, {"_local_tensor": …, "_spec": DTensorSpec}))
  *
  * Source: torch/_tensor.py (_reduce_ex_internal), torch/distributed/tensor/_dtensor_spec.py, device_mesh.py,
@@ -170,7 +171,8 @@ static uint64_t group_number(const tsr_mesh *mesh, const uint64_t *coordinate, u
     return number + index;
 }
 
-const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_entry *rank_map, tsr_arena *arena, tsr_error *err)
+const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_entry *rank_map, tsr_arena *arena,
+                                tsr_error *err)
 {
     const maker m = {arena, err};
     uint64_t coordinate[TSR_MESH_MAX_DIMS];
@@ -180,6 +182,7 @@ const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_e
         const tsr_str name = tsr_arena_format(arena, err, "%llu", (unsigned long long)group_number(mesh, coordinate, d));
         groups[d] = name.data ? tsr_value_str(arena, name, err) : NULL;
     }
+    /* clang-format off */
     const tsr_value *pairs[] = {
         text(m, "_device_type"), text(m, "cpu"),
         text(m, "_layout"), layout_value(m, mesh),
@@ -194,6 +197,7 @@ const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_e
         text(m, "_coordinate_on_dim"), numbers(m, TSR_VALUE_TUPLE, coordinate, mesh->dim_count),
         text(m, "_hash"), none(m),
     };
+    /* clang-format on */
     return built(m, "torch.distributed.device_mesh.DeviceMesh", NULL, dict(m, pairs, sizeof pairs / sizeof *pairs));
 }
 
@@ -205,7 +209,8 @@ static const tsr_value *placement_value(maker m, const tsr_placement *placement,
 {
     uint32_t dim;
     if (!tsr_placement_dim(placement, rank, &dim)) return built(m, PLACEMENT "Replicate", NULL, dict(m, NULL, 0));
-    const tsr_value *pairs[] = {text(m, "dim"), integer(m, dim), text(m, "split_factor"), integer(m, placement->split_factor)};
+    const tsr_value *pairs[] = {text(m, "dim"), integer(m, dim), text(m, "split_factor"),
+                                integer(m, placement->split_factor)};
     if (placement->kind == TSR_SHARD) return built(m, PLACEMENT "Shard", NULL, dict(m, pairs, 2));
     return built(m, PLACEMENT "_StridedShard", NULL, dict(m, pairs, 4));
 }
@@ -243,7 +248,9 @@ static const tsr_value *spec_value(maker m, const tsr_dtensor *d)
 {
     const tsr_value *placements[TSR_MESH_MAX_DIMS];
     for (uint32_t i = 0; i < d->mesh->dim_count; i++) placements[i] = placement_value(m, &d->placements[i], d->rank);
-    const tsr_value *meta[] = {numbers(m, TSR_VALUE_SIZE, d->shape, d->rank), contiguous_strides(m, d), dtype_value(m, d->dtype)};
+    const tsr_value *meta[] = {numbers(m, TSR_VALUE_SIZE, d->shape, d->rank), contiguous_strides(m, d),
+                               dtype_value(m, d->dtype)};
+    /* clang-format off */
     const tsr_value *pairs[] = {
         text(m, "mesh"), d->mesh_value,
         text(m, "placements"), tuple(m, placements, d->mesh->dim_count),
@@ -252,7 +259,9 @@ static const tsr_value *spec_value(maker m, const tsr_dtensor *d)
         text(m, "use_strided_shard_as_shard_order"), boolean(m, has_strided(d)),
         text(m, "_hash"), none(m),
     };
-    return built(m, "torch.distributed.tensor._dtensor_spec.DTensorSpec", NULL, dict(m, pairs, sizeof pairs / sizeof *pairs));
+    /* clang-format on */
+    return built(m, "torch.distributed.tensor._dtensor_spec.DTensorSpec", NULL,
+                 dict(m, pairs, sizeof pairs / sizeof *pairs));
 }
 
 const tsr_value *tsr_dtensor_value(const tsr_dtensor *d, tsr_arena *arena, tsr_error *err)
@@ -260,9 +269,14 @@ const tsr_value *tsr_dtensor_value(const tsr_dtensor *d, tsr_arena *arena, tsr_e
     const maker m = {arena, err};
     const char *class_name = "torch.distributed.tensor.DTensor";
     const tsr_value *strided = text(m, "torch.strided"), *cpu = named(m, TSR_VALUE_DEVICE, "cpu");
-    const tsr_value *wrapper[] = {named(m, TSR_VALUE_GLOBAL, class_name), dtype_value(m, d->dtype), numbers(m, TSR_VALUE_TUPLE, d->shape, d->rank),
-                                  contiguous_strides(m, d), integer(m, 0),
-                                  called(m, "torch.serialization._get_layout", tuple(m, &strided, 1)), cpu, boolean(m, d->requires_grad)};
+    const tsr_value *wrapper[] = {named(m, TSR_VALUE_GLOBAL, class_name),
+                                  dtype_value(m, d->dtype),
+                                  numbers(m, TSR_VALUE_TUPLE, d->shape, d->rank),
+                                  contiguous_strides(m, d),
+                                  integer(m, 0),
+                                  called(m, "torch.serialization._get_layout", tuple(m, &strided, 1)),
+                                  cpu,
+                                  boolean(m, d->requires_grad)};
     const tsr_value *flags[] = {text(m, "_is_param"), boolean(m, true)};
     const tsr_value *inner[] = {text(m, "_local_tensor"), tensor_value(m, d->local), text(m, "_spec"), spec_value(m, d)};
     const tsr_value *state[] = {d->is_parameter ? dict(m, flags, 2) : none(m), dict(m, inner, 4)};

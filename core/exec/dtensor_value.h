@@ -7,7 +7,8 @@
 
 /* A DeviceMesh as one rank has it. All DTensors of a file share the value. `rank_map` is an int32 tensor entry of all the
  * mesh's ranks in order. NULL and TSR_E_NOMEM on failure, as below. */
-const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const struct tsr_entry *rank_map, tsr_arena *arena, tsr_error *err);
+const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const struct tsr_entry *rank_map, tsr_arena *arena,
+                                tsr_error *err);
 
 /* A DTensor: `global` says type, size and flags, `local` is the entry of the rank's own part, `placements` one a dim of the
  * mesh behind `mesh_value`. */

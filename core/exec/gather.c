@@ -26,10 +26,11 @@
 tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *rank, uint64_t *shape, uint64_t *elements,
                                tsr_error *err)
 {
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is not a dense tensor (%.*s)",
-                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
-    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has %u dimensions; at most %u are handled",
-                TSR_STR_ARG(entry->fqn), (unsigned)entry->rank, (unsigned)TSR_MAX_RANK);
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is not a dense tensor (%.*s)", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "'%.*s' has %u dimensions; at most %u are handled", TSR_STR_ARG(entry->fqn), (unsigned)entry->rank,
+                (unsigned)TSR_MAX_RANK);
     *dtype = entry->dtype;
     *rank = entry->rank;
     for (uint32_t d = 0; d < entry->rank; d++) shape[d] = entry->shape[d];
@@ -79,8 +80,8 @@ static tsr_status check_part(const tsr_gather *gather, tsr_part *part, tsr_error
                 "'%.*s': the file of a chunk is missing", TSR_STR_ARG(fqn));
     const tsr_store_file *file = &store->files[part->view.file];
     TSR_FAIL_IF(!part->view.zstd && end > file->size, err, TSR_E_FORMAT, part->view.byte_offset,
-                "'%.*s': a chunk ends at %llu, beyond the end of %.*s (%llu bytes)", TSR_STR_ARG(fqn), (unsigned long long)end,
-                TSR_STR_ARG(file->name), (unsigned long long)file->size);
+                "'%.*s': a chunk ends at %llu, beyond the end of %.*s (%llu bytes)", TSR_STR_ARG(fqn),
+                (unsigned long long)end, TSR_STR_ARG(file->name), (unsigned long long)file->size);
     return TSR_OK;
 }
 
@@ -102,11 +103,13 @@ static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_part *
         offsets[gather->rank - 1] /= 2;
         sizes[gather->rank - 1] /= 2;
     } else {
-        fits = tsr_box_equal((tsr_box){entry->rank, chunk->offsets, chunk->sizes}, (tsr_box){entry->rank, NULL, entry->shape});
+        fits =
+            tsr_box_equal((tsr_box){entry->rank, chunk->offsets, chunk->sizes}, (tsr_box){entry->rank, NULL, entry->shape});
         sizes[0] = gather->elements;
     }
-    TSR_FAIL_IF(!fits, err, TSR_E_UNSUPPORTED, chunk->byte_offset, "'%.*s': a chunk of %s does not begin and end at whole bytes",
-                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(!fits, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
+                "'%.*s': a chunk of %s does not begin and end at whole bytes", TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
     part->offsets = offsets;
     part->sizes = sizes;
     return TSR_OK;
@@ -128,8 +131,8 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
     *part = (tsr_part){0};
     TSR_TRY(set_box(gather, chunk, part, err));
     const tsr_box own = {gather->rank, part->offsets, part->sizes};
-    TSR_FAIL_IF(!tsr_box_contains(whole, own), err, TSR_E_FORMAT, chunk->byte_offset, "'%.*s': a chunk reaches beyond the tensor",
-                TSR_STR_ARG(gather->entry->fqn));
+    TSR_FAIL_IF(!tsr_box_contains(whole, own), err, TSR_E_FORMAT, chunk->byte_offset,
+                "'%.*s': a chunk reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
     if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
     TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "'%.*s': the file of a chunk is missing",
                 TSR_STR_ARG(gather->entry->fqn));
@@ -198,9 +201,9 @@ static tsr_status must_tile(const tsr_entry *entry, const tsr_host *host, tsr_er
     tsr_tiling tiling;
     TSR_TRY(tsr_tiling_check(host->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, err));
     TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks %s", TSR_STR_ARG(entry->fqn),
-                tiling.missing                          ? "leave a part of the tensor out"
-                : tiling.overlap[0] != TSR_NO_CHUNK     ? "overlap"
-                                                        : "reach beyond the tensor");
+                tiling.missing                      ? "leave a part of the tensor out"
+                : tiling.overlap[0] != TSR_NO_CHUNK ? "overlap"
+                                                    : "reach beyond the tensor");
     return TSR_OK;
 }
 
@@ -292,8 +295,8 @@ static tsr_status read_part(const tsr_gather *gather, tsr_part *part, uint64_t b
 }
 
 /* One read of the plan: `steps` steps of the last looped axis (1 when there is none). */
-static tsr_status fetch_block(const tsr_gather *gather, tsr_part *part, const tsr_axis *axes, uint32_t count, fetch_plan plan,
-                              uint64_t steps, uint64_t byte, uint8_t *to, uint8_t *scratch, tsr_error *err)
+static tsr_status fetch_block(const tsr_gather *gather, tsr_part *part, const tsr_axis *axes, uint32_t count,
+                              fetch_plan plan, uint64_t steps, uint64_t byte, uint8_t *to, uint8_t *scratch, tsr_error *err)
 {
     if (plan.direct) return read_part(gather, part, byte, to, (size_t)plan.span, err);
     tsr_axis block[TSR_MAX_RANK];
@@ -403,7 +406,8 @@ uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
     return TSR_NO_POSITION;
 }
 
-tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size, tsr_error *err)
+tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size,
+                          tsr_error *err)
 {
     uint64_t volume, filled = 0, corner[TSR_MAX_RANK];
     if (!tsr_box_volume(box, &volume) || volume == 0) return TSR_OK;
@@ -413,7 +417,8 @@ tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void 
     for (uint32_t d = 0; d < gather->rank; d++) corner[d] += box.sizes[d] - 1;
     const uint64_t last = tsr_box_index(whole, corner);
     tsr_status status = TSR_OK;
-    for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= last && status == TSR_OK; i++) {
+    for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= last && status == TSR_OK;
+         i++) {
         status = gather_part(gather, &gather->parts[i], box, to, scratch, scratch_size, &filled, err);
     }
     if (status != TSR_OK) {
@@ -421,8 +426,7 @@ tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void 
         return status;
     }
     TSR_FAIL_IF(filled != volume, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': %llu elements of a box of %llu are in %s",
-                TSR_STR_ARG(gather->entry->fqn),
-                (unsigned long long)(filled < volume ? volume - filled : filled - volume), (unsigned long long)volume,
-                filled < volume ? "no chunk" : "more than one chunk");
+                TSR_STR_ARG(gather->entry->fqn), (unsigned long long)(filled < volume ? volume - filled : filled - volume),
+                (unsigned long long)volume, filled < volume ? "no chunk" : "more than one chunk");
     return TSR_OK;
 }

@@ -51,10 +51,11 @@ uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at);
 
 /* What tsr_gather_box needs beside the destination; at least this much works, more makes fewer, larger reads. */
 #define TSR_SCRATCH_LEAST ((size_t)4 << 10)
-#define TSR_SCRATCH_BEST ((size_t)512 << 10)
+#define TSR_SCRATCH_BEST  ((size_t)512 << 10)
 
 /* The elements of `box` (inside the tensor), resolved, into `to`, contiguous row-major. Elements in no part, or in two,
  * are TSR_E_FORMAT. */
-tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size, tsr_error *err);
+tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size,
+                          tsr_error *err);
 
 #endif

@@ -27,7 +27,9 @@ static tsr_status add_chunk(const tsr_gather *gather, const tsr_part *part, cons
 {
     uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
     const uint32_t rank = gather->rank;
-    if (!tsr_box_intersect((tsr_box){rank, part->offsets, part->sizes}, (tsr_box){rank, box->offsets, box->sizes}, offsets, sizes)) return TSR_OK;
+    if (!tsr_box_intersect((tsr_box){rank, part->offsets, part->sizes}, (tsr_box){rank, box->offsets, box->sizes}, offsets,
+                           sizes))
+        return TSR_OK;
     tsr_chunk *chunk = tsr_vec_push(chunks, err);
     uint64_t *numbers = tsr_arena_array(arena, 3 * (size_t)rank, sizeof *numbers, err);
     tsr_view *view = TSR_ARENA_NEW(arena, tsr_view, err);
@@ -40,11 +42,13 @@ static tsr_status add_chunk(const tsr_gather *gather, const tsr_part *part, cons
         view->byte_offset += (offsets[d] - part->offsets[d]) * part->strides[d] * gather->itemsize;
     }
     view->strides = numbers + 2 * rank;
-    *chunk = (tsr_chunk){.offsets = numbers, .sizes = numbers + rank, .byte_offset = view->byte_offset, .view = view, .file = view->file};
+    *chunk = (tsr_chunk){
+        .offsets = numbers, .sizes = numbers + rank, .byte_offset = view->byte_offset, .view = view, .file = view->file};
     return TSR_OK;
 }
 
-static tsr_status cut(const tsr_gather *gather, const tsr_shard *shard, tsr_arena *arena, tsr_vec *chunks, tsr_entry *out, tsr_error *err)
+static tsr_status cut(const tsr_gather *gather, const tsr_shard *shard, tsr_arena *arena, tsr_vec *chunks, tsr_entry *out,
+                      tsr_error *err)
 {
     for (uint64_t b = 0; b < shard->box_count; b++) {
         for (size_t i = 0; i < gather->part_count; i++) {
@@ -66,8 +70,8 @@ tsr_status tsr_localize(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     const tsr_box hull = hull_of(shard, offsets, sizes);
     tsr_gather *gather = NULL;
     if (!shape) return TSR_E_NOMEM;
-    TSR_FAIL_IF(tsr_dtype_describe(entry->dtype)->bits == 6, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s': %s cannot be cut",
-                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(tsr_dtype_describe(entry->dtype)->bits == 6, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s': %s cannot be cut", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
     if (shard->rank) memcpy(shape, shard->local_shape, shard->rank * sizeof *shape);
     if (shard->box_count) TSR_TRY(tsr_gather_open(checkpoint, entry, &hull, &gather, err));
     *out = (tsr_entry){.fqn = entry->fqn, .dtype = entry->dtype, .rank = shard->rank, .shape = shape};

@@ -11,10 +11,14 @@
 #include "tessera/check.h"
 
 static const tsr_float_form forms[] = {
-    [TSR_FLOAT64] = {8, 52, 1023, true, true, 0},        [TSR_FLOAT32] = {4, 23, 127, true, true, 0},
-    [TSR_FLOAT16] = {2, 10, 15, true, true, 0},          [TSR_BFLOAT16] = {2, 7, 127, true, true, 0},
-    [TSR_FLOAT8_E4M3FN] = {1, 3, 7, true, false, 0x7f},  [TSR_FLOAT8_E4M3FNUZ] = {1, 3, 8, true, false, 0x80},
-    [TSR_FLOAT8_E5M2] = {1, 2, 15, true, true, 0},       [TSR_FLOAT8_E5M2FNUZ] = {1, 2, 16, true, false, 0x80},
+    [TSR_FLOAT64] = {8, 52, 1023, true, true, 0},
+    [TSR_FLOAT32] = {4, 23, 127, true, true, 0},
+    [TSR_FLOAT16] = {2, 10, 15, true, true, 0},
+    [TSR_BFLOAT16] = {2, 7, 127, true, true, 0},
+    [TSR_FLOAT8_E4M3FN] = {1, 3, 7, true, false, 0x7f},
+    [TSR_FLOAT8_E4M3FNUZ] = {1, 3, 8, true, false, 0x80},
+    [TSR_FLOAT8_E5M2] = {1, 2, 15, true, true, 0},
+    [TSR_FLOAT8_E5M2FNUZ] = {1, 2, 16, true, false, 0x80},
     [TSR_FLOAT8_E8M0FNU] = {1, 0, 127, false, false, 0xff},
 };
 
@@ -99,12 +103,12 @@ static double decode_small(const tsr_float_form *form, uint64_t bits)
     return sign ? -value : value;
 }
 
-#define DECODE(type)                                                                                                   \
-    for (size_t i = 0; i < count; i++) {                                                                               \
-        type item;                                                                                                     \
-        memcpy(&item, from + i * sizeof item, sizeof item);                                                            \
-        to[i] = (double)item;                                                                                          \
-    }                                                                                                                  \
+#define DECODE(type) \
+    for (size_t i = 0; i < count; i++) { \
+        type item; \
+        memcpy(&item, from + i * sizeof item, sizeof item); \
+        to[i] = (double)item; \
+    } \
     break
 
 void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to)
@@ -129,20 +133,21 @@ void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to)
         break;
     default:
         form = tsr_float_form_of(dtype);
-        for (size_t i = 0; form && i < count; i++) to[i] = decode_small(form, tsr_load_le(from + i * form->bytes, form->bytes));
+        for (size_t i = 0; form && i < count; i++)
+            to[i] = decode_small(form, tsr_load_le(from + i * form->bytes, form->bytes));
     }
 }
 
 /* A cheap look for numbers whose exponent is all ones; written so that compilers make vectors of it. */
-#define FIND_ONES(type, mask)                                                                                          \
-    do {                                                                                                               \
-        type found = 0;                                                                                                \
-        for (size_t i = 0; i < count; i++) {                                                                           \
-            type item;                                                                                                 \
-            memcpy(&item, from + i * sizeof item, sizeof item);                                                        \
-            found |= (type)((item & (type)(mask)) == (type)(mask));                                                    \
-        }                                                                                                              \
-        return found != 0;                                                                                             \
+#define FIND_ONES(type, mask) \
+    do { \
+        type found = 0; \
+        for (size_t i = 0; i < count; i++) { \
+            type item; \
+            memcpy(&item, from + i * sizeof item, sizeof item); \
+            found |= (type)((item & (type)(mask)) == (type)(mask)); \
+        } \
+        return found != 0; \
     } while (0)
 
 static bool has_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)

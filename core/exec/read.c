@@ -16,8 +16,8 @@ tsr_status tsr_tensor_bytes(const tsr_checkpoint *checkpoint, const tsr_entry *e
     return TSR_OK;
 }
 
-static tsr_status check_box(const tsr_entry *entry, tsr_box box, const uint64_t *shape, uint32_t itemsize, size_t buffer_size,
-                            tsr_error *err)
+static tsr_status check_box(const tsr_entry *entry, tsr_box box, const uint64_t *shape, uint32_t itemsize,
+                            size_t buffer_size, tsr_error *err)
 {
     uint64_t volume, bytes;
     TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.rank, NULL, shape}, box) || !tsr_box_volume(box, &volume), err, TSR_E_USAGE,
@@ -72,7 +72,8 @@ tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry,
     stream s = {each, ctx};
     tsr_gather *gather;
     TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));
-    tsr_status status = tsr_ring_begin(ring, &(tsr_ring_work){.job_size = sizeof(tsr_tile), .fill = fill_tile, .drain = hand_over, .ctx = &s}, err);
+    const tsr_ring_work work = {.job_size = sizeof(tsr_tile), .fill = fill_tile, .drain = hand_over, .ctx = &s};
+    tsr_status status = tsr_ring_begin(ring, &work, err);
     if (status == TSR_OK) status = tsr_tiles_run(gather, ring, err);
     tsr_gather_close(gather);
     return status;

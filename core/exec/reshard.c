@@ -3,11 +3,12 @@
 #include "exec/reshard_to.h"
 #include "tessera/convert.h"
 
-tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output, const tsr_convert_options *options,
-                       tsr_arena *arena, tsr_conversion *out, tsr_error *err)
+tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output,
+                       const tsr_convert_options *options, tsr_arena *arena, tsr_conversion *out, tsr_error *err)
 {
     *out = (tsr_conversion){.marker = TSR_NO_FILE};
-    TSR_FAIL_IF(tsr_plan_ranks(plan) > UINT32_MAX / 2, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many ranks to write files for");
+    TSR_FAIL_IF(tsr_plan_ranks(plan) > UINT32_MAX / 2, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "too many ranks to write files for");
     tsr_ring *ring;
     TSR_TRY(tsr_ring_new(tsr_checkpoint_host(checkpoint), options->max_memory, &ring, err));
     const tsr_conversion_job job = {checkpoint, output, options, ring, arena, out};

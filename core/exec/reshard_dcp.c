@@ -111,19 +111,33 @@ static tsr_status write_gathered(gathering *g, tsr_error *err)
     TSR_TRY(tsr_plan_each_write(g->plan, add_shard, g, err));
     TSR_TRY(sort_pieces(g, &pieces, err));
     TSR_TRY(name_files(g, &files, err));
-    tsr_dcp_job dcp = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .arena = job->arena,
-                       .progress = job->options->progress, .sources = g->sources, .source_count = g->source_count,
-                       .pieces = pieces, .piece_count = g->pieces.count, .files = files,
-                       .file_count = (uint32_t)tsr_plan_ranks(g->plan), .dry_run = job->options->dry_run};
+    tsr_dcp_job dcp = {.checkpoint = job->checkpoint,
+                       .output = job->output,
+                       .ring = job->ring,
+                       .arena = job->arena,
+                       .progress = job->options->progress,
+                       .sources = g->sources,
+                       .source_count = g->source_count,
+                       .pieces = pieces,
+                       .piece_count = g->pieces.count,
+                       .files = files,
+                       .file_count = (uint32_t)tsr_plan_ranks(g->plan),
+                       .dry_run = job->options->dry_run};
     TSR_TRY(tsr_dcp_write(&dcp, err));
-    *job->out = (tsr_conversion){.rows = g->chosen.rows, .row_count = g->chosen.count, .files = dcp.files, .file_sizes = dcp.file_sizes,
-                                 .file_count = dcp.file_count, .marker = dcp.marker, .byte_total = dcp.byte_total};
+    *job->out = (tsr_conversion){.rows = g->chosen.rows,
+                                 .row_count = g->chosen.count,
+                                 .files = dcp.files,
+                                 .file_sizes = dcp.file_sizes,
+                                 .file_count = dcp.file_count,
+                                 .marker = dcp.marker,
+                                 .byte_total = dcp.byte_total};
     return TSR_OK;
 }
 
 tsr_status tsr_reshard_to_dcp(const tsr_conversion_job *job, const tsr_plan *plan, tsr_error *err)
 {
-    gathering g = {.job = job, .plan = plan, .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(ordered))};
+    gathering g = {
+        .job = job, .plan = plan, .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(ordered))};
     tsr_status status = tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &g.chosen, err);
     if (status == TSR_OK) status = tsr_leave_unplanned(&g.chosen, plan, err);
     if (status == TSR_OK) status = write_gathered(&g, err);

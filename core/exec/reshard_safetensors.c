@@ -35,15 +35,20 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     tsr_converted *row = tsr_row_of(&g->chosen, entry);
     if (!row) return TSR_OK;
     TSR_FAIL_IF(shard->box_count > 1, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s': rank %llu holds %llu separate pieces of it, and sharded safetensors have one a file", TSR_STR_ARG(entry->fqn),
-                (unsigned long long)owner, (unsigned long long)shard->box_count);
+                "'%.*s': rank %llu holds %llu separate pieces of it, and sharded safetensors have one a file",
+                TSR_STR_ARG(entry->fqn), (unsigned long long)owner, (unsigned long long)shard->box_count);
     owned *o = tsr_vec_push(&g->owned, err);
     uint64_t *box = tsr_arena_array(g->job->arena, 2 * (size_t)shard->rank, sizeof *box, err);
     if (!o || !box) return TSR_E_NOMEM;
     if (shard->rank) memcpy(box, shard->boxes[0].offsets, shard->rank * sizeof *box);
     if (shard->rank) memcpy(box + shard->rank, shard->boxes[0].sizes, shard->rank * sizeof *box);
     o->order = g->owned.count;
-    o->piece = (tsr_piece){.entry = entry, .offsets = box, .sizes = box + shard->rank, .name = row->name, .dtype = row->dtype, .file = (uint32_t)owner};
+    o->piece = (tsr_piece){.entry = entry,
+                           .offsets = box,
+                           .sizes = box + shard->rank,
+                           .name = row->name,
+                           .dtype = row->dtype,
+                           .file = (uint32_t)owner};
     return tsr_blit_measure(entry, NULL, row->dtype, &row->bytes, err);
 }
 
@@ -97,13 +102,15 @@ static tsr_status emit_offsets(const tsr_piece *pieces, size_t count, tsr_vec *t
     return tsr_json_finish(&json);
 }
 
-static tsr_status describe_file(gathering *g, const tsr_piece *pieces, size_t count, tsr_safetensors_file *file, tsr_error *err)
+static tsr_status describe_file(gathering *g, const tsr_piece *pieces, size_t count, tsr_safetensors_file *file,
+                                tsr_error *err)
 {
     tsr_vec text = tsr_vec_of(tsr_checkpoint_host(g->job->checkpoint)->allocator, 1);
     tsr_safetensors_pair *pairs = tsr_arena_array(g->job->arena, 2, sizeof *pairs, err);
     tsr_status status = pairs ? emit_offsets(pieces, count, &text, err) : TSR_E_NOMEM;
     if (status == TSR_OK) {
-        pairs[0] = (tsr_safetensors_pair){TSR_STR("DCP_SHARDING_INFO"), tsr_arena_str(g->job->arena, (tsr_str){text.items, text.count - 1}, err)};
+        pairs[0] = (tsr_safetensors_pair){TSR_STR("DCP_SHARDING_INFO"),
+                                          tsr_arena_str(g->job->arena, (tsr_str){text.items, text.count - 1}, err)};
         pairs[1] = (tsr_safetensors_pair){TSR_STR("DCP_VERSION"), TSR_STR("1.0")};
         file->pairs = pairs;
         file->pair_count = 2;
@@ -130,8 +137,12 @@ static tsr_status report(gathering *g, tsr_error *err)
     uint64_t *sizes = tsr_arena_array(g->job->arena, g->file_count, sizeof *sizes, err);
     if (!names || !sizes) return TSR_E_NOMEM;
     tsr_conversion *out = g->job->out;
-    *out = (tsr_conversion){.rows = g->chosen.rows, .row_count = g->chosen.count, .files = names, .file_sizes = sizes,
-                            .file_count = g->file_count, .marker = TSR_NO_FILE};
+    *out = (tsr_conversion){.rows = g->chosen.rows,
+                            .row_count = g->chosen.count,
+                            .files = names,
+                            .file_sizes = sizes,
+                            .file_count = g->file_count,
+                            .marker = TSR_NO_FILE};
     for (uint32_t f = 0; f < g->file_count; f++) {
         names[f] = g->files[f].name;
         sizes[f] = g->files[f].size;
@@ -159,14 +170,19 @@ static tsr_status write_gathered(gathering *g, tsr_error *err)
     TSR_TRY(report(g, err));
     if (job->options->dry_run) return TSR_OK;
     if (g->owned.count) qsort(blits, g->owned.count, sizeof *blits, by_entry); /* each tensor is located once */
-    tsr_blit_run run = {.checkpoint = job->checkpoint, .output = job->output, .ring = job->ring, .blits = blits,
-                        .count = g->owned.count, .progress = job->options->progress};
+    tsr_blit_run run = {.checkpoint = job->checkpoint,
+                        .output = job->output,
+                        .ring = job->ring,
+                        .blits = blits,
+                        .count = g->owned.count,
+                        .progress = job->options->progress};
     return tsr_safetensors_write(&run, g->files, g->file_count, err);
 }
 
 tsr_status tsr_reshard_to_safetensors(const tsr_conversion_job *job, const tsr_plan *plan, tsr_error *err)
 {
-    gathering g = {.job = job, .plan = plan, .owned = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(owned))};
+    gathering g = {
+        .job = job, .plan = plan, .owned = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(owned))};
     tsr_status status = tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &g.chosen, err);
     if (status == TSR_OK) status = tsr_leave_unplanned(&g.chosen, plan, err);
     if (status == TSR_OK) status = write_gathered(&g, err);

@@ -1,5 +1,5 @@
-/* One torch.save file a rank: all that the rank holds, as DTensors over the target's mesh, and the objects. Ranks are written
- * one after the other, each in an arena of its own. */
+/* One torch.save file a rank: all that the rank holds, as DTensors over the target's mesh, and the objects. Ranks are
+ * written one after the other, each in an arena of its own. */
 #include "base/try.h"
 #include "exec/dtensor_value.h"
 #include "exec/localize.h"
@@ -11,10 +11,10 @@ typedef struct ranks {
     const tsr_conversion_job *job;
     const tsr_plan *plan;
     tsr_chosen chosen;
-    uint64_t planned;   /* tensors of the plan */
+    uint64_t planned;     /* tensors of the plan */
     uint64_t *planned_of; /* by row: index in the plan */
-    uint64_t byte_done;  /* of the ranks before */
-    uint64_t byte_total; /* of all */
+    uint64_t byte_done;   /* of the ranks before */
+    uint64_t byte_total;  /* of all */
     tsr_progress progress;
     tsr_str *names;
     uint64_t *sizes;
@@ -66,9 +66,15 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
     tsr_shard shard;
     TSR_TRY(tsr_layout_shard(planned.layout, f->rank, f->arena, &shard, err));
     TSR_TRY(tsr_localize(r->job->checkpoint, row->entry, &shard, f->arena, local, err));
-    const tsr_dtensor dtensor = {.mesh = planned.layout->mesh, .mesh_value = f->mesh_value, .placements = planned.placements,
-                                 .dtype = row->cast ? row->dtype : local->dtype, .rank = row->entry->rank, .shape = planned.shape,
-                                 .requires_grad = row->entry->requires_grad, .is_parameter = row->entry->is_parameter, .local = local};
+    const tsr_dtensor dtensor = {.mesh = planned.layout->mesh,
+                                 .mesh_value = f->mesh_value,
+                                 .placements = planned.placements,
+                                 .dtype = row->cast ? row->dtype : local->dtype,
+                                 .rank = row->entry->rank,
+                                 .shape = planned.shape,
+                                 .requires_grad = row->entry->requires_grad,
+                                 .is_parameter = row->entry->is_parameter,
+                                 .local = local};
     *out = tsr_dtensor_value(&dtensor, f->arena, err);
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
@@ -152,8 +158,12 @@ static tsr_status prepare(ranks *r, tsr_error *err)
             r->byte_total += held_bytes(r, row, tsr_plan_tensor_at(r->plan, r->planned_of[i]).layout);
         }
     }
-    *r->job->out = (tsr_conversion){.rows = r->chosen.rows, .row_count = r->chosen.count, .files = r->names, .file_sizes = r->sizes,
-                                    .file_count = (uint32_t)tsr_plan_ranks(r->plan), .marker = TSR_NO_FILE};
+    *r->job->out = (tsr_conversion){.rows = r->chosen.rows,
+                                    .row_count = r->chosen.count,
+                                    .files = r->names,
+                                    .file_sizes = r->sizes,
+                                    .file_count = (uint32_t)tsr_plan_ranks(r->plan),
+                                    .marker = TSR_NO_FILE};
     return TSR_OK;
 }
 

@@ -3,10 +3,10 @@
 
 #include "base/try.h"
 
-#define MOST_JOBS 256u
+#define MOST_JOBS   256u
 #define FIRST_BYTES ((size_t)64 << 10)
-#define ALIGNMENT ((size_t)64)
-#define BEST_BYTES ((size_t)2 << 20) /* larger jobs gain nothing and leave the cache */
+#define ALIGNMENT   ((size_t)64)
+#define BEST_BYTES  ((size_t)2 << 20) /* larger jobs gain nothing and leave the cache */
 
 typedef struct half {
     uint8_t *allocated; /* capacity + ALIGNMENT bytes */
@@ -103,7 +103,8 @@ uint8_t *tsr_dodge(uint8_t *memory, uint64_t read_at, uint64_t write_at)
 {
     for (unsigned tries = 0; tries < 2; tries++, memory += 64) {
         const uint64_t in = (uint64_t)(uintptr_t)memory - read_at, out = write_at - (uint64_t)(uintptr_t)memory;
-        const bool slow_in = read_at != TSR_NO_POSITION && in % 4096 - 1 < 31, slow_out = write_at != TSR_NO_POSITION && out % 4096 - 1 < 31;
+        const bool slow_in = read_at != TSR_NO_POSITION && in % 4096 - 1 < 31,
+                   slow_out = write_at != TSR_NO_POSITION && out % 4096 - 1 < 31;
         if (!slow_in && !slow_out) break;
     }
     return memory;
@@ -168,9 +169,10 @@ tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memo
 {
     half *h = &ring->halves[ring->filling];
     const size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION, "%zu bytes of memory are too few for pieces of %zu bytes",
-                2 * ring->half_bytes, bytes);
-    const size_t most = ring->work.enough && ring->work.enough / 2 < ring->half_bytes ? ring->work.enough / 2 : ring->half_bytes;
+    TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "%zu bytes of memory are too few for pieces of %zu bytes", 2 * ring->half_bytes, bytes);
+    const size_t most =
+        ring->work.enough && ring->work.enough / 2 < ring->half_bytes ? ring->work.enough / 2 : ring->half_bytes;
     const bool full = h->count && (room > h->capacity - h->used || h->used + room > most);
     if (h->count == MOST_JOBS || full) {
         TSR_TRY(run_round(ring, err));

@@ -28,9 +28,9 @@ tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memo
 /* Runs what is left. Also to be called after a failure, which it returns again. */
 tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err);
 
-/* Where in `memory` to put bytes that come from position `read_at` of a file and go to `write_at` of another (TSR_NO_POSITION:
- * neither matters): up to TSR_DODGE_BYTES further on. The kernel's copy (rep movs) is five times slower when its
- * destination lies 1 to 31 bytes ahead of its source modulo the page size: measured on AMD EPYC. */
+/* Where in `memory` to put bytes that come from position `read_at` of a file and go to `write_at` of another
+ * (TSR_NO_POSITION: neither matters): up to TSR_DODGE_BYTES further on. The kernel's copy (rep movs) is five times slower
+ * when its destination lies 1 to 31 bytes ahead of its source modulo the page size: measured on AMD EPYC. */
 #define TSR_DODGE_BYTES ((size_t)128)
 uint8_t *tsr_dodge(uint8_t *memory, uint64_t read_at, uint64_t write_at);
 

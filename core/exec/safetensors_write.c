@@ -35,7 +35,11 @@ static tsr_status lay_out_file(const tsr_piece *pieces, size_t count, tsr_safete
     TSR_TRY(tsr_safetensors_plan_file(items, count, file->pairs, file->pair_count, host->allocator, &file->plan, err));
     for (size_t i = 0; i < count; i++) {
         const tsr_piece *p = &pieces[items[i].tag];
-        blits[i] = (tsr_blit){.entry = p->entry, .offsets = p->offsets, .sizes = p->sizes, .dtype = p->dtype, .file = p->file,
+        blits[i] = (tsr_blit){.entry = p->entry,
+                              .offsets = p->offsets,
+                              .sizes = p->sizes,
+                              .dtype = p->dtype,
+                              .file = p->file,
                               .byte_offset = file->plan.header_size + items[i].begin};
         TSR_TRY(tsr_blit_measure(p->entry, p->sizes, p->dtype, &blits[i].byte_length, err));
     }

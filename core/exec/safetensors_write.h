@@ -21,7 +21,7 @@ typedef struct tsr_safetensors_file {
     size_t pair_count;
     tsr_safetensors_plan plan; /* set by tsr_safetensors_lay_out, as the size */
     uint64_t size;
-    uint32_t output;           /* its number there, once created */
+    uint32_t output; /* its number there, once created */
 } tsr_safetensors_file;
 
 /* Whether the format has the type (float4 counts, packed or not). */

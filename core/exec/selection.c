@@ -36,7 +36,8 @@ static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err
     if (options->rename) TSR_TRY(options->rename(options->rename_ctx, entry->fqn, s->arena, &row->name, err));
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
     row->dtype = entry->dtype;
-    if (options->dtype != TSR_DTYPE_NONE && options->dtype != entry->dtype && tsr_cast_possible(entry->dtype, options->dtype)) {
+    if (options->dtype != TSR_DTYPE_NONE && options->dtype != entry->dtype &&
+        tsr_cast_possible(entry->dtype, options->dtype)) {
         row->dtype = options->dtype;
         row->cast = true;
     }

@@ -34,7 +34,8 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
                 "'%.*s': no statistics of %s", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
     tsr_gather *gather;
     TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));
-    tsr_status status = tsr_ring_begin(ring, &(tsr_ring_work){.job_size = sizeof(stats_job), .fill = fill_stats, .drain = join_stats, .ctx = &all}, err);
+    const tsr_ring_work work = {.job_size = sizeof(stats_job), .fill = fill_stats, .drain = join_stats, .ctx = &all};
+    tsr_status status = tsr_ring_begin(ring, &work, err);
     if (status == TSR_OK) status = tsr_tiles_run(gather, ring, err);
     tsr_gather_close(gather);
     *out = tsr_sums_stats(&all);

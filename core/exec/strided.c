@@ -55,7 +55,7 @@ bool tsr_axes_advance(const tsr_axis *axes, uint32_t count, uint64_t *at)
     return false;
 }
 
-#define COPY_ROW(bytes)                                                                                                \
+#define COPY_ROW(bytes) \
     for (uint64_t i = 0; i < row.size; i++) memcpy(to + i * row.to, from + i * row.from, bytes)
 
 static void copy_row(uint8_t *to, const uint8_t *from, tsr_axis row, uint32_t itemsize)

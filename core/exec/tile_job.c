@@ -5,7 +5,9 @@
 
 static size_t scratch_of(size_t bytes)
 {
-    return TSR_DODGE_BYTES + (bytes < TSR_SCRATCH_LEAST ? TSR_SCRATCH_LEAST : bytes > TSR_SCRATCH_BEST ? TSR_SCRATCH_BEST : bytes);
+    return TSR_DODGE_BYTES + (bytes < TSR_SCRATCH_LEAST  ? TSR_SCRATCH_LEAST
+                              : bytes > TSR_SCRATCH_BEST ? TSR_SCRATCH_BEST
+                                                         : bytes);
 }
 
 size_t tsr_tile_memory(size_t bytes)

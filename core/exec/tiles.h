@@ -16,7 +16,7 @@ typedef struct tsr_tiles {
     const uint64_t *box_sizes;
     uint64_t offsets[TSR_MAX_RANK]; /* of this tile, in the coordinates of the box's tensor */
     uint64_t sizes[TSR_MAX_RANK];
-    uint64_t elements;              /* of this tile */
+    uint64_t elements; /* of this tile */
 } tsr_tiles;
 
 /* for (tsr_tiles_start(&t, box, most); !t.done; tsr_tiles_next(&t)) … `most` ≥ 1 elements; borrows the box's arrays. The

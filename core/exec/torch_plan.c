@@ -93,7 +93,8 @@ tsr_status tsr_torch_plan_open(tsr_checkpoint *checkpoint, const tsr_value *root
                                tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
-    search s = {.stack = tsr_vec_of(host->allocator, sizeof(const tsr_value *)), .found = tsr_vec_of(host->allocator, sizeof(tsr_torch_source))};
+    search s = {.stack = tsr_vec_of(host->allocator, sizeof(const tsr_value *)),
+                .found = tsr_vec_of(host->allocator, sizeof(tsr_torch_source))};
     *out = (tsr_torch_plan){.checkpoint = checkpoint, .arena = arena, .root = root};
     tsr_status status = walk(&s, root, host, err);
     if (status == TSR_OK) status = keep_found(out, &s.found, err);
@@ -158,7 +159,9 @@ static bool may_share(const placed *p, uint64_t elements)
 {
     const tsr_entry *entry = p->readable;
     const bool one = entry->storage_id && entry->chunk_count == 1 && entry->chunks[0].file != TSR_NO_FILE && elements;
-    if (!one || !tsr_box_equal((tsr_box){entry->rank, entry->chunks[0].offsets, entry->chunks[0].sizes}, (tsr_box){entry->rank, NULL, entry->shape})) return false;
+    if (!one || !tsr_box_equal((tsr_box){entry->rank, entry->chunks[0].offsets, entry->chunks[0].sizes},
+                               (tsr_box){entry->rank, NULL, entry->shape}))
+        return false;
     return entry->dtype == p->dtype && !p->view.zstd && !p->view.conj && !p->view.neg;
 }
 
@@ -221,20 +224,34 @@ static const tsr_entry *stand_in(const tsr_torch_plan *plan, const placed *first
     if (!s) return NULL;
     s->count = (end - first->view.byte_offset) / tsr_dtype_size(first->dtype);
     s->view = (tsr_view){.file = first->view.file, .byte_offset = first->view.byte_offset, .swap = first->view.swap};
-    s->chunk = (tsr_chunk){.offsets = &s->zero, .sizes = &s->count, .byte_offset = first->view.byte_offset, .byte_length = end - first->view.byte_offset, .view = &s->view, .file = first->view.file};
-    s->entry = (tsr_entry){.fqn = first->source->entry->fqn, .dtype = first->dtype, .rank = 1, .shape = &s->count, .chunks = &s->chunk, .chunk_count = 1};
+    s->chunk = (tsr_chunk){.offsets = &s->zero,
+                           .sizes = &s->count,
+                           .byte_offset = first->view.byte_offset,
+                           .byte_length = end - first->view.byte_offset,
+                           .view = &s->view,
+                           .file = first->view.file};
+    s->entry = (tsr_entry){.fqn = first->source->entry->fqn,
+                           .dtype = first->dtype,
+                           .rank = 1,
+                           .shape = &s->count,
+                           .chunks = &s->chunk,
+                           .chunk_count = 1};
     return &s->entry;
 }
 
 static void describe(const placed *p, tsr_torch_new_tensor *out, uint32_t storage)
 {
-    *out = (tsr_torch_new_tensor){.entry = p->source->entry, .storage = storage, .rank = p->rank, .sizes = p->sizes,
-                                  .requires_grad = p->source->entry->requires_grad, .is_parameter = p->source->is_parameter};
+    *out = (tsr_torch_new_tensor){.entry = p->source->entry,
+                                  .storage = storage,
+                                  .rank = p->rank,
+                                  .sizes = p->sizes,
+                                  .requires_grad = p->source->entry->requires_grad,
+                                  .is_parameter = p->source->is_parameter};
 }
 
 /* One storage for the `count` tensors that lie on one run of bytes. */
-static tsr_status add_storage(tsr_torch_plan *plan, const placed *first, size_t count, uint64_t end, tsr_torch_new_tensor *tensors,
-                              tsr_error *err)
+static tsr_status add_storage(tsr_torch_plan *plan, const placed *first, size_t count, uint64_t end,
+                              tsr_torch_new_tensor *tensors, tsr_error *err)
 {
     const uint32_t number = plan->storage_count++;
     const tsr_entry *entry = count > 1 ? stand_in(plan, first, end, err) : first->readable;
@@ -332,15 +349,22 @@ static tsr_status write_behind(void *ctx, size_t index, tsr_error *err)
     return tsr_torch_plan_write_piece(f->plan, (uint32_t)index + 1, f->output, f->file, 0, err);
 }
 
-tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring, const tsr_progress *progress,
-                                uint32_t *file, tsr_error *err)
+tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,
+                                const tsr_progress *progress, uint32_t *file, tsr_error *err)
 {
     torch_file f = {plan, output, 0};
     TSR_TRY(output->create(output, name, plan->archive.size, &f.file, err));
     TSR_TRY(tsr_torch_plan_write_piece(plan, 0, output, f.file, 0, err));
     for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].file = f.file;
     *file = f.file;
-    const tsr_blit_run run = {.checkpoint = plan->checkpoint, .output = output, .ring = ring, .blits = plan->blits,
-                              .count = plan->storage_count, .crc = true, .progress = progress, .done = write_behind, .ctx = &f};
+    const tsr_blit_run run = {.checkpoint = plan->checkpoint,
+                              .output = output,
+                              .ring = ring,
+                              .blits = plan->blits,
+                              .count = plan->storage_count,
+                              .crc = true,
+                              .progress = progress,
+                              .done = write_behind,
+                              .ctx = &f};
     return tsr_blits_write(&run, err);
 }

@@ -43,7 +43,7 @@ tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, tsr_outp
                                       tsr_error *err);
 
 /* Creates the file and writes all of the archive into it. */
-tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring, const tsr_progress *progress,
-                                uint32_t *file, tsr_error *err);
+tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,
+                                const tsr_progress *progress, uint32_t *file, tsr_error *err);
 
 #endif

@@ -7,7 +7,7 @@
 #include "base/try.h"
 
 #define INPUT_BYTES ((size_t)64 << 10)
-#define DUMP_BYTES ((size_t)32 << 10)
+#define DUMP_BYTES  ((size_t)32 << 10)
 
 struct tsr_unzstd {
     tsr_store *store;
@@ -80,8 +80,8 @@ static tsr_status produce(tsr_unzstd *stream, void *out, size_t size, size_t *wr
         TSR_FAIL_IF(step < 0, err, TSR_E_FORMAT, at, "damaged zstd stream in %.*s",
                     TSR_STR_ARG(stream->store->files[stream->file].name));
         const bool no_more = stream->input.size == 0 && stream->fetched == stream->length;
-        TSR_FAIL_IF(step == 0 && *written == 0 && stream->input.size == waiting, err, TSR_E_FORMAT, at, "zstd stream in %.*s ends early",
-                    TSR_STR_ARG(stream->store->files[stream->file].name));
+        TSR_FAIL_IF(step == 0 && *written == 0 && stream->input.size == waiting, err, TSR_E_FORMAT, at,
+                    "zstd stream in %.*s ends early", TSR_STR_ARG(stream->store->files[stream->file].name));
         stream->ended = step == 1 && no_more;
     }
     stream->position += *written;
@@ -97,7 +97,8 @@ tsr_status tsr_unzstd_read(tsr_unzstd *stream, uint64_t position, void *buffer, 
         const size_t skip = ahead < DUMP_BYTES ? (size_t)ahead : DUMP_BYTES;
         size_t written;
         TSR_TRY(produce(stream, ahead ? (void *)stream->dump : out, ahead ? skip : size, &written, err));
-        TSR_FAIL_IF(written == 0, err, TSR_E_FORMAT, stream->offset, "zstd stream in %.*s holds %llu bytes, wanted are %llu at %llu",
+        TSR_FAIL_IF(written == 0, err, TSR_E_FORMAT, stream->offset,
+                    "zstd stream in %.*s holds %llu bytes, wanted are %llu at %llu",
                     TSR_STR_ARG(stream->store->files[stream->file].name), (unsigned long long)stream->position,
                     (unsigned long long)size, (unsigned long long)position);
         if (ahead) continue;

@@ -8,7 +8,7 @@
 #include "codec/pickle_write.h"
 
 #define METADATA_MODULE "torch.distributed.checkpoint.metadata"
-#define STORAGE_MODULE "torch.distributed.checkpoint.filesystem"
+#define STORAGE_MODULE  "torch.distributed.checkpoint.filesystem"
 
 static void put_class(tsr_pickler *p, const char *module, const char *name)
 {
@@ -126,7 +126,8 @@ static tsr_status put_path(tsr_pickler *p, const tsr_dcp_new_entry *entry, tsr_a
     return TSR_OK;
 }
 
-static tsr_status put_planner_data(tsr_pickler *p, const tsr_dcp_new_entry *entries, uint64_t count, tsr_arena *arena, tsr_error *err)
+static tsr_status put_planner_data(tsr_pickler *p, const tsr_dcp_new_entry *entries, uint64_t count, tsr_arena *arena,
+                                   tsr_error *err)
 {
     tsr_pickler_empty_dict(p);
     tsr_pickler_mark(p);

@@ -12,9 +12,9 @@
 #define NO_NODE UINT32_MAX
 
 typedef struct node {
-    tsr_value *value;      /* of a container; for a leaf its value, which stays as it is */
+    tsr_value *value; /* of a container; for a leaf its value, which stays as it is */
     const tsr_leaf *leaf;
-    const tsr_path_item *step; /* from its parent */
+    const tsr_path_item *step;  /* from its parent */
     uint32_t first, last, next; /* children, and the next sibling */
     uint32_t count;
     bool is_list;
@@ -129,14 +129,15 @@ static tsr_status fill_list(nest *n, node *container)
         if ((uint64_t)index >= length) length = (uint64_t)index + 1;
     }
     n->missing += length - container->count;
-    TSR_FAIL_IF(length - container->count > n->host->limits.expansion || n->missing > n->host->limits.expansion, n->err, TSR_E_LIMIT,
-                TSR_NO_POSITION, "a list of %llu positions of which %u are there", (unsigned long long)length,
+    TSR_FAIL_IF(length - container->count > n->host->limits.expansion || n->missing > n->host->limits.expansion, n->err,
+                TSR_E_LIMIT, TSR_NO_POSITION, "a list of %llu positions of which %u are there", (unsigned long long)length,
                 (unsigned)container->count);
     const tsr_value **items = tsr_arena_array(n->arena, (size_t)length, sizeof *items, n->err);
     const tsr_value *none = tsr_value_new(n->arena, TSR_VALUE_NONE, n->err);
     if (!items || !none) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < length; i++) items[i] = none;
-    for (uint32_t c = container->first; c != NO_NODE; c = node_at(n, c)->next) items[node_at(n, c)->step->integer] = node_at(n, c)->value;
+    for (uint32_t c = container->first; c != NO_NODE; c = node_at(n, c)->next)
+        items[node_at(n, c)->step->integer] = node_at(n, c)->value;
     container->value->items = items;
     container->value->count = (size_t)length;
     container->value->kind = TSR_VALUE_LIST;
@@ -221,7 +222,8 @@ tsr_status tsr_renamed_path(const tsr_entry *entry, tsr_str name, tsr_arena *are
     tsr_str rest = name;
     while (back > 0 && rest.data && take_back(&rest, texts[back - 1])) back--;
     while (front < back && rest.data && take_front(&rest, texts[front])) items[used++] = entry->path[front++];
-    if (rest.data || (!used && back == length)) items[used++] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = rest.data ? rest : name};
+    if (rest.data || (!used && back == length))
+        items[used++] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = rest.data ? rest : name};
     for (uint32_t i = back; i < length; i++) items[used++] = entry->path[i];
     *path = items;
     *path_length = used;

@@ -21,8 +21,8 @@ typedef struct emitter {
     tsr_pickler pickler;
     const tsr_torch_tree *tree;
     const tsr_host *host;
-    tsr_map *memo;     /* a value's address → memo number */
-    tsr_arena *arena;  /* the map's keys */
+    tsr_map *memo;    /* a value's address → memo number */
+    tsr_arena *arena; /* the map's keys */
     tsr_vec frames;
     tsr_error *err;
 } emitter;
@@ -31,7 +31,8 @@ typedef struct emitter {
 
 static int by_entry(const void *a, const void *b)
 {
-    const uintptr_t x = (uintptr_t)((const tsr_torch_new_tensor *)a)->entry, y = (uintptr_t)((const tsr_torch_new_tensor *)b)->entry;
+    const uintptr_t x = (uintptr_t)((const tsr_torch_new_tensor *)a)->entry,
+                    y = (uintptr_t)((const tsr_torch_new_tensor *)b)->entry;
     return (x > y) - (x < y);
 }
 
@@ -76,7 +77,8 @@ static void put_ordered_dict(tsr_pickler *p)
     tsr_pickler_reduce(p);
 }
 
-static void put_storage(tsr_pickler *p, const tsr_torch_new_storage *storage, uint32_t number, tsr_arena *arena, tsr_error *err)
+static void put_storage(tsr_pickler *p, const tsr_torch_new_storage *storage, uint32_t number, tsr_arena *arena,
+                        tsr_error *err)
 {
     const tsr_dtype_info *info = tsr_dtype_describe(storage->dtype);
     const tsr_str key = tsr_arena_format(arena, err, "%u", (unsigned)number);
@@ -156,7 +158,8 @@ static bool may_be_called(tsr_str dotted)
     if (!split_name(dotted, &module, &name)) return false;
     for (size_t i = 0; i < tsr_torch_names.count; i++) {
         const tsr_pickle_name *listed = &tsr_torch_names.names[i];
-        if (tsr_str_equal(module, tsr_str_from(listed->module)) && tsr_str_equal(name, tsr_str_from(listed->name))) return true;
+        if (tsr_str_equal(module, tsr_str_from(listed->module)) && tsr_str_equal(name, tsr_str_from(listed->name)))
+            return true;
     }
     return false;
 }
@@ -200,7 +203,9 @@ static tsr_status put_leaf(emitter *e, const tsr_value *value)
     case TSR_VALUE_COMPLEX: put_complex(p, value->as.complex.re, value->as.complex.im); break;
     case TSR_VALUE_STR: tsr_pickler_str(p, value->text); break;
     case TSR_VALUE_BYTES: tsr_pickler_bytes(p, value->text); break;
-    case TSR_VALUE_DTYPE: tsr_pickler_global(p, TSR_STR("torch"), tsr_str_from(tsr_dtype_describe(value->as.dtype)->name)); break;
+    case TSR_VALUE_DTYPE:
+        tsr_pickler_global(p, TSR_STR("torch"), tsr_str_from(tsr_dtype_describe(value->as.dtype)->name));
+        break;
     case TSR_VALUE_DEVICE:
         tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("device"));
         tsr_pickler_str(p, value->text);
@@ -323,9 +328,7 @@ static tsr_status step_object(emitter *e, frame *f)
         if (!part) return TSR_OK;
         tsr_pickler_mark(p);
         return push(e, part, INLINE_DICT);
-    case 3:
-        part = object_part(object, 1);
-        return part ? put_value(e, part) : TSR_OK;
+    case 3: part = object_part(object, 1); return part ? put_value(e, part) : TSR_OK;
     default:
         if (object_part(object, 1)) tsr_pickler_build(p);
         e->frames.count--;

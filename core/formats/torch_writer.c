@@ -11,20 +11,20 @@
 
 #include "base/try.h"
 
-#define TOP "archive/"
-#define ID_DIGITS 40u
+#define TOP            "archive/"
+#define ID_DIGITS      40u
 #define MEMBERS_AROUND 6u /* data.pkl, .format_version, .storage_alignment, byteorder; version, serialization_id */
 
 static const tsr_str head_contents[] = {{NULL, 0}, {"1", 1}, {"64", 2}, {"little", 6}};
 
 static void set_member(tsr_torch_archive *archive, size_t index, const char *name, tsr_str content, const tsr_host *host)
 {
-    archive->members[index] =
-        (tsr_zip_new_member){.name = tsr_str_from(name), .size = content.size, .crc32 = tsr_crc32(host, 0, content.data,
-                                                                                                  content.size)};
+    archive->members[index] = (tsr_zip_new_member){
+        .name = tsr_str_from(name), .size = content.size, .crc32 = tsr_crc32(host, 0, content.data, content.size)};
 }
 
-static tsr_status name_storages(tsr_torch_archive *archive, const tsr_torch_new_storage *storages, tsr_arena *arena, tsr_error *err)
+static tsr_status name_storages(tsr_torch_archive *archive, const tsr_torch_new_storage *storages, tsr_arena *arena,
+                                tsr_error *err)
 {
     for (uint32_t i = 0; i < archive->storage_count; i++) {
         tsr_zip_new_member *member = &archive->members[archive->first_storage + i];
@@ -39,7 +39,9 @@ tsr_status tsr_torch_archive_around(tsr_str pickle, const tsr_torch_new_storage 
                                     const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out, tsr_error *err)
 {
     uint64_t directory;
-    *out = (tsr_torch_archive){.pickle = pickle, .storage_count = storage_count, .first_storage = 4,
+    *out = (tsr_torch_archive){.pickle = pickle,
+                               .storage_count = storage_count,
+                               .first_storage = 4,
                                .member_count = (size_t)storage_count + MEMBERS_AROUND};
     out->members = tsr_arena_array(arena, out->member_count, sizeof *out->members, err);
     if (!out->members) return TSR_E_NOMEM;
@@ -49,7 +51,8 @@ tsr_status tsr_torch_archive_around(tsr_str pickle, const tsr_torch_new_storage 
     set_member(out, 3, TOP "byteorder", head_contents[3], host);
     TSR_TRY(name_storages(out, storages, arena, err));
     set_member(out, out->member_count - 2, TOP "version", TSR_STR("3\n"), host);
-    out->members[out->member_count - 1] = (tsr_zip_new_member){.name = TSR_STR(TOP ".data/serialization_id"), .size = ID_DIGITS};
+    out->members[out->member_count - 1] =
+        (tsr_zip_new_member){.name = TSR_STR(TOP ".data/serialization_id"), .size = ID_DIGITS};
     TSR_FAIL_IF(!tsr_zip_layout(out->members, out->member_count, &directory, &out->size), err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "torch: the archive is too large");
     return TSR_OK;
@@ -60,7 +63,8 @@ tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *ho
 {
     tsr_vec text = tsr_vec_of(host->allocator, 1);
     tsr_status status = tsr_torch_pickle(tree, host, &text, err);
-    const tsr_str pickle = status == TSR_OK ? tsr_arena_str(arena, (tsr_str){text.items, text.count}, err) : (tsr_str){NULL, 0};
+    const tsr_str pickle =
+        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){text.items, text.count}, err) : (tsr_str){NULL, 0};
     tsr_vec_free(&text);
     if (status != TSR_OK) return status;
     if (!pickle.data) return TSR_E_NOMEM;

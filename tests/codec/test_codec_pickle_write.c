@@ -67,7 +67,8 @@ static void put_leaves(tsr_pickler *p)
 static void test_codec_pickle_write__leaves_are_pythons(void **state)
 {
     (void)state;
-    static const char want[] = "\x80\x02(N\x88\x89G\x3f\xf8\0\0\0\0\0\0G\xff\xf0\0\0\0\0\0\0\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0)]}t.";
+    static const char want[] =
+        "\x80\x02(N\x88\x89G\x3f\xf8\0\0\0\0\0\0G\xff\xf0\0\0\0\0\0\0\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0)]}t.";
     tsr_vec out = tsr_vec_of(&tsr_allocator_libc, 1);
     tsr_pickler p;
     tsr_pickler_open(&p, 2, &tsr_allocator_libc, &out, NULL);
@@ -132,7 +133,9 @@ static void test_codec_pickle_write__repeated_names_come_from_the_memo(void **st
 static void test_codec_pickle_write__bytes_in_protocol_2_are_encoded_text(void **state)
 {
     (void)state;
-    static const char want[] = "\x80\x02" "c_codecs\nencode\nq\x00X\x03\x00\x00\x00" "a\xc3\xbfX\x06\x00\x00\x00latin1q\x01\x86R.";
+    static const char want[] = "\x80\x02"
+                               "c_codecs\nencode\nq\x00X\x03\x00\x00\x00"
+                               "a\xc3\xbfX\x06\x00\x00\x00latin1q\x01\x86R.";
     tsr_vec out = tsr_vec_of(&tsr_allocator_libc, 1);
     tsr_pickler p;
     tsr_pickler_open(&p, 2, &tsr_allocator_libc, &out, NULL);

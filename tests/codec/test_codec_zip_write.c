@@ -30,7 +30,8 @@ static void write_again(const sample *s, tsr_vec *out)
     if (tsr_zip_open(s->store, &host, 0, 0, file.size, arena, &zip, &err)) fail_msg("%s", err.message);
     tsr_zip_new_member *members = tsr_arena_array(arena, zip.count, sizeof *members, NULL);
     for (uint32_t i = 0; i < zip.count; i++) {
-        members[i] = (tsr_zip_new_member){.name = zip.members[i].name, .size = zip.members[i].size, .crc32 = zip.members[i].crc32};
+        members[i] =
+            (tsr_zip_new_member){.name = zip.members[i].name, .size = zip.members[i].size, .crc32 = zip.members[i].crc32};
     }
     assert_true(tsr_zip_layout(members, zip.count, &directory, &size));
     for (uint32_t i = 0; i < zip.count; i++) {
@@ -48,8 +49,11 @@ static void write_again(const sample *s, tsr_vec *out)
 static void test_codec_zip_write__archives_are_torchs_byte_for_byte(void **state)
 {
     (void)state;
-    static const char *const files[][2] = {{"torch_plain", "model.pt"},     {"torch_nested", "nested.pt"}, {"torch_sizes", "sizes.pt"},
-                                           {"torch_train_state", "train.pt"}, {"torch_views", "views.pt"}};
+    static const char *const files[][2] = {{"torch_plain", "model.pt"},
+                                           {"torch_nested", "nested.pt"},
+                                           {"torch_sizes", "sizes.pt"},
+                                           {"torch_train_state", "train.pt"},
+                                           {"torch_views", "views.pt"}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         sample s = {.count = 0};
         sample_add_file(&s, files[i][0], files[i][1]);
@@ -73,7 +77,8 @@ static void test_codec_zip_write__what_exceeds_4_gib_moves_into_zip64_fields(voi
 {
     (void)state;
     const uint64_t large = UINT64_C(5) << 30;
-    tsr_zip_new_member members[] = {{.name = TSR_STR("a"), .size = large, .crc32 = 0x11223344}, {.name = TSR_STR("bc"), .size = 7}};
+    tsr_zip_new_member members[] = {{.name = TSR_STR("a"), .size = large, .crc32 = 0x11223344},
+                                    {.name = TSR_STR("bc"), .size = 7}};
     uint64_t directory, size;
     assert_true(tsr_zip_layout(members, 2, &directory, &size));
     assert_int_equal(members[0].byte_offset, 64);
@@ -112,7 +117,8 @@ static void test_codec_zip_write__what_exceeds_4_gib_moves_into_zip64_fields(voi
 static void test_codec_zip_write__impossible_sizes_are_refused(void **state)
 {
     (void)state;
-    tsr_zip_new_member members[] = {{.name = TSR_STR("a"), .size = UINT64_MAX / 2}, {.name = TSR_STR("b"), .size = UINT64_MAX / 2}};
+    tsr_zip_new_member members[] = {{.name = TSR_STR("a"), .size = UINT64_MAX / 2},
+                                    {.name = TSR_STR("b"), .size = UINT64_MAX / 2}};
     uint64_t directory, size;
     assert_false(tsr_zip_layout(members, 2, &directory, &size));
 }

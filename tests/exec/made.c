@@ -22,8 +22,9 @@ static tsr_status made_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry
     return TSR_OK;
 }
 
-static tsr_status made_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
-                               void *ctx, tsr_error *err)
+static tsr_status made_extents(tsr_checkpoint *checkpoint,
+                               tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                               tsr_error *err)
 {
     const tsr_made *made = checkpoint->state;
     for (uint64_t i = 0; i < made->extent_count; i++) {
@@ -42,8 +43,14 @@ typedef struct frames {
     unsigned header;
 } frames;
 
-static void *frames_start(void) { return calloc(1, sizeof(frames)); }
-static void frames_end(void *state) { free(state); }
+static void *frames_start(void)
+{
+    return calloc(1, sizeof(frames));
+}
+static void frames_end(void *state)
+{
+    free(state);
+}
 
 static int frames_step(void *state, tsr_str *in, void *out, size_t out_size, size_t *written)
 {
@@ -189,8 +196,13 @@ static void add_chunk(tsr_made *made, const tsr_entry *entry, tsr_chunk *chunk, 
     }
     chunk->view = view;
     made->extents[made->extent_count++] =
-        (tsr_extent){.byte_offset = at, .byte_length = header + lead + bytes, .entry = entry, .chunk = chunk, .view = *view,
-                     .has_crc = true, .crc32 = tsr_crc32(NULL, 0, (uint8_t *)made->file.items + at, header + lead + bytes),
+        (tsr_extent){.byte_offset = at,
+                     .byte_length = header + lead + bytes,
+                     .entry = entry,
+                     .chunk = chunk,
+                     .view = *view,
+                     .has_crc = true,
+                     .crc32 = tsr_crc32(NULL, 0, (uint8_t *)made->file.items + at, header + lead + bytes),
                      .member = TSR_STR("data/0")};
 }
 
@@ -211,8 +223,8 @@ static void cut_once(tsr_made *made, tsr_chunk *chunks, uint64_t *count, uint32_
     ((uint64_t *)from->sizes)[dim] = keep;
 }
 
-uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t rank, const uint64_t *shape, unsigned cuts,
-                         tsr_made_how how)
+uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
+                         unsigned cuts, tsr_made_how how)
 {
     const uint64_t number = made->count++;
     tsr_entry *entry = &made->entries[number];
@@ -222,8 +234,13 @@ uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint3
     if (rank) memcpy(own + 2 * rank, shape, rank * sizeof *own);
     chunks[0] = (tsr_chunk){.offsets = own + rank, .sizes = own + 2 * rank};
     for (unsigned i = 0; rank && i < cuts && count < MOST_CHUNKS; i++) cut_once(made, chunks, &count, rank);
-    *entry = (tsr_entry){.fqn = tsr_str_from(fqn), .kind = TSR_ENTRY_TENSOR, .dtype = dtype, .rank = rank, .shape = own,
-                         .chunks = chunks, .chunk_count = count};
+    *entry = (tsr_entry){.fqn = tsr_str_from(fqn),
+                         .kind = TSR_ENTRY_TENSOR,
+                         .dtype = dtype,
+                         .rank = rank,
+                         .shape = own,
+                         .chunks = chunks,
+                         .chunk_count = count};
     tsr_entry_bytes(entry, &bytes);
     made->truth[number] = tsr_arena_array(made->arena, bytes, 1, NULL);
     for (uint64_t i = 0; i < bytes; i++) made->truth[number][i] = (uint8_t)tsr_made_random(made, 256);
@@ -238,7 +255,8 @@ void tsr_made_open(tsr_made *made)
     *checkpoint = (tsr_checkpoint){.host = &made->host, .arena = made->arena, .reader = &made_reader, .state = made};
     tsr_store_from_memory(&tsr_allocator_libc, &made->listed, 1, &checkpoint->store, NULL);
     checkpoint->findings = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
-    checkpoint->catalog = (tsr_catalog){.format = TSR_FORMAT_DCP, .entries = made->entries, .entry_count = made->count, .store = checkpoint->store};
+    checkpoint->catalog = (tsr_catalog){
+        .format = TSR_FORMAT_DCP, .entries = made->entries, .entry_count = made->count, .store = checkpoint->store};
 }
 
 void tsr_made_end(tsr_made *made)

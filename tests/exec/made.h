@@ -9,12 +9,12 @@ typedef struct tsr_made {
     tsr_checkpoint checkpoint;
     tsr_host host;
     tsr_arena *arena;
-    tsr_vec file;         /* bytes of "data", the only file */
+    tsr_vec file; /* bytes of "data", the only file */
     tsr_memory_file listed;
     tsr_entry *entries;
-    uint8_t **truth;      /* one an entry: contiguous row-major bytes */
+    uint8_t **truth; /* one an entry: contiguous row-major bytes */
     uint64_t count;
-    tsr_extent *extents;  /* to be given out by tsr_checkpoint_extents */
+    tsr_extent *extents; /* to be given out by tsr_checkpoint_extents */
     uint64_t extent_count;
     uint64_t random;
 } tsr_made;
@@ -30,8 +30,8 @@ uint64_t tsr_made_random(tsr_made *made, uint64_t below);
 /* Starts with room for `most` entries; one thread, or `threads`. */
 void tsr_made_start(tsr_made *made, uint64_t seed, uint64_t most);
 /* Adds a tensor of random contents, cut into about `cuts` chunks. Returns its number. `fqn` is borrowed. */
-uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t rank, const uint64_t *shape, unsigned cuts,
-                         tsr_made_how how);
+uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
+                         unsigned cuts, tsr_made_how how);
 /* A random shape of at most 4 dims, now and then with zeros; returns the rank. */
 uint32_t tsr_made_shape(tsr_made *made, uint64_t *shape, uint64_t most);
 /* Opens the store over what was added. Nothing may be added afterwards. */

@@ -24,7 +24,8 @@ static void test_exec_cast__every_8_bit_code_widens_as_in_torch(void **state)
             tsr_cast(golden_casts[i].dtype, TSR_FLOAT32, &byte, 1, (uint8_t *)&got);
             memcpy(&want, &golden_casts[i].values[code], 4);
             const bool same = isnan(want) ? isnan(got) : memcmp(&got, &want, 4) == 0;
-            if (!same) fail_msg("%s %02x: %a, torch has %a", tsr_dtype_describe(golden_casts[i].dtype)->name, code, got, want);
+            if (!same)
+                fail_msg("%s %02x: %a, torch has %a", tsr_dtype_describe(golden_casts[i].dtype)->name, code, got, want);
         }
     }
 }
@@ -48,7 +49,8 @@ static void test_exec_cast__float32_narrows_as_in_torch(void **state)
                 tsr_cast(dtype, TSR_FLOAT32, (const uint8_t *)&got, 1, (uint8_t *)&back);
                 assert_true(isnan(back));
             } else if (got != golden_casts[i].codes[n]) {
-                fail_msg("%s of %a: %x, torch has %x", tsr_dtype_describe(dtype)->name, (double)probe, got, golden_casts[i].codes[n]);
+                fail_msg("%s of %a: %x, torch has %x", tsr_dtype_describe(dtype)->name, (double)probe, got,
+                         golden_casts[i].codes[n]);
             }
         }
     }
@@ -57,8 +59,8 @@ static void test_exec_cast__float32_narrows_as_in_torch(void **state)
 static void test_exec_cast__every_value_survives_a_wider_type(void **state)
 {
     (void)state;
-    static const tsr_dtype narrow[] = {TSR_FLOAT16, TSR_BFLOAT16, TSR_FLOAT8_E4M3FN, TSR_FLOAT8_E4M3FNUZ, TSR_FLOAT8_E5M2,
-                                       TSR_FLOAT8_E5M2FNUZ, TSR_FLOAT8_E8M0FNU};
+    static const tsr_dtype narrow[] = {TSR_FLOAT16,     TSR_BFLOAT16,        TSR_FLOAT8_E4M3FN, TSR_FLOAT8_E4M3FNUZ,
+                                       TSR_FLOAT8_E5M2, TSR_FLOAT8_E5M2FNUZ, TSR_FLOAT8_E8M0FNU};
     for (size_t i = 0; i < sizeof narrow / sizeof *narrow; i++) {
         for (uint32_t code = 0; code < (tsr_dtype_size(narrow[i]) == 1 ? 0x100u : 0x10000u); code++) {
             const uint16_t from = (uint16_t)code;

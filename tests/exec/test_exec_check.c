@@ -13,8 +13,8 @@
 static void set_bytes(tsr_made *made, const void *bytes, size_t size)
 {
     memcpy((uint8_t *)made->file.items + made->entries[0].chunks[0].byte_offset, bytes, size);
-    made->extents[0].crc32 = tsr_crc32(NULL, 0, (uint8_t *)made->file.items + made->extents[0].byte_offset,
-                                       (size_t)made->extents[0].byte_length);
+    made->extents[0].crc32 =
+        tsr_crc32(NULL, 0, (uint8_t *)made->file.items + made->extents[0].byte_offset, (size_t)made->extents[0].byte_length);
 }
 
 static void start_one(tsr_made *made, tsr_dtype dtype, uint64_t elements, const void *bytes, size_t size)
@@ -47,10 +47,18 @@ static void test_exec_check__stats_of_every_dtype(void **state)
         size_t size;
         tsr_stats want;
     } rows[] = {
-        {TSR_FLOAT32, 4, "\0\0\x80\x3f\0\0\0\x80\0\0\xc0\x7f\0\0\x40\x40", 16, {4, 1, 0, 1, 0, 3, 4.0 / 3, 1.5275252316519468}},
+        {TSR_FLOAT32,
+         4,
+         "\0\0\x80\x3f\0\0\0\x80\0\0\xc0\x7f\0\0\x40\x40",
+         16,
+         {4, 1, 0, 1, 0, 3, 4.0 / 3, 1.5275252316519468}},
         {TSR_FLOAT64, 2, "\0\0\0\0\0\0\xf0\x7f\0\0\0\0\0\0\0\xc0", 16, {2, 0, 1, 0, -2, -2, -2, 0}},
         {TSR_BFLOAT16, 3, "\x80\x3f\x80\xbf\x80\xff", 6, {3, 0, 1, 0, -1, 1, 0, 1.4142135623730951}},
-        {TSR_FLOAT16, 3, "\x00\x3c\x01\x00\x00\x7e", 6, {3, 1, 0, 0, 5.9604644775390625e-08, 1, 0.5000000298023224, 0.707106739039699}},
+        {TSR_FLOAT16,
+         3,
+         "\x00\x3c\x01\x00\x00\x7e",
+         6,
+         {3, 1, 0, 0, 5.9604644775390625e-08, 1, 0.5000000298023224, 0.707106739039699}},
         {TSR_FLOAT8_E4M3FN, 4, "\x38\x7e\x7f\xff", 4, {4, 2, 0, 0, 1, 448, 224.5, 316.0767311903867}},
         {TSR_FLOAT8_E4M3FNUZ, 3, "\x40\x80\x7f", 3, {3, 1, 0, 0, 1, 240, 120.5, 168.99852070358486}},
         {TSR_FLOAT8_E5M2, 3, "\x3c\xfc\x7d", 3, {3, 1, 1, 0, 1, 1, 1, 0}},
@@ -71,8 +79,8 @@ static void test_exec_check__stats_of_every_dtype(void **state)
         if (!counts || !range || fabs(got.mean - want.mean) > 1e-12 * fabs(want.mean) + 1e-15 ||
             fabs(got.std - want.std) > 1e-12 * want.std) {
             fail_msg("%s: count %d nan %d inf %d zero %d min %.17g max %.17g mean %.17g std %.17g",
-                     tsr_dtype_describe(rows[i].dtype)->name, (int)got.count, (int)got.nan, (int)got.inf, (int)got.zero, got.min,
-                     got.max, got.mean, got.std);
+                     tsr_dtype_describe(rows[i].dtype)->name, (int)got.count, (int)got.nan, (int)got.inf, (int)got.zero,
+                     got.min, got.max, got.mean, got.std);
         }
         tsr_made_end(&made);
     }
@@ -100,7 +108,10 @@ static void test_exec_check__stats_do_not_depend_on_tiles(void **state)
 typedef struct toy {
     uint64_t sum, at;
 } toy;
-static void *toy_start(void) { return calloc(1, sizeof(toy)); }
+static void *toy_start(void)
+{
+    return calloc(1, sizeof(toy));
+}
 static void toy_update(void *state, const void *data, size_t size)
 {
     toy *t = state;
@@ -131,7 +142,8 @@ static void test_exec_check__digests_run_over_the_elements_in_order(void **state
     assert_int_equal(tsr_tensor_digest(&made.checkpoint, made.entries, TSR_DIGEST_XXH3, ring, &digest, &err), TSR_OK);
     assert_int_equal(digest.size, 8);
     assert_memory_equal(digest.bytes, &want, 8);
-    assert_int_equal(tsr_tensor_digest(&made.checkpoint, made.entries, TSR_DIGEST_SHA256, ring, &digest, &err), TSR_E_UNSUPPORTED);
+    assert_int_equal(tsr_tensor_digest(&made.checkpoint, made.entries, TSR_DIGEST_SHA256, ring, &digest, &err),
+                     TSR_E_UNSUPPORTED);
     assert_string_equal(err.message, "built without sha256");
     ((tsr_view *)made.entries[0].chunks[0].view)->byte_offset = UINT64_MAX;
     assert_int_equal(tsr_tensor_digest(&made.checkpoint, made.entries, TSR_DIGEST_XXH3, ring, &digest, NULL), TSR_E_FORMAT);

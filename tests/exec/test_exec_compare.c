@@ -17,8 +17,8 @@ static tsr_difference compare(tsr_made *a, uint64_t entry_a, tsr_made *b, uint64
     tsr_difference difference;
     tsr_error err = {0};
     tsr_ring_new(&a->host, 1, &ring, NULL);
-    tsr_status status = tsr_compare_tensors(&a->checkpoint, &a->entries[entry_a], &b->checkpoint, &b->entries[entry_b], tolerance,
-                                            ring, &difference, &err);
+    tsr_status status = tsr_compare_tensors(&a->checkpoint, &a->entries[entry_a], &b->checkpoint, &b->entries[entry_b],
+                                            tolerance, ring, &difference, &err);
     if (status != TSR_OK) fail_msg("%s", err.message);
     tsr_ring_free(ring);
     return difference;
@@ -37,7 +37,8 @@ static void test_exec_compare__sharding_does_not_count_and_every_flipped_bit_doe
         tsr_made_tensor(&a, "t", dtype, 3, shape, 0, TSR_MADE_PLAIN);
         tsr_made_tensor(&b, "t", dtype, 3, shape, (unsigned)(seed % 9), (tsr_made_how)(seed % 3));
         memcpy(a.truth[0], b.truth[0], 50 * 20 * 37 * tsr_dtype_size(dtype));
-        memcpy((uint8_t *)a.file.items + a.entries[0].chunks[0].byte_offset, a.truth[0], 50 * 20 * 37 * tsr_dtype_size(dtype));
+        memcpy((uint8_t *)a.file.items + a.entries[0].chunks[0].byte_offset, a.truth[0],
+               50 * 20 * 37 * tsr_dtype_size(dtype));
         tsr_made_open(&a);
         tsr_made_open(&b);
         assert_int_equal(compare(&a, 0, &b, 0, &exact).differing, 0);
@@ -122,8 +123,8 @@ static void test_exec_compare__unlike_tensors_are_refused(void **state)
         tsr_difference difference;
         tsr_error err = {0};
         tsr_ring_new(&made.host, 1, &ring, NULL);
-        assert_int_equal(tsr_compare_tensors(&made.checkpoint, made.entries, &made.checkpoint, &made.entries[i], &exact, ring,
-                                             &difference, &err),
+        assert_int_equal(tsr_compare_tensors(&made.checkpoint, made.entries, &made.checkpoint, &made.entries[i], &exact,
+                                             ring, &difference, &err),
                          TSR_E_USAGE);
         assert_non_null(strstr(err.message, "differ in dtype or shape"));
         tsr_ring_free(ring);

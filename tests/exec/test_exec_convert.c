@@ -70,7 +70,8 @@ static void expect_same_values(tsr_made *made, tsr_checkpoint *again)
     tsr_ring_free(ring);
 }
 
-static const tsr_dtype dtypes[] = {TSR_INT8, TSR_FLOAT64, TSR_BFLOAT16, TSR_COMPLEX64, TSR_BOOL, TSR_FLOAT8_E4M3FNUZ, TSR_FLOAT4_E2M1FN_X2};
+static const tsr_dtype dtypes[] = {TSR_INT8, TSR_FLOAT64,         TSR_BFLOAT16,        TSR_COMPLEX64,
+                                   TSR_BOOL, TSR_FLOAT8_E4M3FNUZ, TSR_FLOAT4_E2M1FN_X2};
 static const char *const names[] = {"a", "b\"c", "нейрон", "d.e.f", "0", " ", "\n"};
 
 static void fill(tsr_made *made, uint64_t seed)
@@ -145,7 +146,8 @@ static void test_exec_convert__shards_are_filled_and_named_as_huggingface_does(v
         assert_int_equal(tsr_output_memory_count(w.output), rows[i].files + (rows[i].files > 1));
         assert_non_null(tsr_output_memory_file(w.output, tsr_str_from(rows[i].first)).data);
         const tsr_str marker = tsr_output_memory_name(w.output, w.conversion.marker);
-        assert_true(tsr_str_equal(marker, rows[i].files > 1 ? TSR_STR("model.safetensors.index.json") : TSR_STR("model.safetensors")));
+        assert_true(tsr_str_equal(marker, rows[i].files > 1 ? TSR_STR("model.safetensors.index.json")
+                                                            : TSR_STR("model.safetensors")));
         tsr_store *store;
         tsr_checkpoint *again = reopen(&w, &made.host, &store);
         expect_same_values(&made, again);
@@ -180,7 +182,8 @@ static void test_exec_convert__entries_are_chosen_renamed_and_cast(void **state)
     (void)state;
     tsr_made made;
     start_three(&made);
-    written w = convert(&made, &(tsr_convert_options){.want = not_y, .rename = rename_to, .rename_ctx = "m.", .dtype = TSR_BFLOAT16});
+    written w = convert(
+        &made, &(tsr_convert_options){.want = not_y, .rename = rename_to, .rename_ctx = "m.", .dtype = TSR_BFLOAT16});
     if (w.status != TSR_OK) fail_msg("%s", w.err.message);
     assert_string_equal(w.conversion.rows[2].left_out, "not asked for");
     assert_true(w.conversion.rows[0].cast && w.conversion.rows[0].bytes == 200 && w.conversion.byte_total == 400);
@@ -221,13 +224,28 @@ static void test_exec_convert__what_the_format_cannot_hold_is_refused_by_name(vo
         {TSR_COMPLEX32, TSR_ENTRY_TENSOR, "z", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'z' is complex32"},
         {TSR_QINT8, TSR_ENTRY_TENSOR, "q", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'q' has a type"},
         {TSR_BITS8, TSR_ENTRY_TENSOR, "q", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'q' has a type"},
-        {TSR_INT8, TSR_ENTRY_OPAQUE, "o", {.to = TSR_TO_SAFETENSORS, .objects = TSR_OBJECTS_DROP}, TSR_E_UNSUPPORTED, "'o' is no dense tensor"},
+        {TSR_INT8,
+         TSR_ENTRY_OPAQUE,
+         "o",
+         {.to = TSR_TO_SAFETENSORS, .objects = TSR_OBJECTS_DROP},
+         TSR_E_UNSUPPORTED,
+         "'o' is no dense tensor"},
         {TSR_INT8, TSR_ENTRY_OBJECT, "o", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'o' is an object"},
         {TSR_INT8, TSR_ENTRY_TENSOR, "", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'' is an empty name"},
-        {TSR_INT8, TSR_ENTRY_TENSOR, "__metadata__", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "is the name of the metadata"},
+        {TSR_INT8,
+         TSR_ENTRY_TENSOR,
+         "__metadata__",
+         {.to = TSR_TO_SAFETENSORS},
+         TSR_E_UNSUPPORTED,
+         "is the name of the metadata"},
         {TSR_INT8, TSR_ENTRY_TENSOR, "\xff", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "a name that is not UTF-8"},
         {TSR_INT8, TSR_ENTRY_TENSOR, "t", {.to = TSR_TO_SAFETENSORS, .dtype = TSR_INT32}, TSR_E_USAGE, "not to int32"},
-        {TSR_INT8, TSR_ENTRY_TENSOR, "t", {.to = TSR_TO_SAFETENSORS, .rename = rename_all_alike}, TSR_E_USAGE, "'t' and 'other' would both be named 'same'"},
+        {TSR_INT8,
+         TSR_ENTRY_TENSOR,
+         "t",
+         {.to = TSR_TO_SAFETENSORS, .rename = rename_all_alike},
+         TSR_E_USAGE,
+         "'t' and 'other' would both be named 'same'"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         tsr_made made;

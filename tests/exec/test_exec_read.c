@@ -9,8 +9,9 @@
 #include "support/failing_allocator.h"
 #include "tessera/read.h"
 
-static const tsr_dtype dtypes[] = {TSR_FLOAT64, TSR_FLOAT32, TSR_BFLOAT16, TSR_FLOAT8_E5M2, TSR_INT64,     TSR_INT16,
-                                   TSR_UINT8,   TSR_BOOL,    TSR_COMPLEX64, TSR_COMPLEX128, TSR_COMPLEX32, TSR_FLOAT4_E2M1FN_X2};
+static const tsr_dtype dtypes[] = {TSR_FLOAT64,   TSR_FLOAT32,    TSR_BFLOAT16,  TSR_FLOAT8_E5M2,
+                                   TSR_INT64,     TSR_INT16,      TSR_UINT8,     TSR_BOOL,
+                                   TSR_COMPLEX64, TSR_COMPLEX128, TSR_COMPLEX32, TSR_FLOAT4_E2M1FN_X2};
 
 static tsr_dtype any_dtype(tsr_made *made)
 {
@@ -140,17 +141,32 @@ static void test_exec_read__the_consumer_can_stop(void **state)
 }
 
 /* Damage done to the one chunk list of a [6, 4] float32 tensor in two row slabs. */
-static void make_hole(tsr_made *made, tsr_chunk *chunks) { (void)made, ((uint64_t *)chunks[1].sizes)[0] = 2; }
-static void make_overlap(tsr_made *made, tsr_chunk *chunks) { (void)made, ((uint64_t *)chunks[1].offsets)[0] = 2; }
-static void make_outside(tsr_made *made, tsr_chunk *chunks) { (void)made, ((uint64_t *)chunks[1].sizes)[0] = 4; }
-static void make_beyond(tsr_made *made, tsr_chunk *chunks) { ((tsr_view *)chunks[1].view)->byte_offset = made->file.count - 47; }
+static void make_hole(tsr_made *made, tsr_chunk *chunks)
+{
+    (void)made, ((uint64_t *)chunks[1].sizes)[0] = 2;
+}
+static void make_overlap(tsr_made *made, tsr_chunk *chunks)
+{
+    (void)made, ((uint64_t *)chunks[1].offsets)[0] = 2;
+}
+static void make_outside(tsr_made *made, tsr_chunk *chunks)
+{
+    (void)made, ((uint64_t *)chunks[1].sizes)[0] = 4;
+}
+static void make_beyond(tsr_made *made, tsr_chunk *chunks)
+{
+    ((tsr_view *)chunks[1].view)->byte_offset = made->file.count - 47;
+}
 static void make_huge(tsr_made *made, tsr_chunk *chunks)
 {
     static const uint64_t strides[] = {UINT64_MAX / 2, UINT64_MAX / 2};
     (void)made;
     ((tsr_view *)chunks[1].view)->strides = strides;
 }
-static void make_missing(tsr_made *made, tsr_chunk *chunks) { (void)made, chunks[1].file = TSR_NO_FILE; }
+static void make_missing(tsr_made *made, tsr_chunk *chunks)
+{
+    (void)made, chunks[1].file = TSR_NO_FILE;
+}
 
 static void test_exec_read__damaged_layouts_are_refused_by_name(void **state)
 {

@@ -16,9 +16,10 @@
 
 #define TENSORS 5u
 
-static const tsr_dtype dtypes[] = {TSR_FLOAT64,  TSR_FLOAT32,   TSR_FLOAT16,         TSR_BFLOAT16, TSR_FLOAT8_E4M3FN, TSR_FLOAT8_E8M0FNU,
-                                   TSR_INT64,    TSR_INT32,     TSR_INT8,            TSR_UINT16,   TSR_UINT64,        TSR_BOOL,
-                                   TSR_COMPLEX64, TSR_COMPLEX32, TSR_COMPLEX128,      TSR_FLOAT4_E2M1FN_X2};
+static const tsr_dtype dtypes[] = {TSR_FLOAT64,       TSR_FLOAT32,        TSR_FLOAT16,    TSR_BFLOAT16,
+                                   TSR_FLOAT8_E4M3FN, TSR_FLOAT8_E8M0FNU, TSR_INT64,      TSR_INT32,
+                                   TSR_INT8,          TSR_UINT16,         TSR_UINT64,     TSR_BOOL,
+                                   TSR_COMPLEX64,     TSR_COMPLEX32,      TSR_COMPLEX128, TSR_FLOAT4_E2M1FN_X2};
 static const char *const names[TENSORS] = {"a", "b.weight", "b.bias", "c.0", "c.1"};
 
 static uint64_t cases(uint64_t usual, uint64_t full)
@@ -35,7 +36,8 @@ static void fill(tsr_made *made, uint64_t seed, bool for_safetensors)
         tsr_dtype dtype = dtypes[tsr_made_random(made, sizeof dtypes / sizeof *dtypes)];
         if (for_safetensors && (dtype == TSR_COMPLEX32 || dtype == TSR_COMPLEX128)) dtype = TSR_UINT8;
         if (rank == 0 && dtype == TSR_FLOAT4_E2M1FN_X2) dtype = TSR_INT16;
-        tsr_made_tensor(made, names[i], dtype, rank, shape, (unsigned)tsr_made_random(made, 9), (tsr_made_how)tsr_made_random(made, 3));
+        tsr_made_tensor(made, names[i], dtype, rank, shape, (unsigned)tsr_made_random(made, 9),
+                        (tsr_made_how)tsr_made_random(made, 3));
     }
     tsr_made_open(made);
 }
@@ -91,7 +93,8 @@ static void expect_equal(tsr_made *made, const reopened *r, uint64_t seed)
     }
     if (tsr_check_deep(r->checkpoint, ring, NULL, &err)) fail_msg("seed %d: %s", (int)seed, err.message);
     const tsr_findings *findings = tsr_checkpoint_findings(r->checkpoint);
-    if (tsr_findings_total(findings, TSR_ERROR)) fail_msg("seed %d: %s", (int)seed, tsr_findings_at(findings, 0)->message.data);
+    if (tsr_findings_total(findings, TSR_ERROR))
+        fail_msg("seed %d: %s", (int)seed, tsr_findings_at(findings, 0)->message.data);
     tsr_ring_free(ring);
 }
 
@@ -102,7 +105,10 @@ static void test_exec_round_trips__conversions_keep_every_bit(void **state)
         tsr_container to;
         uint64_t shard;
         const char *single;
-    } forms[] = {{TSR_TO_SAFETENSORS, 0, "x.safetensors"}, {TSR_TO_SAFETENSORS, 100, ""}, {TSR_TO_TORCH, 0, "x.pt"}, {TSR_TO_DCP, 0, ""}};
+    } forms[] = {{TSR_TO_SAFETENSORS, 0, "x.safetensors"},
+                 {TSR_TO_SAFETENSORS, 100, ""},
+                 {TSR_TO_TORCH, 0, "x.pt"},
+                 {TSR_TO_DCP, 0, ""}};
     const uint64_t count = cases(200, 60000);
     for (uint64_t seed = 0; seed < count; seed++) {
         const unsigned form = (unsigned)(seed % 4);
@@ -112,8 +118,10 @@ static void test_exec_round_trips__conversions_keep_every_bit(void **state)
         tsr_conversion conversion;
         fill(&made, seed, form < 2);
         start(&r);
-        const tsr_convert_options options = {.to = forms[form].to, .max_shard_size = forms[form].shard, .max_memory = seed % 3 ? 1 : 0};
-        if (tsr_convert(&made.checkpoint, r.output, &options, r.arena, &conversion, &err)) fail_msg("seed %d: %s", (int)seed, err.message);
+        const tsr_convert_options options = {
+            .to = forms[form].to, .max_shard_size = forms[form].shard, .max_memory = seed % 3 ? 1 : 0};
+        if (tsr_convert(&made.checkpoint, r.output, &options, r.arena, &conversion, &err))
+            fail_msg("seed %d: %s", (int)seed, err.message);
         reopen(&r, &made.host, forms[form].single);
         assert_int_equal(tsr_checkpoint_catalog(r.checkpoint)->entry_count, TENSORS);
         expect_equal(&made, &r, seed);
@@ -136,10 +144,12 @@ static tsr_plan *plan_for(tsr_made *made, tsr_arena *arena, tsr_target *target)
     tsr_plan *plan;
     tsr_error err = {0};
     for (unsigned d = 0; d < mesh_dims[mesh]; d++) {
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", d ? "," : "", placements[tsr_made_random(made, 5)]);
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used, "%s%s", d ? "," : "", placements[tsr_made_random(made, 5)]);
     }
     if (tsr_target_parse(tsr_str_from(meshes[mesh]), tsr_str_from(text), arena, target, &err)) fail_msg("%s", err.message);
-    if (tsr_plan_new(tsr_checkpoint_catalog(&made->checkpoint), target, NULL, &made->host, &plan, &err)) fail_msg("%s", err.message);
+    if (tsr_plan_new(tsr_checkpoint_catalog(&made->checkpoint), target, NULL, &made->host, &plan, &err))
+        fail_msg("%s", err.message);
     return plan;
 }
 
@@ -197,7 +207,8 @@ static void test_exec_round_trips__reshards_keep_every_bit_and_lie_with_their_ow
         start(&r);
         tsr_plan *plan = plan_for(&made, r.arena, &target);
         const tsr_convert_options options = {.to = to, .max_memory = 1};
-        if (tsr_reshard(&made.checkpoint, plan, r.output, &options, r.arena, &conversion, &err)) fail_msg("seed %d: %s", (int)seed, err.message);
+        if (tsr_reshard(&made.checkpoint, plan, r.output, &options, r.arena, &conversion, &err))
+            fail_msg("seed %d: %s", (int)seed, err.message);
         reopen(&r, &made.host, "");
         expect_equal(&made, &r, seed);
         if (to == TSR_TO_DCP) expect_places(plan, &r);
@@ -223,7 +234,9 @@ static void test_exec_round_trips__every_failed_allocation_ends_cleanly(void **s
         made.host.allocator = &failing.allocator;
         tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, &err);
         tsr_status status = arena ? tsr_output_to_memory(&failing.allocator, &output, &err) : TSR_E_NOMEM;
-        if (status == TSR_OK) status = tsr_convert(&made.checkpoint, output, &(tsr_convert_options){.to = forms[form]}, arena, &conversion, &err);
+        if (status == TSR_OK)
+            status =
+                tsr_convert(&made.checkpoint, output, &(tsr_convert_options){.to = forms[form]}, arena, &conversion, &err);
         assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
         if (output) output->close(output);
         tsr_arena_free(arena);

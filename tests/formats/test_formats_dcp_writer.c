@@ -13,13 +13,25 @@
 
 static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000};
 
-static const uint64_t shape[] = {6, 2, 3, 4, 5}, zeros[] = {0, 0, 0, 0, 0}, half[] = {3, 2, 3, 4, 5}, second[] = {3, 0, 0, 0, 0};
-static const tsr_dcp_new_item chunks[] = {{zeros, half, {"__0_0.distcp", 12}, 100, 1577}, {second, half, {"__1_0.distcp", 12}, UINT64_C(1) << 40, 1577}};
+static const uint64_t shape[] = {6, 2, 3, 4, 5}, zeros[] = {0, 0, 0, 0, 0}, half[] = {3, 2, 3, 4, 5},
+                      second[] = {3, 0, 0, 0, 0};
+static const tsr_dcp_new_item chunks[] = {{zeros, half, {"__0_0.distcp", 12}, 100, 1577},
+                                          {second, half, {"__1_0.distcp", 12}, UINT64_C(1) << 40, 1577}};
 static const tsr_dcp_new_item blob = {NULL, NULL, {"__0_0.distcp", 12}, 0, 100};
-static const tsr_path_item tensor_path[] = {{TSR_PATH_KEY, {"model", 5}, 0}, {TSR_PATH_INT_KEY, {NULL, 0}, 7}, {TSR_PATH_INDEX, {NULL, 0}, 2}};
+static const tsr_path_item tensor_path[] = {
+    {TSR_PATH_KEY, {"model", 5}, 0}, {TSR_PATH_INT_KEY, {NULL, 0}, 7}, {TSR_PATH_INDEX, {NULL, 0}, 2}};
 static const tsr_path_item object_path[] = {{TSR_PATH_KEY, {"step", 4}, 0}};
 static const tsr_dcp_new_entry entries[] = {
-    {.fqn = {"model.7.2", 9}, .path = tensor_path, .path_length = 3, .tensor = true, .requires_grad = true, .dtype = TSR_FLOAT8_E4M3FN, .rank = 5, .shape = shape, .items = chunks, .item_count = 2},
+    {.fqn = {"model.7.2", 9},
+     .path = tensor_path,
+     .path_length = 3,
+     .tensor = true,
+     .requires_grad = true,
+     .dtype = TSR_FLOAT8_E4M3FN,
+     .rank = 5,
+     .shape = shape,
+     .items = chunks,
+     .item_count = 2},
     {.fqn = {"step", 4}, .path = object_path, .path_length = 1, .items = &blob, .item_count = 1},
 };
 

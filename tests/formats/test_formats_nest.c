@@ -18,7 +18,10 @@ static uint32_t parse_path(const char *text, tsr_path_item *out)
     while (*text) {
         const char kind = *text++;
         const size_t size = strcspn(text, ".#@");
-        out[count] = (tsr_path_item){.kind = kind == '.' ? TSR_PATH_KEY : kind == '#' ? TSR_PATH_INT_KEY : TSR_PATH_INDEX, .key = {text, size}};
+        out[count] = (tsr_path_item){.kind = kind == '.'   ? TSR_PATH_KEY
+                                             : kind == '#' ? TSR_PATH_INT_KEY
+                                                           : TSR_PATH_INDEX,
+                                     .key = {text, size}};
         if (kind != '.') out[count] = (tsr_path_item){.kind = out[count].kind, .integer = strtoll(text, NULL, 10)};
         text += size;
         count++;
@@ -50,7 +53,10 @@ static tsr_status nest(const char *const *paths, size_t count, const tsr_allocat
     tsr_value numbers[8];
     for (size_t i = 0; i < count; i++) {
         numbers[i] = (tsr_value){.kind = TSR_VALUE_INT, .as.integer = (int64_t)i};
-        leaves[i] = (tsr_leaf){.path = items[i], .path_length = parse_path(paths[i], items[i]), .value = &numbers[i], .name = tsr_str_from(paths[i])};
+        leaves[i] = (tsr_leaf){.path = items[i],
+                               .path_length = parse_path(paths[i], items[i]),
+                               .value = &numbers[i],
+                               .name = tsr_str_from(paths[i])};
     }
     tsr_arena *arena = tsr_arena_new(allocator, 0, err);
     tsr_status status = arena ? tsr_nest(leaves, count, &host, arena, &root, err) : TSR_E_NOMEM;
@@ -116,10 +122,10 @@ static void test_formats_nest__renamed_entries_keep_what_the_rename_left(void **
         const char *path; /* NULL: none */
         const char *fqn, *name, *want;
     } rows[] = {
-        {NULL, "a.b", "a.b", ".a.b"},              /* one key, dots and all */
+        {NULL, "a.b", "a.b", ".a.b"}, /* one key, dots and all */
         {NULL, "a.b", "c", ".c"},
         {".m.a", "m.a", "m.a", ".m|.a"},
-        {".model.w", "model.w", "w", ".w"},        /* --rename model.= */
+        {".model.w", "model.w", "w", ".w"}, /* --rename model.= */
         {".model.w", "model.w", "net.w", ".net|.w"},
         {".model.w", "model.w", "net.inner.w", ".net.inner|.w"},
         {".model.w", "model.w", "model.v", ".model|.v"},

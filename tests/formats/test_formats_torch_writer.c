@@ -37,8 +37,10 @@ static tsr_value *integer(tsr_arena *arena, int64_t value)
 /* One of every kind, some of them twice. */
 static const tsr_value *every_kind(tsr_arena *a)
 {
-    tsr_value *yes = make(a, TSR_VALUE_BOOL, NULL), *real = make(a, TSR_VALUE_FLOAT, NULL), *complex = make(a, TSR_VALUE_COMPLEX, NULL);
-    tsr_value *dtype = make(a, TSR_VALUE_DTYPE, "torch.bfloat16"), *big = make(a, TSR_VALUE_BIGINT, NULL), *bytes = make(a, TSR_VALUE_BYTES, NULL);
+    tsr_value *yes = make(a, TSR_VALUE_BOOL, NULL), *real = make(a, TSR_VALUE_FLOAT, NULL),
+              *complex = make(a, TSR_VALUE_COMPLEX, NULL);
+    tsr_value *dtype = make(a, TSR_VALUE_DTYPE, "torch.bfloat16"), *big = make(a, TSR_VALUE_BIGINT, NULL),
+              *bytes = make(a, TSR_VALUE_BYTES, NULL);
     yes->as.boolean = true;
     real->as.real = -0.25;
     complex->as.complex.re = 1;
@@ -50,12 +52,14 @@ static const tsr_value *every_kind(tsr_arena *a)
     tsr_value *ordered = group(a, TSR_VALUE_DICT, 2, integer(a, 1), integer(a, 2));
     ordered->ordered_dict = true;
     return group(a, TSR_VALUE_DICT, 28, make(a, TSR_VALUE_STR, "bool"), yes, make(a, TSR_VALUE_STR, "float"), real,
-                 make(a, TSR_VALUE_STR, "complex"), complex, make(a, TSR_VALUE_STR, "dtype"), dtype, make(a, TSR_VALUE_STR, "big"), big,
-                 make(a, TSR_VALUE_STR, "bytes"), bytes, make(a, TSR_VALUE_STR, "list"), shared, make(a, TSR_VALUE_STR, "again"), shared,
-                 make(a, TSR_VALUE_STR, "tuple"), group(a, TSR_VALUE_TUPLE, 4, integer(a, 1), integer(a, -1), shared, integer(a, 1 << 20)),
+                 make(a, TSR_VALUE_STR, "complex"), complex, make(a, TSR_VALUE_STR, "dtype"), dtype,
+                 make(a, TSR_VALUE_STR, "big"), big, make(a, TSR_VALUE_STR, "bytes"), bytes, make(a, TSR_VALUE_STR, "list"),
+                 shared, make(a, TSR_VALUE_STR, "again"), shared, make(a, TSR_VALUE_STR, "tuple"),
+                 group(a, TSR_VALUE_TUPLE, 4, integer(a, 1), integer(a, -1), shared, integer(a, 1 << 20)),
                  make(a, TSR_VALUE_STR, "set"), group(a, TSR_VALUE_SET, 1, integer(a, 7)), make(a, TSR_VALUE_STR, "size"),
-                 group(a, TSR_VALUE_SIZE, 2, integer(a, 3), integer(a, 4)), integer(a, -5), ordered, make(a, TSR_VALUE_STR, "device"),
-                 make(a, TSR_VALUE_DEVICE, "cuda:1"), make(a, TSR_VALUE_STR, "empty"), group(a, TSR_VALUE_LIST, 0));
+                 group(a, TSR_VALUE_SIZE, 2, integer(a, 3), integer(a, 4)), integer(a, -5), ordered,
+                 make(a, TSR_VALUE_STR, "device"), make(a, TSR_VALUE_DEVICE, "cuda:1"), make(a, TSR_VALUE_STR, "empty"),
+                 group(a, TSR_VALUE_LIST, 0));
 }
 
 /* The whole archive of a tree without tensors. */
@@ -139,11 +143,14 @@ static void test_formats_torch_writer__what_must_not_be_written_is_refused(void 
         tsr_status status;
         const char *part;
     } rows[] = {
-        {instance(a, "os.system", true, group(a, TSR_VALUE_TUPLE, 1, make(a, TSR_VALUE_STR, "true")), none), TSR_E_UNSUPPORTED, "a call of os.system"},
-        {instance(a, "builtins.eval", true, group(a, TSR_VALUE_TUPLE, 0), none), TSR_E_UNSUPPORTED, "a call of builtins.eval"},
+        {instance(a, "os.system", true, group(a, TSR_VALUE_TUPLE, 1, make(a, TSR_VALUE_STR, "true")), none),
+         TSR_E_UNSUPPORTED, "a call of os.system"},
+        {instance(a, "builtins.eval", true, group(a, TSR_VALUE_TUPLE, 0), none), TSR_E_UNSUPPORTED,
+         "a call of builtins.eval"},
         {instance(a, "nodots", false, none, none), TSR_E_UNSUPPORTED, "nodots"},
         {instance(a, "a.b\nc", false, none, none), TSR_E_UNSUPPORTED, "is no name of a class"},
-        {instance(a, "torch._utils._rebuild_sparse_tensor", true, group(a, TSR_VALUE_DICT, 0), none), TSR_E_UNSUPPORTED, "an object of class"},
+        {instance(a, "torch._utils._rebuild_sparse_tensor", true, group(a, TSR_VALUE_DICT, 0), none), TSR_E_UNSUPPORTED,
+         "an object of class"},
         {tuple, TSR_E_LIMIT, "or hold themselves"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -43,10 +43,10 @@ typedef struct tsr_convert_options {
 /* What became of one entry of the source, in its order. */
 typedef struct tsr_converted {
     const tsr_entry *entry;
-    tsr_str name;         /* at the destination; empty when left out */
-    tsr_dtype dtype;      /* of a written tensor */
-    uint64_t bytes;       /* written for it */
-    uint32_t file;        /* of tsr_conversion.files, for written tensors */
+    tsr_str name;    /* at the destination; empty when left out */
+    tsr_dtype dtype; /* of a written tensor */
+    uint64_t bytes;  /* written for it */
+    uint32_t file;   /* of tsr_conversion.files, for written tensors */
     bool written;
     bool cast;
     bool copied;          /* it shares storage in the source and is an independent copy now */
@@ -60,9 +60,9 @@ typedef struct tsr_conversion {
     const tsr_str *files; /* names at the destination */
     const uint64_t *file_sizes;
     uint32_t file_count;
-    uint32_t marker;      /* for tsr_output.publish: the output's number of the file that becomes visible last */
-    uint64_t byte_total;  /* of tensors */
-    tsr_str sidecar;      /* JSON, with TSR_OBJECTS_SIDECAR; else empty */
+    uint32_t marker;     /* for tsr_output.publish: the output's number of the file that becomes visible last */
+    uint64_t byte_total; /* of tensors */
+    tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR; else empty */
 } tsr_conversion;
 
 /* Writes everything but does not publish: the caller checks that its source did not change, then calls
@@ -84,7 +84,7 @@ tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr
  *   torch        rankR.pt, one a rank, with all that the rank holds: DTensors over the target's mesh, and the objects
  *
  * Errors as tsr_convert, plus TSR_E_UNSUPPORTED for shards of several boxes (uneven strided ones) in safetensors. */
-tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output, const tsr_convert_options *options,
-                       tsr_arena *arena, tsr_conversion *out, tsr_error *err);
+tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output,
+                       const tsr_convert_options *options, tsr_arena *arena, tsr_conversion *out, tsr_error *err);
 
 #endif

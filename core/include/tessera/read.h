@@ -17,7 +17,7 @@
 typedef struct tsr_ring tsr_ring;
 
 #define TSR_RING_DEFAULT_BYTES ((size_t)16 << 20)
-#define TSR_RING_LEAST_BYTES ((size_t)256 << 10)
+#define TSR_RING_LEAST_BYTES   ((size_t)256 << 10)
 
 /* `max_bytes`: all buffers together (0: TSR_RING_DEFAULT_BYTES; smaller than TSR_RING_LEAST_BYTES counts as that). The
  * buffers are allocated when first needed, and only as large as needed. Borrows `host`. Errors: TSR_E_NOMEM. */
