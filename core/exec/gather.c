@@ -146,7 +146,6 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
     part->first = tsr_box_index(whole, part->offsets);
     part->last = tsr_box_index(whole, offsets);
     gather->serial = gather->serial || part->view.zstd;
-    gather->resolving = gather->resolving || part->view.swap || part->view.conj || part->view.neg;
     gather->part_count++;
     return TSR_OK;
 }

@@ -32,7 +32,6 @@ typedef struct tsr_gather {
     uint64_t *furthest; /* furthest[i]: largest `last` of parts[0..i] */
     size_t part_count;
     bool serial;    /* compressed parts: boxes in rising order, one thread at a time */
-    bool resolving; /* some part needs swap, conj or neg */
 } tsr_gather;
 
 /* Dtype and shape as gathers count them, without locating anything. `shape` has room for TSR_MAX_RANK. */

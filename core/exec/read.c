@@ -5,9 +5,8 @@
 #include "base/try.h"
 #include "exec/tile_job.h"
 
-tsr_status tsr_tensor_bytes(const tsr_checkpoint *checkpoint, const tsr_entry *entry, uint64_t *bytes, tsr_error *err)
+tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err)
 {
-    (void)checkpoint;
     tsr_dtype dtype;
     uint32_t rank;
     uint64_t shape[TSR_MAX_RANK], elements;

@@ -63,22 +63,12 @@ void tsr_ring_free(tsr_ring *ring)
     tsr_free(ring->host->allocator, ring, 1, sizeof *ring);
 }
 
-size_t tsr_ring_most(const tsr_ring *ring)
-{
-    return ring->half_bytes;
-}
-
 size_t tsr_ring_best(const tsr_ring *ring)
 {
     const size_t threads = ring->host->threads ? ring->host->threads : 1;
     const size_t best = ring->half_bytes / (2 * threads) / ALIGNMENT * ALIGNMENT;
     const size_t least = TSR_RING_LEAST_BYTES / 4;
     return best < least ? least : best > BEST_BYTES ? BEST_BYTES : best;
-}
-
-const tsr_host *tsr_ring_host(const tsr_ring *ring)
-{
-    return ring->host;
 }
 
 tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *err)

@@ -22,8 +22,8 @@ typedef struct tsr_ring_work {
 
 /* One work at a time. Borrows nothing of `work` but its ctx. */
 tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *err);
-/* A zeroed job and `bytes` of memory for it, both good until its drain has returned. May run a round first. `bytes` must
- * not exceed tsr_ring_most. The caller completes the job before it calls again. */
+/* A zeroed job and `bytes` of memory for it, both good until its drain has returned. May run a round first. More
+ * than half of the ring is TSR_E_LIMIT. The caller completes the job before it calls again. */
 tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err);
 /* Runs what is left. Also to be called after a failure, which it returns again. */
 tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err);
@@ -34,9 +34,7 @@ tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err);
 #define TSR_DODGE_BYTES ((size_t)128)
 uint8_t *tsr_dodge(uint8_t *memory, uint64_t read_at, uint64_t write_at);
 
-/* The most memory a job may ask for, and what it should ask for so that all threads have work. */
-size_t tsr_ring_most(const tsr_ring *ring);
+/* What a job should ask for so that all threads have work. */
 size_t tsr_ring_best(const tsr_ring *ring);
-const tsr_host *tsr_ring_host(const tsr_ring *ring);
 
 #endif

@@ -108,11 +108,3 @@ tsr_status tsr_unzstd_read(tsr_unzstd *stream, uint64_t position, void *buffer, 
     }
     return TSR_OK;
 }
-
-tsr_status tsr_unzstd_drain(tsr_unzstd *stream, tsr_error *err)
-{
-    if (!stream->decoder) TSR_TRY(start_over(stream, err));
-    size_t written = 1;
-    while (written) TSR_TRY(produce(stream, stream->dump, DUMP_BYTES, &written, err));
-    return TSR_OK;
-}

@@ -13,7 +13,5 @@ tsr_status tsr_unzstd_open(tsr_store *store, const tsr_host *host, uint32_t file
 void tsr_unzstd_close(tsr_unzstd *stream); /* takes NULL */
 /* Exactly `size` plain bytes at `position`. TSR_E_FORMAT when the stream is damaged or ends before. */
 tsr_status tsr_unzstd_read(tsr_unzstd *stream, uint64_t position, void *buffer, size_t size, tsr_error *err);
-/* Decompresses to the end of the stream, whatever its plain size. */
-tsr_status tsr_unzstd_drain(tsr_unzstd *stream, tsr_error *err);
 
 #endif

@@ -59,9 +59,6 @@ typedef struct tsr_torch_archive {
 /* Pickles and lays out. Lives in `arena`. */
 tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
                                   tsr_error *err);
-/* The same over bytes that are a pickle already. */
-tsr_status tsr_torch_archive_around(tsr_str pickle, const tsr_torch_new_storage *storages, uint32_t storage_count,
-                                    const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out, tsr_error *err);
 
 /* Where the bytes of storage i begin, from the archive's first byte. */
 static inline uint64_t tsr_torch_storage_at(const tsr_torch_archive *archive, uint32_t storage)

@@ -34,7 +34,7 @@ typedef struct tsr_progress {
 /* Bytes of a tensor entry as these functions deliver it; the shape (`rank` numbers, in the checkpoint's memory) that they
  * count in is the entry's own except for float4 of a safetensors container. TSR_E_UNSUPPORTED for entries without dense
  * elements. */
-tsr_status tsr_tensor_bytes(const tsr_checkpoint *checkpoint, const tsr_entry *entry, uint64_t *bytes, tsr_error *err);
+tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err);
 
 /* The box [offsets, offsets + sizes) of a tensor, in elements, into `buffer` of exactly its bytes. Reads what the box
  * needs and no more than a little around it. Errors: TSR_E_USAGE (box beyond the tensor, wrong buffer size), TSR_E_FORMAT
