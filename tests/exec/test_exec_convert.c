@@ -34,20 +34,25 @@ static void end(written *w)
 }
 
 /* The written files as a checkpoint again; `store` is to be closed after it. */
-static tsr_checkpoint *reopen(const written *w, const tsr_host *host, tsr_store **store)
+static tsr_checkpoint *reopen_as(const written *w, const tsr_host *host, const char *single, tsr_store **store)
 {
     tsr_memory_file files[16];
     const uint32_t count = tsr_output_memory_count(w->output);
     assert_true(count <= 16);
     for (uint32_t i = 0; i < count; i++) {
         const tsr_str name = tsr_output_memory_name(w->output, i);
-        files[i] = (tsr_memory_file){name.size ? name : TSR_STR("out.safetensors"), tsr_output_memory_file(w->output, name)};
+        files[i] = (tsr_memory_file){name.size ? name : tsr_str_from(single), tsr_output_memory_file(w->output, name)};
     }
     tsr_checkpoint *checkpoint;
     tsr_error err = {0};
     assert_int_equal(tsr_store_from_memory(&tsr_allocator_libc, files, count, store, NULL), TSR_OK);
     if (tsr_checkpoint_open(*store, host, NULL, &checkpoint, &err)) fail_msg("%s", err.message);
     return checkpoint;
+}
+
+static tsr_checkpoint *reopen(const written *w, const tsr_host *host, tsr_store **store)
+{
+    return reopen_as(w, host, "out.safetensors", store);
 }
 
 static void expect_same_values(tsr_made *made, tsr_checkpoint *again)
@@ -291,6 +296,78 @@ static void test_exec_convert__tied_tensors_become_listed_copies(void **state)
     tsr_made_end(&made);
 }
 
+/* Makes entry `number` a view of entry 0's bytes, and its truth what such a view shows. */
+static void make_view(tsr_made *made, uint64_t number, uint64_t element, uint64_t stride0, uint64_t stride1)
+{
+    tsr_entry *entry = &made->entries[number];
+    tsr_chunk *chunk = (tsr_chunk *)entry->chunks;
+    tsr_view *view = (tsr_view *)chunk->view;
+    uint64_t *strides = tsr_arena_array(made->arena, 2, sizeof *strides, NULL);
+    const uint64_t from = made->entries[0].chunks[0].byte_offset;
+    strides[0] = stride0;
+    strides[1] = stride1;
+    *view = (tsr_view){.byte_offset = from + 4 * element, .strides = strides};
+    chunk->byte_offset = view->byte_offset;
+    entry->storage_id = made->entries[0].storage_id = 1;
+    for (uint64_t i = 0; i < entry->shape[0]; i++) {
+        for (uint64_t k = 0; k < entry->shape[1]; k++) {
+            memcpy(made->truth[number] + 4 * (i * entry->shape[1] + k),
+                   made->truth[0] + 4 * (element + i * stride0 + k * stride1), 4);
+        }
+    }
+}
+
+static void start_views(tsr_made *made)
+{
+    static const struct {
+        const char *name;
+        uint64_t shape[2], element, strides[2];
+    } views[] = {{"base", {20, 5}, 0, {5, 1}}, {"same", {20, 5}, 0, {5, 1}}, {"turned", {5, 3}, 0, {1, 5}},
+                 {"thin", {2, 2}, 6, {5, 2}},  {"wide", {3, 4}, 1, {0, 1}},  {"far", {1, 2}, 90, {5, 1}}};
+    tsr_made_start(made, 1, 6);
+    for (uint64_t i = 0; i < 6; i++) tsr_made_tensor(made, views[i].name, TSR_INT32, 2, views[i].shape, 0, TSR_MADE_PLAIN);
+    for (uint64_t i = 1; i < 6; i++) make_view(made, i, views[i].element, views[i].strides[0], views[i].strides[1]);
+    tsr_made_open(made);
+}
+
+static bool not_base(void *ctx, tsr_str fqn)
+{
+    (void)ctx;
+    return !tsr_str_equal(fqn, TSR_STR("base")) && !tsr_str_equal(fqn, TSR_STR("same"));
+}
+
+static void test_exec_convert__shared_storage_is_shared_again_in_torch_files(void **state)
+{
+    (void)state;
+    for (unsigned cast = 0; cast < 2; cast++) {
+        tsr_made made;
+        start_views(&made);
+        written w = convert(&made, &(tsr_convert_options){.to = TSR_TO_TORCH, .want = cast ? not_base : NULL});
+        if (w.status != TSR_OK) fail_msg("%s", w.err.message);
+        /* Without the base: elements 0 to 14, which touch, and two far from them. */
+        assert_int_equal(w.conversion.byte_total, cast ? 4 * 15 + 4 * 2 : 4 * 100);
+        tsr_store *store;
+        tsr_checkpoint *again = reopen_as(&w, &made.host, "out.pt", &store);
+        tsr_ring *ring;
+        tsr_ring_new(&made.host, 0, &ring, NULL);
+        for (uint64_t i = cast ? 2 : 0; i < 6; i++) {
+            const tsr_entry *entry = tsr_checkpoint_entry(again, made.entries[i].fqn);
+            const uint64_t zeros[] = {0, 0};
+            uint8_t got[400];
+            const size_t size = 4 * (size_t)(entry->shape[0] * entry->shape[1]);
+            assert_int_equal(tsr_read_box(again, entry, zeros, entry->shape, got, size, NULL), TSR_OK);
+            assert_memory_equal(got, made.truth[i], size);
+            const tsr_entry *thin = tsr_checkpoint_entry(again, TSR_STR("thin"));
+            assert_int_equal(entry->storage_id == thin->storage_id, !(cast && i == 5));
+        }
+        tsr_ring_free(ring);
+        tsr_checkpoint_close(again);
+        store->close(store);
+        end(&w);
+        tsr_made_end(&made);
+    }
+}
+
 static bool stop(void *ctx, uint64_t done, uint64_t total)
 {
     (void)ctx;
@@ -342,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_exec_convert__what_the_format_cannot_hold_is_refused_by_name),
         cmocka_unit_test(test_exec_convert__a_dry_run_decides_and_writes_nothing),
         cmocka_unit_test(test_exec_convert__tied_tensors_become_listed_copies),
+        cmocka_unit_test(test_exec_convert__shared_storage_is_shared_again_in_torch_files),
         cmocka_unit_test(test_exec_convert__progress_can_cancel),
         cmocka_unit_test(test_exec_convert__every_failed_allocation_ends_cleanly),
     };
