@@ -2,30 +2,20 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/utf8.h"
 #include "tessera/status.h"
-
-/* Length of a valid UTF-8 sequence at `p` (`left` bytes remain), or 0. */
-static size_t utf8_length(const unsigned char *p, size_t left)
-{
-    size_t n = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : (p[0] & 0xf0) == 0xe0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
-    if (n == 0 || n > left) return 0;
-    for (size_t i = 1; i < n; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0;
-    }
-    return n;
-}
 
 /* Appends text to the message, escaping what would break a terminal or a one-line log. */
 static void append_clean(char *message, const char *text)
 {
     size_t used = strlen(message), left = strlen(text);
-    const unsigned char *p = (const unsigned char *)text;
+    const char *p = text;
     while (left > 0) {
-        size_t n = utf8_length(p, left);
+        size_t n = tsr_utf8_length((tsr_str){p, left});
         char escaped[8];
-        const char *piece = (const char *)p;
-        if (n == 0 || (n == 1 && (*p < 0x20 || *p == 0x7f))) {
-            snprintf(escaped, sizeof escaped, "\\x%02x", *p);
+        const char *piece = p;
+        if (n == 0 || (n == 1 && ((unsigned char)*p < 0x20 || *p == 0x7f))) {
+            snprintf(escaped, sizeof escaped, "\\x%02x", (unsigned char)*p);
             piece = escaped;
             n = n ? n : 1;
         }
