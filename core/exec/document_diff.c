@@ -14,12 +14,11 @@ static void put_names(tsr_json *json, const char *key, const tsr_entry *const *e
 
 static void put_side(tsr_json *json, const char *key, const tsr_entry *entry, uint32_t what)
 {
-    static const char *const kinds[] = {"tensor", "object", "opaque"};
     char text[REPR_BYTES];
     tsr_json_key(json, key);
     tsr_json_object(json);
     tsr_json_key(json, "kind");
-    tsr_json_text(json, kinds[entry->kind]);
+    tsr_json_text(json, tsr_entry_kind_name(entry->kind));
     if (entry->kind == TSR_ENTRY_TENSOR) {
         tsr_json_key(json, "dtype");
         tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);

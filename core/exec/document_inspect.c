@@ -288,13 +288,12 @@ void tsr_document_put_object(tsr_json *json, const tsr_entry *entry, const tsr_h
 
 static tsr_status put_entry(const inspector *in, const tsr_entry *entry)
 {
-    static const char *const kinds[] = {"tensor", "object", "opaque"};
     tsr_status status = TSR_OK;
     tsr_json_object(in->json);
     tsr_json_key(in->json, "fqn");
     tsr_json_str(in->json, entry->fqn);
     tsr_json_key(in->json, "kind");
-    tsr_json_text(in->json, kinds[entry->kind]);
+    tsr_json_text(in->json, tsr_entry_kind_name(entry->kind));
     if (entry->kind == TSR_ENTRY_TENSOR) status = put_tensor(in, entry);
     else tsr_document_put_object(in->json, entry, tsr_checkpoint_host(in->checkpoint));
     tsr_json_object_end(in->json);

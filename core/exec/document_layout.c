@@ -46,13 +46,12 @@ static tsr_status put_chunks(tsr_json *json, const tsr_entry *entry, const tsr_a
 
 static tsr_status put_entry(tsr_json *json, const tsr_entry *entry, bool with_chunks, const tsr_host *host, tsr_error *err)
 {
-    static const char *const kinds[] = {"tensor", "object", "opaque"};
     tsr_status status = TSR_OK;
     tsr_json_object(json);
     tsr_json_key(json, "fqn");
     tsr_json_str(json, entry->fqn);
     tsr_json_key(json, "kind");
-    tsr_json_text(json, kinds[entry->kind]);
+    tsr_json_text(json, tsr_entry_kind_name(entry->kind));
     if (entry->kind == TSR_ENTRY_TENSOR) {
         tsr_json_key(json, "dtype");
         tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);

@@ -3,6 +3,12 @@
 
 #include "base/cursor.h"
 
+const char *tsr_entry_kind_name(tsr_entry_kind kind)
+{
+    static const char *const names[] = {"tensor", "object", "opaque"};
+    return names[kind];
+}
+
 const char *tsr_format_name(tsr_format format)
 {
     switch (format) {

@@ -32,6 +32,7 @@ typedef struct tsr_chunk {
 } tsr_chunk;
 
 typedef enum tsr_entry_kind { TSR_ENTRY_TENSOR, TSR_ENTRY_OBJECT, TSR_ENTRY_OPAQUE } tsr_entry_kind;
+const char *tsr_entry_kind_name(tsr_entry_kind kind); /* as documents have it: "tensor", "object", "opaque" */
 
 /* One step of the way from the root of the nested state dict to an entry. */
 typedef struct tsr_path_item {
