@@ -15,7 +15,7 @@ static uint32_t claim(const tsr_fsdp1 *options, tsr_str name)
 
 #define NO_UNIT UINT32_MAX
 
-static tsr_status add_entry(tsr_flat_unit *unit, const tsr_entry *entry, const tsr_entry **entries, uint64_t *numels,
+static tsr_status add_entry(tsr_fsdp1_unit *unit, const tsr_entry *entry, const tsr_entry **entries, uint64_t *numels,
                             tsr_error *err)
 {
     if (unit->count == 0) unit->dtype = entry->dtype;
@@ -31,7 +31,7 @@ static tsr_status add_entry(tsr_flat_unit *unit, const tsr_entry *entry, const t
     return TSR_OK;
 }
 
-static tsr_status finish(const tsr_fsdp1 *options, tsr_flat_unit *unit, const uint64_t *numels, tsr_arena *arena,
+static tsr_status finish(const tsr_fsdp1 *options, tsr_fsdp1_unit *unit, const uint64_t *numels, tsr_arena *arena,
                          tsr_error *err)
 {
     uint32_t size = tsr_dtype_size(unit->dtype);
@@ -58,7 +58,7 @@ static tsr_status claim_all(const tsr_catalog *catalog, const tsr_fsdp1 *options
 }
 
 /* Deals the entries out to their units; all units' lists share two arrays. */
-static tsr_status deal(const tsr_catalog *catalog, const uint32_t *unit_of, tsr_flat_unit *units, uint32_t count,
+static tsr_status deal(const tsr_catalog *catalog, const uint32_t *unit_of, tsr_fsdp1_unit *units, uint32_t count,
                        uint64_t **numels, tsr_arena *arena, tsr_error *err)
 {
     const tsr_entry **entries = tsr_arena_array(arena, catalog->entry_count, sizeof *entries, err);
@@ -81,10 +81,10 @@ static tsr_status deal(const tsr_catalog *catalog, const uint32_t *unit_of, tsr_
 }
 
 tsr_status tsr_target_fsdp1(const tsr_catalog *catalog, const tsr_fsdp1 *options, tsr_arena *arena,
-                            const tsr_flat_unit **units, tsr_error *err)
+                            const tsr_fsdp1_unit **units, tsr_error *err)
 {
     size_t count = (size_t)options->unit_count + 1;
-    tsr_flat_unit *list = tsr_arena_array(arena, count, sizeof *list, err);
+    tsr_fsdp1_unit *list = tsr_arena_array(arena, count, sizeof *list, err);
     uint64_t **numels = list ? tsr_arena_array(arena, count, sizeof *numels, err) : NULL;
     uint32_t *unit_of;
     if (!numels) return TSR_E_NOMEM;

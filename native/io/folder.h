@@ -2,8 +2,11 @@
 #ifndef TSR_NATIVE_FOLDER_H
 #define TSR_NATIVE_FOLDER_H
 
-#include "io/sys.h"
 #include "tessera/output.h"
+
+TSR_API_BEGIN
+
+typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that stand in for system calls */
 
 /* Opens PATH for reading. A folder gives all its regular files, dotfiles included, and those of its direct subfolders
  * ("step-100/.metadata"), so that a folder of several checkpoints can be told from one checkpoint; nothing deeper. A file
@@ -48,5 +51,7 @@ typedef struct tsr_folder_output_options {
  * source; a file where a folder is wanted), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err);
+
+TSR_API_END
 
 #endif

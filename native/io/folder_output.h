@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "io/folder.h"
+#include "io/sys.h"
 
 typedef struct output_file {
     const char *name;      /* final, in the arena */

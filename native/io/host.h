@@ -6,6 +6,8 @@
 
 #include "tessera/host.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_native_host {
     tsr_host host;
     struct tsr_pool *pool; /* NULL: one thread */
@@ -26,5 +28,7 @@ typedef struct tsr_native_parts {
     const char *zstd;
 } tsr_native_parts;
 tsr_native_parts tsr_native_parts_built(void);
+
+TSR_API_END
 
 #endif

@@ -25,7 +25,7 @@ ROOMS = {
 }
 # Public header → its room.
 HEADERS = {
-    "base": "str status memory host map findings json",
+    "base": "api str status memory host map findings json",
     "io": "store output comm",
     "model": "dtype value catalog modules",
     "fqn": "glob fqn",
@@ -90,6 +90,17 @@ def compiles_alone(header, cc):
         yield f"tessera/{header.name} does not compile alone: {p.stderr.strip().splitlines()[0]}"
 
 
+def exported(headers):
+    for p in headers:
+        text = p.read_text()
+        if p.stem in ("api", "tessera"):
+            continue
+        if text.count("\nTSR_API_BEGIN\n") != 1 or text.count("\nTSR_API_END\n") != 1:
+            yield f"tessera/{p.name}: declarations stand between TSR_API_BEGIN and TSR_API_END (tessera/api.h)"
+        if f'#include "tessera/{p.name}"' not in (ROOT / "core/include/tessera/tessera.h").read_text():
+            yield f"tessera/tessera.h does not include {p.name}"
+
+
 def unique_names(paths):
     seen = {}
     for p in paths:
@@ -106,6 +117,7 @@ def main():
     outside = sorted(p for d in ("native", "wasm") for s in ("*.c", "*.h", "*.cu") for p in (ROOT / d).rglob(s))
     checks = [("core includes", [e for p in core for e in check_core(p)]),
               ("native and wasm includes", [e for p in outside for e in check_outside(p)]),
+              ("exported headers", list(exported(sorted((ROOT / "core/include/tessera").glob("*.h"))))),
               ("file names", list(unique_names(core + outside)))]
     checks += [(f"tessera/{h.name} alone", list(compiles_alone(h, cc))) for h in sorted((ROOT / "core/include/tessera").glob("*.h"))]
     failed = 0

@@ -153,7 +153,7 @@ static void test_layout_target__fsdp1_deals_parameters_to_wrap_units(void **stat
         failing_allocator failing;
         failing_start(&failing, n);
         tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
-        const tsr_flat_unit *list;
+        const tsr_fsdp1_unit *list;
         tsr_status status = arena ? tsr_target_fsdp1(&catalog, &options, arena, &list, NULL) : TSR_E_NOMEM;
         if (status == TSR_OK) {
             assert_true(list[0].count == 2 && list[1].count == 2 && list[2].count == 1);
@@ -171,7 +171,7 @@ static void test_layout_target__fsdp1_deals_parameters_to_wrap_units(void **stat
         if (!failing.failed) break;
     }
     tsr_error err = {0};
-    const tsr_flat_unit *list;
+    const tsr_fsdp1_unit *list;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     options.want = NULL;
     assert_int_equal(tsr_target_fsdp1(&catalog, &options, arena, &list, &err), TSR_E_USAGE);

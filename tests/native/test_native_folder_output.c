@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "io/folder.h"
+#include "io/sys.h"
 #include "native/scratch.h"
 
 static int setup(void **state)

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "io/folder.h"
+#include "io/sys.h"
 #include "io/host.h"
 #include "native/scratch.h"
 #include "support/failing_allocator.h"

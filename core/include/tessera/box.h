@@ -6,6 +6,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "tessera/api.h"
+
+TSR_API_BEGIN
+
 #define TSR_MAX_RANK 64u /* torch's own bound */
 
 /* Borrows its arrays, each of `rank` numbers. `offsets` NULL stands for zeros, so {rank, NULL, shape} is a whole tensor. */
@@ -56,5 +60,7 @@ typedef struct tsr_box_walk {
 
 void tsr_box_walk_start(tsr_box_walk *walk, tsr_box inner, tsr_box a, tsr_box b);
 void tsr_box_walk_next(tsr_box_walk *walk);
+
+TSR_API_END
 
 #endif

@@ -5,6 +5,8 @@
 
 #include "tessera/value.h"
 
+TSR_API_BEGIN
+
 struct tsr_store;
 
 /* How a chunk's elements lie in a file. Element (i0, i1, …) of the chunk starts at
@@ -92,5 +94,7 @@ typedef struct tsr_catalog {
 /* Elements (false: overflow) and bytes of the whole tensor. */
 bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements);
 bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes);
+
+TSR_API_END
 
 #endif

@@ -4,6 +4,8 @@
 
 #include "tessera/read.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_digest {
     uint8_t bytes[32];
     size_t size; /* 32 for sha256, 16 for xxh3 */
@@ -35,5 +37,7 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
  * tsr_checkpoint_extents finds on the way. A file that cannot be read to its end is a finding too (`file/unreadable`).
  * Returns an error only for what stops the check: memory, cancelling, input that cannot be walked. */
 tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err);
+
+TSR_API_END
 
 #endif

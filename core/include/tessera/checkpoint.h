@@ -10,6 +10,8 @@
 #include "tessera/findings.h"
 #include "tessera/store.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_checkpoint tsr_checkpoint;
 
 typedef struct tsr_open_options {
@@ -58,5 +60,7 @@ typedef struct tsr_extent {
 tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
                                   tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                   tsr_error *err);
+
+TSR_API_END
 
 #endif

@@ -10,6 +10,8 @@
 
 #include "tessera/host.h"
 
+TSR_API_BEGIN
+
 /* Bytes to or from a rank. Messages between two ranks match in the order in which both list them. */
 typedef struct tsr_message {
     uint32_t peer;
@@ -55,5 +57,7 @@ void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* takes a zeroed one */
 /* All ranks learn whether one of them failed: returns TSR_OK everywhere, or everywhere the status of the lowest rank that
  * failed, with its message behind "rank 3: " in `err`. `mine` and `err` are the caller's own result so far. */
 tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err);
+
+TSR_API_END
 
 #endif

@@ -4,6 +4,8 @@
 
 #include "tessera/read.h"
 
+TSR_API_BEGIN
+
 /* `exact`: values are equal when their bytes are. Otherwise |a − b| ≤ atol + rtol × |b|, equal infinities are equal, NaN
  * equals NaN, and complex numbers compare by modulus, as torch.isclose(equal_nan=True); types that are not numeric stay
  * exact. */
@@ -26,5 +28,7 @@ typedef struct tsr_difference {
 tsr_status tsr_compare_tensors(tsr_checkpoint *checkpoint_a, const tsr_entry *a, tsr_checkpoint *checkpoint_b,
                                const tsr_entry *b, const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out,
                                tsr_error *err);
+
+TSR_API_END
 
 #endif

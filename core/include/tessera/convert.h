@@ -9,6 +9,8 @@
 #include "tessera/plan.h"
 #include "tessera/read.h"
 
+TSR_API_BEGIN
+
 typedef enum tsr_container {
     TSR_TO_SAFETENSORS, /* one file, or several and model.safetensors.index.json */
     TSR_TO_TORCH,       /* one torch.save file */
@@ -86,5 +88,7 @@ tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr
  * Errors as tsr_convert, plus TSR_E_UNSUPPORTED for shards of several boxes (uneven strided ones) in safetensors. */
 tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output,
                        const tsr_convert_options *options, tsr_arena *arena, tsr_conversion *out, tsr_error *err);
+
+TSR_API_END
 
 #endif

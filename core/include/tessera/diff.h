@@ -5,6 +5,8 @@
 #include "tessera/catalog.h"
 #include "tessera/host.h"
 
+TSR_API_BEGIN
+
 /* Bits of tsr_diff_pair.what. */
 enum {
     TSR_DIFF_DTYPE = 1,
@@ -55,5 +57,7 @@ tsr_status tsr_diff_catalogs(const tsr_catalog *a, const tsr_catalog *b, const t
 
 /* Whether nothing differs: call after values were compared, if they were. */
 bool tsr_diff_is_same(const tsr_diff *diff);
+
+TSR_API_END
 
 #endif

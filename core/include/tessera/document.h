@@ -11,6 +11,8 @@
 #include "tessera/json.h"
 #include "tessera/plan.h"
 
+TSR_API_BEGIN
+
 /* Which entries to list; `keeps` NULL: all. */
 typedef struct tsr_selection {
     bool (*keeps)(const void *ctx, tsr_str fqn);
@@ -84,5 +86,7 @@ const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity);
  * float64), bool as true and false, complex as (re+imj), anything else as its bytes in hex. `element` has the bytes of one
  * element, little-endian. Returns `out`; 64 bytes suffice. */
 const char *tsr_element_text(tsr_dtype dtype, const uint8_t *element, char *out, size_t capacity);
+
+TSR_API_END
 
 #endif

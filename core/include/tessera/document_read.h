@@ -6,6 +6,8 @@
 #include "tessera/catalog.h"
 #include "tessera/host.h"
 
+TSR_API_BEGIN
+
 /* Reads a tessera.layout/1 document into a catalog in `arena` (format TSR_FORMAT_NONE, chunks without files; `chunks` NULL
  * where the document has none). Also takes a tessera.inspect/1 document. Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM,
  * with the byte or the place in the document. */
@@ -24,5 +26,7 @@ typedef struct tsr_target_texts {
 } tsr_target_texts;
 tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,
                                  tsr_error *err);
+
+TSR_API_END
 
 #endif

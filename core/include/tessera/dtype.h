@@ -4,6 +4,8 @@
 
 #include "tessera/str.h"
 
+TSR_API_BEGIN
+
 typedef enum tsr_dtype {
     TSR_DTYPE_NONE = 0,
     TSR_FLOAT64,
@@ -78,5 +80,7 @@ bool tsr_dtype_unpack(tsr_dtype *dtype, uint64_t *last_size);
 uint32_t tsr_dtype_size(tsr_dtype dtype);
 /* Bytes of `elements` elements; false when it overflows or is not whole bytes. */
 bool tsr_dtype_bytes(tsr_dtype dtype, uint64_t elements, uint64_t *bytes);
+
+TSR_API_END
 
 #endif

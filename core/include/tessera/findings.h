@@ -4,6 +4,8 @@
 
 #include "tessera/memory.h"
 
+TSR_API_BEGIN
+
 typedef enum tsr_level { TSR_NOTE = 0, TSR_WARNING = 1, TSR_ERROR = 2 } tsr_level;
 
 typedef struct tsr_rule {
@@ -50,5 +52,7 @@ size_t tsr_findings_count(const tsr_findings *findings);
 const tsr_finding *tsr_findings_at(const tsr_findings *findings, size_t index);
 /* All of a level, those not stored included. */
 uint64_t tsr_findings_total(const tsr_findings *findings, tsr_level level);
+
+TSR_API_END
 
 #endif

@@ -14,6 +14,8 @@
 #include "tessera/comm.h"
 #include "tessera/modules.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_flat_param {
     tsr_str fqn; /* global */
     uint32_t rank;
@@ -101,5 +103,7 @@ tsr_status tsr_flat_scatter(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t 
 tsr_status tsr_flat_agree_on_keys(tsr_comm *comm, const tsr_str *names, size_t count, bool merge,
                                   const tsr_allocator *allocator, tsr_arena *arena, tsr_str **out, size_t *out_count,
                                   tsr_error *err);
+
+TSR_API_END
 
 #endif

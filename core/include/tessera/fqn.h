@@ -7,6 +7,8 @@
 
 #include "tessera/modules.h"
 
+TSR_API_BEGIN
+
 /* A component that a canonical name no longer has. */
 typedef struct tsr_removed {
     tsr_str component;
@@ -92,5 +94,7 @@ size_t tsr_params_count(const tsr_params *params);
 const tsr_param *tsr_params_at(const tsr_params *params, size_t index);
 /* By canonical FQN: index, or SIZE_MAX. When two tensors have one FQN the later one answers, as in PyTorch. */
 size_t tsr_params_find(const tsr_params *params, tsr_str fqn);
+
+TSR_API_END
 
 #endif

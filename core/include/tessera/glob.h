@@ -11,6 +11,8 @@
 
 #include "tessera/memory.h"
 
+TSR_API_BEGIN
+
 /* Whether the pattern matches the whole of `name`. Iterative; no pattern takes more than the square
  * of the name times the length of the pattern. */
 bool tsr_glob_match(tsr_str pattern, tsr_str name);
@@ -41,5 +43,7 @@ tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err);
  * may end up equal: the caller looks for collisions. Errors: TSR_E_NOMEM. */
 tsr_status tsr_rename_apply(const tsr_rename *renames, size_t count, tsr_str name, tsr_arena *arena, tsr_str *out,
                             tsr_error *err);
+
+TSR_API_END
 
 #endif

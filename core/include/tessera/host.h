@@ -6,6 +6,8 @@
 
 #include "tessera/memory.h"
 
+TSR_API_BEGIN
+
 /* Bounds on what input may demand. Exceeding one is TSR_E_LIMIT and names the limit. */
 typedef struct tsr_limits {
     uint32_t depth;          /* nesting of containers */
@@ -60,5 +62,7 @@ uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
 
 /* parallel_for of the host, or a plain loop. */
 void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg);
+
+TSR_API_END
 
 #endif

@@ -5,6 +5,8 @@
 
 #include "tessera/status.h"
 
+TSR_API_BEGIN
+
 typedef tsr_status tsr_write_fn(void *ctx, const char *data, size_t size, tsr_error *err);
 
 typedef struct tsr_json {
@@ -37,5 +39,7 @@ void tsr_json_double(tsr_json *json, double value); /* NaN and infinities become
 void tsr_json_bool(tsr_json *json, bool value);
 void tsr_json_null(tsr_json *json);
 void tsr_json_u64s(tsr_json *json, const uint64_t *values, size_t count); /* an array on one line */
+
+TSR_API_END
 
 #endif

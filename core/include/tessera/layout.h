@@ -12,6 +12,8 @@
 
 #include "tessera/mesh.h"
 
+TSR_API_BEGIN
+
 /* One tensor dim under a mesh. */
 typedef struct tsr_dim_layout {
     uint32_t cut_count;                    /* mesh dims that cut this tensor dim */
@@ -79,5 +81,7 @@ tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint
  * them one after another, so their local offsets are 1-d too and not given. `offsets` and `sizes` have room for
  * (2 × rank - 1) × rank numbers each (at least 1); returns the number of boxes. The range lies within the tensor. */
 uint32_t tsr_range_boxes(uint32_t rank, const uint64_t *shape, tsr_span range, uint64_t *offsets, uint64_t *sizes);
+
+TSR_API_END
 
 #endif

@@ -5,6 +5,8 @@
 
 #include "tessera/memory.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_map tsr_map;
 
 /* `expected` keys (0: unknown). */
@@ -19,5 +21,7 @@ uint32_t tsr_map_get(const tsr_map *map, tsr_str key, uint32_t absent);
 
 /* 64-bit hash of bytes (not for storage: differs between versions). */
 uint64_t tsr_hash_bytes(const void *data, size_t size, uint64_t seed);
+
+TSR_API_END
 
 #endif

@@ -11,6 +11,8 @@
 
 #include "tessera/status.h"
 
+TSR_API_BEGIN
+
 /* `resize(ctx, NULL, 0, n)` allocates, `resize(ctx, p, old, n)` grows or shrinks, `resize(ctx, p, old, 0)` frees and
  * returns NULL. Alignment as malloc's. Must be thread-safe when the host's parallel_for is. */
 typedef struct tsr_allocator {
@@ -66,5 +68,7 @@ tsr_status tsr_vec_reserve(tsr_vec *vec, size_t extra, tsr_error *err);
 /* Appends one zeroed item and returns it (NULL: TSR_E_NOMEM in err). Valid until the next append. */
 void *tsr_vec_push(tsr_vec *vec, tsr_error *err);
 void tsr_vec_free(tsr_vec *vec);
+
+TSR_API_END
 
 #endif

@@ -17,6 +17,8 @@
 #include "tessera/box.h"
 #include "tessera/memory.h"
 
+TSR_API_BEGIN
+
 #define TSR_MESH_MAX_DIMS    16u
 #define TSR_MESH_MAX_RANKS   (UINT64_C(1) << 31)
 #define TSR_SPLIT_FACTOR_MAX (UINT64_C(1) << 20)
@@ -90,5 +92,7 @@ bool tsr_placement_dim(const tsr_placement *placement, uint32_t rank, uint32_t *
  * (of tsr_span). Neighbouring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */
 tsr_status tsr_mesh_spans(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
                           uint32_t dim, uint64_t size, const uint64_t *coordinate, tsr_vec *spans, tsr_error *err);
+
+TSR_API_END
 
 #endif

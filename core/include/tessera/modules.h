@@ -10,6 +10,8 @@
 #include "tessera/dtype.h"
 #include "tessera/host.h"
 
+TSR_API_BEGIN
+
 typedef enum tsr_wrapper {
     TSR_WRAPPER_NONE = 0,
     TSR_WRAPPER_DDP,       /* torch.nn.parallel.DistributedDataParallel; child "module" */
@@ -136,5 +138,7 @@ typedef struct tsr_modules_document {
  * for broken JSON; TSR_E_LIMIT; TSR_E_NOMEM. (core/formats) */
 tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_modules_document *out,
                              tsr_error *err);
+
+TSR_API_END
 
 #endif

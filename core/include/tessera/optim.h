@@ -17,6 +17,8 @@
 #include "tessera/catalog.h"
 #include "tessera/fqn.h"
 
+TSR_API_BEGIN
+
 /* Nested (or native: ids become their decimals) → flat, as `_flatten_optim_state_dict`: dicts in a parameter's state are
  * flattened all the way down, everything else there must be a tensor, an int or a float; values of groups are kept whole,
  * once a parameter. Two unequal values under one flat name are an error. */
@@ -124,5 +126,7 @@ typedef struct tsr_state_key {
 } tsr_state_key;
 tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
                           size_t *count, tsr_error *err);
+
+TSR_API_END
 
 #endif

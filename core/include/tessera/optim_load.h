@@ -13,6 +13,8 @@
 
 #include "tessera/catalog.h"
 
+TSR_API_BEGIN
+
 /* A rank's part of `size` rows in equal parts of ceil(size / world): [*begin, *end), empty for trailing ranks, whose begin
  * is then still rank × part as in torch's ChunkShardingSpec (clamped to `size` with `clamp`, as torch.chunk). */
 void tsr_rows_of_rank(uint64_t size, uint32_t world, uint32_t rank, bool clamp, uint64_t *begin, uint64_t *end);
@@ -53,5 +55,7 @@ typedef struct tsr_optim_mesh {
 tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh,
                           const tsr_tp_slice *slices, size_t slice_count, const tsr_allocator *allocator, tsr_arena *arena,
                           tsr_optim_read **out, size_t *count, tsr_error *err);
+
+TSR_API_END
 
 #endif

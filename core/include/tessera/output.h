@@ -5,6 +5,8 @@
 
 #include "tessera/store.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_output tsr_output;
 struct tsr_output {
     /* Creates a file; `name` "" is the destination itself when it is a single file. `size` is its exact final size
@@ -31,5 +33,7 @@ tsr_status tsr_output_to_memory(const tsr_allocator *allocator, tsr_output **out
 tsr_str tsr_output_memory_file(const tsr_output *output, tsr_str name);
 uint32_t tsr_output_memory_count(const tsr_output *output);
 tsr_str tsr_output_memory_name(const tsr_output *output, uint32_t file);
+
+TSR_API_END
 
 #endif

@@ -12,6 +12,8 @@
 #include "tessera/host.h"
 #include "tessera/target.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_plan tsr_plan;
 
 typedef struct tsr_plan_options {
@@ -124,5 +126,7 @@ typedef struct tsr_plan_totals {
 } tsr_plan_totals;
 /* O(classes × ranks + shared shards × their holders); everything lives in `arena`. */
 tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_plan_totals *out, tsr_error *err);
+
+TSR_API_END
 
 #endif

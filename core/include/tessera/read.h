@@ -12,6 +12,8 @@
 
 #include "tessera/checkpoint.h"
 
+TSR_API_BEGIN
+
 /* The reused buffers of streaming jobs, and the host whose threads fill them. One job at a time uses a ring; different
  * rings are independent. */
 typedef struct tsr_ring tsr_ring;
@@ -51,5 +53,7 @@ typedef tsr_status tsr_each_tile(void *ctx, const void *data, size_t size, uint6
  * tsr_read_box. */
 tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_each_tile *each,
                              void *ctx, tsr_error *err);
+
+TSR_API_END
 
 #endif

@@ -10,6 +10,8 @@
 
 #include "tessera/str.h"
 
+TSR_API_BEGIN
+
 typedef enum tsr_status {
     TSR_OK = 0,
     TSR_E_NOMEM,       /* the allocator or a memory limit said no */
@@ -51,5 +53,7 @@ tsr_status tsr_error_context(tsr_error *err, const char *format, ...) TSR_PRINTF
 
 /* A short stable word for a status: "malformed", "i/o", … */
 const char *tsr_status_name(tsr_status status);
+
+TSR_API_END
 
 #endif

@@ -6,6 +6,8 @@
 
 #include "tessera/host.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_store_file {
     tsr_str name;
     uint64_t size; /* bytes */
@@ -50,5 +52,7 @@ typedef struct tsr_memory_file {
 } tsr_memory_file;
 tsr_status tsr_store_from_memory(const tsr_allocator *allocator, const tsr_memory_file *files, uint32_t count,
                                  tsr_store **out, tsr_error *err);
+
+TSR_API_END
 
 #endif

@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "tessera/api.h"
+
+TSR_API_BEGIN
+
 typedef struct tsr_str {
     const char *data;
     size_t size;
@@ -49,5 +53,7 @@ static inline bool tsr_str_ends(tsr_str s, tsr_str suffix)
     return s.size >= suffix.size &&
            (suffix.size == 0 || memcmp(s.data + s.size - suffix.size, suffix.data, suffix.size) == 0);
 }
+
+TSR_API_END
 
 #endif

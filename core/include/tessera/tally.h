@@ -9,6 +9,8 @@
 
 #include "tessera/check.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_tally tsr_tally;
 
 #define TSR_TALLY_BINS_MOST 256u
@@ -27,5 +29,7 @@ void tsr_tally_stats(const tsr_tally *tally, tsr_stats *out);
 /* How many finite values lie in each of `count` (1 to TSR_TALLY_BINS_MOST) equal parts of [min, max]; a value may be
  * counted in the neighbouring part when it is within 1/1000 of the range from the border. */
 void tsr_tally_histogram(const tsr_tally *tally, uint64_t *counts, size_t count);
+
+TSR_API_END
 
 #endif

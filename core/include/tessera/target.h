@@ -6,6 +6,8 @@
 #include "tessera/catalog.h"
 #include "tessera/layout.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_target_rule {
     tsr_str match;                   /* a GLOB over the whole FQN */
     const tsr_placement *placements; /* one a mesh dim */
@@ -52,14 +54,14 @@ tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, u
                                       tsr_target *out, tsr_error *err);
 
 /* fsdp1: which original parameters make up each flat parameter, and how it is cut. */
-typedef struct tsr_flat_unit {
+typedef struct tsr_fsdp1_unit {
     tsr_str match;                   /* the GLOB that claimed its parameters; "" for the root unit */
     const tsr_entry *const *entries; /* in the catalog's order */
     uint64_t count;
     tsr_dtype dtype;      /* of all of them */
     tsr_flat_layout flat; /* index i is entries[i] */
     uint64_t slice_bytes; /* what every rank holds, padding included */
-} tsr_flat_unit;
+} tsr_fsdp1_unit;
 
 typedef struct tsr_fsdp1 {
     const tsr_str *units; /* GLOBs of wrapped modules' parameters, innermost first: the first that matches claims */
@@ -74,6 +76,8 @@ typedef struct tsr_fsdp1 {
 /* unit_count + 1 units: one for each GLOB, then the root unit with what none claimed. All live in `arena`. TSR_E_USAGE when
  * a unit's dtypes differ (FSDP1 flattens one dtype only) or are no whole bytes; TSR_E_LIMIT on overflow. */
 tsr_status tsr_target_fsdp1(const tsr_catalog *catalog, const tsr_fsdp1 *options, tsr_arena *arena,
-                            const tsr_flat_unit **units, tsr_error *err);
+                            const tsr_fsdp1_unit **units, tsr_error *err);
+
+TSR_API_END
 
 #endif

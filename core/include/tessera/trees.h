@@ -5,6 +5,8 @@
 
 #include "tessera/checkpoint.h"
 
+TSR_API_BEGIN
+
 typedef struct tsr_trees {
     tsr_checkpoint *checkpoint;    /* reads the tensors of all trees; its catalog is empty when `raw` */
     const tsr_value *const *roots; /* one a file, in the order asked for */
@@ -23,5 +25,7 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
  * the chunks of its leaves are for `checkpoint` to locate. Errors as tsr_checkpoint_open. */
 tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, tsr_trees *out, tsr_error *err);
 void tsr_trees_close(tsr_trees *trees); /* takes a zeroed one */
+
+TSR_API_END
 
 #endif

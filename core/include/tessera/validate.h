@@ -8,6 +8,8 @@
 #include "tessera/findings.h"
 #include "tessera/host.h"
 
+TSR_API_BEGIN
+
 #define TSR_NO_CHUNK UINT64_MAX
 
 /* How a list of chunks tiles a tensor. Chunk numbers are indexes into the list. */
@@ -40,5 +42,7 @@ tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host
  * layout/shape, layout/chunks. Chunks are compared as sets of boxes. */
 tsr_status tsr_validate_layout(const tsr_catalog *catalog, const tsr_catalog *layout, const tsr_host *host,
                                tsr_findings *findings, tsr_error *err);
+
+TSR_API_END
 
 #endif

@@ -6,6 +6,8 @@
 #include "tessera/dtype.h"
 #include "tessera/memory.h"
 
+TSR_API_BEGIN
+
 struct tsr_entry;
 struct tsr_json;
 
@@ -73,5 +75,7 @@ tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth
 bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
 /* A value that tsr_value_is_json accepts, as JSON (tessera/json.h). */
 void tsr_json_value(struct tsr_json *json, const tsr_value *value);
+
+TSR_API_END
 
 #endif

@@ -5,6 +5,8 @@
 #include "tessera/output.h"
 #include "tessera/read.h"
 
+TSR_API_BEGIN
+
 /* Writes `root` as the file `name` of `output` ("": the destination itself). Leaves that are one entry stay one tensor,
  * leaves that shared storage in the source share it still. `checkpoint` reads the leaves' bytes. `*bytes` grows by the
  * file's size. Does not publish; `*file` is the output's number of the file. Memory: the tree and the ring. Errors:
@@ -12,5 +14,7 @@
  * `progress` (may be NULL; bytes of this file). */
 tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_output *output, tsr_str name,
                           tsr_ring *ring, const tsr_progress *progress, uint32_t *file, uint64_t *bytes, tsr_error *err);
+
+TSR_API_END
 
 #endif
