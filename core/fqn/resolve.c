@@ -200,6 +200,7 @@ static tsr_status finish(walk *w, tsr_arena *arena, tsr_error *err)
     }
     w->out->fqns = fqns;
     w->out->fqn_count = count;
+    w->out->flat = w->flat;
     w->out->removed = w->removed;
     return TSR_OK;
 }

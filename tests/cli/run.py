@@ -561,6 +561,20 @@ def test_a_listing_is_quick_and_small(t):
     need(min(usage) < 0.1, f"{min(usage):.3f} s of CPU")  # a canary for gross mistakes; tests/bench measures
 
 
+@test
+def test_fqn_against(t):
+    path, want = sample("dcp_small")
+    names = [e["fqn"] for e in t.json("inspect", path, "--json")["entries"]]
+    t.run("convert", path, t.at("moved"), "--to", "dcp", "--rename", "=net.")
+    doc = t.json("fqn", "--checkpoint", path, "--against", t.at("moved"), "--json")["against"]
+    need(doc["renames"] == [{"rename": "=net.", "names": len(names)}] and not doc["missing"] and not doc["unexpected"], doc)
+    need([p["to"] for p in doc["pairs"]] == ["net." + n for n in names], doc["pairs"])
+    need("--rename '=net.'" in t.text("fqn", "--checkpoint", path, "--against", t.at("moved")), "no rename in the text")
+    need(t.json("fqn", "--checkpoint", path, "--against", path, "--json")["against"]["renames"] == [], "renames for equal names")
+    need(b"needs --checkpoint" in t.run("fqn", "--against", path, status=2).stderr, "--against alone")
+    need(b"nosuch" in t.run("fqn", "--checkpoint", path, "--against", t.at("nosuch"), status=2).stderr, "a missing path")
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--tessera", required=True)

@@ -15,7 +15,7 @@ typedef struct fixture {
 
 static fixture read_names(const char *const *raws)
 {
-    fixture f = {tsr_arena_new(&tsr_allocator_libc, 0, NULL), {{{NULL, 0}, 0, 0, 0, 0, {NULL, 0}}}, 0};
+    fixture f = {tsr_arena_new(&tsr_allocator_libc, 0, NULL), {{.raw = {NULL, 0}}}, 0};
     tsr_str all[16];
     for (; raws[f.count]; f.count++) all[f.count] = tsr_str_from(raws[f.count]);
     assert_int_equal(tsr_fqn_from_text(all, f.count, &tsr_allocator_libc, f.arena, f.names, NULL), TSR_OK);

@@ -1,4 +1,5 @@
 """`tessera fqn` against PyTorch's _get_fqns over random trees in random wrapping."""
+import contextlib
 import json
 import os
 import random
@@ -47,7 +48,6 @@ def random_tree(r, depth=0):
 
 def wrap(r, node):
     import torch
-    from torch._dynamo.eval_frame import OptimizedModule
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.nn.parallel import DistributedDataParallel as DDP
     seen = {}
@@ -57,7 +57,7 @@ def wrap(r, node):
         node._modules[name] = seen[child]
     for _ in range(2):
         kind = r.random()
-        if kind < 0.12 and not isinstance(node, OptimizedModule):
+        if kind < 0.12 and not hasattr(node, "get_compiler_config"):
             node = torch.compile(node)
         elif kind < 0.24:
             node = checkpoint_wrapper(node)
@@ -74,6 +74,19 @@ def odd_names(r, names):
         yield ".".join(p for i, p in enumerate(parts) if i != at)
 
 
+@contextlib.contextmanager
+def one_rank(port):
+    """DistributedDataParallel wants a process group."""
+    import torch.distributed as dist
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ["MASTER_PORT"] = str(port + os.getpid() % 900)
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def ask(get_fqns, model, name):
     try:
         return get_fqns(model, name)
@@ -82,13 +95,9 @@ def ask(get_fqns, model, name):
 
 
 def test_random_trees(t):
-    import torch.distributed as dist
     from torch.distributed.checkpoint.state_dict import _get_fqns, _iterate_valid_model_state
     from describe_modules import modules_document
-    os.environ.setdefault("MASTER_ADDR", "localhost")
-    os.environ["MASTER_PORT"] = str(29800 + os.getpid() % 1000)
-    dist.init_process_group("gloo", rank=0, world_size=1)
-    try:
+    with one_rank(29800):
         for seed in range(ROUNDS):
             r = random.Random(seed)
             model = wrap(r, random_tree(r))
@@ -109,5 +118,32 @@ def test_random_trees(t):
                 else:
                     got = t.json("fqn", path, "--json", "--", name)["names"][0]["fqns"]
                     assert set(got) == want, f"seed {seed}: {name!r} gave {got}, PyTorch {want}"
-    finally:
-        dist.destroy_process_group()
+
+
+def test_renames(t):
+    """What `fqn` suggests makes `convert` give a wrapped model's checkpoint the names that PyTorch gives."""
+    import torch
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from describe_modules import modules_document
+    with one_rank(28800):
+        for seed in range(ROUNDS):
+            r = random.Random(seed)
+            plain = torch.nn.ModuleDict({n: torch.nn.Sequential(*[torch.nn.Linear(2 + i, 3 + i) for i in range(r.randrange(1, 5))])
+                                         for n in r.sample(["encoder", "decoder", "head", "tok"], r.randrange(1, 4))})
+            model = plain
+            for name in list(plain):
+                model[name] = torch.nn.Sequential(*[wrap(r, m) for m in plain[name]]) if r.random() < 0.7 else plain[name]
+            model = wrap(r, model)
+            wants = get_model_state_dict(model)
+            prefix = r.choice(["", "model.", "state.net."])
+            torch.save({**{prefix + k: v for k, v in model.state_dict().items()}, "epoch": 3}, t.at("saved.pt"))
+            torch.save(wants, t.at("like.pt"))
+            json.dump(modules_document(model), open(t.at("m.json"), "w"))
+            doc = t.json("fqn", t.at("m.json"), "--checkpoint", t.at("saved.pt"), "--json")
+            assert doc["against"]["unexpected"] == ["epoch"] and doc["against"]["missing"] == [], f"seed {seed}: {doc['against']}"
+            renames = [a for x in doc["against"]["renames"] for a in ("--rename", x["rename"])]
+            t.run("convert", t.at("saved.pt"), t.at("out.pt"), "--to", "torch", "--overwrite", *renames)
+            got = torch.load(t.at("out.pt"), weights_only=True)
+            assert set(got) == {*wants, "epoch"}, f"seed {seed}: {renames} gives {sorted(got)}, PyTorch has {sorted(wants)}"
+            assert all(torch.equal(got[k], v) for k, v in wants.items()), seed
+    t.run("fqn", "--checkpoint", t.at("saved.pt"), "--against", t.at("like.pt"))

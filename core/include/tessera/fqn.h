@@ -21,7 +21,8 @@ typedef struct tsr_name {
     size_t fqn_count;
     const tsr_removed *removed; /* in the order of the name */
     size_t removed_count;
-    tsr_str ambiguity; /* text form: what else the name could mean (static text); empty: nothing */
+    const tsr_module_flat *flat; /* of which the FQNs are the originals, in its order; NULL: no flat parameter */
+    tsr_str ambiguity;           /* text form: what else the name could mean (static text); empty: nothing */
 } tsr_name;
 
 /* Names of different raw names that are one FQN. `names` are indices into the array that was searched. */
@@ -42,6 +43,23 @@ tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_alloca
  * nor does the same raw name twice. Results live in `arena`. Errors: TSR_E_NOMEM. */
 tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
                               tsr_collision **out, size_t *out_count, tsr_error *err);
+
+/* A name and what it should become: `to` may be equal (it stays), or its data NULL (it has no counterpart). */
+typedef struct tsr_name_pair {
+    tsr_str from, to;
+} tsr_name_pair;
+
+/* One rename as `convert --rename` takes it (glob.h), and how many pairs it settles that the ones before it did not. */
+typedef struct tsr_rename_rule {
+    tsr_str text; /* FROM=TO */
+    size_t names;
+} tsr_rename_rule;
+
+/* Renames that give names their counterparts. None of them gives any name with a counterpart a wrong one, nor a name
+ * without one a name that another has, so their order does not matter; pairs may be left for which none was found.
+ * Linear in the names. Results live in `arena`. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
+tsr_status tsr_fqn_rename_rules(const tsr_name_pair *pairs, size_t count, tsr_arena *arena, tsr_rename_rule **out,
+                                size_t *out_count, tsr_error *err);
 
 /* PyTorch's `_get_fqns(model, raw)` (torch 2.13, distributed/checkpoint/state_dict.py), with what was removed and why. A
  * name without a dot is returned unchecked, as there. Errors: TSR_E_NOT_FOUND for a component that its parent does not
