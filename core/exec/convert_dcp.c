@@ -17,11 +17,13 @@ tsr_status tsr_dcp_source_of(const tsr_conversion_job *job, tsr_converted *row, 
     return tsr_renamed_path(row->entry, row->name, job->arena, &source->path, &source->path_length, err);
 }
 
-tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_error *err)
+tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
 {
-    const tsr_str file = tsr_arena_format(job->arena, err, "__0_%u.distcp", (unsigned)tsr_generation(job));
+    tsr_str *file = TSR_ARENA_NEW(job->arena, tsr_str, err);
+    if (!file) return TSR_E_NOMEM;
+    *file = tsr_arena_format(job->arena, err, "__0_%u.distcp", (unsigned)job->generation);
     tsr_chosen chosen;
-    if (!file.data) return TSR_E_NOMEM;
+    if (!file->data) return TSR_E_NOMEM;
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &chosen, err));
     tsr_dcp_source *sources = tsr_arena_array(job->arena, (size_t)chosen.count, sizeof *sources, err);
     tsr_dcp_piece *pieces = tsr_arena_array(job->arena, (size_t)chosen.count, sizeof *pieces, err);
@@ -37,24 +39,20 @@ tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_error *err)
         }
     }
     tsr_dcp_job dcp = {.checkpoint = job->checkpoint,
-                       .output = job->output,
-                       .ring = job->ring,
                        .arena = job->arena,
-                       .progress = job->options->progress,
                        .sources = sources,
                        .source_count = count,
                        .pieces = pieces,
                        .piece_count = placed,
-                       .files = &file,
-                       .file_count = 1,
-                       .dry_run = job->options->dry_run};
-    TSR_TRY(tsr_dcp_write(&dcp, err));
+                       .files = file,
+                       .file_count = 1};
+    TSR_TRY(tsr_dcp_lay_out(&dcp, out, err));
     *job->out = (tsr_conversion){.rows = chosen.rows,
                                  .row_count = chosen.count,
                                  .files = dcp.files,
                                  .file_sizes = dcp.file_sizes,
                                  .file_count = dcp.file_count,
-                                 .marker = dcp.marker,
+                                 .marker = TSR_NO_FILE,
                                  .byte_total = dcp.byte_total};
     return TSR_OK;
 }

@@ -58,7 +58,7 @@ static tsr_status assign_files(plan *p, tsr_error *err)
 static tsr_status name_files(plan *p, tsr_error *err)
 {
     tsr_arena *arena = p->job->arena;
-    const uint32_t generation = tsr_generation(p->job);
+    const uint32_t generation = p->job->generation;
     const tsr_str head = generation ? tsr_arena_format(arena, err, "model-g%u", (unsigned)generation) : TSR_STR("model");
     if (!head.data) return TSR_E_NOMEM;
     p->files = tsr_arena_array(arena, p->file_count, sizeof *p->files, err);
@@ -109,13 +109,13 @@ static tsr_status emit_index(const plan *p, tsr_vec *text, tsr_error *err)
     return tsr_json_finish(&json);
 }
 
-static tsr_status write_index(const plan *p, tsr_error *err)
+static tsr_status write_index(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
 {
-    tsr_output *output = p->job->output;
+    const plan *p = ctx;
     tsr_vec text = tsr_vec_of(tsr_checkpoint_host(p->job->checkpoint)->allocator, 1);
     tsr_status status = emit_index(p, &text, err);
-    if (status == TSR_OK) status = output->create(output, TSR_STR(INDEX_NAME), text.count, &p->job->out->marker, err);
-    if (status == TSR_OK) status = output->write_at(output, p->job->out->marker, 0, text.items, text.count, err);
+    if (status == TSR_OK) status = output->create(output, TSR_STR(INDEX_NAME), text.count, marker, err);
+    if (status == TSR_OK) status = output->write_at(output, *marker, 0, text.items, text.count, err);
     tsr_vec_free(&text);
     return status;
 }
@@ -140,26 +140,34 @@ static tsr_status describe(const plan *p, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *err)
+static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
-    plan p = {.job = job};
+    const plan *p = stage->ctx;
+    return tsr_safetensors_write_headers(p->files, p->file_count, sink, err);
+}
+
+static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    plan *p = ctx;
+    (void)number, (void)arena, (void)err;
+    *out = (tsr_stage){.blits = p->blits, .count = p->count, .rest = write_headers, .ctx = p};
+    return TSR_OK;
+}
+
+tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
+{
+    plan *p = TSR_ARENA_NEW(job->arena, plan, err);
+    if (!p) return TSR_E_NOMEM;
+    p->job = job;
     const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
-    TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &p.selection, err));
-    p.pieces = tsr_arena_array(job->arena, p.selection.tensor_count, sizeof *p.pieces, err);
-    if (!p.pieces) return TSR_E_NOMEM;
-    TSR_TRY(assign_files(&p, err));
-    TSR_TRY(name_files(&p, err));
-    TSR_TRY(tsr_safetensors_lay_out(p.pieces, p.count, p.files, p.file_count, host, job->arena, &p.blits, err));
-    TSR_TRY(describe(&p, err));
-    if (job->options->dry_run) return TSR_OK;
-    tsr_blit_run run = {.checkpoint = job->checkpoint,
-                        .output = job->output,
-                        .ring = job->ring,
-                        .blits = p.blits,
-                        .count = p.count,
-                        .progress = job->options->progress};
-    TSR_TRY(tsr_safetensors_write(&run, p.files, p.file_count, err));
-    if (p.file_count > 1 || tsr_generation(job) > 0) return write_index(&p, err); /* what replaces an index is an index */
-    job->out->marker = p.files[0].output;
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &p->selection, err));
+    p->pieces = tsr_arena_array(job->arena, p->selection.tensor_count, sizeof *p->pieces, err);
+    if (!p->pieces) return TSR_E_NOMEM;
+    TSR_TRY(assign_files(p, err));
+    TSR_TRY(name_files(p, err));
+    TSR_TRY(tsr_safetensors_lay_out(p->pieces, p->count, p->files, p->file_count, host, job->arena, &p->blits, err));
+    TSR_TRY(describe(p, err));
+    *out = (tsr_writer){.stage_count = 1, .stage = stage_of, .ctx = p};
+    if (p->file_count > 1 || job->generation > 0) out->finish = write_index; /* what replaces an index is an index */
     return TSR_OK;
 }

@@ -1,35 +1,26 @@
-/* The writers behind tsr_convert, one a container. */
+/* The writers behind tsr_convert and tsr_reshard, one a container: each decides, lays out, and says how it writes. */
 #ifndef TSR_EXEC_CONVERT_TO_H
 #define TSR_EXEC_CONVERT_TO_H
 
 #include "exec/dcp_write.h"
-#include "exec/ring.h"
 #include "exec/selection.h"
+#include "exec/stage.h"
 
 typedef struct tsr_conversion_job {
     tsr_checkpoint *checkpoint;
-    tsr_output *output;
     const tsr_convert_options *options;
-    tsr_ring *ring;
+    uint32_t generation; /* of the output's data files (tsr_output.generation) */
     tsr_arena *arena;
-    tsr_conversion *out;
+    tsr_conversion *out; /* filled, but for the marker */
 } tsr_conversion_job;
 
-tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_error *err);
-tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_error *err);
-tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_error *err);
+/* `job` lives as long as the writer. */
+tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
+tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
+tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
 
-/* Fills job->out->sidecar from the rows, if the options ask for one. */
-tsr_status tsr_put_objects_aside(const tsr_conversion_job *job, tsr_error *err);
-
-/* A written row as a source for tsr_dcp_write; completes the row's bytes and flags. */
+/* A written row as a source for tsr_dcp_lay_out; completes the row's bytes and flags. */
 tsr_status tsr_dcp_source_of(const tsr_conversion_job *job, tsr_converted *row, tsr_dcp_source *out, tsr_error *err);
-
-/* Of the output's data files (tsr_output.generation). */
-static inline uint32_t tsr_generation(const tsr_conversion_job *job)
-{
-    return job->output ? job->output->generation : 0;
-}
 
 /* NULL, or why a container cannot have a row (for tsr_choose). */
 const char *tsr_safetensors_refusal(const tsr_converted *row);

@@ -66,20 +66,27 @@ static tsr_status report(const tsr_conversion_job *job, const tsr_chosen *chosen
     return TSR_OK;
 }
 
-tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_error *err)
+static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    (void)number, (void)arena, (void)err;
+    *out = tsr_torch_plan_stage(ctx, 0);
+    return TSR_OK;
+}
+
+tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
 {
     tsr_chosen chosen;
-    tsr_torch_plan plan;
     const tsr_value *root;
+    tsr_torch_plan *plan = TSR_ARENA_NEW(job->arena, tsr_torch_plan, err);
+    if (!plan) return TSR_E_NOMEM;
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &chosen, err));
     TSR_TRY(nest_rows(job, &chosen, &root, err));
-    TSR_TRY(tsr_torch_plan_open(job->checkpoint, root, job->arena, &plan, err));
+    TSR_TRY(tsr_torch_plan_open(job->checkpoint, root, job->arena, plan, err));
     for (uint64_t i = 0; i < chosen.count; i++) {
-        tsr_torch_source *source = chosen.rows[i].cast ? tsr_torch_plan_source(&plan, chosen.rows[i].entry) : NULL;
+        tsr_torch_source *source = chosen.rows[i].cast ? tsr_torch_plan_source(plan, chosen.rows[i].entry) : NULL;
         if (source) source->dtype = chosen.rows[i].dtype;
     }
-    TSR_TRY(tsr_torch_plan_lay_out(&plan, err));
-    TSR_TRY(report(job, &chosen, &plan, err));
-    if (job->options->dry_run) return TSR_OK;
-    return tsr_torch_plan_write(&plan, job->output, TSR_STR(""), job->ring, job->options->progress, &job->out->marker, err);
+    TSR_TRY(tsr_torch_plan_lay_out(plan, err));
+    *out = (tsr_writer){.stage_count = 1, .crc = true, .stage = stage_of, .ctx = plan};
+    return report(job, &chosen, plan, err);
 }

@@ -25,13 +25,14 @@ typedef struct errand {
 } errand;
 
 typedef struct writer {
-    tsr_dcp_job *job;
+    tsr_dcp_job job;
     const tsr_host *host;
-    item *items;       /* one a piece */
-    tsr_vec errands;   /* sorted by source, so that each tensor is located once */
-    tsr_blit *blits;   /* theirs */
-    uint32_t *outputs; /* the output's numbers of the files */
-    uint32_t content;  /* CRC over the items' CRCs and lengths: the save's identity */
+    item *items;      /* one a piece */
+    tsr_vec errands;  /* while laying out */
+    errand *sorted;   /* by source, so that each tensor is located once */
+    tsr_blit *blits;  /* theirs */
+    size_t count;
+    uint32_t content; /* CRC over the items' CRCs and lengths: the save's identity */
 } writer;
 
 /* ---- items ---- */
@@ -40,7 +41,7 @@ typedef struct writer {
 static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, tsr_arena *arena, tsr_torch_archive *out,
                                  tsr_torch_new_storage *storage, tsr_error *err)
 {
-    const tsr_dcp_source *source = &w->job->sources[piece->source];
+    const tsr_dcp_source *source = &w->job.sources[piece->source];
     tsr_dtype dtype;
     uint32_t rank;
     uint64_t shape[TSR_MAX_RANK], elements;
@@ -58,15 +59,15 @@ static tsr_status add_errand(writer *w, size_t piece, uint32_t storage, const ts
 {
     errand *own = tsr_vec_push(&w->errands, err);
     if (!own) return TSR_E_NOMEM;
-    *own = (errand){*blit, w->job->pieces[piece].source, piece, storage};
-    w->job->byte_total += blit->byte_length;
+    *own = (errand){*blit, w->job.pieces[piece].source, piece, storage};
+    w->job.byte_total += blit->byte_length;
     return TSR_OK;
 }
 
 static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
 {
-    const tsr_dcp_piece *piece = &w->job->pieces[i];
-    const tsr_dcp_source *source = &w->job->sources[piece->source];
+    const tsr_dcp_piece *piece = &w->job.pieces[i];
+    const tsr_dcp_source *source = &w->job.sources[piece->source];
     tsr_torch_archive archive;
     tsr_torch_new_storage storage;
     tsr_arena *passing = tsr_arena_new(w->host->allocator, 0, err);
@@ -89,11 +90,11 @@ static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
 
 static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
 {
-    const tsr_dcp_piece *piece = &w->job->pieces[i];
-    const tsr_entry *entry = w->job->sources[piece->source].entry;
-    tsr_torch_plan *plan = TSR_ARENA_NEW(w->job->arena, tsr_torch_plan, err);
+    const tsr_dcp_piece *piece = &w->job.pieces[i];
+    const tsr_entry *entry = w->job.sources[piece->source].entry;
+    tsr_torch_plan *plan = TSR_ARENA_NEW(w->job.arena, tsr_torch_plan, err);
     if (!plan) return TSR_E_NOMEM;
-    tsr_status status = tsr_torch_plan_open(w->job->checkpoint, entry->value, w->job->arena, plan, err);
+    tsr_status status = tsr_torch_plan_open(w->job.checkpoint, entry->value, w->job.arena, plan, err);
     if (status == TSR_OK) status = tsr_torch_plan_lay_out(plan, err);
     if (status != TSR_OK) {
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(entry->fqn));
@@ -112,7 +113,7 @@ static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
 
 static tsr_status lay_out(writer *w, tsr_error *err)
 {
-    tsr_dcp_job *job = w->job;
+    tsr_dcp_job *job = &w->job;
     for (size_t i = 0; i < job->piece_count; i++) {
         const tsr_dcp_piece *piece = &job->pieces[i];
         uint64_t *at = &job->file_sizes[piece->file];
@@ -137,61 +138,57 @@ static uint32_t note(uint32_t crc, uint64_t number)
     return tsr_crc32(NULL, crc, bytes, sizeof bytes);
 }
 
-static tsr_status write_piece(const writer *w, tsr_torch_archive *archive, uint32_t number, size_t piece, tsr_error *err)
+static tsr_status write_piece(const writer *w, tsr_torch_archive *archive, uint32_t number, size_t piece,
+                              const tsr_sink *sink, tsr_error *err)
 {
     uint64_t at;
     tsr_vec bytes = tsr_vec_of(w->host->allocator, 1);
-    tsr_output *output = w->job->output;
     tsr_status status = tsr_torch_archive_piece(archive, number, &bytes, &at, err);
-    if (status == TSR_OK) {
-        status = output->write_at(output, w->outputs[w->job->pieces[piece].file], w->items[piece].byte_offset + at,
-                                  bytes.items, bytes.count, err);
-    }
+    if (status == TSR_OK)
+        status = tsr_sink_write(sink, w->job.pieces[piece].file, w->items[piece].byte_offset + at, bytes.items, bytes.count,
+                                err);
     tsr_vec_free(&bytes);
     return status;
 }
 
-/* Head and tail of a tensor's item, whose storage is written. */
-static tsr_status finish_tensor(const writer *w, size_t piece, uint32_t crc, tsr_error *err)
+/* Head and tail of a tensor's item. Objects wait until all their storages are written. */
+static tsr_status finish_tensor(const tsr_stage *stage, size_t i, const tsr_sink *sink, tsr_error *err)
 {
+    const writer *w = stage->ctx;
+    const size_t piece = w->sorted[i].piece;
     tsr_torch_archive archive;
     tsr_torch_new_storage storage;
+    if (w->items[piece].plan) return TSR_OK;
     tsr_arena *passing = tsr_arena_new(w->host->allocator, 0, err);
     if (!passing) return TSR_E_NOMEM;
-    tsr_status status = tensor_archive(w, &w->job->pieces[piece], passing, &archive, &storage, err);
+    tsr_status status = tensor_archive(w, &w->job.pieces[piece], passing, &archive, &storage, err);
     if (status == TSR_OK) {
-        archive.members[archive.first_storage].crc32 = crc;
-        status = write_piece(w, &archive, 0, piece, err);
+        archive.members[archive.first_storage].crc32 = w->blits[i].crc;
+        status = write_piece(w, &archive, 0, piece, sink, err);
     }
-    if (status == TSR_OK) status = write_piece(w, &archive, 1, piece, err);
+    if (status == TSR_OK) status = write_piece(w, &archive, 1, piece, sink, err);
     tsr_arena_free(passing);
     return status;
 }
 
-static tsr_status blit_done(void *ctx, size_t index, tsr_error *err)
+static tsr_status finish_objects(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
-    writer *w = ctx;
-    const tsr_blit *blit = &w->blits[index];
-    const errand *e = (const errand *)w->errands.items + index;
-    tsr_torch_plan *plan = w->items[e->piece].plan;
-    w->content = note(note(w->content, blit->crc), blit->byte_length);
-    if (!plan) return finish_tensor(w, e->piece, blit->crc, err);
-    plan->archive.members[plan->archive.first_storage + e->storage].crc32 = blit->crc;
-    return write_piece(w, &plan->archive, e->storage + 1, e->piece, err);
-}
-
-static tsr_status create_files(writer *w, tsr_error *err)
-{
-    tsr_dcp_job *job = w->job;
-    for (uint32_t f = 0; f < job->file_count; f++) {
-        if (job->file_sizes[f])
-            TSR_TRY(job->output->create(job->output, job->files[f], job->file_sizes[f], &w->outputs[f], err));
+    writer *w = stage->ctx;
+    w->content = 0;
+    for (size_t i = 0; i < w->job.piece_count; i++) {
+        const tsr_torch_plan *plan = w->items[i].plan;
+        if (plan) w->content = tsr_crc32(NULL, w->content, plan->archive.pickle.data, plan->archive.pickle.size);
     }
-    for (size_t i = 0; i < job->piece_count; i++) {
+    for (size_t i = 0; i < w->count; i++) {
+        const errand *e = &w->sorted[i];
+        tsr_torch_plan *plan = w->items[e->piece].plan;
+        w->content = note(note(w->content, w->blits[i].crc), w->blits[i].byte_length);
+        if (plan) plan->archive.members[plan->archive.first_storage + e->storage].crc32 = w->blits[i].crc;
+    }
+    for (size_t i = 0; i < w->job.piece_count; i++) {
         tsr_torch_plan *plan = w->items[i].plan;
-        if (!plan) continue;
-        w->content = tsr_crc32(NULL, w->content, plan->archive.pickle.data, plan->archive.pickle.size);
-        TSR_TRY(write_piece(w, &plan->archive, 0, i, err));
+        for (uint32_t s = 0; plan && s <= plan->storage_count; s++)
+            TSR_TRY(write_piece(w, &plan->archive, s, i, sink, err));
     }
     return TSR_OK;
 }
@@ -208,14 +205,13 @@ static int by_entry(const void *a, const void *b)
 
 static tsr_status order_blits(writer *w, tsr_error *err)
 {
-    errand *errands = w->errands.items;
-    w->blits = tsr_arena_array(w->job->arena, w->errands.count, sizeof *w->blits, err);
-    if (!w->blits) return TSR_E_NOMEM;
-    if (w->errands.count) qsort(errands, w->errands.count, sizeof *errands, by_entry);
-    for (size_t i = 0; i < w->errands.count; i++) {
-        w->blits[i] = errands[i].blit;
-        w->blits[i].file = w->outputs[errands[i].blit.file];
-    }
+    w->count = w->errands.count;
+    w->sorted = tsr_arena_array(w->job.arena, w->count, sizeof *w->sorted, err);
+    w->blits = tsr_arena_array(w->job.arena, w->count, sizeof *w->blits, err);
+    if (!w->sorted || !w->blits) return TSR_E_NOMEM;
+    if (w->count) memcpy(w->sorted, w->errands.items, w->count * sizeof *w->sorted);
+    if (w->count) qsort(w->sorted, w->count, sizeof *w->sorted, by_entry);
+    for (size_t i = 0; i < w->count; i++) w->blits[i] = w->sorted[i].blit;
     return TSR_OK;
 }
 
@@ -225,12 +221,12 @@ static tsr_status order_blits(writer *w, tsr_error *err)
 static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_entry *entry, tsr_dcp_new_item *out,
                                 tsr_error *err)
 {
-    const tsr_dcp_piece *piece = &w->job->pieces[i];
-    uint64_t *zeros = piece->offsets ? NULL : tsr_arena_array(w->job->arena, entry->rank, sizeof *zeros, err);
+    const tsr_dcp_piece *piece = &w->job.pieces[i];
+    uint64_t *zeros = piece->offsets ? NULL : tsr_arena_array(w->job.arena, entry->rank, sizeof *zeros, err);
     if (!piece->offsets && !zeros) return TSR_E_NOMEM;
     *out = (tsr_dcp_new_item){.offsets = piece->offsets ? piece->offsets : zeros,
                               .sizes = piece->sizes ? piece->sizes : entry->shape,
-                              .file = w->job->files[piece->file],
+                              .file = w->job.files[piece->file],
                               .byte_offset = w->items[i].byte_offset,
                               .byte_length = w->items[i].byte_length};
     return TSR_OK;
@@ -238,8 +234,8 @@ static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_ent
 
 static tsr_status describe_entry(const writer *w, const tsr_dcp_source *source, tsr_dcp_new_entry *out, tsr_error *err)
 {
-    uint64_t elements, *shape = tsr_arena_array(w->job->arena, TSR_MAX_RANK, sizeof *shape, err);
-    tsr_path_item *nameless = tsr_arena_array(w->job->arena, 1, sizeof *nameless, err);
+    uint64_t elements, *shape = tsr_arena_array(w->job.arena, TSR_MAX_RANK, sizeof *shape, err);
+    tsr_path_item *nameless = tsr_arena_array(w->job.arena, 1, sizeof *nameless, err);
     if (!shape || !nameless) return TSR_E_NOMEM;
     *out = (tsr_dcp_new_entry){.fqn = source->name,
                                .path = source->path,
@@ -260,7 +256,7 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_source *source, 
 
 static tsr_status describe(const writer *w, tsr_dcp_new_entry **out, tsr_error *err)
 {
-    const tsr_dcp_job *job = w->job;
+    const tsr_dcp_job *job = &w->job;
     tsr_dcp_new_entry *entries = tsr_arena_array(job->arena, job->source_count, sizeof *entries, err);
     tsr_dcp_new_item *items = tsr_arena_array(job->arena, job->piece_count, sizeof *items, err);
     if (!entries || !items) return TSR_E_NOMEM;
@@ -284,66 +280,56 @@ static tsr_status describe(const writer *w, tsr_dcp_new_entry **out, tsr_error *
 static tsr_str save_id(const writer *w, const tsr_dcp_new_entry *entries, tsr_error *err)
 {
     uint32_t names = 0, places = 0;
-    for (size_t s = 0; s < w->job->source_count; s++) {
+    for (size_t s = 0; s < w->job.source_count; s++) {
         names = note(tsr_crc32(NULL, names, entries[s].fqn.data, entries[s].fqn.size), entries[s].fqn.size);
         for (uint64_t i = 0; i < entries[s].item_count; i++) {
             places = note(note(places, entries[s].items[i].byte_offset), entries[s].items[i].byte_length);
         }
     }
     const uint32_t mixed = note(note(names, places), w->content);
-    return tsr_arena_format(w->job->arena, err, "%08x-%04x-%04x-%04x-%04x%08x", (unsigned)names, (unsigned)(places >> 16),
+    return tsr_arena_format(w->job.arena, err, "%08x-%04x-%04x-%04x-%04x%08x", (unsigned)names, (unsigned)(places >> 16),
                             (unsigned)(places & 0xffff), (unsigned)(mixed >> 16), (unsigned)(mixed & 0xffff),
                             (unsigned)w->content);
 }
 
-static tsr_status write_metadata(writer *w, tsr_error *err)
+static tsr_status write_metadata(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
 {
+    const writer *w = ctx;
     tsr_dcp_new_entry *entries;
-    tsr_output *output = w->job->output;
     TSR_TRY(describe(w, &entries, err));
     const tsr_str id = save_id(w, entries, err);
     if (!id.data) return TSR_E_NOMEM;
     tsr_vec text = tsr_vec_of(w->host->allocator, 1);
-    tsr_status status = tsr_dcp_metadata_write(entries, w->job->source_count, id, w->host, &text, err);
-    if (status == TSR_OK) status = output->create(output, TSR_STR(".metadata"), text.count, &w->job->marker, err);
-    if (status == TSR_OK) status = output->write_at(output, w->job->marker, 0, text.items, text.count, err);
+    tsr_status status = tsr_dcp_metadata_write(entries, w->job.source_count, id, w->host, &text, err);
+    if (status == TSR_OK) status = output->create(output, TSR_STR(".metadata"), text.count, marker, err);
+    if (status == TSR_OK) status = output->write_at(output, *marker, 0, text.items, text.count, err);
     tsr_vec_free(&text);
     return status;
 }
 
 /* ---- the whole ---- */
 
-static tsr_status write_all(writer *w, tsr_error *err)
+static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
-    tsr_dcp_job *job = w->job;
-    w->items = tsr_arena_array(job->arena, job->piece_count, sizeof *w->items, err);
-    w->outputs = tsr_arena_array(job->arena, job->file_count, sizeof *w->outputs, err);
-    job->file_sizes = tsr_arena_array(job->arena, job->file_count, sizeof *job->file_sizes, err);
-    if (!w->items || !w->outputs || !job->file_sizes) return TSR_E_NOMEM;
-    TSR_TRY(lay_out(w, err));
-    if (job->dry_run) return TSR_OK;
-    TSR_TRY(create_files(w, err));
-    TSR_TRY(order_blits(w, err));
-    const tsr_blit_run run = {.checkpoint = job->checkpoint,
-                              .output = job->output,
-                              .ring = job->ring,
-                              .blits = w->blits,
-                              .count = w->errands.count,
-                              .crc = true,
-                              .progress = job->progress,
-                              .done = blit_done,
-                              .ctx = w};
-    TSR_TRY(tsr_blits_write(&run, err));
-    return write_metadata(w, err);
+    writer *w = ctx;
+    (void)number, (void)arena, (void)err;
+    *out = (tsr_stage){w->blits, w->count, finish_tensor, finish_objects, w};
+    return TSR_OK;
 }
 
-tsr_status tsr_dcp_write(tsr_dcp_job *job, tsr_error *err)
+tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
-    writer w = {.job = job, .host = host, .errands = tsr_vec_of(host->allocator, sizeof(errand))};
+    writer *w = TSR_ARENA_NEW(job->arena, writer, err);
+    item *items = tsr_arena_array(job->arena, job->piece_count, sizeof *items, err);
+    job->file_sizes = tsr_arena_array(job->arena, job->file_count, sizeof *job->file_sizes, err);
+    if (!w || !items || !job->file_sizes) return TSR_E_NOMEM;
     job->byte_total = 0;
-    job->marker = TSR_NO_FILE;
-    const tsr_status status = write_all(&w, err);
-    tsr_vec_free(&w.errands);
+    *w = (writer){.job = *job, .host = host, .items = items, .errands = tsr_vec_of(host->allocator, sizeof(errand))};
+    tsr_status status = lay_out(w, err);
+    if (status == TSR_OK) status = order_blits(w, err);
+    tsr_vec_free(&w->errands);
+    job->byte_total = w->job.byte_total;
+    *out = (tsr_writer){.stage_count = 1, .crc = true, .stage = stage_of, .finish = write_metadata, .ctx = w};
     return status;
 }

@@ -2,9 +2,8 @@
 #ifndef TSR_EXEC_DCP_WRITE_H
 #define TSR_EXEC_DCP_WRITE_H
 
-#include "exec/ring.h"
+#include "exec/stage.h"
 #include "formats/dcp_writer.h"
-#include "tessera/output.h"
 
 /* An entry of the new checkpoint. */
 typedef struct tsr_dcp_source {
@@ -25,23 +24,18 @@ typedef struct tsr_dcp_piece {
 
 typedef struct tsr_dcp_job {
     tsr_checkpoint *checkpoint;
-    tsr_output *output;
-    tsr_ring *ring;
     tsr_arena *arena;
-    const tsr_progress *progress;
     const tsr_dcp_source *sources;
     size_t source_count;
     const tsr_dcp_piece *pieces; /* sorted by file, and in the order in which they are to lie in it */
     size_t piece_count;
     const tsr_str *files; /* "__0_0.distcp", …; files without pieces are not written */
     uint32_t file_count;
-    bool dry_run;
     uint64_t *file_sizes; /* out: file_count of them */
     uint64_t byte_total;  /* out: of tensors */
-    uint32_t marker;      /* out: `.metadata` */
 } tsr_dcp_job;
 
-/* Lays everything out, and unless `dry_run` writes it. Does not publish. */
-tsr_status tsr_dcp_write(tsr_dcp_job *job, tsr_error *err);
+/* Lays everything out, in the job's arena; borrows what the job points at. */
+tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err);
 
 #endif

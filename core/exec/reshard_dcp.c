@@ -96,13 +96,13 @@ static tsr_status name_files(const gathering *g, tsr_str **out, tsr_error *err)
     *out = tsr_arena_array(g->job->arena, ranks, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     for (uint32_t r = 0; r < ranks; r++) {
-        (*out)[r] = tsr_arena_format(g->job->arena, err, "__%u_%u.distcp", (unsigned)r, (unsigned)tsr_generation(g->job));
+        (*out)[r] = tsr_arena_format(g->job->arena, err, "__%u_%u.distcp", (unsigned)r, (unsigned)g->job->generation);
         if (!(*out)[r].data) return TSR_E_NOMEM;
     }
     return TSR_OK;
 }
 
-static tsr_status write_gathered(gathering *g, tsr_error *err)
+static tsr_status lay_out(gathering *g, tsr_writer *out, tsr_error *err)
 {
     const tsr_conversion_job *job = g->job;
     tsr_str *files;
@@ -112,35 +112,31 @@ static tsr_status write_gathered(gathering *g, tsr_error *err)
     TSR_TRY(sort_pieces(g, &pieces, err));
     TSR_TRY(name_files(g, &files, err));
     tsr_dcp_job dcp = {.checkpoint = job->checkpoint,
-                       .output = job->output,
-                       .ring = job->ring,
                        .arena = job->arena,
-                       .progress = job->options->progress,
                        .sources = g->sources,
                        .source_count = g->source_count,
                        .pieces = pieces,
                        .piece_count = g->pieces.count,
                        .files = files,
-                       .file_count = (uint32_t)tsr_plan_ranks(g->plan),
-                       .dry_run = job->options->dry_run};
-    TSR_TRY(tsr_dcp_write(&dcp, err));
+                       .file_count = (uint32_t)tsr_plan_ranks(g->plan)};
+    TSR_TRY(tsr_dcp_lay_out(&dcp, out, err));
     *job->out = (tsr_conversion){.rows = g->chosen.rows,
                                  .row_count = g->chosen.count,
                                  .files = dcp.files,
                                  .file_sizes = dcp.file_sizes,
                                  .file_count = dcp.file_count,
-                                 .marker = dcp.marker,
+                                 .marker = TSR_NO_FILE,
                                  .byte_total = dcp.byte_total};
     return TSR_OK;
 }
 
-tsr_status tsr_reshard_to_dcp(const tsr_conversion_job *job, const tsr_plan *plan, tsr_error *err)
+tsr_status tsr_reshard_to_dcp(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)
 {
     gathering g = {
         .job = job, .plan = plan, .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(ordered))};
     tsr_status status = tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &g.chosen, err);
     if (status == TSR_OK) status = tsr_leave_unplanned(&g.chosen, plan, err);
-    if (status == TSR_OK) status = write_gathered(&g, err);
+    if (status == TSR_OK) status = lay_out(&g, out, err);
     tsr_vec_free(&g.pieces);
     return status;
 }

@@ -26,6 +26,8 @@ typedef struct gathering {
     tsr_piece *pieces;
     tsr_safetensors_file *files; /* those that hold something */
     uint32_t file_count;
+    tsr_blit *blits;
+    size_t count;
 } gathering;
 
 static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
@@ -158,34 +160,43 @@ static int by_entry(const void *a, const void *b)
     return (x->file > y->file) - (x->file < y->file);
 }
 
-static tsr_status write_gathered(gathering *g, tsr_error *err)
+static tsr_status gather(gathering *g, tsr_error *err)
 {
     const tsr_conversion_job *job = g->job;
-    tsr_blit *blits;
     TSR_TRY(tsr_plan_each_write(g->plan, add_shard, g, err));
     TSR_TRY(sort_into_files(g, err));
     TSR_TRY(describe_files(g, err));
-    TSR_TRY(tsr_safetensors_lay_out(g->pieces, g->owned.count, g->files, g->file_count, tsr_checkpoint_host(job->checkpoint),
-                                    job->arena, &blits, err));
-    TSR_TRY(report(g, err));
-    if (job->options->dry_run) return TSR_OK;
-    if (g->owned.count) qsort(blits, g->owned.count, sizeof *blits, by_entry); /* each tensor is located once */
-    tsr_blit_run run = {.checkpoint = job->checkpoint,
-                        .output = job->output,
-                        .ring = job->ring,
-                        .blits = blits,
-                        .count = g->owned.count,
-                        .progress = job->options->progress};
-    return tsr_safetensors_write(&run, g->files, g->file_count, err);
+    g->count = g->owned.count;
+    TSR_TRY(tsr_safetensors_lay_out(g->pieces, g->count, g->files, g->file_count, tsr_checkpoint_host(job->checkpoint),
+                                    job->arena, &g->blits, err));
+    if (g->count) qsort(g->blits, g->count, sizeof *g->blits, by_entry); /* each tensor is located once */
+    return report(g, err);
 }
 
-tsr_status tsr_reshard_to_safetensors(const tsr_conversion_job *job, const tsr_plan *plan, tsr_error *err)
+static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
-    gathering g = {
+    const gathering *g = stage->ctx;
+    return tsr_safetensors_write_headers(g->files, g->file_count, sink, err);
+}
+
+static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    gathering *g = ctx;
+    (void)number, (void)arena, (void)err;
+    *out = (tsr_stage){.blits = g->blits, .count = g->count, .rest = write_headers, .ctx = g};
+    return TSR_OK;
+}
+
+tsr_status tsr_reshard_to_safetensors(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)
+{
+    gathering *g = TSR_ARENA_NEW(job->arena, gathering, err);
+    if (!g) return TSR_E_NOMEM;
+    *g = (gathering){
         .job = job, .plan = plan, .owned = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(owned))};
-    tsr_status status = tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &g.chosen, err);
-    if (status == TSR_OK) status = tsr_leave_unplanned(&g.chosen, plan, err);
-    if (status == TSR_OK) status = write_gathered(&g, err);
-    tsr_vec_free(&g.owned);
+    tsr_status status = tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &g->chosen, err);
+    if (status == TSR_OK) status = tsr_leave_unplanned(&g->chosen, plan, err);
+    if (status == TSR_OK) status = gather(g, err);
+    tsr_vec_free(&g->owned);
+    *out = (tsr_writer){.stage_count = 1, .marker = TSR_NO_FILE, .stage = stage_of, .ctx = g};
     return status;
 }

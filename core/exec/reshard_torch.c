@@ -1,5 +1,5 @@
-/* One torch.save file a rank: all that the rank holds, as DTensors over the target's mesh, and the objects. Ranks are
- * written one after the other, each in an arena of its own. */
+/* One torch.save file a rank: all that the rank holds, as DTensors over the target's mesh, and the objects. Each rank is a
+ * stage, laid out in an arena of its own when it is needed. */
 #include "base/try.h"
 #include "exec/dtensor_value.h"
 #include "exec/localize.h"
@@ -13,9 +13,6 @@ typedef struct ranks {
     tsr_chosen chosen;
     uint64_t planned;     /* tensors of the plan */
     uint64_t *planned_of; /* by row: index in the plan */
-    uint64_t byte_done;   /* of the ranks before */
-    uint64_t byte_total;  /* of all */
-    tsr_progress progress;
     tsr_str *names;
     uint64_t *sizes;
 } ranks;
@@ -30,14 +27,6 @@ typedef struct rank_file {
     const uint8_t *rank_numbers;
     const tsr_value *mesh_value;
 } rank_file;
-
-static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
-{
-    const ranks *r = ctx;
-    const tsr_progress *outer = r->job->options->progress;
-    (void)byte_total;
-    return !outer || !outer->step || outer->step(outer->ctx, r->byte_done + byte_done, r->byte_total);
-}
 
 /* An int32 tensor of the mesh's ranks in order. */
 static tsr_status make_mesh(rank_file *f, const tsr_mesh *mesh, tsr_error *err)
@@ -113,29 +102,17 @@ static tsr_status plan_rank(rank_file *f, tsr_torch_plan *plan, tsr_error *err)
     return tsr_torch_plan_lay_out(plan, err);
 }
 
-static tsr_status write_rank(rank_file *f, tsr_error *err)
+static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
-    ranks *r = f->all;
-    tsr_torch_plan plan;
-    uint32_t file;
-    uint64_t bytes = 0;
-    TSR_TRY(plan_rank(f, &plan, err));
-    r->sizes[f->rank] = plan.archive.size;
-    for (uint32_t i = 0; i < plan.storage_count; i++) bytes += plan.blits[i].byte_length;
-    r->job->out->byte_total += bytes;
-    if (r->job->options->dry_run) return TSR_OK;
-    TSR_TRY(tsr_torch_plan_write(&plan, r->job->output, r->names[f->rank], r->job->ring, &r->progress, &file, err));
-    r->byte_done += bytes;
+    rank_file f = {.all = ctx, .rank = number, .arena = arena};
+    tsr_torch_plan *plan = TSR_ARENA_NEW(arena, tsr_torch_plan, err);
+    if (!plan) return TSR_E_NOMEM;
+    TSR_TRY(plan_rank(&f, plan, err));
+    const bool first = f.all->sizes[number] == 0;
+    for (uint32_t i = 0; i < plan->storage_count && first; i++) f.all->job->out->byte_total += plan->blits[i].byte_length;
+    f.all->sizes[number] = plan->archive.size;
+    *out = tsr_torch_plan_stage(plan, number);
     return TSR_OK;
-}
-
-/* What all ranks hold together of one tensor, at the destination. */
-static uint64_t held_bytes(const ranks *r, const tsr_converted *row, const tsr_layout *layout)
-{
-    const tsr_dtype dtype = row->dtype == TSR_FLOAT4_E2M1FN ? TSR_FLOAT4_E2M1FN_X2 : row->dtype;
-    uint64_t elements = 0;
-    for (uint64_t rank = 0; rank < tsr_plan_ranks(r->plan); rank++) elements += tsr_layout_elements(layout, rank);
-    return elements * tsr_dtype_size(dtype);
 }
 
 static tsr_status prepare(ranks *r, tsr_error *err)
@@ -155,7 +132,6 @@ static tsr_status prepare(ranks *r, tsr_error *err)
             row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(r->job->checkpoint));
         } else {
             TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
-            r->byte_total += held_bytes(r, row, tsr_plan_tensor_at(r->plan, r->planned_of[i]).layout);
         }
     }
     *r->job->out = (tsr_conversion){.rows = r->chosen.rows,
@@ -167,24 +143,19 @@ static tsr_status prepare(ranks *r, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *plan, tsr_error *err)
+tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)
 {
-    ranks r = {.job = job, .plan = plan};
-    r.progress = (tsr_progress){step, &r};
-    TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &r.chosen, err));
-    TSR_TRY(tsr_leave_unplanned(&r.chosen, plan, err));
-    TSR_TRY(prepare(&r, err));
-    for (uint64_t rank = 0; rank < tsr_plan_ranks(plan); rank++) {
-        rank_file f = {.all = &r, .rank = rank};
-        r.names[rank] = tsr_arena_format(job->arena, err, "rank%llu.pt", (unsigned long long)rank);
-        f.arena = tsr_arena_new(tsr_checkpoint_host(job->checkpoint)->allocator, 0, err);
-        if (!r.names[rank].data || !f.arena) {
-            tsr_arena_free(f.arena);
-            return TSR_E_NOMEM;
-        }
-        const tsr_status status = write_rank(&f, err);
-        tsr_arena_free(f.arena);
-        if (status != TSR_OK) return status;
+    const uint32_t count = (uint32_t)tsr_plan_ranks(plan);
+    ranks *r = TSR_ARENA_NEW(job->arena, ranks, err);
+    if (!r) return TSR_E_NOMEM;
+    *r = (ranks){.job = job, .plan = plan};
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &r->chosen, err));
+    TSR_TRY(tsr_leave_unplanned(&r->chosen, plan, err));
+    TSR_TRY(prepare(r, err));
+    for (uint32_t rank = 0; rank < count; rank++) {
+        r->names[rank] = tsr_arena_format(job->arena, err, "rank%u.pt", (unsigned)rank);
+        if (!r->names[rank].data) return TSR_E_NOMEM;
     }
+    *out = (tsr_writer){.stage_count = count, .crc = true, .marker = TSR_NO_FILE, .stage = stage_of, .ctx = r};
     return TSR_OK;
 }

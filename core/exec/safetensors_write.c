@@ -62,26 +62,25 @@ tsr_status tsr_safetensors_lay_out(const tsr_piece *pieces, size_t count, tsr_sa
 }
 
 typedef struct header_sink {
-    tsr_output *output;
+    const tsr_sink *sink;
     uint32_t file;
     uint64_t at;
 } header_sink;
 
 static tsr_status write_header(void *ctx, const char *data, size_t size, tsr_error *err)
 {
-    header_sink *sink = ctx;
-    TSR_TRY(sink->output->write_at(sink->output, sink->file, sink->at, data, size, err));
-    sink->at += size;
+    header_sink *header = ctx;
+    TSR_TRY(tsr_sink_write(header->sink, header->file, header->at, data, size, err));
+    header->at += size;
     return TSR_OK;
 }
 
-tsr_status tsr_safetensors_write(tsr_blit_run *run, tsr_safetensors_file *files, uint32_t file_count, tsr_error *err)
+tsr_status tsr_safetensors_write_headers(const tsr_safetensors_file *files, uint32_t file_count, const tsr_sink *sink,
+                                         tsr_error *err)
 {
     for (uint32_t f = 0; f < file_count; f++) {
-        TSR_TRY(run->output->create(run->output, files[f].name, files[f].size, &files[f].output, err));
-        header_sink sink = {run->output, files[f].output, 0};
-        TSR_TRY(tsr_safetensors_write_header(&files[f].plan, write_header, &sink, err));
+        header_sink header = {sink, f, 0};
+        TSR_TRY(tsr_safetensors_write_header(&files[f].plan, write_header, &header, err));
     }
-    for (size_t i = 0; i < run->count; i++) run->blits[i].file = files[run->blits[i].file].output;
-    return tsr_blits_write(run, err);
+    return TSR_OK;
 }

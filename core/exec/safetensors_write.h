@@ -2,7 +2,7 @@
 #ifndef TSR_EXEC_SAFETENSORS_WRITE_H
 #define TSR_EXEC_SAFETENSORS_WRITE_H
 
-#include "exec/blit.h"
+#include "exec/stage.h"
 #include "formats/safetensors_header.h"
 
 /* A box of a tensor that goes into a file under a name. */
@@ -21,17 +21,17 @@ typedef struct tsr_safetensors_file {
     size_t pair_count;
     tsr_safetensors_plan plan; /* set by tsr_safetensors_lay_out, as the size */
     uint64_t size;
-    uint32_t output; /* its number there, once created */
 } tsr_safetensors_file;
 
 /* Whether the format has the type (float4 counts, packed or not). */
 bool tsr_safetensors_holds(tsr_dtype dtype);
 
 /* Lays out `count` pieces, sorted by file: plans of `files`, and one blit a piece in the order in which they lie
- * (blits[i].file is an index into `files` until tsr_safetensors_write). Everything lives in `arena`. */
+ * (blits[i].file is an index into `files`). Everything lives in `arena`. */
 tsr_status tsr_safetensors_lay_out(const tsr_piece *pieces, size_t count, tsr_safetensors_file *files, uint32_t file_count,
                                    const tsr_host *host, tsr_arena *arena, tsr_blit **blits, tsr_error *err);
-/* Creates the files, writes their headers and runs the blits. */
-tsr_status tsr_safetensors_write(tsr_blit_run *run, tsr_safetensors_file *files, uint32_t file_count, tsr_error *err);
+/* What surrounds the blits: the headers of the files. */
+tsr_status tsr_safetensors_write_headers(const tsr_safetensors_file *files, uint32_t file_count, const tsr_sink *sink,
+                                         tsr_error *err);
 
 #endif

@@ -325,38 +325,57 @@ tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, tsr_output *output, uint32_t file, uint64_t base,
+tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const tsr_sink *sink, uint32_t file, uint64_t base,
                                       tsr_error *err)
 {
     uint64_t at;
     tsr_vec piece = tsr_vec_of(tsr_checkpoint_host(plan->checkpoint)->allocator, 1);
     if (i) plan->archive.members[plan->archive.first_storage + i - 1].crc32 = plan->blits[i - 1].crc;
     tsr_status status = tsr_torch_archive_piece(&plan->archive, i, &piece, &at, err);
-    if (status == TSR_OK) status = output->write_at(output, file, base + at, piece.items, piece.count, err);
+    if (status == TSR_OK) status = tsr_sink_write(sink, file, base + at, piece.items, piece.count, err);
     tsr_vec_free(&piece);
     return status;
 }
 
+/* What is behind the last storage has the directory, which needs all CRCs. */
+static tsr_status write_behind(const tsr_stage *stage, size_t i, const tsr_sink *sink, tsr_error *err)
+{
+    if (i + 1 == stage->count) return TSR_OK;
+    return tsr_torch_plan_write_piece(stage->ctx, (uint32_t)i + 1, sink, stage->blits[i].file, 0, err);
+}
+
+static tsr_status write_rest(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
+{
+    tsr_torch_plan *plan = stage->ctx;
+    for (uint32_t i = 0; i < plan->storage_count; i++)
+        plan->archive.members[plan->archive.first_storage + i].crc32 = plan->blits[i].crc;
+    TSR_TRY(tsr_torch_plan_write_piece(plan, 0, sink, plan->file, 0, err));
+    return plan->storage_count ? tsr_torch_plan_write_piece(plan, plan->storage_count, sink, plan->file, 0, err) : TSR_OK;
+}
+
+tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file)
+{
+    plan->file = file;
+    for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].file = file;
+    return (tsr_stage){plan->blits, plan->storage_count, write_behind, write_rest, plan};
+}
+
 typedef struct torch_file {
-    tsr_torch_plan *plan;
-    tsr_output *output;
-    uint32_t file;
+    tsr_stage stage;
+    tsr_sink sink;
 } torch_file;
 
-static tsr_status write_behind(void *ctx, size_t index, tsr_error *err)
+static tsr_status blit_done(void *ctx, size_t index, tsr_error *err)
 {
     const torch_file *f = ctx;
-    return tsr_torch_plan_write_piece(f->plan, (uint32_t)index + 1, f->output, f->file, 0, err);
+    return f->stage.behind(&f->stage, index, &f->sink, err);
 }
 
 tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,
                                 const tsr_progress *progress, uint32_t *file, tsr_error *err)
 {
-    torch_file f = {plan, output, 0};
-    TSR_TRY(output->create(output, name, plan->archive.size, &f.file, err));
-    TSR_TRY(tsr_torch_plan_write_piece(plan, 0, output, f.file, 0, err));
-    for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].file = f.file;
-    *file = f.file;
+    TSR_TRY(output->create(output, name, plan->archive.size, file, err));
+    torch_file f = {tsr_torch_plan_stage(plan, *file), {output, NULL}};
     const tsr_blit_run run = {.checkpoint = plan->checkpoint,
                               .output = output,
                               .ring = ring,
@@ -364,7 +383,8 @@ tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_st
                               .count = plan->storage_count,
                               .crc = true,
                               .progress = progress,
-                              .done = write_behind,
+                              .done = blit_done,
                               .ctx = &f};
-    return tsr_blits_write(&run, err);
+    TSR_TRY(tsr_blits_write(&run, err));
+    return f.stage.rest(&f.stage, &f.sink, err);
 }

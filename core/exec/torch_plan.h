@@ -2,7 +2,7 @@
 #ifndef TSR_EXEC_TORCH_PLAN_H
 #define TSR_EXEC_TORCH_PLAN_H
 
-#include "exec/blit.h"
+#include "exec/stage.h"
 #include "formats/torch_writer.h"
 
 /* A tensor that the tree names. */
@@ -26,6 +26,7 @@ typedef struct tsr_torch_plan {
     tsr_blit *blits; /* one a storage; byte_offset counts from the archive's first byte */
     uint32_t storage_count;
     tsr_torch_archive archive;
+    uint32_t file; /* set by tsr_torch_plan_stage */
 } tsr_torch_plan;
 
 /* Finds the tensors of the tree. */
@@ -37,10 +38,13 @@ tsr_torch_source *tsr_torch_plan_source(const tsr_torch_plan *plan, const tsr_en
  * their strides; every other tensor gets its own, contiguous. */
 tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err);
 
-/* Writes piece `i` of the archive (tsr_torch_archive_piece) into a file where the archive begins at `base`. The blits
- * before it must be done: their CRCs are taken. */
-tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, tsr_output *output, uint32_t file, uint64_t base,
+/* Writes piece `i` of the archive (tsr_torch_archive_piece) into file `file` of `sink`, in which the archive begins at
+ * `base`. The CRCs of the blits before it must be known. */
+tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const tsr_sink *sink, uint32_t file, uint64_t base,
                                       tsr_error *err);
+
+/* A laid out plan as a stage of one file: sets `file` of its blits. */
+tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file);
 
 /* Creates the file and writes all of the archive into it. */
 tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,

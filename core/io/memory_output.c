@@ -75,7 +75,7 @@ tsr_status tsr_output_to_memory(const tsr_allocator *allocator, tsr_output **out
         tsr_free(allocator, memory, 1, sizeof *memory);
         return TSR_E_NOMEM;
     }
-    *memory = (memory_output){{memory_create, memory_write_at, NULL, memory_publish, memory_close, 0}, allocator, names,
+    *memory = (memory_output){{memory_create, memory_write_at, NULL, memory_publish, memory_close, NULL, 0}, allocator, names,
                               tsr_vec_of(allocator, sizeof(written_file)), false};
     *out = &memory->base;
     return TSR_OK;

@@ -30,6 +30,12 @@ void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
 typedef struct tsr_folder_output_options {
     bool is_folder;     /* the destination is a folder of files; else one file, created under the name "" */
     bool overwrite;     /* an existing destination is replaced */
+    /* NULL: temporary names of this process alone. Else a word (letters, digits, '-') that they are made of, so that several
+     * processes, or a later one, write into the same unpublished files: `create` opens what is there already. Files must be
+     * created in the same order by all. */
+    const char *tag;
+    bool keep;           /* close leaves what is not published where it is, for others with the same tag */
+    uint32_t generation; /* with a tag: that of the files begun before; 0: a free one is chosen */
     const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
     /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
      * files of the folder are never touched. */
@@ -44,8 +50,8 @@ typedef struct tsr_folder_output_options {
  *   a replaced folder  .tessera-TAG-N in it; data files (under names that were free), then the marker are renamed; then
  *                      the obsolete files go
  *
- * with fsync of every file before, and of the folder after its renames. A killed run leaves such temporary names and
- * nothing else. Files are preallocated where the size is known, so that a full disk shows before the first byte. Names
+ * with fsync of every file before, and of the folder after its renames. TAG is the process id unless one is given. A killed
+ * run leaves such temporary names and nothing else. Files are preallocated where the size is known, so that a full disk shows before the first byte. Names
  * are single components. `copy_range` serves folder stores where the file system can. `sys` NULL: the real calls.
  * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside the
  * source; a file where a folder is wanted), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */

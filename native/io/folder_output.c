@@ -73,6 +73,12 @@ void tsr_output_give(folder_output *output, uint32_t file)
 
 /* ---- creating ---- */
 
+/* Tags of processes count on from the process id. */
+static void next_tag(folder_output *output)
+{
+    snprintf(output->tag, sizeof output->tag, "%u", output->number++);
+}
+
 static bool is_component(tsr_str name)
 {
     return name.size > 0 && name.size <= NAME_MAX && !memchr(name.data, '/', name.size) &&
@@ -93,20 +99,27 @@ static tsr_status name_file(folder_output *output, tsr_str name, output_file *fi
     return file->name ? TSR_OK : TSR_E_NOMEM;
 }
 
+static const char *temporary_name(folder_output *output, const output_file *file, tsr_error *err)
+{
+    const char *tag = output->tag;
+    switch (output->mode) {
+    case OUTPUT_NEW_FOLDER: return file->name;
+    case OUTPUT_FILE: return tsr_arena_format(output->arena, err, ".%.200s.tessera-%s", file->name, tag).data;
+    default: return tsr_arena_format(output->arena, err, ".tessera-%s-%zu", tag, output->files.count).data;
+    }
+}
+
 /* Creates the file under a temporary name. A killed run may have left such a name behind: another tag then. */
 static tsr_status create_temporary(folder_output *output, output_file *file, tsr_error *err)
 {
-    for (unsigned tries = 0;; tries++, output->tag++) {
-        if (output->mode == OUTPUT_NEW_FOLDER) file->temporary = file->name;
-        else if (output->mode == OUTPUT_FILE)
-            file->temporary = tsr_arena_format(output->arena, err, ".%.200s.tessera-%u", file->name, output->tag).data;
-        else
-            file->temporary = tsr_arena_format(output->arena, err, ".tessera-%u-%zu", output->tag, output->files.count).data;
+    for (unsigned tries = 0;; tries++) {
+        file->temporary = temporary_name(output, file, err);
         if (!file->temporary) return TSR_E_NOMEM;
-        file->fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
+        file->fd = open_file(output, file->temporary, O_CREAT | (output->options.tag ? 0 : O_EXCL));
         if (file->fd >= 0) return TSR_OK;
-        if (errno != EEXIST || output->mode == OUTPUT_NEW_FOLDER || tries == MAX_TRIES)
-            return tsr_sys_raise(err, "create", file->name);
+        const bool taken = errno == EEXIST && output->mode != OUTPUT_NEW_FOLDER && tries < MAX_TRIES;
+        if (!taken) return tsr_sys_raise(err, "create", file->name);
+        next_tag(output);
     }
 }
 
@@ -208,7 +221,7 @@ static void output_close(tsr_output *base)
     for (uint32_t i = 0; i < output->files.count; i++) {
         if (file_at(output, i)->fd >= 0) output->sys->close(output->sys, file_at(output, i)->fd);
     }
-    if (!output->published) tsr_output_discard(output);
+    if (!output->published && !output->options.keep) tsr_output_discard(output);
     if (output->work >= 0 && output->work != output->parent) output->sys->close(output->sys, output->work);
     if (output->parent >= 0) output->sys->close(output->sys, output->parent);
     pthread_mutex_destroy(&output->lock);
@@ -314,22 +327,26 @@ static tsr_status make_work(folder_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     output->work = output->parent;
-    output->tag = (unsigned)getpid();
+    output->number = (unsigned)getpid();
+    if (output->options.tag) snprintf(output->tag, sizeof output->tag, "%s", output->options.tag);
+    else next_tag(output);
     if (output->mode == OUTPUT_FILE) return TSR_OK;
     const char *folder = output->name;
     for (unsigned tries = 0; output->mode == OUTPUT_NEW_FOLDER; tries++) {
-        folder = tsr_arena_format(output->arena, err, ".%.200s.tessera-%u", output->name, output->tag + tries).data;
+        folder = tsr_arena_format(output->arena, err, ".%.200s.tessera-%s", output->name, output->tag).data;
         if (!folder) return TSR_E_NOMEM;
-        if (sys->make_folder(sys, output->parent, folder) == 0) {
+        if (sys->make_folder(sys, output->parent, folder) == 0 || (errno == EEXIST && output->options.tag)) {
             output->temporary = folder;
             break;
         }
         if (errno != EEXIST || tries == MAX_TRIES) return tsr_sys_raise(err, "create", folder);
+        next_tag(output);
     }
     int work = sys->open_at(sys, output->parent, folder, O_RDONLY | O_DIRECTORY, 0);
     if (work < 0) return tsr_sys_raise(err, "open", folder);
     output->work = work;
-    return output->mode == OUTPUT_INTO_FOLDER ? choose_generation(output, err) : TSR_OK;
+    output->base.generation = output->options.generation;
+    return output->mode == OUTPUT_INTO_FOLDER && !output->base.generation ? choose_generation(output, err) : TSR_OK;
 }
 
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
@@ -339,7 +356,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     const char *parent;
     if (!output) return TSR_E_NOMEM;
     *output = (folder_output){
-        .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, 0},
+        .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, tsr_output_sync_all, 0},
         .sys = sys ? sys : &tsr_sys_posix,
         .allocator = allocator,
         .options = *options,

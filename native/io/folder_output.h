@@ -29,7 +29,8 @@ typedef struct folder_output {
     const char *temporary; /* OUTPUT_NEW_FOLDER: of the folder in work, in `parent`, until published */
     int parent;
     int work; /* where files are written: the parent, the new folder or the replaced one */
-    unsigned tag;
+    char tag[64];    /* of temporary names */
+    unsigned number; /* the next tag, where none was given */
     tsr_vec files;        /* of output_file */
     pthread_mutex_t lock; /* files and their descriptors */
     uint32_t open_files;
@@ -43,6 +44,7 @@ tsr_status tsr_output_sync(const folder_output *output, int fd, const char *name
 tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
 void tsr_output_give(folder_output *output, uint32_t file);
 
+tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
 /* Removes what is not published. */
 void tsr_output_discard(folder_output *output);

@@ -20,8 +20,9 @@ static output_file *file_at(folder_output *output, uint32_t file)
     return (output_file *)output->files.items + file;
 }
 
-static tsr_status sync_files(folder_output *output, tsr_error *err)
+tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
 {
+    folder_output *output = (folder_output *)base;
     for (uint32_t i = 0; i < output->files.count; i++) {
         int fd;
         const char *name;
@@ -110,7 +111,7 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
 tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
-    tsr_status status = sync_files(output, err);
+    tsr_status status = tsr_output_sync_all(base, err);
     if (status != TSR_OK) return status;
     switch (output->mode) {
     case OUTPUT_FILE: return publish_file(output, err);

@@ -207,6 +207,37 @@ static void test_native_folder_output__leftovers_do_not_stop_a_run(void **state)
     assert_int_equal(verdict("ckpt"), 'n');
 }
 
+/* Two outputs of one tag are two processes of one job: each writes its half, one publishes. */
+static void test_native_folder_output__outputs_of_one_tag_share_their_files(void **state)
+{
+    (void)state;
+    static const bool kinds[] = {true, false};
+    for (int k = 0; k < 2; k++) {
+        const tsr_folder_output_options options = {.is_folder = kinds[k], .tag = "job-1", .keep = true};
+        const tsr_str name = kinds[k] ? TSR_STR("data") : TSR_STR("");
+        tsr_output *outputs[2];
+        uint32_t files[2];
+        char text[9] = {0};
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(
+                tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &outputs[i], NULL), TSR_OK);
+            assert_int_equal(outputs[i]->create(outputs[i], name, 8, &files[i], NULL), TSR_OK);
+        }
+        assert_int_equal(outputs[1]->write_at(outputs[1], files[1], 4, "EFGH", 4, NULL), TSR_OK);
+        assert_int_equal(outputs[0]->write_at(outputs[0], files[0], 0, "ABCD", 4, NULL), TSR_OK);
+        outputs[1]->close(outputs[1]);
+        assert_string_equal(scratch_list(""), ".out.tessera-job-1"); /* kept */
+        assert_int_equal(outputs[0]->sync(outputs[0], NULL), TSR_OK);
+        assert_int_equal(outputs[0]->publish(outputs[0], files[0], NULL), TSR_OK);
+        outputs[0]->close(outputs[0]);
+        assert_string_equal(scratch_list(""), "out");
+        assert_int_equal(scratch_read(kinds[k] ? "out/data" : "out", text, 8), 8);
+        assert_string_equal(text, "ABCDEFGH");
+        scratch_remove();
+        scratch_make();
+    }
+}
+
 static void test_native_folder_output__destinations_in_the_source_are_refused(void **state)
 {
     (void)state;
@@ -293,6 +324,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_native_folder_output__stopping_anywhere_leaves_old_or_new, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__one_file_is_replaced_by_its_rename, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__leftovers_do_not_stop_a_run, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__outputs_of_one_tag_share_their_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__destinations_in_the_source_are_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__copies_ranges_between_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__many_files_need_few_descriptors, setup, teardown),

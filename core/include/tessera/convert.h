@@ -38,6 +38,7 @@ typedef struct tsr_convert_options {
     tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (exec/cast.h states the rounding) */
     uint64_t max_shard_size; /* safetensors: bytes of tensors a file; 0: one file named "" */
     size_t max_memory;       /* of the ring; 0: its default */
+    uint64_t unit_bytes;     /* of work (work.h); 0: the default. Part of what a record means */
     bool dry_run;            /* decide everything, write nothing; the output may be NULL */
     const tsr_progress *progress;
 } tsr_convert_options;

@@ -21,6 +21,8 @@ struct tsr_output {
     tsr_status (*publish)(tsr_output *output, uint32_t marker, tsr_error *err);
     /* Removes what was not published and frees the output. Also the way to free it after publish. */
     void (*close)(tsr_output *output);
+    /* Optional: makes all that was written durable, where it is. */
+    tsr_status (*sync)(tsr_output *output, tsr_error *err);
     /* 0, or what sets the names of new data files apart from those of the checkpoint that they replace in the same folder
      * ("__3_1.distcp" after "__3_0.distcp"): data files must take names that are free (publish refuses others), so that the
      * old checkpoint stays whole until the marker, which keeps its name, switches. */

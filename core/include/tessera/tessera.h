@@ -38,6 +38,7 @@
 #include "tessera/trees.h"
 #include "tessera/validate.h"
 #include "tessera/value.h"
+#include "tessera/work.h"
 #include "tessera/write_tree.h"
 
 #endif

@@ -1,0 +1,32 @@
+/* Cutting the blits of a stage into units of work. */
+#ifndef TSR_EXEC_UNITS_H
+#define TSR_EXEC_UNITS_H
+
+#include "exec/stage.h"
+
+#define TSR_UNIT_BYTES ((uint64_t)16 << 20)
+
+/* Either whole blits [first, first + count), or one tile of a blit that is larger than a unit. */
+typedef struct tsr_unit {
+    uint64_t bytes;
+    uint64_t tile; /* number of the tile, from 0 */
+    uint32_t stage;
+    uint32_t first;
+    uint32_t count;
+    bool is_tile;
+    bool done;
+    uint32_t *crcs; /* `count` of them, when done */
+} tsr_unit;
+
+/* What a unit counts when shares are made: small blits are not free. */
+uint64_t tsr_unit_weight(const tsr_unit *unit);
+
+/* Appends the units of a stage, in the order of its blits, to a vec of tsr_unit. */
+tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_bytes, tsr_vec *units, tsr_error *err);
+
+/* The blits of `count` units that follow each other in one stage. Lives in `arena`; `owners[i]` is the index in the stage of
+ * the blit that out[i] is, or is a part of. */
+tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
+                           tsr_arena *arena, tsr_blit **out, uint32_t **owners, size_t *out_count, tsr_error *err);
+
+#endif

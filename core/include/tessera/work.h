@@ -1,0 +1,70 @@
+/* A conversion or reshard cut into units, which any process may carry out in any order: job arrays, ranks of MPI, a run that
+ * is taken up again after it was killed.
+ *
+ *   what goes into the files    [ a ][ b ······················ ][c][d][ e ··········· ]
+ *   units of at most 16 MiB      0    1         2         3       4     5        6
+ *   parts (here of 3)            part 0            part 1            part 2
+ *
+ * Every file has its final size and every byte its place before the first one is moved, and units depend on the source and
+ * the options alone, so the output is the same whatever the number of parts, processes and threads. What a later step must
+ * know of a unit is its record: its number and its CRCs, a few bytes. The order of calls, here with ranks that talk:
+ *
+ *   all ranks   tsr_work_new, tsr_work_open(output)        each its own output over the same unpublished files
+ *               tsr_work_run(part = rank, parts = size)
+ *               tsr_work_records → tsr_comm_gather_blobs → at rank 0 tsr_work_take of every blob
+ *   rank 0      tsr_work_finish; output->publish(output, conversion->marker)
+ *
+ * Ranks other than 0 must have written (and where caches are not shared, synced: output->sync) before rank 0 finishes; the
+ * gathering of the records sees to the order. tsr_convert and tsr_reshard are these calls with one part. Thread rule: one
+ * thread a work; it uses the host's threads. */
+#ifndef TESSERA_WORK_H
+#define TESSERA_WORK_H
+
+#include "tessera/convert.h"
+
+TSR_API_BEGIN
+
+typedef struct tsr_work tsr_work;
+
+/* Decides and refuses everything, as tsr_convert (plan NULL) or tsr_reshard would, and lays out the output; reads no
+ * tensor and writes nothing. `generation` is the output's (all processes must use the same). Borrows checkpoint, plan and
+ * options until free; results live in `arena`. */
+tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const tsr_convert_options *options,
+                        uint32_t generation, tsr_arena *arena, tsr_work **out, tsr_error *err);
+void tsr_work_free(tsr_work *work); /* takes NULL */
+
+/* What will be written. Lives as long as the arena; its marker is set by tsr_work_finish. */
+const tsr_conversion *tsr_work_conversion(const tsr_work *work);
+uint64_t tsr_work_units(const tsr_work *work);
+
+/* Creates every file of tensors in `output`, with its final size. Where several processes share the files each calls this on
+ * an output of its own, whose `create` opens what another one has created (native/io: options.tag). Borrows the output. */
+tsr_status tsr_work_open(tsr_work *work, tsr_output *output, tsr_error *err);
+
+/* Where records are kept as they come: called after every 1 GiB or so, and at the end of the run, when what they stand for
+ * is durable (output->sync). */
+typedef struct tsr_work_journal {
+    tsr_status (*append)(void *ctx, tsr_str records, tsr_error *err);
+    void *ctx;
+} tsr_work_journal;
+
+/* The units of part `part` (from 0) of `parts` that are not done yet. Parts are contiguous shares of all units, even in
+ * bytes; there may be more parts than units. `journal` may be NULL: then nothing is synced. After a failure the units
+ * finished so far stay done. */
+tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err);
+/* How many units of a part are not done. */
+uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts);
+
+/* Appends the records of all units that are done to `out`, a vec of bytes: what tsr_work_take takes, on any machine. */
+tsr_status tsr_work_records(const tsr_work *work, tsr_vec *out, tsr_error *err);
+/* Marks the units of records as done, whoever did them. A record may come twice. *taken (may be NULL) is how many bytes of
+ * whole, undamaged records there were at the beginning of `records`; what follows them is a record cut off in the middle.
+ * TSR_E_FORMAT for records of another work. */
+tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_error *err);
+
+/* When all units are done: headers, directories, index, `.metadata`. TSR_E_USAGE when some are not. Does not publish. */
+tsr_status tsr_work_finish(tsr_work *work, tsr_error *err);
+
+TSR_API_END
+
+#endif
