@@ -1,0 +1,31 @@
+/* Live redistribution: tensors move in memory from one distribution to another, without a file and without a rank that
+ * holds more than its own parts.
+ *
+ *   from [rows on 4 ranks]  ──▶ boxes that a rank has and another wants ──▶ packed, exchanged in rounds ──▶ to [columns]
+ *
+ * What lies in one run on either side is sent from, or received into, the tensor itself. What a rank has and wants stays
+ * in it. Replicas: a rank that has a copy itself takes that, others are served by the copies in turn. */
+#ifndef TESSERA_REDISTRIBUTE_H
+#define TESSERA_REDISTRIBUTE_H
+
+#include "tessera/statedict.h"
+
+/* One tensor. Both sides have the same shape and dtype, in any distribution: over meshes of the communicator's size, in
+ * boxes, or whole. `to` is filled. Their memory must not overlap. */
+typedef struct tsr_move {
+    const tsr_tensor *from;
+    const tsr_tensor *to;
+} tsr_move;
+
+/* Moves all. Every rank passes the same tensors in the same order; that is checked (see tessera/statedict.h). Errors:
+ * TSR_E_USAGE where sides or ranks differ, or where `from` in boxes does not have exactly one rank's box for every element
+ * that `to` wants. Besides the tensors it needs at most round_bytes (0: the default) each for sending and receiving.
+ * Collective. */
+tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count, size_t round_bytes, const tsr_host *host,
+                            tsr_error *err);
+
+/* The same for state dicts of one structure: every tensor of `from` into the one in the same place of `to`. */
+tsr_status tsr_state_dict_redistribute(const tsr_value *from, const tsr_value *to, tsr_comm *comm, size_t round_bytes,
+                                       const tsr_host *host, tsr_error *err);
+
+#endif

@@ -1,0 +1,94 @@
+/* A live tensor: what a rank holds of a tensor, in its memory.
+ *
+ *   TSR_WHOLE      torch.Tensor    every rank has all of it, in `data`
+ *   TSR_OVER_MESH  DTensor         mesh + placements say which part; `data` is the local tensor
+ *   TSR_IN_BOXES   ShardedTensor   this rank has the boxes `parts`, each in its own memory; boxes of ranks do not overlap
+ *
+ * Local memory is contiguous, row-major, in this machine's byte order. A tensor is a tsr_entry with more behind it, so a
+ * value tree (tessera/value.h) holds it as TSR_VALUE_TENSOR and everything that core does with trees works on live ones:
+ * flattening, optimizer state, comparison. tsr_tensor_of is the way back; it is for trees of live tensors only. */
+#ifndef TESSERA_TENSOR_H
+#define TESSERA_TENSOR_H
+
+#include "tessera/catalog.h"
+#include "tessera/device.h"
+#include "tessera/mesh.h"
+
+typedef enum tsr_spread { TSR_WHOLE = 0, TSR_OVER_MESH, TSR_IN_BOXES } tsr_spread;
+
+/* A box of a tensor and its memory. */
+typedef struct tsr_tensor_part {
+    const uint64_t *offsets; /* in the tensor, in elements */
+    const uint64_t *sizes;
+    void *data;
+} tsr_tensor_part;
+
+typedef struct tsr_tensor {
+    tsr_entry entry; /* first. dtype, rank, shape (of the whole tensor), requires_grad, is_parameter; no chunks */
+    tsr_spread spread;
+    bool meta;          /* nothing is allocated: shape and type only, as on torch's meta device */
+    tsr_device *device; /* of all its memory; NULL: the host */
+    void *data;         /* WHOLE, OVER_MESH; may be NULL where there are no elements */
+    /* OVER_MESH. The mesh spans the communicator that an operation is given: its rank r is the communicator's. */
+    const tsr_mesh *mesh;
+    const tsr_placement *placements; /* one a mesh dim */
+    tsr_strided strided;
+    uint64_t mesh_rank; /* this process in the mesh */
+    /* IN_BOXES */
+    const tsr_tensor_part *parts;
+    uint32_t part_count;
+} tsr_tensor;
+
+/* A tensor in words; arrays are borrowed. `shape` is the whole tensor's. */
+static inline tsr_tensor tsr_tensor_whole(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, void *data)
+{
+    return (tsr_tensor){.entry = {.kind = TSR_ENTRY_TENSOR, .dtype = dtype, .rank = rank, .shape = shape}, .data = data};
+}
+static inline tsr_tensor tsr_tensor_over_mesh(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, const tsr_mesh *mesh,
+                                              const tsr_placement *placements, uint64_t mesh_rank, void *data)
+{
+    tsr_tensor tensor = tsr_tensor_whole(dtype, rank, shape, data);
+    tensor.spread = TSR_OVER_MESH;
+    tensor.mesh = mesh;
+    tensor.placements = placements;
+    tensor.mesh_rank = mesh_rank;
+    return tensor;
+}
+static inline tsr_tensor tsr_tensor_in_boxes(tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
+                                             const tsr_tensor_part *parts, uint32_t part_count)
+{
+    tsr_tensor tensor = tsr_tensor_whole(dtype, rank, shape, NULL);
+    tensor.spread = TSR_IN_BOXES;
+    tensor.parts = parts;
+    tensor.part_count = part_count;
+    return tensor;
+}
+
+/* The live tensor of a TSR_VALUE_TENSOR leaf; NULL for other values. */
+static inline const tsr_tensor *tsr_tensor_of(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_TENSOR ? (const tsr_tensor *)value->as.tensor : NULL;
+}
+
+/* Where a box of a tensor lies in this rank's memory: at `local_offsets` in a buffer of shape `buffer_sizes`. Arrays have
+ * the tensor's rank, in elements. */
+typedef struct tsr_piece {
+    const uint64_t *offsets; /* in the tensor */
+    const uint64_t *sizes;
+    const uint64_t *local_offsets;
+    const uint64_t *buffer_sizes;
+    void *data; /* of the buffer */
+} tsr_piece;
+
+/* Everything this rank holds, in order; pieces without elements are left out. Lives in `arena`. Errors: TSR_E_USAGE for a
+ * dtype without whole bytes, placements that do not fit or hold `partial`, a rank outside the mesh, boxes beyond the
+ * tensor; TSR_E_LIMIT on overflow. */
+tsr_status tsr_tensor_pieces(const tsr_tensor *tensor, tsr_arena *arena, const tsr_piece **out, uint64_t *count,
+                             tsr_error *err);
+
+/* Shape of the local tensor (WHOLE: all of it; TSR_E_USAGE for IN_BOXES), `shape` with room for the rank; and its bytes. */
+tsr_status tsr_tensor_local(const tsr_tensor *tensor, uint64_t *shape, uint64_t *bytes, tsr_error *err);
+/* Bytes of this rank's memory for it, all parts together. */
+tsr_status tsr_tensor_held(const tsr_tensor *tensor, uint64_t *bytes, tsr_error *err);
+
+#endif
