@@ -37,6 +37,8 @@ HEADERS = {
 ROOM_OF = {header: room for room, names in HEADERS.items() for header in names.split()}
 PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}
 FORBIDDEN_SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}
+NATIVE_HEADERS = ROOT / "native/include/tessera"  # public too: what needs an operating system, on top of core's
+INCLUDE_PATH = ["-I", str(ROOT / "core/include"), "-I", str(ROOT / "native/include")]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
@@ -81,10 +83,14 @@ def check_outside(path):
         if kind == '"' and name.split("/")[0] in core_rooms and not name.startswith(("io/host", "io/native")) \
                 and (ROOT / "core" / name).exists():
             yield f"{path.relative_to(ROOT)}: only core/include is for native and wasm, not {name}"
+        elif path.parent == NATIVE_HEADERS and kind == '"' and not name.startswith("tessera/"):
+            yield f"{path.relative_to(ROOT)}: a public header includes the private {name}"
+        elif path.parent == NATIVE_HEADERS and (ROOT / "core/include/tessera" / path.name).exists():
+            yield f"{path.relative_to(ROOT)}: core has a header of that name"
 
 
 def compiles_alone(header, cc):
-    p = subprocess.run([cc, "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", "c", "-I", str(ROOT / "core/include"), "-"],
+    p = subprocess.run([cc, "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", "c", *INCLUDE_PATH, "-"],
                        input=f'#include "tessera/{header.name}"\nextern int not_empty;\n', capture_output=True, text=True)
     if p.returncode:
         yield f"tessera/{header.name} does not compile alone: {p.stderr.strip().splitlines()[0]}"
@@ -97,7 +103,7 @@ def exported(headers):
             continue
         if text.count("\nTSR_API_BEGIN\n") != 1 or text.count("\nTSR_API_END\n") != 1:
             yield f"tessera/{p.name}: declarations stand between TSR_API_BEGIN and TSR_API_END (tessera/api.h)"
-        if f'#include "tessera/{p.name}"' not in (ROOT / "core/include/tessera/tessera.h").read_text():
+        if p.parent != NATIVE_HEADERS and f'#include "tessera/{p.name}"' not in (ROOT / "core/include/tessera/tessera.h").read_text():
             yield f"tessera/tessera.h does not include {p.name}"
 
 
@@ -115,11 +121,12 @@ def main():
     cc = ap.parse_args().cc
     core = sorted(p for s in ("*.c", "*.h") for p in (ROOT / "core").rglob(s))
     outside = sorted(p for d in ("native", "wasm") for s in ("*.c", "*.h", "*.cu") for p in (ROOT / d).rglob(s))
+    public = sorted(p for d in (ROOT / "core/include/tessera", NATIVE_HEADERS) for p in d.glob("*.h"))
     checks = [("core includes", [e for p in core for e in check_core(p)]),
               ("native and wasm includes", [e for p in outside for e in check_outside(p)]),
-              ("exported headers", list(exported(sorted((ROOT / "core/include/tessera").glob("*.h"))))),
+              ("exported headers", list(exported(public))),
               ("file names", list(unique_names(core + outside)))]
-    checks += [(f"tessera/{h.name} alone", list(compiles_alone(h, cc))) for h in sorted((ROOT / "core/include/tessera").glob("*.h"))]
+    checks += [(f"tessera/{h.name} alone", list(compiles_alone(h, cc))) for h in public]
     failed = 0
     for name, errors in checks:
         failed += bool(errors)

@@ -8,6 +8,8 @@
 
 #include "tessera/host.h"
 
+TSR_API_BEGIN
+
 typedef enum tsr_device_kind { TSR_DEVICE_HOST = 0, TSR_DEVICE_CUDA } tsr_device_kind;
 
 typedef struct tsr_device tsr_device;
@@ -26,5 +28,7 @@ struct tsr_device {
     tsr_status (*pin)(tsr_device *device, void *data, uint64_t bytes, tsr_error *err);
     void (*unpin)(tsr_device *device, void *data, uint64_t bytes);
 };
+
+TSR_API_END
 
 #endif

@@ -10,6 +10,8 @@
 
 #include "tessera/statedict.h"
 
+TSR_API_BEGIN
+
 /* One tensor. Both sides have the same shape and dtype, in any distribution: over meshes of the communicator's size, in
  * boxes, or whole. `to` is filled. Their memory must not overlap. */
 typedef struct tsr_move {
@@ -27,5 +29,7 @@ tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count,
 /* The same for state dicts of one structure: every tensor of `from` into the one in the same place of `to`. */
 tsr_status tsr_state_dict_redistribute(const tsr_value *from, const tsr_value *to, tsr_comm *comm, size_t round_bytes,
                                        const tsr_host *host, tsr_error *err);
+
+TSR_API_END
 
 #endif

@@ -22,6 +22,8 @@
 #include "tessera/comm.h"
 #include "tessera/tensor.h"
 
+TSR_API_BEGIN
+
 /* ---- owning ---- */
 
 typedef struct tsr_state_dict tsr_state_dict;
@@ -153,5 +155,7 @@ tsr_status tsr_state_dict_broadcast(const tsr_value *full, const tsr_value *loca
  * Values of `full` that are no tensors, and 0-d tensors, are in the result even if `local` has no such key; other tensors
  * without one are left out; keys that only `local` has stay. Source: _distribute_state_dict. */
 tsr_status tsr_state_dict_distribute(const tsr_value *full, const tsr_value *local, tsr_state_dict *out, tsr_error *err);
+
+TSR_API_END
 
 #endif

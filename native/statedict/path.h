@@ -1,0 +1,31 @@
+/* Where in a nested value a walk is, kept on its stack, and the text of it for messages. */
+#ifndef TSR_STATEDICT_PATH_H
+#define TSR_STATEDICT_PATH_H
+
+#include "tessera/host.h"
+#include "tessera/value.h"
+
+typedef struct tsr_step tsr_step;
+struct tsr_step {
+    const tsr_step *up;   /* NULL: the root, which is no step itself */
+    const tsr_value *key; /* in a dict; NULL: */
+    size_t index;         /* in a list or tuple */
+    uint32_t depth;
+};
+
+/* Keys joined with dots, positions in brackets: "groups[0].lr"; "" for the root. data NULL on TSR_E_NOMEM. */
+tsr_str tsr_step_text(const tsr_step *step, tsr_arena *arena, tsr_error *err);
+/* TSR_E_LIMIT beyond limits.depth, or 256, steps; TSR_E_UNSUPPORTED for a key that is no string or int. */
+tsr_status tsr_step_check(const tsr_step *step, const tsr_host *host, tsr_arena *arena, tsr_error *err);
+/* Adds ", in 'path'" to an error. */
+tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status status, tsr_error *err);
+
+/* Equal keys: two strings, or two ints. */
+bool tsr_keys_equal(const tsr_value *a, const tsr_value *b);
+/* The value under a key of a dict, or NULL; looks at pair `hint` first. */
+const tsr_value *tsr_dict_find(const tsr_value *dict, const tsr_value *key, size_t hint);
+bool tsr_is_list(const tsr_value *value); /* or a tuple */
+/* How Python calls the value's type. */
+const char *tsr_python_type(const tsr_value *value);
+
+#endif
