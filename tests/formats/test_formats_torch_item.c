@@ -7,9 +7,7 @@
 
 #include <cmocka.h>
 
-#include "formats/torch_item.h"
-#include "support/failing_allocator.h"
-#include "support/zip_image.h"
+#include "support/torch_opening.h"
 
 #define STORAGE_OF(class_name, key, numel) "(S'storage'\n" class_name "S'" key "'\nS'cpu'\nI" numel "\ntQ"
 #define FLOATS(numel) STORAGE_OF("ctorch\nFloatStorage\n", "0", numel)
@@ -21,16 +19,6 @@
 
 static zip_image image;
 
-typedef struct opened {
-    tsr_host host;
-    tsr_store *store;
-    tsr_arena *arena;
-    tsr_findings *findings;
-    tsr_torch_item item;
-    tsr_error err;
-    tsr_status status;
-} opened;
-
 static void make_image(const char *pickle, size_t storage_bytes, const char *byteorder)
 {
     static const char zeros[256];
@@ -41,28 +29,11 @@ static void make_image(const char *pickle, size_t storage_bytes, const char *byt
     zip_finish(&image, true);
 }
 
-static void open_image(opened *o)
-{
-    tsr_memory_file file = {TSR_STR("x.pt"), {(const char *)image.bytes, image.size}};
-    *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
-    assert_int_equal(tsr_store_from_memory(o->host.allocator, &file, 1, &o->store, NULL), TSR_OK);
-    o->arena = tsr_arena_new(o->host.allocator, 0, NULL);
-    o->findings = tsr_findings_new(o->host.allocator, 0, NULL);
-    o->status = tsr_torch_item_open(o->store, &o->host, 0, 0, image.size, o->arena, o->findings, &o->item, &o->err);
-}
-
-static void open_pickle(opened *o, const char *pickle)
+static void open_pickle(torch_opening *o, const char *pickle)
 {
     make_image(pickle, 24, NULL);
-    open_image(o);
+    torch_open(o, &image, NULL);
     if (o->status != TSR_OK) fail_msg("%s", o->err.message);
-}
-
-static void drop(opened *o)
-{
-    tsr_findings_free(o->findings);
-    tsr_arena_free(o->arena);
-    o->store->close(o->store);
 }
 
 /* ---- refused ---- */
@@ -111,13 +82,13 @@ static void test_formats_torch_item__tensors_that_do_not_fit_are_refused(void **
     (void)state;
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
         const struct refusal *r = &refusals[i];
-        opened o;
+        torch_opening o;
         make_image(r->pickle, r->storage_bytes, NULL);
-        open_image(&o);
+        torch_open(&o, &image, NULL);
         bool placed = r->status == TSR_OK || (o.err.byte_position != TSR_NO_POSITION && o.err.byte_position <= image.size);
         if (o.status != r->status || !strstr(o.err.message, r->message) || !placed)
             fail_msg("row %zu: status %d at %llu: %s", i, (int)o.status, (unsigned long long)o.err.byte_position, o.err.message);
-        drop(&o);
+        torch_opening_drop(&o);
     }
 }
 
@@ -130,14 +101,14 @@ static void test_formats_torch_item__archives_without_a_pickle_are_refused_by_na
         const char *message;
     } rows[] = {{"a/other", TSR_E_FORMAT, "without a member <folder>/data.pkl"}, {"a/constants.pkl", TSR_E_UNSUPPORTED, "TorchScript"}};
     for (size_t i = 0; i < 2; i++) {
-        opened o;
+        torch_opening o;
         zip_start(&image, 0);
         zip_add(&image, rows[i].member, "N.", 2, ZIP_PLAIN);
         zip_finish(&image, false);
-        open_image(&o);
+        torch_open(&o, &image, NULL);
         assert_int_equal(o.status, rows[i].status);
         assert_non_null(strstr(o.err.message, rows[i].message));
-        drop(&o);
+        torch_opening_drop(&o);
     }
 }
 
@@ -152,16 +123,16 @@ static void test_formats_torch_item__byteorder_is_little_big_or_refused(void **s
                 {"", TSR_E_FORMAT, false},   {"bigger", TSR_E_FORMAT, false}, {"middle", TSR_E_FORMAT, false},
                 {"littlest", TSR_E_FORMAT, false}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        opened o;
+        torch_opening o;
         make_image(GOOD ".", 24, rows[i].text);
-        open_image(&o);
+        torch_open(&o, &image, NULL);
         assert_int_equal(o.status, rows[i].status);
         if (o.status == TSR_OK) {
             const tsr_chunk *chunk = o.item.root->as.tensor->chunks;
             assert_int_equal(chunk->view && chunk->view->swap, rows[i].swap);
             assert_int_equal(chunk->byte_offset, image.member[image.count - 1].data);
         }
-        drop(&o);
+        torch_opening_drop(&o);
     }
 }
 
@@ -187,7 +158,7 @@ static const struct report {
     {"ctorch\nFloatStorage\n.", NULL, TSR_NOTE, ""},
 };
 
-static bool has_finding(const opened *o, const struct report *r)
+static bool has_finding(const torch_opening *o, const struct report *r)
 {
     for (size_t i = 0; i < tsr_findings_count(o->findings); i++) {
         const tsr_finding *f = tsr_findings_at(o->findings, i);
@@ -204,11 +175,11 @@ static void test_formats_torch_item__what_is_not_listed_is_reported_and_never_ru
 {
     (void)state;
     for (size_t i = 0; i < sizeof reports / sizeof reports[0]; i++) {
-        opened o;
+        torch_opening o;
         open_pickle(&o, reports[i].pickle);
         bool right = reports[i].rule ? has_finding(&o, &reports[i]) : tsr_findings_count(o.findings) == 0;
         if (!right) fail_msg("row %zu: %zu findings", i, tsr_findings_count(o.findings));
-        drop(&o);
+        torch_opening_drop(&o);
     }
 }
 
@@ -217,7 +188,7 @@ static void test_formats_torch_item__what_is_not_listed_is_reported_and_never_ru
 static void test_formats_torch_item__an_unlisted_object_keeps_class_arguments_and_state(void **state)
 {
     (void)state;
-    opened o;
+    torch_opening o;
     open_pickle(&o, "cmy\nConfig\n(I7\ntR(dS'a'\nI1\nsb.");
     const tsr_value *v = o.item.root;
     assert_int_equal(v->kind, TSR_VALUE_OBJECT);
@@ -225,7 +196,7 @@ static void test_formats_torch_item__an_unlisted_object_keeps_class_arguments_an
     assert_int_equal(v->count, 2);
     assert_int_equal(v->items[0]->items[0]->as.integer, 7);
     assert_int_equal(tsr_value_get(v->items[1], TSR_STR("a"))->as.integer, 1);
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 static void test_formats_torch_item__mappings_take_pairs_from_arguments_and_items(void **state)
@@ -237,48 +208,48 @@ static void test_formats_torch_item__mappings_take_pairs_from_arguments_and_item
         "ccollections\ndefaultdict\n(c__builtin__\nlist\ntRS'a'\nI1\nsS'b'\nI2\ns.",
     };
     for (size_t i = 0; i < 3; i++) {
-        opened o;
+        torch_opening o;
         open_pickle(&o, pickles[i]);
         assert_int_equal(o.item.root->kind, TSR_VALUE_DICT);
         assert_int_equal(o.item.root->ordered_dict, i == 0);
         assert_int_equal(tsr_value_pairs(o.item.root), 2);
         assert_int_equal(tsr_value_get(o.item.root, TSR_STR("a"))->as.integer, 1);
         assert_int_equal(tsr_value_get(o.item.root, TSR_STR("b"))->as.integer, 2);
-        drop(&o);
+        torch_opening_drop(&o);
     }
 }
 
 static void test_formats_torch_item__old_tensors_take_their_state(void **state)
 {
     (void)state;
-    opened o;
+    torch_opening o;
     open_pickle(&o, "ctorch\nFloatTensor\n)R(" FLOATS("6") "I2\n(I4\nt(I1\nttb.");
     assert_int_equal(o.item.root->kind, TSR_VALUE_TENSOR);
     assert_int_equal(o.item.root->as.tensor->shape[0], 4);
     assert_int_equal(o.item.root->as.tensor->chunks[0].byte_offset, image.member[1].data + 8);
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 static void test_formats_torch_item__values_that_hold_themselves_end(void **state)
 {
     (void)state;
-    opened o;
+    torch_opening o;
     open_pickle(&o, "(lp0\ng0\na.");
     assert_ptr_equal(o.item.root->items[0], o.item.root);
-    drop(&o);
+    torch_opening_drop(&o);
     open_pickle(&o, "ctorch._utils\n_rebuild_parameter\np0\n(g0\nI01\nNtR.");
     assert_int_equal(o.item.root->kind, TSR_VALUE_GLOBAL); /* a parameter of no tensor: its data is shown */
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 static void test_formats_torch_item__nesting_is_bounded_by_limits(void **state)
 {
     (void)state;
-    opened o;
+    torch_opening o;
     open_pickle(&o, "(((I1\nttt.");
     o.host.limits.depth = 2;
     assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_E_LIMIT);
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 /* A list of n numbers, and n sets of it: n² items from 14 n bytes. */
@@ -291,26 +262,26 @@ static void test_formats_torch_item__sets_of_one_list_are_bounded_by_the_pickle(
         tsr_status status;
     } rows[] = {{4, TSR_OK}, {100, TSR_E_LIMIT}};
     for (size_t k = 0; k < 2; k++) {
-        opened o;
+        torch_opening o;
         size_t used = (size_t)snprintf(pickle, sizeof pickle, "(l");
         for (int i = 0; i < rows[k].n; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "I1\na");
         used += (size_t)snprintf(pickle + used, sizeof pickle - used, "p0\n0c__builtin__\nset\np1\n0(");
         for (int i = 0; i < rows[k].n; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "g1\n(g0\ntR");
         snprintf(pickle + used, sizeof pickle - used, "t.");
         make_image(pickle, 24, NULL);
-        open_image(&o);
+        torch_open(&o, &image, NULL);
         if (o.status != rows[k].status) fail_msg("%d sets: %s", rows[k].n, o.err.message);
-        drop(&o);
+        torch_opening_drop(&o);
     }
 }
 
 static void test_formats_torch_item__without_findings_nothing_is_reported(void **state)
 {
     (void)state;
-    opened o;
+    torch_opening o;
     open_pickle(&o, "cposix\nsystem\n(S'exit 0'\ntR.");
     assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_OK);
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 int main(void)

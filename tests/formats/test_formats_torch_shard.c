@@ -8,38 +8,15 @@
 
 #include <cmocka.h>
 
-#include "formats/torch_item.h"
+#include "support/torch_opening.h"
 #include "support/torch_pickle.h"
 
 static zip_image image;
 
-typedef struct opened {
-    tsr_host host;
-    tsr_store *store;
-    tsr_arena *arena;
-    tsr_findings *findings;
-    tsr_torch_item item;
-    tsr_error err;
-    tsr_status status;
-} opened;
-
-static void open_pickle(opened *o, const char *pickle, size_t storage_bytes, const uint32_t *rank)
+static void open_pickle(torch_opening *o, const char *pickle, size_t storage_bytes, const uint32_t *rank)
 {
     torch_image(&image, pickle, (const size_t[]){storage_bytes, SIZE_MAX});
-    tsr_memory_file file = {TSR_STR("x.pt"), {(const char *)image.bytes, image.size}};
-    *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
-    assert_int_equal(tsr_store_from_memory(o->host.allocator, &file, 1, &o->store, NULL), TSR_OK);
-    o->arena = tsr_arena_new(o->host.allocator, 0, NULL);
-    o->findings = tsr_findings_new(o->host.allocator, 0, NULL);
-    o->status = rank ? tsr_torch_item_open_rank(o->store, &o->host, 0, 0, image.size, *rank, o->arena, o->findings, &o->item, &o->err)
-                     : tsr_torch_item_open(o->store, &o->host, 0, 0, image.size, o->arena, o->findings, &o->item, &o->err);
-}
-
-static void drop(opened *o)
-{
-    tsr_findings_free(o->findings);
-    tsr_arena_free(o->arena);
-    o->store->close(o->store);
+    torch_open(o, &image, rank);
 }
 
 /* "start+size,start+size@byte" for each chunk, bytes counted from the storage's beginning. */
@@ -99,7 +76,7 @@ static void test_formats_torch_shard__boxes_follow_from_mesh_and_placements(void
 {
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        opened o;
+        torch_opening o;
         char chunks[256];
         open_pickle(&o, rows[i].pickle, rows[i].storage_bytes, NULL);
         if (o.status != TSR_OK || o.item.root->kind != TSR_VALUE_TENSOR)
@@ -108,20 +85,20 @@ static void test_formats_torch_shard__boxes_follow_from_mesh_and_placements(void
         print_chunks(entry, chunks, sizeof chunks);
         if (strcmp(chunks, rows[i].chunks) != 0) fail_msg("row %zu: %s, expected %s", i, chunks, rows[i].chunks);
         assert_true(tsr_str_equal(entry->distribution->placements, tsr_str_from(rows[i].placements)));
-        drop(&o);
+        torch_opening_drop(&o);
     }
 }
 
 static void test_formats_torch_shard__a_box_inside_the_local_tensor_has_its_strides(void **state)
 {
     (void)state;
-    opened o;
+    torch_opening o;
     open_pickle(&o, rows[13].pickle, rows[13].storage_bytes, NULL);
     const tsr_view *view = o.item.root->as.tensor->chunks[1].view;
     assert_non_null(view);
     assert_int_equal(view->strides[0], 4);
     assert_int_equal(view->strides[1], 1);
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 static const struct row untold[] = {
@@ -141,7 +118,7 @@ static void test_formats_torch_shard__what_cannot_be_told_is_reported_and_opaque
 {
     (void)state;
     for (size_t i = 0; i < sizeof untold / sizeof untold[0]; i++) {
-        opened o;
+        torch_opening o;
         open_pickle(&o, untold[i].pickle, untold[i].storage_bytes, NULL);
         if (o.status != TSR_OK || tsr_findings_count(o.findings) != 1)
             fail_msg("row %zu: status %d, %zu findings: %s", i, (int)o.status, tsr_findings_count(o.findings), o.err.message);
@@ -150,7 +127,7 @@ static void test_formats_torch_shard__what_cannot_be_told_is_reported_and_opaque
         if (!strstr(f->message.data, untold[i].chunks)) fail_msg("row %zu: %.*s", i, TSR_STR_ARG(f->message));
         assert_int_equal(o.item.root->kind, TSR_VALUE_OBJECT);
         assert_int_equal(tsr_value_get(o.item.root->items[0], TSR_STR("local_tensor"))->kind, TSR_VALUE_TENSOR);
-        drop(&o);
+        torch_opening_drop(&o);
     }
 }
 
@@ -158,21 +135,21 @@ static void test_formats_torch_shard__what_cannot_be_told_is_reported_and_opaque
 static void test_formats_torch_shard__endless_strides_are_refused(void **state)
 {
     (void)state;
-    opened o;
+    torch_opening o;
     open_pickle(&o,
                 PICKLED_DTENSOR(PICKLED_1("2199023255552"), PICKLED_1("1"),
                                 PICKLED_TENSOR("0", "1", PICKLED_1("1099511627776"), PICKLED_1("0")), MESH_1("2", "0"),
                                 PICKLED_STRIDED("0", "1099511627776"), "") ".",
                 4, NULL);
     assert_int_equal(o.status, TSR_E_LIMIT);
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 static void test_formats_torch_shard__a_rank_is_taken_from_the_mesh_or_else_the_hint(void **state)
 {
     (void)state;
     static const uint32_t six = 6;
-    opened o;
+    torch_opening o;
     char chunks[64];
     open_pickle(&o, D1("7", "3", PICKLED_MESH(PICKLED_1("3"), "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"), PICKLED_SHARD("0")), 12, &six);
     assert_int_equal(o.item.root->kind, TSR_VALUE_TENSOR);
@@ -180,18 +157,18 @@ static void test_formats_torch_shard__a_rank_is_taken_from_the_mesh_or_else_the_
     assert_string_equal(chunks, "3+3@0");
     assert_true(o.item.rank_known);
     assert_int_equal(o.item.rank, 6);
-    drop(&o);
+    torch_opening_drop(&o);
     open_pickle(&o, D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_1("0")) "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"),
                        PICKLED_SHARD("0")), 12, &six);
     assert_int_equal(o.item.rank, 4); /* what the file says itself counts */
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 /* Before PyTorch 2.9 a mesh was a tensor of ranks. */
 static void test_formats_torch_shard__meshes_of_older_versions_are_read(void **state)
 {
     (void)state;
-    opened o;
+    torch_opening o;
     char chunks[64];
     open_pickle(&o, D1("7", "3",
                        "ctorch.distributed._tensor.device_mesh\nDeviceMesh\n)\x81(dS'mesh'\n" PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1"))
@@ -201,7 +178,7 @@ static void test_formats_torch_shard__meshes_of_older_versions_are_read(void **s
     print_chunks(o.item.root->as.tensor, chunks, sizeof chunks);
     assert_string_equal(chunks, "3+3@0");
     assert_true(tsr_str_equal(o.item.root->as.tensor->distribution->mesh, TSR_STR("dp=3")));
-    drop(&o);
+    torch_opening_drop(&o);
 }
 
 int main(void)
