@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "formats/recognize.h"
-#include "support/failing_allocator.h"
+#include "support/checkpoint_opening.h"
 #include "support/st_image.h"
 
 #define MAX_FILES 8
@@ -661,70 +661,13 @@ static const part sets[][5] = {
     {{"rank0.pt", TORCH, 0, TORCH_SIZE}, {"notes.txt", "x", 0, 0}, {"rank0x.pt", TORCH, 0, TORCH_SIZE}},
 };
 
-/* Opens and, when that works, walks the extents. */
-static tsr_status open_and_walk(folder *f, tsr_error *err)
-{
-    tsr_checkpoint *checkpoint;
-    char text[200] = "";
-    tsr_status status = tsr_checkpoint_open(f->store, &f->host, NULL, &checkpoint, err);
-    if (status == TSR_OK) status = tsr_checkpoint_extents(checkpoint, record_extent, text, err);
-    tsr_checkpoint_close(checkpoint);
-    return status;
-}
-
-static void test_formats_open__every_allocation_failure_ends_clean(void **state)
+static void test_formats_open__every_failed_allocation_and_read_ends_clean(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
         folder f;
-        failing_allocator failing = {.failed = true};
         make_folder(&f, sets[i], NULL);
-        tsr_status undisturbed = open_and_walk(&f, NULL);
-        for (size_t n = 0; failing.failed; n++) {
-            tsr_error err = {0};
-            failing_start(&failing, n);
-            f.host.allocator = &failing.allocator;
-            tsr_status status = open_and_walk(&f, &err);
-            assert_int_equal(status, failing.failed ? TSR_E_NOMEM : undisturbed);
-            assert_int_equal(err.status, failing.failed ? TSR_E_NOMEM : undisturbed);
-            assert_int_equal(failing.live, 0);
-        }
-        drop_folder(&f);
-    }
-}
-
-static unsigned reads_left;
-static tsr_status (*real_read)(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
-
-static tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
-{
-    if (reads_left == 0) return tsr_raise(err, TSR_E_IO, offset, "the disk is on fire");
-    reads_left--;
-    return real_read(store, file, offset, buffer, size, err);
-}
-
-static void test_formats_open__every_read_failure_ends_clean(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
-        folder f;
-        failing_allocator counting;
-        make_folder(&f, sets[i], NULL);
-        f.store->map = NULL;
-        real_read = f.store->read_at;
-        f.store->read_at = failing_read;
-        reads_left = UINT32_MAX;
-        tsr_status undisturbed = open_and_walk(&f, NULL), status = TSR_E_IO;
-        for (unsigned n = 0; status == TSR_E_IO; n++) {
-            tsr_error err = {0};
-            failing_start(&counting, SIZE_MAX);
-            f.host.allocator = &counting.allocator;
-            reads_left = n;
-            status = open_and_walk(&f, &err);
-            assert_int_equal(counting.live, 0);
-            if (status == TSR_E_IO) assert_non_null(strstr(err.message, "the disk is on fire"));
-        }
-        assert_int_equal(status, undisturbed);
+        must_bear_failures(open_and_walk, NULL, f.store, &f.host);
         drop_folder(&f);
     }
 }
@@ -737,7 +680,7 @@ static void test_formats_open__limits_bound_the_entries(void **state)
         folder f;
         make_folder(&f, sets[i], NULL);
         f.host.limits.entries = counts[i] - 1;
-        assert_int_equal(open_and_walk(&f, NULL), TSR_E_LIMIT);
+        assert_int_equal(open_and_walk(NULL, f.store, &f.host, NULL), TSR_E_LIMIT);
         drop_folder(&f);
     }
 }
@@ -759,8 +702,7 @@ int main(void)
         cmocka_unit_test(test_formats_open__shards_of_one_tensor_must_agree),
         cmocka_unit_test(test_formats_open__saved_offsets_of_float4_count_pairs),
         cmocka_unit_test(test_formats_open__one_shard_alone_is_a_warning),
-        cmocka_unit_test(test_formats_open__every_allocation_failure_ends_clean),
-        cmocka_unit_test(test_formats_open__every_read_failure_ends_clean),
+        cmocka_unit_test(test_formats_open__every_failed_allocation_and_read_ends_clean),
         cmocka_unit_test(test_formats_open__limits_bound_the_entries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

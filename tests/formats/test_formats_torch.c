@@ -8,7 +8,7 @@
 #include <cjson/cJSON.h>
 #include <cmocka.h>
 
-#include "support/failing_allocator.h"
+#include "support/checkpoint_opening.h"
 #include "support/sample.h"
 #include "tessera/checkpoint.h"
 
@@ -413,26 +413,17 @@ static void test_formats_torch__a_callback_can_stop_the_extents(void **state)
 
 /* ---- failures ---- */
 
-static void fail_at_every_allocation(const char *folder, const char *const *files)
+static void bear_failures(const char *folder, const char *const *files)
 {
     sample s = {.count = 0};
-    for (const char *const *f = files; *f; f++) sample_add_file(&s, folder, *f);
+    const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    for (; *files; files++) sample_add_file(&s, folder, *files);
     assert_int_equal(sample_open(&s, &tsr_allocator_libc), TSR_OK);
-    for (size_t n = 0;; n++) {
-        failing_allocator failing;
-        failing_start(&failing, n);
-        tsr_host host = {.allocator = &failing.allocator, .limits = tsr_limits_default()};
-        tsr_checkpoint *checkpoint;
-        tsr_status status = tsr_checkpoint_open(s.store, &host, NULL, &checkpoint, NULL);
-        if (status == TSR_OK) tsr_checkpoint_close(checkpoint);
-        if (failing.live || status != (failing.failed ? TSR_E_NOMEM : TSR_OK))
-            fail_msg("%s: allocation %zu fails: status %d, %zu blocks left", folder, n, (int)status, failing.live);
-        if (!failing.failed) break;
-    }
+    assert_int_equal(must_bear_failures(open_and_walk, NULL, s.store, &host), TSR_OK);
     sample_close(&s);
 }
 
-static void test_formats_torch__failing_allocations_end_cleanly(void **state)
+static void test_formats_torch__failing_allocations_and_reads_end_cleanly(void **state)
 {
     (void)state;
     static const char *const files[][2] = {
@@ -441,44 +432,10 @@ static void test_formats_torch__failing_allocations_end_cleanly(void **state)
         {"torch_nested", "nested.pt"},   {"torch_storages", "storages.pt"},   {"torch_subclasses", "subclasses.pt"},
         {"torch_big_endian", "model.pt"}};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
-        fail_at_every_allocation(files[i][0], (const char *const[]){files[i][1], NULL});
-    fail_at_every_allocation("torch_ranks_uneven_strided", (const char *const[]){"rank0.pt", "rank1.pt", NULL});
-    fail_at_every_allocation("torch_ranks_fsdp1_sharded", (const char *const[]){"rank0.pt", "rank1.pt", NULL});
-    fail_at_every_allocation("torch_bin_index", goldens[22].files);
-}
-
-static unsigned reads_left;
-static tsr_status (*plain_read)(tsr_store *, uint32_t, uint64_t, void *, size_t, tsr_error *);
-
-static tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
-{
-    if (reads_left == 0) return tsr_raise(err, TSR_E_IO, offset, "the disk is gone");
-    reads_left--;
-    return plain_read(store, file, offset, buffer, size, err);
-}
-
-static void test_formats_torch__failing_reads_end_cleanly(void **state)
-{
-    (void)state;
-    static const size_t which[] = {5, 12, 22, 25}; /* legacy, zip, index, ranks */
-    for (size_t i = 0; i < sizeof which / sizeof which[0]; i++) {
-        sample s = {.count = 0};
-        tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
-        tsr_checkpoint *checkpoint = NULL;
-        for (const char *const *f = goldens[which[i]].files; *f; f++) sample_add_file(&s, goldens[which[i]].folder, *f);
-        assert_int_equal(sample_open(&s, &tsr_allocator_libc), TSR_OK);
-        plain_read = s.store->read_at;
-        s.store->read_at = failing_read;
-        s.store->map = NULL;
-        for (unsigned n = 0; !checkpoint; n++) {
-            tsr_error err = {0};
-            reads_left = n;
-            tsr_status status = tsr_checkpoint_open(s.store, &host, NULL, &checkpoint, &err);
-            if (status != TSR_OK && status != TSR_E_IO) fail_msg("%s, read %u: %s", goldens[which[i]].folder, n, err.message);
-        }
-        tsr_checkpoint_close(checkpoint);
-        sample_close(&s);
-    }
+        bear_failures(files[i][0], (const char *const[]){files[i][1], NULL});
+    bear_failures("torch_ranks_uneven_strided", (const char *const[]){"rank0.pt", "rank1.pt", NULL});
+    bear_failures("torch_ranks_fsdp1_sharded", (const char *const[]){"rank0.pt", "rank1.pt", NULL});
+    bear_failures("torch_bin_index", goldens[22].files);
 }
 
 static void test_formats_torch__every_truncation_ends_in_an_error(void **state)
@@ -513,8 +470,7 @@ int main(void)
         cmocka_unit_test(test_formats_torch__odd_tensors_name_their_parts),
         cmocka_unit_test(test_formats_torch__extents_cover_members_and_storages),
         cmocka_unit_test(test_formats_torch__a_callback_can_stop_the_extents),
-        cmocka_unit_test(test_formats_torch__failing_allocations_end_cleanly),
-        cmocka_unit_test(test_formats_torch__failing_reads_end_cleanly),
+        cmocka_unit_test(test_formats_torch__failing_allocations_and_reads_end_cleanly),
         cmocka_unit_test(test_formats_torch__every_truncation_ends_in_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
