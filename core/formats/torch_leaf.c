@@ -5,9 +5,9 @@
 /* numpy's _reconstruct and copyreg's _reconstructor make an object of the class that is their first argument. */
 static tsr_str class_name(const tsr_value *object)
 {
-    const tsr_value *args = object->count ? object->items[0] : NULL;
+    const tsr_value *args = object->items[0];
     bool makes = tsr_str_ends(object->text, TSR_STR("._reconstruct")) || tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"));
-    bool names = makes && args && args->kind == TSR_VALUE_TUPLE && args->count && args->items[0]->kind == TSR_VALUE_GLOBAL;
+    bool names = makes && args->kind == TSR_VALUE_TUPLE && args->count && args->items[0]->kind == TSR_VALUE_GLOBAL;
     return names ? args->items[0]->text : object->text;
 }
 
@@ -25,8 +25,8 @@ static tsr_str type_name(const tsr_value *value)
 /* dtype and shape of a tensor that is no dense one, from its named parts. */
 static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_entry *entry, tsr_error *err)
 {
-    const tsr_value *parts = value->count ? value->items[0] : NULL;
-    if (!parts || parts->kind != TSR_VALUE_DICT) return TSR_OK;
+    const tsr_value *parts = value->items[0];
+    if (parts->kind != TSR_VALUE_DICT) return TSR_OK;
     const tsr_value *dtype = tsr_value_get(parts, TSR_STR("dtype")), *size = tsr_value_get(parts, TSR_STR("size"));
     const tsr_value *data = tsr_value_get(parts, TSR_STR("data")), *values = tsr_value_get(parts, TSR_STR("values"));
     if (!values || values->kind != TSR_VALUE_TENSOR) values = data;

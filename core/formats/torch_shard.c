@@ -238,7 +238,7 @@ static tsr_status take(const cuts *from, uint64_t low, uint64_t high, tsr_vec *t
             last->size += piece.size;
             continue;
         }
-    last = tsr_vec_push(to, err);
+        last = tsr_vec_push(to, err);
         if (!last) return TSR_E_NOMEM;
         *last = piece;
     }
@@ -300,9 +300,11 @@ static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_
 {
     uint32_t rank = out->entry.rank;
     uint64_t total = 1;
-    for (uint32_t d = 0; d < rank; d++)
-        TSR_FAIL_IF(!tsr_mul_u64(total, runs[d].count, &total) || total > CUTS_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                    "torch: a strided shard of more than %d boxes", CUTS_MAX);
+    for (uint32_t d = 0; d < rank; d++) {
+        total *= runs[d].count; /* a product of 13 and 32 bits */
+        TSR_FAIL_IF(total > CUTS_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard of more than %d boxes",
+                    CUTS_MAX);
+    }
     tsr_chunk *chunks = tsr_arena_array(build->arena, (size_t)total, sizeof *chunks, err);
     uint64_t *boxes = tsr_arena_array(build->arena, (size_t)total * 2 * rank, sizeof *boxes, err);
     if (!chunks || !boxes) return TSR_E_NOMEM;
@@ -356,8 +358,7 @@ static tsr_str placements_text(tsr_torch_build *build, const mesh *of, tsr_error
             text = tsr_arena_format(build->arena, err, "%.*s%sstrided_shard(%llu,%llu)", before, text.data, comma,
                                     (unsigned long long)p->dim, (unsigned long long)p->split);
         else
-            text = tsr_arena_format(build->arena, err, "%.*s%s%s", before, text.data, comma,
-                                    p->id == TSR_TORCH_REPLICATE ? "replicate" : "partial");
+            text = tsr_arena_format(build->arena, err, "%.*s%sreplicate", before, text.data, comma);
     }
     return text;
 }
@@ -426,7 +427,8 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
         if (on.placements[i].id == TSR_TORCH_PARTIAL)
             return say(build, "torch/dtensor", wrapper, "a DTensor with partial values, which are not the tensor's", err);
     uint64_t held, elements;
-    if (!tsr_entry_elements(&local->entry, &held) || !tsr_entry_elements(&dense->entry, &elements))
+    tsr_entry_elements(&local->entry, &held); /* checked when it was made */
+    if (!tsr_entry_elements(&dense->entry, &elements))
         return say(build, "torch/dtensor", wrapper, "a DTensor of impossible size", err);
     if (!on.placed && held)
         return say(build, "torch/dtensor", wrapper, "a DTensor that does not say which rank's part it is", err);

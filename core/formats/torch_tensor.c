@@ -130,11 +130,10 @@ tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t *
 static bool span(const uint64_t *sizes, const uint64_t *strides, uint32_t rank, uint32_t item_size, uint64_t *bytes)
 {
     uint64_t last = 0, step;
+    *bytes = 0;
+    for (uint32_t i = 0; i < rank; i++)
+        if (sizes[i] == 0) return true;
     for (uint32_t i = 0; i < rank; i++) {
-        if (sizes[i] == 0) {
-            *bytes = 0;
-            return true;
-        }
         if (!tsr_mul_u64(sizes[i] - 1, strides[i], &step) || !tsr_add_u64(last, step, &last)) return false;
     }
     return tsr_add_u64(last, 1, &last) && tsr_mul_u64(last, item_size, bytes);
@@ -159,8 +158,7 @@ tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, ui
     const tsr_entry *entry = &on->entry;
     bool contiguous = is_contiguous(sizes, on->strides, entry->rank);
     uint64_t byte_length;
-    TSR_FAIL_IF(!span(sizes, on->strides, entry->rank, tsr_dtype_size(entry->dtype), &byte_length), err, TSR_E_FORMAT,
-                TSR_NO_POSITION, "torch: a tensor's strides overflow");
+    span(sizes, on->strides, entry->rank, tsr_dtype_size(entry->dtype), &byte_length); /* no more than the tensor's own */
     *out = (tsr_chunk){offsets, sizes, byte_offset, byte_length, NULL, build->file};
     placed_chunk *placed = tsr_vec_push(&build->chunks, err);
     if (!placed) return TSR_E_NOMEM;

@@ -11,6 +11,7 @@
 
 #define STORAGE_OF(class_name, key, numel) "(S'storage'\n" class_name "S'" key "'\nS'cpu'\nI" numel "\ntQ"
 #define FLOATS(numel) STORAGE_OF("ctorch\nFloatStorage\n", "0", numel)
+#define FLOATS_VIEW(view) "(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI6\n(" view "ttQ"
 #define TUPLE2(a, b) "(I" a "\nI" b "\nt"
 #define V2_OPEN "ctorch._utils\n_rebuild_tensor_v2\n("
 #define HOOKS "I00\nccollections\nOrderedDict\n)R"
@@ -73,6 +74,33 @@ static const struct refusal {
     {"ctorch._utils\n_rebuild_tensor_v2\n)R.", 24, TSR_E_FORMAT, "too few arguments"},
     {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "ctorch\nfoo\ntR.", 24,
      TSR_E_UNSUPPORTED, "unknown dtype"},
+    {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "I1\ntR.", 24,
+     TSR_E_UNSUPPORTED, "unknown dtype"},
+    {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "ctorch\nfloat6_e2m3\ntR.", 24,
+     TSR_E_UNSUPPORTED, "unknown dtype"},
+    {V2(STORAGE_OF("I7\n", "0", "6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_UNSUPPORTED, "unknown storage class '.'"},
+    {V2("(S'file'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI6\ntQ", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
+     "not a persistent id"},
+    {V2("(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nS'6'\ntQ", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
+     "impossible number of elements (0)"},
+    {V2(FLOATS("6"), "4611686018427387903", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("4", "1"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("3", "3"), TUPLE2("9223372036854775807", "9223372036854775807")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("3", "2"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("2", "1"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("9223372036854775807", "0"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_OK, ""},
+    {V2(FLOATS("6"), "0", "(lI2\naI3\na", "(lI3\naI1\na") ".", 24, TSR_OK, ""},
+    /* views of storages, as before PyTorch 0.4: (key, offset, size) */
+    {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_OK, ""},
+    {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I3\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "reaches beyond its storage '0' (8 bytes)"},
+    {V2(FLOATS_VIEW("S'v'\nI1\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI-1\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI1\nI-2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI4611686018427387904\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI1\nI4611686018427387904\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI4611686018427387903\nI1\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI5\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
+    {FLOATS_VIEW("S'v'\nI5\nI2\n") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
     {"(" GOOD V2(FLOATS("5"), "0", TUPLE2("2", "2"), TUPLE2("2", "1")) "t.", 24, TSR_E_FORMAT, "24 bytes elsewhere"},
     {"(I1\n", 24, TSR_E_FORMAT, "in a/data.pkl"},
 };
@@ -120,7 +148,7 @@ static void test_formats_torch_item__byteorder_is_little_big_or_refused(void **s
         tsr_status status;
         bool swap;
     } rows[] = {{NULL, TSR_OK, false},       {"little", TSR_OK, false},       {"big", TSR_OK, true},
-                {"", TSR_E_FORMAT, false},   {"bigger", TSR_E_FORMAT, false}, {"middle", TSR_E_FORMAT, false},
+                {"", TSR_E_FORMAT, false},   {"bag", TSR_E_FORMAT, false},   {"bigger", TSR_E_FORMAT, false}, {"middle", TSR_E_FORMAT, false},
                 {"littlest", TSR_E_FORMAT, false}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         torch_opening o;
@@ -134,6 +162,57 @@ static void test_formats_torch_item__byteorder_is_little_big_or_refused(void **s
         }
         torch_opening_drop(&o);
     }
+}
+
+static const tsr_view *only_view(const torch_opening *o)
+{
+    assert_int_equal(o->item.root->kind, TSR_VALUE_TENSOR);
+    assert_non_null(o->item.root->as.tensor->chunks[0].view);
+    return o->item.root->as.tensor->chunks[0].view;
+}
+
+static void test_formats_torch_item__views_say_how_elements_lie(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pickle, *byteorder;
+        bool strides, conj, neg, swap;
+    } rows[] = {
+        {V2(FLOATS("6"), "0", TUPLE2("3", "2"), TUPLE2("1", "3")) ".", NULL, true, false, false, false},
+        {V2(FLOATS("6"), "0", TUPLE2("3", "2"), TUPLE2("1", "3")) ".", "big", true, false, false, true},
+        {V2_OPEN FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "(dS'neg'\nI01\nstR.", NULL, false, false, true, false},
+        {V2_OPEN STORAGE_OF("ctorch\nComplexFloatStorage\n", "0", "3") "I0\n(I3\nt(I1\nt" HOOKS "(dS'conj'\nI01\nstR.", NULL, false, true,
+         false, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        torch_opening o;
+        make_image(rows[i].pickle, 24, rows[i].byteorder);
+        torch_open(&o, &image, NULL);
+        if (o.status != TSR_OK) fail_msg("row %zu: %s", i, o.err.message);
+        const tsr_view *view = only_view(&o);
+        if ((view->strides != NULL) != rows[i].strides || view->conj != rows[i].conj || view->neg != rows[i].neg || view->swap != rows[i].swap)
+            fail_msg("row %zu: strides %d conj %d neg %d swap %d", i, view->strides != NULL, view->conj, view->neg, view->swap);
+        assert_int_equal(view->byte_offset, image.member[image.count - 1].data);
+        torch_opening_drop(&o);
+    }
+}
+
+static void test_formats_torch_item__the_pickle_is_bounded_by_limits(void **state)
+{
+    (void)state;
+    torch_opening o;
+    static char pickle[8192];
+    memset(pickle, 'N', sizeof pickle - 2); /* longer than the archive's directory */
+    pickle[0] = '(';
+    memcpy(pickle + sizeof pickle - 3, "t.", 3);
+    make_image(pickle, SIZE_MAX, NULL);
+    torch_open(&o, &image, NULL);
+    assert_int_equal(o.status, TSR_OK);
+    o.host.limits.metadata_bytes = 4096;
+    assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_E_LIMIT);
+    assert_int_equal(o.err.byte_position, image.member[0].data);
+    assert_non_null(strstr(o.err.message, "beyond the limit of 4096 (metadata_bytes)"));
+    torch_opening_drop(&o);
 }
 
 /* ---- findings ---- */
@@ -252,25 +331,36 @@ static void test_formats_torch_item__nesting_is_bounded_by_limits(void **state)
     torch_opening_drop(&o);
 }
 
-/* A list of n numbers, and n sets of it: n² items from 14 n bytes. */
-static void test_formats_torch_item__sets_of_one_list_are_bounded_by_the_pickle(void **state)
+/* A list of n items, and n objects of it: n² items from 14 n bytes. */
+static void test_formats_torch_item__objects_of_one_list_are_bounded_by_the_pickle(void **state)
 {
     (void)state;
-    static char pickle[4096];
+    static char pickle[1 << 17];
+    static const struct {
+        const char *item, *open, *close; /* an object is `open`, the list, `close` */
+    } kinds[] = {
+        {"I1\n", "c__builtin__\nset\n(", "tR"},
+        {"(I1\nI1\nt", "ccollections\nOrderedDict\n(", "tR"},
+        {"N", "ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\nctorch.distributed._shard.sharded_tensor.api\n"
+              "ShardedTensor\n(t(", "NNNttR"},
+    };
     static const struct {
         int n;
         tsr_status status;
-    } rows[] = {{4, TSR_OK}, {100, TSR_E_LIMIT}};
-    for (size_t k = 0; k < 2; k++) {
+    } rows[] = {{4, TSR_OK}, {300, TSR_E_LIMIT}};
+    for (size_t k = 0; k < 6; k++) {
         torch_opening o;
+        const int n = rows[k / 3].n;
         size_t used = (size_t)snprintf(pickle, sizeof pickle, "(l");
-        for (int i = 0; i < rows[k].n; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "I1\na");
-        used += (size_t)snprintf(pickle + used, sizeof pickle - used, "p0\n0c__builtin__\nset\np1\n0(");
-        for (int i = 0; i < rows[k].n; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "g1\n(g0\ntR");
+        for (int i = 0; i < n; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "%sa", kinds[k % 3].item);
+        used += (size_t)snprintf(pickle + used, sizeof pickle - used, "p0\n0(");
+        for (int i = 0; i < n; i++)
+            used += (size_t)snprintf(pickle + used, sizeof pickle - used, "%sg0\n%s", kinds[k % 3].open, kinds[k % 3].close);
+        assert_true(used + 3 < sizeof pickle);
         snprintf(pickle + used, sizeof pickle - used, "t.");
-        make_image(pickle, 24, NULL);
+        make_image(pickle, SIZE_MAX, NULL);
         torch_open(&o, &image, NULL);
-        if (o.status != rows[k].status) fail_msg("%d sets: %s", rows[k].n, o.err.message);
+        if (o.status != rows[k / 3].status) fail_msg("%d of kind %zu: %s", n, k % 3, o.err.message);
         torch_opening_drop(&o);
     }
 }
@@ -290,13 +380,15 @@ int main(void)
         cmocka_unit_test(test_formats_torch_item__tensors_that_do_not_fit_are_refused),
         cmocka_unit_test(test_formats_torch_item__archives_without_a_pickle_are_refused_by_name),
         cmocka_unit_test(test_formats_torch_item__byteorder_is_little_big_or_refused),
+        cmocka_unit_test(test_formats_torch_item__views_say_how_elements_lie),
+        cmocka_unit_test(test_formats_torch_item__the_pickle_is_bounded_by_limits),
         cmocka_unit_test(test_formats_torch_item__what_is_not_listed_is_reported_and_never_run),
         cmocka_unit_test(test_formats_torch_item__an_unlisted_object_keeps_class_arguments_and_state),
         cmocka_unit_test(test_formats_torch_item__mappings_take_pairs_from_arguments_and_items),
         cmocka_unit_test(test_formats_torch_item__old_tensors_take_their_state),
         cmocka_unit_test(test_formats_torch_item__values_that_hold_themselves_end),
         cmocka_unit_test(test_formats_torch_item__nesting_is_bounded_by_limits),
-        cmocka_unit_test(test_formats_torch_item__sets_of_one_list_are_bounded_by_the_pickle),
+        cmocka_unit_test(test_formats_torch_item__objects_of_one_list_are_bounded_by_the_pickle),
         cmocka_unit_test(test_formats_torch_item__without_findings_nothing_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
