@@ -46,7 +46,7 @@ typedef struct cli cli;
 typedef struct cli_command {
     const char *name;
     const char *summary;       /* one line, lower case */
-    const char *operands;      /* "PATH DEST" */
+    const char *operands;      /* "PATH DEST"; words of completions.h tell what they stand for */
     unsigned least, most;      /* operands */
     const char *examples;      /* lines "command\n  what it does\n…" */
     const cli_option *options; /* ends with a NULL name */
@@ -56,9 +56,11 @@ typedef struct cli_command {
 
 extern const cli_command cli_inspect, cli_layout, cli_validate, cli_explain, cli_diff, cli_get, cli_convert, cli_plan,
     cli_reshard, cli_doctor;
-extern const cli_command cli_fqn, cli_optim;
+extern const cli_command cli_fqn, cli_optim, cli_help, cli_completions;
 extern const cli_command *const cli_commands[]; /* ends with NULL */
 extern const cli_option cli_global_options[];   /* fields of cli_globals */
+extern const char *const cli_overview_examples;
+extern const char *const cli_overview_summary;
 
 /* ---- the running program ---- */
 
@@ -99,9 +101,13 @@ bool cli_parse_bytes(const char *text, uint64_t *bytes);
 /* The word of `words` (NULL-terminated, `step` bytes apart) that `wrong` most likely meant, or NULL. */
 const char *cli_suggest(const char *wrong, const void *words, size_t step);
 
+/* NULL after a message on stderr with a suggestion. */
+const cli_command *cli_find_command(const cli *program, const char *name);
+
 /* ---- messages ---- */
 
-void cli_help(const cli *program, const cli_command *command); /* NULL: the overview */
+void cli_put_help(const cli *program, const cli_command *command); /* NULL: the overview */
+void cli_put_man(const cli_command *command);                      /* the manual page; NULL: tessera(1) */
 /* "tessera: …" on stderr; returns CLI_TROUBLE. */
 int cli_fail(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 /* The error of a library call about `path` (may be NULL). */

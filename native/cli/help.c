@@ -65,21 +65,24 @@ static void help_command(const cli *program, const cli_command *command)
     puts("\nExit status: 0 done, same or valid; 1 it differs or has findings; 2 trouble.");
 }
 
-void cli_help(const cli *program, const cli_command *command)
+const char *const cli_overview_summary =
+    "looks into, checks, compares, converts and reshards the checkpoints of distributed PyTorch training";
+const char *const cli_overview_examples =
+    "tessera inspect ckpt/\nwhat it holds, how big, in which dtypes, how sharded, what is wrong\n"
+    "tessera validate --deep ckpt/\nread and check every byte\n"
+    "tessera convert ckpt/ model.safetensors --to safetensors\nDCP to one file, without holding the model in memory\n";
+
+void cli_put_help(const cli *program, const cli_command *command)
 {
     if (command) {
         help_command(program, command);
         return;
     }
-    puts("tessera: looks into, checks, compares and converts the checkpoints of distributed PyTorch training\n");
+    printf("tessera: %s\n\n", cli_overview_summary);
     heading(program, "Examples");
-    put_examples(
-        program,
-        "tessera inspect ckpt/\nwhat it holds, how big, in which dtypes, how sharded, what is wrong\n"
-        "tessera validate --deep ckpt/\nread and check every byte\n"
-        "tessera convert ckpt/ model.safetensors --to safetensors\nDCP to one file, without holding the model in memory\n");
+    put_examples(program, cli_overview_examples);
     putchar('\n');
     heading(program, "Commands");
-    for (const cli_command *const *c = cli_commands; *c; c++) printf("  %-10s %s\n", (*c)->name, (*c)->summary);
+    for (const cli_command *const *c = cli_commands; *c; c++) printf("  %-11s %s\n", (*c)->name, (*c)->summary);
     puts("\n`tessera help COMMAND` tells more. Nothing in a checkpoint is ever executed.");
 }

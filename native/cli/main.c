@@ -11,7 +11,7 @@
 
 const cli_command *const cli_commands[] = {&cli_inspect, &cli_validate, &cli_layout,  &cli_diff,    &cli_get,
                                            &cli_convert, &cli_plan,     &cli_reshard, &cli_explain, &cli_fqn,
-                                           &cli_optim,   &cli_doctor,   NULL};
+                                           &cli_optim,   &cli_doctor,   &cli_help,    &cli_completions, NULL};
 
 /* ---- messages ---- */
 
@@ -79,14 +79,6 @@ const tsr_host *cli_host(cli *program)
     return &program->native.host;
 }
 
-static const cli_command *find_command(const char *name)
-{
-    for (const cli_command *const *c = cli_commands; *c; c++) {
-        if (strcmp((*c)->name, name) == 0) return *c;
-    }
-    return NULL;
-}
-
 static int unknown_command(const cli *program, const char *name)
 {
     const char *words[32];
@@ -96,6 +88,15 @@ static int unknown_command(const cli *program, const char *name)
     const char *meant = cli_suggest(name, words, sizeof *words);
     if (meant) return cli_fail(program, "there is no command '%s'; did you mean '%s'?", name, meant);
     return cli_fail(program, "there is no command '%s'; see tessera help", name);
+}
+
+const cli_command *cli_find_command(const cli *program, const char *name)
+{
+    for (const cli_command *const *c = cli_commands; *c; c++) {
+        if (strcmp((*c)->name, name) == 0) return *c;
+    }
+    unknown_command(program, name);
+    return NULL;
 }
 
 static void put_version(void)
@@ -126,7 +127,7 @@ static int run_command(cli *program, int argc, char **argv)
         program->out = cli_terminal_of(STDOUT_FILENO, program->globals.color);
         program->err = cli_terminal_of(STDERR_FILENO, program->globals.color);
         status = CLI_DONE;
-        if (program->globals.help) cli_help(program, command);
+        if (program->globals.help) cli_put_help(program, command);
         else if (program->globals.version) put_version();
         else status = command->run(program, arguments);
     }
@@ -135,14 +136,6 @@ static int run_command(cli *program, int argc, char **argv)
     free(program->operands.items);
     if (program->host_is_open) tsr_native_host_close(&program->native);
     return status;
-}
-
-static int run_help(cli *program, const char *topic)
-{
-    const cli_command *command = topic ? find_command(topic) : NULL;
-    if (topic && !command) return unknown_command(program, topic);
-    cli_help(program, command);
-    return CLI_DONE;
 }
 
 int main(int argc, char **argv)
@@ -154,19 +147,16 @@ int main(int argc, char **argv)
     const char *first = argc > 1 ? argv[1] : NULL;
     int status;
     if (!first) {
-        cli_help(&program, NULL);
+        cli_put_help(&program, NULL);
         status = CLI_TROUBLE;
-    } else if (strcmp(first, "help") == 0 || strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) {
-        status = run_help(&program, argc > 2 ? argv[2] : NULL);
     } else if (strcmp(first, "--version") == 0 || strcmp(first, "version") == 0) {
         put_version();
         status = CLI_DONE;
-    } else if (first[0] == '-') {
+    } else if (first[0] == '-' && strcmp(first, "--help") != 0 && strcmp(first, "-h") != 0) {
         status = cli_fail(&program, "the command comes first: tessera COMMAND [OPTION]…; see tessera help");
-    } else if (!(program.command = find_command(first))) {
-        status = unknown_command(&program, first);
     } else {
-        status = run_command(&program, argc - 2, argv + 2);
+        program.command = first[0] == '-' ? &cli_help : cli_find_command(&program, first);
+        status = program.command ? run_command(&program, argc - 2, argv + 2) : CLI_TROUBLE;
     }
     return cli_finish_stdout(&program, status);
 }

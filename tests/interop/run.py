@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Runs every test_*(t) of the test_*.py files here: real PyTorch and safetensors against the built program.
+"""Runs every test_*(t) of the test_*.py files of a folder: by default here, real PyTorch and safetensors against the built
+program.
 
-    run.py --tessera PATH [name…]
+    run.py --tessera PATH [--tests FOLDER] [name…]
 
 `t` is a harness.Tessera. A test passes unless it raises; Skip(reason) is counted and printed."""
 import argparse
@@ -16,8 +17,9 @@ sys.path.insert(0, HERE)
 from harness import Skip, Tessera  # noqa: E402
 
 
-def tests(picked):
-    for file in sorted(os.listdir(HERE)):
+def tests(folder, picked):
+    sys.path.insert(0, folder)
+    for file in sorted(os.listdir(folder)):
         if not (file.startswith("test_") and file.endswith(".py")):
             continue
         module = importlib.import_module(file[:-3])
@@ -29,10 +31,11 @@ def tests(picked):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--tessera", required=True)
+    ap.add_argument("--tests", default=HERE, metavar="FOLDER")
     ap.add_argument("names", nargs="*")
     a = ap.parse_args()
     passed = failed = skipped = 0
-    for name, function in tests(a.names):
+    for name, function in tests(os.path.abspath(a.tests), a.names):
         with Tessera(os.path.abspath(a.tessera)) as t:
             try:
                 function(t)
