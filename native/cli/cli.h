@@ -5,8 +5,8 @@
 #ifndef TSR_CLI_H
 #define TSR_CLI_H
 
-#include "io/host.h"
 #include "tessera/json.h"
+#include "tessera/native_host.h"
 
 enum { CLI_DONE = 0, CLI_DIFFERS = 1, CLI_TROUBLE = 2 };
 

@@ -6,8 +6,8 @@
 
 #include "cli/session.h"
 #include "cli/term.h"
-#include "io/folder.h"
 #include "tessera/flat_params.h"
+#include "tessera/folder.h"
 #include "tessera/optim.h"
 #include "tessera/trees.h"
 #include "tessera/write_tree.h"

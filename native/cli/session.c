@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "cli/term.h"
-#include "io/folder.h"
+#include "tessera/folder.h"
 #include "tessera/glob.h"
 
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)

@@ -2,7 +2,7 @@
  * publish. */
 #include "cli/writing.h"
 
-#include "io/folder.h"
+#include "tessera/folder.h"
 
 /* ---- options ---- */
 

@@ -7,7 +7,7 @@
  *     rank 1   post ──┼─ all ─ copy ──┼─ all ─ done
  *     rank 2   post ──┘        copy ──┘
  */
-#include "comm/comm_threads.h"
+#include "tessera/comm_threads.h"
 
 #include <pthread.h>
 

@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-#include "io/folder.h"
+#include "tessera/folder.h"
 #include "io/sys.h"
 
 typedef struct output_file {

@@ -1,5 +1,5 @@
 /* See host.h. */
-#include "io/host.h"
+#include "tessera/native_host.h"
 
 #include <sched.h>
 #include <unistd.h>

@@ -6,9 +6,9 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "io/folder.h"
-#include "io/host.h"
 #include "tessera/checkpoint.h"
+#include "tessera/folder.h"
+#include "tessera/native_host.h"
 
 static double seconds(clockid_t clock)
 {

@@ -7,7 +7,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 
-#include "comm/comm_threads.h"
+#include "tessera/comm_threads.h"
 
 #define NEED(condition) \
     do { \

@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "io/folder.h"
 #include "io/sys.h"
 #include "native/scratch.h"
+#include "tessera/folder.h"
 
 static int setup(void **state)
 {

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "io/folder.h"
 #include "native/scratch.h"
+#include "tessera/folder.h"
 
 static tsr_store *open_store(const char *path)
 {

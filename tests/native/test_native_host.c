@@ -7,8 +7,8 @@
 #include <cmocka.h>
 #include <stdatomic.h>
 
-#include "io/host.h"
 #include "io/thread_pool.h"
+#include "tessera/native_host.h"
 
 static void test_native_host__crc32_agrees_with_the_portable_one(void **state)
 {

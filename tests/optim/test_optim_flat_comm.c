@@ -6,7 +6,7 @@
 /* cmocka wants these before it */
 #include <cmocka.h>
 
-#include "comm/comm_threads.h"
+#include "tessera/comm_threads.h"
 #include "tessera/flat_params.h"
 
 #define NEED(condition) \

@@ -10,14 +10,14 @@
 
 #include <cmocka.h>
 
-#include "io/folder.h"
 #include "io/sys.h"
-#include "io/host.h"
 #include "native/scratch.h"
 #include "support/failing_allocator.h"
 #include "tessera/check.h"
 #include "tessera/compare.h"
 #include "tessera/diff.h"
+#include "tessera/folder.h"
+#include "tessera/native_host.h"
 #include "tessera/validate.h"
 
 enum { PATHS = 512, PATH_CHARS = 600, FIRST_POINTS = 8, MORE_POINTS = 16 };

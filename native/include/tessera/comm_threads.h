@@ -1,6 +1,6 @@
 /* Ranks simulated by threads of one process: every collective of tessera/comm.h, for tests and for single-machine jobs. */
-#ifndef TSR_NATIVE_COMM_THREADS_H
-#define TSR_NATIVE_COMM_THREADS_H
+#ifndef TESSERA_COMM_THREADS_H
+#define TESSERA_COMM_THREADS_H
 
 #include "tessera/comm.h"
 

@@ -1,8 +1,8 @@
 /* What this machine lends the core: a thread pool sized by the cores this process may use, CRC-32 from ISA-L, libdeflate
  * or zlib (in that order of speed), SHA-256 from libcrypto, XXH3-128 from libxxhash, decompression by libzstd. Libraries
  * that were absent when this was built leave their part off; the core's portable CRC-32 stands in. */
-#ifndef TSR_NATIVE_HOST_H
-#define TSR_NATIVE_HOST_H
+#ifndef TESSERA_NATIVE_HOST_H
+#define TESSERA_NATIVE_HOST_H
 
 #include "tessera/host.h"
 

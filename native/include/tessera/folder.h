@@ -1,6 +1,6 @@
 /* A store over a folder or a file of this machine, and an output into one. */
-#ifndef TSR_NATIVE_FOLDER_H
-#define TSR_NATIVE_FOLDER_H
+#ifndef TESSERA_FOLDER_H
+#define TESSERA_FOLDER_H
 
 #include "tessera/output.h"
 
@@ -28,15 +28,15 @@ tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, ts
 void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
 
 typedef struct tsr_folder_output_options {
-    bool is_folder;     /* the destination is a folder of files; else one file, created under the name "" */
-    bool overwrite;     /* an existing destination is replaced */
+    bool is_folder; /* the destination is a folder of files; else one file, created under the name "" */
+    bool overwrite; /* an existing destination is replaced */
     /* NULL: temporary names of this process alone. Else a word (letters, digits, '-') that they are made of, so that several
      * processes, or a later one, write into the same unpublished files: `create` opens what is there already. Files must be
      * created in the same order by all. */
     const char *tag;
     bool keep;           /* close leaves what is not published where it is, for others with the same tag */
     uint32_t generation; /* with a tag: that of the files begun before; 0: a free one is chosen */
-    const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
+    const char *source;  /* NULL, or the path that is read: a destination inside it, or itself, is refused */
     /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
      * files of the folder are never touched. */
     const tsr_str *obsolete;
