@@ -88,14 +88,30 @@ def flat_params_document(model, optimizer, files):
             "shared": [{k: globally(f) for k, f in s.items()} for s in _shared(flat)],
         })
     names = {id(p): n for n, p in model.named_parameters()}
+    groups = _shard_groups(model)
     return {
         "schema": "tessera.flat-params/1",
+        **({"shard_groups": groups} if groups else {}),
         "world_size": len(files),
         "use_orig_params": use_orig_params,
         "files": list(files),
         "units": units,
         "param_groups": [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups],
     }
+
+
+def _shard_groups(model):
+    """HYBRID strategies: the ranks of every replica, in the order of their slices; None without one."""
+    import torch.distributed as dist
+    for module in model.modules():
+        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        if handle is None or "HYBRID" not in handle._sharding_strategy.name:
+            continue
+        if module._device_mesh is not None:
+            return module._device_mesh.mesh.tolist()
+        mine = dist.get_process_group_ranks(module.process_group)
+        return [[r + q - dist.get_rank() for r in mine] for q in dist.get_process_group_ranks(module._inter_node_pg)]
+    return None
 
 
 def _clean(name):

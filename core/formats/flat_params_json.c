@@ -1,7 +1,8 @@
 /* tessera.flat-params/1 documents.
  *
  *     {"schema", "world_size", "use_orig_params", "files", "units": [{"fsdp_module", "raw_name", "params": [{"fqn",
- * "shape"}], "numels_with_padding", "is_padding_mask", "sharding_strategy"?}], "param_groups": [[raw parameter names]]}
+ * "shape"}], "numels_with_padding", "is_padding_mask", "sharding_strategy"?}], "param_groups": [[raw parameter names]],
+ * "shard_groups"?: [[ranks]]}
  *
  * numels_with_padding lists originals and padding in flat order. Padding behind the last original fills up to a multiple of
  * the world size: it is left out, since another world size has another. */
@@ -125,8 +126,9 @@ static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_fla
     TSR_TRY(tsr_json_find(json, "sharding_strategy", TSR_JSON_STRING, where, &strategy, err));
     bool alone = r->out->world_size == 1; /* FSDP calls that NO_SHARD: it says nothing of other world sizes */
     unit->is_sharded = alone || !strategy || !strstr(strategy->valuestring, "NO_SHARD");
-    TSR_FAIL_IF(strategy && strstr(strategy->valuestring, "HYBRID"), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "flat params: %s at %s: describe the ranks of one replica, with FULL_SHARD", strategy->valuestring, where);
+    unit->is_hybrid = strategy && strstr(strategy->valuestring, "HYBRID");
+    TSR_FAIL_IF(unit->is_hybrid && !r->out->shard_groups, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "flat params: %s at %s, but no shard_groups say which ranks are a replica", strategy->valuestring, where);
     return read_params(r, json, where, unit, err);
 }
 
@@ -150,9 +152,37 @@ static tsr_status read_groups(reader *r, const cJSON *list, tsr_error *err)
     return TSR_OK;
 }
 
+/* Replicas of one size that hold every rank once. */
+static tsr_status read_shard_groups(reader *r, const cJSON *list, tsr_error *err)
+{
+    uint32_t world = r->out->world_size, *ranks = tsr_arena_array(r->arena, world, sizeof *ranks, err), count = 0;
+    bool *seen = tsr_arena_array(r->arena, world, sizeof *seen, err);
+    if (!ranks || !seen) return TSR_E_NOMEM;
+    size_t size = count_items(list->child);
+    for (const cJSON *g = list->child; g; g = g->next) {
+        TSR_TRY(tsr_json_expect(g, TSR_JSON_ARRAY, "shard_groups", err));
+        TSR_FAIL_IF(count_items(g) != size, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "flat params: shard_groups have %zu and %zu ranks, but replicas are equal", size, count_items(g));
+        for (const cJSON *i = g->child; i; i = i->next) {
+            uint64_t rank;
+            TSR_TRY(tsr_json_to_u64(i, "shard_groups", &rank, err));
+            TSR_FAIL_IF(rank >= world || seen[rank], err, TSR_E_FORMAT, TSR_NO_POSITION,
+                        "flat params: shard_groups list rank %" PRIu64 " twice, or beyond the %" PRIu32 " ranks", rank,
+                        world);
+            seen[rank] = true;
+            ranks[count++] = (uint32_t)rank;
+        }
+    }
+    TSR_FAIL_IF(count != world, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "flat params: shard_groups hold %" PRIu32 " of %" PRIu32 " ranks", count, world);
+    r->out->shard_groups = ranks;
+    r->out->shard_size = (uint32_t)size;
+    return TSR_OK;
+}
+
 static tsr_status read_document(reader *r, const cJSON *json, tsr_error *err)
 {
-    const cJSON *schema, *world, *orig, *files, *units, *groups;
+    const cJSON *schema, *world, *orig, *files, *units, *groups, *shards;
     uint64_t world_size;
     TSR_TRY(tsr_json_get(json, "schema", TSR_JSON_STRING, "", &schema, err));
     TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.flat-params/1") != 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
@@ -173,6 +203,8 @@ static tsr_status read_document(reader *r, const cJSON *json, tsr_error *err)
                 "flat params: %zu files for %" PRIu64 " ranks", names.count, world_size);
     r->out->files = names.names;
     r->out->file_count = names.count;
+    TSR_TRY(tsr_json_find(json, "shard_groups", TSR_JSON_ARRAY, "", &shards, err));
+    if (shards) TSR_TRY(read_shard_groups(r, shards, err));
     TSR_TRY(read_units(r, units, err));
     return read_groups(r, groups, err);
 }

@@ -1,6 +1,7 @@
 /* Slices of flat parameters, and the ids, raw names and FQNs of what an optimizer holds. */
 #include "optim/flat_unit.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "base/try.h"
@@ -17,6 +18,30 @@ void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32
     uint64_t slice = tsr_flat_shard_numel(unit, world_size);
     *flat_begin = rank && slice > unit->numel / rank ? unit->numel : slice * rank;
     *flat_end = unit->numel - *flat_begin < slice ? unit->numel : *flat_begin + slice;
+}
+
+tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank,
+                             tsr_flat_place *out, tsr_error *err)
+{
+    *out = unit->is_sharded ? (tsr_flat_place){world_size, rank} : (tsr_flat_place){1, 0};
+    if (!unit->is_sharded || !unit->is_hybrid) return TSR_OK;
+    TSR_FAIL_IF(world_size % flat->shard_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "flat params: %" PRIu32 " ranks are no whole number of replicas of %" PRIu32 " ranks", world_size,
+                flat->shard_size);
+    uint32_t at = rank;
+    if (world_size == flat->world_size) {
+        for (at = 0; flat->shard_groups[at] != rank;) at++;
+    }
+    *out = (tsr_flat_place){flat->shard_size, at % flat->shard_size};
+    return TSR_OK;
+}
+
+uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t slice)
+{
+    uint32_t at = 0;
+    if (!unit->is_hybrid || !unit->is_sharded) return slice;
+    while (flat->shard_groups[at]) at++; /* every rank is in it, 0 too */
+    return flat->shard_groups[at - at % flat->shard_size + slice];
 }
 
 static int by_name(const void *a, const void *b)
@@ -103,8 +128,8 @@ static tsr_status add_fqn(tsr_flat_keys *keys, tsr_str fqn, uint32_t id, tsr_err
     return TSR_OK;
 }
 
-static tsr_status add_name(tsr_flat_keys *keys, const unit_index *x, const tsr_flat_params *flat, tsr_str raw, tsr_arena *arena,
-                           tsr_error *err)
+static tsr_status add_name(tsr_flat_keys *keys, const unit_index *x, const tsr_flat_params *flat, tsr_str raw,
+                           tsr_arena *arena, tsr_error *err)
 {
     uint32_t id = keys->count++, unit = tsr_map_get(x->flat_names, raw, UINT32_MAX);
     tsr_flat_key *key = &keys->keys[id];

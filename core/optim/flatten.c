@@ -133,7 +133,7 @@ tsr_status tsr_optim_flatten(const tsr_value *nested, const tsr_host *host, tsr_
                              tsr_error *err)
 {
     tsr_optim_parts parts;
-    TSR_TRY(tsr_optim_take_apart(nested, &parts, err));
+    TSR_TRY(tsr_optim_take_apart(nested, true, &parts, err));
     flattening f = {tsr_tree_on(host, arena), tsr_vec_of(host->allocator, sizeof(frame)),
                     tsr_map_new(host->allocator, 0, err), 0};
     tsr_status status = f.places ? run(&f, &parts, out, err) : TSR_E_NOMEM;

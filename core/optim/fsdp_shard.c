@@ -107,11 +107,12 @@ static tsr_status fill_slice(const sharding *s, const column *c, uint64_t begin,
 static tsr_status put_slice(sharding *s, const column *c, const tsr_value *key, tsr_tree *dict, tsr_error *err)
 {
     uint64_t begin, end, *shape = TSR_ARENA_NEW(s->arena, uint64_t, err);
-    uint32_t world = c->unit->is_sharded ? s->world : 1;
+    tsr_flat_place place;
     tsr_str fqn = tsr_arena_format(s->arena, err, "%.*s.%.*s", TSR_STR_ARG(c->unit->raw_name), TSR_STR_ARG(c->name));
     if (!shape || !fqn.data) return TSR_E_NOMEM;
-    *shape = tsr_flat_shard_numel(c->unit, world);
-    tsr_flat_shard_range(c->unit, world, c->unit->is_sharded ? s->rank : 0, &begin, &end);
+    TSR_TRY(tsr_flat_place_of(s->flat, c->unit, s->world, s->rank, &place, err));
+    *shape = tsr_flat_shard_numel(c->unit, place.slices);
+    tsr_flat_shard_range(c->unit, place.slices, place.slice, &begin, &end);
     tsr_pieces pieces;
     const tsr_value *value = NULL;
     TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, fqn, c->values[c->first]->as.tensor->dtype, 1, shape, err));
@@ -222,9 +223,11 @@ static tsr_status shard_original(sharding *s, uint32_t id, tsr_error *err)
     const tsr_flat_param *param = &key->unit->params[key->param];
     const tsr_value *state = full_state(s, param->fqn), *built = NULL, *number = tsr_value_int(s->arena, id, err);
     if (!state || state->count == 0) return TSR_OK;
-    if (!key->unit->is_sharded || s->world == 1) return tsr_tree_put_key(&s->state, number, state, err);
+    tsr_flat_place place;
+    TSR_TRY(tsr_flat_place_of(s->flat, key->unit, s->world, s->rank, &place, err));
+    if (place.slices == 1) return tsr_tree_put_key(&s->state, number, state, err);
     uint64_t begin, end;
-    tsr_flat_shard_range(key->unit, s->world, s->rank, &begin, &end);
+    tsr_flat_shard_range(key->unit, place.slices, place.slice, &begin, &end);
     uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
              high = end < param->flat_end ? end : param->flat_end;
     if (low >= high) return TSR_OK; /* no element of it is here, hence no state */
@@ -298,16 +301,16 @@ static tsr_status rekey_group(sharding *s, size_t number, const tsr_value **out,
 
 static tsr_status run(sharding *s, const tsr_value **out, tsr_error *err)
 {
-    size_t count = s->full.groups->count;
-    const tsr_value *state, *groups, **items = tsr_arena_array(s->arena, count, sizeof *items, err);
+    size_t count = s->full.groups ? s->full.groups->count : 0;
+    const tsr_value *state, *groups = NULL, **items = tsr_arena_array(s->arena, count, sizeof *items, err);
     if (!items || !s->state_of) return TSR_E_NOMEM;
     TSR_TRY(tsr_flat_keys_open(s->flat, s->host, s->arena, &s->keys, err));
     TSR_TRY(index_state(s, err));
     TSR_TRY(put_states(s, err));
     TSR_TRY(tsr_tree_finish(&s->state, TSR_VALUE_DICT, &state, err));
     for (size_t g = 0; g < count; g++) TSR_TRY(rekey_group(s, g, &items[g], err));
-    groups = tsr_value_items(s->arena, TSR_VALUE_LIST, items, count, err);
-    return groups ? tsr_tree_optim(state, groups, s->arena, out, err) : TSR_E_NOMEM;
+    if (s->full.groups && !(groups = tsr_value_items(s->arena, TSR_VALUE_LIST, items, count, err))) return TSR_E_NOMEM;
+    return tsr_tree_optim(state, groups, s->arena, out, err);
 }
 
 tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
@@ -322,7 +325,7 @@ tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, ui
                   .world = world_size,
                   .rank = rank,
                   .state = tsr_tree_on(context->host, context->arena)};
-    TSR_TRY(tsr_optim_take_apart(full, &s.full, err));
+    TSR_TRY(tsr_optim_take_apart(full, false, &s.full, err));
     s.state_of = tsr_map_new(context->host->allocator, tsr_value_pairs(s.full.state), err);
     tsr_status status = run(&s, out, err);
     tsr_tree_drop(&s.state);

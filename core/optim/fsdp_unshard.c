@@ -30,6 +30,12 @@ static const tsr_value *state_on(const unsharding *u, uint32_t rank, uint32_t id
     return u->states[(size_t)rank * u->keys.count + id];
 }
 
+/* Into how many slices a unit is cut. */
+static uint32_t slices_of(const unsharding *u, const tsr_flat_unit *unit)
+{
+    return !unit->is_sharded ? 1 : unit->is_hybrid ? u->flat->shard_size : u->flat->world_size;
+}
+
 /* What an id is called in messages. */
 static tsr_str id_name(const unsharding *u, uint32_t id)
 {
@@ -40,7 +46,8 @@ static tsr_str id_name(const unsharding *u, uint32_t id)
 
 static tsr_status read_rank(unsharding *u, const tsr_value *optim, uint32_t rank, tsr_error *err)
 {
-    if (tsr_optim_take_apart(optim, &u->parts[rank], err) != TSR_OK) return tsr_error_context(err, "rank %" PRIu32, rank);
+    if (tsr_optim_take_apart(optim, true, &u->parts[rank], err) != TSR_OK)
+        return tsr_error_context(err, "rank %" PRIu32, rank);
     const tsr_value *state = u->parts[rank].state;
     for (size_t i = 0; i < state->count; i += 2) {
         uint32_t id = tsr_flat_keys_find(&u->keys, state->items[i]);
@@ -113,12 +120,13 @@ static tsr_status fill_original(const unsharding *u, uint32_t id, const tsr_flat
                                 tsr_pieces *pieces, tsr_error *err)
 {
     const tsr_flat_unit *unit = u->keys.keys[id].unit;
-    uint32_t world = unit->is_sharded ? u->flat->world_size : 1;
-    uint64_t slice = tsr_flat_shard_numel(unit, world);
-    for (uint32_t rank = 0; rank < world; rank++) {
+    uint32_t slices = slices_of(u, unit);
+    uint64_t slice = tsr_flat_shard_numel(unit, slices);
+    for (uint32_t i = 0; i < slices; i++) {
         uint64_t begin, end;
         const tsr_entry *source = NULL;
-        tsr_flat_shard_range(unit, world, rank, &begin, &end);
+        uint32_t rank = tsr_flat_rank_with(u->flat, unit, i);
+        tsr_flat_shard_range(unit, slices, i, &begin, &end);
         uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
                  high = end < param->flat_end ? end : param->flat_end;
         if (!whole && low >= high) continue;
@@ -177,14 +185,16 @@ static tsr_status unflatten_unit(unsharding *u, uint32_t id, tsr_error *err)
 
 /* ---- original parameters ---- */
 
-/* Whether a rank's word on the scalars of a parameter counts: it has state and, if there are tensors, some elements. */
-static bool rank_counts(const unsharding *u, uint32_t id, uint32_t rank, bool tensors)
+/* Whether the word of a slice's rank on the scalars of a parameter counts: it has state and, if there are tensors, some
+ * elements. */
+static bool rank_counts(const unsharding *u, uint32_t id, uint32_t slice, bool tensors)
 {
     const tsr_flat_key *key = &u->keys.keys[id];
     const tsr_flat_param *param = &key->unit->params[key->param];
     uint64_t begin, end;
-    tsr_flat_shard_range(key->unit, u->flat->world_size, rank, &begin, &end);
-    return state_on(u, rank, id) && (!tensors || (begin < param->flat_end && param->flat_begin < end));
+    tsr_flat_shard_range(key->unit, slices_of(u, key->unit), slice, &begin, &end);
+    return state_on(u, tsr_flat_rank_with(u->flat, key->unit, slice), id) &&
+           (!tensors || (begin < param->flat_end && param->flat_begin < end));
 }
 
 /* Adds a scalar, or compares it with what an earlier rank said. */
@@ -206,10 +216,12 @@ static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const ts
 
 static tsr_status put_scalars(unsharding *u, uint32_t id, bool tensors, tsr_tree *dict, tsr_error *err)
 {
-    for (uint32_t rank = 0; rank < u->flat->world_size; rank++) {
+    const tsr_flat_unit *unit = u->keys.keys[id].unit;
+    for (uint32_t slice = 0; slice < slices_of(u, unit); slice++) {
         tsr_named *named;
         size_t count;
-        if (!rank_counts(u, id, rank, tensors)) continue;
+        uint32_t rank = tsr_flat_rank_with(u->flat, unit, slice);
+        if (!rank_counts(u, id, slice, tensors)) continue;
         TSR_TRY(tsr_sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
         for (int form = TSR_FORM_OTHER; form >= TSR_FORM_SCALAR_TENSOR; form--) {
             for (size_t i = 0; i < count; i++) {
@@ -227,8 +239,9 @@ static tsr_status fill_parameter(unsharding *u, uint32_t id, tsr_tree *dict, tsr
     const tsr_flat_key *key = &u->keys.keys[id];
     tsr_named *named = NULL;
     size_t count = 0, tensors = 0;
-    for (uint32_t rank = 0; rank < u->flat->world_size && !tensors; rank++) {
-        if (!rank_counts(u, id, rank, true)) continue;
+    for (uint32_t slice = 0; slice < slices_of(u, key->unit) && !tensors; slice++) {
+        if (!rank_counts(u, id, slice, true)) continue;
+        uint32_t rank = tsr_flat_rank_with(u->flat, key->unit, slice);
         TSR_TRY(tsr_sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
         for (size_t i = 0; i < count; i++) tensors += tsr_form_of(named[i].value) == TSR_FORM_TENSOR;
     }
@@ -244,7 +257,7 @@ static tsr_status gather_parameter(unsharding *u, uint32_t id, tsr_error *err)
 {
     const tsr_flat_key *key = &u->keys.keys[id];
     tsr_str fqn = key->unit->params[key->param].fqn;
-    if (!key->unit->is_sharded || u->flat->world_size == 1) { /* nothing was sharded */
+    if (slices_of(u, key->unit) == 1) { /* nothing was sharded */
         const tsr_value *state = state_on(u, 0, id);
         return state ? tsr_tree_put(&u->state, fqn, state, err) : TSR_OK;
     }

@@ -92,7 +92,7 @@ static tsr_status rekey(const tsr_value *optim, const tsr_name_list *names, cons
                         const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
-    TSR_TRY(tsr_optim_take_apart(optim, &parts, err));
+    TSR_TRY(tsr_optim_take_apart(optim, true, &parts, err));
     rekeying r = {host, arena, tsr_map_new(host->allocator, 0, err), tsr_vec_of(host->allocator, sizeof(const tsr_value *))};
     const tsr_value *state = NULL, *groups = NULL;
     tsr_status status = r.places ? rekey_groups(&r, parts.groups, names, &groups, err) : TSR_E_NOMEM;
@@ -107,7 +107,7 @@ tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names,
                             tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
-    TSR_TRY(tsr_optim_take_apart(native, &parts, err));
+    TSR_TRY(tsr_optim_take_apart(native, true, &parts, err));
     TSR_FAIL_IF(group_count != parts.groups->count, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: %zu param groups, but names for %zu", parts.groups->count, group_count);
     return rekey(native, names, host, arena, out, err);
@@ -198,7 +198,7 @@ tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *mod
                                  size_t *out_count, tsr_error *err)
 {
     tsr_optim_parts parts;
-    TSR_TRY(tsr_optim_take_apart(native, &parts, err));
+    TSR_TRY(tsr_optim_take_apart(native, true, &parts, err));
     *out_count = parts.groups->count;
     TSR_FAIL_IF(listed && listed_count != *out_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: %zu param groups, but the module tree document lists %zu", *out_count, listed_count);

@@ -14,7 +14,7 @@ typedef struct merging {
 static tsr_status add_part(merging *m, const tsr_value *part, tsr_error *err)
 {
     tsr_optim_parts p;
-    TSR_TRY(tsr_optim_take_apart(part, &p, err));
+    TSR_TRY(tsr_optim_take_apart(part, true, &p, err));
     for (size_t i = 0; i < p.state->count; i += 2) {
         tsr_str name;
         bool fresh;
@@ -181,7 +181,7 @@ tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, con
                            const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
-    TSR_TRY(tsr_optim_take_apart(saved, &parts, err));
+    TSR_TRY(tsr_optim_take_apart(saved, true, &parts, err));
     bool ids = true; /* also when there is no state at all */
     for (size_t i = 0; i < parts.state->count; i += 2) ids = ids && parts.state->items[i]->kind == TSR_VALUE_INT;
     if (ids) {

@@ -1,7 +1,8 @@
 /* Flat ranges of stored tensors as chunks of a new tensor.
  *
- * A run of the source is a flat range whose elements lie at one constant stride in the file (all of it for contiguous
- * sources and 1-d slices). A run of n elements at flat position p of the result becomes boxes that are runs themselves:
+ * A run of the source is a flat range whose elements lie in one chunk, at one constant stride in the file (all of it for
+ * contiguous sources and 1-d slices). A run of n elements at flat position p of the result becomes boxes that are runs
+ * themselves:
  *
  *     shape [11, 3], p = 14, n = 14:   [4][2:3]   [5:9][0:3]   [9][0:1]        at most 2·rank − 1 boxes
  */
@@ -89,58 +90,97 @@ static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t 
     return TSR_OK;
 }
 
-/* Where the source's bytes lie; strides always set. */
-static tsr_status source_view(const tsr_entry *source, uint64_t *strides, tsr_view *out, tsr_error *err)
+/* One chunk of a source: where its elements lie, and how many at the end of its row-major order are one run. */
+typedef struct source_chunk {
+    const tsr_chunk *chunk;
+    tsr_view view;
+    uint64_t strides[TSR_MAX_RANK];
+    uint64_t run, step; /* elements of a whole run, and how far they are apart */
+    uint32_t run_dims;  /* trailing dims that a run goes through */
+} source_chunk;
+
+static void open_chunk(const tsr_entry *source, const tsr_chunk *chunk, source_chunk *out)
 {
-    const tsr_chunk *chunk = source->chunks;
-    TSR_FAIL_IF(source->chunk_count != 1 || source->rank > TSR_MAX_RANK, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "optim: '%.*s' lies in %" PRIu64 " chunks; convert the checkpoint to torch first", TSR_STR_ARG(source->fqn),
-                source->chunk_count);
-    *out = chunk->view ? *chunk->view : (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
+    out->chunk = chunk;
+    out->view = chunk->view ? *chunk->view : (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
     uint64_t row = 1;
     for (uint32_t d = source->rank; d-- > 0;) {
-        strides[d] = out->strides ? out->strides[d] : row;
-        row *= source->shape[d];
+        out->strides[d] = out->view.strides ? out->view.strides[d] : row;
+        row *= chunk->sizes[d];
     }
-    return TSR_OK;
+    out->run = out->step = 1;
+    out->run_dims = 0;
+    for (uint32_t d = source->rank; d-- > 0;) {
+        if (chunk->sizes[d] != 1) {
+            if (out->run == 1) out->step = out->strides[d];
+            else if (out->strides[d] != out->step * out->run) return;
+        }
+        out->run *= chunk->sizes[d];
+        out->run_dims++;
+        if (chunk->sizes[d] != source->shape[d]) return; /* the next row begins in another chunk */
+    }
 }
 
-/* Elements at the end of the row-major order that lie `*step` apart: trailing dimensions whose strides continue. */
-static uint64_t run_length(const tsr_entry *source, const uint64_t *strides, uint64_t *step)
+static bool holds(const tsr_entry *source, const tsr_chunk *chunk, const uint64_t *index)
 {
-    uint64_t length = 1;
-    *step = 1;
-    for (uint32_t d = source->rank; d-- > 0;) {
-        if (source->shape[d] == 1) continue;
-        if (length == 1) *step = strides[d];
-        else if (strides[d] != *step * length) break;
-        length *= source->shape[d];
+    for (uint32_t d = 0; d < source->rank; d++) {
+        if (index[d] < chunk->offsets[d] || index[d] - chunk->offsets[d] >= chunk->sizes[d]) return false;
     }
-    return length;
+    return true;
+}
+
+/* The chunk that holds an element, looked for from the one after the last found: rows meet their chunks in a cycle. */
+static const tsr_chunk *find_chunk(const tsr_entry *source, const uint64_t *index, uint64_t *hint)
+{
+    for (uint64_t i = 0; i < source->chunk_count; i++) {
+        uint64_t at = *hint + i < source->chunk_count ? *hint + i : *hint + i - source->chunk_count;
+        if (!holds(source, &source->chunks[at], index)) continue;
+        *hint = at + 1 < source->chunk_count ? at + 1 : 0;
+        return &source->chunks[at];
+    }
+    return NULL;
+}
+
+/* Appends the run that begins at an element; `*count` is how many are wanted, then how many there were. */
+static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat, uint64_t *hint,
+                                 source_chunk *open, uint64_t *count, tsr_error *err)
+{
+    uint64_t index[TSR_MAX_RANK], rest = flat, element = 0, inside = 0, row = 1;
+    for (uint32_t d = source->rank; d-- > 0; rest /= source->shape[d]) index[d] = rest % source->shape[d];
+    const tsr_chunk *chunk = find_chunk(source, index, hint);
+    TSR_FAIL_IF(!chunk, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: element %" PRIu64 " of '%.*s' is in none of its chunks",
+                flat, TSR_STR_ARG(source->fqn));
+    TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "optim: the file of a chunk of '%.*s' is missing", TSR_STR_ARG(source->fqn));
+    if (chunk != open->chunk) open_chunk(source, chunk, open);
+    for (uint32_t d = source->rank; d-- > 0;) {
+        element += (index[d] - chunk->offsets[d]) * open->strides[d];
+        if (source->rank - d > open->run_dims) continue;
+        inside += (index[d] - chunk->offsets[d]) * row;
+        row *= chunk->sizes[d];
+    }
+    if (*count > open->run - inside) *count = open->run - inside;
+    tsr_view view = open->view;
+    view.byte_offset += element * tsr_dtype_size(source->dtype);
+    TSR_FAIL_IF(pieces->chunks.count >= pieces->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "optim: '%.*s' is strided in too many runs", TSR_STR_ARG(source->fqn));
+    return add_run(pieces, view, open->step, *count, err);
 }
 
 tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat_begin, uint64_t flat_end,
                           tsr_error *err)
 {
-    uint64_t strides[TSR_MAX_RANK], step, itemsize = tsr_dtype_size(source->dtype);
-    tsr_view base;
     if (flat_begin == flat_end) return TSR_OK;
-    TSR_TRY(source_view(source, strides, &base, err));
-    uint64_t elements;
-    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements || itemsize == 0, err, TSR_E_FORMAT,
-                TSR_NO_POSITION, "optim: elements up to %" PRIu64 " of '%.*s' are wanted, beyond its end", flat_end,
+    uint64_t elements, hint = 0;
+    TSR_FAIL_IF(source->rank > TSR_MAX_RANK || tsr_dtype_size(source->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "optim: '%.*s' has too many dimensions, or a dtype without whole bytes", TSR_STR_ARG(source->fqn));
+    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: elements up to %" PRIu64 " of '%.*s' are wanted, beyond its end", flat_end,
                 TSR_STR_ARG(source->fqn));
-    uint64_t length = run_length(source, strides, &step);
-    TSR_FAIL_IF((flat_end - flat_begin) / length > pieces->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "optim: '%.*s' is strided in too many runs", TSR_STR_ARG(source->fqn));
-    for (uint64_t at = flat_begin; at < flat_end;) {
-        uint64_t end = at - at % length + length, rest = at, element = 0;
-        if (end > flat_end) end = flat_end;
-        for (uint32_t d = source->rank; d-- > 0; rest /= source->shape[d]) element += rest % source->shape[d] * strides[d];
-        tsr_view view = base;
-        view.byte_offset += element * itemsize;
-        TSR_TRY(add_run(pieces, view, step, end - at, err));
-        at = end;
+    source_chunk open = {.chunk = NULL};
+    for (uint64_t at = flat_begin, count; at < flat_end; at += count) {
+        count = flat_end - at;
+        TSR_TRY(add_source_run(pieces, source, at, &hint, &open, &count, err));
     }
     return TSR_OK;
 }

@@ -51,7 +51,7 @@ tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_a
     items[1] = state;
     items[2] = tsr_value_str(arena, TSR_STR("param_groups"), err);
     items[3] = groups;
-    *out = items[0] && items[2] ? tsr_value_items(arena, TSR_VALUE_DICT, items, 4, err) : NULL;
+    *out = items[0] && items[2] ? tsr_value_items(arena, TSR_VALUE_DICT, items, groups ? 4 : 2, err) : NULL;
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -76,13 +76,14 @@ const char *tsr_value_kind_name(const tsr_value *value)
     return names[value->kind];
 }
 
-tsr_status tsr_optim_take_apart(const tsr_value *optim, tsr_optim_parts *out, tsr_error *err)
+tsr_status tsr_optim_take_apart(const tsr_value *optim, bool groups, tsr_optim_parts *out, tsr_error *err)
 {
     TSR_FAIL_IF(optim->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: expected a dict with 'state' and 'param_groups', found %s", tsr_value_kind_name(optim));
     *out = (tsr_optim_parts){tsr_value_get(optim, TSR_STR("state")), tsr_value_get(optim, TSR_STR("param_groups"))};
     TSR_FAIL_IF(!out->state || out->state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: no dict 'state' in the state dict");
+    if (!out->groups && !groups) return TSR_OK;
     TSR_FAIL_IF(!out->groups || out->groups->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: no list 'param_groups' in the state dict");
     for (size_t i = 0; i < out->groups->count; i++) {

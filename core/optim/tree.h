@@ -25,17 +25,17 @@ tsr_status tsr_tree_put_key(tsr_tree *tree, const tsr_value *key, const tsr_valu
 /* The value, and an empty tree again. */
 tsr_status tsr_tree_finish(tsr_tree *tree, tsr_value_kind kind, const tsr_value **out, tsr_error *err);
 
-/* {"state": state, "param_groups": groups}. */
+/* {"state": state, "param_groups": groups}; the latter only if it is not NULL. */
 tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, const tsr_value **out,
                           tsr_error *err);
 
-/* The two parts of an optimizer's state dict. Errors: TSR_E_FORMAT saying which part is missing, or which group has no
- * list "params". */
+/* The two parts of an optimizer's state dict; without `groups` param_groups may be missing. Errors: TSR_E_FORMAT saying
+ * which part is missing, or which group has no list "params". */
 typedef struct tsr_optim_parts {
     const tsr_value *state;  /* DICT: key → a parameter's DICT, or what a user keeps there */
-    const tsr_value *groups; /* LIST of DICTs */
+    const tsr_value *groups; /* LIST of DICTs, or NULL */
 } tsr_optim_parts;
-tsr_status tsr_optim_take_apart(const tsr_value *optim, tsr_optim_parts *out, tsr_error *err);
+tsr_status tsr_optim_take_apart(const tsr_value *optim, bool groups, tsr_optim_parts *out, tsr_error *err);
 const tsr_value *tsr_group_params(const tsr_value *group);
 /* TSR_E_FORMAT unless a parameter's state is a dict. */
 tsr_status tsr_check_state(const tsr_value *key, const tsr_value *state, tsr_error *err);

@@ -172,6 +172,52 @@ static bool same_tensor(const golden *g, const tsr_entry *e, const cJSON *json)
     return same;
 }
 
+/* The texts of a list, joined by commas as the distribution of an entry has them. */
+static bool same_texts(tsr_str text, const cJSON *list)
+{
+    char joined[128] = "";
+    for (const cJSON *i = list->child; i; i = i->next) {
+        char one[64];
+        snprintf(one, sizeof one, "%.0f", i->valuedouble);
+        strcat(joined, cJSON_IsString(i) ? i->valuestring : one);
+        if (i->next) strcat(joined, ",");
+    }
+    return tsr_str_equal(text, tsr_str_from(joined));
+}
+
+/* One rank's part of a tensor: of the right form, and its chunks are the local rows. */
+static bool same_shard(const golden *g, const tsr_entry *e, const cJSON *json)
+{
+    const cJSON *local = golden_get(json, "local"), *offsets = golden_get(json, "offsets");
+    bool dtensor = strcmp(golden_get(json, "form")->valuestring, "DTensor") == 0;
+    uint32_t d = 0;
+    if (dtensor != (e->distribution != NULL)) return false;
+    if (dtensor && (!same_texts(e->distribution->mesh, golden_get(json, "mesh")) ||
+                    !same_texts(e->distribution->placements, golden_get(json, "placements"))))
+        return false;
+    for (const cJSON *s = golden_get(json, "shape")->child; s; s = s->next, d++)
+        if (d >= e->rank || e->shape[d] != (uint64_t)s->valuedouble) return false;
+    if (cJSON_IsNull(local)) return d == e->rank && e->chunk_count == 1 && e->chunks[0].sizes[0] == 0;
+    uint64_t shape[8] = {0}, begin = offsets->child ? (uint64_t)offsets->child->valuedouble : 0;
+    tsr_chunk *chunks = calloc((size_t)e->chunk_count, sizeof *chunks);
+    uint64_t *moved = calloc((size_t)e->chunk_count * e->rank, sizeof *moved);
+    d = 0;
+    for (const cJSON *s = local->child->child->next->child; s; s = s->next) shape[d++] = (uint64_t)s->valuedouble;
+    for (uint64_t i = 0; i < e->chunk_count; i++) {
+        chunks[i] = e->chunks[i];
+        memcpy(moved + i * e->rank, e->chunks[i].offsets, e->rank * sizeof *moved);
+        moved[i * e->rank] -= shape[0] ? begin : moved[i * e->rank];
+        chunks[i].offsets = moved + i * e->rank;
+    }
+    tsr_entry part = *e;
+    part.shape = shape;
+    part.chunks = chunks;
+    bool same = same_tensor(g, &part, local->child);
+    free(moved);
+    free(chunks);
+    return same;
+}
+
 static bool same_key(const tsr_value *key, const cJSON *json)
 {
     if (key->kind == TSR_VALUE_STR)
@@ -221,6 +267,7 @@ bool golden_same(const golden *g, const tsr_value *value, const cJSON *json, boo
     bool same = false;
     switch (content->string[0]) {
     case 'T': same = value->kind == TSR_VALUE_TENSOR && same_tensor(g, value->as.tensor, content); break;
+    case 'S': same = value->kind == TSR_VALUE_TENSOR && same_shard(g, value->as.tensor, content); break;
     case 'D': return same_dict(g, value, content, ordered);
     case 'L': same = value->kind == TSR_VALUE_LIST && same_list(g, value, content, ordered); break;
     case 'U': same = value->kind == TSR_VALUE_TUPLE && same_list(g, value, content, ordered); break;

@@ -25,7 +25,7 @@ const cJSON *golden_parse(golden *g, const char *text);
 const cJSON *golden_get(const cJSON *object, const char *key);
 const tsr_value *golden_value(golden *g, const cJSON *json);
 
-/* Whether `value` is what `json` says: tensors by dtype, shape and every number. With `ordered` the order of dicts counts.
+/* Whether `value` is what `json` says: tensors by dtype, shape and every number, sharded ones by form and local rows. With `ordered` the order of dicts counts.
  * On a difference prints where. */
 bool golden_same(const golden *g, const tsr_value *value, const cJSON *json, bool ordered);
 

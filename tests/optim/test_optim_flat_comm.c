@@ -8,6 +8,7 @@
 
 #include "tessera/comm_threads.h"
 #include "tessera/flat_params.h"
+#include "tessera/optim_load.h"
 
 #define NEED(condition) \
     do { \
@@ -40,6 +41,61 @@ static void test_optim_flat_comm__B2_slices_and_the_whole(void **state)
     for (uint32_t world = 1; world < 8; world++) {
         tsr_error err = {0};
         if (tsr_comm_threads_run(&tsr_allocator_libc, world, there_and_back, (void *)&tsr_allocator_libc, &err) != TSR_OK)
+            fail_msg("%s", err.message);
+    }
+}
+
+/* A unit of three originals; every element is its flat position plus one, padding 9999. */
+static const uint64_t shapes[][2] = {{5, 3}, {7, 1}, {2, 4}};
+static const tsr_flat_param originals[] = {
+    {.fqn = {"a", 1}, .rank = 2, .shape = shapes[0], .flat_begin = 0, .flat_end = 15},
+    {.fqn = {"b", 1}, .rank = 2, .shape = shapes[1], .flat_begin = 16, .flat_end = 23},
+    {.fqn = {"c", 1}, .rank = 2, .shape = shapes[2], .flat_begin = 23, .flat_end = 31},
+};
+static const tsr_flat_unit unit = {.params = originals, .param_count = 3, .numel = 31, .is_sharded = true};
+
+static tsr_status rows_of_one(const tsr_flat_param *p, uint32_t index, tsr_comm *comm, const uint16_t *slice,
+                              uint16_t *again, const tsr_allocator *allocator, tsr_error *err)
+{
+    uint16_t rows[31] = {0}, full[31];
+    uint64_t begin, end, row = p->shape[1];
+    tsr_rows_of_rank(p->shape[0], comm->size, comm->rank, true, &begin, &end);
+    tsr_status status = tsr_flat_to_rows(comm, &unit, index, 2, slice, rows, allocator, err);
+    if (status == TSR_OK) status = tsr_rows_to_flat(comm, &unit, index, 2, rows, again, allocator, err);
+    if (status == TSR_OK) status = tsr_rows_gather(comm, p->shape[0], row * 2, rows, full, allocator, err);
+    if (status != TSR_OK) return status;
+    for (uint64_t i = 0; i < (end - begin) * row; i++) NEED(rows[i] == p->flat_begin + begin * row + i + 1);
+    for (uint64_t i = 0; i < p->shape[0] * row; i++) NEED(full[i] == p->flat_begin + i + 1);
+    return TSR_OK;
+}
+
+static tsr_status flat_and_rows(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    uint16_t slice[31], again[31];
+    uint64_t begin, end, length = tsr_flat_shard_numel(&unit, comm->size);
+    tsr_flat_shard_range(&unit, comm->size, comm->rank, &begin, &end);
+    for (uint64_t i = 0; i < length; i++) {
+        bool padding = begin + i >= end || begin + i == 15;
+        slice[i] = padding ? 9999 : (uint16_t)(begin + i + 1);
+        again[i] = 9999;
+    }
+    for (uint32_t p = 0; p < 3; p++) {
+        tsr_status status = rows_of_one(&originals[p], p, comm, slice, again, arg, err);
+        if (status != TSR_OK) return status;
+    }
+    NEED(memcmp(slice, again, (size_t)length * 2) == 0);
+    const tsr_flat_param scalar = {.fqn = {"s", 1}, .flat_end = 1};
+    const tsr_flat_unit alone = {.params = &scalar, .param_count = 1, .numel = 1, .is_sharded = true};
+    NEED(tsr_flat_to_rows(comm, &alone, 0, 2, slice, again, arg, NULL) == TSR_E_UNSUPPORTED);
+    return TSR_OK;
+}
+
+static void test_optim_flat_comm__B13_slices_and_rows(void **state)
+{
+    (void)state;
+    for (uint32_t world = 1; world < 9; world++) {
+        tsr_error err = {0};
+        if (tsr_comm_threads_run(&tsr_allocator_libc, world, flat_and_rows, (void *)&tsr_allocator_libc, &err) != TSR_OK)
             fail_msg("%s", err.message);
     }
 }
@@ -90,6 +146,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optim_flat_comm__B2_slices_and_the_whole),
+        cmocka_unit_test(test_optim_flat_comm__B13_slices_and_rows),
         cmocka_unit_test(test_optim_flat_comm__B8_keys_of_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

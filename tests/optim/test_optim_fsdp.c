@@ -89,6 +89,84 @@ static void test_optim_fsdp__B3_B4_B6_full_state_to_ranks_of_any_world(void **st
     golden_close(&g);
 }
 
+/* ---- sharded state, meshes and hybrid strategies: tests/golden/fsdp_sharded.json ---- */
+
+/* The mesh that FSDP was given: dims as the first DTensor of the golden has them. */
+static bool mesh_of(const cJSON *json, uint64_t *shape, tsr_mesh *mesh)
+{
+    const cJSON *dims = json->string && strcmp(json->string, "mesh") == 0 ? json : NULL;
+    for (const cJSON *d = dims ? dims->child : NULL; d; d = d->next) shape[mesh->dim_count++] = (uint64_t)d->valuedouble;
+    static const tsr_str unnamed[2] = {{NULL, 0}, {NULL, 0}};
+    mesh->shape = shape;
+    mesh->names = unnamed;
+    for (const cJSON *c = json->child; c && !dims; c = c->next)
+        if (mesh_of(c, shape, mesh)) return true;
+    return dims != NULL;
+}
+
+static void test_optim_fsdp__B13_sharded_state_of_every_rank(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_sharded.json");
+    for (const cJSON *one = golden_get(g.document, "cases")->child; one; one = one->next) {
+        tsr_flat_params flat = flat_of(&g, golden_get(one, "flat"));
+        tsr_fsdp_context context = context_of(&g);
+        tsr_fsdp_full full;
+        tsr_error err = {0};
+        uint64_t shape[2];
+        tsr_mesh mesh = {0};
+        bool has_mesh = mesh_of(golden_get(one, "sharded"), shape, &mesh);
+        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), &context, &full, &err) != TSR_OK)
+            fail_msg("%s: %s", one->string, err.message);
+        uint32_t rank = 0;
+        for (const cJSON *want = golden_get(one, "sharded")->child; want; want = want->next, rank++) {
+            const tsr_fsdp_rows options = {flat.world_size, rank, has_mesh ? &mesh : NULL};
+            const tsr_value *out;
+            if (tsr_fsdp_shard_rows(&flat, full.optim, &options, &context, &out, &err) != TSR_OK)
+                fail_msg("%s, rank %u: %s", one->string, rank, err.message);
+            if (!golden_same(&g, out, want, true)) fail_msg("%s: rank %u differs", one->string, rank);
+        }
+    }
+    golden_close(&g);
+}
+
+static void test_optim_fsdp__B1_B3_B4_B10_hybrid_strategies(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_sharded.json");
+    for (const cJSON *one = golden_get(g.document, "cases")->child; one; one = one->next) {
+        tsr_flat_params flat = flat_of(&g, golden_get(one, "flat"));
+        tsr_fsdp_context context = context_of(&g);
+        tsr_fsdp_full full;
+        tsr_error err = {0};
+        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), &context, &full, &err) != TSR_OK)
+            fail_msg("%s: %s", one->string, err.message);
+        if (!golden_same(&g, full.optim, golden_get(one, "full"), true)) fail_msg("%s: the full state differs", one->string);
+        check_loads(&g, one, golden_get(one, "loaded"), flat.world_size);
+    }
+    golden_close(&g);
+}
+
+/* A hybrid unit in another world: replicas of as many ranks as before. */
+static void test_optim_fsdp__B3_hybrid_strategies_in_other_worlds(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_sharded.json");
+    const cJSON *one = golden_get(golden_get(g.document, "cases"), "flat_hybrid_groups");
+    tsr_flat_params flat = flat_of(&g, golden_get(one, "flat"));
+    tsr_fsdp_context context = context_of(&g);
+    const tsr_value *full = golden_value(&g, golden_get(one, "full")), *out;
+    tsr_error err = {0};
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        assert_int_equal(tsr_fsdp_shard(&flat, full, 6, rank, &context, &out, NULL), TSR_OK);
+        /* the document's replicas are ranks 0, 2 and 1, 3 */
+        assert_true(golden_same(&g, out, cJSON_GetArrayItem(golden_get(one, "loaded"), rank % 2 ? 2 : 0), false));
+    }
+    assert_int_equal(tsr_fsdp_shard(&flat, full, 5, 0, &context, &out, &err), TSR_E_USAGE);
+    assert_string_equal(err.message, "flat params: 5 ranks are no whole number of replicas of 2 ranks");
+    golden_close(&g);
+}
+
 /* ---- refusals, on a unit of two originals: a [3] and b [2, 2], two ranks of 4 elements (7, padded) ---- */
 
 #define FLAT(orig, raw, groups) \
@@ -242,6 +320,17 @@ static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
     } rows[] = {
         {"{\"schema\":\"tessera.flat-params/2\"}", "expected 'tessera.flat-params/1'"},
         {FLAT("false", "null", "[]"), "no raw_name"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"shard_groups\":[[0,0]],\"units\":[],\"param_groups\":[]}",
+         "list rank 0 twice"},
+        {"{\"schema\":\"tessera.flat-params/"
+         "1\",\"world_size\":3,\"shard_groups\":[[0,1],[2]],\"units\":[],\"param_groups\":[]}",
+         "have 2 and 1 ranks"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":4,\"shard_groups\":[[0,1]],\"units\":[],\"param_groups\":[]}",
+         "hold 2 of 4 ranks"},
+        {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"use_orig_params\":true,\"units\":[{\"fsdp_module\":\"\","
+         "\"params\":[],\"numels_with_padding\":[],\"is_padding_mask\":[],\"sharding_strategy\":\"HYBRID_SHARD\"}],"
+         "\"param_groups\":[]}",
+         "HYBRID_SHARD at units[0], but no shard_groups"},
         {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":0,\"units\":[],\"param_groups\":[]}", "world_size is 0"},
         {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"files\":[\"a\"],\"units\":[],\"param_groups\":[]}",
          "1 files for 2 ranks"},
@@ -334,17 +423,65 @@ static void test_optim_fsdp__pieces_fill_every_element_once(void **state)
     golden_close(&g);
 }
 
+/* A source of [6, 5] in four chunks, each its own file; a 1-d result must find every element in its chunk. */
+static void test_optim_fsdp__pieces_of_sources_in_several_chunks(void **state)
+{
+    (void)state;
+    static const uint64_t shape[] = {6, 5},
+                          boxes[][2][2] = {{{0, 0}, {4, 2}}, {{0, 2}, {4, 3}}, {{4, 0}, {1, 5}}, {{5, 0}, {1, 5}}};
+    golden g = golden_open("fsdp_optim.json");
+    tsr_chunk chunks[4];
+    for (uint32_t i = 0; i < 4; i++)
+        chunks[i] = (tsr_chunk){.offsets = boxes[i][0], .sizes = boxes[i][1], .byte_offset = 100 * i, .file = i};
+    tsr_entry source = {
+        .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT16, .rank = 2, .shape = shape, .chunks = chunks, .chunk_count = 4};
+    for (uint64_t begin = 0; begin < 30; begin++) {
+        for (uint64_t end = begin; end <= 30; end++) {
+            uint64_t length = end - begin;
+            tsr_pieces p;
+            const tsr_value *value;
+            assert_int_equal(tsr_pieces_start(&p, &g.host, g.arena, TSR_STR("x"), TSR_INT16, 1, &length, NULL), TSR_OK);
+            assert_int_equal(tsr_pieces_add(&p, &source, begin, end, NULL), TSR_OK);
+            assert_int_equal(tsr_pieces_finish(&p, &value, NULL), TSR_OK);
+            tsr_pieces_drop(&p);
+            const tsr_entry *e = value->as.tensor;
+            uint64_t at = 0;
+            for (uint64_t c = 0; c < e->chunk_count; c++) {
+                for (uint64_t i = 0; i < e->chunks[c].sizes[0]; i++, at++) {
+                    uint64_t row = (begin + at) / 5, column = (begin + at) % 5, b = row == 5 ? 3 : row == 4 ? 2 : column > 1;
+                    uint64_t element = (row - boxes[b][0][0]) * boxes[b][1][1] + column - boxes[b][0][1];
+                    assert_int_equal(e->chunks[c].view->file, b);
+                    assert_int_equal(e->chunks[c].view->byte_offset + 2 * i, 100 * b + 2 * element);
+                }
+            }
+            assert_int_equal(at, length);
+        }
+    }
+    source.chunk_count = 3;
+    tsr_pieces p;
+    tsr_error err = {0};
+    assert_int_equal(tsr_pieces_start(&p, &g.host, g.arena, TSR_STR("x"), TSR_INT16, 2, shape, NULL), TSR_OK);
+    assert_int_equal(tsr_pieces_add(&p, &source, 0, 30, &err), TSR_E_FORMAT);
+    assert_string_equal(err.message, "optim: element 25 of '' is in none of its chunks");
+    tsr_pieces_drop(&p);
+    golden_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optim_fsdp__B1_B9_B10_B11_ranks_to_full_state),
         cmocka_unit_test(test_optim_fsdp__B3_B4_B6_full_state_to_ranks_of_any_world),
+        cmocka_unit_test(test_optim_fsdp__B13_sharded_state_of_every_rank),
+        cmocka_unit_test(test_optim_fsdp__B1_B3_B4_B10_hybrid_strategies),
+        cmocka_unit_test(test_optim_fsdp__B3_hybrid_strategies_in_other_worlds),
         cmocka_unit_test(test_optim_fsdp__B2_B8_what_ranks_may_not_say),
         cmocka_unit_test(test_optim_fsdp__B3_what_originals_may_not_say),
         cmocka_unit_test(test_optim_fsdp__B3_missing_tensors_are_zeros),
         cmocka_unit_test(test_optim_fsdp__B7_named_optimizers_and_user_state),
         cmocka_unit_test(test_optim_fsdp__documents_that_contradict_themselves),
         cmocka_unit_test(test_optim_fsdp__pieces_fill_every_element_once),
+        cmocka_unit_test(test_optim_fsdp__pieces_of_sources_in_several_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

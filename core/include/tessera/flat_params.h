@@ -12,6 +12,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/comm.h"
+#include "tessera/mesh.h"
 #include "tessera/modules.h"
 
 TSR_API_BEGIN
@@ -31,6 +32,7 @@ typedef struct tsr_flat_unit {
     uint32_t param_count;
     uint64_t numel;  /* end of the last original: padding behind it depends on the world size */
     bool is_sharded; /* false: NO_SHARD */
+    bool is_hybrid;  /* cut among the ranks of one replica (tsr_flat_params.shard_groups), not among all */
 } tsr_flat_unit;
 
 #define TSR_NO_PARAM UINT32_MAX
@@ -44,6 +46,10 @@ typedef struct tsr_flat_params {
     uint32_t unit_count;
     const tsr_name_list *groups; /* raw parameter names of each param group; ids count through them */
     size_t group_count;
+    /* HYBRID strategies: replicas of shard_size ranks each, their ranks in the order of the slices, one replica after the
+     * other; world_size numbers. NULL: no unit is hybrid. */
+    const uint32_t *shard_groups;
+    uint32_t shard_size;
 } tsr_flat_params;
 
 /* Reads a tessera.flat-params/1 document into `arena`. Errors: TSR_E_FORMAT with the place in the document (numels that are
@@ -55,6 +61,17 @@ tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *
 uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size);
 void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin,
                           uint64_t *flat_end);
+
+/* Into how many slices a unit is cut on `world_size` ranks, and which of them `rank` has. A hybrid unit keeps its
+ * shard_size; in another world than the document's a replica is shard_size ranks in a row. TSR_E_USAGE when that does not
+ * divide the world. */
+typedef struct tsr_flat_place {
+    uint32_t slices, slice;
+} tsr_flat_place;
+tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank,
+                             tsr_flat_place *out, tsr_error *err);
+/* The rank that has slice `slice` of a unit, in the document's world: of the replica that rank 0 is in. */
+uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t slice);
 
 /* What the conversions below need from outside. */
 typedef struct tsr_fsdp_context {
@@ -82,10 +99,24 @@ tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const 
 
 /* The full state → what `rank` of `world_size` ranks holds of it, keyed by id, as `FSDP.optim_state_dict_to_load` gives
  * it. Originals without state become zeros in a flat parameter's state; a scalar must be there and equal for all of its
- * originals. Tensors must lie in one chunk each. Errors: TSR_E_FORMAT for differing state names, types, dtypes, shapes or
- * scalars inside one flat parameter, and for names that no group lists; TSR_E_UNSUPPORTED for tensors in several chunks. */
+ * originals. `full` may lack param_groups (the result then does, too). Chunks of tensors are raw bytes or have their views.
+ * Errors: TSR_E_FORMAT for differing state names, types, dtypes, shapes or
+ * scalars inside one flat parameter, for names that no group lists, and for elements that no chunk holds. */
 tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
+
+/* The full state → what a rank holds of it as sharded state, as `FSDP.optim_state_dict` with SHARDED_STATE_DICT gives it:
+ * every tensor with dimensions is cut on dim 0 by torch.chunk among the ranks that cut its unit. Tensors of the result keep
+ * their global shape; their chunks are the rank's rows alone (one empty chunk where it has none). With a mesh they are
+ * DTensors (entry.distribution says mesh and placements: shard(0), or replicate, shard(0) on two dims), without
+ * ShardedTensors (no distribution); FSDP chooses in the same way (`_use_dtensor`). Back to the full state: a catalog of all
+ * ranks' files (formats), or tsr_rows_gather. Errors as tsr_fsdp_shard; TSR_E_USAGE for a mesh that is not the world's. */
+typedef struct tsr_fsdp_rows {
+    uint32_t world_size, rank;
+    const tsr_mesh *mesh; /* or NULL */
+} tsr_fsdp_rows;
+tsr_status tsr_fsdp_shard_rows(const tsr_flat_params *flat, const tsr_value *full, const tsr_fsdp_rows *options,
+                               const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
 
 /* ---- between live ranks: `comm` has one rank for each slice ---- */
 
@@ -96,6 +127,17 @@ tsr_status tsr_flat_gather(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t i
 /* The inverse: rank 0's `full` (ignored elsewhere) → every rank's slice, padded with zeros. */
 tsr_status tsr_flat_scatter(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *full, void *slice,
                             const tsr_allocator *allocator, tsr_error *err);
+
+/* One original of a unit, between slices of the flat tensor and rows (tsr_rows_of_rank, clamped) of the original: each rank
+ * sends what another needs and nothing else. `rows` holds the rank's rows; of `slice` only the original's elements are read
+ * or written. TSR_E_UNSUPPORTED for an original without dimensions. */
+tsr_status tsr_flat_to_rows(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *slice,
+                            void *rows, const tsr_allocator *allocator, tsr_error *err);
+tsr_status tsr_rows_to_flat(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *rows,
+                            void *slice, const tsr_allocator *allocator, tsr_error *err);
+/* All ranks' rows of a tensor with `row_count` rows → the whole on every rank. */
+tsr_status tsr_rows_gather(tsr_comm *comm, uint64_t row_count, uint64_t row_bytes, const void *rows, void *full,
+                           const tsr_allocator *allocator, tsr_error *err);
 
 /* The parameters whose state is to be converted, the same on all ranks (`_map_param_key_to_optim_keys`). With `merge`
  * (use_orig_params): those of any rank, sorted. Without: rank 0's, in its order; TSR_E_FORMAT on all ranks, naming the

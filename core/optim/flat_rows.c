@@ -1,0 +1,131 @@
+/* An original of a flat parameter between live ranks: flat slices ↔ rows cut by torch.chunk ↔ the whole, without anything
+ * being gathered that nobody needs.
+ *
+ *   flat parameter  |··|─ original, as rows ─────────────────────|··|
+ *   slices          |--- rank 0 ---|--- rank 1 ---|--- rank 2 ---|
+ *   rows               |── rank 0 ────|── rank 1 ────|─ rank 2 ──|      what two ranks share is one message
+ */
+#include <inttypes.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "tessera/flat_params.h"
+#include "tessera/optim_load.h"
+
+/* A half-open range of the original's elements. */
+typedef struct span {
+    uint64_t begin, end;
+} span;
+
+typedef struct original {
+    const tsr_flat_unit *unit;
+    const tsr_flat_param *param;
+    uint64_t rows, row; /* how many, and elements of one */
+    uint32_t itemsize;
+} original;
+
+static span slice_span(const original *o, uint32_t world, uint32_t rank)
+{
+    uint64_t begin, end, low = o->param->flat_begin, high = o->param->flat_end;
+    tsr_flat_shard_range(o->unit, world, rank, &begin, &end);
+    if (begin < low) begin = low;
+    if (end > high) end = high;
+    return begin < end ? (span){begin - low, end - low} : (span){0, 0};
+}
+
+static span row_span(const original *o, uint32_t world, uint32_t rank)
+{
+    uint64_t begin, end;
+    tsr_rows_of_rank(o->rows, world, rank, true, &begin, &end);
+    return (span){begin * o->row, end * o->row};
+}
+
+static span common(span a, span b)
+{
+    uint64_t begin = a.begin > b.begin ? a.begin : b.begin, end = a.end < b.end ? a.end : b.end;
+    return begin < end ? (span){begin, end} : (span){0, 0};
+}
+
+static tsr_status open_original(const tsr_flat_unit *unit, uint32_t index, uint32_t itemsize, original *out, tsr_error *err)
+{
+    const tsr_flat_param *param = &unit->params[index];
+    uint64_t elements = param->flat_end - param->flat_begin, bytes;
+    TSR_FAIL_IF(param->rank == 0 || !tsr_mul_u64(elements, itemsize, &bytes) || bytes > SIZE_MAX / 2, err, TSR_E_UNSUPPORTED,
+                TSR_NO_POSITION, "optim: '%.*s' has no rows, or is too large", TSR_STR_ARG(param->fqn));
+    *out = (original){unit, param, param->shape[0], param->shape[0] ? elements / param->shape[0] : 0, itemsize};
+    return TSR_OK;
+}
+
+/* Bytes of a range in memory that begins with element `base`. */
+static tsr_message message(const original *o, uint32_t peer, span what, uint64_t base, const void *memory)
+{
+    return (tsr_message){peer, (char *)memory + (what.begin - base) * o->itemsize,
+                         (size_t)(what.end - what.begin) * o->itemsize};
+}
+
+typedef span each_rank(const original *o, uint32_t world, uint32_t rank);
+
+/* What each rank holds by `from` goes to whom holds it by `to`; both memories begin with the rank's own first element. */
+static tsr_status exchange(tsr_comm *comm, const original *o, each_rank *from, const void *source, each_rank *to,
+                           void *destination, const tsr_allocator *allocator, tsr_error *err)
+{
+    uint32_t world = comm->size, sends = 0, receives = 0;
+    span have = from(o, world, comm->rank), want = to(o, world, comm->rank);
+    tsr_message *messages = tsr_alloc(allocator, 2 * (size_t)world, sizeof *messages, err);
+    tsr_status status = tsr_comm_agree(comm, messages ? TSR_OK : TSR_E_NOMEM, err);
+    if (status == TSR_OK) {
+        for (uint32_t peer = 0; peer < world; peer++) {
+            span out = common(have, to(o, world, peer)), in = common(from(o, world, peer), want);
+            if (out.begin < out.end) messages[sends++] = message(o, peer, out, have.begin, source);
+            if (in.begin < in.end) messages[world + receives++] = message(o, peer, in, want.begin, destination);
+        }
+        status = comm->exchange(comm, messages, sends, messages + world, receives, err);
+    }
+    tsr_free(allocator, messages, 2 * (size_t)world, sizeof *messages);
+    return status;
+}
+
+/* Where an original's elements begin in a rank's slice. */
+static size_t offset_in_slice(const original *o, const tsr_comm *comm)
+{
+    uint64_t begin, end;
+    tsr_flat_shard_range(o->unit, comm->size, comm->rank, &begin, &end);
+    return begin < o->param->flat_begin ? (size_t)(o->param->flat_begin - begin) * o->itemsize : 0;
+}
+
+tsr_status tsr_flat_to_rows(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *slice,
+                            void *rows, const tsr_allocator *allocator, tsr_error *err)
+{
+    original o;
+    TSR_TRY(open_original(unit, param, itemsize, &o, err)); /* the same on all ranks */
+    return exchange(comm, &o, slice_span, (const char *)slice + offset_in_slice(&o, comm), row_span, rows, allocator, err);
+}
+
+tsr_status tsr_rows_to_flat(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *rows,
+                            void *slice, const tsr_allocator *allocator, tsr_error *err)
+{
+    original o;
+    TSR_TRY(open_original(unit, param, itemsize, &o, err));
+    return exchange(comm, &o, row_span, rows, slice_span, (char *)slice + offset_in_slice(&o, comm), allocator, err);
+}
+
+tsr_status tsr_rows_gather(tsr_comm *comm, uint64_t row_count, uint64_t row_bytes, const void *rows, void *full,
+                           const tsr_allocator *allocator, tsr_error *err)
+{
+    uint64_t total;
+    bool fits = tsr_mul_u64(row_count, row_bytes, &total) && total <= SIZE_MAX / 2;
+    size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
+    tsr_status status = sizes ? TSR_OK : TSR_E_NOMEM;
+    if (!fits && sizes)
+        status = tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: %" PRIu64 " rows of %" PRIu64 " bytes are too large",
+                           row_count, row_bytes);
+    status = tsr_comm_agree(comm, status, err);
+    for (uint32_t rank = 0; rank < comm->size && status == TSR_OK; rank++) {
+        uint64_t begin, end;
+        tsr_rows_of_rank(row_count, comm->size, rank, true, &begin, &end);
+        sizes[rank] = (size_t)((end - begin) * row_bytes);
+    }
+    if (status == TSR_OK) status = comm->all_gather(comm, rows, sizes, full, err);
+    tsr_free(allocator, sizes, comm->size, sizeof *sizes);
+    return status;
+}
