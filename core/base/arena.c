@@ -62,7 +62,7 @@ static block *add_block(tsr_arena *arena, size_t need, tsr_error *err)
     return b;
 }
 
-void *tsr_arena_array(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err)
+void *tsr_arena_room(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err)
 {
     uint64_t product;
     size_t bytes = count * item_size, rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -78,8 +78,13 @@ void *tsr_arena_array(tsr_arena *arena, size_t count, size_t item_size, tsr_erro
     char *pointer = (char *)b + b->used;
     b->used += rounded;
     arena->used += rounded;
-    if (bytes) memset(pointer, 0, bytes);
     return pointer;
+}
+
+void *tsr_arena_array(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err)
+{
+    void *room = tsr_arena_room(arena, count, item_size, err);
+    return room ? memset(room, 0, count * item_size) : NULL;
 }
 
 tsr_str tsr_arena_str(tsr_arena *arena, tsr_str s, tsr_error *err)

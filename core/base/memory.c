@@ -64,6 +64,19 @@ void *tsr_vec_push(tsr_vec *vec, tsr_error *err)
     return item;
 }
 
+void tsr_vec_cut(tsr_vec *vec, size_t count)
+{
+    if (count == 0) {
+        tsr_vec_free(vec);
+        return;
+    }
+    vec->count = count;
+    void *rest = vec->allocator->resize(vec->allocator->ctx, vec->items, vec->capacity * vec->item_size, count * vec->item_size);
+    if (!rest) return;
+    vec->items = rest;
+    vec->capacity = count;
+}
+
 void tsr_vec_free(tsr_vec *vec)
 {
     tsr_free(vec->allocator, vec->items, vec->capacity, vec->item_size);

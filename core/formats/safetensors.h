@@ -49,6 +49,9 @@ typedef struct tsr_safetensors {
  * shapes, and while it runs the header. */
 tsr_status tsr_safetensors_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
                                 tsr_arena *arena, tsr_findings *findings, tsr_safetensors *out, tsr_error *err);
+/* Keeps the first `count` tensors and gives back the memory of the others and of the index of names: for a reader that
+ * moves a million of them elsewhere, the last ones first. */
+void tsr_safetensors_cut(tsr_safetensors *opened, uint64_t count);
 void tsr_safetensors_close(tsr_safetensors *opened); /* takes a zeroed one */
 /* By exact name, or NULL. O(1). */
 const tsr_safetensors_tensor *tsr_safetensors_find(const tsr_safetensors *opened, tsr_str name);

@@ -6,6 +6,8 @@
 
 #include "base/try.h"
 
+enum { MOVED_AT_ONCE = 1 << 16 }; /* tensors whose memory is given back together */
+
 tsr_status tsr_safetensors_open_all(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_safetensors **out,
                                     tsr_error *err)
 {
@@ -53,27 +55,37 @@ tsr_chunk tsr_safetensors_chunk(const tsr_safetensors *opened, const tsr_safeten
     };
 }
 
-static tsr_status fill_catalog(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count, tsr_error *err)
+/* The last tensors of a file first, so that the memory they leave can go while the entries grow. */
+static void move_tensors(tsr_safetensors *opened, const uint64_t *zeros, tsr_entry *entries, tsr_chunk *chunks)
+{
+    for (uint64_t i = opened->count; i-- > 0;) {
+        const tsr_safetensors_tensor *t = &opened->tensors[i];
+        chunks[i] = tsr_safetensors_chunk(opened, t, zeros);
+        entries[i] = (tsr_entry){.fqn = t->name,
+                                 .kind = TSR_ENTRY_TENSOR,
+                                 .dtype = t->dtype,
+                                 .rank = t->rank,
+                                 .shape = t->shape,
+                                 .chunks = &chunks[i],
+                                 .chunk_count = 1};
+        if (i % MOVED_AT_ONCE == 0) tsr_safetensors_cut(opened, i);
+    }
+}
+
+static tsr_status fill_catalog(tsr_checkpoint *checkpoint, tsr_safetensors *opened, uint32_t count, tsr_error *err)
 {
     const uint64_t *zeros;
-    uint64_t total = 0, at = 0;
+    uint64_t total = 0, at;
     for (uint32_t f = 0; f < count; f++) total += opened[f].count;
     TSR_TRY(tsr_safetensors_zeros(checkpoint, opened, count, &zeros, err));
-    tsr_entry *entries = tsr_arena_array(checkpoint->arena, (size_t)total, sizeof *entries, err);
-    tsr_chunk *chunks = entries ? tsr_arena_array(checkpoint->arena, (size_t)total, sizeof *chunks, err) : NULL;
+    tsr_entry *entries = tsr_arena_room(checkpoint->arena, (size_t)total, sizeof *entries, err);
+    tsr_chunk *chunks = entries ? tsr_arena_room(checkpoint->arena, (size_t)total, sizeof *chunks, err) : NULL;
     if (!chunks) return TSR_E_NOMEM;
-    for (uint32_t f = 0; f < count; f++)
-        for (uint64_t i = 0; i < opened[f].count; i++, at++) {
-            const tsr_safetensors_tensor *t = &opened[f].tensors[i];
-            chunks[at] = tsr_safetensors_chunk(&opened[f], t, zeros);
-            entries[at] = (tsr_entry){.fqn = t->name,
-                                      .kind = TSR_ENTRY_TENSOR,
-                                      .dtype = t->dtype,
-                                      .rank = t->rank,
-                                      .shape = t->shape,
-                                      .chunks = &chunks[at],
-                                      .chunk_count = 1};
-        }
+    at = total;
+    for (uint32_t f = count; f-- > 0;) {
+        at -= opened[f].count;
+        move_tensors(&opened[f], zeros, entries + at, chunks + at);
+    }
     checkpoint->catalog.entries = entries;
     checkpoint->catalog.entry_count = total;
     return TSR_OK;

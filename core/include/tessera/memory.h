@@ -37,6 +37,8 @@ void tsr_arena_free(tsr_arena *arena);
 /* `count` items of `item_size` bytes, aligned for any type, zeroed; never NULL on success, even for 0 bytes.
  * NULL and TSR_E_NOMEM in `err` when memory or the arena's bound is exhausted. Freed with the arena. */
 void *tsr_arena_array(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err);
+/* The same, not zeroed: for large arrays whose items are all written anyway, so that no page is touched before its time. */
+void *tsr_arena_room(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err);
 #define TSR_ARENA_NEW(arena, type, err) ((type *)tsr_arena_array((arena), 1, sizeof(type), (err)))
 
 /* A copy in the arena, with a NUL behind it for convenience. `copy.data` is NULL on failure. */
@@ -67,6 +69,8 @@ static inline tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_siz
 tsr_status tsr_vec_reserve(tsr_vec *vec, size_t extra, tsr_error *err);
 /* Appends one zeroed item and returns it (NULL: TSR_E_NOMEM in err). Valid until the next append. */
 void *tsr_vec_push(tsr_vec *vec, tsr_error *err);
+/* Forgets the items from `count` on and gives back the memory behind them, as far as the allocator can. Items may move. */
+void tsr_vec_cut(tsr_vec *vec, size_t count);
 void tsr_vec_free(tsr_vec *vec);
 
 TSR_API_END
