@@ -22,6 +22,7 @@ enum {
 typedef struct quick {
     machine *m;
     const uint8_t *p;
+    const uint8_t *last; /* the last byte with QUICK_BYTES to read */
     tsr_ref *memo;
     size_t memo_count;
 } quick;
@@ -66,8 +67,8 @@ static inline bool take_ints(quick *q, int64_t *ints, size_t *count)
         return true;
     }
     if (marked) q->p++;
-    while (*count < QUICK_INTS && q->m->end - q->p >= QUICK_BYTES && take_int(q, &ints[*count])) ++*count;
-    if (*count == 0 || q->m->end - q->p < QUICK_BYTES) return false;
+    while (*count < QUICK_INTS && q->p <= q->last && take_int(q, &ints[*count])) ++*count;
+    if (*count == 0 || q->p > q->last) return false;
     if (marked ? *q->p != 't' : *count > 3 || *q->p != 0x84 + *count) return false;
     q->p++;
     memoize(q, REF_DROPPED);
@@ -86,6 +87,16 @@ static inline bool take_call(quick *q, uint32_t id, tsr_ref *out)
     return true;
 }
 
+/* A memo fetch, if that is what is next. */
+static inline bool take_index(quick *q, size_t *index)
+{
+    bool wide = *q->p == 'j';
+    if (!wide && *q->p != 'h') return false;
+    *index = wide ? load_u32(q->p + 1) : q->p[1];
+    q->p += wide ? 5 : 2;
+    return true;
+}
+
 static inline bool take_fetch(quick *q, size_t index, tsr_ref *out)
 {
     if (index >= q->memo_count) return false;
@@ -99,7 +110,7 @@ static inline bool take_fetch(quick *q, size_t index, tsr_ref *out)
 static inline bool take_str(quick *q, tsr_ref *out)
 {
     size_t size = q->p[1];
-    if (size > (size_t)(q->m->end - q->p) - QUICK_BYTES) return false;
+    if (size > (size_t)(q->last - q->p)) return false;
     q->m->at = q->p;
     *out = tsr_pickle_make_str(q->m, q->p + 2, size);
     q->p += 2 + size;
@@ -112,9 +123,10 @@ static inline bool take_str(quick *q, tsr_ref *out)
 
 static inline bool take_value(quick *q, tsr_ref *out)
 {
+    int64_t value;
+    size_t index;
+    if (take_index(q, &index)) return take_fetch(q, index, out);
     switch (*q->p) {
-    case 'h': q->p += 2; return take_fetch(q, q->p[-1], out);
-    case 'j': q->p += 5; return take_fetch(q, load_u32(q->p - 4), out);
     case 0x8c: return take_str(q, out);
     case 'N':
         q->p++;
@@ -128,22 +140,20 @@ static inline bool take_value(quick *q, tsr_ref *out)
         q->p++;
         *out = REF_FALSE;
         return true;
-    default: {
-        int64_t value;
+    default:
         if (!take_int(q, &value)) return false;
         *out = tsr_pickle_make_int(q->m, value);
         return *out != TSR_REF_NONE;
-    }
     }
 }
 
 /* Keys and values up to SETITEMS BUILD; their number, or 0. */
 static inline size_t take_items(quick *q, tsr_ref *items)
 {
-    for (size_t count = 0; count <= QUICK_ITEMS; count++) {
-        if (q->m->end - q->p < QUICK_BYTES) return 0;
-        if (*q->p == 'u') return count % 2 == 0 && takes(q, "ub", 2) ? count : 0;
-        if (count == QUICK_ITEMS || !take_value(q, &items[count])) return 0;
+    for (size_t count = 0; q->p <= q->last; count += 2) {
+        if (*q->p == 'u') return takes(q, "ub", 2) ? count : 0;
+        if (count == QUICK_ITEMS || !take_value(q, &items[count]) || q->p > q->last || !take_value(q, &items[count + 1]))
+            return 0;
     }
     return 0;
 }
@@ -154,7 +164,7 @@ const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p)
     global *class_ = (global *)pickle->globals.items + index_of(*slot);
     if (!(class_->id & TSR_PICKLE_FOLD_BUILT) || !has_room(m, &m->memo, QUICK_MEMO)) return NULL;
     size_t wides = pickle->wides.count, texts = pickle->texts.count, first = m->memo.count;
-    quick q = {m, p + 5, m->memo.items, first + 2};
+    quick q = {m, p + 5, m->end - QUICK_BYTES, m->memo.items, first + 2};
     tsr_ref items[QUICK_ITEMS], record = TSR_REF_NONE;
     const uint8_t *at = m->at;
     q.memo[first] = q.memo[first + 1] = REF_DROPPED;

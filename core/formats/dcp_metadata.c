@@ -72,7 +72,8 @@ enum { DIMS_CACHE = 1 << 15, KEY_CACHE = 8 };
 /* An attribute's name as it was met last at some place of a class's state: picklers write it as the same ref each time. */
 typedef struct known_key {
     tsr_ref ref;
-    enum key key;
+    uint16_t key; /* an enum key */
+    uint16_t bit; /* 1 << key */
 } known_key;
 
 /* What only the parse needs. The caches forget what they have no room for. */
@@ -81,6 +82,7 @@ typedef struct folder {
     uint64_t chunk_bound; /* chunks of all tensors together: none takes less than a byte */
     uint64_t chunk_count;
     uint32_t dims_cache[DIMS_CACHE];      /* 1 + id */
+    uint32_t dims_before[2];              /* 1 + id of the last one, and of the one before */
     known_key keys[ID_LISTED][KEY_CACHE]; /* by class and place */
 } folder;
 
@@ -107,24 +109,17 @@ static tsr_status add_record(item *it, const uint64_t *words, size_t count, tsr_
     return TSR_OK;
 }
 
-static tsr_status add_dims(item *it, const int64_t *values, int rank, uint32_t *id)
+static bool same_dims(const tsr_vec *dims, uint32_t id, const int64_t *values, int rank)
+{
+    const uint64_t *known = (const uint64_t *)dims->items + id;
+    int same = (uint32_t)known[0] == (uint32_t)rank ? 0 : -1;
+    while (same >= 0 && same < rank && known[1 + same] == (uint64_t)values[same]) same++;
+    return same == rank;
+}
+
+static tsr_status new_dims(item *it, const int64_t *values, int rank, uint32_t *id)
 {
     tsr_vec *dims = &it->folder->metadata->dims;
-    uint64_t hash = (uint64_t)rank;
-    for (int i = 0; i < rank; i++) {
-        if (values[i] < 0) return malformed(it, "dcp: the negative value %lld among sizes or offsets", (long long)values[i]);
-        hash = (hash ^ (uint64_t)values[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29;
-    }
-    uint32_t *slot = &it->folder->dims_cache[hash >> 40 & (DIMS_CACHE - 1)];
-    if (*slot) {
-        const uint64_t *known = (const uint64_t *)dims->items + *slot - 1;
-        int same = known[0] == (uint64_t)rank ? 0 : -1;
-        while (same >= 0 && same < rank && known[1 + same] == (uint64_t)values[same]) same++;
-        if (same == rank) {
-            *id = *slot - 1;
-            return TSR_OK;
-        }
-    }
     TSR_FAIL_IF(dims->count + TSR_DCP_MAX_RANK + 1 >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
                 "dcp: more sizes and offsets than fit (%u words)", TSR_DCP_DIMS_FLAG);
     TSR_TRY(tsr_vec_reserve(dims, (size_t)rank + 1, it->err));
@@ -132,8 +127,42 @@ static tsr_status add_dims(item *it, const int64_t *values, int rank, uint32_t *
     words[0] = (uint64_t)rank;
     memcpy(words + 1, values, (size_t)rank * sizeof *values);
     *id = (uint32_t)dims->count;
-    *slot = *id + 1;
     dims->count += (size_t)rank + 1;
+    return TSR_OK;
+}
+
+static tsr_status look_up_dims(item *it, const int64_t *values, int rank, uint32_t *id)
+{
+    uint64_t hash = (uint64_t)rank;
+    for (int i = 0; i < rank; i++) {
+        if (values[i] < 0) return malformed(it, "dcp: the negative value %lld among sizes or offsets", (long long)values[i]);
+        hash = (hash ^ (uint64_t)values[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29;
+    }
+    uint32_t *slot = &it->folder->dims_cache[hash >> 40 & (DIMS_CACHE - 1)];
+    *id = *slot - 1;
+    if (*slot && same_dims(&it->folder->metadata->dims, *id, values, rank)) return TSR_OK;
+    TSR_TRY(new_dims(it, values, rank, id));
+    *slot = *id + 1;
+    return TSR_OK;
+}
+
+/* Offsets and sizes take turns, and every tensor has those of the one before: what came two later last time is tried
+ * before the cache. */
+static tsr_status add_dims(item *it, const int64_t *values, int rank, uint32_t *id)
+{
+    folder *f = it->folder;
+    tsr_vec *dims = &f->metadata->dims;
+    uint64_t *two_ago = f->dims_before[1] ? (uint64_t *)dims->items + f->dims_before[1] - 1 : NULL;
+    uint32_t guess = two_ago ? tsr_dcp_high(*two_ago) : 0;
+    if (guess && same_dims(dims, guess - 1, values, rank)) {
+        *id = guess - 1;
+    } else {
+        TSR_TRY(look_up_dims(it, values, rank, id));
+        two_ago = (uint64_t *)dims->items + f->dims_before[1] - (f->dims_before[1] != 0);
+        if (f->dims_before[1]) *two_ago = (uint32_t)*two_ago | (uint64_t)(*id + 1) << 32;
+    }
+    f->dims_before[1] = f->dims_before[0];
+    f->dims_before[0] = *id + 1;
     return TSR_OK;
 }
 
@@ -156,29 +185,48 @@ static tsr_status take_dims(item *it, tsr_ref ref, uint32_t *id)
     return TSR_OK;
 }
 
-static enum key key_of(const tsr_pickle *pickle, tsr_ref ref)
+static known_key know_key(const tsr_pickle *pickle, tsr_ref ref)
 {
     tsr_str text = tsr_pickle_text(pickle, ref);
     for (int i = KEY_OTHER + 1; i <= KEY_CHUNKS; i++) {
         if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_STR && tsr_str_equal(text, tsr_str_from(key_names[i])))
-            return (enum key)i;
+            return (known_key){ref, (uint16_t)i, (uint16_t)(1u << i)};
     }
-    return KEY_OTHER;
+    return (known_key){ref, KEY_OTHER, 1u << KEY_OTHER};
+}
+
+static unsigned look_up_attributes(const item *it, known_key *known, tsr_ref *values)
+{
+    unsigned found = 0;
+    for (size_t i = 0; i < it->parts->count / 2; i++) {
+        known_key key = know_key(it->pickle, it->parts->items[2 * i]);
+        if (i < KEY_CACHE) known[i] = key;
+        values[key.key] = it->parts->items[2 * i + 1];
+        found |= key.bit;
+    }
+    return found;
 }
 
 /* Attribute values by key, TSR_REF_NONE where absent. `found` gets a bit for each that is there. */
 static tsr_status take_attributes(item *it, const char *class_name, tsr_ref *values, unsigned *found)
 {
     const tsr_pickle_parts *parts = it->parts;
-    if (parts->kind != TSR_PICKLE_DICT) return malformed(it, "dcp: the state of a %s is not a dict", class_name);
-    *found = 0;
+    const tsr_ref *items = parts->items;
     known_key *known = it->folder->keys[parts->class_id];
-    for (size_t i = 0; i + 1 < parts->count; i += 2) {
-        known_key *k = &known[i / 2 % KEY_CACHE];
-        if (k->ref != parts->items[i]) *k = (known_key){parts->items[i], key_of(it->pickle, parts->items[i])};
-        values[k->key] = parts->items[i + 1];
-        *found |= 1u << k->key;
+    size_t count = parts->count / 2;
+    bool same = count <= KEY_CACHE;
+    unsigned bits = 0;
+    if (parts->kind != TSR_PICKLE_DICT) return malformed(it, "dcp: the state of a %s is not a dict", class_name);
+    for (size_t i = 0; i < count && same; i++) same = known[i].ref == items[2 * i];
+    if (!same) {
+        *found = look_up_attributes(it, known, values);
+        return TSR_OK;
     }
+    for (size_t i = 0; i < count; i++) {
+        values[known[i].key] = items[2 * i + 1];
+        bits |= known[i].bit;
+    }
+    *found = bits;
     return TSR_OK;
 }
 
@@ -211,15 +259,17 @@ static tsr_status fold_index(item *it, tsr_ref *out)
     tsr_ref values[KEY_CHUNKS + 1] = {0};
     unsigned found;
     uint32_t offset = TSR_DCP_NO_DIMS, hint = UINT32_MAX;
+    uint32_t fqn;
     TSR_TRY(take_attributes(it, "MetadataIndex", values, &found));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_FQN]) != TSR_PICKLE_STR)
         return malformed(it, "dcp: a MetadataIndex without a string 'fqn'");
+    TSR_TRY(tsr_dcp_names_add(&it->folder->metadata->fqns, tsr_pickle_text(it->pickle, values[KEY_FQN]), &fqn, it->err));
     if (values[KEY_OFFSET]) TSR_TRY(take_dims(it, values[KEY_OFFSET], &offset));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_INDEX]) == TSR_PICKLE_INT) {
         int64_t index = tsr_pickle_int(it->pickle, values[KEY_INDEX]);
         if (index >= 0 && index < UINT32_MAX) hint = (uint32_t)index;
     }
-    uint64_t words[2] = {TSR_DCP_INDEX | (uint64_t)values[KEY_FQN] << 32, hint | (uint64_t)offset << 32};
+    uint64_t words[2] = {TSR_DCP_INDEX | (uint64_t)fqn << 32, hint | (uint64_t)offset << 32};
     return add_record(it, words, 2, out);
 }
 
@@ -242,6 +292,7 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
 {
     tsr_ref values[KEY_CHUNKS + 1] = {0};
     unsigned found;
+    uint32_t path;
     bool zstd;
     TSR_TRY(take_attributes(it, "_StorageInfo", values, &found));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_RELATIVE_PATH]) != TSR_PICKLE_STR) {
@@ -252,7 +303,9 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
         return malformed(it, "dcp: a _StorageInfo whose 'offset' or 'length' is no 64-bit integer");
     }
     TSR_TRY(take_transforms(it, values[KEY_TRANSFORMS], &zstd));
-    uint64_t words[3] = {TSR_DCP_STORAGE | (uint64_t)zstd << 8 | (uint64_t)values[KEY_RELATIVE_PATH] << 32,
+    tsr_str text = tsr_pickle_text(it->pickle, values[KEY_RELATIVE_PATH]);
+    TSR_TRY(tsr_dcp_names_add(&it->folder->metadata->paths, text, &path, it->err));
+    uint64_t words[3] = {TSR_DCP_STORAGE | (uint64_t)zstd << 8 | (uint64_t)path << 32,
                          (uint64_t)tsr_pickle_int(it->pickle, values[KEY_OFFSET]),
                          (uint64_t)tsr_pickle_int(it->pickle, values[KEY_LENGTH])};
     return add_record(it, words, 3, out);
@@ -358,8 +411,11 @@ static void restart(void *ctx)
 {
     folder *f = ctx;
     f->metadata->dims.count = f->metadata->records.count = 0;
+    tsr_dcp_names_free(&f->metadata->fqns);
+    tsr_dcp_names_free(&f->metadata->paths);
     f->chunk_count = 0;
     memset(f->dims_cache, 0, sizeof f->dims_cache);
+    memset(f->dims_before, 0, sizeof f->dims_before);
     memset(f->keys, 0, sizeof f->keys);
 }
 
@@ -406,6 +462,8 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
 {
     *out = (tsr_dcp_metadata){.dims = tsr_vec_of(host->allocator, sizeof(uint64_t)),
                               .records = tsr_vec_of(host->allocator, sizeof(uint64_t)),
+                              .fqns = tsr_dcp_names_of(host->allocator),
+                              .paths = tsr_dcp_names_of(host->allocator),
                               .odd_getattr = TSR_NO_POSITION};
     folder *f = tsr_alloc(host->allocator, 1, sizeof *f, err);
     if (!f) return TSR_E_NOMEM;
@@ -425,6 +483,8 @@ void tsr_dcp_metadata_forget(tsr_dcp_metadata *metadata)
     tsr_pickle_free(metadata->pickle);
     metadata->pickle = NULL;
     if (metadata->records.allocator) tsr_vec_free(&metadata->records);
+    tsr_dcp_names_free(&metadata->fqns);
+    tsr_dcp_names_free(&metadata->paths);
 }
 
 void tsr_dcp_metadata_close(tsr_dcp_metadata *metadata)

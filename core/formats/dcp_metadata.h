@@ -1,10 +1,10 @@
 /* One `.metadata` file of torch.distributed.checkpoint as records: what its pickle says, before it is known what of it
  * makes sense. The classes that a large file has by the million are folded while the pickle is parsed:
  *
- *   dims      [ rank | values… ]                    torch.Size: sizes and offsets, equal ones mostly shared
+ *   dims      [ rank | 1 + what followed << 32 ] [ values… ]   torch.Size: sizes and offsets, equal ones mostly shared
  *   records   CHUNK   [ kind | offsets << 4 | sizes << 32 ]               ChunkStorageMetadata; dims ids
- *             INDEX   [ kind | fqn << 32 ] [ hint | offset dims << 32 ]   MetadataIndex
- *             STORAGE [ kind | zstd << 8 | path << 32 ] [ offset ] [ length ]   _StorageInfo
+ *             INDEX   [ kind | fqn << 32 ] [ hint | offset dims << 32 ]   MetadataIndex; fqn: number in `fqns`
+ *             STORAGE [ kind | zstd << 8 | path << 32 ] [ offset ] [ length ]   _StorageInfo; path: number in `paths`
  *             TENSOR  [ kind | dtype << 8 | requires_grad << 16 | size dims << 32 ] [ chunks ] [ where its CHUNKs begin ]
  *             PROPERTIES, BYTES, NOTE (layouts, memory formats): one word
  *
@@ -13,6 +13,7 @@
 #define TSR_FORMATS_DCP_METADATA_H
 
 #include "codec/pickle.h"
+#include "formats/dcp_names.h"
 #include "tessera/dtype.h"
 
 #define TSR_DCP_NO_DIMS   UINT32_MAX
@@ -33,6 +34,7 @@ typedef struct tsr_dcp_metadata {
     tsr_pickle *pickle;
     tsr_vec dims;                                   /* uint64_t */
     tsr_vec records;                                /* uint64_t */
+    tsr_dcp_names fqns, paths;                      /* of storage_data */
     tsr_ref state_dict, planner_data, storage_data; /* DICTs, or TSR_REF_NONE */
     uint64_t odd_getattr;                           /* position of a getattr that is no enum member, or TSR_NO_POSITION */
 } tsr_dcp_metadata;

@@ -1,33 +1,30 @@
 /* Where the chunks of a DCP checkpoint lie: storage_data's records meet the chunks of state_dict_metadata.
  *
- * A MetadataIndex is (FQN, offsets); its `index` is a hint that does not count for equality. Real files have the records
- * rank by rank, each rank's in one order of FQNs, so the FQN that followed last time is tried before the map. */
+ * A MetadataIndex is (FQN, offsets); its `index` is a hint that does not count for equality. */
 #include "base/cursor.h"
 #include "base/try.h"
 #include "formats/dcp_state.h"
 
-#define NO_RECORD UINT64_MAX /* byte_length of a chunk that no record placed yet */
+#define NO_RECORD  UINT64_MAX       /* byte_length of a chunk that no record placed yet */
+#define UNRESOLVED (UINT32_MAX - 1) /* a path not met yet */
 
 typedef struct placer {
     tsr_checkpoint *checkpoint;
     tsr_dcp_source *source;
     tsr_arena *scratch;
     tsr_map *by_offsets; /* (entry, offsets) → chunk of the source; NULL until a hint fails */
-    tsr_map *paths;      /* relative_path → file of the store */
-    tsr_ref last_path;
-    uint32_t last_file;
-    uint32_t *part_of;  /* by entry: 1 + part of the source */
-    uint32_t *follower; /* by entry: the entry whose record came next last time */
-    uint32_t last_entry;
+    uint32_t *parts_of; /* by number of an FQN: 1 + part of the source, or 0 */
+    uint32_t *files_of; /* by number of a path: the file of the store, TSR_NO_FILE, or UNRESOLVED */
 } placer;
 
 /* One record of storage_data. */
 typedef struct record {
     tsr_str fqn;
-    const uint64_t *offsets; /* NULL: none */
+    const tsr_dcp_part *part; /* NULL: no entry of this source */
+    const uint64_t *offsets;  /* NULL: none */
     uint32_t rank;
     uint32_t hint;
-    tsr_str path; /* set where it is another than the last record's */
+    uint32_t path;
     int64_t byte_offset, byte_length;
     bool zstd;
 } record;
@@ -73,18 +70,19 @@ static bool stays_inside(tsr_str path)
 /* The store's file for a path that is met for the first time; what is wrong with it is found here, once. */
 static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_error *err)
 {
+    const tsr_str path = tsr_dcp_name_text(&p->source->metadata.paths, r->path);
     tsr_findings *findings = p->checkpoint->findings;
     const tsr_store *store = p->checkpoint->store;
     tsr_str metadata = store->files[p->source->file].name;
     *file = TSR_NO_FILE;
-    if (!stays_inside(r->path)) {
+    if (!stays_inside(path)) {
         return tsr_find(findings, "dcp/path-outside", metadata_place(p, r->fqn), err,
                         "storage_data places items in '%.*s', outside the checkpoint's folder; it is not opened",
-                        TSR_STR_ARG(r->path));
+                        TSR_STR_ARG(path));
     }
     size_t folder = metadata.size;
     while (folder && metadata.data[folder - 1] != '/') folder--;
-    tsr_str name = tsr_arena_format(p->scratch, err, "%.*s%.*s", (int)folder, metadata.data, TSR_STR_ARG(r->path));
+    tsr_str name = tsr_arena_format(p->scratch, err, "%.*s%.*s", (int)folder, metadata.data, TSR_STR_ARG(path));
     if (!name.data) return TSR_E_NOMEM;
     *file = tsr_store_find(store, name);
     if (*file != TSR_NO_FILE) return TSR_OK;
@@ -92,35 +90,15 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
                     "the data file '%.*s', which storage_data names, is not there", TSR_STR_ARG(name));
 }
 
-static tsr_status file_of(placer *p, record *r, tsr_ref path, uint32_t *file, tsr_error *err)
+static tsr_status file_of(placer *p, const record *r, uint32_t *file, tsr_error *err)
 {
-    uint32_t *stored;
-    bool inserted;
-    if (path != p->last_path) {
-        r->path = tsr_pickle_text(p->source->metadata.pickle, path);
-        TSR_TRY(tsr_map_put(p->paths, r->path, TSR_NO_FILE, &stored, &inserted, err));
-        if (inserted) TSR_TRY(resolve_path(p, r, stored, err));
-        p->last_path = path;
-        p->last_file = *stored;
-    }
-    *file = p->last_file;
+    uint32_t *known = &p->files_of[r->path];
+    if (*known == UNRESOLVED) TSR_TRY(resolve_path(p, r, known, err));
+    *file = *known;
     return TSR_OK;
 }
 
 /* ---- from (FQN, offsets) to a chunk ---- */
-
-static uint32_t entry_of(placer *p, tsr_str fqn)
-{
-    const tsr_dcp_state *state = tsr_dcp_state_of(p->checkpoint);
-    const tsr_entry *entries = state->entries.items;
-    uint32_t guess = p->last_entry == TSR_DCP_NO_ENTRY ? TSR_DCP_NO_ENTRY : p->follower[p->last_entry];
-    uint32_t entry = guess != TSR_DCP_NO_ENTRY && tsr_str_equal(entries[guess].fqn, fqn)
-                         ? guess
-                         : tsr_map_get(state->names, fqn, TSR_DCP_NO_ENTRY);
-    if (p->last_entry != TSR_DCP_NO_ENTRY) p->follower[p->last_entry] = entry;
-    p->last_entry = entry;
-    return entry;
-}
 
 static tsr_status box_key(tsr_arena *arena, uint32_t entry, const uint64_t *offsets, uint32_t rank, tsr_str *out,
                           tsr_error *err)
@@ -156,7 +134,7 @@ static tsr_status index_offsets(placer *p, tsr_error *err)
 
 static bool same_dims(const uint64_t *a, const uint64_t *b, uint32_t rank)
 {
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; a != b && d < rank; d++) {
         if (a[d] != b[d]) return false;
     }
     return true;
@@ -183,16 +161,13 @@ static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *
 static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr_chunk **out, tsr_error *err)
 {
     char text[256];
-    uint32_t index = entry_of(p, r->fqn);
-    const tsr_dcp_part *part = NULL;
+    const tsr_dcp_part *part = r->part;
     *out = NULL;
-    if (index != TSR_DCP_NO_ENTRY && p->part_of[index])
-        part = (const tsr_dcp_part *)p->source->parts.items + p->part_of[index] - 1;
     if (!part) {
         return tsr_find(p->checkpoint->findings, "dcp/record-without-entry", metadata_place(p, r->fqn), err,
                         "storage_data has an item of '%.*s', which state_dict_metadata does not list", TSR_STR_ARG(r->fqn));
     }
-    *entry = (const tsr_entry *)tsr_dcp_state_of(p->checkpoint)->entries.items + index;
+    *entry = (const tsr_entry *)tsr_dcp_state_of(p->checkpoint)->entries.items + part->entry;
     bool tensor = (*entry)->kind == TSR_ENTRY_TENSOR;
     if (!tensor && !r->offsets) *out = &p->source->chunks[part->first];
     if (tensor && r->offsets && r->rank == (*entry)->rank)
@@ -259,13 +234,13 @@ static tsr_status note_zstd(tsr_checkpoint *checkpoint, const tsr_chunk *chunk, 
     return tsr_map_put(state->zstd, (tsr_str){key, 12}, 1, NULL, NULL, err);
 }
 
-static tsr_status place_one(placer *p, record *r, tsr_ref path, tsr_error *err)
+static tsr_status place_one(placer *p, const record *r, tsr_error *err)
 {
     const tsr_entry *entry = NULL;
     tsr_chunk *chunk;
     uint32_t file;
     uint64_t end;
-    TSR_TRY(file_of(p, r, path, &file, err));
+    TSR_TRY(file_of(p, r, &file, err));
     TSR_TRY(match(p, r, &entry, &chunk, err));
     if (!chunk) return TSR_OK;
     chunk->byte_offset = (uint64_t)r->byte_offset;
@@ -289,13 +264,16 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
                    *storage = tsr_dcp_record(metadata, value, TSR_DCP_STORAGE);
     TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "dcp: storage_data holds something other than MetadataIndex: _StorageInfo");
-    record r = {.fqn = tsr_pickle_text(metadata->pickle, tsr_dcp_high(index[0])),
+    uint32_t fqn = tsr_dcp_high(index[0]), part = p->parts_of[fqn];
+    record r = {.fqn = tsr_dcp_name_text(&metadata->fqns, fqn),
+                .part = part ? (const tsr_dcp_part *)p->source->parts.items + part - 1 : NULL,
                 .hint = tsr_dcp_low(index[1]),
+                .path = tsr_dcp_high(storage[0]),
                 .byte_offset = (int64_t)storage[1],
                 .byte_length = (int64_t)storage[2],
                 .zstd = storage[0] >> 8 & 1};
     if (tsr_dcp_high(index[1]) != TSR_DCP_NO_DIMS) r.offsets = tsr_dcp_dims(metadata, tsr_dcp_high(index[1]), &r.rank);
-    return place_one(p, &r, tsr_dcp_high(storage[0]), err);
+    return place_one(p, &r, err);
 }
 
 /* A box that occurs twice in the list of chunks has one record: all its occurrences lie there. First the record reaches
@@ -345,16 +323,31 @@ static tsr_status report_unplaced(placer *p, tsr_error *err)
     return TSR_OK;
 }
 
+/* Which part of the source an FQN of storage_data is; none where state_dict_metadata does not list it. */
+static tsr_status find_parts(placer *p, tsr_error *err)
+{
+    const tsr_dcp_state *state = tsr_dcp_state_of(p->checkpoint);
+    const tsr_dcp_names *fqns = &p->source->metadata.fqns;
+    const tsr_dcp_part *parts = p->source->parts.items;
+    uint32_t *part_of = tsr_arena_array(p->scratch, state->entries.count, sizeof *part_of, err); /* by entry */
+    p->parts_of = part_of ? tsr_arena_array(p->scratch, fqns->list.count, sizeof *p->parts_of, err) : NULL;
+    if (!p->parts_of) return TSR_E_NOMEM;
+    for (size_t i = 0; i < p->source->parts.count; i++) part_of[parts[i].entry] = (uint32_t)i + 1;
+    for (uint32_t i = 0; i < fqns->list.count; i++) {
+        uint32_t entry = tsr_map_get(state->names, tsr_dcp_name_text(fqns, i), TSR_DCP_NO_ENTRY);
+        if (entry != TSR_DCP_NO_ENTRY) p->parts_of[i] = part_of[entry];
+    }
+    return TSR_OK;
+}
+
 static tsr_status place_all(placer *p, tsr_error *err)
 {
-    size_t count, entries = tsr_dcp_state_of(p->checkpoint)->entries.count;
+    size_t count, paths = p->source->metadata.paths.list.count;
     const tsr_ref *pairs = tsr_pickle_items(p->source->metadata.pickle, p->source->metadata.storage_data, &count);
-    const tsr_dcp_part *parts = p->source->parts.items;
-    p->part_of = tsr_arena_array(p->scratch, entries, sizeof *p->part_of, err);
-    p->follower = tsr_arena_array(p->scratch, entries, sizeof *p->follower, err);
-    if (!p->part_of || !p->follower) return TSR_E_NOMEM;
-    memset(p->follower, 0xFF, entries * sizeof *p->follower);
-    for (size_t i = 0; i < p->source->parts.count; i++) p->part_of[parts[i].entry] = (uint32_t)i + 1;
+    TSR_TRY(find_parts(p, err));
+    p->files_of = tsr_arena_array(p->scratch, paths, sizeof *p->files_of, err);
+    if (!p->files_of) return TSR_E_NOMEM;
+    for (size_t i = 0; i < paths; i++) p->files_of[i] = UNRESOLVED;
     for (size_t i = 0; i + 1 < count; i += 2) TSR_TRY(place_pair(p, pairs[i], pairs[i + 1], err));
     return report_unplaced(p, err);
 }
@@ -362,12 +355,9 @@ static tsr_status place_all(placer *p, tsr_error *err)
 tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
-    placer p = {.checkpoint = checkpoint, .source = source, .last_entry = TSR_DCP_NO_ENTRY};
-    p.scratch = tsr_arena_new(allocator, 0, err);
-    p.paths = p.scratch ? tsr_map_new(allocator, 0, err) : NULL;
-    tsr_status status = p.paths ? place_all(&p, err) : TSR_E_NOMEM;
+    placer p = {.checkpoint = checkpoint, .source = source, .scratch = tsr_arena_new(allocator, 0, err)};
+    tsr_status status = p.scratch ? place_all(&p, err) : TSR_E_NOMEM;
     tsr_map_free(p.by_offsets);
-    tsr_map_free(p.paths);
     tsr_arena_free(p.scratch);
     return status;
 }

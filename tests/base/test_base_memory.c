@@ -91,6 +91,30 @@ static void test_base_memory__vec_survives_every_allocation_failure(void **state
     }
 }
 
+/* A cut vec keeps its first items and can grow again, whether or not the allocator gives memory back. */
+static void test_base_memory__cut_vec_keeps_the_first_items(void **state)
+{
+    (void)state;
+    const size_t cuts[] = {1000, 999, 64, 1, 0};
+    for (size_t fails = 0; fails < 2; fails++) {
+        for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
+            failing_allocator failing;
+            failing_start(&failing, SIZE_MAX);
+            tsr_vec vec = tsr_vec_of(&failing.allocator, sizeof(size_t));
+            for (size_t i = 0; i < 1000; i++) *(size_t *)tsr_vec_push(&vec, NULL) = i;
+            if (fails) failing.fail_at = failing.calls;
+            tsr_vec_cut(&vec, cuts[c]);
+            assert_int_equal(vec.count, cuts[c]);
+            for (size_t i = 0; i < vec.count; i++) assert_int_equal(((size_t *)vec.items)[i], i);
+            if (!fails) assert_int_equal(vec.capacity, cuts[c]);
+            *(size_t *)tsr_vec_push(&vec, NULL) = 7;
+            assert_int_equal(((size_t *)vec.items)[cuts[c]], 7);
+            tsr_vec_free(&vec);
+            assert_int_equal(failing.live, 0);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -99,6 +123,7 @@ int main(void)
         cmocka_unit_test(test_base_memory__overflowing_sizes_are_refused),
         cmocka_unit_test(test_base_memory__format_and_str_live_in_the_arena),
         cmocka_unit_test(test_base_memory__vec_survives_every_allocation_failure),
+        cmocka_unit_test(test_base_memory__cut_vec_keeps_the_first_items),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
