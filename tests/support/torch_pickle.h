@@ -27,6 +27,17 @@
     "sS'_spec'\nctorch.distributed.tensor._dtensor_spec\nDTensorSpec\n)\x81(dS'mesh'\n" mesh "sS'placements'\n(" placements "ts" \
     spec_attributes "bsttR"
 
+/* A ShardedTensor of float32: shards with their offsets and sizes, and the ranks that its process group tells. */
+#define PICKLED_LOCAL_SHARD(tensor, offsets, sizes)                                                                       \
+    "ctorch.distributed._shard.sharded_tensor.shard\nShard\n)\x81(dS'tensor'\n" tensor                                    \
+    "sS'metadata'\nctorch.distributed._shard.metadata\nShardMetadata\n)\x81(dS'shard_offsets'\n" offsets                 \
+    "sS'shard_sizes'\n" sizes "sbsb"
+#define PICKLED_GROUP(rank, world) "(dS'global_rank'\n" rank "sS'global_world_size'\n" world "s"
+#define PICKLED_SHARDED(size, shards, group)                                                                              \
+    "ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\n"                                   \
+    "ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n(Nctorch\nfloat32\n" size "(tI0\nNNI00\nt((l" shards       \
+    "N" group "NNttR"
+
 /* An archive with the pickle and storages 0, 1, … of so many bytes (at most 8; ended by SIZE_MAX). */
 static inline void torch_image(zip_image *image, const char *pickle, const size_t *storage_bytes)
 {
