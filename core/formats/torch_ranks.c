@@ -35,7 +35,7 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The number in a file's name at the place where it differs from another file's. */
+/* The number in a file's name at the place where it differs from another file's: each has one there (recognize.c). */
 static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
 {
     tsr_str name = name_of(r, i), other = name_of(r, i ? i - 1 : 1);
@@ -43,9 +43,8 @@ static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
     uint64_t number = 0;
     while (at < name.size && at < other.size && name.data[at] == other.data[at]) at++;
     while (at && is_digit(name.data[at - 1])) at--;
-    bool found = at < name.size && is_digit(name.data[at]);
     for (; at < name.size && is_digit(name.data[at]) && number <= INT32_MAX; at++) number = number * 10 + (uint64_t)(name.data[at] - '0');
-    return (tsr_torch_rank){.hinted = found && number <= INT32_MAX, .hint = (uint32_t)number};
+    return (tsr_torch_rank){.hinted = number <= INT32_MAX, .hint = (uint32_t)number};
 }
 
 static tsr_status say_joined(ranks *r, uint32_t i, const tsr_entry *entry, uint32_t number, tsr_joined joined)

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "support/checkpoint_opening.h"
 #include "support/sample.h"
 #include "support/torch_pickle.h"
 #include "tessera/checkpoint.h"
@@ -48,6 +49,7 @@ static tsr_status open_files(opened *o)
 static void must_open(opened *o)
 {
     if (open_files(o) != TSR_OK) fail_msg("%s", o->err.message);
+    assert_int_equal(must_bear_failures(open_and_walk, NULL, o->sample.store, &o->host), TSR_OK);
 }
 
 static void drop(opened *o)
@@ -94,8 +96,11 @@ static void test_formats_torch_ranks__equal_tensors_become_replicas(void **state
 static void test_formats_torch_ranks__tensors_that_differ_in_kind_are_reported(void **state)
 {
     (void)state;
-    static const char *const others[] = {PLAIN("1"), "(dS'w'\nI1\ns."};
-    for (size_t i = 0; i < 2; i++) {
+    static const char *const others[] = {
+        PLAIN("1"), "(dS'w'\nI1\ns.",
+        "(dS'w'\nctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nIntStorage\nS'0'\nS'cpu'\nI2\ntQI0\n(I2\nt(I1\ntI00\nNtRs.",
+        "(dS'w'\n" PICKLED_TENSOR("0", "2", PICKLED_2("2", "1"), PICKLED_2("1", "1")) "s."};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         opened o = {.catalog = NULL};
         add_pickle(&o, "rank0.pt", PLAIN("2"), 8);
         add_pickle(&o, "rank1.pt", others[i], 8);
@@ -140,6 +145,97 @@ static void test_formats_torch_ranks__two_files_of_one_rank_are_reported(void **
     must_open(&o);
     assert_int_equal(count_findings(&o, "torch/rank-twice", "rank 2 wrote 'rank1.pt' and 'rank2.pt'"), 1);
     assert_int_equal(count_findings(&o, "torch/rank-missing", "of 4"), 2);
+    drop(&o);
+}
+
+#define SHARD_OF(rank, world) "(dS'w'\n" PICKLED_SHARDED(PICKLED_1("4"), "", PICKLED_GROUP("I" rank "\n", "I" world "\n")) "s."
+
+static void test_formats_torch_ranks__worlds_of_any_size_are_borne(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *first, *second, *message;
+        unsigned findings;
+    } rows[] = {
+        {SHARD_OF("0", "2"), SHARD_OF("1", "2"), "no file of rank", 0},
+        {SHARD_OF("0", "2"), SHARD_OF("7", "2"), "no file of rank 1 of 2", 1},       /* a rank beyond its world */
+        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "no file of rank", 16},         /* more are not listed */
+        {SHARD_OF("0", "70000"), SHARD_OF("1", "2"), "the files speak of 70000 ranks, there are 2 files", 1},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        opened o = {.catalog = NULL};
+        add_pickle(&o, "rank0.pt", rows[i].first, SIZE_MAX);
+        add_pickle(&o, "rank1.pt", rows[i].second, SIZE_MAX);
+        must_open(&o);
+        assert_int_equal(count_findings(&o, "torch/rank-missing", rows[i].message), rows[i].findings);
+        assert_int_equal(count_findings(&o, "torch/rank-missing", ""), rows[i].findings);
+        drop(&o);
+    }
+}
+
+/* A mesh that does not say which rank wrote the file: the file's name does. */
+static void test_formats_torch_ranks__ranks_come_from_names_where_files_do_not_tell(void **state)
+{
+    (void)state;
+    static const char pickle[] = "(dS'w'\n"
+        PICKLED_DTENSOR(PICKLED_1("2"), PICKLED_1("1"), PICKLED_TENSOR("0", "1", PICKLED_1("1"), PICKLED_1("1")),
+                        PICKLED_MESH(PICKLED_1("2"), "S'_flatten_mesh_list'\n(I0\nI1\nts"), PICKLED_SHARD("0"), "") "s.";
+    static const struct {
+        const char *names[2];
+        size_t chunks;
+        unsigned untold;
+    } rows[] = {{{"rank0.pt", "rank1.pt"}, 2, 0}, {{"0.pt", "1.pt"}, 2, 0}, {{"rank1", "rank10"}, 1, 1}, {{"rank1.pt", "rank99999999999.pt"}, 1, 1}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        opened o = {.catalog = NULL};
+        for (size_t k = 0; k < 2; k++) add_pickle(&o, rows[i].names[k], pickle, 4);
+        must_open(&o);
+        assert_int_equal(tsr_checkpoint_entry(o.checkpoint, TSR_STR("w"))->chunk_count, rows[i].chunks);
+        assert_int_equal(count_findings(&o, "torch/dtensor", "which rank's part"), rows[i].untold);
+        drop(&o);
+    }
+}
+
+static void test_formats_torch_ranks__entries_are_bounded_by_limits(void **state)
+{
+    (void)state;
+    opened o = {.catalog = NULL};
+    add_pickle(&o, "rank0.pt", EPOCH("3"), SIZE_MAX);
+    add_pickle(&o, "rank1.pt", "(dS'step'\nI1\ns.", SIZE_MAX);
+    must_open(&o);
+    o.host.limits.entries = 1;
+    tsr_error err = {0};
+    assert_int_equal(open_and_walk(NULL, o.sample.store, &o.host, &err), TSR_E_LIMIT);
+    assert_non_null(strstr(err.message, "torch: more than 1 entries"));
+    drop(&o);
+}
+
+static void test_formats_torch_ranks__no_entries_at_all_are_a_checkpoint(void **state)
+{
+    (void)state;
+    opened o = {.catalog = NULL};
+    add_pickle(&o, "rank0.pt", "(d.", SIZE_MAX);
+    add_pickle(&o, "rank1.pt", "(d.", SIZE_MAX);
+    must_open(&o);
+    assert_int_equal(o.catalog->entry_count, 0);
+    drop(&o);
+}
+
+/* More names than a table holds at first. */
+static void test_formats_torch_ranks__many_entries_come_together(void **state)
+{
+    (void)state;
+    static char pickle[8192];
+    opened o = {.catalog = NULL};
+    size_t used = (size_t)snprintf(pickle, sizeof pickle, "(d");
+    for (int i = 0; i < 20; i++) {
+        used += (size_t)snprintf(pickle + used, sizeof pickle - used, "S'k%d'\n" PICKLED_TENSOR("0", "1", PICKLED_1("1"), PICKLED_1("1")) "s", i);
+    }
+    snprintf(pickle + used, sizeof pickle - used, ".");
+    add_pickle(&o, "rank0.pt", pickle, 4);
+    add_pickle(&o, "rank1.pt", pickle, 4);
+    must_open(&o);
+    assert_int_equal(o.catalog->entry_count, 20);
+    assert_int_equal(o.catalog->entries[19].replica_count, 1);
     drop(&o);
 }
 
@@ -211,6 +307,11 @@ int main(void)
         cmocka_unit_test(test_formats_torch_ranks__objects_of_the_lowest_rank_stay),
         cmocka_unit_test(test_formats_torch_ranks__a_missing_rank_is_named),
         cmocka_unit_test(test_formats_torch_ranks__two_files_of_one_rank_are_reported),
+        cmocka_unit_test(test_formats_torch_ranks__worlds_of_any_size_are_borne),
+        cmocka_unit_test(test_formats_torch_ranks__ranks_come_from_names_where_files_do_not_tell),
+        cmocka_unit_test(test_formats_torch_ranks__entries_are_bounded_by_limits),
+        cmocka_unit_test(test_formats_torch_ranks__no_entries_at_all_are_a_checkpoint),
+        cmocka_unit_test(test_formats_torch_ranks__many_entries_come_together),
         cmocka_unit_test(test_formats_torch_ranks__a_broken_file_is_named),
         cmocka_unit_test(test_formats_torch_index__what_index_and_files_say_differently_is_reported),
         cmocka_unit_test(test_formats_torch_index__a_copy_in_another_file_is_kept_for_comparison),
