@@ -5,18 +5,6 @@
 
 #include "base/try.h"
 
-/* The same number of bytes from every rank. */
-static tsr_status gather_fixed(tsr_comm *comm, const void *mine, size_t size, const tsr_allocator *allocator, void *all,
-                               tsr_error *err)
-{
-    size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
-    if (!sizes) return TSR_E_NOMEM;
-    for (uint32_t r = 0; r < comm->size; r++) sizes[r] = size;
-    tsr_status status = comm->all_gather(comm, mine, sizes, all, err);
-    tsr_free(allocator, sizes, comm->size, sizeof *sizes);
-    return status;
-}
-
 tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err)
 {
     uint64_t nothing = 0;
@@ -27,19 +15,86 @@ tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err)
 tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err)
 {
     uint64_t failed = mine == TSR_OK ? 0 : (uint64_t)comm->size - comm->rank; /* largest for the lowest rank */
-    tsr_error told = {0};
-    TSR_TRY(comm->largest(comm, &failed, err));
-    if (failed == 0) return TSR_OK;
+    tsr_error told = {0}, failure = {0};
+    tsr_status status = comm->largest(comm, &failed, &failure);
+    if (status == TSR_OK && failed == 0) return TSR_OK;
     uint32_t root = comm->size - (uint32_t)failed;
-    if (root == comm->rank) {
+    if (status == TSR_OK && root == comm->rank) {
         if (err) told = *err;
         told.status = mine;
     }
-    TSR_TRY(comm->broadcast(comm, &told, sizeof told, root, err));
-    told.message[sizeof told.message - 1] = 0;
+    if (status == TSR_OK) status = comm->broadcast(comm, &told, sizeof told, root, &failure);
     if (err) *err = (tsr_error){0};
+    if (status != TSR_OK) return tsr_raise(err, status, failure.byte_position, "%s", failure.message);
+    told.message[sizeof told.message - 1] = 0;
     return tsr_raise(err, told.status, told.byte_position, "rank %" PRIu32 ": %s", root,
                      *told.message ? told.message : tsr_status_name(told.status));
+}
+
+/* Memory that one rank lacks is a failure of all. */
+static tsr_status need(tsr_comm *comm, const tsr_allocator *allocator, size_t count, size_t item_size, void **out,
+                       tsr_error *err)
+{
+    *out = tsr_alloc(allocator, count, item_size, err);
+    return *out ? TSR_OK : comm->poison(comm, TSR_E_NOMEM, err);
+}
+
+/* ---- point to point ---- */
+
+static void list_pieces(tsr_message *messages, uint32_t count, const void *base, const size_t *sizes)
+{
+    char *at = (char *)(uintptr_t)base;
+    for (uint32_t r = 0; r < count; at += sizes[r++]) messages[r] = (tsr_message){r, at, sizes[r]};
+}
+
+tsr_status tsr_comm_gather(tsr_comm *comm, const void *mine, const size_t *sizes, uint32_t root, void *all,
+                           const tsr_allocator *allocator, tsr_error *err)
+{
+    const tsr_message send = {root, (void *)(uintptr_t)mine, sizes[comm->rank]};
+    if (comm->rank != root) return comm->exchange(comm, &send, 1, NULL, 0, err);
+    void *memory;
+    TSR_TRY(need(comm, allocator, comm->size, sizeof(tsr_message), &memory, err));
+    tsr_message *receives = memory;
+    list_pieces(receives, comm->size, all, sizes);
+    tsr_status status = comm->exchange(comm, &send, 1, receives, comm->size, err);
+    tsr_free(allocator, receives, comm->size, sizeof *receives);
+    return status;
+}
+
+tsr_status tsr_comm_all_to_all(tsr_comm *comm, const void *mine, const size_t *send_sizes, void *all,
+                               const size_t *receive_sizes, const tsr_allocator *allocator, tsr_error *err)
+{
+    void *memory;
+    TSR_TRY(need(comm, allocator, comm->size, 2 * sizeof(tsr_message), &memory, err));
+    tsr_message *messages = memory;
+    list_pieces(messages, comm->size, mine, send_sizes);
+    list_pieces(messages + comm->size, comm->size, all, receive_sizes);
+    tsr_status status = comm->exchange(comm, messages, comm->size, messages + comm->size, comm->size, err);
+    tsr_free(allocator, messages, comm->size, 2 * sizeof *messages);
+    return status;
+}
+
+/* ---- blobs ---- */
+
+tsr_status tsr_comm_broadcast_blob(tsr_comm *comm, tsr_str mine, uint32_t root, const tsr_allocator *allocator, void **out,
+                                   size_t *size, tsr_error *err)
+{
+    size_t count = mine.size;
+    *out = NULL;
+    *size = 0;
+    TSR_TRY(comm->broadcast(comm, &count, sizeof count, root, err));
+    if (count == 0) return TSR_OK;
+    void *copy;
+    TSR_TRY(need(comm, allocator, count, 1, &copy, err));
+    if (comm->rank == root) memcpy(copy, mine.data, count);
+    tsr_status status = comm->broadcast(comm, copy, count, root, err);
+    if (status != TSR_OK) {
+        tsr_free(allocator, copy, count, 1);
+        return status;
+    }
+    *out = copy;
+    *size = count;
+    return TSR_OK;
 }
 
 void tsr_comm_blobs_free(tsr_comm_blobs *b)
@@ -51,20 +106,34 @@ void tsr_comm_blobs_free(tsr_comm_blobs *b)
     *b = (tsr_comm_blobs){0};
 }
 
+/* Everyone's size, with b->sizes holding what each gives on the way. */
+static tsr_status gather_sizes(tsr_comm *comm, size_t mine, tsr_comm_blobs *b, tsr_error *err)
+{
+    void *memory;
+    TSR_TRY(need(comm, b->allocator, b->count, sizeof(size_t), &memory, err));
+    size_t *widths = memory;
+    for (uint32_t r = 0; r < b->count; r++) widths[r] = sizeof mine;
+    tsr_status status = comm->all_gather(comm, &mine, widths, b->sizes, err);
+    tsr_free(b->allocator, widths, b->count, sizeof *widths);
+    return status;
+}
+
 static tsr_status gather_blobs(tsr_comm *comm, tsr_str mine, tsr_comm_blobs *b, tsr_error *err)
 {
-    b->sizes = tsr_alloc(b->allocator, b->count, sizeof *b->sizes, err);
-    b->blobs = tsr_alloc(b->allocator, b->count, sizeof *b->blobs, err);
-    if (!b->sizes || !b->blobs) return TSR_E_NOMEM;
-    TSR_TRY(gather_fixed(comm, &mine.size, sizeof mine.size, b->allocator, b->sizes, err));
+    void *memory;
+    TSR_TRY(need(comm, b->allocator, b->count, sizeof *b->sizes, &memory, err));
+    b->sizes = memory;
+    TSR_TRY(need(comm, b->allocator, b->count, sizeof *b->blobs, &memory, err));
+    b->blobs = memory;
+    TSR_TRY(gather_sizes(comm, mine.size, b, err));
     size_t total = 0;
-    for (uint32_t r = 0; r < b->count; r++) {
+    for (uint32_t r = 0; r < b->count; r++) { /* the same on every rank, and so is its failure */
         TSR_FAIL_IF(b->sizes[r] > SIZE_MAX - total, err, TSR_E_LIMIT, TSR_NO_POSITION,
                     "comm: the ranks' blobs are too large together");
         total += b->sizes[r];
     }
-    b->bytes = tsr_alloc(b->allocator, total, 1, err);
-    if (!b->bytes) return TSR_E_NOMEM;
+    TSR_TRY(need(comm, b->allocator, total, 1, &memory, err));
+    b->bytes = memory;
     b->byte_count = total;
     TSR_TRY(comm->all_gather(comm, mine.data, b->sizes, b->bytes, err));
     total = 0;
@@ -79,4 +148,26 @@ tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocat
     tsr_status status = gather_blobs(comm, mine, out, err);
     if (status != TSR_OK) tsr_comm_blobs_free(out);
     return status;
+}
+
+/* ---- the same everywhere? ---- */
+
+/* Pieces of rank 0's bytes come by, each rank compares its own; no memory is needed. */
+tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_error *err)
+{
+    char piece[1024];
+    uint64_t size = value.size;
+    TSR_TRY(comm->broadcast(comm, &size, sizeof size, 0, err));
+    bool same = size == value.size;
+    for (uint64_t at = 0; at < size; at += sizeof piece) {
+        size_t count = size - at < sizeof piece ? (size_t)(size - at) : sizeof piece;
+        if (comm->rank == 0) memcpy(piece, value.data + at, count);
+        TSR_TRY(comm->broadcast(comm, piece, count, 0, err));
+        if (same) same = memcmp(piece, value.data + at, count) == 0;
+    }
+    uint64_t differs = same ? 0 : (uint64_t)comm->size - comm->rank;
+    TSR_TRY(comm->largest(comm, &differs, err));
+    TSR_FAIL_IF(differs, err, TSR_E_USAGE, TSR_NO_POSITION, "%s: rank %" PRIu32 " differs from rank 0", what,
+                comm->size - (uint32_t)differs);
+    return TSR_OK;
 }

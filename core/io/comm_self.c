@@ -5,47 +5,85 @@
 typedef struct self {
     tsr_comm base;
     const tsr_allocator *allocator;
+    tsr_error failed; /* what every further call ends with */
 } self;
+
+static tsr_status again(const self *s, tsr_error *err)
+{
+    if (s->failed.status == TSR_OK) return TSR_OK;
+    return tsr_raise(err, s->failed.status, s->failed.byte_position, "%s", s->failed.message);
+}
 
 static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *sizes, void *all, tsr_error *err)
 {
-    (void)comm;
-    (void)err;
+    TSR_TRY(again((self *)comm, err));
     if (sizes[0]) memcpy(all, mine, sizes[0]);
     return TSR_OK;
 }
 
 static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t root, tsr_error *err)
 {
-    (void)comm;
+    self *s = (self *)comm;
     (void)data;
     (void)size;
-    TSR_FAIL_IF(root != 0, err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u is to broadcast, but there is one rank",
-                (unsigned)root);
+    if (s->failed.status == TSR_OK && root != 0) {
+        tsr_raise(&s->failed, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u is to broadcast, but there is rank 0 only",
+                  (unsigned)root);
+    }
+    return again(s, err);
+}
+
+static tsr_status move(const tsr_message *sends, size_t send_count, const tsr_message *receives, size_t receive_count,
+                       tsr_error *err)
+{
+    TSR_FAIL_IF(send_count != receive_count, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "rank 0: comm: rank 0 sends %zu messages to rank 0, which expects %zu", send_count, receive_count);
+    for (size_t i = 0; i < send_count; i++) {
+        TSR_FAIL_IF(sends[i].peer || receives[i].peer, err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "rank 0: comm: message %zu is with rank %u, but there is rank 0 only", i,
+                    (unsigned)(sends[i].peer ? sends[i].peer : receives[i].peer));
+        TSR_FAIL_IF(sends[i].size != receives[i].size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "rank 0: comm: message %zu sends %zu bytes to rank 0, which expects %zu", i, sends[i].size,
+                    receives[i].size);
+    }
+    for (size_t i = 0; i < send_count; i++) {
+        if (sends[i].size) memcpy(receives[i].data, sends[i].data, sends[i].size);
+    }
     return TSR_OK;
 }
 
 static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
                            size_t receive_count, tsr_error *err)
 {
-    (void)comm;
-    TSR_FAIL_IF(send_count != receive_count, err, TSR_E_USAGE, TSR_NO_POSITION, "comm: %zu messages sent, %zu received",
-                send_count, receive_count);
-    for (size_t i = 0; i < send_count; i++) {
-        TSR_FAIL_IF(sends[i].peer || receives[i].peer || sends[i].size != receives[i].size, err, TSR_E_USAGE,
-                    TSR_NO_POSITION, "comm: message %zu of %zu bytes is received as %zu bytes", i, sends[i].size,
-                    receives[i].size);
-        if (sends[i].size) memcpy(receives[i].data, sends[i].data, sends[i].size);
-    }
-    return TSR_OK;
+    self *s = (self *)comm;
+    if (s->failed.status == TSR_OK) move(sends, send_count, receives, receive_count, &s->failed);
+    return again(s, err);
 }
 
 static tsr_status largest(tsr_comm *comm, uint64_t *value, tsr_error *err)
 {
-    (void)comm;
     (void)value;
-    (void)err;
-    return TSR_OK;
+    return again((self *)comm, err);
+}
+
+static tsr_status split(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm **out, tsr_error *err)
+{
+    (void)order;
+    *out = NULL;
+    TSR_TRY(again((self *)comm, err));
+    return group == TSR_COMM_NO_GROUP ? TSR_OK : tsr_comm_self(((self *)comm)->allocator, out, err);
+}
+
+static tsr_status poison(tsr_comm *comm, tsr_status mine, tsr_error *err)
+{
+    self *s = (self *)comm;
+    const bool told = err && *err->message;
+    if (s->failed.status == TSR_OK) {
+        tsr_raise(&s->failed, mine, err ? err->byte_position : TSR_NO_POSITION, "rank 0: %s",
+                  told ? err->message : tsr_status_name(mine));
+    }
+    if (err) *err = (tsr_error){0};
+    return again(s, err);
 }
 
 static void close_self(tsr_comm *comm)
@@ -58,7 +96,7 @@ tsr_status tsr_comm_self(const tsr_allocator *allocator, tsr_comm **out, tsr_err
 {
     self *s = tsr_alloc(allocator, 1, sizeof *s, err);
     if (!s) return TSR_E_NOMEM;
-    *s = (self){{0, 1, all_gather, broadcast, exchange, largest, close_self}, allocator};
+    *s = (self){.base = {0, 1, all_gather, broadcast, exchange, largest, split, poison, close_self}, .allocator = allocator};
     *out = &s->base;
     return TSR_OK;
 }

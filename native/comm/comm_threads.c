@@ -1,278 +1,481 @@
 /* Collectives between threads.
  *
- * Each call is: post what I give and want, wait for all, copy out of what the others posted, wait for all. Posts are only
- * read between the two waits, so that the copying itself needs no lock.
+ * Each call is: post what I give and want, wait for all, look whether all are in the same call, copy out of what the others
+ * posted, wait for all. Posts are only read between the first wait and the last, so that copying needs no lock.
  *
- *     rank 0   post ──┐        copy ──┐
- *     rank 1   post ──┼─ all ─ copy ──┼─ all ─ done
- *     rank 2   post ──┘        copy ──┘
+ *     rank 0   post ──┐         copy ──┐
+ *     rank 1   post ──┼─ all ── copy ──┼─ all ─ done
+ *     rank 2   post ──┘         copy ──┘
  */
 #include "tessera/comm_threads.h"
 
 #include <pthread.h>
 
-typedef enum call_kind { ALL_GATHER, BROADCAST, EXCHANGE, LARGEST } call_kind;
+#include "comm/comm_call.h"
 
-/* What a rank gives and wants in one call. */
-typedef struct call {
-    call_kind kind;
+typedef struct group group;
+
+/* What a rank gives in one call. */
+typedef struct post {
+    tsr_call call;
     const void *data;
     const size_t *sizes;
-    size_t size;
-    uint32_t root;
     uint64_t value;
     const tsr_message *sends;
     size_t send_count;
-} call;
+    const tsr_error *failure; /* of a poisoned rank */
+    const tsr_error *verdict; /* what a rank found on looking at the others' posts; set while they look too */
+    group *made;              /* by the first rank of a new group */
+} post;
 
-typedef struct group {
+typedef struct world {
     pthread_mutex_t lock;
     pthread_cond_t changed;
+    const tsr_allocator *allocator;
+    group *groups; /* those that were split off and are open */
+} world;
+
+typedef struct member member;
+
+struct group {
+    world *world;
     uint32_t size;
     uint32_t arrived;
     uint64_t generation;
     bool broken; /* a rank has left */
     uint32_t gone;
-    const call **posts; /* by rank */
-} group;
+    uint32_t open;      /* members that have not closed it */
+    const post **posts; /* by rank */
+    member **members;   /* by rank */
+    group *next;
+};
 
-typedef struct member {
+struct member {
     tsr_comm base;
     group *group;
+    uint32_t thread; /* number in the world */
+    tsr_error failed;
+};
+
+typedef struct simulated {
+    member member; /* of the whole world */
     tsr_status (*body)(void *arg, tsr_comm *comm, tsr_error *err);
     void *arg;
     pthread_t thread;
     bool started;
     tsr_status status;
     tsr_error error;
-} member;
+} simulated;
 
-static tsr_status gone(const group *g, tsr_error *err)
-{
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: rank %u has left", (unsigned)g->gone);
-}
+/* ---- meeting ---- */
 
 /* Waits until every rank is here. One that was let through keeps its success, whatever happens behind it. */
 static tsr_status meet(group *g, tsr_error *err)
 {
-    pthread_mutex_lock(&g->lock);
+    pthread_mutex_lock(&g->world->lock);
     uint64_t generation = g->generation;
     if (!g->broken && ++g->arrived == g->size) {
         g->arrived = 0;
         g->generation++;
-        pthread_cond_broadcast(&g->changed);
+        pthread_cond_broadcast(&g->world->changed);
     }
-    while (!g->broken && g->generation == generation) pthread_cond_wait(&g->changed, &g->lock);
-    tsr_status status = g->generation == generation ? gone(g, err) : TSR_OK;
-    pthread_mutex_unlock(&g->lock);
-    return status;
+    while (!g->broken && g->generation == generation) pthread_cond_wait(&g->world->changed, &g->world->lock);
+    bool met = g->generation != generation;
+    uint32_t who = g->gone;
+    pthread_mutex_unlock(&g->world->lock);
+    return met ? TSR_OK : tsr_call_raise_left(who, err);
 }
 
-static void leave(group *g, uint32_t rank)
+static void break_group(group *g, uint32_t thread)
 {
-    pthread_mutex_lock(&g->lock);
-    if (!g->broken) g->gone = rank;
-    g->broken = true;
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->lock);
+    for (uint32_t r = 0; r < g->size && !g->broken; r++) {
+        if (!g->members[r] || g->members[r]->thread != thread) continue;
+        g->broken = true;
+        g->gone = r;
+    }
+}
+
+/* A thread is gone from every group that it did not close. */
+static void leave(group *everybody, uint32_t thread)
+{
+    world *w = everybody->world;
+    pthread_mutex_lock(&w->lock);
+    break_group(everybody, thread);
+    for (group *g = w->groups; g; g = g->next) break_group(g, thread);
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* The first failure (or verdict) among the posts, which is the same for every rank that looks. */
+static tsr_status first_posted(const group *g, bool verdicts, tsr_error *err)
+{
+    for (uint32_t r = 0; r < g->size; r++) {
+        const tsr_error *f = verdicts ? g->posts[r]->verdict : g->posts[r]->failure;
+        if (!f) continue;
+        const char *text = *f->message ? f->message : tsr_status_name(f->status);
+        return tsr_raise(err, f->status, f->byte_position, "rank %u: %s", (unsigned)r, text);
+    }
+    return TSR_OK;
 }
 
 /* Whether all ranks are in the same call with the same sizes. */
-static tsr_status check_posts(const group *g, const call *mine, tsr_error *err)
+static tsr_status check_posts(const group *g, tsr_error *err)
 {
-    for (uint32_t r = 0; r < g->size; r++) {
-        const call *other = g->posts[r];
-        bool same =
-            other->kind == mine->kind && other->root == mine->root && (mine->kind != BROADCAST || other->size == mine->size);
-        for (uint32_t i = 0; same && mine->kind == ALL_GATHER && i < g->size; i++) same = other->sizes[i] == mine->sizes[i];
-        if (!same)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u is in another call, or has other sizes",
-                             (unsigned)r);
+    const tsr_call *zero = &g->posts[0]->call;
+    tsr_status status = first_posted(g, false, err);
+    for (uint32_t r = 1; r < g->size && status == TSR_OK; r++) {
+        if (!tsr_call_equal(zero, &g->posts[r]->call)) status = tsr_call_raise(zero, r, &g->posts[r]->call, err);
     }
-    return mine->kind == BROADCAST && mine->root >= g->size
-               ? tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: there is no rank %u", (unsigned)mine->root)
-               : TSR_OK;
+    return status == TSR_OK ? tsr_call_check_root(zero->root, g->size, err) : status;
 }
 
-/* Posts, meets, runs `copy`, meets again: a rank whose copy failed still meets the others. */
-static tsr_status run_call(tsr_comm *comm, const call *mine, tsr_status (*copy)(tsr_comm *comm, void *out, tsr_error *err),
-                           void *out, tsr_error *err)
+/* ---- one call ---- */
+
+/* What a rank does between the waits. `check` (may be NULL) looks at the others' posts; if it fails on one rank, all
+ * return that failure and nobody copies. */
+typedef struct action {
+    tsr_status (*check)(member *m, void *out, tsr_error *err);
+    void (*copy)(member *m, void *out);
+    void *out;
+} action;
+
+static tsr_status check_own(member *m, post *mine, const action *a, tsr_error *err)
 {
-    group *g = ((member *)comm)->group;
-    g->posts[comm->rank] = mine;
+    tsr_error found = {0};
+    if (!a->check) return TSR_OK;
+    if (a->check(m, a->out, &found) != TSR_OK) mine->verdict = &found;
+    tsr_status status = meet(m->group, err);
+    if (status == TSR_OK) status = first_posted(m->group, true, err);
+    tsr_error ignored = {0};
+    meet(m->group, &ignored); /* `found` may be read until here */
+    return status;
+}
+
+static tsr_status attempt(member *m, post *mine, const action *a, tsr_error *err)
+{
+    group *g = m->group;
+    g->posts[m->base.rank] = mine;
     tsr_status status = meet(g, err);
     if (status != TSR_OK) return status;
-    status = check_posts(g, mine, err);
-    if (status == TSR_OK) status = copy(comm, out, err);
+    status = check_posts(g, err);
+    if (status == TSR_OK) status = check_own(m, mine, a, err);
+    if (status == TSR_OK) a->copy(m, a->out);
     tsr_status met = meet(g, err);
     return status != TSR_OK ? status : met;
 }
 
-static tsr_status copy_all(tsr_comm *comm, void *out, tsr_error *err)
+static tsr_status run_call(tsr_comm *comm, post *mine, const action *a, tsr_error *err)
 {
-    (void)err;
-    const group *g = ((member *)comm)->group;
+    member *m = (member *)comm;
+    if (m->failed.status == TSR_OK) attempt(m, mine, a, &m->failed);
+    if (m->failed.status == TSR_OK) return TSR_OK;
+    return tsr_raise(err, m->failed.status, m->failed.byte_position, "%s", m->failed.message);
+}
+
+static void copy_all(member *m, void *out)
+{
+    const group *g = m->group;
     char *at = out;
     for (uint32_t r = 0; r < g->size; r++) {
         size_t size = g->posts[r]->sizes[r];
         if (size) memcpy(at, g->posts[r]->data, size);
         at += size;
     }
-    return TSR_OK;
 }
 
 static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *sizes, void *all, tsr_error *err)
 {
-    call c = {.kind = ALL_GATHER, .data = mine, .sizes = sizes};
-    return run_call(comm, &c, copy_all, all, err);
+    post p = {.call = tsr_call_all_gather(sizes, comm->size), .data = mine, .sizes = sizes};
+    return run_call(comm, &p, &(action){NULL, copy_all, all}, err);
 }
 
-static tsr_status copy_root(tsr_comm *comm, void *out, tsr_error *err)
+static void copy_root(member *m, void *out)
 {
-    (void)err;
-    const group *g = ((member *)comm)->group;
-    const call *root = g->posts[g->posts[comm->rank]->root];
-    if (root->size && root->data != out) memcpy(out, root->data, root->size);
-    return TSR_OK;
+    const post *root = m->group->posts[m->group->posts[m->base.rank]->call.root];
+    if (root->call.bytes && root->data != out) memcpy(out, root->data, (size_t)root->call.bytes);
 }
 
 static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t root, tsr_error *err)
 {
-    call c = {.kind = BROADCAST, .data = data, .size = size, .root = root};
-    return run_call(comm, &c, copy_root, data, err);
+    post p = {.call = {.kind = TSR_CALL_BROADCAST, .root = root, .bytes = size}, .data = data};
+    return run_call(comm, &p, &(action){NULL, copy_root, data}, err);
 }
 
-static tsr_status copy_largest(tsr_comm *comm, void *out, tsr_error *err)
+static void copy_largest(member *m, void *out)
 {
-    (void)err;
-    const group *g = ((member *)comm)->group;
+    const group *g = m->group;
     uint64_t *value = out;
     for (uint32_t r = 0; r < g->size; r++) *value = g->posts[r]->value > *value ? g->posts[r]->value : *value;
-    return TSR_OK;
 }
 
 static tsr_status largest(tsr_comm *comm, uint64_t *value, tsr_error *err)
 {
-    call c = {.kind = LARGEST, .value = *value};
-    return run_call(comm, &c, copy_largest, value, err);
+    post p = {.call = {.kind = TSR_CALL_LARGEST}, .value = *value};
+    return run_call(comm, &p, &(action){NULL, copy_largest, value}, err);
 }
+
+static void copy_nothing(member *m, void *out)
+{
+    (void)m;
+    (void)out;
+}
+
+static tsr_status poison(tsr_comm *comm, tsr_status mine, tsr_error *err)
+{
+    tsr_error told = {.byte_position = TSR_NO_POSITION};
+    if (err) told = *err;
+    told.status = mine;
+    if (err) *err = (tsr_error){0};
+    post p = {.call = {.kind = TSR_CALL_POISON}, .failure = &told};
+    return run_call(comm, &p, &(action){NULL, copy_nothing, NULL}, err);
+}
+
+/* ---- messages ---- */
 
 typedef struct receiving {
     const tsr_message *messages;
     size_t count;
 } receiving;
 
-/* The `ordinal`-th message that a rank sends to `to`, or NULL. */
-static const tsr_message *nth_to(const call *from, uint32_t to, size_t ordinal)
+static tsr_status check_messages(member *m, void *out, tsr_error *err)
 {
-    for (size_t i = 0; i < from->send_count; i++) {
-        if (from->sends[i].peer == to && ordinal-- == 0) return &from->sends[i];
-    }
-    return NULL;
-}
-
-static size_t count_to(const call *from, uint32_t to)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < from->send_count; i++) count += from->sends[i].peer == to;
-    return count;
-}
-
-static tsr_status copy_messages(tsr_comm *comm, void *out, tsr_error *err)
-{
-    const group *g = ((member *)comm)->group;
+    const group *g = m->group;
     const receiving *in = out;
-    size_t waiting = 0;
-    for (uint32_t r = 0; r < g->size; r++) waiting += count_to(g->posts[r], comm->rank);
-    for (size_t i = 0; i < in->count; i++) {
-        const tsr_message *want = &in->messages[i];
-        size_t ordinal = 0;
-        for (size_t k = 0; k < i; k++) ordinal += in->messages[k].peer == want->peer;
-        const tsr_message *sent = want->peer < g->size ? nth_to(g->posts[want->peer], comm->rank, ordinal) : NULL;
-        if (!sent || sent->size != want->size) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "comm: message %zu from rank %u is expected with %zu bytes, but %s", ordinal,
-                             (unsigned)want->peer, want->size, sent ? "has another size" : "is not sent");
-        }
-        if (sent->size) memcpy(want->data, sent->data, sent->size);
+    const post *mine = g->posts[m->base.rank];
+    tsr_status status = tsr_call_check_peers(mine->sends, mine->send_count, g->size, err);
+    if (status == TSR_OK) status = tsr_call_check_peers(in->messages, in->count, g->size, err);
+    for (uint32_t r = 0; r < g->size && status == TSR_OK; r++) {
+        tsr_traffic sent = tsr_traffic_with(g->posts[r]->sends, g->posts[r]->send_count, m->base.rank);
+        tsr_traffic expected = tsr_traffic_with(in->messages, in->count, r);
+        status = tsr_traffic_check(r, &sent, m->base.rank, &expected, err);
     }
-    if (waiting != in->count)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: %zu messages are sent here, %zu received", waiting,
-                         in->count);
-    return TSR_OK;
+    return status;
+}
+
+static void copy_messages(member *m, void *out)
+{
+    const receiving *in = out;
+    for (uint32_t r = 0; r < m->group->size; r++) {
+        const tsr_message *sent = m->group->posts[r]->sends; /* as many come from r as go there: checked */
+        for (size_t i = 0; i < in->count; i++) {
+            const tsr_message *want = &in->messages[i];
+            if (want->peer != r) continue;
+            while (sent->peer != m->base.rank) sent++;
+            if (sent->size) memcpy(want->data, sent->data, sent->size);
+            sent++;
+        }
+    }
 }
 
 static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
                            size_t receive_count, tsr_error *err)
 {
-    call c = {.kind = EXCHANGE, .sends = sends, .send_count = send_count};
+    post p = {.call = {.kind = TSR_CALL_EXCHANGE}, .sends = sends, .send_count = send_count};
     receiving in = {receives, receive_count};
-    return run_call(comm, &c, copy_messages, &in, err);
+    return run_call(comm, &p, &(action){check_messages, copy_messages, &in}, err);
 }
+
+/* ---- groups ---- */
+
+typedef struct choice {
+    uint32_t group, order;
+} choice;
+
+/* Where this rank goes: `rank` of `size`, and who is rank 0 there. */
+typedef struct place {
+    uint32_t rank, size, first;
+} place;
+
+static choice choice_of(const group *g, uint32_t rank)
+{
+    const uint64_t value = g->posts[rank]->value;
+    return (choice){(uint32_t)(value >> 32), (uint32_t)value};
+}
+
+static bool goes_before(choice a, uint32_t rank_a, choice b, uint32_t rank_b)
+{
+    return a.order != b.order ? a.order < b.order : rank_a < rank_b;
+}
+
+static void find_place(member *m, void *out)
+{
+    place *p = out;
+    const choice mine = choice_of(m->group, m->base.rank);
+    *p = (place){0, 0, m->base.rank};
+    for (uint32_t r = 0; r < m->group->size; r++) {
+        const choice other = choice_of(m->group, r);
+        if (other.group != mine.group) continue;
+        p->size++;
+        p->rank += goes_before(other, r, mine, m->base.rank);
+        if (goes_before(other, r, choice_of(m->group, p->first), p->first)) p->first = r;
+    }
+}
+
+static void free_group(group *g)
+{
+    const tsr_allocator *allocator = g->world->allocator;
+    for (uint32_t r = 0; r < g->size; r++) tsr_free(allocator, g->members ? g->members[r] : NULL, 1, sizeof(member));
+    tsr_free(allocator, g->members, g->size, sizeof *g->members);
+    tsr_free(allocator, g->posts, g->size, sizeof *g->posts);
+    tsr_free(allocator, g, 1, sizeof *g);
+}
+
+static group *new_group(world *w, uint32_t size, tsr_error *err)
+{
+    group *g = tsr_alloc(w->allocator, 1, sizeof *g, err);
+    if (!g) return NULL;
+    *g = (group){.world = w, .size = size, .open = size};
+    g->members = tsr_alloc(w->allocator, size, sizeof *g->members, err);
+    for (uint32_t r = 0; g->members && r < size; r++) g->members[r] = NULL;
+    g->posts = g->members ? tsr_alloc(w->allocator, size, sizeof *g->posts, err) : NULL;
+    if (g->posts) return g;
+    free_group(g);
+    return NULL;
+}
+
+static void close_group(tsr_comm *comm)
+{
+    group *g = ((member *)comm)->group;
+    world *w = g->world;
+    pthread_mutex_lock(&w->lock);
+    break_group(g, ((member *)comm)->thread); /* for those who still call */
+    pthread_cond_broadcast(&w->changed);
+    bool last = --g->open == 0;
+    for (group **at = &w->groups; last && *at; at = &(*at)->next) {
+        if (*at != g) continue;
+        *at = g->next;
+        break;
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (last) free_group(g);
+}
+
+typedef struct joining {
+    place at;
+    member *child;
+} joining;
+
+/* Members put themselves in; nobody uses the group before all have. */
+static void join_group(member *m, void *out)
+{
+    joining *j = out;
+    group *g = m->group->posts[j->at.first]->made;
+    if (!g) return;
+    *j->child = *m;
+    j->child->base.rank = j->at.rank;
+    j->child->base.size = j->at.size;
+    j->child->base.close = close_group;
+    j->child->group = g;
+    pthread_mutex_lock(&g->world->lock);
+    g->members[j->at.rank] = j->child;
+    if (j->at.rank == 0) {
+        g->next = g->world->groups;
+        g->world->groups = g;
+    }
+    pthread_mutex_unlock(&g->world->lock);
+}
+
+static tsr_status split(tsr_comm *comm, uint32_t group_number, uint32_t order, tsr_comm **out, tsr_error *err)
+{
+    member *m = (member *)comm;
+    world *w = m->group->world;
+    joining j = {.child = NULL};
+    tsr_error failure = {0};
+    *out = NULL;
+    post ask = {.call = {.kind = TSR_CALL_SPLIT}, .value = (uint64_t)group_number << 32 | order};
+    tsr_status status = run_call(comm, &ask, &(action){NULL, find_place, &j.at}, err);
+    if (status != TSR_OK) return status;
+    const bool wanted = group_number != TSR_COMM_NO_GROUP;
+    post tell = {.call = {.kind = TSR_CALL_SPLIT}};
+    if (wanted) j.child = tsr_alloc(w->allocator, 1, sizeof *j.child, &failure);
+    if (j.child && j.at.rank == 0) tell.made = new_group(w, j.at.size, &failure);
+    if (failure.status != TSR_OK) tell.failure = &failure;
+    status = run_call(comm, &tell, &(action){NULL, join_group, &j}, err);
+    if (status == TSR_OK) {
+        *out = wanted ? &j.child->base : NULL;
+        return TSR_OK;
+    }
+    if (tell.made) free_group(tell.made);
+    tsr_free(w->allocator, j.child, 1, sizeof *j.child);
+    return status;
+}
+
+/* ---- running ---- */
 
 static void close_nothing(tsr_comm *comm)
 {
     (void)comm; /* belongs to tsr_comm_threads_run */
 }
 
-/* ---- running ---- */
-
 static void *run_member(void *ctx)
 {
-    member *m = ctx;
-    m->status = m->body(m->arg, &m->base, &m->error);
-    leave(m->group, m->base.rank);
+    simulated *s = ctx;
+    s->status = s->body(s->arg, &s->member.base, &s->error);
+    leave(s->member.group, s->member.thread);
     return NULL;
 }
 
-static void start_members(group *g, member *members)
+static void start_members(group *g, simulated *ranks)
 {
     for (uint32_t r = 0; r < g->size; r++) {
-        members[r].started = pthread_create(&members[r].thread, NULL, run_member, &members[r]) == 0;
-        if (!members[r].started) leave(g, r);
+        ranks[r].started = pthread_create(&ranks[r].thread, NULL, run_member, &ranks[r]) == 0;
+        if (!ranks[r].started) leave(g, r);
     }
     for (uint32_t r = 0; r < g->size; r++) {
-        if (members[r].started) pthread_join(members[r].thread, NULL);
+        if (ranks[r].started) pthread_join(ranks[r].thread, NULL);
     }
 }
 
 /* The lowest rank's failure that is no consequence of another's. */
-static tsr_status first_failure(const group *g, const member *members, tsr_error *err)
+static tsr_status first_failure(uint32_t count, const simulated *ranks, tsr_error *err)
 {
-    const member *found = NULL;
-    for (uint32_t r = g->size; r-- > 0;) {
-        const member *m = &members[r];
-        if (!m->started)
+    const simulated *found = NULL;
+    for (uint32_t r = count; r-- > 0;) {
+        const simulated *s = &ranks[r];
+        if (!s->started)
             return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: cannot start a thread for rank %u", (unsigned)r);
-        bool consequence = m->status == TSR_E_IO && strstr(m->error.message, "has left");
-        if (m->status != TSR_OK && (!consequence || !found)) found = m;
+        bool consequence = s->status == TSR_E_IO && strstr(s->error.message, "has left");
+        if (s->status != TSR_OK && (!consequence || !found)) found = s;
     }
     if (!found) return TSR_OK;
     if (err && err->status == TSR_OK) *err = found->error;
     return found->status;
 }
 
+static tsr_status run_world(world *w, group *everybody, simulated *ranks, tsr_error *err)
+{
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->changed, NULL);
+    start_members(everybody, ranks);
+    tsr_status status = first_failure(everybody->size, ranks, err);
+    for (group *g = w->groups, *next; g; g = next) { /* left open by bodies that failed */
+        next = g->next;
+        free_group(g);
+    }
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
+    return status;
+}
+
 tsr_status tsr_comm_threads_run(const tsr_allocator *allocator, uint32_t ranks,
                                 tsr_status (*body)(void *arg, tsr_comm *comm, tsr_error *err), void *arg, tsr_error *err)
 {
-    member *members = tsr_alloc(allocator, ranks, sizeof *members, err);
-    group g = {.size = ranks, .posts = members ? tsr_alloc(allocator, ranks, sizeof *g.posts, err) : NULL};
+    simulated *all = tsr_alloc(allocator, ranks, sizeof *all, err);
+    const post **posts = tsr_alloc(allocator, ranks, sizeof *posts, err);
+    member **members = tsr_alloc(allocator, ranks, sizeof *members, err);
+    world w = {.allocator = allocator};
+    group everybody = {.world = &w, .size = ranks, .posts = posts, .members = members};
     tsr_status status = TSR_E_NOMEM;
-    if (g.posts) {
-        pthread_mutex_init(&g.lock, NULL);
-        pthread_cond_init(&g.changed, NULL);
+    if (all && posts && members) {
         for (uint32_t r = 0; r < ranks; r++) {
-            members[r] = (member){.base = {r, ranks, all_gather, broadcast, exchange, largest, close_nothing},
-                                  .group = &g,
-                                  .body = body,
-                                  .arg = arg};
+            const tsr_comm base = {r, ranks, all_gather, broadcast, exchange, largest, split, poison, close_nothing};
+            all[r] = (simulated){.member = {.base = base, .group = &everybody, .thread = r}, .body = body, .arg = arg};
+            members[r] = &all[r].member;
         }
-        start_members(&g, members);
-        status = first_failure(&g, members, err);
-        pthread_cond_destroy(&g.changed);
-        pthread_mutex_destroy(&g.lock);
+        status = run_world(&w, &everybody, all, err);
     }
-    tsr_free(allocator, g.posts, ranks, sizeof *g.posts);
     tsr_free(allocator, members, ranks, sizeof *members);
+    tsr_free(allocator, posts, ranks, sizeof *posts);
+    tsr_free(allocator, all, ranks, sizeof *all);
     return status;
 }

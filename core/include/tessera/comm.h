@@ -1,16 +1,25 @@
 /* Ranks that talk to each other: a small set of collectives as a vtable. Back ends: one rank (core/io/comm_self.c), ranks
- * simulated by threads of one process (native/comm), MPI (its own room).
+ * simulated by threads of one process (native/comm/comm_threads.h), MPI (native/comm/comm_mpi.h).
  *
  * Every function is called by all ranks of a communicator, in the same order; it returns when the caller's buffers may be
- * used again. A rank that failed must not simply stay away: it keeps calling, and tsr_comm_agree tells everybody.
- * Errors: TSR_E_USAGE when ranks contradict each other (sizes, kind of call), TSR_E_IO when a rank is gone.
- * Thread rule: one thread a rank. */
+ * used again. No rank waits for ever for one that failed:
+ *
+ *   - A rank whose own work failed either goes on calling until tsr_comm_agree tells everybody (the communicator stays
+ *     good), or calls `poison` in place of its next call, whichever that is.
+ *   - Ranks that contradict each other (kind of call, root, sizes) are told so, all of them: TSR_E_USAGE names two of them
+ *     and what each does. Nothing has moved then.
+ *   - A rank that closed the communicator, or is gone, is TSR_E_IO for the others.
+ *
+ * After any of these failures but that of agree the communicator is spent: each further call ends at once with the same
+ * error, everywhere. Thread rule: one thread a rank. */
 #ifndef TESSERA_COMM_H
 #define TESSERA_COMM_H
 
 #include "tessera/host.h"
 
 TSR_API_BEGIN
+
+#define TSR_COMM_NO_GROUP UINT32_MAX
 
 /* Bytes to or from a rank. Messages between two ranks match in the order in which both list them. */
 typedef struct tsr_message {
@@ -31,15 +40,37 @@ struct tsr_comm {
                            size_t receive_count, tsr_error *err);
     /* The largest of all ranks' values, everywhere. */
     tsr_status (*largest)(tsr_comm *comm, uint64_t *value, tsr_error *err);
+    /* Groups: the ranks that give the same `group` get a communicator of their own, ranked by (order, rank here).
+     * TSR_COMM_NO_GROUP: `*out` is NULL. Errors: also TSR_E_NOMEM, everywhere. */
+    tsr_status (*split)(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm **out, tsr_error *err);
+    /* In place of whichever call the others are in or come to next: that call fails on every rank with the status and
+     * message of the lowest rank that poisons, behind "rank 3: "; so does this one. `mine` is not TSR_OK; `err` holds
+     * the caller's error and becomes the common one. */
+    tsr_status (*poison)(tsr_comm *comm, tsr_status mine, tsr_error *err);
+    /* Collective too where there are other processes; a group is closed before what it was split from. */
     void (*close)(tsr_comm *comm);
 };
 
 /* A communicator of one rank. */
 tsr_status tsr_comm_self(const tsr_allocator *allocator, tsr_comm **out, tsr_error *err);
 
-/* ---- made of the above ---- */
+/* ---- made of the above; errors as theirs, and TSR_E_NOMEM of any rank is told to all ---- */
 
 tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err);
+
+/* As all_gather, but only `root` receives; elsewhere `all` is not used. */
+tsr_status tsr_comm_gather(tsr_comm *comm, const void *mine, const size_t *sizes, uint32_t root, void *all,
+                           const tsr_allocator *allocator, tsr_error *err);
+
+/* Rank p is sent the p-th of the pieces that lie in `mine` one behind another, of send_sizes[p] bytes; pieces from all
+ * ranks arrive in `all` in rank order. */
+tsr_status tsr_comm_all_to_all(tsr_comm *comm, const void *mine, const size_t *send_sizes, void *all,
+                               const size_t *receive_sizes, const tsr_allocator *allocator, tsr_error *err);
+
+/* A blob whose size only `root` knows; `mine` counts there alone. Everywhere `*out` is a copy of `size` bytes from
+ * `allocator` (NULL for none), which the caller frees. */
+tsr_status tsr_comm_broadcast_blob(tsr_comm *comm, tsr_str mine, uint32_t root, const tsr_allocator *allocator, void **out,
+                                   size_t *size, tsr_error *err);
 
 /* Blobs of any size from all ranks, in rank order. */
 typedef struct tsr_comm_blobs {
@@ -54,8 +85,13 @@ tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocat
                                  tsr_error *err);
 void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* takes a zeroed one */
 
+/* TSR_E_USAGE everywhere, naming the lowest rank that differs from rank 0, unless all ranks give the same bytes of
+ * `value`; `what` (static text, the same everywhere) begins the message. The communicator stays good. */
+tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_error *err);
+
 /* All ranks learn whether one of them failed: returns TSR_OK everywhere, or everywhere the status of the lowest rank that
- * failed, with its message behind "rank 3: " in `err`. `mine` and `err` are the caller's own result so far. */
+ * failed, with its message behind "rank 3: " in `err`. `mine` and `err` are the caller's own result so far. Needs no
+ * memory. */
 tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err);
 
 TSR_API_END

@@ -1,0 +1,355 @@
+/* Collectives over MPI.
+ *
+ * Every call begins with one reduction in which all ranks learn whether they are in the same call:
+ *
+ *     rank 0   enter ─┐             move data
+ *     rank 1   enter ─┼─ reduce ──▶ move data      or, on every rank, the same error
+ *     rank 2   enter ─┘             move data
+ *
+ * A value and its complement are reduced by maximum: they still are complements only if all ranks gave the same. Ranks
+ * wait for late ones there, without burning the core that those may need; behind it all are present. */
+#include "tessera/comm_mpi.h"
+
+#include <sched.h>
+#include <time.h>
+
+#include "comm/comm_call.h"
+#include "comm/mpi_pulse.h"
+#include "comm/mpi_rounds.h"
+
+typedef struct member {
+    tsr_comm base;
+    MPI_Comm ranks;
+    tsr_pulse *pulse; /* of those that were not split off */
+    size_t round_bytes;
+    const tsr_allocator *allocator;
+    int *counts; /* and displacements: 2 × places */
+    uint32_t places;
+    tsr_error failed; /* what every further call ends with */
+    bool broken;      /* by an error that the others may not know of */
+} member;
+
+/* ---- errors of MPI ---- */
+
+/* MPI_SUCCESS, or a failure that cannot be agreed upon. */
+static tsr_status of_mpi(member *m, int code, const char *what)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int size = 0;
+    if (code == MPI_SUCCESS) return TSR_OK;
+    MPI_Error_string(code, text, &size);
+    m->broken = true;
+    return tsr_raise(&m->failed, TSR_E_IO, TSR_NO_POSITION, "comm: %s failed: %s", what, text);
+}
+
+static tsr_status again(const member *m, tsr_error *err)
+{
+    return tsr_raise(err, m->failed.status, m->failed.byte_position, "%s", m->failed.message);
+}
+
+/* ---- entering a call ---- */
+
+/* Spins for a moment, then leaves the core to others. */
+static int wait_kindly(MPI_Request *request)
+{
+    struct timespec nap = {0, 20000};
+    int done = 0;
+    for (unsigned turn = 0;; turn++) {
+        int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (code != MPI_SUCCESS || done) return code;
+        if (turn < 2000) continue;
+        if (turn < 4000) {
+            sched_yield();
+            continue;
+        }
+        nanosleep(&nap, NULL);
+        if (nap.tv_nsec < 1000000) nap.tv_nsec += nap.tv_nsec / 4;
+    }
+}
+
+enum { POISONED, WHO, NOT_WHO, BYTES, NOT_BYTES, DIGEST, NOT_DIGEST, VALUE, WORDS };
+
+static void fill_words(const member *m, const tsr_call *call, uint64_t value, uint64_t words[WORDS])
+{
+    const uint64_t who = (uint64_t)call->kind << 32 | call->root;
+    words[POISONED] = call->kind == TSR_CALL_POISON ? (uint64_t)m->base.size - m->base.rank : 0;
+    words[WHO] = who;
+    words[NOT_WHO] = ~who;
+    words[BYTES] = call->bytes;
+    words[NOT_BYTES] = ~call->bytes;
+    words[DIGEST] = call->digest;
+    words[NOT_DIGEST] = ~call->digest;
+    words[VALUE] = value;
+}
+
+/* All ranks: the lowest poisoned one says why. */
+static tsr_status hear_poison(member *m, uint32_t root, const tsr_error *mine)
+{
+    tsr_error told = {0};
+    if (root == m->base.rank) told = *mine;
+    tsr_status status = of_mpi(m, MPI_Bcast(&told, sizeof told, MPI_BYTE, (int)root, m->ranks), "telling of a failure");
+    if (status != TSR_OK) return status;
+    told.message[sizeof told.message - 1] = 0;
+    return tsr_raise(&m->failed, told.status, told.byte_position, "rank %u: %s", (unsigned)root,
+                     *told.message ? told.message : tsr_status_name(told.status));
+}
+
+/* All ranks: who is in another call? Compared with rank 0's, one rank after the other, so that no memory is needed. */
+static tsr_status hear_contradiction(member *m, const tsr_call *call)
+{
+    tsr_call zero = *call;
+    tsr_status status = of_mpi(m, MPI_Bcast(&zero, sizeof zero, MPI_BYTE, 0, m->ranks), "comparing calls");
+    if (status != TSR_OK) return status;
+    struct {
+        int value, rank;
+    } left = {call->kind != TSR_CALL_CLOSE, (int)m->base.rank}, other = {tsr_call_equal(call, &zero), (int)m->base.rank};
+    status = of_mpi(m, MPI_Allreduce(MPI_IN_PLACE, &left, 1, MPI_2INT, MPI_MINLOC, m->ranks), "comparing calls");
+    if (status != TSR_OK) return status;
+    if (left.value == 0) return tsr_call_raise_left((uint32_t)left.rank, &m->failed);
+    status = of_mpi(m, MPI_Allreduce(MPI_IN_PLACE, &other, 1, MPI_2INT, MPI_MINLOC, m->ranks), "comparing calls");
+    if (status != TSR_OK) return status;
+    tsr_call theirs = *call;
+    status = of_mpi(m, MPI_Bcast(&theirs, sizeof theirs, MPI_BYTE, other.rank, m->ranks), "comparing calls");
+    if (status != TSR_OK) return status;
+    return tsr_call_raise(&zero, (uint32_t)other.rank, &theirs, &m->failed);
+}
+
+/* Meets all ranks in `call`. `mine` counts with TSR_CALL_POISON; `*value` becomes the largest. */
+static tsr_status meet(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
+{
+    uint64_t words[WORDS], met[WORDS];
+    MPI_Request request;
+    fill_words(m, call, value ? *value : 0, words);
+    int code = MPI_Iallreduce(words, met, WORDS, MPI_UINT64_T, MPI_MAX, m->ranks, &request);
+    tsr_status status = of_mpi(m, code == MPI_SUCCESS ? wait_kindly(&request) : code, "meeting the other ranks");
+    if (status != TSR_OK) return status;
+    if (met[POISONED]) return hear_poison(m, m->base.size - (uint32_t)met[POISONED], mine);
+    if (met[WHO] != ~met[NOT_WHO] || met[BYTES] != ~met[NOT_BYTES] || met[DIGEST] != ~met[NOT_DIGEST])
+        return hear_contradiction(m, call);
+    if (value) *value = met[VALUE];
+    return TSR_OK;
+}
+
+/* Like meet, but a rank whose own part failed poisons it. */
+static tsr_status enter(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
+{
+    static const tsr_call poisoned = {.kind = TSR_CALL_POISON};
+    if (m->failed.status != TSR_OK) return m->failed.status;
+    return meet(m, mine->status == TSR_OK ? call : &poisoned, mine, value);
+}
+
+static tsr_status leave(const member *m, tsr_error *err)
+{
+    return m->failed.status == TSR_OK ? TSR_OK : again(m, err);
+}
+
+/* ---- the calls ---- */
+
+static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *sizes, void *all, tsr_error *err)
+{
+    member *m = (member *)comm;
+    tsr_error none = {0};
+    const tsr_call call = tsr_call_all_gather(sizes, comm->size);
+    if (enter(m, &call, &none, NULL) == TSR_OK) {
+        of_mpi(m, tsr_mpi_all_gather(m->ranks, mine, sizes, all, m->round_bytes, m->counts), "gathering to all");
+    }
+    return leave(m, err);
+}
+
+static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t root, tsr_error *err)
+{
+    member *m = (member *)comm;
+    tsr_error own = {0};
+    const tsr_call call = {.kind = TSR_CALL_BROADCAST, .root = root, .bytes = size};
+    if (enter(m, &call, &own, NULL) == TSR_OK && tsr_call_check_root(root, comm->size, &m->failed) == TSR_OK) {
+        of_mpi(m, tsr_mpi_broadcast(m->ranks, data, size, root, m->round_bytes), "broadcasting");
+    }
+    return leave(m, err);
+}
+
+static tsr_status largest(tsr_comm *comm, uint64_t *value, tsr_error *err)
+{
+    member *m = (member *)comm;
+    tsr_error none = {0};
+    const tsr_call call = {.kind = TSR_CALL_LARGEST};
+    enter(m, &call, &none, value);
+    return leave(m, err);
+}
+
+static tsr_status poison(tsr_comm *comm, tsr_status mine, tsr_error *err)
+{
+    member *m = (member *)comm;
+    tsr_error told = {.byte_position = TSR_NO_POSITION};
+    if (err) told = *err;
+    told.status = mine;
+    if (err) *err = (tsr_error){0};
+    const tsr_call call = {.kind = TSR_CALL_POISON};
+    enter(m, &call, &told, NULL);
+    return leave(m, err);
+}
+
+/* What every rank sends to every other, compared with what those expect. */
+static tsr_status compare_traffic(member *m, const tsr_exchange *x, tsr_traffic *told, tsr_error *mine)
+{
+    const uint32_t ranks = m->base.size;
+    tsr_traffic *heard = told + ranks;
+    for (uint32_t r = 0; r < ranks; r++) told[r] = tsr_traffic_with(x->sends, x->send_count, r);
+    const int words = sizeof *told / sizeof(uint64_t);
+    tsr_status status = of_mpi(
+        m, MPI_Alltoall(told, words, MPI_UINT64_T, heard, words, MPI_UINT64_T, m->ranks), "announcing messages");
+    for (uint32_t r = 0; r < ranks && status == TSR_OK; r++) {
+        tsr_traffic expected = tsr_traffic_with(x->receives, x->receive_count, r);
+        if (tsr_traffic_check(r, &heard[r], m->base.rank, &expected, mine) != TSR_OK) break;
+    }
+    return status;
+}
+
+static tsr_status prepare_exchange(const member *m, tsr_exchange *x, tsr_traffic **told, tsr_error *mine)
+{
+    const uint32_t ranks = m->base.size;
+    tsr_status status = tsr_call_check_peers(x->sends, x->send_count, ranks, mine);
+    if (status == TSR_OK) status = tsr_call_check_peers(x->receives, x->receive_count, ranks, mine);
+    if (status != TSR_OK) return status;
+    *told = tsr_alloc(m->allocator, ranks, 2 * sizeof **told, mine);
+    if (*told) return tsr_exchange_prepare(x, m->base.rank, ranks, m->allocator, mine);
+    return TSR_E_NOMEM;
+}
+
+static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
+                           size_t receive_count, tsr_error *err)
+{
+    member *m = (member *)comm;
+    tsr_error own = {0};
+    tsr_traffic *told = NULL;
+    tsr_exchange x = {
+        .sends = sends, .send_count = send_count, .receives = receives, .receive_count = receive_count};
+    const tsr_call call = {.kind = TSR_CALL_EXCHANGE};
+    prepare_exchange(m, &x, &told, &own);
+    if (enter(m, &call, &own, NULL) == TSR_OK && compare_traffic(m, &x, told, &own) == TSR_OK &&
+        enter(m, &call, &own, NULL) == TSR_OK)
+        of_mpi(m, tsr_exchange_run(&x, m->ranks, m->round_bytes), "exchanging messages");
+    tsr_exchange_free(&x, m->allocator);
+    tsr_free(m->allocator, told, comm->size, 2 * sizeof *told);
+    return leave(m, err);
+}
+
+/* ---- groups, beginning and end ---- */
+
+static void free_member(member *m)
+{
+    if (!m) return;
+    tsr_free(m->allocator, m->counts, m->places, 2 * sizeof *m->counts);
+    tsr_free(m->allocator, m, 1, sizeof *m);
+}
+
+/* Room for a communicator of at most `ranks` ranks. */
+static member *new_member(const tsr_allocator *allocator, size_t round_bytes, uint32_t ranks, tsr_error *err)
+{
+    member *m = tsr_alloc(allocator, 1, sizeof *m, err);
+    if (!m) return NULL;
+    *m = (member){.round_bytes = round_bytes, .allocator = allocator, .places = ranks};
+    m->counts = tsr_alloc(allocator, ranks, 2 * sizeof *m->counts, err);
+    if (m->counts) return m;
+    free_member(m);
+    return NULL;
+}
+
+static void close_member(tsr_comm *comm)
+{
+    member *m = (member *)comm;
+    tsr_error none = {0};
+    const tsr_call call = {.kind = TSR_CALL_CLOSE};
+    enter(m, &call, &none, NULL);
+    if (m->broken) tsr_mpi_abort(m->ranks, "rank %u cannot agree with the others: %s", (unsigned)comm->rank, m->failed.message);
+    tsr_pulse_stop(m->pulse);
+    MPI_Comm_free(&m->ranks);
+    free_member(m);
+}
+
+static void fill_member(member *m, MPI_Comm ranks);
+
+static tsr_status split(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm **out, tsr_error *err)
+{
+    member *m = (member *)comm;
+    tsr_error own = {0};
+    MPI_Comm ranks = MPI_COMM_NULL;
+    uint64_t number = group == TSR_COMM_NO_GROUP ? 0 : group, place = order;
+    const tsr_call call = {.kind = TSR_CALL_SPLIT};
+    const bool wanted = group != TSR_COMM_NO_GROUP;
+    *out = NULL;
+    member *child = wanted ? new_member(m->allocator, m->round_bytes, comm->size, &own) : NULL;
+    if (number > INT32_MAX || place > INT32_MAX)
+        tsr_raise(&own, TSR_E_LIMIT, TSR_NO_POSITION, "comm: groups and orders of a split go up to 2147483647");
+    if (enter(m, &call, &own, NULL) == TSR_OK)
+        of_mpi(m, MPI_Comm_split(m->ranks, wanted ? (int)number : MPI_UNDEFINED, (int)place, &ranks), "splitting");
+    if (m->failed.status != TSR_OK || !wanted) {
+        free_member(child);
+        return leave(m, err);
+    }
+    fill_member(child, ranks);
+    *out = &child->base;
+    return TSR_OK;
+}
+
+static void fill_member(member *m, MPI_Comm ranks)
+{
+    int rank, size;
+    MPI_Comm_set_errhandler(ranks, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(ranks, &rank);
+    MPI_Comm_size(ranks, &size);
+    m->ranks = ranks;
+    m->base = (tsr_comm){(uint32_t)rank, (uint32_t)size, all_gather, broadcast, exchange, largest, split, poison, close_member};
+}
+
+tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options, const tsr_allocator *allocator,
+                             tsr_comm **out, tsr_error *err)
+{
+    static const tsr_comm_mpi_options defaults;
+    const tsr_comm_mpi_options *o = options ? options : &defaults;
+    int begun = 0, ended = 0;
+    MPI_Comm own;
+    MPI_Initialized(&begun);
+    MPI_Finalized(&ended);
+    if (!begun || ended) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: MPI is not initialized");
+    if (MPI_Comm_dup(ranks, &own) != MPI_SUCCESS)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the MPI communicator cannot be duplicated");
+    int size = 0;
+    MPI_Comm_size(own, &size);
+    const size_t round_bytes = o->round_bytes && o->round_bytes < TSR_MPI_ROUND_BYTES ? o->round_bytes : TSR_MPI_ROUND_BYTES;
+    member *m = new_member(allocator, round_bytes, (uint32_t)size, err);
+    int failed = !m;
+    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, own);
+    tsr_status status = failed ? tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "comm: a rank is out of memory") : TSR_OK;
+    if (status == TSR_OK) {
+        fill_member(m, own);
+        status = tsr_pulse_start(own, o->peer_limit != 0 ? o->peer_limit : TSR_MPI_PEER_LIMIT, allocator, &m->pulse, err);
+    }
+    if (status == TSR_OK) {
+        *out = &m->base;
+        return TSR_OK;
+    }
+    MPI_Comm_free(&own);
+    free_member(m);
+    return status;
+}
+
+static bool ours; /* to finalize */
+
+tsr_status tsr_mpi_start(int *argc, char ***argv, tsr_error *err)
+{
+    int begun = 0, level;
+    MPI_Initialized(&begun);
+    if (begun) return TSR_OK;
+    if (MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: MPI cannot be initialized");
+    ours = true;
+    return TSR_OK;
+}
+
+void tsr_mpi_end(void)
+{
+    int ended = 0;
+    MPI_Finalized(&ended);
+    if (ours && !ended) MPI_Finalize();
+    ours = false;
+}

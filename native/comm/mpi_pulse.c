@@ -1,0 +1,180 @@
+/* A ring of heartbeats: rank r tells r − 1 that it lives and listens to r + 1. A dead rank is silent towards one neighbour,
+ * which ends the job for all.
+ *
+ *     0 ◀── 1 ◀── 2 ◀── 3 ◀── 0
+ *
+ * Time is counted in turns of the thread, so that a job that was suspended as a whole does not find everybody dead when it
+ * goes on. */
+#include "comm/mpi_pulse.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ABORT_SECONDS = 5, ABORT_STATUS = 2 };
+
+#define BEAT_SECONDS 1.0
+#define TURN_SECONDS 0.25
+
+typedef enum word { ALIVE = 1, GOODBYE = 2 } word;
+
+struct tsr_pulse {
+    MPI_Comm ranks;
+    int rank, watched, listener;
+    double limit;
+    const tsr_allocator *allocator;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t woken;
+    bool stopping; /* under the lock */
+    /* the thread's own */
+    double silence, since_beat; /* seconds */
+    bool heard_goodbye, said_goodbye;
+    int saying;
+    MPI_Request said;
+};
+
+void tsr_mpi_abort(MPI_Comm ranks, const char *format, ...)
+{
+    va_list arguments;
+    char text[512];
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "tessera: %s; ending the job\n", text);
+    fflush(stderr);
+    alarm(ABORT_SECONDS);
+    MPI_Abort(ranks, ABORT_STATUS);
+    _exit(ABORT_STATUS);
+}
+
+/* What cannot be sent or heard is silence. */
+static void listen_once(tsr_pulse *p)
+{
+    int there = 1, said = 0;
+    while (MPI_Iprobe(p->watched, 0, p->ranks, &there, MPI_STATUS_IGNORE) == MPI_SUCCESS && there) {
+        if (MPI_Recv(&said, 1, MPI_INT, p->watched, 0, p->ranks, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
+        p->silence = 0;
+        if (said == GOODBYE) p->heard_goodbye = true;
+    }
+}
+
+static void say(tsr_pulse *p, word what)
+{
+    int done = 1;
+    if (p->said_goodbye) return;
+    if (p->said != MPI_REQUEST_NULL && (MPI_Test(&p->said, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done)) return;
+    p->saying = what;
+    if (MPI_Isend(&p->saying, 1, MPI_INT, p->listener, 0, p->ranks, &p->said) != MPI_SUCCESS) return;
+    p->since_beat = 0;
+    p->said_goodbye = what == GOODBYE;
+}
+
+/* false: the thread was told to stop. */
+static bool sleep_one_turn(tsr_pulse *p)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += (long)(TURN_SECONDS * 1e9);
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&p->lock);
+    while (!p->stopping && pthread_cond_timedwait(&p->woken, &p->lock, &until) == 0) {}
+    bool go_on = !p->stopping;
+    pthread_mutex_unlock(&p->lock);
+    p->silence += TURN_SECONDS;
+    p->since_beat += TURN_SECONDS;
+    return go_on;
+}
+
+static void check_silence(const tsr_pulse *p)
+{
+    if (p->heard_goodbye || p->silence < p->limit) return;
+    tsr_mpi_abort(p->ranks, "rank %d has not been heard of for %.0f s and must be dead or cut off", p->watched, p->silence);
+}
+
+/* Nothing may be on its way when the communicator is freed: both neighbours take leave. */
+static void take_leave(tsr_pulse *p)
+{
+    const struct timespec nap = {0, 1000000};
+    int sent = 0;
+    while (!p->heard_goodbye || !p->said_goodbye || !sent) {
+        say(p, GOODBYE);
+        listen_once(p);
+        if (p->said_goodbye && !sent) MPI_Test(&p->said, &sent, MPI_STATUS_IGNORE);
+        check_silence(p);
+        nanosleep(&nap, NULL);
+        p->silence += 0.001;
+    }
+}
+
+static void *beat(void *ctx)
+{
+    tsr_pulse *p = ctx;
+    do {
+        listen_once(p);
+        if (p->since_beat >= BEAT_SECONDS) say(p, ALIVE);
+        check_silence(p);
+    } while (sleep_one_turn(p));
+    take_leave(p);
+    return NULL;
+}
+
+static tsr_status start_thread(tsr_pulse *p, tsr_error *err)
+{
+    pthread_condattr_t attributes;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&p->woken, &attributes);
+    pthread_condattr_destroy(&attributes);
+    if (pthread_create(&p->thread, NULL, beat, p) == 0) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: cannot start the watchdog's thread");
+}
+
+tsr_status tsr_pulse_start(MPI_Comm ranks, double limit, const tsr_allocator *allocator, tsr_pulse **out, tsr_error *err)
+{
+    int level = 0, size = 0, failed = 0;
+    *out = NULL;
+    MPI_Query_thread(&level);
+    MPI_Comm_size(ranks, &size);
+    if (size < 2 || level < MPI_THREAD_MULTIPLE || limit < 0) return TSR_OK;
+    tsr_pulse *p = tsr_alloc(allocator, 1, sizeof *p, err);
+    if (p) *p = (tsr_pulse){.limit = limit, .allocator = allocator, .since_beat = BEAT_SECONDS, .said = MPI_REQUEST_NULL};
+    MPI_Comm own = MPI_COMM_NULL;
+    if (MPI_Comm_dup(ranks, &own) != MPI_SUCCESS) failed = 1;
+    if (!p) failed = 1;
+    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, ranks);
+    if (!failed) {
+        p->ranks = own;
+        MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN);
+        MPI_Comm_rank(own, &p->rank);
+        p->watched = (p->rank + 1) % size;
+        p->listener = (p->rank + size - 1) % size;
+        if (start_thread(p, err) == TSR_OK) {
+            *out = p;
+            return TSR_OK;
+        }
+        tsr_mpi_abort(ranks, "no thread can be started for the watchdog"); /* the others watch already */
+    }
+    if (own != MPI_COMM_NULL) MPI_Comm_free(&own);
+    tsr_free(allocator, p, 1, sizeof *p);
+    return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "comm: a rank cannot set up its watchdog");
+}
+
+void tsr_pulse_stop(tsr_pulse *p)
+{
+    if (!p) return;
+    pthread_mutex_lock(&p->lock);
+    p->stopping = true;
+    pthread_cond_signal(&p->woken);
+    pthread_mutex_unlock(&p->lock);
+    pthread_join(p->thread, NULL);
+    pthread_cond_destroy(&p->woken);
+    pthread_mutex_destroy(&p->lock);
+    MPI_Comm_free(&p->ranks);
+    tsr_free(p->allocator, p, 1, sizeof *p);
+}

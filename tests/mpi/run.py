@@ -1,0 +1,67 @@
+"""Everything that needs several processes. Usage: run.py --release FOLDER --asan FOLDER [NAME-PART…]"""
+import argparse
+import glob
+import os
+import re
+import sys
+import time
+
+import harness
+import test_comm
+
+OK = re.compile(r"^\[ +OK +\] (\S+)", re.M)
+
+
+def run_programs(folder, parts):
+    """The cmocka programs built with tests/support/ranks.h; each of their tests counts on each number of processes."""
+    passed = failed = 0
+    programs = sorted(glob.glob(os.path.join(folder, "test_*_mpi")))
+    for path in programs:
+        name = os.path.basename(path)
+        if parts and not any(p in name for p in parts):
+            continue
+        for ranks in (2, 3, 5, 8) if not harness.FULL else range(1, 17):
+            # Open MPI itself does not free everything
+            try:
+                job = harness.mpirun(ranks, path, env={"ASAN_OPTIONS": "detect_leaks=0"}, limit=600)
+            except harness.Bad as bad:
+                print(f"FAIL {name} on {ranks}: {bad}")
+                failed += 1
+                continue
+            count = len(OK.findall(job.out))
+            passed += count
+            print(f"{'ok  ' if job.status == 0 and count else 'FAIL'} {name} on {ranks} processes: {count} tests, {job.seconds:.1f} s")
+            if job.status != 0 or not count:
+                failed += 1
+                print(job.out[-1500:], job.err[-3000:])
+    if not programs:
+        print(f"FAIL no test program in {folder}")
+        failed += 1
+    return passed, failed
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--release", required=True)
+    ap.add_argument("--asan", required=True)
+    ap.add_argument("parts", nargs="*")
+    args = ap.parse_args()
+    passed, failed = run_programs(args.asan, args.parts)
+    for name, function in harness.TESTS:
+        if args.parts and not any(p in name for p in args.parts):
+            continue
+        start = time.monotonic()
+        try:
+            function(os.path.abspath(args.release))
+            passed += 1
+            print(f"ok   {name}, {time.monotonic() - start:.1f} s")
+        except harness.Bad as bad:
+            failed += 1
+            print(f"FAIL {name}: {bad}")
+        sys.stdout.flush()
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

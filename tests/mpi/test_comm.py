@@ -1,0 +1,44 @@
+"""Dead, stopped and slow processes below tessera's communicator (victim.c)."""
+from harness import FULL, mpirun, need, test
+
+LOST = "must be dead or cut off; ending the job"
+
+
+def victim(folder, ranks, kind, rank, call, limit, options=()):
+    return mpirun(ranks, f"{folder}/victim", kind, rank, call, limit, options=options)
+
+
+@test
+def a_killed_rank_ends_the_job(folder):
+    for ranks in (2, 5) if not FULL else range(2, 17):
+        for call in range(6):
+            for kind in ("kill", "kill-after"):
+                if call == 5 and kind == "kill-after":
+                    continue  # rank 0 may be done by then
+                job = victim(folder, ranks, kind, call % ranks, call, 20)
+                where = f"{kind} of rank {call % ranks} of {ranks} at call {call}"
+                need(job.status != 0 and "done" not in job.out, f"{where}: status {job.status}, {job.out}")
+                need(job.seconds < 30, f"{where}: {job.seconds:.0f} s")
+
+
+@test
+def the_watchdog_ends_what_the_launcher_leaves(folder):
+    """--enable-recovery: mpirun goes on without the dead, as launchers of other kinds do. Its own status is 0 then."""
+    for ranks, kind, rank, call in ((2, "kill", 1, 0), (3, "kill", 0, 1), (4, "kill-after", 3, 2), (3, "kill", 1, 4)):
+        job = victim(folder, ranks, kind, rank, call, 4, ("--enable-recovery",))
+        where = f"{kind} of rank {rank} of {ranks} at call {call}"
+        need(f"rank {rank} has not been heard of" in job.err and LOST in job.err, f"{where}: {job.err}")
+        need("done" not in job.out, f"{where}: the job was finished")
+        need(job.seconds < 30, f"{where}: {job.seconds:.0f} s")
+
+
+@test
+def a_stopped_rank_ends_the_job(folder):
+    job = victim(folder, 3, "stop", 2, 2, 4)
+    need(job.status != 0 and "rank 2 has not been heard of" in job.err and LOST in job.err, f"status {job.status}: {job.err}")
+
+
+@test
+def a_busy_rank_is_waited_for(folder):
+    job = victim(folder, 3, "busy", 1, 2, 2)
+    need(job.status == 0 and job.out == "done\n", f"status {job.status}: {job.err}")
