@@ -26,6 +26,7 @@
 #include "tessera/mesh.h"
 #include "tessera/modules.h"
 #include "tessera/optim.h"
+#include "tessera/optim_comm.h"
 #include "tessera/optim_load.h"
 #include "tessera/output.h"
 #include "tessera/plan.h"

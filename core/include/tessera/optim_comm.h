@@ -1,0 +1,57 @@
+/* FSDP1's optimizer state between live ranks, whose tensors are in memory. The structure goes first, with what every tensor
+ * is; all ranks then work out the same plan, so that they find the same errors; then each element goes straight from the
+ * rank that has it to those that keep it.
+ *
+ *   gather      every rank's raw state ──▶ the full state, on all ranks or one
+ *   broadcast   rank 0's full state ──▶ every rank's raw state, of any number of ranks
+ *
+ * Collective: every rank of `comm` calls. An error of one rank (memory, a tensor that cannot be sent) or of the states
+ * (flat_params.h lists them) is the same error on all. Source of the behaviour: _optim_state_dict, _allgather_state_info,
+ * _convert_all_state_info, _all_gather_optim_state, _broadcast_processed_state and _broadcast_state of
+ * torch/distributed/fsdp/_optim_utils.py, PyTorch 2.13. Thread rule: one thread a rank. */
+#ifndef TESSERA_OPTIM_COMM_H
+#define TESSERA_OPTIM_COMM_H
+
+#include "tessera/flat_params.h"
+
+TSR_API_BEGIN
+
+/* How the bytes of a live tree's tensors are found. */
+typedef struct tsr_live {
+    /* All of a tensor's elements, contiguous, row-major, in the machine's order; valid until the call below returns. */
+    const void *(*bytes)(void *ctx, const tsr_entry *entry);
+    void *ctx;
+} tsr_live;
+
+/* A tree whose tensors were received: the entry of a tensor has one chunk, in "file" i: its elements are buffers[i].data,
+ * contiguous. The tree lives in the arena, the buffers until free. */
+typedef struct tsr_live_buffer {
+    void *data;
+    size_t size;
+} tsr_live_buffer;
+typedef struct tsr_live_state {
+    const tsr_value *tree; /* NULL: nothing is kept on this rank */
+    tsr_live_buffer *buffers;
+    size_t buffer_count;
+    const tsr_str *carried; /* as in tsr_fsdp_full */
+    size_t carried_count;
+    const tsr_allocator *allocator;
+} tsr_live_state;
+void tsr_live_state_free(tsr_live_state *state); /* takes a zeroed one */
+
+#define TSR_ALL_RANKS UINT32_MAX
+
+/* `raw` is the rank's `optimizer.state_dict()`; comm->size must be the description's world size. The full state is kept on
+ * `target`, a rank (rank0_only) or TSR_ALL_RANKS. Memory: the full state on ranks that keep it, nothing of it elsewhere.
+ * Results live in `arena`. */
+tsr_status tsr_fsdp_gather(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
+                           uint32_t target, const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
+
+/* `full` and `live` are rank 0's (ignored elsewhere). Each rank receives its part of the state as tsr_fsdp_shard says, for
+ * a world of comm->size ranks. Memory: that part. */
+tsr_status tsr_fsdp_broadcast(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *full, const tsr_live *live,
+                              const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
+
+TSR_API_END
+
+#endif

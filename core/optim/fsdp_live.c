@@ -1,0 +1,381 @@
+/* Gathering and broadcasting optimizer state. Trees whose chunks say (rank, place in the rank's imaginary memory) are all
+ * that the data-only conversions need; what they give back says which bytes of whom a rank wants:
+ *
+ *   rank r   wants (rank s, offset, size) …  ──▶ requests to s ──▶ s looks up its tensors ──▶ elements
+ */
+#include <inttypes.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "optim/tree_pack.h"
+#include "tessera/map.h"
+
+typedef struct request {
+    uint64_t byte_offset, byte_length; /* in the sender's imaginary memory */
+} request;
+
+typedef struct wanted {
+    uint32_t rank;
+    request what;
+    char *to;
+} wanted;
+
+typedef struct meeting {
+    tsr_comm *comm;
+    const tsr_host *host;
+    tsr_arena *arena;
+    const tsr_live *live;
+    tsr_live_state *out;
+    tsr_vec bytes;   /* this rank's tree, packed */
+    tsr_vec tensors; /* tsr_packed_tensor: what this rank can be asked for */
+    tsr_vec scalars; /* elements of 0-d tensors */
+    tsr_vec wants;   /* wanted, by walk order */
+    size_t *counts;  /* requests to, then from every rank */
+    request *asked;  /* to others, rank by rank, then from others */
+    size_t asked_size;
+    tsr_message *messages;
+    size_t message_size;
+} meeting;
+
+static uint32_t scalar_file(const meeting *m)
+{
+    return m->comm->size;
+}
+static uint32_t zeros_file(const meeting *m)
+{
+    return m->comm->size + 1;
+}
+
+static meeting meet(tsr_comm *comm, const tsr_live *live, const tsr_host *host, tsr_arena *arena, tsr_live_state *out)
+{
+    const tsr_allocator *a = host->allocator;
+    *out = (tsr_live_state){.allocator = a};
+    return (meeting){.comm = comm,
+                     .host = host,
+                     .arena = arena,
+                     .live = live,
+                     .out = out,
+                     .bytes = tsr_vec_of(a, 1),
+                     .tensors = tsr_vec_of(a, sizeof(tsr_packed_tensor)),
+                     .scalars = tsr_vec_of(a, 1),
+                     .wants = tsr_vec_of(a, sizeof(wanted))};
+}
+
+static void part(meeting *m)
+{
+    const tsr_allocator *a = m->host->allocator;
+    tsr_free(a, m->messages, m->message_size, sizeof *m->messages);
+    tsr_free(a, m->asked, m->asked_size, sizeof *m->asked);
+    tsr_free(a, m->counts, 2 * (size_t)m->comm->size, sizeof *m->counts);
+    tsr_vec_free(&m->wants);
+    tsr_vec_free(&m->scalars);
+    tsr_vec_free(&m->tensors);
+    tsr_vec_free(&m->bytes);
+}
+
+static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
+{
+    const meeting *m = ctx;
+    const char *scalars = m->scalars.items;
+    (void)err;
+    *equal = memcmp(scalars + a->chunks->byte_offset, scalars + b->chunks->byte_offset, tsr_dtype_size(a->dtype)) == 0;
+    return TSR_OK;
+}
+
+static tsr_fsdp_context context_of(meeting *m)
+{
+    return (tsr_fsdp_context){m->host, m->arena, zeros_file(m), same_scalar, m};
+}
+
+/* ---- what this rank wants ---- */
+
+static tsr_status want_chunk(meeting *m, const tsr_entry *entry, const tsr_chunk *chunk, char *buffer, tsr_error *err)
+{
+    uint64_t size = tsr_dtype_size(entry->dtype), at = 0, row = 1, count = 1;
+    uint32_t file = chunk->view ? chunk->view->file : chunk->file;
+    uint64_t byte_offset = chunk->view ? chunk->view->byte_offset : chunk->byte_offset;
+    for (uint32_t d = entry->rank; d-- > 0; row *= entry->shape[d]) {
+        at += chunk->offsets[d] * row;
+        count *= chunk->sizes[d];
+    }
+    if (count == 0 || file == zeros_file(m)) return TSR_OK;
+    if (file == scalar_file(m)) {
+        memcpy(buffer, (const char *)m->scalars.items + byte_offset, (size_t)size);
+        return TSR_OK;
+    }
+    wanted *want = tsr_vec_push(&m->wants, err);
+    if (!want) return TSR_E_NOMEM;
+    *want = (wanted){file, {byte_offset, count * size}, buffer + at * size};
+    return TSR_OK;
+}
+
+/* Gives a tensor its buffer, zeroed, and asks for what goes there. The entry is this function's own to change: it came out
+ * of a packed tree or of pieces. */
+static tsr_status want_tensor(meeting *m, tsr_entry *entry, tsr_vec *buffers, tsr_error *err)
+{
+    uint64_t bytes;
+    static const uint64_t none[TSR_MAX_RANK] = {0};
+    TSR_FAIL_IF(!tsr_entry_bytes(entry, &bytes) || bytes > SIZE_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "optim: '%.*s' is too large to be held", TSR_STR_ARG(entry->fqn));
+    uint32_t number = (uint32_t)buffers->count;
+    tsr_chunk *chunk = TSR_ARENA_NEW(m->arena, tsr_chunk, err);
+    tsr_live_buffer *buffer = chunk ? tsr_vec_push(buffers, err) : NULL;
+    void *data = buffer && bytes ? tsr_alloc(m->host->allocator, (size_t)bytes, 1, err) : NULL;
+    if (!buffer || (bytes && !data)) return TSR_E_NOMEM;
+    *buffer = (tsr_live_buffer){data, (size_t)bytes};
+    if (bytes) memset(data, 0, (size_t)bytes);
+    for (uint64_t i = 0; i < entry->chunk_count; i++) TSR_TRY(want_chunk(m, entry, &entry->chunks[i], data, err));
+    *chunk = (tsr_chunk){.offsets = none, .sizes = entry->shape, .byte_length = bytes, .file = number};
+    entry->chunks = chunk;
+    entry->chunk_count = 1;
+    return TSR_OK;
+}
+
+typedef struct walk {
+    tsr_vec stack; /* const tsr_value * */
+    tsr_map *seen; /* entries, by their address */
+    tsr_vec buffers;
+} walk;
+
+static tsr_status push(walk *w, const tsr_value *value, tsr_error *err)
+{
+    const tsr_value **slot = tsr_vec_push(&w->stack, err);
+    if (!slot) return TSR_E_NOMEM;
+    *slot = value;
+    return TSR_OK;
+}
+
+/* A tensor that stands in several places is received once. */
+static tsr_status visit_tensor(meeting *m, walk *w, const tsr_value *const *slot, tsr_error *err)
+{
+    const tsr_str address = {(const char *)&(*slot)->as.tensor, sizeof(*slot)->as.tensor};
+    bool fresh;
+    TSR_TRY(tsr_map_put(w->seen, address, 0, NULL, &fresh, err));
+    return fresh ? want_tensor(m, (tsr_entry *)(*slot)->as.tensor, &w->buffers, err) : TSR_OK;
+}
+
+static tsr_status walk_tree(meeting *m, walk *w, const tsr_value *const *tree, tsr_error *err)
+{
+    TSR_TRY(push(w, *tree, err));
+    while (w->stack.count) {
+        const tsr_value *v = ((const tsr_value *const *)w->stack.items)[--w->stack.count];
+        for (size_t i = v->count; i-- > 0;) {
+            if (v->items[i]->kind == TSR_VALUE_TENSOR) TSR_TRY(visit_tensor(m, w, &v->items[i], err));
+            else if (v->items[i]->count) TSR_TRY(push(w, v->items[i], err));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status want_tree(meeting *m, const tsr_value *tree, tsr_error *err)
+{
+    const tsr_allocator *a = m->host->allocator;
+    walk w = {tsr_vec_of(a, sizeof tree), tsr_map_new(a, 0, err), tsr_vec_of(a, sizeof(tsr_live_buffer))};
+    tsr_status status = w.seen ? walk_tree(m, &w, &tree, err) : TSR_E_NOMEM;
+    tsr_live_buffer *buffers = tsr_alloc(a, w.buffers.count + 1, sizeof *buffers, err);
+    if (buffers && w.buffers.count) memcpy(buffers, w.buffers.items, w.buffers.count * sizeof *buffers);
+    for (size_t i = 0; !buffers && i < w.buffers.count; i++) {
+        tsr_live_buffer *b = (tsr_live_buffer *)w.buffers.items + i;
+        tsr_free(a, b->data, b->size, 1);
+    }
+    m->out->buffers = buffers;
+    m->out->buffer_count = buffers ? w.buffers.count : 0;
+    m->out->tree = tree;
+    tsr_vec_free(&w.buffers);
+    tsr_map_free(w.seen);
+    tsr_vec_free(&w.stack);
+    return status == TSR_OK && !buffers ? TSR_E_NOMEM : status;
+}
+
+/* ---- asking and answering ---- */
+
+static size_t sum(const size_t *counts, uint32_t count)
+{
+    size_t total = 0;
+    for (uint32_t i = 0; i < count; i++) total += counts[i];
+    return total;
+}
+
+/* Everybody learns how much everybody else wants. */
+static tsr_status exchange_counts(meeting *m, tsr_error *err)
+{
+    uint32_t world = m->comm->size;
+    m->message_size = 2 * (size_t)world;
+    m->messages = tsr_alloc(m->host->allocator, m->message_size, sizeof *m->messages, err);
+    m->counts = tsr_alloc(m->host->allocator, 2 * (size_t)world, sizeof *m->counts, err);
+    TSR_TRY(tsr_comm_agree(m->comm, m->messages && m->counts ? TSR_OK : TSR_E_NOMEM, err));
+    memset(m->counts, 0, 2 * (size_t)world * sizeof *m->counts);
+    for (size_t i = 0; i < m->wants.count; i++) m->counts[((const wanted *)m->wants.items)[i].rank]++;
+    for (uint32_t r = 0; r < world; r++) {
+        m->messages[r] = (tsr_message){r, &m->counts[r], sizeof *m->counts};
+        m->messages[world + r] = (tsr_message){r, &m->counts[world + r], sizeof *m->counts};
+    }
+    return m->comm->exchange(m->comm, m->messages, world, m->messages + world, world, err);
+}
+
+/* Everybody learns what. */
+static tsr_status exchange_requests(meeting *m, tsr_error *err)
+{
+    uint32_t world = m->comm->size;
+    size_t mine = sum(m->counts, world), theirs = sum(m->counts + world, world), at = 0, used = 0;
+    m->asked_size = mine + theirs;
+    m->asked = tsr_alloc(m->host->allocator, m->asked_size, sizeof *m->asked, err);
+    TSR_TRY(tsr_comm_agree(m->comm, m->asked || m->asked_size == 0 ? TSR_OK : TSR_E_NOMEM, err));
+    for (uint32_t r = 0; r < 2 * world; r++) {
+        m->messages[r] = (tsr_message){r % world, m->asked + at, m->counts[r] * sizeof *m->asked};
+        at += m->counts[r];
+    }
+    for (uint32_t r = 0; r < world; r++) {
+        for (size_t i = 0; i < m->wants.count; i++) {
+            const wanted *want = (const wanted *)m->wants.items + i;
+            if (want->rank == r) m->asked[used++] = want->what;
+        }
+    }
+    return m->comm->exchange(m->comm, m->messages, world, m->messages + world, world, err);
+}
+
+/* The bytes of this rank that another asks for; NULL when it has none such. */
+static void *answer(const meeting *m, const request *what)
+{
+    const tsr_packed_tensor *tensors = m->tensors.items;
+    size_t low = 0, high = m->tensors.count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (tensors[middle].byte_offset + tensors[middle].byte_length <= what->byte_offset) low = middle + 1;
+        else high = middle;
+    }
+    if (low == m->tensors.count || what->byte_offset < tensors[low].byte_offset) return NULL;
+    uint64_t inside = what->byte_offset - tensors[low].byte_offset;
+    if (what->byte_length > tensors[low].byte_length - inside) return NULL;
+    return (char *)m->live->bytes(m->live->ctx, tensors[low].entry) + inside;
+}
+
+static tsr_status exchange_elements(meeting *m, tsr_error *err)
+{
+    uint32_t world = m->comm->size;
+    size_t mine = sum(m->counts, world), theirs = sum(m->counts + world, world), at = 0;
+    tsr_free(m->host->allocator, m->messages, m->message_size, sizeof *m->messages);
+    m->message_size = mine + theirs;
+    m->messages = tsr_alloc(m->host->allocator, m->message_size, sizeof *m->messages, err);
+    tsr_status status = m->messages || m->message_size == 0 ? TSR_OK : TSR_E_NOMEM;
+    for (uint32_t r = 0; r < world && status == TSR_OK; r++) {
+        for (size_t i = 0; i < m->counts[world + r] && status == TSR_OK; i++, at++) {
+            const request *what = &m->asked[mine + at];
+            m->messages[at] = (tsr_message){r, answer(m, what), (size_t)what->byte_length};
+            if (!m->messages[at].data)
+                status =
+                    tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: rank %" PRIu32 " asks for bytes of no tensor", r);
+        }
+    }
+    for (uint32_t r = 0; r < world && status == TSR_OK; r++) {
+        for (size_t i = 0; i < m->wants.count; i++) {
+            const wanted *want = (const wanted *)m->wants.items + i;
+            if (want->rank == r) m->messages[at++] = (tsr_message){r, want->to, (size_t)want->what.byte_length};
+        }
+    }
+    TSR_TRY(tsr_comm_agree(m->comm, status, err));
+    return m->comm->exchange(m->comm, m->messages, theirs, m->messages + theirs, mine, err);
+}
+
+/* `tree` (NULL: nothing is wanted here) with its tensors received. */
+static tsr_status fetch(meeting *m, const tsr_value *tree, tsr_error *err)
+{
+    tsr_status status = tree ? want_tree(m, tree, err) : TSR_OK;
+    TSR_TRY(tsr_comm_agree(m->comm, status, err));
+    TSR_TRY(exchange_counts(m, err));
+    TSR_TRY(exchange_requests(m, err));
+    return exchange_elements(m, err);
+}
+
+/* ---- the two ways ---- */
+
+static tsr_status unpack_all(meeting *m, const tsr_comm_blobs *blobs, const tsr_value **ranks, tsr_error *err)
+{
+    for (uint32_t r = 0; r < m->comm->size; r++)
+        TSR_TRY(tsr_tree_unpack(blobs->blobs[r], r, scalar_file(m), &m->scalars, m->host, m->arena, &ranks[r], err));
+    return TSR_OK;
+}
+
+/* Every rank has done the same with the same, and so found the same error; only memory can differ. */
+static tsr_status agree_on_same(tsr_comm *comm, tsr_status status, tsr_error *err)
+{
+    uint64_t differs = status == TSR_E_NOMEM;
+    TSR_TRY(comm->largest(comm, &differs, err));
+    return differs ? tsr_comm_agree(comm, status, err) : status;
+}
+
+static tsr_status gather(meeting *m, const tsr_flat_params *flat, const tsr_value *raw, uint32_t target, tsr_error *err)
+{
+    tsr_comm_blobs blobs = {0};
+    tsr_fsdp_full full;
+    const tsr_value **ranks = tsr_arena_array(m->arena, m->comm->size, sizeof *ranks, err);
+    tsr_status status = ranks ? tsr_tree_pack(raw, m->live, m->host, &m->bytes, &m->tensors, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_comm_agree(m->comm, status, err));
+    TSR_TRY(tsr_comm_gather_blobs(m->comm, (tsr_str){m->bytes.items, m->bytes.count}, m->host->allocator, &blobs, err));
+    status = unpack_all(m, &blobs, ranks, err);
+    tsr_comm_blobs_free(&blobs);
+    TSR_TRY(tsr_comm_agree(m->comm, status, err));
+    tsr_fsdp_context context = context_of(m);
+    status = tsr_fsdp_unshard(flat, ranks, &context, &full, err);
+    TSR_TRY(agree_on_same(m->comm, status, err));
+    m->out->carried = full.carried;
+    m->out->carried_count = full.carried_count;
+    return fetch(m, target == TSR_ALL_RANKS || target == m->comm->rank ? full.optim : NULL, err);
+}
+
+tsr_status tsr_fsdp_gather(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
+                           uint32_t target, const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
+{
+    meeting m = meet(comm, live, host, arena, out);
+    TSR_FAIL_IF(comm->size != flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "optim: %" PRIu32 " ranks meet for state of %" PRIu32 " ranks", comm->size, flat->world_size);
+    tsr_status status = gather(&m, flat, raw, target, err);
+    part(&m);
+    if (status != TSR_OK) tsr_live_state_free(out);
+    return status;
+}
+
+/* Rank 0's packed tree on all ranks. */
+static tsr_status broadcast_tree(meeting *m, const tsr_value *full, tsr_error *err)
+{
+    tsr_comm *comm = m->comm;
+    tsr_status status = comm->rank ? TSR_OK : tsr_tree_pack(full, m->live, m->host, &m->bytes, &m->tensors, err);
+    uint64_t size = m->bytes.count;
+    TSR_TRY(tsr_comm_agree(comm, status, err));
+    TSR_TRY(comm->broadcast(comm, &size, sizeof size, 0, err));
+    if (comm->rank && (size > SIZE_MAX || tsr_vec_reserve(&m->bytes, (size_t)size, err) != TSR_OK)) status = TSR_E_NOMEM;
+    TSR_TRY(tsr_comm_agree(comm, status, err));
+    m->bytes.count = (size_t)size;
+    return comm->broadcast(comm, m->bytes.items, (size_t)size, 0, err);
+}
+
+static tsr_status broadcast(meeting *m, const tsr_flat_params *flat, const tsr_value *full, tsr_error *err)
+{
+    tsr_fsdp_context context = context_of(m);
+    const tsr_value *tree = NULL, *raw = NULL;
+    TSR_TRY(broadcast_tree(m, full, err));
+    tsr_status status = tsr_tree_unpack((tsr_str){m->bytes.items, m->bytes.count}, 0, scalar_file(m), &m->scalars, m->host,
+                                        m->arena, &tree, err);
+    if (status == TSR_OK) status = tsr_fsdp_shard(flat, tree, m->comm->size, m->comm->rank, &context, &raw, err);
+    TSR_TRY(tsr_comm_agree(m->comm, status, err));
+    return fetch(m, raw, err);
+}
+
+tsr_status tsr_fsdp_broadcast(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *full, const tsr_live *live,
+                              const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
+{
+    meeting m = meet(comm, live, host, arena, out);
+    tsr_status status = broadcast(&m, flat, full, err);
+    part(&m);
+    if (status != TSR_OK) tsr_live_state_free(out);
+    return status;
+}
+
+void tsr_live_state_free(tsr_live_state *state)
+{
+    if (!state->allocator) return;
+    for (size_t i = 0; i < state->buffer_count; i++)
+        tsr_free(state->allocator, state->buffers[i].data, state->buffers[i].size, 1);
+    if (state->buffers) tsr_free(state->allocator, state->buffers, state->buffer_count + 1, sizeof *state->buffers);
+    *state = (tsr_live_state){0};
+}

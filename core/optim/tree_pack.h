@@ -1,0 +1,29 @@
+/* Value trees as bytes for another rank of the same program: the structure and what tensors are, not their elements. 0-d
+ * tensors are the exception: their one element goes along.
+ *
+ *   bytes   [kind u8][what the kind needs]…        numbers little-endian, containers as their count and items
+ *   tensors lie one after another in the sender's imaginary memory: byte_offset counts from the first one's first byte
+ */
+#ifndef TSR_OPTIM_TREE_PACK_H
+#define TSR_OPTIM_TREE_PACK_H
+
+#include "tessera/optim_comm.h"
+
+/* A tensor of the packed tree and where it begins. */
+typedef struct tsr_packed_tensor {
+    const tsr_entry *entry;
+    uint64_t byte_offset, byte_length;
+} tsr_packed_tensor;
+
+/* Appends to `bytes` (vec of char) and `tensors` (vec of tsr_packed_tensor). Errors: TSR_E_LIMIT, TSR_E_UNSUPPORTED for a
+ * tensor whose dtype has no whole bytes, TSR_E_NOMEM. */
+tsr_status tsr_tree_pack(const tsr_value *tree, const tsr_live *live, const tsr_host *host, tsr_vec *bytes, tsr_vec *tensors,
+                         tsr_error *err);
+
+/* The tree again, in `arena`: every tensor's chunk is in "file" `file`, those of 0-d tensors in "file" `scalar_file`, at
+ * their place in `scalars` (vec of char), to which their elements are appended. TSR_E_FORMAT for bytes that no
+ * tsr_tree_pack made. */
+tsr_status tsr_tree_unpack(tsr_str bytes, uint32_t file, uint32_t scalar_file, tsr_vec *scalars, const tsr_host *host,
+                           tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
+#endif
