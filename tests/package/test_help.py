@@ -4,23 +4,16 @@ import pty
 import re
 import select
 import shlex
-import subprocess
 import time
 
 from harness import ROOT, SAMPLES
 
 import safetensors_file
+from shell import check
 
 
 def commands(t):
     return re.findall(r"^  (\w+) +\w", t.run("help").stdout.decode().split("Commands\n")[1], re.M)
-
-
-def check(*command, **k):
-    p = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, **k)
-    out = p.stdout.decode()
-    assert p.returncode == 0, f"{command[0]} ended {p.returncode}: {out[-1500:]}"
-    return out
 
 
 def test_manual_pages_are_accepted_by_mandoc_and_man(t):

@@ -1,0 +1,74 @@
+# Debian packages by CPack: tessera, libtessera0, libtessera-dev. For these, configure with -DCMAKE_INSTALL_PREFIX=/usr, and
+#   cpack -G DEB -B FOLDER --config build/PRESET/CPackConfig.cmake
+set(TSR_MAINTAINER "Tessera authors <tessera@users.noreply.github.com>" CACHE STRING "maintainer field of packages")
+set(libraries libtessera${PROJECT_VERSION_MAJOR})
+set(CPACK_PACKAGE_NAME tessera)
+set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+set(CPACK_PACKAGE_CONTACT ${TSR_MAINTAINER})
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_PACKAGING_INSTALL_PREFIX ${CMAKE_INSTALL_PREFIX})
+set(CPACK_STRIP_FILES ON)
+set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
+set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+
+set(CPACK_DEBIAN_TESSERA_PACKAGE_NAME tessera)
+set(CPACK_DEBIAN_TESSERA_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_TESSERA_PACKAGE_SHLIBDEPS ON)
+set(CPACK_COMPONENT_TESSERA_DESCRIPTION "checks, compares and converts checkpoints of PyTorch training
+Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
+without Python, without executing pickle and without holding the model in
+memory. It lists, validates, compares, converts and reshards them.")
+
+set(CPACK_DEBIAN_LIB_PACKAGE_NAME ${libraries})
+set(CPACK_DEBIAN_LIB_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_LIB_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_LIB_PACKAGE_MULTIARCH same)
+set(CPACK_DEBIAN_LIB_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_BINARY_DIR}/shlibs ${CMAKE_CURRENT_BINARY_DIR}/triggers)
+set(CPACK_COMPONENT_LIB_DESCRIPTION "checkpoints of distributed PyTorch training (shared library)
+Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
+without Python, without executing pickle and without holding the model in
+memory. This package has the shared library.")
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/shlibs "libtessera ${PROJECT_VERSION_MAJOR} ${libraries} (>= ${PROJECT_VERSION})\n")
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/triggers "activate-noawait ldconfig\n")
+
+set(CPACK_DEBIAN_DEV_PACKAGE_NAME libtessera-dev)
+set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "${libraries} (= ${PROJECT_VERSION}-1), libcjson-dev")
+set(CPACK_DEBIAN_DEV_PACKAGE_MULTIARCH same)
+foreach(package libisal libcrypto libzstd libxxhash)
+  if(package IN_LIST TSR_REQUIRES)
+    string(REPLACE libcrypto libssl package ${package})
+    string(APPEND CPACK_DEBIAN_DEV_PACKAGE_DEPENDS ", ${package}-dev")
+  endif()
+endforeach()
+set(CPACK_COMPONENT_DEV_DESCRIPTION "checkpoints of distributed PyTorch training (development files)
+Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
+without Python, without executing pickle and without holding the model in
+memory. This package has headers, the static library and the files by which
+CMake and pkg-config find them.")
+
+# What Debian wants in each package: the licence and a changelog.
+if(CMAKE_INSTALL_PREFIX STREQUAL "/usr" AND TSR_GZIP)
+  file(READ ${PROJECT_SOURCE_DIR}/LICENSE TSR_LICENSE)
+  string(STRIP "${TSR_LICENSE}" TSR_LICENSE)
+  string(REGEX REPLACE "^MIT License\n+(Copyright[^\n]*)\n+" "" TSR_LICENSE "${TSR_LICENSE}")
+  set(TSR_COPYRIGHT "${CMAKE_MATCH_1}")
+  string(REGEX REPLACE "Copyright \\(c\\) " "" TSR_COPYRIGHT "${TSR_COPYRIGHT}")
+  string(REGEX REPLACE "\n\n" "\n.\n" TSR_LICENSE "${TSR_LICENSE}")
+  string(REGEX REPLACE "\n" "\n " TSR_LICENSE "${TSR_LICENSE}")
+  configure_file(copyright.in copyright @ONLY)
+  execute_process(COMMAND date -u -R -d ${TSR_RELEASED} OUTPUT_VARIABLE TSR_RELEASED_AT OUTPUT_STRIP_TRAILING_WHITESPACE)
+  configure_file(changelog.in changelog.Debian @ONLY)
+  execute_process(COMMAND ${TSR_GZIP} -9nkf ${CMAKE_CURRENT_BINARY_DIR}/changelog.Debian)
+  foreach(component tessera lib dev)
+    string(TOUPPER ${component} upper)
+    install(FILES ${CMAKE_CURRENT_BINARY_DIR}/copyright ${CMAKE_CURRENT_BINARY_DIR}/changelog.Debian.gz
+      DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${CPACK_DEBIAN_${upper}_PACKAGE_NAME} COMPONENT ${component})
+  endforeach()
+endif()
+include(CPack)

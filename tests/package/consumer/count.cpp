@@ -1,0 +1,29 @@
+// Counts the tensors of a checkpoint, in C++.
+#include <iostream>
+
+#include <tessera/comm_threads.h>
+#include <tessera/folder.h>
+#include <tessera/native_host.h>
+#include <tessera/tessera.h>
+
+int main(int argc, char **argv)
+{
+    tsr_native_host native;
+    tsr_error err{};
+    tsr_store *store = nullptr;
+    tsr_checkpoint *checkpoint = nullptr;
+    if (argc != 2) return 2;
+    tsr_native_host_open(&native, 1);
+    if (tsr_folder_store_open(nullptr, native.host.allocator, argv[1], &store, &err) != TSR_OK ||
+        tsr_checkpoint_open(store, &native.host, nullptr, &checkpoint, &err) != TSR_OK) {
+        std::cerr << err.message << "\n";
+        return 1;
+    }
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    uint64_t tensors = 0;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) tensors += catalog->entries[i].kind == TSR_ENTRY_TENSOR;
+    std::cout << tensors << "\n";
+    tsr_checkpoint_close(checkpoint);
+    store->close(store);
+    tsr_native_host_close(&native);
+}

@@ -1,0 +1,10 @@
+"""Running other people's tools."""
+import subprocess
+
+
+def check(*command, status=0, **k):
+    """stdout and stderr of a command that must end with this status."""
+    p = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, **k)
+    out = p.stdout.decode(errors="replace")
+    assert p.returncode == status, f"{' '.join(map(str, command))[:300]} ended {p.returncode}, expected {status}: {out[-2500:]}"
+    return out

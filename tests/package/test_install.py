@@ -1,0 +1,171 @@
+"""What is installed: the tree, the symbols, the files by which others find the library, and Debian packages."""
+import glob
+import os
+import re
+import shutil
+import zlib
+
+from harness import ROOT, SAMPLES, load_dcp
+from shell import check
+
+BUILD = os.path.join(ROOT, "build", "package")
+CHECKPOINT = os.path.join(SAMPLES, "dcp_fsdp2")
+
+
+def installed(t):
+    """The installed tree, as `cmake --install` makes it."""
+    check("cmake", "--install", BUILD, "--prefix", t.at("usr"))
+    return t.at("usr")
+
+
+def libdir(tree):
+    return os.path.dirname(glob.glob(os.path.join(tree, "lib", "**", "libtessera.so"), recursive=True)[0])
+
+
+def test_public_headers_and_no_others_are_installed(t):
+    include = os.path.join(installed(t), "include")
+    got = {os.path.relpath(p, include) for p in glob.glob(os.path.join(include, "**", "*"), recursive=True) if os.path.isfile(p)}
+    public = {os.path.join("tessera", os.path.basename(p)) for room in ("core", "native") for p in glob.glob(os.path.join(ROOT, room, "include/tessera/*.h"))}
+    assert got == public, got ^ public
+
+
+def declared(tree):
+    """Functions and objects that the installed headers declare, as the compiler sees them."""
+    source = os.path.join(tree, "all.c")
+    with open(source, "w") as f:
+        f.writelines(f"#include <tessera/{os.path.basename(h)}>\n" for h in glob.glob(os.path.join(tree, "include/tessera/*.h")))
+    listing = os.path.join(tree, "declared")
+    check("gcc", "-std=c11", "-fsyntax-only", "-aux-info", listing, "-I", os.path.join(tree, "include"), source)
+    with open(listing) as f:
+        names = {m[1] for line in f if "/include/tessera/" in line and (m := re.search(r"\*/ extern .*?\b(tsr_\w+) \((?!\*)", line))}
+    objects = check("gcc", "-std=c11", "-E", "-P", "-I", os.path.join(tree, "include"), source)
+    return names | set(re.findall(r"^extern const \w+ (?:\*const )?(tsr_\w+)", objects, re.M))
+
+
+def test_exactly_what_public_headers_declare_is_exported(t):
+    tree = installed(t)
+    lines = check("nm", "-D", "--defined-only", os.path.join(libdir(tree), "libtessera.so")).splitlines()
+    exported = {line.split()[2] for line in lines if line.split()[1] in "TDRBVW"} - {"TESSERA_0"}
+    assert all(name.endswith("@@TESSERA_0") for name in exported), [n for n in exported if "@@" not in n][:5]
+    exported = {name.split("@")[0] for name in exported}
+    wanted = declared(tree)
+    assert len(wanted) > 200, wanted
+    assert not exported - wanted, f"exported, but in no public header: {sorted(exported - wanted)[:9]}"
+    assert not wanted - exported, f"in a public header, but not exported: {sorted(wanted - exported)[:9]}"
+
+
+def test_every_global_name_of_the_static_library_has_the_prefix(t):
+    lines = check("nm", "-g", "--defined-only", os.path.join(libdir(installed(t)), "libtessera.a")).splitlines()
+    names = {line.split()[2] for line in lines if len(line.split()) == 3}
+    assert len(names) > 200 and all(n.startswith("tsr_") for n in names), [n for n in names if not n.startswith("tsr_")][:9]
+
+
+def test_soname_and_what_the_library_needs(t):
+    dynamic = check("readelf", "-d", os.path.join(libdir(installed(t)), "libtessera.so"))
+    assert re.search(r"SONAME.*\[libtessera\.so\.0\]", dynamic) and "RPATH" not in dynamic and "RUNPATH" not in dynamic
+    dynamic = check("readelf", "-d", t.at("usr/bin/tessera"))
+    assert "libtessera" not in dynamic and "libcrypto" not in dynamic, "the program starts faster without them"
+
+
+def listing():
+    """What consumer/list.c must print, by PyTorch."""
+    import torch
+    rows = set()
+    for name, value in load_dcp(CHECKPOINT).items():
+        if isinstance(value, torch.Tensor):
+            data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+            rows.add(f"{name} {str(value.dtype).removeprefix('torch.')} {zlib.crc32(data):08x}")
+    return rows
+
+
+def check_programs(folder, env=None):
+    got = set(check(os.path.join(folder, "list"), CHECKPOINT, env=env).splitlines())
+    wanted = listing()
+    assert got == wanted, got ^ wanted
+    assert int(check(os.path.join(folder, "count"), CHECKPOINT, env=env)) == len(wanted)
+
+
+def test_a_cmake_project_builds_against_the_installed_tree(t):
+    tree = installed(t)
+    moved = t.at("moved")
+    shutil.move(tree, moved)
+    for static in ("OFF", "ON"):
+        build = t.at(f"build-{static}")
+        check("cmake", "-S", os.path.join(ROOT, "tests/package/consumer"), "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={moved}",
+              f"-Dtessera_USE_STATIC={static}", "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+        check("cmake", "--build", build)
+        assert ("libtessera.so.0" in check("ldd", os.path.join(build, "list"))) == (static == "OFF")
+        check_programs(build)
+
+
+def test_a_missing_component_and_another_version_are_refused(t):
+    tree = installed(t)
+    for request in ("find_package(tessera 0.1 REQUIRED COMPONENTS core nothing)", "find_package(tessera 0.2 REQUIRED)"):
+        os.makedirs(t.at("asks"), exist_ok=True)
+        with open(t.at("asks/CMakeLists.txt"), "w") as f:
+            f.write(f"cmake_minimum_required(VERSION 3.22)\nproject(asks LANGUAGES C)\n{request}\n")
+        out = check("cmake", "-S", t.at("asks"), "-B", t.at("asks-build"), f"-DCMAKE_PREFIX_PATH={tree}", status=1)
+        assert "tessera" in out and ("nothing" in out or "0.2" in out), out[-500:]
+
+
+def test_a_makefile_builds_with_pkg_config(t):
+    tree = installed(t)
+    pc = os.path.join(libdir(tree), "pkgconfig")
+    source = os.path.join(ROOT, "tests/package/consumer")
+    env = {**os.environ, "PKG_CONFIG_PATH": pc}
+    check("pkg-config", "--validate", "tessera", env=env)
+    assert check("pkg-config", "--modversion", "tessera", env=env).strip() == "0.1.0"
+    for static in (False, True):
+        flags = check("pkg-config", "--cflags", "--libs", *(["--static"] if static else []), "tessera", env=env).split()
+        if static:
+            flags = [os.path.join(libdir(tree), "libtessera.a") if f == "-ltessera" else f for f in flags]
+        check("gcc", "-std=c11", "-o", t.at("list"), os.path.join(source, "list.c"), *flags)
+        check("g++", "-std=c++17", "-o", t.at("count"), os.path.join(source, "count.cpp"), *flags)
+        check_programs(t.scratch, {**os.environ, "LD_LIBRARY_PATH": "" if static else libdir(tree)})
+
+
+def test_a_project_that_contains_the_sources_builds(t):
+    os.makedirs(t.at("asks"))
+    shutil.copy(os.path.join(ROOT, "tests/package/consumer/list.c"), t.at("asks"))
+    with open(t.at("asks/CMakeLists.txt"), "w") as f:
+        f.write(f"cmake_minimum_required(VERSION 3.22)\nproject(asks LANGUAGES C)\nadd_subdirectory({ROOT} tessera)\n"
+                "add_executable(list list.c)\ntarget_link_libraries(list PRIVATE tessera::native)\n")
+    check("cmake", "-S", t.at("asks"), "-B", t.at("build"), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug")
+    check("cmake", "--build", t.at("build"), "--target", "list")
+    assert set(check(t.at("build/list"), CHECKPOINT).splitlines()) == listing()
+
+
+def packages(t):
+    check("cpack", "-G", "DEB", "-B", t.at("debs"), cwd=BUILD)
+    found = {os.path.basename(p).split("_")[0]: p for p in glob.glob(t.at("debs/*.deb"))}
+    assert set(found) >= {"tessera", "libtessera0", "libtessera-dev"}, found
+    return found
+
+
+# A first upload to Debian would close a request for packaging; CPack writes an ldconfig call beside the trigger.
+LINTIAN_EXPECTED = "initial-upload-closes-no-bugs,maintscript-calls-ldconfig"
+
+
+def test_debian_packages_pass_lintian_and_work_installed(t):
+    debs = packages(t)
+    out = check("lintian", "--allow-root", "--fail-on", "error,warning", "--suppress-tags", LINTIAN_EXPECTED, *debs.values())
+    assert not re.search("^[EW]:", out, re.M), out
+    depends = check("dpkg-deb", "-f", debs["libtessera-dev"], "Depends")
+    assert "libtessera0 (= 0.1.0-1)" in depends
+    assert "libcjson1" in check("dpkg-deb", "-f", debs["tessera"], "Depends") and "libcjson1" in check("dpkg-deb", "-f", debs["libtessera0"], "Depends")
+    root = t.at("root")
+    os.makedirs(os.path.join(root, "var/lib/dpkg/updates"))
+    os.makedirs(os.path.join(root, "var/lib/dpkg/info"))
+    for name in ("status", "available"):
+        open(os.path.join(root, "var/lib/dpkg", name), "w").close()
+    out = check("dpkg", f"--root={root}", "--force-not-root", "--force-depends", "--force-script-chrootless", "--install", *debs.values())
+    assert "already" not in out
+    shown = check("dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", "${Package} ${db:Status-Status}\n").split("\n")
+    assert {"tessera installed", "libtessera0 installed", "libtessera-dev installed"} <= set(shown), shown
+    tree = os.path.join(root, "usr")
+    assert "dcp_fsdp2" in check(os.path.join(tree, "bin/tessera"), "inspect", CHECKPOINT)
+    assert "tessera-inspect" in check("man", "-M", os.path.join(tree, "share/man"), "-P", "cat", "tessera-inspect")
+    env = {**os.environ, "PKG_CONFIG_SYSROOT_DIR": root, "PKG_CONFIG_PATH": os.path.join(libdir(tree), "pkgconfig")}
+    flags = check("pkg-config", "--cflags", "--libs", "tessera", env=env).split()
+    check("gcc", "-o", t.at("list"), os.path.join(ROOT, "tests/package/consumer/list.c"), f"-I{tree}/include", f"-L{libdir(tree)}", *flags)
+    assert set(check(t.at("list"), CHECKPOINT, env={**os.environ, "LD_LIBRARY_PATH": libdir(tree)}).splitlines()) == listing()
