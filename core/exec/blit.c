@@ -8,8 +8,8 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
-#include "exec/cast.h"
 #include "exec/tile_job.h"
+#include "tessera/cast.h"
 
 /* A gather in use: by the blits that still produce tiles, and by tiles not yet drained. */
 typedef struct lease {

@@ -2,7 +2,7 @@
 #include "exec/selection.h"
 
 #include "base/try.h"
-#include "exec/cast.h"
+#include "tessera/cast.h"
 #include "tessera/map.h"
 
 #define NAMED 5u /* entries that a refusal names; the rest is counted */

@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "exec/cast.h"
 #include "exec/golden_casts.h"
+#include "tessera/cast.h"
 
 #define GOLDENS (sizeof golden_casts / sizeof *golden_casts)
 

@@ -6,15 +6,19 @@
  * infinities too. NaN stays NaN, quiet, of the same sign where the type has a signed NaN; negative zero becomes zero in
  * the fnuz types. float8_e8m0fnu drops signs, and values below its range become its least value.
  *
- * Source: torch/headeronly/util/{BFloat16,Half,Float8_*}.h. */
-#ifndef TSR_EXEC_CAST_H
-#define TSR_EXEC_CAST_H
+ * Source: torch/headeronly/util/{BFloat16,Half,Float8_*}.h. Thread-safe. (core/exec) */
+#ifndef TESSERA_CAST_H
+#define TESSERA_CAST_H
 
 #include "tessera/dtype.h"
+
+TSR_API_BEGIN
 
 /* Whether tsr_cast can do it: both are floating types with whole bytes. */
 bool tsr_cast_possible(tsr_dtype from, tsr_dtype to);
 /* `count` elements; the memory must not overlap. */
 void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out);
+
+TSR_API_END
 
 #endif
