@@ -14,6 +14,7 @@
 
 #include "cli/cli.h"
 #include "cli/term.h"
+#include "tessera/gpu.h"
 
 typedef struct doctor_arguments {
     bool json;
@@ -112,21 +113,47 @@ static void tell_mpi(facts *f)
     tell(f, "mpi", "launched_by", found);
 }
 
+static void tell_gpu(facts *f, uint32_t ordinal)
+{
+    static const char *const keys[] = {"device_0", "device_1", "device_2", "device_3",
+                                       "device_4", "device_5", "device_6", "device_7"};
+    tsr_gpu_info info;
+    tsr_error err = {0};
+    char text[160];
+    if (ordinal >= sizeof keys / sizeof *keys) return;
+    if (tsr_gpu_describe(ordinal, &info, &err) == TSR_OK) {
+        snprintf(text, sizeof text, "%.80s, sm_%u%u, %s, %s free", info.name, (unsigned)info.major, (unsigned)info.minor,
+                 cli_bytes(info.memory_bytes).text, cli_bytes(info.free_bytes).text);
+    } else {
+        snprintf(text, sizeof text, "%.150s", err.message);
+    }
+    tell(f, "cuda", keys[ordinal], text);
+}
+
+static void tell_version(facts *f, const char *key, uint32_t version)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%u.%u", (unsigned)version / 1000, (unsigned)version % 1000 / 10);
+    tell(f, "cuda", key, version ? text : NULL);
+}
+
 static void tell_cuda(facts *f)
 {
     char line[160] = "";
-    unsigned devices = 0;
-    for (char name[32]; devices < 64; devices++) {
-        snprintf(name, sizeof name, "/dev/nvidia%u", devices);
-        if (access(name, F_OK) != 0) break;
-    }
+    tsr_gpu_runtime runtime;
+    tsr_gpu_runtime_describe(&runtime);
     FILE *file = fopen("/proc/driver/nvidia/version", "r");
     if (file) {
         if (fgets(line, sizeof line, file)) line[strcspn(line, "\n")] = '\0';
         fclose(file);
     }
+    tell_yes(f, "cuda", "built", runtime.is_built);
+    tell_version(f, "runtime", runtime.runtime_version);
     tell(f, "cuda", "driver", *line ? line : NULL);
-    tell_number(f, "cuda", "devices", devices);
+    tell_version(f, "driver_cuda", runtime.driver_version);
+    tell_number(f, "cuda", "devices", runtime.devices);
+    if (*runtime.reason) tell(f, "cuda", "reason", runtime.reason);
+    for (uint32_t i = 0; i < runtime.devices; i++) tell_gpu(f, i);
 }
 
 static const char *file_system_name(long magic)

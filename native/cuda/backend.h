@@ -34,10 +34,8 @@ typedef struct tsr_backend {
                           size_t row_bytes, size_t rows, tsr_error *err);
     /* NULL, or what takes the place of planning: one box as it came, checked. */
     tsr_status (*twin_box)(tsr_gpu_stream *stream, const tsr_gpu_box *box, tsr_error *err);
-    tsr_status (*runs)(tsr_gpu_stream *stream, const tsr_kernel_run *runs, uint32_t count, uint32_t units,
-                       tsr_error *err);
-    tsr_status (*boxes)(tsr_gpu_stream *stream, const tsr_kernel_box *boxes, uint32_t count, uint32_t units,
-                        tsr_error *err);
+    tsr_status (*runs)(tsr_gpu_stream *stream, const tsr_kernel_run *runs, uint32_t count, uint32_t units, tsr_error *err);
+    tsr_status (*boxes)(tsr_gpu_stream *stream, const tsr_kernel_box *boxes, uint32_t count, uint32_t units, tsr_error *err);
     tsr_status (*checksum)(tsr_gpu_stream *stream, const void *data, size_t size, uint32_t *crc, tsr_error *err);
     tsr_status (*scan)(tsr_gpu_stream *stream, tsr_dtype dtype, const void *data, uint64_t count, tsr_kernel_scan *out,
                        tsr_error *err);

@@ -75,13 +75,13 @@ static tsr_status run_flat(tsr_gpu_stream *stream, tsr_dtype dtype, const tsr_gp
 }
 
 tsr_status tsr_gpu_flat_gather(tsr_gpu_stream *stream, tsr_dtype dtype, const tsr_gpu_span *spans, size_t count,
-                                  uint64_t flat_begin, uint64_t flat_end, void *flat, const void *padding, tsr_error *err)
+                               uint64_t flat_begin, uint64_t flat_end, void *flat, const void *padding, tsr_error *err)
 {
     return run_flat(stream, dtype, spans, count, flat_begin, flat_end, flat, true, padding, err);
 }
 
 tsr_status tsr_gpu_flat_scatter(tsr_gpu_stream *stream, tsr_dtype dtype, const tsr_gpu_span *spans, size_t count,
-                                   uint64_t flat_begin, uint64_t flat_end, const void *flat, tsr_error *err)
+                                uint64_t flat_begin, uint64_t flat_end, const void *flat, tsr_error *err)
 {
     return run_flat(stream, dtype, spans, count, flat_begin, flat_end, (uint8_t *)(uintptr_t)flat, false, NULL, err);
 }

@@ -87,7 +87,7 @@ tsr_status tsr_gpu_copy(tsr_gpu_stream *stream, void *to, const void *from, size
 }
 
 tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t row_bytes, size_t rows, tsr_error *err)
+                           size_t row_bytes, size_t rows, tsr_error *err)
 {
     if (rows == 0 || row_bytes == 0) return TSR_OK;
     size_t span;
@@ -113,8 +113,8 @@ static double double_of(uint64_t ordinal)
     return value;
 }
 
-tsr_status tsr_gpu_scan(tsr_gpu_stream *stream, tsr_dtype dtype, const void *data, uint64_t count,
-                           tsr_gpu_sums *sums, tsr_error *err)
+tsr_status tsr_gpu_scan(tsr_gpu_stream *stream, tsr_dtype dtype, const void *data, uint64_t count, tsr_gpu_sums *sums,
+                        tsr_error *err)
 {
     tsr_kernel_scan scan;
     uint64_t bytes;

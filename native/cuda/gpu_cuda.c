@@ -90,10 +90,10 @@ static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
     TRY(check(device, cudaGetDeviceProperties(&properties, ordinal), "asking for its properties", err));
     TRY(check(device, cudaMemGetInfo(&free_bytes, &bytes), "asking for its free memory", err));
     *out = (tsr_gpu_info){.ordinal = (uint32_t)ordinal,
-                             .major = (uint32_t)properties.major,
-                             .minor = (uint32_t)properties.minor,
-                             .memory_bytes = bytes,
-                             .free_bytes = free_bytes};
+                          .major = (uint32_t)properties.major,
+                          .minor = (uint32_t)properties.minor,
+                          .memory_bytes = bytes,
+                          .free_bytes = free_bytes};
     snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, properties.name);
     return TSR_OK;
 }

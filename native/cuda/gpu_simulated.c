@@ -576,8 +576,8 @@ static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
     (void)err;
     simulated *s = of(device);
     lock(device);
-    *out = (tsr_gpu_info){
-        .name = "simulated", .is_simulated = true, .memory_bytes = s->size, .free_bytes = s->size - s->used};
+    *out =
+        (tsr_gpu_info){.name = "simulated", .is_simulated = true, .memory_bytes = s->size, .free_bytes = s->size - s->used};
     unlock(device);
     return TSR_OK;
 }
@@ -610,8 +610,7 @@ static void close_device(tsr_gpu *device)
 static const tsr_backend twin_backend = {COMMON, .twin_box = twin_box};
 static const tsr_backend grid_backend = {COMMON, .boxes = boxes};
 
-tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out,
-                               tsr_error *err)
+tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out, tsr_error *err)
 {
     const bool has_grid = how == TSR_SIMULATE_GRID;
     const size_t size = memory_bytes ? memory_bytes : ALIGNMENT;

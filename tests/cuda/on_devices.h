@@ -1,5 +1,5 @@
-/* Every test on three devices: twins, the kernels' code over a simulated grid, and CUDA device 0. Without one, the last
- * says why and is skipped. */
+/* Every test on three devices: twins, the kernels' code over a simulated grid, and, in builds with CUDA, device 0. Without
+ * one, the last says why and is skipped. */
 #ifndef TESTS_CUDA_ON_DEVICES_H
 #define TESTS_CUDA_ON_DEVICES_H
 
@@ -51,8 +51,7 @@ static inline int close_any(void **state)
     tsr_gpu *device = *state;
     tsr_gpu_info info;
     if (!device) return 0;
-    bool leaks =
-        tsr_gpu_about(device, &info, NULL) != TSR_OK || (info.is_simulated && info.free_bytes != info.memory_bytes);
+    bool leaks = tsr_gpu_about(device, &info, NULL) != TSR_OK || (info.is_simulated && info.free_bytes != info.memory_bytes);
     if (leaks) print_message("device memory was not given back\n");
     tsr_gpu_close(device);
     return leaks;
@@ -71,11 +70,13 @@ static inline bool is_simulated(tsr_gpu *device)
     return info.is_simulated;
 }
 
-#define ON_DEVICES(claim) \
-    {#claim "__twins", claim, open_twins, close_any, NULL}, {#claim "__grid", claim, open_grid, close_any, NULL}, \
-    { \
-#claim "__cuda", claim, open_cuda, close_any, NULL \
-    }
+#define ON_SIMULATED(claim) \
+    {#claim "__twins", claim, open_twins, close_any, NULL}, {#claim "__grid", claim, open_grid, close_any, NULL}
+#ifdef TSR_TEST_HAS_CUDA
+#define ON_DEVICES(claim) ON_SIMULATED(claim), {#claim "__cuda", claim, open_cuda, close_any, NULL}
+#else
+#define ON_DEVICES(claim) ON_SIMULATED(claim)
+#endif
 
 /* Device memory with these bytes in it. */
 static inline void *upload(tsr_gpu *device, tsr_gpu_stream *stream, const void *bytes, size_t size)

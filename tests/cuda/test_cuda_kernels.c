@@ -104,14 +104,14 @@ static void check_boxes(tsr_gpu *device, random_source *random, tsr_dtype dtype,
     for (size_t i = 0; i < count; i++) {
         shapes[i] = random_shape(random, itemsize);
         boxes[i] = (tsr_gpu_box){here + i * AREA + shapes[i].to_byte,
-                                    fills ? NULL : there + i * AREA + shapes[i].from_byte,
-                                    dtype,
-                                    dtype,
-                                    shapes[i].rank,
-                                    shapes[i].sizes,
-                                    shapes[i].to,
-                                    shapes[i].from,
-                                    {0}};
+                                 fills ? NULL : there + i * AREA + shapes[i].from_byte,
+                                 dtype,
+                                 dtype,
+                                 shapes[i].rank,
+                                 shapes[i].sizes,
+                                 shapes[i].to,
+                                 shapes[i].from,
+                                 {0}};
         fill_random(random, boxes[i].fill, sizeof boxes[i].fill);
         expect_box(&shapes[i], expected + i * AREA, from + i * AREA, itemsize, fills ? boxes[i].fill : NULL);
     }

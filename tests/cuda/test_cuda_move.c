@@ -188,8 +188,7 @@ static void test_cuda_move__boxes_take_the_shortest_way(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof box_cases / sizeof box_cases[0]; i++) {
         const box_case *c = &box_cases[i];
-        const tsr_gpu_box box = {at(c->to_at), at(c->from_at), c->dtype, c->dtype, c->rank,
-                                    c->sizes,     c->to,          c->from,  {0}};
+        const tsr_gpu_box box = {at(c->to_at), at(c->from_at), c->dtype, c->dtype, c->rank, c->sizes, c->to, c->from, {0}};
         const notes n = move_box(&box);
         if (n.copies != c->copies || n.box_launches != c->launches || n.widest != c->width || n.vectors != c->vectors)
             fail_msg("%s: %u copies, %u launches, %u bytes wide, %lu vectors", c->name, n.copies, n.box_launches, n.widest,

@@ -4,6 +4,7 @@
 
 #include "tessera/api.h"
 #include "tessera/box.h"
+#include "tessera/cast.h"
 #include "tessera/catalog.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"

@@ -55,7 +55,7 @@ tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, t
 /* What stands in for kernels: their CPU twins (fast), or the kernels' own code over a simulated grid of threads. */
 typedef enum tsr_gpu_simulation { TSR_SIMULATE_TWINS, TSR_SIMULATE_GRID } tsr_gpu_simulation;
 tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out,
-                               tsr_error *err);
+                            tsr_error *err);
 /* All its streams, events and memory must have been given back. Takes NULL. */
 void tsr_gpu_close(tsr_gpu *device);
 tsr_status tsr_gpu_about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err);
@@ -97,7 +97,7 @@ tsr_status tsr_gpu_stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, ts
 tsr_status tsr_gpu_copy(tsr_gpu_stream *stream, void *to, const void *from, size_t size, tsr_error *err);
 /* `rows` rows of `row_bytes`, whose beginnings are `*_pitch` ≥ row_bytes bytes apart. */
 tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t row_bytes, size_t rows, tsr_error *err);
+                           size_t row_bytes, size_t rows, tsr_error *err);
 
 /* ---- kernels ---- */
 
@@ -143,9 +143,9 @@ typedef struct tsr_gpu_span {
  * behind the last span; scattering skips both. Element types as in boxes.
  * Source: FlatParamHandle.flatten_tensors and _get_unflat_views of PyTorch 2.13. */
 tsr_status tsr_gpu_flat_gather(tsr_gpu_stream *stream, tsr_dtype dtype, const tsr_gpu_span *spans, size_t count,
-                                  uint64_t flat_begin, uint64_t flat_end, void *flat, const void *padding, tsr_error *err);
+                               uint64_t flat_begin, uint64_t flat_end, void *flat, const void *padding, tsr_error *err);
 tsr_status tsr_gpu_flat_scatter(tsr_gpu_stream *stream, tsr_dtype dtype, const tsr_gpu_span *spans, size_t count,
-                                   uint64_t flat_begin, uint64_t flat_end, const void *flat, tsr_error *err);
+                                uint64_t flat_begin, uint64_t flat_end, const void *flat, tsr_error *err);
 
 /* CRC-32 of device or pinned memory, as tsr_crc32 from 0. Waits for the stream. */
 tsr_status tsr_gpu_checksum(tsr_gpu_stream *stream, const void *data, size_t size, uint32_t *crc, tsr_error *err);
@@ -157,8 +157,8 @@ typedef struct tsr_gpu_sums {
 
 /* Over `count` elements of a floating type in device or pinned memory. Waits for the stream. TSR_E_UNSUPPORTED: other
  * types. */
-tsr_status tsr_gpu_scan(tsr_gpu_stream *stream, tsr_dtype dtype, const void *data, uint64_t count,
-                           tsr_gpu_sums *sums, tsr_error *err);
+tsr_status tsr_gpu_scan(tsr_gpu_stream *stream, tsr_dtype dtype, const void *data, uint64_t count, tsr_gpu_sums *sums,
+                        tsr_error *err);
 
 TSR_API_END
 
