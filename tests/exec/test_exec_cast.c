@@ -8,8 +8,9 @@
 
 #include <cmocka.h>
 
-#include "exec/golden_casts.h"
 #include "tessera/cast.h"
+
+#include "exec/golden_casts.h"
 
 #define GOLDENS (sizeof golden_casts / sizeof *golden_casts)
 
