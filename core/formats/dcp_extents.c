@@ -114,7 +114,8 @@ static tsr_status give_archive(const walk *w, const item *it, tsr_arena *scratch
     tsr_status status =
         tsr_dcp_open_item(checkpoint, it->entry, it->chunk, scratch, seen ? NULL : checkpoint->findings, &opened, &why);
     if (status == TSR_OK && tensor) status = tsr_dcp_view_of(state, it->entry, it->chunk, &opened, scratch, &view, &why);
-    if (status != TSR_OK) return seen ? TSR_OK : tsr_dcp_bad_item(checkpoint, it->entry, it->chunk, &why, err);
+    bool said = seen && status != TSR_E_NOMEM && status != TSR_E_IO; /* what is wrong with it was found when it was opened */
+    if (status != TSR_OK) return said ? TSR_OK : tsr_dcp_bad_item(checkpoint, it->entry, it->chunk, &why, err);
     if (tsr_dcp_is_zstd(state, it->chunk)) return give_whole(w, it, tensor ? &view : NULL, err);
     return give_members(w, it, &opened, tensor ? &view : NULL, scratch, err);
 }

@@ -14,12 +14,15 @@ typedef struct images {
     bool *tried;
 } images;
 
-static bool same_shape(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_safetensors_tensor *tensor)
+/* The header counts single elements of float4, the metadata pairs. */
+static bool same_tensor(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_safetensors_tensor *tensor)
 {
-    if (tensor->rank != entry->rank) return false;
-    for (uint32_t d = 0; d < entry->rank; d++) {
-        bool packed = entry->dtype == TSR_FLOAT4_E2M1FN_X2 && d + 1 == entry->rank; /* the header counts single elements */
-        if (tensor->shape[d] != chunk->sizes[d] * (packed ? 2 : 1)) return false;
+    uint32_t rank = tensor->rank;
+    uint64_t last = rank ? tensor->shape[rank - 1] : 1;
+    tsr_dtype dtype = tensor->dtype;
+    if (rank != entry->rank || !tsr_dtype_pack(&dtype, &last) || dtype != entry->dtype) return false;
+    for (uint32_t d = 0; d < rank; d++) {
+        if ((d + 1 == rank ? last : tensor->shape[d]) != chunk->sizes[d]) return false;
     }
     return true;
 }
@@ -62,7 +65,7 @@ static tsr_status view_in_image(images *im, const tsr_entry *entry, tsr_chunk *c
     const tsr_safetensors_tensor *tensor = tsr_safetensors_find(image, entry->fqn);
     if (!tensor)
         return find_bad_item(im->checkpoint, entry, chunk, err, "the safetensors header of its file does not list it");
-    if (tensor->dtype != entry->dtype || !same_shape(entry, chunk, tensor)) {
+    if (!same_tensor(entry, chunk, tensor)) {
         return find_bad_item(im->checkpoint, entry, chunk, err,
                              "the safetensors header of its file has another dtype or shape than the metadata");
     }

@@ -43,7 +43,7 @@ static tsr_status keep(window *w, const char *bytes, size_t size, tsr_error *err
                 "dcp: a zstd stream gives more than the %llu bytes its item can have", (unsigned long long)w->bound);
     size_t left = w->head_max - w->head.count, head = size < left ? size : left;
     TSR_TRY(tsr_vec_reserve(&w->head, head, err));
-    memcpy((char *)w->head.items + w->head.count, bytes, head);
+    if (head) memcpy((char *)w->head.items + w->head.count, bytes, head);
     w->head.count += head;
     for (size_t i = 0; i < size; i++) w->tail[(w->size + i) % TAIL_BYTES] = bytes[i];
     w->size += size;

@@ -5,7 +5,7 @@
 #include "support/faults.h"
 #include "tessera/checkpoint.h"
 
-static tsr_status pass_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
+static inline tsr_status pass_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
 {
     (void)ctx;
     (void)extent;
@@ -13,7 +13,7 @@ static tsr_status pass_extent(void *ctx, const tsr_extent *extent, tsr_error *er
     return TSR_OK;
 }
 
-static tsr_status open_and_walk(void *ctx, tsr_store *store, const tsr_host *host, tsr_error *err)
+static inline tsr_status open_and_walk(void *ctx, tsr_store *store, const tsr_host *host, tsr_error *err)
 {
     tsr_checkpoint *checkpoint;
     (void)ctx;

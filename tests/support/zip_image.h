@@ -13,7 +13,10 @@
 
 #include "tessera/host.h"
 
-enum { ZIP_IMAGE_SIZE = 1 << 19, ZIP_IMAGE_MEMBERS = 16 };
+#ifndef ZIP_IMAGE_BYTES
+#define ZIP_IMAGE_BYTES (1 << 19)
+#endif
+enum { ZIP_IMAGE_SIZE = ZIP_IMAGE_BYTES, ZIP_IMAGE_MEMBERS = 16 };
 enum { ZIP_PLAIN = 0, ZIP_DESCRIPTOR = 1, ZIP_DESCRIPTOR64 = 2, ZIP_LARGE = 4 /* sizes in zip64 extra fields */ };
 
 /* Offsets of fields in their records. */
