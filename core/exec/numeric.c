@@ -138,29 +138,38 @@ void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to)
     }
 }
 
-/* A cheap look for numbers whose exponent is all ones; written so that compilers make vectors of it. */
-#define FIND_ONES(type, mask) \
+#define CARRY(type, at, lowest) \
     do { \
+        type item; \
+        memcpy(&item, from + (at) * sizeof item, sizeof item); \
+        found |= (type)((type)(item & magnitude) + (type)(lowest)); \
+    } while (0)
+
+/* A cheap look for numbers whose exponent is all ones: adding the exponent's lowest bit to the magnitude then carries into
+ * the sign. Blocks of 128 bytes, which compilers unroll into vectors. */
+#define FIND_ONES(type, lowest) \
+    do { \
+        const type sign = (type)((type)1 << (8 * sizeof(type) - 1)), magnitude = (type)(sign - 1); \
+        const size_t block = 128 / sizeof(type); \
         type found = 0; \
-        for (size_t i = 0; i < count; i++) { \
-            type item; \
-            memcpy(&item, from + i * sizeof item, sizeof item); \
-            found |= (type)((item & (type)(mask)) == (type)(mask)); \
-        } \
-        return found != 0; \
+        size_t at = 0; \
+        for (; at + block <= count; at += block) \
+            for (size_t i = 0; i < block; i++) CARRY(type, at + i, lowest); \
+        for (; at < count; at++) CARRY(type, at, lowest); \
+        return (found & sign) != 0; \
     } while (0)
 
 static bool has_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)
 {
     switch (dtype) {
-    case TSR_FLOAT64: FIND_ONES(uint64_t, UINT64_C(0x7ff) << 52);
-    case TSR_FLOAT32: FIND_ONES(uint32_t, 0x7f800000u);
-    case TSR_FLOAT16: FIND_ONES(uint16_t, 0x7c00u);
-    case TSR_BFLOAT16: FIND_ONES(uint16_t, 0x7f80u);
-    case TSR_FLOAT8_E5M2: FIND_ONES(uint8_t, 0x7cu);
-    case TSR_FLOAT8_E4M3FN: FIND_ONES(uint8_t, 0x7fu);
-    case TSR_FLOAT8_E8M0FNU: FIND_ONES(uint8_t, 0xffu);
-    default: return memchr(from, 0x80, count) != NULL; /* the one NaN of the fnuz types */
+    case TSR_FLOAT64: FIND_ONES(uint64_t, UINT64_C(1) << 52);
+    case TSR_FLOAT32: FIND_ONES(uint32_t, 1u << 23);
+    case TSR_FLOAT16: FIND_ONES(uint16_t, 1u << 10);
+    case TSR_BFLOAT16: FIND_ONES(uint16_t, 1u << 7);
+    case TSR_FLOAT8_E5M2: FIND_ONES(uint8_t, 1u << 2);
+    case TSR_FLOAT8_E4M3FN: FIND_ONES(uint8_t, 1);
+    case TSR_FLOAT8_E8M0FNU: return memchr(from, 0xff, count) != NULL; /* the one NaN */
+    default: return memchr(from, 0x80, count) != NULL;                 /* the one NaN of the fnuz types */
     }
 }
 
