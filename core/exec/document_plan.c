@@ -1,5 +1,4 @@
-/* tessera.plan/1: totals, loads by rank and file, and on request every read item; with the target and a digest of the
- * source's catalog, so that the plan can be checked against the checkpoint when it is executed. */
+/* tessera.plan/1: the job, totals, loads by rank and file, and on request every read item. */
 #include "base/try.h"
 #include "exec/document_parts.h"
 
@@ -94,66 +93,6 @@ static void put_target(tsr_json *json, const tsr_mesh *mesh, const tsr_target_te
     tsr_json_object_end(json);
 }
 
-/* ---- digest of a catalog ---- */
-
-typedef struct digester {
-    const tsr_digest_ops *ops;
-    void *state;
-} digester;
-
-static void feed_u64(const digester *d, uint64_t number)
-{
-    uint8_t bytes[8];
-    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> 8 * i);
-    d->ops->update(d->state, bytes, sizeof bytes);
-}
-
-static void feed_str(const digester *d, tsr_str text)
-{
-    feed_u64(d, text.size);
-    if (text.size) d->ops->update(d->state, text.data, text.size);
-}
-
-static void feed_chunk(const digester *d, const tsr_catalog *catalog, const tsr_entry *entry, const tsr_chunk *chunk)
-{
-    bool known = chunk->file < catalog->store->file_count;
-    for (uint32_t i = 0; i < entry->rank; i++) feed_u64(d, chunk->offsets[i]);
-    for (uint32_t i = 0; i < entry->rank; i++) feed_u64(d, chunk->sizes[i]);
-    feed_str(d, known ? catalog->store->files[chunk->file].name : TSR_STR(""));
-    feed_u64(d, known ? catalog->store->files[chunk->file].size : 0);
-    feed_u64(d, chunk->byte_offset);
-    feed_u64(d, chunk->byte_length);
-}
-
-static void feed_entry(const digester *d, const tsr_catalog *catalog, const tsr_entry *entry)
-{
-    feed_str(d, entry->fqn);
-    feed_u64(d, (uint64_t)entry->kind);
-    feed_str(d, tsr_str_from(tsr_dtype_describe(entry->dtype)->name));
-    feed_u64(d, entry->rank);
-    for (uint32_t i = 0; i < entry->rank; i++) feed_u64(d, entry->shape[i]);
-    feed_u64(d, entry->chunk_count);
-    for (uint64_t i = 0; i < entry->chunk_count; i++) feed_chunk(d, catalog, entry, &entry->chunks[i]);
-    feed_u64(d, entry->replica_count);
-    for (uint64_t i = 0; i < entry->replica_count; i++) feed_chunk(d, catalog, entry, &entry->replicas[i]);
-}
-
-tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
-                              tsr_digest *out, tsr_error *err)
-{
-    digester d = {host->sha256 ? host->sha256 : host->xxh3, NULL};
-    TSR_FAIL_IF(!d.ops, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build has no digest: neither SHA-256 nor XXH3");
-    *algorithm = host->sha256 ? TSR_DIGEST_SHA256 : TSR_DIGEST_XXH3;
-    d.state = d.ops->start();
-    TSR_FAIL_IF(!d.state, err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for a digest");
-    feed_str(&d, tsr_str_from(tsr_format_name(catalog->format)));
-    feed_u64(&d, catalog->entry_count);
-    for (uint64_t i = 0; i < catalog->entry_count; i++) feed_entry(&d, catalog, &catalog->entries[i]);
-    out->size = d.ops->size;
-    d.ops->finish(d.state, out->bytes);
-    return TSR_OK;
-}
-
 /* ---- document ---- */
 
 static void put_count(tsr_json *json, const char *key, uint64_t count)
@@ -162,21 +101,54 @@ static void put_count(tsr_json *json, const char *key, uint64_t count)
     tsr_json_uint(json, count);
 }
 
-static tsr_status put_source(tsr_json *json, const tsr_plan_document *document, const tsr_host *host, tsr_error *err)
+static void put_pair(tsr_json *json, const char *key, tsr_str text)
 {
-    tsr_digest_algorithm algorithm;
-    tsr_digest digest;
-    TSR_TRY(tsr_catalog_digest(document->catalog, host, &algorithm, &digest, err));
+    tsr_json_key(json, key);
+    tsr_json_str(json, text);
+}
+
+static void put_source(tsr_json *json, const tsr_plan_job *job)
+{
     tsr_json_key(json, "source");
     tsr_json_object(json);
-    tsr_json_key(json, "path");
-    tsr_json_str(json, document->source_path);
-    tsr_json_key(json, "format");
-    tsr_json_text(json, tsr_format_name(document->catalog->format));
+    put_pair(json, "path", job->source_path);
+    put_pair(json, "format", job->source_format);
     tsr_json_key(json, "digest");
-    tsr_document_put_digest(json, algorithm, &digest);
+    tsr_json_object(json);
+    put_pair(json, "algorithm", job->digest_algorithm);
+    put_pair(json, "digest", job->digest);
     tsr_json_object_end(json);
-    return TSR_OK;
+    tsr_json_key(json, "files");
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < job->file_count; i++) {
+        tsr_json_object(json);
+        put_pair(json, "file", job->files[i].name);
+        put_count(json, "bytes", job->files[i].bytes);
+        if (job->files[i].modified.size) put_pair(json, "modified", job->files[i].modified);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+static void put_list(tsr_json *json, const char *key, const tsr_str *items, size_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_array(json);
+    for (size_t i = 0; i < count; i++) tsr_json_str(json, items[i]);
+    tsr_json_array_end(json);
+}
+
+static void put_destination(tsr_json *json, const tsr_plan_job *job)
+{
+    tsr_json_key(json, "destination");
+    tsr_json_object(json);
+    put_pair(json, "to", job->to);
+    if (job->objects.size) put_pair(json, "objects", job->objects);
+    if (job->dtype.size) put_pair(json, "dtype", job->dtype);
+    put_list(json, "include", job->include, job->include_count);
+    put_list(json, "exclude", job->exclude, job->exclude_count);
+    tsr_json_object_end(json);
 }
 
 static void put_totals(tsr_json *json, const tsr_plan *plan, const tsr_plan_totals *totals)
@@ -262,13 +234,14 @@ static tsr_status put_items(tsr_json *json, const tsr_plan_document *document, t
     return status;
 }
 
-tsr_status tsr_document_plan(const tsr_plan_document *document, const tsr_host *host, tsr_json *json, tsr_error *err)
+tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, tsr_error *err)
 {
     tsr_json_object(json);
     tsr_json_key(json, "schema");
     tsr_json_text(json, "tessera.plan/1");
-    TSR_TRY(put_source(json, document, host, err));
-    put_target(json, document->mesh, document->texts);
+    put_source(json, document->job);
+    put_target(json, document->mesh, &document->job->target);
+    put_destination(json, document->job);
     put_totals(json, document->plan, document->totals);
     put_loads(json, document->totals, document->catalog);
     if (document->items) TSR_TRY(put_items(json, document, err));

@@ -4,7 +4,9 @@
 
 #include "exec/stage.h"
 
+#ifndef TSR_UNIT_BYTES /* tests make them small */
 #define TSR_UNIT_BYTES ((uint64_t)16 << 20)
+#endif
 
 /* Either whole blits [first, first + count), or one tile of a blit that is larger than a unit. */
 typedef struct tsr_unit {

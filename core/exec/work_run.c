@@ -2,7 +2,7 @@
 #include "base/try.h"
 #include "exec/work_parts.h"
 
-#define BATCH_BYTES ((uint64_t)1 << 30) /* between two entries in the journal: seconds of work */
+#define BATCH_UNITS 64u /* between two entries in the journal: seconds of work */
 
 /* ---- units ---- */
 
@@ -99,7 +99,7 @@ static tsr_status lay_out(run *r, uint32_t number, tsr_error *err)
     return r->arena ? r->work->writer.stage(r->work->writer.ctx, number, r->arena, &r->stage, err) : TSR_E_NOMEM;
 }
 
-static tsr_status run_batch(run *r, size_t first, size_t end, tsr_error *err)
+static tsr_status run_batch(run *r, size_t first, size_t end, bool last, tsr_error *err)
 {
     TSR_TRY(lay_out(r, tsr_work_unit(r->work, first)->stage, err));
     batch b = {.work = r->work, .sink = {r->work->output, r->work->numbers}, .stage = &r->stage, .first = first, .end = end};
@@ -107,22 +107,18 @@ static tsr_status run_batch(run *r, size_t first, size_t end, tsr_error *err)
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = write_batch(r, &b, arena, err);
     tsr_arena_free(arena);
-    if (status == TSR_OK && r->journal) status = append_records(r, first, end, err);
+    const bool wanted = r->journal && !(last && r->journal->finishes);
+    if (status == TSR_OK && wanted) status = append_records(r, first, end, err);
     for (size_t u = first; u < end; u++) r->byte_done += tsr_work_unit(r->work, u)->bytes;
     return status;
 }
 
-/* The end of the batch that begins with the undone unit `first`: one stage, without gaps, of about BATCH_BYTES. */
+/* The end of the batch that begins with the undone unit `first`: one stage, without gaps. */
 static size_t batch_end(const tsr_work *work, size_t first, size_t end)
 {
     const uint32_t stage = tsr_work_unit(work, first)->stage;
-    uint64_t weight = 0;
     size_t u = first;
-    for (; u < end && weight < BATCH_BYTES; u++) {
-        const tsr_unit *unit = tsr_work_unit(work, u);
-        if (unit->done || unit->stage != stage) break;
-        weight += tsr_unit_weight(unit);
-    }
+    while (u < end && u - first < BATCH_UNITS && !tsr_work_unit(work, u)->done && tsr_work_unit(work, u)->stage == stage) u++;
     return u;
 }
 
@@ -137,7 +133,7 @@ static tsr_status run_units(run *r, size_t first, size_t end, tsr_error *err)
             continue;
         }
         const size_t to = batch_end(r->work, u, end);
-        TSR_TRY(run_batch(r, u, to, err));
+        TSR_TRY(run_batch(r, u, to, to == end, err));
         u = to;
     }
     return TSR_OK;

@@ -2,8 +2,7 @@
  * so that one parser (layout/mesh_text.c) knows what a placement is. */
 #include "base/line.h"
 #include "base/try.h"
-#include "codec/json.h"
-#include "tessera/document_read.h"
+#include "formats/target_read.h"
 
 typedef struct target_reader {
     tsr_arena *arena;
@@ -94,13 +93,18 @@ static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_tar
     return others ? join(r, others, "default", &out->default_placements) : TSR_OK;
 }
 
+tsr_status tsr_target_texts_of(const cJSON *root, tsr_arena *arena, tsr_target_texts *out, tsr_error *err)
+{
+    const target_reader r = {arena, err};
+    return read_target(&r, root, out);
+}
+
 tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,
                                  tsr_error *err)
 {
-    const target_reader r = {arena, err};
     cJSON *root;
     TSR_TRY(tsr_json_parse(json_text, host, &root, err));
-    tsr_status status = read_target(&r, root, out);
+    const tsr_status status = tsr_target_texts_of(root, arena, out, err);
     cJSON_Delete(root);
     return status;
 }

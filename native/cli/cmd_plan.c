@@ -2,13 +2,16 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "cli/session.h"
+#include "cli/source.h"
 #include "cli/target_options.h"
 #include "cli/term.h"
+#include "cli/writing.h"
 
 typedef struct plan_arguments {
     cli_target_options target;
     cli_selection selection;
+    unsigned to, objects; /* choices */
+    const char *dtype;
     bool items, json;
 } plan_arguments;
 
@@ -38,13 +41,13 @@ static void put_text(const cli *program, const tsr_plan_document *document)
     uint64_t files = 0;
     for (uint32_t f = 0; f < t->file_count; f++) files += t->per_file[f].reads > 0;
     cli_on(&program->out, stdout, CLI_BOLD);
-    cli_put(stdout, document->source_path);
+    cli_put(stdout, document->job->source_path);
     cli_off(&program->out, stdout);
     fputs(" → ", stdout);
-    cli_put(stdout, document->texts->mesh);
+    cli_put(stdout, document->job->target.mesh);
     fputs(", ", stdout);
-    cli_put(stdout, document->texts->default_placements);
-    if (document->texts->rule_count) printf(", %s", cli_plural(document->texts->rule_count, "rule").text);
+    cli_put(stdout, document->job->target.default_placements);
+    if (document->job->target.rule_count) printf(", %s", cli_plural(document->job->target.rule_count, "rule").text);
     printf("\n  %s in %s, %s", cli_plural(tsr_plan_count(document->plan), "tensor").text,
            cli_plural(t->classes, "kind").text, cli_plural(t->ranks, "rank").text);
     printf("\n  %s from %s, %s in all; the largest is %s", cli_plural(t->reads, "read").text, cli_plural(files, "file").text,
@@ -54,21 +57,46 @@ static void put_text(const cli *program, const tsr_plan_document *document)
     put_ranks(t);
 }
 
+static tsr_status copy_list(const cli_list *list, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
+{
+    tsr_str *texts = tsr_arena_array(arena, list->count, sizeof *texts, err);
+    if (!texts) return TSR_E_NOMEM;
+    for (size_t i = 0; i < list->count; i++) texts[i] = tsr_str_from(list->items[i]);
+    *out = texts;
+    *count = list->count;
+    return TSR_OK;
+}
+
+/* What `tessera exec` is to do. */
+static tsr_status describe_job(cli *program, const cli_session *session, const plan_arguments *arguments, tsr_arena *arena,
+                               tsr_plan_job *job, tsr_error *err)
+{
+    const cli_selection *selection = &arguments->selection;
+    if (arguments->dtype && tsr_dtype_from_name(tsr_str_from(arguments->dtype)) == TSR_DTYPE_NONE)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'", arguments->dtype);
+    job->to = tsr_str_from(cli_containers[cli_container_for(arguments->to, session->catalog->format)]);
+    job->objects = tsr_str_from(cli_objects[arguments->objects]);
+    job->dtype = tsr_str_from(arguments->dtype);
+    tsr_status status = copy_list(&selection->include, arena, &job->include, &job->include_count, err);
+    if (status == TSR_OK) status = copy_list(&selection->exclude, arena, &job->exclude, &job->exclude_count, err);
+    return status == TSR_OK ? cli_describe_source(program, session, arena, job, err) : status;
+}
+
 static tsr_status report(cli *program, const cli_session *session, const plan_arguments *arguments, const tsr_plan *plan,
-                         const tsr_target *target, const tsr_target_texts *texts, tsr_arena *arena, tsr_error *err)
+                         const tsr_target *target, tsr_plan_job *job, tsr_arena *arena, tsr_error *err)
 {
     tsr_plan_totals totals;
     tsr_json json;
     tsr_status status = tsr_plan_count_totals(plan, arena, &totals, err);
-    const tsr_plan_document document = {
-        plan, &totals, session->catalog, &target->mesh, texts, tsr_str_from(session->path), arguments->items};
+    if (status == TSR_OK) status = describe_job(program, session, arguments, arena, job, err);
+    const tsr_plan_document document = {plan, &totals, session->catalog, &target->mesh, job, arguments->items};
     if (status != TSR_OK) return status;
     if (!arguments->json && !arguments->items) {
         put_text(program, &document);
         return TSR_OK;
     }
     tsr_json_start(&json, cli_write_file, stdout, 1, err);
-    status = tsr_document_plan(&document, cli_host(program), &json, err);
+    status = tsr_document_plan(&document, &json, err);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
@@ -79,14 +107,14 @@ static int run(cli *program, const void *given)
     tsr_error err = {0};
     cli_session session = {0};
     tsr_target target;
-    tsr_target_texts texts;
+    tsr_plan_job job = {.file_count = 0};
     tsr_plan *plan = NULL;
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = arena ? cli_read_target(program, &arguments->target, arena, &texts, &target, &err) : TSR_E_NOMEM;
+    tsr_status status = arena ? cli_read_target(program, &arguments->target, arena, &job.target, &target, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &session, &err);
     if (status == TSR_OK) status = tsr_plan_new(session.catalog, &target, &options, cli_host(program), &plan, &err);
-    if (status == TSR_OK) status = report(program, &session, arguments, plan, &target, &texts, arena, &err);
+    if (status == TSR_OK) status = report(program, &session, arguments, plan, &target, &job, arena, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, session.store ? path : NULL, &err);
     tsr_plan_free(plan);
@@ -100,6 +128,11 @@ static const cli_option options[] = {
     {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(plan_arguments, selection.include)},
     {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
      offsetof(plan_arguments, selection.exclude)},
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what exec writes (default: dcp for DCP, else the source's own kind)",
+     offsetof(plan_arguments, to)},
+    {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", "what exec does with what is no tensor",
+     offsetof(plan_arguments, objects)},
+    {"dtype", 0, CLI_TEXT, "DTYPE", "what exec casts floating tensors to", offsetof(plan_arguments, dtype)},
     {"json", 0, CLI_FLAG, NULL, "the tessera.plan/1 document", offsetof(plan_arguments, json)},
     {"items", 0, CLI_FLAG, NULL, "the document with every read of every rank", offsetof(plan_arguments, items)},
     {0},
@@ -113,7 +146,8 @@ const cli_command cli_plan = {
     .most = 1,
     .examples =
         "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\nloads and totals, before a byte is moved\n"
-        "tessera plan ckpt/ --target target.json --items\nevery read of every rank, for scripts\n",
+        "tessera plan ckpt/ --target target.json --items\nevery read of every rank, for scripts\n"
+        "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nfor tessera exec plan.json DEST --part i/N\n",
     .options = options,
     .arguments_size = sizeof(plan_arguments),
     .run = run,

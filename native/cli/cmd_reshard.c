@@ -8,19 +8,6 @@ typedef struct reshard_arguments {
     unsigned to; /* choice: safetensors, torch, dcp */
 } reshard_arguments;
 
-/* DCP where the source is DCP, else what the source is. */
-static tsr_container container_for(const reshard_arguments *arguments, tsr_format format)
-{
-    if (arguments->to) return (tsr_container)(arguments->to - 1);
-    switch (format) {
-    case TSR_FORMAT_DCP: return TSR_TO_DCP;
-    case TSR_FORMAT_DCP_SAFETENSORS:
-    case TSR_FORMAT_SAFETENSORS:
-    case TSR_FORMAT_SAFETENSORS_INDEX: return TSR_TO_SAFETENSORS;
-    default: return TSR_TO_TORCH;
-    }
-}
-
 static bool want(void *ctx, tsr_str fqn)
 {
     return cli_selects(ctx, fqn);
@@ -29,11 +16,10 @@ static bool want(void *ctx, tsr_str fqn)
 static tsr_status reshard(cli_writing *w, const reshard_arguments *arguments, tsr_plan **plan, tsr_error *err)
 {
     tsr_target target;
-    tsr_target_texts texts;
-    tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &texts, &target, err);
+    tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, &target, err);
     if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], NULL, &w->source, err);
     if (status != TSR_OK) return status;
-    w->to = container_for(arguments, w->source.catalog->format);
+    w->to = cli_container_for(arguments->to, w->source.catalog->format);
     w->is_folder = true;
     w->has_marker = w->to == TSR_TO_DCP;
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
@@ -76,7 +62,9 @@ const cli_command cli_reshard = {
     .most = 2,
     .examples = "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nany number of ranks to 3: loading there "
                 "is one read a tensor and rank\n"
-                "tessera reshard ckpt/ ranks/ --to torch --target target.json\none torch.save file a rank, with DTensors\n",
+                "tessera reshard ckpt/ ranks/ --to torch --target target.json\none torch.save file a rank, with DTensors\n"
+                "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)' --resume\nafter a kill: only what is "
+                "missing is written\n",
     .options = options,
     .arguments_size = sizeof(reshard_arguments),
     .run = run,

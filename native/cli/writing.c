@@ -40,6 +40,22 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     return TSR_OK;
 }
 
+/* DCP where the source is DCP, else what the source is. */
+tsr_container cli_container_for(unsigned choice, tsr_format format)
+{
+    if (choice) return (tsr_container)(choice - 1);
+    switch (format) {
+    case TSR_FORMAT_DCP: return TSR_TO_DCP;
+    case TSR_FORMAT_DCP_SAFETENSORS:
+    case TSR_FORMAT_SAFETENSORS:
+    case TSR_FORMAT_SAFETENSORS_INDEX: return TSR_TO_SAFETENSORS;
+    default: return TSR_TO_TORCH;
+    }
+}
+
+const char *const cli_containers[] = {"safetensors", "torch", "dcp"};
+const char *const cli_objects[] = {"", "keep", "drop", "sidecar", "refuse"};
+
 /* ---- destination ---- */
 
 static tsr_status add_obsolete(cli_writing *w, tsr_str name, tsr_error *err)
@@ -72,27 +88,8 @@ static tsr_status list_obsolete(cli_writing *w, tsr_error *err)
     return status;
 }
 
-static tsr_status open_destination(cli_writing *w, tsr_error *err)
-{
-    if (w->options->dry_run) return TSR_OK;
-    if (w->options->overwrite && w->is_folder && !w->has_marker) {
-        return tsr_raise(
-            err, TSR_E_USAGE, TSR_NO_POSITION,
-            "a folder of this form has no file whose rename could replace all at once: remove '%s' instead of --overwrite",
-            w->destination);
-    }
-    const tsr_folder_output_options options = {
-        .is_folder = w->is_folder,
-        .overwrite = w->options->overwrite,
-        .source = w->source.path,
-        .obsolete = w->obsolete.items,
-        .obsolete_count = w->obsolete.count,
-    };
-    return tsr_folder_output_open(NULL, cli_host(w->program)->allocator, w->destination, &options, &w->output, err);
-}
-
 /* In the folder, or beside the one file. */
-static tsr_status write_sidecar(cli_writing *w, tsr_error *err)
+tsr_status cli_write_sidecar(cli_writing *w, bool again, tsr_error *err)
 {
     tsr_str text = w->conversion.sidecar;
     tsr_output *to = w->output;
@@ -102,7 +99,7 @@ static tsr_status write_sidecar(cli_writing *w, tsr_error *err)
     if (text.size == 0 || w->options->dry_run) return TSR_OK;
     if (!w->is_folder) {
         tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
-        const tsr_folder_output_options options = {.overwrite = w->options->overwrite};
+        const tsr_folder_output_options options = {.overwrite = w->options->overwrite || again, .tag = w->tag};
         if (!path.data) return TSR_E_NOMEM;
         tsr_status status =
             tsr_folder_output_open(NULL, cli_host(w->program)->allocator, path.data, &options, &w->sidecar, err);
@@ -115,24 +112,26 @@ static tsr_status write_sidecar(cli_writing *w, tsr_error *err)
     return status == TSR_OK ? to->write_at(to, file, 0, text.data, text.size, err) : status;
 }
 
-static tsr_status publish(cli_writing *w, tsr_error *err)
+/* Decides everything, for a look. */
+static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
-    tsr_status status = w->sidecar ? w->sidecar->publish(w->sidecar, 0, err) : TSR_OK;
-    return status == TSR_OK && w->output ? w->output->publish(w->output, w->conversion.marker, err) : status;
+    if (w->plan) return tsr_reshard(w->source.checkpoint, w->plan, NULL, options, w->arena, &w->conversion, err);
+    return tsr_convert(w->source.checkpoint, NULL, options, w->arena, &w->conversion, err);
 }
 
 static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)
 {
     tsr_convert_options options;
     tsr_status status = make_options(w, progress, &options, err);
+    if (status == TSR_OK && w->options->dry_run) return decide(w, &options, err);
+    if (status == TSR_OK && w->options->overwrite && w->is_folder && !w->has_marker) {
+        status = tsr_raise(
+            err, TSR_E_USAGE, TSR_NO_POSITION,
+            "a folder of this form has no file whose rename could replace all at once: remove '%s' instead of --overwrite",
+            w->destination);
+    }
     if (status == TSR_OK) status = list_obsolete(w, err);
-    if (status == TSR_OK) status = open_destination(w, err);
-    if (status != TSR_OK) return status;
-    if (w->plan) status = tsr_reshard(w->source.checkpoint, w->plan, w->output, &options, w->arena, &w->conversion, err);
-    else status = tsr_convert(w->source.checkpoint, w->output, &options, w->arena, &w->conversion, err);
-    if (status == TSR_OK) status = write_sidecar(w, err);
-    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
-    return status == TSR_OK ? publish(w, err) : status;
+    return status == TSR_OK ? cli_carry_out(w, &options, err) : status;
 }
 
 tsr_status cli_write(cli_writing *w, tsr_error *err)
@@ -150,5 +149,8 @@ void cli_writing_close(cli_writing *w)
 {
     if (w->output) w->output->close(w->output);
     if (w->sidecar) w->sidecar->close(w->sidecar);
+    tsr_work_free(w->work);
+    tsr_journal_close(w->journal);
+    tsr_journals_close(&w->journals);
     tsr_vec_free(&w->obsolete);
 }

@@ -3,16 +3,18 @@
 #define TSR_CLI_WRITING_H
 
 #include "cli/session.h"
+#include "io/journal.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
-#include "tessera/plan.h"
+#include "tessera/document.h"
+#include "tessera/work.h"
 
 typedef struct cli_writing_options {
     unsigned objects; /* choice: keep, drop, sidecar, refuse */
     cli_selection selection;
     const char *dtype;
     uint64_t max_memory;
-    bool overwrite, dry_run, json;
+    bool overwrite, resume, dry_run, json;
 } cli_writing_options;
 
 #define CLI_WRITING_OPTIONS(type, field) \
@@ -37,6 +39,12 @@ typedef struct cli_writing_options {
          NULL, \
          "replace an existing destination, once the new one is complete", \
          offsetof(type, field.overwrite)}, \
+        {"resume", \
+         0, \
+         CLI_FLAG, \
+         NULL, \
+         "go on where a killed run of the same job stopped; keep what is done when this one fails", \
+         offsetof(type, field.resume)}, \
         {"dry-run", 0, CLI_FLAG, NULL, "decide everything, write nothing", offsetof(type, field.dry_run)}, \
     { \
         "json", 0, CLI_FLAG, NULL, "the tessera.convert/1 document: what was written, cast, copied, left out", \
@@ -56,17 +64,38 @@ typedef struct cli_writing {
     const tsr_rename *renames; /* or NULL */
     size_t rename_count;
     const tsr_plan *plan; /* NULL: convert; else reshard */
+    tsr_plan_job job;     /* what the plan was made for; `target` is empty in a conversion */
+    uint64_t part, parts; /* exec: from 1; 0 of 0: all that is left */
+    bool is_exec;
+    bool finish; /* all parts must be there: write what surrounds them, and publish */
     tsr_arena *arena;
     tsr_vec obsolete; /* of tsr_str: the replaced checkpoint's files */
     tsr_output *output, *sidecar;
+    tsr_journals journals;
+    tsr_journal *journal;
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
+    uint64_t units_found; /* done by earlier runs and other processes */
+    bool published;
+    tsr_work *work;
     tsr_conversion conversion;
     double seconds;
 } cli_writing;
+
+/* The words of --to and --objects, by tsr_container and tsr_objects. */
+extern const char *const cli_containers[3], *const cli_objects[5];
+/* What a reshard writes: `choice` is that of --to, 0 when not given. */
+tsr_container cli_container_for(unsigned choice, tsr_format format);
 
 /* Writes, checks that the source did not change, publishes, reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything but the source; removes what was not published. */
 void cli_writing_close(cli_writing *writing);
+
+/* writing_work.c: opens the destination and its journal, does the units that are asked for (a part; with `finish` alone
+ * none; else all that are left), and publishes unless there was a part without `finish`. */
+tsr_status cli_carry_out(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
+/* writing.c, for it: the sidecar is written; `again` when an earlier run may have published it. */
+tsr_status cli_write_sidecar(cli_writing *writing, bool again, tsr_error *err);
 
 /* On stderr what was written; with --json the document on stdout. */
 tsr_status cli_report_writing(const cli_writing *writing, tsr_error *err);

@@ -67,6 +67,16 @@ static void report_text(const cli_writing *w)
         cli_warn(w->program, "torch.load(weights_only=True) will refuse: %s", names);
     }
     if (w->options->json || w->program->globals.quiet) return;
+    if (w->units_found && !w->finish) {
+        fprintf(stderr, "resumed: %s of %s were done already\n", cli_number(w->units_found).text,
+                cli_plural(tsr_work_units(w->work), "unit").text);
+    }
+    if (w->part && !w->published) {
+        fprintf(stderr, "part %" PRIu64 " of %" PRIu64 " of ", w->part, w->parts);
+        cli_put(stderr, tsr_str_from(w->destination));
+        fprintf(stderr, " is done; %.2f s\n", w->seconds);
+        return;
+    }
     fprintf(stderr, "%s ", w->options->dry_run ? "would write" : "wrote");
     cli_put(stderr, tsr_str_from(w->destination));
     fprintf(stderr, ": %s", cli_plural(t.tensors, "tensor").text);
@@ -135,18 +145,40 @@ static void put_summary(tsr_json *json, const cli_writing *w)
     tsr_json_object_end(json);
 }
 
+/* Units: pieces of at most 16 MiB. */
+static void put_work(tsr_json *json, const cli_writing *w)
+{
+    const struct {
+        const char *key;
+        uint64_t count;
+    } counts[] = {{"units", tsr_work_units(w->work)},
+                  {"found_done", w->units_found},
+                  {"left", tsr_work_left(w->work, 0, 1)},
+                  {"part", w->part},
+                  {"parts", w->parts}};
+    tsr_json_key(json, "published");
+    tsr_json_bool(json, w->published);
+    tsr_json_key(json, "work");
+    tsr_json_object(json);
+    for (size_t i = 0; i < (w->part ? 5u : 3u); i++) {
+        tsr_json_key(json, counts[i].key);
+        tsr_json_uint(json, counts[i].count);
+    }
+    tsr_json_object_end(json);
+}
+
 static tsr_status report_json(const cli_writing *w, tsr_error *err)
 {
-    static const char *const forms[] = {"safetensors", "torch", "dcp"};
     tsr_json json;
     tsr_json_start(&json, cli_write_file, stdout, 1, err);
     tsr_json_object(&json);
-    put_pair(&json, "schema", TSR_STR("tessera.convert/1"));
+    put_pair(&json, "schema", w->is_exec ? TSR_STR("tessera.exec/1") : TSR_STR("tessera.convert/1"));
     put_pair(&json, "source", tsr_str_from(w->source.path));
     put_pair(&json, "destination", tsr_str_from(w->destination));
-    put_pair(&json, "to", tsr_str_from(forms[w->to]));
+    put_pair(&json, "to", tsr_str_from(cli_containers[w->to]));
     tsr_json_key(&json, "dry_run");
     tsr_json_bool(&json, w->options->dry_run);
+    if (w->work) put_work(&json, w);
     put_summary(&json, w);
     tsr_json_key(&json, "files");
     tsr_json_array(&json);

@@ -115,12 +115,45 @@ static tsr_status create_temporary(folder_output *output, output_file *file, tsr
     for (unsigned tries = 0;; tries++) {
         file->temporary = temporary_name(output, file, err);
         if (!file->temporary) return TSR_E_NOMEM;
-        file->fd = open_file(output, file->temporary, O_CREAT | (output->options.tag ? 0 : O_EXCL));
+        file->fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
         if (file->fd >= 0) return TSR_OK;
         const bool taken = errno == EEXIST && output->mode != OUTPUT_NEW_FOLDER && tries < MAX_TRIES;
         if (!taken) return tsr_sys_raise(err, "create", file->name);
         next_tag(output);
     }
+}
+
+/* A file of a job that several processes, or an earlier one, write too. It begins what the job holds when it was not there,
+ * or not in its full size. */
+static tsr_status join_temporary(folder_output *output, output_file *file, uint64_t size, tsr_error *err)
+{
+    struct stat info;
+    file->temporary = temporary_name(output, file, err);
+    if (!file->temporary) return TSR_E_NOMEM;
+    file->fd = open_file(output, file->temporary, 0);
+    if (file->fd < 0 && errno == ENOENT && output->options.publishing) {
+        file->fd = open_file(output, file->name, 0);
+        file->is_final = file->fd >= 0;
+        if (file->is_final) file->temporary = file->name;
+    }
+    if (file->fd < 0 && errno == ENOENT) file->fd = open_file(output, file->temporary, O_CREAT);
+    if (file->fd < 0) return tsr_sys_raise(err, "create", file->name);
+    if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(err, "look at", file->name);
+    if ((uint64_t)info.st_size == size) return TSR_OK;
+    output->begins = true;
+    if ((uint64_t)info.st_size > size && output->sys->truncate(output->sys, file->fd, size) != 0)
+        return tsr_sys_raise(err, "size", file->name);
+    return TSR_OK;
+}
+
+bool tsr_folder_output_continues(const tsr_output *output)
+{
+    return !((const folder_output *)output)->begins;
+}
+
+bool tsr_folder_output_replaces(const tsr_output *output)
+{
+    return ((const folder_output *)output)->mode == OUTPUT_INTO_FOLDER;
 }
 
 /* Room for the whole file now, or its size where the file system cannot reserve. */
@@ -142,8 +175,11 @@ static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, u
     if (status != TSR_OK) return status;
     if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
     if (output->open_files >= MAX_OPEN_FILES) close_one_idle(output);
-    status = create_temporary(output, &file, err);
-    if (status != TSR_OK) return status;
+    status = output->options.tag ? join_temporary(output, &file, size, err) : create_temporary(output, &file, err);
+    if (status != TSR_OK) {
+        if (file.fd >= 0) output->sys->close(output->sys, file.fd);
+        return status;
+    }
     output->open_files++;
     *number = (uint32_t)output->files.count;
     *(output_file *)tsr_vec_push(&output->files, err) = file; /* room was made */
@@ -305,25 +341,27 @@ static bool is_data_file(const char *name)
     return tsr_str_ends(tsr_str_from(name), TSR_STR(".distcp")) || tsr_str_ends(tsr_str_from(name), TSR_STR(".safetensors"));
 }
 
-/* One above all that lie in the replaced folder. */
-static tsr_status choose_generation(folder_output *output, tsr_error *err)
+tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err)
 {
-    int fd = output->sys->open_at(output->sys, output->work, ".", O_RDONLY | O_DIRECTORY, 0);
+    if (!sys) sys = &tsr_sys_posix;
+    *out = 0;
+    int fd = sys->open_at(sys, AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return TSR_OK;
     DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
     if (!folder) {
-        if (fd >= 0) output->sys->close(output->sys, fd);
-        return tsr_sys_raise(err, "list", output->name);
+        if (fd >= 0) sys->close(sys, fd);
+        return tsr_sys_raise(err, "list", path);
     }
     for (struct dirent *item; (item = readdir(folder));) {
         if (!is_data_file(item->d_name)) continue;
         uint32_t next = generation_of(item->d_name) + 1;
-        if (next > output->base.generation) output->base.generation = next;
+        if (next > *out) *out = next;
     }
     closedir(folder);
     return TSR_OK;
 }
 
-static tsr_status make_work(folder_output *output, tsr_error *err)
+static tsr_status make_work(folder_output *output, const char *path, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     output->work = output->parent;
@@ -345,8 +383,9 @@ static tsr_status make_work(folder_output *output, tsr_error *err)
     int work = sys->open_at(sys, output->parent, folder, O_RDONLY | O_DIRECTORY, 0);
     if (work < 0) return tsr_sys_raise(err, "open", folder);
     output->work = work;
-    output->base.generation = output->options.generation;
-    return output->mode == OUTPUT_INTO_FOLDER && !output->base.generation ? choose_generation(output, err) : TSR_OK;
+    if (output->options.chosen) output->base.generation = output->options.generation;
+    else if (output->mode == OUTPUT_INTO_FOLDER) return tsr_folder_next_generation(sys, path, &output->base.generation, err);
+    return TSR_OK;
 }
 
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
@@ -368,7 +407,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     output->arena = tsr_arena_new(allocator, 0, err);
     tsr_status status = output->arena ? split_path(output, path, &parent, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = choose_mode(output, path, parent, err);
-    if (status == TSR_OK) status = make_work(output, err);
+    if (status == TSR_OK) status = make_work(output, path, err);
     if (status != TSR_OK) {
         output_close(&output->base);
         return status;

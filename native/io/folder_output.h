@@ -35,6 +35,7 @@ typedef struct folder_output {
     pthread_mutex_t lock; /* files and their descriptors */
     uint32_t open_files;
     bool published;
+    bool begins; /* with a tag: a file was not there, or not whole */
     bool cannot_copy; /* copy_range failed once for good */
 } folder_output;
 

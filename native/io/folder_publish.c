@@ -20,9 +20,8 @@ static output_file *file_at(folder_output *output, uint32_t file)
     return (output_file *)output->files.items + file;
 }
 
-tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
+static tsr_status sync_files(folder_output *output, tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
     for (uint32_t i = 0; i < output->files.count; i++) {
         int fd;
         const char *name;
@@ -35,11 +34,22 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
     return TSR_OK;
 }
 
+/* The names too: what a journal says of files must be so after a power loss. */
+tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    tsr_status status = sync_files(output, err);
+    if (status == TSR_OK) status = tsr_output_sync(output, output->work, output->name, err);
+    if (status == TSR_OK && output->parent != output->work) status = tsr_output_sync(output, output->parent, output->name, err);
+    return status;
+}
+
 /* To its final name; `replace` lets it take an old file's place. */
 static tsr_status rename_file(folder_output *output, output_file *file, bool replace, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     int done;
+    if (file->is_final) return TSR_OK;
     do done = (replace ? sys->rename : sys->rename_new)(sys, output->work, file->temporary, output->work, file->name);
     while (done != 0 && errno == EINTR);
     if (done != 0) return tsr_sys_raise(err, "give its name to", file->name);
@@ -111,7 +121,7 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
 tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
-    tsr_status status = tsr_output_sync_all(base, err);
+    tsr_status status = sync_files(output, err);
     if (status != TSR_OK) return status;
     switch (output->mode) {
     case OUTPUT_FILE: return publish_file(output, err);

@@ -326,6 +326,13 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
     return TSR_OK;
 }
 
+void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds, int64_t *nanoseconds)
+{
+    const identity *then = &((const folder_store *)store)->slots[file].then;
+    *seconds = then->seconds;
+    *nanoseconds = then->nanoseconds;
+}
+
 tsr_status tsr_folder_store_unchanged(tsr_store *base, tsr_error *err)
 {
     folder_store *store = (folder_store *)base;

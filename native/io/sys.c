@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #if defined(__linux__)
@@ -126,6 +127,12 @@ static int posix_unlink(const tsr_sys *sys, int folder, const char *name, bool i
     return unlinkat(folder, name, is_folder ? AT_REMOVEDIR : 0);
 }
 
+static int posix_lock(const tsr_sys *sys, int fd)
+{
+    (void)sys;
+    return flock(fd, LOCK_EX | LOCK_NB);
+}
+
 const tsr_sys tsr_sys_posix = {
     .open_at = posix_open_at,
     .close = posix_close,
@@ -141,6 +148,7 @@ const tsr_sys tsr_sys_posix = {
     .make_folder = posix_make_folder,
     .rename = posix_rename,
     .rename_new = posix_rename_new,
+    .lock = posix_lock,
     .unlink = posix_unlink,
 };
 

@@ -26,6 +26,8 @@ struct tsr_sys {
     int (*rename)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
     /* Like rename, but fails with EEXIST where the new name is taken. */
     int (*rename_new)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
+    /* Takes an advisory lock that goes with the descriptor; EWOULDBLOCK when another process has it. */
+    int (*lock)(const tsr_sys *sys, int fd);
     int (*unlink)(const tsr_sys *sys, int folder, const char *name, bool is_folder);
 };
 

@@ -61,19 +61,41 @@ tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
 tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,
                                  tsr_target *out, tsr_error *err);
 
-/* tessera.plan/1: what a resharding would read, send and hold. `source_path` and `texts` make it checkable later: the
- * document carries the target and a digest of the source's catalog (TSR_E_UNSUPPORTED without a host digest). With
- * `items`, every read item of every rank. */
+/* What a plan is made from and for: enough to carry it out later, and to tell whether its source is still the same. */
+typedef struct tsr_plan_file {
+    tsr_str name;
+    uint64_t bytes;
+    tsr_str modified; /* seconds since 1970 with nine decimals; empty: not known */
+} tsr_plan_file;
+typedef struct tsr_plan_job {
+    tsr_str source_path;
+    tsr_str source_format;
+    tsr_str digest_algorithm, digest; /* of the source's catalog (tsr_catalog_digest), in hexadecimal */
+    const tsr_plan_file *files;       /* those that hold tensors */
+    uint64_t file_count;
+    tsr_target_texts target;     /* the default spelled out */
+    tsr_str to, objects, dtype;  /* as --to, --objects, --dtype have them; the latter two may be empty */
+    const tsr_str *include, *exclude;
+    size_t include_count, exclude_count;
+} tsr_plan_job;
+/* Format and digest of a catalog, into a job. In `arena`. TSR_E_UNSUPPORTED without a host digest. */
+tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
+                               tsr_error *err);
+/* TSR_E_CHANGED when the source of a plan is not what it was: what differs, found and expected. */
+tsr_status tsr_plan_job_check(const tsr_plan_job *planned, const tsr_plan_job *found, tsr_error *err);
+/* Reads a tessera.plan/1 document's job; what is counted in it is passed over. In `arena`. Errors as tsr_layout_read. */
+tsr_status tsr_plan_job_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out, tsr_error *err);
+
+/* tessera.plan/1: a job, and what it would read, send and hold. With `items`, every read item of every rank. */
 typedef struct tsr_plan_document {
     const tsr_plan *plan;
     const tsr_plan_totals *totals;
     const tsr_catalog *catalog;
     const tsr_mesh *mesh;
-    const tsr_target_texts *texts; /* the default spelled out */
-    tsr_str source_path;
+    const tsr_plan_job *job;
     bool items;
 } tsr_plan_document;
-tsr_status tsr_document_plan(const tsr_plan_document *document, const tsr_host *host, tsr_json *json, tsr_error *err);
+tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, tsr_error *err);
 /* SHA-256 (or XXH3 where the host has no SHA-256) of a catalog: names, kinds, dtypes, shapes, boxes, and where their bytes
  * lie. Equal for two openings of an unchanged checkpoint. */
 tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,

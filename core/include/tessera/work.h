@@ -41,11 +41,12 @@ uint64_t tsr_work_units(const tsr_work *work);
  * an output of its own, whose `create` opens what another one has created (native/io: options.tag). Borrows the output. */
 tsr_status tsr_work_open(tsr_work *work, tsr_output *output, tsr_error *err);
 
-/* Where records are kept as they come: called after every 1 GiB or so, and at the end of the run, when what they stand for
- * is durable (output->sync). */
+/* Where records are kept as they come: called after every 64 units (1 GiB), and at the end of the run, when what they stand
+ * for is durable (output->sync). */
 typedef struct tsr_work_journal {
     tsr_status (*append)(void *ctx, tsr_str records, tsr_error *err);
     void *ctx;
+    bool finishes; /* tsr_work_finish follows at once: the last records are not worth a sync */
 } tsr_work_journal;
 
 /* The units of part `part` (from 0) of `parts` that are not done yet. Parts are contiguous shares of all units, even in

@@ -23,6 +23,8 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
 /* Compares size and modification time of every file that was read with what they were when the store was opened.
  * TSR_E_CHANGED names the first that differs. */
 tsr_status tsr_folder_store_unchanged(tsr_store *store, tsr_error *err);
+/* When a file was last changed, as it was when the store was opened: seconds since 1970 and nanoseconds. */
+void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds, int64_t *nanoseconds);
 /* The descriptor behind a file of a folder store, until given back. TSR_E_UNSUPPORTED for other stores. */
 tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, tsr_error *err);
 void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
@@ -34,9 +36,11 @@ typedef struct tsr_folder_output_options {
      * processes, or a later one, write into the same unpublished files: `create` opens what is there already. Files must be
      * created in the same order by all. */
     const char *tag;
+    bool publishing;     /* with a tag: a run before was renaming when it ended, so files may have their final names already */
     bool keep;           /* close leaves what is not published where it is, for others with the same tag */
-    uint32_t generation; /* with a tag: that of the files begun before; 0: a free one is chosen */
-    const char *source;  /* NULL, or the path that is read: a destination inside it, or itself, is refused */
+    bool chosen; /* `generation` is given; else the next one is taken (tsr_folder_next_generation) */
+    uint32_t generation;
+    const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
     /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
      * files of the folder are never touched. */
     const tsr_str *obsolete;
@@ -51,12 +55,21 @@ typedef struct tsr_folder_output_options {
  *                      the obsolete files go
  *
  * with fsync of every file before, and of the folder after its renames. TAG is the process id unless one is given. A killed
- * run leaves such temporary names and nothing else. Files are preallocated where the size is known, so that a full disk shows before the first byte. Names
- * are single components. `copy_range` serves folder stores where the file system can. `sys` NULL: the real calls.
+ * run leaves such temporary names and nothing else. Files are preallocated where the size is known, so that a full disk
+ * shows before the first byte. Names are single components. `copy_range` serves folder stores where the file system can. `sys` NULL: the real calls.
  * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside the
  * source; a file where a folder is wanted), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err);
+
+/* One above those of the data files in a folder (tsr_output.generation); 0 where there are none, or no folder. */
+tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err);
+
+/* With a tag: whether all files created so far were there before, in their full size. Then, and only then, may records of
+ * what they hold be believed. */
+bool tsr_folder_output_continues(const tsr_output *output);
+/* Whether files go into a folder that exists: publishing takes several renames then. */
+bool tsr_folder_output_replaces(const tsr_output *output);
 
 TSR_API_END
 

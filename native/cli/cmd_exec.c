@@ -1,0 +1,154 @@
+/* `tessera exec PLAN DEST`: carries out a plan, whole or in parts. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/source.h"
+#include "cli/writing.h"
+
+typedef struct exec_arguments {
+    cli_writing_options writing; /* those that a plan does not hold */
+    const char *part;
+    bool finish;
+} exec_arguments;
+
+typedef struct execution {
+    cli *program;
+    cli_writing writing;
+    cli_writing_options options; /* with what the plan holds */
+    tsr_plan_job planned;
+    tsr_target target;
+    tsr_plan *plan;
+    tsr_store *store; /* of the plan's document */
+    tsr_bytes document;
+} execution;
+
+/* "3/8" */
+static tsr_status parse_part(const char *text, cli_writing *w, tsr_error *err)
+{
+    char *slash, *end;
+    if (!text) return TSR_OK;
+    w->part = strtoull(text, &slash, 10);
+    w->parts = *slash == '/' ? strtoull(slash + 1, &end, 10) : 0;
+    const bool digits = strspn(text, "0123456789/") == strlen(text) && slash != text && w->parts && *end == '\0';
+    if (digits && w->part >= 1 && w->part <= w->parts) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--part '%s': i/N with i from 1 to N is wanted, such as 3/8", text);
+}
+
+/* The position of a word among those of an option. */
+static tsr_status find_word(const char *what, tsr_str word, const char *const *words, size_t count, unsigned *out,
+                            tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        *out = (unsigned)i;
+        if (tsr_str_equal(word, tsr_str_from(words[i]))) return TSR_OK;
+    }
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "plan: destination.%s '%.*s' is not known", what,
+                     TSR_STR_ARG(word));
+}
+
+static tsr_status copy_list(const tsr_str *items, size_t count, tsr_arena *arena, cli_list *out, tsr_error *err)
+{
+    out->items = tsr_arena_array(arena, count, sizeof *out->items, err);
+    if (!out->items) return TSR_E_NOMEM;
+    for (; out->count < count; out->count++) out->items[out->count] = items[out->count].data;
+    return TSR_OK;
+}
+
+static tsr_status read_plan(execution *e, tsr_error *err)
+{
+    const char *path = e->program->operands.items[0];
+    cli_writing *w = &e->writing;
+    unsigned to = 0;
+    tsr_status status = cli_load_file(e->program, path, &e->store, &e->document, err);
+    if (status == TSR_OK) status = tsr_plan_job_read(e->document.data, cli_host(e->program), w->arena, &e->planned, err);
+    if (status == TSR_OK) status = find_word("to", e->planned.to, cli_containers, 3, &to, err);
+    if (status == TSR_OK) status = find_word("objects", e->planned.objects, cli_objects, 5, &e->options.objects, err);
+    w->to = (tsr_container)to;
+    if (e->planned.dtype.size) e->options.dtype = e->planned.dtype.data;
+    cli_selection *selection = &e->options.selection;
+    const tsr_plan_job *p = &e->planned;
+    if (status == TSR_OK) status = copy_list(p->include, p->include_count, w->arena, &selection->include, err);
+    if (status == TSR_OK) status = copy_list(p->exclude, p->exclude_count, w->arena, &selection->exclude, err);
+    w->job.target = p->target;
+    if (status == TSR_OK) status = tsr_target_from_texts(&w->job.target, tsr_glob_match, w->arena, &e->target, err);
+    return status == TSR_OK ? TSR_OK : tsr_error_context(err, "%s", path);
+}
+
+static tsr_status open_source(execution *e, tsr_error *err)
+{
+    cli_writing *w = &e->writing;
+    tsr_plan_job found = {.file_count = 0};
+    tsr_status status = cli_open(e->program, e->planned.source_path.data, NULL, &w->source, err);
+    if (status == TSR_OK) status = cli_describe_source(e->program, &w->source, w->arena, &found, err);
+    return status == TSR_OK ? tsr_plan_job_check(&e->planned, &found, err) : status;
+}
+
+static bool want(void *ctx, tsr_str fqn)
+{
+    return cli_selects(ctx, fqn);
+}
+
+static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_error *err)
+{
+    cli_writing *w = &e->writing;
+    w->arena = tsr_arena_new(cli_host(e->program)->allocator, 0, err);
+    tsr_status status = w->arena ? parse_part(arguments->part, w, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = read_plan(e, err);
+    if (status == TSR_OK) status = open_source(e, err);
+    if (status != TSR_OK) return status;
+    w->is_folder = true;
+    w->has_marker = w->to == TSR_TO_DCP;
+    const tsr_plan_options options = {.want = want, .want_ctx = &e->options.selection};
+    status = tsr_plan_new(w->source.catalog, &e->target, &options, cli_host(e->program), &e->plan, err);
+    w->plan = e->plan;
+    return status == TSR_OK ? cli_write(w, err) : status;
+}
+
+static int run(cli *program, const void *given)
+{
+    const exec_arguments *arguments = given;
+    tsr_error err = {0};
+    execution e = {.program = program, .options = arguments->writing};
+    e.writing = (cli_writing){.program = program,
+                              .options = &e.options,
+                              .what = "resharding",
+                              .destination = program->operands.items[1],
+                              .is_exec = true,
+                              .finish = arguments->finish};
+    tsr_status status = execute(&e, arguments, &err);
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
+    cli_writing_close(&e.writing);
+    tsr_plan_free(e.plan);
+    tsr_bytes_free(&e.document);
+    if (e.store) e.store->close(e.store);
+    tsr_arena_free(e.writing.arena);
+    cli_close(&e.writing.source);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"part", 0, CLI_TEXT, "i/N", "only this share of the bytes, from 1/N to N/N; in any order, on any machines",
+     offsetof(exec_arguments, part)},
+    {"finish", 0, CLI_FLAG, NULL, "all parts are done: check that, and publish", offsetof(exec_arguments, finish)},
+    {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(exec_arguments, writing.max_memory)},
+    {"overwrite", 0, CLI_FLAG, NULL, "replace an existing destination, once the new one is complete",
+     offsetof(exec_arguments, writing.overwrite)},
+    {"resume", 0, CLI_FLAG, NULL, "go on where a killed run stopped (exec always does)",
+     offsetof(exec_arguments, writing.resume)},
+    {"json", 0, CLI_FLAG, NULL, "the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},
+    {0},
+};
+
+const cli_command cli_exec = {
+    .name = "exec",
+    .summary = "carries out a plan, whole or in parts without MPI",
+    .operands = "PLAN DEST",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera exec plan.json ckpt-3/\nwhat tessera plan --json planned, after a look whether its source changed\n"
+                "tessera exec plan.json ckpt-3/ --part $SLURM_ARRAY_TASK_ID/8\none of eight jobs, numbered from 1\n"
+                "tessera exec plan.json ckpt-3/ --finish\nwhen all eight are done\n",
+    .options = options,
+    .arguments_size = sizeof(exec_arguments),
+    .run = run,
+};

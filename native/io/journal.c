@@ -1,0 +1,143 @@
+/* One journal: its text, its records, its lock. */
+#include "io/journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_BYTES ((uint64_t)1 << 32) /* of a journal: records of petabytes */
+#define TRIES      20                  /* who lists journals holds each for a moment */
+
+struct tsr_journal {
+    const tsr_journals *journals;
+    int fd;
+    char name[320];
+    size_t text_size; /* with the empty line */
+    char *bytes;      /* as found */
+    size_t size;
+    size_t records; /* of them */
+    uint64_t end;   /* where the next record goes */
+};
+
+void tsr_journal_tag(tsr_str text, char tag[TSR_JOURNAL_TAG_SIZE + 1])
+{
+    uint64_t hash = 0xcbf29ce484222325; /* FNV-1a */
+    for (size_t i = 0; i < text.size; i++) hash = (hash ^ (uint8_t)text.data[i]) * 0x100000001b3;
+    snprintf(tag, TSR_JOURNAL_TAG_SIZE + 1, "w%016" PRIx64, hash);
+}
+
+static tsr_status lock(const tsr_journal *j, tsr_error *err)
+{
+    const tsr_sys *sys = j->journals->sys;
+    for (unsigned tries = 0; sys->lock(sys, j->fd) != 0; tries++) {
+        if (errno != EWOULDBLOCK && errno != EINTR) return TSR_OK; /* a file system without locks */
+        if (tries == TRIES) {
+            return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is writing '%s' (it holds '%s')",
+                             j->journals->name, j->name);
+        }
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    return TSR_OK;
+}
+
+static tsr_status load(tsr_journal *j, tsr_error *err)
+{
+    const tsr_sys *sys = j->journals->sys;
+    struct stat info;
+    if (sys->stat(sys, j->fd, &info) != 0) return tsr_sys_raise(err, "read", j->name);
+    if ((uint64_t)info.st_size > MOST_BYTES)
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the journal '%s' is too large", j->name);
+    j->size = (size_t)info.st_size;
+    j->bytes = tsr_alloc(j->journals->allocator, j->size, 1, err);
+    if (!j->bytes) return TSR_E_NOMEM;
+    return tsr_sys_read(sys, j->fd, j->name, 0, j->bytes, j->size, err);
+}
+
+static bool has_text(const tsr_journal *j, tsr_str text)
+{
+    return j->size > text.size && memcmp(j->bytes, text.data, text.size) == 0 && j->bytes[text.size] == '\n';
+}
+
+static tsr_status start_anew(tsr_journal *j, tsr_str text, tsr_error *err)
+{
+    const tsr_sys *sys = j->journals->sys;
+    if (sys->truncate(sys, j->fd, 0) != 0) return tsr_sys_raise(err, "empty", j->name);
+    tsr_status status = tsr_sys_write(sys, j->fd, j->name, 0, text.data, text.size, err);
+    return status == TSR_OK ? tsr_sys_write(sys, j->fd, j->name, text.size, "\n", 1, err) : status;
+}
+
+static tsr_status begin(tsr_journal *j, tsr_str text, tsr_error *err)
+{
+    const tsr_journals *all = j->journals;
+    do j->fd = all->sys->open_at(all->sys, all->folder, j->name, O_RDWR | O_CREAT, 0666);
+    while (j->fd < 0 && errno == EINTR);
+    if (j->fd < 0) return tsr_sys_raise(err, "create", j->name);
+    tsr_status status = lock(j, err);
+    if (status == TSR_OK) status = load(j, err);
+    if (status != TSR_OK) return status;
+    j->text_size = text.size + 1;
+    if (has_text(j, text)) j->records = j->size - j->text_size;
+    else status = start_anew(j, text, err);
+    j->end = j->text_size + j->records;
+    return status;
+}
+
+tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint64_t part, uint64_t parts, tsr_str text,
+                             tsr_journal **out, tsr_error *err)
+{
+    tsr_journal *j = tsr_alloc(journals->allocator, 1, sizeof *j, err);
+    if (!j) return TSR_E_NOMEM;
+    *j = (tsr_journal){.journals = journals, .fd = -1};
+    snprintf(j->name, sizeof j->name, ".%.200s.tessera-%s.%" PRIu64 "-of-%" PRIu64, journals->name, tag, part, parts);
+    tsr_status status = begin(j, text, err);
+    if (status == TSR_OK) *out = j;
+    else tsr_journal_close(j);
+    return status;
+}
+
+tsr_str tsr_journal_records(const tsr_journal *j)
+{
+    return (tsr_str){j->records ? j->bytes + j->text_size : NULL, j->records};
+}
+
+tsr_status tsr_journal_cut(tsr_journal *j, size_t size, tsr_error *err)
+{
+    const tsr_sys *sys = j->journals->sys;
+    if (size >= j->records) return TSR_OK;
+    j->records = size;
+    j->end = j->text_size + size;
+    return sys->truncate(sys, j->fd, j->end) == 0 ? TSR_OK : tsr_sys_raise(err, "shorten", j->name);
+}
+
+tsr_status tsr_journal_append(tsr_journal *j, tsr_str records, tsr_error *err)
+{
+    const tsr_sys *sys = j->journals->sys;
+    tsr_status status = tsr_sys_write(sys, j->fd, j->name, j->end, records.data, records.size, err);
+    if (status != TSR_OK) return status;
+    j->end += records.size;
+    int done;
+    do done = sys->sync(sys, j->fd);
+    while (done != 0 && errno == EINTR);
+    return done == 0 ? TSR_OK : tsr_sys_raise(err, "sync", j->name);
+}
+
+bool tsr_journal_is_empty(const tsr_journal *j)
+{
+    return j->end == j->text_size;
+}
+
+const char *tsr_journal_name(const tsr_journal *j)
+{
+    return j->name;
+}
+
+void tsr_journal_close(tsr_journal *j)
+{
+    if (!j) return;
+    if (j->fd >= 0) j->journals->sys->close(j->journals->sys, j->fd);
+    tsr_free(j->journals->allocator, j->bytes, j->size, 1);
+    tsr_free(j->journals->allocator, j, 1, sizeof *j);
+}

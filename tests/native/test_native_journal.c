@@ -1,0 +1,195 @@
+/* Journals: what they keep, what a cut or foreign one is worth, locks, and what is found and removed beside a destination.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdio.h>
+
+#include "tessera/folder.h"
+#include "io/journal.h"
+#include "native/scratch.h"
+
+static const char text[] = "tessera.journal/1\nto dcp\n";
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
+typedef struct place {
+    tsr_journals journals;
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
+    tsr_arena *arena;
+    tsr_leftover *found;
+    size_t count;
+} place;
+
+static void start(place *p)
+{
+    *p = (place){.arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
+    tsr_journal_tag(tsr_str_from(text), p->tag);
+    assert_int_equal(tsr_journals_open(NULL, &tsr_allocator_libc, scratch_path("out/"), &p->journals, NULL), TSR_OK);
+}
+
+static void end(place *p)
+{
+    tsr_journals_close(&p->journals);
+    tsr_arena_free(p->arena);
+}
+
+static void list(place *p)
+{
+    assert_int_equal(tsr_journals_list(&p->journals, p->arena, &p->found, &p->count, NULL), TSR_OK);
+}
+
+static tsr_journal *begin(place *p, uint64_t part, const char *given)
+{
+    tsr_journal *journal;
+    tsr_error err = {0};
+    if (tsr_journal_begin(&p->journals, p->tag, part, 3, tsr_str_from(given), &journal, &err)) fail_msg("%s", err.message);
+    return journal;
+}
+
+static void expect_records(const tsr_journal *journal, const char *want)
+{
+    assert_true(tsr_str_equal(tsr_journal_records(journal), tsr_str_from(want)));
+}
+
+static void test_native_journal__records_are_found_again(void **state)
+{
+    (void)state;
+    place p;
+    start(&p);
+    tsr_journal *journal = begin(&p, 2, text);
+    expect_records(journal, "");
+    assert_true(tsr_journal_is_empty(journal));
+    assert_int_equal(tsr_journal_append(journal, TSR_STR("one"), NULL), TSR_OK);
+    assert_int_equal(tsr_journal_append(journal, TSR_STR("two"), NULL), TSR_OK);
+    tsr_journal_close(journal);
+    journal = begin(&p, 2, text);
+    expect_records(journal, "onetwo");
+    assert_int_equal(tsr_journal_cut(journal, 4, NULL), TSR_OK);
+    assert_int_equal(tsr_journal_append(journal, TSR_STR("!"), NULL), TSR_OK);
+    tsr_journal_close(journal);
+    journal = begin(&p, 2, text);
+    expect_records(journal, "onet!");
+    tsr_journal_close(journal);
+    journal = begin(&p, 2, "tessera.journal/1\nto torch\n"); /* other work under the same tag: begun anew */
+    expect_records(journal, "");
+    tsr_journal_close(journal);
+    end(&p);
+}
+
+static void test_native_journal__a_process_at_work_is_told_from_a_killed_one(void **state)
+{
+    (void)state;
+    place p;
+    tsr_journal *second;
+    tsr_error err = {0};
+    start(&p);
+    tsr_journal *journal = begin(&p, 1, text);
+    assert_int_equal(tsr_journal_begin(&p.journals, p.tag, 1, 3, tsr_str_from(text), &second, &err), TSR_E_EXISTS);
+    assert_non_null(strstr(err.message, "another process"));
+    list(&p);
+    assert_int_equal(p.count, 1);
+    assert_true(p.found[0].busy && p.found[0].part == 1 && p.found[0].parts == 3);
+    assert_true(tsr_str_equal(p.found[0].text, tsr_str_from(text)));
+    tsr_journal_close(journal);
+    list(&p);
+    assert_false(p.found[0].busy);
+    end(&p);
+}
+
+static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **state)
+{
+    (void)state;
+    place p;
+    char name[128], kept[128];
+    start(&p);
+    tsr_journal_close(begin(&p, 1, text));
+    tsr_journal_close(begin(&p, 3, text));
+    snprintf(name, sizeof name, ".out.tessera-%s/data", p.tag);
+    scratch_write(name, "x", 1);
+    snprintf(name, sizeof name, "out/.tessera-%s-0", p.tag);
+    scratch_write(name, "x", 1);
+    snprintf(kept, sizeof kept, ".out.tessera-w0123456789abcdef.1-of-1");
+    scratch_write(kept, "torn", 4);
+    scratch_write(".out.tessera-4711", "a process's", 4);
+    scratch_write(".other.tessera-w0123456789abcdef", "x", 1);
+    scratch_write("out/mine", "x", 1);
+    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag, true, NULL), TSR_OK);
+    list(&p);
+    assert_int_equal(p.count, 6);
+    unsigned parts = 0, outputs = 0, notes = 0, torn = 0;
+    for (size_t i = 0; i < p.count; i++) {
+        const tsr_leftover *l = &p.found[i];
+        notes += l->publishing;
+        outputs += !l->part && !l->publishing;
+        parts += l->part && l->text.size;
+        torn += l->part && !l->text.size;
+    }
+    assert_true(parts == 2 && outputs == 2 && notes == 1 && torn == 1);
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK);
+    assert_string_equal(scratch_list(""),
+                        ".other.tessera-w0123456789abcdef .out.tessera-4711 .out.tessera-w0123456789abcdef.1-of-1 out");
+    assert_string_equal(scratch_list("out"), "mine");
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* nothing there is no error */
+    end(&p);
+}
+
+static void test_native_journal__one_journal_can_be_kept(void **state)
+{
+    (void)state;
+    place p;
+    start(&p);
+    tsr_journal *journal = begin(&p, 1, text);
+    tsr_journal_close(begin(&p, 2, text));
+    assert_int_equal(tsr_journals_remove(&p.journals, p.tag, tsr_journal_name(journal), NULL), TSR_OK);
+    assert_string_equal(scratch_list(""), tsr_journal_name(journal));
+    tsr_journal_close(journal);
+    end(&p);
+}
+
+/* Records may be believed only when every file is there in its full size. */
+static void test_native_journal__an_output_tells_whether_it_goes_on(void **state)
+{
+    (void)state;
+    const tsr_folder_output_options options = {.is_folder = true, .tag = "w0", .keep = true};
+    static const uint64_t sizes[] = {0, 3, 8, 9};
+    for (size_t i = 0; i < 4; i++) {
+        tsr_output *output;
+        uint32_t file;
+        if (i) scratch_write(".out.tessera-w0/data", "ABCDEFGHI", (size_t)sizes[i]);
+        assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
+                         TSR_OK);
+        assert_int_equal(output->create(output, TSR_STR("data"), 8, &file, NULL), TSR_OK);
+        assert_int_equal(tsr_folder_output_continues(output), sizes[i] == 8);
+        output->close(output);
+        assert_int_equal(scratch_read(".out.tessera-w0/data", NULL, 0), 8);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_native_journal__records_are_found_again, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_journal__a_process_at_work_is_told_from_a_killed_one, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_journal__leftovers_are_listed_and_removed_by_tag, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_journal__one_journal_can_be_kept, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_journal__an_output_tells_whether_it_goes_on, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
