@@ -35,7 +35,9 @@ tsr_status tsr_facts_leaves(tsr_facts *facts, const char *kind, const tsr_leaves
         const tsr_leaf_at *leaf = &leaves->items[i];
         char *room = tsr_arena_array(facts->arena, strlen(kind) + leaf->order.size, 1, err);
         const tsr_str path = tsr_arena_format(facts->arena, err, "%s'%.*s'", kind, TSR_STR_ARG(leaf->path));
-        const tsr_str words = leaf->tensor ? tsr_tensor_words(leaf->tensor, facts->arena, err) : TSR_STR("no tensor");
+        const tsr_str words = leaf->tensor                          ? tsr_tensor_words(leaf->tensor, facts->arena, err)
+                              : leaf->value->kind == TSR_VALUE_NONE ? TSR_STR("None")
+                                                                    : TSR_STR("no tensor");
         if (!room || !path.data || !words.data) return TSR_E_NOMEM;
         memcpy(room, kind, strlen(kind));
         if (leaf->order.size) memcpy(room + strlen(kind), leaf->order.data, leaf->order.size);
@@ -88,8 +90,9 @@ static tsr_status raise_difference(const tsr_comm_blobs *blobs, tsr_error *err)
     if (!rank) return TSR_OK; /* digests differ by chance of two different seeds: cannot be */
     const tsr_str none = TSR_STR("missing");
     const tsr_str a = mine.words.data ? mine.words : none, b = theirs.words.data ? theirs.words : none;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "ranks 0 and %" PRIu32 " differ: %.*s is %.*s on rank 0, %.*s on rank %" PRIu32,
-                     rank, TSR_STR_ARG(mine.path), TSR_STR_ARG(a), TSR_STR_ARG(b), rank);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "ranks 0 and %" PRIu32 " differ: %.*s is %.*s on rank 0, %.*s on rank %" PRIu32, rank,
+                     TSR_STR_ARG(mine.path), TSR_STR_ARG(a), TSR_STR_ARG(b), rank);
 }
 
 static tsr_status compare_in_full(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_error *err)

@@ -36,6 +36,7 @@ tsr_status tsr_facts_add(tsr_facts *facts, tsr_str order, tsr_str path, tsr_str 
 tsr_status tsr_facts_leaves(tsr_facts *facts, const char *kind, const tsr_leaves *leaves, tsr_error *err);
 /* Facts were added in ascending `order`. Every rank calls this with its own status so far; all get the same result: the
  * lowest rank's failure, or TSR_E_USAGE with the first fact that differs and who says what. Frees the facts. */
-tsr_status tsr_facts_agree(tsr_facts *facts, tsr_comm *comm, tsr_status mine, const tsr_allocator *allocator, tsr_error *err);
+tsr_status tsr_facts_agree(tsr_facts *facts, tsr_comm *comm, tsr_status mine, const tsr_allocator *allocator,
+                           tsr_error *err);
 
 #endif

@@ -29,8 +29,8 @@ tsr_status tsr_step_check(const tsr_step *step, const tsr_host *host, tsr_arena 
         (step->key->kind == TSR_VALUE_STR && !memchr(step->key->text.data, 0, step->key->text.size)))
         return TSR_OK;
     const tsr_str text = tsr_step_text(step, arena, err);
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "state dict: the key '%.*s' is no string without NUL and no int",
-                     TSR_STR_ARG(text));
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "state dict: the key '%.*s' is no string without NUL and no int", TSR_STR_ARG(text));
 }
 
 tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status status, tsr_error *err)
@@ -47,14 +47,20 @@ bool tsr_keys_equal(const tsr_value *a, const tsr_value *b)
                                     : a->kind == TSR_VALUE_INT && a->as.integer == b->as.integer;
 }
 
-const tsr_value *tsr_dict_find(const tsr_value *dict, const tsr_value *key, size_t hint)
+size_t tsr_dict_pair(const tsr_value *dict, const tsr_value *key, size_t hint)
 {
     const size_t pairs = tsr_value_pairs(dict);
     for (size_t tried = 0; tried < pairs; tried++) {
         const size_t at = (hint + tried) % pairs;
-        if (tsr_keys_equal(dict->items[2 * at], key)) return dict->items[2 * at + 1];
+        if (tsr_keys_equal(dict->items[2 * at], key)) return at;
     }
-    return NULL;
+    return TSR_NO_PAIR;
+}
+
+const tsr_value *tsr_dict_find(const tsr_value *dict, const tsr_value *key, size_t hint)
+{
+    const size_t at = tsr_dict_pair(dict, key, hint);
+    return at == TSR_NO_PAIR ? NULL : dict->items[2 * at + 1];
 }
 
 bool tsr_is_list(const tsr_value *value)

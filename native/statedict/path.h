@@ -22,7 +22,10 @@ tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status s
 
 /* Equal keys: two strings, or two ints. */
 bool tsr_keys_equal(const tsr_value *a, const tsr_value *b);
-/* The value under a key of a dict, or NULL; looks at pair `hint` first. */
+#define TSR_NO_PAIR SIZE_MAX
+/* The number of the pair with a key, looked for from pair `hint` on, so that dicts in the same order cost one comparison a
+ * key; or TSR_NO_PAIR. And its value, or NULL. */
+size_t tsr_dict_pair(const tsr_value *dict, const tsr_value *key, size_t hint);
 const tsr_value *tsr_dict_find(const tsr_value *dict, const tsr_value *key, size_t hint);
 bool tsr_is_list(const tsr_value *value); /* or a tuple */
 /* How Python calls the value's type. */

@@ -39,8 +39,7 @@ static uint64_t aligned(uint64_t bytes)
 static tsr_status raise_errno(tsr_error *err, const char *what, uint32_t rank, int number)
 {
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "shared memory: cannot %s the segment of rank %" PRIu32 ": %s", what,
-                     rank,
-                     number == ENOENT ? "there is no such segment; is it on this machine?" : strerror(number));
+                     rank, number == ENOENT ? "there is no such segment; is it on this machine?" : strerror(number));
 }
 
 static tsr_status map(tsr_shared *s, int file, uint32_t rank, tsr_error *err)
@@ -89,8 +88,8 @@ static tsr_status open_others(tsr_shared *s, uint32_t own, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status allocate_tables(tsr_comm *comm, const tsr_allocator *allocator, size_t count, tsr_shared **out, size_t **sizes,
-                                  tsr_error *err)
+static tsr_status allocate_tables(tsr_comm *comm, const tsr_allocator *allocator, size_t count, tsr_shared **out,
+                                  size_t **sizes, tsr_error *err)
 {
     tsr_shared *s = tsr_alloc(allocator, 1, sizeof *s, err);
     *out = s;

@@ -74,8 +74,7 @@ static tsr_status lock_pages(tsr_state_dict *out, tsr_device *pin, void *data, u
 }
 
 /* Memory out of the segment, for the tensors that were made. */
-static tsr_status take_shared(const tsr_leaves *leaves, uint32_t rank, tsr_device *pin,
-                              tsr_state_dict *out, tsr_error *err)
+static tsr_status take_shared(const tsr_leaves *leaves, uint32_t rank, tsr_device *pin, tsr_state_dict *out, tsr_error *err)
 {
     for (size_t i = 0; i < leaves->count; i++) {
         tsr_tensor *tensor = (tsr_tensor *)leaves->items[i].tensor;
@@ -90,8 +89,7 @@ static tsr_status take_shared(const tsr_leaves *leaves, uint32_t rank, tsr_devic
     return TSR_OK;
 }
 
-static tsr_status share_all(const tsr_create_options *options, tsr_status mine, tsr_state_dict *out,
-                            tsr_error *err)
+static tsr_status share_all(const tsr_create_options *options, tsr_status mine, tsr_state_dict *out, tsr_error *err)
 {
     tsr_comm *comm = options->share;
     uint64_t *sizes = NULL;
@@ -125,8 +123,8 @@ tsr_status tsr_state_dict_create(const tsr_value *state, const tsr_create_option
     return status;
 }
 
-tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const tsr_tensor *mine, void **data, uint64_t *bytes,
-                               tsr_error *err)
+tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const tsr_tensor *mine, void **data,
+                               uint64_t *bytes, tsr_error *err)
 {
     TSR_FAIL_IF(!dict->shared, err, TSR_E_USAGE, "the state dict is not shared between processes");
     TSR_FAIL_IF(peer >= tsr_shared_ranks(dict->shared), err, TSR_E_USAGE, "there is no rank %u among the %u that share",

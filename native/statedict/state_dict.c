@@ -37,7 +37,8 @@ void tsr_state_dict_free(tsr_state_dict *dict)
     const tsr_buffer *buffers = dict->buffers.items;
     for (size_t i = 0; i < dict->buffers.count; i++) free_buffer(dict, &buffers[i]);
     const tsr_buffer *pinned = dict->pinned.items;
-    for (size_t i = 0; i < dict->pinned.count; i++) pinned[i].pinned->unpin(pinned[i].pinned, pinned[i].data, pinned[i].bytes);
+    for (size_t i = 0; i < dict->pinned.count; i++)
+        pinned[i].pinned->unpin(pinned[i].pinned, pinned[i].data, pinned[i].bytes);
     tsr_shared_free(dict->shared);
     tsr_vec_free(&dict->buffers);
     tsr_vec_free(&dict->pinned);

@@ -18,7 +18,7 @@ typedef struct tsr_buffer {
 struct tsr_state_dict {
     const tsr_host *host;
     tsr_arena *arena;
-    tsr_vec pairs; /* of the root that put makes: keys and values alternate */
+    tsr_vec pairs;         /* of the root that put makes: keys and values alternate */
     struct tsr_map *index; /* string key → place of its value in `pairs` */
     tsr_value made;
     const tsr_value *root;

@@ -4,15 +4,15 @@
 
 #include "tessera/status.h"
 
-#define TSR_TRY(call)                          \
-    do {                                       \
-        tsr_status try_status_ = (call);       \
+#define TSR_TRY(call) \
+    do { \
+        tsr_status try_status_ = (call); \
         if (try_status_ != TSR_OK) return try_status_; \
     } while (0)
 
-#define TSR_FAIL_IF(condition, err, status, ...)                                              \
-    do {                                                                                      \
-        if (condition) return tsr_raise((err), (status), TSR_NO_POSITION, __VA_ARGS__);       \
+#define TSR_FAIL_IF(condition, err, status, ...) \
+    do { \
+        if (condition) return tsr_raise((err), (status), TSR_NO_POSITION, __VA_ARGS__); \
     } while (0)
 
 #endif

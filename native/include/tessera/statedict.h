@@ -100,8 +100,8 @@ tsr_status tsr_state_dict_gather(const tsr_value *state, tsr_comm *comm, const t
 
 /* All tensors in host memory: copies are started together and waited for once a device; those on the host already are
  * kept. `comm` and `ranks_only` as in tsr_iterate. Source: _offload_state_dict_to_cpu. */
-tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const uint32_t *ranks_only, size_t ranks_only_count,
-                                  bool any_type, tsr_state_dict *out, tsr_error *err);
+tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const uint32_t *ranks_only,
+                                  size_t ranks_only_count, bool any_type, tsr_state_dict *out, tsr_error *err);
 
 /* Copies every tensor into the one at the same place of `target`, whose structure, dtypes and distributions are the same,
  * also between devices; done when it returns. The result has `target`'s tensors and `state`'s other values. Source:
@@ -124,8 +124,8 @@ tsr_status tsr_state_dict_create(const tsr_value *state, const tsr_create_option
 /* Rank `peer`'s memory of the tensor that is `mine` here (its first part if it lies in boxes), in a dict created with
  * `share`: borrowed until free. *data is NULL where the peer holds nothing. TSR_E_USAGE for other dicts, tensors or
  * ranks. The caller orders reading after writing (tsr_comm_barrier). */
-tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const tsr_tensor *mine, void **data, uint64_t *bytes,
-                               tsr_error *err);
+tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const tsr_tensor *mine, void **data,
+                               uint64_t *bytes, tsr_error *err);
 
 /* Whether both have the same structure, and tensors of the same shape and dtype in the same places; distributed ones also
  * the same distribution. Values that are no tensors are not compared. *same false: `difference` (may be NULL) says the

@@ -1,0 +1,230 @@
+/* Boxes that one rank has and another wants. A shard that several ranks hold comes from the receiver itself if it is among
+ * them, else from its copies in turn. */
+#include "statedict/transfer_links.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "statedict/try.h"
+
+/* One transfer as this rank looks at it. */
+typedef struct finder {
+    const tsr_transfer *transfer;
+    uint32_t number, own, ranks;
+    tsr_arena *passing; /* boxes of other ranks */
+    tsr_links *out;
+    const tsr_piece *from, *to; /* this rank's memory: piece i is box i of its shard */
+    uint64_t from_count, to_count;
+    uint64_t found; /* elements received or kept */
+} finder;
+
+/* ---- who holds what ---- */
+
+static bool holds_whole(const tsr_side *side, uint32_t rank)
+{
+    if (!side->holders) return true;
+    for (uint32_t i = 0; i < side->holder_count; i++)
+        if (side->holders[i] == rank) return true;
+    return false;
+}
+
+static tsr_status shard_of(const finder *f, const tsr_side *side, uint32_t rank, tsr_shard *out, tsr_error *err)
+{
+    if (side->layout) return tsr_layout_shard(side->layout, rank, f->passing, out, err);
+    const tsr_tensor whole = tsr_tensor_whole(f->transfer->dtype, f->transfer->rank, f->transfer->shape, NULL);
+    const tsr_piece *pieces;
+    uint64_t count;
+    *out = (tsr_shard){.rank = f->transfer->rank};
+    if (!holds_whole(side, rank)) return TSR_OK;
+    TSR_TRY(tsr_tensor_pieces(&whole, f->passing, &pieces, &count, err));
+    tsr_shard_box *boxes = tsr_arena_array(f->passing, (size_t)count, sizeof *boxes, err);
+    if (!boxes) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++)
+        boxes[i] = (tsr_shard_box){pieces[i].offsets, pieces[i].sizes, pieces[i].local_offsets};
+    out->boxes = boxes;
+    out->box_count = count;
+    return TSR_OK;
+}
+
+/* The lowest rank that holds what `rank` holds. */
+static uint32_t first_holder(const tsr_layout *layout, uint32_t rank)
+{
+    uint64_t coordinate[TSR_MESH_MAX_DIMS];
+    if (layout->copies == 1) return rank;
+    tsr_mesh_coordinate(layout->mesh, rank, coordinate);
+    for (uint32_t i = 0; i < layout->copy_dim_count; i++) coordinate[layout->copy_dims[i]] = 0;
+    return (uint32_t)tsr_mesh_rank_at(layout->mesh, coordinate);
+}
+
+/* Who of those that hold the shard of `first` gives it to `dest`. */
+static uint32_t source_for(const tsr_side *from, uint32_t first, uint32_t dest)
+{
+    if (!from->layout) return holds_whole(from, dest) ? dest : from->holders[dest % from->holder_count];
+    if (from->layout->copies == 1 || first_holder(from->layout, dest) == first)
+        return from->layout->copies == 1 ? first : dest;
+    return (uint32_t)tsr_layout_copy(from->layout, first, dest % from->layout->copies);
+}
+
+/* The next first holder from `rank` on; `ranks` behind the last. */
+static uint32_t next_first(const finder *f, uint32_t rank)
+{
+    const tsr_side *from = &f->transfer->from;
+    if (!from->layout) return rank == 0 ? 0 : f->ranks;
+    while (rank < f->ranks && !tsr_layout_is_first(from->layout, rank)) rank++;
+    return rank;
+}
+
+/* ---- links ---- */
+
+static tsr_status make_link(const finder *f, uint32_t peer, uint64_t order, const tsr_side *side, const tsr_piece *piece,
+                            const uint64_t *offsets, const uint64_t *sizes, tsr_link *out, tsr_error *err)
+{
+    const uint32_t rank = f->transfer->rank;
+    uint64_t elements, *numbers = tsr_arena_array(f->out->arena, 3 * (size_t)rank, sizeof *numbers, err);
+    if (!numbers) return TSR_E_NOMEM;
+    for (uint32_t d = 0; d < rank; d++) {
+        numbers[d] = offsets[d] - piece->offsets[d] + piece->local_offsets[d];
+        numbers[rank + d] = sizes[d];
+        numbers[2 * rank + d] = piece->buffer_sizes[d];
+    }
+    TSR_FAIL_IF(!piece->data, err, TSR_E_USAGE, "'%.*s' has no memory", TSR_STR_ARG(f->transfer->name));
+    tsr_box_volume((tsr_box){rank, NULL, numbers + rank}, &elements);
+    *out = (tsr_link){.peer = peer,
+                      .transfer = f->number,
+                      .order = order,
+                      .rank = rank,
+                      .itemsize = tsr_dtype_size(f->transfer->dtype),
+                      .offsets = numbers,
+                      .sizes = numbers + rank,
+                      .buffer_sizes = numbers + 2 * rank,
+                      .data = piece->data,
+                      .device = side->tensor->device};
+    out->bytes = elements * out->itemsize;
+    return TSR_OK;
+}
+
+static tsr_status add_link(const finder *f, tsr_vec *list, uint32_t peer, uint64_t order, const tsr_side *side,
+                           const tsr_piece *piece, const uint64_t *offsets, const uint64_t *sizes, tsr_error *err)
+{
+    tsr_link *link = tsr_vec_push(list, err);
+    return link ? make_link(f, peer, order, side, piece, offsets, sizes, link, err) : TSR_E_NOMEM;
+}
+
+/* What both boxes have, in their order: box of the source first. */
+typedef tsr_status each_common(finder *f, uint32_t peer, uint64_t from, uint64_t to, uint64_t order, const uint64_t *offsets,
+                               const uint64_t *sizes, tsr_error *err);
+
+static tsr_status meet(finder *f, uint32_t peer, const tsr_shard *from, const tsr_shard *to, each_common *each,
+                       tsr_error *err)
+{
+    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    const uint32_t rank = f->transfer->rank;
+    for (uint64_t a = 0; a < from->box_count; a++) {
+        for (uint64_t b = 0; b < to->box_count; b++) {
+            const tsr_box x = {rank, from->boxes[a].offsets, from->boxes[a].sizes};
+            const tsr_box y = {rank, to->boxes[b].offsets, to->boxes[b].sizes};
+            if (tsr_box_intersect(x, y, offsets, sizes))
+                TSR_TRY(each(f, peer, a, b, a * to->box_count + b, offsets, sizes, err));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status send_common(finder *f, uint32_t peer, uint64_t from, uint64_t to, uint64_t order, const uint64_t *offsets,
+                              const uint64_t *sizes, tsr_error *err)
+{
+    (void)to;
+    return add_link(f, &f->out->sends, peer, order, &f->transfer->from, &f->from[from], offsets, sizes, err);
+}
+
+static tsr_status receive_common(finder *f, uint32_t peer, uint64_t from, uint64_t to, uint64_t order,
+                                 const uint64_t *offsets, const uint64_t *sizes, tsr_error *err)
+{
+    uint64_t elements;
+    tsr_box_volume((tsr_box){f->transfer->rank, NULL, sizes}, &elements);
+    f->found += elements;
+    if (peer != f->own)
+        return add_link(f, &f->out->receives, peer, order, &f->transfer->to, &f->to[to], offsets, sizes, err);
+    TSR_TRY(add_link(f, &f->out->kept, peer, order, &f->transfer->from, &f->from[from], offsets, sizes, err));
+    return add_link(f, &f->out->kept, peer, order, &f->transfer->to, &f->to[to], offsets, sizes, err);
+}
+
+static tsr_status find_receives(finder *f, tsr_error *err)
+{
+    uint64_t wanted = 0, elements;
+    tsr_shard to, from;
+    TSR_TRY(shard_of(f, &f->transfer->to, f->own, &to, err));
+    for (uint64_t i = 0; i < to.box_count; i++) {
+        tsr_box_volume((tsr_box){f->transfer->rank, NULL, to.boxes[i].sizes}, &elements);
+        wanted += elements;
+    }
+    for (uint32_t first = next_first(f, 0); to.box_count && first < f->ranks; first = next_first(f, first + 1)) {
+        const uint32_t source = source_for(&f->transfer->from, first, f->own);
+        TSR_TRY(shard_of(f, &f->transfer->from, source, &from, err));
+        TSR_TRY(meet(f, source, &from, &to, receive_common, err));
+    }
+    TSR_FAIL_IF(f->found != wanted, err, TSR_E_USAGE, "'%.*s': %" PRIu64 " elements are wanted here, ranks have %" PRIu64,
+                TSR_STR_ARG(f->transfer->name), wanted, f->found);
+    return TSR_OK;
+}
+
+static tsr_status find_sends(finder *f, tsr_error *err)
+{
+    const tsr_side *from = &f->transfer->from;
+    tsr_shard mine, to;
+    TSR_TRY(shard_of(f, from, f->own, &mine, err));
+    if (mine.box_count == 0) return TSR_OK;
+    const uint32_t first = from->layout ? first_holder(from->layout, f->own) : 0;
+    for (uint32_t dest = 0; dest < f->ranks; dest++) {
+        if (dest == f->own || source_for(from, first, dest) != f->own) continue;
+        TSR_TRY(shard_of(f, &f->transfer->to, dest, &to, err));
+        TSR_TRY(meet(f, dest, &mine, &to, send_common, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status find_one(finder *f, tsr_error *err)
+{
+    const tsr_transfer *t = f->transfer;
+    f->passing = tsr_arena_new(tsr_arena_allocator(f->out->arena), 0, err);
+    if (!f->passing) return TSR_E_NOMEM;
+    tsr_status status = TSR_OK;
+    if (t->from.tensor) status = tsr_tensor_pieces(t->from.tensor, f->passing, &f->from, &f->from_count, err);
+    if (status == TSR_OK && t->to.tensor) status = tsr_tensor_pieces(t->to.tensor, f->passing, &f->to, &f->to_count, err);
+    if (status == TSR_OK) status = find_receives(f, err);
+    if (status == TSR_OK) status = find_sends(f, err);
+    tsr_arena_free(f->passing);
+    return status;
+}
+
+static int by_stream(const void *a, const void *b)
+{
+    const tsr_link *x = a, *y = b;
+    if (x->peer != y->peer) return x->peer < y->peer ? -1 : 1;
+    if (x->transfer != y->transfer) return x->transfer < y->transfer ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+tsr_status tsr_links_find(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count, const tsr_host *host,
+                          tsr_links *out, tsr_error *err)
+{
+    const tsr_vec none = tsr_vec_of(host->allocator, sizeof(tsr_link));
+    *out = (tsr_links){none, none, none, tsr_arena_new(host->allocator, 0, err)};
+    if (!out->arena) return TSR_E_NOMEM;
+    TSR_FAIL_IF(count > UINT32_MAX, err, TSR_E_LIMIT, "too many tensors");
+    for (size_t i = 0; i < count; i++) {
+        finder f = {.transfer = &transfers[i], .number = (uint32_t)i, .own = own, .ranks = ranks, .out = out};
+        TSR_TRY(find_one(&f, err));
+    }
+    if (out->sends.count) qsort(out->sends.items, out->sends.count, sizeof(tsr_link), by_stream);
+    if (out->receives.count) qsort(out->receives.items, out->receives.count, sizeof(tsr_link), by_stream);
+    return TSR_OK;
+}
+
+void tsr_links_free(tsr_links *links)
+{
+    tsr_vec_free(&links->sends);
+    tsr_vec_free(&links->receives);
+    tsr_vec_free(&links->kept);
+    tsr_arena_free(links->arena);
+}

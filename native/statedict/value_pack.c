@@ -1,0 +1,147 @@
+/* Values as bytes:
+ *
+ *   | kind u8 | flags u8 | scalar | size u64, text | count u64, items … |      which parts there are depends on the kind
+ *
+ * and a tensor as | dtype u32 | rank u32 | shape: u64 each | 0-d: its bytes |. */
+#include "statedict/value_pack.h"
+
+#include "statedict/path.h"
+#include "statedict/state_dict.h"
+
+enum { FLAG_ORDERED = 1, FLAG_CALLED = 2, FLAG_TRUE = 4, MOST_DEPTH = 256 };
+
+static tsr_status add(tsr_vec *out, const void *bytes, size_t size, tsr_error *err)
+{
+    TSR_TRY(tsr_vec_reserve(out, size, err));
+    if (size) memcpy((char *)out->items + out->count, bytes, size);
+    out->count += size;
+    return TSR_OK;
+}
+
+static tsr_status pack_tensor(const tsr_tensor *tensor, tsr_vec *out, tsr_error *err)
+{
+    const tsr_entry *entry = &tensor->entry;
+    const uint32_t head[2] = {(uint32_t)entry->dtype, entry->rank};
+    uint8_t bytes[16] = {0};
+    const uint32_t size = tsr_dtype_size(entry->dtype);
+    TSR_FAIL_IF(tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; a whole one is wanted");
+    TSR_FAIL_IF(tensor->meta || (!tensor->data && entry->rank == 0), err, TSR_E_USAGE, "the tensor has no memory");
+    TSR_TRY(add(out, head, sizeof head, err));
+    TSR_TRY(add(out, entry->shape, entry->rank * sizeof *entry->shape, err));
+    if (entry->rank) return TSR_OK;
+    if (tensor->device) {
+        TSR_TRY(tensor->device->to_host(tensor->device, bytes, tensor->data, size, err));
+        TSR_TRY(tsr_device_wait(tensor->device, err));
+    } else {
+        memcpy(bytes, tensor->data, size);
+    }
+    return add(out, bytes, size, err);
+}
+
+static size_t scalar_size(tsr_value_kind kind)
+{
+    switch (kind) {
+    case TSR_VALUE_INT: return sizeof(int64_t);
+    case TSR_VALUE_FLOAT: return sizeof(double);
+    case TSR_VALUE_COMPLEX: return 2 * sizeof(double);
+    case TSR_VALUE_DTYPE: return sizeof(tsr_dtype);
+    default: return 0;
+    }
+}
+
+static tsr_status pack(const tsr_value *value, uint32_t depth, uint32_t tensors_at, tsr_vec *out, tsr_error *err)
+{
+    const uint8_t head[2] = {(uint8_t)value->kind,
+                             (uint8_t)((value->ordered_dict ? FLAG_ORDERED : 0) | (value->called ? FLAG_CALLED : 0) |
+                                       (value->kind == TSR_VALUE_BOOL && value->as.boolean ? FLAG_TRUE : 0))};
+    const uint64_t sizes[2] = {value->text.size, value->count};
+    TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
+    TSR_TRY(add(out, head, sizeof head, err));
+    if (value->kind == TSR_VALUE_TENSOR) {
+        TSR_FAIL_IF(depth > tensors_at, err, TSR_E_UNSUPPORTED, "a tensor inside a nested value cannot be broadcast");
+        return pack_tensor(tsr_tensor_of(value), out, err);
+    }
+    TSR_TRY(add(out, &value->as, scalar_size(value->kind), err));
+    TSR_TRY(add(out, sizes, sizeof sizes, err));
+    TSR_TRY(add(out, value->text.data, value->text.size, err));
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(pack(value->items[i], depth + 1, tensors_at, out, err));
+    return TSR_OK;
+}
+
+tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, tsr_vec *out, tsr_error *err)
+{
+    return pack(value, 0, tensors_at, out, err);
+}
+
+/* ---- and back ---- */
+
+typedef struct unpacking {
+    tsr_str rest;
+    tsr_arena *arena;
+} unpacking;
+
+static tsr_status take(unpacking *u, void *to, size_t size, tsr_error *err)
+{
+    TSR_FAIL_IF(size > u->rest.size, err, TSR_E_FORMAT, "a value of another rank is cut short");
+    if (size && to) memcpy(to, u->rest.data, size);
+    u->rest = (tsr_str){u->rest.data + size, u->rest.size - size};
+    return TSR_OK;
+}
+
+static tsr_status unpack_tensor(unpacking *u, tsr_value *value, tsr_error *err)
+{
+    uint32_t head[2];
+    tsr_tensor *tensor = TSR_ARENA_NEW(u->arena, tsr_tensor, err);
+    TSR_TRY(take(u, head, sizeof head, err));
+    TSR_FAIL_IF(head[0] >= TSR_DTYPE_COUNT || head[1] > TSR_MAX_RANK, err, TSR_E_FORMAT, "a tensor of another rank is none");
+    uint64_t *shape = tsr_arena_array(u->arena, head[1], sizeof *shape, err);
+    uint8_t *data = tsr_arena_array(u->arena, 16, 1, err);
+    if (!tensor || !shape || !data) return TSR_E_NOMEM;
+    TSR_TRY(take(u, shape, head[1] * sizeof *shape, err));
+    *tensor = tsr_tensor_whole((tsr_dtype)head[0], head[1], shape, NULL);
+    tensor->meta = head[1] != 0;
+    value->as.tensor = &tensor->entry;
+    if (tensor->meta) return TSR_OK;
+    tensor->data = data;
+    return take(u, data, tsr_dtype_size(tensor->entry.dtype), err);
+}
+
+static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, tsr_error *err);
+
+static tsr_status unpack_items(unpacking *u, uint32_t depth, tsr_value *value, uint64_t count, tsr_error *err)
+{
+    TSR_FAIL_IF(count > u->rest.size, err, TSR_E_FORMAT, "a value of another rank is cut short");
+    const tsr_value **items = tsr_arena_array(u->arena, (size_t)count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) TSR_TRY(unpack(u, depth + 1, &items[i], err));
+    value->items = items;
+    value->count = (size_t)count;
+    return TSR_OK;
+}
+
+static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, tsr_error *err)
+{
+    uint8_t head[2];
+    uint64_t sizes[2];
+    TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
+    TSR_TRY(take(u, head, sizeof head, err));
+    TSR_FAIL_IF(head[0] > TSR_VALUE_OBJECT, err, TSR_E_FORMAT, "a value of another rank is none");
+    tsr_value *value = tsr_value_new(u->arena, (tsr_value_kind)head[0], err);
+    if (!value) return TSR_E_NOMEM;
+    *out = value;
+    value->ordered_dict = head[1] & FLAG_ORDERED;
+    value->called = head[1] & FLAG_CALLED;
+    if (value->kind == TSR_VALUE_BOOL) value->as.boolean = head[1] & FLAG_TRUE;
+    if (value->kind == TSR_VALUE_TENSOR) return unpack_tensor(u, value, err);
+    TSR_TRY(take(u, &value->as, scalar_size(value->kind), err));
+    TSR_TRY(take(u, sizes, sizeof sizes, err));
+    value->text = (tsr_str){u->rest.data, (size_t)sizes[0]};
+    TSR_TRY(take(u, NULL, (size_t)sizes[0], err));
+    return unpack_items(u, depth, value, sizes[1], err);
+}
+
+tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    unpacking u = {bytes, arena};
+    return unpack(&u, 0, out, err);
+}

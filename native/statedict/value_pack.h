@@ -1,0 +1,15 @@
+/* Values as bytes, for other ranks of the same build: numbers lie as in memory. */
+#ifndef TSR_STATEDICT_VALUE_PACK_H
+#define TSR_STATEDICT_VALUE_PACK_H
+
+#include "tessera/tensor.h"
+
+/* Appends to `out` (of bytes). Of tensors only dtype and shape are packed; 0-d ones with their value, which lies on the host
+ * or is fetched. TSR_E_UNSUPPORTED for values that name tensors below another value with `tensors_at` 0, or deeper than
+ * that. */
+tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, tsr_vec *out, tsr_error *err);
+/* The value again, in `arena`; `bytes` must live as long. Tensors are whole and meta, but 0-d ones have their memory in the
+ * arena. TSR_E_FORMAT for bytes that are none. */
+tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
+#endif
