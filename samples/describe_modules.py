@@ -21,12 +21,12 @@ WRAPPERS = (
 INNER_NAMES = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
 
 
-def modules_document(model):
-    """The module tree of `model`."""
-    return {"schema": "tessera.modules/1", "root": _node(model, "", {}, {})}
+def modules_document(model, fqn_modifiers="_fqn_modifiers"):
+    """The module tree of `model`. `fqn_modifiers` is StateDictOptions.dsd_fqn_modifiers."""
+    return {"schema": "tessera.modules/1", "root": _node(model, "", {}, {}, fqn_modifiers)}
 
 
-def _node(module, path, seen, ids):
+def _node(module, path, seen, ids, fqn_modifiers):
     if module in seen:
         return {"same_as": seen[module]}
     seen[module] = path
@@ -42,10 +42,10 @@ def _node(module, path, seen, ids):
         "buffers": {n: tensor(b, persistent=n not in module._non_persistent_buffers_set)
                     for n, b in module._buffers.items() if b is not None},
         "extra_state": type(module).get_extra_state is not nn.Module.get_extra_state,
-        "children": {n: _node(c, f"{path}.{n}" if path else n, seen, ids) for n, c in module._modules.items() if c is not None},
+        "children": {n: _node(c, f"{path}.{n}" if path else n, seen, ids, fqn_modifiers) for n, c in module._modules.items() if c is not None},
     }
-    if callable(getattr(type(module), "_fqn_modifiers", None)):
-        node["fqn_modifiers"] = module._fqn_modifiers()
+    if callable(getattr(type(module), fqn_modifiers, None)):
+        node["fqn_modifiers"] = getattr(module, fqn_modifiers)()
     handle = getattr(module, "_handle", None) if node["wrapper"] == "fsdp1" else None
     if handle is not None:
         flat = handle.flat_param

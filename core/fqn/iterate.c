@@ -139,13 +139,22 @@ static tsr_status push_new_parameters(visit *v, const frame *f, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status walk_parameters(visit *v, tsr_error *err)
+static tsr_status push_module(visit *v, const frame *f, tsr_error *err)
+{
+    tsr_named_module *slot = tsr_vec_push(&v->items, err);
+    if (!slot) return TSR_E_NOMEM;
+    *slot = (tsr_named_module){{f->prefix.data, f->prefix.size ? f->prefix.size - 1 : 0}, f->ref};
+    return TSR_OK;
+}
+
+/* A module before its children, a shared one once. */
+static tsr_status walk_down(visit *v, tsr_status (*push)(visit *v, const frame *f, tsr_error *err), tsr_error *err)
 {
     TSR_TRY(enter(v, 0, TSR_STR(""), err));
     while (v->stack.count) {
         frame *top = (frame *)v->stack.items + v->stack.count - 1;
         const tsr_module *module = tsr_modules_at(v->modules, top->ref);
-        if (top->next_child == 0) TSR_TRY(push_new_parameters(v, top, err));
+        if (top->next_child == 0) TSR_TRY(push(v, top, err));
         if (top->next_child == module->child_count) {
             v->stack.count--;
             continue;
@@ -164,5 +173,43 @@ tsr_status tsr_fqn_named_parameters(const tsr_modules *modules, const tsr_host *
                                     size_t *count, tsr_error *err)
 {
     visit v = visit_of(modules, host, arena, err);
-    return finish(&v, v.seen && v.last ? walk_parameters(&v, err) : TSR_E_NOMEM, out, count, err);
+    return finish(&v, v.seen && v.last ? walk_down(&v, push_new_parameters, err) : TSR_E_NOMEM, out, count, err);
+}
+
+tsr_status tsr_fqn_named_modules(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_named_module **out,
+                                 size_t *count, tsr_error *err)
+{
+    visit v = visit_of(modules, host, arena, err);
+    v.items = tsr_vec_of(host->allocator, sizeof(tsr_named_module));
+    tsr_status status = v.seen && v.last ? walk_down(&v, push_module, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) {
+        *count = v.items.count;
+        *out = tsr_arena_array(arena, *count, sizeof **out, err);
+        if (*out) memcpy(*out, v.items.items, *count * sizeof **out); /* the root is always there */
+        status = *out ? TSR_OK : TSR_E_NOMEM;
+    }
+    tsr_vec_free(&v.items);
+    tsr_vec_free(&v.stack);
+    return status;
+}
+
+tsr_status tsr_fqn_submodule_prefixes(const tsr_modules *modules, const tsr_module_ref *submodules, size_t submodule_count,
+                                      const tsr_host *host, tsr_arena *arena, tsr_str **out, size_t *count, tsr_error *err)
+{
+    tsr_named_module *named;
+    size_t named_count;
+    TSR_TRY(tsr_fqn_named_modules(modules, host, arena, &named, &named_count, err));
+    bool *wanted = tsr_arena_array(arena, tsr_modules_count(modules), sizeof *wanted, err);
+    *out = tsr_arena_array(arena, submodule_count, sizeof **out, err);
+    *count = 0;
+    if (!wanted || !*out) return TSR_E_NOMEM;
+    for (size_t i = 0; i < submodule_count; i++) wanted[submodules[i]] = true;
+    for (size_t i = 0; i < named_count; i++) {
+        tsr_name name;
+        if (!wanted[named[i].module]) continue;
+        TSR_TRY(tsr_fqn_resolve(modules, named[i].raw, NULL, arena, &name, err));
+        (*out)[*count] = tsr_arena_format(arena, err, "%.*s.", TSR_STR_ARG(name.fqns[0]));
+        if (!(*out)[(*count)++].data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
 }

@@ -2,7 +2,8 @@
 
 rows: ChunkShardingSpec and torch.chunk over dim 0 (E1); reads: _ReaderWithOffset's plan for 2-D optimizer state (E2, E3), one
 rank at a time over a fake process group; keys: _flatten_state_dict (D9); checks: which options _verify_options and
-_verify_state_dict refuse (A4, A5).
+_verify_state_dict refuse (A4, A5); choices: the FSDP state dict type they choose (A1); submodules: named modules, FSDP units and
+submodule prefixes of a wrapped model (A4); init: what _init_optim_state leaves (A8).
 """
 import itertools
 import json
@@ -11,7 +12,7 @@ import sys
 import warnings
 from types import SimpleNamespace
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "samples")]
 warnings.filterwarnings("ignore")
 
 import torch
@@ -102,7 +103,96 @@ def checks():
     dist.destroy_process_group()
 
 
+def choices():
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    net = FSDP(torch.nn.Linear(1, 1), device_id=torch.device("cpu"))
+    optim = torch.optim.SGD(net.parameters(), lr=0.1)
+    for full, offload, rank0 in itertools.product((False, True), repeat=3):
+        if rank0 and not full:
+            continue
+        info = dsd._verify_options(net, (optim,), False, options=dsd.StateDictOptions(full_state_dict=full, cpu_offload=offload, broadcast_from_rank0=rank0))
+        said = info.fsdp_context.keywords
+        model, state = said["state_dict_config"], said["optim_state_dict_config"]
+        yield {"options": [full, offload, rank0], "full": said["state_dict_type"].name == "FULL_STATE_DICT", "offload": [model.offload_to_cpu, state.offload_to_cpu],
+               "rank0_only": [getattr(model, "rank0_only", False), getattr(state, "rank0_only", False)]}
+    defaults = dsd.StateDictOptions()
+    yield {"defaults": [getattr(defaults, o) for o in OPTIONS]}
+    dist.destroy_process_group()
+
+
+def submodules():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from describe_modules import modules_document
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    nn = torch.nn
+    wrap = lambda m: FSDP(m, device_id=torch.device("cpu"))
+    shared = nn.Linear(2, 2)
+    net = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2), wrap(nn.Linear(2, 2))), "b": checkpoint_wrapper(nn.Sequential(shared, nn.Linear(2, 2))), "again": shared})
+    net = wrap(net)
+    named = list(net.named_modules())
+    out = {"modules": modules_document(net), "named": [n for n, _ in named], "units": [named.index((n, m)) for n, m in named if m in set(FSDP.fsdp_modules(net))], "prefixes": []}
+    for picked in itertools.combinations(range(len(named)), 2):
+        info = dsd._verify_options(net, (), False, submodules={named[i][1] for i in picked}, options=dsd.StateDictOptions())
+        out["prefixes"].append([list(picked), sorted(info.submodule_prefixes)])
+    yield out
+    dist.destroy_process_group()
+
+
+class Recorder(torch.optim.Optimizer):
+    """An optimizer that nobody knows: its state is for a callback to tell."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            for p in g["params"]:
+                if p.grad is not None:
+                    self.state[p]["trace"] = torch.full_like(p, 2.0)
+
+
+INIT = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "sgd_decay": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.25, nesterov=True),
+    "sgd_maximize": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.5, maximize=True, dampening=0.0),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "adam_decay": lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.5, amsgrad=True),
+    "adam_foreach": lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.25, foreach=True),
+    "adam_tensor_lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1), weight_decay=0.25, foreach=False),
+    "adam_decoupled": lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5, amsgrad=True),
+    "adamw_fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "recorder": lambda p: Recorder(p, lr=0.1),
+    "with_gradient": lambda p: torch.optim.Adam(p, lr=0.1),
+    "with_state": lambda p: torch.optim.Adam(p, lr=0.1),
+}
+
+
+def init():
+    for name, build in INIT.items():
+        torch.manual_seed(1)
+        params = [torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(())), torch.nn.Parameter(torch.randn(4), requires_grad=False)]
+        optim = build([{"params": params[:1], "lr": 0.5}, {"params": params[1:]}])
+        if name == "with_state":
+            optim.state[params[0]]["step"] = torch.tensor(3.0)
+        if name == "with_gradient":
+            params[1].grad = torch.ones(())
+        before, lrs = [p.detach().clone() for p in params], [g["lr"] for g in optim.param_groups]
+        dsd._init_optim_state(optim)
+        assert all(torch.equal(a, b) for a, b in zip(before, params)) and lrs == [g["lr"] for g in optim.param_groups]
+        assert name == "with_gradient" or all(p.grad is None for p in params)
+        state = [{k: v for k, v in optim.state[p].items() if v is not None} if p in optim.state else None for p in params]
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in optim.param_groups]
+        yield {"name": name, "params": [[encode(p), p.requires_grad, p.grad is not None] for p in params], "groups": encode(groups),
+               "state": [encode(s) for s in state]}
+
+
 if __name__ == "__main__":
-    json.dump({"torch": torch.__version__, "rows": list(rows()), "reads": list(reads()), "keys": list(keys()), "checks": list(checks())}, sys.stdout,
+    json.dump({"torch": torch.__version__, "rows": list(rows()), "reads": list(reads()), "keys": list(keys()), "checks": list(checks()),
+               "choices": list(choices()), "submodules": list(submodules()), "init": list(init())}, sys.stdout,
               separators=(",", ":"))
     print()

@@ -1,5 +1,6 @@
 """`tessera fqn` against PyTorch's _get_fqns over random trees in random wrapping."""
 import contextlib
+import functools
 import json
 import os
 import random
@@ -101,10 +102,10 @@ def test_random_trees(t):
         for seed in range(ROUNDS):
             r = random.Random(seed)
             model = wrap(r, random_tree(r))
-            path = t.at("modules.json")
-            json.dump(modules_document(model), open(path, "w"))
-            items = [n for n, _ in _iterate_valid_model_state(model)]
-            wants = {n: ask(_get_fqns, model, n) for n in [*items, *odd_names(r, items[:6])]}
+            path, modifiers = t.at("modules.json"), r.choice(["_fqn_modifiers", "_fqn_modifiers", "_no_modifiers"])
+            json.dump(modules_document(model, modifiers), open(path, "w"))
+            items = [n for n, _ in _iterate_valid_model_state(model, modifiers)]
+            wants = {n: ask(functools.partial(_get_fqns, dsd_fqn_modifiers=modifiers), model, n) for n in [*items, *odd_names(r, items[:6])]}
             if all(wants[n] is not None for n in items):
                 listed = t.json("fqn", path, "--json")["names"]
                 assert [n["raw"] for n in listed] == items, f"seed {seed}: {[n['raw'] for n in listed]} but PyTorch has {items}"

@@ -299,6 +299,207 @@ static void test_optim_state_rules__A8_first_state(void **state)
     golden_close(&g);
 }
 
+/* A live optimizer that keeps what it is told, to compare with what PyTorch's left. */
+typedef struct live {
+    golden *g;
+    const cJSON *one;
+    tsr_value *state[3]; /* by parameter */
+    double lr[2];
+    unsigned steps, gradients;
+    bool fails;
+} live;
+
+static const cJSON *param_at(const live *l, size_t group, size_t param)
+{
+    return cJSON_GetArrayItem(golden_get(l->one, "params"), (int)(group + param));
+}
+
+static bool has_state(void *ctx)
+{
+    return strcmp(golden_get(((const live *)ctx)->one, "name")->valuestring, "with_state") == 0;
+}
+
+static bool has_gradient(void *ctx, size_t group, size_t param)
+{
+    return cJSON_IsTrue(cJSON_GetArrayItem(param_at(ctx, group, param), 2));
+}
+
+static double power(double x, uint32_t n)
+{
+    return n ? x * power(x, n - 1) : 1;
+}
+
+/* Compares at once: the state, its dtypes, shapes and elements. */
+static tsr_status create(void *ctx, size_t group, size_t param, const tsr_state_spec *specs, size_t count, tsr_error *err)
+{
+    (void)err;
+    live *l = ctx;
+    const char *name = golden_get(l->one, "name")->valuestring;
+    const cJSON *values = param_at(l, group, param)->child->child->child->next->next,
+                *want = cJSON_GetArrayItem(golden_get(l->one, "state"), (int)(group + param))->child;
+    assert_int_equal(cJSON_GetArraySize(want), count);
+    const cJSON *pair = want->child;
+    for (size_t i = 0; i < count; i++, pair = pair->next) {
+        const cJSON *tensor = pair->child->next->child, *numbers_ = tensor->child->next->next;
+        assert_true(tsr_str_equal(specs[i].name, tsr_str_from(pair->child->child->valuestring)));
+        assert_string_equal(tsr_dtype_describe(specs[i].dtype)->name, tensor->child->valuestring);
+        assert_int_equal(cJSON_GetArraySize(tensor->child->next), specs[i].rank);
+        for (int e = 0; e < cJSON_GetArraySize(numbers_); e++) {
+            double x = specs[i].factor ? cJSON_GetArrayItem(values, e)->valuedouble : 1,
+                   got = cJSON_GetArrayItem(numbers_, e)->valuedouble;
+            double wanted = specs[i].factor ? specs[i].factor * power(x, specs[i].power) : specs[i].value;
+            double off = got > wanted ? got - wanted : wanted - got, size = wanted < 0 ? -wanted : wanted;
+            if (off > 1e-6 * size)
+                fail_msg("%s: %s[%d] is %g, PyTorch %g", name, pair->child->child->valuestring, e, wanted, got);
+        }
+    }
+    l->state[group + param] = tsr_value_new(l->g->arena, TSR_VALUE_DICT, NULL);
+    return TSR_OK;
+}
+
+static tsr_status set_lr(void *ctx, size_t group, const tsr_value *lr, tsr_error *err)
+{
+    (void)err;
+    ((live *)ctx)->lr[group] = lr ? lr->as.real : 0;
+    return TSR_OK;
+}
+
+static tsr_status set_gradients(void *ctx, bool zeros, tsr_error *err)
+{
+    (void)err;
+    ((live *)ctx)->gradients = zeros;
+    return TSR_OK;
+}
+
+static tsr_status step(void *ctx, tsr_error *err)
+{
+    live *l = ctx;
+    assert_true(l->gradients && l->lr[0] == 0 && l->lr[1] == 0);
+    l->steps++;
+    return l->fails ? tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no step today") : TSR_OK;
+}
+
+static void check_init(golden *g, const cJSON *one)
+{
+    const char *name = golden_get(one, "name")->valuestring;
+    tsr_module_tensor tensors[3];
+    uint64_t shapes[3][2];
+    live l = {.g = g, .one = one, .lr = {0.5, 0.1}};
+    for (size_t i = 0; i < 3; i++) {
+        const cJSON *p = param_at(&l, 0, i), *shape = p->child->child->child->next;
+        numbers(shape, shapes[i]);
+        tensors[i] = (tsr_module_tensor){.dtype = TSR_FLOAT32,
+                                         .rank = (uint32_t)cJSON_GetArraySize(shape),
+                                         .shape = shapes[i],
+                                         .requires_grad = cJSON_IsTrue(p->child->next)};
+    }
+    const tsr_module_tensor *first[] = {&tensors[0]}, *others[] = {&tensors[1], &tensors[2]};
+    const tsr_value *options = golden_value(g, golden_get(one, "groups"));
+    const tsr_live_group groups[] = {{options->items[0], first, 1}, {options->items[1], others, 2}};
+    tsr_live_optimizer o = {.algorithm = strncmp(name, "sgd", 3) == 0     ? TSR_SGD
+                                         : strncmp(name, "adamw", 5) == 0 ? TSR_ADAMW
+                                         : strcmp(name, "recorder") == 0  ? TSR_OTHER_ALGORITHM
+                                                                          : TSR_ADAM,
+                            .groups = groups,
+                            .group_count = 2,
+                            .ctx = &l,
+                            .has_state = has_state,
+                            .has_gradient = has_gradient,
+                            .create = create,
+                            .set_lr = set_lr,
+                            .set_gradients = set_gradients,
+                            .step = step};
+    assert_int_equal(tsr_optim_init(&o, NULL), TSR_OK);
+    assert_true(l.lr[0] == 0.5 && l.lr[1] == 0.1 && !l.gradients);
+    assert_int_equal(l.steps, o.algorithm == TSR_OTHER_ALGORITHM);
+    for (int i = 0; i < 3 && !l.steps && strcmp(name, "with_state") != 0; i++)
+        assert_int_equal(l.state[i] != NULL, cJSON_HasObjectItem(cJSON_GetArrayItem(golden_get(one, "state"), i), "D"));
+    if (!l.steps) return;
+    tsr_error err = {0};
+    l.fails = true;
+    assert_int_equal(tsr_optim_init(&o, &err), TSR_E_USAGE);
+    assert_string_equal(err.message, "no step today");
+    assert_true(l.lr[0] == 0.5 && l.lr[1] == 0.1 && !l.gradients);
+    o.step = NULL;
+    assert_int_equal(tsr_optim_init(&o, NULL), TSR_E_USAGE);
+}
+
+static void test_optim_state_rules__A8_live_optimizers(void **state)
+{
+    (void)state;
+    golden g = golden_open("state_rules.json");
+    for (const cJSON *one = golden_get(g.document, "init")->child; one; one = one->next) check_init(&g, one);
+    golden_close(&g);
+}
+
+/* ---- A1 ---- */
+
+static void test_optim_state_rules__A1_defaults_and_fsdp_choices(void **state)
+{
+    (void)state;
+    golden g = golden_open("state_rules.json");
+    for (const cJSON *one = golden_get(g.document, "choices")->child; one; one = one->next) {
+        const tsr_state_options defaults = tsr_state_options_default();
+        if (cJSON_HasObjectItem(one, "defaults")) {
+            const tsr_state_options want = options_of(golden_get(one, "defaults"));
+            assert_memory_equal(&want, &defaults, sizeof want);
+            continue;
+        }
+        const cJSON *bits = golden_get(one, "options")->child, *offload = golden_get(one, "offload")->child,
+                    *rank0 = golden_get(one, "rank0_only")->child;
+        tsr_state_options options = defaults;
+        options.full_state_dict = cJSON_IsTrue(bits);
+        options.cpu_offload = cJSON_IsTrue(bits->next);
+        options.broadcast_from_rank0 = cJSON_IsTrue(bits->next->next);
+        const tsr_fsdp_choice choice = tsr_state_fsdp_choice(&options);
+        assert_int_equal(choice.full, cJSON_IsTrue(golden_get(one, "full")));
+        assert_int_equal(choice.offload_to_cpu, cJSON_IsTrue(offload));
+        assert_int_equal(choice.offload_to_cpu, cJSON_IsTrue(offload->next));
+        assert_int_equal(choice.model_rank0_only, cJSON_IsTrue(rank0));
+        assert_int_equal(choice.optimizer_rank0_only, cJSON_IsTrue(rank0->next));
+    }
+    golden_close(&g);
+}
+
+/* ---- A4: modules ---- */
+
+static void test_optim_state_rules__A4_named_modules_units_and_submodule_prefixes(void **state)
+{
+    (void)state;
+    golden g = golden_open("state_rules.json");
+    const cJSON *one = golden_get(g.document, "submodules")->child;
+    tsr_modules_document document;
+    tsr_modules *modules;
+    tsr_named_module *named;
+    size_t count, at = 0;
+    char *text = cJSON_PrintUnformatted(golden_get(one, "modules"));
+    assert_int_equal(tsr_modules_parse(tsr_str_from(text), &g.host, g.arena, &document, NULL), TSR_OK);
+    assert_int_equal(tsr_modules_new(document.root, &g.host, &modules, NULL), TSR_OK);
+    assert_int_equal(tsr_fqn_named_modules(modules, &g.host, g.arena, &named, &count, NULL), TSR_OK);
+    const cJSON *units = golden_get(one, "units")->child;
+    for (const cJSON *n = golden_get(one, "named")->child; n; n = n->next, at++) {
+        assert_true(at < count && tsr_str_equal(named[at].raw, tsr_str_from(n->valuestring)));
+        bool unit = units && number(units) == at;
+        assert_int_equal(tsr_modules_at(modules, named[at].module)->wrapper == TSR_WRAPPER_FSDP1, unit);
+        if (unit) units = units->next;
+    }
+    assert_int_equal(at, count);
+    for (const cJSON *p = golden_get(one, "prefixes")->child; p; p = p->next) {
+        tsr_module_ref refs[2];
+        tsr_str *prefixes;
+        for (int i = 0; i < 2; i++) refs[i] = named[number(cJSON_GetArrayItem(p->child, i))].module;
+        assert_int_equal(tsr_fqn_submodule_prefixes(modules, refs, 2, &g.host, g.arena, &prefixes, &count, NULL), TSR_OK);
+        for (const cJSON *want = p->child->next->child; want; want = want->next) {
+            bool found = false;
+            for (size_t i = 0; i < count; i++) found = found || tsr_str_equal(prefixes[i], tsr_str_from(want->valuestring));
+            assert_true(found);
+        }
+    }
+    cJSON_free(text);
+    tsr_modules_free(modules);
+    golden_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -308,6 +509,9 @@ int main(void)
         cmocka_unit_test(test_optim_state_rules__D9_keys_of_nested_state),
         cmocka_unit_test(test_optim_state_rules__A4_A5_all_options),
         cmocka_unit_test(test_optim_state_rules__A8_first_state),
+        cmocka_unit_test(test_optim_state_rules__A8_live_optimizers),
+        cmocka_unit_test(test_optim_state_rules__A1_defaults_and_fsdp_choices),
+        cmocka_unit_test(test_optim_state_rules__A4_named_modules_units_and_submodule_prefixes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,6 +92,20 @@ tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr
 tsr_status tsr_fqn_named_parameters(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
                                     size_t *count, tsr_error *err);
 
+/* `model.named_modules()`: a module comes before its children, a shared one once, under its first name; the root's is "".
+ * FSDP's units (`FSDP.fsdp_modules`) are those whose wrapper is TSR_WRAPPER_FSDP1. As tsr_fqn_iterate otherwise. */
+typedef struct tsr_named_module {
+    tsr_str raw;
+    tsr_module_ref module;
+} tsr_named_module;
+tsr_status tsr_fqn_named_modules(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_named_module **out,
+                                 size_t *count, tsr_error *err);
+
+/* The prefixes of the state dict keys of some submodules, "fqn." each, in the order of named_modules (`_verify_options`:
+ * submodule_prefixes); that of the root is ".", as there. Errors as tsr_fqn_resolve. */
+tsr_status tsr_fqn_submodule_prefixes(const tsr_modules *modules, const tsr_module_ref *submodules, size_t submodule_count,
+                                      const tsr_host *host, tsr_arena *arena, tsr_str **out, size_t *count, tsr_error *err);
+
 /* FQNs and the tensors they name: PyTorch's fqn_param_mapping and shared_params_mapping (`_verify_options`). */
 typedef struct tsr_param {
     const tsr_module_tensor *tensor;

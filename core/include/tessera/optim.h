@@ -74,22 +74,52 @@ tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, con
 
 /* ---- around getting and loading ---- */
 
-/* What an optimizer holds for a parameter after one step with zero gradients, of which `_init_optim_state` makes sure
- * before state is loaded. At most TSR_STATE_SPECS entries. */
-typedef enum tsr_algorithm { TSR_SGD, TSR_ADAM, TSR_ADAMW } tsr_algorithm;
+/* What an optimizer holds for a parameter after one step with zero gradients and learning rate 0, of which
+ * `_init_optim_state` makes sure before state is loaded. At most TSR_STATE_SPECS entries. Elements are `value`, or, where
+ * weight decay pulls the parameter into the state, factor × parameter^power. */
+typedef enum tsr_algorithm { TSR_SGD, TSR_ADAM, TSR_ADAMW, TSR_OTHER_ALGORITHM } tsr_algorithm;
 #define TSR_STATE_SPECS 4u
 typedef struct tsr_state_spec {
     tsr_str name;
     tsr_dtype dtype;
     uint32_t rank;
     const uint64_t *shape;
-    double value; /* of a scalar */
+    double value;
+    double factor; /* 0: `value` */
+    uint32_t power;
 } tsr_state_spec;
 /* `options` is the param group. A frozen parameter has none. TSR_E_USAGE for algorithms not listed. */
 tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *options, const tsr_module_tensor *param,
                                  tsr_state_spec *out, size_t *count, tsr_error *err);
 
-/* StateDictOptions. PyTorch's defaults are all false but `strict`. */
+/* A live optimizer, as its program lends it. Parameters are named by group and place in it. */
+typedef struct tsr_live_group {
+    const tsr_value *options; /* the param group's dict; without "lr" none is touched */
+    const tsr_module_tensor *const *params;
+    size_t count;
+} tsr_live_group;
+typedef struct tsr_live_optimizer {
+    tsr_algorithm algorithm;
+    const tsr_live_group *groups;
+    size_t group_count;
+    void *ctx;
+    bool (*has_state)(void *ctx); /* of any parameter */
+    bool (*has_gradient)(void *ctx, size_t group, size_t param);
+    /* SGD, Adam, AdamW: makes a parameter's state as `specs` say. Not called where there is none. */
+    tsr_status (*create)(void *ctx, size_t group, size_t param, const tsr_state_spec *specs, size_t count, tsr_error *err);
+    /* TSR_OTHER_ALGORITHM: the parts of one step. `lr` NULL is 0; gradients are zeros for all parameters that require them,
+     * or (`zeros` false) gone. */
+    tsr_status (*set_lr)(void *ctx, size_t group, const tsr_value *lr, tsr_error *err);
+    tsr_status (*set_gradients)(void *ctx, bool zeros, tsr_error *err);
+    tsr_status (*step)(void *ctx, tsr_error *err);
+} tsr_live_optimizer;
+/* `_init_optim_state`: nothing is done, quietly, where there is state or a gradient already. Parameters do not change, and
+ * learning rates and gradients are as before afterwards, also when a callback fails (its error is returned). TSR_E_USAGE for
+ * TSR_OTHER_ALGORITHM without its callbacks. */
+tsr_status tsr_optim_init(const tsr_live_optimizer *optimizer, tsr_error *err);
+
+/* StateDictOptions. Its dsd_fqn_modifiers is a property of the module tree: tsr_module.modifiers are what the method of that
+ * name says, and a tree without any is what other names give. */
 typedef struct tsr_state_options {
     bool full_state_dict;
     bool cpu_offload;
@@ -99,6 +129,16 @@ typedef struct tsr_state_options {
     bool broadcast_from_rank0;
     bool flatten_optimizer_state_dict;
 } tsr_state_options;
+/* All false but keep_submodule_prefixes and strict. */
+tsr_state_options tsr_state_options_default(void);
+
+/* What the options make of FSDP modules (`_verify_options`): FULL_STATE_DICT or SHARDED_STATE_DICT, and their settings. */
+typedef struct tsr_fsdp_choice {
+    bool full;
+    bool offload_to_cpu;
+    bool model_rank0_only, optimizer_rank0_only; /* full: only rank 0 keeps it */
+} tsr_fsdp_choice;
+tsr_fsdp_choice tsr_state_fsdp_choice(const tsr_state_options *options);
 
 /* The refusals of `_verify_options`: TSR_E_USAGE. */
 tsr_status tsr_state_options_check(const tsr_state_options *options, size_t optimizer_count, bool optimizers_only,
