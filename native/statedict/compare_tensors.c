@@ -16,7 +16,10 @@ tsr_str tsr_tensor_words(const tsr_tensor *tensor, tsr_arena *arena, tsr_error *
     const tsr_str shape = shape_words(&tensor->entry, arena, err);
     if (!shape.data || tensor->spread == TSR_WHOLE) return shape;
     if (tensor->spread == TSR_IN_BOXES) return tsr_arena_format(arena, err, "%.*s in boxes", TSR_STR_ARG(shape));
-    const tsr_str mesh = tsr_mesh_text(tensor->mesh, arena, err);
+    const tsr_str unnamed[TSR_MESH_MAX_DIMS] = {{NULL, 0}};
+    tsr_mesh named = *tensor->mesh;
+    if (!named.names) named.names = unnamed;
+    const tsr_str mesh = tsr_mesh_text(&named, arena, err);
     const tsr_str how = tsr_placements_text(tensor->placements, tensor->mesh->dim_count, arena, err);
     if (!mesh.data || !how.data) return (tsr_str){NULL, 0};
     return tsr_arena_format(arena, err, "%.*s over %.*s: %.*s%s", TSR_STR_ARG(shape), TSR_STR_ARG(mesh), TSR_STR_ARG(how),

@@ -23,6 +23,7 @@ typedef struct spreading {
 typedef struct pair {
     const tsr_tensor *full, *target;
     tsr_str name;
+    uint64_t bytes; /* of the target's local memory */
 } pair;
 
 /* ---- infos first ---- */
@@ -88,8 +89,8 @@ static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_
     s->values[at] = target == mine ? local : tsr_state_dict_leaf(s->out, target, err);
     pair *p = tsr_vec_push(target->spread == TSR_WHOLE ? &s->wholes : &s->moves, err);
     if (!p || !s->values[at]) return TSR_E_NOMEM;
-    *p = (pair){full, target, name};
-    return TSR_OK;
+    *p = (pair){.full = full, .target = target, .name = name};
+    return tsr_tensor_held(target, s->passing, &p->bytes, err);
 }
 
 /* In the order of the full state, which all ranks know. */
@@ -136,11 +137,8 @@ static tsr_status broadcast_whole(spreading *s, const pair *p, size_t group, voi
                                   tsr_error *own_error, tsr_error *err)
 {
     const tsr_tensor *moving = s->comm->rank == 0 ? p->full : p->target;
-    uint64_t bytes;
-    const uint64_t *shape;
-    TSR_TRY(tsr_tensor_local(p->target, s->passing, &shape, &bytes, err));
-    for (uint64_t at = 0; at < bytes; at += group) {
-        const size_t size = bytes - at < group ? (size_t)(bytes - at) : group;
+    for (uint64_t at = 0; at < p->bytes; at += group) {
+        const size_t size = p->bytes - at < group ? (size_t)(p->bytes - at) : group;
         TSR_TRY(broadcast_piece(s, moving, at, size, bounce, own, own_error, err));
     }
     if (s->comm->rank != 0 || *own != TSR_OK) return TSR_OK;
