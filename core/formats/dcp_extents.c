@@ -64,27 +64,32 @@ static bool holds(const tsr_zip_member *member, const tsr_view *view)
     return inside < member->size || (inside == 0 && member->size == 0);
 }
 
-static tsr_status give_members(const walk *w, const item *it, const tsr_torch_item *opened, const tsr_view *view,
-                               tsr_arena *scratch, tsr_error *err)
+/* The members of an item's archive as they lie. */
+static tsr_zip_member *sort_members(const tsr_zip *zip, tsr_arena *scratch, tsr_error *err)
 {
-    uint32_t count = opened->zip.count;
-    tsr_zip_member *members = tsr_arena_array(scratch, count, sizeof *members, err);
-    if (!members) return TSR_E_NOMEM;
-    if (count) memcpy(members, opened->zip.members, count * sizeof *members);
-    qsort(members, count, sizeof *members, compare_members);
+    tsr_zip_member *members = tsr_arena_array(scratch, zip->count, sizeof *members, err);
+    if (!members || !zip->count) return members;
+    memcpy(members, zip->members, zip->count * sizeof *members);
+    qsort(members, zip->count, sizeof *members, compare_members);
+    return members;
+}
+
+static tsr_status give_members(const walk *w, const item *it, const tsr_zip *zip, const tsr_zip_member *members,
+                               const tsr_view *view, tsr_error *err)
+{
     bool given = false;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < zip->count; i++) {
         tsr_extent extent = {.file = it->file,
                              .byte_offset = members[i].byte_offset,
                              .byte_length = members[i].size,
-                             .has_crc = !opened->zip.crc_absent,
+                             .has_crc = !zip->crc_absent,
                              .crc32 = members[i].crc32,
                              .member = members[i].name};
         if (view && !given && holds(&members[i], view)) {
             extent.entry = it->entry;
             extent.chunk = it->chunk;
             extent.view = *view;
-            given = members[i].size != 0 || i + 1 == count || members[i + 1].byte_offset != members[i].byte_offset;
+            given = members[i].size != 0 || i + 1 == zip->count || members[i + 1].byte_offset != members[i].byte_offset;
         }
         TSR_TRY(w->each(w->ctx, &extent, err));
     }
@@ -103,21 +108,34 @@ static tsr_status give_whole(const walk *w, const item *it, const tsr_view *view
     return w->each(w->ctx, &extent, err);
 }
 
+/* The compressed bytes once, and the CRCs of the archive in them. */
+static tsr_status give_zstd(const walk *w, const item *it, const tsr_zip *zip, const tsr_zip_member *members,
+                            const tsr_view *view, tsr_arena *scratch, tsr_error *err)
+{
+    tsr_error why = {0};
+    TSR_TRY(give_whole(w, it, view, err));
+    if (zip->crc_absent) return TSR_OK;
+    tsr_status status = tsr_dcp_check_zstd(w->checkpoint, it->entry, it->chunk, members, zip->count, scratch, &why);
+    return status == TSR_OK ? TSR_OK : tsr_dcp_bad_item(w->checkpoint, it->entry, it->chunk, &why, err);
+}
+
 static tsr_status give_archive(const walk *w, const item *it, tsr_arena *scratch, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = w->checkpoint;
-    const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     bool tensor = it->entry->kind == TSR_ENTRY_TENSOR, seen = !tensor && !checkpoint->options.skip_objects;
     tsr_torch_item opened;
     tsr_view view;
     tsr_error why = {0};
     tsr_status status =
         tsr_dcp_open_item(checkpoint, it->entry, it->chunk, scratch, seen ? NULL : checkpoint->findings, &opened, &why);
-    if (status == TSR_OK && tensor) status = tsr_dcp_view_of(state, it->entry, it->chunk, &opened, scratch, &view, &why);
+    if (status == TSR_OK && tensor) status = tsr_dcp_view_of(it->entry, it->chunk, &opened, scratch, &view, &why);
     bool said = seen && status != TSR_E_NOMEM && status != TSR_E_IO; /* what is wrong with it was found when it was opened */
     if (status != TSR_OK) return said ? TSR_OK : tsr_dcp_bad_item(checkpoint, it->entry, it->chunk, &why, err);
-    if (tsr_dcp_is_zstd(state, it->chunk)) return give_whole(w, it, tensor ? &view : NULL, err);
-    return give_members(w, it, &opened, tensor ? &view : NULL, scratch, err);
+    const tsr_zip_member *members = sort_members(&opened.zip, scratch, err);
+    if (!members) return TSR_E_NOMEM;
+    if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), it->chunk))
+        return give_zstd(w, it, &opened.zip, members, tensor ? &view : NULL, scratch, err);
+    return give_members(w, it, &opened.zip, members, tensor ? &view : NULL, err);
 }
 
 static tsr_status give(const walk *w, const item *it, tsr_error *err)

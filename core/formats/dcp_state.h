@@ -1,5 +1,5 @@
 /* The DCP reader's own state, shared by its parts: dcp.c (catalog), dcp_place.c (where chunks lie), dcp_item.c (one blob),
- * dcp_images.c (safetensors data files), dcp_extents.c (every blob in file order). */
+ * dcp_zstd.c (one in a stream), dcp_images.c (safetensors data files), dcp_extents.c (every blob in file order). */
 #ifndef TSR_FORMATS_DCP_STATE_H
 #define TSR_FORMATS_DCP_STATE_H
 
@@ -57,9 +57,16 @@ bool tsr_dcp_is_zstd(const tsr_dcp_state *state, const tsr_chunk *chunk);
 /* Opens the blob of a chunk in `arena`. Positions of a zstd item are those of the decompressed bytes. */
 tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
                              tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
+/* The same for an item that went through zstd. */
+tsr_status tsr_dcp_open_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
+                             tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
+/* Reads a zstd item to its end; members whose bytes do not have their CRC are findings. `members` are the archive's, sorted by
+ * byte_offset. */
+tsr_status tsr_dcp_check_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                              const tsr_zip_member *members, uint32_t count, tsr_arena *scratch, tsr_error *err);
 /* The tensor that an opened item must be, checked against the metadata; its view in the file. */
-tsr_status tsr_dcp_view_of(const tsr_dcp_state *state, const tsr_entry *entry, const tsr_chunk *chunk,
-                           const tsr_torch_item *item, tsr_arena *arena, tsr_view *out, tsr_error *err);
+tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_torch_item *item, tsr_arena *arena,
+                           tsr_view *out, tsr_error *err);
 /* Makes a finding of what is wrong with an item; passes on what is no fault of the item. */
 tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why,
                             tsr_error *err);

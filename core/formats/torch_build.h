@@ -47,6 +47,7 @@ typedef struct tsr_torch_build {
     uint32_t file;
     uint64_t pickle_offset; /* of the pickle in the file, for positions */
     tsr_torch_rank rank;
+    const tsr_chunk *zstd;  /* the archive is inside the stream that fills this chunk; NULL: in the file itself */
     tsr_map *storage_index; /* key → index */
     tsr_vec storages;       /* tsr_torch_storage */
     tsr_vec chunks;         /* placed_chunk of torch_tensor.c */
@@ -59,7 +60,8 @@ void tsr_torch_build_close(tsr_torch_build *build);
 /* The whole tree under a node. Parts that are tensors become TSR_VALUE_TENSOR with tsr_torch_dense entries. What the
  * allowlist does not know becomes TSR_VALUE_OBJECT {text: class, items: args, state, list items, dict} and a finding. */
 tsr_status tsr_torch_values(tsr_torch_build *build, tsr_ref root, const tsr_value **out, tsr_error *err);
-/* Adds every storage's byte offset to the chunks on it; `swap`: the bytes are big-endian. */
+/* Adds every storage's byte offset to the chunks on it; `swap`: the bytes are big-endian. Chunks inside a zstd stream get a
+ * view there and the stream's place as their own. */
 tsr_status tsr_torch_place(tsr_torch_build *build, bool swap, tsr_error *err);
 
 /* Where a node's opcode stands in the file. */

@@ -30,5 +30,9 @@ tsr_status tsr_torch_item_open(tsr_store *store, const tsr_host *host, uint32_t 
 tsr_status tsr_torch_item_open_rank(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
                                     uint32_t rank, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
                                     tsr_error *err);
+/* The same for an archive of `size` bytes inside the zstd stream that fills `stream`: `plain` gives the decompressed bytes
+ * under the stream's file number. Every tensor's chunk is the stream, its view lies in the decompressed bytes. */
+tsr_status tsr_torch_item_open_zstd(tsr_store *plain, const tsr_host *host, const tsr_chunk *stream, uint64_t size,
+                                    tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
 
 #endif

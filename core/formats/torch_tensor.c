@@ -252,6 +252,16 @@ tsr_status tsr_torch_bare_storage(tsr_torch_build *build, tsr_ref persistent, ts
     return add_only_chunk(build, dense, err);
 }
 
+static tsr_status need_view(const tsr_torch_build *build, placed_chunk *p, tsr_error *err)
+{
+    if (p->view) return TSR_OK;
+    p->view = TSR_ARENA_NEW(build->arena, tsr_view, err);
+    if (!p->view) return TSR_E_NOMEM;
+    p->view->file = build->file;
+    p->chunk->view = p->view;
+    return TSR_OK;
+}
+
 tsr_status tsr_torch_place(tsr_torch_build *build, bool swap, tsr_error *err)
 {
     const tsr_torch_storage *storages = build->storages.items;
@@ -260,15 +270,14 @@ tsr_status tsr_torch_place(tsr_torch_build *build, bool swap, tsr_error *err)
         placed_chunk *p = &placed[i];
         p->chunk->byte_offset += storages[p->storage].byte_offset;
         bool swapped = swap && tsr_dtype_describe(p->dtype)->swap_bytes > 1;
-        if (swapped && !p->view) {
-            p->view = TSR_ARENA_NEW(build->arena, tsr_view, err);
-            if (!p->view) return TSR_E_NOMEM;
-            p->view->file = build->file;
-            p->chunk->view = p->view;
-        }
+        if (swapped || build->zstd) TSR_TRY(need_view(build, p, err));
         if (!p->view) continue;
         p->view->byte_offset = p->chunk->byte_offset;
         p->view->swap = swapped;
+        if (!build->zstd) continue;
+        p->view->zstd = true;
+        p->chunk->byte_offset = p->view->stream_offset = build->zstd->byte_offset;
+        p->chunk->byte_length = p->view->stream_length = build->zstd->byte_length;
     }
     return TSR_OK;
 }
