@@ -135,6 +135,10 @@ static tsr_status run_round(tsr_ring *ring, tsr_error *err)
 {
     half *older = &ring->halves[1 - ring->filling];
     tsr_parallel(ring->host, ring->halves[ring->filling].count + 1, round_body, ring);
+    if (ring->work.settle && older->count && ring->failure.status == TSR_OK) {
+        tsr_status settled = ring->work.settle(ring->work.ctx, &ring->failure);
+        if (settled != TSR_OK) tsr_raise(&ring->failure, settled, TSR_NO_POSITION, "%s", tsr_status_name(settled));
+    }
     older->count = older->used = 0;
     ring->filling = 1 - ring->filling;
     if (ring->failure.status == TSR_OK) return TSR_OK;

@@ -16,6 +16,8 @@ typedef struct tsr_ring_work {
     size_t job_size;
     tsr_status (*fill)(void *ctx, void *job, tsr_error *err);
     tsr_status (*drain)(void *ctx, void *job, tsr_error *err);
+    /* NULL, or called when the jobs of a half were drained, before their memory is used again. */
+    tsr_status (*settle)(void *ctx, tsr_error *err);
     void *ctx;
     size_t enough; /* bytes of memory that keep all threads at work; more is not touched. 0: the more the better */
 } tsr_ring_work;

@@ -45,11 +45,11 @@ tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_tiles_run(const tsr_gather *gather, tsr_ring *ring, tsr_error *err)
+tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring *ring, tsr_error *err)
 {
-    const tsr_box whole = {gather->rank, NULL, gather->shape};
+    const tsr_box all = box ? *box : (tsr_box){gather->rank, NULL, gather->shape};
     tsr_tiles tiles;
-    for (tsr_tiles_start(&tiles, whole, tsr_tile_most(ring, gather->itemsize, 1)); !tiles.done; tsr_tiles_next(&tiles)) {
+    for (tsr_tiles_start(&tiles, all, tsr_tile_most(ring, gather->itemsize, 1)); !tiles.done; tsr_tiles_next(&tiles)) {
         void *job;
         uint8_t *memory;
         TSR_TRY(tsr_ring_job(ring, tsr_tile_memory((size_t)tiles.elements * gather->itemsize), &job, &memory, err));

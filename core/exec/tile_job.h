@@ -27,8 +27,8 @@ tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_ti
                           tsr_error *err);
 /* Reads the elements, unless that is done. For `fill`. */
 tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err);
-/* Between tsr_ring_begin and the end of the ring's work: one job a tile of the whole tensor, then tsr_ring_end. The jobs
- * begin with a tsr_tile. */
-tsr_status tsr_tiles_run(const tsr_gather *gather, tsr_ring *ring, tsr_error *err);
+/* Between tsr_ring_begin and the end of the ring's work: one job a tile of `box` (NULL: the tensor), then tsr_ring_end. The
+ * jobs begin with a tsr_tile. */
+tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring *ring, tsr_error *err);
 
 #endif

@@ -19,6 +19,8 @@ typedef struct tsr_backend {
     void (*free)(tsr_gpu *device, void *memory);
     tsr_status (*host_alloc)(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err);
     void (*host_free)(tsr_gpu *device, void *memory);
+    tsr_status (*pin)(tsr_gpu *device, void *memory, size_t size, tsr_error *err);
+    void (*unpin)(tsr_gpu *device, void *memory);
     tsr_gpu_place (*place_of)(tsr_gpu *device, const void *memory);
     /* Bytes from `memory` to the end of its allocation: SIZE_MAX for pageable memory, 0 when that is not known. */
     size_t (*reach)(tsr_gpu *device, const void *memory);

@@ -34,6 +34,16 @@ void tsr_gpu_host_free(tsr_gpu *device, void *memory)
     if (memory) device->ops->host_free(device, memory);
 }
 
+tsr_status tsr_gpu_pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err)
+{
+    return size ? device->ops->pin(device, memory, size, err) : TSR_OK;
+}
+
+void tsr_gpu_unpin(tsr_gpu *device, void *memory)
+{
+    if (memory) device->ops->unpin(device, memory);
+}
+
 tsr_gpu_place tsr_gpu_place_of(tsr_gpu *device, const void *memory)
 {
     return device->ops->place_of(device, memory);

@@ -141,6 +141,20 @@ static tsr_status keep(cuda_device *device, host_memory memory, tsr_error *err)
     return kept ? TSR_OK : TSR_E_NOMEM;
 }
 
+static tsr_status pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err)
+{
+    char doing[64];
+    snprintf(doing, sizeof doing, "pinning %zu bytes of host memory", size);
+    TRY(use(device, err));
+    return check(device, cudaHostRegister(memory, size, cudaHostRegisterPortable), doing, err);
+}
+
+static void unpin(tsr_gpu *device, void *memory)
+{
+    if (use(device, NULL) == TSR_OK && cudaDeviceSynchronize() == cudaSuccess) cudaHostUnregister(memory);
+    cudaGetLastError();
+}
+
 static void give_back(host_memory memory)
 {
     if (memory.is_mapped && memory.is_pinned) cudaHostUnregister(memory.at);
@@ -161,7 +175,7 @@ static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void 
     if (memory.is_mapped) {
         memory.at = tsr_pages_new(size, flags & TSR_HOST_SHARED);
         if (!memory.at) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "cuda: no %zu bytes of host memory", size);
-        status = is_pinned ? check(device, cudaHostRegister(memory.at, size, cudaHostRegisterPortable), doing, err) : TSR_OK;
+        status = is_pinned ? pin(device, memory.at, size, err) : TSR_OK;
         if (status != TSR_OK) memory.is_pinned = false;
     } else {
         TRY(check(device, cudaHostAlloc(&memory.at, size, cudaHostAllocPortable), doing, err));
@@ -413,6 +427,8 @@ static const tsr_backend backend = {
     .free = release,
     .host_alloc = host_alloc,
     .host_free = host_free,
+    .pin = pin,
+    .unpin = unpin,
     .place_of = place_of,
     .reach = reach,
     .stream_new = stream_new,

@@ -331,19 +331,43 @@ static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void 
                  : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: no %zu bytes of host memory", size);
 }
 
-static void host_free(tsr_gpu *device, void *memory)
+/* Takes a block out of the list; its size, or 0 when it is not there. */
+static size_t forget_pinned(simulated *s, const void *memory)
 {
-    simulated *s = of(device);
-    lock(device);
-    happen_all(s);
     const block *items = s->pinned.items;
     for (size_t i = 0; i < s->pinned.count; i++) {
         if (items[i].at != (uintptr_t)memory) continue;
-        tsr_pages_free(memory, items[i].size);
+        const size_t size = items[i].size;
         remove_block(&s->pinned, i);
-        break;
+        return size;
     }
+    return 0;
+}
+
+static void unpin(tsr_gpu *device, void *memory)
+{
+    lock(device);
+    happen_all(of(device));
+    forget_pinned(of(device), memory);
     unlock(device);
+}
+
+static void host_free(tsr_gpu *device, void *memory)
+{
+    lock(device);
+    happen_all(of(device));
+    const size_t size = forget_pinned(of(device), memory);
+    if (size) tsr_pages_free(memory, size);
+    unlock(device);
+}
+
+static tsr_status pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err)
+{
+    lock(device);
+    block *pinned = tsr_vec_push(&of(device)->pinned, err);
+    if (pinned) *pinned = (block){(uintptr_t)memory, size};
+    unlock(device);
+    return pinned ? TSR_OK : TSR_E_NOMEM;
 }
 
 /* ---- copies ---- */
@@ -602,10 +626,10 @@ static void close_device(tsr_gpu *device)
 
 #define COMMON \
     .close = close_device, .about = about, .alloc = alloc, .free = release, .host_alloc = host_alloc, \
-    .host_free = host_free, .place_of = place_of, .reach = reach, .stream_new = stream_new, .stream_free = stream_free, \
-    .stream_wait = stream_wait, .event_new = event_new, .event_free = event_free, .event_record = event_record, \
-    .event_wait = event_wait, .stream_after = stream_after, .copy_2d = copy_2d, .runs = runs, .checksum = checksum, \
-    .scan = scan
+    .host_free = host_free, .pin = pin, .unpin = unpin, .place_of = place_of, .reach = reach, .stream_new = stream_new, \
+    .stream_free = stream_free, .stream_wait = stream_wait, .event_new = event_new, .event_free = event_free, \
+    .event_record = event_record, .event_wait = event_wait, .stream_after = stream_after, .copy_2d = copy_2d, .runs = runs, \
+    .checksum = checksum, .scan = scan
 
 static const tsr_backend twin_backend = {COMMON, .twin_box = twin_box};
 static const tsr_backend grid_backend = {COMMON, .boxes = boxes};

@@ -16,7 +16,7 @@
 
 #define SIMULATED_BYTES ((size_t)64 << 20)
 
-static const tsr_host test_host = {.allocator = &tsr_allocator_libc};
+static tsr_host test_host = {.allocator = &tsr_allocator_libc};
 
 #define OK(call) \
     do { \
@@ -71,9 +71,16 @@ static inline bool is_simulated(tsr_gpu *device)
 }
 
 #define ON_SIMULATED(claim) \
-    {#claim "__twins", claim, open_twins, close_any, NULL}, {#claim "__grid", claim, open_grid, close_any, NULL}
+    {#claim "__twins", claim, open_twins, close_any, NULL}, \
+    { \
+#claim "__grid", claim, open_grid, close_any, NULL \
+    }
 #ifdef TSR_TEST_HAS_CUDA
-#define ON_DEVICES(claim) ON_SIMULATED(claim), {#claim "__cuda", claim, open_cuda, close_any, NULL}
+#define ON_DEVICES(claim) \
+    ON_SIMULATED(claim), \
+    { \
+#claim "__cuda", claim, open_cuda, close_any, NULL \
+    }
 #else
 #define ON_DEVICES(claim) ON_SIMULATED(claim)
 #endif

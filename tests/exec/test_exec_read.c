@@ -106,6 +106,75 @@ static void test_exec_read__a_stream_brings_every_byte_once_and_in_order(void **
     }
 }
 
+/* Keeps where bytes were handed over, to read them when they are settled. */
+typedef struct late {
+    received got;
+    const void *data[256];
+    size_t sizes[256], count;
+    unsigned settled;
+} late;
+
+static tsr_status keep_for_later(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
+{
+    late *l = ctx;
+    (void)err;
+    assert_true(l->count < 256);
+    assert_true(l->count || byte_at == l->got.next);
+    l->data[l->count] = data;
+    l->sizes[l->count++] = size;
+    return TSR_OK;
+}
+
+static tsr_status take_now(void *ctx, tsr_error *err)
+{
+    late *l = ctx;
+    for (size_t i = 0; i < l->count; i++)
+        assert_int_equal(receive(&l->got, l->data[i], l->sizes[i], l->got.next, err), TSR_OK);
+    l->count = 0;
+    l->settled++;
+    return TSR_OK;
+}
+
+static void test_exec_read__boxes_stream_and_stay_until_they_are_settled(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        tsr_made made;
+        tsr_made_start(&made, seed, 1);
+        const uint64_t shape[] = {50 + seed, 90, 33};
+        tsr_made_tensor(&made, "t", any_dtype(&made), 3, shape, (unsigned)(seed % 12), (tsr_made_how)(seed % 3));
+        tsr_made_open(&made);
+        made.host.parallel_for = seed % 2 ? backwards : NULL;
+        made.host.threads = (uint32_t)(seed % 5);
+        uint64_t offsets[3], sizes[3], elements = 1;
+        for (uint32_t i = 0; i < 3; i++) {
+            offsets[i] = tsr_made_random(&made, shape[i]);
+            sizes[i] = tsr_made_random(&made, shape[i] - offsets[i] + 1);
+            elements *= sizes[i];
+        }
+        const size_t bytes = elements * tsr_dtype_size(made.entries[0].dtype);
+        uint8_t *expected = calloc(1, bytes + 1);
+        late l = {.got = {calloc(1, bytes + 1), bytes, 0, 0, 0}};
+        tsr_ring *ring;
+        tsr_error err = {0};
+        assert_int_equal(tsr_ring_new(&made.host, 1, &ring, NULL), TSR_OK);
+        if (tsr_read_box(&made.checkpoint, made.entries, offsets, sizes, expected, bytes, &err)) fail_msg("%s", err.message);
+        if (tsr_stream_box(&made.checkpoint, made.entries, offsets, sizes, ring, keep_for_later, take_now, &l, &err))
+            fail_msg("%s", err.message);
+        assert_int_equal(l.got.next, bytes);
+        assert_int_equal(l.count, 0);
+        assert_true(bytes == 0 || l.settled > 0);
+        assert_memory_equal(l.got.bytes, expected, bytes);
+        sizes[1] = shape[1] - offsets[1] + 1;
+        assert_int_equal(tsr_stream_box(&made.checkpoint, made.entries, offsets, sizes, ring, receive, NULL, &l.got, NULL),
+                         TSR_E_USAGE);
+        tsr_ring_free(ring);
+        free(l.got.bytes);
+        free(expected);
+        tsr_made_end(&made);
+    }
+}
+
 static void test_exec_read__scalars_and_empty_tensors_stream(void **state)
 {
     (void)state;
@@ -281,6 +350,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exec_read__any_box_of_any_chunks_equals_the_oracle),
         cmocka_unit_test(test_exec_read__a_stream_brings_every_byte_once_and_in_order),
+        cmocka_unit_test(test_exec_read__boxes_stream_and_stay_until_they_are_settled),
         cmocka_unit_test(test_exec_read__scalars_and_empty_tensors_stream),
         cmocka_unit_test(test_exec_read__the_consumer_can_stop),
         cmocka_unit_test(test_exec_read__damaged_layouts_are_refused_by_name),

@@ -54,6 +54,15 @@ typedef tsr_status tsr_each_tile(void *ctx, const void *data, size_t size, uint6
 tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_each_tile *each,
                              void *ctx, tsr_error *err);
 
+/* For consumers that are still at work on bytes when `each` has returned (copies under way): called before memory that was
+ * handed over is used again, and at the end. Not called after a failure. */
+typedef tsr_status tsr_settle_tiles(void *ctx, tsr_error *err);
+
+/* As tsr_stream_tensor, for the box [offsets, offsets + sizes) in elements (both NULL: the whole tensor), in its row-major
+ * order. `settle` may be NULL. */
+tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
+                          tsr_ring *ring, tsr_each_tile *each, tsr_settle_tiles *settle, void *ctx, tsr_error *err);
+
 TSR_API_END
 
 #endif

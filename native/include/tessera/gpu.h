@@ -74,6 +74,9 @@ enum {
 /* Host memory by the flags above, page aligned, zeroed; 0 bytes give NULL. */
 tsr_status tsr_gpu_host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err);
 void tsr_gpu_host_free(tsr_gpu *device, void *memory); /* takes NULL */
+/* Page-locks host memory of the caller's, and the end of that, which waits for the device's work first. */
+tsr_status tsr_gpu_pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err);
+void tsr_gpu_unpin(tsr_gpu *device, void *memory);
 
 typedef enum tsr_gpu_place { TSR_PLACE_PAGEABLE, TSR_PLACE_PINNED, TSR_PLACE_DEVICE } tsr_gpu_place;
 tsr_gpu_place tsr_gpu_place_of(tsr_gpu *device, const void *memory);

@@ -1,0 +1,94 @@
+/* Checkpoints into device memory: core's ring is made of pinned memory, so that tiles are copied from where they were
+ * gathered; a half of the ring is used again when its copies are done. */
+#include "cuda/pipe.h"
+#include "tessera/cast.h"
+
+typedef struct load_run {
+    tsr_gpu_pipe *pipe;
+    const tsr_gpu_load *load;
+    tsr_dtype from, to; /* element types; the same: no cast */
+    const tsr_progress *progress;
+    uint64_t byte_done, byte_total;
+} load_run;
+
+/* The elements as they leave core's ring. */
+static tsr_dtype stored_dtype(const tsr_entry *entry)
+{
+    return entry->dtype == TSR_FLOAT4_E2M1FN ? TSR_FLOAT4_E2M1FN_X2 : entry->dtype;
+}
+
+static tsr_status cast_tile(load_run *run, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
+{
+    const uint64_t count = size / tsr_dtype_size(run->from), first = byte_at / tsr_dtype_size(run->from), one = 1;
+    const tsr_gpu_box box = {.to = (uint8_t *)run->load->to + first * tsr_dtype_size(run->to),
+                             .from = data,
+                             .to_dtype = run->to,
+                             .from_dtype = run->from,
+                             .rank = 1,
+                             .sizes = &count,
+                             .to_strides = &one,
+                             .from_strides = &one};
+    return tsr_gpu_move_boxes(run->pipe->stream, &box, 1, err);
+}
+
+static tsr_status send_tile(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
+{
+    load_run *run = ctx;
+    if (run->from == run->to) TRY(tsr_gpu_copy(run->pipe->stream, (uint8_t *)run->load->to + byte_at, data, size, err));
+    else TRY(cast_tile(run, data, size, byte_at, err));
+    run->byte_done += size;
+    if (run->progress && run->progress->step && !run->progress->step(run->progress->ctx, run->byte_done, run->byte_total))
+        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "loading was cancelled");
+    return TSR_OK;
+}
+
+static tsr_status wait_for_tiles(void *ctx, tsr_error *err)
+{
+    const load_run *run = ctx;
+    return tsr_gpu_stream_wait(run->pipe->stream, err);
+}
+
+static tsr_status choose_types(load_run *run, tsr_error *err)
+{
+    const tsr_entry *entry = run->load->entry;
+    run->from = run->to = stored_dtype(entry);
+    if (run->load->dtype == TSR_DTYPE_NONE || run->load->dtype == entry->dtype) return TSR_OK;
+    run->to = run->load->dtype;
+    if (run->from == run->to || tsr_cast_possible(run->from, run->to)) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s': %s cannot be cast to %s", TSR_STR_ARG(entry->fqn),
+                     tsr_dtype_describe(run->from)->name, tsr_dtype_describe(run->to)->name);
+}
+
+static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_gpu_load *loads, size_t count,
+                           tsr_error *err)
+{
+    tsr_gpu_pipe *pipe = run->pipe;
+    if (!pipe->ring) TRY(tsr_ring_new(&pipe->pinned_host, pipe->ring_bytes, &pipe->ring, err));
+    for (size_t i = 0; i < count; i++) {
+        run->load = &loads[i];
+        TRY(choose_types(run, err));
+        TRY(tsr_stream_box(checkpoint, loads[i].entry, loads[i].offsets, loads[i].sizes, pipe->ring, send_tile,
+                           wait_for_tiles, run, err));
+    }
+    return TSR_OK;
+}
+
+/* The bytes of a load, for progress; nothing where the box makes no sense, which the reader will say. */
+static uint64_t bytes_of(const tsr_gpu_load *load)
+{
+    uint64_t bytes = 0;
+    if (tsr_tensor_bytes(load->entry, &bytes, NULL) != TSR_OK || !load->sizes) return bytes;
+    bytes = tsr_dtype_size(stored_dtype(load->entry));
+    for (uint32_t i = 0; i < load->entry->rank; i++) bytes *= load->sizes[i];
+    return bytes;
+}
+
+tsr_status tsr_gpu_load_tensors(tsr_gpu_pipe *pipe, tsr_checkpoint *checkpoint, const tsr_gpu_load *loads, size_t count,
+                                const tsr_progress *progress, tsr_error *err)
+{
+    load_run run = {.pipe = pipe, .progress = progress};
+    for (size_t i = 0; i < count; i++) run.byte_total += bytes_of(&loads[i]);
+    tsr_status status = load_all(&run, checkpoint, loads, count, err);
+    if (status != TSR_OK) tsr_gpu_stream_wait(pipe->stream, NULL);
+    return status;
+}

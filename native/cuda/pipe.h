@@ -1,0 +1,31 @@
+/* The parts of a pipe that its files share. */
+#ifndef TSR_CUDA_PIPE_H
+#define TSR_CUDA_PIPE_H
+
+#include "cuda/backend.h"
+#include "tessera/gpu_pipe.h"
+
+#define PIPE_SLOTS 4u
+
+typedef struct pipe_slot {
+    uint8_t *memory; /* pinned */
+    tsr_gpu_event *copied;
+} pipe_slot;
+
+struct tsr_gpu_pipe {
+    tsr_gpu *gpu;
+    tsr_gpu_stream *stream;
+    size_t ring_bytes, slot_bytes;
+    pipe_slot slots[PIPE_SLOTS]; /* memory NULL until needed */
+    tsr_allocator pinned;        /* of the ring that checkpoints are read into */
+    tsr_host pinned_host;
+    tsr_ring *ring; /* NULL until needed */
+};
+
+/* `size` bytes at `at` of the whole, into or out of pinned memory; called by several threads at once. */
+typedef tsr_status pipe_work(void *ctx, uint8_t *memory, uint64_t at, size_t size, tsr_error *err);
+
+tsr_status tsr_pipe_in(tsr_gpu_pipe *pipe, void *to, size_t size, pipe_work *fill, void *ctx, tsr_error *err);
+tsr_status tsr_pipe_out(tsr_gpu_pipe *pipe, const void *from, size_t size, pipe_work *empty, void *ctx, tsr_error *err);
+
+#endif

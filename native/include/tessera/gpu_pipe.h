@@ -1,0 +1,56 @@
+/* Bytes between device memory and files, checkpoints or pageable host memory, through pinned memory that is used again
+ * and again:
+ *
+ *   file ──▶ [ slot 0 | slot 1 | slot 2 | slot 3 ] ──▶ device        one slot is filled while others are being copied,
+ *   file ◀── [ slot 0 | slot 1 | slot 2 | slot 3 ] ◀── device        and the other way round
+ *
+ * The host's threads fill and empty slots in parallel. Functions return when everything is done; after an error nothing is
+ * under way any more. Memory is that of the ring, whatever the sizes. Thread rule: one thread at a time a pipe.
+ * (native/cuda) */
+#ifndef TESSERA_GPU_PIPE_H
+#define TESSERA_GPU_PIPE_H
+
+#include "tessera/gpu.h"
+#include "tessera/output.h"
+#include "tessera/read.h"
+
+TSR_API_BEGIN
+
+typedef struct tsr_gpu_pipe tsr_gpu_pipe;
+
+#define TSR_GPU_RING_DEFAULT_BYTES ((size_t)64 << 20)
+#define TSR_GPU_RING_LEAST_BYTES   ((size_t)256 << 10)
+
+/* `ring_bytes` of pinned memory (0: the default; less than the least counts as that), allocated when first needed. */
+tsr_status tsr_gpu_pipe_new(tsr_gpu *gpu, size_t ring_bytes, tsr_gpu_pipe **out, tsr_error *err);
+void tsr_gpu_pipe_free(tsr_gpu_pipe *pipe); /* takes NULL */
+
+/* Pageable host memory to and from device memory. */
+tsr_status tsr_gpu_put(tsr_gpu_pipe *pipe, void *to, const void *from, size_t size, tsr_error *err);
+tsr_status tsr_gpu_get(tsr_gpu_pipe *pipe, void *to, const void *from, size_t size, tsr_error *err);
+
+/* A part of a store's file into device memory, and device memory into a part of an output's file. Errors: also those of
+ * the store and the output. */
+tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file, uint64_t offset, void *to, size_t size,
+                             tsr_error *err);
+tsr_status tsr_gpu_write_file(tsr_gpu_pipe *pipe, tsr_output *output, uint32_t file, uint64_t offset, const void *from,
+                              size_t size, tsr_error *err);
+
+/* A tensor of a checkpoint, or a box of one, and the device memory for it: contiguous, row-major. */
+typedef struct tsr_gpu_load {
+    const tsr_entry *entry;
+    const uint64_t *offsets, *sizes; /* in elements; both NULL: the whole tensor */
+    tsr_dtype dtype;                 /* what the elements become (tsr_cast); TSR_DTYPE_NONE: what they are */
+    void *to;                        /* aligned to an element */
+} tsr_gpu_load;
+
+/* Any checkpoint's tensors straight to the device: chunks of any shape, strides, byte order and compression are gathered
+ * in the ring by the host's threads and copied from there; casts happen on the device, out of the ring. Errors: those of
+ * tsr_read_box, with the FQN; TSR_E_UNSUPPORTED for casts that are not possible; TSR_E_CANCELLED by `progress`, which may
+ * be NULL and counts the checkpoint's bytes. */
+tsr_status tsr_gpu_load_tensors(tsr_gpu_pipe *pipe, tsr_checkpoint *checkpoint, const tsr_gpu_load *loads, size_t count,
+                                const tsr_progress *progress, tsr_error *err);
+
+TSR_API_END
+
+#endif
