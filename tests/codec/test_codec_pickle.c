@@ -20,6 +20,23 @@ static tsr_status parse(tsr_str data, tsr_pickle **out, tsr_error *err)
     return tsr_pickle_parse(data, &host, NULL, out, NULL, err);
 }
 
+/* Parses with every allocation failing: out of memory, or the status of a parse where none fails. */
+static void must_bear_failures(tsr_str data, tsr_status sound)
+{
+    for (size_t n = 0;; n++) {
+        failing_allocator failing;
+        failing_start(&failing, n);
+        tsr_host host = host_of(&failing.allocator);
+        tsr_pickle *pickle;
+        tsr_error err = {0};
+        tsr_status status = tsr_pickle_parse(data, &host, NULL, &pickle, NULL, &err);
+        tsr_pickle_free(pickle);
+        if (status != (failing.failed ? TSR_E_NOMEM : sound) || failing.live)
+            fail_msg("allocation %zu fails: status %d, %zu blocks left: %s", n, (int)status, failing.live, err.message);
+        if (!failing.failed) break;
+    }
+}
+
 #define BYTES(literal) \
     { \
         (literal), sizeof(literal) - 1 \
@@ -100,6 +117,23 @@ static void test_codec_pickle__reads_every_other_opcode(void **state)
         {BYTES("\x8a\012\1\0\0\0\0\0\0\0\0\0."), "1"},
         {BYTES("\x80\5K\1."), "1"},
         {BYTES("]r\0\0\0\0K\1aj\0\0\0\0\x86."), "([1,],[1,],)"},
+        {BYTES("B\2\0\0\0ab."), "b'ab'"},
+        {BYTES("I+12\n."), "12"},
+        {BYTES("F1e5\n."), "100000"},
+        {BYTES("F-inf\n."), "-inf"},
+        {BYTES("S'\\xAf\\xfA'\n."), "b'\\xaf\\xfa'"},
+        {BYTES("S\"a'\"\n."), "'a\\x27'"},
+        {BYTES("S'\\\0'\n."), "'\\x5c\\x00'"},
+        {BYTES("S'\\8\\!\\18\\1!\\1'\n."), "'\\x5c8\\x5c!\\x018\\x01!\\x01'"},
+        {BYTES("S'\\1234'\n."), "'S4'"},
+        {BYTES("V\\\n."), "'\\x5c'"},
+        {BYTES("V\\x\n."), "'\\x5cx'"},
+        {BYTES("V\\ud800\n."), "'\\xed\\xa0\\x80'"},
+        {BYTES("V\n."), "''"},
+        {BYTES("X\4\0\0\0\xed\xbf\xbfz."), "'\\xed\\xbf\\xbfz'"},
+        {BYTES("cm\nC\n)}K\1K\2s\x92."), "new(<m.C>;((),{1:2,},))"},
+        {BYTES("cm\nC\n)}\x92."), "new(<m.C>;())"},
+        {BYTES("(K\1K\1\x91."), "{1,1,}"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -109,7 +143,8 @@ static void test_codec_pickle__reads_every_other_opcode(void **state)
         if (parse(rows[i].data, &pickle, &err) != TSR_OK) fail_msg("row %zu: %s", i, err.message);
         render_pickle(pickle, shown, sizeof shown);
         tsr_pickle_free(pickle);
-        assert_string_equal(shown, rows[i].shown);
+        if (strcmp(shown, rows[i].shown) != 0) fail_msg("row %zu: %s, expected %s", i, shown, rows[i].shown);
+        must_bear_failures(rows[i].data, TSR_OK);
     }
 }
 
@@ -179,6 +214,55 @@ static void test_codec_pickle__refuses_with_position_and_opcode(void **state)
         {BYTES("1."), TSR_E_FORMAT, 0, "POP_MARK without a mark"},
         {BYTES("2."), TSR_E_FORMAT, 0, "DUP needs 1 items"},
         {BYTES("Q."), TSR_E_FORMAT, 0, "BINPERSID needs 1 items"},
+        {BYTES("q\0."), TSR_E_FORMAT, 0, "BINPUT needs 1 items"},
+        {BYTES("p0\n."), TSR_E_FORMAT, 0, "PUT needs 1 items"},
+        {BYTES("g000000000000000000\n."), TSR_E_FORMAT, 0, "memo slot 0, which was never set"},
+        {BYTES("g0000000000000000000\n."), TSR_E_FORMAT, 0, "not decimal"},
+        {BYTES("g\n."), TSR_E_FORMAT, 0, "not decimal"},
+        {BYTES("Np\n."), TSR_E_FORMAT, 1, "not decimal"},
+        {BYTES("g0"), TSR_E_FORMAT, 0, "GET has no end of line"},
+        {BYTES("N\x94g1\n."), TSR_E_FORMAT, 2, "memo slot 1, which was never set"},
+        {BYTES("R."), TSR_E_FORMAT, 0, "REDUCE needs 2 items"},
+        {BYTES("\x81."), TSR_E_FORMAT, 0, "NEWOBJ needs 2 items"},
+        {BYTES("NN\x92."), TSR_E_FORMAT, 2, "NEWOBJ_EX needs 3 items"},
+        {BYTES("cm\nC\nN}\x92."), TSR_E_FORMAT, 7, "NEWOBJ_EX with arguments"},
+        {BYTES("b."), TSR_E_FORMAT, 0, "BUILD needs 1 items"},
+        {BYTES("Nb."), TSR_E_FORMAT, 1, "BUILD gives a state"},
+        {BYTES("a."), TSR_E_FORMAT, 0, "APPEND needs"},
+        {BYTES("Na."), TSR_E_FORMAT, 1, "APPEND needs 2 items"},
+        {BYTES("N(Na."), TSR_E_FORMAT, 3, "APPEND needs 2 items"},
+        {BYTES("}NNNs."), TSR_E_FORMAT, 4, "SETITEM cannot put items"},
+        {BYTES("\x85."), TSR_E_FORMAT, 0, "TUPLE1 needs 1 items"},
+        {BYTES("NN\x87."), TSR_E_FORMAT, 2, "TUPLE3 needs 3 items"},
+        {BYTES("N\x93."), TSR_E_FORMAT, 1, "STACK_GLOBAL needs 2 items"},
+        {BYTES("\x8c\1mN\x93."), TSR_E_FORMAT, 4, "STACK_GLOBAL with a module or name that is not a string"},
+        {BYTES("\x90."), TSR_E_FORMAT, 0, "ADDITEMS without a mark"},
+        {BYTES("(N\x90."), TSR_E_FORMAT, 2, "ADDITEMS needs 1 items"},
+        {BYTES("K\1(N\x90."), TSR_E_FORMAT, 4, "ADDITEMS cannot put items"},
+        {BYTES("l."), TSR_E_FORMAT, 0, "LIST without a mark"},
+        {BYTES("o."), TSR_E_FORMAT, 0, "OBJ without a mark"},
+        {BYTES("im\nC\n."), TSR_E_FORMAT, 0, "INST without a mark"},
+        {BYTES("(im"), TSR_E_FORMAT, 1, "INST has no end of line"},
+        {BYTES("cm\nC"), TSR_E_FORMAT, 0, "GLOBAL has no end of line"},
+        {BYTES("c\xff\nC\n."), TSR_E_FORMAT, 0, "not UTF-8"},
+        {BYTES("cm\n\xff\n."), TSR_E_FORMAT, 0, "not UTF-8"},
+        {BYTES("P\xff\n."), TSR_E_FORMAT, 0, "not UTF-8"},
+        {BYTES("X\2\0\0\0\xed\xa0."), TSR_E_FORMAT, 0, "not UTF-8"},
+        {BYTES("X\3\0\0\0\xed\xa0z."), TSR_E_FORMAT, 0, "not UTF-8"},
+        {BYTES("X\3\0\0\0\xed\xc0\x80."), TSR_E_FORMAT, 0, "not UTF-8"},
+        {BYTES("X\3\0\0\0\xed\x41\x80."), TSR_E_FORMAT, 0, "not UTF-8"},
+        {BYTES("I+\n."), TSR_E_FORMAT, 0, "'+' is no number"},
+        {BYTES("I-\n."), TSR_E_FORMAT, 0, "'-' is no number"},
+        {BYTES("F\n."), TSR_E_FORMAT, 0, "is no number"},
+        {BYTES("F1\0\n."), TSR_E_FORMAT, 0, "is no number"},
+        {BYTES("S'\\xg0'\n."), TSR_E_FORMAT, 0, "without a quoted string"},
+        {BYTES("S'\\x0G'\n."), TSR_E_FORMAT, 0, "without a quoted string"},
+        {BYTES("S'\\x:0'\n."), TSR_E_FORMAT, 0, "without a quoted string"},
+        {BYTES("S'a\"\n."), TSR_E_FORMAT, 0, "without a quoted string"},
+        {BYTES("\x8a\5\1."), TSR_E_FORMAT, 0, "LONG1 announces 5 bytes, 2 remain"},
+        {BYTES("G\0\0."), TSR_E_FORMAT, 0, "ends inside the operand of opcode BINFLOAT"},
+        {BYTES("C\5a."), TSR_E_FORMAT, 0, "SHORT_BINBYTES announces 5 bytes"},
+        {BYTES("U\5a."), TSR_E_FORMAT, 0, "SHORT_BINSTRING announces 5 bytes"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -189,6 +273,7 @@ static void test_codec_pickle__refuses_with_position_and_opcode(void **state)
             fail_msg("row %zu: status %d at %llu: %s", i, (int)status, (unsigned long long)err.byte_position, err.message);
         }
         assert_null(pickle);
+        must_bear_failures(rows[i].data, status);
     }
 }
 
@@ -264,6 +349,52 @@ static void test_codec_pickle__memory_is_a_small_multiple_of_the_input(void **st
     }
 }
 
+/* Numbers of more digits than Python reads, and a text whose size takes more bits than a node keeps. */
+static void test_codec_pickle__long_operands_are_bounded_or_kept(void **state)
+{
+    static const struct {
+        tsr_str head;
+        size_t digits;
+        tsr_status status;
+    } rows[] = {{BYTES("I"), 4300, TSR_OK}, {BYTES("I"), 4301, TSR_E_FORMAT}, {BYTES("F"), 400, TSR_OK}, {BYTES("F"), 401, TSR_E_FORMAT}};
+    tsr_pickle *pickle;
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        tsr_str data = repeated(rows[i].head, TSR_STR("9"), rows[i].digits, TSR_STR("\n."));
+        tsr_error err = {0};
+        assert_int_equal(parse(data, &pickle, &err), rows[i].status);
+        if (rows[i].status != TSR_OK) assert_non_null(strstr(err.message, "is no number it can hold"));
+        tsr_pickle_free(pickle);
+        free((char *)data.data);
+    }
+    enum { LONG = 0x1000001 };
+    tsr_str data = repeated((tsr_str)BYTES("X\1\0\0\1"), TSR_STR("x"), LONG, TSR_STR("."));
+    assert_int_equal(parse(data, &pickle, NULL), TSR_OK);
+    assert_int_equal(tsr_pickle_text(pickle, tsr_pickle_root(pickle)).size, LONG);
+    tsr_pickle_free(pickle);
+    free((char *)data.data);
+}
+
+/* More of every kind of node than there is room for at first. */
+static void test_codec_pickle__pools_that_grow_bear_failures(void **state)
+{
+    static const char *const units[] = {"K\1", "I99999999999\n", "F1.5\n", "S'a\\x41'\n", "]", "(K\1K\2t", "cm\nC\n)R", "P1\n", "N\x94", "("};
+    (void)state;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        tsr_str data = repeated(TSR_STR("("), tsr_str_from(units[i]), 200, TSR_STR("t."));
+        tsr_pickle *pickle;
+        tsr_status status = parse(data, &pickle, NULL);
+        tsr_pickle_free(pickle);
+        must_bear_failures(data, status);
+        free((char *)data.data);
+    }
+    static char globals[8192];
+    size_t used = 0;
+    for (int i = 0; i < 100; i++) used += (size_t)snprintf(globals + used, sizeof globals - used, "c%s\nC%d\n0", i % 2 ? "m" : "copy_reg", i);
+    memcpy(globals + used, "N.", 2);
+    must_bear_failures((tsr_str){globals, used + 2}, TSR_OK);
+}
+
 static void test_codec_pickle__depth_costs_no_stack(void **state)
 {
     (void)state;
@@ -326,19 +457,7 @@ static void test_codec_pickle__survives_every_allocation_failure(void **state)
     static const char whole[] = "\x80\4}\x94(\x8c\1a\x94]\x94(K\1G?\xf0\0\0\0\0\0\0Pid\ncm\nC\n)"
                                 "\x81K\1be\x8c\1b\x94Vx\\u20ac\nL99999999999999999999L\n\x86\x94u.";
     (void)state;
-    for (size_t n = 0;; n++) {
-        failing_allocator failing;
-        failing_start(&failing, n);
-        tsr_host host = host_of(&failing.allocator);
-        tsr_pickle *pickle;
-        tsr_error err = {0};
-        tsr_status status = tsr_pickle_parse((tsr_str){whole, sizeof whole - 1}, &host, NULL, &pickle, NULL, &err);
-        if (failing.failed) assert_int_equal(status, TSR_E_NOMEM);
-        else assert_int_equal(status, TSR_OK);
-        tsr_pickle_free(pickle);
-        assert_int_equal(failing.live, 0);
-        if (!failing.failed) break;
-    }
+    must_bear_failures((tsr_str){whole, sizeof whole - 1}, TSR_OK);
 }
 
 /* ---- accessors ---- */
@@ -364,6 +483,16 @@ static void test_codec_pickle__accessors_give_nothing_of_another_kind(void **sta
     assert_int_equal(tsr_pickle_class(pickle, root), TSR_REF_NONE);
     assert_int_equal(tsr_pickle_id(pickle, root), 0);
     assert_true(tsr_pickle_position(pickle, root) == TSR_NO_POSITION);
+    assert_int_equal(tsr_pickle_ints(pickle, root, ints, 2), -1);
+    assert_true(tsr_pickle_float(pickle, root) == 0);
+    tsr_pickle_free(pickle);
+    assert_int_equal(parse(TSR_STR("}K\1K\2s."), &pickle, NULL), TSR_OK);
+    assert_int_equal(tsr_pickle_get(pickle, tsr_pickle_root(pickle), "1", &found), TSR_REF_NONE); /* a key that is no string */
+    tsr_pickle_free(pickle);
+    assert_int_equal(parse(TSR_STR("K\1N\x86."), &pickle, NULL), TSR_OK);
+    root = tsr_pickle_root(pickle);
+    assert_int_equal(tsr_pickle_key(pickle, root, 0), TSR_REF_NONE);
+    assert_int_equal(tsr_pickle_value(pickle, root, 0), TSR_REF_NONE);
     assert_int_equal(tsr_pickle_ints(pickle, root, ints, 2), -1);
     tsr_pickle_free(pickle);
     assert_int_equal(parse(TSR_STR("K\1J\377\377\377\377K\3\x87."), &pickle, NULL), TSR_OK);
@@ -413,6 +542,8 @@ int main(void)
         cmocka_unit_test(test_codec_pickle__every_prefix_is_refused),
         cmocka_unit_test(test_codec_pickle__says_where_a_pickle_ends),
         cmocka_unit_test(test_codec_pickle__memory_is_a_small_multiple_of_the_input),
+        cmocka_unit_test(test_codec_pickle__long_operands_are_bounded_or_kept),
+        cmocka_unit_test(test_codec_pickle__pools_that_grow_bear_failures),
         cmocka_unit_test(test_codec_pickle__depth_costs_no_stack),
         cmocka_unit_test(test_codec_pickle__shared_parts_are_not_expanded),
         cmocka_unit_test(test_codec_pickle__limits_are_kept),
