@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "codec/zip.h"
-#include "support/failing_allocator.h"
+#include "support/faults.h"
 #include "support/zip_image.h"
 
 static zip_image image;
@@ -249,6 +249,9 @@ static const poke pokes[] = {
     {END, ZIP_END_HERE, 4, 0x00030003, TSR_E_FORMAT, ZIP64, "disagree"},
     {END, ZIP_END_SIZE, 4, 7, TSR_E_FORMAT, ZIP64, "disagree"},
     {END, ZIP_END_OFFSET, 4, 7, TSR_E_FORMAT, ZIP64, "disagree"},
+    {END, ZIP_END_HERE, 4, UINT32_MAX, TSR_OK, NOWHERE, ""}, /* all ones: see the zip64 record */
+    {END, ZIP_END_SIZE, 4, UINT32_MAX, TSR_OK, NOWHERE, ""},
+    {END, ZIP_END_OFFSET, 4, UINT32_MAX, TSR_OK, NOWHERE, ""},
 };
 
 static void test_codec_zip__every_difference_is_refused_with_its_place(void **state)
@@ -288,6 +291,229 @@ static void test_codec_zip__counts_and_sizes_without_zip64_are_held_against_the_
             fail_msg("row %zu: status %d: %s", i, (int)o.status, o.err.message);
         drop(&o);
     }
+}
+
+/* ---- archives built wrong ---- */
+
+static void with_extra(uint16_t id, uint16_t size)
+{
+    zip_start(&image, 0);
+    zip_add(&image, "a/x", "abc", 3, ZIP_LARGE);
+    zip_finish(&image, true);
+    const size_t extra = image.member[0].central + ZIP_CENTRAL_NAME + 3;
+    zip_poke(&image, extra, 2, id);
+    zip_poke(&image, extra + 2, 2, size);
+}
+static void unknown_extra(void)
+{
+    with_extra(7, 16);
+}
+static void long_extra(void)
+{
+    with_extra(1, 17);
+}
+static void short_extra(void)
+{
+    with_extra(1, 8);
+}
+
+/* The locator stands where no zip64 record fits before it. */
+static void locator_only(void)
+{
+    zip_start(&image, 0);
+    zip_put(&image, 4, 0x07064b50);
+    zip_put(&image, 8, 0);
+    zip_put(&image, 8, 0);
+    zip_finish(&image, false);
+}
+
+static void endless_directory(void)
+{
+    make_image(true);
+    zip_poke(&image, image.zip64 + ZIP_64_OFFSET, 8, UINT64_MAX);
+    zip_poke(&image, image.end + ZIP_END_OFFSET, 4, UINT32_MAX);
+}
+
+/* Two members are said to be listed; there are bytes for two, but the first takes them all. */
+static void missing_entry(void)
+{
+    zip_start(&image, 0);
+    zip_add(&image, "a/a name that is as long as an entry without a name", "abc", 3, ZIP_PLAIN);
+    zip_finish(&image, false);
+    zip_poke(&image, image.end + ZIP_END_HERE, 4, 0x00020002);
+}
+
+/* A header offset in the extra field that wraps around when the archive's own offset is added. */
+static void wrapped_offset(void)
+{
+    zip_start(&image, 77);
+    zip_add(&image, "a/x", "abc", 3, ZIP_LARGE);
+    zip_finish(&image, true);
+    const size_t central = image.member[0].central;
+    zip_poke(&image, central + ZIP_CENTRAL_SIZE, 4, 3);
+    zip_poke(&image, central + ZIP_CENTRAL_PACKED, 4, 3);
+    zip_poke(&image, central + ZIP_CENTRAL_OFFSET, 4, UINT32_MAX);
+    zip_poke(&image, central + ZIP_CENTRAL_NAME + 3 + 4, 8, UINT64_MAX - 5);
+}
+
+static void junk_first(void)
+{
+    zip_start(&image, 0);
+    zip_put(&image, 4, 0);
+    zip_add(&image, "a/x", "abc", 3, ZIP_PLAIN);
+    zip_finish(&image, false);
+}
+static void junk_only(void)
+{
+    zip_start(&image, 0);
+    zip_put(&image, 4, 0);
+    zip_finish(&image, false);
+}
+
+/* The second header is said to lie where the directory begins, or too near to it. */
+static void header_at(size_t before)
+{
+    zip_start(&image, 0);
+    zip_add(&image, "a/x", "abc", 3, ZIP_PLAIN);
+    image.member[image.count++] = (zip_image_member){.name = "a/y", .size = 3, .local = image.size};
+    for (size_t i = 0; i < before; i++) zip_put(&image, 1, 0);
+    zip_finish(&image, false);
+}
+static void header_in_directory(void)
+{
+    header_at(0);
+}
+static void header_cut_short(void)
+{
+    header_at(20);
+}
+
+/* A local header that leaves its sizes to the descriptor, and says so in its extra field. */
+static void later_in_extra(uint32_t crc)
+{
+    zip_start(&image, 0);
+    zip_add(&image, "a/x", "abc", 3, ZIP_LARGE | ZIP_DESCRIPTOR64);
+    zip_finish(&image, true);
+    const size_t local = image.member[0].local;
+    zip_poke(&image, local + ZIP_LOCAL_CRC, 4, crc);
+    zip_poke(&image, local + ZIP_LOCAL_SIZE, 4, UINT32_MAX);
+    zip_poke(&image, local + ZIP_LOCAL_PACKED, 4, UINT32_MAX);
+    for (size_t i = 0; i < 2; i++) zip_poke(&image, local + ZIP_LOCAL_NAME + 3 + 4 + 8 * i, 8, 0);
+}
+static void later_without_crc(void)
+{
+    later_in_extra(0);
+}
+static void later_with_crc(void)
+{
+    later_in_extra(tsr_crc32(NULL, 0, "abc", 3));
+}
+static void later_with_wrong_crc(void)
+{
+    later_in_extra(1);
+}
+
+static void descriptor(uint32_t how)
+{
+    zip_start(&image, 0);
+    zip_add(&image, "a/x", "abc", 3, how);
+    zip_finish(&image, false);
+}
+static void unmarked(void)
+{
+    descriptor(ZIP_DESCRIPTOR | ZIP_UNMARKED);
+}
+static void unmarked64(void)
+{
+    descriptor(ZIP_DESCRIPTOR64 | ZIP_UNMARKED);
+}
+static void after_descriptor(size_t size)
+{
+    zip_start(&image, 0);
+    zip_add(&image, "a/x", "abc", 3, ZIP_DESCRIPTOR64);
+    for (size_t i = 0; i < size; i++) zip_put(&image, 1, 0);
+    zip_finish(&image, false);
+}
+static void long_descriptor(void)
+{
+    after_descriptor(4);
+}
+static void no_descriptor(void)
+{
+    descriptor(ZIP_PLAIN);
+    zip_poke(&image, image.member[0].local + ZIP_LOCAL_FLAGS, 2, 8);
+    zip_poke(&image, image.member[0].central + ZIP_CENTRAL_FLAGS, 2, 8);
+}
+static void odd_descriptor(void)
+{
+    zip_start(&image, 0);
+    zip_add(&image, "a/x", "abc", 3, ZIP_DESCRIPTOR);
+    zip_put(&image, 2, 0);
+    zip_finish(&image, false);
+}
+
+static const struct {
+    void (*build)(void);
+    tsr_status status;
+    const char *message;
+} built[] = {
+    {unknown_extra, TSR_E_FORMAT, "member 'a/x' lacks its zip64 sizes"},
+    {long_extra, TSR_E_FORMAT, "member 'a/x' lacks its zip64 sizes"},
+    {short_extra, TSR_E_FORMAT, "member 'a/x' lacks its zip64 sizes"},
+    {locator_only, TSR_E_FORMAT, "no room for the zip64 end record"},
+    {endless_directory, TSR_E_FORMAT, "the central directory is said to fill bytes 18446744073709551615 + 219"},
+    {missing_entry, TSR_E_FORMAT, "no central directory entry where one must be"},
+    {wrapped_offset, TSR_E_FORMAT, "member 'a/x' begins beyond the archive"},
+    {junk_first, TSR_E_FORMAT, "4 bytes before the first member belong to nothing"},
+    {junk_only, TSR_E_FORMAT, "4 bytes before the first member belong to nothing"},
+    {header_in_directory, TSR_E_FORMAT, "the local header of 'a/y' lies beyond the members (byte 36 of 36)"},
+    {header_cut_short, TSR_E_FORMAT, "the local header of 'a/y' lies beyond the members (byte 36 of 56)"},
+    {later_without_crc, TSR_OK, ""},
+    {later_with_crc, TSR_OK, ""},
+    {later_with_wrong_crc, TSR_E_FORMAT, "disagree on flags, method, CRC or size"},
+    {unmarked, TSR_OK, ""},
+    {unmarked64, TSR_OK, ""},
+    {long_descriptor, TSR_E_FORMAT, "28 bytes behind member 'a/x' belong to nothing"},
+    {no_descriptor, TSR_E_FORMAT, "0 bytes behind member 'a/x' belong to nothing"},
+    {odd_descriptor, TSR_E_FORMAT, "18 bytes behind member 'a/x' belong to nothing"},
+};
+
+static void test_codec_zip__archives_built_wrong_are_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof built / sizeof built[0]; i++) {
+        opened o;
+        built[i].build();
+        open_bytes(&o, image.bytes, image.size, image.base);
+        if (o.status != built[i].status || !strstr(o.err.message, built[i].message))
+            fail_msg("row %zu: status %d: %s", i, (int)o.status, o.err.message);
+        drop(&o);
+    }
+}
+
+static void test_codec_zip__members_need_no_common_folder(void **state)
+{
+    (void)state;
+    static const char *const names[][2] = {{"x", "y"}, {"a/x", "b/y"}, {"a/x", "y"}};
+    for (size_t i = 0; i < 3; i++) {
+        opened o;
+        zip_start(&image, 0);
+        for (size_t k = 0; k < 2; k++) zip_add(&image, names[i][k], "abc", 3, ZIP_PLAIN);
+        zip_finish(&image, false);
+        open_bytes(&o, image.bytes, image.size, 0);
+        assert_int_equal(o.status, TSR_OK);
+        assert_int_equal(o.zip.top.size, 0);
+        for (size_t k = 0; k < 2; k++) assert_ptr_equal(tsr_zip_find(&o.zip, tsr_str_from(names[i][k])), &o.zip.members[k]);
+        drop(&o);
+    }
+}
+
+static void test_codec_zip__looks_like_an_archive_by_its_first_bytes(void **state)
+{
+    (void)state;
+    assert_true(tsr_zip_looks_like(TSR_STR("PK\3\4")));
+    assert_false(tsr_zip_looks_like(TSR_STR("PK\3")));
+    assert_false(tsr_zip_looks_like(TSR_STR("PK\5\6")));
 }
 
 static void test_codec_zip__bytes_between_members_are_refused(void **state)
@@ -343,28 +569,41 @@ static void test_codec_zip__the_directory_is_bounded_by_limits(void **state)
     drop(&o);
 }
 
-static void test_codec_zip__failing_allocations_end_cleanly(void **state)
+static tsr_status open_and_drop(void *ctx, tsr_store *store, const tsr_host *host, tsr_error *err)
+{
+    tsr_zip zip;
+    (void)ctx;
+    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
+    tsr_status status = arena ? tsr_zip_open(store, host, 0, 0, store->files[0].size, arena, &zip, err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    return status;
+}
+
+static void bear_failures(void)
+{
+    opened o;
+    open_bytes(&o, image.bytes, image.size, 0);
+    assert_int_equal(must_bear_failures(open_and_drop, NULL, o.store, &o.host), TSR_OK);
+    drop(&o);
+}
+
+static void test_codec_zip__failing_allocations_and_reads_end_cleanly(void **state)
 {
     (void)state;
+    static char large[100 * 1024];
+    static const char *const names[] = {"a/data.pkl", "a/0", "a/1", "a/2"};
     make_image(true);
-    tsr_memory_file file = {TSR_STR("x.pt"), {(const char *)image.bytes, image.size}};
-    tsr_store *store;
-    assert_int_equal(tsr_store_from_memory(&tsr_allocator_libc, &file, 1, &store, NULL), TSR_OK);
-    for (size_t n = 0;; n++) {
-        failing_allocator failing;
-        failing_start(&failing, n);
-        tsr_host host = {.allocator = &failing.allocator, .limits = tsr_limits_default()};
-        tsr_zip zip;
-        tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
-        if (arena) {
-            tsr_status status = tsr_zip_open(store, &host, 0, 0, image.size, arena, &zip, NULL);
-            assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
-        }
-        tsr_arena_free(arena);
-        assert_int_equal(failing.live, 0);
-        if (!failing.failed) break;
-    }
-    store->close(store);
+    bear_failures();
+    zip_start(&image, 0); /* in several reads */
+    for (size_t i = 0; i < 4; i++) zip_add(&image, names[i], large, i ? sizeof large : 6, ZIP_DESCRIPTOR);
+    zip_finish(&image, true);
+    bear_failures();
+    static char name[8000]; /* a name beyond what is read ahead, and a directory beyond what is read from the end */
+    memset(name, 'n', sizeof name - 1);
+    zip_start(&image, 0);
+    for (size_t i = 0; i < 4; i++) zip_add(&image, i ? name + i : "a", large, sizeof large, ZIP_DESCRIPTOR);
+    zip_finish(&image, true);
+    bear_failures();
 }
 
 static void test_codec_zip__archives_of_pytorch_are_read(void **state)
@@ -420,11 +659,14 @@ int main(void)
         cmocka_unit_test(test_codec_zip__crc_absent_says_that_none_was_computed),
         cmocka_unit_test(test_codec_zip__every_difference_is_refused_with_its_place),
         cmocka_unit_test(test_codec_zip__counts_and_sizes_without_zip64_are_held_against_the_bytes),
+        cmocka_unit_test(test_codec_zip__archives_built_wrong_are_refused),
+        cmocka_unit_test(test_codec_zip__members_need_no_common_folder),
+        cmocka_unit_test(test_codec_zip__looks_like_an_archive_by_its_first_bytes),
         cmocka_unit_test(test_codec_zip__bytes_between_members_are_refused),
         cmocka_unit_test(test_codec_zip__a_size_beyond_the_members_is_refused),
         cmocka_unit_test(test_codec_zip__every_truncation_is_refused),
         cmocka_unit_test(test_codec_zip__the_directory_is_bounded_by_limits),
-        cmocka_unit_test(test_codec_zip__failing_allocations_end_cleanly),
+        cmocka_unit_test(test_codec_zip__failing_allocations_and_reads_end_cleanly),
         cmocka_unit_test(test_codec_zip__archives_of_pytorch_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

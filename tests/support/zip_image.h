@@ -17,7 +17,8 @@
 #define ZIP_IMAGE_BYTES (1 << 19)
 #endif
 enum { ZIP_IMAGE_SIZE = ZIP_IMAGE_BYTES, ZIP_IMAGE_MEMBERS = 16 };
-enum { ZIP_PLAIN = 0, ZIP_DESCRIPTOR = 1, ZIP_DESCRIPTOR64 = 2, ZIP_LARGE = 4 /* sizes in zip64 extra fields */ };
+enum { ZIP_PLAIN = 0, ZIP_DESCRIPTOR = 1, ZIP_DESCRIPTOR64 = 2, ZIP_LARGE = 4 /* sizes in zip64 extra fields */,
+       ZIP_UNMARKED = 8 /* no signature before the descriptor */ };
 
 /* Offsets of fields in their records. */
 enum {
@@ -96,7 +97,7 @@ static inline void zip_add(zip_image *image, const char *name, const void *data,
     zip_put_bytes(image, data, size);
     m->descriptor = image->size;
     if (!later) return;
-    zip_put(image, 4, 0x08074b50);
+    if (!(how & ZIP_UNMARKED)) zip_put(image, 4, 0x08074b50);
     zip_put(image, 4, m->crc);
     zip_put(image, how & ZIP_DESCRIPTOR64 ? 8 : 4, size);
     zip_put(image, how & ZIP_DESCRIPTOR64 ? 8 : 4, size);
