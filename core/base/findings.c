@@ -10,6 +10,11 @@ enum { NAME_MAX_BYTES = 4096 };
 
 #define DEFAULT_MAX_PER_RULE 1000
 
+const char *tsr_level_name(tsr_level level)
+{
+    return level == TSR_ERROR ? "error" : level == TSR_WARNING ? "warning" : "note";
+}
+
 struct tsr_findings {
     const tsr_allocator *allocator;
     tsr_arena *arena;

@@ -1,15 +1,13 @@
 /* tessera.findings/1, and what several documents hold: findings, digests. */
 #include "exec/document_parts.h"
 
-static const char *const level_names[] = {"note", "warning", "error"};
-
 static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding)
 {
     tsr_json_object(json);
     tsr_json_key(json, "rule");
     tsr_json_text(json, finding->rule->id);
     tsr_json_key(json, "level");
-    tsr_json_text(json, level_names[finding->level]);
+    tsr_json_text(json, tsr_level_name(finding->level));
     tsr_json_key(json, "message");
     tsr_json_str(json, finding->message);
     if (path.data) {

@@ -14,7 +14,7 @@ void cli_put_rules(const cli_terminal *terminal)
         if (strlen(rules[i].id) > width) width = (unsigned)strlen(rules[i].id);
     }
     for (size_t i = 0; i < count; i++) {
-        printf("%-*s  %-8s", (int)width, rules[i].id, cli_level_name(rules[i].level));
+        printf("%-*s  %-8s", (int)width, rules[i].id, tsr_level_name(rules[i].level));
         cli_put_wrapped(stdout, tsr_str_from(rules[i].summary), width + 10, width + 10, terminal->columns);
     }
 }
@@ -41,7 +41,7 @@ static int run(cli *program, const void *given)
     cli_on(&program->out, stdout, CLI_BOLD);
     fputs(rule->id, stdout);
     cli_off(&program->out, stdout);
-    printf("  (%s)\n", cli_level_name(rule->level));
+    printf("  (%s)\n", tsr_level_name(rule->level));
     cli_put_wrapped(stdout, tsr_str_from(rule->summary), 0, 0, program->out.columns);
     putchar('\n');
     cli_put_wrapped(stdout, tsr_str_from(rule->help), 0, 0, program->out.columns);

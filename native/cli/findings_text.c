@@ -6,11 +6,6 @@
 
 #include "cli/term.h"
 
-const char *cli_level_name(tsr_level level)
-{
-    return level == TSR_ERROR ? "error" : level == TSR_WARNING ? "warning" : "note";
-}
-
 static cli_style style_of(tsr_level level)
 {
     return level == TSR_ERROR ? CLI_RED : level == TSR_WARNING ? CLI_YELLOW : CLI_BLUE;
@@ -30,7 +25,7 @@ static void put_finding(const cli_terminal *terminal, const char *path, const ts
     size_t used = 0;
     const char *between = "";
     cli_on(terminal, stdout, style_of(finding->level));
-    printf("%-8s", cli_level_name(finding->level));
+    printf("%-8s", tsr_level_name(finding->level));
     cli_off(terminal, stdout);
     printf("%s", finding->rule->id);
     text[0] = '\0';
@@ -79,7 +74,7 @@ void cli_put_finding_counts(const cli_terminal *terminal, const uint64_t totals[
         if (!totals[level]) continue;
         fputs(between, stdout);
         cli_on(terminal, stdout, style_of((tsr_level)level));
-        fputs(cli_plural(totals[level], cli_level_name((tsr_level)level)).text, stdout);
+        fputs(cli_plural(totals[level], tsr_level_name((tsr_level)level)).text, stdout);
         cli_off(terminal, stdout);
         between = ", ";
     }

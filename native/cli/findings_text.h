@@ -11,6 +11,5 @@ void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_
 void cli_put_finding_counts(const cli_terminal *terminal, const uint64_t totals[3]);
 /* The table of all rules. */
 void cli_put_rules(const cli_terminal *terminal);
-const char *cli_level_name(tsr_level level);
 
 #endif

@@ -1,4 +1,4 @@
-/* See report.h. Sources: SARIF 2.1.0 (OASIS); the JUnit schema of Jenkins; GitHub's workflow commands; GitLab's Code
+/* See report.h. Sources: the JUnit schema of Jenkins; GitHub's workflow commands; GitLab's Code
  * Quality report format. */
 #include "cli/report.h"
 
@@ -6,18 +6,6 @@
 
 #include "cli/findings_text.h"
 #include "cli/term.h"
-
-/* "path/file", "path" */
-static void place_of(char *out, size_t capacity, const char *path, const tsr_finding *finding)
-{
-    size_t size = strlen(path);
-    const char *between = size && path[size - 1] == '/' ? "" : "/";
-    size_t tail = finding->file.size;
-    bool is_file =
-        tail && size >= tail && memcmp(path + size - tail, finding->file.data, tail) == 0; /* the path is the file */
-    if (tail == 0 || is_file) snprintf(out, capacity, "%s", path);
-    else snprintf(out, capacity, "%s%s%.*s", path, between, TSR_STR_ARG(finding->file));
-}
 
 /* ---- text ---- */
 
@@ -53,8 +41,8 @@ static void put_github_escaped(tsr_str text, bool property)
 static void github_add(const char *path, const tsr_finding *finding)
 {
     char place[4096];
-    place_of(place, sizeof place, path, finding);
-    printf("::%s file=", finding->level == TSR_NOTE ? "notice" : cli_level_name(finding->level));
+    tsr_finding_place(tsr_str_from(path), finding, place, sizeof place);
+    printf("::%s file=", finding->level == TSR_NOTE ? "notice" : tsr_level_name(finding->level));
     put_github_escaped(tsr_str_from(place), true);
     printf(",title=%s::", finding->rule->id);
     put_github_escaped(finding->message, false);
@@ -85,14 +73,14 @@ static void junit_add(const char *path, const tsr_findings *findings)
         const char *element = finding->level == TSR_ERROR ? "failure" : "system-out";
         printf("    <%s", element);
         if (finding->level == TSR_ERROR) printf(" type=\"%s\"", finding->rule->id);
-        printf(">%s %s: ", cli_level_name(finding->level), finding->rule->id);
+        printf(">%s %s: ", tsr_level_name(finding->level), finding->rule->id);
         put_xml(finding->message);
         printf("</%s>\n", element);
     }
     puts("  </testcase>");
 }
 
-/* ---- SARIF and GitLab ---- */
+/* ---- GitLab ---- */
 
 static void put_pair(tsr_json *json, const char *key, const char *text)
 {
@@ -100,100 +88,11 @@ static void put_pair(tsr_json *json, const char *key, const char *text)
     tsr_json_text(json, text);
 }
 
-static void sarif_start(tsr_json *json)
-{
-    tsr_json_object(json);
-    put_pair(json, "$schema", "https://json.schemastore.org/sarif-2.1.0.json");
-    put_pair(json, "version", "2.1.0");
-    tsr_json_key(json, "runs");
-    tsr_json_array(json);
-    tsr_json_object(json);
-    tsr_json_key(json, "tool");
-    tsr_json_object(json);
-    tsr_json_key(json, "driver");
-    tsr_json_object(json);
-    put_pair(json, "name", "tessera");
-    put_pair(json, "version", TSR_VERSION);
-    tsr_json_key(json, "rules");
-    tsr_json_array(json);
-    size_t count;
-    const tsr_rule *rules = tsr_rules(&count);
-    for (size_t i = 0; i < count; i++) {
-        tsr_json_object(json);
-        put_pair(json, "id", rules[i].id);
-        tsr_json_key(json, "shortDescription");
-        tsr_json_object(json);
-        put_pair(json, "text", rules[i].summary);
-        tsr_json_object_end(json);
-        tsr_json_key(json, "help");
-        tsr_json_object(json);
-        put_pair(json, "text", rules[i].help);
-        tsr_json_object_end(json);
-        tsr_json_object_end(json);
-    }
-    tsr_json_array_end(json);
-    tsr_json_object_end(json);
-    tsr_json_object_end(json);
-    tsr_json_key(json, "results");
-    tsr_json_array(json);
-}
-
-static void sarif_add(tsr_json *json, const char *path, const tsr_finding *finding)
-{
-    char place[4096];
-    place_of(place, sizeof place, path, finding);
-    tsr_json_object(json);
-    put_pair(json, "ruleId", finding->rule->id);
-    put_pair(json, "level", cli_level_name(finding->level));
-    tsr_json_key(json, "message");
-    tsr_json_object(json);
-    tsr_json_key(json, "text");
-    tsr_json_str(json, finding->message);
-    tsr_json_object_end(json);
-    tsr_json_key(json, "locations");
-    tsr_json_array(json);
-    tsr_json_object(json);
-    tsr_json_key(json, "physicalLocation");
-    tsr_json_object(json);
-    tsr_json_key(json, "artifactLocation");
-    tsr_json_object(json);
-    put_pair(json, "uri", place);
-    tsr_json_object_end(json);
-    if (finding->byte_offset != TSR_NO_POSITION) {
-        tsr_json_key(json, "region");
-        tsr_json_object(json);
-        tsr_json_key(json, "byteOffset");
-        tsr_json_uint(json, finding->byte_offset);
-        tsr_json_object_end(json);
-    }
-    tsr_json_object_end(json);
-    if (finding->fqn.data) {
-        tsr_json_key(json, "logicalLocations");
-        tsr_json_array(json);
-        tsr_json_object(json);
-        tsr_json_key(json, "fullyQualifiedName");
-        tsr_json_str(json, finding->fqn);
-        tsr_json_object_end(json);
-        tsr_json_array_end(json);
-    }
-    tsr_json_object_end(json);
-    tsr_json_array_end(json);
-    tsr_json_object_end(json);
-}
-
-static void sarif_end(tsr_json *json)
-{
-    tsr_json_array_end(json);
-    tsr_json_object_end(json);
-    tsr_json_array_end(json);
-    tsr_json_object_end(json);
-}
-
 static void gitlab_add(tsr_json *json, const char *path, const tsr_finding *finding)
 {
     static const char *const severities[] = {"info", "minor", "critical"};
     char place[4096], fingerprint[20];
-    place_of(place, sizeof place, path, finding);
+    tsr_finding_place(tsr_str_from(path), finding, place, sizeof place);
     snprintf(fingerprint, sizeof fingerprint, "%08" PRIx32 "%08" PRIx32, tsr_crc32(NULL, 0, place, strlen(place)),
              tsr_crc32(NULL, 0, finding->message.data, finding->message.size));
     tsr_json_object(json);
@@ -222,7 +121,7 @@ void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_repo
     *report = (cli_report){.format = format, .terminal = terminal, .path_count = path_count};
     tsr_json_start(&report->json, cli_write_file, stdout, 1, err);
     if (format == CLI_REPORT_JSON) tsr_findings_document_start(&report->document, &report->json);
-    if (format == CLI_REPORT_SARIF) sarif_start(&report->json);
+    if (format == CLI_REPORT_SARIF) tsr_sarif_start(&report->json, TSR_VERSION);
     if (format == CLI_REPORT_GITLAB) tsr_json_array(&report->json);
     if (format == CLI_REPORT_JUNIT)
         printf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera validate\" tests=\"%zu\">\n",
@@ -234,10 +133,10 @@ void cli_report_add(cli_report *report, const char *path, const tsr_catalog *cat
     for (int level = 0; level < 3; level++) report->totals[level] += tsr_findings_total(findings, (tsr_level)level);
     if (report->format == CLI_REPORT_TEXT) text_add(report, path, catalog, findings);
     if (report->format == CLI_REPORT_JSON) tsr_findings_document_add(&report->document, tsr_str_from(path), findings);
+    if (report->format == CLI_REPORT_SARIF) tsr_sarif_add(&report->json, tsr_str_from(path), findings);
     if (report->format == CLI_REPORT_JUNIT) junit_add(path, findings);
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *finding = tsr_findings_at(findings, i);
-        if (report->format == CLI_REPORT_SARIF) sarif_add(&report->json, path, finding);
         if (report->format == CLI_REPORT_GITHUB) github_add(path, finding);
         if (report->format == CLI_REPORT_GITLAB) gitlab_add(&report->json, path, finding);
     }
@@ -262,7 +161,7 @@ tsr_status cli_report_end(cli_report *report)
     }
     if (report->format == CLI_REPORT_JUNIT) puts("</testsuite>");
     if (report->format == CLI_REPORT_JSON) tsr_findings_document_end(&report->document);
-    if (report->format == CLI_REPORT_SARIF) sarif_end(&report->json);
+    if (report->format == CLI_REPORT_SARIF) tsr_sarif_end(&report->json);
     if (report->format == CLI_REPORT_GITLAB) tsr_json_array_end(&report->json);
     bool is_json =
         report->format == CLI_REPORT_JSON || report->format == CLI_REPORT_SARIF || report->format == CLI_REPORT_GITLAB;

@@ -48,6 +48,14 @@ void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json
 void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings);
 tsr_status tsr_findings_document_end(tsr_findings_document *document);
 
+/* SARIF 2.1.0 (OASIS) of the findings of any number of paths: start, add each path's, end. `version`: the program's. A
+ * result has a fingerprint (rule, file, FQN) that stays the same in later runs, a byte region and the FQN. */
+void tsr_sarif_start(tsr_json *json, const char *version);
+void tsr_sarif_add(tsr_json *json, tsr_str path, const tsr_findings *findings);
+tsr_status tsr_sarif_end(tsr_json *json);
+/* "path/file" of a finding, "path" where that is the file itself, written to `out` and cut at its capacity. */
+tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity);
+
 /* Values of a pair of tsr_diff that differ in bytes; `elements` 0 where they were not compared. */
 typedef struct tsr_diff_document {
     tsr_str path_a, path_b;

@@ -7,6 +7,7 @@
 TSR_API_BEGIN
 
 typedef enum tsr_level { TSR_NOTE = 0, TSR_WARNING = 1, TSR_ERROR = 2 } tsr_level;
+const char *tsr_level_name(tsr_level level); /* "note", "warning", "error" */
 
 typedef struct tsr_rule {
     const char *id;      /* "layout/hole" */

@@ -1,0 +1,163 @@
+/* Findings as SARIF 2.1.0 (OASIS), for code scanning services: the rules once, then a result each. */
+#include <stdio.h>
+
+#include "exec/document_parts.h"
+
+static void put_text(tsr_json *json, const char *key, const char *text)
+{
+    tsr_json_key(json, key);
+    tsr_json_text(json, text);
+}
+
+static void open_object(tsr_json *json, const char *key)
+{
+    tsr_json_key(json, key);
+    tsr_json_object(json);
+}
+
+/* {"text": …} under `key`. */
+static void put_message(tsr_json *json, const char *key, tsr_str text)
+{
+    open_object(json, key);
+    tsr_json_key(json, "text");
+    tsr_json_str(json, text);
+    tsr_json_object_end(json);
+}
+
+static void put_rules(tsr_json *json)
+{
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    tsr_json_key(json, "rules");
+    tsr_json_array(json);
+    for (size_t i = 0; i < count; i++) {
+        tsr_json_object(json);
+        put_text(json, "id", rules[i].id);
+        put_message(json, "shortDescription", tsr_str_from(rules[i].summary));
+        put_message(json, "help", tsr_str_from(rules[i].help));
+        open_object(json, "defaultConfiguration");
+        put_text(json, "level", tsr_level_name(rules[i].level));
+        tsr_json_object_end(json);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+void tsr_sarif_start(tsr_json *json, const char *version)
+{
+    tsr_json_object(json);
+    put_text(json, "$schema", "https://json.schemastore.org/sarif-2.1.0.json");
+    put_text(json, "version", "2.1.0");
+    tsr_json_key(json, "runs");
+    tsr_json_array(json);
+    tsr_json_object(json);
+    open_object(json, "tool");
+    open_object(json, "driver");
+    put_text(json, "name", "tessera");
+    put_text(json, "version", version);
+    put_rules(json);
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+    tsr_json_key(json, "results");
+    tsr_json_array(json);
+}
+
+tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity)
+{
+    const size_t tail = finding->file.size;
+    const bool is_file =
+        tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
+    const bool joined = tail && !is_file;
+    const bool slash = joined && path.size && path.data[path.size - 1] != '/';
+    const int size = snprintf(out, capacity, "%.*s%s%.*s", TSR_STR_ARG(path), slash ? "/" : "", joined ? (int)tail : 0,
+                              joined ? finding->file.data : "");
+    return (tsr_str){out, size < 0 ? 0 : (size_t)size < capacity ? (size_t)size : capacity - 1};
+}
+
+/* A relative URI reference (RFC 3986): what may not stand in a path is escaped. */
+static tsr_str uri_of(tsr_str place, char *out, size_t capacity)
+{
+    static const char hex[] = "0123456789ABCDEF", plain[] = "-._~/!$&'()*+,;=@";
+    size_t n = 0;
+    for (size_t i = 0; i < place.size && n + 3 < capacity; i++) {
+        const unsigned char c = (unsigned char)place.data[i];
+        const bool letter = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+        if (letter || (c && strchr(plain, c))) {
+            out[n++] = (char)c;
+            continue;
+        }
+        out[n++] = '%';
+        out[n++] = hex[c >> 4];
+        out[n++] = hex[c & 15];
+    }
+    return (tsr_str){out, n};
+}
+
+/* What makes a finding the same one in a later run: its rule, place and name, not its words or byte. */
+static void put_fingerprint(tsr_json *json, const tsr_finding *finding)
+{
+    char text[2 * 8 + 1];
+    uint32_t crc = tsr_crc32(NULL, 0, finding->rule->id, strlen(finding->rule->id));
+    const uint32_t file = tsr_crc32(NULL, crc, finding->file.data, finding->file.size);
+    crc = tsr_crc32(NULL, crc, finding->fqn.data, finding->fqn.size);
+    snprintf(text, sizeof text, "%08lx%08lx", (unsigned long)file, (unsigned long)crc);
+    open_object(json, "partialFingerprints");
+    put_text(json, "ruleFileAndName/v1", text);
+    tsr_json_object_end(json);
+}
+
+static void put_physical(tsr_json *json, tsr_str path, const tsr_finding *finding)
+{
+    char place[4096], uri[3 * sizeof place];
+    open_object(json, "physicalLocation");
+    open_object(json, "artifactLocation");
+    tsr_json_key(json, "uri");
+    tsr_json_str(json, uri_of(tsr_finding_place(path, finding, place, sizeof place), uri, sizeof uri));
+    tsr_json_object_end(json);
+    if (finding->byte_offset != TSR_NO_POSITION) {
+        open_object(json, "region");
+        tsr_json_key(json, "byteOffset");
+        tsr_json_uint(json, finding->byte_offset);
+        tsr_json_object_end(json);
+    }
+    tsr_json_object_end(json);
+}
+
+static void put_result(tsr_json *json, tsr_str path, const tsr_finding *finding)
+{
+    tsr_json_object(json);
+    put_text(json, "ruleId", finding->rule->id);
+    put_text(json, "level", tsr_level_name(finding->level));
+    put_message(json, "message", finding->message);
+    put_fingerprint(json, finding);
+    tsr_json_key(json, "locations");
+    tsr_json_array(json);
+    tsr_json_object(json);
+    put_physical(json, path, finding);
+    if (finding->fqn.data) {
+        tsr_json_key(json, "logicalLocations");
+        tsr_json_array(json);
+        tsr_json_object(json);
+        tsr_json_key(json, "fullyQualifiedName");
+        tsr_json_str(json, finding->fqn);
+        tsr_json_object_end(json);
+        tsr_json_array_end(json);
+    }
+    tsr_json_object_end(json);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+void tsr_sarif_add(tsr_json *json, tsr_str path, const tsr_findings *findings)
+{
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) put_result(json, path, tsr_findings_at(findings, i));
+}
+
+tsr_status tsr_sarif_end(tsr_json *json)
+{
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    return json->status;
+}
