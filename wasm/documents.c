@@ -265,7 +265,9 @@ enum {
     LAYOUT = 4,
     OVERVIEW = 5,
     ENTRY = 6, /* tessera.inspect/1 of one entry */
-    PREVIEW = 7
+    PREVIEW = 7,
+    OPTIMIZER = 8,
+    SARIF = 9 /* of what FINDINGS or FINDINGS_DEEP found */
 };
 
 /* Once: the findings of a second time would stand there twice. */
@@ -298,6 +300,15 @@ static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json
     return tsr_findings_document_end(&all);
 }
 
+static tsr_status write_sarif(opened *item, tsr_str path, tsr_json *json, tsr_error *err)
+{
+    const tsr_status status = validate(item, err);
+    if (status != TSR_OK) return status;
+    tsr_sarif_start(json, TSR_VERSION);
+    tsr_sarif_add(json, path, tsr_checkpoint_findings(item->checkpoint));
+    return tsr_sarif_end(json);
+}
+
 static bool is_this(const void *ctx, tsr_str fqn)
 {
     return fqn.data == ((const tsr_entry *)ctx)->fqn.data;
@@ -323,6 +334,8 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
     case LAYOUT:
         return tsr_document_layout(tsr_checkpoint_catalog(r->item->checkpoint), &all, true, &r->item->host, json, err);
     case OVERVIEW: return write_overview(r->item, json, err);
+    case OPTIMIZER: return tessera_write_optimizers(r->item, json, err);
+    case SARIF: return write_sarif(r->item, r->path, json, err);
     case PREVIEW: return write_preview(r->item, r->entry, json, err);
     default: return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no document has the kind %u", (unsigned)r->kind);
     }

@@ -1,11 +1,13 @@
-/* What the files of the shim share: handles of three kinds of things, and JSON documents. */
+/* What the files of the shim share: handles, and JSON documents. */
 #ifndef TSR_WASM_HANDLES_H
 #define TSR_WASM_HANDLES_H
 
 #include "shim.h"
 #include "tessera/json.h"
 
-typedef enum handle_kind { HANDLE_CHECKPOINT = 1, HANDLE_OUTLINE, HANDLE_TALLY, HANDLE_DIFF } handle_kind;
+extern const tsr_digest_ops tessera_xxh3;
+
+typedef enum handle_kind { HANDLE_CHECKPOINT = 1, HANDLE_OUTLINE, HANDLE_TALLY, HANDLE_DIFF, HANDLE_TWINS } handle_kind;
 
 typedef struct opened {
     tsr_store store; /* first: the store's functions cast back */
@@ -30,5 +32,6 @@ document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, t
 
 void tessera_put_count(tsr_json *json, const char *key, uint64_t count);
 void tessera_put_text(tsr_json *json, const char *key, const char *text);
+tsr_status tessera_write_optimizers(const opened *item, tsr_json *json, tsr_error *err);
 
 #endif

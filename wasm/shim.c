@@ -80,7 +80,7 @@ uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *
 
 void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err)
 {
-    static const char *const names[] = {"", "checkpoint", "outline", "tally", "diff"};
+    static const char *const names[] = {"", "checkpoint", "outline", "tally", "diff", "search for twins"};
     if (handle > 0 && handle <= slot_count && slots[handle - 1].kind == kind) return slots[handle - 1].item;
     tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no %s is open under handle %u", names[kind], (unsigned)handle);
     return NULL;
@@ -164,7 +164,7 @@ uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count,
         return 0;
     }
     item->store_number = store;
-    item->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    item->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default(), .xxh3 = &tessera_xxh3};
     item->names = tsr_arena_new(item->host.allocator, 0, err);
     if (item->names && take_files(item, files, count, primary, err) == TSR_OK &&
         tsr_checkpoint_open(&item->store, &item->host, NULL, &item->checkpoint, err) == TSR_OK) {

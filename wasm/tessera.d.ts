@@ -35,15 +35,20 @@ export type EntryKind = "tensor" | "object" | "opaque";
 export class Checkpoint {
   private constructor();
   /** A JSON document: tessera.inspect/1, findings/1, layout/1 as the command line has them, overview/1; and those about
-   *  one entry: "entry" (inspect/1 of it alone) and preview/1. "findings-deep" reads every byte. */
-  document(kind: "inspect" | "findings" | "findings-deep" | "layout" | "overview", options?: { path?: string }): string;
+   *  one entry: "entry" (inspect/1 of it alone) and preview/1. "findings-deep" reads every byte; "sarif" is SARIF
+   *  2.1.0 of what was found until then; "optimizer" says which state each parameter has (tessera.optimizer/1). */
+  document(kind: "inspect" | "findings" | "findings-deep" | "sarif" | "layout" | "overview" | "optimizer", options?: { path?: string }): string;
   document(kind: "entry" | "preview", options: { entry: number; path?: string }): string;
+  /** tessera.plan/1: what resharding for `target` (the text of a tessera.target/1 document) would read, hold and send. */
+  plan(target: string, path?: string): string;
   /** The number of the entry with this name. */
   find(fqn: string): number | undefined;
   /** Of all entries, or of those that are no tensors. */
   outline(options?: { objectsOnly?: boolean }): Outline;
   /** Statistics and histogram of a tensor, in steps. */
   tally(entry: number): Tally;
+  /** Looks for tensors that hold equal bytes, in steps. */
+  twins(): Twins;
   diff(other: Checkpoint, options?: { layout?: boolean }): Diff;
   /** Frees it and everything made from it. */
   close(): void;
@@ -104,6 +109,15 @@ export class Tally {
   /** Reads about so many bytes; true while there is more. */
   step(bytes: number): boolean;
   /** tessera.tally/1 of what was read so far. */
+  document(): string;
+  close(): void;
+}
+
+export class Twins {
+  private constructor();
+  /** Reads one more tensor; true while there is more. */
+  step(): boolean;
+  /** tessera.twins/1 when all steps were done. */
   document(): string;
   close(): void;
 }

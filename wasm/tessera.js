@@ -4,7 +4,7 @@
 const NO_NUMBER = 0xffffffff;
 const NO_POSITION = 0xffffffffffffffffn;
 const MORE = 1;
-const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, entry: 6, preview: 7 };
+const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, entry: 6, preview: 7, optimizer: 8, sarif: 9 };
 const ACTS = { close: 0, open: 1, fold: 2, unfold: 3, "open-all": 4, "close-all": 5 };
 const ENTRY_KINDS = ["tensor", "object", "opaque"];
 const LEVELS = [undefined, "note", "warning", "error"];
@@ -200,6 +200,11 @@ export class Checkpoint extends Handle {
       this.m.document((err) => this.m.x.tessera_document(this.handle, KINDS[kind] ?? 0, options.entry ?? NO_NUMBER, ...path, err)));
   }
 
+  /** tessera.plan/1 for a target, given as the text of a tessera.target/1 document. */
+  plan(target, path = "") {
+    return this.m.withTexts([target, path], (texts) => this.m.document((err) => this.m.x.tessera_plan(this.handle, ...texts, err)));
+  }
+
   /** The number of an entry, or undefined. */
   find(fqn) {
     const at = this.m.withTexts([fqn], (name) => this.m.x.tessera_find(this.handle, ...name) >>> 0);
@@ -214,6 +219,8 @@ export class Checkpoint extends Handle {
   diff(other, options = {}) {
     return new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(this.handle, other.handle, options.layout ? 1 : 0, err)));
   }
+
+  twins() { return new Twins(this.m, this.m.checked((err) => this.m.x.tessera_twins(this.handle, err))); }
 
   close() {
     super.close();
@@ -288,6 +295,11 @@ class Job extends Handle {
 export class Tally extends Job {
   stepOnce(bytes, err) { return this.m.x.tessera_tally_step(this.handle, bytes, err); }
   document() { return this.m.document((err) => this.m.x.tessera_tally_document(this.handle, err)); }
+}
+
+export class Twins extends Job {
+  stepOnce(err) { return this.m.x.tessera_twins_step(this.handle, err); }
+  document() { return this.m.document((err) => this.m.x.tessera_twins_document(this.handle, err)); }
 }
 
 export class Diff extends Job {

@@ -151,6 +151,38 @@ test("a diff across formats is the diff of the command line", () => {
   }
 });
 
+test("a plan is the plan of the command line, but for its digest", () => {
+  const cases = [["dcp_tp_fsdp2", "dp=3", ["shard(0)"]], ["torch_train_state", "a=2,b=2", ["shard(0)", "replicate"]]];
+  const digestless = (text) => text.replace(/"digest": \{[^}]*\}/, "");
+  for (const [name, mesh, placements] of cases) {
+    const target = path.join(samples, name), dims = mesh.split(",").map((d) => d.split("="));
+    const p = spawnSync(native, ["plan", target, "--mesh", mesh, "--placements", placements.join(","), "--json"], { encoding: "utf8" });
+    const text = JSON.stringify({ schema: "tessera.target/1", mesh: { shape: dims.map((d) => Number(d[1])), dim_names: dims.map((d) => d[0]) }, rules: [], default: placements });
+    withOpened(target, (opened) => {
+      same(digestless(p.stdout), digestless(opened.plan(text, target)), `plans of ${name}`);
+      check(/expected at byte 5/.test(refusalOf(() => opened.plan(text.replace("shard(0)", "shard"), target))), "a broken placement was taken");
+    });
+  }
+});
+
+test("SARIF is that of the command line", () => {
+  for (const name of ["broken_dcp_hole", "broken_torch_call", "dcp_fsdp2"]) {
+    const target = path.join(samples, name);
+    const p = spawnSync(native, ["validate", target, "--format", "sarif"], { encoding: "utf8" });
+    withOpened(target, (opened) => same(p.stdout, opened.document("sarif", { path: target }), `SARIF of ${name}`));
+  }
+});
+
+test("tensors with equal bytes are found, tied ones too", () => {
+  withOpened(path.join(samples, "torch_train_state"), (opened) => {
+    const twins = opened.twins();
+    while (twins.step());
+    const [largest] = JSON.parse(twins.document()).groups;
+    same("model.emb.weight model.head.weight", largest.fqns.join(" "), "names");
+    check(largest.bytes === 11 * 6 * 4, `${largest.bytes} bytes`);
+  });
+});
+
 testOutlines(targets, withOpened, root);
 
 test("the npm package installs, runs under Node and has the types that it says", () => {
@@ -170,6 +202,9 @@ test("thousands of opens leak nothing", () => {
       opened.document("findings", { path: "x" });
       opened.document("overview");
       opened.diff(opened);
+      opened.twins().step();
+      opened.document("optimizer");
+      opened.plan('{"schema":"tessera.target/1","mesh":{"shape":[2]},"rules":[],"default":["shard(0)"]}');
     });
     once();
     const before = tessera.memoryBytes;

@@ -1,4 +1,6 @@
 /** Keyboard, colours, widths, network, addresses, accessibility. */
+import fs from "node:fs";
+import http from "node:http";
 import path from "node:path";
 import { axeSource, pick, samples } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
@@ -18,7 +20,7 @@ async function eachView(page, body) {
   await page.locator(".window .row .text", { hasText: "weight" }).click();
   await page.getByRole("button", { name: /^Show the first/ }).waitFor();
   await body("entries");
-  for (const tab of ["Storage", "Objects", "Findings", "Compare"]) {
+  for (const tab of ["Storage", "Objects", "Optimizer", "Findings", "Compare", "Reshard"]) {
     await goTo(page, new RegExp(`^${tab}`));
     await page.waitForTimeout(100);
     await body(tab);
@@ -27,6 +29,80 @@ async function eachView(page, body) {
 
 async function press(page, ...keys) {
   for (const key of keys) await page.keyboard.press(key);
+}
+
+/** A server of another origin: with ranges or without, open to other sites or not. */
+function otherSite({ ranges, cors }) {
+  const bytes = fs.readFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"));
+  const server = http.createServer((request, response) => {
+    const allow = cors ? { "Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "Range", "Access-Control-Expose-Headers": "Content-Range" } : {};
+    const range = ranges && /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "");
+    if (request.method === "OPTIONS") return void response.writeHead(204, allow).end();
+    if (!range) return void response.writeHead(200, { ...allow, "Content-Length": bytes.length }).end(bytes);
+    const [from, to] = [Number(range[1]), Math.min(Number(range[2]), bytes.length - 1)];
+    return void response.writeHead(206, { ...allow, "Content-Range": `bytes ${from}-${to}/${bytes.length}` }).end(bytes.subarray(from, to + 1));
+  });
+  return new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve({ url: `http://127.0.0.1:${server.address().port}/model.safetensors`, stop: () => server.close() })));
+}
+
+async function testOtherSites(page, url) {
+  const ask = async (target) => {
+    await page.getByLabel("URL of one file").fill(target);
+    await page.getByRole("button", { name: "Open URL" }).click();
+  };
+  const onSite = async (traits, body) => {
+    const site = await otherSite(traits);
+    try {
+      await page.goto(`${url}remote.html`);
+      await ask(site.url);
+      await body();
+    } finally {
+      site.stop();
+    }
+  };
+  await test("the ordinary page reads from no other site, and says which page may", async () => {
+    await page.goto(url);
+    await ask("http://127.0.0.1:1/model.safetensors");
+    await page.getByRole("link", { name: "Open the page that may" }).click();
+    await page.waitForURL(/remote\.html$/);
+  });
+  await test("another site's file is read by ranges", () => onSite({ ranges: true, cors: true }, () => page.locator(".window .row .text").first().waitFor()));
+  await test("a site that allows no others is refused with what to do", () => onSite({ ranges: true, cors: false }, () => page.locator(".trouble", { hasText: "Download the file and drop it here" }).waitFor()));
+  await test("a whole download is asked for first", () => onSite({ ranges: false, cors: true }, async () => {
+    await page.locator(".url .note", { hasText: "would be downloaded" }).waitFor();
+    check(await page.locator(".window .row").count() === 0, "it was opened unasked");
+    await page.getByRole("button", { name: "Download all of it" }).click();
+    await page.locator(".window .row .text").first().waitFor();
+  }));
+}
+
+/** Drops files and folders of the disk, as a person's mouse does. */
+async function testDrops(page, context, url) {
+  const session = await context.newCDPSession(page);
+  const drop = async (names) => {
+    const data = { items: [], files: names.map((n) => path.join(samples, n)), dragOperationsMask: 1 };
+    for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: 400, y: 300, data });
+  };
+  const opens = (name, names, title) => test(name, async () => {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await drop(names);
+    await page.locator(".window .row .text").first().waitFor();
+    const got = await page.locator(".summary h1").textContent();
+    check(got === title, `the title is '${got}'`);
+  });
+  await opens("a dropped folder opens", ["dcp_fsdp2"], "dcp_fsdp2");
+  await opens("a dropped file opens", ["safetensors_index/model-00001-of-00003.safetensors"], "model-00001-of-00003.safetensors");
+  await opens("several dropped files open together", fs.readdirSync(path.join(samples, "dcp_fsdp2")).map((n) => `dcp_fsdp2/${n}`), `${fs.readdirSync(path.join(samples, "dcp_fsdp2")).length} files`);
+  await test("a checkpoint dropped on Compare is the other one", async () => {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await openSample(page, "dcp_fsdp2");
+    await goTo(page, "Compare");
+    await drop(["dcp_hsdp"]);
+    await page.locator(".fine", { hasText: "values not compared" }).waitFor();
+  });
+  await session.detach();
 }
 
 export async function testHabits({ page, url, context, broken }) {
@@ -97,6 +173,7 @@ export async function testHabits({ page, url, context, broken }) {
   await test("after loading, files are read without any request, also offline", async () => {
     await page.goto(url);
     await page.locator(".samples button").first().waitFor();
+    await page.waitForFunction(() => document.documentElement.dataset.kept === "yes");
     await page.waitForLoadState("networkidle");
     const requests = [];
     page.on("request", (r) => { if (!r.url().startsWith("blob:")) requests.push(r.url()); });
@@ -125,11 +202,19 @@ export async function testHabits({ page, url, context, broken }) {
     await page.locator(".window .row .text").first().waitFor();
     check(statuses.length > 0 && statuses.every((s) => s === 206), `statuses ${statuses.join(" ")}`);
   });
-  await test("another site's URL is refused with what to do", async () => {
-    await page.getByRole("button", { name: "Tessera", exact: true }).click();
-    await page.getByLabel("URL of one file").fill("http://127.0.0.1:1/model.safetensors");
-    await page.getByRole("button", { name: "Open URL" }).click();
-    await page.locator(".trouble", { hasText: "Download the file and drop it here" }).waitFor();
+  await testOtherSites(page, url);
+  await testDrops(page, context, url);
+  await test("the page loads again without a network", async () => {
+    await page.goto(url);
+    await page.waitForFunction(() => document.documentElement.dataset.kept === "yes" && navigator.serviceWorker.controller);
+    await context.setOffline(true);
+    try {
+      await page.reload();
+      await pick(page, path.join(samples, "dcp_fsdp2"));
+      await page.locator(".window .row .text").first().waitFor();
+    } finally {
+      await context.setOffline(false);
+    }
   });
   await test("colours can be chosen and stay", async () => {
     await page.emulateMedia({ colorScheme: "light" });

@@ -51,13 +51,45 @@ export async function testViews({ page, url, broken }) {
     check(await page.locator(".map .chunk").count() === 4, "there are not 4 chunks");
     await expectStructure(page, "tensor");
   });
-  for (const tab of ["Storage", "Objects", "Findings", "Compare"]) {
+  for (const tab of ["Storage", "Objects", "Optimizer", "Findings", "Compare", "Reshard"]) {
     await test(tab.toLowerCase(), async () => {
       await goTo(page, new RegExp(`^${tab}`));
-      await page.locator(tab === "Objects" ? ".window .row .text" : tab === "Compare" ? ".samples button" : "main").first().waitFor();
+      await page.locator({ Objects: ".window .row .text", Compare: ".samples button", Optimizer: "table", Reshard: "table" }[tab] ?? "main").first().waitFor();
       await expectStructure(page, tab.toLowerCase());
     });
   }
+  await test("a target with rules, its plan, its command", async () => {
+    await goTo(page, "Reshard");
+    await page.getByLabel("Size of mesh dim 1").fill("3");
+    await page.getByRole("button", { name: "Add a mesh dim" }).click();
+    await page.locator(".facts", { hasText: "6" }).waitFor();
+    check(/--mesh dp=3,dim1=2 --placements 'shard\(0\),replicate'$/.test(await page.locator(".command code").textContent()), "the command is another");
+    await page.getByLabel(/^Rules/).fill("**.bias replicate,shard(1)");
+    await page.locator(".trouble", { hasText: "**.bias" }).waitFor();
+    await page.getByLabel(/^Rules/).fill("**.bias replicate,replicate");
+    await page.locator(".trouble").waitFor({ state: "detached" });
+    const plan = await downloaded(page, "Save plan.json");
+    check(plan.schema === "tessera.plan/1" && plan.totals.ranks === 6 && plan.target.rules[0].match === "**.bias", "the plan is another");
+    const target = await downloaded(page, "Save target.json");
+    check(JSON.stringify(target.default) === '["shard(0)","replicate"]', "the target is another");
+    await goTo(page, "Storage");
+    await goTo(page, "Reshard");
+    check(await page.getByLabel("Size of mesh dim 1").inputValue() === "3", "the form was forgotten");
+  });
+  await test("what an optimizer lacks stands first", async () => {
+    await openSample(page, "broken_dcp_hole");
+    await goTo(page, "Optimizer");
+    await page.locator(".fine", { hasText: "no optimizer" }).waitFor();
+    await openSample(page, "torch_train_state");
+    await goTo(page, "Optimizer");
+    await page.locator(".fine", { hasText: "3 parameters with 3 states each: all complete" }).waitFor();
+  });
+  await test("tensors with equal bytes are found", async () => {
+    await goTo(page, "Storage");
+    await page.getByRole("button", { name: /^Look for tensors/ }).click();
+    await page.locator('section[aria-label="Duplicates"] li', { hasText: "model.head.weight" }).waitFor();
+    await openSample(page, "dcp_tp_fsdp2");
+  });
   await test("an object shows its value", async () => {
     await goTo(page, "Objects");
     await choose(page, "lr");
@@ -83,6 +115,8 @@ export async function testViews({ page, url, broken }) {
     await page.locator(".map .gap").waitFor();
     await page.locator("aside .note", { hasText: "layout/hole" }).waitFor();
     check((await downloadedFindings(page)).findings[0].rule === "layout/hole", "the export lacks the finding");
+    const sarif = await downloaded(page, "Export SARIF");
+    check(sarif.version === "2.1.0" && sarif.runs[0].results[0].ruleId === "layout/hole", "the SARIF export lacks the finding");
   });
   await test("an overlap is drawn", async () => {
     await openSample(page, "broken_dcp_overlap");

@@ -63,15 +63,38 @@ export async function openingOfSample(sample: Sample): Promise<Opening> {
   return { title: sample.name, files, ...(files.length === 1 && files[0] ? { primary: files[0].name } : {}) };
 }
 
-/** One file behind a URL whose server answers range requests. */
-export async function openingOfUrl(text: string): Promise<Opening> {
+/** Whether this page's policy lets it read from other servers; remote.html's does. */
+export const mayReadOthers = (): boolean => /connect-src [^;]*https:/.test(document.querySelector('meta[http-equiv="Content-Security-Policy"]')?.getAttribute("content") ?? "");
+export const isElsewhere = (text: string): boolean => URL.canParse(text, document.baseURI) && new URL(text, document.baseURI).origin !== location.origin;
+
+export interface Remote {
+  readonly url: string;
+  readonly name: string;
+  readonly size: number | undefined;
+  /** The server gives parts of the file. */
+  readonly ranges: boolean;
+}
+
+/** Asks the server for one byte. */
+export async function askUrl(text: string): Promise<Remote> {
   const url = new URL(text, document.baseURI);
   const name = decodeURIComponent(url.pathname.split("/").pop() ?? "") || "checkpoint";
   const response = await fetch(url, { headers: { Range: "bytes=0-0" } }).catch(() => {
     throw new Error(`${url.host} cannot be reached from this page: the server must answer, and allow other sites to read it (CORS). Download the file and drop it here instead.`);
   });
-  const total = /\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "")?.[1];
   await response.body?.cancel();
-  if (response.status !== 206 || total === undefined) throw new Error(`${url.host} answered ${response.status} without a part of the file: it does not serve ranges (206), so the whole file would have to be downloaded. Download it and drop it here instead.`);
-  return { title: name, files: [{ name, size: Number(total), url: url.href }], primary: name };
+  if (!response.ok) throw new Error(`${url.host} answered ${response.status} ${response.statusText}`);
+  const ranges = response.status === 206;
+  const total = ranges ? /\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "")?.[1] : response.headers.get("Content-Length");
+  if (ranges && !total) throw new Error(`${url.host} does not say how long the file is: it must allow other sites to see Content-Range. Download the file and drop it here instead.`);
+  return { url: url.href, name, size: total ? Number(total) : undefined, ranges };
+}
+
+/** One file behind a URL: by ranges, or, where the server gives none, all of it. */
+export async function openingOfUrl({ url, name, size, ranges }: Remote): Promise<Opening> {
+  if (ranges) return { title: name, files: [{ name, size: size ?? 0, url }], primary: name };
+  const response = await fetch(url);
+  if (!response.ok) throw new Error(`${url} answered ${response.status} ${response.statusText}`);
+  const file = new File([await response.blob()], name);
+  return { title: name, files: [{ name, size: file.size, file }], primary: name };
 }

@@ -1,9 +1,10 @@
 /** What the page knows, and everything that can be done to it. Views draw it and call it; they hold no state of their own
  *  but scroll positions and open menus. */
 import { Client, Failure, type Progress } from "./client";
-import type { Act, Detail, Diff, Findings, Opened, Opening, OutlineName, Preview, Row, Tally, Trouble } from "./protocol";
+import type { Act, Detail, Diff, Findings, Opened, Opening, Optimizer, OutlineName, Plan, Preview, Row, Tally, Trouble, Twins } from "./protocol";
+import { START, type TargetForm } from "./target";
 
-export const TABS = ["tensors", "storage", "objects", "findings", "compare"] as const;
+export const TABS = ["tensors", "storage", "objects", "optimizer", "findings", "compare", "reshard"] as const;
 export type Tab = (typeof TABS)[number];
 
 const PAGE = 64;
@@ -40,6 +41,9 @@ export interface Comparison {
   text: string;
 }
 
+/** What a target would mean, or why it cannot be. */
+export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly trouble?: Trouble }
+
 const newListing = (count: number): Listing => ({ count, filter: "", kept: undefined, trouble: undefined, cursor: 0, goTo: undefined, pages: new Map(), generation: 0 });
 
 export function troubleOf(e: unknown): Trouble {
@@ -55,6 +59,10 @@ export class Model {
   listings: Record<OutlineName, Listing> = { all: newListing(0), objects: newListing(0) };
   selected: Selected | undefined;
   comparison: Comparison | undefined;
+  optimizers: readonly Optimizer[] | undefined;
+  target: TargetForm = START;
+  preview: PlanPreview | undefined;
+  twins: Twins | undefined;
   job: Job | undefined;
   bytesRead = 0;
   #client = this.#newClient();
@@ -132,6 +140,8 @@ export class Model {
     this.#client = this.#newClient();
     this.bytesRead = 0;
     this.opening = this.opened = this.findings = this.trouble = this.selected = this.comparison = this.job = undefined;
+    this.optimizers = this.preview = this.twins = undefined;
+    this.target = START;
     this.isDeep = false;
     this.changed();
   }
@@ -300,6 +310,31 @@ export class Model {
   stopComparing(): void {
     this.comparison = undefined;
     void this.#client.call("close", { side: "b" });
+    this.changed();
+  }
+
+  /* ---- optimizer, plan, duplicates ---- */
+
+  async loadOptimizers(): Promise<void> {
+    this.optimizers = await this.#client.call("optimizers", {}).catch(() => []);
+    this.changed();
+  }
+
+  setTarget(target: TargetForm): void {
+    this.target = target;
+    this.changed();
+  }
+
+  async plan(target: string): Promise<void> {
+    this.preview = await this.#client.call("plan", { target }).catch((e: unknown): PlanPreview => ({ text: "", trouble: troubleOf(e) }));
+    this.changed();
+  }
+
+  async findTwins(): Promise<void> {
+    const total = this.opened?.overview.bytes ?? 0;
+    const { result, cancel } = this.#client.start("twins", {}, (p) => this.#progress({ ...p, total }));
+    const twins = await this.#run("Looking for equal tensors", cancel, () => result, (trouble) => { this.trouble = trouble; });
+    if (twins) this.twins = twins;
     this.changed();
   }
 

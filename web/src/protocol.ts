@@ -55,6 +55,8 @@ export interface Findings {
   /** By rule: cause and cure. */
   readonly help: Readonly<Record<string, string>>;
   readonly text: string;
+  /** The same as SARIF 2.1.0. */
+  readonly sarif: string;
 }
 
 export interface Chunk {
@@ -126,6 +128,39 @@ export interface Diff {
   readonly summary: { readonly same: number; readonly values_compared: boolean };
 }
 
+/** tessera.plan/1 as far as the page shows it. */
+export interface Plan {
+  readonly totals: {
+    readonly tensors: number;
+    readonly ranks: number;
+    readonly reads: number;
+    readonly bytes: number;
+    readonly held_max: number;
+    readonly peak_memory: number;
+    readonly imbalance: number;
+    readonly read_amplification: number;
+  };
+  readonly ranks: readonly { readonly held: number; readonly read: number; readonly received: number }[];
+  readonly files: readonly { readonly file: string; readonly reads: number; readonly bytes: number }[];
+}
+
+interface StateEntry extends Named { readonly dtype?: string; readonly shape?: readonly number[] }
+export interface ParameterStates {
+  readonly parameter: string;
+  readonly in_group: boolean;
+  readonly values: StateEntry | null;
+  /** One a name of the optimizer. */
+  readonly states: readonly (StateEntry | null)[];
+}
+export interface Optimizer {
+  readonly optimizer: string;
+  readonly names: readonly string[];
+  readonly parameters: readonly ParameterStates[];
+}
+
+/** Tensors that hold equal bytes. */
+export interface Twins { readonly groups: readonly { readonly bytes: number; readonly fqns: readonly string[] }[] }
+
 export interface Opened {
   readonly overview: Overview;
   readonly findings: Findings;
@@ -146,6 +181,11 @@ export interface Requests {
   tally: { takes: { entry: number }; gives: Tally };
   /** In steps when `values`. */
   diff: { takes: { values: boolean; layout: boolean }; gives: { diff: Diff; text: string } };
+  optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };
+  /** For the text of a tessera.target/1 document. */
+  plan: { takes: { target: string }; gives: { plan: Plan; text: string } };
+  /** In steps. */
+  twins: { takes: Record<string, never>; gives: Twins };
   deepFindings: { takes: Record<string, never>; gives: Findings };
 }
 export type Kind = keyof Requests;

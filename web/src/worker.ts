@@ -1,6 +1,6 @@
 /** The worker that owns the module. Short requests are answered at once; jobs go step by step and hear a cancel. */
 import { Tessera, TesseraError, type Checkpoint, type Diff as DiffJob, type Outline } from "../../wasm/tessera.js";
-import type { Diff, Findings, FromWorker, Kind, OutlineName, Requests, Side, Tally, ToWorker, Trouble } from "./protocol";
+import type { Diff, Findings, FromWorker, Kind, Optimizer, OutlineName, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
 import { sourceFile } from "./sources";
 
 const STEP_BYTES = 8 << 20;
@@ -32,10 +32,11 @@ function opened(side: Side): Open {
   return open;
 }
 
-function findingsOf(t: Tessera, text: string): Findings {
+function findingsOf(t: Tessera, { checkpoint, title }: Pick<Open, "checkpoint" | "title">, kind: "findings" | "findings-deep"): Findings {
+  const text = checkpoint.document(kind, { path: title }), sarif = checkpoint.document("sarif", { path: title });
   const { findings } = JSON.parse(text) as { findings: Findings["list"] };
   const rules = new Set(findings.map((f) => f.rule));
-  return { list: findings, help: Object.fromEntries([...rules].map((rule) => [rule, t.ruleHelp(rule)])), text };
+  return { list: findings, help: Object.fromEntries([...rules].map((rule) => [rule, t.ruleHelp(rule)])), text, sarif };
 }
 
 /** Lets other messages in. */
@@ -65,7 +66,7 @@ const handlers: Handlers = {
     const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
     const outlines = { all: checkpoint.outline(), objects: checkpoint.outline({ objectsOnly: true }) };
     sides[side] = { title: opening.title, checkpoint, outlines };
-    const findings = findingsOf(t, checkpoint.document("findings", { path: opening.title }));
+    const findings = findingsOf(t, { checkpoint, title: opening.title }, "findings");
     for (const f of findings.list) {
       const entry = f.fqn === undefined ? undefined : checkpoint.find(f.fqn);
       if (entry !== undefined) outlines.all.mark(entry, f.level);
@@ -127,10 +128,22 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  async deepFindings() {
+  optimizers: () => (JSON.parse(opened("a").checkpoint.document("optimizer")) as { optimizers: Optimizer[] }).optimizers,
+  plan({ target }) {
     const { checkpoint, title } = opened("a");
-    return findingsOf(await tessera, checkpoint.document("findings-deep", { path: title }));
+    const text = checkpoint.plan(target, title);
+    return { plan: JSON.parse(text) as Plan, text };
   },
+  async twins(_, id) {
+    const job = opened("a").checkpoint.twins(), t = await tessera, before = t.bytesRead;
+    try {
+      await steps(id, () => job.step(), () => say({ id, done: t.bytesRead - before, total: 0 }));
+      return JSON.parse(job.document()) as Twins;
+    } finally {
+      job.close();
+    }
+  },
+  deepFindings: async () => findingsOf(await tessera, opened("a"), "findings-deep"),
 };
 
 function troubleOf(e: unknown): Trouble {

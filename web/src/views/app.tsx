@@ -10,7 +10,9 @@ import { DetailPane } from "./detail";
 import { FindingsView } from "./findings";
 import { useModel } from "./hooks";
 import { Opener } from "./opener";
+import { OptimizerView } from "./optimizer";
 import { Bar, TroubleBox } from "./parts";
+import { Reshard } from "./reshard";
 import { Storage } from "./storage";
 import { Theme } from "./theme";
 import { Tree } from "./tree";
@@ -59,7 +61,7 @@ function FilterLine({ outline }: { outline: OutlineName }): JSX.Element {
 function Tabs({ tab, go }: { tab: Tab; go: (tab: Tab) => void }): JSX.Element {
   const model = useModel();
   const errors = model.findings?.list.length ?? 0;
-  const names: Record<Tab, string> = { tensors: "Entries", storage: "Storage", objects: "Objects", findings: `Findings (${exactText(errors)})`, compare: "Compare" };
+  const names: Record<Tab, string> = { tensors: "Entries", storage: "Storage", objects: "Objects", optimizer: "Optimizer", findings: `Findings (${exactText(errors)})`, compare: "Compare", reshard: "Reshard" };
   const key = (e: KeyboardEvent) => {
     const by = e.key === "ArrowRight" ? 1 : e.key === "ArrowLeft" ? -1 : 0;
     const next = TABS[(TABS.indexOf(tab) + by + TABS.length) % TABS.length];
@@ -82,7 +84,9 @@ function Panel({ tab, go }: { tab: Tab; go: (tab: Tab) => void }): JSX.Element {
     <div id="panel" role="tabpanel" aria-labelledby={`tab-${tab}`} class={withDetail && model.selected ? "panel split" : "panel"}>
       {tab === "tensors" && <div class="list"><FilterLine outline="all" /><Tree key="all" outline="all" label="Entries" /></div>}
       {tab === "objects" && (model.listings.objects.count || model.listings.objects.filter ? <div class="list"><FilterLine outline="objects" /><Tree key="objects" outline="objects" label="Objects" /></div> : <p class="fine">There are only tensors.</p>)}
-      {tab === "storage" && <Storage showFile={showFile} />}
+      {tab === "storage" && <Storage showFile={showFile} show={show} />}
+      {tab === "optimizer" && <OptimizerView show={show} />}
+      {tab === "reshard" && <Reshard />}
       {tab === "findings" && <FindingsView show={show} />}
       {tab === "compare" && <Compare show={show} />}
       {withDetail && <DetailPane />}

@@ -13,7 +13,7 @@ function Names({ title, mark, names, show }: { title: string; mark: string; name
   if (names.length === 0) return null;
   return (
     <section aria-label={title}>
-      <h3>{title} ({exactText(names.length)})</h3>
+      <h2>{title} ({exactText(names.length)})</h2>
       <ul class={`names ${mark}`}>{names.slice(0, MOST).map((n) => <li key={n}>{show ? <button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button> : visible(n)}</li>)}</ul>
       {names.length > MOST && <p class="quiet">… and {exactText(names.length - MOST)} more.</p>}
     </section>
@@ -24,7 +24,7 @@ function Changed({ changed, show }: { changed: Diff["changed"]; show: (fqn: stri
   if (changed.length === 0) return null;
   return (
     <section aria-label="Changed">
-      <h3>Changed ({exactText(changed.length)})</h3>
+      <h2>Changed ({exactText(changed.length)})</h2>
       <div class="scroll" tabIndex={0} role="region" aria-label="Changes">
         <table class="wide">
           <thead><tr><th>Name</th><th>What</th><th>A</th><th>B</th></tr></thead>
@@ -47,7 +47,7 @@ function Renamed({ renamed }: { renamed: Diff["renamed"] }): JSX.Element | null 
   if (renamed.length === 0) return null;
   return (
     <section aria-label="Perhaps renamed">
-      <h3>Perhaps renamed ({exactText(renamed.length)})</h3>
+      <h2>Perhaps renamed ({exactText(renamed.length)})</h2>
       <ul class="names">{renamed.slice(0, MOST).map((r) => <li key={r.a}>{visible(r.a)} → {visible(r.b)} <span class="quiet">{r.why}</span></li>)}</ul>
     </section>
   );

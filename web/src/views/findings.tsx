@@ -39,6 +39,7 @@ export function FindingsView({ show }: { show: (fqn: string) => void }): JSX.Ele
         })}
         <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>
         {all.length > 0 && <button type="button" onClick={() => saveText("findings.json", model.findings?.text ?? "")}>Export JSON</button>}
+        {all.length > 0 && <button type="button" onClick={() => saveText("findings.sarif", model.findings?.sarif ?? "")}>Export SARIF</button>}
       </p>
       {all.length === 0 && <p class="fine">{model.isDeep ? "Every byte was checked. Nothing is wrong." : "Metadata, headers and sizes were checked. Nothing is wrong with them."}</p>}
       {all.length > 0 && model.isDeep && <p class="quiet">Every byte was checked.</p>}

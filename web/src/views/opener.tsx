@@ -1,8 +1,9 @@
 /** Ways to open a checkpoint: pickers, samples, a URL. Dropping works anywhere on the page. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { filesOfPicker, openingOf, openingOfSample, openingOfUrl, samplesHere, type Sample } from "../collect";
+import { askUrl, filesOfPicker, isElsewhere, mayReadOthers, openingOf, openingOfSample, openingOfUrl, samplesHere, type Remote, type Sample } from "../collect";
 import type { Opening } from "../protocol";
+import { bytesText } from "../text";
 
 type Open = (prepare: () => Promise<Opening>) => void;
 
@@ -21,12 +22,23 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
   );
 }
 
+/** Reading by ranges starts at once; a whole download is asked for first. */
 function UrlForm({ open }: { open: Open }): JSX.Element {
-  const [url, setUrl] = useState("");
+  const [url, setUrl] = useState(""), [whole, setWhole] = useState<Remote>();
+  const mayOthers = mayReadOthers(), isBarred = !mayOthers && isElsewhere(url);
+  const submit = async (e: Event) => {
+    e.preventDefault();
+    if (!url || isBarred) return;
+    const remote = askUrl(url), asked = await remote.catch(() => undefined);
+    if (asked && !asked.ranges) setWhole(asked);
+    else open(async () => openingOfUrl(await remote));
+  };
   return (
-    <form class="url" onSubmit={(e) => { e.preventDefault(); if (url) open(() => openingOfUrl(url)); }}>
-      <label>URL of one file on this server<input type="text" inputMode="url" value={url} onInput={(e) => setUrl(e.currentTarget.value)} placeholder="model.safetensors" /></label>
+    <form class="url" onSubmit={(e) => void submit(e)}>
+      <label>URL of one file{mayOthers ? "" : " on this server"}<input type="text" inputMode="url" value={url} onInput={(e) => { setUrl(e.currentTarget.value); setWhole(undefined); }} placeholder="model.safetensors" /></label>
       <button type="submit">Open URL</button>
+      {isBarred && <p class="note" role="status">This page may read from no other site. <a href="remote.html">Open the page that may</a>, and give it the URL again.</p>}
+      {whole && <p class="note" role="status">The server gives no parts of this file (206): all of it{whole.size === undefined ? "" : `, ${bytesText(whole.size)},`} would be downloaded. <button type="button" onClick={() => open(() => openingOfUrl(whole))}>Download all of it</button></p>}
     </form>
   );
 }

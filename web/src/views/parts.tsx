@@ -33,13 +33,13 @@ export function LevelMark({ level, text }: { level: Level; text?: boolean }): JS
   return <span class={`level ${level}`}><span aria-hidden="true">{MARKS[level]}</span>{text ? ` ${level}` : <span class="hidden"> {level}</span>}</span>;
 }
 
-export function Copy({ text, what }: { text: string; what: string }): JSX.Element {
+export function Copy({ text, what, label = "Copy" }: { text: string; what: string; label?: string }): JSX.Element {
   const [done, setDone] = useState(false);
   const copy = () => void navigator.clipboard.writeText(text).then(() => {
     setDone(true);
     setTimeout(() => setDone(false), 1200);
   });
-  return <button type="button" class="small" onClick={copy} aria-label={`Copy ${what}`}>{done ? "Copied" : "Copy"}</button>;
+  return <button type="button" class="small" onClick={copy} aria-label={`Copy ${what}`}>{done ? "Copied" : label}</button>;
 }
 
 export function Facts({ facts }: { facts: readonly (readonly [string, ComponentChildren])[] }): JSX.Element {

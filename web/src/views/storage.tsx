@@ -6,7 +6,7 @@ import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 
 interface Leaf { readonly file?: FileUse; readonly children?: readonly Leaf[] }
-const WIDTH = 960, HEIGHT = 300, MOST = 400;
+const WIDTH = 960, HEIGHT = 300, MOST = 400, MOST_NAMES = 12;
 
 function Treemap({ files, show }: { files: readonly FileUse[]; show: (name: string) => void }): JSX.Element {
   const root = hierarchy<Leaf>({ children: files.map((file) => ({ file })) }, (n) => n.children).sum((n) => n.file?.size ?? 0).sort((a, b) => (b.value ?? 0) - (a.value ?? 0));
@@ -32,7 +32,23 @@ function Strip({ file }: { file: FileUse }): JSX.Element {
   );
 }
 
-export function Storage({ showFile }: { showFile: (name: string) => void }): JSX.Element {
+/** Tensors with equal bytes: what could be tied, or was saved twice. */
+function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
+  const model = useModel(), groups = model.twins?.groups;
+  const wasted = groups?.reduce((sum, g) => sum + g.bytes * (g.fqns.length - 1), 0) ?? 0;
+  return (
+    <section aria-label="Duplicates">
+      <h2>Duplicates</h2>
+      {!groups && <p class="buttons"><button type="button" onClick={() => void model.findTwins()}>Look for tensors with equal bytes (reads up to {bytesText(model.opened?.overview.bytes ?? 0)})</button></p>}
+      {groups && <p class="fine" role="status">{groups.length ? `${plural(groups.length, "group")} of tensors hold equal bytes, ${bytesText(wasted)} more than once; tied tensors are stored once.` : "No two tensors hold equal bytes."}</p>}
+      {groups && <ul class="names">{groups.slice(0, MOST).map((g) => (
+        <li key={g.fqns[0]}>{bytesText(g.bytes)}: {g.fqns.slice(0, MOST_NAMES).map((n) => <><button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button> </>)}{g.fqns.length > MOST_NAMES && `… and ${exactText(g.fqns.length - MOST_NAMES)} more`}</li>
+      ))}</ul>}
+    </section>
+  );
+}
+
+export function Storage({ showFile, show }: { showFile: (name: string) => void; show: (fqn: string) => void }): JSX.Element {
   const files = useModel().opened?.overview.files ?? [];
   const bySize = [...files].sort((a, b) => b.size - a.size).slice(0, MOST);
   return (
@@ -53,6 +69,7 @@ export function Storage({ showFile }: { showFile: (name: string) => void }): JSX
         </table>
       </div>
       {files.length > MOST && <p class="quiet">The {MOST} largest of {exactText(files.length)} files.</p>}
+      <Duplicates show={show} />
     </section>
   );
 }

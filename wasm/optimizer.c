@@ -1,0 +1,74 @@
+/* tessera.optimizer/1: which state each parameter of the checkpoint's optimizers has. */
+#include "handles.h"
+#include "tessera/optim_states.h"
+
+static void put_tensor(tsr_json *json, const tsr_entry *entry)
+{
+    if (!entry) {
+        tsr_json_null(json);
+        return;
+    }
+    tsr_json_object(json);
+    tsr_json_key(json, "fqn");
+    tsr_json_str(json, entry->fqn);
+    if (entry->kind == TSR_ENTRY_TENSOR) {
+        tessera_put_text(json, "dtype", tsr_dtype_describe(entry->dtype)->name);
+        tsr_json_key(json, "shape");
+        tsr_json_u64s(json, entry->shape, entry->rank);
+    }
+    tsr_json_object_end(json);
+}
+
+static void put_row(tsr_json *json, const tsr_param_states *row, uint32_t name_count)
+{
+    tsr_json_object(json);
+    tsr_json_key(json, "parameter");
+    tsr_json_str(json, row->parameter);
+    tsr_json_key(json, "in_group");
+    tsr_json_bool(json, row->in_group);
+    tsr_json_key(json, "values");
+    put_tensor(json, row->entry);
+    tsr_json_key(json, "states");
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < name_count; i++) put_tensor(json, row->states[i]);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+static void put_optimizer(tsr_json *json, const tsr_optim_states *o)
+{
+    tsr_json_object(json);
+    tsr_json_key(json, "optimizer");
+    tsr_json_str(json, o->optimizer);
+    tsr_json_key(json, "names");
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < o->name_count; i++) tsr_json_str(json, o->names[i]);
+    tsr_json_array_end(json);
+    tsr_json_key(json, "parameters");
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < o->row_count; i++) put_row(json, &o->rows[i], o->name_count);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+tsr_status tessera_write_optimizers(const opened *item, tsr_json *json, tsr_error *err)
+{
+    tsr_optim_states *list;
+    uint32_t count;
+    tsr_arena *arena = tsr_arena_new(item->host.allocator, 0, err);
+    tsr_status status = arena ? tsr_optim_states_of(tsr_checkpoint_catalog(item->checkpoint), item->host.allocator, arena,
+                                                    &list, &count, err)
+                              : TSR_E_NOMEM;
+    if (status == TSR_OK) {
+        tsr_json_object(json);
+        tessera_put_text(json, "schema", "tessera.optimizer/1");
+        tsr_json_key(json, "optimizers");
+        tsr_json_array(json);
+        for (uint32_t i = 0; i < count; i++) put_optimizer(json, &list[i]);
+        tsr_json_array_end(json);
+        tsr_json_object_end(json);
+        status = json->status;
+    }
+    tsr_arena_free(arena);
+    return status;
+}

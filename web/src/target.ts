@@ -1,0 +1,38 @@
+/** What the form says a checkpoint is to be resharded for, as tessera.target/1 and as a command line. */
+export interface MeshDim { readonly name: string; readonly size: number; readonly placement: string }
+export interface TargetForm {
+  readonly dims: readonly MeshDim[];
+  /** One a line: a GLOB, spaces, placements with commas between. */
+  readonly rules: string;
+}
+
+export const START: TargetForm = { dims: [{ name: "dp", size: 2, placement: "shard(0)" }], rules: "" };
+export const PLACEMENTS: readonly string[] = ["shard(0)", "shard(1)", "shard(2)", "shard(3)", "replicate"];
+
+/** Splits at the commas outside parentheses. */
+const placementsOf = (text: string): string[] => text.split(/,(?![^(]*\))/).map((p) => p.trim()).filter(Boolean);
+
+function rulesOf(text: string): { match: string; placements: string[] }[] {
+  return text.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => {
+    const [match = "", ...rest] = line.split(/\s+/);
+    return { match, placements: placementsOf(rest.join("")) };
+  });
+}
+
+export function targetText({ dims, rules }: TargetForm): string {
+  return JSON.stringify({
+    schema: "tessera.target/1",
+    mesh: { shape: dims.map((d) => d.size), dim_names: dims.map((d) => d.name) },
+    rules: rulesOf(rules),
+    default: dims.map((d) => d.placement),
+  }, null, 1);
+}
+
+const quoted = (text: string): string => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+
+/** The command that does it; `target.json` is the file of targetText where there are rules. */
+export function commandText(form: TargetForm, source: string): string {
+  const mesh = form.dims.map((d) => `${d.name}=${d.size}`).join(","), placements = form.dims.map((d) => d.placement).join(",");
+  const target = form.rules.trim() ? "--target target.json" : `--mesh ${quoted(mesh)} --placements ${quoted(placements)}`;
+  return `tessera reshard ${quoted(source)} ${quoted(`${source.replace(/\/+$/, "")}-resharded`)} ${target}`;
+}

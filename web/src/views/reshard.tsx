@@ -1,0 +1,97 @@
+/** What another mesh would read, hold and send, before a byte is moved; and the way to do it. */
+import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
+import type { Plan } from "../protocol";
+import { commandText, PLACEMENTS, targetText, type MeshDim, type TargetForm } from "../target";
+import { bytesText, exactText, plural, visible } from "../text";
+import { useModel } from "./hooks";
+import { Copy, Facts, saveText, TroubleBox } from "./parts";
+
+const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
+
+function Dim({ dim, number, set, remove }: { dim: MeshDim; number: number; set: (d: MeshDim) => void; remove?: () => void }): JSX.Element {
+  const label = `mesh dim ${number + 1}`;
+  return (
+    <div class="dim">
+      <label>Name<input type="text" aria-label={`Name of ${label}`} value={dim.name} size={6} onInput={(e) => set({ ...dim, name: e.currentTarget.value })} /></label>
+      <label>Size<input type="number" aria-label={`Size of ${label}`} min={1} max={1_000_000} value={dim.size} onInput={(e) => set({ ...dim, size: Math.max(1, Math.floor(e.currentTarget.valueAsNumber) || 1) })} /></label>
+      <label>Placement<select aria-label={`Placement on ${label}`} value={dim.placement} onChange={(e) => set({ ...dim, placement: e.currentTarget.value })}>
+        {PLACEMENTS.map((p) => <option key={p} value={p}>{p}</option>)}
+      </select></label>
+      {remove && <button type="button" class="small" onClick={remove} aria-label={`Remove ${label}`}>✕</button>}
+    </div>
+  );
+}
+
+function Form({ form, set }: { form: TargetForm; set: (f: TargetForm) => void }): JSX.Element {
+  const { dims } = form;
+  return (
+    <form class="target" aria-label="Target" onSubmit={(e) => e.preventDefault()}>
+      {dims.map((dim, i) => <Dim key={i} dim={dim} number={i} set={(d) => set({ ...form, dims: dims.map((old, j) => j === i ? d : old) })}
+        {...(dims.length > 1 ? { remove: () => set({ ...form, dims: dims.filter((_, j) => j !== i) }) } : {})} />)}
+      <p class="buttons"><button type="button" disabled={dims.length >= MOST_DIMS} onClick={() => set({ ...form, dims: [...dims, { name: `dim${dims.length}`, size: 2, placement: "replicate" }] })}>Add a mesh dim</button></p>
+      <label class="rules">Rules for some names, one a line; the first that matches wins
+        <textarea rows={2} spellcheck={false} value={form.rules} placeholder={"**.weight  shard(0),shard(1)"} onInput={(e) => set({ ...form, rules: e.currentTarget.value })} /></label>
+    </form>
+  );
+}
+
+function Ranks({ ranks, most }: { ranks: Plan["ranks"]; most: number }): JSX.Element {
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Ranks">
+      <table>
+        <thead><tr><th class="number">Rank</th><th class="number">Holds</th><th /><th class="number">Reads</th><th class="number">Receives</th></tr></thead>
+        <tbody>
+          {ranks.slice(0, MOST_RANKS).map((r, i) => (
+            <tr key={i}>
+              <td class="number">{i}</td><td class="number">{bytesText(r.held)}</td>
+              <td><svg class="strip" viewBox="0 0 200 10" preserveAspectRatio="none" aria-hidden="true"><rect class="strip-back" width="200" height="10" /><rect class="strip-taken" width={most ? r.held / most * 200 : 0} height="10" /></svg></td>
+              <td class="number">{bytesText(r.read)}</td><td class="number">{bytesText(r.received)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {ranks.length > MOST_RANKS && <p class="quiet">… and {exactText(ranks.length - MOST_RANKS)} more ranks; the plan has them all.</p>}
+    </div>
+  );
+}
+
+function PlanView({ plan }: { plan: Plan }): JSX.Element {
+  const t = plan.totals;
+  return (
+    <>
+      <Facts facts={[
+        ["ranks", exactText(t.ranks)], ["tensors", exactText(t.tensors)],
+        ["reads", `${exactText(t.reads)} from ${plural(plan.files.length, "file")}, ${bytesText(t.bytes)} in all`],
+        ["read amplification", t.read_amplification.toFixed(2)],
+        ["a rank holds at most", bytesText(t.held_max)], ["imbalance", t.imbalance.toFixed(2)],
+        ["peak memory of a rank", bytesText(t.peak_memory)],
+      ]} />
+      <Ranks ranks={plan.ranks} most={t.held_max} />
+    </>
+  );
+}
+
+export function Reshard(): JSX.Element {
+  const model = useModel(), { preview, target: form } = model, source = model.opening?.title ?? "";
+  const target = targetText(form), command = commandText(form, source);
+  useEffect(() => {
+    const timer = setTimeout(() => void model.plan(target), preview ? WAIT_MS : 0);
+    return () => clearTimeout(timer);
+  }, [target]);
+  return (
+    <section class="view" aria-label="Reshard">
+      <p class="quiet">Choose the mesh that is to load this checkpoint. Nothing is read but what is known already.</p>
+      <Form form={form} set={(f) => model.setTarget(f)} />
+      {preview?.trouble && <TroubleBox trouble={preview.trouble} />}
+      {preview?.plan && <PlanView plan={preview.plan} />}
+      <h2>Do it</h2>
+      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
+      <p class="buttons">
+        <Copy text={target} what="target" label="Copy the target file" />
+        <button type="button" onClick={() => saveText("target.json", target)}>Save target.json</button>
+        {preview?.plan && <button type="button" onClick={() => saveText("plan.json", preview.text)}>Save plan.json</button>}
+      </p>
+    </section>
+  );
+}
