@@ -1,6 +1,7 @@
 /* Findings as SARIF 2.1.0 (OASIS), for code scanning services: the rules once, then a result each. */
-#include <stdio.h>
+#include <inttypes.h>
 
+#include "base/line.h"
 #include "exec/document_parts.h"
 
 static void put_text(tsr_json *json, const char *key, const char *text)
@@ -68,10 +69,11 @@ tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, s
     const bool is_file =
         tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
     const bool joined = tail && !is_file;
-    const bool slash = joined && path.size && path.data[path.size - 1] != '/';
-    const int size = snprintf(out, capacity, "%.*s%s%.*s", TSR_STR_ARG(path), slash ? "/" : "", joined ? (int)tail : 0,
-                              joined ? finding->file.data : "");
-    return (tsr_str){out, size < 0 ? 0 : (size_t)size < capacity ? (size_t)size : capacity - 1};
+    tsr_line line = tsr_line_on(out, capacity);
+    tsr_line_put(&line, path.data, path.size);
+    if (joined && path.size && path.data[path.size - 1] != '/') tsr_line_put(&line, "/", 1);
+    if (joined) tsr_line_put(&line, finding->file.data, tail);
+    return (tsr_str){out, line.used};
 }
 
 /* A relative URI reference (RFC 3986): what may not stand in a path is escaped. */
@@ -100,7 +102,8 @@ static void put_fingerprint(tsr_json *json, const tsr_finding *finding)
     uint32_t crc = tsr_crc32(NULL, 0, finding->rule->id, strlen(finding->rule->id));
     const uint32_t file = tsr_crc32(NULL, crc, finding->file.data, finding->file.size);
     crc = tsr_crc32(NULL, crc, finding->fqn.data, finding->fqn.size);
-    snprintf(text, sizeof text, "%08lx%08lx", (unsigned long)file, (unsigned long)crc);
+    tsr_line line = tsr_line_on(text, sizeof text);
+    tsr_line_format(&line, "%08" PRIx32 "%08" PRIx32, file, crc);
     open_object(json, "partialFingerprints");
     put_text(json, "ruleFileAndName/v1", text);
     tsr_json_object_end(json);

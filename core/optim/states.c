@@ -7,8 +7,8 @@
 #include "tessera/optim_states.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 
+#include "base/line.h"
 #include "base/try.h"
 #include "tessera/map.h"
 
@@ -44,8 +44,10 @@ typedef struct survey {
 static size_t text_size(const tsr_path_item *item)
 {
     char text[24];
+    tsr_line line = tsr_line_on(text, sizeof text);
     if (item->kind == TSR_PATH_KEY) return item->key.size;
-    return (size_t)snprintf(text, sizeof text, "%" PRId64, item->integer);
+    tsr_line_format(&line, "%" PRId64, item->integer);
+    return line.used;
 }
 
 /* The text of path items [from, to) as the FQN has it; without data when the FQN is not the path joined by dots. */

@@ -31,7 +31,7 @@ HEADERS = {
     "model": "dtype value catalog modules",
     "fqn": "glob fqn",
     "layout": "box layout mesh target plan validate diff",
-    "optim": "optim optim_comm optim_load flat_params",
+    "optim": "optim optim_comm optim_load optim_states flat_params",
     "formats": "checkpoint trees document_read",
     "exec": "cast read check compare convert document tally work write_tree",
 }
