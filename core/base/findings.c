@@ -112,6 +112,11 @@ tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level le
     return status;
 }
 
+void tsr_findings_count_more(tsr_findings *findings, tsr_level level, uint64_t count)
+{
+    findings->totals[level] += count;
+}
+
 size_t tsr_findings_count(const tsr_findings *findings)
 {
     return findings->list.count;

@@ -8,8 +8,10 @@
  * in a second pass, through the gather. */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "exec/check_share.h"
 #include "exec/compare_gathers.h"
 #include "exec/numeric.h"
+#include "exec/text.h"
 #include "exec/tile_job.h"
 #include "tessera/check.h"
 
@@ -30,12 +32,17 @@ typedef struct tally {
 typedef struct check {
     tsr_checkpoint *checkpoint;
     tsr_ring *ring;
-    tsr_findings *findings;
     const tsr_progress *progress;
-    uint64_t byte_done, byte_total;
-    tally *tallies; /* one an entry */
-    uint32_t crc;   /* of the extent being drained, up to its last drained piece */
-    bool damaged;   /* that extent could not be read to its end */
+    uint64_t byte_done;
+    tally *tallies;     /* one an entry */
+    uint64_t most;      /* bytes of a piece, the same on all ranks */
+    uint64_t extents;   /* walked so far */
+    tsr_share share;    /* what is found goes to share.found first */
+    tsr_vec partials;   /* of partial */
+    uint32_t crc;       /* of the extent being drained, up to its last drained piece */
+    uint64_t crc_bytes; /* that it is over */
+    bool damaged;       /* that extent could not be read to its end: */
+    tsr_error damage;
 } check;
 
 typedef struct piece {
@@ -43,9 +50,12 @@ typedef struct piece {
     uint64_t byte_offset;
     uint8_t *memory; /* for one slice */
     size_t size;
-    bool first, last, has_crc;
+    bool first, last; /* of those of the extent that this rank reads */
+    bool partial;     /* it does not read all, */
+    bool ends;        /* but this is the extent's end */
+    bool has_crc;
     uint32_t expected_crc; /* of the whole extent */
-    uint64_t extent_offset;
+    uint64_t extent_offset, extent_number;
     uint32_t crc;              /* of this piece */
     tsr_dtype scan;            /* type of the numbers inside, or TSR_DTYPE_NONE */
     size_t scan_from, scan_to; /* bytes of this piece */
@@ -69,7 +79,7 @@ static tsr_status finding_of(check *c, tsr_place place, const tsr_error *failure
     if (failure->status == TSR_E_NOMEM || failure->status == TSR_E_CANCELLED) {
         return tsr_raise(err, failure->status, failure->byte_position, "%s", failure->message);
     }
-    return tsr_find(c->findings, "file/unreadable", place, err, "%s", failure->message);
+    return tsr_find(c->share.found, "file/unreadable", place, err, "%s", failure->message);
 }
 
 static bool is_scanned(tsr_dtype part)
@@ -122,29 +132,63 @@ static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
     return TSR_OK;
 }
 
+/* What this rank knows of an extent that it reads a part of. */
+typedef struct partial {
+    piece last; /* of its pieces */
+    uint32_t crc;
+    uint64_t crc_bytes;
+    bool damaged;
+    tsr_error damage;
+} partial;
+
+static tsr_place place_of_piece(const check *c, const piece *p)
+{
+    return place_of(c, p->file, p->extent_offset, p->fqn);
+}
+
+static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
+{
+    if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
+    return tsr_find(c->share.found, "zip/crc", place_of_piece(c, p), err,
+                    "the bytes of member '%.*s' have CRC-32 %08x, the archive says %08x", (int)p->member_size, p->member,
+                    (unsigned)crc, (unsigned)p->expected_crc);
+}
+
+/* All of an extent that this rank reads has been drained. */
+static tsr_status end_extent(check *c, const piece *p, tsr_error *err)
+{
+    if (p->partial) {
+        partial *own = tsr_vec_push(&c->partials, err);
+        if (!own) return TSR_E_NOMEM;
+        *own = (partial){*p, c->crc, c->crc_bytes, c->damaged, c->damage};
+        return TSR_OK;
+    }
+    if (c->damaged) TSR_TRY(finding_of(c, place_of_piece(c, p), &c->damage, err));
+    else TSR_TRY(judge(c, p, c->crc, err));
+    return tsr_share_order(&c->share, p->extent_number, err);
+}
+
 static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
 {
     check *c = ctx;
     const piece *p = job;
     if (p->first) {
         c->crc = 0;
+        c->crc_bytes = 0;
         c->damaged = false;
     }
     c->byte_done += p->size;
-    if (c->progress && c->progress->step && !c->progress->step(c->progress->ctx, c->byte_done, c->byte_total)) {
+    if (c->progress && c->progress->step && !c->progress->step(c->progress->ctx, c->byte_done, c->share.byte_total)) {
         return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "the check was cancelled");
     }
-    const tsr_place place = place_of(c, p->file, p->extent_offset, p->fqn);
-    if (p->failure.status != TSR_OK) {
-        const bool known = c->damaged;
+    if (p->failure.status != TSR_OK && !c->damaged) {
         c->damaged = true;
-        return known ? TSR_OK : finding_of(c, place, &p->failure, err);
+        c->damage = p->failure;
     }
-    if (p->tally) add_counts(&p->tally->counts, &p->counts);
+    if (p->tally && p->failure.status == TSR_OK) add_counts(&p->tally->counts, &p->counts);
     c->crc = tsr_crc32_join(c->crc, p->crc, p->size);
-    if (!p->last || !p->has_crc || c->damaged || c->crc == p->expected_crc) return TSR_OK;
-    return tsr_find(c->findings, "zip/crc", place, err, "the bytes of member '%.*s' have CRC-32 %08x, the archive says %08x",
-                    (int)p->member_size, p->member, (unsigned)c->crc, (unsigned)p->expected_crc);
+    c->crc_bytes += p->size;
+    return p->last ? end_extent(c, p, err) : TSR_OK;
 }
 
 /* Whether a view's elements are exactly the bytes of one run, in whatever order. */
@@ -190,28 +234,38 @@ static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, 
     return part;
 }
 
-static tsr_status add_piece(check *c, const tsr_extent *extent, tsr_dtype scan, uint64_t scan_from, uint64_t scan_to,
-                            uint64_t at, uint64_t end, tsr_error *err)
+/* A part of an extent, as a piece of this rank. */
+typedef struct part {
+    uint64_t at, end; /* bytes of the extent */
+    tsr_dtype scan;
+    uint64_t scan_from, scan_to;
+    bool first, last, partial;
+} part;
+
+static tsr_status add_piece(check *c, const tsr_extent *extent, const part *n, tsr_error *err)
 {
     void *job;
     uint8_t *memory;
-    const size_t slice = end - at < SLICE_BYTES ? (size_t)(end - at) : SLICE_BYTES;
+    const size_t slice = n->end - n->at < SLICE_BYTES ? (size_t)(n->end - n->at) : SLICE_BYTES;
     TSR_TRY(tsr_ring_job(c->ring, slice + TSR_DODGE_BYTES, &job, &memory, err));
     piece *p = job;
     p->file = extent->file;
-    p->byte_offset = extent->byte_offset + at;
+    p->byte_offset = extent->byte_offset + n->at;
     p->memory = memory;
-    p->size = (size_t)(end - at);
-    p->first = at == 0;
-    p->last = end == extent->byte_length;
+    p->size = (size_t)(n->end - n->at);
+    p->first = n->first;
+    p->last = n->last;
+    p->partial = n->partial;
+    p->ends = n->end == extent->byte_length;
     p->has_crc = extent->has_crc;
     p->expected_crc = extent->crc32;
     p->extent_offset = extent->byte_offset;
-    const uint64_t low = scan_from > at ? scan_from : at, high = scan_to < end ? scan_to : end;
-    if (scan != TSR_DTYPE_NONE && low < high) {
-        p->scan = scan;
-        p->scan_from = (size_t)(low - at);
-        p->scan_to = (size_t)(high - at);
+    p->extent_number = c->extents;
+    const uint64_t low = n->scan_from > n->at ? n->scan_from : n->at, high = n->scan_to < n->end ? n->scan_to : n->end;
+    if (n->scan != TSR_DTYPE_NONE && low < high) {
+        p->scan = n->scan;
+        p->scan_from = (size_t)(low - n->at);
+        p->scan_to = (size_t)(high - n->at);
         p->tally = &c->tallies[extent->entry - tsr_checkpoint_catalog(c->checkpoint)->entries];
     }
     if (extent->entry) p->fqn = extent->entry->fqn;
@@ -220,21 +274,126 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, tsr_dtype scan, 
     return TSR_OK;
 }
 
+static bool is_mine(const check *c, const tsr_extent *extent, uint64_t at)
+{
+    return tsr_share_owner(&c->share, extent->file, extent->byte_offset + at) == c->share.comm->rank;
+}
+
+/* Cuts an extent at the same places on every rank; those parts that begin in this rank's share are its own. */
 static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
 {
     check *c = ctx;
-    uint64_t scan_from, scan_to;
-    const tsr_dtype scan = scan_range(c, extent, &scan_from, &scan_to);
-    const uint64_t most = (tsr_ring_best(c->ring) - 2 * TSR_DODGE_BYTES) / 16 * 16;
-    const uint64_t shift = scan == TSR_DTYPE_NONE ? 0 : scan_from % tsr_dtype_size(scan);
-    uint64_t at = 0;
-    do {
-        uint64_t end = at + most + (at == 0 ? shift : 0);
-        if (end > extent->byte_length) end = extent->byte_length;
-        TSR_TRY(add_piece(c, extent, scan, scan_from, scan_to, at, end, err));
-        at = end;
-    } while (at < extent->byte_length);
+    part n = {.at = 0};
+    n.scan = scan_range(c, extent, &n.scan_from, &n.scan_to);
+    const uint64_t most = c->most;
+    const uint64_t head = most + (n.scan == TSR_DTYPE_NONE ? 0 : n.scan_from % tsr_dtype_size(n.scan));
+    const uint64_t length = extent->byte_length;
+    const uint64_t tail = length <= head ? 0 : head + (length - head - 1) / most * most; /* where the last part begins */
+    bool before = false;
+    n.partial = !is_mine(c, extent, 0) || !is_mine(c, extent, tail);
+    c->extents++;
+    for (;; n.at = n.end) {
+        n.end = n.at == tail ? length : n.at + (n.at == 0 ? head : most);
+        const bool mine = is_mine(c, extent, n.at);
+        n.first = mine && !before;
+        n.last = mine && (n.at == tail || !is_mine(c, extent, n.end));
+        if (mine) TSR_TRY(add_piece(c, extent, &n, err));
+        before = mine;
+        if (n.at == tail) return TSR_OK;
+    }
+}
+
+/* ---- what several ranks read parts of ---- */
+
+/* As it is sent. */
+typedef struct sent_partial {
+    uint64_t number, crc_bytes;
+    uint32_t crc, damaged;
+} sent_partial;
+
+/* Of all ranks' parts of one extent, in order: were those before rank `mine` sound, are all, and the CRC of the whole. */
+static uint32_t join_parts(const tsr_comm_blobs *all, uint64_t number, uint32_t mine, bool *sound_before, bool *sound)
+{
+    uint32_t crc = 0;
+    *sound_before = *sound = true;
+    for (uint32_t r = 0; r < all->count; r++) {
+        sent_partial s;
+        for (size_t at = 0; at < all->blobs[r].size; at += sizeof s) {
+            memcpy(&s, all->blobs[r].data + at, sizeof s);
+            if (s.number != number) continue;
+            crc = tsr_crc32_join(crc, s.crc, s.crc_bytes);
+            if (s.damaged) *sound = false;
+            if (s.damaged && r < mine) *sound_before = false;
+        }
+    }
+    return crc;
+}
+
+/* The first rank that could not read its part tells of that; else the one that has the end knows about the CRC. */
+static tsr_status judge_partials(check *c, const tsr_comm_blobs *all, tsr_error *err)
+{
+    for (size_t i = 0; i < c->partials.count; i++) {
+        const partial *own = (const partial *)c->partials.items + i;
+        bool sound_before, sound;
+        const uint32_t crc = join_parts(all, own->last.extent_number, c->share.comm->rank, &sound_before, &sound);
+        if (own->damaged && sound_before) TSR_TRY(finding_of(c, place_of_piece(c, &own->last), &own->damage, err));
+        if (own->last.ends && sound) TSR_TRY(judge(c, &own->last, crc, err));
+        TSR_TRY(tsr_share_order(&c->share, own->last.extent_number, err));
+    }
     return TSR_OK;
+}
+
+static tsr_status list_partials(const check *c, tsr_vec *out, tsr_error *err)
+{
+    for (size_t i = 0; i < c->partials.count; i++) {
+        const partial *own = (const partial *)c->partials.items + i;
+        const sent_partial s = {own->last.extent_number, own->crc_bytes, own->crc, own->damaged};
+        TSR_TRY(tsr_text_append(out, (const char *)&s, sizeof s, err));
+    }
+    return TSR_OK;
+}
+
+/* As it is sent. */
+typedef struct sent_tally {
+    uint64_t entry;
+    counts counts;
+} sent_tally;
+
+static tsr_status list_tallies(const check *c, tsr_vec *out, tsr_error *err)
+{
+    for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++) {
+        const sent_tally s = {i, c->tallies[i].counts};
+        if (s.counts.nan || s.counts.inf || s.counts.odd) TSR_TRY(tsr_text_append(out, (const char *)&s, sizeof s, err));
+    }
+    return TSR_OK;
+}
+
+/* Every rank's counts, this one's included. */
+static tsr_status sum_tallies(check *c, const tsr_comm_blobs *all, tsr_error *err)
+{
+    (void)err;
+    for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++) c->tallies[i].counts = (counts){0};
+    for (size_t at = 0; at < all->byte_count; at += sizeof(sent_tally)) {
+        sent_tally s;
+        memcpy(&s, all->bytes + at, sizeof s);
+        add_counts(&c->tallies[s.entry].counts, &s.counts);
+    }
+    return TSR_OK;
+}
+
+/* Collective: every rank lists something, all look at all. */
+static tsr_status exchange(check *c, tsr_status (*list)(const check *c, tsr_vec *out, tsr_error *err),
+                           tsr_status (*look)(check *c, const tsr_comm_blobs *all, tsr_error *err), tsr_error *err)
+{
+    tsr_comm_blobs all = {0};
+    tsr_vec out = tsr_vec_of(c->share.allocator, 1);
+    tsr_status status = tsr_share_agree(&c->share, list(c, &out, err), err);
+    if (status == TSR_OK)
+        status = tsr_comm_gather_blobs(c->share.comm, (tsr_str){out.items, out.count}, c->share.allocator, &all, err);
+    if (status == TSR_OK) status = tsr_share_agree(&c->share, look(c, &all, err), err);
+    tsr_comm_blobs_free(&all);
+    tsr_vec_free(&out);
+    return status;
 }
 
 /* ---- second pass: values that only the gather can see ---- */
@@ -300,7 +459,7 @@ static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_ch
     if (replica->file == TSR_NO_FILE) return TSR_OK; /* a finding since opening */
     if (compare_replica(c, chunks, replica, &difference, &failure) != TSR_OK) return finding_of(c, place, &failure, err);
     if (difference.differing == 0) return TSR_OK;
-    return tsr_find(c->findings, "layout/replica-differs", place, err, "%llu of %llu elements differ from the first copy",
+    return tsr_find(c->share.found, "layout/replica-differs", place, err, "%llu of %llu elements differ from the first copy",
                     (unsigned long long)difference.differing, (unsigned long long)difference.elements);
 }
 
@@ -327,20 +486,45 @@ static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t
     const counts *n = &t->counts;
     if (n->odd)
         TSR_TRY(
-            tsr_find(c->findings, "values/bool", place, err, "%llu bytes other than 0 and 1", (unsigned long long)n->odd));
+            tsr_find(c->share.found, "values/bool", place, err, "%llu bytes other than 0 and 1", (unsigned long long)n->odd));
     if (n->nan == 0 && n->inf == 0) return TSR_OK;
-    return tsr_find(c->findings, "values/nan", place, err, "%llu NaN and %llu infinite values", (unsigned long long)n->nan,
+    return tsr_find(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite values", (unsigned long long)n->nan,
                     (unsigned long long)n->inf);
 }
 
+static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_error *err)
+{
+    if (t->gather) TSR_TRY(scan_gather(c, entry, t, err));
+    TSR_TRY(report_values(c, entry, t, err));
+    return entry->kind == TSR_ENTRY_TENSOR && entry->replica_count ? check_replicas(c, entry, err) : TSR_OK;
+}
+
+/* What an entry costs after the first pass. */
+static uint64_t cost_of(const tsr_entry *entry, const tally *t)
+{
+    uint64_t bytes = 0, cost;
+    if (entry->kind != TSR_ENTRY_TENSOR || (!t->gather && !entry->replica_count)) return 1;
+    if (tsr_tensor_bytes(entry, &bytes, NULL) != TSR_OK) return 1;
+    return tsr_mul_u64(bytes, (uint64_t)t->gather + 2 * entry->replica_count, &cost) && cost < UINT64_MAX / 2 ? cost + 1
+                                                                                                           : bytes;
+}
+
+/* Each rank those of its share. */
 static tsr_status check_entries(check *c, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
+    uint64_t total = 0, at = 0;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_entry *entry = &catalog->entries[i];
-        if (c->tallies[i].gather) TSR_TRY(scan_gather(c, entry, &c->tallies[i], err));
-        TSR_TRY(report_values(c, entry, &c->tallies[i], err));
-        if (entry->kind == TSR_ENTRY_TENSOR && entry->replica_count) TSR_TRY(check_replicas(c, entry, err));
+        const uint64_t cost = cost_of(&catalog->entries[i], &c->tallies[i]);
+        total = cost < UINT64_MAX - total ? total + cost : UINT64_MAX;
+    }
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const uint64_t cost = cost_of(&catalog->entries[i], &c->tallies[i]);
+        const uint32_t owner = tsr_share_owner_of_cost(&c->share, at, total);
+        at = cost < total - at ? at + cost : total;
+        if (owner != c->share.comm->rank) continue;
+        TSR_TRY(check_entry(c, &catalog->entries[i], &c->tallies[i], err));
+        TSR_TRY(tsr_share_order(&c->share, i, err));
     }
     return TSR_OK;
 }
@@ -356,19 +540,60 @@ static tsr_status check_extents(check *c, tsr_error *err)
     return tsr_ring_end(c->ring, err);
 }
 
+/* Ranks must have the same files before them, and cut them alike, whatever their threads and memory. */
+static tsr_status prepare(check *c, tsr_error *err)
+{
+    const uint64_t seen[] = {tsr_checkpoint_catalog(c->checkpoint)->entry_count, c->share.file_count, c->share.byte_total};
+    uint64_t least = UINT64_MAX - tsr_ring_best(c->ring);
+    TSR_TRY(tsr_comm_same(c->share.comm, (tsr_str){(const char *)seen, sizeof seen}, "the checkpoint's files", err));
+    TSR_TRY(c->share.comm->largest(c->share.comm, &least, err));
+    c->most = (UINT64_MAX - least - 2 * TSR_DODGE_BYTES) / 16 * 16;
+    return TSR_OK;
+}
+
+static tsr_status run(check *c, tsr_error *err)
+{
+    tsr_findings *findings = tsr_checkpoint_findings(c->checkpoint);
+    const bool alone = c->share.comm->size == 1;
+    TSR_TRY(tsr_share_agree(&c->share, check_extents(c, err), err));
+    if (!alone) TSR_TRY(exchange(c, list_partials, judge_partials, err));
+    if (!alone) TSR_TRY(exchange(c, list_tallies, sum_tallies, err));
+    TSR_TRY(tsr_share_merge(&c->share, findings, err));
+    TSR_TRY(tsr_share_agree(&c->share, check_entries(c, err), err));
+    return tsr_share_merge(&c->share, findings, err);
+}
+
+static tsr_status start(check *c, tsr_comm *comm, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
+    const size_t count = (size_t)tsr_checkpoint_catalog(c->checkpoint)->entry_count;
+    TSR_TRY(tsr_share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, err));
+    c->tallies = tsr_alloc(allocator, count, sizeof *c->tallies, err);
+    if (!c->tallies) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) c->tallies[i] = (tally){{0}, false};
+    return TSR_OK;
+}
+
+tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,
+                                 tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    check c = {.checkpoint = checkpoint, .ring = ring, .progress = progress, .share = {.comm = comm}};
+    c.partials = tsr_vec_of(allocator, sizeof(partial));
+    tsr_status status = tsr_share_agree(&c.share, start(&c, comm, err), err);
+    if (status == TSR_OK) status = prepare(&c, err);
+    if (status == TSR_OK) status = run(&c, err);
+    tsr_free(allocator, c.tallies, (size_t)tsr_checkpoint_catalog(checkpoint)->entry_count, sizeof *c.tallies);
+    tsr_vec_free(&c.partials);
+    tsr_share_close(&c.share);
+    return status;
+}
+
 tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err)
 {
-    const tsr_store *store = tsr_checkpoint_store(checkpoint);
-    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
-    const size_t count = (size_t)tsr_checkpoint_catalog(checkpoint)->entry_count;
-    check c = {
-        .checkpoint = checkpoint, .ring = ring, .findings = tsr_checkpoint_findings(checkpoint), .progress = progress};
-    for (uint32_t i = 0; i < store->file_count; i++) c.byte_total += store->files[i].size;
-    c.tallies = tsr_alloc(allocator, count, sizeof *c.tallies, err);
-    if (!c.tallies) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) c.tallies[i] = (tally){{0}, false};
-    tsr_status status = check_extents(&c, err);
-    if (status == TSR_OK) status = check_entries(&c, err);
-    tsr_free(allocator, c.tallies, count, sizeof *c.tallies);
+    tsr_comm *self;
+    TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
+    tsr_status status = tsr_check_deep_shared(checkpoint, self, ring, progress, err);
+    self->close(self);
     return status;
 }

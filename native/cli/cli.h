@@ -5,6 +5,7 @@
 #ifndef TSR_CLI_H
 #define TSR_CLI_H
 
+#include "tessera/comm.h"
 #include "tessera/json.h"
 #include "tessera/native_host.h"
 
@@ -67,6 +68,7 @@ extern const char *const cli_overview_summary;
 typedef struct cli_globals {
     bool quiet;
     bool no_progress;
+    bool no_mpi; /* heard before the command line is parsed */
     unsigned color;   /* choice: auto, always, never */
     uint64_t threads; /* 0: as many as allowed */
     bool help;
@@ -86,7 +88,13 @@ struct cli {
     cli_terminal out, err;
     tsr_native_host native; /* by cli_host */
     bool host_is_open;
+    tsr_comm *ranks; /* the processes that share this command; NULL: this one alone */
 };
+
+/* Whether this process may print for all. */
+bool cli_speaks(const cli *program);
+/* Where ranks may have fared differently: the common result, as tsr_comm_agree. Collective where there are ranks. */
+tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err);
 
 const tsr_host *cli_host(cli *program);
 

@@ -40,24 +40,31 @@ static void free_contract(contract *c)
     tsr_arena_free(c->arena);
 }
 
+static tsr_status check_deep(cli *program, cli_session *session, tsr_ring *ring, tsr_error *err)
+{
+    cli_progress progress;
+    cli_progress_start(&progress, program, "checking");
+    tsr_status status = program->ranks
+                            ? tsr_check_deep_shared(session->checkpoint, program->ranks, ring, &progress.base, err)
+                            : tsr_check_deep(session->checkpoint, ring, &progress.base, err);
+    cli_progress_end(&progress);
+    return status;
+}
+
 static tsr_status check(cli *program, const validate_arguments *arguments, const contract *layout, cli_session *session,
                         tsr_error *err)
 {
     const tsr_host *host = cli_host(program);
     tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
+    tsr_ring *ring = NULL;
     tsr_status status = tsr_validate_catalog(session->catalog, host, findings, err);
     if (status == TSR_OK && arguments->layout)
         status = tsr_validate_layout(session->catalog, &layout->catalog, host, findings, err);
-    if (status == TSR_OK && arguments->deep) {
-        tsr_ring *ring = NULL;
-        cli_progress progress;
-        cli_progress_start(&progress, program, "checking");
-        status = tsr_ring_new(host, 0, &ring, err);
-        if (status == TSR_OK) status = tsr_check_deep(session->checkpoint, ring, &progress.base, err);
-        tsr_ring_free(ring);
-        cli_progress_end(&progress);
-    }
-    return status == TSR_OK ? cli_unchanged(session, err) : status;
+    if (status == TSR_OK && arguments->deep) status = tsr_ring_new(host, 0, &ring, err);
+    status = cli_agree(program, status, err);
+    if (status == TSR_OK && arguments->deep) status = check_deep(program, session, ring, err);
+    tsr_ring_free(ring);
+    return status == TSR_OK ? cli_agree(program, cli_unchanged(session, err), err) : status;
 }
 
 static int worse(int a, int b)
@@ -70,7 +77,7 @@ static int validate_path(cli *program, const validate_arguments *arguments, cons
 {
     tsr_error err = {0};
     cli_session session;
-    tsr_status status = cli_open(program, path, NULL, &session, &err);
+    tsr_status status = cli_agree(program, cli_open(program, path, NULL, &session, &err), &err);
     if (status == TSR_OK) status = check(program, arguments, layout, &session, &err);
     int result = CLI_DONE;
     if (status == TSR_OK) {
@@ -98,7 +105,8 @@ static int run(cli *program, const void *given)
         return CLI_DONE;
     }
     if (program->operands.count == 0) return cli_fail(program, "validate needs PATH…; see tessera help validate");
-    if (arguments->layout && load_contract(program, arguments->layout, &layout, &err) != TSR_OK) {
+    tsr_status status = arguments->layout ? load_contract(program, arguments->layout, &layout, &err) : TSR_OK;
+    if (cli_agree(program, status, &err) != TSR_OK) {
         free_contract(&layout);
         return cli_fail_error(program, arguments->layout, &err);
     }

@@ -1,4 +1,4 @@
-/* `tessera`: finds the command, parses its arguments by the tables, runs it. */
+/* What `tessera` and `tessera-mpi` have in common: finds the command, parses its arguments by the tables, runs it. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/launch.h"
 #include "cli/term.h"
 
 const cli_command *const cli_commands[] = {&cli_inspect, &cli_validate, &cli_layout,  &cli_diff,    &cli_get,
@@ -14,11 +14,34 @@ const cli_command *const cli_commands[] = {&cli_inspect, &cli_validate, &cli_lay
                                            &cli_fqn,     &cli_optim,    &cli_doctor,  &cli_help,    &cli_completions,
                                            NULL};
 
+/* ---- ranks ---- */
+
+bool cli_speaks(const cli *program)
+{
+    return !program->ranks || program->ranks->rank == 0;
+}
+
+/* What went wrong in the same way everywhere is said without a rank. */
+tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err)
+{
+    tsr_error other = {0};
+    uint64_t failed = status != TSR_OK;
+    if (!program->ranks) return status;
+    if (program->ranks->largest(program->ranks, &failed, &other) != TSR_OK) {
+        if (status == TSR_OK) *err = other;
+        return err->status;
+    }
+    if (!failed) return TSR_OK;
+    if (tsr_comm_same(program->ranks, tsr_str_from(err->message), "errors", &other) == TSR_OK) return status;
+    return tsr_comm_agree(program->ranks, status, err);
+}
+
 /* ---- messages ---- */
 
 static void message(const cli *program, const char *kind, cli_style style, const char *format, va_list arguments)
 {
     char text[2048];
+    if (!cli_speaks(program)) return;
     vsnprintf(text, sizeof text, format, arguments);
     fflush(stdout);
     fputs("tessera: ", stderr);
@@ -139,9 +162,9 @@ static int run_command(cli *program, int argc, char **argv)
     return status;
 }
 
-int main(int argc, char **argv)
+int cli_main(int argc, char **argv, tsr_comm *ranks)
 {
-    cli program = {0};
+    cli program = {.ranks = ranks};
     signal(SIGBUS, on_bus_error);
     program.out = cli_terminal_of(STDOUT_FILENO, 0);
     program.err = cli_terminal_of(STDERR_FILENO, 0);

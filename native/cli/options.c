@@ -9,6 +9,7 @@ const cli_option cli_global_options[] = {
     {"no-progress", 0, CLI_FLAG, NULL, "no progress line (shown only on a terminal)", offsetof(cli_globals, no_progress)},
     {"color", 0, CLI_CHOICE, "auto|always|never", "colors; auto heeds NO_COLOR and TERM=dumb", offsetof(cli_globals, color)},
     {"threads", 0, CLI_COUNT, "N", "threads to use (default: the cores allowed)", offsetof(cli_globals, threads)},
+    {"no-mpi", 0, CLI_FLAG, NULL, "one process, whatever launcher started it", offsetof(cli_globals, no_mpi)},
     {"help", 'h', CLI_FLAG, NULL, "help on the command", offsetof(cli_globals, help)},
     {"version", 0, CLI_FLAG, NULL, "version and what it was built with", offsetof(cli_globals, version)},
     {0},

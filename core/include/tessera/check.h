@@ -2,6 +2,7 @@
 #ifndef TESSERA_CHECK_H
 #define TESSERA_CHECK_H
 
+#include "tessera/comm.h"
 #include "tessera/read.h"
 
 TSR_API_BEGIN
@@ -37,6 +38,11 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
  * tsr_checkpoint_extents finds on the way. A file that cannot be read to its end is a finding too (`file/unreadable`).
  * Returns an error only for what stops the check: memory, cancelling, input that cannot be walked. */
 tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err);
+
+/* The same, shared by ranks that have opened the same checkpoint: each reads its part of the bytes, and all end with the
+ * findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
+tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,
+                                 tsr_error *err);
 
 TSR_API_END
 

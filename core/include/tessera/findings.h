@@ -48,6 +48,8 @@ tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place
     TSR_PRINTF_LIKE(5, 6);
 tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
                        const char *format, ...) TSR_PRINTF_LIKE(6, 7);
+/* Counts findings that are known of but not there, as those beyond the bound. */
+void tsr_findings_count_more(tsr_findings *findings, tsr_level level, uint64_t count);
 /* Stored findings in order of discovery. */
 size_t tsr_findings_count(const tsr_findings *findings);
 const tsr_finding *tsr_findings_at(const tsr_findings *findings, size_t index);

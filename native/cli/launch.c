@@ -1,0 +1,53 @@
+/* Launchers of parallel programs, by what they leave in the environment. */
+#include "cli/launch.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* size, and the rank beside it */
+static const struct {
+    const char *size, *rank;
+} launchers[] = {
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, /* Open MPI's mpirun, prterun */
+    {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},   /* MVAPICH */
+    {"PMI_SIZE", "PMI_RANK"},                         /* MPICH's hydra, srun --mpi=pmi2 */
+    {"JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"},     /* jsrun */
+    {"FLUX_JOB_SIZE", "FLUX_TASK_RANK"},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}, /* srun; a batch script has no step and is one process */
+};
+
+static uint64_t number_of(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : 0;
+}
+
+cli_launch cli_launch_seen(void)
+{
+    static const char *const pmi[] = {"PMIX_RANK", "PMI_FD", "PMI_PORT", "PMI_RANK", "OMPI_COMM_WORLD_SIZE"};
+    cli_launch launch = {.processes = 1, .first = true};
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
+        if (!getenv(launchers[i].size)) continue;
+        launch.sign = launchers[i].size;
+        launch.processes = number_of(launchers[i].size);
+        launch.first = number_of(launchers[i].rank) == 0;
+        break;
+    }
+    if (!launch.sign && getenv("SLURM_NTASKS") && (getenv("SLURM_STEP_ID") || number_of("SLURM_PROCID"))) {
+        launch.sign = "SLURM_NTASKS";
+        launch.processes = number_of(launch.sign);
+        launch.first = number_of("SLURM_PROCID") == 0;
+    }
+    launch.is_srun = launch.sign && strncmp(launch.sign, "SLURM", 5) == 0;
+    for (size_t i = 0; i < sizeof pmi / sizeof *pmi; i++) launch.has_pmi = launch.has_pmi || getenv(pmi[i]);
+    return launch;
+}
+
+int cli_refuse_strangers(const cli *program, const cli_launch *launch)
+{
+    return cli_fail(program,
+                    "%" PRIu64 " processes were started (%s), but none knows the others, and each would do all the work: %s",
+                    launch->processes, launch->sign,
+                    launch->is_srun ? "use srun --mpi=pmix, or mpirun, or one process"
+                                    : "use the mpirun of the Open MPI that tessera-mpi was built with");
+}

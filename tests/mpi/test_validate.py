@@ -1,0 +1,114 @@
+"""`mpirun -n N tessera validate --deep` says what one process says, for every sample and for damage across the ranks' shares."""
+import glob
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import tempfile
+
+from harness import FULL, mpirun, need, test
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
+
+
+def samples():
+    for path in sorted(glob.glob(os.path.join(SAMPLES, "*.expect.json"))):
+        with open(path) as f:
+            want = json.load(f)
+        yield os.path.join(SAMPLES, want.get("path", os.path.basename(path)[:-len(".expect.json")]))
+
+
+def alone(tessera, *arguments):
+    p = subprocess.run([tessera, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    return p.returncode, p.stdout.decode(errors="replace"), p.stderr.decode(errors="replace")
+
+
+def same_on(folder, ranks, *arguments, env=None):
+    """The same status, document and message as one process."""
+    tessera = f"{folder}/tessera"
+    status, out, err = alone(tessera, *arguments)
+    job = mpirun(ranks, tessera, *arguments, env=env)
+    where = f"{' '.join(arguments)} on {ranks}"
+    need(job.status == status, f"{where}: status {job.status}, of one process {status}; {job.err[-600:]}")
+    need(job.out == out, f"{where}: another document:\n{job.out[:1500]}\n--- one process:\n{out[:1500]}")
+    for line in err.splitlines():
+        need(job.err.count(line) == 1, f"{where}: said {job.err.count(line)} times: {line}")
+    return status, out
+
+
+@test
+def every_sample_is_judged_as_by_one_process(folder):
+    findings = 0
+    paths = list(samples())
+    for ranks in (2, 3) if not FULL else range(2, 9):
+        # all at once, so that a job is started once; then those that cannot be opened
+        good = [p for p in paths if alone(f"{folder}/tessera", "validate", "--deep", "--json", p)[0] != 2]
+        status, out = same_on(folder, ranks, "validate", "--deep", "--json", "--fail-on", "note", *good)
+        findings += len(json.loads(out)["findings"])
+        for path in [p for p in paths if p not in good][:3 if not FULL else None]:
+            same_on(folder, ranks, "validate", "--deep", "--json", path)
+    need(findings > 50, f"only {findings} findings: nothing was compared")
+
+
+def safetensors(path, sizes, seed):
+    """A file of float32 tensors with some NaN."""
+    rng = random.Random(seed)
+    header, at = {}, 0
+    for i, elements in enumerate(sizes):
+        header[f"t.{i}"] = {"dtype": "F32", "shape": [elements], "data_offsets": [at, at + 4 * elements]}
+        at += 4 * elements
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for elements in sizes:
+            data = bytearray(rng.randbytes(4 * elements))
+            for k in range(0, len(data), 4):
+                if data[k + 3] & 0x7f == 0x7f and data[k + 2] & 0x80:  # neither NaN nor infinite but where we say so
+                    data[k + 3] ^= 0x10
+            for _ in range(min(3, elements)):
+                k = 4 * rng.randrange(elements)
+                data[k:k + 4] = struct.pack("<f", float("nan"))
+            f.write(data)
+
+
+def damage(path, offset):
+    with open(path, "r+b") as f:
+        f.seek(offset)
+        byte = f.read(1)
+        f.seek(offset)
+        f.write(bytes([byte[0] ^ 0xff]))
+
+
+@test
+def damage_across_shares_is_found_once(folder):
+    tessera = f"{folder}/tessera"
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        source = os.path.join(scratch, "a.safetensors")
+        safetensors(source, [3_000_000, 1, 0, 17, 2_500_000, 70_000] + [1000] * 50, 1)
+        for to, name in (("torch", "a.pt"), ("dcp", "a-dcp")):
+            path = os.path.join(scratch, name)
+            need(alone(tessera, "convert", source, path, "--to", to)[0] == 0, f"convert to {to}")
+        for name in ("a.safetensors", "a.pt", "a-dcp"):
+            path = os.path.join(scratch, name)
+            for ranks in (2, 3, 5) if not FULL else range(2, 17):
+                status, out = same_on(folder, ranks, "validate", "--deep", "--json", "--fail-on", "note", path)
+                need(status == 1 and len(json.loads(out)["findings"]) == 55, f"{name}: {out[:500]}")
+        for victim in ("a.pt", "a-dcp/__0_0.distcp"):
+            whole = os.path.join(scratch, victim)
+            size = os.path.getsize(whole)
+            for k, offset in enumerate((5_000_000, 11_900_000, 12_100_000, size // 2, size - 130_000)):
+                damage(whole, offset)
+                status, out = same_on(folder, 2 + k % 4, "validate", "--deep", "--json", os.path.join(scratch, victim.split("/")[0]))
+                need(status == 1 and out.count('"zip/crc"') == 1, f"{victim} at {offset}: {out[:500]}")
+                damage(whole, offset)
+        cut = os.path.join(scratch, "cut")
+        shutil.copytree(os.path.join(scratch, "a-dcp"), cut)
+        with open(os.path.join(cut, "__0_0.distcp"), "r+b") as f:
+            f.truncate(9_000_000)
+        for ranks in (2, 3, 4):
+            status, _ = same_on(folder, ranks, "validate", "--deep", "--json", cut)
+            need(status == 1, f"a cut file: status {status}")
