@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "cuda/backend.h"
+#include "cuda/gpu_cuda.h"
 #include "cuda/kernel_body.h"
 #include "cuda/kernels.h"
 
@@ -456,4 +457,19 @@ tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, t
     device->host_memory = tsr_vec_of(host->allocator, sizeof(host_memory));
     *out = &device->base;
     return TSR_OK;
+}
+
+bool tsr_cuda_is(const tsr_gpu *device)
+{
+    return device->ops == &backend;
+}
+
+tsr_status tsr_cuda_use(tsr_gpu *device, tsr_error *err)
+{
+    return use(device, err);
+}
+
+void *tsr_cuda_stream(tsr_gpu_stream *stream)
+{
+    return ((cuda_stream *)stream)->handle;
 }

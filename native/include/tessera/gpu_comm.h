@@ -1,0 +1,39 @@
+/* Collectives on device memory: a communicator (tessera/comm.h) whose calls take device addresses wherever they take host
+ * addresses, in any mixture, also different ones on different ranks.
+ *
+ *   staged   device ─▶ pinned slot ─▶ the communicator below ─▶ pinned slot ─▶ device, piece by piece: while one piece is
+ *            on its way between ranks, the next is copied from the device and the last one to it
+ *   direct   addresses go to the communicator below as they are: for libraries that say that they take them
+ *   nccl     NCCL moves what lies in device memory on all ranks; the rest is staged
+ *
+ * Errors and failing ranks are as in tessera/comm.h: a rank whose device fails poisons the call. (native/cuda) */
+#ifndef TESSERA_GPU_COMM_H
+#define TESSERA_GPU_COMM_H
+
+#include "tessera/comm.h"
+#include "tessera/gpu.h"
+
+TSR_API_BEGIN
+
+typedef enum tsr_gpu_comm_way { TSR_GPU_COMM_STAGED = 0, TSR_GPU_COMM_DIRECT, TSR_GPU_COMM_NCCL } tsr_gpu_comm_way;
+
+#define TSR_GPU_STAGE_DEFAULT_BYTES ((size_t)32 << 20)
+#define TSR_GPU_STAGE_LEAST_BYTES   ((size_t)64 << 10)
+
+typedef struct tsr_gpu_comm_options {
+    tsr_gpu_comm_way way;
+    size_t stage_bytes; /* of pinned memory; 0: the default; less than the least counts as that */
+} tsr_gpu_comm_options;
+
+/* Collective over `below`, which stays the caller's and must not be used while the new one is; `options` (may be NULL) are
+ * the same on all ranks. Errors: TSR_E_UNSUPPORTED (no CUDA in this build, or NCCL's library is not there: with the reason,
+ * on all ranks), TSR_E_NOMEM, TSR_E_IO. */
+tsr_status tsr_gpu_comm_new(tsr_comm *below, tsr_gpu *gpu, const tsr_gpu_comm_options *options, tsr_comm **out,
+                            tsr_error *err);
+
+/* Version of NCCL's library as it says (22203: 2.22.3), or 0 with the reason why it cannot be used. */
+uint32_t tsr_gpu_nccl_version(char *reason, size_t capacity);
+
+TSR_API_END
+
+#endif
