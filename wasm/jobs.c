@@ -110,19 +110,13 @@ TSR_EXPORT(tessera_diff) uint32_t tessera_diff(uint32_t handle_a, uint32_t handl
     return tessera_add_handle(HANDLE_DIFF, c, free_comparison, handle_a, handle_b, err);
 }
 
-static bool is_comparable(const tsr_diff_pair *pair)
-{
-    return pair->a->kind == TSR_ENTRY_TENSOR && pair->b->kind == TSR_ENTRY_TENSOR &&
-           !(pair->what & (TSR_DIFF_DTYPE | TSR_DIFF_SHAPE | TSR_DIFF_OBJECT));
-}
-
 static tsr_status compare_next(comparison *c, tsr_error *err)
 {
     const tsr_tolerance exact = {.exact = true};
     if (!c->differences) c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
     if (!c->differences) return TSR_E_NOMEM;
     if (!c->ring && tsr_ring_new(&c->a->host, 0, &c->ring, err) != TSR_OK) return TSR_E_NOMEM;
-    while (c->next < c->diff.pair_count && !is_comparable(&c->diff.pairs[c->next])) c->next++;
+    while (c->next < c->diff.pair_count && !tsr_pair_is_comparable(&c->diff.pairs[c->next])) c->next++;
     if (c->next == c->diff.pair_count) return TSR_OK;
     tsr_diff_pair *pair = &c->diff.pairs[c->next];
     tsr_difference *difference = &c->differences[c->next];

@@ -96,7 +96,7 @@ static size_t offset_in_slice(const original *o, const tsr_comm *comm)
 tsr_status tsr_flat_to_rows(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *slice,
                             void *rows, const tsr_allocator *allocator, tsr_error *err)
 {
-    original o;
+    original o = {0};
     TSR_TRY(open_original(unit, param, itemsize, &o, err)); /* the same on all ranks */
     return exchange(comm, &o, slice_span, (const char *)slice + offset_in_slice(&o, comm), row_span, rows, allocator, err);
 }
@@ -104,7 +104,7 @@ tsr_status tsr_flat_to_rows(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t 
 tsr_status tsr_rows_to_flat(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *rows,
                             void *slice, const tsr_allocator *allocator, tsr_error *err)
 {
-    original o;
+    original o = {0};
     TSR_TRY(open_original(unit, param, itemsize, &o, err));
     return exchange(comm, &o, row_span, rows, slice_span, (char *)slice + offset_in_slice(&o, comm), allocator, err);
 }

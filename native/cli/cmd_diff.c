@@ -82,35 +82,18 @@ static tsr_status match(comparison *c, tsr_error *err)
 
 /* ---- values ---- */
 
-static bool is_comparable(const tsr_diff_pair *pair)
-{
-    return pair->a->kind == TSR_ENTRY_TENSOR && pair->b->kind == TSR_ENTRY_TENSOR &&
-           !(pair->what & (TSR_DIFF_DTYPE | TSR_DIFF_SHAPE | TSR_DIFF_OBJECT));
-}
-
 static tsr_status compare_values(comparison *c, tsr_error *err)
 {
     const bool exact = !c->arguments->atol.given && !c->arguments->rtol.given;
     const tsr_tolerance tolerance = {exact, c->arguments->atol.value, c->arguments->rtol.value};
-    uint64_t total = 0, done = 0, bytes;
     tsr_ring *ring = NULL;
     cli_progress progress;
     c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
     tsr_status status = c->differences ? tsr_ring_new(cli_host(c->program), 0, &ring, err) : TSR_E_NOMEM;
-    for (uint64_t i = 0; i < c->diff.pair_count; i++) {
-        if (is_comparable(&c->diff.pairs[i]) && tsr_entry_bytes(c->diff.pairs[i].a, &bytes)) total += bytes;
-    }
     cli_progress_start(&progress, c->program, "comparing");
-    for (uint64_t i = 0; i < c->diff.pair_count && status == TSR_OK; i++) {
-        tsr_diff_pair *pair = &c->diff.pairs[i];
-        if (!is_comparable(pair)) continue;
-        status = tsr_compare_tensors(c->a.checkpoint, pair->a, c->b.checkpoint, pair->b, &tolerance, ring,
-                                     &c->differences[i], err);
-        if (status == TSR_OK && c->differences[i].differing) pair->what |= TSR_DIFF_VALUE;
-        if (tsr_entry_bytes(pair->a, &bytes)) done += bytes;
-        if (status == TSR_OK && !progress.base.step(progress.base.ctx, done, total)) {
-            status = tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "interrupted");
-        }
+    if (status == TSR_OK) {
+        status = tsr_diff_values(c->a.checkpoint, c->b.checkpoint, &c->diff, &tolerance, ring, &progress.base,
+                                 c->differences, err);
     }
     cli_progress_end(&progress);
     tsr_ring_free(ring);

@@ -1,5 +1,10 @@
 """Running other people's tools."""
+import os
 import subprocess
+
+from harness import ROOT
+
+TOOLS = os.path.join(ROOT, ".local/package-tools")  # those that pip installs: a virtual environment of their own
 
 
 def check(*command, status=0, **k):

@@ -2,6 +2,7 @@
 #ifndef TESSERA_COMPARE_H
 #define TESSERA_COMPARE_H
 
+#include "tessera/diff.h"
 #include "tessera/read.h"
 
 TSR_API_BEGIN
@@ -28,6 +29,15 @@ typedef struct tsr_difference {
 tsr_status tsr_compare_tensors(tsr_checkpoint *checkpoint_a, const tsr_entry *a, tsr_checkpoint *checkpoint_b,
                                const tsr_entry *b, const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out,
                                tsr_error *err);
+
+/* Whether the two entries are dense tensors of one dtype and shape, so that their values can be compared. */
+bool tsr_pair_is_comparable(const tsr_diff_pair *pair);
+/* Compares the values of every comparable pair of `diff` and sets TSR_DIFF_VALUE where they differ. `differences` has an
+ * element a pair, zeroed. `progress` counts the bytes of A's tensors; it stops the job with TSR_E_CANCELLED. Errors as
+ * tsr_compare_tensors. */
+tsr_status tsr_diff_values(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkpoint_b, tsr_diff *diff,
+                           const tsr_tolerance *tolerance, tsr_ring *ring, const tsr_progress *progress,
+                           tsr_difference *differences, tsr_error *err);
 
 TSR_API_END
 

@@ -1,0 +1,410 @@
+/* What Python's ctypes calls: flat functions over the library, so that no layout of a C struct but the few below is known
+ * outside C. Documents and files leave by a callback. Every function may be called from several threads for different
+ * sessions; tsr_python_read also for one. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "tessera/folder.h"
+#include "tessera/native_host.h"
+#include "tessera/tessera.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef struct session {
+    tsr_native_host native;
+    tsr_store *store;
+    tsr_checkpoint *checkpoint;
+} session;
+
+EXPORT session *tsr_python_open(const char *path, uint32_t threads, tsr_error *err);
+EXPORT void tsr_python_close(session *s);
+EXPORT tsr_status tsr_python_unchanged(session *s, tsr_error *err);
+EXPORT const char *tsr_python_status_name(tsr_status status);
+
+void tsr_python_close(session *s)
+{
+    if (!s) return;
+    tsr_checkpoint_close(s->checkpoint);
+    if (s->store) s->store->close(s->store);
+    tsr_native_host_close(&s->native);
+    free(s);
+}
+
+session *tsr_python_open(const char *path, uint32_t threads, tsr_error *err)
+{
+    session *s = calloc(1, sizeof *s);
+    if (!s) {
+        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        return NULL;
+    }
+    tsr_native_host_open(&s->native, threads);
+    const tsr_host *host = &s->native.host;
+    tsr_status status = tsr_folder_store_open(NULL, host->allocator, path, &s->store, err);
+    if (status == TSR_OK) status = tsr_checkpoint_open(s->store, host, NULL, &s->checkpoint, err);
+    if (status == TSR_OK) return s;
+    tsr_python_close(s);
+    return NULL;
+}
+
+tsr_status tsr_python_unchanged(session *s, tsr_error *err)
+{
+    return tsr_folder_store_unchanged(s->store, err);
+}
+
+const char *tsr_python_status_name(tsr_status status)
+{
+    return tsr_status_name(status);
+}
+
+/* ---- the catalog ---- */
+
+/* Mirrored in _library.py. A float4 tensor is counted in pairs, as torch does. */
+typedef struct facts {
+    tsr_str fqn;
+    tsr_str type;
+    const char *kind;
+    const char *dtype;
+    uint64_t shape[TSR_MAX_RANK];
+    uint64_t bytes;
+    uint64_t chunks;
+    uint32_t rank;
+    uint32_t path_length;
+    uint8_t requires_grad;
+} facts;
+
+typedef struct path_item {
+    tsr_str key;
+    int64_t integer;
+    uint32_t kind; /* 0 str key, 1 int key, 2 position in a list */
+} path_item;
+
+EXPORT const char *tsr_python_format(const session *s);
+EXPORT uint64_t tsr_python_count(const session *s);
+EXPORT void tsr_python_facts(const session *s, uint64_t index, facts *out);
+EXPORT void tsr_python_chunk(const session *s, uint64_t index, uint64_t chunk, uint64_t *offsets, uint64_t *sizes);
+EXPORT void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, path_item *out);
+
+static const tsr_entry *entry_at(const session *s, uint64_t index)
+{
+    return &tsr_checkpoint_catalog(s->checkpoint)->entries[index];
+}
+
+const char *tsr_python_format(const session *s)
+{
+    return tsr_format_name(tsr_checkpoint_catalog(s->checkpoint)->format);
+}
+
+uint64_t tsr_python_count(const session *s)
+{
+    return tsr_checkpoint_catalog(s->checkpoint)->entry_count;
+}
+
+void tsr_python_facts(const session *s, uint64_t index, facts *out)
+{
+    const tsr_entry *entry = entry_at(s, index);
+    tsr_dtype dtype = entry->dtype;
+    *out = (facts){.fqn = entry->fqn,
+                   .type = entry->type,
+                   .kind = tsr_entry_kind_name(entry->kind),
+                   .chunks = entry->chunk_count,
+                   .rank = entry->rank,
+                   .path_length = entry->path ? entry->path_length : 0,
+                   .requires_grad = entry->requires_grad};
+    for (uint32_t d = 0; d < entry->rank && d < TSR_MAX_RANK; d++) out->shape[d] = entry->shape[d];
+    if (entry->rank) tsr_dtype_pack(&dtype, &out->shape[entry->rank - 1]);
+    out->dtype = tsr_dtype_describe(dtype)->name;
+    if (entry->kind == TSR_ENTRY_TENSOR) tsr_tensor_bytes(entry, &out->bytes, NULL);
+}
+
+void tsr_python_chunk(const session *s, uint64_t index, uint64_t chunk, uint64_t *offsets, uint64_t *sizes)
+{
+    const tsr_entry *entry = entry_at(s, index);
+    for (uint32_t d = 0; d < entry->rank; d++) {
+        offsets[d] = entry->chunks[chunk].offsets[d];
+        sizes[d] = entry->chunks[chunk].sizes[d];
+    }
+}
+
+void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, path_item *out)
+{
+    const tsr_path_item *item = &entry_at(s, index)->path[at];
+    *out = (path_item){item->key, item->integer, item->kind};
+}
+
+/* ---- bytes ---- */
+
+/* A box of a tensor, contiguous, into memory of exactly its bytes. `offsets` and `sizes` have the rank of the facts. */
+typedef struct read_item {
+    uint64_t index;
+    const uint64_t *offsets;
+    const uint64_t *sizes;
+    void *buffer;
+    uint64_t bytes;
+} read_item;
+
+typedef struct piece { /* rows of an item, so that threads share large ones */
+    const read_item *item;
+    uint64_t row, rows;
+} piece;
+
+typedef struct reading {
+    session *s;
+    const piece *pieces;
+    tsr_error *errors; /* one a piece would be too many: one a thread's first failure, kept by the lowest piece */
+    size_t *failed;
+    size_t count;
+} reading;
+
+EXPORT tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_error *err);
+
+enum { PIECE_BYTES = 8 << 20 };
+
+/* Elements of float6 are no whole bytes: such tensors are read whole. */
+static bool is_only_whole(const tsr_entry *entry)
+{
+    return tsr_dtype_size(entry->dtype) == 0 && entry->dtype != TSR_FLOAT4_E2M1FN;
+}
+
+static tsr_status put_tile(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
+{
+    (void)err;
+    memcpy((uint8_t *)ctx + byte_at, data, size);
+    return TSR_OK;
+}
+
+static tsr_status read_whole(session *s, const read_item *item, tsr_error *err)
+{
+    const tsr_entry *entry = entry_at(s, item->index);
+    tsr_host alone = s->native.host; /* the pool is at work on the pieces */
+    tsr_ring *ring = NULL;
+    uint64_t bytes;
+    alone.parallel_for = NULL;
+    alone.threads = 1;
+    tsr_status status = tsr_tensor_bytes(entry, &bytes, err);
+    if (status == TSR_OK && bytes != item->bytes) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is read whole: %" PRIu64 " bytes, not %" PRIu64,
+                         TSR_STR_ARG(entry->fqn), bytes, item->bytes);
+    }
+    if (status == TSR_OK) status = tsr_ring_new(&alone, 0, &ring, err);
+    if (status == TSR_OK) status = tsr_stream_tensor(s->checkpoint, entry, ring, put_tile, item->buffer, err);
+    tsr_ring_free(ring);
+    return status;
+}
+
+static tsr_status read_piece(session *s, const piece *p, tsr_error *err)
+{
+    const tsr_entry *entry = entry_at(s, p->item->index);
+    if (is_only_whole(entry)) return read_whole(s, p->item, err);
+    uint64_t offsets[TSR_MAX_RANK] = {0}, sizes[TSR_MAX_RANK] = {0};
+    memcpy(offsets, p->item->offsets, entry->rank * sizeof *offsets);
+    memcpy(sizes, p->item->sizes, entry->rank * sizeof *sizes);
+    const uint64_t row_bytes = entry->rank && sizes[0] ? p->item->bytes / sizes[0] : p->item->bytes;
+    if (entry->rank) {
+        offsets[0] += p->row;
+        sizes[0] = p->rows;
+    }
+    return tsr_read_box(s->checkpoint, entry, offsets, sizes, (uint8_t *)p->item->buffer + p->row * row_bytes,
+                        (size_t)(entry->rank ? p->rows * row_bytes : row_bytes), err);
+}
+
+/* Threads take every `count`-th piece. */
+static void read_pieces(void *arg, size_t index)
+{
+    reading *r = arg;
+    size_t threads = r->s->native.host.threads ? r->s->native.host.threads : 1;
+    for (size_t i = index; i < r->count; i += threads) {
+        if (read_piece(r->s, &r->pieces[i], &r->errors[index]) == TSR_OK) continue;
+        r->failed[index] = i;
+        return;
+    }
+}
+
+static bool cut(const session *s, const read_item *items, size_t count, tsr_vec *pieces, tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        const tsr_entry *entry = entry_at(s, items[i].index);
+        uint64_t rows = entry->rank && !is_only_whole(entry) ? items[i].sizes[0] : 1;
+        if (items[i].bytes == 0 || rows == 0) continue;
+        uint64_t each = PIECE_BYTES / (items[i].bytes / rows + 1) + 1;
+        for (uint64_t row = 0; row < rows; row += each) {
+            piece *p = tsr_vec_push(pieces, err);
+            if (!p) return false;
+            *p = (piece){&items[i], row, rows - row < each ? rows - row : each};
+        }
+    }
+    return true;
+}
+
+tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_error *err)
+{
+    const tsr_host *host = &s->native.host;
+    size_t threads = host->threads ? host->threads : 1;
+    tsr_vec pieces = tsr_vec_of(host->allocator, sizeof(piece));
+    reading r = {.s = s, .errors = calloc(threads, sizeof *r.errors), .failed = calloc(threads, sizeof *r.failed)};
+    tsr_status status = TSR_OK;
+    if (!r.errors || !r.failed) status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (status == TSR_OK && !cut(s, items, count, &pieces, err)) status = TSR_E_NOMEM;
+    if (status == TSR_OK) {
+        r.pieces = pieces.items;
+        r.count = pieces.count;
+        tsr_parallel(host, threads < r.count ? threads : r.count, read_pieces, &r);
+        const tsr_error *first = NULL;
+        size_t at = SIZE_MAX;
+        for (size_t t = 0; t < threads; t++) {
+            if (r.errors[t].status == TSR_OK || r.failed[t] >= at) continue;
+            at = r.failed[t];
+            first = &r.errors[t];
+        }
+        if (first) {
+            *err = *first;
+            status = first->status;
+        }
+    }
+    tsr_vec_free(&pieces);
+    free(r.errors);
+    free(r.failed);
+    return status;
+}
+
+/* ---- objects ---- */
+
+EXPORT int tsr_python_is_plain(const session *s, uint64_t index);
+EXPORT int tsr_python_has_value(const session *s, uint64_t index);
+EXPORT tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, void *ctx, tsr_error *err);
+
+/* Whether loading the value again names nothing outside Python's and torch's own data types. */
+static bool is_plain(const tsr_value *value, uint32_t depth)
+{
+    if (!value || value->kind == TSR_VALUE_GLOBAL || value->kind == TSR_VALUE_OBJECT || depth == 0) return false;
+    for (size_t i = 0; i < value->count; i++) {
+        if (!is_plain(value->items[i], depth - 1)) return false;
+    }
+    return true;
+}
+
+int tsr_python_is_plain(const session *s, uint64_t index)
+{
+    const tsr_entry *entry = entry_at(s, index);
+    const tsr_limits *limits = &s->native.host.limits;
+    bool small = tsr_value_match(entry->value, entry->value, limits->depth, limits->expansion) == TSR_SAME;
+    return entry->kind == TSR_ENTRY_OBJECT && entry->value && small && is_plain(entry->value, limits->depth);
+}
+
+int tsr_python_has_value(const session *s, uint64_t index)
+{
+    return entry_at(s, index)->value != NULL;
+}
+
+/* The value as a torch.save file of its own. */
+tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    const tsr_host *host = &s->native.host;
+    tsr_output *output = NULL;
+    tsr_ring *ring = NULL;
+    uint32_t file;
+    uint64_t bytes = 0;
+    tsr_status status = tsr_output_to_memory(host->allocator, &output, err);
+    if (status == TSR_OK) status = tsr_ring_new(host, 0, &ring, err);
+    if (status == TSR_OK) {
+        status = tsr_write_tree(s->checkpoint, entry_at(s, index)->value, output, TSR_STR("value"), ring, NULL, &file,
+                                &bytes, err);
+    }
+    if (status == TSR_OK) {
+        tsr_str data = tsr_output_memory_file(output, TSR_STR("value"));
+        status = write(ctx, data.data, data.size, err);
+    }
+    tsr_ring_free(ring);
+    if (output) output->close(output);
+    return status;
+}
+
+/* ---- documents ---- */
+
+EXPORT tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats, tsr_write_fn *write, void *ctx,
+                                     tsr_error *err);
+EXPORT tsr_status tsr_python_validate(session *s, const char *path, int deep, const char *layout, size_t layout_size,
+                                      tsr_write_fn *write, void *ctx, tsr_error *err);
+EXPORT tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const char *path_b, int values, int layout,
+                                  const tsr_tolerance *tolerance, tsr_write_fn *write, void *ctx, tsr_error *err);
+
+tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats, tsr_write_fn *write, void *ctx,
+                              tsr_error *err)
+{
+    tsr_json json;
+    tsr_ring *ring = NULL;
+    tsr_status status = tsr_validate_catalog(tsr_checkpoint_catalog(s->checkpoint), &s->native.host,
+                                             tsr_checkpoint_findings(s->checkpoint), err);
+    if (status == TSR_OK) status = tsr_ring_new(&s->native.host, 0, &ring, err);
+    const tsr_inspect_options options = {
+        .path = tsr_str_from(path), .hash = (tsr_digest_algorithm)hash, .stats = stats != 0, .ring = ring};
+    tsr_json_start(&json, write, ctx, 0, err);
+    if (status == TSR_OK) status = tsr_document_inspect(s->checkpoint, &options, &json, err);
+    if (status == TSR_OK) status = tsr_json_finish(&json);
+    tsr_ring_free(ring);
+    return status;
+}
+
+static tsr_status check_layout(session *s, tsr_str layout, tsr_error *err)
+{
+    const tsr_host *host = &s->native.host;
+    tsr_catalog contract;
+    tsr_arena *arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_layout_read(layout, host, arena, &contract, err);
+    if (status == TSR_OK) {
+        status = tsr_validate_layout(tsr_checkpoint_catalog(s->checkpoint), &contract, host,
+                                     tsr_checkpoint_findings(s->checkpoint), err);
+    }
+    tsr_arena_free(arena);
+    return status;
+}
+
+tsr_status tsr_python_validate(session *s, const char *path, int deep, const char *layout, size_t layout_size,
+                               tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    tsr_findings *findings = tsr_checkpoint_findings(s->checkpoint);
+    tsr_ring *ring = NULL;
+    tsr_status status = tsr_validate_catalog(tsr_checkpoint_catalog(s->checkpoint), &s->native.host, findings, err);
+    if (status == TSR_OK && layout) status = check_layout(s, (tsr_str){layout, layout_size}, err);
+    if (status == TSR_OK && deep) status = tsr_ring_new(&s->native.host, 0, &ring, err);
+    if (status == TSR_OK && deep) status = tsr_check_deep(s->checkpoint, ring, NULL, err);
+    tsr_ring_free(ring);
+    if (status != TSR_OK) return status;
+    tsr_json json;
+    tsr_findings_document document = {0};
+    tsr_json_start(&json, write, ctx, 0, err);
+    tsr_findings_document_start(&document, &json);
+    tsr_findings_document_add(&document, tsr_str_from(path), findings);
+    status = tsr_findings_document_end(&document);
+    return status == TSR_OK ? tsr_json_finish(&json) : status;
+}
+
+tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const char *path_b, int values, int layout,
+                           const tsr_tolerance *tolerance, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    const tsr_host *host = &a->native.host;
+    const tsr_diff_options options = {.layout = layout != 0};
+    tsr_diff diff = {0};
+    tsr_difference *differences = NULL;
+    tsr_ring *ring = NULL;
+    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint),
+                                          &options, host, arena, &diff, err);
+    if (status == TSR_OK && values) {
+        differences = tsr_arena_array(arena, (size_t)diff.pair_count, sizeof *differences, err);
+        status = differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;
+        if (status == TSR_OK)
+            status = tsr_diff_values(a->checkpoint, b->checkpoint, &diff, tolerance, ring, NULL, differences, err);
+        tsr_ring_free(ring);
+    }
+    if (status == TSR_OK) {
+        tsr_json json;
+        const tsr_diff_document document = {tsr_str_from(path_a), tsr_str_from(path_b), &diff, differences};
+        tsr_json_start(&json, write, ctx, 0, err);
+        status = tsr_document_diff(&document, &json);
+        if (status == TSR_OK) status = tsr_json_finish(&json);
+    }
+    tsr_arena_free(arena);
+    return status;
+}

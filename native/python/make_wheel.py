@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Packs the wheel: make_wheel.py BUILD DEST [LICENCE…]. BUILD is the built preset `wheel`; prints the wheel's path.
+
+The platform tag is read off the binaries: manylinux_2_N where they need nothing but the C library, and of it no version
+after 2.N (PEP 600); plain linux otherwise."""
+import base64
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+# What every manylinux system has (PEP 600's policies list more; these are all that may be needed here).
+SYSTEM = re.compile(r"^(lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*\.so\.\d+)$")
+
+
+def project(word):
+    """From the root CMakeLists.txt, where the version is kept."""
+    with open(os.path.join(ROOT, "CMakeLists.txt")) as f:
+        return re.search({"version": r"project\(tessera VERSION (\S+)", "released": r"set\(TSR_RELEASED (\S+)\)"}[word], f.read())[1]
+
+
+def platform_tag(binaries):
+    newest, foreign = (17,), []
+    for path in binaries:
+        dynamic = subprocess.run(["readelf", "-W", "-d", path], check=True, capture_output=True, text=True).stdout
+        foreign += [name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic) if not SYSTEM.match(name)]
+        symbols = subprocess.run(["readelf", "-W", "--dyn-syms", path], check=True, capture_output=True, text=True).stdout
+        newest = max([newest, *((int(n),) for n in re.findall(r"@GLIBC_2\.(\d+)", symbols))])
+    machine = platform.machine()
+    return f"linux_{machine}" if foreign else f"manylinux_2_{newest[0]}_{machine}"
+
+
+def metadata(version):
+    with open(os.path.join(HERE, "README.md")) as f:
+        readme = f.read()
+    return ("Metadata-Version: 2.1\nName: tessera\n" f"Version: {version}\n"
+            "Summary: Looks into, checks, compares and converts the checkpoints of distributed PyTorch training\n"
+            "License: MIT\nRequires-Python: >=3.9\nProvides-Extra: torch\nRequires-Dist: torch>=2.3; extra == 'torch'\n"
+            "Description-Content-Type: text/markdown\n\n" + readme)
+
+
+class Wheel:
+    def __init__(self, path, name, date):
+        self.path, self.name, self.date = path, name, date
+        self.zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
+        self.record = []
+
+    def add(self, name, data, executable=False):
+        info = zipfile.ZipInfo(name, (*self.date, 0, 0, 0))
+        info.external_attr = (0o100755 if executable else 0o100644) << 16
+        info.compress_type = zipfile.ZIP_DEFLATED
+        self.zip.writestr(info, data)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        self.record.append(f"{name},sha256={digest},{len(data)}\n")
+
+    def finish(self):
+        name = f"{self.name}.dist-info/RECORD"
+        self.zip.writestr(zipfile.ZipInfo(name, (*self.date, 0, 0, 0)), "".join(self.record) + f"{name},,\n")
+        self.zip.close()
+
+
+def stripped(path):
+    out = path + ".stripped"
+    subprocess.run(["strip", "--strip-unneeded", "-o", out, path], check=True)
+    return out
+
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def main():
+    build, dest, *licences = sys.argv[1:]
+    version, name = project("version"), f"tessera-{project('version')}"
+    library, program = stripped(os.path.join(build, "native/python/_tessera.so")), stripped(os.path.join(build, "bin/tessera"))
+    tag = f"py3-none-{platform_tag([library, program])}"
+    os.makedirs(dest, exist_ok=True)
+    wheel = Wheel(os.path.join(dest, f"{name}-{tag}.whl"), name, tuple(map(int, project("released").split("-"))))
+    package = os.path.join(HERE, "tessera")
+    for file in sorted(os.listdir(package)):
+        if file.endswith(".py"):
+            wheel.add(f"tessera/{file}", read(os.path.join(package, file)).replace(b"@VERSION@", version.encode()))
+    wheel.add("tessera/_tessera.so", read(library), True)
+    wheel.add(f"{name}.data/scripts/tessera", read(program), True)
+    wheel.add(f"{name}.dist-info/METADATA", metadata(version).encode())
+    wheel.add(f"{name}.dist-info/WHEEL", f"Wheel-Version: 1.0\nGenerator: tessera\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
+    wheel.add(f"{name}.dist-info/licenses/LICENSE", read(os.path.join(ROOT, "LICENSE")))
+    for licence in licences:
+        folder, file = licence.split(os.sep)[-2:]
+        wheel.add(f"{name}.dist-info/licenses/{folder}-{file}", read(licence))
+    wheel.finish()
+    print(wheel.path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Checkpoints of distributed PyTorch training, read without executing anything that is in them.
+
+    with tessera.open("step-1000/") as checkpoint:
+        for name, entry in checkpoint.items():
+            print(name, entry.dtype, entry.shape)
+        rows = checkpoint["model.embed.weight"][0:8]        # a memoryview; only these rows are read
+
+    tessera.validate("step-1000/", deep=True)["findings"]
+    tessera.diff("step-1000/", "model.safetensors", values=True)["same"]
+
+Any format is recognized by its content: DCP folders, safetensors, torch.save files, one file a rank. PyTorch is not
+needed, except for tessera.torch, which loads all of them into torch.distributed.checkpoint."""
+from ._checkpoint import Checkpoint, Entry
+from ._library import Error
+
+__version__ = "@VERSION@"
+__all__ = ["Checkpoint", "Entry", "Error", "diff", "inspect", "open", "validate"]
+
+
+def open(path, threads=0):
+    """Opens a checkpoint: metadata and headers are read, no tensors. threads: for reading; 0 is as many as allowed."""
+    return Checkpoint(path, threads)
+
+
+def inspect(path, hash=None, stats=False):
+    """What `tessera inspect --json` prints, as a dict."""
+    with Checkpoint(path) as checkpoint:
+        return checkpoint.inspect(hash, stats)
+
+
+def validate(path, deep=False, layout=None):
+    """What `tessera validate --json` prints, as a dict. layout: the text of a tessera.layout/1 document."""
+    with Checkpoint(path) as checkpoint:
+        return checkpoint.validate(deep, layout)
+
+
+def diff(a, b, values=False, layout=False, atol=0.0, rtol=0.0):
+    """What `tessera diff --json` prints, as a dict. A tolerance implies values."""
+    with Checkpoint(a) as first, Checkpoint(b) as second:
+        return first._session.diff(second._session, values or atol > 0 or rtol > 0, layout, atol, rtol)

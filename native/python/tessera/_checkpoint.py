@@ -1,0 +1,142 @@
+"""Checkpoints as mappings of names to entries. Needs nothing but Python; tensors come as memoryviews."""
+import ctypes
+from collections.abc import Mapping
+
+from ._library import Session
+
+# What memoryview can name; the bytes of other dtypes come as they are.
+_MEMORYVIEW_FORMATS = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
+                       "uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?"}
+
+
+class Entry:
+    """A tensor, an object, or something opaque (quantized, sparse, a class that is not data) of a checkpoint.
+
+    name: the fully qualified name; kind: "tensor", "object" or "opaque"; dtype: torch's name without the prefix; shape: of
+    the whole tensor, whatever its sharding; nbytes; type: class or type name of what is no tensor; path: keys and list
+    positions from the root of the nested state dict, or None where the name is one flat key; requires_grad."""
+
+    __slots__ = ("_checkpoint", "_index", "name", "kind", "dtype", "shape", "nbytes", "type", "path", "requires_grad", "_chunks")
+
+    def __init__(self, checkpoint, index):
+        session = checkpoint._session
+        facts = session.facts(index)
+        self._checkpoint, self._index = checkpoint, index
+        self.name, self.kind, self.type = facts.fqn.text(), facts.kind.decode(), facts.type.text() or None
+        self.dtype = facts.dtype.decode() if self.kind == "tensor" else None
+        self.shape = tuple(facts.shape[:facts.rank])
+        self.nbytes, self._chunks = facts.bytes, facts.chunks
+        self.path = session.keys(index, facts.path_length) if facts.path_length else None
+        self.requires_grad = bool(facts.requires_grad)
+
+    def __repr__(self):
+        return f"<{self.name}: {self.dtype} {list(self.shape)}>" if self.kind == "tensor" else f"<{self.name}: {self.kind} {self.type}>"
+
+    @property
+    def chunks(self):
+        """[(offsets, sizes)] in elements, as the checkpoint has them."""
+        return [self._checkpoint._session.chunk(self._index, n, len(self.shape)) for n in range(self._chunks)]
+
+    def read(self, offsets=None, sizes=None, out=None):
+        """The box [offsets, offsets + sizes), by default the whole tensor: contiguous, row-major, little-endian, whatever the
+        chunks, strides or compression. Only what the box needs is read. Into `out`, any writable contiguous buffer of
+        exactly its bytes, or into new memory. Returns a memoryview, of the tensor's type and shape where memoryview has
+        such a type, else of bytes."""
+        if self.kind != "tensor":
+            raise TypeError(f"'{self.name}' is no dense tensor but {self.type}")
+        offsets = tuple(offsets) if offsets is not None else (0,) * len(self.shape)
+        sizes = tuple(sizes) if sizes is not None else tuple(n - o for n, o in zip(self.shape, offsets))
+        if len(offsets) != len(self.shape) or len(sizes) != len(self.shape) or any(n < 0 for n in (*offsets, *sizes)):
+            raise ValueError(f"offsets and sizes of '{self.name}' are {len(self.shape)} numbers of 0 or more")
+        if any(o + n > t for o, n, t in zip(offsets, sizes, self.shape)):
+            raise ValueError(f"the box {list(sizes)} at {list(offsets)} is beyond '{self.name}' {list(self.shape)}")
+        whole = sizes == self.shape
+        elements, total = 1, 1
+        for n, t in zip(sizes, self.shape):
+            elements, total = elements * n, total * t
+        size = self.nbytes if whole else elements * (self.nbytes // total if total else 0)
+        view = memoryview(bytearray(size) if out is None else out)
+        if view.readonly or not view.c_contiguous or view.nbytes != size:
+            raise ValueError(f"out must be writable, contiguous and of {size} bytes")
+        view = view.cast("B")
+        if size:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            self._checkpoint._session.read([(self._index, offsets, sizes, address, size)])
+        letter = _MEMORYVIEW_FORMATS.get(self.dtype)
+        if letter is None or not size:
+            return view
+        return view.cast(letter, sizes) if sizes else view.cast(letter)
+
+    def __getitem__(self, key):
+        """entry[2:5, 0]: as read, by Python's basic indexing without steps; indexed dims keep size 1."""
+        key = key if isinstance(key, tuple) else (key,)
+        if len(key) > len(self.shape):
+            raise IndexError(f"'{self.name}' has {len(self.shape)} dims, not {len(key)}")
+        offsets, sizes = [], []
+        for n, part in zip(self.shape, key + (slice(None),) * (len(self.shape) - len(key))):
+            if not isinstance(part, slice):
+                at = part + n if part < 0 else part
+                if not 0 <= at < n:
+                    raise IndexError(f"{part} is outside a dim of {n} of '{self.name}'")
+                part = slice(at, at + 1)
+            start, stop, step = part.indices(n)
+            if step != 1:
+                raise IndexError("steps are not supported")
+            offsets.append(start)
+            sizes.append(max(0, stop - start))
+        return self.read(offsets, sizes)
+
+    def is_data(self):
+        """Whether an object is made of Python's and torch's own data types only: loading it again runs no one else's code."""
+        return self._checkpoint._session.is_plain(self._index)
+
+    def save(self):
+        """An object, or what was kept of something opaque, as the bytes of a torch.save file of its own."""
+        if self.kind == "tensor" or not self._checkpoint._session.has_value(self._index):
+            raise TypeError(f"'{self.name}' cannot be saved as an object: {self.dtype or self.type}")
+        return self._checkpoint._session.object(self._index)
+
+
+class Checkpoint(Mapping):
+    """An opened checkpoint: a mapping of names to entries. Close it, or use it in a `with`."""
+
+    def __init__(self, path, threads=0):
+        self._session = Session(path, threads)
+        self.path = self._session.path
+        self.format = self._session.format()
+        entries = (Entry(self, i) for i in range(self._session.count()))
+        self._entries = {entry.name: entry for entry in entries}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        self._session.close()
+
+    def __getitem__(self, name):
+        return self._entries[name]
+
+    def __iter__(self):
+        return iter(self._entries)
+
+    def __len__(self):
+        return len(self._entries)
+
+    def __repr__(self):
+        return f"<tessera.Checkpoint {self.path!r}: {self.format}, {len(self)} entries>"
+
+    def inspect(self, hash=None, stats=False):
+        """The tessera.inspect/1 document. hash: "sha256" or "xxh3"."""
+        return self._session.inspect({None: 0, "sha256": 1, "xxh3": 2}[hash], stats)
+
+    def validate(self, deep=False, layout=None):
+        """The tessera.findings/1 document. layout: the text of a tessera.layout/1 document to check against. Findings stay
+        with the checkpoint: validate an opened one once."""
+        return self._session.validate(deep, layout.encode() if isinstance(layout, str) else layout)
+
+    def unchanged(self):
+        """Raises Error when a file that was read has changed since the checkpoint was opened."""
+        self._session.unchanged()

@@ -1,0 +1,181 @@
+"""The library by ctypes. Structures here mirror those of bindings.c and tessera/status.h."""
+import ctypes
+import json
+import os
+
+MAX_RANK = 64
+_library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_tessera.so"))
+
+
+class Error(Exception):
+    """What went wrong, and where. `status` is a word: "malformed", "i/o", "not found", …; `byte_position` may be None."""
+
+    def __init__(self, message, status, byte_position=None):
+        super().__init__(message)
+        self.status, self.byte_position = status, byte_position
+
+
+class _Error(ctypes.Structure):
+    _fields_ = [("status", ctypes.c_int), ("byte_position", ctypes.c_uint64), ("message", ctypes.c_char * 768)]
+
+
+class _Str(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+    def text(self):
+        return ctypes.string_at(self.data, self.size).decode("utf-8", "surrogatepass") if self.size else ""
+
+
+class Facts(ctypes.Structure):
+    _fields_ = [("fqn", _Str), ("type", _Str), ("kind", ctypes.c_char_p), ("dtype", ctypes.c_char_p), ("shape", ctypes.c_uint64 * MAX_RANK),
+                ("bytes", ctypes.c_uint64), ("chunks", ctypes.c_uint64), ("rank", ctypes.c_uint32), ("path_length", ctypes.c_uint32),
+                ("requires_grad", ctypes.c_uint8)]
+
+
+class _PathItem(ctypes.Structure):
+    _fields_ = [("key", _Str), ("integer", ctypes.c_int64), ("kind", ctypes.c_uint32)]
+
+
+class _ReadItem(ctypes.Structure):
+    _fields_ = [("index", ctypes.c_uint64), ("offsets", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("buffer", ctypes.c_void_p),
+                ("bytes", ctypes.c_uint64)]
+
+
+class _Tolerance(ctypes.Structure):
+    _fields_ = [("exact", ctypes.c_bool), ("atol", ctypes.c_double), ("rtol", ctypes.c_double)]
+
+
+_WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_p, _u32, _u64, _int, _char = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p
+
+
+def _function(name, result, *arguments):
+    f = getattr(_library, "tsr_python_" + name)
+    f.restype, f.argtypes = result, arguments
+    return f
+
+
+_open = _function("open", _p, _char, _u32, _p)
+_close = _function("close", None, _p)
+_unchanged = _function("unchanged", _int, _p, _p)
+_status_name = _function("status_name", _char, _int)
+_format = _function("format", _char, _p)
+_count = _function("count", _u64, _p)
+_facts = _function("facts", None, _p, _u64, _p)
+_chunk = _function("chunk", None, _p, _u64, _u64, _p, _p)
+_path_item = _function("path_item", None, _p, _u64, _u32, _p)
+_read = _function("read", _int, _p, _p, ctypes.c_size_t, _p)
+_is_plain = _function("is_plain", _int, _p, _u64)
+_has_value = _function("has_value", _int, _p, _u64)
+_object = _function("object", _int, _p, _u64, _WRITE, _p, _p)
+_inspect = _function("inspect", _int, _p, _char, _int, _int, _WRITE, _p, _p)
+_validate = _function("validate", _int, _p, _char, _int, _char, ctypes.c_size_t, _WRITE, _p, _p)
+_diff = _function("diff", _int, _p, _p, _char, _char, _int, _int, _p, _WRITE, _p, _p)
+
+
+def _raise(err, path):
+    message = err.message.decode("utf-8", "replace")
+    position = None if err.byte_position == 2**64 - 1 else err.byte_position
+    if path and path not in message:
+        message = f"{path}: {message}"
+    raise Error(message, _status_name(err.status).decode(), position)
+
+
+def _collect(call, path):
+    """What a function writes through its callback."""
+    parts = []
+    err = _Error()
+
+    def write(_ctx, data, size, _err):
+        parts.append(ctypes.string_at(data, size))
+        return 0
+    if call(_WRITE(write), None, ctypes.byref(err)) != 0:
+        _raise(err, path)
+    return b"".join(parts)
+
+
+class Session:
+    """An opened checkpoint. Not to be used after close."""
+
+    def __init__(self, path, threads=0):
+        self.path = os.fspath(path)
+        err = _Error()
+        self._handle = _open(os.fsencode(path), threads, ctypes.byref(err))
+        if not self._handle:
+            _raise(err, self.path)
+
+    @property
+    def handle(self):
+        if not self._handle:
+            raise ValueError("the checkpoint is closed")
+        return self._handle
+
+    def close(self):
+        _close(self._handle)
+        self._handle = None
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self.close()
+
+    def unchanged(self):
+        err = _Error()
+        if _unchanged(self.handle, ctypes.byref(err)) != 0:
+            _raise(err, self.path)
+
+    def format(self):
+        return _format(self.handle).decode()
+
+    def count(self):
+        return _count(self.handle)
+
+    def facts(self, index):
+        facts = Facts()
+        _facts(self.handle, index, ctypes.byref(facts))
+        return facts
+
+    def chunk(self, index, number, rank):
+        offsets, sizes = (_u64 * MAX_RANK)(), (_u64 * MAX_RANK)()
+        _chunk(self.handle, index, number, offsets, sizes)
+        return tuple(offsets[:rank]), tuple(sizes[:rank])
+
+    def keys(self, index, length):
+        """The way to an entry from the root of the nested state dict: strings, and positions in lists as int."""
+        item, keys = _PathItem(), []
+        for at in range(length):
+            _path_item(self.handle, index, at, ctypes.byref(item))
+            keys.append(item.key.text() if item.kind == 0 else str(item.integer) if item.kind == 1 else item.integer)
+        return tuple(keys)
+
+    def read(self, items):
+        """items: (index, offsets, sizes, address, bytes). Threads of the library share the work; the interpreter is free."""
+        array = (_ReadItem * len(items))()
+        numbers = []
+        for to, (index, offsets, sizes, address, size) in zip(array, items):
+            boxes = (_u64 * max(1, 2 * len(offsets)))(*offsets, *sizes)
+            numbers.append(boxes)
+            at = ctypes.addressof(boxes)
+            to.index, to.offsets, to.sizes, to.buffer, to.bytes = index, at, at + 8 * len(offsets), address, size
+        err = _Error()
+        if _read(self.handle, array, len(items), ctypes.byref(err)) != 0:
+            _raise(err, self.path)
+
+    def is_plain(self, index):
+        return bool(_is_plain(self.handle, index))
+
+    def has_value(self, index):
+        return bool(_has_value(self.handle, index))
+
+    def object(self, index):
+        return _collect(lambda *to: _object(self.handle, index, *to), self.path)
+
+    def inspect(self, algorithm, stats):
+        return json.loads(_collect(lambda *to: _inspect(self.handle, os.fsencode(self.path), algorithm, stats, *to), self.path))
+
+    def validate(self, deep, layout):
+        return json.loads(_collect(lambda *to: _validate(self.handle, os.fsencode(self.path), deep, layout, len(layout or b""), *to), self.path))
+
+    def diff(self, other, values, layout, atol, rtol):
+        tolerance = _Tolerance(atol == 0 and rtol == 0, atol, rtol)
+        return json.loads(_collect(lambda *to: _diff(self.handle, other.handle, os.fsencode(self.path), os.fsencode(other.path), values, layout,
+                                                     ctypes.byref(tolerance), *to), None))

@@ -1,0 +1,121 @@
+"""A StorageReader for torch.distributed.checkpoint over any checkpoint that Tessera reads.
+
+    dcp.load(state_dict, storage_reader=tessera.torch.StorageReader("model.safetensors"))
+
+Bytes go straight from the files into the planner's tensors where these are contiguous, on the CPU and of the stored dtype,
+several tensors and parts of large ones at once; else through one temporary tensor. Every tensor is announced as one chunk, so
+that planning costs nothing however many shards there are."""
+import io
+import uuid
+
+import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
+from torch.futures import Future
+
+from ._checkpoint import Checkpoint
+from ._library import Error
+
+
+def dtype_of(entry):
+    """torch's dtype of a tensor entry, or None where this torch has none."""
+    return getattr(torch, entry.dtype, None)
+
+
+class StorageReader(_StorageReader):
+    """path: anything that tessera.open takes. threads: for reading; 0 is as many as allowed. unsafe_objects: also hand over
+    objects that name classes or functions; PyTorch's planner imports and runs what they name. Objects are otherwise
+    data only and written anew, so that nothing of the checkpoint's pickles is executed; a frozenset comes back as
+    a set then, a bytearray as bytes."""
+
+    def __init__(self, path, threads=0, unsafe_objects=False):
+        super().__init__()
+        self.path, self.threads, self.unsafe_objects = path, threads, unsafe_objects
+        self._checkpoint = None
+
+    def reset(self, checkpoint_id=None):
+        if checkpoint_id:
+            self.path = checkpoint_id
+        self._checkpoint = None
+
+    @property
+    def checkpoint_id(self):
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        try:
+            Checkpoint(checkpoint_id).close()
+        except (Error, OSError):
+            return False
+        return True
+
+    def _open(self):
+        if self._checkpoint is None:
+            self._checkpoint = Checkpoint(self.path, self.threads)
+        return self._checkpoint
+
+    def read_metadata(self, *args, **kwargs):
+        state, paths = {}, {}
+        for name, entry in self._open().items():
+            if entry.kind == "tensor" and dtype_of(entry):
+                size = torch.Size(entry.shape)
+                properties = TensorProperties(dtype=dtype_of(entry), requires_grad=entry.requires_grad)
+                state[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
+            else:
+                state[name] = BytesStorageMetadata()
+            paths[name] = entry.path or (name,)
+        return Metadata(state, planner_data=paths, storage_data={}, storage_meta=StorageMeta(checkpoint_id=self.path, load_id=str(uuid.uuid4())))
+
+    def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
+        self._open()
+
+    def prepare_local_plan(self, plan):
+        return plan
+
+    def prepare_global_plan(self, plans):
+        return plans
+
+    def _load_object(self, item, planner):
+        entry = self._checkpoint[item.storage_index.fqn]
+        if not (self.unsafe_objects or entry.is_data()):
+            raise Error(f"{self.path}: '{entry.name}' is no data but {entry.type}; "
+                        "tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
+        planner.load_bytes(item, io.BytesIO(entry.save()))
+
+    def _read_through(self, item, target):
+        """One temporary tensor, for targets that bytes cannot be read into."""
+        entry = self._checkpoint[item.storage_index.fqn]
+        tensor = torch.empty(tuple(item.lengths), dtype=dtype_of(entry))
+        self._checkpoint._session.read([self._read_item(item, entry, tensor)])
+        target.copy_(tensor)
+
+    @staticmethod
+    def _read_item(item, entry, tensor):
+        return entry._index, tuple(item.storage_offsets), tuple(item.lengths), tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+    def read_data(self, plan, planner):
+        direct, targets = [], []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                self._load_object(item, planner)
+                continue
+            entry = self._checkpoint[item.storage_index.fqn]
+            target = planner.resolve_tensor(item).detach()
+            if target.size() != torch.Size(item.lengths):
+                raise Error(f"{self.path}: '{entry.name}' is to be read as {list(item.lengths)} into a tensor of {list(target.size())}", "usage")
+            plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_conj() and not target.is_neg()
+            if plain and target.dtype == dtype_of(entry):
+                direct.append(self._read_item(item, entry, target))
+                targets.append((item, target))
+            else:
+                self._read_through(item, target)
+                planner.commit_tensor(item, target)
+        self._checkpoint._session.read(direct)
+        self._checkpoint.unchanged()
+        for item, target in targets:
+            planner.commit_tensor(item, target)
+        done = Future()
+        done.set_result(None)
+        return done

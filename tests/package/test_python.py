@@ -1,0 +1,292 @@
+"""The wheel: its tag, its installation, its bindings, and its StorageReader beside PyTorch's own readers."""
+import glob
+import hashlib
+import io
+import os
+import random
+import subprocess
+import sys
+import zipfile
+
+import torch
+import torch.distributed.checkpoint as dcp
+from harness import ROOT, SAMPLES, sample_names, sample_path, sha256
+from shell import TOOLS, check
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+WHEEL = glob.glob(os.path.join(ROOT, "build/wheel/dist/*.whl"))[0]
+INSTALLED = os.path.join(ROOT, "build/wheel/installed")
+sys.path.insert(0, INSTALLED)
+sys.path.append(os.path.join(ROOT, "samples"))  # classes of the samples' objects, for PyTorch
+import tessera  # noqa: E402
+import tessera.torch  # noqa: E402
+
+
+def test_the_tag_is_what_auditwheel_finds(t):
+    tag = os.path.basename(WHEEL).removesuffix(".whl").split("-")[-1]
+    out = " ".join(check(os.path.join(TOOLS, "bin/auditwheel"), "show", WHEEL).split())
+    assert tag.startswith("manylinux_2_") and f'consistent with the following platform tag: "{tag}"' in out.replace("platform tag: \"", "platform tag: \""), out
+
+
+def test_pip_installs_the_command_and_a_package_without_torch(t):
+    check(sys.executable, "-m", "venv", t.at("venv"))
+    check(t.at("venv/bin/pip"), "install", "--no-index", "--disable-pip-version-check", WHEEL)
+    assert "tessera 0.1.0" in check(t.at("venv/bin/tessera"), "--version")
+    assert "dcp_small" in check(t.at("venv/bin/tessera"), "inspect", os.path.join(SAMPLES, "dcp_small"))
+    program = ("import sys, tessera\nc = tessera.open(sys.argv[1])\nprint(tessera.__version__, c.format, len(c), c['weight'][0:1].nbytes)\n"
+               "assert 'torch' not in sys.modules\n")
+    assert check(t.at("venv/bin/python"), "-c", program, os.path.join(SAMPLES, "dcp_small")).split()[:2] == ["0.1.0", "dcp"]
+    check(t.at("venv/bin/pip"), "check", "--disable-pip-version-check")
+    check(t.at("venv/bin/pip"), "uninstall", "-y", "tessera", "--disable-pip-version-check")
+    assert not os.path.exists(t.at("venv/bin/tessera"))
+
+
+def test_the_wheel_carries_the_licences_of_what_is_linked_in(t):
+    names = zipfile.ZipFile(WHEEL).namelist()
+    for part in ("LICENSE", "cjson", "libdeflate", "libssl", "libzstd", "libxxhash"):
+        assert any("/licenses/" in n and part in n for n in names), f"no licence of {part}"
+
+
+def resolved(tensor):
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def test_every_sample_reads_as_pytorch_reads_it(t):
+    seen = 0
+    for name, want in sample_names():
+        want_entries = want.get("entries") or want.get("written")
+        if want_entries is None or "base" in want:
+            continue
+        with tessera.open(sample_path(name, want)) as checkpoint:
+            tensors = {n: e for n, e in checkpoint.items() if e.kind == "tensor"}
+            assert set(tensors) == set(want_entries), name
+            for key, w in want_entries.items():
+                entry = tensors[key]
+                digest = want.get("written", {}).get(key, w).get("sha256")
+                assert entry.dtype == w["dtype"].removeprefix("torch.") and digest in (None, hashlib.sha256(entry.read()).hexdigest()), f"{name}: {key}"
+                seen += 1
+    assert seen > 500, seen
+
+
+def test_slices_are_those_of_torch(t):
+    rng = random.Random(7)
+    path = os.path.join(SAMPLES, "dcp_tp_fsdp2")
+    state = load_with(FileSystemReader(path))
+    with tessera.open(path) as checkpoint:
+        for name, value in flatten_state_dict(state)[0].items():
+            if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                continue
+            entry = checkpoint[name]
+            for _ in range(4):
+                starts = [rng.randint(0, n) for n in value.shape]
+                key = tuple(slice(s, rng.randint(s, n)) for s, n in zip(starts, value.shape))
+                got = entry[key]
+                want = resolved(value[key])
+                assert got.nbytes == want.numel() * want.element_size() and bytes(got) == want.numpy().tobytes(), f"{name}{key}"
+                assert not got.nbytes or got.shape == tuple(want.shape)
+            last = entry[-1]
+            assert last.tolist() == resolved(value[-1:]).tolist()
+
+
+def refused(call, kind, part):
+    try:
+        call()
+    except kind as e:
+        assert part in str(e), str(e)
+        return e
+    raise AssertionError(f"nothing was raised: {part}")
+
+
+def test_misuse_and_damage_are_exceptions_with_the_reason(t):
+    path = os.path.join(SAMPLES, "dcp_small")
+    e = refused(lambda: tessera.open(t.at("absent")), tessera.Error, "No such file")
+    assert e.status == "not found" and e.byte_position is None
+    e = refused(lambda: tessera.open(os.path.join(SAMPLES, "broken_safetensors_not_json/model.safetensors")), tessera.Error, "safetensors")
+    assert e.status == "malformed" and e.byte_position is not None
+    with tessera.open(path) as checkpoint:
+        weight = checkpoint["weight"]
+        refused(lambda: weight.read(out=bytes(weight.nbytes)), ValueError, "writable")
+        refused(lambda: weight.read(out=bytearray(3)), ValueError, str(weight.nbytes))
+        refused(lambda: weight.read([0] * 5, [1] * 5), ValueError, "2 numbers")
+        refused(lambda: weight.read([0, 0], [2**40, 1]), ValueError, "beyond 'weight'")
+        refused(lambda: weight[::2], IndexError, "steps")
+        refused(lambda: weight[99], IndexError, "99")
+        refused(lambda: checkpoint["step"].read(), TypeError, "no dense tensor")
+        refused(lambda: checkpoint["absent"], KeyError, "absent")
+    refused(lambda: weight.read(), ValueError, "closed")
+    with tessera.open(os.path.join(SAMPLES, "broken_dcp_missing_file")) as checkpoint:
+        for entry in checkpoint.values():
+            if entry.kind == "tensor":
+                refused(entry.read, tessera.Error, "missing")
+                break
+
+
+def test_documents_are_those_of_the_command(t):
+    a, b = os.path.join(SAMPLES, "dcp_fsdp2"), os.path.join(SAMPLES, "dcp_tp_fsdp2")
+    assert tessera.inspect(a, hash="sha256", stats=True) == t.json("inspect", a, "--json", "--hash", "sha256", "--stats")
+    assert tessera.diff(a, b, values=True) == t.json("diff", a, b, "--json", "--values", status=1)
+    assert tessera.diff(a, a, atol=1e-6)["same"]
+    hole = os.path.join(SAMPLES, "broken_dcp_hole")
+    assert tessera.validate(hole, deep=True) == t.json("validate", hole, "--deep", "--json", status=1)
+    layout = t.run("layout", a).stdout.decode()
+    assert tessera.validate(a, layout=layout)["summary"]["errors"] == 0
+    assert tessera.validate(b, layout=layout) == t.json("validate", b, "--json", "--layout", save(t, "layout.json", layout), status=1)
+
+
+def save(t, name, text):
+    with open(t.at(name), "w") as f:
+        f.write(text)
+    return t.at(name)
+
+
+# ---- torch.distributed.checkpoint ----
+
+
+def load_with(reader):
+    state = {}
+    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return state
+
+
+KEPT_AS = {frozenset: set, bytearray: bytes}  # as StorageReader's documentation says
+
+
+def same(a, b):
+    if type(a) in KEPT_AS:
+        return type(b) is KEPT_AS[type(a)] and a == b
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and sha256(a) == sha256(b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and set(a) == set(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if type(a).__module__ == "numpy":
+        return type(a) is type(b) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if hasattr(a, "__dict__") and not isinstance(a, type):
+        return type(a) is type(b) and same(vars(a), vars(b))
+    return type(a) is type(b) and (a == b or a != a)
+
+
+# PyTorch's reader decodes no zstd without its extension, and needs the one .metadata.
+READS_ITSELF = {name for name, want in sample_names("dcp_") if os.path.exists(os.path.join(sample_path(name, want), ".metadata"))
+                and name not in ("dcp_zstd", "dcp_safetensors_items")}
+
+
+def test_dcp_loads_as_by_pytorchs_own_reader(t):
+    seen = 0
+    for name in sorted(READS_ITSELF):
+        path = os.path.join(SAMPLES, name)
+        try:
+            want = load_with(FileSystemReader(path))
+        except (Exception, CheckpointException) as e:  # what PyTorch cannot load, its own samples' goldens tell
+            print(f"note: PyTorch itself does not load {name}: {type(e).__name__}: {str(e)[:100]}")
+            continue
+        got = load_with(tessera.torch.StorageReader(path, unsafe_objects=True))
+        flat, ours = flatten_state_dict(want)[0], flatten_state_dict(got)[0]
+        assert same(want, got), f"{name} differs: {[(k, flat[k], ours.get(k)) for k in flat if not same(flat[k], ours.get(k))][:5]}"
+        seen += 1
+    assert seen > 10, seen
+
+
+def test_every_sample_loads_through_dcp(t):
+    formats = set()
+    for name, want in sample_names():
+        entries = want.get("entries") or want.get("written")
+        if entries is None or "base" in want:
+            continue
+        path = sample_path(name, want)
+        with tessera.open(path) as checkpoint:
+            state = {n: torch.empty(e.shape, dtype=tessera.torch.dtype_of(e)) for n, e in checkpoint.items()
+                     if e.kind == "tensor" and tessera.torch.dtype_of(e)}
+            formats.add(checkpoint.format)
+        if not state:
+            continue
+        dcp.load(state, storage_reader=tessera.torch.StorageReader(path), planner=dcp.DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+        for key, value in state.items():
+            w = entries[key]
+            digest = want.get("written", {}).get(key, w).get("sha256")
+            assert str(value.dtype) == "torch." + w["dtype"].removeprefix("torch.") and digest in (None, sha256(value)), f"{name}: {key}"
+    assert formats >= {"dcp", "dcp-safetensors", "safetensors", "safetensors-index", "torch-zip", "torch-legacy", "torch-ranks", "torch-index"}, formats
+
+
+def test_tensors_of_any_kind_are_filled(t):
+    state = {"rows": torch.randn(40, 30), "wide": torch.randn(3, 1000, 1000), "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4),
+             "half": torch.randn(5, 6).half(), "note": {"lr": 0.1, "betas": (0.9, 0.95), "tags": ["a", None, True]}}
+    dcp.save(state, checkpoint_id=t.at("saved"), no_dist=True)
+    target = {"rows": torch.zeros(30, 40).t(), "wide": torch.zeros(3, 1000, 1000, dtype=torch.float64), "scalar": torch.zeros(()),
+              "empty": torch.ones(0, 4), "half": torch.zeros(5, 6, dtype=torch.bfloat16), "note": {"lr": 0, "betas": None, "tags": None}}
+    other = {k: v.clone() if isinstance(v, torch.Tensor) else dict(v) for k, v in target.items()}
+    dcp.load(target, storage_reader=tessera.torch.StorageReader(t.at("saved")), no_dist=True)
+    dcp.load(other, checkpoint_id=t.at("saved"), no_dist=True)
+    assert same(target, other) and torch.equal(target["rows"], state["rows"]) and target["note"] == state["note"]
+    refused(lambda: dcp.load({"absent": torch.zeros(1)}, storage_reader=tessera.torch.StorageReader(t.at("saved")), no_dist=True), (Exception, CheckpointException), "absent")
+    refused(lambda: dcp.load({"rows": torch.zeros(1)}, storage_reader=tessera.torch.StorageReader(t.at("saved")), no_dist=True), (Exception, CheckpointException), "mismatch")
+
+
+RANK = r"""
+import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+sys.path.insert(0, sys.argv[1])
+import tessera.torch
+from torch.distributed.tensor import DTensor, Shard, Replicate, init_device_mesh, zeros
+rank, world, source, out, rendezvous = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5], sys.argv[6]
+dist.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size=world)
+mesh = init_device_mesh("cpu", (world,))
+def state():
+    return {"rows": zeros(10, 7, device_mesh=mesh, placements=[Shard(0)]), "columns": zeros(10, 7, device_mesh=mesh, placements=[Shard(1)]),
+            "whole": zeros(6, device_mesh=mesh, placements=[Replicate()]), "step": 0}
+ours, theirs = state(), state()
+dcp.load(ours, storage_reader=tessera.torch.StorageReader(source))
+if not source.endswith(".pt"):
+    dcp.load(theirs, checkpoint_id=source)
+full = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in ours.items()}
+same = {k: source.endswith(".pt") or (torch.equal(v.to_local(), theirs[k].to_local()) if isinstance(v, DTensor) else v == theirs[k]) for k, v in ours.items()}
+assert all(same.values()), same
+if rank == 0:
+    torch.save(full, out)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_load_their_shards_of_dcp_and_of_one_torch_file(t):
+    state = {"rows": torch.randn(10, 7), "columns": torch.randn(10, 7), "whole": torch.randn(6), "step": 17}
+    dcp.save(state, checkpoint_id=t.at("saved"), no_dist=True)
+    torch.save(state, t.at("state.pt"))
+    for source in ("saved", "state.pt"):
+        ranks = [subprocess.Popen([sys.executable, "-c", RANK, INSTALLED, str(r), "3", t.at(source), t.at("full.pt"), t.at(f"meet-{source}")],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for r in range(3)]
+        for rank in ranks:
+            out = rank.communicate(timeout=120)[0].decode()
+            assert rank.returncode == 0, out[-2000:]
+        assert same(torch.load(t.at("full.pt")), state), source
+        os.unlink(t.at("full.pt"))
+
+
+class Innocent:
+    def __reduce__(self):
+        return (open, (os.environ["TESSERA_TEST_RAN"], "w"))
+
+
+def test_nothing_of_a_checkpoint_is_executed_unless_asked_for(t):
+    os.environ["TESSERA_TEST_RAN"] = t.at("ran")
+    torch.save({"w": torch.ones(2), "trap": Innocent(), "fine": (1, 2.5, "x")}, t.at("trap.pt"))
+    if os.path.exists(t.at("ran")):
+        os.unlink(t.at("ran"))
+    reader = tessera.torch.StorageReader(t.at("trap.pt"))
+    state = {"w": torch.zeros(2), "fine": None}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert state["fine"] == (1, 2.5, "x") and state["w"].sum() == 2
+    refused(lambda: dcp.load({"trap": 0}, storage_reader=tessera.torch.StorageReader(t.at("trap.pt")), no_dist=True), (Exception, CheckpointException), "no data")
+    assert not os.path.exists(t.at("ran"))
+
+
+def test_an_object_saves_as_a_file_that_torch_loads(t):
+    value = {"s": "ü\n", "big": 2**80, "f": float("inf"), "c": 1 + 2j, "b": b"\0\xff", "t": (1, (2, None)), "set": {3}, "size": torch.Size([2, 3]),
+             "dtype": torch.bfloat16, "nested": [{"x": [True, False]}]}
+    dcp.save({"w": torch.ones(1), "o": (value,)}, checkpoint_id=t.at("saved"), no_dist=True)
+    with tessera.open(t.at("saved")) as checkpoint:
+        entry = checkpoint["o"]
+        assert entry.is_data() and torch.load(io.BytesIO(entry.save()), weights_only=False) == (value,)
