@@ -274,7 +274,7 @@ static moved agree_on_rounds(staged *s, exchanging *e, tsr_error *err)
     return (moved){TSR_OK, false};
 }
 
-static tsr_status staged_exchange(staged *s, exchanging *e, tsr_error *err)
+static moved staged_exchange(staged *s, exchanging *e, tsr_error *err)
 {
     const tsr_allocator *allocator = s->gpu->host->allocator;
     const size_t count = e->send_count + e->receive_count;
@@ -286,10 +286,49 @@ static tsr_status staged_exchange(staged *s, exchanging *e, tsr_error *err)
     e->lists[1] = lists ? lists + count : NULL;
     if (result.status == TSR_OK) result = agree_on_rounds(s, e, err);
     if (result.status == TSR_OK) result = exchange_rounds(s, e, err);
-    tsr_status status = finish(s, result, err);
     tsr_free(allocator, e->on_device, count + 1, sizeof *e->on_device);
     tsr_free(allocator, lists, count + 1, 2 * sizeof *lists);
-    return status;
+    return result;
+}
+
+/* ---- what a rank sends to itself, and libraries that take device memory ---- */
+
+/* Lists without the messages to oneself, which are copied here; `e` keeps them all when they do not match. */
+static tsr_status take_own(staged *s, exchanging *e, tsr_message *rest, tsr_error *err)
+{
+    size_t sends = 0, receives = 0, next = 0;
+    for (size_t i = 0; i < e->send_count; i++) {
+        const tsr_message *from = &e->sends[i];
+        if (from->peer != s->base.rank) {
+            rest[sends++] = *from;
+            continue;
+        }
+        while (next < e->receive_count && e->receives[next].peer != s->base.rank) next++;
+        if (next == e->receive_count || e->receives[next].size != from->size) return TSR_OK;
+        TRY(tsr_gpu_copy(s->to, e->receives[next++].data, from->data, from->size, err));
+    }
+    while (next < e->receive_count && e->receives[next].peer != s->base.rank) next++;
+    if (next < e->receive_count) return TSR_OK;
+    for (size_t i = 0; i < e->receive_count; i++) {
+        if (e->receives[i].peer != s->base.rank) rest[sends + receives++] = e->receives[i];
+    }
+    e->sends = rest;
+    e->receives = rest + sends;
+    e->send_count = sends;
+    e->receive_count = receives;
+    return TSR_OK;
+}
+
+/* In place, a broadcast a rank: the library below copies nothing by itself then. */
+static moved direct_all_gather(staged *s, const void *mine, const size_t *sizes, uint8_t *all, tsr_error *err)
+{
+    uint8_t *at = all;
+    for (uint32_t r = 0; r < s->base.rank; r++) at += sizes[r];
+    DO(tsr_gpu_copy(s->to, at, mine, sizes[s->base.rank], err));
+    DO(tsr_gpu_stream_wait(s->to, err));
+    at = all;
+    for (uint32_t r = 0; r < s->base.size; at += sizes[r++]) DO_RANKS(s->below->broadcast(s->below, at, sizes[r], r, err));
+    return (moved){TSR_OK, false};
 }
 
 /* ---- the communicator ---- */
@@ -309,7 +348,7 @@ static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *siz
 {
     staged *s = (staged *)comm;
     bool everywhere;
-    if (s->options.way == TSR_GPU_COMM_DIRECT) return s->below->all_gather(s->below, mine, sizes, all, err);
+    if (s->options.way == TSR_GPU_COMM_DIRECT) return finish(s, direct_all_gather(s, mine, sizes, all, err), err);
     TRY(all_on_device(s, (sizes[comm->rank] == 0 || on_device(s, mine)) && on_device(s, all), &everywhere, err));
     return everywhere ? tsr_nccl_all_gather(s->nccl, mine, sizes, all, err) : staged_all_gather(s, mine, sizes, all, err);
 }
@@ -324,19 +363,30 @@ static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t ro
     return finish(s, broadcast_pieces(s, data, size, root, err), err);
 }
 
+static moved exchange_rest(staged *s, exchanging *e, tsr_message *rest, tsr_error *err)
+{
+    bool everywhere, mine = true;
+    if (!rest) return (moved){TSR_E_NOMEM, false};
+    DO(take_own(s, e, rest, err));
+    if (s->options.way == TSR_GPU_COMM_DIRECT)
+        return (moved){s->below->exchange(s->below, e->sends, e->send_count, e->receives, e->receive_count, err), true};
+    for (size_t i = 0; s->nccl && i < e->send_count + e->receive_count; i++)
+        mine = mine && (message(e, i)->size == 0 || on_device(s, message(e, i)->data));
+    DO_RANKS(all_on_device(s, mine, &everywhere, err));
+    if (!everywhere) return staged_exchange(s, e, err);
+    return (moved){tsr_nccl_exchange(s->nccl, e->sends, e->send_count, e->receives, e->receive_count, err), true};
+}
+
 static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
                            size_t receive_count, tsr_error *err)
 {
     staged *s = (staged *)comm;
+    const tsr_allocator *allocator = s->gpu->host->allocator;
     exchanging e = {.sends = sends, .receives = receives, .send_count = send_count, .receive_count = receive_count};
-    bool everywhere, mine = true;
-    if (s->options.way == TSR_GPU_COMM_DIRECT)
-        return s->below->exchange(s->below, sends, send_count, receives, receive_count, err);
-    for (size_t i = 0; s->nccl && i < send_count + receive_count; i++)
-        mine = mine && (message(&e, i)->size == 0 || on_device(s, message(&e, i)->data));
-    TRY(all_on_device(s, mine, &everywhere, err));
-    if (everywhere) return tsr_nccl_exchange(s->nccl, sends, send_count, receives, receive_count, err);
-    return staged_exchange(s, &e, err);
+    tsr_message *rest = tsr_alloc(allocator, send_count + receive_count + 1, sizeof *rest, err);
+    tsr_status status = finish(s, exchange_rest(s, &e, rest, err), err);
+    tsr_free(allocator, rest, send_count + receive_count + 1, sizeof *rest);
+    return status;
 }
 
 static tsr_status largest(tsr_comm *comm, uint64_t *value, tsr_error *err)
@@ -383,6 +433,7 @@ static tsr_status prepare(staged *s, tsr_error *err)
 {
     TRY(tsr_gpu_stream_new(s->gpu, &s->from, err));
     TRY(tsr_gpu_stream_new(s->gpu, &s->to, err));
+    if (s->options.way == TSR_GPU_COMM_DIRECT) return TSR_OK;
     for (unsigned i = 0; i < 2; i++) {
         TRY(tsr_gpu_event_new(s->gpu, &s->halves[i].filled, err));
         TRY(tsr_gpu_event_new(s->gpu, &s->halves[i].emptied, err));
@@ -408,7 +459,7 @@ tsr_status tsr_gpu_comm_new(tsr_comm *below, tsr_gpu *gpu, const tsr_gpu_comm_op
         size_t bytes = s->options.stage_bytes ? s->options.stage_bytes : TSR_GPU_STAGE_DEFAULT_BYTES;
         if (bytes < TSR_GPU_STAGE_LEAST_BYTES) bytes = TSR_GPU_STAGE_LEAST_BYTES;
         s->half_bytes = bytes / 2 / ALIGNMENT * ALIGNMENT;
-        if (s->options.way != TSR_GPU_COMM_DIRECT) status = prepare(s, err);
+        status = prepare(s, err);
     }
     status = tsr_comm_agree(below, status, err);
     if (status == TSR_OK && s->options.way == TSR_GPU_COMM_NCCL) status = tsr_nccl_open(below, gpu, &s->nccl, err);

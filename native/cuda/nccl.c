@@ -11,8 +11,9 @@
 /* NCCL's functions that are used, by the types of its header. */
 #define FUNCTIONS(X) \
     X(ncclGetVersion) \
-    X(ncclGetUniqueId) X(ncclCommInitRank) X(ncclCommDestroy) X(ncclCommAbort) X(ncclGetErrorString) X(ncclGroupStart) \
-        X(ncclGroupEnd) X(ncclSend) X(ncclRecv) X(ncclBroadcast) X(ncclAllGather)
+    X(ncclGetUniqueId) \
+    X(ncclCommInitRank) X(ncclCommDestroy) X(ncclCommAbort) X(ncclGetErrorString) X(ncclGroupStart) X(ncclGroupEnd) \
+        X(ncclSend) X(ncclRecv) X(ncclBroadcast) X(ncclAllGather)
 
 typedef struct library {
     void *handle;

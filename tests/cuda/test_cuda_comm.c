@@ -5,8 +5,12 @@
 #include "support/random.h"
 #include "support/ranks.h"
 #include "tessera/gpu_comm.h"
+#ifdef TSR_RANKS_MPI
+#include "tessera/comm_mpi.h"
+#endif
 
-static tsr_gpu *gpu; /* of all ranks of this process */
+static tsr_gpu *gpu;   /* of all ranks of this process */
+static bool host_only; /* buffers are not put on the device */
 
 static uint8_t byte_of(uint64_t seed, uint64_t rank, uint64_t number, uint64_t at)
 {
@@ -23,9 +27,9 @@ typedef struct buffer {
 
 static tsr_status buffer_new(buffer *b, size_t size, bool there, tsr_error *err)
 {
-    *b = (buffer){.size = size, .there = there, .shadow = malloc(size + 1)};
-    if (!there) b->data = malloc(size + 1);
-    return there ? tsr_gpu_alloc(gpu, size, (void **)&b->data, err) : TSR_OK;
+    *b = (buffer){.size = size, .there = there && !host_only, .shadow = malloc(size + 1)};
+    if (!b->there) b->data = malloc(size + 1);
+    return b->there ? tsr_gpu_alloc(gpu, size, (void **)&b->data, err) : TSR_OK;
 }
 
 static tsr_status buffer_move(buffer *b, bool fetch, tsr_error *err)
@@ -181,6 +185,21 @@ static void test_cuda_comm__device_and_host_memory_mix_in_all_calls(void **state
     ranks_run(all_calls, &usual);
 }
 
+/* Host memory alone, since ranks that are threads take no other. */
+static void test_cuda_comm__addresses_go_straight_to_ranks_that_take_them(void **state)
+{
+    gpu = device_of(state);
+    tsr_gpu_comm_options direct = {.way = TSR_GPU_COMM_DIRECT};
+#ifdef TSR_RANKS_MPI
+    print_message("this MPI %s device memory\n", tsr_mpi_takes_device_memory() ? "takes" : "does not take");
+    host_only = !tsr_mpi_takes_device_memory() || is_simulated(gpu);
+#else
+    host_only = true;
+#endif
+    ranks_run(all_calls, &direct);
+    host_only = false;
+}
+
 /* A rank whose device refuses ends the call for all, with its message. */
 static tsr_status one_fails(void *arg, tsr_comm *below, tsr_error *err)
 {
@@ -239,6 +258,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         ON_DEVICES(test_cuda_comm__device_and_host_memory_mix_in_all_calls),
+        ON_DEVICES(test_cuda_comm__addresses_go_straight_to_ranks_that_take_them),
         ON_SIMULATED(test_cuda_comm__a_failing_device_fails_all_ranks),
         ON_SIMULATED(test_cuda_comm__nccl_that_is_not_there_is_refused_on_all_ranks),
     };

@@ -40,6 +40,10 @@ tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options
 tsr_status tsr_mpi_start(int *argc, char ***argv, tsr_error *err);
 void tsr_mpi_end(void);
 
+/* Whether this MPI says that it takes addresses of CUDA devices where it takes buffers (asked, not assumed; false where it
+ * cannot be asked). */
+bool tsr_mpi_takes_device_memory(void);
+
 TSR_API_END
 
 #endif
