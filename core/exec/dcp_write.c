@@ -276,28 +276,12 @@ static tsr_status describe(const writer *w, tsr_dcp_new_entry **out, tsr_error *
     return TSR_OK;
 }
 
-/* A UUID's form, out of the CRCs of names, places and contents. */
-static tsr_str save_id(const writer *w, const tsr_dcp_new_entry *entries, tsr_error *err)
-{
-    uint32_t names = 0, places = 0;
-    for (size_t s = 0; s < w->job.source_count; s++) {
-        names = note(tsr_crc32(NULL, names, entries[s].fqn.data, entries[s].fqn.size), entries[s].fqn.size);
-        for (uint64_t i = 0; i < entries[s].item_count; i++) {
-            places = note(note(places, entries[s].items[i].byte_offset), entries[s].items[i].byte_length);
-        }
-    }
-    const uint32_t mixed = note(note(names, places), w->content);
-    return tsr_arena_format(w->job.arena, err, "%08x-%04x-%04x-%04x-%04x%08x", (unsigned)names, (unsigned)(places >> 16),
-                            (unsigned)(places & 0xffff), (unsigned)(mixed >> 16), (unsigned)(mixed & 0xffff),
-                            (unsigned)w->content);
-}
-
 static tsr_status write_metadata(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
 {
     const writer *w = ctx;
     tsr_dcp_new_entry *entries;
     TSR_TRY(describe(w, &entries, err));
-    const tsr_str id = save_id(w, entries, err);
+    const tsr_str id = tsr_dcp_save_id(entries, w->job.source_count, w->content, w->job.arena, err);
     if (!id.data) return TSR_E_NOMEM;
     tsr_vec text = tsr_vec_of(w->host->allocator, 1);
     tsr_status status = tsr_dcp_metadata_write(entries, w->job.source_count, id, w->host, &text, err);

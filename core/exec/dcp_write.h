@@ -3,7 +3,7 @@
 #define TSR_EXEC_DCP_WRITE_H
 
 #include "exec/stage.h"
-#include "formats/dcp_writer.h"
+#include "tessera/dcp_item.h"
 
 /* An entry of the new checkpoint. */
 typedef struct tsr_dcp_source {

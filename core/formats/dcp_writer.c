@@ -2,7 +2,7 @@
  * arguments and given its attributes as a dict, which is how dataclasses pickle.
  *
  * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.13, and what it wrote. */
-#include "formats/dcp_writer.h"
+#include "tessera/dcp_item.h"
 
 #include "base/try.h"
 #include "codec/pickle_write.h"
@@ -217,4 +217,25 @@ tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_entry *entries, uint64_t cou
     tsr_pickler_close(&p);
     tsr_arena_free(arena);
     return status;
+}
+
+static uint32_t note(uint32_t crc, uint64_t number)
+{
+    uint8_t bytes[8];
+    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> (8 * i));
+    return tsr_crc32(NULL, crc, bytes, sizeof bytes);
+}
+
+tsr_str tsr_dcp_save_id(const tsr_dcp_new_entry *entries, uint64_t count, uint32_t content, tsr_arena *arena, tsr_error *err)
+{
+    uint32_t names = 0, places = 0;
+    for (uint64_t e = 0; e < count; e++) {
+        names = note(tsr_crc32(NULL, names, entries[e].fqn.data, entries[e].fqn.size), entries[e].fqn.size);
+        for (uint64_t i = 0; i < entries[e].item_count; i++)
+            places = note(note(places, entries[e].items[i].byte_offset), entries[e].items[i].byte_length);
+    }
+    const uint32_t mixed = note(note(names, places), content);
+    return tsr_arena_format(arena, err, "%08x-%04x-%04x-%04x-%04x%08x", (unsigned)names, (unsigned)(places >> 16),
+                            (unsigned)(places & 0xffff), (unsigned)(mixed >> 16), (unsigned)(mixed & 0xffff),
+                            (unsigned)content);
 }

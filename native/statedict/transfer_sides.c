@@ -49,13 +49,18 @@ static tsr_status read_shard(const tsr_tensor *tensor, tsr_str *blob, tsr_arena 
                 TSR_E_FORMAT, "the boxes that a rank told of '%.*s' are cut short", TSR_STR_ARG(tensor->entry.fqn));
     uint64_t *numbers = tsr_arena_array(arena, (size_t)(2 * rank * count), sizeof *numbers, err);
     uint64_t *zeros = tsr_arena_array(arena, rank, sizeof *zeros, err);
+    uint64_t elements, *shape = tsr_arena_array(arena, rank, sizeof *shape, err);
     tsr_shard_box *boxes = tsr_arena_array(arena, (size_t)count, sizeof *boxes, err);
-    if (!numbers || !zeros || !boxes) return TSR_E_NOMEM;
+    if (!numbers || !zeros || !boxes || !shape) return TSR_E_NOMEM;
     if (count) memcpy(numbers, blob->data + sizeof count, (size_t)count * box_bytes);
     *blob = (tsr_str){blob->data + sizeof count + count * box_bytes, blob->size - sizeof count - (size_t)count * box_bytes};
-    for (uint64_t i = 0; i < count; i++)
+    for (uint32_t d = 1; d < rank; d++) shape[d] = 1;
+    for (uint64_t i = 0; i < count; i++) {
         boxes[i] = (tsr_shard_box){numbers + 2 * i * rank, numbers + (2 * i + 1) * rank, zeros};
-    *out = (tsr_shard){.rank = rank, .local_shape = zeros, .global_offsets = zeros, .boxes = boxes, .box_count = count};
+        tsr_box_volume((tsr_box){rank, NULL, boxes[i].sizes}, &elements);
+        if (rank) shape[0] += elements; /* no local tensor, but as large as all boxes together */
+    }
+    *out = (tsr_shard){.rank = rank, .local_shape = shape, .global_offsets = zeros, .boxes = boxes, .box_count = count};
     return TSR_OK;
 }
 

@@ -6,7 +6,7 @@
 #include <cmocka.h>
 
 #include "formats/dcp_metadata.h"
-#include "formats/dcp_writer.h"
+#include "tessera/dcp_item.h"
 #include "support/failing_allocator.h"
 
 #define SAVE_ID TSR_STR("00000000-1111-2222-3333-444444444444")

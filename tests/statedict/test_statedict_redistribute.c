@@ -8,82 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "live.h"
-
-/* ---- a tensor whose elements are their own numbers ---- */
-
-static uint64_t next_random(uint64_t *seed)
-{
-    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return *seed >> 33;
-}
-
-/* Calls `each` for every element that this rank holds: its number in the tensor, its address. */
-static tsr_status over_elements(const tsr_tensor *tensor, tsr_arena *arena, bool fill, bool *right, tsr_error *err)
-{
-    const tsr_piece *pieces;
-    uint64_t count, elements, size = tsr_dtype_size(tensor->entry.dtype);
-    const uint32_t rank = tensor->entry.rank;
-    TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
-    for (uint64_t p = 0; p < count; p++) {
-        tsr_box_volume((tsr_box){rank, NULL, pieces[p].sizes}, &elements);
-        for (uint64_t i = 0; i < elements; i++) {
-            uint64_t rest = i, number = 0, row = 1, local = 0, local_row = 1, bytes[2] = {0}, there[2] = {0};
-            for (uint32_t d = rank; d-- > 0; rest /= pieces[p].sizes[d]) {
-                const uint64_t index = rest % pieces[p].sizes[d];
-                number += (pieces[p].offsets[d] + index) * row;
-                row *= tensor->entry.shape[d];
-                local += (pieces[p].local_offsets[d] + index) * local_row;
-                local_row *= pieces[p].buffer_sizes[d];
-            }
-            bytes[0] = bytes[1] = number * UINT64_C(0x9e3779b97f4a7c15) + 1;
-            uint8_t *at = (uint8_t *)pieces[p].data + local * size;
-            if (fill && tensor->device) tensor->device->from_host(tensor->device, at, bytes, size, NULL);
-            else if (fill) memcpy(at, bytes, size);
-            else if (tensor->device) tensor->device->to_host(tensor->device, there, at, size, NULL);
-            else memcpy(there, at, size);
-            if (!fill) *right = *right && memcmp(there, bytes, size) == 0;
-        }
-    }
-    return TSR_OK;
-}
-
-/* A random distribution of a tensor over the ranks: the same on all for the same seed. */
-static tsr_tensor random_tensor(uint64_t *seed, tsr_arena *arena, const tsr_comm *comm, tsr_dtype dtype, uint32_t rank,
-                                const uint64_t *shape)
-{
-    const uint64_t kind = next_random(seed) % 8;
-    if (kind == 0) return tsr_tensor_whole(dtype, rank, shape, NULL);
-    if (kind == 1 && rank) { /* rows of the first dim, dealt out */
-        const uint64_t rows = 1 + next_random(seed) % 3;
-        tsr_tensor_part *parts = tsr_arena_array(arena, (size_t)shape[0] + 1, sizeof *parts, NULL);
-        uint32_t count = 0;
-        for (uint64_t at = 0, n = 0; at < shape[0]; at += rows, n++) {
-            if (n % comm->size != comm->rank) continue;
-            uint64_t *numbers = tsr_arena_array(arena, 2 * rank, sizeof *numbers, NULL);
-            memcpy(numbers + rank, shape, rank * sizeof *shape);
-            numbers[0] = at;
-            numbers[rank] = shape[0] - at < rows ? shape[0] - at : rows;
-            parts[count++] = (tsr_tensor_part){numbers, numbers + rank, NULL};
-        }
-        return tsr_tensor_in_boxes(dtype, rank, shape, parts, count);
-    }
-    tsr_mesh *mesh = TSR_ARENA_NEW(arena, tsr_mesh, NULL);
-    uint64_t *sizes = tsr_arena_array(arena, 2, sizeof *sizes, NULL);
-    tsr_placement *placements = tsr_arena_array(arena, 2, sizeof *placements, NULL);
-    const bool grid = comm->size % 2 == 0 && next_random(seed) % 2;
-    sizes[0] = grid ? 2 : comm->size;
-    sizes[1] = comm->size / 2;
-    *mesh = (tsr_mesh){.dim_count = grid ? 2 : 1, .shape = sizes};
-    for (uint32_t i = 0; i < mesh->dim_count; i++) {
-        const uint64_t what = next_random(seed) % 4, dim = rank ? next_random(seed) % rank : 0;
-        placements[i] = (tsr_placement){rank == 0 || what == 0 ? TSR_REPLICATE
-                                        : what == 1            ? TSR_STRIDED_SHARD
-                                                               : TSR_SHARD,
-                                        (int32_t)dim, 1 + next_random(seed) % 3};
-    }
-    return tsr_tensor_over_mesh(dtype, rank, shape, mesh, placements, comm->rank, NULL);
-}
+#include "ramp.h"
 
 typedef struct property {
     uint64_t first_seed;
@@ -105,21 +30,21 @@ static tsr_status check_case(uint64_t seed, bool on_device, tsr_comm *comm, tsr_
     tsr_arena *arena = tsr_state_dict_arena(dict);
     for (size_t i = 0; i < TENSORS; i++) {
         uint64_t *shape = tsr_arena_array(arena, 4, sizeof *shape, NULL);
-        const uint32_t rank = (uint32_t)(next_random(&seed) % 4);
-        const tsr_dtype dtype = dtypes[next_random(&seed) % 5];
-        for (uint32_t d = 0; d < rank; d++) shape[d] = next_random(&seed) % 9;
+        const uint32_t rank = (uint32_t)(ramp_random(&seed) % 4);
+        const tsr_dtype dtype = dtypes[ramp_random(&seed) % 5];
+        for (uint32_t d = 0; d < rank; d++) shape[d] = ramp_random(&seed) % 9;
         const tsr_value *value[2];
         for (int side = 0; side < 2; side++) {
-            tsr_tensor tensor = random_tensor(&seed, arena, comm, dtype, rank, shape);
+            tsr_tensor tensor = ramp_tensor(&seed, arena, comm, dtype, rank, shape);
             tensor.device = on_device ? &device.base : NULL;
             TRY(tsr_state_dict_allocate(dict, &tensor, &value[side], err));
         }
         moves[i] = (tsr_move){tsr_tensor_of(value[0]), tsr_tensor_of(value[1])};
-        TRY(over_elements(moves[i].from, arena, true, NULL, err));
+        TRY(ramp_over(moves[i].from, arena, true, NULL, err));
     }
-    TRY(tsr_redistribute(comm, moves, TENSORS, rounds[next_random(&seed) % 4], &host, err));
+    TRY(tsr_redistribute(comm, moves, TENSORS, rounds[ramp_random(&seed) % 4], &host, err));
     bool right = true;
-    for (size_t i = 0; i < TENSORS; i++) TRY(over_elements(moves[i].to, arena, false, &right, err));
+    for (size_t i = 0; i < TENSORS; i++) TRY(ramp_over(moves[i].to, arena, false, &right, err));
     tsr_state_dict_free(dict);
     NEED(right);
     return TSR_OK;

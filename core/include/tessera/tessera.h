@@ -11,6 +11,7 @@
 #include "tessera/comm.h"
 #include "tessera/compare.h"
 #include "tessera/convert.h"
+#include "tessera/dcp_item.h"
 #include "tessera/diff.h"
 #include "tessera/document.h"
 #include "tessera/document_read.h"

@@ -1,0 +1,56 @@
+/* The parts of a DCP folder, for those who write one from memory: the bytes around each item, and the `.metadata`, as
+ * torch.distributed.checkpoint 2.13 writes them.
+ *
+ *   __0_0.distcp   [item: head | bytes of the box | tail][item …]      each item a torch.save archive
+ *   .metadata      which item is where */
+#ifndef TESSERA_DCP_ITEM_H
+#define TESSERA_DCP_ITEM_H
+
+#include "tessera/catalog.h"
+#include "tessera/host.h"
+
+TSR_API_BEGIN
+
+/* What stands before and behind the contiguous little-endian bytes of a box of `sizes`, whose CRC-32 is `crc32`; appended
+ * to two vecs of bytes. Their lengths depend on dtype and sizes alone, and the head's is a multiple of 64. Errors:
+ * TSR_E_UNSUPPORTED for a dtype that torch.save has not, TSR_E_LIMIT, TSR_E_NOMEM. */
+tsr_status tsr_dcp_item_around(tsr_dtype dtype, uint32_t rank, const uint64_t *sizes, uint32_t crc32, const tsr_host *host,
+                               tsr_vec *head, tsr_vec *tail, tsr_error *err);
+/* The whole item of an object without tensors, appended. TSR_E_UNSUPPORTED for values that cannot be pickled. */
+tsr_status tsr_dcp_item_object(const tsr_value *value, const tsr_host *host, tsr_vec *out, tsr_error *err);
+
+/* Where one item's archive lies. */
+typedef struct tsr_dcp_new_item {
+    const uint64_t *offsets; /* tensors: the chunk's box */
+    const uint64_t *sizes;
+    tsr_str file; /* relative path */
+    uint64_t byte_offset;
+    uint64_t byte_length;
+} tsr_dcp_new_item;
+
+typedef struct tsr_dcp_new_entry {
+    tsr_str fqn;
+    const tsr_path_item *path; /* planner_data; dict keys become strings, as PyTorch makes them */
+    uint32_t path_length;
+    bool tensor; /* else a byte item */
+    bool requires_grad;
+    tsr_dtype dtype;
+    uint32_t rank;
+    const uint64_t *shape;
+    const tsr_dcp_new_item *items; /* one a chunk; exactly one for byte items */
+    uint64_t item_count;
+} tsr_dcp_new_entry;
+
+/* A save id, in a UUID's form, out of names, places and `content`, the CRC of whatever the items hold. data NULL on
+ * TSR_E_NOMEM. */
+tsr_str tsr_dcp_save_id(const tsr_dcp_new_entry *entries, uint64_t count, uint32_t content, tsr_arena *arena,
+                        tsr_error *err);
+
+/* Appends the pickle (protocol 4, without frames) to `out`. `save_id` is 36 characters of hexadecimal digits and dashes.
+ * Entries without items (an empty tensor that no rank holds) get no storage data. */
+tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_entry *entries, uint64_t count, tsr_str save_id, const tsr_host *host,
+                                  tsr_vec *out, tsr_error *err);
+
+TSR_API_END
+
+#endif

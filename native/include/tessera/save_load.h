@@ -1,0 +1,46 @@
+/* Checkpoints of state dicts that ranks hold together: every rank writes and reads its own parts.
+ *
+ *   rank 0   __0_0.distcp   objects, its shards ┐
+ *   rank 1   __1_0.distcp   its shards          ├ all durable ──▶ rank 0 publishes `.metadata`
+ *   rank 2   __2_0.distcp   its shards          ┘
+ *
+ * What is written is a DCP folder as torch.distributed.checkpoint.save writes it, with any number of ranks, and is read by
+ * torch.distributed.checkpoint.load; what is read is any checkpoint that Tessera opens. Names are those of DCP's
+ * flatten_state_dict: dicts flatten, lists where they hold tensors or dicts, joined by '.'. Collective: all ranks return
+ * the same status; ranks that disagree are told as tessera/statedict.h says. */
+#ifndef TESSERA_SAVE_LOAD_H
+#define TESSERA_SAVE_LOAD_H
+
+#include "tessera/statedict.h"
+
+TSR_API_BEGIN
+
+typedef struct tsr_save_options {
+    bool overwrite;      /* replaces a checkpoint in that place; readers see the old one or the new one */
+    size_t buffer_bytes; /* for what is not one run of host memory; 0: 16 MiB */
+} tsr_save_options;
+
+/* Writes the folder `path`, which all ranks see. A shard that several ranks hold is written once, by the least loaded of
+ * them; objects by rank 0, whose values count. Nothing is visible before all is durable: a failed or killed save leaves an
+ * earlier checkpoint as it was. Besides its buffer a rank needs some hundred bytes for each shard of all ranks. `options`
+ * may be NULL. Errors: TSR_E_EXISTS, TSR_E_IO, TSR_E_UNSUPPORTED (a tensor inside a tuple, a value that cannot be pickled, a
+ * partial tensor). */
+tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const char *path, const tsr_save_options *options,
+                               const tsr_host *host, tsr_error *err);
+
+typedef struct tsr_load_options {
+    bool allow_missing;  /* a name that the checkpoint has not keeps its value; else it is an error that names the first */
+    size_t buffer_bytes; /* for boxes that are not one run of host memory; 0: 16 MiB */
+} tsr_load_options;
+
+/* Fills the tensors of `state`, of any distribution, with this rank's boxes of the checkpoint at `path`, whatever world it
+ * was saved by; meta tensors get memory in `out`. The result has the same structure; values that are no tensors are the
+ * checkpoint's. Entries that `state` has no place for are passed over, as DCP does. Shapes and dtypes must be the same:
+ * TSR_E_USAGE with both. Other errors: TSR_E_NOT_FOUND for missing names, those of opening and reading. `options` may be
+ * NULL. */
+tsr_status tsr_state_dict_load(const char *path, const tsr_value *state, tsr_comm *comm, const tsr_load_options *options,
+                               tsr_state_dict *out, tsr_error *err);
+
+TSR_API_END
+
+#endif

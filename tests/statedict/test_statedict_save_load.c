@@ -1,0 +1,353 @@
+/* Checkpoints that ranks write and read together: any world saves, any other loads. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "ramp.h"
+#include "tessera/check.h"
+#include "tessera/checkpoint.h"
+#include "tessera/folder.h"
+#include "tessera/native_host.h"
+#include "tessera/save_load.h"
+
+enum { TENSORS = 6 };
+
+typedef struct job {
+    uint64_t seed;
+    const char *path;
+    bool on_device, meta;
+    tsr_save_options save;
+    tsr_load_options load;
+} job;
+
+/* The same names, shapes and types for every seed below 1000 × n; distributions differ. */
+static tsr_status make_state(const job *j, const tsr_comm *comm, tsr_device *device, uint64_t distribution,
+                             tsr_state_dict *dict, tsr_error *err)
+{
+    static const tsr_dtype dtypes[] = {TSR_BOOL, TSR_BFLOAT16, TSR_FLOAT32, TSR_INT64, TSR_COMPLEX128, TSR_FLOAT8_E5M2};
+    tsr_arena *arena = tsr_state_dict_arena(dict);
+    uint64_t seed = j->seed;
+    char name[32];
+    for (uint32_t i = 0; i < TENSORS; i++) {
+        uint64_t *shape = tsr_arena_array(arena, 4, sizeof *shape, NULL);
+        const uint32_t rank = (uint32_t)(ramp_random(&seed) % 4);
+        const tsr_dtype dtype = dtypes[ramp_random(&seed) % 6];
+        for (uint32_t d = 0; d < rank; d++) shape[d] = ramp_random(&seed) % 9;
+        const tsr_value *value;
+        tsr_tensor tensor = ramp_tensor(&distribution, arena, comm, dtype, rank, shape);
+        tensor.device = device;
+        tensor.meta = j->meta;
+        if (tensor.meta && tensor.spread == TSR_IN_BOXES) tensor.spread = TSR_WHOLE;
+        if (tensor.meta) TRY(tsr_state_dict_tensor(dict, &tensor, &value, err));
+        else TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+        snprintf(name, sizeof name, "layer.%u", i);
+        TRY(tsr_state_dict_put(dict, tsr_str_from(name), value, err));
+    }
+    tsr_value *number = tsr_value_int(arena, 0, err), *text = tsr_value_str(arena, TSR_STR(""), err);
+    if (distribution % 2) number->as.integer = 12;
+    TRY(tsr_state_dict_put(dict, TSR_STR("step"), number, err));
+    return tsr_state_dict_put(dict, TSR_STR("note"), text, err);
+}
+
+static tsr_status save(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    tsr_native_host native;
+    tsr_native_host_open(&native, 1);
+    tsr_state_dict *dict;
+    live_device device;
+    live_device_open(&device);
+    TRY(tsr_state_dict_new(&native.host, &dict, err));
+    TRY(make_state(j, comm, j->on_device ? &device.base : NULL, j->seed * 2 + 1, dict, err));
+    for (size_t i = 0; i < TENSORS; i++)
+        TRY(ramp_over(tsr_tensor_of(tsr_state_dict_root(dict)->items[2 * i + 1]), tsr_state_dict_arena(dict), true, NULL,
+                      err));
+    tsr_value *number = tsr_value_int(tsr_state_dict_arena(dict), 41 + comm->rank, err);
+    tsr_value *text = tsr_value_str(tsr_state_dict_arena(dict), TSR_STR("rank 0's"), err);
+    TRY(tsr_state_dict_put(dict, TSR_STR("step"), number, err));
+    TRY(tsr_state_dict_put(dict, TSR_STR("note"), text, err));
+    const tsr_status status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, j->path, &j->save, &native.host, err);
+    tsr_state_dict_free(dict);
+    tsr_native_host_close(&native);
+    return status;
+}
+
+static tsr_status load(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    const tsr_host host = live_host(NULL);
+    tsr_state_dict *dict, *out;
+    live_device device;
+    bool right = true;
+    live_device_open(&device);
+    TRY(tsr_state_dict_new(&host, &dict, err));
+    TRY(tsr_state_dict_new(&host, &out, err));
+    TRY(make_state(j, comm, j->on_device ? &device.base : NULL, j->seed * 3 + 2, dict, err));
+    TRY(tsr_state_dict_load(j->path, tsr_state_dict_root(dict), comm, &j->load, out, err));
+    for (size_t i = 0; i < TENSORS; i++)
+        TRY(ramp_over(tsr_tensor_of(tsr_state_dict_root(out)->items[2 * i + 1]), tsr_state_dict_arena(dict), false, &right,
+                      err));
+    NEED(tsr_state_dict_get(out, TSR_STR("step"))->as.integer == 41);
+    NEED(tsr_str_equal(tsr_state_dict_get(out, TSR_STR("note"))->text, TSR_STR("rank 0's")));
+    tsr_state_dict_free(out);
+    tsr_state_dict_free(dict);
+    NEED(right);
+    return TSR_OK;
+}
+
+static void remove_folder(const char *path)
+{
+    char command[512];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+/* On one process of mpirun, or in the one there is. */
+static tsr_status settle_folder(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    if (comm->rank == 0) remove_folder(arg);
+    return tsr_comm_barrier(comm, err);
+}
+
+static void test_statedict_save_load__any_world_to_any_other(void **state)
+{
+    (void)state;
+    static const uint32_t worlds[][2] = {{1, 1}, {1, 3}, {4, 3}, {3, 2}, {2, 4}, {4, 1}, {3, 3}};
+    char path[400];
+    snprintf(path, sizeof path, "%s/checkpoint", ranks_scratch());
+    for (uint64_t i = 0; i < 28; i++) {
+        const uint32_t *world = worlds[i % 7];
+        job j = {.seed = i * 1009 + 5,
+                 .path = path,
+                 .on_device = i % 3 == 1,
+                 .meta = i % 5 == 2,
+                 .save = {.overwrite = world[0] == 1, .buffer_bytes = i % 2 ? 100 : 0}, /* a world of 1 runs twice */
+                 .load = {.buffer_bytes = i % 2 ? 64 : 0}};
+        job loading = j;
+        j.meta = false;
+        if (ranks_count(4) < 4 && (world[0] > ranks_count(4) || world[1] > ranks_count(4))) continue;
+        live_run(world[0], save, &j);
+        live_run(world[1], load, &loading);
+        live_run(1, settle_folder, path);
+    }
+}
+
+/* What was written is what the deep check calls sound, and each shard is there once. */
+static void test_statedict_save_load__sound_and_without_copies(void **state)
+{
+    (void)state;
+    char path[400];
+    snprintf(path, sizeof path, "%s/sound", ranks_scratch());
+    job j = {.seed = 77, .path = path};
+    live_run(2, save, &j);
+    const tsr_host host = live_host(NULL);
+    tsr_store *store;
+    tsr_checkpoint *checkpoint;
+    tsr_error err = {0};
+    assert_int_equal(tsr_folder_store_open(NULL, host.allocator, path, &store, &err), TSR_OK);
+    if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) != TSR_OK) fail_msg("%s", err.message);
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    assert_int_equal(catalog->entry_count, TENSORS + 2);
+    for (uint64_t e = 0; e < catalog->entry_count; e++) assert_int_equal(catalog->entries[e].replica_count, 0);
+    tsr_ring *ring;
+    assert_int_equal(tsr_ring_new(&host, 0, &ring, &err), TSR_OK);
+    if (tsr_check_deep(checkpoint, ring, NULL, &err) != TSR_OK) fail_msg("%s", err.message);
+    tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
+    assert_int_equal(tsr_findings_total(findings, TSR_ERROR) + tsr_findings_total(findings, TSR_WARNING), 0);
+    tsr_ring_free(ring);
+    tsr_checkpoint_close(checkpoint);
+    store->close(store);
+}
+
+static tsr_status save_again(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    tsr_error told = {0};
+    job *j = arg;
+    const tsr_status status = save(j, comm, &told);
+    NEED(status == TSR_E_EXISTS && strstr(told.message, "exists"));
+    return TSR_OK;
+}
+
+static void test_statedict_save_load__an_old_checkpoint_is_kept_or_replaced(void **state)
+{
+    (void)state;
+    char path[400], file[450];
+    snprintf(path, sizeof path, "%s/replaced", ranks_scratch());
+    job j = {.seed = 9, .path = path};
+    live_run(2, save, &j);
+    live_run(2, save_again, &j);
+    live_run(2, load, &j);
+    job other = {.seed = 2018, .path = path, .save = {.overwrite = true}};
+    live_run(2, save, &other);
+    live_run(2, load, &other);
+    snprintf(file, sizeof file, "%s/__0_0.distcp", path);
+    assert_int_not_equal(access(file, F_OK), 0);
+}
+
+typedef struct misfit {
+    const char *name;
+    tsr_dtype dtype;
+    uint64_t rows;
+    bool allow_missing;
+    tsr_status status;
+    const char *message;
+} misfit;
+
+static tsr_status load_misfit(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const misfit *m = arg;
+    char path[400];
+    snprintf(path, sizeof path, "%s/misfits", ranks_scratch());
+    const tsr_host host = live_host(NULL);
+    const uint64_t shape[] = {m->rows, 3};
+    const tsr_tensor tensor = tsr_tensor_whole(m->dtype, 2, shape, NULL);
+    const tsr_load_options options = {.allow_missing = m->allow_missing};
+    tsr_state_dict *dict, *out;
+    const tsr_value *value;
+    tsr_error told = {0};
+    TRY(tsr_state_dict_new(&host, &dict, err));
+    TRY(tsr_state_dict_new(&host, &out, err));
+    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    if (comm->rank == 1) TRY(tsr_state_dict_put(dict, tsr_str_from(m->name), value, err)); /* the others load nothing */
+    const tsr_status status = tsr_state_dict_load(path, tsr_state_dict_root(dict), comm, &options, out, &told);
+    tsr_state_dict_free(out);
+    tsr_state_dict_free(dict);
+    if (status != m->status || (m->message && !strstr(told.message, m->message)))
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%s': status %d: %s", m->name, status, told.message);
+    return TSR_OK;
+}
+
+static tsr_status save_one(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const tsr_host host = live_host(NULL);
+    const uint64_t shape[] = {4, 3};
+    const tsr_tensor tensor = tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL);
+    tsr_state_dict *dict;
+    const tsr_value *value;
+    TRY(tsr_state_dict_new(&host, &dict, err));
+    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    memset(tsr_tensor_of(value)->data, 0, 48);
+    TRY(tsr_state_dict_put(dict, TSR_STR("w"), value, err));
+    const tsr_status status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, arg, NULL, &host, err);
+    tsr_state_dict_free(dict);
+    return status;
+}
+
+static void test_statedict_save_load__misfits_are_told_to_all(void **state)
+{
+    (void)state;
+    char path[400];
+    snprintf(path, sizeof path, "%s/misfits", ranks_scratch());
+    live_run(2, save_one, path);
+    static const misfit table[] = {
+        {"w", TSR_FLOAT32, 4, false, TSR_OK, NULL},
+        {"w", TSR_FLOAT32, 5, false, TSR_E_USAGE,
+         "rank 1: float32 [5, 3] in the state dict, float32 [4, 3] in the checkpoint, in 'w'"},
+        {"w", TSR_INT32, 4, false, TSR_E_USAGE, "int32 [4, 3] in the state dict, float32 [4, 3] in the checkpoint"},
+        {"v", TSR_FLOAT32, 4, false, TSR_E_NOT_FOUND, "rank 1: the checkpoint has no 'v'"},
+        {"v", TSR_FLOAT32, 4, true, TSR_OK, NULL},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) live_run(2, load_misfit, (void *)&table[i]);
+}
+
+static tsr_status save_nowhere(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    (void)arg;
+    tsr_error told = {0};
+    const tsr_status status = save_one("/nowhere/at/all", comm, &told);
+    NEED(status == TSR_E_NOT_FOUND || status == TSR_E_IO);
+    NEED(strstr(told.message, "rank 0: "));
+    return TSR_OK;
+}
+
+/* A tensor inside a tuple has no name; a failed save leaves nothing behind. */
+static tsr_status save_unnamed(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const tsr_host host = live_host(NULL);
+    const uint64_t shape[] = {1};
+    const tsr_tensor tensor = tsr_tensor_whole(TSR_FLOAT32, 1, shape, NULL);
+    tsr_state_dict *dict;
+    const tsr_value *value;
+    tsr_error told = {0};
+    TRY(tsr_state_dict_new(&host, &dict, err));
+    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    TRY(tsr_state_dict_put(dict, TSR_STR("t"), tsr_value_items(tsr_state_dict_arena(dict), TSR_VALUE_TUPLE, &value, 1, err),
+                           err));
+    const tsr_status status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, arg, NULL, &host, &told);
+    tsr_state_dict_free(dict);
+    NEED(status == TSR_E_UNSUPPORTED);
+    NEED(access(arg, F_OK) != 0);
+    return TSR_OK;
+}
+
+static void test_statedict_save_load__failures_leave_nothing(void **state)
+{
+    (void)state;
+    char path[400];
+    snprintf(path, sizeof path, "%s/failed", ranks_scratch());
+    live_run(3, save_nowhere, NULL);
+    live_run(3, save_unnamed, path);
+}
+
+enum { ROWS = 2000, COLUMNS = 100, BUFFER = 65536 };
+
+/* One tensor by columns, so that nothing is one run: the buffer, and what metadata takes. */
+static tsr_status within_bounds(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_meter meter;
+    live_meter_open(&meter);
+    const tsr_host host = live_host(&meter.base), free_host = live_host(NULL);
+    const uint64_t shape[] = {ROWS, COLUMNS}, ranks[] = {comm->size};
+    const tsr_mesh mesh = {1, ranks, NULL};
+    const tsr_placement strided = {TSR_STRIDED_SHARD, 1, 5};
+    const tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT64, 2, shape, &mesh, &strided, comm->rank, NULL);
+    const tsr_save_options saving = {.buffer_bytes = BUFFER};
+    const tsr_load_options loading = {.buffer_bytes = BUFFER};
+    tsr_state_dict *dict, *out;
+    const tsr_value *value;
+    bool right = true;
+    TRY(tsr_state_dict_new(&free_host, &dict, err));
+    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), true, NULL, err));
+    TRY(tsr_state_dict_put(dict, TSR_STR("w"), value, err));
+    TRY(tsr_state_dict_save(tsr_state_dict_root(dict), comm, arg, &saving, &host, err));
+    NEED(meter.most < BUFFER + 150000 && meter.now == 0);
+    meter.most = 0;
+    memset(tsr_tensor_of(value)->data, 0, 8);
+    TRY(tsr_state_dict_new(&host, &out, err));
+    TRY(tsr_state_dict_load(arg, tsr_state_dict_root(dict), comm, &loading, out, err));
+    tsr_state_dict_free(out);
+    NEED(meter.most < BUFFER + 1000000 && meter.now == 0); /* readers have a scratch of 512 KiB */
+    TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), false, &right, err));
+    tsr_state_dict_free(dict);
+    NEED(right);
+    return TSR_OK;
+}
+
+static void test_statedict_save_load__memory_is_bounded(void **state)
+{
+    (void)state;
+    char path[400];
+    snprintf(path, sizeof path, "%s/bounded", ranks_scratch());
+    live_run(2, within_bounds, path);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_statedict_save_load__any_world_to_any_other),
+        cmocka_unit_test(test_statedict_save_load__sound_and_without_copies),
+        cmocka_unit_test(test_statedict_save_load__an_old_checkpoint_is_kept_or_replaced),
+        cmocka_unit_test(test_statedict_save_load__misfits_are_told_to_all),
+        cmocka_unit_test(test_statedict_save_load__failures_leave_nothing),
+        cmocka_unit_test(test_statedict_save_load__memory_is_bounded),
+    };
+    ranks_begin(&argc, &argv);
+    return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
+}
