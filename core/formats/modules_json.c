@@ -103,12 +103,11 @@ static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, 
 
 static tsr_status read_wrapper(const cJSON *object, const char *where, tsr_wrapper *out, tsr_error *err)
 {
-    static const char *const names[] = {"none", "ddp", "fsdp1", "compiled", "checkpoint"};
     const cJSON *text;
     TSR_TRY(tsr_json_find(object, "wrapper", TSR_JSON_STRING, where, &text, err));
-    for (unsigned i = 0; text && i < sizeof names / sizeof names[0]; i++) {
+    for (unsigned i = 0; text && i <= TSR_WRAPPER_CHECKPOINT; i++) {
         *out = (tsr_wrapper)i;
-        if (strcmp(text->valuestring, names[i]) == 0) return TSR_OK;
+        if (strcmp(text->valuestring, tsr_wrapper_name(*out)) == 0) return TSR_OK;
     }
     TSR_FAIL_IF(text, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "modules: wrapper '%s' at %s is none of none, ddp, fsdp1, compiled, checkpoint", text->valuestring, where);

@@ -1,5 +1,5 @@
-/* Checkpoints as trees. Of torch.save files the trees are what was pickled, over one store that gets one file more: zeros,
- * for the parts of a tensor that no file holds.
+/* Checkpoints as trees. Of torch.save files the trees are what was pickled. The store of those, and of others whose chunks
+ * are located, gets one file more: zeros, for the parts of a tensor that no file holds.
  *
  *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes)
  */
@@ -107,35 +107,68 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     return status;
 }
 
-static tsr_status leaf_of(const tsr_entry *entry, tsr_arena *arena, tsr_leaf *out, tsr_error *err)
+/* A copy of an entry whose chunks say where their bytes are. Chunks of missing files stay as they are. */
+static tsr_status locate_entry(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_entry *out, tsr_error *err)
+{
+    tsr_chunk *chunks = tsr_arena_array(checkpoint->arena, (size_t)entry->chunk_count, sizeof *chunks, err);
+    if (!chunks) return TSR_E_NOMEM;
+    *out = *entry;
+    out->chunks = chunks;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        chunks[i] = entry->chunks[i];
+        if (chunks[i].view || chunks[i].file == TSR_NO_FILE) continue;
+        tsr_view *view = TSR_ARENA_NEW(checkpoint->arena, tsr_view, err);
+        if (!view) return TSR_E_NOMEM;
+        TSR_TRY(tsr_checkpoint_locate(checkpoint, entry, &entry->chunks[i], checkpoint->arena, view, err));
+        chunks[i].view = view;
+    }
+    return TSR_OK;
+}
+
+static tsr_status leaf_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, bool located, tsr_leaf *out, tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_OPAQUE || (entry->kind == TSR_ENTRY_OBJECT && !entry->value), err,
                 TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' (%.*s) is no value that a tree can hold",
                 TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
     *out = (tsr_leaf){.value = entry->value, .name = entry->fqn};
     if (entry->kind == TSR_ENTRY_TENSOR) {
-        tsr_value *tensor = tsr_value_new(arena, TSR_VALUE_TENSOR, err);
-        if (!tensor) return TSR_E_NOMEM;
-        tensor->as.tensor = entry;
+        tsr_value *tensor = tsr_value_new(checkpoint->arena, TSR_VALUE_TENSOR, err);
+        tsr_entry *copy = located ? TSR_ARENA_NEW(checkpoint->arena, tsr_entry, err) : NULL;
+        if (!tensor || (located && !copy)) return TSR_E_NOMEM;
+        if (located) TSR_TRY(locate_entry(checkpoint, entry, copy, err));
+        tensor->as.tensor = located ? copy : entry;
         out->value = tensor;
     }
-    return tsr_renamed_path(entry, entry->fqn, arena, &out->path, &out->path_length, err);
+    return tsr_renamed_path(entry, entry->fqn, checkpoint->arena, &out->path, &out->path_length, err);
 }
 
-static tsr_status nest_catalog(tsr_trees *trees, tsr_error *err)
+static tsr_status nest_catalog(tsr_trees *trees, bool located, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = trees->checkpoint;
     size_t count = (size_t)checkpoint->catalog.entry_count;
     const tsr_value **root = TSR_ARENA_NEW(checkpoint->arena, const tsr_value *, err);
     tsr_leaf *leaves = tsr_arena_array(checkpoint->arena, count, sizeof *leaves, err);
     if (!root || !leaves) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) TSR_TRY(leaf_of(&checkpoint->catalog.entries[i], checkpoint->arena, &leaves[i], err));
+    for (size_t i = 0; i < count; i++)
+        TSR_TRY(leaf_of(checkpoint, &checkpoint->catalog.entries[i], located, &leaves[i], err));
     trees->roots = root;
     trees->count = 1;
     return tsr_nest(leaves, count, checkpoint->host, checkpoint->arena, root, err);
 }
 
-tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, tsr_trees *out, tsr_error *err)
+/* Zeros behind the files of a checkpoint that is open already. */
+static tsr_status pad_checkpoint(tsr_trees *trees, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = trees->checkpoint;
+    tsr_store *padded;
+    TSR_TRY(pad_store(checkpoint->store, checkpoint->host->allocator, &padded, err));
+    checkpoint->store = padded;
+    trees->zeros_file = padded->file_count - 1;
+    trees->raw = true;
+    return TSR_OK;
+}
+
+tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err)
 {
     *out = (tsr_trees){.zeros_file = TSR_NO_FILE};
     TSR_TRY(tsr_checkpoint_open(store, host, NULL, &out->checkpoint, err));
@@ -145,7 +178,8 @@ tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, tsr_trees *out, 
         tsr_trees_close(out);
         return tsr_trees_open(store, host, &file, 1, out, err);
     }
-    tsr_status status = nest_catalog(out, err);
+    tsr_status status = nest_catalog(out, located, err);
+    if (status == TSR_OK && located) status = pad_checkpoint(out, err);
     if (status != TSR_OK) tsr_trees_close(out);
     return status;
 }

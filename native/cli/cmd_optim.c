@@ -134,14 +134,10 @@ static tsr_status open_source(job *j, tsr_error *err)
     tsr_status status = tsr_folder_store_open(NULL, host->allocator, j->source, &j->store, err);
     if (status != TSR_OK) return status;
     if (j->action != UNSHARD) {
-        status = tsr_trees_of(j->store, host, &j->trees, err);
+        status = tsr_trees_of(j->store, host, j->action == SHARD, &j->trees, err);
     } else {
         status = find_rank_files(j, files, err);
         if (status == TSR_OK) status = tsr_trees_open(j->store, host, files, count, &j->trees, err);
-    }
-    if (status == TSR_OK && j->action == SHARD && !j->trees.raw) {
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                           "optim shard reads a torch.save file; convert the checkpoint with --to torch first");
     }
     return status == TSR_OK ? refuse_errors(j, err) : status;
 }
@@ -203,6 +199,26 @@ static tsr_status flatten(job *j, const tsr_value *optim, const tsr_value **out,
 {
     tsr_status status = j->modules && has_ids(optim) ? to_fqn(j, optim, &optim, err) : TSR_OK;
     return status == TSR_OK ? tsr_optim_flatten(optim, cli_host(j->program), j->arena, out, err) : status;
+}
+
+static bool begins_with(const tsr_value *dict, const char *prefix)
+{
+    for (size_t i = 0; i < dict->count; i += 2) {
+        const tsr_value *key = dict->items[i];
+        if (key->kind == TSR_VALUE_STR && tsr_str_starts(key->text, tsr_str_from(prefix))) return true;
+    }
+    return false;
+}
+
+/* What is to be sharded: the nested state itself, or what flat keys spell. */
+static tsr_status nest(job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
+{
+    const tsr_host *host = cli_host(j->program);
+    *out = optim;
+    if (optim->kind != TSR_VALUE_DICT || tsr_value_get(optim, TSR_STR("state"))) return TSR_OK;
+    return begins_with(optim, "param_groups.")
+               ? tsr_optim_unflatten(optim, j->params, j->document.groups, j->document.group_count, host, j->arena, out, err)
+               : tsr_fsdp_nest_state(&j->flat, optim, host, j->arena, out, err);
 }
 
 static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
@@ -302,7 +318,7 @@ static tsr_status convert(job *j, const tsr_value **out, tsr_error *err)
                                    j->arena, out, err);
     case TO_FQN: return to_fqn(j, optim, out, err);
     case TO_ID: return tsr_optim_to_id(optim, cli_host(j->program), j->arena, out, err);
-    default: *out = optim; return TSR_OK; /* shard: rank by rank, while it is written */
+    default: return nest(j, optim, out, err); /* shard: rank by rank, while it is written */
     }
 }
 

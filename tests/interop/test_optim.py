@@ -94,9 +94,16 @@ def test_from_dcp(t):
     nested = dsd.get_optimizer_state_dict(model, optim)
     dcp.save({"model": model.state_dict(), "optim": nested}, checkpoint_id=t.at("ckpt"), no_dist=True)
     json.dump(modules_document(model), open(t.at("m.json"), "w"))
-    t.run("optim", "flatten", t.at("ckpt"), t.at("out.pt"), "--at", "optim", "--modules", t.at("m.json"))
-    want = dsd._flatten_optim_state_dict(copy.deepcopy(nested))
-    assert same(torch.load(t.at("out.pt"), weights_only=True), want)
+    t.run("reshard", t.at("ckpt"), t.at("rows"), "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp")
+    t.run("reshard", t.at("ckpt"), t.at("ranks"), "--mesh", "dp=2", "--placements", "shard(1)", "--to", "torch")
+    native = copy.deepcopy(optim.state_dict())
+    for source in ("ckpt", "rows", "ranks"):
+        modules = ["--at", "optim", "--modules", t.at("m.json"), "--overwrite"]
+        t.run("optim", "flatten", t.at(source), t.at("out.pt"), *modules)
+        want = dsd._flatten_optim_state_dict(copy.deepcopy(nested))
+        assert same(torch.load(t.at("out.pt"), weights_only=True), want), source
+        t.run("optim", "to-id", t.at(source), t.at("out.pt"), *modules)
+        assert same(torch.load(t.at("out.pt"), weights_only=True), native), source
 
 
 # ---- FSDP1 ----
@@ -160,8 +167,28 @@ def test_fsdp1(t):
             want, got = (torch.load(p, weights_only=True) for p in (at(f"rank{rank}.pt"), at(f"back/rank{rank}.pt")))
             assert same(got["state"], want["state"]), f"seed {seed}: rank {rank} gives {got}, PyTorch had {want}"
         mp.spawn(fsdp_rank, (other, port + 1, seed, folder, at("full.pt")), nprocs=other)
-        t.run("optim", "shard", t.at("full.pt"), at("other"), "--flat-params", at("flat.json"), "--world-size", other)
-        for rank in range(other):
-            name = f"rank{rank}.pt" if other == world else f"rank{rank}.optim.pt"
-            want, got = (torch.load(p, weights_only=True) for p in (at(f"want{rank}.pt"), at(f"other/{name}")))
-            assert same(got, want), f"seed {seed}: rank {rank} of {other} gives {got}, PyTorch {want}"
+        for source, path in full_in_every_form(t, at, torch.load(at("full.pt"), weights_only=True)).items():
+            t.run("optim", "shard", path, at(source), "--flat-params", at("flat.json"), "--world-size", other)
+            for rank in range(other):
+                name = f"rank{rank}.pt" if other == world else f"rank{rank}.optim.pt"
+                want, got = (torch.load(p, weights_only=True) for p in (at(f"want{rank}.pt"), at(f"{source}/{name}")))
+                if source == "safetensors":  # holds no groups
+                    assert set(got) == {"state"}, got.keys()
+                    got["param_groups"] = want["param_groups"]
+                assert same(got, want), f"seed {seed}: rank {rank} of {other} from {source} gives {got}, PyTorch {want}"
+
+
+def full_in_every_form(t, at, full):
+    """The full state as torch.save, DCP (whole, cut by rows and by columns), flat and in safetensors."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint import state_dict as dsd
+    dcp.save({"optim": full, "epoch": 3}, checkpoint_id=at("dcp"), no_dist=True)
+    for name, dim in (("rows", 0), ("columns", 1)):
+        t.run("reshard", at("dcp"), at("cut-" + name), "--mesh", "dp=3", "--placements", f"shard({dim})", "--to", "dcp")
+    t.run("reshard", at("dcp"), at("cut-ranks"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "torch")
+    torch.save(dsd._flatten_optim_state_dict(copy.deepcopy(full)), at("flat.pt"))
+    save_file({f"state.{k}.{n}": v.contiguous().clone() for k, s in full["state"].items() for n, v in s.items()}, at("full.safetensors"))
+    return {"other": at("full.pt"), "whole": at("dcp"), "rows": at("cut-rows"), "columns": at("cut-columns"), "ranks": at("cut-ranks"),
+            "flattened": at("flat.pt"), "safetensors": at("full.safetensors")}

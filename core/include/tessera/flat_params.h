@@ -105,6 +105,12 @@ tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const 
 tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
 
+/* A flat state dict of "state.FQN.NAME" keys without param_groups, as safetensors hold it → the nested full state that
+ * tsr_fsdp_shard takes, without param_groups. FQNs are those of the description's param groups. Errors: TSR_E_FORMAT for any
+ * other key. */
+tsr_status tsr_fsdp_nest_state(const tsr_flat_params *params, const tsr_value *flat, const tsr_host *host, tsr_arena *arena,
+                               const tsr_value **out, tsr_error *err);
+
 /* The full state → what a rank holds of it as sharded state, as `FSDP.optim_state_dict` with SHARDED_STATE_DICT gives it:
  * every tensor with dimensions is cut on dim 0 by torch.chunk among the ranks that cut its unit. Tensors of the result keep
  * their global shape; their chunks are the rank's rows alone (one empty chunk where it has none). With a mesh they are

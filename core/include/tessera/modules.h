@@ -9,6 +9,7 @@
 
 #include "tessera/dtype.h"
 #include "tessera/host.h"
+#include "tessera/json.h"
 
 TSR_API_BEGIN
 
@@ -20,6 +21,8 @@ typedef enum tsr_wrapper {
     TSR_WRAPPER_CHECKPOINT /* CheckpointWrapper, OffloadWrapper; child "_checkpoint_wrapped_module" */
 } tsr_wrapper;
 
+/* As documents have it: "none", "ddp", "fsdp1", "compiled", "checkpoint". */
+const char *tsr_wrapper_name(tsr_wrapper wrapper);
 /* The name a wrapper gives what it wraps; empty for TSR_WRAPPER_NONE. */
 tsr_str tsr_wrapper_child(tsr_wrapper wrapper);
 
@@ -138,6 +141,12 @@ typedef struct tsr_modules_document {
  * for broken JSON; TSR_E_LIMIT; TSR_E_NOMEM. (core/formats) */
 tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_modules_document *out,
                              tsr_error *err);
+
+/* Writes the document of a tree, which tsr_modules_parse reads back as the same tree. The tree need not be checked: a module
+ * that is met again, in a cycle too, becomes a same_as. Errors: TSR_E_LIMIT for a tree of more than 28 levels; those of
+ * `write`; TSR_E_NOMEM. (core/formats) */
+tsr_status tsr_modules_write(const tsr_modules_document *document, const tsr_allocator *allocator, tsr_write_fn *write,
+                             void *ctx, tsr_error *err);
 
 TSR_API_END
 

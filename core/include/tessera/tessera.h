@@ -30,6 +30,7 @@
 #include "tessera/optim.h"
 #include "tessera/optim_comm.h"
 #include "tessera/optim_load.h"
+#include "tessera/optim_read.h"
 #include "tessera/optim_states.h"
 #include "tessera/output.h"
 #include "tessera/plan.h"

@@ -11,7 +11,7 @@ typedef struct tsr_trees {
     tsr_checkpoint *checkpoint;    /* reads the tensors of all trees; its catalog is empty when `raw` */
     const tsr_value *const *roots; /* one a file, in the order asked for */
     uint32_t count;
-    bool raw;            /* chunks say where the bytes are: in torch.save files */
+    bool raw;            /* chunks say where the bytes are */
     uint32_t zeros_file; /* raw: a file of 16 zero bytes that stands in the store behind the others */
 } tsr_trees;
 
@@ -21,9 +21,10 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
                           tsr_error *err);
 
 /* The one tree of whatever checkpoint `store` holds: of a torch.save file the pickled value itself, as above; of other
- * formats the nested state dict that the entries' paths spell, in which empty containers are missing and `raw` is false:
- * the chunks of its leaves are for `checkpoint` to locate. Errors as tsr_checkpoint_open. */
-tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, tsr_trees *out, tsr_error *err);
+ * formats the nested state dict that the entries' paths spell, in which empty containers are missing. Their chunks are for
+ * `checkpoint` to locate; with `located` that is done here (of DCP a look into every item), and the tree is `raw`, too.
+ * Errors as tsr_checkpoint_open and tsr_checkpoint_locate. */
+tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err);
 void tsr_trees_close(tsr_trees *trees); /* takes a zeroed one */
 
 TSR_API_END

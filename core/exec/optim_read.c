@@ -1,0 +1,104 @@
+/* Reads of sharded optimizer state in batches: the threads of the host take a read each. */
+#include "tessera/optim_read.h"
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "tessera/box.h"
+
+#define BATCH 64u
+
+typedef struct task {
+    const tsr_optim_read *read;
+    void *buffer;
+    size_t bytes;
+    tsr_status status;
+    tsr_error err;
+} task;
+
+typedef struct batch {
+    tsr_checkpoint *checkpoint;
+    task *tasks;
+} batch;
+
+/* Bytes of the rank's part; 0: nothing to read. */
+static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_error *err)
+{
+    uint64_t volume = 1, size = tsr_dtype_size(read->entry->dtype);
+    *bytes = 0;
+    if (read->kind == TSR_READ_OBJECT) return TSR_OK;
+    bool fits = true;
+    for (uint32_t d = 0; d < read->entry->rank && read->kind == TSR_READ_BOX; d++)
+        fits = fits && tsr_mul_u64(volume, read->sizes[d], &volume);
+    TSR_FAIL_IF(!fits || size == 0 || !tsr_mul_u64(volume, size, &volume) || volume > SIZE_MAX, err, TSR_E_UNSUPPORTED,
+                TSR_NO_POSITION, "optim: a part of '%.*s' is too large, or its elements are no whole bytes",
+                TSR_STR_ARG(read->entry->fqn));
+    *bytes = (size_t)volume;
+    return TSR_OK;
+}
+
+static void run_task(void *arg, size_t index)
+{
+    static const uint64_t zeros[TSR_MAX_RANK] = {0};
+    const batch *b = arg;
+    task *t = &b->tasks[index];
+    if (!t->bytes) return;
+    bool box = t->read->kind == TSR_READ_BOX;
+    t->status = tsr_read_box(b->checkpoint, t->read->entry, box ? t->read->storage_offsets : zeros,
+                             box ? t->read->sizes : t->read->entry->shape, t->buffer, t->bytes, &t->err);
+}
+
+static tsr_status prepare(task *tasks, const tsr_optim_read *reads, size_t count, const tsr_optim_sink *sink, tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        tasks[i] = (task){.read = &reads[i]};
+        TSR_TRY(part_bytes(&reads[i], &tasks[i].bytes, err));
+        if (tasks[i].bytes) tasks[i].buffer = sink->buffer(sink->ctx, &reads[i], tasks[i].bytes);
+        TSR_FAIL_IF(tasks[i].bytes && !tasks[i].buffer, err, TSR_E_NOMEM, TSR_NO_POSITION,
+                    "no buffer for '%.*s' (%zu bytes)", TSR_STR_ARG(reads[i].entry->fqn), tasks[i].bytes);
+    }
+    return TSR_OK;
+}
+
+static tsr_status run_batch(batch *b, size_t count, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(b->checkpoint);
+    if (host->parallel_for) host->parallel_for(host->parallel_ctx, count, run_task, b);
+    for (size_t i = 0; i < count; i++) {
+        if (!host->parallel_for) run_task(b, i);
+        TSR_FAIL_IF(b->tasks[i].status != TSR_OK, err, b->tasks[i].status, b->tasks[i].err.byte_position, "%s",
+                    b->tasks[i].err.message);
+    }
+    return TSR_OK;
+}
+
+static tsr_status run(batch *b, const tsr_optim_read *reads, size_t count, const tsr_optim_sink *sink,
+                      const tsr_progress *progress, uint64_t total, tsr_error *err)
+{
+    uint64_t done = 0;
+    for (size_t at = 0; at < count; at += BATCH) {
+        size_t now = count - at < BATCH ? count - at : BATCH;
+        TSR_TRY(prepare(b->tasks, reads + at, now, sink, err));
+        TSR_TRY(run_batch(b, now, err));
+        for (size_t i = 0; i < now; i++) done += b->tasks[i].bytes;
+        TSR_FAIL_IF(progress && progress->step && !progress->step(progress->ctx, done, total), err, TSR_E_CANCELLED,
+                    TSR_NO_POSITION, "interrupted");
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_optim_read_all(tsr_checkpoint *checkpoint, const tsr_optim_read *reads, size_t count,
+                              const tsr_optim_sink *sink, const tsr_progress *progress, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    uint64_t total = 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t bytes;
+        TSR_TRY(part_bytes(&reads[i], &bytes, err));
+        total += bytes;
+    }
+    batch b = {checkpoint, tsr_alloc(allocator, BATCH, sizeof(task), err)};
+    if (!b.tasks) return TSR_E_NOMEM;
+    tsr_status status = run(&b, reads, count, sink, progress, total, err);
+    tsr_free(allocator, b.tasks, BATCH, sizeof(task));
+    return status;
+}
