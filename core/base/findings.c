@@ -62,10 +62,6 @@ static tsr_str clipped(tsr_str name)
 static tsr_status add(tsr_findings *findings, const tsr_rule *rule, tsr_level level, tsr_place place, const char *text,
                       tsr_error *err)
 {
-    size_t count;
-    uint32_t *stored = &findings->rule_counts[rule - tsr_rules(&count)];
-    findings->totals[level]++;
-    if (*stored >= findings->max_per_rule) return TSR_OK;
     tsr_finding *finding = tsr_vec_push(&findings->list, err);
     if (!finding) return TSR_E_NOMEM;
     *finding = (tsr_finding){.rule = rule, .level = level, .byte_offset = place.byte_offset};
@@ -76,21 +72,28 @@ static tsr_status add(tsr_findings *findings, const tsr_rule *rule, tsr_level le
         findings->list.count--;
         return TSR_E_NOMEM;
     }
-    ++*stored;
     return TSR_OK;
 }
 
-/* The message goes through tsr_raise's cleaning, so that a hostile name cannot reach a terminal raw. */
-static tsr_status add_formatted(tsr_findings *findings, const char *rule_id, const tsr_level *level, tsr_place place,
+/* The message goes through tsr_raise's cleaning, so that a hostile name cannot reach a terminal raw. Beyond the most that
+ * are kept of a rule, findings are only counted: input may cause millions. */
+static tsr_status add_formatted(tsr_findings *findings, const char *rule_id, const tsr_level *given, tsr_place place,
                                 tsr_error *err, const char *format, va_list args)
 {
+    size_t count;
     const tsr_rule *rule = tsr_rule_find(rule_id);
     TSR_FAIL_IF(!rule, err, TSR_E_USAGE, TSR_NO_POSITION, "no rule is called %s", rule_id);
+    uint32_t *stored = &findings->rule_counts[rule - tsr_rules(&count)];
+    tsr_level level = given ? *given : rule->level;
+    findings->totals[level]++;
+    if (*stored >= findings->max_per_rule) return TSR_OK;
     char text[TSR_ERROR_MESSAGE_SIZE];
     vsnprintf(text, sizeof text, format, args);
     tsr_error clean = {0};
     tsr_raise(&clean, TSR_E_FORMAT, TSR_NO_POSITION, "%s", text);
-    return add(findings, rule, level ? *level : rule->level, place, clean.message, err);
+    TSR_TRY(add(findings, rule, level, place, clean.message, err));
+    ++*stored;
+    return TSR_OK;
 }
 
 tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format, ...)

@@ -4,7 +4,7 @@
 tsr_limits tsr_limits_default(void)
 {
     return (tsr_limits){
-        .depth = 1000000,
+        .depth = 20000, /* picklers give up long before */
         .entries = 100000000,
         .metadata_bytes = sizeof(size_t) > 4 ? UINT64_C(16) << 30 : UINT64_C(1) << 30,
         .memory_bytes = sizeof(size_t) > 4 ? UINT64_C(32) << 30 : UINT64_C(3) << 30,

@@ -182,6 +182,7 @@ static tsr_ref renamed(machine *m, tsr_ref module)
 static uint32_t id_of(const tsr_pickle_sink *sink, tsr_str module, tsr_str name)
 {
     for (size_t i = 0; sink && i < sink->count; i++) {
+        if (name.size == 0 || sink->names[i].name[0] != name.data[0]) continue;
         if (tsr_str_equal(name, tsr_str_from(sink->names[i].name)) &&
             tsr_str_equal(module, tsr_str_from(sink->names[i].module))) {
             return sink->names[i].id;

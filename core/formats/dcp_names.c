@@ -38,6 +38,12 @@ static tsr_status rehash(tsr_dcp_names *names, tsr_error *err)
     return TSR_OK;
 }
 
+/* Mostly the very same bytes of the input, fetched from the pickle's memo: a long name is then not compared again. */
+static bool same_text(tsr_str a, tsr_str b)
+{
+    return a.size == b.size && (a.data == b.data || tsr_str_equal(a, b));
+}
+
 static tsr_status look_up(tsr_dcp_names *names, tsr_str text, uint32_t *number, tsr_error *err)
 {
     if (2 * (names->list.count + 1) > names->slots.count) TSR_TRY(rehash(names, err));
@@ -46,7 +52,7 @@ static tsr_status look_up(tsr_dcp_names *names, tsr_str text, uint32_t *number, 
     size_t mask = names->slots.count - 1, slot = hash & mask;
     for (; table[slot]; slot = (slot + 1) & mask) {
         *number = table[slot] - 1;
-        if (list[*number].hash == hash && tsr_str_equal(list[*number].text, text)) return TSR_OK;
+        if (list[*number].hash == hash && same_text(list[*number].text, text)) return TSR_OK;
     }
     TSR_FAIL_IF(names->list.count >= MOST_NAMES, err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: more than %u names", MOST_NAMES);
     tsr_dcp_name *added = tsr_vec_push(&names->list, err);
@@ -62,8 +68,7 @@ tsr_status tsr_dcp_names_add(tsr_dcp_names *names, tsr_str text, uint32_t *numbe
     tsr_dcp_name *list = names->list.items;
     if (names->list.count) {
         *number = list[names->last].follower;
-        bool known = tsr_str_equal(list[*number].text, text);
-        if (!known) TSR_TRY(look_up(names, text, number, err));
+        if (!same_text(list[*number].text, text)) TSR_TRY(look_up(names, text, number, err));
         list = names->list.items;
         list[names->last].follower = *number;
     } else {

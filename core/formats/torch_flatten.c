@@ -228,7 +228,8 @@ static tsr_status take_path(flatten *f, tsr_entry *entry)
     entry->path = path;
     entry->path_length = (uint32_t)kept;
     TSR_TRY(join(f, path, kept, "", ".", "", &entry->fqn));
-    if (entry->fqn.size > LONG_NAME) f->visited += entry->fqn.size / 16; /* a long key may be part of many names */
+    if (entry->fqn.size > LONG_NAME) f->visited += entry->fqn.size / 4; /* a long key may be part of many names */
+    if (f->path.count > LONG_PATH) f->visited += 4 * f->path.count;     /* and so may a long path */
     return TSR_OK;
 }
 
@@ -279,7 +280,6 @@ static void leave(flatten *f)
 static tsr_status visit(flatten *f, const tsr_value *value)
 {
     bool deeper;
-    if (f->path.count > LONG_PATH) f->visited += f->path.count; /* each name is as long as its path */
     TSR_FAIL_IF(++f->visited > f->host->limits.expansion, f->err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "torch: shared values stand for more than %llu nodes (limit expansion)",
                 (unsigned long long)f->host->limits.expansion);
