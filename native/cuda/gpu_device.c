@@ -1,13 +1,114 @@
-/* The table of functions that state dicts know memory by. */
+/* The table of functions that state dicts know memory by. Single copies of a few KiB would cost more to start than to do,
+ * so small ones are put together: through pinned memory and one launch for all that lie there.
+ *
+ *   small copies from the host   host ─▶ stage, at once        stage ─▶ device, with all others, at the latest by
+ * synchronize small copies to the host     device ─▶ stage, as above     stage ─▶ host, by synchronize large copies
+ * straight, behind what waits
+ *
+ * Copies that would meet others in memory make those happen first, so that the order is that of the calls. */
 #include "tessera/gpu_device.h"
 
 #include "cuda/backend.h"
+
+#define SMALL_BYTES ((uint64_t)64 << 10)
+#define STAGE_BYTES ((size_t)8 << 20)
+
+/* Addresses from `low` up to `high`. */
+typedef struct range {
+    uintptr_t low, high;
+} range;
 
 typedef struct gpu_device {
     tsr_device base;
     tsr_gpu *gpu;
     tsr_gpu_stream *stream;
+    uint8_t *stage; /* pinned; NULL until needed */
+    size_t staged;  /* bytes of it in use since the last wait */
+    tsr_vec runs;   /* tsr_gpu_run: not launched yet */
+    range written;  /* where they write to: they go up or down, and never meet */
+    bool to_host;   /* what they do */
+    tsr_vec due;    /* tsr_gpu_run from the stage to the host, after a wait */
+    range owed;     /* host memory that is in `due` */
 } gpu_device;
+
+static bool meets(range a, const void *memory, uint64_t bytes)
+{
+    return (uintptr_t)memory < a.high && (uintptr_t)memory + bytes > a.low;
+}
+
+static void extend(range *a, const void *memory, uint64_t bytes)
+{
+    const uintptr_t low = (uintptr_t)memory, high = low + (uintptr_t)bytes;
+    if (a->low == a->high) *a = (range){low, high};
+    if (low < a->low) a->low = low;
+    if (high > a->high) a->high = high;
+}
+
+static tsr_status launch(gpu_device *d, tsr_error *err)
+{
+    const size_t count = d->runs.count;
+    d->runs.count = 0;
+    d->written = (range){0, 0};
+    return count ? tsr_gpu_move_runs(d->stream, d->runs.items, count, err) : TSR_OK;
+}
+
+/* Everything so far, and what is due to the host with it. */
+static tsr_status settle(gpu_device *d, tsr_error *err)
+{
+    tsr_status status = launch(d, err);
+    const tsr_status waited = tsr_gpu_stream_wait(d->stream, err);
+    if (status == TSR_OK) status = waited;
+    const tsr_gpu_run *due = d->due.items;
+    for (size_t i = 0; i < d->due.count && status == TSR_OK; i++) memcpy(due[i].to, due[i].from, due[i].bytes);
+    d->due.count = 0;
+    d->owed = (range){0, 0};
+    d->staged = 0;
+    return status;
+}
+
+static tsr_status add_run(tsr_vec *runs, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    tsr_gpu_run *run = tsr_vec_push(runs, err);
+    if (!run) return TSR_E_NOMEM;
+    *run = (tsr_gpu_run){to, from, (size_t)bytes};
+    return TSR_OK;
+}
+
+/* Room for `bytes` in the stage. */
+static tsr_status reserve(gpu_device *d, uint64_t bytes, uint8_t **out, tsr_error *err)
+{
+    if (!d->stage) TRY(tsr_gpu_host_alloc(d->gpu, STAGE_BYTES, TSR_HOST_PINNED, (void **)&d->stage, err));
+    if (bytes > STAGE_BYTES - d->staged) TRY(settle(d, err));
+    *out = d->stage + d->staged;
+    d->staged += (size_t)bytes;
+    return TSR_OK;
+}
+
+static tsr_status copy_small(gpu_device *d, void *to, const void *from, uint64_t bytes, bool to_host, tsr_error *err)
+{
+    uint8_t *stage;
+    TRY(reserve(d, bytes, &stage, err));
+    void *const target = to_host ? stage : to;
+    if (d->runs.count && (d->to_host != to_host || meets(d->written, target, bytes))) TRY(launch(d, err));
+    d->to_host = to_host;
+    if (!to_host) memcpy(stage, from, (size_t)bytes);
+    TRY(add_run(&d->runs, target, to_host ? from : stage, bytes, err));
+    extend(&d->written, target, bytes);
+    if (!to_host) return TSR_OK;
+    extend(&d->owed, to, bytes);
+    return add_run(&d->due, to, stage, bytes, err);
+}
+
+static tsr_status copy(gpu_device *d, void *to, const void *from, uint64_t bytes, bool to_host, bool within, tsr_error *err)
+{
+    const void *host = within ? NULL : to_host ? to : from;
+    if (host && meets(d->owed, host, bytes)) TRY(settle(d, err));
+    if (host && bytes < SMALL_BYTES) return copy_small(d, to, from, bytes, to_host, err);
+    TRY(launch(d, err));
+    return tsr_gpu_copy(d->stream, to, from, (size_t)bytes, err);
+}
+
+/* ---- the table ---- */
 
 static tsr_status alloc(tsr_device *device, uint64_t bytes, void **out, tsr_error *err)
 {
@@ -17,17 +118,28 @@ static tsr_status alloc(tsr_device *device, uint64_t bytes, void **out, tsr_erro
 static void release(tsr_device *device, void *data, uint64_t bytes)
 {
     (void)bytes;
+    settle((gpu_device *)device, NULL); /* copies that are not launched yet may name it */
     tsr_gpu_free(((gpu_device *)device)->gpu, data);
 }
 
-static tsr_status copy(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+static tsr_status to_host(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
-    return tsr_gpu_copy(((gpu_device *)device)->stream, to, from, (size_t)bytes, err);
+    return copy((gpu_device *)device, to, from, bytes, true, false, err);
+}
+
+static tsr_status from_host(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    return copy((gpu_device *)device, to, from, bytes, false, false, err);
+}
+
+static tsr_status within(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    return copy((gpu_device *)device, to, from, bytes, false, true, err);
 }
 
 static tsr_status synchronize(tsr_device *device, tsr_error *err)
 {
-    return tsr_gpu_stream_wait(((gpu_device *)device)->stream, err);
+    return settle((gpu_device *)device, err);
 }
 
 static tsr_status pin(tsr_device *device, void *data, uint64_t bytes, tsr_error *err)
@@ -38,45 +150,47 @@ static tsr_status pin(tsr_device *device, void *data, uint64_t bytes, tsr_error 
 static void unpin(tsr_device *device, void *data, uint64_t bytes)
 {
     (void)bytes;
+    settle((gpu_device *)device, NULL);
     tsr_gpu_unpin(((gpu_device *)device)->gpu, data);
 }
 
 tsr_status tsr_gpu_device_new(tsr_gpu *gpu, uint32_t index, tsr_device **out, tsr_error *err)
 {
     *out = NULL;
-    gpu_device *device = tsr_alloc(gpu->host->allocator, 1, sizeof *device, err);
-    if (!device) return TSR_E_NOMEM;
-    *device = (gpu_device){.base = {.kind = TSR_DEVICE_CUDA,
-                                    .index = index,
-                                    .alloc = alloc,
-                                    .free = release,
-                                    .to_host = copy,
-                                    .from_host = copy,
-                                    .within = copy,
-                                    .synchronize = synchronize,
-                                    .pin = pin,
-                                    .unpin = unpin},
-                           .gpu = gpu};
-    tsr_status status = tsr_gpu_stream_new(gpu, &device->stream, err);
-    if (status == TSR_OK) *out = &device->base;
-    else tsr_free(gpu->host->allocator, device, 1, sizeof *device);
+    gpu_device *d = tsr_alloc(gpu->host->allocator, 1, sizeof *d, err);
+    if (!d) return TSR_E_NOMEM;
+    *d = (gpu_device){.base = {.kind = TSR_DEVICE_CUDA,
+                               .index = index,
+                               .alloc = alloc,
+                               .free = release,
+                               .to_host = to_host,
+                               .from_host = from_host,
+                               .within = within,
+                               .synchronize = synchronize,
+                               .pin = pin,
+                               .unpin = unpin},
+                      .gpu = gpu};
+    d->runs = tsr_vec_of(gpu->host->allocator, sizeof(tsr_gpu_run));
+    d->due = tsr_vec_of(gpu->host->allocator, sizeof(tsr_gpu_run));
+    tsr_status status = tsr_gpu_stream_new(gpu, &d->stream, err);
+    if (status == TSR_OK) *out = &d->base;
+    else tsr_free(gpu->host->allocator, d, 1, sizeof *d);
     return status;
 }
 
 void tsr_gpu_device_free(tsr_device *base)
 {
-    gpu_device *device = (gpu_device *)base;
-    if (!device) return;
-    tsr_gpu_stream_free(device->stream);
-    tsr_free(device->gpu->host->allocator, device, 1, sizeof *device);
+    gpu_device *d = (gpu_device *)base;
+    if (!d) return;
+    settle(d, NULL);
+    tsr_gpu_stream_free(d->stream);
+    tsr_gpu_host_free(d->gpu, d->stage);
+    tsr_vec_free(&d->runs);
+    tsr_vec_free(&d->due);
+    tsr_free(d->gpu->host->allocator, d, 1, sizeof *d);
 }
 
 tsr_gpu *tsr_gpu_of_device(const tsr_device *device)
 {
     return device && device->alloc == alloc ? ((const gpu_device *)device)->gpu : NULL;
-}
-
-tsr_gpu_stream *tsr_gpu_stream_of_device(const tsr_device *device)
-{
-    return device && device->alloc == alloc ? ((const gpu_device *)device)->stream : NULL;
 }

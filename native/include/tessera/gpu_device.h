@@ -7,15 +7,14 @@
 
 TSR_API_BEGIN
 
-/* A device of kind TSR_DEVICE_CUDA over `gpu`, which must outlive it, with a stream of its own: copies are under way until
- * `synchronize`. `pin` gives page-locked memory. `index` is the GPU's ordinal; simulated ones are numbered by the caller.
+/* A device of kind TSR_DEVICE_CUDA over `gpu`, which must outlive it, with a stream of its own: copies are under way, or put
+ * together to few launches, until `synchronize`. `index` is the GPU's ordinal; simulated ones are numbered by the caller.
  * For several simulated ranks in one process each takes one of these, over the same GPU. */
 tsr_status tsr_gpu_device_new(tsr_gpu *gpu, uint32_t index, tsr_device **out, tsr_error *err);
 void tsr_gpu_device_free(tsr_device *device); /* waits first; takes NULL */
 
-/* The GPU, and the stream of the copies, behind such a device; NULL for devices of other kinds. */
+/* The GPU behind such a device; NULL for devices of other kinds. */
 tsr_gpu *tsr_gpu_of_device(const tsr_device *device);
-tsr_gpu_stream *tsr_gpu_stream_of_device(const tsr_device *device);
 
 TSR_API_END
 
