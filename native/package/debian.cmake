@@ -1,7 +1,8 @@
-# Debian packages by CPack: tessera, libtessera0, libtessera-dev. For these, configure with -DCMAKE_INSTALL_PREFIX=/usr, and
+# Debian packages by CPack: tessera, libtessera0, libtessera-dev; for MPI tessera-mpi, libtessera-mpi0, libtessera-mpi-dev. For these, configure with -DCMAKE_INSTALL_PREFIX=/usr, and
 #   cpack -G DEB -B FOLDER --config build/PRESET/CPackConfig.cmake
 set(TSR_MAINTAINER "Tessera authors <tessera@users.noreply.github.com>" CACHE STRING "maintainer field of packages")
 set(libraries libtessera${PROJECT_VERSION_MAJOR})
+set(components "")
 set(CPACK_PACKAGE_NAME tessera)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_CONTACT ${TSR_MAINTAINER})
@@ -14,6 +15,7 @@ set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_CURRENT_BINARY_DIR}) # libtessera, for the libraries beside it
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 
 set(CPACK_DEBIAN_TESSERA_PACKAGE_NAME tessera)
@@ -52,6 +54,44 @@ without Python, without executing pickle and without holding the model in
 memory. This package has headers, the static library and the files by which
 CMake and pkg-config find them.")
 
+# The same three for each further part; its program is a package only where there is one.
+foreach(part ${TSR_PARTS})
+  string(TOUPPER ${part} upper)
+  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_NAME libtessera-${part}${PROJECT_VERSION_MAJOR})
+  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_SECTION libs)
+  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_SHLIBDEPS ON)
+  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_MULTIARCH same)
+  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_DEPENDS "${libraries} (= ${PROJECT_VERSION}-1)")
+  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_BINARY_DIR}/${part}/shlibs ${CMAKE_CURRENT_BINARY_DIR}/triggers)
+  file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/${part}/shlibs
+    "libtessera_${part} ${PROJECT_VERSION_MAJOR} libtessera-${part}${PROJECT_VERSION_MAJOR} (>= ${PROJECT_VERSION})\n")
+  set(CPACK_COMPONENT_LIB_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (shared library for ${part})
+Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
+without Python and without holding the model in memory. This package has the
+shared library of what needs ${part}.")
+  set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_NAME libtessera-${part}-dev)
+  set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_SECTION libdevel)
+  set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_MULTIARCH same)
+  set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_DEPENDS "libtessera-${part}${PROJECT_VERSION_MAJOR} (= ${PROJECT_VERSION}-1), libtessera-dev (= ${PROJECT_VERSION}-1)")
+  set(CPACK_COMPONENT_DEV_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (development files for ${part})
+Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
+without Python and without holding the model in memory. This package has
+headers and libraries of what needs ${part}.")
+  list(APPEND components lib_${part} dev_${part})
+endforeach()
+if(TARGET tessera-mpi)
+  set(CPACK_DEBIAN_DEV_MPI_PACKAGE_DEPENDS "${CPACK_DEBIAN_DEV_MPI_PACKAGE_DEPENDS}, libopenmpi-dev")
+  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_NAME tessera-mpi)
+  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_SECTION science)
+  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_SHLIBDEPS ON)
+  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_DEPENDS "tessera (= ${PROJECT_VERSION}-1)")
+  set(CPACK_COMPONENT_TESSERA_MPI_DESCRIPTION "checkpoints of PyTorch training, checked and converted by MPI ranks
+Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
+without Python and without holding the model in memory. This program shares
+the work between the ranks of an MPI job.")
+  list(APPEND components tessera_mpi)
+endif()
+
 # What Debian wants in each package: the licence and a changelog.
 if(CMAKE_INSTALL_PREFIX STREQUAL "/usr" AND TSR_GZIP)
   file(READ ${PROJECT_SOURCE_DIR}/LICENSE TSR_LICENSE)
@@ -65,7 +105,7 @@ if(CMAKE_INSTALL_PREFIX STREQUAL "/usr" AND TSR_GZIP)
   execute_process(COMMAND date -u -R -d ${TSR_RELEASED} OUTPUT_VARIABLE TSR_RELEASED_AT OUTPUT_STRIP_TRAILING_WHITESPACE)
   configure_file(changelog.in changelog.Debian @ONLY)
   execute_process(COMMAND ${TSR_GZIP} -9nkf ${CMAKE_CURRENT_BINARY_DIR}/changelog.Debian)
-  foreach(component tessera lib dev)
+  foreach(component tessera lib dev ${components})
     string(TOUPPER ${component} upper)
     install(FILES ${CMAKE_CURRENT_BINARY_DIR}/copyright ${CMAKE_CURRENT_BINARY_DIR}/changelog.Debian.gz
       DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${CPACK_DEBIAN_${upper}_PACKAGE_NAME} COMPONENT ${component})

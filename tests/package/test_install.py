@@ -22,36 +22,50 @@ def libdir(tree):
     return os.path.dirname(glob.glob(os.path.join(tree, "lib", "**", "libtessera.so"), recursive=True)[0])
 
 
+def headers_of(*parts):
+    """Public headers: of libtessera, or of the libraries beside it."""
+    paths = [p for room in ("core", "native") for p in glob.glob(os.path.join(ROOT, room, "include/tessera/*.h"))]
+    names = {os.path.basename(p) for p in paths}
+    mpi, cuda = {"comm_mpi.h"}, {n for n in names if n.startswith("gpu")}
+    return {"": names - mpi - cuda, "mpi": mpi, "cuda": cuda}[parts[0] if parts else ""]
+
+
 def test_public_headers_and_no_others_are_installed(t):
     include = os.path.join(installed(t), "include")
     got = {os.path.relpath(p, include) for p in glob.glob(os.path.join(include, "**", "*"), recursive=True) if os.path.isfile(p)}
-    public = {os.path.join("tessera", os.path.basename(p)) for room in ("core", "native") for p in glob.glob(os.path.join(ROOT, room, "include/tessera/*.h"))}
+    public = {os.path.join("tessera", name) for name in headers_of() | headers_of("mpi")}
     assert got == public, got ^ public
 
 
-def declared(tree):
-    """Functions and objects that the installed headers declare, as the compiler sees them."""
+def declared(tree, headers):
+    """Functions and objects that headers declare, as the compiler sees them."""
     source = os.path.join(tree, "all.c")
     with open(source, "w") as f:
-        f.writelines(f"#include <tessera/{os.path.basename(h)}>\n" for h in glob.glob(os.path.join(tree, "include/tessera/*.h")))
+        f.writelines(f"#include <tessera/{name}>\n" for name in sorted(headers))
     listing = os.path.join(tree, "declared")
-    check("gcc", "-std=c11", "-fsyntax-only", "-aux-info", listing, "-I", os.path.join(tree, "include"), source)
+    check("mpicc", "-std=c11", "-fsyntax-only", "-aux-info", listing, "-I", os.path.join(tree, "include"), source)
     with open(listing) as f:
-        names = {m[1] for line in f if "/include/tessera/" in line and (m := re.search(r"\*/ extern .*?\b(tsr_\w+) \((?!\*)", line))}
-    objects = check("gcc", "-std=c11", "-E", "-P", "-I", os.path.join(tree, "include"), source)
-    return names | set(re.findall(r"^extern const \w+ (?:\*const )?(tsr_\w+)", objects, re.M))
+        lines = [line for line in f if any(f"/include/tessera/{name}:" in line for name in headers)]
+    names = {m[1] for line in lines if (m := re.search(r"\*/ extern .*?\b(tsr_\w+) \((?!\*)", line))}
+    objects = [m for name in headers for m in re.findall(r"^extern const \w+ (?:\*const )?(tsr_\w+)", open(os.path.join(tree, "include/tessera", name)).read(), re.M)]
+    return names | set(objects)
+
+
+def check_exports(library, wanted):
+    lines = [line.split() for line in check("nm", "-D", "--defined-only", library).splitlines()]
+    exported = {line[2] for line in lines if line[1] in "TDRBVW"} - {"TESSERA_0"}
+    assert all(name.endswith("@@TESSERA_0") for name in exported), [n for n in exported if "@@" not in n][:5]
+    exported = {name.split("@")[0] for name in exported}
+    assert not exported - wanted, f"exported, but in no public header: {sorted(exported - wanted)[:9]}"
+    assert not wanted - exported, f"in a public header, but not exported: {sorted(wanted - exported)[:9]}"
 
 
 def test_exactly_what_public_headers_declare_is_exported(t):
     tree = installed(t)
-    lines = check("nm", "-D", "--defined-only", os.path.join(libdir(tree), "libtessera.so")).splitlines()
-    exported = {line.split()[2] for line in lines if line.split()[1] in "TDRBVW"} - {"TESSERA_0"}
-    assert all(name.endswith("@@TESSERA_0") for name in exported), [n for n in exported if "@@" not in n][:5]
-    exported = {name.split("@")[0] for name in exported}
-    wanted = declared(tree)
+    wanted = declared(tree, headers_of())
     assert len(wanted) > 200, wanted
-    assert not exported - wanted, f"exported, but in no public header: {sorted(exported - wanted)[:9]}"
-    assert not wanted - exported, f"in a public header, but not exported: {sorted(wanted - exported)[:9]}"
+    check_exports(os.path.join(libdir(tree), "libtessera.so"), wanted)
+    check_exports(os.path.join(libdir(tree), "libtessera_mpi.so"), declared(tree, headers_of("mpi")))
 
 
 def test_every_global_name_of_the_static_library_has_the_prefix(t):
@@ -96,6 +110,11 @@ def test_a_cmake_project_builds_against_the_installed_tree(t):
         check("cmake", "--build", build)
         assert ("libtessera.so.0" in check("ldd", os.path.join(build, "list"))) == (static == "OFF")
         check_programs(build)
+        check("cmake", "-S", os.path.join(ROOT, "tests/package/consumer/mpi"), "-B", build + "-mpi", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={moved}",
+              f"-Dtessera_USE_STATIC={static}")
+        check("cmake", "--build", build + "-mpi")
+        run = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", os.path.join(build + "-mpi", "ranks")]
+        assert check(*run, env={**os.environ, "HOME": t.scratch}).split() == ["3"]
 
 
 def test_a_missing_component_and_another_version_are_refused(t):
@@ -138,7 +157,7 @@ def test_a_project_that_contains_the_sources_builds(t):
 def packages(t):
     check("cpack", "-G", "DEB", "-B", t.at("debs"), cwd=BUILD)
     found = {os.path.basename(p).split("_")[0]: p for p in glob.glob(t.at("debs/*.deb"))}
-    assert set(found) >= {"tessera", "libtessera0", "libtessera-dev"}, found
+    assert set(found) == {"tessera", "libtessera0", "libtessera-dev", "tessera-mpi", "libtessera-mpi0", "libtessera-mpi-dev"}, found
     return found
 
 
