@@ -2,7 +2,9 @@
 #include "base/try.h"
 #include "exec/work_parts.h"
 
-#define BATCH_UNITS 64u /* between two entries in the journal: seconds of work */
+#ifndef TSR_BATCH_UNITS /* tests make them small */
+#define TSR_BATCH_UNITS 64u /* between two entries in the journal: seconds of work */
+#endif
 
 /* ---- units ---- */
 
@@ -118,7 +120,7 @@ static size_t batch_end(const tsr_work *work, size_t first, size_t end)
 {
     const uint32_t stage = tsr_work_unit(work, first)->stage;
     size_t u = first;
-    while (u < end && u - first < BATCH_UNITS && !tsr_work_unit(work, u)->done && tsr_work_unit(work, u)->stage == stage) u++;
+    while (u < end && u - first < TSR_BATCH_UNITS && !tsr_work_unit(work, u)->done && tsr_work_unit(work, u)->stage == stage) u++;
     return u;
 }
 

@@ -196,6 +196,7 @@ static tsr_status open_output(cli_writing *w, const beginning *b, tsr_error *err
         .publishing = b->publishing,
         .chosen = true,
         .generation = b->generation,
+        .holes = tsr_folder_store_has_holes(w->source.store),
         .source = w->source.path,
         .obsolete = w->obsolete.items,
         .obsolete_count = w->obsolete.count,
@@ -337,7 +338,7 @@ tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr
     beginning b = {0};
     tsr_status status = look_around(w, &b, err);
     if (status != TSR_OK) return status;
-    if (w->options->resume && was_published(w, &b)) {
+    if ((w->options->resume || w->is_exec) && was_published(w, &b)) {
         cli_warn(w->program, "'%s' was complete already", w->destination);
         return tsr_journals_remove(&w->journals, w->tag, NULL, err);
     }

@@ -12,6 +12,7 @@
 #define MAX_OPEN_FILES 256
 #define LARGE_WRITE    ((size_t)1 << 20)   /* from here on the disk may begin before the final sync */
 #define MAX_TRIES      1000                /* temporary names */
+#define HOLE_BYTES     ((size_t)64 << 10)  /* aligned pieces of this size are written or not */
 #define MAX_COPY       ((uint64_t)1 << 30) /* at a time, so that a signal is heard */
 
 static output_file *file_at(folder_output *output, uint32_t file)
@@ -159,18 +160,20 @@ bool tsr_folder_output_replaces(const tsr_output *output)
 /* Room for the whole file now, or its size where the file system cannot reserve. */
 static tsr_status reserve(const folder_output *output, const output_file *file, uint64_t size, tsr_error *err)
 {
-    int done;
-    do done = output->sys->allocate(output->sys, file->fd, size);
-    while (done != 0 && errno == EINTR);
-    if (done == 0) return TSR_OK;
-    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) return tsr_sys_raise(err, "reserve room for", file->name);
+    int done = 0;
+    if (!output->options.holes) {
+        do done = output->sys->allocate(output->sys, file->fd, size);
+        while (done != 0 && errno == EINTR);
+        if (done == 0) return TSR_OK;
+    }
+    if (done != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) return tsr_sys_raise(err, "reserve room for", file->name);
     if (output->sys->truncate(output->sys, file->fd, size) != 0) return tsr_sys_raise(err, "size", file->name);
     return TSR_OK;
 }
 
 static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, uint32_t *number, tsr_error *err)
 {
-    output_file file = {.fd = -1};
+    output_file file = {.fd = -1, .size = size};
     tsr_status status = name_file(output, name, &file, err);
     if (status != TSR_OK) return status;
     if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
@@ -197,6 +200,37 @@ static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, u
 
 /* ---- writing ---- */
 
+static bool is_zero(const uint8_t *data, size_t size)
+{
+    return data[0] == 0 && (size == 1 || memcmp(data, data + 1, size - 1) == 0);
+}
+
+static bool lies_within(folder_output *output, uint32_t file, uint64_t offset, size_t size)
+{
+    pthread_mutex_lock(&output->lock);
+    const uint64_t known = file_at(output, file)->size;
+    pthread_mutex_unlock(&output->lock);
+    return offset <= known && size <= known - offset;
+}
+
+/* All but what is zero; the file's size is set and it began empty. Blocks are counted in the file. */
+static tsr_status write_around_holes(const folder_output *output, int fd, const char *name, uint64_t offset,
+                                     const uint8_t *data, size_t size, tsr_error *err)
+{
+    size_t from = 0; /* what is not yet written */
+    for (size_t at = 0, next; at < size; at = next) {
+        const size_t left = HOLE_BYTES - (size_t)((offset + at) % HOLE_BYTES);
+        next = size - at < left ? size : at + left;
+        if (!is_zero(data + at, next - at)) continue;
+        if (at > from) {
+            tsr_status status = tsr_sys_write(output->sys, fd, name, offset + from, data + from, at - from, err);
+            if (status != TSR_OK) return status;
+        }
+        from = next;
+    }
+    return size > from ? tsr_sys_write(output->sys, fd, name, offset + from, data + from, size - from, err) : TSR_OK;
+}
+
 static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size,
                                   tsr_error *err)
 {
@@ -205,8 +239,12 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     const char *name;
     tsr_status status = tsr_output_take(output, file, &fd, &name, err);
     if (status != TSR_OK) return status;
-    status = tsr_sys_write(output->sys, fd, name, offset, data, size, err);
-    if (size >= LARGE_WRITE) output->sys->begin_sync(output->sys, fd, offset, size);
+    if (output->options.holes && size >= HOLE_BYTES && lies_within(output, file, offset, size)) {
+        status = write_around_holes(output, fd, name, offset, data, size, err);
+    } else {
+        status = tsr_sys_write(output->sys, fd, name, offset, data, size, err);
+    }
+    if (size >= LARGE_WRITE && !output->options.holes) output->sys->begin_sync(output->sys, fd, offset, size);
     tsr_output_give(output, file);
     return status;
 }

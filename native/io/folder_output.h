@@ -13,6 +13,7 @@ typedef struct output_file {
     const char *temporary; /* in `work` until published; equal to `name` in a new folder */
     int fd;                /* -1: closed */
     uint32_t users;
+    uint64_t size; /* final; 0: not known */
     bool is_final; /* under its final name */
 } output_file;
 

@@ -16,12 +16,14 @@
 #define MAX_OPEN_FILES   256
 #define MAX_LISTED_FILES (1u << 20)
 #define MAP_FROM_BYTES   (1u << 20)
+#define WORTH_HOLES      (1u << 20) /* tiny files take less room than they have bytes on some file systems */
 
 typedef struct identity {
     uint64_t size;
     uint64_t inode;
     int64_t seconds;
     int64_t nanoseconds;
+    uint64_t holes; /* bytes without room on the disk */
 } identity;
 
 typedef struct listed {
@@ -51,7 +53,9 @@ typedef struct folder_store {
 
 static identity identity_of(const struct stat *info)
 {
-    return (identity){(uint64_t)info->st_size, (uint64_t)info->st_ino, info->st_mtim.tv_sec, info->st_mtim.tv_nsec};
+    const uint64_t size = (uint64_t)info->st_size, room = (uint64_t)info->st_blocks * 512;
+    return (identity){size, (uint64_t)info->st_ino, info->st_mtim.tv_sec, info->st_mtim.tv_nsec,
+                      size > room ? size - room : 0};
 }
 
 static bool identity_equal(identity a, identity b)
@@ -183,13 +187,23 @@ static void release(folder_store *store, uint32_t file)
     pthread_mutex_unlock(&store->lock);
 }
 
+/* Whether a range lies in a hole of the file as it is now. */
+static bool is_hole(const folder_store *store, int fd, uint64_t offset, size_t size)
+{
+    struct stat info;
+    const uint64_t data = store->sys->next_data(store->sys, fd, offset);
+    if (data < offset + size || offset + size < offset) return false;
+    return store->sys->stat(store->sys, fd, &info) == 0 && offset + size <= (uint64_t)info.st_size;
+}
+
 static tsr_status folder_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     folder_store *store = (folder_store *)base;
     int fd;
     tsr_status status = acquire(store, file, &fd, err);
     if (status != TSR_OK) return status;
-    status = tsr_sys_read(store->sys, fd, base->files[file].name.data, offset, buffer, size, err);
+    if (store->slots[file].then.holes && is_hole(store, fd, offset, size)) memset(buffer, 0, size);
+    else status = tsr_sys_read(store->sys, fd, base->files[file].name.data, offset, buffer, size, err);
     release(store, file);
     return status;
 }
@@ -324,6 +338,14 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
     if (store->primary) store->base.primary = tsr_store_find(&store->base, tsr_str_from(store->primary));
     *out = &store->base;
     return TSR_OK;
+}
+
+bool tsr_folder_store_has_holes(const tsr_store *base)
+{
+    const folder_store *store = (const folder_store *)base;
+    uint64_t holes = 0;
+    for (uint32_t i = 0; i < base->file_count; i++) holes += store->slots[i].then.holes;
+    return holes >= WORTH_HOLES;
 }
 
 void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds, int64_t *nanoseconds)

@@ -43,6 +43,19 @@ static ssize_t posix_read_at(const tsr_sys *sys, int fd, void *buffer, size_t si
     return pread(fd, buffer, size, (off_t)offset);
 }
 
+static uint64_t posix_next_data(const tsr_sys *sys, int fd, uint64_t offset)
+{
+    (void)sys;
+#if defined(SEEK_DATA)
+    const off_t data = lseek(fd, (off_t)offset, SEEK_DATA);
+    if (data >= 0) return (uint64_t)data;
+    if (errno == ENXIO) return UINT64_MAX;
+#else
+    (void)fd;
+#endif
+    return offset;
+}
+
 static ssize_t posix_write_at(const tsr_sys *sys, int fd, const void *data, size_t size, uint64_t offset)
 {
     (void)sys;
@@ -139,6 +152,7 @@ const tsr_sys tsr_sys_posix = {
     .stat_at = posix_stat_at,
     .stat = posix_stat,
     .read_at = posix_read_at,
+    .next_data = posix_next_data,
     .write_at = posix_write_at,
     .copy_range = posix_copy_range,
     .allocate = posix_allocate,

@@ -15,6 +15,9 @@ struct tsr_sys {
     int (*stat_at)(const tsr_sys *sys, int folder, const char *name, struct stat *out);
     int (*stat)(const tsr_sys *sys, int fd, struct stat *out);
     ssize_t (*read_at)(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset);
+    /* Where the next bytes that are no hole begin, at `offset` or behind it; UINT64_MAX when only holes follow; `offset` where
+     * the file system does not tell. */
+    uint64_t (*next_data)(const tsr_sys *sys, int fd, uint64_t offset);
     ssize_t (*write_at)(const tsr_sys *sys, int fd, const void *data, size_t size, uint64_t offset);
     ssize_t (*copy_range)(const tsr_sys *sys, int from, uint64_t from_offset, int to, uint64_t to_offset, size_t size);
     int (*allocate)(const tsr_sys *sys, int fd, uint64_t size);

@@ -238,6 +238,43 @@ static void test_native_folder_output__outputs_of_one_tag_share_their_files(void
     }
 }
 
+/* Zeros become holes, and everything reads as it was written. */
+static void test_native_folder_output__zeros_become_holes(void **state)
+{
+    (void)state;
+    enum { SIZE = 3 << 20, AT = (1 << 20) + 17 };
+    const tsr_folder_output_options options = {.holes = true};
+    static uint8_t bytes[SIZE], back[SIZE];
+    tsr_output *output;
+    tsr_store *store;
+    uint32_t file;
+    struct stat info;
+    memset(bytes, 0, SIZE);
+    memset(bytes + AT, 7, 70000);
+    bytes[SIZE - 1] = 9;
+    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL), TSR_OK);
+    assert_int_equal(output->create(output, TSR_STR(""), SIZE, &file, NULL), TSR_OK);
+    for (size_t at = 0, n; at < SIZE; at += n) { /* in odd pieces */
+        n = SIZE - at < 300001 ? SIZE - at : 300001; /* blocks are shared between pieces */
+        assert_int_equal(output->write_at(output, file, at, bytes + at, n, NULL), TSR_OK);
+    }
+    assert_int_equal(output->publish(output, file, NULL), TSR_OK);
+    output->close(output);
+    assert_int_equal(stat(scratch_path("out"), &info), 0);
+    assert_int_equal(info.st_size, SIZE);
+    assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path("out"), &store, NULL), TSR_OK);
+    assert_int_equal(tsr_store_read(store, 0, 0, back, SIZE, NULL), TSR_OK);
+    assert_memory_equal(back, bytes, SIZE);
+    if ((size_t)info.st_blocks * 512 < SIZE) { /* the file system has holes */
+        assert_true(tsr_folder_store_has_holes(store));
+        assert_true((size_t)info.st_blocks * 512 < (1 << 20));
+    }
+    memset(back, 1, SIZE);
+    assert_int_equal(tsr_store_read(store, 0, 2 << 20, back, 1 << 19, NULL), TSR_OK); /* all of it a hole */
+    assert_memory_equal(back, bytes + (2 << 20), 1 << 19);
+    store->close(store);
+}
+
 static void test_native_folder_output__destinations_in_the_source_are_refused(void **state)
 {
     (void)state;
@@ -325,6 +362,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_native_folder_output__one_file_is_replaced_by_its_rename, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__leftovers_do_not_stop_a_run, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__outputs_of_one_tag_share_their_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__zeros_become_holes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__destinations_in_the_source_are_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__copies_ranges_between_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__many_files_need_few_descriptors, setup, teardown),

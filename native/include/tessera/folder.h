@@ -23,6 +23,8 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
 /* Compares size and modification time of every file that was read with what they were when the store was opened.
  * TSR_E_CHANGED names the first that differs. */
 tsr_status tsr_folder_store_unchanged(tsr_store *store, tsr_error *err);
+/* Whether files take less room (by 1 MiB or more) than they have bytes: reads of its holes cost nothing. */
+bool tsr_folder_store_has_holes(const tsr_store *store);
 /* When a file was last changed, as it was when the store was opened: seconds since 1970 and nanoseconds. */
 void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds, int64_t *nanoseconds);
 /* The descriptor behind a file of a folder store, until given back. TSR_E_UNSUPPORTED for other stores. */
@@ -40,6 +42,9 @@ typedef struct tsr_folder_output_options {
     bool keep;           /* close leaves what is not published where it is, for others with the same tag */
     bool chosen; /* `generation` is given; else the next one is taken (tsr_folder_next_generation) */
     uint32_t generation;
+    /* Zeros become holes where they fill blocks, and no room is reserved: for sources with holes (then a full disk shows when
+     * it is full, not before). */
+    bool holes;
     const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
     /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
      * files of the folder are never touched. */

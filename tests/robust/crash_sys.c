@@ -1,0 +1,359 @@
+/* Counts the calls that change the file system, and ends the process at one of them.
+ *
+ * For a power loss every change is noted with what undoes it, until it is synced: fsync of a file makes its bytes and its
+ * size durable, fsync of a folder the names in it, as POSIX promises and no more. */
+#include "robust/crash_sys.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "io/sys.h"
+
+#define MOST 20000
+#define real tsr_sys_real
+extern const tsr_sys tsr_sys_real; /* io/sys.c, compiled under that name */
+
+typedef enum change_kind { BYTES, SIZE, CREATED, FOLDER_MADE, RENAMED, REMOVED } change_kind;
+
+typedef struct change {
+    change_kind kind;
+    bool synced;
+    ino_t made;  /* FOLDER_MADE: the new folder's */
+    ino_t owner; /* inode of the file for BYTES and SIZE, else of the folder */
+    int fd;      /* theirs */
+    uint64_t offset, size;
+    uint64_t file_size; /* before */
+    char *bytes;        /* before */
+    char name[256], to[256];
+    int stashed; /* number of a name in the stash, or -1 */
+    bool is_folder;
+} change;
+
+static struct {
+    crash_kind kind;
+    unsigned long at, calls;
+    bool after;
+    unsigned seed, order;
+    int stash, stashed;
+    change *changes;
+    size_t count;
+} state;
+
+void crash_arm(crash_kind kind, unsigned long at, bool after, unsigned seed, const char *stash)
+{
+    state.kind = kind;
+    state.at = at;
+    state.after = after;
+    state.seed = seed;
+    state.order = seed * 2654435761u >> 8;
+    state.stash = open(stash, O_RDONLY | O_DIRECTORY);
+    state.changes = calloc(MOST, sizeof *state.changes);
+    assert(state.changes);
+}
+
+unsigned long crash_calls(void)
+{
+    return state.calls;
+}
+
+static unsigned draw(unsigned below)
+{
+    state.seed = state.seed * 1664525u + 1013904223u;
+    return (state.seed >> 8) % below;
+}
+
+/* ---- undoing ---- */
+
+static void unstash(int number, int folder, const char *name)
+{
+    char stashed[32];
+    snprintf(stashed, sizeof stashed, "%d", number);
+    assert(linkat(state.stash, stashed, folder, name, 0) == 0);
+}
+
+static void undo(const change *c)
+{
+    switch (c->kind) {
+    case BYTES:
+        if (c->bytes) assert(pwrite(c->fd, c->bytes, c->size, (off_t)c->offset) == (ssize_t)c->size);
+        if (c->file_size < c->offset + c->size) assert(ftruncate(c->fd, (off_t)c->file_size) == 0);
+        break;
+    case SIZE: assert(ftruncate(c->fd, (off_t)c->file_size) == 0); break;
+    case CREATED: assert(unlinkat(c->fd, c->name, 0) == 0); break;
+    case FOLDER_MADE: assert(unlinkat(c->fd, c->name, AT_REMOVEDIR) == 0); break;
+    case RENAMED:
+        assert(renameat(c->fd, c->to, c->fd, c->name) == 0);
+        if (c->stashed >= 0) unstash(c->stashed, c->fd, c->to);
+        break;
+    case REMOVED:
+        if (c->is_folder) assert(mkdirat(c->fd, c->name, 0777) == 0);
+        else unstash(c->stashed, c->fd, c->name);
+        break;
+    }
+}
+
+/* Changes of names in one folder reach the disk in their order: the first `kept` of those not synced stay. */
+static bool stays(size_t index)
+{
+    const change *c = &state.changes[index];
+    if (c->synced) return true;
+    if (state.kind == CRASH_POWER_ALL) return false;
+    if (c->kind == BYTES) return draw(2);
+    if (c->kind == SIZE) return true;
+    size_t before = 0, all = 0;
+    for (size_t i = 0; i < state.count; i++) {
+        const change *o = &state.changes[i];
+        if (o->kind < CREATED || o->synced || o->owner != c->owner) continue;
+        before += i < index;
+        all++;
+    }
+    return before < state.order % (all + 1);
+}
+
+static void lose_power(void)
+{
+    bool *gone = calloc(state.count + 1, sizeof *gone);
+    for (size_t i = 0; i < state.count; i++) gone[i] = !stays(i);
+    /* Inside folders first: a folder whose making is undone must be empty. */
+    for (size_t i = state.count; i-- > 0;) {
+        if (!gone[i] || state.changes[i].kind != FOLDER_MADE) continue;
+        for (size_t k = i + 1; k < state.count; k++) {
+            const change *c = &state.changes[k];
+            if (c->kind == CREATED && c->owner == state.changes[i].made) gone[k] = true;
+        }
+    }
+    for (size_t i = state.count; i-- > 0;) {
+        if (gone[i]) undo(&state.changes[i]);
+    }
+}
+
+static void end(void)
+{
+    if (state.kind >= CRASH_POWER_ALL) lose_power();
+    kill(getpid(), SIGKILL);
+    pause();
+}
+
+static void before_call(void)
+{
+    state.calls++;
+    if (state.kind && !state.after && state.calls == state.at) end();
+}
+
+static void after_call(void)
+{
+    if (state.kind && state.after && state.calls == state.at) end();
+}
+
+/* ---- noting ---- */
+
+static change *note(change_kind kind, int fd)
+{
+    struct stat info;
+    assert(state.count < MOST && fstat(fd, &info) == 0);
+    change *c = &state.changes[state.count++];
+    *c = (change){.kind = kind, .owner = info.st_ino, .fd = dup(fd), .file_size = (uint64_t)info.st_size, .stashed = -1};
+    assert(c->fd >= 0);
+    return c;
+}
+
+static bool noting(void)
+{
+    return state.kind >= CRASH_POWER_ALL;
+}
+
+/* A second name for what is to go. */
+static int put_aside(int folder, const char *name)
+{
+    char stashed[32];
+    snprintf(stashed, sizeof stashed, "%d", state.stashed);
+    return linkat(folder, name, state.stash, stashed, 0) == 0 ? state.stashed++ : -1;
+}
+
+static void note_synced(int fd)
+{
+    struct stat info;
+    assert(fstat(fd, &info) == 0);
+    for (size_t i = 0; i < state.count; i++) {
+        change *c = &state.changes[i];
+        if (c->owner != info.st_ino || (S_ISDIR(info.st_mode) ? c->kind < CREATED : c->kind >= CREATED)) continue;
+        if (!c->synced && c->kind < CREATED) close(c->fd);
+        c->synced = true;
+    }
+}
+
+/* ---- the calls ---- */
+
+static int c_open_at(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
+{
+    struct stat info;
+    if (!(flags & O_CREAT)) return real.open_at(sys, folder, name, flags, mode);
+    before_call();
+    const bool fresh = fstatat(folder, name, &info, 0) != 0;
+    const int fd = real.open_at(sys, folder, name, flags, mode);
+    if (fd >= 0 && fresh && noting()) strcpy(note(CREATED, folder)->name, name);
+    after_call();
+    return fd;
+}
+
+static ssize_t c_write_at(const tsr_sys *sys, int fd, const void *data, size_t size, uint64_t offset)
+{
+    before_call();
+    if (noting()) {
+        change *c = note(BYTES, fd);
+        c->offset = offset;
+        c->size = size;
+        c->bytes = malloc(size ? size : 1);
+        if (pread(fd, c->bytes, size, (off_t)offset) != (ssize_t)size) { /* it was shorter: its end comes back by its size */
+            free(c->bytes);
+            c->bytes = NULL;
+        }
+    }
+    const ssize_t done = real.write_at(sys, fd, data, size, offset);
+    after_call();
+    return done;
+}
+
+static int c_allocate(const tsr_sys *sys, int fd, uint64_t size)
+{
+    before_call();
+    if (noting()) note(SIZE, fd);
+    const int done = real.allocate(sys, fd, size);
+    after_call();
+    return done;
+}
+
+static int c_truncate(const tsr_sys *sys, int fd, uint64_t size)
+{
+    before_call();
+    if (noting()) note(SIZE, fd); /* what is cut off does not come back: nobody asks for it again */
+    const int done = real.truncate(sys, fd, size);
+    after_call();
+    return done;
+}
+
+static int c_sync(const tsr_sys *sys, int fd)
+{
+    (void)sys; /* the machine stays up: only the note matters */
+    before_call();
+    if (noting()) note_synced(fd);
+    after_call();
+    return 0;
+}
+
+static int c_make_folder(const tsr_sys *sys, int folder, const char *name)
+{
+    before_call();
+    const int done = real.make_folder(sys, folder, name);
+    if (done == 0 && noting()) {
+        struct stat info;
+        change *c = note(FOLDER_MADE, folder);
+        strcpy(c->name, name);
+        assert(fstatat(folder, name, &info, 0) == 0);
+        c->made = info.st_ino;
+    }
+    after_call();
+    return done;
+}
+
+static int renamed(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to, bool replace)
+{
+    before_call();
+    const int aside = noting() && replace ? put_aside(to_folder, to) : -1;
+    const int done = (replace ? real.rename : real.rename_new)(sys, folder, from, to_folder, to);
+    if (done == 0 && noting()) {
+        change *c = note(RENAMED, folder);
+        strcpy(c->name, from);
+        strcpy(c->to, to);
+        c->stashed = aside;
+    }
+    after_call();
+    return done;
+}
+
+static int c_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+{
+    return renamed(sys, folder, from, to_folder, to, true);
+}
+
+static int c_rename_new(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+{
+    return renamed(sys, folder, from, to_folder, to, false);
+}
+
+static int c_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)
+{
+    before_call();
+    const int aside = noting() && !is_folder ? put_aside(folder, name) : -1;
+    const int done = real.unlink(sys, folder, name, is_folder);
+    if (done == 0 && noting()) {
+        change *c = note(REMOVED, folder);
+        strcpy(c->name, name);
+        c->stashed = aside;
+        c->is_folder = is_folder;
+    }
+    after_call();
+    return done;
+}
+
+/* The rest is as always. */
+static int c_close(const tsr_sys *sys, int fd)
+{
+    return real.close(sys, fd);
+}
+static int c_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+{
+    return real.stat_at(sys, folder, name, out);
+}
+static int c_stat(const tsr_sys *sys, int fd, struct stat *out)
+{
+    return real.stat(sys, fd, out);
+}
+static ssize_t c_read_at(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset)
+{
+    return real.read_at(sys, fd, buffer, size, offset);
+}
+static uint64_t c_next_data(const tsr_sys *sys, int fd, uint64_t offset)
+{
+    return real.next_data(sys, fd, offset);
+}
+static ssize_t c_copy_range(const tsr_sys *sys, int from, uint64_t a, int to, uint64_t b, size_t n)
+{
+    (void)sys, (void)from, (void)a, (void)to, (void)b, (void)n;
+    errno = ENOSYS;
+    return -1;
+}
+static void c_begin_sync(const tsr_sys *sys, int fd, uint64_t offset, uint64_t size)
+{
+    (void)sys, (void)fd, (void)offset, (void)size;
+}
+static int c_lock(const tsr_sys *sys, int fd)
+{
+    return real.lock(sys, fd);
+}
+
+const tsr_sys tsr_sys_posix = {
+    .open_at = c_open_at,
+    .close = c_close,
+    .stat_at = c_stat_at,
+    .stat = c_stat,
+    .read_at = c_read_at,
+    .next_data = c_next_data,
+    .write_at = c_write_at,
+    .copy_range = c_copy_range,
+    .allocate = c_allocate,
+    .truncate = c_truncate,
+    .begin_sync = c_begin_sync,
+    .sync = c_sync,
+    .make_folder = c_make_folder,
+    .rename = c_rename,
+    .rename_new = c_rename_new,
+    .unlink = c_unlink,
+    .lock = c_lock,
+};

@@ -1,0 +1,346 @@
+/* R7: the whole program, `tessera convert`, `reshard` and `exec`, ended before and behind every call that changes the file
+ * system, by SIGKILL and by power loss. Afterwards the destination is nothing, the old or the new checkpoint, never a
+ * mixture; the source is what it was; and --resume (exec as it is) ends with the very bytes of a run that nobody disturbed,
+ * and nothing else beside them. Units of work are made small (CMakeLists.txt), so that journals have something to say.
+ *
+ * The ordinary run takes an even choice of the points, TSR_TEST_FULL=1 all of them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/launch.h"
+#include "robust/crash_sys.h"
+
+static char scratch[256];
+
+/* ---- files ---- */
+
+static const char *at(const char *name)
+{
+    static char paths[8][512];
+    static unsigned turn;
+    char *path = paths[turn++ % 8];
+    snprintf(path, 512, "%s/%s", scratch, name);
+    return path;
+}
+
+static void shell(const char *format, const char *a, const char *b)
+{
+    char command[1200];
+    snprintf(command, sizeof command, format, a, b);
+    if (system(command) != 0) fail_msg("%s", command);
+}
+
+static bool exists(const char *name)
+{
+    struct stat info;
+    return lstat(at(name), &info) == 0;
+}
+
+static bool same(const char *a, const char *b)
+{
+    char command[1200];
+    snprintf(command, sizeof command, "diff -rq '%s' '%s' >/dev/null 2>&1", at(a), at(b));
+    return system(command) == 0;
+}
+
+/* Names in the destination's folder, sorted. */
+static void expect_only(const char *want, const char *when)
+{
+    struct dirent **items;
+    char names[4096] = "";
+    const int count = scandir(at("dest"), &items, NULL, alphasort);
+    assert_true(count >= 0);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(items[i]->d_name, ".") != 0 && strcmp(items[i]->d_name, "..") != 0)
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", *names ? " " : "", items[i]->d_name);
+        free(items[i]);
+    }
+    free(items);
+    if (strcmp(names, want) != 0) fail_msg("%s: left are '%s', not '%s'", when, names, want);
+}
+
+/* A safetensors file of float32 tensors that differ in size, filled by `seed`. */
+static void write_source(const char *name, unsigned seed)
+{
+    static const unsigned rows[] = {40, 3, 1, 0, 25, 7};
+    char header[2048] = "{";
+    unsigned byte_at = 0;
+    for (int i = 0; i < 6; i++) {
+        snprintf(header + strlen(header), sizeof header - strlen(header),
+                 "%s\"t%d\":{\"dtype\":\"F32\",\"shape\":[%u,33],\"data_offsets\":[%u,%u]}", i ? "," : "", i, rows[i],
+                 byte_at, byte_at + rows[i] * 132);
+        byte_at += rows[i] * 132;
+    }
+    strcat(header, "}");
+    while (strlen(header) % 8) strcat(header, " ");
+    FILE *file = fopen(at(name), "wb");
+    const uint64_t size = strlen(header);
+    fwrite(&size, 8, 1, file);
+    fwrite(header, 1, size, file);
+    for (unsigned i = 0; i < byte_at; i++) fputc((int)((seed = seed * 1664525u + 1013904223u) >> 20 & 0x3f), file);
+    fclose(file);
+}
+
+/* ---- the program ---- */
+
+typedef struct command {
+    const char *words[16];
+} command;
+
+/* In a process of its own; its status, or minus the signal that ended it. */
+static int run(const command *c, const char *extra, crash_kind kind, unsigned long point, bool after, unsigned long *calls)
+{
+    int pipe_ends[2];
+    assert_int_equal(pipe(pipe_ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        char *argv[24] = {"tessera"};
+        int argc = 1;
+        for (int i = 0; c->words[i]; i++)
+            argv[argc++] = (char *)(strncmp(c->words[i], "@", 1) == 0 ? at(c->words[i] + 1) : c->words[i]);
+        if (extra) argv[argc++] = (char *)extra;
+        int log = open(at("log"), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        dup2(log, STDERR_FILENO);
+        dup2(log, STDOUT_FILENO);
+        crash_arm(kind, point, after, (unsigned)point * 2 + after, at("stash"));
+        const int status = cli_main(argc, argv, NULL);
+        const unsigned long made = crash_calls();
+        const ssize_t written = write(pipe_ends[1], &made, sizeof made);
+        fflush(NULL);
+        _exit(written == sizeof made ? status : 99);
+    }
+    int status;
+    close(pipe_ends[1]);
+    unsigned long made = 0;
+    if (read(pipe_ends[0], &made, sizeof made) != sizeof made) made = 0;
+    if (calls) *calls = made;
+    close(pipe_ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static void run_well(const command *c, const char *extra, const char *when)
+{
+    const int status = run(c, extra, CRASH_NEVER, 0, false, NULL);
+    if (status != 0) {
+        char text[600] = "";
+        FILE *log = fopen(at("log"), "rb");
+        const size_t size = log ? fread(text, 1, sizeof text - 1, log) : 0;
+        if (log) fclose(log);
+        text[size] = '\0';
+        fail_msg("%s: ended with %d: %s", when, status, text);
+    }
+}
+
+/* ---- cases ---- */
+
+typedef struct job {
+    const char *name;
+    command work;    /* makes dest/NAME */
+    command before;  /* NULL words: nothing is there before; else makes the old dest/NAME */
+    bool goes_on;    /* exec: goes on without --resume */
+    bool one_rename; /* the destination is switched at once: old or new, byte for byte */
+} job;
+
+static const job jobs[] = {
+    {"m.safetensors", {{"convert", "@source", "@dest/m.safetensors", "-q", "--threads", "1"}}, {{NULL}}, false, true},
+    {"m.pt", {{"convert", "@source", "@dest/m.pt", "-q", "--threads", "1"}}, {{NULL}}, false, true},
+    {"d", {{"convert", "@source", "@dest/d", "--to", "dcp", "-q", "--threads", "1"}}, {{NULL}}, false, true},
+    {"r",
+     {{"reshard", "@source", "@dest/r", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "torch", "-q", "--threads",
+       "1"}},
+     {{NULL}},
+     false,
+     true},
+    {"s",
+     {{"convert", "@source", "@dest/s", "--to", "safetensors", "--max-shard-size", "6KB", "-q", "--threads", "1"}},
+     {{NULL}},
+     false,
+     true},
+    {"e", {{"exec", "@plan.json", "@dest/e", "-q", "--threads", "1"}}, {{NULL}}, true, true},
+    /* overwriting */
+    {"m.safetensors",
+     {{"convert", "@source", "@dest/m.safetensors", "-q", "--overwrite", "--threads", "1"}},
+     {{"convert", "@old", "@dest/m.safetensors", "-q"}},
+     false,
+     true},
+    {"d",
+     {{"reshard", "@source", "@dest/d", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "-q", "--overwrite",
+       "--threads", "1"}},
+     {{"convert", "@old", "@dest/d", "--to", "dcp", "-q"}},
+     false,
+     false},
+    {"s",
+     {{"convert", "@source", "@dest/s", "--to", "safetensors", "--max-shard-size", "6KB", "-q", "--overwrite", "--threads",
+       "1"}},
+     {{"convert", "@old", "@dest/s", "--to", "safetensors", "--max-shard-size", "9KB", "-q"}},
+     false,
+     false},
+};
+#define JOBS (sizeof jobs / sizeof *jobs)
+
+static int setup(void **state)
+{
+    (void)state;
+    const char *parent = getenv("TMPDIR");
+    snprintf(scratch, sizeof scratch, "%s/tessera-kill-XXXXXX", parent && *parent ? parent : "/tmp");
+    assert_non_null(mkdtemp(scratch));
+    write_source("source", 1);
+    write_source("old", 2);
+    shell("cp -p '%s' '%s'", at("source"), at("source-kept"));
+    shell("mkdir '%s' '%s'", at("dest"), at("stash"));
+    const command plan = {{"plan", "@source", "--mesh", "dp=4", "--placements", "shard(0)", "--to", "dcp", "--json"}};
+    run_well(&plan, NULL, "plan");
+    shell("mv '%s' '%s'", at("log"), at("plan.json"));
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    shell("rm -rf '%s'%s", scratch, "");
+    return 0;
+}
+
+static void empty(const char *name)
+{
+    shell("rm -rf '%s' && mkdir '%s'", at(name), at(name));
+}
+
+/* The destination as it was before the job. */
+static void restore(const job *j)
+{
+    empty("dest");
+    empty("stash");
+    if (j->before.words[0]) shell("cp -rp '%s' '%s/'", at("dest-old/."), at("dest"));
+}
+
+static bool holds(const char *destination, const char *want)
+{
+    const command c = {{"diff", destination, want, "--values", "-q"}};
+    return run(&c, NULL, CRASH_NEVER, 0, false, NULL) == 0;
+}
+
+/* 'n'ew, 'o'ld, or 0: nothing. Anything else fails. */
+static char verdict(const job *j, const char *when)
+{
+    char path[64], dest[64], old[64], new[64];
+    snprintf(path, sizeof path, "dest/%s", j->name);
+    snprintf(old, sizeof old, "dest-old/%s", j->name);
+    snprintf(new, sizeof new, "dest-new/%s", j->name);
+    if (!exists(path)) {
+        if (j->before.words[0]) fail_msg("%s: the old checkpoint is gone", when);
+        return 0;
+    }
+    if (j->one_rename) {
+        if (same(path, new)) return 'n';
+        if (j->before.words[0] && same(path, old)) return 'o';
+        fail_msg("%s: neither the old nor the new checkpoint", when);
+    }
+    snprintf(dest, sizeof dest, "@dest/%s", j->name);
+    if (holds(dest, "@source")) return 'n';
+    if (!holds(dest, "@old")) fail_msg("%s: neither the old nor the new checkpoint", when);
+    return 'o';
+}
+
+static void expect_source(const char *when)
+{
+    struct stat a, b;
+    assert_true(stat(at("source"), &a) == 0 && stat(at("source-kept"), &b) == 0);
+    if (!same("source", "source-kept") || a.st_mtim.tv_sec != b.st_mtim.tv_sec || a.st_mtim.tv_nsec != b.st_mtim.tv_nsec)
+        fail_msg("%s: the source was touched", when);
+}
+
+/* Nothing left but what a run that nobody disturbed leaves. Overwriting anew after the switch gives a later generation. */
+static void expect_end(const job *j, char before, const char *when)
+{
+    char path[64], new[64];
+    snprintf(path, sizeof path, "dest/%s", j->name);
+    snprintf(new, sizeof new, "dest-new/%s", j->name);
+    expect_only(j->name, when);
+    if (!same(path, new) && !(before == 'n' && verdict(j, when) == 'n')) fail_msg("%s: other bytes", when);
+    expect_source(when);
+}
+
+static void resume(const job *j, char before, const char *when)
+{
+    const int status = run(&j->work, j->goes_on ? NULL : "--resume", CRASH_NEVER, 0, false, NULL);
+    const bool was_complete = before == 'n' && j->one_rename && !j->before.words[0];
+    if (status != 0 && !(status == 2 && was_complete)) run_well(&j->work, j->goes_on ? NULL : "--resume", when);
+    expect_end(j, before, when);
+}
+
+/* Ends the job at a point, then looks, and resumes; or begins afresh, which must do as well. */
+static void crash_at(const job *j, crash_kind kind, unsigned long point, bool after)
+{
+    char when[160];
+    snprintf(when, sizeof when, "%s %s%s: crash %d %s call %lu", j->work.words[0], j->name,
+             j->before.words[0] ? " over an old one" : "", (int)kind, after ? "behind" : "before", point);
+    restore(j);
+    const int status = run(&j->work, NULL, kind, point, after, NULL);
+    if (status != -SIGKILL) fail_msg("%s: ended with %d", when, status);
+    const char found = verdict(j, when);
+    expect_source(when);
+    resume(j, found, when);
+}
+
+static void crash_everywhere(const job *j, crash_kind kind)
+{
+    const char *full = getenv("TSR_TEST_FULL");
+    unsigned long calls;
+    empty("dest");
+    empty("dest-old");
+    empty("dest-new");
+    if (j->before.words[0]) run_well(&j->before, NULL, "old");
+    shell("cp -rp '%s' '%s/'", at("dest/."), at("dest-old"));
+    assert_int_equal(run(&j->work, NULL, CRASH_NEVER, 0, false, &calls), 0);
+    shell("cp -rp '%s' '%s/'", at("dest/."), at("dest-new"));
+    assert_true(calls > 8);
+    const unsigned long every = full && *full ? 1 : calls / 6 + 1;
+    for (unsigned long point = 1 + calls % every; point <= calls; point += every) {
+        crash_at(j, kind, point, false);
+        crash_at(j, kind, point, true);
+    }
+}
+
+static void test_robust_kill__killed_anywhere_old_or_new_and_resumable(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_KILL);
+}
+
+static void test_robust_kill__nothing_unsynced_survives_a_power_loss_and_none_is_missed(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_POWER_ALL);
+}
+
+static void test_robust_kill__any_of_the_unsynced_may_be_lost(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_POWER_SOME);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_robust_kill__killed_anywhere_old_or_new_and_resumable),
+        cmocka_unit_test(test_robust_kill__nothing_unsynced_survives_a_power_loss_and_none_is_missed),
+        cmocka_unit_test(test_robust_kill__any_of_the_unsynced_may_be_lost),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
