@@ -34,7 +34,7 @@ static tsr_status parse_parts(tsr_str bytes, const tsr_host *host, parts *out, t
         tsr_str rest = {bytes.data + at, bytes.size - at};
         tsr_status status = tsr_pickle_parse(rest, host, i == OBJECT ? &tsr_torch_names : NULL, &out->pickles[i], &consumed, err);
         if (status != TSR_OK) {
-            if (err && err->byte_position != TSR_NO_POSITION) err->byte_position += at;
+            if (err->byte_position != TSR_NO_POSITION) err->byte_position += at;
             free_parts(out);
             return status;
         }

@@ -44,8 +44,8 @@ static tsr_status read_number(reader *r, uint64_t most, uint64_t *out)
     size_t begin = r->at;
     uint64_t value = 0;
     for (; r->at < r->text.size && is_digit(r->text.data[r->at]); r->at++) {
-        bool fits = tsr_mul_u64(value, 10, &value) && tsr_add_u64(value, (uint64_t)(r->text.data[r->at] - '0'), &value);
-        TSR_FAIL_IF(!fits || value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is above %llu",
+        value = value * 10 + (uint64_t)(r->text.data[r->at] - '0'); /* `most` is far from 64 bits */
+        TSR_FAIL_IF(value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is above %llu",
                     begin, TSR_STR_ARG(r->text), (unsigned long long)most);
     }
     TSR_FAIL_IF(r->at == begin, r->err, TSR_E_USAGE, begin, "a number is expected at byte %zu of '%.*s'", begin,
@@ -104,8 +104,8 @@ tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_err
                     TSR_STR_ARG(text), TSR_MESH_MAX_DIMS);
         TSR_TRY(read_mesh_dim(&r, &names[count], &shape[count]));
         TSR_TRY(check_name(&r, names, count));
-        bool fits = tsr_mul_u64(ranks, shape[count], &ranks) && ranks <= TSR_MESH_MAX_RANKS;
-        TSR_FAIL_IF(!fits, err, TSR_E_USAGE, r.at, "the mesh '%.*s' has more than %llu ranks", TSR_STR_ARG(text),
+        ranks *= shape[count]; /* each at most TSR_MESH_MAX_RANKS, which is 2^31 */
+        TSR_FAIL_IF(ranks > TSR_MESH_MAX_RANKS, err, TSR_E_USAGE, r.at, "the mesh '%.*s' has more than %llu ranks", TSR_STR_ARG(text),
                     (unsigned long long)TSR_MESH_MAX_RANKS);
         names[count] = tsr_arena_str(arena, names[count], err);
         if (!names[count++].data) return TSR_E_NOMEM;

@@ -10,6 +10,7 @@
 
 #include "codec/json.h"
 #include "codec/json_check.h"
+#include "support/failing_allocator.h"
 
 static tsr_host host(void)
 {
@@ -56,6 +57,12 @@ static const refusal refusals[] = {
     {"\"\\u12", 0, 1, "four hexadecimal digits"},
     {"\"\\ud800\"", 0, 1, "lone surrogate"},
     {"\"\\ud800\\u0041\"", 0, 1, "lone surrogate"},
+    {"\"\\ud800\\ue000\"", 0, 1, "lone surrogate"},
+    {"\"\\ud800\\n00000\"", 0, 1, "lone surrogate"},
+    {"\"\\ud800x0000000\"", 0, 1, "lone surrogate"},
+    {"\"\xF0\x9F\x98\"", 0, 1, "invalid UTF-8"},
+    {"\"\xF0\x9F\x98", 0, 1, "invalid UTF-8"},
+    {"\"\xE2\x82", 0, 1, "invalid UTF-8"},
     {"\"\\udc00\"", 0, 1, "lone surrogate"},
     {"\"\xC3\"", 0, 1, "invalid UTF-8 (byte 0xc3)"},
     {"\"\xED\xA0\x80\"", 0, 1, "invalid UTF-8"},
@@ -97,6 +104,10 @@ static void test_codec_json__valid_documents_keep_their_values(void **state)
     assert_string_equal(cJSON_GetObjectItemCaseSensitive(root, "\xF0\x9F\x98\x80")->valuestring, "\"\\/\b\f\n\r\t\xC3\xA9");
     cJSON_Delete(root);
     assert_int_equal(tsr_json_parse(TSR_STR("7"), &h, &root, NULL), TSR_OK);
+    cJSON_Delete(root);
+    assert_int_equal(tsr_json_parse(TSR_STR("[1E5,1e-5,1E+5,\"\\ue000\"]"), &h, &root, NULL), TSR_OK);
+    assert_true(cJSON_GetArrayItem(root, 0)->valuedouble == 1e5 && cJSON_GetArrayItem(root, 2)->valuedouble == 1e5);
+    assert_string_equal(cJSON_GetArrayItem(root, 3)->valuestring, "\xEE\x80\x80");
     cJSON_Delete(root);
 }
 
@@ -168,6 +179,9 @@ static void test_codec_json__accessors_say_what_was_expected_and_where(void **st
     assert_null(item);
     assert_int_equal(tsr_json_find(cJSON_GetObjectItem(root, "n"), "x", TSR_JSON_STRING, "n", &item, &err), TSR_E_FORMAT);
     assert_string_equal(err.message, "json: expected an object at n, found a number");
+    err = (tsr_error){0};
+    assert_int_equal(tsr_json_expect(root, TSR_JSON_ARRAY, "", &err), TSR_E_FORMAT);
+    assert_string_equal(err.message, "json: expected an array at the root, found an object");
     static const struct {
         const char *key, *message;
     } bad[] = {{"neg", "at least 0 at neg, found -1"},
@@ -207,6 +221,21 @@ static void test_codec_json__no_memory_is_an_error_at_every_point(void **state)
     cJSON_InitHooks(NULL);
     assert_int_equal(status, TSR_OK);
     cJSON_Delete(root);
+    static const char *const texts[] = {"{\"a\":{\"0\":0,\"1\":1,\"2\":2,\"3\":3,\"4\":4,\"5\":5,\"6\":6,\"7\":7,\"8\":8,\"9\":9,\"10\":10,"
+                                        "\"11\":11,\"12\":12,\"13\":13,\"14\":14}}", "{\"a\":1,\"a\":2}"};
+    for (size_t i = 0; i < 2; i++) {
+        bool failed = true;
+        for (size_t n = 0; failed; n++) {
+            failing_allocator failing;
+            failing_start(&failing, n);
+            h.allocator = &failing.allocator;
+            status = tsr_json_parse(tsr_str_from(texts[i]), &h, &root, NULL);
+            failed = failing.failed;
+            assert_int_equal(status, failed ? TSR_E_NOMEM : i ? TSR_E_FORMAT : TSR_OK);
+            assert_int_equal(failing.live, 0);
+            cJSON_Delete(root);
+        }
+    }
 }
 
 int main(void)

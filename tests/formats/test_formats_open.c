@@ -61,6 +61,9 @@ static void drop_folder(folder *f)
 #define TORCH_SIZE               46
 #define LEGACY                   "\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 
+#define FORTY                    "a-name-of-forty-bytes-a-name-of-forty-byt"
+#define LONG_NAME                FORTY FORTY FORTY FORTY
+
 typedef struct recognition {
     part parts[MAX_FILES];
     const char *primary;
@@ -241,6 +244,53 @@ static const recognition recognitions[] = {
      NULL,
      TSR_FORMAT_NONE,
      "none of the folder's 2 files is a checkpoint"},
+    {{{"x.json", " \n\r\t{\"a\":1}", 0, 0}}, NULL, TSR_FORMAT_NONE, "without a weight_map"},
+    {{{"m.pt", "\x80\6}.", 0, 0}}, NULL, TSR_FORMAT_NONE, "begins with the bytes 80 06"},
+    {{{"m.pt", "\x80\1}.", 0, 0}}, NULL, TSR_FORMAT_NONE, "begins with the bytes 80 01"},
+    {{{"m.bin", "\x08\x40\x12\7pytorch", 0, 0}}, NULL, TSR_FORMAT_NONE, "begins with the bytes 08 40"},
+    {{{"m.bin", "\x08\7\x13\7pytorch", 0, 0}}, NULL, TSR_FORMAT_NONE, "begins with the bytes 08 07"},
+    {{{"m.pt", "PK\3\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x0f\0\0\0a/constants.pkl", 0, 45}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a TorchScript archive"},
+    {{{"__-.metadata", "x", 0, 0}, {"__.metadata", "x", 0, 0}, {"__1234567890123456789.metadata", "x", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "none of the folder's 3 files is a checkpoint"},
+    {{{"my.index.json", "{\"weight_map\":{\"a\":\"gone.safetensors\",\"b\":\"gone.bin\",\"c\":7}}", 0, 0}},
+     NULL,
+     TSR_FORMAT_SAFETENSORS_INDEX,
+     "my.index.json"},
+    {{{"my.index.json", "{\"weight_map\":{\"a\":\"x\"}}", 0, 0}, {"x", LEGACY, 0, 0}}, NULL, TSR_FORMAT_TORCH_INDEX, "my.index.json"},
+    {{{"zero_pp_rank_0_optim_states.pt", TORCH, 0, TORCH_SIZE}, {"b.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a DeepSpeed checkpoint"},
+    {{{"mp_rank_00_model_states.pt", TORCH, 0, TORCH_SIZE}, {"b.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "a DeepSpeed checkpoint"},
+    {{{"mp_rank_00_x.pt", TORCH, 0, TORCH_SIZE}, {"b.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
+    {{{"2.pt", TORCH, 0, TORCH_SIZE}, {"3.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
+    {{{"rank1", TORCH, 0, TORCH_SIZE}, {"rank12", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_RANKS, "rank1 rank12"},
+    {{{"1rank", TORCH, 0, TORCH_SIZE}, {"21rank", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
+    {{{"step-1/.metadata", "x", 0, 0}, {"step-1/__0.metadata", "x", 0, 0}, {"step-2/.metadata", "x", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "several checkpoints (2): step-1, step-2; name one of them"},
+    {{{LONG_NAME "a/.metadata", "x", 0, 0}, {LONG_NAME "b/.metadata", "x", 0, 0}, {LONG_NAME "c/.metadata", "x", 0, 0}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "several checkpoints (3): " LONG_NAME "a, " LONG_NAME "b; name one"},
+    {{{"a.safetensors", "\377\377\377\377\377\377\377\377{", 0, 9}, {"b.safetensors", EMPTY, SIZE_MAX, 0}},
+     NULL,
+     TSR_FORMAT_SAFETENSORS,
+     "a.safetensors b.safetensors"},
+    {{{"a.safetensors", "\20\0\0\0\0\0\0\0{", 0, 9}, {"b.safetensors", EMPTY, SIZE_MAX, 0}},
+     NULL,
+     TSR_FORMAT_SAFETENSORS,
+     "a.safetensors b.safetensors"},
+    {{{".metadata", "x", 0, 0}}, NULL, TSR_FORMAT_DCP, ".metadata"},
 };
 
 static void test_formats_open__recognition_goes_by_content(void **state)
@@ -253,6 +303,7 @@ static void test_formats_open__recognition_goes_by_content(void **state)
         const tsr_reader *reader = NULL;
         tsr_error err = {0};
         make_folder(&f, r->parts, r->primary);
+        must_bear_failures(open_and_walk, NULL, f.store, &f.host);
         tsr_checkpoint checkpoint = {
             .store = f.store, .host = &f.host, .arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
         tsr_status status = tsr_recognize(&checkpoint, &reader, &err);
@@ -658,6 +709,14 @@ static const part sets[][5] = {
      {"y.safetensors",
       " {\"__metadata__\":{\"k\":\"v\",\"k\":\"w\"}," U8("\\u0000b", "2", "2", "4") "," U8("", "2", "0", "2") "}", 5, 0}},
     {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0}},
+    {{"shard-00001.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0},
+     {"shard-00002.safetensors", SHARD(AT("w", "0,0"), U8("w", "4,1", "0", "4")), 4, 0},
+     {"shard-99999999999.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0}},
+    {{"x", SHARD(AT("s", ""), U8("s", "", "0", "1")), 1, 0}, {"shard-2", SHARD(AT("s", ""), U8("s", "", "0", "1")), 1, 0}},
+    {{"x", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0}, {"y", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0}},
+    {{"m.index.json", "{\"weight_map\":{\"a\":\"gone\",\"b\":\"x.safetensors\",\"c\":\"y.safetensors\"}}", 0, 0},
+     {"x.safetensors", "{" U8("a", "4", "0", "4") "," U8("b", "0", "4", "4") "}", 4, 0},
+     {"y.safetensors", "{" U8("a", "2,2", "0", "4") "," U8("b", "0,1", "4", "4") "," U8("c", "0", "4", "4") "}", 4, 0}},
     {{"rank0.pt", TORCH, 0, TORCH_SIZE}, {"notes.txt", "x", 0, 0}, {"rank0x.pt", TORCH, 0, TORCH_SIZE}},
 };
 

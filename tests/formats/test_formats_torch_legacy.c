@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "support/checkpoint_opening.h"
 #include "support/torch_pickle.h"
 #include "tessera/checkpoint.h"
 
@@ -77,6 +78,8 @@ static const struct row {
     {{VERSION, GOOD, "(lS'k'\na.", {6}, 1, 20}, TSR_E_FORMAT, "storage 'k' has 24 bytes, the file ends after 20 of them"},
     {{VERSION, GOOD, "(lS'k'\na.", {0}, 0, 0}, TSR_E_FORMAT, "the file ends before storage 'k'"},
     {{VERSION, GOOD, "", {0}, 0, 0}, TSR_E_FORMAT, "in x.pt"},
+    {{VERSION, "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'k'\nS'meta'\nI6\nNtQI0\n" PICKLED_1("6") PICKLED_1("1")
+       "I00\nNtR.", "(l.", {0}, 0, 0}, TSR_OK, ""}, /* on the meta device: has no bytes */
     {{VERSION, TENSOR("k", "(S'v'\nI4\nI3\nt", "0", PICKLED_1("1"), PICKLED_1("1")) ".", "(lS'k'\na.", {6}, 1, 24}, TSR_E_FORMAT,
      "a view of a storage lies outside it"},
     {{VERSION, TENSOR("k", "(S'v'\nI-1\nI3\nt", "0", PICKLED_1("1"), PICKLED_1("1")) ".", "(lS'k'\na.", {6}, 1, 24}, TSR_E_FORMAT,
@@ -93,6 +96,7 @@ static void test_formats_torch_legacy__parts_that_disagree_are_refused(void **st
         open_legacy(&o, &rows[i].file);
         if (o.status != rows[i].status || !strstr(o.err.message, rows[i].message))
             fail_msg("row %zu: status %d: %s", i, (int)o.status, o.err.message);
+        assert_int_equal(must_bear_failures(open_and_walk, NULL, o.store, &o.host), o.status);
         drop(&o);
     }
 }

@@ -281,6 +281,23 @@ static void test_formats_torch_index__what_index_and_files_say_differently_is_re
     }
 }
 
+static void test_formats_torch_index__files_that_are_none_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *message;
+    } rows[] = {{"K\1.K\1.K\1.K\1.K\1.", "does not begin with torch.save's magic number"}, {"K\1.", "too few for a torch.save file"}};
+    for (size_t i = 0; i < 2; i++) {
+        opened o = {.catalog = NULL};
+        add_pickle(&o, "a.bin", PLAIN("2"), 8);
+        add_text(&o, "b.bin", rows[i].text);
+        add_text(&o, "pytorch_model.bin.index.json", INDEX("\"w\":\"a.bin\",\"epoch\":\"b.bin\""));
+        assert_int_equal(open_files(&o), TSR_E_FORMAT);
+        if (!strstr(o.err.message, rows[i].message)) fail_msg("%s", o.err.message);
+        drop(&o);
+    }
+}
+
 static void test_formats_torch_index__a_copy_in_another_file_is_kept_for_comparison(void **state)
 {
     (void)state;
@@ -314,6 +331,7 @@ int main(void)
         cmocka_unit_test(test_formats_torch_ranks__many_entries_come_together),
         cmocka_unit_test(test_formats_torch_ranks__a_broken_file_is_named),
         cmocka_unit_test(test_formats_torch_index__what_index_and_files_say_differently_is_reported),
+        cmocka_unit_test(test_formats_torch_index__files_that_are_none_are_refused),
         cmocka_unit_test(test_formats_torch_index__a_copy_in_another_file_is_kept_for_comparison),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

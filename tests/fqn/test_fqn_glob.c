@@ -65,6 +65,19 @@ static void test_fqn_glob__table_of_patterns(void **state)
         {"**.a*", "x.y.abc", true},
         {"*a*a*a", "aaaa", true},
         {"**q*", "w.q", true},
+        /* bytes that are no UTF-8 stand for one each */
+        {"?", "\xf8", true},
+        {"?", "\x80", true},
+        {"?", "\xc3", true},
+        {"?", "\xc3" "A", false},
+        {"??", "\xc3" "A", true},
+        {"??", "\xe0\xa0", true},
+        {"?", "\xe2\x82\xac", true},
+        {"?", "\xf0\x9f\x98\x80", true},
+        {"??", "\xf0\x9f\x98\x80", false},
+        {"[b-c]", "a", false},
+        {"[a-c-e]", "-", true},
+        {"[a-c-e]", "d", false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         bool got = tsr_glob_match(tsr_str_from(rows[i].pattern), tsr_str_from(rows[i].name));
@@ -158,6 +171,8 @@ static void test_fqn_glob__rename(void **state)
         {"a*=b", "", NULL},
         {"a=b*", "", NULL},
         {"a*b*=c*", "", NULL},
+        {"", "", NULL},
+        {"ab*ba=x*", "aba", "aba"},
         {"a*=b*c*", "", NULL},
     };
     tsr_error err = {0};

@@ -58,6 +58,11 @@ static void test_layout_mesh__refuses_what_makes_no_sense(void **state)
         {true, "dp=2,dp=3", 9, "called dp"},
         {true, "d\tp=2", 0, "a number is expected at byte 0"},
         {true, "d\x01=2", 0, "a number is expected at byte 0"},
+        {true, "a(b=2", 0, "a number is expected at byte 0"},
+        {true, "a)b=2", 0, "a number is expected at byte 0"},
+        {true, "a\x7f" "b=2", 0, "a number is expected at byte 0"},
+        {false, "replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,"
+                "replicate,replicate,replicate,replicate,replicate,replicate", 160, "has more than 16 placements"},
         {true, "dp=2;tp=3", 4, "',' or the end is expected at byte 4"},
         {true, "dp=2,", 5, "a number is expected"},
         {true, "a=65536,b=65536", 15, "more than 2147483648 ranks"},
@@ -294,6 +299,8 @@ static void test_layout_mesh__survives_every_allocation_failure(void **state)
             status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, NULL);
         if (status == TSR_OK) status = tsr_mesh_shard(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, NULL);
         if (status == TSR_OK) assert_int_equal(shard.box_count, 3);
+        if (status == TSR_OK && !tsr_mesh_text(&mesh, arena, NULL).data) status = TSR_E_NOMEM;
+        if (status == TSR_OK && !tsr_placements_text(placements, count, arena, NULL).data) status = TSR_E_NOMEM;
         tsr_arena_free(arena);
         assert_int_equal(failing.live, 0);
         assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
