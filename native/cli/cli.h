@@ -88,7 +88,8 @@ struct cli {
     cli_terminal out, err;
     tsr_native_host native; /* by cli_host */
     bool host_is_open;
-    tsr_comm *ranks; /* the processes that share this command; NULL: this one alone */
+    uint32_t default_threads; /* 0: as many as allowed */
+    tsr_comm *ranks;          /* the processes that share this command; NULL: this one alone */
 };
 
 /* Whether this process may print for all. */

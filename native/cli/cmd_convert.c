@@ -55,6 +55,7 @@ static int run(cli *program, const void *given)
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
     if (status == TSR_OK) status = cli_open(program, path, NULL, &w.source, &err);
+    status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
     cli_writing_close(&w);

@@ -13,19 +13,20 @@ static bool want(void *ctx, tsr_str fqn)
     return cli_selects(ctx, fqn);
 }
 
-static tsr_status reshard(cli_writing *w, const reshard_arguments *arguments, tsr_plan **plan, tsr_error *err)
+/* The plan borrows `target`. */
+static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, tsr_target *target, tsr_plan **plan,
+                          tsr_error *err)
 {
-    tsr_target target;
-    tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, &target, err);
+    tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
     if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], NULL, &w->source, err);
     if (status != TSR_OK) return status;
     w->to = cli_container_for(arguments->to, w->source.catalog->format);
     w->is_folder = true;
     w->has_marker = w->to == TSR_TO_DCP;
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
-    status = tsr_plan_new(w->source.catalog, &target, &options, cli_host(w->program), plan, err);
+    status = tsr_plan_new(w->source.catalog, target, &options, cli_host(w->program), plan, err);
     w->plan = *plan;
-    return status == TSR_OK ? cli_write(w, err) : status;
+    return status;
 }
 
 static int run(cli *program, const void *given)
@@ -33,11 +34,14 @@ static int run(cli *program, const void *given)
     const reshard_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
+    tsr_target target;
     tsr_plan *plan = NULL;
     cli_writing w = {
         .program = program, .options = &arguments->writing, .what = "resharding", .destination = program->operands.items[1]};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = w.arena ? reshard(&w, arguments, &plan, &err) : TSR_E_NOMEM;
+    tsr_status status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
+    status = cli_agree(program, status, &err);
+    if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.store ? path : NULL, &err);
     cli_writing_close(&w);
     tsr_plan_free(plan);

@@ -3,6 +3,9 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+enum { SPEAKING_SECONDS = 2 };
 
 /* size, and the rank beside it */
 static const struct {
@@ -43,9 +46,33 @@ cli_launch cli_launch_seen(void)
     return launch;
 }
 
-int cli_refuse_strangers(const cli *program, const cli_launch *launch)
+bool cli_has_word(int argc, char **argv, const char *word)
 {
-    return cli_fail(program,
+    for (int i = 2; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], word) == 0) return true;
+    }
+    return false;
+}
+
+bool cli_is_shared(int argc, char **argv)
+{
+    if (argc < 2) return false;
+    if (strcmp(argv[1], "validate") == 0) return cli_has_word(argc, argv, "--deep");
+    return strcmp(argv[1], "convert") == 0 || strcmp(argv[1], "reshard") == 0;
+}
+
+/* Launchers end the job with the first process that fails: the one that speaks needs a moment. */
+int cli_refuse_quietly(void)
+{
+    sleep(SPEAKING_SECONDS);
+    return CLI_TROUBLE;
+}
+
+int cli_refuse_strangers(const cli_launch *launch)
+{
+    const cli program = {0};
+    if (!launch->first) return cli_refuse_quietly();
+    return cli_fail(&program,
                     "%" PRIu64 " processes were started (%s), but none knows the others, and each would do all the work: %s",
                     launch->processes, launch->sign,
                     launch->is_srun ? "use srun --mpi=pmix, or mpirun, or one process"

@@ -14,10 +14,18 @@ typedef struct cli_launch {
 
 cli_launch cli_launch_seen(void);
 
-/* Processes that were started together but know nothing of each other must not all write: refuses, with advice. */
-int cli_refuse_strangers(const cli *program, const cli_launch *launch);
+/* Whether several processes may share the work of a command line. */
+bool cli_is_shared(int argc, char **argv);
+/* Whether `word` stands among what follows the command. */
+bool cli_has_word(int argc, char **argv, const char *word);
 
-/* `tessera` and `tessera-mpi` behind their beginnings. `ranks` NULL: one process. Returns the exit status. */
-int cli_main(int argc, char **argv, tsr_comm *ranks);
+/* Processes that were started together but know nothing of each other must not all write: refuses, with advice. */
+int cli_refuse_strangers(const cli_launch *launch);
+/* The end of a process that leaves the refusal to the first one. */
+int cli_refuse_quietly(void);
+
+/* `tessera` and `tessera-mpi` behind their beginnings. `ranks` NULL: one process. `threads` 0: as many as allowed, unless
+ * --threads says otherwise. Returns the exit status. */
+int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads);
 
 #endif

@@ -21,7 +21,7 @@ bool cli_speaks(const cli *program)
     return !program->ranks || program->ranks->rank == 0;
 }
 
-/* What went wrong in the same way everywhere is said without a rank. */
+/* What went wrong in the same way everywhere, or at rank 0, which decides for all, is said as by one process. */
 tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err)
 {
     tsr_error other = {0};
@@ -33,7 +33,11 @@ tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err)
     }
     if (!failed) return TSR_OK;
     if (tsr_comm_same(program->ranks, tsr_str_from(err->message), "errors", &other) == TSR_OK) return status;
-    return tsr_comm_agree(program->ranks, status, err);
+    status = tsr_comm_agree(program->ranks, status, err);
+    static const char first[] = "rank 0: ";
+    if (tsr_str_starts(tsr_str_from(err->message), TSR_STR(first)))
+        memmove(err->message, err->message + sizeof first - 1, strlen(err->message) + 2 - sizeof first);
+    return status;
 }
 
 /* ---- messages ---- */
@@ -97,6 +101,7 @@ const tsr_host *cli_host(cli *program)
 {
     if (!program->host_is_open) {
         uint64_t threads = program->globals.threads;
+        if (threads == 0) threads = program->default_threads;
         tsr_native_host_open(&program->native, threads < UINT32_MAX ? (uint32_t)threads : 0);
         program->host_is_open = true;
     }
@@ -162,9 +167,9 @@ static int run_command(cli *program, int argc, char **argv)
     return status;
 }
 
-int cli_main(int argc, char **argv, tsr_comm *ranks)
+int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads)
 {
-    cli program = {.ranks = ranks};
+    cli program = {.ranks = ranks, .default_threads = threads};
     signal(SIGBUS, on_bus_error);
     program.out = cli_terminal_of(STDOUT_FILENO, 0);
     program.err = cli_terminal_of(STDERR_FILENO, 0);

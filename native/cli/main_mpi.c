@@ -1,5 +1,6 @@
 /* The beginning of `tessera-mpi`: the commands of `tessera`, over all ranks of MPI_COMM_WORLD. `tessera` hands over to it. */
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -46,6 +47,26 @@ static tsr_status compare_lines(tsr_comm *ranks, int argc, char **argv, tsr_erro
     return status;
 }
 
+/* Of the cores that this process may use, its share among those of the node that may use just the same. 0: not known. */
+static uint32_t own_threads(void)
+{
+    MPI_Comm node;
+    cpu_set_t mine;
+    int size = 0, equal = 0;
+    if (sched_getaffinity(0, sizeof mine, &mine) != 0) CPU_ZERO(&mine);
+    if (MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node) != MPI_SUCCESS) return 0;
+    MPI_Comm_size(node, &size);
+    cpu_set_t *all = calloc((size_t)size, sizeof *all);
+    int failed = !all;
+    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, node);
+    if (!failed) MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, node);
+    for (int r = 0; !failed && r < size; r++) equal += CPU_EQUAL(&mine, &all[r]) != 0;
+    free(all);
+    MPI_Comm_free(&node);
+    const int cores = CPU_COUNT(&mine);
+    return equal == 0 || cores == 0 ? 0 : cores > equal ? (uint32_t)(cores / equal) : 1;
+}
+
 /* Everybody ends as the worst does. */
 static int run(tsr_comm *ranks, int argc, char **argv)
 {
@@ -54,7 +75,7 @@ static int run(tsr_comm *ranks, int argc, char **argv)
     uint64_t worst = CLI_TROUBLE;
     if (ranks->rank != 0 && !freopen("/dev/null", "w", stdout)) return CLI_TROUBLE;
     if (compare_lines(ranks, argc, argv, &err) != TSR_OK) return cli_fail_error(&program, NULL, &err);
-    worst = (uint64_t)cli_main(argc, argv, ranks);
+    worst = (uint64_t)cli_main(argc, argv, ranks, own_threads());
     if (ranks->largest(ranks, &worst, &err) != TSR_OK) worst = CLI_TROUBLE;
     return (int)worst;
 }
@@ -73,12 +94,14 @@ int main(int argc, char **argv)
     tsr_comm *ranks;
     int size = 1;
     if (argc == 2 && strcmp(argv[1], "--mpi-facts") == 0) return put_facts();
-    if (launch.processes > 1 && !launch.has_pmi) return launch.first ? cli_refuse_strangers(&program, &launch) : CLI_TROUBLE;
+    if (!cli_is_shared(argc, argv))
+        return cli_fail(&program, "tessera-mpi runs convert, reshard and validate --deep; tessera does everything else");
+    if (launch.processes > 1 && !launch.has_pmi) return cli_refuse_strangers(&launch);
     if (tsr_mpi_start(&argc, &argv, &err) != TSR_OK) return cli_fail_error(&program, NULL, &err);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (size == 1 && launch.processes > 1) {
         tsr_mpi_end();
-        return launch.first ? cli_refuse_strangers(&program, &launch) : CLI_TROUBLE;
+        return cli_refuse_strangers(&launch);
     }
     const tsr_comm_mpi_options options = {.peer_limit = peer_limit()};
     int status = CLI_TROUBLE;

@@ -8,24 +8,6 @@
 
 #include "cli/launch.h"
 
-enum { SPEAKING_SECONDS = 2 };
-
-static bool has_word(int argc, char **argv, const char *word)
-{
-    for (int i = 2; i < argc && strcmp(argv[i], "--") != 0; i++) {
-        if (strcmp(argv[i], word) == 0) return true;
-    }
-    return false;
-}
-
-/* Commands whose work several processes share. */
-static bool is_shared(int argc, char **argv)
-{
-    if (has_word(argc, argv, "--help") || has_word(argc, argv, "-h") || has_word(argc, argv, "--version")) return false;
-    if (strcmp(argv[1], "validate") == 0) return has_word(argc, argv, "--deep");
-    return strcmp(argv[1], "convert") == 0 || strcmp(argv[1], "reshard") == 0;
-}
-
 /* Commands that tell of this program and machine: once is enough. */
 static bool is_about(int argc, char **argv)
 {
@@ -33,14 +15,7 @@ static bool is_about(int argc, char **argv)
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (strcmp(argv[1], words[i]) == 0) return true;
     }
-    return has_word(argc, argv, "--help") || has_word(argc, argv, "-h") || has_word(argc, argv, "--version");
-}
-
-/* Launchers end the job with the first process that fails: the one that speaks needs a moment. */
-static int refuse_quietly(void)
-{
-    sleep(SPEAKING_SECONDS);
-    return CLI_TROUBLE;
+    return cli_has_word(argc, argv, "--help") || cli_has_word(argc, argv, "-h") || cli_has_word(argc, argv, "--version");
 }
 
 /* Returns only if tessera-mpi cannot be started. */
@@ -58,7 +33,7 @@ static int hand_over(const cli *program, const cli_launch *launch, char **argv)
         execv(path, argv);
         if (errno != ENOENT) error = errno;
     }
-    if (!launch->first) return refuse_quietly();
+    if (!launch->first) return cli_refuse_quietly();
     if (error != ENOENT) return cli_fail(program, "cannot start tessera-mpi: %s", strerror(error));
     return cli_fail(program,
                     "%" PRIu64 " processes were started (%s), but this installation has no tessera-mpi (it is built where MPI "
@@ -69,12 +44,11 @@ static int hand_over(const cli *program, const cli_launch *launch, char **argv)
 static int run_of_several(const cli_launch *launch, int argc, char **argv)
 {
     const cli program = {0};
-    if (is_about(argc, argv)) return launch->first ? cli_main(argc, argv, NULL) : CLI_DONE;
-    if (is_shared(argc, argv)) {
-        if (launch->has_pmi) return hand_over(&program, launch, argv);
-        return launch->first ? cli_refuse_strangers(&program, launch) : refuse_quietly();
+    if (is_about(argc, argv)) return launch->first ? cli_main(argc, argv, NULL, 0) : CLI_DONE;
+    if (cli_is_shared(argc, argv)) {
+        return launch->has_pmi ? hand_over(&program, launch, argv) : cli_refuse_strangers(launch);
     }
-    if (!launch->first) return refuse_quietly();
+    if (!launch->first) return cli_refuse_quietly();
     return cli_fail(&program,
                     "%" PRIu64 " processes were started (%s), but '%s' is for one: leave the launcher out, or say --no-mpi "
                     "where only one of its processes runs this (convert, reshard and validate --deep are for several)",
@@ -84,6 +58,6 @@ static int run_of_several(const cli_launch *launch, int argc, char **argv)
 int main(int argc, char **argv)
 {
     const cli_launch launch = cli_launch_seen();
-    if (launch.processes > 1 && argc > 1 && !has_word(argc, argv, "--no-mpi")) return run_of_several(&launch, argc, argv);
-    return cli_main(argc, argv, NULL);
+    if (launch.processes > 1 && argc > 1 && !cli_has_word(argc, argv, "--no-mpi")) return run_of_several(&launch, argc, argv);
+    return cli_main(argc, argv, NULL, 0);
 }

@@ -123,7 +123,7 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
 {
     tsr_convert_options options;
     tsr_status status = make_options(w, progress, &options, err);
-    if (status == TSR_OK && w->options->dry_run) return decide(w, &options, err);
+    if (status == TSR_OK && w->options->dry_run) return cli_agree(w->program, decide(w, &options, err), err);
     if (status == TSR_OK && w->options->overwrite && w->is_folder && !w->has_marker) {
         status = tsr_raise(
             err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -131,6 +131,7 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
             w->destination);
     }
     if (status == TSR_OK) status = list_obsolete(w, err);
+    status = cli_agree(w->program, status, err);
     return status == TSR_OK ? cli_carry_out(w, &options, err) : status;
 }
 
@@ -142,7 +143,7 @@ tsr_status cli_write(cli_writing *w, tsr_error *err)
     tsr_status status = write_all(w, &progress.base, err);
     cli_progress_end(&progress);
     w->seconds = cli_seconds() - start;
-    return status == TSR_OK ? cli_report_writing(w, err) : status;
+    return status == TSR_OK && cli_speaks(w->program) ? cli_report_writing(w, err) : status;
 }
 
 void cli_writing_close(cli_writing *w)

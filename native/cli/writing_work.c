@@ -95,6 +95,7 @@ typedef struct beginning {
     bool resumed;        /* there are journals of this work */
     bool publishing;     /* its renaming had begun */
     bool has_output;     /* beside the destination */
+    bool complete;       /* and published: nothing is left to do */
 } beginning;
 
 static bool is_own(const cli_writing *w, const tsr_leftover *l)
@@ -165,6 +166,7 @@ static tsr_status look_around(cli_writing *w, beginning *b, tsr_error *err)
         tsr_journal_tag(b->text, w->tag);
         status = tsr_journals_open(NULL, cli_host(w->program)->allocator, w->destination, &w->journals, err);
     }
+    if (!cli_speaks(w->program)) return status; /* rank 0 looks for all */
     if (status == TSR_OK) status = tsr_journals_list(&w->journals, w->arena, &b->found, &b->count, err);
     if (status != TSR_OK) return status;
     note_own(w, b);
@@ -204,11 +206,24 @@ static tsr_status open_output(cli_writing *w, const beginning *b, tsr_error *err
     return tsr_folder_output_open(NULL, cli_host(w->program)->allocator, w->destination, &options, &w->output, err);
 }
 
+/* What this process does of the work, from 1; 1 of 1 is all. */
+typedef struct share {
+    uint64_t part, parts;
+} share;
+
+static share own_share(const cli_writing *w)
+{
+    const tsr_comm *ranks = w->program->ranks;
+    if (ranks) return (share){(uint64_t)ranks->rank + 1, ranks->size};
+    return w->parts ? (share){w->part, w->parts} : (share){1, 1};
+}
+
 static tsr_status begin_journal(cli_writing *w, const beginning *b, tsr_error *err)
 {
+    const share own = own_share(w);
     tsr_str text = tsr_arena_format(w->arena, err, "%.*sgeneration %u\n", TSR_STR_ARG(b->text), (unsigned)b->generation);
     if (!text.data) return TSR_E_NOMEM;
-    return tsr_journal_begin(&w->journals, w->tag, w->parts ? w->part : 1, w->parts ? w->parts : 1, text, &w->journal, err);
+    return tsr_journal_begin(&w->journals, w->tag, own.part, own.parts, text, &w->journal, err);
 }
 
 static tsr_status take_others(const cli_writing *w, tsr_error *err)
@@ -250,6 +265,58 @@ static tsr_status open_all(cli_writing *w, beginning *b, const tsr_convert_optio
         if (status == TSR_OK) status = tsr_journal_cut(w->journal, 0, err);
     }
     return status == TSR_OK ? take_records(w, err) : status;
+}
+
+/* ---- several ranks ---- */
+
+/* What rank 0 has found and decided. */
+static tsr_status share_beginning(cli_writing *w, beginning *b, tsr_error *err)
+{
+    tsr_comm *ranks = w->program->ranks;
+    uint32_t told[] = {b->generation, b->resumed, b->publishing, b->complete};
+    if (!ranks) return TSR_OK;
+    tsr_status status = tsr_comm_same(ranks, tsr_str_from(w->tag), "the source as the ranks see it", err);
+    if (status == TSR_OK) status = ranks->broadcast(ranks, told, sizeof told, 0, err);
+    b->generation = told[0];
+    b->resumed = told[1];
+    b->publishing = told[2];
+    b->complete = told[3];
+    return status;
+}
+
+/* The files that rank 0 has opened, and what is done of them. */
+static tsr_status join_rank_0(cli_writing *w, beginning *b, const tsr_convert_options *options, tsr_error *err)
+{
+    tsr_status status = begin_journal(w, b, err);
+    if (status == TSR_OK) status = open_output(w, b, err);
+    if (status == TSR_OK)
+        status = tsr_work_new(w->source.checkpoint, w->plan, options, b->generation, w->arena, &w->work, err);
+    if (status == TSR_OK) status = tsr_work_open(w->work, w->output, err);
+    return status == TSR_OK ? take_records(w, err) : status;
+}
+
+static tsr_status open_on_ranks(cli_writing *w, beginning *b, const tsr_convert_options *options, tsr_error *err)
+{
+    const bool first = cli_speaks(w->program);
+    tsr_status status = cli_agree(w->program, first ? open_all(w, b, options, err) : TSR_OK, err);
+    if (status == TSR_OK) status = share_beginning(w, b, err);
+    return status == TSR_OK ? cli_agree(w->program, first ? TSR_OK : join_rank_0(w, b, options, err), err) : status;
+}
+
+/* All ranks learn what each has done. */
+static tsr_status exchange_records(const cli_writing *w, tsr_error *err)
+{
+    tsr_comm *ranks = w->program->ranks;
+    tsr_comm_blobs all = {0};
+    tsr_vec own = tsr_vec_of(cli_host(w->program)->allocator, 1);
+    if (!ranks) return TSR_OK;
+    tsr_status status = cli_agree(w->program, tsr_work_records(w->work, &own, err), err);
+    if (status == TSR_OK)
+        status = tsr_comm_gather_blobs(ranks, (tsr_str){own.items, own.count}, own.allocator, &all, err);
+    for (uint32_t r = 0; r < all.count && status == TSR_OK; r++) status = tsr_work_take(w->work, all.blobs[r], NULL, err);
+    tsr_comm_blobs_free(&all);
+    tsr_vec_free(&own);
+    return status;
 }
 
 /* ---- doing ---- */
@@ -298,21 +365,30 @@ static tsr_status publish(cli_writing *w, tsr_error *err)
     return status == TSR_OK ? tsr_journals_remove(&w->journals, w->tag, NULL, err) : status;
 }
 
+/* What surrounds the units, all of which are done. */
+static tsr_status finish(cli_writing *w, const beginning *b, tsr_error *err)
+{
+    if (tsr_work_left(w->work, 0, 1)) return refuse_missing(w, err);
+    tsr_status status = tsr_work_finish(w->work, err);
+    w->conversion = *tsr_work_conversion(w->work);
+    return status == TSR_OK ? cli_write_sidecar(w, b->publishing, err) : status;
+}
+
 static tsr_status do_units(cli_writing *w, const beginning *b, tsr_error *err)
 {
-    const tsr_work_journal journal = {append, w->journal, !w->part};
+    const share own = own_share(w);
+    const bool first = cli_speaks(w->program);
+    const tsr_work_journal journal = {append, w->journal, first && !w->part};
     const bool runs = !w->finish || w->part;
     tsr_status status = TSR_OK;
-    if (runs) status = tsr_work_run(w->work, w->part ? w->part - 1 : 0, w->part ? w->parts : 1, &journal, err);
+    if (runs) status = tsr_work_run(w->work, own.part - 1, own.parts, &journal, err);
+    status = cli_agree(w->program, status, err);
     if (status != TSR_OK || (w->part && !w->finish)) return status;
-    if (w->part) status = take_others(w, err);
-    if (status != TSR_OK) return status;
-    if (tsr_work_left(w->work, 0, 1)) return refuse_missing(w, err);
-    status = tsr_work_finish(w->work, err);
-    w->conversion = *tsr_work_conversion(w->work);
-    if (status == TSR_OK) status = cli_write_sidecar(w, b->publishing, err);
+    status = w->part ? take_others(w, err) : exchange_records(w, err);
+    if (status == TSR_OK && first) status = finish(w, b, err);
     if (status == TSR_OK) status = cli_unchanged(&w->source, err);
-    return status == TSR_OK ? publish(w, err) : status;
+    status = cli_agree(w->program, status, err);
+    return status == TSR_OK ? cli_agree(w->program, first ? publish(w, err) : TSR_OK, err) : status;
 }
 
 /* The run before ended between its last rename and the removal of its journals. */
@@ -328,23 +404,30 @@ static void clean_up(cli_writing *w)
 {
     tsr_error ignored = {0};
     const bool stays = w->options->resume || w->is_exec;
-    if (!stays) tsr_journals_discard(&w->journals, w->tag, &ignored);
-    else if (!w->output && tsr_journal_is_empty(w->journal))
+    if (!stays && cli_speaks(w->program)) tsr_journals_discard(&w->journals, w->tag, &ignored);
+    else if (stays && !w->output && tsr_journal_is_empty(w->journal))
         w->journals.sys->unlink(w->journals.sys, w->journals.folder, tsr_journal_name(w->journal), false);
+}
+
+/* What is left to do, as rank 0 sees it. */
+static tsr_status begin(cli_writing *w, beginning *b, tsr_error *err)
+{
+    tsr_status status = cli_agree(w->program, look_around(w, b, err), err);
+    if (status != TSR_OK) return status;
+    b->complete = (w->options->resume || w->is_exec) && was_published(w, b);
+    if (b->complete) cli_warn(w->program, "'%s' was complete already", w->destination);
+    else if (w->options->resume && !b->resumed)
+        cli_warn(w->program, "nothing to resume for '%s': beginning afresh", w->destination);
+    return share_beginning(w, b, err);
 }
 
 tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
     beginning b = {0};
-    tsr_status status = look_around(w, &b, err);
+    tsr_status status = begin(w, &b, err);
     if (status != TSR_OK) return status;
-    if ((w->options->resume || w->is_exec) && was_published(w, &b)) {
-        cli_warn(w->program, "'%s' was complete already", w->destination);
-        return tsr_journals_remove(&w->journals, w->tag, NULL, err);
-    }
-    if (w->options->resume && !b.resumed)
-        cli_warn(w->program, "nothing to resume for '%s': beginning afresh", w->destination);
-    status = open_all(w, &b, options, err);
+    if (b.complete) return cli_speaks(w->program) ? tsr_journals_remove(&w->journals, w->tag, NULL, err) : TSR_OK;
+    status = open_on_ranks(w, &b, options, err);
     if (status == TSR_OK) status = do_units(w, &b, err);
     if (w->work) w->conversion = *tsr_work_conversion(w->work);
     if (status != TSR_OK && w->journal) clean_up(w);

@@ -1,9 +1,15 @@
 """What the tests under mpirun share: how a job is started, and what is expected of it."""
+import glob
+import json
 import os
+import random
 import signal
+import struct
 import subprocess
 import time
 
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
 TESTS = []
 
@@ -46,3 +52,53 @@ def mpirun(ranks, *command, options=(), env=None, limit=60):
             p.communicate()
         raise Bad(f"{' '.join(line)} did not end in {limit} s")
     return Job(p.returncode, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - start)
+
+
+def alone(program, *arguments, limit=120):
+    """One process: status, stdout, stderr."""
+    p = subprocess.run([program, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, timeout=limit)
+    return p.returncode, p.stdout.decode(errors="replace"), p.stderr.decode(errors="replace")
+
+
+def samples():
+    for path in sorted(glob.glob(os.path.join(SAMPLES, "*.expect.json"))):
+        with open(path) as f:
+            want = json.load(f)
+        yield os.path.join(SAMPLES, want.get("path", os.path.basename(path)[:-len(".expect.json")]))
+
+
+def safetensors(path, sizes, seed):
+    """A file of float32 tensors with some NaN."""
+    rng = random.Random(seed)
+    header, at = {}, 0
+    for i, elements in enumerate(sizes):
+        header[f"t.{i}"] = {"dtype": "F32", "shape": [elements], "data_offsets": [at, at + 4 * elements]}
+        at += 4 * elements
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for elements in sizes:
+            data = bytearray(rng.randbytes(4 * elements))
+            for k in range(0, len(data), 4):
+                if data[k + 3] & 0x7f == 0x7f and data[k + 2] & 0x80:  # neither NaN nor infinite but where we say so
+                    data[k + 3] ^= 0x10
+            for _ in range(min(3, elements)):
+                k = 4 * rng.randrange(elements)
+                data[k:k + 4] = struct.pack("<f", float("nan"))
+            f.write(data)
+
+
+def tree(path):
+    """{name: bytes} of a file or folder; None where there is nothing."""
+    if not os.path.exists(path):
+        return None
+    if os.path.isfile(path):
+        with open(path, "rb") as f:
+            return {"": f.read()}
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as f:
+                found[os.path.relpath(os.path.join(folder, name), path)] = f.read()
+    return found

@@ -1,29 +1,10 @@
 """`mpirun -n N tessera validate --deep` says what one process says, for every sample and for damage across the ranks' shares."""
-import glob
 import json
 import os
-import random
 import shutil
-import struct
-import subprocess
 import tempfile
 
-from harness import FULL, mpirun, need, test
-
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
-
-
-def samples():
-    for path in sorted(glob.glob(os.path.join(SAMPLES, "*.expect.json"))):
-        with open(path) as f:
-            want = json.load(f)
-        yield os.path.join(SAMPLES, want.get("path", os.path.basename(path)[:-len(".expect.json")]))
-
-
-def alone(tessera, *arguments):
-    p = subprocess.run([tessera, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
-    return p.returncode, p.stdout.decode(errors="replace"), p.stderr.decode(errors="replace")
+from harness import FULL, alone, mpirun, need, safetensors, samples, test
 
 
 def same_on(folder, ranks, *arguments, env=None):
@@ -51,28 +32,6 @@ def every_sample_is_judged_as_by_one_process(folder):
         for path in [p for p in paths if p not in good][:3 if not FULL else None]:
             same_on(folder, ranks, "validate", "--deep", "--json", path)
     need(findings > 50, f"only {findings} findings: nothing was compared")
-
-
-def safetensors(path, sizes, seed):
-    """A file of float32 tensors with some NaN."""
-    rng = random.Random(seed)
-    header, at = {}, 0
-    for i, elements in enumerate(sizes):
-        header[f"t.{i}"] = {"dtype": "F32", "shape": [elements], "data_offsets": [at, at + 4 * elements]}
-        at += 4 * elements
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for elements in sizes:
-            data = bytearray(rng.randbytes(4 * elements))
-            for k in range(0, len(data), 4):
-                if data[k + 3] & 0x7f == 0x7f and data[k + 2] & 0x80:  # neither NaN nor infinite but where we say so
-                    data[k + 3] ^= 0x10
-            for _ in range(min(3, elements)):
-                k = 4 * rng.randrange(elements)
-                data[k:k + 4] = struct.pack("<f", float("nan"))
-            f.write(data)
 
 
 def damage(path, offset):

@@ -1,0 +1,160 @@
+"""`mpirun -n N tessera convert|reshard` writes what one process writes, or nothing and one message."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+
+from harness import FULL, SAMPLES, alone, mpirun, need, safetensors, test, tree
+
+MESH = ["--mesh", "dp=3,tp=2", "--placements", "shard(0),shard(0)"]
+
+
+def same_output(tessera, ranks, reference, scratch, *arguments):
+    """arguments: command, source, and what follows the destination."""
+    made = os.path.join(scratch, f"made-{ranks}")
+    command, source, *rest = arguments
+    job = mpirun(ranks, tessera, command, source, made, *rest, limit=120)
+    where = f"{command} {os.path.basename(source)} {' '.join(rest)} on {ranks}"
+    need(job.status == 0, f"{where}: status {job.status}: {job.err[-600:]}")
+    need(job.err.count("wrote ") == 1, f"{where}: {job.err[-600:]}")
+    need(tree(made) == reference, f"{where}: other bytes than one process")
+    need(len(os.listdir(scratch)) == 1 + len([n for n in os.listdir(scratch) if n in ("one", "source")]), f"{where}: left {os.listdir(scratch)}")
+    shutil.rmtree(made) if os.path.isdir(made) else os.remove(made)
+
+
+def compare(folder, source, counts, *arguments):
+    tessera = f"{folder}/tessera"
+    command, *rest = arguments
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        one = os.path.join(scratch, "one")
+        status, _, err = alone(tessera, command, source, one, *rest)
+        need(status == 0, f"{command} {source}: {err}")
+        reference = tree(one)
+        for ranks in counts:
+            same_output(tessera, ranks, reference, scratch, command, source, *rest)
+
+
+FORMS = [("convert", "--to", "safetensors", "--objects", "drop"), ("convert", "--to", "torch"), ("convert", "--to", "dcp"),
+         ("convert", "--to", "safetensors", "--max-shard-size", "2MB", "--objects", "drop"),
+         ("convert", "--to", "torch", "--dtype", "bfloat16"),
+         ("reshard", "--to", "dcp", *MESH), ("reshard", "--to", "safetensors", "--objects", "drop", *MESH),
+         ("reshard", "--to", "torch", *MESH)]
+
+
+def dcp_samples():
+    for name in sorted(os.listdir(SAMPLES)):
+        if name.startswith("dcp_") and os.path.isdir(os.path.join(SAMPLES, name)):
+            yield os.path.join(SAMPLES, name)
+
+
+@test
+def small_outputs_are_those_of_one_process(folder):
+    tessera = f"{folder}/tessera"
+    tried = 0
+    for path in list(dcp_samples())[:None if FULL else 2]:
+        for form in FORMS if FULL else FORMS[1::3]:
+            if alone(tessera, form[0], path, "/nonexistent", "--dry-run", *form[1:])[0] == 0:
+                compare(folder, path, (3,), *form)
+                tried += 1
+    need(tried >= 4, f"only {tried} outputs were compared")
+
+
+@test
+def shared_outputs_are_those_of_one_process(folder):
+    """Large enough that every rank has units of its own."""
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-source-") as scratch:
+        source = os.path.join(scratch, "a.safetensors")
+        safetensors(source, [9_000_000, 1, 0, 17, 5_500_000, 70_000] + [1000] * 200, 2)
+        forms = FORMS if FULL else FORMS[0:3] + FORMS[5:6]
+        counts = range(1, 9) if FULL else (2, 3)
+        for form in forms:
+            compare(folder, source, counts, *form)
+        if not FULL:
+            compare(folder, source, (5, 8), *FORMS[4])
+
+
+@test
+def replacing_and_looking_work_as_by_one_process(folder):
+    tessera = f"{folder}/tessera"
+    source = os.path.join(SAMPLES, "dcp_crc_off")
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        at = lambda name: os.path.join(scratch, name)
+        for name in ("one", "many"):
+            shutil.copytree(source, at(name))
+        other = next(p for p in dcp_samples() if p != source)
+        arguments = ["--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--overwrite", "--json"]
+        status, _, err = alone(tessera, "reshard", other, at("one"), *arguments)
+        need(status == 0, err)
+        job = mpirun(3, tessera, "reshard", other, at("many"), *arguments)
+        need(job.status == 0 and tree(at("many")) == tree(at("one")), f"--overwrite: {job.err[-500:]}")
+        need(json.loads(job.out)["schema"] == "tessera.convert/1", "--json printed by one rank")
+        job = mpirun(2, tessera, "convert", source, at("dry.pt"), "--to", "torch", "--dry-run")
+        need(job.status == 0 and job.err.count("would write") == 1 and not os.path.exists(at("dry.pt")), f"--dry-run: {job.err}")
+
+
+@test
+def a_refusal_is_said_once_and_leaves_nothing(folder):
+    tessera = f"{folder}/tessera"
+    source = os.path.join(SAMPLES, "dcp_crc_off")
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        at = lambda name: os.path.join(scratch, name)
+        shutil.copytree(source, at("there"))
+        rows = [(["convert", "/nonexistent/ckpt", at("x.pt")], "No such file"), (["convert", source, at("there"), "--to", "dcp"], "exists"),
+                (["convert", source, at("x"), "--to", "torch", "--dtype", "float33"], "there is no dtype"), (["convert", source], "DEST"),
+                (["convert", source, at("no/x.pt"), "--to", "torch"], "No such file"),
+                (["reshard", source, at("x"), "--mesh", "dp=2", "--placements", "shard(7"], "is expected at byte 7")]
+        for arguments, text in rows:
+            status, _, err = alone(tessera, *arguments)
+            line = err.strip().splitlines()[0]
+            job = mpirun(3, tessera, *arguments)
+            need(status == 2 and text in err, f"one process: {status} {err}")
+            need(job.status == 2, f"{arguments[:1]}: status {job.status}: {job.err}")
+            need(job.err.count(line) == 1 and job.err.count("tessera: ") == 1, f"{arguments}: of one process: {line}; on 3: {job.err}")
+            need(os.listdir(scratch) == ["there"] and tree(at("there")) == tree(source), f"{arguments}: left {os.listdir(scratch)}")
+
+
+@test
+def a_rank_that_cannot_write_fails_all_cleanly(folder):
+    """Rank 1 may write 8 MiB of a file and no more."""
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        at = lambda name: os.path.join(scratch, name)
+        safetensors(at("a.safetensors"), [14_000_000], 3)
+        shell = 'trap "" XFSZ; if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then ulimit -f 8192; fi; exec "$0" "$@"'
+        job = mpirun(3, "bash", "-c", shell, f"{folder}/tessera", "convert", at("a.safetensors"), at("a.pt"))
+        need(job.status == 2, f"status {job.status}: {job.err}")
+        need(job.err.count("rank 1: ") == 1 and job.err.count("tessera: ") == 1 and "File too large" in job.err, job.err)
+        need(os.listdir(scratch) == ["a.safetensors"], f"left {os.listdir(scratch)}")
+
+
+def mpirun_like(command, environment):
+    p = subprocess.run(command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    return p.returncode, p.stderr.decode()
+
+
+@test
+def launchers_are_told_apart(folder):
+    tessera = f"{folder}/tessera"
+    source = os.path.join(SAMPLES, "dcp_crc_off")
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        out = os.path.join(scratch, "x.pt")
+        convert = [tessera, "convert", source, out]
+        rows = [  # environment, command, status, message
+            ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, convert, 2, "srun --mpi=pmix"),
+            ({"SLURM_NTASKS": "4", "SLURM_PROCID": "2"}, convert, 2, ""),
+            ({"PMI_SIZE": "3", "PMI_RANK": "0"}, convert, 2, "none knows the others"),
+            ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source], 2, "is for one"),
+            ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source, "--no-mpi"], 0, ""),
+            ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source], 0, ""),
+            ({}, [tessera + "-mpi", "inspect", source], 2, "tessera-mpi runs"),
+            ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, convert, 0, "wrote"),  # a batch script: one process
+        ]
+        for environment, command, status, text in rows:
+            job = mpirun_like(command, environment)
+            need(job[0] == status and text in job[1], f"{environment} {command[1]}: {job}")
+            need(os.path.exists(out) == (status == 0 and command is convert), f"{environment}: wrote")
+        bare = os.path.join(scratch, "bin")
+        os.mkdir(bare)
+        shutil.copy2(tessera, bare)
+        job = mpirun_like([os.path.join(bare, "tessera"), *convert[1:3], out + "2"], {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"})
+        need(job[0] == 2 and "has no tessera-mpi" in job[1] and not os.path.exists(out + "2"), f"without tessera-mpi: {job}")
