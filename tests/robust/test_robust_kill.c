@@ -117,7 +117,7 @@ static int run(const command *c, const char *extra, crash_kind kind, unsigned lo
         dup2(log, STDERR_FILENO);
         dup2(log, STDOUT_FILENO);
         crash_arm(kind, point, after, (unsigned)point * 2 + after, at("stash"));
-        const int status = cli_main(argc, argv, NULL);
+        const int status = cli_main(argc, argv, NULL, 0);
         const unsigned long made = crash_calls();
         const ssize_t written = write(pipe_ends[1], &made, sizeof made);
         fflush(NULL);
