@@ -14,7 +14,7 @@ bool tsr_pickle_grow(machine *m, tsr_vec *vec, size_t extra)
         return false;
     }
     m->pool_bytes += (uint64_t)(vec->capacity - before) * vec->item_size;
-    if (m->pool_bytes > m->host->limits.memory_bytes) {
+    if (m->host->limits.memory_bytes && m->pool_bytes > m->host->limits.memory_bytes) {
         fail(m, TSR_E_LIMIT, "pickle: needs more memory than the limit memory_bytes (%llu)",
              (unsigned long long)m->host->limits.memory_bytes);
         return false;

@@ -60,8 +60,8 @@ tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 /* The same for an item that went through zstd. */
 tsr_status tsr_dcp_open_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
                              tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
-/* Reads a zstd item to its end; members whose bytes do not have their CRC are findings. `members` are the archive's, sorted by
- * byte_offset. */
+/* Reads a zstd item to its end; members whose bytes do not have their CRC are findings. `members` are the archive's,
+ * sorted by byte_offset. */
 tsr_status tsr_dcp_check_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                               const tsr_zip_member *members, uint32_t count, tsr_arena *scratch, tsr_error *err);
 /* The tensor that an opened item must be, checked against the metadata; its view in the file. */

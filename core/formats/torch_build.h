@@ -49,6 +49,7 @@ typedef struct tsr_torch_build {
     tsr_torch_rank rank;
     const tsr_chunk *zstd;  /* the archive is inside the stream that fills this chunk; NULL: in the file itself */
     tsr_map *storage_index; /* key → index */
+    tsr_map *rank_places;   /* (list of a mesh's ranks, rank) → where the rank stands; NULL until one is asked */
     tsr_vec storages;       /* tsr_torch_storage */
     tsr_vec chunks;         /* placed_chunk of torch_tensor.c */
     uint64_t copied;        /* items copied out of nodes that others may share: never more than the pickle has bytes */

@@ -96,20 +96,38 @@ static bool read_coordinate(const tsr_pickle *pickle, tsr_ref ref, mesh *out)
     return ref != TSR_REF_NONE;
 }
 
+/* Where a rank stands in a list of ranks, or UINT32_MAX. All tensors of a mesh share its list: it is searched once. */
+static tsr_status place_of(tsr_torch_build *build, tsr_ref ranks, uint32_t rank, uint32_t *at, tsr_error *err)
+{
+    uint32_t key[2] = {ranks, rank}, *stored;
+    bool fresh;
+    if (!build->rank_places) build->rank_places = tsr_map_new(build->host->allocator, 0, err);
+    uint32_t *kept = build->rank_places ? tsr_arena_array(build->arena, 2, sizeof *kept, err) : NULL;
+    if (!kept) return TSR_E_NOMEM;
+    memcpy(kept, key, sizeof key);
+    TSR_TRY(tsr_map_put(build->rank_places, (tsr_str){(const char *)kept, sizeof key}, UINT32_MAX, &stored, &fresh, err));
+    size_t count = fresh ? tsr_pickle_count(build->pickle, ranks) : 0;
+    for (uint32_t i = 0; i < count && *stored == UINT32_MAX; i++)
+        if (tsr_pickle_int(build->pickle, tsr_pickle_item(build->pickle, ranks, i)) == rank) *stored = i;
+    *at = *stored;
+    return TSR_OK;
+}
+
 /* The coordinate of rank `rank` from the mesh's row-major list of ranks. */
-static bool find_coordinate(const tsr_pickle *pickle, tsr_ref ranks, uint32_t rank, mesh *out)
+static tsr_status find_coordinate(tsr_torch_build *build, tsr_ref ranks, uint32_t rank, mesh *out, tsr_error *err)
 {
     uint64_t total = 1;
+    uint32_t at;
     for (uint32_t i = 0; i < out->dims; i++)
-        if (!tsr_mul_u64(total, out->sizes[i], &total)) return false;
-    size_t count = tsr_pickle_count(pickle, ranks), at = 0;
-    while (at < count && tsr_pickle_int(pickle, tsr_pickle_item(pickle, ranks, at)) != rank) at++;
-    if (count != total || at == count) return false;
-    for (uint32_t i = out->dims; i-- > 0;) {
+        if (!tsr_mul_u64(total, out->sizes[i], &total)) return TSR_OK;
+    if (tsr_pickle_count(build->pickle, ranks) != total) return TSR_OK;
+    TSR_TRY(place_of(build, ranks, rank, &at, err));
+    out->placed = at != UINT32_MAX;
+    for (uint32_t i = out->dims; out->placed && i-- > 0;) {
         out->coordinate[i] = at % out->sizes[i];
-        at /= out->sizes[i];
+        at /= (uint32_t)out->sizes[i];
     }
-    return true;
+    return TSR_OK;
 }
 
 /* The rank at the mesh's coordinate, from the row-major list. */
@@ -133,20 +151,23 @@ static void learn_rank(tsr_torch_rank *known, int64_t rank, uint64_t world)
     known->rank = (uint32_t)rank;
 }
 
-static bool read_mesh(tsr_torch_build *build, tsr_ref holder, mesh *out)
+/* *known: the mesh has a known form. */
+static tsr_status read_mesh(tsr_torch_build *build, tsr_ref holder, mesh *out, bool *known, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
-    if (!read_mesh_sizes(pickle, holder, out)) return false;
+    *known = read_mesh_sizes(pickle, holder, out);
+    if (!*known) return TSR_OK;
     tsr_ref ranks = either(pickle, holder, "_flatten_rank_map", "_flatten_mesh_list");
     const tsr_torch_rank *own = &build->rank;
-    out->placed = read_coordinate(pickle, tsr_torch_attribute(pickle, holder, "_coordinate_on_dim"), out) ||
-                  ((own->known || own->hinted) && find_coordinate(pickle, ranks, own->known ? own->rank : own->hint, out));
+    out->placed = read_coordinate(pickle, tsr_torch_attribute(pickle, holder, "_coordinate_on_dim"), out);
+    if (!out->placed && (own->known || own->hinted))
+        TSR_TRY(find_coordinate(build, ranks, own->known ? own->rank : own->hint, out, err));
     tsr_ref rank_ref = tsr_torch_attribute(pickle, holder, "_rank");
     int64_t rank = -1;
     if (tsr_pickle_kind_of(pickle, rank_ref) == TSR_PICKLE_INT) rank = tsr_pickle_int(pickle, rank_ref);
     else if (out->placed) rank = rank_at(pickle, ranks, out);
     learn_rank(&build->rank, rank, tsr_pickle_count(pickle, ranks));
-    return true;
+    return TSR_OK;
 }
 
 static bool read_placement(const tsr_pickle *pickle, tsr_ref ref, uint32_t rank, placement *out)
@@ -419,9 +440,11 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
     tsr_ref holder = either(pickle, spec, "mesh", "device_mesh");
     tsr_torch_dense *dense;
     mesh on = {0};
+    bool known;
     *out = NULL;
     TSR_TRY(start_global(build, wrapper, &dense, err));
-    if (!read_mesh(build, holder, &on) || !read_placements(pickle, spec, dense->entry.rank, &on))
+    TSR_TRY(read_mesh(build, holder, &on, &known, err));
+    if (!known || !read_placements(pickle, spec, dense->entry.rank, &on))
         return say(build, "torch/dtensor", wrapper, "a DTensor whose mesh or placements are not of a known form", err);
     for (uint32_t i = 0; i < on.dims; i++)
         if (on.placements[i].id == TSR_TORCH_PARTIAL)

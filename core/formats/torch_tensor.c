@@ -33,6 +33,7 @@ tsr_status tsr_torch_build_open(tsr_torch_build *build, tsr_error *err)
 void tsr_torch_build_close(tsr_torch_build *build)
 {
     tsr_map_free(build->storage_index);
+    tsr_map_free(build->rank_places);
     tsr_vec_free(&build->storages);
     tsr_vec_free(&build->chunks);
 }

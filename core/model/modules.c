@@ -62,7 +62,7 @@ static node *node_at(const tsr_modules *m, tsr_module_ref ref)
     return (node *)m->nodes.items + ref;
 }
 
-/* "a.b.c" of a node and a name below it, for messages. */
+/* "a.b.c" of a node and a name below it, for messages; the name alone where memory is short. */
 static tsr_str path_of(const tsr_modules *m, tsr_module_ref ref, tsr_str name)
 {
     tsr_str path = tsr_arena_format(m->arena, NULL, "%.*s", TSR_STR_ARG(name));

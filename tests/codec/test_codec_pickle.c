@@ -450,6 +450,9 @@ static void test_codec_pickle__limits_are_kept(void **state)
     err = (tsr_error){0};
     assert_int_equal(tsr_pickle_parse(TSR_STR("K\1."), &host, NULL, &pickle, NULL, &err), TSR_E_LIMIT);
     assert_non_null(strstr(err.message, "memory_bytes (16)"));
+    host.limits.memory_bytes = 0; /* as for arenas: no bound */
+    assert_int_equal(tsr_pickle_parse(TSR_STR("K\1."), &host, NULL, &pickle, NULL, NULL), TSR_OK);
+    tsr_pickle_free(pickle);
 }
 
 static void test_codec_pickle__survives_every_allocation_failure(void **state)

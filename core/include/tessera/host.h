@@ -13,7 +13,7 @@ typedef struct tsr_limits {
     uint32_t depth;          /* nesting of containers */
     uint64_t entries;        /* tensors and objects of one checkpoint */
     uint64_t metadata_bytes; /* size of one metadata file, header or pickle */
-    uint64_t memory_bytes;   /* arena of one open checkpoint */
+    uint64_t memory_bytes;   /* arena of one open checkpoint, or pools of one pickle; 0: no bound */
     uint64_t expansion;      /* nodes visited when shared values are written out as trees */
 } tsr_limits;
 
