@@ -9,6 +9,7 @@ import time
 import harness
 import test_comm
 import test_convert
+import test_statedict
 import test_validate
 
 OK = re.compile(r"^\[ +OK +\] (\S+)", re.M)

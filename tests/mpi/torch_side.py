@@ -1,0 +1,97 @@
+"""PyTorch's part of the interchange, on RANKS processes over gloo:
+
+    torch_side.py save RANKS FOLDER      saves a model, an optimizer and the rest with torch.distributed.checkpoint
+    torch_side.py check RANKS FOLDER     loads what `interchange` made of it on a mesh of its own, and compares every element
+"""
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+
+def ramp(shape, dtype=torch.float32, start=0.0):
+    return (torch.arange(torch.Size(shape).numel(), dtype=torch.float64) % 97 + start).reshape(shape).to(dtype)
+
+
+def full_tensors():
+    """name → the whole tensor"""
+    return {"model.fc1.weight": ramp([10, 7]), "model.fc1.bias": ramp([10], start=3), "model.fc2.weight": ramp([3, 10], start=0.5),
+            "model.embed": ramp([23, 4], torch.bfloat16), "model.small": ramp([2, 2]), "model.count": ramp([5], torch.int64),
+            "optim.state.fc1.weight.exp_avg": ramp([10, 7], start=0.25), "optim.state.fc1.weight.step": torch.tensor(9.0),
+            "optim.mask": ramp([6, 6]) > 20, "optim.wide": ramp([4, 12], torch.float64)}
+
+
+def placements(name, mesh):
+    if mesh.ndim == 2:
+        return {"model.fc2.weight": [Shard(0), Shard(1)], "optim.wide": [Replicate(), Shard(1)],
+                "model.embed": [Shard(0), Shard(0)]}.get(name, [Replicate(), Shard(0)])
+    return [Shard(1)] if name in ("optim.wide", "model.fc2.weight") else [Shard(0)]
+
+
+def nest(flat):
+    root = {}
+    for name, value in flat.items():
+        parts = name.split(".")
+        if name.startswith("optim.state."):
+            parts = ["optim", "state", name[len("optim.state."):].rsplit(".", 1)[0], parts[-1]]
+        elif name.startswith("model."):
+            parts = ["model", name[len("model."):]]
+        at = root
+        for p in parts[:-1]:
+            at = at.setdefault(p, {})
+        at[parts[-1]] = value
+    return root
+
+
+def objects(root, extra):
+    root["optim"]["param_groups"] = [{"lr": 0.125, "betas": (0.9, 0.999), "amsgrad": False, "params": ["fc1.weight"], "fused": None}]
+    root["steps"] = 41 + extra
+    root["note"] = "text \u00e4"
+    return root
+
+
+def distributed(full, mesh):
+    return {n: distribute_tensor(t, mesh, placements(n, mesh)) if t.dim() and n != "model.small" else t for n, t in full.items()}
+
+
+def save(world, folder):
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    dcp.save(objects(nest(distributed(full_tensors(), mesh)), 0), checkpoint_id=folder)
+
+
+def changed(t):
+    return t + 1 if t.dtype == torch.float32 else t
+
+
+def check(world, folder):
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+    empty = distributed({n: torch.full_like(t, 77) for n, t in full_tensors().items()}, mesh)
+    state = objects(nest(empty), -100)
+    state["note"] = ""
+    dcp.load(state, checkpoint_id=folder)
+    for name, want in full_tensors().items():
+        got = empty[name]
+        got = got.full_tensor() if isinstance(got, DTensor) else got
+        assert torch.equal(got, changed(want)), name
+    group = state["optim"]["param_groups"][0]
+    assert state["steps"] == 42 and state["note"] == "text \u00e4", (state["steps"], state["note"])
+    assert group == {"lr": 0.125, "betas": (0.9, 0.999), "amsgrad": False, "params": ["fc1.weight"], "fused": None}, group
+
+
+def run(rank, what, world, folder, rendezvous):
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}/rendezvous", rank=rank, world_size=world)
+    {"save": save, "check": check}[what](world, folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as rendezvous:
+        mp.spawn(run, (sys.argv[1], int(sys.argv[2]), sys.argv[3], rendezvous), nprocs=int(sys.argv[2]))
+    print("done")
