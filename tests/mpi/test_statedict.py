@@ -36,3 +36,34 @@ def every_form_is_loaded_by_ranks(folder):
             need(job.status == 0, f"{name}: {job.err}")
             p = subprocess.run([f"{folder}/tessera", "diff", "--values", source, f"{scratch}/out"], capture_output=True, text=True)
             need(p.returncode == 0, f"{name}: {p.stdout[-1000:]}")
+
+
+def losses(text):
+    return {int(words[1]): words[3] for words in map(str.split, text.splitlines()) if words[:1] == ["step"]}
+
+
+@test
+def the_training_sample_goes_on_after_a_kill_on_other_ranks_and_in_torch(folder):
+    with tempfile.TemporaryDirectory() as scratch:
+        os.mkdir(f"{scratch}/whole")
+        os.mkdir(f"{scratch}/killed")
+        options = ("--steps", 20, "--save-every", 5, "--checkpoints")
+        whole = mpirun(2, f"{folder}/train", *options, f"{scratch}/whole")
+        need(whole.status == 0, whole.err)
+        want = losses(whole.out)
+        need(len(want) == 20 and float(want[19]) < 0.2 * float(want[0]), f"it does not learn: {want}")
+        killed = mpirun(4, f"{folder}/train", *options, f"{scratch}/killed", "--die-at", 13)
+        need(killed.status != 0, "it was to die")
+        need(sorted(os.listdir(f"{scratch}/killed")) == ["step-10", "step-5"], os.listdir(f"{scratch}/killed"))
+        got = losses(killed.out)
+        need(set(range(10)) <= set(got) and max(got) < 13 and all(want[s] == got[s] for s in got), f"before the kill: {got}")
+        resumed = mpirun(3, f"{folder}/train", *options, f"{scratch}/killed")
+        need(resumed.status == 0, resumed.err)
+        got = losses(resumed.out)
+        need(got == {s: want[s] for s in range(10, 20)}, f"after it: {got}, without it {want}")
+        python = subprocess.run([f"{ROOT}/samples/python-env"], capture_output=True, text=True, check=True).stdout.split()[-1]
+        p = subprocess.run([python, f"{ROOT}/tests/mpi/torch_training.py", f"{scratch}/killed/step-10", "20"], capture_output=True, text=True)
+        got = losses(p.stdout)
+        need(len(got) == 10 and all(abs(float(got[s]) - float(want[s])) < 1e-12 for s in got), f"torch: {got}, {p.stderr[-1000:]}")
+        same = subprocess.run([f"{folder}/tessera", "diff", "--values", f"{scratch}/killed/step-20", f"{scratch}/whole/step-20"])
+        need(same.returncode == 0, "the last checkpoints differ")
