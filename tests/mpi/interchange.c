@@ -58,7 +58,7 @@ static tsr_status plan(const char *path, const tsr_mesh *mesh, uint32_t rank, ts
     tsr_trees trees;
     const tsr_value *root;
     TRY(tsr_folder_store_open(NULL, tsr_state_dict_host(dict)->allocator, path, &store, err));
-    tsr_status status = tsr_trees_of(store, tsr_state_dict_host(dict), &trees, err);
+    tsr_status status = tsr_trees_of(store, tsr_state_dict_host(dict), false, &trees, err);
     if (status == TSR_OK) {
         status = plan_value(trees.roots[0], mesh, rank, dict, &root, err);
         if (status == TSR_OK) tsr_state_dict_set_root(dict, root);
