@@ -44,7 +44,7 @@ void tsr_torch_sort_tensors(tsr_torch_new_tensor *tensors, size_t count)
 static const tsr_torch_new_tensor *tensor_of(const tsr_torch_tree *tree, const tsr_entry *entry)
 {
     const tsr_torch_new_tensor wanted = {.entry = entry};
-    return bsearch(&wanted, tree->tensors, tree->tensor_count, sizeof wanted, by_entry);
+    return tree->tensor_count ? bsearch(&wanted, tree->tensors, tree->tensor_count, sizeof wanted, by_entry) : NULL;
 }
 
 static void put_sizes(tsr_pickler *p, const uint64_t *sizes, size_t count)

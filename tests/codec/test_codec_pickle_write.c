@@ -147,6 +147,37 @@ static void test_codec_pickle_write__bytes_in_protocol_2_are_encoded_text(void *
     tsr_vec_free(&out);
 }
 
+/* Integers and bytes of less and more than a byte counts: their opcodes, and what is read of them. */
+static void test_codec_pickle_write__long_ones_take_wider_opcodes(void **state)
+{
+    (void)state;
+    static char bytes[300];
+    static const struct {
+        bool number;
+        unsigned protocol;
+        size_t size;
+        const char *opcode;
+    } rows[] = {{true, 2, 255, "\x8a\xff"}, {true, 2, 256, "\x8b\0\1\0\0"}, {false, 4, 255, "C\xff"}, {false, 4, 256, "\x8e\0\1\0\0\0\0\0\0"}};
+    memset(bytes, 0x11, sizeof bytes);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const tsr_str value = {bytes, rows[i].size};
+        tsr_vec out = tsr_vec_of(&tsr_allocator_libc, 1);
+        tsr_pickler p;
+        tsr_pickle *read;
+        tsr_pickler_open(&p, rows[i].protocol, &tsr_allocator_libc, &out, NULL);
+        if (rows[i].number) tsr_pickler_bigint(&p, value);
+        else tsr_pickler_bytes(&p, value);
+        assert_int_equal(tsr_pickler_finish(&p), TSR_OK);
+        tsr_pickler_close(&p);
+        assert_memory_equal((char *)out.items + 2, rows[i].opcode, rows[i].size < 256 ? 2 : rows[i].number ? 5 : 9);
+        assert_int_equal(tsr_pickle_parse((tsr_str){out.items, out.count}, &host, NULL, &read, NULL, NULL), TSR_OK);
+        assert_int_equal(tsr_pickle_kind_of(read, tsr_pickle_root(read)), rows[i].number ? TSR_PICKLE_BIGINT : TSR_PICKLE_BYTES);
+        assert_true(tsr_str_equal(tsr_pickle_text(read, tsr_pickle_root(read)), value));
+        tsr_pickle_free(read);
+        tsr_vec_free(&out);
+    }
+}
+
 static void test_codec_pickle_write__names_that_would_break_the_line_are_refused(void **state)
 {
     (void)state;
@@ -189,6 +220,7 @@ int main(void)
         cmocka_unit_test(test_codec_pickle_write__leaves_are_pythons),
         cmocka_unit_test(test_codec_pickle_write__repeated_names_come_from_the_memo),
         cmocka_unit_test(test_codec_pickle_write__bytes_in_protocol_2_are_encoded_text),
+        cmocka_unit_test(test_codec_pickle_write__long_ones_take_wider_opcodes),
         cmocka_unit_test(test_codec_pickle_write__names_that_would_break_the_line_are_refused),
         cmocka_unit_test(test_codec_pickle_write__every_failed_allocation_ends_cleanly),
     };

@@ -234,6 +234,50 @@ static void test_formats_dcp__gives_every_item_in_file_order(void **state)
     }
 }
 
+static tsr_status stop_after(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    size_t *left = ctx;
+    (void)extent;
+    return (*left)-- ? TSR_OK : tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "stopped");
+}
+
+static void test_formats_dcp__a_callback_can_stop_the_extents(void **state)
+{
+    static const char *const folders[] = {"dcp_small", "dcp_safetensors_items", "dcp_rank_local"};
+    (void)state;
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        opened o;
+        open_sample(&o, folders[i], NULL);
+        tsr_status status = TSR_E_CANCELLED;
+        for (size_t n = 0; status == TSR_E_CANCELLED; n++) {
+            size_t left = n;
+            tsr_error err = {0};
+            status = tsr_checkpoint_extents(o.checkpoint, stop_after, &left, &err);
+            assert_int_equal(err.status, status);
+        }
+        assert_int_equal(status, TSR_OK);
+        drop(&o);
+    }
+}
+
+/* Objects that were not read when the checkpoint was opened are looked into now. */
+static void test_formats_dcp__objects_left_unread_are_in_the_extents(void **state)
+{
+    (void)state;
+    size_t counts[2];
+    for (size_t i = 0; i < 2; i++) {
+        const tsr_open_options options = {.skip_objects = i == 0};
+        opened o;
+        open_sample(&o, "dcp_objects", &options);
+        order seen = {.store = o.files.store, .host = &o.host};
+        assert_int_equal(tsr_checkpoint_extents(o.checkpoint, check_order, &seen, &o.err), TSR_OK);
+        counts[i] = seen.extents;
+        drop(&o);
+    }
+    assert_int_equal(counts[0], counts[1]);
+    assert_true(counts[0] > 0);
+}
+
 /* ---- broken copies ---- */
 
 static const struct {
@@ -387,6 +431,8 @@ int main(void)
         cmocka_unit_test(test_formats_dcp__rank_local_files_make_one_checkpoint),
         cmocka_unit_test(test_formats_dcp__skips_object_values_on_request),
         cmocka_unit_test(test_formats_dcp__gives_every_item_in_file_order),
+        cmocka_unit_test(test_formats_dcp__a_callback_can_stop_the_extents),
+        cmocka_unit_test(test_formats_dcp__objects_left_unread_are_in_the_extents),
         cmocka_unit_test(test_formats_dcp__damage_is_found_and_placed),
         cmocka_unit_test(test_formats_dcp__bytes_that_are_not_there_cannot_be_located),
         cmocka_unit_test(test_formats_dcp__unreadable_metadata_is_an_error),

@@ -138,6 +138,9 @@ static void test_formats_torch_writer__what_must_not_be_written_is_refused(void 
     tsr_arena *a = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     tsr_value *tuple = group(a, TSR_VALUE_TUPLE, 1, integer(a, 0)), *none = make(a, TSR_VALUE_NONE, NULL);
     ((const tsr_value **)tuple->items)[0] = tuple;
+    static const tsr_entry entry = {.fqn = {"unknown", 7}};
+    tsr_value *unknown = make(a, TSR_VALUE_TENSOR, NULL);
+    unknown->as.tensor = &entry;
     const struct {
         const tsr_value *root;
         tsr_status status;
@@ -148,6 +151,10 @@ static void test_formats_torch_writer__what_must_not_be_written_is_refused(void 
         {instance(a, "builtins.eval", true, group(a, TSR_VALUE_TUPLE, 0), none), TSR_E_UNSUPPORTED,
          "a call of builtins.eval"},
         {instance(a, "nodots", false, none, none), TSR_E_UNSUPPORTED, "nodots"},
+        {instance(a, "nodots", true, none, none), TSR_E_UNSUPPORTED, "a call of nodots"},
+        {instance(a, ".a", false, none, none), TSR_E_UNSUPPORTED, "the class .a"},
+        {instance(a, "a.", false, none, none), TSR_E_UNSUPPORTED, "the class a."},
+        {unknown, TSR_E_UNSUPPORTED, "the tensor unknown"},
         {instance(a, "a.b\nc", false, none, none), TSR_E_UNSUPPORTED, "is no name of a class"},
         {instance(a, "torch._utils._rebuild_sparse_tensor", true, group(a, TSR_VALUE_DICT, 0), none), TSR_E_UNSUPPORTED,
          "an object of class"},
@@ -187,6 +194,60 @@ static void test_formats_torch_writer__instances_keep_class_arguments_and_state(
     tsr_arena_free(a);
 }
 
+/* What was set on an instance, beside what was appended; classes of modules that Python 2 called otherwise. */
+static void test_formats_torch_writer__parts_and_names_come_back(void **state)
+{
+    (void)state;
+    tsr_arena *a = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    tsr_value *none = make(a, TSR_VALUE_NONE, NULL), *pairs = group(a, TSR_VALUE_DICT, 2, make(a, TSR_VALUE_STR, "k"), integer(a, 3));
+    tsr_value *full = group(a, TSR_VALUE_OBJECT, 4, group(a, TSR_VALUE_TUPLE, 1, integer(a, 7)), none, none, pairs);
+    tsr_value *bare = group(a, TSR_VALUE_OBJECT, 0);
+    full->text = TSR_STR("my.Dict");
+    bare->text = TSR_STR("my.Bare");
+    tsr_value *root = group(a, TSR_VALUE_LIST, 4, full, bare, make(a, TSR_VALUE_GLOBAL, "builtins.int"), make(a, TSR_VALUE_GLOBAL, "copyreg._reconstructor"));
+    tsr_vec out = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_store *store;
+    tsr_error err = {0};
+    if (write_archive(root, &host, &out, &err)) fail_msg("%s", err.message);
+    const tsr_value *read = read_archive(&out, a, &store);
+    assert_int_equal(tsr_value_match(read->items[0]->items[3], pairs, limits.depth, limits.expansion), TSR_SAME);
+    assert_int_equal(read->items[0]->items[0]->items[0]->as.integer, 7);
+    assert_int_equal(read->items[1]->count, 1); /* no arguments */
+    assert_true(tsr_str_equal(read->items[2]->text, TSR_STR("builtins.int")));
+    assert_true(tsr_str_equal(read->items[3]->text, TSR_STR("copyreg._reconstructor")));
+    store->close(store);
+    tsr_vec_free(&out);
+    tsr_arena_free(a);
+}
+
+static void test_formats_torch_writer__the_careful_loader_takes_plain_values(void **state)
+{
+    (void)state;
+    static char digits[256];
+    tsr_arena *a = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    tsr_value *number = make(a, TSR_VALUE_BIGINT, NULL), *longer = make(a, TSR_VALUE_BIGINT, NULL);
+    number->text = (tsr_str){digits, 255};
+    longer->text = (tsr_str){digits, 256};
+    const struct {
+        const tsr_value *value;
+        bool taken;
+    } rows[] = {{number, true}, {longer, false}, {make(a, TSR_VALUE_GLOBAL, "my.C"), false}, {group(a, TSR_VALUE_LIST, 1, number), true},
+                {group(a, TSR_VALUE_LIST, 2, number, longer), false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) assert_int_equal(tsr_torch_weights_only(rows[i].value, &host), rows[i].taken);
+    tsr_host small = host;
+    small.limits.expansion = 2;
+    assert_false(tsr_torch_weights_only(group(a, TSR_VALUE_LIST, 2, number, number), &small));
+    for (size_t n = 0; n < 2; n++) {
+        failing_allocator failing;
+        failing_start(&failing, n);
+        small = host;
+        small.allocator = &failing.allocator;
+        assert_int_equal(tsr_torch_weights_only(group(a, TSR_VALUE_LIST, 1, number), &small), n > 0);
+        assert_int_equal(failing.live, 0);
+    }
+    tsr_arena_free(a);
+}
+
 static void test_formats_torch_writer__every_failed_allocation_ends_cleanly(void **state)
 {
     (void)state;
@@ -213,6 +274,8 @@ int main(void)
         cmocka_unit_test(test_formats_torch_writer__a_list_may_hold_itself),
         cmocka_unit_test(test_formats_torch_writer__what_must_not_be_written_is_refused),
         cmocka_unit_test(test_formats_torch_writer__instances_keep_class_arguments_and_state),
+        cmocka_unit_test(test_formats_torch_writer__parts_and_names_come_back),
+        cmocka_unit_test(test_formats_torch_writer__the_careful_loader_takes_plain_values),
         cmocka_unit_test(test_formats_torch_writer__every_failed_allocation_ends_cleanly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
