@@ -8,58 +8,34 @@
 
 #include <cmocka.h>
 
-#include "support/failing_allocator.h"
+#include "support/arena_job.h"
 #include "tessera/document_read.h"
 #include "tessera/flat_params.h"
 #include "tessera/modules.h"
 
-typedef tsr_status (*document_reader)(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_error *err);
-
-static tsr_status read_layout(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+/* Readers of a text, `ctx`. */
+static tsr_status read_layout(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     tsr_catalog catalog;
-    return tsr_layout_read(text, host, arena, &catalog, err);
+    return tsr_layout_read(tsr_str_from(ctx), host, arena, &catalog, err);
 }
 
-static tsr_status read_target(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+static tsr_status read_target(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     tsr_target_texts texts;
-    return tsr_target_texts_read(text, host, arena, &texts, err);
+    return tsr_target_texts_read(tsr_str_from(ctx), host, arena, &texts, err);
 }
 
-static tsr_status read_flat_params(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+static tsr_status read_flat_params(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     tsr_flat_params params;
-    return tsr_flat_params_parse(text, host, arena, &params, err);
+    return tsr_flat_params_parse(tsr_str_from(ctx), host, arena, &params, err);
 }
 
-static tsr_status read_modules(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+static tsr_status read_modules(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     tsr_modules_document document;
-    return tsr_modules_parse(text, host, arena, &document, err);
-}
-
-static tsr_status read_with(document_reader read, tsr_str text, const tsr_allocator *allocator, tsr_error *err)
-{
-    const tsr_host host = {.allocator = allocator, .limits = tsr_limits_default()};
-    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = arena ? read(text, &host, arena, err) : TSR_E_NOMEM;
-    tsr_arena_free(arena);
-    return status;
-}
-
-static void must_bear_failures(document_reader read, tsr_str text, tsr_status sound)
-{
-    bool failed = true;
-    for (size_t n = 0; failed; n++) {
-        failing_allocator failing;
-        tsr_error err = {0};
-        failing_start(&failing, n);
-        const tsr_status status = read_with(read, text, &failing.allocator, &err);
-        failed = failing.failed;
-        if (failing.live || status != (failed ? TSR_E_NOMEM : sound))
-            fail_msg("allocation %zu fails: status %d, %zu blocks left: %s", n, (int)status, failing.live, err.message);
-    }
+    return tsr_modules_parse(tsr_str_from(ctx), host, arena, &document, err);
 }
 
 /* The first `from` of a sound document becomes `to`. */
@@ -69,20 +45,20 @@ typedef struct edit {
     const char *message;
 } edit;
 
-static void check(document_reader read, const char *sound, const edit *edits, size_t count)
+static void check(arena_job read, const char *sound, const edit *edits, size_t count)
 {
     tsr_error none = {0};
-    if (read_with(read, tsr_str_from(sound), &tsr_allocator_libc, &none) != TSR_OK) fail_msg("sound: %s", none.message);
-    must_bear_failures(read, tsr_str_from(sound), TSR_OK);
+    if (run_arena_job(read, sound, &tsr_allocator_libc, &none) != TSR_OK) fail_msg("sound: %s", none.message);
+    must_bear_failed_allocations(read, sound, TSR_OK);
     for (size_t i = 0; i < count; i++) {
         static char text[4096];
         tsr_error err = {0};
         const char *at = strstr(sound, edits[i].from);
         if (!at) fail_msg("row %zu: nothing to edit", i);
         snprintf(text, sizeof text, "%.*s%s%s", (int)(at - sound), sound, edits[i].to, at + strlen(edits[i].from));
-        const tsr_status status = read_with(read, tsr_str_from(text), &tsr_allocator_libc, &err);
+        const tsr_status status = run_arena_job(read, text, &tsr_allocator_libc, &err);
         if (status != edits[i].status || !strstr(err.message, edits[i].message)) fail_msg("row %zu: status %d: %s", i, (int)status, err.message);
-        must_bear_failures(read, tsr_str_from(text), status);
+        must_bear_failed_allocations(read, text, status);
     }
 }
 #define CHECK(read, sound, edits) check(read, sound, edits, sizeof edits / sizeof edits[0])
@@ -297,7 +273,7 @@ static void test_formats_documents__long_ones_bear_failures(void **state)
     for (int i = 0; i < 40; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, i % 2 ? "%s\"c%d\":{\"same_as\":\"c0\"}" : "%s\"c%d\":{\"class\":\"C\"}", i ? "," : "", i);
     snprintf(text + used, sizeof text - used, "}}}");
-    must_bear_failures(read_modules, tsr_str_from(text), TSR_OK);
+    must_bear_failed_allocations(read_modules, text, TSR_OK);
 }
 
 int main(void)

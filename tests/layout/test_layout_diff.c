@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "support/failing_allocator.h"
+#include "support/arena_job.h"
 #include "tessera/diff.h"
 
 #define BOX(...) ((const uint64_t[]){__VA_ARGS__})
@@ -201,9 +201,8 @@ static void test_layout_diff__canonical_names_match_and_collide(void **state)
     tsr_arena_free(arena);
 }
 
-static void test_layout_diff__survives_every_allocation_failure(void **state)
+static tsr_status diff_two(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
-    (void)state;
     const tsr_chunk rows[] = {{BOX(2), BOX(2), 0, 0, NULL, 0}, {BOX(0), BOX(2), 0, 0, NULL, 0}};
     const tsr_chunk whole[] = {{BOX(0), BOX(4), 0, 0, NULL, 0}};
     const tsr_entry left[] = {{TENSOR("m.w", TSR_FLOAT32, 1, 4)},
@@ -212,18 +211,15 @@ static void test_layout_diff__survives_every_allocation_failure(void **state)
                                {TENSOR("v", TSR_FLOAT32, 1, 4), .chunks = whole, .chunk_count = 1}};
     const tsr_catalog a = catalog_of(left, 2), b = catalog_of(right, 2);
     const tsr_diff_options layout = {.layout = true};
-    for (size_t n = 0;; n++) {
-        failing_allocator failing;
-        failing_start(&failing, n);
-        tsr_host host = host_with(&failing.allocator);
-        tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
-        tsr_diff diff;
-        tsr_status status = arena ? tsr_diff_catalogs(&a, &b, &layout, &host, arena, &diff, NULL) : TSR_E_NOMEM;
-        tsr_arena_free(arena);
-        assert_int_equal(failing.live, 0);
-        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
-        if (!failing.failed) break;
-    }
+    tsr_diff diff;
+    (void)ctx;
+    return tsr_diff_catalogs(&a, &b, &layout, host, arena, &diff, err);
+}
+
+static void test_layout_diff__survives_every_allocation_failure(void **state)
+{
+    (void)state;
+    must_bear_failed_allocations(diff_two, NULL, TSR_OK);
 }
 
 int main(void)

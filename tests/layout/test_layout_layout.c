@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "support/failing_allocator.h"
+#include "support/arena_job.h"
 #include "support/random.h"
 #include "tessera/layout.h"
 
@@ -184,28 +184,25 @@ static void test_layout_layout__a_flat_range_is_a_few_boxes_in_order(void **stat
     }
 }
 
-static void test_layout_layout__survives_every_allocation_failure(void **state)
+static tsr_status make_all(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
-    (void)state;
     const uint64_t mesh_shape[] = {3, 2}, shape[] = {7, 4};
     const tsr_mesh mesh = {2, mesh_shape, NULL};
     const tsr_placement placements[] = {{TSR_STRIDED_SHARD, 0, 4}, {TSR_SHARD, 1, 0}};
-    for (size_t n = 0;; n++) {
-        failing_allocator failing;
-        failing_start(&failing, n);
-        tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
-        tsr_layout layout;
-        tsr_shard shard;
-        tsr_flat_layout flat;
-        tsr_status status =
-            arena ? tsr_layout_over_mesh(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, arena, &layout, NULL) : TSR_E_NOMEM;
-        if (status == TSR_OK) status = tsr_layout_shard(&layout, 5, arena, &shard, NULL);
-        if (status == TSR_OK) status = tsr_flat_layout_make(shape, 2, 0, 2, arena, &flat, NULL);
-        tsr_arena_free(arena);
-        assert_int_equal(failing.live, 0);
-        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
-        if (!failing.failed) break;
-    }
+    tsr_layout layout;
+    tsr_shard shard;
+    tsr_flat_layout flat;
+    (void)ctx;
+    (void)host;
+    tsr_status status = tsr_layout_over_mesh(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, arena, &layout, err);
+    if (status == TSR_OK) status = tsr_layout_shard(&layout, 5, arena, &shard, err);
+    return status == TSR_OK ? tsr_flat_layout_make(shape, 2, 0, 2, arena, &flat, err) : status;
+}
+
+static void test_layout_layout__survives_every_allocation_failure(void **state)
+{
+    (void)state;
+    must_bear_failed_allocations(make_all, NULL, TSR_OK);
 }
 
 int main(void)

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "support/failing_allocator.h"
+#include "support/arena_job.h"
 #include "tessera/mesh.h"
 
 #define GOLDEN(name) TSR_TEST_DATA "/tests/golden/" name
@@ -282,30 +282,27 @@ static void test_layout_mesh__follows_the_ranks_where_pytorch_disagrees_with_its
     assert_true(cases > 10);
 }
 
+static tsr_status parse_and_print(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+{
+    const uint64_t shape[] = {9, 4};
+    tsr_mesh mesh;
+    tsr_placement *placements;
+    tsr_shard shard;
+    uint32_t count;
+    (void)ctx;
+    (void)host;
+    tsr_status status = tsr_mesh_parse(TSR_STR("dp=2,tp=2"), arena, &mesh, err);
+    if (status == TSR_OK) status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, err);
+    if (status == TSR_OK) status = tsr_mesh_shard(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, err);
+    if (status != TSR_OK) return status;
+    assert_int_equal(shard.box_count, 3);
+    return tsr_mesh_text(&mesh, arena, err).data && tsr_placements_text(placements, count, arena, err).data ? TSR_OK : TSR_E_NOMEM;
+}
+
 static void test_layout_mesh__survives_every_allocation_failure(void **state)
 {
     (void)state;
-    const uint64_t shape[] = {9, 4};
-    for (size_t n = 0;; n++) {
-        failing_allocator failing;
-        failing_start(&failing, n);
-        tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, NULL);
-        tsr_mesh mesh;
-        tsr_placement *placements;
-        tsr_shard shard;
-        uint32_t count;
-        tsr_status status = arena ? tsr_mesh_parse(TSR_STR("dp=2,tp=2"), arena, &mesh, NULL) : TSR_E_NOMEM;
-        if (status == TSR_OK)
-            status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, NULL);
-        if (status == TSR_OK) status = tsr_mesh_shard(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, NULL);
-        if (status == TSR_OK) assert_int_equal(shard.box_count, 3);
-        if (status == TSR_OK && !tsr_mesh_text(&mesh, arena, NULL).data) status = TSR_E_NOMEM;
-        if (status == TSR_OK && !tsr_placements_text(placements, count, arena, NULL).data) status = TSR_E_NOMEM;
-        tsr_arena_free(arena);
-        assert_int_equal(failing.live, 0);
-        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
-        if (!failing.failed) break;
-    }
+    must_bear_failed_allocations(parse_and_print, NULL, TSR_OK);
 }
 
 int main(void)
