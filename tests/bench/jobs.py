@@ -167,4 +167,40 @@ def p14(bench):
                 Side("safe_open + keys", bench.peer("open_safetensors", f))], "≤ 1 s, ≤ 3 × header")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14]}
+def no_gpu(bench):
+    """Why the jobs of a GPU cannot run here, or None."""
+    probe = subprocess.run(bench.program("bench_gpu", "probe"), capture_output=True, text=True)
+    return None if probe.returncode == 0 else probe.stderr.strip()
+
+
+def p17_shard(bench):
+    rows, columns, parts = 16384, 32768, 2
+    return no_gpu(bench) or Job("P17", f"half the columns of [{rows}, {columns}] float32 off the device", "1 GiB",
+                                [Side("tessera", bench.program("bench_gpu", "shard", rows, columns, parts)),
+                                 Side("one pinned copy", bench.program("bench_gpu", "copy", rows * columns // parts * 4))], "≥ 0.9 × the copy")
+
+
+def p17_narrow(bench):
+    rows, columns, parts = 1048576, 1024, 16
+    return no_gpu(bench) or Job("P17b", f"a 16th of the columns of [{rows}, {columns}] float32 off the device, rows of 256 bytes", "256 MiB",
+                                [Side("tessera", bench.program("bench_gpu", "shard", rows, columns, parts)),
+                                 Side("one pinned copy", bench.program("bench_gpu", "copy", rows * columns // parts * 4))], "≥ 0.9 × the copy")
+
+
+def p17_pieces(bench, size=8192, count=65536):
+    return no_gpu(bench) or Job("P17c", f"{count} pieces of {size} bytes off the device", f"{size * count >> 20} MiB",
+                                [Side("tessera, one call", bench.program("bench_gpu", "pieces", size, count)),
+                                 Side("a copy each", bench.program("bench_gpu", "batch", size, count)),
+                                 Side("one pinned copy", bench.program("bench_gpu", "copy", size * count))], "≥ 5 × copies, ≥ 0.9 × the copy")
+
+
+def p17_load(bench):
+    d = bench.sample("large_safetensors")
+    f = os.path.join(d, next(n for n in os.listdir(d) if n.endswith(".safetensors")))
+    return no_gpu(bench) or Job("P17d", "a safetensors file into device memory", mib(f),
+                                [Side("tessera", bench.program("bench_gpu", "load", f)),
+                                 Side("safetensors.torch.load_file(device='cuda')", bench.peer("safetensors_to_cuda", f)),
+                                 Side("one pinned copy", bench.program("bench_gpu", "copy", size_of(f)))], "as fast as the pinned copy")
+
+
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load]}
