@@ -5,7 +5,7 @@ import json
 import os
 import struct
 
-from harness import load_dcp, load_safetensors, load_torch
+from harness import load_safetensors
 
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
 COLUMNS = 1 << 20  # of uint8: a row is 1 MiB
@@ -39,6 +39,14 @@ def write_sparse(path, rows):
         f.seek(start + (rows << 20))
         f.write(struct.pack("<4i", 1, -2, 3, -4))
     return {at: n % 250 + 1 for n, at in enumerate(sorted(marks))}
+
+
+def load_mapped(path):
+    """torch.load by mapping; shared, because more than the machine's memory cannot be mapped otherwise."""
+    import mmap
+    import torch
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        return torch.load(path, mmap=True, weights_only=True)
 
 
 def check_marks(tensor, marks, what):
@@ -95,7 +103,7 @@ def check_size(t, rows):
     assert os.path.getsize(t.at("back.safetensors")) == header_size(t.at("back.safetensors")) + data + 16
     expect_holes(t.at("m.pt"), t.at("d", "__0_0.distcp"), t.at("back.safetensors"), t.at("r", "rank0.pt"), t.at("r", "rank1.pt"))
 
-    loaded = torch.load(t.at("m.pt"), mmap=True, weights_only=True)
+    loaded = load_mapped(t.at("m.pt"))
     assert loaded["w"].shape == (rows, COLUMNS) and loaded["tail"].tolist() == [1, -2, 3, -4]
     check_marks(loaded["w"], marks, "torch.load")
     for name in ("m.safetensors", "back.safetensors"):
@@ -108,7 +116,7 @@ def check_size(t, rows):
     place = next(s for i, s in metadata.storage_data.items() if i.fqn == "w")
     assert place.length > data and metadata.state_dict_metadata["w"].size == (rows, COLUMNS)
     copy_item(t.at("d", place.relative_path), place.offset, place.length, t.at("item.pt"))
-    check_marks(torch.load(t.at("item.pt"), mmap=True, weights_only=True), marks, "the DCP item")
+    check_marks(load_mapped(t.at("item.pt")), marks, "the DCP item")
     tail = next(s for i, s in metadata.storage_data.items() if i.fqn == "tail")
     with open(t.at("d", tail.relative_path), "rb") as f:
         f.seek(tail.offset)
