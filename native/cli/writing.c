@@ -81,6 +81,7 @@ static tsr_status list_obsolete(cli_writing *w, tsr_error *err)
         tsr_str name = old.store->files[f].name;
         bool is_marker = tsr_str_equal(name, TSR_STR(".metadata")) || tsr_str_ends(name, TSR_STR(".index.json"));
         bool is_data = tsr_str_ends(name, TSR_STR(".distcp")) || tsr_str_ends(name, TSR_STR(".safetensors")) ||
+                       (tsr_str_starts(name, TSR_STR("rank")) && tsr_str_ends(name, TSR_STR(".pt"))) ||
                        (tsr_str_starts(name, TSR_STR("objects")) && tsr_str_ends(name, TSR_STR(".json")));
         if ((is_marker || is_data) && !memchr(name.data, '/', name.size)) status = add_obsolete(w, name, err);
     }
@@ -124,12 +125,6 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
     tsr_convert_options options;
     tsr_status status = make_options(w, progress, &options, err);
     if (status == TSR_OK && w->options->dry_run) return cli_agree(w->program, decide(w, &options, err), err);
-    if (status == TSR_OK && w->options->overwrite && w->is_folder && !w->has_marker) {
-        status = tsr_raise(
-            err, TSR_E_USAGE, TSR_NO_POSITION,
-            "a folder of this form has no file whose rename could replace all at once: remove '%s' instead of --overwrite",
-            w->destination);
-    }
     if (status == TSR_OK) status = list_obsolete(w, err);
     status = cli_agree(w->program, status, err);
     return status == TSR_OK ? cli_carry_out(w, &options, err) : status;

@@ -94,6 +94,7 @@ typedef struct beginning {
     uint32_t generation; /* of the files begun before */
     bool resumed;        /* there are journals of this work */
     bool publishing;     /* its renaming had begun */
+    uint64_t identity;   /* then: of what was to take the destination's name */
     bool has_output;     /* beside the destination */
     bool complete;       /* and published: nothing is left to do */
 } beginning;
@@ -151,6 +152,7 @@ static void note_own(const cli_writing *w, beginning *b)
         if (!is_own(w, l)) continue;
         b->resumed |= l->part > 0 && l->text.size > 0;
         b->publishing |= l->publishing;
+        if (l->publishing) b->identity = l->identity;
         b->has_output |= l->part == 0 && !l->publishing;
         for (tsr_str text = l->text; text.size;) {
             tsr_str line = line_at(&text);
@@ -197,6 +199,7 @@ static tsr_status open_output(cli_writing *w, const beginning *b, tsr_error *err
         .keep = true,
         .publishing = b->publishing,
         .chosen = true,
+        .swap = !w->has_marker,
         .generation = b->generation,
         .holes = tsr_folder_store_has_holes(w->source.store),
         .source = w->source.path,
@@ -357,8 +360,10 @@ static tsr_status publish(cli_writing *w, tsr_error *err)
 {
     const uint32_t marker = tsr_work_conversion(w->work)->marker;
     const bool several = tsr_folder_output_replaces(w->output);
-    tsr_status status = several ? w->output->sync(w->output, err) : TSR_OK;
-    if (status == TSR_OK) status = tsr_journals_publishing(&w->journals, w->tag, several, err);
+    const bool durable = several || (!w->has_marker && w->is_folder && w->options->overwrite); /* or exchanged */
+    tsr_status status = durable ? w->output->sync(w->output, err) : TSR_OK;
+    if (status == TSR_OK)
+        status = tsr_journals_publishing(&w->journals, w->tag, tsr_folder_output_identity(w->output), durable, err);
     if (status == TSR_OK && w->sidecar) status = w->sidecar->publish(w->sidecar, 0, err);
     if (status == TSR_OK) status = w->output->publish(w->output, marker, err);
     w->published = status == TSR_OK;
@@ -391,12 +396,10 @@ static tsr_status do_units(cli_writing *w, const beginning *b, tsr_error *err)
     return status == TSR_OK ? cli_agree(w->program, first ? publish(w, err) : TSR_OK, err) : status;
 }
 
-/* The run before ended between its last rename and the removal of its journals. */
+/* The run before ended when its output had taken the destination's name. What is left of it is removed. */
 static bool was_published(const cli_writing *w, const beginning *b)
 {
-    struct stat info;
-    const tsr_journals *j = &w->journals;
-    return b->publishing && !b->has_output && !b->generation && j->sys->stat_at(j->sys, j->folder, j->name, &info) == 0;
+    return b->publishing && b->identity && b->identity == tsr_journals_destination(&w->journals);
 }
 
 /* After a failure: what nobody can go on with is removed. */
@@ -426,7 +429,7 @@ tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr
     beginning b = {0};
     tsr_status status = begin(w, &b, err);
     if (status != TSR_OK) return status;
-    if (b.complete) return cli_speaks(w->program) ? tsr_journals_remove(&w->journals, w->tag, NULL, err) : TSR_OK;
+    if (b.complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;
     status = open_on_ranks(w, &b, options, err);
     if (status == TSR_OK) status = do_units(w, &b, err);
     if (w->work) w->conversion = *tsr_work_conversion(w->work);

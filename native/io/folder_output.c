@@ -104,7 +104,8 @@ static const char *temporary_name(folder_output *output, const output_file *file
 {
     const char *tag = output->tag;
     switch (output->mode) {
-    case OUTPUT_NEW_FOLDER: return file->name;
+    case OUTPUT_NEW_FOLDER:
+    case OUTPUT_SWAP_FOLDER: return file->name;
     case OUTPUT_FILE: return tsr_arena_format(output->arena, err, ".%.200s.tessera-%s", file->name, tag).data;
     default: return tsr_arena_format(output->arena, err, ".tessera-%s-%zu", tag, output->files.count).data;
     }
@@ -118,7 +119,8 @@ static tsr_status create_temporary(folder_output *output, output_file *file, tsr
         if (!file->temporary) return TSR_E_NOMEM;
         file->fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
         if (file->fd >= 0) return TSR_OK;
-        const bool taken = errno == EEXIST && output->mode != OUTPUT_NEW_FOLDER && tries < MAX_TRIES;
+        const bool own_folder = output->mode == OUTPUT_NEW_FOLDER || output->mode == OUTPUT_SWAP_FOLDER;
+        const bool taken = errno == EEXIST && !own_folder && tries < MAX_TRIES;
         if (!taken) return tsr_sys_raise(err, "create", file->name);
         next_tag(output);
     }
@@ -150,6 +152,17 @@ static tsr_status join_temporary(folder_output *output, output_file *file, uint6
 bool tsr_folder_output_continues(const tsr_output *output)
 {
     return !((const folder_output *)output)->begins;
+}
+
+uint64_t tsr_folder_output_identity(const tsr_output *base)
+{
+    const folder_output *output = (const folder_output *)base;
+    const bool file = output->mode == OUTPUT_FILE;
+    struct stat info;
+    if (output->mode == OUTPUT_INTO_FOLDER || (file && output->files.count == 0)) return 0;
+    const int done = file ? output->sys->stat_at(output->sys, output->work, ((output_file *)output->files.items)->temporary, &info)
+                          : output->sys->stat(output->sys, output->work, &info);
+    return done == 0 ? (uint64_t)info.st_ino : 0;
 }
 
 bool tsr_folder_output_replaces(const tsr_output *output)
@@ -354,7 +367,10 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     bool exists = sys->stat_at(sys, output->parent, output->name, &info) == 0;
     tsr_status status = refuse_source(output, path, parent, exists ? &info : NULL, err);
     if (status != TSR_OK) return status;
-    output->mode = !folder ? OUTPUT_FILE : exists ? OUTPUT_INTO_FOLDER : OUTPUT_NEW_FOLDER;
+    output->mode = !folder                ? OUTPUT_FILE
+                   : !exists              ? OUTPUT_NEW_FOLDER
+                   : output->options.swap ? OUTPUT_SWAP_FOLDER
+                                          : OUTPUT_INTO_FOLDER;
     if (!exists) return TSR_OK;
     if (!output->options.overwrite) {
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it", path);
@@ -408,10 +424,12 @@ static tsr_status make_work(folder_output *output, const char *path, tsr_error *
     else next_tag(output);
     if (output->mode == OUTPUT_FILE) return TSR_OK;
     const char *folder = output->name;
-    for (unsigned tries = 0; output->mode == OUTPUT_NEW_FOLDER; tries++) {
+    bool made = false;
+    for (unsigned tries = 0; output->mode != OUTPUT_INTO_FOLDER; tries++) {
         folder = tsr_arena_format(output->arena, err, ".%.200s.tessera-%s", output->name, output->tag).data;
         if (!folder) return TSR_E_NOMEM;
-        if (sys->make_folder(sys, output->parent, folder) == 0 || (errno == EEXIST && output->options.tag)) {
+        made = sys->make_folder(sys, output->parent, folder) == 0;
+        if (made || (errno == EEXIST && output->options.tag)) {
             output->temporary = folder;
             break;
         }
@@ -422,7 +440,9 @@ static tsr_status make_work(folder_output *output, const char *path, tsr_error *
     if (work < 0) return tsr_sys_raise(err, "open", folder);
     output->work = work;
     if (output->options.chosen) output->base.generation = output->options.generation;
-    else if (output->mode == OUTPUT_INTO_FOLDER) return tsr_folder_next_generation(sys, path, &output->base.generation, err);
+    if (output->mode == OUTPUT_SWAP_FOLDER) return tsr_output_check_swap(output, made, err);
+    if (output->mode == OUTPUT_INTO_FOLDER && !output->options.chosen)
+        return tsr_folder_next_generation(sys, path, &output->base.generation, err);
     return TSR_OK;
 }
 

@@ -17,7 +17,7 @@ typedef struct output_file {
     bool is_final; /* under its final name */
 } output_file;
 
-typedef enum output_mode { OUTPUT_FILE, OUTPUT_NEW_FOLDER, OUTPUT_INTO_FOLDER } output_mode;
+typedef enum output_mode { OUTPUT_FILE, OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER, OUTPUT_INTO_FOLDER } output_mode;
 
 typedef struct folder_output {
     tsr_output base; /* first */
@@ -27,7 +27,7 @@ typedef struct folder_output {
     output_mode mode;
     tsr_folder_output_options options;
     const char *name;      /* of the destination in `parent` */
-    const char *temporary; /* OUTPUT_NEW_FOLDER: of the folder in work, in `parent`, until published */
+    const char *temporary; /* OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER: of the folder in work, in `parent`, until published */
     int parent;
     int work; /* where files are written: the parent, the new folder or the replaced one */
     char tag[64];    /* of temporary names */
@@ -48,6 +48,10 @@ void tsr_output_give(folder_output *output, uint32_t file);
 
 tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
+/* folder_swap.c: whether the destination can be swapped, asked before anything is written by who made the new folder; and
+ * the swap itself. */
+tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err);
+tsr_status tsr_output_swap(folder_output *output, tsr_error *err);
 /* Removes what is not published. */
 void tsr_output_discard(folder_output *output);
 

@@ -126,6 +126,7 @@ tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
     switch (output->mode) {
     case OUTPUT_FILE: return publish_file(output, err);
     case OUTPUT_NEW_FOLDER: return publish_new_folder(output, err);
+    case OUTPUT_SWAP_FOLDER: return tsr_output_swap(output, err);
     default: return publish_into_folder(output, marker, err);
     }
 }

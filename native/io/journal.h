@@ -35,6 +35,7 @@ typedef struct tsr_leftover {
     uint64_t part, parts; /* from 1; 0 of 0: an output without a journal */
     bool busy;            /* a process is writing it */
     bool publishing;      /* its output is complete */
+    uint64_t identity;    /* with `publishing`: of what takes the destination's name (tsr_folder_output_identity) */
     tsr_str text;         /* without the empty line */
     tsr_str records;
 } tsr_leftover;
@@ -45,7 +46,10 @@ tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr
 tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, tsr_error *err);
 /* Notes that all is written and renaming begins; `durable` where it takes several renames, so that a power loss between two
  * of them can be told. */
-tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, bool durable, tsr_error *err);
+tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, uint64_t identity, bool durable,
+                                   tsr_error *err);
+/* The destination's own number, 0 when it is not there. */
+uint64_t tsr_journals_destination(const tsr_journals *journals);
 
 typedef struct tsr_journal tsr_journal;
 /* Opens or makes the journal of a part and locks it. TSR_E_EXISTS when another process has it. One whose text differs or is

@@ -126,9 +126,10 @@ static tsr_status add_name(void *ctx, int folder, const char *name, tsr_error *e
     const char *rest = behind_tag(l->journals, name, found.tag);
     if (!rest) return TSR_OK;
     found.publishing = strcmp(rest, note) == 0;
-    if (is_part(rest, &found.part, &found.parts)) {
+    if (found.publishing || is_part(rest, &found.part, &found.parts)) {
         tsr_status status = read_journal(l, folder, name, &found, err);
         if (status != TSR_OK) return status;
+        if (found.publishing && found.text.size) found.identity = strtoull(found.text.data, NULL, 10);
     }
     tsr_leftover *own = tsr_vec_push(&l->found, err);
     if (own) *own = found;
@@ -234,7 +235,15 @@ tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, t
     return status == TSR_OK ? tsr_journals_remove(journals, tag, NULL, err) : status;
 }
 
-tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, bool durable, tsr_error *err)
+uint64_t tsr_journals_destination(const tsr_journals *journals)
+{
+    struct stat info;
+    const tsr_sys *sys = journals->sys;
+    return sys->stat_at(sys, journals->folder, journals->name, &info) == 0 ? (uint64_t)info.st_ino : 0;
+}
+
+tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, uint64_t identity, bool durable,
+                                   tsr_error *err)
 {
     const tsr_sys *sys = journals->sys;
     char name[320];
@@ -243,10 +252,18 @@ tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag
     do fd = sys->open_at(sys, journals->folder, name, O_RDWR | O_CREAT, 0666);
     while (fd < 0 && errno == EINTR);
     if (fd < 0) return tsr_sys_raise(err, "create", name);
-    sys->close(sys, fd);
-    if (durable) {
-        do done = sys->sync(sys, journals->folder);
+    char text[32];
+    snprintf(text, sizeof text, "%020" PRIu64 "\n\n", identity);
+    tsr_status status = tsr_sys_write(sys, fd, name, 0, text, strlen(text), err);
+    if (status == TSR_OK && durable) {
+        do done = sys->sync(sys, fd);
         while (done != 0 && errno == EINTR);
+        if (done == 0) {
+            do done = sys->sync(sys, journals->folder);
+            while (done != 0 && errno == EINTR);
+        }
+        if (done != 0) status = tsr_sys_raise(err, "sync", name);
     }
-    return done == 0 ? TSR_OK : tsr_sys_raise(err, "sync", name);
+    sys->close(sys, fd);
+    return status;
 }

@@ -119,6 +119,24 @@ static int posix_rename(const tsr_sys *sys, int folder, const char *from, int to
     return renameat(folder, from, to_folder, to);
 }
 
+static int posix_exchange(const tsr_sys *sys, int folder, const char *a, const char *b)
+{
+    (void)sys;
+#if defined(SYS_renameat2) && defined(RENAME_EXCHANGE)
+    return (int)syscall(SYS_renameat2, folder, a, folder, b, RENAME_EXCHANGE);
+#else
+    (void)folder, (void)a, (void)b;
+    errno = ENOSYS;
+    return -1;
+#endif
+}
+
+static int posix_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
+{
+    (void)sys;
+    return linkat(folder, name, to_folder, to, 0);
+}
+
 static int posix_rename_new(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
 {
     (void)sys;
@@ -161,6 +179,8 @@ const tsr_sys tsr_sys_posix = {
     .sync = posix_sync,
     .make_folder = posix_make_folder,
     .rename = posix_rename,
+    .exchange = posix_exchange,
+    .link = posix_link,
     .rename_new = posix_rename_new,
     .lock = posix_lock,
     .unlink = posix_unlink,

@@ -27,6 +27,10 @@ struct tsr_sys {
     int (*sync)(const tsr_sys *sys, int fd);
     int (*make_folder)(const tsr_sys *sys, int folder, const char *name);
     int (*rename)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
+    /* Two names change places, in one step; EINVAL or ENOSYS where the file system cannot. */
+    int (*exchange)(const tsr_sys *sys, int folder, const char *a, const char *b);
+    /* A second name for a file. */
+    int (*link)(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to);
     /* Like rename, but fails with EEXIST where the new name is taken. */
     int (*rename_new)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
     /* Takes an advisory lock that goes with the descriptor; EWOULDBLOCK when another process has it. */

@@ -153,6 +153,14 @@ static int f_rename_new(const tsr_sys *sys, int folder, const char *from, int to
 {
     return strikes(sys, true) ? -1 : tsr_sys_posix.rename_new(sys, folder, from, to_folder, to);
 }
+static int f_exchange(const tsr_sys *sys, int folder, const char *a, const char *b)
+{
+    return strikes(sys, true) ? -1 : tsr_sys_posix.exchange(sys, folder, a, b);
+}
+static int f_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
+{
+    return strikes(sys, true) ? -1 : tsr_sys_posix.link(sys, folder, name, to_folder, to);
+}
 static int f_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)
 {
     return strikes(sys, true) ? -1 : tsr_sys_posix.unlink(sys, folder, name, is_folder);
@@ -173,6 +181,8 @@ faulty_sys faulty_sys_make(void)
     faulty.sys.make_folder = f_make_folder;
     faulty.sys.rename = f_rename;
     faulty.sys.rename_new = f_rename_new;
+    faulty.sys.exchange = f_exchange;
+    faulty.sys.link = f_link;
     faulty.sys.unlink = f_unlink;
     return faulty;
 }

@@ -130,13 +130,13 @@ static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **
     scratch_write(".out.tessera-4711", "a process's", 4);
     scratch_write(".other.tessera-w0123456789abcdef", "x", 1);
     scratch_write("out/mine", "x", 1);
-    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag, true, NULL), TSR_OK);
+    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag, 4711, true, NULL), TSR_OK);
     list(&p);
     assert_int_equal(p.count, 6);
     unsigned parts = 0, outputs = 0, notes = 0, torn = 0;
     for (size_t i = 0; i < p.count; i++) {
         const tsr_leftover *l = &p.found[i];
-        notes += l->publishing;
+        notes += l->publishing && l->identity == 4711;
         outputs += !l->part && !l->publishing;
         parts += l->part && l->text.size;
         torn += l->part && !l->text.size;

@@ -19,7 +19,7 @@
 #define real tsr_sys_real
 extern const tsr_sys tsr_sys_real; /* io/sys.c, compiled under that name */
 
-typedef enum change_kind { BYTES, SIZE, CREATED, FOLDER_MADE, RENAMED, REMOVED } change_kind;
+typedef enum change_kind { BYTES, SIZE, CREATED, FOLDER_MADE, RENAMED, EXCHANGED, REMOVED } change_kind;
 
 typedef struct change {
     change_kind kind;
@@ -91,6 +91,7 @@ static void undo(const change *c)
         assert(renameat(c->fd, c->to, c->fd, c->name) == 0);
         if (c->stashed >= 0) unstash(c->stashed, c->fd, c->to);
         break;
+    case EXCHANGED: assert(real.exchange(&real, c->fd, c->name, c->to) == 0); break;
     case REMOVED:
         if (c->is_folder) assert(mkdirat(c->fd, c->name, 0777) == 0);
         else unstash(c->stashed, c->fd, c->name);
@@ -287,6 +288,28 @@ static int c_rename_new(const tsr_sys *sys, int folder, const char *from, int to
     return renamed(sys, folder, from, to_folder, to, false);
 }
 
+static int c_exchange(const tsr_sys *sys, int folder, const char *a, const char *b)
+{
+    before_call();
+    const int done = real.exchange(sys, folder, a, b);
+    if (done == 0 && noting()) {
+        change *c = note(EXCHANGED, folder);
+        strcpy(c->name, a);
+        strcpy(c->to, b);
+    }
+    after_call();
+    return done;
+}
+
+static int c_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
+{
+    before_call();
+    const int done = real.link(sys, folder, name, to_folder, to);
+    if (done == 0 && noting()) strcpy(note(CREATED, to_folder)->name, to);
+    after_call();
+    return done;
+}
+
 static int c_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)
 {
     before_call();
@@ -353,6 +376,8 @@ const tsr_sys tsr_sys_posix = {
     .sync = c_sync,
     .make_folder = c_make_folder,
     .rename = c_rename,
+    .exchange = c_exchange,
+    .link = c_link,
     .rename_new = c_rename_new,
     .unlink = c_unlink,
     .lock = c_lock,

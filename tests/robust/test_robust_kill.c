@@ -190,6 +190,12 @@ static const job jobs[] = {
      {{"convert", "@old", "@dest/s", "--to", "safetensors", "--max-shard-size", "9KB", "-q"}},
      false,
      false},
+    {"r",
+     {{"reshard", "@source", "@dest/r", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "torch", "-q", "--overwrite",
+       "--threads", "1"}},
+     {{"reshard", "@old", "@dest/r", "--mesh", "dp=4", "--placements", "shard(0)", "--to", "torch", "-q"}},
+     false,
+     true},
 };
 #define JOBS (sizeof jobs / sizeof *jobs)
 

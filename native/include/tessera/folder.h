@@ -46,6 +46,9 @@ typedef struct tsr_folder_output_options {
      * it is full, not before). */
     bool holes;
     const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
+    /* When replacing a folder whose new files keep the names of the old ones, and that has no marker: the new folder is made
+     * beside it and the two change places. Other files get a second name in the new one before; the old one is removed. */
+    bool swap;
     /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
      * files of the folder are never touched. */
     const tsr_str *obsolete;
@@ -56,6 +59,7 @@ typedef struct tsr_folder_output_options {
  *
  *   one file           .NAME.tessera-TAG beside it, renamed over or to NAME
  *   a new folder       .NAME.tessera-TAG/ beside it, renamed to NAME as a whole
+ *   a swapped folder   .NAME.tessera-TAG/ beside it, exchanged with NAME; then what lies there goes
  *   a replaced folder  .tessera-TAG-N in it; data files (under names that were free), then the marker are renamed; then
  *                      the obsolete files go
  *
@@ -63,7 +67,8 @@ typedef struct tsr_folder_output_options {
  * run leaves such temporary names and nothing else. Files are preallocated where the size is known, so that a full disk
  * shows before the first byte. Names are single components. `copy_range` serves folder stores where the file system can. `sys` NULL: the real calls.
  * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside the
- * source; a file where a folder is wanted), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
+ * source; a file where a folder is wanted), TSR_E_UNSUPPORTED (names cannot be exchanged here, or the folder to be swapped
+ * has subfolders), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err);
 
@@ -73,6 +78,9 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
 /* With a tag: whether all files created so far were there before, in their full size. Then, and only then, may records of
  * what they hold be believed. */
 bool tsr_folder_output_continues(const tsr_output *output);
+/* A number of the file or folder that will stand under the destination's name (its inode), once its files are created; 0
+ * where only its content will change. */
+uint64_t tsr_folder_output_identity(const tsr_output *output);
 /* Whether files go into a folder that exists: publishing takes several renames then. */
 bool tsr_folder_output_replaces(const tsr_output *output);
 
