@@ -325,14 +325,14 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
 {
     const request *r = ctx;
     tsr_inspect_options options = {.path = r->path};
-    tsr_selection all = {0};
     switch (r->kind) {
     case ENTRY: options.selection = (tsr_selection){is_this, r->entry}; /* fallthrough */
     case INSPECT: return write_inspect(r->item, &options, json, err);
     case FINDINGS:
     case FINDINGS_DEEP: return write_findings(r->item, r->path, r->kind == FINDINGS_DEEP, json, err);
     case LAYOUT:
-        return tsr_document_layout(tsr_checkpoint_catalog(r->item->checkpoint), &all, true, &r->item->host, json, err);
+        return tsr_document_layout(tsr_checkpoint_catalog(r->item->checkpoint), &(tsr_layout_options){0}, &r->item->host,
+                                   json, err);
     case OVERVIEW: return write_overview(r->item, json, err);
     case OPTIMIZER: return tessera_write_optimizers(r->item, json, err);
     case SARIF: return write_sarif(r->item, r->path, json, err);

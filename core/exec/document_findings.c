@@ -31,17 +31,12 @@ static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding
 
 void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest)
 {
-    static const char hex[] = "0123456789abcdef";
-    char text[64];
-    for (size_t i = 0; i < digest->size; i++) {
-        text[2 * i] = hex[digest->bytes[i] >> 4];
-        text[2 * i + 1] = hex[digest->bytes[i] & 15];
-    }
+    char text[65];
     tsr_json_object(json);
     tsr_json_key(json, "algorithm");
     tsr_json_text(json, algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
     tsr_json_key(json, "digest");
-    tsr_json_str(json, (tsr_str){text, 2 * digest->size});
+    tsr_json_text(json, tsr_digest_text(digest, text));
     tsr_json_object_end(json);
 }
 

@@ -2,6 +2,7 @@
  * same bytes. */
 #include <stdlib.h>
 
+#include "base/try.h"
 #include "exec/document_parts.h"
 
 typedef struct chunk_order {
@@ -44,9 +45,35 @@ static tsr_status put_chunks(tsr_json *json, const tsr_entry *entry, const tsr_a
     return TSR_OK;
 }
 
-static tsr_status put_entry(tsr_json *json, const tsr_entry *entry, bool with_chunks, const tsr_host *host, tsr_error *err)
+typedef struct layout_writer {
+    const tsr_layout_options *options;
+    const tsr_host *host;
+    tsr_json *json;
+    tsr_error *err;
+    uint64_t byte_done, byte_total;
+} layout_writer;
+
+static tsr_status put_hash(layout_writer *w, const tsr_entry *entry)
 {
-    tsr_status status = TSR_OK;
+    const tsr_layout_options *o = w->options;
+    tsr_digest digest;
+    uint64_t bytes;
+    bool there = true;
+    if (!o->hash || entry->kind == TSR_ENTRY_OPAQUE) return TSR_OK;
+    if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_tensor_digest(o->checkpoint, entry, o->hash, o->ring, &digest, w->err));
+    else TSR_TRY(tsr_object_digest(w->host, entry, o->hash, &there, &digest, w->err));
+    if (!there) return TSR_OK;
+    tsr_json_key(w->json, "hash");
+    tsr_document_put_digest(w->json, o->hash, &digest);
+    if (entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes)) w->byte_done += bytes;
+    TSR_FAIL_IF(o->progress && !o->progress->step(o->progress->ctx, w->byte_done, w->byte_total), w->err, TSR_E_CANCELLED,
+                TSR_NO_POSITION, "interrupted");
+    return TSR_OK;
+}
+
+static tsr_status put_entry(layout_writer *w, const tsr_entry *entry)
+{
+    tsr_json *json = w->json;
     tsr_json_object(json);
     tsr_json_key(json, "fqn");
     tsr_json_str(json, entry->fqn);
@@ -57,43 +84,45 @@ static tsr_status put_entry(tsr_json *json, const tsr_entry *entry, bool with_ch
         tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
         tsr_json_key(json, "shape");
         tsr_json_u64s(json, entry->shape, entry->rank);
-        if (with_chunks && entry->chunk_count) status = put_chunks(json, entry, host->allocator, err);
+        if (!w->options->no_chunks && entry->chunk_count) TSR_TRY(put_chunks(json, entry, w->host->allocator, w->err));
     } else {
         tsr_json_key(json, "type");
         tsr_json_str(json, entry->type);
     }
-    tsr_json_object_end(json);
-    return status == TSR_OK ? json->status : status;
-}
-
-static tsr_status put_entries(tsr_json *json, const tsr_entry **entries, size_t count, bool with_chunks,
-                              const tsr_host *host, tsr_error *err)
-{
-    tsr_json_object(json);
-    tsr_json_key(json, "schema");
-    tsr_json_text(json, "tessera.layout/1");
-    tsr_json_key(json, "entries");
-    tsr_json_array(json);
-    for (size_t i = 0; i < count; i++) {
-        tsr_status status = put_entry(json, entries[i], with_chunks, host, err);
-        if (status != TSR_OK) return status;
-    }
-    tsr_json_array_end(json);
+    TSR_TRY(put_hash(w, entry));
     tsr_json_object_end(json);
     return json->status;
 }
 
-tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_selection *selection, bool with_chunks,
-                               const tsr_host *host, tsr_json *json, tsr_error *err)
+static tsr_status put_entries(layout_writer *w, const tsr_entry **entries, size_t count)
 {
+    uint64_t bytes;
+    for (size_t i = 0; i < count; i++) {
+        if (entries[i]->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entries[i], &bytes)) w->byte_total += bytes;
+    }
+    tsr_json_object(w->json);
+    tsr_json_key(w->json, "schema");
+    tsr_json_text(w->json, "tessera.layout/1");
+    tsr_json_key(w->json, "entries");
+    tsr_json_array(w->json);
+    for (size_t i = 0; i < count; i++) TSR_TRY(put_entry(w, entries[i]));
+    tsr_json_array_end(w->json);
+    tsr_json_object_end(w->json);
+    return w->json->status;
+}
+
+tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_options *options, const tsr_host *host,
+                               tsr_json *json, tsr_error *err)
+{
+    layout_writer w = {options, host, json, err, 0, 0};
     size_t count = 0, room = (size_t)catalog->entry_count;
     const tsr_entry **entries = tsr_alloc(host->allocator, room + 1, sizeof *entries, err);
     if (!entries) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        if (tsr_selection_keeps(selection, catalog->entries[i].fqn)) entries[count++] = &catalog->entries[i];
+        if (tsr_selection_keeps(&options->selection, catalog->entries[i].fqn)) entries[count++] = &catalog->entries[i];
     }
     qsort(entries, count, sizeof *entries, by_fqn);
-    tsr_status status = put_entries(json, entries, count, with_chunks, host, err);
+    const tsr_status status = put_entries(&w, entries, count);
     tsr_free(host->allocator, entries, room + 1, sizeof *entries);
     return status;
 }

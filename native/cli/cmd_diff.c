@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "cli/listing.h"
+#include "cli/report.h"
 #include "cli/session.h"
 #include "cli/term.h"
 #include "tessera/document.h"
@@ -10,6 +11,7 @@
 #include "tessera/map.h"
 
 typedef struct diff_arguments {
+    unsigned format; /* a cli_report_format */
     bool json, values, layout, canonical;
     cli_real atol, rtol;
 } diff_arguments;
@@ -193,14 +195,31 @@ static void put_text(const comparison *c)
 
 /* ---- command ---- */
 
+static tsr_status report_findings(const comparison *c, const tsr_diff_document *document, cli_report_format format,
+                                  tsr_error *err)
+{
+    cli_report out;
+    tsr_findings *findings = tsr_findings_new(cli_host(c->program)->allocator, 0, err);
+    tsr_status status = findings ? tsr_diff_findings(document, findings, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) {
+        cli_report_start(&out, &c->program->out, format, 1, err);
+        cli_report_add(&out, c->b.path, c->b.catalog, findings);
+        status = cli_report_end(&out);
+    }
+    tsr_findings_free(findings);
+    return status;
+}
+
 static tsr_status report(const comparison *c, tsr_error *err)
 {
-    if (!c->arguments->json) {
+    const unsigned format = c->arguments->json ? CLI_REPORT_JSON : c->arguments->format ? c->arguments->format : CLI_REPORT_TEXT;
+    const tsr_diff_document document = {tsr_str_from(c->a.path), tsr_str_from(c->b.path), &c->diff, c->differences};
+    tsr_json json;
+    if (format == CLI_REPORT_TEXT) {
         put_text(c);
         return TSR_OK;
     }
-    tsr_json json;
-    const tsr_diff_document document = {tsr_str_from(c->a.path), tsr_str_from(c->b.path), &c->diff, c->differences};
+    if (format != CLI_REPORT_JSON) return report_findings(c, &document, (cli_report_format)format, err);
     tsr_json_start(&json, cli_write_file, stdout, 1, err);
     tsr_status status = tsr_document_diff(&document, &json);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
@@ -237,7 +256,9 @@ static const cli_option options[] = {
     {"layout", 0, CLI_FLAG, NULL, "other chunks count as a change", offsetof(diff_arguments, layout)},
     {"canonical", 0, CLI_FLAG, NULL, "match names after wrapper prefixes (module, _orig_mod, …) are gone",
      offsetof(diff_arguments, canonical)},
-    {"json", 0, CLI_FLAG, NULL, "the tessera.diff/1 document", offsetof(diff_arguments, json)},
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text); json is the tessera.diff/1 document",
+     offsetof(diff_arguments, format)},
+    {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(diff_arguments, json)},
     {0},
 };
 
@@ -249,7 +270,8 @@ const cli_command cli_diff = {
     .most = 2,
     .examples = "tessera diff step-100/ step-200/\nnames, dtypes, shapes, objects\n"
                 "tessera diff ckpt/ model.safetensors --values\nbit by bit, without holding either in memory\n"
-                "tessera diff a.pt b.pt --atol 1e-6\nwith a tolerance\n",
+                "tessera diff a.pt b.pt --atol 1e-6\nwith a tolerance\n"
+                "tessera diff main/ branch/ --format sarif\nfor code scanning; also junit, github, gitlab\n",
     .options = options,
     .arguments_size = sizeof(diff_arguments),
     .run = run,

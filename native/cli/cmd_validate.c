@@ -2,42 +2,44 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "cli/contract.h"
 #include "cli/findings_text.h"
 #include "cli/report.h"
-#include "cli/session.h"
 #include "cli/term.h"
 #include "tessera/check.h"
 #include "tessera/document.h"
 #include "tessera/validate.h"
 
 typedef struct validate_arguments {
-    const char *layout;
+    const char *layout, *against, *prefix, *allow;
     bool deep, json, list_rules;
     unsigned format;  /* a cli_report_format */
     unsigned fail_on; /* choice: error, warning, note */
 } validate_arguments;
 
-typedef struct contract { /* the layout to check against */
-    tsr_store *store;
-    tsr_bytes text;
-    tsr_arena *arena;
-    tsr_catalog catalog;
-} contract;
+/* What to check against: none, one or both of a layout and what the checkpoint is to be loaded into. */
+typedef struct contracts {
+    cli_contract layout, against;
+} contracts;
 
-static tsr_status load_contract(cli *program, const char *path, contract *out, tsr_error *err)
+static const tsr_contract *given(const char *option, const cli_contract *contract)
 {
-    const tsr_host *host = cli_host(program);
-    tsr_status status = cli_load_file(program, path, &out->store, &out->text, err);
-    if (status == TSR_OK && !(out->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err)))
-        status = TSR_E_NOMEM;
-    return status == TSR_OK ? tsr_layout_read(out->text.data, host, out->arena, &out->catalog, err) : status;
+    return option ? &contract->contract : NULL;
 }
 
-static void free_contract(contract *c)
+static tsr_status load_contracts(cli *program, const validate_arguments *arguments, contracts *out, const char **path,
+                                 tsr_error *err)
 {
-    tsr_bytes_free(&c->text);
-    if (c->store) c->store->close(c->store);
-    tsr_arena_free(c->arena);
+    uint32_t allow;
+    tsr_status status = cli_leniency(arguments->allow, &allow, err);
+    if (status == TSR_OK && arguments->layout)
+        status = cli_contract_open(program, *path = arguments->layout, &out->layout, err);
+    if (status == TSR_OK && arguments->against)
+        status = cli_contract_open(program, *path = arguments->against, &out->against, err);
+    out->layout.contract.allow = allow;
+    out->against.contract.allow |= allow | TSR_ANY_CHUNKS;
+    out->against.contract.prefix = tsr_str_from(arguments->prefix ? arguments->prefix : "");
+    return status;
 }
 
 static tsr_status check_deep(cli *program, cli_session *session, tsr_ring *ring, tsr_error *err)
@@ -51,18 +53,24 @@ static tsr_status check_deep(cli *program, cli_session *session, tsr_ring *ring,
     return status;
 }
 
-static tsr_status check(cli *program, const validate_arguments *arguments, const contract *layout, cli_session *session,
+static tsr_status check_bytes(cli *program, const tsr_contract *layout, cli_session *session, tsr_ring *ring, tsr_error *err)
+{
+    const tsr_status status = check_deep(program, session, ring, err);
+    return status == TSR_OK && layout ? cli_agree(program, cli_check_digests(program, session, layout, err), err) : status;
+}
+
+static tsr_status check(cli *program, const validate_arguments *arguments, const contracts *all, cli_session *session,
                         tsr_error *err)
 {
+    const tsr_contract *layout = given(arguments->layout, &all->layout), *against = given(arguments->against, &all->against);
     const tsr_host *host = cli_host(program);
     tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
     tsr_ring *ring = NULL;
-    tsr_status status = tsr_validate_catalog(session->catalog, host, findings, err);
-    if (status == TSR_OK && arguments->layout)
-        status = tsr_validate_layout(session->catalog, &layout->catalog, host, findings, err);
+    tsr_status status = cli_check(program, session, layout, err);
+    if (status == TSR_OK && against) status = tsr_validate_contract(session->catalog, against, host, findings, err);
     if (status == TSR_OK && arguments->deep) status = tsr_ring_new(host, 0, &ring, err);
     status = cli_agree(program, status, err);
-    if (status == TSR_OK && arguments->deep) status = check_deep(program, session, ring, err);
+    if (status == TSR_OK && arguments->deep) status = check_bytes(program, layout, session, ring, err);
     tsr_ring_free(ring);
     return status == TSR_OK ? cli_agree(program, cli_unchanged(session, err), err) : status;
 }
@@ -72,21 +80,18 @@ static int worse(int a, int b)
     return a > b ? a : b;
 }
 
-static int validate_path(cli *program, const validate_arguments *arguments, const contract *layout, const char *path,
+static int validate_path(cli *program, const validate_arguments *arguments, const contracts *all, const char *path,
                          cli_report *report)
 {
     tsr_error err = {0};
     cli_session session;
     tsr_status status = cli_agree(program, cli_open(program, path, NULL, &session, &err), &err);
-    if (status == TSR_OK) status = check(program, arguments, layout, &session, &err);
+    if (status == TSR_OK) status = check(program, arguments, all, &session, &err);
     int result = CLI_DONE;
     if (status == TSR_OK) {
         const tsr_findings *findings = tsr_checkpoint_findings(session.checkpoint);
         cli_report_add(report, path, session.catalog, findings);
-        int least = arguments->fail_on ? TSR_ERROR - ((int)arguments->fail_on - 1) : TSR_ERROR;
-        for (int level = least; level <= TSR_ERROR; level++) {
-            if (tsr_findings_total(findings, (tsr_level)level)) result = CLI_DIFFERS;
-        }
+        result = cli_report_status(findings, arguments->fail_on);
     } else {
         cli_report_trouble(report, path, &err);
         result = cli_fail_error(program, path, &err);
@@ -99,25 +104,28 @@ static int run(cli *program, const void *given)
 {
     const validate_arguments *arguments = given;
     tsr_error err = {0};
-    contract layout = {0};
+    contracts all = {0};
+    const char *path = NULL;
     if (arguments->list_rules) {
         cli_put_rules(&program->out);
         return CLI_DONE;
     }
     if (program->operands.count == 0) return cli_fail(program, "validate needs PATH…; see tessera help validate");
-    tsr_status status = arguments->layout ? load_contract(program, arguments->layout, &layout, &err) : TSR_OK;
+    tsr_status status = load_contracts(program, arguments, &all, &path, &err);
     if (cli_agree(program, status, &err) != TSR_OK) {
-        free_contract(&layout);
-        return cli_fail_error(program, arguments->layout, &err);
+        cli_contract_free(&all.layout);
+        cli_contract_free(&all.against);
+        return cli_fail_error(program, path, &err);
     }
     cli_report report;
     int result = CLI_DONE;
     unsigned format = arguments->json ? CLI_REPORT_JSON : arguments->format ? arguments->format : CLI_REPORT_TEXT;
     cli_report_start(&report, &program->out, (cli_report_format)format, program->operands.count, &err);
     for (size_t i = 0; i < program->operands.count; i++) {
-        result = worse(result, validate_path(program, arguments, &layout, program->operands.items[i], &report));
+        result = worse(result, validate_path(program, arguments, &all, program->operands.items[i], &report));
     }
-    free_contract(&layout);
+    cli_contract_free(&all.layout);
+    cli_contract_free(&all.against);
     if (cli_report_end(&report) != TSR_OK) return cli_fail_error(program, NULL, &err);
     return result;
 }
@@ -125,8 +133,15 @@ static int run(cli *program, const void *given)
 static const cli_option options[] = {
     {"deep", 0, CLI_FLAG, NULL, "read every byte: structure of every item, checksums, dtype and shape, copies, NaN",
      offsetof(validate_arguments, deep)},
-    {"layout", 0, CLI_TEXT, "FILE", "check against a file that `tessera layout` wrote",
+    {"layout", 0, CLI_TEXT, "FILE", "check against a file that `tessera layout` wrote; with --deep its hashes too",
      offsetof(validate_arguments, layout)},
+    {"against", 0, CLI_TEXT, "FILE",
+     "would it load? names, dtypes and shapes of a checkpoint, a module tree, an index file, or names, one a line",
+     offsetof(validate_arguments, against)},
+    {"prefix", 0, CLI_TEXT, "TEXT", "with --against: only names that begin so count, without it (\"model.\")",
+     offsetof(validate_arguments, prefix)},
+    {"allow", 0, CLI_TEXT, "WORDS", "what may differ: missing,extra,dtype,shape,chunks,value",
+     offsetof(validate_arguments, allow)},
     {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text)", offsetof(validate_arguments, format)},
     {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(validate_arguments, json)},
     {"fail-on", 0, CLI_CHOICE, "error|warning|note", "end with status 1 from this level on (default error)",
@@ -144,6 +159,7 @@ const cli_command cli_validate = {
     .examples = "tessera validate ckpt/\nmetadata, headers, sizes of files: quick\n"
                 "tessera validate --deep ckpt/\nevery byte\n"
                 "tessera validate --layout layout.json ckpt/ --format github\nin CI: fails when the layout has drifted\n"
+                "tessera validate --against modules.json --prefix model. ckpt/\nwould this model load it? missing, unexpected, other shapes\n"
                 "tessera validate --list-rules\nwhat it looks for; `tessera explain RULE` tells more\n",
     .options = options,
     .arguments_size = sizeof(validate_arguments),

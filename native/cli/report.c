@@ -1,10 +1,10 @@
-/* See report.h. Sources: the JUnit schema of Jenkins; GitHub's workflow commands; GitLab's Code
- * Quality report format. */
+/* See report.h. Sources: the JUnit schema of Jenkins; GitLab's Code Quality report format. */
 #include "cli/report.h"
 
 #include <inttypes.h>
 
 #include "cli/findings_text.h"
+#include "cli/report_github.h"
 #include "cli/term.h"
 
 /* ---- text ---- */
@@ -24,29 +24,6 @@ static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog
     cli_put_finding_counts(r->terminal, totals);
     putchar('\n');
     cli_put_findings(r->terminal, NULL, findings, 0);
-}
-
-/* ---- GitHub ---- */
-
-static void put_github_escaped(tsr_str text, bool property)
-{
-    for (size_t i = 0; i < text.size; i++) {
-        char c = text.data[i];
-        bool escape = c == '%' || c == '\r' || c == '\n' || (property && (c == ':' || c == ','));
-        if (escape) printf("%%%02X", (unsigned char)c);
-        else cli_put(stdout, (tsr_str){text.data + i, 1});
-    }
-}
-
-static void github_add(const char *path, const tsr_finding *finding)
-{
-    char place[4096];
-    tsr_finding_place(tsr_str_from(path), finding, place, sizeof place);
-    printf("::%s file=", finding->level == TSR_NOTE ? "notice" : tsr_level_name(finding->level));
-    put_github_escaped(tsr_str_from(place), true);
-    printf(",title=%s::", finding->rule->id);
-    put_github_escaped(finding->message, false);
-    putchar('\n');
 }
 
 /* ---- JUnit ---- */
@@ -124,7 +101,7 @@ void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_repo
     if (format == CLI_REPORT_SARIF) tsr_sarif_start(&report->json, TSR_VERSION);
     if (format == CLI_REPORT_GITLAB) tsr_json_array(&report->json);
     if (format == CLI_REPORT_JUNIT)
-        printf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera validate\" tests=\"%zu\">\n",
+        printf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera\" tests=\"%zu\">\n",
                path_count);
 }
 
@@ -135,11 +112,18 @@ void cli_report_add(cli_report *report, const char *path, const tsr_catalog *cat
     if (report->format == CLI_REPORT_JSON) tsr_findings_document_add(&report->document, tsr_str_from(path), findings);
     if (report->format == CLI_REPORT_SARIF) tsr_sarif_add(&report->json, tsr_str_from(path), findings);
     if (report->format == CLI_REPORT_JUNIT) junit_add(path, findings);
-    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
-        const tsr_finding *finding = tsr_findings_at(findings, i);
-        if (report->format == CLI_REPORT_GITHUB) github_add(path, finding);
-        if (report->format == CLI_REPORT_GITLAB) gitlab_add(&report->json, path, finding);
+    if (report->format == CLI_REPORT_GITHUB) cli_github_add(report->annotations, path, findings);
+    if (report->format != CLI_REPORT_GITLAB) return;
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) gitlab_add(&report->json, path, tsr_findings_at(findings, i));
+}
+
+int cli_report_status(const tsr_findings *findings, unsigned fail_on)
+{
+    const int least = fail_on ? TSR_ERROR - ((int)fail_on - 1) : TSR_ERROR;
+    for (int level = least; level <= TSR_ERROR; level++) {
+        if (tsr_findings_total(findings, (tsr_level)level)) return CLI_DIFFERS;
     }
+    return CLI_DONE;
 }
 
 void cli_report_trouble(cli_report *report, const char *path, const tsr_error *err)

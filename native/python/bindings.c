@@ -347,12 +347,13 @@ tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats,
 static tsr_status check_layout(session *s, tsr_str layout, tsr_error *err)
 {
     const tsr_host *host = &s->native.host;
-    tsr_catalog contract;
+    tsr_contract contract;
     tsr_arena *arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
     if (!arena) return TSR_E_NOMEM;
-    tsr_status status = tsr_layout_read(layout, host, arena, &contract, err);
+    tsr_status status = tsr_contract_read(layout, host, arena, &contract, err);
     if (status == TSR_OK) {
-        status = tsr_validate_layout(tsr_checkpoint_catalog(s->checkpoint), &contract, host,
+        contract.match = tsr_glob_match;
+        status = tsr_validate_contract(tsr_checkpoint_catalog(s->checkpoint), &contract, host,
                                      tsr_checkpoint_findings(s->checkpoint), err);
     }
     tsr_arena_free(arena);

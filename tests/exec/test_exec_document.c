@@ -124,12 +124,11 @@ static void test_exec_document__a_layout_is_sorted_and_reads_back(void **state)
         {.fqn = TSR_STR("a"), .kind = TSR_ENTRY_OBJECT, .type = TSR_STR("int")},
     };
     const tsr_catalog catalog = {.entries = entries, .entry_count = 2};
-    const tsr_selection all = {NULL, NULL};
     sink to = {{0}, 0};
     tsr_json json;
     tsr_error err = {0};
     tsr_json_start(&json, take, &to, 0, &err);
-    assert_int_equal(tsr_document_layout(&catalog, &all, true, &host_libc, &json, &err), TSR_OK);
+    assert_int_equal(tsr_document_layout(&catalog, &(tsr_layout_options){0}, &host_libc, &json, &err), TSR_OK);
     assert_int_equal(tsr_json_finish(&json), TSR_OK);
     to.text[to.used] = '\0';
     assert_string_equal(to.text,
@@ -137,11 +136,11 @@ static void test_exec_document__a_layout_is_sorted_and_reads_back(void **state)
                         "{\"fqn\":\"w\",\"kind\":\"tensor\",\"dtype\":\"float16\",\"shape\":[4],\"chunks\":["
                         "{\"offsets\":[0],\"sizes\":[2]},{\"offsets\":[2],\"sizes\":[2]}]}]}\n");
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, &err);
-    tsr_catalog back;
-    assert_int_equal(tsr_layout_read((tsr_str){to.text, to.used}, &host_libc, arena, &back, &err), TSR_OK);
-    assert_int_equal(back.entry_count, 2);
-    assert_int_equal(back.entries[1].chunk_count, 2);
-    assert_int_equal(back.entries[1].chunks[1].offsets[0], 2);
+    tsr_contract back;
+    assert_int_equal(tsr_contract_read((tsr_str){to.text, to.used}, &host_libc, arena, &back, &err), TSR_OK);
+    assert_int_equal(back.expected.entry_count, 2);
+    assert_int_equal(back.expected.entries[1].chunk_count, 2);
+    assert_int_equal(back.expected.entries[1].chunks[1].offsets[0], 2);
     tsr_arena_free(arena);
 }
 

@@ -16,8 +16,8 @@
 /* Readers of a text, `ctx`. */
 static tsr_status read_layout(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
-    tsr_catalog catalog;
-    return tsr_layout_read(tsr_str_from(ctx), host, arena, &catalog, err);
+    tsr_contract contract;
+    return tsr_contract_read(tsr_str_from(ctx), host, arena, &contract, err);
 }
 
 static tsr_status read_target(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
@@ -84,7 +84,7 @@ static void test_formats_documents__layouts_are_complete_or_refused(void **state
     strcat(many, "1]");
     const edit edits[] = {
         NEEDED("schema", "\"tessera.layout/1\"", "a string", "schema"),
-        {"tessera.layout/1", "tessera.layout/2", TSR_E_FORMAT, "schema 'tessera.layout/2'; it must be tessera.layout/1"},
+        {"tessera.layout/1", "tessera.layout/2", TSR_E_FORMAT, "schema 'tessera.layout/2'; it must be tessera.layout/1 or tessera.modules/1"},
         {"tessera.layout/1", "tessera.inspect/1", TSR_OK, ""},
 
         {"{\"fqn\":\"w\"", "7,{\"fqn\":\"w\"", TSR_E_FORMAT, "expected an object at entries[0]"},

@@ -127,12 +127,13 @@ static void test_layout_validate__compares_with_a_layout_document(void **state)
         {"layout/unexpected-entry", "new", "'new'", NULL},
     };
     tsr_catalog a = {.entries = here, .entry_count = 7}, b = {.entries = there, .entry_count = 7};
+    const tsr_contract contract = {.expected = b, .called = "the layout"};
     for (size_t n = 0;; n++) {
         failing_allocator failing;
         failing_start(&failing, n);
         tsr_host host = host_with(&failing.allocator);
         tsr_findings *findings = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
-        tsr_status status = tsr_validate_layout(&a, &b, &host, findings, NULL);
+        tsr_status status = tsr_validate_contract(&a, &contract, &host, findings, NULL);
         if (status == TSR_OK) assert_findings(findings, want, 6);
         tsr_findings_free(findings);
         assert_int_equal(failing.live, 0);

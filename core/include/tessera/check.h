@@ -4,6 +4,7 @@
 
 #include "tessera/comm.h"
 #include "tessera/read.h"
+#include "tessera/validate.h"
 
 TSR_API_BEGIN
 
@@ -16,6 +17,17 @@ typedef struct tsr_digest {
  * when the host has no such digest. */
 tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
                              tsr_ring *ring, tsr_digest *out, tsr_error *err);
+
+/* Digest of an object's value as compact JSON; false where JSON cannot hold it. */
+tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
+                             tsr_digest *out, tsr_error *err);
+/* A digest in hex, NUL-terminated; 65 bytes suffice. Returns `out`. */
+const char *tsr_digest_text(const tsr_digest *digest, char *out);
+
+/* Reads what a contract (tessera/validate.h) has digests of, and adds layout/digest findings to the checkpoint's.
+ * Errors: those of reading; TSR_E_UNSUPPORTED where the host has no such digest. */
+tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
+                             const tsr_progress *progress, tsr_error *err);
 
 /* Statistics of a tensor. Complex tensors count by parts: `count` is twice their elements. min, max, mean and std are over
  * the finite values (0 when there are none); std has divisor n − 1 as torch.std (0 for fewer than two values). NaNs and

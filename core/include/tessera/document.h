@@ -35,8 +35,16 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
                                 tsr_error *err);
 
 /* tessera.layout/1, entries sorted by FQN and chunks by offsets, so that a container's order does not count. */
-tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_selection *selection, bool with_chunks,
-                               const tsr_host *host, tsr_json *json, tsr_error *err);
+typedef struct tsr_layout_options {
+    tsr_selection selection;
+    bool no_chunks;
+    tsr_digest_algorithm hash;    /* 0: none. Else of every tensor, and of every object that JSON can hold */
+    tsr_checkpoint *checkpoint;   /* these three are needed for hash only */
+    tsr_ring *ring;
+    const tsr_progress *progress; /* may be NULL */
+} tsr_layout_options;
+tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_options *options, const tsr_host *host,
+                               tsr_json *json, tsr_error *err);
 /* tessera.findings/1 over any number of paths: start, add each path's findings (`path` empty: not printed), end. Zero the
  * struct before start. */
 typedef struct tsr_findings_document {
@@ -63,6 +71,8 @@ typedef struct tsr_diff_document {
     const tsr_difference *differences; /* one a pair, or NULL: values were not compared */
 } tsr_diff_document;
 tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
+/* The same as findings: diff/added, removed, dtype, shape, value, object, layout; diff/renamed (a note) for suggestions. */
+tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *findings, tsr_error *err);
 
 /* The target that such texts mean; `match` as in tsr_target. A default that is empty becomes "replicate,…" in the texts too.
  * Everything lives in `arena` and borrows the texts. Checked. Errors: TSR_E_USAGE naming the rule and the byte in it. */

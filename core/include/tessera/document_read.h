@@ -3,15 +3,20 @@
 #ifndef TESSERA_DOCUMENT_READ_H
 #define TESSERA_DOCUMENT_READ_H
 
-#include "tessera/catalog.h"
+#include "tessera/validate.h"
 #include "tessera/host.h"
 
 TSR_API_BEGIN
 
-/* Reads a tessera.layout/1 document into a catalog in `arena` (format TSR_FORMAT_NONE, chunks without files; `chunks` NULL
- * where the document has none). Also takes a tessera.inspect/1 document. Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM,
- * with the byte or the place in the document. */
-tsr_status tsr_layout_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_catalog *out, tsr_error *err);
+/* What a document says that a checkpoint should hold, in `arena`; `match` is left to the caller. It is
+ *
+ *   tessera.layout/1, tessera.inspect/1   everything that they say; digests where all are of one algorithm; "rules"
+ *   tessera.modules/1                     what the model's state dict would hold: names, shapes, dtypes where told
+ *   an index file with a weight_map       names
+ *   text that is no JSON                  names, one a line; empty lines and those that begin with # do not count
+ *
+ * Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM, with the byte or the place in the document. */
+tsr_status tsr_contract_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_contract *out, tsr_error *err);
 
 /* A tessera.target/1 document as it stands: texts that mesh.h reads. All live in `arena`. */
 typedef struct tsr_target_rule_text {

@@ -37,11 +37,51 @@ tsr_status tsr_tiling_check(const tsr_allocator *allocator, uint32_t rank, const
  * (TSR_NO_FILE) are tiled like others. Findings name files where the catalog has their names. */
 tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host, tsr_findings *findings, tsr_error *err);
 
-/* The catalog against a layout document read into a second catalog (its entries need FQN, kind, dtype, shape; `chunks`
- * NULL means that the document does not say): layout/missing-entry, layout/unexpected-entry, layout/kind, layout/dtype,
- * layout/shape, layout/chunks. Chunks are compared as sets of boxes. */
-tsr_status tsr_validate_layout(const tsr_catalog *catalog, const tsr_catalog *layout, const tsr_host *host,
-                               tsr_findings *findings, tsr_error *err);
+/* What a checkpoint should hold: entries that a layout, a module tree, an index file or a list of names tells. Of an entry,
+ * dtype TSR_DTYPE_NONE (with shape NULL: neither), chunks NULL and an empty digest mean that nothing is said of it. */
+typedef enum tsr_leniency {
+    TSR_MAY_MISS = 1,   /* an entry of the contract need not be there */
+    TSR_MAY_EXCEED = 2, /* an entry that the contract does not have may be there */
+    TSR_ANY_DTYPE = 4,
+    TSR_ANY_SHAPE = 8,
+    TSR_ANY_CHUNKS = 16,
+    TSR_ANY_VALUE = 32 /* digests do not count */
+} tsr_leniency;
+
+typedef struct tsr_contract_rule {
+    tsr_str match;           /* a GLOB over the whole FQN; the first rule that matches counts */
+    uint32_t allow;          /* of tsr_leniency */
+    const tsr_dtype *dtypes; /* further dtypes that are as good as the one said */
+    size_t dtype_count;
+} tsr_contract_rule;
+
+typedef struct tsr_contract {
+    tsr_catalog expected;
+    const tsr_str *digests; /* one an entry, in hex; NULL: none has one */
+    tsr_digest_algorithm algorithm;
+    const tsr_contract_rule *rules;
+    size_t rule_count;
+    bool (*match)(tsr_str glob, tsr_str name); /* needed where there are rules: tsr_glob_match */
+    const char *called;                        /* in messages: "the layout" */
+    tsr_str prefix;    /* of the checkpoint only what begins so counts, without it: "model." */
+    uint32_t allow;    /* of tsr_leniency, for what no rule matches */
+    bool any_kind;     /* names only: tensors and objects are the same */
+} tsr_contract;
+
+/* "missing", "extra", "dtype", "shape", "chunks", "value" as a bit of tsr_leniency; 0: another word. */
+uint32_t tsr_leniency_from_word(tsr_str word);
+
+/* The name that an entry of a checkpoint has for the contract: without the prefix; false where it does not count. */
+bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out);
+
+/* The rule of a name, or NULL; and what is allowed for it. */
+const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_str fqn);
+uint32_t tsr_contract_allows(const tsr_contract *contract, tsr_str fqn);
+
+/* The catalog against a contract: layout/missing-entry, layout/unexpected-entry, layout/kind, layout/dtype, layout/shape,
+ * layout/chunks. Chunks are compared as sets of boxes. Digests are exec's (tsr_check_digests). */
+tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract *contract, const tsr_host *host,
+                                 tsr_findings *findings, tsr_error *err);
 
 TSR_API_END
 

@@ -1,4 +1,4 @@
-/* Any bytes as a tessera.layout/1 document: read or refused, never more. */
+/* Any bytes as a contract (a layout, a module tree, an index, a list of names): read or refused, never more. */
 #include "tessera/document_read.h"
 
 #include <stdlib.h>
@@ -9,14 +9,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     tsr_error err = {0};
-    tsr_catalog catalog = {0};
+    tsr_contract contract;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, (size_t)64 << 20, &err);
     if (!arena) return 0;
-    if (tsr_layout_read((tsr_str){(const char *)data, size}, &host, arena, &catalog, &err) == TSR_OK) {
+    if (tsr_contract_read((tsr_str){(const char *)data, size}, &host, arena, &contract, &err) == TSR_OK) {
         uint64_t chunks = 0;
-        for (uint64_t i = 0; i < catalog.entry_count; i++) {
-            const tsr_entry *entry = &catalog.entries[i];
-            if (entry->kind == TSR_ENTRY_TENSOR && entry->dtype == TSR_DTYPE_NONE) abort();
+        for (uint64_t i = 0; i < contract.expected.entry_count; i++) {
+            const tsr_entry *entry = &contract.expected.entries[i];
+            if (!entry->fqn.data) abort();
             for (uint64_t c = 0; c < entry->chunk_count; c++) {
                 if (entry->rank && (!entry->chunks[c].offsets || !entry->chunks[c].sizes)) abort();
                 chunks++;

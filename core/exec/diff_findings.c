@@ -1,0 +1,94 @@
+/* A diff as findings, for the reports that CI systems read. */
+#include "base/line.h"
+#include "base/try.h"
+#include "tessera/document.h"
+
+static tsr_place place_of(const tsr_entry *entry)
+{
+    tsr_place place = TSR_NOWHERE;
+    place.fqn = entry->fqn;
+    return place;
+}
+
+/* "float32 [4, 8]", or the type of an object. */
+static const char *side_text(const tsr_entry *entry, char *out, size_t capacity)
+{
+    tsr_line line = tsr_line_on(out, capacity);
+    if (entry->kind != TSR_ENTRY_TENSOR) {
+        tsr_line_put(&line, entry->type.data, entry->type.size);
+        return out;
+    }
+    tsr_line_format(&line, "%s [", tsr_dtype_describe(entry->dtype)->name);
+    for (uint32_t d = 0; d < entry->rank; d++)
+        tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
+    tsr_line_put(&line, "]", 1);
+    return out;
+}
+
+static tsr_status find_sides(tsr_findings *findings, const char *rule, const char *what, const tsr_diff_pair *pair,
+                             tsr_error *err)
+{
+    char a[160], b[160];
+    return tsr_find(findings, rule, place_of(pair->a), err, "%s of '%.*s' differs: %s in A, %s in B", what,
+                    TSR_STR_ARG(pair->a->fqn), side_text(pair->a, a, sizeof a), side_text(pair->b, b, sizeof b));
+}
+
+static tsr_status find_values(tsr_findings *findings, const tsr_diff_pair *pair, const tsr_difference *d, tsr_error *err)
+{
+    char most[64] = "";
+    tsr_line line = tsr_line_on(most, sizeof most);
+    if (d->numeric) {
+        tsr_line_put(&line, ", by at most ", 13);
+        tsr_line_real(&line, d->max_abs, false);
+    }
+    return tsr_find(findings, "diff/value", place_of(pair->a), err, "%llu of %llu values of '%.*s' differ%s",
+                    (unsigned long long)d->differing, (unsigned long long)d->elements, TSR_STR_ARG(pair->a->fqn), most);
+}
+
+static tsr_status find_pair(tsr_findings *findings, const tsr_diff_pair *pair, const tsr_difference *difference,
+                            tsr_error *err)
+{
+    static const struct {
+        uint32_t bit;
+        const char *rule, *what;
+    } kinds[] = {{TSR_DIFF_DTYPE, "diff/dtype", "the dtype"},
+                 {TSR_DIFF_SHAPE, "diff/shape", "the shape"},
+                 {TSR_DIFF_OBJECT, "diff/object", "the value"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (pair->what & kinds[i].bit) TSR_TRY(find_sides(findings, kinds[i].rule, kinds[i].what, pair, err));
+    }
+    if (pair->what & TSR_DIFF_LAYOUT) {
+        TSR_TRY(tsr_find(findings, "diff/layout", place_of(pair->a), err,
+                         "the chunks of '%.*s' are other boxes: %llu in A, %llu in B", TSR_STR_ARG(pair->a->fqn),
+                         (unsigned long long)pair->a->chunk_count, (unsigned long long)pair->b->chunk_count));
+    }
+    return pair->what & TSR_DIFF_VALUE && difference ? find_values(findings, pair, difference, err) : TSR_OK;
+}
+
+static tsr_status find_one_sided(tsr_findings *findings, const char *rule, const char *side, const tsr_entry *const *entries,
+                                 uint64_t count, tsr_error *err)
+{
+    char text[160];
+    for (uint64_t i = 0; i < count; i++) {
+        TSR_TRY(tsr_find(findings, rule, place_of(entries[i]), err, "'%.*s' (%s) is only in %s", TSR_STR_ARG(entries[i]->fqn),
+                         side_text(entries[i], text, sizeof text), side));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *findings, tsr_error *err)
+{
+    const tsr_diff *diff = document->diff;
+    TSR_TRY(find_one_sided(findings, "diff/removed", "A", diff->removed, diff->removed_count, err));
+    TSR_TRY(find_one_sided(findings, "diff/added", "B", diff->added, diff->added_count, err));
+    for (uint64_t i = 0; i < diff->pair_count; i++) {
+        const tsr_difference *difference = document->differences ? &document->differences[i] : NULL;
+        TSR_TRY(find_pair(findings, &diff->pairs[i], difference, err));
+    }
+    for (uint64_t i = 0; i < diff->renamed_count; i++) {
+        const tsr_diff_rename *r = &diff->renamed[i];
+        TSR_TRY(tsr_find(findings, "diff/renamed", place_of(r->a), err, "'%.*s' may be '%.*s' in B: %.*s",
+                         TSR_STR_ARG(r->a->fqn), TSR_STR_ARG(r->b->fqn), TSR_STR_ARG(r->why)));
+    }
+    return TSR_OK;
+}

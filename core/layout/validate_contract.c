@@ -1,0 +1,171 @@
+/* A catalog against a contract, such as the layout that a repository committed: names, kinds, dtypes, shapes and boxes. */
+#include "base/try.h"
+#include "layout/box_set.h"
+#include "layout/dims_text.h"
+#include "tessera/map.h"
+#include "tessera/validate.h"
+
+typedef struct compare {
+    const tsr_contract *contract;
+    const tsr_allocator *allocator;
+    tsr_findings *findings;
+} compare;
+
+uint32_t tsr_leniency_from_word(tsr_str word)
+{
+    static const char *const words[] = {"missing", "extra", "dtype", "shape", "chunks", "value"};
+    for (uint32_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (tsr_str_equal(word, tsr_str_from(words[i]))) return 1u << i;
+    }
+    return 0;
+}
+
+bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out)
+{
+    const size_t n = contract->prefix.size;
+    *out = (tsr_str){fqn.data + n, fqn.size - n};
+    return tsr_str_starts(fqn, contract->prefix);
+}
+
+const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_str fqn)
+{
+    for (size_t i = 0; i < contract->rule_count; i++) {
+        if (contract->match(contract->rules[i].match, fqn)) return &contract->rules[i];
+    }
+    return NULL;
+}
+
+uint32_t tsr_contract_allows(const tsr_contract *contract, tsr_str fqn)
+{
+    const tsr_contract_rule *rule = tsr_contract_rule_of(contract, fqn);
+    return rule ? rule->allow : contract->allow;
+}
+
+static tsr_place name_of(const tsr_entry *entry)
+{
+    tsr_place place = TSR_NOWHERE;
+    place.fqn = entry->fqn;
+    return place;
+}
+
+static const char *kind_name(tsr_entry_kind kind)
+{
+    return kind == TSR_ENTRY_TENSOR ? "a tensor" : kind == TSR_ENTRY_OBJECT ? "an object" : "opaque";
+}
+
+static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+{
+    return tsr_box_equal((tsr_box){a->rank, NULL, a->shape}, (tsr_box){b->rank, NULL, b->shape});
+}
+
+static bool same_dtype(const compare *c, const tsr_entry *entry, const tsr_entry *wanted)
+{
+    const tsr_contract_rule *rule = tsr_contract_rule_of(c->contract, wanted->fqn);
+    /* As documents print them: both ways of counting float4 have one name. */
+    if (strcmp(tsr_dtype_describe(entry->dtype)->name, tsr_dtype_describe(wanted->dtype)->name) == 0) return true;
+    for (size_t i = 0; rule && i < rule->dtype_count; i++) {
+        if (rule->dtypes[i] == entry->dtype) return true;
+    }
+    return false;
+}
+
+static tsr_status compare_chunks(const compare *c, const tsr_entry *entry, const tsr_entry *wanted, tsr_error *err)
+{
+    bool equal;
+    if (!wanted->chunks) return TSR_OK;
+    TSR_TRY(tsr_box_sets_equal(c->allocator, entry, wanted, &equal, err));
+    if (equal) return TSR_OK;
+    return tsr_find(c->findings, "layout/chunks", name_of(entry), err,
+                    "the chunks of '%.*s' (%llu) are other boxes than in %s (%llu)", TSR_STR_ARG(entry->fqn),
+                    (unsigned long long)entry->chunk_count, c->contract->called, (unsigned long long)wanted->chunk_count);
+}
+
+static tsr_status compare_shapes(const compare *c, const tsr_entry *entry, const tsr_entry *wanted, uint32_t allow,
+                                 tsr_error *err)
+{
+    tsr_dims_buffer shape, wanted_shape;
+    if (!wanted->shape && wanted->dtype == TSR_DTYPE_NONE) return TSR_OK; /* a name alone */
+    if (same_shape(entry, wanted)) return allow & TSR_ANY_CHUNKS ? TSR_OK : compare_chunks(c, entry, wanted, err);
+    if (allow & TSR_ANY_SHAPE) return TSR_OK;
+    return tsr_find(c->findings, "layout/shape", name_of(entry), err, "'%.*s' has shape %s, %s says %s",
+                    TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank), c->contract->called,
+                    tsr_dims_text(&wanted_shape, wanted->shape, wanted->rank));
+}
+
+static tsr_status compare_entry(const compare *c, const tsr_entry *entry, const tsr_entry *wanted, tsr_error *err)
+{
+    const uint32_t allow = tsr_contract_allows(c->contract, wanted->fqn);
+    if (entry->kind != wanted->kind && !c->contract->any_kind) {
+        return tsr_find(c->findings, "layout/kind", name_of(entry), err, "'%.*s' is %s, %s says %s", TSR_STR_ARG(entry->fqn),
+                        kind_name(entry->kind), c->contract->called, kind_name(wanted->kind));
+    }
+    if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    if (wanted->dtype != TSR_DTYPE_NONE && !(allow & TSR_ANY_DTYPE) && !same_dtype(c, entry, wanted)) {
+        TSR_TRY(tsr_find(c->findings, "layout/dtype", name_of(entry), err, "'%.*s' is %s, %s says %s",
+                         TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, c->contract->called,
+                         tsr_dtype_describe(wanted->dtype)->name));
+    }
+    return compare_shapes(c, entry, wanted, allow, err);
+}
+
+static tsr_status compare_all(const compare *c, const tsr_catalog *catalog, const tsr_map *index, tsr_error *err)
+{
+    const tsr_catalog *expected = &c->contract->expected;
+    for (uint64_t i = 0; i < expected->entry_count; i++) {
+        const tsr_entry *wanted = &expected->entries[i];
+        uint32_t at = tsr_map_get(index, wanted->fqn, UINT32_MAX);
+        if (at != UINT32_MAX) {
+            TSR_TRY(compare_entry(c, &catalog->entries[at], wanted, err));
+        } else if (!(tsr_contract_allows(c->contract, wanted->fqn) & TSR_MAY_MISS)) {
+            TSR_TRY(tsr_find(c->findings, "layout/missing-entry", name_of(wanted), err,
+                             "'%.*s' of %s is not in the checkpoint", TSR_STR_ARG(wanted->fqn), c->contract->called));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status index_entries(const tsr_contract *contract, const tsr_catalog *catalog, tsr_map *map, tsr_error *err)
+{
+    tsr_str name;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        if (!tsr_contract_name(contract, catalog->entries[i].fqn, &name)) continue;
+        TSR_TRY(tsr_map_put(map, name, (uint32_t)i, NULL, NULL, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status index_expected(const tsr_catalog *expected, tsr_map *map, tsr_error *err)
+{
+    for (uint64_t i = 0; i < expected->entry_count; i++) {
+        TSR_TRY(tsr_map_put(map, expected->entries[i].fqn, (uint32_t)i, NULL, NULL, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status report_unexpected(const compare *c, const tsr_catalog *catalog, const tsr_map *wanted, tsr_error *err)
+{
+    tsr_str name;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (!tsr_contract_name(c->contract, entry->fqn, &name) || tsr_map_get(wanted, name, UINT32_MAX) != UINT32_MAX) continue;
+        if (tsr_contract_allows(c->contract, name) & TSR_MAY_EXCEED) continue;
+        TSR_TRY(tsr_find(c->findings, "layout/unexpected-entry", name_of(entry), err, "'%.*s' is not in %s",
+                         TSR_STR_ARG(entry->fqn), c->contract->called));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract *contract, const tsr_host *host,
+                                 tsr_findings *findings, tsr_error *err)
+{
+    const compare c = {contract, host->allocator, findings};
+    tsr_map *here = tsr_map_new(host->allocator, catalog->entry_count, err);
+    tsr_map *wanted = here ? tsr_map_new(host->allocator, contract->expected.entry_count, err) : NULL;
+    tsr_status status = wanted ? index_entries(contract, catalog, here, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = index_expected(&contract->expected, wanted, err);
+    if (status == TSR_OK) status = compare_all(&c, catalog, here, err);
+    if (status == TSR_OK) status = report_unexpected(&c, catalog, wanted, err);
+    tsr_map_free(wanted);
+    tsr_map_free(here);
+    return status;
+}

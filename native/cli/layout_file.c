@@ -1,0 +1,59 @@
+/* See layout_file.h. */
+#include "cli/layout_file.h"
+
+#include <stdio.h>
+
+#include "tessera/document.h"
+
+static tsr_status write_layout(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to, tsr_error *err)
+{
+    tsr_json json;
+    tsr_ring *ring = NULL;
+    cli_progress progress;
+    tsr_status status = file->hash ? tsr_ring_new(cli_host(program), 0, &ring, err) : TSR_OK;
+    if (status != TSR_OK) return status;
+    cli_progress_start(&progress, program, "hashing");
+    const tsr_layout_options options = {.selection = {cli_selects, &file->selection},
+                                        .no_chunks = file->no_chunks,
+                                        .hash = (tsr_digest_algorithm)file->hash,
+                                        .checkpoint = session->checkpoint,
+                                        .ring = ring,
+                                        .progress = &progress.base};
+    tsr_json_start(&json, cli_write_file, to, 1, err);
+    status = tsr_document_layout(session->catalog, &options, cli_host(program), &json, err);
+    cli_progress_end(&progress);
+    tsr_ring_free(ring);
+    return status == TSR_OK ? tsr_json_finish(&json) : status;
+}
+
+/* Written beside its place and renamed, so that a failed run leaves an earlier file as it was. */
+static tsr_status write_file(cli *program, const cli_session *session, const cli_layout_file *file, tsr_error *err)
+{
+    char temporary[4096];
+    if (snprintf(temporary, sizeof temporary, "%s.tmp", file->output) >= (int)sizeof temporary) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the name of the output is too long");
+    }
+    FILE *to = fopen(temporary, "wb");
+    if (!to) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot create '%s'", temporary);
+    tsr_status status = write_layout(program, session, file, to, err);
+    if (fclose(to) != 0 && status == TSR_OK)
+        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", temporary);
+    if (status == TSR_OK && rename(temporary, file->output) != 0) {
+        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot rename to '%s'", file->output);
+    }
+    if (status != TSR_OK) remove(temporary);
+    return status;
+}
+
+int cli_write_layout(cli *program, const char *path, const cli_layout_file *file)
+{
+    tsr_error err = {0};
+    cli_session session;
+    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = !file->hash}, &session, &err);
+    if (status == TSR_OK) {
+        status = file->output ? write_file(program, &session, file, &err) : write_layout(program, &session, file, stdout, &err);
+    }
+    if (status == TSR_OK) status = cli_unchanged(&session, &err);
+    cli_close(&session);
+    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
+}

@@ -1,0 +1,119 @@
+"""Layouts with rules and hashes, manifests, what would load into what, and a diff's reports."""
+import json
+import os
+import xml.etree.ElementTree as xml
+
+from harness import need, sample, test
+
+
+def rules(doc):
+    return sorted((f["rule"], f.get("fqn", "")) for f in doc["findings"])
+
+
+def write(path, doc):
+    with open(path, "w") as f:
+        f.write(doc if isinstance(doc, str) else json.dumps(doc))
+    return path
+
+
+@test
+def test_manifest_is_the_same_for_other_shardings_and_containers(t):
+    path, _ = sample("dcp_fsdp2")
+    t.run("reshard", path, t.at("three"), "--mesh", "dp=3", "--placements", "shard(0)")
+    t.run("convert", path, t.at("one.pt"), "--to", "torch")
+    t.run("manifest", path, "-o", t.at("m.json"))
+    want = open(t.at("m.json")).read()
+    need(t.run("manifest", t.at("three")).stdout.decode() == want, "the manifest on three ranks differs")
+    tensors = lambda doc: {e["fqn"]: e["hash"] for e in doc["entries"] if e["kind"] == "tensor"}
+    need(tensors(t.json("manifest", t.at("one.pt"))) == tensors(json.loads(want)), "the manifest of the torch file differs")
+    for where in (t.at("three"), t.at("one.pt")):
+        need(rules(t.json("verify", where, t.at("m.json"), "--json")) == [], where)
+    hashes = {e["fqn"]: e["hash"]["digest"] for e in t.json("inspect", path, "--json", "--hash", "sha256")["entries"] if "hash" in e}
+    layout = t.json("layout", path, "--hash", "sha256")
+    need({e["fqn"]: e["hash"]["digest"] for e in layout["entries"] if e["kind"] == "tensor"} == hashes, "layout --hash is not inspect --hash")
+
+
+@test
+def test_verify_finds_what_changed(t):
+    path, _ = sample("dcp_fsdp2")
+    doc = t.json("manifest", path)
+    one = next(e for e in doc["entries"] if e["fqn"] == "model.emb.weight")
+    one["hash"]["digest"] = "0" * 32
+    step = next(e for e in doc["entries"] if e["fqn"] == "step")
+    step["hash"]["digest"] = "1" * 32
+    m = write(t.at("m.json"), doc)
+    need(rules(t.json("verify", path, m, "--json", status=1)) == [("layout/digest", "model.emb.weight"), ("layout/digest", "step")], "findings")
+    need(rules(t.json("validate", path, "--layout", m, "--json")) == [], "hashes counted without --deep")
+    need(len(rules(t.json("validate", path, "--layout", m, "--deep", "--json", status=1))) == 2, "hashes did not count with --deep")
+    need(rules(t.json("verify", path, m, "--json", "--allow", "value")) == [], "--allow value")
+    t.run("layout", path, "-o", t.at("l.json"))
+    need(b"has no hashes" in t.run("verify", path, t.at("l.json"), status=2).stderr, "a layout without hashes")
+    doc["entries"][0]["hash"]["algorithm"] = "md5"
+    need(b"'md5'" in t.run("verify", path, write(t.at("m.json"), doc), status=2).stderr, "md5")
+
+
+@test
+def test_layout_rules(t):
+    path, _ = sample("dcp_fsdp2")
+    doc = t.json("layout", path, "--no-chunks", "--exclude", "optim.**")
+    for e in doc["entries"]:
+        if e["fqn"] == "model.emb.weight":
+            e["dtype"] = "bfloat16"
+        if e["fqn"] == "model.few.weight":
+            e["shape"] = [9, 9]
+    doc["entries"].append({"fqn": "ema.w", "kind": "tensor", "dtype": "float32", "shape": [1]})
+    strict = rules(t.json("validate", path, "--layout", write(t.at("l.json"), doc), "--json", status=1))
+    need({r for r, _ in strict} == {"layout/dtype", "layout/shape", "layout/missing-entry", "layout/unexpected-entry"}, strict)
+    doc["rules"] = [{"match": "optim.**", "allow": ["extra"]}, {"match": "ema.**", "allow": ["missing"]},
+                    {"match": "model.emb.*", "dtypes": ["float32", "float16"]}, {"match": "model.few.*", "allow": ["shape"]}]
+    need(rules(t.json("validate", path, "--layout", write(t.at("l.json"), doc), "--json")) == [], "the rules")
+    need(rules(t.json("validate", path, "--layout", t.at("l.json"), "--json", "--allow", "missing")) == [], "--allow beside rules")
+    for bad, word in (({"match": "x", "allow": ["everything"]}, "everything"), ({"allow": []}, "match"), ({"match": "x", "dtypes": ["float33"]}, "float33"), (3, "rules[0]")):
+        need(word in t.run("validate", path, "--layout", write(t.at("b.json"), {**doc, "rules": [bad]}), status=2).stderr.decode(), bad)
+
+
+@test
+def test_would_this_load(t):
+    index = sample("safetensors_index")[0]
+    path = os.path.dirname(index)
+    need(rules(t.json("validate", path, "--against", index, "--json")) == [], "its own index")
+    names = sorted(json.load(open(index))["weight_map"])
+    lines = write(t.at("names.txt"), "# keys\n" + "\n".join(n for n in names[1:]) + "\nnew.key\r\n")
+    need(rules(t.json("validate", path, "--against", lines, "--json", status=1)) == [("layout/missing-entry", "new.key"), ("layout/unexpected-entry", names[0])], "a list of names")
+    need(rules(t.json("validate", path, "--against", lines, "--json", "--allow", "missing,extra")) == [], "--allow")
+    need(b"none of missing" in t.run("validate", path, "--against", lines, "--allow", "much", status=2).stderr, "--allow much")
+    model = {"class": "Net", "wrapper": "none", "parameters": {"a": {"shape": [11, 6], "dtype": "float32", "requires_grad": True}, "b": {"shape": [2], "dtype": "float32", "requires_grad": True}}, "buffers": {}, "extra_state": False, "children": {}}
+    tree = write(t.at("modules.json"), {"schema": "tessera.modules/1", "root": {**model, "parameters": {}, "children": {"emb": {**model, "parameters": {"weight": model["parameters"]["a"]}}, "few": {**model, "parameters": {"weight": model["parameters"]["b"]}}}}})
+    got = rules(t.json("validate", sample("dcp_fsdp2")[0], "--against", tree, "--prefix", "model.", "--json", "--allow", "extra", status=1))
+    need(got == [("layout/shape", "model.few.weight")], got)
+    other = t.json("validate", sample("dcp_fsdp2")[0], "--against", sample("dcp_hsdp")[0], "--json", "--allow", "extra")
+    need(rules(other) == [], other)
+
+
+@test
+def test_diff_reports(t):
+    a, b = sample("dcp_fsdp2")[0], sample("dcp_tp_fsdp2")[0]
+    doc = t.json("diff", a, b, "--json", status=1)
+    changes = len(doc["added"]) + len(doc["removed"]) + sum(len(c["what"]) for c in doc["changed"])
+    sarif = json.loads(t.run("diff", a, b, "--format", "sarif", status=1).stdout)["runs"][0]
+    need(len(sarif["results"]) == changes + len(doc["renamed"]), "results of sarif")
+    known = {r["id"] for r in sarif["tool"]["driver"]["rules"]}
+    need(all(r["ruleId"] in known and r["partialFingerprints"] and r["locations"][0]["logicalLocations"] for r in sarif["results"]), "sarif")
+    need(len({json.dumps(r["partialFingerprints"]) for r in sarif["results"]}) == len(sarif["results"]), "fingerprints repeat")
+    junit = xml.fromstring(t.run("diff", a, b, "--format", "junit", status=1).stdout)
+    need(len(junit.findall(".//failure")) == changes, "failures of junit")
+    need(len(json.loads(t.run("diff", a, b, "--format", "gitlab", status=1).stdout)) == len(sarif["results"]), "gitlab")
+    need(json.loads(t.run("diff", a, a, "--format", "sarif").stdout)["runs"][0]["results"] == [], "sarif of the same")
+
+
+@test
+def test_github_shows_what_it_can_and_summarizes_the_rest(t):
+    a, b = sample("dcp_fsdp2")[0], sample("dcp_tp_fsdp2")[0]
+    summary = write(t.at("summary.md"), "before\n")
+    lines = t.run("diff", a, b, "--format", "github", status=1, env={"GITHUB_STEP_SUMMARY": summary}).stdout.decode().splitlines()
+    errors = [line for line in lines if line.startswith("::error ")]
+    need(len(errors) == 10 and "findings more" in errors[-1], errors)
+    text = open(summary).read()
+    need(text.startswith("before\n### ") and text.count("| error |") > 10, text)
+    t.run("validate", sample("dcp_small")[0], "--format", "github", env={"GITHUB_STEP_SUMMARY": summary})
+    need("0 errors" in open(summary).read(), "no summary for a sound checkpoint")
