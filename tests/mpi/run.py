@@ -1,16 +1,16 @@
 """Everything that needs several processes. Usage: run.py --release FOLDER --asan FOLDER [NAME-PART…]"""
 import argparse
 import glob
+import importlib
 import os
 import re
 import sys
 import time
 
 import harness
-import test_comm
-import test_convert
-import test_statedict
-import test_validate
+
+for module in sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), "test_*.py"))):
+    importlib.import_module(os.path.basename(module)[:-len(".py")])
 
 OK = re.compile(r"^\[ +OK +\] (\S+)", re.M)
 

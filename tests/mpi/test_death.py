@@ -1,0 +1,160 @@
+"""A rank of `tessera` is killed before or behind any of its collectives and any change of a file (kill_at.c): the job ends,
+nothing half-written is visible, and the next run writes what it would have written."""
+import json
+import os
+import random
+import shutil
+import tempfile
+
+from harness import FULL, SAMPLES, alone, mpirun, need, safetensors, test, tree
+
+RESHARD = ["--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp"]
+
+
+def killed(folder, ranks, rank, call, after, *command, options=(), env=None):
+    environment = {"KILL_AT_RANK": str(rank), "KILL_AT_CALL": str(call), **({"KILL_AT_AFTER": "1"} if after else {}), **(env or {})}
+    return mpirun(ranks, *command, options=("-x", f"LD_PRELOAD={folder}/libkill_at.so", *options), env=environment)
+
+
+def count_calls(folder, scratch, ranks, rank, *command):
+    path = os.path.join(scratch, "calls")
+    job = killed(folder, ranks, rank, 0, False, *command, env={"KILL_AT_LIST": path})
+    need(job.status == 0, f"an undisturbed run: {job.err[-500:]}")
+    with open(path) as f:
+        names = f.read().split()
+    os.remove(path)
+    return names
+
+
+def points(folder, scratch, counts, most, make):
+    """(ranks, rank, call, after, name): an even choice of `most`, with --full of 20 times as many. `make` gives the command
+    afresh."""
+    found = []
+    for ranks in counts:
+        for rank in range(ranks) if FULL and ranks <= 4 else sorted({0, ranks - 1}):
+            names = count_calls(folder, scratch, ranks, rank, *make())
+            for call, name in enumerate(names, 1):
+                found += [(ranks, rank, call, after, name) for after in (False, True)]
+    most *= 20 if FULL else 1
+    if len(found) <= most:
+        return found
+    return [found[(2 * i + 1) * len(found) // (2 * most)] for i in range(most)]
+
+
+class Place:
+    """A scratch folder with a source of several units of work, and what one process makes of it."""
+
+    def __init__(self, folder, elements=10_000_000):
+        self.tessera = f"{folder}/tessera"
+        self.scratch = tempfile.mkdtemp(prefix="tessera-mpi-death-")
+        self.source, self.out = os.path.join(self.scratch, "a.safetensors"), os.path.join(self.scratch, "out")
+        safetensors(self.source, [elements, 1, 0] + [5000] * 20, 4)
+        status, _, err = alone(self.tessera, "reshard", self.source, self.out, *RESHARD)
+        need(status == 0, err)
+        self.reference = tree(self.out)
+        self.clear()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def clear(self):
+        for name in os.listdir(self.scratch):
+            path = os.path.join(self.scratch, name)
+            if path != self.source:
+                shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+    def command(self, *more):
+        return [self.tessera, "reshard", self.source, self.out, *RESHARD, *more]
+
+    def fresh(self):
+        self.clear()
+        return self.command()
+
+
+def check_death(place, folder, point, options=(), env=None):
+    ranks, rank, call, after, name = point
+    where = f"rank {rank} of {ranks} killed {'behind' if after else 'before'} call {call}, {name}"
+    place.clear()
+    job = killed(folder, ranks, rank, call, after, *place.command(), options=options, env=env)
+    need(job.seconds <= 30, f"{where}: the job went on for {job.seconds:.0f} s")
+    if not options:
+        need(job.status != 0, f"{where}: status 0")
+    there = tree(place.out)
+    need(there is None or there == place.reference, f"{where}: something half-written is visible")
+    return where, there
+
+
+def check_rerun(place, where, there, ranks, resume):
+    more = ["--overwrite"] if there is not None else ["--resume"] if resume else []
+    job = mpirun(ranks, *place.command(*more))
+    need(job.status == 0, f"{where}, then run again {more}: {job.err[-600:]}")
+    if there is None:
+        need(tree(place.out) == place.reference, f"{where}: the run behind it {more} wrote other bytes")
+    status, _, err = alone(place.tessera, "diff", "--values", place.source, place.out)
+    need(status == 0, f"{where}: the run behind it {more} wrote other values: {err}")
+    left = sorted(set(os.listdir(place.scratch)) - {"a.safetensors", "out"})
+    need(not left, f"{where}: the run behind it left {left}")
+
+
+@test
+def a_rank_killed_at_any_call_leaves_nothing_half_written(folder):
+    with Place(folder) as place:
+        for i, point in enumerate(points(folder, place.scratch, (2, 3) if not FULL else (2, 3, 4, 8, 16), 16, place.fresh)):
+            where, there = check_death(place, folder, point)
+            check_rerun(place, where, there, random.Random(i).choice((1, 2, 3)), i % 2)
+
+
+@test
+def survivors_of_a_killed_rank_publish_nothing(folder):
+    """The launcher lets them live (--enable-recovery); tessera's watchdog ends them."""
+    with Place(folder) as place:
+        chosen = points(folder, place.scratch, (3,) if not FULL else (2, 3, 8), 4, place.fresh)
+        for i, point in enumerate(chosen):
+            if point[4] == "MPI_Init_thread" and not point[3]:
+                continue  # the launcher itself waits for those who never begin
+            where, there = check_death(place, folder, point, ("--enable-recovery",), {"TESSERA_PEER_LIMIT": "4"})
+            check_rerun(place, where, there, 2, i % 2)
+
+
+@test
+def a_replaced_checkpoint_is_the_old_or_the_new_one(folder):
+    old = os.path.join(SAMPLES, "dcp_crc_off")
+    with Place(folder) as place:
+        def fresh():
+            place.clear()
+            shutil.copytree(old, place.out)
+            return place.command("--overwrite")
+        for ranks, rank, call, after, name in points(folder, place.scratch, (2,) if not FULL else (2, 5), 8, fresh):
+            where = f"rank {rank} of {ranks} killed {'behind' if after else 'before'} call {call}, {name}"
+            job = killed(folder, ranks, rank, call, after, *fresh())
+            need(job.status != 0, f"{where}: status 0")
+            is_old = [alone(place.tessera, "diff", "--values", reference, place.out)[0] == 0 for reference in (old, place.source)]
+            need(is_old.count(True) == 1, f"{where}: neither the old checkpoint nor the new one")
+            job = mpirun(2, *place.command("--overwrite"))
+            need(job.status == 0, f"{where}, then run again: {job.err[-600:]}")
+            need(alone(place.tessera, "diff", "--values", place.source, place.out)[0] == 0, f"{where}: the next run wrote other values")
+            need(alone(place.tessera, "validate", "--deep", "--fail-on", "warning", place.out)[0] == 0, f"{where}: what the next run wrote is not valid")
+
+
+@test
+def a_killed_check_is_no_verdict(folder):
+    with Place(folder) as place:
+        arguments = [place.tessera, "validate", "--deep", "--json", place.source]
+        want = alone(*arguments)[1]
+        for ranks, rank, call, after, name in points(folder, place.scratch, (3,), 4, lambda: arguments):
+            job = killed(folder, ranks, rank, call, after, *arguments)
+            where = f"rank {rank} of {ranks} killed {'behind' if after else 'before'} call {call}, {name}"
+            need(job.status not in (0, 1) and job.seconds <= 30, f"{where}: status {job.status} after {job.seconds:.0f} s")
+            need(job.out == want or not is_json(job.out), f"{where}: another document")
+        need(mpirun(3, *arguments).out == want, "the next check says something else")
+
+
+def is_json(text):
+    try:
+        json.loads(text)
+        return True
+    except ValueError:
+        return False
