@@ -1,13 +1,8 @@
 /* Calls and objects of a pickle: recorded, shown to the sink, and dropped once the sink has made its own record of them. */
 #include "codec/pickle_machine.h"
 
-bool tsr_pickle_note_clean(machine *m, size_t from)
+bool tsr_pickle_add_clean(machine *m, size_t from)
 {
-    span *last = m->clean.count ? (span *)m->clean.items + m->clean.count - 1 : NULL;
-    if (last && last->to == from) {
-        last->to = m->memo.count;
-        return true;
-    }
     if (!has_room(m, &m->clean, 1)) return false;
     ((span *)m->clean.items)[m->clean.count++] = (span){from, m->memo.count};
     return true;
@@ -35,7 +30,7 @@ static bool drop_memo(machine *m, size_t from, tsr_ref object_, tsr_ref record)
             break;
         }
     }
-    return tsr_pickle_note_clean(m, first);
+    return note_clean(m, first);
 }
 
 /* An object among the parts that has no record may be fetched again by others (an enum member, say): then all stay. */
@@ -56,15 +51,6 @@ static bool drop_parts(machine *m, const open *marks, tsr_ref record)
     return true;
 }
 
-bool tsr_pickle_fold(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record)
-{
-    parts->class_id = id & 0xFFFF;
-    parts->position = (uint64_t)(m->at - m->start);
-    *record = TSR_REF_NONE;
-    m->status = m->sink->fold(m->sink->ctx, m->pickle, parts, record, m->err);
-    return m->status == TSR_OK;
-}
-
 /* The record of an object that was made. */
 static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_ref *record)
 {
@@ -76,7 +62,7 @@ static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_ref *record)
         parts.ints = ints;
         parts.count = (size_t)count;
     }
-    return tsr_pickle_fold(m, &parts, id, record);
+    return show_sink(m, &parts, id, record);
 }
 
 /* The record of an object that got its state. */
@@ -86,7 +72,7 @@ static bool fold_built(machine *m, uint32_t id, tsr_ref state, tsr_ref *record)
     tsr_pickle_parts parts = {.built = true, .kind = kind, .items = &state, .count = 1};
     bool many = kind == TSR_PICKLE_DICT || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_SET;
     if (many) parts.items = tsr_pickle_items(m->pickle, state, &parts.count);
-    return tsr_pickle_fold(m, &parts, id, record);
+    return show_sink(m, &parts, id, record);
 }
 
 tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)

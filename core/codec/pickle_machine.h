@@ -172,9 +172,23 @@ bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *fr
 bool tsr_pickle_do_call(machine *m); /* REDUCE: callable, arguments */
 bool tsr_pickle_do_newobj(machine *m);
 bool tsr_pickle_do_build(machine *m);
-bool tsr_pickle_fold(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record);
+static inline bool show_sink(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record)
+{
+    parts->class_id = id & 0xFFFF;
+    parts->position = (uint64_t)(m->at - m->start);
+    *record = TSR_REF_NONE;
+    m->status = m->sink->fold(m->sink->ctx, m->pickle, parts, record, m->err);
+    return m->status == TSR_OK;
+}
+bool tsr_pickle_add_clean(machine *m, size_t from);
 /* Notes that the memo slots from `from` on hold nothing droppable; none of them was noted before. */
-bool tsr_pickle_note_clean(machine *m, size_t from);
+static inline bool note_clean(machine *m, size_t from)
+{
+    span *last = m->clean.count ? (span *)m->clean.items + m->clean.count - 1 : NULL;
+    if (!last || last->to != from) return tsr_pickle_add_clean(m, from);
+    last->to = m->memo.count;
+    return true;
+}
 /* pickle_quick.c: a whole object in one go. `p` is behind the EMPTY_TUPLE that follows its class, `*slot`. Puts the
  * record there and returns the position behind BUILD; NULL with m->status TSR_OK when the object has another form. */
 const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p);

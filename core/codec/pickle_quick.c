@@ -82,7 +82,7 @@ static inline bool take_call(quick *q, uint32_t id, tsr_ref *out)
     if (!take_ints(q, ints, &parts.count) || !takes(q, "\x85\x94R\x94", 4)) return false;
     memoize(q, REF_DROPPED);
     q->m->at = q->p - 2;
-    if (!tsr_pickle_fold(q->m, &parts, id, out) || !*out) return false;
+    if (!show_sink(q->m, &parts, id, out) || !*out) return false;
     memoize(q, *out);
     return true;
 }
@@ -171,7 +171,7 @@ const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p)
     tsr_pickle_parts parts = {.built = true, .kind = TSR_PICKLE_DICT, .items = items, .count = take_items(&q, items)};
     if (parts.count) {
         m->at = q.p - 1;
-        tsr_pickle_fold(m, &parts, class_->id, &record);
+        show_sink(m, &parts, class_->id, &record);
     }
     pickle->wides.count = wides;
     if (!record) {
@@ -182,5 +182,5 @@ const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p)
     q.memo[first] = *slot = record;
     m->memo.count = q.memo_count;
     if (class_->use < TSR_PICKLE_USE_BUILT) class_->use = TSR_PICKLE_USE_BUILT;
-    return tsr_pickle_note_clean(m, first) ? q.p : NULL;
+    return note_clean(m, first) ? q.p : NULL;
 }
