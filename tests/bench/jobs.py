@@ -207,4 +207,33 @@ def p17_load(bench):
                 Side("one pinned copy", bench.program("bench_gpu", "copy", size_of(f)))], "as fast as the pinned copy")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load]}
+def python_load(bench, id, what, path, peer):
+    """The same dcp.load of PyTorch with our reader and with its own, into tensors that are there already."""
+    subprocess.run([os.path.join(HERE, "..", "..", "native", "python", "install")], check=True, stdout=sys.stderr)
+    sums, _ = bench.fresh("sums")
+    os.makedirs(sums, exist_ok=True)
+    os.environ["TESSERA_BENCH_SUMS"] = sums
+
+    def check():
+        values = [open(os.path.join(sums, name)).read() for name in ("tessera", peer)]
+        if values[0] != values[1]:
+            raise RuntimeError(f"the two readers loaded other bytes: {values}")
+    files = [path] if os.path.isfile(path) else [os.path.join(path, f) for f in sorted(os.listdir(path))]
+    return Job(id, what, mib(path), [Side("tessera.torch.StorageReader", bench.peer("dcp_load", "tessera", path)),
+                                     Side(peer, bench.peer("dcp_load", peer, path)),
+                                     Side("cat > /dev/null", ["sh", "-c", 'cat "$@" >/dev/null', "cat", *files])], "faster than its own", check)
+
+
+def py_dcp(bench):
+    return python_load(bench, "PY", "dcp.load of a DCP folder into tensors", bench.sample("large_dcp_rows"), "FileSystemReader")
+
+
+def py_safetensors(bench):
+    rows, folder = bench.sample("large_dcp_rows"), bench.fresh("hf")[0]
+    if not os.path.exists(folder):
+        os.makedirs(folder)
+        subprocess.run([bench.tessera, "convert", rows, os.path.join(folder, "model.safetensors"), "--to", "safetensors", "--objects", "drop", "--quiet"], check=True)
+    return python_load(bench, "PYb", "dcp.load of safetensors into tensors", folder, "HuggingFaceStorageReader")
+
+
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}

@@ -158,5 +158,30 @@ def open_safetensors(path):
     timed(count)
 
 
+
+def dcp_load(reader, path):
+    """dcp.load into tensors that are there already, by FileSystemReader, HuggingFaceStorageReader or tessera.torch."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    def open_reader():
+        if reader == "tessera":
+            sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/wheel/installed"))
+            import tessera.torch
+            return tessera.torch.StorageReader(path)
+        return {"FileSystemReader": FileSystemReader, "HuggingFaceStorageReader": HuggingFaceStorageReader}[reader](path)
+
+    def planner():
+        return dcp.DefaultLoadPlanner(flatten_state_dict=False)
+    metadata = open_reader().read_metadata().state_dict_metadata
+    state = {k: torch.full(m.size, 1, dtype=m.properties.dtype) for k, m in metadata.items() if isinstance(m, TensorStorageMetadata)}
+    timed(lambda: dcp.load(state, storage_reader=open_reader(), planner=planner(), no_dist=True))
+    digest = sum(int(v.view(-1).view(torch.uint8).sum(dtype=torch.int64)) for v in state.values() if v.numel())
+    with open(os.path.join(os.environ["TESSERA_BENCH_SUMS"], reader), "w") as f:
+        f.write(str(digest))
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
