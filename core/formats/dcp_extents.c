@@ -59,8 +59,7 @@ static tsr_status collect(const tsr_catalog *catalog, tsr_vec *items, tsr_error 
 /* Whether a member holds the elements that a view begins in. */
 static bool holds(const tsr_zip_member *member, const tsr_view *view)
 {
-    if (view->byte_offset < member->byte_offset) return false;
-    uint64_t inside = view->byte_offset - member->byte_offset;
+    uint64_t inside = view->byte_offset - member->byte_offset; /* huge where the view begins before it */
     return inside < member->size || (inside == 0 && member->size == 0);
 }
 
@@ -68,7 +67,7 @@ static bool holds(const tsr_zip_member *member, const tsr_view *view)
 static tsr_zip_member *sort_members(const tsr_zip *zip, tsr_arena *scratch, tsr_error *err)
 {
     tsr_zip_member *members = tsr_arena_array(scratch, zip->count, sizeof *members, err);
-    if (!members || !zip->count) return members;
+    if (!members) return NULL;
     memcpy(members, zip->members, zip->count * sizeof *members);
     qsort(members, zip->count, sizeof *members, compare_members);
     return members;
@@ -89,7 +88,7 @@ static tsr_status give_members(const walk *w, const item *it, const tsr_zip *zip
             extent.entry = it->entry;
             extent.chunk = it->chunk;
             extent.view = *view;
-            given = members[i].size != 0 || i + 1 == zip->count || members[i + 1].byte_offset != members[i].byte_offset;
+            given = true;
         }
         TSR_TRY(w->each(w->ctx, &extent, err));
     }

@@ -221,6 +221,7 @@ static void test_codec_pickle__refuses_with_position_and_opcode(void **state)
         {BYTES("g\n."), TSR_E_FORMAT, 0, "not decimal"},
         {BYTES("Np\n."), TSR_E_FORMAT, 1, "not decimal"},
         {BYTES("g0"), TSR_E_FORMAT, 0, "GET has no end of line"},
+        {BYTES("NNNNNNq\5h\1."), TSR_E_FORMAT, 8, "memo slot 1, which was never set"},
         {BYTES("N\x94g1\n."), TSR_E_FORMAT, 2, "memo slot 1, which was never set"},
         {BYTES("R."), TSR_E_FORMAT, 0, "REDUCE needs 2 items"},
         {BYTES("\x81."), TSR_E_FORMAT, 0, "NEWOBJ needs 2 items"},

@@ -314,6 +314,49 @@ static void add_zeros(const char *name, size_t size)
     free(zeros);
 }
 
+static tsr_status stop(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    (void)ctx;
+    (void)extent;
+    return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "stopped");
+}
+
+static void test_formats_dcp_data__extents_of_streams_stop_and_need_no_crc(void **state)
+{
+    (void)state;
+    static char metadata[4096];
+    opened o;
+    behaviour = PASS;
+    torch_image(&image, FOUR, sixteen);
+    for (size_t i = 0; i < image.count; i++) {
+        zip_poke(&image, image.member[i].central + ZIP_CENTRAL_CRC, 4, 0);
+        zip_poke(&image, image.member[i].descriptor + 4, 4, 0);
+    }
+    snprintf(metadata, sizeof metadata, AT_2_2(ZSTD_AT), image.size);
+    open_data(&o, metadata, copy_image(), &ops);
+    assert_int_equal(tsr_checkpoint_extents(o.checkpoint, stop, NULL, &o.err), TSR_E_CANCELLED);
+    must_bear(&o);
+    drop(&o);
+}
+
+static void test_formats_dcp_data__bytes_of_no_item_are_found(void **state)
+{
+    (void)state;
+    static char metadata[4096];
+    opened o;
+    torch_image(&image, FOUR, sixteen);
+    snprintf(metadata, sizeof metadata, AT_2_2(AT), image.size);
+    const size_t size = image.size;
+    zip_put(&image, 8, 0); /* behind the item */
+    open_data(&o, metadata, copy_image(), NULL);
+    const tsr_finding *found = find(&o, "belong to no item");
+    assert_non_null(found);
+    assert_string_equal(found->rule->id, "dcp/dead-bytes");
+    assert_int_equal(found->byte_offset, size);
+    must_bear(&o);
+    drop(&o);
+}
+
 /* A stream whose middle is not kept: what must be looked at there is refused, what lies at the ends is read. */
 static void test_formats_dcp_data__the_middle_of_a_long_stream_is_not_at_hand(void **state)
 {
@@ -359,6 +402,8 @@ int main(void)
         cmocka_unit_test(test_formats_dcp_data__zstd_streams_are_read_to_their_end_and_no_further),
         cmocka_unit_test(test_formats_dcp_data__tensors_of_a_compressed_object_lie_in_its_stream),
         cmocka_unit_test(test_formats_dcp_data__crcs_inside_a_stream_are_checked),
+        cmocka_unit_test(test_formats_dcp_data__extents_of_streams_stop_and_need_no_crc),
+        cmocka_unit_test(test_formats_dcp_data__bytes_of_no_item_are_found),
         cmocka_unit_test(test_formats_dcp_data__the_middle_of_a_long_stream_is_not_at_hand),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
