@@ -1,5 +1,6 @@
 /* State dicts in device memory: simulated ranks in one process, over one device. What operations give there is what they
  * give in host memory, which tests/statedict compares with PyTorch. */
+#include <stdio.h>
 #include <string.h>
 
 #include "cuda/on_devices.h"
@@ -7,6 +8,7 @@
 #include "support/ranks.h"
 #include "tessera/gpu_device.h"
 #include "tessera/redistribute.h"
+#include "tessera/save_load.h"
 #include "tessera/statedict.h"
 
 static tsr_gpu *gpu; /* of all ranks of this process */
@@ -349,6 +351,42 @@ static tsr_status redistribute_and_copy(void *arg, tsr_comm *comm, tsr_error *er
     return TSR_OK;
 }
 
+/* Through a folder: saved from the device, loaded to it and to host memory. */
+static tsr_status save_and_load(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    mine m;
+    side loaded[2];
+    char path[512];
+    const int kind = 2;
+    const tsr_save_options options = {.overwrite = true, .buffer_bytes = 3000};
+    (void)arg;
+    snprintf(path, sizeof path, "%s/of_%u", ranks_scratch(), (unsigned)comm->size);
+    NEED_OK(open_mine(&m, comm, &kind, NULL, err));
+    NEED_OK(tsr_state_dict_save(m.there.root, comm, path, &options, &host, err));
+    for (int i = 0; i < 2; i++) {
+        tsr_state_dict *out;
+        NEED_OK(build(&loaded[i], comm, i ? NULL : m.device, NULL, 55, err));
+        NEED_OK(tsr_state_dict_new(&host, &out, err));
+        NEED_OK(tsr_state_dict_load(path, loaded[i].root, comm, NULL, out, err));
+        tsr_state_dict_free(out);
+    }
+    NEED_OK(compare(loaded[0].dict, loaded[1].dict, m.device, comm, err));
+    tsr_state_dict_free(loaded[0].dict);
+    NEED_OK(build(&loaded[0], comm, NULL, NULL, 1, err));
+    NEED_OK(compare(loaded[1].dict, loaded[0].dict, NULL, comm, err)); /* what was there before, cut otherwise */
+    tsr_state_dict_free(loaded[0].dict);
+    tsr_state_dict_free(loaded[1].dict);
+    close_mine(&m);
+    tsr_gpu_device_free(m.device);
+    return TSR_OK;
+}
+
+static void test_cuda_statedict__saves_from_the_device_and_loads_to_it(void **state)
+{
+    gpu = device_of(state);
+    ranks_run(save_and_load, NULL);
+}
+
 static void test_cuda_statedict__gathers_and_offloads_as_host_memory_does(void **state)
 {
     gpu = device_of(state);
@@ -375,6 +413,7 @@ int main(int argc, char **argv)
         ON_DEVICES(test_cuda_statedict__gathers_and_offloads_as_host_memory_does),
         ON_DEVICES(test_cuda_statedict__broadcasts_and_distributes_as_host_memory_does),
         ON_DEVICES(test_cuda_statedict__redistributes_creates_and_copies_as_host_memory_does),
+        ON_DEVICES(test_cuda_statedict__saves_from_the_device_and_loads_to_it),
     };
     host.limits = tsr_limits_default();
     ranks_begin(&argc, &argv);
