@@ -85,6 +85,12 @@ static inline bool is_simulated(tsr_gpu *device)
 #define ON_DEVICES(claim) ON_SIMULATED(claim)
 #endif
 
+/* TSR_TEST_FILTER=PATTERN runs those of that name alone (tests/cuda/sanitize). */
+static inline void filter_tests(void)
+{
+    if (getenv("TSR_TEST_FILTER")) cmocka_set_test_filter(getenv("TSR_TEST_FILTER"));
+}
+
 /* Device memory with these bytes in it. */
 static inline void *upload(tsr_gpu *device, tsr_gpu_stream *stream, const void *bytes, size_t size)
 {

@@ -262,6 +262,7 @@ int main(int argc, char **argv)
         ON_SIMULATED(test_cuda_comm__a_failing_device_fails_all_ranks),
         ON_SIMULATED(test_cuda_comm__nccl_that_is_not_there_is_refused_on_all_ranks),
     };
+    filter_tests();
     ranks_begin(&argc, &argv);
     return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
 }

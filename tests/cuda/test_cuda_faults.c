@@ -134,5 +134,6 @@ int main(void)
         cmocka_unit_test(test_cuda_faults__every_failed_allocation_ends_cleanly),
         cmocka_unit_test(test_cuda_faults__full_devices_can_still_be_used),
     };
+    filter_tests();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -201,5 +201,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_cuda_gpu__simulated_addresses_are_checked, open_grid, close_any),
         cmocka_unit_test(test_cuda_gpu__absence_is_told_with_its_reason),
     };
+    filter_tests();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -409,5 +409,6 @@ int main(void)
         ON_DEVICES(test_cuda_kernels__checksums_are_core_s),
         ON_DEVICES(test_cuda_kernels__scans_count_nan_and_inf_and_find_min_and_max),
     };
+    filter_tests();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

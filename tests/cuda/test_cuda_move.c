@@ -258,5 +258,6 @@ int main(void)
         cmocka_unit_test(test_cuda_move__boxes_beyond_32_bits_go_in_several),
         cmocka_unit_test(test_cuda_move__boxes_that_make_no_sense_are_refused),
     };
+    filter_tests();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -354,5 +354,6 @@ int main(void)
         ON_DEVICES(test_cuda_pipe__boxes_load_and_cast_on_the_way),
         ON_DEVICES(test_cuda_pipe__large_tensors_pass_through_a_small_ring),
     };
+    filter_tests();
     return cmocka_run_group_tests(tests, open_native, close_native);
 }

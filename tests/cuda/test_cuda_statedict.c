@@ -416,6 +416,7 @@ int main(int argc, char **argv)
         ON_DEVICES(test_cuda_statedict__saves_from_the_device_and_loads_to_it),
     };
     host.limits = tsr_limits_default();
+    filter_tests();
     ranks_begin(&argc, &argv);
     return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
 }
