@@ -86,6 +86,7 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
     if (!name.data) return TSR_E_NOMEM;
     *file = tsr_store_find(store, name);
     if (*file != TSR_NO_FILE) return TSR_OK;
+    TSR_TRY(tsr_checkpoint_lacks(p->checkpoint, name, err));
     return tsr_find(findings, "dcp/missing-file", (tsr_place){name, TSR_NO_POSITION, r->fqn}, err,
                     "the data file '%.*s', which storage_data names, is not there", TSR_STR_ARG(name));
 }

@@ -56,7 +56,7 @@ tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr
     *out = NULL;
     tsr_checkpoint *checkpoint = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
     if (!checkpoint) return TSR_E_NOMEM;
-    *checkpoint = (tsr_checkpoint){.store = store, .host = host};
+    *checkpoint = (tsr_checkpoint){.store = store, .host = host, .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
     if (options) checkpoint->options = *options;
     size_t bound = host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX;
     checkpoint->arena = tsr_arena_new(host->allocator, bound, err);
@@ -73,6 +73,7 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
     if (checkpoint->reader && checkpoint->reader->close) checkpoint->reader->close(checkpoint);
     tsr_name_index_free(checkpoint->index);
     tsr_findings_free(checkpoint->findings);
+    tsr_vec_free(&checkpoint->missing);
     tsr_arena_free(checkpoint->arena);
     tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
 }
@@ -93,6 +94,20 @@ tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint)
 {
     return checkpoint->store;
 }
+const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count)
+{
+    *count = checkpoint->missing.count;
+    return checkpoint->missing.items;
+}
+
+tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err)
+{
+    tsr_str *missing = tsr_vec_push(&checkpoint->missing, err);
+    if (!missing) return TSR_E_NOMEM;
+    *missing = tsr_arena_str(checkpoint->arena, name, err);
+    return missing->data ? TSR_OK : TSR_E_NOMEM;
+}
+
 tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint)
 {
     return checkpoint->arena;

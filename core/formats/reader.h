@@ -18,6 +18,7 @@ struct tsr_checkpoint {
     struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader is done */
     const struct tsr_reader *reader;
     void *state;           /* the reader's own, in the arena */
+    tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
 };
 
 typedef struct tsr_reader {
@@ -32,6 +33,9 @@ typedef struct tsr_reader {
                           tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err);
     void (*close)(tsr_checkpoint *checkpoint); /* or NULL: frees what is outside the arena */
 } tsr_reader;
+
+/* Notes a file that the metadata names and that is not there; copies the name. */
+tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);
 
 extern const tsr_reader tsr_reader_dcp;
 extern const tsr_reader tsr_reader_dcp_safetensors;

@@ -100,7 +100,7 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     *out = (tsr_trees){.raw = true, .zeros_file = store->file_count};
     out->checkpoint = tsr_alloc(host->allocator, 1, sizeof *out->checkpoint, err);
     if (!out->checkpoint) return TSR_E_NOMEM;
-    *out->checkpoint = (tsr_checkpoint){.host = host};
+    *out->checkpoint = (tsr_checkpoint){.host = host, .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
     tsr_status status = open_checkpoint(out->checkpoint, store, err);
     if (status == TSR_OK) status = read_roots(out->checkpoint, files, count, out, err);
     if (status != TSR_OK) tsr_trees_close(out);

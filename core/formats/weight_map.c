@@ -49,6 +49,7 @@ static tsr_status find_file(reader *r, tsr_weight *weight)
     if (!weight->file_name.data || !seen) return TSR_E_NOMEM;
     *seen = *weight;
     if (weight->file != TSR_NO_FILE) return TSR_OK;
+    TSR_TRY(tsr_checkpoint_lacks(checkpoint, weight->file_name, r->err));
     return tsr_find(checkpoint->findings, "index/missing-file", in_index(checkpoint, (tsr_str){NULL, 0}), r->err,
                     "'%.*s' is named by the index and missing", TSR_STR_ARG(weight->file_name));
 }

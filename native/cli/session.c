@@ -8,16 +8,46 @@
 #include "cli/term.h"
 #include "tessera/folder.h"
 #include "tessera/glob.h"
+#include "tessera/remote.h"
+
+/* What the server has of the files that the metadata names; the checkpoint is opened again when there are some. */
+static tsr_status fetch_missing(const tsr_host *host, cli_session *session, bool *again, tsr_error *err)
+{
+    size_t count, added;
+    const tsr_str *names = tsr_checkpoint_missing(session->checkpoint, &count);
+    *again = false;
+    if (count == 0) return TSR_OK;
+    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
+    tsr_str *kept = arena ? tsr_arena_array(arena, count, sizeof *kept, err) : NULL;
+    tsr_status status = kept ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        kept[i] = tsr_arena_str(arena, names[i], err);
+        if (!kept[i].data) status = TSR_E_NOMEM;
+    }
+    tsr_checkpoint_close(session->checkpoint); /* over the files as they were */
+    session->checkpoint = NULL;
+    if (status == TSR_OK) status = tsr_remote_store_add(session->store, host, kept, count, &added, err);
+    tsr_arena_free(arena);
+    *again = status == TSR_OK;
+    return status;
+}
+
+static tsr_status open_store(const tsr_host *host, const char *path, cli_session *out, tsr_error *err)
+{
+    out->is_remote = tsr_is_address(path);
+    return out->is_remote ? tsr_remote_store_open(host->allocator, path, &out->store, err)
+                          : tsr_folder_store_open(NULL, host->allocator, path, &out->store, err);
+}
 
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
 {
     const tsr_host *host = cli_host(program);
+    bool again = false;
     *out = (cli_session){.path = path};
-    if (strncmp(path, "http://", 7) == 0 || strncmp(path, "https://", 8) == 0) {
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "addresses are not read yet; PATH is a file or a folder");
-    }
-    tsr_status status = tsr_folder_store_open(NULL, host->allocator, path, &out->store, err);
+    tsr_status status = open_store(host, path, out, err);
     if (status == TSR_OK) status = tsr_checkpoint_open(out->store, host, options, &out->checkpoint, err);
+    if (status == TSR_OK && out->is_remote) status = fetch_missing(host, out, &again, err);
+    if (status == TSR_OK && again) status = tsr_checkpoint_open(out->store, host, options, &out->checkpoint, err);
     if (status == TSR_OK) out->catalog = tsr_checkpoint_catalog(out->checkpoint);
     else cli_close(out);
     return status;

@@ -9,6 +9,7 @@
 typedef struct cli_session {
     const char *path;
     tsr_store *store;
+    bool is_remote; /* PATH is an address */
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
 } cli_session;

@@ -344,12 +344,15 @@ bool tsr_folder_store_has_holes(const tsr_store *base)
 {
     const folder_store *store = (const folder_store *)base;
     uint64_t holes = 0;
+    if (base->close != folder_close) return false;
     for (uint32_t i = 0; i < base->file_count; i++) holes += store->slots[i].then.holes;
     return holes >= WORTH_HOLES;
 }
 
 void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds, int64_t *nanoseconds)
 {
+    *seconds = *nanoseconds = 0;
+    if (store->close != folder_close) return;
     const identity *then = &((const folder_store *)store)->slots[file].then;
     *seconds = then->seconds;
     *nanoseconds = then->nanoseconds;
@@ -358,6 +361,7 @@ void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds
 tsr_status tsr_folder_store_unchanged(tsr_store *base, tsr_error *err)
 {
     folder_store *store = (folder_store *)base;
+    if (base->close != folder_close) return TSR_OK;
     for (uint32_t i = 0; i < base->file_count; i++) {
         const slot *s = &store->slots[i];
         const char *name = base->files[i].name.data;

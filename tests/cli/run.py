@@ -15,6 +15,7 @@ import schema
 
 from harness import CONTROL, ROOT, SAMPLES, SCHEMAS, TESTS, Bad, Tessera, need, sample, test
 
+import test_addresses  # noqa: F401
 import test_contracts  # noqa: F401
 
 

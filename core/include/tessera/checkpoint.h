@@ -32,6 +32,8 @@ const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint);
 tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint);
 /* The arena that lives as long as the checkpoint. Not thread-safe. */
 tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
+/* Names, below the store's root, of files that the metadata needs and the store does not have; each is a finding too. */
+const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count);
 /* Entry by exact FQN, or NULL. O(1). */
 const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn);
 

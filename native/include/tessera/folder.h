@@ -21,7 +21,7 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
                                  tsr_error *err);
 
 /* Compares size and modification time of every file that was read with what they were when the store was opened.
- * TSR_E_CHANGED names the first that differs. */
+ * TSR_E_CHANGED names the first that differs. Of other stores nothing is known here: unchanged, without holes, time 0. */
 tsr_status tsr_folder_store_unchanged(tsr_store *store, tsr_error *err);
 /* Whether files take less room (by 1 MiB or more) than they have bytes: reads of its holes cost nothing. */
 bool tsr_folder_store_has_holes(const tsr_store *store);

@@ -1,0 +1,379 @@
+/* See tessera/remote.h. */
+#include "tessera/remote.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "io/http.h"
+
+enum { BLOCK = 64 << 10, BLOCKS = 256, WHOLE = 64 << 20, LARGE = 4 * BLOCK };
+
+typedef struct remote_file {
+    tsr_str name, url;
+    uint64_t size;
+    char version[160];
+    char *whole; /* the server gives no ranges: all bytes */
+} remote_file;
+
+typedef struct block {
+    uint32_t file;
+    uint64_t number;
+    size_t size; /* 0: empty */
+    uint64_t used_at;
+    char *bytes;
+} block;
+
+typedef struct remote_store {
+    tsr_store base; /* first */
+    const tsr_allocator *allocator;
+    tsr_arena *arena;
+    tsr_http *http;
+    tsr_str root;    /* of addresses, with '/' at its end */
+    tsr_str query;   /* "?token=…" of the address that was given, for all */
+    tsr_vec files;   /* of remote_file, sorted by name */
+    tsr_vec listing; /* of tsr_store_file */
+    pthread_mutex_t lock; /* over the blocks */
+    block blocks[BLOCKS];
+    uint64_t clock;
+} remote_store;
+
+bool tsr_is_address(const char *path)
+{
+    return strncmp(path, "http://", 7) == 0 || strncmp(path, "https://", 8) == 0;
+}
+
+static remote_file *file_at(remote_store *store, uint32_t file)
+{
+    return &((remote_file *)store->files.items)[file];
+}
+
+/* ---- reading ---- */
+
+static tsr_status fetch(remote_store *store, const remote_file *file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    tsr_http_answer answer;
+    const tsr_status status = tsr_http_get(store->http, file->url.data, offset, size, buffer, &answer, err);
+    if (status != TSR_OK) return status;
+    if (answer.status != 206)
+        return tsr_raise(err, TSR_E_IO, offset, "%s answered %ld where a part of the file (206) was asked for", file->url.data, answer.status);
+    if (strcmp(answer.version, file->version) != 0 || answer.total != file->size)
+        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was read", file->url.data);
+    if (answer.size != size)
+        return tsr_raise(err, TSR_E_IO, offset, "%s gave %zu bytes of %zu", file->url.data, answer.size, size);
+    return TSR_OK;
+}
+
+static block *find_block(remote_store *store, uint32_t file, uint64_t number)
+{
+    for (size_t i = 0; i < BLOCKS; i++) {
+        block *b = &store->blocks[i];
+        if (b->size && b->file == file && b->number == number) return b;
+    }
+    return NULL;
+}
+
+/* A block to fill: an empty one, else the one that was not used for longest. */
+static block *free_block(remote_store *store, tsr_error *err)
+{
+    block *oldest = &store->blocks[0];
+    for (size_t i = 0; i < BLOCKS && oldest->size; i++) {
+        if (!store->blocks[i].size || store->blocks[i].used_at < oldest->used_at) oldest = &store->blocks[i];
+    }
+    oldest->size = 0;
+    if (!oldest->bytes) oldest->bytes = tsr_alloc(store->allocator, BLOCK, 1, err);
+    return oldest->bytes ? oldest : NULL;
+}
+
+static tsr_status load_block(remote_store *store, uint32_t file, uint64_t number, block **out, tsr_error *err)
+{
+    const remote_file *f = file_at(store, file);
+    const uint64_t left = f->size - number * BLOCK;
+    const size_t size = left < BLOCK ? (size_t)left : BLOCK;
+    block *b = find_block(store, file, number);
+    if (!b) {
+        b = free_block(store, err);
+        if (!b) return TSR_E_NOMEM;
+        const tsr_status status = fetch(store, f, number * BLOCK, b->bytes, size, err);
+        if (status != TSR_OK) return status;
+        *b = (block){file, number, size, 0, b->bytes};
+    }
+    b->used_at = ++store->clock;
+    *out = b;
+    return TSR_OK;
+}
+
+static tsr_status read_blocks(remote_store *store, uint32_t file, uint64_t offset, char *buffer, size_t size, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    pthread_mutex_lock(&store->lock);
+    while (size && status == TSR_OK) {
+        block *b;
+        const size_t at = (size_t)(offset % BLOCK);
+        status = load_block(store, file, offset / BLOCK, &b, err);
+        if (status != TSR_OK) break;
+        const size_t taken = b->size - at < size ? b->size - at : size;
+        memcpy(buffer, b->bytes + at, taken);
+        buffer += taken;
+        offset += taken;
+        size -= taken;
+    }
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+static tsr_status remote_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    remote_store *store = (remote_store *)base;
+    const remote_file *f = file_at(store, file);
+    if (size == 0) return TSR_OK;
+    if (offset > f->size || size > f->size - offset)
+        return tsr_raise(err, TSR_E_IO, offset, "'%s' ends at byte %" PRIu64, f->name.data, f->size);
+    if (f->whole) {
+        memcpy(buffer, f->whole + offset, size);
+        return TSR_OK;
+    }
+    return size > LARGE ? fetch(store, f, offset, buffer, size, err) : read_blocks(store, file, offset, buffer, size, err);
+}
+
+static void remote_close(tsr_store *base)
+{
+    remote_store *store = (remote_store *)base;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        if (store->blocks[i].bytes) tsr_free(store->allocator, store->blocks[i].bytes, BLOCK, 1);
+    }
+    for (uint32_t i = 0; i < store->files.count; i++) {
+        remote_file *f = file_at(store, i);
+        if (f->whole) tsr_free(store->allocator, f->whole, (size_t)f->size + 1, 1);
+    }
+    tsr_vec_free(&store->files);
+    tsr_vec_free(&store->listing);
+    tsr_http_close(store->http);
+    pthread_mutex_destroy(&store->lock);
+    tsr_arena_free(store->arena);
+    tsr_free(store->allocator, store, 1, sizeof *store);
+}
+
+/* ---- asking for files ---- */
+
+static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_http_answer *first, tsr_error *err)
+{
+    tsr_http_answer answer;
+    if (first->total > WHOLE) {
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "%s: the server gives no parts of the file (206 was asked for, %ld came); download it and name the file",
+                         file->url.data, first->status);
+    }
+    file->size = first->total;
+    file->whole = tsr_alloc(store->allocator, (size_t)file->size + 1, 1, err);
+    if (!file->whole) return TSR_E_NOMEM;
+    const tsr_status status = tsr_http_get(store->http, file->url.data, 0, (size_t)file->size + 1, file->whole, &answer, err);
+    if (status == TSR_OK && answer.size != file->size)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave %zu bytes of %" PRIu64, file->url.data, answer.size, file->size);
+    return status;
+}
+
+/* Fills in size and version. TSR_E_NOT_FOUND: the server does not have it. */
+static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
+{
+    char byte;
+    tsr_http_answer answer;
+    const char *url = file->url.data;
+    const tsr_status status = tsr_http_get(store->http, url, 0, 1, &byte, &answer, err);
+    if (status != TSR_OK) return status;
+    memcpy(file->version, answer.version, sizeof file->version);
+    file->size = answer.total;
+    if (answer.status == 416 && answer.total == 0) return TSR_OK; /* an empty file has no first byte */
+    if (answer.status == 206 && answer.total != UINT64_MAX) return TSR_OK;
+    if (answer.status == 200 || answer.status == 206) return read_whole(store, file, &answer, err);
+    return tsr_raise(err, answer.status == 404 || answer.status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
+                     "%s: the server answered %ld", url, answer.status);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return tsr_str_compare(((const remote_file *)a)->name, ((const remote_file *)b)->name);
+}
+
+/* store->files anew. */
+static tsr_status list_files(remote_store *store, tsr_error *err)
+{
+    store->listing.count = 0;
+    if (store->files.count) qsort(store->files.items, store->files.count, sizeof(remote_file), by_name);
+    for (uint32_t i = 0; i < store->files.count; i++) {
+        tsr_store_file *listed = tsr_vec_push(&store->listing, err);
+        if (!listed) return TSR_E_NOMEM;
+        *listed = (tsr_store_file){file_at(store, i)->name, file_at(store, i)->size};
+    }
+    store->base.files = store->listing.items;
+    store->base.file_count = (uint32_t)store->listing.count;
+    for (size_t i = 0; i < BLOCKS; i++) store->blocks[i].size = 0; /* numbers changed */
+    return TSR_OK;
+}
+
+/* A name below the root as an address: what has a meaning in one is escaped. */
+static tsr_str address_of(const remote_store *store, tsr_str name, tsr_error *err)
+{
+    static const char hex[] = "0123456789ABCDEF", plain[] = "-._~/!$&'()*+,;=:@";
+    char *text = tsr_arena_array(store->arena, store->root.size + 3 * name.size + store->query.size + 1, 1, err);
+    size_t n = store->root.size;
+    if (!text) return (tsr_str){NULL, 0};
+    memcpy(text, store->root.data, n);
+    for (size_t i = 0; i < name.size; i++) {
+        const unsigned char c = (unsigned char)name.data[i];
+        if ((c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c && strchr(plain, c))) {
+            text[n++] = (char)c;
+        } else {
+            text[n++] = '%';
+            text[n++] = hex[c >> 4];
+            text[n++] = hex[c & 15];
+        }
+    }
+    memcpy(text + n, store->query.data, store->query.size);
+    return (tsr_str){text, n + store->query.size};
+}
+
+typedef struct asking {
+    remote_store *store;
+    remote_file *files;
+    tsr_status *statuses;
+    tsr_error *errors;
+} asking;
+
+static void ask_one(void *arg, size_t index)
+{
+    const asking *a = arg;
+    a->statuses[index] = ask(a->store, &a->files[index], &a->errors[index]);
+}
+
+static tsr_status take_answers(const asking *a, size_t count, size_t *added, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < count; i++) {
+        remote_file *file = a->statuses[i] == TSR_OK ? tsr_vec_push(&a->store->files, err) : NULL;
+        if (file) {
+            *file = a->files[i];
+            ++*added;
+        } else {
+            if (a->files[i].whole) tsr_free(a->store->allocator, a->files[i].whole, (size_t)a->files[i].size + 1, 1);
+            if (status != TSR_OK || a->statuses[i] == TSR_E_NOT_FOUND) continue;
+            status = a->statuses[i] == TSR_OK ? TSR_E_NOMEM : a->statuses[i];
+            if (a->statuses[i] != TSR_OK && err) *err = a->errors[i];
+        }
+    }
+    return status;
+}
+
+tsr_status tsr_remote_store_add(tsr_store *base, const tsr_host *host, const tsr_str *names, size_t count, size_t *added,
+                                tsr_error *err)
+{
+    remote_store *store = (remote_store *)base;
+    asking a = {.store = store,
+                .files = tsr_arena_array(store->arena, count, sizeof *a.files, err),
+                .statuses = tsr_arena_array(store->arena, count, sizeof *a.statuses, err),
+                .errors = tsr_alloc(store->allocator, count + 1, sizeof *a.errors, err)};
+    *added = 0;
+    tsr_status status = a.files && a.statuses && a.errors ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        a.errors[i] = (tsr_error){0};
+        a.files[i].name = tsr_arena_str(store->arena, names[i], err);
+        a.files[i].url = address_of(store, names[i], err);
+        if (!a.files[i].name.data || !a.files[i].url.data) status = TSR_E_NOMEM;
+    }
+    if (status == TSR_OK && host->parallel_for) host->parallel_for(host->parallel_ctx, count, ask_one, &a);
+    else
+        for (size_t i = 0; i < count && status == TSR_OK; i++) ask_one(&a, i);
+    if (status == TSR_OK) status = take_answers(&a, count, added, err);
+    if (a.errors) tsr_free(store->allocator, a.errors, count + 1, sizeof *a.errors);
+    return status == TSR_OK ? list_files(store, err) : status;
+}
+
+/* ---- opening ---- */
+
+/* "https://host/folder/name?query" → root, name, query; a fragment is no part of it. */
+static tsr_status split(remote_store *store, const char *address, tsr_str *name, tsr_error *err)
+{
+    const size_t end = strcspn(address, "?#");
+    const size_t query = address[end] == '?' ? strcspn(address + end, "#") : 0;
+    size_t slash = end;
+    while (slash && address[slash - 1] != '/') slash--;
+    const size_t host = (size_t)(strstr(address, "//") - address) + 2;
+    const bool bare = slash <= host; /* no path at all */
+    store->root = bare ? tsr_arena_format(store->arena, err, "%.*s/", (int)end, address)
+                       : tsr_arena_str(store->arena, (tsr_str){address, slash}, err);
+    store->query = tsr_arena_str(store->arena, (tsr_str){address + end, query}, err);
+    *name = bare ? TSR_STR("") : (tsr_str){address + slash, end - slash};
+    return store->root.data && store->query.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static int hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* "model%20one.pt" → "model one.pt" */
+static tsr_str unescape(tsr_arena *arena, tsr_str text, tsr_error *err)
+{
+    char *out = tsr_arena_array(arena, text.size + 1, 1, err);
+    size_t n = 0;
+    for (size_t i = 0; out && i < text.size; i++) {
+        const int high = text.data[i] == '%' && i + 2 < text.size ? hex_digit(text.data[i + 1]) : -1;
+        const int low = high >= 0 ? hex_digit(text.data[i + 2]) : -1;
+        out[n++] = low >= 0 ? (char)(high * 16 + low) : text.data[i];
+        if (low >= 0) i += 2;
+    }
+    return (tsr_str){out, n};
+}
+
+static tsr_status open_folder(remote_store *store, const char *address, tsr_error *err)
+{
+    static const char *const first[] = {".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json",
+                                        "model.safetensors", "pytorch_model.bin"};
+    const tsr_host here = {.allocator = store->allocator};
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
+        const tsr_str name = tsr_str_from(first[i]);
+        size_t added;
+        const tsr_status status = tsr_remote_store_add(&store->base, &here, &name, 1, &added, err);
+        if (status != TSR_OK || added) return status;
+    }
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                     "%s: the server has none of the files that a checkpoint begins with (.metadata, an index, model.safetensors, "
+                     "pytorch_model.bin); name a file",
+                     address);
+}
+
+static tsr_status open_file(remote_store *store, const char *address, tsr_str name, tsr_error *err)
+{
+    remote_file file = {.name = unescape(store->arena, name, err), .url = tsr_arena_str(store->arena, tsr_str_from(address), err)};
+    if (!file.name.data || !file.url.data) return TSR_E_NOMEM;
+    tsr_status status = ask(store, &file, err);
+    remote_file *kept = status == TSR_OK ? tsr_vec_push(&store->files, err) : NULL;
+    if (kept) *kept = file;
+    else if (file.whole) tsr_free(store->allocator, file.whole, (size_t)file.size + 1, 1);
+    if (status == TSR_OK) status = kept ? list_files(store, err) : TSR_E_NOMEM;
+    if (status == TSR_OK && (tsr_str_equal(file.name, TSR_STR(".metadata")) || tsr_str_ends(file.name, TSR_STR(".json"))))
+        store->base.primary = 0;
+    return status;
+}
+
+tsr_status tsr_remote_store_open(const tsr_allocator *allocator, const char *address, tsr_store **out, tsr_error *err)
+{
+    remote_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
+    tsr_str name;
+    if (!store) return TSR_E_NOMEM;
+    *store = (remote_store){.base = {0, NULL, TSR_NO_FILE, remote_read_at, NULL, NULL, remote_close},
+                            .allocator = allocator,
+                            .files = tsr_vec_of(allocator, sizeof(remote_file)),
+                            .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
+    pthread_mutex_init(&store->lock, NULL);
+    store->arena = tsr_arena_new(allocator, 0, err);
+    tsr_status status = store->arena ? tsr_http_open(allocator, &store->http, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = split(store, address, &name, err);
+    if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_folder(store, address, err);
+    if (status != TSR_OK) {
+        remote_close(&store->base);
+        return status;
+    }
+    *out = &store->base;
+    return TSR_OK;
+}
