@@ -221,8 +221,10 @@ static void test_codec_json__no_memory_is_an_error_at_every_point(void **state)
     cJSON_InitHooks(NULL);
     assert_int_equal(status, TSR_OK);
     cJSON_Delete(root);
-    static const char *const texts[] = {"{\"a\":{\"0\":0,\"1\":1,\"2\":2,\"3\":3,\"4\":4,\"5\":5,\"6\":6,\"7\":7,\"8\":8,\"9\":9,\"10\":10,"
-                                        "\"11\":11,\"12\":12,\"13\":13,\"14\":14}}", "{\"a\":1,\"a\":2}"};
+    static const char *const texts[] = {
+        "{\"a\":{\"0\":0,\"1\":1,\"2\":2,\"3\":3,\"4\":4,\"5\":5,\"6\":6,\"7\":7,\"8\":8,\"9\":9,\"10\":10,"
+        "\"11\":11,\"12\":12,\"13\":13,\"14\":14}}",
+        "{\"a\":1,\"a\":2}"};
     for (size_t i = 0; i < 2; i++) {
         bool failed = true;
         for (size_t n = 0; failed; n++) {

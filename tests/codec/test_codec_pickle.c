@@ -357,7 +357,10 @@ static void test_codec_pickle__long_operands_are_bounded_or_kept(void **state)
         tsr_str head;
         size_t digits;
         tsr_status status;
-    } rows[] = {{BYTES("I"), 4300, TSR_OK}, {BYTES("I"), 4301, TSR_E_FORMAT}, {BYTES("F"), 400, TSR_OK}, {BYTES("F"), 401, TSR_E_FORMAT}};
+    } rows[] = {{BYTES("I"), 4300, TSR_OK},
+                {BYTES("I"), 4301, TSR_E_FORMAT},
+                {BYTES("F"), 400, TSR_OK},
+                {BYTES("F"), 401, TSR_E_FORMAT}};
     tsr_pickle *pickle;
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -379,7 +382,8 @@ static void test_codec_pickle__long_operands_are_bounded_or_kept(void **state)
 /* More of every kind of node than there is room for at first. */
 static void test_codec_pickle__pools_that_grow_bear_failures(void **state)
 {
-    static const char *const units[] = {"K\1", "I99999999999\n", "F1.5\n", "S'a\\x41'\n", "]", "(K\1K\2t", "cm\nC\n)R", "P1\n", "N\x94", "("};
+    static const char *const units[] = {"K\1",      "I99999999999\n", "F1.5\n", "S'a\\x41'\n", "]",
+                                        "(K\1K\2t", "cm\nC\n)R",      "P1\n",   "N\x94",       "("};
     (void)state;
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
         tsr_str data = repeated(TSR_STR("("), tsr_str_from(units[i]), 200, TSR_STR("t."));
@@ -391,7 +395,8 @@ static void test_codec_pickle__pools_that_grow_bear_failures(void **state)
     }
     static char globals[8192];
     size_t used = 0;
-    for (int i = 0; i < 100; i++) used += (size_t)snprintf(globals + used, sizeof globals - used, "c%s\nC%d\n0", i % 2 ? "m" : "copy_reg", i);
+    for (int i = 0; i < 100; i++)
+        used += (size_t)snprintf(globals + used, sizeof globals - used, "c%s\nC%d\n0", i % 2 ? "m" : "copy_reg", i);
     memcpy(globals + used, "N.", 2);
     must_bear_failures((tsr_str){globals, used + 2}, TSR_OK);
 }
@@ -491,7 +496,8 @@ static void test_codec_pickle__accessors_give_nothing_of_another_kind(void **sta
     assert_true(tsr_pickle_float(pickle, root) == 0);
     tsr_pickle_free(pickle);
     assert_int_equal(parse(TSR_STR("}K\1K\2s."), &pickle, NULL), TSR_OK);
-    assert_int_equal(tsr_pickle_get(pickle, tsr_pickle_root(pickle), "1", &found), TSR_REF_NONE); /* a key that is no string */
+    assert_int_equal(tsr_pickle_get(pickle, tsr_pickle_root(pickle), "1", &found),
+                     TSR_REF_NONE); /* a key that is no string */
     tsr_pickle_free(pickle);
     assert_int_equal(parse(TSR_STR("K\1N\x86."), &pickle, NULL), TSR_OK);
     root = tsr_pickle_root(pickle);

@@ -122,9 +122,13 @@ static const struct {
                     "h\2\x87."),
      "(None,#1,[],)", 1, 1},
     /* another object takes the place of one that waits; a class that is none; a state that is a set */
-    {BYTES(P S POP2 "h\0)\x81" "0h\0)\x81}(" V "K\1ub."), "#1", 1, 0},
+    {BYTES(P S POP2 "h\0)\x81"
+                    "0h\0)\x81}(" V "K\1ub."),
+     "#1", 1, 0},
     {BYTES(P S POP2 "K\1)\x81."), "new(1;())", 0, 0},
-    {BYTES(P S POP2 "cm\nC\n)\x81\x8f(K\1\x90" "b."), "new(<m.C>;();state={1,})", 0, 0},
+    {BYTES(P S POP2 "cm\nC\n)\x81\x8f(K\1\x90"
+                    "b."),
+     "new(<m.C>;();state={1,})", 0, 0},
     /* the object leaves its place on the stack before it gets its state: it is folded, and nothing is dropped */
     {BYTES(P S POP2 "h\0)\x81\x94"
                     "0]h\2}(" V "K\1ub\x86."),
@@ -146,22 +150,28 @@ static const struct {
     {BYTES(P S POP2 NEW_P V "h\1K\1K\2\x86\x94\x85R\x94ub."), "#3", 2, 0},
     {BYTES(P S POP2 NEW_P V "\x88ub."), "#1", 1, 0},
     {BYTES(P S POP2 NEW_P V "\x89" V "Nub."), "#0", 1, 0},
-    {BYTES(P S POP2 NEW_P V "h\3ub."), "#0", 1, 0},                         /* its own state */
-    {BYTES(P S POP2 NEW_P V "\x8a\0" "ub."), "#0", 1, 0},
-    {BYTES(P S POP2 NEW_P V "\x8a\x09\1\0\0\0\0\0\0\0\0" "ub."), "#1", 1, 0},
+    {BYTES(P S POP2 NEW_P V "h\3ub."), "#0", 1, 0}, /* its own state */
+    {BYTES(P S POP2 NEW_P V "\x8a\0"
+                            "ub."),
+     "#0", 1, 0},
+    {BYTES(P S POP2 NEW_P V "\x8a\x09\1\0\0\0\0\0\0\0\0"
+                            "ub."),
+     "#1", 1, 0},
     {BYTES(P S POP2 NEW_P V "j\0\0\0\0)\x81}(" V "K\3ubub."), "#3", 2, 0},
     {BYTES(P S POP2 NEW_P V "h\1(t\x94\x85\x94R\x94ub."), "#0", 2, 0},
-    {BYTES(P S POP2 NEW_P V "h\1K\1\x85\x85\x94R\x94ub."), "#1", 2, 0},      /* not memoized */
-    {BYTES(P S POP2 NEW_P V "h\0ub."), "#0", 1, 0},                         /* a class that is not called */
+    {BYTES(P S POP2 NEW_P V "h\1K\1\x85\x85\x94R\x94ub."), "#1", 2, 0}, /* not memoized */
+    {BYTES(P S POP2 NEW_P V "h\0ub."), "#0", 1, 0},                     /* a class that is not called */
     {BYTES(P S POP2 "](" NEW_P V "h\1K\1K\2K\3K\4\x87\x85R00h\1K\1\x85\x85Rube."), "[#1,]", 2, 0},
-    {BYTES(P S POP2 NEW_P V "h\1(K\1l\x94\x85\x94R\x94ub."), NULL, 0, 0},  /* S of a list */
+    {BYTES(P S POP2 NEW_P V "h\1(K\1l\x94\x85\x94R\x94ub."), NULL, 0, 0}, /* S of a list */
     {BYTES(P S POP2 NEW_P V "h\1K\1K\2K\3K\4\x87\x94\x85\x94R\x94ub."), NULL, 0, 0},
     {BYTES(P S POP2 NEW_P V "h\1N\x85\x94\x85\x94R\x94ub."), NULL, 0, 0},
     {BYTES(P S POP2 NEW_P V "h\120."), NULL, 0, 0},
     {BYTES(P S POP2 NEW_P V "h\x50ub."), NULL, 0, 0},
-    {BYTES(P S POP2 NEW_P V "K\1" V "ub."), NULL, 0, 0},                   /* a key without its value */
+    {BYTES(P S POP2 NEW_P V "K\1" V "ub."), NULL, 0, 0}, /* a key without its value */
     {BYTES(P S POP2 NEW_P "\x8c\x30v"), NULL, 0, 0},
-    {BYTES(P S POP2 NEW_P "\x8c\2\377\377" "K\1ub."), NULL, 0, 0},
+    {BYTES(P S POP2 NEW_P "\x8c\2\377\377"
+                          "K\1ub."),
+     NULL, 0, 0},
     {BYTES(P S POP2 NEW_P V "]K\1" V "K\1u."), NULL, 0, 0},
 };
 
@@ -314,7 +324,8 @@ static void test_codec_pickle_fold__parts_of_a_sink_may_be_absent(void **state)
     static const tsr_str data = BYTES(P S POP2 "](" NEW_P V "h\1K\1\x85\x85Rubh\3e.NNNNNNNNNNNNNNNNNNNNNNNN");
     recorder r = {0};
     const tsr_pickle_sink sinks[] = {{names, 2, NULL, NULL, NULL}, {names, 2, fold, NULL, &r}};
-    static const char *const shown[] = {"[new(<m.P>;();state={'v':call(<m.S>;((1,),)),}),{'v':call(<m.S>;((1,),)),},]", "[#1,{'v':#1,},]"};
+    static const char *const shown[] = {"[new(<m.P>;();state={'v':call(<m.S>;((1,),)),}),{'v':call(<m.S>;((1,),)),},]",
+                                        "[#1,{'v':#1,},]"};
     for (size_t i = 0; i < 2; i++) {
         char text[512];
         tsr_pickle *pickle;

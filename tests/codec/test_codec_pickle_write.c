@@ -157,7 +157,10 @@ static void test_codec_pickle_write__long_ones_take_wider_opcodes(void **state)
         unsigned protocol;
         size_t size;
         const char *opcode;
-    } rows[] = {{true, 2, 255, "\x8a\xff"}, {true, 2, 256, "\x8b\0\1\0\0"}, {false, 4, 255, "C\xff"}, {false, 4, 256, "\x8e\0\1\0\0\0\0\0\0"}};
+    } rows[] = {{true, 2, 255, "\x8a\xff"},
+                {true, 2, 256, "\x8b\0\1\0\0"},
+                {false, 4, 255, "C\xff"},
+                {false, 4, 256, "\x8e\0\1\0\0\0\0\0\0"}};
     memset(bytes, 0x11, sizeof bytes);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const tsr_str value = {bytes, rows[i].size};
@@ -171,7 +174,8 @@ static void test_codec_pickle_write__long_ones_take_wider_opcodes(void **state)
         tsr_pickler_close(&p);
         assert_memory_equal((char *)out.items + 2, rows[i].opcode, rows[i].size < 256 ? 2 : rows[i].number ? 5 : 9);
         assert_int_equal(tsr_pickle_parse((tsr_str){out.items, out.count}, &host, NULL, &read, NULL, NULL), TSR_OK);
-        assert_int_equal(tsr_pickle_kind_of(read, tsr_pickle_root(read)), rows[i].number ? TSR_PICKLE_BIGINT : TSR_PICKLE_BYTES);
+        assert_int_equal(tsr_pickle_kind_of(read, tsr_pickle_root(read)),
+                         rows[i].number ? TSR_PICKLE_BIGINT : TSR_PICKLE_BYTES);
         assert_true(tsr_str_equal(tsr_pickle_text(read, tsr_pickle_root(read)), value));
         tsr_pickle_free(read);
         tsr_vec_free(&out);

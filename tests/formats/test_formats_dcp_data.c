@@ -62,7 +62,8 @@ static tsr_status use_all(void *ctx, tsr_store *store, const tsr_host *host, tsr
     if (status == TSR_OK) status = tsr_checkpoint_extents(checkpoint, pass_extent, NULL, err);
     const tsr_findings *findings = status == TSR_OK ? tsr_checkpoint_findings(checkpoint) : NULL;
     for (size_t i = 0; findings && i < tsr_findings_count(findings); i++)
-        if (strstr(tsr_findings_at(findings, i)->message.data, FIRE)) status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, FIRE);
+        if (strstr(tsr_findings_at(findings, i)->message.data, FIRE))
+            status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, FIRE);
     tsr_checkpoint_close(checkpoint);
     return status;
 }
@@ -85,31 +86,41 @@ static tsr_status locate_first(const opened *o, const char *fqn, tsr_view *view,
 
 #define PAIR(name, dtype, shape, from, to) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
-#define ROWS(dtype, length)                                                                                               \
-    METADATA(STR("w") TENSOR_OF(PROPERTIES_OF("ctorch\n" dtype "\n"), SIZE2("2", "2"), CHUNK(SIZE2("0", "0"), SIZE2("2", "2")))      \
-             STR("v") TENSOR_OF(PROPERTIES_OF("ctorch\n" dtype "\n"), SIZE2("2", "2"), CHUNK(SIZE2("0", "0"), SIZE2("2", "2"))), "", \
-             AT("w", SIZE2("0", "0"), "N", "d", "0", length) AT("v", SIZE2("0", "0"), "N", "d", "0", length))
+#define ROWS(dtype, length) \
+    METADATA(STR("w") TENSOR_OF(PROPERTIES_OF("ctorch\n" dtype "\n"), SIZE2("2", "2"), \
+                                CHUNK(SIZE2("0", "0"), SIZE2("2", "2"))) STR("v") \
+                 TENSOR_OF(PROPERTIES_OF("ctorch\n" dtype "\n"), SIZE2("2", "2"), CHUNK(SIZE2("0", "0"), SIZE2("2", "2"))), \
+             "", AT("w", SIZE2("0", "0"), "N", "d", "0", length) AT("v", SIZE2("0", "0"), "N", "d", "0", length))
 #define F32 ROWS("float32", "16")
 
 static const struct {
     const char *metadata, *header;
     size_t data_size;
-    const char *part;  /* of the finding; NULL: none */
-    bool placed;       /* 'w' has a view */
+    const char *part; /* of the finding; NULL: none */
+    bool placed;      /* 'w' has a view */
 } images[] = {
     {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32, NULL, true},
     {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "}", 16, "'v': the safetensors header of its file does not list it", true},
-    {F32, "{" PAIR("w", "F32", "4", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32, "'w': the safetensors header of its file has another", false},
-    {F32, "{" PAIR("w", "F32", "4,1", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32, "'w': the safetensors header of its file has another", false},
-    {F32, "{" PAIR("w", "F32", "2,3", "0", "24") "," PAIR("v", "F32", "2,2", "24", "40") "}", 40, "'w': the safetensors header of its file has another", false},
-    {F32, "{" PAIR("w", "I32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32, "another dtype or shape than the metadata", false},
-    {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 20, "'v': its bytes end beyond the end of the file", true},
+    {F32, "{" PAIR("w", "F32", "4", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32,
+     "'w': the safetensors header of its file has another", false},
+    {F32, "{" PAIR("w", "F32", "4,1", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32,
+     "'w': the safetensors header of its file has another", false},
+    {F32, "{" PAIR("w", "F32", "2,3", "0", "24") "," PAIR("v", "F32", "2,2", "24", "40") "}", 40,
+     "'w': the safetensors header of its file has another", false},
+    {F32, "{" PAIR("w", "I32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32,
+     "another dtype or shape than the metadata", false},
+    {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 20,
+     "'v': its bytes end beyond the end of the file", true},
     {F32, "no header", 32, "safetensors", false},
     /* as FileSystemWriter's SAFETENSORS of PyTorch 2.13 writes float4_e2m1fn_x2 of [2, 2] */
-    {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "2,4", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8, NULL, true},
-    {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "8", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8, "another dtype or shape", false},
-    {METADATA(STR("w") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), "", AT("w", SIZE0, "N", "d", "0", "4")), "{" PAIR("w", "F32", "", "0", "4") "}", 4, NULL, true},
-    {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "4,2", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8, "another dtype or shape", false},
+    {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "2,4", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8, NULL,
+     true},
+    {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "8", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8,
+     "another dtype or shape", false},
+    {METADATA(STR("w") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), "", AT("w", SIZE0, "N", "d", "0", "4")),
+     "{" PAIR("w", "F32", "", "0", "4") "}", 4, NULL, true},
+    {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "4,2", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8,
+     "another dtype or shape", false},
 };
 
 static void test_formats_dcp_data__safetensors_headers_are_held_against_the_metadata(void **state)
@@ -160,11 +171,11 @@ static const tsr_finding *open_blob(opened *o, const char *metadata_form, const 
     return found;
 }
 
-#define LENGTH "%zu"
+#define LENGTH                  "%zu"
 #define ONE_AT(at, size, given) METADATA(STR("w") TENSOR(size, CHUNK(at, size)), "", given("w", at, "N", "d", "0", LENGTH))
 #define OBJECT(given)           METADATA(STR("o") BYTE_ITEM, "", given("o", "N", "N", "d", "0", LENGTH))
-#define FOUR PICKLED_TENSOR("0", "4", PICKLED_2("2", "2"), PICKLED_2("2", "1")) "."
-#define AT_2_2(given) ONE_AT(SIZE2("0", "0"), SIZE2("2", "2"), given)
+#define FOUR                    PICKLED_TENSOR("0", "4", PICKLED_2("2", "2"), PICKLED_2("2", "1")) "."
+#define AT_2_2(given)           ONE_AT(SIZE2("0", "0"), SIZE2("2", "2"), given)
 static const size_t sixteen[] = {16, SIZE_MAX}, nothing[] = {SIZE_MAX};
 
 static void test_formats_dcp_data__blobs_are_held_against_the_metadata(void **state)
@@ -175,7 +186,8 @@ static void test_formats_dcp_data__blobs_are_held_against_the_metadata(void **st
     } blobs[] = {
         {AT_2_2(AT), FOUR, NULL},
         {AT_2_2(AT), "I1\n.", "the item of 'w' holds no dense tensor"},
-        {AT_2_2(AT), PICKLED_TENSOR("0", "4", PICKLED_1("4"), PICKLED_1("1")) ".", "holds a tensor [4] float32; the metadata says [2, 2] float32"},
+        {AT_2_2(AT), PICKLED_TENSOR("0", "4", PICKLED_1("4"), PICKLED_1("1")) ".",
+         "holds a tensor [4] float32; the metadata says [2, 2] float32"},
         {ONE_AT(SIZE1("0"), SIZE1("4"), AT),
          PICKLED_DTENSOR(PICKLED_1("4"), PICKLED_1("1"), PICKLED_TENSOR("0", "4", PICKLED_1("2"), PICKLED_1("1")),
                          PICKLED_MESH(PICKLED_1("2"), PICKLED_AT(PICKLED_1("0"))), PICKLED_STRIDED("0", "2"), "") ".",
@@ -185,7 +197,8 @@ static void test_formats_dcp_data__blobs_are_held_against_the_metadata(void **st
     };
     for (size_t i = 0; i < sizeof blobs / sizeof blobs[0]; i++) {
         opened o;
-        open_blob(&o, blobs[i].metadata, blobs[i].pickle, strstr(blobs[i].pickle, "storage") ? sixteen : nothing, NULL, blobs[i].part);
+        open_blob(&o, blobs[i].metadata, blobs[i].pickle, strstr(blobs[i].pickle, "storage") ? sixteen : nothing, NULL,
+                  blobs[i].part);
         must_bear(&o);
         drop(&o);
     }
@@ -237,7 +250,8 @@ static void test_formats_dcp_data__zstd_streams_are_read_to_their_end_and_no_fur
         {PASS, AT_2_2(ZSTD_AT), "I1\n.", "holds no dense tensor"},
         {PASS, OBJECT(ZSTD_AT), "I7\n.", NULL},
         {PASS, OBJECT(ZSTD_AT), FOUR, NULL},
-        {PASS, ONE_AT(SIZE2("0", "0"), SIZE2("4294967296", "4294967296"), ZSTD_AT), FOUR, "the metadata says [4294967296, 4294967296]"},
+        {PASS, ONE_AT(SIZE2("0", "0"), SIZE2("4294967296", "4294967296"), ZSTD_AT), FOUR,
+         "the metadata says [4294967296, 4294967296]"},
         {PASS, ONE_AT(SIZE1("0"), SIZE1("9223372036854775807"), ZSTD_AT), FOUR, "the metadata says [9223372036854775807]"},
     };
     for (size_t i = 0; i < sizeof streams / sizeof streams[0]; i++) {
@@ -252,8 +266,8 @@ static void test_formats_dcp_data__zstd_streams_are_read_to_their_end_and_no_fur
             assert_non_null(strstr(err.message, "no memory to decompress an item"));
         } else {
             behaviour = streams[i].behaviour;
-            open_blob(&o, streams[i].metadata, streams[i].pickle, strstr(streams[i].pickle, "storage") ? sixteen : nothing, &ops,
-                      streams[i].part);
+            open_blob(&o, streams[i].metadata, streams[i].pickle, strstr(streams[i].pickle, "storage") ? sixteen : nothing,
+                      &ops, streams[i].part);
             must_bear(&o);
         }
         drop(&o);

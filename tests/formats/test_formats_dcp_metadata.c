@@ -116,25 +116,33 @@ static const struct {
                                                   STR("transform_descriptors") "(" STR("stream.lz4/1") "ld")),
      TSR_E_UNSUPPORTED, "transform 0 of an item is 'stream.lz4/1'"},
     {METADATA("", "",
-              INDEX(STR("w"), SIZE0, "N") NEW(FILES, "_StorageInfo",
-                                              "(" STR("relative_path") STR("d") STR("offset") INT("0") STR("length") INT("0")
-                                                  STR("transform_descriptors") "(" STR("stream.zstd/1") STR("stream.zstd/1") "ld")),
+              INDEX(STR("w"), SIZE0, "N")
+                  NEW(FILES, "_StorageInfo",
+                      "(" STR("relative_path") STR("d") STR("offset") INT("0") STR("length") INT("0")
+                          STR("transform_descriptors") "(" STR("stream.zstd/1") STR("stream.zstd/1") "ld")),
      TSR_E_UNSUPPORTED, "transform 1 of an item is 'stream.zstd/1'; only one"},
     {METADATA("", "", INDEX(STR("w"), STR("x"), "N") STORAGE(STR("d"), INT("0"), INT("0"))), TSR_E_FORMAT,
      "sizes or offsets that are not made of"},
     {METADATA("", "", NEW(MODULE, "MetadataIndex", "N") "N"), TSR_E_FORMAT, "state of a MetadataIndex is not a dict"},
-    {METADATA("", "", INDEX(STR("w"), SIZE0, "N") NEW(FILES, "_StorageInfo", "N")), TSR_E_FORMAT, "state of a _StorageInfo is not a dict"},
-    {METADATA("", "", INDEX(STR("w"), SIZE0, "N") INDEX(STR("w"), SIZE0, "N")), TSR_E_FORMAT, "something other than MetadataIndex: _StorageInfo"},
+    {METADATA("", "", INDEX(STR("w"), SIZE0, "N") NEW(FILES, "_StorageInfo", "N")), TSR_E_FORMAT,
+     "state of a _StorageInfo is not a dict"},
+    {METADATA("", "", INDEX(STR("w"), SIZE0, "N") INDEX(STR("w"), SIZE0, "N")), TSR_E_FORMAT,
+     "something other than MetadataIndex: _StorageInfo"},
     {METADATA("", "", INDEX(STR("w"), SIZE0, "N") STORAGE(STR("d"), INT("0"), "N")), TSR_E_FORMAT, "no 64-bit integer"},
-    {METADATA(STR("w") NEW(MODULE, "TensorStorageMetadata", "N"), "", ""), TSR_E_FORMAT, "state of a TensorStorageMetadata is not a dict"},
-    {METADATA(STR("w") TENSOR_OF(NEW(MODULE, "TensorProperties", "N"), SIZE0, ""), "", ""), TSR_E_FORMAT, "no tuple of five items"},
+    {METADATA(STR("w") NEW(MODULE, "TensorStorageMetadata", "N"), "", ""), TSR_E_FORMAT,
+     "state of a TensorStorageMetadata is not a dict"},
+    {METADATA(STR("w") TENSOR_OF(NEW(MODULE, "TensorProperties", "N"), SIZE0, ""), "", ""), TSR_E_FORMAT,
+     "no tuple of five items"},
     {METADATA(STR("w") TENSOR_OF(SIZE0, SIZE0, ""), "", ""), TSR_E_FORMAT, "are no TensorProperties"},
-    {METADATA(STR("w") TENSOR(SIZE1("4"), NEW(MODULE, "ChunkStorageMetadata", "(" STR("offsets") SIZE0 "d")), "", ""), TSR_E_FORMAT,
-     "without 'sizes'"},
-    {METADATA(STR("w") TENSOR(SIZE1("4"), CHUNK("N", SIZE1("4"))), "", ""), TSR_E_FORMAT, "sizes or offsets that are not made of"},
-    {METADATA(STR("w") TENSOR(SIZE1("4"), CHUNK(SIZE1("0"), "(lS'x'\na")), "", ""), TSR_E_FORMAT, "sizes or offsets that are not made of"},
+    {METADATA(STR("w") TENSOR(SIZE1("4"), NEW(MODULE, "ChunkStorageMetadata", "(" STR("offsets") SIZE0 "d")), "", ""),
+     TSR_E_FORMAT, "without 'sizes'"},
+    {METADATA(STR("w") TENSOR(SIZE1("4"), CHUNK("N", SIZE1("4"))), "", ""), TSR_E_FORMAT,
+     "sizes or offsets that are not made of"},
+    {METADATA(STR("w") TENSOR(SIZE1("4"), CHUNK(SIZE1("0"), "(lS'x'\na")), "", ""), TSR_E_FORMAT,
+     "sizes or offsets that are not made of"},
     {METADATA(STR("w") TENSOR("ctorch\nSize\n(N" SIZE0 "tR", ""), "", ""), TSR_E_FORMAT, "a torch.Size that is not made of"},
-    {NEW(MODULE, "Metadata", "(" STR("state_dict_metadata") "(d" STR("storage_data") "(ld") ".", TSR_E_FORMAT, "'storage_data' is not a dict"},
+    {NEW(MODULE, "Metadata", "(" STR("state_dict_metadata") "(d" STR("storage_data") "(ld") ".", TSR_E_FORMAT,
+     "'storage_data' is not a dict"},
 };
 
 static void test_formats_dcp_metadata__refuses_what_makes_no_catalog(void **state)
@@ -151,9 +159,9 @@ static void test_formats_dcp_metadata__refuses_what_makes_no_catalog(void **stat
     }
 }
 
-#define MANY(a) "(" EIGHT(a) EIGHT(a) EIGHT(a) EIGHT(a) "t"
+#define MANY(a)  "(" EIGHT(a) EIGHT(a) EIGHT(a) EIGHT(a) "t"
 #define EIGHT(a) HUGE(a) HUGE(a) HUGE(a) HUGE(a) HUGE(a) HUGE(a) HUGE(a) HUGE(a)
-#define HUGE(a) INT(a "000000000000000")
+#define HUGE(a)  INT(a "000000000000000")
 
 static const struct {
     const char *metadata, *rule, *fqn, *part; /* rule NULL: no finding at all */
@@ -192,33 +200,49 @@ static const struct {
      "'builtins.getattr'"},
     {METADATA(W, STR("w") NEW("mine\n", "Thing", "N"), W_PLACED), "pickle/unlisted-class", "", "'mine.Thing'"},
     {METADATA(W, STR("w") "cmine\nThing\n", W_PLACED), NULL, NULL, NULL}, /* a class that is only named */
-    {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\n" STR("TORCH_CONTIGUOUS_FORMAT") "tR", W_PLACED), NULL, NULL, NULL},
-    {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\ntR", W_PLACED), "pickle/unlisted-call", "", "'builtins.getattr'"},
+    {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\n" STR("TORCH_CONTIGUOUS_FORMAT") "tR",
+              W_PLACED),
+     NULL, NULL, NULL},
+    {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\ntR", W_PLACED), "pickle/unlisted-call", "",
+     "'builtins.getattr'"},
     /* the same without dicts of their own, in OrderedDicts, and with attributes that later versions may add */
-    {NEW(MODULE, "Metadata", "(" STR("state_dict_metadata") "ccollections\nOrderedDict\n)R" W "s" STR("storage_data")
-         "ccollections\nOrderedDict\n)R" W_FIRST "s" W_SECOND "sd") ".", NULL, NULL, NULL},
+    {NEW(MODULE, "Metadata",
+         "(" STR("state_dict_metadata") "ccollections\nOrderedDict\n)R" W "s" STR(
+             "storage_data") "ccollections\nOrderedDict\n)R" W_FIRST "s" W_SECOND "sd") ".",
+     NULL, NULL, NULL},
     {METADATA(STR("w") TENSOR(SIZE1("4"), NEW(MODULE, "ChunkStorageMetadata",
-              "(" INT("7") "N" STR("later") "N" STR("offsets") "(" INT("0") "t" STR("sizes") "(l" INT("4") "ad")), "",
-              AT("w", SIZE1("0"), "N", "d", "0", "17")), NULL, NULL, NULL},
+                                              "(" INT("7") "N" STR("later") "N" STR("offsets") "(" INT("0") "t" STR(
+                                                  "sizes") "(l" INT("4") "ad")),
+              "", AT("w", SIZE1("0"), "N", "d", "0", "17")),
+     NULL, NULL, NULL},
     {METADATA(STR("w") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), "", AT("w", SIZE0, INT("-1"), "d", "0", "9")), NULL, NULL, NULL},
-    {METADATA(STR("w") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), "", AT("w", SIZE0, INT("99999999999"), "d", "0", "9")), NULL, NULL, NULL},
+    {METADATA(STR("w") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), "", AT("w", SIZE0, INT("99999999999"), "d", "0", "9")), NULL,
+     NULL, NULL},
     /* a part of a chunk that is fetched again after the chunk was folded: parsing starts over */
-    {METADATA(STR("w") TENSOR(SIZE1("4"), NEW(MODULE, "ChunkStorageMetadata", "(" STR("offsets") SIZE1("0") STR("sizes") SIZE1("4") "dp7\n")),
-              STR("w") "g7\n", AT("w", SIZE1("0"), INT("0"), "d", "0", "17")), NULL, NULL, NULL},
-    {METADATA(W STR("o") BYTE_ITEM, "", W_PLACED AT("o", "N", "N", "d", "0", "1") AT("o", "N", "N", "d", "1", "1")), "dcp/duplicate-record", "o",
-     "two items of 'o' at offsets none"},
-    {METADATA(W STR("o") BYTE_ITEM, "", W_PLACED AT("o", "N", "N", "d", "1000", "1")), "dcp/beyond-end", "o", "'o' at offsets none is placed"},
+    {METADATA(STR("w") TENSOR(SIZE1("4"), NEW(MODULE, "ChunkStorageMetadata",
+                                              "(" STR("offsets") SIZE1("0") STR("sizes") SIZE1("4") "dp7\n")),
+              STR("w") "g7\n", AT("w", SIZE1("0"), INT("0"), "d", "0", "17")),
+     NULL, NULL, NULL},
+    {METADATA(W STR("o") BYTE_ITEM, "", W_PLACED AT("o", "N", "N", "d", "0", "1") AT("o", "N", "N", "d", "1", "1")),
+     "dcp/duplicate-record", "o", "two items of 'o' at offsets none"},
+    {METADATA(W STR("o") BYTE_ITEM, "", W_PLACED AT("o", "N", "N", "d", "1000", "1")), "dcp/beyond-end", "o",
+     "'o' at offsets none is placed"},
     {METADATA(W, "", W_FIRST AT("w", SIZE2("2", "0"), INT("1"), "d", "-5", "10")), "dcp/beyond-end", "w", "at byte -5"},
-    {METADATA(STR("w") TENSOR(SIZE2("4611686018427387904", "4"), CHUNK(SIZE2("0", "0"), SIZE2("4611686018427387904", "4"))), "",
-              AT("w", SIZE2("0", "0"), "N", "d", "0", "1000")), NULL, NULL, NULL}, /* more elements than 64 bits count: no safetensors */
+    {METADATA(STR("w") TENSOR(SIZE2("4611686018427387904", "4"), CHUNK(SIZE2("0", "0"), SIZE2("4611686018427387904", "4"))),
+              "", AT("w", SIZE2("0", "0"), "N", "d", "0", "1000")),
+     NULL, NULL, NULL}, /* more elements than 64 bits count: no safetensors */
     {METADATA(STR("w") TENSOR(SIZE1("9223372036854775807"), CHUNK(SIZE1("0"), SIZE1("9223372036854775807"))), "",
-              AT("w", SIZE1("0"), "N", "d", "0", "1000")), NULL, NULL, NULL}, /* more bytes than 64 bits count */
-    {METADATA(W, "", W_FIRST INDEX(STR("w"), SIZE2("2", "0"), INT("1")) STORAGE("Va\\u0000b\n", INT("0"), INT("1"))), "dcp/path-outside", "w", "outside"},
+              AT("w", SIZE1("0"), "N", "d", "0", "1000")),
+     NULL, NULL, NULL}, /* more bytes than 64 bits count */
+    {METADATA(W, "", W_FIRST INDEX(STR("w"), SIZE2("2", "0"), INT("1")) STORAGE("Va\\u0000b\n", INT("0"), INT("1"))),
+     "dcp/path-outside", "w", "outside"},
     {METADATA(W, "", W_FIRST AT("w", SIZE2("2", "0"), INT("1"), "d/", "0", "1")), "dcp/missing-file", "w", "'d/'"},
     {METADATA(W, "", W_PLACED AT("w", MANY("7"), "N", "d", "0", "1")), "dcp/record-without-chunk", "w",
-     "[7000000000000000, 7000000000000000, 7000000000000000, 7000000000000000, 7000000000000000, 7000000000000000, 7000000000000000, "},
+     "[7000000000000000, 7000000000000000, 7000000000000000, 7000000000000000, 7000000000000000, 7000000000000000, "
+     "7000000000000000, "},
     {METADATA(STR("w") TENSOR(SIZE1("4"), CHUNK(SIZE1("0"), SIZE1("2")) CHUNK(SIZE1("0"), SIZE1("4"))), "",
-              AT("w", SIZE1("0"), INT("0"), "d", "0", "9")), "dcp/no-record", "w", "chunk 1 of 'w'"}, /* the same offsets, another size */
+              AT("w", SIZE1("0"), INT("0"), "d", "0", "9")),
+     "dcp/no-record", "w", "chunk 1 of 'w'"}, /* the same offsets, another size */
 };
 
 static void test_formats_dcp_metadata__finds_what_does_not_fit(void **state)
@@ -282,13 +306,19 @@ static void test_formats_dcp_metadata__paths_are_strings_and_positions(void **st
         const char *planner;
         uint32_t length;
     } paths[] = {
-        {STR("w") "(" STR("a") INT("0") "t", 2}, {STR("w") "(" STR("a") "F1.5\nt", 0}, {STR("w") "(t", 0},   {STR("w") "(l" STR("a") "a", 0},
-        {STR("v") "(" STR("a") "t", 0},          {INT("1") "(" STR("a") "t", 0},        {STR("w") STR("a"), 0},
+        {STR("w") "(" STR("a") INT("0") "t", 2},
+        {STR("w") "(" STR("a") "F1.5\nt", 0},
+        {STR("w") "(t", 0},
+        {STR("w") "(l" STR("a") "a", 0},
+        {STR("v") "(" STR("a") "t", 0},
+        {INT("1") "(" STR("a") "t", 0},
+        {STR("w") STR("a"), 0},
     };
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
         static char text[4096];
         opened o;
-        snprintf(text, sizeof text, "%s%s%s", NEW_METADATA_UNTIL_PLANNER, paths[i].planner, "d" STR("storage_data") "(" W_PLACED "ddb.");
+        snprintf(text, sizeof text, "%s%s%s", NEW_METADATA_UNTIL_PLANNER, paths[i].planner,
+                 "d" STR("storage_data") "(" W_PLACED "ddb.");
         open_row(&o, text);
         if (o.status != TSR_OK) fail_msg("row %zu: %s", i, o.err.message);
         assert_int_equal(tsr_checkpoint_entry(o.checkpoint, TSR_STR("w"))->path_length, paths[i].length);
@@ -300,24 +330,34 @@ static void test_formats_dcp_metadata__paths_are_strings_and_positions(void **st
 static void test_formats_dcp_metadata__ranks_must_agree(void **state)
 {
     (void)state;
-    static const char first[] = METADATA(STR("w") TENSOR(SIZE2("4", "2"), CHUNK(SIZE2("0", "0"), SIZE2("4", "2"))) STR("o") BYTE_ITEM, "", "");
+    static const char first[] =
+        METADATA(STR("w") TENSOR(SIZE2("4", "2"), CHUNK(SIZE2("0", "0"), SIZE2("4", "2"))) STR("o") BYTE_ITEM, "", "");
     static const struct {
         const char *second;
         tsr_status status;
         const char *part;
     } rows[] = {
-        {METADATA(STR("w") TENSOR(SIZE2("4", "2"), CHUNK(SIZE2("0", "0"), SIZE2("4", "2"))) STR("o") BYTE_ITEM, "", ""), TSR_OK, ""},
-        {METADATA(STR("w") TENSOR(SIZE2("4", "2"), "") STR("v") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), STR("w") "(" STR("a") "t", ""), TSR_OK, ""},
-        {METADATA(STR("w") TENSOR_OF(PROPERTIES_OF("ctorch\nint32\n"), SIZE2("4", "2"), ""), "", ""), TSR_E_FORMAT, "another dtype, size or kind"},
+        {METADATA(STR("w") TENSOR(SIZE2("4", "2"), CHUNK(SIZE2("0", "0"), SIZE2("4", "2"))) STR("o") BYTE_ITEM, "", ""),
+         TSR_OK, ""},
+        {METADATA(STR("w") TENSOR(SIZE2("4", "2"), "") STR("v") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)),
+                  STR("w") "(" STR("a") "t", ""),
+         TSR_OK, ""},
+        {METADATA(STR("w") TENSOR_OF(PROPERTIES_OF("ctorch\nint32\n"), SIZE2("4", "2"), ""), "", ""), TSR_E_FORMAT,
+         "another dtype, size or kind"},
         {METADATA(STR("w") TENSOR(SIZE1("8"), ""), "", ""), TSR_E_FORMAT, "another dtype, size or kind"},
         {METADATA(STR("w") TENSOR(SIZE2("2", "4"), ""), "", ""), TSR_E_FORMAT, "another dtype, size or kind"},
         {METADATA(STR("o") TENSOR(SIZE0, ""), "", ""), TSR_E_FORMAT, "another dtype, size or kind"},
-        {METADATA(STR("w") BYTE_ITEM, "", ""), TSR_E_FORMAT, "a tensor in the metadata of one rank and an object in that of another"},
+        {METADATA(STR("w") BYTE_ITEM, "", ""), TSR_E_FORMAT,
+         "a tensor in the metadata of one rank and an object in that of another"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         opened o;
-        open_files(&o, (tsr_memory_file[]){{TSR_STR("__0.metadata"), TSR_STR(first)}, {TSR_STR("__1.metadata"), tsr_str_from(rows[i].second)}}, 2);
-        if (o.status != rows[i].status || !strstr(o.err.message, rows[i].part)) fail_msg("row %zu: status %d: %s", i, (int)o.status, o.err.message);
+        open_files(&o,
+                   (tsr_memory_file[]){{TSR_STR("__0.metadata"), TSR_STR(first)},
+                                       {TSR_STR("__1.metadata"), tsr_str_from(rows[i].second)}},
+                   2);
+        if (o.status != rows[i].status || !strstr(o.err.message, rows[i].part))
+            fail_msg("row %zu: status %d: %s", i, (int)o.status, o.err.message);
         if (o.status != TSR_OK) assert_non_null(strstr(o.err.message, "in __1.metadata"));
         assert_int_equal(must_bear_failures(open_and_drop, NULL, o.store, &o.host), rows[i].status);
         drop(&o);
@@ -343,14 +383,18 @@ static void test_formats_dcp_metadata__many_entries_bear_failures(void **state)
     static char text[1 << 16];
     size_t used = (size_t)snprintf(text, sizeof text, "c" MODULE "Metadata\n)\x81(" STR("state_dict_metadata") "(");
     for (int i = 0; i < 20; i++) {
-        used += (size_t)snprintf(text + used, sizeof text - used, "S'k%d'\n" TENSOR(SIZE1("4"), CHUNK(SIZE1("0"), SIZE1("2")) CHUNK(SIZE1("0"), SIZE1("2"))),
-                                 i);
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used,
+                             "S'k%d'\n" TENSOR(SIZE1("4"), CHUNK(SIZE1("0"), SIZE1("2")) CHUNK(SIZE1("0"), SIZE1("2"))), i);
     }
     used += (size_t)snprintf(text + used, sizeof text - used, "d" STR("storage_data") "(");
     for (int i = 0; i < 20; i++) {
-        used += (size_t)snprintf(text + used, sizeof text - used,
-                                 "c" MODULE "MetadataIndex\n)\x81(" STR("fqn") "S'k%d'\n" STR("offset") SIZE1("0") "dbc" FILES
-                                 "_StorageInfo\n)\x81(" STR("relative_path") "S'f%d'\n" STR("offset") INT("0") STR("length") INT("8") "db", i, i);
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used,
+                             "c" MODULE "MetadataIndex\n)\x81(" STR("fqn") "S'k%d'\n" STR("offset")
+                                 SIZE1("0") "dbc" FILES "_StorageInfo\n)\x81(" STR("relative_path") "S'f%d'\n" STR("offset")
+                                     INT("0") STR("length") INT("8") "db",
+                             i, i);
     }
     snprintf(text + used, sizeof text - used, "ddb.");
     opened o;

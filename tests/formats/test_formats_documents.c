@@ -57,19 +57,24 @@ static void check(arena_job read, const char *sound, const edit *edits, size_t c
         if (!at) fail_msg("row %zu: nothing to edit", i);
         snprintf(text, sizeof text, "%.*s%s%s", (int)(at - sound), sound, edits[i].to, at + strlen(edits[i].from));
         const tsr_status status = run_arena_job(read, text, &tsr_allocator_libc, &err);
-        if (status != edits[i].status || !strstr(err.message, edits[i].message)) fail_msg("row %zu: status %d: %s", i, (int)status, err.message);
+        if (status != edits[i].status || !strstr(err.message, edits[i].message))
+            fail_msg("row %zu: status %d: %s", i, (int)status, err.message);
         must_bear_failed_allocations(read, text, status);
     }
 }
 #define CHECK(read, sound, edits) check(read, sound, edits, sizeof edits / sizeof edits[0])
 
 /* An edit that makes a value null, and one that makes it a number: missing and of the wrong type. */
-#define NEEDED(key, value, type, where)                                                       \
-    {"\"" key "\":" value, "\"" key "\":null", TSR_E_FORMAT, "'" key "'"},                    \
-    {"\"" key "\":" value, "\"" key "\":7", TSR_E_FORMAT, "expected " type " at " where}
-#define OPTIONAL(key, value, type, where)                                                     \
-    {"\"" key "\":" value, "\"" key "\":null", TSR_OK, ""},                                   \
-    {"\"" key "\":" value, "\"" key "\":7", TSR_E_FORMAT, "expected " type " at " where}
+#define NEEDED(key, value, type, where) \
+    {"\"" key "\":" value, "\"" key "\":null", TSR_E_FORMAT, "'" key "'"}, \
+    { \
+        "\"" key "\":" value, "\"" key "\":7", TSR_E_FORMAT, "expected " type " at " where \
+    }
+#define OPTIONAL(key, value, type, where) \
+    {"\"" key "\":" value, "\"" key "\":null", TSR_OK, ""}, \
+    { \
+        "\"" key "\":" value, "\"" key "\":7", TSR_E_FORMAT, "expected " type " at " where \
+    }
 
 static const char layout[] =
     "{\"schema\":\"tessera.layout/1\",\"entries\":[{\"fqn\":\"w\",\"kind\":\"tensor\",\"dtype\":\"float32\",\"shape\":[4,2],"
@@ -84,7 +89,8 @@ static void test_formats_documents__layouts_are_complete_or_refused(void **state
     strcat(many, "1]");
     const edit edits[] = {
         NEEDED("schema", "\"tessera.layout/1\"", "a string", "schema"),
-        {"tessera.layout/1", "tessera.layout/2", TSR_E_FORMAT, "schema 'tessera.layout/2'; it must be tessera.layout/1 or tessera.modules/1"},
+        {"tessera.layout/1", "tessera.layout/2", TSR_E_FORMAT,
+         "schema 'tessera.layout/2'; it must be tessera.layout/1 or tessera.modules/1"},
         {"tessera.layout/1", "tessera.inspect/1", TSR_OK, ""},
 
         {"{\"fqn\":\"w\"", "7,{\"fqn\":\"w\"", TSR_E_FORMAT, "expected an object at entries[0]"},
@@ -100,7 +106,8 @@ static void test_formats_documents__layouts_are_complete_or_refused(void **state
         {"{\"offsets\":[0,0],\"sizes\":[4,2]}", "7", TSR_E_FORMAT, "expected an object at entries[0]"},
         NEEDED("offsets", "[0,0]", "an array", "entries[0]"),
         NEEDED("sizes", "[4,2]", "an array", "entries[0]"),
-        {"\"offsets\":[0,0]", "\"offsets\":[0]", TSR_E_FORMAT, "a chunk with 1 offsets and 2 sizes at entries[0]; the shape has 2 dimensions"},
+        {"\"offsets\":[0,0]", "\"offsets\":[0]", TSR_E_FORMAT,
+         "a chunk with 1 offsets and 2 sizes at entries[0]; the shape has 2 dimensions"},
         {"\"sizes\":[4,2]", "\"sizes\":[4]", TSR_E_FORMAT, "a chunk with 2 offsets and 1 sizes"},
         OPTIONAL("type", "\"int\"", "a string", "entries[1]"),
         {layout, "[", TSR_E_FORMAT, "the end"},
@@ -110,9 +117,9 @@ static void test_formats_documents__layouts_are_complete_or_refused(void **state
     CHECK(read_layout, layout, edits);
 }
 
-static const char target[] =
-    "{\"schema\":\"tessera.target/1\",\"mesh\":{\"shape\":[4,2],\"dim_names\":[\"dp\",\"tp\"]},"
-    "\"rules\":[{\"match\":\"**.w\",\"placements\":[\"shard(0)\",\"replicate\"]}],\"default\":[\"replicate\",\"replicate\"]}";
+static const char target[] = "{\"schema\":\"tessera.target/1\",\"mesh\":{\"shape\":[4,2],\"dim_names\":[\"dp\",\"tp\"]},"
+                             "\"rules\":[{\"match\":\"**.w\",\"placements\":[\"shard(0)\",\"replicate\"]}],\"default\":["
+                             "\"replicate\",\"replicate\"]}";
 
 static void test_formats_documents__targets_are_complete_or_refused(void **state)
 {
@@ -162,7 +169,8 @@ static void test_formats_documents__flat_parameters_are_complete_or_refused(void
         {"[\"r0\",\"r1\"]", "[\"r0\",7]", TSR_E_FORMAT, "expected a string at files"},
         {"{\"fsdp_module\"", "7,{\"fsdp_module\"", TSR_E_FORMAT, "expected an object at units[0]"},
         NEEDED("fsdp_module", "\"\"", "a string", "units[0]"),
-        {"\"raw_name\":\"_flat\"", "\"raw_name\":null", TSR_E_FORMAT, "no raw_name at units[0], and use_orig_params is false"},
+        {"\"raw_name\":\"_flat\"", "\"raw_name\":null", TSR_E_FORMAT,
+         "no raw_name at units[0], and use_orig_params is false"},
         {"\"raw_name\":\"_flat\"", "\"raw_name\":7", TSR_E_FORMAT, "expected a string at units[0]"},
         OPTIONAL("sharding_strategy", "\"ShardingStrategy.FULL_SHARD\"", "a string", "units[0]"),
         {"FULL_SHARD", "NO_SHARD", TSR_OK, ""},
@@ -171,8 +179,10 @@ static void test_formats_documents__flat_parameters_are_complete_or_refused(void
         NEEDED("fqn", "\"w\"", "a string", "units[0]"),
         NEEDED("shape", "[2,3]", "an array", "units[0]"),
         {"\"shape\":[2,3]", "\"shape\":[2,\"3\"]", TSR_E_FORMAT, "expected a number at units[0]"},
-        {"\"shape\":[2,3]", "\"shape\":[9007199254740991,9007199254740991]", TSR_E_FORMAT, "the shape of 'w' at units[0] is too large"},
-        {"\"shape\":[2,3]", "\"shape\":[2,4]", TSR_E_FORMAT, "'w' has 8 elements by its shape, but 6 by numels_with_padding"},
+        {"\"shape\":[2,3]", "\"shape\":[9007199254740991,9007199254740991]", TSR_E_FORMAT,
+         "the shape of 'w' at units[0] is too large"},
+        {"\"shape\":[2,3]", "\"shape\":[2,4]", TSR_E_FORMAT,
+         "'w' has 8 elements by its shape, but 6 by numels_with_padding"},
         OPTIONAL("requires_grad", "true", "a boolean", "units[0]"),
         {"\"requires_grad\":true", "\"requires_grad\":false", TSR_OK, ""},
         NEEDED("numels_with_padding", "[6,2,3,1]", "an array", "units[0]"),
@@ -190,8 +200,10 @@ static void test_formats_documents__flat_parameters_are_complete_or_refused(void
         {"\"param_groups\"", "\"shard_groups\":[[0],[1]],\"param_groups\"", TSR_OK, ""},
         {"\"param_groups\"", "\"shard_groups\":7,\"param_groups\"", TSR_E_FORMAT, "expected an array at shard_groups"},
         {"\"param_groups\"", "\"shard_groups\":[7],\"param_groups\"", TSR_E_FORMAT, "expected an array at shard_groups"},
-        {"\"param_groups\"", "\"shard_groups\":[[0,1],[1]],\"param_groups\"", TSR_E_FORMAT, "shard_groups have 2 and 1 ranks"},
-        {"\"param_groups\"", "\"shard_groups\":[[\"0\",1]],\"param_groups\"", TSR_E_FORMAT, "expected a number at shard_groups"},
+        {"\"param_groups\"", "\"shard_groups\":[[0,1],[1]],\"param_groups\"", TSR_E_FORMAT,
+         "shard_groups have 2 and 1 ranks"},
+        {"\"param_groups\"", "\"shard_groups\":[[\"0\",1]],\"param_groups\"", TSR_E_FORMAT,
+         "expected a number at shard_groups"},
         {"\"param_groups\"", "\"shard_groups\":[[0,0]],\"param_groups\"", TSR_E_FORMAT, "list rank 0 twice"},
         {"\"param_groups\"", "\"shard_groups\":[[0,2]],\"param_groups\"", TSR_E_FORMAT, "or beyond the 2 ranks"},
         {"\"param_groups\"", "\"shard_groups\":[],\"param_groups\"", TSR_E_FORMAT, "shard_groups hold 0 of 2 ranks"},
@@ -202,10 +214,12 @@ static void test_formats_documents__flat_parameters_are_complete_or_refused(void
 }
 
 static const char modules[] =
-    "{\"schema\":\"tessera.modules/1\",\"root\":{\"class\":\"Net\",\"wrapper\":\"ddp\",\"extra_state\":true,\"fqn_modifiers\":{\"m\":\"child\"},"
+    "{\"schema\":\"tessera.modules/"
+    "1\",\"root\":{\"class\":\"Net\",\"wrapper\":\"ddp\",\"extra_state\":true,\"fqn_modifiers\":{\"m\":\"child\"},"
     "\"parameters\":{\"w\":{\"shape\":[2,3],\"dtype\":\"float32\",\"requires_grad\":true,\"id\":7}},"
     "\"buffers\":{\"b\":{\"shape\":[],\"persistent\":false}},"
-    "\"flat_param\":{\"params\":[{\"fqn\":\"w\",\"shape\":[2]}],\"shared\":[{\"fqn\":\"v\",\"of\":\"w\"}],\"alignment\":8,\"use_orig_params\":true},"
+    "\"flat_param\":{\"params\":[{\"fqn\":\"w\",\"shape\":[2]}],\"shared\":[{\"fqn\":\"v\",\"of\":\"w\"}],\"alignment\":8,"
+    "\"use_orig_params\":true},"
     "\"children\":{\"c\":{\"class\":\"Sub\",\"children\":{\"g\":{\"class\":\"Leaf\"}}},\"d\":{\"same_as\":\"c\"}}},"
     "\"groups\":[[\"w\"],{\"params\":[\"b\"]}]}";
 
@@ -222,7 +236,8 @@ static void test_formats_documents__module_trees_are_complete_or_refused(void **
         OPTIONAL("extra_state", "true", "a boolean", "module ''"),
         OPTIONAL("fqn_modifiers", "{\"m\":\"child\"}", "an object", "module ''"),
         {"\"child\"", "7", TSR_E_FORMAT, "expected a string at module ''"},
-        {"\"parameters\":{\"w\":", "\"parameters\":{\"z\":7,\"w\":", TSR_E_FORMAT, "expected an object at module ''.parameters.z"},
+        {"\"parameters\":{\"w\":", "\"parameters\":{\"z\":7,\"w\":", TSR_E_FORMAT,
+         "expected an object at module ''.parameters.z"},
         {"\"parameters\":{", "\"parameters\":null,\"x\":{", TSR_OK, ""},
         {"\"parameters\":{", "\"parameters\":7,\"x\":{", TSR_E_FORMAT, "expected an object at module ''"},
         {"\"buffers\":{", "\"buffers\":7,\"x\":{", TSR_E_FORMAT, "expected an object at module ''"},
@@ -269,9 +284,11 @@ static void test_formats_documents__long_ones_bear_failures(void **state)
 {
     (void)state;
     static char text[4096];
-    size_t used = (size_t)snprintf(text, sizeof text, "{\"schema\":\"tessera.modules/1\",\"root\":{\"class\":\"Net\",\"children\":{");
+    size_t used =
+        (size_t)snprintf(text, sizeof text, "{\"schema\":\"tessera.modules/1\",\"root\":{\"class\":\"Net\",\"children\":{");
     for (int i = 0; i < 40; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, i % 2 ? "%s\"c%d\":{\"same_as\":\"c0\"}" : "%s\"c%d\":{\"class\":\"C\"}", i ? "," : "", i);
+        used += (size_t)snprintf(text + used, sizeof text - used,
+                                 i % 2 ? "%s\"c%d\":{\"same_as\":\"c0\"}" : "%s\"c%d\":{\"class\":\"C\"}", i ? "," : "", i);
     snprintf(text + used, sizeof text - used, "}}}");
     must_bear_failed_allocations(read_modules, text, TSR_OK);
 }

@@ -61,8 +61,8 @@ static void drop_folder(folder *f)
 #define TORCH_SIZE               46
 #define LEGACY                   "\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 
-#define FORTY                    "a-name-of-forty-bytes-a-name-of-forty-byt"
-#define LONG_NAME                FORTY FORTY FORTY FORTY
+#define FORTY     "a-name-of-forty-bytes-a-name-of-forty-byt"
+#define LONG_NAME FORTY FORTY FORTY FORTY
 
 typedef struct recognition {
     part parts[MAX_FILES];
@@ -261,7 +261,10 @@ static const recognition recognitions[] = {
      NULL,
      TSR_FORMAT_SAFETENSORS_INDEX,
      "my.index.json"},
-    {{{"my.index.json", "{\"weight_map\":{\"a\":\"x\"}}", 0, 0}, {"x", LEGACY, 0, 0}}, NULL, TSR_FORMAT_TORCH_INDEX, "my.index.json"},
+    {{{"my.index.json", "{\"weight_map\":{\"a\":\"x\"}}", 0, 0}, {"x", LEGACY, 0, 0}},
+     NULL,
+     TSR_FORMAT_TORCH_INDEX,
+     "my.index.json"},
     {{{"zero_pp_rank_0_optim_states.pt", TORCH, 0, TORCH_SIZE}, {"b.pt", TORCH, 0, TORCH_SIZE}},
      NULL,
      TSR_FORMAT_NONE,
@@ -270,7 +273,10 @@ static const recognition recognitions[] = {
      NULL,
      TSR_FORMAT_NONE,
      "a DeepSpeed checkpoint"},
-    {{{"mp_rank_00_x.pt", TORCH, 0, TORCH_SIZE}, {"b.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
+    {{{"mp_rank_00_x.pt", TORCH, 0, TORCH_SIZE}, {"b.pt", TORCH, 0, TORCH_SIZE}},
+     NULL,
+     TSR_FORMAT_NONE,
+     "not one file a rank"},
     {{{"2.pt", TORCH, 0, TORCH_SIZE}, {"3.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
     {{{"rank1", TORCH, 0, TORCH_SIZE}, {"rank12", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_RANKS, "rank1 rank12"},
     {{{"1rank", TORCH, 0, TORCH_SIZE}, {"21rank", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_NONE, "not one file a rank"},
@@ -713,7 +719,8 @@ static const part sets[][5] = {
      {"shard-00002.safetensors", SHARD(AT("w", "0,0"), U8("w", "4,1", "0", "4")), 4, 0},
      {"shard-99999999999.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0}},
     {{"x", SHARD(AT("s", ""), U8("s", "", "0", "1")), 1, 0}, {"shard-2", SHARD(AT("s", ""), U8("s", "", "0", "1")), 1, 0}},
-    {{"x", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0}, {"y", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0}},
+    {{"x", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0},
+     {"y", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0}},
     {{"m.index.json", "{\"weight_map\":{\"a\":\"gone\",\"b\":\"x.safetensors\",\"c\":\"y.safetensors\"}}", 0, 0},
      {"x.safetensors", "{" U8("a", "4", "0", "4") "," U8("b", "0", "4", "4") "}", 4, 0},
      {"y.safetensors", "{" U8("a", "2,2", "0", "4") "," U8("b", "0,1", "4", "4") "," U8("c", "0", "4", "4") "}", 4, 0}},

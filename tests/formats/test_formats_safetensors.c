@@ -225,8 +225,8 @@ static tsr_status open_and_drop(void *ctx, tsr_store *store, const tsr_host *hos
     tsr_safetensors file = {0};
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     tsr_findings *findings = arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
-    tsr_status status = findings ? tsr_safetensors_open(store, host, 0, 0, store->files[0].size, arena, findings, &file, err)
-                                 : TSR_E_NOMEM;
+    tsr_status status =
+        findings ? tsr_safetensors_open(store, host, 0, 0, store->files[0].size, arena, findings, &file, err) : TSR_E_NOMEM;
     tsr_safetensors_close(&file);
     tsr_findings_free(findings);
     tsr_arena_free(arena);

@@ -94,14 +94,15 @@ static void test_formats_torch_flatten__names_are_those_of_flatten_state_dict(vo
     "sS'_modules'\n(d" modules "sS'_non_persistent_buffers_set'\nc__builtin__\nset\n((l" hidden "tRsb"
 
 #define SIZED_STORAGE(class_name) "(S'storage'\n" class_name "S'0'\nS'cpu'\nI8\ntQ"
-#define QUANTIZED(class_name, size)                                                                                       \
-    "ctorch._utils\n_rebuild_qtensor\n(" SIZED_STORAGE("ctorch\n" class_name "\n") "I0\n" size "(I1\nt"                  \
-    "(ctorch\nper_tensor_affine\nF0.5\nI3\ntI00\nccollections\nOrderedDict\n)RtR"
-#define ODD QUANTIZED("QInt8Storage", "(I8\nt")
+#define QUANTIZED(class_name, size) \
+    "ctorch._utils\n_rebuild_qtensor\n(" SIZED_STORAGE( \
+        "ctorch\n" class_name "\n") "I0\n" size "(I1\nt" \
+                                    "(ctorch\nper_tensor_affine\nF0.5\nI3\ntI00\nccollections\nOrderedDict\n)RtR"
+#define ODD               QUANTIZED("QInt8Storage", "(I8\nt")
 #define META(dtype, size) "ctorch._utils\n_rebuild_meta_tensor_no_storage\n(" dtype size "(I1\ntI00\ntR"
-#define SPARSE(values, size)                                                                                              \
-    "ctorch._utils\n_rebuild_sparse_tensor\n(ctorch.serialization\n_get_layout\n(S'torch.sparse_coo'\ntR(" TENSOR values   \
-    size "ttR"
+#define SPARSE(values, size) \
+    "ctorch._utils\n_rebuild_sparse_tensor\n(ctorch.serialization\n_get_layout\n(S'torch.sparse_coo'\ntR(" TENSOR values \
+        size "ttR"
 
 static const struct row {
     const char *pickle;
@@ -115,21 +116,25 @@ static const struct row {
     {"(d.", ""},
     {"(dI7\nI1\nsI-3\nI1\nsI01\nI2\nsNI3\ns.", "7:o|-3:o|True:o|None:o"},
     {"(dS'a.b'\nI1\nsS''\nI2\ns.", "a.b:o|:o"},
-    {"(d(I1\nI2\ntI1\ns.", ":o"},                                  /* keys without a name: the mapping stays whole */
+    {"(d(I1\nI2\ntI1\ns.", ":o"}, /* keys without a name: the mapping stays whole */
     {"(dS'x'\n(dF1.5\nI1\nssS'y'\nI2\ns.", "x:o|y:o"},
     {"(dS'x'\ncmy\nConfig\n)\x81(dS'_parameters'\nI1\nsbs.", "x:o"}, /* not a module */
     {MODULE("my\nNet", "S'w'\n" TENSOR "sS'bias'\nNs", "S'b'\n" TENSOR "sS'tmp'\n" TENSOR "s",
-            "S'sub'\n" MODULE("my\nSub", "S'w'\n" TENSOR "s", "", "", "") "sS'gone'\nNs", "S'tmp'\na") ".", "w:t|b:t|sub.w:t"},
+            "S'sub'\n" MODULE("my\nSub", "S'w'\n" TENSOR "s", "", "", "") "sS'gone'\nNs", "S'tmp'\na") ".",
+     "w:t|b:t|sub.w:t"},
     {"(dS'm'\n" MODULE("my\nNet", "S'w'\n" TENSOR "s", "", "", "") "s.", "m.w:t"},
     {"(l" MODULE("my\nNet", "S'w'\n" TENSOR "s", "", "", "") "a.", "0.w:t"},
     {MODULE("my\nNet", "S'w'\n" TENSOR "s(I1\ntI1\ns", "S'b'\n" TENSOR "s", "", "I7\na") ".", "w:t|b:t"}, /* odd keys */
-    {"cmy\nNet\n)\x81(dS'_parameters'\n(dS'w'\nI1\nssS'_buffers'\n(dsS'_modules'\n(dsb.", "w:o"}, /* without a set of hidden names */
-    {"cmy\nNet\n)\x81(dS'_parameters'\n(dS'w'\nI1\nssS'_buffers'\n(dsS'_modules'\n(dsS'_non_persistent_buffers_set'\nI1\nsb.", "w:o"},
-    {"cmy\nNet\n)\x81I1\nb.", ":o"},                             /* a state that is no dict */
+    {"cmy\nNet\n)\x81(dS'_parameters'\n(dS'w'\nI1\nssS'_buffers'\n(dsS'_modules'\n(dsb.",
+     "w:o"}, /* without a set of hidden names */
+    {"cmy\nNet\n)\x81(dS'_parameters'\n(dS'w'\nI1\nssS'_buffers'\n(dsS'_modules'\n(dsS'_non_persistent_buffers_set'"
+     "\nI1\nsb.",
+     "w:o"},
+    {"cmy\nNet\n)\x81I1\nb.", ":o"}, /* a state that is no dict */
     {"(dI12\nI1\nsI00\nI2\ns.", "12:o|False:o"},
     {"(l(lI1\naa(l" TENSOR "aa.", "0:o|1.0:t"},
-    {"(l" ODD "aI1\na.", "0:o|1:o"},                               /* a quantized tensor opens a list as a dense one does */
-    {"(lcmy\nC\n)\x81(dS'a'\nI1\nsbaI1\na.", ":o"},               /* any other object does not */
+    {"(l" ODD "aI1\na.", "0:o|1:o"},                /* a quantized tensor opens a list as a dense one does */
+    {"(lcmy\nC\n)\x81(dS'a'\nI1\nsbaI1\na.", ":o"}, /* any other object does not */
     {"(lcmy\nC\n((dS'a'\nI1\nstRaI1\na.", ":o"},
 };
 
@@ -160,14 +165,17 @@ static const struct leaf {
     {"I1\n.", "int", TSR_ENTRY_OBJECT, TSR_DTYPE_NONE, 0, 0},
     {"cmy\nfunction\n.", "type", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
     {"ctorch.nn.functional\nrelu\n.", "type", TSR_ENTRY_OBJECT, TSR_DTYPE_NONE, 0, 0},
-    {"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR.", "numpy.ndarray", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
+    {"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR.", "numpy.ndarray", TSR_ENTRY_OPAQUE,
+     TSR_DTYPE_NONE, 0, 0},
     {"ccopyreg\n_reconstructor\n(cmy\nC\nc__builtin__\nobject\nNtR.", "my.C", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
     {"ccopyreg\n_reconstructor\n(I1\ntR.", "copyreg._reconstructor", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
     {"ccopyreg\n_reconstructor\n)R.", "copyreg._reconstructor", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
-    {"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\ncmy\n_reconstruct\n(Nctorch\nx\nNtNtR.", "my._reconstruct",
-     TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
+    {"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\ncmy\n_reconstruct\n("
+     "Nctorch\nx\nNtNtR.",
+     "my._reconstruct", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
     {ODD ".", "torch.quantized", TSR_ENTRY_OPAQUE, TSR_QINT8, 1, 8},
-    {QUANTIZED("QUInt4x2Storage", "(I16\nt") ".", "torch.quantized", TSR_ENTRY_OPAQUE, TSR_QUINT4X2, 1, 16}, /* two elements a byte */
+    {QUANTIZED("QUInt4x2Storage", "(I16\nt") ".", "torch.quantized", TSR_ENTRY_OPAQUE, TSR_QUINT4X2, 1,
+     16}, /* two elements a byte */
     {META("ctorch\nint8\n", "(I5\nt") ".", "torch.meta", TSR_ENTRY_OPAQUE, TSR_INT8, 1, 5},
     {META("ctorch\nint8\n", "ctorch\nSize\n((I5\nttR") ".", "torch.meta", TSR_ENTRY_OPAQUE, TSR_INT8, 1, 5},
     {META("I1\n", "(I5\nt") ".", "torch.meta", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 1, 5},
@@ -176,7 +184,8 @@ static const struct leaf {
     {META("ctorch\nint8\n", "(S'5'\nt") ".", "torch.meta", TSR_ENTRY_OPAQUE, TSR_INT8, 0, 0},
     {SPARSE(TENSOR, "(I9\nt") ".", "torch.sparse_coo", TSR_ENTRY_OPAQUE, TSR_FLOAT32, 1, 9},
     {SPARSE("I1\n", "(I9\nt") ".", "torch.sparse_coo", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 1, 9},
-    {"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(I1\nctorch\nint8\nS'xla:0'\nI00\ntR.", "torch.Tensor", TSR_ENTRY_OPAQUE, TSR_INT8, 0, 0},
+    {"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(I1\nctorch\nint8\nS'xla:0'\nI00\ntR.", "torch.Tensor",
+     TSR_ENTRY_OPAQUE, TSR_INT8, 0, 0},
 };
 
 static void test_formats_torch_flatten__leaves_say_their_type_dtype_and_shape(void **state)
@@ -187,9 +196,10 @@ static void test_formats_torch_flatten__leaves_say_their_type_dtype_and_shape(vo
         open_pickle(&o, leaves[i].pickle, 0);
         if (o.status != TSR_OK) fail_msg("row %zu: %s", i, o.err.message);
         const tsr_entry *e = &o.catalog->entries[0];
-        if (!tsr_str_equal(e->type, tsr_str_from(leaves[i].type)) || e->kind != leaves[i].kind || e->dtype != leaves[i].dtype ||
-            e->rank != leaves[i].rank || (e->rank && e->shape[0] != leaves[i].size))
-            fail_msg("row %zu: %.*s, kind %d, dtype %d, rank %u", i, TSR_STR_ARG(e->type), (int)e->kind, (int)e->dtype, e->rank);
+        if (!tsr_str_equal(e->type, tsr_str_from(leaves[i].type)) || e->kind != leaves[i].kind ||
+            e->dtype != leaves[i].dtype || e->rank != leaves[i].rank || (e->rank && e->shape[0] != leaves[i].size))
+            fail_msg("row %zu: %.*s, kind %d, dtype %d, rank %u", i, TSR_STR_ARG(e->type), (int)e->kind, (int)e->dtype,
+                     e->rank);
         drop(&o);
     }
 }
@@ -217,10 +227,12 @@ static void test_formats_torch_flatten__tensors_inside_objects_are_named(void **
         if (o.status != TSR_OK) fail_msg("row %zu: %s", i, o.err.message);
         const tsr_value *v = o.catalog->entries[0].value;
         while (v->kind != TSR_VALUE_TENSOR) v = v->items[v->count - 1];
-        if (!tsr_str_equal(v->as.tensor->fqn, tsr_str_from(named[i].name))) fail_msg("row %zu: '%.*s'", i, TSR_STR_ARG(v->as.tensor->fqn));
+        if (!tsr_str_equal(v->as.tensor->fqn, tsr_str_from(named[i].name)))
+            fail_msg("row %zu: '%.*s'", i, TSR_STR_ARG(v->as.tensor->fqn));
         drop(&o);
     }
-    static const char *const forms[] = {"cmy\nC\n)\x81(dS'%s'\n" TENSOR "sb.", "cmy\nC\n)\x81(dS'%.1000s'\n(dS'%.1000s'\n(d" "S'x'\n" TENSOR "sssb."};
+    static const char *const forms[] = {"cmy\nC\n)\x81(dS'%s'\n" TENSOR "sb.", "cmy\nC\n)\x81(dS'%.1000s'\n(dS'%.1000s'\n(d"
+                                                                               "S'x'\n" TENSOR "sssb."};
     for (size_t i = 0; i < 2; i++) {
         opened o;
         snprintf(pickle, sizeof pickle, forms[i], key, key);
@@ -239,9 +251,11 @@ static void test_formats_torch_flatten__failing_allocations_and_reads_end_cleanl
     static char pickle[1 << 14];
     size_t used = (size_t)snprintf(pickle, sizeof pickle, "(d");
     for (int i = 0; i < 20; i++)
-        used += (size_t)snprintf(pickle + used, sizeof pickle - used,
-                                 "S'k%d'\n(l(lI1\naactorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'%d'\nS'meta'\nI2\n"
-                                 "tQI0\n(I2\nt(I1\ntI00\nccollections\nOrderedDict\n)RtRas", i, i + 1);
+        used += (size_t)snprintf(
+            pickle + used, sizeof pickle - used,
+            "S'k%d'\n(l(lI1\naactorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'%d'\nS'meta'\nI2\n"
+            "tQI0\n(I2\nt(I1\ntI00\nccollections\nOrderedDict\n)RtRas",
+            i, i + 1);
     used += (size_t)snprintf(pickle + used, sizeof pickle - used, "S'm'\n" MODULE("my\nNet", "", "", "", "S'a'\na") "s.");
     assert_true(used < sizeof pickle - 1);
     const char *pickles[] = {pickle, "(dS'a.b'\nI1\nsS'a'\n(dS'b'\nI2\nss."};

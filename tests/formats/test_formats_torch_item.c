@@ -11,7 +11,7 @@
 
 #define STORAGE_OF(class_name, key, numel) "(S'storage'\n" class_name "S'" key "'\nS'cpu'\nI" numel "\ntQ"
 #define FLOATS(numel) STORAGE_OF("ctorch\nFloatStorage\n", "0", numel)
-#define FLOATS_VIEW(view) "(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI6\n(" view "ttQ"
+#define FLOATS_VIEW(view)                  "(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI6\n(" view "ttQ"
 #define TUPLE2(a, b) "(I" a "\nI" b "\nt"
 #define V2_OPEN "ctorch._utils\n_rebuild_tensor_v2\n("
 #define HOOKS "I00\nccollections\nOrderedDict\n)R"
@@ -49,7 +49,8 @@ static const struct refusal {
     {GOOD ".", 20, TSR_E_FORMAT, "storage '0' has 24 bytes, its member 'data/0' has 20"},
     {GOOD ".", 28, TSR_E_FORMAT, "storage '0' has 24 bytes, its member 'data/0' has 28"},
     {GOOD ".", SIZE_MAX, TSR_E_FORMAT, "the archive has no 'data/0'"},
-    {V2(FLOATS("6"), "1", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond its storage '0' (24 bytes)"},
+    {V2(FLOATS("6"), "1", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
+     "reaches beyond its storage '0' (24 bytes)"},
     {V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("4", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond its storage"},
     {V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("3", "2")) ".", 24, TSR_E_FORMAT, "reaches beyond its storage"},
     {V2(FLOATS("6"), "-1", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "at element -1"},
@@ -57,12 +58,14 @@ static const struct refusal {
     {V2(FLOATS("6"), "0", TUPLE2("-2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "non-negative integers"},
     {V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("-3", "1")) ".", 24, TSR_E_FORMAT, "non-negative integers"},
     {V2(FLOATS("6"), "0", TUPLE2("4294967296", "4294967296"), TUPLE2("0", "0")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
-    {V2(FLOATS("6"), "0", TUPLE2("9223372036854775807", "1"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("9223372036854775807", "1"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT,
+     "reaches beyond"},
     {V2(FLOATS("6"), "0", TUPLE2("2", "3"), "(I1\nt") ".", 24, TSR_E_FORMAT, "1 strides for 2 dimensions"},
     {V2(FLOATS("6"), "0", "(S'x'\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "non-negative integers"},
     {V2(FLOATS("6"), "0", "I2\n", "(I1\nt") ".", 24, TSR_E_FORMAT, "not a list of at most 1024 integers"},
     {V2(FLOATS("-6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "impossible number of elements (-6)"},
-    {V2(FLOATS("9223372036854775807"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "impossible number of elements"},
+    {V2(FLOATS("9223372036854775807"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
+     "impossible number of elements"},
     {V2(STORAGE_OF("ctorch\nFooStorage\n", "0", "6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_UNSUPPORTED,
      "unknown storage class 'torch.FooStorage'"},
     {V2(STORAGE_OF("cos\nFloatStorage\n", "0", "6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_UNSUPPORTED,
@@ -70,36 +73,44 @@ static const struct refusal {
     {V2("(S'storage'\nctorch\nFloatStorage\nS'0'\ntQ", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
      "not a persistent id of five or six parts"},
     {V2("S'0'\n", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "not a persistent id"},
-    {"ctorch._utils\n_rebuild_tensor_v2\n(" FLOATS("6") "tR.", 24, TSR_E_FORMAT, "too few arguments to rebuild a tensor (1)"},
+    {"ctorch._utils\n_rebuild_tensor_v2\n(" FLOATS("6") "tR.", 24, TSR_E_FORMAT,
+     "too few arguments to rebuild a tensor (1)"},
     {"ctorch._utils\n_rebuild_tensor_v2\n)R.", 24, TSR_E_FORMAT, "too few arguments"},
-    {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "ctorch\nfoo\ntR.", 24,
-     TSR_E_UNSUPPORTED, "unknown dtype"},
+    {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "ctorch\nfoo\ntR.",
+     24, TSR_E_UNSUPPORTED, "unknown dtype"},
     {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "I1\ntR.", 24,
      TSR_E_UNSUPPORTED, "unknown dtype"},
-    {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "ctorch\nfloat6_e2m3\ntR.", 24,
-     TSR_E_UNSUPPORTED, "unknown dtype"},
-    {V2(STORAGE_OF("I7\n", "0", "6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_UNSUPPORTED, "unknown storage class '.'"},
-    {V2("(S'file'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI6\ntQ", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
-     "not a persistent id"},
-    {V2("(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nS'6'\ntQ", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
-     "impossible number of elements (0)"},
+    {"ctorch._utils\n_rebuild_tensor_v3\n(" FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS
+     "ctorch\nfloat6_e2m3\ntR.",
+     24, TSR_E_UNSUPPORTED, "unknown dtype"},
+    {V2(STORAGE_OF("I7\n", "0", "6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_UNSUPPORTED,
+     "unknown storage class '.'"},
+    {V2("(S'file'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI6\ntQ", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24,
+     TSR_E_FORMAT, "not a persistent id"},
+    {V2("(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nS'6'\ntQ", "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24,
+     TSR_E_FORMAT, "impossible number of elements (0)"},
     {V2(FLOATS("6"), "4611686018427387903", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
     {V2(FLOATS("6"), "0", TUPLE2("4", "1"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
-    {V2(FLOATS("6"), "0", TUPLE2("3", "3"), TUPLE2("9223372036854775807", "9223372036854775807")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
+    {V2(FLOATS("6"), "0", TUPLE2("3", "3"), TUPLE2("9223372036854775807", "9223372036854775807")) ".", 24, TSR_E_FORMAT,
+     "reaches beyond"},
     {V2(FLOATS("6"), "0", TUPLE2("3", "2"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
     {V2(FLOATS("6"), "0", TUPLE2("2", "1"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
     {V2(FLOATS("6"), "0", TUPLE2("9223372036854775807", "0"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_OK, ""},
     {V2(FLOATS("6"), "0", "(lI2\naI3\na", "(lI3\naI1\na") ".", 24, TSR_OK, ""},
     /* views of storages, as before PyTorch 0.4: (key, offset, size) */
     {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_OK, ""},
-    {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I3\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "reaches beyond its storage '0' (8 bytes)"},
+    {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I3\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
+     "reaches beyond its storage '0' (8 bytes)"},
     {V2(FLOATS_VIEW("S'v'\nI1\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
-    {V2(FLOATS_VIEW("S'v'\nI-1\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
-    {V2(FLOATS_VIEW("S'v'\nI1\nI-2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI-1\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
+     "a view of a storage lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI1\nI-2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
+     "a view of a storage lies outside it"},
     {V2(FLOATS_VIEW("S'v'\nI4611686018427387904\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
     {V2(FLOATS_VIEW("S'v'\nI1\nI4611686018427387904\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
     {V2(FLOATS_VIEW("S'v'\nI4611686018427387903\nI1\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
-    {V2(FLOATS_VIEW("S'v'\nI5\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI5\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
+     "a view of a storage lies outside it"},
     {FLOATS_VIEW("S'v'\nI5\nI2\n") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
     {"(" GOOD V2(FLOATS("5"), "0", TUPLE2("2", "2"), TUPLE2("2", "1")) "t.", 24, TSR_E_FORMAT, "24 bytes elsewhere"},
     {"(I1\n", 24, TSR_E_FORMAT, "in a/data.pkl"},
@@ -147,9 +158,9 @@ static void test_formats_torch_item__byteorder_is_little_big_or_refused(void **s
         const char *text;
         tsr_status status;
         bool swap;
-    } rows[] = {{NULL, TSR_OK, false},       {"little", TSR_OK, false},       {"big", TSR_OK, true},
-                {"", TSR_E_FORMAT, false},   {"bag", TSR_E_FORMAT, false},   {"bigger", TSR_E_FORMAT, false}, {"middle", TSR_E_FORMAT, false},
-                {"littlest", TSR_E_FORMAT, false}};
+    } rows[] = {{NULL, TSR_OK, false},           {"little", TSR_OK, false},        {"big", TSR_OK, true},
+                {"", TSR_E_FORMAT, false},       {"bag", TSR_E_FORMAT, false},     {"bigger", TSR_E_FORMAT, false},
+                {"middle", TSR_E_FORMAT, false}, {"littlest", TSR_E_FORMAT, false}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         torch_opening o;
         make_image(GOOD ".", 24, rows[i].text);
@@ -180,9 +191,10 @@ static void test_formats_torch_item__views_say_how_elements_lie(void **state)
     } rows[] = {
         {V2(FLOATS("6"), "0", TUPLE2("3", "2"), TUPLE2("1", "3")) ".", NULL, true, false, false, false},
         {V2(FLOATS("6"), "0", TUPLE2("3", "2"), TUPLE2("1", "3")) ".", "big", true, false, false, true},
-        {V2_OPEN FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "(dS'neg'\nI01\nstR.", NULL, false, false, true, false},
-        {V2_OPEN STORAGE_OF("ctorch\nComplexFloatStorage\n", "0", "3") "I0\n(I3\nt(I1\nt" HOOKS "(dS'conj'\nI01\nstR.", NULL, false, true,
-         false, false},
+        {V2_OPEN FLOATS("6") "I0\n" TUPLE2("2", "3") TUPLE2("3", "1") HOOKS "(dS'neg'\nI01\nstR.", NULL, false, false, true,
+         false},
+        {V2_OPEN STORAGE_OF("ctorch\nComplexFloatStorage\n", "0", "3") "I0\n(I3\nt(I1\nt" HOOKS "(dS'conj'\nI01\nstR.", NULL,
+         false, true, false, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         torch_opening o;
@@ -190,8 +202,10 @@ static void test_formats_torch_item__views_say_how_elements_lie(void **state)
         torch_open(&o, &image, NULL);
         if (o.status != TSR_OK) fail_msg("row %zu: %s", i, o.err.message);
         const tsr_view *view = only_view(&o);
-        if ((view->strides != NULL) != rows[i].strides || view->conj != rows[i].conj || view->neg != rows[i].neg || view->swap != rows[i].swap)
-            fail_msg("row %zu: strides %d conj %d neg %d swap %d", i, view->strides != NULL, view->conj, view->neg, view->swap);
+        if ((view->strides != NULL) != rows[i].strides || view->conj != rows[i].conj || view->neg != rows[i].neg ||
+            view->swap != rows[i].swap)
+            fail_msg("row %zu: strides %d conj %d neg %d swap %d", i, view->strides != NULL, view->conj, view->neg,
+                     view->swap);
         assert_int_equal(view->byte_offset, image.member[image.count - 1].data);
         torch_opening_drop(&o);
     }
@@ -341,8 +355,11 @@ static void test_formats_torch_item__objects_of_one_list_are_bounded_by_the_pick
     } kinds[] = {
         {"I1\n", "c__builtin__\nset\n(", "tR"},
         {"(I1\nI1\nt", "ccollections\nOrderedDict\n(", "tR"},
-        {"N", "ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\nctorch.distributed._shard.sharded_tensor.api\n"
-              "ShardedTensor\n(t(", "NNNttR"},
+        {"N",
+         "ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\nctorch.distributed._shard."
+         "sharded_tensor.api\n"
+         "ShardedTensor\n(t(",
+         "NNNttR"},
     };
     static const struct {
         int n;

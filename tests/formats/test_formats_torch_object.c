@@ -19,23 +19,24 @@ static void open_pickle(torch_opening *o, const char *pickle)
     torch_open(o, &image, NULL);
 }
 
-#define ENCODE(text, encoding) "c_codecs\nencode\n(V" text "\nS'" encoding "'\ntR"
+#define ENCODE(text, encoding)               "c_codecs\nencode\n(V" text "\nS'" encoding "'\ntR"
 #define STORAGE(class_name, location, numel) "(S'storage'\n" class_name "S'0'\nS'" location "'\nI" numel "\ntQ"
-#define FLOATS(numel) STORAGE("ctorch\nFloatStorage\n", "cpu", numel)
-#define HOOKS "ccollections\nOrderedDict\n)R"
-#define SIX PICKLED_TENSOR("0", "6", PICKLED_2("2", "3"), PICKLED_2("3", "1"))
-#define V2_ARGS(storage) storage "I0\n" PICKLED_2("2", "3") PICKLED_2("3", "1") "I00\n" HOOKS
+#define FLOATS(numel)                        STORAGE("ctorch\nFloatStorage\n", "cpu", numel)
+#define HOOKS                                "ccollections\nOrderedDict\n)R"
+#define SIX                                  PICKLED_TENSOR("0", "6", PICKLED_2("2", "3"), PICKLED_2("3", "1"))
+#define V2_ARGS(storage)                     storage "I0\n" PICKLED_2("2", "3") PICKLED_2("3", "1") "I00\n" HOOKS
 #define QTENSOR(storage, quantizer) \
-    "ctorch._utils\n_rebuild_qtensor\n(" storage "I0\n" PICKLED_2("2", "3") PICKLED_2("3", "1") quantizer "I00\n" HOOKS "tR"
-#define LAYOUT(name) "ctorch.serialization\n_get_layout\n(S'" name "'\ntR"
+    "ctorch._utils\n_rebuild_qtensor\n(" storage "I0\n" PICKLED_2("2", "3") PICKLED_2("3", "1") quantizer "I00\n" HOOKS "t" \
+                                                                                                                        "R"
+#define LAYOUT(name)         "ctorch.serialization\n_get_layout\n(S'" name "'\ntR"
 #define SPARSE(layout, data) "ctorch._utils\n_rebuild_sparse_tensor\n(" layout "(" data "ttR"
-#define FROM_TYPE(function, type, args, state) "ctorch._tensor\n_rebuild_from_type_v2\n(" function type "(" args "t" state "tR"
-#define DEVICE_TENSOR(data, dtype) \
-    "ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(" data dtype "S'xla:0'\nI00\ntR"
-#define WRAPPER "ctorch._utils\n_rebuild_wrapper_subclass\n"
-#define WRAPPER_ARGS(type) type "ctorch\nfloat32\n" PICKLED_2("2", "3") PICKLED_2("3", "1") "I0\n"
-#define SHARDED "ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n"
-#define SHARD_WITH(tensor) "ctorch.distributed._shard.sharded_tensor.shard\nShard\n)\x81(dS'tensor'\n" tensor "sb"
+#define FROM_TYPE(function, type, args, state) \
+    "ctorch._tensor\n_rebuild_from_type_v2\n(" function type "(" args "t" state "tR"
+#define DEVICE_TENSOR(data, dtype) "ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(" data dtype "S'xla:0'\nI00\ntR"
+#define WRAPPER                    "ctorch._utils\n_rebuild_wrapper_subclass\n"
+#define WRAPPER_ARGS(type)         type "ctorch\nfloat32\n" PICKLED_2("2", "3") PICKLED_2("3", "1") "I0\n"
+#define SHARDED                    "ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n"
+#define SHARD_WITH(tensor)         "ctorch.distributed._shard.sharded_tensor.shard\nShard\n)\x81(dS'tensor'\n" tensor "sb"
 
 static const struct row {
     const char *pickle, *value;
@@ -77,11 +78,13 @@ static const struct row {
     {"cmy\nDict\n)\x81S'a'\nI1\ns.", "my.Dict<(),None,None,{'a':1,},>"},
     /* dense tensors */
     {SIX ".", "<tensor float32 2,3 @0>"},
-    {"ctorch._utils\n_rebuild_tensor_v3\n(" V2_ARGS(STORAGE("ctorch.storage\nUntypedStorage\n", "cpu", "24")) "ctorch\nfloat32\ntR.",
+    {"ctorch._utils\n_rebuild_tensor_v3\n(" V2_ARGS(
+         STORAGE("ctorch.storage\nUntypedStorage\n", "cpu", "24")) "ctorch\nfloat32\ntR.",
      "<tensor float32 2,3 @0>"},
     {"ctorch._utils\n_rebuild_tensor_v2\n(" V2_ARGS(STORAGE("ctorch\nFloatStorage\n", "meta", "6")) "tR.",
      "torch.meta<{'size':(2,3,),'stride':(3,1,),},>"},
-    {"ctorch._utils\n_rebuild_tensor_v2\n(" FLOATS("6") "I0\nctorch\nSize\n(" PICKLED_2("2", "3") "tR" PICKLED_2("3", "1") "tR.",
+    {"ctorch._utils\n_rebuild_tensor_v2\n(" FLOATS("6") "I0\nctorch\nSize\n(" PICKLED_2("2", "3") "tR" PICKLED_2("3",
+                                                                                                                 "1") "tR.",
      "<tensor float32 2,3 @0>"},
     {"ctorch\nFloatTensor\n)R(I1\ntb.", "torch.FloatTensor<(),(1,),>"},
     {"ctorch\nFloatTensor\n)R(I1\nI0\n(I1\nt(I1\nttb.", "torch.FloatTensor<(),(1,0,(1,),(1,),),>"},
@@ -99,14 +102,18 @@ static const struct row {
     {QTENSOR(STORAGE("ctorch\nQInt8Storage\n", "cpu", "24"), "(ctorch\nper_tensor_affine\nF0.5\nI3\nt") ".",
      "torch.quantized<{'data':<tensor qint8 2,3 @0>,'qscheme':<torch.per_tensor_affine>,'scale':0.5,'zero_point':3,},>"},
     {QTENSOR(STORAGE("ctorch\nQInt8Storage\n", "cpu", "24"), "(ctorch\nper_channel_affine\nI1\nI2\nI0\nt") ".",
-     "torch.quantized<{'data':<tensor qint8 2,3 @0>,'qscheme':<torch.per_channel_affine>,'scales':1,'zero_points':2,'axis':0,},>"},
+     "torch.quantized<{'data':<tensor qint8 2,3 "
+     "@0>,'qscheme':<torch.per_channel_affine>,'scales':1,'zero_points':2,'axis':0,},>"},
     {QTENSOR(STORAGE("ctorch\nQUInt4x2Storage\n", "cpu", "24"), "(ctorch\nper_tensor_affine\nF0.5\nI3\nt") ".",
-     "torch.quantized<{'data':<tensor quint4x2 24 @0>,'qscheme':<torch.per_tensor_affine>,'scale':0.5,'zero_point':3,'size':(2,3,),},>"},
+     "torch.quantized<{'data':<tensor quint4x2 24 "
+     "@0>,'qscheme':<torch.per_tensor_affine>,'scale':0.5,'zero_point':3,'size':(2,3,),},>"},
     {QTENSOR(STORAGE("ctorch\nQUInt2x4Storage\n", "cpu", "24"), "(ctorch\nper_tensor_affine\nF0.5\nI3\nt") ".",
-     "torch.quantized<{'data':<tensor quint2x4 24 @0>,'qscheme':<torch.per_tensor_affine>,'scale':0.5,'zero_point':3,'size':(2,3,),},>"},
+     "torch.quantized<{'data':<tensor quint2x4 24 "
+     "@0>,'qscheme':<torch.per_tensor_affine>,'scale':0.5,'zero_point':3,'size':(2,3,),},>"},
     /* sparse */
     {SPARSE(LAYOUT("torch.sparse_coo"), SIX SIX PICKLED_2("4", "4") "I01\n") ".",
-     "torch.sparse_coo<{'indices':<tensor float32 2,3 @0>,'values':<tensor float32 2,3 @0>,'size':(4,4,),'is_coalesced':True,},>"},
+     "torch.sparse_coo<{'indices':<tensor float32 2,3 @0>,'values':<tensor float32 2,3 "
+     "@0>,'size':(4,4,),'is_coalesced':True,},>"},
     {SPARSE(LAYOUT("torch.sparse_coo"), SIX SIX PICKLED_2("4", "4")) ".",
      "torch.sparse_coo<{'indices':<tensor float32 2,3 @0>,'values':<tensor float32 2,3 @0>,'size':(4,4,),},>"},
     {SPARSE(LAYOUT("torch.sparse_csr"), "I1\nI2\nI3\n" PICKLED_2("4", "4")) ".",
@@ -120,7 +127,8 @@ static const struct row {
     {"ctorch._utils\n_rebuild_meta_tensor_no_storage\n(ctorch\nfloat32\n" PICKLED_2("2", "3") PICKLED_2("3", "1") "I00\ntR.",
      "torch.meta<{'dtype':<dtype float32>,'size':(2,3,),'stride':(3,1,),},>"},
     {DEVICE_TENSOR(SIX, "ctorch\nfloat32\n") ".", "<tensor float32 2,3 @0>"},
-    {DEVICE_TENSOR(SIX, "ctorch\nfloat16\n") ".", "torch.Tensor<{'data':<tensor float32 2,3 @0>,'dtype':<dtype float16>,'device':'xla:0',},>"},
+    {DEVICE_TENSOR(SIX, "ctorch\nfloat16\n") ".",
+     "torch.Tensor<{'data':<tensor float32 2,3 @0>,'dtype':<dtype float16>,'device':'xla:0',},>"},
     {DEVICE_TENSOR(SIX, "N") ".", "torch.Tensor<{'data':<tensor float32 2,3 @0>,'dtype':None,'device':'xla:0',},>"},
     {DEVICE_TENSOR("I1\n", "ctorch\nfloat32\n") ".", "torch.Tensor<{'data':1,'dtype':<dtype float32>,'device':'xla:0',},>"},
     /* the function that _rebuild_from_type would call */
@@ -139,17 +147,21 @@ static const struct row {
      "torch._tensor._rebuild_from_type_v2<(<torch._tensor._rebuild_from_type_v2>,<my.Tensor>,(),None,),>"},
     {FROM_TYPE(WRAPPER, "cmy\nTensor\n", WRAPPER_ARGS("cmy\nTensor\n"), "(dS'inner'\n" SIX "s") ".",
      "my.Tensor<{'state':{'inner':<tensor float32 2,3 @0>,},'dtype':<dtype float32>,'size':(2,3,),},>"},
-    {FROM_TYPE(WRAPPER, "ctorch.distributed.tensor\nDTensor\n", WRAPPER_ARGS("ctorch.distributed.tensor\nDTensor\n"), "(dS'x'\nI1\ns") ".",
+    {FROM_TYPE(WRAPPER, "ctorch.distributed.tensor\nDTensor\n", WRAPPER_ARGS("ctorch.distributed.tensor\nDTensor\n"),
+               "(dS'x'\nI1\ns") ".",
      "torch.distributed.tensor.DTensor<{'state':{'x':1,},'dtype':<dtype float32>,'size':(2,3,),},>"},
     {FROM_TYPE(WRAPPER, "ctorch.distributed.tensor\nDTensor\n", WRAPPER_ARGS("ctorch.distributed.tensor\nDTensor\n"),
                "(dS'_local_tensor'\nI1\ns") ".",
      "torch.distributed.tensor.DTensor<{'local_tensor':1,'dtype':<dtype float32>,'size':(2,3,),},>"},
     {FROM_TYPE(WRAPPER, SHARDED, WRAPPER_ARGS(SHARDED), "(dS'x'\nI1\ns") ".",
-     "torch.distributed._shard.sharded_tensor.api.ShardedTensor<{'state':{'x':1,},'dtype':<dtype float32>,'size':(2,3,),},>"},
+     "torch.distributed._shard.sharded_tensor.api.ShardedTensor<{'state':{'x':1,},'dtype':<dtype "
+     "float32>,'size':(2,3,),},>"},
     {FROM_TYPE(WRAPPER, SHARDED, WRAPPER_ARGS(SHARDED), "(I1\nI2\nI3\nI4\nI5\nt") ".",
-     "torch.distributed._shard.sharded_tensor.api.ShardedTensor<{'state':(1,2,3,4,5,),'dtype':<dtype float32>,'size':(2,3,),},>"},
+     "torch.distributed._shard.sharded_tensor.api.ShardedTensor<{'state':(1,2,3,4,5,),'dtype':<dtype "
+     "float32>,'size':(2,3,),},>"},
     {FROM_TYPE(WRAPPER, SHARDED, WRAPPER_ARGS(SHARDED), "((lNt") ".",
-     "torch.distributed._shard.sharded_tensor.api.ShardedTensor<{'state':([],None,),'dtype':<dtype float32>,'size':(2,3,),},>"},
+     "torch.distributed._shard.sharded_tensor.api.ShardedTensor<{'state':([],None,),'dtype':<dtype "
+     "float32>,'size':(2,3,),},>"},
     {FROM_TYPE(WRAPPER, SHARDED, WRAPPER_ARGS(SHARDED), "((l" SHARD_WITH(SIX) "a" SHARD_WITH("I1\n") "aNNNNt") ".",
      "torch.distributed._shard.sharded_tensor.api.ShardedTensor<<tensor float32 2,3 @0>,1,>"},
 };

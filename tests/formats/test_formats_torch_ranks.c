@@ -96,10 +96,10 @@ static void test_formats_torch_ranks__equal_tensors_become_replicas(void **state
 static void test_formats_torch_ranks__tensors_that_differ_in_kind_are_reported(void **state)
 {
     (void)state;
-    static const char *const others[] = {
-        PLAIN("1"), "(dS'w'\nI1\ns.",
-        "(dS'w'\nctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nIntStorage\nS'0'\nS'cpu'\nI2\ntQI0\n(I2\nt(I1\ntI00\nNtRs.",
-        "(dS'w'\n" PICKLED_TENSOR("0", "2", PICKLED_2("2", "1"), PICKLED_2("1", "1")) "s."};
+    static const char *const others[] = {PLAIN("1"), "(dS'w'\nI1\ns.",
+                                         "(dS'w'\nctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nIntStorage\nS'0'"
+                                         "\nS'cpu'\nI2\ntQI0\n(I2\nt(I1\ntI00\nNtRs.",
+                                         "(dS'w'\n" PICKLED_TENSOR("0", "2", PICKLED_2("2", "1"), PICKLED_2("1", "1")) "s."};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         opened o = {.catalog = NULL};
         add_pickle(&o, "rank0.pt", PLAIN("2"), 8);
@@ -148,7 +148,8 @@ static void test_formats_torch_ranks__two_files_of_one_rank_are_reported(void **
     drop(&o);
 }
 
-#define SHARD_OF(rank, world) "(dS'w'\n" PICKLED_SHARDED(PICKLED_1("4"), "", PICKLED_GROUP("I" rank "\n", "I" world "\n")) "s."
+#define SHARD_OF(rank, world) \
+    "(dS'w'\n" PICKLED_SHARDED(PICKLED_1("4"), "", PICKLED_GROUP("I" rank "\n", "I" world "\n")) "s."
 
 static void test_formats_torch_ranks__worlds_of_any_size_are_borne(void **state)
 {
@@ -158,8 +159,8 @@ static void test_formats_torch_ranks__worlds_of_any_size_are_borne(void **state)
         unsigned findings;
     } rows[] = {
         {SHARD_OF("0", "2"), SHARD_OF("1", "2"), "no file of rank", 0},
-        {SHARD_OF("0", "2"), SHARD_OF("7", "2"), "no file of rank 1 of 2", 1},       /* a rank beyond its world */
-        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "no file of rank", 16},         /* more are not listed */
+        {SHARD_OF("0", "2"), SHARD_OF("7", "2"), "no file of rank 1 of 2", 1}, /* a rank beyond its world */
+        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "no file of rank", 16},   /* more are not listed */
         {SHARD_OF("0", "70000"), SHARD_OF("1", "2"), "the files speak of 70000 ranks, there are 2 files", 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -177,14 +178,17 @@ static void test_formats_torch_ranks__worlds_of_any_size_are_borne(void **state)
 static void test_formats_torch_ranks__ranks_come_from_names_where_files_do_not_tell(void **state)
 {
     (void)state;
-    static const char pickle[] = "(dS'w'\n"
-        PICKLED_DTENSOR(PICKLED_1("2"), PICKLED_1("1"), PICKLED_TENSOR("0", "1", PICKLED_1("1"), PICKLED_1("1")),
-                        PICKLED_MESH(PICKLED_1("2"), "S'_flatten_mesh_list'\n(I0\nI1\nts"), PICKLED_SHARD("0"), "") "s.";
+    static const char pickle[] = "(dS'w'\n" PICKLED_DTENSOR(
+        PICKLED_1("2"), PICKLED_1("1"), PICKLED_TENSOR("0", "1", PICKLED_1("1"), PICKLED_1("1")),
+        PICKLED_MESH(PICKLED_1("2"), "S'_flatten_mesh_list'\n(I0\nI1\nts"), PICKLED_SHARD("0"), "") "s.";
     static const struct {
         const char *names[2];
         size_t chunks;
         unsigned untold;
-    } rows[] = {{{"rank0.pt", "rank1.pt"}, 2, 0}, {{"0.pt", "1.pt"}, 2, 0}, {{"rank1", "rank10"}, 1, 1}, {{"rank1.pt", "rank99999999999.pt"}, 1, 1}};
+    } rows[] = {{{"rank0.pt", "rank1.pt"}, 2, 0},
+                {{"0.pt", "1.pt"}, 2, 0},
+                {{"rank1", "rank10"}, 1, 1},
+                {{"rank1.pt", "rank99999999999.pt"}, 1, 1}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         opened o = {.catalog = NULL};
         for (size_t k = 0; k < 2; k++) add_pickle(&o, rows[i].names[k], pickle, 4);
@@ -228,7 +232,8 @@ static void test_formats_torch_ranks__many_entries_come_together(void **state)
     opened o = {.catalog = NULL};
     size_t used = (size_t)snprintf(pickle, sizeof pickle, "(d");
     for (int i = 0; i < 20; i++) {
-        used += (size_t)snprintf(pickle + used, sizeof pickle - used, "S'k%d'\n" PICKLED_TENSOR("0", "1", PICKLED_1("1"), PICKLED_1("1")) "s", i);
+        used += (size_t)snprintf(pickle + used, sizeof pickle - used,
+                                 "S'k%d'\n" PICKLED_TENSOR("0", "1", PICKLED_1("1"), PICKLED_1("1")) "s", i);
     }
     snprintf(pickle + used, sizeof pickle - used, ".");
     add_pickle(&o, "rank0.pt", pickle, 4);
@@ -286,7 +291,8 @@ static void test_formats_torch_index__files_that_are_none_are_refused(void **sta
     (void)state;
     static const struct {
         const char *text, *message;
-    } rows[] = {{"K\1.K\1.K\1.K\1.K\1.", "does not begin with torch.save's magic number"}, {"K\1.", "too few for a torch.save file"}};
+    } rows[] = {{"K\1.K\1.K\1.K\1.K\1.", "does not begin with torch.save's magic number"},
+                {"K\1.", "too few for a torch.save file"}};
     for (size_t i = 0; i < 2; i++) {
         opened o = {.catalog = NULL};
         add_pickle(&o, "a.bin", PLAIN("2"), 8);

@@ -56,47 +56,57 @@ static const struct row {
     {D1("0", "0", MESH_1("3", "2"), PICKLED_SHARD("0")), 0, "0+0@0", "shard(0)"},
     {D1("5", "5", MESH_1("3", "2"), PICKLED_REPLICATE), 20, "0+5@0", "replicate"},
     {D2("2", "5", "2", "2", "4", MESH_1("3", "1"), PICKLED_SHARD("-1"), ""), 16, "0+2,2+2@0", "shard(1)"},
-    {D2("6", "4", "3", "2", "6", MESH_2("2", "2", "1", "1"), PICKLED_SHARD("0") PICKLED_SHARD("1"), ""), 24, "3+3,2+2@0", "shard(0),shard(1)"},
+    {D2("6", "4", "3", "2", "6", MESH_2("2", "2", "1", "1"), PICKLED_SHARD("0") PICKLED_SHARD("1"), ""), 24, "3+3,2+2@0",
+     "shard(0),shard(1)"},
     /* [7, 4] on a 3 × 2 mesh: columns of the mesh cut first (4 and 3 rows), then its rows */
-    {D2("7", "4", "1", "4", "4", MESH_2("3", "2", "1", "1"), PICKLED_STRIDED("0", "2") PICKLED_SHARD("0"), ""), 16, "5+1,0+4@0",
-     "strided_shard(0,2),shard(0)"},
+    {D2("7", "4", "1", "4", "4", MESH_2("3", "2", "1", "1"), PICKLED_STRIDED("0", "2") PICKLED_SHARD("0"), ""), 16,
+     "5+1,0+4@0", "strided_shard(0,2),shard(0)"},
     {D2("7", "4", "0", "4", "0", MESH_2("3", "2", "2", "0"), PICKLED_STRIDED("0", "2") PICKLED_SHARD("0"), ""), 0, "",
      "strided_shard(0,2),shard(0)"},
     /* the same dimension over both mesh dimensions, left to right, and in the order that the spec states */
-    {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), ""), 8, "2+2,0+1@0", "shard(0),shard(0)"},
-    {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), ORDER("1", "0")), 8, "4+2,0+1@0",
+    {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), ""), 8, "2+2,0+1@0",
      "shard(0),shard(0)"},
+    {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), ORDER("1", "0")), 8,
+     "4+2,0+1@0", "shard(0),shard(0)"},
     /* a split that no mesh dimension explains: this rank's part of each of the pieces */
     {D1("12", "6", MESH_1("2", "1"), PICKLED_STRIDED("0", "2")), 24, "3+3@0 9+3@12", "strided_shard(0,2)"},
     {D1("12", "12", MESH_1("1", "0"), PICKLED_STRIDED("0", "3")), 48, "0+12@0", "strided_shard(0,3)"},
-    {D2("2", "8", "2", "4", "8", MESH_1("2", "0"), PICKLED_STRIDED("1", "2"), ""), 32, "0+2,0+2@0 0+2,4+2@8", "strided_shard(1,2)"},
-    {D2("2", "8", "2", "4", "8", MESH_2("2", "2", "0", "1"), PICKLED_STRIDED("1", "2") PICKLED_REPLICATE, ""), 32, "0+2,0+2@0 0+2,4+2@8",
-     "strided_shard(1,2),replicate"},
+    {D2("2", "8", "2", "4", "8", MESH_1("2", "0"), PICKLED_STRIDED("1", "2"), ""), 32, "0+2,0+2@0 0+2,4+2@8",
+     "strided_shard(1,2)"},
+    {D2("2", "8", "2", "4", "8", MESH_2("2", "2", "0", "1"), PICKLED_STRIDED("1", "2") PICKLED_REPLICATE, ""), 32,
+     "0+2,0+2@0 0+2,4+2@8", "strided_shard(1,2),replicate"},
     /* a strided part of a strided part: pieces of one run, of two, of none */
-    {D1("16", "4", MESH_2("2", "2", "1", "0"), PICKLED_STRIDED("0", "4") PICKLED_STRIDED("0", "4")), 16, "2+1@0 6+1@4 10+1@8 14+1@12",
-     "strided_shard(0,4),strided_shard(0,4)"},
+    {D1("16", "4", MESH_2("2", "2", "1", "0"), PICKLED_STRIDED("0", "4") PICKLED_STRIDED("0", "4")), 16,
+     "2+1@0 6+1@4 10+1@8 14+1@12", "strided_shard(0,4),strided_shard(0,4)"},
     {D1("16", "4", MESH_2("2", "2", "1", "1"), PICKLED_STRIDED("0", "4") PICKLED_STRIDED("0", "1")), 16, "10+2@0 14+2@8",
      "strided_shard(0,4),strided_shard(0,1)"},
     {D1("32", "16", MESH_1("2", "0"), PICKLED_STRIDED("0", "16")), 64,
-     "0+1@0 2+1@4 4+1@8 6+1@12 8+1@16 10+1@20 12+1@24 14+1@28 16+1@32 18+1@36 20+1@40 22+1@44 24+1@48 26+1@52 28+1@56 30+1@60", "strided_shard(0,16)"},
+     "0+1@0 2+1@4 4+1@8 6+1@12 8+1@16 10+1@20 12+1@24 14+1@28 16+1@32 18+1@36 20+1@40 22+1@44 24+1@48 26+1@52 28+1@56 "
+     "30+1@60",
+     "strided_shard(0,16)"},
     /* an axis may be one number; a placement may be made by a call */
     {D1("7", "3", PICKLED_MESH("I3\n", PICKLED_AT(PICKLED_1("1"))), PICKLED_SHARD("0")), 12, "3+3@0", "shard(0)"},
     {D1("7", "3", MESH_1("3", "1"), "ctorch.distributed.tensor.placement_types\nShard\n(I0\ntR"), 12, "3+3@0", "shard(0)"},
     {D1("7", "3", PICKLED_MESH("((I3\nI1\ntt", PICKLED_AT(PICKLED_1("1"))), PICKLED_SHARD("0")), 12, "3+3@0", "shard(0)"},
-    /* orders that the spec cannot mean are not taken: left to right */
+/* orders that the spec cannot mean are not taken: left to right */
 #define LEFT_TO_RIGHT(order) \
-    {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), order), 8, "2+2,0+1@0", "shard(0),shard(0)"}
+    { \
+        D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), order), 8, \
+            "2+2,0+1@0", "shard(0),shard(0)" \
+    }
     LEFT_TO_RIGHT("S'shard_order'\n((I0\n(I1\nttts"),
     LEFT_TO_RIGHT(ORDER("-1", "0")),
     LEFT_TO_RIGHT(ORDER("2", "0")),
     LEFT_TO_RIGHT("S'shard_order'\n(ctorch.distributed.tensor._dtensor_spec\nShardOrderEntry\n(I0\n(I1\ntt\x81ts"),
     LEFT_TO_RIGHT("S'shard_order'\n(ctorch.distributed.tensor._dtensor_spec\nShardOrderEntry\n(I1\n(I1\nI0\ntt\x81ts"),
     {D2("4", "4", "2", "2", "4", MESH_2("2", "2", "1", "1"), PICKLED_SHARD("0") PICKLED_SHARD("1"),
-        "S'shard_order'\n(ctorch.distributed.tensor._dtensor_spec\nShardOrderEntry\n(I0\n(I1\ntt\x81ts"), 16, "2+2,2+2@0", "shard(0),shard(1)"},
+        "S'shard_order'\n(ctorch.distributed.tensor._dtensor_spec\nShardOrderEntry\n(I0\n(I1\ntt\x81ts"),
+     16, "2+2,2+2@0", "shard(0),shard(1)"},
     /* the global size has an overflowing stride and no elements */
     {PICKLED_DTENSOR(PICKLED_2("9223372036854775807", "0"), PICKLED_2("1", "1"),
-                     PICKLED_TENSOR("0", "0", PICKLED_2("2305843009213693952", "0"), PICKLED_2("4", "1")), MESH_1("4", "0"), PICKLED_SHARD("0"), "")
-     ".", 0, "0+9223372036854775807,0+0@0", "shard(0)"},
+                     PICKLED_TENSOR("0", "0", PICKLED_2("2305843009213693952", "0"), PICKLED_2("4", "1")), MESH_1("4", "0"),
+                     PICKLED_SHARD("0"), "") ".",
+     0, "0+9223372036854775807,0+0@0", "shard(0)"},
 };
 
 static void test_formats_torch_shard__boxes_follow_from_mesh_and_placements(void **state)
@@ -141,24 +151,34 @@ static const struct row untold[] = {
     {D1("7", "3", MESH_1("3", "0"), PICKLED_STRIDED("0", "0")), 12, "not of a known form", NULL},
     {D1("7", "3", MESH_1("3", "0"), "I1\n"), 12, "not of a known form", NULL},
     {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("-2")), 12, "not of a known form", NULL},
-    {D1("7", "3", MESH_1("3", "0"), "ctorch.distributed.tensor.placement_types\nShard\n(S'0'\ntR"), 12, "not of a known form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), "ctorch.distributed.tensor.placement_types\nShard\n(S'0'\ntR"), 12,
+     "not of a known form", NULL},
     {D1("7", "3", PICKLED_MESH("(S'3'\nt", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
     {D1("7", "3", PICKLED_MESH("(lI3\na", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
-    {D1("7", "3", PICKLED_MESH("((I4611686018427387904\nI4611686018427387904\ntt", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
+    {D1("7", "3", PICKLED_MESH("((I4611686018427387904\nI4611686018427387904\ntt", ""), PICKLED_SHARD("0")), 12,
+     "not of a known form", NULL},
     {D1("7", "3", PICKLED_MESH("(" I1_8 I1_8 I1_8 I1_8 "I1\nt", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
-    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT("(S'0'\nt")), PICKLED_SHARD("0")), 12, "does not say which rank's part", NULL},
-    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_1("-1"))), PICKLED_SHARD("0")), 12, "does not say which rank's part", NULL},
-    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_2("0", "0"))), PICKLED_SHARD("0")), 12, "does not say which rank's part", NULL},
+    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT("(S'0'\nt")), PICKLED_SHARD("0")), 12,
+     "does not say which rank's part", NULL},
+    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_1("-1"))), PICKLED_SHARD("0")), 12,
+     "does not say which rank's part", NULL},
+    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_2("0", "0"))), PICKLED_SHARD("0")), 12,
+     "does not say which rank's part", NULL},
     {PICKLED_DTENSOR(PICKLED_2("4611686018427387904", "4611686018427387904"), PICKLED_2("1", "1"),
-                     PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")), MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".", 12, "of impossible size", NULL},
-    {PICKLED_DTENSOR(PICKLED_2("7", "1"), PICKLED_2("1", "1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")), MESH_1("3", "0"),
-                     PICKLED_SHARD("0"), "") ".", 12, "is not what its placements give", NULL},
+                     PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")), MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".",
+     12, "of impossible size", NULL},
+    {PICKLED_DTENSOR(PICKLED_2("7", "1"), PICKLED_2("1", "1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")),
+                     MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".",
+     12, "is not what its placements give", NULL},
     {PICKLED_DTENSOR(PICKLED_1("7"), PICKLED_1("1"),
-                     "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nHalfStorage\nS'0'\nS'cpu'\nI3\ntQI0\n(I3\nt(I1\ntI00\nNtR",
-                     MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".", 6, "is not what its placements give", NULL},
+                     "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nHalfStorage\nS'0'\nS'cpu'\nI3\ntQI0\n(I3\nt("
+                     "I1\ntI00\nNtR",
+                     MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".",
+     6, "is not what its placements give", NULL},
     /* a split beyond what the mesh's sizes, multiplied, can be held against */
     {D1("7", "3", PICKLED_MESH("(I2\nI4611686018427387904\nI4611686018427387904\nt", PICKLED_AT("(I0\nI0\nI0\nt")),
-        PICKLED_STRIDED("0", "3") PICKLED_SHARD("0") PICKLED_SHARD("0")), 12, "is not what its placements give", NULL},
+        PICKLED_STRIDED("0", "3") PICKLED_SHARD("0") PICKLED_SHARD("0")),
+     12, "is not what its placements give", NULL},
     {D1("7", "3", "N", PICKLED_SHARD("0")), 12, "not of a known form", NULL},
 };
 
@@ -196,9 +216,11 @@ static void test_formats_torch_shard__a_local_part_must_be_a_tensor_of_its_own(v
     torch_opening o;
     open_pickle(&o,
                 PICKLED_DTENSOR(PICKLED_1("7"), PICKLED_1("1"),
-                                PICKLED_DTENSOR(PICKLED_1("3"), PICKLED_1("1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")),
-                                                MESH_1("1", "0"), PICKLED_SHARD("0"), ""),
-                                MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".", 12, NULL);
+                                PICKLED_DTENSOR(PICKLED_1("3"), PICKLED_1("1"),
+                                                PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")), MESH_1("1", "0"),
+                                                PICKLED_SHARD("0"), ""),
+                                MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".",
+                12, NULL);
     assert_int_equal(o.status, TSR_OK);
     assert_int_equal(o.item.root->kind, TSR_VALUE_OBJECT);
     torch_opening_drop(&o);
@@ -220,16 +242,17 @@ static void test_formats_torch_shard__too_many_boxes_are_refused(void **state)
     torch_opening o;
     open_pickle(&o,
                 PICKLED_DTENSOR(PICKLED_2("400", "400"), PICKLED_2("400", "1"),
-                                PICKLED_TENSOR("0", "1", PICKLED_2("200", "200"), PICKLED_2("0", "0")), MESH_2("2", "2", "0", "0"),
-                                PICKLED_STRIDED("0", "200") PICKLED_STRIDED("1", "200"), "") ".", 4, NULL);
+                                PICKLED_TENSOR("0", "1", PICKLED_2("200", "200"), PICKLED_2("0", "0")),
+                                MESH_2("2", "2", "0", "0"), PICKLED_STRIDED("0", "200") PICKLED_STRIDED("1", "200"), "") ".",
+                4, NULL);
     assert_int_equal(o.status, TSR_E_LIMIT);
     assert_non_null(strstr(o.err.message, "more than 4096 boxes"));
     torch_opening_drop(&o);
 }
 
-#define LOCAL PICKLED_TENSOR("0", "6", PICKLED_2("2", "3"), PICKLED_2("3", "1"))
+#define LOCAL           PICKLED_TENSOR("0", "6", PICKLED_2("2", "3"), PICKLED_2("3", "1"))
 #define SHARDED(shards) PICKLED_SHARDED(PICKLED_2("4", "3"), shards, PICKLED_GROUP("I1\n", "I2\n")) "."
-#define MISFIT "does not fit its metadata or lies outside the tensor"
+#define MISFIT          "does not fit its metadata or lies outside the tensor"
 
 static void test_formats_torch_shard__shards_of_a_sharded_tensor_must_fit(void **state)
 {
@@ -243,14 +266,21 @@ static void test_formats_torch_shard__shards_of_a_sharded_tensor_must_fit(void *
         {SHARDED(""), "", ""},
         {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_1("2"), PICKLED_2("2", "3")) "a"), NULL, MISFIT},
         {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("2", "0"), PICKLED_1("2")) "a"), NULL, MISFIT},
-        {SHARDED(PICKLED_LOCAL_SHARD(PICKLED_TENSOR("0", "6", PICKLED_1("6"), PICKLED_1("1")), PICKLED_2("2", "0"), PICKLED_2("2", "3")) "a"), NULL, MISFIT},
+        {SHARDED(PICKLED_LOCAL_SHARD(PICKLED_TENSOR("0", "6", PICKLED_1("6"), PICKLED_1("1")), PICKLED_2("2", "0"),
+                                     PICKLED_2("2", "3")) "a"),
+         NULL, MISFIT},
+        {SHARDED(PICKLED_LOCAL_SHARD("ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nIntStorage\nS'0'\nS'cpu'"
+                                     "\nI6\ntQI0\n(I2\nI3\nt(I3\nI1\ntI00\nNtR",
+                                     PICKLED_2("2", "0"), PICKLED_2("2", "3")) "a"),
+         NULL, MISFIT},
         {SHARDED(PICKLED_LOCAL_SHARD(
-             "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nIntStorage\nS'0'\nS'cpu'\nI6\ntQI0\n(I2\nI3\nt(I3\nI1\ntI00\nNtR",
-             PICKLED_2("2", "0"), PICKLED_2("2", "3")) "a"), NULL, MISFIT},
-        {SHARDED(PICKLED_LOCAL_SHARD(PICKLED_DTENSOR(PICKLED_2("2", "3"), PICKLED_2("3", "1"), LOCAL, MESH_1("1", "0"), PICKLED_SHARD("0"), ""),
-                                     PICKLED_2("2", "0"), PICKLED_2("2", "3")) "a"), NULL, MISFIT},
+             PICKLED_DTENSOR(PICKLED_2("2", "3"), PICKLED_2("3", "1"), LOCAL, MESH_1("1", "0"), PICKLED_SHARD("0"), ""),
+             PICKLED_2("2", "0"), PICKLED_2("2", "3")) "a"),
+         NULL, MISFIT},
         {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("2", "0"), PICKLED_2("1", "3")) "a"), NULL, MISFIT},
-        {PICKLED_SHARDED(PICKLED_2("1", "3"), PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("0", "0"), PICKLED_2("2", "3")) "a", "N") ".", NULL, MISFIT},
+        {PICKLED_SHARDED(PICKLED_2("1", "3"), PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("0", "0"), PICKLED_2("2", "3")) "a",
+                         "N") ".",
+         NULL, MISFIT},
         {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("3", "0"), PICKLED_2("2", "3")) "a"), NULL, MISFIT},
         {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, "I1\n", PICKLED_2("2", "3")) "a"), NULL, "not a list of at most 1024 integers"},
         {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("2", "0"), "I1\n") "a"), NULL, "not a list of at most 1024 integers"},
@@ -306,7 +336,8 @@ static void test_formats_torch_shard__a_rank_is_taken_from_the_mesh_or_else_the_
 
 #define RANKS "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"
 #define HALF(attributes) \
-    PICKLED_DTENSOR(PICKLED_1("7"), PICKLED_1("1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")), PICKLED_MESH(PICKLED_1("3"), attributes), PICKLED_SHARD("0"), "")
+    PICKLED_DTENSOR(PICKLED_1("7"), PICKLED_1("1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")), \
+                    PICKLED_MESH(PICKLED_1("3"), attributes), PICKLED_SHARD("0"), "")
 
 static void test_formats_torch_shard__ranks_that_cannot_be_are_not_learned(void **state)
 {
@@ -317,27 +348,34 @@ static void test_formats_torch_shard__ranks_that_cannot_be_are_not_learned(void 
         uint32_t hint, rank, world;
     } told[] = {
         {HALF(PICKLED_AT(PICKLED_1("1")) RANKS) ".", false, true, 0, 6, 3},
-        {"(" HALF(PICKLED_AT(PICKLED_1("1")) RANKS) HALF(RANKS) "t.", false, true, 0, 6, 3}, /* the second knows by the first */
+        {"(" HALF(PICKLED_AT(PICKLED_1("1")) RANKS) HALF(RANKS) "t.", false, true, 0, 6,
+         3}, /* the second knows by the first */
         {HALF(PICKLED_AT(PICKLED_1("1")) "S'_rank'\nI2\ns") ".", false, true, 0, 2, 0},
         {HALF(PICKLED_AT(PICKLED_1("1")) "S'_rank'\nI4294967296\ns") ".", false, false, 0, 0, 0},
         {HALF(PICKLED_AT(PICKLED_1("1")) "S'_flatten_mesh_list'\n(I4\nI6\nts") ".", false, false, 0, 0, 2},
         {HALF(PICKLED_AT(PICKLED_1("1")) "S'_flatten_mesh_list'\n(I4\nS'6'\nI8\nts") ".", false, false, 0, 0, 3},
-        {HALF(RANKS) ".", true, false, 5, 0, 3},                                             /* not in the list */
-        {HALF("S'_flatten_mesh_list'\n(I4\nI6\nts") ".", true, false, 6, 0, 2},              /* too short a list */
+        {HALF(RANKS) ".", true, false, 5, 0, 3},                                /* not in the list */
+        {HALF("S'_flatten_mesh_list'\n(I4\nI6\nts") ".", true, false, 6, 0, 2}, /* too short a list */
         {PICKLED_DTENSOR(PICKLED_1("7"), PICKLED_1("1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")),
-                         PICKLED_MESH(PICKLED_2("4611686018427387904", "4611686018427387904"), RANKS), PICKLED_SHARD("0") PICKLED_REPLICATE, "") ".",
+                         PICKLED_MESH(PICKLED_2("4611686018427387904", "4611686018427387904"), RANKS),
+                         PICKLED_SHARD("0") PICKLED_REPLICATE, "") ".",
          true, false, 4, 0, 3},
-        {PICKLED_DTENSOR(PICKLED_1("7"), PICKLED_1("1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")),
-                         PICKLED_MESH(PICKLED_2("4611686018427387904", "4611686018427387904"), PICKLED_AT(PICKLED_2("0", "0")) RANKS),
-                         PICKLED_SHARD("0") PICKLED_REPLICATE, "") ".", false, false, 0, 0, 3},
+        {PICKLED_DTENSOR(
+             PICKLED_1("7"), PICKLED_1("1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")),
+             PICKLED_MESH(PICKLED_2("4611686018427387904", "4611686018427387904"), PICKLED_AT(PICKLED_2("0", "0")) RANKS),
+             PICKLED_SHARD("0") PICKLED_REPLICATE, "") ".",
+         false, false, 0, 0, 3},
         {PICKLED_SHARDED(PICKLED_2("4", "3"), "", PICKLED_GROUP("I1\n", "I4294967296\n")) ".", false, true, 0, 1, 0},
         {PICKLED_SHARDED(PICKLED_2("4", "3"), "", PICKLED_GROUP("N", "I2\n")) ".", false, false, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) {
         torch_opening o;
-        open_pickle(&o, told[i].pickle, strstr(told[i].pickle, "Sharded") ? SIZE_MAX : 12, told[i].hinted ? &told[i].hint : NULL);
-        if (o.status != TSR_OK || o.item.rank_known != told[i].known || o.item.rank != told[i].rank || o.item.world != told[i].world)
-            fail_msg("row %zu: status %d, known %d, rank %u of %u: %s", i, (int)o.status, o.item.rank_known, o.item.rank, o.item.world, o.err.message);
+        open_pickle(&o, told[i].pickle, strstr(told[i].pickle, "Sharded") ? SIZE_MAX : 12,
+                    told[i].hinted ? &told[i].hint : NULL);
+        if (o.status != TSR_OK || o.item.rank_known != told[i].known || o.item.rank != told[i].rank ||
+            o.item.world != told[i].world)
+            fail_msg("row %zu: status %d, known %d, rank %u of %u: %s", i, (int)o.status, o.item.rank_known, o.item.rank,
+                     o.item.world, o.err.message);
         torch_opening_drop(&o);
     }
 }

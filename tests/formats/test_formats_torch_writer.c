@@ -199,12 +199,14 @@ static void test_formats_torch_writer__parts_and_names_come_back(void **state)
 {
     (void)state;
     tsr_arena *a = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
-    tsr_value *none = make(a, TSR_VALUE_NONE, NULL), *pairs = group(a, TSR_VALUE_DICT, 2, make(a, TSR_VALUE_STR, "k"), integer(a, 3));
+    tsr_value *none = make(a, TSR_VALUE_NONE, NULL),
+              *pairs = group(a, TSR_VALUE_DICT, 2, make(a, TSR_VALUE_STR, "k"), integer(a, 3));
     tsr_value *full = group(a, TSR_VALUE_OBJECT, 4, group(a, TSR_VALUE_TUPLE, 1, integer(a, 7)), none, none, pairs);
     tsr_value *bare = group(a, TSR_VALUE_OBJECT, 0);
     full->text = TSR_STR("my.Dict");
     bare->text = TSR_STR("my.Bare");
-    tsr_value *root = group(a, TSR_VALUE_LIST, 4, full, bare, make(a, TSR_VALUE_GLOBAL, "builtins.int"), make(a, TSR_VALUE_GLOBAL, "copyreg._reconstructor"));
+    tsr_value *root = group(a, TSR_VALUE_LIST, 4, full, bare, make(a, TSR_VALUE_GLOBAL, "builtins.int"),
+                            make(a, TSR_VALUE_GLOBAL, "copyreg._reconstructor"));
     tsr_vec out = tsr_vec_of(&tsr_allocator_libc, 1);
     tsr_store *store;
     tsr_error err = {0};
@@ -231,9 +233,13 @@ static void test_formats_torch_writer__the_careful_loader_takes_plain_values(voi
     const struct {
         const tsr_value *value;
         bool taken;
-    } rows[] = {{number, true}, {longer, false}, {make(a, TSR_VALUE_GLOBAL, "my.C"), false}, {group(a, TSR_VALUE_LIST, 1, number), true},
+    } rows[] = {{number, true},
+                {longer, false},
+                {make(a, TSR_VALUE_GLOBAL, "my.C"), false},
+                {group(a, TSR_VALUE_LIST, 1, number), true},
                 {group(a, TSR_VALUE_LIST, 2, number, longer), false}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) assert_int_equal(tsr_torch_weights_only(rows[i].value, &host), rows[i].taken);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_int_equal(tsr_torch_weights_only(rows[i].value, &host), rows[i].taken);
     tsr_host small = host;
     small.limits.expansion = 2;
     assert_false(tsr_torch_weights_only(group(a, TSR_VALUE_LIST, 2, number, number), &small));

@@ -69,8 +69,14 @@ static void test_fqn_glob__table_of_patterns(void **state)
         {"?", "\xf8", true},
         {"?", "\x80", true},
         {"?", "\xc3", true},
-        {"?", "\xc3" "A", false},
-        {"??", "\xc3" "A", true},
+        {"?",
+         "\xc3"
+         "A",
+         false},
+        {"??",
+         "\xc3"
+         "A",
+         true},
         {"??", "\xe0\xa0", true},
         {"?", "\xe2\x82\xac", true},
         {"?", "\xf0\x9f\x98\x80", true},

@@ -60,9 +60,14 @@ static void test_layout_mesh__refuses_what_makes_no_sense(void **state)
         {true, "d\x01=2", 0, "a number is expected at byte 0"},
         {true, "a(b=2", 0, "a number is expected at byte 0"},
         {true, "a)b=2", 0, "a number is expected at byte 0"},
-        {true, "a\x7f" "b=2", 0, "a number is expected at byte 0"},
-        {false, "replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,"
-                "replicate,replicate,replicate,replicate,replicate,replicate", 160, "has more than 16 placements"},
+        {true,
+         "a\x7f"
+         "b=2",
+         0, "a number is expected at byte 0"},
+        {false,
+         "replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,"
+         "replicate,replicate,replicate,replicate,replicate,replicate",
+         160, "has more than 16 placements"},
         {true, "dp=2;tp=3", 4, "',' or the end is expected at byte 4"},
         {true, "dp=2,", 5, "a number is expected"},
         {true, "a=65536,b=65536", 15, "more than 2147483648 ranks"},
@@ -292,11 +297,13 @@ static tsr_status parse_and_print(const void *ctx, const tsr_host *host, tsr_are
     (void)ctx;
     (void)host;
     tsr_status status = tsr_mesh_parse(TSR_STR("dp=2,tp=2"), arena, &mesh, err);
-    if (status == TSR_OK) status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, err);
+    if (status == TSR_OK)
+        status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, err);
     if (status == TSR_OK) status = tsr_mesh_shard(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, err);
     if (status != TSR_OK) return status;
     assert_int_equal(shard.box_count, 3);
-    return tsr_mesh_text(&mesh, arena, err).data && tsr_placements_text(placements, count, arena, err).data ? TSR_OK : TSR_E_NOMEM;
+    return tsr_mesh_text(&mesh, arena, err).data && tsr_placements_text(placements, count, arena, err).data ? TSR_OK
+                                                                                                            : TSR_E_NOMEM;
 }
 
 static void test_layout_mesh__survives_every_allocation_failure(void **state)

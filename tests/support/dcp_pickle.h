@@ -27,8 +27,10 @@
                                                                                                              "dd") \
     "."
 #define AT(fqn, offset, hint, path, at, length) INDEX(STR(fqn), offset, hint) STORAGE(STR(path), INT(at), INT(length))
-#define ZSTD_AT(fqn, offset, hint, path, at, length)                                                                      \
-    INDEX(STR(fqn), offset, hint) NEW(FILES, "_StorageInfo", "(" STR("relative_path") STR(path) STR("offset") INT(at)       \
-        STR("length") INT(length) STR("transform_descriptors") "(" STR("stream.zstd/1") "ld")
+#define ZSTD_AT(fqn, offset, hint, path, at, length) \
+    INDEX(STR(fqn), offset, hint) \
+    NEW(FILES, "_StorageInfo", \
+        "(" STR("relative_path") STR(path) STR("offset") INT(at) STR("length") INT(length) \
+            STR("transform_descriptors") "(" STR("stream.zstd/1") "ld")
 
 #endif

@@ -18,7 +18,8 @@ typedef struct failing_store {
     bool failed;
 } failing_store;
 
-static inline tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+static inline tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size,
+                                      tsr_error *err)
 {
     failing_store *self = (failing_store *)store;
     if (self->reads++ != self->fail_at) return self->inner->read_at(self->inner, file, offset, buffer, size, err);
@@ -28,7 +29,8 @@ static inline tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t 
 
 static inline failing_store failing_store_of(tsr_store *inner, size_t fail_at)
 {
-    return (failing_store){{inner->file_count, inner->files, inner->primary, failing_read, NULL, NULL, NULL}, inner, fail_at, 0, false};
+    return (failing_store){
+        {inner->file_count, inner->files, inner->primary, failing_read, NULL, NULL, NULL}, inner, fail_at, 0, false};
 }
 
 /* The status when nothing fails. */

@@ -1,5 +1,6 @@
 /* A value tree as text: None, True, 7, 1.5, (1+2j), 'str', b'bytes', [list], (tuple), {set,}, {key:value,}, size(2,3,),
- * and named things in angle brackets: <dtype float32>, <device cpu>, <tensor float32 2,3 @0>, <my.Class>, my.Class<args,state,>. */
+ * and named things in angle brackets: <dtype float32>, <device cpu>, <tensor float32 2,3 @0>, <my.Class>,
+ * my.Class<args,state,>. */
 #ifndef TESTS_SUPPORT_VALUE_RENDER_H
 #define TESTS_SUPPORT_VALUE_RENDER_H
 
@@ -8,7 +9,8 @@
 
 static inline void render_value(rendering *r, const tsr_value *v, int depth, uint64_t base);
 
-static inline void render_values(rendering *r, const tsr_value *v, const char *open, const char *close, int depth, uint64_t base)
+static inline void render_values(rendering *r, const tsr_value *v, const char *open, const char *close, int depth,
+                                 uint64_t base)
 {
     render_add(r, "%s", open);
     for (size_t i = 0; i < v->count; i++) {
