@@ -1,0 +1,149 @@
+/* Rows to columns in memory: `mpirun -n N bench_redistribute SIDE ROWS COLUMNS [TURNS]`, a float32 matrix whose rows lie on
+ * N ranks becomes one whose columns do. SIDE: tessera, alltoallw (subarray types), alltoallv (packed), or copy (every rank
+ * copies its own bytes once). The median of TURNS, from a barrier to the last rank's end, as JSON; every element is
+ * checked. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tessera/comm_mpi.h"
+#include "tessera/redistribute.h"
+
+typedef struct matrix {
+    uint64_t rows, columns; /* both multiples of the ranks */
+    uint64_t own_rows, own_columns;
+    uint64_t rank, ranks;
+    uint32_t *by_rows, *by_columns, *packed;
+} matrix;
+
+static int failed(const char *what)
+{
+    fprintf(stderr, "bench_redistribute: %s\n", what);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    return 1;
+}
+
+static void fill(matrix *m)
+{
+    for (uint64_t i = 0; i < m->own_rows * m->columns; i++)
+        m->by_rows[i] = (uint32_t)(m->rank * m->own_rows * m->columns + i);
+    memset(m->by_columns, 0xff, m->rows * m->own_columns * 4);
+}
+
+static void check(const matrix *m)
+{
+    for (uint64_t r = 0; r < m->rows; r++) {
+        for (uint64_t c = 0; c < m->own_columns; c++)
+            if (m->by_columns[r * m->own_columns + c] != (uint32_t)(r * m->columns + m->rank * m->own_columns + c))
+                failed("an element is wrong");
+    }
+}
+
+/* ---- sides ---- */
+
+static void by_tessera(const matrix *m, tsr_comm *comm)
+{
+    const uint64_t ranks[] = {m->ranks}, shape[] = {m->rows, m->columns};
+    const tsr_str name = {NULL, 0};
+    const tsr_mesh mesh = {1, ranks, &name};
+    const tsr_placement rows = {TSR_SHARD, 0, 0}, columns = {TSR_SHARD, 1, 0};
+    const tsr_tensor from = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &rows, m->rank, m->by_rows);
+    const tsr_tensor to = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &columns, m->rank, m->by_columns);
+    const tsr_move move = {&from, &to};
+    const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    const char *round = getenv("ROUND");
+    tsr_error err = {0};
+    if (tsr_redistribute(comm, &move, 1, round ? (size_t)atoll(round) : 0, &host, &err) != TSR_OK) failed(err.message);
+}
+
+static void by_alltoallw(const matrix *m)
+{
+    int counts[256], offsets[256];
+    MPI_Datatype out[256], in[256];
+    for (int r = 0; r < (int)m->ranks; r++) {
+        const int from_sizes[] = {(int)m->own_rows, (int)m->columns}, to_sizes[] = {(int)m->rows, (int)m->own_columns};
+        const int block[] = {(int)m->own_rows, (int)m->own_columns};
+        const int from_at[] = {0, r * (int)m->own_columns}, to_at[] = {r * (int)m->own_rows, 0};
+        MPI_Type_create_subarray(2, from_sizes, block, from_at, MPI_ORDER_C, MPI_UINT32_T, &out[r]);
+        MPI_Type_create_subarray(2, to_sizes, block, to_at, MPI_ORDER_C, MPI_UINT32_T, &in[r]);
+        MPI_Type_commit(&out[r]);
+        MPI_Type_commit(&in[r]);
+        counts[r] = 1;
+        offsets[r] = 0;
+    }
+    MPI_Alltoallw(m->by_rows, counts, offsets, out, m->by_columns, counts, offsets, in, MPI_COMM_WORLD);
+    for (int r = 0; r < (int)m->ranks; r++) {
+        MPI_Type_free(&out[r]);
+        MPI_Type_free(&in[r]);
+    }
+}
+
+/* What arrives lies in place: only the sender packs. */
+static void by_alltoallv(const matrix *m)
+{
+    int counts[256], offsets[256];
+    const uint64_t block = m->own_rows * m->own_columns;
+    for (uint64_t r = 0; r < m->ranks; r++) {
+        counts[r] = (int)block;
+        offsets[r] = (int)(r * block);
+        for (uint64_t i = 0; i < m->own_rows; i++)
+            memcpy(m->packed + r * block + i * m->own_columns, m->by_rows + i * m->columns + r * m->own_columns,
+                   m->own_columns * 4);
+    }
+    MPI_Alltoallv(m->packed, counts, offsets, MPI_UINT32_T, m->by_columns, counts, offsets, MPI_UINT32_T, MPI_COMM_WORLD);
+}
+
+static double turn(const char *side, matrix *m, tsr_comm *comm)
+{
+    fill(m);
+    MPI_Barrier(MPI_COMM_WORLD);
+    double seconds = -MPI_Wtime();
+    if (strcmp(side, "tessera") == 0) by_tessera(m, comm);
+    else if (strcmp(side, "alltoallw") == 0) by_alltoallw(m);
+    else if (strcmp(side, "alltoallv") == 0) by_alltoallv(m);
+    else memcpy(m->by_columns, m->by_rows, m->own_rows * m->columns * 4);
+    MPI_Barrier(MPI_COMM_WORLD);
+    seconds += MPI_Wtime();
+    if (strcmp(side, "copy") != 0) check(m);
+    return seconds;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+int main(int argc, char **argv)
+{
+    tsr_error err = {0};
+    tsr_comm *comm;
+    double seconds[64];
+    if (tsr_mpi_start(&argc, &argv, &err) != TSR_OK ||
+        tsr_comm_mpi_open(MPI_COMM_WORLD, NULL, &tsr_allocator_libc, &comm, &err) != TSR_OK)
+        return failed(err.message);
+    if (argc < 4 || comm->size > 256) return failed("SIDE ROWS COLUMNS [TURNS], at most 256 ranks");
+    matrix m = {
+        .rows = (uint64_t)atoll(argv[2]), .columns = (uint64_t)atoll(argv[3]), .rank = comm->rank, .ranks = comm->size};
+    int turns = argc > 4 ? atoi(argv[4]) : 5;
+    if (turns > 64) turns = 64;
+    if (m.rows % m.ranks || m.columns % m.ranks) return failed("rows and columns are no multiples of the ranks");
+    m.own_rows = m.rows / m.ranks;
+    m.own_columns = m.columns / m.ranks;
+    m.by_rows = malloc(m.own_rows * m.columns * 4);
+    m.by_columns = malloc(m.rows * m.own_columns * 4);
+    m.packed = malloc(m.own_rows * m.columns * 4);
+    if (!m.by_rows || !m.by_columns || !m.packed) return failed("no memory");
+    memset(m.packed, 1, m.own_rows * m.columns * 4);
+    turn(argv[1], &m, comm); /* pages and connections */
+    for (int i = 0; i < turns; i++) seconds[i] = turn(argv[1], &m, comm);
+    qsort(seconds, (size_t)turns, sizeof *seconds, by_size);
+    if (comm->rank == 0)
+        printf("{\"wall\": %.6f, \"gb_per_s\": %.3f}\n", seconds[turns / 2],
+               (double)(m.rows * m.columns * 4) / seconds[turns / 2] * 1e-9);
+    free(m.by_rows);
+    free(m.by_columns);
+    free(m.packed);
+    comm->close(comm);
+    tsr_mpi_end();
+    return 0;
+}
