@@ -5,8 +5,11 @@
  */
 #include "statedict/state_dict.h"
 #include "statedict/transfer_links.h"
+#include "statedict/window.h"
 
 #define LEAST_SLICE ((uint64_t)64)
+#define BEST_SLOT   ((uint64_t)128 << 10) /* stays in a core's cache */
+#define ON_DEVICE   (UINT64_C(1) << 63)
 
 /* One direction. */
 typedef struct lane {
@@ -136,6 +139,51 @@ static tsr_status keep_own(const traffic *t, tsr_error *err)
     return wait_for_lists(&t->links.kept, err);
 }
 
+/* ---- one machine ---- */
+
+/* What the rank with most to move has, and whether any memory is a device's. */
+static tsr_status measure(const traffic *t, uint64_t *most, tsr_error *err)
+{
+    const tsr_vec *lists[] = {&t->links.sends, &t->links.receives};
+    *most = 0;
+    for (size_t l = 0; l < 2; l++) {
+        const tsr_link *all = lists[l]->items;
+        for (size_t i = 0; i < lists[l]->count; i++) {
+            if (l == 0) *most += all[i].bytes;
+            if (all[i].device) *most |= ON_DEVICE;
+        }
+    }
+    return t->comm->largest(t->comm, most, err);
+}
+
+/* Through shared memory where all ranks have it and there is enough to move; *done says whether it was. */
+static tsr_status try_window(traffic *t, bool *done, tsr_error *err)
+{
+    const uint64_t slot = t->slice / 2 < BEST_SLOT ? t->slice / 2 : BEST_SLOT;
+    uint64_t most;
+    tsr_window *window;
+    TSR_TRY(measure(t, &most, err));
+    if (most & ON_DEVICE || most < 4 * slot) return TSR_OK;
+    TSR_TRY(tsr_window_open(t->comm, slot, t->host->allocator, &window, err));
+    if (!window) return TSR_OK;
+    tsr_status status = tsr_window_run(window, t->out.streams, t->in.streams, err);
+    status = tsr_comm_agree(t->comm, status, err);
+    tsr_window_close(window);
+    *done = true;
+    return status;
+}
+
+static tsr_status run_rounds(traffic *t, uint64_t rounds, tsr_status *own, tsr_error *own_error, tsr_error *err)
+{
+    const uint32_t ranks = t->comm->size;
+    tsr_status status = open_buffer(&t->out, &t->links.sends, t->slice, ranks, t->host, err);
+    if (status == TSR_OK) status = open_buffer(&t->in, &t->links.receives, t->slice, ranks, t->host, err);
+    TSR_TRY(tsr_comm_agree(t->comm, status, err));
+    TSR_TRY(t->comm->largest(t->comm, &rounds, err));
+    for (uint64_t i = 0; i < rounds; i++) TSR_TRY(run_round(t, own, own_error, err));
+    return TSR_OK;
+}
+
 /* ---- the whole ---- */
 
 static uint64_t slice_of(size_t round_bytes, uint32_t ranks)
@@ -152,8 +200,6 @@ static tsr_status prepare(traffic *t, const tsr_transfer *transfers, size_t coun
     TSR_TRY(tsr_links_find(t->comm->rank, ranks, transfers, count, t->host, &t->links, err));
     TSR_TRY(open_lane(&t->out, &t->links.sends, ranks, t->host, err));
     TSR_TRY(open_lane(&t->in, &t->links.receives, ranks, t->host, err));
-    TSR_TRY(open_buffer(&t->out, &t->links.sends, t->slice, ranks, t->host, err));
-    TSR_TRY(open_buffer(&t->in, &t->links.receives, t->slice, ranks, t->host, err));
     for (uint32_t r = 0; r < ranks; r++) {
         const uint64_t need = (t->out.streams[r].left + t->slice - 1) / t->slice;
         *rounds = need > *rounds ? need : *rounds;
@@ -169,9 +215,10 @@ tsr_status tsr_transfers_run(tsr_comm *comm, const tsr_transfer *transfers, size
     tsr_error own_error = {0};
     tsr_status own = mine == TSR_OK ? prepare(&t, transfers, count, &rounds, err) : mine;
     tsr_status status = tsr_comm_agree(comm, own, err);
-    if (status == TSR_OK) status = comm->largest(comm, &rounds, err);
     if (status == TSR_OK) own = keep_own(&t, &own_error);
-    for (uint64_t i = 0; i < rounds && status == TSR_OK; i++) status = run_round(&t, &own, &own_error, err);
+    bool done = false;
+    if (status == TSR_OK) status = try_window(&t, &done, err);
+    if (status == TSR_OK && !done) status = run_rounds(&t, rounds, &own, &own_error, err);
     if (status == TSR_OK) {
         status = tsr_comm_agree(comm, own, &own_error);
         if (status != TSR_OK) tsr_raise(err, status, own_error.byte_position, "%s", own_error.message);
