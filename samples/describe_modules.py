@@ -81,7 +81,8 @@ def flat_params_document(model, optimizer, files):
         units.append({
             "fsdp_module": name,
             "raw_name": None if use_orig_params else raw,
-            "params": [{"fqn": globally(f), "shape": list(s)} for f, s in zip(flat._fqns, flat._shapes)],
+            "params": [{"fqn": globally(f), "shape": list(s), "requires_grad": (flat._params[i] if flat._params else flat).requires_grad}
+                       for i, (f, s) in enumerate(zip(flat._fqns, flat._shapes))],
             "numels_with_padding": list(flat._numels_with_padding),
             "is_padding_mask": list(flat._is_padding_mask),
             "sharding_strategy": handle._sharding_strategy.name,

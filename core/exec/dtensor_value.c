@@ -171,6 +171,23 @@ static uint64_t group_number(const tsr_mesh *mesh, const uint64_t *coordinate, u
     return number + index;
 }
 
+tsr_status tsr_mesh_rank_map(const tsr_mesh *mesh, tsr_arena *arena, tsr_entry **entry, const uint8_t **bytes,
+                             tsr_error *err)
+{
+    const uint64_t count = tsr_mesh_ranks(mesh);
+    uint8_t *numbers = tsr_arena_array(arena, (size_t)count, 4, err);
+    uint64_t *shape = tsr_arena_array(arena, 1, sizeof *shape, err);
+    *entry = TSR_ARENA_NEW(arena, tsr_entry, err);
+    if (!numbers || !shape || !*entry) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) {
+        for (unsigned b = 0; b < 4; b++) numbers[4 * i + b] = (uint8_t)(i >> (8 * b));
+    }
+    *shape = count;
+    **entry = (tsr_entry){.dtype = TSR_INT32, .rank = 1, .shape = shape};
+    *bytes = numbers;
+    return TSR_OK;
+}
+
 const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_entry *rank_map, tsr_arena *arena,
                                 tsr_error *err)
 {

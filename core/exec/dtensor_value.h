@@ -5,6 +5,10 @@
 #include "tessera/mesh.h"
 #include "tessera/value.h"
 
+/* An int32 tensor of the mesh's ranks in order: the entry, whose bytes are in no file, and the bytes. */
+tsr_status tsr_mesh_rank_map(const tsr_mesh *mesh, tsr_arena *arena, struct tsr_entry **entry, const uint8_t **bytes,
+                             tsr_error *err);
+
 /* A DeviceMesh as one rank has it. All DTensors of a file share the value. `rank_map` is an int32 tensor entry of all the
  * mesh's ranks in order. NULL and TSR_E_NOMEM on failure, as below. */
 const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const struct tsr_entry *rank_map, tsr_arena *arena,

@@ -28,20 +28,9 @@ typedef struct rank_file {
     const tsr_value *mesh_value;
 } rank_file;
 
-/* An int32 tensor of the mesh's ranks in order. */
 static tsr_status make_mesh(rank_file *f, const tsr_mesh *mesh, tsr_error *err)
 {
-    const uint64_t count = tsr_mesh_ranks(mesh);
-    uint8_t *bytes = tsr_arena_array(f->arena, (size_t)count, 4, err);
-    uint64_t *shape = tsr_arena_array(f->arena, 1, sizeof *shape, err);
-    f->rank_map = TSR_ARENA_NEW(f->arena, tsr_entry, err);
-    if (!bytes || !shape || !f->rank_map) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < count; i++) {
-        for (unsigned b = 0; b < 4; b++) bytes[4 * i + b] = (uint8_t)(i >> (8 * b));
-    }
-    *shape = count;
-    *f->rank_map = (tsr_entry){.dtype = TSR_INT32, .rank = 1, .shape = shape};
-    f->rank_numbers = bytes;
+    TSR_TRY(tsr_mesh_rank_map(mesh, f->arena, &f->rank_map, &f->rank_numbers, err));
     f->mesh_value = tsr_mesh_value(mesh, f->rank, f->rank_map, f->arena, err);
     return f->mesh_value ? TSR_OK : TSR_E_NOMEM;
 }

@@ -1,8 +1,8 @@
 /* tessera.flat-params/1 documents.
  *
  *     {"schema", "world_size", "use_orig_params", "files", "units": [{"fsdp_module", "raw_name", "params": [{"fqn",
- * "shape"}], "numels_with_padding", "is_padding_mask", "sharding_strategy"?}], "param_groups": [[raw parameter names]],
- * "shard_groups"?: [[ranks]]}
+ * "shape"}], "numels_with_padding", "is_padding_mask", "sharding_strategy"?, "shared"?}], "param_groups": [[raw parameter
+ * names]], "shard_groups"?: [[ranks]]}
  *
  * numels_with_padding lists originals and padding in flat order. Padding behind the last original fills up to a multiple of
  * the world size: it is left out, since another world size has another. */
@@ -110,9 +110,24 @@ static tsr_status read_params(reader *r, const cJSON *json, const char *where, t
     return place_params(unit, params, numels, runs, mask, where, err);
 }
 
+static tsr_status read_shared(reader *r, const cJSON *list, const char *where, tsr_flat_unit *unit, tsr_error *err)
+{
+    const cJSON *fqn, *of;
+    tsr_flat_shared *shared = tsr_arena_array(r->arena, count_items(list), sizeof *shared, err);
+    if (!shared) return TSR_E_NOMEM;
+    unit->shared = shared;
+    for (const cJSON *s = list ? list->child : NULL; s; s = s->next, unit->shared_count++) {
+        TSR_TRY(tsr_json_get(s, "fqn", TSR_JSON_STRING, where, &fqn, err));
+        TSR_TRY(tsr_json_get(s, "of", TSR_JSON_STRING, where, &of, err));
+        TSR_TRY(copy_string(r, fqn, where, &shared[unit->shared_count].fqn, err));
+        TSR_TRY(copy_string(r, of, where, &shared[unit->shared_count].of, err));
+    }
+    return TSR_OK;
+}
+
 static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_flat_unit *unit, tsr_error *err)
 {
-    const cJSON *module, *raw, *strategy;
+    const cJSON *module, *raw, *strategy, *shared;
     tsr_str place = tsr_arena_format(r->arena, err, "units[%zu]", number);
     if (!place.data) return TSR_E_NOMEM;
     const char *where = place.data;
@@ -129,6 +144,8 @@ static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_fla
     unit->is_hybrid = strategy && strstr(strategy->valuestring, "HYBRID");
     TSR_FAIL_IF(unit->is_hybrid && !r->out->shard_groups, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "flat params: %s at %s, but no shard_groups say which ranks are a replica", strategy->valuestring, where);
+    TSR_TRY(tsr_json_find(json, "shared", TSR_JSON_ARRAY, where, &shared, err));
+    TSR_TRY(read_shared(r, shared, where, unit, err));
     return read_params(r, json, where, unit, err);
 }
 

@@ -90,33 +90,18 @@ static tsr_status clean_name(tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_er
     return TSR_OK;
 }
 
-/* An original: which one of which unit. */
-typedef struct place {
-    uint32_t unit, param;
-} place;
-
+/* Raw names of flat parameters, and where originals are. */
 typedef struct unit_index {
     tsr_map *flat_names; /* raw name of a flat parameter → unit */
-    tsr_map *originals;  /* FQN → place */
-    tsr_vec places;
+    tsr_flat_index *originals;
 } unit_index;
 
-static tsr_status index_units(unit_index *x, const tsr_flat_params *flat, tsr_error *err)
+static tsr_status index_units(unit_index *x, const tsr_flat_params *flat, const tsr_allocator *allocator, tsr_error *err)
 {
     for (uint32_t u = 0; u < flat->unit_count; u++) {
-        const tsr_flat_unit *unit = &flat->units[u];
-        if (unit->raw_name.size) TSR_TRY(tsr_map_put(x->flat_names, unit->raw_name, u, NULL, NULL, err));
-        for (uint32_t p = 0; p < unit->param_count; p++) {
-            bool fresh;
-            TSR_TRY(tsr_map_put(x->originals, unit->params[p].fqn, (uint32_t)x->places.count, NULL, &fresh, err));
-            TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: '%.*s' is in two units, or twice in one",
-                        TSR_STR_ARG(unit->params[p].fqn));
-            place *slot = tsr_vec_push(&x->places, err);
-            if (!slot) return TSR_E_NOMEM;
-            *slot = (place){u, p};
-        }
+        if (flat->units[u].raw_name.size) TSR_TRY(tsr_map_put(x->flat_names, flat->units[u].raw_name, u, NULL, NULL, err));
     }
-    return TSR_OK;
+    return tsr_flat_index_new(flat, allocator, &x->originals, err);
 }
 
 static tsr_status add_fqn(tsr_flat_keys *keys, tsr_str fqn, uint32_t id, tsr_error *err)
@@ -141,11 +126,10 @@ static tsr_status add_name(tsr_flat_keys *keys, const unit_index *x, const tsr_f
         return TSR_OK;
     }
     TSR_TRY(clean_name(raw, arena, &key->fqn, err));
-    uint32_t at = tsr_map_get(x->originals, key->fqn, UINT32_MAX);
-    if (at != UINT32_MAX && flat->use_orig_params) {
-        const place *found = (const place *)x->places.items + at;
-        key->unit = &flat->units[found->unit];
-        key->param = found->param;
+    tsr_flat_found found = tsr_flat_index_find(x->originals, key->fqn);
+    if (found.unit && flat->use_orig_params) {
+        key->unit = found.unit;
+        key->param = (uint32_t)(found.param - found.unit->params);
     }
     return add_fqn(keys, key->fqn, id, err);
 }
@@ -155,8 +139,8 @@ static tsr_status fill(tsr_flat_keys *keys, unit_index *x, const tsr_flat_params
     size_t count = 0;
     for (size_t g = 0; g < flat->group_count; g++) count += flat->groups[g].count;
     keys->keys = tsr_arena_array(arena, count, sizeof *keys->keys, err);
-    if (!keys->keys || !keys->by_raw || !keys->by_fqn || !x->flat_names || !x->originals) return TSR_E_NOMEM;
-    TSR_TRY(index_units(x, flat, err));
+    if (!keys->keys || !keys->by_raw || !keys->by_fqn || !x->flat_names) return TSR_E_NOMEM;
+    TSR_TRY(index_units(x, flat, tsr_arena_allocator(arena), err));
     for (size_t g = 0; g < flat->group_count; g++) {
         for (size_t i = 0; i < flat->groups[g].count; i++)
             TSR_TRY(add_name(keys, x, flat, flat->groups[g].names[i], arena, err));
@@ -168,11 +152,10 @@ tsr_status tsr_flat_keys_open(const tsr_flat_params *flat, const tsr_host *host,
                               tsr_error *err)
 {
     const tsr_allocator *a = host->allocator;
-    unit_index x = {tsr_map_new(a, 0, err), tsr_map_new(a, 0, err), tsr_vec_of(a, sizeof(place))};
+    unit_index x = {tsr_map_new(a, 0, err), NULL};
     *out = (tsr_flat_keys){NULL, 0, tsr_map_new(a, 0, err), tsr_map_new(a, 0, err)};
     tsr_status status = fill(out, &x, flat, arena, err);
-    tsr_vec_free(&x.places);
-    tsr_map_free(x.originals);
+    tsr_flat_index_free(x.originals);
     tsr_map_free(x.flat_names);
     return status;
 }

@@ -44,8 +44,9 @@ static tsr_status put(flattening *f, tsr_str key, const tsr_value *value, tsr_er
     if (fresh) return tsr_tree_put(&f->out, key, value, err);
     const tsr_value *earlier = ((const tsr_value **)f->out.items.items)[2 * (size_t)*place + 1];
     bool same = tsr_same_value(earlier, value);
-    TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: two different values have the flat name '%.*s'",
-                TSR_STR_ARG(key));
+    TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: two different values have the flat name '%.*s': %.*s and %.*s", TSR_STR_ARG(key),
+                TSR_STR_ARG(tsr_value_brief(earlier, f->out.arena)), TSR_STR_ARG(tsr_value_brief(value, f->out.arena)));
     return TSR_OK;
 }
 

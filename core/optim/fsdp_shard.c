@@ -67,20 +67,22 @@ static tsr_status check_column(const sharding *s, const column *c, tsr_error *er
         bool equal = tsr_form_of(value) == form && value->kind == model->kind;
         if (equal && form == TSR_FORM_TENSOR) {
             const tsr_entry *e = value->as.tensor;
-            TSR_FAIL_IF(e->rank != param->rank ||
-                            (e->rank && memcmp(e->shape, param->shape, e->rank * sizeof *e->shape) != 0),
-                        err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' has not the shape of its parameter",
-                        TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn));
+            TSR_FAIL_IF(
+                e->rank != param->rank || (e->rank && memcmp(e->shape, param->shape, e->rank * sizeof *e->shape) != 0), err,
+                TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' has not the shape of its parameter: %.*s and %.*s",
+                TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, s->arena)),
+                TSR_STR_ARG(tsr_shape_brief(param->rank, param->shape, s->arena)));
             equal = e->dtype == model->as.tensor->dtype;
         } else if (equal) {
             equal = tsr_value_match(model, value, 64, 4096) == TSR_SAME;
             if (equal && form == TSR_FORM_SCALAR_TENSOR && s->context->same && value != model)
                 TSR_TRY(s->context->same(s->context->ctx, model->as.tensor, value->as.tensor, &equal, err));
         }
-        TSR_FAIL_IF(
-            !equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
-            "optim: '%.*s' of '%.*s' and of '%.*s' differ in type, dtype or value, but the two are in one flat parameter",
-            TSR_STR_ARG(c->name), TSR_STR_ARG(known), TSR_STR_ARG(param->fqn));
+        TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' of '%.*s' and of '%.*s' differ in type, dtype or value (%.*s, %.*s), but are in one flat "
+                    "parameter",
+                    TSR_STR_ARG(c->name), TSR_STR_ARG(known), TSR_STR_ARG(param->fqn),
+                    TSR_STR_ARG(tsr_value_brief(model, s->arena)), TSR_STR_ARG(tsr_value_brief(value, s->arena)));
     }
     return TSR_OK;
 }
@@ -194,9 +196,11 @@ static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_v
     uint64_t elements, *shape = TSR_ARENA_NEW(s->arena, uint64_t, err);
     if (!shape) return TSR_E_NOMEM;
     *shape = high - low;
-    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT,
-                TSR_NO_POSITION, "optim: the state '%.*s' of '%.*s' has not as many elements as its parameter",
-                TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn));
+    TSR_FAIL_IF(
+        !tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT,
+        TSR_NO_POSITION, "optim: the state '%.*s' of '%.*s' has not as many elements as its parameter: %.*s and %.*s",
+        TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(source->rank, source->shape, s->arena)),
+        TSR_STR_ARG(tsr_shape_brief(param->rank, param->shape, s->arena)));
     tsr_pieces pieces;
     const tsr_value *value = NULL;
     TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, source->fqn, source->dtype, 1, shape, err));

@@ -209,8 +209,9 @@ static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const ts
     if (equal && earlier->kind == TSR_VALUE_TENSOR && u->context->same)
         TSR_TRY(u->context->same(u->context->ctx, earlier->as.tensor, named->value->as.tensor, &equal, err));
     TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' of '%.*s' has another value on rank %" PRIu32 " than on the ranks before it",
-                TSR_STR_ARG(named->name), TSR_STR_ARG(id_name(u, id)), rank);
+                "optim: '%.*s' of '%.*s' has another value on rank %" PRIu32 " (%.*s) than on the ranks before it (%.*s)",
+                TSR_STR_ARG(named->name), TSR_STR_ARG(id_name(u, id)), rank,
+                TSR_STR_ARG(tsr_value_brief(named->value, u->arena)), TSR_STR_ARG(tsr_value_brief(earlier, u->arena)));
     return TSR_OK;
 }
 

@@ -76,6 +76,35 @@ const char *tsr_value_kind_name(const tsr_value *value)
     return names[value->kind];
 }
 
+static tsr_str or_unknown(tsr_str text)
+{
+    return text.data ? text : TSR_STR("?");
+}
+
+tsr_str tsr_shape_brief(uint32_t rank, const uint64_t *shape, tsr_arena *arena)
+{
+    tsr_str text = TSR_STR("[");
+    for (uint32_t d = 0; d < rank && text.data; d++)
+        text = tsr_arena_format(arena, NULL, "%.*s%s%" PRIu64, TSR_STR_ARG(text), d ? ", " : "", shape[d]);
+    return or_unknown(text.data ? tsr_arena_format(arena, NULL, "%.*s]", TSR_STR_ARG(text)) : text);
+}
+
+tsr_str tsr_value_brief(const tsr_value *value, tsr_arena *arena)
+{
+    const tsr_entry *e = value->kind == TSR_VALUE_TENSOR ? value->as.tensor : NULL;
+    switch (value->kind) {
+    case TSR_VALUE_NONE: return TSR_STR("None");
+    case TSR_VALUE_BOOL: return value->as.boolean ? TSR_STR("True") : TSR_STR("False");
+    case TSR_VALUE_INT: return or_unknown(tsr_arena_format(arena, NULL, "%" PRId64, value->as.integer));
+    case TSR_VALUE_FLOAT: return or_unknown(tsr_arena_format(arena, NULL, "%.17g", value->as.real));
+    case TSR_VALUE_STR: return or_unknown(tsr_arena_format(arena, NULL, "'%.*s'", TSR_STR_ARG(value->text)));
+    case TSR_VALUE_TENSOR:
+        return or_unknown(tsr_arena_format(arena, NULL, "a %s tensor %.*s", tsr_dtype_describe(e->dtype)->name,
+                                           TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, arena))));
+    default: return or_unknown(tsr_arena_format(arena, NULL, "a %s of %zu", tsr_value_kind_name(value), value->count));
+    }
+}
+
 tsr_status tsr_optim_take_apart(const tsr_value *optim, bool groups, tsr_optim_parts *out, tsr_error *err)
 {
     TSR_FAIL_IF(optim->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,

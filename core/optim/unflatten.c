@@ -166,16 +166,19 @@ static tsr_status read_keys(unflattening *u, const tsr_value *flat, tsr_error *e
 
 /* ---- groups ---- */
 
-/* The first option in which the two differ (options come in one order), or NULL. */
-static const item *differing_option(const unflattening *u, const param *a, const param *b)
+/* The first option in which the two differ (options come in one order), or NULL; `*other` is the second's in its place. */
+static const item *differing_option(const unflattening *u, const param *a, const param *b, const item **other)
 {
     uint32_t i = item_at(u, a->options)->first, j = item_at(u, b->options)->first;
     for (; i && j; i = item_at(u, i)->next, j = item_at(u, j)->next) {
         if (!tsr_str_equal(item_at(u, i)->name, item_at(u, j)->name) ||
-            !tsr_same_value(item_at(u, i)->value, item_at(u, j)->value))
+            !tsr_same_value(item_at(u, i)->value, item_at(u, j)->value)) {
+            *other = item_at(u, j);
             return item_at(u, i);
+        }
     }
-    return i || j ? item_at(u, i ? i : j) : NULL;
+    *other = i || j ? item_at(u, i ? i : j) : NULL;
+    return *other;
 }
 
 static uint64_t hash_options(const unflattening *u, const param *p)
@@ -221,7 +224,8 @@ static tsr_status group_by_options(unflattening *u, uint32_t index, tsr_error *e
                         err));
     for (uint32_t i = fresh ? NO_GROUP : *first; i != NO_GROUP; i = ((group *)u->groups.items)[i].next) {
         group *g = (group *)u->groups.items + i;
-        if (!differing_option(u, param_at(u, *(uint32_t *)g->members.items), param_at(u, index)))
+        const item *other;
+        if (!differing_option(u, param_at(u, *(uint32_t *)g->members.items), param_at(u, index), &other))
             return join_group(u, g, index, err);
     }
     group *g;
@@ -246,10 +250,12 @@ static tsr_status group_as_listed(unflattening *u, const tsr_name_list *list, ts
                     TSR_STR_ARG(p->fqn));
         TSR_TRY(join_group(u, g, index, err));
         const param *first = param_at(u, *(uint32_t *)g->members.items);
-        const item *other = differing_option(u, first, p);
-        TSR_FAIL_IF(other, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' and '%.*s' are in one group, but differ in '%.*s'", TSR_STR_ARG(first->fqn),
-                    TSR_STR_ARG(p->fqn), TSR_STR_ARG(other->name));
+        const item *theirs, *ours = differing_option(u, first, p, &theirs);
+        TSR_FAIL_IF(ours, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' and '%.*s' are in one group, but differ in '%.*s': %.*s and %.*s",
+                    TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name),
+                    TSR_STR_ARG(tsr_value_brief(ours->value, u->arena)),
+                    TSR_STR_ARG(tsr_value_brief(theirs->value, u->arena)));
     }
     return TSR_OK;
 }

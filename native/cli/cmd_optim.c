@@ -15,7 +15,7 @@
 typedef struct optim_arguments {
     const char *modules, *flat_params, *world_size, *at;
     uint64_t max_memory;
-    bool overwrite, json;
+    bool sharded, overwrite, json;
 } optim_arguments;
 
 typedef enum action { FLATTEN, UNFLATTEN, TO_FQN, TO_ID, UNSHARD, SHARD, ACTION_COUNT } action;
@@ -38,6 +38,9 @@ typedef struct job {
     tsr_output *output;
     const tsr_str *carried;
     size_t carried_count;
+    bool by_rank;  /* one file a rank is written */
+    tsr_mesh mesh; /* --sharded: that of the DTensors */
+    uint64_t mesh_shape[2];
     uint32_t files_written;
     uint64_t bytes_written;
 } job;
@@ -84,6 +87,25 @@ static tsr_status read_world_size(job *j, tsr_error *err)
     return TSR_OK;
 }
 
+/* FSDP's mesh: the ranks, or replicas × ranks of one. */
+static tsr_status make_mesh(job *j, tsr_error *err)
+{
+    static const tsr_str one[] = {{"shard", 5}}, two[] = {{"replicate", 9}, {"shard", 5}};
+    const tsr_flat_params *flat = &j->flat;
+    bool hybrid = flat->shard_groups != NULL;
+    for (uint32_t i = 0; hybrid && i < flat->world_size; i++) {
+        if (flat->shard_groups[i] != i)
+            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                             "--sharded writes DTensors over a mesh, whose replicas are ranks in a row; rank %" PRIu32
+                             " stands where rank %" PRIu32 " would",
+                             flat->shard_groups[i], i);
+    }
+    j->mesh_shape[0] = hybrid ? flat->world_size / flat->shard_size : flat->world_size;
+    j->mesh_shape[1] = flat->shard_size;
+    j->mesh = (tsr_mesh){hybrid ? 2 : 1, j->mesh_shape, hybrid ? two : one};
+    return TSR_OK;
+}
+
 static tsr_status load_documents(job *j, tsr_error *err)
 {
     bool flat = j->action == UNSHARD || j->action == SHARD;
@@ -94,6 +116,7 @@ static tsr_status load_documents(job *j, tsr_error *err)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "optim to-fqn needs --modules MODULES.json");
     tsr_status status = j->arguments->modules ? with_document(j, j->arguments->modules, parse_modules, err) : TSR_OK;
     if (status == TSR_OK && flat) status = with_document(j, j->arguments->flat_params, parse_flat, err);
+    if (status == TSR_OK && j->arguments->sharded) status = make_mesh(j, err);
     return status == TSR_OK ? read_world_size(j, err) : status;
 }
 
@@ -259,13 +282,24 @@ static tsr_status unshard(job *j, const tsr_value **out, tsr_error *err)
 
 /* ---- output ---- */
 
-static tsr_status write_one(job *j, const tsr_value *root, tsr_str name, const tsr_progress *progress, uint32_t *file,
-                            tsr_error *err)
+static tsr_status write_one(job *j, const tsr_value *root, uint32_t rank, tsr_str name, const tsr_progress *progress,
+                            uint32_t *file, tsr_error *err)
 {
-    tsr_status status =
-        tsr_write_tree(j->trees.checkpoint, root, j->output, name, j->ring, progress, file, &j->bytes_written, err);
+    static const tsr_placement placements[] = {{.kind = TSR_REPLICATE}, {.kind = TSR_SHARD}};
+    const tsr_mesh_rank of = {&j->mesh, placements + 2 - j->mesh.dim_count, rank};
+    tsr_status status = j->arguments->sharded ? tsr_write_rank_tree(j->trees.checkpoint, root, &of, j->output, name, j->ring,
+                                                                    progress, file, &j->bytes_written, err)
+                                              : tsr_write_tree(j->trees.checkpoint, root, j->output, name, j->ring, progress,
+                                                               file, &j->bytes_written, err);
     j->files_written += status == TSR_OK;
     return status;
+}
+
+static tsr_status cut_rows(job *j, const tsr_value *full, uint32_t rank, const tsr_fsdp_context *context,
+                           const tsr_value **out, tsr_error *err)
+{
+    const tsr_fsdp_rows rows = {j->world_size, rank, &j->mesh};
+    return tsr_fsdp_shard_rows(&j->flat, full, &rows, context, out, err);
 }
 
 static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const tsr_progress *progress, uint32_t *file,
@@ -276,9 +310,11 @@ static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const
     bool named = j->flat.file_count && j->world_size == j->flat.world_size;
     tsr_str name = named ? j->flat.files[rank] : tsr_arena_format(arena, err, "rank%" PRIu32 ".optim.pt", rank);
     tsr_fsdp_context context = fsdp_context(j, arena);
-    const tsr_value *raw;
-    tsr_status status = name.data ? tsr_fsdp_shard(&j->flat, full, j->world_size, rank, &context, &raw, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = write_one(j, raw, name, progress, file, err);
+    const tsr_value *part;
+    tsr_status status = !name.data           ? TSR_E_NOMEM
+                        : j->action == SHARD ? tsr_fsdp_shard(&j->flat, full, j->world_size, rank, &context, &part, err)
+                                             : cut_rows(j, full, rank, &context, &part, err);
+    if (status == TSR_OK) status = write_one(j, part, rank, name, progress, file, err);
     tsr_arena_free(arena);
     return status;
 }
@@ -286,7 +322,7 @@ static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const
 static tsr_status open_output(job *j, tsr_error *err)
 {
     const tsr_folder_output_options options = {
-        .is_folder = j->action == SHARD, .overwrite = j->arguments->overwrite, .source = j->source};
+        .is_folder = j->by_rank, .overwrite = j->arguments->overwrite, .source = j->source};
     tsr_status status =
         tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
     return status == TSR_OK ? tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err) : status;
@@ -296,11 +332,11 @@ static tsr_status write_output(job *j, const tsr_value *result, const tsr_progre
 {
     uint32_t file = TSR_NO_FILE;
     tsr_status status = open_output(j, err);
-    if (status == TSR_OK && j->action != SHARD) status = write_one(j, result, TSR_STR(""), progress, &file, err);
-    for (uint32_t rank = 0; j->action == SHARD && rank < j->world_size && status == TSR_OK; rank++)
+    if (status == TSR_OK && !j->by_rank) status = write_one(j, result, 0, TSR_STR(""), progress, &file, err);
+    for (uint32_t rank = 0; j->by_rank && rank < j->world_size && status == TSR_OK; rank++)
         status = write_rank(j, result, rank, progress, &file, err);
     if (status == TSR_OK) status = tsr_folder_store_unchanged(j->store, err);
-    return status == TSR_OK ? j->output->publish(j->output, j->action == SHARD ? TSR_NO_FILE : file, err) : status;
+    return status == TSR_OK ? j->output->publish(j->output, j->by_rank ? TSR_NO_FILE : file, err) : status;
 }
 
 /* ---- all of it ---- */
@@ -385,10 +421,14 @@ static int run(cli *program, const void *arguments)
         if (meant) return cli_fail(program, "optim has no action '%s'; did you mean '%s'?", name, meant);
         return cli_fail(program, "optim has no action '%s'; flatten, unflatten, to-fqn, to-id, unshard or shard", name);
     }
+    const optim_arguments *given = arguments;
+    if (given->sharded && chosen != UNSHARD) return cli_fail(program, "--sharded is for optim unshard");
+    if (given->sharded && given->world_size) return cli_fail(program, "--sharded keeps the world size of the ranks");
     tsr_error err = {0};
     job j = {.program = program,
              .arguments = arguments,
              .action = (action)chosen,
+             .by_rank = chosen == SHARD || given->sharded,
              .source = program->operands.items[1],
              .destination = program->operands.items[2]};
     double started = cli_seconds();
@@ -405,6 +445,8 @@ static const cli_option options[] = {
      offsetof(optim_arguments, flat_params)},
     {"world-size", 0, CLI_TEXT, "N", "shard: ranks to write for (default: the document's)",
      offsetof(optim_arguments, world_size)},
+    {"sharded", 0, CLI_FLAG, NULL, "unshard: one file a rank with DTensors cut by rows, instead of the full state",
+     offsetof(optim_arguments, sharded)},
     {"at", 0, CLI_TEXT, "NAME", "the member of the file that is the optimizer (default: found by its form)",
      offsetof(optim_arguments, at)},
     {"max-mem", 0, CLI_BYTES, "SIZE", "buffers for tensor bytes (default 16MiB)", offsetof(optim_arguments, max_memory)},
@@ -424,6 +466,7 @@ const cli_command cli_optim = {
         "\"state.fc.weight.exp_avg\", …\n"
         "tessera optim to-fqn optim.pt named.pt --modules modules.json\nparameter numbers to names\n"
         "tessera optim unshard ranks/ full.pt --flat-params flat.json\none raw state a rank of FSDP1 to the full state\n"
+        "tessera optim unshard ranks/ sharded/ --flat-params flat.json --sharded\nto FSDP's sharded state, one file a rank\n"
         "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\nand back, for any number of ranks\n",
     .options = options,
     .arguments_size = sizeof(optim_arguments),

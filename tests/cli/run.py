@@ -640,6 +640,26 @@ def test_fqn_against(t):
     need(b"nosuch" in t.run("fqn", "--checkpoint", path, "--against", t.at("nosuch"), status=2).stderr, "a missing path")
 
 
+@test
+def test_optim_there_and_back(t):
+    """Nested to flat and back; ids and what is missing or unknown is said."""
+    path, want = sample("dcp_fsdp2")
+    doc = t.json("optim", "flatten", path, t.at("flat.pt"), "--json")
+    names = {e["fqn"] for e in t.json("inspect", t.at("flat.pt"), "--json")["entries"]}
+    nested = {n[len("optim."):] for n in want["entries"] if n.startswith("optim.state.")}
+    need(doc["action"] == "flatten" and doc["files"] == 1 and nested <= names, nested - names)
+    t.run("optim", "unflatten", t.at("flat.pt"), t.at("nested.pt"))
+    t.run("optim", "flatten", t.at("nested.pt"), t.at("again.pt"))
+    t.run("diff", t.at("flat.pt"), t.at("again.pt"), "--values")
+    digests = {e["fqn"]: e["hash"]["digest"] for e in t.json("inspect", t.at("nested.pt"), "--json", "--hash", "sha256")["entries"] if e["kind"] == "tensor"}
+    need(digests == {n[len("optim."):]: w["sha256"] for n, w in want["entries"].items() if n.startswith("optim.state.")}, "other bytes after a round trip")
+    for args, part in ((("flaten", path, t.at("x.pt")), "did you mean 'flatten'"), (("shard", path, t.at("x")), "--flat-params"), (("to-fqn", path, t.at("x.pt")), "--modules"),
+                       (("flatten", path, t.at("x.pt"), "--at", "nosuch"), "no 'nosuch'"), (("shard", path, t.at("x"), "--sharded"), "--sharded is for optim unshard"),
+                       (("flatten", path, t.at("flat.pt")), "exists")):
+        need(part in t.run("optim", *args, status=2).stderr.decode(), f"optim {args[0]}: no '{part}'")
+    need(sorted(os.listdir(t.folder)) == ["again.pt", "flat.pt", "nested.pt"], os.listdir(t.folder))
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--tessera", required=True)

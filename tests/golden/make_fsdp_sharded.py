@@ -1,6 +1,6 @@
 """FSDP1's sharded optimizer state as real PyTorch gives it, for tests/optim: python tests/golden/make_fsdp_sharded.py
 
-fsdp_sharded.json (rows B10, B13, hybrid strategies): raw state of every rank, FULL state, SHARDED state of every rank
+fsdp_sharded.json (rows B10, B12, B13, hybrid strategies): raw state of every rank, FULL state, the unit and index of every FQN, SHARDED state of every rank
 (shard_state=True: ShardedTensors, or DTensors where FSDP was given a mesh), and what the ranks load of it. Values are
 written as in make_optim.py; a sharded tensor is {"S": {form, shape, placements?, local, offsets, shards?}}.
 """
@@ -15,6 +15,7 @@ import torch.multiprocessing as mp
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy, StateDictType
+from torch.distributed.fsdp._optim_utils import _get_fqn_to_fsdp_param_info
 from torch.distributed.fsdp.api import (FullOptimStateDictConfig, FullStateDictConfig, ShardedOptimStateDictConfig,
                                         ShardedStateDictConfig)
 from torch.distributed.tensor import DTensor
@@ -53,6 +54,8 @@ def wrap(case):
         more["process_group"] = (shards[mine], across[case["groups"][mine].index(dist.get_rank())])
     f = lambda m: FSDP(m, use_orig_params=case["orig"], device_id=torch.device("cpu"), **more)
     net = Small(case["model"] == "tied")
+    if case.get("frozen"):
+        net.b[1].bias.requires_grad_(False)
     net.a, net.b = f(net.a), f(net.b)
     return f(net)
 
@@ -76,6 +79,9 @@ def run_rank(rank, world, port, case, folder):
     sharded = FSDP.optim_state_dict(net, optim, raw)
     result["sharded"] = encode(sharded)
     result["loaded"] = encode(FSDP.optim_state_dict_to_load(net, optim, sharded))
+    units = [m for _, m in net.named_modules() if isinstance(m, FSDP) and m._handle is not None]
+    result["info"] = {fqn: [[m._handle for m in units].index(i.handle), i.param_indices[fqn], not i.param_requires_grad or i.param_requires_grad[i.param_indices[fqn]]]
+                      for fqn, i in _get_fqn_to_fsdp_param_info(net).items()}
     json.dump(result, open(os.path.join(folder, f"{rank}.json"), "w"))
     dist.barrier()
     dist.destroy_process_group()
@@ -84,6 +90,7 @@ def run_rank(rank, world, port, case, folder):
 CASES = {
     "flat_w3": {"orig": False, "model": "tied", "optim": "adamw", "world": 3},
     "orig_w3": {"orig": True, "model": "untied", "optim": "adamw", "world": 3},
+    "orig_w2_frozen": {"orig": True, "model": "tied", "optim": "adamw", "world": 2, "frozen": True},
     "flat_w2_mesh": {"orig": False, "model": "tied", "optim": "sgd", "world": 2, "mesh": [2]},
     "orig_w4_mesh": {"orig": True, "model": "tied", "optim": "adamw", "world": 4, "mesh": [4]},
     "flat_hybrid_mesh": {"orig": False, "model": "tied", "optim": "adamw", "world": 4, "mesh": [2, 2], "strategy": "HYBRID_SHARD"},
@@ -105,7 +112,7 @@ def main():
                 print(f"{name}: {str(e)[-900:]}", file=sys.stderr)
                 continue
             ranks = [json.load(open(os.path.join(folder, f"{r}.json"))) for r in range(case["world"])]
-            cases[name] = {"flat": ranks[0]["flat"], "full": ranks[0]["full"], **{k: [r[k] for r in ranks] for k in ("raw", "sharded", "loaded")}}
+            cases[name] = {"flat": ranks[0]["flat"], "full": ranks[0]["full"], "info": ranks[0]["info"], **{k: [r[k] for r in ranks] for k in ("raw", "sharded", "loaded")}}
     json.dump({"torch": torch.__version__, "cases": cases}, open(os.path.join(here, "fsdp_sharded.json"), "w"), separators=(",", ":"))
 
 

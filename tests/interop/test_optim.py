@@ -108,74 +108,225 @@ def test_from_dcp(t):
 
 # ---- FSDP1 ----
 
-def fsdp_model(seed, orig):
+def optimizers():
     import torch
+    return {
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+        "adam_amsgrad_foreach": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, foreach=True),
+        "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        "adamw_fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True, weight_decay=0.1),
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
+    }
+
+
+def fsdp_case(seed):
+    """A model, its wrapping, the world that trains it and the one that loads it."""
+    r = random.Random(seed * 31 + 5)
+    strategy = ["FULL_SHARD", "FULL_SHARD", "HYBRID_SHARD", "SHARD_GRAD_OP", "NO_SHARD"][seed % 5]
+    world, other = (r.randrange(1, 9), r.randrange(1, 9)) if FULL else (2 + seed % 3, 1 + (seed * 3 + 2) % 5)
+    shards = 1 + r.randrange(1, 3) if strategy == "HYBRID_SHARD" else None
+    if shards:
+        world, other = 2 * shards, shards * r.randrange(1, 3)
+    mesh = bool(shards) or (strategy != "NO_SHARD" and seed % 3 == 0)
+    return {"seed": seed, "orig": bool(seed % 2), "strategy": strategy, "shards": shards, "mesh": mesh, "world": world, "other": other,
+            "optim": list(optimizers())[(seed // 2 + 5 * (seed % 2)) % 6]}
+
+
+def fsdp_model(case):
+    import torch
+    import torch.distributed as dist
     from torch import nn
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-    r = random.Random(seed)
-    torch.manual_seed(seed)
-    wrap = lambda m: FSDP(m, use_orig_params=orig, device_id=torch.device("cpu"))
-    width = [r.randrange(1, 7) for _ in range(4)]
-    layers = [nn.Sequential(nn.Linear(a, a, bias=r.random() < 0.6), nn.Linear(a, b)) for a, b in zip(width, width[1:])]
-    net = nn.Sequential(*[wrap(x) if r.random() < 0.6 else x for x in layers])
-    return wrap(net), width[0]
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy
+    r = random.Random(case["seed"])
+    torch.manual_seed(case["seed"])
+    more = {"sharding_strategy": ShardingStrategy[case["strategy"]]}
+    if case["mesh"]:
+        shape = (dist.get_world_size() // case["shards"], case["shards"]) if case["shards"] else (dist.get_world_size(),)
+        more["device_mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape):])
+    wrap = lambda m: FSDP(m, use_orig_params=case["orig"], device_id=torch.device("cpu"), **more)
+
+    def tree(a, b, depth):
+        if depth == 0 or r.random() < 0.3:
+            return nn.Linear(a, b, bias=r.random() < 0.7)
+        middle = r.randrange(1, 7)
+        parts = [tree(a, middle, depth - 1), tree(middle, b, depth - 1)]
+        if r.random() < 0.3:
+            parts.append(nn.LayerNorm(b))
+        net = nn.Sequential(*parts)
+        return wrap(net) if r.random() < 0.4 else net
+
+    width = r.randrange(1, 7)
+    return wrap(nn.Sequential(tree(width, r.randrange(1, 7), 3))), width
 
 
-def fsdp_rank(rank, world, port, seed, folder, load):
+def first_state(full):
+    return next((k for k, v in full["state"].items() if any(getattr(x, "ndim", 0) for x in v.values())), None)
+
+
+def missing(full):
+    del full["state"][first_state(full)]
+
+
+def other_dtype(full):
+    state = full["state"][first_state(full)]
+    name = next(n for n, v in state.items() if getattr(v, "ndim", 0))
+    state[name] = state[name].double()
+
+
+def other_step(full):
+    state = full["state"][first_state(full)]
+    if "step" in state:
+        state["step"] = state["step"] + 1
+
+
+def other_name(full):
+    state = full["state"][first_state(full)]
+    state["renamed"] = state.pop(next(n for n, v in state.items() if getattr(v, "ndim", 0)))
+
+
+def longer(full):
+    import torch
+    state = full["state"][first_state(full)]
+    name = next(n for n, v in state.items() if getattr(v, "ndim", 0))
+    state[name] = torch.cat([state[name], state[name][:1]])
+
+
+def unknown_parameter(full):
+    full["param_groups"][0]["params"].append("nosuch.weight")
+
+
+CHANGES = [missing, other_dtype, other_step, other_name, longer, unknown_parameter]
+
+
+def fsdp_rank(rank, world, port, case, folder, load):
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
-    from torch.distributed.fsdp.api import FullOptimStateDictConfig, FullStateDictConfig
+    from torch.distributed.fsdp.api import FullOptimStateDictConfig, FullStateDictConfig, ShardedOptimStateDictConfig, ShardedStateDictConfig
     sys.path.insert(0, os.path.join(ROOT, "samples"))
     from describe_modules import flat_params_document
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    net, width = fsdp_model(seed, bool(seed % 2))
-    optim = torch.optim.AdamW(net.parameters(), lr=0.01)
+    torch.set_num_threads(1)
+    net, width = fsdp_model(case)
+    optim = optimizers()[case["optim"]](net.parameters())
     FSDP.set_state_dict_type(net, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=False))
+    at = lambda name: os.path.join(folder, name)
     if load:
-        raw = FSDP.optim_state_dict_to_load(net, optim, torch.load(load, weights_only=True))
-        torch.save(raw, os.path.join(folder, f"want{rank}.pt"))
+        full = torch.load(load, weights_only=True)
+        torch.save(FSDP.optim_state_dict_to_load(net, optim, copy.deepcopy(full)), at(f"want{rank}.pt"))
+        for change in CHANGES if first_state(full) else []:
+            changed = copy.deepcopy(full)
+            change(changed)
+            if rank == 0:
+                torch.save(changed, at(f"{change.__name__}.pt"))
+            try:
+                result = FSDP.optim_state_dict_to_load(net, optim, changed)
+            except Exception as e:  # what it is differs; that it is one counts
+                result = f"{type(e).__name__}: {e}"
+            torch.save(result, at(f"{change.__name__}{rank}.pt"))
     else:
         net(torch.randn(3, width)).sum().backward()
         optim.step()
         raw = optim.state_dict()
-        torch.save(raw, os.path.join(folder, f"rank{rank}.pt"))
+        torch.save(raw, at(f"rank{rank}.pt"))
         full = FSDP.optim_state_dict(net, optim, raw)
         if rank == 0:
-            torch.save(full, os.path.join(folder, "full.pt"))
-            json.dump(flat_params_document(net, optim, [f"rank{r}.pt" for r in range(world)]), open(os.path.join(folder, "flat.json"), "w"))
+            torch.save(full, at("full.pt"))
+            json.dump(flat_params_document(net, optim, [f"rank{r}.pt" for r in range(world)]), open(at("flat.json"), "w"))
+        if case["mesh"]:
+            FSDP.set_state_dict_type(net, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig(offload_to_cpu=False))
+            torch.save(FSDP.optim_state_dict(net, optim, raw), at(f"sharded/rank{rank}.pt"))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def rows_rank(rank, world, port, folder, full):
+    """Real ranks load the DTensors and gather them."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    mine = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)
+    want = torch.load(full, weights_only=True)
+    if any(isinstance(v, DTensor) and v.device_mesh.ndim > 1 for s in mine["state"].values() for v in s.values()):
+        from torch.distributed.device_mesh import init_device_mesh
+        init_device_mesh("cpu", next(v for s in mine["state"].values() for v in s.values() if isinstance(v, DTensor)).device_mesh.shape)
+    whole = {k: {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in s.items()} for k, s in mine["state"].items()}
+    assert same(whole, want["state"]) and mine["param_groups"] == want["param_groups"], (whole, want)
+    dist.destroy_process_group()
+
+
+def rank_name(case, rank):
+    return f"rank{rank}.pt" if case["other"] == case["world"] else f"rank{rank}.optim.pt"
+
+
+def loaded(*paths):
+    import torch
+    return [torch.load(p, weights_only=True) for p in paths]
+
+
+def check_changes(t, case, at):
+    """What PyTorch refuses is refused; what it takes gives the same. Where ranks differ (a rank without the parameter does not
+    look at its state), one that refuses is enough."""
+    import torch
+    for change in CHANGES:
+        name = change.__name__
+        if not os.path.exists(at(name + ".pt")):
+            continue
+        wants = loaded(*[at(f"{name}{rank}.pt") for rank in range(case["other"])])
+        refused = [w for w in wants if isinstance(w, str)]
+        slices = 1 if case["strategy"] == "NO_SHARD" else case["shards"] or case["other"]
+        stricter = case["orig"] and name == "longer" and slices > 1  # PyTorch slices whatever it is given
+        command = ["optim", "shard", at(name + ".pt"), at(name), "--flat-params", at("flat.json"), "--world-size", case["other"]]
+        if refused or stricter:
+            p = t.run(*command, status=2)
+            assert p.stderr.startswith(b"tessera: ") and not os.path.exists(at(name)), f"{case}: {name}: {p.stderr}"
+            continue
+        t.run(*command)
+        for rank, want in enumerate(wants):
+            got, = loaded(at(f"{name}/{rank_name(case, rank)}"))
+            assert same(got, want), f"{case}: {name}, rank {rank} gives {got}, PyTorch {want}"
 
 
 def test_fsdp1(t):
     import torch
     import torch.multiprocessing as mp
-    for seed in range(8 if FULL else 2):
-        world, other = 2 + seed % 3, 1 + (seed * 3 + 2) % 5
+    for seed in range(20 if FULL else 3):
+        case = fsdp_case(seed)
         folder = t.at(f"s{seed}")
-        os.mkdir(folder)
+        os.makedirs(os.path.join(folder, "sharded"))
         at = lambda name: os.path.join(folder, name)
         port = 30100 + (os.getpid() * 7 + seed * 2) % 1500
-        mp.spawn(fsdp_rank, (world, port, seed, folder, None), nprocs=world)
+        mp.spawn(fsdp_rank, (case["world"], port, case, folder, None), nprocs=case["world"])
         t.run("optim", "unshard", folder, t.at("full.pt"), "--flat-params", at("flat.json"), "--overwrite")
-        want, got = (torch.load(p, weights_only=True) for p in (at("full.pt"), t.at("full.pt")))
-        assert same(got, want), f"seed {seed}: unshard gives {got}, PyTorch {want}"
+        want, got = loaded(at("full.pt"), t.at("full.pt"))
+        assert same(got, want), f"{case}: unshard gives {got}, PyTorch {want}"
         t.run("optim", "shard", t.at("full.pt"), at("back"), "--flat-params", at("flat.json"))
-        for rank in range(world):
-            want, got = (torch.load(p, weights_only=True) for p in (at(f"rank{rank}.pt"), at(f"back/rank{rank}.pt")))
-            assert same(got["state"], want["state"]), f"seed {seed}: rank {rank} gives {got}, PyTorch had {want}"
-        mp.spawn(fsdp_rank, (other, port + 1, seed, folder, at("full.pt")), nprocs=other)
-        for source, path in full_in_every_form(t, at, torch.load(at("full.pt"), weights_only=True)).items():
-            t.run("optim", "shard", path, at(source), "--flat-params", at("flat.json"), "--world-size", other)
-            for rank in range(other):
-                name = f"rank{rank}.pt" if other == world else f"rank{rank}.optim.pt"
-                want, got = (torch.load(p, weights_only=True) for p in (at(f"want{rank}.pt"), at(f"{source}/{name}")))
+        if case["mesh"] and first_state(want):
+            rows = t.at(f"rows{seed}")
+            t.run("optim", "unshard", folder, rows, "--flat-params", at("flat.json"), "--sharded")
+            t.run("diff", rows, at("sharded"), "--values", "--layout")
+            t.run("optim", "shard", at("sharded"), at("back-from-rows"), "--flat-params", at("flat.json"))
+            mp.spawn(rows_rank, (case["world"], port + 1000, rows, at("full.pt")), nprocs=case["world"])
+        for rank in range(case["world"]):
+            for back in ("back", "back-from-rows"):
+                if os.path.exists(at(back)):
+                    want, got = loaded(at(f"rank{rank}.pt"), at(f"{back}/rank{rank}.pt"))
+                    assert same(got["state"], want["state"]), f"{case}: {back} of rank {rank} gives {got}, PyTorch had {want}"
+        mp.spawn(fsdp_rank, (case["other"], port + 1, case, folder, at("full.pt")), nprocs=case["other"])
+        for source, path in full_in_every_form(t, at, loaded(at("full.pt"))[0]).items():
+            t.run("optim", "shard", path, at(source), "--flat-params", at("flat.json"), "--world-size", case["other"])
+            for rank in range(case["other"]):
+                want, got = loaded(at(f"want{rank}.pt"), at(f"{source}/{rank_name(case, rank)}"))
                 if source == "safetensors":  # holds no groups
                     assert set(got) == {"state"}, got.keys()
                     got["param_groups"] = want["param_groups"]
-                assert same(got, want), f"seed {seed}: rank {rank} of {other} from {source} gives {got}, PyTorch {want}"
+                assert same(got, want), f"{case}: rank {rank} from {source} gives {got}, PyTorch {want}"
+        check_changes(t, case, at)
 
 
 def full_in_every_form(t, at, full):

@@ -116,6 +116,14 @@ def unique_names(paths):
         seen[p.name] = p
 
 
+def names_in_readmes(headers):
+    """Functions and types that a README of core or native/statedict names exist."""
+    known = set(re.findall(r"\b(?:tsr|TSR)_\w+", "".join(p.read_text() for p in headers)))
+    for readme in [*sorted((ROOT / "core").rglob("README.md")), ROOT / "native/statedict/README.md"]:
+        for name in sorted(set(re.findall(r"\btsr_[a-z0-9_]+\b", readme.read_text())) - known):
+            yield f"{readme.relative_to(ROOT)}: there is no {name}"
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--cc", default="cc")
@@ -126,7 +134,8 @@ def main():
     checks = [("core includes", [e for p in core for e in check_core(p)]),
               ("native and wasm includes", [e for p in outside for e in check_outside(p)]),
               ("exported headers", list(exported(public))),
-              ("file names", list(unique_names(core + outside)))]
+              ("file names", list(unique_names(core + outside))),
+              ("names in READMEs", list(names_in_readmes(p for p in core + outside if p.suffix == ".h")))]
     for h in public:
         compiler = "mpicc" if "#include <mpi.h>" in h.read_text() else cc
         if shutil.which(compiler):

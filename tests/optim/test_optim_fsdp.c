@@ -147,6 +147,35 @@ static void test_optim_fsdp__B1_B3_B4_B10_hybrid_strategies(void **state)
     golden_close(&g);
 }
 
+static void test_optim_fsdp__B12_units_and_indices_of_all_fqns(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_sharded.json");
+    for (const cJSON *one = golden_get(g.document, "cases")->child; one; one = one->next) {
+        tsr_flat_params flat = flat_of(&g, golden_get(one, "flat"));
+        tsr_flat_index *index;
+        size_t count = 0;
+        assert_int_equal(tsr_flat_index_new(&flat, &tsr_allocator_libc, &index, NULL), TSR_OK);
+        for (const cJSON *want = golden_get(one, "info")->child; want; want = want->next) {
+            tsr_flat_found found = tsr_flat_index_find(index, tsr_str_from(want->string));
+            assert_true(found.unit == &flat.units[(uint32_t)want->child->valuedouble]);
+            assert_int_equal(found.param - found.unit->params, (int)want->child->next->valuedouble);
+            assert_int_equal(found.param->needs_state, cJSON_IsTrue(want->child->next->next));
+        }
+        for (uint32_t u = 0; u < flat.unit_count; u++) {
+            count += flat.units[u].param_count;
+            for (size_t s = 0; s < flat.units[u].shared_count; s++) {
+                tsr_flat_found found = tsr_flat_index_find(index, flat.units[u].shared[s].fqn);
+                assert_true(found.unit == &flat.units[u] && tsr_str_equal(found.param->fqn, flat.units[u].shared[s].of));
+            }
+        }
+        assert_int_equal(cJSON_GetArraySize(golden_get(one, "info")), count);
+        assert_null(tsr_flat_index_find(index, TSR_STR("nosuch")).unit);
+        tsr_flat_index_free(index);
+    }
+    golden_close(&g);
+}
+
 /* A hybrid unit in another world: replicas of as many ranks as before. */
 static void test_optim_fsdp__B3_hybrid_strategies_in_other_worlds(void **state)
 {
@@ -219,7 +248,7 @@ static void test_optim_fsdp__B2_B8_what_ranks_may_not_say(void **state)
          "rank 1 has no tensor 'm' for 'b', of which it holds 3 elements"},
         {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]")) "," P("k", "{\"i\":1}")), ID0),
          OPTIM(OF("{\"i\":1}", P("m", T("float32", "[3]", "[1,2,3]")) "," P("k", "{\"i\":2}")), ID0),
-         "'k' of 'b' has another value on rank 1"},
+         "'k' of 'b' has another value on rank 1 (2) than on the ranks before it (1)"},
     };
     golden g = golden_open("fsdp_optim.json");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -253,16 +282,17 @@ static void test_optim_fsdp__B3_what_originals_may_not_say(void **state)
     } rows[] = {
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("n", B_STATE)), AB), "states of different names"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float64", "[2,2]", "[4,5,6,7]"))), AB),
-         "'m' of 'a' and of 'b' differ"},
+         "(a float32 tensor [3], a float64 tensor [2, 2])"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float32", "[4]", "[4,5,6,7]"))), AB),
-         "has not the shape"},
+         "has not the shape of its parameter: [4] and [2, 2]"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", "{\"i\":1}")), AB), "differ"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))) "," OF(S("b"), P("k", SCALAR("2"))), AB), "differ"},
-        {ONE_FLAT, OPTIM(OF(S("a"), P("k", "{\"i\":1}")) "," OF(S("b"), P("k", "{\"i\":2}")), AB), "differ"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("k", "{\"i\":1}")) "," OF(S("b"), P("k", "{\"i\":2}")), AB),
+         "differ in type, dtype or value (1, 2)"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))), AB),
          "'a' has a scalar 'k', but 'b' of the same flat parameter has none"},
         {ONE_FLAT, OPTIM("", S("x")), "lists 'x'"},
-        {ORIGINALS, OPTIM(OF(S("b"), P("m", A_STATE)), AB), "has not as many elements as its parameter"},
+        {ORIGINALS, OPTIM(OF(S("b"), P("m", A_STATE)), AB), "has not as many elements as its parameter: [3] and [2, 2]"},
     };
     golden g = golden_open("fsdp_optim.json");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -474,6 +504,7 @@ int main(void)
         cmocka_unit_test(test_optim_fsdp__B3_B4_B6_full_state_to_ranks_of_any_world),
         cmocka_unit_test(test_optim_fsdp__B13_sharded_state_of_every_rank),
         cmocka_unit_test(test_optim_fsdp__B1_B3_B4_B10_hybrid_strategies),
+        cmocka_unit_test(test_optim_fsdp__B12_units_and_indices_of_all_fqns),
         cmocka_unit_test(test_optim_fsdp__B3_hybrid_strategies_in_other_worlds),
         cmocka_unit_test(test_optim_fsdp__B2_B8_what_ranks_may_not_say),
         cmocka_unit_test(test_optim_fsdp__B3_what_originals_may_not_say),

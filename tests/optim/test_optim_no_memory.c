@@ -8,14 +8,14 @@
 
 #include "golden.h"
 #include "support/failing_allocator.h"
-#include "tessera/flat_params.h"
 #include "tessera/optim.h"
+#include "tessera/optim_comm.h"
 
 /* What the operations work on: read once, with memory to spare. */
 typedef struct material {
     golden optim, fsdp;
-    char *modules, *flat;
-    const tsr_value *native, *nested, *flat_state, *full, *ranks[2];
+    char *modules, *flat, *alone;
+    const tsr_value *native, *nested, *flat_state, *full, *ranks[2], *lonely_full, *lonely_raw;
 } material;
 
 static material gather_material(void)
@@ -31,6 +31,10 @@ static material gather_material(void)
     m.full = golden_value(&m.fsdp, golden_get(one, "full"));
     m.ranks[0] = golden_value(&m.fsdp, golden_get(one, "raw")->child);
     m.ranks[1] = golden_value(&m.fsdp, golden_get(one, "raw")->child->next);
+    one = golden_get(golden_get(m.fsdp.document, "cases"), "flat_w1");
+    m.alone = cJSON_PrintUnformatted(golden_get(one, "flat"));
+    m.lonely_full = golden_value(&m.fsdp, golden_get(one, "full"));
+    m.lonely_raw = golden_value(&m.fsdp, golden_get(one, "raw")->child);
     return m;
 }
 
@@ -50,14 +54,28 @@ typedef struct run {
         if (status_ != TSR_OK) return status_; \
     } while (0)
 
+static tsr_status swallow(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    (void)ctx, (void)data, (void)size, (void)err;
+    return TSR_OK;
+}
+
 static tsr_status names(run *r)
 {
+    static const tsr_name_pair moved[] = {{{"module.a.b", 10}, {"a.b", 3}}, {{"module.c.b", 10}, {"c.b", 3}}};
     tsr_modules_document document;
     tsr_state_item *items;
     tsr_collision *collisions;
+    tsr_named_module *named;
+    tsr_str *prefixes;
+    tsr_rename_rule *rules;
     size_t count, collision_count;
     TRY(tsr_modules_parse(tsr_str_from(r->m->modules), &r->host, r->arena, &document, &r->err));
+    TRY(tsr_modules_write(&document, r->host.allocator, swallow, NULL, &r->err));
     TRY(tsr_modules_new(document.root, &r->host, &r->modules, &r->err));
+    TRY(tsr_fqn_named_modules(r->modules, &r->host, r->arena, &named, &count, &r->err));
+    TRY(tsr_fqn_submodule_prefixes(r->modules, &named[count - 1].module, 1, &r->host, r->arena, &prefixes, &count, &r->err));
+    TRY(tsr_fqn_rename_rules(moved, 2, r->arena, &rules, &count, &r->err));
     TRY(tsr_params_new(r->modules, &r->host, &r->params, &r->err));
     TRY(tsr_fqn_named_parameters(r->modules, &r->host, r->arena, &items, &count, &r->err));
     tsr_name *found = tsr_arena_array(r->arena, count, sizeof *found, &r->err);
@@ -95,7 +113,41 @@ static tsr_status flat_parameters(run *r)
     const tsr_fsdp_context context = {&r->host, r->arena, GOLDEN_ZEROS, NULL, NULL};
     TRY(tsr_flat_params_parse(tsr_str_from(r->m->flat), &r->host, r->arena, &flat, &r->err));
     TRY(tsr_fsdp_unshard(&flat, r->m->ranks, &context, &full, &r->err));
+    TRY(tsr_fsdp_shard_rows(&flat, full.optim, &(tsr_fsdp_rows){2, 1, NULL}, &context, &out, &r->err));
+    const tsr_value *key = tsr_value_str(r->arena, TSR_STR("state.emb.weight.m"), &r->err), *pair[] = {key, r->m->full},
+                    *flat_state = key ? tsr_value_items(r->arena, TSR_VALUE_DICT, pair, 2, &r->err) : NULL;
+    if (!flat_state) return TSR_E_NOMEM;
+    TRY(tsr_fsdp_nest_state(&flat, flat_state, &r->host, r->arena, &out, &r->err));
     return tsr_fsdp_shard(&flat, r->m->full, 3, 1, &context, &out, &r->err);
+}
+
+static const void *zeros(void *ctx, const tsr_entry *entry)
+{
+    static const char bytes[4096] = {0};
+    (void)ctx, (void)entry;
+    return bytes;
+}
+
+static tsr_status meet(run *r, tsr_comm *comm)
+{
+    const tsr_live live = {zeros, NULL};
+    tsr_flat_params flat;
+    tsr_live_state state;
+    TRY(tsr_flat_params_parse(tsr_str_from(r->m->alone), &r->host, r->arena, &flat, &r->err));
+    TRY(tsr_fsdp_gather(comm, &flat, r->m->lonely_raw, &live, TSR_ALL_RANKS, &r->host, r->arena, &state, &r->err));
+    tsr_live_state_free(&state);
+    TRY(tsr_fsdp_broadcast(comm, &flat, r->m->lonely_full, &live, &r->host, r->arena, &state, &r->err));
+    tsr_live_state_free(&state);
+    return TSR_OK;
+}
+
+static tsr_status live_ranks(run *r)
+{
+    tsr_comm *comm;
+    TRY(tsr_comm_self(r->host.allocator, &comm, &r->err));
+    tsr_status status = meet(r, comm);
+    comm->close(comm);
+    return status;
 }
 
 static void fail_everywhere(tsr_status (*operations)(run *r))
@@ -116,6 +168,7 @@ static void fail_everywhere(tsr_status (*operations)(run *r))
         assert_int_equal(failing.live, 0);
         if (!failing.failed) break;
     }
+    cJSON_free(m.alone);
     cJSON_free(m.flat);
     cJSON_free(m.modules);
     golden_close(&m.fsdp);
@@ -134,11 +187,18 @@ static void test_optim_no_memory__flat_parameters(void **state)
     fail_everywhere(flat_parameters);
 }
 
+static void test_optim_no_memory__live_ranks(void **state)
+{
+    (void)state;
+    fail_everywhere(live_ranks);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optim_no_memory__forms_and_names),
         cmocka_unit_test(test_optim_no_memory__flat_parameters),
+        cmocka_unit_test(test_optim_no_memory__live_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,6 +30,8 @@ typedef struct tsr_flat_unit {
     tsr_str raw_name;             /* of the flat parameter; empty with use_orig_params */
     const tsr_flat_param *params; /* in flat order */
     uint32_t param_count;
+    const tsr_flat_shared *shared; /* second names of tied originals, global */
+    size_t shared_count;
     uint64_t numel;  /* end of the last original: padding behind it depends on the world size */
     bool is_sharded; /* false: NO_SHARD */
     bool is_hybrid;  /* cut among the ranks of one replica (tsr_flat_params.shard_groups), not among all */
@@ -72,6 +74,18 @@ tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *u
                              tsr_flat_place *out, tsr_error *err);
 /* The rank that has slice `slice` of a unit, in the document's world: of the replica that rank 0 is in. */
 uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t slice);
+
+/* Which original of which unit an FQN is, over nested units too (`_get_fqn_to_fsdp_param_info`). */
+typedef struct tsr_flat_index tsr_flat_index;
+typedef struct tsr_flat_found {
+    const tsr_flat_unit *unit;   /* NULL: FSDP does not manage the parameter */
+    const tsr_flat_param *param; /* of a second name: the original that it is tied to */
+} tsr_flat_found;
+/* Borrows `flat`. TSR_E_FORMAT when two originals have one FQN, or a second name is tied to none of its unit. */
+tsr_status tsr_flat_index_new(const tsr_flat_params *flat, const tsr_allocator *allocator, tsr_flat_index **out,
+                              tsr_error *err);
+void tsr_flat_index_free(tsr_flat_index *index); /* takes NULL */
+tsr_flat_found tsr_flat_index_find(const tsr_flat_index *index, tsr_str fqn);
 
 /* What the conversions below need from outside. */
 typedef struct tsr_fsdp_context {
