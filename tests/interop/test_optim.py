@@ -30,6 +30,9 @@ def random_optimizer(r, params):
         lambda: torch.optim.SGD(groups, lr=0.1),
         lambda: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
         lambda: torch.optim.AdamW(groups, lr=0.1, amsgrad=r.random() < 0.5, foreach=r.choice([None, True, False])),
+        lambda: torch.optim.Adam(groups, lr=0.1, fused=True, weight_decay=0.1),
+        lambda: torch.optim.Adam(groups, lr=0.1, betas=(0.5, 0.75), maximize=True),
+        lambda: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
         lambda: torch.optim.Adagrad(groups, lr=0.1),
         lambda: torch.optim.RMSprop(groups, lr=0.1, centered=True),
         lambda: torch.optim.NAdam(groups, lr=0.1),
@@ -78,6 +81,46 @@ def test_flatten_and_ids(t):
         t.run("optim", "to-fqn", t.at("native.pt"), t.at("nested.pt"), *modules)
         t.run("optim", "to-id", t.at("nested.pt"), t.at("out.pt"), "--overwrite")
         assert same(torch.load(t.at("out.pt"), weights_only=True), native), f"seed {seed}: to-id"
+
+
+def test_refused_states(t):
+    """Flat state that PyTorch cannot unflatten for the same optimizer is refused, and so is what it does not look at."""
+    import torch
+    from torch.distributed.checkpoint import state_dict as dsd
+    from describe_modules import modules_document
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(3, 1)})
+    optim = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optim.step()
+    nested = dsd.get_optimizer_state_dict(model, optim)
+    flat = dsd._flatten_optim_state_dict(copy.deepcopy(nested))
+    info = dsd._verify_options(model, (optim,), True)
+    json.dump({**modules_document(model), "groups": [g["params"] for g in nested["param_groups"]]}, open(t.at("m.json"), "w"))
+    # PyTorch 2.13 looks at the first parameter of a group only: what the others say, and whether they agree, is seen here
+    changes = {"lr missing": (lambda d: d.pop("param_groups.a.weight.lr"), b"a.weight", True),
+               "lr of another missing": (lambda d: d.pop("param_groups.b.weight.lr"), b"b.weight", False),
+               "lr of another": (lambda d: d.update({"param_groups.b.weight.lr": 0.5}), b"0.5", False),
+               "no group of another": (lambda d: [d.pop(k) for k in list(d) if k.startswith("param_groups.b.bias.")], b"b.bias", False)}
+    for name, (change, part, refused) in changes.items():
+        changed = copy.deepcopy(flat)
+        change(changed)
+        try:
+            dsd._unflatten_optim_state_dict(optim, copy.deepcopy(changed), info)
+            assert not refused, f"PyTorch takes {name}"
+        except KeyError:
+            assert refused, f"PyTorch refuses {name}"
+        torch.save(changed, t.at("changed.pt"))
+        p = t.run("optim", "unflatten", t.at("changed.pt"), t.at("out.pt"), "--modules", t.at("m.json"), status=2)
+        assert part in p.stderr, f"{name}: {p.stderr}"
+    nested["state"]["a.weight"]["note"] = "text"
+    torch.save(nested, t.at("changed.pt"))
+    assert b"state.a.weight.note" in t.run("optim", "flatten", t.at("changed.pt"), t.at("out.pt"), status=2).stderr
+    try:
+        dsd._flatten_optim_state_dict(nested)
+        raise AssertionError("PyTorch flattens a text")
+    except NotImplementedError:
+        pass
 
 
 def test_from_dcp(t):
@@ -245,11 +288,13 @@ def fsdp_rank(rank, world, port, case, folder, load):
 
 def rows_rank(rank, world, port, folder, full):
     """Real ranks load the DTensors and gather them."""
+    import logging
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world)
+    logging.disable(logging.WARNING)  # of meshes loaded before their groups exist
     mine = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)
     want = torch.load(full, weights_only=True)
     if any(isinstance(v, DTensor) and v.device_mesh.ndim > 1 for s in mine["state"].values() for v in s.values()):
