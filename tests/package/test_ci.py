@@ -1,0 +1,165 @@
+"""The parts for CI, run as the services run them: the same steps in bash on good, broken and foreign checkpoints."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree
+
+from harness import ROOT, SAMPLES
+from shell import TOOLS, check
+
+GITHUB = os.path.join(ROOT, "samples/ci/github/action.yml")
+GITLAB = os.path.join(ROOT, "samples/ci/gitlab.yml")
+GOOD, BROKEN = os.path.join(SAMPLES, "dcp_fsdp2"), os.path.join(SAMPLES, "broken_dcp_hole")
+LOADER = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))"
+
+
+def yaml(path):
+    return json.loads(check(os.path.join(TOOLS, "bin/python"), "-c", LOADER, path))
+
+
+def test_all_files_follow_their_services_schemas(t):
+    tool = os.path.join(TOOLS, "bin/check-jsonschema")
+    check(tool, "--builtin-schema", "vendor.github-actions", GITHUB)
+    check(tool, "--builtin-schema", "vendor.gitlab-ci", GITLAB)
+    check(os.path.join(TOOLS, "bin/pre-commit"), "validate-manifest", os.path.join(ROOT, ".pre-commit-hooks.yaml"), env={**os.environ, "HOME": t.scratch})
+
+
+class Action:
+    """Runs the steps of a composite action: expressions of inputs only, as here, and bash as GitHub starts it."""
+
+    def __init__(self, t, path=True, **inputs):
+        action = yaml(GITHUB)
+        values = {name: i.get("default", "") for name, i in action["inputs"].items()}
+        assert set(inputs) <= {n.replace("-", "_") for n in values}, inputs
+        values.update({name.replace("_", "-"): str(v) for name, v in inputs.items()})
+        missing = [n for n, i in action["inputs"].items() if i.get("required") and not values[n]]
+        assert not missing, missing
+        files = {name: t.at(name) for name in ("GITHUB_OUTPUT", "GITHUB_PATH", "GITHUB_STEP_SUMMARY")}
+        for file in files.values():
+            open(file, "w").close()
+        search = f"{os.path.dirname(t.path)}:/usr/bin:/bin" if path else "/usr/bin:/bin"
+        self.log, self.status = "", 0
+        for number, step in enumerate(action["runs"]["steps"]):
+            assert step["shell"] == "bash" and "${{" not in step["run"], "inputs reach a script as variables only"
+            env = {k: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: values[m[1]], v) for k, v in step.get("env", {}).items()}
+            script = t.at(f"step{number}.sh")
+            with open(script, "w") as f:
+                f.write(step["run"])
+            with open(files["GITHUB_PATH"]) as f:
+                added = [line.strip() for line in f]
+            p = subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", script], cwd=t.scratch, capture_output=True, text=True,
+                               env={"PATH": ":".join(added[::-1] + [search]), "HOME": t.scratch, "RUNNER_TEMP": t.scratch, "GITHUB_ACTIONS": "true", **files, **env})
+            self.log += p.stdout + p.stderr
+            self.status = p.returncode
+            if p.returncode:
+                break
+        with open(files["GITHUB_OUTPUT"]) as f:
+            self.outputs = dict(line.rstrip("\n").split("=", 1) for line in f)
+        with open(files["GITHUB_STEP_SUMMARY"]) as f:
+            self.summary = f.read()
+
+
+def test_the_github_action_passes_refuses_and_tells(t):
+    a = Action(t, paths=GOOD, deep="true")
+    assert (a.status, a.outputs["result"]) == (0, "valid") and "::error" not in a.log, a.log
+    a = Action(t, paths=f"{GOOD}\n\n{BROKEN}\n")
+    assert (a.status, a.outputs["result"]) == (1, "findings") and re.search(r"^::error .*layout/hole", a.log, re.M), a.log
+    a = Action(t, paths=os.path.join(ROOT, "README.md"))
+    assert (a.status, a.outputs["result"]) == (2, "trouble"), a.log
+    a = Action(t, path=False, paths=GOOD)
+    assert a.status == 2 and "not installed" in a.log and "result" not in a.outputs
+
+
+def test_the_github_action_checks_the_layout(t):
+    with open(t.at("my layout.json"), "wb") as f:
+        f.write(t.run("layout", GOOD).stdout)
+    shutil.copytree(GOOD, t.at("a checkpoint; touch ran"))
+    a = Action(t, paths=t.at("a checkpoint; touch ran"), layout="my layout.json")
+    assert a.status == 0 and not os.path.exists(t.at("ran")), a.log
+    a = Action(t, paths=os.path.join(SAMPLES, "dcp_tp"), layout="my layout.json")
+    assert a.status == 1 and "layout/" in a.log, a.log
+    shutil.copytree(os.path.join(SAMPLES, "dcp_crc_off"), t.at("warned"))
+    strict, lax = Action(t, paths=t.at("warned"), deep="true", fail_on="note"), Action(t, paths=t.at("warned"), deep="true")
+    assert (strict.status, lax.status) == (1, 0), (strict.log, lax.log)
+
+
+def test_the_github_action_writes_sarif(t):
+    a = Action(t, paths=BROKEN, sarif_file="out.sarif")
+    assert a.status == 1 and a.outputs == {"sarif-file": "out.sarif", "result": "findings"}
+    with open(t.at("out.sarif")) as f:
+        document = json.load(f)
+    assert document["version"] == "2.1.0" and document["runs"][0]["results"][0]["ruleId"]
+
+
+def test_the_github_action_installs_the_wheel(t):
+    from test_python import WHEEL
+    a = Action(t, path=False, paths=GOOD, tessera=WHEEL)
+    assert (a.status, a.outputs["result"]) == (0, "valid"), a.log
+
+
+def run_gitlab(t, **variables):
+    job = yaml(GITLAB)[".tessera-validate"]
+    assert job["artifacts"]["when"] == "always"
+    env = {"PATH": f"{os.path.dirname(t.path)}:/usr/bin:/bin", "HOME": t.scratch, **job["variables"], **variables}
+    with open(t.at("job.sh"), "w") as f:
+        f.write("\n".join(job["script"]))
+    logs = []
+    for shell in (["bash", "-eo", "pipefail"], ["sh", "-e"]):  # runners have one or the other
+        for name in job["artifacts"]["reports"].values():
+            if os.path.exists(t.at(name)):
+                os.unlink(t.at(name))
+        p = subprocess.run([*shell, t.at("job.sh")], cwd=t.scratch, capture_output=True, text=True, env=env)
+        logs.append((p.returncode, p.stdout + p.stderr))
+    assert logs[0][0] == logs[1][0], logs
+    return logs[0]
+
+
+def test_the_gitlab_template_passes_refuses_and_reports(t):
+    status, log = run_gitlab(t, TESSERA_PATHS=GOOD, TESSERA_DEEP="true")
+    assert status == 0, log
+    with open(t.at("tessera-codequality.json")) as f:
+        assert not [i for i in json.load(f) if i["severity"] in ("major", "critical", "blocker")]
+    status, log = run_gitlab(t, TESSERA_PATHS=f"{GOOD}\n{BROKEN}")
+    assert status == 1 and "findings" in log, log
+    with open(t.at("tessera-codequality.json")) as f:
+        issues = json.load(f)
+    assert any(i["check_name"] == "layout/hole" and i["fingerprint"] for i in issues), issues
+    status, log = run_gitlab(t, TESSERA_PATHS=BROKEN, TESSERA_REPORT="junit")
+    assert status == 1 and xml.etree.ElementTree.parse(t.at("tessera-junit.xml")).getroot().iter("failure")
+    status, log = run_gitlab(t, TESSERA_PATHS=t.at("absent"))
+    assert status == 2, log
+    with open(t.at("layout.json"), "wb") as f:
+        f.write(t.run("layout", GOOD).stdout)
+    assert run_gitlab(t, TESSERA_PATHS=GOOD, TESSERA_LAYOUT="layout.json")[0] == 0
+    assert run_gitlab(t, TESSERA_PATHS=os.path.join(SAMPLES, "dcp_tp"), TESSERA_LAYOUT="layout.json")[0] == 1
+
+
+def git(folder, *arguments):
+    return check("git", "-C", folder, "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments)
+
+
+def test_pre_commit_stops_the_commit_of_a_broken_checkpoint(t):
+    hooks, work = t.at("hooks"), t.at("work")
+    for folder in (hooks, work):
+        os.makedirs(folder)
+        check("git", "init", "-q", folder)
+    shutil.copy(os.path.join(ROOT, ".pre-commit-hooks.yaml"), hooks)
+    git(hooks, "add", ".")
+    git(hooks, "commit", "-q", "-m", "hooks")
+    revision = git(hooks, "rev-parse", "HEAD").strip()
+    with open(os.path.join(work, ".pre-commit-config.yaml"), "w") as f:
+        f.write(f"repos:\n- repo: {hooks}\n  rev: {revision}\n  hooks:\n  - id: tessera-validate\n    args: [--deep]\n  - id: tessera-layout\n")
+    env = {"PATH": f"{os.path.dirname(t.path)}:/usr/bin:/bin", "HOME": t.scratch, "PRE_COMMIT_HOME": t.at("cache")}
+    run = [os.path.join(TOOLS, "bin/pre-commit"), "run", "--all-files"]
+    with open(os.path.join(work, "layout.json"), "wb") as f:
+        f.write(t.run("layout", GOOD).stdout)
+    shutil.copytree(GOOD, os.path.join(work, "good"))
+    git(work, "add", ".")
+    out = check(*run, cwd=work, env=env)
+    assert out.count("Passed") == 2, out
+    shutil.copytree(BROKEN, os.path.join(work, "broken"))
+    git(work, "add", ".")
+    out = check(*run, status=1, cwd=work, env=env)
+    assert "layout/hole" in out and out.count("Failed") == 2, out
