@@ -134,6 +134,9 @@ tsr_status tsr_gpu_scan(tsr_gpu_stream *stream, tsr_dtype dtype, const void *dat
                          tsr_dtype_describe(dtype)->name);
     if (!tsr_dtype_bytes(dtype, count, &bytes) || bytes > SIZE_MAX)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device scan: too many elements");
+    if ((uintptr_t)data % tsr_dtype_size(dtype))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "gpu scan: the address is no multiple of an element's %u bytes",
+                         (unsigned)tsr_dtype_size(dtype));
     if (count == 0) return TSR_OK;
     TRY(stream->device->ops->scan(stream, dtype, data, count, &scan, err));
     *sums = (tsr_gpu_sums){.nan = scan.nan, .inf = scan.inf, .finite = scan.finite};

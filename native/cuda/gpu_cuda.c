@@ -8,6 +8,8 @@
 #include "cuda/kernel_body.h"
 #include "cuda/kernels.h"
 
+#define MOST_PITCH ((size_t)0x7fffffff) /* of CUDA's 2-D copies, on all devices so far */
+
 /* Host memory that was given out: how to give it back. */
 typedef struct host_memory {
     void *at;
@@ -28,6 +30,9 @@ typedef struct cuda_stream {
     cudaStream_t handle;
     uint8_t *scratch; /* tables and results of this stream's kernels; work in a stream is in order, so one will do */
     size_t scratch_size;
+    uint8_t *table; /* pinned: tables on their way there */
+    size_t table_size;
+    cudaEvent_t uploaded; /* the table may be written again */
 } cuda_stream;
 
 typedef struct cuda_event {
@@ -246,8 +251,14 @@ static tsr_status stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *e
     tsr_status status = use(device, err);
     if (status == TSR_OK)
         status = check(device, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "making a stream", err);
-    if (status == TSR_OK) *out = &stream->base;
-    else tsr_free(device->host->allocator, stream, 1, sizeof *stream);
+    if (status == TSR_OK)
+        status = check(device, cudaEventCreateWithFlags(&stream->uploaded, cudaEventDisableTiming), "making an event", err);
+    if (status == TSR_OK) {
+        *out = &stream->base;
+        return TSR_OK;
+    }
+    if (stream->handle) cudaStreamDestroy(stream->handle);
+    tsr_free(device->host->allocator, stream, 1, sizeof *stream);
     return status;
 }
 
@@ -261,8 +272,10 @@ static void stream_free(tsr_gpu_stream *base)
 {
     cuda_stream *stream = (cuda_stream *)base;
     stream_wait(base, NULL);
+    cudaEventDestroy(stream->uploaded);
     cudaStreamDestroy(stream->handle);
     if (stream->scratch) cudaFree(stream->scratch);
+    if (stream->table) cudaFreeHost(stream->table);
     cudaGetLastError();
     tsr_free(base->device->host->allocator, stream, 1, sizeof *stream);
 }
@@ -318,6 +331,14 @@ static tsr_status copy_2d(tsr_gpu_stream *base, void *to, size_t to_pitch, const
     TRY(use(base->device, err));
     if (rows == 1 || (to_pitch == row_bytes && from_pitch == row_bytes))
         return check(base->device, cudaMemcpyAsync(to, from, rows * row_bytes, cudaMemcpyDefault, handle), doing, err);
+    if (to_pitch > MOST_PITCH || from_pitch > MOST_PITCH) {
+        for (size_t i = 0; i < rows; i++)
+            TRY(check(base->device,
+                      cudaMemcpyAsync((uint8_t *)to + i * to_pitch, (const uint8_t *)from + i * from_pitch, row_bytes,
+                                      cudaMemcpyDefault, handle),
+                      doing, err));
+        return TSR_OK;
+    }
     return check(base->device, cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, row_bytes, rows, cudaMemcpyDefault, handle),
                  doing, err);
 }
@@ -338,12 +359,31 @@ static tsr_status need_scratch(cuda_stream *stream, size_t size, tsr_error *err)
     return TSR_OK;
 }
 
-/* Puts a table where kernels read it. The copy takes pageable bytes with it before it returns. */
+static tsr_status need_table(cuda_stream *stream, size_t size, tsr_error *err)
+{
+    const tsr_gpu *device = stream->base.device;
+    TRY(check(device, cudaEventSynchronize(stream->uploaded), "waiting for a kernel's table", err));
+    if (size <= stream->table_size) return TSR_OK;
+    if (stream->table) cudaFreeHost(stream->table);
+    stream->table = NULL;
+    stream->table_size = 0;
+    size = size < 65536 ? 65536 : size;
+    TRY(check(device, cudaHostAlloc((void **)&stream->table, size, cudaHostAllocPortable), "pinning memory for tables",
+              err));
+    stream->table_size = size;
+    return TSR_OK;
+}
+
+/* Puts a table where kernels read it. */
 static tsr_status upload(cuda_stream *stream, const void *table, size_t size, tsr_error *err)
 {
+    const tsr_gpu *device = stream->base.device;
     TRY(need_scratch(stream, size, err));
-    return check(stream->base.device, cudaMemcpyAsync(stream->scratch, table, size, cudaMemcpyDefault, stream->handle),
-                 "copying a kernel's table", err);
+    TRY(need_table(stream, size, err));
+    memcpy(stream->table, table, size);
+    TRY(check(device, cudaMemcpyAsync(stream->scratch, stream->table, size, cudaMemcpyDefault, stream->handle),
+              "copying a kernel's table", err));
+    return check(device, cudaEventRecord(stream->uploaded, stream->handle), "recording an event", err);
 }
 
 static tsr_status runs(tsr_gpu_stream *base, const tsr_kernel_run *table, uint32_t count, uint32_t units, tsr_error *err)

@@ -11,12 +11,23 @@
 #ifdef __CUDACC__
 typedef uint4 tsr_body_vector;
 #define TSR_BODY_MOVE(type, to, from) (*(type *)(to) = *(const type *)(from))
+static_assert(sizeof(tsr_kernel_box) % 16 == 0, "fills of a table's boxes are read by vectors");
 #else
+#include <assert.h>
+#include <stddef.h>
 #include <string.h>
+_Static_assert(sizeof(tsr_kernel_box) % 16 == 0 && offsetof(tsr_kernel_box, fill) % 16 == 0,
+               "fills of a table's boxes are read by vectors");
 typedef struct tsr_body_vector {
     uint32_t words[4];
 } tsr_body_vector;
-#define TSR_BODY_MOVE(type, to, from) memcpy((void *)(to), (const void *)(from), sizeof(type))
+/* GPUs trap where a vector is not aligned; so does this. */
+#define TSR_BODY_MOVE(type, to, from) tsr_body_move_aligned((void *)(to), (const void *)(from), sizeof(type))
+static inline void tsr_body_move_aligned(void *to, const void *from, size_t size)
+{
+    assert((uintptr_t)to % size == 0 && (uintptr_t)from % size == 0);
+    memcpy(to, from, size);
+}
 #endif
 
 TSR_BODY void tsr_body_move(uint64_t to, uint64_t from, uint32_t width)

@@ -31,10 +31,12 @@ typedef struct tsr_kernel_axis {
     uint32_t size, magic;
 } tsr_kernel_axis;
 
-/* A block of elements with a stride an axis on each side; the innermost axis is the last. */
+/* A block of elements with a stride an axis on each side; the innermost axis is the last. Kernels read `fill` by vectors, so
+ * it lies at a multiple of 16 bytes in every element of a table. */
 typedef struct tsr_kernel_box {
     uint64_t to, from; /* addresses; a fill's `from` counts from the beginning of `fill` */
-    uint32_t count;    /* vectors: the product of the axes' sizes */
+    uint8_t fill[16];
+    uint32_t count; /* vectors: the product of the axes' sizes */
     uint32_t first_unit;
     uint8_t axes;      /* at least 1 */
     uint8_t width;     /* bytes of a vector: 1, 2, 4, 8, 16; all addresses and strides are multiples of it */
@@ -42,8 +44,7 @@ typedef struct tsr_kernel_box {
     uint8_t to_type;
     uint8_t is_fill;
     uint8_t shift[TSR_KERNEL_AXES];
-    uint8_t reserved;
-    uint8_t fill[16];
+    uint8_t reserved[2];
     tsr_kernel_axis axis[TSR_KERNEL_AXES];
 } tsr_kernel_box;
 

@@ -12,8 +12,9 @@
 #define FUNCTIONS(X) \
     X(ncclGetVersion) \
     X(ncclGetUniqueId) \
-    X(ncclCommInitRank) X(ncclCommDestroy) X(ncclCommAbort) X(ncclGetErrorString) X(ncclGroupStart) X(ncclGroupEnd) \
-        X(ncclSend) X(ncclRecv) X(ncclBroadcast) X(ncclAllGather)
+    X(ncclCommInitRank) \
+    X(ncclCommDestroy) X(ncclCommAbort) X(ncclGetErrorString) X(ncclGroupStart) X(ncclGroupEnd) X(ncclSend) X(ncclRecv) \
+        X(ncclBroadcast) X(ncclAllGather)
 
 typedef struct library {
     void *handle;
