@@ -1,7 +1,7 @@
 /* Built without CUDA: there are no devices but simulated ones. */
 #include <stdio.h>
 
-#include "cuda/backend.h"
+#include "cuda/pipe.h"
 
 #define REASON "this build is without CUDA"
 
@@ -22,4 +22,10 @@ tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, t
     (void)host;
     *out = NULL;
     return tsr_gpu_describe(ordinal, NULL, err);
+}
+
+tsr_status tsr_gpu_pipe_use_direct(tsr_gpu_pipe *pipe, tsr_error *err)
+{
+    (void)pipe;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: %s", REASON);
 }

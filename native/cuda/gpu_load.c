@@ -31,15 +31,20 @@ static tsr_status cast_tile(load_run *run, const void *data, size_t size, uint64
     return tsr_gpu_move_boxes(run->pipe->stream, &box, 1, err);
 }
 
+static tsr_status tell_progress(load_run *run, uint64_t bytes, tsr_error *err)
+{
+    run->byte_done += bytes;
+    if (run->progress && run->progress->step && !run->progress->step(run->progress->ctx, run->byte_done, run->byte_total))
+        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "loading was cancelled");
+    return TSR_OK;
+}
+
 static tsr_status send_tile(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
 {
     load_run *run = ctx;
     if (run->from == run->to) TRY(tsr_gpu_copy(run->pipe->stream, (uint8_t *)run->load->to + byte_at, data, size, err));
     else TRY(cast_tile(run, data, size, byte_at, err));
-    run->byte_done += size;
-    if (run->progress && run->progress->step && !run->progress->step(run->progress->ctx, run->byte_done, run->byte_total))
-        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "loading was cancelled");
-    return TSR_OK;
+    return tell_progress(run, size, err);
 }
 
 static tsr_status wait_for_tiles(void *ctx, tsr_error *err)
@@ -59,6 +64,34 @@ static tsr_status choose_types(load_run *run, tsr_error *err)
                      tsr_dtype_describe(run->from)->name, tsr_dtype_describe(run->to)->name);
 }
 
+/* Whether all of a tensor lies in one run of a file as it is wanted, and where. */
+static bool is_one_run(const load_run *run, tsr_checkpoint *checkpoint, tsr_arena *scratch, tsr_view *view)
+{
+    const tsr_entry *entry = run->load->entry;
+    if (run->load->offsets || run->load->sizes || run->from != run->to || entry->chunk_count != 1) return false;
+    for (uint32_t i = 0; i < entry->rank; i++) {
+        if (entry->chunks[0].sizes[i] != entry->shape[i]) return false;
+    }
+    return tsr_checkpoint_locate(checkpoint, entry, &entry->chunks[0], scratch, view, NULL) == TSR_OK && !view->strides &&
+           !view->conj && !view->neg && !view->swap && !view->zstd;
+}
+
+/* TSR_E_UNSUPPORTED: through the ring. */
+static tsr_status load_direct(load_run *run, tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_view view;
+    uint64_t bytes;
+    if (!run->pipe->direct.read || tsr_tensor_bytes(run->load->entry, &bytes, NULL) != TSR_OK) return TSR_E_UNSUPPORTED;
+    tsr_arena *scratch = tsr_arena_new(run->pipe->gpu->host->allocator, 0, err);
+    if (!scratch) return TSR_E_NOMEM;
+    tsr_status status = TSR_E_UNSUPPORTED;
+    if (is_one_run(run, checkpoint, scratch, &view))
+        status = tsr_pipe_direct(run->pipe, tsr_checkpoint_store(checkpoint), view.file, view.byte_offset, run->load->to,
+                                 (size_t)bytes, err);
+    tsr_arena_free(scratch);
+    return status == TSR_OK ? tell_progress(run, bytes, err) : status;
+}
+
 static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_gpu_load *loads, size_t count,
                            tsr_error *err)
 {
@@ -67,6 +100,9 @@ static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_
     for (size_t i = 0; i < count; i++) {
         run->load = &loads[i];
         TRY(choose_types(run, err));
+        const tsr_status direct = load_direct(run, checkpoint, err);
+        if (direct == TSR_OK) continue;
+        if (direct != TSR_E_UNSUPPORTED) return direct;
         TRY(tsr_stream_box(checkpoint, loads[i].entry, loads[i].offsets, loads[i].sizes, pipe->ring, send_tile,
                            wait_for_tiles, run, err));
     }

@@ -1,5 +1,6 @@
 /* Slots that are filled or emptied by threads while others are being copied. */
 #include "cuda/pipe.h"
+#include "tessera/folder.h"
 
 #define PART_BYTES ((size_t)1 << 20) /* what one thread fills or empties at a time */
 #define PARTS_MOST 64u
@@ -46,6 +47,7 @@ void tsr_gpu_pipe_free(tsr_gpu_pipe *pipe)
         tsr_gpu_host_free(pipe->gpu, pipe->slots[i].memory);
     }
     tsr_ring_free(pipe->ring);
+    if (pipe->direct.close) pipe->direct.close(pipe->direct.ctx);
     tsr_free(pipe->gpu->host->allocator, pipe, 1, sizeof *pipe);
 }
 
@@ -189,6 +191,18 @@ static tsr_status empty_to_file(void *ctx, uint8_t *memory, uint64_t at, size_t 
     return part->output->write_at(part->output, part->file, part->offset + at, memory, size, err);
 }
 
+tsr_status tsr_pipe_direct(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file, uint64_t offset, void *to, size_t size,
+                           tsr_error *err)
+{
+    tsr_error own = {0};
+    int fd;
+    if (!pipe->direct.read || tsr_folder_store_take_fd(store, file, &fd, NULL) != TSR_OK) return TSR_E_UNSUPPORTED;
+    const tsr_status status = pipe->direct.read(pipe->direct.ctx, fd, offset, to, size, &own);
+    tsr_folder_store_give_fd(store, file);
+    if (status != TSR_OK && status != TSR_E_UNSUPPORTED && err && err->status == TSR_OK) *err = own;
+    return status;
+}
+
 tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file, uint64_t offset, void *to, size_t size,
                              tsr_error *err)
 {
@@ -196,7 +210,8 @@ tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file
     if (file >= store->file_count || offset > store->files[file].size || size > store->files[file].size - offset)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "gpu read: %zu bytes at %llu reach beyond the file", size,
                          (unsigned long long)offset);
-    return tsr_pipe_in(pipe, to, size, fill_from_file, &part, err);
+    const tsr_status direct = tsr_pipe_direct(pipe, store, file, offset, to, size, err);
+    return direct == TSR_E_UNSUPPORTED ? tsr_pipe_in(pipe, to, size, fill_from_file, &part, err) : direct;
 }
 
 tsr_status tsr_gpu_write_file(tsr_gpu_pipe *pipe, tsr_output *output, uint32_t file, uint64_t offset, const void *from,

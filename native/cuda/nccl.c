@@ -13,8 +13,9 @@
     X(ncclGetVersion) \
     X(ncclGetUniqueId) \
     X(ncclCommInitRank) \
-    X(ncclCommDestroy) X(ncclCommAbort) X(ncclGetErrorString) X(ncclGroupStart) X(ncclGroupEnd) X(ncclSend) X(ncclRecv) \
-        X(ncclBroadcast) X(ncclAllGather)
+    X(ncclCommDestroy) \
+    X(ncclCommAbort) X(ncclGetErrorString) X(ncclGroupStart) X(ncclGroupEnd) X(ncclSend) X(ncclRecv) X(ncclBroadcast) \
+        X(ncclAllGather)
 
 typedef struct library {
     void *handle;

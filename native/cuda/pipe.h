@@ -12,6 +12,13 @@ typedef struct pipe_slot {
     tsr_gpu_event *copied;
 } pipe_slot;
 
+/* Reads files into device memory without the host's. TSR_E_UNSUPPORTED: this file cannot be read so, but others may. */
+typedef struct direct_reader {
+    void *ctx;
+    tsr_status (*read)(void *ctx, int fd, uint64_t offset, void *to, size_t size, tsr_error *err); /* NULL: there is none */
+    void (*close)(void *ctx);
+} direct_reader;
+
 struct tsr_gpu_pipe {
     tsr_gpu *gpu;
     tsr_gpu_stream *stream;
@@ -20,6 +27,7 @@ struct tsr_gpu_pipe {
     tsr_allocator pinned;        /* of the ring that checkpoints are read into */
     tsr_host pinned_host;
     tsr_ring *ring; /* NULL until needed */
+    direct_reader direct;
 };
 
 /* `size` bytes at `at` of the whole, into or out of pinned memory; called by several threads at once. */
@@ -27,5 +35,9 @@ typedef tsr_status pipe_work(void *ctx, uint8_t *memory, uint64_t at, size_t siz
 
 tsr_status tsr_pipe_in(tsr_gpu_pipe *pipe, void *to, size_t size, pipe_work *fill, void *ctx, tsr_error *err);
 tsr_status tsr_pipe_out(tsr_gpu_pipe *pipe, const void *from, size_t size, pipe_work *empty, void *ctx, tsr_error *err);
+
+/* TSR_E_UNSUPPORTED where it is not possible: nothing was read then, and the ring will do. */
+tsr_status tsr_pipe_direct(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file, uint64_t offset, void *to, size_t size,
+                           tsr_error *err);
 
 #endif

@@ -392,6 +392,7 @@ static void test_cuda_kernels__scans_count_nan_and_inf_and_find_min_and_max(void
     OK(tsr_gpu_scan(stream, TSR_FLOAT32, NULL, 0, &none, err));
     assert_int_equal(none.finite, 0);
     assert_int_equal(tsr_gpu_scan(stream, TSR_INT32, NULL, 1, &none, NULL), TSR_E_UNSUPPORTED);
+    assert_int_equal(tsr_gpu_scan(stream, TSR_FLOAT32, elements + 1, 1, &none, NULL), TSR_E_USAGE);
     tsr_gpu_stream_free(stream);
     free(elements);
     free(values);

@@ -1,8 +1,10 @@
 /* Files, pageable memory and checkpoints to and from devices. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuda/on_devices.h"
+#include "cuda/pipe.h"
 #include "support/random.h"
 #include "support/sample.h"
 #include "tessera/box.h"
@@ -241,6 +243,50 @@ static void test_cuda_pipe__every_form_loads_to_the_device_as_pytorch_has_it(voi
     tsr_gpu_pipe_free(pipe);
 }
 
+/* In the place of cuFile: through host memory, and not for every second file. */
+typedef struct direct_double {
+    tsr_gpu_stream *stream;
+    unsigned asked, done;
+} direct_double;
+
+static tsr_status read_double(void *ctx, int fd, uint64_t offset, void *to, size_t size, tsr_error *err)
+{
+    direct_double *d = ctx;
+    if (++d->asked % 2 == 0) return TSR_E_UNSUPPORTED;
+    uint8_t *bytes = malloc(size + 1);
+    tsr_status status = pread(fd, bytes, size, (off_t)offset) == (ssize_t)size ? TSR_OK : TSR_E_IO;
+    if (status == TSR_OK) status = tsr_gpu_copy(d->stream, to, bytes, size, err);
+    if (status == TSR_OK) status = tsr_gpu_stream_wait(d->stream, err);
+    d->done += status == TSR_OK;
+    free(bytes);
+    return status;
+}
+
+static void test_cuda_pipe__plain_tensors_are_read_past_the_host_where_that_is_possible(void **state)
+{
+    tsr_gpu *device = device_of(state);
+    direct_double d = {0};
+    tsr_gpu_pipe *pipe;
+    OK(tsr_gpu_stream_new(device, &d.stream, err));
+    OK(tsr_gpu_pipe_new(device, 0, &pipe, err));
+    pipe->direct = (direct_reader){&d, read_double, NULL};
+    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) assert_true(load_sample(device, pipe, samples[i]) > 0);
+    assert_true(d.done > 50 && d.asked > d.done); /* and tensors in pieces, strided or compressed were not asked for */
+    pipe->direct = (direct_reader){0};
+    tsr_error error = {0};
+    if (is_simulated(device)) {
+        assert_int_equal(tsr_gpu_pipe_use_direct(pipe, &error), TSR_E_UNSUPPORTED);
+        assert_non_null(strstr(error.message, "cufile: "));
+    } else if (tsr_gpu_pipe_use_direct(pipe, &error) == TSR_OK) {
+        for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++)
+            assert_true(load_sample(device, pipe, samples[i]) > 0);
+    } else {
+        print_message("skipped: GPUDirect Storage: %s\n", error.message);
+    }
+    tsr_gpu_pipe_free(pipe);
+    tsr_gpu_stream_free(d.stream);
+}
+
 /* A random box of every tensor of a sample, cast to bfloat16 where that is possible. */
 static void load_boxes(tsr_gpu *device, tsr_gpu_pipe *pipe, random_source *random, const opened *o)
 {
@@ -351,6 +397,7 @@ int main(void)
         ON_DEVICES(test_cuda_pipe__files_go_to_the_device_and_back),
         ON_DEVICES(test_cuda_pipe__a_failing_file_ends_the_transfer_with_its_error),
         ON_DEVICES(test_cuda_pipe__every_form_loads_to_the_device_as_pytorch_has_it),
+        ON_DEVICES(test_cuda_pipe__plain_tensors_are_read_past_the_host_where_that_is_possible),
         ON_DEVICES(test_cuda_pipe__boxes_load_and_cast_on_the_way),
         ON_DEVICES(test_cuda_pipe__large_tensors_pass_through_a_small_ring),
     };

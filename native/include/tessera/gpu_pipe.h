@@ -25,6 +25,11 @@ typedef struct tsr_gpu_pipe tsr_gpu_pipe;
 tsr_status tsr_gpu_pipe_new(tsr_gpu *gpu, size_t ring_bytes, tsr_gpu_pipe **out, tsr_error *err);
 void tsr_gpu_pipe_free(tsr_gpu_pipe *pipe); /* takes NULL */
 
+/* From now on what lies in one run of a file of a folder is read by GPUDirect Storage, past the host's memory, where the
+ * file system can; the rest goes through the ring as before. TSR_E_UNSUPPORTED, with the reason: no libcufile.so.0, no
+ * driver for it, a simulated device. */
+tsr_status tsr_gpu_pipe_use_direct(tsr_gpu_pipe *pipe, tsr_error *err);
+
 /* Pageable host memory to and from device memory. */
 tsr_status tsr_gpu_put(tsr_gpu_pipe *pipe, void *to, const void *from, size_t size, tsr_error *err);
 tsr_status tsr_gpu_get(tsr_gpu_pipe *pipe, void *to, const void *from, size_t size, tsr_error *err);
