@@ -95,6 +95,7 @@ typedef struct beginning {
     bool resumed;        /* there are journals of this work */
     bool publishing;     /* its renaming had begun */
     uint64_t identity;   /* then: of what was to take the destination's name */
+    bool note_lost;      /* by a power loss: that number is not known */
     bool has_output;     /* beside the destination */
     bool complete;       /* and published: nothing is left to do */
 } beginning;
@@ -153,6 +154,7 @@ static void note_own(const cli_writing *w, beginning *b)
         b->resumed |= l->part > 0 && l->text.size > 0;
         b->publishing |= l->publishing;
         if (l->publishing) b->identity = l->identity;
+        b->note_lost |= l->publishing && l->text.size == 0;
         b->has_output |= l->part == 0 && !l->publishing;
         for (tsr_str text = l->text; text.size;) {
             tsr_str line = line_at(&text);
@@ -399,7 +401,9 @@ static tsr_status do_units(cli_writing *w, const beginning *b, tsr_error *err)
 /* The run before ended when its output had taken the destination's name. What is left of it is removed. */
 static bool was_published(const cli_writing *w, const beginning *b)
 {
-    return b->publishing && b->identity && b->identity == tsr_journals_destination(&w->journals);
+    const uint64_t destination = tsr_journals_destination(&w->journals);
+    if (b->note_lost) return destination && !b->has_output; /* one rename: what had another name has this one */
+    return b->publishing && b->identity && b->identity == destination;
 }
 
 /* After a failure: what nobody can go on with is removed. */

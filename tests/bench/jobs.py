@@ -127,6 +127,50 @@ def p9_safetensors(bench):
     return conversion(bench, "P9b", "torch.save → safetensors", torch_file(bench), "safetensors", "of_torch.safetensors", "torch_to_safetensors")
 
 
+def sharded(bench, ranks, placement):
+    """The large sample as safetensors of many ranks."""
+    path, _ = bench.fresh(f"shards{ranks}")
+    if not os.path.exists(path):
+        subprocess.run([bench.tessera, "reshard", bench.sample("large_dcp_rows"), path, "--mesh", str(ranks), "--placements", placement, "--to", "safetensors",
+                        "--objects", "drop", "--quiet"], check=True)
+    return path
+
+
+def merge(bench, id, what, source, target):
+    out, remove = bench.fresh("merged.safetensors")
+    theirs, remove_theirs = bench.fresh("consolidated")
+    return Job(id, what, mib(source),
+               [Side("tessera convert", [bench.tessera, "convert", source, out, "--quiet"], remove),
+                Side("consolidate_safetensors_files", bench.peer("consolidate", source, theirs), remove_theirs), copy_limit(bench, source)], target,
+               check=lambda: subprocess.run(bench.peer("same_tensors", bench.sample("large_dcp_rows"), out), check=True))
+
+
+def p6(bench):
+    return merge(bench, "P6", "merge the safetensors of 8 ranks, cut by rows", sharded(bench, 8, "shard(0)"), "≤ 1.1 × cp, ≤ 64 MiB")
+
+
+def p7(bench):
+    return merge(bench, "P7", "merge the safetensors of 64 ranks, cut by columns", sharded(bench, 64, "shard(1)"), "≤ 1.6 × cp")
+
+
+def reshard(bench, id, ranks):
+    source = bench.sample("large_dcp_rows")
+    out, remove = bench.fresh(f"resharded{ranks}")
+    theirs, remove_theirs = bench.fresh(f"peer_resharded{ranks}")
+    sides = [Side("tessera reshard", [bench.tessera, "reshard", source, out, "--mesh", str(ranks), "--placements", "shard(0)", "--quiet"], remove),
+             Side("dcp.load + dcp.save over gloo", bench.peer("reshard_dcp", source, theirs, ranks), remove_theirs), copy_limit(bench, source)]
+    return Job(id, f"reshard 8 → {ranks} ranks, rows", mib(source), sides, "≤ 1.3 × cp",
+               check=lambda: subprocess.run(bench.peer("equal_dcp", source, out), check=True, stdout=subprocess.DEVNULL))
+
+
+def p10(bench):
+    return reshard(bench, "P10", 3)
+
+
+def p10_even(bench):
+    return reshard(bench, "P10b", 4)
+
+
 def p11(bench):
     d = bench.sample("large_dcp_rows")
     return Job("P11", "validate --deep: every byte, zip, pickle, CRC", mib(d),
@@ -236,4 +280,4 @@ def py_safetensors(bench):
     return python_load(bench, "PYb", "dcp.load of safetensors into tensors", folder, "HuggingFaceStorageReader")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}

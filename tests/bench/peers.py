@@ -158,7 +158,6 @@ def open_safetensors(path):
     timed(count)
 
 
-
 def dcp_load(reader, path):
     """dcp.load into tensors that are there already, by FileSystemReader, HuggingFaceStorageReader or tessera.torch."""
     import torch
@@ -181,6 +180,60 @@ def dcp_load(reader, path):
     digest = sum(int(v.view(-1).view(torch.uint8).sum(dtype=torch.int64)) for v in state.values() if v.numel())
     with open(os.path.join(os.environ["TESSERA_BENCH_SUMS"], reader), "w") as f:
         f.write(str(digest))
+
+
+def consolidate(path, dest):
+    from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+    from safetensors import safe_open
+    names = set()
+    for f in os.listdir(path):
+        with safe_open(os.path.join(path, f), "pt") as shard:
+            names.update(shard.keys())
+    os.makedirs(dest)
+    timed(lambda: consolidate_safetensors_files(path, dest, dict.fromkeys(sorted(names), 1), num_threads=len(os.sched_getaffinity(0))))
+
+
+def reshard_rank(rank, path, dest, ranks, store, results):
+    import resource
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, zeros
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    dist.barrier()
+    wall, cpu = time.perf_counter(), time.process_time()
+    sd = {}
+    for name, item in FileSystemReader(path).read_metadata().state_dict_metadata.items():
+        if hasattr(item, "size"):
+            sd[name] = zeros(*item.size, dtype=item.properties.dtype, device_mesh=mesh, placements=[Shard(0)]) if len(item.size) else torch.zeros((), dtype=item.properties.dtype)
+        else:
+            sd[name] = None
+    dcp.load(sd, checkpoint_id=path)
+    dcp.save(sd, checkpoint_id=dest)
+    dist.barrier()
+    results.put((time.perf_counter() - wall, time.process_time() - cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    dist.destroy_process_group()
+
+
+def reshard_dcp(path, dest, ranks):
+    """What a job of `ranks` processes does to have a checkpoint cut anew: the longest rank's time, all ranks' CPU and memory."""
+    import tempfile
+    import torch.multiprocessing as mp
+    ranks, context = int(ranks), mp.get_context("spawn")
+    results = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as scratch:
+        processes = [context.Process(target=reshard_rank, args=(r, path, dest, ranks, os.path.join(scratch, "store"), results)) for r in range(ranks)]
+        for p in processes:
+            p.start()
+        got = [results.get() for _ in processes]
+        for p in processes:
+            p.join()
+    walls, cpus, peaks = zip(*got)
+    print(json.dumps({"wall": max(walls), "cpu": sum(cpus), "peak_mib": sum(peaks)}))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def load_mapped(path):
 def check_marks(tensor, marks, what):
     for at, value in marks.items():
         row, column = divmod(at, COLUMNS)
-        got = tensor[row:row + 1, max(column - 1, 0):column + 2].reshape(-1).tolist()
+        got = tensor[row:row + 1, max(column - 1, 0):min(column + 2, COLUMNS)].reshape(-1).tolist()
         around = [marks.get(row * COLUMNS + c, 0) for c in range(max(column - 1, 0), min(column + 2, COLUMNS))]
         assert got == around and value in got, f"{what}: {got} around byte {at}, not {around}"
 

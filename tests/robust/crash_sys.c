@@ -126,7 +126,7 @@ static void lose_power(void)
         if (!gone[i] || state.changes[i].kind != FOLDER_MADE) continue;
         for (size_t k = i + 1; k < state.count; k++) {
             const change *c = &state.changes[k];
-            if (c->kind == CREATED && c->owner == state.changes[i].made) gone[k] = true;
+            if (c->kind >= CREATED && c->owner == state.changes[i].made) gone[k] = true;
         }
     }
     for (size_t i = state.count; i-- > 0;) {
