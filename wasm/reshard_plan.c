@@ -12,15 +12,17 @@ static tsr_status write_totals(const plan_request *r, const tsr_plan *plan, cons
                                const tsr_target_texts *texts, tsr_arena *arena, tsr_json *json, tsr_error *err)
 {
     tsr_plan_totals totals;
-    const tsr_status status = tsr_plan_count_totals(plan, arena, &totals, err);
+    tsr_plan_job job = {.source_path = r->path, .target = *texts};
+    tsr_status status = tsr_plan_count_totals(plan, arena, &totals, err);
+    if (status == TSR_OK)
+        status = tsr_plan_job_source(tsr_checkpoint_catalog(r->item->checkpoint), &r->item->host, arena, &job, err);
     if (status != TSR_OK) return status;
     const tsr_plan_document about = {.plan = plan,
                                      .totals = &totals,
                                      .catalog = tsr_checkpoint_catalog(r->item->checkpoint),
                                      .mesh = &target->mesh,
-                                     .texts = texts,
-                                     .source_path = r->path};
-    return tsr_document_plan(&about, &r->item->host, json, err);
+                                     .job = &job};
+    return tsr_document_plan(&about, json, err);
 }
 
 static tsr_status write_plan(void *ctx, tsr_json *json, tsr_error *err)
@@ -34,7 +36,8 @@ static tsr_status write_plan(void *ctx, tsr_json *json, tsr_error *err)
     tsr_status status = arena ? tsr_target_texts_read(r->target, host, arena, &texts, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_target_from_texts(&texts, tsr_glob_match, arena, &target, err);
     if (status == TSR_OK)
-        status = tsr_plan_new(tsr_checkpoint_catalog(r->item->checkpoint), &target, NULL, host, &plan, err);
+        status =
+            tsr_plan_for_texts(tsr_checkpoint_catalog(r->item->checkpoint), &texts, &target, NULL, host, arena, &plan, err);
     if (status == TSR_OK) status = write_totals(r, plan, &target, &texts, arena, json, err);
     tsr_plan_free(plan);
     tsr_arena_free(arena);

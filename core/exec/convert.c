@@ -2,6 +2,17 @@
 #include "base/try.h"
 #include "tessera/work.h"
 
+tsr_container tsr_container_for(tsr_format format)
+{
+    switch (format) {
+    case TSR_FORMAT_DCP: return TSR_TO_DCP;
+    case TSR_FORMAT_DCP_SAFETENSORS:
+    case TSR_FORMAT_SAFETENSORS:
+    case TSR_FORMAT_SAFETENSORS_INDEX: return TSR_TO_SAFETENSORS;
+    default: return TSR_TO_TORCH;
+    }
+}
+
 static tsr_status carry_out(tsr_work *work, tsr_output *output, tsr_error *err)
 {
     TSR_TRY(tsr_work_open(work, output, err));

@@ -61,6 +61,21 @@ static void put_placements(tsr_json *json, tsr_str text)
     tsr_json_array_end(json);
 }
 
+static void put_strategy(tsr_json *json, const tsr_target_texts *texts)
+{
+    tsr_json_key(json, "strategy");
+    tsr_json_object(json);
+    tsr_json_key(json, "name");
+    tsr_json_text(json, "fsdp1");
+    tsr_json_key(json, "units");
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < texts->unit_count; i++) tsr_json_str(json, texts->units[i]);
+    tsr_json_array_end(json);
+    tsr_json_key(json, "use_orig_params");
+    tsr_json_bool(json, texts->use_orig_params);
+    tsr_json_object_end(json);
+}
+
 static void put_target(tsr_json *json, const tsr_mesh *mesh, const tsr_target_texts *texts)
 {
     bool named = mesh->dim_count && mesh->names[0].size;
@@ -77,6 +92,11 @@ static void put_target(tsr_json *json, const tsr_mesh *mesh, const tsr_target_te
     for (uint32_t i = 0; named && i < mesh->dim_count; i++) tsr_json_str(json, mesh->names[i]);
     if (named) tsr_json_array_end(json);
     tsr_json_object_end(json);
+    if (texts->fsdp1) {
+        put_strategy(json, texts);
+        tsr_json_object_end(json);
+        return;
+    }
     tsr_json_key(json, "rules");
     tsr_json_array(json);
     for (uint32_t i = 0; i < texts->rule_count; i++) {
@@ -197,7 +217,7 @@ static void put_loads(tsr_json *json, const tsr_plan_totals *totals, const tsr_c
     tsr_json_array_end(json);
 }
 
-static void put_item(tsr_json *json, const tsr_read_item *item, const tsr_catalog *catalog)
+static void put_item(tsr_json *json, const tsr_plan *plan, const tsr_read_item *item, const tsr_catalog *catalog)
 {
     const struct {
         const char *key;
@@ -210,7 +230,8 @@ static void put_item(tsr_json *json, const tsr_read_item *item, const tsr_catalo
     put_count(json, "dest_rank", item->dest_rank);
     for (size_t i = 0; i < 3; i++) {
         tsr_json_key(json, lists[i].key);
-        tsr_json_u64s(json, lists[i].numbers, item->entry->rank);
+        const bool flat = i == 0 && tsr_plan_tensor_at(plan, item->tensor).layout->flat; /* its local tensor has one dim */
+        tsr_json_u64s(json, lists[i].numbers, flat && item->entry->rank ? 1 : item->entry->rank);
     }
     tsr_json_key(json, "file");
     if (item->chunk->file < catalog->store->file_count) tsr_json_str(json, catalog->store->files[item->chunk->file].name);
@@ -227,7 +248,7 @@ static tsr_status put_items(tsr_json *json, const tsr_plan_document *document, t
     tsr_json_array(json);
     tsr_status status;
     while ((status = tsr_plan_cursor_next(cursor, &item, err)) == TSR_OK && item && json->status == TSR_OK) {
-        put_item(json, item, document->catalog);
+        put_item(json, document->plan, item, document->catalog);
     }
     tsr_json_array_end(json);
     tsr_plan_cursor_free(cursor);

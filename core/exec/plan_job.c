@@ -4,6 +4,7 @@
 #include "codec/json.h"
 #include "exec/document_parts.h"
 #include "formats/target_read.h"
+#include "tessera/convert.h"
 
 /* ---- digest of a catalog ---- */
 
@@ -65,10 +66,36 @@ tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, 
     return TSR_OK;
 }
 
+static void mark_chunks(const tsr_chunk *chunks, uint64_t count, bool *used, uint32_t file_count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        if (chunks[i].file < file_count) used[chunks[i].file] = true;
+    }
+}
+
+static tsr_status list_files(const tsr_catalog *catalog, tsr_arena *arena, tsr_plan_job *out, tsr_error *err)
+{
+    const tsr_store *store = catalog->store;
+    bool *used = tsr_arena_array(arena, store->file_count, sizeof *used, err);
+    out->files = tsr_arena_array(arena, store->file_count, sizeof *out->files, err);
+    out->file_count = 0;
+    if (!used || !out->files) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        mark_chunks(catalog->entries[i].chunks, catalog->entries[i].chunk_count, used, store->file_count);
+        mark_chunks(catalog->entries[i].replicas, catalog->entries[i].replica_count, used, store->file_count);
+    }
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        if (used[f] || store->file_count == 1)
+            out->files[out->file_count++] = (tsr_plan_file){store->files[f].name, store->files[f].size, TSR_STR("")};
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
                                tsr_error *err)
 {
     static const char digits[] = "0123456789abcdef";
+    static const char *const forms[] = {"safetensors", "torch", "dcp"};
     tsr_digest_algorithm algorithm;
     tsr_digest digest;
     TSR_TRY(tsr_catalog_digest(catalog, host, &algorithm, &digest, err));
@@ -81,7 +108,8 @@ tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host,
     out->source_format = tsr_str_from(tsr_format_name(catalog->format));
     out->digest_algorithm = algorithm == TSR_DIGEST_SHA256 ? TSR_STR("sha256") : TSR_STR("xxh3");
     out->digest = (tsr_str){hex, 2 * digest.size};
-    return TSR_OK;
+    if (!out->to.size) out->to = tsr_str_from(forms[tsr_container_for(catalog->format)]);
+    return list_files(catalog, arena, out, err);
 }
 
 /* ---- comparing ---- */

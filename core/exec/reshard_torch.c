@@ -138,6 +138,9 @@ tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *p
     ranks *r = TSR_ARENA_NEW(job->arena, ranks, err);
     if (!r) return TSR_E_NOMEM;
     *r = (ranks){.job = job, .plan = plan};
+    TSR_FAIL_IF(tsr_plan_count(plan) && !tsr_plan_tensor_at(plan, 0).placements, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is cut into flat ranges, which are no DTensors: reshard to dcp, or see tessera optim shard",
+                TSR_STR_ARG(tsr_plan_tensor_at(plan, 0).entry->fqn));
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &r->chosen, err));
     TSR_TRY(tsr_leave_unplanned(&r->chosen, plan, err));
     TSR_TRY(prepare(r, err));

@@ -78,9 +78,32 @@ static tsr_status read_rules(const target_reader *r, const cJSON *list, tsr_targ
     return TSR_OK;
 }
 
+/* {"name": "fsdp1", "units": ["layers.*.**"], "use_orig_params": true} */
+static tsr_status read_strategy(const target_reader *r, const cJSON *strategy, tsr_target_texts *out)
+{
+    const cJSON *name, *units, *orig, *item;
+    TSR_TRY(tsr_json_get(strategy, "name", TSR_JSON_STRING, "strategy", &name, r->err));
+    TSR_FAIL_IF(strcmp(name->valuestring, "fsdp1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "target: strategy '%s' is not known; fsdp1 is, the others are placements", name->valuestring);
+    TSR_TRY(tsr_json_find(strategy, "units", TSR_JSON_ARRAY, "strategy", &units, r->err));
+    TSR_TRY(tsr_json_find(strategy, "use_orig_params", TSR_JSON_BOOL, "strategy", &orig, r->err));
+    tsr_str *texts = tsr_arena_array(r->arena, units ? (size_t)cJSON_GetArraySize(units) : 0, sizeof *texts, r->err);
+    if (!texts) return TSR_E_NOMEM;
+    out->fsdp1 = true;
+    out->use_orig_params = !orig || cJSON_IsTrue(orig);
+    out->units = texts;
+    cJSON_ArrayForEach(item, units)
+    {
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, "strategy.units", r->err));
+        texts[out->unit_count] = tsr_arena_str(r->arena, tsr_json_text_of(item), r->err);
+        if (!texts[out->unit_count++].data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
 static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_target_texts *out)
 {
-    const cJSON *schema, *mesh, *rules, *others;
+    const cJSON *schema, *mesh, *rules, *others, *strategy;
     *out = (tsr_target_texts){.default_placements = TSR_STR("")};
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
     TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.target/1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
@@ -90,7 +113,11 @@ static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_tar
     TSR_TRY(tsr_json_find(root, "rules", TSR_JSON_ARRAY, "", &rules, r->err));
     if (rules) TSR_TRY(read_rules(r, rules, out));
     TSR_TRY(tsr_json_find(root, "default", TSR_JSON_ARRAY, "", &others, r->err));
-    return others ? join(r, others, "default", &out->default_placements) : TSR_OK;
+    if (others) TSR_TRY(join(r, others, "default", &out->default_placements));
+    TSR_TRY(tsr_json_find(root, "strategy", TSR_JSON_OBJECT, "", &strategy, r->err));
+    TSR_FAIL_IF(strategy && (out->rule_count || others), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "target: a strategy stands for rules and default; only one of them is taken");
+    return strategy ? read_strategy(r, strategy, out) : TSR_OK;
 }
 
 tsr_status tsr_target_texts_of(const cJSON *root, tsr_arena *arena, tsr_target_texts *out, tsr_error *err)

@@ -1,6 +1,8 @@
 /* FSDP1's flat parameters: where each original begins, and which of its elements a rank's slice has. */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "layout/shard.h"
+#include "tessera/box.h"
 #include "tessera/layout.h"
 
 static bool round_up(uint64_t value, uint64_t unit, uint64_t *out)
@@ -60,4 +62,53 @@ uint32_t tsr_range_boxes(uint32_t rank, const uint64_t *shape, tsr_span range, u
         begin += count * steps[d];
     }
     return n;
+}
+
+/* The boxes of one rank's range, with the places where they begin in it. */
+static tsr_status range_shard(uint32_t rank, const uint64_t *shape, tsr_span range, tsr_arena *arena, tsr_shard *out,
+                              tsr_error *err)
+{
+    uint64_t offsets[(2 * TSR_MAX_RANK - 1) * TSR_MAX_RANK], sizes[(2 * TSR_MAX_RANK - 1) * TSR_MAX_RANK], at = 0;
+    const uint32_t count = range.size ? tsr_range_boxes(rank, shape, range, offsets, sizes) : 0;
+    uint64_t *numbers = tsr_arena_array(arena, (3 * (size_t)count + 2) * rank + 1, sizeof *numbers, err);
+    tsr_shard_box *boxes = tsr_arena_array(arena, count, sizeof *boxes, err);
+    if (!numbers || !boxes) return TSR_E_NOMEM;
+    uint64_t *local_shape = numbers, *first = numbers + rank;
+    *out = (tsr_shard){rank, local_shape, first, boxes, count};
+    for (uint32_t d = 0; d < rank; d++) local_shape[d] = d ? 1 : range.size;
+    numbers += 2 * (size_t)rank;
+    for (uint32_t b = 0; b < count; b++, numbers += 3 * (size_t)rank) {
+        uint64_t elements;
+        boxes[b] = (tsr_shard_box){numbers, numbers + rank, numbers + 2 * rank};
+        if (rank) memcpy(numbers, offsets + b * rank, rank * sizeof *numbers);
+        if (rank) memcpy(numbers + rank, sizes + b * rank, rank * sizeof *numbers);
+        if (rank) numbers[2 * rank] = at;
+        tsr_box_volume((tsr_box){rank, NULL, sizes + b * rank}, &elements); /* fits: it is a part of the tensor */
+        at += elements;
+    }
+    for (uint32_t d = 0; d < rank; d++) first[d] = count ? boxes[0].offsets[d] : shape[d];
+    return TSR_OK;
+}
+
+tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, uint32_t rank, const uint64_t *shape,
+                           tsr_arena *arena, tsr_layout *out, tsr_error *err)
+{
+    tsr_shard *shards = tsr_arena_array(arena, flat->ranks, sizeof *shards, err);
+    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "a parameter of %u dimensions, at most %u are read",
+                rank, TSR_MAX_RANK);
+    if (!shards) return TSR_E_NOMEM;
+    for (uint64_t r = 0; r < flat->ranks; r++)
+        TSR_TRY(range_shard(rank, shape, tsr_flat_layout_range(flat, index, r), arena, &shards[r], err));
+    *out = tsr_layout_explicit(flat->ranks, shards, rank, shape);
+    out->flat = true;
+    return TSR_OK;
+}
+
+uint32_t tsr_flat_split(uint32_t rank, const uint64_t *box_sizes, const uint64_t *sizes, uint64_t *runs)
+{
+    uint32_t split = rank ? rank - 1 : 0;
+    while (split > 0 && sizes[split] == box_sizes[split]) split--;
+    *runs = 1;
+    for (uint32_t d = 0; d < split; d++) *runs *= sizes[d];
+    return split;
 }

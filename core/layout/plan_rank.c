@@ -5,6 +5,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "layout/plan_room.h"
+#include "layout/shard.h"
 
 /* One box copy of a class, whatever the tensor. */
 typedef struct piece {
@@ -35,6 +36,29 @@ static tsr_status add_piece(const tsr_plan_class *c, uint64_t chunk, const tsr_s
     return TSR_OK;
 }
 
+/* In a 1-d local tensor: a piece for each run that has no gap there. */
+static tsr_status add_flat_pieces(const tsr_plan_class *c, uint64_t chunk, const tsr_shard_box *box, const uint64_t *offsets,
+                                  const uint64_t *sizes, tsr_vec *pieces, tsr_arena *arena, tsr_error *err)
+{
+    uint64_t runs, at[TSR_MAX_RANK], inner[TSR_MAX_RANK], place[TSR_MAX_RANK];
+    const uint32_t rank = c->sample->rank, split = tsr_flat_split(rank, box->sizes, sizes, &runs);
+    for (uint64_t run = 0; run < runs; run++) {
+        uint64_t left = run;
+        for (uint32_t d = rank; d-- > 0;) {
+            inner[d] = d < split ? 1 : sizes[d];
+            at[d] = offsets[d] + (d < split ? left % sizes[d] : 0);
+            if (d < split) left /= sizes[d];
+            place[d] = at[d] - box->offsets[d];
+        }
+        TSR_TRY(add_piece(c, chunk, box, at, inner, pieces, arena, err));
+        const piece *p = (const piece *)pieces->items + pieces->count - 1;
+        uint64_t *dest = (uint64_t *)(uintptr_t)p->dest_offsets;
+        for (uint32_t d = 0; d < rank; d++) dest[d] = 0;
+        if (rank) dest[0] = box->local_offsets[0] + tsr_box_index((tsr_box){rank, NULL, box->sizes}, place);
+    }
+    return TSR_OK;
+}
+
 static tsr_status make_pieces(const tsr_plan_class *c, uint64_t holder, tsr_vec *scratch, tsr_arena *arena, piece_list *out,
                               tsr_error *err)
 {
@@ -47,7 +71,7 @@ static tsr_status make_pieces(const tsr_plan_class *c, uint64_t holder, tsr_vec 
         const tsr_shard_box *box = &shard.boxes[b];
         tsr_chunk_query_start(&query, &c->index, (tsr_box){shard.rank, box->offsets, box->sizes});
         while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
-            TSR_TRY(add_piece(c, chunk, box, offsets, sizes, scratch, arena, err));
+            TSR_TRY((c->layout->flat ? add_flat_pieces : add_piece)(c, chunk, box, offsets, sizes, scratch, arena, err));
         }
     }
     out->pieces = tsr_arena_array(arena, scratch->count, sizeof *out->pieces, err);

@@ -1,6 +1,7 @@
 /* What a plan costs, counted by class: geometry once, times the bits of all the class's elements. */
 #include "base/try.h"
 #include "layout/plan_room.h"
+#include "layout/shard.h"
 
 typedef struct chunk_reads {
     uint64_t items;
@@ -32,13 +33,18 @@ static void count_box(const tsr_plan_class *c, const tsr_shard_box *box, class_r
     uint32_t rank = c->sample->rank;
     tsr_chunk_query_start(&query, &c->index, (tsr_box){rank, box->offsets, box->sizes});
     while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
+        uint64_t runs = 1;
         tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
-        reads->by_chunk[chunk].items++;
+        if (c->layout->flat) {
+            const uint32_t split = tsr_flat_split(rank, box->sizes, sizes, &runs);
+            for (uint32_t d = 0; d < split; d++) sizes[d] = 1;
+        }
+        reads->by_chunk[chunk].items += runs;
         reads->by_chunk[chunk].elements += elements;
-        reads->items++;
+        reads->items += runs;
         reads->elements += elements;
-        reads->span_elements += span_of(&c->sample->chunks[chunk], rank, offsets, sizes);
-        if (elements > reads->largest) reads->largest = elements;
+        reads->span_elements += runs * span_of(&c->sample->chunks[chunk], rank, offsets, sizes);
+        if (elements / runs > reads->largest) reads->largest = elements / runs;
     }
 }
 

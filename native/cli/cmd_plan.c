@@ -74,7 +74,7 @@ static tsr_status describe_job(cli *program, const cli_session *session, const p
     const cli_selection *selection = &arguments->selection;
     if (arguments->dtype && tsr_dtype_from_name(tsr_str_from(arguments->dtype)) == TSR_DTYPE_NONE)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'", arguments->dtype);
-    job->to = tsr_str_from(cli_containers[cli_container_for(arguments->to, session->catalog->format)]);
+    job->to = arguments->to ? tsr_str_from(cli_containers[arguments->to - 1]) : TSR_STR(""); /* what such a source becomes */
     job->objects = tsr_str_from(cli_objects[arguments->objects]);
     job->dtype = tsr_str_from(arguments->dtype);
     tsr_status status = copy_list(&selection->include, arena, &job->include, &job->include_count, err);
@@ -111,9 +111,11 @@ static int run(cli *program, const void *given)
     tsr_plan *plan = NULL;
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = arena ? cli_read_target(program, &arguments->target, arena, &job.target, &target, &err) : TSR_E_NOMEM;
+    tsr_status status =
+        arena ? cli_read_target(program, &arguments->target, arena, &job.target, &target, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &session, &err);
-    if (status == TSR_OK) status = tsr_plan_new(session.catalog, &target, &options, cli_host(program), &plan, &err);
+    if (status == TSR_OK)
+        status = tsr_plan_for_texts(session.catalog, &job.target, &target, &options, cli_host(program), arena, &plan, &err);
     if (status == TSR_OK) status = report(program, &session, arguments, plan, &target, &job, arena, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, session.store ? path : NULL, &err);
@@ -147,7 +149,8 @@ const cli_command cli_plan = {
     .examples =
         "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\nloads and totals, before a byte is moved\n"
         "tessera plan ckpt/ --target target.json --items\nevery read of every rank, for scripts\n"
-        "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nfor tessera exec plan.json DEST --part i/N\n",
+        "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nfor tessera exec plan.json DEST --part "
+        "i/N\n",
     .options = options,
     .arguments_size = sizeof(plan_arguments),
     .run = run,

@@ -20,11 +20,12 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
     tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
     if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], NULL, &w->source, err);
     if (status != TSR_OK) return status;
-    w->to = cli_container_for(arguments->to, w->source.catalog->format);
+    w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
     w->is_folder = true;
     w->has_marker = w->to == TSR_TO_DCP;
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
-    status = tsr_plan_new(w->source.catalog, target, &options, cli_host(w->program), plan, err);
+    status =
+        tsr_plan_for_texts(w->source.catalog, &w->job.target, target, &options, cli_host(w->program), w->arena, plan, err);
     w->plan = *plan;
     return status;
 }

@@ -40,19 +40,6 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     return TSR_OK;
 }
 
-/* DCP where the source is DCP, else what the source is. */
-tsr_container cli_container_for(unsigned choice, tsr_format format)
-{
-    if (choice) return (tsr_container)(choice - 1);
-    switch (format) {
-    case TSR_FORMAT_DCP: return TSR_TO_DCP;
-    case TSR_FORMAT_DCP_SAFETENSORS:
-    case TSR_FORMAT_SAFETENSORS:
-    case TSR_FORMAT_SAFETENSORS_INDEX: return TSR_TO_SAFETENSORS;
-    default: return TSR_TO_TORCH;
-    }
-}
-
 const char *const cli_containers[] = {"safetensors", "torch", "dcp"};
 const char *const cli_objects[] = {"", "keep", "drop", "sidecar", "refuse"};
 

@@ -83,9 +83,6 @@ typedef struct cli_writing {
 
 /* The words of --to and --objects, by tsr_container and tsr_objects. */
 extern const char *const cli_containers[3], *const cli_objects[5];
-/* What a reshard writes: `choice` is that of --to, 0 when not given. */
-tsr_container cli_container_for(unsigned choice, tsr_format format);
-
 /* Writes, checks that the source did not change, publishes, reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything but the source; removes what was not published. */

@@ -50,6 +50,10 @@ static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err
                                         TSR_STR_ARG(target->rules[i].placements));
         status = rule.data ? add_line(w, text, "rule", rule, err) : TSR_E_NOMEM;
     }
+    if (status == TSR_OK && target->fsdp1)
+        status = add_line(w, text, "fsdp1", target->use_orig_params ? TSR_STR("original parameters") : TSR_STR("flat"), err);
+    for (uint32_t i = 0; i < target->unit_count && status == TSR_OK; i++)
+        status = add_line(w, text, "unit", target->units[i], err);
     return status == TSR_OK ? add_line(w, text, "placements", target->default_placements, err) : status;
 }
 

@@ -606,6 +606,39 @@ def test_resume_after_a_kill(t):
 
 
 @test
+def test_fsdp1_as_a_target(t):
+    """Every rank's items make up its slice of the flat parameter: the parameters one behind the other, padded, cut evenly."""
+    path, want = sample("dcp_fsdp2")
+    names = [e["fqn"] for e in t.json("inspect", path, "--json")["entries"] if e["kind"] == "tensor" and e["dtype"] == "float32"]
+    keep = [a for n in names for a in ("--include", n)]
+    strategy = {"name": "fsdp1", "units": ["**.weight"], "use_orig_params": False}
+    json.dump({"schema": "tessera.target/1", "mesh": {"shape": [3]}, "strategy": strategy}, open(t.at("target.json"), "w"))
+    doc = t.json("plan", path, "--target", t.at("target.json"), "--items", *keep)
+    need(doc["target"]["strategy"] == strategy, doc["target"])
+    numel = lambda shape: 1 if not shape else shape[0] * numel(shape[1:])
+    shapes = {n: want["entries"][n]["shape"] for n in names}
+    for unit in ([n for n in names if n.endswith(".weight")], [n for n in names if not n.endswith(".weight")]):
+        total, at = sum(numel(shapes[n]) for n in unit), 0
+        part = -(-total // 3)
+        for n in unit:
+            for rank in range(3):
+                low, high = max(at, rank * part), min(at + numel(shapes[n]), (rank + 1) * part)
+                places = sorted((i["dest_offsets"] or [0])[0] + k for i in doc["items"] if i["fqn"] == n and i["dest_rank"] == rank for k in range(numel(i["lengths"])))
+                need(places == list(range(max(high - low, 0))), f"{n} on rank {rank}: {len(places)} elements, not {high - low}")
+            at += numel(shapes[n])
+    t.run("reshard", path, t.at("flat"), "--target", t.at("target.json"), *keep, "-q")
+    got = {e["fqn"]: e["hash"]["digest"] for e in t.json("inspect", t.at("flat"), "--json", "--hash", "sha256")["entries"] if e["kind"] == "tensor"}
+    need(got == {n: want["entries"][n]["sha256"] for n in names}, "other bytes")
+    open(t.at("plan.json"), "wb").write(t.run("plan", path, "--target", t.at("target.json"), "--json", *keep).stdout)
+    t.run("exec", t.at("plan.json"), t.at("again"), "-q")
+    need(tree(t.at("again")) == tree(t.at("flat")), "exec of such a plan writes other bytes")
+    p = t.run("reshard", path, t.at("ranks"), "--target", t.at("target.json"), "--to", "torch", *keep, status=2)
+    need(b"flat ranges" in p.stderr, p.stderr)
+    json.dump({"schema": "tessera.target/1", "mesh": {"shape": [3]}, "strategy": {"name": "zero3"}}, open(t.at("bad.json"), "w"))
+    need(b"zero3" in t.run("plan", path, "--target", t.at("bad.json"), status=2).stderr, "an unknown strategy")
+
+
+@test
 def test_doctor(t):
     doc = t.json("doctor", "--json")
     need(doc["program"]["crc32"] and doc["machine"]["threads"] >= 1, doc)

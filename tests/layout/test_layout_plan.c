@@ -744,6 +744,79 @@ static void test_layout_plan__survives_every_allocation_failure(void **state)
     }
 }
 
+/* Copies an item, whose elements lie one behind the other, into a 1-d local tensor. */
+static void carry_out_flat(const tsr_read_item *item, const tsr_entry *entry, const int64_t *from, uint64_t numel,
+                           int64_t *local)
+{
+    tsr_box chunk = {entry->rank, NULL, item->chunk->sizes};
+    uint64_t at[MOST_DIMS] = {0}, there[MOST_DIMS], to = entry->rank ? item->dest_offsets[0] : 0;
+    for (uint32_t d = 1; d < entry->rank; d++) assert_int_equal(item->dest_offsets[d], 0);
+    for (uint64_t n = volume_of(entry->rank, item->lengths); n > 0; n--, to++) {
+        for (uint32_t d = 0; d < entry->rank; d++) there[d] = item->storage_offsets[d] + at[d];
+        assert_true(to < numel);
+        assert_int_equal(local[to], UNWRITTEN);
+        local[to] = from[tsr_box_index(chunk, there)];
+        for (uint32_t d = entry->rank; d-- > 0;) {
+            if (++at[d] < item->lengths[d]) break;
+            at[d] = 0;
+        }
+    }
+}
+
+/* FSDP1: a parameter between two others, cut into flat slices. Each rank's items put its range into place, in order. */
+static void test_layout_plan__flat_ranges_are_read_in_order(void **state)
+{
+    (void)state;
+    static box_list list;
+    static const tsr_str no_name[1];
+    const tsr_placement whole = {TSR_REPLICATE, 0, 0};
+    tsr_host host = host_with(&tsr_allocator_libc);
+    random_source random = {21};
+    uint64_t split = 0;
+    for (int i = 0; i < 1500; i++) {
+        const uint64_t world = random_in(&random, 1, 5);
+        const tsr_target target = {.mesh = {1, &world, no_name}, .default_placements = &whole};
+        tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+        tsr_entry entry;
+        make_entry(&random, &list, &entry);
+        const uint64_t numels[] = {random_in(&random, 0, 50), volume_of(entry.rank, entry.shape), random_in(&random, 0, 50)};
+        tsr_flat_layout flat;
+        tsr_layout layout;
+        tsr_plan *plan;
+        tsr_plan_totals totals;
+        assert_int_equal(tsr_flat_layout_make(numels, 3, random_in(&random, 0, 4), world, arena, &flat, NULL), TSR_OK);
+        assert_int_equal(tsr_layout_flat(&flat, 1, entry.rank, entry.shape, arena, &layout, NULL), TSR_OK);
+        const tsr_plan_options options = {.layout = own_layout, .layout_ctx = &layout};
+        tsr_catalog catalog = {.entries = &entry, .entry_count = 1};
+        assert_int_equal(tsr_plan_new(&catalog, &target, &options, &host, &plan, NULL), TSR_OK);
+        storage from = fill_storage(&entry);
+        uint64_t items_of_all = 0, held = 0;
+        for (uint64_t r = 0; r < world; r++) {
+            const tsr_span range = tsr_flat_layout_range(&flat, 1, r);
+            const tsr_read_item *items;
+            uint64_t count;
+            int64_t *local = malloc((range.size + 1) * sizeof *local);
+            for (uint64_t k = 0; k < range.size; k++) local[k] = UNWRITTEN;
+            assert_int_equal(tsr_plan_rank(plan, r, arena, &items, &count, NULL), TSR_OK);
+            for (uint64_t k = 0; k < count; k++)
+                carry_out_flat(&items[k], &entry, from.chunks[items[k].chunk - entry.chunks], range.size, local);
+            for (uint64_t k = 0; k < range.size; k++) assert_int_equal(local[k], range.offset + k);
+            assert_int_equal(tsr_layout_elements(&layout, r), entry.rank || range.size ? range.size : 1);
+            items_of_all += count;
+            held += range.size;
+            free(local);
+        }
+        assert_int_equal(tsr_plan_count_totals(plan, arena, &totals, NULL), TSR_OK);
+        assert_int_equal(totals.reads, items_of_all);
+        assert_int_equal(held, numels[1]);
+        split += items_of_all > entry.chunk_count + 3 * world;
+        free_storage(from);
+        tsr_plan_free(plan);
+        tsr_arena_free(arena);
+    }
+    assert_true(split > 50); /* chunks that lie across the ranges */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -758,6 +831,7 @@ int main(void)
         cmocka_unit_test(test_layout_plan__a_copy_stands_in_for_a_missing_file),
         cmocka_unit_test(test_layout_plan__refuses_what_cannot_be_done),
         cmocka_unit_test(test_layout_plan__float4_is_counted_in_pairs),
+        cmocka_unit_test(test_layout_plan__flat_ranges_are_read_in_order),
         cmocka_unit_test(test_layout_plan__survives_every_allocation_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

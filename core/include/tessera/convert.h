@@ -17,6 +17,9 @@ typedef enum tsr_container {
     TSR_TO_DCP          /* a folder for torch.distributed.checkpoint */
 } tsr_container;
 
+/* What a reshard writes where nothing else is asked for: dcp for dcp, safetensors for safetensors of any kind, else torch. */
+tsr_container tsr_container_for(tsr_format format);
+
 /* What happens to entries that are no tensors. Default: kept for dcp and torch, refused for safetensors. A sidecar is a
  * JSON document (tsr_conversion.sidecar): {"schema": "tessera.objects/1", "objects": [{fqn, type, value or repr}]}. */
 typedef enum tsr_objects {

@@ -79,6 +79,13 @@ tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *fi
 tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,
                                  tsr_target *out, tsr_error *err);
 
+/* The plan for a target of texts: as tsr_plan_new, or with FSDP1's flat ranges, where every wanted tensor is a parameter (then
+ * the layouts live in `arena`, as long as the plan). `target` is that of the texts. Errors as tsr_plan_new and
+ * tsr_target_fsdp1. */
+tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts *texts, const tsr_target *target,
+                              const tsr_plan_options *options, const tsr_host *host, tsr_arena *arena, tsr_plan **out,
+                              tsr_error *err);
+
 /* What a plan is made from and for: enough to carry it out later, and to tell whether its source is still the same. */
 typedef struct tsr_plan_file {
     tsr_str name;
@@ -89,14 +96,15 @@ typedef struct tsr_plan_job {
     tsr_str source_path;
     tsr_str source_format;
     tsr_str digest_algorithm, digest; /* of the source's catalog (tsr_catalog_digest), in hexadecimal */
-    const tsr_plan_file *files;       /* those that hold tensors */
+    tsr_plan_file *files;             /* those that hold tensors */
     uint64_t file_count;
     tsr_target_texts target;     /* the default spelled out */
     tsr_str to, objects, dtype;  /* as --to, --objects, --dtype have them; the latter two may be empty */
     const tsr_str *include, *exclude;
     size_t include_count, exclude_count;
 } tsr_plan_job;
-/* Format and digest of a catalog, into a job. In `arena`. TSR_E_UNSUPPORTED without a host digest. */
+/* What a catalog tells of a job's source: format, digest, the files with their sizes (`modified` empty; a store of a single
+ * file counts it whatever it holds), and `to`, where that is empty. In `arena`. TSR_E_UNSUPPORTED without a host digest. */
 tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
                                tsr_error *err);
 /* TSR_E_CHANGED when the source of a plan is not what it was: what differs, found and expected. */

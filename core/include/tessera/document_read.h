@@ -28,6 +28,10 @@ typedef struct tsr_target_texts {
     const tsr_target_rule_text *rules;
     uint32_t rule_count;
     tsr_str default_placements; /* empty when the document has none: replicate */
+    bool fsdp1;                 /* "strategy": {"name": "fsdp1", …}: flat ranges in place of placements (target.h) */
+    bool use_orig_params;
+    const tsr_str *units; /* GLOBs of wrapped modules' parameters, innermost first */
+    uint32_t unit_count;
 } tsr_target_texts;
 tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,
                                  tsr_error *err);

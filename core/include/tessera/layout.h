@@ -35,6 +35,9 @@ typedef struct tsr_layout {
     uint32_t copy_dim_count;
     uint32_t copy_dims[TSR_MESH_MAX_DIMS];
     const tsr_shard *shards; /* explicit: one a rank */
+    /* Explicit, and local tensors are 1-d: the elements of a box lie one behind the other, in row-major order, from
+     * local_offsets[0] on; the other local offsets are 0. local_shape is [numel, 1, …]. */
+    bool flat;
 } tsr_layout;
 
 /* The layout of a shape under placements (mesh->dim_count of them). Borrows mesh and shape; tables live in `arena`.
@@ -76,6 +79,11 @@ tsr_status tsr_flat_layout_make(const uint64_t *numels, uint64_t count, uint64_t
 /* The elements of parameter `index` that `holder` has, as a range of the flattened parameter; size 0: none. torch's
  * [start, end] with end inclusive is {start, end - start + 1}. */
 tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint64_t holder);
+
+/* What every rank holds of parameter `index` (a tensor of `shape`): its range as boxes, in a 1-d local tensor. In `arena`;
+ * borrows shape. */
+tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, uint32_t rank, const uint64_t *shape,
+                           tsr_arena *arena, tsr_layout *out, tsr_error *err);
 
 /* A row-major range [range) of a tensor's elements as boxes, in order: at most 2 × rank - 1. A 1-d local tensor holds
  * them one after another, so their local offsets are 1-d too and not given. `offsets` and `sizes` have room for
