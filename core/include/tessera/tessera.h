@@ -35,6 +35,7 @@
 #include "tessera/output.h"
 #include "tessera/plan.h"
 #include "tessera/read.h"
+#include "tessera/salvage.h"
 #include "tessera/status.h"
 #include "tessera/store.h"
 #include "tessera/str.h"

@@ -1,0 +1,83 @@
+"""`tessera repair`: metadata that was lost, with and without another checkpoint of the job, and data files that were cut."""
+import os
+import shutil
+import struct
+
+from harness import need, sample, test
+
+
+def without_metadata(t, name):
+    path = sample(name)[0]
+    shutil.copytree(path, t.at("lost"))
+    os.remove(t.at("lost", ".metadata"))
+    return path, t.at("lost")
+
+
+@test
+def test_repair_with_another_checkpoint_is_whole(t):
+    for name in ("dcp_fsdp2", "dcp_tp_fsdp2", "dcp_hsdp", "dcp_dtypes", "dcp_objects", "dcp_file_per_item", "dcp_threads"):
+        path, lost = without_metadata(t, name)
+        before = {f: os.stat(os.path.join(lost, f)).st_mtime_ns for f in os.listdir(lost)}
+        doc = t.json("repair", lost, t.at("new"), "--like", path, "--json")
+        need(doc["unnamed"] == doc["lost"] == 0 and doc["items"], f"{name}: {doc}")
+        need(before == {f: os.stat(os.path.join(lost, f)).st_mtime_ns for f in os.listdir(lost)}, f"{name}: something was touched")
+        os.rename(t.at("new"), t.at("lost", ".metadata"))
+        need(t.json("diff", lost, path, "--values", "--layout", "--json")["same"], f"{name}: it differs")
+        need(t.run("validate", "--deep", lost, status=(0, 1)).returncode == t.run("validate", "--deep", path, status=(0, 1)).returncode, f"{name}: findings")
+        shutil.rmtree(lost)
+
+
+@test
+def test_repair_without_names(t):
+    path, lost = without_metadata(t, "dcp_small")
+    doc = t.json("repair", lost, t.at("new"), "--json", status=1)
+    need(doc["unnamed"] == doc["items"] == doc["entries"], doc)
+    need([f["rule"] for f in doc["report"]["findings"]] == ["repair/unnamed"], doc)
+    os.rename(t.at("new"), t.at("lost", ".metadata"))
+    chunks = sum(len(e.get("chunks", [0])) for e in t.json("inspect", path, "--json")["entries"])
+    rows = t.json("inspect", lost, "--json")["entries"]
+    need(len(rows) == chunks and all(".distcp#" in e["fqn"] for e in rows), f"{len(rows)} entries, {chunks} chunks")
+    t.run("validate", "--deep", lost)
+
+
+@test
+def test_repair_says_what_is_lost(t):
+    path, lost = without_metadata(t, "dcp_fsdp2")
+    file = max((f for f in os.listdir(lost)), key=lambda f: os.path.getsize(os.path.join(lost, f)))
+    os.truncate(t.at("lost", file), os.path.getsize(t.at("lost", file)) - 100)
+    doc = t.json("repair", lost, t.at("new"), "--like", path, "--json", status=1)
+    need({f["rule"] for f in doc["report"]["findings"]} == {"repair/no-item", "repair/lost"} and doc["lost"] == 1, doc)
+    os.remove(t.at("lost", file))
+    need(t.json("repair", lost, t.at("new1"), "--like", path, "--json", status=1)["lost"] > 1, "a lost file")
+    shutil.copy(t.at("new1"), t.at("lost", ".metadata"))
+    need("layout/hole" in {f["rule"] for f in t.json("validate", lost, "--json", status=1)["findings"]}, "no hole where the file was")
+    os.remove(t.at("lost", ".metadata"))
+    other = t.json("repair", lost, t.at("new2"), "--like", sample("dcp_tp_fsdp2")[0], "--json", status=1)
+    need("repair/unlike" in {f["rule"] for f in other["report"]["findings"]} and other["unnamed"], other)
+
+
+@test
+def test_repair_is_not_misled_by_bytes_of_tensors(t):
+    data = b"PK\5\6" * 1000 + b"PK\3\4" * 100
+    header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (len(data), len(data))
+    with open(t.at("a.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header + data)
+    t.run("convert", t.at("a.safetensors"), t.at("dcp"), "--to", "dcp")
+    os.rename(t.at("dcp", ".metadata"), t.at("kept"))
+    doc = t.json("repair", t.at("dcp"), t.at("dcp", ".metadata"), "--json", status=1)
+    need(doc["items"] == 1, doc)
+    need(t.run("get", t.at("dcp"), "__0_0.distcp#0", "-o", t.at("w.bin")) and open(t.at("w.bin"), "rb").read() == data, "the bytes")
+
+
+@test
+def test_repair_refuses(t):
+    path = sample("dcp_fsdp2")[0]
+    need(b"nothing to repair" in t.run("repair", path, t.at("x"), status=2).stderr, "a sound one")
+    need(b"form safetensors" in t.run("repair", sample("safetensors_model")[0], t.at("x"), status=2).stderr, "another form")
+    os.mkdir(t.at("empty"))
+    need(b".distcp" in t.run("repair", t.at("empty"), t.at("x"), status=2).stderr, "an empty folder")
+    _, lost = without_metadata(t, "dcp_small")
+    open(t.at("there"), "w").write("mine")
+    need(b"exists" in t.run("repair", lost, t.at("there"), status=2).stderr and open(t.at("there")).read() == "mine", "a file that is there")
+    need(b"nosuch" in t.run("repair", lost, t.at("x"), "--like", t.at("nosuch"), status=2).stderr, "--like nosuch")
+    need(not os.path.exists(t.at("x")), "something was written")
