@@ -7,12 +7,13 @@
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <linux/fs.h>
 #include <linux/magic.h>
 
-#include "cli/cli.h"
+#include "cli/launch.h"
 #include "cli/term.h"
 #include "tessera/gpu.h"
 
@@ -37,7 +38,7 @@ static void tell(facts *f, const char *group, const char *key, const char *text)
 {
     fact *item = &f->items[f->count++];
     *item = (fact){.group = group, .key = key, .kind = FACT_TEXT};
-    snprintf(item->text, sizeof item->text, "%s", text ? text : "none");
+    snprintf(item->text, sizeof item->text, "%.159s", text ? text : "none");
 }
 
 static void tell_yes(facts *f, const char *group, const char *key, bool yes)
@@ -101,16 +102,48 @@ static bool on_path(const char *name, char *out, size_t capacity)
     return false;
 }
 
+/* tessera-mpi knows its library, without starting MPI: "key value" lines. */
+static void tell_library(facts *f, const char *program)
+{
+    static const char *const keys[] = {"library", "standard", "cuda_aware"};
+    char values[3][160] = {"", "", ""}, line[256];
+    int ends[2];
+    if (pipe(ends) != 0) return;
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        execl(program, program, "--mpi-facts", (char *)NULL);
+        _exit(CLI_TROUBLE);
+    }
+    close(ends[1]);
+    FILE *answer = fdopen(ends[0], "r");
+    while (child > 0 && answer && fgets(line, sizeof line, answer)) {
+        line[strcspn(line, "\n")] = '\0';
+        char *space = strchr(line, ' ');
+        for (size_t k = 0; space && k < 3; k++) {
+            if ((size_t)(space - line) == strlen(keys[k]) && strncmp(line, keys[k], strlen(keys[k])) == 0)
+                snprintf(values[k], sizeof values[k], "%s", space + 1);
+        }
+    }
+    if (answer) fclose(answer);
+    else close(ends[0]);
+    if (child > 0) waitpid(child, NULL, 0);
+    for (size_t k = 0; k < 3; k++) tell(f, "mpi", keys[k], *values[k] ? values[k] : "unknown");
+}
+
 static void tell_mpi(facts *f)
 {
-    static const char *const signs[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS"};
-    char place[160];
+    char place[4200];
+    const cli_launch launch = cli_launch_seen();
+    const bool found = cli_find_mpi(place, sizeof place);
+    tell(f, "mpi", "tessera_mpi", found ? place : NULL);
+    if (found) tell_library(f, place);
     tell(f, "mpi", "mpirun", on_path("mpirun", place, sizeof place) ? place : NULL);
-    const char *found = NULL;
-    for (size_t i = 0; i < sizeof signs / sizeof *signs && !found; i++) {
-        if (getenv(signs[i])) found = signs[i];
-    }
-    tell(f, "mpi", "launched_by", found);
+    tell(f, "mpi", "launched_by", launch.sign);
+    tell_number(f, "mpi", "processes", launch.processes);
+    if (launch.sign) tell_yes(f, "mpi", "serves_pmi", launch.has_pmi);
 }
 
 static void tell_gpu(facts *f, uint32_t ordinal)

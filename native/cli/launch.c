@@ -2,6 +2,7 @@
 #include "cli/launch.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -44,6 +45,20 @@ cli_launch cli_launch_seen(void)
     launch.is_srun = launch.sign && strncmp(launch.sign, "SLURM", 5) == 0;
     for (size_t i = 0; i < sizeof pmi / sizeof *pmi; i++) launch.has_pmi = launch.has_pmi || getenv(pmi[i]);
     return launch;
+}
+
+bool cli_find_mpi(char *path, size_t capacity)
+{
+    static const char *const places[] = {"tessera-mpi", "../libexec/tessera/tessera-mpi", "../libexec/tessera-mpi"};
+    char self[4096];
+    ssize_t size = readlink("/proc/self/exe", self, sizeof self - 1);
+    while (size > 0 && self[size - 1] != '/') size--;
+    self[size > 0 ? size : 0] = '\0';
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        int needed = snprintf(path, capacity, "%s%s", self, places[i]);
+        if (needed > 0 && (size_t)needed < capacity && access(path, X_OK) == 0) return true;
+    }
+    return false;
 }
 
 bool cli_has_word(int argc, char **argv, const char *word)

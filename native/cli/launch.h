@@ -14,6 +14,9 @@ typedef struct cli_launch {
 
 cli_launch cli_launch_seen(void);
 
+/* tessera-mpi as installed: beside this program or in libexec. false: not there. */
+bool cli_find_mpi(char *path, size_t capacity);
+
 /* Whether several processes may share the work of a command line. */
 bool cli_is_shared(int argc, char **argv);
 /* Whether `word` stands among what follows the command. */

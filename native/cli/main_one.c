@@ -2,8 +2,6 @@
  * MPI is never initialized for one. */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "cli/launch.h"
@@ -21,24 +19,17 @@ static bool is_about(int argc, char **argv)
 /* Returns only if tessera-mpi cannot be started. */
 static int hand_over(const cli *program, const cli_launch *launch, char **argv)
 {
-    static const char *const places[] = {"tessera-mpi", "../libexec/tessera/tessera-mpi", "../libexec/tessera-mpi"};
-    char self[4096], path[4096 + 64];
-    ssize_t size = readlink("/proc/self/exe", self, sizeof self - 1);
-    while (size > 0 && self[size - 1] != '/') size--;
-    self[size > 0 ? size : 0] = '\0';
-    int error = ENOENT;
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        snprintf(path, sizeof path, "%s%s", self, places[i]);
+    char path[4096 + 64];
+    if (cli_find_mpi(path, sizeof path)) {
         argv[0] = path;
         execv(path, argv);
-        if (errno != ENOENT) error = errno;
+        return launch->first ? cli_fail(program, "cannot start '%s': %s", path, strerror(errno)) : cli_refuse_quietly();
     }
     if (!launch->first) return cli_refuse_quietly();
-    if (error != ENOENT) return cli_fail(program, "cannot start tessera-mpi: %s", strerror(error));
     return cli_fail(program,
                     "%" PRIu64 " processes were started (%s), but this installation has no tessera-mpi (it is built where MPI "
-                    "is found) and belongs beside %s: run one process, without the launcher",
-                    launch->processes, launch->sign, *self ? self : "tessera");
+                    "is found, and belongs beside tessera): run one process, without the launcher",
+                    launch->processes, launch->sign);
 }
 
 static int run_of_several(const cli_launch *launch, int argc, char **argv)

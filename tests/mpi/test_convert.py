@@ -127,6 +127,17 @@ def a_rank_that_cannot_write_fails_all_cleanly(folder):
         need(os.listdir(scratch) == ["a.safetensors"], f"left {os.listdir(scratch)}")
 
 
+@test
+def doctor_tells_of_mpi_once(folder):
+    job = mpirun(3, f"{folder}/tessera", "doctor", "--json")
+    facts = json.loads(job.out)["mpi"]
+    need(job.status == 0 and facts["processes"] == 3 and facts["launched_by"] == "OMPI_COMM_WORLD_SIZE", f"{facts}")
+    need("Open MPI" in facts["library"] and facts["cuda_aware"] in ("yes", "no"), f"{facts}")
+    status, out, _ = alone(f"{folder}/tessera", "doctor", "--json")
+    facts = json.loads(out)["mpi"]
+    need(status == 0 and facts["processes"] == 1 and facts["launched_by"] == "none" and "Open MPI" in facts["library"], f"{facts}")
+
+
 def mpirun_like(command, environment):
     p = subprocess.run(command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     return p.returncode, p.stderr.decode()
