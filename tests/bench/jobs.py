@@ -1,6 +1,8 @@
 """The jobs of the table: ours, the peer, the physical limit. `all_jobs(bench)` makes those whose data can be made."""
+import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -171,6 +173,38 @@ def p10_even(bench):
     return reshard(bench, "P10b", 4)
 
 
+def large_safetensors(bench, tensors=64, rows=8192, columns=1024):
+    """2 GiB of float32, made in the scratch folder."""
+    path, _ = bench.fresh("large.safetensors")
+    if not os.path.exists(path):
+        size = 4 * rows * columns
+        header = {f"layers.{i}.weight": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [i * size, (i + 1) * size]} for i in range(tensors)}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        block = os.urandom(size)
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text)
+            for i in range(tensors):
+                f.write(block[i:] + block[:i])
+    return path
+
+
+def p10_processes(bench):
+    if not shutil.which("mpirun") or not os.path.exists(bench.tessera + "-mpi"):
+        return "there is no Open MPI"
+    source = large_safetensors(bench)
+    one, remove_one = bench.fresh("resharded")
+    two, remove_two = bench.fresh("resharded_by_two")
+    arguments = ["--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "--quiet"]
+    launcher = ["env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+    return Job("P10c", "reshard to 3 ranks by two processes (the seconds of mpirun and MPI_Init included)", mib(source),
+               [Side("mpirun -n 2 tessera reshard", [*launcher, bench.tessera, "reshard", source, two, *arguments], remove_two),
+                Side("one process, one thread", [bench.tessera, "reshard", source, one, *arguments, "--threads", "1"], remove_one),
+                Side("one process, all cores", [bench.tessera, "reshard", source, one, *arguments], remove_one),
+                copy_limit(bench, source)], "≥ 1.6 × faster than one, where the disk allows",
+               check=lambda: subprocess.run(["diff", "-r", one, two], check=True))
+
+
 def p11(bench):
     d = bench.sample("large_dcp_rows")
     return Job("P11", "validate --deep: every byte, zip, pickle, CRC", mib(d),
@@ -280,4 +314,4 @@ def py_safetensors(bench):
     return python_load(bench, "PYb", "dcp.load of safetensors into tensors", folder, "HuggingFaceStorageReader")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}

@@ -42,3 +42,10 @@ def a_stopped_rank_ends_the_job(folder):
 def a_busy_rank_is_waited_for(folder):
     job = victim(folder, 3, "busy", 1, 2, 2)
     need(job.status == 0 and job.out == "done\n", f"status {job.status}: {job.err}")
+
+
+@test
+def more_bytes_than_an_int_counts_arrive(folder):
+    for ranks, size in ((2, 2**31 + 2**26),) if not FULL else ((2, 2**31 + 2**26), (3, 2**32 + 2**24), (2, 9 * 2**30)):
+        job = mpirun(ranks, f"{folder}/large", size, limit=300)
+        need(job.status == 0 and job.out == "done\n", f"{size} bytes on {ranks}: status {job.status}: {job.err[-600:]}")
