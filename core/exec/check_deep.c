@@ -485,11 +485,11 @@ static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t
     const tsr_place place = {{NULL, 0}, TSR_NO_POSITION, entry->fqn};
     const counts *n = &t->counts;
     if (n->odd)
-        TSR_TRY(
-            tsr_find(c->share.found, "values/bool", place, err, "%llu bytes other than 0 and 1", (unsigned long long)n->odd));
+        TSR_TRY(tsr_find(c->share.found, "values/bool", place, err, "%llu bytes other than 0 and 1",
+                         (unsigned long long)n->odd));
     if (n->nan == 0 && n->inf == 0) return TSR_OK;
-    return tsr_find(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite values", (unsigned long long)n->nan,
-                    (unsigned long long)n->inf);
+    return tsr_find(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite values",
+                    (unsigned long long)n->nan, (unsigned long long)n->inf);
 }
 
 static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_error *err)
@@ -506,7 +506,7 @@ static uint64_t cost_of(const tsr_entry *entry, const tally *t)
     if (entry->kind != TSR_ENTRY_TENSOR || (!t->gather && !entry->replica_count)) return 1;
     if (tsr_tensor_bytes(entry, &bytes, NULL) != TSR_OK) return 1;
     return tsr_mul_u64(bytes, (uint64_t)t->gather + 2 * entry->replica_count, &cost) && cost < UINT64_MAX / 2 ? cost + 1
-                                                                                                           : bytes;
+                                                                                                              : bytes;
 }
 
 /* Each rank those of its share. */

@@ -1,4 +1,4 @@
-/* The beginning of `tessera-mpi`: the commands of `tessera`, over all ranks of MPI_COMM_WORLD. `tessera` hands over to it. */
+/* The beginning of `tessera-mpi`: commands of `tessera` over all ranks of MPI_COMM_WORLD. `tessera` hands over to it. */
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>

@@ -27,7 +27,8 @@ static int hand_over(const cli *program, const cli_launch *launch, char **argv)
     }
     if (!launch->first) return cli_refuse_quietly();
     return cli_fail(program,
-                    "%" PRIu64 " processes were started (%s), but this installation has no tessera-mpi (it is built where MPI "
+                    "%" PRIu64
+                    " processes were started (%s), but this installation has no tessera-mpi (it is built where MPI "
                     "is found, and belongs beside tessera): run one process, without the launcher",
                     launch->processes, launch->sign);
 }
@@ -49,6 +50,7 @@ static int run_of_several(const cli_launch *launch, int argc, char **argv)
 int main(int argc, char **argv)
 {
     const cli_launch launch = cli_launch_seen();
-    if (launch.processes > 1 && argc > 1 && !cli_has_word(argc, argv, "--no-mpi")) return run_of_several(&launch, argc, argv);
+    if (launch.processes > 1 && argc > 1 && !cli_has_word(argc, argv, "--no-mpi"))
+        return run_of_several(&launch, argc, argv);
     return cli_main(argc, argv, NULL, 0);
 }

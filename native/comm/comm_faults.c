@@ -35,7 +35,8 @@ static tsr_status strike(faulty *f, const tsr_fault *fault, tsr_error *err)
     const uint64_t call = fault->call;
     if (fault->kind == TSR_FAULT_KILL) raise(SIGKILL);
     f->faults->gone = fault->kind != TSR_FAULT_FAIL;
-    tsr_status status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "injected at call %" PRIu64 " of rank %" PRIu32, call, f->rank);
+    tsr_status status =
+        tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "injected at call %" PRIu64 " of rank %" PRIu32, call, f->rank);
     return fault->kind == TSR_FAULT_FAIL ? f->inner->poison(f->inner, status, err) : status;
 }
 

@@ -13,8 +13,8 @@ typedef enum tsr_fault_kind {
 
 typedef struct tsr_fault {
     tsr_fault_kind kind;
-    uint32_t rank;  /* of the first communicator */
-    uint64_t call;  /* counts from 0, over the communicator and all that is split off it */
+    uint32_t rank;   /* of the first communicator */
+    uint64_t call;   /* counts from 0, over the communicator and all that is split off it */
     bool afterwards; /* the call itself still runs */
 } tsr_fault;
 
@@ -22,7 +22,7 @@ typedef struct tsr_fault {
 typedef struct tsr_faults {
     const tsr_fault *list;
     size_t count;
-    uint64_t delay_seed;       /* 0: nobody is late */
+    uint64_t delay_seed;         /* 0: nobody is late */
     uint32_t delay_microseconds; /* the most; how long before which call is drawn from seed, rank and call */
     /* kept by the communicator */
     uint64_t calls;

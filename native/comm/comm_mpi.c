@@ -195,8 +195,8 @@ static tsr_status compare_traffic(member *m, const tsr_exchange *x, tsr_traffic 
     tsr_traffic *heard = told + ranks;
     for (uint32_t r = 0; r < ranks; r++) told[r] = tsr_traffic_with(x->sends, x->send_count, r);
     const int words = sizeof *told / sizeof(uint64_t);
-    tsr_status status = of_mpi(
-        m, MPI_Alltoall(told, words, MPI_UINT64_T, heard, words, MPI_UINT64_T, m->ranks), "announcing messages");
+    tsr_status status =
+        of_mpi(m, MPI_Alltoall(told, words, MPI_UINT64_T, heard, words, MPI_UINT64_T, m->ranks), "announcing messages");
     for (uint32_t r = 0; r < ranks && status == TSR_OK; r++) {
         tsr_traffic expected = tsr_traffic_with(x->receives, x->receive_count, r);
         if (tsr_traffic_check(r, &heard[r], m->base.rank, &expected, mine) != TSR_OK) break;
@@ -221,8 +221,7 @@ static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send
     member *m = (member *)comm;
     tsr_error own = {0};
     tsr_traffic *told = NULL;
-    tsr_exchange x = {
-        .sends = sends, .send_count = send_count, .receives = receives, .receive_count = receive_count};
+    tsr_exchange x = {.sends = sends, .send_count = send_count, .receives = receives, .receive_count = receive_count};
     const tsr_call call = {.kind = TSR_CALL_EXCHANGE};
     prepare_exchange(m, &x, &told, &own);
     if (enter(m, &call, &own, NULL) == TSR_OK && compare_traffic(m, &x, told, &own) == TSR_OK &&
@@ -260,7 +259,8 @@ static void close_member(tsr_comm *comm)
     tsr_error none = {0};
     const tsr_call call = {.kind = TSR_CALL_CLOSE};
     enter(m, &call, &none, NULL);
-    if (m->broken) tsr_mpi_abort(m->ranks, "rank %u cannot agree with the others: %s", (unsigned)comm->rank, m->failed.message);
+    if (m->broken)
+        tsr_mpi_abort(m->ranks, "rank %u cannot agree with the others: %s", (unsigned)comm->rank, m->failed.message);
     tsr_pulse_stop(m->pulse);
     MPI_Comm_free(&m->ranks);
     free_member(m);
@@ -298,7 +298,8 @@ static void fill_member(member *m, MPI_Comm ranks)
     MPI_Comm_rank(ranks, &rank);
     MPI_Comm_size(ranks, &size);
     m->ranks = ranks;
-    m->base = (tsr_comm){(uint32_t)rank, (uint32_t)size, all_gather, broadcast, exchange, largest, split, poison, close_member};
+    m->base =
+        (tsr_comm){(uint32_t)rank, (uint32_t)size, all_gather, broadcast, exchange, largest, split, poison, close_member};
 }
 
 tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options, const tsr_allocator *allocator,

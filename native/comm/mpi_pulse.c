@@ -82,7 +82,8 @@ static bool sleep_one_turn(tsr_pulse *p)
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     pthread_mutex_lock(&p->lock);
-    while (!p->stopping && pthread_cond_timedwait(&p->woken, &p->lock, &until) == 0) {}
+    while (!p->stopping && pthread_cond_timedwait(&p->woken, &p->lock, &until) == 0) {
+    }
     bool go_on = !p->stopping;
     pthread_mutex_unlock(&p->lock);
     p->silence += TURN_SECONDS;

@@ -1,4 +1,5 @@
-/* Moving bytes of any amount by MPI calls whose counts are ints: pieces of at most `round_bytes`. These return MPI's codes. */
+/* Moving bytes of any amount by MPI calls whose counts are ints: pieces of at most `round_bytes`. These return MPI's codes.
+ */
 #ifndef TSR_NATIVE_MPI_ROUNDS_H
 #define TSR_NATIVE_MPI_ROUNDS_H
 

@@ -125,9 +125,8 @@ static void test_exec_check_shared__a_failure_at_any_call_ends_it_everywhere(voi
         reached = false;
         for (unsigned kind = TSR_FAULT_FAIL; kind <= TSR_FAULT_LEAVE; kind++) {
             const tsr_fault fault = {(tsr_fault_kind)kind, (uint32_t)(call % ranks), call, call % 2};
-            question q = {.name = samples[0],
-                          .want = tsr_checkpoint_findings(one.checkpoint),
-                          .faults = {.list = &fault, .count = 1}};
+            question q = {
+                .name = samples[0], .want = tsr_checkpoint_findings(one.checkpoint), .faults = {.list = &fault, .count = 1}};
             tsr_error err = {0};
             tsr_status status = ranks_try(ranks, ask, &q, &err);
             if (status != TSR_OK && (status != TSR_E_IO || !strstr(err.message, "injected")))

@@ -68,7 +68,8 @@ WATCH(int, MPI_Iallreduce, (const void *s, void *r, int n, MPI_Datatype t, MPI_O
       (s, r, n, t, o, c, q))
 WATCH(int, MPI_Allreduce, (const void *s, void *r, int n, MPI_Datatype t, MPI_Op o, MPI_Comm c), (s, r, n, t, o, c))
 WATCH(int, MPI_Bcast, (void *b, int n, MPI_Datatype t, int root, MPI_Comm c), (b, n, t, root, c))
-WATCH(int, MPI_Allgatherv, (const void *s, int n, MPI_Datatype t, void *r, const int *m, const int *d, MPI_Datatype u, MPI_Comm c),
+WATCH(int, MPI_Allgatherv,
+      (const void *s, int n, MPI_Datatype t, void *r, const int *m, const int *d, MPI_Datatype u, MPI_Comm c),
       (s, n, t, r, m, d, u, c))
 WATCH(int, MPI_Alltoall, (const void *s, int n, MPI_Datatype t, void *r, int m, MPI_Datatype u, MPI_Comm c),
       (s, n, t, r, m, u, c))

@@ -18,8 +18,9 @@ static tsr_status make_call(tsr_comm *comm, unsigned number, char *large, tsr_er
     const uint32_t next = (comm->rank + 1) % comm->size, last = (comm->rank + comm->size - 1) % comm->size;
     switch (number) {
     case 0: return comm->broadcast(comm, large, LARGE, 0, err);
-    case 1: return comm->exchange(comm, &(tsr_message){next, large, LARGE / 2}, 1,
-                                  &(tsr_message){last, large + LARGE / 2, LARGE / 2}, 1, err);
+    case 1:
+        return comm->exchange(comm, &(tsr_message){next, large, LARGE / 2}, 1,
+                              &(tsr_message){last, large + LARGE / 2, LARGE / 2}, 1, err);
     case 2: return comm->largest(comm, &value, err);
     case 3: return tsr_comm_agree(comm, TSR_OK, err);
     case 4: return comm->broadcast(comm, large, LARGE, comm->size - 1, err);

@@ -378,8 +378,7 @@ static tsr_status make_call(tsr_comm *comm, unsigned number, tsr_error *err)
     switch (number) {
     case 0: return comm->all_gather(comm, data, sizes, all, err);
     case 1: return comm->broadcast(comm, data, 3, comm->size - 1, err);
-    case 2:
-        return comm->exchange(comm, &(tsr_message){next, data, 2}, 1, &(tsr_message){last, all, 2}, 1, err);
+    case 2: return comm->exchange(comm, &(tsr_message){next, data, 2}, 1, &(tsr_message){last, all, 2}, 1, err);
     case 3: return comm->largest(comm, &value, err);
     case 4: {
         tsr_status status = comm->split(comm, 0, 0, &group, err);
@@ -583,7 +582,8 @@ static tsr_status told_of_leaving(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const tsr_faults *faults = arg;
     tsr_status status = spoiled(arg, comm, err);
-    if (status == TSR_OK) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "rank %u missed nobody", (unsigned)comm->rank);
+    if (status == TSR_OK)
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "rank %u missed nobody", (unsigned)comm->rank);
     if (comm->rank == faults->list->rank) return status;
     char want[32];
     snprintf(want, sizeof want, "rank %u has left", (unsigned)faults->list->rank);
