@@ -316,7 +316,8 @@ tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the MPI communicator cannot be duplicated");
     int size = 0;
     MPI_Comm_size(own, &size);
-    const size_t round_bytes = o->round_bytes && o->round_bytes < TSR_MPI_ROUND_BYTES ? o->round_bytes : TSR_MPI_ROUND_BYTES;
+    size_t round_bytes = o->round_bytes ? o->round_bytes : TSR_MPI_ROUND_BYTES;
+    if (round_bytes > TSR_MPI_MOST_ROUND_BYTES) round_bytes = TSR_MPI_MOST_ROUND_BYTES;
     member *m = new_member(allocator, round_bytes, (uint32_t)size, err);
     int failed = !m;
     MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, own);

@@ -3,26 +3,40 @@
  *
  *     0 ◀── 1 ◀── 2 ◀── 3 ◀── 0
  *
+ * Where both are processes of one machine the neighbour also looks whether the process is there: a machine under such load
+ * that it falls silent is not dead.
+ *
  * Time is counted in turns of the thread, so that a job that was suspended as a whole does not find everybody dead when it
  * goes on. */
 #include "comm/mpi_pulse.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { ABORT_SECONDS = 5, ABORT_STATUS = 2 };
 
-#define BEAT_SECONDS 1.0
-#define TURN_SECONDS 0.25
+#define BEAT_SECONDS  1.0
+#define TURN_SECONDS  0.25
+#define GRACE_SECONDS 3.0
 
 typedef enum word { ALIVE = 1, GOODBYE = 2 } word;
 
+/* Which process of which machine. */
+typedef struct identity {
+    char machine[40]; /* of this boot */
+    uint64_t space;   /* of process ids */
+    uint64_t process, started;
+} identity;
+
 struct tsr_pulse {
     MPI_Comm ranks;
+    identity neighbour; /* process 0: of another machine */
     int rank, watched, listener;
     double limit;
     const tsr_allocator *allocator;
@@ -50,6 +64,66 @@ void tsr_mpi_abort(MPI_Comm ranks, const char *format, ...)
     MPI_Abort(ranks, ABORT_STATUS);
     _exit(ABORT_STATUS);
 }
+
+/* ---- processes of this machine ---- */
+
+/* State and starting time, by proc(5); '\0' where there is no such process. The name in parentheses may hold anything. */
+static char look_at(uint64_t process, uint64_t *started)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%" PRIu64 "/stat", process);
+    FILE *file = fopen(path, "r");
+    if (!file) return '\0';
+    size_t size = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[size] = '\0';
+    char *at = strrchr(text, ')');
+    if (!at || at[1] != ' ') return '\0';
+    const char state = at[2];
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    *started = at ? strtoull(at, NULL, 10) : 0;
+    return state;
+}
+
+static identity own_identity(void)
+{
+    identity own;
+    struct stat space;
+    memset(&own, 0, sizeof own);
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (file) {
+        if (!fgets(own.machine, sizeof own.machine, file)) own.machine[0] = '\0';
+        fclose(file);
+    }
+    if (stat("/proc/self/ns/pid", &space) == 0) own.space = space.st_ino;
+    own.process = (uint64_t)getpid();
+    if (!*own.machine || !own.space || !look_at(own.process, &own.started)) own.process = 0;
+    return own;
+}
+
+static tsr_status meet_neighbour(tsr_pulse *p, tsr_error *err)
+{
+    const identity own = own_identity();
+    if (MPI_Sendrecv(&own, sizeof own, MPI_BYTE, p->listener, 0, &p->neighbour, sizeof own, MPI_BYTE, p->watched, 0,
+                     p->ranks, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the watchdog cannot reach its neighbour");
+    const identity *other = &p->neighbour;
+    if (!own.process || strcmp(own.machine, other->machine) != 0 || own.space != other->space) p->neighbour.process = 0;
+    return TSR_OK;
+}
+
+typedef enum sight { UNSEEN, LIVING, STOPPED, DEAD } sight;
+
+static sight look_at_neighbour(const tsr_pulse *p)
+{
+    uint64_t started = 0;
+    if (!p->neighbour.process) return UNSEEN;
+    const char state = look_at(p->neighbour.process, &started);
+    if (!state || started != p->neighbour.started || state == 'Z' || state == 'X') return DEAD;
+    return state == 'T' || state == 't' ? STOPPED : LIVING;
+}
+
+/* ---- the ring ---- */
 
 /* What cannot be sent or heard is silence. */
 static void listen_once(tsr_pulse *p)
@@ -91,10 +165,15 @@ static bool sleep_one_turn(tsr_pulse *p)
     return go_on;
 }
 
+/* The launcher may know better what became of a dead process, so it has a moment to act. */
 static void check_silence(const tsr_pulse *p)
 {
-    if (p->heard_goodbye || p->silence < p->limit) return;
-    tsr_mpi_abort(p->ranks, "rank %d has not been heard of for %.0f s and must be dead or cut off", p->watched, p->silence);
+    if (p->heard_goodbye || p->silence < (p->limit < GRACE_SECONDS ? p->limit : GRACE_SECONDS)) return;
+    const sight seen = look_at_neighbour(p);
+    if (seen == DEAD) tsr_mpi_abort(p->ranks, "rank %d is dead", p->watched);
+    if (seen == LIVING || p->silence < p->limit) return;
+    tsr_mpi_abort(p->ranks, "rank %d has not been heard of for %.0f s: it is %s", p->watched, p->silence,
+                  seen == STOPPED ? "stopped" : "dead or cut off");
 }
 
 /* Nothing may be on its way when the communicator is freed: both neighbours take leave. */
@@ -155,11 +234,11 @@ tsr_status tsr_pulse_start(MPI_Comm ranks, double limit, const tsr_allocator *al
         MPI_Comm_rank(own, &p->rank);
         p->watched = (p->rank + 1) % size;
         p->listener = (p->rank + size - 1) % size;
-        if (start_thread(p, err) == TSR_OK) {
+        if (meet_neighbour(p, err) == TSR_OK && start_thread(p, err) == TSR_OK) {
             *out = p;
             return TSR_OK;
         }
-        tsr_mpi_abort(ranks, "no thread can be started for the watchdog"); /* the others watch already */
+        tsr_mpi_abort(ranks, "the watchdog cannot be started"); /* the others watch already */
     }
     if (own != MPI_COMM_NULL) MPI_Comm_free(&own);
     tsr_free(allocator, p, 1, sizeof *p);

@@ -12,8 +12,9 @@
  * MPI_Abort.
  *
  * The watchdog: a thread of each rank tells its neighbour every second that the process lives, however long the rank works
- * on something else. A neighbour that has been silent for `peer_limit` seconds is dead or cut off; then MPI_Abort ends the
- * job with a message. It needs MPI_THREAD_MULTIPLE (which tsr_mpi_start asks for) and is off without. */
+ * on something else. A neighbour that has been silent for `peer_limit` seconds is dead or cut off (on the same machine: if
+ * its process is not there any more, or stopped; that is seen after three seconds already); then MPI_Abort ends the job with
+ * a message. It needs MPI_THREAD_MULTIPLE (which tsr_mpi_start asks for) and is off without. */
 #ifndef TESSERA_COMM_MPI_H
 #define TESSERA_COMM_MPI_H
 
@@ -23,11 +24,12 @@
 
 TSR_API_BEGIN
 
-#define TSR_MPI_ROUND_BYTES ((size_t)1 << 30)
-#define TSR_MPI_PEER_LIMIT  20.0 /* seconds */
+#define TSR_MPI_ROUND_BYTES      ((size_t)64 << 20) /* MPI lets nobody else in while it copies one message */
+#define TSR_MPI_MOST_ROUND_BYTES ((size_t)1 << 30)
+#define TSR_MPI_PEER_LIMIT       20.0 /* seconds */
 
 typedef struct tsr_comm_mpi_options {
-    size_t round_bytes; /* most bytes of one MPI call; 0: TSR_MPI_ROUND_BYTES, which is also the most */
+    size_t round_bytes; /* most bytes of one MPI call, up to TSR_MPI_MOST_ROUND_BYTES; 0: TSR_MPI_ROUND_BYTES */
     double peer_limit;  /* seconds; 0: TSR_MPI_PEER_LIMIT; negative: no watchdog */
 } tsr_comm_mpi_options;
 
