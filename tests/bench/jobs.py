@@ -314,4 +314,24 @@ def py_safetensors(bench):
     return python_load(bench, "PYb", "dcp.load of safetensors into tensors", folder, "HuggingFaceStorageReader")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}
+def redistribution(bench, id, ranks, rows=8192, columns=8192, turns=3):
+    """Rows to columns. A side is a job of its own, whose time is the median of its turns."""
+    os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+
+    def side(name, which):
+        return Side(name, ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *bench.program("bench_redistribute", which, rows, columns, turns)])
+    return Job(id, f"redistribution in memory, rows to columns, {ranks} processes", f"{rows * columns * 4 >> 20} MiB",
+               [side("tsr_redistribute", "tessera"), side("MPI_Alltoallw", "alltoallw"), side("pack + MPI_Alltoallv", "alltoallv"),
+                Side("DTensor.redistribute over gloo", bench.peer("redistribute", ranks, rows, columns, turns)),
+                side("memcpy of each rank's bytes", "copy")], "≥ 5 × gloo, ≥ 1.3 × MPI")
+
+
+def p13_two(bench):
+    return redistribution(bench, "P13", 2)
+
+
+def p13_four(bench):
+    return redistribution(bench, "P13b", 4)
+
+
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}

@@ -236,5 +236,42 @@ def reshard_dcp(path, dest, ranks):
     print(json.dumps({"wall": max(walls), "cpu": sum(cpus), "peak_mib": sum(peaks)}))
 
 
+def redistribute_rank(rank, world, rows, columns, turns, folder):
+    import statistics
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    own = rows // world
+    local = (torch.arange(own * columns, dtype=torch.int64) + rank * own * columns).to(torch.float32).reshape(own, columns)
+    by_rows, seconds = DTensor.from_local(local, mesh, [Shard(0)]), []
+    for turn in range(turns + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        out = by_rows.redistribute(mesh, [Shard(1)]).to_local()
+        if hasattr(out, "wait"):
+            out = out.wait()
+        dist.barrier()
+        if turn:
+            seconds.append(time.perf_counter() - start)
+    assert out.shape == (rows, columns // world) and torch.equal(out[rank * own:(rank + 1) * own], local[:, rank * (columns // world):(rank + 1) * (columns // world)])
+    if rank == 0:
+        print(json.dumps({"wall": statistics.median(seconds)}), flush=True)
+    dist.destroy_process_group()
+
+
+def redistribute(world, rows, columns, turns):
+    """DTensor, rows to columns over gloo."""
+    import tempfile
+
+    import torch.multiprocessing as mp
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(redistribute_rank, (int(world), int(rows), int(columns), int(turns), folder), nprocs=int(world))
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
