@@ -451,10 +451,10 @@ tsr_status tsr_gpu_comm_new(tsr_comm *below, tsr_gpu *gpu, const tsr_gpu_comm_op
     staged *s = tsr_alloc(gpu->host->allocator, 1, sizeof *s, err);
     tsr_status status = s ? TSR_OK : TSR_E_NOMEM;
     if (s) {
-        *s = (staged){
-            .base = {below->rank, below->size, all_gather, broadcast, exchange, largest, split, poison_call, close_comm},
-            .below = below,
-            .gpu = gpu};
+        *s = (staged){.base = {below->rank, below->size, all_gather, broadcast, exchange, largest, split, poison_call,
+                               close_comm, true},
+                      .below = below,
+                      .gpu = gpu};
         if (options) s->options = *options;
         size_t bytes = s->options.stage_bytes ? s->options.stage_bytes : TSR_GPU_STAGE_DEFAULT_BYTES;
         if (bytes < TSR_GPU_STAGE_LEAST_BYTES) bytes = TSR_GPU_STAGE_LEAST_BYTES;

@@ -1,9 +1,10 @@
 /* The table of functions that state dicts know memory by. Single copies of a few KiB would cost more to start than to do,
  * so small ones are put together: through pinned memory and one launch for all that lie there.
  *
- *   small copies from the host   host ─▶ stage, at once        stage ─▶ device, with all others, at the latest by
- * synchronize small copies to the host     device ─▶ stage, as above     stage ─▶ host, by synchronize large copies
- * straight, behind what waits
+ *   small, from the host   host ─▶ stage at once      stage ─▶ device with all others
+ *   small, to the host     device ─▶ stage            stage ─▶ host by synchronize
+ *   small, within          device ─▶ device           with all others
+ *   large                  straight, behind what waits
  *
  * Copies that would meet others in memory make those happen first, so that the order is that of the calls. */
 #include "tessera/gpu_device.h"
@@ -22,13 +23,14 @@ typedef struct gpu_device {
     tsr_device base;
     tsr_gpu *gpu;
     tsr_gpu_stream *stream;
-    uint8_t *stage; /* pinned; NULL until needed */
-    size_t staged;  /* bytes of it in use since the last wait */
-    tsr_vec runs;   /* tsr_gpu_run: not launched yet */
-    range written;  /* where they write to: they go up or down, and never meet */
-    bool to_host;   /* what they do */
-    tsr_vec due;    /* tsr_gpu_run from the stage to the host, after a wait */
-    range owed;     /* host memory that is in `due` */
+    uint8_t *stage;                           /* pinned; NULL until needed */
+    size_t staged;                            /* bytes of it in use since the last wait */
+    tsr_vec runs;                             /* tsr_gpu_run: not launched yet */
+    range written;                            /* where they write to: they go up or down, and never meet */
+    range read;                               /* where copies within read: never where others write */
+    enum { FROM_HOST, TO_HOST, WITHIN } kind; /* of all of them */
+    tsr_vec due;                              /* tsr_gpu_run from the stage to the host, after a wait */
+    range owed;                               /* host memory that is in `due` */
 } gpu_device;
 
 static bool meets(range a, const void *memory, uint64_t bytes)
@@ -48,7 +50,7 @@ static tsr_status launch(gpu_device *d, tsr_error *err)
 {
     const size_t count = d->runs.count;
     d->runs.count = 0;
-    d->written = (range){0, 0};
+    d->written = d->read = (range){0, 0};
     return count ? tsr_gpu_move_runs(d->stream, d->runs.items, count, err) : TSR_OK;
 }
 
@@ -84,26 +86,37 @@ static tsr_status reserve(gpu_device *d, uint64_t bytes, uint8_t **out, tsr_erro
     return TSR_OK;
 }
 
-static tsr_status copy_small(gpu_device *d, void *to, const void *from, uint64_t bytes, bool to_host, tsr_error *err)
+/* Puts a copy with those that wait, unless it must come after them. */
+static tsr_status join(gpu_device *d, int kind, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    const bool crosses =
+        meets(d->written, to, bytes) || (kind == WITHIN && (meets(d->written, from, bytes) || meets(d->read, to, bytes)));
+    if (d->runs.count && ((int)d->kind != kind || crosses)) TRY(launch(d, err));
+    d->kind = kind;
+    TRY(add_run(&d->runs, to, from, bytes, err));
+    extend(&d->written, to, bytes);
+    if (kind == WITHIN) extend(&d->read, from, bytes);
+    return TSR_OK;
+}
+
+static tsr_status copy_small(gpu_device *d, int kind, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
     uint8_t *stage;
+    if (kind == WITHIN) return join(d, kind, to, from, bytes, err);
     TRY(reserve(d, bytes, &stage, err));
-    void *const target = to_host ? stage : to;
-    if (d->runs.count && (d->to_host != to_host || meets(d->written, target, bytes))) TRY(launch(d, err));
-    d->to_host = to_host;
-    if (!to_host) memcpy(stage, from, (size_t)bytes);
-    TRY(add_run(&d->runs, target, to_host ? from : stage, bytes, err));
-    extend(&d->written, target, bytes);
-    if (!to_host) return TSR_OK;
+    if (kind == FROM_HOST) {
+        memcpy(stage, from, (size_t)bytes);
+        return join(d, kind, to, stage, bytes, err);
+    }
+    TRY(join(d, kind, stage, from, bytes, err));
     extend(&d->owed, to, bytes);
     return add_run(&d->due, to, stage, bytes, err);
 }
 
-static tsr_status copy(gpu_device *d, void *to, const void *from, uint64_t bytes, bool to_host, bool within, tsr_error *err)
+static tsr_status copy(gpu_device *d, int kind, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
-    const void *host = within ? NULL : to_host ? to : from;
-    if (host && meets(d->owed, host, bytes)) TRY(settle(d, err));
-    if (host && bytes < SMALL_BYTES) return copy_small(d, to, from, bytes, to_host, err);
+    if (kind != WITHIN && meets(d->owed, kind == TO_HOST ? to : from, bytes)) TRY(settle(d, err));
+    if (bytes < SMALL_BYTES) return copy_small(d, kind, to, from, bytes, err);
     TRY(launch(d, err));
     return tsr_gpu_copy(d->stream, to, from, (size_t)bytes, err);
 }
@@ -124,17 +137,17 @@ static void release(tsr_device *device, void *data, uint64_t bytes)
 
 static tsr_status to_host(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
-    return copy((gpu_device *)device, to, from, bytes, true, false, err);
+    return copy((gpu_device *)device, TO_HOST, to, from, bytes, err);
 }
 
 static tsr_status from_host(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
-    return copy((gpu_device *)device, to, from, bytes, false, false, err);
+    return copy((gpu_device *)device, FROM_HOST, to, from, bytes, err);
 }
 
 static tsr_status within(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
-    return copy((gpu_device *)device, to, from, bytes, false, true, err);
+    return copy((gpu_device *)device, WITHIN, to, from, bytes, err);
 }
 
 static tsr_status synchronize(tsr_device *device, tsr_error *err)

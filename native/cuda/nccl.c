@@ -14,8 +14,8 @@
     X(ncclGetUniqueId) \
     X(ncclCommInitRank) \
     X(ncclCommDestroy) \
-    X(ncclCommAbort) X(ncclGetErrorString) X(ncclGroupStart) X(ncclGroupEnd) X(ncclSend) X(ncclRecv) X(ncclBroadcast) \
-        X(ncclAllGather)
+    X(ncclCommAbort) \
+    X(ncclGetErrorString) X(ncclGroupStart) X(ncclGroupEnd) X(ncclSend) X(ncclRecv) X(ncclBroadcast) X(ncclAllGather)
 
 typedef struct library {
     void *handle;

@@ -21,10 +21,10 @@ tsr_stream tsr_stream_of(const tsr_link *links, size_t count)
     return s;
 }
 
-uint8_t *tsr_stream_peek(const tsr_stream *s, uint64_t bytes)
+uint8_t *tsr_stream_peek(const tsr_stream *s, bool devices, uint64_t bytes)
 {
     const tsr_link *link = &s->links[s->at];
-    if (s->at == s->count || link->device || s->walk.run * link->itemsize - s->run_done < bytes) return NULL;
+    if (s->at == s->count || (link->device && !devices) || s->walk.run * link->itemsize - s->run_done < bytes) return NULL;
     return link->data + s->walk.index_a * link->itemsize + s->run_done;
 }
 
@@ -106,13 +106,14 @@ static void copy_rows(uint8_t *to, uint64_t to_stride, const uint8_t *from, uint
     }
 }
 
-tsr_status tsr_stream_pack(tsr_stream *s, uint8_t *to, uint64_t bytes, tsr_error *err)
+tsr_status tsr_stream_pack(tsr_stream *s, uint8_t *to, tsr_device *on, uint64_t bytes, tsr_error *err)
 {
     while (bytes) {
         const span from = next_span(s, bytes);
         tsr_device *device = s->links[s->at].device;
         for (uint64_t i = 0; device && i < from.runs; i++)
-            TSR_TRY(device->to_host(device, to + i * from.run, from.at + i * from.stride, from.run, err));
+            TSR_TRY(
+                (on ? on->within : device->to_host)(device, to + i * from.run, from.at + i * from.stride, from.run, err));
         if (!device) copy_rows(to, from.run, from.at, from.stride, from.run, from.runs);
         to += from.run * from.runs;
         bytes -= from.run * from.runs;
@@ -121,13 +122,13 @@ tsr_status tsr_stream_pack(tsr_stream *s, uint8_t *to, uint64_t bytes, tsr_error
     return TSR_OK;
 }
 
-tsr_status tsr_stream_unpack(tsr_stream *s, const uint8_t *from, uint64_t bytes, tsr_error *err)
+tsr_status tsr_stream_unpack(tsr_stream *s, const uint8_t *from, tsr_device *on, uint64_t bytes, tsr_error *err)
 {
     while (bytes) {
         const span to = next_span(s, bytes);
         tsr_device *device = s->links[s->at].device;
         for (uint64_t i = 0; device && i < to.runs; i++)
-            TSR_TRY(device->from_host(device, to.at + i * to.stride, from + i * to.run, to.run, err));
+            TSR_TRY((on ? on->within : device->from_host)(device, to.at + i * to.stride, from + i * to.run, to.run, err));
         if (!device) copy_rows(to.at, to.stride, from, to.run, to.run, to.runs);
         from += to.run * to.runs;
         bytes -= to.run * to.runs;

@@ -30,13 +30,15 @@ typedef struct tsr_stream {
 } tsr_stream;
 
 tsr_stream tsr_stream_of(const tsr_link *links, size_t count);
-/* The next `bytes` bytes of the stream where they lie, if that is one run of host memory; else NULL. */
-uint8_t *tsr_stream_peek(const tsr_stream *stream, uint64_t bytes);
+/* The next `bytes` bytes of the stream where they lie, if that is one run of host memory, or with `devices` of any; else
+ * NULL. */
+uint8_t *tsr_stream_peek(const tsr_stream *stream, bool devices, uint64_t bytes);
 /* Moves on over `bytes` bytes, which the stream has: without touching them, copying them out, copying them in. Copies of
- * devices may be under way until those are synchronized. */
+ * devices may be under way until those are synchronized. `on`: the device that `to` or `from`, and all links, lie on; NULL:
+ * they are host memory. */
 void tsr_stream_skip(tsr_stream *stream, uint64_t bytes);
-tsr_status tsr_stream_pack(tsr_stream *stream, uint8_t *to, uint64_t bytes, tsr_error *err);
-tsr_status tsr_stream_unpack(tsr_stream *stream, const uint8_t *from, uint64_t bytes, tsr_error *err);
+tsr_status tsr_stream_pack(tsr_stream *stream, uint8_t *to, tsr_device *on, uint64_t bytes, tsr_error *err);
+tsr_status tsr_stream_unpack(tsr_stream *stream, const uint8_t *from, tsr_device *on, uint64_t bytes, tsr_error *err);
 
 /* From one box to another of the same sizes. */
 tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *err);

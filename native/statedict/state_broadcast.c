@@ -115,12 +115,12 @@ static tsr_status plan_all(spreading *s, tsr_error *err)
 
 /* ---- bytes ---- */
 
-/* A piece of a whole tensor from rank 0 to all: host memory takes part where it lies. */
+/* A piece of a whole tensor from rank 0 to all: memory that the ranks take takes part where it lies. */
 static tsr_status broadcast_piece(spreading *s, const tsr_tensor *tensor, uint64_t at, size_t size, void *bounce,
                                   tsr_status *own, tsr_error *own_error, tsr_error *err)
 {
     uint8_t *there = (uint8_t *)tensor->data + at;
-    tsr_device *device = tensor->device;
+    tsr_device *device = s->comm->takes_devices ? NULL : tensor->device;
     if (device && s->comm->rank == 0 && *own == TSR_OK) {
         *own = device->to_host(device, bounce, there, size, own_error);
         if (*own == TSR_OK) *own = device->synchronize(device, own_error);
@@ -156,7 +156,7 @@ static tsr_status broadcast_wholes(spreading *s, tsr_error *err)
     tsr_status own = TSR_OK, status = TSR_OK;
     bool device = false;
     for (size_t i = 0; i < s->wholes.count; i++)
-        device = device || (s->comm->rank == 0 ? pairs[i].full : pairs[i].target)->device;
+        device = device || (!s->comm->takes_devices && (s->comm->rank == 0 ? pairs[i].full : pairs[i].target)->device);
     void *bounce = device ? tsr_alloc(s->out->host->allocator, group, 1, &own_error) : NULL;
     status = tsr_comm_agree(s->comm, device && !bounce ? TSR_E_NOMEM : TSR_OK, err);
     for (size_t i = 0; i < s->wholes.count && status == TSR_OK; i++)

@@ -78,10 +78,10 @@ static tsr_status read_tile(loading *l, const tsr_entry *entry, const tsr_tensor
                      .device = tensor->device};
     link.bytes = elements * link.itemsize;
     tsr_stream stream = tsr_stream_of(&link, 1);
-    uint8_t *there = tsr_stream_peek(&stream, link.bytes);
+    uint8_t *there = tsr_stream_peek(&stream, false, link.bytes);
     TSR_TRY(tsr_read_box(l->checkpoint, entry, offsets, sizes, there ? there : l->buffer, (size_t)link.bytes, err));
     if (there) return TSR_OK;
-    TSR_TRY(tsr_stream_unpack(&stream, l->buffer, link.bytes, err));
+    TSR_TRY(tsr_stream_unpack(&stream, l->buffer, NULL, link.bytes, err));
     return tsr_device_wait(tensor->device, err);
 }
 

@@ -146,10 +146,10 @@ static tsr_status write_elements(saving *s, const tsr_link *link, uint64_t at, u
     tsr_stream stream = tsr_stream_of(link, 1);
     while (stream.left) {
         const size_t size = stream.left < s->options.buffer_bytes ? (size_t)stream.left : s->options.buffer_bytes;
-        const uint8_t *there = tsr_stream_peek(&stream, size);
+        const uint8_t *there = tsr_stream_peek(&stream, false, size);
         if (there) tsr_stream_skip(&stream, size);
         else {
-            TSR_TRY(tsr_stream_pack(&stream, s->buffer, size, err));
+            TSR_TRY(tsr_stream_pack(&stream, s->buffer, NULL, size, err));
             TSR_TRY(tsr_device_wait(link->device, err));
         }
         *crc = tsr_crc32(s->host, *crc, there ? there : s->buffer, size);

@@ -2,7 +2,8 @@
  *
  *   to rank 1   | slice 0 | slice 1 | sl|          a slice that is one run is sent, or received, where it lies;
  *   to rank 2   | slice 0 |                        others are packed into, or unpacked from, a buffer of round_bytes
- */
+ *
+ * Where the communicator takes device memory and all tensors lie on one device, so do the buffers. */
 #include "statedict/state_dict.h"
 #include "statedict/transfer_links.h"
 #include "statedict/window.h"
@@ -19,6 +20,7 @@ typedef struct lane {
     size_t count;     /* of messages in this round */
     uint8_t *buffer;
     size_t buffer_size;
+    tsr_device *device; /* of the buffer and of all links; NULL: the buffer is host memory */
 } lane;
 
 typedef struct traffic {
@@ -44,21 +46,34 @@ static tsr_status open_lane(lane *l, const tsr_vec *links, uint32_t ranks, const
     return TSR_OK;
 }
 
+/* The device that all of them are on, if the ranks take its memory. */
+static tsr_device *common_device(const tsr_vec *links, bool takes_devices)
+{
+    const tsr_link *all = links->items;
+    for (size_t i = 0; i < links->count; i++) {
+        if (all[i].device != all[0].device) return NULL;
+    }
+    return takes_devices && links->count ? all[0].device : NULL;
+}
+
 /* The buffer, if there is anything that does not lie in one run. */
-static tsr_status open_buffer(lane *l, const tsr_vec *links, uint64_t slice, uint32_t ranks, const tsr_host *host,
+static tsr_status open_buffer(lane *l, const tsr_vec *links, uint64_t slice, const tsr_comm *comm, const tsr_host *host,
                               tsr_error *err)
 {
+    const uint32_t ranks = comm->size;
     const tsr_link *all = links->items;
     uint64_t bytes = 0;
     bool scattered = false;
     for (uint32_t r = 0; r < ranks; r++) bytes += l->streams[r].left < slice ? l->streams[r].left : slice;
     for (size_t i = 0; i < links->count && !scattered; i++)
-        scattered = l->streams[all[i].peer].count > 1 || all[i].device ||
+        scattered = l->streams[all[i].peer].count > 1 || (all[i].device && !comm->takes_devices) ||
                     !tsr_box_is_contiguous((tsr_box){all[i].rank, NULL, all[i].buffer_sizes},
                                            (tsr_box){all[i].rank, all[i].offsets, all[i].sizes});
     if (!scattered || bytes == 0) return TSR_OK;
-    l->buffer = tsr_alloc(host->allocator, (size_t)bytes, 1, err);
     l->buffer_size = (size_t)bytes;
+    l->device = common_device(links, comm->takes_devices);
+    if (l->device) return l->device->alloc(l->device, bytes, (void **)&l->buffer, err);
+    l->buffer = tsr_alloc(host->allocator, (size_t)bytes, 1, err);
     return l->buffer ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -67,7 +82,8 @@ static void close_lane(lane *l, uint32_t ranks, const tsr_allocator *allocator)
     tsr_free(allocator, l->streams, ranks, sizeof *l->streams);
     tsr_free(allocator, l->messages, ranks, sizeof *l->messages);
     tsr_free(allocator, l->slices, ranks, sizeof *l->slices);
-    tsr_free(allocator, l->buffer, l->buffer_size, 1);
+    if (l->device && l->buffer) l->device->free(l->device, l->buffer, l->buffer_size);
+    else tsr_free(allocator, l->buffer, l->buffer_size, 1);
 }
 
 /* ---- devices ---- */
@@ -99,7 +115,7 @@ static void list_messages(lane *l, const traffic *t)
         const tsr_stream *s = &l->streams[peer];
         const uint64_t bytes = s->left < t->slice ? s->left : t->slice;
         if (bytes == 0) continue;
-        uint8_t *there = tsr_stream_peek(s, bytes);
+        uint8_t *there = tsr_stream_peek(s, t->comm->takes_devices, bytes);
         l->slices[l->count] = there ? NULL : at;
         l->messages[l->count++] = (tsr_message){peer, there ? there : at, (size_t)bytes};
         if (!there) at += bytes;
@@ -113,8 +129,8 @@ static tsr_status move_slices(lane *l, bool in, tsr_error *err)
     for (size_t i = 0; i < l->count && status == TSR_OK; i++) {
         tsr_stream *s = &l->streams[l->messages[i].peer];
         if (!l->slices[i]) tsr_stream_skip(s, l->messages[i].size);
-        else if (in) status = tsr_stream_unpack(s, l->slices[i], l->messages[i].size, err);
-        else status = tsr_stream_pack(s, l->slices[i], l->messages[i].size, err);
+        else if (in) status = tsr_stream_unpack(s, l->slices[i], l->device, l->messages[i].size, err);
+        else status = tsr_stream_pack(s, l->slices[i], l->device, l->messages[i].size, err);
     }
     return status;
 }
@@ -175,9 +191,8 @@ static tsr_status try_window(traffic *t, bool *done, tsr_error *err)
 
 static tsr_status run_rounds(traffic *t, uint64_t rounds, tsr_status *own, tsr_error *own_error, tsr_error *err)
 {
-    const uint32_t ranks = t->comm->size;
-    tsr_status status = open_buffer(&t->out, &t->links.sends, t->slice, ranks, t->host, err);
-    if (status == TSR_OK) status = open_buffer(&t->in, &t->links.receives, t->slice, ranks, t->host, err);
+    tsr_status status = open_buffer(&t->out, &t->links.sends, t->slice, t->comm, t->host, err);
+    if (status == TSR_OK) status = open_buffer(&t->in, &t->links.receives, t->slice, t->comm, t->host, err);
     TSR_TRY(tsr_comm_agree(t->comm, status, err));
     TSR_TRY(t->comm->largest(t->comm, &rounds, err));
     for (uint64_t i = 0; i < rounds; i++) TSR_TRY(run_round(t, own, own_error, err));

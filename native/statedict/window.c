@@ -109,7 +109,7 @@ static tsr_status try_send(const tsr_window *w, uint32_t peer, tsr_stream *s, bo
     channel *c = channel_of(w, w->comm->rank, peer);
     const uint64_t number = atomic_load_explicit(&c->filled, memory_order_relaxed);
     if (s->left == 0 || number - atomic_load_explicit(&c->emptied, memory_order_acquire) == SLOTS) return TSR_OK;
-    TSR_TRY(tsr_stream_pack(s, slot_of(w, w->comm->rank, peer, number), next_size(w, s), err));
+    TSR_TRY(tsr_stream_pack(s, slot_of(w, w->comm->rank, peer, number), NULL, next_size(w, s), err));
     atomic_store_explicit(&c->filled, number + 1, memory_order_release);
     *moved = true;
     return TSR_OK;
@@ -120,7 +120,7 @@ static tsr_status try_receive(const tsr_window *w, uint32_t peer, tsr_stream *s,
     channel *c = channel_of(w, peer, w->comm->rank);
     const uint64_t number = atomic_load_explicit(&c->emptied, memory_order_relaxed);
     if (s->left == 0 || atomic_load_explicit(&c->filled, memory_order_acquire) == number) return TSR_OK;
-    TSR_TRY(tsr_stream_unpack(s, slot_of(w, peer, w->comm->rank, number), next_size(w, s), err));
+    TSR_TRY(tsr_stream_unpack(s, slot_of(w, peer, w->comm->rank, number), NULL, next_size(w, s), err));
     atomic_store_explicit(&c->emptied, number + 1, memory_order_release);
     *moved = true;
     return TSR_OK;

@@ -6,6 +6,7 @@
 #include "cuda/on_devices.h"
 #include "support/random.h"
 #include "support/ranks.h"
+#include "tessera/gpu_comm.h"
 #include "tessera/gpu_device.h"
 #include "tessera/redistribute.h"
 #include "tessera/save_load.h"
@@ -47,6 +48,8 @@ static void check_copies(uint64_t seed)
             OK(device->from_host(device, there + to, host + from, bytes, err));
             memcpy(there_shadow + to, host_shadow + from, bytes);
         } else {
+            if (random_in(&random, 0, 1))
+                from = to - SIZE / 2 >= bytes ? to - bytes : SIZE / 2 - bytes; /* what may be new */
             OK(device->within(device, there + to, there + from, bytes, err));
             memcpy(there_shadow + to, there_shadow + from, bytes);
         }
@@ -322,6 +325,12 @@ static tsr_status broadcast_and_distribute(void *arg, tsr_comm *comm, tsr_error 
     return TSR_OK;
 }
 
+static tsr_status refuse_copy(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    (void)device, (void)to, (void)from;
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%u bytes went through host memory", (unsigned)bytes);
+}
+
 static tsr_status redistribute_and_copy(void *arg, tsr_comm *comm, tsr_error *err)
 {
     mine m, columns;
@@ -330,7 +339,12 @@ static tsr_status redistribute_and_copy(void *arg, tsr_comm *comm, tsr_error *er
     NEED_OK(open_mine(&m, comm, NULL, NULL, err));
     NEED_OK(open_mine(&columns, comm, &kind, m.device, err));
     for (size_t round_bytes = 700; round_bytes < 100000; round_bytes *= 11) {
-        NEED_OK(tsr_state_dict_redistribute(m.there.root, columns.there.root, comm, round_bytes, &host, err));
+        const tsr_device kept = *m.device;
+        if (comm->takes_devices) m.device->to_host = m.device->from_host = refuse_copy;
+        tsr_status status = tsr_state_dict_redistribute(m.there.root, columns.there.root, comm, round_bytes, &host, err);
+        m.device->to_host = kept.to_host;
+        m.device->from_host = kept.from_host;
+        NEED_OK(status);
         NEED_OK(tsr_state_dict_redistribute(m.here.root, columns.here.root, comm, round_bytes, &host, err));
         NEED_OK(compare(columns.there.dict, columns.here.dict, columns.device, comm, err));
     }
@@ -387,6 +401,26 @@ static void test_cuda_statedict__saves_from_the_device_and_loads_to_it(void **st
     ranks_run(save_and_load, NULL);
 }
 
+/* The same once more through a communicator that takes device memory: nothing is packed in host memory then. */
+static tsr_status over_gpu_comm(void *arg, tsr_comm *below, tsr_error *err)
+{
+    static ranks_body *const bodies[] = {gather_and_offload, broadcast_and_distribute, redistribute_and_copy, save_and_load};
+    const tsr_gpu_comm_options options = {.stage_bytes = 1};
+    tsr_comm *comm;
+    NEED_OK(tsr_gpu_comm_new(below, gpu, &options, &comm, err));
+    RANKS_NEED(comm->takes_devices && !below->takes_devices);
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0] && status == TSR_OK; i++) status = bodies[i](arg, comm, err);
+    comm->close(comm);
+    return status;
+}
+
+static void test_cuda_statedict__operations_run_over_ranks_that_take_device_memory(void **state)
+{
+    gpu = device_of(state);
+    ranks_run(over_gpu_comm, NULL);
+}
+
 static void test_cuda_statedict__gathers_and_offloads_as_host_memory_does(void **state)
 {
     gpu = device_of(state);
@@ -414,6 +448,7 @@ int main(int argc, char **argv)
         ON_DEVICES(test_cuda_statedict__broadcasts_and_distributes_as_host_memory_does),
         ON_DEVICES(test_cuda_statedict__redistributes_creates_and_copies_as_host_memory_does),
         ON_DEVICES(test_cuda_statedict__saves_from_the_device_and_loads_to_it),
+        ON_DEVICES(test_cuda_statedict__operations_run_over_ranks_that_take_device_memory),
     };
     host.limits = tsr_limits_default();
     filter_tests();
