@@ -694,6 +694,40 @@ def test_optim_there_and_back(t):
     need(sorted(os.listdir(t.folder)) == ["again.pt", "flat.pt", "nested.pt"], os.listdir(t.folder))
 
 
+@test
+def test_optim_shards_of_flat_parameters(t):
+    """A DCP's optimizer state as the raw states of FSDP1 ranks, and from those the full and the sharded state: nothing is lost."""
+    path, want = sample("dcp_fsdp2")
+    state = {n[len("optim.state."):]: w for n, w in want["entries"].items() if n.startswith("optim.state.")}
+    shapes = {n[:-len(".exp_avg")]: w["shape"] for n, w in state.items() if n.endswith(".exp_avg")}
+    volume = lambda shape: shape[0] * volume(shape[1:]) if shape else 1
+    for orig, groups in ((False, None), (True, None), (False, [[0, 1], [2, 3]])):
+        world = 4 if groups else 3
+        unit = {"fsdp_module": "", "raw_name": "_flat_param", "params": [{"fqn": n, "shape": s} for n, s in shapes.items()],
+                "numels_with_padding": [volume(s) for s in shapes.values()], "is_padding_mask": [False] * len(shapes),
+                "sharding_strategy": "HYBRID_SHARD" if groups else "FULL_SHARD"}
+        doc = {"schema": "tessera.flat-params/1", "world_size": world, "use_orig_params": orig, "files": [f"r{i}.pt" for i in range(world)],
+               "units": [unit], "param_groups": [list(shapes) if orig else ["_flat_param"]], **({"shard_groups": groups} if groups else {})}
+        wrong = list(schema.problems(doc, SCHEMAS["tessera.flat-params/1"]))
+        need(not wrong, wrong)
+        with open(t.at("flat.json"), "w") as f:
+            json.dump(doc, f)
+        at = lambda name: t.at(f"{name}-{orig}-{world}")
+        t.run("optim", "shard", path, at("ranks"), "--flat-params", t.at("flat.json"))
+        need(sorted(os.listdir(at("ranks"))) == doc["files"], os.listdir(at("ranks")))
+        t.run("optim", "unshard", at("ranks"), at("full.pt"), "--flat-params", t.at("flat.json"))
+        t.run("optim", "unshard", at("ranks"), at("rows"), "--flat-params", t.at("flat.json"), "--sharded")
+        for result in ("full.pt", "rows"):
+            got = {e["fqn"]: e["hash"]["digest"] for e in t.json("inspect", at(result), "--json", "--hash", "sha256")["entries"] if e["kind"] == "tensor"}
+            need(got == {"state." + n: w["sha256"] for n, w in state.items()}, f"{result} of orig={orig}, {world} ranks")
+        t.run("validate", at("rows"), "--deep")
+    doc["shard_groups"] = [[0, 2], [1, 3]]
+    with open(t.at("flat.json"), "w") as f:
+        json.dump(doc, f)
+    p = t.run("optim", "unshard", at("ranks"), t.at("x"), "--flat-params", t.at("flat.json"), "--sharded", status=2)
+    need(b"ranks in a row" in p.stderr and not os.path.exists(t.at("x")), p.stderr)
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--tessera", required=True)
