@@ -47,14 +47,15 @@ def random_tree(r, depth=0):
     return node
 
 
-def wrap(r, node):
+def wrap(r, node, sharded=True):
     import torch
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel as DDP
     seen = {}
     for name, child in list(node._modules.items()):
         if child not in seen:
-            seen[child] = wrap(r, child)
+            seen[child] = wrap(r, child, sharded)
         node._modules[name] = seen[child]
     for _ in range(2):
         kind = r.random()
@@ -62,9 +63,26 @@ def wrap(r, node):
             node = torch.compile(node)
         elif kind < 0.24:
             node = checkpoint_wrapper(node)
-        elif kind < 0.3 and any(p.requires_grad for p in node.parameters()):
+        elif kind < 0.3 and any(p.requires_grad for p in node.parameters()) and not any(isinstance(p, DTensor) for p in node.parameters()):
             node = DDP(node)
+        elif kind < 0.42 and sharded and not any(isinstance(m, DDP) for m in node.modules()):
+            node = shard(r, node)
     return node
+
+
+def shard(r, node):
+    """FSDP1 in both parameter modes, or FSDP2; modules that these refuse stay as they are."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+    params = list(node.parameters())
+    orig = len({p.requires_grad for p in params}) > 1 or r.random() < 0.5
+    from torch.distributed.tensor import DTensor
+    if not params or any(p.dim() == 0 or isinstance(p, DTensor) for p in params):
+        return node
+    if r.random() < 0.4 and not any(isinstance(m, FSDP) for m in node.modules()):
+        return fully_shard(node, mesh=init_device_mesh("cpu", (1,)))
+    return FSDP(node, use_orig_params=orig, device_id=torch.device("cpu"))
 
 
 def odd_names(r, names):
@@ -133,8 +151,8 @@ def test_renames(t):
                                          for n in r.sample(["encoder", "decoder", "head", "tok"], r.randrange(1, 4))})
             model = plain
             for name in list(plain):
-                model[name] = torch.nn.Sequential(*[wrap(r, m) for m in plain[name]]) if r.random() < 0.7 else plain[name]
-            model = wrap(r, model)
+                model[name] = torch.nn.Sequential(*[wrap(r, m, False) for m in plain[name]]) if r.random() < 0.7 else plain[name]
+            model = wrap(r, model, False)  # state_dict of FSDP over compiled modules fails in PyTorch
             wants = get_model_state_dict(model)
             prefix = r.choice(["", "model.", "state.net."])
             torch.save({**{prefix + k: v for k, v in model.state_dict().items()}, "epoch": 3}, t.at("saved.pt"))
