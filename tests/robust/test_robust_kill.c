@@ -317,10 +317,13 @@ static void crash_everywhere(const job *j, crash_kind kind)
     shell("cp -rp '%s' '%s/'", at("dest/."), at("dest-new"));
     assert_true(calls > 8);
     const unsigned long every = full && *full ? 1 : calls / 6 + 1;
+    unsigned points = 0;
     for (unsigned long point = 1 + calls % every; point <= calls; point += every) {
         crash_at(j, kind, point, false);
         crash_at(j, kind, point, true);
+        points += 2;
     }
+    print_message("%s %s%s: %u points\n", j->work.words[0], j->name, j->before.words[0] ? " over an old one" : "", points);
 }
 
 static void test_robust_kill__killed_anywhere_old_or_new_and_resumable(void **state)
