@@ -69,7 +69,9 @@ const cli_command cli_reshard = {
                 "is one read a tensor and rank\n"
                 "tessera reshard ckpt/ ranks/ --to torch --target target.json\none torch.save file a rank, with DTensors\n"
                 "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)' --resume\nafter a kill: only what is "
-                "missing is written\n",
+                "missing is written\n"
+                "mpirun -n 8 tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nshared by eight processes: "
+                "the same bytes\n",
     .options = options,
     .arguments_size = sizeof(reshard_arguments),
     .run = run,

@@ -158,6 +158,7 @@ const cli_command cli_validate = {
     .most = UINT32_MAX,
     .examples = "tessera validate ckpt/\nmetadata, headers, sizes of files: quick\n"
                 "tessera validate --deep ckpt/\nevery byte\n"
+                "mpirun -n 8 tessera validate --deep ckpt/\nevery byte, shared by eight processes\n"
                 "tessera validate --layout layout.json ckpt/ --format github\nin CI: fails when the layout has drifted\n"
                 "tessera validate --against modules.json --prefix model. ckpt/\nwould this model load it? missing, unexpected, other shapes\n"
                 "tessera validate --list-rules\nwhat it looks for; `tessera explain RULE` tells more\n",

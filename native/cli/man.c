@@ -85,7 +85,8 @@ static void put_end(void)
     puts(".SH \"EXIT STATUS\"\n.TP\n.B 0\ndone, same or valid\n.TP\n.B 1\nit differs, or has findings\n.TP\n.B 2\ntrouble: "
          "usage, input that cannot be read, input or output that failed");
     puts(".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nno colors when set and not empty\n.TP\n.B TERM\nno colors when it is dumb or "
-         "not set\n.TP\n.B COLUMNS\nhow wide to write where the output is no terminal");
+         "not set\n.TP\n.B COLUMNS\nhow wide to write where the output is no terminal\n"
+         ".TP\n.B TESSERA_PEER_LIMIT\nunder mpirun: seconds after which a silent process counts as dead (20)");
 }
 
 static void put_command(const cli_command *command)
