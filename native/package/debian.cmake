@@ -21,6 +21,7 @@ set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_NAME tessera)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_TESSERA_PACKAGE_RECOMMENDS libcurl4) # loaded when an address is read
 set(CPACK_COMPONENT_TESSERA_DESCRIPTION "checks, compares and converts checkpoints of PyTorch training
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
 without Python, without executing pickle and without holding the model in
@@ -29,6 +30,7 @@ memory. It lists, validates, compares, converts and reshards them.")
 set(CPACK_DEBIAN_LIB_PACKAGE_NAME ${libraries})
 set(CPACK_DEBIAN_LIB_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_LIB_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_LIB_PACKAGE_RECOMMENDS libcurl4)
 set(CPACK_DEBIAN_LIB_PACKAGE_MULTIARCH same)
 set(CPACK_DEBIAN_LIB_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_BINARY_DIR}/shlibs ${CMAKE_CURRENT_BINARY_DIR}/triggers)
 set(CPACK_COMPONENT_LIB_DESCRIPTION "checkpoints of distributed PyTorch training (shared library)
