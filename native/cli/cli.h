@@ -56,7 +56,7 @@ typedef struct cli_command {
 } cli_command;
 
 extern const cli_command cli_inspect, cli_layout, cli_validate, cli_explain, cli_diff, cli_get, cli_convert, cli_plan,
-    cli_exec, cli_reshard, cli_doctor, cli_manifest, cli_verify, cli_repair;
+    cli_exec, cli_reshard, cli_doctor, cli_manifest, cli_verify, cli_repair, cli_view_command;
 extern const cli_command cli_fqn, cli_optim, cli_help, cli_completions;
 extern const cli_command *const cli_commands[]; /* ends with NULL */
 extern const cli_option cli_global_options[];   /* fields of cli_globals */

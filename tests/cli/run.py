@@ -18,6 +18,7 @@ from harness import CONTROL, ROOT, SAMPLES, SCHEMAS, TESTS, Bad, Tessera, need, 
 import test_addresses  # noqa: F401
 import test_contracts  # noqa: F401
 import test_repair  # noqa: F401
+import test_view  # noqa: F401
 
 
 # ---- real samples against their goldens ----

@@ -23,6 +23,16 @@ export function serve(folder = path.join(root, "web/dist")) {
   });
 }
 
+/** `tessera view` of a checkpoint. */
+export function view(target) {
+  const child = spawn(path.join(root, "build/release/bin/tessera"), ["view", target, "--pages", path.join(root, "web/dist")], { stdio: ["ignore", "pipe", "inherit"] });
+  return new Promise((resolve, reject) => {
+    child.once("error", reject);
+    child.once("exit", (status) => reject(new Error(`tessera view ended with ${status}`)));
+    child.stdout.once("data", (line) => resolve({ url: String(line).trim(), stop: () => child.kill() }));
+  });
+}
+
 export async function launch(options = {}) {
   const profile = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-"));
   const context = await chromium.launchPersistentContext(profile, { executablePath: "/usr/bin/chromium", args: FLAGS, headless: true, ...options });

@@ -2,7 +2,7 @@
 import fs from "node:fs";
 import http from "node:http";
 import path from "node:path";
-import { axeSource, pick, samples } from "./browser.mjs";
+import { axeSource, pick, samples, view } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
@@ -204,6 +204,25 @@ export async function testHabits({ page, url, context, broken }) {
   });
   await testOtherSites(page, url);
   await testDrops(page, context, url);
+  await test("tessera view opens a checkpoint of the machine it runs on", async () => {
+    const served = await view(path.join(samples, "dcp_tp_fsdp2"));
+    try {
+      const statuses = new Set();
+      page.on("response", (r) => { if (/\/checkpoint\//.test(r.url())) statuses.add(r.status()); });
+      await page.goto(served.url);
+      await page.locator(".window .row .text").first().waitFor();
+      check(await page.locator(".summary h1").textContent() === "dcp_tp_fsdp2", "another title");
+      await page.locator(".window .row:not(.group)").first().click();
+      await page.getByRole("button", { name: "Show the first values" }).click();
+      await page.locator("table.values").waitFor();
+      await goTo(page, /^Findings/);
+      await page.getByRole("button", { name: /^Check every byte/ }).click();
+      await page.locator(".view", { hasText: /Every byte was checked/ }).waitFor();
+      check([...statuses].every((s) => s === 206), `statuses ${[...statuses].join(" ")}`);
+    } finally {
+      served.stop();
+    }
+  });
   await test("the page loads again without a network", async () => {
     await page.goto(url);
     await page.waitForFunction(() => document.documentElement.dataset.kept === "yes" && navigator.serviceWorker.controller);

@@ -63,6 +63,16 @@ export async function openingOfSample(sample: Sample): Promise<Opening> {
   return { title: sample.name, files, ...(files.length === 1 && files[0] ? { primary: files[0].name } : {}) };
 }
 
+/** The checkpoint that `tessera view` serves beside the page; undefined on any other host. */
+export async function openingServed(): Promise<Opening | undefined> {
+  if (location.search !== "?view") return undefined;
+  const response = await fetch(new URL("checkpoint.json", document.baseURI));
+  if (!response.ok) throw new Error(`the checkpoint is not served: ${response.status} ${response.statusText}`);
+  const { title, primary, files } = await response.json() as { title: string; primary?: string; files: { name: string; size: number }[] };
+  const address = (name: string) => new URL(`checkpoint/${name.split("/").map(encodeURIComponent).join("/")}`, document.baseURI).href;
+  return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...(primary === undefined ? {} : { primary }) };
+}
+
 /** Whether this page's policy lets it read from other servers; remote.html's does. */
 export const mayReadOthers = (): boolean => /connect-src [^;]*https:/.test(document.querySelector('meta[http-equiv="Content-Security-Policy"]')?.getAttribute("content") ?? "");
 export const isElsewhere = (text: string): boolean => URL.canParse(text, document.baseURI) && new URL(text, document.baseURI).origin !== location.origin;

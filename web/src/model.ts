@@ -128,6 +128,12 @@ export class Model {
     }, (trouble) => { this.trouble = trouble; });
   }
 
+  /** Opens what the page's own server has, if it has anything. */
+  async openServed(find: () => Promise<Opening | undefined>): Promise<void> {
+    const served = find();
+    if (await served.then((o) => o !== undefined, () => true)) await this.open(async () => (await served) as Opening);
+  }
+
   #take(opened: Opened): void {
     this.opened = opened;
     this.findings = opened.findings;
