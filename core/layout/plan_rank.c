@@ -40,7 +40,7 @@ static tsr_status add_piece(const tsr_plan_class *c, uint64_t chunk, const tsr_s
 static tsr_status add_flat_pieces(const tsr_plan_class *c, uint64_t chunk, const tsr_shard_box *box, const uint64_t *offsets,
                                   const uint64_t *sizes, tsr_vec *pieces, tsr_arena *arena, tsr_error *err)
 {
-    uint64_t runs, at[TSR_MAX_RANK], inner[TSR_MAX_RANK], place[TSR_MAX_RANK];
+    uint64_t runs, at[TSR_MAX_RANK] = {0}, inner[TSR_MAX_RANK] = {0}, place[TSR_MAX_RANK];
     const uint32_t rank = c->sample->rank, split = tsr_flat_split(rank, box->sizes, sizes, &runs);
     for (uint64_t run = 0; run < runs; run++) {
         uint64_t left = run;
