@@ -136,6 +136,8 @@ static const cli_option options[] = {
      offsetof(exec_arguments, writing.overwrite)},
     {"resume", 0, CLI_FLAG, NULL, "go on where a killed run stopped (exec always does)",
      offsetof(exec_arguments, writing.resume)},
+    {"dry-run", 0, CLI_FLAG, NULL, "check the plan against its source and decide everything, write nothing",
+     offsetof(exec_arguments, writing.dry_run)},
     {"json", 0, CLI_FLAG, NULL, "the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},
     {0},
 };
