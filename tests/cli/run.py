@@ -647,6 +647,7 @@ def test_fsdp1_as_a_target(t):
 def test_doctor(t):
     doc = t.json("doctor", "--json")
     need(doc["program"]["crc32"] and doc["machine"]["threads"] >= 1, doc)
+    need(("reason" in doc["cuda"]) == (doc["cuda"]["devices"] == 0), doc["cuda"])
     need("file_system" in t.text("doctor", t.folder), "the text lacks the file system")
 
 
