@@ -46,11 +46,13 @@ static void put_operands(const cli_command *command)
 
 static void put_tables(void)
 {
-    puts("# \"files\", \"names\" or \"words …\" for the value of an option; fails for one that takes none.\n_tessera_value() {\n"
+    puts("# \"files\", \"names\" or \"words …\" for the value of an option; fails for one that takes "
+         "none.\n_tessera_value() {\n"
          "    case $1:$2 in");
     for (const cli_command *const *c = cli_commands; *c; c++) put_values((*c)->name, (*c)->options);
     put_values("*", cli_global_options);
-    puts("    *) return 1 ;;\n    esac\n}\n\n# The same for an operand, counted from 1.\n_tessera_operand() {\n    case $1:$2 in");
+    puts("    *) return 1 ;;\n    esac\n}\n\n# The same for an operand, counted from 1.\n_tessera_operand() {\n    case "
+         "$1:$2 in");
     for (const cli_command *const *c = cli_commands; *c; c++) put_operands(*c);
     fputs("    esac\n}\n\n_tessera_options() {\n    case $1 in\n", stdout);
     for (const cli_command *const *c = cli_commands; *c; c++) {

@@ -68,7 +68,8 @@ void cli_put_zsh(void)
     printf("#compdef tessera\n# zsh completion for tessera %s, written by `tessera completions zsh`\n", TSR_VERSION);
     puts("\n_tessera_names() {\n"
          "    local -a names\n"
-         "    names=(${(f)\"$(_call_program names $tessera_program completions names ${(Q)line[1]} ${(Q)PREFIX} 2>/dev/null)\"})\n"
+         "    names=(${(f)\"$(_call_program names $tessera_program completions names ${(Q)line[1]} ${(Q)PREFIX} "
+         "2>/dev/null)\"})\n"
          "    compadd -- $names\n"
          "}\n\n_tessera_command_names() {\n    local -a commands=(");
     for (const cli_command *const *c = cli_commands; *c; c++) {

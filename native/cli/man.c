@@ -120,8 +120,9 @@ static void put_overview(void)
     fputs(".SH NAME\ntessera \\- ", stdout);
     put_line(cli_overview_summary);
     puts(".SH SYNOPSIS\n\\fBtessera\\fR \\fICOMMAND\\fR [\\fIOPERAND\\fR]\\[u2026] [\\fIOPTION\\fR]\\[u2026]");
-    puts(".SH DESCRIPTION\nReads distributed checkpoints (DCP), torch.save files and safetensors, recognized by their "
-         "content.\nNo Python is needed, nothing in a checkpoint is ever executed, and memory does not grow with the model.");
+    puts(
+        ".SH DESCRIPTION\nReads distributed checkpoints (DCP), torch.save files and safetensors, recognized by their "
+        "content.\nNo Python is needed, nothing in a checkpoint is ever executed, and memory does not grow with the model.");
     put_examples(cli_overview_examples);
     puts(".SH COMMANDS");
     for (const cli_command *const *c = cli_commands; *c; c++) {

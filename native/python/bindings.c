@@ -150,8 +150,8 @@ typedef struct piece { /* rows of an item, so that threads share large ones */
 typedef struct reading {
     session *s;
     const piece *pieces;
-    tsr_error *errors; /* one a piece would be too many: one a thread's first failure, kept by the lowest piece */
-    size_t *failed;
+    tsr_error *errors; /* the first of each thread, */
+    size_t *failed;    /* and the piece that it was about */
     size_t count;
 } reading;
 
@@ -354,7 +354,7 @@ static tsr_status check_layout(session *s, tsr_str layout, tsr_error *err)
     if (status == TSR_OK) {
         contract.match = tsr_glob_match;
         status = tsr_validate_contract(tsr_checkpoint_catalog(s->checkpoint), &contract, host,
-                                     tsr_checkpoint_findings(s->checkpoint), err);
+                                       tsr_checkpoint_findings(s->checkpoint), err);
     }
     tsr_arena_free(arena);
     return status;

@@ -2,10 +2,11 @@
 """Runs every test_*(t) of the test_*.py files of a folder: by default here, real PyTorch and safetensors against the built
 program.
 
-    run.py --tessera PATH [--tests FOLDER] [name…]
+    run.py --tessera PATH [--tests FOLDER] [--jobs N] [name…]
 
 `t` is a harness.Tessera. A test passes unless it raises; Skip(reason) is counted and printed."""
 import argparse
+import concurrent.futures
 import importlib
 import os
 import sys
@@ -28,26 +29,33 @@ def tests(folder, picked):
                 yield f"{file[:-3]}.{name}", function
 
 
+def run(tessera, name, function):
+    """"passed", "failed" or "skipped", and what to print."""
+    with Tessera(tessera) as t:
+        try:
+            function(t)
+            return "passed", None
+        except Skip as reason:
+            return "skipped", f"skip {name}: {reason}"
+        except Exception:  # of ours, or of the library that reads what tessera wrote
+            return "failed", f"FAIL {name}\n{traceback.format_exc(limit=-4)}"
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--tessera", required=True)
     ap.add_argument("--tests", default=HERE, metavar="FOLDER")
+    ap.add_argument("--jobs", type=int, default=1, metavar="N", help="tests at a time, where they wait for programs")
     ap.add_argument("names", nargs="*")
     a = ap.parse_args()
-    passed = failed = skipped = 0
-    for name, function in tests(os.path.abspath(a.tests), a.names):
-        with Tessera(os.path.abspath(a.tessera)) as t:
-            try:
-                function(t)
-                passed += 1
-            except Skip as reason:
-                skipped += 1
-                print(f"skip {name}: {reason}")
-            except Exception:  # of ours, or of the library that reads what tessera wrote
-                failed += 1
-                print(f"FAIL {name}\n{traceback.format_exc(limit=-4)}")
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
-    sys.exit(1 if failed or not passed else 0)
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
+        for result, text in pool.map(lambda pair: run(os.path.abspath(a.tessera), *pair), tests(os.path.abspath(a.tests), a.names)):
+            counts[result] += 1
+            if text:
+                print(text)
+    print(f"{counts['passed']} passed, {counts['failed']} failed" + (f", {counts['skipped']} skipped" if counts["skipped"] else ""))
+    sys.exit(1 if counts["failed"] or not counts["passed"] else 0)
 
 
 if __name__ == "__main__":

@@ -147,16 +147,18 @@ def test_bash_completes_at_a_terminal(t):
 def test_zsh_completes_at_a_terminal(t):
     script(t, "zsh", "_tessera")
     env = environment(t)
-    for typed, wanted in CASES:
-        typed = typed.replace("$S", env["S"])
-        with Shell(["zsh", "-f", "-i"], env) as shell:
-            shell.type(f"PS1='>>'; cd {shlex.quote(ROOT)}; fpath=({shlex.quote(t.scratch)} $fpath); autoload -U compinit; "
-                       f"compinit -u -d {shlex.quote(t.at('zcompdump'))}; unsetopt zle_bracketed_paste; echo so it be''gins\n")
-            shell.wait("so it begins")
+    with Shell(["zsh", "-f", "-i"], env) as shell:
+        shell.type(f"PS1='>>'; cd {shlex.quote(ROOT)}; fpath=({shlex.quote(t.scratch)} $fpath); autoload -U compinit; "
+                   f"compinit -u -d {shlex.quote(t.at('zcompdump'))}; unsetopt zle_bracketed_paste; echo so it be''gins\n")
+        shell.wait("so it begins")
+        for typed, wanted in CASES:
+            typed = typed.replace("$S", env["S"])
             shell.type(f"tessera {typed}\t\t")
             rest = [word[len(re.split(r"[ =/]", typed)[-1]):] if len(wanted) == 1 else word for word in wanted]
             shell.wait("".join(rf"(?=[\s\S]*{re.escape(word)})" for word in rest))
-            shell.type("\x03exit\n")
+            shell.type("\x15echo and a''gain\n")
+            shell.wait("and again")
+        shell.type("exit\n")
 
 
 def test_names_from_a_file_are_never_run_or_expanded(t):
