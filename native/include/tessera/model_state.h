@@ -1,0 +1,79 @@
+/* State dicts of a live model: its module tree (tessera/modules.h) with memory behind the parameters and buffers, saved and
+ * loaded under canonical names whatever wraps the model.
+ *
+ *   tsr_model ── get ──▶ {"fc.weight": tensor, …} ── tsr_state_dict_save ──▶ checkpoint
+ *             ◀── set ──                          ◀── tsr_state_dict_load ──
+ *
+ * Results borrow the model's memory unless options gather or offload it. Wrapped by DDP, torch.compile or activation
+ * checkpointing, sharded over meshes (FSDP2, tensor parallel) or not at all, the names are the same. A tree with FSDP1
+ * units is TSR_E_UNSUPPORTED here.
+ *
+ * Ranks. Functions that take a `comm` are collective, whatever the options: ranks first agree on those and on whether
+ * somebody failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread a rank.
+ *
+ * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are said where they are. */
+#ifndef TESSERA_MODEL_STATE_H
+#define TESSERA_MODEL_STATE_H
+
+#include "tessera/optim.h"
+#include "tessera/statedict.h"
+
+TSR_API_BEGIN
+
+/* A parameter or buffer of the tree and what this rank has of it: shape and dtype as the tree says, where it says. */
+typedef struct tsr_model_tensor {
+    const tsr_module_tensor *of; /* the tree's own; of several with one identity, one is enough */
+    tsr_tensor *tensor;          /* loading writes its memory, and gives it some when it is meta */
+} tsr_model_tensor;
+
+typedef struct tsr_model {
+    const tsr_modules *modules;
+    const tsr_model_tensor *tensors; /* every parameter and persistent buffer */
+    size_t tensor_count;
+    /* Extra state of modules that have one (tsr_module.extra_state), by the raw name of the state dict key,
+     * "net._extra_state". `get` makes the value in `arena`. */
+    tsr_status (*get_extra)(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+    tsr_status (*set_extra)(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err);
+    void *ctx;
+    tsr_state_dict *memory; /* of tensors that were meta; must outlive their use. NULL: none is meta */
+} tsr_model;
+
+/* get_model_state_dict: the model's state under canonical names, in the order of `model.state_dict()` (renamed keys last, as
+ * PyTorch's), a shared parameter under each of its names. `submodules`: only what lies below these (of the
+ * root nothing, as there); without keep_submodule_prefixes under names relative to them. `options` may be NULL.
+ *   ignore_frozen_params   without parameters that require no gradient
+ *   full_state_dict        distributed tensors gathered; with cpu_offload only rank 0 gets any
+ *   cpu_offload            tensors in host memory
+ * Meta tensors are left out: PyTorch did so up to 2.4, 2.13 keeps them. Two raw names with one canonical one are
+ * TSR_E_FORMAT with both (PyTorch keeps the later). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
+ * of another shape or dtype than the tree's, options that contradict each other, ranks with other options; TSR_E_FORMAT for
+ * an empty result where there should be one; those of tsr_fqn_resolve and tsr_state_dict_gather. */
+tsr_status tsr_get_model_state_dict(const tsr_model *model, tsr_comm *comm, const tsr_module_ref *submodules,
+                                    size_t submodule_count, const tsr_state_options *options, tsr_state_dict *out,
+                                    tsr_error *err);
+
+/* What a load did not match, by canonical name: names of the model in its order, then of the state dict in its. Lives in
+ * the arena that was given. (Empty lists for PyTorch's _IncompatibleKeys of a load that did nothing.) */
+typedef struct tsr_unmatched_keys {
+    const tsr_str *missing; /* the model has them, the state dict not */
+    size_t missing_count;
+    const tsr_str *unexpected;
+    size_t unexpected_count;
+} tsr_unmatched_keys;
+
+/* set_model_state_dict: writes the tensors of `state` into the model.
+ *   neither                tensors lie as the model's do: the same dtype, shape and distribution
+ *   full_state_dict        each rank gives whole tensors and keeps its part
+ *   broadcast_from_rank0   the same, but only rank 0's `state` counts (NULL elsewhere will do); needs full_state_dict
+ *   strict                 missing or unexpected keys are TSR_E_NOT_FOUND, with the first of them
+ * `unmatched` (may be NULL) is filled also then, the same on all ranks for a broadcast, as far as the call got. Nothing in
+ * the model changes before all ranks have found that everything fits. Errors: TSR_E_USAGE with both sides for a tensor of
+ * another shape, dtype or distribution (PyTorch converts dtypes), TSR_E_FORMAT for an empty state dict where one is needed.
+ * PyTorch 2.13 counts no key as missing with full_state_dict, unless broadcasting strictly: here it is one. */
+tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, tsr_comm *comm,
+                                    const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
+                                    tsr_unmatched_keys *unmatched, tsr_error *err);
+
+TSR_API_END
+
+#endif

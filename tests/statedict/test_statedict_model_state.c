@@ -1,0 +1,430 @@
+/* Rows A1, A6 and A7 against what real PyTorch does (tests/golden/make_model_state.py), and what it leaves undone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+#include <stdio.h>
+
+#include "live.h"
+#include "tessera/model_state.h"
+
+static cJSON *golden;
+
+/* ---- models ---- */
+
+/* A case of the golden as a live model of one rank. */
+typedef struct live_model {
+    tsr_host host;
+    tsr_arena *arena;
+    tsr_state_dict *home, *out;
+    tsr_modules *modules;
+    tsr_model model;
+    tsr_state_item *items;
+    size_t item_count;
+    tsr_tensor *tensors;
+    const tsr_value *extra; /* what was set last */
+    const cJSON *rank;
+} live_model;
+
+static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value **items = tsr_arena_array(arena, 2, sizeof *items, err);
+    (void)ctx;
+    if (!tsr_str_ends(raw, TSR_STR("extra._extra_state"))) return tsr_raise(err, TSR_E_USAGE, 0, "not its name");
+    items[0] = tsr_value_str(arena, TSR_STR("steps"), err);
+    items[1] = tsr_value_int(arena, 3, err);
+    *out = tsr_value_items(arena, TSR_VALUE_DICT, items, 2, err);
+    return TSR_OK;
+}
+
+static tsr_status set_extra(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err)
+{
+    live_model *m = ctx;
+    (void)raw;
+    const tsr_value **items = tsr_arena_array(m->arena, 2, sizeof *items, err);
+    items[0] = tsr_value_str(m->arena, TSR_STR("steps"), err);
+    items[1] = tsr_value_int(m->arena, value->items[1]->as.integer, err);
+    m->extra = tsr_value_items(m->arena, TSR_VALUE_DICT, items, 2, err);
+    return TSR_OK;
+}
+
+static tsr_status take_tensors(live_model *m, uint32_t rank, tsr_error *err)
+{
+    TRY(tsr_fqn_iterate(m->modules, &m->host, m->arena, &m->items, &m->item_count, err));
+    tsr_model_tensor *bound = tsr_arena_array(m->arena, m->item_count, sizeof *bound, err);
+    m->tensors = tsr_arena_array(m->arena, m->item_count, sizeof *m->tensors, err);
+    for (size_t i = 0; i < m->item_count; i++) {
+        if (m->items[i].kind == TSR_STATE_EXTRA) continue;
+        size_t first = 0; /* one memory for one tensor under several names */
+        while (m->items[first].kind == TSR_STATE_EXTRA || m->items[first].tensor_id != m->items[i].tensor_id) first++;
+        if (first != i) continue;
+        char raw[128];
+        snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(m->items[i].raw));
+        const tsr_value *value = live_value(m->home, live_get(live_get(m->rank, "tensors"), raw), rank, NULL);
+        m->tensors[i] = *tsr_tensor_of(value);
+        bound[m->model.tensor_count++] = (tsr_model_tensor){m->items[i].tensor, &m->tensors[i]};
+    }
+    m->model.tensors = bound;
+    return TSR_OK;
+}
+
+static tsr_status model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_error *err)
+{
+    char *text = cJSON_PrintUnformatted(live_get(test, "modules"));
+    tsr_modules_document document;
+    *m = (live_model){.host = live_host(NULL), .rank = cJSON_GetArrayItem(live_get(test, "ranks"), (int)rank)};
+    m->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
+    tsr_status status = tsr_modules_parse(tsr_str_from(text), &m->host, m->arena, &document, err);
+    cJSON_free(text);
+    TRY(status);
+    TRY(tsr_modules_new(document.root, &m->host, &m->modules, err));
+    TRY(tsr_state_dict_new(&m->host, &m->home, err));
+    TRY(tsr_state_dict_new(&m->host, &m->out, err));
+    m->model =
+        (tsr_model){.modules = m->modules, .get_extra = get_extra, .set_extra = set_extra, .ctx = m, .memory = m->home};
+    return take_tensors(m, rank, err);
+}
+
+static void model_close(live_model *m)
+{
+    tsr_state_dict_free(m->out);
+    tsr_state_dict_free(m->home);
+    tsr_modules_free(m->modules);
+    tsr_arena_free(m->arena);
+}
+
+static tsr_state_options options_of(const cJSON *json)
+{
+    const struct {
+        const char *name;
+        size_t place;
+    } fields[] = {
+        {"full_state_dict", offsetof(tsr_state_options, full_state_dict)},
+        {"cpu_offload", offsetof(tsr_state_options, cpu_offload)},
+        {"ignore_frozen_params", offsetof(tsr_state_options, ignore_frozen_params)},
+        {"keep_submodule_prefixes", offsetof(tsr_state_options, keep_submodule_prefixes)},
+        {"strict", offsetof(tsr_state_options, strict)},
+        {"broadcast_from_rank0", offsetof(tsr_state_options, broadcast_from_rank0)},
+    };
+    tsr_state_options options = tsr_state_options_default();
+    for (const cJSON *o = json->child; o; o = o->next) {
+        size_t i = 0;
+        while (strcmp(fields[i].name, o->string) != 0) i++;
+        *((bool *)&options + fields[i].place / sizeof(bool)) = cJSON_IsTrue(o);
+    }
+    return options;
+}
+
+/* ---- A6: get ---- */
+
+static tsr_status get_one(const cJSON *test, const cJSON *record, tsr_comm *comm, tsr_error *err)
+{
+    live_model m;
+    tsr_module_ref submodules[8];
+    tsr_named_module *named;
+    size_t named_count, count = 0;
+    tsr_error own = {0};
+    const tsr_state_options options = options_of(live_get(record, "options"));
+    TRY(model_open(&m, test, comm->rank, err));
+    TRY(tsr_fqn_named_modules(m.modules, &m.host, m.arena, &named, &named_count, err));
+    for (const cJSON *n = live_get(record, "submodules")->child; n; n = n->next)
+        for (size_t i = 0; i < named_count; i++)
+            if (tsr_str_equal(named[i].raw, tsr_str_from(n->valuestring))) submodules[count++] = named[i].module;
+    const tsr_status got = tsr_get_model_state_dict(&m.model, comm, submodules, count, &options, m.out, &own);
+    tsr_status status = TSR_OK;
+    if (cJSON_GetObjectItem(record, "error")) {
+        if (got == TSR_OK) status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch refuses, this does not");
+    } else {
+        status = got == TSR_OK ? live_same(tsr_state_dict_root(m.out), live_get(record, "out"), false, err)
+                               : tsr_raise(err, got, 0, "%s", own.message);
+    }
+    if (status != TSR_OK) {
+        char *text = cJSON_PrintUnformatted(live_get(record, "options"));
+        tsr_error_context(err, "'%s' %s %zu", live_get(test, "of")->valuestring, text, count);
+        cJSON_free(text);
+    }
+    model_close(&m);
+    return status;
+}
+
+typedef struct one_record {
+    const cJSON *test;
+    int number;
+} one_record;
+
+static tsr_status run_get(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const one_record *r = arg;
+    const cJSON *rank = cJSON_GetArrayItem(live_get(r->test, "ranks"), (int)comm->rank);
+    return get_one(r->test, cJSON_GetArrayItem(live_get(rank, "gets"), r->number), comm, err);
+}
+
+static void run_records(const char *what, ranks_body *body)
+{
+    unsigned count = 0;
+    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
+        const cJSON *rank = cJSON_GetArrayItem(live_get(test, "ranks"), 0);
+        for (int i = 0; i < cJSON_GetArraySize(live_get(rank, what)); i++, count++) {
+            one_record r = {test, i};
+            live_run(2, body, &r);
+        }
+    }
+    assert_true(count > 0);
+}
+
+static void test_statedict_model_state__A6_get(void **state)
+{
+    (void)state;
+    run_records("gets", run_get);
+}
+
+/* ---- A7: set ---- */
+
+static bool same_names(const tsr_str *names, size_t count, const cJSON *list)
+{
+    if ((size_t)cJSON_GetArraySize(list) != count) return false;
+    for (const cJSON *n = list->child; n; n = n->next) {
+        bool found = false;
+        char want[128]; /* PyTorch's missing keys are local ones, with the wrappers' names */
+        const char *inside = strstr(n->valuestring, "_checkpoint_wrapped_module.");
+        const int before = inside ? (int)(inside - n->valuestring) : 0;
+        snprintf(want, sizeof want, "%.*s%s", before, n->valuestring, inside ? strchr(inside, '.') + 1 : n->valuestring);
+        for (size_t i = 0; i < count; i++) found = found || tsr_str_ends(tsr_str_from(want), names[i]);
+        if (!found) return false;
+    }
+    return true;
+}
+
+static tsr_status expect_model(live_model *m, const cJSON *record, tsr_error *err)
+{
+    for (size_t i = 0; i < m->item_count; i++) {
+        char raw[128];
+        const tsr_value *value;
+        if (!m->tensors[i].entry.dtype) continue;
+        snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(m->items[i].raw));
+        TRY(tsr_state_dict_tensor(m->out, &m->tensors[i], &value, err));
+        const tsr_status status = live_same(value, live_get(live_get(record, "tensors"), raw), false, err);
+        if (status != TSR_OK) return tsr_error_context(err, "'%s'", raw);
+    }
+    const bool kept = live_get(record, "extra")->child->child->child->next->child->valueint == 3;
+    if (kept && m->extra) return tsr_raise(err, TSR_E_FORMAT, 0, "extra state was set");
+    return kept ? TSR_OK : m->extra ? live_same(m->extra, live_get(record, "extra"), false, err) : TSR_E_FORMAT;
+}
+
+/* PyTorch counts no key as missing here, unless it broadcasts strictly; we do. */
+static bool missing_goes_unseen(const cJSON *record, const tsr_state_options *o)
+{
+    return live_is(record, "of", "missing") && o->full_state_dict && !(o->broadcast_from_rank0 && o->strict);
+}
+
+static tsr_status set_one(const cJSON *test, const cJSON *record, tsr_comm *comm, tsr_error *err)
+{
+    live_model m;
+    tsr_unmatched_keys keys;
+    tsr_error own = {0};
+    const tsr_state_options options = options_of(live_get(record, "options"));
+    const bool refused = cJSON_GetObjectItem(record, "error") != NULL;
+    TRY(model_open(&m, test, comm->rank, err));
+    const tsr_value *state = live_value(m.out, live_get(record, "state"), comm->rank, NULL);
+    const tsr_status got = tsr_set_model_state_dict(&m.model, state, comm, &options, &m.host, m.arena, &keys, &own);
+    tsr_status status = TSR_OK;
+    if (missing_goes_unseen(record, &options)) {
+        const bool named = keys.missing_count == 1 && tsr_str_equal(keys.missing[0], TSR_STR("body.0.bias"));
+        if (!named || (got == TSR_OK) == options.strict) status = tsr_raise(err, TSR_E_FORMAT, 0, "a key is missing unseen");
+        if (status == TSR_OK && got == TSR_OK) status = expect_model(&m, record, err);
+    } else if (refused != (got != TSR_OK)) {
+        status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch %s; %s", refused ? "refuses" : "does not refuse", own.message);
+    } else if (!refused) {
+        status = expect_model(&m, record, err);
+        if (!same_names(keys.missing, keys.missing_count, live_get(record, "missing")) ||
+            (comm->rank == 0 && !same_names(keys.unexpected, keys.unexpected_count, live_get(record, "unexpected"))))
+            status = tsr_raise(err, TSR_E_FORMAT, 0, "%zu missing, %zu unexpected", keys.missing_count, keys.unexpected_count);
+    }
+    if (status != TSR_OK) {
+        char *text = cJSON_PrintUnformatted(live_get(record, "options"));
+        tsr_error_context(err, "'%s' %s %s", live_get(test, "of")->valuestring, live_get(record, "of")->valuestring, text);
+        cJSON_free(text);
+    }
+    model_close(&m);
+    return status;
+}
+
+static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const one_record *r = arg;
+    const cJSON *rank = cJSON_GetArrayItem(live_get(r->test, "ranks"), (int)comm->rank);
+    return set_one(r->test, cJSON_GetArrayItem(live_get(rank, "sets"), r->number), comm, err);
+}
+
+static void test_statedict_model_state__A7_set(void **state)
+{
+    (void)state;
+    run_records("sets", run_set);
+}
+
+/* ---- what PyTorch leaves undone ---- */
+
+static const cJSON *case_of(const char *name)
+{
+    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next)
+        if (live_is(test, "of", name)) return test;
+    return NULL;
+}
+
+static tsr_status meta_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_model m, other;
+    tsr_state_options options = tsr_state_options_default();
+    TRY(model_open(&m, arg, comm->rank, err));
+    TRY(model_open(&other, arg, comm->rank, err));
+    tsr_tensor *weight = m.model.tensors[1].tensor;
+    const tsr_tensor was = *weight;
+    weight->meta = true;
+    weight->data = NULL;
+    TRY(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, err));
+    TRY(tsr_get_model_state_dict(&other.model, comm, NULL, 0, &options, other.out, err));
+    NEED(tsr_value_pairs(tsr_state_dict_root(m.out)) + 1 == tsr_value_pairs(tsr_state_dict_root(other.out)));
+    TRY(tsr_set_model_state_dict(&m.model, tsr_state_dict_root(other.out), comm, &options, &m.host, m.arena, NULL, err));
+    uint64_t bytes;
+    NEED(!weight->meta && weight->data != was.data);
+    TRY(tsr_tensor_held(weight, m.arena, &bytes, err));
+    NEED(memcmp(weight->data, was.data, (size_t)bytes) == 0);
+    model_close(&m);
+    model_close(&other);
+    return TSR_OK;
+}
+
+static void test_statedict_model_state__A6_meta_tensors_are_left_out_and_get_memory_when_set(void **state)
+{
+    (void)state;
+    live_run(2, meta_case, (void *)(uintptr_t)case_of("plain"));
+    live_run(2, meta_case, (void *)(uintptr_t)case_of("sharded"));
+}
+
+/* A state dict with one tensor changed, in words; nothing of the model may change. */
+typedef struct refusal {
+    const char *model;
+    tsr_dtype dtype;
+    uint64_t rows;
+    bool full;
+    const char *want;
+} refusal;
+
+static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const refusal *r = arg;
+    live_model m;
+    tsr_error own = {0};
+    const uint64_t shape[1] = {r->rows};
+    const tsr_tensor tensor = tsr_tensor_whole(r->dtype, 1, shape, NULL);
+    const tsr_value *value;
+    tsr_state_options options = tsr_state_options_default();
+    TRY(model_open(&m, case_of(r->model), comm->rank, err));
+    options.full_state_dict = r->full;
+    TRY(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, err));
+    const tsr_value *root = tsr_state_dict_root(m.out);
+    tsr_state_dict *given;
+    TRY(tsr_state_dict_new(&m.host, &given, err));
+    for (size_t i = 0; i < tsr_value_pairs(root); i++)
+        TRY(tsr_state_dict_put(given, root->items[2 * i]->text, root->items[2 * i + 1], err));
+    TRY(tsr_state_dict_allocate(given, &tensor, &value, err));
+    if (comm->rank == 0) TRY(tsr_state_dict_put(given, TSR_STR("scale"), value, err));
+    const tsr_status status = tsr_set_model_state_dict(&m.model, tsr_state_dict_root(given), comm, &options, &m.host,
+                                                       m.arena, NULL, &own);
+    NEED(status == TSR_E_USAGE);
+    if (!strstr(own.message, r->want)) return tsr_raise(err, TSR_E_FORMAT, 0, "%s: %s", r->want, own.message);
+    NEED(!m.extra);
+    tsr_state_dict_free(given);
+    model_close(&m);
+    return TSR_OK;
+}
+
+static void test_statedict_model_state__A7_refusals_name_both_sides(void **state)
+{
+    (void)state;
+    refusal cases[] = {
+        {"plain", TSR_FLOAT32, 4, false, "float32 [4] in the state dict, float32 [3] in the model, in 'scale'"},
+        {"plain", TSR_FLOAT64, 3, false, "float64 [3] in the state dict, float32 [3] in the model, in 'scale'"},
+        {"plain", TSR_BFLOAT16, 3, true, "bfloat16 [3] in the state dict, float32 [3] in the model, in 'scale'"},
+        {"sharded", TSR_FLOAT32, 3, false, "float32 [3] in the state dict, float32 [3] over dp=2: shard(0) in the model, in 'scale'"},
+        {"sharded", TSR_FLOAT32, 2, true, "float32 [2] in the state dict, float32 [3] over dp=2: shard(0) in the model, in 'scale'"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) live_run(2, refuse_case, &cases[i]);
+}
+
+static tsr_status disagree(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_model m;
+    tsr_error own = {0};
+    tsr_state_options options = tsr_state_options_default();
+    options.full_state_dict = comm->rank == 1;
+    TRY(model_open(&m, arg, comm->rank, err));
+    NEED(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, &own) == TSR_E_USAGE);
+    NEED(strstr(own.message, "get_model_state_dict: options: rank 1 differs from rank 0"));
+    if (comm->rank == 0) m.model.tensor_count--;
+    options.full_state_dict = false;
+    memset(&own, 0, sizeof own);
+    NEED(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, &own) == TSR_E_USAGE);
+    NEED(strstr(own.message, "rank 0: the model has no tensor for '"));
+    model_close(&m);
+    return TSR_OK;
+}
+
+static void test_statedict_model_state__A1_ranks_that_differ_are_told(void **state)
+{
+    (void)state;
+    live_run(2, disagree, (void *)(uintptr_t)case_of("plain"));
+}
+
+static void test_statedict_model_state__A6_two_keys_with_one_canonical_name_are_refused(void **state)
+{
+    (void)state;
+    const uint64_t shape[1] = {1};
+    float numbers[2] = {1, 2};
+    const tsr_module_tensor weights[2] = {{.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .rank = 1, .shape = shape},
+                                          {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .rank = 1, .shape = shape}};
+    const tsr_module leaf = {.class_name = TSR_STR("A"), .parameters = &weights[0], .parameter_count = 1};
+    const tsr_module_child below[1] = {{TSR_STR("_checkpoint_wrapped_module"), &leaf}};
+    const tsr_module wrapped = {.class_name = TSR_STR("B"),
+                                .wrapper = TSR_WRAPPER_CHECKPOINT,
+                                .parameters = &weights[1],
+                                .parameter_count = 1,
+                                .children = below,
+                                .child_count = 1};
+    const tsr_module_child top[1] = {{TSR_STR("net"), &wrapped}};
+    const tsr_module root = {.class_name = TSR_STR("C"), .children = top, .child_count = 1};
+    const tsr_host host = live_host(NULL);
+    tsr_tensor tensors[2] = {tsr_tensor_whole(TSR_FLOAT32, 1, shape, &numbers[0]),
+                             tsr_tensor_whole(TSR_FLOAT32, 1, shape, &numbers[1])};
+    const tsr_model_tensor bound[2] = {{&weights[0], &tensors[0]}, {&weights[1], &tensors[1]}};
+    tsr_modules *modules;
+    tsr_state_dict *out;
+    tsr_error err = {0};
+    assert_int_equal(tsr_modules_new(&root, &host, &modules, &err), TSR_OK);
+    assert_int_equal(tsr_state_dict_new(&host, &out, &err), TSR_OK);
+    const tsr_model model = {.modules = modules, .tensors = bound, .tensor_count = 2};
+    assert_int_equal(tsr_get_model_state_dict(&model, NULL, NULL, 0, NULL, out, &err), TSR_E_FORMAT);
+    assert_string_equal(err.message,
+                        "rank 0: 'net.w' and 'net._checkpoint_wrapped_module.w' both have the canonical name 'net.w'");
+    tsr_state_dict_free(out);
+    tsr_modules_free(modules);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_statedict_model_state__A6_get),
+        cmocka_unit_test(test_statedict_model_state__A7_set),
+        cmocka_unit_test(test_statedict_model_state__A6_meta_tensors_are_left_out_and_get_memory_when_set),
+        cmocka_unit_test(test_statedict_model_state__A7_refusals_name_both_sides),
+        cmocka_unit_test(test_statedict_model_state__A1_ranks_that_differ_are_told),
+        cmocka_unit_test(test_statedict_model_state__A6_two_keys_with_one_canonical_name_are_refused),
+    };
+    ranks_begin(&argc, &argv);
+    golden = live_golden("model_state.json");
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    cJSON_Delete(golden);
+    return ranks_end(failed);
+}
