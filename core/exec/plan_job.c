@@ -133,8 +133,7 @@ static tsr_status check_file(const tsr_plan_file *planned, const tsr_plan_file *
     const bool known = planned->modified.size && found->modified.size;
     TSR_FAIL_IF(
         known && !tsr_str_equal(planned->modified, found->modified), err, TSR_E_CHANGED, TSR_NO_POSITION,
-        "the source changed since the plan was made: '%.*s' was written at %.*s, the plan was made for %.*s (seconds "
-        "since 1970)",
+        "the source changed since the plan was made: '%.*s' was written at (or is version) %.*s, the plan was made for %.*s",
         TSR_STR_ARG(found->name), TSR_STR_ARG(found->modified), TSR_STR_ARG(planned->modified));
     return TSR_OK;
 }

@@ -356,6 +356,12 @@ static tsr_status open_file(remote_store *store, const char *address, tsr_str na
     return status;
 }
 
+const char *tsr_remote_store_version(const tsr_store *store, uint32_t file)
+{
+    const remote_store *remote = (const remote_store *)store;
+    return store->close == remote_close ? ((const remote_file *)remote->files.items)[file].version : "";
+}
+
 tsr_status tsr_remote_store_open(const tsr_allocator *allocator, const char *address, tsr_store **out, tsr_error *err)
 {
     remote_store *store = tsr_alloc(allocator, 1, sizeof *store, err);

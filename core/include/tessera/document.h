@@ -90,7 +90,7 @@ tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts
 typedef struct tsr_plan_file {
     tsr_str name;
     uint64_t bytes;
-    tsr_str modified; /* seconds since 1970 with nine decimals; empty: not known */
+    tsr_str modified; /* seconds since 1970 with nine decimals, or a server's ETag or date; empty: not known */
 } tsr_plan_file;
 typedef struct tsr_plan_job {
     tsr_str source_path;

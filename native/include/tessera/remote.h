@@ -22,6 +22,10 @@ tsr_status tsr_remote_store_open(const tsr_allocator *allocator, const char *add
 tsr_status tsr_remote_store_add(tsr_store *store, const tsr_host *host, const tsr_str *names, size_t count, size_t *added,
                                 tsr_error *err);
 
+/* What tells one version of a file from another: its ETag, else its date; empty when the server gave neither, or the store is
+ * no remote one. Borrowed until the store is closed. */
+const char *tsr_remote_store_version(const tsr_store *store, uint32_t file);
+
 TSR_API_END
 
 #endif
