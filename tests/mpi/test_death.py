@@ -120,6 +120,21 @@ def survivors_of_a_killed_rank_publish_nothing(folder):
 
 
 @test
+def a_resumed_run_takes_over_what_other_ranks_had_done(folder):
+    """Rank 0 dies when it hears what all have done; one process goes on from their journals."""
+    with Place(folder) as place:
+        names = count_calls(folder, place.scratch, 3, 0, *place.fresh())
+        place.clear()
+        call = len(names) - names[::-1].index("MPI_Allgatherv")
+        job = killed(folder, 3, 0, call, False, *place.command())
+        need(job.status != 0 and tree(place.out) is None, f"status {job.status}, {os.listdir(place.scratch)}")
+        status, out, err = alone(*place.command("--resume", "--json"))
+        need(status == 0 and tree(place.out) == place.reference, f"status {status}: {err}")
+        work = json.loads(out)["work"]
+        need(0 < work["found_done"] <= work["units"] and work["left"] == 0, f"{work}")
+
+
+@test
 def a_replaced_checkpoint_is_the_old_or_the_new_one(folder):
     old = os.path.join(SAMPLES, "dcp_crc_off")
     with Place(folder) as place:
