@@ -2,6 +2,7 @@
 import { launch, serve } from "./browser.mjs";
 import { report } from "./harness.mjs";
 import { testPure } from "./pure.mjs";
+import { testSarif } from "./sarif.mjs";
 import { testSamples } from "./samples.mjs";
 import { testViews } from "./views.mjs";
 import { testHabits } from "./habits.mjs";
@@ -11,6 +12,7 @@ const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {
   await testPure();
+  await testSarif();
   for (const family of [testViews, testHabits, testSamples, testScale]) {
     const page = await browser.context.newPage();
     const broken = [];
