@@ -1,0 +1,280 @@
+/* A model with FSDP1 units: its settings, what ranks agree on before anything moves, and slices in host memory. */
+#include "statedict/fsdp_model.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "tessera/optim_load.h"
+
+tsr_status tsr_fsdp_model_new(const tsr_fsdp_tree *tree, const tsr_host *host, tsr_fsdp_model **out, tsr_error *err)
+{
+    *out = NULL;
+    tsr_fsdp_model *model = tsr_alloc(host->allocator, 1, sizeof *model, err);
+    if (!model) return TSR_E_NOMEM;
+    *model = (tsr_fsdp_model){.tree = *tree,
+                              .host = host,
+                              .arena = tsr_arena_new(host->allocator, 0, err),
+                              .nodes = tsr_vec_of(host->allocator, sizeof(tsr_fsdp_node)),
+                              .items = tsr_vec_of(host->allocator, sizeof(tsr_fsdp_item))};
+    const tsr_status status = model->arena ? tsr_fsdp_list(model, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) *out = model;
+    else tsr_fsdp_model_free(model);
+    return status;
+}
+
+void tsr_fsdp_model_free(tsr_fsdp_model *model)
+{
+    if (!model) return;
+    tsr_vec_free(&model->items);
+    tsr_vec_free(&model->nodes);
+    tsr_arena_free(model->arena);
+    tsr_free(model->host->allocator, model, 1, sizeof *model);
+}
+
+/* ---- settings ---- */
+
+static const char *type_name(tsr_fsdp_type type)
+{
+    return type == TSR_FSDP_FULL ? "FULL" : type == TSR_FSDP_LOCAL ? "LOCAL" : "SHARDED";
+}
+
+static bool below(const tsr_modules *modules, tsr_module_ref top, tsr_module_ref wanted)
+{
+    const tsr_module *m = tsr_modules_at(modules, top);
+    if (top == wanted) return true;
+    for (size_t i = 0; i < m->child_count; i++)
+        if (below(modules, tsr_modules_attribute(modules, top, m->children[i].name)->module, wanted)) return true;
+    return false;
+}
+
+static bool same_settings(const tsr_fsdp_settings *a, const tsr_fsdp_settings *b)
+{
+    return a->type == b->type && a->offload == b->offload && a->rank0_only == b->rank0_only;
+}
+
+tsr_status tsr_fsdp_get_type(const tsr_fsdp_model *model, tsr_module_ref module, tsr_fsdp_settings *out, tsr_error *err)
+{
+    const tsr_fsdp_node *first = NULL;
+    *out = (tsr_fsdp_settings){0};
+    TSR_FAIL_IF(module >= tsr_modules_count(model->tree.modules), err, TSR_E_USAGE, "there is no module %" PRIu32, module);
+    for (size_t i = 0; i < model->nodes.count; i++) {
+        const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
+        if (!below(model->tree.modules, module, node->module)) continue;
+        if (!first) first = node;
+        TSR_FAIL_IF(!same_settings(&first->settings, &node->settings), err, TSR_E_USAGE,
+                    "all units of a tree have the same settings: '%.*s' is set to %s%s%s, '%.*s' to %s%s%s",
+                    TSR_STR_ARG(first->fqn), type_name(first->settings.type), first->settings.offload ? ", offload" : "",
+                    first->settings.rank0_only ? ", rank0_only" : "", TSR_STR_ARG(node->fqn), type_name(node->settings.type),
+                    node->settings.offload ? ", offload" : "", node->settings.rank0_only ? ", rank0_only" : "");
+    }
+    if (first) *out = first->settings;
+    return TSR_OK;
+}
+
+tsr_status tsr_fsdp_set_type(tsr_fsdp_model *model, tsr_module_ref module, const tsr_fsdp_settings *settings,
+                             tsr_fsdp_settings *previous, tsr_error *err)
+{
+    tsr_fsdp_settings before;
+    TSR_TRY(tsr_fsdp_get_type(model, module, &before, err));
+    TSR_FAIL_IF(settings->rank0_only && settings->type != TSR_FSDP_FULL, err, TSR_E_USAGE,
+                "rank0_only is for FULL, not for %s", type_name(settings->type));
+    for (size_t i = 0; i < model->nodes.count; i++) {
+        tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
+        if (below(model->tree.modules, module, node->module)) node->settings = *settings;
+    }
+    if (previous) *previous = before;
+    return TSR_OK;
+}
+
+tsr_fsdp_settings tsr_fsdp_effective(const tsr_fsdp_node *node)
+{
+    return node->unit && !node->sharded ? (tsr_fsdp_settings){0} : node->settings;
+}
+
+bool tsr_fsdp_is_saved(const tsr_fsdp_model *model, const tsr_fsdp_item *item)
+{
+    if (item->kind == TSR_ITEM_ENTER || item->kind == TSR_ITEM_LEAVE) return false;
+    if (item->node == TSR_NO_UNIT) return true;
+    const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[item->node];
+    const bool local = tsr_fsdp_effective(node).type == TSR_FSDP_LOCAL;
+    if (item->kind == TSR_ITEM_FLAT) return local;
+    return item->kind != TSR_ITEM_ORIGINAL || !local || node->flat->use_orig_params;
+}
+
+/* ---- before anything moves ---- */
+
+void tsr_fsdp_warn(const tsr_fsdp_model *model, const char *format, ...)
+{
+    char text[TSR_ERROR_MESSAGE_SIZE];
+    va_list arguments;
+    if (!model->tree.warn) return;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    model->tree.warn(model->tree.ctx, text);
+}
+
+void tsr_fsdp_tell(const tsr_fsdp_model *model, const tsr_fsdp_item *item, bool saving)
+{
+    const bool before = item->kind == TSR_ITEM_ENTER;
+    const tsr_fsdp_moment moment = saving   ? before ? TSR_FSDP_BEFORE_SAVE : TSR_FSDP_AFTER_SAVE
+                                   : before ? TSR_FSDP_BEFORE_LOAD
+                                            : TSR_FSDP_AFTER_LOAD;
+    if (model->tree.at) model->tree.at(model->tree.ctx, moment, item->fqn);
+}
+
+static tsr_status check_node(const tsr_fsdp_model *model, const tsr_fsdp_node *node, bool loading, tsr_error *err)
+{
+    const tsr_fsdp_type type = tsr_fsdp_effective(node).type;
+    if (!node->unit) return TSR_OK;
+    TSR_FAIL_IF(type == TSR_FSDP_LOCAL && node->unit->mesh, err, TSR_E_USAGE,
+                "unit '%.*s' has a device mesh, with which LOCAL state dicts do not go; set it to SHARDED",
+                TSR_STR_ARG(node->fqn));
+    TSR_FAIL_IF(type == TSR_FSDP_LOCAL && node->unit->comm->size != model->tree.comm->size, err, TSR_E_UNSUPPORTED,
+                "unit '%.*s' is cut in replicas (HYBRID), of which there is no LOCAL state dict; set it to SHARDED",
+                TSR_STR_ARG(node->fqn));
+    TSR_FAIL_IF(type == TSR_FSDP_LOCAL && loading && node->flat->use_orig_params, err, TSR_E_USAGE,
+                "unit '%.*s' keeps original parameters: it has no '_flat_param' to load a LOCAL state dict into",
+                TSR_STR_ARG(node->fqn));
+    for (size_t i = 0; i < node->flat->param_count && type == TSR_FSDP_SHARDED && !node->unit->extensions; i++)
+        TSR_FAIL_IF(node->flat->params[i].rank == 0, err, TSR_E_UNSUPPORTED, "'%.*s%s%.*s' has no dimension to be cut on",
+                    TSR_STR_ARG(node->fqn), node->fqn.size ? "." : "", TSR_STR_ARG(node->flat->params[i].fqn));
+    return TSR_OK;
+}
+
+static tsr_status add_node(tsr_facts *facts, const tsr_fsdp_node *node, size_t number, tsr_error *err)
+{
+    const tsr_fsdp_unit *unit = node->unit;
+    const tsr_str order = tsr_arena_format(facts->arena, err, "u%08zx", number);
+    const tsr_str path = tsr_arena_format(facts->arena, err, "unit '%.*s'", TSR_STR_ARG(node->fqn));
+    const tsr_str words = tsr_arena_format(
+        facts->arena, err, "%s%s%s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s", type_name(node->settings.type),
+        node->settings.offload ? ", offload" : "", node->settings.rank0_only ? ", rank0_only" : "",
+        unit ? tsr_dtype_describe(unit->dtype)->name : "nothing", node->layout.flat_numel, node->layout.ranks,
+        unit && unit->no_shard ? ", NO_SHARD" : "", unit && unit->mesh ? ", mesh" : "",
+        unit && unit->extensions ? ", extensions" : "");
+    if (!order.data || !path.data || !words.data) return TSR_E_NOMEM;
+    return tsr_facts_add(facts, order, path, words, err);
+}
+
+static tsr_status add_facts(const tsr_fsdp_model *model, const char *call, const tsr_value *state, tsr_facts *facts,
+                            tsr_error *err)
+{
+    tsr_leaves leaves = {0};
+    TSR_TRY(tsr_facts_add(facts, TSR_STR(""), TSR_STR("the call"), tsr_str_from(call), err));
+    if (state) TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "a state to load is a dict");
+    if (state) TSR_TRY(tsr_leaves_of(state, model->host, true, facts->arena, &leaves, err));
+    TSR_TRY(tsr_facts_leaves(facts, "the state's ", &leaves, err));
+    for (size_t i = 0; i < model->nodes.count; i++) {
+        const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
+        TSR_TRY(add_node(facts, node, i, err));
+        TSR_TRY(check_node(model, node, state != NULL, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_fsdp_begin(const tsr_fsdp_model *model, const char *call, const tsr_value *state, tsr_error *err)
+{
+    const tsr_allocator *allocator = model->host->allocator;
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    tsr_facts facts = {tsr_vec_of(allocator, 1), arena};
+    tsr_status status = arena ? add_facts(model, call, state, &facts, err) : TSR_E_NOMEM;
+    status = tsr_facts_agree(&facts, model->tree.comm, status, allocator, err);
+    for (size_t i = 0; i < model->nodes.count && status == TSR_OK; i++) {
+        const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
+        if (node->unit && !node->sharded)
+            tsr_fsdp_warn(model, "unit '%.*s' is NO_SHARD: its state is FULL", TSR_STR_ARG(node->fqn));
+    }
+    tsr_arena_free(arena);
+    return status;
+}
+
+size_t tsr_fsdp_leave(const tsr_fsdp_model *model, size_t enter)
+{
+    const tsr_fsdp_item *items = tsr_fsdp_items(model);
+    size_t at = enter + 1;
+    while (items[at].kind != TSR_ITEM_LEAVE || items[at].node != items[enter].node) at++;
+    return at;
+}
+
+/* ---- memory ---- */
+
+tsr_status tsr_fsdp_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    if (bytes == 0) return TSR_OK;
+    if (!device) memmove(to, from, (size_t)bytes);
+    if (!device) return TSR_OK;
+    TSR_TRY(device->from_host(device, to, from, bytes, err));
+    return device->synchronize(device, err);
+}
+
+tsr_status tsr_fsdp_download(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    if (bytes == 0) return TSR_OK;
+    if (!device) memmove(to, from, (size_t)bytes);
+    if (!device) return TSR_OK;
+    TSR_TRY(device->to_host(device, to, from, bytes, err));
+    return device->synchronize(device, err);
+}
+
+uint64_t tsr_fsdp_slice_bytes(const tsr_fsdp_node *node)
+{
+    return node->layout.slice_numel * node->itemsize;
+}
+
+tsr_status tsr_fsdp_stage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, bool copy_in, void **slice, void **staged,
+                          tsr_error *err)
+{
+    const uint64_t bytes = tsr_fsdp_slice_bytes(node);
+    tsr_device *device = node->unit->device;
+    *slice = node->unit->slice;
+    *staged = NULL;
+    TSR_FAIL_IF(bytes && !*slice, err, TSR_E_USAGE, "unit '%.*s' has no memory", TSR_STR_ARG(node->fqn));
+    if (!device || bytes == 0) return TSR_OK;
+    *slice = *staged = tsr_alloc(model->host->allocator, (size_t)bytes, 1, err);
+    if (!*staged) return TSR_E_NOMEM;
+    return copy_in ? tsr_fsdp_download(device, *staged, node->unit->slice, bytes, err) : TSR_OK;
+}
+
+tsr_status tsr_fsdp_unstage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, void *staged, bool copy_out,
+                            tsr_error *err)
+{
+    const uint64_t bytes = tsr_fsdp_slice_bytes(node);
+    tsr_status status = TSR_OK;
+    if (staged && copy_out) status = tsr_fsdp_upload(node->unit->device, node->unit->slice, staged, bytes, err);
+    tsr_free(model->host->allocator, staged, (size_t)bytes, 1);
+    return status;
+}
+
+/* ---- originals ---- */
+
+tsr_tensor tsr_fsdp_original(const tsr_fsdp_node *node, uint32_t original)
+{
+    const tsr_flat_original *o = &node->flat->params[original];
+    tsr_tensor tensor = tsr_tensor_whole(node->unit->dtype, o->rank, o->shape, NULL);
+    tensor.device = node->unit->device;
+    return tensor;
+}
+
+void tsr_fsdp_rows_here(const tsr_fsdp_node *node, uint32_t original, uint64_t *begin, uint64_t *end)
+{
+    tsr_rows_of_rank(node->flat->params[original].shape[0], node->unit->comm->size, node->unit->comm->rank, true, begin,
+                     end);
+}
+
+tsr_span tsr_fsdp_valid(const tsr_fsdp_node *node)
+{
+    uint64_t begin, end;
+    tsr_flat_shard_range(&node->cut, node->unit->comm->size, node->unit->comm->rank, &begin, &end);
+    return (tsr_span){begin, end - begin};
+}
+
+tsr_status tsr_fsdp_placements(const tsr_mesh *mesh, tsr_arena *arena, tsr_placement **out, tsr_error *err)
+{
+    *out = tsr_arena_array(arena, mesh->dim_count, sizeof **out, err);
+    if (!*out) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < mesh->dim_count; i++)
+        (*out)[i] = (tsr_placement){.kind = i + 1 == mesh->dim_count ? TSR_SHARD : TSR_REPLICATE};
+    return TSR_OK;
+}

@@ -1,0 +1,37 @@
+/* A rank's model with FSDP1 units, out of tests/golden/fsdp_state.json (make_fsdp_state.py). */
+#ifndef TSR_TESTS_STATEDICT_FSDP_WORLD_H
+#define TSR_TESTS_STATEDICT_FSDP_WORLD_H
+
+#include "live.h"
+#include "tessera/fsdp_state.h"
+
+enum { MOST_UNITS = 8 };
+
+typedef struct fsdp_world {
+    const cJSON *test, *record; /* the case, and the rank's part of it */
+    tsr_host host;
+    tsr_arena *arena;
+    tsr_modules *modules;
+    tsr_state_dict *mine; /* slices and plain tensors */
+    tsr_comm *comm, *group;
+    tsr_mesh mesh;
+    tsr_fsdp_unit units[MOST_UNITS];
+    const tsr_tensor *slices[MOST_UNITS];
+    tsr_fsdp_tree tree;
+    tsr_fsdp_model *model;
+    live_device device;
+    uint32_t warnings;
+    char moments[1024]; /* "before save a\n"… */
+} fsdp_world;
+
+/* The model of case `test` on this rank. */
+tsr_status fsdp_world_open(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err);
+void fsdp_world_close(fsdp_world *w);
+/* "full", "rank0", "sharded", "local" as the golden file has them. */
+tsr_fsdp_settings fsdp_world_settings(const char *name);
+/* 99 in slices (float32), other content in what else is saved. */
+void fsdp_world_scramble(fsdp_world *w);
+/* `plain` may be NULL: not compared. */
+tsr_status fsdp_world_same(const fsdp_world *w, const cJSON *slices, const cJSON *plain, tsr_error *err);
+
+#endif

@@ -1,0 +1,271 @@
+/* Rows C2, C3, C5 and C6, loading, against what real PyTorch does (tests/golden/make_fsdp_state.py). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+
+#include "fsdp_world.h"
+
+static cJSON *golden;
+
+typedef struct job {
+    const cJSON *test, *load;
+    bool on_device;
+} job;
+
+static bool refused(const cJSON *load)
+{
+    bool any = false;
+    for (const cJSON *r = live_get(load, "ranks")->child; r; r = r->next) any = any || cJSON_GetObjectItem(r, "error");
+    return any;
+}
+
+static bool same_names(const tsr_str *names, size_t count, const cJSON *want)
+{
+    size_t at = 0;
+    if ((size_t)cJSON_GetArraySize(want) != count) return false;
+    for (const cJSON *n = want->child; n; n = n->next)
+        if (!tsr_str_equal(names[at++], tsr_str_from(n->valuestring))) return false;
+    return true;
+}
+
+/* Nothing was written. */
+static tsr_status untouched(const fsdp_world *w, tsr_error *err)
+{
+    tsr_comm *comm = w->comm;
+    for (size_t u = 0; u < w->tree.unit_count; u++)
+        for (uint64_t i = 0; i < w->slices[u]->entry.shape[0]; i++) NEED(((const float *)w->slices[u]->data)[i] == 99);
+    return TSR_OK;
+}
+
+static tsr_status load_on(const job *j, fsdp_world *w, tsr_arena *arena, tsr_state_dict *in, tsr_error *err)
+{
+    tsr_comm *comm = w->comm;
+    const cJSON *record = cJSON_GetArrayItem(live_get(j->load, "ranks"), (int)comm->rank);
+    const tsr_fsdp_settings settings = fsdp_world_settings(live_get(j->load, "type")->valuestring);
+    const tsr_value *state = live_value(in, live_get(record, "in"), comm->rank, j->on_device ? &w->device.base : NULL);
+    tsr_fsdp_keys keys;
+    tsr_error own = {0};
+    TRY(tsr_fsdp_set_type(w->model, 0, &settings, NULL, err));
+    fsdp_world_scramble(w);
+    const tsr_status status =
+        tsr_fsdp_model_load(w->model, state, cJSON_IsTrue(live_get(j->load, "strict")), arena, &keys, &own);
+    if (refused(j->load)) {
+        NEED(status == TSR_E_USAGE);
+        NEED(!strstr(own.message, "_fsdp_wrapped_module") && !strstr(own.message, "_checkpoint_wrapped_module"));
+        return j->on_device ? TSR_OK : untouched(w, err);
+    }
+    if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", own.message);
+    NEED(same_names(keys.missing, keys.missing_count, live_get(record, "missing")));
+    NEED(same_names(keys.unexpected, keys.unexpected_count, live_get(record, "unexpected")));
+    const bool shardless = live_is(j->load, "change", "no_shards") && comm->rank == 0;
+    NEED(!shardless || w->warnings == 1);
+    return fsdp_world_same(w, live_get(record, "slices"), live_get(record, "plain"), err);
+}
+
+static tsr_status load(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    fsdp_world w;
+    tsr_state_dict *in;
+    TRY(fsdp_world_open(&w, j->test, comm, j->on_device, err));
+    TRY(tsr_state_dict_new(&w.host, &in, err));
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
+    const tsr_status status = load_on(j, &w, arena, in, err);
+    if (status != TSR_OK)
+        tsr_error_context(err, "%s: %s %s, rank %u", j->test->string, live_get(j->load, "type")->valuestring,
+                          live_get(j->load, "change")->valuestring, (unsigned)comm->rank);
+    tsr_arena_free(arena);
+    tsr_state_dict_free(in);
+    fsdp_world_close(&w);
+    NEED(w.device.allocated == 0);
+    return status;
+}
+
+static void load_cases(const char *type, bool on_device)
+{
+    unsigned count = 0;
+    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
+        for (const cJSON *l = live_get(test, "loads")->child; l; l = l->next) {
+            job j = {test, l, on_device};
+            if (live_is(l, "type", type)) count += live_run((uint32_t)cJSON_GetArraySize(live_get(test, "ranks")), load, &j);
+        }
+    }
+    assert_true(count > 0);
+}
+
+static void test_statedict_fsdp_load__C2_full(void **state)
+{
+    (void)state;
+    load_cases("full", false);
+    load_cases("full", true);
+}
+static void test_statedict_fsdp_load__C3_local(void **state)
+{
+    (void)state;
+    load_cases("local", false);
+    load_cases("local", true);
+}
+static void test_statedict_fsdp_load__C5_sharded(void **state)
+{
+    (void)state;
+    load_cases("sharded", false);
+    load_cases("sharded", true);
+}
+
+/* ---- C5: extensions ---- */
+
+typedef struct calls {
+    unsigned chunked, gathered;
+    uint32_t fail_on; /* this rank's callbacks fail */
+} calls;
+
+/* Every rank keeps the whole, negated. */
+static tsr_status chunk(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_comm *comm, tsr_state_dict *out,
+                        const tsr_tensor **result, tsr_error *err)
+{
+    calls *c = ctx;
+    const tsr_value *value;
+    uint64_t count = 1;
+    if (comm->rank == c->fail_on) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "no chunk of %.*s", TSR_STR_ARG(fqn));
+    TRY(tsr_state_dict_allocate(out, whole, &value, err));
+    for (uint32_t i = 0; i < whole->entry.rank; i++) count *= whole->entry.shape[i];
+    for (uint64_t i = 0; i < count; i++) ((float *)tsr_tensor_of(value)->data)[i] = -((const float *)whole->data)[i];
+    c->chunked++;
+    *result = tsr_tensor_of(value);
+    return TSR_OK;
+}
+
+static tsr_status gather(void *ctx, tsr_str fqn, const tsr_tensor *sharded, tsr_comm *comm, tsr_state_dict *out,
+                         const tsr_tensor **whole, tsr_error *err)
+{
+    calls *c = ctx, inner = {.fail_on = c->fail_on};
+    c->gathered++;
+    return chunk(&inner, fqn, sharded, comm, out, whole, err);
+}
+
+static tsr_status extended(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    calls c = {.fail_on = UINT32_MAX};
+    const tsr_fsdp_extensions extensions = {chunk, gather, &c};
+    const tsr_fsdp_settings sharded = {.type = TSR_FSDP_SHARDED};
+    tsr_error own = {0}, late = {0};
+    fsdp_world w;
+    tsr_state_dict *out, *broken;
+    TRY(fsdp_world_open(&w, j->test, comm, false, err));
+    TRY(tsr_state_dict_new(&w.host, &out, err));
+    TRY(tsr_state_dict_new(&w.host, &broken, err));
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
+    w.units[0].extensions = &extensions;
+    TRY(tsr_fsdp_set_type(w.model, 0, &sharded, NULL, err));
+    TRY(tsr_fsdp_model_save(w.model, out, err));
+    NEED(c.chunked == 2); /* scale and emb.weight; head.weight is tied */
+    const tsr_value *tied = tsr_state_dict_get(out, TSR_STR("head.weight"));
+    NEED(tied == tsr_state_dict_get(out, TSR_STR("emb.weight")) && tsr_tensor_of(tied)->spread == TSR_WHOLE);
+    fsdp_world_scramble(&w);
+    TRY(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, err));
+    NEED(c.gathered == 3);
+    TRY(fsdp_world_same(&w, live_get(w.record, "slices"), NULL, err)); /* plain tensors are the state's own memory */
+    c.fail_on = 1;
+    NEED(tsr_fsdp_model_save(w.model, broken, &own) == TSR_E_IO && strstr(own.message, "rank 1: no chunk of scale"));
+    NEED(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, &late) == TSR_E_IO);
+    tsr_arena_free(arena);
+    tsr_state_dict_free(broken);
+    tsr_state_dict_free(out);
+    fsdp_world_close(&w);
+    return TSR_OK;
+}
+
+static void test_statedict_fsdp_load__C5_extensions_chunk_and_gather(void **state)
+{
+    (void)state;
+    job j = {live_get(live_get(golden, "cases"), "flat_w3"), NULL, false};
+    assert_true(live_run(3, extended, &j) || ranks_count(3) < 3);
+}
+
+/* ---- bad input ---- */
+
+/* One rank's state lacks a key: all are told, nothing is written. */
+static tsr_status differing(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    tsr_error own = {0};
+    fsdp_world w;
+    tsr_state_dict *in;
+    TRY(fsdp_world_open(&w, j->test, comm, false, err));
+    TRY(tsr_state_dict_new(&w.host, &in, err));
+    const tsr_value *full = live_value(in, live_get(live_get(live_get(w.record, "saves"), "full"), "out"), comm->rank, NULL);
+    tsr_value less = *full;
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
+    if (comm->rank == 2) less.count -= 2;
+    fsdp_world_scramble(&w);
+    NEED(tsr_fsdp_model_load(w.model, &less, false, arena, NULL, &own) == TSR_E_USAGE);
+    NEED(strstr(own.message, "ranks 0 and 2 differ: the state's 'head.weight'"));
+    TRY(untouched(&w, err));
+    tsr_arena_free(arena);
+    tsr_state_dict_free(in);
+    fsdp_world_close(&w);
+    return TSR_OK;
+}
+
+static void test_statedict_fsdp_load__C2_ranks_that_differ_are_named(void **state)
+{
+    (void)state;
+    job j = {live_get(live_get(golden, "cases"), "flat_w3"), NULL, false};
+    assert_true(live_run(3, differing, &j) || ranks_count(3) < 3);
+}
+
+/* Descriptions that do not fit their tree. */
+static tsr_status bad_trees(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    static const char *const messages[] = {"no slice was given", "which is no unit", "no tensor was given for",
+                                           "mesh is not"};
+    const uint64_t shape = comm->size + 1;
+    const tsr_mesh mesh = {1, &shape, &TSR_STR("shard")};
+    fsdp_world w;
+    TRY(fsdp_world_open(&w, j->test, comm, false, err));
+    for (int i = 0; i < 4; i++) {
+        tsr_error own = {0};
+        tsr_fsdp_model *model;
+        tsr_fsdp_tree tree = w.tree;
+        tsr_fsdp_unit units[MOST_UNITS + 1];
+        memcpy(units, w.units, sizeof w.units);
+        tree.units = units;
+        if (i == 0) tree.unit_count--;
+        if (i == 1) units[tree.unit_count++] = (tsr_fsdp_unit){.module = TSR_NO_MODULE};
+        if (i == 2) tree.plain = NULL;
+        if (i == 3) units[1].mesh = &mesh;
+        NEED(tsr_fsdp_model_new(&tree, &w.host, &model, &own) == TSR_E_USAGE && !model);
+        NEED(strstr(own.message, messages[i]));
+    }
+    fsdp_world_close(&w);
+    return TSR_OK;
+}
+
+static void test_statedict_fsdp_load__descriptions_that_do_not_fit_are_refused(void **state)
+{
+    (void)state;
+    job j = {live_get(live_get(golden, "cases"), "flat_w3"), NULL, false};
+    assert_true(live_run(3, bad_trees, &j) || ranks_count(3) < 3);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_statedict_fsdp_load__C2_full),
+        cmocka_unit_test(test_statedict_fsdp_load__C3_local),
+        cmocka_unit_test(test_statedict_fsdp_load__C5_sharded),
+        cmocka_unit_test(test_statedict_fsdp_load__C5_extensions_chunk_and_gather),
+        cmocka_unit_test(test_statedict_fsdp_load__C2_ranks_that_differ_are_named),
+        cmocka_unit_test(test_statedict_fsdp_load__descriptions_that_do_not_fit_are_refused),
+    };
+    golden = live_golden("fsdp_state.json");
+    ranks_begin(&argc, &argv);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    cJSON_Delete(golden);
+    return ranks_end(failed);
+}
