@@ -3,7 +3,8 @@ import os
 import subprocess
 import tempfile
 
-from harness import mpirun, need, test
+from harness import FULL, mpirun, need, test, tree
+from test_death import count_calls, killed
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -67,3 +68,28 @@ def the_training_sample_goes_on_after_a_kill_on_other_ranks_and_in_torch(folder)
         need(len(got) == 10 and all(abs(float(got[s]) - float(want[s])) < 1e-12 for s in got), f"torch: {got}, {p.stderr[-1000:]}")
         same = subprocess.run([f"{folder}/tessera", "diff", "--values", f"{scratch}/killed/step-20", f"{scratch}/whole/step-20"])
         need(same.returncode == 0, "the last checkpoints differ")
+
+
+@test
+def a_rank_killed_while_saving_leaves_no_half_of_a_checkpoint(folder):
+    ranks = 3
+    with tempfile.TemporaryDirectory() as scratch:
+        def train(name):
+            os.makedirs(f"{scratch}/{name}", exist_ok=True)
+            return f"{folder}/train", "--steps", 2, "--save-every", 2, "--checkpoints", f"{scratch}/{name}"
+        whole = mpirun(ranks, *train("whole"))
+        need(whole.status == 0, whole.err)
+        reference, points = tree(f"{scratch}/whole/step-2"), []
+        for rank in range(ranks):
+            calls = count_calls(folder, scratch, ranks, rank, *train(f"count-{rank}"))
+            points += [(rank, call, after, calls[call - 1]) for call in range(len(calls) // 2, len(calls) + 1) for after in (False, True)]
+        most = len(points) if FULL else 12
+        for i in range(most):
+            rank, call, after, name = points[(2 * i + 1) * len(points) // (2 * most)]
+            where = f"rank {rank} killed {'behind' if after else 'before'} call {call}, {name}"
+            job = killed(folder, ranks, rank, call, after, *train(f"run-{i}"))
+            need(job.status != 0 and job.seconds <= 30, f"{where}: status {job.status} after {job.seconds:.0f} s")
+            need(tree(f"{scratch}/run-{i}/step-2") in (None, reference), f"{where}: something half-written is visible")
+            again = mpirun(ranks, *train(f"run-{i}"))
+            need(again.status == 0, f"{where}, then run again: {again.err}")
+            need(tree(f"{scratch}/run-{i}/step-2") == reference, f"{where}: the run behind it wrote other bytes")
