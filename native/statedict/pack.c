@@ -4,6 +4,12 @@
 
 #include "statedict/try.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+enum { LONG_RUN = 32 << 10 };
+
 static void enter_link(tsr_stream *s)
 {
     s->run_done = 0;
@@ -87,6 +93,26 @@ void tsr_stream_skip(tsr_stream *s, uint64_t bytes)
 
 /* ---- rows of runs ---- */
 
+#ifdef __SSE2__
+/* Past the caches: what arrives in long runs is not read again soon, and need not be fetched before it is overwritten. */
+static void copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+    const uint64_t head = -(uintptr_t)to & 63;
+    memcpy(to, from, (size_t)head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
+        for (int i = 0; i < 64; i += 16) _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+    }
+    memcpy(to, from, (size_t)bytes);
+    _mm_sfence();
+}
+#else
+static void copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+    memcpy(to, from, (size_t)bytes);
+}
+#endif
+
 #define ROWS_OF(size) \
     for (uint64_t i = 0; i < runs; i++, to += to_stride, from += from_stride) memcpy(to, from, (size)); \
     break
@@ -129,7 +155,8 @@ tsr_status tsr_stream_unpack(tsr_stream *s, const uint8_t *from, tsr_device *on,
         tsr_device *device = s->links[s->at].device;
         for (uint64_t i = 0; device && i < to.runs; i++)
             TSR_TRY((on ? on->within : device->from_host)(device, to.at + i * to.stride, from + i * to.run, to.run, err));
-        if (!device) copy_rows(to.at, to.stride, from, to.run, to.run, to.runs);
+        if (!device && to.runs == 1 && to.run >= LONG_RUN) copy_past_caches(to.at, from, to.run);
+        else if (!device) copy_rows(to.at, to.stride, from, to.run, to.run, to.runs);
         from += to.run * to.runs;
         bytes -= to.run * to.runs;
         advance(s, &to);

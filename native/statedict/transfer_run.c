@@ -10,6 +10,7 @@
 
 #define LEAST_SLICE ((uint64_t)64)
 #define BEST_SLOT   ((uint64_t)128 << 10) /* stays in a core's cache */
+#define MOST_SLOTS  ((uint64_t)2)
 #define ON_DEVICE   (UINT64_C(1) << 63)
 
 /* One direction. */
@@ -176,11 +177,12 @@ static tsr_status measure(const traffic *t, uint64_t *most, tsr_error *err)
 static tsr_status try_window(traffic *t, bool *done, tsr_error *err)
 {
     const uint64_t slot = t->slice / 2 < BEST_SLOT ? t->slice / 2 : BEST_SLOT;
+    const uint64_t slots = t->slice / slot < MOST_SLOTS ? t->slice / slot : MOST_SLOTS;
     uint64_t most;
     tsr_window *window;
     TSR_TRY(measure(t, &most, err));
     if (most & ON_DEVICE || most < 4 * slot) return TSR_OK;
-    TSR_TRY(tsr_window_open(t->comm, slot, t->host->allocator, &window, err));
+    TSR_TRY(tsr_window_open(t->comm, slot, slots, t->host->allocator, &window, err));
     if (!window) return TSR_OK;
     tsr_status status = tsr_window_run(window, t->out.streams, t->in.streams, err);
     status = tsr_comm_agree(t->comm, status, err);

@@ -1,9 +1,10 @@
 /* A rank's segment:
  *
  *   | for rank 0: filled, emptied | for rank 1: … |     how many slots the owner has filled, how many the reader has emptied
- *   | for rank 0: slot, slot | for rank 1: slot, slot | …
+ *   | for rank 0: slot, slot, … | for rank 1: slot, slot, … | …
  *
- * The owner fills the slots for a reader in turn while at most one of the two waits to be read. */
+ * The owner fills the slots for a reader in turn while one is free: where there are more processes than cores, whoever runs
+ * gets far before it must wait. */
 #include "statedict/window.h"
 
 #include <inttypes.h>
@@ -18,7 +19,7 @@
 #include "statedict/try.h"
 #include "tessera/map.h"
 
-enum { LINE = 64, SLOTS = 2, SPINS = 500, YIELDS = 4000, NAP_NS = 50000, MOST_SECONDS = 60 };
+enum { LINE = 64, SPINS = 500, YIELDS = 4000, NAP_NS = 50000, MOST_SECONDS = 60 };
 
 /* Each count on a cache line of its own. */
 typedef struct channel {
@@ -33,6 +34,7 @@ struct tsr_window {
     tsr_shared *shared;
     const tsr_allocator *allocator;
     uint64_t slot_bytes;
+    uint64_t slots; /* for each reader */
 };
 
 /* The channel from `owner` to `reader`, and one of its slots. */
@@ -47,7 +49,7 @@ static uint8_t *slot_of(const tsr_window *w, uint32_t owner, uint32_t reader, ui
     uint64_t bytes;
     uint8_t *slots = tsr_shared_buffer(w->shared, owner, 1, &bytes);
     const uint64_t place = reader < owner ? reader : reader - 1; /* nobody sends to itself */
-    return slots + (place * SLOTS + number % SLOTS) * w->slot_bytes;
+    return slots + (place * w->slots + number % w->slots) * w->slot_bytes;
 }
 
 /* ---- opening ---- */
@@ -72,18 +74,18 @@ static tsr_status on_one_machine(tsr_comm *comm, bool *one, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_window_open(tsr_comm *comm, uint64_t slot_bytes, const tsr_allocator *allocator, tsr_window **out,
-                           tsr_error *err)
+tsr_status tsr_window_open(tsr_comm *comm, uint64_t slot_bytes, uint64_t slots, const tsr_allocator *allocator,
+                           tsr_window **out, tsr_error *err)
 {
     bool one = false;
     tsr_error unable = {0};
-    const uint64_t sizes[] = {comm->size * sizeof(channel), (uint64_t)SLOTS * (comm->size - 1) * slot_bytes};
+    const uint64_t sizes[] = {comm->size * sizeof(channel), slots * (comm->size - 1) * slot_bytes};
     *out = NULL;
     TSR_TRY(on_one_machine(comm, &one, err));
     if (!one || comm->size == 1) return TSR_OK;
     tsr_window *w = tsr_alloc(allocator, 1, sizeof *w, err);
     TSR_TRY(tsr_comm_agree(comm, w ? TSR_OK : TSR_E_NOMEM, err));
-    *w = (tsr_window){.comm = comm, .allocator = allocator, .slot_bytes = slot_bytes};
+    *w = (tsr_window){.comm = comm, .allocator = allocator, .slot_bytes = slot_bytes, .slots = slots};
     if (tsr_shared_new(comm, sizes, 2, allocator, &w->shared, &unable) == TSR_OK) *out = w; /* fresh pages are zeros */
     else tsr_window_close(w);
     return TSR_OK;
@@ -108,7 +110,7 @@ static tsr_status try_send(const tsr_window *w, uint32_t peer, tsr_stream *s, bo
 {
     channel *c = channel_of(w, w->comm->rank, peer);
     const uint64_t number = atomic_load_explicit(&c->filled, memory_order_relaxed);
-    if (s->left == 0 || number - atomic_load_explicit(&c->emptied, memory_order_acquire) == SLOTS) return TSR_OK;
+    if (s->left == 0 || number - atomic_load_explicit(&c->emptied, memory_order_acquire) == w->slots) return TSR_OK;
     TSR_TRY(tsr_stream_pack(s, slot_of(w, w->comm->rank, peer, number), NULL, next_size(w, s), err));
     atomic_store_explicit(&c->filled, number + 1, memory_order_release);
     *moved = true;

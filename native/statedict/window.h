@@ -9,9 +9,9 @@
 typedef struct tsr_window tsr_window;
 
 /* `*out` is NULL, and that no error, where ranks are on several machines or cannot share memory. Every rank has
- * 2 × (ranks - 1) slots of `slot_bytes`. Collective. */
-tsr_status tsr_window_open(tsr_comm *comm, uint64_t slot_bytes, const tsr_allocator *allocator, tsr_window **out,
-                           tsr_error *err);
+ * `slots` × (ranks - 1) slots of `slot_bytes`. Collective. */
+tsr_status tsr_window_open(tsr_comm *comm, uint64_t slot_bytes, uint64_t slots, const tsr_allocator *allocator,
+                           tsr_window **out, tsr_error *err);
 void tsr_window_close(tsr_window *window); /* takes NULL */
 
 /* Moves every byte of the streams, one each by peer, all of host memory, in both directions. What is sent to a rank is what

@@ -44,7 +44,14 @@ typedef struct tsr_tensor {
 /* A tensor in words; arrays are borrowed. `shape` is the whole tensor's. */
 static inline tsr_tensor tsr_tensor_whole(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, void *data)
 {
-    return (tsr_tensor){.entry = {.kind = TSR_ENTRY_TENSOR, .dtype = dtype, .rank = rank, .shape = shape}, .data = data};
+    tsr_tensor tensor;
+    memset(&tensor, 0, sizeof tensor);
+    tensor.entry.kind = TSR_ENTRY_TENSOR;
+    tensor.entry.dtype = dtype;
+    tensor.entry.rank = rank;
+    tensor.entry.shape = shape;
+    tensor.data = data;
+    return tensor;
 }
 static inline tsr_tensor tsr_tensor_over_mesh(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, const tsr_mesh *mesh,
                                               const tsr_placement *placements, uint64_t mesh_rank, void *data)
