@@ -31,7 +31,8 @@ static tsr_status match(setting *s, tsr_error *err)
         const tsr_str key = s->state->items[2 * i]->text;
         const uint32_t at = tsr_map_get(s->items.index, key, UINT32_MAX);
         if (at != UINT32_MAX) s->values[at] = s->state->items[2 * i + 1];
-        else if (!(unexpected[s->unmatched->unexpected_count++] = tsr_arena_str(s->arena, key, err)).data) return TSR_E_NOMEM;
+        else if (!(unexpected[s->unmatched->unexpected_count++] = tsr_arena_str(s->arena, key, err)).data)
+            return TSR_E_NOMEM;
     }
     for (size_t i = 0; i < count; i++) {
         s->matched[i] = s->values[i] != NULL;
@@ -65,8 +66,7 @@ static tsr_status pack_unmatched(setting *s, tsr_vec *packed, tsr_error *err)
 {
     const tsr_value *lists[2] = {name_list(s, s->unmatched->missing, s->unmatched->missing_count, err),
                                  name_list(s, s->unmatched->unexpected, s->unmatched->unexpected_count, err)};
-    const tsr_value *both =
-        lists[0] && lists[1] ? tsr_value_items(s->passing, TSR_VALUE_LIST, lists, 2, err) : NULL;
+    const tsr_value *both = lists[0] && lists[1] ? tsr_value_items(s->passing, TSR_VALUE_LIST, lists, 2, err) : NULL;
     return both ? tsr_value_pack(both, 0, packed, err) : TSR_E_NOMEM;
 }
 
@@ -143,7 +143,9 @@ static tsr_status check_all(setting *s, tsr_error *err)
                     TSR_STR_ARG(item->raw));
         if (!item->tensor || !s->values[i]) continue;
         const tsr_status status = check_tensor(s, item, s->values[i], err);
-        if (status != TSR_OK) return tsr_error_context(err, "'%.*s'", TSR_STR_ARG(item->fqn));
+        if (status == TSR_OK) continue;
+        tsr_error_context(err, "'%.*s'", TSR_STR_ARG(item->fqn));
+        return status;
     }
     return s->options->strict ? refuse_unmatched(s->unmatched, err) : TSR_OK;
 }

@@ -18,7 +18,8 @@ static size_t tensors_of(const tsr_modules *modules, const tsr_module_tensor **o
         const tsr_module *module = tsr_modules_at(modules, m);
         for (size_t i = 0; i < module->parameter_count + module->buffer_count; i++, count++) {
             if (!out) continue;
-            out[count] = i < module->parameter_count ? &module->parameters[i] : &module->buffers[i - module->parameter_count];
+            out[count] =
+                i < module->parameter_count ? &module->parameters[i] : &module->buffers[i - module->parameter_count];
             owners[count] = m;
         }
     }
@@ -52,6 +53,19 @@ void tsr_tensor_ids_free(tsr_tensor_ids *ids)
 {
     tsr_map_free(ids->map);
     ids->map = NULL;
+}
+
+tsr_status tsr_model_held(const tsr_model *model, const tsr_tensor_ids *ids, tsr_arena *arena, tsr_tensor ***out,
+                          tsr_error *err)
+{
+    tsr_tensor **held = *out = tsr_arena_array(arena, ids->count, sizeof *held, err);
+    if (!held) return TSR_E_NOMEM;
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        const uint32_t id = tsr_tensor_ids_get(ids, &model->tensors[i].of);
+        TSR_FAIL_IF(id == TSR_NO_ID, err, TSR_E_USAGE, "tensor %zu of the model is not in its module tree", i);
+        held[id] = model->tensors[i].tensor;
+    }
+    return TSR_OK;
 }
 
 /* ---- names ---- */
@@ -92,7 +106,8 @@ static tsr_status fits_tree(const tsr_module_tensor *of, const tsr_tensor *tenso
     const tsr_dtype dtype = of->dtype == TSR_DTYPE_NONE ? tensor->entry.dtype : of->dtype;
     const tsr_tensor want = tsr_tensor_whole(dtype, of->rank, of->shape, NULL);
     const tsr_status status = tsr_tensor_same_place(tensor, &want, false, "memory", "the module tree", arena, err);
-    return status == TSR_OK ? status : tsr_error_context(err, "'%.*s'", TSR_STR_ARG(raw));
+    if (status != TSR_OK) tsr_error_context(err, "'%.*s'", TSR_STR_ARG(raw));
+    return status;
 }
 
 static tsr_status add_item(walking *w, tsr_str prefix, const tsr_module_tensor *of, tsr_state_kind kind, tsr_error *err)
@@ -146,19 +161,6 @@ static tsr_status walk(walking *w, const tsr_module *module, tsr_str prefix, tsr
     return TSR_OK;
 }
 
-static tsr_status take_tensors(walking *w, tsr_error *err)
-{
-    TSR_TRY(tsr_tensor_ids_of(w->model->modules, w->host, w->arena, &w->ids, err));
-    w->held = tsr_arena_array(w->arena, w->ids.count, sizeof *w->held, err);
-    if (!w->held) return TSR_E_NOMEM;
-    for (size_t i = 0; i < w->model->tensor_count; i++) {
-        const uint32_t id = tsr_tensor_ids_get(&w->ids, &w->model->tensors[i].of);
-        TSR_FAIL_IF(id == TSR_NO_ID, err, TSR_E_USAGE, "tensor %zu of the model is not in its module tree", i);
-        w->held[id] = w->model->tensors[i].tensor;
-    }
-    return TSR_OK;
-}
-
 static tsr_status index_items(const tsr_host *host, tsr_model_items *out, tsr_error *err)
 {
     out->index = tsr_map_new(host->allocator, out->count, err);
@@ -176,10 +178,10 @@ static tsr_status index_items(const tsr_host *host, tsr_model_items *out, tsr_er
 tsr_status tsr_model_items_of(const tsr_model *model, const tsr_host *host, tsr_arena *arena, tsr_model_items *out,
                               tsr_error *err)
 {
-    walking w = {
-        .model = model, .host = host, .arena = arena, .items = tsr_vec_of(host->allocator, sizeof(tsr_model_item))};
+    walking w = {.model = model, .host = host, .arena = arena, .items = tsr_vec_of(host->allocator, sizeof(tsr_model_item))};
     *out = (tsr_model_items){0};
-    tsr_status status = take_tensors(&w, err);
+    tsr_status status = tsr_tensor_ids_of(model->modules, host, arena, &w.ids, err);
+    if (status == TSR_OK) status = tsr_model_held(model, &w.ids, arena, &w.held, err);
     if (status == TSR_OK) status = walk(&w, tsr_modules_at(model->modules, 0), TSR_STR(""), err);
     if (status == TSR_OK) {
         out->count = w.items.count;
@@ -205,9 +207,12 @@ tsr_status tsr_options_agree(tsr_comm *comm, const char *call, const tsr_state_o
 {
     TSR_TRY(tsr_comm_agree(comm, mine, err));
     const char bits[7] = {
-        (char)('0' + options->full_state_dict),         (char)('0' + options->cpu_offload),
-        (char)('0' + options->ignore_frozen_params),    (char)('0' + options->keep_submodule_prefixes),
-        (char)('0' + options->strict),                  (char)('0' + options->broadcast_from_rank0),
+        (char)('0' + options->full_state_dict),
+        (char)('0' + options->cpu_offload),
+        (char)('0' + options->ignore_frozen_params),
+        (char)('0' + options->keep_submodule_prefixes),
+        (char)('0' + options->strict),
+        (char)('0' + options->broadcast_from_rank0),
         (char)('0' + options->flatten_optimizer_state_dict),
     };
     return tsr_comm_same(comm, (tsr_str){bits, sizeof bits}, call, err);

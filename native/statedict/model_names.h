@@ -38,6 +38,10 @@ tsr_status tsr_tensor_ids_of(const tsr_modules *modules, const tsr_host *host, t
 uint32_t tsr_tensor_ids_get(const tsr_tensor_ids *ids, const tsr_module_tensor *const *of);
 void tsr_tensor_ids_free(tsr_tensor_ids *ids);
 
+/* The model's live tensors by id; NULL where it has none. */
+tsr_status tsr_model_held(const tsr_model *model, const tsr_tensor_ids *ids, tsr_arena *arena, tsr_tensor ***out,
+                          tsr_error *err);
+
 /* The canonical name of a raw one, which must have exactly one. `renamed` (may be NULL): a component other than activation
  * checkpointing's, which the keys of a state dict do not have, was removed. */
 tsr_status tsr_model_fqn(const tsr_modules *modules, tsr_str raw, tsr_arena *arena, tsr_str *fqn, bool *renamed,

@@ -7,115 +7,9 @@
 #include <cmocka.h>
 #include <stdio.h>
 
-#include "live.h"
-#include "tessera/model_state.h"
+#include "live_model.h"
 
 static cJSON *golden;
-
-/* ---- models ---- */
-
-/* A case of the golden as a live model of one rank. */
-typedef struct live_model {
-    tsr_host host;
-    tsr_arena *arena;
-    tsr_state_dict *home, *out;
-    tsr_modules *modules;
-    tsr_model model;
-    tsr_state_item *items;
-    size_t item_count;
-    tsr_tensor *tensors;
-    const tsr_value *extra; /* what was set last */
-    const cJSON *rank;
-} live_model;
-
-static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err)
-{
-    const tsr_value **items = tsr_arena_array(arena, 2, sizeof *items, err);
-    (void)ctx;
-    if (!tsr_str_ends(raw, TSR_STR("extra._extra_state"))) return tsr_raise(err, TSR_E_USAGE, 0, "not its name");
-    items[0] = tsr_value_str(arena, TSR_STR("steps"), err);
-    items[1] = tsr_value_int(arena, 3, err);
-    *out = tsr_value_items(arena, TSR_VALUE_DICT, items, 2, err);
-    return TSR_OK;
-}
-
-static tsr_status set_extra(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err)
-{
-    live_model *m = ctx;
-    (void)raw;
-    const tsr_value **items = tsr_arena_array(m->arena, 2, sizeof *items, err);
-    items[0] = tsr_value_str(m->arena, TSR_STR("steps"), err);
-    items[1] = tsr_value_int(m->arena, value->items[1]->as.integer, err);
-    m->extra = tsr_value_items(m->arena, TSR_VALUE_DICT, items, 2, err);
-    return TSR_OK;
-}
-
-static tsr_status take_tensors(live_model *m, uint32_t rank, tsr_error *err)
-{
-    TRY(tsr_fqn_iterate(m->modules, &m->host, m->arena, &m->items, &m->item_count, err));
-    tsr_model_tensor *bound = tsr_arena_array(m->arena, m->item_count, sizeof *bound, err);
-    m->tensors = tsr_arena_array(m->arena, m->item_count, sizeof *m->tensors, err);
-    for (size_t i = 0; i < m->item_count; i++) {
-        if (m->items[i].kind == TSR_STATE_EXTRA) continue;
-        size_t first = 0; /* one memory for one tensor under several names */
-        while (m->items[first].kind == TSR_STATE_EXTRA || m->items[first].tensor_id != m->items[i].tensor_id) first++;
-        if (first != i) continue;
-        char raw[128];
-        snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(m->items[i].raw));
-        const tsr_value *value = live_value(m->home, live_get(live_get(m->rank, "tensors"), raw), rank, NULL);
-        m->tensors[i] = *tsr_tensor_of(value);
-        bound[m->model.tensor_count++] = (tsr_model_tensor){m->items[i].tensor, &m->tensors[i]};
-    }
-    m->model.tensors = bound;
-    return TSR_OK;
-}
-
-static tsr_status model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_error *err)
-{
-    char *text = cJSON_PrintUnformatted(live_get(test, "modules"));
-    tsr_modules_document document;
-    *m = (live_model){.host = live_host(NULL), .rank = cJSON_GetArrayItem(live_get(test, "ranks"), (int)rank)};
-    m->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
-    tsr_status status = tsr_modules_parse(tsr_str_from(text), &m->host, m->arena, &document, err);
-    cJSON_free(text);
-    TRY(status);
-    TRY(tsr_modules_new(document.root, &m->host, &m->modules, err));
-    TRY(tsr_state_dict_new(&m->host, &m->home, err));
-    TRY(tsr_state_dict_new(&m->host, &m->out, err));
-    m->model =
-        (tsr_model){.modules = m->modules, .get_extra = get_extra, .set_extra = set_extra, .ctx = m, .memory = m->home};
-    return take_tensors(m, rank, err);
-}
-
-static void model_close(live_model *m)
-{
-    tsr_state_dict_free(m->out);
-    tsr_state_dict_free(m->home);
-    tsr_modules_free(m->modules);
-    tsr_arena_free(m->arena);
-}
-
-static tsr_state_options options_of(const cJSON *json)
-{
-    const struct {
-        const char *name;
-        size_t place;
-    } fields[] = {
-        {"full_state_dict", offsetof(tsr_state_options, full_state_dict)},
-        {"cpu_offload", offsetof(tsr_state_options, cpu_offload)},
-        {"ignore_frozen_params", offsetof(tsr_state_options, ignore_frozen_params)},
-        {"keep_submodule_prefixes", offsetof(tsr_state_options, keep_submodule_prefixes)},
-        {"strict", offsetof(tsr_state_options, strict)},
-        {"broadcast_from_rank0", offsetof(tsr_state_options, broadcast_from_rank0)},
-    };
-    tsr_state_options options = tsr_state_options_default();
-    for (const cJSON *o = json->child; o; o = o->next) {
-        size_t i = 0;
-        while (strcmp(fields[i].name, o->string) != 0) i++;
-        *((bool *)&options + fields[i].place / sizeof(bool)) = cJSON_IsTrue(o);
-    }
-    return options;
-}
 
 /* ---- A6: get ---- */
 
@@ -126,8 +20,8 @@ static tsr_status get_one(const cJSON *test, const cJSON *record, tsr_comm *comm
     tsr_named_module *named;
     size_t named_count, count = 0;
     tsr_error own = {0};
-    const tsr_state_options options = options_of(live_get(record, "options"));
-    TRY(model_open(&m, test, comm->rank, err));
+    const tsr_state_options options = live_options(live_get(record, "options"));
+    TRY(live_model_open(&m, test, comm->rank, err));
     TRY(tsr_fqn_named_modules(m.modules, &m.host, m.arena, &named, &named_count, err));
     for (const cJSON *n = live_get(record, "submodules")->child; n; n = n->next)
         for (size_t i = 0; i < named_count; i++)
@@ -145,7 +39,7 @@ static tsr_status get_one(const cJSON *test, const cJSON *record, tsr_comm *comm
         tsr_error_context(err, "'%s' %s %zu", live_get(test, "of")->valuestring, text, count);
         cJSON_free(text);
     }
-    model_close(&m);
+    live_model_close(&m);
     return status;
 }
 
@@ -224,9 +118,9 @@ static tsr_status set_one(const cJSON *test, const cJSON *record, tsr_comm *comm
     live_model m;
     tsr_unmatched_keys keys;
     tsr_error own = {0};
-    const tsr_state_options options = options_of(live_get(record, "options"));
+    const tsr_state_options options = live_options(live_get(record, "options"));
     const bool refused = cJSON_GetObjectItem(record, "error") != NULL;
-    TRY(model_open(&m, test, comm->rank, err));
+    TRY(live_model_open(&m, test, comm->rank, err));
     const tsr_value *state = live_value(m.out, live_get(record, "state"), comm->rank, NULL);
     const tsr_status got = tsr_set_model_state_dict(&m.model, state, comm, &options, &m.host, m.arena, &keys, &own);
     tsr_status status = TSR_OK;
@@ -240,14 +134,15 @@ static tsr_status set_one(const cJSON *test, const cJSON *record, tsr_comm *comm
         status = expect_model(&m, record, err);
         if (!same_names(keys.missing, keys.missing_count, live_get(record, "missing")) ||
             (comm->rank == 0 && !same_names(keys.unexpected, keys.unexpected_count, live_get(record, "unexpected"))))
-            status = tsr_raise(err, TSR_E_FORMAT, 0, "%zu missing, %zu unexpected", keys.missing_count, keys.unexpected_count);
+            status =
+                tsr_raise(err, TSR_E_FORMAT, 0, "%zu missing, %zu unexpected", keys.missing_count, keys.unexpected_count);
     }
     if (status != TSR_OK) {
         char *text = cJSON_PrintUnformatted(live_get(record, "options"));
         tsr_error_context(err, "'%s' %s %s", live_get(test, "of")->valuestring, live_get(record, "of")->valuestring, text);
         cJSON_free(text);
     }
-    model_close(&m);
+    live_model_close(&m);
     return status;
 }
 
@@ -277,8 +172,8 @@ static tsr_status meta_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_model m, other;
     tsr_state_options options = tsr_state_options_default();
-    TRY(model_open(&m, arg, comm->rank, err));
-    TRY(model_open(&other, arg, comm->rank, err));
+    TRY(live_model_open(&m, arg, comm->rank, err));
+    TRY(live_model_open(&other, arg, comm->rank, err));
     tsr_tensor *weight = m.model.tensors[1].tensor;
     const tsr_tensor was = *weight;
     weight->meta = true;
@@ -291,8 +186,8 @@ static tsr_status meta_case(void *arg, tsr_comm *comm, tsr_error *err)
     NEED(!weight->meta && weight->data != was.data);
     TRY(tsr_tensor_held(weight, m.arena, &bytes, err));
     NEED(memcmp(weight->data, was.data, (size_t)bytes) == 0);
-    model_close(&m);
-    model_close(&other);
+    live_model_close(&m);
+    live_model_close(&other);
     return TSR_OK;
 }
 
@@ -321,7 +216,7 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_tensor tensor = tsr_tensor_whole(r->dtype, 1, shape, NULL);
     const tsr_value *value;
     tsr_state_options options = tsr_state_options_default();
-    TRY(model_open(&m, case_of(r->model), comm->rank, err));
+    TRY(live_model_open(&m, case_of(r->model), comm->rank, err));
     options.full_state_dict = r->full;
     TRY(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, err));
     const tsr_value *root = tsr_state_dict_root(m.out);
@@ -331,13 +226,13 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
         TRY(tsr_state_dict_put(given, root->items[2 * i]->text, root->items[2 * i + 1], err));
     TRY(tsr_state_dict_allocate(given, &tensor, &value, err));
     if (comm->rank == 0) TRY(tsr_state_dict_put(given, TSR_STR("scale"), value, err));
-    const tsr_status status = tsr_set_model_state_dict(&m.model, tsr_state_dict_root(given), comm, &options, &m.host,
-                                                       m.arena, NULL, &own);
+    const tsr_status status =
+        tsr_set_model_state_dict(&m.model, tsr_state_dict_root(given), comm, &options, &m.host, m.arena, NULL, &own);
     NEED(status == TSR_E_USAGE);
     if (!strstr(own.message, r->want)) return tsr_raise(err, TSR_E_FORMAT, 0, "%s: %s", r->want, own.message);
     NEED(!m.extra);
     tsr_state_dict_free(given);
-    model_close(&m);
+    live_model_close(&m);
     return TSR_OK;
 }
 
@@ -348,8 +243,10 @@ static void test_statedict_model_state__A7_refusals_name_both_sides(void **state
         {"plain", TSR_FLOAT32, 4, false, "float32 [4] in the state dict, float32 [3] in the model, in 'scale'"},
         {"plain", TSR_FLOAT64, 3, false, "float64 [3] in the state dict, float32 [3] in the model, in 'scale'"},
         {"plain", TSR_BFLOAT16, 3, true, "bfloat16 [3] in the state dict, float32 [3] in the model, in 'scale'"},
-        {"sharded", TSR_FLOAT32, 3, false, "float32 [3] in the state dict, float32 [3] over dp=2: shard(0) in the model, in 'scale'"},
-        {"sharded", TSR_FLOAT32, 2, true, "float32 [2] in the state dict, float32 [3] over dp=2: shard(0) in the model, in 'scale'"},
+        {"sharded", TSR_FLOAT32, 3, false,
+         "float32 [3] in the state dict, float32 [3] over dp=2: shard(0) in the model, in 'scale'"},
+        {"sharded", TSR_FLOAT32, 2, true,
+         "float32 [2] in the state dict, float32 [3] over dp=2: shard(0) in the model, in 'scale'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) live_run(2, refuse_case, &cases[i]);
 }
@@ -360,7 +257,7 @@ static tsr_status disagree(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     tsr_state_options options = tsr_state_options_default();
     options.full_state_dict = comm->rank == 1;
-    TRY(model_open(&m, arg, comm->rank, err));
+    TRY(live_model_open(&m, arg, comm->rank, err));
     NEED(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, &own) == TSR_E_USAGE);
     NEED(strstr(own.message, "get_model_state_dict: options: rank 1 differs from rank 0"));
     if (comm->rank == 0) m.model.tensor_count--;
@@ -368,7 +265,7 @@ static tsr_status disagree(void *arg, tsr_comm *comm, tsr_error *err)
     memset(&own, 0, sizeof own);
     NEED(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, &own) == TSR_E_USAGE);
     NEED(strstr(own.message, "rank 0: the model has no tensor for '"));
-    model_close(&m);
+    live_model_close(&m);
     return TSR_OK;
 }
 

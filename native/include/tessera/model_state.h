@@ -11,7 +11,8 @@
  * Ranks. Functions that take a `comm` are collective, whatever the options: ranks first agree on those and on whether
  * somebody failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread a rank.
  *
- * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are said where they are. */
+ * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are said where they are.
+ */
 #ifndef TESSERA_MODEL_STATE_H
 #define TESSERA_MODEL_STATE_H
 

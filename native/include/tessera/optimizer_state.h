@@ -1,0 +1,87 @@
+/* State dicts of live optimizers beside their model's (tessera/model_state.h), keyed by canonical names:
+ *
+ *   {"state": {"fc.weight": {"step": t, "exp_avg": t}}, "param_groups": [{"lr": 0.1, …, "params": ["fc.weight"]}]}
+ *
+ * or flat (flatten_optimizer_state_dict): {"state.fc.weight.step": t, "param_groups.fc.weight.lr": 0.1, …}. Ranks, threads
+ * and comm as in model_state.h. Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. */
+#ifndef TESSERA_OPTIMIZER_STATE_H
+#define TESSERA_OPTIMIZER_STATE_H
+
+#include "tessera/model_state.h"
+
+TSR_API_BEGIN
+
+typedef struct tsr_model_param {
+    const tsr_module_tensor *of; /* a parameter of the tree */
+    const tsr_value *state; /* DICT: "exp_avg" → live tensor, "step" → …; NULL: none. Loading writes and replaces it */
+    bool has_gradient;
+} tsr_model_param;
+
+typedef struct tsr_model_group {
+    const tsr_value *options; /* DICT: "lr", "betas", …, without "params". Loading replaces it */
+    tsr_model_param *params;
+    size_t count;
+} tsr_model_group;
+
+typedef struct tsr_model_optimizer {
+    tsr_algorithm algorithm;
+    tsr_model_group *groups;
+    size_t group_count;
+    /* TSR_OTHER_ALGORITHM: sets params[].state to what a step with zero gradients and learning rate 0 leaves. NULL: none. */
+    tsr_status (*first_state)(void *ctx, tsr_error *err);
+    void *ctx;
+    tsr_state_dict *memory; /* of first states and loaded values; must outlive their use */
+} tsr_model_optimizer;
+
+/* get_optimizer_state_dict: the state of all optimizers together, groups one after another. An optimizer without any state
+ * gets its first one before, unless there are gradients (PyTorch's _init_optim_state). A shared parameter goes under its
+ * first name. full_state_dict and cpu_offload as for models; results borrow the optimizers' memory else. Errors: TSR_E_USAGE
+ * for no optimizer, or a parameter that is not the model's; those of tsr_optim_to_fqn, tsr_optim_merge, tsr_optim_flatten.
+ */
+tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                                        tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,
+                                        tsr_error *err);
+
+/* set_optimizer_state_dict: each optimizer's part of `state`, which is nested or flat whatever the options say. Tensors are
+ * copied into the state that is there, which must lie in the same way (TSR_E_USAGE with both sides; PyTorch takes any
+ * shape); what is not there is added. With full_state_dict tensors are whole and each rank keeps its part, with
+ * broadcast_from_rank0 only rank 0's `state` counts; state that the optimizer does not hold is passed over then (PyTorch
+ * adds it where it does not broadcast, and makes lists of tuples). Nothing is written before all ranks have found that
+ * everything fits. Errors: TSR_E_FORMAT for an empty state dict, groups of other numbers or sizes, and a group whose options
+ * were not saved (PyTorch leaves it without a learning rate); those of tsr_optim_split, tsr_optim_unflatten. */
+tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                                        const tsr_value *state, tsr_comm *comm, const tsr_state_options *options,
+                                        const tsr_host *host, tsr_error *err);
+
+/* get_state_dict, set_state_dict: both. Setting begins with the optimizers, and does no more
+ * when no rank gives any model state, as PyTorch's. */
+tsr_status tsr_get_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count, tsr_comm *comm,
+                              const tsr_state_options *options, tsr_state_dict *model_out, tsr_state_dict *optimizer_out,
+                              tsr_error *err);
+tsr_status tsr_set_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                              const tsr_value *model_state, const tsr_value *optimizer_state, tsr_comm *comm,
+                              const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
+                              tsr_unmatched_keys *unmatched, tsr_error *err);
+
+/* What a program's ordinary save and load call in place of its own (PyTorch's patched state_dict and load_state_dict): the
+ * canonical forms, whatever wraps the model. `calls` borrows `bound`. */
+typedef struct tsr_state_calls {
+    tsr_status (*state_dict)(void *ctx, tsr_state_dict *out, tsr_error *err);
+    tsr_status (*load_state_dict)(void *ctx, const tsr_value *state, tsr_error *err);
+    void *ctx;
+} tsr_state_calls;
+
+typedef struct tsr_bound_state {
+    const tsr_model *model;
+    tsr_model_optimizer *const *optimizers; /* for the optimizers' calls */
+    size_t count;
+    tsr_comm *comm;
+    tsr_state_options options;
+    const tsr_host *host;
+} tsr_bound_state;
+tsr_state_calls tsr_model_state_calls(tsr_bound_state *bound);
+tsr_state_calls tsr_optimizer_state_calls(tsr_bound_state *bound);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,383 @@
+/* The state of live optimizers, set. What is loaded is brought to numbers first, as Optimizer.state_dict() has them: so
+ * shared parameters may have been saved under any of their names.
+ *
+ *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
+#include "statedict/optimizer_names.h"
+#include "statedict/path.h"
+
+typedef struct loading {
+    const tsr_state_options *options;
+    const tsr_host *host;
+    tsr_comm *comm;
+    tsr_arena *passing;
+    tsr_model_optimizer *const *optimizers;
+    size_t count;
+    tsr_optimizer_names names;
+    tsr_params *params;
+    tsr_optimizer *by_index;  /* one an optimizer: groups as indices into `params` */
+    const tsr_value **loaded; /* one an optimizer, by number */
+    tsr_state_dict *scratch;
+} loading;
+
+/* ---- what each optimizer wants ---- */
+
+static tsr_status index_groups(loading *l, tsr_error *err)
+{
+    size_t *places = tsr_arena_array(l->passing, l->names.ids.count, sizeof *places, err); /* by id */
+    l->by_index = tsr_arena_array(l->passing, l->count, sizeof *l->by_index, err);
+    if (!places || !l->by_index) return TSR_E_NOMEM;
+    for (size_t i = 0; i < tsr_params_count(l->params); i++)
+        places[tsr_tensor_ids_get(&l->names.ids, &tsr_params_at(l->params, i)->tensor)] = i;
+    for (size_t o = 0; o < l->count; o++) {
+        const tsr_model_optimizer *optimizer = l->optimizers[o];
+        tsr_optimizer_group *groups = tsr_arena_array(l->passing, optimizer->group_count, sizeof *groups, err);
+        for (size_t g = 0; groups && g < optimizer->group_count; g++) {
+            const tsr_model_group *group = &optimizer->groups[g];
+            size_t *list = tsr_arena_array(l->passing, group->count, sizeof *list, err);
+            for (size_t p = 0; list && p < group->count; p++) {
+                uint32_t id;
+                TSR_TRY(tsr_optimizer_param_id(&l->names, &group->params[p], &id, err));
+                list[p] = places[id];
+            }
+            groups[g] = (tsr_optimizer_group){list, group->count};
+            if (!list) return TSR_E_NOMEM;
+        }
+        l->by_index[o] = (tsr_optimizer){groups, optimizer->group_count};
+        if (!groups) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* Of a shared parameter's names the one that the flat state dict has. */
+static tsr_status flat_name(loading *l, const tsr_value *flat, const tsr_param *param, tsr_str *out, tsr_error *err)
+{
+    *out = param->fqns[0];
+    for (size_t n = 0; n < param->fqn_count && param->fqn_count > 1; n++) {
+        const tsr_str prefix = tsr_arena_format(l->passing, err, "param_groups.%.*s.", TSR_STR_ARG(param->fqns[n]));
+        if (!prefix.data) return TSR_E_NOMEM;
+        for (size_t i = 0; i < flat->count; i += 2) {
+            if (!tsr_str_starts(flat->items[i]->text, prefix)) continue;
+            *out = param->fqns[n];
+            return TSR_OK;
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status unflatten(loading *l, const tsr_value *flat, const tsr_value **out, tsr_error *err)
+{
+    size_t count = 0, at = 0;
+    for (size_t o = 0; o < l->count; o++) count += l->by_index[o].group_count;
+    tsr_name_list *lists = tsr_arena_array(l->passing, count, sizeof *lists, err);
+    if (!lists) return TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count; o++) {
+        for (size_t g = 0; g < l->by_index[o].group_count; g++) {
+            const tsr_optimizer_group *group = &l->by_index[o].groups[g];
+            tsr_str *list = tsr_arena_array(l->passing, group->count, sizeof *list, err);
+            if (!list) return TSR_E_NOMEM;
+            for (size_t p = 0; p < group->count; p++)
+                TSR_TRY(flat_name(l, flat, tsr_params_at(l->params, group->params[p]), &list[p], err));
+            lists[at++] = (tsr_name_list){list, group->count};
+        }
+    }
+    return tsr_optim_unflatten(flat, l->params, lists, count, l->host, l->passing, out, err);
+}
+
+static tsr_status check_groups(const tsr_model_optimizer *optimizer, const tsr_value *loaded, tsr_error *err)
+{
+    const tsr_value *groups = tsr_value_get(loaded, TSR_STR("param_groups"));
+    TSR_FAIL_IF(!tsr_value_get(loaded, TSR_STR("state")), err, TSR_E_FORMAT, "optim: the state dict has no 'state'");
+    TSR_FAIL_IF(!groups || groups->count != optimizer->group_count, err, TSR_E_FORMAT,
+                "optim: %zu param groups in the state dict, %zu in the optimizer", groups ? groups->count : 0,
+                optimizer->group_count);
+    for (size_t g = 0; g < groups->count; g++) {
+        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
+        TSR_FAIL_IF(!params || params->count != optimizer->groups[g].count, err, TSR_E_FORMAT,
+                    "optim: %zu parameters in group %zu of the state dict, %zu in the optimizer's",
+                    params ? params->count : 0, g, optimizer->groups[g].count);
+        TSR_FAIL_IF(groups->items[g]->count <= 2 && optimizer->groups[g].options->count, err, TSR_E_FORMAT,
+                    "optim: the state dict has no options for param group %zu", g);
+    }
+    return TSR_OK;
+}
+
+/* Parameters keyed by number already? */
+static bool is_numbered(const tsr_value *state)
+{
+    const tsr_value *groups = tsr_value_get(state, TSR_STR("param_groups"));
+    for (size_t g = 0; groups && g < groups->count; g++) {
+        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
+        if (params && params->count) return params->items[0]->kind == TSR_VALUE_INT;
+    }
+    return false;
+}
+
+static tsr_status split_all(loading *l, const tsr_value *state, tsr_error *err)
+{
+    if (!tsr_value_get(state, TSR_STR("state"))) TSR_TRY(unflatten(l, state, &state, err));
+    for (size_t o = 0; o < l->count; o++) {
+        const tsr_value *part;
+        TSR_TRY(tsr_optim_split(state, l->params, &l->by_index[o], l->options->strict, l->host, l->passing, &part, err));
+        TSR_TRY(check_groups(l->optimizers[o], part, err));
+        l->loaded[o] = part;
+        if (!is_numbered(part)) TSR_TRY(tsr_optim_to_id(part, l->host, l->passing, &l->loaded[o], err));
+    }
+    return TSR_OK;
+}
+
+/* ---- full → what ranks hold ---- */
+
+/* Leaves of a state dict by dotted names; `only` (may be NULL): no others. */
+static tsr_status flat_dict(loading *l, const tsr_value *state, const tsr_map *only, const tsr_value **out, tsr_map *names,
+                            tsr_error *err)
+{
+    tsr_state_key *keys;
+    size_t count, used = 0;
+    TSR_TRY(tsr_state_keys(state, l->host, l->scratch->arena, &keys, &count, err));
+    const tsr_value **items = tsr_arena_array(l->scratch->arena, 2 * count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        if (names) TSR_TRY(tsr_map_put(names, keys[i].name, 1, NULL, NULL, err));
+        if (only && !tsr_map_get(only, keys[i].name, 0)) continue;
+        items[used++] = tsr_value_str(l->scratch->arena, keys[i].name, err);
+        items[used++] = keys[i].value;
+        if (!items[used - 2]) return TSR_E_NOMEM;
+    }
+    *out = tsr_value_items(l->scratch->arena, TSR_VALUE_DICT, items, used, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* `tree` again with the leaves that `values`, a dict in the same order, has. The tree is one that tsr_state_keys walked. */
+static const tsr_value *refill(loading *l, const tsr_value *tree, const tsr_value *values, size_t *at, tsr_error *err)
+{
+    const bool dict = tree->kind == TSR_VALUE_DICT;
+    if (!dict && tree->kind != TSR_VALUE_LIST && tree->kind != TSR_VALUE_TUPLE && tree->kind != TSR_VALUE_SIZE)
+        return values->items[2 * (*at)++ + 1];
+    const tsr_value **items = tsr_arena_array(l->passing, tree->count, sizeof *items, err);
+    for (size_t i = 0; items && i < tree->count; i++) {
+        items[i] = dict && i % 2 == 0 ? tree->items[i] : refill(l, tree->items[i], values, at, err);
+        if (!items[i]) return NULL;
+    }
+    return items ? tsr_value_items(l->passing, tree->kind, items, tree->count, err) : NULL;
+}
+
+static tsr_status flat_both(loading *l, size_t o, const tsr_value **local, const tsr_value **flat_local,
+                            const tsr_value **full, tsr_error *err)
+{
+    tsr_map *names = tsr_map_new(l->host->allocator, 0, err);
+    tsr_status status = names ? tsr_optimizer_native(l->optimizers[o], l->passing, local, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = flat_dict(l, *local, NULL, flat_local, names, err);
+    if (status == TSR_OK && l->loaded[o]) status = flat_dict(l, l->loaded[o], names, full, NULL, err);
+    tsr_map_free(names);
+    return status;
+}
+
+static tsr_status spread_full(loading *l, size_t o, tsr_error *err)
+{
+    const tsr_value *local = NULL, *flat_local = NULL, *full = NULL;
+    const tsr_broadcast_options options = {0};
+    tsr_status status = tsr_comm_agree(l->comm, flat_both(l, o, &local, &flat_local, &full, err), err);
+    if (status != TSR_OK) return status;
+    if (l->options->broadcast_from_rank0) {
+        TSR_TRY(tsr_state_dict_broadcast(full, flat_local, l->comm, &options, l->scratch, err));
+    } else {
+        status = tsr_state_dict_distribute(full, flat_local, l->scratch, err);
+        TSR_TRY(tsr_comm_agree(l->comm, status, err));
+    }
+    size_t at = 0;
+    l->loaded[o] = refill(l, local, tsr_state_dict_root(l->scratch), &at, err);
+    return tsr_comm_agree(l->comm, l->loaded[o] ? TSR_OK : TSR_E_NOMEM, err);
+}
+
+/* ---- checking and writing ---- */
+
+/* Whether `given` fits where there is something; `full`: before it is spread. */
+static tsr_status check_value(loading *l, const tsr_value *given, const tsr_value *there, bool full, tsr_error *err)
+{
+    const tsr_tensor *a = tsr_tensor_of(given), *b = there ? tsr_tensor_of(there) : NULL;
+    TSR_FAIL_IF(a && a->meta, err, TSR_E_USAGE, "the tensor in the state dict is meta: it has no memory");
+    if (a && b) return tsr_tensor_same_place(a, b, !full, "the state dict", "the optimizer", l->passing, err);
+    if (given->kind != TSR_VALUE_DICT || !there || there->kind != TSR_VALUE_DICT) return TSR_OK;
+    for (size_t i = 0; i < given->count; i += 2) {
+        const tsr_value *inside = tsr_dict_find(there, given->items[i], i / 2);
+        const tsr_status status = check_value(l, given->items[i + 1], inside, full, err);
+        if (status == TSR_OK) continue;
+        const tsr_step step = {.key = given->items[i], .depth = 1};
+        tsr_step_context(&step, l->passing, status, err);
+        return status;
+    }
+    return TSR_OK;
+}
+
+static tsr_str copy_text(tsr_arena *arena, tsr_str text, tsr_error *err)
+{
+    return text.data ? tsr_arena_str(arena, text, err) : text;
+}
+
+/* `given` as the optimizer may keep it: in the tensors that are there, else in memory of its own. Bounded by the walks
+ * before it. */
+static const tsr_value *take_value(loading *l, tsr_state_dict *memory, const tsr_value *given, const tsr_value *there,
+                                   tsr_error *err)
+{
+    const tsr_tensor *from = tsr_tensor_of(given), *to = there ? tsr_tensor_of(there) : NULL;
+    tsr_arena *arena = tsr_state_dict_arena(memory);
+    if (from) {
+        if (given == there) return there;
+        if (!to && tsr_state_dict_allocate(memory, from, &there, err) != TSR_OK) return NULL;
+        to = tsr_tensor_of(there);
+        if (tsr_tensor_copy(from, to, l->passing, err) != TSR_OK || tsr_device_wait(from->device, err) != TSR_OK ||
+            tsr_device_wait(to->device, err) != TSR_OK)
+            return NULL;
+        return there;
+    }
+    tsr_value *copy = tsr_value_new(arena, given->kind, err);
+    const tsr_value **items = tsr_arena_array(arena, given->count, sizeof *items, err);
+    if (!copy || !items) return NULL;
+    *copy = *given;
+    copy->items = items;
+    copy->text = copy_text(arena, given->text, err);
+    if (given->text.data && !copy->text.data) return NULL;
+    const bool dict = given->kind == TSR_VALUE_DICT, into = dict && there && there->kind == TSR_VALUE_DICT;
+    for (size_t i = 0; i < given->count; i++) {
+        const tsr_value *inside = into && i % 2 ? tsr_dict_find(there, given->items[i - 1], i / 2) : NULL;
+        if (!(items[i] = take_value(l, memory, given->items[i], inside, err))) return NULL;
+    }
+    return copy;
+}
+
+static const tsr_value *without_params(tsr_arena *arena, const tsr_value *group, tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(arena, group->count, sizeof *items, err);
+    for (size_t i = 0; items && i < group->count; i += 2) {
+        if (tsr_str_equal(group->items[i]->text, TSR_STR("params"))) continue;
+        items[count++] = group->items[i];
+        items[count++] = group->items[i + 1];
+    }
+    return items ? tsr_value_items(arena, TSR_VALUE_DICT, items, count, err) : NULL;
+}
+
+typedef tsr_status param_function(loading *l, tsr_model_optimizer *optimizer, tsr_model_param *param, const tsr_value *state,
+                                  tsr_error *err);
+
+/* Each parameter of an optimizer with its state in what is loaded, or NULL. */
+static tsr_status each_param(loading *l, size_t o, param_function *function, tsr_error *err)
+{
+    const tsr_value *state = tsr_value_get(l->loaded[o], TSR_STR("state"));
+    const tsr_value *groups = tsr_value_get(l->loaded[o], TSR_STR("param_groups"));
+    for (size_t g = 0, hint = 0; g < l->optimizers[o]->group_count; g++) {
+        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
+        for (size_t p = 0; p < params->count; p++, hint++) {
+            tsr_model_param *param = &l->optimizers[o]->groups[g].params[p];
+            uint32_t id;
+            TSR_TRY(tsr_optimizer_param_id(&l->names, param, &id, err));
+            const tsr_status status =
+                function(l, l->optimizers[o], param, tsr_dict_find(state, params->items[p], hint), err);
+            if (status == TSR_OK) continue;
+            tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(l->names.first[id]));
+            return status;
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_param(loading *l, tsr_model_optimizer *optimizer, tsr_model_param *param, const tsr_value *state,
+                              tsr_error *err)
+{
+    (void)optimizer;
+    return state ? check_value(l, state, param->state, l->options->full_state_dict, err) : TSR_OK;
+}
+
+static tsr_status write_param(loading *l, tsr_model_optimizer *optimizer, tsr_model_param *param, const tsr_value *state,
+                              tsr_error *err)
+{
+    const tsr_value *taken = state ? take_value(l, optimizer->memory, state, param->state, err) : NULL;
+    if (state && !taken) return err && err->status ? err->status : TSR_E_NOMEM;
+    param->state = taken;
+    return TSR_OK;
+}
+
+static tsr_status write_groups(loading *l, size_t o, tsr_error *err)
+{
+    const tsr_value *groups = tsr_value_get(l->loaded[o], TSR_STR("param_groups"));
+    for (size_t g = 0; g < groups->count; g++) {
+        tsr_model_group *group = &l->optimizers[o]->groups[g];
+        const tsr_value *options = without_params(l->passing, groups->items[g], err);
+        options = options ? take_value(l, l->optimizers[o]->memory, options, NULL, err) : NULL;
+        if (!options) return err && err->status ? err->status : TSR_E_NOMEM;
+        group->options = options;
+    }
+    return TSR_OK;
+}
+
+/* ---- the whole ---- */
+
+static tsr_status prepare(loading *l, const tsr_model *model, const tsr_value *state, bool has, tsr_error *err)
+{
+    const bool empty = !state || state->kind != TSR_VALUE_DICT || state->count == 0;
+    const tsr_state_request request = {.handle_optimizer = true, .optimizer_is_empty = empty};
+    TSR_TRY(tsr_state_options_check(l->options, l->count, true, err));
+    TSR_TRY(tsr_state_dict_check(l->options, &request, err));
+    TSR_TRY(tsr_optimizer_names_of(model, l->host, l->passing, &l->names, err));
+    TSR_TRY(tsr_params_new(model->modules, l->host, &l->params, err));
+    TSR_TRY(tsr_state_dict_new(l->host, &l->scratch, err));
+    TSR_TRY(index_groups(l, err));
+    l->loaded = tsr_arena_array(l->passing, l->count, sizeof *l->loaded, err);
+    if (!l->loaded) return TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count; o++) TSR_TRY(tsr_optimizer_first(l->optimizers[o], &l->names, err));
+    if (!has || empty) return TSR_OK;
+    TSR_TRY(split_all(l, state, err));
+    for (size_t o = 0; o < l->count; o++) TSR_TRY(each_param(l, o, check_param, err));
+    return TSR_OK;
+}
+
+/* Ranks that have something to load; all have, or rank 0 of a broadcast, or none. */
+static tsr_status anything(loading *l, const tsr_value *state, bool *some, tsr_error *err)
+{
+    uint64_t given = state && state->count && (!l->options->broadcast_from_rank0 || l->comm->rank == 0);
+    const bool lacks = !given && !l->options->broadcast_from_rank0;
+    TSR_TRY(l->comm->largest(l->comm, &given, err));
+    *some = given != 0;
+    const tsr_status mine = *some && lacks ? tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                                                       "the optimizer state is empty here, and not on other ranks")
+                                           : TSR_OK;
+    return tsr_comm_agree(l->comm, mine, err);
+}
+
+static tsr_status load(loading *l, const tsr_model *model, const tsr_value *state, tsr_error *err)
+{
+    const bool has = !l->options->broadcast_from_rank0 || l->comm->rank == 0;
+    bool some;
+    tsr_status status = l->passing ? prepare(l, model, state, has, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_options_agree(l->comm, "set_optimizer_state_dict: options", l->options, status, err));
+    TSR_TRY(anything(l, state, &some, err));
+    if (!some) return TSR_OK;
+    for (size_t o = 0; o < l->count && l->options->full_state_dict; o++) TSR_TRY(spread_full(l, o, err));
+    for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
+        status = each_param(l, o, write_param, err);
+        if (status == TSR_OK) status = write_groups(l, o, err);
+    }
+    return tsr_comm_agree(l->comm, status, err);
+}
+
+tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                                        const tsr_value *state, tsr_comm *comm, const tsr_state_options *options,
+                                        const tsr_host *host, tsr_error *err)
+{
+    const tsr_state_options defaults = tsr_state_options_default();
+    tsr_comm *self = NULL;
+    if (!comm) TSR_TRY(tsr_comm_self(host->allocator, &self, err));
+    loading l = {.options = options ? options : &defaults,
+                 .host = host,
+                 .comm = comm ? comm : self,
+                 .passing = tsr_arena_new(host->allocator, 0, err),
+                 .optimizers = optimizers,
+                 .count = count};
+    const tsr_status status = load(&l, model, state, err);
+    tsr_state_dict_free(l.scratch);
+    tsr_params_free(l.params);
+    tsr_optimizer_names_free(&l.names);
+    tsr_arena_free(l.passing);
+    if (self) self->close(self);
+    return status;
+}

@@ -1,0 +1,206 @@
+/* The state of live optimizers under canonical names, got; and what covers a model with its optimizers. */
+#include "statedict/optimizer_names.h"
+
+/* ---- names ---- */
+
+tsr_status tsr_optimizer_names_of(const tsr_model *model, const tsr_host *host, tsr_arena *arena, tsr_optimizer_names *out,
+                                  tsr_error *err)
+{
+    tsr_state_item *named;
+    size_t count;
+    *out = (tsr_optimizer_names){.model = model, .host = host, .arena = arena};
+    TSR_TRY(tsr_tensor_ids_of(model->modules, host, arena, &out->ids, err));
+    TSR_TRY(tsr_model_held(model, &out->ids, arena, &out->held, err));
+    TSR_TRY(tsr_fqn_named_parameters(model->modules, host, arena, &named, &count, err));
+    out->first = tsr_arena_array(arena, out->ids.count, sizeof *out->first, err);
+    if (!out->first) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        TSR_TRY(tsr_model_fqn(model->modules, named[i].raw, arena, &out->first[named[i].tensor_id], NULL, err));
+    return TSR_OK;
+}
+
+void tsr_optimizer_names_free(tsr_optimizer_names *names)
+{
+    tsr_tensor_ids_free(&names->ids);
+}
+
+tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_model_param *param, uint32_t *id,
+                                  tsr_error *err)
+{
+    *id = tsr_tensor_ids_get(&names->ids, &param->of);
+    TSR_FAIL_IF(*id == TSR_NO_ID || !names->first[*id].data, err, TSR_E_USAGE,
+                "the optimizer's parameter '%.*s' is none of the model", TSR_STR_ARG(param->of->name));
+    TSR_FAIL_IF(!names->held[*id], err, TSR_E_USAGE, "the model has no tensor for '%.*s'", TSR_STR_ARG(names->first[*id]));
+    return TSR_OK;
+}
+
+/* ---- by number ---- */
+
+static const tsr_value *native_group(const tsr_model_group *group, size_t first, tsr_arena *arena, tsr_error *err)
+{
+    const size_t options = group->options->count;
+    const tsr_value **items = tsr_arena_array(arena, options + 2, sizeof *items, err);
+    const tsr_value **params = tsr_arena_array(arena, group->count, sizeof *params, err);
+    if (!items || !params) return NULL;
+    for (size_t p = 0; p < group->count; p++)
+        if (!(params[p] = tsr_value_int(arena, (int64_t)(first + p), err))) return NULL;
+    if (options) memcpy(items, group->options->items, options * sizeof *items);
+    items[options] = tsr_value_str(arena, TSR_STR("params"), err);
+    items[options + 1] = tsr_value_items(arena, TSR_VALUE_LIST, params, group->count, err);
+    return items[options] && items[options + 1] ? tsr_value_items(arena, TSR_VALUE_DICT, items, options + 2, err) : NULL;
+}
+
+static const tsr_value *optimizer_dict(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_value **items = tsr_arena_array(arena, 4, sizeof *items, err);
+    if (!items || !state || !groups) return NULL;
+    items[0] = tsr_value_str(arena, TSR_STR("state"), err);
+    items[1] = state;
+    items[2] = tsr_value_str(arena, TSR_STR("param_groups"), err);
+    items[3] = groups;
+    return items[0] && items[2] ? tsr_value_items(arena, TSR_VALUE_DICT, items, 4, err) : NULL;
+}
+
+tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena *arena, const tsr_value **out,
+                                tsr_error *err)
+{
+    size_t params = 0, states = 0, number = 0;
+    for (size_t g = 0; g < optimizer->group_count; g++) params += optimizer->groups[g].count;
+    const tsr_value **state = tsr_arena_array(arena, 2 * params, sizeof *state, err);
+    const tsr_value **groups = tsr_arena_array(arena, optimizer->group_count, sizeof *groups, err);
+    if (!state || !groups) return TSR_E_NOMEM;
+    for (size_t g = 0; g < optimizer->group_count; g++) {
+        const tsr_model_group *group = &optimizer->groups[g];
+        TSR_FAIL_IF(!group->options || group->options->kind != TSR_VALUE_DICT, err, TSR_E_USAGE,
+                    "the options of param group %zu are no dict", g);
+        if (!(groups[g] = native_group(group, number, arena, err))) return TSR_E_NOMEM;
+        for (size_t p = 0; p < group->count; p++, number++) {
+            if (!group->params[p].state || !group->params[p].state->count) continue;
+            state[states++] = tsr_value_int(arena, (int64_t)number, err);
+            state[states++] = group->params[p].state;
+            if (!state[states - 2]) return TSR_E_NOMEM;
+        }
+    }
+    *out = optimizer_dict(tsr_value_items(arena, TSR_VALUE_DICT, state, states, err),
+                          tsr_value_items(arena, TSR_VALUE_LIST, groups, optimizer->group_count, err), arena, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* ---- get ---- */
+
+static tsr_status named_state(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer, tsr_arena *arena,
+                              const tsr_value **out, tsr_error *err)
+{
+    const tsr_value *native;
+    tsr_name_list *lists = tsr_arena_array(arena, optimizer->group_count, sizeof *lists, err);
+    if (!lists) return TSR_E_NOMEM;
+    for (size_t g = 0; g < optimizer->group_count; g++) {
+        const tsr_model_group *group = &optimizer->groups[g];
+        tsr_str *list = tsr_arena_array(arena, group->count, sizeof *list, err);
+        for (size_t p = 0; list && p < group->count; p++) {
+            uint32_t id;
+            TSR_TRY(tsr_optimizer_param_id(names, &group->params[p], &id, err));
+            list[p] = tsr_arena_str(arena, names->first[id], err);
+            if (!list[p].data) return TSR_E_NOMEM;
+        }
+        if (!list) return TSR_E_NOMEM;
+        lists[g] = (tsr_name_list){list, group->count};
+    }
+    TSR_TRY(tsr_optimizer_first(optimizer, names, err));
+    TSR_TRY(tsr_optimizer_native(optimizer, arena, &native, err));
+    return tsr_optim_to_fqn(native, lists, optimizer->group_count, names->host, arena, out, err);
+}
+
+static tsr_status make_state(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                             const tsr_state_options *options, tsr_state_dict *out, tsr_optimizer_names *names,
+                             tsr_arena *passing, const tsr_value **root, tsr_error *err)
+{
+    tsr_arena *arena = tsr_state_dict_arena(out);
+    TSR_TRY(tsr_state_options_check(options, count, true, err));
+    TSR_TRY(tsr_optimizer_names_of(model, out->host, passing, names, err));
+    const tsr_value **parts = tsr_arena_array(passing, count, sizeof *parts, err);
+    if (!parts) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) TSR_TRY(named_state(names, optimizers[i], arena, &parts[i], err));
+    TSR_TRY(tsr_optim_merge(parts, count, out->host, arena, root, err));
+    return options->flatten_optimizer_state_dict ? tsr_optim_flatten(*root, out->host, arena, root, err) : TSR_OK;
+}
+
+tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                                        tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,
+                                        tsr_error *err)
+{
+    const tsr_state_options defaults = tsr_state_options_default(), *o = options ? options : &defaults;
+    tsr_comm *self = NULL;
+    tsr_optimizer_names names = {0};
+    const tsr_value *root = NULL;
+    if (!comm) TSR_TRY(tsr_comm_self(out->host->allocator, &self, err));
+    tsr_comm *ranks = comm ? comm : self;
+    tsr_arena *passing = tsr_arena_new(out->host->allocator, 0, err);
+    tsr_status status = passing ? make_state(model, optimizers, count, o, out, &names, passing, &root, err) : TSR_E_NOMEM;
+    status = tsr_options_agree(ranks, "get_optimizer_state_dict: options", o, status, err);
+    if (status == TSR_OK) status = tsr_full_or_cpu(root, ranks, o, out, err);
+    tsr_optimizer_names_free(&names);
+    tsr_arena_free(passing);
+    if (self) self->close(self);
+    return status;
+}
+
+/* ---- a model with its optimizers ---- */
+
+tsr_status tsr_get_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count, tsr_comm *comm,
+                              const tsr_state_options *options, tsr_state_dict *model_out, tsr_state_dict *optimizer_out,
+                              tsr_error *err)
+{
+    TSR_TRY(tsr_get_model_state_dict(model, comm, NULL, 0, options, model_out, err));
+    return count ? tsr_get_optimizer_state_dict(model, optimizers, count, comm, options, optimizer_out, err) : TSR_OK;
+}
+
+tsr_status tsr_set_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                              const tsr_value *model_state, const tsr_value *optimizer_state, tsr_comm *comm,
+                              const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
+                              tsr_unmatched_keys *unmatched, tsr_error *err)
+{
+    uint64_t given = model_state ? model_state->count : 0;
+    if (comm) TSR_TRY(comm->largest(comm, &given, err));
+    if (count) TSR_TRY(tsr_set_optimizer_state_dict(model, optimizers, count, optimizer_state, comm, options, host, err));
+    if (count && given == 0) return TSR_OK;
+    return tsr_set_model_state_dict(model, model_state, comm, options, host, arena, unmatched, err);
+}
+
+static tsr_status model_get(void *ctx, tsr_state_dict *out, tsr_error *err)
+{
+    const tsr_bound_state *b = ctx;
+    return tsr_get_model_state_dict(b->model, b->comm, NULL, 0, &b->options, out, err);
+}
+
+static tsr_status model_set(void *ctx, const tsr_value *state, tsr_error *err)
+{
+    const tsr_bound_state *b = ctx;
+    tsr_arena *arena = tsr_arena_new(b->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    const tsr_status status = tsr_set_model_state_dict(b->model, state, b->comm, &b->options, b->host, arena, NULL, err);
+    tsr_arena_free(arena);
+    return status;
+}
+
+static tsr_status optimizer_get(void *ctx, tsr_state_dict *out, tsr_error *err)
+{
+    const tsr_bound_state *b = ctx;
+    return tsr_get_optimizer_state_dict(b->model, b->optimizers, b->count, b->comm, &b->options, out, err);
+}
+
+static tsr_status optimizer_set(void *ctx, const tsr_value *state, tsr_error *err)
+{
+    const tsr_bound_state *b = ctx;
+    return tsr_set_optimizer_state_dict(b->model, b->optimizers, b->count, state, b->comm, &b->options, b->host, err);
+}
+
+tsr_state_calls tsr_model_state_calls(tsr_bound_state *bound)
+{
+    return (tsr_state_calls){model_get, model_set, bound};
+}
+
+tsr_state_calls tsr_optimizer_state_calls(tsr_bound_state *bound)
+{
+    return (tsr_state_calls){optimizer_get, optimizer_set, bound};
+}

@@ -1,0 +1,139 @@
+"""Optimizers' state dicts as real PyTorch gives and takes them, for tests/statedict: python tests/golden/make_optimizer_state.py
+
+optimizer_state.json: torch/distributed/checkpoint/state_dict.py on gloo, 2 ranks (rows A12, A13). A case is a model of
+make_model_state.py with its optimizers after two steps (or none: "fresh"): by rank the tensors, the groups with parameters by raw
+name and their states, what get_optimizer_state_dict makes of them under several options, and what is there after
+set_optimizer_state_dict of a changed state dict, or the error. Values are written as in make_state_dict.py.
+"""
+import json
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from make_model_state import MODELS, ROOT, WORLD, encode, modules_document, tensors
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict, StateDictOptions
+
+FULL = {"full_state_dict": True}
+SPREAD = {"full_state_dict": True, "broadcast_from_rank0": True}
+FLAT = {"flatten_optimizer_state_dict": True}
+
+
+def adamw(params):
+    return [torch.optim.AdamW([p for _, p in params], lr=0.5, betas=(0.5, 0.75), foreach=False)]
+
+
+def two(params):
+    """Two optimizers, one of them with two groups; parameters in another order than the model's."""
+    a, b = [p for n, p in params if "body" in n], [p for n, p in params if "body" not in n]
+    return [torch.optim.SGD([{"params": b[::-1]}], lr=0.25, momentum=0.5),
+            torch.optim.Adam([{"params": a[:1], "lr": 0.125}, {"params": a[1:], "amsgrad": True}], betas=(0.5, 0.75), foreach=False)]
+
+
+CASES = {"ddp": ("ddp", adamw, 2), "compiled two": ("compiled", two, 2), "sharded": ("sharded", adamw, 2),
+         "sharded two": ("sharded", two, 2), "fresh": ("sharded", two, 0)}
+
+
+def build(kind, make, steps):
+    model = MODELS[kind]()
+    named = list(model.named_parameters())
+    before = [p.detach().clone() for _, p in named]
+    optimizers = make(named)
+    for step in range(steps):
+        for i, (_, p) in enumerate(named):
+            if p.requires_grad:
+                p.grad = torch.full_like(p, i + step + 1)
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+    with torch.no_grad():  # short numbers
+        for b, (_, p) in zip(before, named):
+            p.copy_(b)
+    return model, optimizers
+
+
+def groups(model, optimizers):
+    raw = {p: n for n, p in model.named_parameters()}
+    return [{"algorithm": type(o).__name__, "groups": [
+        {"options": encode({k: v for k, v in g.items() if k != "params"}), "params": [raw[p] for p in g["params"]],
+         "state": [encode(dict(o.state[p])) if p in o.state else None for p in g["params"]]} for g in o.param_groups]} for o in optimizers]
+
+
+def changed(value):
+    if isinstance(value, torch.Tensor):
+        return value + 1
+    if isinstance(value, dict):
+        return {k: changed(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [changed(v) for v in value]
+    return value * 2 if type(value) is float else value
+
+
+def gets(kind):
+    for options in ({}, FULL, {**FULL, "cpu_offload": True}, FLAT, {**FULL, **FLAT}):
+        model, optimizers = build(*kind)
+        try:
+            yield {"options": options, "out": encode(get_optimizer_state_dict(model, optimizers, options=StateDictOptions(**options)))}
+        except Exception as e:
+            yield {"options": options, "error": type(e).__name__}
+
+
+def without(state):
+    return {**state, "state": {k: v for k, v in state["state"].items() if k != "body.0.bias"}}
+
+
+def sets(kind):
+    same = lambda state: state
+    for name, options, change in (
+        ("as it is", {}, same), ("as it is", FULL, same), ("as it is", SPREAD, same), ("as it is", FLAT, same),
+        ("missing", {}, without), ("missing", {"strict": False}, without), ("nothing", {}, lambda s: {}),
+        ("no groups", {}, lambda s: {**s, "param_groups": s["param_groups"][:-1]}),
+    ):
+        model, optimizers = build(*kind)
+        given = {k: v for k, v in options.items() if k in ("full_state_dict", "flatten_optimizer_state_dict")}
+        state = change(changed(get_optimizer_state_dict(model, optimizers, options=StateDictOptions(**given))))
+        if "broadcast_from_rank0" in options and dist.get_rank():
+            state = {}
+        record = {"of": name, "options": options, "state": encode(state)}
+        try:
+            set_optimizer_state_dict(model, optimizers, state, options=StateDictOptions(**options))
+            after = get_optimizer_state_dict(model, optimizers)
+            for group in after["param_groups"]:
+                if "betas" in group:  # a list after full_state_dict, whatever it was
+                    group["betas"] = tuple(group["betas"])
+            record["after"] = encode(after)
+        except Exception as e:
+            record["error"] = type(e).__name__
+        yield record
+
+
+def run(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    cases = []
+    for name, kind in CASES.items():
+        model, optimizers = build(*kind)
+        case = {"of": name, "modules": modules_document(model), "tensors": tensors(model), "optimizers": groups(model, optimizers)}
+        cases.append({**case, "gets": list(gets(kind)), "sets": list(sets(kind))})
+        print(rank, name, [r.get("error") for r in cases[-1]["gets"] + cases[-1]["sets"]], file=sys.stderr)
+    with open(f"{folder}/{rank}.json", "w") as f:
+        json.dump(cases, f)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run, (folder,), nprocs=WORLD)
+        by_rank = [json.load(open(f"{folder}/{r}.json")) for r in range(WORLD)]
+    lines = []
+    for ranks in zip(*by_rank):
+        head = {"of": ranks[0]["of"], "modules": ranks[0]["modules"]}
+        head["ranks"] = [{k: v for k, v in r.items() if k not in head} for r in ranks]
+        lines.append(json.dumps(head, separators=(",", ":")))
+    with open(os.path.join(ROOT, "optimizer_state.json"), "w") as f:
+        f.write('{"torch":"%s","cases":[\n' % torch.__version__ + ",\n".join(lines) + "\n]}\n")

@@ -1,0 +1,94 @@
+/* See live_model.h. */
+#include "live_model.h"
+
+#include <stdio.h>
+
+static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value **items = tsr_arena_array(arena, 2, sizeof *items, err);
+    (void)ctx;
+    if (!tsr_str_ends(raw, TSR_STR("extra._extra_state"))) return tsr_raise(err, TSR_E_USAGE, 0, "not its name");
+    items[0] = tsr_value_str(arena, TSR_STR("steps"), err);
+    items[1] = tsr_value_int(arena, 3, err);
+    *out = tsr_value_items(arena, TSR_VALUE_DICT, items, 2, err);
+    return TSR_OK;
+}
+
+static tsr_status set_extra(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err)
+{
+    live_model *m = ctx;
+    (void)raw;
+    const tsr_value **items = tsr_arena_array(m->arena, 2, sizeof *items, err);
+    items[0] = tsr_value_str(m->arena, TSR_STR("steps"), err);
+    items[1] = tsr_value_int(m->arena, value->items[1]->as.integer, err);
+    m->extra = tsr_value_items(m->arena, TSR_VALUE_DICT, items, 2, err);
+    return TSR_OK;
+}
+
+static tsr_status take_tensors(live_model *m, uint32_t rank, tsr_error *err)
+{
+    TRY(tsr_fqn_iterate(m->modules, &m->host, m->arena, &m->items, &m->item_count, err));
+    tsr_model_tensor *bound = tsr_arena_array(m->arena, m->item_count, sizeof *bound, err);
+    m->tensors = tsr_arena_array(m->arena, m->item_count, sizeof *m->tensors, err);
+    for (size_t i = 0; i < m->item_count; i++) {
+        if (m->items[i].kind == TSR_STATE_EXTRA) continue;
+        size_t first = 0; /* one memory for one tensor under several names */
+        while (m->items[first].kind == TSR_STATE_EXTRA || m->items[first].tensor_id != m->items[i].tensor_id) first++;
+        if (first != i) continue;
+        char raw[128];
+        snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(m->items[i].raw));
+        const tsr_value *value = live_value(m->home, live_get(live_get(m->rank, "tensors"), raw), rank, NULL);
+        m->tensors[i] = *tsr_tensor_of(value);
+        bound[m->model.tensor_count++] = (tsr_model_tensor){m->items[i].tensor, &m->tensors[i]};
+    }
+    m->model.tensors = bound;
+    return TSR_OK;
+}
+
+tsr_status live_model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_error *err)
+{
+    char *text = cJSON_PrintUnformatted(live_get(test, "modules"));
+    tsr_modules_document document;
+    *m = (live_model){.host = live_host(NULL), .rank = cJSON_GetArrayItem(live_get(test, "ranks"), (int)rank)};
+    m->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
+    tsr_status status = tsr_modules_parse(tsr_str_from(text), &m->host, m->arena, &document, err);
+    cJSON_free(text);
+    TRY(status);
+    TRY(tsr_modules_new(document.root, &m->host, &m->modules, err));
+    TRY(tsr_state_dict_new(&m->host, &m->home, err));
+    TRY(tsr_state_dict_new(&m->host, &m->out, err));
+    m->model =
+        (tsr_model){.modules = m->modules, .get_extra = get_extra, .set_extra = set_extra, .ctx = m, .memory = m->home};
+    return take_tensors(m, rank, err);
+}
+
+void live_model_close(live_model *m)
+{
+    tsr_state_dict_free(m->out);
+    tsr_state_dict_free(m->home);
+    tsr_modules_free(m->modules);
+    tsr_arena_free(m->arena);
+}
+
+tsr_state_options live_options(const cJSON *json)
+{
+    const struct {
+        const char *name;
+        size_t place;
+    } fields[] = {
+        {"full_state_dict", offsetof(tsr_state_options, full_state_dict)},
+        {"cpu_offload", offsetof(tsr_state_options, cpu_offload)},
+        {"ignore_frozen_params", offsetof(tsr_state_options, ignore_frozen_params)},
+        {"keep_submodule_prefixes", offsetof(tsr_state_options, keep_submodule_prefixes)},
+        {"strict", offsetof(tsr_state_options, strict)},
+        {"broadcast_from_rank0", offsetof(tsr_state_options, broadcast_from_rank0)},
+        {"flatten_optimizer_state_dict", offsetof(tsr_state_options, flatten_optimizer_state_dict)},
+    };
+    tsr_state_options options = tsr_state_options_default();
+    for (const cJSON *o = json->child; o; o = o->next) {
+        size_t i = 0;
+        while (strcmp(fields[i].name, o->string) != 0) i++;
+        *((bool *)&options + fields[i].place / sizeof(bool)) = cJSON_IsTrue(o);
+    }
+    return options;
+}

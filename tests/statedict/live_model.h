@@ -1,0 +1,27 @@
+/* Live models of tests, out of the JSON that tests/golden/make_model_state.py and make_optimizer_state.py wrote. */
+#ifndef TSR_TESTS_STATEDICT_LIVE_MODEL_H
+#define TSR_TESTS_STATEDICT_LIVE_MODEL_H
+
+#include "live.h"
+#include "tessera/model_state.h"
+
+/* A case of the golden as a live model of one rank. */
+typedef struct live_model {
+    tsr_host host;
+    tsr_arena *arena;
+    tsr_state_dict *home, *out;
+    tsr_modules *modules;
+    tsr_model model;
+    tsr_state_item *items;
+    size_t item_count;
+    tsr_tensor *tensors;
+    const tsr_value *extra; /* what was set last */
+    const cJSON *rank;
+} live_model;
+
+tsr_status live_model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_error *err);
+void live_model_close(live_model *m);
+/* StateDictOptions as a golden has them. */
+tsr_state_options live_options(const cJSON *json);
+
+#endif

@@ -1,0 +1,291 @@
+/* Rows A12 and A13 against what real PyTorch does (tests/golden/make_optimizer_state.py). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "live_model.h"
+#include "tessera/optimizer_state.h"
+#include "tessera/save_load.h"
+
+static cJSON *golden;
+
+typedef struct live_optimizers {
+    live_model m;
+    tsr_model_optimizer list[2], *at[2];
+    size_t count;
+    tsr_state_dict *out;
+} live_optimizers;
+
+static const tsr_module_tensor *tensor_of(const live_model *m, const char *raw)
+{
+    for (size_t i = 0; i < m->item_count; i++)
+        if (tsr_str_equal(m->items[i].raw, tsr_str_from(raw))) return m->items[i].tensor;
+    return NULL;
+}
+
+static void read_group(live_model *m, const cJSON *json, tsr_model_group *out, uint32_t rank)
+{
+    const cJSON *params = live_get(json, "params"), *states = live_get(json, "state");
+    out->options = live_value(m->home, live_get(json, "options"), rank, NULL);
+    out->count = (size_t)cJSON_GetArraySize(params);
+    out->params = tsr_arena_array(m->arena, out->count, sizeof *out->params, NULL);
+    for (int p = 0; p < (int)out->count; p++) {
+        const cJSON *state = cJSON_GetArrayItem(states, p);
+        out->params[p].of = tensor_of(m, cJSON_GetArrayItem(params, p)->valuestring);
+        out->params[p].state = cJSON_IsNull(state) ? NULL : live_value(m->home, state, rank, NULL);
+    }
+}
+
+static tsr_status open_all(live_optimizers *l, const cJSON *test, uint32_t rank, tsr_error *err)
+{
+    *l = (live_optimizers){0};
+    TRY(live_model_open(&l->m, test, rank, err));
+    TRY(tsr_state_dict_new(&l->m.host, &l->out, err));
+    for (const cJSON *o = live_get(l->m.rank, "optimizers")->child; o; o = o->next) {
+        tsr_model_optimizer *optimizer = l->at[l->count] = &l->list[l->count];
+        const cJSON *groups = live_get(o, "groups");
+        optimizer->algorithm = live_is(o, "algorithm", "SGD")    ? TSR_SGD
+                               : live_is(o, "algorithm", "Adam") ? TSR_ADAM
+                                                                 : TSR_ADAMW;
+        optimizer->memory = l->m.home;
+        optimizer->group_count = (size_t)cJSON_GetArraySize(groups);
+        optimizer->groups = tsr_arena_array(l->m.arena, optimizer->group_count, sizeof *optimizer->groups, err);
+        for (int g = 0; g < (int)optimizer->group_count; g++)
+            read_group(&l->m, cJSON_GetArrayItem(groups, g), &optimizer->groups[g], rank);
+        l->count++;
+    }
+    return TSR_OK;
+}
+
+static void close_all(live_optimizers *l)
+{
+    tsr_state_dict_free(l->out);
+    live_model_close(&l->m);
+}
+
+typedef struct one_record {
+    const cJSON *test;
+    int number;
+} one_record;
+
+static const cJSON *record_of(const one_record *r, const char *what, uint32_t rank)
+{
+    return cJSON_GetArrayItem(live_get(cJSON_GetArrayItem(live_get(r->test, "ranks"), (int)rank), what), r->number);
+}
+
+static void run_records(const char *what, ranks_body *body)
+{
+    unsigned count = 0;
+    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
+        const cJSON *rank = cJSON_GetArrayItem(live_get(test, "ranks"), 0);
+        for (int i = 0; i < cJSON_GetArraySize(live_get(rank, what)); i++, count++) {
+            one_record r = {test, i};
+            live_run(2, body, &r);
+        }
+    }
+    assert_true(count > 0);
+}
+
+static tsr_status told(tsr_status status, const one_record *r, const cJSON *record, tsr_error *err)
+{
+    if (status == TSR_OK) return status;
+    char *text = cJSON_PrintUnformatted(live_get(record, "options"));
+    const cJSON *of = cJSON_GetObjectItem(record, "of");
+    tsr_error_context(err, "'%s' %s %s", live_get(r->test, "of")->valuestring, of ? of->valuestring : "get", text);
+    cJSON_free(text);
+    return status;
+}
+
+static tsr_status run_get(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    tsr_error own = {0};
+    const cJSON *record = record_of(arg, "gets", comm->rank);
+    const tsr_state_options options = live_options(live_get(record, "options"));
+    TRY(open_all(&l, ((one_record *)arg)->test, comm->rank, err));
+    tsr_status status = tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, &options, l.out, &own);
+    if (cJSON_GetObjectItem(record, "error"))
+        status = status == TSR_OK ? tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch refuses") : TSR_OK;
+    else if (status == TSR_OK) status = live_same(tsr_state_dict_root(l.out), live_get(record, "out"), false, err);
+    else tsr_raise(err, status, 0, "%s", own.message);
+    close_all(&l);
+    return told(status, arg, record, err);
+}
+
+static void test_statedict_optimizer_state__A12_get(void **state)
+{
+    (void)state;
+    run_records("gets", run_get);
+}
+
+static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    tsr_error own = {0};
+    const cJSON *record = record_of(arg, "sets", comm->rank);
+    const tsr_state_options options = live_options(live_get(record, "options"));
+    TRY(open_all(&l, ((one_record *)arg)->test, comm->rank, err));
+    const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
+    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, &options, &l.m.host, &own);
+    if (cJSON_GetObjectItem(record, "error") || live_is(record, "of", "no groups")) { /* PyTorch: a group without lr */
+        status = status == TSR_OK ? tsr_raise(err, TSR_E_FORMAT, 0, "this does not refuse") : TSR_OK;
+    } else if (status == TSR_OK) {
+        status = tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, NULL, l.out, err);
+        if (status == TSR_OK) status = live_same(tsr_state_dict_root(l.out), live_get(record, "after"), false, err);
+    } else {
+        tsr_raise(err, status, 0, "%s", own.message);
+    }
+    close_all(&l);
+    return told(status, arg, record, err);
+}
+
+static void test_statedict_optimizer_state__A12_set(void **state)
+{
+    (void)state;
+    run_records("sets", run_set);
+}
+
+/* ---- A13 ---- */
+
+static void add_one(live_model *m)
+{
+    for (size_t i = 0; i < m->item_count; i++) {
+        uint64_t bytes = 0;
+        if (m->tensors[i].entry.dtype != TSR_FLOAT32) continue;
+        if (tsr_tensor_held(&m->tensors[i], m->arena, &bytes, NULL) != TSR_OK) return;
+        for (uint64_t k = 0; k < bytes / sizeof(float); k++) ((float *)m->tensors[i].data)[k] += 1;
+    }
+}
+
+/* A program that knows nothing of names saves and loads by its calls. */
+static tsr_status program_save(const tsr_state_calls *calls, tsr_comm *comm, const char *path, const tsr_host *host,
+                               tsr_error *err)
+{
+    tsr_state_dict *state;
+    const tsr_save_options options = {.overwrite = true};
+    TRY(tsr_state_dict_new(host, &state, err));
+    tsr_status status = calls->state_dict(calls->ctx, state, err);
+    if (status == TSR_OK) status = tsr_state_dict_save(tsr_state_dict_root(state), comm, path, &options, host, err);
+    tsr_state_dict_free(state);
+    return status;
+}
+
+static tsr_status program_load(const tsr_state_calls *calls, tsr_comm *comm, const char *path, const tsr_host *host,
+                               tsr_error *err)
+{
+    tsr_state_dict *state, *loaded;
+    TRY(tsr_state_dict_new(host, &state, err));
+    TRY(tsr_state_dict_new(host, &loaded, err));
+    tsr_status status = calls->state_dict(calls->ctx, state, err);
+    if (status == TSR_OK) status = tsr_state_dict_load(path, tsr_state_dict_root(state), comm, NULL, loaded, err);
+    if (status == TSR_OK) status = calls->load_state_dict(calls->ctx, tsr_state_dict_root(loaded), err);
+    tsr_state_dict_free(loaded);
+    tsr_state_dict_free(state);
+    return status;
+}
+
+static tsr_status calls_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    char model_path[512], optimizer_path[512];
+    snprintf(model_path, sizeof model_path, "%s/model", ranks_scratch());
+    snprintf(optimizer_path, sizeof optimizer_path, "%s/optimizer", ranks_scratch());
+    TRY(open_all(&l, arg, comm->rank, err));
+    const cJSON *rank = cJSON_GetArrayItem(live_get(arg, "ranks"), (int)comm->rank);
+    const cJSON *first = cJSON_GetArrayItem(live_get(rank, "gets"), 0);
+    tsr_bound_state bound = {&l.m.model, l.at, l.count, comm, tsr_state_options_default(), &l.m.host};
+    const tsr_state_calls model = tsr_model_state_calls(&bound), optimizer = tsr_optimizer_state_calls(&bound);
+    TRY(program_save(&model, comm, model_path, &l.m.host, err));
+    TRY(program_save(&optimizer, comm, optimizer_path, &l.m.host, err));
+    add_one(&l.m);
+    const tsr_value *state = l.list[0].groups[0].params[0].state;
+    if (state) ((float *)tsr_tensor_of(state->items[1])->data)[0] += 7;
+    TRY(program_load(&model, comm, model_path, &l.m.host, err));
+    TRY(program_load(&optimizer, comm, optimizer_path, &l.m.host, err));
+    for (size_t i = 0; i < l.m.item_count; i++) {
+        char raw[128];
+        const tsr_value *value;
+        if (!l.m.tensors[i].entry.dtype) continue;
+        snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(l.m.items[i].raw));
+        TRY(tsr_state_dict_tensor(l.m.out, &l.m.tensors[i], &value, err));
+        TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
+    }
+    TRY(tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, NULL, l.out, err));
+    TRY(live_same(tsr_state_dict_root(l.out), live_get(first, "out"), false, err));
+    close_all(&l);
+    return TSR_OK;
+}
+
+static const cJSON *case_of(const char *name)
+{
+    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next)
+        if (live_is(test, "of", name)) return test;
+    return NULL;
+}
+
+static void test_statedict_optimizer_state__A13_calls_save_and_load(void **state)
+{
+    (void)state;
+    live_run(2, calls_case, (void *)(uintptr_t)case_of("ddp"));
+    live_run(2, calls_case, (void *)(uintptr_t)case_of("sharded"));
+}
+
+/* ---- A12: both at once ---- */
+
+static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    tsr_state_dict *model, *optimizer;
+    tsr_unmatched_keys keys;
+    tsr_state_options options = tsr_state_options_default();
+    options.full_state_dict = options.broadcast_from_rank0 = true;
+    TRY(open_all(&l, arg, comm->rank, err));
+    TRY(tsr_state_dict_new(&l.m.host, &model, err));
+    TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
+    TRY(tsr_get_state_dict(&l.m.model, l.at, l.count, comm, &options, model, optimizer, err));
+    const tsr_value *root = comm->rank == 0 ? tsr_state_dict_root(optimizer) : NULL;
+    add_one(&l.m);
+    TRY(tsr_set_state_dict(&l.m.model, l.at, l.count, comm->rank == 0 ? tsr_state_dict_root(model) : NULL, root, comm,
+                           &options, &l.m.host, l.m.arena, &keys, err));
+    NEED(keys.missing_count == 0 && keys.unexpected_count == 0);
+    for (size_t i = 0; i < l.m.item_count; i++) {
+        const tsr_tensor *tensor = &l.m.tensors[i];
+        char raw[128];
+        const tsr_value *value;
+        if (tensor->spread != TSR_OVER_MESH) continue;
+        snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(l.m.items[i].raw));
+        TRY(tsr_state_dict_tensor(l.m.out, tensor, &value, err));
+        TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
+    }
+    NEED(tsr_get_optimizer_state_dict(&l.m.model, l.at, 0, comm, NULL, l.out, NULL) == TSR_E_USAGE);
+    tsr_state_dict_free(optimizer);
+    tsr_state_dict_free(model);
+    close_all(&l);
+    return TSR_OK;
+}
+
+static void test_statedict_optimizer_state__A12_both(void **state)
+{
+    (void)state;
+    live_run(2, both_case, (void *)(uintptr_t)case_of("sharded"));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_statedict_optimizer_state__A12_get),
+        cmocka_unit_test(test_statedict_optimizer_state__A12_set),
+        cmocka_unit_test(test_statedict_optimizer_state__A12_both),
+        cmocka_unit_test(test_statedict_optimizer_state__A13_calls_save_and_load),
+    };
+    ranks_begin(&argc, &argv);
+    golden = live_golden("optimizer_state.json");
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    cJSON_Delete(golden);
+    return ranks_end(failed);
+}
