@@ -166,7 +166,7 @@ static void model_of(const salvager *s, tsr_str file, const model_item **first, 
     size_t from = 0, to;
     while (from < s->model.count && !tsr_str_equal(items[from].file, file)) from++;
     for (to = from; to < s->model.count && tsr_str_equal(items[to].file, file);) to++;
-    *first = items + from;
+    *first = items ? items + from : NULL;
     *count = to - from;
 }
 
