@@ -29,6 +29,8 @@ typedef struct walk {
     tsr_vec places;
     tsr_map **chains; /* one a node: module prefix → first place */
     size_t chain_count;
+    tsr_map *plain; /* key → number of its pair */
+    uint64_t visits;
 } walk;
 
 static tsr_str without_last_dot(tsr_str prefix)
@@ -209,13 +211,19 @@ static bool same_shape(const tsr_module_tensor *a, const tsr_tensor *b)
     return same;
 }
 
+static const tsr_value *plain_value(const walk *w, tsr_str fqn)
+{
+    const uint32_t pair = tsr_map_get(w->plain, fqn, UINT32_MAX);
+    return pair == UINT32_MAX ? NULL : w->model->tree.plain->items[2 * (size_t)pair + 1];
+}
+
 static tsr_status add_plain(walk *w, const at *here, const tsr_module_tensor *tensor, bool buffer, tsr_error *err)
 {
     tsr_fsdp_item *item;
     TSR_TRY(add_item(w, here, TSR_ITEM_PLAIN, tensor->name, &item, err));
     item->tensor = tensor;
     item->buffer = buffer;
-    item->value = w->model->tree.plain ? tsr_value_get(w->model->tree.plain, item->fqn) : NULL;
+    item->value = plain_value(w, item->fqn);
     const tsr_tensor *live = item->value ? tsr_tensor_of(item->value) : NULL;
     TSR_FAIL_IF(!live, err, TSR_E_USAGE, "no tensor was given for '%.*s'", TSR_STR_ARG(item->fqn));
     TSR_FAIL_IF(live->spread == TSR_WHOLE && !same_shape(tensor, live), err, TSR_E_USAGE,
@@ -260,7 +268,7 @@ static tsr_status list_own(walk *w, const at *here, const tsr_module *m, tsr_err
         if (m->buffers[i].persistent) TSR_TRY(add_plain(w, here, &m->buffers[i], true, err));
     if (!m->extra_state) return TSR_OK;
     TSR_TRY(add_item(w, here, TSR_ITEM_EXTRA, TSR_STR("_extra_state"), &item, err));
-    item->value = w->model->tree.plain ? tsr_value_get(w->model->tree.plain, item->fqn) : NULL;
+    item->value = plain_value(w, item->fqn);
     TSR_FAIL_IF(!item->value, err, TSR_E_USAGE, "no value was given for '%.*s'", TSR_STR_ARG(item->fqn));
     return TSR_OK;
 }
@@ -296,6 +304,7 @@ static tsr_status visit(walk *w, at here, tsr_error *err)
     tsr_fsdp_item *item;
     TSR_FAIL_IF(here.depth > w->model->host->limits.depth, err, TSR_E_LIMIT, "the module tree is deeper than %" PRIu32,
                 (uint32_t)w->model->host->limits.depth);
+    TSR_FAIL_IF(++w->visits > w->model->host->limits.expansion, err, TSR_E_LIMIT, "shared modules make too many names");
     const tsr_str fqn = without_last_dot(here.prefix);
     uint32_t node = TSR_NO_UNIT;
     if (unit) {
@@ -319,19 +328,40 @@ static tsr_status visit(walk *w, at here, tsr_error *err)
     return TSR_OK;
 }
 
+static tsr_status index_plain(walk *w, tsr_error *err)
+{
+    const tsr_value *plain = w->model->tree.plain;
+    w->plain = tsr_map_new(w->model->host->allocator, plain ? tsr_value_pairs(plain) : 0, err);
+    if (!w->plain) return TSR_E_NOMEM;
+    TSR_FAIL_IF(plain && plain->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the tensors beside the units are a dict");
+    for (size_t i = 0; plain && i < plain->count; i += 2) {
+        TSR_FAIL_IF(plain->items[i]->kind != TSR_VALUE_STR, err, TSR_E_USAGE,
+                    "a key of the tensors beside the units is no string");
+        TSR_TRY(tsr_map_put(w->plain, plain->items[i]->text, (uint32_t)(i / 2), NULL, NULL, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_units(const tsr_fsdp_model *model, tsr_error *err)
+{
+    for (size_t i = 0; i < model->tree.unit_count; i++) {
+        bool met = false;
+        for (size_t n = 0; n < model->nodes.count; n++) met = met || tsr_fsdp_nodes(model)[n].unit == &model->tree.units[i];
+        TSR_FAIL_IF(!met, err, TSR_E_USAGE, "a slice was given for module %" PRIu32 ", which is no unit",
+                    model->tree.units[i].module);
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_fsdp_list(tsr_fsdp_model *model, tsr_error *err)
 {
     walk w = {.model = model, .places = tsr_vec_of(model->host->allocator, sizeof(place))};
     const at root = {.prefix = TSR_STR(""), .relative = TSR_STR(""), .node = TSR_NO_UNIT};
-    tsr_status status = visit(&w, root, err);
-    for (size_t i = 0; i < model->tree.unit_count && status == TSR_OK; i++) {
-        bool met = false;
-        for (size_t n = 0; n < model->nodes.count; n++) met = met || tsr_fsdp_nodes(model)[n].unit == &model->tree.units[i];
-        if (!met)
-            status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                               "a slice was given for module %" PRIu32 ", which is no unit", model->tree.units[i].module);
-    }
+    tsr_status status = index_plain(&w, err);
+    if (status == TSR_OK) status = visit(&w, root, err);
+    if (status == TSR_OK) status = check_units(model, err);
     for (size_t i = 0; i < w.chain_count; i++) tsr_map_free(w.chains[i]);
+    tsr_map_free(w.plain);
     tsr_vec_free(&w.places);
     return status;
 }

@@ -140,6 +140,7 @@ static tsr_status check_original(const tsr_fsdp_loading *l, const tsr_fsdp_item 
     const tsr_flat_original *o = &node->flat->params[item->original];
     const tsr_fsdp_extensions *e = node->unit->extensions;
     const tsr_fsdp_type type = tsr_fsdp_effective(node).type;
+    TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is no tensor in the state", TSR_STR_ARG(item->fqn));
     if (type == TSR_FSDP_SHARDED && e && e->gather) return TSR_OK;
     TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, o->rank, o->shape, l->arena, err));
     if (type == TSR_FSDP_FULL) return check_spread(tensor, TSR_WHOLE, item->fqn, err);

@@ -39,13 +39,14 @@ static const char *type_name(tsr_fsdp_type type)
     return type == TSR_FSDP_FULL ? "FULL" : type == TSR_FSDP_LOCAL ? "LOCAL" : "SHARDED";
 }
 
-static bool below(const tsr_modules *modules, tsr_module_ref top, tsr_module_ref wanted)
+/* Marks `top` and all below it. */
+static void mark_below(const tsr_modules *modules, tsr_module_ref top, bool *marked)
 {
     const tsr_module *m = tsr_modules_at(modules, top);
-    if (top == wanted) return true;
+    if (marked[top]) return;
+    marked[top] = true;
     for (size_t i = 0; i < m->child_count; i++)
-        if (below(modules, tsr_modules_attribute(modules, top, m->children[i].name)->module, wanted)) return true;
-    return false;
+        mark_below(modules, tsr_modules_attribute(modules, top, m->children[i].name)->module, marked);
 }
 
 static bool same_settings(const tsr_fsdp_settings *a, const tsr_fsdp_settings *b)
@@ -53,38 +54,67 @@ static bool same_settings(const tsr_fsdp_settings *a, const tsr_fsdp_settings *b
     return a->type == b->type && a->offload == b->offload && a->rank0_only == b->rank0_only;
 }
 
-tsr_status tsr_fsdp_get_type(const tsr_fsdp_model *model, tsr_module_ref module, tsr_fsdp_settings *out, tsr_error *err)
+static tsr_str settings_text(const tsr_fsdp_settings *settings)
+{
+    static const char *const flags[] = {"", ", offload", ", rank0_only", ", offload, rank0_only"};
+    return tsr_str_from(flags[(settings->offload ? 1 : 0) + (settings->rank0_only ? 2 : 0)]);
+}
+
+/* The settings of the marked units, which are the same. */
+static tsr_status common_settings(const tsr_fsdp_model *model, const bool *marked, tsr_fsdp_settings *out, tsr_error *err)
 {
     const tsr_fsdp_node *first = NULL;
     *out = (tsr_fsdp_settings){0};
-    TSR_FAIL_IF(module >= tsr_modules_count(model->tree.modules), err, TSR_E_USAGE, "there is no module %" PRIu32, module);
     for (size_t i = 0; i < model->nodes.count; i++) {
         const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
-        if (!below(model->tree.modules, module, node->module)) continue;
+        if (!marked[node->module]) continue;
         if (!first) first = node;
         TSR_FAIL_IF(!same_settings(&first->settings, &node->settings), err, TSR_E_USAGE,
-                    "all units of a tree have the same settings: '%.*s' is set to %s%s%s, '%.*s' to %s%s%s",
-                    TSR_STR_ARG(first->fqn), type_name(first->settings.type), first->settings.offload ? ", offload" : "",
-                    first->settings.rank0_only ? ", rank0_only" : "", TSR_STR_ARG(node->fqn), type_name(node->settings.type),
-                    node->settings.offload ? ", offload" : "", node->settings.rank0_only ? ", rank0_only" : "");
+                    "all units of a tree have the same settings: '%.*s' is set to %s%.*s, '%.*s' to %s%.*s",
+                    TSR_STR_ARG(first->fqn), type_name(first->settings.type), TSR_STR_ARG(settings_text(&first->settings)),
+                    TSR_STR_ARG(node->fqn), type_name(node->settings.type), TSR_STR_ARG(settings_text(&node->settings)));
     }
     if (first) *out = first->settings;
     return TSR_OK;
+}
+
+static tsr_status mark(const tsr_fsdp_model *model, tsr_module_ref module, bool **marked, tsr_error *err)
+{
+    const uint32_t count = tsr_modules_count(model->tree.modules);
+    *marked = NULL;
+    TSR_FAIL_IF(module >= count, err, TSR_E_USAGE, "there is no module %" PRIu32, module);
+    *marked = tsr_alloc(model->host->allocator, count, sizeof **marked, err);
+    if (!*marked) return TSR_E_NOMEM;
+    memset(*marked, 0, count * sizeof **marked);
+    mark_below(model->tree.modules, module, *marked);
+    return TSR_OK;
+}
+
+tsr_status tsr_fsdp_get_type(const tsr_fsdp_model *model, tsr_module_ref module, tsr_fsdp_settings *out, tsr_error *err)
+{
+    bool *marked;
+    tsr_status status = mark(model, module, &marked, err);
+    if (status == TSR_OK) status = common_settings(model, marked, out, err);
+    tsr_free(model->host->allocator, marked, tsr_modules_count(model->tree.modules), sizeof *marked);
+    return status;
 }
 
 tsr_status tsr_fsdp_set_type(tsr_fsdp_model *model, tsr_module_ref module, const tsr_fsdp_settings *settings,
                              tsr_fsdp_settings *previous, tsr_error *err)
 {
     tsr_fsdp_settings before;
-    TSR_TRY(tsr_fsdp_get_type(model, module, &before, err));
+    bool *marked;
     TSR_FAIL_IF(settings->rank0_only && settings->type != TSR_FSDP_FULL, err, TSR_E_USAGE,
                 "rank0_only is for FULL, not for %s", type_name(settings->type));
-    for (size_t i = 0; i < model->nodes.count; i++) {
+    tsr_status status = mark(model, module, &marked, err);
+    if (status == TSR_OK) status = common_settings(model, marked, &before, err);
+    for (size_t i = 0; i < model->nodes.count && status == TSR_OK; i++) {
         tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
-        if (below(model->tree.modules, module, node->module)) node->settings = *settings;
+        if (marked[node->module]) node->settings = *settings;
     }
-    if (previous) *previous = before;
-    return TSR_OK;
+    if (status == TSR_OK && previous) *previous = before;
+    tsr_free(model->host->allocator, marked, tsr_modules_count(model->tree.modules), sizeof *marked);
+    return status;
 }
 
 tsr_fsdp_settings tsr_fsdp_effective(const tsr_fsdp_node *node)
@@ -149,13 +179,23 @@ static tsr_status add_node(tsr_facts *facts, const tsr_fsdp_node *node, size_t n
     const tsr_str order = tsr_arena_format(facts->arena, err, "u%08zx", number);
     const tsr_str path = tsr_arena_format(facts->arena, err, "unit '%.*s'", TSR_STR_ARG(node->fqn));
     const tsr_str words = tsr_arena_format(
-        facts->arena, err, "%s%s%s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s", type_name(node->settings.type),
-        node->settings.offload ? ", offload" : "", node->settings.rank0_only ? ", rank0_only" : "",
-        unit ? tsr_dtype_describe(unit->dtype)->name : "nothing", node->layout.flat_numel, node->layout.ranks,
-        unit && unit->no_shard ? ", NO_SHARD" : "", unit && unit->mesh ? ", mesh" : "",
-        unit && unit->extensions ? ", extensions" : "");
+        facts->arena, err, "%s%.*s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s", type_name(node->settings.type),
+        TSR_STR_ARG(settings_text(&node->settings)), unit ? tsr_dtype_describe(unit->dtype)->name : "nothing",
+        node->layout.flat_numel, node->layout.ranks, unit && unit->no_shard ? ", NO_SHARD" : "",
+        unit && unit->mesh ? ", mesh" : "", unit && unit->extensions ? ", extensions" : "");
     if (!order.data || !path.data || !words.data) return TSR_E_NOMEM;
-    return tsr_facts_add(facts, order, path, words, err);
+    TSR_TRY(tsr_facts_add(facts, order, path, words, err));
+    for (uint32_t i = 0; unit && i < node->flat->param_count; i++) {
+        const tsr_flat_original *o = &node->flat->params[i];
+        const tsr_tensor tensor = tsr_fsdp_original(node, i);
+        const tsr_str below = tsr_arena_format(facts->arena, err, "%.*s %08" PRIx32, TSR_STR_ARG(order), i);
+        const tsr_str name =
+            tsr_arena_format(facts->arena, err, "'%.*s' of unit '%.*s'", TSR_STR_ARG(o->fqn), TSR_STR_ARG(node->fqn));
+        const tsr_str shape = tsr_tensor_words(&tensor, facts->arena, err);
+        if (!below.data || !name.data || !shape.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_facts_add(facts, below, name, shape, err));
+    }
+    return TSR_OK;
 }
 
 static tsr_status add_facts(const tsr_fsdp_model *model, const char *call, const tsr_value *state, tsr_facts *facts,

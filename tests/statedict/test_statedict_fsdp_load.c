@@ -253,6 +253,87 @@ static void test_statedict_fsdp_load__descriptions_that_do_not_fit_are_refused(v
     assert_true(live_run(3, bad_trees, &j) || ranks_count(3) < 3);
 }
 
+/* ---- no memory on one rank ---- */
+
+typedef struct failing {
+    tsr_allocator base;
+    uint64_t left; /* allocations that succeed; 0: none does */
+    bool failed;
+} failing;
+
+static void *fail_later(void *ctx, void *pointer, size_t old_size, size_t new_size)
+{
+    failing *f = ctx;
+    if (new_size > old_size && f->left == 0) {
+        f->failed = true;
+        return NULL;
+    }
+    f->left -= new_size > old_size;
+    return tsr_allocator_libc.resize(tsr_allocator_libc.ctx, pointer, old_size, new_size);
+}
+
+typedef struct short_of {
+    const cJSON *test;
+    const char *type;
+    uint64_t allocations;
+    bool failed[2]; /* as the ranks have agreed */
+} short_of;
+
+static tsr_status save_and_load(const short_of *s, fsdp_world *w, failing *f, tsr_status *result, tsr_error *err)
+{
+    const tsr_fsdp_settings settings = fsdp_world_settings(s->type);
+    tsr_error own = {0};
+    tsr_state_dict *out;
+    TRY(tsr_fsdp_set_type(w->model, 0, &settings, NULL, err));
+    TRY(tsr_state_dict_new(&w->host, &out, err));
+    tsr_arena *arena = tsr_arena_new(&f->base, 0, err);
+    if (w->comm->rank == 1) f->left = s->allocations;
+    tsr_status status = tsr_fsdp_model_save(w->model, out, &own);
+    if (status == TSR_OK) status = tsr_fsdp_model_load(w->model, tsr_state_dict_root(out), true, arena, NULL, &own);
+    f->left = UINT64_MAX;
+    tsr_arena_free(arena);
+    tsr_state_dict_free(out);
+    *result = status;
+    return TSR_OK;
+}
+
+static tsr_status run_short(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    short_of *s = arg;
+    failing f = {{fail_later, &f}, UINT64_MAX, false};
+    tsr_status result = TSR_OK;
+    fsdp_world w;
+    TRY(fsdp_world_open(&w, s->test, comm, false, err));
+    const tsr_allocator *before = w.host.allocator;
+    w.host.allocator = &f.base;
+    tsr_status status = save_and_load(s, &w, &f, &result, err);
+    uint64_t failed = f.failed;
+    if (status == TSR_OK) status = comm->largest(comm, &failed, err);
+    w.host.allocator = before;
+    s->failed[comm->rank] = failed;
+    fsdp_world_close(&w);
+    TRY(status);
+    NEED(result == (failed ? TSR_E_NOMEM : TSR_OK));
+    return TSR_OK;
+}
+
+/* Every allocation of rank 1 fails once: nobody waits, nothing leaks, all ranks say the same. */
+static void test_statedict_fsdp_load__no_memory_on_a_rank_is_told_to_all(void **state)
+{
+    (void)state;
+    static const char *const types[] = {"full", "sharded", "local"};
+    if (ranks_count(2) != 2) return;
+    for (int t = 0; t < 3; t++) {
+        short_of s = {.test = live_get(live_get(golden, "cases"), "flat_w2_ignored_half"), .type = types[t]};
+        do {
+            s.failed[0] = s.failed[1] = false;
+            assert_true(live_run(2, run_short, &s));
+            s.allocations++;
+        } while (s.failed[0] || s.failed[1]);
+        assert_true(s.allocations > 20);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -262,6 +343,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_fsdp_load__C5_extensions_chunk_and_gather),
         cmocka_unit_test(test_statedict_fsdp_load__C2_ranks_that_differ_are_named),
         cmocka_unit_test(test_statedict_fsdp_load__descriptions_that_do_not_fit_are_refused),
+        cmocka_unit_test(test_statedict_fsdp_load__no_memory_on_a_rank_is_told_to_all),
     };
     golden = live_golden("fsdp_state.json");
     ranks_begin(&argc, &argv);
