@@ -24,7 +24,7 @@ typedef enum change_kind { BYTES, SIZE, CREATED, FOLDER_MADE, RENAMED, EXCHANGED
 typedef struct change {
     change_kind kind;
     bool synced;
-    ino_t made;  /* FOLDER_MADE: the new folder's */
+    ino_t made;  /* FOLDER_MADE, REMOVED: the folder's own */
     ino_t owner; /* inode of the file for BYTES and SIZE, else of the folder */
     int fd;      /* theirs */
     uint64_t offset, size;
@@ -77,6 +77,18 @@ static void unstash(int number, int folder, const char *name)
     assert(linkat(state.stash, stashed, folder, name, 0) == 0);
 }
 
+/* What was done in it is undone in the one that stands for it now. */
+static void bring_back_folder(const change *removed)
+{
+    assert(mkdirat(removed->fd, removed->name, 0777) == 0);
+    const int fd = openat(removed->fd, removed->name, O_RDONLY | O_DIRECTORY);
+    assert(fd >= 0);
+    for (size_t i = 0; i < state.count; i++) {
+        change *c = &state.changes[i];
+        if (c->kind >= CREATED && c->owner == removed->made) c->fd = fd;
+    }
+}
+
 static void undo(const change *c)
 {
     switch (c->kind) {
@@ -93,7 +105,7 @@ static void undo(const change *c)
         break;
     case EXCHANGED: assert(real.exchange(&real, c->fd, c->name, c->to) == 0); break;
     case REMOVED:
-        if (c->is_folder) assert(mkdirat(c->fd, c->name, 0777) == 0);
+        if (c->is_folder) bring_back_folder(c);
         else unstash(c->stashed, c->fd, c->name);
         break;
     }
@@ -121,6 +133,14 @@ static void lose_power(void)
 {
     bool *gone = calloc(state.count + 1, sizeof *gone);
     for (size_t i = 0; i < state.count; i++) gone[i] = !stays(i);
+    /* A folder that stays removed has nothing that could come back. */
+    for (size_t i = 0; i < state.count; i++) {
+        const change *folder = &state.changes[i];
+        if (folder->kind != REMOVED || !folder->is_folder || gone[i]) continue;
+        for (size_t k = 0; k < i; k++) {
+            if (state.changes[k].kind >= CREATED && state.changes[k].owner == folder->made) gone[k] = false;
+        }
+    }
     /* Inside folders first: a folder whose making is undone must be empty. */
     for (size_t i = state.count; i-- > 0;) {
         if (!gone[i] || state.changes[i].kind != FOLDER_MADE) continue;
@@ -313,13 +333,16 @@ static int c_link(const tsr_sys *sys, int folder, const char *name, int to_folde
 static int c_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)
 {
     before_call();
+    struct stat info = {0};
     const int aside = noting() && !is_folder ? put_aside(folder, name) : -1;
+    if (is_folder && fstatat(folder, name, &info, 0) != 0) info.st_ino = 0;
     const int done = real.unlink(sys, folder, name, is_folder);
     if (done == 0 && noting()) {
         change *c = note(REMOVED, folder);
         strcpy(c->name, name);
         c->stashed = aside;
         c->is_folder = is_folder;
+        c->made = info.st_ino;
     }
     after_call();
     return done;
