@@ -88,6 +88,11 @@ def main():
             wheel.add(f"tessera/{file}", read(os.path.join(package, file)).replace(b"@VERSION@", version.encode()))
     wheel.add("tessera/_tessera.so", read(library), True)
     wheel.add(f"{name}.data/scripts/tessera", read(program), True)
+    pages = os.path.join(ROOT, "web/dist")  # for `tessera view`, where web/build has made them
+    for folder, _, files in sorted(os.walk(pages)):
+        for file in sorted(files):
+            path = os.path.join(folder, file)
+            wheel.add(f"{name}.data/data/share/tessera/viewer/{os.path.relpath(path, pages)}", read(path))
     wheel.add(f"{name}.dist-info/METADATA", metadata(version).encode())
     wheel.add(f"{name}.dist-info/WHEEL", f"Wheel-Version: 1.0\nGenerator: tessera\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
     wheel.add(f"{name}.dist-info/licenses/LICENSE", read(os.path.join(ROOT, "LICENSE")))
