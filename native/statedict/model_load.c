@@ -1,6 +1,4 @@
 /* A model's state set from one under canonical names: match, check, agree, and only then write. */
-#include <inttypes.h>
-
 #include "statedict/model_names.h"
 #include "statedict/value_pack.h"
 

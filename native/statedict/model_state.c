@@ -1,8 +1,5 @@
 /* A model's state under canonical names, got and set. */
-#include <inttypes.h>
-
 #include "statedict/model_names.h"
-#include "statedict/value_pack.h"
 
 /* ---- get ---- */
 

@@ -17,6 +17,7 @@ typedef struct loading {
     tsr_optimizer *by_index;  /* one an optimizer: groups as indices into `params` */
     const tsr_value **loaded; /* one an optimizer, by number */
     tsr_state_dict *scratch;
+    uint64_t visited; /* values of the state dict */
 } loading;
 
 /* ---- what each optimizer wants ---- */
@@ -86,11 +87,13 @@ static tsr_status unflatten(loading *l, const tsr_value *flat, const tsr_value *
 static tsr_status check_groups(const tsr_model_optimizer *optimizer, const tsr_value *loaded, tsr_error *err)
 {
     const tsr_value *groups = tsr_value_get(loaded, TSR_STR("param_groups"));
-    TSR_FAIL_IF(!tsr_value_get(loaded, TSR_STR("state")), err, TSR_E_FORMAT, "optim: the state dict has no 'state'");
+    const tsr_value *state = tsr_value_get(loaded, TSR_STR("state"));
+    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: 'state' of the state dict is no dict");
     TSR_FAIL_IF(!groups || groups->count != optimizer->group_count, err, TSR_E_FORMAT,
                 "optim: %zu param groups in the state dict, %zu in the optimizer", groups ? groups->count : 0,
                 optimizer->group_count);
     for (size_t g = 0; g < groups->count; g++) {
+        TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: param group %zu is no dict", g);
         const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
         TSR_FAIL_IF(!params || params->count != optimizer->groups[g].count, err, TSR_E_FORMAT,
                     "optim: %zu parameters in group %zu of the state dict, %zu in the optimizer's",
@@ -98,6 +101,15 @@ static tsr_status check_groups(const tsr_model_optimizer *optimizer, const tsr_v
         TSR_FAIL_IF(groups->items[g]->count <= 2 && optimizer->groups[g].options->count, err, TSR_E_FORMAT,
                     "optim: the state dict has no options for param group %zu", g);
     }
+    return TSR_OK;
+}
+
+/* A state dict keyed by numbers comes as it is: its values may be nested without end. */
+static tsr_status bounded(loading *l, const tsr_value *value, uint32_t depth, tsr_error *err)
+{
+    TSR_FAIL_IF(depth > l->host->limits.depth || ++l->visited > l->host->limits.expansion, err, TSR_E_LIMIT,
+                "optim: the state dict is nested too deeply, or has too many values");
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(bounded(l, value->items[i], depth + 1, err));
     return TSR_OK;
 }
 
@@ -118,6 +130,7 @@ static tsr_status split_all(loading *l, const tsr_value *state, tsr_error *err)
     for (size_t o = 0; o < l->count; o++) {
         const tsr_value *part;
         TSR_TRY(tsr_optim_split(state, l->params, &l->by_index[o], l->options->strict, l->host, l->passing, &part, err));
+        TSR_TRY(bounded(l, part, 0, err));
         TSR_TRY(check_groups(l->optimizers[o], part, err));
         l->loaded[o] = part;
         if (!is_numbered(part)) TSR_TRY(tsr_optim_to_id(part, l->host, l->passing, &l->loaded[o], err));
@@ -285,6 +298,7 @@ static tsr_status check_param(loading *l, tsr_model_optimizer *optimizer, tsr_mo
                               tsr_error *err)
 {
     (void)optimizer;
+    TSR_FAIL_IF(state && state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "it is no dict");
     return state ? check_value(l, state, param->state, l->options->full_state_dict, err) : TSR_OK;
 }
 

@@ -275,12 +275,92 @@ static void test_statedict_optimizer_state__A12_both(void **state)
     live_run(2, both_case, (void *)(uintptr_t)case_of("sharded"));
 }
 
+/* ---- bad input ---- */
+
+typedef struct refusal {
+    const char *what;
+    tsr_status status;
+    const char *want;
+} refusal;
+
+static const tsr_value *dict_of(tsr_arena *arena, const char *key, const tsr_value *value, const char *other,
+                                const tsr_value *second)
+{
+    const tsr_value **items = tsr_arena_array(arena, 4, sizeof *items, NULL);
+    items[0] = tsr_value_str(arena, tsr_str_from(key), NULL);
+    items[1] = value;
+    items[2] = tsr_value_str(arena, tsr_str_from(other), NULL);
+    items[3] = second;
+    return tsr_value_items(arena, TSR_VALUE_DICT, items, 4, NULL);
+}
+
+/* The state dict of the optimizer itself with one thing wrong. */
+static const tsr_value *spoil(const char *what, tsr_state_dict *dict, const tsr_value *good)
+{
+    tsr_arena *arena = tsr_state_dict_arena(dict);
+    const uint64_t shape[1] = {5};
+    const tsr_tensor wrong = tsr_tensor_whole(TSR_FLOAT32, 1, shape, NULL);
+    const tsr_value *tensor, *number = tsr_value_int(arena, 1, NULL);
+    const tsr_value *state = tsr_value_get(good, TSR_STR("state")), *groups = tsr_value_get(good, TSR_STR("param_groups"));
+    if (tsr_state_dict_allocate(dict, &wrong, &tensor, NULL) != TSR_OK) return NULL;
+    if (strcmp(what, "state") == 0) return dict_of(arena, "state", number, "param_groups", groups);
+    if (strcmp(what, "numbered") == 0)
+        return dict_of(arena, "state", dict_of(arena, "a", number, "b", number), "none", number);
+    if (strcmp(what, "group") == 0) {
+        const tsr_value **one = tsr_arena_array(arena, 1, sizeof *one, NULL);
+        one[0] = number;
+        const tsr_value *list = tsr_value_items(arena, TSR_VALUE_LIST, one, 1, NULL);
+        return dict_of(arena, "state", tsr_value_items(arena, TSR_VALUE_DICT, NULL, 0, NULL), "param_groups", list);
+    }
+    const tsr_value **items = tsr_arena_array(arena, state->count, sizeof *items, NULL);
+    memcpy(items, state->items, state->count * sizeof *items);
+    items[1] = strcmp(what, "shape") == 0 ? dict_of(arena, "exp_avg", tensor, "other", number) : number;
+    return dict_of(arena, "state", tsr_value_items(arena, TSR_VALUE_DICT, items, state->count, NULL), "param_groups",
+                   groups);
+}
+
+static const refusal *refused;
+
+static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    tsr_error own = {0};
+    TRY(open_all(&l, arg, comm->rank, err));
+    TRY(tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, NULL, l.out, err));
+    const tsr_value *good = tsr_state_dict_root(l.out);
+    const tsr_value *given = comm->rank == 1 ? spoil(refused->what, l.m.out, good) : good;
+    const tsr_value *before = l.list[0].groups[0].options;
+    const tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, NULL, &l.m.host, &own);
+    if (status != refused->status || !strstr(own.message, refused->want))
+        return tsr_raise(err, TSR_E_FORMAT, 0, "%s: %d, %s", refused->what, status, own.message);
+    NEED(l.list[0].groups[0].options == before);
+    close_all(&l);
+    return TSR_OK;
+}
+
+static void test_statedict_optimizer_state__A12_bad_state_is_refused_on_all_ranks(void **state)
+{
+    (void)state;
+    const refusal cases[] = {
+        {"shape", TSR_E_USAGE, "float32 [5] in the state dict, float32 [3] over dp=2: shard(0) in the optimizer"},
+        {"number", TSR_E_FORMAT, "rank 1: it is no dict, in the state of 'scale'"},
+        {"state", TSR_E_FORMAT, "rank 1: optim: no dict 'state' in the state dict"},
+        {"numbered", TSR_E_FORMAT, "rank 1: optim: no list 'param_groups' in the state dict"},
+        {"group", TSR_E_FORMAT, "rank 1: optim: param_groups[0] has no list 'params'"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        refused = &cases[i];
+        live_run(2, refuse_case, (void *)(uintptr_t)case_of("sharded"));
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statedict_optimizer_state__A12_get),
         cmocka_unit_test(test_statedict_optimizer_state__A12_set),
         cmocka_unit_test(test_statedict_optimizer_state__A12_both),
+        cmocka_unit_test(test_statedict_optimizer_state__A12_bad_state_is_refused_on_all_ranks),
         cmocka_unit_test(test_statedict_optimizer_state__A13_calls_save_and_load),
     };
     ranks_begin(&argc, &argv);

@@ -6,7 +6,7 @@
  *
  * Results borrow the model's memory unless options gather or offload it. Wrapped by DDP, torch.compile or activation
  * checkpointing, sharded over meshes (FSDP2, tensor parallel) or not at all, the names are the same. A tree with FSDP1
- * units is TSR_E_UNSUPPORTED here.
+ * units is TSR_E_UNSUPPORTED here: tessera/fsdp_state.h has what those hold.
  *
  * Ranks. Functions that take a `comm` are collective, whatever the options: ranks first agree on those and on whether
  * somebody failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread a rank.
@@ -32,7 +32,7 @@ typedef struct tsr_model {
     const tsr_model_tensor *tensors; /* every parameter and persistent buffer */
     size_t tensor_count;
     /* Extra state of modules that have one (tsr_module.extra_state), by the raw name of the state dict key,
-     * "net._extra_state". `get` makes the value in `arena`. */
+     * "net._extra_state". `get` makes the value in `arena`; `set` borrows it until it returns. */
     tsr_status (*get_extra)(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err);
     tsr_status (*set_extra)(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err);
     void *ctx;

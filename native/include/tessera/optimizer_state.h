@@ -53,8 +53,8 @@ tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
                                         const tsr_value *state, tsr_comm *comm, const tsr_state_options *options,
                                         const tsr_host *host, tsr_error *err);
 
-/* get_state_dict, set_state_dict: both. Setting begins with the optimizers, and does no more
- * when no rank gives any model state, as PyTorch's. */
+/* get_state_dict, set_state_dict: both. Setting begins with the optimizers, and does no more when no rank
+ * gives any model state, as PyTorch's. */
 tsr_status tsr_get_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count, tsr_comm *comm,
                               const tsr_state_options *options, tsr_state_dict *model_out, tsr_state_dict *optimizer_out,
                               tsr_error *err);
