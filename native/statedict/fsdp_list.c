@@ -219,7 +219,7 @@ static const tsr_value *plain_value(const walk *w, tsr_str fqn)
 
 static tsr_status add_plain(walk *w, const at *here, const tsr_module_tensor *tensor, bool buffer, tsr_error *err)
 {
-    tsr_fsdp_item *item;
+    tsr_fsdp_item *item = NULL;
     TSR_TRY(add_item(w, here, TSR_ITEM_PLAIN, tensor->name, &item, err));
     item->tensor = tensor;
     item->buffer = buffer;

@@ -3,6 +3,7 @@
 #define TESTS_SUPPORT_PICKLE_RENDER_H
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "codec/pickle.h"
@@ -12,9 +13,16 @@ typedef struct rendering {
     size_t room, used;
 } rendering;
 
-#define render_add(r, ...) \
-    ((r)->used += (size_t)snprintf((r)->out + ((r)->used < (r)->room ? (r)->used : (r)->room - 1), \
-                                   (r)->used < (r)->room ? (r)->room - (r)->used : 1, __VA_ARGS__))
+/* What does not fit is counted, not kept. */
+static inline void render_add(rendering *r, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+static inline void render_add(rendering *r, const char *format, ...)
+{
+    const size_t at = r->used < r->room ? r->used : r->room - 1;
+    va_list arguments;
+    va_start(arguments, format);
+    r->used += (size_t)vsnprintf(r->out + at, r->room - at, format, arguments);
+    va_end(arguments);
+}
 
 static inline void render_bytes(rendering *r, tsr_str text)
 {
