@@ -40,6 +40,13 @@ class Ignored(nn.Module):
         super().__init__()
         self.own = nn.Parameter(torch.zeros(2, 2))
         self.register_buffer("seen", torch.zeros(2))
+        self.step = 5
+
+    def get_extra_state(self):
+        return {"step": self.step}
+
+    def set_extra_state(self, state):
+        self.step = state["step"]
 
 
 class Net(nn.Module):
@@ -95,6 +102,10 @@ def plain_tensors(net, case):
     return {clean_tensor_name(n): t for n, t in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)] if id(t) not in flat}
 
 
+def extra_state(net, case):
+    return {"ignored._extra_state": net.module.ignored.get_extra_state()} if case.get("ignored") else {}
+
+
 def set_type(net, kind, **config):
     FSDP.set_state_dict_type(net, TYPES[kind][0], TYPES[kind][1](**config))
 
@@ -143,7 +154,7 @@ def own_memory(state):
     for v in state.values():
         for s in v.local_shards() if isinstance(v, ShardedTensor) else ():
             s.tensor = s.tensor.clone()
-    return {k: v if isinstance(v, (ShardedTensor, DTensor)) else v.clone() for k, v in state.items()}
+    return {k: v if isinstance(v, (ShardedTensor, DTensor)) else v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
 
 
 def load(case, kind, change, strict):
@@ -157,6 +168,8 @@ def load(case, kind, change, strict):
         for name, t in plain_tensors(net, case).items():
             if name != "mask":
                 t.fill_(7)
+        if case.get("ignored"):
+            net.module.ignored.step = 0
     state = dict(state)
     try:
         keys = net.load_state_dict(state, strict=strict)
@@ -164,7 +177,7 @@ def load(case, kind, change, strict):
     except Exception as e:
         record["error"] = f"{type(e).__name__}: {e}"[:700]
     if "error" not in record:
-        record["slices"], record["plain"] = local(net), encode(plain_tensors(net, case))
+        record["slices"], record["plain"] = local(net), encode({**plain_tensors(net, case), **extra_state(net, case)})
     return record
 
 
@@ -208,7 +221,7 @@ def run_rank(rank, world, port, case, job, folder):
         set_type(net, "full")
         net.state_dict()  # the first casts buffers to the type that they have in training
         record = {"modules": modules, "units": [{"module": n, "strategy": h._sharding_strategy.name, "fqns": list(h.flat_param._fqns)} for n, h in handles(net).items()],
-                  "slices": local(net), "plain": encode(plain_tensors(net, case)), "saves": {}}
+                  "slices": local(net), "plain": encode({**plain_tensors(net, case), **extra_state(net, case)}), "saves": {}}
         for name, (kind, config) in {"full": ("full", {}), "rank0": ("full", {"rank0_only": True}), "sharded": ("sharded", {}), "local": ("local", {})}.items():
             set_type(net, kind, **config)
             record["saves"][name] = attempt(lambda: encode(dict(net.state_dict())))

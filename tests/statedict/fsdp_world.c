@@ -20,6 +20,17 @@ static void at(void *ctx, tsr_fsdp_moment moment, tsr_str fqn)
     snprintf(w->moments + used, sizeof w->moments - used, "%s %.*s\n", words[moment], TSR_STR_ARG(fqn));
 }
 
+/* The one extra state that the golden models have. */
+static tsr_status set_extra(void *ctx, tsr_str fqn, const tsr_value *value, tsr_error *err)
+{
+    fsdp_world *w = ctx;
+    const tsr_value *step = value->kind == TSR_VALUE_DICT ? tsr_value_get(value, TSR_STR("step")) : NULL;
+    if (!tsr_str_equal(fqn, TSR_STR("ignored._extra_state")) || !step || step->as.integer != 5)
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "other extra state");
+    w->extras++;
+    return TSR_OK;
+}
+
 static tsr_status open_modules(fsdp_world *w, tsr_error *err)
 {
     tsr_modules_document document;
@@ -98,6 +109,7 @@ tsr_status fsdp_world_open(fsdp_world *w, const cJSON *test, tsr_comm *comm, boo
         .ignored_count = 1,
         .warn = warn,
         .at = at,
+        .set_extra = set_extra,
         .ctx = w};
     return tsr_fsdp_model_new(&w->tree, &w->host, &w->model, err);
 }
@@ -135,9 +147,10 @@ static void scramble(const tsr_tensor *tensor, float number)
 void fsdp_world_scramble(fsdp_world *w)
 {
     for (size_t i = 0; i < w->tree.unit_count; i++) scramble(w->slices[i], 99);
-    for (size_t i = 1; i < w->tree.plain->count; i += 2)
-        if (!tsr_str_equal(w->tree.plain->items[i - 1]->text, TSR_STR("mask")))
-            scramble(tsr_tensor_of(w->tree.plain->items[i]), 7);
+    for (size_t i = 1; i < w->tree.plain->count; i += 2) {
+        const tsr_tensor *tensor = tsr_tensor_of(w->tree.plain->items[i]);
+        if (tensor && !tsr_str_equal(w->tree.plain->items[i - 1]->text, TSR_STR("mask"))) scramble(tensor, 7);
+    }
 }
 
 tsr_status fsdp_world_same(const fsdp_world *w, const cJSON *slices, const cJSON *plain, tsr_error *err)

@@ -20,7 +20,7 @@ typedef struct fsdp_world {
     tsr_fsdp_tree tree;
     tsr_fsdp_model *model;
     live_device device;
-    uint32_t warnings;
+    uint32_t warnings, extras;
     char moments[1024]; /* "before save a\n"… */
 } fsdp_world;
 

@@ -60,6 +60,7 @@ static tsr_status load_on(const job *j, fsdp_world *w, tsr_arena *arena, tsr_sta
     if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", own.message);
     NEED(same_names(keys.missing, keys.missing_count, live_get(record, "missing")));
     NEED(same_names(keys.unexpected, keys.unexpected_count, live_get(record, "unexpected")));
+    NEED(w->extras == (tsr_value_get(w->tree.plain, TSR_STR("ignored._extra_state")) != NULL));
     const bool shardless = live_is(j->load, "change", "no_shards") && comm->rank == 0;
     NEED(!shardless || w->warnings == 1);
     return fsdp_world_same(w, live_get(record, "slices"), live_get(record, "plain"), err);
