@@ -1,4 +1,4 @@
-/* A model's state under canonical names, got and set. */
+/* A model's state under canonical names, got. */
 #include "statedict/model_names.h"
 
 /* ---- get ---- */

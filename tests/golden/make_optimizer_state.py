@@ -31,8 +31,8 @@ def adamw(params):
 def two(params):
     """Two optimizers, one of them with two groups; parameters in another order than the model's."""
     a, b = [p for n, p in params if "body" in n], [p for n, p in params if "body" not in n]
-    return [torch.optim.SGD([{"params": b[::-1]}], lr=0.25, momentum=0.5),
-            torch.optim.Adam([{"params": a[:1], "lr": 0.125}, {"params": a[1:], "amsgrad": True}], betas=(0.5, 0.75), foreach=False)]
+    return [torch.optim.SGD([{"params": b[::-1]}], lr=0.25, momentum=0.5, weight_decay=0.5),
+            torch.optim.Adam([{"params": a[:1], "lr": 0.125}, {"params": a[1:], "amsgrad": True}], betas=(0.5, 0.75), weight_decay=0.25, foreach=False)]
 
 
 CASES = {"ddp": ("ddp", adamw, 2), "compiled two": ("compiled", two, 2), "sharded": ("sharded", adamw, 2),
