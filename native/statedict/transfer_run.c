@@ -10,7 +10,7 @@
 
 #define LEAST_SLICE ((uint64_t)64)
 #define BEST_SLOT   ((uint64_t)128 << 10) /* stays in a core's cache */
-#define MOST_SLOTS  ((uint64_t)2)
+#define MOST_SLOTS  ((uint64_t)8) /* where processes wait for a core, the one that runs gets further */
 #define ON_DEVICE   (UINT64_C(1) << 63)
 
 /* One direction. */
