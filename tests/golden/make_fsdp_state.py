@@ -248,6 +248,7 @@ CASES = {
     "orig_mesh_w3": {"world": 3, "orig": True, "mesh": [3], "loads": ["same"]},
     "hybrid_mesh_w4": {"world": 4, "mesh": [2, 2], "strategy": "HYBRID_SHARD", "loads": ["same"]},
     "hybrid_groups_w4": {"world": 4, "groups": [[0, 2], [1, 3]], "strategy": "HYBRID_SHARD", "loads": ["same"]},
+    "mixed_no_shard_w2": {"world": 2, "mixed": True, "loads": ["same"]},
     "no_shard_w2": {"world": 2, "strategy": "NO_SHARD", "loads": ["same"]},
     "orig_no_shard_w2": {"world": 2, "orig": True, "strategy": "NO_SHARD", "loads": ["same"]},
 }

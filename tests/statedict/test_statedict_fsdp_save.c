@@ -27,13 +27,20 @@ static bool refused(const job *j)
     return any;
 }
 
+static uint32_t unsharded(const fsdp_world *w)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < w->tree.unit_count; i++) count += w->units[i].no_shard;
+    return count;
+}
+
 static tsr_status compare(const fsdp_world *w, const job *j, tsr_state_dict *out, tsr_error *err)
 {
     tsr_comm *comm = w->comm;
     const tsr_value *root = tsr_state_dict_root(out);
     const cJSON *how = live_get(j->test, "case");
     const bool bare = cJSON_GetObjectItem(how, "bare"); /* what is outside of units stays where it is */
-    const bool kept = bare || w->units[0].no_shard;     /* NO_SHARD goes by the default settings */
+    const bool kept = bare || unsharded(w) > 0;         /* NO_SHARD goes by the default settings */
     for (size_t i = 1; i < root->count && j->on_device && !kept; i += 2) {
         const tsr_tensor *tensor = tsr_tensor_of(root->items[i]);
         const bool offloaded = j->offload && !tsr_str_equal(root->items[i - 1]->text, TSR_STR("ignored.own"));
@@ -60,10 +67,7 @@ static tsr_status save(void *arg, tsr_comm *comm, tsr_error *err)
     else if (status != TSR_OK)
         return tsr_raise(err, status, TSR_NO_POSITION, "%s %s: %s", j->test->string, j->save, own.message);
     const tsr_status same = refused(j) ? TSR_OK : compare(&w, j, out, err);
-    const cJSON *how = live_get(j->test, "case"), *strategy = cJSON_GetObjectItem(how, "strategy");
-    const bool no_shard = strategy && strcmp(strategy->valuestring, "NO_SHARD") == 0;
-    const uint32_t warnings = no_shard ? (uint32_t)w.tree.unit_count : 0;
-    NEED(w.warnings == warnings);
+    NEED(w.warnings == unsharded(&w));
     tsr_state_dict_free(out);
     fsdp_world_close(&w);
     NEED(w.device.allocated == 0);
