@@ -46,14 +46,20 @@ static tsr_str id_name(const unsharding *u, uint32_t id)
 
 static tsr_status read_rank(unsharding *u, const tsr_value *optim, uint32_t rank, tsr_error *err)
 {
-    if (tsr_optim_take_apart(optim, true, &u->parts[rank], err) != TSR_OK)
-        return tsr_error_context(err, "rank %" PRIu32, rank);
+    tsr_status status = tsr_optim_take_apart(optim, true, &u->parts[rank], err);
+    if (status != TSR_OK) {
+        tsr_error_context(err, "rank %" PRIu32, rank);
+        return status;
+    }
     const tsr_value *state = u->parts[rank].state;
     for (size_t i = 0; i < state->count; i += 2) {
         uint32_t id = tsr_flat_keys_find(&u->keys, state->items[i]);
         if (id != UINT32_MAX) {
-            if (tsr_check_state(state->items[i], state->items[i + 1], err) != TSR_OK)
-                return tsr_error_context(err, "rank %" PRIu32, rank);
+            status = tsr_check_state(state->items[i], state->items[i + 1], err);
+            if (status != TSR_OK) {
+                tsr_error_context(err, "rank %" PRIu32, rank);
+                return status;
+            }
             u->states[(size_t)rank * u->keys.count + id] = state->items[i + 1];
         } else if (rank == 0) {
             TSR_TRY(tsr_tree_put_key(&u->carried, state->items[i], state->items[i + 1], err));

@@ -32,7 +32,10 @@ static tsr_status check_moves(tsr_facts *facts, const tsr_comm *comm, const tsr_
             tsr_tensor_same_place(moves[i].from, moves[i].to, false, "the source", "the target", facts->arena, err);
         if (status == TSR_OK) status = check_mesh(moves[i].from, comm, err);
         if (status == TSR_OK) status = check_mesh(moves[i].to, comm, err);
-        if (status != TSR_OK) return tsr_error_context(err, "tensor %zu '%.*s'", i, TSR_STR_ARG(moves[i].from->entry.fqn));
+        if (status != TSR_OK) {
+            tsr_error_context(err, "tensor %zu '%.*s'", i, TSR_STR_ARG(moves[i].from->entry.fqn));
+            return status;
+        }
         TSR_TRY(add_fact(facts, i, &moves[i], err));
     }
     return TSR_OK;

@@ -108,7 +108,10 @@ static tsr_status plan_all(spreading *s, tsr_error *err)
         const tsr_str name = tsr_step_text(&step, s->passing, err);
         if (!name.data) return TSR_E_NOMEM;
         const tsr_status status = plan_one(s, found, s->full->items[2 * i + 1], name, err);
-        if (status != TSR_OK) return tsr_error_context(err, "'%.*s'", TSR_STR_ARG(name));
+        if (status != TSR_OK) {
+            tsr_error_context(err, "'%.*s'", TSR_STR_ARG(name));
+            return status;
+        }
     }
     return TSR_OK;
 }

@@ -152,7 +152,8 @@ static tsr_status load_entry(loading *l, size_t i, tsr_error *err)
     TSR_FAIL_IF(!entry, err, TSR_E_NOT_FOUND, "the checkpoint has no '%.*s'", TSR_STR_ARG(wanted->fqn));
     const tsr_status status =
         wanted->tensor ? load_tensor(l, entry, &l->values[i], err) : load_object(l, entry, &l->values[i], err);
-    return status == TSR_OK ? TSR_OK : tsr_error_context(err, "'%.*s'", TSR_STR_ARG(wanted->fqn));
+    if (status != TSR_OK) tsr_error_context(err, "'%.*s'", TSR_STR_ARG(wanted->fqn));
+    return status;
 }
 
 /* The structure again, with the values of flat entries, which come in the same order. */

@@ -167,8 +167,11 @@ static tsr_status lay_out_objects(planning *p, tsr_error *err)
         tsr_save_object *object = &out->objects[out->object_count++];
         *object = (tsr_save_object){
             .entry = (uint32_t)i, .bytes = tsr_vec_of(p->host->allocator, 1), .byte_offset = out->file_sizes[0]};
-        if (tsr_dcp_item_object(entry->value, p->host, &object->bytes, err) != TSR_OK)
-            return tsr_error_context(err, "'%.*s'", TSR_STR_ARG(entry->fqn));
+        const tsr_status status = tsr_dcp_item_object(entry->value, p->host, &object->bytes, err);
+        if (status != TSR_OK) {
+            tsr_error_context(err, "'%.*s'", TSR_STR_ARG(entry->fqn));
+            return status;
+        }
         out->file_sizes[0] += object->bytes.count;
     }
     return TSR_OK;
@@ -178,8 +181,11 @@ static tsr_status lay_out_piece(planning *p, tsr_save_piece *piece, tsr_vec *hea
 {
     const tsr_entry *entry = &p->out->flat.entries[piece->entry].tensor->entry;
     head->count = tail->count = 0;
-    if (tsr_dcp_item_around(entry->dtype, entry->rank, piece->sizes, 0, p->host, head, tail, err) != TSR_OK)
-        return tsr_error_context(err, "'%.*s'", TSR_STR_ARG(p->out->flat.entries[piece->entry].fqn));
+    const tsr_status status = tsr_dcp_item_around(entry->dtype, entry->rank, piece->sizes, 0, p->host, head, tail, err);
+    if (status != TSR_OK) {
+        tsr_error_context(err, "'%.*s'", TSR_STR_ARG(p->out->flat.entries[piece->entry].fqn));
+        return status;
+    }
     piece->head_length = head->count;
     piece->byte_length = head->count + piece->bytes + tail->count;
     piece->byte_offset = p->out->file_sizes[piece->owner];
