@@ -25,6 +25,7 @@ class Tessera(CMakePackage):
     depends_on("cjson")
     depends_on("curl")
     depends_on("isa-l")
+    depends_on("libmicrohttpd")
     depends_on("openssl")
     depends_on("xxhash")
     depends_on("zstd")
