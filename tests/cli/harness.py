@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import struct
 import subprocess
 import tempfile
 
@@ -66,3 +67,13 @@ def sample(name):
         # An odd copy of a good sample, or what PyTorch itself cannot read back.
         want = {**sample(want["base"])[1], **want} if "base" in want else {**want, "entries": want["written"]}
     return os.path.join(SAMPLES, want.get("path", name)), want
+
+
+def st_write(path, tensors, order=None):
+    header, data = {}, b""
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)

@@ -9,14 +9,14 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 
 import schema
 
-from harness import CONTROL, ROOT, SAMPLES, SCHEMAS, TESTS, Bad, Tessera, need, sample, test
+from harness import SAMPLES, SCHEMAS, TESTS, Bad, Tessera, need, sample, st_write, test
 
 import test_addresses  # noqa: F401
 import test_contracts  # noqa: F401
+import test_plans  # noqa: F401
 import test_repair  # noqa: F401
 import test_view  # noqa: F401
 
@@ -178,16 +178,6 @@ def test_stats(t):
     need((s["min"], s["max"], s["nan"], s["inf"], s["zero"]) == (-3, 1, 1, 1, 1), s)
     need(abs(s["mean"] + 2 / 3) < 1e-12 and abs(s["std"] - 2.0816659994661326) < 1e-12, s)  # statistics.stdev([1, -3, 0])
     need("-0.66667" in t.text("inspect", t.at("x.safetensors"), "--stats"), "the text lacks the mean")
-
-
-def st_write(path, tensors, order=None):
-    header, data = {}, b""
-    for name, (dtype, shape, raw) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
 
 
 @test
@@ -456,191 +446,6 @@ def test_output_is_the_same_for_any_number_of_threads(t):
             files = [out] if os.path.isfile(out) else [os.path.join(out, f) for f in sorted(os.listdir(out))]
             made.append([open(f, "rb").read() for f in files])
         need(made[0] == made[1], f"--to {to}: bytes depend on the number of threads")
-
-
-@test
-def test_plan_covers_every_rank(t):
-    path, want = sample("dcp_fsdp2")
-    doc = t.json("plan", path, "--mesh", "dp=3,tp=2", "--placements", "shard(0),replicate", "--items")
-    need(doc["totals"]["ranks"] == 6 and doc["target"]["mesh"] == {"shape": [3, 2], "dim_names": ["dp", "tp"]}, doc["target"])
-    need(doc["totals"]["bytes"] == sum(r["read"] for r in doc["ranks"]), "reads do not add up")
-    for rank in range(6):
-        for name, w in want["entries"].items():
-            rows, rest = (w["shape"] or [1])[0], w["shape"][1:]
-            part = -(-rows // 3)  # torch.chunk
-            low = min(rank // 2 * part, rows)
-            expect = {(r, *c) for r in range(min(part, rows - low)) for c in points(rest)} if w["shape"] else {()}
-            got = [q for i in doc["items"] if i["dest_rank"] == rank and i["fqn"] == name for q in points(i["lengths"], i["dest_offsets"])]
-            need(len(got) == len(set(got)) and set(got) == expect, f"rank {rank}: {name} {w['shape']}: {sorted(got)[:4]}… for {sorted(expect)[:4]}…")
-    need("imbalance" in t.text("plan", path, "--mesh", "4", "--placements", "shard(0)"), "text")
-
-
-def points(sizes, offsets=None):
-    import itertools
-    return itertools.product(*(range(o, o + s) for o, s in zip(offsets or [0] * len(sizes), sizes)))
-
-
-@test
-def test_plan_with_rules(t):
-    path, want = sample("dcp_fsdp2")
-    target = {"schema": "tessera.target/1", "mesh": {"shape": [2], "dim_names": ["dp"]}, "rules": [{"match": "**.weight", "placements": ["shard(0)"]}]}
-    json.dump(target, open(t.at("target.json"), "w"))
-    doc = t.json("plan", path, "--target", t.at("target.json"), "--json")
-    need(doc["target"] == {**target, "default": ["replicate"]}, doc["target"])
-    need(doc["source"]["digest"] == t.json("plan", path, "--target", t.at("target.json"), "--json")["source"]["digest"], "the digest changes")
-    for args, message in ((("--mesh", "dp=2"), "--mesh with --placements"), (("--mesh", "dp=2", "--placements", "shard(0),shard(1)"), "one placement a mesh dim"),
-                          (("--mesh", "dp=x", "--placements", "shard(0)"), "dp=x"), (("--mesh", "dp=2", "--placements", "partial"), "partial"),
-                          (("--target", path), "folder")):
-        p = t.run("plan", path, *args, status=2)
-        need(message in p.stderr.decode(), f"{args}: {p.stderr}")
-
-
-def many_units(t):
-    """A checkpoint of several units of work (16 MiB): one large tensor, one of medium size, small ones."""
-    path = t.at("big.safetensors")
-    random_bytes = os.urandom(1 << 20)
-    rows = lambda n: b"".join(random_bytes[(i * 7919) % (1 << 19):][:4092] + i.to_bytes(4, "little") for i in range(n))
-    st_write(path, {"big": ("F32", [10000, 1024], rows(10000)), "mid": ("BF16", [1000, 2048], rows(1000)),
-                    "a": ("F32", [5], b"\1" * 20), "b": ("I64", [3], b"\2" * 24)})
-    return path
-
-
-def tree(path):
-    if os.path.isfile(path):
-        return {"": open(path, "rb").read()}
-    return {f: open(os.path.join(path, f), "rb").read() for f in sorted(os.listdir(path))}
-
-
-def killed(t, *args, limit):
-    """Runs the program so that it is killed (SIGXFSZ) when it makes a file larger than `limit`."""
-    import resource
-    p = subprocess.run([t.path, *map(str, args)], capture_output=True, timeout=60,
-                       preexec_fn=lambda: (resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)), resource.setrlimit(resource.RLIMIT_CORE, (0, 0))))
-    need(p.returncode < 0, f"not killed: {p.returncode} {p.stderr}")
-
-
-@test
-def test_exec_in_parts_equals_reshard(t):
-    path, target = many_units(t), ("--mesh", "dp=4", "--placements", "shard(0)")
-    for to in ("dcp", "torch", "safetensors"):
-        plan, out, whole = t.at(f"{to}.json"), t.at(f"{to}-parts"), t.at(f"{to}-whole")
-        open(plan, "wb").write(t.run("plan", path, *target, "--to", to, "--json").stdout)
-        t.run("reshard", path, whole, *target, "--to", to, "-q")
-        t.run("exec", plan, out, "--part", "2/3")
-        doc = t.json("exec", plan, out, "--part", "2/3", "--json")
-        need(not doc["published"] and doc["work"]["part"] == 2 and doc["work"]["found_done"] and doc["work"]["left"], doc["work"])
-        need(not os.path.exists(out), "a part published")
-        p = t.run("exec", plan, out, "--finish", status=2)
-        need(b"of 3 parts, 1, 3 are not done" in p.stderr, p.stderr)
-        both = [subprocess.Popen([t.path, "exec", plan, out, "--part", f"{i}/3"], stderr=subprocess.PIPE) for i in (1, 3)]
-        need([(b.communicate(timeout=60), b.returncode)[1] for b in both] == [0, 0], "parts at the same time fail")
-        doc = t.json("exec", plan, out, "--finish", "--json")
-        need(doc["schema"] == "tessera.exec/1" and doc["published"] and doc["work"]["left"] == 0, doc["work"])
-        need(tree(out) == tree(whole), f"--to {to}: parts write other bytes")
-        t.run("exec", plan, t.at(f"{to}-one"), "-q")
-        need(tree(t.at(f"{to}-one")) == tree(whole), f"--to {to}: exec writes other bytes")
-        need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
-    t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), status=2)
-    t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), "--part", "2/2", "--overwrite", "-q")
-    t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), "--part", "1/2", "--finish", "--overwrite", "-q")
-    need(sorted(tree(t.at("dcp-whole"))) == [".metadata"] + [f"__{r}_1.distcp" for r in range(4)], os.listdir(t.at("dcp-whole")))
-    t.run("diff", t.at("dcp-parts"), t.at("dcp-whole"), "--values", "--layout")
-    for part in ("0/3", "4/3", "x", "1/", "/2", "1/2x", "-1/2"):
-        p = t.run("exec", t.at("dcp.json"), t.at("none"), "--part", part, status=2)
-        need(b"i/N" in p.stderr or b"--part" in p.stderr, p.stderr)
-
-
-@test
-def test_exec_refuses_stale_plans(t):
-    source = t.at("source")
-    shutil.copytree(sample("dcp_fsdp2")[0], source)
-    plan = json.loads(t.run("plan", source, "--mesh", "dp=2", "--placements", "shard(0)", "--json").stdout)
-
-    def refused(doc, *messages):
-        json.dump(doc, open(t.at("plan.json"), "w"))
-        p = t.run("exec", t.at("plan.json"), t.at("out"), status=2)
-        need(all(m in p.stderr.decode() for m in messages), p.stderr)
-        need(not os.path.exists(t.at("out")), "wrote in spite of it")
-
-    def edited(**source_changes):
-        return {**plan, "source": {**plan["source"], **source_changes}}
-
-    json.dump(plan, open(t.at("plan.json"), "w"))
-    doc = t.json("exec", t.at("plan.json"), t.at("out"), "--dry-run", "--json")
-    need(doc["dry_run"] and doc["files"] and not os.path.exists(t.at("out")), "a dry run wrote")
-    file = plan["source"]["files"][0]
-    refused(edited(format="torch-zip"), "format is dcp", "made for torch-zip")
-    refused(edited(digest={"algorithm": plan["source"]["digest"]["algorithm"], "digest": "00"}), "digest is", "made for 00")
-    refused(edited(files=[{**file, "bytes": 7}, *plan["source"]["files"][1:]]), file["file"], "made for 7")
-    refused(edited(files=plan["source"]["files"][:-1]), "files of tensors")
-    refused(edited(path=t.at("gone")), "gone")
-    os.utime(os.path.join(source, file["file"]))
-    refused(plan, file["file"], "was written at")
-    refused({**plan, "schema": "tessera.plan/2"}, "tessera.plan/1")
-    refused({**plan, "destination": {"to": "onnx"}}, "onnx")
-    refused({k: v for k, v in plan.items() if k != "target"}, "target")
-
-
-@test
-def test_resume_after_a_kill(t):
-    path = many_units(t)
-    for to, name, extra in (("safetensors", "m.safetensors", ()), ("torch", "m.pt", ()), ("dcp", "d", ())):
-        whole = t.at("whole-" + name)
-        t.run("convert", path, whole, "--to", to, "-q", *extra)
-        killed(t, "convert", path, t.at(name), "--to", to, limit=20 << 20)
-        left = [f for f in os.listdir(t.folder) if f.startswith(f".{name}.tessera-")]
-        need(left and not os.path.exists(t.at(name)), f"nothing is left of the killed run: {left}")
-        p = t.run("convert", path, t.at(name), "--to", to, "--resume", "--dtype", "float16", status=2)
-        need(b"'dtype '" in p.stderr and b"'dtype float16'" in p.stderr, p.stderr)
-        t.run("convert", path, t.at(name), "--to", to, "--resume")
-        need(tree(t.at(name)) == tree(whole), f"--to {to}: resumed to other bytes")
-        killed(t, "convert", path, t.at("again-" + name), "--to", to, limit=20 << 20)
-        p = t.run("convert", path, t.at("again-" + name), "--to", to)
-        need(b"afresh" in p.stderr, p.stderr)
-        need(tree(t.at("again-" + name)) == tree(whole), f"--to {to}: other bytes after a killed run")
-        killed(t, "convert", path, t.at("other-" + name), "--to", to, limit=20 << 20)
-        p = t.run("convert", path, t.at("other-" + name), "--to", to, "--dtype", "float16")
-        need(b"interrupted" in p.stderr, p.stderr)
-        need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
-    p = t.run("convert", path, t.at("new.pt"), "--resume")
-    need(b"nothing to resume" in p.stderr, p.stderr)
-    killed(t, "convert", path, t.at("changed.pt"), limit=20 << 20)
-    os.utime(path)
-    p = t.run("convert", path, t.at("changed.pt"), "--resume", status=2)
-    need(b"'files 1 with sizes and times" in p.stderr, p.stderr)
-
-
-@test
-def test_fsdp1_as_a_target(t):
-    """Every rank's items make up its slice of the flat parameter: the parameters one behind the other, padded, cut evenly."""
-    path, want = sample("dcp_fsdp2")
-    names = [e["fqn"] for e in t.json("inspect", path, "--json")["entries"] if e["kind"] == "tensor" and e["dtype"] == "float32"]
-    keep = [a for n in names for a in ("--include", n)]
-    strategy = {"name": "fsdp1", "units": ["**.weight"], "use_orig_params": False}
-    json.dump({"schema": "tessera.target/1", "mesh": {"shape": [3]}, "strategy": strategy}, open(t.at("target.json"), "w"))
-    doc = t.json("plan", path, "--target", t.at("target.json"), "--items", *keep)
-    need(doc["target"]["strategy"] == strategy, doc["target"])
-    numel = lambda shape: 1 if not shape else shape[0] * numel(shape[1:])
-    shapes = {n: want["entries"][n]["shape"] for n in names}
-    for unit in ([n for n in names if n.endswith(".weight")], [n for n in names if not n.endswith(".weight")]):
-        total, at = sum(numel(shapes[n]) for n in unit), 0
-        part = -(-total // 3)
-        for n in unit:
-            for rank in range(3):
-                low, high = max(at, rank * part), min(at + numel(shapes[n]), (rank + 1) * part)
-                places = sorted((i["dest_offsets"] or [0])[0] + k for i in doc["items"] if i["fqn"] == n and i["dest_rank"] == rank for k in range(numel(i["lengths"])))
-                need(places == list(range(max(high - low, 0))), f"{n} on rank {rank}: {len(places)} elements, not {high - low}")
-            at += numel(shapes[n])
-    t.run("reshard", path, t.at("flat"), "--target", t.at("target.json"), *keep, "-q")
-    got = {e["fqn"]: e["hash"]["digest"] for e in t.json("inspect", t.at("flat"), "--json", "--hash", "sha256")["entries"] if e["kind"] == "tensor"}
-    need(got == {n: want["entries"][n]["sha256"] for n in names}, "other bytes")
-    open(t.at("plan.json"), "wb").write(t.run("plan", path, "--target", t.at("target.json"), "--json", *keep).stdout)
-    t.run("exec", t.at("plan.json"), t.at("again"), "-q")
-    need(tree(t.at("again")) == tree(t.at("flat")), "exec of such a plan writes other bytes")
-    p = t.run("reshard", path, t.at("ranks"), "--target", t.at("target.json"), "--to", "torch", *keep, status=2)
-    need(b"flat ranges" in p.stderr, p.stderr)
-    json.dump({"schema": "tessera.target/1", "mesh": {"shape": [3]}, "strategy": {"name": "zero3"}}, open(t.at("bad.json"), "w"))
-    need(b"zero3" in t.run("plan", path, "--target", t.at("bad.json"), status=2).stderr, "an unknown strategy")
 
 
 @test
