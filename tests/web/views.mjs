@@ -118,6 +118,13 @@ export async function testViews({ page, url, broken }) {
     const sarif = await downloaded(page, "Export SARIF");
     check(sarif.version === "2.1.0" && sarif.runs[0].results[0].ruleId === "layout/hole", "the SARIF export lacks the finding");
   });
+  await test("missing and unused files are told", async () => {
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, path.join(samples, "broken_dcp_missing_file"));
+    await goTo(page, "Storage");
+    await page.locator(".view .bad", { hasText: "in files that are not here" }).waitFor();
+    await page.locator("td", { hasText: ".metadata" }).locator("text=no entry uses it").waitFor();
+  });
   await test("an overlap is drawn", async () => {
     await openSample(page, "broken_dcp_overlap");
     await goTo(page, /^Findings/);

@@ -49,11 +49,12 @@ function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
 }
 
 export function Storage({ showFile, show }: { showFile: (name: string) => void; show: (fqn: string) => void }): JSX.Element {
-  const files = useModel().opened?.overview.files ?? [];
+  const overview = useModel().opened?.overview, files = overview?.files ?? [], missing = overview?.missing_chunks ?? 0;
   const bySize = [...files].sort((a, b) => b.size - a.size).slice(0, MOST);
   return (
     <section class="view" aria-label="Storage">
       <p class="quiet">What no entry uses is headers, metadata and padding in a sound file. Choose a file to see its tensors.</p>
+      {missing > 0 && <p class="bad" role="status">Missing: {plural(missing, "chunk")}, in files that are not here. The findings name them.</p>}
       <Treemap files={bySize} show={showFile} />
       <div class="scroll" tabIndex={0} role="region" aria-label="Files">
         <table class="wide">
@@ -61,7 +62,7 @@ export function Storage({ showFile, show }: { showFile: (name: string) => void; 
           <tbody>
             {bySize.map((f) => (
               <tr key={f.name}>
-                <td><button type="button" class="link" onClick={() => showFile(f.name)}>{visible(f.name)}</button></td>
+                <td><button type="button" class="link" onClick={() => showFile(f.name)}>{visible(f.name)}</button>{f.chunks === 0 && <span class="quiet"> no entry uses it</span>}</td>
                 <td class="number">{bytesText(f.size)}</td><td class="number">{bytesText(f.used)}</td><td class="number">{exactText(f.chunks)}</td><td><Strip file={f} /></td>
               </tr>
             ))}
