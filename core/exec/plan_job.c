@@ -53,9 +53,10 @@ static void feed_entry(const digester *d, const tsr_catalog *catalog, const tsr_
 tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
                               tsr_digest *out, tsr_error *err)
 {
-    digester d = {host->sha256 ? host->sha256 : host->xxh3, NULL};
-    TSR_FAIL_IF(!d.ops, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build has no digest: neither SHA-256 nor XXH3");
-    *algorithm = host->sha256 ? TSR_DIGEST_SHA256 : TSR_DIGEST_XXH3;
+    if (!*algorithm) *algorithm = host->sha256 ? TSR_DIGEST_SHA256 : TSR_DIGEST_XXH3;
+    digester d = {*algorithm == TSR_DIGEST_SHA256 ? host->sha256 : host->xxh3, NULL};
+    TSR_FAIL_IF(!d.ops, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build has no %s digest",
+                *algorithm == TSR_DIGEST_SHA256 ? "SHA-256" : "XXH3");
     d.state = d.ops->start();
     TSR_FAIL_IF(!d.state, err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for a digest");
     feed_str(&d, tsr_str_from(tsr_format_name(catalog->format)));
@@ -94,17 +95,15 @@ static tsr_status list_files(const tsr_catalog *catalog, tsr_arena *arena, tsr_p
 tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
                                tsr_error *err)
 {
-    static const char digits[] = "0123456789abcdef";
     static const char *const forms[] = {"safetensors", "torch", "dcp"};
-    tsr_digest_algorithm algorithm;
+    tsr_digest_algorithm algorithm = (tsr_digest_algorithm)0;
     tsr_digest digest;
+    if (tsr_str_equal(out->digest_algorithm, TSR_STR("sha256"))) algorithm = TSR_DIGEST_SHA256;
+    if (tsr_str_equal(out->digest_algorithm, TSR_STR("xxh3"))) algorithm = TSR_DIGEST_XXH3;
     TSR_TRY(tsr_catalog_digest(catalog, host, &algorithm, &digest, err));
-    char *hex = tsr_arena_array(arena, 2 * digest.size, 1, err);
+    char *hex = tsr_arena_array(arena, 2 * digest.size + 1, 1, err);
     if (!hex) return TSR_E_NOMEM;
-    for (size_t i = 0; i < digest.size; i++) {
-        hex[2 * i] = digits[digest.bytes[i] >> 4];
-        hex[2 * i + 1] = digits[digest.bytes[i] & 15];
-    }
+    tsr_digest_text(&digest, hex);
     out->source_format = tsr_str_from(tsr_format_name(catalog->format));
     out->digest_algorithm = algorithm == TSR_DIGEST_SHA256 ? TSR_STR("sha256") : TSR_STR("xxh3");
     out->digest = (tsr_str){hex, 2 * digest.size};

@@ -1,6 +1,7 @@
 /** The WebAssembly module and the native program say the same of every sample; the exports are those listed; the outline
  *  agrees with the names; a stale handle is refused; nothing leaks. Usage: run.mjs [--tessera PROGRAM] */
 import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
@@ -162,6 +163,21 @@ test("a plan is the plan of the command line, but for its digest and the times o
       same(digestless(p.stdout), digestless(opened.plan(text, target)), `plans of ${name}`);
       check(/expected at byte 5/.test(refusalOf(() => opened.plan(text.replace("shard(0)", "shard"), target))), "a broken placement was taken");
     });
+  }
+});
+
+test("a plan of the module is carried out by the command line", () => {
+  const target = path.join(samples, "dcp_fsdp2"), folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-wasm-"));
+  const text = JSON.stringify({ schema: "tessera.target/1", mesh: { shape: [3], dim_names: ["dp"] }, rules: [], default: ["shard(0)"] });
+  try {
+    const plan = path.join(folder, "plan.json"), out = path.join(folder, "out");
+    withOpened(target, (opened) => fs.writeFileSync(plan, opened.plan(text, target)));
+    for (const args of [["exec", plan, out], ["diff", target, out, "--values"]]) {
+      const p = spawnSync(native, args, { encoding: "utf8" });
+      check(p.status === 0, `${args[0]}: ${p.stdout}${p.stderr}`);
+    }
+  } finally {
+    fs.rmSync(folder, { recursive: true });
   }
 });
 

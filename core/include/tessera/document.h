@@ -104,7 +104,8 @@ typedef struct tsr_plan_job {
     size_t include_count, exclude_count;
 } tsr_plan_job;
 /* What a catalog tells of a job's source: format, digest, the files with their sizes (`modified` empty; a store of a single
- * file counts it whatever it holds), and `to`, where that is empty. In `arena`. TSR_E_UNSUPPORTED without a host digest. */
+ * file counts it whatever it holds), and `to`, where that is empty. A digest_algorithm that is set already ("sha256",
+ * "xxh3") is kept to, so that a plan of another build can be checked. In `arena`. TSR_E_UNSUPPORTED without that digest. */
 tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
                                tsr_error *err);
 /* TSR_E_CHANGED when the source of a plan is not what it was: what differs, found and expected. */
@@ -122,7 +123,7 @@ typedef struct tsr_plan_document {
     bool items;
 } tsr_plan_document;
 tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, tsr_error *err);
-/* SHA-256 (or XXH3 where the host has no SHA-256) of a catalog: names, kinds, dtypes, shapes, boxes, and where their bytes
+/* Digest of a catalog, by `*algorithm` (0: SHA-256, or XXH3 where the host has no SHA-256; *algorithm says which): names, kinds, dtypes, shapes, boxes, and where their bytes
  * lie. Equal for two openings of an unchanged checkpoint. */
 tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
                               tsr_digest *out, tsr_error *err);
