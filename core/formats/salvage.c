@@ -160,14 +160,26 @@ static tsr_status name_items(salvager *s, tsr_str file, const model_item *model,
     return TSR_OK;
 }
 
+/* The first item of `file`, or of a file behind it. */
+static size_t first_of(const salvager *s, tsr_str file, bool behind)
+{
+    const model_item *items = s->model.items;
+    size_t low = 0, high = s->model.count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = tsr_str_compare(items[middle].file, file);
+        if (order < 0 || (behind && order == 0)) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
 static void model_of(const salvager *s, tsr_str file, const model_item **first, size_t *count)
 {
     const model_item *items = s->model.items;
-    size_t from = 0, to;
-    while (from < s->model.count && !tsr_str_equal(items[from].file, file)) from++;
-    for (to = from; to < s->model.count && tsr_str_equal(items[to].file, file);) to++;
+    const size_t from = first_of(s, file, false);
     *first = items ? items + from : NULL;
-    *count = to - from;
+    *count = first_of(s, file, true) - from;
 }
 
 static bool is_data_file(tsr_str name)
