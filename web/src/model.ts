@@ -19,6 +19,8 @@ export interface Listing {
   cursor: number;
   /** A row that must be scrolled to. */
   goTo: number | undefined;
+  /** The cursor moved and must be in sight. */
+  follow: boolean;
   pages: Map<number, Row[]>;
   generation: number;
 }
@@ -44,7 +46,7 @@ export interface Comparison {
 /** What a target would mean, or why it cannot be. */
 export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly trouble?: Trouble }
 
-const newListing = (count: number): Listing => ({ count, filter: "", kept: undefined, trouble: undefined, cursor: 0, goTo: undefined, pages: new Map(), generation: 0 });
+const newListing = (count: number): Listing => ({ count, filter: "", kept: undefined, trouble: undefined, cursor: 0, goTo: undefined, follow: false, pages: new Map(), generation: 0 });
 
 export function troubleOf(e: unknown): Trouble {
   return e instanceof Failure ? e.trouble : { message: e instanceof Error ? e.message : String(e), status: "page" };
@@ -67,6 +69,7 @@ export class Model {
   bytesRead = 0;
   #client = this.#newClient();
   #listeners = new Set<() => void>();
+  #asked: Record<OutlineName, Promise<void>> = { all: Promise.resolve(), objects: Promise.resolve() };
   #queued = false;
 
   get byteTotal(): number { return sizeOf(this.opening) + sizeOf(this.comparison?.opening); }
@@ -154,6 +157,31 @@ export class Model {
 
   /* ---- rows ---- */
 
+  /** Remembers work on rows until it is done, well or not. */
+  #track<T>(outline: OutlineName, work: Promise<T>): Promise<T> {
+    const before = this.#asked[outline];
+    this.#asked[outline] = Promise.allSettled([before, work]).then(() => undefined);
+    return work;
+  }
+
+  /** Resolves once every row that was asked for, and every change of them, is there. */
+  async settled(outline: OutlineName): Promise<void> {
+    for (let seen: Promise<void> | undefined; seen !== this.#asked[outline];) await (seen = this.#asked[outline]);
+  }
+
+  /** The row once what was asked for before is done; undefined where there is none. */
+  async rowAt(outline: OutlineName, index: number): Promise<Row | undefined> {
+    await this.settled(outline);
+    if (this.row(outline, index)) return this.row(outline, index);
+    await this.settled(outline);
+    return this.row(outline, index);
+  }
+
+  /** The row of what a row is in. */
+  parentOf(outline: OutlineName, row: number): Promise<number> {
+    return this.#client.call("parent", { outline, row });
+  }
+
   /** A row, or undefined while it is fetched. */
   row(outline: OutlineName, index: number): Row | undefined {
     const listing = this.listings[outline];
@@ -161,7 +189,7 @@ export class Model {
     const page = listing.pages.get(number);
     if (page) return page[index - number * PAGE];
     listing.pages.set(number, []);
-    void this.#fetch(outline, listing.generation, number);
+    void this.#track(outline, this.#fetch(outline, listing.generation, number));
     return undefined;
   }
 
@@ -187,28 +215,36 @@ export class Model {
     this.changed();
   }
 
-  async act(outline: OutlineName, node: number, act: Act): Promise<void> {
-    const count = await this.#client.call("act", { outline, node, act });
-    await this.#renew(outline, count, this.listings[outline].cursor);
+  act(outline: OutlineName, node: number, act: Act): Promise<void> {
+    return this.#track(outline, this.#client.call("act", { outline, node, act })
+      .then((count) => this.#renew(outline, count, this.listings[outline].cursor)));
   }
 
   setCursor(outline: OutlineName, index: number): void {
-    this.listings[outline].cursor = index;
+    const listing = this.listings[outline];
+    listing.cursor = Math.max(0, Math.min(index, listing.count - 1));
+    listing.follow = true;
     this.changed();
   }
 
-  async filter(outline: OutlineName, text: string): Promise<void> {
+  filter(outline: OutlineName, text: string): Promise<void> {
+    return this.#track(outline, this.#filter(outline, text));
+  }
+
+  async #filter(outline: OutlineName, text: string): Promise<void> {
     const listing = this.listings[outline];
     listing.filter = text;
     this.changed();
     try {
       const { kept, rows } = await this.#client.call("filter", { outline, text });
       if (listing.filter !== text) return;
-      listing.trouble = undefined;
-      listing.kept = text.trim() ? kept : undefined;
       listing.cursor = 0;
       listing.goTo = 0;
       await this.#renew(outline, rows, 0);
+      if (listing.filter !== text) return;
+      listing.trouble = undefined;
+      listing.kept = text.trim() ? kept : undefined;
+      this.changed();
     } catch (e) {
       listing.trouble = troubleOf(e);
       this.changed();
@@ -235,7 +271,11 @@ export class Model {
   }
 
   /** Goes to an entry by name, clearing a filter that hides it. */
-  async reveal(fqn: string): Promise<void> {
+  reveal(fqn: string): Promise<void> {
+    return this.#track("all", this.#reveal(fqn));
+  }
+
+  async #reveal(fqn: string): Promise<void> {
     let found = await this.#client.call("reveal", { outline: "all", fqn });
     if (!found) {
       await this.filter("all", "");

@@ -173,6 +173,7 @@ export interface Requests {
   close: { takes: { side: Side }; gives: null };
   rows: { takes: { outline: OutlineName; first: number; count: number }; gives: Row[] };
   act: { takes: { outline: OutlineName; node: number; act: Act }; gives: number };
+  parent: { takes: { outline: OutlineName; row: number }; gives: number };
   filter: { takes: { outline: OutlineName; text: string }; gives: { kept: number; rows: number } };
   reveal: { takes: { outline: OutlineName; fqn: string }; gives: { row: number; rows: number; entry: number } | null };
   entry: { takes: { entry: number }; gives: Detail };

@@ -85,6 +85,15 @@ const handlers: Handlers = {
   },
   rows: ({ outline, first, count }) => opened("a").outlines[outline].rows(first, count),
   act: ({ outline, node, act }) => opened("a").outlines[outline].act(node, act),
+  parent({ outline, row }) {
+    const o = opened("a").outlines[outline], depth = o.rows(row, 1)[0]?.depth ?? 0;
+    for (let end = row; end > 0; end -= Math.min(end, 1024)) {
+      const first = Math.max(0, end - 1024);
+      const up = o.rows(first, end - first).reverse().findIndex((r) => r.depth < depth);
+      if (up >= 0) return end - 1 - up;
+    }
+    return 0;
+  },
   filter({ outline, text }) {
     const o = opened("a").outlines[outline];
     const kept = o.filter(text);

@@ -2,7 +2,8 @@
  *  pixels the scroll bar is a scale: its position is a share of the rows, and rows are placed by arithmetic. */
 import type { JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import type { OutlineName, Row } from "../protocol";
+import type { Model } from "../model";
+import type { Act, OutlineName, Row } from "../protocol";
 import { bytesText, countText, exactText, plural, shapeText, visible } from "../text";
 import { useModel } from "./hooks";
 import { LevelMark } from "./parts";
@@ -38,10 +39,36 @@ function Cells({ row, toggle }: { row: Row; toggle: () => void }): JSX.Element {
   );
 }
 
+type KeyActions = Readonly<Record<string, () => Promise<void>>>;
+
+/** What keys do, each on the rows that the keys before it left: a fast typist is ahead of the worker. */
+function keysOf(model: Model, outline: OutlineName, page: number, choose: (row: Row) => void): KeyActions {
+  const listing = () => model.listings[outline];
+  const moveTo = (where: (at: number) => number) => async () => {
+    await model.settled(outline);
+    model.setCursor(outline, where(listing().cursor));
+  };
+  const onRow = (body: (row: Row, at: number) => unknown) => async () => {
+    const at = listing().cursor, row = await model.rowAt(outline, at);
+    if (row) await body(row, at);
+  };
+  const act = (row: Row, what: Act) => model.act(outline, row.node, what);
+  return {
+    ArrowDown: moveTo((at) => at + 1), ArrowUp: moveTo((at) => at - 1), Home: moveTo(() => 0), End: moveTo(() => listing().count - 1),
+    PageDown: moveTo((at) => at + page), PageUp: moveTo((at) => at - page),
+    ArrowRight: onRow((row, at) => row.group && (row.open ? model.setCursor(outline, at + 1) : act(row, "open"))),
+    ArrowLeft: onRow(async (row, at) => row.group && row.open ? act(row, "close") : model.setCursor(outline, await model.parentOf(outline, at))),
+    Enter: onRow(choose), " ": onRow(choose),
+    "*": onRow((row) => act(row, "open-all")),
+    u: onRow((row) => row.run && act(row, row.folded ? "unfold" : "fold")),
+  };
+}
+
 export function Tree({ outline, label }: { outline: OutlineName; label: string }): JSX.Element {
   const model = useModel();
   const listing = model.listings[outline];
   const box = useRef<HTMLDivElement>(null);
+  const typed = useRef(Promise.resolve());
   const [top, setTop] = useState(0); // in pixels of all rows
   const [height, setHeight] = useState(600);
   const tall = (listing.count + 1) * HEIGHT, shown = Math.min(tall, LIMIT); // with the head
@@ -70,38 +97,23 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
     scrollTo(listing.goTo * HEIGHT - height / 3);
     listing.goTo = undefined;
   });
+  useEffect(() => {
+    if (!listing.follow) return;
+    listing.follow = false;
+    bringIntoView(listing.cursor);
+  });
 
-  const move = (index: number) => {
-    const to = Math.max(0, Math.min(index, listing.count - 1));
-    model.setCursor(outline, to);
-    bringIntoView(to);
-  };
+  const toggle = (row: Row) => model.act(outline, row.node, row.open ? "close" : "open");
   const choose = (row: Row) => {
     if (row.entry !== undefined) void model.select(row.entry, row.fqn);
     else void toggle(row);
   };
-  const toggle = (row: Row) => model.act(outline, row.node, row.open ? "close" : "open");
-  const parentOf = (index: number, depth: number) => {
-    let at = index;
-    while (at > 0 && (model.row(outline, at)?.depth ?? 0) >= depth) at--;
-    return at;
-  };
+  const keys = keysOf(model, outline, Math.max(1, Math.floor(height / HEIGHT) - 2), choose);
   const onKey = (e: KeyboardEvent) => {
-    const at = listing.cursor, row = model.row(outline, at), page = Math.max(1, Math.floor(height / HEIGHT) - 2);
-    const keys: Record<string, () => void> = {
-      ArrowDown: () => move(at + 1), ArrowUp: () => move(at - 1), Home: () => move(0), End: () => move(listing.count - 1),
-      PageDown: () => move(at + page), PageUp: () => move(at - page),
-      ArrowRight: () => { if (row?.group && !row.open) void toggle(row); else if (row?.group) move(at + 1); },
-      ArrowLeft: () => { if (row?.group && row.open) void toggle(row); else if (row) move(parentOf(at, row.depth)); },
-      Enter: () => { if (row) choose(row); },
-      " ": () => { if (row) choose(row); },
-      "*": () => { if (row) void model.act(outline, row.node, "open-all"); },
-      u: () => { if (row?.run) void model.act(outline, row.node, row.folded ? "unfold" : "fold"); },
-    };
     const act = keys[e.key];
     if (!act || e.ctrlKey || e.metaKey || e.altKey) return;
     e.preventDefault();
-    act();
+    typed.current = typed.current.then(act).catch(() => undefined); // the page that it was typed on was closed
   };
 
   const first = Math.max(0, Math.floor(top / HEIGHT) - 2), last = Math.min(listing.count, first + Math.ceil(height / HEIGHT) + 4);
