@@ -44,9 +44,9 @@ tsr_status tsr_raise(tsr_error *err, tsr_status status, uint64_t byte_position, 
     return status;
 }
 
-tsr_status tsr_error_context(tsr_error *err, const char *format, ...)
+void tsr_error_context(tsr_error *err, const char *format, ...)
 {
-    if (!err || err->status == TSR_OK) return TSR_OK;
+    if (!err || err->status == TSR_OK) return;
     char text[TSR_ERROR_MESSAGE_SIZE];
     va_list args;
     va_start(args, format);
@@ -54,7 +54,6 @@ tsr_status tsr_error_context(tsr_error *err, const char *format, ...)
     va_end(args);
     append_clean(err->message, ", in ");
     append_clean(err->message, text);
-    return err->status;
 }
 
 const char *tsr_status_name(tsr_status status)

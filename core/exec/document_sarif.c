@@ -76,25 +76,6 @@ tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, s
     return (tsr_str){out, line.used};
 }
 
-/* A relative URI reference (RFC 3986): what may not stand in a path is escaped. */
-static tsr_str uri_of(tsr_str place, char *out, size_t capacity)
-{
-    static const char hex[] = "0123456789ABCDEF", plain[] = "-._~/!$&'()*+,;=@";
-    size_t n = 0;
-    for (size_t i = 0; i < place.size && n + 3 < capacity; i++) {
-        const unsigned char c = (unsigned char)place.data[i];
-        const bool letter = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
-        if (letter || (c && strchr(plain, c))) {
-            out[n++] = (char)c;
-            continue;
-        }
-        out[n++] = '%';
-        out[n++] = hex[c >> 4];
-        out[n++] = hex[c & 15];
-    }
-    return (tsr_str){out, n};
-}
-
 /* What makes a finding the same one in a later run: its rule, place and name, not its words or byte. */
 static void put_fingerprint(tsr_json *json, const tsr_finding *finding)
 {
@@ -115,7 +96,8 @@ static void put_physical(tsr_json *json, tsr_str path, const tsr_finding *findin
     open_object(json, "physicalLocation");
     open_object(json, "artifactLocation");
     tsr_json_key(json, "uri");
-    tsr_json_str(json, uri_of(tsr_finding_place(path, finding, place, sizeof place), uri, sizeof uri));
+    const size_t size = tsr_uri_path(tsr_finding_place(path, finding, place, sizeof place), uri, sizeof uri);
+    tsr_json_str(json, (tsr_str){uri, size});
     tsr_json_object_end(json);
     if (finding->byte_offset != TSR_NO_POSITION) {
         open_object(json, "region");

@@ -71,7 +71,8 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     if (status == TSR_OK) status = copy_list(p->exclude, p->exclude_count, w->arena, &selection->exclude, err);
     w->job.target = p->target;
     if (status == TSR_OK) status = tsr_target_from_texts(&w->job.target, tsr_glob_match, w->arena, &e->target, err);
-    return status == TSR_OK ? TSR_OK : tsr_error_context(err, "%s", path);
+    if (status != TSR_OK) tsr_error_context(err, "%s", path);
+    return status;
 }
 
 static tsr_status open_source(execution *e, tsr_error *err)

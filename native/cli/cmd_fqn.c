@@ -191,8 +191,8 @@ static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, t
     if (status != TSR_OK || !(tree || arguments->against)) return status;
     if (tree) status = with_modules(program, tree, arena, &want, tree_names, err);
     else status = read_keys(program, arguments->against, arena, &want, err);
-    if (status != TSR_OK) return tsr_error_context(err, "%s", tree ? tree : arguments->against);
-    status = choose_matches(program, &want, err);
+    if (status != TSR_OK) tsr_error_context(err, "%s", tree ? tree : arguments->against);
+    if (status == TSR_OK) status = choose_matches(program, &want, err);
     if (status == TSR_OK) status = choose_matches(program, &have, err);
     if (status == TSR_OK)
         status =

@@ -13,35 +13,45 @@ static void put_digest(const tsr_digest *digest)
     for (size_t i = 0; i < digest->size; i++) printf("%02x", digest->bytes[i]);
 }
 
-/* One line a tensor: digest, statistics, name. */
+/* Statistics, digest, name: what is asked of them. */
+static tsr_status put_line(const cli_session *session, const inspect_arguments *arguments, const tsr_entry *entry, tsr_ring *ring,
+                           tsr_error *err)
+{
+    tsr_digest digest;
+    tsr_stats stats;
+    const bool numeric = arguments->stats && tsr_dtype_is_numeric(entry->dtype);
+    tsr_status status = TSR_OK;
+    if (arguments->hash) status = tsr_tensor_digest(session->checkpoint, entry, arguments->hash, ring, &digest, err);
+    if (status == TSR_OK && numeric) status = tsr_tensor_stats(session->checkpoint, entry, ring, &stats, err);
+    if (status != TSR_OK) return status;
+    if (numeric) {
+        printf("%12.5g %12.5g %12.5g %12.5g %8" PRIu64 " %8" PRIu64 " %8" PRIu64 "  ", stats.min, stats.max, stats.mean,
+               stats.std, stats.nan, stats.inf, stats.zero);
+    } else if (arguments->stats) {
+        printf("%12s %12s %12s %12s %8s %8s %8s  ", "-", "-", "-", "-", "-", "-", "-");
+    }
+    if (arguments->hash) {
+        put_digest(&digest);
+        fputs("  ", stdout);
+    }
+    cli_put(stdout, entry->fqn);
+    putchar('\n');
+    return TSR_OK;
+}
+
 static tsr_status put_values(const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring, tsr_error *err)
 {
     if (arguments->stats) {
         printf("%12s %12s %12s %12s %8s %8s %8s  %s\n", "MIN", "MAX", "MEAN", "STD", "NAN", "INF", "ZERO", "TENSOR");
     }
-    for (uint64_t i = 0; i < session->catalog->entry_count; i++) {
+    tsr_status status = TSR_OK;
+    for (uint64_t i = 0; i < session->catalog->entry_count && status == TSR_OK; i++) {
         const tsr_entry *entry = &session->catalog->entries[i];
-        tsr_digest digest;
-        tsr_stats stats;
         if (entry->kind != TSR_ENTRY_TENSOR || !cli_selects(&arguments->selection, entry->fqn)) continue;
-        bool numeric = arguments->stats && tsr_dtype_is_numeric(entry->dtype);
-        if (arguments->hash && tsr_tensor_digest(session->checkpoint, entry, arguments->hash, ring, &digest, err) != TSR_OK)
-            break;
-        if (numeric && tsr_tensor_stats(session->checkpoint, entry, ring, &stats, err) != TSR_OK) break;
-        if (numeric) {
-            printf("%12.5g %12.5g %12.5g %12.5g %8" PRIu64 " %8" PRIu64 " %8" PRIu64 "  ", stats.min, stats.max, stats.mean,
-                   stats.std, stats.nan, stats.inf, stats.zero);
-        } else if (arguments->stats) {
-            printf("%12s %12s %12s %12s %8s %8s %8s  ", "-", "-", "-", "-", "-", "-", "-");
-        }
-        if (arguments->hash) {
-            put_digest(&digest);
-            fputs("  ", stdout);
-        }
-        cli_put(stdout, entry->fqn);
-        putchar('\n');
+        status = put_line(session, arguments, entry, ring, err);
     }
-    return tsr_error_context(err, "%s", session->path);
+    if (status != TSR_OK) tsr_error_context(err, "%s", session->path);
+    return status;
 }
 
 static tsr_status inspect_json(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring,

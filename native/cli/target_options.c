@@ -12,7 +12,8 @@ static tsr_status read_file(cli *program, const char *path, tsr_arena *arena, ts
     if (status == TSR_OK) status = tsr_target_texts_read(bytes.data, cli_host(program), arena, texts, err);
     tsr_bytes_free(&bytes);
     if (store) store->close(store);
-    return status == TSR_OK ? TSR_OK : tsr_error_context(err, "%s", path);
+    if (status != TSR_OK) tsr_error_context(err, "%s", path);
+    return status;
 }
 
 tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,

@@ -5,7 +5,6 @@
 
 #if defined(TSR_HAVE_MICROHTTPD)
 #include <arpa/inet.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,6 +13,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "io/optional_library.h"
 
 enum { BLOCK = 256 << 10 };
 
@@ -45,12 +46,10 @@ struct cli_view_server {
     tsr_vec listing; /* checkpoint.json */
 };
 
-static bool find_calls(cli_view_server *s)
+static tsr_status open_library(cli_view_server *s)
 {
-    const struct {
-        const char *name;
-        void *slot;
-    } all[] = {{"MHD_start_daemon", &s->mhd.start_daemon},
+    static const char *const names[] = {"libmicrohttpd.so.12", NULL};
+    const tsr_library_call all[] = {{"MHD_start_daemon", &s->mhd.start_daemon},
                {"MHD_stop_daemon", &s->mhd.stop_daemon},
                {"MHD_get_daemon_info", &s->mhd.get_daemon_info},
                {"MHD_lookup_connection_value", &s->mhd.lookup_connection_value},
@@ -59,12 +58,7 @@ static bool find_calls(cli_view_server *s)
                {"MHD_add_response_header", &s->mhd.add_response_header},
                {"MHD_queue_response", &s->mhd.queue_response},
                {"MHD_destroy_response", &s->mhd.destroy_response}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        void *found = dlsym(s->library, all[i].name);
-        if (!found) return false;
-        memcpy(all[i].slot, &found, sizeof found);
-    }
-    return true;
+    return tsr_library_open(names, all, sizeof all / sizeof *all, &s->library, NULL);
 }
 
 /* ---- answers ---- */
@@ -255,8 +249,7 @@ static tsr_status list_files(cli_view_server *s, tsr_error *err)
 static tsr_status start(cli_view_server *s, uint16_t *port, tsr_error *err)
 {
     struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(s->view.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    s->library = dlopen("libmicrohttpd.so.12", RTLD_NOW | RTLD_LOCAL);
-    if (!s->library || !find_calls(s))
+    if (open_library(s) != TSR_OK)
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "pages are served with libmicrohttpd (libmicrohttpd.so.12), which is not installed");
     s->daemon = s->mhd.start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL, s->view.port, NULL,
                                     NULL, answer_request, s, MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&place,

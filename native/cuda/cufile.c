@@ -1,10 +1,10 @@
 /* GPUDirect Storage by libcufile's C API. Its library is opened, not linked; what of its interface is used has been the same
  * since its first release, and is declared here so that its header need not be there. */
-#include <dlfcn.h>
 #include <sys/types.h>
 
 #include "cuda/gpu_cuda.h"
 #include "cuda/pipe.h"
+#include "io/optional_library.h"
 
 #ifdef TSR_HAVE_CUFILE_H
 #include <cufile.h>
@@ -38,24 +38,14 @@ typedef struct cufile {
     __typeof__(&cuFileRead) read;
 } cufile;
 
-static tsr_status find(cufile *c, const char *name, void *function, tsr_error *err)
-{
-    void *found = dlsym(c->library, name);
-    memcpy(function, &found, sizeof found);
-    return found ? TSR_OK : tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: libcufile.so.0 has no %s", name);
-}
-
 static tsr_status open_library(cufile *c, tsr_error *err)
 {
-    c->library = dlopen("libcufile.so.0", RTLD_NOW | RTLD_LOCAL);
-    if (!c->library) {
-        const char *why = dlerror();
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: %s", why ? why : "no libcufile.so.0");
-    }
-    TRY(find(c, "cuFileDriverOpen", &c->open, err));
-    TRY(find(c, "cuFileHandleRegister", &c->enter, err));
-    TRY(find(c, "cuFileHandleDeregister", &c->leave, err));
-    TRY(find(c, "cuFileRead", &c->read, err));
+    static const char *const names[] = {"libcufile.so.0", NULL};
+    const tsr_library_call calls[] = {{"cuFileDriverOpen", &c->open},
+                                      {"cuFileHandleRegister", &c->enter},
+                                      {"cuFileHandleDeregister", &c->leave},
+                                      {"cuFileRead", &c->read}};
+    TRY(tsr_library_open(names, calls, sizeof calls / sizeof *calls, &c->library, err));
     TRY(tsr_cuda_use(c->gpu, err));
     const int code = (int)c->open().err;
     return code == 0 ? TSR_OK

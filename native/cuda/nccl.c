@@ -1,12 +1,12 @@
 /* NCCL by its C API. The library is opened, not linked: programs start without it. */
 #include "cuda/nccl.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 
 #include "cuda/backend.h"
 #include "cuda/gpu_cuda.h"
 #include "cuda/nccl_api.h"
+#include "io/optional_library.h"
 
 /* NCCL's functions that are used, by the types of its header. */
 #define FUNCTIONS(X) \
@@ -33,32 +33,23 @@ struct nccl_ranks {
     bool is_broken; /* after a failure the others may hang: it is aborted, not destroyed */
 };
 
-static bool open_library(library *out, char *reason, size_t capacity)
+static tsr_status open_library(library *out, tsr_error *err)
 {
-    *out = (library){.handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)};
-    if (!out->handle) {
-        const char *why = dlerror();
-        snprintf(reason, capacity, "%s", why ? why : "libnccl.so.2 cannot be opened");
-        return false;
-    }
-#define FIND(name) \
-    *(void **)(void *)&out->name = dlsym(out->handle, #name); \
-    if (!out->name) { \
-        snprintf(reason, capacity, "libnccl.so.2 has no function " #name); \
-        dlclose(out->handle); \
-        return false; \
-    }
-    FUNCTIONS(FIND)
-#undef FIND
-    return true;
+    static const char *const names[] = {"libnccl.so.2", NULL};
+#define CALL(name) {#name, &out->name},
+    const tsr_library_call calls[] = {FUNCTIONS(CALL)};
+#undef CALL
+    return tsr_library_open(names, calls, sizeof calls / sizeof *calls, &out->handle, err);
 }
 
 uint32_t tsr_gpu_nccl_version(char *reason, size_t capacity)
 {
     library nccl;
+    tsr_error err = {0};
     int version = 0;
-    if (capacity) *reason = '\0';
-    if (!open_library(&nccl, reason, capacity)) return 0;
+    const bool is_open = open_library(&nccl, &err) == TSR_OK;
+    snprintf(reason, capacity, "%s", err.message);
+    if (!is_open) return 0;
     if (nccl.ncclGetVersion(&version) != ncclSuccess) {
         version = 0;
         snprintf(reason, capacity, "libnccl.so.2 does not tell its version");
@@ -77,11 +68,9 @@ static tsr_status check(nccl_ranks *ranks, ncclResult_t code, const char *doing,
 
 static tsr_status prepare(nccl_ranks *ranks, tsr_comm *below, ncclUniqueId *id, tsr_error *err)
 {
-    char reason[160];
     if (!tsr_cuda_is(ranks->gpu))
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: a simulated device has none");
-    if (!open_library(&ranks->nccl, reason, sizeof reason))
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", reason);
+    TRY(open_library(&ranks->nccl, err));
     TRY(tsr_gpu_stream_new(ranks->gpu, &ranks->stream, err));
     return below->rank == 0 ? check(ranks, ranks->nccl.ncclGetUniqueId(id), "making an id", err) : TSR_OK;
 }

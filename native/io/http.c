@@ -4,13 +4,14 @@
 #if defined(TSR_HAVE_CURL)
 #define CURL_DISABLE_DEPRECATION 1 /* older releases know no other names */
 #include <curl/curl.h>
-#include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 #include <time.h>
+
+#include "io/optional_library.h"
 
 enum { HANDLES = 32, TRIES = 4, MOST_REDIRECTS = 10, CONNECT_SECONDS = 20, STALL_SECONDS = 60 };
 
@@ -37,23 +38,16 @@ struct tsr_http {
     size_t idle_count;
 };
 
-static bool find_calls(tsr_http *http)
+static tsr_status open_library(tsr_http *http)
 {
-    const struct {
-        const char *name;
-        void *slot;
-    } calls[] = {
+    static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4", NULL};
+    const tsr_library_call calls[] = {
         {"curl_global_init", &http->curl.global_init},     {"curl_easy_init", &http->curl.easy_init},
         {"curl_easy_setopt", &http->curl.easy_setopt},     {"curl_easy_perform", &http->curl.easy_perform},
         {"curl_easy_getinfo", &http->curl.easy_getinfo},   {"curl_easy_cleanup", &http->curl.easy_cleanup},
         {"curl_easy_strerror", &http->curl.easy_strerror}, {"curl_slist_append", &http->curl.slist_append},
         {"curl_slist_free_all", &http->curl.slist_free_all}};
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        void *found = dlsym(http->library, calls[i].name);
-        if (!found) return false;
-        memcpy(calls[i].slot, &found, sizeof found);
-    }
-    return true;
+    return tsr_library_open(names, calls, sizeof calls / sizeof *calls, &http->library, NULL);
 }
 
 /* Lines of TESSERA_HTTP_HEADERS ("Authorization: Bearer …") go with every request to the host that was named. */
@@ -82,9 +76,7 @@ tsr_status tsr_http_open(const tsr_allocator *allocator, tsr_http **out, tsr_err
     *http = (tsr_http){.allocator = allocator};
     pthread_mutex_init(&http->lock, NULL);
     tsr_status status = TSR_OK;
-    http->library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
-    if (!http->library) http->library = dlopen("libcurl-gnutls.so.4", RTLD_NOW | RTLD_LOCAL);
-    if (!http->library || !find_calls(http) || http->curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
+    if (open_library(http) != TSR_OK || http->curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
         status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "addresses are read with libcurl (libcurl.so.4), which is not installed");
     if (status == TSR_OK) status = take_headers(http, err);
     if (status == TSR_OK) *out = http;

@@ -214,21 +214,11 @@ static tsr_status list_files(remote_store *store, tsr_error *err)
 /* A name below the root as an address: what has a meaning in one is escaped. */
 static tsr_str address_of(const remote_store *store, tsr_str name, tsr_error *err)
 {
-    static const char hex[] = "0123456789ABCDEF", plain[] = "-._~/!$&'()*+,;=:@";
-    char *text = tsr_arena_array(store->arena, store->root.size + 3 * name.size + store->query.size + 1, 1, err);
-    size_t n = store->root.size;
+    const size_t root = store->root.size, room = 3 * name.size;
+    char *text = tsr_arena_array(store->arena, root + room + store->query.size + 1, 1, err);
     if (!text) return (tsr_str){NULL, 0};
-    memcpy(text, store->root.data, n);
-    for (size_t i = 0; i < name.size; i++) {
-        const unsigned char c = (unsigned char)name.data[i];
-        if ((c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c && strchr(plain, c))) {
-            text[n++] = (char)c;
-        } else {
-            text[n++] = '%';
-            text[n++] = hex[c >> 4];
-            text[n++] = hex[c & 15];
-        }
-    }
+    memcpy(text, store->root.data, root);
+    const size_t n = root + tsr_uri_path(name, text + root, room);
     memcpy(text + n, store->query.data, store->query.size);
     return (tsr_str){text, n + store->query.size};
 }

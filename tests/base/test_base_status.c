@@ -21,10 +21,10 @@ static void test_base_status__context_is_appended_to_errors_only(void **state)
 {
     (void)state;
     tsr_error err = {0};
-    assert_int_equal(tsr_error_context(&err, "file %d", 1), TSR_OK);
+    tsr_error_context(&err, "file %d", 1);
     assert_string_equal(err.message, "");
     tsr_raise(&err, TSR_E_LIMIT, TSR_NO_POSITION, "too deep");
-    assert_int_equal(tsr_error_context(&err, "file %d", 1), TSR_E_LIMIT);
+    tsr_error_context(&err, "file %d", 1);
     assert_string_equal(err.message, "too deep, in file 1");
 }
 
@@ -60,7 +60,7 @@ static void test_base_status__null_error_is_allowed(void **state)
 {
     (void)state;
     assert_int_equal(tsr_raise(NULL, TSR_E_IO, 0, "x"), TSR_E_IO);
-    assert_int_equal(tsr_error_context(NULL, "x"), TSR_OK);
+    tsr_error_context(NULL, "x");
 }
 
 int main(void)

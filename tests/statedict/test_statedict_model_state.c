@@ -100,7 +100,10 @@ static tsr_status expect_model(live_model *m, const cJSON *record, tsr_error *er
         snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(m->items[i].raw));
         TRY(tsr_state_dict_tensor(m->out, &m->tensors[i], &value, err));
         const tsr_status status = live_same(value, live_get(live_get(record, "tensors"), raw), false, err);
-        if (status != TSR_OK) return tsr_error_context(err, "'%s'", raw);
+        if (status != TSR_OK) {
+            tsr_error_context(err, "'%s'", raw);
+            return status;
+        }
     }
     const bool kept = live_get(record, "extra")->child->child->child->next->child->valueint == 3;
     if (kept && m->extra) return tsr_raise(err, TSR_E_FORMAT, 0, "extra state was set");

@@ -54,6 +54,10 @@ static inline bool tsr_str_ends(tsr_str s, tsr_str suffix)
            (suffix.size == 0 || memcmp(s.data + s.size - suffix.size, suffix.data, suffix.size) == 0);
 }
 
+/* `path` as the path of a relative URI reference (RFC 3986): bytes that may not stand there become %XX. Writes at most `capacity`
+ * bytes, no NUL; 3 * path.size hold any result, a longer one is cut behind a whole byte of `path`. Returns the bytes written. */
+size_t tsr_uri_path(tsr_str path, char *out, size_t capacity);
+
 TSR_API_END
 
 #endif

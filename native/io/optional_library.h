@@ -1,0 +1,43 @@
+/* Libraries of others that are opened when they are first needed: a program that needs none starts without them. In a header,
+ * since libtessera and libtessera_cuda each need it and neither exports it. */
+#ifndef TSR_IO_OPTIONAL_LIBRARY_H
+#define TSR_IO_OPTIONAL_LIBRARY_H
+
+#include <dlfcn.h>
+
+#include "tessera/status.h"
+
+typedef struct tsr_library_call {
+    const char *name;
+    void *slot; /* a pointer to the function, as the caller declares it */
+} tsr_library_call;
+
+static inline tsr_status tsr_library_find(void *library, const char *name, const tsr_library_call *calls, size_t count, tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        void *found = dlsym(library, calls[i].name);
+        if (!found) return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s has no %s", name, calls[i].name);
+        memcpy(calls[i].slot, &found, sizeof found); /* ISO C has no cast of this kind */
+    }
+    return TSR_OK;
+}
+
+/* Opens the library of the first of `names` (ended by NULL) that there is, and finds every call in it. The caller closes it with
+ * dlclose. TSR_E_UNSUPPORTED: none is there, or it lacks a call; *out is NULL then. */
+static inline tsr_status tsr_library_open(const char *const *names, const tsr_library_call *calls, size_t count, void **out,
+                                          tsr_error *err)
+{
+    void *library = NULL;
+    *out = NULL;
+    for (; *names && !library; names++) library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *why = dlerror();
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s", why ? why : "a library cannot be opened");
+    }
+    const tsr_status status = tsr_library_find(library, names[-1], calls, count, err);
+    if (status == TSR_OK) *out = library;
+    else dlclose(library);
+    return status;
+}
+
+#endif
