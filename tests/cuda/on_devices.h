@@ -1,5 +1,6 @@
 /* Every test on three devices: twins, the kernels' code over a simulated grid, and, in builds with CUDA, device 0. Without
- * one, the last says why and is skipped. */
+ * one, the last says why and is skipped. Programs named …_hosted run one kind instead: what is built for CUDA, kernels.cu
+ * included, on a runtime that is simulated on the host's threads (hosted/). */
 #ifndef TESTS_CUDA_ON_DEVICES_H
 #define TESTS_CUDA_ON_DEVICES_H
 
@@ -75,7 +76,12 @@ static inline bool is_simulated(tsr_gpu *device)
     { \
 #claim "__grid", claim, open_grid, close_any, NULL \
     }
-#ifdef TSR_TEST_HAS_CUDA
+#if defined(TSR_TEST_HOSTED)
+#define ON_DEVICES(claim) \
+    { \
+#claim "__hosted", claim, open_cuda, close_any, NULL \
+    }
+#elif defined(TSR_TEST_HAS_CUDA)
 #define ON_DEVICES(claim) \
     ON_SIMULATED(claim), \
     { \

@@ -1,0 +1,10 @@
+# Writes OUT, C++, from IN, CUDA C++: kernel<<<…>>>( becomes hosted_launch(kernel, …)(. Nothing else is changed.
+file(READ "${IN}" text)
+string(REGEX REPLACE "([a-z_]+)<<<([^;{}]*)>>>\\(" "hosted_launch(\\1, \\2)(" text "${text}")
+string(REGEX MATCHALL "hosted_launch\\(" launches "${text}")
+list(LENGTH launches count)
+string(FIND "${text}" "<<<" left)
+if(count EQUAL 0 OR NOT left EQUAL -1)
+  message(FATAL_ERROR "${IN}: ${count} launches were found, and there are others")
+endif()
+file(WRITE "${OUT}" "#line 1 \"${IN}\"\n${text}")
