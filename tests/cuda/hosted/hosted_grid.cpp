@@ -19,13 +19,6 @@
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
-#define BEFORE_SWITCH(kept, to, size) __sanitizer_start_switch_fiber(kept, to, size)
-#define AFTER_SWITCH(kept)            __sanitizer_finish_switch_fiber(kept, &from_stack, &from_size)
-#define BACK_IN_SCHEDULER             __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr)
-#else
-#define BEFORE_SWITCH(kept, to, size) (void)0
-#define AFTER_SWITCH(kept)            (void)0
-#define BACK_IN_SCHEDULER             (void)0
 #endif
 
 #define STACK_BYTES ((size_t)256 << 10)
@@ -49,8 +42,8 @@ struct fiber {
 auto &fibers = *new std::vector<fiber *>; /* reused by all grids */
 ucontext_t scheduler;
 void *scheduler_fake_stack;
-const void *from_stack; /* of who switched here: the scheduler's, in a fiber */
-size_t from_size;
+const void *scheduler_stack;
+size_t scheduler_size;
 fiber *running;
 const std::function<void()> *body;
 std::vector<unsigned> thread_order;
@@ -73,19 +66,38 @@ void put_in_order(std::vector<unsigned> &numbers, unsigned count)
     for (unsigned i = count; order == HOSTED_SHUFFLED && i > 1; i--) std::swap(numbers[i - 1], numbers[next_random() % i]);
 }
 
+/* AddressSanitizer wants to know of every change of stacks. */
+void leave(void **kept, const void *to, size_t size)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(kept, to, size);
+#else
+    (void)kept, (void)to, (void)size;
+#endif
+}
+
+void arrive(void *kept, const void **from, size_t *size)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(kept, from, size);
+#else
+    (void)kept, (void)from, (void)size;
+#endif
+}
+
 void switch_to_scheduler(bool for_good)
 {
     fiber *self = running;
-    BEFORE_SWITCH(for_good ? nullptr : &self->fake_stack, from_stack, from_size);
+    leave(for_good ? nullptr : &self->fake_stack, scheduler_stack, scheduler_size);
     swapcontext(&self->context, &scheduler);
-    AFTER_SWITCH(self->fake_stack);
+    arrive(self->fake_stack, &scheduler_stack, &scheduler_size);
     running = self;
     threadIdx.x = self->thread;
 }
 
 void fiber_main()
 {
-    AFTER_SWITCH(nullptr);
+    arrive(nullptr, &scheduler_stack, &scheduler_size);
     while (next_thread < thread_order.size()) {
         running->thread = threadIdx.x = thread_order[next_thread++];
         (*body)();
@@ -99,9 +111,9 @@ void resume(fiber *f)
 {
     running = f;
     f->waits = false;
-    BEFORE_SWITCH(&scheduler_fake_stack, f->stack, STACK_BYTES);
+    leave(&scheduler_fake_stack, f->stack, STACK_BYTES);
     swapcontext(&scheduler, &f->context);
-    BACK_IN_SCHEDULER;
+    arrive(scheduler_fake_stack, nullptr, nullptr);
 }
 
 fiber *begin_fiber(size_t number)
