@@ -3,7 +3,6 @@
 #include "base/try.h"
 #include "exec/convert_to.h"
 #include "exec/torch_plan.h"
-#include "formats/nest.h"
 
 const char *tsr_torch_refusal(const tsr_converted *row)
 {
@@ -14,32 +13,25 @@ const char *tsr_torch_refusal(const tsr_converted *row)
                                                                        : NULL;
 }
 
-static tsr_status leaf_of(const tsr_conversion_job *job, tsr_converted *row, tsr_leaf *leaf, tsr_error *err)
-{
-    leaf->name = row->name;
-    TSR_TRY(tsr_renamed_path(row->entry, row->name, job->arena, &leaf->path, &leaf->path_length, err));
-    leaf->value = row->entry->value;
-    if (row->entry->kind != TSR_ENTRY_TENSOR) {
-        row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(job->checkpoint));
-        return TSR_OK;
-    }
-    tsr_value *tensor = tsr_value_new(job->arena, TSR_VALUE_TENSOR, err);
-    if (!tensor) return TSR_E_NOMEM;
-    tensor->as.tensor = row->entry;
-    leaf->value = tensor;
-    return TSR_OK;
-}
-
 /* All written rows as one nested value. */
 static tsr_status nest_rows(const tsr_conversion_job *job, const tsr_chosen *chosen, const tsr_value **root, tsr_error *err)
 {
-    size_t count = 0;
-    tsr_leaf *leaves = tsr_arena_array(job->arena, (size_t)chosen->count, sizeof *leaves, err);
-    if (!leaves) return TSR_E_NOMEM;
+    const tsr_value **values = tsr_arena_array(job->arena, (size_t)chosen->count, sizeof *values, err);
+    if (!values) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < chosen->count; i++) {
-        if (chosen->rows[i].written) TSR_TRY(leaf_of(job, &chosen->rows[i], &leaves[count++], err));
+        tsr_converted *row = &chosen->rows[i];
+        values[i] = row->entry->value;
+        if (!row->written) continue;
+        if (row->entry->kind != TSR_ENTRY_TENSOR) {
+            row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(job->checkpoint));
+            continue;
+        }
+        tsr_value *tensor = tsr_value_new(job->arena, TSR_VALUE_TENSOR, err);
+        if (!tensor) return TSR_E_NOMEM;
+        tensor->as.tensor = row->entry;
+        values[i] = tensor;
     }
-    return tsr_nest(leaves, count, tsr_checkpoint_host(job->checkpoint), job->arena, root, err);
+    return tsr_nest_rows(chosen, values, job->arena, root, err);
 }
 
 static tsr_status report(const tsr_conversion_job *job, const tsr_chosen *chosen, const tsr_torch_plan *plan, tsr_error *err)

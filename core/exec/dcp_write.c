@@ -232,22 +232,32 @@ static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_ent
     return TSR_OK;
 }
 
+/* PyTorch's planners load into a dict: a root that is none has the empty key, one that is a list its positions as keys. */
+static tsr_status root_key(const writer *w, tsr_dcp_new_entry *entry, tsr_error *err)
+{
+    const uint32_t length = entry->path_length ? entry->path_length : 1;
+    tsr_path_item *path = tsr_arena_array(w->job.arena, length, sizeof *path, err);
+    if (!path) return TSR_E_NOMEM;
+    if (entry->path_length) memcpy(path, entry->path, length * sizeof *path);
+    path->key =
+        entry->path_length ? tsr_arena_format(w->job.arena, err, "%lld", (long long)entry->path->integer) : entry->fqn;
+    path->kind = TSR_PATH_KEY;
+    entry->path = path;
+    entry->path_length = length;
+    return path->key.data || !path->key.size ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status describe_entry(const writer *w, const tsr_dcp_source *source, tsr_dcp_new_entry *out, tsr_error *err)
 {
     uint64_t elements, *shape = tsr_arena_array(w->job.arena, TSR_MAX_RANK, sizeof *shape, err);
-    tsr_path_item *nameless = tsr_arena_array(w->job.arena, 1, sizeof *nameless, err);
-    if (!shape || !nameless) return TSR_E_NOMEM;
+    if (!shape) return TSR_E_NOMEM;
     *out = (tsr_dcp_new_entry){.fqn = source->name,
                                .path = source->path,
                                .path_length = source->path_length,
                                .tensor = source->entry->kind == TSR_ENTRY_TENSOR,
                                .requires_grad = source->entry->requires_grad,
                                .shape = shape};
-    if (!out->path_length) { /* a root that is no mapping has the empty key */
-        nameless->key = source->name;
-        out->path = nameless;
-        out->path_length = 1;
-    }
+    if (!out->path_length || out->path[0].kind == TSR_PATH_INDEX) TSR_TRY(root_key(w, out, err));
     if (!out->tensor) return TSR_OK;
     TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, shape, &elements, err));
     if (source->dtype != source->entry->dtype) out->dtype = source->dtype;

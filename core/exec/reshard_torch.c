@@ -5,7 +5,6 @@
 #include "exec/localize.h"
 #include "exec/reshard_to.h"
 #include "exec/torch_plan.h"
-#include "formats/nest.h"
 
 typedef struct ranks {
     const tsr_conversion_job *job;
@@ -60,19 +59,15 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
 static tsr_status nest_rank(rank_file *f, const tsr_value **root, tsr_error *err)
 {
     const tsr_chosen *chosen = &f->all->chosen;
-    size_t count = 0;
-    tsr_leaf *leaves = tsr_arena_array(f->arena, (size_t)chosen->count, sizeof *leaves, err);
+    const tsr_value **values = tsr_arena_array(f->arena, (size_t)chosen->count, sizeof *values, err);
     f->locals = tsr_arena_array(f->arena, (size_t)chosen->count, sizeof *f->locals, err);
-    if (!leaves || !f->locals) return TSR_E_NOMEM;
+    if (!values || !f->locals) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < chosen->count; i++) {
         const tsr_converted *row = &chosen->rows[i];
-        if (!row->written) continue;
-        tsr_leaf *leaf = &leaves[count++];
-        *leaf = (tsr_leaf){.name = row->name, .value = row->entry->value};
-        TSR_TRY(tsr_renamed_path(row->entry, row->name, f->arena, &leaf->path, &leaf->path_length, err));
-        if (row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tensor_leaf(f, i, &leaf->value, err));
+        values[i] = row->entry->value;
+        if (row->written && row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tensor_leaf(f, i, &values[i], err));
     }
-    return tsr_nest(leaves, count, tsr_checkpoint_host(f->all->job->checkpoint), f->arena, root, err);
+    return tsr_nest_rows(chosen, values, f->arena, root, err);
 }
 
 static tsr_status plan_rank(rank_file *f, tsr_torch_plan *plan, tsr_error *err)

@@ -44,7 +44,7 @@ typedef struct search {
 
 static tsr_status push(search *s, const tsr_value *value, tsr_error *err)
 {
-    if (value->kind != TSR_VALUE_TENSOR && value->count == 0) return TSR_OK;
+    if (value->kind != TSR_VALUE_TENSOR && value->count == 0 && !tsr_value_attributes(value)) return TSR_OK;
     const tsr_value **top = tsr_vec_push(&s->stack, err);
     if (top) *top = value;
     return top ? TSR_OK : TSR_E_NOMEM;
@@ -62,6 +62,7 @@ static tsr_status visit(search *s, const tsr_value *value, tsr_error *err)
     const tsr_str key = tsr_arena_str(s->keys, (tsr_str){(const char *)&value, sizeof value}, err);
     if (!key.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_map_put(s->seen, key, 0, NULL, &fresh, err));
+    if (fresh && tsr_value_attributes(value)) TSR_TRY(push(s, tsr_value_attributes(value), err));
     for (size_t i = fresh ? value->count : 0; i-- > 0;) TSR_TRY(push(s, value->items[i], err));
     return TSR_OK;
 }

@@ -18,6 +18,7 @@ typedef struct node {
     uint32_t first, last, next; /* children, and the next sibling */
     uint32_t count;
     bool is_list;
+    const tsr_value *like; /* a dict: an OrderedDict or with attributes as this one; or NULL */
 } node;
 
 typedef struct nest {
@@ -88,6 +89,27 @@ static tsr_status child(nest *n, uint32_t parent, const tsr_path_item *step, con
     return TSR_OK;
 }
 
+/* An empty dict where no leaf is. */
+static tsr_status thread_empty(nest *n, const tsr_leaf *mapping)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < mapping->path_length; i++) TSR_TRY(child(n, at, &mapping->path[i], mapping, &at));
+    return TSR_OK;
+}
+
+/* Marks the dict at the mapping's path, if there is one. */
+static tsr_status liken(nest *n, const tsr_leaf *mapping)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < mapping->path_length && at != NO_NODE; i++) {
+        const tsr_str key = key_of(n, at, &mapping->path[i]);
+        if (!key.data) return TSR_E_NOMEM;
+        at = tsr_map_get(n->map, key, NO_NODE);
+    }
+    if (at != NO_NODE && !node_at(n, at)->leaf && !node_at(n, at)->is_list) node_at(n, at)->like = mapping->value;
+    return TSR_OK;
+}
+
 static tsr_status thread(nest *n, const tsr_leaf *leaf)
 {
     uint32_t at = 0;
@@ -117,6 +139,8 @@ static tsr_status fill_dict(nest *n, node *container)
     }
     container->value->items = items;
     container->value->count = i;
+    container->value->ordered_dict = container->like && container->like->ordered_dict;
+    container->value->as.attributes = container->like ? container->like->as.attributes : NULL;
     return TSR_OK;
 }
 
@@ -151,7 +175,13 @@ static tsr_status build(nest *n, const tsr_leaf *leaves, size_t count, const tsr
     n->keys = tsr_arena_new(n->host->allocator, 0, n->err);
     if (!n->map || !n->keys) return TSR_E_NOMEM;
     TSR_TRY(new_node(n, NULL, &root));
-    for (size_t i = 0; i < count; i++) TSR_TRY(thread(n, &leaves[i]));
+    for (size_t i = 0; i < count; i++) {
+        if (!leaves[i].mapping) TSR_TRY(thread(n, &leaves[i]));
+        if (leaves[i].mapping && leaves[i].value->count == 0) TSR_TRY(thread_empty(n, &leaves[i]));
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (leaves[i].mapping) TSR_TRY(liken(n, &leaves[i]));
+    }
     for (uint32_t i = 0; i < n->nodes.count; i++) {
         if (node_at(n, i)->leaf) continue;
         node_at(n, i)->value = tsr_value_new(n->arena, TSR_VALUE_DICT, n->err);

@@ -10,6 +10,7 @@ typedef struct tsr_leaf {
     uint32_t path_length; /* 0: the leaf is the whole tree, which must be the only one */
     const tsr_value *value;
     tsr_str name; /* for messages */
+    bool mapping; /* `value` is what the dict at that path is like: made if it is empty, else where leaves make one */
 } tsr_leaf;
 
 /* Dicts keep the order of first appearance, int keys stay ints; list positions that no leaf has become None. The tree lives

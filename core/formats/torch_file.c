@@ -172,16 +172,18 @@ tsr_status tsr_torch_extents(tsr_checkpoint *checkpoint,
 static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_torch_file file;
-    tsr_entry *entries = NULL;
+    tsr_torch_flat flat;
     tsr_vec runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run));
     tsr_status status = tsr_torch_file_open(checkpoint, checkpoint->files[0], (tsr_torch_rank){0}, &file, &runs, err);
     if (status == TSR_OK) status = tsr_torch_keep_runs(checkpoint, &runs, err);
     tsr_vec_free(&runs);
-    if (status == TSR_OK)
-        status = tsr_torch_flatten(file.root, checkpoint->host, checkpoint->arena, &entries, &checkpoint->catalog.entry_count, err);
-    checkpoint->catalog.entries = entries;
+    if (status == TSR_OK) status = tsr_torch_flatten(file.root, checkpoint->host, checkpoint->arena, &flat, err);
     if (status != TSR_OK) return status;
-    return tsr_torch_keep_shared(checkpoint->host, entries, checkpoint->catalog.entry_count, file.storage_count, err);
+    checkpoint->catalog.entries = flat.entries;
+    checkpoint->catalog.entry_count = flat.entry_count;
+    checkpoint->catalog.mappings = flat.mappings;
+    checkpoint->catalog.mapping_count = flat.mapping_count;
+    return tsr_torch_keep_shared(checkpoint->host, flat.entries, flat.entry_count, file.storage_count, err);
 }
 
 const tsr_reader tsr_reader_torch_zip = {TSR_FORMAT_TORCH_ZIP, open_single, NULL, tsr_torch_extents, NULL};

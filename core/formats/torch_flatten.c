@@ -22,6 +22,7 @@ typedef struct flatten {
     tsr_vec levels;  /* level */
     tsr_vec path;    /* tsr_path_item: one a level */
     tsr_vec entries; /* tsr_entry */
+    tsr_vec mappings; /* tsr_mapping */
     tsr_map *names;  /* FQN → entry */
     tsr_map *lists;  /* address of a list's items → 1: a leaf */
     uint64_t visited;
@@ -211,8 +212,14 @@ static tsr_status refuse_twins(flatten *f, const tsr_entry *first, const tsr_ent
                      TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
 }
 
+typedef struct place {
+    tsr_str fqn;
+    tsr_path_item *path;
+    uint32_t path_length;
+} place;
+
 /* The name and the path of the walk's place. A module's state_dict() is flat: what lies below a module is one key. */
-static tsr_status take_path(flatten *f, tsr_entry *entry)
+static tsr_status take_path(flatten *f, place *out)
 {
     const tsr_path_item *items = f->path.items;
     const level *levels = f->levels.items;
@@ -225,10 +232,10 @@ static tsr_status take_path(flatten *f, tsr_entry *entry)
         TSR_TRY(join(f, items + kept, count - kept, "", ".", "", &path[kept].key));
         kept++;
     }
-    entry->path = path;
-    entry->path_length = (uint32_t)kept;
-    TSR_TRY(join(f, path, kept, "", ".", "", &entry->fqn));
-    if (entry->fqn.size > LONG_NAME) f->visited += entry->fqn.size / 4; /* a long key may be part of many names */
+    out->path = path;
+    out->path_length = (uint32_t)kept;
+    TSR_TRY(join(f, path, kept, "", ".", "", &out->fqn));
+    if (out->fqn.size > LONG_NAME) f->visited += out->fqn.size / 4;     /* a long key may be part of many names */
     if (f->path.count > LONG_PATH) f->visited += 4 * f->path.count;     /* and so may a long path */
     return TSR_OK;
 }
@@ -240,7 +247,11 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
     tsr_entry entry = {0};
     if (value->kind == TSR_VALUE_TENSOR) entry = *value->as.tensor;
     else TSR_TRY(tsr_torch_leaf(value, f->host, f->inner, f->arena, &entry, f->err));
-    TSR_TRY(take_path(f, &entry));
+    place at;
+    TSR_TRY(take_path(f, &at));
+    entry.fqn = at.fqn;
+    entry.path = at.path;
+    entry.path_length = at.path_length;
     uint32_t *existing;
     bool inserted;
     TSR_TRY(tsr_map_put(f->names, entry.fqn, (uint32_t)f->entries.count, &existing, &inserted, f->err));
@@ -251,8 +262,23 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
     return TSR_OK;
 }
 
+/* A mapping that the entries below it do not tell all of. Those inside modules are parts of these. */
+static tsr_status keep_mapping(flatten *f, const tsr_value *value)
+{
+    place at;
+    const level *above = f->levels.count ? (const level *)f->levels.items + f->levels.count - 1 : NULL;
+    const bool telling = value->kind == TSR_VALUE_DICT && (value->ordered_dict || value->as.attributes || !value->count);
+    if (!telling || (above && above->parts[0])) return TSR_OK;
+    TSR_TRY(take_path(f, &at));
+    tsr_mapping *added = tsr_vec_push(&f->mappings, f->err);
+    if (!added) return TSR_E_NOMEM;
+    *added = (tsr_mapping){at.fqn, at.path, at.path_length, f->entries.count, value};
+    return TSR_OK;
+}
+
 static tsr_status enter(flatten *f, const tsr_value *value)
 {
+    TSR_TRY(keep_mapping(f, value));
     const tsr_value *state;
     level *pushed = tsr_vec_push(&f->levels, f->err);
     if (!pushed) return TSR_E_NOMEM;
@@ -311,24 +337,35 @@ static tsr_status walk(flatten *f, const tsr_value *root)
     return TSR_OK;
 }
 
-tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_entry **entries,
-                             uint64_t *count, tsr_error *err)
+static tsr_status keep(flatten *f, tsr_torch_flat *out)
+{
+    out->entry_count = f->entries.count;
+    out->mapping_count = f->mappings.count;
+    out->entries = tsr_arena_array(f->arena, f->entries.count, sizeof *out->entries, f->err);
+    out->mappings = tsr_arena_array(f->arena, f->mappings.count, sizeof *out->mappings, f->err);
+    if (!out->entries || !out->mappings) return TSR_E_NOMEM;
+    if (f->entries.count) memcpy(out->entries, f->entries.items, f->entries.count * sizeof *out->entries);
+    if (f->mappings.count) memcpy(out->mappings, f->mappings.items, f->mappings.count * sizeof *out->mappings);
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_torch_flat *out,
+                             tsr_error *err)
 {
     const tsr_allocator *allocator = host->allocator;
-    flatten f = {.host = host, .arena = arena, .err = err,
+    flatten f = {.host = host,
+                 .arena = arena,
+                 .err = err,
                  .levels = tsr_vec_of(allocator, sizeof(level)),
                  .path = tsr_vec_of(allocator, sizeof(tsr_path_item)),
-                 .entries = tsr_vec_of(allocator, sizeof(tsr_entry))};
+                 .entries = tsr_vec_of(allocator, sizeof(tsr_entry)),
+                 .mappings = tsr_vec_of(allocator, sizeof(tsr_mapping))};
+    *out = (tsr_torch_flat){0};
     f.names = tsr_map_new(allocator, 0, err);
     f.lists = f.names ? tsr_map_new(allocator, 0, err) : NULL;
     f.inner = f.lists ? tsr_map_new(allocator, 0, err) : NULL;
     tsr_status status = f.inner ? walk(&f, root) : TSR_E_NOMEM;
-    if (status == TSR_OK) {
-        *entries = tsr_arena_array(arena, f.entries.count, sizeof **entries, err);
-        *count = f.entries.count;
-        if (!*entries) status = TSR_E_NOMEM;
-        else if (f.entries.count) memcpy(*entries, f.entries.items, f.entries.count * sizeof **entries);
-    }
+    if (status == TSR_OK) status = keep(&f, out);
     while (f.levels.count) leave(&f);
     tsr_map_free(f.names);
     tsr_map_free(f.lists);
@@ -336,5 +373,6 @@ tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_ar
     tsr_vec_free(&f.levels);
     tsr_vec_free(&f.path);
     tsr_vec_free(&f.entries);
+    tsr_vec_free(&f.mappings);
     return status;
 }

@@ -1,6 +1,6 @@
 /* From the value a pickle holds to the entries of a catalog, by the rule of PyTorch 2.13's flatten_state_dict: mappings
  * flatten, lists only where they hold tensors or mappings (at any depth of lists), tuples are leaves, an empty mapping
- * vanishes. A pickled nn.Module counts as the mapping that its state_dict() would give.
+ * gives no entry. A pickled nn.Module counts as the mapping that its state_dict() would give.
  *
  * Source of the behaviour: torch/distributed/checkpoint/_nested_dict.py, _traverse.py; nn/modules/module.py. */
 #ifndef TSR_FORMATS_TORCH_FLATTEN_H
@@ -10,11 +10,18 @@
 #include "tessera/host.h"
 #include "tessera/map.h"
 
-/* Entries in order of the walk, with path items; names joined by '.'. A root that is no mapping has the name "" and an
- * empty path. Everything lives in `arena`; entries share chunks and values with the tree. Errors: TSR_E_FORMAT when two
- * paths give one name (both are named), TSR_E_LIMIT beyond limits.entries, .expansion or .depth, TSR_E_NOMEM. */
-tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_entry **entries,
-                             uint64_t *count, tsr_error *err);
+typedef struct tsr_torch_flat {
+    tsr_entry *entries;
+    uint64_t entry_count;
+    tsr_mapping *mappings;
+    uint64_t mapping_count;
+} tsr_torch_flat;
+
+/* Entries and mappings in order of the walk, with path items; names joined by '.'. A root that is no mapping has the name ""
+ * and an empty path. Everything lives in `arena`; entries share chunks and values with the tree. Errors: TSR_E_FORMAT when
+ * two paths give one name (both are named), TSR_E_LIMIT beyond limits.entries, .expansion or .depth, TSR_E_NOMEM. */
+tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_torch_flat *out,
+                             tsr_error *err);
 
 /* torch_leaf.c: fills in the kind, value and type of a leaf that is no dense tensor, and for one of another kind its dtype
  * and shape; names the tensors inside, as below. */

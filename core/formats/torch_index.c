@@ -38,17 +38,24 @@ static tsr_place in_shard(const joining *j, const shard *s, tsr_str fqn)
 static tsr_status open_shard(joining *j, uint32_t number, uint32_t *storage_base)
 {
     tsr_torch_file file;
+    tsr_torch_flat flat;
     tsr_checkpoint *checkpoint = j->checkpoint;
     shard *s = &j->shards[number];
     s->file = j->map.files[number];
     s->storage_base = *storage_base;
     j->shard_of[s->file] = number;
     TSR_TRY(tsr_torch_file_open(checkpoint, s->file, (tsr_torch_rank){0}, &file, &j->runs, j->err));
-    tsr_status status = tsr_torch_flatten(file.root, checkpoint->host, checkpoint->arena, &s->entries, &s->count, j->err);
+    tsr_status status = tsr_torch_flatten(file.root, checkpoint->host, checkpoint->arena, &flat, j->err);
     if (status != TSR_OK) {
         tsr_error_context(j->err, "%.*s", TSR_STR_ARG(checkpoint->store->files[s->file].name));
         return status;
     }
+    if (number == 0) {
+        checkpoint->catalog.mappings = flat.mappings;
+        checkpoint->catalog.mapping_count = flat.mapping_count;
+    }
+    s->entries = flat.entries;
+    s->count = flat.entry_count;
     *storage_base += file.storage_count;
     s->mapped = tsr_arena_array(checkpoint->arena, (size_t)s->count, sizeof *s->mapped, j->err);
     if (!s->mapped) return TSR_E_NOMEM;

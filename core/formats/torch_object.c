@@ -114,6 +114,23 @@ static tsr_status charge(tsr_torch_build *build, tsr_ref ref, size_t count, tsr_
     return TSR_OK;
 }
 
+/* A mapping's pairs, and its __dict__ as one child more. */
+static tsr_status fill_pairs(tsr_torch_build *build, tsr_value *value, tsr_ref ref, const tsr_ref *pairs, size_t count,
+                             tsr_torch_frame *out, tsr_error *err)
+{
+    const tsr_ref state = tsr_pickle_state(build->pickle, ref);
+    if (tsr_pickle_kind_of(build->pickle, state) != TSR_PICKLE_DICT || tsr_pickle_count(build->pickle, state) == 0)
+        return tsr_torch_fill(build, value, TSR_VALUE_DICT, pairs, count, out, err);
+    tsr_ref *all = tsr_arena_array(build->arena, count + 1, sizeof *all, err);
+    if (!all) return TSR_E_NOMEM;
+    if (count) memcpy(all, pairs, count * sizeof *all);
+    all[count] = state;
+    TSR_TRY(tsr_torch_fill(build, value, TSR_VALUE_DICT, all, count + 1, out, err));
+    value->count = count;
+    out->then = TSR_THEN_ATTRIBUTES;
+    return TSR_OK;
+}
+
 /* A mapping class: pairs of its first argument (a dict, or a list of pairs), then those set on it. */
 static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
@@ -125,7 +142,7 @@ static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref
                                ? tsr_pickle_items(pickle, first, &given_count) : NULL;
     const tsr_ref *set = tsr_pickle_items(pickle, tsr_pickle_dict_items(pickle, ref), &set_count);
     value->ordered_dict = tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ORDERED_DICT;
-    if (!given_count) return tsr_torch_fill(build, value, TSR_VALUE_DICT, set, set_count, out, err);
+    if (!given_count) return fill_pairs(build, value, ref, set, set_count, out, err);
     TSR_TRY(charge(build, ref, given_count, err));
     tsr_ref *all = tsr_arena_array(build->arena, 2 * given_count + set_count, sizeof *all, err);
     if (!all) return TSR_E_NOMEM;
@@ -140,7 +157,7 @@ static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref
         all[n++] = tsr_pickle_item(pickle, given[i], 1);
     }
     for (size_t i = 0; i < set_count; i++) all[n++] = set[i];
-    return tsr_torch_fill(build, value, TSR_VALUE_DICT, all, n, out, err);
+    return fill_pairs(build, value, ref, all, n, out, err);
 }
 
 void tsr_torch_set_tensor(tsr_value *value, const tsr_torch_dense *dense)
@@ -471,6 +488,7 @@ tsr_status tsr_torch_finish_object(tsr_torch_build *build, const tsr_torch_frame
         if (f->count == 1 && f->items[0]->items[0]->kind == TSR_VALUE_BYTES)
             *f->value = *f->items[0]->items[0];
         return TSR_OK;
+    case TSR_THEN_ATTRIBUTES: f->value->as.attributes = f->items[f->count - 1]; return TSR_OK;
     case TSR_THEN_DEVICE_TENSOR: /* data already has the dtype it is moved with */
         if (f->items[1]->kind == TSR_VALUE_TENSOR && f->items[3]->kind == TSR_VALUE_DTYPE &&
             f->items[1]->as.tensor->dtype == f->items[3]->as.dtype)

@@ -336,11 +336,24 @@ static tsr_status step_object(emitter *e, frame *f)
     }
 }
 
+/* A dict whose pairs are there: they are set, then its __dict__. */
+static tsr_status step_attributes(emitter *e, frame *f)
+{
+    if (f->next++ == f->value->count) {
+        tsr_pickler_setitems(&e->pickler);
+        return put_value(e, tsr_value_attributes(f->value));
+    }
+    tsr_pickler_build(&e->pickler);
+    e->frames.count--;
+    return TSR_OK;
+}
+
 static tsr_status step(emitter *e)
 {
     frame *f = (frame *)e->frames.items + e->frames.count - 1;
     if (f->value->kind == TSR_VALUE_OBJECT) return step_object(e, f);
     if (f->next < f->value->count) return put_value(e, f->value->items[f->next++]);
+    if (f->mode == WHOLE && tsr_value_attributes(f->value)) return step_attributes(e, f);
     const frame done = *f;
     e->frames.count--;
     if (done.mode == INLINE_LIST) tsr_pickler_appends(&e->pickler);
@@ -389,10 +402,10 @@ bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host)
         const tsr_value *at = ((const tsr_value **)stack.items)[--stack.count];
         taken = plain(at) && at->count < budget;
         budget -= at->count + 1;
-        for (size_t i = 0; taken && i < at->count; i++) {
+        for (size_t i = 0; taken && i < at->count + (tsr_value_attributes(at) != NULL); i++) {
             top = tsr_vec_push(&stack, NULL);
             taken = top != NULL;
-            if (top) *top = at->items[i];
+            if (top) *top = i < at->count ? at->items[i] : tsr_value_attributes(at);
         }
     }
     tsr_vec_free(&stack);

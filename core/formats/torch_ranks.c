@@ -62,14 +62,18 @@ static tsr_status say_joined(ranks *r, uint32_t i, const tsr_entry *entry, uint3
 
 static tsr_status add_file(ranks *r, uint32_t i, uint32_t storage_base)
 {
-    tsr_entry *entries;
-    uint64_t count;
-    TSR_TRY(tsr_torch_flatten(r->files[i].root, r->checkpoint->host, r->checkpoint->arena, &entries, &count, r->err));
-    for (uint64_t k = 0; k < count; k++) {
+    tsr_torch_flat flat;
+    tsr_catalog *catalog = &r->checkpoint->catalog;
+    TSR_TRY(tsr_torch_flatten(r->files[i].root, r->checkpoint->host, r->checkpoint->arena, &flat, r->err));
+    if (i == 0) {
+        catalog->mappings = flat.mappings;
+        catalog->mapping_count = flat.mapping_count;
+    }
+    for (uint64_t k = 0; k < flat.entry_count; k++) {
         uint32_t number;
         tsr_joined joined;
-        TSR_TRY(tsr_torch_union_add(&r->entries, &entries[k], storage_base, &number, &joined, r->err));
-        TSR_TRY(say_joined(r, i, &entries[k], number, joined));
+        TSR_TRY(tsr_torch_union_add(&r->entries, &flat.entries[k], storage_base, &number, &joined, r->err));
+        TSR_TRY(say_joined(r, i, &flat.entries[k], number, joined));
     }
     return TSR_OK;
 }

@@ -36,6 +36,8 @@ static void render(const tsr_value *value, char **out)
     if (value->kind == TSR_VALUE_STR) *out += sprintf(*out, "%.*s", TSR_STR_ARG(value->text));
     if (value->kind != TSR_VALUE_LIST && value->kind != TSR_VALUE_DICT) return;
     const bool list = value->kind == TSR_VALUE_LIST;
+    if (!list && value->ordered_dict) *out += sprintf(*out, "ordered");
+    if (tsr_value_attributes(value)) *out += sprintf(*out, "(+%d)", (int)value->as.attributes->as.integer);
     *out += sprintf(*out, list ? "[" : "{");
     for (size_t i = 0; i < value->count; i++) {
         render(value->items[i], out);
@@ -44,19 +46,24 @@ static void render(const tsr_value *value, char **out)
     *out += sprintf(*out, list ? "]" : "}");
 }
 
+/* A path behind '!' is an empty OrderedDict's, one behind '~' that of an OrderedDict with items and an attribute. */
 static tsr_status nest(const char *const *paths, size_t count, const tsr_allocator *allocator, char *text, tsr_error *err)
 {
     tsr_path_item items[8][8];
     tsr_leaf leaves[8];
     const tsr_host host = {.allocator = allocator, .limits = limits};
     const tsr_value *root;
-    tsr_value numbers[8];
+    tsr_value numbers[8], dicts[8];
     for (size_t i = 0; i < count; i++) {
+        const bool empty = paths[i][0] == '!', mapping = empty || paths[i][0] == '~';
         numbers[i] = (tsr_value){.kind = TSR_VALUE_INT, .as.integer = (int64_t)i};
+        dicts[i] = (tsr_value){.kind = TSR_VALUE_DICT, .ordered_dict = true, .count = empty ? 0 : 2};
+        if (!empty) dicts[i].as.attributes = &numbers[i];
         leaves[i] = (tsr_leaf){.path = items[i],
-                               .path_length = parse_path(paths[i], items[i]),
-                               .value = &numbers[i],
-                               .name = tsr_str_from(paths[i])};
+                               .path_length = parse_path(paths[i] + mapping, items[i]),
+                               .value = mapping ? &dicts[i] : &numbers[i],
+                               .name = tsr_str_from(paths[i] + mapping),
+                               .mapping = mapping};
     }
     tsr_arena *arena = tsr_arena_new(allocator, 0, err);
     tsr_status status = arena ? tsr_nest(leaves, count, &host, arena, &root, err) : TSR_E_NOMEM;
@@ -81,6 +88,13 @@ static void test_formats_nest__paths_become_dicts_and_lists(void **state)
         {{".s#0", ".s#10", ".s.0"}, 3, "{s:{0:0,10:1,0:2}}"},
         {{".l@1", ".l@0@0", ".l@0@1"}, 3, "{l:[[1,2],0]}"},
         {{"@2", "@0"}, 2, "[1,-,0]"},
+        {{"~", ".a"}, 2, "ordered(+0){a:1}"},
+        {{"~.m", ".m.w", ".n"}, 3, "{m:ordered(+0){w:1},n:2}"},
+        {{"~.m", ".n"}, 2, "{n:1}"},             /* nothing of it is there */
+        {{"~.m", ".m", "!"}, 3, "ordered{m:1}"}, /* a leaf took its name */
+        {{".n", "!.e", ".m.w", "!.m.e"}, 4, "{n:0,e:ordered{},m:{w:2,e:ordered{}}}"},
+        {{"!.l@0", ".l@1", "!.k@1"}, 3, "{l:[ordered{},1],k:[-,ordered{}]}"},
+        {{"~.l", ".l@0"}, 2, "{l:[1]}"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[256] = "";
@@ -102,6 +116,7 @@ static void test_formats_nest__paths_that_contradict_each_other_are_refused(void
         {{".a", ".a.b"}, 2, TSR_E_USAGE, "'.a.b' lies inside '.a'"},
         {{".a.b", ".a"}, 2, TSR_E_USAGE, "'.a' and another entry have one path"},
         {{".a", ".a"}, 2, TSR_E_USAGE, "have one path"},
+        {{".a", "!.a.b"}, 2, TSR_E_USAGE, "'.a.b' lies inside '.a'"},
         {{"", ".a"}, 2, TSR_E_USAGE, "'.a' lies inside ''"},
         {{".l@0", ".l.x"}, 2, TSR_E_USAGE, "'.l.x': its container would be a list and a dict"},
         {{".l@-1"}, 1, TSR_E_USAGE, "a list position is -1"},
@@ -159,12 +174,12 @@ static void test_formats_nest__renamed_entries_keep_what_the_rename_left(void **
 static void test_formats_nest__every_failed_allocation_ends_cleanly(void **state)
 {
     (void)state;
-    static const char *const paths[] = {".m.w", ".m.b", ".l@1", ".s#3.x"};
+    static const char *const paths[] = {".m.w", ".m.b", ".l@1", ".s#3.x", "~.m", "!.e.f"};
     for (size_t n = 0;; n++) {
         failing_allocator failing;
         char text[256];
         failing_start(&failing, n);
-        const tsr_status status = nest(paths, 4, &failing.allocator, text, NULL);
+        const tsr_status status = nest(paths, 6, &failing.allocator, text, NULL);
         assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
         assert_int_equal(failing.live, 0);
         if (!failing.failed) break;

@@ -174,7 +174,7 @@ def test_structure_of_torch_files_survives(t):
     torch.save(sd, t.at("a.pt"))
     t.run("convert", t.at("a.pt"), t.at("b.pt"))
     got = torch.load(t.at("b.pt"), weights_only=True)
-    assert list(got) == [k for k in sd if k != "empty"]
+    assert list(got) == list(sd) and got["empty"] == {}
     assert torch.equal(got[3][7][0], w + 1) and got[3][7][1] == {"x": None}
     storages = {k: got[k].untyped_storage().data_ptr() for k in ("a", "tied", "view", "t")}
     assert len(set(storages.values())) == 1 and got["view"].stride() == (5, 2) and torch.equal(got["view"], sd["view"]) and torch.equal(got["t"], w.t())
@@ -183,6 +183,56 @@ def test_structure_of_torch_files_survives(t):
         assert got[k] == sd[k] and type(got[k]) is type(sd[k]), k
     assert got["nan"] != got["nan"] and torch.equal(got["dots.in.key"], w * 2) and torch.equal(got["conj"].resolve_conj(), sd["conj"].resolve_conj())
     assert got["alone"].untyped_storage().nbytes() == 8  # not the 100 elements it was cut from
+
+
+def same_tree(want, got, at=""):
+    """Equal in every type, order and attribute."""
+    import torch
+    assert type(want) is type(got), f"{at}: {type(got)}, was {type(want)}"
+    if isinstance(want, dict):
+        assert list(want) == list(got), f"{at}: {list(got)}, was {list(want)}"
+        assert getattr(want, "__dict__", None) == getattr(got, "__dict__", None), f"{at}: other attributes"
+        for k in want:
+            same_tree(want[k], got[k], f"{at}.{k}")
+    elif isinstance(want, (list, tuple)):
+        assert len(want) == len(got), f"{at}: {len(got)} items, was {len(want)}"
+        for i, (a, b) in enumerate(zip(want, got)):
+            same_tree(a, b, f"{at}[{i}]")
+    else:
+        assert torch.equal(want, got) if isinstance(want, torch.Tensor) else want == got, at
+
+
+def test_state_dicts_keep_their_metadata_and_empty_parts(t):
+    import collections
+    import torch
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    sd = model.state_dict()
+    assert sd._metadata["1"] == {"version": 2}
+    run = {"model": sd, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1).state_dict(), "empty": {}, "ordered": collections.OrderedDict(),
+           "list": [{}, {"a": torch.ones(1)}, {}], "only": [{}, {}], "step": 3, "deep": {"q": {"r": {}}}, "tuple": (sd, {}), "last": {}}
+    for name, tree in (("sd", sd), ("run", run), ("root", [sd, {}]), ("pair", (sd, {})), ("nothing", {})):
+        for legacy in (False, True):
+            source, dest = t.at(f"{name}{legacy}.pt"), t.at(f"{name}{legacy}.out.pt")
+            torch.save(tree, source, _use_new_zipfile_serialization=not legacy)
+            t.run("convert", source, dest)
+            same_tree(tree, torch.load(dest, weights_only=True), name)
+    t.run("convert", t.at("runFalse.pt"), t.at("some.pt"), "--include", "model.1.**", "--include", "list.**")
+    got = torch.load(t.at("some.pt"), weights_only=True)
+    same_tree(run["list"], got.pop("list"))
+    assert list(got) == ["model"] and list(got["model"]) == [k for k in sd if k.startswith("1.")] and got["model"]._metadata == sd._metadata
+    t.run("convert", t.at("runFalse.pt"), t.at("flat.pt"), "--include", "model.**", "--rename", "model.=")
+    assert list(torch.load(t.at("flat.pt"), weights_only=True)) == list(sd)
+    t.run("reshard", t.at("runFalse.pt"), t.at("ranks"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "torch")
+    t.run("convert", t.at("ranks"), t.at("again.pt"))
+    same_tree(run, torch.load(t.at("again.pt"), weights_only=True))
+
+
+def test_a_list_at_the_root_becomes_a_dcp_that_pytorch_loads(t):
+    import torch
+    torch.save([torch.arange(3), [1, {"a": torch.ones(2)}]], t.at("list.pt"))
+    t.run("convert", t.at("list.pt"), t.at("dcp"), "--to", "dcp")
+    got = load_dcp(t.at("dcp"))
+    assert set(got) == {"0", "1.0", "1.1.a"} and got["0"].tolist() == [0, 1, 2] and got["1.0"] == 1 and got["1.1.a"].tolist() == [1, 1]
 
 
 def test_casts_are_torchs(t):

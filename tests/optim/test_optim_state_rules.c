@@ -190,7 +190,7 @@ static void check_keys(golden *g, const cJSON *one)
             else assert_true(item->kind == TSR_PATH_KEY && tsr_str_equal(item->key, tsr_str_from(p->valuestring)));
         }
         assert_int_equal(depth, keys[at].path_length);
-        leaves[at] = (tsr_leaf){keys[at].path, keys[at].path_length, keys[at].value, keys[at].name};
+        leaves[at] = (tsr_leaf){keys[at].path, keys[at].path_length, keys[at].value, keys[at].name, false};
     }
     assert_int_equal(at, count);
     /* and back, and flat once more: the same keys */

@@ -69,6 +69,16 @@ typedef struct tsr_entry {
     tsr_str type;              /* objects and opaque: class or Python type name ("dict", "int", "argparse.Namespace") */
 } tsr_entry;
 
+/* A mapping of a nested state dict of which its entries' paths do not tell all: an OrderedDict, one with attributes, or one
+ * that is empty. */
+typedef struct tsr_mapping {
+    tsr_str fqn;
+    const tsr_path_item *path;
+    uint32_t path_length;
+    uint64_t entries_before; /* entries of its container that come before it */
+    const tsr_value *value;
+} tsr_mapping;
+
 typedef enum tsr_format {
     TSR_FORMAT_NONE = 0,
     TSR_FORMAT_DCP,
@@ -87,6 +97,8 @@ typedef struct tsr_catalog {
     tsr_format format;
     const tsr_entry *entries; /* in the order of the container; FQNs are unique */
     uint64_t entry_count;
+    const tsr_mapping *mappings; /* torch.save; of several files those of the first */
+    uint64_t mapping_count;
     const struct tsr_store *store;
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
 } tsr_catalog;

@@ -46,6 +46,7 @@ struct tsr_value {
         } complex;
         tsr_dtype dtype;
         const struct tsr_entry *tensor; /* its fqn is the path inside the object */
+        const struct tsr_value *attributes; /* DICT: what its __dict__ holds (a state dict's _metadata), or NULL */
     } as;
     tsr_str text;
     const tsr_value *const *items;
@@ -56,6 +57,11 @@ struct tsr_value {
 static inline size_t tsr_value_pairs(const tsr_value *dict)
 {
     return dict->count / 2;
+}
+/* The attributes of a DICT; NULL for those without and for other kinds. */
+static inline const tsr_value *tsr_value_attributes(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_DICT ? value->as.attributes : NULL;
 }
 /* The value under a string key, or NULL. Linear. */
 const tsr_value *tsr_value_get(const tsr_value *dict, tsr_str key);
