@@ -175,28 +175,34 @@ def sets(build, wrapped):
         yield record
 
 
-def run(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    cases = []
+def cases():
     for name, build in MODELS.items():
         model = build()
         case = {"of": name, "modules": modules_document(model), "tensors": tensors(model), "gets": list(gets(model))}
-        case["sets"] = list(sets(build, "ddp" in name or "compiled" in name))
-        cases.append(case)
+        yield {**case, "sets": list(sets(build, "ddp" in name or "compiled" in name))}
+
+
+def run(rank, folder, cases):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     with open(f"{folder}/{rank}.json", "w") as f:
-        json.dump(cases, f)
+        json.dump(list(cases()), f)
     dist.barrier()
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def write(file, cases):
+    """What all ranks have in common of each of their cases, and the rest by rank."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (folder,), nprocs=WORLD)
+        mp.spawn(run, (folder, cases), nprocs=WORLD)
         by_rank = [json.load(open(f"{folder}/{r}.json")) for r in range(WORLD)]
     lines = []
     for ranks in zip(*by_rank):
         head = {"of": ranks[0]["of"], "modules": ranks[0]["modules"]}
         head["ranks"] = [{k: v for k, v in r.items() if k not in head} for r in ranks]
         lines.append(json.dumps(head, separators=(",", ":")))
-    with open(os.path.join(ROOT, "model_state.json"), "w") as f:
+    with open(os.path.join(ROOT, file), "w") as f:
         f.write('{"torch":"%s","cases":[\n' % torch.__version__ + ",\n".join(lines) + "\n]}\n")
+
+
+if __name__ == "__main__":
+    write("model_state.json", cases)

@@ -5,18 +5,10 @@ make_model_state.py with its optimizers after two steps (or none: "fresh"): by r
 name and their states, what get_optimizer_state_dict makes of them under several options, and what is there after
 set_optimizer_state_dict of a changed state dict, or the error. Values are written as in make_state_dict.py.
 """
-import json
-import os
-import sys
-import tempfile
-
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-
-from make_model_state import MODELS, ROOT, WORLD, encode, modules_document, tensors
+from make_model_state import MODELS, encode, modules_document, tensors, write
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict, StateDictOptions
 
 FULL = {"full_state_dict": True}
@@ -112,28 +104,12 @@ def sets(kind):
         yield record
 
 
-def run(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    cases = []
+def cases():
     for name, kind in CASES.items():
         model, optimizers = build(*kind)
         case = {"of": name, "modules": modules_document(model), "tensors": tensors(model), "optimizers": groups(model, optimizers)}
-        cases.append({**case, "gets": list(gets(kind)), "sets": list(sets(kind))})
-        print(rank, name, [r.get("error") for r in cases[-1]["gets"] + cases[-1]["sets"]], file=sys.stderr)
-    with open(f"{folder}/{rank}.json", "w") as f:
-        json.dump(cases, f)
-    dist.barrier()
-    dist.destroy_process_group()
+        yield {**case, "gets": list(gets(kind)), "sets": list(sets(kind))}
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (folder,), nprocs=WORLD)
-        by_rank = [json.load(open(f"{folder}/{r}.json")) for r in range(WORLD)]
-    lines = []
-    for ranks in zip(*by_rank):
-        head = {"of": ranks[0]["of"], "modules": ranks[0]["modules"]}
-        head["ranks"] = [{k: v for k, v in r.items() if k not in head} for r in ranks]
-        lines.append(json.dumps(head, separators=(",", ":")))
-    with open(os.path.join(ROOT, "optimizer_state.json"), "w") as f:
-        f.write('{"torch":"%s","cases":[\n' % torch.__version__ + ",\n".join(lines) + "\n]}\n")
+    write("optimizer_state.json", cases)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The dependency law of the house, read off the include lines; and every public header compiles alone.
+"""The dependency law of the house, read off the include lines; every public header compiles alone and says what each function
+does.
 
     tests/law/run.py [--cc CC]
 """
@@ -40,6 +41,7 @@ PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"st
 FORBIDDEN_SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}
 NATIVE_HEADERS = ROOT / "native/include/tessera"  # public too: what needs an operating system, on top of core's
 INCLUDE_PATH = ["-I", str(ROOT / "core/include"), "-I", str(ROOT / "native/include")]
+DECLARATION = re.compile(r"^[a-z][\w ]*[ *](tsr_\w+)\([^;{]*[;{].*", re.M)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
@@ -108,6 +110,16 @@ def exported(headers):
             yield f"tessera/tessera.h does not include {p.name}"
 
 
+def documented(headers):
+    """Every public function has a comment: above its paragraph, above itself, or at its end."""
+    for p in headers:
+        text = p.read_text()
+        for m in DECLARATION.finditer(text):
+            paragraph = text[text.rfind("\n\n", 0, m.start()) + 2:m.start()]
+            if "/*" not in m[0] and not re.search(r"^/\*", paragraph, re.M):
+                yield f"tessera/{p.name}: {m[1]} has no comment"
+
+
 def unique_names(paths):
     seen = {}
     for p in paths:
@@ -134,6 +146,7 @@ def main():
     checks = [("core includes", [e for p in core for e in check_core(p)]),
               ("native and wasm includes", [e for p in outside for e in check_outside(p)]),
               ("exported headers", list(exported(public))),
+              ("documented headers", list(documented(public))),
               ("file names", list(unique_names(core + outside))),
               ("names in READMEs", list(names_in_readmes(p for p in core + outside if p.suffix == ".h")))]
     for h in public:

@@ -19,6 +19,7 @@ typedef struct tsr_box {
     const uint64_t *sizes;
 } tsr_box;
 
+/* In elements along `dim` < rank; boxes without offsets begin at 0. */
 static inline uint64_t tsr_box_offset(tsr_box box, uint32_t dim)
 {
     return box.offsets ? box.offsets[dim] : 0;
@@ -58,6 +59,7 @@ typedef struct tsr_box_walk {
     uint64_t strides_b[TSR_MAX_RANK];
 } tsr_box_walk;
 
+/* `walk` borrows nothing of the boxes; no other call may be on it at the same time. */
 void tsr_box_walk_start(tsr_box_walk *walk, tsr_box inner, tsr_box a, tsr_box b);
 void tsr_box_walk_next(tsr_box_walk *walk);
 

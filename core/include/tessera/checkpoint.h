@@ -25,6 +25,7 @@ tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr
                                tsr_checkpoint **out, tsr_error *err);
 void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* takes NULL */
 
+/* What it holds; owned by the checkpoint, unchanged until it is closed. */
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);
 /* Findings of opening and of the checks run since; owned by the checkpoint. */
 tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint);

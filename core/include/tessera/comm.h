@@ -58,6 +58,7 @@ tsr_status tsr_comm_self(const tsr_allocator *allocator, tsr_comm **out, tsr_err
 
 /* ---- made of the above; errors as theirs, and TSR_E_NOMEM of any rank is told to all ---- */
 
+/* Returns when every rank has called it. */
 tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err);
 
 /* As all_gather, but only `root` receives; elsewhere `all` is not used. */

@@ -17,6 +17,7 @@ typedef struct tsr_limits {
     uint64_t expansion;      /* nodes visited when shared values are written out as trees */
 } tsr_limits;
 
+/* Beyond what any real checkpoint needs, below what harms a machine; less where size_t has 32 bits. */
 tsr_limits tsr_limits_default(void);
 
 typedef enum tsr_digest_algorithm { TSR_DIGEST_SHA256 = 1, TSR_DIGEST_XXH3 = 2 } tsr_digest_algorithm;

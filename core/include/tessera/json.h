@@ -7,6 +7,7 @@
 
 TSR_API_BEGIN
 
+/* Takes bytes of the document, in order; a failure ends the document. */
 typedef tsr_status tsr_write_fn(void *ctx, const char *data, size_t size, tsr_error *err);
 
 typedef struct tsr_json {
@@ -23,6 +24,8 @@ typedef struct tsr_json {
     char buffer[4096];
 } tsr_json;
 
+/* `write` is called with `ctx` whenever the buffer is full; `err` (borrowed, may be NULL) takes the first failure. No call fails by
+ * itself: tsr_json_finish tells. A value, or a key and then its value, goes into the innermost array or object that is open. */
 void tsr_json_start(tsr_json *json, tsr_write_fn *write, void *ctx, uint8_t pretty, tsr_error *err);
 tsr_status tsr_json_finish(tsr_json *json); /* newline and flush; returns the sticky status */
 void tsr_json_object(tsr_json *json);

@@ -61,6 +61,7 @@ typedef struct tsr_vec {
     const tsr_allocator *allocator;
 } tsr_vec;
 
+/* An empty vector of items of so many bytes; allocates nothing, borrows `allocator`. */
 static inline tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_size)
 {
     return (tsr_vec){NULL, 0, 0, item_size, allocator};

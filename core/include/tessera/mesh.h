@@ -46,6 +46,7 @@ tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **
 tsr_str tsr_mesh_text(const tsr_mesh *mesh, tsr_arena *arena, tsr_error *err);
 tsr_str tsr_placements_text(const tsr_placement *placements, uint32_t count, tsr_arena *arena, tsr_error *err);
 
+/* The product of its dimensions. */
 uint64_t tsr_mesh_ranks(const tsr_mesh *mesh);
 /* `coordinate` has room for dim_count numbers; `rank` < tsr_mesh_ranks. And back. */
 void tsr_mesh_coordinate(const tsr_mesh *mesh, uint64_t rank, uint64_t *coordinate);

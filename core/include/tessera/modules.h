@@ -100,6 +100,7 @@ typedef uint32_t tsr_module_ref;
 tsr_status tsr_modules_new(const tsr_module *root, const tsr_host *host, tsr_modules **out, tsr_error *err);
 void tsr_modules_free(tsr_modules *modules); /* takes NULL */
 
+/* Modules of the tree; and the one that `ref` (< count) names, as it was given, owned by who gave it. */
 uint32_t tsr_modules_count(const tsr_modules *modules);
 const tsr_module *tsr_modules_at(const tsr_modules *modules, tsr_module_ref ref);
 

@@ -35,6 +35,7 @@ tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, co
                         const tsr_host *host, tsr_plan **out, tsr_error *err);
 void tsr_plan_free(tsr_plan *plan); /* takes NULL */
 
+/* Of the target, at least 1. */
 uint64_t tsr_plan_ranks(const tsr_plan *plan);
 
 /* One planned tensor. */

@@ -25,11 +25,13 @@ static inline int tsr_printf_size(size_t size)
     return size > 0x7fffffff ? 0x7fffffff : (int)size;
 }
 
+/* Borrows the string without its NUL; empty for NULL. */
 static inline tsr_str tsr_str_from(const char *c_string)
 {
     return (tsr_str){c_string, c_string ? strlen(c_string) : 0};
 }
 
+/* Byte-wise; all empty strings are equal. */
 static inline bool tsr_str_equal(tsr_str a, tsr_str b)
 {
     return a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
@@ -43,11 +45,11 @@ static inline int tsr_str_compare(tsr_str a, tsr_str b)
     return order ? order : (a.size > b.size) - (a.size < b.size);
 }
 
+/* Whether `prefix`, which may be empty, is how `s` begins; and how it ends. */
 static inline bool tsr_str_starts(tsr_str s, tsr_str prefix)
 {
     return s.size >= prefix.size && (prefix.size == 0 || memcmp(s.data, prefix.data, prefix.size) == 0);
 }
-
 static inline bool tsr_str_ends(tsr_str s, tsr_str suffix)
 {
     return s.size >= suffix.size &&

@@ -44,7 +44,9 @@ typedef struct tsr_gpu_info {
     uint64_t memory_bytes, free_bytes;
 } tsr_gpu_info;
 
+/* What of CUDA this build and this machine have; never fails. */
 void tsr_gpu_runtime_describe(tsr_gpu_runtime *out);
+/* Of CUDA device `ordinal`; TSR_E_NOT_FOUND, with the reason, when there is none. */
 tsr_status tsr_gpu_describe(uint32_t ordinal, tsr_gpu_info *out, tsr_error *err);
 
 /* ---- devices ---- */
@@ -79,17 +81,21 @@ tsr_status tsr_gpu_pin(tsr_gpu *device, void *memory, size_t size, tsr_error *er
 void tsr_gpu_unpin(tsr_gpu *device, void *memory);
 
 typedef enum tsr_gpu_place { TSR_PLACE_PAGEABLE, TSR_PLACE_PINNED, TSR_PLACE_DEVICE } tsr_gpu_place;
+/* What kind of memory an address is of; pageable when the device does not know it. */
 tsr_gpu_place tsr_gpu_place_of(tsr_gpu *device, const void *memory);
 
 /* ---- streams and events ---- */
 
+/* A stream does what it is given in that order; streams go on beside each other. */
 tsr_status tsr_gpu_stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *err);
 void tsr_gpu_stream_free(tsr_gpu_stream *stream); /* waits first; takes NULL */
 /* Returns when all work given to the stream is done, with the first error of that work. */
 tsr_status tsr_gpu_stream_wait(tsr_gpu_stream *stream, tsr_error *err);
 
+/* A point in a stream's work that hosts and other streams can wait for; not recorded yet. */
 tsr_status tsr_gpu_event_new(tsr_gpu *device, tsr_gpu_event **out, tsr_error *err);
 void tsr_gpu_event_free(tsr_gpu_event *event); /* takes NULL */
+/* From now on it stands for all work that `stream` was given so far. */
 tsr_status tsr_gpu_event_record(tsr_gpu_event *event, tsr_gpu_stream *stream, tsr_error *err);
 tsr_status tsr_gpu_event_wait(tsr_gpu_event *event, tsr_error *err); /* at once when never recorded */
 /* Work given to `stream` from now on happens after the event. */
@@ -97,6 +103,7 @@ tsr_status tsr_gpu_stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, ts
 
 /* ---- copies ---- */
 
+/* `size` bytes between memory of any kinds, in the stream's order; the two do not overlap. */
 tsr_status tsr_gpu_copy(tsr_gpu_stream *stream, void *to, const void *from, size_t size, tsr_error *err);
 /* `rows` rows of `row_bytes`, whose beginnings are `*_pitch` ≥ row_bytes bytes apart. */
 tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,

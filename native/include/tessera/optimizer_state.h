@@ -79,6 +79,8 @@ typedef struct tsr_bound_state {
     tsr_state_options options;
     const tsr_host *host;
 } tsr_bound_state;
+
+/* Of the model; and of its optimizers. Collective, as the functions above; the calls borrow `bound`. */
 tsr_state_calls tsr_model_state_calls(tsr_bound_state *bound);
 tsr_state_calls tsr_optimizer_state_calls(tsr_bound_state *bound);
 

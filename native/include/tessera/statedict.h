@@ -32,6 +32,7 @@ typedef struct tsr_state_dict tsr_state_dict;
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err);
 void tsr_state_dict_free(tsr_state_dict *dict); /* takes NULL */
 
+/* The one it was made with. */
 const tsr_host *tsr_state_dict_host(const tsr_state_dict *dict);
 /* Where its nodes live; more may be put there. */
 tsr_arena *tsr_state_dict_arena(tsr_state_dict *dict);
