@@ -4,29 +4,17 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import tempfile
 
 import schema
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+
+from checks import ROOT, SAMPLES, TESTS, Bad, need, test  # noqa: E402, F401
+
 SCHEMAS = schema.load(os.path.join(ROOT, "native", "cli", "schemas"))
 CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]")
-TESTS = []
-
-
-class Bad(Exception):
-    pass
-
-
-def need(condition, what):
-    if not condition:
-        raise Bad(what)
-
-
-def test(f):
-    TESTS.append((f.__name__, f))
-    return f
 
 
 class Tessera:

@@ -6,26 +6,14 @@ import random
 import signal
 import struct
 import subprocess
+import sys
 import time
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+
+from checks import ROOT, SAMPLES, TESTS, Bad, need, test  # noqa: E402, F401
+
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
-TESTS = []
-
-
-class Bad(Exception):
-    pass
-
-
-def need(condition, what):
-    if not condition:
-        raise Bad(what)
-
-
-def test(f):
-    TESTS.append((f.__name__, f))
-    return f
 
 
 class Job:

@@ -3,10 +3,8 @@ import os
 import subprocess
 import tempfile
 
-from harness import FULL, mpirun, need, test, tree
+from harness import FULL, ROOT, mpirun, need, test, tree
 from test_death import count_calls, killed
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def torch_side(*arguments):
