@@ -34,11 +34,15 @@ uint8_t *tsr_stream_peek(const tsr_stream *s, bool devices, uint64_t bytes)
     return link->data + s->walk.index_a * link->itemsize + s->run_done;
 }
 
-/* `runs` runs further; all but the last of them lie in one row of the innermost varying dim. */
-static void next_runs(tsr_stream *s, uint64_t runs)
+/* Runs from the present one to the end of its row of the innermost varying dim. */
+static uint64_t runs_of_row(const tsr_box_walk *w)
 {
-    tsr_box_walk *w = &s->walk;
-    s->run_done = 0;
+    return w->outer ? w->counts[w->outer - 1] - w->at[w->outer - 1] : 1;
+}
+
+/* `runs` runs further, which lie in one row. */
+static void walk_on(tsr_box_walk *w, uint64_t runs)
+{
     if (runs > 1) {
         w->index_a += (runs - 1) * w->strides_a[w->outer - 1];
         w->index_b += (runs - 1) * w->strides_b[w->outer - 1];
@@ -46,7 +50,13 @@ static void next_runs(tsr_stream *s, uint64_t runs)
         w->runs_left -= runs - 1;
     }
     tsr_box_walk_next(w);
-    if (w->runs_left) return;
+}
+
+static void next_runs(tsr_stream *s, uint64_t runs)
+{
+    s->run_done = 0;
+    walk_on(&s->walk, runs);
+    if (s->walk.runs_left) return;
     s->at++;
     enter_link(s);
 }
@@ -66,10 +76,9 @@ static span next_span(const tsr_stream *s, uint64_t bytes)
     if (s->run_done || bytes < run) {
         out.run = out.run < bytes ? out.run : bytes;
     } else if (w->outer) {
-        const uint32_t d = w->outer - 1;
-        out.runs = w->counts[d] - w->at[d];
+        out.runs = runs_of_row(w);
         if (out.runs > bytes / run) out.runs = bytes / run;
-        out.stride = w->strides_a[d] * link->itemsize;
+        out.stride = w->strides_a[w->outer - 1] * link->itemsize;
     }
     return out;
 }
@@ -186,12 +195,18 @@ tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *er
         from_offsets[d] = offsets[d] - from->offsets[d];
         to_offsets[d] = offsets[d] - to->offsets[d];
     }
-    tsr_box_walk walk;
-    tsr_box_walk_start(&walk, (tsr_box){from->rank, offsets, from->sizes},
+    tsr_box_walk w;
+    tsr_box_walk_start(&w, (tsr_box){from->rank, offsets, from->sizes},
                        (tsr_box){from->rank, from_offsets, from->buffer_sizes},
                        (tsr_box){to->rank, to_offsets, to->buffer_sizes});
-    for (; walk.runs_left; tsr_box_walk_next(&walk))
-        TSR_TRY(copy_run(from, from->data + walk.index_a * from->itemsize, to, to->data + walk.index_b * to->itemsize,
-                         walk.run * from->itemsize, err));
+    while (w.runs_left) {
+        uint8_t *source = from->data + w.index_a * from->itemsize, *dest = to->data + w.index_b * to->itemsize;
+        const uint64_t run = w.run * from->itemsize, runs = from->device || to->device ? 1 : runs_of_row(&w);
+        if (runs == 1) TSR_TRY(copy_run(from, source, to, dest, run, err));
+        else
+            copy_rows(dest, w.strides_b[w.outer - 1] * to->itemsize, source, w.strides_a[w.outer - 1] * from->itemsize, run,
+                      runs);
+        walk_on(&w, runs);
+    }
     return TSR_OK;
 }

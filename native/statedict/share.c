@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "statedict/try.h"
+#include "tessera/map.h"
 
 enum { ALIGNMENT = 64, NAME_SIZE = 48 };
 
@@ -25,7 +26,7 @@ typedef struct segment {
 
 struct tsr_shared {
     const tsr_allocator *allocator;
-    uint32_t ranks;
+    uint32_t own, ranks;
     size_t count;
     segment *segments;
     uint8_t **mapped; /* by rank; NULL: not yet */
@@ -94,7 +95,7 @@ static tsr_status allocate_tables(tsr_comm *comm, const tsr_allocator *allocator
     tsr_shared *s = tsr_alloc(allocator, 1, sizeof *s, err);
     *out = s;
     if (!s) return TSR_E_NOMEM;
-    *s = (tsr_shared){.allocator = allocator, .ranks = comm->size, .count = count};
+    *s = (tsr_shared){.allocator = allocator, .own = comm->rank, .ranks = comm->size, .count = count};
     s->segments = tsr_alloc(allocator, comm->size, sizeof *s->segments, err);
     s->mapped = tsr_alloc(allocator, comm->size, sizeof *s->mapped, err);
     *sizes = tsr_alloc(allocator, comm->size, sizeof **sizes, err);
@@ -141,6 +142,17 @@ uint32_t tsr_shared_ranks(const tsr_shared *shared)
 size_t tsr_shared_count(const tsr_shared *shared)
 {
     return shared->count;
+}
+
+bool tsr_shared_is_own(const tsr_shared *s, uint32_t rank, uint32_t ranks, size_t index, const void *data)
+{
+    uint64_t bytes;
+    return s->own == rank && s->ranks == ranks && index < s->count && tsr_shared_buffer(s, rank, index, &bytes) == data;
+}
+
+uint64_t tsr_shared_digest(const tsr_shared *s)
+{
+    return tsr_hash_bytes(s->segments, s->ranks * sizeof *s->segments, 1) | 1;
 }
 
 void *tsr_shared_buffer(const tsr_shared *shared, uint32_t rank, size_t index, uint64_t *bytes)

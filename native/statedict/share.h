@@ -15,6 +15,10 @@ void tsr_shared_free(tsr_shared *shared); /* takes NULL */
 
 uint32_t tsr_shared_ranks(const tsr_shared *shared);
 size_t tsr_shared_count(const tsr_shared *shared);
+/* Whether `data` is buffer `index` of `rank` of `ranks`, the rank that this is here. */
+bool tsr_shared_is_own(const tsr_shared *shared, uint32_t rank, uint32_t ranks, size_t index, const void *data);
+/* Equal on all ranks, and of no other segments. Not 0. */
+uint64_t tsr_shared_digest(const tsr_shared *shared);
 /* Buffer `index` of `rank` and its bytes; NULL where it has none. */
 void *tsr_shared_buffer(const tsr_shared *shared, uint32_t rank, size_t index, uint64_t *bytes);
 

@@ -82,6 +82,8 @@ static tsr_status take_shared(const tsr_leaves *leaves, uint32_t rank, tsr_devic
         if (is_kept(tensor)) continue;
         void *data = tsr_shared_buffer(out->shared, rank, i, &bytes);
         tensor->meta = false;
+        tensor->shared = out->shared;
+        tensor->shared_index = i;
         if (tensor->spread == TSR_IN_BOXES) ((tsr_tensor_part *)tensor->parts)[0].data = data;
         else tensor->data = data;
         if (pin && bytes) TSR_TRY(lock_pages(out, pin, data, bytes, err));

@@ -235,6 +235,7 @@ tsr_status tsr_tensor_buffer(const tsr_tensor *tensor, uint32_t index, tsr_arena
 tsr_status tsr_state_dict_give_memory(tsr_state_dict *dict, tsr_tensor *tensor, tsr_device *pin, tsr_error *err)
 {
     tensor->meta = false;
+    tensor->shared = NULL;
     for (uint32_t i = 0; i < tsr_tensor_buffer_count(tensor); i++) {
         void *data;
         uint64_t bytes;

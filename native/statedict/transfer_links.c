@@ -1,10 +1,12 @@
 /* Boxes that one rank has and another wants. A shard that several ranks hold comes from the receiver itself if it is among
- * them, else from its copies in turn. */
+ * them, else from its copies in turn. What lies in shared memory is not sent: the receiver reads it there; what is to get
+ * there, the sender writes. */
 #include "statedict/transfer_links.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "statedict/share.h"
 #include "statedict/try.h"
 
 /* One transfer as this rank looks at it. */
@@ -15,6 +17,8 @@ typedef struct finder {
     tsr_links *out;
     const tsr_piece *from, *to; /* this rank's memory: piece i is box i of its shard */
     uint64_t from_count, to_count;
+    bool reads, writes;                    /* `from` or `to` of other ranks, directly */
+    const tsr_shard *from_shard, *to_shard; /* that meet */
     uint64_t found; /* elements received or kept */
 } finder;
 
@@ -110,6 +114,47 @@ static tsr_status add_link(const finder *f, tsr_vec *list, uint32_t peer, uint64
     return link ? make_link(f, peer, order, side, piece, offsets, sizes, link, err) : TSR_E_NOMEM;
 }
 
+static const tsr_shared *shared_of(const tsr_side *side, uint32_t own, uint32_t ranks)
+{
+    const tsr_tensor *t = side->holders ? NULL : side->tensor;
+    if (!t || !t->shared || (t->spread == TSR_IN_BOXES && t->part_count != 1)) return NULL;
+    const void *data = t->spread == TSR_IN_BOXES ? t->parts[0].data : t->data;
+    return tsr_shared_is_own(t->shared, own, ranks, t->shared_index, data) ? t->shared : NULL;
+}
+
+uint64_t tsr_links_shared(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < 2 * count; i++) {
+        const tsr_side *side = i % 2 ? &transfers[i / 2].to : &transfers[i / 2].from;
+        const tsr_shared *shared = shared_of(side, own, ranks);
+        if (shared) sum += (tsr_shared_digest(shared) + side->tensor->shared_index) * (2 * i + 1) | 1;
+    }
+    return sum;
+}
+
+/* Box `at` of another rank's shard, in the memory that it shares. */
+static tsr_piece shared_piece(const finder *f, const tsr_side *side, const tsr_shard *shard, uint32_t peer, uint64_t at)
+{
+    const tsr_shard_box *box = &shard->boxes[at];
+    const tsr_tensor *tensor = side->tensor;
+    uint64_t bytes;
+    return (tsr_piece){.offsets = box->offsets,
+                       .sizes = box->sizes,
+                       .local_offsets = box->local_offsets,
+                       .buffer_sizes = tensor->spread == TSR_WHOLE       ? f->transfer->shape
+                                       : tensor->spread == TSR_OVER_MESH ? shard->local_shape
+                                                                         : box->sizes,
+                       .data = tsr_shared_buffer(tensor->shared, peer, tensor->shared_index, &bytes)};
+}
+
+static tsr_status add_copy(const finder *f, const tsr_piece *from, const tsr_piece *to, const uint64_t *offsets,
+                           const uint64_t *sizes, tsr_error *err)
+{
+    TSR_TRY(add_link(f, &f->out->copies, f->own, 0, &f->transfer->from, from, offsets, sizes, err));
+    return add_link(f, &f->out->copies, f->own, 0, &f->transfer->to, to, offsets, sizes, err);
+}
+
 /* What both boxes have, in their order: box of the source first. */
 typedef tsr_status each_common(finder *f, uint32_t peer, uint64_t from, uint64_t to, uint64_t order, const uint64_t *offsets,
                                const uint64_t *sizes, tsr_error *err);
@@ -119,6 +164,8 @@ static tsr_status meet(finder *f, uint32_t peer, const tsr_shard *from, const ts
 {
     uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
     const uint32_t rank = f->transfer->rank;
+    f->from_shard = from;
+    f->to_shard = to;
     for (uint64_t a = 0; a < from->box_count; a++) {
         for (uint64_t b = 0; b < to->box_count; b++) {
             const tsr_box x = {rank, from->boxes[a].offsets, from->boxes[a].sizes};
@@ -133,7 +180,11 @@ static tsr_status meet(finder *f, uint32_t peer, const tsr_shard *from, const ts
 static tsr_status send_common(finder *f, uint32_t peer, uint64_t from, uint64_t to, uint64_t order, const uint64_t *offsets,
                               const uint64_t *sizes, tsr_error *err)
 {
-    (void)to;
+    if (f->reads) return TSR_OK;
+    if (f->writes) {
+        const tsr_piece there = shared_piece(f, &f->transfer->to, f->to_shard, peer, to);
+        return add_copy(f, &f->from[from], &there, offsets, sizes, err);
+    }
     return add_link(f, &f->out->sends, peer, order, &f->transfer->from, &f->from[from], offsets, sizes, err);
 }
 
@@ -143,10 +194,13 @@ static tsr_status receive_common(finder *f, uint32_t peer, uint64_t from, uint64
     uint64_t elements;
     tsr_box_volume((tsr_box){f->transfer->rank, NULL, sizes}, &elements);
     f->found += elements;
-    if (peer != f->own)
-        return add_link(f, &f->out->receives, peer, order, &f->transfer->to, &f->to[to], offsets, sizes, err);
-    TSR_TRY(add_link(f, &f->out->kept, peer, order, &f->transfer->from, &f->from[from], offsets, sizes, err));
-    return add_link(f, &f->out->kept, peer, order, &f->transfer->to, &f->to[to], offsets, sizes, err);
+    if (peer == f->own) return add_copy(f, &f->from[from], &f->to[to], offsets, sizes, err);
+    if (f->reads) {
+        const tsr_piece there = shared_piece(f, &f->transfer->from, f->from_shard, peer, from);
+        return add_copy(f, &there, &f->to[to], offsets, sizes, err);
+    }
+    if (f->writes) return TSR_OK;
+    return add_link(f, &f->out->receives, peer, order, &f->transfer->to, &f->to[to], offsets, sizes, err);
 }
 
 static tsr_status find_receives(finder *f, tsr_error *err)
@@ -205,8 +259,8 @@ static int by_stream(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-tsr_status tsr_links_find(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count, const tsr_host *host,
-                          tsr_links *out, tsr_error *err)
+tsr_status tsr_links_find(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count, bool direct,
+                          const tsr_host *host, tsr_links *out, tsr_error *err)
 {
     const tsr_vec none = tsr_vec_of(host->allocator, sizeof(tsr_link));
     *out = (tsr_links){none, none, none, tsr_arena_new(host->allocator, 0, err)};
@@ -214,6 +268,8 @@ tsr_status tsr_links_find(uint32_t own, uint32_t ranks, const tsr_transfer *tran
     TSR_FAIL_IF(count > UINT32_MAX, err, TSR_E_LIMIT, "too many tensors");
     for (size_t i = 0; i < count; i++) {
         finder f = {.transfer = &transfers[i], .number = (uint32_t)i, .own = own, .ranks = ranks, .out = out};
+        f.reads = direct && shared_of(&transfers[i].from, own, ranks);
+        f.writes = direct && !f.reads && shared_of(&transfers[i].to, own, ranks);
         TSR_TRY(find_one(&f, err));
     }
     if (out->sends.count) qsort(out->sends.items, out->sends.count, sizeof(tsr_link), by_stream);
@@ -225,6 +281,6 @@ void tsr_links_free(tsr_links *links)
 {
     tsr_vec_free(&links->sends);
     tsr_vec_free(&links->receives);
-    tsr_vec_free(&links->kept);
+    tsr_vec_free(&links->copies);
     tsr_arena_free(links->arena);
 }

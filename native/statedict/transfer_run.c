@@ -9,7 +9,7 @@
 #include "statedict/window.h"
 
 #define LEAST_SLICE ((uint64_t)64)
-#define BEST_SLOT   ((uint64_t)128 << 10) /* stays in a core's cache */
+#define BEST_SLOT   ((uint64_t)32 << 10) /* all that are for one rank stay in a core's cache */
 #define MOST_SLOTS  ((uint64_t)8) /* where processes wait for a core, the one that runs gets further */
 #define ON_DEVICE   (UINT64_C(1) << 63)
 
@@ -149,11 +149,11 @@ static tsr_status run_round(traffic *t, tsr_status *own, tsr_error *own_error, t
     return TSR_OK;
 }
 
-static tsr_status keep_own(const traffic *t, tsr_error *err)
+static tsr_status copy_reached(const traffic *t, tsr_error *err)
 {
-    const tsr_link *kept = t->links.kept.items;
-    for (size_t i = 0; i + 1 < t->links.kept.count; i += 2) TSR_TRY(tsr_link_copy(&kept[i], &kept[i + 1], err));
-    return wait_for_lists(&t->links.kept, err);
+    const tsr_link *copies = t->links.copies.items;
+    for (size_t i = 0; i + 1 < t->links.copies.count; i += 2) TSR_TRY(tsr_link_copy(&copies[i], &copies[i + 1], err));
+    return wait_for_lists(&t->links.copies, err);
 }
 
 /* ---- one machine ---- */
@@ -181,7 +181,7 @@ static tsr_status try_window(traffic *t, bool *done, tsr_error *err)
     uint64_t most;
     tsr_window *window;
     TSR_TRY(measure(t, &most, err));
-    if (most & ON_DEVICE || most < 4 * slot) return TSR_OK;
+    if (most & ON_DEVICE || most < 16 * slot) return TSR_OK;
     TSR_TRY(tsr_window_open(t->comm, slot, slots, t->host->allocator, &window, err));
     if (!window) return TSR_OK;
     tsr_status status = tsr_window_run(window, t->out.streams, t->in.streams, err);
@@ -211,10 +211,23 @@ static uint64_t slice_of(size_t round_bytes, uint32_t ranks)
     return bytes < LEAST_SLICE ? LEAST_SLICE : bytes - bytes % LEAST_SLICE;
 }
 
-static tsr_status prepare(traffic *t, const tsr_transfer *transfers, size_t count, uint64_t *rounds, tsr_error *err)
+/* Whether all ranks have the same sides in the same shared memory, of which this rank has `own`. */
+static tsr_status agree_on_shared(const traffic *t, uint64_t own, bool *direct, tsr_error *err)
+{
+    uint64_t most = own, least = ~own;
+    *direct = false;
+    TSR_TRY(t->comm->largest(t->comm, &most, err));
+    if (most == 0) return TSR_OK;
+    TSR_TRY(t->comm->largest(t->comm, &least, err));
+    *direct = most == ~least;
+    return TSR_OK;
+}
+
+static tsr_status prepare(traffic *t, const tsr_transfer *transfers, size_t count, bool direct, uint64_t *rounds,
+                          tsr_error *err)
 {
     const uint32_t ranks = t->comm->size;
-    TSR_TRY(tsr_links_find(t->comm->rank, ranks, transfers, count, t->host, &t->links, err));
+    TSR_TRY(tsr_links_find(t->comm->rank, ranks, transfers, count, direct, t->host, &t->links, err));
     TSR_TRY(open_lane(&t->out, &t->links.sends, ranks, t->host, err));
     TSR_TRY(open_lane(&t->in, &t->links.receives, ranks, t->host, err));
     for (uint32_t r = 0; r < ranks; r++) {
@@ -229,11 +242,14 @@ tsr_status tsr_transfers_run(tsr_comm *comm, const tsr_transfer *transfers, size
 {
     traffic t = {.comm = comm, .host = host, .slice = slice_of(round_bytes, comm->size)};
     uint64_t rounds = 0;
+    bool direct = false, done = false;
     tsr_error own_error = {0};
-    tsr_status own = mine == TSR_OK ? prepare(&t, transfers, count, &rounds, err) : mine;
-    tsr_status status = tsr_comm_agree(comm, own, err);
-    if (status == TSR_OK) own = keep_own(&t, &own_error);
-    bool done = false;
+    tsr_status own = mine, status = TSR_OK;
+    TSR_TRY(agree_on_shared(&t, mine == TSR_OK ? tsr_links_shared(comm->rank, comm->size, transfers, count) : 0, &direct,
+                            mine == TSR_OK ? err : &own_error));
+    if (mine == TSR_OK) own = prepare(&t, transfers, count, direct, &rounds, err);
+    status = tsr_comm_agree(comm, own, err);
+    if (status == TSR_OK) own = copy_reached(&t, &own_error);
     if (status == TSR_OK) status = try_window(&t, &done, err);
     if (status == TSR_OK && !done) status = run_rounds(&t, rounds, &own, &own_error, err);
     if (status == TSR_OK) {

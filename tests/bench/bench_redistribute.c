@@ -1,10 +1,11 @@
-/* Rows to columns in memory: `mpirun -n N bench_redistribute SIDE ROWS COLUMNS [TURNS]`, a float32 matrix whose rows lie on
- * N ranks becomes one whose columns do. SIDE: tessera, alltoallw (subarray types), alltoallv (packed), or copy (every rank
- * copies its own bytes once). The median of TURNS, from a barrier to the last rank's end, as JSON; every element is
- * checked. */
+/* Rows to columns in memory: `mpirun -n N bench_redistribute SIDE[,SIDE…] ROWS COLUMNS [TURNS]`, a float32 matrix whose rows
+ * lie on N ranks becomes one whose columns do. SIDE: tessera, shared (the same from a state dict in memory that the ranks
+ * share), alltoallw (subarray types), alltoallv (packed), or copy (every rank copies its own bytes once). Several sides take turns. A line of JSON a side: medians of TURNS, `wall` from a barrier
+ * to the last rank's end, `cpu` of all ranks together (waiting for others in a loop counts); every element is checked. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "tessera/comm_mpi.h"
 #include "tessera/redistribute.h"
@@ -14,6 +15,8 @@ typedef struct matrix {
     uint64_t own_rows, own_columns;
     uint64_t rank, ranks;
     uint32_t *by_rows, *by_columns, *packed;
+    tsr_state_dict *dict;
+    const tsr_tensor *shared; /* its tensor: the rows, too */
 } matrix;
 
 static int failed(const char *what)
@@ -27,6 +30,7 @@ static void fill(matrix *m)
 {
     for (uint64_t i = 0; i < m->own_rows * m->columns; i++)
         m->by_rows[i] = (uint32_t)(m->rank * m->own_rows * m->columns + i);
+    if (m->shared) memcpy(m->shared->data, m->by_rows, m->own_rows * m->columns * 4);
     memset(m->by_columns, 0xff, m->rows * m->own_columns * 4);
 }
 
@@ -41,7 +45,9 @@ static void check(const matrix *m)
 
 /* ---- sides ---- */
 
-static void by_tessera(const matrix *m, tsr_comm *comm)
+static tsr_host host = {.allocator = &tsr_allocator_libc};
+
+static void by_tessera(const matrix *m, tsr_comm *comm, bool share)
 {
     const uint64_t ranks[] = {m->ranks}, shape[] = {m->rows, m->columns};
     const tsr_str name = {NULL, 0};
@@ -49,11 +55,25 @@ static void by_tessera(const matrix *m, tsr_comm *comm)
     const tsr_placement rows = {TSR_SHARD, 0, 0}, columns = {TSR_SHARD, 1, 0};
     const tsr_tensor from = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &rows, m->rank, m->by_rows);
     const tsr_tensor to = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &columns, m->rank, m->by_columns);
-    const tsr_move move = {&from, &to};
-    const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
-    const char *round = getenv("ROUND");
+    const tsr_move move = {share ? m->shared : &from, &to};
     tsr_error err = {0};
-    if (tsr_redistribute(comm, &move, 1, round ? (size_t)atoll(round) : 0, &host, &err) != TSR_OK) failed(err.message);
+    if (tsr_redistribute(comm, &move, 1, 0, &host, &err) != TSR_OK) failed(err.message);
+}
+
+/* The rows once more, in memory that the ranks share. */
+static void share_rows(matrix *m, tsr_comm *comm)
+{
+    const uint64_t ranks[] = {m->ranks}, shape[] = {m->rows, m->columns};
+    const tsr_mesh mesh = {1, ranks, NULL};
+    const tsr_placement rows = {TSR_SHARD, 0, 0};
+    const tsr_tensor like = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &rows, m->rank, m->by_rows);
+    const tsr_value leaf = {.kind = TSR_VALUE_TENSOR, .as.tensor = &like.entry};
+    const tsr_create_options options = {.share = comm};
+    tsr_error err = {0};
+    if (tsr_state_dict_new(&host, &m->dict, &err) != TSR_OK ||
+        tsr_state_dict_create(&leaf, &options, m->dict, &err) != TSR_OK)
+        failed(err.message);
+    m->shared = tsr_tensor_of(tsr_state_dict_root(m->dict));
 }
 
 static void by_alltoallw(const matrix *m)
@@ -93,19 +113,37 @@ static void by_alltoallv(const matrix *m)
     MPI_Alltoallv(m->packed, counts, offsets, MPI_UINT32_T, m->by_columns, counts, offsets, MPI_UINT32_T, MPI_COMM_WORLD);
 }
 
-static double turn(const char *side, matrix *m, tsr_comm *comm)
+enum { MOST_TURNS = 64, MOST_SIDES = 8 };
+
+typedef struct side {
+    const char *name;
+    double wall[MOST_TURNS], cpu[MOST_TURNS];
+} side;
+
+static double cpu_seconds(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+static void take_turn(side *s, int number, matrix *m, tsr_comm *comm)
 {
     fill(m);
     MPI_Barrier(MPI_COMM_WORLD);
-    double seconds = -MPI_Wtime();
-    if (strcmp(side, "tessera") == 0) by_tessera(m, comm);
-    else if (strcmp(side, "alltoallw") == 0) by_alltoallw(m);
-    else if (strcmp(side, "alltoallv") == 0) by_alltoallv(m);
+    double wall = -MPI_Wtime(), cpu = -cpu_seconds();
+    if (strcmp(s->name, "tessera") == 0) by_tessera(m, comm, false);
+    else if (strcmp(s->name, "shared") == 0) by_tessera(m, comm, true);
+    else if (strcmp(s->name, "alltoallw") == 0) by_alltoallw(m);
+    else if (strcmp(s->name, "alltoallv") == 0) by_alltoallv(m);
     else memcpy(m->by_columns, m->by_rows, m->own_rows * m->columns * 4);
+    cpu += cpu_seconds();
     MPI_Barrier(MPI_COMM_WORLD);
-    seconds += MPI_Wtime();
-    if (strcmp(side, "copy") != 0) check(m);
-    return seconds;
+    wall += MPI_Wtime();
+    MPI_Allreduce(&cpu, &s->cpu[number], 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    s->wall[number] = wall;
+    if (strcmp(s->name, "copy") != 0) check(m);
 }
 
 static int by_size(const void *a, const void *b)
@@ -113,19 +151,29 @@ static int by_size(const void *a, const void *b)
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
+static double median(double *numbers, int count)
+{
+    qsort(numbers, (size_t)count, sizeof *numbers, by_size);
+    return numbers[count / 2];
+}
+
 int main(int argc, char **argv)
 {
     tsr_error err = {0};
     tsr_comm *comm;
-    double seconds[64];
+    side sides[MOST_SIDES];
+    int side_count = 0;
+    host.limits = tsr_limits_default();
     if (tsr_mpi_start(&argc, &argv, &err) != TSR_OK ||
         tsr_comm_mpi_open(MPI_COMM_WORLD, NULL, &tsr_allocator_libc, &comm, &err) != TSR_OK)
         return failed(err.message);
-    if (argc < 4 || comm->size > 256) return failed("SIDE ROWS COLUMNS [TURNS], at most 256 ranks");
+    if (argc < 4 || comm->size > 256) return failed("SIDE[,SIDE] ROWS COLUMNS [TURNS], at most 256 ranks");
     matrix m = {
         .rows = (uint64_t)atoll(argv[2]), .columns = (uint64_t)atoll(argv[3]), .rank = comm->rank, .ranks = comm->size};
     int turns = argc > 4 ? atoi(argv[4]) : 5;
-    if (turns > 64) turns = 64;
+    if (turns >= MOST_TURNS) turns = MOST_TURNS - 1;
+    for (char *name = strtok(argv[1], ","); name && side_count < MOST_SIDES; name = strtok(NULL, ","))
+        sides[side_count++].name = name;
     if (m.rows % m.ranks || m.columns % m.ranks) return failed("rows and columns are no multiples of the ranks");
     m.own_rows = m.rows / m.ranks;
     m.own_columns = m.columns / m.ranks;
@@ -133,13 +181,18 @@ int main(int argc, char **argv)
     m.by_columns = malloc(m.rows * m.own_columns * 4);
     m.packed = malloc(m.own_rows * m.columns * 4);
     if (!m.by_rows || !m.by_columns || !m.packed) return failed("no memory");
+    for (int k = 0; k < side_count; k++)
+        if (strcmp(sides[k].name, "shared") == 0) share_rows(&m, comm);
     memset(m.packed, 1, m.own_rows * m.columns * 4);
-    turn(argv[1], &m, comm); /* pages and connections */
-    for (int i = 0; i < turns; i++) seconds[i] = turn(argv[1], &m, comm);
-    qsort(seconds, (size_t)turns, sizeof *seconds, by_size);
-    if (comm->rank == 0)
-        printf("{\"wall\": %.6f, \"gb_per_s\": %.3f}\n", seconds[turns / 2],
-               (double)(m.rows * m.columns * 4) / seconds[turns / 2] * 1e-9);
+    for (int i = 0; i <= turns; i++) { /* the first for pages and connections */
+        for (int k = 0; k < side_count; k++) take_turn(&sides[k], i ? i - 1 : 0, &m, comm);
+    }
+    for (int k = 0; k < side_count && comm->rank == 0; k++) {
+        const double wall = median(sides[k].wall, turns), cpu = median(sides[k].cpu, turns);
+        printf("{\"side\": \"%s\", \"wall\": %.6f, \"cpu\": %.6f, \"gb_per_s\": %.3f}\n", sides[k].name, wall, cpu,
+               (double)(m.rows * m.columns * 4) / wall * 1e-9);
+    }
+    tsr_state_dict_free(m.dict);
     free(m.by_rows);
     free(m.by_columns);
     free(m.packed);

@@ -315,13 +315,14 @@ def py_safetensors(bench):
 
 
 def redistribution(bench, id, ranks, rows=8192, columns=8192, turns=3):
-    """Rows to columns. A side is a job of its own, whose time is the median of its turns."""
+    """Rows to columns. A side is a job of its own, whose time is the median of its turns. (Sides that take turns within one
+    job, for machines with other work: mpirun -n N bench_redistribute tessera,shared,alltoallv,copy 8192 8192 15.)"""
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
     def side(name, which):
         return Side(name, ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *bench.program("bench_redistribute", which, rows, columns, turns)])
     return Job(id, f"redistribution in memory, rows to columns, {ranks} processes", f"{rows * columns * 4 >> 20} MiB",
-               [side("tsr_redistribute", "tessera"), side("MPI_Alltoallw", "alltoallw"), side("pack + MPI_Alltoallv", "alltoallv"),
+               [side("tsr_redistribute", "tessera"), side("tsr_redistribute out of shared memory", "shared"), side("MPI_Alltoallw", "alltoallw"), side("pack + MPI_Alltoallv", "alltoallv"),
                 Side("DTensor.redistribute over gloo", bench.peer("redistribute", ranks, rows, columns, turns)),
                 side("memcpy of each rank's bytes", "copy")], "≥ 5 × gloo, ≥ 1.3 × MPI")
 

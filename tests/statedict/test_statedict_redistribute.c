@@ -13,38 +13,84 @@
 typedef struct property {
     uint64_t first_seed;
     bool on_device;
+    unsigned shared; /* 1: the source lies in memory that the ranks share, 2: the target, 3: both */
 } property;
 
 enum { CASES = 60, TENSORS = 3 };
 
-static tsr_status check_case(uint64_t seed, bool on_device, tsr_comm *comm, tsr_error *err)
+/* Shared memory has one box a rank. */
+static tsr_tensor in_one_box(const tsr_tensor *like, tsr_arena *arena, const tsr_comm *comm)
+{
+    const uint32_t rank = like->entry.rank;
+    const uint64_t *shape = like->entry.shape, rows = (shape[0] + comm->size - 1) / comm->size;
+    uint64_t *numbers = tsr_arena_array(arena, 2 * rank, sizeof *numbers, NULL);
+    tsr_tensor_part *part = TSR_ARENA_NEW(arena, tsr_tensor_part, NULL);
+    memcpy(numbers + rank, shape, rank * sizeof *shape);
+    numbers[0] = rows * comm->rank < shape[0] ? rows * comm->rank : shape[0];
+    numbers[rank] = shape[0] - numbers[0] < rows ? shape[0] - numbers[0] : rows;
+    *part = (tsr_tensor_part){numbers, numbers + rank, NULL};
+    return tsr_tensor_in_boxes(like->entry.dtype, rank, shape, part, 1);
+}
+
+/* The tensors of `from` in memory that the ranks share. */
+static tsr_status share_side(const tsr_tensor **side, tsr_comm *comm, tsr_state_dict *dict, tsr_state_dict *out,
+                             tsr_error *err)
+{
+    static const char *const names[TENSORS] = {"a", "b", "c"};
+    const tsr_create_options options = {.share = comm};
+    tsr_state_dict *tree;
+    TRY(tsr_state_dict_new(tsr_state_dict_host(dict), &tree, err));
+    for (size_t i = 0; i < TENSORS; i++) {
+        const tsr_value *value;
+        TRY(tsr_state_dict_tensor(dict, side[i], &value, err));
+        TRY(tsr_state_dict_put(tree, tsr_str_from(names[i]), value, err));
+    }
+    TRY(tsr_state_dict_create(tsr_state_dict_root(tree), &options, out, err));
+    for (size_t i = 0; i < TENSORS; i++)
+        side[i] = tsr_tensor_of(tsr_value_get(tsr_state_dict_root(out), tsr_str_from(names[i])));
+    tsr_state_dict_free(tree);
+    return TSR_OK;
+}
+
+static tsr_status check_case(uint64_t seed, const property *p, tsr_comm *comm, tsr_error *err)
 {
     static const tsr_dtype dtypes[] = {TSR_BOOL, TSR_BFLOAT16, TSR_FLOAT32, TSR_INT64, TSR_COMPLEX128};
     static const size_t rounds[] = {0, 1, 200, 5000};
     const tsr_host host = live_host(NULL);
-    tsr_state_dict *dict;
+    tsr_state_dict *dict, *shared[2];
+    const tsr_tensor *sides[2][TENSORS];
     tsr_move moves[TENSORS];
     live_device device;
     live_device_open(&device);
     TRY(tsr_state_dict_new(&host, &dict, err));
+    TRY(tsr_state_dict_new(&host, &shared[0], err));
+    TRY(tsr_state_dict_new(&host, &shared[1], err));
     tsr_arena *arena = tsr_state_dict_arena(dict);
     for (size_t i = 0; i < TENSORS; i++) {
         uint64_t *shape = tsr_arena_array(arena, 4, sizeof *shape, NULL);
         const uint32_t rank = (uint32_t)(ramp_random(&seed) % 4);
         const tsr_dtype dtype = dtypes[ramp_random(&seed) % 5];
         for (uint32_t d = 0; d < rank; d++) shape[d] = ramp_random(&seed) % 9;
-        const tsr_value *value[2];
+        const tsr_value *value;
         for (int side = 0; side < 2; side++) {
             tsr_tensor tensor = ramp_tensor(&seed, arena, comm, dtype, rank, shape);
-            tensor.device = on_device ? &device.base : NULL;
-            TRY(tsr_state_dict_allocate(dict, &tensor, &value[side], err));
+            if (p->shared & 1u << side && tensor.spread == TSR_IN_BOXES) tensor = in_one_box(&tensor, arena, comm);
+            tensor.device = p->on_device ? &device.base : NULL;
+            TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+            sides[side][i] = tsr_tensor_of(value);
         }
-        moves[i] = (tsr_move){tsr_tensor_of(value[0]), tsr_tensor_of(value[1])};
+    }
+    for (int side = 0; side < 2; side++)
+        if (p->shared & 1u << side) TRY(share_side(sides[side], comm, dict, shared[side], err));
+    for (size_t i = 0; i < TENSORS; i++) {
+        moves[i] = (tsr_move){sides[0][i], sides[1][i]};
         TRY(ramp_over(moves[i].from, arena, true, NULL, err));
     }
     TRY(tsr_redistribute(comm, moves, TENSORS, rounds[ramp_random(&seed) % 4], &host, err));
     bool right = true;
     for (size_t i = 0; i < TENSORS; i++) TRY(ramp_over(moves[i].to, arena, false, &right, err));
+    tsr_state_dict_free(shared[0]);
+    tsr_state_dict_free(shared[1]);
     tsr_state_dict_free(dict);
     NEED(right);
     return TSR_OK;
@@ -54,7 +100,7 @@ static tsr_status check_cases(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const property *p = arg;
     for (uint64_t i = 0; i < CASES; i++) {
-        const tsr_status status = check_case(p->first_seed + i * 7919, p->on_device, comm, err);
+        const tsr_status status = check_case(p->first_seed + i * 7919, p, comm, err);
         if (status != TSR_OK) {
             tsr_error_context(err, "case %u", (unsigned)i);
             return status;
@@ -68,6 +114,8 @@ static void test_statedict_redistribute__every_element_arrives(void **state)
     (void)state;
     ranks_run(check_cases, &(property){.first_seed = 1});
     ranks_run(check_cases, &(property){.first_seed = 2, .on_device = true});
+    for (unsigned shared = 1; shared < 4; shared++)
+        ranks_run(check_cases, &(property){.first_seed = 2 + shared, .shared = shared});
 }
 
 /* ---- ranks that disagree ---- */

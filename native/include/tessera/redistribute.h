@@ -4,7 +4,8 @@
  *   from [rows on 4 ranks]  ──▶ boxes that a rank has and another wants ──▶ packed, exchanged in rounds ──▶ to [columns]
  *
  * What lies in one run on either side is sent from, or received into, the tensor itself. What a rank has and wants stays
- * in it. Replicas: a rank that has a copy itself takes that, others are served by the copies in turn. */
+ * in it. What lies in memory that the processes of a machine share (tsr_create_options.share), on either side, is copied once,
+ * by the rank at the other end. Replicas: a rank that has a copy itself takes that, others are served by the copies in turn. */
 #ifndef TESSERA_REDISTRIBUTE_H
 #define TESSERA_REDISTRIBUTE_H
 

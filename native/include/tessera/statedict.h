@@ -113,7 +113,8 @@ tsr_status tsr_state_dict_copy(const tsr_value *state, const tsr_value *target, 
 typedef struct tsr_create_options {
     tsr_device *pin; /* page-locked for copies of this device; a device that cannot pin is TSR_E_UNSUPPORTED */
     /* Memory that other processes of this machine see too: all ranks of `share`, which must run on one machine, get the
-     * state dict; each rank's tensors are its own, and tsr_state_dict_peer reaches the others'. Collective then. */
+     * state dict; each rank's tensors are its own, and tsr_state_dict_peer reaches the others'. Redistributing and gathering
+     * from or into such tensors takes one copy and no messages. Collective then. */
     tsr_comm *share;
 } tsr_create_options;
 

@@ -39,6 +39,10 @@ typedef struct tsr_tensor {
     /* IN_BOXES */
     const tsr_tensor_part *parts;
     uint32_t part_count;
+    /* Its memory is buffer `shared_index` of what the processes of a machine share: set by tsr_state_dict_create, and only
+     * of use with that memory. NULL: it is this process's own. */
+    const struct tsr_shared *shared;
+    size_t shared_index;
 } tsr_tensor;
 
 /* A tensor in words; arrays are borrowed. `shape` is the whole tensor's. */
