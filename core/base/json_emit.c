@@ -8,6 +8,7 @@
 
 #include <math.h>
 
+#include "base/line.h"
 #include "base/utf8.h"
 #include "tessera/json.h"
 
@@ -197,6 +198,13 @@ void tsr_json_int(tsr_json *json, int64_t value)
     char text[24];
     snprintf(text, sizeof text, "%" PRId64, value);
     token(json, text);
+}
+
+void tsr_json_integer(tsr_json *json, tsr_str bytes)
+{
+    char text[TSR_LINE_INTEGER];
+    tsr_line line = tsr_line_on(text, sizeof text);
+    token(json, tsr_line_integer(&line, bytes) ? text : "null");
 }
 
 void tsr_json_uint(tsr_json *json, uint64_t value)

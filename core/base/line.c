@@ -34,6 +34,19 @@ void tsr_line_format(tsr_line *line, const char *format, ...)
     if (size > 0) tsr_line_put(line, text, (size_t)size < sizeof text ? (size_t)size : sizeof text - 1);
 }
 
+/* The fewest significant digits that read back as `value`. */
+static int fewest_digits(double value, bool single)
+{
+    char text[40];
+    int digits = 1;
+    for (; digits < 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        double back = strtod(text, NULL);
+        if (single ? (float)back == (float)value : back == value) break;
+    }
+    return digits;
+}
+
 void tsr_line_real(tsr_line *line, double value, bool single)
 {
     char text[40];
@@ -41,10 +54,44 @@ void tsr_line_real(tsr_line *line, double value, bool single)
         tsr_line_format(line, "%s", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
     }
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        double back = strtod(text, NULL);
-        if (single ? (float)back == (float)value : back == value) break;
-    }
+    snprintf(text, sizeof text, "%.*g", fewest_digits(value, single), value);
+    /* %g turns to an exponent where there are fewer digits than places before the point. */
+    if (fabs(value) >= 1 && fabs(value) < (single ? 1e8 : 1e16) && strchr(text, 'e'))
+        snprintf(text, sizeof text, "%.0f", strtod(text, NULL));
     tsr_line_put(line, text, strlen(text));
+}
+
+void tsr_line_float(tsr_line *line, double value)
+{
+    const size_t from = line->used;
+    tsr_line_real(line, value, false);
+    if (!strpbrk(line->out + from, ".en")) tsr_line_put(line, ".0", 2);
+}
+
+bool tsr_line_integer(tsr_line *line, tsr_str bytes)
+{
+    uint8_t left[TSR_INTEGER_BYTES];
+    char digits[TSR_LINE_INTEGER];
+    size_t at = sizeof digits, size = bytes.size;
+    if (size == 0 || size > sizeof left) return false;
+    const bool negative = (uint8_t)bytes.data[size - 1] & 0x80;
+    unsigned carry = 1;
+    for (size_t i = 0; i < size; i++) {
+        carry += negative ? (uint8_t) ~(uint8_t)bytes.data[i] : (uint8_t)bytes.data[i];
+        left[i] = (uint8_t)(negative ? carry : (uint8_t)bytes.data[i]);
+        carry >>= 8;
+    }
+    while (size) {
+        unsigned rest = 0;
+        for (size_t i = size; i-- > 0;) {
+            rest = rest << 8 | left[i];
+            left[i] = (uint8_t)(rest / 10);
+            rest %= 10;
+        }
+        digits[--at] = (char)('0' + rest);
+        while (size && left[size - 1] == 0) size--;
+    }
+    if (negative) digits[--at] = '-';
+    tsr_line_put(line, digits + at, sizeof digits - at);
+    return true;
 }

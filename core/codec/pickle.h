@@ -41,7 +41,7 @@ typedef enum tsr_pickle_how {
 typedef struct tsr_pickle tsr_pickle;
 
 /* A name a reader knows, and the number it gives it (1 … 0xffff). Matched exactly, after Python 2 → 3 renaming of
- * "__builtin__" to "builtins" and "copy_reg" to "copyreg". A sink that folds adds one of the flags to the number:
+ * "__builtin__" to "builtins" and "copy_reg" to "copyreg", and of built-in types ("long" to "int"). A sink that folds adds one of the flags to the number:
  * fold when the object is made (REDUCE, OBJ, INST, NEWOBJ), or when it gets its state (BUILD). */
 typedef struct tsr_pickle_name {
     const char *module;

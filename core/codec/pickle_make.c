@@ -179,6 +179,20 @@ static tsr_ref renamed(machine *m, tsr_ref module)
     return now ? tsr_pickle_make_text(m, TAG_STR, (const uint8_t *)now, strlen(now)) : module;
 }
 
+/* Python 2's names of built-in types, which Python 3 writes up to protocol 2. */
+static tsr_ref renamed_type(machine *m, tsr_ref module, tsr_ref name)
+{
+    static const struct {
+        const char *then, *now;
+    } types[] = {{"long", "int"}, {"unicode", "str"}, {"xrange", "range"}};
+    if (!tsr_str_equal(tsr_pickle_text(m->pickle, module), TSR_STR("__builtin__"))) return name;
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (!tsr_str_equal(tsr_pickle_text(m->pickle, name), tsr_str_from(types[i].then))) continue;
+        return tsr_pickle_make_text(m, TAG_STR, (const uint8_t *)types[i].now, strlen(types[i].now));
+    }
+    return name;
+}
+
 static uint32_t id_of(const tsr_pickle_sink *sink, tsr_str module, tsr_str name)
 {
     for (size_t i = 0; sink && i < sink->count; i++) {
@@ -218,6 +232,7 @@ tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name)
         fail(m, TSR_E_FORMAT, "pickle: opcode %s with a module or name that is not a string", tsr_pickle_opcode(*m->at));
         return TSR_REF_NONE;
     }
+    name = renamed_type(m, module, name);
     module = renamed(m, module);
     if (!has_room(m, &pickle->globals, 1) || (2 * (pickle->globals.count + 1) > pickle->slots.count && !rehash(m)))
         return TSR_REF_NONE;

@@ -1,6 +1,7 @@
 /* Values as one line of text, much as Python would print them: repr() of an object that JSON cannot hold, and what a
  * listing shows. Output and work are bounded by the buffer. */
 #include <inttypes.h>
+#include <math.h>
 
 #include "base/line.h"
 #include "tessera/catalog.h"
@@ -22,43 +23,13 @@ static void put_quoted(tsr_line *l, tsr_str text, bool is_bytes)
     tsr_line_put(l, "'", 1);
 }
 
-/* As Python prints floats: ".0" where it looks whole. */
-static void put_float(tsr_line *l, double value)
+static void put_complex(tsr_line *l, double re, double im)
 {
-    size_t from = l->used;
-    tsr_line_real(l, value, false);
-    if (!strpbrk(l->out + from, ".en")) tsr_line_put(l, ".0", 2);
-}
-
-/* Decimal digits of a two's-complement little-endian integer; of very long ones only the size. */
-static void put_bigint(tsr_line *l, tsr_str bytes)
-{
-    uint8_t left[64];
-    char digits[160];
-    size_t at = sizeof digits, size = bytes.size;
-    if (size == 0 || size > sizeof left) {
-        tsr_line_format(l, "<int of %zu bytes>", size);
-        return;
-    }
-    bool negative = (uint8_t)bytes.data[size - 1] & 0x80;
-    unsigned carry = 1;
-    for (size_t i = 0; i < size; i++) {
-        carry += negative ? (uint8_t) ~(uint8_t)bytes.data[i] : (uint8_t)bytes.data[i];
-        left[i] = (uint8_t)(negative ? carry : (uint8_t)bytes.data[i]);
-        carry >>= 8;
-    }
-    while (size) {
-        unsigned rest = 0;
-        for (size_t i = size; i-- > 0;) {
-            rest = rest << 8 | left[i];
-            left[i] = (uint8_t)(rest / 10);
-            rest %= 10;
-        }
-        digits[--at] = (char)('0' + rest);
-        while (size && left[size - 1] == 0) size--;
-    }
-    if (negative) digits[--at] = '-';
-    tsr_line_put(l, digits + at, sizeof digits - at);
+    tsr_line_put(l, "(", 1);
+    tsr_line_real(l, re, false);
+    if (!signbit(im) || isnan(im)) tsr_line_put(l, "+", 1);
+    tsr_line_real(l, im, false);
+    tsr_line_put(l, "j)", 2);
 }
 
 static void put_tensor(tsr_line *l, const tsr_entry *tensor)
@@ -91,9 +62,11 @@ static void put_leaf(tsr_line *l, const tsr_value *value)
     switch (value->kind) {
     case TSR_VALUE_BOOL: tsr_line_format(l, "%s", value->as.boolean ? "True" : "False"); break;
     case TSR_VALUE_INT: tsr_line_format(l, "%" PRId64, value->as.integer); break;
-    case TSR_VALUE_BIGINT: put_bigint(l, value->text); break;
-    case TSR_VALUE_FLOAT: put_float(l, value->as.real); break;
-    case TSR_VALUE_COMPLEX: tsr_line_format(l, "(%g%+gj)", value->as.complex.re, value->as.complex.im); break;
+    case TSR_VALUE_BIGINT:
+        if (!tsr_line_integer(l, value->text)) tsr_line_format(l, "<int of %zu bytes>", value->text.size);
+        break;
+    case TSR_VALUE_FLOAT: tsr_line_float(l, value->as.real); break;
+    case TSR_VALUE_COMPLEX: put_complex(l, value->as.complex.re, value->as.complex.im); break;
     case TSR_VALUE_STR: put_quoted(l, value->text, false); break;
     case TSR_VALUE_BYTES: put_quoted(l, value->text, true); break;
     case TSR_VALUE_DTYPE: tsr_line_format(l, "torch.%s", tsr_dtype_describe(value->as.dtype)->name); break;

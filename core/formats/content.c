@@ -42,11 +42,14 @@ static const signature foreign_kinds[] = {
      "a program (ELF)"},
 };
 
-/* LONG1 of ten bytes: torch.save's magic number 0x1950a86a20f9469cfc6c, in a pickle of protocol 2 or later. */
+/* LONG1 of ten bytes: torch.save's magic number 0x1950a86a20f9469cfc6c, in a pickle of protocol 2 or later; from protocol 4
+ * on it stands in a frame. */
 static bool is_legacy(tsr_str head)
 {
     static const char magic[] = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
-    return head.size >= 15 && head.data[0] == '\x80' && memcmp(head.data + 2, magic, 13) == 0;
+    enum { MAGIC = sizeof magic - 1, FRAME = 9 };
+    const size_t at = head.size > 2 && head.data[2] == '\x95' ? 2 + FRAME : 2;
+    return head.size >= at + MAGIC && head.data[0] == '\x80' && memcmp(head.data + at, magic, MAGIC) == 0;
 }
 
 /* The name of a zip archive's first member; empty when this is no zip archive. */

@@ -53,7 +53,7 @@ static tsr_str key_of(nest *n, uint32_t parent, const tsr_path_item *step)
     char *key = tsr_arena_array(n->keys, sizeof parent + 1 + own.size, 1, n->err);
     if (!key) return (tsr_str){NULL, 0};
     memcpy(key, &parent, sizeof parent);
-    key[sizeof parent] = (char)step->kind;
+    key[sizeof parent] = (char)(step->value ? -1 : (int)step->kind); /* 1.5 is not "1.5" */
     if (own.size) memcpy(key + sizeof parent + 1, own.data, own.size);
     return (tsr_str){key, sizeof parent + 1 + own.size};
 }
@@ -131,8 +131,9 @@ static tsr_status fill_dict(nest *n, node *container)
     size_t i = 0;
     for (uint32_t c = container->first; c != NO_NODE; c = node_at(n, c)->next) {
         const tsr_path_item *step = node_at(n, c)->step;
-        items[i] = step->kind == TSR_PATH_KEY ? tsr_value_str(n->arena, step->key, n->err)
-                                              : tsr_value_int(n->arena, step->integer, n->err);
+        items[i] = step->value                  ? step->value
+                   : step->kind == TSR_PATH_KEY ? tsr_value_str(n->arena, step->key, n->err)
+                                                : tsr_value_int(n->arena, step->integer, n->err);
         if (!items[i]) return TSR_E_NOMEM;
         items[i + 1] = node_at(n, c)->value;
         i += 2;

@@ -62,7 +62,7 @@ static tsr_status add_entry(salvager *s, const tsr_entry *entry, uint64_t number
     tsr_path_item *path = TSR_ARENA_NEW(s->arena, tsr_path_item, s->err);
     tsr_dcp_new_item *items = tsr_arena_array(s->arena, (size_t)entry->chunk_count, sizeof *items, s->err);
     if (!added || !path || !items) return TSR_E_NOMEM;
-    *path = (tsr_path_item){TSR_PATH_KEY, entry->fqn, 0};
+    *path = (tsr_path_item){.kind = TSR_PATH_KEY, .key = entry->fqn};
     *added = (tsr_dcp_new_entry){.fqn = entry->fqn,
                                  .path = entry->path_length ? entry->path : path,
                                  .path_length = entry->path_length ? entry->path_length : 1,
@@ -110,7 +110,7 @@ static tsr_status add_unnamed(salvager *s, tsr_str file, uint64_t number, const 
     if (!entry || !path || !place || !zeros) return TSR_E_NOMEM;
     const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s#%llu", TSR_STR_ARG(file), (unsigned long long)number);
     if (!name.data) return TSR_E_NOMEM;
-    *path = (tsr_path_item){TSR_PATH_KEY, name, 0};
+    *path = (tsr_path_item){.kind = TSR_PATH_KEY, .key = name};
     *place = (tsr_dcp_new_item){zeros, item->sizes, file, item->byte_offset, item->byte_length};
     *entry = (tsr_dcp_new_entry){.fqn = name,
                                  .path = path,

@@ -115,7 +115,8 @@ static tsr_status is_leaf_list(flatten *f, const tsr_value *list, bool *leaf)
 
 static bool is_key(const tsr_value *key)
 {
-    return key->kind == TSR_VALUE_STR || key->kind == TSR_VALUE_INT || key->kind == TSR_VALUE_BOOL || key->kind == TSR_VALUE_NONE;
+    char text[TSR_TORCH_KEY];
+    return key->kind == TSR_VALUE_STR || key->kind == TSR_VALUE_INT || tsr_torch_key_text(key, text);
 }
 
 /* A mapping whose keys all have a name; others stay whole. */
@@ -137,14 +138,24 @@ static tsr_status walks_into(flatten *f, const tsr_value *value, bool *yes)
     return TSR_OK;
 }
 
+/* The step to what lies under a key; its text is made when an entry takes it. */
 static tsr_path_item key_item(const tsr_value *key)
 {
-    switch (key->kind) {
-    case TSR_VALUE_STR: return (tsr_path_item){TSR_PATH_KEY, key->text, 0};
-    case TSR_VALUE_INT: return (tsr_path_item){TSR_PATH_INT_KEY, {NULL, 0}, key->as.integer};
-    case TSR_VALUE_BOOL: return (tsr_path_item){TSR_PATH_KEY, key->as.boolean ? TSR_STR("True") : TSR_STR("False"), 0};
-    default: return (tsr_path_item){TSR_PATH_KEY, TSR_STR("None"), 0};
-    }
+    if (key->kind == TSR_VALUE_STR) return (tsr_path_item){.kind = TSR_PATH_KEY, .key = key->text};
+    if (key->kind == TSR_VALUE_INT) return (tsr_path_item){.kind = TSR_PATH_INT_KEY, .integer = key->as.integer};
+    return (tsr_path_item){.kind = TSR_PATH_KEY, .value = key};
+}
+
+/* The text of the key of the walk's last step, where it is no str. */
+static tsr_status spell_key(flatten *f)
+{
+    char text[TSR_TORCH_KEY];
+    tsr_path_item *item = (tsr_path_item *)f->path.items + f->path.count - 1;
+    if (!item->value) return TSR_OK;
+    tsr_torch_key_text(item->value, text);
+    item->key = tsr_arena_str(f->arena, tsr_str_from(text), f->err);
+    f->visited += item->key.size / 16; /* it is kept for every way that leads here */
+    return item->key.data ? TSR_OK : TSR_E_NOMEM;
 }
 
 /* The next named child of a module: `next` counts through the pairs of its three parts. */
@@ -168,7 +179,7 @@ static const tsr_value *next_child(level *top, tsr_path_item *item)
     if (top->parts[0]) return next_of_module(top, item);
     if (container->kind == TSR_VALUE_LIST) {
         if (top->next == container->count) return NULL;
-        *item = (tsr_path_item){TSR_PATH_INDEX, {NULL, 0}, (int64_t)top->next};
+        *item = (tsr_path_item){.kind = TSR_PATH_INDEX, .integer = (int64_t)top->next};
         return container->items[top->next++];
     }
     if (top->next == tsr_value_pairs(container)) return NULL;
@@ -228,7 +239,7 @@ static tsr_status take_path(flatten *f, place *out)
     if (!path) return TSR_E_NOMEM;
     for (; kept < count && !levels[kept].parts[0]; kept++) path[kept] = items[kept];
     if (kept < count) {
-        path[kept] = (tsr_path_item){TSR_PATH_KEY, {NULL, 0}, 0};
+        path[kept] = (tsr_path_item){.kind = TSR_PATH_KEY};
         TSR_TRY(join(f, items + kept, count - kept, "", ".", "", &path[kept].key));
         kept++;
     }
@@ -330,6 +341,7 @@ static tsr_status walk(flatten *f, const tsr_value *root)
         tsr_path_item *pushed = tsr_vec_push(&f->path, f->err);
         if (!pushed) return TSR_E_NOMEM;
         *pushed = item;
+        TSR_TRY(spell_key(f));
         size_t levels = f->levels.count;
         TSR_TRY(visit(f, child));
         if (f->levels.count == levels) f->path.count--;

@@ -23,6 +23,11 @@ typedef struct tsr_torch_flat {
 tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_torch_flat *out,
                              tsr_error *err);
 
+enum { TSR_TORCH_KEY = 256 };
+/* torch_key.c: str() of a key of a mapping that is neither str nor int: bool, None, float, bytes, tuples of such and the
+ * like. False for what has no such text, or a longer one: a mapping with such a key is a leaf. */
+bool tsr_torch_key_text(const tsr_value *key, char text[TSR_TORCH_KEY]);
+
 /* torch_leaf.c: fills in the kind, value and type of a leaf that is no dense tensor, and for one of another kind its dtype
  * and shape; names the tensors inside, as below. */
 tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry,

@@ -34,7 +34,6 @@ static const tsr_pickle_name names[] = {
     {"builtins", "bool", TSR_TORCH_LISTED},
     {"builtins", "slice", TSR_TORCH_LISTED},
     {"builtins", "range", TSR_TORCH_LISTED},
-    {"builtins", "xrange", TSR_TORCH_LISTED}, /* range, as protocol 2 calls it */
     {"builtins", "set", TSR_TORCH_SET},
     {"builtins", "frozenset", TSR_TORCH_SET},
     {"builtins", "complex", TSR_TORCH_COMPLEX},

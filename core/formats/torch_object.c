@@ -401,6 +401,20 @@ static tsr_status fill_old_tensor(tsr_torch_build *build, tsr_value *value, tsr_
                : fill_object(build, value, ref, out, err);
 }
 
+/* Python pickles items beside the arguments for instances of dict and of list only: what is merely built, from no arguments,
+ * is what PyTorch would walk into. */
+static tsr_status fill_container(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    tsr_ref appended = tsr_pickle_appended(pickle, ref), set = tsr_pickle_dict_items(pickle, ref);
+    bool one = (appended == TSR_REF_NONE) != (set == TSR_REF_NONE);
+    bool plain = tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_BUILT && tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0;
+    if (!one || !plain) return fill_object(build, value, ref, out, err);
+    size_t count = 0;
+    const tsr_ref *items = tsr_pickle_items(pickle, set == TSR_REF_NONE ? appended : set, &count);
+    return tsr_torch_fill(build, value, set == TSR_REF_NONE ? TSR_VALUE_LIST : TSR_VALUE_DICT, items, count, out, err);
+}
+
 tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
@@ -429,7 +443,7 @@ tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_value *value, tsr_
     case TSR_TORCH_REBUILD_META:
     case TSR_TORCH_REBUILD_DEVICE: return fill_opaque(build, value, id, args, out, err);
     case TSR_TORCH_REBUILD_FROM_TYPE: return fill_from_type(build, value, ref, out, err);
-    default: return fill_object(build, value, ref, out, err);
+    default: return fill_container(build, value, ref, out, err);
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "base/line.h"
 #include "base/utf8.h"
 #include "tessera/catalog.h"
 
@@ -172,6 +173,7 @@ static bool is_json_node(const tsr_value *value)
     case TSR_VALUE_BOOL:
     case TSR_VALUE_INT:
     case TSR_VALUE_LIST: return true;
+    case TSR_VALUE_BIGINT: return value->text.size && value->text.size <= TSR_INTEGER_BYTES;
     case TSR_VALUE_FLOAT: return isfinite(value->as.real);
     case TSR_VALUE_STR: return tsr_utf8_check(value->text) == value->text.size;
     case TSR_VALUE_DICT:

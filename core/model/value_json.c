@@ -9,6 +9,7 @@ static void write_leaf(tsr_json *json, const tsr_value *value)
     switch (value->kind) {
     case TSR_VALUE_BOOL: tsr_json_bool(json, value->as.boolean); break;
     case TSR_VALUE_INT: tsr_json_int(json, value->as.integer); break;
+    case TSR_VALUE_BIGINT: tsr_json_integer(json, value->text); break;
     case TSR_VALUE_FLOAT: tsr_json_double(json, value->as.real); break;
     case TSR_VALUE_STR: tsr_json_str(json, value->text); break;
     default: tsr_json_null(json); break;

@@ -1,10 +1,10 @@
 /* `tessera get`: one tensor, or a slice of it, reading only what it needs. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "cli/listing.h"
 #include "cli/npy.h"
+#include "cli/out_file.h"
 #include "cli/session.h"
 #include "cli/slice.h"
 #include "cli/term.h"
@@ -137,15 +137,14 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
             cli_npy_header(entry->dtype, slice->rank, slice->shape, tsr_checkpoint_arena(session->checkpoint), &header, err);
         if (status != TSR_OK) return status;
     }
-    sink to = {.file = fopen(output, "wb"), .dtype = entry->dtype, .most = 1};
-    if (!to.file) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot create '%s': %s", output, strerror(errno));
-    tsr_status status = header.size ? write_bytes(&to, (const uint8_t *)header.data, header.size, err) : TSR_OK;
+    cli_out_file out;
+    tsr_status status = cli_out_open(output, &out, err);
+    if (status != TSR_OK) return status;
+    sink to = {.file = out.to, .dtype = entry->dtype, .most = 1};
+    status = header.size ? write_bytes(&to, (const uint8_t *)header.data, header.size, err) : TSR_OK;
     if (status == TSR_OK)
         status = whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
-    if (fclose(to.file) != 0 && status == TSR_OK)
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", output);
-    if (status != TSR_OK) remove(output);
-    return status;
+    return cli_out_close(&out, status, err);
 }
 
 static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, bool all,

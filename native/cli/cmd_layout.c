@@ -12,7 +12,7 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write there instead of to standard output", offsetof(layout_arguments, file.output)},
+    {"output", 'o', CLI_TEXT, "FILE", "write there; - (the default) is standard output", offsetof(layout_arguments, file.output)},
     {"no-chunks", 0, CLI_FLAG, NULL, "leave the sharding out: only names, dtypes and shapes count then",
      offsetof(layout_arguments, file.no_chunks)},
     {"hash", 0, CLI_CHOICE, CLI_HASHES, "a digest of every entry's values too (reads every byte)",

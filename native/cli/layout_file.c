@@ -1,8 +1,7 @@
 /* See layout_file.h. */
 #include "cli/layout_file.h"
 
-#include <stdio.h>
-
+#include "cli/out_file.h"
 #include "tessera/document.h"
 
 static tsr_status write_layout(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to, tsr_error *err)
@@ -26,23 +25,12 @@ static tsr_status write_layout(cli *program, const cli_session *session, const c
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
-/* Written beside its place and renamed, so that a failed run leaves an earlier file as it was. */
 static tsr_status write_file(cli *program, const cli_session *session, const cli_layout_file *file, tsr_error *err)
 {
-    char temporary[4096];
-    if (snprintf(temporary, sizeof temporary, "%s.tmp", file->output) >= (int)sizeof temporary) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the name of the output is too long");
-    }
-    FILE *to = fopen(temporary, "wb");
-    if (!to) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot create '%s'", temporary);
-    tsr_status status = write_layout(program, session, file, to, err);
-    if (fclose(to) != 0 && status == TSR_OK)
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", temporary);
-    if (status == TSR_OK && rename(temporary, file->output) != 0) {
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot rename to '%s'", file->output);
-    }
-    if (status != TSR_OK) remove(temporary);
-    return status;
+    cli_out_file out;
+    tsr_status status = cli_out_open(file->output, &out, err);
+    if (status != TSR_OK) return status;
+    return cli_out_close(&out, write_layout(program, session, file, out.to, err), err);
 }
 
 int cli_write_layout(cli *program, const char *path, const cli_layout_file *file)

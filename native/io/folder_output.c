@@ -375,6 +375,9 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     if (!output->options.overwrite) {
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it", path);
     }
+    if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' exists and is neither a file nor a folder", path);
+    }
     if (S_ISDIR(info.st_mode) != folder) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' exists and is a %s; a %s would be written",
                          path, folder ? "file" : "folder", folder ? "folder" : "file");

@@ -41,6 +41,12 @@ static void test_base_line__reals_have_the_fewest_digits(void **state)
                  {-0.0, false, "-0"},
                  {5e-324, false, "5e-324"},
                  {16777217, false, "16777217"},
+                 {10, false, "10"},
+                 {-1200, true, "-1200"},
+                 {1e15, false, "1000000000000000"},
+                 {1e16, false, "1e+16"},
+                 {1e7, true, "10000000"},
+                 {1e10, true, "1e+10"},
                  {INFINITY, true, "inf"},
                  {-INFINITY, false, "-inf"},
                  {NAN, false, "nan"}};
@@ -52,11 +58,37 @@ static void test_base_line__reals_have_the_fewest_digits(void **state)
     }
 }
 
+static void test_base_line__integers_of_any_size_are_decimal(void **state)
+{
+    (void)state;
+    const struct {
+        tsr_str bytes;
+        const char *text;
+    } cases[] = {{{"\0\0\0\0\0\0\0\x80\0", 9}, "9223372036854775808"},
+                 {{"\xff\xff\xff\xff\xff\xff\xff\x7f\xff", 9}, "-9223372036854775809"},
+                 {{"\0\0\0\0\0\0\0\0\x40", 9}, "1180591620717411303424"},
+                 {{"\xff", 1}, "-1"}};
+    char text[TSR_LINE_INTEGER], long_one[TSR_INTEGER_BYTES + 1] = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tsr_line line = tsr_line_on(text, sizeof text);
+        assert_true(tsr_line_integer(&line, cases[i].bytes));
+        assert_string_equal(text, cases[i].text);
+    }
+    tsr_line line = tsr_line_on(text, sizeof text);
+    assert_false(tsr_line_integer(&line, (tsr_str){long_one, sizeof long_one}));
+    assert_string_equal(text, "");
+    memset(long_one, 0xff, TSR_INTEGER_BYTES);
+    long_one[TSR_INTEGER_BYTES - 1] = (char)0x80;
+    assert_true(tsr_line_integer(&line, (tsr_str){long_one, TSR_INTEGER_BYTES}));
+    assert_false(line.full);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_base_line__keeps_what_fits),
         cmocka_unit_test(test_base_line__reals_have_the_fewest_digits),
+        cmocka_unit_test(test_base_line__integers_of_any_size_are_decimal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

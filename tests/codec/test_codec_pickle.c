@@ -102,6 +102,8 @@ static void test_codec_pickle__reads_every_other_opcode(void **state)
         {BYTES("K\0072\x86."), "(7,7,)"},
         {BYTES("]p0\nK\1ag0\n\x86."), "([1,],[1,],)"},
         {BYTES("(i__builtin__\nset\n."), "call(<builtins.set>;())"},
+        {BYTES("c__builtin__\nxrange\n."), "<builtins.range>"},
+        {BYTES("cbuiltins\nlong\n."), "<builtins.long>"},
         {BYTES("(ccopy_reg\n_reconstructor\nK\1o."), "call(<copyreg._reconstructor>;(1,))"},
         {BYTES("Pthing\n."), "persistent('thing')"},
         {BYTES("(K\1K\2tQ."), "persistent((1,2,))"},

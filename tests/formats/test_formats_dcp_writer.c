@@ -19,8 +19,8 @@ static const tsr_dcp_new_item chunks[] = {{zeros, half, {"__0_0.distcp", 12}, 10
                                           {second, half, {"__1_0.distcp", 12}, UINT64_C(1) << 40, 1577}};
 static const tsr_dcp_new_item blob = {NULL, NULL, {"__0_0.distcp", 12}, 0, 100};
 static const tsr_path_item tensor_path[] = {
-    {TSR_PATH_KEY, {"model", 5}, 0}, {TSR_PATH_INT_KEY, {NULL, 0}, 7}, {TSR_PATH_INDEX, {NULL, 0}, 2}};
-static const tsr_path_item object_path[] = {{TSR_PATH_KEY, {"step", 4}, 0}};
+    {TSR_PATH_KEY, {"model", 5}, 0, NULL}, {TSR_PATH_INT_KEY, {NULL, 0}, 7, NULL}, {TSR_PATH_INDEX, {NULL, 0}, 2, NULL}};
+static const tsr_path_item object_path[] = {{TSR_PATH_KEY, {"step", 4}, 0, NULL}};
 static const tsr_dcp_new_entry entries[] = {
     {.fqn = {"model.7.2", 9},
      .path = tensor_path,

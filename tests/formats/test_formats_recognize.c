@@ -27,6 +27,7 @@ static const recognition recognitions[] = {
     {{{"m.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_ZIP, "m.pt"},
     {{{"m.safetensors", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_TORCH_ZIP, "m.safetensors"},
     {{{"old.pth", LEGACY, 0, 0}}, NULL, TSR_FORMAT_TORCH_LEGACY, "old.pth"},
+    {{{"old.pth", LEGACY_4, 0, LEGACY_4_SIZE}}, NULL, TSR_FORMAT_TORCH_LEGACY, "old.pth"},
     {{{".metadata", "\x80\4.", 0, 0}, {"__0_0.distcp", TORCH, 0, TORCH_SIZE}, {"m.pt", TORCH, 0, TORCH_SIZE}},
      NULL,
      TSR_FORMAT_DCP,

@@ -116,15 +116,25 @@ static const struct row {
     {"(d.", ""},
     {"(dI7\nI1\nsI-3\nI1\nsI01\nI2\nsNI3\ns.", "7:o|-3:o|True:o|None:o"},
     {"(dS'a.b'\nI1\nsS''\nI2\ns.", "a.b:o|:o"},
-    {"(d(I1\nI2\ntI1\ns.", ":o"}, /* keys without a name: the mapping stays whole */
-    {"(dS'x'\n(dF1.5\nI1\nssS'y'\nI2\ns.", "x:o|y:o"},
+    {"(d(I1\nI2\ntI1\ns.", "(1, 2):o"}, /* str() of any other key */
+    {"(dS'x'\n(dF1.5\nI1\nssS'y'\nI2\ns.", "x.1.5:o|y:o"},
+    {"(dF10\nI1\nsF1e16\nI2\nsF-0.0\nI3\nsFinf\nI4\ns.", "10.0:o|1e+16:o|-0.0:o|inf:o"},
+    {"(d(S'a'\n(I1\nt(tNtI1\nsL1180591620717411303424L\nI2\nsctorch\nbfloat16\nI3\ns.",
+     "('a', (1,), (), None):o|1180591620717411303424:o|torch.bfloat16:o"},
+    {"(dC\1aI1\nsctorch\ndevice\n(S'cuda'\nI1\ntRI2\ns.", "b'a':o|cuda:1:o"},
+    {"(dcmy\nC\n)\x81I1\ns.", ":o"},                 /* keys without a text: the mapping stays whole */
+    {"(d(S'\\''\ntI1\ns.", ":o"},                    /* and where Python might quote otherwise */
+    {"(d(((((tttttI1\ns.", ":o"},                    /* deep */
+    {"cmy\nDict\n)\x81S'a'\n" TENSOR "s.", "a:t"},   /* an instance of a class derived from dict, and from list */
+    {"(dS'x'\ncmy\nList\n)\x81(" TENSOR "I1\nes.", "x.0:t|x.1:o"},
+    {"cmy\nDict\n)\x81S'a'\nI1\nsI2\na.", ":o"},     /* neither */
     {"(dS'x'\ncmy\nConfig\n)\x81(dS'_parameters'\nI1\nsbs.", "x:o"}, /* not a module */
     {MODULE("my\nNet", "S'w'\n" TENSOR "sS'bias'\nNs", "S'b'\n" TENSOR "sS'tmp'\n" TENSOR "s",
             "S'sub'\n" MODULE("my\nSub", "S'w'\n" TENSOR "s", "", "", "") "sS'gone'\nNs", "S'tmp'\na") ".",
      "w:t|b:t|sub.w:t"},
     {"(dS'm'\n" MODULE("my\nNet", "S'w'\n" TENSOR "s", "", "", "") "s.", "m.w:t"},
     {"(l" MODULE("my\nNet", "S'w'\n" TENSOR "s", "", "", "") "a.", "0.w:t"},
-    {MODULE("my\nNet", "S'w'\n" TENSOR "s(I1\ntI1\ns", "S'b'\n" TENSOR "s", "", "I7\na") ".", "w:t|b:t"}, /* odd keys */
+    {MODULE("my\nNet", "S'w'\n" TENSOR "s(I1\ntI1\ns", "S'b'\n" TENSOR "s", "", "I7\na") ".", "w:t|(1,):o|b:t"}, /* odd keys */
     {"cmy\nNet\n)\x81(dS'_parameters'\n(dS'w'\nI1\nssS'_buffers'\n(dsS'_modules'\n(dsb.",
      "w:o"}, /* without a set of hidden names */
     {"cmy\nNet\n)\x81(dS'_parameters'\n(dS'w'\nI1\nssS'_buffers'\n(dsS'_modules'\n(dsS'_non_persistent_buffers_set'"
@@ -218,8 +228,8 @@ static void test_formats_torch_flatten__tensors_inside_objects_are_named(void **
         {"cmy\nC\n(" TENSOR "tR.", "args.0"},
         {"cmy\nC\n)\x81(dS'x'\n" TENSOR "sb.", "state.x"},
         {"cmy\nC\n)\x81(dI1\n(lI0\na" TENSOR "asb.", "state.0.1"}, /* a key that is no string counts */
-        {"cmy\nC\n)\x81(I0\nI1\nI2\nI3\nI4\nI5\nI6\nI7\nI8\nI9\nI10\n" TENSOR "e.", "items.11"},
-        {"cmy\nC\n)\x81S'x'\n" TENSOR "s.", "dict.x"},
+        {"cmy\nC\n)R(I0\nI1\nI2\nI3\nI4\nI5\nI6\nI7\nI8\nI9\nI10\n" TENSOR "e.", "items.11"},
+        {"cmy\nC\n)RS'x'\n" TENSOR "s.", "dict.x"},
     };
     for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
         opened o;

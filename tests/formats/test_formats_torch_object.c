@@ -74,8 +74,11 @@ static const struct row {
     {"ccollections\nOrderedDict\n((l(S'a'\nI1\nI2\ntatR.", "collections.OrderedDict<([('a',1,2,),],),>"},
     {"ccollections\nOrderedDict\n(I5\ntR.", "{}"},
     {"ccollections\nOrderedDict\n)R(dS'x'\nI1\nsb.", "{}"},
-    {"cmy\nList\n)\x81(I1\nI2\ne.", "my.List<(),None,[1,2,],>"},
-    {"cmy\nDict\n)\x81S'a'\nI1\ns.", "my.Dict<(),None,None,{'a':1,},>"},
+    {"cmy\nList\n)\x81(I1\nI2\ne.", "[1,2,]"}, /* only instances of list and dict have items beside their arguments */
+    {"cmy\nDict\n)\x81S'a'\nI1\ns.", "{'a':1,}"},
+    {"cmy\nList\n)R(I1\nI2\ne.", "my.List<(),None,[1,2,],>"},
+    {"cmy\nDict\n)RS'a'\nI1\ns.", "my.Dict<(),None,None,{'a':1,},>"},
+    {"cmy\nDict\n(I7\nt\x81S'a'\nI1\ns.", "my.Dict<(7,),None,None,{'a':1,},>"},
     /* dense tensors */
     {SIX ".", "<tensor float32 2,3 @0>"},
     {"ctorch._utils\n_rebuild_tensor_v3\n(" V2_ARGS(

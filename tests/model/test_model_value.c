@@ -182,7 +182,7 @@ static void test_model_value__json_holds_only_what_reads_back(void **state)
                               many(TSR_VALUE_SET, END),
                               tsr_value_new(arena, TSR_VALUE_BYTES, NULL),
                               tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL),
-                              tsr_value_new(arena, TSR_VALUE_BIGINT, NULL),
+                              tsr_value_new(arena, TSR_VALUE_BIGINT, NULL), /* longer than is written in decimal */
                               tsr_value_new(arena, TSR_VALUE_OBJECT, NULL)};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         assert_false(tsr_value_is_json(bad[i], 10, 100));
@@ -210,9 +210,12 @@ static void test_model_value__json_text_is_the_value(void **state)
     tsr_json_array(&json);
     tsr_json_value(&json, integer(7));
     tsr_json_value(&json, dict);
+    const tsr_value big = {.kind = TSR_VALUE_BIGINT, .text = TSR_STR("\0\0\0\0\0\0\0\0\1")};
+    assert_true(tsr_value_is_json(&big, 10, 100));
+    tsr_json_value(&json, &big);
     tsr_json_array_end(&json);
     assert_int_equal(tsr_json_finish(&json), TSR_OK);
-    assert_string_equal(text, "[7,{\"a\":[-1,1.0,false,null],\"e\":{},\"s\":\"x\\n\"}]\n");
+    assert_string_equal(text, "[7,{\"a\":[-1,1.0,false,null],\"e\":{},\"s\":\"x\\n\"},18446744073709551616]\n");
 }
 
 static void test_model_value__json_beyond_the_emitters_depth_is_an_error(void **state)

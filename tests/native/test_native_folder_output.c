@@ -7,6 +7,7 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/sys.h"
@@ -94,6 +95,17 @@ static void test_native_folder_output__an_existing_destination_is_refused(void *
     assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'n', &err), TSR_E_EXISTS);
     assert_non_null(strstr(err.message, "exists"));
     assert_string_equal(scratch_list("ckpt"), "other");
+}
+
+static void test_native_folder_output__what_is_no_file_is_never_replaced(void **state)
+{
+    (void)state;
+    tsr_error err = {0};
+    assert_int_equal(mkfifo(scratch_path("pipe"), 0600), 0);
+    assert_int_equal(save(NULL, scratch_path("pipe"), true, NULL, 0, 'n', &err), TSR_E_USAGE);
+    assert_non_null(strstr(err.message, "neither a file nor a folder"));
+    assert_string_equal(scratch_list(""), "pipe");
+    assert_int_equal(unlink(scratch_path("pipe")), 0);
 }
 
 static void test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint(void **state)
@@ -355,6 +367,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_native_folder_output__a_new_folder_appears_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__an_existing_destination_is_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__what_is_no_file_is_never_replaced, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__a_failing_call_leaves_no_trace, setup, teardown),

@@ -52,16 +52,16 @@ static void numbers(const cJSON *list, uint64_t *out)
 static void fill_entries(tsr_entry *entries, const uint64_t *shape)
 {
     static const tsr_path_item paths[4][4] = {
-        {{TSR_PATH_KEY, {"model", 5}, 0}, {TSR_PATH_KEY, {"w", 1}, 0}},
-        {{TSR_PATH_KEY, {"optim", 5}, 0},
-         {TSR_PATH_KEY, {"state", 5}, 0},
-         {TSR_PATH_KEY, {"w", 1}, 0},
-         {TSR_PATH_KEY, {"exp_avg", 7}, 0}},
-        {{TSR_PATH_KEY, {"optim", 5}, 0},
-         {TSR_PATH_KEY, {"state", 5}, 0},
-         {TSR_PATH_KEY, {"w", 1}, 0},
-         {TSR_PATH_KEY, {"step", 4}, 0}},
-        {{TSR_PATH_KEY, {"optim", 5}, 0}, {TSR_PATH_KEY, {"param_groups", 12}, 0}},
+        {{TSR_PATH_KEY, {"model", 5}, 0, NULL}, {TSR_PATH_KEY, {"w", 1}, 0, NULL}},
+        {{TSR_PATH_KEY, {"optim", 5}, 0, NULL},
+         {TSR_PATH_KEY, {"state", 5}, 0, NULL},
+         {TSR_PATH_KEY, {"w", 1}, 0, NULL},
+         {TSR_PATH_KEY, {"exp_avg", 7}, 0, NULL}},
+        {{TSR_PATH_KEY, {"optim", 5}, 0, NULL},
+         {TSR_PATH_KEY, {"state", 5}, 0, NULL},
+         {TSR_PATH_KEY, {"w", 1}, 0, NULL},
+         {TSR_PATH_KEY, {"step", 4}, 0, NULL}},
+        {{TSR_PATH_KEY, {"optim", 5}, 0, NULL}, {TSR_PATH_KEY, {"param_groups", 12}, 0, NULL}},
     };
     entries[0] = (tsr_entry){
         .fqn = TSR_STR("model.w"), .kind = TSR_ENTRY_TENSOR, .rank = 2, .shape = shape, .path = paths[0], .path_length = 2};

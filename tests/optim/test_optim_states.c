@@ -37,7 +37,8 @@ static void make(made *m, const char *const *paths)
                                              : *at == '=' ? TSR_PATH_INT_KEY
                                                           : TSR_PATH_KEY,
                                              {at, size},
-                                             number ? atoi(at + 1) : 0};
+                                             number ? atoi(at + 1) : 0,
+                                             NULL};
             used += (size_t)snprintf(m->names[e] + used, sizeof m->names[e] - used, "%s%.*s", i ? "." : "",
                                      (int)(size - number), at + number);
             entry->path_length = i + 1;

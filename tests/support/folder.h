@@ -55,5 +55,7 @@ static inline void drop_folder(folder *f)
 #define TORCH                    "PK\3\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0\0archive/data.pkl"
 #define TORCH_SIZE               46
 #define LEGACY                   "\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+#define LEGACY_4                 "\x80\4\x95\x0d\0\0\0\0\0\0\0\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+#define LEGACY_4_SIZE            24
 
 #endif

@@ -41,6 +41,7 @@ typedef struct tsr_path_item {
     enum { TSR_PATH_KEY, TSR_PATH_INT_KEY, TSR_PATH_INDEX } kind; /* dict key str, dict key int, list position */
     tsr_str key;     /* TSR_PATH_KEY */
     int64_t integer; /* the others */
+    const tsr_value *value; /* TSR_PATH_KEY: the key itself where it is no str (True, None, 1.5, (1, 2)) and `key` its str(); else NULL */
 } tsr_path_item;
 
 /* What is known of a tensor's distribution, as text ready to print: "dp=4,tp=2", "shard(0),replicate". May be empty. */

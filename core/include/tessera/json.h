@@ -38,6 +38,8 @@ void tsr_json_str(tsr_json *json, tsr_str text);
 void tsr_json_text(tsr_json *json, const char *text); /* NULL writes null */
 void tsr_json_int(tsr_json *json, int64_t value);
 void tsr_json_uint(tsr_json *json, uint64_t value);
+/* Two's complement, little-endian, of at most 64 bytes; null for a longer one. */
+void tsr_json_integer(tsr_json *json, tsr_str bytes);
 void tsr_json_double(tsr_json *json, double value); /* NaN and infinities become the strings "nan", "inf", "-inf" */
 void tsr_json_bool(tsr_json *json, bool value);
 void tsr_json_null(tsr_json *json);

@@ -1,0 +1,66 @@
+/* See out_file.h. */
+#include "cli/out_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_TRIES = 1000 };
+
+static tsr_status refuse(const char *what, const char *path, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot %s '%s': %s", what, path, strerror(errno));
+}
+
+/* A new file in the folder of `place`. */
+static FILE *create_beside(cli_out_file *out)
+{
+    const size_t room = strlen(out->place) + 48;
+    const char *slash = strrchr(out->place, '/');
+    const int folder = slash ? (int)(slash - out->place + 1) : 0;
+    out->temporary = malloc(room);
+    for (unsigned tries = 0; out->temporary && tries < MAX_TRIES; tries++) {
+        snprintf(out->temporary, room, "%.*s.%.100s.tessera-%u", folder, out->place, out->place + folder,
+                 (unsigned)getpid() + tries);
+        const int fd = open(out->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        if (fd >= 0) return fdopen(fd, "wb");
+        if (errno != EEXIST) break;
+    }
+    return NULL;
+}
+
+tsr_status cli_out_open(const char *path, cli_out_file *out, tsr_error *err)
+{
+    struct stat info;
+    *out = (cli_out_file){.path = path};
+    const bool exists = stat(path, &info) == 0;
+    if (strcmp(path, "-") == 0) {
+        out->to = stdout;
+    } else if (exists && !S_ISREG(info.st_mode)) {
+        out->to = fopen(path, "wb"); /* of a folder errno tells */
+    } else {
+        out->place = exists ? realpath(path, NULL) : strdup(path);
+        out->to = out->place ? create_beside(out) : NULL;
+    }
+    if (out->to) return TSR_OK;
+    const tsr_status status = refuse("create", path, err);
+    free(out->place);
+    free(out->temporary);
+    return status;
+}
+
+tsr_status cli_out_close(cli_out_file *out, tsr_status status, tsr_error *err)
+{
+    if (out->to == stdout) return status;
+    if (fclose(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err);
+    if (out->place) {
+        if (status == TSR_OK && rename(out->temporary, out->place) != 0) status = refuse("rename to", out->path, err);
+        if (status != TSR_OK) remove(out->temporary);
+    }
+    free(out->place);
+    free(out->temporary);
+    return status;
+}

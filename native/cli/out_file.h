@@ -1,0 +1,22 @@
+/* What -o names: written beside its place and renamed, so that a failed run leaves an earlier file as it was. "-" is standard
+ * output; a device or a pipe is written where it is. */
+#ifndef TSR_CLI_OUT_FILE_H
+#define TSR_CLI_OUT_FILE_H
+
+#include <stdio.h>
+
+#include "tessera/status.h"
+
+typedef struct cli_out_file {
+    FILE *to;
+    const char *path;
+    char *place;     /* of the file itself, behind symbolic links; NULL: written directly */
+    char *temporary; /* beside it */
+} cli_out_file;
+
+tsr_status cli_out_open(const char *path, cli_out_file *out, tsr_error *err);
+/* Ends the file that cli_out_open opened: under its name when `status` is TSR_OK, else nothing of it stays. Returns `status`,
+ * or what went wrong here. */
+tsr_status cli_out_close(cli_out_file *out, tsr_status status, tsr_error *err);
+
+#endif
