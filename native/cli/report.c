@@ -19,8 +19,8 @@ static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog
     cli_on(r->terminal, stdout, CLI_BOLD);
     cli_put(stdout, tsr_str_from(path));
     cli_off(r->terminal, stdout);
-    printf("  %s, %s names, %s: ", tsr_format_name(catalog->format), cli_number(catalog->entry_count).text,
-           cli_bytes(bytes).text);
+    printf("  %s, %s name%s, %s: ", tsr_format_name(catalog->format), cli_number(catalog->entry_count).text,
+           catalog->entry_count == 1 ? "" : "s", cli_bytes(bytes).text);
     cli_put_finding_counts(r->terminal, totals);
     putchar('\n');
     cli_put_findings(r->terminal, NULL, findings, 0);
