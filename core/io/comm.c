@@ -2,6 +2,7 @@
 #include "tessera/comm.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/try.h"
 
@@ -9,6 +10,16 @@ tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err)
 {
     uint64_t nothing = 0;
     return comm->largest(comm, &nothing, err);
+}
+
+/* A failure that ranks have agreed on already says whose it is. */
+static bool names_rank(const char *message)
+{
+    static const char word[] = "rank ";
+    size_t at = sizeof word - 1;
+    if (strncmp(message, word, at) != 0) return false;
+    while (message[at] >= '0' && message[at] <= '9') at++;
+    return at > sizeof word - 1 && message[at] == ':';
 }
 
 /* No allocation on the way: this must work on a rank that has run out of everything. */
@@ -27,6 +38,7 @@ tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err)
     if (err) *err = (tsr_error){0};
     if (status != TSR_OK) return tsr_raise(err, status, failure.byte_position, "%s", failure.message);
     told.message[sizeof told.message - 1] = 0;
+    if (names_rank(told.message)) return tsr_raise(err, told.status, told.byte_position, "%s", told.message);
     return tsr_raise(err, told.status, told.byte_position, "rank %" PRIu32 ": %s", root,
                      *told.message ? told.message : tsr_status_name(told.status));
 }

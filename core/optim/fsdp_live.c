@@ -7,6 +7,7 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
+#include "optim/tree.h"
 #include "optim/tree_pack.h"
 #include "tessera/map.h"
 
@@ -89,13 +90,15 @@ static tsr_fsdp_context context_of(meeting *m)
 
 /* ---- what this rank wants ---- */
 
-static tsr_status want_chunk(meeting *m, const tsr_entry *entry, const tsr_chunk *chunk, char *buffer, tsr_error *err)
+/* `first_row`: of the buffer. */
+static tsr_status want_chunk(meeting *m, const tsr_entry *entry, const tsr_chunk *chunk, uint64_t first_row, char *buffer,
+                             tsr_error *err)
 {
     uint64_t size = tsr_dtype_size(entry->dtype), at = 0, row = 1, count = 1;
     uint32_t file = chunk->view ? chunk->view->file : chunk->file;
     uint64_t byte_offset = chunk->view ? chunk->view->byte_offset : chunk->byte_offset;
     for (uint32_t d = entry->rank; d-- > 0; row *= entry->shape[d]) {
-        at += chunk->offsets[d] * row;
+        at += (chunk->offsets[d] - (d == 0 ? first_row : 0)) * row;
         count *= chunk->sizes[d];
     }
     if (count == 0 || file == zeros_file(m)) return TSR_OK;
@@ -109,23 +112,53 @@ static tsr_status want_chunk(meeting *m, const tsr_entry *entry, const tsr_chunk
     return TSR_OK;
 }
 
+/* The rows that the chunks of an entry cover. */
+static void rows_of(const tsr_entry *entry, uint64_t *begin, uint64_t *end)
+{
+    *begin = entry->shape[0];
+    *end = 0;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        const tsr_chunk *chunk = &entry->chunks[i];
+        if (chunk->offsets[0] < *begin) *begin = chunk->offsets[0];
+        if (chunk->offsets[0] + chunk->sizes[0] > *end) *end = chunk->offsets[0] + chunk->sizes[0];
+    }
+    if (*begin > *end) *begin = *end;
+}
+
+/* The chunk of a tensor that is received: the rows [begin, end). */
+static tsr_status received_chunk(const meeting *m, const tsr_entry *entry, uint64_t begin, uint64_t end, tsr_chunk **out,
+                                 tsr_error *err)
+{
+    tsr_chunk *chunk = *out = TSR_ARENA_NEW(m->arena, tsr_chunk, err);
+    uint64_t *box = tsr_arena_array(m->arena, 2 * (size_t)entry->rank, sizeof *box, err);
+    if (!chunk || !box) return TSR_E_NOMEM;
+    *chunk = (tsr_chunk){.offsets = box, .sizes = box + entry->rank};
+    for (uint32_t d = 0; d < entry->rank; d++) box[entry->rank + d] = d ? entry->shape[d] : end - begin;
+    if (entry->rank) box[0] = begin;
+    return TSR_OK;
+}
+
 /* Gives a tensor its buffer, zeroed, and asks for what goes there. The entry is this function's own to change: it came out
  * of a packed tree or of pieces. */
 static tsr_status want_tensor(meeting *m, tsr_entry *entry, tsr_vec *buffers, tsr_error *err)
 {
-    uint64_t bytes;
-    static const uint64_t none[TSR_MAX_RANK] = {0};
-    TSR_FAIL_IF(!tsr_entry_bytes(entry, &bytes) || bytes > SIZE_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "optim: '%.*s' is too large to be held", TSR_STR_ARG(entry->fqn));
-    uint32_t number = (uint32_t)buffers->count;
-    tsr_chunk *chunk = TSR_ARENA_NEW(m->arena, tsr_chunk, err);
-    tsr_live_buffer *buffer = chunk ? tsr_vec_push(buffers, err) : NULL;
+    uint64_t bytes, begin = 0, end = 0;
+    tsr_chunk *chunk;
+    bool fits = tsr_entry_bytes(entry, &bytes);
+    if (entry->rank) rows_of(entry, &begin, &end);
+    if (fits && entry->rank) bytes = entry->shape[0] ? bytes / entry->shape[0] * (end - begin) : 0;
+    TSR_FAIL_IF(!fits || bytes > SIZE_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: '%.*s' is too large to be held",
+                TSR_STR_ARG(entry->fqn));
+    TSR_TRY(received_chunk(m, entry, begin, end, &chunk, err));
+    chunk->file = (uint32_t)buffers->count;
+    chunk->byte_length = bytes;
+    tsr_live_buffer *buffer = tsr_vec_push(buffers, err);
     void *data = buffer && bytes ? tsr_alloc(m->host->allocator, (size_t)bytes, 1, err) : NULL;
+    if (buffer) *buffer = (tsr_live_buffer){data, data ? (size_t)bytes : 0};
     if (!buffer || (bytes && !data)) return TSR_E_NOMEM;
-    *buffer = (tsr_live_buffer){data, (size_t)bytes};
     if (bytes) memset(data, 0, (size_t)bytes);
-    for (uint64_t i = 0; i < entry->chunk_count; i++) TSR_TRY(want_chunk(m, entry, &entry->chunks[i], data, err));
-    *chunk = (tsr_chunk){.offsets = none, .sizes = entry->shape, .byte_length = bytes, .file = number};
+    for (uint64_t i = 0; i < entry->chunk_count; i++)
+        TSR_TRY(want_chunk(m, entry, &entry->chunks[i], begin, data, err));
     entry->chunks = chunk;
     entry->chunk_count = 1;
     return TSR_OK;
@@ -304,32 +337,59 @@ static tsr_status agree_on_same(tsr_comm *comm, tsr_status status, tsr_error *er
     return differs ? tsr_comm_agree(comm, status, err) : status;
 }
 
-static tsr_status gather(meeting *m, const tsr_flat_params *flat, const tsr_value *raw, uint32_t target, tsr_error *err)
+/* Every rank learns every rank's tree. */
+static tsr_status share_trees(meeting *m, const tsr_value *mine, const tsr_value ***out, tsr_error *err)
 {
     tsr_comm_blobs blobs = {0};
-    tsr_fsdp_full full;
-    const tsr_value **ranks = tsr_arena_array(m->arena, m->comm->size, sizeof *ranks, err);
-    tsr_status status = ranks ? tsr_tree_pack(raw, m->live, m->host, &m->bytes, &m->tensors, err) : TSR_E_NOMEM;
+    const tsr_value **ranks = *out = tsr_arena_array(m->arena, m->comm->size, sizeof *ranks, err);
+    tsr_status status = ranks ? tsr_tree_pack(mine, m->live, m->host, &m->bytes, &m->tensors, err) : TSR_E_NOMEM;
     TSR_TRY(tsr_comm_agree(m->comm, status, err));
     TSR_TRY(tsr_comm_gather_blobs(m->comm, (tsr_str){m->bytes.items, m->bytes.count}, m->host->allocator, &blobs, err));
     status = unpack_all(m, &blobs, ranks, err);
     tsr_comm_blobs_free(&blobs);
-    TSR_TRY(tsr_comm_agree(m->comm, status, err));
+    return tsr_comm_agree(m->comm, status, err);
+}
+
+static tsr_status unshard(meeting *m, const tsr_flat_params *flat, const tsr_value *raw, tsr_fsdp_full *full,
+                          tsr_error *err)
+{
+    const tsr_value **ranks;
+    TSR_FAIL_IF(m->comm->size != flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "optim: %" PRIu32 " ranks meet for state of %" PRIu32 " ranks", m->comm->size, flat->world_size);
+    TSR_TRY(share_trees(m, raw, &ranks, err));
     tsr_fsdp_context context = context_of(m);
-    status = tsr_fsdp_unshard(flat, ranks, &context, &full, err);
-    TSR_TRY(agree_on_same(m->comm, status, err));
-    m->out->carried = full.carried;
-    m->out->carried_count = full.carried_count;
-    return fetch(m, target == TSR_ALL_RANKS || target == m->comm->rank ? full.optim : NULL, err);
+    TSR_TRY(agree_on_same(m->comm, tsr_fsdp_unshard(flat, ranks, &context, full, err), err));
+    m->out->carried = full->carried;
+    m->out->carried_count = full->carried_count;
+    return TSR_OK;
 }
 
 tsr_status tsr_fsdp_gather(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
                            uint32_t target, const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
 {
     meeting m = meet(comm, live, host, arena, out);
-    TSR_FAIL_IF(comm->size != flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: %" PRIu32 " ranks meet for state of %" PRIu32 " ranks", comm->size, flat->world_size);
-    tsr_status status = gather(&m, flat, raw, target, err);
+    tsr_fsdp_full full;
+    tsr_status status = unshard(&m, flat, raw, &full, err);
+    if (status == TSR_OK) status = fetch(&m, target == TSR_ALL_RANKS || target == comm->rank ? full.optim : NULL, err);
+    part(&m);
+    if (status != TSR_OK) tsr_live_state_free(out);
+    return status;
+}
+
+tsr_status tsr_fsdp_gather_rows(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
+                                const tsr_mesh *mesh, const tsr_host *host, tsr_arena *arena, tsr_live_state *out,
+                                tsr_error *err)
+{
+    meeting m = meet(comm, live, host, arena, out);
+    tsr_fsdp_full full;
+    const tsr_value *rows = NULL;
+    tsr_status status = unshard(&m, flat, raw, &full, err);
+    if (status == TSR_OK) {
+        const tsr_fsdp_rows options = {comm->size, comm->rank, mesh};
+        const tsr_fsdp_context context = context_of(&m);
+        status = tsr_comm_agree(comm, tsr_fsdp_shard_rows(flat, full.optim, &options, &context, &rows, err), err);
+    }
+    if (status == TSR_OK) status = fetch(&m, rows, err);
     part(&m);
     if (status != TSR_OK) tsr_live_state_free(out);
     return status;
@@ -366,6 +426,116 @@ tsr_status tsr_fsdp_broadcast(tsr_comm *comm, const tsr_flat_params *flat, const
 {
     meeting m = meet(comm, live, host, arena, out);
     tsr_status status = broadcast(&m, flat, full, err);
+    part(&m);
+    if (status != TSR_OK) tsr_live_state_free(out);
+    return status;
+}
+
+/* The value under a key; `hint` is its pair where dicts list the same keys. */
+static const tsr_value *find(const tsr_value *dict, const tsr_value *key, size_t hint)
+{
+    if (!dict || dict->kind != TSR_VALUE_DICT) return NULL;
+    if (hint < dict->count && tsr_key_equal(dict->items[hint], key)) return dict->items[hint + 1];
+    for (size_t i = 0; i < dict->count; i += 2)
+        if (tsr_key_equal(dict->items[i], key)) return dict->items[i + 1];
+    return NULL;
+}
+
+/* Adds rows in their order, unless others begin there: replicas have the same. */
+static void add_rows(tsr_chunk *chunks, size_t *count, const tsr_chunk *rows)
+{
+    size_t at = *count;
+    if (rows->sizes[0] == 0) return;
+    while (at && chunks[at - 1].offsets[0] > rows->offsets[0]) at--;
+    if (at && chunks[at - 1].offsets[0] == rows->offsets[0]) return;
+    memmove(chunks + at + 1, chunks + at, (*count - at) * sizeof *chunks);
+    chunks[at] = *rows;
+    ++*count;
+}
+
+/* A tensor with the rows of all ranks, `own` among them; `states` are the ranks' of its parameter, or NULL. */
+static tsr_status join_tensor(meeting *m, const tsr_value *own, const tsr_value *const *states, const tsr_value *key,
+                              size_t hint, const tsr_value **out, tsr_error *err)
+{
+    const tsr_entry *mine = own->as.tensor;
+    *out = own;
+    if (mine->rank == 0 || mine->chunks->sizes[0] == mine->shape[0]) return TSR_OK;
+    tsr_chunk *chunks = tsr_arena_array(m->arena, m->comm->size + (size_t)1, sizeof *chunks, err);
+    tsr_entry *entry = TSR_ARENA_NEW(m->arena, tsr_entry, err);
+    tsr_value *value = tsr_value_new(m->arena, TSR_VALUE_TENSOR, err);
+    size_t count = 0;
+    if (!chunks || !entry || !value) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i <= m->comm->size; i++) {
+        const tsr_value *other = i ? find(states[i - 1], key, hint) : own;
+        if (!other || other->kind != TSR_VALUE_TENSOR) continue;
+        const tsr_entry *e = other->as.tensor;
+        TSR_FAIL_IF(e->dtype != mine->dtype || e->rank != mine->rank ||
+                        memcmp(e->shape, mine->shape, e->rank * sizeof *e->shape) != 0,
+                    err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' is %s %.*s here, and %s %.*s on rank %" PRIu32, TSR_STR_ARG(key->text),
+                    tsr_dtype_describe(mine->dtype)->name, TSR_STR_ARG(tsr_shape_brief(mine->rank, mine->shape, m->arena)),
+                    tsr_dtype_describe(e->dtype)->name, TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, m->arena)), i - 1);
+        add_rows(chunks, &count, e->chunks);
+    }
+    *entry = *mine;
+    entry->chunks = chunks;
+    entry->chunk_count = count;
+    value->as.tensor = entry;
+    *out = value;
+    return TSR_OK;
+}
+
+static tsr_status join_state(meeting *m, const tsr_value *own, const tsr_value *const *states, const tsr_value **out,
+                             tsr_error *err)
+{
+    *out = own;
+    if (own->kind != TSR_VALUE_DICT) return TSR_OK;
+    const tsr_value **items = tsr_arena_array(m->arena, own->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < own->count; i += 2) {
+        items[i] = own->items[i];
+        items[i + 1] = own->items[i + 1];
+        if (items[i + 1]->kind == TSR_VALUE_TENSOR)
+            TSR_TRY(join_tensor(m, own->items[i + 1], states, own->items[i], i, &items[i + 1], err));
+    }
+    *out = tsr_value_items(m->arena, TSR_VALUE_DICT, items, own->count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* This rank's tree whose tensors have all rows. */
+static tsr_status join(meeting *m, const tsr_value *const *ranks, const tsr_value **out, tsr_error *err)
+{
+    tsr_optim_parts own;
+    TSR_TRY(tsr_optim_take_apart(ranks[m->comm->rank], false, &own, err));
+    const tsr_value **items = tsr_arena_array(m->arena, own.state->count, sizeof *items, err);
+    const tsr_value **states = tsr_arena_array(m->arena, m->comm->size, sizeof *states, err);
+    if (!items || !states) return TSR_E_NOMEM;
+    for (size_t i = 0; i < own.state->count; i += 2) {
+        for (uint32_t r = 0; r < m->comm->size; r++)
+            states[r] = find(tsr_value_get(ranks[r], TSR_STR("state")), own.state->items[i], i);
+        items[i] = own.state->items[i];
+        const tsr_status status = join_state(m, own.state->items[i + 1], states, &items[i + 1], err);
+        if (status == TSR_OK) continue;
+        tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(items[i]->text));
+        return status;
+    }
+    const tsr_value *state = tsr_value_items(m->arena, TSR_VALUE_DICT, items, own.state->count, err);
+    return state ? tsr_tree_optim(state, own.groups, m->arena, out, err) : TSR_E_NOMEM;
+}
+
+tsr_status tsr_fsdp_spread(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *state, const tsr_live *live,
+                           const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
+{
+    meeting m = meet(comm, live, host, arena, out);
+    const tsr_value **ranks, *full = NULL, *raw = NULL;
+    tsr_status status = share_trees(&m, state, &ranks, err);
+    if (status == TSR_OK) {
+        const tsr_fsdp_context context = context_of(&m);
+        status = join(&m, ranks, &full, err);
+        if (status == TSR_OK) status = tsr_fsdp_shard(flat, full, comm->size, comm->rank, &context, &raw, err);
+        status = tsr_comm_agree(comm, status, err);
+    }
+    if (status == TSR_OK) status = fetch(&m, raw, err);
     part(&m);
     if (status != TSR_OK) tsr_live_state_free(out);
     return status;

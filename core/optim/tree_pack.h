@@ -15,12 +15,13 @@ typedef struct tsr_packed_tensor {
     uint64_t byte_offset, byte_length;
 } tsr_packed_tensor;
 
-/* Appends to `bytes` (vec of char) and `tensors` (vec of tsr_packed_tensor). Errors: TSR_E_LIMIT, TSR_E_UNSUPPORTED for a
+/* Of a tensor with one chunk only the chunk's rows are there (live->bytes gives those), of others all.
+ * Appends to `bytes` (vec of char) and `tensors` (vec of tsr_packed_tensor). Errors: TSR_E_LIMIT, TSR_E_UNSUPPORTED for a
  * tensor whose dtype has no whole bytes, TSR_E_NOMEM. */
 tsr_status tsr_tree_pack(const tsr_value *tree, const tsr_live *live, const tsr_host *host, tsr_vec *bytes, tsr_vec *tensors,
                          tsr_error *err);
 
-/* The tree again, in `arena`: every tensor's chunk is in "file" `file`, those of 0-d tensors in "file" `scalar_file`, at
+/* The tree again, in `arena`: every tensor's chunk, its rows, is in "file" `file`, those of 0-d tensors in "file" `scalar_file`, at
  * their place in `scalars` (vec of char), to which their elements are appended. TSR_E_FORMAT for bytes that no
  * tsr_tree_pack made. */
 tsr_status tsr_tree_unpack(tsr_str bytes, uint32_t file, uint32_t scalar_file, tsr_vec *scalars, const tsr_host *host,

@@ -93,8 +93,8 @@ void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* takes a zeroed one */
 tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_error *err);
 
 /* All ranks learn whether one of them failed: returns TSR_OK everywhere, or everywhere the status of the lowest rank that
- * failed, with its message behind "rank 3: " in `err`. `mine` and `err` are the caller's own result so far. Needs no
- * memory. */
+ * failed, with its message behind "rank 3: " in `err` (once: of a failure that was agreed on before as it is). `mine` and `err`
+ * are the caller's own result so far. Needs no memory. */
 tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err);
 
 TSR_API_END

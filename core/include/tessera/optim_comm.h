@@ -2,8 +2,10 @@
  * is; all ranks then work out the same plan, so that they find the same errors; then each element goes straight from the
  * rank that has it to those that keep it.
  *
- *   gather      every rank's raw state ──▶ the full state, on all ranks or one
- *   broadcast   rank 0's full state ──▶ every rank's raw state, of any number of ranks
+ *   gather        every rank's raw state ──▶ the full state, on all ranks or one
+ *   gather_rows   every rank's raw state ──▶ its rows of the full state
+ *   broadcast     rank 0's full state ──▶ every rank's raw state, of any number of ranks
+ *   spread        every rank's own full state, or rows of it ──▶ every rank's raw state
  *
  * Collective: every rank of `comm` calls. An error of one rank (memory, a tensor that cannot be sent) or of the states
  * (flat_params.h lists them) is the same error on all. Source of the behaviour: _optim_state_dict, _allgather_state_info,
@@ -18,7 +20,8 @@ TSR_API_BEGIN
 
 /* How the bytes of a live tree's tensors are found. */
 typedef struct tsr_live {
-    /* All of a tensor's elements, contiguous, row-major, in the machine's order; valid until the call below returns. */
+    /* All of a tensor's elements (of an entry with one chunk: the chunk's), contiguous, row-major, in the machine's order;
+     * valid until the call below returns. */
     const void *(*bytes)(void *ctx, const tsr_entry *entry);
     void *ctx;
 } tsr_live;
@@ -51,6 +54,18 @@ tsr_status tsr_fsdp_gather(tsr_comm *comm, const tsr_flat_params *flat, const ts
  * a world of comm->size ranks. Memory: that part. */
 tsr_status tsr_fsdp_broadcast(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *full, const tsr_live *live,
                               const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
+
+/* As tsr_fsdp_gather, but each rank gets its rows alone, as tsr_fsdp_shard_rows cuts them (`mesh` may be NULL): a tensor's
+ * chunk says which rows of the whole its buffer holds. Memory: those. */
+tsr_status tsr_fsdp_gather_rows(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
+                                const tsr_mesh *mesh, const tsr_host *host, tsr_arena *arena, tsr_live_state *out,
+                                tsr_error *err);
+
+/* Each rank's `state` is keyed by FQN; its tensors are whole, or have one chunk, of the rows that this rank holds: the others
+ * are asked for theirs. Results as those of tsr_fsdp_broadcast. Errors: also TSR_E_FORMAT for rows that nobody has, and
+ * ranks whose tensors differ in shape or dtype. */
+tsr_status tsr_fsdp_spread(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *state, const tsr_live *live,
+                           const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
 
 TSR_API_END
 
