@@ -83,6 +83,44 @@ tsr_status tsr_params_new(const tsr_modules *modules, const tsr_host *host, tsr_
     return status;
 }
 
+static tsr_status add_listed(tsr_params *p, const tsr_param *listed, tsr_error *err)
+{
+    const uint32_t index = (uint32_t)p->params.count;
+    tsr_str *fqns = tsr_arena_array(p->arena, listed->fqn_count, sizeof *fqns, err);
+    tsr_param *param = tsr_vec_push(&p->params, err);
+    if (!fqns || !param) return TSR_E_NOMEM;
+    *param = *listed;
+    param->fqns = fqns;
+    for (size_t i = 0; i < listed->fqn_count; i++) {
+        uint32_t *owner;
+        fqns[i] = tsr_arena_str(p->arena, listed->fqns[i], err);
+        if (!fqns[i].data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_map_put(p->by_fqn, fqns[i], index, &owner, NULL, err));
+        *owner = index;
+    }
+    return TSR_OK;
+}
+
+static tsr_status fill_listed(tsr_params *p, const tsr_param *list, size_t count, tsr_error *err)
+{
+    p->arena = tsr_arena_new(p->host->allocator, (size_t)p->host->limits.memory_bytes, err);
+    p->by_fqn = tsr_map_new(p->host->allocator, 0, err);
+    if (!p->arena || !p->by_fqn) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) TSR_TRY(add_listed(p, &list[i], err));
+    return TSR_OK;
+}
+
+tsr_status tsr_params_listed(const tsr_param *list, size_t count, const tsr_host *host, tsr_params **out, tsr_error *err)
+{
+    tsr_params *p = tsr_alloc(host->allocator, 1, sizeof *p, err);
+    if (!p) return TSR_E_NOMEM;
+    *p = (tsr_params){host, NULL, tsr_vec_of(host->allocator, sizeof(tsr_param)), NULL};
+    tsr_status status = fill_listed(p, list, count, err);
+    if (status == TSR_OK) *out = p;
+    else tsr_params_free(p);
+    return status;
+}
+
 void tsr_params_free(tsr_params *params)
 {
     if (!params) return;

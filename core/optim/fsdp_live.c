@@ -157,8 +157,7 @@ static tsr_status want_tensor(meeting *m, tsr_entry *entry, tsr_vec *buffers, ts
     if (buffer) *buffer = (tsr_live_buffer){data, data ? (size_t)bytes : 0};
     if (!buffer || (bytes && !data)) return TSR_E_NOMEM;
     if (bytes) memset(data, 0, (size_t)bytes);
-    for (uint64_t i = 0; i < entry->chunk_count; i++)
-        TSR_TRY(want_chunk(m, entry, &entry->chunks[i], begin, data, err));
+    for (uint64_t i = 0; i < entry->chunk_count; i++) TSR_TRY(want_chunk(m, entry, &entry->chunks[i], begin, data, err));
     entry->chunks = chunk;
     entry->chunk_count = 1;
     return TSR_OK;
@@ -350,8 +349,7 @@ static tsr_status share_trees(meeting *m, const tsr_value *mine, const tsr_value
     return tsr_comm_agree(m->comm, status, err);
 }
 
-static tsr_status unshard(meeting *m, const tsr_flat_params *flat, const tsr_value *raw, tsr_fsdp_full *full,
-                          tsr_error *err)
+static tsr_status unshard(meeting *m, const tsr_flat_params *flat, const tsr_value *raw, tsr_fsdp_full *full, tsr_error *err)
 {
     const tsr_value **ranks;
     TSR_FAIL_IF(m->comm->size != flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -471,10 +469,10 @@ static tsr_status join_tensor(meeting *m, const tsr_value *own, const tsr_value 
         const tsr_entry *e = other->as.tensor;
         TSR_FAIL_IF(e->dtype != mine->dtype || e->rank != mine->rank ||
                         memcmp(e->shape, mine->shape, e->rank * sizeof *e->shape) != 0,
-                    err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' is %s %.*s here, and %s %.*s on rank %" PRIu32, TSR_STR_ARG(key->text),
-                    tsr_dtype_describe(mine->dtype)->name, TSR_STR_ARG(tsr_shape_brief(mine->rank, mine->shape, m->arena)),
-                    tsr_dtype_describe(e->dtype)->name, TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, m->arena)), i - 1);
+                    err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is %s %.*s here, and %s %.*s on rank %" PRIu32,
+                    TSR_STR_ARG(key->text), tsr_dtype_describe(mine->dtype)->name,
+                    TSR_STR_ARG(tsr_shape_brief(mine->rank, mine->shape, m->arena)), tsr_dtype_describe(e->dtype)->name,
+                    TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, m->arena)), i - 1);
         add_rows(chunks, &count, e->chunks);
     }
     *entry = *mine;

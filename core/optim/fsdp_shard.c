@@ -225,11 +225,11 @@ static tsr_status shard_original(sharding *s, uint32_t id, tsr_error *err)
 {
     const tsr_flat_key *key = &s->keys.keys[id];
     const tsr_flat_param *param = &key->unit->params[key->param];
-    const tsr_value *state = full_state(s, param->fqn), *built = NULL, *number = tsr_value_int(s->arena, id, err);
+    const tsr_value *state = full_state(s, param->fqn), *built = NULL;
     if (!state || state->count == 0) return TSR_OK;
     tsr_flat_place place;
     TSR_TRY(tsr_flat_place_of(s->flat, key->unit, s->world, s->rank, &place, err));
-    if (place.slices == 1) return tsr_tree_put_key(&s->state, number, state, err);
+    if (place.slices == 1) return tsr_tree_put_key(&s->state, tsr_value_int(s->arena, id, err), state, err);
     uint64_t begin, end;
     tsr_flat_shard_range(key->unit, place.slices, place.slice, &begin, &end);
     uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
@@ -239,7 +239,7 @@ static tsr_status shard_original(sharding *s, uint32_t id, tsr_error *err)
     tsr_status status = fill_parts(s, param, state, low, high, &dict, err);
     if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
     tsr_tree_drop(&dict);
-    return status == TSR_OK ? tsr_tree_put_key(&s->state, number, built, err) : status;
+    return status == TSR_OK ? tsr_tree_put_key(&s->state, tsr_value_int(s->arena, id, err), built, err) : status;
 }
 
 /* ---- all of it ---- */

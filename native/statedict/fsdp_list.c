@@ -38,8 +38,7 @@ static tsr_str without_last_dot(tsr_str prefix)
     return prefix.size ? (tsr_str){prefix.data, prefix.size - 1} : prefix;
 }
 
-/* A name without the components of FSDP1 and checkpoint wrappers. */
-static tsr_str clean(tsr_str name, tsr_arena *arena, tsr_error *err)
+tsr_str tsr_fsdp_clean(tsr_str name, tsr_arena *arena, tsr_error *err)
 {
     tsr_str copy = tsr_arena_str(arena, name, err);
     char *to = (char *)copy.data;
@@ -73,7 +72,7 @@ static tsr_status add_place(walk *w, uint32_t node, tsr_str fqn, uint32_t origin
 {
     uint32_t *first;
     bool fresh;
-    const tsr_str name = clean(fqn, w->model->arena, err);
+    const tsr_str name = tsr_fsdp_clean(fqn, w->model->arena, err);
     if (!name.data) return TSR_E_NOMEM;
     size_t split = name.size;
     while (split && name.data[split - 1] != '.') split--;
@@ -102,9 +101,8 @@ static tsr_status list_places(walk *w, uint32_t number, tsr_error *err)
     const tsr_module_flat *flat = tsr_fsdp_nodes(w->model)[number].flat;
     for (size_t i = 0; i < flat->param_count; i++) TSR_TRY(add_place(w, number, flat->params[i].fqn, (uint32_t)i, err));
     for (size_t i = 0; i < flat->shared_count; i++) {
-        const tsr_str of = clean(flat->shared[i].of, w->model->arena, err);
-        const uint32_t original = of.data ? original_named(flat, of) : END;
-        if (!of.data) return TSR_E_NOMEM;
+        const tsr_str of = flat->shared[i].of;
+        const uint32_t original = original_named(flat, of);
         TSR_FAIL_IF(original == END, err, TSR_E_USAGE, "'%.*s' is tied to '%.*s', which the unit has not",
                     TSR_STR_ARG(flat->shared[i].fqn), TSR_STR_ARG(of));
         TSR_TRY(add_place(w, number, flat->shared[i].fqn, original, err));
@@ -211,10 +209,14 @@ static bool same_shape(const tsr_module_tensor *a, const tsr_tensor *b)
     return same;
 }
 
-static const tsr_value *plain_value(const walk *w, tsr_str fqn)
+static tsr_status plain_value(const walk *w, tsr_str fqn, const tsr_module_tensor *tensor, const tsr_value **out,
+                              tsr_error *err)
 {
+    const tsr_fsdp_finder *finder = &w->model->finder;
+    if (finder->find) return finder->find(finder->ctx, fqn, tensor, out, err);
     const uint32_t pair = tsr_map_get(w->plain, fqn, UINT32_MAX);
-    return pair == UINT32_MAX ? NULL : w->model->tree.plain->items[2 * (size_t)pair + 1];
+    *out = pair == UINT32_MAX ? NULL : w->model->tree.plain->items[2 * (size_t)pair + 1];
+    return TSR_OK;
 }
 
 static tsr_status add_plain(walk *w, const at *here, const tsr_module_tensor *tensor, bool buffer, tsr_error *err)
@@ -223,7 +225,7 @@ static tsr_status add_plain(walk *w, const at *here, const tsr_module_tensor *te
     TSR_TRY(add_item(w, here, TSR_ITEM_PLAIN, tensor->name, &item, err));
     item->tensor = tensor;
     item->buffer = buffer;
-    item->value = plain_value(w, item->fqn);
+    TSR_TRY(plain_value(w, item->fqn, tensor, &item->value, err));
     const tsr_tensor *live = item->value ? tsr_tensor_of(item->value) : NULL;
     TSR_FAIL_IF(!live, err, TSR_E_USAGE, "no tensor was given for '%.*s'", TSR_STR_ARG(item->fqn));
     TSR_FAIL_IF(live->spread == TSR_WHOLE && !same_shape(tensor, live), err, TSR_E_USAGE,
@@ -231,13 +233,14 @@ static tsr_status add_plain(walk *w, const at *here, const tsr_module_tensor *te
     return TSR_OK;
 }
 
-static tsr_status add_original(walk *w, const at *here, place *p, tsr_error *err)
+static tsr_status add_original(walk *w, const at *here, place *p, const tsr_module_tensor *tensor, tsr_error *err)
 {
     tsr_fsdp_item *item;
     const uint32_t original = p->original;
     TSR_TRY(add_item(w, here, TSR_ITEM_ORIGINAL, p->name, &item, err));
     p->listed = true;
     item->original = original;
+    item->tensor = tensor;
     return TSR_OK;
 }
 
@@ -246,10 +249,12 @@ static tsr_status list_parameter(walk *w, const at *here, uint32_t chain, const 
     tsr_fsdp_item *item;
     place *places = w->places.items;
     for (uint32_t p = chain; p != END; p = places[p].next)
-        if (tsr_str_equal(places[p].name, tensor->name)) return add_original(w, here, &places[p], err);
-    if (here->node != TSR_NO_UNIT && here->relative.size == 0 && tsr_str_equal(tensor->name, TSR_STR("_flat_param")))
-        return add_item(w, here, TSR_ITEM_FLAT, tensor->name, &item, err);
-    return add_plain(w, here, tensor, false, err);
+        if (tsr_str_equal(places[p].name, tensor->name)) return add_original(w, here, &places[p], tensor, err);
+    const bool flat = here->node != TSR_NO_UNIT && here->relative.size == 0;
+    if (!flat || !tsr_str_equal(tensor->name, TSR_STR("_flat_param"))) return add_plain(w, here, tensor, false, err);
+    TSR_TRY(add_item(w, here, TSR_ITEM_FLAT, tensor->name, &item, err));
+    item->tensor = tensor;
+    return TSR_OK;
 }
 
 static tsr_status list_own(walk *w, const at *here, const tsr_module *m, tsr_error *err)
@@ -263,12 +268,12 @@ static tsr_status list_own(walk *w, const at *here, const tsr_module *m, tsr_err
     for (uint32_t p = chain; p != END; p = places[p].next) places[p].listed = false;
     for (size_t i = 0; i < m->parameter_count; i++) TSR_TRY(list_parameter(w, here, chain, &m->parameters[i], err));
     for (uint32_t p = chain; p != END; p = places[p].next)
-        if (!places[p].listed) TSR_TRY(add_original(w, here, &places[p], err));
+        if (!places[p].listed) TSR_TRY(add_original(w, here, &places[p], NULL, err));
     for (size_t i = 0; i < m->buffer_count; i++)
         if (m->buffers[i].persistent) TSR_TRY(add_plain(w, here, &m->buffers[i], true, err));
     if (!m->extra_state) return TSR_OK;
     TSR_TRY(add_item(w, here, TSR_ITEM_EXTRA, TSR_STR("_extra_state"), &item, err));
-    item->value = plain_value(w, item->fqn);
+    TSR_TRY(plain_value(w, item->fqn, NULL, &item->value, err));
     TSR_FAIL_IF(!item->value, err, TSR_E_USAGE, "no value was given for '%.*s'", TSR_STR_ARG(item->fqn));
     return TSR_OK;
 }

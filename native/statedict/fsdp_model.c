@@ -9,10 +9,17 @@
 
 tsr_status tsr_fsdp_model_new(const tsr_fsdp_tree *tree, const tsr_host *host, tsr_fsdp_model **out, tsr_error *err)
 {
+    return tsr_fsdp_model_open(tree, (tsr_fsdp_finder){0}, host, out, err);
+}
+
+tsr_status tsr_fsdp_model_open(const tsr_fsdp_tree *tree, tsr_fsdp_finder finder, const tsr_host *host, tsr_fsdp_model **out,
+                               tsr_error *err)
+{
     *out = NULL;
     tsr_fsdp_model *model = tsr_alloc(host->allocator, 1, sizeof *model, err);
     if (!model) return TSR_E_NOMEM;
     *model = (tsr_fsdp_model){.tree = *tree,
+                              .finder = finder,
                               .host = host,
                               .arena = tsr_arena_new(host->allocator, 0, err),
                               .nodes = tsr_vec_of(host->allocator, sizeof(tsr_fsdp_node)),

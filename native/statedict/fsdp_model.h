@@ -38,12 +38,19 @@ typedef struct tsr_fsdp_item {
     uint32_t node;     /* innermost; TSR_NO_UNIT: outside of all */
     uint32_t original; /* ORIGINAL */
     bool buffer, ignored;
-    const tsr_module_tensor *tensor; /* PLAIN */
+    const tsr_module_tensor *tensor; /* PLAIN; FLAT and ORIGINAL where the tree has it as a parameter */
     const tsr_value *value;          /* PLAIN, EXTRA */
 } tsr_fsdp_item;
 
+/* The value for a name of what units do not manage, in place of tsr_fsdp_tree.plain; `tensor` NULL: extra state. */
+typedef struct tsr_fsdp_finder {
+    tsr_status (*find)(void *ctx, tsr_str fqn, const tsr_module_tensor *tensor, const tsr_value **out, tsr_error *err);
+    void *ctx;
+} tsr_fsdp_finder;
+
 struct tsr_fsdp_model {
     tsr_fsdp_tree tree;
+    tsr_fsdp_finder finder;
     const tsr_host *host;
     tsr_arena *arena;
     tsr_vec nodes; /* of tsr_fsdp_node */
@@ -58,6 +65,12 @@ static inline const tsr_fsdp_item *tsr_fsdp_items(const tsr_fsdp_model *model)
 {
     return (const tsr_fsdp_item *)model->items.items;
 }
+
+/* As tsr_fsdp_model_new. */
+tsr_status tsr_fsdp_model_open(const tsr_fsdp_tree *tree, tsr_fsdp_finder finder, const tsr_host *host, tsr_fsdp_model **out,
+                               tsr_error *err);
+/* A name without the components of FSDP1 and checkpoint wrappers. data NULL on TSR_E_NOMEM. */
+tsr_str tsr_fsdp_clean(tsr_str name, tsr_arena *arena, tsr_error *err);
 
 /* Units of the tree, their layouts, and the items. */
 tsr_status tsr_fsdp_list(tsr_fsdp_model *model, tsr_error *err);

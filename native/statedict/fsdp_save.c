@@ -272,7 +272,7 @@ static tsr_status save_plain(const saving *s, const tsr_fsdp_item *item, tsr_are
 {
     const tsr_tensor *live = tsr_tensor_of(item->value);
     *value = item->value;
-    if (!live || !item->buffer || item->node == TSR_NO_UNIT) return TSR_OK;
+    if (!live || live->meta || !item->buffer || item->node == TSR_NO_UNIT) return TSR_OK;
     const tsr_fsdp_node *node = &tsr_fsdp_nodes(s->model)[item->node];
     const tsr_fsdp_settings settings = tsr_fsdp_effective(node);
     const tsr_dtype wanted = item->tensor->dtype;

@@ -20,15 +20,16 @@ static tsr_status list(listing *l, const tsr_value *value, const tsr_step *at, t
 static tsr_str order_below(const listing *l, tsr_str order, const tsr_step *step, tsr_error *err)
 {
     const tsr_value *key = step->key;
+    const bool text = key && key->kind == TSR_VALUE_STR;
     tsr_str last = {NULL, 0};
-    if (key && key->kind == TSR_VALUE_STR) last = key->text;
+    if (text) last = key->text;
     else
         last = tsr_arena_format(l->arena, err, "%016" PRIx64,
                                 key ? (uint64_t)key->as.integer ^ (UINT64_C(1) << 63) : (uint64_t)step->index);
     char *room = tsr_arena_array(l->arena, order.size + last.size + 2, 1, err);
-    if (!room || (last.size && !last.data)) return (tsr_str){NULL, 0};
+    if (!room || (!text && !last.data)) return (tsr_str){NULL, 0};
     if (order.size) memcpy(room, order.data, order.size);
-    room[order.size] = !key ? 'l' : key->kind == TSR_VALUE_STR ? 's' : 'i';
+    room[order.size] = !key ? 'l' : text ? 's' : 'i';
     if (last.size) memcpy(room + order.size + 1, last.data, last.size);
     return (tsr_str){room, order.size + last.size + 2}; /* ends in NUL */
 }

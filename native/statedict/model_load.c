@@ -1,5 +1,5 @@
 /* A model's state set from one under canonical names: match, check, agree, and only then write. */
-#include "statedict/model_names.h"
+#include "statedict/fsdp_bind.h"
 #include "statedict/value_pack.h"
 
 typedef struct setting {
@@ -11,6 +11,7 @@ typedef struct setting {
     const tsr_value *state; /* NULL: another rank's counts */
     tsr_unmatched_keys *unmatched;
     tsr_model_items items;
+    tsr_fsdp_bound *bound;    /* of a tree with FSDP1's units */
     const tsr_value **values; /* by item; NULL: none */
     bool *matched;            /* by item */
     tsr_state_dict *scratch;
@@ -122,12 +123,15 @@ static tsr_status refuse_unmatched(const tsr_unmatched_keys *u, tsr_error *err)
 static tsr_status check_tensor(setting *s, const tsr_model_item *item, const tsr_value *value, tsr_error *err)
 {
     const tsr_tensor *given = tsr_tensor_of(value);
-    const bool full = s->options->full_state_dict;
+    const bool full = s->options->full_state_dict, units = s->bound && !s->options->broadcast_from_rank0;
     TSR_FAIL_IF(!given, err, TSR_E_USAGE, "no tensor in the state dict, a tensor in the model");
     TSR_FAIL_IF(given->meta, err, TSR_E_USAGE, "the tensor in the state dict is meta: it has no memory");
     TSR_FAIL_IF(full && given->spread != TSR_WHOLE, err, TSR_E_USAGE,
                 "the tensor in the state dict is distributed; full_state_dict wants whole ones");
-    return tsr_tensor_same_place(given, item->tensor, !full, "the state dict", "the model", s->passing, err);
+    if (units) return TSR_OK; /* tsr_fsdp_model_load says more */
+    tsr_tensor want = *item->tensor;
+    if (s->bound) want.entry.dtype = given->entry.dtype; /* it casts */
+    return tsr_tensor_same_place(given, &want, !full, "the state dict", "the model", s->passing, err);
 }
 
 static tsr_status check_all(setting *s, tsr_error *err)
@@ -135,7 +139,7 @@ static tsr_status check_all(setting *s, tsr_error *err)
     for (size_t i = 0; i < s->items.count; i++) {
         const tsr_model_item *item = &s->items.items[i];
         if (!s->matched[i]) continue;
-        TSR_FAIL_IF(item->tensor && item->tensor->meta && !s->model->memory, err, TSR_E_USAGE,
+        TSR_FAIL_IF(!s->bound && item->tensor && item->tensor->meta && !s->model->memory, err, TSR_E_USAGE,
                     "'%.*s' is meta, and the model has nowhere to put its memory", TSR_STR_ARG(item->fqn));
         TSR_FAIL_IF(!item->tensor && !s->model->set_extra, err, TSR_E_USAGE, "the model has no set_extra for '%.*s'",
                     TSR_STR_ARG(item->raw));
@@ -200,6 +204,107 @@ static tsr_status spread_full(setting *s, tsr_error *err)
     return TSR_OK;
 }
 
+/* ---- FSDP1 ---- */
+
+static bool is_distributed(const tsr_model_item *item)
+{
+    return item->tensor && item->tensor->spread != TSR_WHOLE;
+}
+
+/* A tensor of the model's distribution to be filled before anything of the model is written. */
+static tsr_status placeholder(setting *s, const tsr_model_item *item, tsr_dtype dtype, const tsr_value **out, tsr_error *err)
+{
+    tsr_tensor tensor;
+    if (!item->tensor) {
+        *out = tsr_value_int(s->scratch->arena, 0, err);
+        return *out ? TSR_OK : TSR_E_NOMEM;
+    }
+    tensor = *item->tensor;
+    if (dtype != TSR_DTYPE_NONE) tensor.entry.dtype = dtype;
+    tensor.meta = true;
+    tensor.device = NULL;
+    return tsr_state_dict_tensor(s->scratch, &tensor, out, err);
+}
+
+/* Those matched items that must be spread before units load: all that is broadcast, else what no unit manages. */
+static bool is_spread(const setting *s, size_t i)
+{
+    return s->matched[i] && (s->options->broadcast_from_rank0 || is_distributed(&s->items.items[i]));
+}
+
+/* The types that rank 0's tensors have. */
+static tsr_status share_dtypes(setting *s, tsr_dtype **out, tsr_error *err)
+{
+    tsr_dtype *dtypes = *out = tsr_arena_array(s->passing, s->items.count, sizeof *dtypes, err);
+    TSR_TRY(tsr_comm_agree(s->comm, dtypes ? TSR_OK : TSR_E_NOMEM, err));
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_tensor *tensor = s->values[i] ? tsr_tensor_of(s->values[i]) : NULL;
+        dtypes[i] = tensor ? tensor->entry.dtype : TSR_DTYPE_NONE;
+    }
+    if (!s->options->broadcast_from_rank0) return TSR_OK;
+    return s->comm->broadcast(s->comm, dtypes, s->items.count * sizeof *dtypes, 0, err);
+}
+
+static tsr_status list_spread(setting *s, bool has, const tsr_dtype *dtypes, const tsr_value **local, const tsr_value **full,
+                              tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **mine = tsr_arena_array(s->scratch->arena, 2 * s->items.count, sizeof *mine, err);
+    const tsr_value **given = tsr_arena_array(s->scratch->arena, 2 * s->items.count, sizeof *given, err);
+    if (!mine || !given) return TSR_E_NOMEM;
+    for (size_t i = 0; i < s->items.count; i++) {
+        if (!is_spread(s, i)) continue;
+        mine[count] = given[count] = tsr_value_str(s->scratch->arena, s->items.items[i].fqn, err);
+        if (!mine[count]) return TSR_E_NOMEM;
+        TSR_TRY(placeholder(s, &s->items.items[i], dtypes[i], &mine[count + 1], err));
+        given[count + 1] = s->values[i];
+        count += 2;
+    }
+    *local = tsr_value_items(s->scratch->arena, TSR_VALUE_DICT, mine, count, err);
+    *full = *local && has ? tsr_value_items(s->scratch->arena, TSR_VALUE_DICT, given, count, err) : NULL;
+    return *local && (*full || !has) ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status spread_units(setting *s, tsr_error *err)
+{
+    const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
+    const tsr_broadcast_options options = {.strict = true};
+    const tsr_value *local = NULL, *full = NULL;
+    tsr_dtype *dtypes;
+    TSR_TRY(share_dtypes(s, &dtypes, err));
+    TSR_TRY(tsr_comm_agree(s->comm, list_spread(s, has, dtypes, &local, &full, err), err));
+    if (broadcast) TSR_TRY(tsr_state_dict_broadcast(full, local, s->comm, &options, s->scratch, err));
+    else TSR_TRY(tsr_comm_agree(s->comm, tsr_state_dict_distribute(full, local, s->scratch, err), err));
+    const tsr_value *root = tsr_state_dict_root(s->scratch);
+    for (size_t i = 0, at = 0; i < s->items.count; i++)
+        if (is_spread(s, i)) s->values[i] = root->items[2 * at++ + 1];
+    return TSR_OK;
+}
+
+/* What was matched, by the keys that units load. */
+static const tsr_value *unit_state(setting *s, tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(s->passing, 2 * s->items.count, sizeof *items, err);
+    for (size_t i = 0; items && i < s->items.count; i++) {
+        if (!s->matched[i]) continue;
+        items[count++] = tsr_value_str(s->passing, s->items.items[i].raw, err);
+        items[count++] = s->values[i];
+        if (!items[count - 2]) return NULL;
+    }
+    return items ? tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err) : NULL;
+}
+
+static tsr_status load_units(setting *s, tsr_error *err)
+{
+    if (s->options->full_state_dict) TSR_TRY(spread_units(s, err));
+    const tsr_value *state = unit_state(s, err);
+    TSR_TRY(tsr_comm_agree(s->comm, state ? TSR_OK : TSR_E_NOMEM, err));
+    return tsr_fsdp_model_load(s->bound->units, state, false, s->passing, NULL, err);
+}
+
+/* ---- tensor by tensor ---- */
+
 static bool same_memory(const tsr_tensor *a, const tsr_tensor *b)
 {
     if (a->spread != TSR_IN_BOXES) return a->data == b->data;
@@ -234,6 +339,14 @@ static tsr_status write_all(setting *s, tsr_error *err)
 
 /* ---- the whole ---- */
 
+static tsr_status list_items(setting *s, tsr_error *err)
+{
+    if (!tsr_fsdp_is_in(s->model->modules)) return tsr_model_items_of(s->model, s->host, s->passing, &s->items, err);
+    TSR_TRY(tsr_fsdp_bind(s->model, s->comm, s->host, s->passing, NULL, &s->bound, err));
+    TSR_TRY(tsr_fsdp_choose(s->bound, s->options, err));
+    return tsr_fsdp_model_items(s->bound, s->passing, &s->items, err);
+}
+
 /* As far as a rank gets alone. */
 static tsr_status prepare(setting *s, bool has, tsr_error *err)
 {
@@ -241,7 +354,7 @@ static tsr_status prepare(setting *s, bool has, tsr_error *err)
     TSR_FAIL_IF(has && (!s->state || s->state->kind != TSR_VALUE_DICT), err, TSR_E_USAGE, "the model state is no dict");
     if (!has) s->state = NULL;
     else TSR_TRY(tsr_model_verify(s->options, s->state, false, s->passing, err));
-    TSR_TRY(tsr_model_items_of(s->model, s->host, s->passing, &s->items, err));
+    TSR_TRY(list_items(s, err));
     s->values = tsr_arena_array(s->passing, s->items.count, sizeof *s->values, err);
     s->matched = tsr_arena_array(s->passing, s->items.count, sizeof *s->matched, err);
     if (!s->values || !s->matched) return TSR_E_NOMEM;
@@ -253,7 +366,7 @@ static tsr_status set_model(setting *s, tsr_error *err)
 {
     const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
     tsr_status status = s->passing ? prepare(s, has, err) : TSR_E_NOMEM;
-    TSR_TRY(tsr_options_agree(s->comm, "set_model_state_dict: options", s->options, status, err));
+    TSR_TRY(tsr_options_agree(s->comm, "set_model_state_dict: options", s->options, 0, status, err));
     if (!broadcast) {
         uint64_t given = tsr_value_pairs(s->state);
         TSR_TRY(s->comm->largest(s->comm, &given, err));
@@ -265,7 +378,7 @@ static tsr_status set_model(setting *s, tsr_error *err)
         TSR_TRY(share_unmatched(s, err));
     }
     TSR_TRY(tsr_comm_agree(s->comm, check_all(s, err), err));
-    return write_all(s, err);
+    return s->bound ? load_units(s, err) : write_all(s, err);
 }
 
 tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, tsr_comm *comm,
@@ -288,6 +401,7 @@ tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *sta
     const tsr_status status = set_model(&s, err);
     tsr_state_dict_free(s.scratch);
     tsr_model_items_free(&s.items);
+    tsr_fsdp_unbind(s.bound);
     tsr_arena_free(s.passing);
     if (self) self->close(self);
     return status;

@@ -149,8 +149,6 @@ static tsr_status add_own(walking *w, const tsr_module *module, tsr_str prefix, 
 /* The tree is no deeper than limits.depth: tsr_modules_new has seen to it. */
 static tsr_status walk(walking *w, const tsr_module *module, tsr_str prefix, tsr_error *err)
 {
-    TSR_FAIL_IF(module->wrapper == TSR_WRAPPER_FSDP1, err, TSR_E_UNSUPPORTED,
-                "module '%.*s' is an FSDP1 unit; its state is not that of single tensors", TSR_STR_ARG(prefix));
     TSR_TRY(add_own(w, module, prefix, err));
     for (size_t i = 0; i < module->child_count; i++) {
         const tsr_module_child *child = &module->children[i];
@@ -161,7 +159,7 @@ static tsr_status walk(walking *w, const tsr_module *module, tsr_str prefix, tsr
     return TSR_OK;
 }
 
-static tsr_status index_items(const tsr_host *host, tsr_model_items *out, tsr_error *err)
+tsr_status tsr_model_items_index(const tsr_host *host, tsr_model_items *out, tsr_error *err)
 {
     out->index = tsr_map_new(host->allocator, out->count, err);
     if (!out->index) return TSR_E_NOMEM;
@@ -187,7 +185,7 @@ tsr_status tsr_model_items_of(const tsr_model *model, const tsr_host *host, tsr_
         out->count = w.items.count;
         out->items = tsr_arena_array(arena, out->count, sizeof *out->items, err);
         if (out->items && out->count) memcpy(out->items, w.items.items, out->count * sizeof *out->items);
-        status = out->items ? index_items(host, out, err) : TSR_E_NOMEM;
+        status = out->items ? tsr_model_items_index(host, out, err) : TSR_E_NOMEM;
     }
     tsr_vec_free(&w.items);
     tsr_tensor_ids_free(&w.ids);
@@ -202,20 +200,16 @@ void tsr_model_items_free(tsr_model_items *items)
 
 /* ---- ranks ---- */
 
-tsr_status tsr_options_agree(tsr_comm *comm, const char *call, const tsr_state_options *options, tsr_status mine,
-                             tsr_error *err)
+tsr_status tsr_options_agree(tsr_comm *comm, const char *call, const tsr_state_options *options, size_t optimizers,
+                             tsr_status mine, tsr_error *err)
 {
     TSR_TRY(tsr_comm_agree(comm, mine, err));
-    const char bits[7] = {
-        (char)('0' + options->full_state_dict),
-        (char)('0' + options->cpu_offload),
-        (char)('0' + options->ignore_frozen_params),
-        (char)('0' + options->keep_submodule_prefixes),
-        (char)('0' + options->strict),
-        (char)('0' + options->broadcast_from_rank0),
-        (char)('0' + options->flatten_optimizer_state_dict),
+    const uint64_t facts[8] = {
+        options->full_state_dict, options->cpu_offload,          options->ignore_frozen_params,
+        options->strict,          options->broadcast_from_rank0, options->flatten_optimizer_state_dict,
+        optimizers,               options->keep_submodule_prefixes,
     };
-    return tsr_comm_same(comm, (tsr_str){bits, sizeof bits}, call, err);
+    return tsr_comm_same(comm, (tsr_str){(const char *)facts, sizeof facts}, call, err);
 }
 
 tsr_status tsr_full_or_cpu(const tsr_value *root, tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,

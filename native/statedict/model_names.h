@@ -24,6 +24,8 @@ typedef struct tsr_model_items {
 /* Everything but the index lives in `arena`. Errors as tsr_get_model_state_dict says. */
 tsr_status tsr_model_items_of(const tsr_model *model, const tsr_host *host, tsr_arena *arena, tsr_model_items *out,
                               tsr_error *err);
+/* Makes the index. TSR_E_FORMAT for two items with one name. */
+tsr_status tsr_model_items_index(const tsr_host *host, tsr_model_items *items, tsr_error *err);
 void tsr_model_items_free(tsr_model_items *items); /* takes a zeroed one */
 
 /* Tells tensors of the tree by the address of their description, shared ones by identity. */
@@ -47,9 +49,9 @@ tsr_status tsr_model_held(const tsr_model *model, const tsr_tensor_ids *ids, tsr
 tsr_status tsr_model_fqn(const tsr_modules *modules, tsr_str raw, tsr_arena *arena, tsr_str *fqn, bool *renamed,
                          tsr_error *err);
 
-/* All ranks learn whether one has failed so far, or has other options. */
-tsr_status tsr_options_agree(tsr_comm *comm, const char *call, const tsr_state_options *options, tsr_status mine,
-                             tsr_error *err);
+/* All ranks learn whether one has failed so far, or has other options or another number of optimizers. */
+tsr_status tsr_options_agree(tsr_comm *comm, const char *call, const tsr_state_options *options, size_t optimizers,
+                             tsr_status mine, tsr_error *err);
 /* The checks of a model state dict that is about to be saved or loaded. */
 tsr_status tsr_model_verify(const tsr_state_options *options, const tsr_value *state, bool submodules, tsr_arena *arena,
                             tsr_error *err);

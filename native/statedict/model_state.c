@@ -1,5 +1,5 @@
 /* A model's state under canonical names, got. */
-#include "statedict/model_names.h"
+#include "statedict/fsdp_bind.h"
 
 /* ---- get ---- */
 
@@ -13,22 +13,27 @@ typedef struct getting {
     tsr_str *prefixes;
     size_t prefix_count;
     tsr_model_items items;
-    tsr_map *frozen; /* FQNs */
-    tsr_map *taken;  /* names of the result */
+    tsr_fsdp_bound *bound; /* of a tree with FSDP1's units, whose state is in `out` before it is named */
+    tsr_map *frozen;       /* FQNs */
+    tsr_map *taken;        /* names of the result */
     tsr_vec pairs;
 } getting;
 
-/* As in PyTorch a frozen parameter goes under its first name only. */
+/* As in PyTorch a frozen parameter goes under its first name only; of a flat parameter all originals go. */
 static tsr_status find_frozen(getting *g, tsr_error *err)
 {
     tsr_state_item *named;
     size_t count;
     TSR_TRY(tsr_fqn_named_parameters(g->model->modules, g->out->host, g->passing, &named, &count, err));
     for (size_t i = 0; i < count; i++) {
-        tsr_str fqn;
+        tsr_name name;
         if (named[i].tensor->requires_grad) continue;
-        TSR_TRY(tsr_model_fqn(g->model->modules, named[i].raw, g->passing, &fqn, NULL, err));
-        TSR_TRY(tsr_map_put(g->frozen, fqn, 1, NULL, NULL, err));
+        TSR_TRY(tsr_fqn_resolve(g->model->modules, named[i].raw, NULL, g->passing, &name, err));
+        for (size_t n = 0; n < name.fqn_count; n++) {
+            const tsr_str fqn = tsr_fsdp_clean(name.fqns[n], g->passing, err);
+            if (!fqn.data) return TSR_E_NOMEM;
+            TSR_TRY(tsr_map_put(g->frozen, fqn, 1, NULL, NULL, err));
+        }
     }
     return TSR_OK;
 }
@@ -36,6 +41,10 @@ static tsr_status find_frozen(getting *g, tsr_error *err)
 static tsr_status item_value(getting *g, const tsr_model_item *item, const tsr_value **out, tsr_error *err)
 {
     const tsr_model *model = g->model;
+    if (g->bound) {
+        *out = tsr_state_dict_get(g->out, item->raw);
+        return TSR_OK;
+    }
     if (item->tensor) return tsr_state_dict_tensor(g->out, item->tensor, out, err);
     TSR_FAIL_IF(!model->get_extra, err, TSR_E_USAGE, "the model has no get_extra for '%.*s'", TSR_STR_ARG(item->raw));
     TSR_TRY(model->get_extra(model->ctx, item->raw, g->out->arena, out, err));
@@ -60,15 +69,14 @@ static tsr_status put_named(getting *g, const tsr_model_item *item, tsr_str name
 static tsr_status put_item(getting *g, const tsr_model_item *item, tsr_error *err)
 {
     const tsr_value *value = NULL;
-    if ((item->tensor && item->tensor->meta) || tsr_map_get(g->frozen, item->fqn, 0)) return TSR_OK;
-    if (g->submodule_count == 0) {
-        TSR_TRY(item_value(g, item, &value, err));
-        return put_named(g, item, item->fqn, value, err);
-    }
+    if (tsr_map_get(g->frozen, item->fqn, 0)) return TSR_OK;
+    TSR_TRY(item_value(g, item, &value, err));
+    const tsr_tensor *tensor = value ? tsr_tensor_of(value) : NULL;
+    if (!value || (tensor && tensor->meta)) return TSR_OK; /* FULL on another rank, or nothing to save */
+    if (g->submodule_count == 0) return put_named(g, item, item->fqn, value, err);
     for (size_t i = 0; i < g->prefix_count; i++) {
         const tsr_str prefix = g->prefixes[i];
         if (!tsr_str_starts(item->fqn, prefix)) continue;
-        if (!value) TSR_TRY(item_value(g, item, &value, err));
         if (g->options->keep_submodule_prefixes) return put_named(g, item, item->fqn, value, err);
         const tsr_str name = {item->fqn.data + prefix.size, item->fqn.size - prefix.size};
         TSR_TRY(put_named(g, item, name, value, err));
@@ -76,17 +84,26 @@ static tsr_status put_item(getting *g, const tsr_model_item *item, tsr_error *er
     return TSR_OK;
 }
 
-static tsr_status make_state(getting *g, const tsr_value **root, tsr_error *err)
+/* As far as a rank gets alone. */
+static tsr_status prepare(getting *g, tsr_comm *comm, tsr_error *err)
 {
+    const tsr_host *host = g->out->host;
     TSR_TRY(tsr_state_options_check(g->options, 0, false, err));
-    TSR_TRY(tsr_model_items_of(g->model, g->out->host, g->passing, &g->items, err));
     if (g->submodule_count)
-        TSR_TRY(tsr_fqn_submodule_prefixes(g->model->modules, g->submodules, g->submodule_count, g->out->host, g->passing,
+        TSR_TRY(tsr_fqn_submodule_prefixes(g->model->modules, g->submodules, g->submodule_count, host, g->passing,
                                            &g->prefixes, &g->prefix_count, err));
-    g->frozen = tsr_map_new(g->out->host->allocator, 0, err);
-    g->taken = g->frozen ? tsr_map_new(g->out->host->allocator, g->items.count, err) : NULL;
+    g->frozen = tsr_map_new(host->allocator, 0, err);
+    g->taken = g->frozen ? tsr_map_new(host->allocator, 0, err) : NULL;
     if (!g->taken) return TSR_E_NOMEM;
     if (g->options->ignore_frozen_params) TSR_TRY(find_frozen(g, err));
+    if (!tsr_fsdp_is_in(g->model->modules)) return tsr_model_items_of(g->model, host, g->passing, &g->items, err);
+    TSR_TRY(tsr_fsdp_bind(g->model, comm, host, g->passing, g->out, &g->bound, err));
+    TSR_TRY(tsr_fsdp_choose(g->bound, g->options, err));
+    return tsr_fsdp_model_items(g->bound, g->passing, &g->items, err);
+}
+
+static tsr_status make_state(getting *g, const tsr_value **root, tsr_error *err)
+{
     for (int renamed = 0; renamed < 2; renamed++)
         for (size_t i = 0; i < g->items.count; i++)
             if (g->items.items[i].renamed == (renamed == 1)) TSR_TRY(put_item(g, &g->items.items[i], err));
@@ -115,9 +132,12 @@ tsr_status tsr_model_verify(const tsr_state_options *options, const tsr_value *s
 static tsr_status get_model(getting *g, tsr_comm *comm, tsr_error *err)
 {
     const tsr_value *root = NULL;
-    tsr_status status = g->passing ? make_state(g, &root, err) : TSR_E_NOMEM;
-    TSR_TRY(tsr_options_agree(comm, "get_model_state_dict: options", g->options, status, err));
-    TSR_TRY(tsr_full_or_cpu(root, comm, g->options, g->out, err));
+    tsr_status status = g->passing ? prepare(g, comm, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_options_agree(comm, "get_model_state_dict: options", g->options, 0, status, err));
+    if (g->bound) TSR_TRY(tsr_fsdp_model_save(g->bound->units, g->out, err));
+    TSR_TRY(tsr_comm_agree(comm, make_state(g, &root, err), err));
+    if (g->bound) TSR_TRY(tsr_fsdp_full_or_cpu(root, comm, g->options, g->out, err));
+    else TSR_TRY(tsr_full_or_cpu(root, comm, g->options, g->out, err));
     status = tsr_model_verify(g->options, tsr_state_dict_root(g->out), g->submodule_count > 0, g->passing, err);
     return tsr_comm_agree(comm, status, err);
 }
@@ -138,6 +158,7 @@ tsr_status tsr_get_model_state_dict(const tsr_model *model, tsr_comm *comm, cons
                  .pairs = tsr_vec_of(out->host->allocator, sizeof(const tsr_value *))};
     const tsr_status status = get_model(&g, comm ? comm : self, err);
     tsr_model_items_free(&g.items);
+    tsr_fsdp_unbind(g.bound);
     tsr_map_free(g.frozen);
     tsr_map_free(g.taken);
     tsr_vec_free(&g.pairs);

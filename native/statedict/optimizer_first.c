@@ -119,6 +119,18 @@ static tsr_status start_other(starting *s, tsr_error *err)
     return o->first_state(o->ctx, err);
 }
 
+/* A parameter as this rank's optimizer has it: of one that FSDP1's units manage, the part here. */
+static tsr_status param_here(const tsr_optimizer_names *names, const tsr_model_param *param, const tsr_module_tensor **out,
+                             tsr_error *err)
+{
+    uint32_t id;
+    *out = param->of;
+    if (!names->fsdp) return TSR_OK;
+    TSR_TRY(tsr_optimizer_param_id(names, param, &id, err));
+    if (names->fsdp->local[id]) *out = names->fsdp->local[id];
+    return TSR_OK;
+}
+
 tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimizer_names *names, tsr_error *err)
 {
     starting s = {optimizer, names};
@@ -129,7 +141,7 @@ tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimiz
         const tsr_model_group *group = &optimizer->groups[g];
         const tsr_module_tensor **params = tsr_arena_array(names->arena, group->count, sizeof *params, err);
         if (!params) return TSR_E_NOMEM;
-        for (size_t p = 0; p < group->count; p++) params[p] = group->params[p].of;
+        for (size_t p = 0; p < group->count; p++) TSR_TRY(param_here(names, &group->params[p], &params[p], err));
         groups[g] = (tsr_live_group){group->options, params, group->count};
     }
     const tsr_live_optimizer live = {.algorithm = optimizer->algorithm,

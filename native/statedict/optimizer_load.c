@@ -18,6 +18,7 @@ typedef struct loading {
     const tsr_value **loaded; /* one an optimizer, by number */
     tsr_state_dict *scratch;
     uint64_t visited; /* values of the state dict */
+    bool units;       /* the tree has FSDP1's */
 } loading;
 
 /* ---- what each optimizer wants ---- */
@@ -53,7 +54,7 @@ static tsr_status index_groups(loading *l, tsr_error *err)
 static tsr_status flat_name(loading *l, const tsr_value *flat, const tsr_param *param, tsr_str *out, tsr_error *err)
 {
     *out = param->fqns[0];
-    for (size_t n = 0; n < param->fqn_count && param->fqn_count > 1; n++) {
+    for (size_t n = 0; n < param->fqn_count && param->shared; n++) {
         const tsr_str prefix = tsr_arena_format(l->passing, err, "param_groups.%.*s.", TSR_STR_ARG(param->fqns[n]));
         if (!prefix.data) return TSR_E_NOMEM;
         for (size_t i = 0; i < flat->count; i += 2) {
@@ -65,6 +66,23 @@ static tsr_status flat_name(loading *l, const tsr_value *flat, const tsr_param *
     return TSR_OK;
 }
 
+/* The names of a group's parameters in a flat state dict: all originals of a flat parameter, one of a shared one. */
+static tsr_status flat_names(loading *l, const tsr_value *flat, const tsr_optimizer_group *group, tsr_name_list *out,
+                             tsr_error *err)
+{
+    size_t count = 0;
+    for (size_t p = 0; p < group->count; p++) count += tsr_params_at(l->params, group->params[p])->fqn_count;
+    tsr_str *list = tsr_arena_array(l->passing, count, sizeof *list, err);
+    if (!list) return TSR_E_NOMEM;
+    *out = (tsr_name_list){list, 0};
+    for (size_t p = 0; p < group->count; p++) {
+        const tsr_param *param = tsr_params_at(l->params, group->params[p]);
+        if (param->shared) TSR_TRY(flat_name(l, flat, param, &list[out->count++], err));
+        for (size_t n = 0; n < param->fqn_count && !param->shared; n++) list[out->count++] = param->fqns[n];
+    }
+    return TSR_OK;
+}
+
 static tsr_status unflatten(loading *l, const tsr_value *flat, const tsr_value **out, tsr_error *err)
 {
     size_t count = 0, at = 0;
@@ -72,14 +90,8 @@ static tsr_status unflatten(loading *l, const tsr_value *flat, const tsr_value *
     tsr_name_list *lists = tsr_arena_array(l->passing, count, sizeof *lists, err);
     if (!lists) return TSR_E_NOMEM;
     for (size_t o = 0; o < l->count; o++) {
-        for (size_t g = 0; g < l->by_index[o].group_count; g++) {
-            const tsr_optimizer_group *group = &l->by_index[o].groups[g];
-            tsr_str *list = tsr_arena_array(l->passing, group->count, sizeof *list, err);
-            if (!list) return TSR_E_NOMEM;
-            for (size_t p = 0; p < group->count; p++)
-                TSR_TRY(flat_name(l, flat, tsr_params_at(l->params, group->params[p]), &list[p], err));
-            lists[at++] = (tsr_name_list){list, group->count};
-        }
+        for (size_t g = 0; g < l->by_index[o].group_count; g++)
+            TSR_TRY(flat_names(l, flat, &l->by_index[o].groups[g], &lists[at++], err));
     }
     return tsr_optim_unflatten(flat, l->params, lists, count, l->host, l->passing, out, err);
 }
@@ -131,8 +143,9 @@ static tsr_status split_all(loading *l, const tsr_value *state, tsr_error *err)
         const tsr_value *part;
         TSR_TRY(tsr_optim_split(state, l->params, &l->by_index[o], l->options->strict, l->host, l->passing, &part, err));
         TSR_TRY(bounded(l, part, 0, err));
-        TSR_TRY(check_groups(l->optimizers[o], part, err));
         l->loaded[o] = part;
+        if (l->names.fsdp) continue; /* numbered once all ranks are there */
+        TSR_TRY(check_groups(l->optimizers[o], part, err));
         if (!is_numbered(part)) TSR_TRY(tsr_optim_to_id(part, l->host, l->passing, &l->loaded[o], err));
     }
     return TSR_OK;
@@ -200,6 +213,24 @@ static tsr_status spread_full(loading *l, size_t o, tsr_error *err)
     size_t at = 0;
     l->loaded[o] = refill(l, local, tsr_state_dict_root(l->scratch), &at, err);
     return tsr_comm_agree(l->comm, l->loaded[o] ? TSR_OK : TSR_E_NOMEM, err);
+}
+
+/* ---- FSDP1 ---- */
+
+/* Whether only rank 0's state counts. */
+static bool root_only(const loading *l)
+{
+    return l->units ? tsr_state_fsdp_choice(l->options).optimizer_rank0_only : l->options->broadcast_from_rank0;
+}
+
+static tsr_status spread_units(loading *l, size_t o, tsr_error *err)
+{
+    const size_t count = l->optimizers[o]->group_count;
+    tsr_name_list *groups = NULL;
+    TSR_TRY(tsr_comm_agree(l->comm, tsr_optimizer_unit_names(&l->names, l->optimizers[o], l->passing, &groups, err), err));
+    const bool has = !root_only(l) || l->comm->rank == 0;
+    return tsr_fsdp_optimizer_set(l->names.fsdp, has ? l->loaded[o] : NULL, groups, count, l->options, l->scratch,
+                                  &l->loaded[o], err);
 }
 
 /* ---- checking and writing ---- */
@@ -332,8 +363,9 @@ static tsr_status prepare(loading *l, const tsr_model *model, const tsr_value *s
     const tsr_state_request request = {.handle_optimizer = true, .optimizer_is_empty = empty};
     TSR_TRY(tsr_state_options_check(l->options, l->count, true, err));
     TSR_TRY(tsr_state_dict_check(l->options, &request, err));
-    TSR_TRY(tsr_optimizer_names_of(model, l->host, l->passing, &l->names, err));
-    TSR_TRY(tsr_params_new(model->modules, l->host, &l->params, err));
+    TSR_TRY(tsr_optimizer_names_of(model, l->comm, l->host, l->passing, &l->names, err));
+    if (l->names.fsdp) TSR_TRY(tsr_fsdp_optimizers_params(l->names.fsdp, &l->params, err));
+    else TSR_TRY(tsr_params_new(model->modules, l->host, &l->params, err));
     TSR_TRY(tsr_state_dict_new(l->host, &l->scratch, err));
     TSR_TRY(index_groups(l, err));
     l->loaded = tsr_arena_array(l->passing, l->count, sizeof *l->loaded, err);
@@ -341,15 +373,31 @@ static tsr_status prepare(loading *l, const tsr_model *model, const tsr_value *s
     for (size_t o = 0; o < l->count; o++) TSR_TRY(tsr_optimizer_first(l->optimizers[o], &l->names, err));
     if (!has || empty) return TSR_OK;
     TSR_TRY(split_all(l, state, err));
-    for (size_t o = 0; o < l->count; o++) TSR_TRY(each_param(l, o, check_param, err));
+    for (size_t o = 0; o < l->count && !l->names.fsdp; o++) TSR_TRY(each_param(l, o, check_param, err));
     return TSR_OK;
+}
+
+static tsr_status spread_all(loading *l, tsr_error *err)
+{
+    tsr_status mine = TSR_OK;
+    if (!l->names.fsdp) {
+        for (size_t o = 0; o < l->count && l->options->full_state_dict; o++) TSR_TRY(spread_full(l, o, err));
+        return TSR_OK;
+    }
+    TSR_TRY(tsr_fsdp_optimizers_meet(l->names.fsdp, err));
+    for (size_t o = 0; o < l->count; o++) TSR_TRY(spread_units(l, o, err));
+    for (size_t o = 0; o < l->count && mine == TSR_OK; o++) {
+        mine = check_groups(l->optimizers[o], l->loaded[o], err);
+        if (mine == TSR_OK) mine = each_param(l, o, check_param, err);
+    }
+    return tsr_comm_agree(l->comm, mine, err);
 }
 
 /* Ranks that have something to load; all have, or rank 0 of a broadcast, or none. */
 static tsr_status anything(loading *l, const tsr_value *state, bool *some, tsr_error *err)
 {
-    uint64_t given = state && state->count && (!l->options->broadcast_from_rank0 || l->comm->rank == 0);
-    const bool lacks = !given && !l->options->broadcast_from_rank0;
+    uint64_t given = state && state->count && (!root_only(l) || l->comm->rank == 0);
+    const bool lacks = !given && !root_only(l);
     TSR_TRY(l->comm->largest(l->comm, &given, err));
     *some = given != 0;
     const tsr_status mine = *some && lacks ? tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -360,13 +408,13 @@ static tsr_status anything(loading *l, const tsr_value *state, bool *some, tsr_e
 
 static tsr_status load(loading *l, const tsr_model *model, const tsr_value *state, tsr_error *err)
 {
-    const bool has = !l->options->broadcast_from_rank0 || l->comm->rank == 0;
+    const bool has = !root_only(l) || l->comm->rank == 0;
     bool some;
     tsr_status status = l->passing ? prepare(l, model, state, has, err) : TSR_E_NOMEM;
-    TSR_TRY(tsr_options_agree(l->comm, "set_optimizer_state_dict: options", l->options, status, err));
+    TSR_TRY(tsr_options_agree(l->comm, "set_optimizer_state_dict: options", l->options, l->count, status, err));
     TSR_TRY(anything(l, state, &some, err));
     if (!some) return TSR_OK;
-    for (size_t o = 0; o < l->count && l->options->full_state_dict; o++) TSR_TRY(spread_full(l, o, err));
+    TSR_TRY(spread_all(l, err));
     for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
         status = each_param(l, o, write_param, err);
         if (status == TSR_OK) status = write_groups(l, o, err);
@@ -386,7 +434,8 @@ tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
                  .comm = comm ? comm : self,
                  .passing = tsr_arena_new(host->allocator, 0, err),
                  .optimizers = optimizers,
-                 .count = count};
+                 .count = count,
+                 .units = tsr_fsdp_is_in(model->modules)};
     const tsr_status status = load(&l, model, state, err);
     tsr_state_dict_free(l.scratch);
     tsr_params_free(l.params);

@@ -2,7 +2,7 @@
 #ifndef TSR_STATEDICT_OPTIMIZER_NAMES_H
 #define TSR_STATEDICT_OPTIMIZER_NAMES_H
 
-#include "statedict/model_names.h"
+#include "statedict/fsdp_optimizer.h"
 #include "tessera/optimizer_state.h"
 
 typedef struct tsr_optimizer_names {
@@ -12,14 +12,19 @@ typedef struct tsr_optimizer_names {
     tsr_tensor_ids ids;
     tsr_tensor **held; /* by id */
     tsr_str *first;    /* by id: the first canonical name of a parameter; data NULL: none */
+    tsr_fsdp_optimizers *fsdp; /* of a tree with FSDP1's units; `ids` and `held` are its own */
 } tsr_optimizer_names;
 
-tsr_status tsr_optimizer_names_of(const tsr_model *model, const tsr_host *host, tsr_arena *arena, tsr_optimizer_names *out,
+tsr_status tsr_optimizer_names_of(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena, tsr_optimizer_names *out,
                                   tsr_error *err);
 void tsr_optimizer_names_free(tsr_optimizer_names *names);
 /* TSR_E_USAGE when it is no parameter of the model. */
 tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_model_param *param, uint32_t *id,
                                   tsr_error *err);
+
+/* The names that FSDP1's descriptions have for the parameters of each group. In `arena`. */
+tsr_status tsr_optimizer_unit_names(const tsr_optimizer_names *names, const tsr_model_optimizer *optimizer, tsr_arena *arena,
+                                    tsr_name_list **out, tsr_error *err);
 
 /* The state that an optimizer has after its first step, where it has none and no gradient. */
 tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimizer_names *names, tsr_error *err);

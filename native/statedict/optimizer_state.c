@@ -3,25 +3,57 @@
 
 /* ---- names ---- */
 
-tsr_status tsr_optimizer_names_of(const tsr_model *model, const tsr_host *host, tsr_arena *arena, tsr_optimizer_names *out,
-                                  tsr_error *err)
+static tsr_status first_names(tsr_optimizer_names *out, tsr_error *err)
 {
+    const tsr_modules *modules = out->model->modules;
     tsr_state_item *named;
     size_t count;
+    TSR_TRY(tsr_fqn_named_parameters(modules, out->host, out->arena, &named, &count, err));
+    for (size_t i = 0; i < count; i++)
+        TSR_TRY(tsr_model_fqn(modules, named[i].raw, out->arena, &out->first[named[i].tensor_id], NULL, err));
+    return TSR_OK;
+}
+
+tsr_status tsr_optimizer_names_of(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
+                                  tsr_optimizer_names *out, tsr_error *err)
+{
     *out = (tsr_optimizer_names){.model = model, .host = host, .arena = arena};
+    if (tsr_fsdp_is_in(model->modules)) {
+        TSR_TRY(tsr_fsdp_optimizers_of(model, comm, host, arena, &out->fsdp, err));
+        out->ids = out->fsdp->bound->ids;
+        out->held = out->fsdp->bound->held;
+        out->first = out->fsdp->names;
+        return TSR_OK;
+    }
     TSR_TRY(tsr_tensor_ids_of(model->modules, host, arena, &out->ids, err));
     TSR_TRY(tsr_model_held(model, &out->ids, arena, &out->held, err));
-    TSR_TRY(tsr_fqn_named_parameters(model->modules, host, arena, &named, &count, err));
     out->first = tsr_arena_array(arena, out->ids.count, sizeof *out->first, err);
-    if (!out->first) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++)
-        TSR_TRY(tsr_model_fqn(model->modules, named[i].raw, arena, &out->first[named[i].tensor_id], NULL, err));
-    return TSR_OK;
+    return out->first ? first_names(out, err) : TSR_E_NOMEM;
 }
 
 void tsr_optimizer_names_free(tsr_optimizer_names *names)
 {
-    tsr_tensor_ids_free(&names->ids);
+    if (names->fsdp) tsr_fsdp_optimizers_free(names->fsdp);
+    else tsr_tensor_ids_free(&names->ids);
+}
+
+tsr_status tsr_optimizer_unit_names(const tsr_optimizer_names *names, const tsr_model_optimizer *optimizer, tsr_arena *arena,
+                                    tsr_name_list **out, tsr_error *err)
+{
+    tsr_name_list *lists = *out = tsr_arena_array(arena, optimizer->group_count, sizeof *lists, err);
+    if (!lists) return TSR_E_NOMEM;
+    for (size_t g = 0; g < optimizer->group_count; g++) {
+        const tsr_model_group *group = &optimizer->groups[g];
+        tsr_str *list = tsr_arena_array(arena, group->count, sizeof *list, err);
+        if (!list) return TSR_E_NOMEM;
+        for (size_t p = 0; p < group->count; p++) {
+            uint32_t id;
+            TSR_TRY(tsr_optimizer_param_id(names, &group->params[p], &id, err));
+            list[p] = names->first[id];
+        }
+        lists[g] = (tsr_name_list){list, group->count};
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_model_param *param, uint32_t *id,
@@ -88,41 +120,90 @@ tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena 
 
 /* ---- get ---- */
 
-static tsr_status named_state(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer, tsr_arena *arena,
-                              const tsr_value **out, tsr_error *err)
+typedef struct getting {
+    tsr_model_optimizer *const *optimizers;
+    size_t count;
+    const tsr_state_options *options;
+    tsr_comm *comm;
+    tsr_state_dict *out;
+    tsr_arena *passing;
+    tsr_optimizer_names names;
+    const tsr_value **native; /* one an optimizer */
+    tsr_name_list **groups;   /* the same */
+} getting;
+
+/* As far as a rank gets alone. */
+static tsr_status prepare(getting *g, const tsr_model *model, tsr_error *err)
 {
-    const tsr_value *native;
-    tsr_name_list *lists = tsr_arena_array(arena, optimizer->group_count, sizeof *lists, err);
-    if (!lists) return TSR_E_NOMEM;
-    for (size_t g = 0; g < optimizer->group_count; g++) {
-        const tsr_model_group *group = &optimizer->groups[g];
-        tsr_str *list = tsr_arena_array(arena, group->count, sizeof *list, err);
-        for (size_t p = 0; list && p < group->count; p++) {
-            uint32_t id;
-            TSR_TRY(tsr_optimizer_param_id(names, &group->params[p], &id, err));
-            list[p] = tsr_arena_str(arena, names->first[id], err);
-            if (!list[p].data) return TSR_E_NOMEM;
-        }
-        if (!list) return TSR_E_NOMEM;
-        lists[g] = (tsr_name_list){list, group->count};
+    tsr_arena *arena = tsr_state_dict_arena(g->out);
+    TSR_TRY(tsr_state_options_check(g->options, g->count, true, err));
+    TSR_TRY(tsr_optimizer_names_of(model, g->comm, g->out->host, g->passing, &g->names, err));
+    g->native = tsr_arena_array(g->passing, g->count, sizeof *g->native, err);
+    g->groups = tsr_arena_array(g->passing, g->count, sizeof *g->groups, err);
+    if (!g->native || !g->groups) return TSR_E_NOMEM;
+    for (size_t i = 0; i < g->count; i++) {
+        TSR_TRY(tsr_optimizer_unit_names(&g->names, g->optimizers[i], g->passing, &g->groups[i], err));
+        TSR_TRY(tsr_optimizer_first(g->optimizers[i], &g->names, err));
+        TSR_TRY(tsr_optimizer_native(g->optimizers[i], arena, &g->native[i], err));
     }
-    TSR_TRY(tsr_optimizer_first(optimizer, names, err));
-    TSR_TRY(tsr_optimizer_native(optimizer, arena, &native, err));
-    return tsr_optim_to_fqn(native, lists, optimizer->group_count, names->host, arena, out, err);
+    return TSR_OK;
 }
 
-static tsr_status make_state(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
-                             const tsr_state_options *options, tsr_state_dict *out, tsr_optimizer_names *names,
-                             tsr_arena *passing, const tsr_value **root, tsr_error *err)
+/* Names that the result may keep. */
+static tsr_status kept_names(const tsr_name_list *lists, size_t count, tsr_arena *arena, tsr_name_list **out, tsr_error *err)
 {
-    tsr_arena *arena = tsr_state_dict_arena(out);
-    TSR_TRY(tsr_state_options_check(options, count, true, err));
-    TSR_TRY(tsr_optimizer_names_of(model, out->host, passing, names, err));
-    const tsr_value **parts = tsr_arena_array(passing, count, sizeof *parts, err);
-    if (!parts) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) TSR_TRY(named_state(names, optimizers[i], arena, &parts[i], err));
-    TSR_TRY(tsr_optim_merge(parts, count, out->host, arena, root, err));
-    return options->flatten_optimizer_state_dict ? tsr_optim_flatten(*root, out->host, arena, root, err) : TSR_OK;
+    *out = tsr_arena_array(arena, count, sizeof **out, err);
+    for (size_t g = 0; *out && g < count; g++) {
+        tsr_str *names = tsr_arena_array(arena, lists[g].count, sizeof *names, err);
+        for (size_t p = 0; names && p < lists[g].count; p++)
+            if (!(names[p] = tsr_arena_str(arena, lists[g].names[p], err)).data) return TSR_E_NOMEM;
+        (*out)[g] = (tsr_name_list){names, lists[g].count};
+        if (!names) return TSR_E_NOMEM;
+    }
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Keyed by name, one after another: units' optimizers want all ranks. */
+static tsr_status name_all(getting *g, const tsr_value **parts, size_t *kept, tsr_error *err)
+{
+    tsr_arena *arena = tsr_state_dict_arena(g->out);
+    tsr_status status = TSR_OK;
+    if (g->names.fsdp) TSR_TRY(tsr_fsdp_optimizers_meet(g->names.fsdp, err));
+    for (size_t i = 0; i < g->count && status == TSR_OK; i++) {
+        const size_t count = g->optimizers[i]->group_count;
+        tsr_name_list *names;
+        if (g->names.fsdp) {
+            status = tsr_fsdp_optimizer_get(g->names.fsdp, g->native[i], g->groups[i], count, g->options, g->out,
+                                            &parts[*kept], err);
+            *kept += parts[*kept] != NULL;
+            continue;
+        }
+        status = kept_names(g->groups[i], count, arena, &names, err);
+        if (status == TSR_OK)
+            status = tsr_optim_to_fqn(g->native[i], names, count, g->out->host, arena, &parts[(*kept)++], err);
+    }
+    return status;
+}
+
+static tsr_status make_state(getting *g, const tsr_value **root, tsr_error *err)
+{
+    tsr_arena *arena = tsr_state_dict_arena(g->out);
+    const tsr_value **parts = tsr_arena_array(g->passing, g->count + 1, sizeof *parts, err);
+    size_t kept = 0;
+    TSR_TRY(tsr_comm_agree(g->comm, parts ? TSR_OK : TSR_E_NOMEM, err));
+    TSR_TRY(name_all(g, parts, &kept, err));
+    TSR_TRY(tsr_optim_merge(parts, kept, g->out->host, arena, root, err));
+    return g->options->flatten_optimizer_state_dict ? tsr_optim_flatten(*root, g->out->host, arena, root, err) : TSR_OK;
+}
+
+static tsr_status get_optimizers(getting *g, const tsr_model *model, tsr_error *err)
+{
+    const tsr_value *root = NULL;
+    const tsr_status status = g->passing ? prepare(g, model, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_options_agree(g->comm, "get_optimizer_state_dict: options", g->options, g->count, status, err));
+    TSR_TRY(tsr_comm_agree(g->comm, make_state(g, &root, err), err));
+    return g->names.fsdp ? tsr_fsdp_full_or_cpu(root, g->comm, g->options, g->out, err)
+                         : tsr_full_or_cpu(root, g->comm, g->options, g->out, err);
 }
 
 tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
@@ -131,16 +212,16 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
 {
     const tsr_state_options defaults = tsr_state_options_default(), *o = options ? options : &defaults;
     tsr_comm *self = NULL;
-    tsr_optimizer_names names = {0};
-    const tsr_value *root = NULL;
     if (!comm) TSR_TRY(tsr_comm_self(out->host->allocator, &self, err));
-    tsr_comm *ranks = comm ? comm : self;
-    tsr_arena *passing = tsr_arena_new(out->host->allocator, 0, err);
-    tsr_status status = passing ? make_state(model, optimizers, count, o, out, &names, passing, &root, err) : TSR_E_NOMEM;
-    status = tsr_options_agree(ranks, "get_optimizer_state_dict: options", o, status, err);
-    if (status == TSR_OK) status = tsr_full_or_cpu(root, ranks, o, out, err);
-    tsr_optimizer_names_free(&names);
-    tsr_arena_free(passing);
+    getting g = {.optimizers = optimizers,
+                 .count = count,
+                 .options = o,
+                 .comm = comm ? comm : self,
+                 .out = out,
+                 .passing = tsr_arena_new(out->host->allocator, 0, err)};
+    const tsr_status status = get_optimizers(&g, model, err);
+    tsr_optimizer_names_free(&g.names);
+    tsr_arena_free(g.passing);
     if (self) self->close(self);
     return status;
 }

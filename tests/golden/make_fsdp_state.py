@@ -83,8 +83,12 @@ def wrap(case):
     if case.get("ignored"):
         f = functools.partial(f, ignored_modules=[net.ignored])
     net.a = f(net.a)
-    inner = f(net.b[1], sharding_strategy=ShardingStrategy.NO_SHARD) if case.get("mixed") else f(net.b[1])
-    net.b[1] = checkpoint_wrapper(inner)
+    wrapper = case.get("checkpoint", "around")  # of the unit, or within it, or none
+    if wrapper == "within":
+        net.b[1] = checkpoint_wrapper(net.b[1])
+    net.b[1] = f(net.b[1], sharding_strategy=ShardingStrategy.NO_SHARD) if case.get("mixed") else f(net.b[1])
+    if wrapper == "around":
+        net.b[1] = checkpoint_wrapper(net.b[1])
     net.b = f(net.b)
     return net if case.get("bare") else f(net)
 

@@ -67,7 +67,8 @@ static tsr_status open_units(fsdp_world *w, bool on_device, tsr_error *err)
     tsr_named_module *named;
     size_t count;
     TRY(tsr_fqn_named_modules(w->modules, &w->host, w->arena, &named, &count, err));
-    for (const cJSON *u = live_get(w->record, "units")->child; u; u = u->next, slice = slice->next) {
+    const cJSON *own = cJSON_GetObjectItem(w->record, "units");
+    for (const cJSON *u = (own ? own : live_get(w->test, "units"))->child; u; u = u->next, slice = slice->next) {
         tsr_fsdp_unit *unit = &w->units[w->tree.unit_count];
         const tsr_str path = tsr_str_from(live_get(u, "module")->valuestring);
         const tsr_value *value = live_value(w->mine, slice, w->comm->rank, on_device ? &w->device.base : NULL);
@@ -88,7 +89,7 @@ static tsr_status open_units(fsdp_world *w, bool on_device, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status fsdp_world_open(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err)
+tsr_status fsdp_world_describe(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err)
 {
     static const tsr_str ignored = {"ignored", 7};
     *w = (fsdp_world){.test = test, .host = live_host(NULL), .comm = comm};
@@ -111,6 +112,12 @@ tsr_status fsdp_world_open(fsdp_world *w, const cJSON *test, tsr_comm *comm, boo
         .at = at,
         .set_extra = set_extra,
         .ctx = w};
+    return TSR_OK;
+}
+
+tsr_status fsdp_world_open(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err)
+{
+    TRY(fsdp_world_describe(w, test, comm, on_device, err));
     return tsr_fsdp_model_new(&w->tree, &w->host, &w->model, err);
 }
 

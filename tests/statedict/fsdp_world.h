@@ -26,6 +26,8 @@ typedef struct fsdp_world {
 
 /* The model of case `test` on this rank. */
 tsr_status fsdp_world_open(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err);
+/* The same but for `model`, which stays NULL. */
+tsr_status fsdp_world_describe(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err);
 void fsdp_world_close(fsdp_world *w);
 /* "full", "rank0", "sharded", "local" as the golden file has them. */
 tsr_fsdp_settings fsdp_world_settings(const char *name);

@@ -235,7 +235,8 @@ static bool same_numbers(const tsr_tensor *tensor, const void *data, const cJSON
     uint8_t *host = malloc(bytes + 1), *at = host;
     bool same = true;
     if (bytes && tensor->device) tensor->device->to_host(tensor->device, host, data, bytes, NULL);
-    else if (bytes) memcpy(host, data, bytes);
+    else if (bytes && data) memcpy(host, data, bytes);
+    if (bytes && !data) same = false;
     for (const cJSON *n = numbers->child; n; n = n->next, at += size)
         same = same && get_number(tensor->entry.dtype, at) == n->valuedouble;
     free(host);
@@ -433,4 +434,27 @@ bool live_run(uint32_t world, ranks_body *body, void *arg)
     if (body(arg, self, &err) != TSR_OK) fail_msg("self: %s", err.message);
     self->close(self);
     return true;
+}
+
+tsr_state_options live_options(const cJSON *json)
+{
+    const struct {
+        const char *name;
+        size_t place;
+    } fields[] = {
+        {"full_state_dict", offsetof(tsr_state_options, full_state_dict)},
+        {"cpu_offload", offsetof(tsr_state_options, cpu_offload)},
+        {"ignore_frozen_params", offsetof(tsr_state_options, ignore_frozen_params)},
+        {"keep_submodule_prefixes", offsetof(tsr_state_options, keep_submodule_prefixes)},
+        {"strict", offsetof(tsr_state_options, strict)},
+        {"broadcast_from_rank0", offsetof(tsr_state_options, broadcast_from_rank0)},
+        {"flatten_optimizer_state_dict", offsetof(tsr_state_options, flatten_optimizer_state_dict)},
+    };
+    tsr_state_options options = tsr_state_options_default();
+    for (const cJSON *o = json->child; o; o = o->next) {
+        size_t i = 0;
+        while (strcmp(fields[i].name, o->string) != 0) i++;
+        *((bool *)&options + fields[i].place / sizeof(bool)) = cJSON_IsTrue(o);
+    }
+    return options;
 }

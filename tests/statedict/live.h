@@ -6,6 +6,7 @@
 #include <cjson/cJSON.h>
 
 #include "support/ranks.h"
+#include "tessera/optim.h"
 #include "tessera/redistribute.h"
 #include "tessera/statedict.h"
 
@@ -51,6 +52,8 @@ void live_meter_open(live_meter *meter);
 bool live_run(uint32_t world, ranks_body *body, void *arg);
 /* The same, but the failure that ranks agreed on is returned. */
 tsr_status live_try(uint32_t world, ranks_body *body, void *arg, tsr_error *err);
+/* StateDictOptions as a golden has them. */
+tsr_state_options live_options(const cJSON *json);
 /* A host with the C library's allocator, or another. */
 tsr_host live_host(const tsr_allocator *allocator);
 

@@ -8,10 +8,11 @@ static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_
     const tsr_value **items = tsr_arena_array(arena, 2, sizeof *items, err);
     (void)ctx;
     if (!tsr_str_ends(raw, TSR_STR("extra._extra_state"))) return tsr_raise(err, TSR_E_USAGE, 0, "not its name");
+    if (!items) return TSR_E_NOMEM;
     items[0] = tsr_value_str(arena, TSR_STR("steps"), err);
     items[1] = tsr_value_int(arena, 3, err);
-    *out = tsr_value_items(arena, TSR_VALUE_DICT, items, 2, err);
-    return TSR_OK;
+    *out = items[0] && items[1] ? tsr_value_items(arena, TSR_VALUE_DICT, items, 2, err) : NULL;
+    return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
 static tsr_status set_extra(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err)
@@ -68,27 +69,4 @@ void live_model_close(live_model *m)
     tsr_state_dict_free(m->home);
     tsr_modules_free(m->modules);
     tsr_arena_free(m->arena);
-}
-
-tsr_state_options live_options(const cJSON *json)
-{
-    const struct {
-        const char *name;
-        size_t place;
-    } fields[] = {
-        {"full_state_dict", offsetof(tsr_state_options, full_state_dict)},
-        {"cpu_offload", offsetof(tsr_state_options, cpu_offload)},
-        {"ignore_frozen_params", offsetof(tsr_state_options, ignore_frozen_params)},
-        {"keep_submodule_prefixes", offsetof(tsr_state_options, keep_submodule_prefixes)},
-        {"strict", offsetof(tsr_state_options, strict)},
-        {"broadcast_from_rank0", offsetof(tsr_state_options, broadcast_from_rank0)},
-        {"flatten_optimizer_state_dict", offsetof(tsr_state_options, flatten_optimizer_state_dict)},
-    };
-    tsr_state_options options = tsr_state_options_default();
-    for (const cJSON *o = json->child; o; o = o->next) {
-        size_t i = 0;
-        while (strcmp(fields[i].name, o->string) != 0) i++;
-        *((bool *)&options + fields[i].place / sizeof(bool)) = cJSON_IsTrue(o);
-    }
-    return options;
 }

@@ -21,7 +21,5 @@ typedef struct live_model {
 
 tsr_status live_model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_error *err);
 void live_model_close(live_model *m);
-/* StateDictOptions as a golden has them. */
-tsr_state_options live_options(const cJSON *json);
 
 #endif

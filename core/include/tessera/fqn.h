@@ -120,6 +120,8 @@ typedef struct tsr_params tsr_params;
 /* Iterates the state and resolves every name. Borrows `modules` and `host` until free. Errors: those of tsr_fqn_resolve;
  * TSR_E_NOMEM. Read-only afterwards and thread-safe. */
 tsr_status tsr_params_new(const tsr_modules *modules, const tsr_host *host, tsr_params **out, tsr_error *err);
+/* The same of a list that the caller made; copies names, borrows tensors. TSR_E_NOMEM. */
+tsr_status tsr_params_listed(const tsr_param *list, size_t count, const tsr_host *host, tsr_params **out, tsr_error *err);
 void tsr_params_free(tsr_params *params); /* takes NULL */
 /* In order of first appearance. */
 size_t tsr_params_count(const tsr_params *params);

@@ -5,8 +5,7 @@
  *             ◀── set ──                          ◀── tsr_state_dict_load ──
  *
  * Results borrow the model's memory unless options gather or offload it. Wrapped by DDP, torch.compile or activation
- * checkpointing, sharded over meshes (FSDP2, tensor parallel) or not at all, the names are the same. A tree with FSDP1
- * units is TSR_E_UNSUPPORTED here: tessera/fsdp_state.h has what those hold.
+ * checkpointing, sharded over meshes (FSDP2, tensor parallel), cut in FSDP1's units or not at all, the names are the same.
  *
  * Ranks. Functions that take a `comm` are collective, whatever the options: ranks first agree on those and on whether
  * somebody failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread a rank.
@@ -16,6 +15,7 @@
 #ifndef TESSERA_MODEL_STATE_H
 #define TESSERA_MODEL_STATE_H
 
+#include "tessera/fsdp_state.h"
 #include "tessera/optim.h"
 #include "tessera/statedict.h"
 
@@ -29,10 +29,14 @@ typedef struct tsr_model_tensor {
 
 typedef struct tsr_model {
     const tsr_modules *modules;
-    const tsr_model_tensor *tensors; /* every parameter and persistent buffer */
+    const tsr_model_tensor *tensors; /* every parameter and persistent buffer but what FSDP1's units manage */
     size_t tensor_count;
+    /* Of a tree with FSDP1 units: these, ignored modules, warn and at. modules, comm, plain and set_extra are not looked at;
+     * `ctx` is that of warn and at. NULL: no unit has a flat parameter. */
+    const tsr_fsdp_tree *fsdp;
     /* Extra state of modules that have one (tsr_module.extra_state), by the raw name of the state dict key,
-     * "net._extra_state". `get` makes the value in `arena`; `set` borrows it until it returns. */
+     * "net._extra_state" (without FSDP1's and checkpoint wrappers' components in a tree with units). `get` makes the value
+     * in `arena`; `set` borrows it until it returns. */
     tsr_status (*get_extra)(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err);
     tsr_status (*set_extra)(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err);
     void *ctx;
@@ -45,6 +49,7 @@ typedef struct tsr_model {
  *   ignore_frozen_params   without parameters that require no gradient
  *   full_state_dict        distributed tensors gathered; with cpu_offload only rank 0 gets any
  *   cpu_offload            tensors in host memory
+ * FSDP1's units give their FULL state with full_state_dict, else SHARDED (tessera/fsdp_state.h), in new memory.
  * Meta tensors are left out: PyTorch did so up to 2.4, 2.13 keeps them. Two raw names with one canonical one are
  * TSR_E_FORMAT with both (PyTorch keeps the later). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
  * of another shape or dtype than the tree's, options that contradict each other, ranks with other options; TSR_E_FORMAT for
@@ -68,12 +73,26 @@ typedef struct tsr_unmatched_keys {
  *   broadcast_from_rank0   the same, but only rank 0's `state` counts (NULL elsewhere will do); needs full_state_dict
  *   strict                 missing or unexpected keys are TSR_E_NOT_FOUND, with the first of them
  * `unmatched` (may be NULL) is filled also then, the same on all ranks for a broadcast, as far as the call got. Nothing in
- * the model changes before all ranks have found that everything fits. Errors: TSR_E_USAGE with both sides for a tensor of
- * another shape, dtype or distribution (PyTorch converts dtypes), TSR_E_FORMAT for an empty state dict where one is needed.
- * PyTorch 2.13 counts no key as missing with full_state_dict, unless broadcasting strictly: here it is one. */
+ * the model changes before all ranks have found that everything fits. FSDP1's units take FULL state with full_state_dict,
+ * else SHARDED, and cast it; with broadcast_from_rank0 every rank holds all of it meanwhile, as in PyTorch. Errors:
+ * TSR_E_USAGE with both sides for a tensor of another shape, dtype or distribution (PyTorch converts dtypes), TSR_E_FORMAT
+ * for an empty state dict where one is needed. PyTorch 2.13 counts no key as missing with full_state_dict, unless
+ * broadcasting strictly: here it is one. */
 tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, tsr_comm *comm,
                                     const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
                                     tsr_unmatched_keys *unmatched, tsr_error *err);
+
+/* The states of several modules, keyed relative to each, as one for tsr_set_model_state_dict, as which PyTorch still takes
+ * Dict[nn.Module, Dict] (deprecated there). In the order of `parts`; of equal keys the last value counts. Lives in `arena`
+ * and shares the values. A shared module's state goes under its first name. (The root's keys stay as they are; PyTorch puts
+ * a dot before them and finds none of them.) Errors: TSR_E_USAGE for a module that is not in the tree, and a state that is
+ * no dict of string keys; those of tsr_fqn_resolve. No communication. */
+typedef struct tsr_module_state {
+    tsr_module_ref module;
+    const tsr_value *state;
+} tsr_module_state;
+tsr_status tsr_model_state_join(const tsr_modules *modules, const tsr_module_state *parts, size_t count,
+                                const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
 
 TSR_API_END
 

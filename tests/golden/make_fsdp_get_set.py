@@ -1,0 +1,226 @@
+"""What get_ and set_*_state_dict do with models of FSDP1 units in real PyTorch, for tests/statedict: python tests/golden/make_fsdp_get_set.py
+
+fsdp_get_set.json: torch/distributed/checkpoint/state_dict.py on gloo (rows A6, A7, A12). A case is a model of make_fsdp_state.py:
+its tree, and by rank the units' slices, what else the modules hold, and the optimizers after two steps; `gets` and `optimizer_gets`
+are what came out under several options. `sets`: the result of get number `from`, changed as changed() says and without `drop`, is set
+with `options`; by rank what is there afterwards, or the error. Values are written as in make_state_dict.py.
+"""
+import datetime
+import faulthandler
+import json
+import os
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+
+import make_fsdp_state as fsdp
+from make_fsdp_state import FSDP, encode, handles, local, modules_document, plain_tensors
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict, StateDictOptions)
+from torch.distributed.tensor import DTensor
+
+FULL, CPU, SPREAD, FLAT = {"full_state_dict": True}, {"cpu_offload": True}, {"broadcast_from_rank0": True}, {"flatten_optimizer_state_dict": True}
+LAX, FROZEN = {"strict": False}, {"ignore_frozen_params": True}
+GETS = [{}, FULL, CPU, FROZEN]
+OPTIMIZER_GETS = [{}, FULL, {**FULL, **CPU}, CPU, FLAT, {**FULL, **FLAT}]
+KEY = "b.0.bias"
+
+
+def adamw(params):
+    return [torch.optim.AdamW([p for _, p in params], lr=0.5, betas=(0.5, 0.75), foreach=False)]
+
+
+def two(params):
+    a, b = params[::2], params[1::2]
+    return [torch.optim.SGD([{"params": [p for _, p in a[:1]]}, {"params": [p for _, p in a[1:]][::-1], "lr": 0.125}], lr=0.25, momentum=0.5),
+            torch.optim.Adam([p for _, p in b], betas=(0.5, 0.75), amsgrad=True, foreach=False)]
+
+
+def inner(model):
+    return model._orig_mod if hasattr(model, "_orig_mod") else model
+
+
+def build(case):
+    model = fsdp.wrap(case)
+    if case.get("frozen"):
+        for h in handles(model.b).values():
+            h.flat_param.requires_grad = False
+    if case.get("compiled"):
+        model = torch.compile(model)
+    named = list(model.named_parameters())
+    before = [p.detach().clone() for _, p in named]
+    optimizers = (two if case.get("two") else adamw)(named)
+    for step in range(case.get("steps", 2)):
+        for i, (_, p) in enumerate(named):
+            if p.requires_grad:
+                p.grad = torch.full_like(p, i + step + 1)
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+    with torch.no_grad():  # short numbers
+        for b, (_, p) in zip(before, named):
+            p.copy_(b)
+    return model, optimizers
+
+
+def groups(model, optimizers):
+    raw = {p: n for n, p in model.named_parameters()}
+    return [{"algorithm": type(o).__name__, "groups": [
+        {"options": encode({k: v for k, v in g.items() if k != "params"}), "params": [raw[p] for p in g["params"]],
+         "state": [encode(dict(o.state[p])) if p in o.state else None for p in g["params"]]} for g in o.param_groups]} for o in optimizers]
+
+
+def describe(model, case):
+    net = inner(model)
+    return {"slices": local(net), "plain": encode({**plain_tensors(net, case), **fsdp.extra_state(net, case)})}
+
+
+def changed(value):
+    if isinstance(value, ShardedTensor):
+        for s in value.local_shards():
+            s.tensor = s.tensor + 1
+        return value
+    if isinstance(value, torch.Tensor):
+        return value + 1
+    if isinstance(value, dict):
+        return {k: changed(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [changed(v) for v in value]
+    return value * 2 if type(value) is float else value
+
+
+def without(state, key):
+    if key in state:
+        state.pop(key)
+    elif key in state.get("state", {}):
+        state["state"].pop(key)
+    return state
+
+
+def attempt(f):
+    try:
+        return {"out": f()}
+    except Exception as e:
+        return {"error": f"{type(e).__name__}: {e}"[:60]}
+
+
+def head(case):
+    model, optimizers = build(case)
+    out = {"modules": modules_document(model), "units": [{"module": n, "strategy": h._sharding_strategy.name} for n, h in handles(model).items()]}
+    get_model_state_dict(model)  # the first casts buffers to the type that they have in training
+    out |= {**describe(model, case), "optimizers": groups(model, optimizers)}
+    out["gets"] = [{"options": o, **attempt(lambda: encode(dict(get_model_state_dict(model, options=StateDictOptions(**o)))))} for o in GETS]
+    for keep in (True, False):
+        o = {"keep_submodule_prefixes": keep}
+        out["gets"].append({"options": o, "submodules": ["b"], **attempt(
+            lambda: encode(dict(get_model_state_dict(model, submodules={inner(model).b}, options=StateDictOptions(**o)))))})
+    out["optimizer_gets"] = [
+        {"options": o, **attempt(lambda: encode(get_optimizer_state_dict(model, optimizers, options=StateDictOptions(**o))))} for o in OPTIMIZER_GETS]
+    return out
+
+
+def set_one(case, job):
+    model, optimizers = build(case)
+    of_model = job["what"] == "model"
+    options = StateDictOptions(**(GETS if of_model else OPTIMIZER_GETS)[job["from"]])
+    got = get_model_state_dict(model, options=options) if of_model else get_optimizer_state_dict(model, optimizers, options=options)
+    state = without(changed(dict(got)), job.get("drop"))
+    if "add" in job:
+        state[job["add"]] = torch.ones(2)
+    if "misshape" in job:
+        state[job["misshape"]] = torch.ones(2)
+    if job["options"].get("broadcast_from_rank0") and dist.get_rank():
+        state = {}
+    options = StateDictOptions(**job["options"])
+    if of_model:
+        keys = set_model_state_dict(model, state, options=options)
+        return {**describe(model, case), "missing": sorted(keys.missing_keys), "unexpected": sorted(keys.unexpected_keys)}
+    set_optimizer_state_dict(model, optimizers, state, options=options)
+    return {"optimizers": groups(model, optimizers)}
+
+
+def run_rank(rank, world, port, case, job, folder):
+    faulthandler.enable()
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=8))
+    torch.set_num_threads(1)
+    if job:
+        record = attempt(lambda: set_one(case, job))
+        record = record if "error" in record else record["out"]
+    else:
+        record = head(case)
+    json.dump(record, open(os.path.join(folder, f"{rank}.json"), "w"))
+    try:
+        dist.barrier()
+    except RuntimeError:
+        pass  # a rank that is through may be gone, and its record lies there
+    os._exit(0)
+
+
+CASES = {
+    "flat_w3": {"world": 3, "checkpoint": "none", "tied": False, "jobs": True},
+    "orig_w2": {"world": 2, "orig": True, "checkpoint": "within", "ignored": True, "half_buffers": True, "tied": False, "jobs": True},
+    "mesh_w2": {"world": 2, "mesh": [2], "checkpoint": "none", "two": True, "tied": False, "jobs": True},
+    "tied_w2": {"world": 2, "checkpoint": "none"},
+    "hybrid_w4": {"world": 4, "mesh": [2, 2], "strategy": "HYBRID_SHARD", "checkpoint": "none"},
+    "mixed_w2": {"world": 2, "mixed": True, "checkpoint": "none", "tied": False},
+    "bare_w3": {"world": 3, "bare": True, "checkpoint": "none", "tied": False},
+    "compiled_w2": {"world": 2, "compiled": True, "checkpoint": "none", "tied": False},
+    "frozen_w2": {"world": 2, "frozen": True, "two": True, "checkpoint": "none", "tied": False},
+    "orig_fresh_w3": {"world": 3, "orig": True, "steps": 0, "checkpoint": "none"},
+    "around_w2": {"world": 2, "two": True},
+}
+
+
+def jobs(case):
+    model = [(0, {}, {}), (1, FULL, {}), (1, {**FULL, **SPREAD}, {})]
+    optimizer = [(0, {}, {}), (1, FULL, {}), (1, {**FULL, **SPREAD}, {})]
+    if case.get("jobs"):
+        optimizer += [(1, {**FULL, **CPU}, {}), (4, FLAT, {}), (5, {**FULL, **FLAT}, {})]
+        model.append((1, {**FULL, **CPU}, {}))
+        for lax in ({}, LAX):
+            model += [(0, lax, {"drop": KEY}), (1, {**FULL, **lax}, {"drop": KEY}), (0, lax, {"add": "b.stranger"}), (1, {**FULL, **lax}, {"add": "b.stranger"}),
+                      (1, {**FULL, **SPREAD, **lax}, {"drop": KEY}), (1, {**FULL, **SPREAD, **lax}, {"add": "b.stranger"})]
+            optimizer += [(0, lax, {"drop": KEY}), (1, {**FULL, **lax}, {"drop": KEY}), (1, {**FULL, **SPREAD, **lax}, {"drop": KEY})]
+        model += [(1, FULL, {"misshape": KEY}), (0, {}, {"misshape": KEY})]
+    return [{"what": what, "from": f, "options": o, **more} for what, all in (("model", model), ("optimizer", optimizer)) for f, o, more in all]
+
+
+def run(case, job, port):
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(run_rank, (case["world"], port, case, job, folder), nprocs=case["world"], start_method="fork")
+        return [json.load(open(os.path.join(folder, f"{r}.json"))) for r in range(case["world"])]
+
+
+def main(names):
+    path, port = os.path.join(HERE, "fsdp_get_set.json"), 30100
+    cases = json.load(open(path))["cases"] if names else {}
+    for name, case in CASES.items():
+        if names and name not in names:
+            continue
+        ranks = run(case, None, port)
+        port += 1
+        modules, units = ranks[0]["modules"], ranks[0]["units"]
+        for r in ranks:
+            del r["modules"], r["units"]
+            print(name, [g.get("error") for g in r["gets"] + r["optimizer_gets"]], file=sys.stderr)
+        cases[name] = {"case": case, "modules": modules, "units": units, "ranks": ranks, "sets": []}
+        for job in jobs(case):
+            port += 1
+            cases[name]["sets"].append({**job, "ranks": run(case, job, port)})
+            print(name, job, [r.get("error") for r in cases[name]["sets"][-1]["ranks"]], file=sys.stderr, flush=True)
+        print(name, flush=True)
+        lines = ",\n".join(f'"{n}":' + json.dumps(c, separators=(",", ":")) for n, c in cases.items())
+        with open(path, "w") as f:
+            f.write('{"torch":"%s","cases":{\n' % torch.__version__ + lines + "\n}}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
