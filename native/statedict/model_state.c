@@ -38,7 +38,7 @@ static tsr_status find_frozen(getting *g, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status item_value(getting *g, const tsr_model_item *item, const tsr_value **out, tsr_error *err)
+static tsr_status make_value(getting *g, const tsr_model_item *item, const tsr_value **out, tsr_error *err)
 {
     const tsr_model *model = g->model;
     if (g->bound) {
@@ -49,6 +49,13 @@ static tsr_status item_value(getting *g, const tsr_model_item *item, const tsr_v
     TSR_FAIL_IF(!model->get_extra, err, TSR_E_USAGE, "the model has no get_extra for '%.*s'", TSR_STR_ARG(item->raw));
     TSR_TRY(model->get_extra(model->ctx, item->raw, g->out->arena, out, err));
     return TSR_OK;
+}
+
+static tsr_status item_value(getting *g, const tsr_model_item *item, const tsr_value **out, tsr_error *err)
+{
+    const tsr_status status = make_value(g, item, out, err);
+    if (status != TSR_OK) tsr_error_context(err, "'%.*s'", TSR_STR_ARG(item->fqn));
+    return status;
 }
 
 static tsr_status put_named(getting *g, const tsr_model_item *item, tsr_str name, const tsr_value *value, tsr_error *err)

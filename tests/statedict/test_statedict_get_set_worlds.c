@@ -1,0 +1,304 @@
+/* Rows A6, A7 and A12 on any number of ranks, with tensors of every kind: whole, over a mesh (DTensor), in boxes
+ * (ShardedTensor). What a tensor holds is its elements' numbers, so that every rank knows what must come out. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+#include <stdio.h>
+
+#include "live.h"
+#include "tessera/optimizer_state.h"
+
+enum { ROWS = 5, COLUMNS = 3, KINDS = 3, MOST = ROWS * COLUMNS };
+
+/* A tree of one module with a parameter of each kind, and this rank's part of them. */
+typedef struct world {
+    tsr_host host;
+    tsr_comm *comm;
+    tsr_module_tensor params[KINDS];
+    tsr_module modules[2];
+    tsr_module_child child;
+    tsr_modules *tree;
+    tsr_mesh mesh;
+    uint64_t mesh_shape[1], begin, rows; /* of the rows here */
+    tsr_placement placement;
+    float data[KINDS][MOST];
+    tsr_tensor_part part;
+    uint64_t offsets[2], sizes[2];
+    tsr_tensor tensors[KINDS];
+    tsr_model_tensor bound[KINDS];
+    tsr_model model;
+    tsr_state_dict *out, *memory;
+    tsr_arena *arena;
+} world;
+
+static const uint64_t shape[2] = {ROWS, COLUMNS};
+static const char *const names[KINDS] = {"net.whole", "net.mesh", "net.boxes"};
+
+static float *mine(world *w, int kind)
+{
+    return w->data[kind];
+}
+static uint64_t first(const world *w, int kind)
+{
+    return kind ? w->begin * COLUMNS : 0;
+}
+static uint64_t count(const world *w, int kind)
+{
+    return kind ? w->rows * COLUMNS : MOST;
+}
+
+static void fill(world *w, float number)
+{
+    for (int k = 0; k < KINDS; k++)
+        for (uint64_t i = 0; i < count(w, k); i++) mine(w, k)[i] = (float)(first(w, k) + i) + 100 * (float)k + number;
+}
+
+static bool is_filled(world *w, float number)
+{
+    bool same = true;
+    for (int k = 0; k < KINDS; k++)
+        for (uint64_t i = 0; i < count(w, k); i++)
+            same = same && mine(w, k)[i] == (float)(first(w, k) + i) + 100 * (float)k + number;
+    return same;
+}
+
+static void make_tensors(world *w)
+{
+    const uint64_t each = (ROWS + w->comm->size - 1) / w->comm->size;
+    w->begin = each * w->comm->rank < ROWS ? each * w->comm->rank : ROWS;
+    w->rows = ROWS - w->begin < each ? ROWS - w->begin : each;
+    w->mesh_shape[0] = w->comm->size;
+    w->mesh = (tsr_mesh){.dim_count = 1, .shape = w->mesh_shape};
+    w->placement = (tsr_placement){.kind = TSR_SHARD};
+    w->offsets[0] = w->begin;
+    w->sizes[0] = w->rows;
+    w->sizes[1] = COLUMNS;
+    w->part = (tsr_tensor_part){w->offsets, w->sizes, w->data[2]};
+    w->tensors[0] = tsr_tensor_whole(TSR_FLOAT32, 2, shape, w->data[0]);
+    w->tensors[1] = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &w->mesh, &w->placement, w->comm->rank, w->data[1]);
+    w->tensors[2] = tsr_tensor_in_boxes(TSR_FLOAT32, 2, shape, &w->part, w->rows > 0);
+    for (int k = 0; k < KINDS; k++) w->bound[k] = (tsr_model_tensor){&w->params[k], &w->tensors[k]};
+}
+
+static tsr_status open_world(world *w, tsr_comm *comm, tsr_error *err)
+{
+    *w = (world){.host = live_host(NULL), .comm = comm};
+    for (int k = 0; k < KINDS; k++)
+        w->params[k] = (tsr_module_tensor){
+            .name = tsr_str_from(names[k] + 4), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape, .requires_grad = true};
+    w->modules[1] = (tsr_module){.class_name = TSR_STR("Net"), .parameters = w->params, .parameter_count = KINDS};
+    w->child = (tsr_module_child){TSR_STR("net"), &w->modules[1]};
+    w->modules[0] = (tsr_module){.class_name = TSR_STR("Root"), .children = &w->child, .child_count = 1};
+    make_tensors(w);
+    fill(w, 0);
+    w->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
+    TRY(tsr_modules_new(w->modules, &w->host, &w->tree, err));
+    TRY(tsr_state_dict_new(&w->host, &w->out, err));
+    TRY(tsr_state_dict_new(&w->host, &w->memory, err));
+    w->model = (tsr_model){.modules = w->tree, .tensors = w->bound, .tensor_count = KINDS, .memory = w->memory};
+    return TSR_OK;
+}
+
+static void close_world(world *w)
+{
+    tsr_state_dict_free(w->memory);
+    tsr_state_dict_free(w->out);
+    tsr_modules_free(w->tree);
+    tsr_arena_free(w->arena);
+}
+
+static tsr_status check_full(world *w, tsr_comm *comm, tsr_error *err)
+{
+    for (int k = 0; k < KINDS; k++) {
+        const tsr_value *value = tsr_state_dict_get(w->out, tsr_str_from(names[k]));
+        NEED(value && tsr_tensor_of(value)->spread == TSR_WHOLE);
+        for (int i = 0; i < MOST; i++) NEED(((const float *)tsr_tensor_of(value)->data)[i] == (float)i + 100 * (float)k);
+    }
+    return TSR_OK;
+}
+
+static tsr_status model_both_ways(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    static const bool ways[][3] = {{false, false, false}, {true, false, false}, {true, true, false}, {true, false, true}};
+    (void)arg;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        world w;
+        tsr_state_options options = tsr_state_options_default();
+        options.full_state_dict = ways[i][0];
+        options.cpu_offload = ways[i][1];
+        TRY(open_world(&w, comm, err));
+        TRY(tsr_get_model_state_dict(&w.model, comm, NULL, 0, &options, w.out, err));
+        const tsr_value *root = tsr_state_dict_root(w.out);
+        NEED(root->count == (ways[i][1] && comm->rank ? 0 : 2 * KINDS));
+        if (ways[i][0] && root->count) TRY(check_full(&w, comm, err));
+        if (ways[i][0]) fill(&w, 50); /* the result is not the model's memory, but for the whole one */
+        options.broadcast_from_rank0 = ways[i][2] || ways[i][1];
+        options.cpu_offload = false;
+        if (ways[i][0] && root->count) {
+            const tsr_tensor *whole = tsr_tensor_of(tsr_state_dict_get(w.out, TSR_STR("net.whole")));
+            for (int e = 0; e < MOST; e++) ((float *)whole->data)[e] = (float)e;
+        }
+        TRY(tsr_set_model_state_dict(&w.model, root, comm, &options, &w.host, w.arena, NULL, err));
+        NEED(is_filled(&w, 0));
+        close_world(&w);
+    }
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A6_A7_every_kind_on_any_number_of_ranks(void **state)
+{
+    (void)state;
+    ranks_run(model_both_ways, NULL);
+}
+
+/* ---- optimizers ---- */
+
+typedef struct other {
+    world *w;
+    tsr_model_optimizer *optimizer;
+    unsigned calls;
+    bool fails;
+} other;
+
+/* An algorithm that the library does not know: its state is the parameter times 2, and a number. */
+static tsr_status first_state(void *ctx, tsr_error *err)
+{
+    other *o = ctx;
+    o->calls++;
+    if (o->fails) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "no first step");
+    for (int k = 0; k < KINDS; k++) {
+        const tsr_value **items = tsr_arena_array(o->w->arena, 4, sizeof *items, err);
+        items[0] = tsr_value_str(o->w->arena, TSR_STR("twice"), err);
+        TRY(tsr_state_dict_allocate(o->w->memory, &o->w->tensors[k], &items[1], err));
+        const tsr_tensor *t = tsr_tensor_of(items[1]);
+        float *data = t->spread == TSR_IN_BOXES ? t->part_count ? t->parts[0].data : NULL : t->data;
+        for (uint64_t i = 0; i < count(o->w, k); i++) data[i] = 2 * mine(o->w, k)[i];
+        items[2] = tsr_value_str(o->w->arena, TSR_STR("step"), err);
+        items[3] = tsr_value_int(o->w->arena, 0, err);
+        o->optimizer->groups[0].params[k].state = tsr_value_items(o->w->arena, TSR_VALUE_DICT, items, 4, err);
+    }
+    return TSR_OK;
+}
+
+static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    world w;
+    tsr_error own = {0};
+    tsr_model_param params[KINDS] = {{0}};
+    tsr_state_options options = tsr_state_options_default();
+    (void)arg;
+    options.full_state_dict = true;
+    TRY(open_world(&w, comm, err));
+    for (int k = 0; k < KINDS; k++) params[k].of = &w.params[k];
+    const tsr_value *none = tsr_value_items(w.arena, TSR_VALUE_DICT, NULL, 0, err);
+    tsr_model_group group = {none, params, KINDS};
+    other ctx = {.w = &w, .fails = comm->rank == comm->size - 1};
+    tsr_model_optimizer optimizer = {TSR_OTHER_ALGORITHM, &group, 1, first_state, &ctx, w.memory}, *list[1] = {&optimizer};
+    char want[64];
+    ctx.optimizer = &optimizer;
+    NEED(tsr_get_optimizer_state_dict(&w.model, list, 1, comm, &options, w.out, &own) == TSR_E_IO);
+    snprintf(want, sizeof want, "rank %u: no first step", (unsigned)comm->size - 1);
+    NEED(strcmp(own.message, want) == 0);
+    for (int k = 0; k < KINDS; k++) params[k].state = NULL;
+    params[1].has_gradient = true; /* then nothing is done, quietly */
+    ctx.fails = false;
+    TRY(tsr_get_optimizer_state_dict(&w.model, list, 1, comm, &options, w.out, err));
+    NEED(ctx.calls == 1 && tsr_value_get(tsr_state_dict_root(w.out), TSR_STR("state"))->count == 0);
+    params[1].has_gradient = false;
+    TRY(tsr_get_optimizer_state_dict(&w.model, list, 1, comm, &options, w.out, err));
+    const tsr_value *state = tsr_value_get(tsr_state_dict_root(w.out), TSR_STR("state"));
+    NEED(ctx.calls == 2 && state->count == 2 * KINDS);
+    for (int k = 0; k < KINDS; k++) {
+        const tsr_tensor *twice = tsr_tensor_of(tsr_value_get(state->items[2 * k + 1], TSR_STR("twice")));
+        NEED(twice->spread == TSR_WHOLE);
+        for (int i = 0; i < MOST; i++) NEED(((const float *)twice->data)[i] == 2 * ((float)i + 100 * (float)k));
+    }
+    TRY(tsr_set_optimizer_state_dict(&w.model, list, 1, tsr_state_dict_root(w.out), comm, &options, &w.host, err));
+    NEED(ctx.calls == 2);
+    close_world(&w);
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A12_first_state_of_another_algorithm(void **state)
+{
+    (void)state;
+    ranks_run(other_algorithm, NULL);
+}
+
+/* ---- Dict[nn.Module, Dict] ---- */
+
+static void test_statedict_get_set_worlds__A7_states_of_several_modules(void **state)
+{
+    (void)state;
+    world w;
+    tsr_comm *self;
+    tsr_error err = {0};
+    const tsr_value *joined;
+    tsr_unmatched_keys keys;
+    assert_int_equal(tsr_comm_self(&tsr_allocator_libc, &self, &err), TSR_OK);
+    assert_int_equal(open_world(&w, self, &err), TSR_OK);
+    const tsr_module_ref net = tsr_modules_attribute(w.tree, 0, TSR_STR("net"))->module;
+    float numbers[MOST] = {7};
+    const tsr_tensor tensor = tsr_tensor_whole(TSR_FLOAT32, 2, shape, numbers);
+    const tsr_value *items[4] = {tsr_value_str(w.arena, TSR_STR("whole"), &err), NULL,
+                                 tsr_value_str(w.arena, TSR_STR("net.mesh"), &err), NULL};
+    assert_int_equal(tsr_state_dict_tensor(w.out, &tensor, &items[1], &err), TSR_OK);
+    items[3] = items[1];
+    const tsr_module_state parts[2] = {{net, tsr_value_items(w.arena, TSR_VALUE_DICT, items, 2, &err)},
+                                       {0, tsr_value_items(w.arena, TSR_VALUE_DICT, items + 2, 2, &err)}};
+    assert_int_equal(tsr_model_state_join(w.tree, parts, 2, &w.host, w.arena, &joined, &err), TSR_OK);
+    assert_int_equal(joined->count, 4);
+    tsr_state_options options = tsr_state_options_default();
+    options.strict = false;
+    options.full_state_dict = true;
+    assert_int_equal(tsr_set_model_state_dict(&w.model, joined, NULL, &options, &w.host, w.arena, &keys, &err), TSR_OK);
+    assert_true(keys.missing_count == 1 && tsr_str_equal(keys.missing[0], TSR_STR("net.boxes")));
+    assert_true(keys.unexpected_count == 0 && w.data[0][0] == 7 && w.data[1][0] == 7 && w.data[2][0] == 200);
+    const tsr_module_state wrong[2] = {{99, joined}, {net, items[0]}};
+    assert_int_equal(tsr_model_state_join(w.tree, wrong, 1, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
+    assert_string_equal(err.message, "module 99 is not in the model");
+    err = (tsr_error){0};
+    assert_int_equal(tsr_model_state_join(w.tree, wrong + 1, 1, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
+    assert_string_equal(err.message, "the state of module 1 is no dict");
+    close_world(&w);
+    self->close(self);
+}
+
+/* ---- what cannot be saved ---- */
+
+static tsr_status partial(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    world w;
+    tsr_error own = {0};
+    tsr_state_options options = tsr_state_options_default();
+    (void)arg;
+    TRY(open_world(&w, comm, err));
+    w.placement = (tsr_placement){.kind = TSR_PARTIAL};
+    options.full_state_dict = true;
+    const tsr_status status = tsr_get_model_state_dict(&w.model, comm, NULL, 0, &options, w.out, &own);
+    close_world(&w);
+    if (status == TSR_OK || !strstr(own.message, "parts of sums that only the running job can add up, in 'net.mesh'"))
+        return tsr_raise(err, TSR_E_FORMAT, 0, "partial: %d %s", (int)status, own.message);
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A6_partial_tensors_are_refused_by_name(void **state)
+{
+    (void)state;
+    ranks_run(partial, NULL);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_statedict_get_set_worlds__A6_A7_every_kind_on_any_number_of_ranks),
+        cmocka_unit_test(test_statedict_get_set_worlds__A12_first_state_of_another_algorithm),
+        cmocka_unit_test(test_statedict_get_set_worlds__A7_states_of_several_modules),
+        cmocka_unit_test(test_statedict_get_set_worlds__A6_partial_tensors_are_refused_by_name),
+    };
+    ranks_begin(&argc, &argv);
+    return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
+}
