@@ -15,7 +15,6 @@ static tsr_status prefix_of(const joining *j, tsr_module_ref module, tsr_str *ou
     for (size_t i = 0; i < j->named_count; i++) {
         tsr_str fqn;
         if (j->named[i].module != module) continue;
-        *out = TSR_STR("");
         if (j->named[i].raw.size == 0) return TSR_OK;
         TSR_TRY(tsr_model_fqn(j->modules, j->named[i].raw, j->arena, &fqn, NULL, err));
         *out = tsr_arena_format(j->arena, err, "%.*s.", TSR_STR_ARG(fqn));
@@ -48,7 +47,7 @@ static tsr_status join(joining *j, const tsr_module_state *parts, size_t count, 
 {
     for (size_t p = 0; p < count; p++) {
         const tsr_value *state = parts[p].state;
-        tsr_str prefix;
+        tsr_str prefix = TSR_STR("");
         TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the state of module %u is no dict",
                     (unsigned)parts[p].module);
         TSR_TRY(prefix_of(j, parts[p].module, &prefix, err));

@@ -185,7 +185,10 @@ static tsr_status same_names(const tsr_value *state, const cJSON *pairs, tsr_err
         const tsr_value *mine = tsr_value_get(state, tsr_str_from(name));
         if (!mine) return tsr_raise(err, TSR_E_FORMAT, 0, "no state '%s'", name);
         const tsr_status status = live_same(mine, pair->child->next, false, err);
-        if (status != TSR_OK) return tsr_error_context(err, "'%s'", name);
+        if (status != TSR_OK) {
+            tsr_error_context(err, "'%s'", name);
+            return status;
+        }
     }
     return TSR_OK;
 }
@@ -204,7 +207,10 @@ tsr_status live_units_same(const live_units *u, const cJSON *json, tsr_error *er
                 if ((mine == NULL) != cJSON_IsNull(state))
                     return tsr_raise(err, TSR_E_FORMAT, 0, "'%s' %s state", name, mine ? "has" : "lacks");
                 const tsr_status status = mine ? same_names(mine, live_get(state, "D"), err) : TSR_OK;
-                if (status != TSR_OK) return tsr_error_context(err, "'%s'", name);
+                if (status != TSR_OK) {
+                    tsr_error_context(err, "'%s'", name);
+                    return status;
+                }
             }
         }
     }
