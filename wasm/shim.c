@@ -43,10 +43,13 @@ TSR_EXPORT(tessera_rule_help) const char *tessera_rule_help(const char *id)
     return rule ? rule->help : "";
 }
 
-/* ---- handles: a slot number + 1; slots are reused ---- */
+/* ---- handles: a slot number + 1 in the low half, above it how often the slot was used before ---- */
+
+enum { MOST_SLOTS = 0xffff };
 
 typedef struct slot {
     handle_kind kind; /* 0: free */
+    uint16_t uses;
     void *item;
     void (*release)(void *item);
     uint32_t owners[2];
@@ -55,33 +58,46 @@ typedef struct slot {
 static slot *slots;
 static uint32_t slot_count;
 
-static uint32_t free_slot(tsr_error *err)
+static slot *free_slot(tsr_error *err)
 {
     for (uint32_t i = 0; i < slot_count; i++) {
-        if (!slots[i].kind) return i + 1;
+        if (!slots[i].kind) return &slots[i];
     }
-    slot *grown = realloc(slots, (slot_count + 1) * sizeof *slots);
+    slot *grown = slot_count < MOST_SLOTS ? realloc(slots, (slot_count + 1) * sizeof *slots) : NULL;
     if (!grown) {
         tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a handle");
-        return 0;
+        return NULL;
     }
     slots = grown;
-    return ++slot_count;
+    slots[slot_count] = (slot){0};
+    return &slots[slot_count++];
+}
+
+/* NULL: nothing is open under that number. */
+static slot *slot_of(uint32_t handle)
+{
+    const uint32_t number = handle & MOST_SLOTS;
+    slot *s = number > 0 && number <= slot_count ? &slots[number - 1] : NULL;
+    return s && s->kind && s->uses == handle >> 16 ? s : NULL;
 }
 
 uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *item), uint32_t owner, uint32_t other_owner,
                             tsr_error *err)
 {
-    const uint32_t handle = free_slot(err);
-    if (handle) slots[handle - 1] = (slot){kind, item, release, {owner, other_owner}};
-    else release(item);
-    return handle;
+    slot *s = free_slot(err);
+    if (!s) {
+        release(item);
+        return 0;
+    }
+    *s = (slot){kind, s->uses, item, release, {owner, other_owner}};
+    return (uint32_t)s->uses << 16 | ((uint32_t)(s - slots) + 1);
 }
 
 void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err)
 {
     static const char *const names[] = {"", "checkpoint", "outline", "tally", "diff", "search for twins"};
-    if (handle > 0 && handle <= slot_count && slots[handle - 1].kind == kind) return slots[handle - 1].item;
+    const slot *s = slot_of(handle);
+    if (s && s->kind == kind) return s->item;
     tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no %s is open under handle %u", names[kind], (unsigned)handle);
     return NULL;
 }
@@ -96,17 +112,18 @@ TSR_EXPORT(tessera_open_count) uint32_t tessera_open_count(void)
 static void release_slot(slot *s)
 {
     s->release(s->item);
-    *s = (slot){0};
+    *s = (slot){.uses = (uint16_t)(s->uses + 1)};
 }
 
 /* Closes a thing of any kind, and what was made from it. Unknown handles are left alone. */
 TSR_EXPORT(tessera_close) void tessera_close(uint32_t handle)
 {
-    if (handle == 0 || handle > slot_count || !slots[handle - 1].kind) return;
+    slot *closing = slot_of(handle);
+    if (!closing) return;
     for (uint32_t i = 0; i < slot_count; i++) {
         if (slots[i].kind && (slots[i].owners[0] == handle || slots[i].owners[1] == handle)) release_slot(&slots[i]);
     }
-    release_slot(&slots[handle - 1]);
+    release_slot(closing);
 }
 
 /* ---- stores ---- */

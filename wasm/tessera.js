@@ -11,7 +11,7 @@ const LEVELS = [undefined, "note", "warning", "error"];
 const NARROW = 13, WIDE = 3; // columns of a page of rows
 
 const encoder = new TextEncoder();
-const decoder = new TextDecoder();
+const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
 
 export class TesseraError extends Error {
   constructor(message, status, position) {

@@ -19,6 +19,10 @@ async function fetched(url: string): Promise<Response> {
 const script = fetched(workerUrl).then(async (r) => URL.createObjectURL(new Blob([await r.text()], { type: "text/javascript" })));
 const module = fetched(wasmUrl).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
 
+export const ASSETS: readonly string[] = [workerUrl, wasmUrl];
+/** Resolves when all that the page needs was fetched. */
+export const fetchedAll: Promise<unknown> = Promise.all([script, module]);
+
 export interface Progress { readonly done: number; readonly total: number; readonly tally?: Tally }
 
 interface Waiting {
@@ -31,15 +35,21 @@ export class Client {
   readonly #waiting = new Map<number, Waiting>();
   readonly #worker: Promise<Worker>;
   #next = 1;
+  /** Why nothing more will be answered. */
+  #over: Trouble | undefined;
 
-  constructor(onRead: (bytes: number, file: string) => void) {
+  readonly #onBroken: (trouble: Trouble) => void;
+
+  constructor(onRead: (bytes: number, file: string) => void, onBroken: (trouble: Trouble) => void) {
+    this.#onBroken = onBroken;
     this.#worker = Promise.all([script, module]).then(([url, compiled]) => {
       const worker = new Worker(url, { type: "module" });
       worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
         if ("read" in data) onRead(data.read, data.file);
         else this.#hear(data);
       };
-      worker.onerror = (e) => this.#fail({ message: `the worker broke: ${e.message}`, status: "broken" });
+      worker.onerror = (e) => this.#break({ message: `the worker broke: ${e.message}`, status: "broken" });
+      worker.onmessageerror = () => this.#break({ message: "the worker sent what cannot be read", status: "broken" });
       worker.postMessage({ module: compiled } satisfies ToWorker);
       return worker;
     });
@@ -53,19 +63,30 @@ export class Client {
       waiting.progress?.(data);
       return;
     }
+    if ("trouble" in data && data.trouble.status === "broken") return this.#break(data.trouble);
     this.#waiting.delete(data.id);
     if ("trouble" in data) waiting.reject(new Failure(data.trouble));
     else waiting.resolve(data.gives);
   }
 
+  /** The module may be in any state: nothing more is asked of it. */
+  #break(trouble: Trouble): void {
+    if (this.#over) return;
+    void this.#worker.then((w) => w.terminate(), () => undefined);
+    this.#onBroken(trouble);
+    this.#fail(trouble);
+  }
+
   #fail(trouble: Trouble): void {
+    this.#over ??= trouble;
     for (const waiting of this.#waiting.values()) waiting.reject(new Failure(trouble));
     this.#waiting.clear();
   }
 
   /** The promise, and what stops the job behind it. */
   start<K extends Kind>(kind: K, takes: Requests[K]["takes"], progress?: (p: Progress) => void): { result: Promise<Requests[K]["gives"]>; cancel(): void } {
-    const id = this.#next++;
+    const id = this.#next++, over = this.#over;
+    if (over) return { result: Promise.reject(new Failure(over)), cancel: () => undefined };
     const result = new Promise<Requests[K]["gives"]>((resolve, reject) => {
       this.#waiting.set(id, { resolve: (gives) => resolve(gives as Requests[K]["gives"]), reject, progress });
     });

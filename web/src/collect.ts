@@ -1,5 +1,9 @@
 /** What was dropped or picked, as the files of one checkpoint. */
+import type { Progress } from "./client";
 import type { Opening, Source } from "./protocol";
+
+/** Finds the files of a checkpoint; the signal ends it. */
+export type Prepare = (signal: AbortSignal, tell: (p: Progress) => void) => Promise<Opening>;
 
 interface Found { readonly path: string; readonly file: File }
 const DEPTH = 3; // the folder, one level below it, and one more so that a folder of checkpoints can be told
@@ -54,9 +58,12 @@ export async function samplesHere(): Promise<Sample[]> {
   return response.ok ? await response.json() as Sample[] : [];
 }
 
-export async function openingOfSample(sample: Sample): Promise<Opening> {
+export async function openingOfSample(sample: Sample, signal: AbortSignal): Promise<Opening> {
   const files = await Promise.all(sample.files.map(async ({ name, size }): Promise<Source> => {
-    const response = await fetch(new URL(`${sample.name}/${name}`, document.baseURI));
+    const response = await fetch(new URL(`${sample.name}/${name}`, document.baseURI), { signal }).catch((e: unknown) => {
+      signal.throwIfAborted();
+      throw new Error(`the sample cannot be fetched from ${location.host}: ${e instanceof Error ? e.message : String(e)}. Files on this computer can be opened without a network.`);
+    });
     if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
     return { name, size, file: new File([await response.blob()], name) };
   }));
@@ -85,11 +92,27 @@ export interface Remote {
   readonly ranges: boolean;
 }
 
-/** Asks the server for one byte. */
-export async function askUrl(text: string): Promise<Remote> {
+function urlOf(text: string): URL {
+  if (!URL.canParse(text, document.baseURI)) throw new Error(`'${text}' is no URL`);
   const url = new URL(text, document.baseURI);
-  const name = decodeURIComponent(url.pathname.split("/").pop() ?? "") || "checkpoint";
-  const response = await fetch(url, { headers: { Range: "bytes=0-0" } }).catch(() => {
+  if (!/^https?:$/.test(url.protocol)) throw new Error(`a URL begins with https: or http:, not ${url.protocol}`);
+  return url;
+}
+
+function nameOf({ pathname }: URL): string {
+  const last = pathname.split("/").pop() ?? "";
+  try {
+    return decodeURIComponent(last) || "checkpoint";
+  } catch {
+    return last;
+  }
+}
+
+/** Asks the server for one byte. */
+export async function askUrl(text: string, signal: AbortSignal): Promise<Remote> {
+  const url = urlOf(text);
+  const response = await fetch(url, { headers: { Range: "bytes=0-0" }, signal }).catch(() => {
+    signal.throwIfAborted();
     throw new Error(`${url.host} cannot be reached from this page: the server must answer, and allow other sites to read it (CORS). Download the file and drop it here instead.`);
   });
   await response.body?.cancel();
@@ -97,14 +120,25 @@ export async function askUrl(text: string): Promise<Remote> {
   const ranges = response.status === 206;
   const total = ranges ? /\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "")?.[1] : response.headers.get("Content-Length");
   if (ranges && !total) throw new Error(`${url.host} does not say how long the file is: it must allow other sites to see Content-Range. Download the file and drop it here instead.`);
-  return { url: url.href, name, size: total ? Number(total) : undefined, ranges };
+  return { url: url.href, name: nameOf(url), size: total ? Number(total) : undefined, ranges };
+}
+
+/** All of a file, telling how far it is. */
+async function downloaded(url: string, size: number | undefined, signal: AbortSignal, tell: (p: Progress) => void): Promise<Blob> {
+  const response = await fetch(url, { signal });
+  if (!response.ok || !response.body) throw new Error(`${url} answered ${response.status} ${response.statusText}`);
+  let done = 0;
+  const counting = new TransformStream<Uint8Array, Uint8Array>({ transform(part, out) {
+    done += part.length;
+    tell({ done, total: size ?? 0 });
+    out.enqueue(part);
+  } });
+  return new Response(response.body.pipeThrough(counting)).blob();
 }
 
 /** One file behind a URL: by ranges, or, where the server gives none, all of it. */
-export async function openingOfUrl({ url, name, size, ranges }: Remote): Promise<Opening> {
+export async function openingOfUrl({ url, name, size, ranges }: Remote, signal: AbortSignal, tell: (p: Progress) => void): Promise<Opening> {
   if (ranges) return { title: name, files: [{ name, size: size ?? 0, url }], primary: name };
-  const response = await fetch(url);
-  if (!response.ok) throw new Error(`${url} answered ${response.status} ${response.statusText}`);
-  const file = new File([await response.blob()], name);
+  const file = new File([await downloaded(url, size, signal, tell)], name);
   return { title: name, files: [{ name, size: file.size, file }], primary: name };
 }

@@ -9,5 +9,5 @@ import { ModelContext } from "./views/hooks";
 const model = new Model();
 void model.openServed(openingServed);
 const root = document.getElementById("app");
-addEventListener("load", () => setTimeout(() => void keepPage().catch(() => undefined), 500));
+addEventListener("load", () => void keepPage().catch(() => undefined));
 if (root) render(<ModelContext.Provider value={model}><App /></ModelContext.Provider>, root);

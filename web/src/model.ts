@@ -1,7 +1,8 @@
 /** What the page knows, and everything that can be done to it. Views draw it and call it; they hold no state of their own
  *  but scroll positions and open menus. */
 import { Client, Failure, type Progress } from "./client";
-import type { Act, Detail, Diff, Findings, Opened, Opening, Optimizer, OutlineName, Plan, Preview, Row, Tally, Trouble, Twins } from "./protocol";
+import type { Prepare } from "./collect";
+import type { Act, Detail, Diff, Findings, Opened, Opening, Optimizer, OutlineName, Plan, Preview, Row, Side, Tally, Trouble, Twins } from "./protocol";
 import { START, type TargetForm } from "./target";
 
 export const TABS = ["tensors", "storage", "objects", "optimizer", "findings", "compare", "reshard"] as const;
@@ -9,6 +10,7 @@ export type Tab = (typeof TABS)[number];
 
 const PAGE = 64;
 const FIRST_PROGRESS_MS = 100;
+const COMPARING = "Comparing values";
 
 /** Rows of one outline as far as they were fetched. */
 export interface Listing {
@@ -25,7 +27,9 @@ export interface Listing {
   generation: number;
 }
 
-export interface Job { readonly title: string; progress: Progress | undefined; cancel(): void }
+/** `cancel` is there where it can be cancelled. */
+export interface Job { readonly title: string; progress: Progress | undefined; readonly cancel: (() => void) | undefined }
+type Tell = (p: Progress) => void;
 
 export interface Selected {
   readonly entry: number;
@@ -33,6 +37,8 @@ export interface Selected {
   detail: Detail | undefined;
   preview: Preview | undefined;
   tally: Tally | undefined;
+  /** Its values are being counted. */
+  isCounting: boolean;
   trouble: Trouble | undefined;
 }
 
@@ -41,12 +47,16 @@ export interface Comparison {
   readonly opening: Opening;
   diff: Diff | undefined;
   text: string;
+  /** The diff that was asked for last. */
+  asked: number;
 }
 
 /** What a target would mean, or why it cannot be. */
 export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly trouble?: Trouble }
 
 const newListing = (count: number): Listing => ({ count, filter: "", kept: undefined, trouble: undefined, cursor: 0, goTo: undefined, follow: false, pages: new Map(), generation: 0 });
+
+const CANCELLED = new Failure({ message: "cancelled", status: "cancelled" });
 
 export function troubleOf(e: unknown): Trouble {
   return e instanceof Failure ? e.trouble : { message: e instanceof Error ? e.message : String(e), status: "page" };
@@ -65,9 +75,13 @@ export class Model {
   target: TargetForm = START;
   preview: PlanPreview | undefined;
   twins: Twins | undefined;
-  job: Job | undefined;
+  jobs: readonly Job[] = [];
   bytesRead = 0;
+  #ending = new AbortController();
+  /** Every opening and closing makes another; what an earlier one still brings is dropped. */
   #client = this.#newClient();
+  #comparing = new AbortController();
+  #aside = new Map<string, Client>();
   #listeners = new Set<() => void>();
   #asked: Record<OutlineName, Promise<void>> = { all: Promise.resolve(), objects: Promise.resolve() };
   #queued = false;
@@ -88,67 +102,114 @@ export class Model {
     });
   }
 
-  #newClient(): Client {
+  #newClient(hear?: (bytes: number) => void): Client {
     let last = 0;
+    const ending = this.#ending.signal;
     return new Client((bytes) => {
+      if (ending.aborted) return;
       this.bytesRead += bytes - last;
       last = bytes;
+      hear?.(bytes);
+      this.changed();
+    }, (trouble) => {
+      if (!ending.aborted) this.trouble = trouble;
       this.changed();
     });
   }
 
-  /** Runs something with a title that shows when it takes a while, and its trouble where it has any. */
-  async #run<T>(title: string, cancel: () => void, body: () => Promise<T>, hear: (t: Trouble) => void): Promise<T | undefined> {
-    const job: Job = { title, progress: undefined, cancel };
-    const timer = setTimeout(() => { this.job = job; this.changed(); }, FIRST_PROGRESS_MS);
+  /** Runs something with a title that shows when it takes a while, and hears its trouble. Undefined where it failed, or
+   *  where what it was about is no longer open. */
+  async #run<T>(title: string, cancel: (() => void) | undefined, body: (tell: Tell) => Promise<T>, hear: (t: Trouble) => void): Promise<T | undefined> {
+    const client = this.#client, job: Job = { title, progress: undefined, cancel };
+    const timer = setTimeout(() => {
+      if (this.#client !== client) return;
+      this.jobs = [...this.jobs, job];
+      this.changed();
+    }, FIRST_PROGRESS_MS);
     try {
-      return await body();
+      const result = await body((p) => { job.progress = p; this.changed(); });
+      return this.#client === client ? result : undefined;
     } catch (e) {
       const trouble = troubleOf(e);
-      if (trouble.status !== "cancelled") hear(trouble);
+      if (trouble.status !== "cancelled" && this.#client === client) hear(trouble);
       return undefined;
     } finally {
       clearTimeout(timer);
-      if (this.job === job) this.job = undefined;
+      this.jobs = this.jobs.filter((j) => j !== job);
       this.changed();
     }
   }
 
-  #progress(p: Progress): void {
-    if (this.job) this.job.progress = p;
-    this.changed();
+  #hear = (trouble: Trouble): void => { this.trouble = trouble; };
+
+  /** Long work in a worker of its own, which opens again what is open: the page stays usable, and ending the worker is
+   *  cancelling. What runs already is not started again. */
+  async #runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number, body: (client: Client) => Promise<T>): Promise<T | undefined> {
+    if (this.#aside.has(title)) return undefined;
+    return this.#run(title, () => this.#endAside(title), async (tell) => {
+      const client = this.#newClient((done) => tell({ done, total }));
+      this.#aside.set(title, client);
+      try {
+        for (const [side, opening] of Object.entries(openings)) await client.call("open", { side: side as Side, opening });
+        return await body(client);
+      } finally {
+        client.end();
+        if (this.#aside.get(title) === client) this.#aside.delete(title);
+      }
+    }, this.#hear);
+  }
+
+  #endAside(title: string): void {
+    this.#aside.get(title)?.end();
+    this.#aside.delete(title);
   }
 
   /* ---- opening ---- */
 
-  async open(prepare: () => Promise<Opening>): Promise<void> {
+  async open(prepare: Prepare): Promise<void> {
     this.close();
-    await this.#run("Opening", () => this.close(), async () => {
-      const opening = await prepare();
+    const client = this.#client, { signal } = this.#ending;
+    const opened = await this.#run("Opening", () => this.close(), async (tell) => {
+      const opening = await prepare(signal, tell);
+      signal.throwIfAborted();
       this.opening = opening;
       this.changed();
-      this.#take(await this.#client.call("open", { side: "a", opening }));
-    }, (trouble) => { this.trouble = trouble; });
+      await client.call("open", { side: "a", opening });
+      return client.call("describe", {});
+    }, this.#hear);
+    if (opened) this.#take(opened);
   }
 
-  /** Opens what the page's own server has, if it has anything. */
+  /** Opens what the page's own server has, if it has anything, and nothing else was opened in the meantime. */
   async openServed(find: () => Promise<Opening | undefined>): Promise<void> {
-    const served = find();
-    if (await served.then((o) => o !== undefined, () => true)) await this.open(async () => (await served) as Opening);
+    const client = this.#client, served = find();
+    if (await served.then((o) => o !== undefined, () => true) && this.#client === client) await this.open(async () => (await served) as Opening);
+  }
+
+  /** After the worker broke. */
+  async openAgain(): Promise<void> {
+    const { opening } = this;
+    if (opening) await this.open(async () => opening);
   }
 
   #take(opened: Opened): void {
     this.opened = opened;
     this.findings = opened.findings;
     this.listings = { all: newListing(opened.rows.all), objects: newListing(opened.rows.objects) };
+    this.changed();
   }
 
   /** Back to the start page; whatever runs ends. */
   close(): void {
-    this.#client.end();
+    this.#ending.abort(CANCELLED);
+    this.#comparing.abort(CANCELLED);
+    this.#ending = new AbortController();
+    for (const client of [this.#client, ...this.#aside.values()]) client.end();
+    this.#aside.clear();
     this.#client = this.#newClient();
     this.bytesRead = 0;
-    this.opening = this.opened = this.findings = this.trouble = this.selected = this.comparison = this.job = undefined;
+    this.jobs = [];
+    this.opening = this.opened = this.findings = this.trouble = this.selected = this.comparison = undefined;
     this.optimizers = this.preview = this.twins = undefined;
     this.target = START;
     this.isDeep = false;
@@ -254,7 +315,7 @@ export class Model {
   /* ---- one entry ---- */
 
   async select(entry: number, fqn: string): Promise<void> {
-    const selected: Selected = { entry, fqn, detail: undefined, preview: undefined, tally: undefined, trouble: undefined };
+    const selected: Selected = { entry, fqn, detail: undefined, preview: undefined, tally: undefined, isCounting: false, trouble: undefined };
     this.selected = selected;
     this.changed();
     try {
@@ -292,41 +353,35 @@ export class Model {
   async readValues(): Promise<void> {
     const selected = this.selected;
     if (!selected) return;
-    const hear = (trouble: Trouble) => { selected.trouble = trouble; };
     selected.trouble = undefined;
-    selected.preview ??= await this.#run("Reading values", () => undefined, () => this.#client.call("preview", { entry: selected.entry }), hear);
+    selected.preview ??= await this.#run("Reading values", undefined, () => this.#client.call("preview", { entry: selected.entry }), (t) => { selected.trouble = t; });
+    this.changed();
   }
 
   async tally(): Promise<void> {
     const selected = this.selected;
-    if (!selected) return;
+    if (!selected || selected.isCounting) return;
     selected.trouble = undefined;
-    const { result, cancel } = this.#client.start("tally", { entry: selected.entry }, (p) => {
-      selected.tally = p.tally;
-      this.#progress(p);
-    });
-    const tally = await this.#run(`Reading ${selected.fqn}`, cancel, () => result, (trouble) => { selected.trouble = trouble; });
+    selected.isCounting = true;
+    let cancel: () => void = () => undefined;
+    const tally = await this.#run(`Reading ${selected.fqn}`, () => cancel(), (tell) => {
+      const job = this.#client.start("tally", { entry: selected.entry }, (p) => {
+        selected.tally = p.tally;
+        tell(p);
+      });
+      cancel = job.cancel;
+      return job.result;
+    }, (t) => { selected.trouble = t; });
     if (tally) selected.tally = tally;
+    selected.isCounting = false;
     this.changed();
   }
 
-  /* ---- every byte: in a worker of its own, so that the page stays usable and ending it is cancelling ---- */
-
+  /** Every byte. */
   async deepCheck(): Promise<void> {
-    const opening = this.opening;
-    if (!opening) return;
-    let last = 0;
-    const client = new Client((bytes) => {
-      this.bytesRead += bytes - last;
-      last = bytes;
-      this.#progress({ done: bytes, total: sizeOf(opening) });
-    });
-    const findings = await this.#run("Checking every byte", () => client.end(), async () => {
-      await client.call("open", { side: "a", opening });
-      return client.call("deepFindings", {});
-    }, (trouble) => { this.trouble = trouble; });
-    client.end();
-    if (!findings || this.opening !== opening) return;
+    if (!this.opening) return;
+    const findings = await this.#runAside("Checking every byte", { a: this.opening }, sizeOf(this.opening), (client) => client.call("deepFindings", {}));
+    if (!findings) return;
     this.findings = findings;
     this.isDeep = true;
     this.changed();
@@ -334,35 +389,48 @@ export class Model {
 
   /* ---- diff ---- */
 
-  async compareWith(prepare: () => Promise<Opening>): Promise<void> {
+  async compareWith(prepare: Prepare): Promise<void> {
+    this.stopComparing();
     this.trouble = undefined;
-    await this.#run("Opening the other", () => this.stopComparing(), async () => {
-      const opening = await prepare();
-      await this.#client.call("open", { side: "b", opening });
-      this.comparison = { title: opening.title, opening, diff: undefined, text: "" };
-    }, (trouble) => { this.trouble = trouble; });
-    if (this.comparison) await this.diff(false, false);
+    const client = this.#client, { signal } = this.#comparing;
+    const opening = await this.#run("Opening the other", () => this.stopComparing(), async (tell) => {
+      const other = await prepare(signal, tell);
+      signal.throwIfAborted();
+      await client.call("open", { side: "b", opening: other });
+      return other;
+    }, (t) => { if (!signal.aborted) this.#hear(t); });
+    if (!opening || signal.aborted) return;
+    this.comparison = { title: opening.title, opening, diff: undefined, text: "", asked: 0 };
+    await this.diff(false, false);
   }
 
   async diff(values: boolean, layout: boolean): Promise<void> {
-    const comparison = this.comparison;
-    if (!comparison) return;
-    const { result, cancel } = this.#client.start("diff", { values, layout }, (p) => this.#progress({ ...p, total: this.byteTotal }));
-    const got = await this.#run("Comparing", cancel, () => result, (trouble) => { this.trouble = trouble; });
-    if (got) Object.assign(comparison, got);
+    const { comparison, opening } = this;
+    if (!comparison || !opening) return;
+    const asked = ++comparison.asked;
+    this.#endAside(COMPARING);
+    const got = values
+      ? await this.#runAside(COMPARING, { a: opening, b: comparison.opening }, this.byteTotal, (client) => client.call("diff", { values, layout }))
+      : await this.#run("Comparing", undefined, () => this.#client.call("diff", { values, layout }), this.#hear);
+    if (!got || comparison.asked !== asked) return;
+    Object.assign(comparison, got);
     this.changed();
   }
 
   stopComparing(): void {
+    this.#comparing.abort(CANCELLED);
+    this.#comparing = new AbortController();
+    this.#endAside(COMPARING);
     this.comparison = undefined;
-    void this.#client.call("close", { side: "b" });
+    if (this.opened) void this.#client.call("close", { side: "b" }).catch(() => undefined);
     this.changed();
   }
 
   /* ---- optimizer, plan, duplicates ---- */
 
   async loadOptimizers(): Promise<void> {
-    this.optimizers = await this.#client.call("optimizers", {}).catch(() => []);
+    const optimizers = await this.#run("Looking for optimizers", undefined, () => this.#client.call("optimizers", {}), this.#hear);
+    if (optimizers) this.optimizers = optimizers;
     this.changed();
   }
 
@@ -372,14 +440,15 @@ export class Model {
   }
 
   async plan(target: string): Promise<void> {
-    this.preview = await this.#client.call("plan", { target }).catch((e: unknown): PlanPreview => ({ text: "", trouble: troubleOf(e) }));
+    const planned = await this.#run("Planning", undefined, (): Promise<PlanPreview> => this.#client.call("plan", { target }), (trouble) => { this.preview = { text: "", trouble }; });
+    if (planned) this.preview = planned;
     this.changed();
   }
 
   async findTwins(): Promise<void> {
-    const total = this.opened?.overview.bytes ?? 0;
-    const { result, cancel } = this.#client.start("twins", {}, (p) => this.#progress({ ...p, total }));
-    const twins = await this.#run("Looking for equal tensors", cancel, () => result, (trouble) => { this.trouble = trouble; });
+    const { opening, opened } = this;
+    if (!opening || !opened) return;
+    const twins = await this.#runAside("Looking for equal tensors", { a: opening }, opened.overview.bytes, (client) => client.call("twins", {}));
     if (twins) this.twins = twins;
     this.changed();
   }

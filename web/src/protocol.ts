@@ -169,7 +169,9 @@ export interface Opened {
 
 /** Each request with what it takes and what it gives. */
 export interface Requests {
-  open: { takes: { side: Side; opening: Opening }; gives: Opened };
+  open: { takes: { side: Side; opening: Opening }; gives: null };
+  /** Of side a: what the page shows of it. */
+  describe: { takes: Record<string, never>; gives: Opened };
   close: { takes: { side: Side }; gives: null };
   rows: { takes: { outline: OutlineName; first: number; count: number }; gives: Row[] };
   act: { takes: { outline: OutlineName; node: number; act: Act }; gives: number };
@@ -180,12 +182,10 @@ export interface Requests {
   preview: { takes: { entry: number }; gives: Preview };
   /** In steps; `progress` has the tally so far. */
   tally: { takes: { entry: number }; gives: Tally };
-  /** In steps when `values`. */
   diff: { takes: { values: boolean; layout: boolean }; gives: { diff: Diff; text: string } };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };
   /** For the text of a tessera.target/1 document. */
   plan: { takes: { target: string }; gives: { plan: Plan; text: string } };
-  /** In steps. */
   twins: { takes: Record<string, never>; gives: Twins };
   deepFindings: { takes: Record<string, never>; gives: Findings };
 }

@@ -1,14 +1,17 @@
-/** The worker that owns the module. Short requests are answered at once; jobs go step by step and hear a cancel. */
-import { Tessera, TesseraError, type Checkpoint, type Diff as DiffJob, type Outline } from "../../wasm/tessera.js";
-import type { Diff, Findings, FromWorker, Kind, Optimizer, OutlineName, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
+/** The worker that owns the module. Requests are answered one after the other, but for the tally, which lets others in
+ *  between its steps and hears a cancel; what else takes long is done in a worker that can be ended. */
+import { Tessera, TesseraError, type Checkpoint, type Outline } from "../../wasm/tessera.js";
+import type { Diff, Findings, FromWorker, Kind, Optimizer, OutlineName, Overview, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
 import { sourceFile } from "./sources";
 
 const STEP_BYTES = 8 << 20;
 const scope = self as unknown as DedicatedWorkerGlobalScope;
 const say = (message: FromWorker) => scope.postMessage(message);
 
-interface Open { title: string; checkpoint: Checkpoint; outlines: Record<OutlineName, Outline> }
+interface Open { title: string; checkpoint: Checkpoint }
 const sides: Partial<Record<Side, Open>> = {};
+/** Of side a. */
+let outlines: Record<OutlineName, Outline> | undefined;
 const cancelled = new Set<number>();
 
 let start: (module: WebAssembly.Module) => void;
@@ -30,6 +33,17 @@ function opened(side: Side): Open {
   const open = sides[side];
   if (!open) throw new TesseraError("no checkpoint is open", "page", undefined);
   return open;
+}
+
+function outlineOf(name: OutlineName): Outline {
+  if (!outlines) throw new TesseraError("no checkpoint is open", "page", undefined);
+  return outlines[name];
+}
+
+function closeSide(side: Side): void {
+  sides[side]?.checkpoint.close();
+  delete sides[side];
+  if (side === "a") outlines = undefined;
 }
 
 function findingsOf(t: Tessera, { checkpoint, title }: Pick<Open, "checkpoint" | "title">, kind: "findings" | "findings-deep"): Findings {
@@ -61,32 +75,31 @@ type Handlers = { [K in Kind]: (takes: Requests[K]["takes"], id: number) => Requ
 const handlers: Handlers = {
   async open({ side, opening }) {
     const t = await tessera;
-    sides[side]?.checkpoint.close();
-    delete sides[side];
+    closeSide(side);
     const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
-    const outlines = { all: checkpoint.outline(), objects: checkpoint.outline({ objectsOnly: true }) };
-    sides[side] = { title: opening.title, checkpoint, outlines };
-    const findings = findingsOf(t, { checkpoint, title: opening.title }, "findings");
-    for (const f of findings.list) {
-      const entry = f.fqn === undefined ? undefined : checkpoint.find(f.fqn);
-      if (entry !== undefined) outlines.all.mark(entry, f.level);
-    }
+    sides[side] = { title: opening.title, checkpoint };
     say({ read: t.bytesRead, file: "" });
-    return {
-      overview: JSON.parse(checkpoint.document("overview")) as Requests["open"]["gives"]["overview"],
-      findings,
-      rows: { all: outlines.all.count, objects: outlines.objects.count },
-    };
-  },
-  close({ side }) {
-    sides[side]?.checkpoint.close();
-    delete sides[side];
     return null;
   },
-  rows: ({ outline, first, count }) => opened("a").outlines[outline].rows(first, count),
-  act: ({ outline, node, act }) => opened("a").outlines[outline].act(node, act),
+  async describe() {
+    const t = await tessera, a = opened("a"), { checkpoint } = a;
+    const all = checkpoint.outline(), objects = checkpoint.outline({ objectsOnly: true });
+    outlines = { all, objects };
+    const findings = findingsOf(t, a, "findings");
+    for (const f of findings.list) {
+      const entry = f.fqn === undefined ? undefined : checkpoint.find(f.fqn);
+      if (entry !== undefined) all.mark(entry, f.level);
+    }
+    return { overview: JSON.parse(checkpoint.document("overview")) as Overview, findings, rows: { all: all.count, objects: objects.count } };
+  },
+  close({ side }) {
+    closeSide(side);
+    return null;
+  },
+  rows: ({ outline, first, count }) => outlineOf(outline).rows(first, count),
+  act: ({ outline, node, act }) => outlineOf(outline).act(node, act),
   parent({ outline, row }) {
-    const o = opened("a").outlines[outline], depth = o.rows(row, 1)[0]?.depth ?? 0;
+    const o = outlineOf(outline), depth = o.rows(row, 1)[0]?.depth ?? 0;
     for (let end = row; end > 0; end -= Math.min(end, 1024)) {
       const first = Math.max(0, end - 1024);
       const up = o.rows(first, end - first).reverse().findIndex((r) => r.depth < depth);
@@ -95,15 +108,14 @@ const handlers: Handlers = {
     return 0;
   },
   filter({ outline, text }) {
-    const o = opened("a").outlines[outline];
+    const o = outlineOf(outline);
     const kept = o.filter(text);
     return { kept, rows: o.count };
   },
   reveal({ outline, fqn }) {
-    const { checkpoint, outlines } = opened("a");
-    const entry = checkpoint.find(fqn);
-    const row = entry === undefined ? undefined : outlines[outline].reveal(entry);
-    return row === undefined || entry === undefined ? null : { row, entry, rows: outlines[outline].count };
+    const entry = opened("a").checkpoint.find(fqn), o = outlineOf(outline);
+    const row = entry === undefined ? undefined : o.reveal(entry);
+    return row === undefined || entry === undefined ? null : { row, entry, rows: o.count };
   },
   entry({ entry }) {
     const document = JSON.parse(opened("a").checkpoint.document("entry", { entry })) as { entries: Requests["entry"]["gives"][] };
@@ -125,12 +137,10 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  async diff({ values, layout }, id) {
-    const a = opened("a"), b = opened("b");
-    const job: DiffJob = a.checkpoint.diff(b.checkpoint, { layout });
-    const total = (await tessera).bytesRead;
+  diff({ values, layout }) {
+    const a = opened("a"), b = opened("b"), job = a.checkpoint.diff(b.checkpoint, { layout });
     try {
-      if (values) await steps(id, () => job.step(), () => void tessera.then((t) => say({ id, done: t.bytesRead - total, total: 0 })));
+      while (values && job.step());
       const text = job.document(a.title, b.title);
       return { diff: JSON.parse(text) as Diff, text };
     } finally {
@@ -143,10 +153,10 @@ const handlers: Handlers = {
     const text = checkpoint.plan(target, title);
     return { plan: JSON.parse(text) as Plan, text };
   },
-  async twins(_, id) {
-    const job = opened("a").checkpoint.twins(), t = await tessera, before = t.bytesRead;
+  twins() {
+    const job = opened("a").checkpoint.twins();
     try {
-      await steps(id, () => job.step(), () => say({ id, done: t.bytesRead - before, total: 0 }));
+      while (job.step());
       return JSON.parse(job.document()) as Twins;
     } finally {
       job.close();
@@ -158,7 +168,8 @@ const handlers: Handlers = {
 function troubleOf(e: unknown): Trouble {
   if (e instanceof TesseraError) return { message: e.message, status: e.status, ...(e.position === undefined ? {} : { position: e.position }) };
   if (e instanceof Cancelled) return { message: "cancelled", status: "cancelled" };
-  if (e instanceof WebAssembly.RuntimeError || e instanceof RangeError) return { message: `the worker ran out of memory or broke (${e.message})`, status: "broken" };
+  if (e instanceof WebAssembly.RuntimeError || (e instanceof RangeError && /stack/.test(e.message))) return { message: `the worker broke (${e.message})`, status: "broken" };
+  if (e instanceof RangeError) return { message: `the page ran out of memory (${e.message})`, status: "out of memory" };
   return { message: e instanceof Error ? e.message : String(e), status: "page" };
 }
 

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { filesOfDrop, openingOf } from "../collect";
-import { TABS, type Tab } from "../model";
+import { TABS, type Job, type Tab } from "../model";
 import type { OutlineName } from "../protocol";
 import { bytesText, countText, exactText, plural, visible } from "../text";
 import { Compare } from "./compare";
@@ -94,15 +94,14 @@ function Panel({ tab, go }: { tab: Tab; go: (tab: Tab) => void }): JSX.Element {
   );
 }
 
-function JobBar(): JSX.Element | null {
-  const { job, bytesRead, byteTotal } = useModel();
-  if (!job) return null;
+function JobBar({ job }: { job: Job }): JSX.Element {
+  const { bytesRead, byteTotal } = useModel();
   const { done, total } = job.progress ?? { done: bytesRead, total: byteTotal };
   return (
     <div class="job" role="status">
-      <span>{visible(job.title)} … {bytesText(done)}{total > 0 && ` of ${bytesText(total)}`}</span>
-      <Bar done={done} total={total} label={job.title} />
-      <button type="button" onClick={() => job.cancel()}>Cancel</button>
+      <span>{visible(job.title)} … {done > 0 && bytesText(done)}{total > 0 && ` of ${bytesText(total)}`}</span>
+      <Bar done={done} total={total} label={visible(job.title)} />
+      {job.cancel && <button type="button" onClick={job.cancel}>Cancel</button>}
     </div>
   );
 }
@@ -127,17 +126,22 @@ export function App(): JSX.Element {
   const [tab, go] = useTab();
   const [isOver, setOver] = useState(false);
   useShortcuts();
-  const drop = (e: DragEvent) => {
+  const over = (e: DragEvent) => {
+    if (!e.dataTransfer?.types.includes("Files")) return; // a text goes where texts go
     e.preventDefault();
+    setOver(true);
+  };
+  const drop = (e: DragEvent) => {
     setOver(false);
-    if (!e.dataTransfer) return;
+    if (!e.dataTransfer?.types.includes("Files")) return;
+    e.preventDefault();
     const found = filesOfDrop(e.dataTransfer);
     const prepare = async () => openingOf(await found);
-    if (model.opened && tab === "compare" && !model.comparison) void model.compareWith(prepare);
+    if (model.opened && tab === "compare") void model.compareWith(prepare);
     else void model.open(prepare);
   };
   return (
-    <div class={`page${isOver ? " over" : ""}`} onDragOver={(e) => { e.preventDefault(); setOver(true); }} onDragLeave={(e) => { if (e.relatedTarget === null) setOver(false); }} onDrop={drop}>
+    <div class={`page${isOver ? " over" : ""}`} onDragOver={over} onDragLeave={(e) => { if (e.relatedTarget === null) setOver(false); }} onDrop={drop}>
       <header class="top">
         <button type="button" class="brand" onClick={() => { model.close(); go("tensors"); }}>Tessera</button>
         {model.opening && <span class="counter" aria-label="Bytes read">read {bytesText(model.bytesRead)} of {bytesText(model.byteTotal)}</span>}
@@ -145,8 +149,8 @@ export function App(): JSX.Element {
         {model.opening && <button type="button" onClick={() => { model.close(); go("tensors"); }}>Open another</button>}
         <Theme />
       </header>
-      <JobBar />
-      {model.trouble && <TroubleBox trouble={model.trouble} onClose={() => model.dismiss()} />}
+      {model.jobs.map((job, i) => <JobBar key={i} job={job} />)}
+      {model.trouble && <TroubleBox trouble={model.trouble} onClose={() => model.dismiss()} {...(model.opening ? { again: () => void model.openAgain() } : {})} />}
       <main>
         {model.opened ? <><Summary /><Tabs tab={tab} go={go} /><Panel tab={tab} go={go} /></>
           : !model.opening || model.trouble ? <div class="start"><h1>Look into a PyTorch checkpoint</h1>

@@ -1,18 +1,20 @@
 /** Ways to open a checkpoint: pickers, samples, a URL. Dropping works anywhere on the page. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { askUrl, filesOfPicker, isElsewhere, mayReadOthers, openingOf, openingOfSample, openingOfUrl, samplesHere, type Remote, type Sample } from "../collect";
-import type { Opening } from "../protocol";
+import { askUrl, filesOfPicker, isElsewhere, mayReadOthers, openingOf, openingOfSample, openingOfUrl, samplesHere, type Prepare, type Remote, type Sample } from "../collect";
 import { bytesText } from "../text";
 
-type Open = (prepare: () => Promise<Opening>) => void;
+type Open = (prepare: Prepare) => void;
 
 function Picker({ label, folder, open }: { label: string; folder: boolean; open: Open }): JSX.Element {
   const input = useRef<HTMLInputElement>(null);
   useEffect(() => { if (folder) input.current?.setAttribute("webkitdirectory", ""); }, [folder]);
   const take = () => {
-    const list = input.current?.files;
-    if (list?.length) open(async () => openingOf(filesOfPicker(list)));
+    const { current } = input;
+    if (!current?.files?.length) return;
+    const found = filesOfPicker(current.files);
+    current.value = ""; // so that choosing the same again is heard
+    open(async () => openingOf(found));
   };
   return (
     <>
@@ -26,19 +28,34 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
 function UrlForm({ open }: { open: Open }): JSX.Element {
   const [url, setUrl] = useState(""), [whole, setWhole] = useState<Remote>();
   const mayOthers = mayReadOthers(), isBarred = !mayOthers && isElsewhere(url);
+  const asking = useRef<AbortController>();
+  const [isAsking, setAsking] = useState(false);
+  useEffect(() => () => asking.current?.abort(), []);
+  const edit = (to: string) => {
+    asking.current?.abort();
+    setUrl(to);
+    setWhole(undefined);
+    setAsking(false);
+  };
   const submit = async (e: Event) => {
     e.preventDefault();
-    if (!url || isBarred) return;
-    const remote = askUrl(url), asked = await remote.catch(() => undefined);
+    if (!url.trim() || isBarred) return;
+    asking.current?.abort();
+    const { signal } = asking.current = new AbortController();
+    setAsking(true);
+    const remote = askUrl(url.trim(), signal), asked = await remote.catch(() => undefined);
+    if (signal.aborted) return;
+    setAsking(false);
     if (asked && !asked.ranges) setWhole(asked);
-    else open(async () => openingOfUrl(await remote));
+    else open(async (opening, tell) => openingOfUrl(await remote, opening, tell));
   };
   return (
     <form class="url" onSubmit={(e) => void submit(e)}>
-      <label>URL of one file{mayOthers ? "" : " on this server"}<input type="text" inputMode="url" value={url} onInput={(e) => { setUrl(e.currentTarget.value); setWhole(undefined); }} placeholder="model.safetensors" /></label>
+      <label>URL of one file{mayOthers ? "" : " on this server"}<input type="text" inputMode="url" value={url} onInput={(e) => edit(e.currentTarget.value)} placeholder="model.safetensors" /></label>
       <button type="submit">Open URL</button>
+      {isAsking && <p class="note" role="status">Asking the server …</p>}
       {isBarred && <p class="note" role="status">This page may read from no other site. <a href="remote.html">Open the page that may</a>, and give it the URL again.</p>}
-      {whole && <p class="note" role="status">The server gives no parts of this file (206): all of it{whole.size === undefined ? "" : `, ${bytesText(whole.size)},`} would be downloaded. <button type="button" onClick={() => open(() => openingOfUrl(whole))}>Download all of it</button></p>}
+      {whole && <p class="note" role="status">The server gives no parts of this file (206): all of it{whole.size === undefined ? "" : `, ${bytesText(whole.size)},`} would be downloaded. <button type="button" onClick={() => open((signal, tell) => openingOfUrl(whole, signal, tell))}>Download all of it</button></p>}
     </form>
   );
 }
@@ -53,7 +70,7 @@ export function Opener({ open, about }: { open: Open; about: string }): JSX.Elem
       {samples.length > 0 && <>
         <h2>Or take a sample</h2>
         <ul class="samples">
-          {samples.map((s) => <li key={s.name}><button type="button" onClick={() => open(() => openingOfSample(s))}><strong>{s.name}</strong><span>{s.title}</span></button></li>)}
+          {samples.map((s) => <li key={s.name}><button type="button" onClick={() => open((signal) => openingOfSample(s, signal))}><strong>{s.name}</strong><span>{s.title}</span></button></li>)}
         </ul>
       </>}
       <UrlForm open={open} />

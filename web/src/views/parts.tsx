@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
 import type { Level, Trouble } from "../protocol";
-import { exactText } from "../text";
+import { exactText, visible } from "../text";
 
 const ADVICE: Record<string, string> = {
   malformed: "The file is damaged or is not what its name says. Fetch it again, or run tessera validate on the machine that wrote it.",
@@ -13,15 +13,16 @@ const ADVICE: Record<string, string> = {
   broken: "Open the checkpoint again. If it happens again, use the tessera command.",
 };
 
-export function TroubleBox({ trouble, onClose }: { trouble: Trouble; onClose?: () => void }): JSX.Element {
+export function TroubleBox({ trouble, onClose, again }: { trouble: Trouble; onClose?: () => void; again?: () => void }): JSX.Element {
   return (
     <div class="trouble" role="alert">
-      <p><strong>{trouble.message}</strong></p>
+      <p><strong>{visible(trouble.message)}</strong></p>
       <p class="quiet">
         {trouble.status !== "page" && <>Code: {trouble.status}. </>}
         {trouble.position !== undefined && <>Byte {exactText(trouble.position)}. </>}
         {ADVICE[trouble.status]}
       </p>
+      {trouble.status === "broken" && again && <><button type="button" onClick={again}>Open again</button> </>}
       {onClose && <button type="button" onClick={onClose}>Dismiss</button>}
     </div>
   );

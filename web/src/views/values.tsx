@@ -50,7 +50,7 @@ export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
       <h3>Values</h3>
       <p class="buttons">
         {!selected?.preview && <button type="button" onClick={() => void model.readValues()}>Show the first values</button>}
-        <button type="button" onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button>
+        <button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button>
       </p>
       {selected?.preview && <PreviewTable preview={selected.preview} shape={detail.shape} />}
       {selected?.tally && <TallyView tally={selected.tally} />}
