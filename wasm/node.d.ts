@@ -1,4 +1,7 @@
-import type { SourceFile } from "./tessera.js";
+import type { SourceFile, Tessera } from "./tessera.js";
+
+/** `Tessera.load` of the package's own module. */
+export function load(): Promise<Tessera>;
 
 /** The files of a folder (and one level below it), or one file, for `Tessera.open(files, options)`. */
 export function filesOf(target: string): {

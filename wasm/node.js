@@ -1,6 +1,10 @@
-/** Files of the disk for `Tessera.open`, under Node. */
+/** The module and files of the disk, under Node. */
 import fs from "node:fs";
 import path from "node:path";
+import { Tessera } from "./tessera.js";
+
+/** `Tessera.load` of the module beside this file. */
+export const load = () => Tessera.load(fs.readFileSync(new URL("tessera.wasm", import.meta.url)));
 
 class DiskFile {
   #fd;

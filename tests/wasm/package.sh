@@ -1,35 +1,37 @@
 #!/usr/bin/env bash
-# The npm package: what `npm pack` gives is installed into an empty project, which then lists a sample under Node and,
-# where web/ has its tools, type-checks against the declarations.
+# The npm package: what `npm pack` gives is installed into an empty project, where the README's examples for Node run as
+# they stand, under this Node and under Node 18. tests/web/package.mjs does the rest: types, a bundler, a browser's worker.
+# Usage: package.sh [PROJECT]   PROJECT: only make that folder, with the package installed
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$root/wasm"
-archive=$(npm pack --silent --pack-destination "$work" 2>/dev/null | tail -n 1)
-mkdir -p "$work/project/node_modules/tessera-checkpoint"
-tar -xzf "$work/$archive" -C "$work/project/node_modules/tessera-checkpoint" --strip-components 1
-cd "$work/project"
-echo '{"type": "module"}' >package.json
-cat >list.ts <<'TS'
-import fs from "node:fs";
-import { Tessera, type Row } from "tessera-checkpoint";
-import { filesOf } from "tessera-checkpoint/node";
-const tessera = await Tessera.load(fs.readFileSync(new URL(import.meta.resolve("tessera-checkpoint/tessera.wasm"))));
-const source = filesOf(process.argv[2] as string);
-const checkpoint = tessera.open(source.files, source.options);
-const rows: Row[] = checkpoint.outline().rows(0, 3);
-const { entries } = JSON.parse(checkpoint.document("inspect")) as { entries: unknown[] };
-console.log(`${entries.length} entries, ${rows.length} rows`);
-checkpoint.close();
-source.close();
-TS
-sed -e 's/, type Row//; s/: Row\[\]//; s/ as string//; s/ as {[^}]*}//' list.ts >list.mjs
-said=$(node list.mjs "$root/samples/checkpoints/safetensors_model")
-[[ $said == *" entries, 3 rows" ]] || { echo "the package said: $said"; exit 1; }
-if [ -x "$root/web/node_modules/.bin/tsc" ]; then
-    printf 'declare module "node:fs";\ndeclare const process: { argv: string[] };\ninterface ImportMeta { resolve(name: string): string }\n' >host.d.ts
-    sed -i 's/fs.readFileSync/(fs as { readFileSync(at: URL): ArrayBuffer }).readFileSync/; s/^import fs from/import fs from/' list.ts
-    "$root/web/node_modules/.bin/tsc" --noEmit --strict --module nodenext --target es2022 --lib es2022,dom list.ts host.d.ts
-fi
+project=${1:-$(mktemp -d)}
+[ $# -gt 0 ] || trap 'rm -rf "$project"' EXIT
+mkdir -p "$project"
+archive=$(cd "$root/wasm" && npm pack --silent --pack-destination "$project" 2>/dev/null | tail -n 1)
+cd "$project"
+echo '{"type": "module", "private": true}' >package.json
+npm install --silent --no-audit --no-fund --offline "./$archive" >&2
+[ $# -eq 0 ] || exit 0
+
+# Example N (from 1) of the README.
+example() { awk -v want="$1" '/^```js/ { n++; on = n == want; next } /^```/ { on = 0 } on' "$root/wasm/README.md"; }
+example 1 >list.mjs
+example 3 >tally.mjs
+grep -q 'document("inspect")' list.mjs && grep -q 'tally.step' tally.mjs || { echo "the README has other examples"; exit 1; }
+cp -r "$root/samples/checkpoints/dcp_fsdp2" checkpoint
+node - <<'JS' # a file of one tensor, written field by field
+const header = Buffer.from(JSON.stringify({ "model.embed.weight": { dtype: "F32", shape: [4], data_offsets: [0, 16] } })), size = Buffer.alloc(8);
+size.writeBigUInt64LE(BigInt(header.length));
+require("fs").writeFileSync("model.safetensors", Buffer.concat([size, header, Buffer.from(new Float32Array([-1, 0, 2, NaN]).buffer)]));
+JS
+
+old=$root/.local/node18/node_modules/node/bin/node
+[ -x "$old" ] || npm install --silent --no-audit --no-fund --prefix "$root/.local/node18" node@18 >&2
+"$old" --version | grep -q '^v18\.' || { echo "$old is not Node 18"; exit 1; }
+for node in node "$old"; do
+    "$node" list.mjs >list.txt
+    grep -q 'float32 \[ [0-9]' list.txt || { echo "$node list.mjs said: $(cat list.txt)"; exit 1; }
+    said=$("$node" tally.mjs | head -n 1)
+    [[ $said == "-1 2 0.333"*" 1 ["* ]] || { echo "$node tally.mjs said: $said"; exit 1; }
+done
 echo ok

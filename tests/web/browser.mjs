@@ -12,6 +12,8 @@ const require = createRequire(path.join(root, "web/package.json"));
 const { chromium } = require("playwright-core");
 export const axeSource = fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
+/** How long anything is waited for, in ms: slow machines are not broken ones. */
+export const PATIENCE = 60_000;
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
 /** The viewer on a free port of the loopback address. */
@@ -36,7 +38,7 @@ export function view(target) {
 export async function launch(options = {}) {
   const profile = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-"));
   const context = await chromium.launchPersistentContext(profile, { executablePath: "/usr/bin/chromium", args: FLAGS, headless: true, ...options });
-  context.setDefaultTimeout(15_000);
+  context.setDefaultTimeout(PATIENCE);
   return { context, close: async () => { await context.close(); fs.rmSync(profile, { recursive: true, force: true }); } };
 }
 

@@ -4,7 +4,7 @@ import http from "node:http";
 import path from "node:path";
 import { axeSource, pick, samples, view } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
-import { goTo, openSample } from "./views.mjs";
+import { goTo, openSample, READY } from "./views.mjs";
 
 async function violations(page) {
   await page.evaluate(axeSource);
@@ -20,9 +20,9 @@ async function eachView(page, body) {
   await page.locator(".window .row .text", { hasText: "weight" }).click();
   await page.getByRole("button", { name: /^Show the first/ }).waitFor();
   await body("entries");
-  for (const tab of ["Storage", "Objects", "Optimizer", "Findings", "Compare", "Reshard"]) {
+  for (const [tab, ready] of Object.entries(READY)) {
     await goTo(page, new RegExp(`^${tab}`));
-    await page.waitForTimeout(100);
+    await page.locator(ready).first().waitFor();
     await body(tab);
   }
 }

@@ -1,4 +1,5 @@
-/** Each file is a family of tests over one served page. */
+/** Each file is a family of tests over one served page. --only NAME: this family. --slow N: the page's processor is N times
+ *  slower. */
 import { launch, serve } from "./browser.mjs";
 import { report } from "./harness.mjs";
 import { testPure } from "./pure.mjs";
@@ -6,15 +7,23 @@ import { testSarif } from "./sarif.mjs";
 import { testSamples } from "./samples.mjs";
 import { testViews } from "./views.mjs";
 import { testHabits } from "./habits.mjs";
+import { testPackage } from "./package.mjs";
+import { testRaces } from "./races.mjs";
 import { testScale } from "./scale.mjs";
 
+const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
+const families = { testViews, testHabits, testRaces, testPackage, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {
-  await testPure();
-  await testSarif();
-  for (const family of [testViews, testHabits, testSamples, testScale]) {
+  if (!option("--only")) {
+    await testPure();
+    await testSarif();
+  }
+  for (const [name, family] of Object.entries(families)) {
+    if (option("--only") && name.toLowerCase() !== `test${option("--only")}`) continue;
     const page = await browser.context.newPage();
+    if (option("--slow")) await (await browser.context.newCDPSession(page)).send("Emulation.setCPUThrottlingRate", { rate: Number(option("--slow")) });
     const broken = [];
     page.on("pageerror", (e) => broken.push(e.message));
     await family({ page, url: server.url, context: browser.context, broken });

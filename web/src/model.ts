@@ -250,35 +250,37 @@ export class Model {
     const page = listing.pages.get(number);
     if (page) return page[index - number * PAGE];
     listing.pages.set(number, []);
-    void this.#track(outline, this.#fetch(outline, listing.generation, number));
+    void this.#track(outline, this.#fetch(outline, listing, number));
     return undefined;
   }
 
-  async #fetch(outline: OutlineName, generation: number, number: number): Promise<void> {
-    const rows = await this.#client.call("rows", { outline, first: number * PAGE, count: PAGE }).catch(() => []);
-    const listing = this.listings[outline];
+  async #fetch(outline: OutlineName, listing: Listing, number: number): Promise<void> {
+    const { generation } = listing;
+    const rows = await this.#client.call("rows", { outline, first: number * PAGE, count: PAGE });
     if (listing.generation !== generation) return;
     listing.pages.set(number, rows);
     if (listing.pages.size > 200) listing.pages.delete(listing.pages.keys().next().value ?? 0);
     this.changed();
   }
 
-  /** The rows changed: those in sight are fetched before the old ones go, so that nothing flickers. */
-  async #renew(outline: OutlineName, count: number, inSight: number): Promise<void> {
-    const listing = this.listings[outline];
+  /** The rows changed: those in sight are fetched before the old ones go, so that nothing flickers. The cursor stays, or
+   *  goes to a row that is then scrolled to. */
+  async #renew(outline: OutlineName, count: number, goTo?: number): Promise<void> {
+    const listing = this.listings[outline], inSight = goTo ?? listing.cursor;
     const first = Math.max(0, Math.floor(Math.min(inSight, count - 1) / PAGE) - 1);
     const generation = ++listing.generation;
     const rows = await this.#client.call("rows", { outline, first: first * PAGE, count: PAGE * 3 });
     if (listing.generation !== generation) return;
     listing.count = count;
     listing.pages = new Map([0, 1, 2].map((i) => [first + i, rows.slice(i * PAGE, (i + 1) * PAGE)]));
-    listing.cursor = Math.min(listing.cursor, Math.max(0, count - 1));
+    listing.cursor = Math.min(goTo ?? listing.cursor, Math.max(0, count - 1));
+    if (goTo !== undefined) listing.goTo = listing.cursor;
     this.changed();
   }
 
   act(outline: OutlineName, node: number, act: Act): Promise<void> {
     return this.#track(outline, this.#client.call("act", { outline, node, act })
-      .then((count) => this.#renew(outline, count, this.listings[outline].cursor)));
+      .then((count) => this.#renew(outline, count)));
   }
 
   setCursor(outline: OutlineName, index: number): void {
@@ -299,8 +301,6 @@ export class Model {
     try {
       const { kept, rows } = await this.#client.call("filter", { outline, text });
       if (listing.filter !== text) return;
-      listing.cursor = 0;
-      listing.goTo = 0;
       await this.#renew(outline, rows, 0);
       if (listing.filter !== text) return;
       listing.trouble = undefined;
@@ -342,10 +342,11 @@ export class Model {
       await this.filter("all", "");
       found = await this.#client.call("reveal", { outline: "all", fqn });
     }
-    if (!found) return;
-    const listing = this.listings.all;
-    listing.cursor = found.row;
-    listing.goTo = found.row;
+    if (!found) {
+      this.#hear({ message: `no entry is called '${fqn}'`, status: "page" });
+      this.changed();
+      return;
+    }
     await this.#renew("all", found.rows, found.row);
     await this.select(found.entry, fqn);
   }

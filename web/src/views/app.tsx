@@ -3,10 +3,10 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { filesOfDrop, openingOf } from "../collect";
 import { TABS, type Job, type Tab } from "../model";
-import type { OutlineName } from "../protocol";
+import type { OutlineName, Overview } from "../protocol";
 import { bytesText, countText, exactText, plural, visible } from "../text";
 import { Compare } from "./compare";
-import { DetailPane } from "./detail";
+import { closeEntry, DetailPane } from "./detail";
 import { FindingsView } from "./findings";
 import { useModel } from "./hooks";
 import { Opener } from "./opener";
@@ -29,6 +29,15 @@ function useTab(): [Tab, (tab: Tab) => void] {
   return [tab, (to) => { location.hash = to; setTab(to); }];
 }
 
+const MOST_DTYPES = 4;
+
+/** What share of the bytes each dtype has, largest first. */
+function mixText({ dtypes, bytes }: Overview): string {
+  const share = (part: number) => part > 0 && part / bytes < 0.01 ? "<1" : bytes ? Math.round(part / bytes * 100) : 0;
+  const list = [...dtypes].sort((a, b) => b.bytes - a.bytes), rest = list.length - MOST_DTYPES;
+  return list.slice(0, rest === 1 ? list.length : MOST_DTYPES).map((d) => `${d.name} ${share(d.bytes)} %`).concat(rest > 1 ? [`${rest} more dtypes`] : []).join(", ");
+}
+
 function Summary(): JSX.Element | null {
   const model = useModel(), overview = model.opened?.overview;
   if (!overview) return null;
@@ -41,7 +50,7 @@ function Summary(): JSX.Element | null {
         <li>{plural(overview.tensors, "tensor")}{objects > 0 && `, ${plural(objects, "object")}`}</li>
         <li>{countText(overview.elements)} elements</li>
         <li>{bytesText(overview.bytes)} in {plural(overview.files.length, "file")}</li>
-        <li class="mix">{overview.dtypes.map((d) => `${d.name} ${overview.bytes ? Math.round(d.bytes / overview.bytes * 100) : 0} %`).join(", ")}</li>
+        {overview.dtypes.length > 0 && <li class="mix">{mixText(overview)}</li>}
       </ul>
     </div>
   );
@@ -79,7 +88,7 @@ function Panel({ tab, go }: { tab: Tab; go: (tab: Tab) => void }): JSX.Element {
   const model = useModel();
   const show = (fqn: string) => { go("tensors"); void model.reveal(fqn); };
   const showFile = (name: string) => { go("tensors"); void model.filter("all", `file:${name.replaceAll(" ", "?")}`); };
-  const withDetail = tab === "tensors" || tab === "objects";
+  const withDetail = tab === "tensors" || (tab === "objects" && model.selected?.detail?.kind !== "tensor");
   return (
     <div id="panel" role="tabpanel" aria-labelledby={`tab-${tab}`} class={withDetail && model.selected ? "panel split" : "panel"}>
       {tab === "tensors" && <div class="list"><FilterLine outline="all" /><Tree key="all" outline="all" label="Entries" /></div>}
@@ -107,9 +116,11 @@ function JobBar({ job }: { job: Job }): JSX.Element {
 }
 
 function useShortcuts(): void {
+  const model = useModel();
   useEffect(() => {
     const hear = (e: KeyboardEvent) => {
       const inText = e.target instanceof HTMLInputElement;
+      if (e.key === "Escape" && !inText && model.selected) closeEntry(model);
       if (e.key === "/" && !inText) {
         const input = document.querySelector<HTMLInputElement>(".filter input");
         if (input) { e.preventDefault(); input.focus(); }

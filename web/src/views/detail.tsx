@@ -1,5 +1,6 @@
 /** One entry: facts, shard map, values, findings about it. */
 import type { JSX } from "preact";
+import type { Model } from "../model";
 import type { Detail, ObjectDetail, TensorDetail } from "../protocol";
 import { bytesText, exactText, shapeText, visible } from "../text";
 import { useModel } from "./hooks";
@@ -34,6 +35,12 @@ function Body({ detail }: { detail: Detail }): JSX.Element {
   return <><TensorFacts detail={detail} /><ShardMapView detail={detail} /><Values detail={detail} /></>;
 }
 
+/** And back to the list. */
+export function closeEntry(model: Model): void {
+  model.deselect();
+  setTimeout(() => document.querySelector<HTMLElement>(".grid")?.focus());
+}
+
 export function DetailPane(): JSX.Element | null {
   const model = useModel(), selected = model.selected;
   if (!selected) return null;
@@ -43,10 +50,10 @@ export function DetailPane(): JSX.Element | null {
       <header>
         <h2>{visible(selected.fqn)}</h2>
         <Copy text={selected.fqn} what="name" />
-        <button type="button" class="small" onClick={() => model.deselect()} aria-label="Close entry">✕</button>
+        <button type="button" class="small" onClick={() => closeEntry(model)} aria-label="Close entry" title="Esc">✕</button>
       </header>
       {selected.trouble && <TroubleBox trouble={selected.trouble} />}
-      {findings.map((f, i) => <p key={i} class="note"><LevelMark level={f.level} /> <code>{f.rule}</code> {f.message}</p>)}
+      {findings.map((f, i) => <p key={i} class="note"><LevelMark level={f.level} /> <code>{f.rule}</code> {visible(f.message)}</p>)}
       {selected.detail && <Body detail={selected.detail} />}
     </aside>
   );

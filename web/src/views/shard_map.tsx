@@ -17,7 +17,8 @@ const ranges = (offsets: readonly number[], sizes: readonly number[]) => offsets
 
 export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element {
   const map = shardMap(detail.shape, detail.chunks);
-  const height = map.dims[0] < 0 ? 36 : Math.max(60, Math.min(260, WIDTH * map.rows / map.columns));
+  const isPlain = detail.chunks.length === 1 && map.gaps.length + map.overlaps.length === 0; // nothing to see but that
+  const height = map.dims[0] < 0 || isPlain ? 36 : Math.max(60, Math.min(260, WIDTH * map.rows / map.columns));
   const colors = colorsOf(detail);
   const [sx, sy] = [WIDTH / Math.max(1, map.columns), height / Math.max(1, map.rows)];
   const rect = (b: Box) => ({ x: b.x * sx, y: b.y * sy, width: Math.max(0.5, b.width * sx), height: Math.max(0.5, b.height * sy) });
@@ -38,7 +39,7 @@ export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element 
         {map.chunks.slice(0, MOST_DRAWN).map((b, i) => {
           const chunk = detail.chunks[i];
           if (!chunk || b.width === 0 || b.height === 0) return null;
-          return <rect key={i} {...rect(b)} class={`chunk c${(colors.get(chunk.file) ?? 0) % 8}`}><title>{`${ranges(chunk.offsets, chunk.sizes)} in ${chunk.file ?? "a missing file"}`}</title></rect>;
+          return <rect key={i} {...rect(b)} class={`chunk c${(colors.get(chunk.file) ?? 0) % 8}`}><title>{`${ranges(chunk.offsets, chunk.sizes)} in ${chunk.file === null ? "a missing file" : visible(chunk.file)}`}</title></rect>;
         })}
         {map.gaps.map((b, i) => <rect key={`g${i}`} {...rect(b)} fill="url(#gap)" class="gap"><title>in no chunk</title></rect>)}
         {map.overlaps.map((b, i) => <rect key={`o${i}`} {...rect(b)} fill="url(#twice)" class="twice"><title>in more than one chunk</title></rect>)}

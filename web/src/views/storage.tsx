@@ -6,16 +6,17 @@ import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 
 interface Leaf { readonly file?: FileUse; readonly children?: readonly Leaf[] }
-const WIDTH = 960, HEIGHT = 300, MOST = 400, MOST_NAMES = 12;
+const WIDTH = 960, HEIGHT = 300, LOW = 60, MOST = 400, MOST_NAMES = 12;
 
 function Treemap({ files, show }: { files: readonly FileUse[]; show: (name: string) => void }): JSX.Element {
   const root = hierarchy<Leaf>({ children: files.map((file) => ({ file })) }, (n) => n.children).sum((n) => n.file?.size ?? 0).sort((a, b) => (b.value ?? 0) - (a.value ?? 0));
-  const leaves = treemap<Leaf>().size([WIDTH, HEIGHT]).padding(2).round(true)(root).leaves();
+  const height = files.length > 1 ? HEIGHT : LOW;
+  const leaves = treemap<Leaf>().size([WIDTH, height]).padding(2).round(true)(root).leaves();
   return (
-    <svg class="treemap" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={`${plural(files.length, "file")} by size; the table below says the same`}>
+    <svg class="treemap" viewBox={`0 0 ${WIDTH} ${height}`} role="img" aria-label={`${plural(files.length, "file")} by size; the table below says the same`}>
       {leaves.map(({ data: { file }, x0, y0, x1, y1 }, i) => file && (
         <g key={file.name} onClick={() => show(file.name)}>
-          <rect class={`file c${i % 8}${file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${file.name}: ${bytesText(file.size)}, ${bytesText(file.used)} used`}</title></rect>
+          <rect class={`file c${i % 8}${file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${visible(file.name)}: ${bytesText(file.size)}, ${bytesText(file.used)} used`}</title></rect>
           {x1 - x0 > 90 && y1 - y0 > 24 && <text x={x0 + 8} y={y0 + 20}>{visible(file.name).slice(0, Math.floor((x1 - x0 - 12) / 8))}</text>}
         </g>
       ))}
