@@ -145,6 +145,52 @@ static void test_formats_documents__targets_are_complete_or_refused(void **state
     CHECK(read_target, target, edits);
 }
 
+static const char flat_target[] = "{\"schema\":\"tessera.target/1\",\"mesh\":{\"shape\":[4]},\"strategy\":{\"name\":\"fsdp1\",\"units\":["
+                                  "\"layers.*.**\",\"head.**\"],\"use_orig_params\":false}}";
+
+static void test_formats_documents__strategies_are_complete_or_refused(void **state)
+{
+    (void)state;
+    static const edit edits[] = {
+        {"\"strategy\":{", "\"strategy\":7,\"x\":{", TSR_E_FORMAT, "expected an object at strategy"},
+        NEEDED("name", "\"fsdp1\"", "a string", "strategy"),
+        {"fsdp1", "fsdp2", TSR_E_FORMAT, "strategy 'fsdp2' is not known; fsdp1 is, the others are placements"},
+        OPTIONAL("units", "[\"layers.*.**\",\"head.**\"]", "an array", "strategy"),
+        {"\"head.**\"", "7", TSR_E_FORMAT, "expected a string at strategy.units"},
+        {"[\"layers.*.**\",\"head.**\"]", "[]", TSR_OK, ""},
+        OPTIONAL("use_orig_params", "false", "a boolean", "strategy"),
+        {"\"strategy\"", "\"default\":[\"shard(0)\"],\"strategy\"", TSR_E_FORMAT, "only one of them is taken"},
+        {"\"strategy\"", "\"rules\":[{\"match\":\"**\",\"placements\":[]}],\"strategy\"", TSR_E_FORMAT, "only one of them is taken"},
+        {"\"strategy\"", "\"rules\":[],\"strategy\"", TSR_OK, ""},
+        {"[4]", "[]", TSR_OK, ""},
+    };
+    CHECK(read_target, flat_target, edits);
+}
+
+static void test_formats_documents__a_strategy_without_use_orig_params_has_them(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *strategy;
+        bool use_orig_params;
+        uint32_t units;
+    } cases[] = {{"{\"name\":\"fsdp1\"}", true, 0},
+                 {"{\"name\":\"fsdp1\",\"use_orig_params\":true,\"units\":[\"a.**\"]}", true, 1},
+                 {"{\"name\":\"fsdp1\",\"use_orig_params\":false,\"units\":[\"a.**\",\"b.**\"]}", false, 2}};
+    const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[256];
+        tsr_target_texts texts;
+        tsr_arena *arena = tsr_arena_new(host.allocator, 0, NULL);
+        snprintf(text, sizeof text, "{\"schema\":\"tessera.target/1\",\"mesh\":{\"shape\":[4]},\"strategy\":%s}", cases[i].strategy);
+        assert_int_equal(tsr_target_texts_read(tsr_str_from(text), &host, arena, &texts, NULL), TSR_OK);
+        assert_true(texts.fsdp1 && texts.use_orig_params == cases[i].use_orig_params);
+        assert_int_equal(texts.unit_count, cases[i].units);
+        if (texts.unit_count) assert_true(tsr_str_equal(texts.units[0], TSR_STR("a.**")));
+        tsr_arena_free(arena);
+    }
+}
+
 static const char flat_params[] =
     "{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"use_orig_params\":false,\"files\":[\"r0\",\"r1\"],\"units\":["
     "{\"fsdp_module\":\"\",\"raw_name\":\"_flat\",\"sharding_strategy\":\"ShardingStrategy.FULL_SHARD\",\"params\":["
@@ -298,6 +344,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats_documents__layouts_are_complete_or_refused),
         cmocka_unit_test(test_formats_documents__targets_are_complete_or_refused),
+        cmocka_unit_test(test_formats_documents__strategies_are_complete_or_refused),
+        cmocka_unit_test(test_formats_documents__a_strategy_without_use_orig_params_has_them),
         cmocka_unit_test(test_formats_documents__flat_parameters_are_complete_or_refused),
         cmocka_unit_test(test_formats_documents__module_trees_are_complete_or_refused),
         cmocka_unit_test(test_formats_documents__long_ones_bear_failures),
