@@ -112,8 +112,3 @@ const tsr_allocator *tsr_arena_allocator(const tsr_arena *arena)
 {
     return &arena->allocator;
 }
-
-size_t tsr_arena_used(const tsr_arena *arena)
-{
-    return arena->used;
-}

@@ -72,7 +72,7 @@ static uint64_t infinity_of(const tsr_float_form *form)
     return (sign_of(form) - 1) >> form->fraction_bits << form->fraction_bits;
 }
 
-bool tsr_float_is_nan(const tsr_float_form *form, uint64_t bits)
+static bool is_nan(const tsr_float_form *form, uint64_t bits)
 {
     if (form->has_infinity) return (bits & (sign_of(form) - 1)) > infinity_of(form);
     return bits == form->nan || (form->nan == 0x7f && bits == 0xff);
@@ -91,7 +91,7 @@ static double decode_small(const tsr_float_form *form, uint64_t bits)
 {
     const uint64_t sign = bits & sign_of(form), magnitude = bits - sign;
     double value;
-    if (tsr_float_is_nan(form, bits)) {
+    if (is_nan(form, bits)) {
         value = double_of(UINT64_C(0x7ff8) << 48);
     } else if (form->has_infinity && magnitude == infinity_of(form)) {
         value = double_of(UINT64_C(0x7ff) << 52);
@@ -179,7 +179,7 @@ void tsr_count_special(tsr_dtype dtype, const uint8_t *from, size_t count, uint6
     if (!form || !has_suspects(dtype, from, count)) return;
     for (size_t i = 0; i < count; i++) {
         const uint64_t bits = tsr_load_le(from + i * form->bytes, form->bytes);
-        *nan += tsr_float_is_nan(form, bits);
+        *nan += is_nan(form, bits);
         *inf += form->has_infinity && (bits & (sign_of(form) - 1)) == infinity_of(form);
     }
 }

@@ -31,6 +31,5 @@ void tsr_count_special(tsr_dtype dtype, const uint8_t *from, size_t count, uint6
 /* The bits of a floating number as a whole number that grows with the value (both zeros give 0): the difference of two is
  * their distance in units in the last place. */
 int64_t tsr_float_ordinal(const tsr_float_form *form, const uint8_t *bits);
-bool tsr_float_is_nan(const tsr_float_form *form, uint64_t bits);
 
 #endif

@@ -14,7 +14,6 @@
 #include "tessera/flat_params.h"
 
 typedef struct reader {
-    const tsr_host *host;
     tsr_arena *arena;
     tsr_flat_params *out;
 } reader;
@@ -231,7 +230,7 @@ tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *
     cJSON *json;
     TSR_TRY(tsr_json_parse(text, host, &json, err));
     *out = (tsr_flat_params){0};
-    reader r = {host, arena, out};
+    reader r = {arena, out};
     tsr_status status = read_document(&r, json, err);
     cJSON_Delete(json);
     return status;

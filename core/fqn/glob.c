@@ -115,20 +115,6 @@ bool tsr_glob_match(tsr_str pattern, tsr_str name)
     }
 }
 
-static bool any_matches(const tsr_str *patterns, size_t count, tsr_str name)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (tsr_glob_match(patterns[i], name)) return true;
-    }
-    return false;
-}
-
-bool tsr_filter_keeps(const tsr_filter *filter, tsr_str name)
-{
-    if (any_matches(filter->excludes, filter->exclude_count, name)) return false;
-    return filter->include_count == 0 || any_matches(filter->includes, filter->include_count, name);
-}
-
 /* Splits `text` around its only "*"; false when it has none. */
 static bool split_star(tsr_str text, tsr_str *head, tsr_str *tail)
 {

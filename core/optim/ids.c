@@ -11,7 +11,6 @@
 
 /* Old key (as text) → new key. */
 typedef struct rekeying {
-    const tsr_host *host;
     tsr_arena *arena;
     tsr_map *places; /* text of the old key → place in `keys` */
     tsr_vec keys;    /* const tsr_value *: new keys */
@@ -93,7 +92,7 @@ static tsr_status rekey(const tsr_value *optim, const tsr_name_list *names, cons
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(optim, true, &parts, err));
-    rekeying r = {host, arena, tsr_map_new(host->allocator, 0, err), tsr_vec_of(host->allocator, sizeof(const tsr_value *))};
+    rekeying r = {arena, tsr_map_new(host->allocator, 0, err), tsr_vec_of(host->allocator, sizeof(const tsr_value *))};
     const tsr_value *state = NULL, *groups = NULL;
     tsr_status status = r.places ? rekey_groups(&r, parts.groups, names, &groups, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = rekey_state(&r, parts.state, &state, err);

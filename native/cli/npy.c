@@ -5,7 +5,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-const char *cli_npy_descr(tsr_dtype dtype)
+/* NumPy's name of a dtype ("<f4"), or NULL: NumPy has none (bfloat16, float8, …). */
+static const char *descr_of(tsr_dtype dtype)
 {
     switch (dtype) {
     case TSR_FLOAT64: return "<f8";
@@ -29,7 +30,7 @@ const char *cli_npy_descr(tsr_dtype dtype)
 tsr_status cli_npy_header(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, tsr_arena *arena, tsr_str *out,
                           tsr_error *err)
 {
-    const char *descr = cli_npy_descr(dtype);
+    const char *descr = descr_of(dtype);
     if (!descr) {
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "NumPy has no dtype for %s; name the output .bin for the raw bytes",

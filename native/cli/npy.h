@@ -5,9 +5,6 @@
 #include "tessera/dtype.h"
 #include "tessera/memory.h"
 
-/* NumPy's name of a dtype ("<f4"), or NULL: NumPy has none (bfloat16, float8, …). */
-const char *cli_npy_descr(tsr_dtype dtype);
-
 /* The header of a C-ordered array, its data 64-byte aligned; in `arena`. Version 2.0 where 1.0 is too short. Errors:
  * TSR_E_UNSUPPORTED for a dtype that NumPy does not have, TSR_E_NOMEM. */
 tsr_status cli_npy_header(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, tsr_arena *arena, tsr_str *out,

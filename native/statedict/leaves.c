@@ -80,12 +80,6 @@ tsr_status tsr_leaves_of(const tsr_value *state, const tsr_host *host, bool tens
     return status;
 }
 
-const tsr_leaf_at *tsr_leaves_find(const tsr_leaves *leaves, tsr_str order)
-{
-    const tsr_leaf_at key = {.order = order};
-    return leaves->count ? bsearch(&key, leaves->items, leaves->count, sizeof key, by_order) : NULL;
-}
-
 tsr_status tsr_leaves_check(const tsr_leaves *leaves, const tsr_comm *comm, tsr_error *err)
 {
     for (size_t i = 0; i < leaves->count; i++) {

@@ -21,7 +21,6 @@ typedef struct tsr_leaves {
 /* All leaves, or with `tensors_only` those; everything lives in `arena`. */
 tsr_status tsr_leaves_of(const tsr_value *state, const tsr_host *host, bool tensors_only, tsr_arena *arena, tsr_leaves *out,
                          tsr_error *err);
-const tsr_leaf_at *tsr_leaves_find(const tsr_leaves *leaves, tsr_str order);
 
 /* Whether distributed tensors are over as many ranks as the communicator has, this one in its place. */
 tsr_status tsr_leaves_check(const tsr_leaves *leaves, const tsr_comm *comm, tsr_error *err);

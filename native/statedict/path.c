@@ -40,7 +40,8 @@ tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status s
     return status;
 }
 
-bool tsr_keys_equal(const tsr_value *a, const tsr_value *b)
+/* Two equal strings, or two equal ints. */
+static bool same_key(const tsr_value *a, const tsr_value *b)
 {
     if (a->kind != b->kind) return false;
     return a->kind == TSR_VALUE_STR ? tsr_str_equal(a->text, b->text)
@@ -52,7 +53,7 @@ size_t tsr_dict_pair(const tsr_value *dict, const tsr_value *key, size_t hint)
     const size_t pairs = tsr_value_pairs(dict);
     for (size_t tried = 0; tried < pairs; tried++) {
         const size_t at = (hint + tried) % pairs;
-        if (tsr_keys_equal(dict->items[2 * at], key)) return at;
+        if (same_key(dict->items[2 * at], key)) return at;
     }
     return TSR_NO_PAIR;
 }

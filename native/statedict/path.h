@@ -20,8 +20,6 @@ tsr_status tsr_step_check(const tsr_step *step, const tsr_host *host, tsr_arena 
 /* Adds ", in 'path'" to an error. */
 tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status status, tsr_error *err);
 
-/* Equal keys: two strings, or two ints. */
-bool tsr_keys_equal(const tsr_value *a, const tsr_value *b);
 #define TSR_NO_PAIR SIZE_MAX
 /* The number of the pair with a key, looked for from pair `hint` on, so that dicts in the same order cost one comparison a
  * key; or TSR_NO_PAIR. And its value, or NULL. */

@@ -25,7 +25,8 @@ tsr_status tsr_full_target(const tsr_tensor *full, const tsr_tensor *local, bool
     return tsr_state_dict_give_memory(out, copy, NULL, err);
 }
 
-tsr_status tsr_full_cut(const tsr_tensor *full, const tsr_tensor *target, tsr_arena *arena, tsr_error *err)
+/* This rank's part of a whole tensor, which lies here too. */
+static tsr_status cut(const tsr_tensor *full, const tsr_tensor *target, tsr_arena *arena, tsr_error *err)
 {
     const tsr_piece *pieces;
     uint64_t count;
@@ -64,7 +65,7 @@ static tsr_status distribute_one(const tsr_value *full, const tsr_value *local, 
     }
     if (!mine || mine->spread == TSR_WHOLE) return TSR_OK;
     TSR_TRY(tsr_full_target(whole, mine, false, out, &target, err));
-    tsr_status status = tsr_full_cut(whole, target, passing, err);
+    tsr_status status = cut(whole, target, passing, err);
     const tsr_status waited[2] = {tsr_device_wait(whole->device, err), tsr_device_wait(target->device, err)};
     for (int i = 0; i < 2; i++) status = status == TSR_OK ? waited[i] : status;
     *result = target == mine ? local : tsr_state_dict_leaf(out, target, err);

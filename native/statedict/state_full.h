@@ -8,8 +8,6 @@
  * have. */
 tsr_status tsr_full_target(const tsr_tensor *full, const tsr_tensor *local, bool offload, tsr_state_dict *out,
                            const tsr_tensor **target, tsr_error *err);
-/* This rank's part of a whole tensor, which lies here too. */
-tsr_status tsr_full_cut(const tsr_tensor *full, const tsr_tensor *target, tsr_arena *arena, tsr_error *err);
 /* TSR_E_USAGE unless both are dicts. */
 tsr_status tsr_full_check(const tsr_value *full, const tsr_value *local, tsr_error *err);
 

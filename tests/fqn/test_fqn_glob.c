@@ -145,18 +145,6 @@ static void test_fqn_glob__many_stars_do_not_explode(void **state)
     assert_false(tsr_glob_match((tsr_str){pattern, 4000}, (tsr_str){name, 4000}));
 }
 
-static void test_fqn_glob__exclude_beats_include(void **state)
-{
-    (void)state;
-    const tsr_str in[] = {TSR_STR("h.*"), TSR_STR("w")}, out[] = {TSR_STR("h.1")};
-    tsr_filter all = {0}, some = {in, 2, out, 1}, not_one = {NULL, 0, out, 1};
-    assert_true(tsr_filter_keeps(&all, TSR_STR("anything")));
-    assert_true(tsr_filter_keeps(&some, TSR_STR("h.0")));
-    assert_false(tsr_filter_keeps(&some, TSR_STR("h.1")));
-    assert_false(tsr_filter_keeps(&some, TSR_STR("b")));
-    assert_true(tsr_filter_keeps(&not_one, TSR_STR("b")));
-}
-
 static void test_fqn_glob__rename(void **state)
 {
     (void)state;
@@ -201,7 +189,6 @@ int main(void)
         cmocka_unit_test(test_fqn_glob__table_of_patterns),
         cmocka_unit_test(test_fqn_glob__agrees_with_exhaustive_search),
         cmocka_unit_test(test_fqn_glob__many_stars_do_not_explode),
-        cmocka_unit_test(test_fqn_glob__exclude_beats_include),
         cmocka_unit_test(test_fqn_glob__rename),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,15 +17,6 @@ TSR_API_BEGIN
  * of the name times the length of the pattern. */
 bool tsr_glob_match(tsr_str pattern, tsr_str name);
 
-/* --include and --exclude: exclude beats include; no include at all means everything. */
-typedef struct tsr_filter {
-    const tsr_str *includes;
-    size_t include_count;
-    const tsr_str *excludes;
-    size_t exclude_count;
-} tsr_filter;
-bool tsr_filter_keeps(const tsr_filter *filter, tsr_str name);
-
 /* --rename FROM=TO. Without "*", FROM is a literal prefix of the name that TO replaces (an empty FROM: TO comes before
  * every name). With one "*" in each, FROM is the whole name and what its "*" stood for (dots included) goes where TO has
  * its own. */

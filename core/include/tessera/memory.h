@@ -49,9 +49,6 @@ tsr_str tsr_arena_format(tsr_arena *arena, tsr_error *err, const char *format, .
 /* The allocator that the arena takes its blocks from, for temporary memory beside it. */
 const tsr_allocator *tsr_arena_allocator(const tsr_arena *arena);
 
-/* Bytes handed out so far. */
-size_t tsr_arena_used(const tsr_arena *arena);
-
 /* A growable array of items of one size. `{0}` plus allocator and item_size is a valid empty one. */
 typedef struct tsr_vec {
     void *items;
