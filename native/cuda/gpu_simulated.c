@@ -160,9 +160,11 @@ static void give(stream *st, void *prepared)
     if (st->given - st->done > MOST_QUEUED) happen_until(st, st->done + 1);
 }
 
-static void drop(stream *st, void *prepared)
+/* Gives it if its addresses were found, drops it if not. */
+static void give_found(stream *st, void *prepared, tsr_status found)
 {
-    tsr_free(st->base.device->host->allocator, prepared, ((operation *)prepared)->bytes, 1);
+    if (found == TSR_OK) give(st, prepared);
+    else tsr_free(st->base.device->host->allocator, prepared, ((operation *)prepared)->bytes, 1);
 }
 
 static tsr_status stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *err)
@@ -396,17 +398,13 @@ static tsr_status copy_2d(tsr_gpu_stream *base, void *to, size_t to_pitch, const
     op->from_pitch = from_pitch;
     op->row_bytes = row_bytes;
     op->rows = rows;
-    void *real_to, *real_from;
+    void *real_to = NULL, *real_from = NULL;
     lock(base->device);
     tsr_status status = resolve(s, to, (rows - 1) * to_pitch + row_bytes, false, &real_to, err);
     if (status == TSR_OK) status = resolve(s, from, (rows - 1) * from_pitch + row_bytes, false, &real_from, err);
-    if (status == TSR_OK) {
-        op->to = real_to;
-        op->from = real_from;
-        give(st, op);
-    } else {
-        drop(st, op);
-    }
+    op->to = real_to;
+    op->from = real_from;
+    give_found(st, op, status);
     unlock(base->device);
     return status;
 }
@@ -457,8 +455,7 @@ static tsr_status runs(tsr_gpu_stream *base, const tsr_kernel_run *table, uint32
         status = resolve_in(s, &op->table[i].to, table[i].bytes, err);
         if (status == TSR_OK) status = resolve_in(s, &op->table[i].from, table[i].bytes, err);
     }
-    if (status == TSR_OK) give(st, op);
-    else drop(st, op);
+    give_found(st, op, status);
     unlock(base->device);
     return status;
 }
@@ -499,8 +496,7 @@ static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint3
     tsr_status status = TSR_OK;
     lock(base->device);
     for (uint32_t i = 0; i < count && status == TSR_OK; i++) status = resolve_box(of(base->device), &op->table[i], err);
-    if (status == TSR_OK) give(st, op);
-    else drop(st, op);
+    give_found(st, op, status);
     unlock(base->device);
     return status;
 }
@@ -538,18 +534,14 @@ static tsr_status twin_box(tsr_gpu_stream *base, const tsr_gpu_box *box, tsr_err
     op->box.sizes = op->sizes;
     op->box.to_strides = op->to_strides;
     op->box.from_strides = op->from_strides;
-    void *to, *from = NULL;
+    void *to = NULL, *from = NULL;
     lock(base->device);
     tsr_status status = resolve(s, box->to, extent(box->rank, op->sizes, op->to_strides, box->to_dtype), true, &to, err);
     if (status == TSR_OK && box->from)
         status = resolve(s, box->from, extent(box->rank, op->sizes, op->from_strides, box->from_dtype), true, &from, err);
-    if (status == TSR_OK) {
-        op->box.to = to;
-        op->box.from = from;
-        give(st, op);
-    } else {
-        drop(st, op);
-    }
+    op->box.to = to;
+    op->box.from = from;
+    give_found(st, op, status);
     unlock(base->device);
     return status;
 }
