@@ -136,6 +136,16 @@ def names_in_readmes(headers):
             yield f"{readme.relative_to(ROOT)}: there is no {name}"
 
 
+def files_in_readmes():
+    """Files that a README names are there; PyTorch's own are named with their folder, "distributed/…"."""
+    rooms = [ROOT / d for d in ("core", "native", "samples", "tests", "wasm", "web/src")]
+    known = {p.name for room in rooms for p in room.rglob("*")} | {p.name for p in ROOT.glob("web/*")}
+    for readme in [ROOT / "README.md", ROOT / "web/README.md", *(p for room in rooms for p in sorted(room.rglob("README.md")))]:
+        for name in sorted(set(re.findall(r"[\w./-]+\.(?:c|h|cu|py|tsx?|mjs|js|cmake)\b", readme.read_text()))):
+            if "distributed/" not in name and pathlib.Path(name).name not in known:
+                yield f"{readme.relative_to(ROOT)}: there is no {name}"
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--cc", default="cc")
@@ -148,7 +158,8 @@ def main():
               ("exported headers", list(exported(public))),
               ("documented headers", list(documented(public))),
               ("file names", list(unique_names(core + outside))),
-              ("names in READMEs", list(names_in_readmes(p for p in core + outside if p.suffix == ".h")))]
+              ("names in READMEs", list(names_in_readmes(p for p in core + outside if p.suffix == ".h"))),
+              ("files in READMEs", list(files_in_readmes()))]
     for h in public:
         compiler = "mpicc" if "#include <mpi.h>" in h.read_text() else cc
         if shutil.which(compiler):
