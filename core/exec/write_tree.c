@@ -86,50 +86,34 @@ static tsr_status distribute(distributing *d, const tsr_value *root, const tsr_v
 
 /* ---- writing ---- */
 
-static tsr_status write_planned(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,
-                                const tsr_progress *progress, uint32_t *file, uint64_t *bytes, tsr_error *err)
+static tsr_status write_planned(tsr_torch_plan *plan, tsr_tree_file *file, tsr_error *err)
 {
     TSR_TRY(tsr_torch_plan_lay_out(plan, err));
-    TSR_TRY(tsr_torch_plan_write(plan, output, name, ring, progress, file, err));
-    *bytes += plan->archive.size;
+    TSR_TRY(tsr_torch_plan_write(plan, file->output, file->name, file->ring, file->progress, &file->number, err));
+    file->bytes = plan->archive.size;
     return TSR_OK;
 }
 
-/* `d` is NULL for a tree that stays as it is. */
-static tsr_status write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, distributing *d, tsr_arena *arena,
-                             tsr_output *output, tsr_str name, tsr_ring *ring, const tsr_progress *progress, uint32_t *file,
-                             uint64_t *bytes, tsr_error *err)
+static tsr_status write_tree(distributing *d, const tsr_value *root, tsr_tree_file *file, tsr_error *err)
 {
     tsr_torch_plan plan;
-    if (d) TSR_TRY(distribute(d, root, &root, err));
-    TSR_TRY(tsr_torch_plan_open(checkpoint, root, arena, &plan, err));
-    if (d) {
+    if (d->of) TSR_TRY(distribute(d, root, &root, err));
+    TSR_TRY(tsr_torch_plan_open(d->checkpoint, root, d->arena, &plan, err));
+    if (d->of) {
         plan.literal_entry = d->rank_map;
         plan.literal = d->rank_numbers;
     }
-    return write_planned(&plan, output, name, ring, progress, file, bytes, err);
+    return write_planned(&plan, file, err);
 }
 
-tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_output *output, tsr_str name,
-                          tsr_ring *ring, const tsr_progress *progress, uint32_t *file, uint64_t *bytes, tsr_error *err)
-{
-    const tsr_host *host = tsr_checkpoint_host(checkpoint);
-    tsr_arena *arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
-    if (!arena) return TSR_E_NOMEM;
-    tsr_status status = write_tree(checkpoint, root, NULL, arena, output, name, ring, progress, file, bytes, err);
-    tsr_arena_free(arena);
-    return status;
-}
-
-tsr_status tsr_write_rank_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const tsr_mesh_rank *of,
-                               tsr_output *output, tsr_str name, tsr_ring *ring, const tsr_progress *progress,
-                               uint32_t *file, uint64_t *bytes, tsr_error *err)
+tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const tsr_mesh_rank *of, tsr_tree_file *file,
+                          tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
     distributing d = {.checkpoint = checkpoint, .of = of, .stack = tsr_vec_of(host->allocator, sizeof(frame))};
     d.arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
     if (!d.arena) return TSR_E_NOMEM;
-    tsr_status status = write_tree(checkpoint, root, &d, d.arena, output, name, ring, progress, file, bytes, err);
+    const tsr_status status = write_tree(&d, root, file, err);
     tsr_vec_free(&d.stack);
     tsr_arena_free(d.arena);
     return status;

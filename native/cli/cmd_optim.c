@@ -287,12 +287,13 @@ static tsr_status write_one(job *j, const tsr_value *root, uint32_t rank, tsr_st
 {
     static const tsr_placement placements[] = {{.kind = TSR_REPLICATE}, {.kind = TSR_SHARD}};
     const tsr_mesh_rank of = {&j->mesh, placements + 2 - j->mesh.dim_count, rank};
-    tsr_status status = j->arguments->sharded ? tsr_write_rank_tree(j->trees.checkpoint, root, &of, j->output, name, j->ring,
-                                                                    progress, file, &j->bytes_written, err)
-                                              : tsr_write_tree(j->trees.checkpoint, root, j->output, name, j->ring, progress,
-                                                               file, &j->bytes_written, err);
-    j->files_written += status == TSR_OK;
-    return status;
+    tsr_tree_file written = {.output = j->output, .name = name, .ring = j->ring, .progress = progress};
+    const tsr_status status = tsr_write_tree(j->trees.checkpoint, root, j->arguments->sharded ? &of : NULL, &written, err);
+    if (status != TSR_OK) return status;
+    *file = written.number;
+    j->bytes_written += written.bytes;
+    j->files_written++;
+    return TSR_OK;
 }
 
 static tsr_status cut_rows(job *j, const tsr_value *full, uint32_t rank, const tsr_fsdp_context *context,

@@ -301,13 +301,11 @@ tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, vo
     const tsr_host *host = &s->native.host;
     tsr_output *output = NULL;
     tsr_ring *ring = NULL;
-    uint32_t file;
-    uint64_t bytes = 0;
     tsr_status status = tsr_output_to_memory(host->allocator, &output, err);
     if (status == TSR_OK) status = tsr_ring_new(host, 0, &ring, err);
     if (status == TSR_OK) {
-        status = tsr_write_tree(s->checkpoint, entry_at(s, index)->value, output, TSR_STR("value"), ring, NULL, &file,
-                                &bytes, err);
+        tsr_tree_file file = {.output = output, .name = TSR_STR("value"), .ring = ring};
+        status = tsr_write_tree(s->checkpoint, entry_at(s, index)->value, NULL, &file, err);
     }
     if (status == TSR_OK) {
         tsr_str data = tsr_output_memory_file(output, TSR_STR("value"));
