@@ -1,4 +1,4 @@
-/* See report.h. Sources: the JUnit schema of Jenkins; GitLab's Code Quality report format. */
+/* See report.h. Source: GitLab's Code Quality report format. */
 #include "cli/report.h"
 
 #include <inttypes.h>
@@ -24,37 +24,6 @@ static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog
     cli_put_finding_counts(r->terminal, totals);
     putchar('\n');
     cli_put_findings(r->terminal, NULL, findings, 0);
-}
-
-/* ---- JUnit ---- */
-
-static void put_xml(tsr_str text)
-{
-    for (size_t i = 0; i < text.size; i++) {
-        unsigned char c = (unsigned char)text.data[i];
-        if (c == '<') fputs("&lt;", stdout);
-        else if (c == '&') fputs("&amp;", stdout);
-        else if (c == '"') fputs("&quot;", stdout);
-        else if (c < 0x20) putchar(' ');
-        else putchar(c);
-    }
-}
-
-static void junit_add(const char *path, const tsr_findings *findings)
-{
-    fputs("  <testcase classname=\"tessera\" name=\"", stdout);
-    put_xml(tsr_str_from(path));
-    fputs("\">\n", stdout);
-    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
-        const tsr_finding *finding = tsr_findings_at(findings, i);
-        const char *element = finding->level == TSR_ERROR ? "failure" : "system-out";
-        printf("    <%s", element);
-        if (finding->level == TSR_ERROR) printf(" type=\"%s\"", finding->rule->id);
-        printf(">%s %s: ", tsr_level_name(finding->level), finding->rule->id);
-        put_xml(finding->message);
-        printf("</%s>\n", element);
-    }
-    puts("  </testcase>");
 }
 
 /* ---- GitLab ---- */
@@ -100,9 +69,7 @@ void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_repo
     if (format == CLI_REPORT_JSON) tsr_findings_document_start(&report->document, &report->json);
     if (format == CLI_REPORT_SARIF) tsr_sarif_start(&report->json, TSR_VERSION);
     if (format == CLI_REPORT_GITLAB) tsr_json_array(&report->json);
-    if (format == CLI_REPORT_JUNIT)
-        printf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera\" tests=\"%zu\">\n",
-               path_count);
+    if (format == CLI_REPORT_JUNIT) cli_junit_start(&report->junit);
 }
 
 void cli_report_add(cli_report *report, const char *path, const tsr_catalog *catalog, const tsr_findings *findings)
@@ -111,7 +78,7 @@ void cli_report_add(cli_report *report, const char *path, const tsr_catalog *cat
     if (report->format == CLI_REPORT_TEXT) text_add(report, path, catalog, findings);
     if (report->format == CLI_REPORT_JSON) tsr_findings_document_add(&report->document, tsr_str_from(path), findings);
     if (report->format == CLI_REPORT_SARIF) tsr_sarif_add(&report->json, tsr_str_from(path), findings);
-    if (report->format == CLI_REPORT_JUNIT) junit_add(path, findings);
+    if (report->format == CLI_REPORT_JUNIT) cli_junit_add(&report->junit, path, findings);
     if (report->format == CLI_REPORT_GITHUB) cli_github_add(report->annotations, path, findings);
     if (report->format != CLI_REPORT_GITLAB) return;
     for (size_t i = 0; i < tsr_findings_count(findings); i++) gitlab_add(&report->json, path, tsr_findings_at(findings, i));
@@ -128,12 +95,8 @@ int cli_report_status(const tsr_findings *findings, unsigned fail_on)
 
 void cli_report_trouble(cli_report *report, const char *path, const tsr_error *err)
 {
-    if (report->format != CLI_REPORT_JUNIT) return; /* the others have no place for it: the message is on stderr */
-    fputs("  <testcase classname=\"tessera\" name=\"", stdout);
-    put_xml(tsr_str_from(path));
-    fputs("\">\n    <error>", stdout);
-    put_xml(tsr_str_from(err->message));
-    puts("</error>\n  </testcase>");
+    /* The others have no place for it: the message is on stderr. */
+    if (report->format == CLI_REPORT_JUNIT) cli_junit_trouble(&report->junit, path, err);
 }
 
 tsr_status cli_report_end(cli_report *report)
@@ -143,7 +106,7 @@ tsr_status cli_report_end(cli_report *report)
         cli_put_finding_counts(report->terminal, report->totals);
         putchar('\n');
     }
-    if (report->format == CLI_REPORT_JUNIT) puts("</testsuite>");
+    if (report->format == CLI_REPORT_JUNIT) return cli_junit_end(&report->junit, report->json.err);
     if (report->format == CLI_REPORT_JSON) tsr_findings_document_end(&report->document);
     if (report->format == CLI_REPORT_SARIF) tsr_sarif_end(&report->json);
     if (report->format == CLI_REPORT_GITLAB) tsr_json_array_end(&report->json);

@@ -2,9 +2,8 @@
 #ifndef TSR_CLI_REPORT_H
 #define TSR_CLI_REPORT_H
 
-#include <stdio.h>
-
 #include "cli/cli.h"
+#include "cli/report_junit.h"
 #include "tessera/catalog.h"
 #include "tessera/document.h"
 
@@ -26,6 +25,7 @@ typedef struct cli_report {
     uint64_t annotations[3]; /* GitHub: shown so far */
     tsr_json json;
     tsr_findings_document document;
+    cli_junit junit;
 } cli_report;
 
 void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_report_format format, size_t path_count,

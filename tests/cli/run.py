@@ -249,6 +249,7 @@ def test_validate_several_paths_in_every_format(t):
     import xml.etree.ElementTree as xml
     junit = xml.fromstring(t.run("validate", good, bad, gone, "--format", "junit", status=2).stdout)
     need(junit.tag == "testsuite" and len(junit) == 3 and junit.find(".//failure") is not None and junit.find(".//error") is not None, "junit")
+    need([junit.get(k) for k in ("tests", "failures", "errors")] == ["3", "1", "1"], junit.attrib)
 
 
 @test

@@ -116,6 +116,14 @@ def run_gitlab(t, **variables):
     return logs[0]
 
 
+def test_junit_reports_follow_the_schema_of_jenkins(t):
+    schema = os.path.join(TOOLS, "junit-10.xsd")
+    for name, status, arguments in (("one", 0, ["validate", GOOD]), ("all", 2, ["validate", GOOD, BROKEN, t.at("absent")]), ("diff", 1, ["diff", GOOD, BROKEN])):
+        with open(t.at(name), "wb") as f:
+            f.write(t.run(*arguments, "--format", "junit", status=status).stdout)
+        check("xmllint", "--noout", "--schema", schema, t.at(name))
+
+
 def test_the_gitlab_template_passes_refuses_and_reports(t):
     status, log = run_gitlab(t, TESSERA_PATHS=GOOD, TESSERA_DEEP="true")
     assert status == 0, log
