@@ -1,8 +1,10 @@
-/* Saving: every rank writes its file into an unpublished folder that all share; rank 0 describes and publishes it. */
+/* Saving: every rank writes its file into an unpublished folder that all share; rank 0 describes and publishes it. Beside it
+ * lies a journal that rank 0 has locked as long as it lives, so that a later save knows what a killed one left. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/random.h>
 
+#include "io/journal.h"
 #include "statedict/pack.h"
 #include "statedict/state_dict.h"
 #include "statedict/state_save_plan.h"
@@ -11,6 +13,7 @@
 #include "tessera/save_load.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
+#define JOURNAL_TEXT         TSR_STR("a state dict of several ranks\n")
 
 typedef struct saving {
     tsr_comm *comm;
@@ -26,11 +29,15 @@ typedef struct saving {
     uint8_t *buffer;
     uint32_t content; /* CRC over this rank's CRCs */
     tsr_vec obsolete; /* tsr_str */
+    /* of rank 0 */
+    tsr_journals journals;
+    tsr_journal *journal; /* NULL: the place for it is not writable */
+    const char *tag;
 } saving;
 
 /* What all ranks need to write into the same place. */
 typedef struct place {
-    char tag[40];
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
     uint32_t generation;
 } place;
 
@@ -67,14 +74,49 @@ static tsr_status list_obsolete(saving *s, tsr_error *err)
     return status;
 }
 
+static tsr_status remove_leftovers(saving *s, tsr_error *err)
+{
+    tsr_leftover *found;
+    size_t count;
+    TSR_TRY(tsr_journals_list(&s->journals, s->arena, &found, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        const tsr_leftover *l = &found[i];
+        if (l->part == 1 && l->parts == 1 && !l->busy && (!l->text.size || tsr_str_equal(l->text, JOURNAL_TEXT)))
+            TSR_TRY(tsr_journals_discard(&s->journals, l->tag, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status begin_journal(saving *s, const place *where, tsr_error *err)
+{
+    tsr_error unable = {0};
+    TSR_TRY(tsr_journals_open(NULL, s->host->allocator, s->path, &s->journals, err));
+    TSR_TRY(remove_leftovers(s, err));
+    s->tag = where->tag;
+    const tsr_status status = tsr_journal_begin(&s->journals, s->tag, 1, 1, JOURNAL_TEXT, &s->journal, &unable);
+    TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unable.message);
+    return TSR_OK;
+}
+
+/* Behind the output itself: without one it is nobody's. */
+static void end_journal(saving *s)
+{
+    tsr_error ignored = {0};
+    if (s->journal) tsr_journals_remove(&s->journals, s->tag, NULL, &ignored);
+    tsr_journal_close(s->journal);
+    s->journal = NULL;
+    tsr_journals_close(&s->journals);
+}
+
 static tsr_status choose_place(saving *s, place *out, tsr_error *err)
 {
-    uint64_t random[2];
+    uint64_t random;
     memset(out, 0, sizeof *out);
     if (s->comm->rank != 0) return TSR_OK;
-    TSR_FAIL_IF(getrandom(random, sizeof random, 0) != (ssize_t)sizeof random, err, TSR_E_IO,
+    TSR_FAIL_IF(getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random, err, TSR_E_IO,
                 "no random numbers for a name");
-    snprintf(out->tag, sizeof out->tag, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
+    snprintf(out->tag, sizeof out->tag, "w%016" PRIx64, random);
+    TSR_TRY(begin_journal(s, out, err));
     TSR_TRY(list_obsolete(s, err));
     return tsr_folder_next_generation(NULL, s->path, &out->generation, err);
 }
@@ -115,14 +157,14 @@ static tsr_status open_output(saving *s, const place *where, tsr_error *err)
 /* Rank 0 first: it refuses an existing destination, and makes the files that others open. */
 static tsr_status open_outputs(saving *s, tsr_error *err)
 {
-    place where;
-    tsr_status status = choose_place(s, &where, err);
+    place *where = TSR_ARENA_NEW(s->arena, place, err);
+    tsr_status status = where ? choose_place(s, where, err) : TSR_E_NOMEM;
     status = tsr_comm_agree(s->comm, status, err);
-    if (status == TSR_OK) status = s->comm->broadcast(s->comm, &where, sizeof where, 0, err);
+    if (status == TSR_OK) status = s->comm->broadcast(s->comm, where, sizeof *where, 0, err);
     if (status != TSR_OK) return status;
-    if (s->comm->rank == 0) status = open_output(s, &where, err);
+    if (s->comm->rank == 0) status = open_output(s, where, err);
     TSR_TRY(tsr_comm_agree(s->comm, status, err));
-    if (s->comm->rank != 0) status = open_output(s, &where, err);
+    if (s->comm->rank != 0) status = open_output(s, where, err);
     return tsr_comm_agree(s->comm, status, err);
 }
 
@@ -297,6 +339,7 @@ static tsr_status publish(saving *s, tsr_error *err)
     if (s->comm->rank == 0) {
         status = write_metadata(s, content, &marker, err);
         if (status == TSR_OK) status = s->output->publish(s->output, marker, err);
+        if (status == TSR_OK) end_journal(s);
     }
     return tsr_comm_agree(s->comm, status, err);
 }
@@ -327,6 +370,7 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
     tsr_error ignored = {0};
     if (status != TSR_OK) tsr_comm_barrier(comm, &ignored);
     if (s.output && comm->rank == 0) s.output->close(s.output);
+    end_journal(&s);
     tsr_free(host->allocator, s.buffer, s.options.buffer_bytes, 1);
     tsr_vec_free(&s.obsolete);
     tsr_save_plan_free(&s.plan);

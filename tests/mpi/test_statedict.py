@@ -87,7 +87,10 @@ def a_rank_killed_while_saving_leaves_no_half_of_a_checkpoint(folder):
             where = f"rank {rank} killed {'behind' if after else 'before'} call {call}, {name}"
             job = killed(folder, ranks, rank, call, after, *train(f"run-{i}"))
             need(job.status != 0 and job.seconds <= 30, f"{where}: status {job.status} after {job.seconds:.0f} s")
-            need(tree(f"{scratch}/run-{i}/step-2") in (None, reference), f"{where}: something half-written is visible")
+            there = tree(f"{scratch}/run-{i}/step-2")
+            need(there in (None, reference), f"{where}: something half-written is visible")
             again = mpirun(ranks, *train(f"run-{i}"))
             need(again.status == 0, f"{where}, then run again: {again.err}")
             need(tree(f"{scratch}/run-{i}/step-2") == reference, f"{where}: the run behind it wrote other bytes")
+            left = [name for name in os.listdir(f"{scratch}/run-{i}") if name != "step-2"]  # what was saved is not saved again
+            need(not left or there and len(left) == 1 and left[0].endswith(".1-of-1"), f"{where}: the run behind it left {left}")
