@@ -55,12 +55,16 @@ static tsr_status list_obsolete(saving *s, tsr_error *err)
 {
     tsr_store *store;
     tsr_checkpoint *old = NULL;
-    tsr_error ignored = {0};
-    if (!s->options.overwrite || tsr_folder_store_open(NULL, s->host->allocator, s->path, &store, &ignored) != TSR_OK)
-        return TSR_OK;
+    tsr_error unable = {0};
+    if (!s->options.overwrite) return TSR_OK;
+    tsr_status status = tsr_folder_store_open(NULL, s->host->allocator, s->path, &store, &unable);
+    TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unable.message);
+    if (status != TSR_OK) return TSR_OK;
     const tsr_open_options options = {.skip_objects = true};
-    tsr_status status = TSR_OK;
-    if (tsr_checkpoint_open(store, s->host, &options, &old, &ignored) == TSR_OK) {
+    status = tsr_checkpoint_open(store, s->host, &options, &old, &unable);
+    if (status == TSR_E_NOMEM) tsr_raise(err, status, TSR_NO_POSITION, "%s", unable.message);
+    else if (status != TSR_OK) status = TSR_OK;
+    if (old) {
         for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
             if (!belongs_to_checkpoint(store->files[f].name)) continue;
             const tsr_str copy = tsr_arena_str(s->arena, store->files[f].name, err);
@@ -102,9 +106,10 @@ static tsr_status begin_journal(saving *s, const place *where, tsr_error *err)
 static void end_journal(saving *s)
 {
     tsr_error ignored = {0};
-    if (s->journal) tsr_journals_remove(&s->journals, s->tag, NULL, &ignored);
+    if (s->tag) tsr_journals_remove(&s->journals, s->tag, NULL, &ignored);
     tsr_journal_close(s->journal);
     s->journal = NULL;
+    s->tag = NULL;
     tsr_journals_close(&s->journals);
 }
 

@@ -97,7 +97,11 @@ tsr_status tsr_window_open(tsr_comm *comm, uint64_t slot_bytes, uint64_t slots, 
     TSR_TRY(on_one_machine(comm, &one, err));
     if (!one || comm->size == 1) return TSR_OK;
     tsr_window *w = tsr_alloc(allocator, 1, sizeof *w, err);
-    TSR_TRY(tsr_comm_agree(comm, w ? TSR_OK : TSR_E_NOMEM, err));
+    const tsr_status status = tsr_comm_agree(comm, w ? TSR_OK : TSR_E_NOMEM, err);
+    if (status != TSR_OK) {
+        tsr_free(allocator, w, 1, sizeof *w);
+        return status;
+    }
     *w = (tsr_window){.comm = comm, .allocator = allocator, .slot_bytes = slot_bytes, .slots = slots};
     if (tsr_shared_new(comm, sizes, 3, allocator, &w->shared, &unable) == TSR_OK) *out = w; /* fresh pages are zeros */
     else tsr_window_close(w);
