@@ -1,6 +1,7 @@
 /* A model's state set from one under canonical names: match, check, agree, and only then write. */
 #include "statedict/fsdp_bind.h"
 #include "statedict/value_pack.h"
+#include "tessera/redistribute.h"
 
 typedef struct setting {
     const tsr_model *model;
@@ -131,7 +132,8 @@ static tsr_status check_tensor(setting *s, const tsr_model_item *item, const tsr
     if (units) return TSR_OK; /* tsr_fsdp_model_load says more */
     tsr_tensor want = *item->tensor;
     if (s->bound) want.entry.dtype = given->entry.dtype; /* it casts */
-    return tsr_tensor_same_place(given, &want, !full, "the state dict", "the model", s->passing, err);
+    const bool mixed = !full && (given->spread == TSR_WHOLE) != (want.spread == TSR_WHOLE);
+    return tsr_tensor_same_place(given, &want, mixed, "the state dict", "the model", s->passing, err);
 }
 
 static tsr_status check_all(setting *s, tsr_error *err)
@@ -321,12 +323,64 @@ static tsr_status write_item(setting *s, const tsr_model_item *item, const tsr_v
     return tsr_device_wait(item->tensor->device, err);
 }
 
+static bool has_boxes(const tsr_tensor *a, const tsr_tensor *b)
+{
+    return a->spread == TSR_IN_BOXES || b->spread == TSR_IN_BOXES;
+}
+
+/* Which tensors lie otherwise in the state dict than in the model; as to boxes, ranks may see it differently. */
+static tsr_status find_others(setting *s, bool *others, bool *boxes, tsr_error *err)
+{
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_tensor *given = s->matched[i] && s->items.items[i].tensor ? tsr_tensor_of(s->values[i]) : NULL;
+        tsr_error unlike = {0};
+        if (!given || given->spread == TSR_WHOLE) continue;
+        const tsr_status status = tsr_tensor_same_place(given, s->items.items[i].tensor, true, "", "", s->passing, &unlike);
+        TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unlike.message);
+        others[i] = status != TSR_OK;
+        *boxes = *boxes || (others[i] && has_boxes(given, s->items.items[i].tensor));
+    }
+    return TSR_OK;
+}
+
+/* Then all in boxes move. What has moved need not be written. */
+static tsr_status list_moves(setting *s, const bool *others, bool boxes, tsr_move *moves, size_t *count, tsr_error *err)
+{
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_tensor *to = s->items.items[i].tensor, *given = s->matched[i] && to ? tsr_tensor_of(s->values[i]) : NULL;
+        if (!given || given->spread == TSR_WHOLE || !(has_boxes(given, to) ? boxes : others[i])) continue;
+        moves[(*count)++] = (tsr_move){given, to};
+        s->values[i] = tsr_state_dict_leaf(s->scratch, to, err);
+        if (!s->values[i]) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* As copy_ does between DTensors. */
+static tsr_status redistribute_others(setting *s, tsr_error *err)
+{
+    bool boxes = false, *others = tsr_arena_array(s->passing, s->items.count, sizeof *others, err);
+    tsr_move *moves = tsr_arena_array(s->passing, s->items.count, sizeof *moves, err);
+    size_t count = 0;
+    tsr_status status = others && moves ? find_others(s, others, &boxes, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    uint64_t any = boxes;
+    TSR_TRY(s->comm->largest(s->comm, &any, err));
+    status = list_moves(s, others, any != 0, moves, &count, err);
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    any = count;
+    TSR_TRY(s->comm->largest(s->comm, &any, err));
+    return any ? tsr_redistribute(s->comm, moves, count, 0, s->host, err) : TSR_OK;
+}
+
 static tsr_status write_all(setting *s, tsr_error *err)
 {
     tsr_status status = tsr_comm_agree(s->comm, give_memory(s, err), err);
     if (status == TSR_OK && s->options->full_state_dict) {
         status = spread_full(s, err);
         if (!s->options->broadcast_from_rank0) status = tsr_comm_agree(s->comm, status, err);
+    } else if (status == TSR_OK) {
+        status = redistribute_others(s, err);
     }
     if (status != TSR_OK) return status;
     for (size_t i = 0; i < s->items.count && status == TSR_OK; i++) {

@@ -152,8 +152,8 @@ static void forget_columns(const world *w)
 }
 
 /* Runs it over a communicator of its own, which may be spent afterwards. */
-static tsr_status run_spoiled(const world *w, operation what, tsr_faults *faults, poor *own, uint64_t number, tsr_status *told,
-                              tsr_error *err)
+static tsr_status run_spoiled(const world *w, operation what, tsr_faults *faults, poor *own, uint64_t number,
+                              tsr_status *told, tsr_error *err)
 {
     const tsr_host host = live_host(&own->base);
     tsr_comm *inner, *spoiled;

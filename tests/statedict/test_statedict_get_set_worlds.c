@@ -154,6 +154,53 @@ static void test_statedict_get_set_worlds__A6_A7_every_kind_on_any_number_of_ran
     ranks_run(model_both_ways, NULL);
 }
 
+/* The numbers of `kind` and 7, by columns where the model has rows. */
+static tsr_status put_otherwise(world *w, int kind, bool whole, tsr_state_dict *dict, tsr_error *err)
+{
+    const tsr_placement columns = {TSR_SHARD, -1, 0};
+    const tsr_value *value;
+    const tsr_piece *pieces;
+    uint64_t pieces_count;
+    tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &w->mesh, &columns, w->comm->rank, NULL);
+    if (whole) tensor.spread = TSR_WHOLE;
+    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    TRY(tsr_tensor_pieces(tsr_tensor_of(value), w->arena, &pieces, &pieces_count, err));
+    for (uint64_t i = 0; pieces_count && i < ROWS * pieces->sizes[1]; i++) {
+        const uint64_t row = i / pieces->sizes[1], column = pieces->offsets[1] + i % pieces->sizes[1];
+        ((float *)pieces->data)[i] = (float)(row * COLUMNS + column) + 100 * (float)kind + 7;
+    }
+    return tsr_state_dict_put(dict, tsr_str_from(names[kind]), value, err);
+}
+
+/* As copy_ between DTensors in PyTorch 2.13: redistributed; a whole tensor into a distributed one, or the other way, is
+ * refused ("got mixed torch.Tensor and DTensor"). */
+static tsr_status model_from_other_placements(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    (void)arg;
+    for (int mixed = -1; mixed < KINDS; mixed++) {
+        world w;
+        tsr_state_dict *given;
+        tsr_error told = {0};
+        TRY(open_world(&w, comm, err));
+        TRY(tsr_state_dict_new(&w.host, &given, err));
+        for (int k = 0; k < KINDS; k++) TRY(put_otherwise(&w, k, (k == 0) != (k == mixed), given, err));
+        const tsr_status status =
+            tsr_set_model_state_dict(&w.model, tsr_state_dict_root(given), comm, NULL, &w.host, w.arena, NULL, &told);
+        tsr_state_dict_free(given);
+        const bool right = is_filled(&w, mixed < 0 ? 7 : 0);
+        close_world(&w);
+        NEED(right && status == (mixed < 0 ? TSR_OK : TSR_E_USAGE));
+        NEED(mixed < 0 || strstr(told.message, names[mixed]));
+    }
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A7_redistributes_what_lies_otherwise(void **state)
+{
+    (void)state;
+    ranks_run(model_from_other_placements, NULL);
+}
+
 /* ---- optimizers ---- */
 
 typedef struct other {
@@ -295,6 +342,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statedict_get_set_worlds__A6_A7_every_kind_on_any_number_of_ranks),
+        cmocka_unit_test(test_statedict_get_set_worlds__A7_redistributes_what_lies_otherwise),
         cmocka_unit_test(test_statedict_get_set_worlds__A12_first_state_of_another_algorithm),
         cmocka_unit_test(test_statedict_get_set_worlds__A7_states_of_several_modules),
         cmocka_unit_test(test_statedict_get_set_worlds__A6_partial_tensors_are_refused_by_name),

@@ -68,16 +68,17 @@ typedef struct tsr_unmatched_keys {
 } tsr_unmatched_keys;
 
 /* set_model_state_dict: writes the tensors of `state` into the model.
- *   neither                tensors lie as the model's do: the same dtype, shape and distribution
+ *   neither                tensors of the same dtype and shape; distributed ones lie over ranks as the model's do, or are
+ *                          redistributed, also between meshes (PyTorch: within one)
  *   full_state_dict        each rank gives whole tensors and keeps its part
  *   broadcast_from_rank0   the same, but only rank 0's `state` counts (NULL elsewhere will do); needs full_state_dict
  *   strict                 missing or unexpected keys are TSR_E_NOT_FOUND, with the first of them
  * `unmatched` (may be NULL) is filled also then, the same on all ranks for a broadcast, as far as the call got. Nothing in
  * the model changes before all ranks have found that everything fits. FSDP1's units take FULL state with full_state_dict,
  * else SHARDED, and cast it; with broadcast_from_rank0 every rank holds all of it meanwhile, as in PyTorch. Errors:
- * TSR_E_USAGE with both sides for a tensor of another shape, dtype or distribution (PyTorch converts dtypes), TSR_E_FORMAT
- * for an empty state dict where one is needed. PyTorch 2.13 counts no key as missing with full_state_dict, unless
- * broadcasting strictly: here it is one. */
+ * TSR_E_USAGE with both sides for a tensor of another shape or dtype (PyTorch converts dtypes) or whole on one side only,
+ * TSR_E_FORMAT for an empty state dict where one is needed. PyTorch 2.13 counts no key as missing with full_state_dict,
+ * unless broadcasting strictly: here it is one. */
 tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, tsr_comm *comm,
                                     const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
                                     tsr_unmatched_keys *unmatched, tsr_error *err);
