@@ -25,6 +25,16 @@ def torch_on_4_to_c_on_3_to_torch_on_2(folder):
 
 
 @test
+def trained_by_fsdp2_on_4_to_c_on_3_to_fsdp2_on_2(folder):
+    """The state that PyTorch's own wrappers and AdamW make, changed in C, goes on training in PyTorch."""
+    with tempfile.TemporaryDirectory() as scratch:
+        torch_side("train", 4, f"{scratch}/a")
+        job = mpirun(3, f"{folder}/interchange", f"{scratch}/a", f"{scratch}/b")
+        need(job.status == 0, job.err)
+        torch_side("resume", 2, f"{scratch}/b")
+
+
+@test
 def every_form_is_loaded_by_ranks(folder):
     samples = f"{ROOT}/samples/checkpoints"
     for name in ("dcp_fsdp2", "dcp_tp_fsdp2", "dcp_zstd", "dcp_hf_sharded", "safetensors_index", "safetensors_dtypes", "torch_train_state", "torch_legacy", "torch_ranks_tp_fsdp2", "torch_views"):

@@ -2,6 +2,9 @@
 
     torch_side.py save RANKS FOLDER      saves a model, an optimizer and the rest with torch.distributed.checkpoint
     torch_side.py check RANKS FOLDER     loads what `interchange` made of it on a mesh of its own, and compares every element
+    torch_side.py train RANKS FOLDER     the same of a model that fully_shard and AdamW have trained; FOLDER.pt gets it whole
+    torch_side.py resume RANKS FOLDER    loads what `interchange` made of that by set_state_dict, compares model and optimizer
+                                         with the a.pt beside FOLDER, and trains on
 """
 import os
 import sys
@@ -11,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -84,9 +88,65 @@ def check(world, folder):
     assert group == {"lr": 0.125, "betas": (0.9, 0.999), "amsgrad": False, "params": ["fc1.weight"], "fused": None}, group
 
 
+def sharded_training(world):
+    """A model over all ranks and its optimizer, the same start everywhere."""
+    from torch.distributed.fsdp import fully_shard
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.LayerNorm(13), torch.nn.Linear(13, 5))
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.01}, {"params": list(model.parameters())[2:], "lr": 0.02}])
+
+
+def train_a_step(model, optimizer):
+    loss = model(torch.linspace(-1, 1, 28).reshape(4, 7)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def whole_state(model, optimizer):
+    return get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+
+
+def train(world, folder):
+    model, optimizer = sharded_training(world)
+    for _ in range(3):
+        train_a_step(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    assert all(isinstance(t, DTensor) for t in model_state.values())
+    dcp.save({"model": model_state, "optim": optimizer_state}, checkpoint_id=folder)
+    full = whole_state(model, optimizer)
+    if dist.get_rank() == 0:
+        torch.save(full, f"{folder}.pt")
+
+
+def resume(world, folder):
+    model, optimizer = sharded_training(world)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.load({"model": model_state, "optim": optimizer_state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    got_model, got_optimizer = whole_state(model, optimizer)
+    want_model, want_optimizer = torch.load(os.path.join(os.path.dirname(folder), "a.pt"))
+    assert list(got_model) == list(want_model) and len(got_model) == 6
+    for name, want in want_model.items():
+        assert torch.equal(got_model[name], want + 1), name
+    for name, states in want_optimizer["state"].items():
+        assert set(states) == {"step", "exp_avg", "exp_avg_sq"}
+        for key, want in states.items():
+            assert torch.equal(got_optimizer["state"][name][key], want + 1), (name, key)
+    groups = got_optimizer["param_groups"]
+    assert groups == want_optimizer["param_groups"] and [g["lr"] for g in groups] == [0.01, 0.02], groups
+    assert torch.isfinite(torch.tensor(train_a_step(model, optimizer)))
+    assert all(s["step"] == 5 for s in whole_state(model, optimizer)[1]["state"].values())  # 3 + 1 in C + 1
+
+
 def run(rank, what, world, folder, rendezvous):
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}/rendezvous", rank=rank, world_size=world)
-    {"save": save, "check": check}[what](world, folder)
+    {"save": save, "check": check, "train": train, "resume": resume}[what](world, folder)
     dist.barrier()
     dist.destroy_process_group()
 
