@@ -71,6 +71,10 @@ static void put_strategy(tsr_json *json, const tsr_target_texts *texts)
     tsr_json_array(json);
     for (uint32_t i = 0; i < texts->unit_count; i++) tsr_json_str(json, texts->units[i]);
     tsr_json_array_end(json);
+    if (texts->ignored_count) tsr_json_key(json, "ignored");
+    if (texts->ignored_count) tsr_json_array(json);
+    for (uint32_t i = 0; i < texts->ignored_count; i++) tsr_json_str(json, texts->ignored[i]);
+    if (texts->ignored_count) tsr_json_array_end(json);
     tsr_json_key(json, "use_orig_params");
     tsr_json_bool(json, texts->use_orig_params);
     tsr_json_object_end(json);

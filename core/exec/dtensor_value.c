@@ -1,4 +1,4 @@
-/* What PyTorch 2.13 pickles for a DTensor:
+/* What PyTorch 2.13 pickles for a DTensor, and below for a ShardedTensor:
  *
  *   _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor,
  *                         (DTensor, dtype, size, stride, 0, layout, device, requires_grad),
@@ -9,6 +9,7 @@
 #include "exec/dtensor_value.h"
 
 #include "base/try.h"
+#include "formats/torch_writer.h"
 #include "tessera/catalog.h"
 
 /* Building blocks with a sticky failure: a NULL part makes a NULL whole. */
@@ -281,23 +282,110 @@ static const tsr_value *spec_value(maker m, const tsr_dtensor *d)
                  dict(m, pairs, sizeof pairs / sizeof *pairs));
 }
 
+/* (class, dtype, size, stride, storage offset, layout, device, requires_grad) */
+static const tsr_value *wrapper_arguments(maker m, const char *class_name, const tsr_dtensor *d)
+{
+    const tsr_value *strided = text(m, "torch.strided");
+    const tsr_value *arguments[] = {named(m, TSR_VALUE_GLOBAL, class_name),
+                                    dtype_value(m, d->dtype),
+                                    numbers(m, TSR_VALUE_TUPLE, d->shape, d->rank),
+                                    contiguous_strides(m, d),
+                                    integer(m, 0),
+                                    called(m, "torch.serialization._get_layout", tuple(m, &strided, 1)),
+                                    named(m, TSR_VALUE_DEVICE, "cpu"),
+                                    boolean(m, d->requires_grad)};
+    return tuple(m, arguments, sizeof arguments / sizeof *arguments);
+}
+
+static const tsr_value *wrapped(maker m, const char *class_name, const tsr_dtensor *d, const tsr_value *state)
+{
+    const tsr_value *arguments[] = {named(m, TSR_VALUE_GLOBAL, "torch._utils._rebuild_wrapper_subclass"),
+                                    named(m, TSR_VALUE_GLOBAL, class_name), wrapper_arguments(m, class_name, d), state};
+    return called(m, "torch._tensor._rebuild_from_type_v2", tuple(m, arguments, 4));
+}
+
 const tsr_value *tsr_dtensor_value(const tsr_dtensor *d, tsr_arena *arena, tsr_error *err)
 {
     const maker m = {arena, err};
-    const char *class_name = "torch.distributed.tensor.DTensor";
-    const tsr_value *strided = text(m, "torch.strided"), *cpu = named(m, TSR_VALUE_DEVICE, "cpu");
-    const tsr_value *wrapper[] = {named(m, TSR_VALUE_GLOBAL, class_name),
-                                  dtype_value(m, d->dtype),
-                                  numbers(m, TSR_VALUE_TUPLE, d->shape, d->rank),
-                                  contiguous_strides(m, d),
-                                  integer(m, 0),
-                                  called(m, "torch.serialization._get_layout", tuple(m, &strided, 1)),
-                                  cpu,
-                                  boolean(m, d->requires_grad)};
     const tsr_value *flags[] = {text(m, "_is_param"), boolean(m, true)};
     const tsr_value *inner[] = {text(m, "_local_tensor"), tensor_value(m, d->local), text(m, "_spec"), spec_value(m, d)};
     const tsr_value *state[] = {d->is_parameter ? dict(m, flags, 2) : none(m), dict(m, inner, 4)};
-    const tsr_value *arguments[] = {named(m, TSR_VALUE_GLOBAL, "torch._utils._rebuild_wrapper_subclass"),
-                                    named(m, TSR_VALUE_GLOBAL, class_name), tuple(m, wrapper, 8), tuple(m, state, 2)};
-    return called(m, "torch._tensor._rebuild_from_type_v2", tuple(m, arguments, 4));
+    return wrapped(m, "torch.distributed.tensor.DTensor", d, tuple(m, state, 2));
+}
+
+/* ---- ShardedTensors ----
+ *
+ *   state: ([Shard], ShardedTensorMetadata, ProcessGroupState, EnumerableShardingSpec, init_rrefs)
+ *
+ * Source: torch/distributed/_shard/sharded_tensor/api.py, metadata.py; classes with slots have (None, dict) as state. */
+
+#define SHARD_ROOM "torch.distributed._shard."
+
+static const tsr_value *slotted(maker m, const char *class_name, const tsr_value *const *pairs, size_t count)
+{
+    const tsr_value *state[] = {none(m), dict(m, pairs, count)};
+    return built(m, class_name, NULL, tuple(m, state, 2));
+}
+
+static const tsr_value *shard_metadata(maker m, const tsr_sharded *s, uint64_t rank)
+{
+    const uint64_t at = rank * s->slice_numel, size = s->numel - at < s->slice_numel ? s->numel - at : s->slice_numel;
+    const tsr_value *placed[] = {text(m, "_worker_name"), none(m),
+                                 text(m, "_rank"),        integer(m, rank),
+                                 text(m, "_device"),      named(m, TSR_VALUE_DEVICE, "cpu")};
+    const tsr_value *pairs[] = {
+        text(m, "shard_offsets"), numbers(m, TSR_VALUE_LIST, &at, 1),
+        text(m, "shard_sizes"),   numbers(m, TSR_VALUE_LIST, &size, 1),
+        text(m, "placement"),     built(m, "torch.distributed.remote_device._remote_device", NULL, dict(m, placed, 6))};
+    return slotted(m, SHARD_ROOM "metadata.ShardMetadata", pairs, 6);
+}
+
+/* Those of all ranks that have a slice. */
+static const tsr_value *all_shards(maker m, const tsr_sharded *s)
+{
+    const uint64_t count = s->slice_numel ? (s->numel + s->slice_numel - 1) / s->slice_numel : 0;
+    const tsr_value **items = tsr_arena_array(m.arena, (size_t)count, sizeof *items, m.err);
+    for (uint64_t r = 0; items && r < count; r++) items[r] = shard_metadata(m, s, r);
+    return items ? whole(m, TSR_VALUE_LIST, items, (size_t)count) : NULL;
+}
+
+static const tsr_value *tensor_properties(maker m, const tsr_sharded *s)
+{
+    const tsr_value *strided = text(m, "torch.strided");
+    const tsr_value *format[] = {named(m, TSR_VALUE_GLOBAL, SHARD_ROOM "sharded_tensor.metadata.MEM_FORMAT_ENCODING"),
+                                 text(m, "TORCH_CONTIGUOUS_FORMAT")};
+    const tsr_value *state[] = {
+        dtype_value(m, s->dtype), called(m, "torch.serialization._get_layout", tuple(m, &strided, 1)),
+        boolean(m, s->requires_grad), called(m, "builtins.getattr", tuple(m, format, 2)), boolean(m, false)};
+    return built(m, SHARD_ROOM "sharded_tensor.metadata.TensorProperties", NULL, tuple(m, state, 5));
+}
+
+static const tsr_value *group_state(maker m, const tsr_sharded *s)
+{
+    const tsr_value *pairs[] = {text(m, "local_rank"),        integer(m, s->rank),         text(m, "global_rank"),
+                                integer(m, s->rank),          text(m, "local_world_size"), integer(m, s->ranks),
+                                text(m, "global_world_size"), integer(m, s->ranks)};
+    return built(m, TSR_TORCH_GROUP_STATE, NULL, dict(m, pairs, 8));
+}
+
+const tsr_value *tsr_sharded_value(const tsr_sharded *s, tsr_arena *arena, tsr_error *err)
+{
+    const maker m = {arena, err};
+    const tsr_value *shards = all_shards(m, s);
+    const tsr_value *own[] = {text(m, "tensor"), s->local ? tensor_value(m, s->local) : none(m), text(m, "metadata"),
+                              s->local ? shard_metadata(m, s, s->rank) : none(m)};
+    const tsr_value *shard = slotted(m, SHARD_ROOM "sharded_tensor.shard.Shard", own, 4);
+    const tsr_value *about[] = {text(m, "shards_metadata"),
+                                shards,
+                                text(m, "size"),
+                                numbers(m, TSR_VALUE_SIZE, &s->numel, 1),
+                                text(m, "tensor_properties"),
+                                tensor_properties(m, s)};
+    const tsr_value *spec[] = {text(m, "shards"), shards};
+    const tsr_value *state[] = {
+        whole(m, TSR_VALUE_LIST, &shard, s->local != NULL),
+        built(m, SHARD_ROOM "sharded_tensor.metadata.ShardedTensorMetadata", NULL, dict(m, about, 6)), group_state(m, s),
+        built(m, SHARD_ROOM "sharding_spec.api.EnumerableShardingSpec", NULL, dict(m, spec, 2)), boolean(m, false)};
+    const tsr_dtensor global = {.dtype = s->dtype, .rank = 1, .shape = &s->numel, .requires_grad = s->requires_grad};
+    return wrapped(m, SHARD_ROOM "sharded_tensor.api.ShardedTensor", &global, tuple(m, state, 5));
 }

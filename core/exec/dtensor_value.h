@@ -1,4 +1,4 @@
-/* DTensors as value trees, for torch.save archives of single ranks. */
+/* DTensors and ShardedTensors as value trees, for torch.save archives of single ranks. */
 #ifndef TSR_EXEC_DTENSOR_VALUE_H
 #define TSR_EXEC_DTENSOR_VALUE_H
 
@@ -29,5 +29,17 @@ typedef struct tsr_dtensor {
 } tsr_dtensor;
 
 const tsr_value *tsr_dtensor_value(const tsr_dtensor *dtensor, tsr_arena *arena, tsr_error *err);
+
+/* A flat parameter as FSDP1's LOCAL_STATE_DICT has it: a ShardedTensor of one dimension without the padding of slices, in
+ * equal slices, of which the last ones may be shorter or missing. `local` is the rank's own, NULL where it has none. */
+typedef struct tsr_sharded {
+    tsr_dtype dtype;
+    uint64_t numel, slice_numel;
+    uint64_t ranks, rank;
+    bool requires_grad;
+    const struct tsr_entry *local;
+} tsr_sharded;
+
+const tsr_value *tsr_sharded_value(const tsr_sharded *sharded, tsr_arena *arena, tsr_error *err);
 
 #endif

@@ -46,7 +46,7 @@ tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *value
     for (uint64_t i = 0; i < chosen->count; i++) {
         const tsr_converted *row = &chosen->rows[i];
         TSR_TRY(add_mappings(chosen, i, &next, leaves, &count, err));
-        if (!row->written) continue;
+        if (!row->written || !values[i]) continue;
         tsr_leaf *leaf = &leaves[count++];
         *leaf = (tsr_leaf){.name = row->name, .value = values[i]};
         TSR_TRY(tsr_renamed_path(row->entry, row->name, arena, &leaf->path, &leaf->path_length, err));

@@ -10,7 +10,25 @@ typedef struct flat_layouts {
 static const tsr_layout *layout_of(void *ctx, const tsr_entry *entry)
 {
     const flat_layouts *flat = ctx;
-    return &flat->layouts[entry - flat->catalog->entries];
+    const tsr_layout *layout = &flat->layouts[entry - flat->catalog->entries];
+    return layout->ranks ? layout : NULL;
+}
+
+/* Which tensors are flattened. */
+typedef struct flattened {
+    const tsr_target_texts *texts;
+    const tsr_target *target;
+    const tsr_plan_options *options; /* or NULL */
+} flattened;
+
+static bool is_flattened(void *ctx, tsr_str fqn)
+{
+    const flattened *f = ctx;
+    if (f->options && f->options->want && !f->options->want(f->options->want_ctx, fqn)) return false;
+    for (uint32_t i = 0; i < f->texts->ignored_count; i++) {
+        if (f->target->match(f->texts->ignored[i], fqn)) return false;
+    }
+    return true;
 }
 
 static tsr_status lay_out_unit(const flat_layouts *flat, const tsr_fsdp1_unit *unit, tsr_arena *arena, tsr_error *err)
@@ -28,11 +46,12 @@ tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts
                               tsr_error *err)
 {
     if (!texts->fsdp1) return tsr_plan_new(catalog, target, options, host, out, err);
+    flattened choice = {texts, target, options};
     const tsr_fsdp1 fsdp1 = {.units = texts->units,
                              .unit_count = texts->unit_count,
                              .match = target->match,
-                             .want = options ? options->want : NULL,
-                             .want_ctx = options ? options->want_ctx : NULL,
+                             .want = is_flattened,
+                             .want_ctx = &choice,
                              .use_orig_params = texts->use_orig_params,
                              .ranks = tsr_mesh_ranks(&target->mesh)};
     const tsr_fsdp1_unit *units;
@@ -43,5 +62,7 @@ tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts
     tsr_plan_options with_layouts = options ? *options : (tsr_plan_options){.want = NULL};
     with_layouts.layout = layout_of;
     with_layouts.layout_ctx = &flat;
+    with_layouts.flat_units = units;
+    with_layouts.flat_unit_count = (uint64_t)texts->unit_count + 1;
     return tsr_plan_new(catalog, target, &with_layouts, host, out, err);
 }

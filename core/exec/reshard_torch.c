@@ -1,15 +1,18 @@
-/* One torch.save file a rank: all that the rank holds, as DTensors over the target's mesh, and the objects. Each rank is a
+/* One torch.save file a rank: all that the rank holds, as DTensors over the target's mesh or as slices of FSDP1's flat
+ * parameters (reshard_flat.c), and the objects. Each rank is a
  * stage, laid out in an arena of its own when it is needed. */
 #include "base/try.h"
 #include "exec/dtensor_value.h"
 #include "exec/localize.h"
-#include "exec/reshard_to.h"
+#include "exec/reshard_flat.h"
 #include "exec/torch_plan.h"
 
 typedef struct ranks {
     const tsr_conversion_job *job;
     const tsr_plan *plan;
     tsr_chosen chosen;
+    bool flat; /* the plan is of FSDP1's flat ranges */
+    uint64_t flat_units;
     uint64_t planned;     /* tensors of the plan */
     uint64_t *planned_of; /* by row: index in the plan */
     tsr_str *names;
@@ -21,7 +24,7 @@ typedef struct rank_file {
     ranks *all;
     uint64_t rank;
     tsr_arena *arena;
-    tsr_entry *locals; /* one a row */
+    tsr_entry *locals; /* one a row; of flat ranges one a unit */
     tsr_entry *rank_map;
     const uint8_t *rank_numbers;
     const tsr_value *mesh_value;
@@ -56,17 +59,32 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
+static tsr_status whole_leaf(rank_file *f, const tsr_entry *entry, const tsr_value **out, tsr_error *err)
+{
+    tsr_value *tensor = tsr_value_new(f->arena, TSR_VALUE_TENSOR, err);
+    if (tensor) tensor->as.tensor = entry;
+    *out = tensor;
+    return tensor ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status nest_rank(rank_file *f, const tsr_value **root, tsr_error *err)
 {
     const tsr_chosen *chosen = &f->all->chosen;
     const tsr_value **values = tsr_arena_array(f->arena, (size_t)chosen->count, sizeof *values, err);
-    f->locals = tsr_arena_array(f->arena, (size_t)chosen->count, sizeof *f->locals, err);
+    const uint64_t locals = f->all->flat ? f->all->flat_units : chosen->count;
+    f->locals = tsr_arena_array(f->arena, (size_t)locals, sizeof *f->locals, err);
     if (!values || !f->locals) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < chosen->count; i++) {
         const tsr_converted *row = &chosen->rows[i];
         values[i] = row->entry->value;
-        if (row->written && row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tensor_leaf(f, i, &values[i], err));
+        if (!row->written || row->entry->kind != TSR_ENTRY_TENSOR) continue;
+        if (f->all->flat) {
+            TSR_TRY(whole_leaf(f, row->entry, &values[i], err));
+        } else {
+            TSR_TRY(tensor_leaf(f, i, &values[i], err));
+        }
     }
+    if (f->all->flat) TSR_TRY(tsr_flat_values(chosen, f->all->plan, f->rank, f->locals, values, f->arena, err));
     return tsr_nest_rows(chosen, values, f->arena, root, err);
 }
 
@@ -74,14 +92,16 @@ static tsr_status plan_rank(rank_file *f, tsr_torch_plan *plan, tsr_error *err)
 {
     const ranks *r = f->all;
     const tsr_value *root;
-    if (r->planned) TSR_TRY(make_mesh(f, tsr_plan_tensor_at(r->plan, 0).layout->mesh, err));
+    if (r->planned && !r->flat) TSR_TRY(make_mesh(f, tsr_plan_tensor_at(r->plan, 0).layout->mesh, err));
     TSR_TRY(nest_rank(f, &root, err));
     TSR_TRY(tsr_torch_plan_open(r->job->checkpoint, root, f->arena, plan, err));
     plan->literal_entry = f->rank_map;
     plan->literal = f->rank_numbers;
+    if (r->flat) tsr_flat_casts(&r->chosen, r->plan, f->locals, plan);
     for (uint64_t i = 0; i < r->chosen.count; i++) {
-        tsr_torch_source *source = r->chosen.rows[i].cast ? tsr_torch_plan_source(plan, &f->locals[i]) : NULL;
-        if (source) source->dtype = r->chosen.rows[i].dtype;
+        const tsr_converted *row = &r->chosen.rows[i];
+        tsr_torch_source *source = row->cast ? tsr_torch_plan_source(plan, r->flat ? row->entry : &f->locals[i]) : NULL;
+        if (source) source->dtype = row->dtype;
     }
     return tsr_torch_plan_lay_out(plan, err);
 }
@@ -95,6 +115,7 @@ static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_sta
     const bool first = f.all->sizes[number] == 0;
     for (uint32_t i = 0; i < plan->storage_count && first; i++) f.all->job->out->byte_total += plan->blits[i].byte_length;
     f.all->sizes[number] = plan->archive.size;
+    if (f.all->flat) return tsr_flat_stage(&f.all->chosen, f.all->plan, number, f.locals, plan, number, out, err);
     *out = tsr_torch_plan_stage(plan, number);
     return TSR_OK;
 }
@@ -133,11 +154,10 @@ tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *p
     ranks *r = TSR_ARENA_NEW(job->arena, ranks, err);
     if (!r) return TSR_E_NOMEM;
     *r = (ranks){.job = job, .plan = plan};
-    TSR_FAIL_IF(tsr_plan_count(plan) && !tsr_plan_tensor_at(plan, 0).placements, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' is cut into flat ranges, which are no DTensors: reshard to dcp, or see tessera optim shard",
-                TSR_STR_ARG(tsr_plan_tensor_at(plan, 0).entry->fqn));
+    r->flat = tsr_plan_flat_units(plan, &r->flat_units) && tsr_plan_count(plan);
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &r->chosen, err));
     TSR_TRY(tsr_leave_unplanned(&r->chosen, plan, err));
+    if (r->flat) TSR_TRY(tsr_flat_rows_name(&r->chosen, plan, job->arena, err));
     TSR_TRY(prepare(r, err));
     for (uint32_t rank = 0; rank < count; rank++) {
         r->names[rank] = tsr_arena_format(job->arena, err, "rank%u.pt", (unsigned)rank);

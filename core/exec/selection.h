@@ -25,7 +25,8 @@ extern const char tsr_put_aside[];
 tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *options,
                       const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_chosen *out, tsr_error *err);
 
-/* nest_rows.c: the written rows as one nested value in `arena`; `values` has one a row. */
+/* nest_rows.c: the written rows as one nested value in `arena`; `values` has one a row, NULL
+ * for one that another row's stands for. */
 tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *values, tsr_arena *arena, const tsr_value **root,
                          tsr_error *err);
 

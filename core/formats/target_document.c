@@ -78,27 +78,35 @@ static tsr_status read_rules(const target_reader *r, const cJSON *list, tsr_targ
     return TSR_OK;
 }
 
-/* {"name": "fsdp1", "units": ["layers.*.**"], "use_orig_params": true} */
+static tsr_status read_globs(const target_reader *r, const cJSON *strategy, const char *key, const tsr_str **out,
+                             uint32_t *count)
+{
+    const cJSON *list, *item;
+    TSR_TRY(tsr_json_find(strategy, key, TSR_JSON_ARRAY, "strategy", &list, r->err));
+    tsr_str *texts = tsr_arena_array(r->arena, list ? (size_t)cJSON_GetArraySize(list) : 0, sizeof *texts, r->err);
+    if (!texts) return TSR_E_NOMEM;
+    *out = texts;
+    cJSON_ArrayForEach(item, list)
+    {
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, "an item of strategy's lists", r->err));
+        texts[*count] = tsr_arena_str(r->arena, tsr_json_text_of(item), r->err);
+        if (!texts[(*count)++].data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* {"name": "fsdp1", "units": ["layers.0.**"], "ignored": ["**.running_*"], "use_orig_params": true} */
 static tsr_status read_strategy(const target_reader *r, const cJSON *strategy, tsr_target_texts *out)
 {
-    const cJSON *name, *units, *orig, *item;
+    const cJSON *name, *orig;
     TSR_TRY(tsr_json_get(strategy, "name", TSR_JSON_STRING, "strategy", &name, r->err));
     TSR_FAIL_IF(strcmp(name->valuestring, "fsdp1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "target: strategy '%s' is not known; fsdp1 is, the others are placements", name->valuestring);
-    TSR_TRY(tsr_json_find(strategy, "units", TSR_JSON_ARRAY, "strategy", &units, r->err));
     TSR_TRY(tsr_json_find(strategy, "use_orig_params", TSR_JSON_BOOL, "strategy", &orig, r->err));
-    tsr_str *texts = tsr_arena_array(r->arena, units ? (size_t)cJSON_GetArraySize(units) : 0, sizeof *texts, r->err);
-    if (!texts) return TSR_E_NOMEM;
     out->fsdp1 = true;
     out->use_orig_params = !orig || cJSON_IsTrue(orig);
-    out->units = texts;
-    cJSON_ArrayForEach(item, units)
-    {
-        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, "strategy.units", r->err));
-        texts[out->unit_count] = tsr_arena_str(r->arena, tsr_json_text_of(item), r->err);
-        if (!texts[out->unit_count++].data) return TSR_E_NOMEM;
-    }
-    return TSR_OK;
+    TSR_TRY(read_globs(r, strategy, "units", &out->units, &out->unit_count));
+    return read_globs(r, strategy, "ignored", &out->ignored, &out->ignored_count);
 }
 
 static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_target_texts *out)

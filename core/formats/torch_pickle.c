@@ -145,6 +145,14 @@ static tsr_status put_global(emitter *e, tsr_str dotted)
 {
     tsr_str module, name;
     if (!split_name(dotted, &module, &name)) return refuse(e, "the class", dotted);
+    if (tsr_str_equal(dotted, TSR_STR(TSR_TORCH_GROUP_STATE))) {
+        tsr_pickler_global(&e->pickler, TSR_STR("__builtin__"), TSR_STR("getattr"));
+        TSR_TRY(put_global(e, module));
+        tsr_pickler_str(&e->pickler, name);
+        tsr_pickler_tuple(&e->pickler, 2);
+        tsr_pickler_reduce(&e->pickler);
+        return TSR_OK;
+    }
     if (tsr_str_equal(module, TSR_STR("builtins"))) module = TSR_STR("__builtin__");
     if (tsr_str_equal(module, TSR_STR("copyreg"))) module = TSR_STR("copy_reg");
     tsr_pickler_global(&e->pickler, module, name);

@@ -38,6 +38,10 @@ typedef struct tsr_torch_tree {
     uint32_t storage_count;
 } tsr_torch_tree;
 
+/* A class inside a class: it is written as an attribute of that one. */
+#define TSR_TORCH_GROUP_OF    "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
+#define TSR_TORCH_GROUP_STATE TSR_TORCH_GROUP_OF ".ProcessGroupState"
+
 void tsr_torch_sort_tensors(tsr_torch_new_tensor *tensors, size_t count);
 
 /* The pickle of the tree, appended to `out`: iterative, every node once (shared nodes stay shared). TSR_E_UNSUPPORTED for

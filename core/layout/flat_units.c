@@ -20,8 +20,9 @@ static tsr_status add_entry(tsr_fsdp1_unit *unit, const tsr_entry *entry, const 
 {
     if (unit->count == 0) unit->dtype = entry->dtype;
     TSR_FAIL_IF(entry->dtype != unit->dtype, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' is %s and '%.*s' %s: a flat parameter has one dtype", TSR_STR_ARG(entries[0]->fqn),
-                tsr_dtype_describe(unit->dtype)->name, TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
+                "'%.*s' is %s and '%.*s' %s: a flat parameter has one dtype (the strategy may ignore buffers)",
+                TSR_STR_ARG(entries[0]->fqn), tsr_dtype_describe(unit->dtype)->name, TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
     TSR_FAIL_IF(tsr_dtype_size(entry->dtype) == 0, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "'%.*s' is %s, whose elements are no whole bytes: it cannot be flattened", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
@@ -91,6 +92,7 @@ tsr_status tsr_target_fsdp1(const tsr_catalog *catalog, const tsr_fsdp1 *options
     TSR_TRY(claim_all(catalog, options, arena, &unit_of, err));
     TSR_TRY(deal(catalog, unit_of, list, (uint32_t)count, numels, arena, err));
     for (size_t u = 0; u < count; u++) {
+        list[u].use_orig_params = options->use_orig_params;
         list[u].match = u < options->unit_count ? options->units[u] : TSR_STR("");
         TSR_TRY(finish(options, &list[u], numels[u], arena, err));
     }

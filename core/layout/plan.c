@@ -239,6 +239,8 @@ tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, co
         .host = host, .catalog = catalog, .target = target, .arena = arena, .ranks = tsr_mesh_ranks(&target->mesh)};
     plan->classes = tsr_vec_of(host->allocator, sizeof(tsr_plan_class));
     plan->tensors = tsr_vec_of(host->allocator, sizeof(tsr_plan_tensor));
+    if (options) plan->flat_units = options->flat_units;
+    if (options) plan->flat_unit_count = options->flat_unit_count;
     tsr_status status = make(plan, options, err);
     if (status != TSR_OK) {
         tsr_plan_free(plan);
@@ -259,6 +261,11 @@ void tsr_plan_free(tsr_plan *plan)
 uint64_t tsr_plan_ranks(const tsr_plan *plan)
 {
     return plan->ranks;
+}
+const tsr_fsdp1_unit *tsr_plan_flat_units(const tsr_plan *plan, uint64_t *count)
+{
+    *count = plan->flat_unit_count;
+    return plan->flat_units;
 }
 uint64_t tsr_plan_count(const tsr_plan *plan)
 {

@@ -31,6 +31,8 @@ struct tsr_plan {
     tsr_arena *arena;
     tsr_vec classes; /* of tsr_plan_class */
     tsr_vec tensors; /* of tsr_plan_tensor */
+    const tsr_fsdp1_unit *flat_units;
+    uint64_t flat_unit_count;
     uint64_t ranks;
     uint64_t byte_total;
 };

@@ -54,6 +54,8 @@ static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err
         status = add_line(w, text, "fsdp1", target->use_orig_params ? TSR_STR("original parameters") : TSR_STR("flat"), err);
     for (uint32_t i = 0; i < target->unit_count && status == TSR_OK; i++)
         status = add_line(w, text, "unit", target->units[i], err);
+    for (uint32_t i = 0; i < target->ignored_count && status == TSR_OK; i++)
+        status = add_line(w, text, "ignored", target->ignored[i], err);
     return status == TSR_OK ? add_line(w, text, "placements", target->default_placements, err) : status;
 }
 

@@ -402,3 +402,81 @@ def test_resharded_safetensors_consolidate_with_pytorch(t):
     consolidate_safetensors_files(t.at("shards"), t.at("one"), fqn_to_index_mapping={k: 1 for k in state})
     got = load_safetensors(t.at("one"))
     assert set(got) == set(state) and all(torch.equal(got[k], state[k]) for k in state)
+
+
+# ---- FSDP1's flat parameters in the files of ranks ----
+
+def flat_model():
+    import torch
+    torch.manual_seed(5)
+    block = lambda: torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 6, bias=False))
+    return torch.nn.ModuleDict({"a": block(), "b": block(), "head": torch.nn.Linear(6, 3)})
+
+
+def rank_loads_flat(rank, world, port, folder, target, results):
+    import warnings
+    warnings.filterwarnings("ignore")
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    try:
+        full = flat_model().state_dict()
+        model = flat_model()
+        for k in ("a", "b"):
+            model[k] = FullyShardedDataParallel(model[k], device_id=torch.device("cpu"))
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+            want = model.state_dict()
+            got = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)["model"]
+            assert set(got) == set(want), set(got) ^ set(want)
+            for k, v in want.items():
+                if isinstance(v, torch.Tensor) and not hasattr(v, "local_shards"):
+                    assert torch.equal(got[k], v), k
+                    continue
+                a, b = v.metadata(), got[k].metadata()
+                assert v.size() == got[k].size() and a.shards_metadata == b.shards_metadata and a.tensor_properties == b.tensor_properties, (a, b)
+                mine, ours = v.local_shards(), got[k].local_shards()
+                assert len(mine) == len(ours) and all(torch.equal(x.tensor, y.tensor) and x.metadata == y.metadata for x, y in zip(mine, ours)), k
+            for p in model.parameters():
+                torch.nn.init.constant_(p, 9.0)
+            model.load_state_dict(got)
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            assert all(torch.equal(v, full[k]) for k, v in model.state_dict().items())
+        results.put((rank, None))
+    except Exception as e:
+        results.put((rank, repr(e)))
+    dist.destroy_process_group()
+
+
+def test_flat_parameters_of_ranks_load_in_fsdp1(t):
+    """From a full state dict, and from one that was cut by columns; more ranks than some units have elements for, too."""
+    import json
+    import torch
+    state = {"model": flat_model().state_dict(), "step": 3}
+    torch.save(state, t.at("full.pt"))
+    t.run("reshard", t.at("full.pt"), t.at("columns"), "--mesh", "2,2", "--placements", "shard(1),shard(0)", "--to", "dcp")
+    for world in (1, 3, 8):
+        strategy = {"name": "fsdp1", "units": ["model.a.**", "model.b.**"], "use_orig_params": False, "ignored": ["**.running_*", "**.num_batches_tracked"]}
+        with open(t.at("target.json"), "w") as f:
+            json.dump({"schema": "tessera.target/1", "mesh": {"shape": [world]}, "strategy": strategy}, f)
+        for source in ("full.pt", "columns"):
+            t.run("reshard", t.at(source), t.at(f"{source}{world}"), "--target", t.at("target.json"), "--to", "torch")
+        with open(t.at("plan.json"), "wb") as f:
+            f.write(t.run("plan", t.at("columns"), "--target", t.at("target.json"), "--to", "torch", "--json").stdout)
+        for part in (2, 1):
+            t.run("exec", t.at("plan.json"), t.at(f"parts{world}"), "--part", f"{part}/2")
+        t.run("exec", t.at("plan.json"), t.at(f"parts{world}"), "--finish")
+        for r in range(world):
+            assert filecmp.cmp(t.at(f"columns{world}", f"rank{r}.pt"), t.at(f"parts{world}", f"rank{r}.pt"), shallow=False), "parts write other bytes"
+            with zipfile.ZipFile(t.at(f"full.pt{world}", f"rank{r}.pt")) as z:
+                assert z.testzip() is None
+        if world != 1:
+            t.run("validate", t.at(f"columns{world}"), "--deep")
+        if world == 3:
+            on_ranks(rank_loads_flat, world, t.at(f"full.pt{world}"), (world, "flat"))
+            on_ranks(rank_loads_flat, world, t.at(f"columns{world}"), (world, "flat"))
+    t.run("reshard", t.at("full.pt"), t.at("half"), "--target", t.at("target.json"), "--to", "torch", "--dtype", "bfloat16")
+    t.run("convert", t.at("full.pt"), t.at("half.pt"), "--dtype", "bfloat16")
+    t.run("reshard", t.at("half.pt"), t.at("half2"), "--target", t.at("target.json"), "--to", "torch")
+    t.run("diff", t.at("half"), t.at("half2"), "--values")

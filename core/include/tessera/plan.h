@@ -24,6 +24,8 @@ typedef struct tsr_plan_options {
      * target's rules apply. */
     const tsr_layout *(*layout)(void *ctx, const tsr_entry *entry);
     void *layout_ctx;
+    const tsr_fsdp1_unit *flat_units; /* where the layouts are flat ranges: whose; kept, so they outlive the plan */
+    uint64_t flat_unit_count;
 } tsr_plan_options;
 
 /* Plans the catalog's tensors (objects and opaque entries have no bytes to place) for a target. Borrows catalog, target and
@@ -37,6 +39,7 @@ void tsr_plan_free(tsr_plan *plan); /* takes NULL */
 
 /* Of the target, at least 1. */
 uint64_t tsr_plan_ranks(const tsr_plan *plan);
+const tsr_fsdp1_unit *tsr_plan_flat_units(const tsr_plan *plan, uint64_t *count); /* NULL and 0: no flat ranges */
 
 /* One planned tensor. */
 typedef struct tsr_planned {
