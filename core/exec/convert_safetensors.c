@@ -23,7 +23,7 @@ typedef struct plan {
 const char *tsr_safetensors_refusal(const tsr_converted *row)
 {
     if (tsr_is_object(row->entry)) return "is an object, which safetensors cannot hold (drop objects, or put them aside)";
-    if (row->entry->kind == TSR_ENTRY_OPAQUE) return "is no dense tensor";
+    if (row->entry->kind == TSR_ENTRY_OPAQUE) return tsr_opaque_refusal(row->entry);
     switch (row->dtype) {
     case TSR_COMPLEX32: return "is complex32, which safetensors does not have";
     case TSR_COMPLEX128: return "is complex128, which safetensors does not have";

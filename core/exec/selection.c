@@ -18,6 +18,11 @@ bool tsr_is_object(const tsr_entry *entry)
     return !parts && entry->dtype == TSR_DTYPE_NONE;
 }
 
+const char *tsr_opaque_refusal(const tsr_entry *entry)
+{
+    return tsr_str_equal(entry->type, TSR_STR("missing")) ? "is in no file that is there" : "is no dense tensor";
+}
+
 static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err)
 {
     const tsr_convert_options *options = s->options;

@@ -16,6 +16,9 @@ typedef struct tsr_chosen {
 /* Whether an entry is data that pickles can hold: an object, or an instance of a class that is no kind of tensor. */
 bool tsr_is_object(const tsr_entry *entry);
 
+/* Why an opaque entry is not written, as tsr_choose's `refusal` says it. */
+const char *tsr_opaque_refusal(const tsr_entry *entry);
+
 /* `left_out` of objects that go into the sidecar. */
 extern const char tsr_put_aside[];
 

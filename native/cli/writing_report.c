@@ -5,6 +5,8 @@
 #include "cli/term.h"
 #include "cli/writing.h"
 
+#define FINDINGS_SHOWN 5u
+
 typedef struct tally {
     uint64_t tensors, objects, left_out, cast, copied, not_weights_only;
 } tally;
@@ -53,10 +55,28 @@ static bool needs_full_pickle(const tsr_converted *row)
     return row->written && row->entry->kind != TSR_ENTRY_TENSOR && !row->weights_only;
 }
 
+/* What the reader found wrong in what was written all the same. */
+static void warn_of_errors(const cli_writing *w)
+{
+    const tsr_findings *findings = tsr_checkpoint_findings(w->source.checkpoint);
+    uint64_t left = tsr_findings_total(findings, TSR_ERROR);
+    size_t shown = 0;
+    for (size_t i = 0; i < tsr_findings_count(findings) && shown < FINDINGS_SHOWN; i++) {
+        const tsr_finding *f = tsr_findings_at(findings, i);
+        if (f->level != TSR_ERROR) continue;
+        cli_warn(w->program, "%.*s%s%.*s (%s)", TSR_STR_ARG(f->file), f->file.size ? ": " : "", TSR_STR_ARG(f->message),
+                 f->rule->id);
+        shown++;
+        left--;
+    }
+    if (left) cli_warn(w->program, "%s more: tessera validate lists them", cli_plural(left, "error").text);
+}
+
 static void report_text(const cli_writing *w)
 {
     char names[1024];
     tally t = count_rows(&w->conversion);
+    warn_of_errors(w);
     if (t.copied) {
         name_some(&w->conversion, is_copied, names, sizeof names);
         cli_warn(w->program, "%s shared storage and %s now: %s", cli_plural(t.copied, "tensor").text,

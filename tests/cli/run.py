@@ -366,6 +366,15 @@ def test_convert_refuses_and_replaces(t):
 
 
 @test
+def test_convert_says_what_was_wrong_with_the_source(t):
+    for name, status, part in (("broken_torch_call", 0, b"warning: model.pt: loading this file with pickle would call os.system"),
+                               ("broken_safetensors_trailing_bytes", 0, b"(safetensors/trailing-bytes)"),
+                               ("broken_index_missing_file", 2, b"'emb.weight' is in no file that is there")):
+        p = t.run("convert", os.path.join(SAMPLES, name), t.at(name), "--to", "torch", status=status)
+        need(part in p.stderr and os.path.exists(t.at(name)) == (status == 0), (name, p.stderr))
+
+
+@test
 def test_convert_shards_renames_and_sidecar(t):
     path, want = sample("dcp_fsdp2")
     doc = t.json("convert", path, t.at("hf"), "--to", "safetensors", "--max-shard-size", "1KB", "--objects", "sidecar", "--rename", "model.=net.", "--json")
