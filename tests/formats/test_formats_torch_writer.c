@@ -177,7 +177,7 @@ static void test_formats_torch_writer__instances_keep_class_arguments_and_state(
     tsr_vec out = tsr_vec_of(&tsr_allocator_libc, 1);
     tsr_store *store;
     tsr_value *attributes = group(a, TSR_VALUE_DICT, 2, make(a, TSR_VALUE_STR, "lr"), integer(a, 3));
-    tsr_value *object = group(a, TSR_VALUE_OBJECT, 4, make(a, TSR_VALUE_NONE, NULL), attributes,
+    tsr_value *object = group(a, TSR_VALUE_OBJECT, 4, group(a, TSR_VALUE_TUPLE, 1, integer(a, 7)), attributes,
                               group(a, TSR_VALUE_LIST, 2, integer(a, 1), integer(a, 2)), make(a, TSR_VALUE_NONE, NULL));
     object->text = TSR_STR("argparse.Namespace");
     tsr_error err = {0};
