@@ -114,6 +114,64 @@ test("a closed checkpoint, and what was made from it, are refused", () => {
   source.close();
 });
 
+test("a handle that was closed is refused when its slot holds another thing of the same kind", () => {
+  withOpened(path.join(samples, "safetensors_model"), (opened) => {
+    const stale = opened.tally(0), number = stale.handle;
+    stale.close();
+    const next = opened.tally(0);
+    stale.handle = number;
+    check(/no tally is open/.test(refusalOf(() => stale.step(100))), "the stale handle moved another tally");
+    stale.close();
+    next.step(100);
+    next.close();
+  });
+});
+
+/** The module with another limit of memory, in pages of 64 KiB: the limits of its memory section are written anew. */
+function withMostPages(pages) {
+  const number = (at) => { let n = 0, shift = 0, byte; do { byte = bytes[at++]; n += (byte & 127) * 2 ** shift; shift += 7; } while (byte & 128); return [n, at]; };
+  const leb = (n) => n < 128 ? [n] : [(n & 127) | 128, ...leb(n >>> 7)];
+  for (let at = 8; at < bytes.length;) {
+    const [size, body] = number(at + 1);
+    if (bytes[at] === 5) { /* one memory: its flags, its first pages, its most pages */
+      const [first] = number(body + 2), limits = [1, 1, ...leb(first), ...leb(Math.max(first, pages))];
+      return Buffer.concat([bytes.subarray(0, at), Buffer.from([5, ...leb(limits.length), ...limits]), bytes.subarray(body + size)]);
+    }
+    at = body + size;
+  }
+  throw new Error("the module has no memory");
+}
+
+/** A safetensors file of many tensors, written field by field. */
+function manyTensors(count) {
+  const header = Buffer.from(JSON.stringify(Object.fromEntries(Array.from({ length: count }, (_, i) => [`model.layers.${i}.weight`, { dtype: "U8", shape: [1], data_offsets: [i, i + 1] }]))));
+  const all = Buffer.concat([Buffer.alloc(8), header, Buffer.alloc(count)]);
+  all.writeBigUInt64LE(BigInt(header.length));
+  return { name: "many.safetensors", size: all.length, read: (offset, into) => void into.set(all.subarray(offset, offset + into.length)) };
+}
+
+const starved = await Promise.all([0, 300, 400, 500, 700, 1000].map(async (pages) => Tessera.load(withMostPages(pages))));
+test("memory that runs out is an error, and the module goes on", () => {
+  const file = manyTensors(100_000);
+  let refused = 0;
+  for (const small of starved) {
+    try {
+      const opened = small.open([file], { primary: file.name });
+      opened.outline();
+      opened.document("findings", { path: "x" });
+      opened.document("overview");
+      opened.close();
+    } catch (e) {
+      check(e.status === "out of memory", `${e.constructor.name} ${e.status}: ${e.message}`);
+      refused++;
+    }
+    const little = manyTensors(3), opened = small.open([little], { primary: little.name });
+    check(JSON.parse(opened.document("inspect")).entries.length === 3, "a small checkpoint does not open after that");
+    opened.close();
+  }
+  check(refused > 1 && refused < starved.length, `${refused} of ${starved.length} ran out of memory`);
+});
+
 test("a failed read is an i/o error with the file, the byte and the cause", () => {
   const file = { name: "model.safetensors", size: 1000, read() { throw new Error("the file changed"); } };
   const e = errorOf(() => tessera.open([file], { primary: file.name }));

@@ -7,12 +7,13 @@ import { testSarif } from "./sarif.mjs";
 import { testSamples } from "./samples.mjs";
 import { testViews } from "./views.mjs";
 import { testHabits } from "./habits.mjs";
+import { testOffline } from "./offline.mjs";
 import { testPackage } from "./package.mjs";
 import { testRaces } from "./races.mjs";
 import { testScale } from "./scale.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testHabits, testRaces, testPackage, testSamples, testScale };
+const families = { testViews, testHabits, testRaces, testOffline, testPackage, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {

@@ -10,7 +10,8 @@ export type Tab = (typeof TABS)[number];
 
 const PAGE = 64;
 const FIRST_PROGRESS_MS = 100;
-const COMPARING = "Comparing values";
+const COMPARING = "Comparing values", PLANNING = "Planning";
+const MANY_RANKS = 4096;
 
 /** Rows of one outline as far as they were fetched. */
 export interface Listing {
@@ -82,6 +83,7 @@ export class Model {
   #client = this.#newClient();
   #comparing = new AbortController();
   #aside = new Map<string, Client>();
+  #plans = 0;
   #listeners = new Set<() => void>();
   #asked: Record<OutlineName, Promise<void>> = { all: Promise.resolve(), objects: Promise.resolve() };
   #queued = false;
@@ -144,7 +146,7 @@ export class Model {
 
   /** Long work in a worker of its own, which opens again what is open: the page stays usable, and ending the worker is
    *  cancelling. What runs already is not started again. */
-  async #runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number, body: (client: Client) => Promise<T>): Promise<T | undefined> {
+  async #runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number, body: (client: Client) => Promise<T>, hear = this.#hear): Promise<T | undefined> {
     if (this.#aside.has(title)) return undefined;
     return this.#run(title, () => this.#endAside(title), async (tell) => {
       const client = this.#newClient((done) => tell({ done, total }));
@@ -156,7 +158,7 @@ export class Model {
         client.end();
         if (this.#aside.get(title) === client) this.#aside.delete(title);
       }
-    }, this.#hear);
+    }, hear);
   }
 
   #endAside(title: string): void {
@@ -440,9 +442,15 @@ export class Model {
     this.changed();
   }
 
-  async plan(target: string): Promise<void> {
-    const planned = await this.#run("Planning", undefined, (): Promise<PlanPreview> => this.#client.call("plan", { target }), (trouble) => { this.preview = { text: "", trouble }; });
-    if (planned) this.preview = planned;
+  /** For the text of a target with so many ranks. */
+  async plan(target: string, ranks: number): Promise<void> {
+    const { opening } = this, asked = ++this.#plans;
+    if (!opening) return;
+    this.#endAside(PLANNING);
+    const hear = (trouble: Trouble) => { if (this.#plans === asked) this.preview = { text: "", trouble }; };
+    const planned = await (ranks > MANY_RANKS ? this.#runAside(PLANNING, { a: opening }, 0, (client): Promise<PlanPreview> => client.call("plan", { target }), hear)
+      : this.#run(PLANNING, undefined, (): Promise<PlanPreview> => this.#client.call("plan", { target }), hear));
+    if (planned && this.#plans === asked) this.preview = planned;
     this.changed();
   }
 

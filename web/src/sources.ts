@@ -10,13 +10,15 @@ function readFile(file: File, offset: number, into: Uint8Array): void {
   into.set(new Uint8Array(bytes));
 }
 
-function readRange(url: string, offset: number, into: Uint8Array): void {
+function readRange(url: string, size: number, offset: number, into: Uint8Array): void {
   const request = new XMLHttpRequest();
   request.open("GET", url, false);
   request.responseType = "arraybuffer";
   request.setRequestHeader("Range", `bytes=${offset}-${offset + into.length - 1}`);
   request.send();
   if (request.status !== 206) throw new Error(`${url} answered ${request.status} where 206 (a part of the file) was needed`);
+  const total = /\/(\d+)$/.exec(request.getResponseHeader("Content-Range") ?? "")?.[1];
+  if (total !== undefined && Number(total) !== size) throw new Error(`${url} now has ${total} bytes, not ${size}: it changed since it was opened`);
   const bytes: unknown = request.response;
   if (!(bytes instanceof ArrayBuffer) || bytes.byteLength !== into.length) throw new Error(`${url} sent another part than was asked for`);
   into.set(new Uint8Array(bytes));
@@ -25,5 +27,5 @@ function readRange(url: string, offset: number, into: Uint8Array): void {
 export function sourceFile(source: Source): SourceFile {
   const { name, size } = source;
   if ("file" in source) return { name, size, read: (offset, into) => { if (into.length) readFile(source.file, offset, into); } };
-  return { name, size, read: (offset, into) => { if (into.length) readRange(source.url, offset, into); } };
+  return { name, size, read: (offset, into) => { if (into.length) readRange(source.url, size, offset, into); } };
 }

@@ -74,9 +74,9 @@ function PlanView({ plan }: { plan: Plan }): JSX.Element {
 
 export function Reshard(): JSX.Element {
   const model = useModel(), { preview, target: form } = model, source = model.opening?.title ?? "";
-  const target = targetText(form), command = commandText(form, source);
+  const target = targetText(form), command = commandText(form, source), ranks = form.dims.reduce((n, d) => n * d.size, 1);
   useEffect(() => {
-    const timer = setTimeout(() => void model.plan(target), preview ? WAIT_MS : 0);
+    const timer = setTimeout(() => void model.plan(target, ranks), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
   }, [target]);
   return (
