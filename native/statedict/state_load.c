@@ -1,6 +1,8 @@
-/* Loading: every rank opens the checkpoint and reads the boxes it holds, straight into them where they are one run. */
+/* Loading: every rank opens the checkpoint and reads the boxes it holds, straight into them where they are one run of host
+ * memory. What goes to a device passes through halves of the buffer: the next tile is read while the last one is copied. */
 #include <inttypes.h>
 
+#include "statedict/halves.h"
 #include "statedict/pack.h"
 #include "statedict/state_dict.h"
 #include "statedict/state_flat.h"
@@ -21,7 +23,7 @@ typedef struct loading {
     tsr_flat flat;
     const tsr_value **values; /* by flat entry: as they become */
     size_t next;              /* of them, while the tree is made again */
-    uint8_t *buffer;
+    tsr_halves halves; /* of the buffer */
 } loading;
 
 /* ---- one tensor ---- */
@@ -79,23 +81,26 @@ static tsr_status read_tile(loading *l, const tsr_entry *entry, const tsr_tensor
     link.bytes = elements * link.itemsize;
     tsr_stream stream = tsr_stream_of(&link, 1);
     uint8_t *there = tsr_stream_peek(&stream, false, link.bytes);
-    TSR_TRY(tsr_read_box(l->checkpoint, entry, offsets, sizes, there ? there : l->buffer, (size_t)link.bytes, err));
-    if (there) return TSR_OK;
-    TSR_TRY(tsr_stream_unpack(&stream, l->buffer, NULL, link.bytes, err));
-    return tsr_device_wait(tensor->device, err);
+    if (there) return tsr_read_box(l->checkpoint, entry, offsets, sizes, there, (size_t)link.bytes, err);
+    uint8_t *taken = tensor->device ? tsr_halves_take(&l->halves, (size_t)link.bytes) : l->halves.memory;
+    TSR_TRY(tsr_read_box(l->checkpoint, entry, offsets, sizes, taken, (size_t)link.bytes, err));
+    if (tensor->device) TSR_TRY(tsr_halves_filled(&l->halves, err));
+    return tsr_stream_unpack(&stream, taken, NULL, link.bytes, err);
 }
 
 /* A piece that is one run of host memory is read at once; others tile by tile. */
 static tsr_status read_piece(loading *l, const tsr_entry *entry, const tsr_tensor *tensor, const tsr_piece *piece,
                              tsr_error *err)
 {
-    const uint32_t rank = tensor->entry.rank;
+    const uint32_t rank = tensor->entry.rank, itemsize = tsr_dtype_size(tensor->entry.dtype);
+    const size_t room = tensor->device ? tsr_halves_room(&l->halves) : l->halves.bytes;
     uint64_t at[TSR_MAX_RANK] = {0}, sizes[TSR_MAX_RANK];
     const bool direct = !tensor->device && tsr_box_is_contiguous((tsr_box){rank, NULL, piece->buffer_sizes},
                                                                  (tsr_box){rank, piece->local_offsets, piece->sizes});
     if (direct) return read_tile(l, entry, tensor, piece, at, piece->sizes, err);
+    if (tensor->device) TSR_TRY(tsr_halves_use(&l->halves, tensor->device, err));
     do {
-        size_tile(piece, rank, tsr_dtype_size(tensor->entry.dtype), l->options.buffer_bytes, at, sizes);
+        size_tile(piece, rank, itemsize, room, at, sizes);
         TSR_TRY(read_tile(l, entry, tensor, piece, at, sizes, err));
     } while (next_tile(piece, rank, sizes, at));
     return TSR_OK;
@@ -186,11 +191,13 @@ static tsr_status load(loading *l, const char *path, const tsr_value *state, tsr
         if (leaf.tensor) TSR_TRY(tsr_leaves_check(&(tsr_leaves){&leaf, 1}, l->comm, err));
     }
     l->values = tsr_arena_array(l->arena, l->flat.count, sizeof *l->values, err);
-    l->buffer = tsr_alloc(host->allocator, l->options.buffer_bytes, 1, err);
-    if (!l->values || !l->buffer) return TSR_E_NOMEM;
+    l->halves = (tsr_halves){.memory = tsr_alloc(host->allocator, l->options.buffer_bytes, 1, err),
+                             .bytes = l->options.buffer_bytes};
+    if (!l->values || !l->halves.memory) return TSR_E_NOMEM;
     TSR_TRY(tsr_folder_store_open(NULL, host->allocator, path, &l->store, err));
     TSR_TRY(tsr_checkpoint_open(l->store, host, NULL, &l->checkpoint, err));
     for (size_t i = 0; i < l->flat.count; i++) TSR_TRY(load_entry(l, i, err));
+    TSR_TRY(tsr_halves_end(&l->halves, err));
     TSR_TRY(tsr_folder_store_unchanged(l->store, err));
     TSR_TRY(rebuild(l, state, &root, err));
     tsr_state_dict_set_root(l->out, root);
@@ -203,11 +210,12 @@ tsr_status tsr_state_dict_load(const char *path, const tsr_value *state, tsr_com
     loading l = {.comm = comm, .out = out, .arena = tsr_arena_new(out->host->allocator, 0, err)};
     if (options) l.options = *options;
     if (l.options.buffer_bytes == 0) l.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
-    if (l.options.buffer_bytes < 64) l.options.buffer_bytes = 64; /* room for one element of any type */
+    if (l.options.buffer_bytes < 128) l.options.buffer_bytes = 128; /* halves with room for one element of any type */
     const tsr_status status = l.arena ? load(&l, path, state, err) : TSR_E_NOMEM;
+    tsr_halves_end(&l.halves, NULL);
     tsr_checkpoint_close(l.checkpoint);
     if (l.store) l.store->close(l.store);
-    tsr_free(out->host->allocator, l.buffer, l.options.buffer_bytes, 1);
+    tsr_free(out->host->allocator, l.halves.memory, l.options.buffer_bytes, 1);
     tsr_arena_free(l.arena);
     return tsr_comm_agree(comm, status, err);
 }

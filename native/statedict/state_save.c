@@ -1,10 +1,12 @@
 /* Saving: every rank writes its file into an unpublished folder that all share; rank 0 describes and publishes it. Beside it
- * lies a journal that rank 0 has locked as long as it lives, so that a later save knows what a killed one left. */
+ * lies a journal that rank 0 has locked as long as it lives, so that a later save knows what a killed one left. What lies on a
+ * device passes through halves of the buffer: one is written while the other is copied to. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/random.h>
 
 #include "io/journal.h"
+#include "statedict/halves.h"
 #include "statedict/pack.h"
 #include "statedict/state_dict.h"
 #include "statedict/state_save_plan.h"
@@ -26,7 +28,7 @@ typedef struct saving {
     uint32_t *files; /* the output's numbers, by rank */
     tsr_str *names;
     uint32_t generation;
-    uint8_t *buffer;
+    tsr_halves halves; /* of the buffer */
     uint32_t content; /* CRC over this rank's CRCs */
     tsr_vec obsolete; /* tsr_str */
     /* of rank 0 */
@@ -187,21 +189,54 @@ static tsr_status write_at(saving *s, uint64_t at, const void *data, size_t size
     return size ? s->output->write_at(s->output, s->files[s->comm->rank], at, data, size, err) : TSR_OK;
 }
 
-/* From where the elements lie, or by way of the buffer; their CRC while they are in the cache. */
-static tsr_status write_elements(saving *s, const tsr_link *link, uint64_t at, uint32_t *crc, tsr_error *err)
+/* What writes elements from `at` on, and their CRC while they are in the cache. */
+typedef struct element_writer {
+    saving *s;
+    uint64_t at;
+    uint32_t crc;
+} element_writer;
+
+static tsr_status put(element_writer *w, const uint8_t *data, size_t size, tsr_error *err)
 {
-    tsr_stream stream = tsr_stream_of(link, 1);
-    while (stream.left) {
-        const size_t size = stream.left < s->options.buffer_bytes ? (size_t)stream.left : s->options.buffer_bytes;
-        const uint8_t *there = tsr_stream_peek(&stream, false, size);
-        if (there) tsr_stream_skip(&stream, size);
-        else {
-            TSR_TRY(tsr_stream_pack(&stream, s->buffer, NULL, size, err));
-            TSR_TRY(tsr_device_wait(link->device, err));
-        }
-        *crc = tsr_crc32(s->host, *crc, there ? there : s->buffer, size);
-        TSR_TRY(write_at(s, at, there ? there : s->buffer, size, err));
-        at += size;
+    w->crc = tsr_crc32(w->s->host, w->crc, data, size);
+    TSR_TRY(write_at(w->s, w->at, data, size, err));
+    w->at += size;
+    return TSR_OK;
+}
+
+/* From where the elements lie, or by way of the buffer. */
+static tsr_status write_from_host(element_writer *w, tsr_stream *stream, tsr_error *err)
+{
+    const tsr_halves *buffer = &w->s->halves;
+    while (stream->left) {
+        const size_t size = stream->left < buffer->bytes ? (size_t)stream->left : buffer->bytes;
+        const uint8_t *there = tsr_stream_peek(stream, false, size);
+        if (there) tsr_stream_skip(stream, size);
+        else TSR_TRY(tsr_stream_pack(stream, buffer->memory, NULL, size, err));
+        TSR_TRY(put(w, there ? there : buffer->memory, size, err));
+    }
+    return TSR_OK;
+}
+
+/* Begins to copy the next part into a half; its size is 0 when there is none. */
+static tsr_status fetch(tsr_stream *stream, uint8_t *half, size_t room, size_t *size, tsr_error *err)
+{
+    *size = stream->left < room ? (size_t)stream->left : room;
+    return tsr_stream_pack(stream, half, NULL, *size, err);
+}
+
+static tsr_status write_from_device(element_writer *w, tsr_stream *stream, tsr_device *device, tsr_error *err)
+{
+    tsr_halves *halves = &w->s->halves;
+    const size_t room = tsr_halves_room(halves);
+    uint8_t *half = halves->memory, *other = halves->memory + room, *written;
+    size_t size, next;
+    TSR_TRY(tsr_halves_use(halves, device, err));
+    TSR_TRY(fetch(stream, half, room, &size, err));
+    for (; size; size = next, written = half, half = other, other = written) {
+        TSR_TRY(tsr_device_wait(device, err));
+        TSR_TRY(fetch(stream, other, room, &next, err));
+        TSR_TRY(put(w, half, size, err));
     }
     return TSR_OK;
 }
@@ -225,7 +260,10 @@ static tsr_status write_piece(saving *s, const tsr_save_piece *piece, tsr_arena 
                                .data = local->data,
                                .device = tensor->device,
                                .bytes = piece->bytes};
-        TSR_TRY(write_elements(s, &link, piece->byte_offset + piece->head_length, &crc, err));
+        tsr_stream stream = tsr_stream_of(&link, 1);
+        element_writer w = {s, piece->byte_offset + piece->head_length, 0};
+        TSR_TRY(link.device ? write_from_device(&w, &stream, link.device, err) : write_from_host(&w, &stream, err));
+        crc = w.crc;
     }
     head->count = tail->count = 0;
     TSR_TRY(tsr_dcp_item_around(tensor->entry.dtype, tensor->entry.rank, piece->sizes, crc, s->host, head, tail, err));
@@ -253,8 +291,9 @@ static tsr_status write_pieces(saving *s, tsr_error *err)
 
 static tsr_status write_own(saving *s, tsr_error *err)
 {
-    s->buffer = tsr_alloc(s->host->allocator, s->options.buffer_bytes, 1, err);
-    if (!s->buffer) return TSR_E_NOMEM;
+    s->halves = (tsr_halves){.memory = tsr_alloc(s->host->allocator, s->options.buffer_bytes, 1, err),
+                             .bytes = s->options.buffer_bytes};
+    if (!s->halves.memory) return TSR_E_NOMEM;
     for (size_t i = 0; i < s->plan.object_count; i++) {
         const tsr_save_object *object = &s->plan.objects[i];
         s->content = note(tsr_crc32(s->host, s->content, object->bytes.items, object->bytes.count), object->bytes.count);
@@ -355,6 +394,7 @@ static tsr_status save(saving *s, const tsr_value *state, tsr_error *err)
     TSR_TRY(tsr_save_plan_make(state, s->comm, call, s->host, s->arena, &s->plan, err));
     TSR_TRY(open_outputs(s, err));
     const tsr_status status = write_own(s, err);
+    tsr_halves_end(&s->halves, NULL);
     TSR_TRY(tsr_comm_agree(s->comm, status, err));
     return publish(s, err);
 }
@@ -369,6 +409,7 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
                 .obsolete = tsr_vec_of(host->allocator, sizeof(tsr_str))};
     if (options) s.options = *options;
     if (s.options.buffer_bytes == 0) s.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
+    if (s.options.buffer_bytes < 128) s.options.buffer_bytes = 128; /* halves with room for one element of any type */
     const tsr_status status = s.arena ? save(&s, state, err) : tsr_comm_agree(comm, TSR_E_NOMEM, err);
     /* Rank 0 removes what was not published; others leave before it does. */
     if (s.output && comm->rank != 0) s.output->close(s.output);
@@ -376,7 +417,7 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
     if (status != TSR_OK) tsr_comm_barrier(comm, &ignored);
     if (s.output && comm->rank == 0) s.output->close(s.output);
     end_journal(&s);
-    tsr_free(host->allocator, s.buffer, s.options.buffer_bytes, 1);
+    tsr_free(host->allocator, s.halves.memory, s.options.buffer_bytes, 1);
     tsr_vec_free(&s.obsolete);
     tsr_save_plan_free(&s.plan);
     tsr_arena_free(s.arena);

@@ -17,7 +17,7 @@ TSR_API_BEGIN
 
 typedef struct tsr_save_options {
     bool overwrite;      /* replaces a checkpoint in that place; readers see the old one or the new one */
-    size_t buffer_bytes; /* for what is not one run of host memory; 0: 16 MiB */
+    size_t buffer_bytes; /* for what is not one run of host memory, page-locked where that is a device's; 0: 16 MiB */
 } tsr_save_options;
 
 /* Writes the folder `path`, which all ranks see. A shard that several ranks hold is written once, by the least loaded of
@@ -31,7 +31,7 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
 
 typedef struct tsr_load_options {
     bool allow_missing;  /* a name that the checkpoint has not keeps its value; else it is an error that names the first */
-    size_t buffer_bytes; /* for boxes that are not one run of host memory; 0: 16 MiB */
+    size_t buffer_bytes; /* for boxes that are not one run of host memory, page-locked for a device's; 0: 16 MiB */
 } tsr_load_options;
 
 /* Fills the tensors of `state`, of any distribution, with this rank's boxes of the checkpoint at `path`, whatever world it
