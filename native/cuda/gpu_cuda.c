@@ -121,9 +121,11 @@ static tsr_status alloc(tsr_gpu *device, size_t size, void **out, tsr_error *err
     return check(device, cudaMalloc(out, size), doing, err);
 }
 
+/* What gives something back does so even when choosing the device fails: it is not tried again. */
 static void release(tsr_gpu *device, void *memory)
 {
-    if (use(device, NULL) == TSR_OK) cudaFree(memory);
+    use(device, NULL);
+    cudaFree(memory);
     cudaGetLastError();
 }
 
@@ -157,7 +159,9 @@ static tsr_status pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err
 
 static void unpin(tsr_gpu *device, void *memory)
 {
-    if (use(device, NULL) == TSR_OK && cudaDeviceSynchronize() == cudaSuccess) cudaHostUnregister(memory);
+    use(device, NULL);
+    cudaDeviceSynchronize();
+    cudaHostUnregister(memory);
     cudaGetLastError();
 }
 
@@ -207,7 +211,8 @@ static void host_free(tsr_gpu *base, void *at)
         break;
     }
     unlock(device);
-    if (found.at && use(base, NULL) == TSR_OK) give_back(found);
+    use(base, NULL);
+    if (found.at) give_back(found);
 }
 
 static tsr_gpu_place place_of(tsr_gpu *device, const void *memory)
@@ -295,7 +300,8 @@ static tsr_status event_new(tsr_gpu *device, tsr_gpu_event **out, tsr_error *err
 
 static void event_free(tsr_gpu_event *base)
 {
-    if (use(base->device, NULL) == TSR_OK) cudaEventDestroy(((cuda_event *)base)->handle);
+    use(base->device, NULL);
+    cudaEventDestroy(((cuda_event *)base)->handle);
     cudaGetLastError();
     tsr_free(base->device->host->allocator, base, 1, sizeof(cuda_event));
 }
@@ -349,8 +355,10 @@ static tsr_status need_scratch(cuda_stream *stream, size_t size, tsr_error *err)
     tsr_gpu *device = stream->base.device;
     TRY(use(device, err));
     if (size <= stream->scratch_size) return TSR_OK;
-    TRY(stream_wait(&stream->base, err));
-    if (stream->scratch) cudaFree(stream->scratch);
+    if (stream->scratch) {
+        TRY(stream_wait(&stream->base, err));
+        cudaFree(stream->scratch);
+    }
     stream->scratch = NULL;
     stream->scratch_size = 0;
     size = size < 65536 ? 65536 : size;
@@ -402,11 +410,25 @@ static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint3
                  "starting the kernel of boxes", err);
 }
 
-/* scratch: [ tables | a CRC a segment | a CRC a group ] */
-static tsr_status launch_checksum(cuda_stream *stream, const void *data, size_t size, tsr_segments segments,
-                                  uint32_t *groups, uint32_t *last, tsr_error *err)
+/* Results by way of the pinned table: when waiting fails, they must not land later in memory that is gone by then. */
+static tsr_status fetch(cuda_stream *stream, void *to, const void *from, size_t size, tsr_error *err)
 {
     const tsr_gpu *device = stream->base.device;
+    TRY(need_table(stream, size, err));
+    TRY(check(device, cudaMemcpyAsync(stream->table, from, size, cudaMemcpyDefault, stream->handle),
+              "copying a kernel's results", err));
+    TRY(check(device, cudaEventRecord(stream->uploaded, stream->handle), "recording an event", err));
+    TRY(stream_wait(&stream->base, err));
+    memcpy(to, stream->table, size);
+    return TSR_OK;
+}
+
+/* scratch: [ tables | a CRC a segment | a CRC a group ]; results: [ the short segment's | a CRC a group ] */
+static tsr_status launch_checksum(cuda_stream *stream, const void *data, size_t size, tsr_segments segments,
+                                  uint32_t *results, tsr_error *err)
+{
+    const tsr_gpu *device = stream->base.device;
+    const uint64_t result_count = segments.count - segments.full + segments.groups;
     uint32_t tables[8 * 256];
     TRY(need_scratch(stream, sizeof tables + (segments.count + segments.groups) * sizeof(uint32_t), err));
     uint32_t *crcs = (uint32_t *)(void *)(stream->scratch + sizeof tables), *joined = crcs + segments.count;
@@ -420,22 +442,20 @@ static tsr_status launch_checksum(cuda_stream *stream, const void *data, size_t 
         TRY(check(device,
                   (cudaError_t)tsr_kernel_launch_join(crcs, segments.full, segments.groups, power, joined, stream->handle),
                   "starting the kernel that joins checksums", err));
-        TRY(tsr_gpu_copy(&stream->base, groups, joined, segments.groups * sizeof *groups, err));
     }
-    if (segments.count > segments.full) TRY(tsr_gpu_copy(&stream->base, last, crcs + segments.full, sizeof *last, err));
-    return stream_wait(&stream->base, err);
+    return fetch(stream, results, crcs + segments.full, (size_t)result_count * sizeof *results, err);
 }
 
 static tsr_status checksum(tsr_gpu_stream *base, const void *data, size_t size, uint32_t *crc, tsr_error *err)
 {
     const tsr_allocator *allocator = base->device->host->allocator;
     const tsr_segments segments = tsr_segments_of(size);
-    uint32_t last = 0, *groups = tsr_alloc(allocator, segments.groups + 1, sizeof *groups, err);
-    if (!groups) return TSR_E_NOMEM;
-    tsr_status status = launch_checksum((cuda_stream *)base, data, size, segments, groups, &last, err);
-    if (status == TSR_OK) *crc = tsr_segments_crc(groups, last, size);
-    else stream_wait(base, NULL); /* the results go to memory that is freed now */
-    tsr_free(allocator, groups, segments.groups + 1, sizeof *groups);
+    const bool has_short = segments.count > segments.full;
+    uint32_t *results = tsr_alloc(allocator, segments.groups + 1, sizeof *results, err);
+    if (!results) return TSR_E_NOMEM;
+    const tsr_status status = launch_checksum((cuda_stream *)base, data, size, segments, results, err);
+    if (status == TSR_OK) *crc = tsr_segments_crc(results + has_short, has_short ? results[0] : 0, size);
+    tsr_free(allocator, results, segments.groups + 1, sizeof *results);
     return status;
 }
 
@@ -448,8 +468,7 @@ static tsr_status scan(tsr_gpu_stream *base, tsr_dtype dtype, const void *data, 
     TRY(check(base->device,
               (cudaError_t)tsr_kernel_launch_scan((int)dtype, data, count, (void *)stream->scratch, stream->handle),
               "starting the scan kernel", err));
-    TRY(tsr_gpu_copy(base, out, stream->scratch, sizeof *out, err));
-    return stream_wait(base, err);
+    return fetch(stream, out, stream->scratch, sizeof *out, err);
 }
 
 /* ---- the device ---- */

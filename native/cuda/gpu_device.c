@@ -113,10 +113,25 @@ static tsr_status copy_small(gpu_device *d, int kind, void *to, const void *from
     return add_run(&d->due, to, stage, bytes, err);
 }
 
+/* Whether host memory waits for what is in the stage. Ranges of many small copies enclose much that they do not touch. */
+static bool is_owed(const gpu_device *d, const void *memory, uint64_t bytes)
+{
+    const tsr_gpu_run *due = d->due.items;
+    if (!meets(d->owed, memory, bytes)) return false;
+    for (size_t i = 0; i < d->due.count; i++) {
+        const uintptr_t at = (uintptr_t)due[i].to;
+        if (meets((range){at, at + due[i].bytes}, memory, bytes)) return true;
+    }
+    return false;
+}
+
+/* Small copies to the host leave the stage in their order; others would overtake them. */
 static tsr_status copy(gpu_device *d, int kind, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
-    if (kind != WITHIN && meets(d->owed, kind == TO_HOST ? to : from, bytes)) TRY(settle(d, err));
-    if (bytes < SMALL_BYTES) return copy_small(d, kind, to, from, bytes, err);
+    const bool is_small = bytes < SMALL_BYTES;
+    if ((kind == FROM_HOST && is_owed(d, from, bytes)) || (kind == TO_HOST && !is_small && is_owed(d, to, bytes)))
+        TRY(settle(d, err));
+    if (is_small) return copy_small(d, kind, to, from, bytes, err);
     TRY(launch(d, err));
     return tsr_gpu_copy(d->stream, to, from, (size_t)bytes, err);
 }

@@ -8,9 +8,13 @@
 #ifdef TSR_RANKS_MPI
 #include "tessera/comm_mpi.h"
 #endif
+#ifdef TSR_TEST_HOSTED
+#include <dlfcn.h>
+#endif
 
 static tsr_gpu *gpu;   /* of all ranks of this process */
-static bool host_only; /* buffers are not put on the device */
+static bool host_only;   /* buffers are not put on the device */
+static bool device_only; /* all of them are */
 
 static uint8_t byte_of(uint64_t seed, uint64_t rank, uint64_t number, uint64_t at)
 {
@@ -74,11 +78,16 @@ static size_t random_size(random_source *common)
     return random_in(common, 0, most[random_in(common, 0, 5)]);
 }
 
+static bool on_device(random_source *own)
+{
+    return random_in(own, 0, 2) > 0 || device_only;
+}
+
 static tsr_status try_broadcast(tsr_comm *comm, uint64_t seed, random_source *common, random_source *own, tsr_error *err)
 {
     const uint32_t root = (uint32_t)random_in(common, 0, comm->size - 1);
     buffer b;
-    NEED_OK(buffer_new(&b, random_size(common), random_in(own, 0, 2) > 0, err));
+    NEED_OK(buffer_new(&b, random_size(common), on_device(own), err));
     if (comm->rank == root) NEED_OK(buffer_fill(&b, seed, root, 0, err));
     NEED_OK(comm->broadcast(comm, b.data, b.size, root, err));
     NEED_OK(buffer_move(&b, true, err));
@@ -92,8 +101,8 @@ static tsr_status try_all_gather(tsr_comm *comm, uint64_t seed, random_source *c
     size_t sizes[64], total = 0;
     for (uint32_t r = 0; r < comm->size; r++) total += sizes[r] = random_size(common);
     buffer mine, all;
-    NEED_OK(buffer_new(&mine, sizes[comm->rank], random_in(own, 0, 2) > 0, err));
-    NEED_OK(buffer_new(&all, total, random_in(own, 0, 2) > 0, err));
+    NEED_OK(buffer_new(&mine, sizes[comm->rank], on_device(own), err));
+    NEED_OK(buffer_new(&all, total, on_device(own), err));
     NEED_OK(buffer_fill(&mine, seed, comm->rank, 0, err));
     NEED_OK(comm->all_gather(comm, mine.data, sizes, all.data, err));
     NEED_OK(buffer_move(&all, true, err));
@@ -128,7 +137,7 @@ static tsr_status try_exchange(tsr_comm *comm, uint64_t seed, random_source *own
                 const uint32_t from = side ? p : comm->rank, to = side ? comm->rank : p;
                 if (n >= message_count(seed, from, to)) continue;
                 buffer *b = &buffers[side][counts[side]];
-                NEED_OK(buffer_new(b, message_size(seed, from, to, n), random_in(own, 0, 2) > 0, err));
+                NEED_OK(buffer_new(b, message_size(seed, from, to, n), on_device(own), err));
                 if (side == 0) NEED_OK(buffer_fill(b, seed, from * 100 + to, n, err));
                 messages[side][counts[side]++] = (tsr_message){p, b->data, b->size};
             }
@@ -254,6 +263,103 @@ static void test_cuda_comm__nccl_that_is_not_there_is_refused_on_all_ranks(void 
     ranks_run(nccl_on_none, NULL);
 }
 
+#ifdef TSR_TEST_HOSTED
+/* ---- NCCL's calls, answered by hosted/libnccl_hosted.cpp between threads ---- */
+
+typedef struct hosted_nccl {
+    void *handle;
+    void (*refuse)(const char *function, int result);
+    unsigned long (*count)(const char *function);
+} hosted_nccl;
+
+static hosted_nccl open_nccl(void)
+{
+    hosted_nccl n = {.handle = dlopen("libnccl.so.2", RTLD_NOW)};
+    if (!n.handle) fail_msg("%s", dlerror());
+    *(void **)(void *)&n.refuse = dlsym(n.handle, "hosted_nccl_fail");
+    *(void **)(void *)&n.count = dlsym(n.handle, "hosted_nccl_count");
+    assert_true(n.refuse && n.count);
+    return n;
+}
+
+static void test_cuda_comm__calls_go_to_nccl_where_all_memory_is_the_device_s(void **state)
+{
+    gpu = device_of(state);
+    char reason[200];
+    const hosted_nccl n = open_nccl();
+    assert_int_equal(tsr_gpu_nccl_version(reason, sizeof reason), 22100);
+    assert_string_equal(reason, "");
+    tsr_gpu_comm_options options = {.way = TSR_GPU_COMM_NCCL, .stage_bytes = 1};
+    ranks_run(all_calls, &options); /* where memory is mixed, through the stage */
+    const unsigned long some = n.count("ncclGroupEnd");
+    device_only = true;
+    ranks_run(all_calls, &options);
+    device_only = false;
+    assert_true(n.count("ncclSend") > 100 && n.count("ncclSend") == n.count("ncclRecv"));
+    assert_true(n.count("ncclBroadcast") > 100 && n.count("ncclGroupEnd") > 2 * some);
+    assert_int_equal(n.count("ncclGroupStart"), n.count("ncclGroupEnd"));
+    assert_int_equal(n.count("ncclCommInitRank"), n.count("ncclCommDestroy"));
+    assert_int_equal(n.count("ncclCommAbort"), 0);
+    dlclose(n.handle);
+}
+
+/* One call of each kind over equal sizes, to a neighbour, and over unequal ones. */
+static tsr_status call_all(void *arg, tsr_comm *below, tsr_error *err)
+{
+    const tsr_gpu_comm_options options = {.way = TSR_GPU_COMM_NCCL};
+    tsr_comm *comm;
+    size_t sizes[16], unequal[16];
+    uint8_t *memory;
+    (void)arg;
+    for (uint32_t r = 0; r < below->size; r++) sizes[r] = 1000, unequal[r] = 100 * r + 1;
+    tsr_status status = tsr_gpu_comm_new(below, gpu, &options, &comm, err);
+    if (status != TSR_OK) return status;
+    NEED_OK(tsr_gpu_alloc(gpu, 32000, (void **)&memory, err));
+    const tsr_message send = {(comm->rank + 1) % comm->size, memory, 1000},
+                      receive = {(comm->rank + comm->size - 1) % comm->size, memory + 2000, 1000};
+    status = comm->all_gather(comm, memory, sizes, memory + 8000, err);
+    if (status == TSR_OK) status = comm->all_gather(comm, memory, unequal, memory + 8000, err);
+    if (status == TSR_OK) status = comm->exchange(comm, &send, 1, &receive, 1, err);
+    comm->close(comm);
+    tsr_gpu_free(gpu, memory);
+    return status;
+}
+
+static void test_cuda_comm__what_nccl_refuses_is_told_by_all_ranks(void **state)
+{
+    static const struct {
+        const char *function, *part;
+        bool is_aborted;
+    } table[] = {{"ncclGetUniqueId", "nccl: rank 0: making an id: invalid usage", false},
+                 {"ncclCommInitRank", "joining: invalid usage", false},
+                 {"ncclGroupStart", "beginning a group: invalid usage", true},
+                 {"ncclAllGather", "gathering: invalid usage", true},
+                 {"ncclBroadcast", "gathering: invalid usage", true},
+                 {"ncclSend", "sending: invalid usage", true},
+                 {"ncclRecv", "receiving: invalid usage", true},
+                 {"ncclGroupEnd", "ending a group: invalid usage", true}};
+    const hosted_nccl n = open_nccl();
+    gpu = device_of(state);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        tsr_error error = {0};
+        const unsigned long aborted = n.count("ncclCommAbort");
+        n.refuse(table[i].function, 5);
+        const tsr_status status = ranks_try(3, call_all, NULL, &error);
+        n.refuse(NULL, 0);
+        if (status != TSR_E_IO || !strstr(error.message, table[i].part))
+            fail_msg("%s: status %d: %s", table[i].function, status, error.message);
+        assert_int_equal(n.count("ncclCommAbort") - aborted, table[i].is_aborted ? 3 : 0);
+    }
+    OK(ranks_try(3, call_all, NULL, err));
+    n.refuse("ncclGetVersion", 2);
+    char reason[200];
+    assert_int_equal(tsr_gpu_nccl_version(reason, sizeof reason), 0);
+    assert_string_equal(reason, "libnccl.so.2 does not tell its version");
+    n.refuse(NULL, 0);
+    dlclose(n.handle);
+}
+#endif
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -261,6 +367,10 @@ int main(int argc, char **argv)
         ON_DEVICES(test_cuda_comm__addresses_go_straight_to_ranks_that_take_them),
         ON_SIMULATED(test_cuda_comm__a_failing_device_fails_all_ranks),
         ON_SIMULATED(test_cuda_comm__nccl_that_is_not_there_is_refused_on_all_ranks),
+#ifdef TSR_TEST_HOSTED
+        ON_DEVICES(test_cuda_comm__calls_go_to_nccl_where_all_memory_is_the_device_s),
+        ON_DEVICES(test_cuda_comm__what_nccl_refuses_is_told_by_all_ranks),
+#endif
     };
     filter_tests();
     ranks_begin(&argc, &argv);

@@ -2,6 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef TSR_TEST_HOSTED
+#include <dlfcn.h>
+#endif
 
 #include "cuda/on_devices.h"
 #include "cuda/pipe.h"
@@ -158,7 +161,7 @@ static opened open_sample(const char *name)
 {
     char path[512];
     opened o;
-    snprintf(path, sizeof path, "%s/samples/checkpoints/%s", TSR_TEST_DATA, name);
+    snprintf(path, sizeof path, "%s/samples/checkpoints/%s", sample_root(), name);
     OK(tsr_folder_store_open(NULL, &tsr_allocator_libc, path, &o.store, err));
     OK(tsr_checkpoint_open(o.store, &native.host, NULL, &o.checkpoint, err));
     o.catalog = tsr_checkpoint_catalog(o.checkpoint);
@@ -287,6 +290,58 @@ static void test_cuda_pipe__plain_tensors_are_read_past_the_host_where_that_is_p
     tsr_gpu_stream_free(d.stream);
 }
 
+#ifdef TSR_TEST_HOSTED
+/* ---- cuFile's calls, answered by hosted/libcufile_hosted.cpp ---- */
+
+static void test_cuda_pipe__what_cufile_refuses_is_told_or_goes_through_the_ring(void **state)
+{
+    tsr_gpu *device = device_of(state);
+    void *library = dlopen("libcufile.so.0", RTLD_NOW);
+    if (!library) fail_msg("%s", dlerror());
+    void (*refuse)(int on_open, int on_register, long read);
+    unsigned long (*handles)(void);
+    long (*reads)(void);
+    *(void **)(void *)&refuse = dlsym(library, "hosted_cufile_fail");
+    *(void **)(void *)&handles = dlsym(library, "hosted_cufile_handles");
+    *(void **)(void *)&reads = dlsym(library, "hosted_cufile_reads");
+    tsr_gpu_pipe *pipe;
+    tsr_error error = {0};
+    OK(tsr_gpu_pipe_new(device, 0, &pipe, err));
+    refuse(5, 0, -1);
+    assert_int_equal(tsr_gpu_pipe_use_direct(pipe, &error), TSR_E_UNSUPPORTED);
+    assert_string_equal(error.message, "cufile: its driver does not open (5)");
+    refuse(0, 5030, -1); /* files that cannot be registered */
+    OK(tsr_gpu_pipe_use_direct(pipe, err));
+    assert_true(load_sample(device, pipe, "safetensors_model") > 0);
+    assert_int_equal(reads(), 0);
+    refuse(0, 0, -1);
+    assert_true(load_sample(device, pipe, "safetensors_model") > 0);
+    assert_true(reads() > 0);
+    const long all = reads();
+    const opened o = open_sample("safetensors_model");
+    for (long n = 0; n < all; n++) {
+        tsr_status status = TSR_OK;
+        error = (tsr_error){0};
+        refuse(0, 0, n);
+        for (uint64_t i = 0; i < o.catalog->entry_count && status == TSR_OK; i++) {
+            uint64_t bytes;
+            tsr_gpu_load load = {.entry = &o.catalog->entries[i]};
+            if (!is_loadable(load.entry, &bytes)) continue;
+            OK(tsr_gpu_alloc(device, bytes, &load.to, err));
+            status = tsr_gpu_load_tensors(pipe, o.checkpoint, &load, 1, NULL, &error);
+            tsr_gpu_free(device, load.to);
+        }
+        assert_int_equal(status, TSR_E_IO);
+        assert_non_null(strstr(error.message, "cufile: reading "));
+        assert_int_equal(handles(), 0);
+    }
+    close_sample(o);
+    refuse(0, 0, -1);
+    tsr_gpu_pipe_free(pipe);
+    dlclose(library);
+}
+#endif
+
 /* A random box of every tensor of a sample, cast to bfloat16 where that is possible. */
 static void load_boxes(tsr_gpu *device, tsr_gpu_pipe *pipe, random_source *random, const opened *o)
 {
@@ -398,6 +453,9 @@ int main(void)
         ON_DEVICES(test_cuda_pipe__a_failing_file_ends_the_transfer_with_its_error),
         ON_DEVICES(test_cuda_pipe__every_form_loads_to_the_device_as_pytorch_has_it),
         ON_DEVICES(test_cuda_pipe__plain_tensors_are_read_past_the_host_where_that_is_possible),
+#ifdef TSR_TEST_HOSTED
+        ON_DEVICES(test_cuda_pipe__what_cufile_refuses_is_told_or_goes_through_the_ring),
+#endif
         ON_DEVICES(test_cuda_pipe__boxes_load_and_cast_on_the_way),
         ON_DEVICES(test_cuda_pipe__large_tensors_pass_through_a_small_ring),
     };

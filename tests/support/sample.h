@@ -15,11 +15,18 @@ typedef struct sample {
     tsr_store *store;
 } sample;
 
+/* The repository: where it was when this was built, or what the environment says. */
+static inline const char *sample_root(void)
+{
+    const char *elsewhere = getenv("TSR_TEST_DATA");
+    return elsewhere ? elsewhere : TSR_TEST_DATA;
+}
+
 /* A file's bytes, malloc'ed; empty when it cannot be read. `path` counts from samples/checkpoints. */
 static inline tsr_str sample_read(const char *path)
 {
     char name[1024];
-    snprintf(name, sizeof name, "%s/samples/checkpoints/%s", TSR_TEST_DATA, path);
+    snprintf(name, sizeof name, "%s/samples/checkpoints/%s", sample_root(), path);
     FILE *file = fopen(name, "rb");
     if (!file) return (tsr_str){NULL, 0};
     fseek(file, 0, SEEK_END);

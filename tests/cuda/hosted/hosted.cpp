@@ -497,7 +497,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     BEGIN_ON_DEVICE;
     if (!is_stream(stream)) return wrong("cudaStreamSynchronize of what is no stream");
-    waits++;
+    waits += stream->done < stream->given;
     happen_until(stream, stream->given);
     return cudaSuccess;
 }
@@ -541,7 +541,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     BEGIN_ON_DEVICE;
-    waits++;
+    waits += event->stream && event->stream->done < event->position;
     if (event->stream) happen_until(event->stream, event->position);
     return cudaSuccess;
 }

@@ -26,7 +26,7 @@ typedef struct hosted_live {
 hosted_live hosted_what_lives(void);
 void hosted_forget_most(void); /* most_pinned_bytes begins again */
 
-/* How often the host waited for the device, by streams and events, since the program began. */
+/* How often the host waited for work that was not done, by streams and events, since the program began. */
 uint64_t hosted_waits(void);
 
 #ifdef __cplusplus
