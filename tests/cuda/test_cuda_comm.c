@@ -12,7 +12,7 @@
 #include <dlfcn.h>
 #endif
 
-static tsr_gpu *gpu;   /* of all ranks of this process */
+static tsr_gpu *gpu;     /* of all ranks of this process */
 static bool host_only;   /* buffers are not put on the device */
 static bool device_only; /* all of them are */
 
