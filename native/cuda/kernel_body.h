@@ -10,7 +10,6 @@
 
 #ifdef __CUDACC__
 typedef uint4 tsr_body_vector;
-#define TSR_BODY_MOVE(type, to, from) (*(type *)(to) = *(const type *)(from))
 static_assert(sizeof(tsr_kernel_box) % 16 == 0, "fills of a table's boxes are read by vectors");
 #else
 #include <assert.h>
@@ -21,14 +20,29 @@ _Static_assert(sizeof(tsr_kernel_box) % 16 == 0 && offsetof(tsr_kernel_box, fill
 typedef struct tsr_body_vector {
     uint32_t words[4];
 } tsr_body_vector;
-/* GPUs trap where a vector is not aligned; so does this. */
-#define TSR_BODY_MOVE(type, to, from) tsr_body_move_aligned((void *)(to), (const void *)(from), sizeof(type))
-static inline void tsr_body_move_aligned(void *to, const void *from, size_t size)
-{
-    assert((uintptr_t)to % size == 0 && (uintptr_t)from % size == 0);
-    memcpy(to, from, size);
-}
 #endif
+
+#ifdef __CUDA_ARCH__
+/* Device memory and pinned memory are both global, so that processors need not find out which memory it is. */
+#define TSR_BODY_LOAD(type, item, from) ((item) = *(const type *)__cvta_global_to_generic((size_t)(from)))
+#define TSR_BODY_STORE(type, to, item)  (*(type *)__cvta_global_to_generic((size_t)(to)) = (item))
+#elif defined(__CUDACC__)
+#define TSR_BODY_LOAD(type, item, from) ((item) = *(const type *)(from))
+#define TSR_BODY_STORE(type, to, item)  (*(type *)(to) = (item))
+#else
+/* GPUs trap where a vector is not aligned; so does this. */
+#define TSR_BODY_LOAD(type, item, from) \
+    (assert((from) % sizeof(type) == 0), (void)memcpy(&(item), (const void *)(uintptr_t)(from), sizeof(type)))
+#define TSR_BODY_STORE(type, to, item) \
+    (assert((to) % sizeof(type) == 0), (void)memcpy((void *)(uintptr_t)(to), &(item), sizeof(type)))
+#endif
+
+#define TSR_BODY_MOVE(type, to, from) \
+    do { \
+        type item_; \
+        TSR_BODY_LOAD(type, item_, from); \
+        TSR_BODY_STORE(type, to, item_); \
+    } while (0)
 
 TSR_BODY void tsr_body_move(uint64_t to, uint64_t from, uint32_t width)
 {
@@ -54,11 +68,42 @@ TSR_BODY uint32_t tsr_body_find_run(const tsr_kernel_run *runs, uint32_t count, 
     return low;
 }
 
-/* The widest vector that both addresses allow once `to` is aligned to it. */
-TSR_BODY uint32_t tsr_body_run_width(uint64_t to, uint64_t from)
+/* The widest vector that both addresses allow once `to` is aligned to it: the power of two. */
+TSR_BODY uint32_t tsr_body_run_shift(uint64_t to, uint64_t from)
 {
-    const uint64_t apart = (to ^ from) | 16;
-    return (uint32_t)(apart & (~apart + 1));
+    const uint32_t apart = (uint32_t)(to ^ from);
+    return apart & 1 ? 0 : apart & 2 ? 1 : apart & 4 ? 2 : apart & 8 ? 3 : 4;
+}
+
+/* Vectors `thread`, and each TSR_KERNEL_THREADS further, of `count`: four are on their way before the first is stored. */
+#define TSR_BODY_VECTORS(type) \
+    do { \
+        const uint64_t step = (uint64_t)TSR_KERNEL_THREADS * sizeof(type); \
+        uint64_t at = (uint64_t)thread * sizeof(type); \
+        for (; i + 3 * TSR_KERNEL_THREADS < count; i += 4 * TSR_KERNEL_THREADS, at += 4 * step) { \
+            type a, b, c, d; \
+            TSR_BODY_LOAD(type, a, from + at); \
+            TSR_BODY_LOAD(type, b, from + at + step); \
+            TSR_BODY_LOAD(type, c, from + at + 2 * step); \
+            TSR_BODY_LOAD(type, d, from + at + 3 * step); \
+            TSR_BODY_STORE(type, to + at, a); \
+            TSR_BODY_STORE(type, to + at + step, b); \
+            TSR_BODY_STORE(type, to + at + 2 * step, c); \
+            TSR_BODY_STORE(type, to + at + 3 * step, d); \
+        } \
+        for (; i < count; i += TSR_KERNEL_THREADS, at += step) TSR_BODY_MOVE(type, to + at, from + at); \
+    } while (0)
+
+TSR_BODY void tsr_body_vectors(uint64_t to, uint64_t from, uint32_t count, uint32_t shift, uint32_t thread)
+{
+    uint32_t i = thread;
+    switch (shift) {
+    case 4: TSR_BODY_VECTORS(tsr_body_vector); break;
+    case 3: TSR_BODY_VECTORS(uint64_t); break;
+    case 2: TSR_BODY_VECTORS(uint32_t); break;
+    case 1: TSR_BODY_VECTORS(uint16_t); break;
+    default: TSR_BODY_VECTORS(uint8_t); break;
+    }
 }
 
 /* [head to the first aligned byte | vectors | tail]: head and tail go byte by byte. */
@@ -68,13 +113,12 @@ TSR_BODY void tsr_body_runs(const tsr_kernel_run *runs, uint32_t count, uint32_t
     const uint32_t begin = (unit - run->first_unit) * TSR_KERNEL_RUN_UNIT;
     const uint32_t left = run->bytes - begin, bytes = left < TSR_KERNEL_RUN_UNIT ? left : TSR_KERNEL_RUN_UNIT;
     const uint64_t to = run->to + begin, from = run->from + begin;
-    const uint32_t width = tsr_body_run_width(to, from);
+    const uint32_t shift = tsr_body_run_shift(to, from), width = 1u << shift;
     const uint32_t gap = (uint32_t)((~to + 1) & (width - 1)), head = gap < bytes ? gap : bytes;
-    const uint32_t vectors = (bytes - head) / width, tail = head + vectors * width;
+    const uint32_t vectors = (bytes - head) >> shift, tail = head + (vectors << shift);
     uint32_t i;
     for (i = thread; i < head; i += TSR_KERNEL_THREADS) tsr_body_move(to + i, from + i, 1);
-    for (i = thread; i < vectors; i += TSR_KERNEL_THREADS)
-        tsr_body_move(to + head + (uint64_t)i * width, from + head + (uint64_t)i * width, width);
+    tsr_body_vectors(to + head, from + head, vectors, shift, thread);
     for (i = tail + thread; i < bytes; i += TSR_KERNEL_THREADS) tsr_body_move(to + i, from + i, 1);
 }
 
@@ -96,22 +140,22 @@ TSR_BODY uint64_t tsr_body_load(uint64_t from, int bytes)
     switch (bytes) {
     case 8: {
         uint64_t item;
-        TSR_BODY_MOVE(uint64_t, &item, from);
+        TSR_BODY_LOAD(uint64_t, item, from);
         return item;
     }
     case 4: {
         uint32_t item;
-        TSR_BODY_MOVE(uint32_t, &item, from);
+        TSR_BODY_LOAD(uint32_t, item, from);
         return item;
     }
     case 2: {
         uint16_t item;
-        TSR_BODY_MOVE(uint16_t, &item, from);
+        TSR_BODY_LOAD(uint16_t, item, from);
         return item;
     }
     default: {
         uint8_t item;
-        TSR_BODY_MOVE(uint8_t, &item, from);
+        TSR_BODY_LOAD(uint8_t, item, from);
         return item;
     }
     }
@@ -120,20 +164,24 @@ TSR_BODY uint64_t tsr_body_load(uint64_t from, int bytes)
 TSR_BODY void tsr_body_store(uint64_t to, uint64_t bits, int bytes)
 {
     switch (bytes) {
-    case 8: TSR_BODY_MOVE(uint64_t, to, &bits); break;
+    case 8: {
+        const uint64_t item = (uint64_t)bits;
+        TSR_BODY_STORE(uint64_t, to, item);
+        break;
+    }
     case 4: {
         const uint32_t item = (uint32_t)bits;
-        TSR_BODY_MOVE(uint32_t, to, &item);
+        TSR_BODY_STORE(uint32_t, to, item);
         break;
     }
     case 2: {
         const uint16_t item = (uint16_t)bits;
-        TSR_BODY_MOVE(uint16_t, to, &item);
+        TSR_BODY_STORE(uint16_t, to, item);
         break;
     }
     default: {
         const uint8_t item = (uint8_t)bits;
-        TSR_BODY_MOVE(uint8_t, to, &item);
+        TSR_BODY_STORE(uint8_t, to, item);
         break;
     }
     }
