@@ -9,6 +9,7 @@ import datetime
 import faulthandler
 import json
 import os
+import re
 import sys
 import tempfile
 
@@ -219,7 +220,7 @@ def main(names):
         print(name, flush=True)
         lines = ",\n".join(f'"{n}":' + json.dumps(c, separators=(",", ":")) for n, c in cases.items())
         with open(path, "w") as f:
-            f.write('{"torch":"%s","cases":{\n' % torch.__version__ + lines + "\n}}\n")
+            f.write('{"torch":"%s","cases":{\n' % torch.__version__ + re.sub(r"(?<=\d)\.0(?=[,\]}])", "", lines) + "\n}}\n")
 
 
 if __name__ == "__main__":

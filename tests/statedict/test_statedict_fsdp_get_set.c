@@ -88,7 +88,7 @@ static void test_statedict_fsdp_get_set__A6_get_model(void **state)
     run_gets("gets", true);
 }
 
-static void test_statedict_fsdp_get_set__A12_get_optimizers(void **state)
+static void test_statedict_fsdp_get_set__A12_B11_B13_get_optimizers(void **state)
 {
     (void)state;
     run_gets("optimizer_gets", false);
@@ -229,7 +229,7 @@ static void test_statedict_fsdp_get_set__A7_set_model(void **state)
     run_sets("model", "gets");
 }
 
-static void test_statedict_fsdp_get_set__A12_set_optimizers(void **state)
+static void test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers(void **state)
 {
     (void)state;
     run_sets("optimizer", "optimizer_gets");
@@ -239,9 +239,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statedict_fsdp_get_set__A6_get_model),
-        cmocka_unit_test(test_statedict_fsdp_get_set__A12_get_optimizers),
+        cmocka_unit_test(test_statedict_fsdp_get_set__A12_B11_B13_get_optimizers),
         cmocka_unit_test(test_statedict_fsdp_get_set__A7_set_model),
-        cmocka_unit_test(test_statedict_fsdp_get_set__A12_set_optimizers),
+        cmocka_unit_test(test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers),
     };
     ranks_begin(&argc, &argv);
     golden = live_golden("fsdp_get_set.json");

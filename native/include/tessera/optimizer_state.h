@@ -12,7 +12,7 @@
 TSR_API_BEGIN
 
 typedef struct tsr_model_param {
-    const tsr_module_tensor *of; /* a parameter of the tree */
+    const tsr_module_tensor *of; /* a parameter of the tree: `_flat_param` of an FSDP1 unit, or an original that it keeps */
     const tsr_value *state; /* DICT: "exp_avg" → live tensor, "step" → …; NULL: none. Loading writes and replaces it */
     bool has_gradient;
 } tsr_model_param;
@@ -41,6 +41,17 @@ typedef struct tsr_model_optimizer {
 tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
                                         tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,
                                         tsr_error *err);
+
+/* ---- FSDP1 ----
+ *
+ * Where units manage the parameters (tsr_model.fsdp), a parameter's live state is of what this rank has of it: tensors of one
+ * dimension, of the slice or of an original's part in it, whole for NO_SHARD. `get` gives whole tensors by original with
+ * full_state_dict (with cpu_offload on rank 0 only, with broadcast_from_rank0 too), else rows (tsr_fsdp_gather_rows). `set`
+ * takes whole tensors or rows; with full_state_dict and either of these options rank 0's alone. Names have no component of
+ * torch.compile. State of no parameter is kept and told to tsr_fsdp_tree.warn. Memory: its result. Errors: also those of
+ * tsr_fsdp_gather, tsr_fsdp_spread; TSR_E_UNSUPPORTED for units that differ in use_orig_params or replicas, and for
+ * distributed tensors that units do not manage. Parameters that never had a gradient may lack state (PyTorch's
+ * use_orig_params fails then). Source: FSDP.optim_state_dict, optim_state_dict_to_load. */
 
 /* set_optimizer_state_dict: each optimizer's part of `state`, which is nested or flat whatever the options say. Tensors are
  * copied into the state that is there, which must lie in the same way (TSR_E_USAGE with both sides; PyTorch takes any
