@@ -128,7 +128,8 @@ tsr_status tsr_fsdp_model_items(const tsr_fsdp_bound *bound, tsr_arena *arena, t
     for (size_t i = 0; i < units->items.count; i++) {
         if (!tsr_fsdp_is_saved(units, &items[i])) continue;
         tsr_model_item *item = &out->items[out->count++];
-        *item = (tsr_model_item){.raw = items[i].fqn, .kind = kind_of(&items[i])};
+        *item =
+            (tsr_model_item){.raw = items[i].fqn, .kind = kind_of(&items[i]), .unit = items[i].kind == TSR_ITEM_ORIGINAL};
         TSR_TRY(item_tensor(units, &items[i], arena, &item->tensor, err));
         TSR_TRY(tsr_model_fqn(bound->model->modules, item->raw, arena, &item->fqn, &item->renamed, err));
     }

@@ -180,7 +180,9 @@ static tsr_status find_seat(const tsr_fsdp_optimizers *f, seat *out, tsr_error *
         const tsr_fsdp_node *node = &tsr_fsdp_nodes(f->bound->units)[i];
         if (!node->unit || !node->sharded || node->unit->comm->size == f->comm->size) continue;
         uint32_t leader = f->comm->rank;
-        TSR_TRY(node->unit->comm->broadcast(node->unit->comm, &leader, sizeof leader, 0, err));
+        const tsr_status status = node->unit->comm->broadcast(node->unit->comm, &leader, sizeof leader, 0, err);
+        if (status != TSR_OK) mine = status;
+        if (status != TSR_OK) break;
         const bool same = !known || (leader == out->leader && node->unit->comm->rank == out->slice &&
                                      node->unit->comm->size == f->flat.shard_size);
         if (!same && mine == TSR_OK)

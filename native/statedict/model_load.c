@@ -141,6 +141,9 @@ static tsr_status check_all(setting *s, tsr_error *err)
     for (size_t i = 0; i < s->items.count; i++) {
         const tsr_model_item *item = &s->items.items[i];
         if (!s->matched[i]) continue;
+        TSR_FAIL_IF(s->bound && item->tensor && item->tensor->meta && !item->unit, err, TSR_E_UNSUPPORTED,
+                    "'%.*s' is meta, which tensors beside FSDP1's units cannot be when they are set",
+                    TSR_STR_ARG(item->fqn));
         TSR_FAIL_IF(!s->bound && item->tensor && item->tensor->meta && !s->model->memory, err, TSR_E_USAGE,
                     "'%.*s' is meta, and the model has nowhere to put its memory", TSR_STR_ARG(item->fqn));
         TSR_FAIL_IF(!item->tensor && !s->model->set_extra, err, TSR_E_USAGE, "the model has no set_extra for '%.*s'",

@@ -11,6 +11,7 @@ typedef struct tsr_model_item {
     tsr_str raw; /* as nn.Module.state_dict says it, with every wrapper's component */
     tsr_str fqn;
     bool renamed; /* PyTorch finds another key in model.state_dict() */
+    bool unit;    /* one of FSDP1's manages it */
     tsr_state_kind kind;
     tsr_tensor *tensor; /* NULL: extra state */
 } tsr_model_item;

@@ -235,12 +235,55 @@ static void test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers(void **state)
     run_sets("optimizer", "optimizer_gets");
 }
 
+/* ---- bad input ---- */
+
+static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_units u;
+    tsr_error told[4] = {{0}};
+    tsr_state_options options = tsr_state_options_default();
+    TRY(live_units_open(&u, arg, comm, false, err));
+    const tsr_value *state =
+        live_value(u.memory, live_get(cJSON_GetArrayItem(live_get(u.w.record, "gets"), 1), "out"), comm->rank, NULL);
+    options.full_state_dict = true;
+    u.model.fsdp = NULL;
+    const tsr_status none = tsr_get_model_state_dict(&u.model, comm, NULL, 0, &options, u.out, &told[0]);
+    u.model.fsdp = &u.w.tree;
+    tsr_tensor *pos = NULL;
+    for (size_t i = 0; i < u.model.tensor_count; i++)
+        if (tsr_str_equal(u.model.tensors[i].of->name, TSR_STR("pos"))) pos = u.model.tensors[i].tensor;
+    NEED(pos);
+    pos->meta = comm->rank == 1;
+    const tsr_status meta = tsr_set_model_state_dict(&u.model, state, comm, &options, &u.w.host, u.w.arena, NULL, &told[1]);
+    pos->meta = false;
+    options.full_state_dict = comm->rank == 1;
+    const tsr_status differ = tsr_get_optimizer_state_dict(&u.model, u.at, u.count, comm, &options, u.out, &told[2]);
+    options.full_state_dict = false;
+    const tsr_status counts =
+        tsr_get_optimizer_state_dict(&u.model, u.at, u.count - (comm->rank == 1), comm, &options, u.out, &told[3]);
+    const tsr_status same = fsdp_world_same(&u.w, live_get(u.w.record, "slices"), live_get(u.w.record, "plain"), err);
+    live_units_close(&u);
+    NEED(none == TSR_E_USAGE &&
+         strstr(told[0].message, "rank 0: unit '' has a flat parameter, but no slice was given for it"));
+    NEED(meta == TSR_E_UNSUPPORTED && strstr(told[1].message, "rank 1: 'pos' is meta, which tensors beside FSDP1's units"));
+    NEED(differ == TSR_E_USAGE && strstr(told[2].message, "get_optimizer_state_dict: options: rank 1 differs from rank 0"));
+    NEED(counts == TSR_E_USAGE && strstr(told[3].message, "get_optimizer_state_dict: options: rank 1 differs from rank 0"));
+    return same;
+}
+
+static void test_statedict_fsdp_get_set__A7_A12_refusals_reach_all_ranks(void **state)
+{
+    (void)state;
+    live_run(2, refuse_case, (void *)(uintptr_t)live_get(live_get(golden, "cases"), "mesh_w2"));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statedict_fsdp_get_set__A6_get_model),
         cmocka_unit_test(test_statedict_fsdp_get_set__A12_B11_B13_get_optimizers),
         cmocka_unit_test(test_statedict_fsdp_get_set__A7_set_model),
+        cmocka_unit_test(test_statedict_fsdp_get_set__A7_A12_refusals_reach_all_ranks),
         cmocka_unit_test(test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers),
     };
     ranks_begin(&argc, &argv);

@@ -75,7 +75,8 @@ typedef struct tsr_unmatched_keys {
  *   strict                 missing or unexpected keys are TSR_E_NOT_FOUND, with the first of them
  * `unmatched` (may be NULL) is filled also then, the same on all ranks for a broadcast, as far as the call got. Nothing in
  * the model changes before all ranks have found that everything fits. FSDP1's units take FULL state with full_state_dict,
- * else SHARDED, and cast it; with broadcast_from_rank0 every rank holds all of it meanwhile, as in PyTorch. Errors:
+ * else SHARDED, and cast it; with broadcast_from_rank0 every rank holds all of it meanwhile, as in PyTorch. Tensors beside
+ * them that are meta are TSR_E_UNSUPPORTED. Errors:
  * TSR_E_USAGE with both sides for a tensor of another shape or dtype (PyTorch converts dtypes) or whole on one side only,
  * TSR_E_FORMAT for an empty state dict where one is needed. PyTorch 2.13 counts no key as missing with full_state_dict,
  * unless broadcasting strictly: here it is one. */
