@@ -56,7 +56,7 @@ static tsr_status check_deep(cli *program, cli_session *session, tsr_ring *ring,
 static tsr_status check_bytes(cli *program, const tsr_contract *layout, cli_session *session, tsr_ring *ring, tsr_error *err)
 {
     const tsr_status status = check_deep(program, session, ring, err);
-    return status == TSR_OK && layout ? cli_agree(program, cli_check_digests(program, session, layout, err), err) : status;
+    return status == TSR_OK && layout ? cli_check_digests(program, session, layout, err) : status;
 }
 
 static tsr_status check(cli *program, const validate_arguments *arguments, const contracts *all, cli_session *session,

@@ -80,8 +80,12 @@ tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr
     cli_progress progress;
     if (!contract->digests) return TSR_OK;
     cli_progress_start(&progress, program, "verifying");
-    tsr_status status = tsr_ring_new(cli_host(program), 0, &ring, err);
-    if (status == TSR_OK) status = tsr_check_digests(session->checkpoint, contract, ring, &progress.base, err);
+    tsr_comm *ranks = program->ranks;
+    tsr_status status = cli_agree(program, tsr_ring_new(cli_host(program), 0, &ring, err), err);
+    if (status == TSR_OK && ranks)
+        status = tsr_check_digests_shared(session->checkpoint, contract, ranks, ring, &progress.base, err);
+    else if (status == TSR_OK)
+        status = tsr_check_digests(session->checkpoint, contract, ring, &progress.base, err);
     tsr_ring_free(ring);
     cli_progress_end(&progress);
     return status;

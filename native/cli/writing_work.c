@@ -134,21 +134,38 @@ static tsr_status refuse_other(const cli_writing *w, tsr_str theirs, tsr_str our
     return TSR_OK;
 }
 
-/* Whole runs of other works: in the way of --resume, else removed unless somebody is at them. */
+/* What was found of one other work: [l, l + count). */
+static tsr_status clear_one(cli_writing *w, const beginning *b, const tsr_leftover *l, size_t count, tsr_error *err)
+{
+    const tsr_leftover *run = NULL; /* a journal of a run that is over: of one process, or of ranks */
+    bool busy = false;
+    uint64_t parts = 0; /* of a row of jobs, which may go on any time */
+    for (size_t i = 0; i < count; i++) {
+        busy |= l[i].busy;
+        if (l[i].by_ranks || l[i].parts == 1) run = l[i].text.size || !run ? &l[i] : run;
+        else if (l[i].parts > parts) parts = l[i].parts;
+    }
+    if (busy) return TSR_OK;
+    if (parts) {
+        cli_warn(w->program,
+                 "'%s' has an unfinished job of %" PRIu64 " parts from another plan: its files '.%s.tessera-%s…' stay",
+                 w->destination, parts, w->journals.name, l->tag);
+        return TSR_OK;
+    }
+    if (w->options->resume && run && run->text.size && !b->resumed) return refuse_other(w, run->text, b->text, err);
+    cli_warn(w->program, "removing what an interrupted run for '%s' left", w->destination);
+    return tsr_journals_discard(&w->journals, l->tag, err);
+}
+
+/* Runs of other works: in the way of --resume, else removed unless somebody is at them or means to go on. */
 static tsr_status clear_other(cli_writing *w, const beginning *b, tsr_error *err)
 {
-    for (size_t i = 0; i < b->count; i++) {
-        const tsr_leftover *l = &b->found[i];
-        const bool whole = l->part == 1 && l->parts == 1;
-        const bool alone = l->part == 0 && (i == 0 || strcmp(b->found[i - 1].tag, l->tag) != 0) &&
-                           (i + 1 == b->count || strcmp(b->found[i + 1].tag, l->tag) != 0);
-        if (is_own(w, l) || l->busy || w->is_exec || !(whole || alone)) continue;
-        if (w->options->resume && whole && l->text.size && !b->resumed) return refuse_other(w, l->text, b->text, err);
-        cli_warn(w->program, "removing what an interrupted run for '%s' left", w->destination);
-        tsr_status status = tsr_journals_discard(&w->journals, l->tag, err);
-        if (status != TSR_OK) return status;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0, end; i < b->count && status == TSR_OK && !w->is_exec; i = end) {
+        for (end = i + 1; end < b->count && strcmp(b->found[end].tag, b->found[i].tag) == 0;) end++;
+        if (!is_own(w, &b->found[i])) status = clear_one(w, b, &b->found[i], end - i, err);
     }
-    return TSR_OK;
+    return status;
 }
 
 static void note_own(const cli_writing *w, beginning *b)
@@ -234,7 +251,8 @@ static tsr_status begin_journal(cli_writing *w, const beginning *b, tsr_error *e
     const share own = own_share(w);
     tsr_str text = tsr_arena_format(w->arena, err, "%.*sgeneration %u\n", TSR_STR_ARG(b->text), (unsigned)b->generation);
     if (!text.data) return TSR_E_NOMEM;
-    return tsr_journal_begin(&w->journals, w->tag, own.part, own.parts, text, &w->journal, err);
+    return tsr_journal_begin(&w->journals, w->tag, own.part, own.parts, w->program->ranks != NULL, text,
+                             &w->journal, err);
 }
 
 static tsr_status take_others(const cli_writing *w, tsr_error *err)

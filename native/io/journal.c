@@ -85,13 +85,14 @@ static tsr_status begin(tsr_journal *j, tsr_str text, tsr_error *err)
     return status;
 }
 
-tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint64_t part, uint64_t parts, tsr_str text,
-                             tsr_journal **out, tsr_error *err)
+tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint64_t part, uint64_t parts, bool by_ranks,
+                             tsr_str text, tsr_journal **out, tsr_error *err)
 {
     tsr_journal *j = tsr_alloc(journals->allocator, 1, sizeof *j, err);
     if (!j) return TSR_E_NOMEM;
     *j = (tsr_journal){.journals = journals, .fd = -1};
-    snprintf(j->name, sizeof j->name, ".%.200s.tessera-%s.%" PRIu64 "-of-%" PRIu64, journals->name, tag, part, parts);
+    snprintf(j->name, sizeof j->name, ".%.200s.tessera-%s.%" PRIu64 "-%s-%" PRIu64, journals->name, tag, part,
+             by_ranks ? "by" : "of", parts);
     tsr_status status = begin(j, text, err);
     if (status == TSR_OK) *out = j;
     else tsr_journal_close(j);

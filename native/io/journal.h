@@ -3,6 +3,7 @@
  *   dir/NAME                          the destination
  *   dir/.NAME.tessera-TAG             the unpublished output, or NAME/.tessera-TAG-… (folder.h)
  *   dir/.NAME.tessera-TAG.2-of-8      journal of part 2 of 8: lines of text that say what work it is, an empty line, records
+ *   dir/.NAME.tessera-TAG.2-by-8      the same, of the second of 8 ranks that work together
  *   dir/.NAME.tessera-TAG.publishing  the output is complete and takes its final names
  *
  * A journal is locked by the process that writes it, so that work of killed processes can be told from work in progress.
@@ -33,6 +34,7 @@ void tsr_journals_close(tsr_journals *journals); /* takes a zeroed one */
 typedef struct tsr_leftover {
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
     uint64_t part, parts; /* from 1; 0 of 0: an output without a journal */
+    bool by_ranks;        /* of one job, which is not there any more unless it is busy; parts may be done days apart */
     bool busy;            /* a process is writing it */
     bool publishing;      /* its output is complete */
     uint64_t identity;    /* with `publishing`: of what takes the destination's name (tsr_folder_output_identity) */
@@ -54,8 +56,8 @@ uint64_t tsr_journals_destination(const tsr_journals *journals);
 typedef struct tsr_journal tsr_journal;
 /* Opens or makes the journal of a part and locks it. TSR_E_EXISTS when another process has it. One whose text differs or is
  * damaged begins anew. Borrows `journals`. */
-tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint64_t part, uint64_t parts, tsr_str text,
-                             tsr_journal **out, tsr_error *err);
+tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint64_t part, uint64_t parts, bool by_ranks,
+                             tsr_str text, tsr_journal **out, tsr_error *err);
 /* The records in it when it was opened. Borrowed until the journal is closed. */
 tsr_str tsr_journal_records(const tsr_journal *journal);
 /* Only the first `size` bytes of them count. */

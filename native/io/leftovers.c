@@ -73,15 +73,16 @@ static const char *behind_tag(const tsr_journals *journals, const char *name, ch
     return *rest == '\0' || *rest == '.' ? rest : NULL;
 }
 
-/* ".2-of-8" */
-static bool is_part(const char *rest, uint64_t *part, uint64_t *parts)
+/* ".2-of-8", ".2-by-8" */
+static bool is_part(const char *rest, tsr_leftover *out)
 {
     char *end;
     if (*rest != '.') return false;
-    *part = strtoull(rest + 1, &end, 10);
-    if (strncmp(end, "-of-", 4) != 0) return false;
-    *parts = strtoull(end + 4, &end, 10);
-    return *end == '\0' && *part >= 1 && *part <= *parts;
+    out->part = strtoull(rest + 1, &end, 10);
+    out->by_ranks = strncmp(end, "-by-", 4) == 0;
+    if (!out->by_ranks && strncmp(end, "-of-", 4) != 0) return false;
+    out->parts = strtoull(end + 4, &end, 10);
+    return *end == '\0' && out->part >= 1 && out->part <= out->parts;
 }
 
 /* ---- listing ---- */
@@ -126,7 +127,7 @@ static tsr_status add_name(void *ctx, int folder, const char *name, tsr_error *e
     const char *rest = behind_tag(l->journals, name, found.tag);
     if (!rest) return TSR_OK;
     found.publishing = strcmp(rest, note) == 0;
-    if (found.publishing || is_part(rest, &found.part, &found.parts)) {
+    if (found.publishing || is_part(rest, &found)) {
         tsr_status status = read_journal(l, folder, name, &found, err);
         if (status != TSR_OK) return status;
         if (found.publishing && found.text.size) found.identity = strtoull(found.text.data, NULL, 10);

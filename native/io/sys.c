@@ -10,7 +10,10 @@
 #include <unistd.h>
 
 #if defined(__linux__)
+#include <sys/statfs.h>
 #include <sys/syscall.h>
+
+#define TMPFS 0x01021994 /* f_type; <linux/magic.h> */
 #endif
 
 static int posix_open_at(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
@@ -75,10 +78,26 @@ static ssize_t posix_copy_range(const tsr_sys *sys, int from, uint64_t from_offs
 #endif
 }
 
+#if defined(__linux__)
+/* What tmpfs reserves are the pages themselves: half of the work of writing, done by one thread before all others begin. */
+static bool lies_in_memory(int fd, uint64_t size, bool *fits)
+{
+    struct statfs info;
+    if (fstatfs(fd, &info) != 0 || info.f_type != TMPFS) return false;
+    *fits = info.f_blocks == 0 || size / (uint64_t)info.f_bsize <= info.f_bavail; /* 0: without a limit */
+    return true;
+}
+#endif
+
 static int posix_allocate(const tsr_sys *sys, int fd, uint64_t size)
 {
     (void)sys;
 #if defined(__linux__)
+    bool fits;
+    if (lies_in_memory(fd, size, &fits)) {
+        errno = fits ? EOPNOTSUPP : ENOSPC;
+        return -1;
+    }
     return fallocate(fd, 0, 0, (off_t)size); /* not posix_fallocate: that writes zeros where the file system cannot */
 #else
     return ftruncate(fd, (off_t)size);

@@ -99,7 +99,7 @@ static tsr_status begin_journal(saving *s, const place *where, tsr_error *err)
     TSR_TRY(tsr_journals_open(NULL, s->host->allocator, s->path, &s->journals, err));
     TSR_TRY(remove_leftovers(s, err));
     s->tag = where->tag;
-    const tsr_status status = tsr_journal_begin(&s->journals, s->tag, 1, 1, JOURNAL_TEXT, &s->journal, &unable);
+    const tsr_status status = tsr_journal_begin(&s->journals, s->tag, 1, 1, false, JOURNAL_TEXT, &s->journal, &unable);
     TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unable.message);
     return TSR_OK;
 }

@@ -169,3 +169,19 @@ def launchers_are_told_apart(folder):
         shutil.copy2(tessera, bare)
         job = mpirun_like([os.path.join(bare, "tessera"), *convert[1:3], out + "2"], {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"})
         need(job[0] == 2 and "has no tessera-mpi" in job[1] and not os.path.exists(out + "2"), f"without tessera-mpi: {job}")
+
+
+@test
+def strangers_that_srun_starts_at_once_write_nothing(folder):
+    """srun without PMIx: four processes, of which none knows the others."""
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        for command in (["convert", os.path.join(SAMPLES, "dcp_crc_off"), os.path.join(scratch, "x.pt")],
+                        ["reshard", os.path.join(SAMPLES, "dcp_crc_off"), os.path.join(scratch, "x"), "--mesh", "dp=2", "--placements", "shard(0)"]):
+            for program in ("tessera", "tessera-mpi"):
+                slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
+                all_ = [subprocess.Popen([f"{folder}/{program}", *command], env={**os.environ, **slurm, "SLURM_PROCID": str(i)}, stdin=subprocess.DEVNULL,
+                                         stderr=subprocess.PIPE, text=True) for i in range(4)]
+                said = "".join(p.communicate(timeout=60)[1] for p in all_)
+                need([p.returncode for p in all_] == [2] * 4, f"{program} {command[0]}: {[p.returncode for p in all_]} {said}")
+                need(said.count("srun --mpi=pmix") == 1, f"said once: {said}")
+                need(not os.listdir(scratch), f"{program} {command[0]} wrote {os.listdir(scratch)}")

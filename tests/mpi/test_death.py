@@ -135,6 +135,34 @@ def a_resumed_run_takes_over_what_other_ranks_had_done(folder):
 
 
 @test
+def a_killed_job_does_not_outlive_the_next_run(folder):
+    """Its journals and output go when another job writes there; --resume names what differs; a row of jobs is left alone."""
+    with Place(folder) as place:
+        left = lambda: sorted(set(os.listdir(place.scratch)) - {"a.safetensors", "plan.json"})
+        names = count_calls(folder, place.scratch, 3, 0, *place.fresh())
+        place.clear()
+        call = len(names) - names[::-1].index("MPI_Allgatherv")
+        killed(folder, 3, 0, call, False, *place.command())
+        need(sum("-by-3" in name for name in left()) == 3, f"what a killed job leaves: {left()}")
+        other = [place.tessera, "reshard", place.source, place.out, "--mesh", "dp=2", *RESHARD[2:]]
+        status, _, err = alone(*other, "--resume")
+        need(status == 2 and "had 'mesh dp=3'" in err and "mesh dp=2" in err, f"--resume of another job: {status} {err}")
+        job = mpirun(2, *other)
+        need(job.status == 0 and job.err.count("removing what an interrupted run") == 1 and left() == ["out"], f"{left()}: {job.err}")
+        place.clear()
+        plan = os.path.join(place.scratch, "plan.json")
+        with open(plan, "w") as f:
+            f.write(alone(place.tessera, "plan", place.source, *RESHARD, "--json")[1])
+        need(alone(place.tessera, "exec", plan, place.out, "--part", "1/2")[0] == 0, "part 1")
+        parts = left()
+        status, _, err = alone(*other)
+        need(status == 0 and "unfinished job of 2 parts" in err and left() == sorted(parts + ["out"]), f"{left()}: {err}")
+        shutil.rmtree(place.out)
+        status, _, err = alone(place.tessera, "exec", plan, place.out, "--part", "2/2", "--finish")
+        need(status == 0 and tree(place.out) == place.reference and left() == ["out"], f"the row of jobs went on: {err}, {left()}")
+
+
+@test
 def a_replaced_checkpoint_is_the_old_or_the_new_one(folder):
     old = os.path.join(SAMPLES, "dcp_crc_off")
     with Place(folder) as place:

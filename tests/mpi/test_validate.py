@@ -71,3 +71,32 @@ def damage_across_shares_is_found_once(folder):
         for ranks in (2, 3, 4):
             status, _ = same_on(folder, ranks, "validate", "--deep", "--json", cut)
             need(status == 1, f"a cut file: status {status}")
+
+
+@test
+def digests_of_a_layout_are_shared(folder):
+    """The findings of one process, and no rank reads what is another's."""
+    tessera = f"{folder}/tessera"
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        at = lambda name: os.path.join(scratch, name)
+        safetensors(at("a.safetensors"), [2_000_000, 1, 0, 2_000_000, 2_000_000, 2_000_000] + [1000] * 20, 1)
+        status, _, err = alone(tessera, "manifest", at("a.safetensors"), "-o", at("sums.json"))
+        need(status == 0, err)
+        arguments = ["validate", "--deep", "--json", "--layout", at("sums.json"), at("a.safetensors")]
+        need(same_on(folder, 3, *arguments)[0] == 0, "a sound file is not as its manifest says")
+        for offset in (4_000_000, 20_000_000, os.path.getsize(at("a.safetensors")) - 10):
+            damage(at("a.safetensors"), offset)
+        for ranks in (2, 3, 5):
+            status, out = same_on(folder, ranks, *arguments)
+            need(status == 1 and out.count('"layout/digest"') == 3, f"on {ranks}: {out[:800]}")
+        shell = 'exec strace -f -e trace=pread64 -o "$1.$OMPI_COMM_WORLD_RANK" "${@:2}"'
+        if shutil.which("strace"):
+            need(mpirun(4, "bash", "-c", shell, "-", at("trace"), tessera, *arguments).status == 1, "traced")
+            total = sum(read_bytes(at(f"trace.{rank}")) for rank in range(4))
+            size = os.path.getsize(at("a.safetensors"))
+            need(total < 2.5 * size, f"{total} bytes were read of a file of {size}: twice is what it takes")
+
+
+def read_bytes(trace):
+    with open(trace) as f:
+        return sum(int(line.rsplit("= ", 1)[1].split()[0]) for line in f if "pread64" in line and line.rsplit("= ", 1)[1][0].isdigit())

@@ -59,7 +59,7 @@ static tsr_journal *begin(place *p, uint64_t part, const char *given)
 {
     tsr_journal *journal;
     tsr_error err = {0};
-    if (tsr_journal_begin(&p->journals, p->tag, part, 3, tsr_str_from(given), &journal, &err)) fail_msg("%s", err.message);
+    if (tsr_journal_begin(&p->journals, p->tag, part, 3, false, tsr_str_from(given), &journal, &err)) fail_msg("%s", err.message);
     return journal;
 }
 
@@ -101,7 +101,7 @@ static void test_native_journal__a_process_at_work_is_told_from_a_killed_one(voi
     tsr_error err = {0};
     start(&p);
     tsr_journal *journal = begin(&p, 1, text);
-    assert_int_equal(tsr_journal_begin(&p.journals, p.tag, 1, 3, tsr_str_from(text), &second, &err), TSR_E_EXISTS);
+    assert_int_equal(tsr_journal_begin(&p.journals, p.tag, 1, 3, false, tsr_str_from(text), &second, &err), TSR_E_EXISTS);
     assert_non_null(strstr(err.message, "another process"));
     list(&p);
     assert_int_equal(p.count, 1);

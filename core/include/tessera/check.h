@@ -28,6 +28,10 @@ const char *tsr_digest_text(const tsr_digest *digest, char *out);
  * Errors: those of reading; TSR_E_UNSUPPORTED where the host has no such digest. */
 tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
                              const tsr_progress *progress, tsr_error *err);
+/* The same, shared by ranks that have opened the same checkpoint and contract: each reads some of the entries, and all end
+ * with the findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
+tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_comm *comm, tsr_ring *ring,
+                                    const tsr_progress *progress, tsr_error *err);
 
 /* Statistics of a tensor. Complex tensors count by parts: `count` is twice their elements. min, max, mean and std are over
  * the finite values (0 when there are none); std has divisor n − 1 as torch.std (0 for fewer than two values). NaNs and
