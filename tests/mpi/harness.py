@@ -23,9 +23,9 @@ class Job:
         self.status, self.out, self.err, self.seconds = status, out, err, seconds
 
 
-def mpirun(ranks, *command, options=(), env=None, limit=60):
-    """Runs a job and waits for it. One that outlives `limit` seconds is ended and fails the test."""
-    line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *options, *map(str, command)]
+def mpirun(ranks, *command, options=(), env=None, limit=60, on=()):
+    """Runs a job and waits for it. One that outlives `limit` seconds is ended and fails the test. `on`: what starts mpirun."""
+    line = [*on, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *options, *map(str, command)]
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **(env or {})}
     start = time.monotonic()
     p = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
