@@ -25,8 +25,9 @@ class Job:
 
 def mpirun(ranks, *command, options=(), env=None, limit=60, on=()):
     """Runs a job and waits for it. One that outlives `limit` seconds is ended and fails the test. `on`: what starts mpirun."""
-    line = [*on, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *options, *map(str, command)]
-    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **(env or {})}
+    line = [*on, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), "-x", "TSR_TEST_JOB", *options, *map(str, command)]
+    mark = f"TSR_TEST_JOB={os.getpid()}-{time.monotonic_ns()}"
+    environment = {**os.environ, "TSR_TEST_JOB": mark.partition("=")[2], "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **(env or {})}
     start = time.monotonic()
     p = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
     try:
@@ -39,7 +40,24 @@ def mpirun(ranks, *command, options=(), env=None, limit=60, on=()):
             os.killpg(p.pid, signal.SIGKILL)
             p.communicate()
         raise Bad(f"{' '.join(line)} did not end in {limit} s")
-    return Job(p.returncode, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - start)
+    seconds = time.monotonic() - start
+    wait_for_end(mark)
+    return Job(p.returncode, out.decode(errors="replace"), err.decode(errors="replace"), seconds)
+
+
+def wait_for_end(mark, limit=60):
+    """mpirun may return while ranks that it killed are still ending."""
+    def lives(path):
+        try:
+            with open(path, "rb") as f:
+                return mark.encode() in f.read()
+        except OSError:
+            return False  # it ended, or is another user's
+    until = time.monotonic() + limit
+    while any(map(lives, glob.glob("/proc/[0-9]*/environ"))):
+        if time.monotonic() > until:
+            raise Bad(f"processes of the job {mark} are still there {limit} s after mpirun's end")
+        time.sleep(0.02)
 
 
 def alone(program, *arguments, limit=120):

@@ -58,9 +58,9 @@ def main():
             function(os.path.abspath(args.release))
             passed += 1
             print(f"ok   {name}, {time.monotonic() - start:.1f} s")
-        except harness.Bad as bad:
+        except Exception as bad:  # one that breaks must not hide the others
             failed += 1
-            print(f"FAIL {name}: {bad}")
+            print(f"FAIL {name}: {bad!r}")
         sys.stdout.flush()
     print(f"{passed} passed, {failed} failed")
     sys.exit(bool(failed))
