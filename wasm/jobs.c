@@ -120,10 +120,8 @@ static tsr_status compare_next(comparison *c, tsr_error *err)
     if (c->next == c->diff.pair_count) return TSR_OK;
     tsr_diff_pair *pair = &c->diff.pairs[c->next];
     tsr_difference *difference = &c->differences[c->next];
-    tsr_status status =
-        tsr_compare_tensors(c->a->checkpoint, pair->a, c->b->checkpoint, pair->b, &exact, c->ring, difference, err);
+    tsr_status status = tsr_compare_pair(c->a->checkpoint, c->b->checkpoint, pair, &exact, c->ring, difference, err);
     if (status != TSR_OK) return status;
-    if (difference->differing) pair->what |= TSR_DIFF_VALUE;
     c->next++;
     return TSR_OK;
 }

@@ -79,6 +79,9 @@ static const tsr_rule rules[] = {
      "Write a new layout if the change is meant."},
     {"layout/missing-entry", TSR_ERROR, "an entry of the layout is not in the checkpoint",
      "It was renamed or not saved. Write a new layout if the change is meant."},
+    {"layout/not-hashed", TSR_NOTE, "values that a layout with digests has none of were not compared",
+     "Digests are of dense tensors and of objects without tensors or sets in them. Compare quantized and sparse tensors and "
+     "other objects with `tessera diff --values`."},
     {"layout/out-of-range", TSR_ERROR, "a chunk reaches beyond its tensor",
      "The metadata is damaged, or the tensor's size and its chunks come from different saves."},
     {"layout/overlap", TSR_ERROR, "two chunks of a tensor hold the same elements",

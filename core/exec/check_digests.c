@@ -15,6 +15,8 @@ typedef struct checker {
     tsr_map *index; /* FQN of the contract → its number */
     tsr_share share;
     uint64_t byte_done, byte_total;
+    uint64_t without; /* entries of which the contract has no digest */
+    tsr_str first;    /* of them */
 } checker;
 
 /* The digest that the contract has of an entry; empty: none, or it does not count. */
@@ -49,7 +51,29 @@ static tsr_status check(checker *c, const tsr_entry *entry, tsr_str expected)
     place.fqn = entry->fqn;
     return tsr_find(c->share.found, "layout/digest", place, c->err,
                     "the values of '%.*s' have the digest %s, %s says %.*s", TSR_STR_ARG(entry->fqn),
-                    there ? text : "of nothing that JSON can hold", c->contract->called, TSR_STR_ARG(expected));
+                    there ? text : "of nothing", c->contract->called, TSR_STR_ARG(expected));
+}
+
+/* Counts an object of which only kind and type were compared. */
+static void count_without(checker *c, const tsr_entry *entry)
+{
+    tsr_str name;
+    const uint32_t at = tsr_contract_name(c->contract, entry->fqn, &name) ? tsr_map_get(c->index, name, UINT32_MAX) : UINT32_MAX;
+    if (at == UINT32_MAX || entry->kind == TSR_ENTRY_TENSOR || c->contract->digests[at].size) return;
+    if (tsr_contract_allows(c->contract, name) & TSR_ANY_VALUE) return;
+    if (c->without++ == 0) c->first = entry->fqn;
+}
+
+/* Alike on all ranks. */
+static tsr_status tell_without(checker *c, const tsr_catalog *catalog)
+{
+    for (uint64_t i = 0; i < catalog->entry_count; i++) count_without(c, &catalog->entries[i]);
+    if (c->without == 0) return TSR_OK;
+    tsr_place place = TSR_NOWHERE;
+    place.fqn = c->first;
+    return tsr_find(tsr_checkpoint_findings(c->checkpoint), "layout/not-hashed", place, c->err,
+                    "%s has no digest of %llu entr%s, '%.*s' first: their values were not compared",
+                    c->contract->called, (unsigned long long)c->without, c->without == 1 ? "y" : "ies", TSR_STR_ARG(c->first));
 }
 
 /* What it takes to look at an entry; 0: nothing is expected of it. */
@@ -98,7 +122,8 @@ static tsr_status check_shared(checker *c, tsr_comm *comm)
     c->share.comm = comm;
     TSR_TRY(tsr_share_agree(&c->share, prepare(c, catalog, comm), c->err));
     TSR_TRY(tsr_share_agree(&c->share, check_own(c, catalog), c->err));
-    return tsr_share_merge(&c->share, tsr_checkpoint_findings(c->checkpoint), c->err);
+    TSR_TRY(tsr_share_merge(&c->share, tsr_checkpoint_findings(c->checkpoint), c->err));
+    return tell_without(c, catalog);
 }
 
 tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_comm *comm, tsr_ring *ring,

@@ -57,12 +57,20 @@ static bool is_close(const tsr_tolerance *tolerance, const double *a, const doub
     return is_finite(a, parts) && is_finite(b, parts) && abs <= tolerance->atol + tolerance->rtol * size;
 }
 
+/* |a − b| of integers of 64 bits, of which a double holds not all: 2^62 and 2^62 + 1 differ by 1. */
+static double integer_distance(tsr_dtype dtype, const uint8_t *a, const uint8_t *b)
+{
+    const uint64_t x = tsr_load_le(a, 8), y = tsr_load_le(b, 8), sign = dtype == TSR_INT64 ? UINT64_C(1) << 63 : 0;
+    return (x ^ sign) > (y ^ sign) ? (double)(x - y) : (double)(y - x);
+}
+
 /* One element that is not the same bytes. */
 static void judge(compare_job *job, const tsr_tolerance *tolerance, uint64_t number, tsr_dtype dtype, const double *a,
                   const double *b, const uint8_t *bytes_a, const uint8_t *bytes_b)
 {
     const uint32_t parts = tsr_dtype_parts(dtype);
-    const double abs = parts ? distance(a, b, parts) : 0;
+    const bool wide = dtype == TSR_INT64 || dtype == TSR_UINT64;
+    const double abs = wide ? integer_distance(dtype, bytes_a, bytes_b) : parts ? distance(a, b, parts) : 0;
     if (!tolerance->exact && parts && is_close(tolerance, a, b, parts, abs)) return;
     if (job->differing++ == 0) job->first = number;
     if (!parts || is_nan(a, parts) || is_nan(b, parts)) return;

@@ -37,9 +37,11 @@ static tsr_status find_values(tsr_findings *findings, const tsr_diff_pair *pair,
 {
     char most[64] = "";
     tsr_line line = tsr_line_on(most, sizeof most);
-    if (d->numeric) {
+    if (d->numeric && d->max_abs > 0) {
         tsr_line_put(&line, ", by at most ", 13);
         tsr_line_real(&line, d->max_abs, false);
+    } else if (d->numeric) {
+        tsr_line_format(&line, ", as NaN or in the sign of zero");
     }
     return tsr_find(findings, "diff/value", place_of(pair->a), err, "%llu of %llu values of '%.*s' differ%s",
                     (unsigned long long)d->differing, (unsigned long long)d->elements, TSR_STR_ARG(pair->a->fqn), most);

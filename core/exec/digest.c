@@ -1,4 +1,5 @@
-/* Digests of tensors: tiles are read ahead by threads, the digest runs over them in order. Of objects: over their JSON. */
+/* Digests of tensors: tiles are read ahead by threads, the digest runs over them in order. Of objects: over their
+ * JSON, or over a form of our own where JSON cannot hold them. */
 #include "base/try.h"
 #include "tessera/check.h"
 #include "tessera/json.h"
@@ -51,14 +52,62 @@ static tsr_status take_text(void *ctx, const char *data, size_t size, tsr_error 
     return update(ctx, data, size, 0, err);
 }
 
+enum { VALUE_DEPTH = 48 };
+
+/* What a node is, before its items: kind | count of items | size of text | number (two for complex) | text. */
+static void put_node(const running *digest, const tsr_value *value)
+{
+    uint8_t head[33] = {(uint8_t)value->kind};
+    uint64_t numbers[4] = {value->count, value->text.size, 0, 0};
+    if (value->kind == TSR_VALUE_BOOL) numbers[2] = value->as.boolean;
+    if (value->kind == TSR_VALUE_INT) numbers[2] = (uint64_t)value->as.integer;
+    if (value->kind == TSR_VALUE_FLOAT) memcpy(&numbers[2], &value->as.real, sizeof(double));
+    if (value->kind == TSR_VALUE_COMPLEX) memcpy(&numbers[2], &value->as.complex, 2 * sizeof(double));
+    for (size_t i = 0; i < 32; i++) head[1 + i] = (uint8_t)(numbers[i / 8] >> 8 * (i % 8));
+    digest->ops->update(digest->state, head, sizeof head);
+    if (value->text.size) digest->ops->update(digest->state, value->text.data, value->text.size);
+    if (value->kind != TSR_VALUE_DTYPE) return;
+    const char *name = tsr_dtype_describe(value->as.dtype)->name;
+    digest->ops->update(digest->state, name, strlen(name) + 1);
+}
+
+/* A value that JSON cannot hold, node by node; only looked at where `digest` is NULL. False where it has no one form: for
+ * tensors inside, whose bytes lie elsewhere, sets, which have no order, and beyond the bounds. */
+static bool put_value(const running *digest, const tsr_value *value, uint64_t nodes)
+{
+    struct {
+        const tsr_value *container;
+        size_t next;
+    } stack[VALUE_DEPTH];
+    uint32_t height = 0;
+    for (;; nodes--) {
+        if (nodes == 0 || value->kind == TSR_VALUE_TENSOR || value->kind == TSR_VALUE_SET) return false;
+        if (digest) put_node(digest, value);
+        if (value->count) {
+            if (height == VALUE_DEPTH) return false;
+            stack[height].container = value;
+            stack[height++].next = 0;
+        }
+        while (height && stack[height - 1].next == stack[height - 1].container->count) height--;
+        if (height == 0) return true;
+        value = stack[height - 1].container->items[stack[height - 1].next++];
+        if (!value) return false;
+    }
+}
+
 tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
                              tsr_digest *out, tsr_error *err)
 {
     running digest;
     tsr_json json;
-    *there = entry->value && tsr_value_is_json(entry->value, 48, host->limits.expansion);
+    const bool json_holds = entry->value && tsr_value_is_json(entry->value, VALUE_DEPTH, host->limits.expansion);
+    *there = json_holds || (entry->value && put_value(NULL, entry->value, host->limits.expansion));
     if (!*there) return TSR_OK;
     TSR_TRY(start(host, algorithm, &digest, err));
+    if (!json_holds) {
+        put_value(&digest, entry->value, host->limits.expansion);
+        return finish(&digest, TSR_OK, out);
+    }
     tsr_json_start(&json, take_text, &digest, 0, err);
     tsr_json_value(&json, entry->value);
     return finish(&digest, tsr_json_finish(&json), out);

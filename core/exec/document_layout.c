@@ -59,7 +59,7 @@ static tsr_status put_hash(layout_writer *w, const tsr_entry *entry)
     tsr_digest digest;
     uint64_t bytes;
     bool there = true;
-    if (!o->hash || entry->kind == TSR_ENTRY_OPAQUE) return TSR_OK;
+    if (!o->hash) return TSR_OK;
     if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_tensor_digest(o->checkpoint, entry, o->hash, o->ring, &digest, w->err));
     else TSR_TRY(tsr_object_digest(w->host, entry, o->hash, &there, &digest, w->err));
     if (!there) return TSR_OK;

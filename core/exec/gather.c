@@ -429,3 +429,22 @@ tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void 
                 (unsigned long long)volume, filled < volume ? "no chunk" : "more than one chunk");
     return TSR_OK;
 }
+
+const tsr_entry *tsr_gather_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    const uintptr_t at = (uintptr_t)entry, from = (uintptr_t)catalog->entries;
+    if (at >= from && at < (uintptr_t)(catalog->entries + catalog->entry_count)) return entry;
+    tsr_entry *copy = TSR_ARENA_NEW(arena, tsr_entry, err);
+    tsr_chunk *chunks = copy ? tsr_arena_array(arena, (size_t)entry->chunk_count, sizeof *chunks, err) : NULL;
+    tsr_view *views = chunks ? tsr_arena_array(arena, (size_t)entry->chunk_count, sizeof *views, err) : NULL;
+    if (!views) return NULL;
+    *copy = *entry;
+    copy->chunks = chunks;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        chunks[i] = entry->chunks[i];
+        views[i] = (tsr_view){.file = chunks[i].file, .byte_offset = chunks[i].byte_offset};
+        if (!chunks[i].view) chunks[i].view = &views[i];
+    }
+    return copy;
+}

@@ -45,6 +45,10 @@ tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *e
                                   uint64_t count, tsr_gather **out, tsr_error *err);
 void tsr_gather_close(tsr_gather *gather); /* takes NULL */
 
+/* The entry as a gather can read it: one of the catalog as it is; a tensor inside an object has raw chunks, whatever its
+ * container makes of chunks without a view: a copy in `arena`. */
+const tsr_entry *tsr_gather_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err);
+
 /* Where in its file the element at `at` lies; TSR_NO_POSITION when that is no plain place. */
 uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at);
 

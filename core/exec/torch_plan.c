@@ -120,27 +120,6 @@ typedef struct placed {
     uint64_t end;
 } placed;
 
-/* An entry of the catalog is read as it is; a tensor inside an object has raw chunks, whatever its container makes of chunks
- * without a view. */
-static const tsr_entry *readable(const tsr_torch_plan *plan, const tsr_entry *entry, tsr_error *err)
-{
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(plan->checkpoint);
-    const uintptr_t at = (uintptr_t)entry, from = (uintptr_t)catalog->entries;
-    if (at >= from && at < (uintptr_t)(catalog->entries + catalog->entry_count)) return entry;
-    tsr_entry *copy = TSR_ARENA_NEW(plan->arena, tsr_entry, err);
-    tsr_chunk *chunks = copy ? tsr_arena_array(plan->arena, (size_t)entry->chunk_count, sizeof *chunks, err) : NULL;
-    tsr_view *views = chunks ? tsr_arena_array(plan->arena, (size_t)entry->chunk_count, sizeof *views, err) : NULL;
-    if (!views) return NULL;
-    *copy = *entry;
-    copy->chunks = chunks;
-    for (uint64_t i = 0; i < entry->chunk_count; i++) {
-        chunks[i] = entry->chunks[i];
-        views[i] = (tsr_view){.file = chunks[i].file, .byte_offset = chunks[i].byte_offset};
-        if (!chunks[i].view) chunks[i].view = &views[i];
-    }
-    return copy;
-}
-
 /* Bytes from the first element to behind the last; false when it overflows. */
 static bool span_of(const placed *p, uint64_t *span)
 {
@@ -169,7 +148,9 @@ static bool may_share(const placed *p, uint64_t elements)
 static tsr_status place(const tsr_torch_plan *plan, const tsr_torch_source *source, placed *out, tsr_error *err)
 {
     uint64_t elements, span, *sizes = tsr_arena_array(plan->arena, TSR_MAX_RANK, sizeof *sizes, err);
-    *out = (placed){.source = source, .readable = readable(plan, source->entry, err), .sizes = sizes};
+    *out = (placed){.source = source,
+                    .readable = tsr_gather_readable(plan->checkpoint, plan->arena, source->entry, err),
+                    .sizes = sizes};
     if (!out->readable || !sizes) return TSR_E_NOMEM;
     TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, sizes, &elements, err));
     if (out->readable->chunk_count == 1) {

@@ -95,6 +95,8 @@ typedef struct pair {
 typedef struct budget {
     uint32_t depth;
     uint64_t nodes;
+    tsr_value_tensors tensor; /* or NULL */
+    void *ctx;
 } budget;
 
 static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, bool inside_key);
@@ -146,6 +148,8 @@ static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, boo
         left->nodes--;
         if (a != b) {
             if (!same_node(a, b)) return TSR_DIFFERENT;
+            const bool shown = left->tensor && !inside_key && a->kind == TSR_VALUE_TENSOR && a->as.tensor && b->as.tensor;
+            if (shown && !left->tensor(left->ctx, a->as.tensor, b->as.tensor)) return TSR_DIFFERENT;
             if (a->count) {
                 if (height == left->depth || height == MAX_DEPTH) return TSR_TOO_LARGE;
                 stack[height++] = (pair){a, b, 0, 0};
@@ -162,7 +166,13 @@ static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, boo
 
 tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes)
 {
-    budget left = {depth, nodes};
+    return tsr_value_match_tensors(a, b, depth, nodes, NULL, NULL);
+}
+
+tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes,
+                                  tsr_value_tensors tensor, void *ctx)
+{
+    budget left = {depth, nodes, tensor, ctx};
     return match(a, b, &left, false);
 }
 

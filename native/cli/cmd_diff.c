@@ -139,7 +139,8 @@ static void put_change(const comparison *c, uint64_t index)
     }
     if (pair->what & TSR_DIFF_VALUE && d) {
         printf("%s of %s values differ", cli_number(d->differing).text, cli_number(d->elements).text);
-        if (d->numeric) printf(", by at most %.6g", d->max_abs);
+        if (d->numeric && d->max_abs > 0) printf(", by at most %.6g", d->max_abs);
+        else if (d->numeric) fputs(", as NaN or in the sign of zero", stdout);
         if (d->numeric && d->max_ulp) printf(" (%s ulp)", cli_number(d->max_ulp).text);
     }
     putchar('\n');

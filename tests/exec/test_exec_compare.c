@@ -72,6 +72,7 @@ static void test_exec_compare__tolerances_are_those_of_torch_isclose(void **stat
     static const double wide[] = {-1.0, 1.0}, narrow[] = {1.0, 1.0 + 2.220446049250313e-16};
     static const uint16_t halves[] = {0x3c00, 0x8001}, near[] = {0x3c02, 0x0001};
     static const int64_t numbers[] = {5, -7}, beside[] = {6, -7};
+    static const int64_t large[] = {INT64_C(1) << 62, INT64_MAX}, larger[] = {(INT64_C(1) << 62) + 1, INT64_MIN};
     static const float complex_a[] = {3, 4, 0, 0}, complex_b[] = {3, 5, NAN, 1};
     static const uint8_t bits[] = {1, 2, 3}, bits_b[] = {1, 0, 3};
     const pair rows[] = {
@@ -84,6 +85,9 @@ static void test_exec_compare__tolerances_are_those_of_torch_isclose(void **stat
         {TSR_FLOAT64, 2, wide, narrow, exact, 2, 2, UINT64_C(0x7fe0000000000000)},
         {TSR_FLOAT16, 2, halves, near, exact, 2, 0.001953125, 2},
         {TSR_INT64, 2, numbers, beside, exact, 1, 1, 0},
+        {TSR_INT64, 2, large, larger, {false, 0.5, 0}, 2, 0x1p64, 0}, /* more digits than a double has */
+        {TSR_INT64, 2, large, larger, {false, 1, 1}, 1, 0x1p64, 0},
+        {TSR_UINT64, 2, large, larger, {false, 0.5, 0}, 2, 1, 0},
         {TSR_INT64, 2, numbers, beside, {false, 1, 0}, 0, 0, 0},
         {TSR_COMPLEX64, 2, complex_a, complex_b, {false, 0.5, 0}, 2, 1, 0x00200000},
         {TSR_COMPLEX64, 1, complex_a, complex_b, {false, 0, 0.2}, 0, 0, 0},

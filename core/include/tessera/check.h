@@ -18,13 +18,14 @@ typedef struct tsr_digest {
 tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
                              tsr_ring *ring, tsr_digest *out, tsr_error *err);
 
-/* Digest of an object's value as compact JSON; false where JSON cannot hold it. */
+/* Digest of an object's value: of its compact JSON, or of a form of our own where JSON cannot hold it. `there` is false for one
+ * with tensors or sets in it, and beyond 48 containers or limits.expansion. */
 tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
                              tsr_digest *out, tsr_error *err);
 /* A digest in hex, NUL-terminated; 65 bytes suffice. Returns `out`. */
 const char *tsr_digest_text(const tsr_digest *digest, char *out);
 
-/* Reads what a contract (tessera/validate.h) has digests of, and adds layout/digest findings to the checkpoint's.
+/* Reads what a contract (tessera/validate.h) has digests of, and adds layout/digest and layout/not-hashed findings to the checkpoint's.
  * Errors: those of reading; TSR_E_UNSUPPORTED where the host has no such digest. */
 tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
                              const tsr_progress *progress, tsr_error *err);

@@ -38,7 +38,7 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
 typedef struct tsr_layout_options {
     tsr_selection selection;
     bool no_chunks;
-    tsr_digest_algorithm hash;    /* 0: none. Else of every tensor, and of every object that JSON can hold */
+    tsr_digest_algorithm hash;    /* 0: none. Else of every tensor, and of every object without tensors or sets in it */
     tsr_checkpoint *checkpoint;   /* these three are needed for hash only */
     tsr_ring *ring;
     const tsr_progress *progress; /* may be NULL */

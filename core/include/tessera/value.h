@@ -76,6 +76,11 @@ typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } ts
  * count, nor does dict against OrderedDict. Tensors inside are compared by dtype and shape only: their bytes are the
  * caller's. TSR_TOO_LARGE beyond `depth` containers (at most 256) or `nodes` visits. */
 tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes);
+/* The same, and `tensor` is called for the two tensors of every place (shared ones each time); false from it ends the walk
+ * with TSR_DIFFERENT. */
+typedef bool (*tsr_value_tensors)(void *ctx, const struct tsr_entry *a, const struct tsr_entry *b);
+tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes,
+                                  tsr_value_tensors tensor, void *ctx);
 /* Whether JSON can hold the value exactly (finite numbers, integers of at most 64 bytes, strings of valid Unicode, lists, string-keyed dicts). False
  * beyond `depth` containers (63 are the emitter's limit, those already open included) or `nodes` visits. */
 bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
