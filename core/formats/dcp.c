@@ -309,6 +309,7 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
         if (state->file_uses[f] != TSR_DCP_UNUSED) continue;
         bool data =
             tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size); /* below may be another save */
+        if (data && checkpoint->store->files[f].size == 0) continue; /* of a rank that had nothing to write */
         tsr_level level = data ? TSR_WARNING : TSR_NOTE;
         tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
         TSR_TRY(tsr_find_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err,
