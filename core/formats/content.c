@@ -91,6 +91,9 @@ static const char *foreign_name(tsr_str head)
     tsr_str member = first_member(head); /* torch.jit.save writes tensors and constants before anything else */
     if (tsr_str_ends(member, TSR_STR("/data/0")) || tsr_str_ends(member, TSR_STR("/constants.pkl")))
         return "a TorchScript archive (torch.jit.save): a program, not a checkpoint";
+    if (tsr_str_ends(member, TSR_STR("/data/weights/weight_0")) ||
+        tsr_str_ends(member, TSR_STR("/data/weights/model_weights_config.json")))
+        return "an archive of torch.export (pt2): a program, not a checkpoint";
     if (head.size >= 4 && memcmp(head.data, "PK", 2) == 0) return "a zip archive that torch.save did not write";
     if (head.size > 8 && head.data[0] == 8 && head.data[1] < 32 && head.data[2] == 0x12) return "an ONNX model";
     return NULL;

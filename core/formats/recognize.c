@@ -297,14 +297,19 @@ static tsr_status refuse_several(recognizer *r, const listing *list, const char 
                      list->count, list->text, list->count > MAX_LISTED ? ", …" : "");
 }
 
-/* The folders directly below the root that hold checkpoints: step-100, step-200, … */
-static void list_folders(const tsr_store *store, listing *list)
+static bool is_dcp_name(tsr_str path)
+{
+    return tsr_str_ends(path, TSR_STR("/.metadata"));
+}
+
+/* The folders directly below the root that hold what `is_part` looks for: step-100, step-200, … */
+static void list_folders(const tsr_store *store, bool (*is_part)(tsr_str path), listing *list)
 {
     tsr_str last = {NULL, 0};
     for (uint32_t f = 0; f < store->file_count; f++) {
         tsr_str path = store->files[f].name;
         const char *slash = memchr(path.data, '/', path.size);
-        if (!slash || !is_checkpoint_name(path)) continue;
+        if (!slash || !is_part(path)) continue;
         tsr_str folder = {path.data, (size_t)(slash - path.data)};
         if (last.data && tsr_str_equal(folder, last)) continue;
         list_name(list, folder);
@@ -317,7 +322,7 @@ static tsr_status refuse_folder(recognizer *r)
     listing list = {0};
     const char *foreign = foreign_folder(r->store);
     TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is %s", foreign);
-    list_folders(r->store, &list);
+    list_folders(r->store, is_checkpoint_name, &list);
     if (list.count)
         return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a folder below" : "several checkpoints");
     for (uint32_t f = 0; f < r->store->file_count; f++)
@@ -395,16 +400,18 @@ static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
 {
     const numbered *files = r->torch.items;
     listing list = {0};
-    if (r->torch.count == 1) {
+    list_folders(r->store, is_dcp_name, &list); /* a Trainer's scheduler.pt lies beside the folders of model and optimizer */
+    const bool has_folders = list.count;
+    if (r->torch.count == 1 && !has_folders) {
         *reader = r->torch_kind == TSR_CONTENT_TORCH_ZIP ? &tsr_reader_torch_zip : &tsr_reader_torch_legacy;
         return choose_one(r, files[0].file);
     }
-    if (are_ranks(r, &r->torch)) {
+    if (r->torch.count > 1 && are_ranks(r, &r->torch)) {
         *reader = &tsr_reader_torch_ranks;
         return choose(r, r->torch.items, r->torch.count);
     }
     for (size_t i = 0; i < r->torch.count; i++) list_name(&list, name_at(r, files[i].file));
-    return refuse_several(r, &list, "several torch.save files that are not one file a rank");
+    return refuse_several(r, &list, has_folders ? "several checkpoints" : "several torch.save files that are not one file a rank");
 }
 
 static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
