@@ -78,8 +78,8 @@ static tsr_status read_rules(const target_reader *r, const cJSON *list, tsr_targ
     return TSR_OK;
 }
 
-static tsr_status read_globs(const target_reader *r, const cJSON *strategy, const char *key, const tsr_str **out,
-                             uint32_t *count)
+static tsr_status read_globs(const target_reader *r, const cJSON *strategy, const char *key, const char *where,
+                             const tsr_str **out, uint32_t *count)
 {
     const cJSON *list, *item;
     TSR_TRY(tsr_json_find(strategy, key, TSR_JSON_ARRAY, "strategy", &list, r->err));
@@ -88,7 +88,7 @@ static tsr_status read_globs(const target_reader *r, const cJSON *strategy, cons
     *out = texts;
     cJSON_ArrayForEach(item, list)
     {
-        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, "an item of strategy's lists", r->err));
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, r->err));
         texts[*count] = tsr_arena_str(r->arena, tsr_json_text_of(item), r->err);
         if (!texts[(*count)++].data) return TSR_E_NOMEM;
     }
@@ -105,8 +105,8 @@ static tsr_status read_strategy(const target_reader *r, const cJSON *strategy, t
     TSR_TRY(tsr_json_find(strategy, "use_orig_params", TSR_JSON_BOOL, "strategy", &orig, r->err));
     out->fsdp1 = true;
     out->use_orig_params = !orig || cJSON_IsTrue(orig);
-    TSR_TRY(read_globs(r, strategy, "units", &out->units, &out->unit_count));
-    return read_globs(r, strategy, "ignored", &out->ignored, &out->ignored_count);
+    TSR_TRY(read_globs(r, strategy, "units", "strategy.units", &out->units, &out->unit_count));
+    return read_globs(r, strategy, "ignored", "strategy.ignored", &out->ignored, &out->ignored_count);
 }
 
 static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_target_texts *out)

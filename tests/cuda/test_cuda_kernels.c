@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cuda/on_devices.h"
+#include "support/full_counts.h"
 #include "support/random.h"
 #include "tessera/cast.h"
 
@@ -130,8 +131,7 @@ static const tsr_dtype by_size[] = {TSR_UINT8, TSR_BFLOAT16, TSR_FLOAT32, TSR_IN
 
 static uint64_t rounds(void)
 {
-    const char *full = getenv("TSR_TEST_FULL");
-    return full && *full ? 4000 : 200;
+    return full_counts() ? 4000 : 200;
 }
 
 static void test_cuda_kernels__boxes_of_any_shape_and_alignment_arrive_whole(void **state)

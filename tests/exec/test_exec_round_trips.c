@@ -9,6 +9,7 @@
 
 #include "exec/made.h"
 #include "support/failing_allocator.h"
+#include "support/full_counts.h"
 #include "tessera/check.h"
 #include "tessera/compare.h"
 #include "tessera/convert.h"
@@ -24,7 +25,7 @@ static const char *const names[TENSORS] = {"a", "b.weight", "b.bias", "c.0", "c.
 
 static uint64_t cases(uint64_t usual, uint64_t full)
 {
-    return getenv("TSR_TEST_FULL") && *getenv("TSR_TEST_FULL") ? full : usual;
+    return full_counts() ? full : usual;
 }
 
 static void fill(tsr_made *made, uint64_t seed, bool for_safetensors)

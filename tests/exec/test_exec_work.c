@@ -8,6 +8,7 @@
 
 #include "exec/made.h"
 #include "support/failing_allocator.h"
+#include "support/full_counts.h"
 #include "tessera/work.h"
 
 #define TENSORS 6u
@@ -143,7 +144,7 @@ static void expect_same(const tsr_output *a, const tsr_output *b, uint64_t seed)
 
 static uint64_t cases(uint64_t usual, uint64_t full)
 {
-    return getenv("TSR_TEST_FULL") && *getenv("TSR_TEST_FULL") ? full : usual;
+    return full_counts() ? full : usual;
 }
 
 static void test_exec_work__parts_in_any_order_write_the_same_bytes(void **state)

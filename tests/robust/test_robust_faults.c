@@ -13,6 +13,7 @@
 #include "io/sys.h"
 #include "native/scratch.h"
 #include "support/failing_allocator.h"
+#include "support/full_counts.h"
 #include "tessera/check.h"
 #include "tessera/compare.h"
 #include "tessera/diff.h"
@@ -130,8 +131,7 @@ static outcome run(const char *path, const tsr_sys *sys, const tsr_allocator *al
 /* The next point after `n` of about `total`. */
 static size_t next_point(size_t n, size_t total)
 {
-    const char *full = getenv("TSR_TEST_FULL");
-    if ((full && *full) || n < FIRST_POINTS) return n + 1;
+    if (full_counts() || n < FIRST_POINTS) return n + 1;
     return n + 1 + total / MORE_POINTS;
 }
 

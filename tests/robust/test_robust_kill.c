@@ -23,6 +23,7 @@
 
 #include "cli/launch.h"
 #include "robust/crash_sys.h"
+#include "support/full_counts.h"
 
 static char scratch[256];
 
@@ -306,7 +307,6 @@ static void crash_at(const job *j, crash_kind kind, unsigned long point, bool af
 
 static void crash_everywhere(const job *j, crash_kind kind)
 {
-    const char *full = getenv("TSR_TEST_FULL");
     unsigned long calls;
     empty("dest");
     empty("dest-old");
@@ -316,7 +316,7 @@ static void crash_everywhere(const job *j, crash_kind kind)
     assert_int_equal(run(&j->work, NULL, CRASH_NEVER, 0, false, &calls), 0);
     shell("cp -rp '%s' '%s/'", at("dest/."), at("dest-new"));
     assert_true(calls > 8);
-    const unsigned long every = full && *full ? 1 : calls / 6 + 1;
+    const unsigned long every = full_counts() ? 1 : calls / 6 + 1;
     unsigned points = 0;
     const char *only = getenv("TSR_TEST_KILL"); /* a job's name, for who looks into one */
     if (only && *only && strcmp(only, j->name) != 0) return;

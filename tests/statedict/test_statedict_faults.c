@@ -16,6 +16,7 @@
 #include "ramp.h"
 #include "tessera/redistribute.h"
 #include "tessera/save_load.h"
+#include "support/full_counts.h"
 
 typedef enum operation { GATHER, BROADCAST, SHARE, REDISTRIBUTE, REDISTRIBUTE_SHARED, SAVE, LOAD, OPERATIONS } operation;
 
@@ -212,11 +213,11 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
 
 static void run_all(bool memory)
 {
-    const uint64_t step = memory && !getenv("TSR_TEST_FULL") ? 5 : 1; /* there are hundreds of allocations */
+    const uint64_t step = memory && !full_counts() ? 5 : 1; /* there are hundreds of allocations */
     for (int what = 0; what < OPERATIONS; what++) {
         for (uint32_t rank = 0; rank < 2; rank++) {
             trouble t = {.what = (operation)what, .rank = rank, .memory = memory, .reached = true};
-            for (t.number = 1; t.reached && t.number < 2000; t.number += step) {
+            for (t.number = 1; t.reached && t.number < 20000; t.number += step) {
                 tsr_error err = {0};
                 if (ranks_try(3, run_trouble, &t, &err) != TSR_OK)
                     fail_msg("operation %d, %s %u, rank %u from behind: %s", what, memory ? "allocation" : "call",

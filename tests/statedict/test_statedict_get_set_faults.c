@@ -13,6 +13,7 @@
 #include "comm/comm_faults.h"
 #include "live_model.h"
 #include "live_units.h"
+#include "support/full_counts.h"
 
 static cJSON *plain, *units;
 
@@ -195,7 +196,7 @@ static tsr_status run_call(void *arg, tsr_comm *comm, tsr_error *err)
 
 static uint64_t step_of(uint64_t at, uint64_t ordinary)
 {
-    return getenv("TSR_TEST_FULL") ? at + 1 : at + ordinary;
+    return full_counts() ? at + 1 : at + ordinary;
 }
 
 static void all_points(point p, uint32_t world, bool allocations)
