@@ -4,6 +4,8 @@
  *
  * so that at any instant, and after a power loss, the destination is what it was or the whole new checkpoint. */
 #include <errno.h>
+#include <limits.h>
+#include <string.h>
 
 #include "io/folder_output.h"
 
@@ -88,16 +90,18 @@ static bool is_new_name(const folder_output *output, tsr_str name)
     return false;
 }
 
+/* All that can be removed is, without asking for memory: what stays behind would be taken for a part of the checkpoint. */
 static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
 {
     tsr_status status = TSR_OK;
+    char path[PATH_MAX];
     for (size_t i = 0; i < output->options.obsolete_count; i++) {
-        tsr_str name = output->options.obsolete[i];
-        if (is_new_name(output, name)) continue;
-        tsr_str text = tsr_arena_str(output->arena, name, err);
-        if (!text.data) return TSR_E_NOMEM;
-        if (output->sys->unlink(output->sys, output->work, text.data, false) != 0 && errno != ENOENT) {
-            status = tsr_sys_raise(err, "remove the replaced file", text.data);
+        const tsr_str name = output->options.obsolete[i];
+        if (is_new_name(output, name) || name.size >= sizeof path) continue; /* no file has a longer name */
+        memcpy(path, name.data, name.size);
+        path[name.size] = '\0';
+        if (output->sys->unlink(output->sys, output->work, path, false) != 0 && errno != ENOENT) {
+            status = tsr_sys_raise(err, "remove the replaced file", path);
         }
     }
     return status;
