@@ -478,23 +478,53 @@ static void warn_of_carried(const tsr_fsdp_optimizers *f, const tsr_live_state *
                       TSR_STR_ARG(live->carried[i]));
 }
 
-static tsr_status get(receiving *r, const tsr_flat_params *flat, const tsr_value *native, const tsr_state_options *options,
-                      tsr_state_dict *host, tsr_arena *passing, const tsr_value **root, tsr_error *err)
+/* One way: what passes by, and what came of it. */
+typedef struct conversion {
+    receiving receive;
+    tsr_live_state live;
+    tsr_flat_params flat;
+    tsr_state_dict *host; /* tensors of devices, as long as they are sent */
+    tsr_arena *passing;
+} conversion;
+
+/* `host` stays NULL where there is no memory: get and set tell all ranks. */
+static void convert_open(conversion *c, const tsr_fsdp_optimizers *fsdp, const tsr_name_list *groups, size_t group_count,
+                         tsr_state_dict *out, tsr_error *err)
 {
+    const tsr_host *host = fsdp->bound->host;
+    *c = (conversion){.receive = {.fsdp = fsdp, .live = &c->live, .out = out}, .flat = fsdp->flat};
+    c->flat.groups = groups;
+    c->flat.group_count = group_count;
+    c->passing = tsr_arena_new(host->allocator, 0, err);
+    if (c->passing && tsr_state_dict_new(host, &c->host, err) != TSR_OK) c->host = NULL;
+}
+
+static void convert_close(conversion *c)
+{
+    tsr_flat_index_free(c->receive.index);
+    tsr_live_state_free(&c->live);
+    tsr_state_dict_free(c->host);
+    tsr_arena_free(c->passing);
+}
+
+static tsr_status get(conversion *c, const tsr_value *native, const tsr_state_options *options, const tsr_value **root,
+                      tsr_error *err)
+{
+    receiving *r = &c->receive;
     const tsr_fsdp_optimizers *f = r->fsdp;
     const tsr_fsdp_choice choice = tsr_state_fsdp_choice(options);
     const tsr_live live = {bytes_of, NULL};
     const tsr_host *h = f->bound->host;
     const tsr_value *sent_tree = NULL;
-    tsr_status status = passing && host ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_flat_index_new(flat, h->allocator, &r->index, err);
-    if (status == TSR_OK) status = send_tree(native, false, host, passing, &sent_tree, err);
+    tsr_status status = c->host ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_flat_index_new(&c->flat, h->allocator, &r->index, err);
+    if (status == TSR_OK) status = send_tree(native, false, c->host, c->passing, &sent_tree, err);
     TSR_TRY(tsr_comm_agree(f->comm, status, err));
     r->offload = choice.offload_to_cpu;
     if (choice.full)
-        status = tsr_fsdp_gather(f->comm, flat, sent_tree, &live, choice.optimizer_rank0_only ? 0 : TSR_ALL_RANKS, h,
-                                 passing, r->live, err);
-    else status = tsr_fsdp_gather_rows(f->comm, flat, sent_tree, &live, f->mesh, h, passing, r->live, err);
+        status = tsr_fsdp_gather(f->comm, &c->flat, sent_tree, &live, choice.optimizer_rank0_only ? 0 : TSR_ALL_RANKS, h,
+                                 c->passing, r->live, err);
+    else status = tsr_fsdp_gather_rows(f->comm, &c->flat, sent_tree, &live, f->mesh, h, c->passing, r->live, err);
     TSR_TRY(status);
     if (choice.full) {
         tsr_flat_index_free(r->index);
@@ -508,36 +538,26 @@ tsr_status tsr_fsdp_optimizer_get(const tsr_fsdp_optimizers *fsdp, const tsr_val
                                   size_t group_count, const tsr_state_options *options, tsr_state_dict *out,
                                   const tsr_value **root, tsr_error *err)
 {
-    const tsr_host *h = fsdp->bound->host;
-    tsr_flat_params flat = fsdp->flat;
-    tsr_live_state live = {0};
-    tsr_state_dict *host = NULL;
-    receiving r = {.fsdp = fsdp, .live = &live, .out = out};
-    flat.groups = groups;
-    flat.group_count = group_count;
+    conversion c;
     *root = NULL;
-    tsr_arena *passing = tsr_arena_new(h->allocator, 0, err);
-    if (passing && tsr_state_dict_new(h, &host, err) != TSR_OK) host = NULL;
-    const tsr_status status = get(&r, &flat, native, options, host, passing, root, err);
-    tsr_flat_index_free(r.index);
-    tsr_live_state_free(&live);
-    tsr_state_dict_free(host);
-    tsr_arena_free(passing);
+    convert_open(&c, fsdp, groups, group_count, out, err);
+    const tsr_status status = get(&c, native, options, root, err);
+    convert_close(&c);
     return status;
 }
 
-static tsr_status set(receiving *r, const tsr_flat_params *flat, const tsr_value *state, bool rank0, tsr_state_dict *host,
-                      tsr_arena *passing, const tsr_value **native, tsr_error *err)
+static tsr_status set(conversion *c, const tsr_value *state, bool rank0, const tsr_value **native, tsr_error *err)
 {
+    receiving *r = &c->receive;
     const tsr_fsdp_optimizers *f = r->fsdp;
     const tsr_live live = {bytes_of, NULL};
     const tsr_host *h = f->bound->host;
     const tsr_value *sent_tree = NULL;
-    tsr_status status = passing && host ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK && state) status = send_tree(state, true, host, passing, &sent_tree, err);
+    tsr_status status = c->host ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK && state) status = send_tree(state, true, c->host, c->passing, &sent_tree, err);
     TSR_TRY(tsr_comm_agree(f->comm, status, err));
-    if (rank0) TSR_TRY(tsr_fsdp_broadcast(f->comm, flat, sent_tree, &live, h, passing, r->live, err));
-    else TSR_TRY(tsr_fsdp_spread(f->comm, flat, sent_tree, &live, h, passing, r->live, err));
+    if (rank0) TSR_TRY(tsr_fsdp_broadcast(f->comm, &c->flat, sent_tree, &live, h, c->passing, r->live, err));
+    else TSR_TRY(tsr_fsdp_spread(f->comm, &c->flat, sent_tree, &live, h, c->passing, r->live, err));
     return tsr_comm_agree(f->comm, receive_tree(r, native, err), err);
 }
 
@@ -545,20 +565,10 @@ tsr_status tsr_fsdp_optimizer_set(const tsr_fsdp_optimizers *fsdp, const tsr_val
                                   size_t group_count, const tsr_state_options *options, tsr_state_dict *out,
                                   const tsr_value **native, tsr_error *err)
 {
-    const tsr_host *h = fsdp->bound->host;
-    tsr_flat_params flat = fsdp->flat;
-    tsr_live_state live = {0};
-    tsr_state_dict *host = NULL;
-    receiving r = {.fsdp = fsdp, .live = &live, .out = out};
-    flat.groups = groups;
-    flat.group_count = group_count;
+    conversion c;
     *native = NULL;
-    tsr_arena *passing = tsr_arena_new(h->allocator, 0, err);
-    if (passing && tsr_state_dict_new(h, &host, err) != TSR_OK) host = NULL;
-    const tsr_status status =
-        set(&r, &flat, state, tsr_state_fsdp_choice(options).optimizer_rank0_only, host, passing, native, err);
-    tsr_live_state_free(&live);
-    tsr_state_dict_free(host);
-    tsr_arena_free(passing);
+    convert_open(&c, fsdp, groups, group_count, out, err);
+    const tsr_status status = set(&c, state, tsr_state_fsdp_choice(options).optimizer_rank0_only, native, err);
+    convert_close(&c);
     return status;
 }
