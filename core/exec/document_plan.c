@@ -61,20 +61,22 @@ static void put_placements(tsr_json *json, tsr_str text)
     tsr_json_array_end(json);
 }
 
+static void put_globs(tsr_json *json, const char *key, const tsr_str *globs, uint32_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < count; i++) tsr_json_str(json, globs[i]);
+    tsr_json_array_end(json);
+}
+
 static void put_strategy(tsr_json *json, const tsr_target_texts *texts)
 {
     tsr_json_key(json, "strategy");
     tsr_json_object(json);
     tsr_json_key(json, "name");
     tsr_json_text(json, "fsdp1");
-    tsr_json_key(json, "units");
-    tsr_json_array(json);
-    for (uint32_t i = 0; i < texts->unit_count; i++) tsr_json_str(json, texts->units[i]);
-    tsr_json_array_end(json);
-    if (texts->ignored_count) tsr_json_key(json, "ignored");
-    if (texts->ignored_count) tsr_json_array(json);
-    for (uint32_t i = 0; i < texts->ignored_count; i++) tsr_json_str(json, texts->ignored[i]);
-    if (texts->ignored_count) tsr_json_array_end(json);
+    put_globs(json, "units", texts->units, texts->unit_count);
+    if (texts->ignored_count) put_globs(json, "ignored", texts->ignored, texts->ignored_count);
     tsr_json_key(json, "use_orig_params");
     tsr_json_bool(json, texts->use_orig_params);
     tsr_json_object_end(json);
