@@ -327,9 +327,16 @@ static const tsr_value *slotted(maker m, const char *class_name, const tsr_value
     return built(m, class_name, NULL, tuple(m, state, 2));
 }
 
+uint64_t tsr_sharded_size(const tsr_sharded *s, uint64_t rank)
+{
+    const uint64_t at = rank * s->slice_numel;
+    if (at >= s->numel) return 0;
+    return s->numel - at < s->slice_numel ? s->numel - at : s->slice_numel;
+}
+
 static const tsr_value *shard_metadata(maker m, const tsr_sharded *s, uint64_t rank)
 {
-    const uint64_t at = rank * s->slice_numel, size = s->numel - at < s->slice_numel ? s->numel - at : s->slice_numel;
+    const uint64_t at = rank * s->slice_numel, size = tsr_sharded_size(s, rank);
     const tsr_value *placed[] = {text(m, "_worker_name"), none(m),
                                  text(m, "_rank"),        integer(m, rank),
                                  text(m, "_device"),      named(m, TSR_VALUE_DEVICE, "cpu")};

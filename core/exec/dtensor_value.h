@@ -40,6 +40,8 @@ typedef struct tsr_sharded {
     const struct tsr_entry *local;
 } tsr_sharded;
 
+/* Elements of a rank's slice; 0 behind the end. */
+uint64_t tsr_sharded_size(const tsr_sharded *sharded, uint64_t rank);
 const tsr_value *tsr_sharded_value(const tsr_sharded *sharded, tsr_arena *arena, tsr_error *err);
 
 #endif

@@ -102,13 +102,6 @@ tsr_status tsr_flat_rows_name(const tsr_chosen *chosen, const tsr_plan *plan, ts
 
 /* ---- values ---- */
 
-static uint64_t slice_size(const tsr_flat_layout *flat, uint64_t rank)
-{
-    const uint64_t at = rank * flat->slice_numel;
-    if (at >= flat->flat_numel) return 0;
-    return flat->flat_numel - at < flat->slice_numel ? flat->flat_numel - at : flat->slice_numel;
-}
-
 tsr_status tsr_flat_values(const tsr_chosen *chosen, const tsr_plan *plan, uint64_t rank, tsr_entry *locals,
                            const tsr_value **values, tsr_arena *arena, tsr_error *err)
 {
@@ -121,16 +114,16 @@ tsr_status tsr_flat_values(const tsr_chosen *chosen, const tsr_plan *plan, uint6
         if (!shape) return TSR_E_NOMEM;
         if (units[u].count == 0) continue;
         const tsr_converted *row = tsr_row_of(chosen, units[u].entries[0]);
-        *shape = slice_size(flat, rank);
-        locals[u] = (tsr_entry){.fqn = row->name, .dtype = units[u].dtype, .rank = 1, .shape = shape};
         const tsr_dtype_class kind = tsr_dtype_describe(row->dtype)->kind;
-        const tsr_sharded sharded = {.dtype = row->dtype,
-                                     .numel = flat->flat_numel,
-                                     .slice_numel = flat->slice_numel,
-                                     .ranks = flat->ranks,
-                                     .rank = rank,
-                                     .requires_grad = kind == TSR_CLASS_FLOAT || kind == TSR_CLASS_COMPLEX,
-                                     .local = *shape ? &locals[u] : NULL};
+        tsr_sharded sharded = {.dtype = row->dtype,
+                               .numel = flat->flat_numel,
+                               .slice_numel = flat->slice_numel,
+                               .ranks = flat->ranks,
+                               .rank = rank,
+                               .requires_grad = kind == TSR_CLASS_FLOAT || kind == TSR_CLASS_COMPLEX};
+        *shape = tsr_sharded_size(&sharded, rank);
+        locals[u] = (tsr_entry){.fqn = row->name, .dtype = units[u].dtype, .rank = 1, .shape = shape};
+        if (*shape) sharded.local = &locals[u];
         for (uint64_t i = 0; i < units[u].count; i++) values[units[u].entries[i] - first] = NULL;
         values[units[u].entries[0] - first] = tsr_sharded_value(&sharded, arena, err);
         if (!values[units[u].entries[0] - first]) return TSR_E_NOMEM;
