@@ -26,10 +26,8 @@ static tsr_status nest_rows(const tsr_conversion_job *job, const tsr_chosen *cho
             row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(job->checkpoint));
             continue;
         }
-        tsr_value *tensor = tsr_value_new(job->arena, TSR_VALUE_TENSOR, err);
-        if (!tensor) return TSR_E_NOMEM;
-        tensor->as.tensor = row->entry;
-        values[i] = tensor;
+        values[i] = tsr_value_tensor(job->arena, row->entry, err);
+        if (!values[i]) return TSR_E_NOMEM;
     }
     return tsr_nest_rows(chosen, values, job->arena, root, err);
 }

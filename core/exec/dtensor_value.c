@@ -107,9 +107,7 @@ static const tsr_value *dtype_value(maker m, tsr_dtype dtype)
 
 static const tsr_value *tensor_value(maker m, const tsr_entry *entry)
 {
-    tsr_value *v = tsr_value_new(m.arena, TSR_VALUE_TENSOR, m.err);
-    if (v) v->as.tensor = entry;
-    return v;
+    return tsr_value_tensor(m.arena, entry, m.err);
 }
 
 /* A dict of text keys: `pairs` alternate. */

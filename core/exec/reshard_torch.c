@@ -59,14 +59,6 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status whole_leaf(rank_file *f, const tsr_entry *entry, const tsr_value **out, tsr_error *err)
-{
-    tsr_value *tensor = tsr_value_new(f->arena, TSR_VALUE_TENSOR, err);
-    if (tensor) tensor->as.tensor = entry;
-    *out = tensor;
-    return tensor ? TSR_OK : TSR_E_NOMEM;
-}
-
 static tsr_status nest_rank(rank_file *f, const tsr_value **root, tsr_error *err)
 {
     const tsr_chosen *chosen = &f->all->chosen;
@@ -79,7 +71,8 @@ static tsr_status nest_rank(rank_file *f, const tsr_value **root, tsr_error *err
         values[i] = row->entry->value;
         if (!row->written || row->entry->kind != TSR_ENTRY_TENSOR) continue;
         if (f->all->flat) {
-            TSR_TRY(whole_leaf(f, row->entry, &values[i], err));
+            values[i] = tsr_value_tensor(f->arena, row->entry, err);
+            if (!values[i]) return TSR_E_NOMEM;
         } else {
             TSR_TRY(tensor_leaf(f, i, &values[i], err));
         }

@@ -132,12 +132,10 @@ static tsr_status leaf_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, bo
                 TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
     *out = (tsr_leaf){.value = entry->value, .name = entry->fqn};
     if (entry->kind == TSR_ENTRY_TENSOR) {
-        tsr_value *tensor = tsr_value_new(checkpoint->arena, TSR_VALUE_TENSOR, err);
         tsr_entry *copy = located ? TSR_ARENA_NEW(checkpoint->arena, tsr_entry, err) : NULL;
-        if (!tensor || (located && !copy)) return TSR_E_NOMEM;
+        out->value = tsr_value_tensor(checkpoint->arena, located ? copy : entry, err);
+        if (!out->value || (located && !copy)) return TSR_E_NOMEM;
         if (located) TSR_TRY(locate_entry(checkpoint, entry, copy, err));
-        tensor->as.tensor = located ? copy : entry;
-        out->value = tensor;
     }
     return tsr_renamed_path(entry, entry->fqn, checkpoint->arena, &out->path, &out->path_length, err);
 }

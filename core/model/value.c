@@ -35,6 +35,13 @@ tsr_value *tsr_value_int(tsr_arena *arena, int64_t integer, tsr_error *err)
     return value;
 }
 
+tsr_value *tsr_value_tensor(tsr_arena *arena, const tsr_entry *entry, tsr_error *err)
+{
+    tsr_value *value = tsr_value_new(arena, TSR_VALUE_TENSOR, err);
+    if (value) value->as.tensor = entry;
+    return value;
+}
+
 tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err)
 {
     tsr_value *value = tsr_value_new(arena, TSR_VALUE_STR, err);

@@ -460,9 +460,9 @@ static tsr_status join_tensor(meeting *m, const tsr_value *own, const tsr_value 
     if (mine->rank == 0 || mine->chunks->sizes[0] == mine->shape[0]) return TSR_OK;
     tsr_chunk *chunks = tsr_arena_array(m->arena, m->comm->size + (size_t)1, sizeof *chunks, err);
     tsr_entry *entry = TSR_ARENA_NEW(m->arena, tsr_entry, err);
-    tsr_value *value = tsr_value_new(m->arena, TSR_VALUE_TENSOR, err);
+    tsr_value *value = entry ? tsr_value_tensor(m->arena, entry, err) : NULL;
     size_t count = 0;
-    if (!chunks || !entry || !value) return TSR_E_NOMEM;
+    if (!chunks || !value) return TSR_E_NOMEM;
     for (uint32_t i = 0; i <= m->comm->size; i++) {
         const tsr_value *other = i ? find(states[i - 1], key, hint) : own;
         if (!other || other->kind != TSR_VALUE_TENSOR) continue;
@@ -478,7 +478,6 @@ static tsr_status join_tensor(meeting *m, const tsr_value *own, const tsr_value 
     *entry = *mine;
     entry->chunks = chunks;
     entry->chunk_count = count;
-    value->as.tensor = entry;
     *out = value;
     return TSR_OK;
 }

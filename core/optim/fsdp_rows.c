@@ -59,12 +59,11 @@ static tsr_status cut_tensor(const cutting *c, const tsr_entry *source, tsr_flat
 {
     uint64_t begin, end;
     tsr_entry *entry = TSR_ARENA_NEW(c->arena, tsr_entry, err);
-    tsr_value *value = entry ? tsr_value_new(c->arena, TSR_VALUE_TENSOR, err) : NULL;
+    tsr_value *value = entry ? tsr_value_tensor(c->arena, entry, err) : NULL;
     if (!value) return TSR_E_NOMEM;
     tsr_rows_of_rank(source->shape[0], place.slices, place.slice, true, &begin, &end);
     TSR_TRY(take_rows(c, source, begin, end, entry, err));
     entry->distribution = c->distribution;
-    value->as.tensor = entry;
     *out = value;
     return TSR_OK;
 }

@@ -198,13 +198,12 @@ tsr_status tsr_pieces_finish(tsr_pieces *pieces, const tsr_value **out, tsr_erro
                 "optim: '%.*s' has %" PRIu64 " elements, but %" PRIu64 " were found", TSR_STR_ARG(entry->fqn),
                 pieces->elements, pieces->flat_filled);
     tsr_chunk *chunks = tsr_arena_array(pieces->arena, pieces->chunks.count + 1, sizeof *chunks, err);
-    tsr_value *value = chunks ? tsr_value_new(pieces->arena, TSR_VALUE_TENSOR, err) : NULL;
+    tsr_value *value = chunks ? tsr_value_tensor(pieces->arena, entry, err) : NULL;
     if (!value) return TSR_E_NOMEM;
     if (pieces->chunks.count) memcpy(chunks, pieces->chunks.items, pieces->chunks.count * sizeof *chunks);
     else chunks[0] = (tsr_chunk){.offsets = none, .sizes = entry->shape, .file = TSR_NO_FILE}; /* no elements */
     entry->chunks = chunks;
     entry->chunk_count = pieces->chunks.count ? pieces->chunks.count : 1;
-    value->as.tensor = entry;
     *out = value;
     return TSR_OK;
 }

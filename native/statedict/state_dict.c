@@ -160,9 +160,7 @@ tsr_status tsr_state_dict_copy_tensor(tsr_state_dict *dict, const tsr_tensor *te
 
 const tsr_value *tsr_state_dict_leaf(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_error *err)
 {
-    tsr_value *leaf = tsr_value_new(dict->arena, TSR_VALUE_TENSOR, err);
-    if (leaf) leaf->as.tensor = &tensor->entry;
-    return leaf;
+    return tsr_value_tensor(dict->arena, &tensor->entry, err);
 }
 
 static tsr_status check_pieces(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_error *err)

@@ -69,6 +69,7 @@ const tsr_value *tsr_value_get(const tsr_value *dict, tsr_str key);
 tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err);
 tsr_value *tsr_value_int(tsr_arena *arena, int64_t integer, tsr_error *err);
 tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err);
+tsr_value *tsr_value_tensor(tsr_arena *arena, const struct tsr_entry *entry, tsr_error *err); /* `entry` is borrowed */
 tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count, tsr_error *err);
 
 typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
