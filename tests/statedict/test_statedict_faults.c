@@ -14,9 +14,10 @@
 
 #include "comm/comm_faults.h"
 #include "ramp.h"
+#include "support/failing_allocator.h"
+#include "support/full_counts.h"
 #include "tessera/redistribute.h"
 #include "tessera/save_load.h"
-#include "support/full_counts.h"
 
 typedef enum operation { GATHER, BROADCAST, SHARE, REDISTRIBUTE, REDISTRIBUTE_SHARED, SAVE, LOAD, OPERATIONS } operation;
 
@@ -98,26 +99,6 @@ static tsr_status run_operation(const world *w, operation what, tsr_comm *comm, 
     }
 }
 
-/* An allocator that fails once. */
-typedef struct poor {
-    tsr_allocator base;
-    uint64_t left; /* allocations until one fails; 0: none does */
-    bool failed;
-    int64_t blocks;
-} poor;
-
-static void *poor_resize(void *ctx, void *pointer, size_t old_size, size_t new_size)
-{
-    poor *p = ctx;
-    if (new_size > old_size && p->left && --p->left == 0) {
-        p->failed = true;
-        return NULL;
-    }
-    void *made = tsr_allocator_libc.resize(tsr_allocator_libc.ctx, pointer, old_size, new_size);
-    p->blocks += (made && !pointer) - (pointer && !new_size);
-    return made;
-}
-
 /* Unpublished outputs and journals. */
 static bool left_behind(void)
 {
@@ -153,10 +134,10 @@ static void forget_columns(const world *w)
 }
 
 /* Runs it over a communicator of its own, which may be spent afterwards. */
-static tsr_status run_spoiled(const world *w, operation what, tsr_faults *faults, poor *own, uint64_t number,
+static tsr_status run_spoiled(const world *w, operation what, tsr_faults *faults, failing_allocator *own, size_t successes,
                               tsr_status *told, tsr_error *err)
 {
-    const tsr_host host = live_host(&own->base);
+    const tsr_host host = live_host(&own->allocator);
     tsr_comm *inner, *spoiled;
     tsr_state_dict *out;
     tsr_error message = {0};
@@ -164,9 +145,9 @@ static tsr_status run_spoiled(const world *w, operation what, tsr_faults *faults
     TRY(tsr_comm_faulty(inner, faults, &tsr_allocator_libc, &spoiled, err));
     TRY(tsr_state_dict_new(&host, &out, err));
     forget_columns(w);
-    own->left = number;
+    failing_after(own, successes);
     *told = run_operation(w, what, spoiled, &host, out, &message);
-    own->left = 0;
+    failing_after(own, SIZE_MAX);
     tsr_status status = *told == TSR_OK ? check_result(w, what, out, w->comm, err) : TSR_OK;
     tsr_state_dict_free(out);
     spoiled->close(spoiled);
@@ -191,13 +172,15 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
     const uint32_t odd = (t->rank + comm->size - 1) % comm->size;
     const tsr_fault fault = {TSR_FAULT_FAIL, odd, t->number - 1, false};
     tsr_faults faults = {.list = &fault, .count = !t->memory};
-    poor own = {.base = {poor_resize, &own}};
+    failing_allocator own;
+    failing_start(&own, SIZE_MAX);
     TRY(open_world(&w, comm, err));
     if (t->what == LOAD) {
         const tsr_save_options replace = {.overwrite = true};
         TRY(tsr_state_dict_save(tsr_state_dict_root(w.rows), comm, w.path, &replace, &w.host, err));
     }
-    TRY(run_spoiled(&w, t->what, &faults, &own, t->memory && comm->rank == odd ? t->number : 0, &told, err));
+    const size_t successes = t->memory && comm->rank == odd ? (size_t)t->number - 1 : SIZE_MAX;
+    TRY(run_spoiled(&w, t->what, &faults, &own, successes, &told, err));
     uint64_t reached = t->memory ? own.failed : faults.calls > fault.call;
     if (!t->memory && comm->rank != odd) reached = 0;
     TRY(comm->largest(comm, &reached, err));
@@ -205,7 +188,7 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(agree_on(comm, told, err));
     const bool other_way = t->memory && t->what == REDISTRIBUTE; /* without memory to share, by messages */
     NEED(told == (!reached ? TSR_OK : t->memory ? TSR_E_NOMEM : TSR_E_IO) || (other_way && told == TSR_OK));
-    NEED(own.blocks == 0);
+    NEED(own.live == 0);
     NEED(comm->rank != 0 || !left_behind());
     close_world(&w);
     return tsr_comm_barrier(comm, err);
@@ -245,14 +228,15 @@ static tsr_status run_late(void *arg, tsr_comm *comm, tsr_error *err)
     const uint64_t *seed = arg;
     world w;
     tsr_status told;
-    poor own = {.base = {poor_resize, &own}};
+    failing_allocator own;
+    failing_start(&own, SIZE_MAX);
     TRY(open_world(&w, comm, err));
     for (int what = 0; what < OPERATIONS; what++) {
         tsr_faults faults = {.delay_seed = *seed, .delay_microseconds = 2000};
-        TRY(run_spoiled(&w, (operation)what, &faults, &own, 0, &told, err));
+        TRY(run_spoiled(&w, (operation)what, &faults, &own, SIZE_MAX, &told, err));
         NEED(told == TSR_OK);
     }
-    NEED(own.blocks == 0);
+    NEED(own.live == 0);
     close_world(&w);
     return tsr_comm_barrier(comm, err);
 }

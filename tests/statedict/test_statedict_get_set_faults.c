@@ -13,25 +13,10 @@
 #include "comm/comm_faults.h"
 #include "live_model.h"
 #include "live_units.h"
+#include "support/failing_allocator.h"
 #include "support/full_counts.h"
 
 static cJSON *plain, *units;
-
-typedef struct failing {
-    tsr_allocator base;
-    uint64_t left; /* allocations before the one that fails */
-    bool failed;
-} failing;
-
-static void *fail_once(void *ctx, void *pointer, size_t old_size, size_t new_size)
-{
-    failing *f = ctx;
-    if (new_size > old_size && f->left-- == 0) {
-        f->failed = true;
-        return NULL;
-    }
-    return tsr_allocator_libc.resize(tsr_allocator_libc.ctx, pointer, old_size, new_size);
-}
 
 typedef enum operation { GET_MODEL, GET_OPTIMIZERS, SET_MODEL, SET_OPTIMIZERS, OPERATIONS } operation;
 
@@ -144,21 +129,22 @@ static tsr_status run_allocation(void *arg, tsr_comm *comm, tsr_error *err)
 {
     point *p = arg;
     subject s = {.count = 0};
-    failing f = {{fail_once, &f}, UINT64_MAX, false};
+    failing_allocator f;
     tsr_state_dict *given, *out;
     tsr_comm *own_comm; /* it may be spent afterwards */
     tsr_error own = {0};
+    failing_start(&f, SIZE_MAX);
     TRY(comm->split(comm, 0, comm->rank, &own_comm, err));
     TRY(open_subject(&s, p, own_comm, err));
     TRY(tsr_state_dict_new(s.host, &given, err));
     TRY(make_given(&s, p, own_comm, given, err));
     const tsr_allocator *before = s.host->allocator;
-    s.host->allocator = &f.base;
+    s.host->allocator = &f.allocator;
     TRY(tsr_state_dict_new(s.host, &out, err));
-    tsr_arena *arena = tsr_arena_new(&f.base, 0, err);
-    if (comm->rank == p->rank) f.left = p->allocation;
+    tsr_arena *arena = tsr_arena_new(&f.allocator, 0, err);
+    if (comm->rank == p->rank) failing_after(&f, (size_t)p->allocation);
     const tsr_status got = operate(&s, p, own_comm, tsr_state_dict_root(given), out, arena, &own);
-    f.left = UINT64_MAX;
+    failing_after(&f, SIZE_MAX);
     tsr_arena_free(arena);
     tsr_state_dict_free(out);
     s.host->allocator = before;

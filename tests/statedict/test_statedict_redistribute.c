@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "ramp.h"
+#include "support/failing_allocator.h"
 
 typedef struct property {
     uint64_t first_seed;
@@ -345,33 +346,18 @@ static void test_statedict_redistribute__memory_is_bounded(void **state)
 
 /* ---- a rank without memory ---- */
 
-typedef struct poor {
-    tsr_allocator base;
-    uint32_t left; /* allocations until one fails */
-    bool failed;
-} poor;
-
-static void *poor_resize(void *ctx, void *pointer, size_t old_size, size_t new_size)
-{
-    poor *p = ctx;
-    if (new_size > old_size && p->left && --p->left == 0) {
-        p->failed = true;
-        return NULL;
-    }
-    return tsr_allocator_libc.resize(tsr_allocator_libc.ctx, pointer, old_size, new_size);
-}
-
 typedef struct starving {
-    uint32_t nth;
-    bool ended; /* no allocation was left to fail */
+    uint32_t nth; /* allocation that fails */
+    bool ended;   /* no allocation was left to fail */
     int op;
 } starving;
 
 static tsr_status starve(void *arg, tsr_comm *comm, tsr_error *err)
 {
     starving *s = arg;
-    poor own = {.base = {poor_resize, &own}, .left = comm->rank == 1 ? s->nth : 0};
-    const tsr_host free_host = live_host(NULL), host = live_host(&own.base);
+    failing_allocator own;
+    failing_start(&own, SIZE_MAX);
+    const tsr_host free_host = live_host(NULL), host = live_host(&own.allocator);
     tsr_state_dict *in, *out = NULL, *full;
     tsr_error told = {0};
     TRY(tsr_state_dict_new(&free_host, &in, err));
@@ -386,15 +372,13 @@ static tsr_status starve(void *arg, tsr_comm *comm, tsr_error *err)
         TRY(tsr_state_dict_put(full, TSR_STR("a"), value, err));
     }
     tsr_status status = TSR_E_NOMEM;
-    const uint32_t left = own.left;
-    own.left = 0;
     TRY(tsr_state_dict_new(&host, &out, err));
-    own.left = left;
+    if (comm->rank == 1) failing_after(&own, s->nth);
     if (s->op == 0) status = tsr_state_dict_gather(tsr_state_dict_root(in), comm, NULL, out, &told);
     else if (s->op == 1)
         status = tsr_state_dict_broadcast(tsr_state_dict_root(full), tsr_state_dict_root(in), comm, NULL, out, &told);
     else status = tsr_state_dict_create(tsr_state_dict_root(in), &(tsr_create_options){.share = comm}, out, &told);
-    own.left = 0;
+    failing_after(&own, SIZE_MAX);
     uint64_t failed = own.failed;
     tsr_state_dict_free(out);
     tsr_state_dict_free(full);
@@ -410,7 +394,7 @@ static void test_statedict_redistribute__no_memory_on_one_rank(void **state)
     (void)state;
     for (int op = 0; op < 3; op++) {
         starving s = {.op = op};
-        for (s.nth = 1; !s.ended && s.nth < 1000; s.nth++) {
+        for (s.nth = 0; !s.ended && s.nth < 1000; s.nth++) {
             tsr_error err = {0};
             if (live_try(2, starve, &s, &err) != TSR_OK) fail_msg("operation %d, allocation %u: %s", op, s.nth, err.message);
             if (ranks_count(0)) break; /* processes do not see rank 0's flag: one point there */

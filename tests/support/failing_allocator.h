@@ -46,4 +46,10 @@ static inline void failing_start(failing_allocator *self, size_t fail_at)
     *self = (failing_allocator){{failing_resize, self}, fail_at, 0, 0, false};
 }
 
+/* Counts from here: after `successes` more the next one fails; SIZE_MAX: none does. */
+static inline void failing_after(failing_allocator *self, size_t successes)
+{
+    self->fail_at = successes == SIZE_MAX ? SIZE_MAX : self->calls + successes;
+}
+
 #endif
