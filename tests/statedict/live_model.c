@@ -1,7 +1,11 @@
 /* See live_model.h. */
 #include "live_model.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
 
 static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {
@@ -69,4 +73,34 @@ void live_model_close(live_model *m)
     tsr_state_dict_free(m->home);
     tsr_modules_free(m->modules);
     tsr_arena_free(m->arena);
+}
+
+void live_records(const cJSON *golden, const char *what, ranks_body *body)
+{
+    unsigned count = 0;
+    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
+        const cJSON *rank = cJSON_GetArrayItem(live_get(test, "ranks"), 0);
+        for (int i = 0; i < cJSON_GetArraySize(live_get(rank, what)); i++, count++) {
+            live_record record = {test, i};
+            live_run(2, body, &record);
+        }
+    }
+    assert_true(count > 0);
+}
+
+const cJSON *live_record_of(const live_record *record, const char *what, uint32_t rank)
+{
+    const cJSON *of_rank = cJSON_GetArrayItem(live_get(record->test, "ranks"), (int)rank);
+    return cJSON_GetArrayItem(live_get(of_rank, what), record->number);
+}
+
+tsr_status live_record_told(tsr_status status, const live_record *record, const cJSON *of_rank, tsr_error *err)
+{
+    if (status == TSR_OK) return status;
+    char *text = cJSON_PrintUnformatted(live_get(of_rank, "options"));
+    const cJSON *of = cJSON_GetObjectItem(of_rank, "of");
+    tsr_error_context(err, "'%s' %s %d %s", live_get(record->test, "of")->valuestring, of ? of->valuestring : "get",
+                      record->number, text);
+    cJSON_free(text);
+    return status;
 }

@@ -22,4 +22,16 @@ typedef struct live_model {
 tsr_status live_model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_error *err);
 void live_model_close(live_model *m);
 
+/* One of the gets or sets ("gets", "sets") that a golden records for a case, by rank. */
+typedef struct live_record {
+    const cJSON *test;
+    int number;
+} live_record;
+
+/* Runs `body` on 2 ranks with each live_record of every case. */
+void live_records(const cJSON *golden, const char *what, ranks_body *body);
+const cJSON *live_record_of(const live_record *record, const char *what, uint32_t rank);
+/* Says in a failure's message which record it was; returns the status. */
+tsr_status live_record_told(tsr_status status, const live_record *record, const cJSON *of_rank, tsr_error *err);
+
 #endif

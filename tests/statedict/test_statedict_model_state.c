@@ -34,44 +34,20 @@ static tsr_status get_one(const cJSON *test, const cJSON *record, tsr_comm *comm
         status = got == TSR_OK ? live_same(tsr_state_dict_root(m.out), live_get(record, "out"), false, err)
                                : tsr_raise(err, got, 0, "%s", own.message);
     }
-    if (status != TSR_OK) {
-        char *text = cJSON_PrintUnformatted(live_get(record, "options"));
-        tsr_error_context(err, "'%s' %s %zu", live_get(test, "of")->valuestring, text, count);
-        cJSON_free(text);
-    }
     live_model_close(&m);
     return status;
 }
 
-typedef struct one_record {
-    const cJSON *test;
-    int number;
-} one_record;
-
 static tsr_status run_get(void *arg, tsr_comm *comm, tsr_error *err)
 {
-    const one_record *r = arg;
-    const cJSON *rank = cJSON_GetArrayItem(live_get(r->test, "ranks"), (int)comm->rank);
-    return get_one(r->test, cJSON_GetArrayItem(live_get(rank, "gets"), r->number), comm, err);
-}
-
-static void run_records(const char *what, ranks_body *body)
-{
-    unsigned count = 0;
-    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
-        const cJSON *rank = cJSON_GetArrayItem(live_get(test, "ranks"), 0);
-        for (int i = 0; i < cJSON_GetArraySize(live_get(rank, what)); i++, count++) {
-            one_record r = {test, i};
-            live_run(2, body, &r);
-        }
-    }
-    assert_true(count > 0);
+    const cJSON *record = live_record_of(arg, "gets", comm->rank);
+    return live_record_told(get_one(((live_record *)arg)->test, record, comm, err), arg, record, err);
 }
 
 static void test_statedict_model_state__A6_get(void **state)
 {
     (void)state;
-    run_records("gets", run_get);
+    live_records(golden, "gets", run_get);
 }
 
 /* ---- A7: set ---- */
@@ -140,26 +116,20 @@ static tsr_status set_one(const cJSON *test, const cJSON *record, tsr_comm *comm
             status =
                 tsr_raise(err, TSR_E_FORMAT, 0, "%zu missing, %zu unexpected", keys.missing_count, keys.unexpected_count);
     }
-    if (status != TSR_OK) {
-        char *text = cJSON_PrintUnformatted(live_get(record, "options"));
-        tsr_error_context(err, "'%s' %s %s", live_get(test, "of")->valuestring, live_get(record, "of")->valuestring, text);
-        cJSON_free(text);
-    }
     live_model_close(&m);
     return status;
 }
 
 static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
 {
-    const one_record *r = arg;
-    const cJSON *rank = cJSON_GetArrayItem(live_get(r->test, "ranks"), (int)comm->rank);
-    return set_one(r->test, cJSON_GetArrayItem(live_get(rank, "sets"), r->number), comm, err);
+    const cJSON *record = live_record_of(arg, "sets", comm->rank);
+    return live_record_told(set_one(((live_record *)arg)->test, record, comm, err), arg, record, err);
 }
 
 static void test_statedict_model_state__A7_set(void **state)
 {
     (void)state;
-    run_records("sets", run_set);
+    live_records(golden, "sets", run_set);
 }
 
 /* ---- what PyTorch leaves undone ---- */

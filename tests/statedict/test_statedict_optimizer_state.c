@@ -68,68 +68,35 @@ static void close_all(live_optimizers *l)
     live_model_close(&l->m);
 }
 
-typedef struct one_record {
-    const cJSON *test;
-    int number;
-} one_record;
-
-static const cJSON *record_of(const one_record *r, const char *what, uint32_t rank)
-{
-    return cJSON_GetArrayItem(live_get(cJSON_GetArrayItem(live_get(r->test, "ranks"), (int)rank), what), r->number);
-}
-
-static void run_records(const char *what, ranks_body *body)
-{
-    unsigned count = 0;
-    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
-        const cJSON *rank = cJSON_GetArrayItem(live_get(test, "ranks"), 0);
-        for (int i = 0; i < cJSON_GetArraySize(live_get(rank, what)); i++, count++) {
-            one_record r = {test, i};
-            live_run(2, body, &r);
-        }
-    }
-    assert_true(count > 0);
-}
-
-static tsr_status told(tsr_status status, const one_record *r, const cJSON *record, tsr_error *err)
-{
-    if (status == TSR_OK) return status;
-    char *text = cJSON_PrintUnformatted(live_get(record, "options"));
-    const cJSON *of = cJSON_GetObjectItem(record, "of");
-    tsr_error_context(err, "'%s' %s %s", live_get(r->test, "of")->valuestring, of ? of->valuestring : "get", text);
-    cJSON_free(text);
-    return status;
-}
-
 static tsr_status run_get(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_optimizers l;
     tsr_error own = {0};
-    const cJSON *record = record_of(arg, "gets", comm->rank);
+    const cJSON *record = live_record_of(arg, "gets", comm->rank);
     const tsr_state_options options = live_options(live_get(record, "options"));
-    TRY(open_all(&l, ((one_record *)arg)->test, comm->rank, err));
+    TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
     tsr_status status = tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, &options, l.out, &own);
     if (cJSON_GetObjectItem(record, "error"))
         status = status == TSR_OK ? tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch refuses") : TSR_OK;
     else if (status == TSR_OK) status = live_same(tsr_state_dict_root(l.out), live_get(record, "out"), false, err);
     else tsr_raise(err, status, 0, "%s", own.message);
     close_all(&l);
-    return told(status, arg, record, err);
+    return live_record_told(status, arg, record, err);
 }
 
 static void test_statedict_optimizer_state__A12_get(void **state)
 {
     (void)state;
-    run_records("gets", run_get);
+    live_records(golden, "gets", run_get);
 }
 
 static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_optimizers l;
     tsr_error own = {0};
-    const cJSON *record = record_of(arg, "sets", comm->rank);
+    const cJSON *record = live_record_of(arg, "sets", comm->rank);
     const tsr_state_options options = live_options(live_get(record, "options"));
-    TRY(open_all(&l, ((one_record *)arg)->test, comm->rank, err));
+    TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
     tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, &options, &l.m.host, &own);
     if (cJSON_GetObjectItem(record, "error") || live_is(record, "of", "no groups")) { /* PyTorch: a group without lr */
@@ -141,13 +108,13 @@ static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
         tsr_raise(err, status, 0, "%s", own.message);
     }
     close_all(&l);
-    return told(status, arg, record, err);
+    return live_record_told(status, arg, record, err);
 }
 
 static void test_statedict_optimizer_state__A12_set(void **state)
 {
     (void)state;
-    run_records("sets", run_set);
+    live_records(golden, "sets", run_set);
 }
 
 /* ---- A13 ---- */
