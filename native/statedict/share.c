@@ -139,10 +139,6 @@ uint32_t tsr_shared_ranks(const tsr_shared *shared)
 {
     return shared->ranks;
 }
-size_t tsr_shared_count(const tsr_shared *shared)
-{
-    return shared->count;
-}
 
 bool tsr_shared_is_own(const tsr_shared *s, uint32_t rank, uint32_t ranks, size_t index, const void *data)
 {

@@ -14,7 +14,6 @@ tsr_status tsr_shared_new(tsr_comm *comm, const uint64_t *sizes, size_t count, c
 void tsr_shared_free(tsr_shared *shared); /* takes NULL */
 
 uint32_t tsr_shared_ranks(const tsr_shared *shared);
-size_t tsr_shared_count(const tsr_shared *shared);
 /* Whether `data` is buffer `index` of `rank` of `ranks`, the rank that this is here. */
 bool tsr_shared_is_own(const tsr_shared *shared, uint32_t rank, uint32_t ranks, size_t index, const void *data);
 /* Equal on all ranks, and of no other segments. Not 0. */
