@@ -3,39 +3,32 @@
 fsdp_get_set.json: torch/distributed/checkpoint/state_dict.py on gloo (rows A6, A7, A12). A case is a model of make_fsdp_state.py:
 its tree, and by rank the units' slices, what else the modules hold, and the optimizers after two steps; `gets` and `optimizer_gets`
 are what came out under several options. `sets`: the result of get number `from`, changed as changed() says and without `drop`, is set
-with `options`; by rank what is there afterwards, or the error. Values are written as in make_state_dict.py.
+with `options`; by rank what is there afterwards, or the error. Values are written as in make_state_dict.py. PyTorch takes the names of
+some states out of sets: their order is settled by PYTHONHASHSEED alone.
 """
-import datetime
-import faulthandler
+import functools
 import json
 import os
 import re
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 
 import make_fsdp_state as fsdp
-from make_fsdp_state import FSDP, encode, handles, local, modules_document, plain_tensors
+from make_fsdp_state import encode, handles, local, modules_document, plain_tensors, run
+from make_optimizer_state import adamw, changed, groups, train
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict, StateDictOptions)
-from torch.distributed.tensor import DTensor
 
 FULL, CPU, SPREAD, FLAT = {"full_state_dict": True}, {"cpu_offload": True}, {"broadcast_from_rank0": True}, {"flatten_optimizer_state_dict": True}
 LAX, FROZEN = {"strict": False}, {"ignore_frozen_params": True}
 GETS = [{}, FULL, CPU, FROZEN]
 OPTIMIZER_GETS = [{}, FULL, {**FULL, **CPU}, CPU, FLAT, {**FULL, **FLAT}]
 KEY = "b.0.bias"
-
-
-def adamw(params):
-    return [torch.optim.AdamW([p for _, p in params], lr=0.5, betas=(0.5, 0.75), foreach=False)]
 
 
 def two(params):
@@ -55,46 +48,12 @@ def build(case):
             h.flat_param.requires_grad = False
     if case.get("compiled"):
         model = torch.compile(model)
-    named = list(model.named_parameters())
-    before = [p.detach().clone() for _, p in named]
-    optimizers = (two if case.get("two") else adamw)(named)
-    for step in range(case.get("steps", 2)):
-        for i, (_, p) in enumerate(named):
-            if p.requires_grad:
-                p.grad = torch.full_like(p, i + step + 1)
-        for o in optimizers:
-            o.step()
-            o.zero_grad()
-    with torch.no_grad():  # short numbers
-        for b, (_, p) in zip(before, named):
-            p.copy_(b)
-    return model, optimizers
-
-
-def groups(model, optimizers):
-    raw = {p: n for n, p in model.named_parameters()}
-    return [{"algorithm": type(o).__name__, "groups": [
-        {"options": encode({k: v for k, v in g.items() if k != "params"}), "params": [raw[p] for p in g["params"]],
-         "state": [encode(dict(o.state[p])) if p in o.state else None for p in g["params"]]} for g in o.param_groups]} for o in optimizers]
+    return model, train(model, two if case.get("two") else adamw, case.get("steps", 2))
 
 
 def describe(model, case):
     net = inner(model)
     return {"slices": local(net), "plain": encode({**plain_tensors(net, case), **fsdp.extra_state(net, case)})}
-
-
-def changed(value):
-    if isinstance(value, ShardedTensor):
-        for s in value.local_shards():
-            s.tensor = s.tensor + 1
-        return value
-    if isinstance(value, torch.Tensor):
-        return value + 1
-    if isinstance(value, dict):
-        return {k: changed(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [changed(v) for v in value]
-    return value * 2 if type(value) is float else value
 
 
 def without(state, key):
@@ -105,11 +64,7 @@ def without(state, key):
     return state
 
 
-def attempt(f):
-    try:
-        return {"out": f()}
-    except Exception as e:
-        return {"error": f"{type(e).__name__}: {e}"[:60]}
+attempt = functools.partial(fsdp.attempt, most=60)
 
 
 def head(case):
@@ -147,22 +102,9 @@ def set_one(case, job):
     return {"optimizers": groups(model, optimizers)}
 
 
-def run_rank(rank, world, port, case, job, folder):
-    faulthandler.enable()
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=8))
-    torch.set_num_threads(1)
-    if job:
-        record = attempt(lambda: set_one(case, job))
-        record = record if "error" in record else record["out"]
-    else:
-        record = head(case)
-    json.dump(record, open(os.path.join(folder, f"{rank}.json"), "w"))
-    try:
-        dist.barrier()
-    except RuntimeError:
-        pass  # a rank that is through may be gone, and its record lies there
-    os._exit(0)
+def try_set(case, job):
+    record = attempt(lambda: set_one(case, job))
+    return record.get("out", record)
 
 
 CASES = {
@@ -194,19 +136,13 @@ def jobs(case):
     return [{"what": what, "from": f, "options": o, **more} for what, all in (("model", model), ("optimizer", optimizer)) for f, o, more in all]
 
 
-def run(case, job, port):
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(run_rank, (case["world"], port, case, job, folder), nprocs=case["world"], start_method="fork")
-        return [json.load(open(os.path.join(folder, f"{r}.json"))) for r in range(case["world"])]
-
-
 def main(names):
     path, port = os.path.join(HERE, "fsdp_get_set.json"), 30100
     cases = json.load(open(path))["cases"] if names else {}
     for name, case in CASES.items():
         if names and name not in names:
             continue
-        ranks = run(case, None, port)
+        ranks = run(port, head, case)
         port += 1
         modules, units = ranks[0]["modules"], ranks[0]["units"]
         for r in ranks:
@@ -215,7 +151,7 @@ def main(names):
         cases[name] = {"case": case, "modules": modules, "units": units, "ranks": ranks, "sets": []}
         for job in jobs(case):
             port += 1
-            cases[name]["sets"].append({**job, "ranks": run(case, job, port)})
+            cases[name]["sets"].append({**job, "ranks": run(port, try_set, case, job)})
             print(name, job, [r.get("error") for r in cases[name]["sets"][-1]["ranks"]], file=sys.stderr, flush=True)
         print(name, flush=True)
         lines = ",\n".join(f'"{n}":' + json.dumps(c, separators=(",", ":")) for n, c in cases.items())

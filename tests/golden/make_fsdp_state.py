@@ -5,6 +5,7 @@ slices, what else the modules hold (`plain`), and by state type what state_dict(
 saved state, and what load_state_dict() left in slices and plain tensors, or its error. Values as in make_state_dict.py.
 """
 import datetime
+import faulthandler
 import functools
 import json
 import os
@@ -114,11 +115,11 @@ def set_type(net, kind, **config):
     FSDP.set_state_dict_type(net, TYPES[kind][0], TYPES[kind][1](**config))
 
 
-def attempt(f):
+def attempt(f, most=600):
     try:
         return {"out": f()}
     except Exception as e:
-        return {"error": f"{type(e).__name__}: {e}"[:600]}
+        return {"error": f"{type(e).__name__}: {e}"[:most]}
 
 
 def drop(state, key):
@@ -213,34 +214,43 @@ def types(net):
     return record
 
 
-def run_rank(rank, world, port, case, job, folder):
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=8))
-    torch.set_num_threads(1)
-    if job:
-        record = load(case, *job)
-    else:
-        net = wrap(case)
-        modules = modules_document(net)
+def save(case):
+    net = wrap(case)
+    modules = modules_document(net)
+    set_type(net, "full")
+    net.state_dict()  # the first casts buffers to the type that they have in training
+    record = {"modules": modules, "units": [{"module": n, "strategy": h._sharding_strategy.name, "fqns": list(h.flat_param._fqns)} for n, h in handles(net).items()],
+              "slices": local(net), "plain": encode({**plain_tensors(net, case), **extra_state(net, case)}), "saves": {}}
+    for name, (kind, config) in {"full": ("full", {}), "rank0": ("full", {"rank0_only": True}), "sharded": ("sharded", {}), "local": ("local", {})}.items():
+        set_type(net, kind, **config)
+        record["saves"][name] = attempt(lambda: encode(dict(net.state_dict())))
+    if case.get("moments"):
         set_type(net, "full")
-        net.state_dict()  # the first casts buffers to the type that they have in training
-        record = {"modules": modules, "units": [{"module": n, "strategy": h._sharding_strategy.name, "fqns": list(h.flat_param._fqns)} for n, h in handles(net).items()],
-                  "slices": local(net), "plain": encode({**plain_tensors(net, case), **extra_state(net, case)}), "saves": {}}
-        for name, (kind, config) in {"full": ("full", {}), "rank0": ("full", {"rank0_only": True}), "sharded": ("sharded", {}), "local": ("local", {})}.items():
-            set_type(net, kind, **config)
-            record["saves"][name] = attempt(lambda: encode(dict(net.state_dict())))
-        if case.get("moments"):
-            set_type(net, "full")
-            log = moments(net)
-            net.load_state_dict(net.state_dict())
-            record["moments"] = list(log)
-            record["types"] = types(net)
-    json.dump(record, open(os.path.join(folder, f"{rank}.json"), "w"))
+        log = moments(net)
+        net.load_state_dict(net.state_dict())
+        record["moments"] = list(log)
+        record["types"] = types(net)
+    return record
+
+
+def run_rank(rank, port, folder, make, case, *job):
+    faulthandler.enable()
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=case["world"], timeout=datetime.timedelta(seconds=8))
+    torch.set_num_threads(1)
+    json.dump(make(case, *job), open(os.path.join(folder, f"{rank}.json"), "w"))
     try:
         dist.barrier()
     except RuntimeError:
         pass  # a rank that is through may be gone, and its record lies there
     os._exit(0)
+
+
+def run(port, make, case, *job):
+    """What make(case, *job) gives on each of the case's ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(run_rank, (port, folder, make, case, *job), nprocs=case["world"], start_method="fork")
+        return [json.load(open(os.path.join(folder, f"{r}.json"))) for r in range(case["world"])]
 
 
 CASES = {
@@ -258,19 +268,13 @@ CASES = {
 }
 
 
-def run(case, job, port):
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(run_rank, (case["world"], port, case, job, folder), nprocs=case["world"], start_method="fork")
-        return [json.load(open(os.path.join(folder, f"{r}.json"))) for r in range(case["world"])]
-
-
 def main(names):
     path, port = os.path.join(HERE, "fsdp_state.json"), 29700
     cases = json.load(open(path))["cases"] if names else {}
     for name, case in CASES.items():
         if names and name not in names:
             continue
-        ranks = run(case, None, port)
+        ranks = run(port, save, case)
         modules = ranks[0]["modules"]
         for r in ranks:
             del r["modules"]
@@ -281,7 +285,7 @@ def main(names):
                     continue
                 for strict in (True, False) if change in ("missing", "unexpected") else (True,):
                     port += 1
-                    cases[name]["loads"].append({"type": kind, "change": change, "strict": strict, "ranks": run(case, (kind, change, strict), port)})
+                    cases[name]["loads"].append({"type": kind, "change": change, "strict": strict, "ranks": run(port, load, case, kind, change, strict)})
                     print(name, kind, change, strict, cases[name]["loads"][-1]["ranks"][0].get("error"), file=sys.stderr, flush=True)
         json.dump({"torch": torch.__version__, "cases": cases}, open(path, "w"), separators=(",", ":"))
 

@@ -9,6 +9,7 @@ from make_model_state import MODELS, encode, modules_document, tensors, write
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict, StateDictOptions
 
 FULL = {"full_state_dict": True}
@@ -31,8 +32,8 @@ CASES = {"ddp": ("ddp", adamw, 2), "compiled two": ("compiled", two, 2), "sharde
          "sharded two": ("sharded", two, 2), "fresh": ("sharded", two, 0)}
 
 
-def build(kind, make, steps):
-    model = MODELS[kind]()
+def train(model, make, steps):
+    """The optimizers that `make` gives, after some steps."""
     named = list(model.named_parameters())
     before = [p.detach().clone() for _, p in named]
     optimizers = make(named)
@@ -46,7 +47,12 @@ def build(kind, make, steps):
     with torch.no_grad():  # short numbers
         for b, (_, p) in zip(before, named):
             p.copy_(b)
-    return model, optimizers
+    return optimizers
+
+
+def build(kind, make, steps):
+    model = MODELS[kind]()
+    return model, train(model, make, steps)
 
 
 def groups(model, optimizers):
@@ -57,6 +63,10 @@ def groups(model, optimizers):
 
 
 def changed(value):
+    if isinstance(value, ShardedTensor):
+        for s in value.local_shards():
+            s.tensor = s.tensor + 1
+        return value
     if isinstance(value, torch.Tensor):
         return value + 1
     if isinstance(value, dict):
