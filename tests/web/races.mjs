@@ -55,6 +55,18 @@ async function onHeldSite(page, url, body) {
   }
 }
 
+const checkEveryByte = (page) => page.getByRole("button", { name: /^Check every byte/ }).click();
+
+/** The site's file is open, its bytes are checked, and the check waits for some of them. */
+async function beginCheck(page, site) {
+  await page.getByRole("button", { name: "Open URL" }).click();
+  await page.locator(".window .row .text").first().waitFor();
+  await goTo(page, /^Findings/);
+  site.hold(0);
+  await checkEveryByte(page);
+  await site.waits();
+}
+
 /** The page's own server behind a gate: requests for what contains `held.name` wait. */
 function gatedPages(url) {
   const held = { name: undefined, waiting: [] };
@@ -138,26 +150,16 @@ async function testEnding(page, url) {
     check(await title(page) === "dcp_fsdp2", await title(page));
   }));
   await test("checking every byte is cancelled, and can be done again", () => onHeldSite(page, url, async (site) => {
-    await page.getByRole("button", { name: "Open URL" }).click();
-    await page.locator(".window .row .text").first().waitFor();
-    await goTo(page, /^Findings/);
-    site.hold(0);
-    await page.getByRole("button", { name: /^Check every byte/ }).click();
-    await site.waits();
+    await beginCheck(page, site);
     await page.getByRole("button", { name: "Cancel" }).click();
     await page.locator(".job").waitFor({ state: "detached" });
     check(await page.locator(".trouble").count() === 0, "cancelling is no trouble");
     site.release();
-    await page.getByRole("button", { name: /^Check every byte/ }).click();
+    await checkEveryByte(page);
     await page.locator(".view", { hasText: "Every byte was checked" }).waitFor();
   }));
   await test("the page is usable while every byte is checked, and closing ends the check", () => onHeldSite(page, url, async (site) => {
-    await page.getByRole("button", { name: "Open URL" }).click();
-    await page.locator(".window .row .text").first().waitFor();
-    await goTo(page, /^Findings/);
-    site.hold(0);
-    await page.getByRole("button", { name: /^Check every byte/ }).click();
-    await site.waits();
+    await beginCheck(page, site);
     await goTo(page, "Entries");
     await page.getByLabel("Filter").fill("weight");
     await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
@@ -209,7 +211,7 @@ async function testTrouble(page, url) {
       await page.getByRole("button", { name: "Show the first values" }).click();
       await page.locator("aside .trouble", { hasText: "Code: input/output" }).waitFor();
       await goTo(page, /^Findings/);
-      await page.getByRole("button", { name: /^Check every byte/ }).click();
+      await checkEveryByte(page);
       await page.locator(".trouble", { hasText: "Drop the files again" }).waitFor();
       await openSample(page, "dcp_fsdp2");
       check(await page.locator(".trouble").count() === 0, "the trouble stayed");
