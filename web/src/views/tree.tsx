@@ -108,9 +108,8 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
     if (row.entry !== undefined) void model.select(row.entry, row.fqn);
     else void toggle(row);
   };
-  const keys = keysOf(model, outline, Math.max(1, Math.floor(height / HEIGHT) - 2), choose);
   const onKey = (e: KeyboardEvent) => {
-    const act = keys[e.key];
+    const act = keysOf(model, outline, Math.max(1, Math.floor(height / HEIGHT) - 2), choose)[e.key];
     if (!act || e.ctrlKey || e.metaKey || e.altKey) return;
     e.preventDefault();
     typed.current = typed.current.then(act).catch(() => undefined); // the page that it was typed on was closed
