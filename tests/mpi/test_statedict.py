@@ -7,31 +7,44 @@ from harness import FULL, ROOT, mpirun, need, test, tree
 from test_death import count_calls, killed
 
 
-def torch_side(*arguments):
+def torch_run(program, *arguments):
     python = subprocess.run([f"{ROOT}/samples/python-env"], capture_output=True, text=True, check=True).stdout.split()[-1]
-    p = subprocess.run([python, f"{ROOT}/tests/mpi/torch_side.py", *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run([python, f"{ROOT}/tests/mpi/{program}", *map(str, arguments)], capture_output=True, text=True)
+
+
+def torch_side(*arguments):
+    p = torch_run("torch_side.py", *arguments)
     need(p.returncode == 0 and p.stdout == "done\n", f"torch_side {arguments}: {p.stderr[-1500:]}")
+
+
+def interchange(folder, source, destination, *how):
+    """Loaded and saved by 3 ranks of a C program."""
+    job = mpirun(3, f"{folder}/interchange", source, destination, *how)
+    need(job.status == 0, f"{source}: {job.err}")
+
+
+def tessera(folder, *arguments):
+    p = subprocess.run([f"{folder}/tessera", *arguments], capture_output=True, text=True)
+    need(p.returncode == 0, f"{arguments}: {p.stdout[-1000:]}{p.stderr[-1000:]}")
+
+
+def torch_to_c_to_torch(folder, save, check):
+    with tempfile.TemporaryDirectory() as scratch:
+        torch_side(save, 4, f"{scratch}/a")
+        interchange(folder, f"{scratch}/a", f"{scratch}/b")
+        tessera(folder, "validate", "--deep", f"{scratch}/b")
+        torch_side(check, 2, f"{scratch}/b")
 
 
 @test
 def torch_on_4_to_c_on_3_to_torch_on_2(folder):
-    with tempfile.TemporaryDirectory() as scratch:
-        torch_side("save", 4, f"{scratch}/a")
-        job = mpirun(3, f"{folder}/interchange", f"{scratch}/a", f"{scratch}/b")
-        need(job.status == 0, job.err)
-        p = subprocess.run([f"{folder}/tessera", "validate", "--deep", f"{scratch}/b"], capture_output=True, text=True)
-        need(p.returncode == 0, p.stdout)
-        torch_side("check", 2, f"{scratch}/b")
+    torch_to_c_to_torch(folder, "save", "check")
 
 
 @test
 def trained_by_fsdp2_on_4_to_c_on_3_to_fsdp2_on_2(folder):
     """The state that PyTorch's own wrappers and AdamW make, changed in C, goes on training in PyTorch."""
-    with tempfile.TemporaryDirectory() as scratch:
-        torch_side("train", 4, f"{scratch}/a")
-        job = mpirun(3, f"{folder}/interchange", f"{scratch}/a", f"{scratch}/b")
-        need(job.status == 0, job.err)
-        torch_side("resume", 2, f"{scratch}/b")
+    torch_to_c_to_torch(folder, "train", "resume")
 
 
 @test
@@ -41,10 +54,8 @@ def every_form_is_loaded_by_ranks(folder):
         source = f"{samples}/{name}"
         need(os.path.exists(source), f"no sample {name}")
         with tempfile.TemporaryDirectory() as scratch:
-            job = mpirun(3, f"{folder}/interchange", source, f"{scratch}/out", "same")
-            need(job.status == 0, f"{name}: {job.err}")
-            p = subprocess.run([f"{folder}/tessera", "diff", "--values", source, f"{scratch}/out"], capture_output=True, text=True)
-            need(p.returncode == 0, f"{name}: {p.stdout[-1000:]}")
+            interchange(folder, source, f"{scratch}/out", "same")
+            tessera(folder, "diff", "--values", source, f"{scratch}/out")
 
 
 def losses(text):
@@ -70,12 +81,10 @@ def the_training_sample_goes_on_after_a_kill_on_other_ranks_and_in_torch(folder)
         need(resumed.status == 0, resumed.err)
         got = losses(resumed.out)
         need(got == {s: want[s] for s in range(10, 20)}, f"after it: {got}, without it {want}")
-        python = subprocess.run([f"{ROOT}/samples/python-env"], capture_output=True, text=True, check=True).stdout.split()[-1]
-        p = subprocess.run([python, f"{ROOT}/tests/mpi/torch_training.py", f"{scratch}/killed/step-10", "20"], capture_output=True, text=True)
+        p = torch_run("torch_training.py", f"{scratch}/killed/step-10", 20)
         got = losses(p.stdout)
         need(len(got) == 10 and all(abs(float(got[s]) - float(want[s])) < 1e-12 for s in got), f"torch: {got}, {p.stderr[-1000:]}")
-        same = subprocess.run([f"{folder}/tessera", "diff", "--values", f"{scratch}/killed/step-20", f"{scratch}/whole/step-20"])
-        need(same.returncode == 0, "the last checkpoints differ")
+        tessera(folder, "diff", "--values", f"{scratch}/killed/step-20", f"{scratch}/whole/step-20")
 
 
 @test
