@@ -3,7 +3,11 @@
  *
  *   job:  [ tile ······ | scratch | cast ···· ]  ──▶  output file at byte_offset + position of the tile
  *
- * A gather opens with the first tile of its entry and closes when the last blit of a row of blits of that entry is done. */
+ * A gather opens with the first tile of its entry and closes when the last blit of a row of blits of that entry is done.
+ * Lanes take turns:
+ *
+ *   lane 0  [ a ···· ][ b ]…   file 0       jobs  a0 c0 a1 c1 a2 c2 b0 d0 …: threads at work are in different files
+ *   lane 1  [ c ·· ][ d ··· ]… file 1 */
 #include "exec/blit.h"
 
 #include "base/cursor.h"
@@ -94,9 +98,9 @@ static tsr_status drain_blit(void *ctx, void *item, tsr_error *err)
     return job->last && s->run->done ? s->run->done(s->run->ctx, (size_t)(job->blit - s->run->blits), err) : TSR_OK;
 }
 
-static tsr_status open_lease(state *s, const tsr_entry *entry, tsr_gather **out, tsr_error *err)
+static tsr_status open_lease(state *s, const tsr_entry *entry, const tsr_box *box, tsr_gather **out, tsr_error *err)
 {
-    TSR_TRY(tsr_gather_open(s->run->checkpoint, entry, NULL, out, err));
+    TSR_TRY(tsr_gather_open(s->run->checkpoint, entry, box, out, err));
     lease *own = TSR_ARENA_NEW((*out)->arena, lease, err);
     if (!own) {
         tsr_gather_close(*out);
@@ -127,21 +131,61 @@ static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, co
     return TSR_OK;
 }
 
-/* All tiles of one blit. The last job closes the gather when `release` says so. */
-static tsr_status add_blit(state *s, tsr_blit *blit, tsr_gather *gather, bool release, tsr_error *err)
-{
-    const tsr_box box = {gather->rank, blit->offsets, blit->sizes ? blit->sizes : gather->shape};
-    const uint32_t largest = gather->itemsize + (casts(blit, gather) ? tsr_dtype_size(blit->dtype) : 0);
-    TSR_FAIL_IF(!tsr_box_contains((tsr_box){gather->rank, NULL, gather->shape}, box), err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
+/* Blits on their way, one tile after the other. */
+typedef struct lane {
+    size_t at, end;
+    tsr_gather *gather; /* of blits[at] and those before it of the same entry */
+    bool inside;        /* blits[at], of which `tiles` are left */
     tsr_tiles tiles;
-    blit_job *job = NULL;
-    for (tsr_tiles_start(&tiles, box, tsr_tile_most(s->run->ring, largest, 1)); !tiles.done; tsr_tiles_next(&tiles)) {
-        TSR_TRY(new_job(s, blit, gather, &tiles, &job, err));
+} lane;
+
+static bool same_entry(const tsr_blit *a, const tsr_blit *b)
+{
+    return !a->literal && !b->literal && a->entry == b->entry;
+}
+
+/* Makes a box reach over another one, too. */
+static void enclose(uint32_t rank, uint64_t *offsets, uint64_t *sizes, tsr_box box)
+{
+    for (uint32_t d = 0; d < rank; d++) {
+        const uint64_t from = tsr_box_offset(box, d), to = from + box.sizes[d];
+        const uint64_t end = offsets[d] + sizes[d] > to ? offsets[d] + sizes[d] : to;
+        if (from < offsets[d]) offsets[d] = from;
+        sizes[d] = end - offsets[d];
     }
-    if (!job) TSR_TRY(new_job(s, blit, gather, NULL, &job, err)); /* no elements: done in its turn all the same */
-    job->last = true;
-    job->release = release ? gather : NULL;
+}
+
+/* Opens what the lane's next blits of one entry need of it. */
+static tsr_status open_gather(state *s, lane *l, tsr_error *err)
+{
+    const tsr_blit *blits = s->run->blits, *first = &blits[l->at];
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(first->entry, &dtype, &rank, shape, &elements, err));
+    const tsr_box whole = {rank, NULL, shape}, reach = {rank, offsets, sizes};
+    for (uint32_t d = 0; d < rank; d++) {
+        offsets[d] = first->offsets ? first->offsets[d] : 0;
+        sizes[d] = first->sizes ? first->sizes[d] : shape[d];
+    }
+    for (size_t i = l->at; i < l->end && same_entry(first, &blits[i]); i++) {
+        const tsr_box box = {rank, blits[i].offsets, blits[i].sizes ? blits[i].sizes : shape};
+        TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(first->entry->fqn));
+        enclose(rank, offsets, sizes, box);
+    }
+    return open_lease(s, first->entry, tsr_box_equal(whole, reach) ? NULL : &reach, &l->gather, err);
+}
+
+static tsr_status begin_blit(state *s, lane *l, tsr_error *err)
+{
+    const tsr_blit *blit = &s->run->blits[l->at];
+    if (!l->gather) TSR_TRY(open_gather(s, l, err));
+    const tsr_gather *gather = l->gather;
+    const uint32_t largest = gather->itemsize + (casts(blit, gather) ? tsr_dtype_size(blit->dtype) : 0);
+    const tsr_box box = {gather->rank, blit->offsets, blit->sizes ? blit->sizes : gather->shape};
+    tsr_tiles_start(&l->tiles, box, tsr_tile_most(s->run->ring, largest, 1));
+    l->inside = true;
     return TSR_OK;
 }
 
@@ -155,22 +199,57 @@ static tsr_status add_literal(state *s, tsr_blit *blit, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status add_all(state *s, tsr_error *err)
+/* The lane's next tile; for a blit without elements a job that is done in its turn all the same. */
+static tsr_status add_tile(state *s, lane *l, tsr_error *err)
+{
+    tsr_blit *blit = &s->run->blits[l->at];
+    blit_job *job;
+    if (blit->literal) {
+        l->at++;
+        return add_literal(s, blit, err);
+    }
+    if (!l->inside) TSR_TRY(begin_blit(s, l, err));
+    TSR_TRY(new_job(s, blit, l->gather, l->tiles.done ? NULL : &l->tiles, &job, err));
+    if (!l->tiles.done) tsr_tiles_next(&l->tiles);
+    if (!l->tiles.done) return TSR_OK;
+    job->last = true;
+    l->inside = false;
+    if (++l->at < l->end && same_entry(blit, blit + 1)) return TSR_OK;
+    job->release = l->gather;
+    l->gather = NULL;
+    return TSR_OK;
+}
+
+/* Deals the lanes' tiles in turn. */
+static tsr_status add_all(state *s, lane *lanes, size_t count, tsr_error *err)
+{
+    for (bool more = true; more;) {
+        more = false;
+        for (size_t i = 0; i < count; i++) {
+            lane *l = &lanes[i];
+            if (l->at == l->end) continue;
+            more = true;
+            TSR_TRY(add_tile(s, l, err));
+        }
+    }
+    return tsr_ring_end(s->run->ring, err);
+}
+
+static tsr_status run_lanes(state *s, tsr_error *err)
 {
     const tsr_blit_run *run = s->run;
-    tsr_gather *gather = NULL;
-    for (size_t i = 0; i < run->count; i++) {
-        tsr_blit *blit = &run->blits[i];
-        if (blit->literal) {
-            TSR_TRY(add_literal(s, blit, err));
-            continue;
-        }
-        const bool follows = i && run->blits[i - 1].entry == blit->entry;
-        const bool ends = i + 1 == run->count || run->blits[i + 1].entry != blit->entry;
-        if (!follows) TSR_TRY(open_lease(s, blit->entry, &gather, err));
-        TSR_TRY(add_blit(s, blit, gather, ends, err));
+    const tsr_allocator *allocator = tsr_checkpoint_host(run->checkpoint)->allocator;
+    const size_t count = run->lane_count ? run->lane_count : 1;
+    lane *lanes = tsr_alloc(allocator, count, sizeof *lanes, err);
+    if (!lanes) return TSR_E_NOMEM;
+    memset(lanes, 0, count * sizeof *lanes);
+    for (size_t i = 0; i < count; i++) {
+        lanes[i].at = i ? lanes[i - 1].end : 0;
+        lanes[i].end = run->lane_count ? run->lane_ends[i] : run->count;
     }
-    return tsr_ring_end(run->ring, err);
+    const tsr_status status = add_all(s, lanes, count, err);
+    tsr_free(allocator, lanes, count, sizeof *lanes);
+    return status;
 }
 
 tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
@@ -179,7 +258,7 @@ tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
     for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
     const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill = fill_blit, .drain = drain_blit, .ctx = &s};
     tsr_status status = tsr_ring_begin(run->ring, &work, err);
-    if (status == TSR_OK) status = add_all(&s, err);
+    if (status == TSR_OK) status = run_lanes(&s, err);
     while (s.leases) close_lease(&s, s.leases->gather);
     return status;
 }

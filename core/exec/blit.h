@@ -23,11 +23,15 @@ typedef struct tsr_blit_run {
     tsr_checkpoint *checkpoint;
     tsr_output *output;
     tsr_ring *ring;
-    tsr_blit *blits; /* written in this order; blits of one entry should follow each other */
+    tsr_blit *blits; /* blits of one entry should follow each other */
     size_t count;
+    /* Each lane's blits are written in their order, from the end of the lane before it, and the lanes' tiles in turn. NULL
+     * and 0: one lane of all. */
+    const size_t *lane_ends;
+    size_t lane_count;
     bool crc; /* CRC-32 of every blit's bytes */
     const tsr_progress *progress;
-    /* NULL, or called in order, by one thread at a time, when all bytes of blits[index] are written. */
+    /* NULL, or called by one thread at a time when all bytes of blits[index] are written; in the order of its lane. */
     tsr_status (*done)(void *ctx, size_t index, tsr_error *err);
     void *ctx;
 } tsr_blit_run;

@@ -307,7 +307,7 @@ static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_sta
 {
     writer *w = ctx;
     (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){w->blits, w->count, finish_tensor, finish_objects, w};
+    *out = (tsr_stage){.blits = w->blits, .count = w->count, .behind = finish_tensor, .rest = finish_objects, .ctx = w};
     return TSR_OK;
 }
 

@@ -251,7 +251,7 @@ tsr_status tsr_flat_stage(const tsr_chosen *chosen, const tsr_plan *plan, uint64
     f->blits = status == TSR_OK ? tsr_arena_array(file->arena, blits.count, sizeof *f->blits, err) : NULL;
     if (status == TSR_OK && !f->blits) status = TSR_E_NOMEM;
     if (status == TSR_OK && blits.count) memcpy(f->blits, blits.items, blits.count * sizeof *f->blits);
-    *out = (tsr_stage){f->blits, blits.count, NULL, write_all, f};
+    *out = (tsr_stage){.blits = f->blits, .count = blits.count, .rest = write_all, .ctx = f};
     tsr_vec_free(&blits);
     return status;
 }

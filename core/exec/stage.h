@@ -2,7 +2,7 @@
 #ifndef TSR_EXEC_STAGE_H
 #define TSR_EXEC_STAGE_H
 
-#include "exec/blit.h"
+#include "exec/blit_order.h"
 
 /* An output whose files are known by their numbers in a tsr_conversion. */
 typedef struct tsr_sink {
@@ -26,7 +26,14 @@ typedef struct tsr_stage {
     /* Writes the rest, which may need all CRCs. */
     tsr_status (*rest)(const struct tsr_stage *stage, const tsr_sink *sink, tsr_error *err);
     void *ctx;
+    tsr_blit_order order; /* of the blits: the work's, not the writer's */
 } tsr_stage;
+
+/* The blit at a place of the order. */
+static inline tsr_blit *tsr_stage_blit(const tsr_stage *stage, size_t place)
+{
+    return &stage->blits[stage->order.numbers[place]];
+}
 
 typedef struct tsr_writer {
     uint32_t stage_count;

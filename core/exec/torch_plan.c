@@ -339,7 +339,8 @@ tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file)
 {
     plan->file = file;
     for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].file = file;
-    return (tsr_stage){plan->blits, plan->storage_count, write_behind, write_rest, plan};
+    return (tsr_stage){
+        .blits = plan->blits, .count = plan->storage_count, .behind = write_behind, .rest = write_rest, .ctx = plan};
 }
 
 typedef struct torch_file {

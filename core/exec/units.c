@@ -46,7 +46,7 @@ static tsr_status cut_blit(const tsr_stage *stage, size_t i, tsr_unit unit, uint
 {
     tsr_tiles tiles;
     uint64_t shape[TSR_MAX_RANK], itemsize;
-    TSR_TRY(start_tiles(&stage->blits[i], unit_bytes, shape, &tiles, &itemsize, err));
+    TSR_TRY(start_tiles(tsr_stage_blit(stage, i), unit_bytes, shape, &tiles, &itemsize, err));
     unit.first = (uint32_t)i;
     unit.count = 1;
     unit.is_tile = true;
@@ -60,9 +60,8 @@ static tsr_status cut_blit(const tsr_stage *stage, size_t i, tsr_unit unit, uint
 tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_bytes, tsr_vec *units, tsr_error *err)
 {
     tsr_unit *open = NULL; /* the group that takes more */
-    TSR_FAIL_IF(stage->count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many pieces to write");
     for (size_t i = 0; i < stage->count; i++) {
-        const tsr_blit *blit = &stage->blits[i];
+        const tsr_blit *blit = tsr_stage_blit(stage, i);
         if (is_cut(blit, unit_bytes)) {
             TSR_TRY(cut_blit(stage, i, (tsr_unit){.stage = number}, unit_bytes, units, err));
             open = NULL;
@@ -98,7 +97,7 @@ static tsr_status tile_blit(const tsr_blit *blit, const tsr_tiles *tiles, uint64
 static tsr_status tile_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
                              tsr_arena *arena, tsr_blit *out, size_t *used, tsr_error *err)
 {
-    const tsr_blit *blit = &stage->blits[units->first];
+    const tsr_blit *blit = tsr_stage_blit(stage, units->first);
     tsr_tiles tiles;
     uint64_t shape[TSR_MAX_RANK], itemsize, at = 0;
     TSR_TRY(start_tiles(blit, unit_bytes, shape, &tiles, &itemsize, err));
@@ -111,27 +110,38 @@ static tsr_status tile_blits(const tsr_stage *stage, const tsr_unit *units, size
     return TSR_OK;
 }
 
-tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
-                           tsr_arena *arena, tsr_blit **out, uint32_t **owners, size_t *out_count, tsr_error *err)
+/* The blits of units [units, units + count), which follow each other. */
+static tsr_status add_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
+                            tsr_arena *arena, tsr_unit_blits *out, tsr_error *err)
 {
-    size_t total = 0, at = 0;
-    for (size_t u = 0; u < count; u++) total += units[u].count;
-    *out = tsr_arena_array(arena, total, sizeof **out, err);
-    *owners = tsr_arena_array(arena, total, sizeof **owners, err);
-    if (!*out || !*owners) return TSR_E_NOMEM;
-    for (size_t u = 0; u < count;) {
+    for (size_t u = 0, used = 1; u < count; u += used, used = 1) {
         const tsr_unit *unit = &units[u];
-        size_t used = 1;
         if (unit->is_tile) {
-            TSR_TRY(tile_blits(stage, unit, count - u, unit_bytes, arena, *out + at, &used, err));
-            for (size_t i = 0; i < used; i++) (*owners)[at++] = unit->first;
+            TSR_TRY(tile_blits(stage, unit, count - u, unit_bytes, arena, out->blits + out->count, &used, err));
+            for (size_t i = 0; i < used; i++) out->owners[out->count++] = stage->order.numbers[unit->first];
         }
-        for (uint32_t i = 0; !unit->is_tile && i < unit->count; i++, at++) {
-            (*out)[at] = stage->blits[unit->first + i];
-            (*owners)[at] = unit->first + i;
+        for (uint32_t i = 0; !unit->is_tile && i < unit->count; i++, out->count++) {
+            out->owners[out->count] = stage->order.numbers[unit->first + i];
+            out->blits[out->count] = stage->blits[out->owners[out->count]];
         }
-        u += used;
     }
-    *out_count = at;
+    return TSR_OK;
+}
+
+tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, const tsr_lane *lanes, size_t lane_count,
+                           uint64_t unit_bytes, tsr_arena *arena, tsr_unit_blits *out, tsr_error *err)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < lane_count; i++) {
+        for (size_t u = lanes[i].first; u < lanes[i].end; u++) total += units[u].count;
+    }
+    *out = (tsr_unit_blits){.blits = tsr_arena_array(arena, total, sizeof *out->blits, err),
+                            .owners = tsr_arena_array(arena, total, sizeof *out->owners, err),
+                            .ends = tsr_arena_array(arena, lane_count, sizeof *out->ends, err)};
+    if (!out->blits || !out->owners || !out->ends) return TSR_E_NOMEM;
+    for (size_t i = 0; i < lane_count; i++) {
+        TSR_TRY(add_blits(stage, units + lanes[i].first, lanes[i].end - lanes[i].first, unit_bytes, arena, out, err));
+        out->ends[i] = out->count;
+    }
     return TSR_OK;
 }

@@ -8,12 +8,12 @@
 #define TSR_UNIT_BYTES ((uint64_t)16 << 20)
 #endif
 
-/* Either whole blits [first, first + count), or one tile of a blit that is larger than a unit. */
+/* Either whole blits [first, first + count) of the order, or one tile of a blit that is larger than a unit. */
 typedef struct tsr_unit {
     uint64_t bytes;
     uint64_t tile; /* number of the tile, from 0 */
     uint32_t stage;
-    uint32_t first;
+    uint32_t first; /* in the stage's order */
     uint32_t count;
     bool is_tile;
     bool done;
@@ -23,12 +23,23 @@ typedef struct tsr_unit {
 /* What a unit counts when shares are made: small blits are not free. */
 uint64_t tsr_unit_weight(const tsr_unit *unit);
 
-/* Appends the units of a stage, in the order of its blits, to a vec of tsr_unit. */
+/* Appends the units of a stage, in its order, to a vec of tsr_unit. */
 tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_bytes, tsr_vec *units, tsr_error *err);
 
-/* The blits of `count` units that follow each other in one stage. Lives in `arena`; `owners[i]` is the index in the stage of
- * the blit that out[i] is, or is a part of. */
-tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
-                           tsr_arena *arena, tsr_blit **out, uint32_t **owners, size_t *out_count, tsr_error *err);
+/* Units [first, end) that are carried out one after the other. */
+typedef struct tsr_lane {
+    size_t first, end;
+} tsr_lane;
+
+typedef struct tsr_unit_blits {
+    tsr_blit *blits;
+    uint32_t *owners; /* the index in the stage of the blit that blits[i] is, or is a part of */
+    size_t count;
+    size_t *ends; /* of each lane's blits */
+} tsr_unit_blits;
+
+/* The blits of lanes of one stage's units, lane after lane. Lives in `arena`. */
+tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, const tsr_lane *lanes, size_t lane_count,
+                           uint64_t unit_bytes, tsr_arena *arena, tsr_unit_blits *out, tsr_error *err);
 
 #endif

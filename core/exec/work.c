@@ -62,12 +62,19 @@ static tsr_status choose_writer(tsr_work *work, const tsr_plan *plan, tsr_error 
     return writers[to].reshard(&work->job, plan, &work->writer, err);
 }
 
+tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(work->job.checkpoint);
+    TSR_TRY(work->writer.stage(work->writer.ctx, number, arena, out, err));
+    return tsr_blits_order(catalog, out->blits, out->count, arena, &out->order, err);
+}
+
 static tsr_status cut_stage(tsr_work *work, uint32_t number, tsr_error *err)
 {
     tsr_stage stage;
     tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    tsr_status status = work->writer.stage(work->writer.ctx, number, arena, &stage, err);
+    tsr_status status = tsr_work_stage(work, number, arena, &stage, err);
     if (status == TSR_OK) status = tsr_units_cut(&stage, number, work->unit_bytes, &work->units, err);
     tsr_arena_free(arena);
     return status;

@@ -1,22 +1,24 @@
 /* Carrying out units, batch by batch, and finishing what they leave. */
 #include "base/try.h"
+#include "exec/lanes.h"
 #include "exec/work_parts.h"
 
 #ifndef TSR_BATCH_UNITS /* tests make them small */
 #define TSR_BATCH_UNITS 64u /* between two entries in the journal: seconds of work */
 #endif
 
+#define LANES_A_THREAD 2u /* so that one that ends early leaves enough of them */
+
 /* ---- units ---- */
 
-/* Units [first, end) of one stage on their way. */
+/* Units of one stage on their way: some of each lane. */
 typedef struct batch {
     tsr_work *work;
     tsr_sink sink;
     const tsr_stage *stage;
-    size_t first, end;
-    tsr_blit *blits;
-    uint32_t *owners; /* blits of the stage */
-    size_t count;
+    const tsr_lane *lanes;
+    size_t lane_count;
+    tsr_unit_blits of;
 } batch;
 
 /* A run over a part: how far it is. */
@@ -26,9 +28,11 @@ typedef struct run {
     const tsr_work_journal *journal;
     tsr_progress progress;
     uint64_t byte_done, byte_total;
+    size_t units_left;
     tsr_stage stage; /* the one laid out */
-    tsr_arena *arena;
-    uint32_t stage_number;
+    size_t most_lanes;
+    tsr_lane *lanes; /* what is left of them, and the batch: most_lanes each */
+    tsr_lane *taken;
 } run;
 
 static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
@@ -41,37 +45,41 @@ static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
 
 static bool is_whole(const batch *b, size_t i)
 {
-    return b->blits[i].byte_length == b->stage->blits[b->owners[i]].byte_length;
+    return b->of.blits[i].byte_length == b->stage->blits[b->of.owners[i]].byte_length;
 }
 
 static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
 {
     const batch *b = ctx;
     if (!is_whole(b, i)) return TSR_OK; /* what stands behind a cut blit is written at the end */
-    b->stage->blits[b->owners[i]].crc = b->blits[i].crc;
-    return b->stage->behind ? b->stage->behind(b->stage, b->owners[i], &b->sink, err) : TSR_OK;
+    b->stage->blits[b->of.owners[i]].crc = b->of.blits[i].crc;
+    return b->stage->behind ? b->stage->behind(b->stage, b->of.owners[i], &b->sink, err) : TSR_OK;
 }
 
 static void keep_sums(const batch *b)
 {
-    for (size_t u = b->first, at = 0; u < b->end; u++) {
-        tsr_unit *unit = tsr_work_unit(b->work, u);
-        for (uint32_t i = 0; i < unit->count; i++) unit->crcs[i] = b->blits[at++].crc;
-        unit->done = true;
+    size_t at = 0;
+    for (size_t l = 0; l < b->lane_count; l++) {
+        for (size_t u = b->lanes[l].first; u < b->lanes[l].end; u++) {
+            tsr_unit *unit = tsr_work_unit(b->work, u);
+            for (uint32_t i = 0; i < unit->count; i++) unit->crcs[i] = b->of.blits[at++].crc;
+            unit->done = true;
+        }
     }
 }
 
 static tsr_status write_batch(run *r, batch *b, tsr_arena *arena, tsr_error *err)
 {
     const tsr_work *work = r->work;
-    TSR_TRY(tsr_units_blits(b->stage, tsr_work_unit(work, b->first), b->end - b->first, work->unit_bytes, arena, &b->blits,
-                            &b->owners, &b->count, err));
-    for (size_t i = 0; i < b->count; i++) b->blits[i].file = work->numbers[b->blits[i].file];
+    TSR_TRY(tsr_units_blits(b->stage, work->units.items, b->lanes, b->lane_count, work->unit_bytes, arena, &b->of, err));
+    for (size_t i = 0; i < b->of.count; i++) b->of.blits[i].file = work->numbers[b->of.blits[i].file];
     const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
                                 .output = work->output,
                                 .ring = r->ring,
-                                .blits = b->blits,
-                                .count = b->count,
+                                .blits = b->of.blits,
+                                .count = b->of.count,
+                                .lane_ends = b->of.ends,
+                                .lane_count = b->lane_count,
                                 .crc = work->writer.crc,
                                 .progress = &r->progress,
                                 .done = blit_done,
@@ -81,61 +89,83 @@ static tsr_status write_batch(run *r, batch *b, tsr_arena *arena, tsr_error *err
     return TSR_OK;
 }
 
-static tsr_status append_records(const run *r, size_t first, size_t end, tsr_error *err)
+static tsr_status append_records(const run *r, const batch *b, tsr_error *err)
 {
     tsr_output *output = r->work->output;
     tsr_vec records = tsr_vec_of(r->work->host->allocator, 1);
     tsr_status status = output->sync ? output->sync(output, err) : TSR_OK;
-    for (size_t u = first; u < end && status == TSR_OK; u++) status = tsr_work_put_record(r->work, u, &records, err);
+    for (size_t l = 0; l < b->lane_count; l++) {
+        for (size_t u = b->lanes[l].first; u < b->lanes[l].end && status == TSR_OK; u++)
+            status = tsr_work_put_record(r->work, u, &records, err);
+    }
     if (status == TSR_OK) status = r->journal->append(r->journal->ctx, (tsr_str){records.items, records.count}, err);
     tsr_vec_free(&records);
     return status;
 }
 
-static tsr_status lay_out(run *r, uint32_t number, tsr_error *err)
+static tsr_status run_batch(run *r, size_t lane_count, tsr_error *err)
 {
-    if (r->arena && r->stage_number == number) return TSR_OK;
-    tsr_arena_free(r->arena);
-    r->stage_number = number;
-    r->arena = tsr_arena_new(r->work->host->allocator, 0, err);
-    return r->arena ? r->work->writer.stage(r->work->writer.ctx, number, r->arena, &r->stage, err) : TSR_E_NOMEM;
-}
-
-static tsr_status run_batch(run *r, size_t first, size_t end, bool last, tsr_error *err)
-{
-    TSR_TRY(lay_out(r, tsr_work_unit(r->work, first)->stage, err));
-    batch b = {.work = r->work, .sink = {r->work->output, r->work->numbers}, .stage = &r->stage, .first = first, .end = end};
+    batch b = {.work = r->work,
+               .sink = {r->work->output, r->work->numbers},
+               .stage = &r->stage,
+               .lanes = r->taken,
+               .lane_count = lane_count};
     tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = write_batch(r, &b, arena, err);
     tsr_arena_free(arena);
-    const bool wanted = r->journal && !(last && r->journal->finishes);
-    if (status == TSR_OK && wanted) status = append_records(r, first, end, err);
-    for (size_t u = first; u < end; u++) r->byte_done += tsr_work_unit(r->work, u)->bytes;
-    return status;
+    for (size_t l = 0; l < lane_count; l++) {
+        r->units_left -= b.lanes[l].end - b.lanes[l].first;
+        for (size_t u = b.lanes[l].first; u < b.lanes[l].end; u++) r->byte_done += tsr_work_unit(r->work, u)->bytes;
+    }
+    const bool wanted = r->journal && (r->units_left || !r->journal->finishes);
+    return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
 }
 
-/* The end of the batch that begins with the undone unit `first`: one stage, without gaps. */
-static size_t batch_end(const tsr_work *work, size_t first, size_t end)
+/* Batch by batch what is in the run's lanes. */
+static tsr_status run_lanes(run *r, size_t count, tsr_error *err)
 {
-    const uint32_t stage = tsr_work_unit(work, first)->stage;
-    size_t u = first;
-    while (u < end && u - first < TSR_BATCH_UNITS && !tsr_work_unit(work, u)->done && tsr_work_unit(work, u)->stage == stage) u++;
-    return u;
+    const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
+    for (;;) {
+        size_t taken = 0;
+        for (size_t l = 0; l < count; l++) {
+            r->taken[taken] = tsr_lane_take(&r->lanes[l], r->work->units.items, each);
+            taken += r->taken[taken].first < r->taken[taken].end;
+        }
+        if (!taken) return TSR_OK;
+        TSR_TRY(run_batch(r, taken, err));
+    }
+}
+
+/* Units [first, end) of one stage. */
+static tsr_status run_stage(run *r, size_t first, size_t end, tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_work_stage(r->work, tsr_work_unit(r->work, first)->stage, arena, &r->stage, err);
+    while (first < end && status == TSR_OK) {
+        const size_t count = tsr_lanes_cut(&r->stage, r->work->units.items, first, end, r->most_lanes, r->lanes);
+        first = r->lanes[count - 1].end;
+        status = run_lanes(r, count, err);
+    }
+    tsr_arena_free(arena);
+    return status;
 }
 
 static tsr_status run_units(run *r, size_t first, size_t end, tsr_error *err)
 {
+    const tsr_work *work = r->work;
     for (size_t u = first; u < end; u++) {
-        if (!tsr_work_unit(r->work, u)->done) r->byte_total += tsr_work_unit(r->work, u)->bytes;
+        const tsr_unit *unit = tsr_work_unit(work, u);
+        r->byte_total += unit->done ? 0 : unit->bytes;
+        r->units_left += !unit->done;
     }
     for (size_t u = first; u < end;) {
-        if (tsr_work_unit(r->work, u)->done) {
-            u++;
-            continue;
-        }
-        const size_t to = batch_end(r->work, u, end);
-        TSR_TRY(run_batch(r, u, to, to == end, err));
+        size_t to = u;
+        bool left = false;
+        for (; to < end && tsr_work_unit(work, to)->stage == tsr_work_unit(work, u)->stage; to++)
+            left |= !tsr_work_unit(work, to)->done;
+        if (left) TSR_TRY(run_stage(r, u, to, err));
         u = to;
     }
     return TSR_OK;
@@ -143,15 +173,20 @@ static tsr_status run_units(run *r, size_t first, size_t end, tsr_error *err)
 
 tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
 {
+    const tsr_allocator *allocator = work->host->allocator;
     size_t first, end;
-    run r = {.work = work, .journal = journal};
+    const uint32_t threads = work->host->threads;
+    run r = {.work = work, .journal = journal, .most_lanes = threads > 1 ? LANES_A_THREAD * threads : 1};
     r.progress = (tsr_progress){step, &r};
     TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no part %llu of %llu", (unsigned long long)part,
                 (unsigned long long)parts);
     TSR_TRY(tsr_ring_new(work->host, work->job.options->max_memory, &r.ring, err));
     tsr_work_part(work, part, parts, &first, &end);
-    const tsr_status status = run_units(&r, first, end, err);
-    tsr_arena_free(r.arena);
+    r.lanes = tsr_alloc(allocator, 2 * r.most_lanes, sizeof *r.lanes, err);
+    tsr_status status = r.lanes ? TSR_OK : TSR_E_NOMEM;
+    r.taken = r.lanes + (r.lanes ? r.most_lanes : 0);
+    if (status == TSR_OK) status = run_units(&r, first, end, err);
+    tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
     tsr_ring_free(r.ring);
     return status;
 }
@@ -160,12 +195,12 @@ tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr
 
 static void join_sums(const tsr_stage *stage, const tsr_unit *unit)
 {
-    tsr_blit *blit = &stage->blits[unit->first];
+    tsr_blit *blit = tsr_stage_blit(stage, unit->first);
     if (unit->is_tile) {
         blit->crc = unit->tile ? tsr_crc32_join(blit->crc, unit->crcs[0], unit->bytes) : unit->crcs[0];
         return;
     }
-    for (uint32_t i = 0; i < unit->count; i++) blit[i].crc = unit->crcs[i];
+    for (uint32_t i = 0; i < unit->count; i++) tsr_stage_blit(stage, unit->first + i)->crc = unit->crcs[i];
 }
 
 static tsr_status finish_stage(tsr_work *work, const tsr_stage *stage, size_t first, size_t end, tsr_error *err)
@@ -174,7 +209,7 @@ static tsr_status finish_stage(tsr_work *work, const tsr_stage *stage, size_t fi
     for (size_t u = first; u < end; u++) join_sums(stage, tsr_work_unit(work, u));
     for (size_t u = first; u < end && stage->behind; u++) {
         const tsr_unit *unit = tsr_work_unit(work, u);
-        if (unit->is_tile && unit->tile == 0) TSR_TRY(stage->behind(stage, unit->first, &sink, err));
+        if (unit->is_tile && unit->tile == 0) TSR_TRY(stage->behind(stage, stage->order.numbers[unit->first], &sink, err));
     }
     return stage->rest ? stage->rest(stage, &sink, err) : TSR_OK;
 }
@@ -187,7 +222,7 @@ static tsr_status finish_stages(tsr_work *work, tsr_error *err)
         tsr_stage stage;
         tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
         if (!arena) return TSR_E_NOMEM;
-        tsr_status status = work->writer.stage(work->writer.ctx, s, arena, &stage, err);
+        tsr_status status = tsr_work_stage(work, s, arena, &stage, err);
         if (status == TSR_OK) status = finish_stage(work, &stage, first, end, err);
         tsr_arena_free(arena);
         if (status != TSR_OK) return status;

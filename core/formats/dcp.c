@@ -330,6 +330,7 @@ static tsr_status read_all(tsr_checkpoint *checkpoint, tsr_error *err)
     for (uint64_t i = 0; i < count; i++) TSR_TRY(split_replicas(checkpoint, &entries[i], err));
     checkpoint->catalog.entries = entries;
     checkpoint->catalog.entry_count = count;
+    checkpoint->catalog.compressed = state->zstd != NULL;
     TSR_TRY(tsr_dcp_place_safetensors(checkpoint, err));
     TSR_TRY(report_unreferenced(checkpoint, err));
     return tsr_dcp_read_objects(checkpoint, entries, count, err);

@@ -65,7 +65,7 @@ static tsr_status describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
     tsr_status status = cli_describe_source(w->program, &w->source, w->arena, &w->job, err);
     tsr_str sum = status == TSR_OK ? files_sum(w, err) : TSR_STR("");
     if (status == TSR_OK && !sum.data) status = TSR_E_NOMEM;
-    *text = TSR_STR("tessera.journal/1\n");
+    *text = TSR_STR("tessera.journal/2\n");
     const struct {
         const char *key;
         tsr_str value;

@@ -78,6 +78,7 @@ static void start(job *j, uint64_t seed)
     tsr_error err = {0};
     *j = (job){.arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
     fill(&j->made, seed);
+    j->made.host.threads = (uint32_t)(seed % 5); /* lanes */
     j->options = (tsr_convert_options){
         .to = f->to, .max_shard_size = f->shard, .dtype = f->dtype, .max_memory = 1, .unit_bytes = 64 + seed % 5000};
     if (!f->reshard) return;

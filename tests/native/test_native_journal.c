@@ -13,7 +13,7 @@
 #include "io/journal.h"
 #include "native/scratch.h"
 
-static const char text[] = "tessera.journal/1\nto dcp\n";
+static const char text[] = "tessera.journal/2\nto dcp\n";
 
 static int setup(void **state)
 {
@@ -87,7 +87,7 @@ static void test_native_journal__records_are_found_again(void **state)
     journal = begin(&p, 2, text);
     expect_records(journal, "onet!");
     tsr_journal_close(journal);
-    journal = begin(&p, 2, "tessera.journal/1\nto torch\n"); /* other work under the same tag: begun anew */
+    journal = begin(&p, 2, "tessera.journal/2\nto torch\n"); /* other work under the same tag: begun anew */
     expect_records(journal, "");
     tsr_journal_close(journal);
     end(&p);

@@ -100,6 +100,7 @@ typedef struct tsr_catalog {
     uint64_t entry_count;
     const tsr_mapping *mappings; /* torch.save; of several files those of the first */
     uint64_t mapping_count;
+    bool compressed; /* chunks may lie inside zstd streams, which are read from their beginnings */
     const struct tsr_store *store;
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
 } tsr_catalog;
