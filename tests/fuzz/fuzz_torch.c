@@ -1,10 +1,12 @@
 /* torch.save files: the first byte says whether the rest is a whole file, the pickle of a zip archive, or the pickle of the
  * legacy form; around a pickle a sound file is built, so that what is tried is what reads the pickle. Whatever opens has
- * tensors whose chunks lie inside the file and inside their shape, and unique names. */
+ * tensors whose chunks lie inside the file and inside their shape, unique names, and the same values when it is opened
+ * again; what JSON can hold is written. */
 #include <stdlib.h>
 
 #include "../support/zip_image.h"
-#include "tessera/checkpoint.h"
+#include "exec/text.h"
+#include "tessera/document.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -52,13 +54,29 @@ static tsr_status check_extent(void *ctx, const tsr_extent *extent, tsr_error *e
     return TSR_OK;
 }
 
-static void check(tsr_checkpoint *checkpoint)
+static void check_value(const tsr_value *value, const tsr_value *again, const tsr_host *host)
 {
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    char shown[300];
+    tsr_value_text(value, shown, sizeof shown);
+    if (tsr_value_match(value, again, 60, 10000) == TSR_DIFFERENT) abort();
+    if (!tsr_value_is_json(value, 60, 10000)) return;
+    tsr_vec text = tsr_vec_of(host->allocator, 1);
+    tsr_json json;
+    tsr_json_start(&json, tsr_text_append, &text, 0, NULL);
+    tsr_json_value(&json, value);
+    if (tsr_json_finish(&json) != TSR_OK) abort();
+    tsr_vec_free(&text);
+}
+
+static void check(tsr_checkpoint *checkpoint, tsr_checkpoint *again)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint), *other = tsr_checkpoint_catalog(again);
+    if (catalog->entry_count != other->entry_count) abort();
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         if (tsr_checkpoint_entry(checkpoint, entry->fqn) != entry) abort();
-        if (entry->kind != TSR_ENTRY_TENSOR) tsr_value_is_json(entry->value, 60, 10000);
+        if (!tsr_str_equal(entry->fqn, other->entries[i].fqn) || entry->kind != other->entries[i].kind) abort();
+        if (entry->value) check_value(entry->value, other->entries[i].value, tsr_checkpoint_host(checkpoint));
         for (uint64_t k = 0; k < entry->chunk_count; k++) check_chunk(catalog, entry, &entry->chunks[k]);
     }
     tsr_checkpoint_extents(checkpoint, check_extent, (void *)catalog, NULL);
@@ -76,11 +94,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] % 4 == 1 || data[0] % 4 == 2) bytes = (tsr_str){(const char *)image.bytes, image.size};
     tsr_memory_file file = {TSR_STR("x.pt"), bytes};
     tsr_store *store;
-    tsr_checkpoint *checkpoint;
+    tsr_checkpoint *checkpoint, *again;
     tsr_error err = {0};
     if (tsr_store_from_memory(host.allocator, &file, 1, &store, NULL) != TSR_OK) return 0;
     if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) == TSR_OK) {
-        check(checkpoint);
+        if (tsr_checkpoint_open(store, &host, NULL, &again, &err) != TSR_OK) abort();
+        check(checkpoint, again);
+        tsr_checkpoint_close(again);
         tsr_checkpoint_close(checkpoint);
     }
     store->close(store);
