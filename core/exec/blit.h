@@ -6,12 +6,20 @@
 #include "exec/ring.h"
 #include "tessera/output.h"
 
+/* Which bytes of a tensor of the catalog a local tensor is, when it is a run of its rows; `entry` is NULL when it is none.
+ */
+typedef struct tsr_rows {
+    const tsr_entry *entry;
+    uint64_t byte_first; /* in row-major order */
+} tsr_rows;
+
 /* The elements of a box, contiguous row-major, cast to `dtype`, at [byte_offset, + byte_length) of an output file. */
 typedef struct tsr_blit {
     const tsr_entry *entry;
     const uint64_t *offsets; /* NULL: the whole tensor. In the gather's geometry, as sizes */
     const uint64_t *sizes;
     const uint8_t *literal; /* NULL, or the bytes themselves: nothing is read or cast */
+    tsr_rows rows;          /* of `entry`, where that is a local tensor */
     tsr_dtype dtype;
     uint32_t file;
     uint64_t byte_offset;

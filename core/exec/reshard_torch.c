@@ -25,6 +25,7 @@ typedef struct rank_file {
     uint64_t rank;
     tsr_arena *arena;
     tsr_entry *locals; /* one a row; of flat ranges one a unit */
+    tsr_rows *rows;    /* theirs; not of flat ranges */
     tsr_entry *rank_map;
     const uint8_t *rank_numbers;
     const tsr_value *mesh_value;
@@ -37,6 +38,19 @@ static tsr_status make_mesh(rank_file *f, const tsr_mesh *mesh, tsr_error *err)
     return f->mesh_value ? TSR_OK : TSR_E_NOMEM;
 }
 
+static tsr_status find_rows(const tsr_entry *entry, const tsr_shard *shard, tsr_rows *out, tsr_error *err)
+{
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
+    if (shard->box_count != 1) return TSR_OK;
+    const tsr_box whole = {rank, NULL, shape}, box = {rank, shard->boxes->offsets, shard->boxes->sizes};
+    if (tsr_box_is_empty(box) || !tsr_box_is_contiguous(whole, box)) return TSR_OK;
+    if (tsr_dtype_bytes(dtype, tsr_box_index(whole, box.offsets), &out->byte_first)) out->entry = entry;
+    return TSR_OK;
+}
+
 static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value **out, tsr_error *err)
 {
     const ranks *r = f->all;
@@ -46,6 +60,7 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
     tsr_shard shard;
     TSR_TRY(tsr_layout_shard(planned.layout, f->rank, f->arena, &shard, err));
     TSR_TRY(tsr_localize(r->job->checkpoint, row->entry, &shard, f->arena, local, err));
+    TSR_TRY(find_rows(row->entry, &shard, &f->rows[row_number], err));
     const tsr_dtensor dtensor = {.mesh = planned.layout->mesh,
                                  .mesh_value = f->mesh_value,
                                  .placements = planned.placements,
@@ -65,7 +80,8 @@ static tsr_status nest_rank(rank_file *f, const tsr_value **root, tsr_error *err
     const tsr_value **values = tsr_arena_array(f->arena, (size_t)chosen->count, sizeof *values, err);
     const uint64_t locals = f->all->flat ? f->all->flat_units : chosen->count;
     f->locals = tsr_arena_array(f->arena, (size_t)locals, sizeof *f->locals, err);
-    if (!values || !f->locals) return TSR_E_NOMEM;
+    f->rows = tsr_arena_array(f->arena, (size_t)locals, sizeof *f->rows, err);
+    if (!values || !f->locals || !f->rows) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < chosen->count; i++) {
         const tsr_converted *row = &chosen->rows[i];
         values[i] = row->entry->value;
@@ -93,8 +109,9 @@ static tsr_status plan_rank(rank_file *f, tsr_torch_plan *plan, tsr_error *err)
     if (r->flat) tsr_flat_casts(&r->chosen, r->plan, f->locals, plan);
     for (uint64_t i = 0; i < r->chosen.count; i++) {
         const tsr_converted *row = &r->chosen.rows[i];
-        tsr_torch_source *source = row->cast ? tsr_torch_plan_source(plan, r->flat ? row->entry : &f->locals[i]) : NULL;
-        if (source) source->dtype = row->dtype;
+        tsr_torch_source *source = tsr_torch_plan_source(plan, r->flat ? row->entry : &f->locals[i]);
+        if (source && row->cast) source->dtype = row->dtype;
+        if (source && !r->flat) source->rows = f->rows[i];
     }
     return tsr_torch_plan_lay_out(plan, err);
 }

@@ -56,7 +56,7 @@ static tsr_status visit(search *s, const tsr_value *value, tsr_error *err)
     if (value->kind == TSR_VALUE_TENSOR) {
         const tsr_entry *entry = value->as.tensor;
         tsr_torch_source *source = tsr_vec_push(&s->found, err);
-        if (source) *source = (tsr_torch_source){entry, entry->dtype, s->found.count, entry->is_parameter};
+        if (source) *source = (tsr_torch_source){entry, entry->dtype, s->found.count, entry->is_parameter, {NULL, 0}};
         return source ? TSR_OK : TSR_E_NOMEM;
     }
     const tsr_str key = tsr_arena_str(s->keys, (tsr_str){(const char *)&value, sizeof value}, err);
@@ -241,6 +241,7 @@ static tsr_status add_storage(tsr_torch_plan *plan, const placed *first, size_t 
     tsr_dtype dtype = first->source->dtype == first->source->entry->dtype ? first->dtype : first->source->dtype;
     tsr_blit *blit = &plan->blits[number];
     *blit = (tsr_blit){.entry = entry, .dtype = dtype};
+    if (count == 1) blit->rows = first->source->rows;
     if (first->source->entry == plan->literal_entry) blit->literal = plan->literal;
     TSR_TRY(tsr_blit_measure(entry, NULL, dtype, &blit->byte_length, err));
     plan->storages[number] = (tsr_torch_new_storage){dtype, blit->byte_length};

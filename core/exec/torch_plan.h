@@ -11,6 +11,7 @@ typedef struct tsr_torch_source {
     tsr_dtype dtype; /* at the destination; the entry's own until the caller changes it */
     size_t order;    /* in which the tree names them: that of the storages */
     bool is_parameter;
+    tsr_rows rows; /* the caller's; of a local tensor */
 } tsr_torch_source;
 
 typedef struct tsr_torch_plan {

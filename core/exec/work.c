@@ -108,6 +108,7 @@ tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const 
                        .unit_bytes = options->unit_bytes ? options->unit_bytes : TSR_UNIT_BYTES,
                        .units = tsr_vec_of(host->allocator, sizeof(tsr_unit))};
     tsr_status status = choose_writer(work, plan, err);
+    work->crc = work->writer.crc || tsr_checkpoint_has_crcs(checkpoint);
     if (status == TSR_OK) status = cut_stages(work, err);
     if (status == TSR_OK) status = put_objects_aside(&work->job, err);
     if (status != TSR_OK) {

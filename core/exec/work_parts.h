@@ -14,6 +14,7 @@ struct tsr_work {
     uint64_t unit_bytes;
     tsr_vec units; /* of tsr_unit, stage after stage */
     uint64_t weight;
+    bool crc; /* CRCs of blits are needed: by the writer, or to be compared with the source's */
     uint32_t *crcs;
     tsr_output *output;
     uint32_t *numbers; /* the output's, by the conversion's files */

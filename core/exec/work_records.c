@@ -16,7 +16,7 @@ static void store_le(uint8_t *bytes, uint64_t number, unsigned count)
 tsr_status tsr_work_put_record(const tsr_work *work, size_t number, tsr_vec *out, tsr_error *err)
 {
     const tsr_unit *unit = tsr_work_unit(work, number);
-    const uint32_t count = work->writer.crc ? unit->count : 0;
+    const uint32_t count = work->crc ? unit->count : 0;
     const size_t size = 12 + 4 * (size_t)count;
     TSR_TRY(tsr_vec_reserve(out, size + 4, err));
     uint8_t *bytes = (uint8_t *)out->items + out->count;
@@ -55,7 +55,7 @@ tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_err
     size_t whole = 0;
     for (; next_record(&c, &number, &count, &crcs); whole = c.at) {
         tsr_unit *unit = number < work->units.count ? tsr_work_unit(work, (size_t)number) : NULL;
-        TSR_FAIL_IF(!unit || count != (work->writer.crc ? unit->count : 0), err, TSR_E_FORMAT, whole,
+        TSR_FAIL_IF(!unit || count != (work->crc ? unit->count : 0), err, TSR_E_FORMAT, whole,
                     "a record of unit %llu with %u sums is none of this work of %zu units", (unsigned long long)number,
                     (unsigned)count, work->units.count);
         for (uint32_t i = 0; i < count; i++) unit->crcs[i] = (uint32_t)tsr_load_le(crcs + 4 * (size_t)i, 4);

@@ -1,6 +1,7 @@
 /* Carrying out units, batch by batch, and finishing what they leave. */
 #include "base/try.h"
 #include "exec/lanes.h"
+#include "exec/source_sums.h"
 #include "exec/work_parts.h"
 
 #ifndef TSR_BATCH_UNITS /* tests make them small */
@@ -80,7 +81,7 @@ static tsr_status write_batch(run *r, batch *b, tsr_arena *arena, tsr_error *err
                                 .count = b->of.count,
                                 .lane_ends = b->of.ends,
                                 .lane_count = b->lane_count,
-                                .crc = work->writer.crc,
+                                .crc = work->crc,
                                 .progress = &r->progress,
                                 .done = blit_done,
                                 .ctx = b};
@@ -214,7 +215,7 @@ static tsr_status finish_stage(tsr_work *work, const tsr_stage *stage, size_t fi
     return stage->rest ? stage->rest(stage, &sink, err) : TSR_OK;
 }
 
-static tsr_status finish_stages(tsr_work *work, tsr_error *err)
+static tsr_status finish_stages(tsr_work *work, tsr_source_sums *sums, tsr_error *err)
 {
     size_t first = 0, end;
     for (uint32_t s = 0; s < work->writer.stage_count; s++, first = end) {
@@ -224,10 +225,23 @@ static tsr_status finish_stages(tsr_work *work, tsr_error *err)
         if (!arena) return TSR_E_NOMEM;
         tsr_status status = tsr_work_stage(work, s, arena, &stage, err);
         if (status == TSR_OK) status = finish_stage(work, &stage, first, end, err);
+        if (status == TSR_OK && sums) status = tsr_source_sums_add(sums, stage.blits, stage.count, err);
         tsr_arena_free(arena);
         if (status != TSR_OK) return status;
     }
     return TSR_OK;
+}
+
+/* All stages, and the check of what they read. */
+static tsr_status finish_checked(tsr_work *work, tsr_error *err)
+{
+    tsr_source_sums *sums = NULL;
+    if (work->job.options->ignore_crc || !work->crc) return finish_stages(work, NULL, err);
+    TSR_TRY(tsr_source_sums_new(work->job.checkpoint, &sums, err));
+    tsr_status status = finish_stages(work, sums, err);
+    if (status == TSR_OK) status = tsr_source_sums_check(sums, err);
+    tsr_source_sums_free(sums);
+    return status;
 }
 
 tsr_status tsr_work_finish(tsr_work *work, tsr_error *err)
@@ -235,7 +249,7 @@ tsr_status tsr_work_finish(tsr_work *work, tsr_error *err)
     const uint64_t left = tsr_work_left(work, 0, 1);
     TSR_FAIL_IF(left, err, TSR_E_USAGE, TSR_NO_POSITION, "%llu of %zu units of the work are not done",
                 (unsigned long long)left, work->units.count);
-    TSR_TRY(finish_stages(work, err));
+    TSR_TRY(finish_checked(work, err));
     const uint32_t marker = work->writer.marker;
     work->conversion.marker = marker < work->conversion.file_count ? work->numbers[marker] : TSR_NO_FILE;
     if (!work->writer.finish) return TSR_OK;

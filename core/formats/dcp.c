@@ -385,4 +385,5 @@ const tsr_reader tsr_reader_dcp = {
     .locate = tsr_dcp_locate,
     .extents = tsr_dcp_extents,
     .close = close_dcp,
+    .crc = tsr_dcp_crc,
 };

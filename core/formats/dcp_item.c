@@ -58,6 +58,25 @@ tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
     return status;
 }
 
+tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                       bool *known, uint32_t *crc, tsr_error *err)
+{
+    tsr_torch_item item;
+    tsr_view view;
+    uint64_t bytes;
+    if (chunk->view || tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
+        return TSR_OK; /* no archive, or one in a stream */
+    TSR_TRY(tsr_dcp_open_item(checkpoint, entry, chunk, scratch, NULL, &item, err));
+    TSR_TRY(tsr_dcp_view_of(entry, chunk, &item, scratch, &view, err));
+    if (!tsr_entry_bytes(item.root->as.tensor, &bytes) || !tsr_view_is_plain(&view) || item.zip.crc_absent) return TSR_OK;
+    for (uint32_t i = 0; i < item.zip.count && !*known; i++) {
+        const tsr_zip_member *member = &item.zip.members[i];
+        *known = member->byte_offset == view.byte_offset && member->size == bytes;
+        *crc = *known ? member->crc32 : 0;
+    }
+    return TSR_OK;
+}
+
 /* ---- byte items ---- */
 
 tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why,

@@ -133,6 +133,21 @@ tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *en
     return TSR_OK;
 }
 
+bool tsr_checkpoint_has_crcs(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->reader->crc != NULL;
+}
+
+tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                              bool *known, uint32_t *crc, tsr_error *err)
+{
+    *known = false;
+    *crc = 0;
+    if (!checkpoint->reader->crc || chunk->file == TSR_NO_FILE || (chunk->view && !tsr_view_is_plain(chunk->view)))
+        return TSR_OK;
+    return checkpoint->reader->crc(checkpoint, entry, chunk, scratch, known, crc, err);
+}
+
 tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
                                   tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                   tsr_error *err)

@@ -218,5 +218,5 @@ static tsr_status open_sharded(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_dcp_safetensors = {TSR_FORMAT_DCP_SAFETENSORS, open_sharded, NULL, tsr_safetensors_extents,
-                                               NULL};
+const tsr_reader tsr_reader_dcp_safetensors = {
+    .format = TSR_FORMAT_DCP_SAFETENSORS, .open = open_sharded, .extents = tsr_safetensors_extents};

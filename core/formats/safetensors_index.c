@@ -198,5 +198,5 @@ static tsr_status open_index(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_safetensors_index = {TSR_FORMAT_SAFETENSORS_INDEX, open_index, NULL, tsr_safetensors_extents,
-                                                 NULL};
+const tsr_reader tsr_reader_safetensors_index = {
+    .format = TSR_FORMAT_SAFETENSORS_INDEX, .open = open_index, .extents = tsr_safetensors_extents};

@@ -170,4 +170,5 @@ tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
     return status;
 }
 
-const tsr_reader tsr_reader_safetensors = {TSR_FORMAT_SAFETENSORS, open_safetensors, NULL, tsr_safetensors_extents, NULL};
+const tsr_reader tsr_reader_safetensors = {
+    .format = TSR_FORMAT_SAFETENSORS, .open = open_safetensors, .extents = tsr_safetensors_extents};

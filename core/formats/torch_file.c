@@ -169,6 +169,18 @@ tsr_status tsr_torch_extents(tsr_checkpoint *checkpoint,
     return status;
 }
 
+tsr_status tsr_torch_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                         bool *known, uint32_t *crc, tsr_error *err)
+{
+    const run_list *list = checkpoint->state;
+    const tsr_torch_run place = {.file = chunk->file, .byte_offset = chunk->byte_offset};
+    const tsr_torch_run *run = list->count ? bsearch(&place, list->runs, list->count, sizeof place, by_place) : NULL;
+    (void)entry, (void)scratch, (void)err;
+    *known = run && run->has_crc && run->byte_length == chunk->byte_length;
+    if (*known) *crc = run->crc32;
+    return TSR_OK;
+}
+
 static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_torch_file file;
@@ -186,5 +198,7 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_torch_keep_shared(checkpoint->host, flat.entries, flat.entry_count, file.storage_count, err);
 }
 
-const tsr_reader tsr_reader_torch_zip = {TSR_FORMAT_TORCH_ZIP, open_single, NULL, tsr_torch_extents, NULL};
-const tsr_reader tsr_reader_torch_legacy = {TSR_FORMAT_TORCH_LEGACY, open_single, NULL, tsr_torch_extents, NULL};
+const tsr_reader tsr_reader_torch_zip = {
+    .format = TSR_FORMAT_TORCH_ZIP, .open = open_single, .extents = tsr_torch_extents, .crc = tsr_torch_crc};
+const tsr_reader tsr_reader_torch_legacy = {
+    .format = TSR_FORMAT_TORCH_LEGACY, .open = open_single, .extents = tsr_torch_extents};

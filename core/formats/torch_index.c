@@ -130,4 +130,5 @@ static tsr_status open_index(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_torch_index = {TSR_FORMAT_TORCH_INDEX, open_index, NULL, tsr_torch_extents, NULL};
+const tsr_reader tsr_reader_torch_index = {
+    .format = TSR_FORMAT_TORCH_INDEX, .open = open_index, .extents = tsr_torch_extents, .crc = tsr_torch_crc};

@@ -62,7 +62,7 @@ static tsr_status pad_store(tsr_store *inner, const tsr_allocator *allocator, ts
     return TSR_OK;
 }
 
-static const tsr_reader tree_reader = {TSR_FORMAT_TORCH_ZIP, NULL, NULL, NULL, NULL};
+static const tsr_reader tree_reader = {.format = TSR_FORMAT_TORCH_ZIP};
 
 static tsr_status read_roots(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_trees *out,
                              tsr_error *err)

@@ -133,6 +133,8 @@ static const cli_option options[] = {
      offsetof(exec_arguments, part)},
     {"finish", 0, CLI_FLAG, NULL, "all parts are done: check that, and publish", offsetof(exec_arguments, finish)},
     {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(exec_arguments, writing.max_memory)},
+    {"ignore-crc", 0, CLI_FLAG, NULL, "take tensors whose bytes do not have the CRC-32 that the source states",
+     offsetof(exec_arguments, writing.ignore_crc)},
     {"overwrite", 0, CLI_FLAG, NULL, "replace an existing destination, once the new one is complete",
      offsetof(exec_arguments, writing.overwrite)},
     {"resume", 0, CLI_FLAG, NULL, "go on where a killed run stopped (exec always does)",

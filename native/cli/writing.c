@@ -34,6 +34,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
         .dtype = dtype,
         .max_shard_size = w->max_shard_size,
         .max_memory = (size_t)w->options->max_memory,
+        .ignore_crc = w->options->ignore_crc,
         .dry_run = w->options->dry_run,
         .progress = progress,
     };

@@ -14,7 +14,7 @@ typedef struct cli_writing_options {
     cli_selection selection;
     const char *dtype;
     uint64_t max_memory;
-    bool overwrite, resume, dry_run, json;
+    bool ignore_crc, overwrite, resume, dry_run, json;
 } cli_writing_options;
 
 #define CLI_WRITING_OPTIONS(type, field) \
@@ -33,6 +33,12 @@ typedef struct cli_writing_options {
          "what is no tensor (default: kept for torch and dcp, refused for safetensors); sidecar writes JSON", \
          offsetof(type, field.objects)}, \
         {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(type, field.max_memory)}, \
+        {"ignore-crc", \
+         0, \
+         CLI_FLAG, \
+         NULL, \
+         "take tensors whose bytes do not have the CRC-32 that the source states", \
+         offsetof(type, field.ignore_crc)}, \
         {"overwrite", \
          0, \
          CLI_FLAG, \

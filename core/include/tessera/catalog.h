@@ -23,6 +23,12 @@ typedef struct tsr_view {
     uint64_t stream_length;
 } tsr_view;
 
+/* Whether the elements lie in the file just as they are, contiguous row-major. */
+static inline bool tsr_view_is_plain(const tsr_view *view)
+{
+    return !view->strides && !view->conj && !view->neg && !view->swap && !view->zstd;
+}
+
 /* A box of a tensor and where its bytes lie. `offsets` and `sizes` have the tensor's rank, in elements, half-open. */
 typedef struct tsr_chunk {
     const uint64_t *offsets;

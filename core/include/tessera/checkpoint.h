@@ -44,6 +44,15 @@ const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str 
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                  tsr_arena *scratch, tsr_view *out, tsr_error *err);
 
+/* Whether the container can state CRCs of tensors at all. */
+bool tsr_checkpoint_has_crcs(const tsr_checkpoint *checkpoint);
+/* The CRC-32 that the source states of a chunk's elements just as they lie in the tensor, contiguous row-major; false in
+ * *known where it states none of exactly these bytes: safetensors, views, a part of a storage, archives without CRCs
+ * (torch.serialization.set_crc32_options(False)). It is what was written down, nothing is read and summed up. Otherwise as
+ * tsr_checkpoint_locate. */
+tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                              bool *known, uint32_t *crc, tsr_error *err);
+
 /* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
 typedef struct tsr_extent {
     uint32_t file;

@@ -42,6 +42,7 @@ typedef struct tsr_convert_options {
     uint64_t max_shard_size; /* safetensors: bytes of tensors a file; 0: one file named "" */
     size_t max_memory;       /* of the ring; 0: its default */
     uint64_t unit_bytes;     /* of work (work.h); 0: the default. Part of what a record means */
+    bool ignore_crc;         /* do not compare what is read with the CRCs that the source states */
     bool dry_run;            /* decide everything, write nothing; the output may be NULL */
     const tsr_progress *progress;
 } tsr_convert_options;

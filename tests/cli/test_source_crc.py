@@ -1,0 +1,97 @@
+"""Conversions compare what they read with the CRCs that the source's archives state of its tensors."""
+import json
+import os
+import shutil
+import struct
+
+from harness import SAMPLES, need, test
+
+WAYS = [("convert", "--to", to) for to in ("dcp", "safetensors", "torch")] + \
+    [("reshard", "--mesh", "dp=3", "--placements", "shard(0)", "--to", to) for to in ("dcp", "safetensors", "torch")] + \
+    [("reshard", "--mesh", "dp=2", "--placements", "replicate", "--to", "dcp")]
+
+
+def storages(data):
+    """The first bytes of the storages of the archives in a file."""
+    at = 0
+    while (at := data.find(b"PK\x03\x04", at)) >= 0:
+        name_size, extra_size = struct.unpack_from("<HH", data, at + 26)
+        name = data[at + 30:at + 30 + name_size]
+        if b"/data/" in name and not name.endswith(b"serialization_id"):
+            yield at + 30 + name_size + extra_size
+        at += 4
+
+
+def damaged(t, sample, name, which):
+    """A copy of a sample in which the first byte of one storage of one file is another."""
+    copy = t.at(f"{sample}.{which}")
+    shutil.copytree(os.path.join(SAMPLES, sample), copy)
+    with open(os.path.join(copy, name), "r+b") as f:
+        data = bytearray(f.read())
+        data[list(storages(bytes(data)))[which]] ^= 0x40
+        f.seek(0)
+        f.write(data)
+    return copy
+
+
+def owner(t, path):
+    """The tensor that is damaged, as the deep check says."""
+    found = json.loads(t.run("validate", path, "--deep", "--format", "json", status=1).stdout)["findings"]
+    return next(f["fqn"] for f in found if f["rule"] == "zip/crc")
+
+
+def args_of(way, path, out):
+    return [way[0], path, out, *way[1:], "--objects", "drop", "-q"]
+
+
+@test
+def test_source_crc_damaged_tensors_are_refused_whatever_becomes_of_them(t):
+    seen = set()
+    for sample, name, which in [("dcp_fsdp2", "__0_0.distcp", 0), ("dcp_fsdp2", "__1_0.distcp", 3), ("dcp_small", "__0_0.distcp", 1), ("torch_train_state", "train.pt", 0)]:  # there two tensors are tied
+        path = damaged(t, sample, name, which)
+        fqn = owner(t, path)
+        seen.add(fqn)
+        for i, way in enumerate(WAYS):
+            out = t.at(f"out{i}")
+            p = t.run(*args_of(way, path, out), status=2)
+            need(f"'{fqn}' is damaged at the source".encode() in p.stderr, f"{way}: {p.stderr}")
+            need(sorted(os.listdir(t.folder)) == [os.path.basename(path)], f"{way} left {os.listdir(t.folder)}")
+            t.run(*args_of(way, path, out), "--exclude", "model.*.weight" if sample == "torch_train_state" else fqn)
+            shutil.rmtree(out) if os.path.isdir(out) else os.unlink(out)
+            t.run(*args_of(way, path, out), "--ignore-crc")
+            changed = json.loads(t.run("diff", path, out, "--values", "--json", status=(0, 1)).stdout)["changed"]
+            need(not changed, f"{way} changed {changed}")
+            shutil.rmtree(out) if os.path.isdir(out) else os.unlink(out)
+        shutil.rmtree(path)
+    need(len(seen) > 2, "the same tensor was damaged each time")
+
+
+@test
+def test_source_crc_a_failed_run_goes_on_without_reading_again(t):
+    path = damaged(t, "dcp_fsdp2", "__0_0.distcp", 0)
+    out = t.at("out.safetensors")
+    way = ["convert", path, out, "--to", "safetensors", "--objects", "drop"]
+    t.run(*way, "--resume", status=2)
+    need(not os.path.exists(out), "what is damaged was published")
+    t.run(*way, "--resume", "--ignore-crc")
+    t.run("diff", path, out, "--values", status=(0, 1))
+
+
+@test
+def test_source_crc_parts_of_a_plan_are_checked_when_they_are_joined(t):
+    path = damaged(t, "dcp_fsdp2", "__1_0.distcp", 0)
+    plan = t.at("plan.json")
+    with open(plan, "wb") as f:
+        f.write(t.run("plan", path, "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "--json").stdout)
+    for part in ("1/2", "2/2"):
+        t.run("exec", plan, t.at("out"), "--part", part)
+    p = t.run("exec", plan, t.at("out"), "--finish", status=2)
+    need(b"is damaged at the source" in p.stderr and not os.path.exists(t.at("out")), f"{p.stderr}")
+    t.run("exec", plan, t.at("out"), "--finish", "--ignore-crc")
+
+
+@test
+def test_source_crc_archives_without_them_state_nothing(t):
+    path = damaged(t, "dcp_crc_off", "__0_0.distcp", 0)
+    for i, way in enumerate(WAYS):
+        t.run(*args_of(way, path, t.at(f"out{i}")))
