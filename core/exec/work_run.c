@@ -236,8 +236,9 @@ static tsr_status finish_stages(tsr_work *work, tsr_source_sums *sums, tsr_error
 static tsr_status finish_checked(tsr_work *work, tsr_error *err)
 {
     tsr_source_sums *sums = NULL;
-    if (work->job.options->ignore_crc || !work->crc) return finish_stages(work, NULL, err);
-    TSR_TRY(tsr_source_sums_new(work->job.checkpoint, &sums, err));
+    tsr_checkpoint *source = work->job.checkpoint;
+    if (work->job.options->ignore_crc || !tsr_checkpoint_has_crcs(source)) return finish_stages(work, NULL, err);
+    TSR_TRY(tsr_source_sums_new(source, &sums, err));
     tsr_status status = finish_stages(work, sums, err);
     if (status == TSR_OK) status = tsr_source_sums_check(sums, err);
     tsr_source_sums_free(sums);
