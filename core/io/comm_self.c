@@ -96,7 +96,15 @@ tsr_status tsr_comm_self(const tsr_allocator *allocator, tsr_comm **out, tsr_err
 {
     self *s = tsr_alloc(allocator, 1, sizeof *s, err);
     if (!s) return TSR_E_NOMEM;
-    *s = (self){.base = {0, 1, all_gather, broadcast, exchange, largest, split, poison, close_self}, .allocator = allocator};
+    *s = (self){.base = {.size = 1,
+                         .all_gather = all_gather,
+                         .broadcast = broadcast,
+                         .exchange = exchange,
+                         .largest = largest,
+                         .split = split,
+                         .poison = poison,
+                         .close = close_self},
+                .allocator = allocator};
     *out = &s->base;
     return TSR_OK;
 }
