@@ -196,7 +196,7 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
 
 static void run_all(bool memory)
 {
-    const uint64_t step = memory && !full_counts() ? 11 : 1; /* there are hundreds of allocations */
+    const uint64_t step = memory && !full_counts() ? 5 : 1; /* there are hundreds of allocations */
     for (int what = 0; what < OPERATIONS; what++) {
         for (uint32_t rank = 0; rank < 2; rank++) {
             trouble t = {.what = (operation)what, .rank = rank, .memory = memory, .reached = true};
