@@ -144,17 +144,6 @@ static bool same_entry(const tsr_blit *a, const tsr_blit *b)
     return !a->literal && !b->literal && a->entry == b->entry;
 }
 
-/* Makes a box reach over another one, too. */
-static void enclose(uint32_t rank, uint64_t *offsets, uint64_t *sizes, tsr_box box)
-{
-    for (uint32_t d = 0; d < rank; d++) {
-        const uint64_t from = tsr_box_offset(box, d), to = from + box.sizes[d];
-        const uint64_t end = offsets[d] + sizes[d] > to ? offsets[d] + sizes[d] : to;
-        if (from < offsets[d]) offsets[d] = from;
-        sizes[d] = end - offsets[d];
-    }
-}
-
 /* Opens what the lane's next blits of one entry need of it. */
 static tsr_status open_gather(state *s, lane *l, tsr_error *err)
 {
@@ -172,7 +161,7 @@ static tsr_status open_gather(state *s, lane *l, tsr_error *err)
         const tsr_box box = {rank, blits[i].offsets, blits[i].sizes ? blits[i].sizes : shape};
         TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, TSR_NO_POSITION,
                     "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(first->entry->fqn));
-        enclose(rank, offsets, sizes, box);
+        tsr_box_enclose(rank, offsets, sizes, box);
     }
     return open_lease(s, first->entry, tsr_box_equal(whole, reach) ? NULL : &reach, &l->gather, err);
 }

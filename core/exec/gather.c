@@ -47,6 +47,15 @@ tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_
     return TSR_OK;
 }
 
+bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length)
+{
+    static const uint64_t zeros[TSR_MAX_RANK];
+    uint64_t elements;
+    if (!tsr_box_is_contiguous(whole, box) || !tsr_box_volume(box, &elements)) return false;
+    const uint64_t first = elements ? tsr_box_index(whole, box.offsets ? box.offsets : zeros) : 0;
+    return tsr_dtype_bytes(dtype, first, byte_first) && tsr_dtype_bytes(dtype, elements, byte_length);
+}
+
 static const uint64_t *row_major(tsr_arena *arena, uint32_t rank, const uint64_t *sizes, tsr_error *err)
 {
     uint64_t *strides = tsr_arena_array(arena, rank, sizeof *strides, err);
@@ -432,9 +441,7 @@ tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void 
 
 const tsr_entry *tsr_gather_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err)
 {
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
-    const uintptr_t at = (uintptr_t)entry, from = (uintptr_t)catalog->entries;
-    if (at >= from && at < (uintptr_t)(catalog->entries + catalog->entry_count)) return entry;
+    if (tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), entry)) return entry;
     tsr_entry *copy = TSR_ARENA_NEW(arena, tsr_entry, err);
     tsr_chunk *chunks = copy ? tsr_arena_array(arena, (size_t)entry->chunk_count, sizeof *chunks, err) : NULL;
     tsr_view *views = chunks ? tsr_arena_array(arena, (size_t)entry->chunk_count, sizeof *views, err) : NULL;

@@ -37,6 +37,8 @@ typedef struct tsr_gather {
 /* Dtype and shape as gathers count them, without locating anything. `shape` has room for TSR_MAX_RANK. */
 tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *rank, uint64_t *shape, uint64_t *elements,
                                tsr_error *err);
+/* Where a box of `whole` lies in its row-major bytes; false when it is no run of them. */
+bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length);
 /* Locates the chunks of `entry` that meet `box` (NULL: all of them, and they must tile the tensor exactly). */
 tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
                            tsr_error *err);

@@ -10,15 +10,11 @@
 static tsr_box hull_of(const tsr_shard *shard, uint64_t *offsets, uint64_t *sizes)
 {
     for (uint32_t d = 0; d < shard->rank; d++) {
-        uint64_t from = UINT64_MAX, to = 0;
-        for (uint64_t b = 0; b < shard->box_count; b++) {
-            const uint64_t at = shard->boxes[b].offsets[d], end = at + shard->boxes[b].sizes[d];
-            from = at < from ? at : from;
-            to = end > to ? end : to;
-        }
-        offsets[d] = from;
-        sizes[d] = to - from;
+        offsets[d] = shard->box_count ? shard->boxes[0].offsets[d] : 0;
+        sizes[d] = shard->box_count ? shard->boxes[0].sizes[d] : 0;
     }
+    for (uint64_t b = 1; b < shard->box_count; b++)
+        tsr_box_enclose(shard->rank, offsets, sizes, (tsr_box){shard->rank, shard->boxes[b].offsets, shard->boxes[b].sizes});
     return (tsr_box){shard->rank, offsets, sizes};
 }
 

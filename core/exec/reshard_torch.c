@@ -42,12 +42,11 @@ static tsr_status find_rows(const tsr_entry *entry, const tsr_shard *shard, tsr_
 {
     tsr_dtype dtype;
     uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements;
+    uint64_t shape[TSR_MAX_RANK], elements, length;
     TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
     if (shard->box_count != 1) return TSR_OK;
     const tsr_box whole = {rank, NULL, shape}, box = {rank, shard->boxes->offsets, shard->boxes->sizes};
-    if (tsr_box_is_empty(box) || !tsr_box_is_contiguous(whole, box)) return TSR_OK;
-    if (tsr_dtype_bytes(dtype, tsr_box_index(whole, box.offsets), &out->byte_first)) out->entry = entry;
+    if (tsr_find_run(dtype, whole, box, &out->byte_first, &length)) out->entry = entry;
     return TSR_OK;
 }
 

@@ -48,16 +48,6 @@ void tsr_source_sums_free(tsr_source_sums *sums)
     tsr_free(allocator, sums, 1, sizeof *sums);
 }
 
-/* Where a box lies in its tensor's bytes; false when it is no run of them. */
-static bool find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, run *out)
-{
-    static const uint64_t zeros[TSR_MAX_RANK];
-    uint64_t elements;
-    if (!tsr_box_is_contiguous(whole, box) || !tsr_box_volume(box, &elements)) return false;
-    const uint64_t first = elements ? tsr_box_index(whole, box.offsets ? box.offsets : zeros) : 0;
-    return tsr_dtype_bytes(dtype, first, &out->first) && tsr_dtype_bytes(dtype, elements, &out->bytes);
-}
-
 static void join(sum *s, const run *r, uint32_t crc, uint64_t all)
 {
     if (r->bytes == 0 || s->complete) return;
@@ -82,7 +72,8 @@ static tsr_status sort_chunks(const tsr_entry *entry, tsr_arena *arena, run **ou
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         (*out)[i].chunk = chunk;
-        if (!find_run(entry->dtype, whole, (tsr_box){entry->rank, chunk->offsets, chunk->sizes}, &(*out)[i])) return TSR_OK;
+        const tsr_box box = {entry->rank, chunk->offsets, chunk->sizes};
+        if (!tsr_find_run(entry->dtype, whole, box, &(*out)[i].first, &(*out)[i].bytes)) return TSR_OK;
     }
     *count = entry->chunk_count;
     if (*count) qsort(*out, (size_t)*count, sizeof **out, by_first);
@@ -134,7 +125,8 @@ static tsr_status find_bytes(const tsr_blit *blit, const tsr_entry **entry, run 
     TSR_TRY(tsr_gather_geometry(*entry, &dtype, &rank, shape, &elements, err));
     const tsr_box whole = {rank, NULL, shape}, box = {rank, blit->offsets, blit->sizes ? blit->sizes : shape};
     *out = (run){.first = blit->rows.byte_first, .bytes = blit->byte_length};
-    *found = (blit->rows.entry || find_run(dtype, whole, box, out)) && tsr_dtype_bytes(dtype, elements, all);
+    *found = (blit->rows.entry || tsr_find_run(dtype, whole, box, &out->first, &out->bytes)) &&
+             tsr_dtype_bytes(dtype, elements, all);
     return TSR_OK;
 }
 
@@ -147,9 +139,8 @@ static tsr_status add_blit(tsr_source_sums *sums, const tsr_blit *blit, tsr_erro
     if (blit->literal || blit->dtype != blit->entry->dtype) return TSR_OK;
     TSR_TRY(find_bytes(blit, &entry, &r, &all, &found, err));
     if (!found) return TSR_OK;
-    const uintptr_t at = (uintptr_t)entry - (uintptr_t)sums->catalog->entries;
-    const bool listed = at / sizeof *entry < sums->catalog->entry_count;
-    sum own = {0}, *written = listed ? &sums->written[at / sizeof *entry] : &own; /* whole storages are no entries */
+    const bool listed = tsr_catalog_has(sums->catalog, entry);
+    sum own = {0}, *written = listed ? &sums->written[entry - sums->catalog->entries] : &own; /* or a whole storage */
     join(written, &r, blit->crc, all);
     return own.complete ? check_entry(sums, entry, &own, err) : TSR_OK;
 }

@@ -65,6 +65,16 @@ bool tsr_box_intersect(tsr_box a, tsr_box b, uint64_t *offsets, uint64_t *sizes)
     return true;
 }
 
+void tsr_box_enclose(uint32_t rank, uint64_t *offsets, uint64_t *sizes, tsr_box box)
+{
+    for (uint32_t d = 0; d < rank; d++) {
+        const uint64_t from = tsr_box_offset(box, d), to = from + box.sizes[d];
+        const uint64_t end = offsets[d] + sizes[d] > to ? offsets[d] + sizes[d] : to;
+        if (from < offsets[d]) offsets[d] = from;
+        sizes[d] = end - offsets[d];
+    }
+}
+
 uint64_t tsr_box_index(tsr_box parent, const uint64_t *at)
 {
     uint64_t index = 0;

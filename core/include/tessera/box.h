@@ -33,6 +33,8 @@ bool tsr_box_equal(tsr_box a, tsr_box b);
 bool tsr_box_contains(tsr_box outer, tsr_box inner);
 /* The common part, in the coordinates of both; `offsets` and `sizes` have room for the rank. False when it is empty. */
 bool tsr_box_intersect(tsr_box a, tsr_box b, uint64_t *offsets, uint64_t *sizes);
+/* Makes the box {rank, offsets, sizes} reach over another one, too. */
+void tsr_box_enclose(uint32_t rank, uint64_t *offsets, uint64_t *sizes, tsr_box box);
 /* Row-major index inside `parent` of the element at `at` (coordinates of the tensor). `parent`'s volume must not
  * overflow and `at` must be inside. */
 uint64_t tsr_box_index(tsr_box parent, const uint64_t *at);

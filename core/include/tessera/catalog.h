@@ -111,6 +111,12 @@ typedef struct tsr_catalog {
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
 } tsr_catalog;
 
+/* Whether `entry` is one of the catalog's own, and not one that was made of some. */
+static inline bool tsr_catalog_has(const tsr_catalog *catalog, const tsr_entry *entry)
+{
+    return ((uintptr_t)entry - (uintptr_t)catalog->entries) / sizeof *entry < catalog->entry_count;
+}
+
 /* Elements (false: overflow) and bytes of the whole tensor. */
 bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements);
 bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes);
