@@ -3,7 +3,7 @@
 #define TSR_CLI_WRITING_H
 
 #include "cli/session.h"
-#include "io/journal.h"
+#include "publish/journal.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
 #include "tessera/document.h"

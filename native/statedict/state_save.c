@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <sys/random.h>
 
-#include "io/journal.h"
+#include "publish/journal.h"
 #include "statedict/halves.h"
 #include "statedict/pack.h"
 #include "statedict/state_dict.h"

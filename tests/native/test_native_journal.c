@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "tessera/folder.h"
-#include "io/journal.h"
+#include "publish/journal.h"
 #include "native/scratch.h"
 
 static const char text[] = "tessera.journal/2\nto dcp\n";

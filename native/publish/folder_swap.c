@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "io/folder_output.h"
+#include "publish/folder_output.h"
 
 /* Calls `each` for every name of a folder but "." and "..". */
 static tsr_status for_each_in(const folder_output *output, const char *folder,

@@ -7,7 +7,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "io/folder_output.h"
+#include "publish/folder_output.h"
 
 tsr_status tsr_output_sync(const folder_output *output, int fd, const char *name, tsr_error *err)
 {

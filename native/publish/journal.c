@@ -1,5 +1,5 @@
 /* One journal: its text, its records, its lock. */
-#include "io/journal.h"
+#include "publish/journal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "io/journal.h"
+#include "publish/journal.h"
 
 static const char note[] = ".publishing";
 

@@ -1,5 +1,5 @@
 /* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
-#include "io/folder_output.h"
+#include "publish/folder_output.h"
 
 #include <dirent.h>
 #include <errno.h>
