@@ -30,10 +30,13 @@ class DiskFile {
   }
 }
 
+/* What an output that is being written consists of has such a name; it belongs to no checkpoint. */
+const entriesOf = (folder) => fs.readdirSync(folder, { withFileTypes: true }).filter((e) => !e.name.includes(".tessera-"));
+
 function listed(root) {
-  return fs.readdirSync(root, { withFileTypes: true }).flatMap((e) =>
+  return entriesOf(root).flatMap((e) =>
     e.isFile() ? [e.name]
-      : e.isDirectory() ? fs.readdirSync(path.join(root, e.name), { withFileTypes: true }).filter((f) => f.isFile()).map((f) => `${e.name}/${f.name}`)
+      : e.isDirectory() ? entriesOf(path.join(root, e.name)).filter((f) => f.isFile()).map((f) => `${e.name}/${f.name}`)
         : []);
 }
 

@@ -83,6 +83,13 @@ static bool is_dots(const char *name)
     return name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0'));
 }
 
+/* Names that writers use for what is not published yet, or not removed yet: never part of a checkpoint. A file that the user
+ * points at is read whatever its name. */
+static bool is_temporary(const folder_store *store, const char *name)
+{
+    return strstr(name, ".tessera-") && !(store->primary && strcmp(store->primary, name) == 0);
+}
+
 /* A dangling link, something gone by now, or not for this user: not listed. Anything else (a failing disk) must not make a
  * checkpoint look as if it had fewer files. */
 static bool is_passed_over(int error)
@@ -102,7 +109,7 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const 
     tsr_status status = TSR_OK;
     for (struct dirent *item; status == TSR_OK && (errno = 0, item = readdir(dir));) {
         struct stat info;
-        if (is_dots(item->d_name)) continue;
+        if (is_dots(item->d_name) || is_temporary(store, item->d_name)) continue;
         if (sys->stat_at(sys, fd, item->d_name, &info) != 0) {
             if (!is_passed_over(errno)) status = tsr_sys_raise(err, "look at", item->d_name);
         } else if (S_ISREG(info.st_mode)) {

@@ -58,6 +58,27 @@ static void test_native_folder_store__lists_files_and_one_level_below(void **sta
     store->close(store);
 }
 
+/* What a writer leaves when it is killed must never be taken for a part of the checkpoint; one can still be looked into. */
+static void test_native_folder_store__temporary_names_are_not_listed(void **state)
+{
+    (void)state;
+    scratch_write(".tessera-w0123456789abcdef-0", "x", 1);
+    scratch_write(".m.tessera-w0123456789abcdef", "x", 1);
+    scratch_write("step-1/.tessera-4711-0", "x", 1);
+    scratch_write(".step-2.tessera-77/.metadata", "x", 1);
+    scratch_write(".n.tessera-77", "{\"weight_map\":{}}", 17);
+    tsr_store *store = open_store(scratch_path(""));
+    for (uint32_t i = 0; i < store->file_count; i++) assert_null(strstr(store->files[i].name.data, "tessera"));
+    assert_int_equal(store->file_count, 6);
+    store->close(store);
+    store = open_store(scratch_path(".step-2.tessera-77"));
+    assert_int_equal(store->file_count, 1);
+    store->close(store);
+    store = open_store(scratch_path(".n.tessera-77"));
+    assert_string_equal(store->files[store->primary].name.data, ".n.tessera-77");
+    store->close(store);
+}
+
 static void test_native_folder_store__a_file_stands_for_itself_or_its_set(void **state)
 {
     (void)state;
@@ -201,6 +222,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_native_folder_store__lists_files_and_one_level_below, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__temporary_names_are_not_listed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__a_file_stands_for_itself_or_its_set, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__refuses_what_is_no_file, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__short_reads_and_eintr_are_made_whole, setup, teardown),

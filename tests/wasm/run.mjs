@@ -103,6 +103,16 @@ test("the module exports what exports.txt lists, and imports tsr_read alone of o
   same("emscripten_notify_memory_growth tsr_read", imports.join(" "), "imports");
 });
 
+test("files of an output that is being written are not a checkpoint's", () => {
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-files-"));
+  for (const name of ["a.pt", ".a.pt.tessera-77", "step/b.pt", "step/.tessera-w0-0", ".out.tessera-w0/c.pt"]) {
+    fs.mkdirSync(path.dirname(path.join(folder, name)), { recursive: true });
+    fs.writeFileSync(path.join(folder, name), "x");
+  }
+  same("a.pt step/b.pt", filesOf(folder).files.map((f) => f.name).sort().join(" "), "the files");
+  fs.rmSync(folder, { recursive: true });
+});
+
 test("a closed checkpoint, and what was made from it, are refused", () => {
   const source = filesOf(path.join(samples, "safetensors_model"));
   const opened = tessera.open(source.files);

@@ -44,7 +44,7 @@ export function openingOf(found: readonly Found[]): Opening {
   const top = first.path.split("/")[0] ?? "";
   const isFolder = found.every(({ path }) => path.startsWith(`${top}/`));
   const files: Source[] = found.map(({ path, file }) => ({ name: isFolder ? path.slice(top.length + 1) : path, size: file.size, file }))
-    .filter(({ name }) => name.split("/").length <= 2);
+    .filter(({ name }) => name.split("/").length <= 2 && (found.length === 1 || !name.includes(".tessera-"))); // an output that is being written
   if (found.length === 1 && !isFolder) return { title: first.file.name, files, primary: first.file.name };
   return { title: isFolder ? top : plainTitle(files), files };
 }

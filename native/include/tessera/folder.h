@@ -12,7 +12,8 @@ typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that stand in for sy
  * ("step-100/.metadata"), so that a folder of several checkpoints can be told from one checkpoint; nothing deeper. A file
  * gives itself alone, named by its last path component; a file that holds a JSON object, or is called ".metadata", gives
  * its folder's files (no subfolders) with itself as `primary`. Names outside the listing cannot be read, so that ".." or
- * an absolute path in a checkpoint leads nowhere; symbolic links that lie in the folder are followed.
+ * an absolute path in a checkpoint leads nowhere; symbolic links that lie in the folder are followed. Names that contain
+ * ".tessera-" belong to an output that is being written: they are not listed.
  *
  * Files are opened read-only on first use and kept open (at most 256 at once); `map` serves files of 1 MiB and more.
  * `sys` NULL: the real calls. Borrows `allocator` and `sys`. Errors: TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_LIMIT (more than
