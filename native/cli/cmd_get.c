@@ -138,12 +138,13 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
         if (status != TSR_OK) return status;
     }
     cli_out_file out;
-    tsr_status status = cli_out_open(output, &out, err);
+    tsr_status status = cli_out_open(output, session, &out, err);
     if (status != TSR_OK) return status;
     sink to = {.file = out.to, .dtype = entry->dtype, .most = 1};
     status = header.size ? write_bytes(&to, (const uint8_t *)header.data, header.size, err) : TSR_OK;
     if (status == TSR_OK)
         status = whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
+    if (status == TSR_OK) status = cli_unchanged(session, err);
     return cli_out_close(&out, status, err);
 }
 
@@ -199,13 +200,15 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
         }
         cli_put(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)));
         putchar('\n');
-        return TSR_OK;
+        return cli_unchanged(session, err);
     }
     status = cli_slice_parse(inside, entry->rank, entry->shape, &slice, err);
-    if (status == TSR_OK && arguments->output)
-        status = get_to_file(program, session, entry, &slice, inside.data == NULL, arguments->output, err);
     if (status == TSR_OK && (arguments->print || !arguments->output))
         status = get_as_text(session, entry, &slice, arguments->print, err);
+    if (status == TSR_OK) status = cli_unchanged(session, err);
+    /* Last: the output may replace a file of PATH's directory. */
+    if (status == TSR_OK && arguments->output)
+        status = get_to_file(program, session, entry, &slice, inside.data == NULL, arguments->output, err);
     return status;
 }
 
@@ -216,7 +219,6 @@ static int run(cli *program, const void *given)
     const char *path = program->operands.items[0];
     tsr_status status = cli_open(program, path, NULL, &session, &err);
     if (status == TSR_OK) status = get(program, &session, given, &err);
-    if (status == TSR_OK) status = cli_unchanged(&session, &err);
     cli_close(&session);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
 }

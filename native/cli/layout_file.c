@@ -25,12 +25,19 @@ static tsr_status write_layout(cli *program, const cli_session *session, const c
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
+static tsr_status write_unchanged(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to,
+                                  tsr_error *err)
+{
+    const tsr_status status = write_layout(program, session, file, to, err);
+    return status == TSR_OK ? cli_unchanged(session, err) : status;
+}
+
 static tsr_status write_file(cli *program, const cli_session *session, const cli_layout_file *file, tsr_error *err)
 {
     cli_out_file out;
-    tsr_status status = cli_out_open(file->output, &out, err);
+    const tsr_status status = cli_out_open(file->output, session, &out, err);
     if (status != TSR_OK) return status;
-    return cli_out_close(&out, write_layout(program, session, file, out.to, err), err);
+    return cli_out_close(&out, write_unchanged(program, session, file, out.to, err), err);
 }
 
 int cli_write_layout(cli *program, const char *path, const cli_layout_file *file)
@@ -39,9 +46,8 @@ int cli_write_layout(cli *program, const char *path, const cli_layout_file *file
     cli_session session;
     tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = !file->hash}, &session, &err);
     if (status == TSR_OK) {
-        status = file->output ? write_file(program, &session, file, &err) : write_layout(program, &session, file, stdout, &err);
+        status = file->output ? write_file(program, &session, file, &err) : write_unchanged(program, &session, file, stdout, &err);
     }
-    if (status == TSR_OK) status = cli_unchanged(&session, &err);
     cli_close(&session);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
 }

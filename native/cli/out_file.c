@@ -8,11 +8,37 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tessera/folder.h"
+
 enum { MAX_TRIES = 1000 };
 
 static tsr_status refuse(const char *what, const char *path, tsr_error *err)
 {
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot %s '%s': %s", what, path, strerror(errno));
+}
+
+/* Whether a file was written by `layout`, `manifest` or `get`, which no checkpoint consists of. Its content decides, because a
+ * name says nothing about what would be lost. */
+static bool is_earlier_output(const char *path)
+{
+    char head[128] = {0};
+    int matched = 0;
+    FILE *file = fopen(path, "rb");
+    if (!file) return false;
+    const size_t size = fread(head, 1, sizeof head - 1, file);
+    fclose(file);
+    if (tsr_str_starts((tsr_str){head, size}, TSR_STR("\x93NUMPY"))) return true;
+    (void)sscanf(head, " { \"schema\" : \"tessera.layout/1\"%n", &matched);
+    return matched > 0;
+}
+
+static tsr_status refuse_source(const char *path, const cli_session *source, tsr_error *err)
+{
+    const uint32_t file = tsr_folder_store_same(source->store, path);
+    if (file == TSR_NO_FILE || is_earlier_output(path)) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "the output '%s' is the file '%.*s' of the checkpoint that is being read; choose another name", path,
+                     TSR_STR_ARG(source->store->files[file].name));
 }
 
 /* A new file in the folder of `place`. */
@@ -25,22 +51,26 @@ static FILE *create_beside(cli_out_file *out)
     for (unsigned tries = 0; out->temporary && tries < MAX_TRIES; tries++) {
         snprintf(out->temporary, room, "%.*s.%.100s.tessera-%u", folder, out->place, out->place + folder,
                  (unsigned)getpid() + tries);
-        const int fd = open(out->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        const int fd = open(out->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
         if (fd >= 0) return fdopen(fd, "wb");
         if (errno != EEXIST) break;
     }
     return NULL;
 }
 
-tsr_status cli_out_open(const char *path, cli_out_file *out, tsr_error *err)
+tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_file *out, tsr_error *err)
 {
     struct stat info;
     *out = (cli_out_file){.path = path};
-    const bool exists = stat(path, &info) == 0;
     if (strcmp(path, "-") == 0) {
         out->to = stdout;
-    } else if (exists && !S_ISREG(info.st_mode)) {
-        out->to = fopen(path, "wb"); /* of a folder errno tells */
+        return TSR_OK;
+    }
+    const tsr_status refused = refuse_source(path, source, err);
+    if (refused != TSR_OK) return refused;
+    const bool exists = stat(path, &info) == 0;
+    if (exists && !S_ISREG(info.st_mode)) {
+        out->to = fopen(path, "wb"); /* fails for a directory, and errno says why */
     } else {
         out->place = exists ? realpath(path, NULL) : strdup(path);
         out->to = out->place ? create_beside(out) : NULL;

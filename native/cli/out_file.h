@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "tessera/status.h"
+#include "cli/session.h"
 
 typedef struct cli_out_file {
     FILE *to;
@@ -14,7 +14,10 @@ typedef struct cli_out_file {
     char *temporary; /* beside it */
 } cli_out_file;
 
-tsr_status cli_out_open(const char *path, cli_out_file *out, tsr_error *err);
+/* Creates the output of a command that reads `source`. TSR_E_USAGE, before anything is created, when `path` leads to a file of
+ * the source, by whatever spelling or link. Files that an earlier command wrote into the checkpoint's directory (layouts,
+ * manifests, .npy) may be replaced. */
+tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_file *out, tsr_error *err);
 /* Ends the file that cli_out_open opened: under its name when `status` is TSR_OK, else nothing of it stays. Returns `status`,
  * or what went wrong here. */
 tsr_status cli_out_close(cli_out_file *out, tsr_status status, tsr_error *err);

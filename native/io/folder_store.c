@@ -20,7 +20,7 @@
 
 typedef struct identity {
     uint64_t size;
-    uint64_t inode;
+    uint64_t device, inode;
     int64_t seconds;
     int64_t nanoseconds;
     uint64_t holes; /* bytes without room on the disk */
@@ -54,13 +54,18 @@ typedef struct folder_store {
 static identity identity_of(const struct stat *info)
 {
     const uint64_t size = (uint64_t)info->st_size, room = (uint64_t)info->st_blocks * 512;
-    return (identity){size, (uint64_t)info->st_ino, info->st_mtim.tv_sec, info->st_mtim.tv_nsec,
+    return (identity){size, (uint64_t)info->st_dev, (uint64_t)info->st_ino, info->st_mtim.tv_sec, info->st_mtim.tv_nsec,
                       size > room ? size - room : 0};
+}
+
+static bool is_same_file(identity a, identity b)
+{
+    return a.device == b.device && a.inode == b.inode;
 }
 
 static bool identity_equal(identity a, identity b)
 {
-    return a.size == b.size && a.inode == b.inode && a.seconds == b.seconds && a.nanoseconds == b.nanoseconds;
+    return a.size == b.size && is_same_file(a, b) && a.seconds == b.seconds && a.nanoseconds == b.nanoseconds;
 }
 
 /* ---- listing ---- */
@@ -363,6 +368,18 @@ void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds
     const identity *then = &((const folder_store *)store)->slots[file].then;
     *seconds = then->seconds;
     *nanoseconds = then->nanoseconds;
+}
+
+uint32_t tsr_folder_store_same(const tsr_store *base, const char *path)
+{
+    const folder_store *store = (const folder_store *)base;
+    struct stat info;
+    if (base->close != folder_close || store->sys->stat_at(store->sys, AT_FDCWD, path, &info) != 0) return TSR_NO_FILE;
+    const identity wanted = identity_of(&info);
+    for (uint32_t i = 0; i < base->file_count; i++) {
+        if (is_same_file(store->slots[i].then, wanted)) return i;
+    }
+    return TSR_NO_FILE;
 }
 
 tsr_status tsr_folder_store_unchanged(tsr_store *base, tsr_error *err)

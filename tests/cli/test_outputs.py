@@ -1,5 +1,6 @@
 """What -o writes: files that appear whole, pipes and devices written where they are."""
 import os
+import shutil
 import threading
 
 from harness import SAMPLES, need, test
@@ -62,3 +63,81 @@ def test_outputs_never_replace_what_is_no_file(t):
     os.mkfifo(t.at("pipe"))
     p = t.run("convert", os.path.join(SAMPLES, "safetensors_model", "model.safetensors"), t.at("pipe"), "--to", "safetensors", "--overwrite", status=2)
     need(b"neither a file nor a folder" in p.stderr and not os.path.isfile(t.at("pipe")), "a pipe was replaced")
+
+
+def contents(folder):
+    """{name: bytes} of a folder, links followed; a name that appears or goes shows too."""
+    out = {}
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(base, name), "rb") as f:
+                out[os.path.relpath(os.path.join(base, name), folder)] = f.read()
+    return out
+
+
+def refused_onto(t, source, first, target):
+    """Every command that has an output refuses `target`, and leaves everything as it was."""
+    before = contents(t.folder)
+    for args in (("layout", source), ("manifest", source), ("layout", source, "--hash", "sha256"), ("get", source, first)):
+        p = t.run(*args, "-o", target, status=2)
+        need(args[0] == "get" or b"that is being read" in p.stderr, f"{args} -o {target}: {p.stderr}")
+        need(contents(t.folder) == before, f"{args} -o {target}: files changed")
+
+
+FORMS = ("dcp_fsdp2", "dcp_rank_local", "dcp_hf_sharded", "safetensors_index", "safetensors_model", "torch_bin_index", "torch_ranks", "torch_plain", "torch_legacy")
+
+
+@test
+def test_outputs_never_replace_a_file_of_the_checkpoint_that_is_read(t):
+    for form in FORMS:
+        where = os.path.join(SAMPLES, form)
+        if not os.path.exists(where):
+            where = next(os.path.join(SAMPLES, n) for n in sorted(os.listdir(SAMPLES)) if n.startswith(form) and not n.endswith(".json"))
+        shutil.copytree(where, t.at(form)) if os.path.isdir(where) else shutil.copy(where, t.at(form))
+        source = t.at(form)
+        doc = t.json("inspect", source, "--json")
+        first = next(e["fqn"] for e in doc["entries"] if e["kind"] == "tensor")
+        names = sorted(contents(source)) if os.path.isdir(source) else [""]
+        for name in names:
+            refused_onto(t, source, first, os.path.join(source, name) if name else source)
+        inner = os.path.join(source, names[-1]) if names[-1] else source
+        os.link(inner, t.at("hard.npy"))
+        os.symlink(inner, t.at("soft.bin"))
+        os.symlink("soft.bin", t.at("twice.npy"))
+        for target in ("hard.npy", "soft.bin", "twice.npy", os.path.join("..", os.path.basename(t.folder), "hard.npy")):
+            refused_onto(t, source, first, t.at(target))
+        for args in (("layout", inner), ("get", inner, first)):  # PATH by its file, the output by a link
+            p = t.run(*args, "-o", t.at("hard.npy"), status=2)
+            need(form.startswith("dcp_") or b"that is being read" in p.stderr or b"no entry" in p.stderr, p.stderr)
+        for name in ("hard.npy", "soft.bin", "twice.npy"):
+            os.unlink(t.at(name))
+        shutil.rmtree(source) if os.path.isdir(source) else os.unlink(source)
+
+
+@test
+def test_outputs_in_the_checkpoint_s_directory_can_be_written_again(t):
+    source = t.at("ck")
+    shutil.copytree(os.path.join(SAMPLES, "safetensors_index"), source)
+    first = next(e["fqn"] for e in t.json("inspect", source, "--json")["entries"])
+    before = contents(source)
+    for args in (("layout", source), ("manifest", source), ("get", source, first)):
+        out = os.path.join(source, "out.npy" if args[0] == "get" else "out.json")
+        for _ in range(2):
+            t.run(*args, "-o", out)
+    need({k: v for k, v in contents(source).items() if not k.startswith("out.")} == before, "other files changed")
+    with open(os.path.join(source, "config.json"), "w") as f:
+        f.write("{}")
+    p = t.run("layout", source, "-o", os.path.join(source, "config.json"), status=2)
+    need(b"'config.json'" in p.stderr, p.stderr)
+
+
+@test
+def test_outputs_do_not_follow_what_is_planted_at_their_temporary_names(t):
+    """Whatever name a temporary has, a link of that name is not written through."""
+    with open(t.at("victim"), "w") as f:
+        f.write("keep")
+    for pid in range(os.getpid(), os.getpid() + 400):  # the next processes of this machine, most likely
+        os.symlink(t.at("victim"), t.at(f".layout.json.tessera-{pid}"))
+    t.run("layout", CKPT, "-o", t.at("layout.json"))
+    with open(t.at("victim")) as f:
+        need(f.read() == "keep" and not os.path.islink(t.at("layout.json")), "a planted link was followed")
