@@ -59,7 +59,8 @@ typedef struct tsr_pickle_parts {
         kind; /* DICT: keys and values in turn; TUPLE, LIST: items; any other: the state itself is the one item */
     const tsr_ref *items;
     size_t count;
-    const int64_t *ints; /* made with one tuple of at most 64 ints: these `count`, not `items`; else NULL */
+    const int64_t *ints; /* made with one tuple of at most 64 ints: its values; otherwise NULL. `items` may then be empty */
+    size_t int_count;
     uint64_t position;   /* of the opcode that gave these parts */
 } tsr_pickle_parts;
 

@@ -60,7 +60,7 @@ static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_ref *record)
     int count = parts.count == 1 ? tsr_pickle_ints(m->pickle, parts.items[0], ints, INTS_MAX) : -1;
     if (count >= 0 && tag_of(parts.items[0]) == TAG_TUPLE) {
         parts.ints = ints;
-        parts.count = (size_t)count;
+        parts.int_count = (size_t)count;
     }
     return show_sink(m, &parts, id, record);
 }

@@ -79,7 +79,7 @@ static inline bool take_call(quick *q, uint32_t id, tsr_ref *out)
 {
     int64_t ints[QUICK_INTS];
     tsr_pickle_parts parts = {.kind = TSR_PICKLE_TUPLE, .ints = ints};
-    if (!take_ints(q, ints, &parts.count) || !takes(q, "\x85\x94R\x94", 4)) return false;
+    if (!take_ints(q, ints, &parts.int_count) || !takes(q, "\x85\x94R\x94", 4)) return false;
     memoize(q, REF_DROPPED);
     q->m->at = q->p - 2;
     if (!show_sink(q->m, &parts, id, out) || !*out) return false;
@@ -162,6 +162,7 @@ const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p)
 {
     tsr_pickle *pickle = m->pickle;
     global *class_ = (global *)pickle->globals.items + index_of(*slot);
+    if (m->end - p < 5 + QUICK_BYTES) return NULL;
     if (!(class_->id & TSR_PICKLE_FOLD_BUILT) || !has_room(m, &m->memo, QUICK_MEMO)) return NULL;
     size_t wides = pickle->wides.count, texts = pickle->texts.count, first = m->memo.count;
     quick q = {m, p + 5, m->end - QUICK_BYTES, m->memo.items, first + 2};

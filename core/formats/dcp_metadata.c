@@ -372,9 +372,10 @@ static tsr_status fold_size(item *it, tsr_ref *out)
 {
     uint32_t id;
     static const int64_t none[1];
-    if (!it->parts->ints && it->parts->count)
+    const tsr_pickle_parts *parts = it->parts;
+    if (!parts->ints && parts->count)
         return malformed(it, "dcp: a torch.Size that is not made of at most %d integers", TSR_DCP_MAX_RANK);
-    TSR_TRY(add_dims(it, it->parts->ints ? it->parts->ints : none, (int)it->parts->count, &id));
+    TSR_TRY(add_dims(it, parts->ints ? parts->ints : none, (int)parts->int_count, &id));
     *out = tsr_pickle_folded(id | TSR_DCP_DIMS_FLAG);
     return TSR_OK;
 }

@@ -32,7 +32,7 @@ static tsr_status fold(void *ctx, const tsr_pickle *p, const tsr_pickle_parts *p
     if (parts->class_id == ID_S) {
         assert_false(parts->built);
         if (!parts->ints) return tsr_raise(err, TSR_E_FORMAT, parts->position, "S without ints");
-        for (size_t i = 0; i < parts->count; i++) number += (uint32_t)parts->ints[i];
+        for (size_t i = 0; i < parts->int_count; i++) number += (uint32_t)parts->ints[i];
     } else {
         assert_true(parts->built);
         if (parts->kind != TSR_PICKLE_DICT) return tsr_raise(err, TSR_E_FORMAT, parts->position, "P without a dict");
