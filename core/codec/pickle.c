@@ -41,25 +41,24 @@ static tsr_ref *push_str(machine *m, tsr_ref *sp, const uint8_t *p, uint64_t siz
 
 static inline tsr_ref *push_memo(machine *m, tsr_ref *sp, uint32_t index)
 {
-    tsr_ref ref = index < m->memo.count ? ((const tsr_ref *)m->memo.items)[index] : REF_UNSET;
-    if ((ref & 15) == TAG_HOLE) {
-        tsr_pickle_fetch_failed(m, index);
-        return NULL;
-    }
+    tsr_ref ref = index < m->memo.count ? ((const tsr_ref *)m->memo.items)[index] : REF_DROPPED;
+    if ((ref & 15) == TAG_HOLE && !tsr_pickle_fetch(m, index, &ref)) return NULL;
     return push(m, sp, ref);
 }
 
-static inline tsr_ref *memoize(machine *m, tsr_ref *sp)
+static inline tsr_ref *put(machine *m, tsr_ref *sp, uint64_t index)
 {
-    if (!has_top(m, sp) || !has_room(m, &m->memo, 1)) return NULL;
+    if (!has_top(m, sp)) return NULL;
+    if (index != m->memo.count || m->far_count) return tsr_pickle_put(m, index, sp[-1]) ? sp : NULL;
+    if (!has_room(m, &m->memo, 1)) return NULL;
     ((tsr_ref *)m->memo.items)[m->memo.count++] = sp[-1];
     return sp;
 }
 
-static inline tsr_ref *put(machine *m, tsr_ref *sp, uint32_t index)
+/* The slot is numbered by how many there are. */
+static inline tsr_ref *memoize(machine *m, tsr_ref *sp)
 {
-    if (index == m->memo.count) return memoize(m, sp);
-    return has_top(m, sp) && tsr_pickle_put(m, index, sp[-1]) ? sp : NULL;
+    return put(m, sp, m->memo.count + m->far_count);
 }
 
 static inline tsr_ref *push_mark(machine *m, tsr_ref *sp)
@@ -94,7 +93,7 @@ static tsr_ref *tuple_from_mark(machine *m, tsr_ref *sp)
 /* Behind a class and EMPTY_TUPLE: NEWOBJ MEMOIZE, EMPTY_DICT MEMOIZE, MARK? */
 static inline bool starts_quick(const machine *m, const tsr_ref *sp, const uint8_t *p)
 {
-    return m->drop && m->end - p > 5 && memcmp(p, "\x81\x94}\x94(", 5) == 0 && sp > m->floor && tag_of(sp[-1]) == TAG_GLOBAL;
+    return m->drop && !m->far_count && m->end - p > 5 && memcmp(p, "\x81\x94}\x94(", 5) == 0 && sp > m->floor && tag_of(sp[-1]) == TAG_GLOBAL;
 }
 
 static inline tsr_ref *push_container(machine *m, tsr_ref *sp, tag kind)
@@ -246,6 +245,7 @@ static void free_work(machine *m)
     tsr_vec_free(&m->memo);
     tsr_vec_free(&m->opens);
     tsr_vec_free(&m->clean);
+    tsr_vec_free(&m->far);
 }
 
 /* One try at the whole pickle, from nothing. */
@@ -261,6 +261,7 @@ static tsr_status parse_once(tsr_pickle *pickle, const tsr_host *host, const tsr
     m.marks = tsr_vec_of(a, sizeof(uint32_t));
     m.opens = tsr_vec_of(a, sizeof(open));
     m.clean = tsr_vec_of(a, sizeof(span));
+    m.far = tsr_vec_of(a, sizeof(far_slot));
     if (tsr_pickle_grow_stack(&m) && has_room(&m, &pickle->words, 1)) {
         ((uint32_t *)pickle->words.items)[pickle->words.count++] = 0; /* REF_EMPTY_TUPLE */
         m.status = run(&m, end);

@@ -37,7 +37,6 @@ typedef enum tag {
 #define REF_FALSE         REF(TAG_CONST, 1)
 #define REF_TRUE          REF(TAG_CONST, 2)
 #define REF_EMPTY_TUPLE   REF(TAG_TUPLE, 0) /* word 0 is its count */
-#define REF_UNSET         REF(TAG_HOLE, 0)
 #define REF_DROPPED       REF(TAG_HOLE, 1)
 #define MAX_ITEMS         ((size_t)1 << 27) /* of a pool, before it grows by half once more: indices stay within 28 bits */
 #define TEXT_SIZE_MASK    0xFFFFFFu
@@ -110,6 +109,12 @@ typedef struct open {
     size_t memo;
 } open;
 
+/* A memo slot by its number: Python lets a pickle number its slots as it likes. */
+typedef struct far_slot {
+    uint64_t index; /* 1 + number, 0 where free */
+    tsr_ref ref;
+} far_slot;
+
 typedef struct span {
     size_t from, to;
 } span;
@@ -126,6 +131,8 @@ typedef struct machine {
     tsr_vec stack, marks, memo; /* tsr_ref; stack positions; tsr_ref */
     tsr_vec opens;              /* open */
     tsr_vec clean;              /* span: memo slots that hold nothing droppable */
+    tsr_vec far;                /* far_slot: hash table of the memo slots that do not continue `memo`; a power of two */
+    size_t far_count;           /* of them; once there is one, `memo` grows no more */
     tsr_ref *sp, *limit;        /* sp is current only while an opcode outside the main loop runs */
     tsr_ref *floor;             /* popping below it needs settle() */
     tsr_ref *mark_floor;        /* the topmost mark */
@@ -153,7 +160,7 @@ bool tsr_pickle_settle(machine *m, const tsr_ref *sp, ptrdiff_t count);
 void tsr_pickle_set_floor(machine *m);
 tsr_ref *tsr_pickle_pop_mark(machine *m);
 bool tsr_pickle_put(machine *m, uint64_t index, tsr_ref ref);
-tsr_ref tsr_pickle_fetch_failed(machine *m, uint64_t index);
+bool tsr_pickle_fetch(machine *m, uint64_t index, tsr_ref *out);
 
 /* pickle_make.c: nodes. */
 tsr_ref tsr_pickle_make_int(machine *m, int64_t value);

@@ -77,39 +77,65 @@ tsr_ref *tsr_pickle_pop_mark(machine *m)
     return (tsr_ref *)m->stack.items + mark;
 }
 
-bool tsr_pickle_put(machine *m, uint64_t index, tsr_ref ref)
+static far_slot *find_far(const tsr_vec *far, uint64_t index)
 {
-    if (index > (uint64_t)(m->at - m->start)) {
-        fail(m, TSR_E_LIMIT, "pickle: opcode %s names memo slot %llu, more than the input can have filled",
-             tsr_pickle_opcode(*m->at), (unsigned long long)index);
-        return false;
+    far_slot *table = far->items;
+    size_t mask = far->count - 1, at = (size_t)(index * UINT64_C(0x9e3779b97f4a7c15) >> 32) & mask;
+    while (table[at].index && table[at].index != index + 1) at = (at + 1) & mask;
+    return &table[at];
+}
+
+/* Twice as many slots; at most half of them are taken. */
+static bool grow_far(machine *m)
+{
+    tsr_vec wider = tsr_vec_of(m->far.allocator, sizeof(far_slot));
+    const far_slot *old = m->far.items;
+    size_t wanted = m->far.count ? 2 * m->far.count : 16;
+    if (!has_room(m, &wider, wanted)) return false;
+    memset(wider.items, 0, wanted * sizeof *old);
+    wider.count = wanted;
+    for (size_t i = 0; i < m->far.count; i++) {
+        if (old[i].index) *find_far(&wider, old[i].index - 1) = old[i];
     }
-    size_t wanted = (size_t)index + 1, count = m->memo.count;
-    tsr_ref *slots;
-    if (wanted > count) {
-        if (!has_room(m, &m->memo, wanted - count)) return false;
-        slots = m->memo.items;
-        while (count < wanted) slots[count++] = REF_UNSET;
-        m->memo.count = wanted;
-    } else if (m->opens.count) { /* an old slot would outlive what is dropped */
-        m->again = true;
-        m->status = TSR_E_FORMAT;
-        return false;
-    }
-    slots = m->memo.items;
-    slots[index] = ref;
+    tsr_vec_free(&m->far);
+    m->far = wider;
     return true;
 }
 
-tsr_ref tsr_pickle_fetch_failed(machine *m, uint64_t index)
+/* A slot that does not continue the memo costs what its opcode pays for, however large its number. */
+static bool put_far(machine *m, uint64_t index, tsr_ref ref)
 {
-    const tsr_ref *slots = m->memo.items;
-    if (index < m->memo.count && slots[index] == REF_DROPPED) {
+    if (2 * (m->far_count + 1) > m->far.count && !grow_far(m)) return false;
+    far_slot *slot = find_far(&m->far, index);
+    m->far_count += slot->index == 0;
+    *slot = (far_slot){index + 1, ref};
+    return true;
+}
+
+bool tsr_pickle_put(machine *m, uint64_t index, tsr_ref ref)
+{
+    bool old = index < m->memo.count;
+    if (m->drop && (!old || m->opens.count)) { /* dropping needs slots in order, and an old one would outlive what is dropped */
         m->again = true;
         m->status = TSR_E_FORMAT;
-        return TSR_REF_NONE;
+        return false;
+    }
+    if (!old) return put_far(m, index, ref);
+    ((tsr_ref *)m->memo.items)[index] = ref;
+    return true;
+}
+
+bool tsr_pickle_fetch(machine *m, uint64_t index, tsr_ref *out)
+{
+    const far_slot *far = m->far_count ? find_far(&m->far, index) : NULL;
+    *out = index < m->memo.count ? ((const tsr_ref *)m->memo.items)[index] : far && far->index ? far->ref : REF_DROPPED;
+    if (tag_of(*out) != TAG_HOLE) return true;
+    if (index < m->memo.count) {
+        m->again = true;
+        m->status = TSR_E_FORMAT;
+        return false;
     }
     fail(m, TSR_E_FORMAT, "pickle: opcode %s fetches memo slot %llu, which was never set", tsr_pickle_opcode(*m->at),
          (unsigned long long)index);
-    return TSR_REF_NONE;
+    return false;
 }

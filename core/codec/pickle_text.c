@@ -280,12 +280,8 @@ static const uint8_t *do_memo(machine *m, const uint8_t *p, bool get)
         return NULL;
     }
     if (!get) return has_top(m, m->sp) && tsr_pickle_put(m, index, m->sp[-1]) ? p : NULL;
-    tsr_ref ref = index < m->memo.count ? ((const tsr_ref *)m->memo.items)[index] : REF_UNSET;
-    if (tag_of(ref) == TAG_HOLE) {
-        tsr_pickle_fetch_failed(m, index);
-        return NULL;
-    }
-    return then_push(m, ref, p);
+    tsr_ref ref;
+    return tsr_pickle_fetch(m, index, &ref) ? then_push(m, ref, p) : NULL;
 }
 
 const uint8_t *tsr_pickle_textual(machine *m, uint8_t opcode, const uint8_t *p)

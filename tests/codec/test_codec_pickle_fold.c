@@ -80,6 +80,7 @@ static const struct {
     {BYTES(P S POP2 NEW_P V "K\7ub."), "#7", 1, 0},
     {BYTES(P S POP2 SLOW_P V "K\7ub."), "#7", 1, 0},
     {BYTES(P S POP2 "h\0)\x81}(" V "K\7ub."), "#7", 1, 0}, /* nothing memoized */
+    {BYTES(P S POP2 "h\0)\x81}(" V "K\7q\11ub."), "#7", 1, 1}, /* a memo slot with a gap before it */
     {BYTES(P S POP2 NEW_P V "\x94M\1\1ub."), "#257", 1, 0},
     {BYTES(P S POP2 NEW_P V "J\0\0\1\0ub."), "#65536", 1, 0},
     {BYTES(P S POP2 NEW_P V "\x8a\2\0\1ub."), "#256", 1, 0},
