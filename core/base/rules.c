@@ -94,10 +94,18 @@ static const tsr_rule rules[] = {
      "More than 64 dimensions or 2^64 elements: the metadata is damaged."},
     {"layout/unexpected-entry", TSR_ERROR, "an entry of the checkpoint is not in the layout",
      "It is new or was renamed. Write a new layout if the change is meant."},
+    {"pickle/trailing-bytes", TSR_WARNING, "bytes follow the end of a pickle",
+     "PyTorch stops at the pickle's end and never reads them, another program may: they are no part of the checkpoint. Save "
+     "the file again to be rid of them."},
     {"pickle/unlisted-call", TSR_ERROR, "loading the pickle would call something that is not known to be harmless",
      "torch.load(weights_only=False) would run this call. Tessera never does; save plain tensors and containers instead."},
     {"pickle/unlisted-class", TSR_WARNING, "the pickle holds or names a class that is not known to be harmless data",
-     "torch.load(weights_only=True) refuses such files. Tessera shows the object's parts and imports nothing."},
+     "torch.load(weights_only=True) refuses such files. Tessera shows the object's parts and imports nothing. It is an error "
+     "where the module can run programs, import code, or reach files or the network: its name does not belong into a "
+     "checkpoint."},
+    {"pickle/unloadable", TSR_ERROR, "PyTorch cannot load the pickle",
+     "torch.load(weights_only=False) raises an exception at this place. The file was damaged, or changed by something other "
+     "than torch.save. Tessera shows what can be read of it."},
     {"repair/lost", TSR_ERROR, "an item that another checkpoint of the job has is not in the data files",
      "Its bytes are gone. Restore the data file from a copy; what is left can be loaded in part."},
     {"repair/no-item", TSR_ERROR, "bytes at the end of a data file are no whole item",

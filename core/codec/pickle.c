@@ -276,9 +276,11 @@ static void empty(tsr_pickle *pickle)
 {
     const tsr_allocator *a = pickle->allocator;
     tsr_vec *const vecs[] = {&pickle->words, &pickle->containers, &pickle->objects, &pickle->helds, &pickle->wides,
-                             &pickle->texts, &pickle->foreign,    &pickle->globals, &pickle->slots};
+                             &pickle->texts, &pickle->foreign,    &pickle->globals, &pickle->slots, &pickle->oddities,
+                             &pickle->bytearrays};
     const size_t sizes[] = {sizeof(uint32_t), sizeof(container), sizeof(object), sizeof(held),    sizeof(uint64_t),
-                            sizeof(uint64_t), sizeof(tsr_str),   sizeof(global), sizeof(uint32_t)};
+                            sizeof(uint64_t), sizeof(tsr_str),   sizeof(global), sizeof(uint32_t),
+                            sizeof(tsr_pickle_oddity), sizeof(uint32_t)};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (vecs[i]->allocator) tsr_vec_free(vecs[i]);
         *vecs[i] = tsr_vec_of(a, sizes[i]);

@@ -50,6 +50,8 @@ typedef struct tsr_pickle_name {
 } tsr_pickle_name;
 #define TSR_PICKLE_FOLD_MADE  0x10000u
 #define TSR_PICKLE_FOLD_BUILT 0x20000u
+/* Also a flag: Python refuses instances as keys of a dict and as items of a set. */
+#define TSR_PICKLE_UNHASHABLE 0x40000u
 
 /* What a sink sees of an object: its arguments when it was made, its state when it was built. */
 typedef struct tsr_pickle_parts {
@@ -124,6 +126,27 @@ tsr_ref tsr_pickle_dict_items(const tsr_pickle *pickle, tsr_ref object);
 /* Byte position of the opcode that made an OBJECT or GLOBAL; TSR_NO_POSITION for others. */
 uint64_t tsr_pickle_position(const tsr_pickle *pickle, tsr_ref ref);
 tsr_ref tsr_pickle_persistent(const tsr_pickle *pickle, tsr_ref ref); /* the persistent id */
+
+/* Every OBJECT, also those that the root does not hold: a pickle may call something and pop the result. After folding,
+ * only those that are left. */
+size_t tsr_pickle_object_count(const tsr_pickle *pickle);
+tsr_ref tsr_pickle_object(const tsr_pickle *pickle, size_t index);
+
+/* What a pickle asks for beside making objects of GLOBALs, in its order, whether or not the root holds the result. */
+typedef enum tsr_pickle_oddity_kind {
+    TSR_PICKLE_ODD_CALL,       /* REDUCE, OBJ, NEWOBJ, NEWOBJ_EX of something that is not a GLOBAL */
+    TSR_PICKLE_ODD_BUILD,      /* BUILD gives a state to something that the pickle did not make; the state is dropped */
+    TSR_PICKLE_ODD_ITEMS,      /* items are put into something that the pickle did not make; they are dropped */
+    TSR_PICKLE_ODD_KEY,        /* a dict key or a set item of a type that Python cannot hash */
+    TSR_PICKLE_ODD_PERSISTENT, /* a persistent id is resolved */
+} tsr_pickle_oddity_kind;
+typedef struct tsr_pickle_oddity {
+    tsr_pickle_oddity_kind kind;
+    tsr_ref ref; /* ODD_CALL: what is called when it is an OBJECT; ODD_PERSISTENT: the node; TSR_REF_NONE otherwise */
+    uint64_t position;
+} tsr_pickle_oddity;
+/* Borrowed; `*count` of them. */
+const tsr_pickle_oddity *tsr_pickle_oddities(const tsr_pickle *pickle, size_t *count);
 
 /* For sinks: a ref that stands for record `index` (< 2^28) of the sink's own; and back. */
 tsr_ref tsr_pickle_folded(uint32_t index);

@@ -42,6 +42,14 @@ static const uint8_t *do_bytes(machine *m, const uint8_t *p, unsigned field)
     return bytes ? then_push(m, tsr_pickle_make_text(m, TAG_BYTES, bytes, (size_t)size), bytes + size) : NULL;
 }
 
+static const uint8_t *do_bytearray(machine *m, const uint8_t *p)
+{
+    tsr_vec *bytearrays = &m->pickle->bytearrays;
+    if (!has_room(m, bytearrays, 1)) return NULL;
+    ((uint32_t *)bytearrays->items)[bytearrays->count++] = (uint32_t)m->pickle->texts.count; /* the text that is next */
+    return do_bytes(m, p, 8);
+}
+
 static const uint8_t *do_str(machine *m, const uint8_t *p, unsigned field,
                              tsr_ref (*make)(machine *, const uint8_t *, size_t))
 {
@@ -106,7 +114,10 @@ static const uint8_t *do_collect(machine *m, const uint8_t *p, tag kind)
         fail(m, TSR_E_FORMAT, "pickle: opcode DICT with a key that has no value");
         return NULL;
     }
-    tsr_ref made = tsr_pickle_make_container(m, kind, from, (size_t)(m->sp - from));
+    size_t count = (size_t)(m->sp - from);
+    if (kind != TAG_LIST && !tsr_pickle_check_keys(m, kind == TAG_DICT, from, count)) return NULL;
+    tsr_ref made = tsr_pickle_make_container(m, kind, from, count);
+    if (made && kind == TAG_SET) ((container *)m->pickle->containers.items)[index_of(made)].capacity = FROZEN;
     m->sp = from;
     return then_push(m, made, p);
 }
@@ -182,8 +193,8 @@ const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p)
     case 0x8d: return do_str(m, p, 8, tsr_pickle_make_str);
     case 'C': return do_bytes(m, p, 1);
     case 'B': return do_bytes(m, p, 4);
-    case 0x8e:
-    case 0x96: return do_bytes(m, p, 8);
+    case 0x8e: return do_bytes(m, p, 8);
+    case 0x96: return do_bytearray(m, p);
     case '0': return do_pop(m, p);
     case '1': return do_pop_mark(m, p);
     case '2': return do_dup(m, p);

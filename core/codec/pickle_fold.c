@@ -83,7 +83,8 @@ tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_p
         return TSR_REF_NONE;
     }
     tsr_ref made = tsr_pickle_make_object(m, callee, args, how), record;
-    if (!made || tag_of(callee) != TAG_GLOBAL) return made;
+    if (!made) return TSR_REF_NONE;
+    if (tag_of(callee) != TAG_GLOBAL) return tsr_pickle_note_odd(m, TSR_PICKLE_ODD_CALL, callee) ? made : TSR_REF_NONE;
     global *g = (global *)pickle->globals.items + index_of(callee);
     tsr_pickle_use use = how == TSR_PICKLE_BUILT ? TSR_PICKLE_USE_BUILT : TSR_PICKLE_USE_CALLED;
     if (use > g->use) g->use = use;
@@ -138,6 +139,8 @@ bool tsr_pickle_do_build(machine *m)
     tsr_pickle *pickle = m->pickle;
     if (!needs(m, m->sp, 1)) return false;
     tsr_ref state = *--m->sp, *slot = m->sp - 1, record;
+    if (slot >= m->mark_floor && (tag_of(*slot) == TAG_GLOBAL || tag_of(*slot) == TAG_PERSISTENT))
+        return tsr_pickle_note_odd(m, TSR_PICKLE_ODD_BUILD, TSR_REF_NONE);
     if (slot < m->mark_floor || tag_of(*slot) != TAG_OBJECT) {
         fail(m, TSR_E_FORMAT, "pickle: opcode BUILD gives a state to something that is not an object under construction");
         return false;

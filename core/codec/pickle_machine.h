@@ -67,8 +67,10 @@ static inline uint64_t load_u64(const uint8_t *p)
 }
 
 typedef struct container {
-    uint32_t start, count, capacity; /* words */
+    uint32_t start, count, capacity; /* words; capacity FROZEN: a frozenset */
 } container;
+
+#define FROZEN UINT32_MAX
 
 typedef struct object {
     tsr_ref callee, args, state;
@@ -100,6 +102,8 @@ struct tsr_pickle {
     tsr_vec foreign;    /* tsr_str: texts that are too long to pack, or decoded */
     tsr_vec globals;    /* global */
     tsr_vec slots;      /* uint32_t: hash table of 1 + global, a power of two */
+    tsr_vec oddities;   /* tsr_pickle_oddity */
+    tsr_vec bytearrays; /* uint32_t: texts that are bytearrays, in ascending order */
     tsr_arena *decoded; /* texts that had escapes; NULL until the first */
     tsr_ref root;
 };
@@ -137,6 +141,7 @@ typedef struct machine {
     tsr_ref *floor;             /* popping below it needs settle() */
     tsr_ref *mark_floor;        /* the topmost mark */
     uint64_t pool_bytes;
+    uint64_t hashed; /* tuple items that were looked at because they are part of keys */
     bool drop;  /* parts of folded objects are dropped */
     bool again; /* dropping went wrong: start over without */
 } machine;
@@ -174,6 +179,11 @@ tsr_ref tsr_pickle_make_container(machine *m, tag tag_, const tsr_ref *from, siz
 tsr_ref tsr_pickle_make_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how);
 tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name);
 bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *from, size_t count);
+
+/* pickle_odd.c: what the reader must know of a pickle but cannot see in its nodes. */
+bool tsr_pickle_note_odd(machine *m, tsr_pickle_oddity_kind kind, tsr_ref ref);
+/* Notes keys that Python cannot hash: of a dict (`pairs`: every other item) or the items of a set. */
+bool tsr_pickle_check_keys(machine *m, bool pairs, const tsr_ref *from, size_t count);
 
 /* pickle_fold.c: calls and objects, seen by the sink. Take the stack in m->sp. */
 bool tsr_pickle_do_call(machine *m); /* REDUCE: callable, arguments */

@@ -92,7 +92,8 @@ tsr_ref tsr_pickle_make_persistent(machine *m, tsr_ref id)
     tsr_vec *words = &m->pickle->words;
     if (!has_room(m, words, 1)) return TSR_REF_NONE;
     ((uint32_t *)words->items)[words->count] = id;
-    return REF(TAG_PERSISTENT, words->count++);
+    tsr_ref made = REF(TAG_PERSISTENT, words->count++);
+    return tsr_pickle_note_odd(m, TSR_PICKLE_ODD_PERSISTENT, made) ? made : TSR_REF_NONE;
 }
 
 tsr_ref tsr_pickle_make_container(machine *m, tag tag_, const tsr_ref *from, size_t count)
@@ -110,6 +111,10 @@ static bool extend_container(machine *m, uint32_t which, const tsr_ref *from, si
 {
     tsr_vec *words = &m->pickle->words;
     container *c = (container *)m->pickle->containers.items + which;
+    if (c->capacity == FROZEN) {
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s cannot put items into a frozenset", tsr_pickle_opcode(*m->at));
+        return false;
+    }
     if (c->capacity - c->count < count) {
         bool last = (size_t)c->start + c->capacity == words->count;
         size_t wanted = c->count + count, kept = last ? c->capacity : 0;
@@ -148,12 +153,14 @@ bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *fr
 {
     tag kind = tag_of(target);
     uint32_t which = index_of(target);
+    if (kind == TAG_GLOBAL || kind == TAG_PERSISTENT) return tsr_pickle_note_odd(m, TSR_PICKLE_ODD_ITEMS, TSR_REF_NONE);
     const open *inner = m->opens.count ? (const open *)m->opens.items + m->opens.count - 1 : NULL;
     if (inner && which < (kind == TAG_OBJECT ? inner->object : inner->containers)) { /* older than what will be dropped */
         m->again = true;
         m->status = TSR_E_FORMAT;
         return false;
     }
+    if ((pairs || kind == TAG_SET) && !tsr_pickle_check_keys(m, pairs, from, count)) return false;
     if (kind == TAG_OBJECT) return extend_object(m, which, pairs, from, count);
     if (pairs ? kind == TAG_DICT : kind == TAG_LIST || kind == TAG_SET) return extend_container(m, which, from, count);
     fail(m, TSR_E_FORMAT, "pickle: opcode %s cannot put items into what is on the stack (kind %d)",

@@ -209,3 +209,18 @@ void tsr_pickle_unknown(const tsr_pickle *pickle, void (*each)(void *ctx, tsr_re
         if (!globals[i].id) each(ctx, REF(TAG_GLOBAL, i), globals[i].use);
     }
 }
+
+size_t tsr_pickle_object_count(const tsr_pickle *pickle)
+{
+    return pickle->objects.count;
+}
+tsr_ref tsr_pickle_object(const tsr_pickle *pickle, size_t index)
+{
+    return index < pickle->objects.count ? REF(TAG_OBJECT, index) : TSR_REF_NONE;
+}
+
+const tsr_pickle_oddity *tsr_pickle_oddities(const tsr_pickle *pickle, size_t *count)
+{
+    *count = pickle->oddities.count;
+    return pickle->oddities.items;
+}

@@ -7,41 +7,20 @@
  * Boxes that occur twice (replicas, one a rank) are chunks once and `replicas` after that. */
 #include "base/try.h"
 #include "formats/dcp_state.h"
+#include "formats/pickle_verdict.h"
 
-static tsr_place place_of(const tsr_checkpoint *checkpoint, const tsr_dcp_source *source, uint64_t position, tsr_str fqn)
+/* What loading the metadata with pickle would do beside making data. */
+static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err)
 {
-    return (tsr_place){checkpoint->store->files[source->file].name, position, fqn};
-}
-
-typedef struct unknown {
-    tsr_checkpoint *checkpoint;
-    const tsr_dcp_source *source;
-    tsr_status status;
-    tsr_error *err;
-} unknown;
-
-static void find_unknown(void *ctx, tsr_ref global, tsr_pickle_use use)
-{
-    unknown *u = ctx;
-    const tsr_pickle *pickle = u->source->metadata.pickle;
-    if (u->status != TSR_OK || use == TSR_PICKLE_NAMED) return;
-    bool called = use == TSR_PICKLE_USE_CALLED;
-    tsr_place place = place_of(u->checkpoint, u->source, tsr_pickle_position(pickle, global), (tsr_str){NULL, 0});
-    u->status = tsr_find(u->checkpoint->findings, called ? "pickle/unlisted-call" : "pickle/unlisted-class", place, u->err,
-                         called ? "the pickle asks to call '%.*s.%.*s'; nothing was called"
-                                : "the pickle builds an object of class '%.*s.%.*s'",
-                         TSR_STR_ARG(tsr_pickle_module(pickle, global)), TSR_STR_ARG(tsr_pickle_name_of(pickle, global)));
-}
-
-static tsr_status report_unknown(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err)
-{
-    unknown u = {checkpoint, source, TSR_OK, err};
-    tsr_pickle_unknown(source->metadata.pickle, find_unknown, &u);
-    TSR_TRY(u.status);
-    if (source->metadata.odd_getattr == TSR_NO_POSITION) return TSR_OK;
-    return tsr_find(checkpoint->findings, "pickle/unlisted-call",
-                    place_of(checkpoint, source, source->metadata.odd_getattr, (tsr_str){NULL, 0}), err,
-                    "the pickle asks to call 'builtins.getattr' on something that is no enum; nothing was called");
+    const tsr_dcp_metadata *metadata = &source->metadata;
+    const tsr_store_file *file = &checkpoint->store->files[source->file];
+    const tsr_verdict verdict = {.pickle = metadata->pickle, .findings = checkpoint->findings, .file_name = file->name};
+    TSR_TRY(tsr_verdict_on_pickle(&verdict, err));
+    if (metadata->odd_getattr != TSR_NO_POSITION)
+        TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_getattr, TSR_STR("builtins.getattr"), err));
+    if (metadata->unloadable != TSR_NO_POSITION)
+        TSR_TRY(tsr_verdict_unloadable(&verdict, metadata->unloadable, "there is no layout or memory format of that name", err));
+    return tsr_verdict_end(&verdict, metadata->pickle_end, file->size, err);
 }
 
 /* Entry `fqn`, new or seen in an earlier source. */
@@ -196,7 +175,7 @@ static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_source *so
 
 static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
 {
-    TSR_TRY(report_unknown(checkpoint, source, err));
+    TSR_TRY(judge_pickle(checkpoint, source, err));
     TSR_TRY(add_entries(checkpoint, source, err));
     TSR_TRY(add_paths(checkpoint, source, err));
     return tsr_dcp_place(checkpoint, source, err);

@@ -380,12 +380,46 @@ static tsr_status fold_size(item *it, tsr_ref *out)
     return TSR_OK;
 }
 
+static bool is_text_of(const item *it, tsr_ref ref, const char *const *texts, size_t count)
+{
+    tsr_str text = tsr_pickle_text(it->pickle, ref);
+    for (size_t i = 0; i < count && tsr_pickle_kind_of(it->pickle, ref) == TSR_PICKLE_STR; i++)
+        if (tsr_str_equal(text, tsr_str_from(texts[i]))) return true;
+    return false;
+}
+
+/* torch.serialization._get_layout(name). */
+static tsr_status fold_layout(item *it, tsr_ref *out)
+{
+    static const char *const layouts[] = {"torch.strided",    "torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc",
+                                          "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn",    "torch.jagged"};
+    uint64_t word = TSR_DCP_NOTE;
+    const tsr_pickle_parts *parts = it->parts;
+    bool known = !parts->ints && parts->count == 1 &&
+                 is_text_of(it, parts->items[0], layouts, sizeof layouts / sizeof layouts[0]);
+    if (!known) it->folder->metadata->unloadable = parts->position;
+    return add_record(it, &word, 1, out);
+}
+
+/* _MEM_FORMAT_ENCODING(0 … 2). */
+static tsr_status fold_memory_format(item *it, tsr_ref *out)
+{
+    uint64_t word = TSR_DCP_NOTE;
+    const tsr_pickle_parts *parts = it->parts;
+    bool known = !parts->ints && parts->count == 1 && tsr_pickle_kind_of(it->pickle, parts->items[0]) == TSR_PICKLE_INT;
+    int64_t value = known ? tsr_pickle_int(it->pickle, parts->items[0]) : -1;
+    if (value < 0 || value > 2) it->folder->metadata->unloadable = parts->position;
+    return add_record(it, &word, 1, out);
+}
+
 /* Python 3.11 writes an enum member as getattr(class, name). */
 static tsr_status fold_getattr(item *it, tsr_ref *out)
 {
     uint64_t word = TSR_DCP_NOTE;
     const tsr_pickle_parts *parts = it->parts;
-    if (parts->count == 2 && tsr_pickle_id(it->pickle, parts->items[0]) == ID_MEMORY_FORMAT)
+    static const char *const members[] = {"TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT"};
+    bool member = !parts->ints && parts->count == 2 && tsr_pickle_id(it->pickle, parts->items[0]) == ID_MEMORY_FORMAT;
+    if (member && is_text_of(it, parts->items[1], members, sizeof members / sizeof members[0]))
         return add_record(it, &word, 1, out);
     it->folder->metadata->odd_getattr = parts->position;
     return TSR_OK;
@@ -394,7 +428,7 @@ static tsr_status fold_getattr(item *it, tsr_ref *out)
 static tsr_status fold(void *ctx, const tsr_pickle *pickle, const tsr_pickle_parts *parts, tsr_ref *out, tsr_error *err)
 {
     item it = {ctx, pickle, parts, err};
-    uint64_t note = TSR_DCP_NOTE, bytes = TSR_DCP_BYTES;
+    uint64_t bytes = TSR_DCP_BYTES;
     switch (parts->class_id) {
     case ID_SIZE: return fold_size(&it, out);
     case ID_CHUNK: return fold_chunk(&it, out);
@@ -404,7 +438,9 @@ static tsr_status fold(void *ctx, const tsr_pickle *pickle, const tsr_pickle_par
     case ID_PROPERTIES: return fold_properties(&it, out);
     case ID_BYTES: return add_record(&it, &bytes, 1, out);
     case ID_GETATTR: return fold_getattr(&it, out);
-    default: return add_record(&it, &note, 1, out);
+    case ID_LAYOUT: return fold_layout(&it, out);
+    case ID_MEMORY_FORMAT: return fold_memory_format(&it, out);
+    default: return TSR_OK; /* no other class has a flag */
     }
 }
 
@@ -414,6 +450,7 @@ static void restart(void *ctx)
     f->metadata->dims.count = f->metadata->records.count = 0;
     tsr_dcp_names_free(&f->metadata->fqns);
     tsr_dcp_names_free(&f->metadata->paths);
+    f->metadata->odd_getattr = f->metadata->unloadable = TSR_NO_POSITION;
     f->chunk_count = 0;
     memset(f->dims_cache, 0, sizeof f->dims_cache);
     memset(f->dims_before, 0, sizeof f->dims_before);
@@ -465,14 +502,15 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
                               .records = tsr_vec_of(host->allocator, sizeof(uint64_t)),
                               .fqns = tsr_dcp_names_of(host->allocator),
                               .paths = tsr_dcp_names_of(host->allocator),
-                              .odd_getattr = TSR_NO_POSITION};
+                              .odd_getattr = TSR_NO_POSITION,
+                              .unloadable = TSR_NO_POSITION};
     folder *f = tsr_alloc(host->allocator, 1, sizeof *f, err);
     if (!f) return TSR_E_NOMEM;
     memset(f, 0, sizeof *f);
     f->metadata = out;
     f->chunk_bound = bytes.size;
     tsr_pickle_sink sink = {names, sizeof names / sizeof *names, fold, restart, f};
-    tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, NULL, err);
+    tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, &out->pickle_end, err);
     tsr_free(host->allocator, f, 1, sizeof *f);
     if (status == TSR_OK) status = take_root(out, err);
     if (status != TSR_OK) tsr_dcp_metadata_close(out);

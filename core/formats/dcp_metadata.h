@@ -36,7 +36,9 @@ typedef struct tsr_dcp_metadata {
     tsr_vec records;                                /* uint64_t */
     tsr_dcp_names fqns, paths;                      /* of storage_data */
     tsr_ref state_dict, planner_data, storage_data; /* DICTs, or TSR_REF_NONE */
-    uint64_t odd_getattr;                           /* position of a getattr that is no enum member, or TSR_NO_POSITION */
+    uint64_t odd_getattr; /* position of a getattr that is not of an enum's member, or TSR_NO_POSITION */
+    uint64_t unloadable;  /* position of a call that fails with its arguments, or TSR_NO_POSITION */
+    size_t pickle_end;    /* bytes of the pickle */
 } tsr_dcp_metadata;
 
 /* Parses `bytes`, which must outlive the pickle in it. Free with tsr_dcp_metadata_close, or the pickle and records alone

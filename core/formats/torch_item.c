@@ -6,7 +6,7 @@
 #include "formats/torch_item.h"
 
 #include "base/try.h"
-#include "formats/torch_build.h"
+#include "formats/torch_verdict.h"
 
 static tsr_status read_member(tsr_store *store, const tsr_host *host, const tsr_zip *zip, const tsr_zip_member *member,
                               tsr_arena *arena, tsr_str *out, tsr_error *err)
@@ -84,9 +84,10 @@ static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_bu
     TSR_TRY(read_byte_order(store, zip, &big, err));
     TSR_TRY(read_member(store, host, zip, member, build->arena, &bytes, err));
     tsr_pickle *pickle;
+    size_t consumed;
     build->pickle_offset = member->byte_offset;
     build->pickle_bytes = bytes;
-    tsr_status status = tsr_pickle_parse(bytes, host, &tsr_torch_names, &pickle, NULL, err);
+    tsr_status status = tsr_pickle_parse(bytes, host, &tsr_torch_names, &pickle, &consumed, err);
     if (status != TSR_OK) {
         if (err && err->byte_position != TSR_NO_POSITION) err->byte_position += member->byte_offset;
         tsr_error_context(err, "%.*s", TSR_STR_ARG(member->name));
@@ -94,6 +95,7 @@ static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_bu
     }
     build->pickle = pickle;
     status = build_values(build, zip, big, out, err);
+    if (status == TSR_OK) status = tsr_torch_verdict_on_end(build, consumed, bytes.size, err);
     tsr_torch_build_close(build);
     tsr_pickle_free(pickle);
     return status;

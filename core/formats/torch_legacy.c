@@ -7,6 +7,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "formats/torch_file.h"
+#include "formats/torch_verdict.h"
 
 /* The length of the pickles is known only by parsing them: a longer and longer beginning of the file is tried. */
 enum { FIRST_READ = 64 * 1024, LONGEST_READ = 256 * 1024 * 1024, PROTOCOL = 1001 };
@@ -32,7 +33,7 @@ static tsr_status parse_parts(tsr_str bytes, const tsr_host *host, parts *out, t
     for (size_t i = 0; i < PICKLES; i++) {
         size_t consumed, at = out->at[i];
         tsr_str rest = {bytes.data + at, bytes.size - at};
-        tsr_status status = tsr_pickle_parse(rest, host, i == OBJECT ? &tsr_torch_names : NULL, &out->pickles[i], &consumed, err);
+        tsr_status status = tsr_pickle_parse(rest, host, &tsr_torch_names, &out->pickles[i], &consumed, err);
         if (status != TSR_OK) {
             if (err->byte_position != TSR_NO_POSITION) err->byte_position += at;
             free_parts(out);
@@ -104,7 +105,8 @@ static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *bu
     return TSR_OK;
 }
 
-static tsr_status locate_storages(tsr_checkpoint *checkpoint, tsr_torch_build *build, const parts *p, tsr_vec *runs, tsr_error *err)
+static tsr_status locate_storages(tsr_checkpoint *checkpoint, tsr_torch_build *build, const parts *p, tsr_vec *runs,
+                                  uint64_t *end, tsr_error *err)
 {
     const tsr_pickle *keys = p->pickles[KEYS];
     uint64_t at = p->at[PICKLES];
@@ -115,6 +117,7 @@ static tsr_status locate_storages(tsr_checkpoint *checkpoint, tsr_torch_build *b
                     "torch: storage %zu of the list behind the object is used by nothing", i);
         TSR_TRY(locate_storage(checkpoint, build, storage, &at, runs, err));
     }
+    *end = at;
     const tsr_torch_storage *storages = build->storages.items;
     for (size_t i = 0; i < build->storages.count; i++)
         TSR_FAIL_IF(!storages[i].byte_offset && !storages[i].meta, err, TSR_E_FORMAT, p->at[KEYS],
@@ -122,12 +125,27 @@ static tsr_status locate_storages(tsr_checkpoint *checkpoint, tsr_torch_build *b
     return TSR_OK;
 }
 
+/* torch.load unpickles the parts around the object too, and stops behind the last storage. */
+static tsr_status judge_all(const tsr_torch_build *build, const parts *p, uint64_t end, uint64_t size, tsr_error *err)
+{
+    tsr_torch_build part = *build;
+    for (size_t i = 0; i < PICKLES; i++) {
+        part.pickle = p->pickles[i];
+        part.pickle_offset = p->at[i];
+        if (i != OBJECT) TSR_TRY(tsr_torch_verdict(&part, false, err));
+    }
+    part.pickle_offset = 0;
+    return tsr_torch_verdict_on_end(&part, end, size, err);
+}
+
 static tsr_status build_values(tsr_checkpoint *checkpoint, tsr_torch_build *build, const parts *p, tsr_torch_file *out,
                                tsr_vec *runs, tsr_error *err)
 {
     TSR_TRY(check_head(p, err));
     TSR_TRY(tsr_torch_values(build, tsr_pickle_root(build->pickle), &out->root, err));
-    TSR_TRY(locate_storages(checkpoint, build, p, runs, err));
+    uint64_t end = 0;
+    TSR_TRY(locate_storages(checkpoint, build, p, runs, &end, err));
+    TSR_TRY(judge_all(build, p, end, checkpoint->store->files[build->file].size, err));
     out->file = build->file;
     out->storage_count = (uint32_t)build->storages.count;
     out->rank = build->rank;

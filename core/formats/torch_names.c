@@ -17,16 +17,18 @@
     {"torch.distributed.tensor.placement_types", name, id},        \
     {"torch.distributed._tensor.placement_types", name, id}
 
-#define NUMPY_MODULES(module, name)                                \
-    {"numpy.core." module, name, TSR_TORCH_LISTED},                \
-    {"numpy._core." module, name, TSR_TORCH_LISTED}
+#define NUMPY_MODULES(module, name, id)                            \
+    {"numpy.core." module, name, id},                              \
+    {"numpy._core." module, name, id}
+
+#define UNHASHABLE TSR_PICKLE_UNHASHABLE
 
 static const tsr_pickle_name names[] = {
     {"builtins", "getattr", TSR_TORCH_GETATTR},
-    {"copyreg", "_reconstructor", TSR_TORCH_LISTED},
+    {"copyreg", "_reconstructor", TSR_TORCH_RECONSTRUCTOR},
     {"builtins", "object", TSR_TORCH_LISTED},
-    {"builtins", "dict", TSR_TORCH_PLAIN_DICT},
-    {"builtins", "list", TSR_TORCH_LISTED},
+    {"builtins", "dict", TSR_TORCH_PLAIN_DICT | UNHASHABLE},
+    {"builtins", "list", TSR_TORCH_LISTED | UNHASHABLE},
     {"builtins", "tuple", TSR_TORCH_LISTED},
     {"builtins", "int", TSR_TORCH_LISTED},
     {"builtins", "float", TSR_TORCH_LISTED},
@@ -34,16 +36,16 @@ static const tsr_pickle_name names[] = {
     {"builtins", "bool", TSR_TORCH_LISTED},
     {"builtins", "slice", TSR_TORCH_LISTED},
     {"builtins", "range", TSR_TORCH_LISTED},
-    {"builtins", "set", TSR_TORCH_SET},
+    {"builtins", "set", TSR_TORCH_SET | UNHASHABLE},
     {"builtins", "frozenset", TSR_TORCH_SET},
     {"builtins", "complex", TSR_TORCH_COMPLEX},
     {"builtins", "bytes", TSR_TORCH_BYTES},
-    {"builtins", "bytearray", TSR_TORCH_BYTES},
+    {"builtins", "bytearray", TSR_TORCH_BYTES | UNHASHABLE},
     {"_codecs", "encode", TSR_TORCH_ENCODE},
-    {"collections", "OrderedDict", TSR_TORCH_ORDERED_DICT},
-    {"collections", "defaultdict", TSR_TORCH_PLAIN_DICT},
-    {"collections", "Counter", TSR_TORCH_PLAIN_DICT},
-    {"collections", "deque", TSR_TORCH_LISTED},
+    {"collections", "OrderedDict", TSR_TORCH_ORDERED_DICT | UNHASHABLE},
+    {"collections", "defaultdict", TSR_TORCH_DEFAULT_DICT | UNHASHABLE},
+    {"collections", "Counter", TSR_TORCH_PLAIN_DICT | UNHASHABLE},
+    {"collections", "deque", TSR_TORCH_LISTED | UNHASHABLE},
     {"datetime", "date", TSR_TORCH_LISTED},
     {"datetime", "datetime", TSR_TORCH_LISTED},
     {"datetime", "time", TSR_TORCH_LISTED},
@@ -57,19 +59,19 @@ static const tsr_pickle_name names[] = {
     {"pathlib", "PureWindowsPath", TSR_TORCH_LISTED},
     {"pathlib._local", "PosixPath", TSR_TORCH_LISTED},
     {"pathlib._local", "WindowsPath", TSR_TORCH_LISTED},
-    {"numpy", "ndarray", TSR_TORCH_LISTED},
+    {"numpy", "ndarray", TSR_TORCH_LISTED | UNHASHABLE},
     {"numpy", "dtype", TSR_TORCH_LISTED},
-    NUMPY_MODULES("multiarray", "_reconstruct"),
-    NUMPY_MODULES("multiarray", "scalar"),
-    NUMPY_MODULES("numeric", "_frombuffer"),
+    NUMPY_MODULES("multiarray", "_reconstruct", TSR_TORCH_FUNCTION | UNHASHABLE),
+    NUMPY_MODULES("multiarray", "scalar", TSR_TORCH_FUNCTION),
+    NUMPY_MODULES("numeric", "_frombuffer", TSR_TORCH_FUNCTION | UNHASHABLE),
     {"torch", "Size", TSR_TORCH_SIZE},
     {"torch", "device", TSR_TORCH_DEVICE},
     {"torch.serialization", "_get_layout", TSR_TORCH_LAYOUT},
-    {"torch", "per_tensor_affine", TSR_TORCH_LISTED},
-    {"torch", "per_tensor_symmetric", TSR_TORCH_LISTED},
-    {"torch", "per_channel_affine", TSR_TORCH_LISTED},
-    {"torch", "per_channel_symmetric", TSR_TORCH_LISTED},
-    {"torch", "per_channel_affine_float_qparams", TSR_TORCH_LISTED},
+    {"torch", "per_tensor_affine", TSR_TORCH_QSCHEME},
+    {"torch", "per_tensor_symmetric", TSR_TORCH_QSCHEME},
+    {"torch", "per_channel_affine", TSR_TORCH_QSCHEME},
+    {"torch", "per_channel_symmetric", TSR_TORCH_QSCHEME},
+    {"torch", "per_channel_affine_float_qparams", TSR_TORCH_QSCHEME},
     {"torch", "Tensor", TSR_TORCH_TENSOR},
     {"torch", "DoubleTensor", TSR_TORCH_TENSOR},
     {"torch", "FloatTensor", TSR_TORCH_TENSOR},
@@ -126,6 +128,27 @@ static const tsr_pickle_name names[] = {
     {"torch.distributed._shard.sharding_spec.api", "EnumerableShardingSpec", TSR_TORCH_LISTED},
     {"torch.distributed.remote_device", "_remote_device", TSR_TORCH_LISTED},
 };
+
+/* What `getattr` may be asked for: a nested class up to protocol 3, and the members of an enum as Python 3.11 pickles them. */
+static const struct {
+    const char *class_name, *attribute;
+} attributes[] = {
+    {"ShardedTensor", "ProcessGroupState"},
+    {"MEM_FORMAT_ENCODING", "TORCH_CONTIGUOUS_FORMAT"},
+    {"MEM_FORMAT_ENCODING", "TORCH_CHANNELS_LAST"},
+    {"MEM_FORMAT_ENCODING", "TORCH_PRESERVE_FORMAT"},
+};
+
+bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref name)
+{
+    if (tsr_pickle_id(pickle, class_) == 0 || tsr_pickle_kind_of(pickle, name) != TSR_PICKLE_STR) return false;
+    for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {
+        if (tsr_str_equal(tsr_pickle_name_of(pickle, class_), tsr_str_from(attributes[i].class_name)) &&
+            tsr_str_equal(tsr_pickle_text(pickle, name), tsr_str_from(attributes[i].attribute)))
+            return true;
+    }
+    return false;
+}
 
 const tsr_pickle_sink tsr_torch_names = {.names = names, .count = sizeof names / sizeof names[0]};
 

@@ -10,7 +10,7 @@ enum tsr_torch_name {
     TSR_TORCH_LISTED = 1, /* known, kept as an object */
     TSR_TORCH_GETATTR,
     TSR_TORCH_ORDERED_DICT,
-    TSR_TORCH_PLAIN_DICT, /* dict, defaultdict, Counter */
+    TSR_TORCH_PLAIN_DICT, /* dict, Counter */
     TSR_TORCH_SET,
     TSR_TORCH_COMPLEX,
     TSR_TORCH_BYTES, /* bytes, bytearray */
@@ -36,11 +36,18 @@ enum tsr_torch_name {
     TSR_TORCH_SHARD,
     TSR_TORCH_STRIDED_SHARD,
     TSR_TORCH_REPLICATE,
-    TSR_TORCH_PARTIAL
+    TSR_TORCH_PARTIAL,
+    TSR_TORCH_DEFAULT_DICT,  /* its first argument is called for keys that are not there */
+    TSR_TORCH_RECONSTRUCTOR, /* copyreg._reconstructor: calls its second argument's __init__ */
+    TSR_TORCH_FUNCTION,      /* known, its result kept as an object; has no instances */
+    TSR_TORCH_QSCHEME        /* a value: neither called nor built */
 };
 
 /* The table for tsr_pickle_parse: no folding. */
 extern const tsr_pickle_sink tsr_torch_names;
+
+/* Whether PyTorch writes getattr(class_, name): what else it is asked for could be anything. */
+bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref name);
 
 /* The dtype that a GLOBAL such as "torch float32" names, or TSR_DTYPE_NONE. */
 tsr_dtype tsr_torch_dtype(const tsr_pickle *pickle, tsr_ref global);

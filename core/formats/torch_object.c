@@ -34,14 +34,6 @@ static bool is_latin1_name(tsr_str name)
     return tsr_str_equal(name, TSR_STR("latin1")) || tsr_str_equal(name, TSR_STR("latin-1"));
 }
 
-tsr_status tsr_torch_unlisted_call(tsr_torch_build *build, tsr_ref at, tsr_str name, tsr_error *err)
-{
-    if (!build->findings) return TSR_OK;
-    tsr_place place = {build->file_name, tsr_torch_position(build, at), {NULL, 0}};
-    return tsr_find(build->findings, "pickle/unlisted-call", place, err, "loading this file with pickle would call %.*s",
-                    TSR_STR_ARG(name));
-}
-
 /* The frame for a container node: `count` children into as many items. */
 tsr_status tsr_torch_fill(tsr_torch_build *build, tsr_value *value, tsr_value_kind kind, const tsr_ref *children, size_t count,
                           tsr_torch_frame *out,
@@ -301,9 +293,6 @@ static tsr_status fill_from_type(tsr_torch_build *build, tsr_value *value, tsr_r
         return make_tensor(build, value, id, args, tsr_pickle_id(pickle, type) == TSR_TORCH_PARAMETER, out, err);
     if (id == TSR_TORCH_REBUILD_WRAPPER) return fill_wrapper(build, value, type, args, state, out, err);
     if (id >= TSR_TORCH_REBUILD_QUANTIZED && id <= TSR_TORCH_REBUILD_DEVICE) return fill_opaque(build, value, id, args, out, err);
-    tsr_str name = tsr_torch_class_text(build, function, err);
-    if (!name.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_torch_unlisted_call(build, ref, name, err));
     return fill_object(build, value, ref, out, err);
 }
 
@@ -354,9 +343,7 @@ static tsr_status make_named(tsr_torch_build *build, tsr_value *value, tsr_ref r
         value->kind = TSR_VALUE_GLOBAL;
         value->text = tsr_torch_class_text(build, ref, err);
         if (!value->text.data) return TSR_E_NOMEM;
-        if (tsr_pickle_id(pickle, first) != 0) return TSR_OK;
-        TSR_TRY(tsr_torch_unlisted_call(build, ref, TSR_STR("builtins.getattr"), err));
-        return fill_object(build, value, ref, out, err);
+        return tsr_torch_is_attribute(pickle, first, second) ? TSR_OK : fill_object(build, value, ref, out, err);
     }
     TSR_TRY(tsr_torch_keep_text(build, first, &value->text, err));
     value->kind = id == TSR_TORCH_DEVICE ? TSR_VALUE_DEVICE : TSR_VALUE_GLOBAL;
@@ -422,6 +409,7 @@ tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_value *value, tsr_
     tsr_ref args = tsr_pickle_args(pickle, ref);
     switch (id) {
     case TSR_TORCH_ORDERED_DICT:
+    case TSR_TORCH_DEFAULT_DICT:
     case TSR_TORCH_PLAIN_DICT: return fill_mapping(build, value, ref, out, err);
     case TSR_TORCH_SET: return fill_from_items(build, value, ref, TSR_VALUE_SET, out, err);
     case TSR_TORCH_SIZE: return fill_from_items(build, value, ref, TSR_VALUE_SIZE, out, err);

@@ -1,6 +1,7 @@
 /* A torch.save pickle as a value tree. The walk is a stack of frames, one a node whose children are being made; a node that
  * several parents share is made once, so the tree is as large as the pickle, not as its expansion. */
 #include "base/try.h"
+#include "formats/torch_verdict.h"
 #include "formats/torch_walk.h"
 
 enum { ATTRIBUTES_MAX = 4096 }; /* the objects looked into have a few; a search of more is not worth it */
@@ -200,28 +201,6 @@ static tsr_status run(walk *w, tsr_ref root, const tsr_value **out, tsr_error *e
     return TSR_OK;
 }
 
-typedef struct unknown_walk {
-    tsr_torch_build *build;
-    tsr_error *err;
-    tsr_status status;
-} unknown_walk;
-
-static void report_unknown(void *ctx, tsr_ref global, tsr_pickle_use use)
-{
-    unknown_walk *w = ctx;
-    tsr_torch_build *build = w->build;
-    bool data = tsr_torch_dtype(build->pickle, global) || tsr_torch_storage_dtype(build->pickle, global);
-    if (w->status != TSR_OK || (data && use == TSR_PICKLE_NAMED)) return;
-    tsr_str name = tsr_torch_class_text(build, global, w->err);
-    tsr_place place = {build->file_name, tsr_torch_position(build, global), {NULL, 0}};
-    if (!name.data) w->status = TSR_E_NOMEM;
-    else if (use == TSR_PICKLE_USE_CALLED) w->status = tsr_torch_unlisted_call(build, global, name, w->err);
-    else
-        w->status = tsr_find_at(build->findings, "pickle/unlisted-class", use == TSR_PICKLE_USE_BUILT ? TSR_WARNING : TSR_NOTE,
-                                place, w->err, "%s %.*s, which is not known to be harmless data",
-                                use == TSR_PICKLE_USE_BUILT ? "holds objects of" : "names", TSR_STR_ARG(name));
-}
-
 tsr_status tsr_torch_values(tsr_torch_build *build, tsr_ref root, const tsr_value **out, tsr_error *err)
 {
     walk w = {.build = build,
@@ -230,8 +209,5 @@ tsr_status tsr_torch_values(tsr_torch_build *build, tsr_ref root, const tsr_valu
     tsr_status status = run(&w, root, out, err);
     tsr_free(w.memo.allocator, w.memo.slots, w.memo.capacity, sizeof *w.memo.slots);
     tsr_vec_free(&w.frames);
-    if (status != TSR_OK || !build->findings) return status;
-    unknown_walk unknown = {build, err, TSR_OK};
-    tsr_pickle_unknown(build->pickle, report_unknown, &unknown);
-    return unknown.status;
+    return status == TSR_OK ? tsr_torch_verdict(build, true, err) : status;
 }

@@ -41,6 +41,5 @@ void tsr_torch_set_tensor(tsr_value *value, const tsr_torch_dense *dense);
 tsr_str tsr_torch_class_text(tsr_torch_build *build, tsr_ref ref, tsr_error *err);
 /* A text of the pickle that may outlive it: what its parser had to decode is copied. */
 tsr_status tsr_torch_keep_text(tsr_torch_build *build, tsr_ref ref, tsr_str *out, tsr_error *err);
-tsr_status tsr_torch_unlisted_call(tsr_torch_build *build, tsr_ref at, tsr_str name, tsr_error *err);
 
 #endif

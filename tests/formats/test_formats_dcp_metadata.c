@@ -195,16 +195,16 @@ static const struct {
     {METADATA(W, "", W_FIRST AT("w", SIZE2("2", "0"), INT("1"), "C:d", "0", "1")), "dcp/path-outside", "w", "'C:d'"},
     {METADATA(W, "", W_FIRST AT("w", SIZE2("2", "0"), INT("1"), "..\\\\d", "0", "1")), "dcp/path-outside", "w", "outside"},
     {METADATA("", "", ""), "dcp/unreferenced-file", "", "'d'"},
-    {METADATA(W, STR("w") "cos\nsystem\n(" STR("true") "tR", W_PLACED), "pickle/unlisted-call", "", "'os.system'"},
+    {METADATA(W, STR("w") "cos\nsystem\n(" STR("true") "tR", W_PLACED), "pickle/unlisted-call", "", "call os.system"},
     {METADATA(W, STR("w") "cbuiltins\ngetattr\n(" STR("x") STR("y") "tR", W_PLACED), "pickle/unlisted-call", "",
-     "'builtins.getattr'"},
-    {METADATA(W, STR("w") NEW("mine\n", "Thing", "N"), W_PLACED), "pickle/unlisted-class", "", "'mine.Thing'"},
+     "call builtins.getattr"},
+    {METADATA(W, STR("w") NEW("mine\n", "Thing", "N"), W_PLACED), "pickle/unlisted-class", "", "mine.Thing"},
     {METADATA(W, STR("w") "cmine\nThing\n", W_PLACED), NULL, NULL, NULL}, /* a class that is only named */
     {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\n" STR("TORCH_CONTIGUOUS_FORMAT") "tR",
               W_PLACED),
      NULL, NULL, NULL},
     {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\ntR", W_PLACED), "pickle/unlisted-call", "",
-     "'builtins.getattr'"},
+     "call builtins.getattr"},
     /* the same without dicts of their own, in OrderedDicts, and with attributes that later versions may add */
     {NEW(MODULE, "Metadata",
          "(" STR("state_dict_metadata") "ccollections\nOrderedDict\n)R" W "s" STR(

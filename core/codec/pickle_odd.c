@@ -1,0 +1,78 @@
+/* What a pickle asks for that its nodes do not show: calls of something that is not a global, states and items for something
+ * that the pickle did not make, persistent ids, and keys that Python cannot hash. Each is paid for by an opcode. */
+#include "codec/pickle_machine.h"
+
+enum { KEY_DEPTH = 100 };
+
+/* The tags of keys that are looked at; all others can be hashed. */
+#define DOUBTFUL (1u << TAG_LIST | 1u << TAG_DICT | 1u << TAG_SET | 1u << TAG_TUPLE | 1u << TAG_BYTES | 1u << TAG_OBJECT)
+
+bool tsr_pickle_note_odd(machine *m, tsr_pickle_oddity_kind kind, tsr_ref ref)
+{
+    tsr_vec *oddities = &m->pickle->oddities;
+    if (!has_room(m, oddities, 1)) return false;
+    bool kept = tag_of(ref) == TAG_OBJECT || kind == TSR_PICKLE_ODD_PERSISTENT; /* others may be dropped by a fold */
+    ((tsr_pickle_oddity *)oddities->items)[oddities->count++] =
+        (tsr_pickle_oddity){kind, kept ? ref : TSR_REF_NONE, (uint64_t)(m->at - m->start)};
+    return true;
+}
+
+static bool is_bytearray(const tsr_pickle *pickle, uint32_t text)
+{
+    const uint32_t *known = pickle->bytearrays.items;
+    size_t low = 0, high = pickle->bytearrays.count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (known[middle] < text) low = middle + 1;
+        else high = middle;
+    }
+    return low < pickle->bytearrays.count && known[low] == text;
+}
+
+static bool is_unhashable_object(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_ref callee = ((const object *)pickle->objects.items)[index_of(ref)].callee;
+    return tag_of(callee) == TAG_GLOBAL &&
+           ((const global *)pickle->globals.items)[index_of(callee)].id & TSR_PICKLE_UNHASHABLE;
+}
+
+static bool is_hashable(machine *m, tsr_ref ref, unsigned depth);
+
+/* A tuple is hashed through its items each time: tuples that share items could take forever, in Python too. */
+static bool is_hashable_tuple(machine *m, tsr_ref ref, unsigned depth)
+{
+    size_t count;
+    tsr_pickle_items(m->pickle, ref, &count);
+    m->hashed += count;
+    if (depth == KEY_DEPTH || m->hashed > 4 * (uint64_t)(m->end - m->start)) {
+        fail(m, TSR_E_LIMIT, "pickle: keys are tuples that are nested too deeply, or share too many items");
+        return true;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!is_hashable(m, tsr_pickle_item(m->pickle, ref, i), depth + 1)) return false;
+    }
+    return true;
+}
+
+static bool is_hashable(machine *m, tsr_ref ref, unsigned depth)
+{
+    const tsr_pickle *pickle = m->pickle;
+    switch (tag_of(ref)) {
+    case TAG_LIST:
+    case TAG_DICT: return false;
+    case TAG_SET: return ((const container *)pickle->containers.items)[index_of(ref)].capacity == FROZEN;
+    case TAG_BYTES: return !is_bytearray(pickle, index_of(ref));
+    case TAG_OBJECT: return !is_unhashable_object(pickle, ref);
+    case TAG_TUPLE: return is_hashable_tuple(m, ref, depth);
+    default: return true;
+    }
+}
+
+bool tsr_pickle_check_keys(machine *m, bool pairs, const tsr_ref *from, size_t count)
+{
+    for (size_t i = 0; i < count; i += pairs ? 2 : 1) {
+        if (!(DOUBTFUL >> tag_of(from[i]) & 1) || is_hashable(m, from[i], 0)) continue;
+        if (!tsr_pickle_note_odd(m, TSR_PICKLE_ODD_KEY, TSR_REF_NONE)) return false;
+    }
+    return m->status == TSR_OK;
+}

@@ -1,0 +1,156 @@
+/* Known functions are harmless only with the arguments that PyTorch gives them: getattr reaches anything, copyreg's
+ * _reconstructor calls the __init__ of its second argument, _rebuild_from_type_v2 calls its first, a defaultdict its factory,
+ * and _codecs.encode any codec. All objects of the pickle are looked at, not only those that the root holds. */
+#include "formats/torch_verdict.h"
+
+#include "base/try.h"
+
+typedef struct judge {
+    tsr_verdict verdict;
+    tsr_ref object;
+    uint64_t position;
+} judge;
+
+static bool is_data(const tsr_pickle *pickle, tsr_ref global)
+{
+    return tsr_torch_dtype(pickle, global) || tsr_torch_storage_dtype(pickle, global);
+}
+
+static bool is_class(const tsr_pickle *pickle, tsr_ref object)
+{
+    return tsr_pickle_class_id(pickle, object) == TSR_TORCH_GETATTR &&
+           tsr_torch_is_attribute(pickle, tsr_torch_arg(pickle, object, 0), tsr_torch_arg(pickle, object, 1));
+}
+
+static bool is_function(uint32_t id)
+{
+    return id == TSR_TORCH_GETATTR || id == TSR_TORCH_ENCODE || id == TSR_TORCH_LAYOUT || id == TSR_TORCH_RECONSTRUCTOR ||
+           id == TSR_TORCH_FUNCTION || (id >= TSR_TORCH_REBUILD_TENSOR && id <= TSR_TORCH_REBUILD_FROM_TYPE);
+}
+
+static bool is_plain_type(const tsr_pickle *pickle, tsr_ref global)
+{
+    uint32_t id = tsr_pickle_id(pickle, global);
+    return id && id != TSR_TORCH_GETATTR && tsr_str_equal(tsr_pickle_module(pickle, global), TSR_STR("builtins"));
+}
+
+/* A class that the pickle names and does not have on the list is one that it builds. */
+static tsr_status judge_built(const judge *j, tsr_ref class_, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    if (tsr_pickle_kind_of(pickle, class_) != TSR_PICKLE_GLOBAL) return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
+    return tsr_pickle_id(pickle, class_) ? TSR_OK : tsr_verdict_instance_of(&j->verdict, j->position, class_, err);
+}
+
+/* What getattr gives is a class: nothing may be changed about it. */
+static tsr_status judge_getattr(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    bool changed = tsr_pickle_state(pickle, j->object) || tsr_pickle_appended(pickle, j->object) ||
+                   tsr_pickle_dict_items(pickle, j->object);
+    if (is_class(pickle, j->object) && !changed) return TSR_OK;
+    return tsr_verdict_call(&j->verdict, j->position, TSR_STR("builtins.getattr"), err);
+}
+
+/* _reconstructor(class, base, state): base.__init__(object, state) is called unless the base is object. */
+static tsr_status judge_reconstructor(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    tsr_ref base = tsr_torch_arg(pickle, j->object, 1);
+    TSR_TRY(judge_built(j, tsr_torch_arg(pickle, j->object, 0), err));
+    return is_plain_type(pickle, base) ? TSR_OK : tsr_verdict_call_of(&j->verdict, j->position, base, err);
+}
+
+/* _rebuild_from_type_v2(function, type, args, state) */
+static tsr_status judge_from_type(const judge *j, tsr_error *err)
+{
+    tsr_ref function = tsr_torch_arg(j->verdict.pickle, j->object, 0);
+    uint32_t id = tsr_pickle_id(j->verdict.pickle, function);
+    if (id >= TSR_TORCH_REBUILD_TENSOR && id < TSR_TORCH_REBUILD_FROM_TYPE) return TSR_OK;
+    return tsr_verdict_call_of(&j->verdict, j->position, function, err);
+}
+
+static tsr_status judge_factory(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    tsr_ref factory = tsr_torch_arg(pickle, j->object, 0);
+    uint32_t id = tsr_pickle_id(pickle, factory);
+    bool known = id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT || id == TSR_TORCH_TENSOR;
+    if (factory == TSR_REF_NONE || known || is_plain_type(pickle, factory)) return TSR_OK;
+    return tsr_verdict_call_of(&j->verdict, j->position, factory, err);
+}
+
+/* Text to bytes; other codecs are modules that are looked up by name. */
+static tsr_status judge_encode(const judge *j, tsr_error *err)
+{
+    static const char *const codecs[] = {"latin1", "latin-1", "latin_1", "iso-8859-1", "utf-8", "utf8", "ascii"};
+    const tsr_pickle *pickle = j->verdict.pickle;
+    tsr_str codec = tsr_pickle_text(pickle, tsr_torch_arg(pickle, j->object, 1));
+    if (tsr_pickle_kind_of(pickle, tsr_torch_arg(pickle, j->object, 0)) != TSR_PICKLE_STR)
+        return tsr_verdict_unloadable(&j->verdict, j->position, "_codecs.encode is given something other than text", err);
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++)
+        if (tsr_str_equal(codec, tsr_str_from(codecs[i]))) return TSR_OK;
+    if (tsr_pickle_count(pickle, tsr_pickle_args(pickle, j->object)) == 1) return TSR_OK;
+    return tsr_verdict_call(&j->verdict, j->position, TSR_STR("_codecs.encode with a codec that PyTorch does not use"), err);
+}
+
+static tsr_status judge_layout(const judge *j, tsr_error *err)
+{
+    static const char *const layouts[] = {"torch.strided",    "torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc",
+                                          "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn",    "torch.jagged"};
+    tsr_str name = tsr_pickle_text(j->verdict.pickle, tsr_torch_arg(j->verdict.pickle, j->object, 0));
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
+        if (tsr_str_equal(name, tsr_str_from(layouts[i]))) return TSR_OK;
+    return tsr_verdict_unloadable(&j->verdict, j->position, "there is no layout of that name", err);
+}
+
+static tsr_status judge_object(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    uint32_t id = tsr_pickle_class_id(pickle, j->object);
+    bool built = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_BUILT;
+    if (id == TSR_TORCH_QSCHEME || (built && is_function(id)))
+        return tsr_verdict_unloadable(&j->verdict, j->position, "what is called, or has instances here, is neither a function nor a class",
+                                      err);
+    switch (id) {
+    case TSR_TORCH_GETATTR: return judge_getattr(j, err);
+    case TSR_TORCH_RECONSTRUCTOR: return judge_reconstructor(j, err);
+    case TSR_TORCH_REBUILD_FROM_TYPE: return judge_from_type(j, err);
+    case TSR_TORCH_DEFAULT_DICT: return judge_factory(j, err);
+    case TSR_TORCH_ENCODE: return judge_encode(j, err);
+    case TSR_TORCH_LAYOUT: return judge_layout(j, err);
+    default: return TSR_OK;
+    }
+}
+
+static tsr_verdict verdict_on(const tsr_torch_build *build, bool persistent)
+{
+    return (tsr_verdict){.pickle = build->pickle,
+                         .findings = build->findings,
+                         .file_name = build->file_name,
+                         .pickle_offset = build->pickle_offset,
+                         .persistent = persistent,
+                         .named = true,
+                         .is_data = is_data,
+                         .is_class = is_class};
+}
+
+tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool persistent, tsr_error *err)
+{
+    judge j = {.verdict = verdict_on(build, persistent)};
+    if (!build->findings) return TSR_OK;
+    TSR_TRY(tsr_verdict_on_pickle(&j.verdict, err));
+    size_t count = tsr_pickle_object_count(build->pickle);
+    for (size_t i = 0; i < count; i++) {
+        j.object = tsr_pickle_object(build->pickle, i);
+        j.position = tsr_pickle_position(build->pickle, j.object);
+        TSR_TRY(judge_object(&j, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_verdict_on_end(const tsr_torch_build *build, uint64_t end, uint64_t size, tsr_error *err)
+{
+    const tsr_verdict verdict = verdict_on(build, true);
+    return build->findings ? tsr_verdict_end(&verdict, end, size, err) : TSR_OK;
+}
