@@ -75,6 +75,7 @@ typedef struct tsr_pickle_parts {
 typedef struct tsr_pickle_sink {
     const tsr_pickle_name *names; /* `count` of them */
     size_t count;
+    uint32_t (*other)(tsr_str module, tsr_str name); /* the number of a name that is not in `names`, or 0; may be NULL */
     tsr_status (*fold)(void *ctx, const tsr_pickle *pickle, const tsr_pickle_parts *parts, tsr_ref *out, tsr_error *err);
     void (*restart)(void *ctx); /* forget all records: parsing starts over */
     void *ctx;

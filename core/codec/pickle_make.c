@@ -209,7 +209,7 @@ static uint32_t id_of(const tsr_pickle_sink *sink, tsr_str module, tsr_str name)
             return sink->names[i].id;
         }
     }
-    return 0;
+    return sink && sink->other ? sink->other(module, name) : 0;
 }
 
 /* Doubles the table of globals; linear probing, at most half full. */

@@ -509,7 +509,8 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
     memset(f, 0, sizeof *f);
     f->metadata = out;
     f->chunk_bound = bytes.size;
-    tsr_pickle_sink sink = {names, sizeof names / sizeof *names, fold, restart, f};
+    tsr_pickle_sink sink = {
+        .names = names, .count = sizeof names / sizeof *names, .fold = fold, .restart = restart, .ctx = f};
     tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, &out->pickle_end, err);
     tsr_free(host->allocator, f, 1, sizeof *f);
     if (status == TSR_OK) status = take_root(out, err);

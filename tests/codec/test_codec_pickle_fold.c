@@ -53,7 +53,7 @@ static const tsr_pickle_name names[] = {{"m", "P", ID_P | TSR_PICKLE_FOLD_BUILT}
 static tsr_status parse(tsr_str data, recorder *r, const tsr_allocator *allocator, char *shown, size_t room, tsr_error *err)
 {
     tsr_host host = {.allocator = allocator, .limits = tsr_limits_default()};
-    tsr_pickle_sink sink = {names, 2, fold, restart, r};
+    tsr_pickle_sink sink = {.names = names, .count = 2, .fold = fold, .restart = restart, .ctx = r};
     tsr_pickle *pickle;
     tsr_status status = tsr_pickle_parse(data, &host, &sink, &pickle, NULL, err);
     if (status == TSR_OK) render_pickle(pickle, shown, room);
@@ -327,7 +327,7 @@ static void test_codec_pickle_fold__parts_of_a_sink_may_be_absent(void **state)
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     static const tsr_str data = BYTES(P S POP2 "](" NEW_P V "h\1K\1\x85\x85Rubh\3e.NNNNNNNNNNNNNNNNNNNNNNNN");
     recorder r = {0};
-    const tsr_pickle_sink sinks[] = {{names, 2, NULL, NULL, NULL}, {names, 2, fold, NULL, &r}};
+    const tsr_pickle_sink sinks[] = {{.names = names, .count = 2}, {.names = names, .count = 2, .fold = fold, .ctx = &r}};
     static const char *const shown[] = {"[new(<m.P>;();state={'v':call(<m.S>;((1,),)),}),{'v':call(<m.S>;((1,),)),},]",
                                         "[#1,{'v':#1,},]"};
     for (size_t i = 0; i < 2; i++) {

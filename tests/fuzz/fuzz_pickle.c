@@ -57,7 +57,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         {"torch.distributed.checkpoint.metadata", "TensorStorageMetadata", 2 | TSR_PICKLE_FOLD_BUILT}};
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     uint32_t records = 0;
-    const tsr_pickle_sink sink = {names, sizeof names / sizeof *names, fold, restart, &records};
+    const tsr_pickle_sink sink = {
+        .names = names, .count = sizeof names / sizeof *names, .fold = fold, .restart = restart, .ctx = &records};
     tsr_str bytes = {(const char *)data, size};
     host.limits.memory_bytes = 64 * size + (1 << 16);
     tsr_error plain_err = {0}, folded_err = {0};
