@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cli/session.h"
+#include "cli/signals.h"
 #include "cli/term.h"
 #include "tessera/flat_params.h"
 #include "tessera/folder.h"
@@ -36,6 +37,7 @@ typedef struct job {
     tsr_trees trees;
     tsr_ring *ring;
     tsr_output *output;
+    cli_cleanup cleanup; /* removes it at a signal */
     const tsr_str *carried;
     size_t carried_count;
     bool by_rank;  /* one file a rank is written */
@@ -320,12 +322,22 @@ static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const
     return status;
 }
 
+static void remove_unfinished(void *ctx)
+{
+    const job *j = ctx;
+    if (j->output) tsr_folder_output_abandon(j->output);
+}
+
 static tsr_status open_output(job *j, tsr_error *err)
 {
     const tsr_folder_output_options options = {
         .is_folder = j->by_rank, .overwrite = j->arguments->overwrite, .source = j->source};
+    j->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = j};
+    cli_cleanup_add(&j->cleanup);
+    cli_signals_hold();
     tsr_status status =
         tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
+    cli_signals_release();
     return status == TSR_OK ? tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err) : status;
 }
 
@@ -337,7 +349,12 @@ static tsr_status write_output(job *j, const tsr_value *result, const tsr_progre
     for (uint32_t rank = 0; j->by_rank && rank < j->world_size && status == TSR_OK; rank++)
         status = write_rank(j, result, rank, progress, &file, err);
     if (status == TSR_OK) status = tsr_folder_store_unchanged(j->store, err);
-    return status == TSR_OK ? j->output->publish(j->output, j->by_rank ? TSR_NO_FILE : file, err) : status;
+    if (status == TSR_OK) status = j->output->sync(j->output, err); /* before signals have to wait */
+    if (status != TSR_OK) return status;
+    cli_signals_hold();
+    status = j->output->publish(j->output, j->by_rank ? TSR_NO_FILE : file, err);
+    cli_signals_release();
+    return status;
 }
 
 /* ---- all of it ---- */
@@ -403,7 +420,13 @@ static tsr_status report(const job *j, double seconds, tsr_error *err)
 
 static void close_job(job *j)
 {
-    if (j->output) j->output->close(j->output);
+    if (j->output) {
+        cli_signals_hold();
+        j->output->close(j->output);
+        j->output = NULL;
+        cli_signals_release();
+    }
+    cli_cleanup_drop(&j->cleanup);
     tsr_ring_free(j->ring);
     tsr_trees_close(&j->trees);
     if (j->store) j->store->close(j->store);

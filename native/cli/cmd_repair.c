@@ -6,6 +6,7 @@
 #include "cli/findings_text.h"
 #include "cli/report.h"
 #include "cli/session.h"
+#include "cli/signals.h"
 #include "cli/term.h"
 #include "tessera/document.h"
 #include "tessera/folder.h"
@@ -60,16 +61,45 @@ static tsr_status salvage(repair *r, tsr_error *err)
     return status;
 }
 
-/* Never over a file that is there. */
-static tsr_status write_file(const char *path, const tsr_vec *bytes, tsr_error *err)
+typedef struct unfinished {
+    const char *path;
+    FILE *file; /* NULL: nothing of ours is there */
+} unfinished;
+
+static void remove_unfinished(void *ctx)
 {
-    FILE *file = fopen(path, "wbx");
+    const unfinished *u = ctx;
+    if (u->file) unlink(u->path);
+}
+
+/* Never over a file that is there. */
+static tsr_status write_new(unfinished *u, const tsr_vec *bytes, tsr_error *err)
+{
+    const char *path = u->path;
+    cli_signals_hold();
+    FILE *file = u->file = fopen(path, "wbx");
+    cli_signals_release();
     if (!file && errno == EEXIST) return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; name a new file", path);
     if (!file) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot create '%s': %s", path, strerror(errno));
     const bool written = fwrite(bytes->items, 1, bytes->count, file) == bytes->count && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    if (fclose(file) == 0 && written) return TSR_OK;
-    remove(path);
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s': %s", path, strerror(errno));
+    cli_signals_hold();
+    u->file = NULL;
+    const tsr_status status = fclose(file) == 0 && written ? TSR_OK
+                                                           : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s': %s",
+                                                                       path, strerror(errno));
+    if (status != TSR_OK) remove(path);
+    cli_signals_release();
+    return status;
+}
+
+static tsr_status write_file(const char *path, const tsr_vec *bytes, tsr_error *err)
+{
+    unfinished u = {.path = path};
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &u};
+    cli_cleanup_add(&cleanup);
+    const tsr_status status = write_new(&u, bytes, err);
+    cli_cleanup_drop(&cleanup);
+    return status;
 }
 
 static tsr_status write_metadata(const repair *r, tsr_error *err)

@@ -1,6 +1,5 @@
 /* `tessera view`: the browser viewer with a checkpoint open in it, served on the loopback address. */
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -47,13 +46,6 @@ static const char *title_of(const char *path)
     return path + from;
 }
 
-/* Until SIGINT or SIGTERM, which the server's threads do not take. */
-static void wait_for_end(const sigset_t *ends)
-{
-    int number;
-    sigwait(ends, &number);
-}
-
 static int run(cli *program, const void *given)
 {
     const view_arguments *arguments = given;
@@ -62,23 +54,18 @@ static int run(cli *program, const void *given)
     tsr_error err = {0};
     tsr_store *store = NULL;
     cli_view_server *server = NULL;
-    sigset_t ends;
     uint16_t port = 0;
     if (arguments->port > UINT16_MAX) return cli_fail(program, "--port: ports end at %u", (unsigned)UINT16_MAX);
     if (arguments->pages ? !has_index(arguments->pages) : !find_pages(pages))
         return cli_fail(program, "the viewer is not %s: web/build makes it, --pages names its folder",
                         arguments->pages ? arguments->pages : "beside this program");
-    sigemptyset(&ends);
-    sigaddset(&ends, SIGINT);
-    sigaddset(&ends, SIGTERM);
-    sigprocmask(SIG_BLOCK, &ends, NULL);
     tsr_status status = tsr_folder_store_open(NULL, cli_host(program)->allocator, path, &store, &err);
     const cli_viewing view = {arguments->pages ? arguments->pages : pages, title_of(path), store, (uint16_t)arguments->port};
     if (status == TSR_OK) status = cli_view_start(&view, cli_host(program), &server, &port, &err);
     if (status == TSR_OK) {
         printf("http://127.0.0.1:%u/?view\n", port);
         fflush(stdout);
-        wait_for_end(&ends);
+        for (;;) pause(); /* a signal ends it */
     }
     cli_view_stop(server);
     if (store) store->close(store);

@@ -52,10 +52,29 @@ static FILE *create_beside(cli_out_file *out)
         snprintf(out->temporary, room, "%.*s.%.100s.tessera-%u", folder, out->place, out->place + folder,
                  (unsigned)getpid() + tries);
         const int fd = open(out->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        out->made = fd >= 0;
         if (fd >= 0) return fdopen(fd, "wb");
         if (errno != EEXIST) break;
     }
     return NULL;
+}
+
+static void remove_unfinished(void *ctx)
+{
+    const cli_out_file *out = ctx;
+    if (out->made) unlink(out->temporary);
+}
+
+/* A signal comes before the file is there, or when it is known. */
+static FILE *create_guarded(cli_out_file *out)
+{
+    out->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = out};
+    cli_cleanup_add(&out->cleanup);
+    cli_signals_hold();
+    FILE *to = create_beside(out);
+    cli_signals_release();
+    if (!to) cli_cleanup_drop(&out->cleanup);
+    return to;
 }
 
 tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_file *out, tsr_error *err)
@@ -73,7 +92,7 @@ tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_fil
         out->to = fopen(path, "wb"); /* fails for a directory, and errno says why */
     } else {
         out->place = exists ? realpath(path, NULL) : strdup(path);
-        out->to = out->place ? create_beside(out) : NULL;
+        out->to = out->place ? create_guarded(out) : NULL;
     }
     if (out->to) return TSR_OK;
     const tsr_status status = refuse("create", path, err);
@@ -87,8 +106,12 @@ tsr_status cli_out_close(cli_out_file *out, tsr_status status, tsr_error *err)
     if (out->to == stdout) return status;
     if (fclose(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err);
     if (out->place) {
+        cli_signals_hold();
         if (status == TSR_OK && rename(out->temporary, out->place) != 0) status = refuse("rename to", out->path, err);
         if (status != TSR_OK) remove(out->temporary);
+        out->made = false;
+        cli_signals_release();
+        cli_cleanup_drop(&out->cleanup);
     }
     free(out->place);
     free(out->temporary);

@@ -1,7 +1,6 @@
 /* See session.h. */
 #include "cli/session.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -95,14 +94,6 @@ bool cli_selects(const void *selection, tsr_str fqn)
 
 /* ---- progress ---- */
 
-static volatile sig_atomic_t interrupted;
-
-static void on_interrupt(int signal_number)
-{
-    (void)signal_number;
-    interrupted = 1;
-}
-
 double cli_seconds(void)
 {
     struct timespec now;
@@ -126,7 +117,6 @@ static void draw(cli_progress *p, uint64_t byte_done, uint64_t byte_total, doubl
 static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
 {
     cli_progress *p = ctx;
-    if (interrupted) return false;
     if (!p->visible) return true;
     double now = cli_seconds();
     if (now - p->drawn >= 0.1) draw(p, byte_done, byte_total, now);
@@ -138,8 +128,6 @@ void cli_progress_start(cli_progress *progress, const cli *program, const char *
     bool wanted = program->err.is_terminal && !program->globals.quiet && !program->globals.no_progress;
     *progress = (cli_progress){{step, progress}, program, what, 0, 0, wanted};
     progress->started = progress->drawn = cli_seconds();
-    signal(SIGINT, on_interrupt);
-    signal(SIGTERM, on_interrupt);
 }
 
 void cli_progress_end(cli_progress *progress)
@@ -148,6 +136,4 @@ void cli_progress_end(cli_progress *progress)
         fputs("\r\x1b[K", stderr);
         fflush(stderr);
     }
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
 }

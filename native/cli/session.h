@@ -31,8 +31,7 @@ typedef struct cli_selection {
 } cli_selection;
 bool cli_selects(const void *selection, tsr_str fqn);
 
-/* A line on stderr: what, how much, how fast, how long yet; drawn at most ten times a second, only on a terminal. It also
- * stops the job after SIGINT or SIGTERM, so that unfinished output is removed. */
+/* A line on stderr: what, how much, how fast, how long yet; drawn at most ten times a second, only on a terminal. */
 typedef struct cli_progress {
     tsr_progress base; /* first */
     const cli *program;

@@ -4,8 +4,10 @@
  *
  * A run without --resume removes what it began when it fails; a killed one leaves it, for --resume or the next run. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "cli/signals.h"
 #include "cli/source.h"
 #include "cli/writing.h"
 #include "tessera/folder.h"
@@ -381,18 +383,29 @@ static tsr_status refuse_missing(const cli_writing *w, tsr_error *err)
                      tsr_work_left(w->work, 0, 1), tsr_work_units(w->work));
 }
 
-static tsr_status publish(cli_writing *w, tsr_error *err)
+static tsr_status give_names(cli_writing *w, tsr_error *err)
 {
     const uint32_t marker = tsr_work_conversion(w->work)->marker;
     const bool several = tsr_folder_output_replaces(w->output);
     const bool durable = several || (!w->has_marker && w->is_folder && w->options->overwrite); /* or exchanged */
-    tsr_status status = durable ? w->output->sync(w->output, err) : TSR_OK;
-    if (status == TSR_OK)
-        status = tsr_journals_publishing(&w->journals, w->tag, tsr_folder_output_identity(w->output), durable, err);
+    tsr_status status =
+        tsr_journals_publishing(&w->journals, w->tag, tsr_folder_output_identity(w->output), durable, err);
     if (status == TSR_OK && w->sidecar) status = w->sidecar->publish(w->sidecar, 0, err);
     if (status == TSR_OK) status = w->output->publish(w->output, marker, err);
     w->published = status == TSR_OK;
     return status == TSR_OK ? tsr_journals_remove(&w->journals, w->tag, NULL, err) : status;
+}
+
+/* A signal waits for the renames. It need not wait for the disk: the files are synced before. */
+static tsr_status publish(cli_writing *w, tsr_error *err)
+{
+    tsr_status status = w->output->sync(w->output, err);
+    if (status == TSR_OK && w->sidecar) status = w->sidecar->sync(w->sidecar, err);
+    if (status != TSR_OK) return status;
+    cli_signals_hold();
+    status = give_names(w, err);
+    cli_signals_release();
+    return status;
 }
 
 /* What surrounds the units, all of which are done. */
@@ -439,6 +452,19 @@ static void clean_up(cli_writing *w)
         w->journals.sys->unlink(w->journals.sys, w->journals.folder, tsr_journal_name(w->journal), false);
 }
 
+/* At a signal. What --resume and the parts of a plan need stays. */
+static void remove_unfinished(void *ctx)
+{
+    const cli_writing *w = ctx;
+    tsr_error ignored = {0};
+    char sidecar[320];
+    if (w->options->resume || w->is_exec) return;
+    tsr_sys_stop_naming();
+    tsr_journals_discard(&w->journals, w->tag, &ignored);
+    snprintf(sidecar, sizeof sidecar, ".%.200s.objects.json.tessera-%s", w->journals.name, w->tag);
+    w->journals.sys->unlink(w->journals.sys, w->journals.folder, sidecar, false);
+}
+
 /* What is left to do, as rank 0 sees it. */
 static tsr_status begin(cli_writing *w, beginning *b, tsr_error *err)
 {
@@ -454,12 +480,15 @@ static tsr_status begin(cli_writing *w, beginning *b, tsr_error *err)
 tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
     beginning b = {0};
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
     tsr_status status = begin(w, &b, err);
     if (status != TSR_OK) return status;
     if (b.complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;
+    if (cli_speaks(w->program)) cli_cleanup_add(&cleanup);
     status = open_on_ranks(w, &b, options, err);
     if (status == TSR_OK) status = do_units(w, &b, err);
     if (w->work) w->conversion = *tsr_work_conversion(w->work);
     if (status != TSR_OK && w->journal) clean_up(w);
+    cli_cleanup_drop(&cleanup);
     return status;
 }

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -16,10 +18,36 @@
 #define TMPFS 0x01021994 /* f_type; <linux/magic.h> */
 #endif
 
+/* Names are made under a shared lock, which tsr_sys_stop_naming takes alone and keeps. */
+static pthread_rwlock_t naming = PTHREAD_RWLOCK_INITIALIZER;
+static _Thread_local bool is_cleaner;
+
+void tsr_sys_stop_naming(void)
+{
+    pthread_rwlock_wrlock(&naming);
+    is_cleaner = true;
+}
+
+static void begin_naming(void)
+{
+    if (!is_cleaner) pthread_rwlock_rdlock(&naming);
+}
+
+/* `done` is what the call gave; errno stays. */
+static int end_naming(int done)
+{
+    const int saved = errno;
+    if (!is_cleaner) pthread_rwlock_unlock(&naming);
+    errno = saved;
+    return done;
+}
+
 static int posix_open_at(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
 {
     (void)sys;
-    return openat(folder, name, flags | O_CLOEXEC, (mode_t)mode);
+    if (!(flags & O_CREAT)) return openat(folder, name, flags | O_CLOEXEC);
+    begin_naming();
+    return end_naming(openat(folder, name, flags | O_CLOEXEC, (mode_t)mode));
 }
 
 static int posix_close(const tsr_sys *sys, int fd)
@@ -129,20 +157,23 @@ static int posix_sync(const tsr_sys *sys, int fd)
 static int posix_make_folder(const tsr_sys *sys, int folder, const char *name)
 {
     (void)sys;
-    return mkdirat(folder, name, 0777);
+    begin_naming();
+    return end_naming(mkdirat(folder, name, 0777));
 }
 
 static int posix_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
 {
     (void)sys;
-    return renameat(folder, from, to_folder, to);
+    begin_naming();
+    return end_naming(renameat(folder, from, to_folder, to));
 }
 
 static int posix_exchange(const tsr_sys *sys, int folder, const char *a, const char *b)
 {
     (void)sys;
 #if defined(SYS_renameat2) && defined(RENAME_EXCHANGE)
-    return (int)syscall(SYS_renameat2, folder, a, folder, b, RENAME_EXCHANGE);
+    begin_naming();
+    return end_naming((int)syscall(SYS_renameat2, folder, a, folder, b, RENAME_EXCHANGE));
 #else
     (void)folder, (void)a, (void)b;
     errno = ENOSYS;
@@ -153,12 +184,12 @@ static int posix_exchange(const tsr_sys *sys, int folder, const char *a, const c
 static int posix_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
 {
     (void)sys;
-    return linkat(folder, name, to_folder, to, 0);
+    begin_naming();
+    return end_naming(linkat(folder, name, to_folder, to, 0));
 }
 
-static int posix_rename_new(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+static int rename_new(int folder, const char *from, int to_folder, const char *to)
 {
-    (void)sys;
 #if defined(SYS_renameat2) && defined(RENAME_NOREPLACE)
     int done = (int)syscall(SYS_renameat2, folder, from, to_folder, to, RENAME_NOREPLACE);
     if (done == 0 || (errno != EINVAL && errno != ENOSYS)) return done;
@@ -169,6 +200,13 @@ static int posix_rename_new(const tsr_sys *sys, int folder, const char *from, in
         return -1;
     }
     return renameat(folder, from, to_folder, to);
+}
+
+static int posix_rename_new(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+{
+    (void)sys;
+    begin_naming();
+    return end_naming(rename_new(folder, from, to_folder, to));
 }
 
 static int posix_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)

@@ -48,6 +48,10 @@ tsr_status tsr_sys_read(const tsr_sys *sys, int fd, const char *name, uint64_t o
 tsr_status tsr_sys_write(const tsr_sys *sys, int fd, const char *name, uint64_t offset, const void *data, size_t size,
                          tsr_error *err);
 
+/* For the thread that cleans up before the process ends: from here on every other thread that wants to create, link or rename
+ * anything by tsr_sys_posix waits for ever, so that nothing appears behind the one that removes. */
+void tsr_sys_stop_naming(void);
+
 /* Raises TSR_E_IO (TSR_E_NOT_FOUND for ENOENT, TSR_E_EXISTS for EEXIST): "cannot <what> '<name>': <errno's text>". */
 tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name);
 

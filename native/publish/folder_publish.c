@@ -144,3 +144,10 @@ void tsr_output_discard(folder_output *output)
     }
     if (output->temporary) sys->unlink(sys, output->parent, output->temporary, true);
 }
+
+void tsr_folder_output_abandon(tsr_output *base)
+{
+    folder_output *output = (folder_output *)base;
+    pthread_mutex_lock(&output->lock); /* for good: whoever wants to create a file waits here */
+    if (!output->published && !output->options.keep) tsr_output_discard(output);
+}

@@ -45,7 +45,7 @@ def test_view_serves_the_checkpoint_and_nothing_else(t):
         need(ask("/checkpoint.json", Host="localhost")[0] == 200, "localhost")
     finally:
         p.send_signal(signal.SIGTERM)
-        need(p.wait(timeout=20) == 0, "it did not end well")
+        need(p.wait(timeout=20) == -signal.SIGTERM, "it did not end of the signal")
 
 
 @test

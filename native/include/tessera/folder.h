@@ -76,6 +76,10 @@ typedef struct tsr_folder_output_options {
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err);
 
+/* Removes what is not published of an output that other threads still write, for a process that is about to end: nothing
+ * can be created in it afterwards, and it must not be closed. An output with `keep` stays. */
+void tsr_folder_output_abandon(tsr_output *output);
+
 /* One above those of the data files in a folder (tsr_output.generation); 0 where there are none, or no folder. */
 tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err);
 
