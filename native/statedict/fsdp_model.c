@@ -205,13 +205,44 @@ static tsr_status add_node(tsr_facts *facts, const tsr_fsdp_node *node, size_t n
     return TSR_OK;
 }
 
+static tsr_status take_managed(const tsr_fsdp_model *model, const tsr_value *state, tsr_map *names, tsr_arena *arena,
+                               const tsr_value **out, tsr_error *err)
+{
+    const tsr_fsdp_item *items = tsr_fsdp_items(model);
+    size_t count = 0;
+    const tsr_value **pairs = tsr_arena_array(arena, state->count, sizeof *pairs, err);
+    if (!pairs) return TSR_E_NOMEM;
+    for (size_t i = 0; i < model->items.count; i++)
+        if (items[i].kind == TSR_ITEM_ORIGINAL || items[i].kind == TSR_ITEM_FLAT)
+            TSR_TRY(tsr_map_put(names, items[i].fqn, 1, NULL, NULL, err));
+    for (size_t i = 0; i < state->count; i += 2) {
+        if (state->items[i]->kind != TSR_VALUE_STR || !tsr_map_get(names, state->items[i]->text, 0)) continue;
+        pairs[count++] = state->items[i];
+        pairs[count++] = state->items[i + 1];
+    }
+    *out = tsr_value_items(arena, TSR_VALUE_DICT, pairs, count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* The part of a state that units manage. What is left is each rank's own: experts have other names on each rank. */
+static tsr_status managed(const tsr_fsdp_model *model, const tsr_value *state, tsr_arena *arena, const tsr_value **out,
+                          tsr_error *err)
+{
+    tsr_map *names = tsr_map_new(model->host->allocator, 0, err);
+    const tsr_status status = names ? take_managed(model, state, names, arena, out, err) : TSR_E_NOMEM;
+    tsr_map_free(names);
+    return status;
+}
+
 static tsr_status add_facts(const tsr_fsdp_model *model, const char *call, const tsr_value *state, tsr_facts *facts,
                             tsr_error *err)
 {
     tsr_leaves leaves = {0};
+    const tsr_value *shared = state;
     TSR_TRY(tsr_facts_add(facts, TSR_STR(""), TSR_STR("the call"), tsr_str_from(call), err));
     if (state) TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "a state to load is a dict");
-    if (state) TSR_TRY(tsr_leaves_of(state, model->host, true, facts->arena, &leaves, err));
+    if (state) TSR_TRY(managed(model, state, facts->arena, &shared, err));
+    if (state) TSR_TRY(tsr_leaves_of(shared, model->host, true, facts->arena, &leaves, err));
     TSR_TRY(tsr_facts_leaves(facts, "the state's ", &leaves, err));
     for (size_t i = 0; i < model->nodes.count; i++) {
         const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
