@@ -36,11 +36,12 @@ tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *u
     return TSR_OK;
 }
 
-uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t slice)
+uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t rank, uint32_t slice)
 {
     uint32_t at = 0;
-    if (!unit->is_hybrid || !unit->is_sharded) return slice;
-    while (flat->shard_groups[at]) at++; /* every rank is in it, 0 too */
+    if (!unit->is_sharded) return rank;
+    if (!unit->is_hybrid) return slice;
+    while (flat->shard_groups[at] != rank) at++; /* every rank is in it */
     return flat->shard_groups[at - at % flat->shard_size + slice];
 }
 

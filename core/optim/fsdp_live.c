@@ -7,6 +7,7 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
+#include "optim/flat_unit.h"
 #include "optim/tree.h"
 #include "optim/tree_pack.h"
 #include "tessera/map.h"
@@ -328,14 +329,6 @@ static tsr_status unpack_all(meeting *m, const tsr_comm_blobs *blobs, const tsr_
     return TSR_OK;
 }
 
-/* Every rank has done the same with the same, and so found the same error; only memory can differ. */
-static tsr_status agree_on_same(tsr_comm *comm, tsr_status status, tsr_error *err)
-{
-    uint64_t differs = status == TSR_E_NOMEM;
-    TSR_TRY(comm->largest(comm, &differs, err));
-    return differs ? tsr_comm_agree(comm, status, err) : status;
-}
-
 /* Every rank learns every rank's tree. */
 static tsr_status share_trees(meeting *m, const tsr_value *mine, const tsr_value ***out, tsr_error *err)
 {
@@ -349,14 +342,39 @@ static tsr_status share_trees(meeting *m, const tsr_value *mine, const tsr_value
     return tsr_comm_agree(m->comm, status, err);
 }
 
+/* `raw` with its state keyed by name: a number means another parameter on a rank with other param groups. */
+static tsr_status name_state(const meeting *m, const tsr_flat_params *flat, const tsr_value *raw, const tsr_value **out,
+                             tsr_error *err)
+{
+    tsr_optim_parts parts;
+    tsr_flat_keys keys;
+    TSR_TRY(tsr_optim_take_apart(raw, true, &parts, err));
+    tsr_status status = tsr_flat_keys_open(flat, m->host, m->arena, &keys, err);
+    const tsr_value **items = tsr_arena_array(m->arena, parts.state->count, sizeof *items, err), *state = NULL;
+    if (!items) status = TSR_E_NOMEM;
+    for (size_t i = 0; status == TSR_OK && i < parts.state->count; i += 2) {
+        const tsr_value *key = parts.state->items[i];
+        const uint32_t id = key->kind == TSR_VALUE_INT ? tsr_flat_keys_find(&keys, key) : UINT32_MAX;
+        items[i] = id == UINT32_MAX ? key : tsr_value_str(m->arena, keys.keys[id].raw, err);
+        items[i + 1] = parts.state->items[i + 1];
+        if (!items[i]) status = TSR_E_NOMEM;
+    }
+    tsr_flat_keys_close(&keys);
+    if (status == TSR_OK) state = tsr_value_items(m->arena, TSR_VALUE_DICT, items, parts.state->count, err);
+    if (status == TSR_OK && !state) status = TSR_E_NOMEM;
+    return status == TSR_OK ? tsr_tree_optim(state, parts.groups, m->arena, out, err) : status;
+}
+
 static tsr_status unshard(meeting *m, const tsr_flat_params *flat, const tsr_value *raw, tsr_fsdp_full *full, tsr_error *err)
 {
     const tsr_value **ranks;
+    const uint32_t rank = m->comm->rank;
     TSR_FAIL_IF(m->comm->size != flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "optim: %" PRIu32 " ranks meet for state of %" PRIu32 " ranks", m->comm->size, flat->world_size);
+    TSR_TRY(tsr_comm_agree(m->comm, name_state(m, flat, raw, &raw, err), err));
     TSR_TRY(share_trees(m, raw, &ranks, err));
     tsr_fsdp_context context = context_of(m);
-    TSR_TRY(agree_on_same(m->comm, tsr_fsdp_unshard(flat, ranks, &context, full, err), err));
+    TSR_TRY(tsr_comm_agree(m->comm, tsr_fsdp_unshard(flat, ranks, rank, &context, full, err), err));
     m->out->carried = full->carried;
     m->out->carried_count = full->carried_count;
     return TSR_OK;
@@ -439,7 +457,7 @@ static const tsr_value *find(const tsr_value *dict, const tsr_value *key, size_t
     return NULL;
 }
 
-/* Adds rows in their order, unless others begin there: replicas have the same. */
+/* Adds rows in their order, unless others begin there: replicas have them, too. */
 static void add_rows(tsr_chunk *chunks, size_t *count, const tsr_chunk *rows)
 {
     size_t at = *count;
@@ -451,28 +469,49 @@ static void add_rows(tsr_chunk *chunks, size_t *count, const tsr_chunk *rows)
     ++*count;
 }
 
-/* A tensor with the rows of all ranks, `own` among them; `states` are the ranks' of its parameter, or NULL. */
+/* All ranks, this one first, then the others of its replica: where replicas differ, each keeps its own rows. */
+static tsr_status order_ranks(const meeting *m, const tsr_flat_params *flat, uint32_t **out, tsr_error *err)
+{
+    const uint32_t world = m->comm->size, rank = m->comm->rank, shards = flat->shard_size;
+    const uint32_t *groups = world == flat->world_size ? flat->shard_groups : NULL;
+    uint32_t *order = *out = tsr_arena_array(m->arena, world, sizeof *order, err), count = 0, mine = 0;
+    if (!order) return TSR_E_NOMEM;
+    for (uint32_t at = 0; at < world; at++)
+        if (groups && groups[at] == rank) mine = at / shards;
+    if (!groups && shards) mine = rank / shards;
+    order[count++] = rank;
+    for (unsigned others = 0; others < 2; others++) {
+        for (uint32_t at = 0; at < world; at++) {
+            const uint32_t r = groups ? groups[at] : at;
+            const bool near = !shards || at / shards == mine;
+            if (r != rank && near == !others) order[count++] = r;
+        }
+    }
+    return TSR_OK;
+}
+
+/* A tensor with the rows of all ranks; `states` are the ranks' of its parameter, this rank's first, or NULL. */
 static tsr_status join_tensor(meeting *m, const tsr_value *own, const tsr_value *const *states, const tsr_value *key,
                               size_t hint, const tsr_value **out, tsr_error *err)
 {
     const tsr_entry *mine = own->as.tensor;
     *out = own;
     if (mine->rank == 0 || mine->chunks->sizes[0] == mine->shape[0]) return TSR_OK;
-    tsr_chunk *chunks = tsr_arena_array(m->arena, m->comm->size + (size_t)1, sizeof *chunks, err);
+    tsr_chunk *chunks = tsr_arena_array(m->arena, m->comm->size, sizeof *chunks, err);
     tsr_entry *entry = TSR_ARENA_NEW(m->arena, tsr_entry, err);
     tsr_value *value = entry ? tsr_value_tensor(m->arena, entry, err) : NULL;
     size_t count = 0;
     if (!chunks || !value) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i <= m->comm->size; i++) {
-        const tsr_value *other = i ? find(states[i - 1], key, hint) : own;
+    for (uint32_t i = 0; i < m->comm->size; i++) {
+        const tsr_value *other = i ? find(states[i], key, hint) : own;
         if (!other || other->kind != TSR_VALUE_TENSOR) continue;
         const tsr_entry *e = other->as.tensor;
         TSR_FAIL_IF(e->dtype != mine->dtype || e->rank != mine->rank ||
                         memcmp(e->shape, mine->shape, e->rank * sizeof *e->shape) != 0,
-                    err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is %s %.*s here, and %s %.*s on rank %" PRIu32,
+                    err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is %s %.*s here, and %s %.*s on another rank",
                     TSR_STR_ARG(key->text), tsr_dtype_describe(mine->dtype)->name,
                     TSR_STR_ARG(tsr_shape_brief(mine->rank, mine->shape, m->arena)), tsr_dtype_describe(e->dtype)->name,
-                    TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, m->arena)), i - 1);
+                    TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, m->arena)));
         add_rows(chunks, &count, e->chunks);
     }
     *entry = *mine;
@@ -500,16 +539,19 @@ static tsr_status join_state(meeting *m, const tsr_value *own, const tsr_value *
 }
 
 /* This rank's tree whose tensors have all rows. */
-static tsr_status join(meeting *m, const tsr_value *const *ranks, const tsr_value **out, tsr_error *err)
+static tsr_status join(meeting *m, const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_value **out,
+                       tsr_error *err)
 {
     tsr_optim_parts own;
+    uint32_t *order;
+    TSR_TRY(order_ranks(m, flat, &order, err));
     TSR_TRY(tsr_optim_take_apart(ranks[m->comm->rank], false, &own, err));
     const tsr_value **items = tsr_arena_array(m->arena, own.state->count, sizeof *items, err);
     const tsr_value **states = tsr_arena_array(m->arena, m->comm->size, sizeof *states, err);
     if (!items || !states) return TSR_E_NOMEM;
     for (size_t i = 0; i < own.state->count; i += 2) {
         for (uint32_t r = 0; r < m->comm->size; r++)
-            states[r] = find(tsr_value_get(ranks[r], TSR_STR("state")), own.state->items[i], i);
+            states[r] = find(tsr_value_get(ranks[order[r]], TSR_STR("state")), own.state->items[i], i);
         items[i] = own.state->items[i];
         const tsr_status status = join_state(m, own.state->items[i + 1], states, &items[i + 1], err);
         if (status == TSR_OK) continue;
@@ -528,7 +570,7 @@ tsr_status tsr_fsdp_spread(tsr_comm *comm, const tsr_flat_params *flat, const ts
     tsr_status status = share_trees(&m, state, &ranks, err);
     if (status == TSR_OK) {
         const tsr_fsdp_context context = context_of(&m);
-        status = join(&m, ranks, &full, err);
+        status = join(&m, flat, ranks, &full, err);
         if (status == TSR_OK) status = tsr_fsdp_shard(flat, full, comm->size, comm->rank, &context, &raw, err);
         status = tsr_comm_agree(comm, status, err);
     }

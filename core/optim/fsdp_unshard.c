@@ -1,8 +1,9 @@
-/* Every rank's raw optimizer state of FSDP1 → the full state keyed by FQN (`_optim_state_dict` with rank0_only and without
- * shard_state, PyTorch 2.13).
+/* Every rank's raw optimizer state of FSDP1 → the full state keyed by FQN, as one of the ranks gets it (`_optim_state_dict`
+ * without shard_state, PyTorch 2.13).
  *
  * In flat mode an id is a flat parameter, and every rank holds an equal slice of its state; with use_orig_params an id is
- * an original, and a rank's state of it is the part of the original that lies in the rank's slice, or nothing. */
+ * an original, and a rank's state of it is the part of the original that lies in the rank's slice, or nothing. State that is
+ * not sharded is never exchanged: each rank gets its own, and ranks may differ in it. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -16,6 +17,7 @@ typedef struct unsharding {
     const tsr_fsdp_context *context;
     const tsr_host *host;
     tsr_arena *arena;
+    uint32_t rank; /* whose view of the state is wanted */
     tsr_flat_keys keys;
     tsr_optim_parts *parts;   /* by rank */
     const tsr_value **states; /* states[rank × ids + id]: a parameter's state on a rank, or NULL */
@@ -61,7 +63,7 @@ static tsr_status read_rank(unsharding *u, const tsr_value *optim, uint32_t rank
                 return status;
             }
             u->states[(size_t)rank * u->keys.count + id] = state->items[i + 1];
-        } else if (rank == 0) {
+        } else if (rank == u->rank) {
             TSR_TRY(tsr_tree_put_key(&u->carried, state->items[i], state->items[i + 1], err));
         }
     }
@@ -131,7 +133,7 @@ static tsr_status fill_original(const unsharding *u, uint32_t id, const tsr_flat
     for (uint32_t i = 0; i < slices; i++) {
         uint64_t begin, end;
         const tsr_entry *source = NULL;
-        uint32_t rank = tsr_flat_rank_with(u->flat, unit, i);
+        uint32_t rank = tsr_flat_rank_with(u->flat, unit, u->rank, i);
         tsr_flat_shard_range(unit, slices, i, &begin, &end);
         uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
                  high = end < param->flat_end ? end : param->flat_end;
@@ -160,7 +162,7 @@ static tsr_status put_tensor(unsharding *u, uint32_t id, const tsr_flat_param *p
 
 /* ---- flat mode ---- */
 
-/* Tensors, then 0-d tensors, then other values, each by name; what is no slice is rank 0's. */
+/* Tensors, then 0-d tensors, then other values, each by name; scalars are the rank's own. */
 static tsr_status unflatten_original(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named,
                                      size_t count, tsr_error *err)
 {
@@ -184,7 +186,7 @@ static tsr_status unflatten_unit(unsharding *u, uint32_t id, tsr_error *err)
     const tsr_flat_unit *unit = u->keys.keys[id].unit;
     tsr_named *named;
     size_t count;
-    TSR_TRY(tsr_sorted_state(state_on(u, 0, id), u->arena, &named, &count, err));
+    TSR_TRY(tsr_sorted_state(state_on(u, u->rank, id), u->arena, &named, &count, err));
     for (uint32_t p = 0; p < unit->param_count; p++) TSR_TRY(unflatten_original(u, id, &unit->params[p], named, count, err));
     return TSR_OK;
 }
@@ -199,7 +201,7 @@ static bool rank_counts(const unsharding *u, uint32_t id, uint32_t slice, bool t
     const tsr_flat_param *param = &key->unit->params[key->param];
     uint64_t begin, end;
     tsr_flat_shard_range(key->unit, slices_of(u, key->unit), slice, &begin, &end);
-    return state_on(u, tsr_flat_rank_with(u->flat, key->unit, slice), id) &&
+    return state_on(u, tsr_flat_rank_with(u->flat, key->unit, u->rank, slice), id) &&
            (!tensors || (begin < param->flat_end && param->flat_begin < end));
 }
 
@@ -227,7 +229,7 @@ static tsr_status put_scalars(unsharding *u, uint32_t id, bool tensors, tsr_tree
     for (uint32_t slice = 0; slice < slices_of(u, unit); slice++) {
         tsr_named *named;
         size_t count;
-        uint32_t rank = tsr_flat_rank_with(u->flat, unit, slice);
+        uint32_t rank = tsr_flat_rank_with(u->flat, unit, u->rank, slice);
         if (!rank_counts(u, id, slice, tensors)) continue;
         TSR_TRY(tsr_sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
         for (int form = TSR_FORM_OTHER; form >= TSR_FORM_SCALAR_TENSOR; form--) {
@@ -248,7 +250,7 @@ static tsr_status fill_parameter(unsharding *u, uint32_t id, tsr_tree *dict, tsr
     size_t count = 0, tensors = 0;
     for (uint32_t slice = 0; slice < slices_of(u, key->unit) && !tensors; slice++) {
         if (!rank_counts(u, id, slice, true)) continue;
-        uint32_t rank = tsr_flat_rank_with(u->flat, key->unit, slice);
+        uint32_t rank = tsr_flat_rank_with(u->flat, key->unit, u->rank, slice);
         TSR_TRY(tsr_sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
         for (size_t i = 0; i < count; i++) tensors += tsr_form_of(named[i].value) == TSR_FORM_TENSOR;
     }
@@ -264,9 +266,10 @@ static tsr_status gather_parameter(unsharding *u, uint32_t id, tsr_error *err)
 {
     const tsr_flat_key *key = &u->keys.keys[id];
     tsr_str fqn = key->unit->params[key->param].fqn;
-    if (slices_of(u, key->unit) == 1) { /* nothing was sharded */
-        const tsr_value *state = state_on(u, 0, id);
-        return state ? tsr_tree_put(&u->state, fqn, state, err) : TSR_OK;
+    if (slices_of(u, key->unit) == 1) { /* Nothing was sharded. State that only other ranks have is empty here. */
+        const tsr_value *state = state_on(u, u->rank, id);
+        if (!state) state = tsr_value_items(u->arena, TSR_VALUE_DICT, NULL, 0, err);
+        return state ? tsr_tree_put(&u->state, fqn, state, err) : TSR_E_NOMEM;
     }
     tsr_tree dict = tsr_tree_on(u->host, u->arena);
     const tsr_value *built = NULL;
@@ -295,9 +298,10 @@ static tsr_status gather_unit(unsharding *u, const tsr_flat_unit *unit, tsr_erro
 
 /* ---- all of it ---- */
 
+/* Never exchanged: parameters outside of units (experts, for one) may be other ones on each rank. */
 static tsr_status put_unmanaged(unsharding *u, uint32_t id, tsr_error *err)
 {
-    const tsr_value *state = state_on(u, 0, id);
+    const tsr_value *state = state_on(u, u->rank, id);
     return state ? tsr_tree_put(&u->state, u->keys.keys[id].fqn, state, err) : TSR_OK;
 }
 
@@ -327,7 +331,7 @@ static tsr_status name_params(unsharding *u, const tsr_value *params, tsr_tree *
     for (size_t i = 0; i < params->count; i++) {
         uint32_t id = tsr_flat_keys_find(&u->keys, params->items[i]);
         TSR_FAIL_IF(id == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: a param group of rank 0 lists a parameter that the description does not");
+                    "optim: a param group of rank %" PRIu32 " lists a parameter that the description does not", u->rank);
         const tsr_flat_key *key = &u->keys.keys[id];
         uint32_t first = key->param == TSR_NO_PARAM ? 0 : key->param,
                  end = key->param == TSR_NO_PARAM ? (key->unit ? key->unit->param_count : 0) : first + 1;
@@ -356,7 +360,7 @@ static tsr_status put_group(unsharding *u, const tsr_value *group, tsr_tree *gro
 static tsr_status put_groups(unsharding *u, const tsr_value **out, tsr_error *err)
 {
     tsr_tree groups = tsr_tree_on(u->host, u->arena);
-    const tsr_value *saved = u->parts[0].groups;
+    const tsr_value *saved = u->parts[u->rank].groups;
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < saved->count && status == TSR_OK; i++) status = put_group(u, saved->items[i], &groups, err);
     if (status == TSR_OK) status = tsr_tree_finish(&groups, TSR_VALUE_LIST, out, err);
@@ -392,13 +396,16 @@ static tsr_status run(unsharding *u, const tsr_value *const *ranks, tsr_fsdp_ful
     return tsr_tree_optim(state, groups, u->arena, &out->optim, err);
 }
 
-tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_fsdp_context *context,
-                            tsr_fsdp_full *out, tsr_error *err)
+tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
+                            const tsr_fsdp_context *context, tsr_fsdp_full *out, tsr_error *err)
 {
+    TSR_FAIL_IF(rank >= flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION, "optim: rank %" PRIu32 " of %" PRIu32 " ranks",
+                rank, flat->world_size);
     unsharding u = {.flat = flat,
                     .context = context,
                     .host = context->host,
                     .arena = context->arena,
+                    .rank = rank,
                     .state = tsr_tree_on(context->host, context->arena),
                     .carried = tsr_tree_on(context->host, context->arena)};
     *out = (tsr_fsdp_full){NULL, NULL, 0};

@@ -7,6 +7,7 @@
 #include "cli/session.h"
 #include "cli/signals.h"
 #include "cli/term.h"
+#include "tessera/compare.h"
 #include "tessera/flat_params.h"
 #include "tessera/folder.h"
 #include "tessera/optim.h"
@@ -14,7 +15,7 @@
 #include "tessera/write_tree.h"
 
 typedef struct optim_arguments {
-    const char *modules, *flat_params, *world_size, *at;
+    const char *modules, *flat_params, *world_size, *rank, *at;
     uint64_t max_memory;
     bool sharded, overwrite, json;
 } optim_arguments;
@@ -32,7 +33,9 @@ typedef struct job {
     tsr_modules *modules; /* NULL: none given */
     tsr_params *params;
     tsr_flat_params flat;
-    uint32_t world_size; /* of the output */
+    uint32_t world_size;     /* of the output */
+    const tsr_value **ranks; /* unshard: what each rank's file has */
+    uint32_t rank;           /* whose state is taken where ranks differ */
     tsr_store *store;
     tsr_trees trees;
     tsr_ring *ring;
@@ -89,6 +92,18 @@ static tsr_status read_world_size(job *j, tsr_error *err)
     return TSR_OK;
 }
 
+static tsr_status read_rank(job *j, tsr_error *err)
+{
+    char *end;
+    if (!j->arguments->rank) return TSR_OK;
+    unsigned long number = strtoul(j->arguments->rank, &end, 10);
+    if (*end || end == j->arguments->rank || *j->arguments->rank == '-' || number >= j->flat.world_size)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--rank accepts a rank from 0 to %" PRIu32 ", not '%s'",
+                         j->flat.world_size - 1, j->arguments->rank);
+    j->rank = (uint32_t)number;
+    return TSR_OK;
+}
+
 /* FSDP's mesh: the ranks, or replicas × ranks of one. */
 static tsr_status make_mesh(job *j, tsr_error *err)
 {
@@ -119,6 +134,7 @@ static tsr_status load_documents(job *j, tsr_error *err)
     tsr_status status = j->arguments->modules ? with_document(j, j->arguments->modules, parse_modules, err) : TSR_OK;
     if (status == TSR_OK && flat) status = with_document(j, j->arguments->flat_params, parse_flat, err);
     if (status == TSR_OK && j->arguments->sharded) status = make_mesh(j, err);
+    if (status == TSR_OK) status = read_rank(j, err);
     return status == TSR_OK ? read_world_size(j, err) : status;
 }
 
@@ -246,40 +262,82 @@ static tsr_status nest(job *j, const tsr_value *optim, const tsr_value **out, ts
                : tsr_fsdp_nest_state(&j->flat, optim, host, j->arena, out, err);
 }
 
-static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
+static tsr_status same_tensor(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
 {
+    static const tsr_tolerance exact = {.exact = true};
     job *j = ctx;
-    uint8_t x[16], y[16];
-    size_t size = tsr_dtype_size(a->dtype);
-    tsr_status status = tsr_read_box(j->trees.checkpoint, a, NULL, NULL, x, size, err);
-    if (status == TSR_OK) status = tsr_read_box(j->trees.checkpoint, b, NULL, NULL, y, size, err);
-    *equal = status == TSR_OK && memcmp(x, y, size) == 0;
+    tsr_difference difference;
+    const tsr_status status =
+        tsr_compare_tensors(j->trees.checkpoint, a, j->trees.checkpoint, b, &exact, j->ring, &difference, err);
+    *equal = status == TSR_OK && difference.differing == 0;
     return status;
 }
 
 static tsr_fsdp_context fsdp_context(job *j, tsr_arena *arena)
 {
-    return (tsr_fsdp_context){cli_host(j->program), arena, j->trees.zeros_file, same_scalar, j};
+    return (tsr_fsdp_context){cli_host(j->program), arena, j->trees.zeros_file, same_tensor, j};
 }
 
+#define NAMES_SIZE 400u /* characters of names in one message */
+
+/* One full state cannot hold what ranks have in different ways: whose to take is for the user to say. */
+static tsr_status refuse_differences(job *j, const tsr_fsdp_context *context, tsr_error *err)
+{
+    tsr_name_list names;
+    tsr_str list = {"", 0};
+    size_t listed = 0;
+    tsr_status status = tsr_fsdp_differences(&j->flat, j->ranks, j->rank, context, &names, err);
+    if (status != TSR_OK || names.count == 0) return status;
+    for (; listed < names.count && list.size < NAMES_SIZE; listed++) {
+        list = tsr_arena_format(j->arena, err, "%.*s%s'%.*s'", TSR_STR_ARG(list), listed ? ", " : "",
+                                TSR_STR_ARG(names.names[listed]));
+        if (!list.data) return TSR_E_NOMEM;
+    }
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "ranks differ in optimizer state that FSDP does not shard, and one file cannot hold both: %.*s%s; "
+                     "pass --rank N to take rank N's, or --sharded to write one file per rank",
+                     TSR_STR_ARG(list), listed < names.count ? ", …" : "");
+}
+
+static tsr_status warn_of_carried(job *j, const tsr_fsdp_full *full, uint32_t rank, tsr_error *err)
+{
+    tsr_str *names = tsr_arena_array(j->arena, j->carried_count + full->carried_count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    if (j->carried_count) memcpy(names, j->carried, j->carried_count * sizeof *names);
+    j->carried = names;
+    for (size_t i = 0; i < full->carried_count; i++) {
+        bool known = false;
+        for (size_t k = 0; k < j->carried_count && !known; k++) known = tsr_str_equal(names[k], full->carried[i]);
+        if (known) continue;
+        names[j->carried_count] = tsr_arena_str(j->arena, full->carried[i], err);
+        if (!names[j->carried_count++].data) return TSR_E_NOMEM;
+        cli_warn(j->program, "state '%.*s' belongs to no parameter: carried over from rank %" PRIu32,
+                 TSR_STR_ARG(full->carried[i]), rank);
+    }
+    return TSR_OK;
+}
+
+/* The full state as `rank` gets it. */
+static tsr_status unshard_for(job *j, uint32_t rank, const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err)
+{
+    tsr_fsdp_full full;
+    tsr_status status = tsr_fsdp_unshard(&j->flat, j->ranks, rank, context, &full, err);
+    if (status == TSR_OK) status = warn_of_carried(j, &full, rank, err);
+    *out = full.optim;
+    return status;
+}
+
+/* With --sharded each rank's file has that rank's own state, unless --rank chooses one: see cut_rows. */
 static tsr_status unshard(job *j, const tsr_value **out, tsr_error *err)
 {
-    const tsr_value **ranks = tsr_arena_array(j->arena, j->trees.count, sizeof *ranks, err);
-    if (!ranks) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < j->trees.count; i++) {
-        tsr_status status = find_optimizer(j, j->trees.roots[i], &ranks[i], err);
-        if (status != TSR_OK) return status;
-    }
-    tsr_fsdp_context context = fsdp_context(j, j->arena);
-    tsr_fsdp_full full;
-    tsr_status status = tsr_fsdp_unshard(&j->flat, ranks, &context, &full, err);
-    if (status != TSR_OK) return status;
-    *out = full.optim;
-    j->carried = full.carried;
-    j->carried_count = full.carried_count;
-    for (size_t i = 0; i < full.carried_count; i++)
-        cli_warn(j->program, "state '%.*s' belongs to no parameter: carried over from rank 0", TSR_STR_ARG(full.carried[i]));
-    return TSR_OK;
+    const tsr_fsdp_context context = fsdp_context(j, j->arena);
+    j->ranks = tsr_arena_array(j->arena, j->trees.count, sizeof *j->ranks, err);
+    if (!j->ranks) return TSR_E_NOMEM;
+    tsr_status status = tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err);
+    for (uint32_t i = 0; i < j->trees.count && status == TSR_OK; i++)
+        status = find_optimizer(j, j->trees.roots[i], &j->ranks[i], err);
+    if (status == TSR_OK && !j->arguments->rank && !j->arguments->sharded) status = refuse_differences(j, &context, err);
+    return status == TSR_OK ? unshard_for(j, j->rank, &context, out, err) : status;
 }
 
 /* ---- output ---- */
@@ -302,6 +360,10 @@ static tsr_status cut_rows(job *j, const tsr_value *full, uint32_t rank, const t
                            const tsr_value **out, tsr_error *err)
 {
     const tsr_fsdp_rows rows = {j->world_size, rank, &j->mesh};
+    if (!j->arguments->rank) {
+        const tsr_status status = unshard_for(j, rank, context, &full, err);
+        if (status != TSR_OK) return status;
+    }
     return tsr_fsdp_shard_rows(&j->flat, full, &rows, context, out, err);
 }
 
@@ -338,7 +400,8 @@ static tsr_status open_output(job *j, tsr_error *err)
     tsr_status status =
         tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
     cli_signals_release();
-    return status == TSR_OK ? tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err) : status;
+    return status == TSR_OK && !j->ring ? tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err)
+                                        : status;
 }
 
 static tsr_status write_output(job *j, const tsr_value *result, const tsr_progress *progress, tsr_error *err)
@@ -447,6 +510,7 @@ static int run(cli *program, const void *arguments)
     }
     const optim_arguments *given = arguments;
     if (given->sharded && chosen != UNSHARD) return cli_fail(program, "--sharded is for optim unshard");
+    if (given->rank && chosen != UNSHARD) return cli_fail(program, "--rank is for optim unshard");
     if (given->sharded && given->world_size) return cli_fail(program, "--sharded keeps the world size of the ranks");
     tsr_error err = {0};
     job j = {.program = program,
@@ -471,6 +535,8 @@ static const cli_option options[] = {
      offsetof(optim_arguments, world_size)},
     {"sharded", 0, CLI_FLAG, NULL, "unshard: one file a rank with DTensors cut by rows, instead of the full state",
      offsetof(optim_arguments, sharded)},
+    {"rank", 0, CLI_TEXT, "N", "unshard: take rank N's where ranks differ in state that FSDP does not shard",
+     offsetof(optim_arguments, rank)},
     {"at", 0, CLI_TEXT, "NAME", "the member of the file that is the optimizer (default: found by its form)",
      offsetof(optim_arguments, at)},
     {"max-mem", 0, CLI_BYTES, "SIZE", "buffers for tensor bytes (default 16MiB)", offsetof(optim_arguments, max_memory)},

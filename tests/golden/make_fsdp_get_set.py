@@ -5,6 +5,9 @@ its tree, and by rank the units' slices, what else the modules hold, and the opt
 are what came out under several options. `sets`: the result of get number `from`, changed as changed() says and without `drop`, is set
 with `options`; by rank what is there afterwards, or the error. Values are written as in make_state_dict.py. PyTorch takes the names of
 some states out of sets: their order is settled by PYTHONHASHSEED alone.
+
+`apart` cases: what FSDP1 does not shard differs by rank (parameters outside of units as in expert parallelism, NO_SHARD units, replicas
+of hybrid ones, scalars of flat parameters, options), in values, in keys, in which ranks have any state, or in the parameters' names.
 """
 import functools
 import json
@@ -41,14 +44,74 @@ def inner(model):
     return model._orig_mod if hasattr(model, "_orig_mod") else model
 
 
+def whole(model, param):
+    """Whether no unit cuts the parameter."""
+    for h in handles(inner(model)).values():
+        if h._sharding_strategy.name == "NO_SHARD":
+            continue
+        if any(param is p for p in [h.flat_param, *(h.flat_param._params or [])]):
+            return False
+    return True
+
+
+def part_values(model, optimizers, case):
+    rank = dist.get_rank()
+    for o in optimizers:
+        for g in o.param_groups:
+            g["lr"] += rank / 8
+        for p, state in o.state.items():
+            for name in state:
+                cut = not whole(model, p)
+                if cut and state[name].dim() == 0 and case.get("orig"):
+                    continue  # must be the same on all ranks
+                if not cut or state[name].dim() == 0:
+                    state[name] = state[name] + 1000 * (rank + 1)
+                elif case.get("strategy") == "HYBRID_SHARD":
+                    state[name] = state[name] + 1000 * (rank // 2 + 1)
+
+
+def part_keys(model, optimizers, case):
+    rank, (o,) = dist.get_rank(), optimizers
+    own = next(p for n, p in model.named_parameters() if "ignored.own" in n)
+    if rank == (0 if case.get("orig") else 1):
+        o.state[own]["mine"] = torch.full((2, 2), 7.0)
+        del o.state[own]["exp_avg_sq"]
+    if case.get("lacks") == rank:
+        del o.state[own]
+
+
+def part(model, optimizers, case):
+    rank, net = dist.get_rank(), inner(model)
+    part_values(model, optimizers, case)
+    if case["apart"] == "keys":
+        part_keys(model, optimizers, case)
+    if case.get("ignored"):
+        with torch.no_grad():
+            for t in [*net.module.ignored.parameters(), *net.module.ignored.buffers()]:
+                t += 100 * rank
+        net.module.ignored.step += rank
+
+
+def name_apart(net, case):
+    """Each rank's ignored module has a parameter of another name."""
+    own = net.module.ignored.own
+    del net.module.ignored.own
+    net.module.ignored.register_parameter(f"own{dist.get_rank()}", own)
+
+
 def build(case):
     model = fsdp.wrap(case)
+    if case.get("apart") == "names":
+        name_apart(model, case)
     if case.get("frozen"):
         for h in handles(model.b).values():
             h.flat_param.requires_grad = False
     if case.get("compiled"):
         model = torch.compile(model)
-    return model, train(model, two if case.get("two") else adamw, case.get("steps", 2))
+    optimizers = train(model, two if case.get("two") else adamw, case.get("steps", 2))
+    if case.get("apart"):
+        part(model, optimizers, case)
+    return model, optimizers
 
 
 def describe(model, case):
@@ -119,12 +182,26 @@ CASES = {
     "frozen_w2": {"world": 2, "frozen": True, "two": True, "checkpoint": "none", "tied": False},
     "orig_fresh_w3": {"world": 3, "orig": True, "steps": 0, "checkpoint": "none"},
     "around_w2": {"world": 2, "two": True},
+    "apart_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "values"},
+    "apart_orig_w3": {"world": 3, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "values"},
+    "apart_mixed_w2": {"world": 2, "mixed": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "values"},
+    "apart_mixed_orig_w2": {"world": 2, "orig": True, "mixed": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "values"},
+    "apart_hybrid_w4": {"world": 4, "mesh": [2, 2], "strategy": "HYBRID_SHARD", "checkpoint": "none", "tied": False, "apart": "values"},
+    "apart_hybrid_orig_w4": {"world": 4, "orig": True, "mesh": [2, 2], "strategy": "HYBRID_SHARD", "checkpoint": "none", "tied": False, "apart": "values"},
+    "apart_keys_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys"},
+    "apart_keys_orig_w3": {"world": 3, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys"},
+    "apart_lacks_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 0},
+    "apart_lacks_orig_w2": {"world": 2, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 0},
+    "apart_needed_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 1},
+    "apart_names_orig_w2": {"world": 2, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "names"},
 }
 
 
 def jobs(case):
     model = [(0, {}, {}), (1, FULL, {}), (1, {**FULL, **SPREAD}, {})]
     optimizer = [(0, {}, {}), (1, FULL, {}), (1, {**FULL, **SPREAD}, {})]
+    if case.get("lacks") == 1:  # there is nothing to set: every get is refused
+        optimizer = []
     if case.get("jobs"):
         optimizer += [(1, {**FULL, **CPU}, {}), (4, FLAT, {}), (5, {**FULL, **FLAT}, {})]
         model.append((1, {**FULL, **CPU}, {}))
@@ -146,7 +223,9 @@ def main(names):
         port += 1
         modules, units = ranks[0]["modules"], ranks[0]["units"]
         for r in ranks:
-            del r["modules"], r["units"]
+            if r["modules"] == modules:
+                del r["modules"]
+            del r["units"]
             print(name, [g.get("error") for g in r["gets"] + r["optimizer_gets"]], file=sys.stderr)
         cases[name] = {"case": case, "modules": modules, "units": units, "ranks": ranks, "sets": []}
         for job in jobs(case):

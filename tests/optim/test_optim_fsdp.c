@@ -53,7 +53,7 @@ static void test_optim_fsdp__B1_B9_B10_B11_ranks_to_full_state(void **state)
         tsr_fsdp_context context = context_of(&g);
         tsr_fsdp_full full;
         tsr_error err = {0};
-        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), &context, &full, &err) != TSR_OK)
+        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), 0, &context, &full, &err) != TSR_OK)
             fail_msg("%s: %s", one->string, err.message);
         if (!golden_same(&g, full.optim, golden_get(one, "full"), true)) fail_msg("%s: the full state differs", one->string);
         assert_int_equal(full.carried_count, strcmp(one->string, "flat_w2_user") == 0);
@@ -116,7 +116,7 @@ static void test_optim_fsdp__B13_sharded_state_of_every_rank(void **state)
         uint64_t shape[2];
         tsr_mesh mesh = {0};
         bool has_mesh = mesh_of(golden_get(one, "sharded"), shape, &mesh);
-        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), &context, &full, &err) != TSR_OK)
+        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), 0, &context, &full, &err) != TSR_OK)
             fail_msg("%s: %s", one->string, err.message);
         uint32_t rank = 0;
         for (const cJSON *want = golden_get(one, "sharded")->child; want; want = want->next, rank++) {
@@ -139,7 +139,7 @@ static void test_optim_fsdp__B1_B3_B4_B10_hybrid_strategies(void **state)
         tsr_fsdp_context context = context_of(&g);
         tsr_fsdp_full full;
         tsr_error err = {0};
-        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), &context, &full, &err) != TSR_OK)
+        if (tsr_fsdp_unshard(&flat, ranks_of(&g, golden_get(one, "raw")), 0, &context, &full, &err) != TSR_OK)
             fail_msg("%s: %s", one->string, err.message);
         if (!golden_same(&g, full.optim, golden_get(one, "full"), true)) fail_msg("%s: the full state differs", one->string);
         check_loads(&g, one, golden_get(one, "loaded"), flat.world_size);
@@ -224,7 +224,7 @@ static tsr_status unshard_two(golden *g, const char *flat_text, const char *rank
     assert_int_equal(tsr_flat_params_parse(tsr_str_from(flat_text), &g->host, g->arena, &flat, err), TSR_OK);
     const tsr_value *ranks[] = {golden_value(g, golden_parse(g, rank0)), golden_value(g, golden_parse(g, rank1))};
     tsr_fsdp_context context = {&g->host, g->arena, GOLDEN_ZEROS, NULL, NULL};
-    return tsr_fsdp_unshard(&flat, ranks, &context, full, err);
+    return tsr_fsdp_unshard(&flat, ranks, 0, &context, full, err);
 }
 
 static void test_optim_fsdp__B2_B8_what_ranks_may_not_say(void **state)

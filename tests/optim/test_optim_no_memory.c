@@ -112,7 +112,9 @@ static tsr_status flat_parameters(run *r)
     const tsr_value *out;
     const tsr_fsdp_context context = {&r->host, r->arena, GOLDEN_ZEROS, NULL, NULL};
     TRY(tsr_flat_params_parse(tsr_str_from(r->m->flat), &r->host, r->arena, &flat, &r->err));
-    TRY(tsr_fsdp_unshard(&flat, r->m->ranks, &context, &full, &r->err));
+    tsr_name_list differences;
+    TRY(tsr_fsdp_differences(&flat, r->m->ranks, 0, &context, &differences, &r->err));
+    TRY(tsr_fsdp_unshard(&flat, r->m->ranks, 0, &context, &full, &r->err));
     TRY(tsr_fsdp_shard_rows(&flat, full.optim, &(tsr_fsdp_rows){2, 1, NULL}, &context, &out, &r->err));
     const tsr_value *key = tsr_value_str(r->arena, TSR_STR("state.emb.weight.m"), &r->err), *pair[] = {key, r->m->full},
                     *flat_state = key ? tsr_value_items(r->arena, TSR_VALUE_DICT, pair, 2, &r->err) : NULL;

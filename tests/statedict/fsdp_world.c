@@ -34,7 +34,8 @@ static tsr_status set_extra(void *ctx, tsr_str fqn, const tsr_value *value, tsr_
 static tsr_status open_modules(fsdp_world *w, tsr_error *err)
 {
     tsr_modules_document document;
-    char *text = cJSON_PrintUnformatted(live_get(w->test, "modules"));
+    const cJSON *own = cJSON_GetObjectItem(w->record, "modules"); /* of a rank whose parameters have other names */
+    char *text = cJSON_PrintUnformatted(own ? own : live_get(w->test, "modules"));
     const tsr_status status = tsr_modules_parse(tsr_str_from(text), &w->host, w->arena, &document, err);
     cJSON_free(text);
     return status == TSR_OK ? tsr_modules_new(document.root, &w->host, &w->modules, err) : status;

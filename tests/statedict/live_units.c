@@ -16,9 +16,16 @@ static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_
 static tsr_status set_extra(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err)
 {
     live_units *u = ctx;
+    tsr_value *own = (tsr_value *)(uintptr_t)tsr_value_get(u->w.tree.plain, raw);
     const tsr_value *step = value->kind == TSR_VALUE_DICT ? tsr_value_get(value, TSR_STR("step")) : NULL;
     if (!step || !tsr_str_equal(raw, TSR_STR("ignored._extra_state"))) return tsr_raise(err, TSR_E_FORMAT, 0, "other state");
     u->extra = value;
+    if (own) {
+        const tsr_value **items = tsr_arena_array(u->w.arena, 2, sizeof *items, err);
+        items[0] = tsr_value_str(u->w.arena, TSR_STR("step"), err);
+        items[1] = tsr_value_int(u->w.arena, step->as.integer, err);
+        *own = *tsr_value_items(u->w.arena, TSR_VALUE_DICT, items, 2, err);
+    }
     return TSR_OK;
 }
 

@@ -72,8 +72,8 @@ typedef struct tsr_flat_place {
 } tsr_flat_place;
 tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank,
                              tsr_flat_place *out, tsr_error *err);
-/* The rank that has slice `slice` of a unit, in the document's world: of the replica that rank 0 is in. */
-uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t slice);
+/* The rank that has slice `slice` of a unit, in the document's world: of the replica that `rank` is in. */
+uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t rank, uint32_t slice);
 
 /* Which original of which unit an FQN is, over nested units too (`_get_fqn_to_fsdp_param_info`). */
 typedef struct tsr_flat_index tsr_flat_index;
@@ -92,15 +92,18 @@ typedef struct tsr_fsdp_context {
     const tsr_host *host;
     tsr_arena *arena;    /* results live here */
     uint32_t zeros_file; /* of the store that the tensors are in: a file that begins with 16 zero bytes */
-    /* Whether two 0-d tensors hold equal bytes; NULL: only their dtypes are compared. */
+    /* Whether two tensors of one dtype and shape hold equal bytes; NULL: they are taken to. tsr_fsdp_unshard and
+     * tsr_fsdp_shard ask about 0-d tensors only, tsr_fsdp_differences about all. */
     tsr_status (*same)(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);
     void *ctx;
 } tsr_fsdp_context;
 
 /* Each rank's raw `optimizer.state_dict()` (world_size trees) → the full state keyed by FQN, as `FSDP.optim_state_dict` with
- * FULL_STATE_DICT gives it on rank 0. Tensors of the result are entries whose chunks are the ranks' slices, viewed to the
- * original shapes; padding is gone. Scalars come from rank 0 (flat) or from every rank that has a slice, agreeing (original
- * parameters). State that belongs to no parameter is carried from rank 0 and its keys are listed in `carried`.
+ * FULL_STATE_DICT gives it on `rank`. Tensors of the result are entries whose chunks are the ranks' slices, viewed to the
+ * original shapes; padding is gone. What FSDP does not shard is the rank's own: state of parameters outside of units and of
+ * NO_SHARD units, scalars of flat parameters, param groups, and state that belongs to no parameter, whose keys are listed in
+ * `carried`. Scalars of original parameters must agree on all ranks that have a slice; of hybrid units the slices of the
+ * rank's replica count.
  * Errors: TSR_E_FORMAT for slices of a wrong size or dtype, ranks that lack what rank 0 has, ids that no group lists; they
  * name parameter, state, rank and both values. */
 typedef struct tsr_fsdp_full {
@@ -108,8 +111,14 @@ typedef struct tsr_fsdp_full {
     const tsr_str *carried;
     size_t carried_count;
 } tsr_fsdp_full;
-tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_fsdp_context *context,
-                            tsr_fsdp_full *out, tsr_error *err);
+tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
+                            const tsr_fsdp_context *context, tsr_fsdp_full *out, tsr_error *err);
+
+/* What tsr_fsdp_unshard gives `rank` and some other rank differently, by name ("expert.weight.exp_avg",
+ * "param_groups[0].lr", a key of no parameter): one full state cannot hold both. In the order of `rank`'s state, then of the
+ * others'; each name once. Names live in the context's arena. Errors: as tsr_fsdp_unshard; those of `same`. */
+tsr_status tsr_fsdp_differences(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
+                                const tsr_fsdp_context *context, tsr_name_list *out, tsr_error *err);
 
 /* The full state → what `rank` of `world_size` ranks holds of it, keyed by id, as `FSDP.optim_state_dict_to_load` gives
  * it. Originals without state become zeros in a flat parameter's state; a scalar must be there and equal for all of its

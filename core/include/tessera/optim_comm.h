@@ -44,9 +44,10 @@ void tsr_live_state_free(tsr_live_state *state); /* takes a zeroed one */
 
 #define TSR_ALL_RANKS UINT32_MAX
 
-/* `raw` is the rank's `optimizer.state_dict()`; comm->size must be the description's world size. The full state is kept on
- * `target`, a rank (rank0_only) or TSR_ALL_RANKS. Memory: the full state on ranks that keep it, nothing of it elsewhere.
- * Results live in `arena`. */
+/* `raw` is the rank's `optimizer.state_dict()`; comm->size must be the description's world size. Ranks may have other param
+ * groups (flat->groups is the rank's own) and other state of what FSDP does not shard: each gets what tsr_fsdp_unshard gives
+ * it. The state is kept on `target`, a rank (rank0_only) or TSR_ALL_RANKS. Memory: the full state on ranks that keep it,
+ * nothing of it elsewhere. Results live in `arena`. */
 tsr_status tsr_fsdp_gather(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
                            uint32_t target, const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
 
@@ -61,9 +62,9 @@ tsr_status tsr_fsdp_gather_rows(tsr_comm *comm, const tsr_flat_params *flat, con
                                 const tsr_mesh *mesh, const tsr_host *host, tsr_arena *arena, tsr_live_state *out,
                                 tsr_error *err);
 
-/* Each rank's `state` is keyed by FQN; its tensors are whole, or have one chunk, of the rows that this rank holds: the others
- * are asked for theirs. Results as those of tsr_fsdp_broadcast. Errors: also TSR_E_FORMAT for rows that nobody has, and
- * ranks whose tensors differ in shape or dtype. */
+/* Each rank's `state` is keyed by FQN; its tensors are whole, or have one chunk, of the rows that this rank holds: the
+ * others are asked for theirs. Results as those of tsr_fsdp_broadcast. Errors: also TSR_E_FORMAT for rows that nobody has,
+ * and ranks whose tensors differ in shape or dtype. */
 tsr_status tsr_fsdp_spread(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *state, const tsr_live *live,
                            const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
 

@@ -1,0 +1,115 @@
+"""`tessera optim unshard` where ranks differ in optimizer state that FSDP1 does not shard: what each rank of real PyTorch gets."""
+import json
+import os
+import sys
+
+from harness import ROOT
+from test_optim import loaded, same
+
+CASES = {"flat": {}, "orig": {"orig": True}, "no_shard": {"strategy": "NO_SHARD"}, "orig_no_shard": {"orig": True, "strategy": "NO_SHARD"},
+         "hybrid": {"mesh": (2, 2), "strategy": "HYBRID_SHARD"}}
+UNMANAGED = ["expert.weight.exp_avg", "expert.weight.exp_avg_sq", "expert.weight.mine"]
+
+
+def model_of(case, rank):
+    """A unit, and an expert that it ignores; after one step each rank's own state is changed."""
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy
+    torch.manual_seed(3)
+    net = nn.ModuleDict({"body": nn.Linear(3, 5), "expert": nn.Linear(3, 2, bias=False)})
+    mesh = {"device_mesh": init_device_mesh("cpu", case["mesh"], mesh_dim_names=("replicate", "shard"))} if "mesh" in case else {}
+    fsdp = FSDP(net, ignored_modules=[net["expert"]], use_orig_params=case.get("orig", False), device_id=torch.device("cpu"),
+                sharding_strategy=ShardingStrategy[case.get("strategy", "FULL_SHARD")], **mesh)
+    optim = torch.optim.AdamW(fsdp.parameters(), lr=0.25)
+    for i, p in enumerate(fsdp.parameters()):
+        p.grad = torch.full_like(p, i + 1.0)
+    optim.step()
+    return net, fsdp, optim
+
+
+def part(case, net, optim, rank):
+    """Values and keys of the expert differ by rank, of what is not sharded too."""
+    import torch
+    optim.param_groups[0]["lr"] += rank / 8
+    for p, state in optim.state.items():
+        expert = p is net["expert"].weight
+        if expert and rank == 1:
+            state["mine"] = torch.ones(2, 3)
+        for name in [n for n in state if state[n].dim()]:
+            if expert or case.get("strategy") == "NO_SHARD":
+                state[name] = state[name] + 1000 + rank
+            elif case.get("strategy") == "HYBRID_SHARD":
+                state[name] = state[name] + rank // 2
+    optim.state["seen"] = {"samples": 100 * (rank + 1)}  # of no parameter
+
+
+def rank_main(rank, world, port, case, folder):
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+    from torch.distributed.fsdp.api import FullOptimStateDictConfig, FullStateDictConfig
+    sys.path.insert(0, os.path.join(ROOT, "samples"))
+    from describe_modules import flat_params_document
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    at = lambda name: os.path.join(folder, name)
+    net, fsdp, optim = model_of(case, rank)
+    FSDP.set_state_dict_type(fsdp, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=False))
+    same_raw = optim.state_dict()
+    torch.save(same_raw, at(f"same/rank{rank}.pt"))
+    if rank == 0:
+        json.dump(flat_params_document(fsdp, optim, [f"rank{r}.pt" for r in range(world)]), open(at("flat.json"), "w"))
+    part(case, net, optim, rank)
+    raw = optim.state_dict()
+    torch.save(raw, at(f"rank{rank}.pt"))
+    torch.save(FSDP.optim_state_dict(fsdp, optim, raw), at(f"want{rank}.pt"))
+    try:
+        dist.barrier()
+    except RuntimeError:
+        pass  # a rank that is through may be gone
+    os._exit(0)  # a forked process leaves without the parent's cleanup
+
+
+def check(t, name, case, folder):
+    at = lambda n: os.path.join(folder, n)
+    world = 4 if "mesh" in case else 2
+    flat = ["--flat-params", at("flat.json")]
+    p = t.run("optim", "unshard", folder, t.at("full.pt"), *flat, status=2)
+    names = UNMANAGED + ["seen", "param_groups[0].lr"]
+    if case.get("strategy"):
+        names += ["body.weight.exp_avg", "body.bias.exp_avg_sq"] if case.get("orig") else ["_fsdp_wrapped_module._flat_param.exp_avg"]
+    missing = [n for n in names if f"'{n}'".encode() not in p.stderr]
+    assert not missing and b"--rank N" in p.stderr and not os.path.exists(t.at("full.pt")), f"{name}: {missing}: {p.stderr}"
+    assert b".step'" not in p.stderr, f"{name}: steps are equal: {p.stderr}"
+    for rank in range(world):
+        t.run("optim", "unshard", folder, t.at("full.pt"), *flat, "--rank", rank, "--overwrite")
+        got, want = loaded(t.at("full.pt"), at(f"want{rank}.pt"))
+        assert same(got, want), f"{name}: rank {rank} gives {got}, PyTorch {want}"
+    for wrong in (world, -1, "x", ""):
+        assert b"--rank" in t.run("optim", "unshard", folder, t.at("none.pt"), *flat, f"--rank={wrong}", status=2).stderr, wrong
+    os.unlink(t.at("full.pt"))
+    t.run("optim", "unshard", at("same"), t.at("one.pt"), *flat, "--overwrite")  # nothing differs
+    t.run("optim", "unshard", folder, t.at(name + ".rows"), *flat, "--sharded")
+    for rank in range(world):
+        got, want = (x["state"]["expert.weight"] for x in loaded_rows(t.at(f"{name}.rows/rank{rank}.pt"), at(f"want{rank}.pt")))
+        assert same(got, want), f"{name}: --sharded gives rank {rank} {got}, PyTorch {want}"
+
+
+def loaded_rows(*paths):
+    import logging
+    import torch
+    logging.disable(logging.WARNING)  # of meshes loaded before their groups exist
+    return [torch.load(p, weights_only=False) for p in paths]
+
+
+def test_fsdp1_state_that_is_not_sharded(t):
+    import torch.multiprocessing as mp
+    for i, (name, case) in enumerate(CASES.items()):
+        folder = t.at(name)
+        os.makedirs(os.path.join(folder, "same"))
+        world = 4 if "mesh" in case else 2
+        mp.start_processes(rank_main, (world, 31700 + (os.getpid() * 7 + i) % 900, case, folder), nprocs=world, start_method="fork")
+        check(t, name, case, folder)
