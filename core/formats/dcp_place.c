@@ -242,6 +242,8 @@ static tsr_status place_one(placer *p, const record *r, tsr_error *err)
     uint32_t file;
     uint64_t end;
     TSR_TRY(file_of(p, r, &file, err));
+    if (file != TSR_NO_FILE && tsr_dcp_state_of(p->checkpoint)->file_uses[file] == TSR_DCP_UNUSED)
+        tsr_dcp_state_of(p->checkpoint)->file_uses[file] = TSR_DCP_OBJECTS; /* listed, whatever lies in it */
     TSR_TRY(match(p, r, &entry, &chunk, err));
     if (!chunk) return TSR_OK;
     chunk->byte_offset = (uint64_t)r->byte_offset;

@@ -28,7 +28,8 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size is for --to safetensors");
     }
     w->max_shard_size = arguments->max_shard_size;
-    w->is_folder = w->has_marker = w->to == TSR_TO_DCP || w->max_shard_size > 0;
+    w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : w->max_shard_size ? TSR_INDEX_MARKER : NULL;
+    w->is_folder = w->marker != NULL;
     return TSR_OK;
 }
 

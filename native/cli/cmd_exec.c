@@ -97,8 +97,9 @@ static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_err
     if (status == TSR_OK) status = read_plan(e, err);
     if (status == TSR_OK) status = open_source(e, err);
     if (status != TSR_OK) return status;
+    w->documents[0] = e->program->operands.items[0];
     w->is_folder = true;
-    w->has_marker = w->to == TSR_TO_DCP;
+    w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : NULL;
     const tsr_plan_options options = {.want = want, .want_ctx = &e->options.selection};
     status = tsr_plan_for_texts(w->source.catalog, &w->job.target, &e->target, &options, cli_host(e->program), w->arena,
                                 &e->plan, err);

@@ -21,8 +21,9 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
     if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], NULL, &w->source, err);
     if (status != TSR_OK) return status;
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
+    w->documents[0] = arguments->target.target;
     w->is_folder = true;
-    w->has_marker = w->to == TSR_TO_DCP;
+    w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : NULL;
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
     status =
         tsr_plan_for_texts(w->source.catalog, &w->job.target, target, &options, cli_host(w->program), w->arena, plan, err);

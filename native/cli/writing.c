@@ -4,6 +4,8 @@
 
 #include "tessera/folder.h"
 
+#define MOST_KEPT_NAMED 100u
+
 /* ---- options ---- */
 
 static bool want(void *ctx, tsr_str fqn)
@@ -46,34 +48,65 @@ const char *const cli_objects[] = {"", "keep", "drop", "sidecar", "refuse"};
 
 /* ---- destination ---- */
 
-static tsr_status add_obsolete(cli_writing *w, tsr_str name, tsr_error *err)
+static tsr_status list_inputs(const cli_writing *w, tsr_inputs *inputs, tsr_error *err)
 {
-    tsr_str *item = tsr_vec_push(&w->obsolete, err);
-    tsr_str copy = tsr_arena_str(w->arena, name, err);
-    if (!item || !copy.data) return TSR_E_NOMEM;
-    *item = copy;
+    tsr_status status = tsr_inputs_add(inputs, w->source.store, w->source.checkpoint, err);
+    for (size_t i = 0; i < sizeof w->documents / sizeof *w->documents && status == TSR_OK; i++)
+        status = tsr_inputs_add_path(inputs, w->documents[i], err);
+    return status;
+}
+
+/* A warning that the document repeats. */
+static tsr_status note(cli_writing *w, tsr_str text, tsr_error *err)
+{
+    tsr_str *item = text.data ? tsr_vec_push(&w->warnings, err) : NULL;
+    if (!item) return TSR_E_NOMEM;
+    *item = text;
+    cli_warn(w->program, "%.*s", TSR_STR_ARG(text));
     return TSR_OK;
 }
 
-/* The files of the checkpoint that DEST holds now: its data files and its marker. A folder that holds none has none. */
-static tsr_status list_obsolete(cli_writing *w, tsr_error *err)
+static tsr_status note_kept(cli_writing *w, tsr_error *err)
 {
-    tsr_error ignored = {0};
-    cli_session old;
-    w->obsolete = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
-    if (!w->is_folder || !w->options->overwrite || w->options->dry_run) return TSR_OK;
-    if (cli_open(w->program, w->destination, &(tsr_open_options){.skip_objects = true}, &old, &ignored) != TSR_OK)
-        return TSR_OK;
+    const tsr_replacement *r = &w->replacement;
     tsr_status status = TSR_OK;
-    for (uint32_t f = 0; f < old.store->file_count && status == TSR_OK; f++) {
-        tsr_str name = old.store->files[f].name;
-        bool is_marker = tsr_str_equal(name, TSR_STR(".metadata")) || tsr_str_ends(name, TSR_STR(".index.json"));
-        bool is_data = tsr_str_ends(name, TSR_STR(".distcp")) || tsr_str_ends(name, TSR_STR(".safetensors")) ||
-                       (tsr_str_starts(name, TSR_STR("rank")) && tsr_str_ends(name, TSR_STR(".pt"))) ||
-                       (tsr_str_starts(name, TSR_STR("objects")) && tsr_str_ends(name, TSR_STR(".json")));
-        if ((is_marker || is_data) && !memchr(name.data, '/', name.size)) status = add_obsolete(w, name, err);
-    }
-    cli_close(&old);
+    for (size_t i = 0; i < r->kept_count && i < MOST_KEPT_NAMED && status == TSR_OK; i++)
+        status = note(w, tsr_arena_format(w->arena, err, "'%.*s' in '%s' is not listed by the replaced checkpoint; it stays",
+                                          TSR_STR_ARG(r->kept[i].name), w->destination), err);
+    if (status == TSR_OK && r->kept_count > MOST_KEPT_NAMED)
+        status = note(w, tsr_arena_format(w->arena, err, "%zu more files in '%s' stay", r->kept_count - MOST_KEPT_NAMED,
+                                          w->destination), err);
+    return status;
+}
+
+tsr_status cli_decide_replacement(cli_writing *w, const tsr_str *written, size_t count, tsr_error *err)
+{
+    tsr_inputs inputs = tsr_inputs_of(&tsr_allocator_libc);
+    const tsr_replacement_request request = {.host = cli_host(w->program),
+                                             .path = w->destination,
+                                             .is_folder = w->is_folder,
+                                             .overwrite = w->options->overwrite,
+                                             .marker = w->marker,
+                                             .inputs = &inputs,
+                                             .written = written,
+                                             .written_count = count};
+    tsr_status status = list_inputs(w, &inputs, err);
+    if (status == TSR_OK) status = tsr_replacement_decide(&request, w->arena, &w->replacement, err);
+    tsr_inputs_free(&inputs);
+    return status == TSR_OK ? note_kept(w, err) : status;
+}
+
+tsr_status cli_check_names(cli_writing *w, tsr_error *err)
+{
+    const tsr_conversion *c = tsr_work_conversion(w->work);
+    tsr_status status = TSR_OK;
+    if (!w->is_folder) return TSR_OK;
+    for (uint32_t f = 0; f < c->file_count && status == TSR_OK; f++)
+        status = tsr_replacement_check_name(&w->replacement, w->destination, c->files[f], err);
+    if (status == TSR_OK && w->marker)
+        status = tsr_replacement_check_name(&w->replacement, w->destination, tsr_str_from(w->marker), err);
+    if (status == TSR_OK && c->sidecar.size)
+        status = tsr_replacement_check_name(&w->replacement, w->destination, TSR_STR("objects.json"), err);
     return status;
 }
 
@@ -112,8 +145,11 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
 {
     tsr_convert_options options;
     tsr_status status = make_options(w, progress, &options, err);
-    if (status == TSR_OK && w->options->dry_run) return cli_agree(w->program, decide(w, &options, err), err);
-    if (status == TSR_OK) status = list_obsolete(w, err);
+    if (status == TSR_OK && w->options->dry_run) {
+        status = decide(w, &options, err);
+        if (status == TSR_OK && cli_speaks(w->program)) status = cli_decide_replacement(w, NULL, 0, err);
+        return cli_agree(w->program, status, err);
+    }
     status = cli_agree(w->program, status, err);
     return status == TSR_OK ? cli_carry_out(w, &options, err) : status;
 }
@@ -122,6 +158,7 @@ tsr_status cli_write(cli_writing *w, tsr_error *err)
 {
     cli_progress progress;
     double start = cli_seconds();
+    w->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
     cli_progress_start(&progress, w->program, w->what);
     tsr_status status = write_all(w, &progress.base, err);
     cli_progress_end(&progress);
@@ -136,5 +173,5 @@ void cli_writing_close(cli_writing *w)
     tsr_work_free(w->work);
     tsr_journal_close(w->journal);
     tsr_journals_close(&w->journals);
-    tsr_vec_free(&w->obsolete);
+    tsr_vec_free(&w->warnings);
 }

@@ -4,6 +4,7 @@
 
 #include "cli/session.h"
 #include "publish/journal.h"
+#include "publish/replacement.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
 #include "tessera/document.h"
@@ -65,7 +66,7 @@ typedef struct cli_writing {
     cli_session source; /* open */
     tsr_container to;
     bool is_folder;
-    bool has_marker; /* a folder whose old content can be replaced at one instant */
+    const char *marker; /* of a directory: TSR_DCP_MARKER, TSR_INDEX_MARKER, or NULL for a form without one */
     uint64_t max_shard_size;
     const tsr_rename *renames; /* or NULL */
     size_t rename_count;
@@ -75,7 +76,9 @@ typedef struct cli_writing {
     bool is_exec;
     bool finish; /* all parts must be there: write what surrounds them, and publish */
     tsr_arena *arena;
-    tsr_vec obsolete; /* of tsr_str: the replaced checkpoint's files */
+    const char *documents[2]; /* paths of what is read besides the source, or NULL */
+    tsr_replacement replacement; /* on the rank that speaks; `swap` on all */
+    tsr_vec warnings;            /* tsr_str: for the document */
     tsr_output *output, *sidecar;
     tsr_journals journals;
     tsr_journal *journal;
@@ -97,6 +100,11 @@ void cli_writing_close(cli_writing *writing);
 /* writing_work.c: opens the destination and its journal, does the units that are asked for (a part; with `finish` alone
  * none; else all that are left), and publishes unless there was a part without `finish`. */
 tsr_status cli_carry_out(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
+/* writing.c, for it: decides what DEST's files become, and says what stays. `written` are names that an unfinished run of the
+ * same job has put there. */
+tsr_status cli_decide_replacement(cli_writing *writing, const tsr_str *written, size_t count, tsr_error *err);
+/* Refuses new files whose names are taken by files that stay. */
+tsr_status cli_check_names(cli_writing *writing, tsr_error *err);
 /* writing.c, for it: the sidecar is written; `again` when an earlier run may have published it. */
 tsr_status cli_write_sidecar(cli_writing *writing, bool again, tsr_error *err);
 

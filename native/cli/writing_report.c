@@ -187,6 +187,15 @@ static void put_work(tsr_json *json, const cli_writing *w)
     tsr_json_object_end(json);
 }
 
+static void put_warnings(tsr_json *json, const cli_writing *w)
+{
+    const tsr_str *warnings = w->warnings.items;
+    tsr_json_key(json, "warnings");
+    tsr_json_array(json);
+    for (size_t i = 0; i < w->warnings.count; i++) tsr_json_str(json, warnings[i]);
+    tsr_json_array_end(json);
+}
+
 static tsr_status report_json(const cli_writing *w, tsr_error *err)
 {
     tsr_json json;
@@ -200,6 +209,7 @@ static tsr_status report_json(const cli_writing *w, tsr_error *err)
     tsr_json_bool(&json, w->options->dry_run);
     if (w->work) put_work(&json, w);
     put_summary(&json, w);
+    put_warnings(&json, w);
     tsr_json_key(&json, "files");
     tsr_json_array(&json);
     for (uint32_t f = 0; f < w->conversion.file_count; f++) {

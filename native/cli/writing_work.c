@@ -106,6 +106,8 @@ typedef struct beginning {
     bool note_lost;      /* by a power loss: that number is not known */
     bool has_output;     /* beside the destination */
     bool complete;       /* and published: nothing is left to do */
+    const tsr_str *written; /* names in the destination that it has put there */
+    size_t written_count;
 } beginning;
 
 static bool is_own(const cli_writing *w, const tsr_leftover *l)
@@ -226,12 +228,12 @@ static tsr_status open_output(cli_writing *w, const beginning *b, tsr_error *err
         .keep = true,
         .publishing = b->publishing,
         .chosen = true,
-        .swap = !w->has_marker,
+        .swap = w->replacement.swap,
         .generation = b->generation,
         .holes = tsr_folder_store_has_holes(w->source.store),
         .source = w->source.path,
-        .obsolete = w->obsolete.items,
-        .obsolete_count = w->obsolete.count,
+        .obsolete = w->replacement.obsolete,
+        .obsolete_count = w->replacement.obsolete_count,
     };
     return tsr_folder_output_open(NULL, cli_host(w->program)->allocator, w->destination, &options, &w->output, err);
 }
@@ -279,16 +281,24 @@ static tsr_status take_records(cli_writing *w, tsr_error *err)
     return status;
 }
 
+/* What stays and holds tensors must be told from the new shards: by an index, which later generations always have. */
+static tsr_status choose_generation(const cli_writing *w, beginning *b, tsr_error *err)
+{
+    tsr_status status = tsr_folder_next_generation(NULL, w->destination, &b->generation, err);
+    if (b->generation == 0 && w->replacement.has_stray) b->generation = 1;
+    return status;
+}
+
 /* The journal first: an output without one belongs to nobody. */
 static tsr_status open_all(cli_writing *w, beginning *b, const tsr_convert_options *options, tsr_error *err)
 {
-    tsr_status status = TSR_OK;
-    if (!b->resumed && w->is_folder && w->options->overwrite)
-        status = tsr_folder_next_generation(NULL, w->destination, &b->generation, err);
-    if (status == TSR_OK) status = begin_journal(w, b, err);
-    if (status == TSR_OK) status = open_output(w, b, err);
+    tsr_status status = cli_decide_replacement(w, b->written, b->written_count, err);
+    if (status == TSR_OK && !b->resumed && w->is_folder && w->options->overwrite) status = choose_generation(w, b, err);
     if (status == TSR_OK)
         status = tsr_work_new(w->source.checkpoint, w->plan, options, b->generation, w->arena, &w->work, err);
+    if (status == TSR_OK) status = cli_check_names(w, err);
+    if (status == TSR_OK) status = begin_journal(w, b, err);
+    if (status == TSR_OK) status = open_output(w, b, err);
     if (status == TSR_OK) status = tsr_work_open(w->work, w->output, err);
     /* Records seen before the files were opened are about files that were whole then: if they are not, nothing is known. */
     if (status == TSR_OK && b->resumed && !tsr_folder_output_continues(w->output)) {
@@ -304,7 +314,7 @@ static tsr_status open_all(cli_writing *w, beginning *b, const tsr_convert_optio
 static tsr_status share_beginning(cli_writing *w, beginning *b, tsr_error *err)
 {
     tsr_comm *ranks = w->program->ranks;
-    uint32_t told[] = {b->generation, b->resumed, b->publishing, b->complete};
+    uint32_t told[] = {b->generation, b->resumed, b->publishing, b->complete, w->replacement.swap};
     if (!ranks) return TSR_OK;
     tsr_status status = tsr_comm_same(ranks, tsr_str_from(w->tag), "the source as the ranks see it", err);
     if (status == TSR_OK) status = ranks->broadcast(ranks, told, sizeof told, 0, err);
@@ -312,6 +322,7 @@ static tsr_status share_beginning(cli_writing *w, beginning *b, tsr_error *err)
     b->resumed = told[1];
     b->publishing = told[2];
     b->complete = told[3];
+    w->replacement.swap = told[4];
     return status;
 }
 
@@ -387,7 +398,7 @@ static tsr_status give_names(cli_writing *w, tsr_error *err)
 {
     const uint32_t marker = tsr_work_conversion(w->work)->marker;
     const bool several = tsr_folder_output_replaces(w->output);
-    const bool durable = several || (!w->has_marker && w->is_folder && w->options->overwrite); /* or exchanged */
+    const bool durable = several || w->replacement.swap; /* or exchanged */
     tsr_status status =
         tsr_journals_publishing(&w->journals, w->tag, tsr_folder_output_identity(w->output), durable, err);
     if (status == TSR_OK && w->sidecar) status = w->sidecar->publish(w->sidecar, 0, err);

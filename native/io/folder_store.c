@@ -54,8 +54,12 @@ typedef struct folder_store {
 static identity identity_of(const struct stat *info)
 {
     const uint64_t size = (uint64_t)info->st_size, room = (uint64_t)info->st_blocks * 512;
-    return (identity){size, (uint64_t)info->st_dev, (uint64_t)info->st_ino, info->st_mtim.tv_sec, info->st_mtim.tv_nsec,
-                      size > room ? size - room : 0};
+    return (identity){.size = size,
+                      .device = (uint64_t)info->st_dev,
+                      .inode = (uint64_t)info->st_ino,
+                      .seconds = info->st_mtim.tv_sec,
+                      .nanoseconds = info->st_mtim.tv_nsec,
+                      .holes = size > room ? size - room : 0};
 }
 
 static bool is_same_file(identity a, identity b)
@@ -380,6 +384,21 @@ uint32_t tsr_folder_store_same(const tsr_store *base, const char *path)
         if (is_same_file(store->slots[i].then, wanted)) return i;
     }
     return TSR_NO_FILE;
+}
+
+bool tsr_folder_store_identify(const tsr_store *base, uint32_t file, tsr_file_id *out)
+{
+    const folder_store *store = (const folder_store *)base;
+    struct stat info;
+    if (base->close != folder_close) return false;
+    if (file != TSR_NO_FILE) {
+        const slot *s = &store->slots[file];
+        *out = (tsr_file_id){s->then.device, s->then.inode, s->was_read};
+        return true;
+    }
+    if (store->folder < 0 || store->sys->stat(store->sys, store->folder, &info) != 0) return false;
+    *out = (tsr_file_id){(uint64_t)info.st_dev, (uint64_t)info.st_ino, true};
+    return true;
 }
 
 tsr_status tsr_folder_store_unchanged(tsr_store *base, tsr_error *err)

@@ -1,5 +1,6 @@
 /* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
 #include "publish/folder_output.h"
+#include "publish/place.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -317,21 +318,6 @@ static void output_close(tsr_output *base)
     tsr_free(output->allocator, output, 1, sizeof *output);
 }
 
-/* "a/b/c" and "a/b/c/" are "c" in "a/b". */
-static tsr_status split_path(folder_output *output, const char *path, const char **parent, tsr_error *err)
-{
-    size_t size = strlen(path);
-    while (size > 1 && path[size - 1] == '/') size--;
-    size_t start = size;
-    while (start > 0 && path[start - 1] != '/') start--;
-    tsr_str name = {path + start, size - start};
-    if (!is_component(name))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' cannot be a destination: it ends in no name", path);
-    output->name = tsr_arena_str(output->arena, name, err).data;
-    *parent = start ? tsr_arena_str(output->arena, (tsr_str){path, start}, err).data : ".";
-    return output->name && *parent ? TSR_OK : TSR_E_NOMEM;
-}
-
 /* Whether the folder `inner` (a path) is `outer` or lies below it; both exist. */
 static bool is_within(const char *inner, const char *outer)
 {
@@ -453,7 +439,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err)
 {
     folder_output *output = tsr_alloc(allocator, 1, sizeof *output, err);
-    const char *parent;
+    tsr_place place;
     if (!output) return TSR_E_NOMEM;
     *output = (folder_output){
         .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, tsr_output_sync_all, 0},
@@ -466,8 +452,10 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     };
     pthread_mutex_init(&output->lock, NULL);
     output->arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = output->arena ? split_path(output, path, &parent, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = choose_mode(output, path, parent, err);
+    tsr_status status = output->arena ? tsr_place_of(path, &place, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) output->name = tsr_arena_str(output->arena, tsr_str_from(place.name), err).data;
+    if (status == TSR_OK && !output->name) status = TSR_E_NOMEM;
+    if (status == TSR_OK) status = choose_mode(output, path, place.parent, err);
     if (status == TSR_OK) status = make_work(output, path, err);
     if (status != TSR_OK) {
         output_close(&output->base);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "publish/journal.h"
+#include "publish/place.h"
 
 static const char note[] = ".publishing";
 
@@ -16,21 +17,13 @@ static const char note[] = ".publishing";
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err)
 {
-    size_t size = strlen(destination);
-    while (size > 1 && destination[size - 1] == '/') size--;
-    size_t start = size;
-    while (start > 0 && destination[start - 1] != '/') start--;
+    tsr_place place;
     *out = (tsr_journals){.sys = sys ? sys : &tsr_sys_posix, .allocator = allocator, .folder = -1};
-    if (size - start >= sizeof out->name || start > 4095)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is too long a name", destination);
-    memcpy(out->name, destination + start, size - start);
-    char parent[4096] = ".";
-    if (start) {
-        memcpy(parent, destination, start);
-        parent[start] = '\0';
-    }
-    out->folder = out->sys->open_at(out->sys, AT_FDCWD, parent, O_RDONLY | O_DIRECTORY, 0);
-    return out->folder >= 0 ? TSR_OK : tsr_sys_raise(err, "open the folder", parent);
+    tsr_status status = tsr_place_of(destination, &place, err);
+    if (status != TSR_OK) return status;
+    memcpy(out->name, place.name, sizeof place.name);
+    out->folder = out->sys->open_at(out->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);
+    return out->folder >= 0 ? TSR_OK : tsr_sys_raise(err, "open the folder", place.parent);
 }
 
 void tsr_journals_close(tsr_journals *journals)

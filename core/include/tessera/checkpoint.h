@@ -35,6 +35,21 @@ tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint);
 tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
 /* Names, below the store's root, of files that the metadata needs and the store does not have; each is a finding too. */
 const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count);
+/* Which files of the store belong to the checkpoint, by its own lists: its metadata or index and the files that these name. Of
+ * a form without a list (torch-ranks, dcp-safetensors) the files that were opened as it. A single safetensors or torch file in
+ * a directory is listed nowhere, so it belongs to nobody. Fills `owned`, one for each file of the store. TSR_E_NOMEM; else
+ * as open. */
+tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err);
+
+/* What a file of a directory means to recognition, whichever checkpoint it belongs to. */
+typedef enum tsr_file_role {
+    TSR_ROLE_NONE,    /* nothing: notes, configurations, files in subdirectories */
+    TSR_ROLE_TENSORS, /* safetensors, torch.save, `.distcp`: may be read as a checkpoint or as a part of one */
+    TSR_ROLE_MARKER   /* metadata or an index: decides what the directory is */
+} tsr_file_role;
+/* Decided by name and first bytes. Errors as reading. */
+tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *role, tsr_error *err);
+
 /* Entry by exact FQN, or NULL. O(1). */
 const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn);
 

@@ -31,6 +31,13 @@ void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds
 /* The file of a folder store that `path` leads to, however it is spelled or linked: the one with the same device and inode.
  * TSR_NO_FILE where `path` is none of the store's files or does not exist, and for other stores. */
 uint32_t tsr_folder_store_same(const tsr_store *store, const char *path);
+/* Which file it is, whatever its names and links. */
+typedef struct tsr_file_id {
+    uint64_t device, inode;
+    bool was_read; /* bytes of it were read through the store */
+} tsr_file_id;
+/* As it was when the store was opened; for TSR_NO_FILE of the directory that the files lie in. False for other stores. */
+bool tsr_folder_store_identify(const tsr_store *store, uint32_t file, tsr_file_id *out);
 /* The descriptor behind a file of a folder store, until given back. TSR_E_UNSUPPORTED for other stores. */
 tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, tsr_error *err);
 void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);

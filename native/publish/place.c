@@ -1,0 +1,45 @@
+/* See place.h. */
+#include "publish/place.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "publish/try.h"
+
+static size_t without_slashes(const char *path)
+{
+    size_t size = strlen(path);
+    while (size > 1 && path[size - 1] == '/') size--;
+    return size;
+}
+
+static tsr_status split(const char *path, tsr_place *out, tsr_error *err)
+{
+    const size_t size = without_slashes(path);
+    size_t start = size;
+    while (start > 0 && path[start - 1] != '/') start--;
+    TSR_FAIL_IF(size - start > NAME_MAX || start >= PATH_MAX, err, TSR_E_USAGE, "'%s' is too long a name", path);
+    memcpy(out->name, path + start, size - start);
+    out->name[size - start] = '\0';
+    memcpy(out->parent, start ? path : ".", start ? start : 1);
+    out->parent[start ? start : 1] = '\0';
+    TSR_FAIL_IF(!*out->name || strcmp(out->name, ".") == 0 || strcmp(out->name, "..") == 0, err, TSR_E_USAGE,
+                "'%s' cannot be a destination: it ends in no name", path);
+    return TSR_OK;
+}
+
+tsr_status tsr_place_of(const char *path, tsr_place *out, tsr_error *err)
+{
+    struct stat link, info;
+    char plain[PATH_MAX];
+    const size_t size = without_slashes(path);
+    TSR_FAIL_IF(size >= sizeof plain, err, TSR_E_USAGE, "'%s' is too long a name", path);
+    memcpy(plain, path, size);
+    plain[size] = '\0';
+    const bool leads_on = lstat(plain, &link) == 0 && S_ISLNK(link.st_mode) && stat(plain, &info) == 0 && S_ISDIR(info.st_mode);
+    char *real = leads_on ? realpath(plain, NULL) : NULL;
+    const tsr_status status = split(real ? real : plain, out, err);
+    free(real);
+    return status;
+}

@@ -1,0 +1,185 @@
+/* See replacement.h. */
+#include "publish/replacement.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "publish/try.h"
+
+typedef struct decision {
+    const tsr_replacement_request *request;
+    tsr_arena *arena;
+    tsr_replacement *out;
+    tsr_store *store;
+    tsr_checkpoint *old; /* NULL: it cannot be read, or is none */
+    tsr_error why;       /* then */
+    bool *owned;
+    tsr_file_role *roles;
+} decision;
+
+static bool in_root(tsr_str name)
+{
+    return !memchr(name.data, '/', name.size);
+}
+
+/* ---- what is there ---- */
+
+static tsr_status open_old(decision *d, tsr_error *err)
+{
+    const tsr_open_options options = {.skip_objects = true};
+    tsr_status status = tsr_checkpoint_open(d->store, d->request->host, &options, &d->old, &d->why);
+    TSR_FAIL_IF(status == TSR_E_NOMEM || status == TSR_E_IO, err, status, "%s", d->why.message);
+    d->owned = tsr_arena_array(d->arena, d->store->file_count, sizeof *d->owned, err);
+    d->roles = tsr_arena_array(d->arena, d->store->file_count, sizeof *d->roles, err);
+    if (!d->owned || !d->roles) return TSR_E_NOMEM;
+    if (d->old) TSR_TRY(tsr_checkpoint_own_files(d->old, d->owned, err));
+    for (uint32_t f = 0; f < d->store->file_count; f++) TSR_TRY(tsr_store_file_role(d->store, f, &d->roles[f], err));
+    return TSR_OK;
+}
+
+static bool was_written(const decision *d, tsr_str name)
+{
+    for (size_t i = 0; i < d->request->written_count; i++)
+        if (tsr_str_equal(d->request->written[i], name)) return true;
+    return false;
+}
+
+/* Nobody knows what an unreadable list lists, so nothing may be removed and nothing be put beside it. */
+static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
+{
+    if (d->old) return TSR_OK;
+    for (uint32_t f = 0; f < d->store->file_count; f++) {
+        const tsr_str name = d->store->files[f].name;
+        if (d->roles[f] != TSR_ROLE_MARKER || was_written(d, name)) continue;
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "'%s' cannot be replaced: its '%.*s' cannot be read, so it is not known which files belong to it (%s); "
+                         "remove the directory, or write to another one",
+                         d->request->path, TSR_STR_ARG(name), d->why.message);
+    }
+    return TSR_OK;
+}
+
+static tsr_status sort_files(decision *d, tsr_error *err)
+{
+    const uint32_t count = d->store->file_count;
+    tsr_str *obsolete = tsr_arena_array(d->arena, count, sizeof *obsolete, err);
+    tsr_kept *kept = tsr_arena_array(d->arena, count, sizeof *kept, err);
+    if (!obsolete || !kept) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < count; f++) {
+        const tsr_str name = d->store->files[f].name;
+        if (!in_root(name) || (was_written(d, name) && !d->owned[f])) continue;
+        const tsr_str copy = tsr_arena_str(d->arena, name, err);
+        if (!copy.data) return TSR_E_NOMEM;
+        if (d->owned[f]) obsolete[d->out->obsolete_count++] = copy;
+        else kept[d->out->kept_count++] = (tsr_kept){copy, d->roles[f]};
+        d->out->has_stray |= !d->owned[f] && d->roles[f] == TSR_ROLE_TENSORS;
+    }
+    d->out->obsolete = obsolete;
+    d->out->kept = kept;
+    return TSR_OK;
+}
+
+/* ---- what may become of it ---- */
+
+/* What the new checkpoint could not be told from: any marker beside an index, and any file of tensors beside a form that has
+ * no marker. `.metadata` decides whatever lies beside it. */
+static tsr_status refuse_spoilers(const decision *d, tsr_error *err)
+{
+    const char *marker = d->request->marker;
+    if (marker && strcmp(marker, TSR_DCP_MARKER) == 0) return TSR_OK;
+    for (size_t i = 0; i < d->out->kept_count; i++) {
+        const tsr_kept *k = &d->out->kept[i];
+        if (k->role == TSR_ROLE_NONE || (k->role == TSR_ROLE_TENSORS && marker)) continue;
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "'%s' cannot be replaced: '%.*s' in it is not listed by the checkpoint there and would be taken for a "
+                         "part of the new one; move it away, or write to another directory",
+                         d->request->path, TSR_STR_ARG(k->name));
+    }
+    return TSR_OK;
+}
+
+/* One rename switches from old to new where both have the same marker, and where no file means anything to a reader. */
+static bool needs_swap(const decision *d)
+{
+    const char *marker = d->request->marker;
+    if (!marker) return true;
+    bool plain = d->out->obsolete_count == 0;
+    for (size_t i = 0; i < d->out->kept_count; i++) plain &= d->out->kept[i].role == TSR_ROLE_NONE;
+    if (plain) return false;
+    const tsr_format same = strcmp(marker, TSR_DCP_MARKER) == 0 ? TSR_FORMAT_DCP : TSR_FORMAT_SAFETENSORS_INDEX;
+    if (!d->old || tsr_checkpoint_catalog(d->old)->format != same) return true;
+    for (size_t i = 0; i < d->out->obsolete_count; i++)
+        if (tsr_str_equal(d->out->obsolete[i], tsr_str_from(marker))) return false;
+    return true;
+}
+
+/* ---- what is read ---- */
+
+static tsr_status refuse_file_overlap(const tsr_replacement_request *request, tsr_error *err)
+{
+    const tsr_input *input = request->inputs ? tsr_inputs_find(request->inputs, AT_FDCWD, request->path) : NULL;
+    if (!input) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "the destination '%s' is '%s' of the source, which is read: it cannot be replaced", request->path,
+                     input->name);
+}
+
+static tsr_status refuse_overlap(const decision *d, tsr_error *err)
+{
+    const tsr_inputs *inputs = d->request->inputs;
+    if (!inputs) return TSR_OK;
+    const tsr_input *input = tsr_inputs_find_folder(inputs, AT_FDCWD, d->request->path);
+    TSR_FAIL_IF(input, err, TSR_E_USAGE, "the source is in the destination '%s', which cannot be replaced while it is read",
+                d->request->path);
+    const int folder = open(d->request->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (size_t i = 0; i < d->out->obsolete_count && folder >= 0 && !input; i++) {
+        input = tsr_inputs_find(inputs, folder, d->out->obsolete[i].data);
+        if (input)
+            tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                      "'%.*s' in the destination '%s' is '%s' of the source: it cannot be replaced while it is read",
+                      TSR_STR_ARG(d->out->obsolete[i]), d->request->path, input->name);
+    }
+    if (folder >= 0) close(folder);
+    return input ? TSR_E_USAGE : TSR_OK;
+}
+
+/* ---- all of it ---- */
+
+static tsr_status decide_folder(decision *d, tsr_error *err)
+{
+    TSR_TRY(open_old(d, err));
+    TSR_TRY(refuse_unreadable(d, err));
+    TSR_TRY(sort_files(d, err));
+    TSR_TRY(refuse_overlap(d, err));
+    TSR_TRY(refuse_spoilers(d, err));
+    d->out->swap = needs_swap(d);
+    return TSR_OK;
+}
+
+tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out, tsr_error *err)
+{
+    struct stat info;
+    decision d = {.request = request, .arena = arena, .out = out};
+    *out = (tsr_replacement){.exists = stat(request->path, &info) == 0};
+    if (!out->exists || !request->overwrite || S_ISDIR(info.st_mode) != request->is_folder) return TSR_OK;
+    if (!request->is_folder) return refuse_file_overlap(request, err);
+    TSR_TRY(tsr_folder_store_open(NULL, request->host->allocator, request->path, &d.store, err));
+    const tsr_status status = decide_folder(&d, err);
+    tsr_checkpoint_close(d.old);
+    d.store->close(d.store);
+    return status;
+}
+
+tsr_status tsr_replacement_check_name(const tsr_replacement *replacement, const char *path, tsr_str name, tsr_error *err)
+{
+    for (size_t i = 0; i < replacement->kept_count; i++) {
+        if (!tsr_str_equal(replacement->kept[i].name, name)) continue;
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                         "'%.*s' exists in '%s' and does not belong to the checkpoint there: it would be overwritten; move it "
+                         "away, or write to another directory",
+                         TSR_STR_ARG(name), path);
+    }
+    return TSR_OK;
+}

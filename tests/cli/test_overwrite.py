@@ -1,0 +1,283 @@
+"""What --overwrite replaces, what it leaves alone and what it refuses: every form over every form, among files that are
+somebody else's."""
+import itertools
+import json
+import os
+import shutil
+import struct
+
+from harness import need, st_write, test
+
+MESH = ("--mesh", "dp=2", "--placements", "shard(0)")
+FORMS = {  # what writes a directory of each form
+    "dcp": ("convert", "--to", "dcp"),
+    "shards": ("convert", "--to", "safetensors", "--max-shard-size", "300B"),
+    "dcp-ranks": ("reshard", "--to", "dcp", *MESH),
+    "ranks": ("reshard", "--to", "torch", *MESH),
+    "sharded": ("reshard", "--to", "safetensors", *MESH),
+}
+NOTES = {  # none of them is listed by any checkpoint
+    "rank_notes.pt": b"not a checkpoint",
+    "objects_of_mine.json": b"{}",
+    "notes.txt": b"mine",
+    "config.json": b'{"heads": 8}',
+    "rank7.txt": b"x",
+}
+
+
+def values(seed, rows):
+    return b"".join(struct.pack("<f", seed * 1000 + i) for i in range(rows * 4))
+
+
+def source(t, name, seed, prefix=""):
+    path = t.at(name)
+    st_write(path, {f"{prefix}{n}": ("F32", [rows, 4], values(seed + rows, rows)) for n, rows in (("a", 12), ("b", 5), ("c", 8))})
+    return path
+
+
+def make(t, form, path, dest, *more, status=0):
+    command, *options = FORMS[form]
+    return t.run(command, path, dest, *options, *more, status=status)
+
+
+def tree(folder):
+    found = {}
+    for root, _, files in os.walk(folder):
+        for f in files:
+            with open(os.path.join(root, f), "rb") as opened:
+                found[os.path.relpath(os.path.join(root, f), folder)] = opened.read()
+    return found
+
+
+def leave(folder, files):
+    for name, content in files.items():
+        with open(os.path.join(folder, name), "wb") as f:
+            f.write(content)
+
+
+def nothing_temporary(t):
+    left = [os.path.join(r, n) for r, folders, files in os.walk(t.folder) for n in folders + files if ".tessera-" in n]
+    need(not left, f"left behind: {left}")
+
+
+@test
+def test_every_form_replaces_every_form_and_nothing_else(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2, "renamed.")
+    for before, after in itertools.product(FORMS, FORMS):
+        dest = t.at(f"{before}-{after}")
+        make(t, before, old, dest)
+        listed = set(os.listdir(dest))
+        leave(dest, NOTES)
+        p = make(t, after, new, dest, "--overwrite")
+        t.run("diff", new, dest, "--values")
+        got = tree(dest)
+        for name, content in NOTES.items():
+            need(got.get(name) == content, f"{before} → {after}: {name} is gone")
+            need(name.encode() in p.stderr, f"{before} → {after}: no note about {name}: {p.stderr}")
+        clean = t.at("clean")
+        make(t, after, new, clean)
+        left = set(got) - set(NOTES)
+        need(len(left) == len(os.listdir(clean)), f"{before} → {after}: {sorted(left)} of {sorted(listed)}")
+        shutil.rmtree(clean)
+        t.run("validate", dest, "--deep", "--fail-on", "error")
+        nothing_temporary(t)
+
+
+@test
+def test_tensors_that_no_list_names_stay_or_are_refused(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    t.run("convert", old, t.at("torch.pt"), "--to", "torch", "-q")
+    strays = {"my_lora_adapter.safetensors": old, "adapter.pt": t.at("torch.pt")}
+    for before, after, (stray, content) in itertools.product(("dcp", "shards"), FORMS, strays.items()):
+        dest = t.at(f"{before}-{after}-{stray}")
+        make(t, before, old, dest, "-q")
+        shutil.copy(content, os.path.join(dest, stray))
+        was = tree(dest)
+        has_marker = after in ("dcp", "dcp-ranks", "shards")
+        p = make(t, after, new, dest, "--overwrite", status=0 if has_marker else 2)
+        need(stray.encode() in p.stderr, p.stderr)
+        if has_marker:
+            need(tree(dest)[stray] == was[stray], f"{before} → {after}: {stray} is gone")
+            t.run("diff", new, dest, "--values")
+        else:
+            need(tree(dest) == was, f"{before} → {after} was refused and changed something")
+        nothing_temporary(t)
+
+
+@test
+def test_a_directory_without_a_checkpoint_is_not_emptied(t):
+    new = source(t, "new.safetensors", 2)
+    t.run("convert", new, t.at("m.pt"), "--to", "torch", "-q")
+    contents = {"one": {"other_model.safetensors": open(new, "rb").read()},
+                "notes": NOTES,
+                "unfinished": {"__0_0.distcp": b"half", "__1_0.distcp": b"half"},
+                "torch": {"step-1.pt": open(t.at("m.pt"), "rb").read(), "x.pt": open(t.at("m.pt"), "rb").read()}}
+    for (name, files), after in itertools.product(contents.items(), FORMS):
+        dest = t.at(f"{name}-{after}")
+        os.mkdir(dest)
+        leave(dest, files)
+        p = make(t, after, new, dest, "--overwrite", status=(0, 2))
+        got = tree(dest)
+        need(all(got.get(f) == c for f, c in files.items()), f"{after} into {name}: {sorted(got)}")
+        if after in ("dcp", "dcp-ranks") or name == "notes" or (after == "shards" and name in ("one", "torch")):
+            need(p.returncode == 0, p.stderr)
+            t.run("diff", new, dest, "--values")
+        else:
+            need(p.returncode == 2 or name == "unfinished", f"{after} beside {name} cannot be read")
+        if p.returncode == 2:
+            need(got == files, "refused, and something changed")
+        nothing_temporary(t)
+
+
+@test
+def test_unreadable_metadata_is_refused(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    broken = {"dcp": (".metadata", b"\x80\x02}q"), "shards": ("model.safetensors.index.json", b'{"weight_map": {"a"')}
+    for (before, (name, content)), after in itertools.product(broken.items(), FORMS):
+        dest = t.at(f"{before}-{after}")
+        make(t, before, old, dest, "-q")
+        leave(dest, {name: content})
+        was = tree(dest)
+        p = make(t, after, new, dest, "--overwrite", status=2)
+        need(name.encode() in p.stderr and b"cannot be read" in p.stderr, p.stderr)
+        need(tree(dest) == was, f"{before} → {after}: changed")
+        nothing_temporary(t)
+
+
+@test
+def test_two_indexes_are_not_one_checkpoint(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    dest = t.at("d")
+    make(t, "shards", old, dest, "-q")
+    leave(dest, {"other.safetensors.index.json": json.dumps({"weight_map": {"x": "other-1.safetensors"}}).encode()})
+    shutil.copy(old, os.path.join(dest, "other-1.safetensors"))
+    was = tree(dest)
+    make(t, "dcp", new, dest, "--overwrite", status=2)
+    need(tree(dest) == was, "changed")
+    # `.metadata` decides what this one is: an index beside it is somebody else's.
+    both = t.at("both")
+    make(t, "dcp", old, both, "-q")
+    for name in was:
+        shutil.copy(os.path.join(dest, name), both)
+    os.unlink(os.path.join(both, "other.safetensors.index.json"))
+    beside = tree(both)
+    p = make(t, "shards", new, both, "--overwrite", status=2)
+    need(b"model.safetensors.index.json" in p.stderr and tree(both) == beside, p.stderr)
+    make(t, "dcp", new, both, "--overwrite")
+    need({k for k in beside if not k.startswith("__") and k != ".metadata"} <= set(tree(both)), sorted(tree(both)))
+    t.run("diff", new, both, "--values")
+
+
+@test
+def test_a_name_that_somebody_else_has_is_refused(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    for before, after, name in (("dcp", "shards", "model.safetensors.index.json"), ("dcp", "ranks", "rank0.pt"), ("shards", "sharded", "objects.json")):
+        dest = t.at(f"{before}-{after}")
+        make(t, before, old, dest, "-q")
+        leave(dest, {name: b"precious"})
+        was = tree(dest)
+        more = ("--objects", "sidecar") if name == "objects.json" else ()
+        p = make(t, after, new, dest, "--overwrite", *more, status=(0, 2) if more else 2)
+        need(tree(dest).get(name) == b"precious", f"{name} was overwritten")
+        need(p.returncode == 0 or (name.encode() in p.stderr and tree(dest) == was), p.stderr)
+        nothing_temporary(t)
+
+
+@test
+def test_a_source_in_the_destination_is_refused(t):
+    new = source(t, "new.safetensors", 2)
+    for form, after in itertools.product(FORMS, FORMS):
+        dest = t.at(f"{form}-{after}")
+        make(t, form, new, dest, "-q")
+        was = tree(dest)
+        first = next(f for f in sorted(was) if not f.startswith("__") and not f.endswith(".json") or f == ".metadata")
+        os.symlink(os.path.join(dest, first), t.at("link"))
+        os.link(os.path.join(dest, first), t.at("hard"))
+        inside = [os.path.join(dest, first), t.at("link"), t.at("hard"), dest]
+        inside += [os.path.join(dest, f) for f in was if f in (".metadata", "model.safetensors.index.json")]
+        for path in inside:
+            command, *options = FORMS[after]
+            p = t.run(command, path, dest, *options, "--overwrite", "--include", "a", status=2)
+            need(tree(dest) == was, f"{after} from {path} into {dest} changed it: {p.stderr}")
+        os.unlink(t.at("link"))
+        os.unlink(t.at("hard"))
+        nothing_temporary(t)
+
+
+@test
+def test_a_single_file_that_is_read_is_not_replaced(t):
+    path = source(t, "m.safetensors", 3)
+    os.symlink(path, t.at("link.safetensors"))
+    os.link(path, t.at("hard.safetensors"))
+    with open(path, "rb") as f:
+        content = f.read()
+    for dest in ("m.safetensors", "link.safetensors", "hard.safetensors"):
+        t.run("convert", path, t.at(dest), "--overwrite", "--include", "a", status=2)
+        need(open(path, "rb").read() == content and os.path.islink(t.at("link.safetensors")), dest)
+    make(t, "shards", path, t.at("s"), "-q")
+    shard = next(f for f in os.listdir(t.at("s")) if f.endswith(".safetensors"))
+    was = tree(t.at("s"))
+    os.link(t.at("s", shard), t.at("linked-shard.safetensors"))
+    t.run("convert", t.at("s"), t.at("linked-shard.safetensors"), "--overwrite", status=2)
+    t.run("convert", t.at("s", "model.safetensors.index.json"), t.at("s", shard), "--overwrite", status=2)
+    need(tree(t.at("s")) == was, "the shards changed")
+
+
+@test
+def test_documents_that_are_read_are_not_replaced(t):
+    path = source(t, "m.safetensors", 3)
+    target = t.at("d", "rank0.pt")
+    make(t, "ranks", path, t.at("d"), "-q")
+    with open(t.at("t.json"), "w") as f:
+        json.dump({"schema": "tessera.target/1", "mesh": {"shape": [2]}, "rules": [], "default": ["shard(0)"]}, f)
+    os.unlink(target)
+    shutil.copy(t.at("t.json"), target)
+    was = tree(t.at("d"))
+    t.run("reshard", path, t.at("d"), "--to", "torch", "--target", target, "--overwrite", status=2)
+    need(tree(t.at("d")) == was, "the target was replaced")
+
+
+@test
+def test_subdirectories_stay(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    for before, after in itertools.product(FORMS, FORMS):
+        dest = t.at(f"{before}-{after}")
+        make(t, before, old, dest, "-q")
+        os.mkdir(os.path.join(dest, "logs"))
+        leave(dest, {"logs/x": b"mine"})
+        was = tree(dest)
+        p = make(t, after, new, dest, "--overwrite", status=(0, 2))
+        need(tree(dest).get("logs/x") == b"mine", f"{before} → {after}")
+        same_marker = before == after == "shards" or {before, after} <= {"dcp", "dcp-ranks"}
+        need((p.returncode == 0) == same_marker, f"{before} → {after}: {p.stderr}")
+        need(p.returncode == 0 or (b"logs" in p.stderr and tree(dest) == was), p.stderr)
+        if p.returncode == 0:
+            t.run("diff", new, dest, "--values")
+        nothing_temporary(t)
+
+
+@test
+def test_kept_files_are_in_the_document(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    make(t, "dcp", old, t.at("d"), "-q")
+    leave(t.at("d"), NOTES)
+    for more in ((), ("--dry-run",)):
+        doc = t.json("convert", new, t.at("d"), "--to", "dcp", "--overwrite", "--json", "-q", *more)
+        need(all(any(n in w for w in doc["warnings"]) for n in NOTES), doc["warnings"])
+    need(t.json("convert", new, t.at("e"), "--to", "dcp", "--json")["warnings"] == [], "a new directory has warnings")
+
+
+@test
+def test_a_linked_directory_is_replaced_where_it_is(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    for before, after in (("dcp", "dcp"), ("ranks", "ranks"), ("shards", "dcp")):
+        real = t.at(f"{before}-{after}")
+        make(t, before, old, real, "-q")
+        leave(real, NOTES)
+        os.symlink(real, t.at("link"))
+        make(t, after, new, t.at("link"), "--overwrite", "-q")
+        need(os.path.islink(t.at("link")) and not os.path.islink(real), "the link was replaced")
+        need(set(NOTES) <= set(os.listdir(real)), os.listdir(real))
+        t.run("diff", new, real, "--values")
+        os.unlink(t.at("link"))
+        nothing_temporary(t)
