@@ -143,7 +143,7 @@ static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
 {
     (void)err;
     const diff_request *r = ctx;
-    return tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &r->c->diff, r->c->differences}, json);
+    return tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &r->c->diff, r->c->differences, NULL}, json);
 }
 
 /* tessera.diff/1; with values when all steps were done. */

@@ -15,11 +15,16 @@ const char *tsr_level_name(tsr_level level)
     return level == TSR_ERROR ? "error" : level == TSR_WARNING ? "warning" : "note";
 }
 
+typedef struct rule_count {
+    uint32_t stored;
+    uint64_t unlisted[TSR_ERROR + 1]; /* only counted, by level */
+} rule_count;
+
 struct tsr_findings {
     const tsr_allocator *allocator;
     tsr_arena *arena;
     tsr_vec list;           /* of tsr_finding */
-    uint32_t *rule_counts;  /* stored findings, by index in the rule table */
+    rule_count *rules;     /* by index in the rule table */
     uint32_t max_per_rule;
     uint64_t totals[TSR_ERROR + 1];
 };
@@ -30,7 +35,7 @@ tsr_findings *tsr_findings_new(const tsr_allocator *allocator, uint32_t max_per_
     tsr_rules(&rules);
     tsr_arena *arena = tsr_arena_new(allocator, 0, err);
     tsr_findings *findings = arena ? TSR_ARENA_NEW(arena, tsr_findings, err) : NULL;
-    uint32_t *counts = findings ? tsr_arena_array(arena, rules, sizeof *counts, err) : NULL;
+    rule_count *counts = findings ? tsr_arena_array(arena, rules, sizeof *counts, err) : NULL;
     if (!counts) {
         tsr_arena_free(arena);
         return NULL;
@@ -38,7 +43,7 @@ tsr_findings *tsr_findings_new(const tsr_allocator *allocator, uint32_t max_per_
     findings->allocator = allocator;
     findings->arena = arena;
     findings->list = tsr_vec_of(allocator, sizeof(tsr_finding));
-    findings->rule_counts = counts;
+    findings->rules = counts;
     findings->max_per_rule = max_per_rule ? max_per_rule : DEFAULT_MAX_PER_RULE;
     return findings;
 }
@@ -75,24 +80,32 @@ static tsr_status add(tsr_findings *findings, const tsr_rule *rule, tsr_level le
     return TSR_OK;
 }
 
+static rule_count *count_of(const tsr_findings *findings, const tsr_rule *rule)
+{
+    size_t count;
+    return &findings->rules[rule - tsr_rules(&count)];
+}
+
 /* The message goes through tsr_raise's cleaning, so that a hostile name cannot reach a terminal raw. Beyond the most that
  * are kept of a rule, findings are only counted: input may cause millions. */
 static tsr_status add_formatted(tsr_findings *findings, const char *rule_id, const tsr_level *given, tsr_place place,
                                 tsr_error *err, const char *format, va_list args)
 {
-    size_t count;
     const tsr_rule *rule = tsr_rule_find(rule_id);
     TSR_FAIL_IF(!rule, err, TSR_E_USAGE, TSR_NO_POSITION, "no rule is called %s", rule_id);
-    uint32_t *stored = &findings->rule_counts[rule - tsr_rules(&count)];
+    rule_count *count = count_of(findings, rule);
     tsr_level level = given ? *given : rule->level;
+    if (count->stored >= findings->max_per_rule) {
+        tsr_findings_count_more(findings, rule, level, 1);
+        return TSR_OK;
+    }
     findings->totals[level]++;
-    if (*stored >= findings->max_per_rule) return TSR_OK;
     char text[TSR_ERROR_MESSAGE_SIZE];
     vsnprintf(text, sizeof text, format, args);
     tsr_error clean = {0};
     tsr_raise(&clean, TSR_E_FORMAT, TSR_NO_POSITION, "%s", text);
     TSR_TRY(add(findings, rule, level, place, clean.message, err));
-    ++*stored;
+    count->stored++;
     return TSR_OK;
 }
 
@@ -115,9 +128,15 @@ tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level le
     return status;
 }
 
-void tsr_findings_count_more(tsr_findings *findings, tsr_level level, uint64_t count)
+void tsr_findings_count_more(tsr_findings *findings, const tsr_rule *rule, tsr_level level, uint64_t count)
 {
     findings->totals[level] += count;
+    count_of(findings, rule)->unlisted[level] += count;
+}
+
+uint64_t tsr_findings_unlisted(const tsr_findings *findings, const tsr_rule *rule, tsr_level level)
+{
+    return count_of(findings, rule)->unlisted[level];
 }
 
 size_t tsr_findings_count(const tsr_findings *findings)

@@ -150,17 +150,21 @@ static const tsr_rule rules[] = {
      "The bytes changed after they were written, or the writer stored a wrong checksum. Restore the file from a copy."},
     {"zip/crc-absent", TSR_NOTE, "an archive was written without checksums",
      "torch.serialization.set_crc32_options(False) writes 0 for every CRC; damage to such files cannot be seen."},
+    {NULL, TSR_NOTE, NULL, NULL}, /* for tsr_suggest */
 };
+
+enum { RULES = sizeof rules / sizeof rules[0] - 1 };
+_Static_assert(RULES <= TSR_MAX_RULES, "findings are counted in arrays of TSR_MAX_RULES");
 
 const tsr_rule *tsr_rules(size_t *count)
 {
-    *count = sizeof rules / sizeof rules[0];
+    *count = RULES;
     return rules;
 }
 
 const tsr_rule *tsr_rule_find(const char *id)
 {
-    size_t low = 0, high = sizeof rules / sizeof rules[0];
+    size_t low = 0, high = RULES;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         int order = strcmp(rules[middle].id, id);
@@ -172,4 +176,13 @@ const tsr_rule *tsr_rule_find(const char *id)
         }
     }
     return NULL;
+}
+
+const tsr_rule *tsr_rule_suggest(const char *wrong)
+{
+    for (size_t i = 0; i < RULES; i++) {
+        if (strcmp(strchr(rules[i].id, '/') + 1, wrong) == 0) return &rules[i]; /* the area was left out */
+    }
+    const char *meant = tsr_suggest(wrong, rules, sizeof *rules);
+    return meant ? tsr_rule_find(meant) : NULL;
 }

@@ -63,7 +63,7 @@ tsr_status tsr_share_order(tsr_share *share, uint64_t order, tsr_error *err)
 }
 
 typedef struct totals {
-    uint64_t stored, levels[TSR_ERROR + 1]; /* levels: those that were not stored */
+    uint64_t stored, unlisted[TSR_MAX_RULES][TSR_ERROR + 1];
 } totals;
 
 typedef struct packed {
@@ -102,8 +102,12 @@ static tsr_status pack(const tsr_share *share, tsr_vec *out, tsr_error *err)
 {
     const tsr_findings *found = share->found;
     totals t = {.stored = tsr_findings_count(found)};
-    for (int level = TSR_NOTE; level <= TSR_ERROR; level++) t.levels[level] = tsr_findings_total(found, (tsr_level)level);
-    for (size_t i = 0; i < t.stored; i++) t.levels[tsr_findings_at(found, i)->level]--;
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    for (size_t r = 0; r < count; r++) {
+        for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
+            t.unlisted[r][level] = tsr_findings_unlisted(found, &rules[r], (tsr_level)level);
+    }
     TSR_TRY(append_str(out, (tsr_str){(const char *)&t, sizeof t}, err));
     for (size_t i = 0; i < t.stored; i++)
         TSR_TRY(pack_one(tsr_findings_at(found, i), ((const uint64_t *)share->orders.items)[i], out, err));
@@ -138,8 +142,12 @@ static tsr_status list_arrived(tsr_str blob, tsr_vec *list, tsr_findings *findin
         a->sequence = list->count;
         at = a->text + a->head.message_size + a->head.file_size + a->head.fqn_size;
     }
-    for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
-        tsr_findings_count_more(findings, (tsr_level)level, t.levels[level]);
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    for (size_t r = 0; r < count; r++) {
+        for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
+            tsr_findings_count_more(findings, &rules[r], (tsr_level)level, t.unlisted[r][level]);
+    }
     return TSR_OK;
 }
 

@@ -110,10 +110,11 @@ static void put_summary(tsr_json *json, const tsr_diff_document *document)
     const tsr_diff *diff = document->diff;
     uint64_t changed = 0;
     for (uint64_t i = 0; i < diff->pair_count; i++) changed += diff->pairs[i].what != 0;
+    const uint64_t left_out = document->policy ? document->policy->pairs : 0;
     const struct {
         const char *key;
         uint64_t count;
-    } counts[] = {{"same", diff->pair_count - changed},
+    } counts[] = {{"same", diff->pair_count - changed - left_out},
                   {"changed", changed},
                   {"added", diff->added_count},
                   {"removed", diff->removed_count},
@@ -126,6 +127,7 @@ static void put_summary(tsr_json *json, const tsr_diff_document *document)
     }
     tsr_json_key(json, "values_compared");
     tsr_json_bool(json, document->differences != NULL);
+    if (document->policy) tsr_document_put_policy(json, document->policy);
     tsr_json_object_end(json);
 }
 

@@ -57,10 +57,42 @@ void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json
 
 void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings)
 {
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
     document->paths++;
-    for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
+    for (int level = TSR_NOTE; level <= TSR_ERROR; level++) {
         document->totals[level] += tsr_findings_total(findings, (tsr_level)level);
+        for (size_t r = 0; r < count; r++) document->unlisted[r] += tsr_findings_unlisted(findings, &rules[r], (tsr_level)level);
+    }
     tsr_document_put_findings(document->json, path, findings);
+}
+
+void tsr_document_put_policy(tsr_json *json, const tsr_policy_result *result)
+{
+    if (result->has_baseline) {
+        tsr_json_key(json, "left_out");
+        tsr_json_uint(json, result->left_out);
+    }
+    if (result->has_rules_off) {
+        tsr_json_key(json, "turned_off");
+        tsr_json_uint(json, result->turned_off);
+    }
+}
+
+static void put_unlisted(tsr_json *json, const uint64_t *unlisted)
+{
+    size_t count, put = 0;
+    const tsr_rule *rules = tsr_rules(&count);
+    for (size_t r = 0; r < count; r++) {
+        if (!unlisted[r]) continue;
+        if (put++ == 0) {
+            tsr_json_key(json, "unlisted");
+            tsr_json_object(json);
+        }
+        tsr_json_key(json, rules[r].id);
+        tsr_json_uint(json, unlisted[r]);
+    }
+    if (put) tsr_json_object_end(json);
 }
 
 tsr_status tsr_findings_document_end(tsr_findings_document *document)
@@ -80,6 +112,8 @@ tsr_status tsr_findings_document_end(tsr_findings_document *document)
         tsr_json_key(json, counts[i].key);
         tsr_json_uint(json, counts[i].count);
     }
+    tsr_document_put_policy(json, &document->policy);
+    put_unlisted(json, document->unlisted);
     tsr_json_object_end(json);
     tsr_json_object_end(json);
     return json->status;

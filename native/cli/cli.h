@@ -107,8 +107,6 @@ bool cli_parse(cli *program, int argc, char **argv, void *arguments);
 void cli_free_lists(const cli_command *command, void *arguments);
 /* A size as --max-mem takes it. */
 bool cli_parse_bytes(const char *text, uint64_t *bytes);
-/* The word of `words` (NULL-terminated, `step` bytes apart) that `wrong` most likely meant, or NULL. */
-const char *cli_suggest(const char *wrong, const void *words, size_t step);
 
 /* NULL after a message on stderr with a suggestion. */
 const cli_command *cli_find_command(const cli *program, const char *name);
@@ -123,6 +121,8 @@ int cli_fail(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err);
 /* "tessera: warning: …", unless --quiet. */
 void cli_warn(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+/* "tessera: note: …", unless --quiet. */
+void cli_note(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 /* CLI_TROUBLE with a message when stdout could not be written, else `status`. */
 int cli_finish_stdout(const cli *program, int status);
 

@@ -2,7 +2,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "cli/findings_text.h"
 #include "cli/listing.h"
+#include "cli/policy_options.h"
 #include "cli/report.h"
 #include "cli/session.h"
 #include "cli/term.h"
@@ -12,7 +14,9 @@
 
 typedef struct diff_arguments {
     unsigned format; /* a cli_report_format */
-    bool json, values, layout, canonical;
+    unsigned fail_on; /* choice: error, warning, note */
+    bool json, values, layout, canonical, list_rules;
+    cli_policy_options policy;
     cli_real atol, rtol;
 } diff_arguments;
 
@@ -21,7 +25,9 @@ typedef struct comparison {
     const diff_arguments *arguments;
     cli_session a, b;
     tsr_arena *arena;
-    tsr_diff diff;
+    tsr_policy *policy;
+    tsr_diff diff;              /* what the policy left of it */
+    tsr_policy_result left_out;
     tsr_difference *differences; /* one a pair */
 } comparison;
 
@@ -182,16 +188,19 @@ static void put_text(const comparison *c)
         cli_put(stdout, diff->renamed[i].why);
         putchar('\n');
     }
+    const uint64_t same = diff->pair_count - changed - c->left_out.pairs;
     const char *compared =
         c->differences ? "values compared" : "names, dtypes, shapes and objects compared; values: --values";
     if (tsr_diff_is_same(diff)) {
-        printf("same: %s names (%s)\n", cli_number(diff->pair_count).text, compared);
+        const bool left_out = c->left_out.left_out || c->left_out.turned_off;
+        printf("%s: %s names (%s)", left_out ? "nothing else differs; same" : "same", cli_number(same).text, compared);
     } else {
-        printf("%s same, %s changed, %s only in A, %s only in B", cli_number(diff->pair_count - changed).text,
-               cli_number(changed).text, cli_number(diff->removed_count).text, cli_number(diff->added_count).text);
+        printf("%s same, %s changed, %s only in A, %s only in B", cli_number(same).text, cli_number(changed).text, cli_number(diff->removed_count).text, cli_number(diff->added_count).text);
         if (diff->renamed_count) printf(", %s perhaps renamed", cli_number(diff->renamed_count).text);
-        printf(" (%s)\n", compared);
+        printf(" (%s)", compared);
     }
+    cli_put_left_out(&c->left_out);
+    putchar('\n');
 }
 
 /* ---- command ---- */
@@ -200,21 +209,27 @@ static tsr_status report_findings(const comparison *c, const tsr_diff_document *
                                   tsr_error *err)
 {
     cli_report out;
-    tsr_findings *findings = tsr_findings_new(cli_host(c->program)->allocator, 0, err);
-    tsr_status status = findings ? tsr_diff_findings(document, findings, err) : TSR_E_NOMEM;
+    const tsr_allocator *allocator = cli_host(c->program)->allocator;
+    tsr_policy_result ignored = {0}; /* what is off is gone from the diff already; here findings get their levels */
+    tsr_findings *findings = tsr_findings_new(allocator, 0, err), *leveled = tsr_findings_new(allocator, 0, err);
+    tsr_status status = findings && leveled ? tsr_diff_findings(document, findings, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_policy_findings(c->policy, findings, leveled, &ignored, err);
     if (status == TSR_OK) {
         cli_report_start(&out, &c->program->out, format, 1, err);
-        cli_report_add(&out, c->b.path, c->b.catalog, findings);
+        cli_report_add(&out, c->b.path, c->b.catalog, leveled, NULL);
+        cli_note_left_out(c->program, &c->left_out);
         status = cli_report_end(&out);
     }
     tsr_findings_free(findings);
+    tsr_findings_free(leveled);
     return status;
 }
 
 static tsr_status report(const comparison *c, tsr_error *err)
 {
     const unsigned format = c->arguments->json ? CLI_REPORT_JSON : c->arguments->format ? c->arguments->format : CLI_REPORT_TEXT;
-    const tsr_diff_document document = {tsr_str_from(c->a.path), tsr_str_from(c->b.path), &c->diff, c->differences};
+    const tsr_diff_document document = {tsr_str_from(c->a.path), tsr_str_from(c->b.path), &c->diff, c->differences,
+                                        &c->left_out};
     tsr_json json;
     if (format == CLI_REPORT_TEXT) {
         put_text(c);
@@ -226,12 +241,24 @@ static tsr_status report(const comparison *c, tsr_error *err)
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
+static tsr_status apply_policy(comparison *c, tsr_error *err)
+{
+    const tsr_diff whole = c->diff;
+    return tsr_policy_diff(c->policy, &whole, c->arena, &c->diff, &c->left_out, err);
+}
+
 static int run(cli *program, const void *given)
 {
     comparison c = {.program = program, .arguments = given};
     tsr_error err = {0};
-    const char *path = program->operands.items[0];
-    tsr_status status = cli_open(program, path, NULL, &c.a, &err);
+    const char *path = NULL;
+    if (c.arguments->list_rules) {
+        cli_put_rules(&program->out, "diff/");
+        return CLI_DONE;
+    }
+    if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");
+    tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, &c.arguments->policy, &c.policy, &path, &err);
+    if (status == TSR_OK) status = cli_open(program, path = program->operands.items[0], NULL, &c.a, &err);
     if (status == TSR_OK) status = cli_open(program, path = program->operands.items[1], NULL, &c.b, &err);
     if (status == TSR_OK) {
         path = NULL;
@@ -240,10 +267,12 @@ static int run(cli *program, const void *given)
     }
     bool values = c.arguments->values || c.arguments->atol.given || c.arguments->rtol.given;
     if (status == TSR_OK && values) status = compare_values(&c, &err);
+    if (status == TSR_OK) status = apply_policy(&c, &err);
     if (status == TSR_OK) status = report(&c, &err);
     if (status == TSR_OK) status = cli_unchanged(&c.a, &err);
     if (status == TSR_OK) status = cli_unchanged(&c.b, &err);
-    int result = status != TSR_OK ? cli_fail_error(program, path, &err) : tsr_diff_is_same(&c.diff) ? CLI_DONE : CLI_DIFFERS;
+    int result = status != TSR_OK ? cli_fail_error(program, path, &err) : cli_totals_status(c.left_out.totals, c.arguments->fail_on);
+    tsr_policy_free(c.policy);
     tsr_arena_free(c.arena);
     cli_close(&c.a);
     cli_close(&c.b);
@@ -260,6 +289,12 @@ static const cli_option options[] = {
     {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text); json is the tessera.diff/1 document",
      offsetof(diff_arguments, format)},
     {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(diff_arguments, json)},
+    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "exit with 1 from this level on (default error)",
+     offsetof(diff_arguments, fail_on)},
+    {"rule", 0, CLI_LIST, "RULE=LEVEL", CLI_RULE_HELP, offsetof(diff_arguments, policy.rules)},
+    {"baseline", 0, CLI_TEXT, "FILE", "leave out what an earlier --json document lists: same name and kind of difference",
+     offsetof(diff_arguments, policy.baseline)},
+    {"list-rules", 0, CLI_FLAG, NULL, "list diff's rules with their levels", offsetof(diff_arguments, list_rules)},
     {0},
 };
 
@@ -267,11 +302,13 @@ const cli_command cli_diff = {
     .name = "diff",
     .summary = "compares two checkpoints of any format and sharding",
     .operands = "A B",
-    .least = 2,
+    .least = 0,
     .most = 2,
     .examples = "tessera diff step-100/ step-200/\nnames, dtypes, shapes, objects\n"
                 "tessera diff ckpt/ model.safetensors --values\nbit by bit, without holding either in memory\n"
                 "tessera diff a.pt b.pt --atol 1e-6\nwith a tolerance\n"
+                "tessera diff main/ branch/ --values --rule diff/value=note\nnew values are expected, everything else fails\n"
+                "tessera diff main/ branch/ --baseline known.json\nonly what is not in known.json, written by `tessera diff --json`\n"
                 "tessera diff main/ branch/ --format sarif\nfor code scanning; also junit, github, gitlab\n",
     .options = options,
     .arguments_size = sizeof(diff_arguments),

@@ -1,11 +1,10 @@
 /* `tessera explain RULE`: what a finding's rule watches for, why it happens and what to do. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "cli/findings_text.h"
 #include "cli/term.h"
 
-void cli_put_rules(const cli_terminal *terminal)
+void cli_put_rules(const cli_terminal *terminal, const char *prefix)
 {
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);
@@ -14,6 +13,7 @@ void cli_put_rules(const cli_terminal *terminal)
         if (strlen(rules[i].id) > width) width = (unsigned)strlen(rules[i].id);
     }
     for (size_t i = 0; i < count; i++) {
+        if (strncmp(rules[i].id, prefix, strlen(prefix)) != 0) continue;
         printf("%-*s  %-8s", (int)width, rules[i].id, tsr_level_name(rules[i].level));
         cli_put_wrapped(stdout, tsr_str_from(rules[i].summary), width + 10, width + 10, terminal->columns);
     }
@@ -22,20 +22,15 @@ void cli_put_rules(const cli_terminal *terminal)
 static int run(cli *program, const void *given)
 {
     (void)given;
-    size_t count;
-    const tsr_rule *rules = tsr_rules(&count);
     if (program->operands.count == 0) {
-        cli_put_rules(&program->out);
+        cli_put_rules(&program->out, "");
         return CLI_DONE;
     }
     const char *id = program->operands.items[0];
     const tsr_rule *rule = tsr_rule_find(id);
     if (!rule) {
-        const char **words = calloc(count + 1, sizeof *words);
-        for (size_t i = 0; words && i < count; i++) words[i] = rules[i].id;
-        const char *meant = words ? cli_suggest(id, words, sizeof *words) : NULL;
-        free(words);
-        if (meant) return cli_fail(program, "there is no rule '%s'; did you mean '%s'?", id, meant);
+        const tsr_rule *meant = tsr_rule_suggest(id);
+        if (meant) return cli_fail(program, "there is no rule '%s'; did you mean '%s'?", id, meant->id);
         return cli_fail(program, "there is no rule '%s'; see tessera validate --list-rules", id);
     }
     cli_on(&program->out, stdout, CLI_BOLD);

@@ -504,7 +504,7 @@ static int run(cli *program, const void *arguments)
     unsigned chosen = 0;
     while (chosen < ACTION_COUNT && strcmp(action_names[chosen], name) != 0) chosen++;
     if (chosen == ACTION_COUNT) {
-        const char *meant = cli_suggest(name, action_names, sizeof *action_names);
+        const char *meant = tsr_suggest(name, action_names, sizeof *action_names);
         if (meant) return cli_fail(program, "optim has no action '%s'; did you mean '%s'?", name, meant);
         return cli_fail(program, "optim has no action '%s'; flatten, unflatten, to-fqn, to-id, unshard or shard", name);
     }

@@ -4,6 +4,7 @@
 
 #include "cli/contract.h"
 #include "cli/findings_text.h"
+#include "cli/policy_options.h"
 #include "cli/report.h"
 #include "cli/term.h"
 #include "tessera/check.h"
@@ -15,12 +16,21 @@ typedef struct validate_arguments {
     bool deep, json, list_rules;
     unsigned format;  /* a cli_report_format */
     unsigned fail_on; /* choice: error, warning, note */
+    cli_policy_options policy;
 } validate_arguments;
 
-/* What to check against: none, one or both of a layout and what the checkpoint is to be loaded into. */
+/* What to check against: none, one or both of a layout and what the checkpoint is to be loaded into; and what counts. */
 typedef struct contracts {
     cli_contract layout, against;
+    tsr_policy *policy;
 } contracts;
+
+static void free_contracts(contracts *all)
+{
+    cli_contract_free(&all->layout);
+    cli_contract_free(&all->against);
+    tsr_policy_free(all->policy);
+}
 
 static const tsr_contract *given(const char *option, const cli_contract *contract)
 {
@@ -30,8 +40,11 @@ static const tsr_contract *given(const char *option, const cli_contract *contrac
 static tsr_status load_contracts(cli *program, const validate_arguments *arguments, contracts *out, const char **path,
                                  tsr_error *err)
 {
-    uint32_t allow;
-    tsr_status status = cli_leniency(arguments->allow, &allow, err);
+    uint32_t allow = 0;
+    tsr_status status = cli_policy_open(program, TSR_POLICY_VALIDATE, &arguments->policy, &out->policy, path, err);
+    if (status != TSR_OK) return status;
+    *path = NULL;
+    status = cli_leniency(arguments->allow, &allow, err);
     if (status == TSR_OK && arguments->layout)
         status = cli_contract_open(program, *path = arguments->layout, &out->layout, err);
     if (status == TSR_OK && arguments->against)
@@ -80,6 +93,24 @@ static int worse(int a, int b)
     return a > b ? a : b;
 }
 
+/* What is left of a path's findings, into the report. */
+static tsr_status report_path(cli *program, const tsr_policy *policy, const cli_session *session, unsigned fail_on,
+                              cli_report *report, int *result, tsr_error *err)
+{
+    tsr_policy_result left_out = {0};
+    tsr_findings *left = tsr_findings_new(cli_host(program)->allocator, 0, err);
+    tsr_status status = left ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK)
+        status = tsr_policy_findings(policy, tsr_checkpoint_findings(session->checkpoint), left, &left_out, err);
+    status = cli_agree(program, status, err);
+    if (status == TSR_OK) {
+        cli_report_add(report, session->path, session->catalog, left, &left_out);
+        *result = cli_report_status(left, fail_on);
+    }
+    tsr_findings_free(left);
+    return status;
+}
+
 static int validate_path(cli *program, const validate_arguments *arguments, const contracts *all, const char *path,
                          cli_report *report)
 {
@@ -88,11 +119,8 @@ static int validate_path(cli *program, const validate_arguments *arguments, cons
     tsr_status status = cli_agree(program, cli_open(program, path, NULL, &session, &err), &err);
     if (status == TSR_OK) status = check(program, arguments, all, &session, &err);
     int result = CLI_DONE;
-    if (status == TSR_OK) {
-        const tsr_findings *findings = tsr_checkpoint_findings(session.checkpoint);
-        cli_report_add(report, path, session.catalog, findings);
-        result = cli_report_status(findings, arguments->fail_on);
-    } else {
+    if (status == TSR_OK) status = report_path(program, all->policy, &session, arguments->fail_on, report, &result, &err);
+    if (status != TSR_OK) {
         cli_report_trouble(report, path, &err);
         result = cli_fail_error(program, path, &err);
     }
@@ -107,14 +135,13 @@ static int run(cli *program, const void *given)
     contracts all = {0};
     const char *path = NULL;
     if (arguments->list_rules) {
-        cli_put_rules(&program->out);
+        cli_put_rules(&program->out, "");
         return CLI_DONE;
     }
     if (program->operands.count == 0) return cli_fail(program, "validate needs PATH…; see tessera help validate");
     tsr_status status = load_contracts(program, arguments, &all, &path, &err);
     if (cli_agree(program, status, &err) != TSR_OK) {
-        cli_contract_free(&all.layout);
-        cli_contract_free(&all.against);
+        free_contracts(&all);
         return cli_fail_error(program, path, &err);
     }
     cli_report report;
@@ -124,8 +151,8 @@ static int run(cli *program, const void *given)
     for (size_t i = 0; i < program->operands.count; i++) {
         result = worse(result, validate_path(program, arguments, &all, program->operands.items[i], &report));
     }
-    cli_contract_free(&all.layout);
-    cli_contract_free(&all.against);
+    free_contracts(&all);
+    if (format != CLI_REPORT_TEXT && format != CLI_REPORT_JSON) cli_note_left_out(program, &report.policy);
     if (cli_report_end(&report) != TSR_OK) return cli_fail_error(program, NULL, &err);
     return result;
 }
@@ -146,6 +173,9 @@ static const cli_option options[] = {
     {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(validate_arguments, json)},
     {"fail-on", 0, CLI_CHOICE, "error|warning|note", "end with status 1 from this level on (default error)",
      offsetof(validate_arguments, fail_on)},
+    {"rule", 0, CLI_LIST, "RULE=LEVEL", CLI_RULE_HELP, offsetof(validate_arguments, policy.rules)},
+    {"baseline", 0, CLI_TEXT, "FILE", "leave out what an earlier --json document lists: same rule, file and name",
+     offsetof(validate_arguments, policy.baseline)},
     {"list-rules", 0, CLI_FLAG, NULL, "all rules with their levels", offsetof(validate_arguments, list_rules)},
     {0},
 };
@@ -161,6 +191,8 @@ const cli_command cli_validate = {
                 "mpirun -n 8 tessera validate --deep ckpt/\nevery byte, shared by eight processes\n"
                 "tessera validate --layout layout.json ckpt/ --format github\nin CI: fails when the layout has drifted\n"
                 "tessera validate --against modules.json --prefix model. ckpt/\nwould this model load it? missing, unexpected, other shapes\n"
+                "tessera validate --deep ckpt/ --rule values/nan=error --rule 'index/*=off'\nNaN fails the check, and nothing is reported about indexes\n"
+                "tessera validate ckpt/ --baseline known.json\nonly what is not in known.json, written by `tessera validate --json`\n"
                 "tessera validate --list-rules\nwhat it looks for; `tessera explain RULE` tells more\n",
     .options = options,
     .arguments_size = sizeof(validate_arguments),

@@ -40,7 +40,7 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) {
         const tsr_findings *findings = tsr_checkpoint_findings(session.checkpoint);
         cli_report_start(&report, &program->out, (cli_report_format)format, 1, &err);
-        cli_report_add(&report, path, session.catalog, findings);
+        cli_report_add(&report, path, session.catalog, findings, NULL);
         result = cli_report_status(findings, 0);
         status = cli_report_end(&report);
     }

@@ -9,7 +9,7 @@
 void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_findings *findings, size_t most);
 /* "2 errors, 1 warning", or "no findings". */
 void cli_put_finding_counts(const cli_terminal *terminal, const uint64_t totals[3]);
-/* The table of all rules. */
-void cli_put_rules(const cli_terminal *terminal);
+/* The table of rules whose ids begin with `prefix` ("": all). */
+void cli_put_rules(const cli_terminal *terminal, const char *prefix);
 
 #endif

@@ -84,6 +84,15 @@ void cli_warn(const cli *program, const char *format, ...)
     va_end(arguments);
 }
 
+void cli_note(const cli *program, const char *format, ...)
+{
+    if (program->globals.quiet) return;
+    va_list arguments;
+    va_start(arguments, format);
+    message(program, "note: ", CLI_BLUE, format, arguments);
+    va_end(arguments);
+}
+
 int cli_finish_stdout(const cli *program, int status)
 {
     if (fflush(stdout) != 0 || ferror(stdout)) return cli_fail(program, "cannot write to standard output");
@@ -115,7 +124,7 @@ static int unknown_command(const cli *program, const char *name)
     size_t count = 0;
     for (const cli_command *const *c = cli_commands; *c; c++) words[count++] = (*c)->name;
     words[count] = NULL;
-    const char *meant = cli_suggest(name, words, sizeof *words);
+    const char *meant = tsr_suggest(name, words, sizeof *words);
     if (meant) return cli_fail(program, "there is no command '%s'; did you mean '%s'?", name, meant);
     return cli_fail(program, "there is no command '%s'; see tessera help", name);
 }

@@ -1,4 +1,4 @@
-/* One option table drives parsing (here), help (help.c) and suggestions (suggest.c). Options may stand anywhere after the
+/* One option table drives parsing (here), help (help.c) and suggestions (tsr_suggest). Options may stand anywhere after the
  * command's name; "--" ends them. */
 #include <stdlib.h>
 
@@ -43,7 +43,7 @@ static const char *suggest_option(const cli_command *command, const char *wrong)
     for (const cli_option *o = command->options; o->name && count < 50; o++) words[count++] = o->name;
     for (const cli_option *o = cli_global_options; o->name; o++) words[count++] = o->name;
     words[count] = NULL;
-    return cli_suggest(wrong, words, sizeof *words);
+    return tsr_suggest(wrong, words, sizeof *words);
 }
 
 static target find_option(cli *program, void *arguments, const char *name, size_t size, char letter)

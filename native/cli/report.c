@@ -9,7 +9,8 @@
 
 /* ---- text ---- */
 
-static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog, const tsr_findings *findings)
+static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog, const tsr_findings *findings,
+                     const tsr_policy_result *policy)
 {
     uint64_t totals[3] = {0}, bytes = 0, n;
     for (int level = 0; level < 3; level++) totals[level] = tsr_findings_total(findings, (tsr_level)level);
@@ -22,6 +23,7 @@ static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog
     printf("  %s, %s name%s, %s: ", tsr_format_name(catalog->format), cli_number(catalog->entry_count).text,
            catalog->entry_count == 1 ? "" : "s", cli_bytes(bytes).text);
     cli_put_finding_counts(r->terminal, totals);
+    if (policy) cli_put_left_out(policy);
     putchar('\n');
     cli_put_findings(r->terminal, NULL, findings, 0);
 }
@@ -72,10 +74,20 @@ void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_repo
     if (format == CLI_REPORT_JUNIT) cli_junit_start(&report->junit);
 }
 
-void cli_report_add(cli_report *report, const char *path, const tsr_catalog *catalog, const tsr_findings *findings)
+static void add_policy(tsr_policy_result *sum, const tsr_policy_result *more)
 {
+    sum->left_out += more->left_out;
+    sum->turned_off += more->turned_off;
+    sum->has_baseline = sum->has_baseline || more->has_baseline;
+    sum->has_rules_off = sum->has_rules_off || more->has_rules_off;
+}
+
+void cli_report_add(cli_report *report, const char *path, const tsr_catalog *catalog, const tsr_findings *findings,
+                    const tsr_policy_result *policy)
+{
+    if (policy) add_policy(&report->policy, policy);
     for (int level = 0; level < 3; level++) report->totals[level] += tsr_findings_total(findings, (tsr_level)level);
-    if (report->format == CLI_REPORT_TEXT) text_add(report, path, catalog, findings);
+    if (report->format == CLI_REPORT_TEXT) text_add(report, path, catalog, findings, policy);
     if (report->format == CLI_REPORT_JSON) tsr_findings_document_add(&report->document, tsr_str_from(path), findings);
     if (report->format == CLI_REPORT_SARIF) tsr_sarif_add(&report->json, tsr_str_from(path), findings);
     if (report->format == CLI_REPORT_JUNIT) cli_junit_add(&report->junit, path, findings);
@@ -84,13 +96,20 @@ void cli_report_add(cli_report *report, const char *path, const tsr_catalog *cat
     for (size_t i = 0; i < tsr_findings_count(findings); i++) gitlab_add(&report->json, path, tsr_findings_at(findings, i));
 }
 
-int cli_report_status(const tsr_findings *findings, unsigned fail_on)
+int cli_totals_status(const uint64_t totals[TSR_ERROR + 1], unsigned fail_on)
 {
     const int least = fail_on ? TSR_ERROR - ((int)fail_on - 1) : TSR_ERROR;
     for (int level = least; level <= TSR_ERROR; level++) {
-        if (tsr_findings_total(findings, (tsr_level)level)) return CLI_DIFFERS;
+        if (totals[level]) return CLI_DIFFERS;
     }
     return CLI_DONE;
+}
+
+int cli_report_status(const tsr_findings *findings, unsigned fail_on)
+{
+    uint64_t totals[TSR_ERROR + 1];
+    for (int level = TSR_NOTE; level <= TSR_ERROR; level++) totals[level] = tsr_findings_total(findings, (tsr_level)level);
+    return cli_totals_status(totals, fail_on);
 }
 
 void cli_report_trouble(cli_report *report, const char *path, const tsr_error *err)
@@ -104,9 +123,11 @@ tsr_status cli_report_end(cli_report *report)
     if (report->format == CLI_REPORT_TEXT && report->path_count > 1) {
         printf("%zu paths: ", report->path_count);
         cli_put_finding_counts(report->terminal, report->totals);
+        cli_put_left_out(&report->policy);
         putchar('\n');
     }
     if (report->format == CLI_REPORT_JUNIT) return cli_junit_end(&report->junit, report->json.err);
+    report->document.policy = report->policy;
     if (report->format == CLI_REPORT_JSON) tsr_findings_document_end(&report->document);
     if (report->format == CLI_REPORT_SARIF) tsr_sarif_end(&report->json);
     if (report->format == CLI_REPORT_GITLAB) tsr_json_array_end(&report->json);

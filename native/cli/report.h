@@ -3,6 +3,7 @@
 #define TSR_CLI_REPORT_H
 
 #include "cli/cli.h"
+#include "cli/policy_options.h"
 #include "cli/report_junit.h"
 #include "tessera/catalog.h"
 #include "tessera/document.h"
@@ -22,6 +23,7 @@ typedef struct cli_report {
     const cli_terminal *terminal;
     size_t path_count;
     uint64_t totals[3];
+    tsr_policy_result policy;
     uint64_t annotations[3]; /* GitHub: shown so far */
     tsr_json json;
     tsr_findings_document document;
@@ -30,9 +32,12 @@ typedef struct cli_report {
 
 void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_report_format format, size_t path_count,
                       tsr_error *err);
-void cli_report_add(cli_report *report, const char *path, const tsr_catalog *catalog, const tsr_findings *findings);
+/* `policy` is what was left out of these findings; NULL: nothing. */
+void cli_report_add(cli_report *report, const char *path, const tsr_catalog *catalog, const tsr_findings *findings,
+                    const tsr_policy_result *policy);
 /* CLI_DIFFERS when something was found at the level of --fail-on (0: not given: error) or above, else CLI_DONE. */
 int cli_report_status(const tsr_findings *findings, unsigned fail_on);
+int cli_totals_status(const uint64_t totals[TSR_ERROR + 1], unsigned fail_on);
 /* A path that could not be checked at all. */
 void cli_report_trouble(cli_report *report, const char *path, const tsr_error *err);
 tsr_status cli_report_end(cli_report *report);

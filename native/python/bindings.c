@@ -399,7 +399,7 @@ tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const cha
     }
     if (status == TSR_OK) {
         tsr_json json;
-        const tsr_diff_document document = {tsr_str_from(path_a), tsr_str_from(path_b), &diff, differences};
+        const tsr_diff_document document = {tsr_str_from(path_a), tsr_str_from(path_b), &diff, differences, NULL};
         tsr_json_start(&json, write, ctx, 0, err);
         status = tsr_document_diff(&document, &json);
         if (status == TSR_OK) status = tsr_json_finish(&json);

@@ -10,6 +10,7 @@
 #include "tessera/document_read.h"
 #include "tessera/json.h"
 #include "tessera/plan.h"
+#include "tessera/policy.h"
 
 TSR_API_BEGIN
 
@@ -46,11 +47,13 @@ typedef struct tsr_layout_options {
 tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_options *options, const tsr_host *host,
                                tsr_json *json, tsr_error *err);
 /* tessera.findings/1 over any number of paths: start, add each path's findings (`path` empty: not printed), end. Zero the
- * struct before start. */
+ * struct before start. The summary counts what is not listed, by rule, so that the document can serve as a baseline. */
 typedef struct tsr_findings_document {
     tsr_json *json;
     uint64_t paths;
     uint64_t totals[3]; /* by tsr_level */
+    uint64_t unlisted[TSR_MAX_RULES];
+    tsr_policy_result policy; /* of all paths together: filled by the caller before the end where a policy was applied */
 } tsr_findings_document;
 void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json);
 void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings);
@@ -69,6 +72,7 @@ typedef struct tsr_diff_document {
     tsr_str path_a, path_b;
     const tsr_diff *diff;
     const tsr_difference *differences; /* one a pair, or NULL: values were not compared */
+    const tsr_policy_result *policy;   /* what was left out of `diff`, or NULL: nothing */
 } tsr_diff_document;
 tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
 /* The same as findings: diff/added, removed, dtype, shape, value, object, layout; diff/renamed (a note) for suggestions. */

@@ -56,6 +56,10 @@ static inline bool tsr_str_ends(tsr_str s, tsr_str suffix)
            (suffix.size == 0 || memcmp(s.data + s.size - suffix.size, suffix.data, suffix.size) == 0);
 }
 
+/* The word that `wrong` most likely meant, by edit distance, or NULL where none is near. `words` points to the first of
+ * NULL-terminated `const char *`, `step` bytes apart: an array of them, or of structs that begin with one. */
+const char *tsr_suggest(const char *wrong, const void *words, size_t step);
+
 /* `path` as the path of a relative URI reference (RFC 3986): bytes that may not stand there become %XX. Writes at most `capacity`
  * bytes, no NUL; 3 * path.size hold any result, a longer one is cut behind a whole byte of `path`. Returns the bytes written. */
 size_t tsr_uri_path(tsr_str path, char *out, size_t capacity);

@@ -34,6 +34,7 @@
 #include "tessera/optim_states.h"
 #include "tessera/output.h"
 #include "tessera/plan.h"
+#include "tessera/policy.h"
 #include "tessera/read.h"
 #include "tessera/salvage.h"
 #include "tessera/status.h"

@@ -1,5 +1,5 @@
 /* "did you mean": the nearest word by edit distance (insert, delete, replace, swap of neighbours). */
-#include "cli/cli.h"
+#include "tessera/str.h"
 
 enum { MAX_WORD = 32 };
 
@@ -25,7 +25,7 @@ static unsigned distance(const char *a, const char *b)
     return d[rows][columns];
 }
 
-const char *cli_suggest(const char *wrong, const void *words, size_t step)
+const char *tsr_suggest(const char *wrong, const void *words, size_t step)
 {
     const char *best = NULL, *word;
     unsigned nearest = (unsigned)strlen(wrong) / 3 + 2; /* further away is no typing mistake */

@@ -1,0 +1,54 @@
+/* What a pipeline makes of findings and differences: levels of rules that were changed (--rule), and a baseline of what is
+ * known already (--baseline). Pure: findings in, findings out. A policy is not changed by applying it, and may be applied by
+ * several threads at once. */
+#ifndef TESSERA_POLICY_H
+#define TESSERA_POLICY_H
+
+#include "tessera/diff.h"
+#include "tessera/findings.h"
+
+TSR_API_BEGIN
+
+typedef struct tsr_policy tsr_policy;
+
+/* Whose rules and documents a policy takes. */
+typedef enum tsr_policy_scope {
+    TSR_POLICY_VALIDATE, /* every rule but diff's; a baseline is a tessera.findings/1 document */
+    TSR_POLICY_DIFF      /* the rules diff/…; a baseline is a tessera.diff/1 document */
+} tsr_policy_scope;
+
+/* A policy that changes nothing yet. Borrows the host. NULL: no memory. */
+tsr_policy *tsr_policy_new(tsr_policy_scope scope, const tsr_host *host, tsr_error *err);
+void tsr_policy_free(tsr_policy *policy); /* takes NULL */
+
+/* Takes one "ID=LEVEL": ID is a rule, or ends in '*' and stands for every rule that begins so; LEVEL is error, warning, note
+ * or off. Where several fit a rule, the last one given counts. TSR_E_USAGE, with a suggestion, for an unknown rule or level
+ * and for a pattern that fits no rule of the scope. */
+tsr_status tsr_policy_rule(tsr_policy *policy, const char *text, tsr_error *err);
+
+/* Takes what an earlier document lists as known. Several documents add up. TSR_E_FORMAT with the place in the document for
+ * text that is not one of the scope; TSR_E_LIMIT; TSR_E_NOMEM. The text is not kept. */
+tsr_status tsr_policy_baseline(tsr_policy *policy, tsr_str text, tsr_error *err);
+
+/* What a policy left out, and what is left; several results add up. */
+typedef struct tsr_policy_result {
+    uint64_t left_out;                /* listed by the baseline */
+    uint64_t turned_off;              /* of rules that are off */
+    bool has_baseline, has_rules_off; /* whether these two have a meaning */
+    uint64_t pairs;                   /* diff: entries on both sides of which no difference is left */
+    uint64_t totals[TSR_ERROR + 1];   /* diff: differences that are left, by level */
+} tsr_policy_result;
+
+/* Adds to `to` what is left of `from`, with its new levels. A finding is listed by the baseline where rule, file and name are
+ * equal; those that neither side lists, because a rule had too many, are counted against each other. */
+tsr_status tsr_policy_findings(const tsr_policy *policy, const tsr_findings *from, tsr_findings *to, tsr_policy_result *result,
+                               tsr_error *err);
+
+/* What is left of a diff: differences are listed by the baseline where the name and what differs are equal. `to` lives in
+ * `arena` and borrows `from`; its pairs keep their positions. */
+tsr_status tsr_policy_diff(const tsr_policy *policy, const tsr_diff *from, tsr_arena *arena, tsr_diff *to,
+                           tsr_policy_result *result, tsr_error *err);
+
+TSR_API_END
+
+#endif
