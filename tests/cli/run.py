@@ -19,6 +19,7 @@ import test_contracts  # noqa: F401
 import test_inner  # noqa: F401
 import test_outputs  # noqa: F401
 import test_overwrite  # noqa: F401
+import test_pickles  # noqa: F401
 import test_plans  # noqa: F401
 import test_policy  # noqa: F401
 import test_repair  # noqa: F401

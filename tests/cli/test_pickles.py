@@ -1,0 +1,210 @@
+"""Pickles that would do more than make data: the techniques by which scanners of pickles have been bypassed, each in every kind of
+checkpoint; and pickles that PyTorch cannot load. Expectations are those of Python's unpickler and of torch.load(weights_only=False)."""
+import io
+import json
+import os
+import struct
+import warnings
+import zipfile
+
+import pickles
+from harness import SAMPLES, need, test
+from pickles import archive, call, containers, dcp, dict_of, glob, index, kept, legacy, metadata, new, s, size, stack_global, tensor, tensor_metadata, tup, write
+
+COMMAND = s("true")
+OS = glob("os", "system")
+CALL, CLASS = "pickle/unlisted-call", "pickle/unlisted-class"
+BAD_CALL, BAD_CLASS, ODD_CLASS = (CALL, "error"), (CLASS, "error"), (CLASS, "warning")
+SHARDED = glob("torch.distributed._shard.sharded_tensor.api", "ShardedTensor")
+
+CALLED = [
+    ("os", "system"), ("posix", "system"), ("nt", "system"), ("subprocess", "check_output"), ("subprocess", "Popen"), ("_posixsubprocess", "fork_exec"),
+    ("builtins", "eval"), ("__builtin__", "exec"), ("builtins", "__import__"), ("__builtin__", "compile"), ("builtins", "map"), ("builtins", "breakpoint"),
+    ("__builtin__", "apply"), ("builtins", "type"), ("builtins", "setattr"), ("importlib", "import_module"), ("importlib.machinery", "SourceFileLoader"),
+    ("pkgutil", "resolve_name"), ("runpy", "_run_code"), ("marshal", "loads"), ("pickle", "loads"), ("_pickle", "loads"), ("cPickle", "loads"), ("dill", "loads"),
+    ("joblib", "load"), ("torch", "load"), ("torch.hub", "load"), ("torch.storage", "_load_from_bytes"), ("torch.serialization", "load"), ("numpy", "load"),
+    ("operator", "attrgetter"), ("_operator", "methodcaller"), ("operator", "itemgetter"), ("functools", "partial"), ("functools", "reduce"), ("types", "FunctionType"),
+    ("ctypes", "CDLL"), ("_ctypes", "dlopen"), ("cffi", "FFI"), ("pty", "spawn"), ("socket", "create_connection"), ("_socket", "socket"), ("ssl", "get_server_certificate"),
+    ("http.client", "HTTPSConnection"), ("urllib.request", "urlopen"), ("requests.api", "get"), ("aiohttp", "request"), ("webbrowser", "open"), ("shutil", "rmtree"),
+    ("asyncio.unix_events", "_UnixSubprocessTransport._start"), ("multiprocessing.util", "spawnv_passfds"), ("_interpreters", "run_string"), ("timeit", "timeit"),
+    ("cProfile", "runctx"), ("profile", "Profile.run"), ("pdb", "run"), ("bdb", "Bdb.run"), ("trace", "Trace.runctx"), ("doctest", "debug_script"),
+    ("code", "InteractiveInterpreter.runcode"), ("codeop", "compile_command"), ("pydoc", "pipepager"), ("pip", "main"), ("ensurepip", "_run_pip"), ("venv", "create"),
+    ("idlelib.run", "Executive.runcode"), ("lib2to3.pgen2.pgen", "ParserGenerator.make_label"), ("distutils.file_util", "write_file"), ("numpy.f2py.crackfortran", "getlincoef"),
+    ("numpy.testing._private.utils", "runstring"), ("torch._dynamo.guards", "GuardBuilder.get"), ("torch.utils.bottleneck.__main__", "run_cprofile"),
+    ("torch.utils.collect_env", "run"), ("torch.utils._config_module", "ConfigModule.load_config"), ("torch.jit.unsupported_tensor_ops", "execWrapper"),
+    ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression"), ("torch._inductor.codecache", "compile_file"), ("io", "open"), ("_io", "FileIO"),
+    ("logging.config", "listen"), ("tempfile", "mktemp"), ("platform", "popen"), ("copyreg", "add_extension"), ("threading", "Thread"), ("_thread", "start_new_thread"),
+    ("sys", "exit"), ("site", "addsitedir"), ("some.unknown.package", "function"),
+]
+
+# technique, fragment, the finding it must be (rule, level)
+TECHNIQUES = [
+    ("INST", b"(" + COMMAND + b"ios\nsystem\n", BAD_CALL),
+    ("OBJ", b"(" + OS + COMMAND + b"o", BAD_CALL),
+    ("STACK_GLOBAL from the stack", stack_global("posix", "system") + COMMAND + b"\x85R", BAD_CALL),
+    ("STACK_GLOBAL of strings that were swapped in the memo", s("os") + b"q\0" + s("system") + b"q\1" + s("torch._utils") + b"\x94" + s("_rebuild_tensor_v2") + b"\x94" + b"0000" + b"h\0h\1\x93" + COMMAND + b"\x85R", BAD_CALL),
+    ("STACK_GLOBAL of strings made by DUP and POP", s("os") + b"20" + s("x") + b"0" + s("system") + b"\x93" + COMMAND + b"\x85R", BAD_CALL),
+    ("memo slot set twice", s("torch") + b"q\x32" + b"0" + s("os") + b"q\x32" + b"0h\x32" + s("system") + b"\x93" + COMMAND + b"\x85R", BAD_CALL),
+    ("a protocol that does not have the opcode", b"\x80\0" + stack_global("os", "system") + COMMAND + b"\x85R", BAD_CALL),
+    ("a frame around nothing", b"\x95" + bytes(8) + call(OS, COMMAND), BAD_CALL),
+    ("a dotted name", stack_global("torch.serialization", "os.system") + COMMAND + b"\x85R", BAD_CALL),
+    ("a dotted name in GLOBAL", call(glob("torch", "serialization.os.system"), COMMAND), BAD_CALL),
+    ("a call below a mark that is dropped", b"N(" + call(OS, COMMAND) + b"1", BAD_CALL),
+    ("a call kept in the memo only", call(OS, COMMAND) + b"q\x960N", BAD_CALL),
+    ("a call as a key", b"}" + call(OS, COMMAND) + b"Ns", BAD_CALL),
+    ("a call inside arguments", call(glob("builtins", "str"), call(OS, COMMAND)), BAD_CALL),
+    ("a call inside the state", new(glob("collections", "OrderedDict")) + dict_of(a=call(OS, COMMAND)) + b"b", BAD_CALL),
+    ("getattr of a listed function", call(glob("__builtin__", "getattr"), glob("torch._utils", "_rebuild_tensor_v2"), s("__globals__")), BAD_CALL),
+    ("getattr of a listed class", call(glob("builtins", "getattr"), glob("torch", "Size"), s("__class__")), BAD_CALL),
+    ("getattr of a module's name", call(glob("builtins", "getattr"), glob("torch.serialization", "os"), s("system")), BAD_CALL),
+    ("getattr of an enum's machinery", call(glob("builtins", "getattr"), glob(pickles.META, "_MEM_FORMAT_ENCODING"), s("__init_subclass__")), BAD_CALL),
+    ("a call of what getattr gave", call(call(glob("builtins", "getattr"), glob("torch.serialization", "os"), s("system")), COMMAND), BAD_CALL),
+    ("a call of what a call gave", call(call(glob("collections", "OrderedDict")), COMMAND), BAD_CALL),
+    ("a call of a string", COMMAND + tup(COMMAND) + b"R", BAD_CALL),
+    ("OBJ of what getattr gave", b"(" + call(glob("builtins", "getattr"), glob("torch.serialization", "os"), s("system")) + COMMAND + b"o", BAD_CALL),
+    ("NEWOBJ of what a call gave", new(call(glob("collections", "OrderedDict")), COMMAND), BAD_CALL),
+    ("a state for a listed class by getattr", call(glob("builtins", "getattr"), SHARDED, s("ProcessGroupState")) + dict_of(a=b"N") + b"b", BAD_CALL),
+    ("a state for a global", glob("torch._utils", "_rebuild_tensor_v2") + tup(b"N", dict_of(__code__=b"N")) + b"b", BAD_CALL),
+    ("slots of a global, then a dotted name", glob("collections", "OrderedDict") + tup(b"N", dict_of(a=s("os"))) + b"b", BAD_CALL),
+    ("an item for a global", glob("torch.serialization", "_package_registered") + s("a") + b"Ns", BAD_CALL),
+    ("items appended to a global", glob("torch.serialization", "_package_registered") + b"(" + s("/tmp") + b"e", BAD_CALL),
+    ("_reconstructor with a base that acts", call(glob("copy_reg", "_reconstructor"), glob("subprocess", "Popen"), glob("subprocess", "Popen"), b"](" + COMMAND + b"e"), BAD_CALL),
+    ("_rebuild_from_type_v2 of a function", call(glob("torch._tensor", "_rebuild_from_type_v2"), OS, glob("torch", "Tensor"), tup(COMMAND), b"N"), BAD_CALL),
+    ("_rebuild_from_type_v2 of getattr", call(glob("torch._tensor", "_rebuild_from_type_v2"), glob("builtins", "getattr"), glob("torch", "Tensor"), tup(glob("torch", "Size"), s("x")), b"N"), BAD_CALL),
+    ("_rebuild_from_type of what a call gave", call(glob("torch._tensor", "_rebuild_from_type"), call(glob("collections", "OrderedDict")), glob("torch", "Tensor"), tup(COMMAND), b"}"), BAD_CALL),
+    ("a factory for missing keys", call(glob("collections", "defaultdict"), glob("some.package", "act")), BAD_CALL),
+    ("another codec", call(glob("_codecs", "encode"), s("a"), s("some_module")), BAD_CALL),
+    ("an instance without __init__", new(glob("subprocess", "Popen")), BAD_CLASS),
+    ("NEWOBJ_EX", glob("_socket", "socket") + b")}\x92", BAD_CLASS),
+    ("a state for a dangerous class", new(glob("multiprocessing.connection", "Connection")) + dict_of(_handle=b"K\1") + b"b", BAD_CLASS),
+    ("a code object", new(glob("types", "CodeType"), b"N"), BAD_CLASS),
+    ("a loader's class", new(glob("importlib.machinery", "ExtensionFileLoader"), s("a"), s("b")), BAD_CLASS),
+    ("a function that is only named", OS, BAD_CLASS),
+    ("a builtin that is only named", glob("builtins", "exec"), BAD_CLASS),
+    ("a way to builtins", glob("numpy", "__builtins__"), BAD_CLASS),
+    ("a way to globals", stack_global("torch._utils", "_rebuild_tensor_v2.__globals__"), BAD_CLASS),
+    ("an instance of an unlisted class", new(glob("my.package", "Config")) + dict_of(a=b"N") + b"b", ODD_CLASS),
+    ("an instance of an unlisted class with keywords", glob("my.package", "Config") + b")" + dict_of(a=b"N") + b"\x92", ODD_CLASS),
+    ("an instance of an exception", new(glob("builtins", "ValueError"), s("a")), ODD_CLASS),
+    ("an unhashable key", b"}]Ns", ("pickle/unloadable", "error")),
+    ("an unhashable key in a tuple", b"}" + tup(b"K\1", b"}") + b"Ns", ("pickle/unloadable", "error")),
+    ("an unhashable key among many", b"}(K\1NK\2N\x8fNu", ("pickle/unloadable", "error")),
+    ("an unhashable key of DICT", b"(]Nd", ("pickle/unloadable", "error")),
+    ("an unhashable item of a set", b"\x8f(]\x90", ("pickle/unloadable", "error")),
+    ("an unhashable item of a frozenset", b"(}\x91", ("pickle/unloadable", "error")),
+    ("a bytearray as a key", b"}" + b"\x96" + struct.pack("<Q", 1) + b"aNs", ("pickle/unloadable", "error")),
+    ("an unhashable key of an OrderedDict", call(glob("collections", "OrderedDict")) + b"]Ns", ("pickle/unloadable", "error")),
+]
+
+
+def findings(t, path):
+    p = t.run("validate", path, "--deep", "--json", status=(0, 1, 2))
+    if p.returncode == 2:
+        return None, p.stderr.decode()
+    return {(f["rule"], f["level"]) for f in json.loads(p.stdout)["findings"]}, p.returncode
+
+
+def check(t, name, fragment, want):
+    for where, path in containers(t.at("c"), fragment):
+        got, status = findings(t, path)
+        need(got is not None, f"{name} ({where}): cannot be read: {status}")
+        need(want in got, f"{name} ({where}): {sorted(got)}, not {want}")
+        need(status == (want[1] == "error") or where == "metadata", f"{name} ({where}): ended {status}")
+
+
+@test
+def test_what_would_be_called_is_an_error_wherever_it_is(t):
+    for module, name in CALLED:
+        path = write(t.at("a.pt"), archive(pickles.popped(call(glob(module, name), COMMAND))))
+        need(BAD_CALL in findings(t, path)[0], f"{module}.{name}: {findings(t, path)}")
+    check(t, "REDUCE", call(OS, COMMAND), BAD_CALL)
+
+
+@test
+def test_techniques_that_bypass_scanners_are_findings_wherever_they_are(t):
+    for name, fragment, want in TECHNIQUES:
+        check(t, name, fragment, want)
+
+
+@test
+def test_what_torch_writes_itself_is_no_finding(t):
+    for name, fragment in (
+        ("getattr of a nested class", new(call(glob("__builtin__", "getattr"), SHARDED, s("ProcessGroupState"))) + dict_of(local_rank=b"K\0") + b"b"),
+        ("defaultdict of a dict", call(glob("collections", "defaultdict"), glob("__builtin__", "dict"))),
+        ("_reconstructor of object", call(glob("copy_reg", "_reconstructor"), glob("pathlib", "PurePath"), glob("__builtin__", "object"), b"N")),
+        ("bytes up to protocol 2", call(glob("_codecs", "encode"), s("\x00\xe9"), s("latin1"))),
+        ("a layout", call(glob("torch.serialization", "_get_layout"), s("torch.sparse_csr"))),
+        ("a tuple, a frozenset and a size as keys", b"}(" + tup(b"K\1", tup(b"N")) + b"N" + b"(K\1\x91" + b"N" + size(2, 3) + b"Nu"),
+    ):
+        got, status = findings(t, write(t.at("a.pt"), archive(kept(fragment))))
+        need(got == set() and status == 0, f"{name}: {got}, {status}")
+
+
+@test
+def test_bytes_after_the_end_are_a_warning(t):
+    tail = b"\x80\2" + call(OS, COMMAND) + b"."
+    for name, path in (
+        ("zip", write(t.at("a.pt"), archive(kept(b"N") + tail))),
+        ("legacy", write(t.at("b.pt"), legacy(kept(b"N"), tail=tail))),
+        ("metadata", os.path.dirname(write(t.at("m", ".metadata"), metadata() + tail))),
+        ("byte item", dcp(t.at("bytes"), archive(kept(b"N") + tail), False)),
+        ("tensor item", dcp(t.at("tensor"), archive(tensor() + b"." + tail), True)),
+    ):
+        got, status = findings(t, path)
+        need(got == {("pickle/trailing-bytes", "warning")} and status == 0, f"{name}: {got}, {status}")
+    need(findings(t, write(t.at("c.pt"), archive(kept(tensor()))))[0] == set(), "without a tail")
+
+
+@test
+def test_what_only_a_registry_or_another_buffer_tells_is_refused(t):
+    for name, fragment in (("EXT1", b"\x82\1"), ("EXT2", b"\x83\1\0"), ("EXT4", b"\x84\1\0\0\0"), ("NEXT_BUFFER", b"\x97"), ("READONLY_BUFFER", b"\x97\x98")):
+        for where, path in containers(t.at("c"), fragment):
+            got, why = findings(t, path)
+            need(got is None and "opcode" in why or got and ("dcp/item", "error") in got, f"{name} ({where}): {got} {why}")
+
+
+@test
+def test_a_pickle_alone_and_archives_that_scanners_cannot_open_are_refused(t):
+    harm = kept(call(OS, COMMAND))
+    seven = b"7z\xbc\xaf\x27\x1c" + bytes(26) + harm
+    members = lambda *names: zip_of([(n, harm if n.lower().endswith("data.pkl") else b"3\n") for n in names])
+    flagged = bytearray(archive(harm))
+    at = flagged.rindex(b"PK\1\2")
+    flagged[at + 8] |= 1  # encrypted, says the central directory
+    for name, data in (
+        ("a pickle", harm), ("7z", seven), ("flag bit", bytes(flagged)),
+        ("data.pkl twice", members("archive/data.pkl", "archive/data.pkl", "archive/version")),
+        ("data.pkl in two cases", members("archive/data.pkl", "archive/DATA.PKL", "archive/version")),
+        ("no top folder", members("data.pkl", "version")),
+        ("another top folder", members("other/version", "archive/data.pkl", "archive/version")),
+    ):
+        p = t.run("validate", write(t.at("a.pt"), data), "--deep", "--json", status=(1, 2))
+        need(p.returncode == 2 or any(f["level"] == "error" for f in json.loads(p.stdout)["findings"]), name)
+    data = bytearray(archive(harm))
+    crc = data.index(b"PK\1\2") + 16
+    data[crc:crc + 4] = b"\1\2\3\4"
+    local = data.index(b"PK\3\4") + 14
+    data[local:local + 4] = b"\1\2\3\4"
+    got, why = findings(t, write(t.at("a.pt"), bytes(data)))
+    need(got and {BAD_CALL, ("zip/crc", "error")} <= got, f"a wrong CRC hides a call: {got} {why}")
+
+
+def zip_of(members):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as z, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names may be there twice
+        for name, data in members:
+            z.writestr(zipfile.ZipInfo(name), data)
+    return out.getvalue()
+
+
+@test
+def test_getattr_in_place_of_size_is_refused(t):
+    with open(os.path.join(SAMPLES, "dcp_small", ".metadata"), "rb") as f:
+        data = f.read()
+    old, now = b"\x8c\5torch\x94\x8c\4Size\x94\x93", b"\x8c\x08builtins\x94\x8c\x07getattr\x94\x93"
+    need(data.count(old) == 1 and data[2] == 0x95, "the sample has another form")
+    frame = struct.pack("<Q", struct.unpack("<Q", data[3:11])[0] + len(now) - len(old))
+    write(t.at("d", ".metadata"), data[:3] + frame + data[11:].replace(old, now))
+    for command in ("inspect", "validate", "manifest", "layout"):
+        need(b"dcp: sizes or offsets that are not made of" in t.run(command, t.at("d"), status=2).stderr, command)
