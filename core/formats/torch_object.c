@@ -388,18 +388,29 @@ static tsr_status fill_old_tensor(tsr_torch_build *build, tsr_value *value, tsr_
                : fill_object(build, value, ref, out, err);
 }
 
+/* What a subclass of OrderedDict is called with: nothing; of defaultdict: the factory. Then come the items. */
+static bool is_called_mapping(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_ref first = tsr_torch_arg(pickle, ref, 0);
+    size_t count = tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref));
+    bool factory = count == 1 && (first == TSR_REF_NONE || tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_GLOBAL);
+    return tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_CALLED && (count == 0 || factory);
+}
+
 /* Python pickles items beside the arguments for instances of dict and of list only: what is merely built, from no arguments,
- * is what PyTorch would walk into. */
+ * or called like a subclass of OrderedDict, is what PyTorch would walk into. */
 static tsr_status fill_container(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     tsr_ref appended = tsr_pickle_appended(pickle, ref), set = tsr_pickle_dict_items(pickle, ref);
-    bool one = (appended == TSR_REF_NONE) != (set == TSR_REF_NONE);
+    bool one = (appended == TSR_REF_NONE) != (set == TSR_REF_NONE), mapping = is_called_mapping(pickle, ref) && set;
     bool plain = tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_BUILT && tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0;
-    if (!one || !plain) return fill_object(build, value, ref, out, err);
+    if (!one || !(plain || mapping)) return fill_object(build, value, ref, out, err);
     size_t count = 0;
     const tsr_ref *items = tsr_pickle_items(pickle, set == TSR_REF_NONE ? appended : set, &count);
-    return tsr_torch_fill(build, value, set == TSR_REF_NONE ? TSR_VALUE_LIST : TSR_VALUE_DICT, items, count, out, err);
+    if (!mapping) return tsr_torch_fill(build, value, set == TSR_REF_NONE ? TSR_VALUE_LIST : TSR_VALUE_DICT, items, count, out, err);
+    value->ordered_dict = tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0;
+    return fill_pairs(build, value, ref, items, count, out, err);
 }
 
 tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)

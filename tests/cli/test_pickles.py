@@ -208,3 +208,33 @@ def test_getattr_in_place_of_size_is_refused(t):
     write(t.at("d", ".metadata"), data[:3] + frame + data[11:].replace(old, now))
     for command in ("inspect", "validate", "manifest", "layout"):
         need(b"dcp: sizes or offsets that are not made of" in t.run(command, t.at("d"), status=2).stderr, command)
+
+
+@test
+def test_items_of_mappings_that_are_called_are_entries(t):
+    """PyTorch's flatten_state_dict of {"o": Own(a=…, b={"c": …}, n=3), "d": DD(dict, q=…)} gives o.a, o.b.c, o.n, d.q."""
+    own = call(glob("my.package", "Own")) + b"(" + s("a") + tensor() + s("b") + dict_of(c=tensor()) + s("n") + b"K\3u"
+    factory = call(glob("my.package", "DD"), glob("__builtin__", "dict")) + s("q") + tensor() + b"s"
+    for state in (b"", dict_of(note=s("kept")) + b"b", tup(dict_of(note=s("kept")), dict_of(slot=b"N")) + b"b"):
+        path = write(t.at("a.pt"), archive(b"}(" + s("o") + own + state + s("d") + factory + b"u."))
+        doc = t.json("inspect", path, "--json")
+        names = {e["fqn"]: e["kind"] for e in doc["entries"]}
+        need(names == {"o.a": "tensor", "o.b.c": "tensor", "o.n": "object", "d.q": "tensor"}, names)
+        need(findings(t, path)[0] == {BAD_CALL}, "the call of the class is a finding")
+        t.run("convert", path, t.at("b.pt"), "--to", "torch", "--overwrite")
+        need({e["fqn"] for e in t.json("inspect", t.at("b.pt"), "--json")["entries"]} == set(names), "entries after convert")
+    path = write(t.at("a.pt"), archive(own + b"."))
+    need([e["fqn"] for e in t.json("inspect", path, "--json")["entries"]] == ["a", "b.c", "n"], "at the root")
+    path = write(t.at("a.pt"), archive(b"}" + s("o") + call(glob("my.package", "Thing"), b"K\1") + s("a") + tensor() + b"ss."))
+    need([(e["fqn"], e["kind"]) for e in t.json("inspect", path, "--json")["entries"]] == [("o", "opaque")], "a class with arguments of its own")
+
+
+@test
+def test_memo_slots_may_have_gaps(t):
+    """Slots 7, 3, 200 and 4294967295 of one tensor's parts."""
+    one = b"K\4q\x07" + b"0" + b"K\1q\x03" + b"0" + s("w") + b"q\xc80" + s("v") + b"r\xff\xff\xff\xff0"
+    sized = tensor(size=b"h\x07\x85", stride=b"h\x03\x85")
+    path = write(t.at("a.pt"), archive(b"\x80\2" + one + b"}h\xc8" + sized + b"sj\xff\xff\xff\xff" + b"h\x07s."))
+    doc = t.json("inspect", path, "--json")
+    need([(e["fqn"], e.get("shape"), e.get("value")) for e in doc["entries"]] == [("w", [4], None), ("v", None, 4)], doc["entries"])
+    need(findings(t, path) == (set(), 0), findings(t, path))
