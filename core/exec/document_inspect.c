@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "exec/document_parts.h"
+#include "formats/enum_names.h"
 
 enum {
     REPR_BYTES = 1000,
@@ -278,9 +279,10 @@ void tsr_document_put_object(tsr_json *json, const tsr_entry *entry, const tsr_h
     tsr_json_str(json, entry->type);
     if (entry->kind == TSR_ENTRY_OPAQUE && entry->dtype != TSR_DTYPE_NONE) put_shape(json, entry);
     if (!entry->value) return;
-    if (entry->kind == TSR_ENTRY_OBJECT && tsr_value_is_json(entry->value, VALUE_DEPTH, host->limits.expansion)) {
+    const tsr_value *member = tsr_enum_value(entry->value), *value = member ? member : entry->value;
+    if (entry->kind == TSR_ENTRY_OBJECT && tsr_value_is_json(value, VALUE_DEPTH, host->limits.expansion)) {
         tsr_json_key(json, "value");
-        tsr_json_value(json, entry->value);
+        tsr_json_value(json, value);
     } else {
         tsr_json_key(json, "repr");
         tsr_json_text(json, tsr_value_text(entry->value, text, sizeof text));

@@ -16,6 +16,8 @@ static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_source 
     const tsr_store_file *file = &checkpoint->store->files[source->file];
     const tsr_verdict verdict = {.pickle = metadata->pickle, .findings = checkpoint->findings, .file_name = file->name};
     TSR_TRY(tsr_verdict_on_pickle(&verdict, err));
+    if (metadata->odd_enum != TSR_NO_POSITION)
+        TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_enum, TSR_STR("an enum class with something other than one plain value"), err));
     if (metadata->odd_getattr != TSR_NO_POSITION)
         TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_getattr, TSR_STR("builtins.getattr"), err));
     if (metadata->unloadable != TSR_NO_POSITION)

@@ -2,6 +2,7 @@
 #include "formats/dcp_metadata.h"
 
 #include "base/try.h"
+#include "formats/enum_names.h"
 
 enum class_id {
     ID_SIZE = 1,
@@ -15,6 +16,7 @@ enum class_id {
     ID_LAYOUT,
     ID_GETATTR,
     ID_METADATA,
+    ID_ENUM,
     ID_LISTED /* may occur, means nothing here */
 };
 
@@ -48,6 +50,11 @@ static const char *const key_names[] = {
     { \
         files, "_StorageInfo", ID_STORAGE | BUILT \
     }
+#define PLANS(module) /* what Megatron adds: all_local_plans */ \
+    {module, "SavePlan", ID_LISTED}, {module, "WriteItem", ID_LISTED}, \
+    { \
+        module, "TensorWriteData", ID_LISTED \
+    }
 #define PATHS(module) \
     {module, "PosixPath", ID_LISTED}, {module, "WindowsPath", ID_LISTED}, {module, "PurePosixPath", ID_LISTED}, \
         {module, "PureWindowsPath", ID_LISTED}, \
@@ -65,6 +72,9 @@ static const tsr_pickle_name names[] = {
     {"torch.serialization", "_get_layout", ID_LAYOUT | MADE},
     {"builtins", "getattr", ID_GETATTR | MADE},
     {"collections", "OrderedDict", ID_LISTED},
+    PLANS("torch.distributed.checkpoint.planner"),
+    PLANS("torch.distributed._shard.checkpoint.planner"),
+    {"megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan", ID_LISTED},
 };
 
 enum { DIMS_CACHE = 1 << 15, KEY_CACHE = 8 };
@@ -412,6 +422,17 @@ static tsr_status fold_memory_format(item *it, tsr_ref *out)
     return add_record(it, &word, 1, out);
 }
 
+/* A member of an enum: Class(value). */
+static tsr_status fold_enum(item *it, tsr_ref *out)
+{
+    const uint64_t word = TSR_DCP_NOTE;
+    const tsr_pickle_parts *parts = it->parts;
+    const bool one = parts->count == 1 && !parts->ints;
+    if (!one || !tsr_enum_is_plain(tsr_pickle_kind_of(it->pickle, parts->items[0])))
+        it->folder->metadata->odd_enum = parts->position;
+    return add_record(it, &word, 1, out);
+}
+
 /* Python 3.11 writes an enum member as getattr(class, name). */
 static tsr_status fold_getattr(item *it, tsr_ref *out)
 {
@@ -419,7 +440,9 @@ static tsr_status fold_getattr(item *it, tsr_ref *out)
     const tsr_pickle_parts *parts = it->parts;
     static const char *const members[] = {"TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT"};
     bool member = !parts->ints && parts->count == 2 && tsr_pickle_id(it->pickle, parts->items[0]) == ID_MEMORY_FORMAT;
-    if (member && is_text_of(it, parts->items[1], members, sizeof members / sizeof members[0]))
+    bool listed = !parts->ints && parts->count == 2 && tsr_pickle_id(it->pickle, parts->items[0]) == ID_ENUM;
+    if ((member && is_text_of(it, parts->items[1], members, sizeof members / sizeof members[0])) ||
+        (listed && tsr_enum_is_member(it->pickle, parts->items[1])))
         return add_record(it, &word, 1, out);
     it->folder->metadata->odd_getattr = parts->position;
     return TSR_OK;
@@ -440,8 +463,14 @@ static tsr_status fold(void *ctx, const tsr_pickle *pickle, const tsr_pickle_par
     case ID_GETATTR: return fold_getattr(&it, out);
     case ID_LAYOUT: return fold_layout(&it, out);
     case ID_MEMORY_FORMAT: return fold_memory_format(&it, out);
+    case ID_ENUM: return fold_enum(&it, out);
     default: return TSR_OK; /* no other class has a flag */
     }
+}
+
+static uint32_t enum_id(tsr_str module, tsr_str name)
+{
+    return tsr_enum_is_listed(module, name) ? ID_ENUM | MADE : 0;
 }
 
 static void restart(void *ctx)
@@ -503,6 +532,7 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
                               .fqns = tsr_dcp_names_of(host->allocator),
                               .paths = tsr_dcp_names_of(host->allocator),
                               .odd_getattr = TSR_NO_POSITION,
+                              .odd_enum = TSR_NO_POSITION,
                               .unloadable = TSR_NO_POSITION};
     folder *f = tsr_alloc(host->allocator, 1, sizeof *f, err);
     if (!f) return TSR_E_NOMEM;
@@ -510,7 +540,7 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
     f->metadata = out;
     f->chunk_bound = bytes.size;
     tsr_pickle_sink sink = {
-        .names = names, .count = sizeof names / sizeof *names, .fold = fold, .restart = restart, .ctx = f};
+        .names = names, .count = sizeof names / sizeof *names, .other = enum_id, .fold = fold, .restart = restart, .ctx = f};
     tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, &out->pickle_end, err);
     tsr_free(host->allocator, f, 1, sizeof *f);
     if (status == TSR_OK) status = take_root(out, err);

@@ -1,5 +1,6 @@
 /* What a leaf of a state dict is called and what is known of it, when it is no dense tensor. */
 #include "base/try.h"
+#include "formats/enum_names.h"
 #include "formats/torch_flatten.h"
 
 /* numpy's _reconstruct and copyreg's _reconstructor make an object of the class that is their first argument. */
@@ -50,10 +51,12 @@ static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_e
 
 tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry, tsr_error *err)
 {
+    const tsr_str enum_class = tsr_enum_named(value);
     bool named = value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text, TSR_STR("torch."));
-    entry->kind = value->kind == TSR_VALUE_OBJECT || named ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT;
+    bool member = enum_class.size || tsr_enum_value(value);
+    entry->kind = !member && (value->kind == TSR_VALUE_OBJECT || named) ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT;
     entry->value = value;
-    entry->type = type_name(value);
+    entry->type = enum_class.size ? enum_class : type_name(value);
     if (value->kind == TSR_VALUE_OBJECT) TSR_TRY(describe_parts(value, arena, entry, err));
     return tsr_torch_name_inner(value, host, seen, arena, err);
 }

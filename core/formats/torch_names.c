@@ -2,6 +2,8 @@
  * torch/distributed/tensor, torch/distributed/_shard of PyTorch 2.13, and where older versions kept the same classes. */
 #include "formats/torch_names.h"
 
+#include "formats/enum_names.h"
+
 #define DTENSOR_MODULES(name, id)                                  \
     {"torch.distributed.tensor", name, id},                        \
     {"torch.distributed.tensor._api", name, id},                   \
@@ -141,6 +143,7 @@ static const struct {
 
 bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref name)
 {
+    if (tsr_pickle_id(pickle, class_) == TSR_TORCH_ENUM) return tsr_enum_is_member(pickle, name);
     if (tsr_pickle_id(pickle, class_) == 0 || tsr_pickle_kind_of(pickle, name) != TSR_PICKLE_STR) return false;
     for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {
         if (tsr_str_equal(tsr_pickle_name_of(pickle, class_), tsr_str_from(attributes[i].class_name)) &&
@@ -150,7 +153,12 @@ bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref na
     return false;
 }
 
-const tsr_pickle_sink tsr_torch_names = {.names = names, .count = sizeof names / sizeof names[0]};
+static uint32_t enum_id(tsr_str module, tsr_str name)
+{
+    return tsr_enum_is_listed(module, name) ? TSR_TORCH_ENUM : 0;
+}
+
+const tsr_pickle_sink tsr_torch_names = {.names = names, .count = sizeof names / sizeof names[0], .other = enum_id};
 
 static bool in_torch(const tsr_pickle *pickle, tsr_ref global)
 {

@@ -40,7 +40,8 @@ enum tsr_torch_name {
     TSR_TORCH_DEFAULT_DICT,  /* its first argument is called for keys that are not there */
     TSR_TORCH_RECONSTRUCTOR, /* copyreg._reconstructor: calls its second argument's __init__ */
     TSR_TORCH_FUNCTION,      /* known, its result kept as an object; has no instances */
-    TSR_TORCH_QSCHEME        /* a value: neither called nor built */
+    TSR_TORCH_QSCHEME,       /* a value: neither called nor built */
+    TSR_TORCH_ENUM           /* a listed enum class (enum_names.h) */
 };
 
 /* The table for tsr_pickle_parse: no folding. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/try.h"
+#include "formats/enum_names.h"
 #include "formats/torch_names.h"
 #include "formats/torch_writer.h"
 
@@ -145,7 +146,7 @@ static tsr_status put_global(emitter *e, tsr_str dotted)
 {
     tsr_str module, name;
     if (!split_name(dotted, &module, &name)) return refuse(e, "the class", dotted);
-    if (tsr_str_equal(dotted, TSR_STR(TSR_TORCH_GROUP_STATE))) {
+    if (tsr_str_equal(dotted, TSR_STR(TSR_TORCH_GROUP_STATE)) || tsr_enum_is_class(module)) {
         tsr_pickler_global(&e->pickler, TSR_STR("__builtin__"), TSR_STR("getattr"));
         TSR_TRY(put_global(e, module));
         tsr_pickler_str(&e->pickler, name);
@@ -251,7 +252,8 @@ static tsr_status open_container(emitter *e, const tsr_value *value)
     case TSR_VALUE_SIZE: tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("Size")); break;
     case TSR_VALUE_OBJECT:
         if (value->count && value->items[0]->kind == TSR_VALUE_DICT) return refuse(e, "an object of class", value->text);
-        if (value->called && !may_be_called(value->text)) return refuse(e, "a call of", value->text);
+        if (value->called && !tsr_enum_value(value) && !may_be_called(value->text))
+            return refuse(e, "a call of", value->text);
         TSR_TRY(put_global(e, value->text));
         return push(e, value, WHOLE);
     default: break;

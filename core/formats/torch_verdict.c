@@ -4,6 +4,7 @@
 #include "formats/torch_verdict.h"
 
 #include "base/try.h"
+#include "formats/enum_names.h"
 
 typedef struct judge {
     tsr_verdict verdict;
@@ -16,9 +17,16 @@ static bool is_data(const tsr_pickle *pickle, tsr_ref global)
     return tsr_torch_dtype(pickle, global) || tsr_torch_storage_dtype(pickle, global);
 }
 
+/* getattr(Class, name), which is a value: calling it would be a call of what the pickle does not name. */
+static bool is_enum_member(const tsr_pickle *pickle, tsr_ref object)
+{
+    return tsr_pickle_id(pickle, tsr_torch_arg(pickle, object, 0)) == TSR_TORCH_ENUM &&
+           tsr_enum_is_member(pickle, tsr_torch_arg(pickle, object, 1));
+}
+
 static bool is_class(const tsr_pickle *pickle, tsr_ref object)
 {
-    return tsr_pickle_class_id(pickle, object) == TSR_TORCH_GETATTR &&
+    return tsr_pickle_class_id(pickle, object) == TSR_TORCH_GETATTR && !is_enum_member(pickle, object) &&
            tsr_torch_is_attribute(pickle, tsr_torch_arg(pickle, object, 0), tsr_torch_arg(pickle, object, 1));
 }
 
@@ -42,13 +50,18 @@ static tsr_status judge_built(const judge *j, tsr_ref class_, tsr_error *err)
     return tsr_pickle_id(pickle, class_) ? TSR_OK : tsr_verdict_instance_of(&j->verdict, j->position, class_, err);
 }
 
-/* What getattr gives is a class: nothing may be changed about it. */
+static bool is_changed(const judge *j)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    return tsr_pickle_state(pickle, j->object) || tsr_pickle_appended(pickle, j->object) ||
+           tsr_pickle_dict_items(pickle, j->object);
+}
+
+/* What getattr gives is a class or a member of an enum: nothing may be changed about it. */
 static tsr_status judge_getattr(const judge *j, tsr_error *err)
 {
     const tsr_pickle *pickle = j->verdict.pickle;
-    bool changed = tsr_pickle_state(pickle, j->object) || tsr_pickle_appended(pickle, j->object) ||
-                   tsr_pickle_dict_items(pickle, j->object);
-    if (is_class(pickle, j->object) && !changed) return TSR_OK;
+    if ((is_class(pickle, j->object) || is_enum_member(pickle, j->object)) && !is_changed(j)) return TSR_OK;
     return tsr_verdict_call(&j->verdict, j->position, TSR_STR("builtins.getattr"), err);
 }
 
@@ -104,6 +117,17 @@ static tsr_status judge_layout(const judge *j, tsr_error *err)
     return tsr_verdict_unloadable(&j->verdict, j->position, "there is no layout of that name", err);
 }
 
+/* Class(value) gives a member. Any other use of an enum class is judged as if it were not listed. */
+static tsr_status judge_enum(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    const tsr_ref class_ = tsr_pickle_class(pickle, j->object);
+    const bool one = tsr_pickle_count(pickle, tsr_pickle_args(pickle, j->object)) == 1;
+    if (tsr_pickle_how_of(pickle, j->object) != TSR_PICKLE_CALLED) return tsr_verdict_instance_of(&j->verdict, j->position, class_, err);
+    if (one && !is_changed(j) && tsr_enum_is_plain(tsr_pickle_kind_of(pickle, tsr_torch_arg(pickle, j->object, 0)))) return TSR_OK;
+    return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
+}
+
 static tsr_status judge_object(const judge *j, tsr_error *err)
 {
     const tsr_pickle *pickle = j->verdict.pickle;
@@ -119,6 +143,7 @@ static tsr_status judge_object(const judge *j, tsr_error *err)
     case TSR_TORCH_DEFAULT_DICT: return judge_factory(j, err);
     case TSR_TORCH_ENCODE: return judge_encode(j, err);
     case TSR_TORCH_LAYOUT: return judge_layout(j, err);
+    case TSR_TORCH_ENUM: return judge_enum(j, err);
     default: return TSR_OK;
     }
 }
