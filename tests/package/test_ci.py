@@ -85,6 +85,37 @@ def test_the_github_action_checks_the_layout(t):
     assert (strict.status, lax.status) == (1, 0), (strict.log, lax.log)
 
 
+def write(t, name, data):
+    with open(t.at(name), "wb") as f:
+        f.write(data)
+
+
+def test_the_github_action_changes_levels_and_leaves_out_what_is_known(t):
+    a = Action(t, paths=BROKEN, rules="layout/hole=warning\n\ndcp/*=note\n")
+    assert (a.status, a.outputs["result"]) == (0, "valid") and re.search(r"^::warning .*layout/hole", a.log, re.M), a.log
+    write(t, "known findings.json", t.run("validate", BROKEN, "--json", status=1).stdout)
+    a = Action(t, paths=f"{GOOD}\n{BROKEN}", baseline="known findings.json", fail_on="note")
+    assert a.status == 0 and "::error" not in a.log and "left out by the baseline" in a.log, a.log
+    a = Action(t, paths=BROKEN, baseline="known findings.json", rules="layout/hole=error", sarif_file="out.sarif")
+    with open(t.at("out.sarif")) as f:
+        assert a.status == 0 and not json.load(f)["runs"][0]["results"], a.log
+    a = Action(t, paths=BROKEN, rules="layout/hloe=off; touch ran")
+    assert (a.status, a.outputs["result"]) == (2, "trouble") and not os.path.exists(t.at("ran")), a.log
+    write(t, "empty.json", b"{}")
+    assert Action(t, paths=GOOD, baseline="empty.json").status == 2
+
+
+def test_the_gitlab_template_changes_levels_and_leaves_out_what_is_known(t):
+    assert run_gitlab(t, TESSERA_PATHS=BROKEN)[0] == 1
+    assert run_gitlab(t, TESSERA_PATHS=BROKEN, TESSERA_RULES="dcp/*=note\nlayout/hole=warning")[0] == 0
+    with open(t.at("tessera-codequality.json")) as f:
+        assert [i["severity"] for i in json.load(f) if i["check_name"] == "layout/hole"] == ["minor"]
+    write(t, "known findings.json", t.run("validate", BROKEN, "--json", status=1).stdout)
+    assert run_gitlab(t, TESSERA_PATHS=f"{GOOD}\n{BROKEN}", TESSERA_BASELINE="known findings.json")[0] == 0
+    assert run_gitlab(t, TESSERA_PATHS=GOOD, TESSERA_BASELINE="absent.json")[0] == 2
+    assert run_gitlab(t, TESSERA_PATHS=GOOD, TESSERA_RULES="layout/hloe=off")[0] == 2
+
+
 def test_the_github_action_writes_sarif(t):
     a = Action(t, paths=BROKEN, sarif_file="out.sarif")
     assert a.status == 1 and a.outputs == {"sarif-file": "out.sarif", "result": "findings"}
@@ -171,3 +202,10 @@ def test_pre_commit_stops_the_commit_of_a_broken_checkpoint(t):
     git(work, "add", ".")
     out = check(*run, status=1, cwd=work, env=env)
     assert "layout/hole" in out and out.count("Failed") == 2, out
+    with open(os.path.join(work, "known.json"), "wb") as f:
+        f.write(t.run("validate", "--deep", os.path.join(work, "broken"), "--json", status=1).stdout)
+    for args, status in (("[--deep, --rule, layout/hole=warning]", 0), ("[--deep, --baseline, known.json]", 0), ("[--deep, --rule, '*=error']", 1)):
+        with open(os.path.join(work, ".pre-commit-config.yaml"), "w") as f:
+            f.write(f"repos:\n- repo: {hooks}\n  rev: {revision}\n  hooks:\n  - id: tessera-validate\n    args: {args}\n")
+        git(work, "add", ".")
+        check(*run, status=status, cwd=work, env=env)
