@@ -12,7 +12,7 @@ static bool has_state(void *ctx)
     const tsr_model_optimizer *o = ((starting *)ctx)->optimizer;
     for (size_t g = 0; g < o->group_count; g++)
         for (size_t p = 0; p < o->groups[g].count; p++)
-            if (o->groups[g].params[p].state && o->groups[g].params[p].state->count) return true;
+            if (o->groups[g].params[p].state) return true;
     return false;
 }
 

@@ -187,32 +187,78 @@ static const tsr_value *refill(loading *l, const tsr_value *tree, const tsr_valu
     return items ? tsr_value_items(l->passing, tree->kind, items, tree->count, err) : NULL;
 }
 
-static tsr_status flat_both(loading *l, size_t o, const tsr_value **local, const tsr_value **flat_local,
-                            const tsr_value **full, tsr_error *err)
+/* One optimizer's state: its own, the same by dotted names, and what of the loaded one has these names. */
+typedef struct full_one {
+    const tsr_value *local, *flat_local, *full;
+} full_one;
+
+static bool has_dimensions(const tsr_value *flat)
+{
+    for (size_t i = 1; i < flat->count; i += 2) {
+        const tsr_tensor *tensor = tsr_tensor_of(flat->items[i]);
+        if (tensor && tensor->entry.rank) return true;
+    }
+    return false;
+}
+
+/* PyTorch asserts that the optimizer holds a tensor, whose device loaded ones get: it would load nothing otherwise. */
+static tsr_status check_local(const tsr_value *flat_local, tsr_error *err)
+{
+    TSR_FAIL_IF(!has_dimensions(flat_local), err, TSR_E_USAGE,
+                "the optimizer holds no state tensors that a full state dict could be loaded into: it has gradients but did "
+                "not step yet, its algorithm has no state, or it lacks first_state; drop the gradients before loading, or "
+                "load without full_state_dict");
+    return TSR_OK;
+}
+
+static tsr_status flat_both(loading *l, size_t o, full_one *out, tsr_error *err)
 {
     tsr_map *names = tsr_map_new(l->host->allocator, 0, err);
-    tsr_status status = names ? tsr_optimizer_native(l->optimizers[o], l->passing, local, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = flat_dict(l, *local, NULL, flat_local, names, err);
-    if (status == TSR_OK && l->loaded[o]) status = flat_dict(l, l->loaded[o], names, full, NULL, err);
+    tsr_status status = names ? tsr_optimizer_native(l->optimizers[o], l->passing, &out->local, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = flat_dict(l, out->local, NULL, &out->flat_local, names, err);
+    if (status == TSR_OK) status = check_local(out->flat_local, err);
+    if (status == TSR_OK && l->loaded[o]) status = flat_dict(l, l->loaded[o], names, &out->full, NULL, err);
     tsr_map_free(names);
     return status;
 }
 
-static tsr_status spread_full(loading *l, size_t o, tsr_error *err)
+/* `tree` with the loaded keys that it does not have. PyTorch adds them on the ranks that were given them. */
+static tsr_status add_new(loading *l, size_t o, const tsr_value **tree, tsr_error *err)
 {
-    const tsr_value *local = NULL, *flat_local = NULL, *full = NULL;
+    const bool broadcast = l->options->broadcast_from_rank0;
+    if (!l->loaded[o]) return TSR_OK;
+    return tsr_optimizer_add(&l->names, l->optimizers[o], l->loaded[o], !broadcast, tree, err);
+}
+
+static tsr_status spread_one(loading *l, size_t o, const full_one *one, tsr_error *err)
+{
     const tsr_broadcast_options options = {0};
-    tsr_status status = tsr_comm_agree(l->comm, flat_both(l, o, &local, &flat_local, &full, err), err);
-    if (status != TSR_OK) return status;
     if (l->options->broadcast_from_rank0) {
-        TSR_TRY(tsr_state_dict_broadcast(full, flat_local, l->comm, &options, l->scratch, err));
+        TSR_TRY(tsr_state_dict_broadcast(one->full, one->flat_local, l->comm, &options, l->scratch, err));
     } else {
-        status = tsr_state_dict_distribute(full, flat_local, l->scratch, err);
+        const tsr_status status = tsr_state_dict_distribute(one->full, one->flat_local, l->scratch, err);
         TSR_TRY(tsr_comm_agree(l->comm, status, err));
     }
     size_t at = 0;
-    l->loaded[o] = refill(l, local, tsr_state_dict_root(l->scratch), &at, err);
-    return tsr_comm_agree(l->comm, l->loaded[o] ? TSR_OK : TSR_E_NOMEM, err);
+    const tsr_value *tree = refill(l, one->local, tsr_state_dict_root(l->scratch), &at, err);
+    const tsr_status status = tree ? add_new(l, o, &tree, err) : TSR_E_NOMEM;
+    l->loaded[o] = tree;
+    return tsr_comm_agree(l->comm, status, err);
+}
+
+/* Spreading writes into the optimizers: what can be refused is looked for in all of them before. */
+static tsr_status spread_full(loading *l, tsr_error *err)
+{
+    full_one *all = tsr_arena_array(l->passing, l->count, sizeof *all, err);
+    tsr_status status = all ? TSR_OK : TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
+        status = flat_both(l, o, &all[o], err);
+        const tsr_value *tree = all[o].local;
+        if (status == TSR_OK) status = add_new(l, o, &tree, err);
+    }
+    TSR_TRY(tsr_comm_agree(l->comm, status, err));
+    for (size_t o = 0; o < l->count; o++) TSR_TRY(spread_one(l, o, &all[o], err));
+    return TSR_OK;
 }
 
 /* ---- FSDP1 ---- */
@@ -380,10 +426,7 @@ static tsr_status prepare(loading *l, const tsr_model *model, const tsr_value *s
 static tsr_status spread_all(loading *l, tsr_error *err)
 {
     tsr_status mine = TSR_OK;
-    if (!l->names.fsdp) {
-        for (size_t o = 0; o < l->count && l->options->full_state_dict; o++) TSR_TRY(spread_full(l, o, err));
-        return TSR_OK;
-    }
+    if (!l->names.fsdp) return l->options->full_state_dict ? spread_full(l, err) : TSR_OK;
     TSR_TRY(tsr_fsdp_optimizers_meet(l->names.fsdp, err));
     for (size_t o = 0; o < l->count; o++) TSR_TRY(spread_units(l, o, err));
     for (size_t o = 0; o < l->count && mine == TSR_OK; o++) {

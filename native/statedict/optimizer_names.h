@@ -10,13 +10,13 @@ typedef struct tsr_optimizer_names {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_tensor_ids ids;
-    tsr_tensor **held; /* by id */
-    tsr_str *first;    /* by id: the first canonical name of a parameter; data NULL: none */
+    tsr_tensor **held;         /* by id */
+    tsr_str *first;            /* by id: the first canonical name of a parameter; data NULL: none */
     tsr_fsdp_optimizers *fsdp; /* of a tree with FSDP1's units; `ids` and `held` are its own */
 } tsr_optimizer_names;
 
-tsr_status tsr_optimizer_names_of(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena, tsr_optimizer_names *out,
-                                  tsr_error *err);
+tsr_status tsr_optimizer_names_of(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
+                                  tsr_optimizer_names *out, tsr_error *err);
 void tsr_optimizer_names_free(tsr_optimizer_names *names);
 /* TSR_E_USAGE when it is no parameter of the model. */
 tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_model_param *param, uint32_t *id,
@@ -32,5 +32,10 @@ tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimiz
 /* Optimizer.state_dict(): parameters by number. Nodes live in `arena`. */
 tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena *arena, const tsr_value **out,
                                 tsr_error *err);
+
+/* Adds the keys of `given` that `*tree` does not have to it; both are keyed by number and were walked before. With
+ * `tensors_only` TSR_E_FORMAT, naming the key, for anything but tensors with dimensions. */
+tsr_status tsr_optimizer_add(const tsr_optimizer_names *names, const tsr_model_optimizer *optimizer, const tsr_value *given,
+                             bool tensors_only, const tsr_value **tree, tsr_error *err);
 
 #endif

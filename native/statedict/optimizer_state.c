@@ -107,7 +107,7 @@ tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena 
                     "the options of param group %zu are no dict", g);
         if (!(groups[g] = native_group(group, number, arena, err))) return TSR_E_NOMEM;
         for (size_t p = 0; p < group->count; p++, number++) {
-            if (!group->params[p].state || !group->params[p].state->count) continue;
+            if (!group->params[p].state) continue;
             state[states++] = tsr_value_int(arena, (int64_t)number, err);
             state[states++] = group->params[p].state;
             if (!state[states - 2]) return TSR_E_NOMEM;

@@ -3,7 +3,8 @@
 optimizer_state.json: torch/distributed/checkpoint/state_dict.py on gloo, 2 ranks (rows A12, A13). A case is a model of
 make_model_state.py with its optimizers after two steps (or none: "fresh"): by rank the tensors, the groups with parameters by raw
 name and their states, what get_optimizer_state_dict makes of them under several options, and what is there after
-set_optimizer_state_dict of a changed state dict, or the error. Values are written as in make_state_dict.py.
+set_optimizer_state_dict of a changed state dict, or the error. Values are written as in make_state_dict.py. `unlike`: the optimizers
+do not hold what the state dict has, or other than it: what they held before ("optimizers") and hold afterwards ("then").
 """
 from make_model_state import MODELS, encode, modules_document, tensors, write
 
@@ -28,8 +29,13 @@ def two(params):
             torch.optim.Adam([{"params": a[:1], "lr": 0.125}, {"params": a[1:], "amsgrad": True}], betas=(0.5, 0.75), weight_decay=0.25, foreach=False)]
 
 
+def stateless(params):
+    return [torch.optim.SGD([p for _, p in params], lr=0.25)]
+
+
 CASES = {"ddp": ("ddp", adamw, 2), "compiled two": ("compiled", two, 2), "sharded": ("sharded", adamw, 2),
-         "sharded two": ("sharded", two, 2), "fresh": ("sharded", two, 0)}
+         "sharded two": ("sharded", two, 2), "fresh": ("sharded", two, 0),
+         "stateless": ("ddp", stateless, 2)}
 
 
 def train(model, make, steps):
@@ -114,11 +120,86 @@ def sets(kind):
         yield record
 
 
+def lacks(name):
+    """One optimizer has no state of a parameter, as if it never had a gradient."""
+    def change(model, optimizers):
+        p = next(p for n, p in model.named_parameters() if name in n)
+        for o in optimizers:
+            o.state.pop(p, None)
+    return change
+
+
+def gradients(model, optimizers):
+    """Nothing was stepped yet, and there are gradients: PyTorch makes no first state then."""
+    for o in optimizers:
+        o.state.clear()
+    for p in model.parameters():
+        if p.requires_grad:
+            p.grad = torch.full_like(p, 2)
+
+
+def keep(model, optimizers):
+    pass
+
+
+def with_state(name, value):
+    def change(state):
+        state["state"]["body.0.bias"][name] = value
+        return state
+    return change
+
+
+def with_option(state):
+    state["param_groups"][0]["extra"] = 0.5
+    return state
+
+
+def without_option(state):
+    state["param_groups"][0].pop("lr")
+    return state
+
+
+same = lambda state: state
+UNLIKE = {
+    "ddp": [("gradients", gradients, same), ("lacks", lacks("body.0.bias"), same), ("option", keep, with_option), ("no option", keep, without_option),
+            ("tensor", keep, with_state("more", torch.full((3,), 8.0))), ("scalar", keep, with_state("count", torch.tensor(3.0))),
+            ("number", keep, with_state("count", 3))],
+    "sharded two": [("gradients", gradients, same), ("lacks", lacks("body.0.bias"), same), ("lacks", lacks("scale"), same)],
+    "stateless": [("stateless", keep, same)],
+}
+
+
+def then(model, optimizers):
+    for o in optimizers:
+        for g in o.param_groups:
+            if "betas" in g:  # a list after full_state_dict, whatever it was
+                g["betas"] = tuple(g["betas"])
+    return groups(model, optimizers)
+
+
+def unlike(name, kind):
+    for of, prepare, change in UNLIKE.get(name, []):
+        for options in ({}, FULL, SPREAD):
+            state = change(changed(get_optimizer_state_dict(*build(*kind), options=StateDictOptions(**(FULL if options else {})))))
+            if "broadcast_from_rank0" in options and dist.get_rank():
+                state = {}
+            model, optimizers = build(*kind)
+            prepare(model, optimizers)
+            has = [[[p.grad is not None for p in g["params"]] for g in o.param_groups] for o in optimizers]
+            record = {"of": of, "options": options, "state": encode(state), "optimizers": groups(model, optimizers), "gradients": has}
+            try:
+                set_optimizer_state_dict(model, optimizers, state, options=StateDictOptions(**options))
+                record["then"] = then(model, optimizers)
+            except Exception as e:
+                record["error"] = f"{type(e).__name__}: {e}"[:80]
+            yield record
+
+
 def cases():
     for name, kind in CASES.items():
         model, optimizers = build(*kind)
         case = {"of": name, "modules": modules_document(model), "tensors": tensors(model), "optimizers": groups(model, optimizers)}
-        yield {**case, "gets": list(gets(kind)), "sets": list(sets(kind))}
+        yield {**case, "gets": list(gets(kind)), "sets": list(sets(kind)), "unlike": list(unlike(name, kind))}
 
 
 if __name__ == "__main__":

@@ -41,12 +41,14 @@ static void read_group(live_model *m, const cJSON *json, tsr_model_group *out, u
     }
 }
 
-static tsr_status open_all(live_optimizers *l, const cJSON *test, uint32_t rank, tsr_error *err)
+/* `optimizers` NULL: those of the case. */
+static tsr_status open_with(live_optimizers *l, const cJSON *test, const cJSON *optimizers, uint32_t rank, tsr_error *err)
 {
     *l = (live_optimizers){0};
     TRY(live_model_open(&l->m, test, rank, err));
     TRY(tsr_state_dict_new(&l->m.host, &l->out, err));
-    for (const cJSON *o = live_get(l->m.rank, "optimizers")->child; o; o = o->next) {
+    if (!optimizers) optimizers = live_get(l->m.rank, "optimizers");
+    for (const cJSON *o = optimizers->child; o; o = o->next) {
         tsr_model_optimizer *optimizer = l->at[l->count] = &l->list[l->count];
         const cJSON *groups = live_get(o, "groups");
         optimizer->algorithm = live_is(o, "algorithm", "SGD")    ? TSR_SGD
@@ -60,6 +62,11 @@ static tsr_status open_all(live_optimizers *l, const cJSON *test, uint32_t rank,
         l->count++;
     }
     return TSR_OK;
+}
+
+static tsr_status open_all(live_optimizers *l, const cJSON *test, uint32_t rank, tsr_error *err)
+{
+    return open_with(l, test, NULL, rank, err);
 }
 
 static void close_all(live_optimizers *l)
@@ -115,6 +122,73 @@ static void test_statedict_optimizer_state__A12_set(void **state)
 {
     (void)state;
     live_records(golden, "sets", run_set);
+}
+
+/* ---- A11, A12: a state dict that has what the optimizer does not hold, and the other way round ---- */
+
+static void put_gradients(live_optimizers *l, const cJSON *gradients)
+{
+    for (int o = 0; o < (int)l->count; o++) {
+        for (int g = 0; g < (int)l->list[o].group_count; g++) {
+            tsr_model_group *group = &l->list[o].groups[g];
+            const cJSON *has = cJSON_GetArrayItem(cJSON_GetArrayItem(gradients, o), g);
+            for (int p = 0; p < (int)group->count; p++)
+                group->params[p].has_gradient = cJSON_IsTrue(cJSON_GetArrayItem(has, p));
+        }
+    }
+}
+
+static tsr_status same_group(const tsr_model_group *group, const cJSON *want, tsr_error *err)
+{
+    TRY(live_same(group->options, live_get(want, "options"), false, err));
+    for (int p = 0; p < (int)group->count; p++) {
+        const cJSON *state = cJSON_GetArrayItem(live_get(want, "state"), p);
+        const tsr_value *mine = group->params[p].state;
+        const char *name = cJSON_GetArrayItem(live_get(want, "params"), p)->valuestring;
+        if ((mine == NULL) != cJSON_IsNull(state))
+            return tsr_raise(err, TSR_E_FORMAT, 0, "'%s' %s state", name, mine ? "has" : "lacks");
+        const tsr_status status = mine ? live_same(mine, state, false, err) : TSR_OK;
+        if (status == TSR_OK) continue;
+        tsr_error_context(err, "'%s'", name);
+        return status;
+    }
+    return TSR_OK;
+}
+
+static tsr_status same_optimizers(const live_optimizers *l, const cJSON *want, tsr_error *err)
+{
+    for (int o = 0; o < (int)l->count; o++)
+        for (int g = 0; g < (int)l->list[o].group_count; g++)
+            TRY(same_group(&l->list[o].groups[g], cJSON_GetArrayItem(live_get(cJSON_GetArrayItem(want, o), "groups"), g),
+                           err));
+    return TSR_OK;
+}
+
+static tsr_status run_unlike(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    tsr_error own = {0};
+    const cJSON *record = live_record_of(arg, "unlike", comm->rank), *error = cJSON_GetObjectItem(record, "error");
+    const tsr_state_options options = live_options(live_get(record, "options"));
+    TRY(open_with(&l, ((live_record *)arg)->test, live_get(record, "optimizers"), comm->rank, err));
+    put_gradients(&l, live_get(record, "gradients"));
+    const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
+    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, &options, &l.m.host, &own);
+    if (error && status == TSR_OK) status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s", error->valuestring);
+    else if (error) status = same_optimizers(&l, live_get(record, "optimizers"), err);
+    else if (status == TSR_OK) status = same_optimizers(&l, live_get(record, "then"), err);
+    else tsr_raise(err, status, 0, "%s", own.message);
+    const char *key = error && strstr(error->valuestring, "KeyError: '") ? error->valuestring + strlen("KeyError: ") : NULL;
+    if (status == TSR_OK && key && !strstr(own.message, key)) /* the very key, as PyTorch names it */
+        status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch names %s: %s", key, own.message);
+    close_all(&l);
+    return live_record_told(status, arg, record, err);
+}
+
+static void test_statedict_optimizer_state__A11_A12_unlike_optimizers(void **state)
+{
+    (void)state;
+    live_records(golden, "unlike", run_unlike);
 }
 
 /* ---- A13 ---- */
@@ -326,6 +400,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statedict_optimizer_state__A12_get),
         cmocka_unit_test(test_statedict_optimizer_state__A12_set),
+        cmocka_unit_test(test_statedict_optimizer_state__A11_A12_unlike_optimizers),
         cmocka_unit_test(test_statedict_optimizer_state__A12_both),
         cmocka_unit_test(test_statedict_optimizer_state__A12_bad_state_is_refused_on_all_ranks),
         cmocka_unit_test(test_statedict_optimizer_state__A13_calls_save_and_load),

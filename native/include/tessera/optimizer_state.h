@@ -13,7 +13,9 @@ TSR_API_BEGIN
 
 typedef struct tsr_model_param {
     const tsr_module_tensor *of; /* a parameter of the tree: `_flat_param` of an FSDP1 unit, or an original that it keeps */
-    const tsr_value *state; /* DICT: "exp_avg" → live tensor, "step" → …; NULL: none. Loading writes and replaces it */
+    /* DICT: "exp_avg" → live tensor, "step" → …; NULL: none (an empty DICT is a state without anything in it, as in
+     * PyTorch). Loading writes and replaces it. */
+    const tsr_value *state;
     bool has_gradient;
 } tsr_model_param;
 
@@ -44,8 +46,8 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
 
 /* ---- FSDP1 ----
  *
- * Where units manage the parameters (tsr_model.fsdp), a parameter's live state is of what this rank has of it: tensors of one
- * dimension, of the slice or of an original's part in it, whole for NO_SHARD. `get` gives whole tensors by original with
+ * Where units manage the parameters (tsr_model.fsdp), a parameter's live state is of what this rank has of it: tensors of
+ * one dimension, of the slice or of an original's part in it, whole for NO_SHARD. `get` gives whole tensors by original with
  * full_state_dict (with cpu_offload on rank 0 only, with broadcast_from_rank0 too), else rows (tsr_fsdp_gather_rows). `set`
  * takes whole tensors or rows; with full_state_dict and either of these options rank 0's alone. Names have no component of
  * torch.compile. State of no parameter is kept and told to tsr_fsdp_tree.warn. Memory: its result. Errors: also those of
@@ -55,11 +57,18 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
 
 /* set_optimizer_state_dict: each optimizer's part of `state`, which is nested or flat whatever the options say. Tensors are
  * copied into the state that is there, which must lie in the same way (TSR_E_USAGE with both sides; PyTorch takes any
- * shape); what is not there is added. With full_state_dict tensors are whole and each rank keeps its part, with
- * broadcast_from_rank0 only rank 0's `state` counts; state that the optimizer does not hold is passed over then (PyTorch
- * adds it where it does not broadcast, and makes lists of tuples). Nothing is written before all ranks have found that
- * everything fits. Errors: TSR_E_FORMAT for an empty state dict, groups of other numbers or sizes, and a group whose options
- * were not saved (PyTorch leaves it without a learning rate); those of tsr_optim_split, tsr_optim_unflatten. */
+ * shape). What the state dict does not have is gone afterwards, and what the optimizer does not hold is added.
+ *
+ * With full_state_dict tensors are whole, each rank keeps its part, and what the state dict does not have stays as it is.
+ * With broadcast_from_rank0 only rank 0's `state` counts. What the optimizer does not hold is added as PyTorch does: on
+ * ranks that give a state dict, whole; but without broadcast_from_rank0 only tensors with dimensions can be added, and
+ * TSR_E_FORMAT names the first other key ("state.fc.weight.step"). An optimizer without any state tensor (it has gradients
+ * but did not step yet, or its algorithm has none) is TSR_E_USAGE: there is nothing that says where tensors belong. Tuples
+ * stay tuples (PyTorch makes lists of them).
+ *
+ * Nothing is written before all ranks have found that everything fits. Errors: TSR_E_FORMAT for an empty state dict, groups
+ * of other numbers or sizes, and a group whose options were not saved (PyTorch leaves it without a learning rate); those of
+ * tsr_optim_split, tsr_optim_unflatten. */
 tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
                                         const tsr_value *state, tsr_comm *comm, const tsr_state_options *options,
                                         const tsr_host *host, tsr_error *err);
