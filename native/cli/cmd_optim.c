@@ -7,6 +7,7 @@
 #include "cli/session.h"
 #include "cli/signals.h"
 #include "cli/term.h"
+#include "publish/replacement.h"
 #include "tessera/compare.h"
 #include "tessera/flat_params.h"
 #include "tessera/folder.h"
@@ -367,13 +368,18 @@ static tsr_status cut_rows(job *j, const tsr_value *full, uint32_t rank, const t
     return tsr_fsdp_shard_rows(&j->flat, full, &rows, context, out, err);
 }
 
+static tsr_str rank_name(const job *j, uint32_t rank, tsr_arena *arena, tsr_error *err)
+{
+    const bool named = j->flat.file_count && j->world_size == j->flat.world_size;
+    return named ? j->flat.files[rank] : tsr_arena_format(arena, err, "rank%" PRIu32 ".optim.pt", rank);
+}
+
 static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const tsr_progress *progress, uint32_t *file,
                              tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(cli_host(j->program)->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    bool named = j->flat.file_count && j->world_size == j->flat.world_size;
-    tsr_str name = named ? j->flat.files[rank] : tsr_arena_format(arena, err, "rank%" PRIu32 ".optim.pt", rank);
+    const tsr_str name = rank_name(j, rank, arena, err);
     tsr_fsdp_context context = fsdp_context(j, arena);
     const tsr_value *part;
     tsr_status status = !name.data           ? TSR_E_NOMEM
@@ -390,15 +396,50 @@ static void remove_unfinished(void *ctx)
     if (j->output) tsr_folder_output_abandon(j->output);
 }
 
+static tsr_status list_inputs(const job *j, tsr_inputs *inputs, tsr_error *err)
+{
+    tsr_status status = tsr_inputs_add(inputs, j->store, NULL, err);
+    if (status == TSR_OK) status = tsr_inputs_add_path(inputs, j->arguments->modules, err);
+    return status == TSR_OK ? tsr_inputs_add_path(inputs, j->arguments->flat_params, err) : status;
+}
+
+/* What becomes of the files that are at the destination now. */
+static tsr_status decide_replacement(job *j, tsr_replacement *out, tsr_error *err)
+{
+    tsr_inputs inputs = tsr_inputs_of(cli_host(j->program)->allocator);
+    const tsr_replacement_request request = {.host = cli_host(j->program),
+                                             .path = j->destination,
+                                             .is_folder = j->by_rank,
+                                             .overwrite = j->arguments->overwrite,
+                                             .inputs = &inputs};
+    tsr_status status = list_inputs(j, &inputs, err);
+    if (status == TSR_OK) status = tsr_replacement_decide(&request, j->arena, out, err);
+    tsr_inputs_free(&inputs);
+    for (uint32_t rank = 0; j->by_rank && rank < j->world_size && out->kept_count && status == TSR_OK; rank++) {
+        const tsr_str name = rank_name(j, rank, j->arena, err);
+        status = name.data ? tsr_replacement_check_name(out, j->destination, name, err) : TSR_E_NOMEM;
+    }
+    for (size_t i = 0; i < out->kept_count && status == TSR_OK; i++)
+        cli_warn(j->program, "'%.*s' in '%s' is not listed by the replaced checkpoint; it stays",
+                 TSR_STR_ARG(out->kept[i].name), j->destination);
+    return status;
+}
+
 static tsr_status open_output(job *j, tsr_error *err)
 {
-    const tsr_folder_output_options options = {
-        .is_folder = j->by_rank, .overwrite = j->arguments->overwrite, .source = j->source};
+    tsr_replacement replacement;
+    tsr_status status = decide_replacement(j, &replacement, err);
+    if (status != TSR_OK) return status;
+    const tsr_folder_output_options options = {.is_folder = j->by_rank,
+                                               .overwrite = j->arguments->overwrite,
+                                               .source = j->source,
+                                               .swap = replacement.swap,
+                                               .obsolete = replacement.obsolete,
+                                               .obsolete_count = replacement.obsolete_count};
     j->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = j};
     cli_cleanup_add(&j->cleanup);
     cli_signals_hold();
-    tsr_status status =
-        tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
+    status = tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
     cli_signals_release();
     return status == TSR_OK && !j->ring ? tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err)
                                         : status;

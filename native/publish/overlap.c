@@ -29,7 +29,7 @@ static tsr_status add_files(tsr_inputs *inputs, tsr_store *store, const bool *ow
     tsr_status status = TSR_OK;
     tsr_file_id id;
     for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
-        if (!tsr_folder_store_identify(store, f, &id) || !(id.was_read || (owned && owned[f]))) continue;
+        if (!tsr_folder_store_identify(store, f, &id) || !(!owned || id.was_read || owned[f])) continue;
         status = add(&inputs->files, id.device, id.inode, store->files[f].name.data, err);
     }
     if (status == TSR_OK && tsr_folder_store_identify(store, TSR_NO_FILE, &id))

@@ -19,7 +19,7 @@ typedef struct tsr_input {
 tsr_inputs tsr_inputs_of(const tsr_allocator *allocator);
 void tsr_inputs_free(tsr_inputs *inputs); /* takes a zeroed one */
 
-/* Adds the files of an opened checkpoint: its own, and all that were read so far. `checkpoint` may be NULL: then only those.
+/* Adds the files of an opened checkpoint: its own, and all that were read so far. `checkpoint` NULL: all files of the store.
  * Files that are not on this machine's disks are passed over. Borrows the store's names. */
 tsr_status tsr_inputs_add(tsr_inputs *inputs, tsr_store *store, tsr_checkpoint *checkpoint, tsr_error *err);
 /* Adds a document by its path; NULL and paths that are not there are passed over. Borrows the path. */

@@ -6,11 +6,11 @@
 #include <sys/random.h>
 
 #include "publish/journal.h"
+#include "publish/replacement.h"
 #include "statedict/halves.h"
 #include "statedict/pack.h"
 #include "statedict/state_dict.h"
 #include "statedict/state_save_plan.h"
-#include "tessera/checkpoint.h"
 #include "tessera/folder.h"
 #include "tessera/save_load.h"
 
@@ -30,8 +30,8 @@ typedef struct saving {
     uint32_t generation;
     tsr_halves halves; /* of the buffer */
     uint32_t content; /* CRC over this rank's CRCs */
-    tsr_vec obsolete; /* tsr_str */
     /* of rank 0 */
+    tsr_replacement replacement;
     tsr_journals journals;
     tsr_journal *journal; /* NULL: the place for it is not writable */
     const char *tag;
@@ -41,43 +41,17 @@ typedef struct saving {
 typedef struct place {
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
     uint32_t generation;
+    bool swap; /* the old directory is replaced as a whole */
 } place;
 
 /* ---- the place ---- */
 
-static bool belongs_to_checkpoint(tsr_str name)
+/* Only what the old checkpoint lists is replaced. */
+static tsr_status decide_replacement(saving *s, tsr_error *err)
 {
-    return !memchr(name.data, '/', name.size) &&
-           (tsr_str_equal(name, TSR_STR(".metadata")) || tsr_str_ends(name, TSR_STR(".distcp")) ||
-            tsr_str_ends(name, TSR_STR(".safetensors")) || tsr_str_ends(name, TSR_STR(".index.json")));
-}
-
-/* The files of the checkpoint that is replaced, if it is one. */
-static tsr_status list_obsolete(saving *s, tsr_error *err)
-{
-    tsr_store *store;
-    tsr_checkpoint *old = NULL;
-    tsr_error unable = {0};
-    if (!s->options.overwrite) return TSR_OK;
-    tsr_status status = tsr_folder_store_open(NULL, s->host->allocator, s->path, &store, &unable);
-    TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unable.message);
-    if (status != TSR_OK) return TSR_OK;
-    const tsr_open_options options = {.skip_objects = true};
-    status = tsr_checkpoint_open(store, s->host, &options, &old, &unable);
-    if (status == TSR_E_NOMEM) tsr_raise(err, status, TSR_NO_POSITION, "%s", unable.message);
-    else if (status != TSR_OK) status = TSR_OK;
-    if (old) {
-        for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
-            if (!belongs_to_checkpoint(store->files[f].name)) continue;
-            const tsr_str copy = tsr_arena_str(s->arena, store->files[f].name, err);
-            tsr_str *slot = copy.data ? tsr_vec_push(&s->obsolete, err) : NULL;
-            if (slot) *slot = copy;
-            else status = TSR_E_NOMEM;
-        }
-    }
-    tsr_checkpoint_close(old);
-    store->close(store);
-    return status;
+    const tsr_replacement_request request = {
+        .host = s->host, .path = s->path, .is_folder = true, .overwrite = s->options.overwrite, .marker = TSR_DCP_MARKER};
+    return tsr_replacement_decide(&request, s->arena, &s->replacement, err);
 }
 
 static tsr_status remove_leftovers(saving *s, tsr_error *err)
@@ -124,7 +98,8 @@ static tsr_status choose_place(saving *s, place *out, tsr_error *err)
                 "no random numbers for a name");
     snprintf(out->tag, sizeof out->tag, "w%016" PRIx64, random);
     TSR_TRY(begin_journal(s, out, err));
-    TSR_TRY(list_obsolete(s, err));
+    TSR_TRY(decide_replacement(s, err));
+    out->swap = s->replacement.swap;
     return tsr_folder_next_generation(NULL, s->path, &out->generation, err);
 }
 
@@ -140,6 +115,13 @@ static tsr_status name_files(saving *s, tsr_error *err)
     return TSR_OK;
 }
 
+static tsr_status check_names(const saving *s, tsr_error *err)
+{
+    for (uint32_t r = 0; r < s->comm->size; r++)
+        TSR_TRY(tsr_replacement_check_name(&s->replacement, s->path, s->names[r], err));
+    return TSR_OK;
+}
+
 /* The same files in the same order on every rank, so that all mean the same by a number. */
 static tsr_status open_output(saving *s, const place *where, tsr_error *err)
 {
@@ -149,11 +131,13 @@ static tsr_status open_output(saving *s, const place *where, tsr_error *err)
                                                .keep = s->comm->rank != 0,
                                                .chosen = true,
                                                .generation = where->generation,
-                                               .obsolete = s->obsolete.items,
-                                               .obsolete_count = s->obsolete.count};
+                                               .swap = where->swap,
+                                               .obsolete = s->replacement.obsolete,
+                                               .obsolete_count = s->replacement.obsolete_count};
     TSR_TRY(tsr_folder_output_open(NULL, s->host->allocator, s->path, &options, &s->output, err));
     s->generation = s->output->generation;
     TSR_TRY(name_files(s, err));
+    TSR_TRY(check_names(s, err));
     for (uint32_t r = 0; r < s->comm->size; r++) {
         if (s->plan.file_sizes[r])
             TSR_TRY(s->output->create(s->output, s->names[r], s->plan.file_sizes[r], &s->files[r], err));
@@ -405,8 +389,7 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
     saving s = {.comm = comm,
                 .host = host,
                 .path = path,
-                .arena = tsr_arena_new(host->allocator, 0, err),
-                .obsolete = tsr_vec_of(host->allocator, sizeof(tsr_str))};
+                .arena = tsr_arena_new(host->allocator, 0, err)};
     if (options) s.options = *options;
     if (s.options.buffer_bytes == 0) s.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
     if (s.options.buffer_bytes < 128) s.options.buffer_bytes = 128; /* halves with room for one element of any type */
@@ -418,7 +401,6 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
     if (s.output && comm->rank == 0) s.output->close(s.output);
     end_journal(&s);
     tsr_free(host->allocator, s.halves.memory, s.options.buffer_bytes, 1);
-    tsr_vec_free(&s.obsolete);
     tsr_save_plan_free(&s.plan);
     tsr_arena_free(s.arena);
     return status;

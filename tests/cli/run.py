@@ -549,6 +549,16 @@ def test_optim_shards_of_flat_parameters(t):
             got = {e["fqn"]: e["hash"]["digest"] for e in t.json("inspect", at(result), "--json", "--hash", "sha256")["entries"] if e["kind"] == "tensor"}
             need(got == {"state." + n: w["sha256"] for n, w in state.items()}, f"{result} of orig={orig}, {world} ranks")
         t.run("validate", at("rows"), "--deep")
+        for name, again in (("ranks", ("shard", path)), ("rows", ("unshard", at("ranks"), "--sharded"))):
+            was = sorted(os.listdir(at(name)))
+            open(at(name) + "/rank_notes.pt", "w").write("mine")
+            p = t.run("optim", again[0], again[1], at(name), *again[2:], "--flat-params", t.at("flat.json"), "--overwrite")
+            need(b"rank_notes.pt" in p.stderr, p.stderr)
+            need(sorted(os.listdir(at(name))) == sorted([*was, "rank_notes.pt"]), os.listdir(at(name)))
+            os.unlink(at(name) + "/rank_notes.pt")
+        flat = open(t.at("flat.json")).read()
+        t.run("optim", "unshard", at("ranks"), t.at("flat.json"), "--flat-params", t.at("flat.json"), "--overwrite", status=2)
+        need(open(t.at("flat.json")).read() == flat, "a document that was read is gone")
     doc["shard_groups"] = [[0, 2], [1, 3]]
     with open(t.at("flat.json"), "w") as f:
         json.dump(doc, f)

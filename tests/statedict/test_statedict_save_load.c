@@ -190,6 +190,54 @@ static void test_statedict_save_load__an_old_checkpoint_is_kept_or_replaced(void
     assert_int_not_equal(access(file, F_OK), 0);
 }
 
+static tsr_status save_refused(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    tsr_error told = {0};
+    job *j = arg;
+    NEED(save(j, comm, &told) == TSR_E_UNSUPPORTED && strstr(told.message, ".metadata"));
+    return TSR_OK;
+}
+
+static void put_file(const char *folder, const char *name)
+{
+    char path[500];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite("mine", 1, 4, file), 4);
+    fclose(file);
+}
+
+static void expect_file(const char *folder, const char *name)
+{
+    char path[500], text[5] = "";
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fread(text, 1, 5, file), 4);
+    assert_string_equal(text, "mine");
+    fclose(file);
+}
+
+/* What the old checkpoint does not list stays; without a readable list nothing is replaced. */
+static void test_statedict_save_load__only_what_is_listed_is_replaced(void **state)
+{
+    (void)state;
+    static const char *const foreign[] = {"optimizer.distcp", "adapter.safetensors", "other.index.json", "rank_notes.pt"};
+    char path[400];
+    snprintf(path, sizeof path, "%s/listed", ranks_scratch());
+    job j = {.seed = 9, .path = path}, other = {.seed = 2018, .path = path, .save = {.overwrite = true}};
+    live_run(2, save, &j);
+    for (size_t i = 0; i < 4; i++) put_file(path, foreign[i]);
+    live_run(2, save, &other);
+    live_run(2, load, &other);
+    for (size_t i = 0; i < 4; i++) expect_file(path, foreign[i]);
+    put_file(path, ".metadata");
+    live_run(2, save_refused, &other);
+    for (size_t i = 0; i < 4; i++) expect_file(path, foreign[i]);
+    expect_file(path, ".metadata");
+}
+
 typedef struct misfit {
     const char *name;
     tsr_dtype dtype;
@@ -344,6 +392,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_save_load__any_world_to_any_other),
         cmocka_unit_test(test_statedict_save_load__sound_and_without_copies),
         cmocka_unit_test(test_statedict_save_load__an_old_checkpoint_is_kept_or_replaced),
+        cmocka_unit_test(test_statedict_save_load__only_what_is_listed_is_replaced),
         cmocka_unit_test(test_statedict_save_load__misfits_are_told_to_all),
         cmocka_unit_test(test_statedict_save_load__failures_leave_nothing),
         cmocka_unit_test(test_statedict_save_load__memory_is_bounded),
