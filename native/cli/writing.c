@@ -106,8 +106,14 @@ tsr_status cli_check_names(cli_writing *w, tsr_error *err)
     if (status == TSR_OK && w->marker)
         status = tsr_replacement_check_name(&w->replacement, w->destination, tsr_str_from(w->marker), err);
     if (status == TSR_OK && c->sidecar.size)
-        status = tsr_replacement_check_name(&w->replacement, w->destination, TSR_STR("objects.json"), err);
+        status = tsr_replacement_check_name(&w->replacement, w->destination, cli_sidecar_name(w), err);
     return status;
+}
+
+tsr_str cli_sidecar_name(const cli_writing *w)
+{
+    const uint32_t generation = w->generation;
+    return generation ? tsr_arena_format(w->arena, NULL, "objects-g%u.json", (unsigned)generation) : TSR_STR("objects.json");
 }
 
 /* In the folder, or beside the one file. */
@@ -115,13 +121,12 @@ tsr_status cli_write_sidecar(cli_writing *w, bool again, tsr_error *err)
 {
     tsr_str text = w->conversion.sidecar;
     tsr_output *to = w->output;
-    tsr_str name =
-        to && to->generation ? tsr_arena_format(w->arena, err, "objects-g%u.json", to->generation) : TSR_STR("objects.json");
+    tsr_str name = cli_sidecar_name(w);
     uint32_t file;
     if (text.size == 0 || w->options->dry_run) return TSR_OK;
     if (!w->is_folder) {
         tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
-        const tsr_folder_output_options options = {.overwrite = w->options->overwrite || again, .tag = w->tag};
+        const tsr_folder_output_options options = {.overwrite = w->options->overwrite || again, .tag = w->tag, .join = w->joins};
         if (!path.data) return TSR_E_NOMEM;
         tsr_status status =
             tsr_folder_output_open(NULL, cli_host(w->program)->allocator, path.data, &options, &w->sidecar, err);

@@ -73,6 +73,8 @@ typedef struct cli_writing {
     const tsr_plan *plan; /* NULL: convert; else reshard */
     tsr_plan_job job;     /* what the plan was made for; `target` is empty in a conversion */
     uint64_t part, parts; /* exec: from 1; 0 of 0: all that is left */
+    uint32_t generation;  /* of the output, once it is known */
+    bool joins;           /* files of an earlier run or of another part */
     bool is_exec;
     bool finish; /* all parts must be there: write what surrounds them, and publish */
     tsr_arena *arena;
@@ -105,6 +107,8 @@ tsr_status cli_carry_out(cli_writing *writing, const tsr_convert_options *option
 tsr_status cli_decide_replacement(cli_writing *writing, const tsr_str *written, size_t count, tsr_error *err);
 /* Refuses new files whose names are taken by files that stay. */
 tsr_status cli_check_names(cli_writing *writing, tsr_error *err);
+/* The name of the file of objects in a directory. */
+tsr_str cli_sidecar_name(const cli_writing *writing);
 /* writing.c, for it: the sidecar is written; `again` when an earlier run may have published it. */
 tsr_status cli_write_sidecar(cli_writing *writing, bool again, tsr_error *err);
 

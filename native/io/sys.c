@@ -62,6 +62,12 @@ static int posix_stat_at(const tsr_sys *sys, int folder, const char *name, struc
     return fstatat(folder, name, out, 0);
 }
 
+static int posix_link_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+{
+    (void)sys;
+    return fstatat(folder, name, out, AT_SYMLINK_NOFOLLOW);
+}
+
 static int posix_stat(const tsr_sys *sys, int fd, struct stat *out)
 {
     (void)sys;
@@ -225,6 +231,7 @@ const tsr_sys tsr_sys_posix = {
     .open_at = posix_open_at,
     .close = posix_close,
     .stat_at = posix_stat_at,
+    .link_stat_at = posix_link_stat_at,
     .stat = posix_stat,
     .read_at = posix_read_at,
     .next_data = posix_next_data,
@@ -249,6 +256,22 @@ tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name)
     char text[128] = "";
     tsr_status status = code == ENOENT ? TSR_E_NOT_FOUND : code == EEXIST ? TSR_E_EXISTS : TSR_E_IO;
     return tsr_raise(err, status, TSR_NO_POSITION, "cannot %s '%s': %s", what, name, strerror_r(code, text, sizeof text));
+}
+
+int tsr_sys_open(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
+{
+    int fd;
+    do fd = sys->open_at(sys, folder, name, flags, mode);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error *err)
+{
+    int done;
+    do done = sys->sync(sys, fd);
+    while (done != 0 && errno == EINTR);
+    return done == 0 ? TSR_OK : tsr_sys_raise(err, "sync", name);
 }
 
 tsr_status tsr_sys_read(const tsr_sys *sys, int fd, const char *name, uint64_t offset, void *buffer, size_t size,

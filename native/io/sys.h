@@ -13,6 +13,8 @@ struct tsr_sys {
     int (*open_at)(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode);
     int (*close)(const tsr_sys *sys, int fd);
     int (*stat_at)(const tsr_sys *sys, int folder, const char *name, struct stat *out);
+    /* Of the name itself where it is a symbolic link. */
+    int (*link_stat_at)(const tsr_sys *sys, int folder, const char *name, struct stat *out);
     int (*stat)(const tsr_sys *sys, int fd, struct stat *out);
     ssize_t (*read_at)(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset);
     /* Where the next bytes that are no hole begin, at `offset` or behind it; UINT64_MAX when only holes follow; `offset` where
@@ -51,6 +53,9 @@ tsr_status tsr_sys_write(const tsr_sys *sys, int fd, const char *name, uint64_t 
 /* For the thread that cleans up before the process ends: from here on every other thread that wants to create, link or rename
  * anything by tsr_sys_posix waits for ever, so that nothing appears behind the one that removes. */
 void tsr_sys_stop_naming(void);
+/* Calls that EINTR does not stop. */
+int tsr_sys_open(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode);
+tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error *err);
 
 /* Raises TSR_E_IO (TSR_E_NOT_FOUND for ENOENT, TSR_E_EXISTS for EEXIST): "cannot <what> '<name>': <errno's text>". */
 tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name);

@@ -1,5 +1,6 @@
 /* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
 #include "publish/folder_output.h"
+#include "publish/journal.h"
 #include "publish/place.h"
 
 #include <dirent.h>
@@ -38,10 +39,7 @@ static void close_one_idle(folder_output *output)
 
 static int open_file(folder_output *output, const char *name, int flags)
 {
-    int fd;
-    do fd = output->sys->open_at(output->sys, output->work, name, O_RDWR | flags, 0666);
-    while (fd < 0 && errno == EINTR);
-    return fd;
+    return tsr_sys_open(output->sys, output->work, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
 }
 
 tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err)
@@ -127,6 +125,25 @@ static tsr_status create_temporary(folder_output *output, output_file *file, tsr
     }
 }
 
+/* Opens what another process of the job, or an earlier run, has created, or else creates it. */
+static int open_shared(folder_output *output, output_file *file)
+{
+    int fd = open_file(output, file->temporary, 0);
+    if (fd < 0 && errno == ENOENT && output->options.publishing) {
+        fd = open_file(output, file->name, 0);
+        file->is_final = fd >= 0;
+        if (file->is_final) file->temporary = file->name;
+    }
+    if (fd < 0 && errno == ENOENT) fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
+    return fd < 0 && errno == EEXIST ? open_file(output, file->temporary, 0) : fd; /* created in this moment */
+}
+
+static tsr_status refuse_foreign(const folder_output *output, const char *name, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "'%s' is in the way of writing '%s': no run of this job has made it; move it away", name, output->name);
+}
+
 /* A file of a job that several processes, or an earlier one, write too. It begins what the job holds when it was not there,
  * or not in its full size. */
 static tsr_status join_temporary(folder_output *output, output_file *file, uint64_t size, tsr_error *err)
@@ -134,14 +151,10 @@ static tsr_status join_temporary(folder_output *output, output_file *file, uint6
     struct stat info;
     file->temporary = temporary_name(output, file, err);
     if (!file->temporary) return TSR_E_NOMEM;
-    file->fd = open_file(output, file->temporary, 0);
-    if (file->fd < 0 && errno == ENOENT && output->options.publishing) {
-        file->fd = open_file(output, file->name, 0);
-        file->is_final = file->fd >= 0;
-        if (file->is_final) file->temporary = file->name;
-    }
-    if (file->fd < 0 && errno == ENOENT) file->fd = open_file(output, file->temporary, O_CREAT);
+    file->fd = output->options.join ? open_shared(output, file) : open_file(output, file->temporary, O_CREAT | O_EXCL);
+    if (file->fd < 0 && (errno == EEXIST || errno == ELOOP)) return refuse_foreign(output, file->temporary, err);
     if (file->fd < 0) return tsr_sys_raise(err, "create", file->name);
+    if (!tsr_is_own_file(output->sys, file->fd)) return refuse_foreign(output, file->temporary, err);
     if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(err, "look at", file->name);
     if ((uint64_t)info.st_size == size) return TSR_OK;
     output->begins = true;
@@ -153,17 +166,6 @@ static tsr_status join_temporary(folder_output *output, output_file *file, uint6
 bool tsr_folder_output_continues(const tsr_output *output)
 {
     return !((const folder_output *)output)->begins;
-}
-
-uint64_t tsr_folder_output_identity(const tsr_output *base)
-{
-    const folder_output *output = (const folder_output *)base;
-    const bool file = output->mode == OUTPUT_FILE;
-    struct stat info;
-    if (output->mode == OUTPUT_INTO_FOLDER || (file && output->files.count == 0)) return 0;
-    const int done = file ? output->sys->stat_at(output->sys, output->work, ((output_file *)output->files.items)->temporary, &info)
-                          : output->sys->stat(output->sys, output->work, &info);
-    return done == 0 ? (uint64_t)info.st_ino : 0;
 }
 
 bool tsr_folder_output_replaces(const tsr_output *output)
@@ -404,34 +406,58 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
     return TSR_OK;
 }
 
-static tsr_status make_work(folder_output *output, const char *path, tsr_error *err)
+/* Makes the folder that will take the destination's place. */
+static tsr_status make_folder(folder_output *output, const char **folder, bool *made, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
+    for (unsigned tries = 0;; tries++) {
+        *folder = tsr_arena_format(output->arena, err, ".%.200s.tessera-%s", output->name, output->tag).data;
+        if (!*folder) return TSR_E_NOMEM;
+        *made = sys->make_folder(sys, output->parent, *folder) == 0;
+        if (*made || (errno == EEXIST && output->options.join)) break;
+        if (errno == EEXIST && output->options.tag) return refuse_foreign(output, *folder, err);
+        if (errno != EEXIST || tries == MAX_TRIES) return tsr_sys_raise(err, "create", *folder);
+        next_tag(output);
+    }
+    output->temporary = *folder;
+    return TSR_OK;
+}
+
+/* Not through a link, and not one that somebody else has made. */
+static tsr_status open_work(folder_output *output, const char *folder, tsr_error *err)
+{
+    struct stat info;
+    const tsr_sys *sys = output->sys;
+    const int work = tsr_sys_open(sys, output->parent, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (work < 0 && output->temporary && (errno == ENOTDIR || errno == ELOOP)) {
+        output->temporary = NULL;
+        return refuse_foreign(output, folder, err);
+    }
+    if (work < 0) return tsr_sys_raise(err, "open", folder);
+    output->work = work;
+    if (!output->temporary || (sys->stat(sys, work, &info) == 0 && info.st_uid == geteuid())) return TSR_OK;
+    output->temporary = NULL;
+    return refuse_foreign(output, folder, err);
+}
+
+static tsr_status make_work(folder_output *output, const char *path, tsr_error *err)
+{
+    const bool chosen = output->options.chosen;
+    const char *folder = output->name;
+    bool made = false;
+    tsr_status status = TSR_OK;
     output->work = output->parent;
     output->number = (unsigned)getpid();
     if (output->options.tag) snprintf(output->tag, sizeof output->tag, "%s", output->options.tag);
     else next_tag(output);
     if (output->mode == OUTPUT_FILE) return TSR_OK;
-    const char *folder = output->name;
-    bool made = false;
-    for (unsigned tries = 0; output->mode != OUTPUT_INTO_FOLDER; tries++) {
-        folder = tsr_arena_format(output->arena, err, ".%.200s.tessera-%s", output->name, output->tag).data;
-        if (!folder) return TSR_E_NOMEM;
-        made = sys->make_folder(sys, output->parent, folder) == 0;
-        if (made || (errno == EEXIST && output->options.tag)) {
-            output->temporary = folder;
-            break;
-        }
-        if (errno != EEXIST || tries == MAX_TRIES) return tsr_sys_raise(err, "create", folder);
-        next_tag(output);
-    }
-    int work = sys->open_at(sys, output->parent, folder, O_RDONLY | O_DIRECTORY, 0);
-    if (work < 0) return tsr_sys_raise(err, "open", folder);
-    output->work = work;
-    if (output->options.chosen) output->base.generation = output->options.generation;
+    if (output->mode != OUTPUT_INTO_FOLDER) status = make_folder(output, &folder, &made, err);
+    if (status == TSR_OK) status = open_work(output, folder, err);
+    if (status != TSR_OK) return status;
+    if (chosen) output->base.generation = output->options.generation;
     if (output->mode == OUTPUT_SWAP_FOLDER) return tsr_output_check_swap(output, made, err);
-    if (output->mode == OUTPUT_INTO_FOLDER && !output->options.chosen)
-        return tsr_folder_next_generation(sys, path, &output->base.generation, err);
+    if (output->mode == OUTPUT_INTO_FOLDER && !chosen)
+        return tsr_folder_next_generation(output->sys, path, &output->base.generation, err);
     return TSR_OK;
 }
 

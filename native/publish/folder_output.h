@@ -5,8 +5,12 @@
 
 #include <pthread.h>
 
-#include "tessera/folder.h"
 #include "io/sys.h"
+#include "tessera/folder.h"
+
+/* Two folders that are exchanged for a trial. */
+#define TSR_TRIAL_A ".tessera-a"
+#define TSR_TRIAL_B ".tessera-b"
 
 typedef struct output_file {
     const char *name;      /* final, in the arena */
@@ -17,6 +21,7 @@ typedef struct output_file {
     bool is_final; /* under its final name */
 } output_file;
 
+/* In the order of tsr_switch (record.h). */
 typedef enum output_mode { OUTPUT_FILE, OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER, OUTPUT_INTO_FOLDER } output_mode;
 
 typedef struct folder_output {
@@ -40,8 +45,6 @@ typedef struct folder_output {
     bool cannot_copy; /* copy_range failed once for good */
 } folder_output;
 
-/* fsync that EINTR does not stop. */
-tsr_status tsr_output_sync(const folder_output *output, int fd, const char *name, tsr_error *err);
 /* The descriptor and final name of a file, opened again if need be; `give` lets it be closed. */
 tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
 void tsr_output_give(folder_output *output, uint32_t file);
@@ -52,6 +55,11 @@ tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *er
  * the swap itself. */
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err);
 tsr_status tsr_output_swap(folder_output *output, tsr_error *err);
+/* What a name is in the destination as it is now; not through links. */
+bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info);
+/* Calls `each` for every name of a folder in the parent but "." and "..". */
+tsr_status tsr_output_each_in(folder_output *output, const char *folder,
+                              tsr_status (*each)(void *output, int folder, const char *name, tsr_error *err), tsr_error *err);
 /* Removes what is not published. */
 void tsr_output_discard(folder_output *output);
 

@@ -8,14 +8,7 @@
 #include <string.h>
 
 #include "publish/folder_output.h"
-
-tsr_status tsr_output_sync(const folder_output *output, int fd, const char *name, tsr_error *err)
-{
-    int done;
-    do done = output->sys->sync(output->sys, fd);
-    while (done != 0 && errno == EINTR);
-    return done == 0 ? TSR_OK : tsr_sys_raise(err, "sync", name);
-}
+#include "publish/record.h"
 
 static output_file *file_at(folder_output *output, uint32_t file)
 {
@@ -29,7 +22,7 @@ static tsr_status sync_files(folder_output *output, tsr_error *err)
         const char *name;
         tsr_status status = tsr_output_take(output, i, &fd, &name, err);
         if (status != TSR_OK) return status;
-        status = tsr_output_sync(output, fd, name, err);
+        status = tsr_sys_sync(output->sys, fd, name, err);
         tsr_output_give(output, i);
         if (status != TSR_OK) return status;
     }
@@ -41,8 +34,8 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
     tsr_status status = sync_files(output, err);
-    if (status == TSR_OK) status = tsr_output_sync(output, output->work, output->name, err);
-    if (status == TSR_OK && output->parent != output->work) status = tsr_output_sync(output, output->parent, output->name, err);
+    if (status == TSR_OK) status = tsr_sys_sync(output->sys, output->work, output->name, err);
+    if (status == TSR_OK && output->parent != output->work) status = tsr_sys_sync(output->sys, output->parent, output->name, err);
     return status;
 }
 
@@ -65,20 +58,7 @@ static tsr_status publish_file(folder_output *output, tsr_error *err)
     tsr_status status = rename_file(output, file_at(output, 0), output->options.overwrite, err);
     if (status != TSR_OK) return status;
     output->published = true;
-    return tsr_output_sync(output, output->parent, output->name, err);
-}
-
-static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
-{
-    const tsr_sys *sys = output->sys;
-    int done;
-    tsr_status status = tsr_output_sync(output, output->work, output->name, err);
-    if (status != TSR_OK) return status;
-    do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
-    while (done != 0 && errno == EINTR);
-    if (done != 0) return tsr_sys_raise(err, "give its name to", output->name);
-    output->published = true;
-    return tsr_output_sync(output, output->parent, output->name, err);
+    return tsr_sys_sync(output->sys, output->parent, output->name, err);
 }
 
 static bool is_new_name(const folder_output *output, tsr_str name)
@@ -88,6 +68,40 @@ static bool is_new_name(const folder_output *output, tsr_str name)
         if (tsr_str_equal(tsr_str_from(files[i].name), name)) return true;
     }
     return false;
+}
+
+static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const folder_output *output = ctx;
+    struct stat here, there;
+    if (is_new_name(output, tsr_str_from(name))) return TSR_OK;
+    const bool linked = output->mode == OUTPUT_SWAP_FOLDER &&
+                        output->sys->link_stat_at(output->sys, folder, name, &here) == 0 && here.st_nlink > 1 &&
+                        tsr_output_stat_old(output, name, &there) && here.st_ino == there.st_ino;
+    if (linked) return TSR_OK; /* by a run that was killed behind this */
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "'%s' in '%s' would become a part of '%s', but this job has not written it; move it away", name,
+                     output->temporary, output->name);
+}
+
+/* Whatever others have put into the folder in work must not become a part of the checkpoint. */
+static tsr_status refuse_strangers(folder_output *output, tsr_error *err)
+{
+    return output->options.join ? tsr_output_each_in(output, output->temporary, refuse_stranger, err) : TSR_OK;
+}
+
+static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
+{
+    const tsr_sys *sys = output->sys;
+    int done;
+    tsr_status status = refuse_strangers(output, err);
+    if (status == TSR_OK) status = tsr_sys_sync(sys, output->work, output->name, err);
+    if (status != TSR_OK) return status;
+    do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
+    while (done != 0 && errno == EINTR);
+    if (done != 0) return tsr_sys_raise(err, "give its name to", output->name);
+    output->published = true;
+    return tsr_sys_sync(output->sys, output->parent, output->name, err);
 }
 
 /* All that can be removed is, without asking for memory: what stays behind would be taken for a part of the checkpoint. */
@@ -114,11 +128,11 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
         tsr_status status = rename_file(output, file_at(output, i), false, err);
         if (status != TSR_OK) return status;
     }
-    tsr_status status = tsr_output_sync(output, output->work, output->name, err);
+    tsr_status status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK && marker < output->files.count) status = rename_file(output, file_at(output, marker), true, err);
     if (status != TSR_OK) return status;
     output->published = true;
-    status = tsr_output_sync(output, output->work, output->name, err);
+    status = tsr_sys_sync(output->sys, output->work, output->name, err);
     return status == TSR_OK ? remove_obsolete(output, err) : status;
 }
 
@@ -130,7 +144,9 @@ tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
     switch (output->mode) {
     case OUTPUT_FILE: return publish_file(output, err);
     case OUTPUT_NEW_FOLDER: return publish_new_folder(output, err);
-    case OUTPUT_SWAP_FOLDER: return tsr_output_swap(output, err);
+    case OUTPUT_SWAP_FOLDER:
+        status = refuse_strangers(output, err);
+        return status == TSR_OK ? tsr_output_swap(output, err) : status;
     default: return publish_into_folder(output, marker, err);
     }
 }
@@ -150,4 +166,53 @@ void tsr_folder_output_abandon(tsr_output *base)
     folder_output *output = (folder_output *)base;
     pthread_mutex_lock(&output->lock); /* for good: whoever wants to create a file waits here */
     if (!output->published && !output->options.keep) tsr_output_discard(output);
+}
+
+/* ---- the record ---- */
+
+static tsr_status record_files(folder_output *output, tsr_recorded_file *files, tsr_error *err)
+{
+    struct stat info;
+    const char *name;
+    for (uint32_t i = 0; i < output->files.count; i++) {
+        int fd;
+        tsr_status status = tsr_output_take(output, i, &fd, &name, err);
+        if (status != TSR_OK) return status;
+        if (output->sys->stat(output->sys, fd, &info) != 0) status = tsr_sys_raise(err, "look at", name);
+        tsr_output_give(output, i);
+        if (status != TSR_OK) return status;
+        files[i] = (tsr_recorded_file){tsr_str_from(name), (uint64_t)info.st_ino, false};
+    }
+    return TSR_OK;
+}
+
+static size_t record_old(const folder_output *output, tsr_recorded_file *files)
+{
+    struct stat info;
+    size_t count = 0;
+    for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        const tsr_str name = output->options.obsolete[i];
+        if (tsr_output_stat_old(output, name.data, &info)) files[count++] = (tsr_recorded_file){name, (uint64_t)info.st_ino, true};
+    }
+    return count;
+}
+
+tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_vec *text, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    struct stat info = {0};
+    const size_t count = output->files.count;
+    tsr_recorded_file *files = tsr_arena_array(output->arena, count + output->options.obsolete_count, sizeof *files, err);
+    tsr_status status = files ? record_files(output, files, err) : TSR_E_NOMEM;
+    if (status != TSR_OK) return status;
+    tsr_record record = {.kind = (tsr_switch)output->mode, .marker = TSR_STR(""), .files = files, .count = count};
+    if (output->mode == OUTPUT_INTO_FOLDER && marker < count) record.marker = files[marker].name;
+    if (output->mode == OUTPUT_INTO_FOLDER || output->mode == OUTPUT_SWAP_FOLDER) record.count += record_old(output, files + count);
+    if (output->mode == OUTPUT_FILE || output->mode == OUTPUT_INTO_FOLDER) {
+        const uint32_t which = marker < count ? marker : 0;
+        if (which < count) record.identity = files[which].inode;
+    } else if (output->sys->stat(output->sys, output->work, &info) == 0) {
+        record.identity = (uint64_t)info.st_ino;
+    }
+    return tsr_record_put(&record, text, err);
 }

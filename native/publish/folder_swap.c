@@ -2,47 +2,41 @@
  *
  *   NAME/   old files, notes.txt          link notes.txt ─▶ .NAME.tessera-TAG/   new files, notes.txt
  *   exchange the two names, sync their parent, then remove what .NAME.tessera-TAG/ holds now */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "publish/folder_output.h"
+#include "publish/record.h"
 
-/* Calls `each` for every name of a folder but "." and "..". */
-static tsr_status for_each_in(const folder_output *output, const char *folder,
-                              tsr_status (*each)(folder_output *output, int folder, const char *name, tsr_error *err),
-                              tsr_error *err)
+tsr_status tsr_output_each_in(folder_output *output, const char *folder,
+                              tsr_status (*each)(void *output, int folder, const char *name, tsr_error *err), tsr_error *err)
 {
-    const tsr_sys *sys = output->sys;
-    int fd = sys->open_at(sys, output->parent, folder, O_RDONLY | O_DIRECTORY, 0);
-    if (fd < 0) return tsr_sys_raise(err, "open", folder);
-    DIR *dir = fdopendir(fd);
-    if (!dir) {
-        sys->close(sys, fd);
-        return tsr_sys_raise(err, "list", folder);
-    }
-    tsr_status status = TSR_OK;
-    for (struct dirent *item; status == TSR_OK && (item = readdir(dir));) {
-        if (strcmp(item->d_name, ".") == 0 || strcmp(item->d_name, "..") == 0) continue;
-        status = each((folder_output *)(uintptr_t)output, fd, item->d_name, err);
-    }
-    closedir(dir);
-    return status;
+    return tsr_each_name(output->sys, output->parent, folder, each, output, err);
 }
 
-static tsr_status refuse_folder(folder_output *output, int folder, const char *name, tsr_error *err)
+bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info)
 {
+    const tsr_sys *sys = output->sys;
+    const int folder = tsr_sys_open(sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    const bool found = folder >= 0 && sys->link_stat_at(sys, folder, name, info) == 0;
+    if (folder >= 0) sys->close(sys, folder);
+    return found;
+}
+
+static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const folder_output *output = ctx;
     struct stat info;
-    if (output->sys->stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
+    if (output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
     return tsr_raise(
         err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-        "'%s' holds the folder '%s', which cannot be kept when '%s' is replaced as a whole (this form has no file "
-        "whose rename could replace all others)",
+        "'%s' holds the folder '%s', which cannot be kept when '%s' is replaced as a whole (there is no one file whose rename "
+        "could switch from the old checkpoint to the new one); move the folder away, or write to another directory",
         output->name, name, output->name);
 }
 
-static const char *const trial[] = {".tessera-a", ".tessera-b"};
+static const char *const trial[] = {TSR_TRIAL_A, TSR_TRIAL_B};
 
 static void end_trial(const folder_output *output)
 {
@@ -69,49 +63,61 @@ static tsr_status try_exchange(const folder_output *output, tsr_error *err)
 
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err)
 {
-    tsr_status status = for_each_in(output, output->name, refuse_folder, err);
+    tsr_status status = tsr_output_each_in(output, output->name, refuse_folder, err);
     if (status == TSR_OK && made) return try_exchange(output, err);
     end_trial(output); /* of a run that was killed in it */
     return status;
 }
 
-/* Files that are not the old checkpoint's stay. */
-static tsr_status keep_file(folder_output *output, int folder, const char *name, tsr_error *err)
+static bool is_obsolete(const void *ctx, const char *name, const struct stat *info)
 {
-    for (size_t i = 0; i < output->options.obsolete_count; i++) {
-        if (tsr_str_equal(output->options.obsolete[i], tsr_str_from(name))) return TSR_OK;
-    }
+    const folder_output *output = ctx;
+    (void)info;
+    for (size_t i = 0; i < output->options.obsolete_count; i++)
+        if (tsr_str_equal(output->options.obsolete[i], tsr_str_from(name))) return true;
+    return false;
+}
+
+/* Files that are not the old checkpoint's stay. */
+static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const folder_output *output = ctx;
     struct stat old, new;
     const tsr_sys *sys = output->sys;
+    if (is_obsolete(output, name, NULL)) return TSR_OK;
     if (sys->link(sys, folder, name, output->work, name) == 0) return TSR_OK;
     if (errno != EEXIST) return tsr_sys_raise(err, "keep", name);
-    const bool linked = sys->stat_at(sys, folder, name, &old) == 0 && sys->stat_at(sys, output->work, name, &new) == 0 &&
-                        old.st_ino == new.st_ino &&old.st_dev == new.st_dev;
+    const bool linked = sys->link_stat_at(sys, folder, name, &old) == 0 &&
+                        sys->link_stat_at(sys, output->work, name, &new) == 0 && old.st_ino == new.st_ino &&
+                        old.st_dev == new.st_dev;
     if (linked) return TSR_OK; /* by a run that was killed behind this */
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' in '%s' is no part of the checkpoint there, and in the way",
                      name, output->name);
 }
 
-static tsr_status remove_file(folder_output *output, int folder, const char *name, tsr_error *err)
+/* Who may read the old folder may read the new one. */
+static void keep_mode(const folder_output *output)
 {
-    if (output->sys->unlink(output->sys, folder, name, false) == 0 || errno == ENOENT) return TSR_OK;
-    return tsr_sys_raise(err, "remove the replaced file", name);
+    struct stat info;
+    const int folder = tsr_sys_open(output->sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (folder < 0) return;
+    if (fstat(folder, &info) == 0 && fchmod(output->work, info.st_mode & 07777) != 0) errno = 0; /* as mkdir made it, then */
+    output->sys->close(output->sys, folder);
 }
 
 tsr_status tsr_output_swap(folder_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     int done;
-    tsr_status status = for_each_in(output, output->name, keep_file, err);
-    if (status == TSR_OK) status = tsr_output_sync(output, output->work, output->name, err);
+    tsr_status status = tsr_output_each_in(output, output->name, keep_file, err);
+    if (status == TSR_OK) keep_mode(output);
+    if (status == TSR_OK) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
     do done = sys->exchange(sys, output->parent, output->temporary, output->name);
     while (done != 0 && errno == EINTR);
     if (done != 0) return tsr_sys_raise(err, "replace", output->name);
     output->published = true;
-    status = tsr_output_sync(output, output->parent, output->name, err);
-    if (status == TSR_OK) status = for_each_in(output, output->temporary, remove_file, err);
-    if (status == TSR_OK && sys->unlink(sys, output->parent, output->temporary, true) != 0)
-        status = tsr_sys_raise(err, "remove", output->temporary);
-    return status;
+    status = tsr_sys_sync(sys, output->parent, output->name, err);
+    if (status != TSR_OK) return status;
+    return tsr_retire_folder(sys, output->parent, output->temporary, output->name, is_obsolete, output, err);
 }

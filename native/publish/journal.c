@@ -5,8 +5,12 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "publish/text.h"
+#include "publish/try.h"
 
 #define MOST_BYTES ((uint64_t)1 << 32) /* of a journal: records of petabytes */
 #define TRIES      20                  /* who lists journals holds each for a moment */
@@ -21,6 +25,46 @@ struct tsr_journal {
     size_t records; /* of them */
     uint64_t end;   /* where the next record goes */
 };
+
+bool tsr_is_own_file(const tsr_sys *sys, int fd)
+{
+    struct stat info;
+    return sys->stat(sys, fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1 && info.st_uid == geteuid();
+}
+
+static tsr_status put_text(tsr_vec *text, tsr_str job, uint32_t generation, const tsr_str *files, size_t count, tsr_error *err)
+{
+    char line[64];
+    const int size = snprintf(line, sizeof line, "generation %u\n", (unsigned)generation);
+    TSR_TRY(tsr_text_add(text, job, err));
+    TSR_TRY(tsr_text_add(text, (tsr_str){line, (size_t)size}, err));
+    for (size_t i = 0; i < count; i++) {
+        TSR_TRY(tsr_text_add(text, TSR_STR("file "), err));
+        TSR_TRY(tsr_text_add(text, files[i], err));
+        TSR_TRY(tsr_text_add(text, TSR_STR("\n"), err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_journal_text(tsr_arena *arena, tsr_str job, uint32_t generation, const tsr_str *files, size_t count, tsr_str *out,
+                            tsr_error *err)
+{
+    tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_status status = put_text(&text, job, generation, files, count, err);
+    if (status == TSR_OK) *out = tsr_arena_str(arena, (tsr_str){text.items, text.count}, err);
+    if (status == TSR_OK && !out->data) status = TSR_E_NOMEM;
+    tsr_vec_free(&text);
+    return status;
+}
+
+tsr_status tsr_journal_new_tag(char tag[TSR_JOURNAL_TAG_SIZE + 1], tsr_error *err)
+{
+    uint64_t random;
+    TSR_FAIL_IF(getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random, err, TSR_E_IO,
+                "no random numbers for a temporary name");
+    snprintf(tag, TSR_JOURNAL_TAG_SIZE + 1, "w%016" PRIx64, random);
+    return TSR_OK;
+}
 
 void tsr_journal_tag(tsr_str text, char tag[TSR_JOURNAL_TAG_SIZE + 1])
 {
@@ -61,28 +105,50 @@ static bool has_text(const tsr_journal *j, tsr_str text)
     return j->size > text.size && memcmp(j->bytes, text.data, text.size) == 0 && j->bytes[text.size] == '\n';
 }
 
-static tsr_status start_anew(tsr_journal *j, tsr_str text, tsr_error *err)
+static tsr_status write_text(tsr_journal *j, tsr_str text, tsr_error *err)
 {
     const tsr_sys *sys = j->journals->sys;
-    if (sys->truncate(sys, j->fd, 0) != 0) return tsr_sys_raise(err, "empty", j->name);
-    tsr_status status = tsr_sys_write(sys, j->fd, j->name, 0, text.data, text.size, err);
-    return status == TSR_OK ? tsr_sys_write(sys, j->fd, j->name, text.size, "\n", 1, err) : status;
+    TSR_TRY(tsr_sys_write(sys, j->fd, j->name, 0, text.data, text.size, err));
+    TSR_TRY(tsr_sys_write(sys, j->fd, j->name, text.size, "\n", 1, err));
+    TSR_TRY(tsr_sys_sync(sys, j->fd, j->name, err));
+    return tsr_sys_sync(sys, j->journals->folder, j->name, err); /* before the output that it speaks for is made */
+}
+
+/* An empty one, and one that was cut off while its text was written: nothing was made for it yet. */
+static bool is_torn(const tsr_journal *j, tsr_str text)
+{
+    return j->size <= text.size && memcmp(j->bytes, text.data, j->size) == 0;
+}
+
+static tsr_status open_journal(tsr_journal *j, bool *made, tsr_error *err)
+{
+    const tsr_journals *all = j->journals;
+    *made = false;
+    j->fd = tsr_sys_open(all->sys, all->folder, j->name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
+    if (j->fd < 0 && errno == ENOENT) {
+        j->fd = tsr_sys_open(all->sys, all->folder, j->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
+        *made = j->fd >= 0;
+    }
+    if (j->fd < 0 && errno != ELOOP) return tsr_sys_raise(err, "create", j->name);
+    if (j->fd >= 0 && tsr_is_own_file(all->sys, j->fd)) return TSR_OK;
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "'%s' is in the way: it is not a journal that this program wrote; remove it", j->name);
 }
 
 static tsr_status begin(tsr_journal *j, tsr_str text, tsr_error *err)
 {
-    const tsr_journals *all = j->journals;
-    do j->fd = all->sys->open_at(all->sys, all->folder, j->name, O_RDWR | O_CREAT, 0666);
-    while (j->fd < 0 && errno == EINTR);
-    if (j->fd < 0) return tsr_sys_raise(err, "create", j->name);
-    tsr_status status = lock(j, err);
-    if (status == TSR_OK) status = load(j, err);
-    if (status != TSR_OK) return status;
+    bool made;
+    TSR_TRY(open_journal(j, &made, err));
+    TSR_TRY(lock(j, err));
+    TSR_TRY(load(j, err));
     j->text_size = text.size + 1;
     if (has_text(j, text)) j->records = j->size - j->text_size;
-    else status = start_anew(j, text, err);
+    else if (made || is_torn(j, text)) TSR_TRY(write_text(j, text, err));
+    else
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' is in the way: it is a journal of another job; remove it",
+                         j->name);
     j->end = j->text_size + j->records;
-    return status;
+    return TSR_OK;
 }
 
 tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint64_t part, uint64_t parts, bool by_ranks,
@@ -116,13 +182,9 @@ tsr_status tsr_journal_cut(tsr_journal *j, size_t size, tsr_error *err)
 tsr_status tsr_journal_append(tsr_journal *j, tsr_str records, tsr_error *err)
 {
     const tsr_sys *sys = j->journals->sys;
-    tsr_status status = tsr_sys_write(sys, j->fd, j->name, j->end, records.data, records.size, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(tsr_sys_write(sys, j->fd, j->name, j->end, records.data, records.size, err));
     j->end += records.size;
-    int done;
-    do done = sys->sync(sys, j->fd);
-    while (done != 0 && errno == EINTR);
-    return done == 0 ? TSR_OK : tsr_sys_raise(err, "sync", j->name);
+    return tsr_sys_sync(sys, j->fd, j->name, err);
 }
 
 bool tsr_journal_is_empty(const tsr_journal *j)

@@ -1,5 +1,4 @@
 /* What runs left beside a destination: listed, and removed. */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -7,8 +6,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "publish/journal.h"
+#include "publish/folder_output.h"
 #include "publish/place.h"
+#include "publish/record.h"
+#include "publish/text.h"
+#include "publish/try.h"
 
 static const char note[] = ".publishing";
 
@@ -33,25 +35,6 @@ void tsr_journals_close(tsr_journals *journals)
 }
 
 /* ---- names ---- */
-
-/* Calls `each` for every name in a folder until it fails. `folder` is a name in the parent, or ".". */
-static tsr_status for_each_name(const tsr_journals *journals, const char *folder,
-                                tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx,
-                                tsr_error *err)
-{
-    const tsr_sys *sys = journals->sys;
-    int fd = sys->open_at(sys, journals->folder, folder, O_RDONLY | O_DIRECTORY, 0);
-    if (fd < 0) return errno == ENOENT || errno == ENOTDIR ? TSR_OK : tsr_sys_raise(err, "list", folder);
-    DIR *dir = fdopendir(fd);
-    if (!dir) {
-        sys->close(sys, fd);
-        return tsr_sys_raise(err, "list", folder);
-    }
-    tsr_status status = TSR_OK;
-    for (struct dirent *item; status == TSR_OK && (item = readdir(dir));) status = each(ctx, fd, item->d_name, err);
-    closedir(dir);
-    return status;
-}
 
 /* What follows ".NAME.tessera-TAG" in a name, and the tag; NULL for other names. */
 static const char *behind_tag(const tsr_journals *journals, const char *name, char tag[TSR_JOURNAL_TAG_SIZE + 1])
@@ -96,35 +79,64 @@ static void split_text(tsr_leftover *l, tsr_str bytes)
     }
 }
 
-static tsr_status read_journal(const listing *l, int folder, const char *name, tsr_leftover *out, tsr_error *err)
+/* The bytes of a file that is ours; *found is false for anything else. Also whether somebody has it locked. */
+static tsr_status read_own(const listing *l, int folder, const char *name, tsr_str *bytes, bool *busy, bool *found, tsr_error *err)
 {
     const tsr_sys *sys = l->journals->sys;
     struct stat info;
-    int fd = sys->open_at(sys, folder, name, O_RDWR, 0);
-    if (fd < 0) return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "open", name);
-    out->busy = sys->lock(sys, fd) != 0 && errno == EWOULDBLOCK;
-    tsr_status status = sys->stat(sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(err, "read", name);
-    const size_t size = status == TSR_OK ? (size_t)info.st_size : 0;
-    char *bytes = status == TSR_OK ? tsr_arena_array(l->arena, size, 1, err) : NULL;
-    if (status == TSR_OK && !bytes) status = TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_sys_read(sys, fd, name, 0, bytes, size, err);
-    if (status == TSR_OK) split_text(out, (tsr_str){bytes, size});
+    const int fd = tsr_sys_open(sys, folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
+    *found = fd >= 0 && tsr_is_own_file(sys, fd);
+    if (fd < 0) return errno == EIO || errno == ENFILE || errno == EMFILE ? tsr_sys_raise(err, "open", name) : TSR_OK;
+    tsr_status status = TSR_OK;
+    *bytes = (tsr_str){"", 0};
+    if (*found) {
+        *busy = sys->lock(sys, fd) != 0 && errno == EWOULDBLOCK;
+        status = sys->stat(sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(err, "read", name);
+        const size_t size = status == TSR_OK ? (size_t)info.st_size : 0;
+        char *memory = status == TSR_OK ? tsr_arena_array(l->arena, size, 1, err) : NULL;
+        if (status == TSR_OK && !memory) status = TSR_E_NOMEM;
+        if (status == TSR_OK) status = tsr_sys_read(sys, fd, name, 0, memory, size, err);
+        *bytes = (tsr_str){memory, size};
+    }
     sys->close(sys, fd);
     return status;
+}
+
+/* Whether bytes are how a journal begins, or all that there is of its beginning. */
+static bool begins_like(tsr_str bytes, tsr_str magic)
+{
+    const size_t size = bytes.size < magic.size ? bytes.size : magic.size;
+    return size == 0 || memcmp(bytes.data, magic.data, size) == 0;
+}
+
+static tsr_status look_at(const listing *l, int folder, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
+{
+    struct stat info;
+    tsr_str bytes;
+    if (!out->publishing && !out->part) {
+        *ours = l->journals->sys->link_stat_at(l->journals->sys, folder, name, &info) == 0 && !S_ISLNK(info.st_mode) &&
+                info.st_uid == geteuid();
+        return TSR_OK;
+    }
+    tsr_status status = read_own(l, folder, name, &bytes, &out->busy, ours, err);
+    if (status != TSR_OK || !*ours) return status;
+    *ours = begins_like(bytes, out->publishing ? TSR_STR("tessera.publishing/") : TSR_STR(TSR_JOURNAL_MAGIC));
+    if (out->publishing) out->text = bytes;
+    else split_text(out, bytes);
+    return TSR_OK;
 }
 
 static tsr_status add_name(void *ctx, int folder, const char *name, tsr_error *err)
 {
     listing *l = ctx;
     tsr_leftover found = {.part = 0};
+    bool ours = false;
     const char *rest = behind_tag(l->journals, name, found.tag);
     if (!rest) return TSR_OK;
     found.publishing = strcmp(rest, note) == 0;
-    if (found.publishing || is_part(rest, &found)) {
-        tsr_status status = read_journal(l, folder, name, &found, err);
-        if (status != TSR_OK) return status;
-        if (found.publishing && found.text.size) found.identity = strtoull(found.text.data, NULL, 10);
-    }
+    if (*rest && !found.publishing && !is_part(rest, &found)) return TSR_OK;
+    TSR_TRY(look_at(l, folder, name, &found, &ours, err));
+    if (!ours) return TSR_OK;
     tsr_leftover *own = tsr_vec_push(&l->found, err);
     if (own) *own = found;
     return own ? TSR_OK : TSR_E_NOMEM;
@@ -154,8 +166,8 @@ tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr
                              tsr_error *err)
 {
     listing l = {journals, arena, tsr_vec_of(journals->allocator, sizeof(tsr_leftover))};
-    tsr_status status = for_each_name(journals, ".", add_name, &l, err);
-    if (status == TSR_OK) status = for_each_name(journals, journals->name, add_inner, &l, err);
+    tsr_status status = tsr_each_name(journals->sys, journals->folder, ".", add_name, &l, err);
+    if (status == TSR_OK) status = tsr_each_name(journals->sys, journals->folder, journals->name, add_inner, &l, err);
     if (l.found.count) qsort(l.found.items, l.found.count, sizeof(tsr_leftover), by_tag);
     *count = l.found.count;
     *out = tsr_arena_array(arena, l.found.count, sizeof **out, err);
@@ -165,99 +177,197 @@ tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr
     return status;
 }
 
+bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation)
+{
+    tsr_str value;
+    if (!tsr_str_starts(text, job)) return false;
+    tsr_str rest = {text.data + job.size, text.size - job.size};
+    if (!tsr_text_has_key(tsr_text_line(&rest), TSR_STR("generation "), &value)) return false;
+    *generation = (uint32_t)strtoul(value.data, NULL, 10); /* a line end follows */
+    return true;
+}
+
 /* ---- removing ---- */
 
 typedef struct removal {
     const tsr_journals *journals;
     const char *tag, *except;
     bool notes; /* the note of publishing too */
+    tsr_arena *arena;
+    tsr_vec files; /* of tsr_str: what the journals list */
+    bool is_ours;  /* there is a whole journal, or a record */
 } removal;
 
-static tsr_status remove_name(const removal *r, int folder, const char *name, bool is_folder, tsr_error *err)
+/* A name that is a file, and not a link or a folder. */
+static tsr_status remove_file(const removal *r, int folder, const char *name, tsr_error *err)
 {
+    struct stat info;
     const tsr_sys *sys = r->journals->sys;
-    int done;
-    do done = sys->unlink(sys, folder, name, is_folder);
-    while (done != 0 && errno == EINTR);
-    return done == 0 || errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "remove", name);
+    if (sys->link_stat_at(sys, folder, name, &info) != 0 || !S_ISREG(info.st_mode)) return TSR_OK;
+    return tsr_remove_name(sys, folder, name, false, err);
 }
 
-static tsr_status remove_inner(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status list_files(removal *r, tsr_str text, tsr_error *err)
 {
-    const bool dots = strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
-    return dots ? TSR_OK : remove_name(ctx, folder, name, false, err);
+    tsr_str name;
+    while (text.size) {
+        if (!tsr_text_has_key(tsr_text_line(&text), TSR_STR("file "), &name)) continue;
+        if (name.size == 0 || name.size > NAME_MAX || memchr(name.data, '/', name.size)) continue;
+        const tsr_str copy = tsr_arena_str(r->arena, name, err);
+        tsr_str *item = copy.data ? tsr_vec_push(&r->files, err) : NULL;
+        if (!item) return TSR_E_NOMEM;
+        *item = copy;
+    }
+    return TSR_OK;
 }
 
-/* Files that were to go into an existing folder. */
-static tsr_status remove_from_destination(void *ctx, int folder, const char *name, tsr_error *err)
+/* What a publication of the tag has done is brought to an end or taken back. */
+static tsr_status settle(const removal *r, tsr_str text, tsr_error *err)
+{
+    tsr_record record;
+    if (!tsr_record_parse(text, r->arena, &record)) return TSR_OK;
+    if (tsr_record_is_published(&record, r->journals)) return tsr_record_end(&record, r->journals, r->tag, err);
+    return tsr_record_undo(&record, r->journals, err);
+}
+
+static tsr_status read_lists(removal *r, tsr_error *err)
+{
+    tsr_leftover *found;
+    size_t count;
+    TSR_TRY(tsr_journals_list(r->journals, r->arena, &found, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(found[i].tag, r->tag) != 0) continue;
+        if (found[i].publishing) TSR_TRY(settle(r, found[i].text, err));
+        else TSR_TRY(list_files(r, found[i].text, err));
+        r->is_ours |= found[i].publishing || found[i].text.size;
+    }
+    return TSR_OK;
+}
+
+/* A second name that the new folder was given for a file that stays. */
+static tsr_status remove_link(void *ctx, int folder, const char *name, tsr_error *err)
 {
     const removal *r = ctx;
-    char start[64];
-    snprintf(start, sizeof start, ".tessera-%s-", r->tag);
-    return strncmp(name, start, strlen(start)) == 0 ? remove_name(r, folder, name, false, err) : TSR_OK;
+    const tsr_sys *sys = r->journals->sys;
+    struct stat here, there;
+    if (sys->link_stat_at(sys, folder, name, &here) != 0 || here.st_nlink < 2) return TSR_OK;
+    const int kept = tsr_sys_open(sys, r->journals->folder, r->journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (kept < 0) return TSR_OK;
+    const bool twice = sys->link_stat_at(sys, kept, name, &there) == 0 && here.st_ino == there.st_ino;
+    sys->close(sys, kept);
+    return twice ? tsr_remove_name(sys, folder, name, false, err) : TSR_OK;
+}
+
+static tsr_status remove_folder(const removal *r, const char *name, tsr_error *err)
+{
+    const tsr_sys *sys = r->journals->sys;
+    const tsr_str *files = r->files.items;
+    const int folder = tsr_sys_open(sys, r->journals->folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (folder < 0) return TSR_OK;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) status = remove_file(r, folder, files[i].data, err);
+    for (int i = 0; i < 2 && status == TSR_OK; i++) {
+        const char *const trial = i ? TSR_TRIAL_B : TSR_TRIAL_A;
+        if (sys->unlink(sys, folder, trial, true) != 0 && errno == EIO) status = tsr_sys_raise(err, "remove", trial);
+    }
+    sys->close(sys, folder);
+    if (status == TSR_OK) status = tsr_each_name(sys, r->journals->folder, name, remove_link, (void *)(uintptr_t)r, err);
+    if (status != TSR_OK || sys->unlink(sys, r->journals->folder, name, true) == 0) return status;
+    return errno == EIO ? tsr_sys_raise(err, "remove", name) : TSR_OK; /* with files of others in it, it stays */
+}
+
+/* Beside the destination. */
+static tsr_status remove_output(const removal *r, tsr_error *err)
+{
+    struct stat info;
+    char name[NAME_MAX + 64];
+    const tsr_journals *j = r->journals;
+    snprintf(name, sizeof name, ".%.200s.objects.json.tessera-%s", j->name, r->tag);
+    TSR_TRY(remove_file(r, j->folder, name, err));
+    snprintf(name, sizeof name, ".%.200s.tessera-%s", j->name, r->tag);
+    if (j->sys->link_stat_at(j->sys, j->folder, name, &info) != 0) return TSR_OK;
+    return S_ISDIR(info.st_mode) ? remove_folder(r, name, err) : remove_file(r, j->folder, name, err);
+}
+
+/* Files that were to go into an existing folder: numbered as they were created, not more than are listed. */
+static tsr_status remove_inner(const removal *r, tsr_error *err)
+{
+    char name[64];
+    const tsr_journals *j = r->journals;
+    const int folder = tsr_sys_open(j->sys, j->folder, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (folder < 0) return TSR_OK;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) {
+        snprintf(name, sizeof name, ".tessera-%s-%zu", r->tag, i);
+        status = remove_file(r, folder, name, err);
+    }
+    j->sys->close(j->sys, folder);
+    return status;
 }
 
 static tsr_status remove_journal(void *ctx, int folder, const char *name, tsr_error *err)
 {
     const removal *r = ctx;
-    char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    const char *rest = behind_tag(r->journals, name, tag);
-    if (!rest || !*rest || strcmp(tag, r->tag) != 0 || (r->except && strcmp(name, r->except) == 0)) return TSR_OK;
-    return strcmp(rest, note) != 0 || r->notes ? remove_name(r, folder, name, false, err) : TSR_OK;
+    tsr_leftover found = {.part = 0};
+    bool ours = false;
+    const listing l = {r->journals, r->arena, {0}};
+    const char *rest = behind_tag(r->journals, name, found.tag);
+    if (!rest || !*rest || strcmp(found.tag, r->tag) != 0 || (r->except && strcmp(name, r->except) == 0)) return TSR_OK;
+    found.publishing = strcmp(rest, note) == 0;
+    if (found.publishing ? !r->notes : !is_part(rest, &found)) return TSR_OK;
+    TSR_TRY(look_at(&l, folder, name, &found, &ours, err));
+    return ours ? tsr_remove_name(r->journals->sys, folder, name, false, err) : TSR_OK;
+}
+
+static tsr_status remove_journals(removal *r, tsr_error *err)
+{
+    const tsr_journals *j = r->journals;
+    r->notes = false;
+    TSR_TRY(tsr_each_name(j->sys, j->folder, ".", remove_journal, r, err));
+    r->notes = true; /* last: it tells what the others are about */
+    return tsr_each_name(j->sys, j->folder, ".", remove_journal, r, err);
 }
 
 tsr_status tsr_journals_remove(const tsr_journals *journals, const char *tag, const char *except, tsr_error *err)
 {
-    removal r = {journals, tag, except, false};
-    tsr_status status = for_each_name(journals, ".", remove_journal, &r, err);
-    r.notes = true; /* last: it tells what the others are about */
-    return status == TSR_OK ? for_each_name(journals, ".", remove_journal, &r, err) : status;
+    removal r = {.journals = journals, .tag = tag, .except = except, .arena = tsr_arena_new(journals->allocator, 0, err)};
+    const tsr_status status = r.arena ? remove_journals(&r, err) : TSR_E_NOMEM;
+    tsr_arena_free(r.arena);
+    return status;
 }
 
 /* The output first: a journal without one is nothing, an output without one would lie there for ever. */
+static tsr_status discard(removal *r, tsr_error *err)
+{
+    TSR_TRY(read_lists(r, err));
+    if (r->is_ours) TSR_TRY(remove_inner(r, err));
+    if (r->is_ours) TSR_TRY(remove_output(r, err));
+    return remove_journals(r, err);
+}
+
 tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, tsr_error *err)
 {
-    removal r = {journals, tag, NULL, true};
-    char name[320];
-    snprintf(name, sizeof name, ".%.200s.tessera-%s", journals->name, tag);
-    struct stat info;
-    tsr_status status = for_each_name(journals, journals->name, remove_from_destination, &r, err);
-    if (status == TSR_OK && journals->sys->stat_at(journals->sys, journals->folder, name, &info) == 0) {
-        if (S_ISDIR(info.st_mode)) status = for_each_name(journals, name, remove_inner, &r, err);
-        if (status == TSR_OK) status = remove_name(&r, journals->folder, name, S_ISDIR(info.st_mode), err);
-    }
-    return status == TSR_OK ? tsr_journals_remove(journals, tag, NULL, err) : status;
+    removal r = {.journals = journals,
+                 .tag = tag,
+                 .arena = tsr_arena_new(journals->allocator, 0, err),
+                 .files = tsr_vec_of(journals->allocator, sizeof(tsr_str))};
+    const tsr_status status = r.arena ? discard(&r, err) : TSR_E_NOMEM;
+    tsr_vec_free(&r.files);
+    tsr_arena_free(r.arena);
+    return status;
 }
 
-uint64_t tsr_journals_destination(const tsr_journals *journals)
-{
-    struct stat info;
-    const tsr_sys *sys = journals->sys;
-    return sys->stat_at(sys, journals->folder, journals->name, &info) == 0 ? (uint64_t)info.st_ino : 0;
-}
-
-tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, uint64_t identity, bool durable,
-                                   tsr_error *err)
+tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable, tsr_error *err)
 {
     const tsr_sys *sys = journals->sys;
-    char name[320];
-    int fd, done = 0;
+    char name[NAME_MAX + 64];
     snprintf(name, sizeof name, ".%.200s.tessera-%s%s", journals->name, tag, note);
-    do fd = sys->open_at(sys, journals->folder, name, O_RDWR | O_CREAT, 0666);
-    while (fd < 0 && errno == EINTR);
+    TSR_TRY(tsr_remove_name(sys, journals->folder, name, false, err)); /* of a run that was killed in it */
+    const int fd = tsr_sys_open(sys, journals->folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (fd < 0) return tsr_sys_raise(err, "create", name);
-    char text[32];
-    snprintf(text, sizeof text, "%020" PRIu64 "\n\n", identity);
-    tsr_status status = tsr_sys_write(sys, fd, name, 0, text, strlen(text), err);
-    if (status == TSR_OK && durable) {
-        do done = sys->sync(sys, fd);
-        while (done != 0 && errno == EINTR);
-        if (done == 0) {
-            do done = sys->sync(sys, journals->folder);
-            while (done != 0 && errno == EINTR);
-        }
-        if (done != 0) status = tsr_sys_raise(err, "sync", name);
-    }
+    tsr_status status = tsr_sys_write(sys, fd, name, 0, record.data, record.size, err);
+    if (status == TSR_OK && durable) status = tsr_sys_sync(sys, fd, name, err);
+    if (status == TSR_OK && durable) status = tsr_sys_sync(sys, journals->folder, name, err);
     sys->close(sys, fd);
     return status;
 }

@@ -3,7 +3,6 @@
  * device passes through halves of the buffer: one is written while the other is copied to. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <sys/random.h>
 
 #include "publish/journal.h"
 #include "publish/replacement.h"
@@ -15,7 +14,7 @@
 #include "tessera/save_load.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
-#define JOURNAL_TEXT         TSR_STR("a state dict of several ranks\n")
+#define JOB TSR_STR(TSR_JOURNAL_MAGIC "a state dict of several ranks\n")
 
 typedef struct saving {
     tsr_comm *comm;
@@ -26,7 +25,7 @@ typedef struct saving {
     tsr_save_plan plan;
     tsr_output *output;
     uint32_t *files; /* the output's numbers, by rank */
-    tsr_str *names;
+    tsr_str *names;  /* by rank, then the marker */
     uint32_t generation;
     tsr_halves halves; /* of the buffer */
     uint32_t content; /* CRC over this rank's CRCs */
@@ -61,19 +60,34 @@ static tsr_status remove_leftovers(saving *s, tsr_error *err)
     TSR_TRY(tsr_journals_list(&s->journals, s->arena, &found, &count, err));
     for (size_t i = 0; i < count; i++) {
         const tsr_leftover *l = &found[i];
-        if (l->part == 1 && l->parts == 1 && !l->busy && (!l->text.size || tsr_str_equal(l->text, JOURNAL_TEXT)))
+        uint32_t generation;
+        if (l->part == 1 && l->parts == 1 && !l->busy && (!l->text.size || tsr_journal_is_of(l->text, JOB, &generation)))
             TSR_TRY(tsr_journals_discard(&s->journals, l->tag, err));
     }
     return TSR_OK;
 }
 
+static tsr_status name_files(saving *s, tsr_error *err)
+{
+    s->names = tsr_arena_array(s->arena, (size_t)s->comm->size + 1, sizeof *s->names, err);
+    s->files = tsr_arena_array(s->arena, s->comm->size, sizeof *s->files, err);
+    if (!s->names || !s->files) return TSR_E_NOMEM;
+    for (uint32_t r = 0; r < s->comm->size; r++) {
+        s->names[r] = tsr_arena_format(s->arena, err, "__%" PRIu32 "_%" PRIu32 ".distcp", r, s->generation);
+        if (!s->names[r].data) return TSR_E_NOMEM;
+    }
+    s->names[s->comm->size] = TSR_STR(TSR_DCP_MARKER);
+    return TSR_OK;
+}
+
+/* Before the output is made, so that what a kill leaves of it can be told from files of others. */
 static tsr_status begin_journal(saving *s, const place *where, tsr_error *err)
 {
     tsr_error unable = {0};
-    TSR_TRY(tsr_journals_open(NULL, s->host->allocator, s->path, &s->journals, err));
-    TSR_TRY(remove_leftovers(s, err));
+    tsr_str text;
+    TSR_TRY(tsr_journal_text(s->arena, JOB, s->generation, s->names, (size_t)s->comm->size + 1, &text, err));
     s->tag = where->tag;
-    const tsr_status status = tsr_journal_begin(&s->journals, s->tag, 1, 1, false, JOURNAL_TEXT, &s->journal, &unable);
+    const tsr_status status = tsr_journal_begin(&s->journals, s->tag, 1, 1, false, text, &s->journal, &unable);
     TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unable.message);
     return TSR_OK;
 }
@@ -89,37 +103,27 @@ static void end_journal(saving *s)
     tsr_journals_close(&s->journals);
 }
 
-static tsr_status choose_place(saving *s, place *out, tsr_error *err)
-{
-    uint64_t random;
-    memset(out, 0, sizeof *out);
-    if (s->comm->rank != 0) return TSR_OK;
-    TSR_FAIL_IF(getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random, err, TSR_E_IO,
-                "no random numbers for a name");
-    snprintf(out->tag, sizeof out->tag, "w%016" PRIx64, random);
-    TSR_TRY(begin_journal(s, out, err));
-    TSR_TRY(decide_replacement(s, err));
-    out->swap = s->replacement.swap;
-    return tsr_folder_next_generation(NULL, s->path, &out->generation, err);
-}
-
-static tsr_status name_files(saving *s, tsr_error *err)
-{
-    s->names = tsr_arena_array(s->arena, s->comm->size, sizeof *s->names, err);
-    s->files = tsr_arena_array(s->arena, s->comm->size, sizeof *s->files, err);
-    if (!s->names || !s->files) return TSR_E_NOMEM;
-    for (uint32_t r = 0; r < s->comm->size; r++) {
-        s->names[r] = tsr_arena_format(s->arena, err, "__%" PRIu32 "_%" PRIu32 ".distcp", r, s->generation);
-        if (!s->names[r].data) return TSR_E_NOMEM;
-    }
-    return TSR_OK;
-}
-
 static tsr_status check_names(const saving *s, tsr_error *err)
 {
     for (uint32_t r = 0; r < s->comm->size; r++)
         TSR_TRY(tsr_replacement_check_name(&s->replacement, s->path, s->names[r], err));
     return TSR_OK;
+}
+
+static tsr_status choose_place(saving *s, place *out, tsr_error *err)
+{
+    memset(out, 0, sizeof *out);
+    if (s->comm->rank != 0) return TSR_OK;
+    TSR_TRY(tsr_journal_new_tag(out->tag, err));
+    TSR_TRY(tsr_journals_open(NULL, s->host->allocator, s->path, &s->journals, err));
+    TSR_TRY(remove_leftovers(s, err));
+    TSR_TRY(decide_replacement(s, err));
+    out->swap = s->replacement.swap;
+    TSR_TRY(tsr_folder_next_generation(NULL, s->path, &out->generation, err));
+    s->generation = out->generation;
+    TSR_TRY(name_files(s, err));
+    TSR_TRY(check_names(s, err));
+    return begin_journal(s, out, err);
 }
 
 /* The same files in the same order on every rank, so that all mean the same by a number. */
@@ -128,6 +132,7 @@ static tsr_status open_output(saving *s, const place *where, tsr_error *err)
     const tsr_folder_output_options options = {.is_folder = true,
                                                .overwrite = s->options.overwrite,
                                                .tag = where->tag,
+                                               .join = s->comm->rank != 0,
                                                .keep = s->comm->rank != 0,
                                                .chosen = true,
                                                .generation = where->generation,
@@ -135,9 +140,8 @@ static tsr_status open_output(saving *s, const place *where, tsr_error *err)
                                                .obsolete = s->replacement.obsolete,
                                                .obsolete_count = s->replacement.obsolete_count};
     TSR_TRY(tsr_folder_output_open(NULL, s->host->allocator, s->path, &options, &s->output, err));
-    s->generation = s->output->generation;
+    s->generation = where->generation;
     TSR_TRY(name_files(s, err));
-    TSR_TRY(check_names(s, err));
     for (uint32_t r = 0; r < s->comm->size; r++) {
         if (s->plan.file_sizes[r])
             TSR_TRY(s->output->create(s->output, s->names[r], s->plan.file_sizes[r], &s->files[r], err));
@@ -354,6 +358,19 @@ static tsr_status write_metadata(saving *s, uint32_t content, uint32_t *marker, 
     return status;
 }
 
+/* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */
+static tsr_status note_publishing(saving *s, uint32_t marker, tsr_error *err)
+{
+    tsr_vec record = tsr_vec_of(s->host->allocator, 1);
+    if (!s->journal) return TSR_OK;
+    tsr_status status = tsr_folder_output_record(s->output, marker, &record, err);
+    const bool durable = tsr_folder_output_replaces(s->output) || s->replacement.swap;
+    if (status == TSR_OK)
+        status = tsr_journals_publishing(&s->journals, s->tag, (tsr_str){record.items, record.count}, durable, err);
+    tsr_vec_free(&record);
+    return status;
+}
+
 /* All have written durably: rank 0 makes it a checkpoint. */
 static tsr_status publish(saving *s, tsr_error *err)
 {
@@ -366,6 +383,7 @@ static tsr_status publish(saving *s, tsr_error *err)
     for (uint32_t r = 0; r < s->comm->size; r++) content = note(content, all[r]);
     if (s->comm->rank == 0) {
         status = write_metadata(s, content, &marker, err);
+        if (status == TSR_OK) status = note_publishing(s, marker, err);
         if (status == TSR_OK) status = s->output->publish(s->output, marker, err);
         if (status == TSR_OK) end_journal(s);
     }

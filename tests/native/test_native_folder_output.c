@@ -225,7 +225,7 @@ static void test_native_folder_output__outputs_of_one_tag_share_their_files(void
     (void)state;
     static const bool kinds[] = {true, false};
     for (int k = 0; k < 2; k++) {
-        const tsr_folder_output_options options = {.is_folder = kinds[k], .tag = "job-1", .keep = true};
+        tsr_folder_output_options options = {.is_folder = kinds[k], .tag = "job-1", .keep = true};
         const tsr_str name = kinds[k] ? TSR_STR("data") : TSR_STR("");
         tsr_output *outputs[2];
         uint32_t files[2];
@@ -234,6 +234,7 @@ static void test_native_folder_output__outputs_of_one_tag_share_their_files(void
             assert_int_equal(
                 tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &outputs[i], NULL), TSR_OK);
             assert_int_equal(outputs[i]->create(outputs[i], name, 8, &files[i], NULL), TSR_OK);
+            options.join = true;
         }
         assert_int_equal(outputs[1]->write_at(outputs[1], files[1], 4, "EFGH", 4, NULL), TSR_OK);
         assert_int_equal(outputs[0]->write_at(outputs[0], files[0], 0, "ABCD", 4, NULL), TSR_OK);

@@ -8,12 +8,13 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "tessera/folder.h"
 #include "publish/journal.h"
 #include "native/scratch.h"
 
-static const char text[] = "tessera.journal/2\nto dcp\n";
+static const char text[] = TSR_JOURNAL_MAGIC "to dcp\ngeneration 3\nfile data\nfile .metadata\n";
 
 static int setup(void **state)
 {
@@ -87,9 +88,15 @@ static void test_native_journal__records_are_found_again(void **state)
     journal = begin(&p, 2, text);
     expect_records(journal, "onet!");
     tsr_journal_close(journal);
-    journal = begin(&p, 2, "tessera.journal/2\nto torch\n"); /* other work under the same tag: begun anew */
-    expect_records(journal, "");
+    tsr_error err = {0};
+    assert_int_equal(tsr_journal_begin(&p.journals, p.tag, 2, 3, false, TSR_STR(TSR_JOURNAL_MAGIC "to torch\n"), &journal, &err),
+                     TSR_E_EXISTS); /* other work under the same tag */
+    journal = begin(&p, 2, text);
+    expect_records(journal, "onet!");
     tsr_journal_close(journal);
+    uint32_t generation = 0;
+    assert_true(tsr_journal_is_of(tsr_str_from(text), TSR_STR(TSR_JOURNAL_MAGIC "to dcp\n"), &generation) && generation == 3);
+    assert_false(tsr_journal_is_of(tsr_str_from(text), TSR_STR(TSR_JOURNAL_MAGIC "to torch\n"), &generation));
     end(&p);
 }
 
@@ -126,17 +133,19 @@ static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **
     snprintf(name, sizeof name, "out/.tessera-%s-0", p.tag);
     scratch_write(name, "x", 1);
     snprintf(kept, sizeof kept, ".out.tessera-w0123456789abcdef.1-of-1");
-    scratch_write(kept, "torn", 4);
+    scratch_write(kept, "tess", 4);
+    scratch_write(".out.tessera-w1123456789abcdef.1-of-1", "not a journal", 13);
     scratch_write(".out.tessera-4711", "a process's", 4);
     scratch_write(".other.tessera-w0123456789abcdef", "x", 1);
     scratch_write("out/mine", "x", 1);
-    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag, 4711, true, NULL), TSR_OK);
+    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag, TSR_STR("tessera.publishing/1\nnew \nidentity 1\n\n"), true, NULL),
+                     TSR_OK);
     list(&p);
     assert_int_equal(p.count, 6);
     unsigned parts = 0, outputs = 0, notes = 0, torn = 0;
     for (size_t i = 0; i < p.count; i++) {
         const tsr_leftover *l = &p.found[i];
-        notes += l->publishing && l->identity == 4711;
+        notes += l->publishing && l->text.size;
         outputs += !l->part && !l->publishing;
         parts += l->part && l->text.size;
         torn += l->part && !l->text.size;
@@ -144,9 +153,62 @@ static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **
     assert_true(parts == 2 && outputs == 2 && notes == 1 && torn == 1);
     assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK);
     assert_string_equal(scratch_list(""),
-                        ".other.tessera-w0123456789abcdef .out.tessera-4711 .out.tessera-w0123456789abcdef.1-of-1 out");
+                        ".other.tessera-w0123456789abcdef .out.tessera-4711 .out.tessera-w0123456789abcdef.1-of-1 "
+                        ".out.tessera-w1123456789abcdef.1-of-1 out");
     assert_string_equal(scratch_list("out"), "mine");
     assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* nothing there is no error */
+    end(&p);
+}
+
+/* What no journal lists stays, whatever it is called and whatever is linked to. */
+static void test_native_journal__what_is_not_listed_stays(void **state)
+{
+    (void)state;
+    place p;
+    char name[128];
+    start(&p);
+    scratch_write("victim/data", "precious", 8);
+    snprintf(name, sizeof name, ".out.tessera-%s", p.tag);
+    assert_int_equal(symlink("victim", scratch_path(name)), 0);
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* no journal */
+    tsr_journal_close(begin(&p, 1, text));
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* a link */
+    assert_int_equal(scratch_read("victim/data", NULL, 0), 8);
+    assert_int_equal(unlink(scratch_path(name)), 0);
+    tsr_journal_close(begin(&p, 1, text));
+    char inner[160];
+    snprintf(inner, sizeof inner, "%s/foreign", name);
+    scratch_write(inner, "precious", 8);
+    snprintf(inner, sizeof inner, "%s/data", name);
+    scratch_write(inner, "ours", 4);
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK);
+    assert_string_equal(scratch_list(name), "foreign");
+    end(&p);
+}
+
+/* A journal's name that leads to somebody else's file: by a link of either kind. */
+static void test_native_journal__links_are_not_followed(void **state)
+{
+    (void)state;
+    place p;
+    char name[128], bytes[16] = "";
+    start(&p);
+    scratch_write("victim", "precious", 8);
+    snprintf(name, sizeof name, ".out.tessera-%s.1-of-3", p.tag);
+    for (int hard = 0; hard < 2; hard++) {
+        tsr_journal *journal;
+        tsr_error err = {0};
+        if (hard) assert_int_equal(link(scratch_path("victim"), scratch_path(name)), 0);
+        else assert_int_equal(symlink("victim", scratch_path(name)), 0);
+        assert_int_equal(tsr_journal_begin(&p.journals, p.tag, 1, 3, false, tsr_str_from(text), &journal, &err), TSR_E_EXISTS);
+        assert_non_null(strstr(err.message, name));
+        list(&p);
+        assert_int_equal(p.count, 0);
+        assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK);
+        assert_int_equal(unlink(scratch_path(name)), 0); /* it is still there */
+    }
+    assert_int_equal(scratch_read("victim", bytes, sizeof bytes), 8);
+    assert_string_equal(bytes, "precious");
     end(&p);
 }
 
@@ -167,7 +229,7 @@ static void test_native_journal__one_journal_can_be_kept(void **state)
 static void test_native_journal__an_output_tells_whether_it_goes_on(void **state)
 {
     (void)state;
-    const tsr_folder_output_options options = {.is_folder = true, .tag = "w0", .keep = true};
+    const tsr_folder_output_options options = {.is_folder = true, .tag = "w0", .join = true, .keep = true};
     static const uint64_t sizes[] = {0, 3, 8, 9};
     for (size_t i = 0; i < 4; i++) {
         tsr_output *output;
@@ -188,6 +250,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_native_journal__records_are_found_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_journal__a_process_at_work_is_told_from_a_killed_one, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_journal__leftovers_are_listed_and_removed_by_tag, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_journal__what_is_not_listed_stays, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_journal__links_are_not_followed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_journal__one_journal_can_be_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_journal__an_output_tells_whether_it_goes_on, setup, teardown),
     };

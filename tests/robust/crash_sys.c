@@ -357,6 +357,10 @@ static int c_stat_at(const tsr_sys *sys, int folder, const char *name, struct st
 {
     return real.stat_at(sys, folder, name, out);
 }
+static int c_link_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+{
+    return real.link_stat_at(sys, folder, name, out);
+}
 static int c_stat(const tsr_sys *sys, int fd, struct stat *out)
 {
     return real.stat(sys, fd, out);
@@ -388,6 +392,7 @@ const tsr_sys tsr_sys_posix = {
     .open_at = c_open_at,
     .close = c_close,
     .stat_at = c_stat_at,
+    .link_stat_at = c_link_stat_at,
     .stat = c_stat,
     .read_at = c_read_at,
     .next_data = c_next_data,

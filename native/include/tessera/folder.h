@@ -46,9 +46,12 @@ typedef struct tsr_folder_output_options {
     bool is_folder; /* the destination is a folder of files; else one file, created under the name "" */
     bool overwrite; /* an existing destination is replaced */
     /* NULL: temporary names of this process alone. Else a word (letters, digits, '-') that they are made of, so that several
-     * processes, or a later one, write into the same unpublished files: `create` opens what is there already. Files must be
-     * created in the same order by all. */
+     * processes, or a later one, write into the same unpublished files: with `join`, `create` opens what is there already.
+     * Files must be created in the same order by all. */
     const char *tag;
+    /* With a tag: what has its names already was made by another process of the same job, or by an earlier run of it, and is
+     * opened. Otherwise it is in the way. */
+    bool join;
     bool publishing;     /* with a tag: a run before was renaming when it ended, so files may have their final names already */
     bool keep;           /* close leaves what is not published where it is, for others with the same tag */
     bool chosen; /* `generation` is given; else the next one is taken (tsr_folder_next_generation) */
@@ -93,9 +96,8 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
 /* With a tag: whether all files created so far were there before, in their full size. Then, and only then, may records of
  * what they hold be believed. */
 bool tsr_folder_output_continues(const tsr_output *output);
-/* A number of the file or folder that will stand under the destination's name (its inode), once its files are created; 0
- * where only its content will change. */
-uint64_t tsr_folder_output_identity(const tsr_output *output);
+/* What publishing will do, as text (native/publish/record.h), for who must know after a kill how far it came. */
+tsr_status tsr_folder_output_record(tsr_output *output, uint32_t marker, tsr_vec *text, tsr_error *err);
 /* Whether files go into a folder that exists: publishing takes several renames then. */
 bool tsr_folder_output_replaces(const tsr_output *output);
 

@@ -1,0 +1,250 @@
+/* See record.h. */
+#include "publish/record.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "publish/text.h"
+#include "publish/try.h"
+
+#define MAGIC "tessera.publishing/1\n"
+
+static const char *const kinds[] = {"file ", "new ", "swap ", "into "};
+
+/* ---- text ---- */
+
+tsr_status tsr_record_put(const tsr_record *record, tsr_vec *text, tsr_error *err)
+{
+    char line[64];
+    TSR_TRY(tsr_text_add(text, TSR_STR(MAGIC), err));
+    TSR_TRY(tsr_text_add(text, tsr_str_from(kinds[record->kind]), err));
+    TSR_TRY(tsr_text_add(text, record->marker, err));
+    snprintf(line, sizeof line, "\nidentity %" PRIu64 "\n", record->identity);
+    TSR_TRY(tsr_text_add(text, tsr_str_from(line), err));
+    for (size_t i = 0; i < record->count; i++) {
+        const tsr_recorded_file *f = &record->files[i];
+        snprintf(line, sizeof line, "%s %" PRIu64 " ", f->old ? "old" : "new", f->inode);
+        TSR_TRY(tsr_text_add(text, tsr_str_from(line), err));
+        TSR_TRY(tsr_text_add(text, f->name, err));
+        TSR_TRY(tsr_text_add(text, TSR_STR("\n"), err));
+    }
+    return tsr_text_add(text, TSR_STR("\n"), err);
+}
+
+static bool parse_number(tsr_str *text, uint64_t *out)
+{
+    size_t digits = 0;
+    *out = 0;
+    for (; digits < text->size && text->data[digits] >= '0' && text->data[digits] <= '9'; digits++)
+        *out = *out * 10 + (uint64_t)(text->data[digits] - '0');
+    *text = (tsr_str){text->data + digits, text->size - digits};
+    return digits > 0 && digits < 20;
+}
+
+static bool parse_file(tsr_str line, tsr_recorded_file *out)
+{
+    tsr_str rest;
+    out->old = tsr_text_has_key(line, TSR_STR("old "), &rest);
+    if (!out->old && !tsr_text_has_key(line, TSR_STR("new "), &rest)) return false;
+    if (!parse_number(&rest, &out->inode) || !tsr_text_has_key(rest, TSR_STR(" "), &out->name)) return false;
+    return out->name.size > 0 && out->name.size <= NAME_MAX && !memchr(out->name.data, '/', out->name.size);
+}
+
+static bool parse_head(tsr_str *text, tsr_record *out)
+{
+    const tsr_str magic = TSR_STR(MAGIC);
+    if (!tsr_str_starts(*text, magic)) return false;
+    *text = (tsr_str){text->data + magic.size, text->size - magic.size};
+    const tsr_str kind = tsr_text_line(text), identity = tsr_text_line(text);
+    size_t k = 0;
+    while (k < 4 && !tsr_text_has_key(kind, tsr_str_from(kinds[k]), &out->marker)) k++;
+    out->kind = (tsr_switch)k;
+    tsr_str number;
+    return k < 4 && tsr_text_has_key(identity, TSR_STR("identity "), &number) && parse_number(&number, &out->identity);
+}
+
+bool tsr_record_parse(tsr_str text, tsr_arena *arena, tsr_record *out)
+{
+    *out = (tsr_record){0};
+    if (!parse_head(&text, out)) return false;
+    size_t lines = 0;
+    for (size_t i = 0; i < text.size; i++) lines += text.data[i] == '\n';
+    tsr_recorded_file *files = tsr_arena_array(arena, lines + 1, sizeof *files, NULL);
+    out->files = files;
+    if (!files) return false;
+    while (text.size) {
+        const tsr_str line = tsr_text_line(&text);
+        if (line.size == 0) return text.size == 0;
+        if (!parse_file(line, &files[out->count++])) return false;
+    }
+    return false; /* cut off */
+}
+
+/* ---- names ---- */
+
+tsr_status tsr_remove_name(const tsr_sys *sys, int folder, const char *name, bool is_folder, tsr_error *err)
+{
+    int done;
+    do done = sys->unlink(sys, folder, name, is_folder);
+    while (done != 0 && errno == EINTR);
+    return done == 0 || errno == ENOENT || errno == ENOTDIR ? TSR_OK : tsr_sys_raise(err, "remove", name);
+}
+
+tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
+                         tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx, tsr_error *err)
+{
+    const int fd = tsr_sys_open(sys, parent, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (fd < 0) return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? TSR_OK : tsr_sys_raise(err, "list", folder);
+    DIR *dir = fdopendir(fd);
+    if (!dir) {
+        sys->close(sys, fd);
+        return tsr_sys_raise(err, "list", folder);
+    }
+    tsr_status status = TSR_OK;
+    for (struct dirent *item; status == TSR_OK && (item = readdir(dir));) {
+        if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0) status = each(ctx, fd, item->d_name, err);
+    }
+    closedir(dir);
+    return status;
+}
+
+static int open_destination(const tsr_journals *journals)
+{
+    return tsr_sys_open(journals->sys, journals->folder, journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+}
+
+/* A recorded name, with its end. */
+static const char *name_of(const tsr_recorded_file *file, char name[NAME_MAX + 1])
+{
+    memcpy(name, file->name.data, file->name.size);
+    name[file->name.size] = '\0';
+    return name;
+}
+
+/* Whether a name in `folder` still is the file that was recorded. */
+static bool is_there(const tsr_sys *sys, int folder, const tsr_recorded_file *file)
+{
+    char name[NAME_MAX + 1];
+    struct stat info;
+    return sys->link_stat_at(sys, folder, name_of(file, name), &info) == 0 && (uint64_t)info.st_ino == file->inode;
+}
+
+/* ---- what is done ---- */
+
+static bool has_all_new(const tsr_record *record, const tsr_sys *sys, int folder)
+{
+    for (size_t i = 0; i < record->count; i++)
+        if (!record->files[i].old && !is_there(sys, folder, &record->files[i])) return false;
+    return true;
+}
+
+bool tsr_record_is_published(const tsr_record *record, const tsr_journals *journals)
+{
+    struct stat info;
+    const tsr_sys *sys = journals->sys;
+    if (record->kind != TSR_SWITCH_MARKER)
+        return sys->link_stat_at(sys, journals->folder, journals->name, &info) == 0 && (uint64_t)info.st_ino == record->identity;
+    const int folder = open_destination(journals);
+    const tsr_recorded_file marker = {record->marker, record->identity, false};
+    const bool published =
+        folder >= 0 && (marker.name.size ? is_there(sys, folder, &marker) : has_all_new(record, sys, folder));
+    if (folder >= 0) sys->close(sys, folder);
+    return published;
+}
+
+tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *journals, tsr_arena *arena, const tsr_str **names,
+                              size_t *count, tsr_error *err)
+{
+    tsr_str *list = tsr_arena_array(arena, record->count, sizeof *list, err);
+    const int folder = open_destination(journals);
+    *names = list;
+    *count = 0;
+    for (size_t i = 0; list && folder >= 0 && i < record->count; i++)
+        if (!record->files[i].old && is_there(journals->sys, folder, &record->files[i])) list[(*count)++] = record->files[i].name;
+    if (folder >= 0) journals->sys->close(journals->sys, folder);
+    return list ? TSR_OK : TSR_E_NOMEM;
+}
+
+static bool is_new_name(const tsr_record *record, tsr_str name)
+{
+    for (size_t i = 0; i < record->count; i++)
+        if (!record->files[i].old && tsr_str_equal(record->files[i].name, name)) return true;
+    return false;
+}
+
+/* Old or new files that are still in the destination. */
+static tsr_status remove_files(const tsr_record *record, const tsr_journals *journals, bool old, tsr_error *err)
+{
+    char name[NAME_MAX + 1];
+    const int folder = open_destination(journals);
+    if (folder < 0) return TSR_OK;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < record->count && status == TSR_OK; i++) {
+        const tsr_recorded_file *f = &record->files[i];
+        if (f->old != old || (old && is_new_name(record, f->name)) || !is_there(journals->sys, folder, f)) continue;
+        status = tsr_remove_name(journals->sys, folder, name_of(f, name), false, err);
+    }
+    journals->sys->close(journals->sys, folder);
+    return status;
+}
+
+static bool is_recorded_old(const void *ctx, const char *name, const struct stat *info)
+{
+    const tsr_record *record = ctx;
+    for (size_t i = 0; i < record->count; i++) {
+        const tsr_recorded_file *f = &record->files[i];
+        if (f->old && f->inode == (uint64_t)info->st_ino && tsr_str_equal(f->name, tsr_str_from(name))) return true;
+    }
+    return false;
+}
+
+tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals, const char *tag, tsr_error *err)
+{
+    char retired[NAME_MAX + 1 + 64];
+    if (record->kind == TSR_SWITCH_MARKER) return remove_files(record, journals, true, err);
+    if (record->kind != TSR_SWITCH_FOLDERS) return TSR_OK;
+    snprintf(retired, sizeof retired, ".%.200s.tessera-%s", journals->name, tag);
+    return tsr_retire_folder(journals->sys, journals->folder, retired, journals->name, is_recorded_old, record, err);
+}
+
+tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journals, tsr_error *err)
+{
+    return record->kind == TSR_SWITCH_MARKER ? remove_files(record, journals, false, err) : TSR_OK;
+}
+
+/* ---- a directory that was replaced ---- */
+
+typedef struct retiring {
+    const tsr_sys *sys;
+    int replacing;
+    bool (*obsolete)(const void *ctx, const char *name, const struct stat *info);
+    const void *ctx;
+} retiring;
+
+static tsr_status retire_file(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const retiring *r = ctx;
+    struct stat old, new;
+    int done;
+    if (r->sys->link_stat_at(r->sys, folder, name, &old) != 0) return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "look at", name);
+    const bool twice = r->sys->link_stat_at(r->sys, r->replacing, name, &new) == 0 && old.st_ino == new.st_ino;
+    if (twice || r->obsolete(r->ctx, name, &old)) return tsr_remove_name(r->sys, folder, name, false, err);
+    do done = r->sys->rename_new(r->sys, folder, name, r->replacing, name);
+    while (done != 0 && errno == EINTR);
+    return done == 0 || errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "keep", name);
+}
+
+tsr_status tsr_retire_folder(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
+                             bool (*obsolete)(const void *ctx, const char *name, const struct stat *info), const void *ctx,
+                             tsr_error *err)
+{
+    retiring r = {sys, tsr_sys_open(sys, parent, replacing, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0), obsolete, ctx};
+    if (r.replacing < 0) return tsr_sys_raise(err, "open", replacing);
+    tsr_status status = tsr_each_name(sys, parent, retired, retire_file, &r, err);
+    sys->close(sys, r.replacing);
+    return status == TSR_OK ? tsr_remove_name(sys, parent, retired, true, err) : status;
+}

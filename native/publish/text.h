@@ -1,0 +1,36 @@
+/* Growing text. */
+#ifndef TSR_PUBLISH_TEXT_H
+#define TSR_PUBLISH_TEXT_H
+
+#include <string.h>
+
+#include "tessera/memory.h"
+
+static inline tsr_status tsr_text_add(tsr_vec *text, tsr_str part, tsr_error *err)
+{
+    const tsr_status status = tsr_vec_reserve(text, part.size, err);
+    if (status != TSR_OK || !part.size) return status;
+    memcpy((char *)text->items + text->count, part.data, part.size);
+    text->count += part.size;
+    return TSR_OK;
+}
+
+/* The first line of a text, without its end; the text becomes what follows. */
+static inline tsr_str tsr_text_line(tsr_str *text)
+{
+    const char *end = text->size ? memchr(text->data, '\n', text->size) : NULL;
+    const tsr_str line = {text->data, end ? (size_t)(end - text->data) : text->size};
+    const size_t used = line.size + (end != NULL);
+    *text = (tsr_str){text->data + used, text->size - used};
+    return line;
+}
+
+/* Whether a line begins with a key; *value is what follows it. */
+static inline bool tsr_text_has_key(tsr_str line, tsr_str key, tsr_str *value)
+{
+    if (!tsr_str_starts(line, key)) return false;
+    *value = (tsr_str){line.data + key.size, line.size - key.size};
+    return true;
+}
+
+#endif
