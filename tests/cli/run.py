@@ -21,6 +21,7 @@ import test_inner  # noqa: F401
 import test_outputs  # noqa: F401
 import test_overwrite  # noqa: F401
 import test_pickles  # noqa: F401
+import test_planted  # noqa: F401
 import test_plans  # noqa: F401
 import test_policy  # noqa: F401
 import test_repair  # noqa: F401
