@@ -148,6 +148,17 @@ static void put_escape(tsr_json *json, uint8_t byte)
     put_text(json, escape);
 }
 
+/* A character of several bytes, as UTF-16. */
+static void put_wide_escape(tsr_json *json, uint32_t scalar)
+{
+    char escape[16];
+    if (scalar < 0x10000) snprintf(escape, sizeof escape, "\\u%04x", (unsigned)scalar);
+    else
+        snprintf(escape, sizeof escape, "\\u%04x\\u%04x", (unsigned)(0xD800 + ((scalar - 0x10000) >> 10)),
+                 (unsigned)(0xDC00 + (scalar & 0x3FF)));
+    put_text(json, escape);
+}
+
 static void put_string(tsr_json *json, tsr_str text)
 {
     put(json, "\"", 1);
@@ -156,13 +167,14 @@ static void put_string(tsr_json *json, tsr_str text)
         for (; at < text.size; at += length) {
             tsr_str rest = {text.data + at, text.size - at};
             length = tsr_utf8_length(rest);
-            if (!is_plain(rest, length)) break;
+            if (!is_plain(rest, length) || (length > 1 && json->pretty && !tsr_str_visible(rest))) break;
         }
         put(json, text.data + from, at - from);
         if (at == text.size) break;
-        if (length) put_escape(json, (uint8_t)text.data[at]);
+        if (length > 1) put_wide_escape(json, tsr_utf8_get(text.data + at, length));
+        else if (length) put_escape(json, (uint8_t)text.data[at]);
         else put_text(json, "\xEF\xBF\xBD");
-        at++;
+        at += length ? length : 1;
     }
     put(json, "\"", 1);
 }

@@ -2,29 +2,20 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "base/utf8.h"
 #include "tessera/status.h"
 
 /* Appends text to the message, escaping what would break a terminal or a one-line log. */
 static void append_clean(char *message, const char *text)
 {
-    size_t used = strlen(message), left = strlen(text);
-    const char *p = text;
-    while (left > 0) {
-        size_t n = tsr_utf8_length((tsr_str){p, left});
-        char escaped[8];
-        const char *piece = p;
-        if (n == 0 || (n == 1 && ((unsigned char)*p < 0x20 || *p == 0x7f))) {
-            snprintf(escaped, sizeof escaped, "\\x%02x", (unsigned char)*p);
-            piece = escaped;
-            n = n ? n : 1;
-        }
-        size_t length = piece == escaped ? 4 : n;
-        if (used + length >= TSR_ERROR_MESSAGE_SIZE) break;
-        memcpy(message + used, piece, length);
-        used += length;
-        p += n;
-        left -= n;
+    size_t used = strlen(message);
+    tsr_str rest = tsr_str_from(text), shown;
+    char escape[TSR_ESCAPE_SIZE];
+    while (rest.size) {
+        const size_t taken = tsr_str_step(rest, escape, &shown);
+        if (used + shown.size >= TSR_ERROR_MESSAGE_SIZE) break;
+        memcpy(message + used, shown.data, shown.size);
+        used += shown.size;
+        rest = (tsr_str){rest.data + taken, rest.size - taken};
     }
     message[used] = '\0';
 }

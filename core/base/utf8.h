@@ -23,6 +23,14 @@ static inline size_t tsr_utf8_length(tsr_str text)
     return b[0] > 0xF4 || (b[0] == 0xF0 && b[1] < 0x90) || (b[0] == 0xF4 && b[1] > 0x8F) ? 0 : 4;
 }
 
+/* The scalar value of a valid sequence of that length. */
+static inline uint32_t tsr_utf8_get(const char *data, size_t length)
+{
+    uint32_t scalar = (uint8_t)data[0] & (length == 1 ? 0x7F : 0x7Fu >> length);
+    for (size_t i = 1; i < length; i++) scalar = scalar << 6 | ((uint8_t)data[i] & 0x3F);
+    return scalar;
+}
+
 /* Position of the first byte that does not belong to valid UTF-8; text.size when all of it does. */
 static inline size_t tsr_utf8_check(tsr_str text)
 {

@@ -89,6 +89,14 @@ void cli_put_shell(const char *text, const char *quote, const char *escaped)
 
 enum { MOST_NAMES = 1000 };
 
+/* Whether a name can be typed, and shown by a shell. */
+static bool is_visible(tsr_str name)
+{
+    size_t at = 0, length = 1;
+    for (; at < name.size && length; at += length) length = tsr_str_visible((tsr_str){name.data + at, name.size - at});
+    return name.size && length;
+}
+
 /* What the scripts ask while someone types `tessera get PATH …`. Trouble is silent: nothing to suggest. */
 static void put_names(cli *program)
 {
@@ -101,9 +109,7 @@ static void put_names(cli *program)
     unsigned left = MOST_NAMES;
     for (uint64_t i = 0; i < session.catalog->entry_count && left; i++) {
         tsr_str fqn = session.catalog->entries[i].fqn;
-        bool plain = fqn.size > 0;
-        for (size_t c = 0; c < fqn.size && plain; c++) plain = (unsigned char)fqn.data[c] >= 0x20 && fqn.data[c] != 0x7f;
-        if (!plain || !tsr_str_starts(fqn, prefix)) continue;
+        if (!is_visible(fqn) || !tsr_str_starts(fqn, prefix)) continue;
         printf("%.*s\n", TSR_STR_ARG(fqn));
         left--;
     }

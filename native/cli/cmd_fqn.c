@@ -289,7 +289,11 @@ static void put_text_name(const cli *program, const tsr_name *name)
         cli_put(stdout, name->removed[i].why);
         putchar('\n');
     }
-    if (name->ambiguity.size) printf("  perhaps: %.*s\n", TSR_STR_ARG(name->ambiguity));
+    if (name->ambiguity.size) {
+        fputs("  perhaps: ", stdout);
+        cli_put(stdout, name->ambiguity);
+        putchar('\n');
+    }
     cli_off(&program->out, stdout);
 }
 

@@ -120,7 +120,9 @@ static void put_text(const repair *r)
     printf("%s in %s: %s named", cli_plural(s->items, "item").text, cli_plural(s->files, "data file").text,
            cli_number(s->items - s->unnamed).text);
     if (s->lost) printf(", %s lost", cli_number(s->lost).text);
-    printf("\n%s: %s; move it to .metadata to load the checkpoint\n", r->dest, cli_plural(s->entry_count, "name").text);
+    putchar('\n');
+    cli_put(stdout, tsr_str_from(r->dest));
+    printf(": %s; move it to .metadata to load the checkpoint\n", cli_plural(s->entry_count, "name").text);
     cli_put_findings(&r->program->out, NULL, r->findings, 20);
 }
 

@@ -19,34 +19,59 @@ static bool holds(tsr_str text, tsr_str part)
     return false;
 }
 
+/* `text` as messages have it: escapes for what is not visible. */
+static tsr_str escaped(tsr_str text, char *out, size_t capacity)
+{
+    char escape[TSR_ESCAPE_SIZE];
+    size_t used = 0;
+    tsr_str shown;
+    for (size_t at = 0; at < text.size;) {
+        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
+        if (used + shown.size > capacity) break;
+        memcpy(out + used, shown.data, shown.size);
+        used += shown.size;
+    }
+    return (tsr_str){out, used};
+}
+
+tsr_str cli_finding_words(const tsr_finding *finding, char out[CLI_FINDING_WORDS])
+{
+    const size_t room = CLI_FINDING_WORDS - TSR_ERROR_MESSAGE_SIZE - 2;
+    const tsr_str name = escaped(finding->fqn, out, room), message = finding->message;
+    size_t used = holds(message, name) ? 0 : name.size;
+    if (used) {
+        memcpy(out + used, ": ", 2);
+        used += 2;
+    }
+    memcpy(out + used, message.data, message.size);
+    return (tsr_str){out, used + message.size};
+}
+
+/* One of the words that say where a finding is. */
+static void put_place(const cli_terminal *terminal, tsr_str text, bool *began)
+{
+    if (!*began) cli_on(terminal, stdout, CLI_DIM);
+    fputs(*began ? ", " : "  ", stdout);
+    cli_put(stdout, text);
+    *began = true;
+}
+
 static void put_finding(const cli_terminal *terminal, const char *path, const tsr_finding *finding)
 {
-    char text[2048];
-    size_t used = 0;
-    const char *between = "";
+    char position[32];
+    bool began = false;
     cli_on(terminal, stdout, style_of(finding->level));
     printf("%-8s", tsr_level_name(finding->level));
     cli_off(terminal, stdout);
     printf("%s", finding->rule->id);
-    text[0] = '\0';
-    if (path) used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", between, path), between = ", ";
-    if (finding->file.size && used < sizeof text) {
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%.*s", between, TSR_STR_ARG(finding->file)),
-            between = ", ";
+    if (path) put_place(terminal, tsr_str_from(path), &began);
+    if (finding->file.size) put_place(terminal, finding->file, &began);
+    if (finding->byte_offset != TSR_NO_POSITION) {
+        snprintf(position, sizeof position, "byte %" PRIu64, finding->byte_offset);
+        put_place(terminal, tsr_str_from(position), &began);
     }
-    if (finding->byte_offset != TSR_NO_POSITION && used < sizeof text) {
-        used += (size_t)snprintf(text + used, sizeof text - used, "%sbyte %" PRIu64, between, finding->byte_offset),
-            between = ", ";
-    }
-    if (finding->fqn.data && !holds(finding->message, finding->fqn) && used < sizeof text) {
-        snprintf(text + used, sizeof text - used, "%s%.*s", between, TSR_STR_ARG(finding->fqn));
-    }
-    if (*text) {
-        cli_on(terminal, stdout, CLI_DIM);
-        fputs("  ", stdout);
-        cli_put(stdout, tsr_str_from(text));
-        cli_off(terminal, stdout);
-    }
+    if (finding->fqn.data && !holds(finding->message, finding->fqn)) put_place(terminal, finding->fqn, &began);
+    if (began) cli_off(terminal, stdout);
     fputs("\n        ", stdout);
     cli_put_wrapped(stdout, finding->message, 8, 8, terminal->columns);
 }

@@ -5,6 +5,9 @@
 #include "cli/cli.h"
 #include "tessera/findings.h"
 
+/* A finding's message, behind its name where the message does not have it, for reports that have no other place for it. */
+enum { CLI_FINDING_WORDS = 20000 };
+tsr_str cli_finding_words(const tsr_finding *finding, char out[CLI_FINDING_WORDS]);
 /* On stdout, one finding a paragraph, errors first, at most `most` (0: all); `path` (may be NULL) heads each. */
 void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_findings *findings, size_t most);
 /* "2 errors, 1 warning", or "no findings". */

@@ -39,13 +39,14 @@ static void put_pair(tsr_json *json, const char *key, const char *text)
 static void gitlab_add(tsr_json *json, const char *path, const tsr_finding *finding)
 {
     static const char *const severities[] = {"info", "minor", "critical"};
-    char place[4096], fingerprint[20];
+    char place[4096], fingerprint[20], text[CLI_FINDING_WORDS];
+    const tsr_str words = cli_finding_words(finding, text);
     tsr_finding_place(tsr_str_from(path), finding, place, sizeof place);
     snprintf(fingerprint, sizeof fingerprint, "%08" PRIx32 "%08" PRIx32, tsr_crc32(NULL, 0, place, strlen(place)),
-             tsr_crc32(NULL, 0, finding->message.data, finding->message.size));
+             tsr_crc32(NULL, 0, words.data, words.size));
     tsr_json_object(json);
     tsr_json_key(json, "description");
-    tsr_json_str(json, finding->message);
+    tsr_json_str(json, words);
     put_pair(json, "check_name", finding->rule->id);
     put_pair(json, "fingerprint", fingerprint);
     put_pair(json, "severity", severities[finding->level]);

@@ -5,17 +5,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cli/findings_text.h"
 #include "cli/term.h"
 
 enum { ANNOTATIONS = 10, SUMMARY_ROWS = 200 };
 
 static void put_escaped(tsr_str text, bool property)
 {
-    for (size_t i = 0; i < text.size; i++) {
-        char c = text.data[i];
-        bool escape = c == '%' || c == '\r' || c == '\n' || (property && (c == ':' || c == ','));
-        if (escape) printf("%%%02X", (unsigned char)c);
-        else cli_put(stdout, (tsr_str){text.data + i, 1});
+    char escape[TSR_ESCAPE_SIZE];
+    tsr_str shown;
+    for (size_t at = 0; at < text.size;) {
+        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
+        const char c = *shown.data;
+        if (c == '%' || (property && (c == ':' || c == ','))) printf("%%%02X", (unsigned char)c);
+        else fwrite(shown.data, 1, shown.size, stdout);
     }
 }
 
@@ -26,24 +29,25 @@ static const char *command_of(tsr_level level)
 
 static void put_annotation(const char *path, const tsr_finding *finding)
 {
-    char place[4096];
+    char place[4096], text[CLI_FINDING_WORDS];
     printf("::%s file=", command_of(finding->level));
     put_escaped(tsr_finding_place(tsr_str_from(path), finding, place, sizeof place), true);
     printf(",title=%s::", finding->rule->id);
-    put_escaped(finding->message, false);
+    put_escaped(cli_finding_words(finding, text), false);
     putchar('\n');
 }
 
-/* Text in a table's cell: no pipe, no line break, no HTML, no @mention. */
+/* Text in a table's cell: without pipes, line breaks, HTML and @mentions. */
 static void put_cell(FILE *to, tsr_str text)
 {
-    for (size_t i = 0; i < text.size; i++) {
-        const char c = text.data[i];
-        if (c == '|') fputs("\\|", to);
-        else if (c == '<') fputs("&lt;", to);
-        else if (c == '@') fputs("&#64;", to);
-        else if ((unsigned char)c < 0x20) fputc(' ', to);
-        else fputc(c, to);
+    char escape[TSR_ESCAPE_SIZE];
+    tsr_str shown;
+    for (size_t at = 0; at < text.size;) {
+        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
+        if (*shown.data == '|') fputs("\\|", to);
+        else if (*shown.data == '<') fputs("&lt;", to);
+        else if (*shown.data == '@') fputs("&#64;", to);
+        else fwrite(shown.data, 1, shown.size, to);
     }
 }
 
@@ -52,6 +56,7 @@ static void put_summary(const char *path, const tsr_findings *findings)
     const char *name = getenv("GITHUB_STEP_SUMMARY");
     FILE *to = name && *name ? fopen(name, "a") : NULL;
     const size_t count = tsr_findings_count(findings);
+    char text[CLI_FINDING_WORDS];
     if (!to) return; /* it is an extra: the annotations are there */
     fputs("### ", to);
     put_cell(to, tsr_str_from(path));
@@ -62,7 +67,7 @@ static void put_summary(const char *path, const tsr_findings *findings)
     for (size_t i = 0; i < count && i < SUMMARY_ROWS; i++) {
         const tsr_finding *finding = tsr_findings_at(findings, i);
         fprintf(to, "| %s | `%s` | ", tsr_level_name(finding->level), finding->rule->id);
-        put_cell(to, finding->message);
+        put_cell(to, cli_finding_words(finding, text));
         fputs(" |\n", to);
     }
     if (count > SUMMARY_ROWS) fprintf(to, "\n… and %zu more\n", count - SUMMARY_ROWS);

@@ -3,15 +3,20 @@
 
 #include <stdlib.h>
 
+#include "cli/findings_text.h"
+
+/* Visible characters are all among those that XML 1.0 allows. */
 static void put_xml(FILE *to, tsr_str text)
 {
-    for (size_t i = 0; i < text.size; i++) {
-        unsigned char c = (unsigned char)text.data[i];
-        if (c == '<') fputs("&lt;", to);
-        else if (c == '&') fputs("&amp;", to);
-        else if (c == '"') fputs("&quot;", to);
-        else if (c < 0x20) putc(' ', to);
-        else putc(c, to);
+    char escape[TSR_ESCAPE_SIZE];
+    tsr_str shown;
+    for (size_t at = 0; at < text.size;) {
+        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
+        if (*shown.data == '<') fputs("&lt;", to);
+        else if (*shown.data == '>') fputs("&gt;", to); /* of "]]>" */
+        else if (*shown.data == '&') fputs("&amp;", to);
+        else if (*shown.data == '"') fputs("&quot;", to);
+        else fwrite(shown.data, 1, shown.size, to);
     }
 }
 
@@ -31,6 +36,7 @@ static void begin_case(cli_junit *junit, const char *path)
 
 void cli_junit_add(cli_junit *junit, const char *path, const tsr_findings *findings)
 {
+    char text[CLI_FINDING_WORDS];
     if (!junit->cases) return;
     begin_case(junit, path);
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
@@ -39,7 +45,7 @@ void cli_junit_add(cli_junit *junit, const char *path, const tsr_findings *findi
         fprintf(junit->cases, "    <%s", element);
         if (finding->level == TSR_ERROR) fprintf(junit->cases, " type=\"%s\"", finding->rule->id);
         fprintf(junit->cases, ">%s %s: ", tsr_level_name(finding->level), finding->rule->id);
-        put_xml(junit->cases, finding->message);
+        put_xml(junit->cases, cli_finding_words(finding, text));
         fprintf(junit->cases, "</%s>\n", element);
     }
     fputs("  </testcase>\n", junit->cases);

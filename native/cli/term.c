@@ -19,38 +19,17 @@ cli_terminal cli_terminal_of(int fd, unsigned color_choice)
     return terminal;
 }
 
-/* Length of the printable UTF-8 sequence at the head of `text`, 0 when its first byte must be escaped. */
-static size_t printable(const char *text, size_t size)
-{
-    const uint8_t *p = (const uint8_t *)text;
-    if (p[0] < 0x20 || p[0] == 0x7f) return 0;
-    if (p[0] < 0x80) return 1;
-    size_t length = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
-    if (p[0] < 0xc2 || p[0] > 0xf4 || length > size) return 0;
-    for (size_t i = 1; i < length; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0;
-    }
-    bool is_control = p[0] == 0xc2 && p[1] < 0xa0;                                         /* C1 */
-    bool is_direction = p[0] == 0xe2 && ((p[1] == 0x80 && p[2] >= 0xaa && p[2] <= 0xae) || /* U+202A… */
-                                         (p[1] == 0x81 && p[2] >= 0xa6 && p[2] <= 0xa9));  /* U+2066… */
-    bool is_bad = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] >= 0xa0) || (p[0] == 0xf0 && p[1] < 0x90) ||
-                  (p[0] == 0xf4 && p[1] >= 0x90);
-    return is_control || is_direction || is_bad ? 0 : length;
-}
-
 /* Prints (file NULL: only counts) columns [from, to) of the clean form; returns the columns of the whole. */
 static unsigned walk(FILE *file, tsr_str text, unsigned from, unsigned to)
 {
     unsigned column = 0;
+    char escape[TSR_ESCAPE_SIZE];
+    tsr_str shown;
     for (size_t at = 0; at < text.size;) {
-        size_t length = printable(text.data + at, text.size - at);
-        unsigned wide = length ? 1 : 4;
-        if (file && column >= from && column + wide <= to) {
-            if (length) fwrite(text.data + at, 1, length, file);
-            else fprintf(file, "\\x%02x", (uint8_t)text.data[at]);
-        }
+        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
+        const unsigned wide = shown.data == escape ? (unsigned)shown.size : 1;
+        if (file && column >= from && column + wide <= to) fwrite(shown.data, 1, shown.size, file);
         column += wide;
-        at += length ? length : 1;
     }
     return column;
 }

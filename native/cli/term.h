@@ -11,7 +11,8 @@ typedef enum cli_style { CLI_PLAIN, CLI_BOLD, CLI_DIM, CLI_RED, CLI_YELLOW, CLI_
 /* Looks at the descriptor and the environment (NO_COLOR, TERM, COLUMNS). */
 cli_terminal cli_terminal_of(int fd, unsigned color_choice);
 
-/* Prints `text` with control characters and invalid UTF-8 as \xNN, so that a name in a file cannot drive the terminal. */
+/* Prints `text` with everything escaped that is not visible (tsr_str_step), so that a name in a file cannot drive the
+ * terminal or pass for another name. */
 void cli_put(FILE *file, tsr_str text);
 /* Columns that cli_put fills. */
 unsigned cli_width(tsr_str text);

@@ -1,5 +1,6 @@
 /* A streaming JSON emitter. It writes through a callback, escapes strings, keeps integers exact, prints doubles so that
- * they read back as the same double, and takes care of commas and nesting. Invalid UTF-8 becomes U+FFFD. */
+ * they read back as the same double, and takes care of commas and nesting. Invalid UTF-8 becomes U+FFFD. Pretty documents, which
+ * people look at in terminals, have what is not visible as \uXXXX. */
 #ifndef TESSERA_JSON_H
 #define TESSERA_JSON_H
 

@@ -33,7 +33,7 @@ typedef enum tsr_status {
 typedef struct tsr_error {
     tsr_status status;
     uint64_t byte_position; /* in the file or document being parsed; TSR_NO_POSITION when none (or status is TSR_OK) */
-    char message[TSR_ERROR_MESSAGE_SIZE]; /* UTF-8, NUL-terminated, one line; control bytes are escaped */
+    char message[TSR_ERROR_MESSAGE_SIZE]; /* UTF-8, NUL-terminated, one line, visible characters */
 } tsr_error;
 
 #if defined(__GNUC__)
@@ -43,7 +43,7 @@ typedef struct tsr_error {
 #endif
 
 /* Records an error unless `err` already holds one, and returns `status` so that it can be returned directly.
- * Long arguments are clipped to fit; control bytes and invalid UTF-8 in the result are shown as \xNN. */
+ * Long arguments are clipped to fit; what is not visible in the result is escaped (tsr_str_step). */
 tsr_status tsr_raise(tsr_error *err, tsr_status status, uint64_t byte_position, const char *format, ...)
     TSR_PRINTF_LIKE(4, 5);
 

@@ -1,0 +1,50 @@
+/* Which characters may be shown as they are: names come from files that strangers wrote, and must neither drive a terminal nor
+ * look like other names. Escaped are controls, formats (bidirectional ones, tags, zero-width ones, byte order marks), line and
+ * paragraph separators, blanks other than the space, private use, noncharacters, what fonts draw as nothing although Unicode
+ * calls it a letter or a mark (fillers, joiners, variation selectors), and everything from U+40000 on, where no character is
+ * assigned that is visible. Source: Unicode 15, categories Cc, Cf, Co, Cs, Zl, Zp and Zs, and Default_Ignorable_Code_Point. */
+#include <stdio.h>
+
+#include "base/utf8.h"
+#include "tessera/str.h"
+
+static const uint32_t hidden[][2] = { /* first, last; without ASCII */
+    {0x80, 0xA0},       {0xAD, 0xAD},       {0x34F, 0x34F},     {0x600, 0x605},     {0x61C, 0x61C},     {0x6DD, 0x6DD},
+    {0x70F, 0x70F},     {0x890, 0x891},     {0x8E2, 0x8E2},     {0x115F, 0x1160},   {0x1680, 0x1680},   {0x17B4, 0x17B5},
+    {0x180B, 0x180F},   {0x2000, 0x200F},   {0x2028, 0x202F},   {0x205F, 0x206F},   {0x2800, 0x2800},   {0x3000, 0x3000},
+    {0x3164, 0x3164},   {0xD800, 0xF8FF},   {0xFDD0, 0xFDEF},   {0xFE00, 0xFE0F},   {0xFEFF, 0xFEFF},   {0xFFA0, 0xFFA0},
+    {0xFFF0, 0xFFFB},   {0xFFFE, 0xFFFF},   {0x110BD, 0x110BD}, {0x110CD, 0x110CD}, {0x13430, 0x1343F}, {0x16FE4, 0x16FE4},
+    {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0x1FFFE, 0x1FFFF}, {0x2FFFE, 0x2FFFF}, {0x3FFFE, 0x10FFFF}};
+
+static bool is_hidden(uint32_t scalar)
+{
+    size_t low = 0, high = sizeof hidden / sizeof hidden[0];
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (scalar > hidden[middle][1]) low = middle + 1;
+        else if (scalar < hidden[middle][0]) high = middle;
+        else return true;
+    }
+    return false;
+}
+
+size_t tsr_str_visible(tsr_str text)
+{
+    const size_t length = tsr_utf8_length(text);
+    if (length == 1) return (uint8_t)text.data[0] >= 0x20 && text.data[0] != 0x7F;
+    return length && !is_hidden(tsr_utf8_get(text.data, length)) ? length : 0;
+}
+
+size_t tsr_str_step(tsr_str text, char escape[TSR_ESCAPE_SIZE], tsr_str *shown)
+{
+    size_t length = tsr_str_visible(text);
+    if (length) {
+        *shown = (tsr_str){text.data, length};
+        return length;
+    }
+    length = tsr_utf8_length(text);
+    const uint32_t scalar = length > 1 ? tsr_utf8_get(text.data, length) : (uint8_t)text.data[0];
+    const char *format = length <= 1 ? "\\x%02x" : length <= 3 ? "\\u%04x" : "\\U%08x";
+    *shown = (tsr_str){escape, (size_t)snprintf(escape, TSR_ESCAPE_SIZE, format, (unsigned)scalar)};
+    return length ? length : 1;
+}
