@@ -229,7 +229,7 @@ static void test_formats_torch_flatten__tensors_inside_objects_are_named(void **
         {"cmy\nC\n)\x81(dS'x'\n" TENSOR "sb.", "state.x"},
         {"cmy\nC\n)\x81(dI1\n(lI0\na" TENSOR "asb.", "state.0.1"}, /* a key that is no string counts */
         {"cmy\nC\n)R(I0\nI1\nI2\nI3\nI4\nI5\nI6\nI7\nI8\nI9\nI10\n" TENSOR "e.", "items.11"},
-        {"cmy\nC\n)RS'x'\n" TENSOR "s.", "dict.x"},
+        {"cmy\nC\n(I1\ntRS'x'\n" TENSOR "s.", "dict.x"},
     };
     for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
         opened o;

@@ -79,7 +79,7 @@ static const struct row {
     {"cmy\nList\n)\x81(I1\nI2\ne.", "[1,2,]"}, /* only instances of list and dict have items beside their arguments */
     {"cmy\nDict\n)\x81S'a'\nI1\ns.", "{'a':1,}"},
     {"cmy\nList\n)R(I1\nI2\ne.", "my.List<(),None,[1,2,],>"},
-    {"cmy\nDict\n)RS'a'\nI1\ns.", "my.Dict<(),None,None,{'a':1,},>"},
+    {"cmy\nDict\n)RS'a'\nI1\ns.", "{'a':1,}"},
     {"cmy\nDict\n(I7\nt\x81S'a'\nI1\ns.", "my.Dict<(7,),None,None,{'a':1,},>"},
     /* dense tensors */
     {SIX ".", "<tensor float32 2,3 @0>"},
