@@ -142,6 +142,9 @@ static const tsr_rule rules[] = {
      "Usual for the states of random number generators. A conversion keeps the lowest rank's."},
     {"torch/rank-twice", TSR_ERROR, "two files come from one rank",
      "Files of different saves lie in one folder: keep those of one save."},
+    {"torch/version", TSR_ERROR, "the archive says of itself what PyTorch does not accept",
+     "PyTorch reads archives with a member 'version' of 1 to 10, and a number in '.storage_alignment'. Save the file again, or "
+     "load it with the PyTorch that wrote it."},
     {"values/bool", TSR_WARNING, "a bool tensor has bytes other than 0 and 1",
      "Programs differ in what they take such a byte for. Save the tensor again from bool values."},
     {"values/nan", TSR_NOTE, "a tensor holds NaN or infinite values",

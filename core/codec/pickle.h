@@ -139,6 +139,7 @@ typedef enum tsr_pickle_oddity_kind {
     TSR_PICKLE_ODD_BUILD,      /* BUILD gives a state to something that the pickle did not make; the state is dropped */
     TSR_PICKLE_ODD_ITEMS,      /* items are put into something that the pickle did not make; they are dropped */
     TSR_PICKLE_ODD_KEY,        /* a dict key or a set item of a type that Python cannot hash */
+    TSR_PICKLE_ODD_STRING,     /* a str of Python 2 that is not UTF-8: read as bytes */
     TSR_PICKLE_ODD_PERSISTENT, /* a persistent id is resolved */
 } tsr_pickle_oddity_kind;
 typedef struct tsr_pickle_oddity {

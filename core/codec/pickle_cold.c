@@ -3,6 +3,12 @@
 
 #include "base/cursor.h"
 
+static const uint8_t *refuse(machine *m, const char *why)
+{
+    fail(m, TSR_E_UNSUPPORTED, "pickle: opcode %s %s", tsr_pickle_opcode(*m->at), why);
+    return NULL;
+}
+
 /* The bytes of an operand whose length field was read; NULL when they are not all there. */
 static const uint8_t *operand(machine *m, const uint8_t *p, uint64_t size)
 {
@@ -127,6 +133,10 @@ static const uint8_t *do_additems(machine *m, const uint8_t *p)
     tsr_ref *from = tsr_pickle_pop_mark(m), *sp = m->sp;
     if (!from || !has_top(m, from)) return NULL;
     m->sp = from;
+    if (tag_of(from[-1]) == TAG_LIST) {
+        fail(m, TSR_E_FORMAT, "pickle: opcode ADDITEMS cannot put items into a list");
+        return NULL;
+    }
     return tsr_pickle_extend(m, from[-1], false, from, (size_t)(sp - from)) ? p : NULL;
 }
 
@@ -171,12 +181,6 @@ static const uint8_t *do_persistent(machine *m, const uint8_t *p)
     tsr_ref made = tsr_pickle_make_persistent(m, m->sp[-1]);
     m->sp[-1] = made;
     return made ? p : NULL;
-}
-
-static const uint8_t *refuse(machine *m, const char *why)
-{
-    fail(m, TSR_E_UNSUPPORTED, "pickle: opcode %s %s", tsr_pickle_opcode(*m->at), why);
-    return NULL;
 }
 
 const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p)

@@ -72,7 +72,9 @@ tsr_ref tsr_pickle_make_str(machine *m, const uint8_t *data, size_t size)
 
 tsr_ref tsr_pickle_make_py2_str(machine *m, const uint8_t *data, size_t size)
 {
-    return tsr_pickle_make_text(m, is_python_text((tsr_str){(const char *)data, size}) ? TAG_STR : TAG_BYTES, data, size);
+    if (is_python_text((tsr_str){(const char *)data, size})) return tsr_pickle_make_text(m, TAG_STR, data, size);
+    if (!tsr_pickle_note_odd(m, TSR_PICKLE_ODD_STRING, TSR_REF_NONE)) return TSR_REF_NONE;
+    return tsr_pickle_make_text(m, TAG_BYTES, data, size);
 }
 
 tsr_ref tsr_pickle_make_tuple(machine *m, const tsr_ref *from, size_t count)

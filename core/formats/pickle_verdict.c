@@ -63,7 +63,10 @@ static void judge_global(void *ctx, tsr_ref global, tsr_pickle_use use)
     const tsr_verdict *v = w->verdict;
     uint64_t position = tsr_pickle_position(v->pickle, global);
     if (w->status != TSR_OK) return;
-    if (use == TSR_PICKLE_NAMED && v->is_data && v->is_data(v->pickle, global)) return;
+    bool data = use != TSR_PICKLE_USE_CALLED && v->is_data && v->is_data(v->pickle, global);
+    if (data && use == TSR_PICKLE_USE_BUILT)
+        w->status = tsr_verdict_unloadable(v, position, "what has instances here is not a class", w->err);
+    if (data) return;
     w->status = use == TSR_PICKLE_USE_CALLED ? tsr_verdict_call_of(v, position, global, w->err)
                                              : find_class(v, position, global, use, w->err);
 }
@@ -81,8 +84,11 @@ static tsr_status judge_oddity(const tsr_verdict *v, const tsr_pickle_oddity *od
         return tsr_verdict_call(v, odd->position, TSR_STR("__setitem__ or append of what the pickle did not make"), err);
     case TSR_PICKLE_ODD_KEY:
         return tsr_verdict_unloadable(v, odd->position, "a key of a dict, or an item of a set, cannot be hashed", err);
+    case TSR_PICKLE_ODD_STRING:
+        return tsr_verdict_unloadable(v, odd->position, "a string of Python 2 is not UTF-8 (torch.load needs encoding='latin1')",
+                                      err);
     default:
-        if (v->persistent) return TSR_OK;
+        if (v->persistent) return v->persistent(v, odd, err);
         return tsr_verdict_unloadable(v, odd->position, "it has a persistent id, which nothing resolves", err);
     }
 }

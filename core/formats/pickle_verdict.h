@@ -15,18 +15,20 @@
 #include "codec/pickle.h"
 #include "tessera/findings.h"
 
-typedef struct tsr_verdict {
+typedef struct tsr_verdict tsr_verdict;
+struct tsr_verdict {
     const tsr_pickle *pickle;
     tsr_findings *findings;
     tsr_str file_name;
     uint64_t pickle_offset; /* of the pickle in the file */
-    bool persistent;        /* the loader resolves persistent ids */
     bool named;             /* what is only named is a note */
     /* Whether a GLOBAL without an id is data as long as it is only named; may be NULL. */
     bool (*is_data)(const tsr_pickle *pickle, tsr_ref global);
     /* Whether an OBJECT that is called stands for a known class; may be NULL. */
     bool (*is_class)(const tsr_pickle *pickle, tsr_ref object);
-} tsr_verdict;
+    /* Judges a persistent id; NULL: the loader resolves none. */
+    tsr_status (*persistent)(const tsr_verdict *verdict, const tsr_pickle_oddity *odd, tsr_error *err);
+};
 
 /* Adds a finding on each global that has no id, and on each oddity of the pickle. */
 tsr_status tsr_verdict_on_pickle(const tsr_verdict *verdict, tsr_error *err);

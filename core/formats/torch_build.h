@@ -46,6 +46,7 @@ typedef struct tsr_torch_build {
     tsr_str file_name;
     uint32_t file;
     uint64_t pickle_offset; /* of the pickle in the file, for positions */
+    bool legacy;            /* of the form before zip */
     tsr_torch_rank rank;
     const tsr_chunk *zstd;  /* the archive is inside the stream that fills this chunk; NULL: in the file itself */
     tsr_map *storage_index; /* key → index */
@@ -81,6 +82,8 @@ tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t *
 
 /* torch_tensor.c. `args` is the TUPLE of a rebuild function with the id. */
 tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, tsr_torch_dense **out, tsr_error *err);
+/* The storage that a persistent id names, which then must be in the file. */
+tsr_status tsr_torch_meet_storage(tsr_torch_build *build, tsr_ref persistent, uint64_t position, tsr_error *err);
 /* A bare storage as a 1-d tensor of its elements. */
 tsr_status tsr_torch_bare_storage(tsr_torch_build *build, tsr_ref persistent, tsr_torch_dense **out, tsr_error *err);
 /* A chunk at `byte_offset` of a storage; `strides` may be NULL (contiguous). Neither array is copied. */

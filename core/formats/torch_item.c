@@ -35,6 +35,54 @@ static tsr_status read_byte_order(tsr_store *store, const tsr_zip *zip, bool *bi
     return TSR_OK;
 }
 
+/* A number as C++'s stoull reads it, or 0: leading white space, digits, then anything. */
+static uint64_t leading_number(const char *text, size_t size)
+{
+    uint64_t value = 0;
+    size_t at = 0;
+    while (at < size && (text[at] == ' ' || (text[at] >= '\t' && text[at] <= '\r'))) at++;
+    if (at < size && text[at] == '+') at++;
+    for (; at < size && text[at] >= '0' && text[at] <= '9' && value < UINT32_MAX; at++) value = value * 10 + (uint64_t)(text[at] - '0');
+    return value;
+}
+
+/* PyTorch reads archives of the versions 1 to 10 only (kMinSupportedFileFormatVersion, kMaxSupportedFileFormatVersion). */
+static tsr_status judge_version(const tsr_torch_build *build, tsr_store *store, const tsr_zip *zip, tsr_error *err)
+{
+    const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".data/version"));
+    char text[24];
+    if (!build->findings) return TSR_OK;
+    if (!member) member = tsr_zip_find(zip, TSR_STR("version"));
+    tsr_place place = {build->file_name, member ? member->byte_offset : zip->byte_offset, {NULL, 0}};
+    if (!member) return tsr_find(build->findings, "torch/version", place, err, "the archive has no member 'version'; PyTorch refuses it");
+    size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
+    TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
+    uint64_t version = leading_number(text, size);
+    if (version >= 1 && version <= 10) return TSR_OK;
+    for (size_t i = 0; i < size; i++)
+        if (text[i] < ' ' || text[i] > '~') size = i;
+    return tsr_find(build->findings, "torch/version", place, err,
+                    "the archive's version is '%.*s'; PyTorch reads versions 1 to 10", (int)size, text);
+}
+
+/* torch.load takes '.storage_alignment' for an int, whether or not it uses it. */
+static tsr_status judge_alignment(const tsr_torch_build *build, tsr_store *store, const tsr_zip *zip, tsr_error *err)
+{
+    const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".storage_alignment"));
+    char text[24];
+    bool digits = false, known = member && member->size <= sizeof text;
+    if (!build->findings || !member) return TSR_OK;
+    if (known) TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, (size_t)member->size, err));
+    for (size_t i = 0; known && i < member->size; i++) {
+        digits |= text[i] >= '0' && text[i] <= '9';
+        known = (text[i] >= '0' && text[i] <= '9') || (text[i] && strchr(" \n_+-", text[i]));
+    }
+    if (known && digits) return TSR_OK;
+    tsr_place place = {build->file_name, member->byte_offset, {NULL, 0}};
+    return tsr_find(build->findings, "torch/version", place, err,
+                    "the member '.storage_alignment' is not a decimal number; PyTorch refuses the archive");
+}
+
 static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, tsr_error *err)
 {
     tsr_torch_storage *storages = build->storages.items;
@@ -81,6 +129,8 @@ static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_bu
     tsr_str bytes;
     bool big;
     TSR_TRY(find_pickle(zip, &member, err));
+    TSR_TRY(judge_version(build, store, zip, err));
+    TSR_TRY(judge_alignment(build, store, zip, err));
     TSR_TRY(read_byte_order(store, zip, &big, err));
     TSR_TRY(read_member(store, host, zip, member, build->arena, &bytes, err));
     tsr_pickle *pickle;

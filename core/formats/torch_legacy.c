@@ -159,7 +159,7 @@ tsr_status tsr_torch_legacy_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_
     TSR_TRY(read_parts(checkpoint, file, &p, err));
     tsr_torch_build build = {.pickle = p.pickles[OBJECT], .pickle_bytes = p.bytes, .host = checkpoint->host, .arena = checkpoint->arena,
                              .findings = checkpoint->findings, .file_name = checkpoint->store->files[file].name, .file = file,
-                             .pickle_offset = p.at[OBJECT], .rank = rank};
+                             .pickle_offset = p.at[OBJECT], .legacy = true, .rank = rank};
     tsr_status status = tsr_torch_build_open(&build, err);
     if (status == TSR_OK) status = build_values(checkpoint, &build, &p, out, runs, err);
     tsr_torch_build_close(&build);

@@ -228,12 +228,19 @@ tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, 
     if (id != TSR_TORCH_REBUILD_QUANTIZED) entry->requires_grad = tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4));
     tsr_ref metadata = tsr_pickle_item(pickle, args, v3 ? 7 : 6);
     if (id != TSR_TORCH_REBUILD_QUANTIZED && metadata != TSR_REF_NONE) {
-        dense->conj = tsr_pickle_bool(pickle, tsr_pickle_get(pickle, metadata, "conj", NULL));
-        dense->neg = tsr_pickle_bool(pickle, tsr_pickle_get(pickle, metadata, "neg", NULL));
+        tsr_pickle_get(pickle, metadata, "conj", &dense->conj); /* the key counts, whatever its value */
+        tsr_pickle_get(pickle, metadata, "neg", &dense->neg);
     }
     TSR_TRY(check_span(build, &part, tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 1)), dense, position, err));
     *out = dense;
     return add_only_chunk(build, dense, err);
+}
+
+tsr_status tsr_torch_meet_storage(tsr_torch_build *build, tsr_ref persistent, uint64_t position, tsr_error *err)
+{
+    storage_part part;
+    tsr_dtype dtype;
+    return read_storage(build, persistent, position, &part, &dtype, err);
 }
 
 tsr_status tsr_torch_bare_storage(tsr_torch_build *build, tsr_ref persistent, tsr_torch_dense **out, tsr_error *err)

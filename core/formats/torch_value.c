@@ -201,6 +201,20 @@ static tsr_status run(walk *w, tsr_ref root, const tsr_value **out, tsr_error *e
     return TSR_OK;
 }
 
+/* Loading reads every storage that the pickle names, also those that nothing holds in the end. */
+static tsr_status meet_storages(tsr_torch_build *build, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    size_t count;
+    const tsr_pickle_oddity *odd = tsr_pickle_oddities(pickle, &count);
+    for (size_t i = 0; i < count; i++) {
+        tsr_ref kind = tsr_pickle_item(pickle, tsr_pickle_persistent(pickle, odd[i].ref), 0);
+        if (odd[i].kind == TSR_PICKLE_ODD_PERSISTENT && tsr_str_equal(tsr_pickle_text(pickle, kind), TSR_STR("storage")))
+            TSR_TRY(tsr_torch_meet_storage(build, odd[i].ref, build->pickle_offset + odd[i].position, err));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_torch_values(tsr_torch_build *build, tsr_ref root, const tsr_value **out, tsr_error *err)
 {
     walk w = {.build = build,
@@ -209,5 +223,6 @@ tsr_status tsr_torch_values(tsr_torch_build *build, tsr_ref root, const tsr_valu
     tsr_status status = run(&w, root, out, err);
     tsr_free(w.memo.allocator, w.memo.slots, w.memo.capacity, sizeof *w.memo.slots);
     tsr_vec_free(&w.frames);
+    if (status == TSR_OK) status = meet_storages(build, err);
     return status == TSR_OK ? tsr_torch_verdict(build, true, err) : status;
 }

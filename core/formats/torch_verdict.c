@@ -1,6 +1,7 @@
 /* Known functions are harmless only with the arguments that PyTorch gives them: getattr reaches anything, copyreg's
  * _reconstructor calls the __init__ of its second argument, _rebuild_from_type_v2 calls its first, a defaultdict its factory,
  * and _codecs.encode any codec. All objects of the pickle are looked at, not only those that the root holds. */
+#include "formats/torch_signature.h"
 #include "formats/torch_verdict.h"
 
 #include "base/try.h"
@@ -74,13 +75,48 @@ static tsr_status judge_reconstructor(const judge *j, tsr_error *err)
     return is_plain_type(pickle, base) ? TSR_OK : tsr_verdict_call_of(&j->verdict, j->position, base, err);
 }
 
+/* Whether a dtype has gradients; what is not known here may. */
+static bool has_gradients(tsr_dtype dtype)
+{
+    const tsr_dtype_info *info = dtype == TSR_DTYPE_NONE ? NULL : tsr_dtype_describe(dtype);
+    return !info || info->kind == TSR_CLASS_FLOAT || info->kind == TSR_CLASS_COMPLEX;
+}
+
+/* The dtype of the tensor that a rebuild function makes. */
+static tsr_dtype dtype_of(const tsr_pickle *pickle, uint32_t id, tsr_ref args)
+{
+    if (id == TSR_TORCH_REBUILD_TENSOR_V3) return tsr_torch_dtype(pickle, tsr_pickle_item(pickle, args, 6));
+    if (id != TSR_TORCH_REBUILD_TENSOR) return TSR_DTYPE_NONE;
+    tsr_ref storage = tsr_pickle_persistent(pickle, tsr_pickle_item(pickle, args, 0));
+    return tsr_torch_storage_dtype(pickle, tsr_pickle_item(pickle, storage, 1));
+}
+
+/* A tensor of ints has no gradient, and one of real numbers is not conjugated. */
+static bool suits_dtype(const tsr_pickle *pickle, uint32_t id, tsr_ref args)
+{
+    bool v3 = id == TSR_TORCH_REBUILD_TENSOR_V3, found;
+    if (id == TSR_TORCH_REBUILD_PARAMETER) {
+        tsr_ref data = tsr_pickle_item(pickle, args, 0);
+        tsr_dtype dtype = dtype_of(pickle, tsr_pickle_class_id(pickle, data), tsr_pickle_args(pickle, data));
+        return !tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 1)) || has_gradients(dtype);
+    }
+    if (id != TSR_TORCH_REBUILD_TENSOR && !v3) return true;
+    tsr_dtype dtype = dtype_of(pickle, id, args);
+    tsr_pickle_get(pickle, tsr_pickle_item(pickle, args, v3 ? 7 : 6), "conj", &found);
+    bool complex = dtype == TSR_DTYPE_NONE || tsr_dtype_describe(dtype)->kind == TSR_CLASS_COMPLEX;
+    return (!tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4)) || has_gradients(dtype)) && (!found || complex);
+}
+
 /* _rebuild_from_type_v2(function, type, args, state) */
 static tsr_status judge_from_type(const judge *j, tsr_error *err)
 {
     tsr_ref function = tsr_torch_arg(j->verdict.pickle, j->object, 0);
     uint32_t id = tsr_pickle_id(j->verdict.pickle, function);
-    if (id >= TSR_TORCH_REBUILD_TENSOR && id < TSR_TORCH_REBUILD_FROM_TYPE) return TSR_OK;
-    return tsr_verdict_call_of(&j->verdict, j->position, function, err);
+    if (id < TSR_TORCH_REBUILD_TENSOR || id >= TSR_TORCH_REBUILD_FROM_TYPE)
+        return tsr_verdict_call_of(&j->verdict, j->position, function, err);
+    tsr_ref args = tsr_torch_arg(j->verdict.pickle, j->object, 2);
+    bool fits = tsr_torch_accepts(j->verdict.pickle, function, args) && suits_dtype(j->verdict.pickle, id, args);
+    return fits ? TSR_OK : tsr_verdict_unloadable(&j->verdict, j->position, "a tensor is rebuilt with arguments that do not fit", err);
 }
 
 static tsr_status judge_factory(const judge *j, tsr_error *err)
@@ -128,14 +164,79 @@ static tsr_status judge_enum(const judge *j, tsr_error *err)
     return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
 }
 
-static tsr_status judge_object(const judge *j, tsr_error *err)
+/* What a set cannot hold; the items of the argument are enough, since a list of lists is how it would be written. */
+static bool can_be_set(const tsr_pickle *pickle, tsr_ref object)
+{
+    size_t count;
+    const tsr_ref *items = tsr_pickle_items(pickle, tsr_torch_arg(pickle, object, 0), &count);
+    for (size_t i = 0; i < count; i++) {
+        tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, items[i]);
+        if (kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_DICT) return false;
+    }
+    return true;
+}
+
+/* Whether a mapping can be made of its first argument. */
+static bool can_be_dict(const tsr_pickle *pickle, tsr_ref object)
+{
+    size_t count;
+    tsr_ref first = tsr_torch_arg(pickle, object, 0);
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, first);
+    bool counter = tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object)), TSR_STR("Counter"));
+    const tsr_ref *items = tsr_pickle_items(pickle, first, &count);
+    bool pairs = kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_TUPLE;
+    for (size_t i = 0; i < count && pairs && !counter; i++) {
+        tsr_pickle_kind pair = tsr_pickle_kind_of(pickle, items[i]);
+        bool one = (pair == TSR_PICKLE_TUPLE || pair == TSR_PICKLE_LIST) && tsr_pickle_count(pickle, items[i]) == 2;
+        tsr_pickle_kind key = tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, items[i], 0));
+        if (pair != TSR_PICKLE_OBJECT && (!one || key == TSR_PICKLE_LIST || key == TSR_PICKLE_DICT)) return false;
+    }
+    return true;
+}
+
+/* Whether an object of the id can get the state and the items that it is given. */
+static bool can_change(const tsr_pickle *pickle, uint32_t id, tsr_ref object)
+{
+    tsr_ref state = tsr_pickle_state(pickle, object);
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, state);
+    bool fits = kind == TSR_PICKLE_NONE || kind == TSR_PICKLE_DICT || kind == TSR_PICKLE_OBJECT ||
+                (kind == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, state) == 2);
+    bool appended = tsr_pickle_appended(pickle, object), set = tsr_pickle_dict_items(pickle, object);
+    switch (id) {
+    case TSR_TORCH_ORDERED_DICT:
+    case TSR_TORCH_PLAIN_DICT:
+    case TSR_TORCH_DEFAULT_DICT: return fits && !appended;
+    case TSR_TORCH_REBUILD_TENSOR:
+    case TSR_TORCH_REBUILD_TENSOR_V3: return (kind == TSR_PICKLE_NONE || kind == TSR_PICKLE_TUPLE) && !appended;
+    case TSR_TORCH_SIZE:
+    case TSR_TORCH_DEVICE:
+    case TSR_TORCH_LAYOUT:
+    case TSR_TORCH_ENCODE:
+    case TSR_TORCH_COMPLEX: return kind == TSR_PICKLE_NONE && !appended && !set;
+    default: return true;
+    }
+}
+
+static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
 {
     const tsr_pickle *pickle = j->verdict.pickle;
-    uint32_t id = tsr_pickle_class_id(pickle, j->object);
-    bool built = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_BUILT;
-    if (id == TSR_TORCH_QSCHEME || (built && is_function(id)))
-        return tsr_verdict_unloadable(&j->verdict, j->position, "what is called, or has instances here, is neither a function nor a class",
-                                      err);
+    tsr_ref class_ = tsr_pickle_class(pickle, j->object), args = tsr_pickle_args(pickle, j->object);
+    bool called = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_CALLED, dict = id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT;
+    const char *reason = NULL;
+    if (id == TSR_TORCH_QSCHEME || (!called && is_function(id)))
+        reason = "what is called, or has instances here, is neither a function nor a class";
+    else if (called && !tsr_torch_accepts(pickle, class_, args)) reason = "a function or class is called with arguments that it does not take";
+    else if (called && !suits_dtype(pickle, id, args)) reason = "a tensor of its dtype cannot require a gradient, or be conjugated";
+    else if (called && ((dict && !can_be_dict(pickle, j->object)) || (id == TSR_TORCH_SET && !can_be_set(pickle, j->object))))
+        reason = "a dict or a set is made of items that it cannot hold";
+    else if (!can_change(pickle, id, j->object)) reason = "an object is given a state or items that it does not take";
+    return reason ? tsr_verdict_unloadable(&j->verdict, j->position, reason, err) : TSR_OK;
+}
+
+static tsr_status judge_object(const judge *j, tsr_error *err)
+{
+    uint32_t id = tsr_pickle_class_id(j->verdict.pickle, j->object);
+    if (id) TSR_TRY(judge_loadable(j, id, err));
     switch (id) {
     case TSR_TORCH_GETATTR: return judge_getattr(j, err);
     case TSR_TORCH_RECONSTRUCTOR: return judge_reconstructor(j, err);
@@ -148,21 +249,53 @@ static tsr_status judge_object(const judge *j, tsr_error *err)
     }
 }
 
-static tsr_verdict verdict_on(const tsr_torch_build *build, bool persistent)
+/* ('storage', class, key, location, numel), in the legacy form with a view, or None, behind it. */
+static tsr_status judge_storage(const tsr_verdict *v, const tsr_pickle_oddity *odd, size_t items, tsr_error *err)
+{
+    const tsr_pickle *pickle = v->pickle;
+    tsr_ref id = tsr_pickle_persistent(pickle, odd->ref), key = tsr_pickle_item(pickle, id, 2);
+    bool named = tsr_pickle_kind_of(pickle, id) == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, id) == items &&
+                 tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("storage"));
+    if (!named) return tsr_verdict_unloadable(v, odd->position, "a persistent id is not that of a storage", err);
+    if (items == 6 && tsr_str_ends(tsr_pickle_name_of(pickle, tsr_pickle_item(pickle, id, 1)), TSR_STR("UntypedStorage")))
+        return tsr_find_at(v->findings, "pickle/unloadable", TSR_WARNING, (tsr_place){v->file_name, v->pickle_offset + odd->position, {NULL, 0}},
+                           err, "PyTorch writes untyped storages to files of the legacy form, but cannot read them back");
+    if (tsr_pickle_kind_of(pickle, key) == TSR_PICKLE_BYTES)
+        return tsr_verdict_unloadable(v, odd->position, "the key of a storage is not a str", err);
+    if (!tsr_torch_is_device(pickle, tsr_pickle_item(pickle, id, 3)))
+        return tsr_verdict_unloadable(v, odd->position, "a storage is to be placed on a device that PyTorch does not know", err);
+    return TSR_OK;
+}
+
+static tsr_status judge_id(const tsr_verdict *v, const tsr_pickle_oddity *odd, tsr_error *err)
+{
+    return judge_storage(v, odd, 5, err);
+}
+
+/* The legacy form has ('module', class, source file, source) too. */
+static tsr_status judge_legacy_id(const tsr_verdict *v, const tsr_pickle_oddity *odd, tsr_error *err)
+{
+    const tsr_pickle *pickle = v->pickle;
+    tsr_ref id = tsr_pickle_persistent(pickle, odd->ref);
+    bool module = tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("module"));
+    return module && tsr_pickle_count(pickle, id) == 4 ? TSR_OK : judge_storage(v, odd, 6, err);
+}
+
+static tsr_verdict verdict_on(const tsr_torch_build *build, bool resolves)
 {
     return (tsr_verdict){.pickle = build->pickle,
                          .findings = build->findings,
                          .file_name = build->file_name,
                          .pickle_offset = build->pickle_offset,
-                         .persistent = persistent,
+                         .persistent = !resolves ? NULL : build->legacy ? judge_legacy_id : judge_id,
                          .named = true,
                          .is_data = is_data,
                          .is_class = is_class};
 }
 
-tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool persistent, tsr_error *err)
+tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool resolves, tsr_error *err)
 {
-    judge j = {.verdict = verdict_on(build, persistent)};
+    judge j = {.verdict = verdict_on(build, resolves)};
     if (!build->findings) return TSR_OK;
     TSR_TRY(tsr_verdict_on_pickle(&j.verdict, err));
     size_t count = tsr_pickle_object_count(build->pickle);

@@ -6,8 +6,9 @@
 #include "formats/pickle_verdict.h"
 #include "formats/torch_build.h"
 
-/* Adds the findings on the pickle of `build`, if these are wanted. `persistent`: PyTorch resolves persistent ids in it. */
-tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool persistent, tsr_error *err);
+/* Adds the findings on the pickle of `build`, if these are wanted. `resolves`: PyTorch resolves persistent ids
+ * in it. */
+tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool resolves, tsr_error *err);
 /* The same of a pickle that ends at `end` of its `size` bytes. */
 tsr_status tsr_torch_verdict_on_end(const tsr_torch_build *build, uint64_t end, uint64_t size, tsr_error *err);
 

@@ -3,6 +3,7 @@ checkpoint; and pickles that PyTorch cannot load. Expectations are those of Pyth
 import io
 import json
 import os
+import pickle
 import struct
 import warnings
 import zipfile
@@ -238,3 +239,103 @@ def test_memo_slots_may_have_gaps(t):
     doc = t.json("inspect", path, "--json")
     need([(e["fqn"], e.get("shape"), e.get("value")) for e in doc["entries"]] == [("w", [4], None), ("v", None, 4)], doc["entries"])
     need(findings(t, path) == (set(), 0), findings(t, path))
+
+
+# What torch.load(weights_only=False) of PyTorch 2.13 refuses, of Python 3.11: each was tried there.
+FLOAT, ODICT = b"G" + struct.pack(">d", 1.0), glob("collections", "OrderedDict") + b")R"
+PARTS = [pickles.persistent(), b"K\0", b"K\4\x85", b"K\1\x85", b"\x89", ODICT]
+UNTYPED = tup(s("storage"), glob("torch.storage", "UntypedStorage"), s("0"), s("cpu"), b"K\x10") + b"Q"
+INTS = tup(s("storage"), glob("torch", "IntStorage"), s("0"), s("cpu"), b"K\4") + b"Q"
+
+
+def rebuilt(*changes, more=(), count=6):
+    parts = list(PARTS)
+    for at, value in changes:
+        parts[at] = value
+    return call(glob("torch._utils", "_rebuild_tensor_v2"), *parts[:count], *more)
+
+
+def stored(*changes, more=()):
+    parts = [s("storage"), glob("torch", "FloatStorage"), s("0"), s("cpu"), b"K\4"]
+    for at, value in changes:
+        parts[at] = value
+    return rebuilt((0, tup(*parts, *more) + b"Q"))
+
+
+def plain(name, *args):
+    return call(glob("builtins", name), *args)
+
+
+UNLOADABLE = {
+    "offset None": rebuilt((1, b"N")), "offset float": rebuilt((1, FLOAT)), "offset bool": rebuilt((1, b"\x89")), "offset of 65 bits": rebuilt((1, b"\x8a\x09" + bytes(8) + b"\1")),
+    "requires_grad None": rebuilt((4, b"N")), "requires_grad 1": rebuilt((4, b"K\1")), "4 arguments": rebuilt(count=4), "5 arguments": rebuilt(count=5),
+    "8 arguments": rebuilt(more=[b"}", b"}"]), "metadata text": rebuilt(more=[s("x")]), "conj of floats": rebuilt(more=[dict_of(conj=b"\x88")]), "gradient of ints": rebuilt((0, INTS), (4, b"\x88")),
+    "id of 6 parts": stored(more=[b"N"]), "key of bytes": stored((2, b"C\x010")), "location unknown": stored((3, s("xyz"))), "location None": stored((3, b"N")), "location cpu:0": stored((3, s("cpu:0"))),
+    "an id that is popped": b"K\1Q0N", "a storage id's type that is popped": tup(s("module"), b"N", b"N", b"N", b"N") + b"Q0N",
+    "a parameter of nothing": call(glob("torch._utils", "_rebuild_parameter")), "a parameter of an int": call(glob("torch._utils", "_rebuild_parameter"), b"K\1", b"\x88", ODICT),
+    "a parameter's text": call(glob("torch._utils", "_rebuild_parameter"), rebuilt(), s("x"), ODICT), "a parameter of ints": call(glob("torch._utils", "_rebuild_parameter"), rebuilt((0, INTS)), b"\x88", ODICT),
+    "a parameter's state": call(glob("torch._utils", "_rebuild_parameter_with_state"), rebuilt(), b"\x88", ODICT, b"K\1"),
+    "v3 with 9": call(glob("torch._utils", "_rebuild_tensor_v3"), UNTYPED, *PARTS[1:], glob("torch", "float32"), b"}", b"N"),
+    "an OrderedDict of an int": call(glob("collections", "OrderedDict"), b"K\3"), "an OrderedDict of ints": call(glob("collections", "OrderedDict"), b"]K\1a"),
+    "an OrderedDict of three": call(glob("collections", "OrderedDict"), b"]NNN\x87a"), "an OrderedDict of lists": call(glob("collections", "OrderedDict"), b"]]N\x86a"),
+    "int of None": plain("int", b"N"), "int of text": plain("int", s("x")), "float of a list": plain("float", b"]"), "bool of two": plain("bool", b"N", b"N"), "list of None": plain("list", b"N"),
+    "set of lists": plain("set", b"]]a"), "frozenset of an int": plain("frozenset", b"K\1"), "dict of text": plain("dict", s("x")), "complex of bytes": plain("complex", b"C\1a"),
+    "bytes of text": plain("bytes", s("x")), "bytes of None": plain("bytes", b"N"), "slice of nothing": plain("slice"), "range of text": plain("range", s("x")), "object of None": plain("object", b"N"),
+    "a deque of None": call(glob("collections", "deque"), b"N"), "a Size of text": call(glob("torch", "Size"), s("x")), "a Size of texts": call(glob("torch", "Size"), tup(s("x"))),
+    "no device": call(glob("torch", "device")), "a device of None": call(glob("torch", "device"), b"N"), "an unknown device": call(glob("torch", "device"), s("x")),
+    "an unknown layout": call(glob("torch.serialization", "_get_layout"), s("torch.strided_")), "a date of None": call(glob("datetime", "date"), b"N"), "no timezone": call(glob("datetime", "timezone")),
+    "a path of ints": call(glob("pathlib", "PurePath"), b"K\1"), "_codecs.encode of bytes": call(glob("_codecs", "encode"), b"C\1a", s("latin1")), "a dtype that is built": new(glob("torch", "float32")),
+    "a storage that is built": new(glob("torch", "FloatStorage")), "a function that is built": new(glob("torch._utils", "_rebuild_tensor_v2"), *PARTS), "a qscheme that is called": call(glob("torch", "per_tensor_affine")),
+    "the state of an OrderedDict": ODICT + b"K\3b", "the state of a Size": size(1) + dict_of(a=b"N") + b"b", "the state of a tensor": rebuilt() + dict_of(a=b"N") + b"b", "an OrderedDict's append": ODICT + b"Na",
+    "a memory format": call(glob("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"), s("x")), "a string of Python 2": b"U\1\xff",
+}
+LOADABLE = {
+    "metadata None": rebuilt(more=[b"N"]), "metadata": rebuilt(more=[dict_of(neg=b"\x88")]), "a gradient": rebuilt((4, b"\x88")), "a parameter": call(glob("torch._utils", "_rebuild_parameter"), rebuilt(), b"\x88", ODICT),
+    "a parameter of ints": call(glob("torch._utils", "_rebuild_parameter"), rebuilt((0, INTS)), b"\x89", ODICT), "a parameter with a state": call(glob("torch._utils", "_rebuild_parameter_with_state"), rebuilt(), b"\x88", ODICT, b"}N\x86"),
+    "v3": call(glob("torch._utils", "_rebuild_tensor_v3"), UNTYPED, *PARTS[1:], glob("torch", "float32")), "pairs": call(glob("collections", "OrderedDict"), b"]K\1K\2\x86a"), "no set": plain("set"), "a set": plain("set", b"]K\1a"),
+    "bytes": plain("bytes"), "a bytearray": plain("bytearray", s("a"), s("latin-1")), "a slice": plain("slice", b"N", b"K\1", b"N"), "a range": plain("range", b"K\1"), "an int of text": plain("int", s("12")),
+    "a Size": size(2, 3), "an empty Size": call(glob("torch", "Size"), b")"), "a device": call(glob("torch", "device"), s("cpu"), b"K\0"), "a date": call(glob("datetime", "date"), b"C\4\x07\xe9\1\1"),
+    "a timedelta": call(glob("datetime", "timedelta"), b"K\1", b"K\2", b"K\3"), "a path": call(glob("pathlib", "PurePosixPath"), s("a"), s("b")), "no path": call(glob("pathlib", "PurePosixPath")),
+    "a state": ODICT + dict_of(a=b"N") + b"b", "slots": ODICT + b"N" + dict_of(a=b"N") + b"\x86b", "a Counter": call(glob("collections", "Counter"), dict_of(a=b"K\1")), "a deque": call(glob("collections", "deque"), b"]", b"K\3"),
+    "a complex": plain("complex", FLOAT, FLOAT), "a string of Python 2": b"U\1a", "a qscheme": glob("torch", "per_tensor_affine"),
+}
+
+
+@test
+def test_what_torch_cannot_load_is_an_error_and_what_it_can_is_not(t):
+    for name, fragment in UNLOADABLE.items():
+        got, status = findings(t, write(t.at("a.pt"), archive(kept(fragment))))
+        need(got is not None and ("pickle/unloadable", "error") in got and status == 1, f"{name}: {got}, {status}")
+    for name, fragment in LOADABLE.items():
+        got, status = findings(t, write(t.at("a.pt"), archive(kept(fragment))))
+        need(got == set() and status == 0, f"{name}: {got}, {status}")
+    for name, fragment in {"missing": tup(s("storage"), glob("torch", "FloatStorage"), s("77"), s("cpu"), b"K\4"), "short": tup(s("storage"), glob("torch", "FloatStorage"), s("0"), s("cpu"), b"K\2")}.items():
+        got, why = findings(t, write(t.at("a.pt"), archive(kept(fragment + b"Q0N"))))
+        need(got is None and "storage" in why, f"a popped storage that is {name}: {got}, {why}")
+
+
+@test
+def test_versions_that_torch_does_not_read_are_errors(t):
+    good, rule = kept(tensor()), ("torch/version", "error")
+    for text, want in ((b"1", False), (b"3\n", False), (b"10", False), (b" 3", False), (b"3x", False), (b"+3", False), (None, True), (b"0", True), (b"11", True), (b"999", True), (b"abc", True), (b"", True),
+                       (b"-1", True), (b"18446744073709551617", True), (b"0x3", True)):
+        for name in ("version", ".data/version") if text is not None else ("version",):
+            got, status = findings(t, write(t.at("a.pt"), archive(good, [(name, text)])))
+            need(got == ({rule} if want else set()) and status == want, f"{name} {text}: {got}, {status}")
+    got, _ = findings(t, write(t.at("a.pt"), archive(good, [("version", b"999"), (".data/version", b"3")])))
+    need(got == set(), f".data/version counts where it is there: {got}")
+    for text, want in ((b"64", False), (b" 64\n", False), (b"abc", True), (b"", True), (b"1.5", True)):
+        got, _ = findings(t, write(t.at("a.pt"), archive(good, [(".storage_alignment", text)])))
+        need(got == ({rule} if want else set()), f".storage_alignment {text}: {got}")
+    got, status = findings(t, dcp(t.at("d"), archive(tensor() + b".", [("version", b"999")]), True))
+    need(got == {rule} and status == 1, f"an item: {got}, {status}")
+
+
+@test
+def test_legacy_files_that_torch_cannot_load_are_errors(t):
+    keys, data = pickle.dumps(["0"], 2), struct.pack("<q", 4) + pickles.FLOATS
+    good = lambda *parts: rebuilt((0, tup(s("storage"), glob("torch", "FloatStorage"), s("0"), *parts) + b"Q"))
+    for name, fragment, want in (("six parts", good(s("cpu"), b"K\4", b"N"), set()), ("five", good(s("cpu"), b"K\4"), {("pickle/unloadable", "error")}),
+                                 ("a location", good(s("xyz"), b"K\4", b"N"), {("pickle/unloadable", "error")})):
+        got, why = findings(t, write(t.at("a.pt"), legacy(kept(fragment), keys=keys, tail=data)))
+        need(got == want, f"{name}: {got} {why}")

@@ -391,6 +391,7 @@ static void test_formats_dcp_data__the_middle_of_a_long_stream_is_not_at_hand(vo
         zip_add(&image, "a/data.pkl", one, sizeof one - 1, ZIP_DESCRIPTOR);
         add_zeros("a/data/0", 17 << 20);
         add_zeros("a/z", rows[i].last);
+        zip_add(&image, "a/version", "3\n", 2, ZIP_DESCRIPTOR);
         zip_finish(&image, true);
         snprintf(metadata, sizeof metadata, form, image.size);
         open_data(&o, metadata, copy_image(), &ops);

@@ -39,6 +39,7 @@ static void open_pickle(opened *o, const char *pickle, uint64_t expansion)
     zip_start(&image, 0);
     zip_add(&image, "a/data.pkl", pickle, strlen(pickle), ZIP_DESCRIPTOR);
     zip_add(&image, "a/data/0", "12345678", 8, ZIP_DESCRIPTOR);
+    zip_add(&image, "a/version", "3\n", 2, ZIP_DESCRIPTOR);
     zip_finish(&image, true);
     open_bytes(o, (tsr_str){(const char *)image.bytes, image.size}, expansion);
 }

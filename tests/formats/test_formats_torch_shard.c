@@ -151,7 +151,7 @@ static const struct row untold[] = {
     {D1("7", "3", MESH_1("3", "0"), PICKLED_STRIDED("0", "0")), 12, "not of a known form", NULL},
     {D1("7", "3", MESH_1("3", "0"), "I1\n"), 12, "not of a known form", NULL},
     {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("-2")), 12, "not of a known form", NULL},
-    {D1("7", "3", MESH_1("3", "0"), "ctorch.distributed.tensor.placement_types\nShard\n(S'0'\ntR"), 12,
+    {D1("7", "3", MESH_1("3", "0"), "ctorch.distributed.tensor.placement_types\nShard\n)\x81(dS'dim'\nS'0'\nsb"), 12,
      "not of a known form", NULL},
     {D1("7", "3", PICKLED_MESH("(S'3'\nt", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
     {D1("7", "3", PICKLED_MESH("(lI3\na", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},

@@ -46,6 +46,7 @@ static inline void torch_image(zip_image *image, const char *pickle, const size_
     zip_start(image, 0);
     zip_add(image, "a/data.pkl", pickle, strlen(pickle), ZIP_DESCRIPTOR);
     for (size_t i = 0; storage_bytes[i] != SIZE_MAX; i++) zip_add(image, keys[i], zeros, storage_bytes[i], ZIP_DESCRIPTOR);
+    zip_add(image, "a/version", "3\n", 2, ZIP_DESCRIPTOR);
     zip_finish(image, true);
 }
 

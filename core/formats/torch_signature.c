@@ -1,0 +1,174 @@
+/* A signature is one word per argument: the letters of the kinds that it may be of, with '?' before the first that may be
+ * absent, and '*' behind the last when there may be more of it. '/' separates alternatives.
+ *
+ *   N None  B bool  I int  J int beyond 64 bits  F float  S str  Y bytes  L list  T tuple  D dict  E set  G global  O object  P persistent id  A any
+ *   n a str that is a number    i a tuple or list of ints    d a str that names a device    m an int from 0 to 2
+ *
+ * Source: torch/_utils.py, torch/_tensor.py of PyTorch 2.13, the constructors of CPython 3.11 and numpy 2. */
+#include "formats/torch_signature.h"
+
+static const struct {
+    const char *name, *signature;
+} signatures[] = {
+    {"OrderedDict", "?LTDEO"},
+    {"_rebuild_tensor_v2", "P I LTO LTON B A ?DN"},
+    {"_rebuild_parameter", "ON B A"},
+    {"_rebuild_tensor", "P I LTO LTON"},
+    {"_rebuild_tensor_v3", "P I LTO LTON B A GN ?DN"},
+    {"_rebuild_parameter_with_state", "ON B A DNTO"},
+    {"_rebuild_qtensor", "P I LTO LTO T B A"},
+    {"_rebuild_sparse_tensor", "O LTO"},
+    {"_rebuild_nested_tensor", "O O O O"},
+    {"_rebuild_meta_tensor_no_storage", "G LTO LTO B"},
+    {"_rebuild_wrapper_subclass", "GO G LTO LTO IO O O B"},
+    {"_rebuild_device_tensor_from_cpu_tensor", "O G SO B"},
+    {"_rebuild_device_tensor_from_numpy", "O G SO B"},
+    {"_rebuild_xla_tensor", "O G SO B"},
+    {"_rebuild_from_type", "GO GO T DO"},
+    {"_rebuild_from_type_v2", "GO GO TO A"},
+    {"_rebuild_njt", "DO"},
+    {"_reconstructor", "G G A"},
+    {"Size", "?iO"},
+    {"device", "d ?I/IO"},
+    {"_reconstruct", "G LTO SYO"},
+    {"scalar", "O ?A"},
+    {"_frombuffer", "A A A A ?A"},
+    {"dtype", "SGOLDT ?BI ?BI ?D"},
+    {"object", ""},
+    {"int", "?IJFBnYO ?I"},
+    {"float", "?IJFBnYO"},
+    {"str", "?A ?S ?S"},
+    {"bool", "?A"},
+    {"complex", "?IJFBnO ?IJFBO"},
+    {"list", "?LTDESYO"},
+    {"tuple", "?LTDESYO"},
+    {"set", "?LTDESYO"},
+    {"frozenset", "?LTDESYO"},
+    {"dict", "?LTDO"},
+    {"bytes", "?iEIBYO/S S ?S"},
+    {"bytearray", "?iEIBYO/S S ?S"},
+    {"slice", "A ?A ?A"},
+    {"range", "IJBO ?IJBO ?IJBO"},
+    {"Counter", "?LTDESYNO"},
+    {"deque", "?LTDESYO ?IN"},
+    {"defaultdict", "?GNO ?LTDO"},
+    {"date", "I I I/YSO"},
+    {"datetime", "I I I ?I ?I ?I ?I ?ON/YSO ?O"},
+    {"time", "?I ?I ?I ?I ?ON/YSO ?O"},
+    {"timedelta", "?IFBO*"},
+    {"timezone", "O ?S"},
+    {"Path", "?SO*"},
+    {"PosixPath", "?SO*"},
+    {"WindowsPath", "?SO*"},
+    {"PurePath", "?SO*"},
+    {"PurePosixPath", "?SO*"},
+    {"PureWindowsPath", "?SO*"},
+    {"Parameter", "?ON ?B"},
+    {"Buffer", "?ON ?B"},
+    {"Variable", "?ON ?B ?B"},
+    {"DTensor", "O O B"},
+    {"DeviceMesh", "SO LTO"},
+    {"Shard", "IO"},
+    {"Replicate", ""},
+    {"ndarray", "LTIO ?A*"},
+    {"MEM_FORMAT_ENCODING", "m"},
+    {"_remote_device", "SO"},
+    {"_DimRange", "A A A"},
+};
+
+bool tsr_torch_is_device(const tsr_pickle *pickle, tsr_ref ref)
+{
+    static const char *const types[] = {"cuda", "meta", "mps", "xpu", "hpu", "xla", "npu", "mtia", "maia", "ipu", "privateuseone",
+                                        "hip",  "vulkan", "lazy", "ve", "fpga", "mkldnn", "mlu", "musa", "gcu", "sdaa", "rbln"};
+    tsr_str text = tsr_pickle_text(pickle, ref);
+    if (tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_STR) return false;
+    if (tsr_str_equal(text, TSR_STR("cpu"))) return true;
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        size_t size = strlen(types[i]);
+        if (tsr_str_starts(text, tsr_str_from(types[i])) && (text.size == size || text.data[size] == ':')) return true;
+    }
+    return false;
+}
+
+static bool is_number(tsr_str text)
+{
+    bool digits = false;
+    for (size_t i = 0; i < text.size; i++) {
+        if (text.data[i] >= '0' && text.data[i] <= '9') digits = true;
+        else if (!text.data[i] || !strchr("+-._eEjinfaNIF ", text.data[i])) return false;
+    }
+    return digits;
+}
+
+static bool is_ints(const tsr_pickle *pickle, tsr_ref ref)
+{
+    size_t count;
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
+    const tsr_ref *items = tsr_pickle_items(pickle, ref, &count);
+    for (size_t i = 0; i < count; i++) {
+        tsr_pickle_kind item = tsr_pickle_kind_of(pickle, items[i]);
+        if (item != TSR_PICKLE_INT && item != TSR_PICKLE_BOOL && item != TSR_PICKLE_OBJECT) return false;
+    }
+    return kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_LIST;
+}
+
+static bool is_letter(const tsr_pickle *pickle, tsr_ref ref, char letter)
+{
+    static const char letters[] = {[TSR_PICKLE_NONE] = 'N',  [TSR_PICKLE_BOOL] = 'B',   [TSR_PICKLE_INT] = 'I',
+                                   [TSR_PICKLE_BIGINT] = 'J', [TSR_PICKLE_FLOAT] = 'F', [TSR_PICKLE_STR] = 'S',
+                                   [TSR_PICKLE_BYTES] = 'Y', [TSR_PICKLE_LIST] = 'L',   [TSR_PICKLE_TUPLE] = 'T',
+                                   [TSR_PICKLE_DICT] = 'D',  [TSR_PICKLE_SET] = 'E',    [TSR_PICKLE_GLOBAL] = 'G',
+                                   [TSR_PICKLE_OBJECT] = 'O', [TSR_PICKLE_PERSISTENT] = 'P', [TSR_PICKLE_FOLDED] = 'O'};
+    switch (letter) {
+    case 'A': return true;
+    case 'n': return is_number(tsr_pickle_text(pickle, ref));
+    case 'i': return is_ints(pickle, ref);
+    case 'd': return tsr_torch_is_device(pickle, ref);
+    case 'm':
+        return tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_INT && tsr_pickle_int(pickle, ref) >= 0 &&
+               tsr_pickle_int(pickle, ref) <= 2;
+    default: return letters[tsr_pickle_kind_of(pickle, ref)] == letter;
+    }
+}
+
+/* The end of a word, and whether the argument is of one of its kinds. */
+static const char *match_word(const tsr_pickle *pickle, tsr_ref ref, const char *word, bool *matches)
+{
+    *matches = false;
+    for (; *word && *word != ' ' && *word != '/' && *word != '*'; word++) *matches |= is_letter(pickle, ref, *word);
+    return word;
+}
+
+/* One alternative, which begins at `word`. */
+static bool match(const tsr_pickle *pickle, const tsr_ref *args, size_t count, const char *word)
+{
+    bool optional = false, matches;
+    size_t given = 0;
+    while (*word && *word != '/') {
+        if (*word == ' ') word++;
+        optional |= *word == '?';
+        if (*word == '?') word++;
+        if (given == count) return optional;
+        const char *end = match_word(pickle, args[given++], word, &matches);
+        if (!matches) return false;
+        if (*end != '*') word = end;
+        else if (given == count) return true;
+    }
+    return given == count;
+}
+
+bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
+{
+    tsr_str name = tsr_pickle_name_of(pickle, callee);
+    size_t count, i = 0;
+    const tsr_ref *items = tsr_pickle_items(pickle, args, &count);
+    const size_t rows = sizeof signatures / sizeof signatures[0];
+    if (!tsr_pickle_id(pickle, callee)) return true;
+    if (tsr_pickle_id(pickle, callee) == TSR_TORCH_TENSOR && tsr_str_ends(name, TSR_STR("Tensor")))
+        return match(pickle, items, count, "?IPLTO*");
+    while (i < rows && !(signatures[i].name[0] == name.data[0] && tsr_str_equal(name, tsr_str_from(signatures[i].name)))) i++;
+    if (i == rows) return true;
+    for (const char *at = signatures[i].signature; at; at = strchr(at, '/') ? strchr(at, '/') + 1 : NULL)
+        if (match(pickle, items, count, at)) return true;
+    return false;
+}
