@@ -193,7 +193,7 @@ static void put_text(const comparison *c)
         c->differences ? "values compared" : "names, dtypes, shapes and objects compared; values: --values";
     if (tsr_diff_is_same(diff)) {
         const bool left_out = c->left_out.left_out || c->left_out.turned_off;
-        printf("%s: %s names (%s)", left_out ? "nothing else differs; same" : "same", cli_number(same).text, compared);
+        printf("%s: %s (%s)", left_out ? "nothing else differs; same" : "same", cli_plural(same, "name").text, compared);
     } else {
         printf("%s same, %s changed, %s only in A, %s only in B", cli_number(same).text, cli_number(changed).text, cli_number(diff->removed_count).text, cli_number(diff->added_count).text);
         if (diff->renamed_count) printf(", %s perhaps renamed", cli_number(diff->renamed_count).text);
@@ -283,15 +283,15 @@ static const cli_option options[] = {
     {"values", 0, CLI_FLAG, NULL, "compare the values too, bit by bit", offsetof(diff_arguments, values)},
     {"atol", 0, CLI_REAL, "X", "values may differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},
     {"rtol", 0, CLI_REAL, "X", "values may differ by X times B's (implies --values)", offsetof(diff_arguments, rtol)},
-    {"layout", 0, CLI_FLAG, NULL, "other chunks count as a change", offsetof(diff_arguments, layout)},
-    {"canonical", 0, CLI_FLAG, NULL, "match names after wrapper prefixes (module, _orig_mod, …) are gone",
+    {"layout", 0, CLI_FLAG, NULL, "count different chunks as a change", offsetof(diff_arguments, layout)},
+    {"canonical", 0, CLI_FLAG, NULL, "match names without wrapper prefixes (module, _orig_mod, …)",
      offsetof(diff_arguments, canonical)},
     {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text); json is the tessera.diff/1 document",
      offsetof(diff_arguments, format)},
     {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(diff_arguments, json)},
     {"fail-on", 0, CLI_CHOICE, "error|warning|note", "exit with 1 from this level on (default error)",
      offsetof(diff_arguments, fail_on)},
-    {"rule", 0, CLI_LIST, "RULE=LEVEL", CLI_RULE_HELP, offsetof(diff_arguments, policy.rules)},
+    {"rule", 0, CLI_LIST, "ID=LEVEL", CLI_RULE_HELP, offsetof(diff_arguments, policy.rules)},
     {"baseline", 0, CLI_TEXT, "FILE", "leave out what an earlier --json document lists: same name and kind of difference",
      offsetof(diff_arguments, policy.baseline)},
     {"list-rules", 0, CLI_FLAG, NULL, "list diff's rules with their levels", offsetof(diff_arguments, list_rules)},

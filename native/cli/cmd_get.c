@@ -129,7 +129,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
     tsr_str name = tsr_str_from(output), header = {NULL, 0};
     bool npy = tsr_str_ends(name, TSR_STR(".npy"));
     if (!npy && !tsr_str_ends(name, TSR_STR(".bin"))) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output '%s' must end in .npy, or in .bin for the raw bytes",
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "cannot infer the format of the output '%s'; it must end in .npy, or in .bin for the raw bytes",
                          output);
     }
     if (npy) {
@@ -155,7 +155,7 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
     for (uint32_t d = 0; d < slice->rank; d++) elements *= slice->shape[d];
     if (tsr_dtype_size(entry->dtype) == 0) {
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "elements of %s are no whole bytes; write them with -o FILE.bin",
+                         "%s elements are not byte-aligned; write them with -o FILE.bin",
                          tsr_dtype_describe(entry->dtype)->name);
     }
     sink to = {.file = stdout,
@@ -195,7 +195,7 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
     if (entry->kind != TSR_ENTRY_TENSOR) {
         char text[4096];
         if (arguments->output || inside.data) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no dense tensor but %.*s",
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
                              TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
         }
         cli_put(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)));
@@ -224,7 +224,7 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write FILE.npy, or FILE.bin for the raw little-endian bytes",
+    {"output", 'o', CLI_TEXT, "FILE", "write the values to FILE.npy, or their raw little-endian bytes to FILE.bin",
      offsetof(get_arguments, output)},
     {"print", 0, CLI_FLAG, NULL, "print all values, however many", offsetof(get_arguments, print)},
     {0},

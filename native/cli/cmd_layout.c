@@ -12,15 +12,15 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write there; - (the default) is standard output", offsetof(layout_arguments, file.output)},
-    {"no-chunks", 0, CLI_FLAG, NULL, "leave the sharding out: only names, dtypes and shapes count then",
+    {"output", 'o', CLI_TEXT, "FILE", "write to FILE; - (the default) is standard output", offsetof(layout_arguments, file.output)},
+    {"no-chunks", 0, CLI_FLAG, NULL, "leave out the chunks, so that only names, dtypes and shapes count",
      offsetof(layout_arguments, file.no_chunks)},
-    {"hash", 0, CLI_CHOICE, CLI_HASHES, "a digest of every entry's values too (reads every byte)",
+    {"hash", 0, CLI_CHOICE, CLI_HASHES, "add a digest of every entry's values (reads every byte)",
      offsetof(layout_arguments, file.hash)},
     {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(layout_arguments, file.selection.include)},
     {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
      offsetof(layout_arguments, file.selection.exclude)},
-    {"json", 0, CLI_FLAG, NULL, "the only form there is", offsetof(layout_arguments, json)},
+    {"json", 0, CLI_FLAG, NULL, "accepted for uniformity: the output is always JSON", offsetof(layout_arguments, json)},
     {0},
 };
 

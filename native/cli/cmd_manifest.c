@@ -16,13 +16,13 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write there; - (the default) is standard output", offsetof(manifest_arguments, file.output)},
-    {"hash", 0, CLI_CHOICE, CLI_HASHES, "the digest (default xxh3)", offsetof(manifest_arguments, file.hash)},
+    {"output", 'o', CLI_TEXT, "FILE", "write to FILE; - (the default) is standard output", offsetof(manifest_arguments, file.output)},
+    {"hash", 0, CLI_CHOICE, CLI_HASHES, "the digest algorithm (default xxh3)", offsetof(manifest_arguments, file.hash)},
     {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)",
      offsetof(manifest_arguments, file.selection.include)},
     {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
      offsetof(manifest_arguments, file.selection.exclude)},
-    {"json", 0, CLI_FLAG, NULL, "the only form there is", offsetof(manifest_arguments, json)},
+    {"json", 0, CLI_FLAG, NULL, "accepted for uniformity: the output is always JSON", offsetof(manifest_arguments, json)},
     {0},
 };
 
@@ -32,7 +32,7 @@ const cli_command cli_manifest = {
     .operands = "PATH",
     .least = 1,
     .most = 1,
-    .examples = "tessera manifest ckpt/ -o manifest.json\nto keep beside it; `tessera verify` checks against it\n"
+    .examples = "tessera manifest ckpt/ -o manifest.json\nto keep next to it; `tessera verify` checks against it\n"
                 "cmp <(tessera manifest on-8-ranks/) <(tessera manifest on-64-ranks/)\nthe same values give the same file\n",
     .options = options,
     .arguments_size = sizeof(manifest_arguments),

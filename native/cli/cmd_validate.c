@@ -163,20 +163,20 @@ static const cli_option options[] = {
     {"layout", 0, CLI_TEXT, "FILE", "check against a file that `tessera layout` wrote; with --deep its hashes too",
      offsetof(validate_arguments, layout)},
     {"against", 0, CLI_TEXT, "FILE",
-     "would it load? names, dtypes and shapes of a checkpoint, a module tree, an index file, or names, one a line",
+     "check that it would load: names, dtypes and shapes of a checkpoint, a module tree, an index file, or one name per line",
      offsetof(validate_arguments, against)},
-    {"prefix", 0, CLI_TEXT, "TEXT", "with --against: only names that begin so count, without it (\"model.\")",
+    {"prefix", 0, CLI_TEXT, "TEXT", "with --against: use only names with this prefix, and strip it (\"model.\")",
      offsetof(validate_arguments, prefix)},
     {"allow", 0, CLI_TEXT, "WORDS", "what may differ: missing,extra,dtype,shape,chunks,value",
      offsetof(validate_arguments, allow)},
     {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text)", offsetof(validate_arguments, format)},
     {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(validate_arguments, json)},
-    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "end with status 1 from this level on (default error)",
+    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "exit with 1 from this level on (default error)",
      offsetof(validate_arguments, fail_on)},
-    {"rule", 0, CLI_LIST, "RULE=LEVEL", CLI_RULE_HELP, offsetof(validate_arguments, policy.rules)},
+    {"rule", 0, CLI_LIST, "ID=LEVEL", CLI_RULE_HELP, offsetof(validate_arguments, policy.rules)},
     {"baseline", 0, CLI_TEXT, "FILE", "leave out what an earlier --json document lists: same rule, file and name",
      offsetof(validate_arguments, policy.baseline)},
-    {"list-rules", 0, CLI_FLAG, NULL, "all rules with their levels", offsetof(validate_arguments, list_rules)},
+    {"list-rules", 0, CLI_FLAG, NULL, "list all rules with their levels", offsetof(validate_arguments, list_rules)},
     {0},
 };
 
@@ -190,10 +190,10 @@ const cli_command cli_validate = {
                 "tessera validate --deep ckpt/\nevery byte\n"
                 "mpirun -n 8 tessera validate --deep ckpt/\nevery byte, shared by eight processes\n"
                 "tessera validate --layout layout.json ckpt/ --format github\nin CI: fails when the layout has drifted\n"
-                "tessera validate --against modules.json --prefix model. ckpt/\nwould this model load it? missing, unexpected, other shapes\n"
+                "tessera validate --against modules.json --prefix model. ckpt/\nwould this model load it? missing and unexpected names, other shapes\n"
                 "tessera validate --deep ckpt/ --rule values/nan=error --rule 'index/*=off'\nNaN fails the check, and nothing is reported about indexes\n"
                 "tessera validate ckpt/ --baseline known.json\nonly what is not in known.json, written by `tessera validate --json`\n"
-                "tessera validate --list-rules\nwhat it looks for; `tessera explain RULE` tells more\n",
+                "tessera validate --list-rules\nwhat it looks for; `tessera explain RULE` explains one\n",
     .options = options,
     .arguments_size = sizeof(validate_arguments),
     .run = run,
