@@ -20,6 +20,8 @@ static const tsr_rule rules[] = {
      "The data file is damaged, or the metadata belongs to another save. The message says what was found."},
     {"dcp/missing-file", TSR_ERROR, "a data file that the metadata names is not there",
      "Copy the whole folder, with the files of every rank."},
+    {"dcp/newer", TSR_WARNING, "only a newer PyTorch than 2.13 loads the metadata",
+     "It is not damaged. Load it with the version that wrote it, or convert it: Tessera writes what every supported version reads."},
     {"dcp/no-record", TSR_ERROR, "a chunk has no item in storage_data",
      "The metadata lists a chunk and does not say where its bytes are; it cannot be loaded."},
     {"dcp/path-outside", TSR_ERROR, "the metadata names a file outside the checkpoint's folder",

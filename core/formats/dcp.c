@@ -22,6 +22,11 @@ static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_source 
         TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_getattr, TSR_STR("builtins.getattr"), err));
     if (metadata->unloadable != TSR_NO_POSITION)
         TSR_TRY(tsr_verdict_unloadable(&verdict, metadata->unloadable, "there is no layout or memory format of that name", err));
+    if (metadata->newer != TSR_NO_POSITION) {
+        const tsr_place place = {file->name, metadata->newer, {NULL, 0}};
+        TSR_TRY(tsr_find(checkpoint->findings, "dcp/newer", place, err,
+                         "TensorProperties have more than five items: PyTorch 2.13 cannot load this metadata, a newer one can"));
+    }
     return tsr_verdict_end(&verdict, metadata->pickle_end, file->size, err);
 }
 

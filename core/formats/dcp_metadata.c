@@ -364,16 +364,19 @@ static tsr_status fold_tensor(item *it, tsr_ref *out)
     return add_record(it, words, 3, out);
 }
 
-/* (dtype, layout, requires_grad, memory format, pin_memory), as TensorProperties.__getstate__ has it. */
+/* (dtype, layout, requires_grad, memory format, pin_memory), as TensorProperties.__getstate__ of PyTorch 2.13 has it; a
+ * newer one writes more items, which 2.13 refuses. */
 static tsr_status fold_properties(item *it, tsr_ref *out)
 {
     const tsr_pickle_parts *parts = it->parts;
-    if (parts->kind != TSR_PICKLE_TUPLE || parts->count < 3)
+    if (parts->kind != TSR_PICKLE_TUPLE || parts->count < 5)
         return malformed(it, "dcp: the state of TensorProperties is no tuple of five items");
     tsr_str module = tsr_pickle_module(it->pickle, parts->items[0]), name = tsr_pickle_name_of(it->pickle, parts->items[0]);
     tsr_dtype dtype = tsr_str_equal(module, TSR_STR("torch")) ? tsr_dtype_from_name(name) : TSR_DTYPE_NONE;
     if (!dtype)
         return malformed(it, "dcp: '%.*s.%.*s' is no torch dtype known here", TSR_STR_ARG(module), TSR_STR_ARG(name));
+    if (parts->count > 5) it->folder->metadata->newer = parts->position;
+    if (!tsr_dcp_record(it->folder->metadata, parts->items[3], TSR_DCP_NOTE)) it->folder->metadata->unloadable = parts->position;
     uint64_t word = TSR_DCP_PROPERTIES | (uint64_t)dtype << 8 | (uint64_t)tsr_pickle_bool(it->pickle, parts->items[2]) << 16;
     return add_record(it, &word, 1, out);
 }
@@ -479,7 +482,7 @@ static void restart(void *ctx)
     f->metadata->dims.count = f->metadata->records.count = 0;
     tsr_dcp_names_free(&f->metadata->fqns);
     tsr_dcp_names_free(&f->metadata->paths);
-    f->metadata->odd_getattr = f->metadata->unloadable = TSR_NO_POSITION;
+    f->metadata->odd_getattr = f->metadata->unloadable = f->metadata->newer = TSR_NO_POSITION;
     f->chunk_count = 0;
     memset(f->dims_cache, 0, sizeof f->dims_cache);
     memset(f->dims_before, 0, sizeof f->dims_before);
@@ -533,7 +536,8 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
                               .paths = tsr_dcp_names_of(host->allocator),
                               .odd_getattr = TSR_NO_POSITION,
                               .odd_enum = TSR_NO_POSITION,
-                              .unloadable = TSR_NO_POSITION};
+                              .unloadable = TSR_NO_POSITION,
+                              .newer = TSR_NO_POSITION};
     folder *f = tsr_alloc(host->allocator, 1, sizeof *f, err);
     if (!f) return TSR_E_NOMEM;
     memset(f, 0, sizeof *f);

@@ -339,3 +339,19 @@ def test_legacy_files_that_torch_cannot_load_are_errors(t):
                                  ("a location", good(s("xyz"), b"K\4", b"N"), {("pickle/unloadable", "error")})):
         got, why = findings(t, write(t.at("a.pt"), legacy(kept(fragment), keys=keys, tail=data)))
         need(got == want, f"{name}: {got} {why}")
+
+
+@test
+def test_metadata_that_another_torch_reads_is_named_as_such(t):
+    """PyTorch 2.13 unpacks five items in TensorProperties.__setstate__, and compares the fourth with its memory formats."""
+    parts = [glob("torch", "float32"), call(glob("torch.serialization", "_get_layout"), s("torch.strided")), b"\x89", call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\0"), b"\x89"]
+    item = archive(tensor() + b".")
+    at = lambda properties: findings(t, dcp(t.at("d"), item, True, tensor_metadata(4, properties=properties)))
+    need(at(tup(*parts)) == (set(), 0), "five items")
+    need(at(tup(*parts, b"N")) == ({("dcp/newer", "warning")}, 0), f"six items: {at(tup(*parts, b'N'))}")
+    need(at(tup(*parts[:4]))[0] is None, "four items")
+    for wrong in (b"N", b"K\0"):
+        need(at(tup(*parts[:3], wrong, parts[4])) == ({("pickle/unloadable", "error")}, 1), "a memory format that is none")
+    for fragment in (call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\3"), call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\1K\2\x86"), call(glob("torch.serialization", "_get_layout"), s("x")), pickles.persistent()):
+        path = os.path.dirname(write(t.at("m", ".metadata"), metadata(extra=s("later") + fragment)))
+        need(findings(t, path) == ({("pickle/unloadable", "error")}, 1), f"{fragment}: {findings(t, path)}")
