@@ -104,6 +104,10 @@ def test_enums_other_uses_of_listed_classes_are_calls(t):
         ("its globals", get + cls + text("__init_subclass__") + b"\x86R", {"pickle/unlisted-call"}),
         ("its members", get + cls + text("_member_map_") + b"\x86R", {"pickle/unlisted-call"}),
         ("no identifier", get + cls + text("a.b") + b"\x86R", {"pickle/unlisted-call"}),
+        ("a member that is called", by_name(module, name, MEMBER) + b")R", {"pickle/unlisted-call"}),
+        ("a method that is called", by_name(module, name, "format") + text("{}") + b"\x85R", {"pickle/unlisted-call"}),
+        ("a member by value that is called", by_value(module, name, "no") + b")R", {"pickle/unlisted-call"}),
+        ("a named member with a state", by_name(module, name, MEMBER) + b"}" + text("_value_") + text("x") + b"sb", {"pickle/unlisted-call"}),
         ("no name", get + cls + text("") + b"\x86R", {"pickle/unlisted-call"}),
         ("an int", get + cls + b"K\x01\x86R", {"pickle/unlisted-call"}),
         ("an unlisted class", by_name("transformers.trainer", "Trainer", "STEPS"), {"pickle/unlisted-call"}),
@@ -136,12 +140,15 @@ def test_enums_in_the_metadata_of_a_dcp(t):
     good = [by_value(planner, "WriteItemType", 2, 4), by_name(planner, "WriteItemType", "SHARD", 4), by_value(*LISTED, "steps", 4)]
     bad = [by_value(planner, "SavePlanner", 2, 4), class_of(planner, "WriteItemType", 4) + b"K\x02\x85\x85R",
            class_of(planner, "WriteItemType", 4) + b"K\x02K\x03\x86R", by_name(planner, "WriteItemType", "__dict__", 4),
-           by_name(planner, "SavePlan", "SHARD", 4)]
+           by_name(planner, "SavePlan", "SHARD", 4), by_name(planner, "WriteItemType", "mro", 4) + b")R",
+           by_value(planner, "WriteItemType", 2, 4) + b")R"]
     for i, value in enumerate(good):
         need(not errors(t, metadata_with(t, value, f"good{i}")), f"case {i} is no data")
     for i, value in enumerate(bad):
         found = errors(t, metadata_with(t, value, f"bad{i}"))
         need([f["rule"] for f in found] == ["pickle/unlisted-call"], f"case {i}: {found}")
+    state = by_value(planner, "WriteItemType", 2, 4) + b"}" + text("_value_") + b"K\x03sb"
+    t.run("validate", metadata_with(t, state, "state"), status=2)
 
 
 @test
