@@ -172,6 +172,10 @@ static void put_destination(tsr_json *json, const tsr_plan_job *job)
     put_pair(json, "to", job->to);
     if (job->objects.size) put_pair(json, "objects", job->objects);
     if (job->dtype.size) put_pair(json, "dtype", job->dtype);
+    if (job->raw_cast) {
+        tsr_json_key(json, "raw_cast");
+        tsr_json_bool(json, true);
+    }
     put_list(json, "include", job->include, job->include_count);
     put_list(json, "exclude", job->exclude, job->exclude_count);
     tsr_json_object_end(json);

@@ -223,7 +223,7 @@ static tsr_status read_list(const job_reader *r, const cJSON *object, const char
 
 static tsr_status read_job(const job_reader *r, const cJSON *root, tsr_plan_job *out)
 {
-    const cJSON *source, *target, *destination;
+    const cJSON *source, *target, *destination, *raw_cast;
     tsr_str schema;
     *out = (tsr_plan_job){.file_count = 0};
     TSR_TRY(get_text(r, root, "schema", "", true, &schema));
@@ -237,6 +237,8 @@ static tsr_status read_job(const job_reader *r, const cJSON *root, tsr_plan_job 
     TSR_TRY(get_text(r, destination, "to", "destination", true, &out->to));
     TSR_TRY(get_text(r, destination, "objects", "destination", false, &out->objects));
     TSR_TRY(get_text(r, destination, "dtype", "destination", false, &out->dtype));
+    TSR_TRY(tsr_json_find(destination, "raw_cast", TSR_JSON_BOOL, "destination", &raw_cast, r->err));
+    out->raw_cast = cJSON_IsTrue(raw_cast);
     TSR_TRY(read_list(r, destination, "include", &out->include, &out->include_count));
     return read_list(r, destination, "exclude", &out->exclude, &out->exclude_count);
 }

@@ -125,6 +125,7 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
         TSR_TRY(choose(out, &rows[i], err));
         out->tensor_count += rows[i].written && rows[i].entry->kind == TSR_ENTRY_TENSOR;
     }
+    TSR_TRY(tsr_check_casts(checkpoint, options, err));
     TSR_TRY(check_refusals(out, refusal, err));
     TSR_TRY(check_names(out, err));
     return mark_copies(out, err);

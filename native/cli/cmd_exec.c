@@ -65,6 +65,7 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     if (status == TSR_OK) status = find_word("objects", e->planned.objects, cli_objects, 5, &e->options.objects, err);
     w->to = (tsr_container)to;
     if (e->planned.dtype.size) e->options.dtype = e->planned.dtype.data;
+    e->options.raw_cast = e->planned.raw_cast;
     cli_selection *selection = &e->options.selection;
     const tsr_plan_job *p = &e->planned;
     if (status == TSR_OK) status = copy_list(p->include, p->include_count, w->arena, &selection->include, err);

@@ -12,7 +12,7 @@ typedef struct plan_arguments {
     cli_selection selection;
     unsigned to, objects; /* choices */
     const char *dtype;
-    bool items, json;
+    bool raw_cast, items, json;
 } plan_arguments;
 
 static bool want(void *ctx, tsr_str fqn)
@@ -67,17 +67,29 @@ static tsr_status copy_list(const cli_list *list, tsr_arena *arena, const tsr_st
     return TSR_OK;
 }
 
+static tsr_status check_casts(const cli_session *session, const plan_arguments *arguments, tsr_error *err)
+{
+    const tsr_dtype dtype = arguments->dtype ? tsr_dtype_from_name(tsr_str_from(arguments->dtype)) : TSR_DTYPE_NONE;
+    if (arguments->dtype && dtype == TSR_DTYPE_NONE)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'", arguments->dtype);
+    if (arguments->raw_cast && !arguments->dtype)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype, which it is about");
+    const tsr_convert_options options = {
+        .want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection, .dtype = dtype, .raw_cast = arguments->raw_cast};
+    return tsr_check_casts(session->checkpoint, &options, err);
+}
+
 /* What `tessera exec` is to do. */
 static tsr_status describe_job(cli *program, const cli_session *session, const plan_arguments *arguments, tsr_arena *arena,
                                tsr_plan_job *job, tsr_error *err)
 {
     const cli_selection *selection = &arguments->selection;
-    if (arguments->dtype && tsr_dtype_from_name(tsr_str_from(arguments->dtype)) == TSR_DTYPE_NONE)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'", arguments->dtype);
     job->to = arguments->to ? tsr_str_from(cli_containers[arguments->to - 1]) : TSR_STR(""); /* what such a source becomes */
     job->objects = tsr_str_from(cli_objects[arguments->objects]);
     job->dtype = tsr_str_from(arguments->dtype);
-    tsr_status status = copy_list(&selection->include, arena, &job->include, &job->include_count, err);
+    job->raw_cast = arguments->raw_cast;
+    tsr_status status = check_casts(session, arguments, err);
+    if (status == TSR_OK) status = copy_list(&selection->include, arena, &job->include, &job->include_count, err);
     if (status == TSR_OK) status = copy_list(&selection->exclude, arena, &job->exclude, &job->exclude_count, err);
     return status == TSR_OK ? cli_describe_source(program, session, arena, job, err) : status;
 }
@@ -135,6 +147,7 @@ static const cli_option options[] = {
     {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", "what exec does with what is no tensor",
      offsetof(plan_arguments, objects)},
     {"dtype", 0, CLI_TEXT, "DTYPE", "what exec casts floating tensors to", offsetof(plan_arguments, dtype)},
+    {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(plan_arguments, raw_cast)},
     {"json", 0, CLI_FLAG, NULL, "the tessera.plan/1 document", offsetof(plan_arguments, json)},
     {"items", 0, CLI_FLAG, NULL, "the document with every read of every rank", offsetof(plan_arguments, items)},
     {0},

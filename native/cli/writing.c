@@ -26,6 +26,8 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                          "there is no dtype '%s'; float32, bfloat16, float16, float8_e4m3fn, …", w->options->dtype);
     }
+    if (w->options->raw_cast && !w->options->dtype)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype, which it is about");
     *out = (tsr_convert_options){
         .to = w->to,
         .objects = (tsr_objects)w->options->objects,
@@ -34,6 +36,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
         .rename = w->rename_count ? rename_entry : NULL,
         .rename_ctx = w,
         .dtype = dtype,
+        .raw_cast = w->options->raw_cast,
         .max_shard_size = w->max_shard_size,
         .max_memory = (size_t)w->options->max_memory,
         .ignore_crc = w->options->ignore_crc,

@@ -15,8 +15,10 @@ typedef struct cli_writing_options {
     cli_selection selection;
     const char *dtype;
     uint64_t max_memory;
-    bool ignore_crc, overwrite, resume, dry_run, json;
+    bool raw_cast, ignore_crc, overwrite, resume, dry_run, json;
 } cli_writing_options;
+
+#define CLI_RAW_CAST_HELP "let --dtype cast quantized numbers and their scales as they are stored, without multiplying"
 
 #define CLI_WRITING_OPTIONS(type, field) \
     {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(type, field.selection.include)}, \
@@ -27,6 +29,7 @@ typedef struct cli_writing_options {
          "no names that match (repeatable); beats --include", \
          offsetof(type, field.selection.exclude)}, \
         {"dtype", 0, CLI_TEXT, "DTYPE", "cast floating tensors, correctly rounded", offsetof(type, field.dtype)}, \
+        {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(type, field.raw_cast)}, \
         {"objects", \
          0, \
          CLI_CHOICE, \

@@ -39,6 +39,7 @@ typedef struct tsr_convert_options {
     tsr_status (*rename)(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err);
     void *rename_ctx;
     tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (tessera/cast.h states the rounding) */
+    bool raw_cast;           /* cast quantized numbers and their scales too, each by itself; otherwise that is refused */
     uint64_t max_shard_size; /* safetensors: bytes of tensors a file; 0: one file named "" */
     size_t max_memory;       /* of the ring; 0: its default */
     uint64_t unit_bytes;     /* of work (work.h); 0: the default. Part of what a record means */
@@ -71,6 +72,10 @@ typedef struct tsr_conversion {
     uint64_t byte_total; /* of tensors */
     tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR; else empty */
 } tsr_conversion;
+
+/* Refuses a cast of quantized numbers that have a scale, or of the scale: TSR_E_UNSUPPORTED naming both. tsr_convert and
+ * tsr_reshard do this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
+tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err);
 
 /* Writes everything but does not publish: the caller checks that its source did not change, then calls
  * output->publish(output, out->marker, err), and closes the output either way. Results live in `arena` and borrow the

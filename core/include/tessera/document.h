@@ -104,6 +104,7 @@ typedef struct tsr_plan_job {
     uint64_t file_count;
     tsr_target_texts target;     /* the default spelled out */
     tsr_str to, objects, dtype;  /* as --to, --objects, --dtype have them; the latter two may be empty */
+    bool raw_cast;
     const tsr_str *include, *exclude;
     size_t include_count, exclude_count;
 } tsr_plan_job;

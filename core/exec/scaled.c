@@ -1,0 +1,195 @@
+/* Casts that would part quantized numbers from their scales.
+ *
+ *   weight (float8, int8, or packed in uint8 … uint32)  ×  weight_scale  =  the weight that is meant
+ *
+ * A loader does not multiply bfloat16 numbers by a scale any more, and a rounded scale gives other weights. The names that
+ * quantization libraries write tell which scale belongs to which tensor. The dtype counts too: bfloat16 numbers are the
+ * weights themselves, whatever is next to them. A scale counts even where it is not selected. */
+#include "base/line.h"
+#include "base/try.h"
+#include "tessera/cast.h"
+#include "tessera/convert.h"
+#include "tessera/map.h"
+
+/* A scale has the name of its numbers, with the ending `data` replaced by `scale`. */
+typedef struct companion {
+    const char *data, *scale;
+    bool words; /* the numbers may be packed in integers of more than 8 bits */
+} companion;
+
+static const companion companions[] = {
+    {"", "_scale_inv", false},              /* DeepSeek, transformers' finegrained_fp8 */
+    {"", "_scale", false},                  /* compressed-tensors, fbgemm, modelopt */
+    {"", "_scale_2", false},                /* modelopt's NVFP4 */
+    {"", "_scales", false},                 /* EETQ */
+    {"", ".absmax", false},                 /* bitsandbytes, 4 bits */
+    {"_blocks", "_scales", false},          /* MXFP4 of gpt-oss */
+    {"_packed", "_scale", true},            /* compressed-tensors */
+    {"_packed", "_global_scale", true},     /* its NVFP4 */
+    {"_data", "_scale", false},             /* quanto */
+    {"_qdata", "_scale", false},            /* torchao in safetensors */
+    {"qweight", "scales", true},            /* GPTQ, AWQ */
+    {"weight", "scales", true},             /* MLX, gpt-fast */
+    {"weight", "scale", false},             /* DeepSeek's own files */
+    {"weight", "weights_scaling_factor", false}, /* TensorRT-LLM */
+    {"weight", "SCB", false},               /* bitsandbytes, 8 bits */
+    {"W_q", "scale", true},                 /* HQQ */
+    {"state1", "absmax1", false},           /* bitsandbytes' optimizers */
+    {"state2", "absmax2", false},
+};
+
+typedef struct search {
+    const tsr_catalog *catalog;
+    const tsr_convert_options *options;
+    tsr_map *names; /* of all entries → index */
+    tsr_vec text;
+    const tsr_entry *data; /* the first that is refused */
+    tsr_str scale;         /* its scale's name */
+    uint64_t count;
+    tsr_error *err;
+} search;
+
+static bool may_hold(tsr_dtype dtype, bool words)
+{
+    switch (dtype) {
+    case TSR_FLOAT8_E4M3FN:
+    case TSR_FLOAT8_E4M3FNUZ:
+    case TSR_FLOAT8_E5M2:
+    case TSR_FLOAT8_E5M2FNUZ:
+    case TSR_FLOAT8_E8M0FNU:
+    case TSR_FLOAT6_E2M3:
+    case TSR_FLOAT6_E3M2:
+    case TSR_FLOAT4_E2M1FN_X2:
+    case TSR_FLOAT4_E2M1FN:
+    case TSR_INT8:
+    case TSR_UINT8: return true;
+    case TSR_INT16:
+    case TSR_INT32:
+    case TSR_UINT32: return words;
+    default: return false;
+    }
+}
+
+static bool is_wanted(const search *s, const tsr_entry *entry)
+{
+    return !s->options->want || s->options->want(s->options->want_ctx, entry->fqn);
+}
+
+/* Whether the cast would touch the numbers or the scale. Numbers that it cannot touch (packed ones) cannot become what was
+ * asked for either. */
+static bool is_touched(const search *s, const tsr_entry *data, const tsr_entry *scale)
+{
+    const tsr_dtype dtype = s->options->dtype;
+    if (is_wanted(s, data) && data->dtype != dtype) return true;
+    return is_wanted(s, scale) && scale->dtype != dtype && tsr_cast_possible(scale->dtype, dtype);
+}
+
+static void refuse(search *s, const tsr_entry *data, tsr_str scale)
+{
+    if (s->count++) return;
+    s->data = data;
+    s->scale = scale;
+}
+
+/* The entry that has the companion's name, or NULL. */
+static tsr_status look_up(search *s, tsr_str fqn, const companion *c, const tsr_entry **out)
+{
+    const tsr_str data = tsr_str_from(c->data), scale = tsr_str_from(c->scale);
+    *out = NULL;
+    if (!tsr_str_ends(fqn, data)) return TSR_OK;
+    const size_t stem = fqn.size - data.size;
+    s->text.count = 0;
+    TSR_TRY(tsr_vec_reserve(&s->text, stem + scale.size, s->err));
+    if (stem) memcpy(s->text.items, fqn.data, stem);
+    memcpy((char *)s->text.items + stem, scale.data, scale.size);
+    const uint32_t index = tsr_map_get(s->names, (tsr_str){s->text.items, stem + scale.size}, UINT32_MAX);
+    if (index != UINT32_MAX) *out = &s->catalog->entries[index];
+    return TSR_OK;
+}
+
+static tsr_status check_tensor(search *s, const tsr_entry *data)
+{
+    if (!may_hold(data->dtype, true)) return TSR_OK;
+    for (size_t i = 0; i < sizeof companions / sizeof companions[0]; i++) {
+        const tsr_entry *scale;
+        if (!may_hold(data->dtype, companions[i].words)) continue;
+        TSR_TRY(look_up(s, data->fqn, &companions[i], &scale));
+        if (!scale || scale->kind != TSR_ENTRY_TENSOR || !is_touched(s, data, scale)) continue;
+        refuse(s, data, scale->fqn);
+        return TSR_OK;
+    }
+    return TSR_OK;
+}
+
+static bool is_scale(tsr_str key)
+{
+    return tsr_str_ends(key, TSR_STR("scale")) || tsr_str_ends(key, TSR_STR("scales"));
+}
+
+/* The key of the scale inside a tensor of another class, such as torchao's: its parts are in a dictionary, which may be the
+ * state of an object inside. */
+static tsr_str inner_scale(const tsr_value *value)
+{
+    for (unsigned depth = 0; depth < 8; depth++) {
+        const tsr_value *next = NULL;
+        if (value->kind == TSR_VALUE_OBJECT) next = value->count ? value->items[value->count > 1] : NULL;
+        for (size_t i = 0; value->kind == TSR_VALUE_DICT && i + 1 < value->count; i += 2) {
+            const tsr_value *key = value->items[i], *item = value->items[i + 1];
+            const bool named = key->kind == TSR_VALUE_STR;
+            if (named && item->kind == TSR_VALUE_TENSOR && is_scale(key->text)) return key->text;
+            const bool state = named && tsr_str_equal(key->text, TSR_STR("state"));
+            if (!next && (state || item->kind == TSR_VALUE_OBJECT)) next = item;
+        }
+        if (!next) break;
+        value = next;
+    }
+    return (tsr_str){NULL, 0};
+}
+
+static tsr_status check_entries(search *s)
+{
+    for (uint64_t i = 0; i < s->catalog->entry_count; i++) {
+        const tsr_entry *entry = &s->catalog->entries[i];
+        if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(check_tensor(s, entry));
+        if (entry->kind != TSR_ENTRY_OPAQUE || !entry->value || !is_wanted(s, entry)) continue;
+        const tsr_str scale = inner_scale(entry->value);
+        if (scale.size) refuse(s, entry, scale);
+    }
+    return TSR_OK;
+}
+
+static tsr_status fill_names(search *s)
+{
+    TSR_FAIL_IF(s->catalog->entry_count > UINT32_MAX - 1, s->err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "too many entries to convert");
+    for (uint64_t i = 0; i < s->catalog->entry_count; i++)
+        TSR_TRY(tsr_map_put(s->names, s->catalog->entries[i].fqn, (uint32_t)i, NULL, NULL, s->err));
+    return check_entries(s);
+}
+
+static tsr_status report(const search *s)
+{
+    const char *const dtype = tsr_dtype_describe(s->options->dtype)->name;
+    char more[64] = "";
+    if (s->count == 0) return TSR_OK;
+    tsr_line line = tsr_line_on(more, sizeof more);
+    if (s->count > 1) tsr_line_format(&line, " (and %llu more like it)", (unsigned long long)(s->count - 1));
+    return tsr_raise(s->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "'%.*s' is scaled by '%.*s'%s, which a cast to %s would not apply; pass --raw-cast to cast the stored "
+                     "numbers as they are",
+                     TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more, dtype);
+}
+
+tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    search s = {
+        .catalog = tsr_checkpoint_catalog(checkpoint), .options = options, .text = tsr_vec_of(allocator, 1), .err = err};
+    if (options->dtype == TSR_DTYPE_NONE || options->raw_cast) return TSR_OK;
+    s.names = tsr_map_new(allocator, (size_t)s.catalog->entry_count, err);
+    tsr_status status = s.names ? fill_names(&s) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = report(&s);
+    tsr_map_free(s.names);
+    tsr_vec_free(&s.text);
+    return status;
+}
