@@ -331,6 +331,7 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
     case FINDINGS:
     case FINDINGS_DEEP: return write_findings(r->item, r->path, r->kind == FINDINGS_DEEP, json, err);
     case LAYOUT:
+        if (tsr_checkpoint_require(r->item->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
         return tsr_document_layout(tsr_checkpoint_catalog(r->item->checkpoint), &(tsr_layout_options){0}, &r->item->host,
                                    json, err);
     case OVERVIEW: return write_overview(r->item, json, err);

@@ -93,6 +93,8 @@ static void free_comparison(void *pointer)
 TSR_EXPORT(tessera_diff) uint32_t tessera_diff(uint32_t handle_a, uint32_t handle_b, uint32_t layout, tsr_error *err)
 {
     opened *a = tessera_item_of(handle_a, HANDLE_CHECKPOINT, err), *b = tessera_item_of(handle_b, HANDLE_CHECKPOINT, err);
+    if (a && tsr_checkpoint_require(a->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return 0;
+    if (b && tsr_checkpoint_require(b->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return 0;
     comparison *c = a && b ? calloc(1, sizeof *c) : NULL;
     if (!c) {
         if (a && b) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");

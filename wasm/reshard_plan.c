@@ -50,5 +50,6 @@ document *tessera_plan(uint32_t handle, const char *target, uint32_t target_size
                        tsr_error *err)
 {
     plan_request r = {tessera_item_of(handle, HANDLE_CHECKPOINT, err), {target, target_size}, {path, path_size}};
-    return r.item ? tessera_make_document(write_plan, &r, err) : NULL;
+    if (!r.item || tsr_checkpoint_require(r.item->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return NULL;
+    return tessera_make_document(write_plan, &r, err);
 }

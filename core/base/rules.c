@@ -96,6 +96,8 @@ static const tsr_rule rules[] = {
      "More than 64 dimensions or 2^64 elements: the metadata is damaged."},
     {"layout/unexpected-entry", TSR_ERROR, "an entry of the checkpoint is not in the layout",
      "It is new or was renamed. Write a new layout if the change is meant."},
+    {"parts/incomplete-save", TSR_ERROR, "the save was interrupted, or files were not copied: what marks it as complete is missing",
+     "Copy the named files from where the checkpoint was written, or take an earlier checkpoint. `tessera repair` rebuilds a lost .metadata of DCP."},
     {"pickle/trailing-bytes", TSR_WARNING, "bytes follow the end of a pickle",
      "PyTorch stops at the pickle's end and never reads them, another program may: they are no part of the checkpoint. Save "
      "the file again to be rid of them."},
@@ -136,8 +138,10 @@ static const tsr_rule rules[] = {
      "The field is left out. A newer format, or a writer's mistake."},
     {"torch/dtensor", TSR_WARNING, "a DTensor's place in its tensor cannot be told",
      "It is listed as an opaque object. Partial values must be reduced before they are saved as a tensor."},
-    {"torch/rank-differs", TSR_ERROR, "a tensor is not the same kind of thing in the files of all ranks",
-     "The files come from different runs or steps. Only the lowest rank's tensor is shown."},
+    {"torch/rank-differs", TSR_ERROR, "a tensor that is not sharded is not equal on all ranks",
+     "Next to sharded tensors the files come from different runs or steps. Where no tensor is sharded, each rank's file holds "
+     "its own part of the model: a note, because nothing in the files says how the parts are joined. `tessera inspect` "
+     "lists what each rank holds; nothing else reads such a tensor."},
     {"torch/rank-missing", TSR_ERROR, "the file of a rank is not there",
      "Its part of every sharded tensor is lost. Copy the file from the machine that wrote it."},
     {"torch/rank-object", TSR_NOTE, "an object is not equal in the files of all ranks",

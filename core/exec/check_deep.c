@@ -221,6 +221,10 @@ static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, 
     const tsr_dtype part = entry && extent->chunk ? tsr_dtype_part(entry->dtype) : TSR_DTYPE_NONE;
     uint64_t elements, bytes;
     if (!is_scanned(part) || is_replica(extent)) return TSR_DTYPE_NONE;
+    if (entry->per_rank) { /* one rank's tensor, which fills the extent */
+        *to = extent->byte_length;
+        return part;
+    }
     const bool simple = !extent->view.zstd && !(extent->view.swap && tsr_dtype_describe(part)->swap_bytes > 1);
     if (!simple || !is_dense(extent, &elements)) {
         c->tallies[entry - tsr_checkpoint_catalog(c->checkpoint)->entries].gather = true;

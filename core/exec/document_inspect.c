@@ -58,6 +58,21 @@ static void count_tensor(totals *sum, const tsr_entry *entry)
     sum->of[entry->dtype].bytes += bytes;
 }
 
+/* One name; the elements and bytes of every rank. */
+static void count_per_rank(const inspector *in, totals *sum, const tsr_entry *entry, uint8_t *seen)
+{
+    const uint64_t before = sum->tensors;
+    for (uint32_t r = 0; r < entry->per_rank->count; r++) {
+        const tsr_entry *held = entry->per_rank->tensors[r];
+        if (!held) continue;
+        count_files(in, held, seen, &sum->files);
+        if (held->kind != TSR_ENTRY_TENSOR) continue;
+        count_tensor(sum, held);
+        if (sum->tensors > before + 1) sum->tensors--, sum->of[held->dtype].tensors--;
+    }
+    if (sum->tensors == before) sum->opaques++;
+}
+
 static tsr_status add_up(const inspector *in, totals *sum)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(in->checkpoint)->allocator;
@@ -68,7 +83,8 @@ static tsr_status add_up(const inspector *in, totals *sum)
     for (uint64_t i = 0; i < in->catalog->entry_count; i++) {
         const tsr_entry *entry = &in->catalog->entries[i];
         if (!tsr_selection_keeps(&in->options->selection, entry->fqn)) continue;
-        if (entry->kind == TSR_ENTRY_TENSOR) count_tensor(sum, entry);
+        if (entry->per_rank) count_per_rank(in, sum, entry, seen);
+        else if (entry->kind == TSR_ENTRY_TENSOR) count_tensor(sum, entry);
         else if (entry->kind == TSR_ENTRY_OBJECT) sum->objects++;
         else sum->opaques++;
         count_files(in, entry, seen, &sum->files);
@@ -118,21 +134,24 @@ static void put_file(const inspector *in, uint32_t file)
     else tsr_json_null(in->json);
 }
 
+static void put_chunk(const inspector *in, const tsr_entry *entry, const tsr_chunk *chunk)
+{
+    tsr_json_object(in->json);
+    tsr_json_key(in->json, "offsets");
+    tsr_json_u64s(in->json, chunk->offsets, entry->rank);
+    tsr_json_key(in->json, "sizes");
+    tsr_json_u64s(in->json, chunk->sizes, entry->rank);
+    put_file(in, chunk->file);
+    put_count(in->json, "byte_offset", chunk->byte_offset);
+    put_count(in->json, "byte_length", chunk->byte_length);
+    tsr_json_object_end(in->json);
+}
+
 static void put_chunks(const inspector *in, const char *key, const tsr_entry *entry, const tsr_chunk *chunks, uint64_t count)
 {
     tsr_json_key(in->json, key);
     tsr_json_array(in->json);
-    for (uint64_t i = 0; i < count; i++) {
-        tsr_json_object(in->json);
-        tsr_json_key(in->json, "offsets");
-        tsr_json_u64s(in->json, chunks[i].offsets, entry->rank);
-        tsr_json_key(in->json, "sizes");
-        tsr_json_u64s(in->json, chunks[i].sizes, entry->rank);
-        put_file(in, chunks[i].file);
-        put_count(in->json, "byte_offset", chunks[i].byte_offset);
-        put_count(in->json, "byte_length", chunks[i].byte_length);
-        tsr_json_object_end(in->json);
-    }
+    for (uint64_t i = 0; i < count; i++) put_chunk(in, entry, &chunks[i]);
     tsr_json_array_end(in->json);
 }
 
@@ -289,15 +308,91 @@ void tsr_document_put_object(tsr_json *json, const tsr_entry *entry, const tsr_h
     }
 }
 
+/* What each rank holds, in the order of ranks; null where a rank holds no tensor of the name. */
+static void put_ranks(const inspector *in, const char *key, const tsr_per_rank *ranks,
+                      void (*put)(const inspector *in, const tsr_entry *held))
+{
+    tsr_json_key(in->json, key);
+    tsr_json_array(in->json);
+    for (uint32_t r = 0; r < ranks->count; r++) {
+        if (ranks->tensors[r]) put(in, ranks->tensors[r]);
+        else tsr_json_null(in->json);
+    }
+    tsr_json_array_end(in->json);
+}
+
+static void put_held_dtype(const inspector *in, const tsr_entry *held)
+{
+    tsr_json_text(in->json, tsr_dtype_describe(held->dtype)->name);
+}
+
+static void put_held_shape(const inspector *in, const tsr_entry *held)
+{
+    if (held->shape || held->kind == TSR_ENTRY_TENSOR) tsr_json_u64s(in->json, held->shape, held->rank);
+    else tsr_json_null(in->json);
+}
+
+/* TSR_DTYPE_NONE: the ranks' tensors have several. */
+static tsr_dtype common_dtype(const tsr_per_rank *ranks)
+{
+    tsr_dtype dtype = TSR_DTYPE_NONE;
+    for (uint32_t r = 0; r < ranks->count; r++) {
+        if (!ranks->tensors[r]) continue;
+        if (dtype != TSR_DTYPE_NONE && dtype != ranks->tensors[r]->dtype) return TSR_DTYPE_NONE;
+        dtype = ranks->tensors[r]->dtype;
+    }
+    return dtype;
+}
+
+/* A name whose tensor is not the same on all ranks: no shape, no digest and no statistics, for there is no one tensor. */
+static void put_per_rank(const inspector *in, const tsr_entry *entry, const char *kind)
+{
+    uint64_t bytes = 0, held_bytes;
+    const tsr_per_rank *ranks = entry->per_rank;
+    const tsr_dtype dtype = common_dtype(ranks);
+    put_true(in->json, "per_rank", true);
+    if (strcmp(kind, "opaque") == 0) {
+        tsr_json_key(in->json, "type");
+        tsr_json_str(in->json, entry->type);
+    }
+    if (dtype != TSR_DTYPE_NONE) {
+        tsr_json_key(in->json, "dtype");
+        tsr_json_text(in->json, tsr_dtype_describe(dtype)->name);
+    } else {
+        put_ranks(in, "dtypes", ranks, put_held_dtype);
+    }
+    put_ranks(in, "shapes", ranks, put_held_shape);
+    for (uint32_t r = 0; r < ranks->count; r++)
+        if (ranks->tensors[r] && ranks->tensors[r]->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(ranks->tensors[r], &held_bytes))
+            bytes += held_bytes;
+    put_count(in->json, "bytes", bytes);
+    tsr_json_key(in->json, "chunks");
+    tsr_json_array(in->json);
+    for (uint32_t r = 0; r < ranks->count; r++)
+        for (uint64_t c = 0; ranks->tensors[r] && c < ranks->tensors[r]->chunk_count; c++)
+            put_chunk(in, ranks->tensors[r], &ranks->tensors[r]->chunks[c]);
+    tsr_json_array_end(in->json);
+}
+
+/* "tensor" where at least one rank has a dense one. */
+static const char *kind_of(const tsr_entry *entry)
+{
+    for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++)
+        if (entry->per_rank->tensors[r] && entry->per_rank->tensors[r]->kind == TSR_ENTRY_TENSOR) return "tensor";
+    return tsr_entry_kind_name(entry->kind);
+}
+
 static tsr_status put_entry(const inspector *in, const tsr_entry *entry)
 {
     tsr_status status = TSR_OK;
+    const char *kind = kind_of(entry);
     tsr_json_object(in->json);
     tsr_json_key(in->json, "fqn");
     tsr_json_str(in->json, entry->fqn);
     tsr_json_key(in->json, "kind");
-    tsr_json_text(in->json, tsr_entry_kind_name(entry->kind));
-    if (entry->kind == TSR_ENTRY_TENSOR) status = put_tensor(in, entry);
+    tsr_json_text(in->json, kind);
+    if (entry->per_rank) put_per_rank(in, entry, kind);
+    else if (entry->kind == TSR_ENTRY_TENSOR) status = put_tensor(in, entry);
     else tsr_document_put_object(in->json, entry, tsr_checkpoint_host(in->checkpoint));
     tsr_json_object_end(in->json);
     return status == TSR_OK ? in->json->status : status;

@@ -47,7 +47,8 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(list_files(checkpoint, err));
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
-    return index_names(checkpoint, err);
+    TSR_TRY(index_names(checkpoint, err));
+    return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
 }
 
 tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,

@@ -18,6 +18,8 @@ struct tsr_checkpoint {
     struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader is done */
     const struct tsr_reader *reader;
     void *state;           /* the reader's own, in the arena */
+    tsr_str incomplete;    /* why the save counts as interrupted, in the arena; empty: it does not */
+    bool names_unknown;    /* only a missing file has the names of the entries */
     tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
 };
 
@@ -40,6 +42,9 @@ typedef struct tsr_reader {
 
 /* Notes a file that the metadata names and that is not there; copies the name. */
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);
+/* Reports `parts/incomplete-save` at `file` (may be empty) and keeps the first message, which must live in the checkpoint's
+ * arena, for tsr_checkpoint_require. An empty message is out of memory. */
+tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file, tsr_str message, tsr_error *err);
 
 extern const tsr_reader tsr_reader_dcp;
 extern const tsr_reader tsr_reader_dcp_safetensors;

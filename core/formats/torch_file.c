@@ -92,6 +92,40 @@ tsr_status tsr_torch_keep_runs(tsr_checkpoint *checkpoint, const tsr_vec *runs, 
     return TSR_OK;
 }
 
+/* The run that a chunk lies in, or NULL. */
+static const tsr_torch_run *run_around(const run_list *list, const tsr_chunk *chunk)
+{
+    size_t low = 0, high = list->count; /* the first run behind the chunk's beginning */
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const tsr_torch_run *run = &list->runs[middle];
+        if (run->file < chunk->file || (run->file == chunk->file && run->byte_offset <= chunk->byte_offset)) low = middle + 1;
+        else high = middle;
+    }
+    const tsr_torch_run *run = low ? &list->runs[low - 1] : NULL;
+    return run && run->file == chunk->file && chunk->byte_offset - run->byte_offset < run->byte_length ? run : NULL;
+}
+
+static bool same_view(const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b)
+{
+    const tsr_view plain = {0}, *x = a->view ? a->view : &plain, *y = b->view ? b->view : &plain;
+    if (x->conj != y->conj || x->neg != y->neg || x->swap != y->swap || !x->strides != !y->strides) return false;
+    return !x->strides || memcmp(x->strides, y->strides, entry->rank * sizeof *x->strides) == 0;
+}
+
+bool tsr_torch_decide(const tsr_checkpoint *checkpoint, const tsr_entry *a, const tsr_entry *b, bool *same)
+{
+    const tsr_chunk *x = a->chunks, *y = b->chunks;
+    const tsr_torch_run *first = run_around(checkpoint->state, x), *second = run_around(checkpoint->state, y);
+    if (!first || !second || !first->has_crc || !second->has_crc || !same_view(a, x, y)) return false;
+    *same = first->byte_length == second->byte_length && first->crc32 == second->crc32 &&
+            x->byte_offset - first->byte_offset == y->byte_offset - second->byte_offset;
+    if (*same) return true;
+    /* Other storages may still hold the same tensor, unless it is all that they hold. */
+    const bool plain = !x->view || !x->view->strides;
+    return plain && x->byte_length == first->byte_length && y->byte_length == second->byte_length;
+}
+
 static int by_bytes(const void *a, const void *b)
 {
     const filling *x = a, *y = b;
@@ -107,9 +141,20 @@ static tsr_status add_fillings(tsr_vec *list, const tsr_entry *entry, uint64_t o
         const tsr_view *view = chunks[i].view;
         if (chunks[i].byte_length == 0 || chunks[i].file == TSR_NO_FILE) continue;
         if (view && (view->strides || view->conj || view->neg)) continue;
+        if (entry->per_rank && view) continue; /* such an entry cannot be gathered to look at its values */
         filling *added = tsr_vec_push(list, err);
         if (!added) return TSR_E_NOMEM;
         *added = (filling){entry, &chunks[i], order};
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_per_rank(tsr_vec *list, const tsr_entry *entry, uint64_t order, tsr_error *err)
+{
+    for (uint32_t r = 0; r < entry->per_rank->count; r++) {
+        const tsr_entry *held = entry->per_rank->tensors[r];
+        if (!held || held->kind != TSR_ENTRY_TENSOR || held->dtype != entry->dtype) continue;
+        TSR_TRY(add_fillings(list, entry, order, held->chunks, held->chunk_count, err));
     }
     return TSR_OK;
 }
@@ -118,6 +163,7 @@ static tsr_status collect_fillings(const tsr_catalog *catalog, tsr_vec *list, ts
 {
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
+        if (entry->per_rank) TSR_TRY(add_per_rank(list, entry, i, err));
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
         TSR_TRY(add_fillings(list, entry, i, entry->chunks, entry->chunk_count, err));
         TSR_TRY(add_fillings(list, entry, i, entry->replicas, entry->replica_count, err));

@@ -35,6 +35,10 @@ tsr_status tsr_torch_legacy_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_
 tsr_status tsr_torch_keep_shared(const tsr_host *host, tsr_entry *entries, uint64_t count, uint32_t storages, tsr_error *err);
 /* Keeps a copy of the runs for tsr_torch_extents. */
 tsr_status tsr_torch_keep_runs(tsr_checkpoint *checkpoint, const tsr_vec *runs, tsr_error *err);
+/* Whether the CRC-32s of two tensors' storages tell that the tensors, of equal dtype and shape, are equal or different
+ * (*same). False: they do not, because an archive has none or because a tensor is only a part of its storage. Only after
+ * tsr_torch_keep_runs. */
+bool tsr_torch_decide(const tsr_checkpoint *checkpoint, const tsr_entry *a, const tsr_entry *b, bool *same);
 /* The `extents` of every torch reader: each run, with the chunk that fills it exactly, if there is one. */
 tsr_status tsr_torch_extents(tsr_checkpoint *checkpoint,
                              tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,

@@ -1,19 +1,21 @@
-/* A folder with one torch.save file a rank as one checkpoint: the boxes of DTensors and ShardedTensors come together; plain
- * tensors, which each rank has whole, must be equal, so that all copies but the first are kept as replicas for a full check
- * to compare; of objects the first rank's stays. A rank's number comes from its DTensors or ShardedTensors, else from its
+/* A directory with one torch.save file per rank as one checkpoint: the boxes of DTensors and ShardedTensors come together.
+ * Plain tensors count only where they are equal on all ranks (rank_entries.h): then all copies but the first are kept as
+ * replicas for a full check to compare. Of objects the first rank's stays. A rank's number comes from its DTensors or ShardedTensors, else from its
  * file's name. */
 #include <inttypes.h>
 
 #include "base/try.h"
+#include "formats/rank_entries.h"
 #include "formats/torch_file.h"
 #include "formats/torch_flatten.h"
 #include "formats/torch_union.h"
 
-enum { MATCH_DEPTH = 256, MISSING_SHOWN = 16 };
+enum { MISSING_SHOWN = 16 };
 
 typedef struct ranks {
     tsr_checkpoint *checkpoint;
     tsr_torch_union entries;
+    tsr_rank_entries holders;
     tsr_vec runs;
     tsr_torch_file *files; /* in order of checkpoint->files */
     uint32_t world;
@@ -47,19 +49,6 @@ static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
     return (tsr_torch_rank){.hinted = number <= INT32_MAX, .hint = (uint32_t)number};
 }
 
-static tsr_status say_joined(ranks *r, uint32_t i, const tsr_entry *entry, uint32_t number, tsr_joined joined)
-{
-    const tsr_entry *first = tsr_torch_union_at(&r->entries, number);
-    tsr_findings *findings = r->checkpoint->findings;
-    if (joined == TSR_JOINED_MISMATCH)
-        return tsr_find(findings, "torch/rank-differs", in_file(r, i, entry->fqn), r->err,
-                        "'%.*s' has another dtype, shape or kind than in the files of lower ranks", TSR_STR_ARG(entry->fqn));
-    if (joined != TSR_JOINED_NOTHING) return TSR_OK;
-    if (tsr_value_match(first->value, entry->value, MATCH_DEPTH, r->checkpoint->host->limits.expansion) == TSR_SAME) return TSR_OK;
-    return tsr_find(findings, "torch/rank-object", in_file(r, i, entry->fqn), r->err,
-                    "'%.*s' is not equal on all ranks; the lowest rank's is shown", TSR_STR_ARG(entry->fqn));
-}
-
 static tsr_status add_file(ranks *r, uint32_t i, uint32_t storage_base)
 {
     tsr_torch_flat flat;
@@ -73,7 +62,7 @@ static tsr_status add_file(ranks *r, uint32_t i, uint32_t storage_base)
         uint32_t number;
         tsr_joined joined;
         TSR_TRY(tsr_torch_union_add(&r->entries, &flat.entries[k], storage_base, &number, &joined, r->err));
-        TSR_TRY(say_joined(r, i, &flat.entries[k], number, joined));
+        TSR_TRY(tsr_rank_entries_add(&r->holders, number, i, &flat.entries[k], r->err));
     }
     return TSR_OK;
 }
@@ -126,6 +115,7 @@ static tsr_status join_files(ranks *r)
     for (uint32_t i = 0; i < r->checkpoint->file_count; i++) {
         TSR_TRY(tsr_torch_file_open(r->checkpoint, r->checkpoint->files[i], number_in_name(r, i), &r->files[i], &r->runs, r->err));
         if (r->files[i].rank.world > r->world) r->world = r->files[i].rank.world;
+        if (r->files[i].rank.known) r->holders.sharded = true;
         tsr_status status = add_file(r, i, storage_base);
         if (status != TSR_OK) {
             tsr_error_context(r->err, "%.*s", TSR_STR_ARG(name_of(r, i)));
@@ -136,7 +126,21 @@ static tsr_status join_files(ranks *r)
     TSR_TRY(bound_world(r));
     TSR_TRY(check_world(r));
     TSR_TRY(tsr_torch_union_keep(&r->entries, storage_base, r->err));
-    return tsr_torch_keep_runs(r->checkpoint, &r->runs, r->err);
+    TSR_TRY(tsr_torch_keep_runs(r->checkpoint, &r->runs, r->err));
+    return tsr_rank_entries_settle(&r->holders, r->err);
+}
+
+static tsr_status name_files(ranks *r)
+{
+    const uint32_t count = r->checkpoint->file_count;
+    tsr_str *names = tsr_arena_array(r->checkpoint->arena, count, sizeof *names, r->err);
+    if (!names) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < count; i++) names[i] = name_of(r, i);
+    r->holders = (tsr_rank_entries){.checkpoint = r->checkpoint,
+                                    .names = names,
+                                    .ranks = count,
+                                    .decide = tsr_torch_decide};
+    return TSR_OK;
 }
 
 static tsr_status open_ranks(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -144,9 +148,11 @@ static tsr_status open_ranks(tsr_checkpoint *checkpoint, tsr_error *err)
     ranks r = {.checkpoint = checkpoint, .err = err, .runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run))};
     r.files = tsr_arena_array(checkpoint->arena, checkpoint->file_count, sizeof *r.files, err);
     if (!r.files) return TSR_E_NOMEM;
-    tsr_status status = tsr_torch_union_open(&r.entries, checkpoint, err);
+    tsr_status status = name_files(&r);
+    if (status == TSR_OK) status = tsr_torch_union_open(&r.entries, checkpoint, err);
     if (status == TSR_OK) status = join_files(&r);
     tsr_torch_union_close(&r.entries);
+    tsr_rank_entries_close(&r.holders);
     tsr_vec_free(&r.runs);
     return status;
 }

@@ -404,6 +404,7 @@ static tsr_status start_global(tsr_torch_build *build, tsr_ref wrapper, tsr_torc
     dense->entry.dtype = tsr_torch_dtype(pickle, tsr_pickle_item(pickle, wrapper, 1));
     TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, wrapper, 2), &dense->entry.shape, &dense->entry.rank, err));
     dense->entry.requires_grad = tsr_pickle_bool(pickle, tsr_pickle_item(pickle, wrapper, 7));
+    dense->entry.is_sharded = true;
     dense->storage = UINT32_MAX;
     *out = dense;
     return TSR_OK;

@@ -20,6 +20,7 @@ const char *tsr_format_name(tsr_format format)
     case TSR_FORMAT_TORCH_LEGACY: return "torch-legacy";
     case TSR_FORMAT_TORCH_RANKS: return "torch-ranks";
     case TSR_FORMAT_TORCH_INDEX: return "torch-index";
+    case TSR_FORMAT_SHARDS: return "shards";
     case TSR_FORMAT_NONE: break;
     }
     return "none";

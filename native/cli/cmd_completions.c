@@ -102,7 +102,7 @@ static void put_names(cli *program)
 {
     tsr_error err = {0};
     cli_session session;
-    const tsr_open_options options = {.skip_objects = true};
+    const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_NAMES};
     tsr_str prefix = tsr_str_from(program->operands.count > 2 ? program->operands.items[2] : "");
     if (program->operands.count < 2 || cli_open(program, program->operands.items[1], &options, &session, &err) != TSR_OK)
         return;

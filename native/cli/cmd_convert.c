@@ -52,10 +52,11 @@ static int run(cli *program, const void *given)
     tsr_error err = {0};
     cli_writing w = {
         .program = program, .options = &arguments->writing, .what = "converting", .destination = program->operands.items[1]};
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
-    if (status == TSR_OK) status = cli_open(program, path, NULL, &w.source, &err);
+    if (status == TSR_OK) status = cli_open(program, path, &used, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);

@@ -80,7 +80,8 @@ static tsr_status open_source(execution *e, tsr_error *err)
 {
     cli_writing *w = &e->writing;
     tsr_plan_job found = {.digest_algorithm = e->planned.digest_algorithm};
-    tsr_status status = cli_open(e->program, e->planned.source_path.data, NULL, &w->source, err);
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &e->options.selection};
+    tsr_status status = cli_open(e->program, e->planned.source_path.data, &used, &w->source, err);
     if (status == TSR_OK) status = cli_describe_source(e->program, &w->source, w->arena, &found, err);
     return status == TSR_OK ? tsr_plan_job_check(&e->planned, &found, err) : status;
 }

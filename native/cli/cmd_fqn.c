@@ -95,7 +95,7 @@ static tsr_status name_by_text(cli *program, tsr_arena *arena, keys *out, tsr_er
 static tsr_status read_keys(cli *program, const char *path, tsr_arena *arena, keys *out, tsr_error *err)
 {
     cli_session session;
-    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &session, err);
+    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true, .purpose = TSR_FOR_NAMES}, &session, err);
     if (status != TSR_OK) return status;
     size_t count = (size_t)session.catalog->entry_count;
     out->known = tsr_arena_array(arena, count, sizeof *out->known, err);

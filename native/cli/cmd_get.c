@@ -212,12 +212,20 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
     return status;
 }
 
+/* Whether FQN[SLICE] is of this name. */
+static bool is_asked(const void *operand, tsr_str fqn)
+{
+    const tsr_str asked = tsr_str_from(operand);
+    return tsr_str_starts(asked, fqn) && (asked.size == fqn.size || asked.data[fqn.size] == '[');
+}
+
 static int run(cli *program, const void *given)
 {
     tsr_error err = {0};
     cli_session session;
     const char *path = program->operands.items[0];
-    tsr_status status = cli_open(program, path, NULL, &session, &err);
+    const tsr_open_options used = {.selects = is_asked, .selects_ctx = program->operands.items[1]};
+    tsr_status status = cli_open(program, path, &used, &session, &err);
     if (status == TSR_OK) status = get(program, &session, given, &err);
     cli_close(&session);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);

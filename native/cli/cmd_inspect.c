@@ -104,7 +104,7 @@ static int run(cli *program, const void *given)
     cli_session session;
     tsr_ring *ring = NULL;
     const char *path = program->operands.items[0];
-    tsr_status status = cli_open(program, path, NULL, &session, &err);
+    tsr_status status = cli_open(program, path, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &session, &err);
     if (status == TSR_OK) {
         status = tsr_validate_catalog(session.catalog, cli_host(program), tsr_checkpoint_findings(session.checkpoint), &err);
     }

@@ -122,10 +122,11 @@ static int run(cli *program, const void *given)
     tsr_plan_job job = {.file_count = 0};
     tsr_plan *plan = NULL;
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
+    const tsr_open_options used = {.skip_objects = true, .selects = cli_selects, .selects_ctx = &arguments->selection};
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status =
         arena ? cli_read_target(program, &arguments->target, arena, &job.target, &target, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &session, &err);
+    if (status == TSR_OK) status = cli_open(program, path, &used, &session, &err);
     if (status == TSR_OK)
         status = tsr_plan_for_texts(session.catalog, &job.target, &target, &options, cli_host(program), arena, &plan, &err);
     if (status == TSR_OK) status = report(program, &session, arguments, plan, &target, &job, arena, &err);

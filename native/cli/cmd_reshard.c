@@ -18,7 +18,8 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
                           tsr_error *err)
 {
     tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
-    if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], NULL, &w->source, err);
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
+    if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], &used, &w->source, err);
     if (status != TSR_OK) return status;
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
     w->documents[0] = arguments->target.target;

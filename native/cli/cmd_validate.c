@@ -116,7 +116,8 @@ static int validate_path(cli *program, const validate_arguments *arguments, cons
 {
     tsr_error err = {0};
     cli_session session;
-    tsr_status status = cli_agree(program, cli_open(program, path, NULL, &session, &err), &err);
+    const tsr_open_options any = {.purpose = TSR_FOR_FINDINGS};
+    tsr_status status = cli_agree(program, cli_open(program, path, &any, &session, &err), &err);
     if (status == TSR_OK) status = check(program, arguments, all, &session, &err);
     int result = CLI_DONE;
     if (status == TSR_OK) status = report_path(program, all->policy, &session, arguments->fail_on, report, &result, &err);

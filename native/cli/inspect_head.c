@@ -114,6 +114,14 @@ static uint64_t count_data_files(const tsr_catalog *catalog)
     return count;
 }
 
+static uint64_t count_per_rank(const cli_view *v)
+{
+    uint64_t count = 0;
+    const cli_node *nodes = v->listing.nodes.items;
+    for (size_t i = 0; i < v->listing.nodes.count; i++) count += nodes[i].entry && nodes[i].entry->per_rank;
+    return count;
+}
+
 void cli_put_head(const cli_view *v)
 {
     const cli_node *root = cli_view_root(v);
@@ -127,7 +135,9 @@ void cli_put_head(const cli_view *v)
     cli_on(v->out, stdout, CLI_BOLD);
     fputs(cli_bytes(root->bytes).text, stdout);
     cli_off(v->out, stdout);
-    if (root->others) printf(", and %s", cli_plural(root->others, "object").text);
+    const uint64_t per_rank = count_per_rank(v), objects = root->others - per_rank;
+    if (per_rank) printf(", %s that %s from rank to rank", cli_plural(per_rank, "tensor").text, per_rank == 1 ? "differs" : "differ");
+    if (objects) printf(", and %s", cli_plural(objects, "object").text);
     putchar('\n');
     if (root->tensors) {
         fputs("  ", stdout);

@@ -33,10 +33,38 @@ static tsr_str first_component(tsr_str name)
     return (tsr_str){name.data, dot ? (size_t)(dot - name.data) : name.size};
 }
 
+static bool hold_alike(const tsr_entry *a, const tsr_entry *b)
+{
+    return a && b && a->dtype == b->dtype && a->rank == b->rank && (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+}
+
+/* "bfloat16 [4, 8] on 2 ranks", "float32 [4], [3], none": what the ranks hold. */
+static void per_rank_text(const tsr_per_rank *ranks, char *out, size_t capacity)
+{
+    size_t used = 0;
+    uint32_t alike = 1;
+    tsr_dtype dtype = TSR_DTYPE_NONE;
+    while (alike < ranks->count && hold_alike(ranks->tensors[0], ranks->tensors[alike])) alike++;
+    for (uint32_t r = 0; r < (alike == ranks->count ? 1 : ranks->count) && used < capacity; r++) {
+        const tsr_entry *held = ranks->tensors[r];
+        char shape[CLI_CELL] = "none";
+        const bool shows_dtype = held && held->dtype != dtype;
+        if (held) cli_shape_text(held, shape, sizeof shape);
+        if (held) dtype = held->dtype;
+        used += (size_t)snprintf(out + used, capacity - used, "%s%s%s%s", r ? ", " : "",
+                                 shows_dtype ? tsr_dtype_describe(dtype)->name : "", shows_dtype ? " " : "", shape);
+    }
+    if (alike == ranks->count && used < capacity) snprintf(out + used, capacity - used, " on %u ranks", ranks->count);
+}
+
 static uint64_t key_of(const tsr_entry *entry)
 {
     char text[4 * CLI_CELL];
     uint64_t key = hash(entry->type, hash(last_component(entry->fqn), hash(first_component(entry->fqn), 1)));
+    if (entry->per_rank) {
+        per_rank_text(entry->per_rank, text, sizeof text);
+        return hash(tsr_str_from(text), key);
+    }
     return entry->value ? hash(tsr_str_from(tsr_value_text(entry->value, text, sizeof text)), key) : key;
 }
 
@@ -108,7 +136,7 @@ static void put_object(const cli_view *v, const object_row *row)
 {
     char text[4 * CLI_CELL], label[4 * CLI_CELL];
     const tsr_entry *entry = row->entry;
-    bool opaque = entry->kind == TSR_ENTRY_OPAQUE;
+    bool opaque = entry->kind == TSR_ENTRY_OPAQUE && !entry->per_rank;
     cli_put_name(v, label_of(row, label, sizeof label), row->times, v->name_width);
     fputs("  ", stdout);
     cli_put_fitted(stdout, entry->type, v->type_width, true);
@@ -118,6 +146,10 @@ static void put_object(const cli_view *v, const object_row *row)
     cli_off(v->out, stdout);
     unsigned used = v->name_width + v->type_width + 4 + (opaque ? 7 : 0);
     unsigned room = v->out->columns > used + 20 ? v->out->columns - used : 20;
+    if (entry->per_rank) {
+        per_rank_text(entry->per_rank, text, sizeof text);
+        cli_put_fitted(stdout, tsr_str_from(text), room, false);
+    }
     if (entry->value) cli_put_fitted(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)), room, false);
     putchar('\n');
 }

@@ -44,7 +44,8 @@ int cli_write_layout(cli *program, const char *path, const cli_layout_file *file
 {
     tsr_error err = {0};
     cli_session session;
-    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = !file->hash}, &session, &err);
+    const tsr_open_options used = {.skip_objects = !file->hash, .selects = cli_selects, .selects_ctx = &file->selection};
+    tsr_status status = cli_open(program, path, &used, &session, &err);
     if (status == TSR_OK) {
         status = file->output ? write_file(program, &session, file, &err) : write_unchanged(program, &session, file, stdout, &err);
     }

@@ -16,7 +16,7 @@ typedef struct session {
     tsr_checkpoint *checkpoint;
 } session;
 
-EXPORT session *tsr_python_open(const char *path, uint32_t threads, tsr_error *err);
+EXPORT session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, tsr_error *err); /* a tsr_purpose */
 EXPORT void tsr_python_close(session *s);
 EXPORT tsr_status tsr_python_unchanged(session *s, tsr_error *err);
 EXPORT const char *tsr_python_status_name(tsr_status status);
@@ -30,7 +30,7 @@ void tsr_python_close(session *s)
     free(s);
 }
 
-session *tsr_python_open(const char *path, uint32_t threads, tsr_error *err)
+session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, tsr_error *err)
 {
     session *s = calloc(1, sizeof *s);
     if (!s) {
@@ -40,7 +40,8 @@ session *tsr_python_open(const char *path, uint32_t threads, tsr_error *err)
     tsr_native_host_open(&s->native, threads);
     const tsr_host *host = &s->native.host;
     tsr_status status = tsr_folder_store_open(NULL, host->allocator, path, &s->store, err);
-    if (status == TSR_OK) status = tsr_checkpoint_open(s->store, host, NULL, &s->checkpoint, err);
+    const tsr_open_options options = {.purpose = (tsr_purpose)purpose};
+    if (status == TSR_OK) status = tsr_checkpoint_open(s->store, host, &options, &s->checkpoint, err);
     if (status == TSR_OK) return s;
     tsr_python_close(s);
     return NULL;
@@ -386,6 +387,8 @@ tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const cha
     tsr_diff diff = {0};
     tsr_difference *differences = NULL;
     tsr_ring *ring = NULL;
+    if (tsr_checkpoint_require(a->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
+    if (tsr_checkpoint_require(b->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint),

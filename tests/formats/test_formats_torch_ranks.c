@@ -41,7 +41,7 @@ static tsr_status open_files(opened *o)
 {
     o->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     assert_int_equal(sample_open(&o->sample, &tsr_allocator_libc), TSR_OK);
-    tsr_status status = tsr_checkpoint_open(o->sample.store, &o->host, NULL, &o->checkpoint, &o->err);
+    tsr_status status = tsr_checkpoint_open(o->sample.store, &o->host, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &o->checkpoint, &o->err);
     if (status == TSR_OK) o->catalog = tsr_checkpoint_catalog(o->checkpoint);
     return status;
 }
@@ -93,7 +93,7 @@ static void test_formats_torch_ranks__equal_tensors_become_replicas(void **state
     drop(&o);
 }
 
-static void test_formats_torch_ranks__tensors_that_differ_in_kind_are_reported(void **state)
+static void test_formats_torch_ranks__tensors_that_differ_in_kind_are_listed_per_rank(void **state)
 {
     (void)state;
     static const char *const others[] = {PLAIN("1"), "(dS'w'\nI1\ns.",
@@ -105,8 +105,17 @@ static void test_formats_torch_ranks__tensors_that_differ_in_kind_are_reported(v
         add_pickle(&o, "rank0.pt", PLAIN("2"), 8);
         add_pickle(&o, "rank1.pt", others[i], 8);
         must_open(&o);
-        assert_int_equal(count_findings(&o, "torch/rank-differs", "'w' has another dtype, shape or kind"), 1);
-        assert_int_equal(o.catalog->entries[0].replica_count, 0);
+        assert_int_equal(o.catalog->format, TSR_FORMAT_SHARDS);
+        assert_int_equal(count_findings(&o, "torch/rank-differs", "1 tensor is not equal on all 2 ranks: 'w'"), 1);
+        assert_int_equal(tsr_findings_total(tsr_checkpoint_findings(o.checkpoint), TSR_NOTE), 1);
+        const tsr_entry *w = &o.catalog->entries[0];
+        assert_int_equal(w->kind, TSR_ENTRY_OPAQUE);
+        assert_int_equal(w->chunk_count + w->replica_count, 0);
+        assert_int_equal(w->per_rank->count, 2);
+        assert_int_equal(w->per_rank->tensors[0]->shape[0], 2);
+        assert_int_equal(w->per_rank->tensors[1] == NULL, i == 1);
+        assert_int_equal(tsr_checkpoint_require(o.checkpoint, TSR_FOR_VALUES, &o.err), TSR_E_UNSUPPORTED);
+        assert_non_null(strstr(o.err.message, "1 tensor is not equal on all ranks: 'w'"));
         drop(&o);
     }
 }
@@ -326,7 +335,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats_torch_ranks__equal_tensors_become_replicas),
-        cmocka_unit_test(test_formats_torch_ranks__tensors_that_differ_in_kind_are_reported),
+        cmocka_unit_test(test_formats_torch_ranks__tensors_that_differ_in_kind_are_listed_per_rank),
         cmocka_unit_test(test_formats_torch_ranks__objects_of_the_lowest_rank_stay),
         cmocka_unit_test(test_formats_torch_ranks__a_missing_rank_is_named),
         cmocka_unit_test(test_formats_torch_ranks__two_files_of_one_rank_are_reported),

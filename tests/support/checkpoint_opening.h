@@ -17,7 +17,7 @@ static inline tsr_status open_and_walk(void *ctx, tsr_store *store, const tsr_ho
 {
     tsr_checkpoint *checkpoint;
     (void)ctx;
-    tsr_status status = tsr_checkpoint_open(store, host, NULL, &checkpoint, err);
+    tsr_status status = tsr_checkpoint_open(store, host, &(tsr_open_options){.purpose = TSR_FOR_FINDINGS}, &checkpoint, err);
     if (status == TSR_OK) status = tsr_checkpoint_extents(checkpoint, pass_extent, NULL, err);
     tsr_checkpoint_close(checkpoint);
     return status;

@@ -56,6 +56,16 @@ typedef struct tsr_distribution {
     tsr_str placements;
 } tsr_distribution;
 
+struct tsr_entry;
+
+/* What each rank holds under one name where that is not one tensor for all of them: their plain tensors differ, or some
+ * ranks have none. `tensors` has an element per rank, in the order of the ranks' files; NULL: that rank holds no tensor of
+ * this name. The elements' chunks say where each rank's bytes are. */
+typedef struct tsr_per_rank {
+    const struct tsr_entry *const *tensors;
+    uint32_t count;
+} tsr_per_rank;
+
 typedef struct tsr_entry {
     tsr_str fqn;
     tsr_entry_kind kind;
@@ -71,9 +81,11 @@ typedef struct tsr_entry {
     uint32_t storage_id;       /* equal and non-zero: tensors on one storage (tied, views) */
     bool requires_grad;
     bool is_parameter;         /* torch.nn.Parameter */
+    bool is_sharded;           /* a DTensor or ShardedTensor, which says itself where its chunks are */
     const tsr_distribution *distribution; /* or NULL */
     const tsr_value *value;    /* objects: the data; opaque: what was kept of it (may be NULL) */
     tsr_str type;              /* objects and opaque: class or Python type name ("dict", "int", "argparse.Namespace") */
+    const tsr_per_rank *per_rank; /* or NULL; otherwise the kind is OPAQUE, because there is no single tensor to read */
 } tsr_entry;
 
 /* A mapping of a nested state dict of which its entries' paths do not tell all: an OrderedDict, one with attributes, or one
@@ -95,7 +107,8 @@ typedef enum tsr_format {
     TSR_FORMAT_TORCH_ZIP,
     TSR_FORMAT_TORCH_LEGACY,
     TSR_FORMAT_TORCH_RANKS,
-    TSR_FORMAT_TORCH_INDEX /* pytorch_model.bin.index.json and its shards */
+    TSR_FORMAT_TORCH_INDEX, /* pytorch_model.bin.index.json and its shards */
+    TSR_FORMAT_SHARDS       /* one file or several per rank, whose plain tensors differ */
 } tsr_format;
 
 const char *tsr_format_name(tsr_format format); /* as in contract: "dcp", "torch-zip", … */

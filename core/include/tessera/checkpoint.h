@@ -14,8 +14,21 @@ TSR_API_BEGIN
 
 typedef struct tsr_checkpoint tsr_checkpoint;
 
+/* What a checkpoint is opened for. Some directories can be listed, or only reported on, but not read as one checkpoint:
+ * ranks whose plain tensors differ (tsr_entry.per_rank), and saves that were interrupted (`parts/incomplete-save`). */
+typedef enum tsr_purpose {
+    TSR_FOR_VALUES = 0, /* anything that uses the tensors: such a directory is refused */
+    TSR_FOR_NAMES,      /* a listing: refused only where a missing file alone has the names */
+    TSR_FOR_FINDINGS    /* validation: never refused for these reasons */
+} tsr_purpose;
+
 typedef struct tsr_open_options {
     bool skip_objects; /* leave object values unread where that costs extra reads (DCP byte items): entry.value is NULL */
+    tsr_purpose purpose;
+    /* The entries that will be used, by name; NULL: all. Tensors that differ between ranks are no obstacle if they are not
+     * among them. Only called while the checkpoint is opened. */
+    bool (*selects)(const void *ctx, tsr_str fqn);
+    const void *selects_ctx;
 } tsr_open_options;
 
 /* Recognizes the format from content and reads the metadata. Borrows `store` and `host` until close. `options` may be
@@ -24,6 +37,10 @@ typedef struct tsr_open_options {
 tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
                                tsr_checkpoint **out, tsr_error *err);
 void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* takes NULL */
+
+/* Whether the checkpoint, opened for less, can serve a purpose: TSR_E_UNSUPPORTED with what is missing, or with the names of
+ * tensors that differ between ranks. tsr_checkpoint_open asks this for the purpose of its options. */
+tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err);
 
 /* What it holds; owned by the checkpoint, unchanged until it is closed. */
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);

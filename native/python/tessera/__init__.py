@@ -11,7 +11,7 @@
 Any format is recognized by its content: DCP folders, safetensors, torch.save files, one file a rank. PyTorch is not
 needed, except for tessera.torch, which loads all of them into torch.distributed.checkpoint."""
 from ._checkpoint import Checkpoint, Entry
-from ._library import Error
+from ._library import FOR_FINDINGS, Error
 
 __version__ = "@VERSION@"
 __all__ = ["Checkpoint", "Entry", "Error", "diff", "inspect", "open", "validate"]
@@ -30,7 +30,7 @@ def inspect(path, hash=None, stats=False):
 
 def validate(path, deep=False, layout=None):
     """What `tessera validate --json` prints, as a dict. layout: the text of a tessera.layout/1 document."""
-    with Checkpoint(path) as checkpoint:
+    with Checkpoint(path, _purpose=FOR_FINDINGS) as checkpoint:
         return checkpoint.validate(deep, layout)
 
 

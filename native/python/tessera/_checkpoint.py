@@ -2,7 +2,7 @@
 import ctypes
 from collections.abc import Mapping
 
-from ._library import Session
+from ._library import FOR_NAMES, Session
 
 # What memoryview can name; the bytes of other dtypes come as they are.
 _MEMORYVIEW_FORMATS = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
@@ -43,7 +43,7 @@ class Entry:
         exactly its bytes, or into new memory. Returns a memoryview, of the tensor's type and shape where memoryview has
         such a type, else of bytes."""
         if self.kind != "tensor":
-            raise TypeError(f"'{self.name}' is no dense tensor but {self.type}")
+            raise TypeError(f"'{self.name}' is not one dense tensor but {self.type}")
         offsets = tuple(offsets) if offsets is not None else (0,) * len(self.shape)
         sizes = tuple(sizes) if sizes is not None else tuple(n - o for n, o in zip(self.shape, offsets))
         if len(offsets) != len(self.shape) or len(sizes) != len(self.shape) or any(n < 0 for n in (*offsets, *sizes)):
@@ -100,8 +100,8 @@ class Entry:
 class Checkpoint(Mapping):
     """An opened checkpoint: a mapping of names to entries. Close it, or use it in a `with`."""
 
-    def __init__(self, path, threads=0):
-        self._session = Session(path, threads)
+    def __init__(self, path, threads=0, *, _purpose=FOR_NAMES):
+        self._session = Session(path, threads, _purpose)
         self.path = self._session.path
         self.format = self._session.format()
         entries = (Entry(self, i) for i in range(self._session.count()))

@@ -55,7 +55,7 @@ def _function(name, result, *arguments):
     return f
 
 
-_open = _function("open", _p, _char, _u32, _p)
+_open = _function("open", _p, _char, _u32, _u32, _p)
 _close = _function("close", None, _p)
 _unchanged = _function("unchanged", _int, _p, _p)
 _status_name = _function("status_name", _char, _int)
@@ -94,13 +94,17 @@ def _collect(call, path):
     return b"".join(parts)
 
 
+# What a checkpoint is opened for: tsr_purpose of tessera/checkpoint.h.
+FOR_VALUES, FOR_NAMES, FOR_FINDINGS = range(3)
+
+
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
-    def __init__(self, path, threads=0):
+    def __init__(self, path, threads=0, purpose=FOR_VALUES):
         self.path = os.fspath(path)
         err = _Error()
-        self._handle = _open(os.fsencode(path), threads, ctypes.byref(err))
+        self._handle = _open(os.fsencode(path), threads, purpose, ctypes.byref(err))
         if not self._handle:
             _raise(err, self.path)
 

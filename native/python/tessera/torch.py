@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
 
 from ._checkpoint import Checkpoint
-from ._library import Error
+from ._library import FOR_VALUES, Error
 
 
 def dtype_of(entry):
@@ -46,14 +46,14 @@ class StorageReader(_StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id):
         try:
-            Checkpoint(checkpoint_id).close()
+            Checkpoint(checkpoint_id, _purpose=FOR_VALUES).close()
         except (Error, OSError):
             return False
         return True
 
     def _open(self):
         if self._checkpoint is None:
-            self._checkpoint = Checkpoint(self.path, self.threads)
+            self._checkpoint = Checkpoint(self.path, self.threads, _purpose=FOR_VALUES)
         return self._checkpoint
 
     def read_metadata(self, *args, **kwargs):
