@@ -197,11 +197,12 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     tsr_str prefix = TSR_STR("__"), suffix = TSR_STR(".metadata");
     if (tsr_str_starts(name, prefix) && tsr_str_ends(name, suffix)) {
         uint64_t rank = number_between(name, prefix.size, name.size - suffix.size);
-        if (rank != UINT64_MAX) return add(r, &r->metadata, rank, file);
+        if (rank != UINT64_MAX && r->store->files[file].size) return add(r, &r->metadata, rank, file);
     }
     if (tsr_str_ends(name, TSR_STR(".distcp"))) return TSR_OK;
+    /* By name alone: with an index that cannot be read, the files next to it are not a checkpoint without an index. */
+    if (tsr_str_ends(name, TSR_STR(".index.json"))) return add(r, &r->indexes, 0, file);
     TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
-    if (content == TSR_CONTENT_JSON && tsr_str_ends(name, TSR_STR(".index.json"))) return add(r, &r->indexes, 0, file);
     if (content == TSR_CONTENT_SAFETENSORS ||
         (content == TSR_CONTENT_UNKNOWN && tsr_str_ends(name, TSR_STR(".safetensors"))))
         return add(r, &r->safetensors, 0, file);

@@ -100,11 +100,25 @@ static tsr_status read_total(reader *r, const cJSON *root, tsr_weight_map *out)
                     "metadata.total_size is not a number of bytes");
 }
 
+/* An index without tensors, next to files that may well have some, would make a checkpoint of nothing. */
+static tsr_status refuse_empty(const reader *r)
+{
+    const tsr_store *store = r->checkpoint->store;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        const bool shard = tsr_str_ends(name, TSR_STR(".safetensors")) || tsr_str_ends(name, TSR_STR(".bin"));
+        TSR_FAIL_IF(shard && !memchr(name.data, '/', name.size), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "index: weight_map names no tensor, although '%.*s' is there", TSR_STR_ARG(name));
+    }
+    return TSR_OK;
+}
+
 static tsr_status read_document(reader *r, const cJSON *root, tsr_weight_map *out)
 {
     const cJSON *weights;
     TSR_TRY(tsr_json_get(root, "weight_map", TSR_JSON_OBJECT, "", &weights, r->err));
     TSR_TRY(read_total(r, root, out));
+    if (!weights->child) TSR_TRY(refuse_empty(r));
     TSR_TRY(read_weights(r, weights, out));
     return keep_files(r, out);
 }

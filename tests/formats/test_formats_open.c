@@ -194,6 +194,7 @@ static void test_formats_open__a_malformed_index_says_where(void **state)
         {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":7}}", "expected a string at weight_map.b, found a number"},
         {"{\"weight_map\":{\"a\":null}}", "expected a string at weight_map.a, found null"},
         {"{\"metadata\":[],\"weight_map\":{}}", "expected an object at metadata, found an array"},
+        {"{\"weight_map\":{}}", "weight_map names no tensor, although 'x.safetensors' is there"},
         {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"x.safetensors\"}}", "duplicate key 'a'"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
