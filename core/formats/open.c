@@ -2,6 +2,7 @@
 #include <inttypes.h>
 
 #include "base/try.h"
+#include "formats/incomplete.h"
 #include "formats/name_index.h"
 #include "formats/recognize.h"
 
@@ -48,6 +49,7 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
     TSR_TRY(index_names(checkpoint, err));
+    TSR_TRY(tsr_check_files_complete(checkpoint, err));
     return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
 }
 

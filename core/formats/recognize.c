@@ -12,6 +12,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "codec/json.h"
+#include "formats/incomplete.h"
 #include "formats/safetensors.h"
 
 enum { MAX_LISTED = 6 };
@@ -326,11 +327,6 @@ static tsr_status refuse_folder(recognizer *r)
     list_folders(r->store, is_checkpoint_name, &list);
     if (list.count)
         return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a folder below" : "several checkpoints");
-    for (uint32_t f = 0; f < r->store->file_count; f++)
-        TSR_FAIL_IF(
-            tsr_str_ends(name_at(r, f), TSR_STR(".distcp")), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-            "the folder has DCP data files (%.*s) and no .metadata: the save did not finish, or the file was not copied",
-            TSR_STR_ARG(name_at(r, f)));
     TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s",
                 TSR_STR_ARG(name_at(r, r->foreign_file)), r->foreign);
     return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
@@ -397,19 +393,36 @@ static tsr_status recognize_safetensors(recognizer *r, const tsr_reader **reader
     return choose(r, files, r->safetensors.count);
 }
 
+/* Whether all torch.save files are shards of one model ("…-00001-of-00003.bin"), whose index should be next to them. */
+static bool are_shards(const recognizer *r)
+{
+    const numbered *files = r->torch.items;
+    const tsr_counted_name first = tsr_counted_name_of(name_at(r, files[0].file));
+    for (size_t i = 0; i < r->torch.count; i++) {
+        const tsr_counted_name name = tsr_counted_name_of(name_at(r, files[i].file));
+        const bool counted = name.count > 1 && name.first == 1;
+        if (!counted || !tsr_str_equal(name.before, first.before) || !tsr_str_equal(name.after, first.after)) return false;
+    }
+    return true;
+}
+
 static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
 {
     const numbered *files = r->torch.items;
     listing list = {0};
     list_folders(r->store, is_dcp_name, &list); /* a Trainer's scheduler.pt lies beside the folders of model and optimizer */
     const bool has_folders = list.count;
-    if (r->torch.count == 1 && !has_folders) {
+    if (r->torch.count == 1 && !has_folders && !are_shards(r)) {
         *reader = r->torch_kind == TSR_CONTENT_TORCH_ZIP ? &tsr_reader_torch_zip : &tsr_reader_torch_legacy;
         return choose_one(r, files[0].file);
     }
     if (r->torch.count > 1 && are_ranks(r, &r->torch)) {
         *reader = &tsr_reader_torch_ranks;
         return choose(r, r->torch.items, r->torch.count);
+    }
+    if (!has_folders && are_shards(r)) {
+        *reader = &tsr_reader_torch_without_index;
+        return choose(r, files, r->torch.count);
     }
     for (size_t i = 0; i < r->torch.count; i++) list_name(&list, name_at(r, files[i].file));
     return refuse_several(r, &list, has_folders ? "several checkpoints" : "several torch.save files that are not one file a rank");
@@ -445,6 +458,10 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata"));
     TSR_FAIL_IF(store->file_count == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is empty");
     if (store->primary != TSR_NO_FILE && store->primary != metadata) return recognize_file(&r, store->primary, reader);
+    if (tsr_lacks_dcp_metadata(store)) {
+        *reader = &tsr_reader_dcp_without_metadata;
+        return TSR_OK;
+    }
     if (metadata != TSR_NO_FILE) {
         *reader = &tsr_reader_dcp;
         return choose_one(&r, metadata);

@@ -300,10 +300,10 @@ static tsr_status open_file(folder_store *store, tsr_vec *list, int fd, const ch
     store->folder = sys->open_at(sys, AT_FDCWD, folder.data, O_RDONLY | O_DIRECTORY, 0);
     if (store->folder < 0) return tsr_sys_raise(err, "open", folder.data);
     bool is_set = strcmp(name, ".metadata") == 0 || looks_like_json(store, fd, (uint64_t)info.st_size);
+    store->primary = name;
     if (!is_set) return list_file(store, list, "", name, &info, err);
     int again = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
     if (again < 0) return tsr_sys_raise(err, "list", folder.data);
-    store->primary = name;
     return list_folder(store, list, again, "", false, err);
 }
 

@@ -17,6 +17,7 @@ from harness import SAMPLES, SCHEMAS, TESTS, Bad, Tessera, need, sample, st_writ
 import test_addresses  # noqa: F401
 import test_contracts  # noqa: F401
 import test_enums  # noqa: F401
+import test_forms  # noqa: F401
 import test_inner  # noqa: F401
 import test_outputs  # noqa: F401
 import test_overwrite  # noqa: F401

@@ -86,15 +86,14 @@ static void test_native_folder_store__a_file_stands_for_itself_or_its_set(void *
         const char *path;
         uint32_t count;
         const char *primary;
-    } cases[] = {{"m.safetensors", 1, NULL},
-                 {"__0_0.distcp", 1, NULL},
+    } cases[] = {{"m.safetensors", 1, "m.safetensors"},
+                 {"__0_0.distcp", 1, "__0_0.distcp"},
                  {"m.index.json", 5, "m.index.json"},
                  {".metadata", 5, ".metadata"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tsr_store *store = open_store(scratch_path(cases[i].path));
         assert_int_equal(store->file_count, cases[i].count);
-        if (cases[i].primary) assert_string_equal(store->files[store->primary].name.data, cases[i].primary);
-        else assert_int_equal(store->primary, TSR_NO_FILE);
+        assert_string_equal(store->files[store->primary].name.data, cases[i].primary);
         store->close(store);
     }
 }

@@ -17,7 +17,7 @@ typedef struct tsr_store tsr_store;
 struct tsr_store {
     uint32_t file_count;
     const tsr_store_file *files; /* sorted by name, byte-wise */
-    /* The file the user pointed at when it is one file of a set (an index file), else TSR_NO_FILE. */
+    /* The file that the user pointed at, or TSR_NO_FILE for a directory. */
     uint32_t primary;
     /* Reads exactly `size` bytes at `offset`, or fails (reading past the end is TSR_E_IO naming the file). Thread-safe. */
     tsr_status (*read_at)(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);

@@ -11,7 +11,7 @@ typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that stand in for sy
 /* Opens PATH for reading. A folder gives all its regular files, dotfiles included, and those of its direct subfolders
  * ("step-100/.metadata"), so that a folder of several checkpoints can be told from one checkpoint; nothing deeper. A file
  * gives itself alone, named by its last path component; a file that holds a JSON object, or is called ".metadata", gives
- * its folder's files (no subfolders) with itself as `primary`. Names outside the listing cannot be read, so that ".." or
+ * its folder's files (no subfolders) too. Either is `primary`. Names outside the listing cannot be read, so that ".." or
  * an absolute path in a checkpoint leads nowhere; symbolic links that lie in the folder are followed. Names that contain
  * ".tessera-" belong to an output that is being written: they are not listed.
  *

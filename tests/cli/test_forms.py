@@ -1,0 +1,184 @@
+"""What a directory holds when it is not simply one checkpoint: interrupted saves, indexes that cannot be read, checkpoints below."""
+import json
+import os
+import shutil
+import struct
+
+from harness import need, sample, st_write, test
+
+
+def copy_of(t, name, to, without=()):
+    path = sample(name)[0]
+    shutil.copytree(path if os.path.isdir(path) else os.path.dirname(path), t.at(to), ignore=lambda _, names: [n for n in names if n in without])
+    return t.at(to)
+
+
+def write(path, data=b""):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(data)
+
+
+def shards(t, to, numbers, total, name="model-{:05}-of-{:05}.safetensors"):
+    os.makedirs(t.at(to), exist_ok=True)
+    for n in numbers:
+        st_write(t.at(to, name.format(n, total)), {f"w{n}": ("F32", [n + 1], struct.pack(f"<{n + 1}f", *range(n + 1)))})
+    return t.at(to)
+
+
+def users(t, path):
+    """Every command that uses the tensors of PATH, with a destination that must not appear."""
+    mesh = ("--mesh", "dp=2", "--placements", "shard(0)")
+    for command in (["convert", path, t.at("out"), "--to", "safetensors", "--objects", "drop"], ["convert", path, t.at("out"), "--to", "torch"],
+                    ["reshard", path, t.at("out"), *mesh], ["plan", path, *mesh], ["diff", path, path], ["diff", path, path, "--values"],
+                    ["layout", path], ["manifest", path], ["verify", path, t.at("manifest.json")], ["get", path, "w"],
+                    ["optim", "flatten", path, t.at("out")]):
+        yield command
+
+
+def check_refused(t, path, *says):
+    donor = shards(t, "donor", [1], 1)
+    if not os.path.exists(t.at("manifest.json")):
+        t.run("manifest", donor, "-o", t.at("manifest.json"))
+    for command in users(t, path):
+        before = sorted(os.listdir(t.folder))
+        message = t.run(*command, status=2).stderr.decode()
+        need(all(s in message for s in says), f"{' '.join(command)} says {message}")
+        need(sorted(os.listdir(t.folder)) == before, f"{' '.join(command)} left something behind")
+
+
+def check_incomplete(t, path, listed, *says):
+    """`listed`: the names that are known without the missing file; None: there are none."""
+    for deep in ((), ("--deep",)):
+        found = t.json("validate", path, "--json", *deep, status=1)["findings"]
+        of = [f for f in found if f["rule"] == "parts/incomplete-save"]
+        need(of and all(f["level"] == "error" for f in of), f"{path}: {found}")
+        need(all(any(s in f["message"] for f in of) for s in says), of)
+    if listed is None:
+        message = t.run("inspect", path, status=2).stderr.decode()
+        need(all(s in message for s in says), message)
+    else:
+        doc = t.json("inspect", path, "--json")
+        need(sorted(e["fqn"] for e in doc["entries"]) == sorted(listed), [e["fqn"] for e in doc["entries"]])
+        need("parts/incomplete-save" in {f["rule"] for f in doc["findings"]}, doc["findings"])
+    check_refused(t, path, *says)
+
+
+@test
+def test_dcp_data_files_without_metadata_are_an_interrupted_save(t):
+    torch_file = sample("torch_plain")[0]
+    for case, others in {"alone": {}, "megatron": {"common.pt": torch_file, "metadata.json": b'{"sharded_backend": "torch_dist"}'},
+                         "lightning": {"meta.pt": torch_file}, "model": {"model.safetensors": b""}, "index": {"a.safetensors.index.json": b"{}"},
+                         "config": {"config.json": b"{}", "below/x.pt": b"x"}}.items():
+        path = copy_of(t, "dcp_fsdp2", case, [".metadata"])
+        for name, data in others.items():
+            if isinstance(data, str):
+                shutil.copy(data, os.path.join(path, name))
+            elif name == "model.safetensors":
+                st_write(os.path.join(path, name), {"w": ("U8", [1], b"x")})
+            else:
+                write(os.path.join(path, name), data)
+        check_incomplete(t, path, None, "'.metadata' is missing", "__0_0.distcp")
+    one = t.at("one", "__0_0.distcp")
+    os.makedirs(t.at("one"))
+    shutil.copy(os.path.join(sample("dcp_fsdp2")[0], "__0_0.distcp"), one)
+    check_incomplete(t, t.at("one"), None, "'.metadata' is missing", "__0_0.distcp")
+    need("'.metadata' is missing" not in t.run("inspect", one, status=2).stderr.decode(), "of a file's neighbours nothing is known")
+
+
+@test
+def test_metadata_that_was_not_finished_is_an_interrupted_save(t):
+    path = copy_of(t, "dcp_fsdp2", "empty", [".metadata"])
+    write(os.path.join(path, ".metadata"))
+    check_incomplete(t, path, None, "'.metadata' is empty")
+    path = copy_of(t, "dcp_fsdp2", "temporary")
+    os.rename(os.path.join(path, ".metadata"), os.path.join(path, ".metadata.tmp"))
+    check_incomplete(t, path, None, "only '.metadata.tmp' is there")
+    whole = copy_of(t, "dcp_fsdp2", "whole")
+    write(os.path.join(whole, ".metadata.tmp"), b"left over")
+    t.run("validate", whole)
+
+
+@test
+def test_an_interrupted_save_can_be_repaired(t):
+    path = copy_of(t, "dcp_fsdp2", "lost", [".metadata"])
+    shutil.copy(sample("torch_plain")[0], os.path.join(path, "common.pt"))
+    t.run("repair", path, t.at("new"), "--like", sample("dcp_fsdp2")[0])
+    os.rename(t.at("new"), os.path.join(path, ".metadata"))
+    t.run("validate", path)
+
+
+@test
+def test_ranks_without_their_metadata_are_an_interrupted_save(t):
+    whole = sample("dcp_rank_local")[0]
+    names = [e["fqn"] for e in t.json("inspect", whole, "--json")["entries"]]
+    t.run("validate", whole)
+    for rank in (0, 1):
+        path = copy_of(t, "dcp_rank_local", f"lost{rank}", [f"__{rank}.metadata"])
+        rest = [e["fqn"] for e in t.json("inspect", path, "--json")["entries"]]
+        need(set(rest) <= set(names), rest)
+        check_incomplete(t, path, rest, f"'__{rank}.metadata'")
+
+
+@test
+def test_files_whose_names_count_them_must_all_be_there(t):
+    check_incomplete(t, shards(t, "hf", [1, 3], 3), ["w1", "w3"], "1 of 3 files is missing: 'model-00002-of-00003.safetensors'")
+    check_incomplete(t, shards(t, "first", [1], 12), ["w1"], "11 of 12 files are missing: 'model-00002-of-00012.safetensors'")
+    t.run("validate", shards(t, "all", [1, 2, 3], 3))
+    t.run("validate", t.at("hf", "model-00001-of-00003.safetensors"))  # a file says nothing of its neighbours
+    t.run("convert", t.at("hf", "model-00001-of-00003.safetensors"), t.at("one.safetensors"))
+    two = shards(t, "two", [1, 2], 2)
+    shards(t, "two", [2], 2, "extra-{:05}-of-{:05}.safetensors")
+    os.rename(t.at("two", "extra-00002-of-00002.safetensors"), t.at("two", "other-00002-of-00002.safetensors"))
+    st_write(t.at("two", "other-00002-of-00002.safetensors"), {"v": ("U8", [1], b"x")})
+    check_incomplete(t, two, ["v", "w1", "w2"], "'other-00001-of-00002.safetensors'")
+    for odd in ("a-00005-of-00002.safetensors", "a-0-of-0.safetensors", "a-1-of-99999999.safetensors", "a-of-3.safetensors", "1-of-.safetensors"):
+        os.makedirs(t.at(odd + ".d"))
+        st_write(t.at(odd + ".d", odd), {"v": ("U8", [1], b"x")})
+        t.run("validate", t.at(odd + ".d"))
+
+
+@test
+def test_torch_shards_without_their_index_are_an_interrupted_save(t):
+    path = copy_of(t, "torch_bin_index", "bin")
+    index = next(n for n in os.listdir(path) if n.endswith(".index.json"))
+    os.remove(os.path.join(path, index))
+    check_incomplete(t, path, None, f"'{index}' is missing")
+
+
+BROKEN_INDEXES = {"brace": b"{", "empty": b"", "cut": b'{"metadata": {}, "weight_map": {"w1": "model-0000', "array": b"[]", "text": b"not JSON", "null": b"null",
+                  "no map": b'{"metadata": {}}', "map is a list": b'{"weight_map": ["w1"]}', "map is null": b'{"weight_map": null}',
+                  "file is a number": b'{"weight_map": {"w1": 1}}', "file is null": b'{"weight_map": {"w1": null}}', "twice": b'{"weight_map": {}} {}',
+                  "binary": b"\x00\x01\x02", "utf-16": '{"weight_map": {}}'.encode("utf-16"), "outside": b'{"weight_map": {"w1": "../x.safetensors"}}',
+                  "nothing in it": b'{"weight_map": {}}', "metadata is a list": b'{"metadata": [], "weight_map": {"w1": "model-00001-of-00001.safetensors"}}'}
+
+
+@test
+def test_an_index_that_cannot_be_read_is_an_error(t):
+    for case, text in BROKEN_INDEXES.items():
+        path = shards(t, case, [1], 1)
+        write(os.path.join(path, "model.safetensors.index.json"), text)
+        for command in (["inspect", path], ["validate", path], ["validate", "--deep", path], *users(t, path)):
+            if command[0] == "verify":
+                continue
+            message = t.run(*command, status=2).stderr.decode()
+            need("model.safetensors.index.json" in message, f"{case}: {command[0]} says {message}")
+        t.run("inspect", os.path.join(path, "model.safetensors.index.json"), status=2)
+        torch = copy_of(t, "torch_bin_index", case + " torch")
+        index = next(n for n in os.listdir(torch) if n.endswith(".index.json"))
+        write(os.path.join(torch, index), text.replace(b".safetensors", b".bin"))
+        need(index in t.run("validate", torch, status=2).stderr.decode(), case)
+
+
+@test
+def test_several_indexes_are_not_chosen_from(t):
+    path = shards(t, "both", [1], 1)
+    text = json.dumps({"weight_map": {"w1": "model-00001-of-00001.safetensors"}}).encode()
+    write(os.path.join(path, "model.safetensors.index.json"), text)
+    t.run("validate", path)
+    for second in (text, b"{", b""):
+        write(os.path.join(path, "pytorch_model.bin.index.json"), second)
+        for command in (["inspect", path], ["validate", path], ["convert", path, t.at("out"), "--to", "torch"]):
+            message = t.run(*command, status=2).stderr.decode()
+            need("model.safetensors.index.json" in message and "pytorch_model.bin.index.json" in message, message)
+    t.run("validate", os.path.join(path, "model.safetensors.index.json"))
