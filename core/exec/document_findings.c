@@ -62,7 +62,8 @@ void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, co
     document->paths++;
     for (int level = TSR_NOTE; level <= TSR_ERROR; level++) {
         document->totals[level] += tsr_findings_total(findings, (tsr_level)level);
-        for (size_t r = 0; r < count; r++) document->unlisted[r] += tsr_findings_unlisted(findings, &rules[r], (tsr_level)level);
+        for (size_t r = 0; r < count; r++)
+            document->unlisted[r] += tsr_findings_unlisted(findings, &rules[r], (tsr_level)level);
     }
     tsr_document_put_findings(document->json, path, findings);
 }

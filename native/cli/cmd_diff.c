@@ -13,7 +13,7 @@
 #include "tessera/map.h"
 
 typedef struct diff_arguments {
-    unsigned format; /* a cli_report_format */
+    unsigned format;  /* a cli_report_format */
     unsigned fail_on; /* choice: error, warning, note */
     bool json, values, layout, canonical, list_rules;
     cli_policy_options policy;
@@ -26,7 +26,7 @@ typedef struct comparison {
     cli_session a, b;
     tsr_arena *arena;
     tsr_policy *policy;
-    tsr_diff diff;              /* what the policy left of it */
+    tsr_diff diff; /* what the policy left of it */
     tsr_policy_result left_out;
     tsr_difference *differences; /* one a pair */
 } comparison;
@@ -195,7 +195,8 @@ static void put_text(const comparison *c)
         const bool left_out = c->left_out.left_out || c->left_out.turned_off;
         printf("%s: %s (%s)", left_out ? "nothing else differs; same" : "same", cli_plural(same, "name").text, compared);
     } else {
-        printf("%s same, %s changed, %s only in A, %s only in B", cli_number(same).text, cli_number(changed).text, cli_number(diff->removed_count).text, cli_number(diff->added_count).text);
+        printf("%s same, %s changed, %s only in A, %s only in B", cli_number(same).text, cli_number(changed).text,
+               cli_number(diff->removed_count).text, cli_number(diff->added_count).text);
         if (diff->renamed_count) printf(", %s perhaps renamed", cli_number(diff->renamed_count).text);
         printf(" (%s)", compared);
     }
@@ -271,7 +272,8 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) status = report(&c, &err);
     if (status == TSR_OK) status = cli_unchanged(&c.a, &err);
     if (status == TSR_OK) status = cli_unchanged(&c.b, &err);
-    int result = status != TSR_OK ? cli_fail_error(program, path, &err) : cli_totals_status(c.left_out.totals, c.arguments->fail_on);
+    const int result = status != TSR_OK ? cli_fail_error(program, path, &err)
+                                        : cli_totals_status(c.left_out.totals, c.arguments->fail_on);
     tsr_policy_free(c.policy);
     tsr_arena_free(c.arena);
     cli_close(&c.a);

@@ -129,7 +129,8 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
     tsr_str name = tsr_str_from(output), header = {NULL, 0};
     bool npy = tsr_str_ends(name, TSR_STR(".npy"));
     if (!npy && !tsr_str_ends(name, TSR_STR(".bin"))) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "cannot infer the format of the output '%s'; it must end in .npy, or in .bin for the raw bytes",
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "cannot infer the format of the output '%s'; it must end in .npy, or in .bin for the raw bytes",
                          output);
     }
     if (npy) {
@@ -195,7 +196,8 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
     if (entry->kind != TSR_ENTRY_TENSOR) {
         char text[4096];
         if (arguments->output || inside.data) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
                              TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
         }
         cli_put(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)));

@@ -12,7 +12,8 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write to FILE; - (the default) is standard output", offsetof(layout_arguments, file.output)},
+    {"output", 'o', CLI_TEXT, "FILE", "write to FILE; - (the default) is standard output",
+     offsetof(layout_arguments, file.output)},
     {"no-chunks", 0, CLI_FLAG, NULL, "leave out the chunks, so that only names, dtypes and shapes count",
      offsetof(layout_arguments, file.no_chunks)},
     {"hash", 0, CLI_CHOICE, CLI_HASHES, "add a digest of every entry's values (reads every byte)",

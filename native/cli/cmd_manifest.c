@@ -16,7 +16,8 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write to FILE; - (the default) is standard output", offsetof(manifest_arguments, file.output)},
+    {"output", 'o', CLI_TEXT, "FILE", "write to FILE; - (the default) is standard output",
+     offsetof(manifest_arguments, file.output)},
     {"hash", 0, CLI_CHOICE, CLI_HASHES, "the digest algorithm (default xxh3)", offsetof(manifest_arguments, file.hash)},
     {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)",
      offsetof(manifest_arguments, file.selection.include)},

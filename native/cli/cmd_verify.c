@@ -17,7 +17,8 @@ static tsr_status open_manifest(cli *program, const char *path, const char *allo
     out->contract.allow |= bits;
     out->contract.called = "the manifest";
     if (status == TSR_OK && !out->contract.digests) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' has no hashes; write a manifest with `tessera manifest`", path);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "'%s' has no hashes; write a manifest with `tessera manifest`", path);
     }
     return status;
 }

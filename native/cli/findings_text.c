@@ -70,7 +70,7 @@ static void put_finding(const cli_terminal *terminal, const char *path, const ts
         snprintf(position, sizeof position, "byte %" PRIu64, finding->byte_offset);
         put_place(terminal, tsr_str_from(position), &began);
     }
-    if (finding->fqn.data && !holds(finding->message, finding->fqn)) put_place(terminal, finding->fqn, &began);
+    if (finding->fqn.size && !holds(finding->message, finding->fqn)) put_place(terminal, finding->fqn, &began);
     if (began) cli_off(terminal, stdout);
     fputs("\n        ", stdout);
     cli_put_wrapped(stdout, finding->message, 8, 8, terminal->columns);

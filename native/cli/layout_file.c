@@ -47,7 +47,8 @@ int cli_write_layout(cli *program, const char *path, const cli_layout_file *file
     const tsr_open_options used = {.skip_objects = !file->hash, .selects = cli_selects, .selects_ctx = &file->selection};
     tsr_status status = cli_open(program, path, &used, &session, &err);
     if (status == TSR_OK) {
-        status = file->output ? write_file(program, &session, file, &err) : write_unchanged(program, &session, file, stdout, &err);
+        status = file->output ? write_file(program, &session, file, &err)
+                              : write_unchanged(program, &session, file, stdout, &err);
     }
     cli_close(&session);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);

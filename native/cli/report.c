@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "cli/findings_text.h"
+#include "cli/policy_options.h"
 #include "cli/report_github.h"
 #include "cli/term.h"
 

@@ -3,7 +3,6 @@
 #define TSR_CLI_REPORT_H
 
 #include "cli/cli.h"
-#include "cli/policy_options.h"
 #include "cli/report_junit.h"
 #include "tessera/catalog.h"
 #include "tessera/document.h"
