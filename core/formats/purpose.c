@@ -32,11 +32,33 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
                      tsr_name_list_rest(&names));
 }
 
+/* What an index names and no file has: nothing is known of it but the name. */
+static tsr_status refuse_missing(const tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_str first = {NULL, 0};
+    tsr_name_list others = {.used = 0}, files = {.used = 0};
+    const tsr_str *missing = checkpoint->missing.items;
+    for (uint64_t i = 0; i < checkpoint->catalog.entry_count; i++) {
+        const tsr_entry *entry = &checkpoint->catalog.entries[i];
+        const bool lost = entry->kind == TSR_ENTRY_OPAQUE && !entry->value && tsr_str_equal(entry->type, TSR_STR("missing"));
+        if (!lost || !is_selected(checkpoint, entry->fqn)) continue;
+        if (first.data) tsr_name_list_add(&others, entry->fqn);
+        else first = entry->fqn;
+    }
+    if (!first.data) return TSR_OK;
+    for (size_t i = 0; i < checkpoint->missing.count; i++) tsr_name_list_add(&files, missing[i]);
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is in no file that is there%s%s%s%s%s%s", TSR_STR_ARG(first),
+                     others.count ? "; nor are " : "", others.text, tsr_name_list_rest(&others), files.count ? "; missing: " : "",
+                     files.text, tsr_name_list_rest(&files));
+}
+
 tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err)
 {
     const bool listing = purpose == TSR_FOR_NAMES && !checkpoint->names_unknown;
     if (purpose == TSR_FOR_FINDINGS || (listing && checkpoint->incomplete.size)) return TSR_OK;
     TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s",
                 TSR_STR_ARG(checkpoint->incomplete));
-    return purpose == TSR_FOR_VALUES ? refuse_per_rank(checkpoint, err) : TSR_OK;
+    if (purpose == TSR_FOR_NAMES) return TSR_OK;
+    TSR_TRY(refuse_missing(checkpoint, err));
+    return refuse_per_rank(checkpoint, err);
 }

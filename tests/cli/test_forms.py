@@ -182,3 +182,19 @@ def test_several_indexes_are_not_chosen_from(t):
             message = t.run(*command, status=2).stderr.decode()
             need("model.safetensors.index.json" in message and "pytorch_model.bin.index.json" in message, message)
     t.run("validate", os.path.join(path, "model.safetensors.index.json"))
+
+
+@test
+def test_what_an_index_names_and_no_file_has_is_not_read(t):
+    path = shards(t, "lost", [1], 2)
+    names = {f"w{n}": f"model-{n:05}-of-00002.safetensors" for n in (1, 2)}
+    write(os.path.join(path, "model.safetensors.index.json"), json.dumps({"weight_map": names}).encode())
+    need("index/missing-file" in {f["rule"] for f in t.json("validate", path, "--json", status=1)["findings"]}, "not found")
+    need({e["fqn"] for e in t.json("inspect", path, "--json")["entries"]} == {"w1", "w2"}, "not listed")
+    for command in users(t, path):
+        if command[0] not in ("verify", "get"):
+            message = t.run(*command, status=2).stderr.decode()
+            need("'w2'" in message and "'model-00002-of-00002.safetensors'" in message, f"{command[0]} says {message}")
+    need("'w2'" in t.run("get", path, "w2", status=2).stderr.decode(), "get w2")
+    t.run("get", path, "w1")
+    t.run("convert", path, t.at("out.safetensors"), "--exclude", "w2")

@@ -15,7 +15,8 @@ TSR_API_BEGIN
 typedef struct tsr_checkpoint tsr_checkpoint;
 
 /* What a checkpoint is opened for. Some directories can be listed, or only reported on, but not read as one checkpoint:
- * ranks whose plain tensors differ (tsr_entry.per_rank), and saves that were interrupted (`parts/incomplete-save`). */
+ * ranks whose plain tensors differ (tsr_entry.per_rank), entries of an index that are in no file, and saves that were
+ * interrupted (`parts/incomplete-save`). */
 typedef enum tsr_purpose {
     TSR_FOR_VALUES = 0, /* anything that uses the tensors: such a directory is refused */
     TSR_FOR_NAMES,      /* a listing: refused only where a missing file alone has the names */
