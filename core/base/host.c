@@ -8,7 +8,7 @@ tsr_limits tsr_limits_default(void)
         .entries = 100000000,
         .metadata_bytes = sizeof(size_t) > 4 ? UINT64_C(16) << 30 : UINT64_C(1) << 30,
         .memory_bytes = sizeof(size_t) > 4 ? UINT64_C(32) << 30 : UINT64_C(3) << 30,
-        .expansion = 10000000,
+        .expansion = UINT64_C(64) << 20,
     };
 }
 

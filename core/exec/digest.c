@@ -82,6 +82,7 @@ static bool put_value(const running *digest, const tsr_value *value, uint64_t no
     uint32_t height = 0;
     for (;; nodes--) {
         if (nodes == 0 || value->kind == TSR_VALUE_TENSOR || value->kind == TSR_VALUE_SET) return false;
+        if (value->expanded == TSR_VALUE_ENDLESS) return false;
         if (digest) put_node(digest, value);
         if (value->count) {
             if (height == VALUE_DEPTH) return false;

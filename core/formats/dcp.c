@@ -8,6 +8,7 @@
 #include "base/try.h"
 #include "formats/dcp_state.h"
 #include "formats/pickle_verdict.h"
+#include "formats/torch_survey.h"
 
 /* What loading the metadata with pickle would do beside making data. */
 static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err)
@@ -134,6 +135,7 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_source *source
     uint64_t before = tsr_dcp_state_of(checkpoint)->entries.count, total = count_chunks(source, pairs, count);
     TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: %llu chunks",
                 (unsigned long long)total);
+    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, total * sizeof(tsr_chunk), checkpoint->host, err)); /* lists may be shared */
     source->chunks = tsr_alloc(checkpoint->host->allocator, (size_t)total, sizeof(tsr_chunk), err);
     if (!source->chunks) return TSR_E_NOMEM;
     source->chunk_room = total;
@@ -151,6 +153,9 @@ static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle,
     size_t count;
     const tsr_ref *items = tsr_pickle_items(pickle, path, &count);
     if (tsr_pickle_kind_of(pickle, path) != TSR_PICKLE_TUPLE || count == 0 || count > UINT32_MAX) return TSR_OK;
+    uint64_t bytes = (uint64_t)count * sizeof(tsr_path_item); /* paths and their keys may be shared */
+    for (size_t i = 0; i < count && bytes <= checkpoint->expansion; i++) bytes += tsr_pickle_text(pickle, items[i]).size;
+    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, bytes, checkpoint->host, err));
     tsr_path_item *out = tsr_arena_array(checkpoint->arena, count, sizeof *out, err);
     if (!out) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) {
@@ -193,6 +198,7 @@ static tsr_status read_source(tsr_checkpoint *checkpoint, tsr_dcp_source *source
     tsr_bytes bytes;
     const tsr_store_file *file = &checkpoint->store->files[source->file];
     TSR_TRY(tsr_store_load(checkpoint->store, checkpoint->host, source->file, 0, file->size, &bytes, err));
+    tsr_expansion_add(&checkpoint->expansion, file->size);
     tsr_status status = tsr_dcp_metadata_open(bytes.data, checkpoint->host, &source->metadata, err);
     if (status == TSR_OK) status = read_parsed(checkpoint, source, err);
     tsr_dcp_metadata_forget(&source->metadata);

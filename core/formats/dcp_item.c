@@ -1,9 +1,11 @@
 /* One item of a DCP data file: a torch.save archive, as it is or as one zstd stream (dcp_zstd.c).
  *
  *   [ archive/data.pkl | … | archive/data/0 | … | central directory ]   at [byte_offset, + byte_length) of the file */
+#include "base/cursor.h"
 #include "base/try.h"
 #include "formats/dcp_state.h"
 #include "formats/torch_flatten.h"
+#include "formats/torch_survey.h"
 
 tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
                              tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
@@ -89,26 +91,71 @@ tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
     return tsr_find(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
 }
 
-static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entry, tsr_map *seen, tsr_error *err)
+/* Objects that were read, by the place of their items: metadata can name one item for any number of entries. */
+typedef struct read_items {
+    tsr_map *seen;   /* containers looked into for tensors */
+    tsr_map *places; /* {file, byte_offset, byte_length} → entry */
+    uint64_t left;   /* bytes that items may still take: all files together, once */
+} read_items;
+
+static tsr_status read_new_object(tsr_checkpoint *checkpoint, tsr_entry *entry, read_items *items, tsr_error *err)
 {
     const tsr_chunk *chunk = &entry->chunks[0];
     tsr_torch_item item;
     tsr_error why = {0};
-    entry->type = TSR_STR("object");
-    if (chunk->file == TSR_NO_FILE || checkpoint->options.skip_objects) return TSR_OK;
+    TSR_FAIL_IF(chunk->byte_length > items->left, err, TSR_E_LIMIT, chunk->byte_offset,
+                "dcp: the item of '%.*s' overlaps others: together the items of objects have more bytes than the files",
+                TSR_STR_ARG(entry->fqn));
+    items->left -= chunk->byte_length;
     tsr_status status = tsr_dcp_open_item(checkpoint, entry, chunk, checkpoint->arena, checkpoint->findings, &item, &why);
     if (status != TSR_OK) return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
-    return tsr_torch_leaf(item.root, checkpoint->host, seen, checkpoint->arena, entry, err);
+    tsr_expansion_add(&checkpoint->expansion, item.pickle_bytes < chunk->byte_length ? item.pickle_bytes : chunk->byte_length);
+    return tsr_torch_leaf(item.root, checkpoint->host, items->seen, checkpoint->arena, entry, err);
+}
+
+static void copy_object(const tsr_entry *from, tsr_entry *to)
+{
+    to->kind = from->kind;
+    to->value = from->value;
+    to->type = from->type;
+    to->dtype = from->dtype;
+    to->shape = from->shape;
+    to->rank = from->rank;
+}
+
+static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t number, read_items *items,
+                              tsr_error *err)
+{
+    tsr_entry *entry = &entries[number];
+    const tsr_chunk *chunk = &entry->chunks[0];
+    entry->type = TSR_STR("object");
+    if (chunk->file == TSR_NO_FILE || checkpoint->options.skip_objects) return TSR_OK;
+    uint64_t *place = tsr_arena_array(checkpoint->arena, 3, sizeof *place, err);
+    if (!place) return TSR_E_NOMEM;
+    place[0] = chunk->file;
+    place[1] = chunk->byte_offset;
+    place[2] = chunk->byte_length;
+    uint32_t *first;
+    bool fresh;
+    const tsr_str key = {(const char *)place, 3 * sizeof *place};
+    TSR_TRY(tsr_map_put(items->places, key, (uint32_t)number, &first, &fresh, err));
+    if (fresh) TSR_TRY(read_new_object(checkpoint, entry, items, err));
+    else copy_object(&entries[*first], entry);
+    return tsr_expansion_take_value(&checkpoint->expansion, &entry->value, checkpoint->arena, err);
 }
 
 tsr_status tsr_dcp_read_objects(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
 {
     tsr_status status = TSR_OK;
-    tsr_map *seen = tsr_map_new(checkpoint->host->allocator, 0, err);
-    if (!seen) return TSR_E_NOMEM;
+    read_items items = {.seen = tsr_map_new(checkpoint->host->allocator, 0, err)};
+    items.places = items.seen ? tsr_map_new(checkpoint->host->allocator, 0, err) : NULL;
+    if (!items.places) status = TSR_E_NOMEM;
+    for (uint32_t i = 0; i < checkpoint->store->file_count; i++)
+        if (!tsr_add_u64(items.left, checkpoint->store->files[i].size, &items.left)) items.left = UINT64_MAX;
     for (uint64_t i = 0; i < count && status == TSR_OK; i++) {
-        if (entries[i].kind == TSR_ENTRY_OBJECT) status = read_object(checkpoint, &entries[i], seen, err);
+        if (entries[i].kind == TSR_ENTRY_OBJECT) status = read_object(checkpoint, entries, i, &items, err);
     }
-    tsr_map_free(seen);
+    tsr_map_free(items.seen);
+    tsr_map_free(items.places);
     return status;
 }

@@ -3,6 +3,7 @@
 
 #include "base/try.h"
 #include "formats/enum_names.h"
+#include "formats/torch_survey.h"
 
 enum class_id {
     ID_SIZE = 1,
@@ -530,10 +531,12 @@ static tsr_status take_root(tsr_dcp_metadata *metadata, tsr_error *err)
 
 tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_metadata *out, tsr_error *err)
 {
+    uint64_t room = host->limits.expansion;
+    tsr_expansion_add(&room, bytes.size);
     *out = (tsr_dcp_metadata){.dims = tsr_vec_of(host->allocator, sizeof(uint64_t)),
                               .records = tsr_vec_of(host->allocator, sizeof(uint64_t)),
-                              .fqns = tsr_dcp_names_of(host->allocator),
-                              .paths = tsr_dcp_names_of(host->allocator),
+                              .fqns = tsr_dcp_names_of(host->allocator, room),
+                              .paths = tsr_dcp_names_of(host->allocator, room),
                               .odd_getattr = TSR_NO_POSITION,
                               .odd_enum = TSR_NO_POSITION,
                               .unloadable = TSR_NO_POSITION,

@@ -6,9 +6,11 @@
 
 #define MOST_NAMES (1u << 28)
 
-tsr_dcp_names tsr_dcp_names_of(const tsr_allocator *allocator)
+tsr_dcp_names tsr_dcp_names_of(const tsr_allocator *allocator, uint64_t room)
 {
-    return (tsr_dcp_names){tsr_vec_of(allocator, sizeof(tsr_dcp_name)), tsr_vec_of(allocator, sizeof(uint32_t)), 0};
+    return (tsr_dcp_names){.list = tsr_vec_of(allocator, sizeof(tsr_dcp_name)),
+                           .slots = tsr_vec_of(allocator, sizeof(uint32_t)),
+                           .room = room};
 }
 
 void tsr_dcp_names_free(tsr_dcp_names *names)
@@ -47,6 +49,9 @@ static bool same_text(tsr_str a, tsr_str b)
 static tsr_status look_up(tsr_dcp_names *names, tsr_str text, uint32_t *number, tsr_error *err)
 {
     if (2 * (names->list.count + 1) > names->slots.count) TSR_TRY(rehash(names, err));
+    TSR_FAIL_IF(text.size > names->room, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "dcp: long names are repeated so often that reading them takes more than the bound for shared parts");
+    names->room -= text.size;
     const tsr_dcp_name *list = names->list.items;
     uint32_t *table = names->slots.items, hash = (uint32_t)tsr_hash_bytes(text.data, text.size, (uintptr_t)names);
     size_t mask = names->slots.count - 1, slot = hash & mask;

@@ -16,9 +16,10 @@ typedef struct tsr_dcp_names {
     tsr_vec list;  /* tsr_dcp_name */
     tsr_vec slots; /* uint32_t, a power of two: 1 + name, 0 where free */
     uint32_t last;
+    uint64_t room; /* bytes that may still be hashed: a long name can be looked up in a few bytes of a pickle */
 } tsr_dcp_names;
 
-tsr_dcp_names tsr_dcp_names_of(const tsr_allocator *allocator);
+tsr_dcp_names tsr_dcp_names_of(const tsr_allocator *allocator, uint64_t room);
 void tsr_dcp_names_free(tsr_dcp_names *names); /* leaves it empty; takes a zeroed one */
 /* The number of a text, known or new; borrows the text. TSR_E_NOMEM, TSR_E_LIMIT. */
 tsr_status tsr_dcp_names_add(tsr_dcp_names *names, tsr_str text, uint32_t *number, tsr_error *err);

@@ -3,6 +3,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "formats/dcp_state.h"
+#include "formats/torch_survey.h"
 
 enum { INPUT_BYTES = 1 << 16, HEAD_BYTES = 1 << 24, TAIL_BYTES = 1 << 18, OVERHEAD_BYTES = 1 << 20 };
 
@@ -96,11 +97,14 @@ static tsr_status fill_window(window *w, tsr_checkpoint *checkpoint, const tsr_c
     return status;
 }
 
-/* The most a decompressed item can have: a tensor's elements and what torch.save puts around them. */
+/* The most a decompressed item can have: a tensor's elements and what torch.save puts around them; of an object, what any
+ * input may expand to. */
 static uint64_t window_bound(const tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk)
 {
-    uint64_t elements = 1, bytes, bound = checkpoint->host->limits.metadata_bytes;
-    if (entry->kind != TSR_ENTRY_TENSOR) return bound;
+    const tsr_limits *limits = &checkpoint->host->limits;
+    uint64_t elements = 1, bytes, bound = limits->metadata_bytes, expanded = limits->expansion;
+    tsr_expansion_add(&expanded, chunk->byte_length);
+    if (entry->kind != TSR_ENTRY_TENSOR) return expanded < bound ? expanded : bound;
     for (uint32_t d = 0; d < entry->rank; d++) {
         if (!tsr_mul_u64(elements, chunk->sizes[d], &elements)) return bound;
     }

@@ -154,7 +154,8 @@ static tsr_status fill_list(nest *n, node *container)
         if ((uint64_t)index >= length) length = (uint64_t)index + 1;
     }
     n->missing += length - container->count;
-    TSR_FAIL_IF(length - container->count > n->host->limits.expansion || n->missing > n->host->limits.expansion, n->err,
+    const uint64_t most = n->host->limits.expansion / sizeof(const tsr_value *);
+    TSR_FAIL_IF(length - container->count > most || n->missing > most, n->err,
                 TSR_E_LIMIT, TSR_NO_POSITION, "a list of %llu positions of which %u are there", (unsigned long long)length,
                 (unsigned)container->count);
     const tsr_value **items = tsr_arena_array(n->arena, (size_t)length, sizeof *items, n->err);

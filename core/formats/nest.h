@@ -15,7 +15,7 @@ typedef struct tsr_leaf {
 
 /* Dicts keep the order of first appearance, int keys stay ints; list positions that no leaf has become None. The tree lives
  * in `arena`. TSR_E_USAGE when one leaf's path leads through another leaf, or a container would be a list and a dict;
- * TSR_E_LIMIT when lists have more missing positions than limits.expansion. */
+ * TSR_E_LIMIT when the missing positions of lists take more than limits.expansion bytes. */
 tsr_status tsr_nest(const tsr_leaf *leaves, size_t count, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
                     tsr_error *err);
 

@@ -59,7 +59,10 @@ tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr
     *out = NULL;
     tsr_checkpoint *checkpoint = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
     if (!checkpoint) return TSR_E_NOMEM;
-    *checkpoint = (tsr_checkpoint){.store = store, .host = host, .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
+    *checkpoint = (tsr_checkpoint){.store = store,
+                                    .host = host,
+                                    .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                    .expansion = host->limits.expansion};
     if (options) checkpoint->options = *options;
     size_t bound = host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX;
     checkpoint->arena = tsr_arena_new(host->allocator, bound, err);

@@ -21,6 +21,7 @@ struct tsr_checkpoint {
     tsr_str incomplete;    /* why the save counts as interrupted, in the arena; empty: it does not */
     bool names_unknown;    /* only a missing file has the names of the entries */
     tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
+    uint64_t expansion;    /* bytes that what the input shares may still expand to (torch_survey.h) */
 };
 
 typedef struct tsr_reader {

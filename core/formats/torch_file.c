@@ -6,6 +6,7 @@
 #include "base/try.h"
 #include "formats/torch_flatten.h"
 #include "formats/torch_item.h"
+#include "formats/torch_survey.h"
 
 typedef struct run_list {
     const tsr_torch_run *runs; /* in order of (file, byte_offset) */
@@ -38,7 +39,8 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
                                                          checkpoint->findings, &item, err);
     if (status != TSR_OK) return status;
     *out = (tsr_torch_file){file, item.root, item.storage_count,
-                            {item.rank_known, item.rank, item.world, rank.hinted, rank.hint}};
+                            {item.rank_known, item.rank, item.world, rank.hinted, rank.hint},
+                            item.pickle_bytes};
     for (uint32_t i = 0; i < item.zip.count; i++) {
         const tsr_zip_member *m = &item.zip.members[i];
         TSR_TRY(push_run(runs, (tsr_torch_run){file, m->byte_offset, m->size, !item.zip.crc_absent, m->crc32, m->name}, err));
@@ -58,6 +60,7 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
     tsr_status status = zip ? open_zip(checkpoint, file, rank, out, runs, err)
                             : tsr_torch_legacy_open(checkpoint, file, rank, out, runs, err);
     if (status != TSR_OK && status != TSR_E_IO) tsr_error_context(err, "%.*s", TSR_STR_ARG(named->name));
+    if (status == TSR_OK) tsr_expansion_add(&checkpoint->expansion, out->pickle_bytes);
     return status;
 }
 
@@ -235,7 +238,8 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
     tsr_status status = tsr_torch_file_open(checkpoint, checkpoint->files[0], (tsr_torch_rank){0}, &file, &runs, err);
     if (status == TSR_OK) status = tsr_torch_keep_runs(checkpoint, &runs, err);
     tsr_vec_free(&runs);
-    if (status == TSR_OK) status = tsr_torch_flatten(file.root, checkpoint->host, checkpoint->arena, &flat, err);
+    if (status == TSR_OK)
+        status = tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, err);
     if (status != TSR_OK) return status;
     checkpoint->catalog.entries = flat.entries;
     checkpoint->catalog.entry_count = flat.entry_count;

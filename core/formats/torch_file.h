@@ -11,6 +11,7 @@ typedef struct tsr_torch_file {
     const tsr_value *root;
     uint32_t storage_count;
     tsr_torch_rank rank;
+    uint64_t pickle_bytes; /* what the values were read from */
 } tsr_torch_file;
 
 /* A zip member or a legacy storage. */

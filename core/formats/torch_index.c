@@ -45,7 +45,8 @@ static tsr_status open_shard(joining *j, uint32_t number, uint32_t *storage_base
     s->storage_base = *storage_base;
     j->shard_of[s->file] = number;
     TSR_TRY(tsr_torch_file_open(checkpoint, s->file, (tsr_torch_rank){0}, &file, &j->runs, j->err));
-    tsr_status status = tsr_torch_flatten(file.root, checkpoint->host, checkpoint->arena, &flat, j->err);
+    tsr_status status = tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat,
+                                          j->err);
     if (status != TSR_OK) {
         tsr_error_context(j->err, "%.*s", TSR_STR_ARG(checkpoint->store->files[s->file].name));
         return status;

@@ -137,6 +137,7 @@ static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_bu
     size_t consumed;
     build->pickle_offset = member->byte_offset;
     build->pickle_bytes = bytes;
+    out->pickle_bytes = bytes.size;
     tsr_status status = tsr_pickle_parse(bytes, host, &tsr_torch_names, &pickle, &consumed, err);
     if (status != TSR_OK) {
         if (err && err->byte_position != TSR_NO_POSITION) err->byte_position += member->byte_offset;

@@ -18,6 +18,7 @@ typedef struct tsr_torch_item {
     bool rank_known;        /* some DTensor or ShardedTensor says which rank wrote it */
     uint32_t rank;
     uint32_t world;         /* ranks there are, as far as these tell; else 0 */
+    uint64_t pickle_bytes;  /* what the values were read from */
 } tsr_torch_item;
 
 /* `findings` (may be NULL) takes what is odd: unlisted classes (warning when built, error when called), CRC 0

@@ -149,6 +149,7 @@ static tsr_status build_values(tsr_checkpoint *checkpoint, tsr_torch_build *buil
     out->file = build->file;
     out->storage_count = (uint32_t)build->storages.count;
     out->rank = build->rank;
+    out->pickle_bytes = p->at[OBJECT + 1] - p->at[OBJECT];
     return tsr_torch_place(build, false, err);
 }
 

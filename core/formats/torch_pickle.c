@@ -395,7 +395,7 @@ tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, ts
 
 /* ---- what the careful loader takes ---- */
 
-static bool plain(const tsr_value *value)
+bool tsr_torch_is_plain(const tsr_value *value)
 {
     if (value->kind == TSR_VALUE_BIGINT) return value->text.size < 256;
     return value->kind != TSR_VALUE_OBJECT && value->kind != TSR_VALUE_GLOBAL;
@@ -403,6 +403,7 @@ static bool plain(const tsr_value *value)
 
 bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host)
 {
+    if (value->expanded) return !value->foreign; /* the reader has looked at every node once */
     tsr_vec stack = tsr_vec_of(host->allocator, sizeof(const tsr_value *));
     const tsr_value **top = tsr_vec_push(&stack, NULL);
     uint64_t budget = host->limits.expansion;
@@ -410,7 +411,7 @@ bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host)
     if (top) *top = value;
     while (taken && stack.count) {
         const tsr_value *at = ((const tsr_value **)stack.items)[--stack.count];
-        taken = plain(at) && at->count < budget;
+        taken = tsr_torch_is_plain(at) && at->count < budget;
         budget -= at->count + 1;
         for (size_t i = 0; taken && i < at->count + (tsr_value_attributes(at) != NULL); i++) {
             top = tsr_vec_push(&stack, NULL);

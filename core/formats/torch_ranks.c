@@ -53,7 +53,8 @@ static tsr_status add_file(ranks *r, uint32_t i, uint32_t storage_base)
 {
     tsr_torch_flat flat;
     tsr_catalog *catalog = &r->checkpoint->catalog;
-    TSR_TRY(tsr_torch_flatten(r->files[i].root, r->checkpoint->host, r->checkpoint->arena, &flat, r->err));
+    tsr_checkpoint *c = r->checkpoint;
+    TSR_TRY(tsr_torch_flatten(r->files[i].root, c->host, &c->expansion, c->arena, &flat, r->err));
     if (i == 0) {
         catalog->mappings = flat.mappings;
         catalog->mapping_count = flat.mapping_count;

@@ -3,6 +3,7 @@
 #include "base/try.h"
 #include "formats/torch_verdict.h"
 #include "formats/torch_walk.h"
+#include "formats/torch_writer.h"
 
 enum { ATTRIBUTES_MAX = 4096 }; /* the objects looked into have a few; a search of more is not worth it */
 
@@ -164,6 +165,47 @@ static tsr_status enter(walk *w, tsr_value *value, tsr_ref ref, tsr_torch_frame 
     }
 }
 
+/* About the bytes of a value's own text. */
+static uint64_t own_weight(const tsr_value *value)
+{
+    const uint64_t text = value->kind == TSR_VALUE_BIGINT ? 3 : 1;
+    return 24 + (value->text.size < UINT32_MAX ? text * value->text.size : TSR_VALUE_ENDLESS / 2);
+}
+
+static uint64_t add_weights(uint64_t a, uint64_t b)
+{
+    return a > TSR_VALUE_ENDLESS - b ? TSR_VALUE_ENDLESS : a + b;
+}
+
+/* Adds what an item expands to, and whether it is foreign, to those of the value that holds it. */
+static void add_item(tsr_value *to, const tsr_value *item)
+{
+    if (!item) return;
+    to->expanded = add_weights(to->expanded, item->expanded ? item->expanded : own_weight(item));
+    to->foreign = to->foreign || (item->expanded ? item->foreign : !tsr_torch_is_plain(item));
+}
+
+/* What a complete value expands to. Its items were weighed before, but for the few that an object's parts are made of. */
+static void weigh(tsr_value *value)
+{
+    value->expanded = own_weight(value);
+    value->foreign = !tsr_torch_is_plain(value);
+    for (size_t i = 0; i < value->count; i++) {
+        const tsr_value *item = value->items[i];
+        add_item(value, item);
+        for (size_t k = 0; item && !item->expanded && k < item->count; k++) add_item(value, item->items[k]);
+    }
+    const tsr_value *attributes = tsr_value_attributes(value);
+    if (attributes) value->foreign = value->foreign || attributes->foreign;
+}
+
+static tsr_status finish(walk *w, tsr_torch_frame *frame, tsr_error *err)
+{
+    TSR_TRY(tsr_torch_finish_object(w->build, frame, err));
+    weigh(frame->value);
+    return TSR_OK;
+}
+
 /* The value of a node, which may still be waiting for its children: then a frame is pushed. */
 static tsr_status visit(walk *w, tsr_ref ref, const tsr_value **out, tsr_error *err)
 {
@@ -176,7 +218,8 @@ static tsr_status visit(walk *w, tsr_ref ref, const tsr_value **out, tsr_error *
     TSR_TRY(memo_put(&w->memo, ref, value, err));
     tsr_torch_frame next = {.value = value, .ref = ref};
     TSR_TRY(enter(w, value, ref, &next, err));
-    if (next.next == next.count) return tsr_torch_finish_object(w->build, &next, err);
+    if (next.next == next.count) return finish(w, &next, err);
+    value->expanded = TSR_VALUE_ENDLESS; /* as long as it is open: what is inside it and holds it has no end */
     TSR_FAIL_IF(w->frames.count >= w->build->host->limits.depth, err, TSR_E_LIMIT, tsr_torch_position(w->build, ref),
                 "torch: values nest deeper than the limit of %u (depth)", w->build->host->limits.depth);
     tsr_torch_frame *pushed = tsr_vec_push(&w->frames, err);
@@ -191,7 +234,7 @@ static tsr_status run(walk *w, tsr_ref root, const tsr_value **out, tsr_error *e
     while (w->frames.count) {
         tsr_torch_frame *top = (tsr_torch_frame *)w->frames.items + w->frames.count - 1;
         if (top->next == top->count) {
-            TSR_TRY(tsr_torch_finish_object(w->build, top, err));
+            TSR_TRY(finish(w, top, err));
             w->frames.count--;
             continue;
         }

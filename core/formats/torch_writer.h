@@ -50,6 +50,8 @@ tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, ts
 
 /* Whether torch.load(weights_only=True) takes the value: it names no class beyond that loader's own list. */
 bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host);
+/* The same of the value by itself, whatever its items are. */
+bool tsr_torch_is_plain(const tsr_value *value);
 
 typedef struct tsr_torch_archive {
     tsr_zip_new_member *members;

@@ -8,6 +8,7 @@
 #include "base/try.h"
 #include "formats/nest.h"
 #include "formats/torch_file.h"
+#include "formats/torch_survey.h"
 
 #define ZEROS_SIZE 16u
 
@@ -64,6 +65,16 @@ static tsr_status pad_store(tsr_store *inner, const tsr_allocator *allocator, ts
 
 static const tsr_reader tree_reader = {.format = TSR_FORMAT_TORCH_ZIP};
 
+/* What walks over a tree may meet: it is counted here, so that none has to. */
+static tsr_status count_tree(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_error *err)
+{
+    tsr_torch_survey survey;
+    tsr_status status = tsr_torch_survey_open(&survey, root, checkpoint->host, err);
+    if (status == TSR_OK) status = tsr_expansion_take(&checkpoint->expansion, survey.bytes, checkpoint->host, err);
+    tsr_torch_survey_close(&survey);
+    return status;
+}
+
 static tsr_status read_roots(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_trees *out,
                              tsr_error *err)
 {
@@ -77,6 +88,7 @@ static tsr_status read_roots(tsr_checkpoint *checkpoint, const uint32_t *files, 
         runs.count = 0;
         status = tsr_torch_file_open(checkpoint, files[out->count], (tsr_torch_rank){0}, &file, &runs, err);
         roots[out->count] = file.root;
+        if (status == TSR_OK) status = count_tree(checkpoint, file.root, err);
     }
     tsr_vec_free(&runs);
     return status;
@@ -100,7 +112,9 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     *out = (tsr_trees){.raw = true, .zeros_file = store->file_count};
     out->checkpoint = tsr_alloc(host->allocator, 1, sizeof *out->checkpoint, err);
     if (!out->checkpoint) return TSR_E_NOMEM;
-    *out->checkpoint = (tsr_checkpoint){.host = host, .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
+    *out->checkpoint = (tsr_checkpoint){.host = host,
+                                         .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                         .expansion = host->limits.expansion};
     tsr_status status = open_checkpoint(out->checkpoint, store, err);
     if (status == TSR_OK) status = read_roots(out->checkpoint, files, count, out, err);
     if (status != TSR_OK) tsr_trees_close(out);

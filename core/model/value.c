@@ -155,6 +155,7 @@ static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, boo
         left->nodes--;
         if (a != b) {
             if (!same_node(a, b)) return TSR_DIFFERENT;
+            if (a->expanded == TSR_VALUE_ENDLESS || b->expanded == TSR_VALUE_ENDLESS) return TSR_TOO_LARGE;
             const bool shown = left->tensor && !inside_key && a->kind == TSR_VALUE_TENSOR && a->as.tensor && b->as.tensor;
             if (shown && !left->tensor(left->ctx, a->as.tensor, b->as.tensor)) return TSR_DIFFERENT;
             if (a->count) {
@@ -185,6 +186,7 @@ tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32
 
 static bool is_json_node(const tsr_value *value)
 {
+    if (value->expanded == TSR_VALUE_ENDLESS) return false;
     switch (value->kind) {
     case TSR_VALUE_NONE:
     case TSR_VALUE_BOOL:

@@ -51,7 +51,7 @@ static void find_twins(uint64_t seed, uint32_t twins[2])
 static void test_formats_dcp_names__texts_of_equal_hashes_are_two_names(void **state)
 {
     (void)state;
-    tsr_dcp_names names = tsr_dcp_names_of(&tsr_allocator_libc);
+    tsr_dcp_names names = tsr_dcp_names_of(&tsr_allocator_libc, UINT64_MAX);
     uint32_t twins[2], first, second, again;
     char a[32], b[32];
     find_twins((uintptr_t)&names, twins);
@@ -74,7 +74,7 @@ static void test_formats_dcp_names__numbers_stay_as_the_table_grows(void **state
     (void)state;
     enum { COUNT = 1000 };
     static char texts[COUNT][32];
-    tsr_dcp_names names = tsr_dcp_names_of(&tsr_allocator_libc);
+    tsr_dcp_names names = tsr_dcp_names_of(&tsr_allocator_libc, UINT64_MAX);
     uint32_t number;
     for (uint32_t i = 0; i < COUNT; i++) {
         assert_int_equal(tsr_dcp_names_add(&names, text_of(i, texts[i], sizeof texts[i]), &number, NULL), TSR_OK);

@@ -166,6 +166,13 @@ static const shape pickles[] = {
     {"a memo slot far away", BYTES("}"), BYTES("S'k%%'\nI1\ns"), BYTES("r\xff\xff\xff\x7f"), BYTES(""), BYTES("."), REFUSED},
     {"a string longer than the file", BYTES("}"), BYTES("S'k%%'\nI1\ns"), BYTES("\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"), BYTES(""), BYTES("."), REFUSED},
     {"a frame longer than the file", BYTES("}"), BYTES("S'k%%'\nI1\ns"), BYTES("\x95\xff\xff\xff\xff\xff\xff\xff\x7f"), BYTES(""), BYTES("."), REFUSED},
+    {"dicts that double", BYTES("}S'w'\nI1\ns"), BYTES("p0\n0}S'a'\ng0\nsS'b'\ng0\ns"), BYTES(""), BYTES(""), BYTES("."), REFUSED},
+    {"lists that double", BYTES("}S'k'\n]I1\na"), BYTES("p0\n0(g0\ng0\nl"), BYTES("s."), BYTES(""), BYTES(""), ACCEPTED},
+    {"lists that double, a tensor within", BYTES("}S'k'\n]" TENSOR_ON("000000") "a"), BYTES("p0\n0(g0\ng0\nl"), BYTES("s."), BYTES(""), BYTES(""), REFUSED},
+    {"modules that double", BYTES("N"), BYTES("p0\n0ctorch.nn\nModule\n)\x81}(S'_parameters'\n}S'_buffers'\n}S'_modules'\n}S'a'\ng0\nsS'b'\ng0\nsub"), BYTES("p1\n0}S'k'\ng1\ns"), BYTES(""), BYTES("."), REFUSED},
+    {"a dict without names, held often", BYTES("}S'v'\n}"), BYTES("I%%\nI1\ns"), BYTES("(\x91I1\nsp0\ns"), BYTES("S'k%%'\ng0\ns"), BYTES("."), ACCEPTED},
+    {"a list of many entries", BYTES("}S'v'\n("), BYTES("I%%\n"), BYTES("tp0\ns"), BYTES("S'k%%'\ng0\ns"), BYTES("."), ACCEPTED},
+    {"an object with attributes, listed often", BYTES("}S'v'\n(cm\nC\n)\x81}"), BYTES("S'a%%'\nI1\ns"), BYTES("bp0\n"), BYTES("g0\n"), BYTES("ls."), ACCEPTED},
     {"a long prefix of many names", BYTES("}S'"), BYTES("abcdefgh"), BYTES("'\n}"), BYTES("S'k%%'\nI1\ns"), BYTES("s."), CAPPED},
 };
 

@@ -14,8 +14,11 @@ typedef struct tsr_limits {
     uint64_t entries;        /* tensors and objects of one checkpoint */
     uint64_t metadata_bytes; /* size of one metadata file, header or pickle */
     uint64_t memory_bytes;   /* arena of one open checkpoint, or pools of one pickle; 0: no bound */
-    uint64_t expansion;      /* nodes visited when shared values are written out as trees */
+    uint64_t expansion;      /* bytes that shared values may expand to, beyond 64 for each byte of the input */
 } tsr_limits;
+
+/* What an input of so many bytes adds to limits.expansion. */
+#define TSR_EXPANSION_PER_BYTE 64u
 
 /* Beyond what any real checkpoint needs, below what harms a machine; less where size_t has 32 bits. */
 tsr_limits tsr_limits_default(void);

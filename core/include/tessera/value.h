@@ -37,6 +37,7 @@ struct tsr_value {
     tsr_value_kind kind;
     bool ordered_dict; /* DICT: collections.OrderedDict */
     bool called;       /* OBJECT: the class was called with the arguments; else only built by its __new__ */
+    bool foreign;      /* with `expanded`: it or something inside is not what torch.load(weights_only=True) takes */
     union {
         bool boolean;
         int64_t integer;
@@ -51,7 +52,11 @@ struct tsr_value {
     tsr_str text;
     const tsr_value *const *items;
     size_t count; /* of items: a DICT of n pairs has 2n */
+    uint64_t expanded; /* bytes, about, as a tree in which shared parts are written wherever they occur; 0: not counted */
 };
+
+/* `expanded` of a value that holds itself, or that expands beyond what its file may ask for: it is never written out. */
+#define TSR_VALUE_ENDLESS UINT64_MAX
 
 /* Number of pairs of a DICT. */
 static inline size_t tsr_value_pairs(const tsr_value *dict)
@@ -75,7 +80,8 @@ tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_valu
 typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
 /* Deep equality. NaN equals NaN; 1 and 1.0, 0.0 and -0.0 differ; the order of dicts (with unique keys) and sets does not
  * count, nor does dict against OrderedDict. Tensors inside are compared by dtype and shape only: their bytes are the
- * caller's. TSR_TOO_LARGE beyond `depth` containers (at most 256) or `nodes` visits. */
+ * caller's. TSR_TOO_LARGE for two different values of which one is TSR_VALUE_ENDLESS, and beyond `depth` containers (at
+ * most 256) or `nodes` visits. */
 tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes);
 /* The same, and `tensor` is called for the two tensors of every place (shared ones each time); false from it ends the walk
  * with TSR_DIFFERENT. */
@@ -83,7 +89,8 @@ typedef bool (*tsr_value_tensors)(void *ctx, const struct tsr_entry *a, const st
 tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes,
                                   tsr_value_tensors tensor, void *ctx);
 /* Whether JSON can hold the value exactly (finite numbers, integers of at most 64 bytes, strings of valid Unicode, lists, string-keyed dicts). False
- * beyond `depth` containers (63 are the emitter's limit, those already open included) or `nodes` visits. */
+ * for what is TSR_VALUE_ENDLESS, and beyond `depth` containers (63 are the emitter's limit, those already open included) or
+ * `nodes` visits. */
 bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
 /* A value that tsr_value_is_json accepts, as JSON (tessera/json.h). */
 void tsr_json_value(struct tsr_json *json, const tsr_value *value);
