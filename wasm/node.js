@@ -33,14 +33,24 @@ class DiskFile {
 /* What an output that is being written consists of has such a name; it belongs to no checkpoint. */
 const entriesOf = (folder) => fs.readdirSync(folder, { withFileTypes: true }).filter((e) => !e.name.includes(".tessera-"));
 
+const LEVELS_BELOW = 3;
+const MOST_FILES = 100000;
+
+/** The files of a directory and of those up to three levels below it, so that checkpoints there can be named. */
 function listed(root) {
-  return entriesOf(root).flatMap((e) =>
-    e.isFile() ? [e.name]
-      : e.isDirectory() ? entriesOf(path.join(root, e.name)).filter((f) => f.isFile()).map((f) => `${e.name}/${f.name}`)
-        : []);
+  const names = [];
+  const list = (below, levels) => {
+    for (const entry of entriesOf(path.join(root, below))) {
+      if (names.length >= MOST_FILES) return;
+      if (entry.isFile()) names.push(below + entry.name);
+      else if (entry.isDirectory() && levels) list(`${below}${entry.name}/`, levels - 1);
+    }
+  };
+  list("", LEVELS_BELOW);
+  return names;
 }
 
-/** The arguments of `open` for a folder (and one level below it) or one file, and `close` for the descriptors. */
+/** The arguments of `open` for a directory (and three levels below it) or one file, and `close` for the descriptors. */
 export function filesOf(target) {
   const single = fs.statSync(target).isFile();
   const root = single ? path.dirname(target) : target;

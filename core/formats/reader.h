@@ -19,6 +19,7 @@ struct tsr_checkpoint {
     const struct tsr_reader *reader;
     void *state;           /* the reader's own, in the arena */
     tsr_str incomplete;    /* why the save counts as interrupted, in the arena; empty: it does not */
+    bool is_probe;         /* only its format is asked for: what lies below it is of no interest */
     bool names_unknown;    /* only a missing file has the names of the entries */
     tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
     uint64_t expansion;    /* bytes that what the input shares may still expand to (torch_survey.h) */

@@ -12,10 +12,9 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "codec/json.h"
+#include "formats/below.h"
 #include "formats/incomplete.h"
 #include "formats/safetensors.h"
-
-enum { MAX_LISTED = 6 };
 
 static tsr_str base_name(tsr_str path)
 {
@@ -269,34 +268,32 @@ static const char *foreign_folder(const tsr_store *store)
     return any_path(store, is_tensorflow) ? "a TensorFlow checkpoint, which is not read" : training_system(store);
 }
 
-/* Whether a path below a folder looks like a part of a checkpoint, for lists in messages only. */
-static bool is_checkpoint_name(tsr_str path)
+static tsr_status refuse_several(recognizer *r, const tsr_below *list, const char *what)
 {
-    static const char *const endings[] = {".metadata", ".safetensors", ".index.json", ".pt", ".pth", ".ckpt", ".bin"};
-    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++)
-        if (tsr_str_ends(path, tsr_str_from(endings[i]))) return true;
-    return false;
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory holds %s (%u%s): %s%s; name one of them", what,
+                     list->count, list->cut ? " or more" : "", list->text, tsr_below_rest(list));
 }
 
-typedef struct listing {
-    char text[400];
-    size_t used;
-    unsigned count;
-} listing;
-
-static void list_name(listing *list, tsr_str name)
+static const char *form_of(tsr_content content)
 {
-    if (list->count++ >= MAX_LISTED || list->used + name.size + 3 > sizeof list->text) return;
-    if (list->used) memcpy(list->text + list->used, ", ", 2), list->used += 2;
-    memcpy(list->text + list->used, name.data, name.size);
-    list->used += name.size;
-    list->text[list->used] = 0;
+    const tsr_reader *reader = content == TSR_CONTENT_SAFETENSORS ? &tsr_reader_safetensors
+                               : content == TSR_CONTENT_TORCH_ZIP ? &tsr_reader_torch_zip
+                                                                  : &tsr_reader_torch_legacy;
+    return tsr_format_name(reader->format);
 }
 
-static tsr_status refuse_several(recognizer *r, const listing *list, const char *what)
+static tsr_status list_files(recognizer *r, tsr_below *list, const tsr_vec *files)
 {
-    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder holds %s (%u): %s%s; name one of them", what,
-                     list->count, list->text, list->count > MAX_LISTED ? ", …" : "");
+    const numbered *items = files->items;
+    for (size_t i = 0; i < files->count; i++) {
+        tsr_content content = TSR_CONTENT_UNKNOWN;
+        const char *foreign;
+        const tsr_str name = name_at(r, items[i].file);
+        const bool is_index = tsr_str_ends(name, TSR_STR(".index.json"));
+        if (!is_index) TSR_TRY(tsr_content_of(r->store, items[i].file, &content, &foreign, r->err));
+        tsr_below_add(list, name, is_index ? "index" : form_of(content));
+    }
+    return TSR_OK;
 }
 
 static bool is_dcp_name(tsr_str path)
@@ -304,33 +301,21 @@ static bool is_dcp_name(tsr_str path)
     return tsr_str_ends(path, TSR_STR("/.metadata"));
 }
 
-/* The folders directly below the root that hold what `is_part` looks for: step-100, step-200, … */
-static void list_folders(const tsr_store *store, bool (*is_part)(tsr_str path), listing *list)
-{
-    tsr_str last = {NULL, 0};
-    for (uint32_t f = 0; f < store->file_count; f++) {
-        tsr_str path = store->files[f].name;
-        const char *slash = memchr(path.data, '/', path.size);
-        if (!slash || !is_part(path)) continue;
-        tsr_str folder = {path.data, (size_t)(slash - path.data)};
-        if (last.data && tsr_str_equal(folder, last)) continue;
-        list_name(list, folder);
-        last = folder;
-    }
-}
-
 static tsr_status refuse_folder(recognizer *r)
 {
-    listing list = {0};
-    const char *foreign = foreign_folder(r->store);
+    tsr_below list = {.used = 0};
+    const char *foreign = foreign_folder(r->store), *below;
     TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is %s", foreign);
-    list_folders(r->store, is_checkpoint_name, &list);
+    tsr_str named = r->foreign ? tsr_arena_str(r->checkpoint->arena, name_at(r, r->foreign_file), r->err) : (tsr_str){"", 0};
+    if (!named.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
     if (list.count)
-        return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a folder below" : "several checkpoints");
-    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s",
-                TSR_STR_ARG(name_at(r, r->foreign_file)), r->foreign);
+        return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
+    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s", TSR_STR_ARG(named), r->foreign);
+    TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is empty");
+    below = list.cut ? "; there are more, which were not looked at" : "";
     return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "none of the folder's %u files is a checkpoint that is known here", (unsigned)r->store->file_count);
+                     "none of the folder's %u files is a checkpoint that is known here%s", (unsigned)r->store->file_count, below);
 }
 
 /* Two or more torch.save files that differ only in a number which counts 0 … n-1 or 1 … n: one file a rank. Names that
@@ -409,9 +394,8 @@ static bool are_shards(const recognizer *r)
 static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
 {
     const numbered *files = r->torch.items;
-    listing list = {0};
-    list_folders(r->store, is_dcp_name, &list); /* a Trainer's scheduler.pt lies beside the folders of model and optimizer */
-    const bool has_folders = list.count;
+    tsr_below list = {.used = 0};
+    const bool has_folders = any_path(r->store, is_dcp_name); /* a Trainer's scheduler.pt is next to those of model and optimizer */
     if (r->torch.count == 1 && !has_folders && !are_shards(r)) {
         *reader = r->torch_kind == TSR_CONTENT_TORCH_ZIP ? &tsr_reader_torch_zip : &tsr_reader_torch_legacy;
         return choose_one(r, files[0].file);
@@ -424,13 +408,14 @@ static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
         *reader = &tsr_reader_torch_without_index;
         return choose(r, files, r->torch.count);
     }
-    for (size_t i = 0; i < r->torch.count; i++) list_name(&list, name_at(r, files[i].file));
+    TSR_TRY(list_files(r, &list, &r->torch));
+    if (has_folders) TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
     return refuse_several(r, &list, has_folders ? "several checkpoints" : "several torch.save files that are not one file a rank");
 }
 
 static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
 {
-    listing list = {0};
+    tsr_below list = {.used = 0};
     for (uint32_t f = 0; f < r->store->file_count; f++)
         if (in_root(name_at(r, f))) TSR_TRY(sort_file(r, f));
     if (r->metadata.count) {
@@ -444,10 +429,23 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     if (kinds == 0 || training_system(r->store)) return refuse_folder(r);
     if (kinds == 1 && r->safetensors.count) return recognize_safetensors(r, reader);
     if (kinds == 1 && r->torch.count) return recognize_torch(r, reader);
-    for (size_t k = r->indexes.count ? 0 : 1; k < (r->indexes.count ? 1u : 3u); k++)
-        for (size_t i = 0; i < lists[k]->count; i++)
-            list_name(&list, name_at(r, ((const numbered *)lists[k]->items)[i].file));
+    for (size_t k = r->indexes.count ? 0 : 1; k < (r->indexes.count ? 1u : 3u); k++) TSR_TRY(list_files(r, &list, lists[k]));
     return refuse_several(r, &list, "several checkpoints");
+}
+
+/* The only file of a directory, which may still have checkpoints further below. */
+static tsr_status recognize_only_file(recognizer *r, const tsr_reader **reader)
+{
+    tsr_error why = {0}, *err = r->err;
+    tsr_below list = {.used = 0};
+    r->err = &why;
+    const tsr_status status = recognize_file(r, 0, reader);
+    r->err = err;
+    if (status == TSR_OK) return TSR_OK;
+    if (status == TSR_E_UNSUPPORTED) TSR_TRY(tsr_list_below(r->checkpoint, &list, err));
+    if (list.count)
+        return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
+    return tsr_raise(err, status, why.byte_position, "%s", why.message);
 }
 
 tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
@@ -456,7 +454,7 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     tsr_store *store = checkpoint->store;
     recognizer r = {.checkpoint = checkpoint, .store = store, .err = err};
     uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata"));
-    TSR_FAIL_IF(store->file_count == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is empty");
+    if (store->file_count == 0) return refuse_folder(&r);
     if (store->primary != TSR_NO_FILE && store->primary != metadata) return recognize_file(&r, store->primary, reader);
     if (tsr_lacks_dcp_metadata(store)) {
         *reader = &tsr_reader_dcp_without_metadata;
@@ -468,7 +466,7 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     }
     bool one_file =
         store->file_count == 1 && in_root(store->files[0].name) && !tsr_str_ends(store->files[0].name, TSR_STR(".metadata"));
-    if (one_file) return recognize_file(&r, 0, reader);
+    if (one_file) return recognize_only_file(&r, reader);
     r.safetensors = r.torch = r.indexes = r.metadata = tsr_vec_of(allocator, sizeof(numbered));
     tsr_status status = recognize_folder(&r, reader);
     tsr_vec_free(&r.safetensors);

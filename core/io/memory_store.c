@@ -63,7 +63,7 @@ tsr_status tsr_store_from_memory(const tsr_allocator *allocator, const tsr_memor
     qsort(contents, count, sizeof *contents, by_name);
     for (uint32_t i = 0; i < count; i++) listing[i] = (tsr_store_file){contents[i].name, contents[i].content.size};
     *memory = (memory_store){
-        {count, listing, TSR_NO_FILE, memory_read_at, memory_map, memory_unmap, memory_close}, allocator, contents, listing};
+        {count, listing, TSR_NO_FILE, memory_read_at, memory_map, memory_unmap, memory_close, NULL}, allocator, contents, listing};
     *out = &memory->base;
     return TSR_OK;
 }

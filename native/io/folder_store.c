@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 
 #define MAX_OPEN_FILES   256
 #define MAX_LISTED_FILES (1u << 20)
+#define MAX_VISITS       100000 /* of what lies deeper than one level, which is only listed for a message */
 #define MAP_FROM_BYTES   (1u << 20)
 #define WORTH_HOLES      (1u << 20) /* tiny files take less room than they have bytes on some file systems */
 
@@ -49,6 +51,9 @@ typedef struct folder_store {
     pthread_mutex_t lock; /* slots, open_files, hand */
     uint32_t open_files;
     uint32_t hand;
+    bool bounded; /* of a listing of several levels: */
+    uint32_t visits_left;
+    bool cut; /* they were not enough */
 } folder_store;
 
 static identity identity_of(const struct stat *info)
@@ -106,8 +111,28 @@ static bool is_passed_over(int error)
     return error == ENOENT || error == ELOOP || error == ENOTDIR || error == EACCES;
 }
 
-/* Lists the folder `fd`; names get `prefix`. With `below`, subfolders one level down as well. Takes over `fd`. */
-static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const char *prefix, bool below, tsr_error *err)
+static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const char *prefix, unsigned levels, tsr_error *err);
+
+/* A directory below the root. A symbolic link to one is followed only from the root, and not further down, so that no cycle
+ * and no other tree is walked. */
+static tsr_status list_below(folder_store *store, tsr_vec *list, int fd, const char *prefix, const char *name, unsigned levels,
+                             tsr_error *err)
+{
+    char below[PATH_MAX];
+    const tsr_sys *sys = store->sys;
+    const int flags = O_RDONLY | O_DIRECTORY;
+    if ((size_t)snprintf(below, sizeof below, "%s%s/", prefix, name) >= sizeof below) return TSR_OK;
+    int sub = sys->open_at(sys, fd, name, levels > 1 || *prefix ? flags | O_NOFOLLOW : flags, 0);
+    if (sub < 0 && (errno == ELOOP || errno == ENOTDIR) && levels > 1 && !*prefix) {
+        levels = 1;
+        sub = sys->open_at(sys, fd, name, flags, 0);
+    }
+    if (sub >= 0) return list_folder(store, list, sub, below, levels - 1, err);
+    return is_passed_over(errno) ? TSR_OK : tsr_sys_raise(err, "open", name);
+}
+
+/* Lists the folder `fd`; names get `prefix`. With `levels`, as many levels below as well. Takes over `fd`. */
+static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const char *prefix, unsigned levels, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
     DIR *dir = fdopendir(fd);
@@ -119,19 +144,20 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const 
     for (struct dirent *item; status == TSR_OK && (errno = 0, item = readdir(dir));) {
         struct stat info;
         if (is_dots(item->d_name) || is_temporary(store, item->d_name)) continue;
+        if (store->bounded && store->visits_left-- == 0) {
+            store->visits_left = 0;
+            store->cut = true;
+            break;
+        }
         if (sys->stat_at(sys, fd, item->d_name, &info) != 0) {
             if (!is_passed_over(errno)) status = tsr_sys_raise(err, "look at", item->d_name);
         } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);
-        } else if (S_ISDIR(info.st_mode) && below) {
-            char sub_prefix[sizeof item->d_name + 2];
-            snprintf(sub_prefix, sizeof sub_prefix, "%s/", item->d_name);
-            int sub = sys->open_at(sys, fd, item->d_name, O_RDONLY | O_DIRECTORY, 0);
-            if (sub >= 0) status = list_folder(store, list, sub, sub_prefix, false, err);
-            else if (!is_passed_over(errno)) status = tsr_sys_raise(err, "open", item->d_name);
+        } else if (S_ISDIR(info.st_mode) && levels) {
+            status = list_below(store, list, fd, prefix, item->d_name, levels, err);
         }
     }
-    if (status == TSR_OK && errno != 0) status = tsr_sys_raise(err, "list", *prefix ? prefix : ".");
+    if (status == TSR_OK && errno != 0 && !store->cut) status = tsr_sys_raise(err, "list", *prefix ? prefix : ".");
     closedir(dir);
     return status;
 }
@@ -250,12 +276,38 @@ static void folder_unmap(tsr_store *base, uint32_t file, tsr_str mapped)
     munmap((void *)(uintptr_t)mapped.data, mapped.size);
 }
 
+static void close_slots(folder_store *store)
+{
+    for (uint32_t i = 0; i < store->base.file_count; i++) {
+        if (store->slots[i].fd >= 0) store->sys->close(store->sys, store->slots[i].fd);
+    }
+    store->open_files = store->hand = 0;
+}
+
+static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, tsr_error *err)
+{
+    folder_store *store = (folder_store *)base;
+    if (base->primary != TSR_NO_FILE) return TSR_OK; /* a file was opened, not its directory */
+    int again = store->sys->open_at(store->sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+    if (again < 0) return tsr_sys_raise(err, "list", ".");
+    tsr_vec list = tsr_vec_of(store->allocator, sizeof(listed));
+    store->bounded = true;
+    store->visits_left = MAX_VISITS;
+    tsr_status status = list_folder(store, &list, again, "", levels, err);
+    if (status == TSR_OK) {
+        close_slots(store);
+        base->file_count = 0;
+        status = take_list(store, &list, err);
+    }
+    tsr_vec_free(&list);
+    *cut = store->cut;
+    return status;
+}
+
 static void folder_close(tsr_store *base)
 {
     folder_store *store = (folder_store *)base;
-    for (uint32_t i = 0; i < base->file_count; i++) {
-        if (store->slots[i].fd >= 0) store->sys->close(store->sys, store->slots[i].fd);
-    }
+    close_slots(store);
     if (store->folder >= 0) store->sys->close(store->sys, store->folder);
     pthread_mutex_destroy(&store->lock);
     tsr_arena_free(store->arena);
@@ -304,7 +356,7 @@ static tsr_status open_file(folder_store *store, tsr_vec *list, int fd, const ch
     if (!is_set) return list_file(store, list, "", name, &info, err);
     int again = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
     if (again < 0) return tsr_sys_raise(err, "list", folder.data);
-    return list_folder(store, list, again, "", false, err);
+    return list_folder(store, list, again, "", 0, err);
 }
 
 static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path, tsr_error *err)
@@ -320,7 +372,7 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
         store->folder = fd;
         fd = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
         if (fd < 0) return tsr_sys_raise(err, "list", path);
-        return list_folder(store, list, fd, "", true, err);
+        return list_folder(store, list, fd, "", 1, err);
     } else if (!S_ISREG(info.st_mode)) {
         status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%s' is neither a file nor a folder", path);
     } else {
@@ -336,7 +388,7 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
     folder_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     if (!store) return TSR_E_NOMEM;
     *store = (folder_store){
-        .base = {0, NULL, TSR_NO_FILE, folder_read_at, folder_map, folder_unmap, folder_close},
+        .base = {0, NULL, TSR_NO_FILE, folder_read_at, folder_map, folder_unmap, folder_close, folder_deepen},
         .sys = sys ? sys : &tsr_sys_posix,
         .allocator = allocator,
         .folder = -1,

@@ -357,7 +357,7 @@ tsr_status tsr_remote_store_open(const tsr_allocator *allocator, const char *add
     remote_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     tsr_str name;
     if (!store) return TSR_E_NOMEM;
-    *store = (remote_store){.base = {0, NULL, TSR_NO_FILE, remote_read_at, NULL, NULL, remote_close},
+    *store = (remote_store){.base = {0, NULL, TSR_NO_FILE, remote_read_at, NULL, NULL, remote_close, NULL},
                             .allocator = allocator,
                             .files = tsr_vec_of(allocator, sizeof(remote_file)),
                             .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};

@@ -198,3 +198,70 @@ def test_what_an_index_names_and_no_file_has_is_not_read(t):
     need("'w2'" in t.run("get", path, "w2", status=2).stderr.decode(), "get w2")
     t.run("get", path, "w1")
     t.run("convert", path, t.at("out.safetensors"), "--exclude", "w2")
+
+
+def refusal(t, path):
+    message = t.run("inspect", path, status=2).stderr.decode()
+    for command in (["validate", path], ["convert", path, t.at("out"), "--to", "torch"], ["layout", path], ["diff", path, path]):
+        need(t.run(*command, status=2).stderr.decode() == message, f"{command[0]} says something else")
+    return message
+
+
+@test
+def test_checkpoints_below_a_directory_are_listed(t):
+    dcp = sample("dcp_small")[0]
+    for at in ("outputs/checkpoint/step-1", "outputs/checkpoint/step-2", "near"):
+        shutil.copytree(dcp, t.at("run", at))
+    shutil.copy(sample("torch_plain")[0], t.at("run", "outputs", "model.pt"))
+    shards(t, "run/hf/final", [1], 1)
+    write(t.at("run", "config.json"), b"{}")
+    message = refusal(t, t.at("run"))
+    for line in ("outputs/checkpoint/step-1 (dcp), outputs/checkpoint/step-2 (dcp)", "near (dcp)", "hf/final (safetensors)", "(5)"):
+        need(line in message, f"{line}: {message}")
+    need("outputs (torch-zip)" in message, message)
+    shutil.copy(sample("torch_plain")[0], t.at("run", "outputs", "optimizer.pt"))
+    need("outputs (several files)" in refusal(t, t.at("run")), "files that are several checkpoints")
+    os.remove(t.at("run", "outputs", "checkpoint", "step-2", ".metadata"))
+    need("outputs/checkpoint/step-2 (interrupted save)" in refusal(t, t.at("run")), "not named as interrupted")
+    shutil.copytree(dcp, t.at("deep", "a", "b", "c"))
+    need("a/b/c (dcp)" in refusal(t, t.at("deep")), "three levels below")
+    shutil.copytree(dcp, t.at("deeper", "a", "b", "c", "d"))
+    need("a/b/c/d" not in refusal(t, t.at("deeper")), "four levels below")
+    os.makedirs(t.at("none", "a", "b"))
+    need("empty" in refusal(t, t.at("none")), "nothing at all")
+
+
+@test
+def test_links_between_directories_are_not_walked(t):
+    dcp = sample("dcp_small")[0]
+    shutil.copytree(dcp, t.at("elsewhere", "x", "secret"))
+    shutil.copytree(dcp, t.at("run", "a", "b", "step-1"))
+    os.symlink("..", t.at("run", "a", "up"))
+    os.symlink("../../..", t.at("run", "a", "b", "up"))
+    os.symlink(t.at("elsewhere"), t.at("run", "a", "out"))
+    os.symlink(t.at("elsewhere"), t.at("run", "out"))
+    message = refusal(t, t.at("run"))
+    need("a/b/step-1 (dcp)" in message and "(1)" in message and "secret" not in message, message)
+    os.symlink("a/b/step-1", t.at("run", "latest"))
+    need("latest (dcp)" in refusal(t, t.at("run")), "a link to a checkpoint, directly below")
+
+
+@test
+def test_a_huge_tree_is_not_walked_to_its_end(t):
+    for i in range(60):
+        os.makedirs(t.at("tree", f"d{i:02}", "more"))
+        for k in range(200):
+            os.mknod(t.at("tree", f"d{i:02}", "more", f"n{k}.txt")) if k else shutil.copytree(sample("dcp_small")[0], t.at("tree", f"d{i:02}", "more", "step"))
+    message = refusal(t, t.at("tree"))
+    need("(60)" in message and "d00/more/step (dcp)" in message and "…" in message, message)
+
+
+@test
+def test_a_directory_that_may_not_be_read_is_passed_over(t):
+    shutil.copytree(sample("dcp_small")[0], t.at("run", "a", "step-1"))
+    os.makedirs(t.at("run", "b", "closed"))
+    os.chmod(t.at("run", "b", "closed"), 0)
+    try:
+        need("a/step-1 (dcp)" in refusal(t, t.at("run")), "not listed")
+    finally:
+        os.chmod(t.at("run", "b", "closed"), 0o700)

@@ -30,7 +30,7 @@ static inline tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t 
 static inline failing_store failing_store_of(tsr_store *inner, size_t fail_at)
 {
     return (failing_store){
-        {inner->file_count, inner->files, inner->primary, failing_read, NULL, NULL, NULL}, inner, fail_at, 0, false};
+        {inner->file_count, inner->files, inner->primary, failing_read, NULL, NULL, NULL, NULL}, inner, fail_at, 0, false};
 }
 
 /* The status when nothing fails. */

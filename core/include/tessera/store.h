@@ -25,6 +25,9 @@ struct tsr_store {
     tsr_status (*map)(tsr_store *store, uint32_t file, tsr_str *out, tsr_error *err);
     void (*unmap)(tsr_store *store, uint32_t file, tsr_str mapped);
     void (*close)(tsr_store *store); /* frees the store itself */
+    /* Optional: lists the files up to `levels` directories below the root as well, with a bound on how much is looked at
+     * (*cut: it was reached). The files' numbers change: only while nothing refers to them. */
+    tsr_status (*deepen)(tsr_store *store, unsigned levels, bool *cut, tsr_error *err);
 };
 
 /* Index of a file by exact name, or TSR_NO_FILE. O(log n). */

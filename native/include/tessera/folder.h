@@ -9,7 +9,8 @@ TSR_API_BEGIN
 typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that stand in for system calls */
 
 /* Opens PATH for reading. A folder gives all its regular files, dotfiles included, and those of its direct subfolders
- * ("step-100/.metadata"), so that a folder of several checkpoints can be told from one checkpoint; nothing deeper. A file
+ * ("step-100/.metadata"), so that a folder of several checkpoints can be told from one checkpoint. What lies deeper is listed on
+ * demand (`deepen`), 100,000 names at most, and without following links from one directory to another. A file
  * gives itself alone, named by its last path component; a file that holds a JSON object, or is called ".metadata", gives
  * its folder's files (no subfolders) too. Either is `primary`. Names outside the listing cannot be read, so that ".." or
  * an absolute path in a checkpoint leads nowhere; symbolic links that lie in the folder are followed. Names that contain
