@@ -3,6 +3,7 @@
 
 #include "handles.h"
 #include "tessera/check.h"
+#include "tessera/repeats.h"
 
 typedef struct twin {
     uint32_t entry;
@@ -45,12 +46,27 @@ static bool same_bytes(const twin *a, const twin *b)
     return a->bytes == b->bytes && memcmp(a->digest.bytes, b->digest.bytes, a->digest.size) == 0;
 }
 
+/* A tensor whose elements repeat stored ones so often that reading it would not end. */
+static tsr_status is_endless(twins *t, const tsr_entry *entry, bool *yes, tsr_error *err)
+{
+    tsr_repeats repeats;
+    tsr_repeats_open(&repeats, t->item->checkpoint);
+    const tsr_status status = tsr_repeats_add(&repeats, entry, NULL, NULL, yes, err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
 static tsr_status list_candidates(twins *t, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(t->item->checkpoint);
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         uint64_t bytes;
+        bool endless = false;
         if (catalog->entries[i].kind != TSR_ENTRY_TENSOR || !tsr_entry_bytes(&catalog->entries[i], &bytes) || !bytes) continue;
+        const bool large = bytes > t->item->host.limits.repetition;
+        const tsr_status status = large ? is_endless(t, &catalog->entries[i], &endless, err) : TSR_OK;
+        if (status != TSR_OK) return status;
+        if (endless) continue;
         twin *add = tsr_vec_push(&t->list, err);
         if (!add) return TSR_E_NOMEM;
         *add = (twin){.entry = (uint32_t)i, .bytes = bytes};

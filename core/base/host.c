@@ -9,6 +9,7 @@ tsr_limits tsr_limits_default(void)
         .metadata_bytes = sizeof(size_t) > 4 ? UINT64_C(16) << 30 : UINT64_C(1) << 30,
         .memory_bytes = sizeof(size_t) > 4 ? UINT64_C(32) << 30 : UINT64_C(3) << 30,
         .expansion = UINT64_C(64) << 20,
+        .repetition = UINT64_C(1) << 30,
     };
 }
 

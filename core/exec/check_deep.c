@@ -14,6 +14,7 @@
 #include "exec/text.h"
 #include "exec/tile_job.h"
 #include "tessera/check.h"
+#include "tessera/repeats.h"
 
 #define MEMBER_CHARS 96u
 #define SLICE_BYTES  ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */
@@ -27,6 +28,7 @@ typedef struct counts {
 typedef struct tally {
     counts counts;
     bool gather; /* to be scanned by the second pass */
+    bool repeats; /* its elements repeat stored ones so often that the second pass leaves it alone */
 } tally;
 
 typedef struct check {
@@ -427,7 +429,7 @@ static tsr_status scan_gather(check *c, const tsr_entry *entry, tally *t, tsr_er
 {
     tsr_gather *gather;
     tsr_error failure = {0};
-    *t = (tally){{0}, false};
+    *t = (tally){{0}, false, false};
     tsr_status status = tsr_gather_open(c->checkpoint, entry, NULL, &gather, &failure);
     if (status == TSR_OK) {
         const tsr_ring_work work = {.job_size = sizeof(scan_job), .fill = fill_scan, .drain = drain_scan, .ctx = t};
@@ -496,8 +498,21 @@ static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t
                     (unsigned long long)n->nan, (unsigned long long)n->inf);
 }
 
+static tsr_status report_repeats(check *c, const tsr_entry *entry, tsr_error *err)
+{
+    uint64_t bytes = 0;
+    if (!tsr_entry_bytes(entry, &bytes)) bytes = UINT64_MAX;
+    return tsr_find(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
+                    "'%.*s' repeats stored elements more than %u times, as %llu bytes in all; the stored bytes were read, its "
+                    "values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST, (unsigned long long)bytes);
+}
+
 static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_error *err)
 {
+    if (t->repeats) {
+        TSR_TRY(report_repeats(c, entry, err));
+        return report_values(c, entry, t, err); /* of chunks that were scanned as they lie */
+    }
     if (t->gather) TSR_TRY(scan_gather(c, entry, t, err));
     TSR_TRY(report_values(c, entry, t, err));
     return entry->kind == TSR_ENTRY_TENSOR && entry->replica_count ? check_replicas(c, entry, err) : TSR_OK;
@@ -507,10 +522,30 @@ static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_er
 static uint64_t cost_of(const tsr_entry *entry, const tally *t)
 {
     uint64_t bytes = 0, cost;
-    if (entry->kind != TSR_ENTRY_TENSOR || (!t->gather && !entry->replica_count)) return 1;
+    if (entry->kind != TSR_ENTRY_TENSOR || t->repeats || (!t->gather && !entry->replica_count)) return 1;
     if (tsr_tensor_bytes(entry, &bytes, NULL) != TSR_OK) return 1;
     return tsr_mul_u64(bytes, (uint64_t)t->gather + 2 * entry->replica_count, &cost) && cost < UINT64_MAX / 2 ? cost + 1
                                                                                                               : bytes;
+}
+
+/* Entries whose elements would take too long one by one: all that repeat stored ones, when together they are too many. */
+static tsr_status mark_repeats(check *c, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
+    tsr_repeats repeats;
+    tsr_status status = TSR_OK;
+    tsr_error failure = {0};
+    tsr_repeats_open(&repeats, c->checkpoint);
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->kind != TSR_ENTRY_TENSOR) continue;
+        status = tsr_repeats_add(&repeats, entry, NULL, NULL, &c->tallies[i].repeats, &failure);
+        if (status != TSR_OK && status != TSR_E_NOMEM && status != TSR_E_CANCELLED) status = TSR_OK; /* found on the way */
+    }
+    const bool many = status == TSR_OK && tsr_repeats_too_many(&repeats);
+    for (uint64_t i = 0; i < catalog->entry_count; i++) c->tallies[i].repeats = many && c->tallies[i].repeats;
+    tsr_repeats_close(&repeats);
+    return status == TSR_OK ? TSR_OK : tsr_raise(err, status, failure.byte_position, "%s", failure.message);
 }
 
 /* Each rank those of its share. */
@@ -574,8 +609,8 @@ static tsr_status start(check *c, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, err));
     c->tallies = tsr_alloc(allocator, count, sizeof *c->tallies, err);
     if (!c->tallies) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) c->tallies[i] = (tally){{0}, false};
-    return TSR_OK;
+    for (size_t i = 0; i < count; i++) c->tallies[i] = (tally){{0}, false, false};
+    return mark_repeats(c, err);
 }
 
 tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,

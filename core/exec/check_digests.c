@@ -5,6 +5,7 @@
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
 #include "tessera/map.h"
+#include "tessera/repeats.h"
 
 typedef struct checker {
     tsr_checkpoint *checkpoint;
@@ -85,6 +86,21 @@ static uint64_t cost_of(const checker *c, const tsr_entry *entry)
     return bytes + 1 > bytes ? bytes + 1 : bytes;
 }
 
+static tsr_status check_repeats(const checker *c, const tsr_catalog *catalog)
+{
+    tsr_repeats repeats;
+    tsr_status status = TSR_OK;
+    tsr_repeats_open(&repeats, c->checkpoint);
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->kind == TSR_ENTRY_TENSOR && expected_of(c, entry).size)
+            status = tsr_repeats_add(&repeats, entry, NULL, NULL, NULL, c->err);
+    }
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, c->err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
 static tsr_status prepare(checker *c, const tsr_catalog *catalog, tsr_comm *comm)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
@@ -94,6 +110,7 @@ static tsr_status prepare(checker *c, const tsr_catalog *catalog, tsr_comm *comm
     if (!c->index) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < expected->entry_count; i++)
         TSR_TRY(tsr_map_put(c->index, expected->entries[i].fqn, (uint32_t)i, NULL, NULL, c->err));
+    TSR_TRY(check_repeats(c, catalog));
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         TSR_FAIL_IF(!tsr_add_u64(c->byte_total, cost_of(c, &catalog->entries[i]), &c->byte_total), c->err, TSR_E_LIMIT,
                     TSR_NO_POSITION, "the tensors are too large together");

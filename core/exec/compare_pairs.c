@@ -3,6 +3,7 @@
 #include "exec/gather.h"
 #include "tessera/compare.h"
 #include "tessera/map.h"
+#include "tessera/repeats.h"
 #include "tessera/value.h"
 
 enum { VALUE_DEPTH = 256 }; /* as tsr_value_match has it */
@@ -75,11 +76,28 @@ tsr_status tsr_compare_pair(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkp
     return TSR_OK;
 }
 
+static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_diff *diff, bool second, tsr_error *err)
+{
+    tsr_repeats repeats;
+    tsr_status status = TSR_OK;
+    tsr_repeats_open(&repeats, checkpoint);
+    for (uint64_t i = 0; i < diff->pair_count && status == TSR_OK; i++) {
+        const tsr_diff_pair *pair = &diff->pairs[i];
+        if (tsr_pair_is_comparable(pair))
+            status = tsr_repeats_add(&repeats, second ? pair->b : pair->a, NULL, NULL, NULL, err);
+    }
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
 tsr_status tsr_diff_values(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkpoint_b, tsr_diff *diff,
                            const tsr_tolerance *tolerance, tsr_ring *ring, const tsr_progress *progress,
                            tsr_difference *differences, tsr_error *err)
 {
     uint64_t total = 0, done = 0, bytes;
+    TSR_TRY(check_repeats(checkpoint_a, diff, false, err));
+    TSR_TRY(check_repeats(checkpoint_b, diff, true, err));
     for (uint64_t i = 0; i < diff->pair_count; i++) {
         const tsr_diff_pair *pair = &diff->pairs[i];
         if (pair->a->kind == TSR_ENTRY_TENSOR && tsr_pair_is_comparable(pair) && tsr_entry_bytes(pair->a, &bytes)) total += bytes;

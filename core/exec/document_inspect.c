@@ -2,8 +2,10 @@
  * a long document has it first; findings stand last because digests and statistics may add to them. */
 #include <stdlib.h>
 
+#include "base/try.h"
 #include "exec/document_parts.h"
 #include "formats/enum_names.h"
+#include "tessera/repeats.h"
 
 enum {
     REPR_BYTES = 1000,
@@ -423,6 +425,7 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
 {
     inspector in = {checkpoint, tsr_checkpoint_catalog(checkpoint), options, json, err, NULL, 0};
     totals sum = {0};
+    if (options->hash || options->stats) TSR_TRY(tsr_repeats_check_catalog(checkpoint, &options->selection, err));
     tsr_json_object(json);
     tsr_json_key(json, "schema");
     tsr_json_text(json, "tessera.inspect/1");

@@ -4,6 +4,7 @@
 
 #include "base/try.h"
 #include "exec/document_parts.h"
+#include "tessera/repeats.h"
 
 typedef struct chunk_order {
     const tsr_chunk *chunk;
@@ -116,6 +117,7 @@ tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_opti
 {
     layout_writer w = {options, host, json, err, 0, 0};
     size_t count = 0, room = (size_t)catalog->entry_count;
+    if (options->hash) TSR_TRY(tsr_repeats_check_catalog(options->checkpoint, &options->selection, err));
     const tsr_entry **entries = tsr_alloc(host->allocator, room + 1, sizeof *entries, err);
     if (!entries) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {

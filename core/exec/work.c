@@ -4,6 +4,7 @@
 #include "exec/reshard_to.h"
 #include "exec/text.h"
 #include "exec/work_parts.h"
+#include "tessera/repeats.h"
 
 /* ---- the sidecar ---- */
 
@@ -62,6 +63,22 @@ static tsr_status choose_writer(tsr_work *work, const tsr_plan *plan, tsr_error 
     return writers[to].reshard(&work->job, plan, &work->writer, err);
 }
 
+/* Before units are cut, of which there would be too many. */
+static tsr_status check_repeats(const tsr_work *work, tsr_error *err)
+{
+    const tsr_conversion *conversion = &work->conversion;
+    tsr_repeats repeats;
+    tsr_status status = TSR_OK;
+    tsr_repeats_open(&repeats, work->job.checkpoint);
+    for (uint64_t i = 0; i < conversion->row_count && status == TSR_OK; i++) {
+        if (conversion->rows[i].written)
+            status = tsr_repeats_add(&repeats, conversion->rows[i].entry, NULL, NULL, NULL, err);
+    }
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
 tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(work->job.checkpoint);
@@ -109,6 +126,7 @@ tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const 
                        .units = tsr_vec_of(host->allocator, sizeof(tsr_unit))};
     tsr_status status = choose_writer(work, plan, err);
     work->crc = work->writer.crc || tsr_checkpoint_has_crcs(checkpoint);
+    if (status == TSR_OK) status = check_repeats(work, err);
     if (status == TSR_OK) status = cut_stages(work, err);
     if (status == TSR_OK) status = put_objects_aside(&work->job, err);
     if (status != TSR_OK) {

@@ -5,6 +5,7 @@
 #include "exec/dtensor_value.h"
 #include "exec/localize.h"
 #include "exec/torch_plan.h"
+#include "tessera/repeats.h"
 
 /* ---- a rank's DTensors in place of the entries ---- */
 
@@ -94,9 +95,20 @@ static tsr_status write_planned(tsr_torch_plan *plan, tsr_tree_file *file, tsr_e
     return TSR_OK;
 }
 
+static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_error *err)
+{
+    tsr_repeats repeats;
+    tsr_repeats_open(&repeats, checkpoint);
+    tsr_status status = tsr_repeats_add_value(&repeats, root, err);
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
 static tsr_status write_tree(distributing *d, const tsr_value *root, tsr_tree_file *file, tsr_error *err)
 {
     tsr_torch_plan plan;
+    TSR_TRY(check_repeats(d->checkpoint, root, err));
     if (d->of) TSR_TRY(distribute(d, root, &root, err));
     TSR_TRY(tsr_torch_plan_open(d->checkpoint, root, d->arena, &plan, err));
     if (d->of) {

@@ -98,6 +98,14 @@ bool cli_speaks(const cli *program);
 tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err);
 
 const tsr_host *cli_host(cli *program);
+/* --allow-expansion: lifts limits.repetition for this run. */
+void cli_allow_expansion(cli *program, bool allowed);
+
+#define CLI_EXPANSION_OPTION(type, field) \
+    { \
+        "allow-expansion", 0, CLI_FLAG, NULL, \
+            "work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB", offsetof(type, field) \
+    }
 
 /* ---- parsing ---- */
 

@@ -15,7 +15,7 @@
 typedef struct diff_arguments {
     unsigned format;  /* a cli_report_format */
     unsigned fail_on; /* choice: error, warning, note */
-    bool json, values, layout, canonical, list_rules;
+    bool json, values, layout, canonical, list_rules, allow_expansion;
     cli_policy_options policy;
     cli_real atol, rtol;
 } diff_arguments;
@@ -258,6 +258,7 @@ static int run(cli *program, const void *given)
         return CLI_DONE;
     }
     if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");
+    cli_allow_expansion(program, c.arguments->allow_expansion);
     tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, &c.arguments->policy, &c.policy, &path, &err);
     if (status == TSR_OK) status = cli_open(program, path = program->operands.items[0], NULL, &c.a, &err);
     if (status == TSR_OK) status = cli_open(program, path = program->operands.items[1], NULL, &c.b, &err);
@@ -297,6 +298,7 @@ static const cli_option options[] = {
     {"baseline", 0, CLI_TEXT, "FILE", "leave out what an earlier --json document lists: same name and kind of difference",
      offsetof(diff_arguments, policy.baseline)},
     {"list-rules", 0, CLI_FLAG, NULL, "list diff's rules with their levels", offsetof(diff_arguments, list_rules)},
+    CLI_EXPANSION_OPTION(diff_arguments, allow_expansion),
     {0},
 };
 

@@ -145,6 +145,7 @@ static const cli_option options[] = {
     {"dry-run", 0, CLI_FLAG, NULL, "check the plan against its source and decide everything, write nothing",
      offsetof(exec_arguments, writing.dry_run)},
     {"json", 0, CLI_FLAG, NULL, "the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},
+    CLI_EXPANSION_OPTION(exec_arguments, writing.allow_expansion),
     {0},
 };
 

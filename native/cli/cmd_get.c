@@ -9,10 +9,11 @@
 #include "cli/slice.h"
 #include "cli/term.h"
 #include "tessera/document.h"
+#include "tessera/repeats.h"
 
 typedef struct get_arguments {
     const char *output;
-    bool print;
+    bool print, allow_expansion;
 } get_arguments;
 
 enum { PRINT_FIRST = 1000 };
@@ -186,6 +187,16 @@ static tsr_status find(const cli_session *session, const char *given, const tsr_
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%s'; `tessera inspect` lists them", given);
 }
 
+static tsr_status check_repeats(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, tsr_error *err)
+{
+    tsr_repeats repeats;
+    tsr_repeats_open(&repeats, session->checkpoint);
+    tsr_status status = tsr_repeats_add(&repeats, entry, slice->offsets, slice->sizes, NULL, err);
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
 static tsr_status get(cli *program, const cli_session *session, const get_arguments *arguments, tsr_error *err)
 {
     const tsr_entry *entry;
@@ -205,6 +216,7 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
         return cli_unchanged(session, err);
     }
     status = cli_slice_parse(inside, entry->rank, entry->shape, &slice, err);
+    if (status == TSR_OK) status = check_repeats(session, entry, &slice, err);
     if (status == TSR_OK && (arguments->print || !arguments->output))
         status = get_as_text(session, entry, &slice, arguments->print, err);
     if (status == TSR_OK) status = cli_unchanged(session, err);
@@ -227,6 +239,7 @@ static int run(cli *program, const void *given)
     cli_session session;
     const char *path = program->operands.items[0];
     const tsr_open_options used = {.selects = is_asked, .selects_ctx = program->operands.items[1]};
+    cli_allow_expansion(program, ((const get_arguments *)given)->allow_expansion);
     tsr_status status = cli_open(program, path, &used, &session, &err);
     if (status == TSR_OK) status = get(program, &session, given, &err);
     cli_close(&session);
@@ -237,6 +250,7 @@ static const cli_option options[] = {
     {"output", 'o', CLI_TEXT, "FILE", "write the values to FILE.npy, or their raw little-endian bytes to FILE.bin",
      offsetof(get_arguments, output)},
     {"print", 0, CLI_FLAG, NULL, "print all values, however many", offsetof(get_arguments, print)},
+    CLI_EXPANSION_OPTION(get_arguments, allow_expansion),
     {0},
 };
 

@@ -6,6 +6,7 @@
 #include "cli/findings_text.h"
 #include "cli/inspect_view.h"
 #include "tessera/document.h"
+#include "tessera/repeats.h"
 #include "tessera/validate.h"
 
 static void put_digest(const tsr_digest *digest)
@@ -41,6 +42,9 @@ static tsr_status put_line(const cli_session *session, const inspect_arguments *
 
 static tsr_status put_values(const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring, tsr_error *err)
 {
+    const tsr_selection selection = {cli_selects, &arguments->selection};
+    tsr_status allowed = tsr_repeats_check_catalog(session->checkpoint, &selection, err);
+    if (allowed != TSR_OK) return allowed;
     if (arguments->stats) {
         printf("%12s %12s %12s %12s %8s %8s %8s  %s\n", "MIN", "MAX", "MEAN", "STD", "NAN", "INF", "ZERO", "TENSOR");
     }
@@ -104,6 +108,7 @@ static int run(cli *program, const void *given)
     cli_session session;
     tsr_ring *ring = NULL;
     const char *path = program->operands.items[0];
+    cli_allow_expansion(program, arguments->allow_expansion);
     tsr_status status = cli_open(program, path, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &session, &err);
     if (status == TSR_OK) {
         status = tsr_validate_catalog(session.catalog, cli_host(program), tsr_checkpoint_findings(session.checkpoint), &err);
@@ -127,6 +132,7 @@ static const cli_option options[] = {
      offsetof(inspect_arguments, hash)},
     {"stats", 0, CLI_FLAG, NULL, "min, max, mean, std, NaN, Inf and zeros of every tensor",
      offsetof(inspect_arguments, stats)},
+    CLI_EXPANSION_OPTION(inspect_arguments, allow_expansion),
     {0},
 };
 

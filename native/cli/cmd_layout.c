@@ -22,6 +22,7 @@ static const cli_option options[] = {
     {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
      offsetof(layout_arguments, file.selection.exclude)},
     {"json", 0, CLI_FLAG, NULL, "accepted for uniformity: the output is always JSON", offsetof(layout_arguments, json)},
+    CLI_EXPANSION_OPTION(layout_arguments, file.allow_expansion),
     {0},
 };
 

@@ -24,6 +24,7 @@ static const cli_option options[] = {
     {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
      offsetof(manifest_arguments, file.selection.exclude)},
     {"json", 0, CLI_FLAG, NULL, "accepted for uniformity: the output is always JSON", offsetof(manifest_arguments, json)},
+    CLI_EXPANSION_OPTION(manifest_arguments, file.allow_expansion),
     {0},
 };
 

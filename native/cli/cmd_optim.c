@@ -18,7 +18,7 @@
 typedef struct optim_arguments {
     const char *modules, *flat_params, *world_size, *rank, *at;
     uint64_t max_memory;
-    bool sharded, overwrite, json;
+    bool sharded, overwrite, json, allow_expansion;
 } optim_arguments;
 
 typedef enum action { FLATTEN, UNFLATTEN, TO_FQN, TO_ID, UNSHARD, SHARD, ACTION_COUNT } action;
@@ -561,6 +561,7 @@ static int run(cli *program, const void *arguments)
              .source = program->operands.items[1],
              .destination = program->operands.items[2]};
     double started = cli_seconds();
+    cli_allow_expansion(program, given->allow_expansion);
     tsr_status status = run_job(&j, &err);
     if (status == TSR_OK && j.arguments->json) status = report(&j, cli_seconds() - started, &err);
     close_job(&j);
@@ -583,6 +584,7 @@ static const cli_option options[] = {
     {"max-mem", 0, CLI_BYTES, "SIZE", "buffers for tensor bytes (default 16MiB)", offsetof(optim_arguments, max_memory)},
     {"overwrite", 0, CLI_FLAG, NULL, "replace an existing destination", offsetof(optim_arguments, overwrite)},
     {"json", 0, CLI_FLAG, NULL, "report as a tessera.optim/1 document", offsetof(optim_arguments, json)},
+    CLI_EXPANSION_OPTION(optim_arguments, allow_expansion),
     {0},
 };
 

@@ -5,7 +5,7 @@
 
 typedef struct verify_arguments {
     unsigned format;
-    bool json;
+    bool json, allow_expansion;
     const char *allow;
 } verify_arguments;
 
@@ -33,6 +33,7 @@ static int run(cli *program, const void *given)
     cli_contract manifest = {0};
     cli_report report;
     int result = CLI_DONE;
+    cli_allow_expansion(program, arguments->allow_expansion);
     tsr_status status = open_manifest(program, at, arguments->allow, &manifest, &err);
     if (status == TSR_OK) status = cli_open(program, at = path, NULL, &session, &err);
     if (status == TSR_OK) status = cli_check(program, &session, &manifest.contract, &err);
@@ -56,6 +57,7 @@ static const cli_option options[] = {
     {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(verify_arguments, json)},
     {"allow", 0, CLI_TEXT, "WORDS", "what may differ: missing,extra,dtype,shape,chunks,value",
      offsetof(verify_arguments, allow)},
+    CLI_EXPANSION_OPTION(verify_arguments, allow_expansion),
     {0},
 };
 

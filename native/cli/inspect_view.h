@@ -7,7 +7,7 @@
 #include "cli/term.h"
 
 typedef struct inspect_arguments {
-    bool json, tree, stats;
+    bool json, tree, stats, allow_expansion;
     unsigned hash; /* a tsr_digest_algorithm */
     cli_selection selection;
 } inspect_arguments;

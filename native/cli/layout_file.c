@@ -44,6 +44,7 @@ int cli_write_layout(cli *program, const char *path, const cli_layout_file *file
 {
     tsr_error err = {0};
     cli_session session;
+    cli_allow_expansion(program, file->allow_expansion);
     const tsr_open_options used = {.skip_objects = !file->hash, .selects = cli_selects, .selects_ctx = &file->selection};
     tsr_status status = cli_open(program, path, &used, &session, &err);
     if (status == TSR_OK) {

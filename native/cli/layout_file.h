@@ -7,7 +7,7 @@
 
 typedef struct cli_layout_file {
     const char *output; /* NULL: standard output */
-    bool no_chunks;
+    bool no_chunks, allow_expansion;
     unsigned hash; /* 0: none, else a tsr_digest_algorithm: the choice of CLI_HASHES */
     cli_selection selection;
 } cli_layout_file;

@@ -118,6 +118,12 @@ const tsr_host *cli_host(cli *program)
     return &program->native.host;
 }
 
+void cli_allow_expansion(cli *program, bool allowed)
+{
+    cli_host(program);
+    if (allowed) program->native.host.limits.repetition = UINT64_MAX;
+}
+
 static int unknown_command(const cli *program, const char *name)
 {
     const char *words[32];

@@ -167,6 +167,7 @@ tsr_status cli_write(cli_writing *w, tsr_error *err)
     cli_progress progress;
     double start = cli_seconds();
     w->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
+    cli_allow_expansion(w->program, w->options->allow_expansion);
     cli_progress_start(&progress, w->program, w->what);
     tsr_status status = write_all(w, &progress.base, err);
     cli_progress_end(&progress);

@@ -15,7 +15,7 @@ typedef struct cli_writing_options {
     cli_selection selection;
     const char *dtype;
     uint64_t max_memory;
-    bool raw_cast, ignore_crc, overwrite, resume, dry_run, json;
+    bool raw_cast, ignore_crc, overwrite, resume, dry_run, json, allow_expansion;
 } cli_writing_options;
 
 #define CLI_RAW_CAST_HELP "let --dtype cast quantized numbers and their scales as they are stored, without multiplying"
@@ -56,6 +56,7 @@ typedef struct cli_writing_options {
          "go on where a killed run of the same job stopped; keep what is done when this one fails", \
          offsetof(type, field.resume)}, \
         {"dry-run", 0, CLI_FLAG, NULL, "decide everything, write nothing", offsetof(type, field.dry_run)}, \
+        CLI_EXPANSION_OPTION(type, field.allow_expansion), \
     { \
         "json", 0, CLI_FLAG, NULL, "the tessera.convert/1 document: what was written, cast, copied, left out", \
             offsetof(type, field.json) \

@@ -273,22 +273,11 @@ EXPORT int tsr_python_is_plain(const session *s, uint64_t index);
 EXPORT int tsr_python_has_value(const session *s, uint64_t index);
 EXPORT tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, void *ctx, tsr_error *err);
 
-/* Whether loading the value again names nothing outside Python's and torch's own data types. */
-static bool is_plain(const tsr_value *value, uint32_t depth)
-{
-    if (!value || value->kind == TSR_VALUE_GLOBAL || value->kind == TSR_VALUE_OBJECT || depth == 0) return false;
-    for (size_t i = 0; i < value->count; i++) {
-        if (!is_plain(value->items[i], depth - 1)) return false;
-    }
-    return true;
-}
-
+/* Whether loading the value again names nothing outside Python's and torch's own data types: the reader has looked. */
 int tsr_python_is_plain(const session *s, uint64_t index)
 {
     const tsr_entry *entry = entry_at(s, index);
-    const tsr_limits *limits = &s->native.host.limits;
-    bool small = tsr_value_match(entry->value, entry->value, limits->depth, limits->expansion) == TSR_SAME;
-    return entry->kind == TSR_ENTRY_OBJECT && entry->value && small && is_plain(entry->value, limits->depth);
+    return entry->kind == TSR_ENTRY_OBJECT && entry->value && entry->value->expanded && !entry->value->foreign;
 }
 
 int tsr_python_has_value(const session *s, uint64_t index)

@@ -212,3 +212,198 @@ def test_expansion_of_dcp_metadata_is_bounded(t):
     save_dcp(t.at("honest"), item * 200, names, {fqn: ("model", fqn) for fqn in names})
     bounded(t, "validate", t.at("honest"), "--deep", status=0)
     bounded(t, "convert", t.at("honest"), t.at("honest.pt"), status=0)
+
+
+# ---- tensors that repeat what is stored ----
+
+
+class Storage:
+    def __init__(self, key, count):
+        self.key, self.count = key, count
+
+
+class Tensor:
+    """Pickles as torch.save writes a tensor of float32."""
+
+    def __init__(self, storage, offset, sizes, strides):
+        self.parts = (storage, offset, tuple(sizes), tuple(strides), False, collections.OrderedDict())
+
+    def __reduce__(self):
+        return Named("torch._utils", "_rebuild_tensor_v2"), self.parts
+
+
+class Named:
+    """A global that need not be there."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+    def __call__(self):
+        raise NotImplementedError
+
+
+class TorchPickler(pickle._Pickler):
+    def persistent_id(self, obj):
+        if isinstance(obj, Storage):
+            return ("storage", Named("torch", "FloatStorage"), obj.key, "cpu", obj.count)
+        return None
+
+    def save(self, obj, save_persistent_id=True):
+        if isinstance(obj, Named):
+            self.write(b"c" + obj.module.encode() + b"\n" + obj.name.encode() + b"\n")
+        else:
+            super().save(obj, save_persistent_id)
+
+
+def pickled(value):
+    import io
+    out = io.BytesIO()
+    TorchPickler(out, 2).dump(value)
+    return out.getvalue()
+
+
+FLOATS = bytes(range(1, 17))  # four floats
+BIG = (1 << 20, 1 << 20)
+
+
+def expanded(sizes=BIG, strides=(0, 0), key="0"):
+    return Tensor(Storage(key, 4), 1, sizes, strides)
+
+
+def values_are_refused(t, path, name, *selection):
+    """Every command that works on values refuses within the bounds and names the tensor and the option."""
+    runs = [("inspect", path, "--hash", "xxh3"), ("inspect", path, "--stats"), ("inspect", path, "--json", "--hash", "sha256"), ("manifest", path),
+            ("manifest", path, "-o", t.at("sums.json")), ("layout", path, "--hash", "xxh3"), ("diff", path, path, "--values")]
+    for to in ("torch", "dcp", "safetensors"):
+        runs.append(("convert", path, t.at("made"), "--to", to))
+        runs.append(("reshard", path, t.at("made"), "--to", to, "--mesh", "dp=2", "--placements", "shard(0)"))
+    runs += [("get", path, name), ("get", path, name, "--print"), ("get", path, name, "-o", t.at("made.npy"))]
+    for run in runs:
+        p = bounded(t, *run, status=2)
+        need(b"--allow-expansion" in p.stderr and (name.encode() in p.stderr), f"{run}: {p.stderr[:300]}")
+        need(not [f for f in os.listdir(t.folder) if "made" in f or "sums" in f], f"{run} left {os.listdir(t.folder)}")
+
+
+def listing_is_free(t, path):
+    for run in (("inspect", path), ("inspect", path, "--json"), ("inspect", path, "--tree"), ("layout", path), ("validate", path), ("diff", path, path),
+                ("plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--json")):
+        bounded(t, *run, status=0)
+    doc = t.json("validate", path, "--deep", "--json", status=0)
+    need([f["rule"] for f in doc["findings"]] == ["limits/expansion"] and doc["findings"][0]["level"] == "warning", doc["findings"])
+
+
+def save_dcp_tensor(folder, fqn, item, sizes, times=1):
+    """One tensor of float32 in `times` chunks along dim 0, all of which name one item."""
+    meta = b"torch.distributed.checkpoint.metadata\n"
+
+    def numbers(values):
+        return b"(" + b"".join(b"I%d\n" % v for v in values) + b"t"
+
+    def at(i):
+        return [i * sizes[0], *[0] * (len(sizes) - 1)]
+    chunks = b"(" + b"".join(b"c" + meta + b"ChunkStorageMetadata\n)\x81(S'offsets'\n" + numbers(at(i)) + b"S'sizes'\n" + numbers(sizes) + b"db" for i in range(times)) + b"l"
+    entry = b"S'" + fqn + b"'\nc" + meta + b"TensorStorageMetadata\n)\x81(S'properties'\nc" + meta + b"TensorProperties\n)\x81(ctorch\nfloat32\nNI00\nNI00\ntbS'size'\n" \
+        + numbers([sizes[0] * times, *sizes[1:]]) + b"S'chunks'\n" + chunks + b"db"
+    stored = b"".join(b"c" + meta + b"MetadataIndex\n)\x81(S'fqn'\nS'" + fqn + b"'\nS'offset'\n" + numbers(at(i)) + b"S'index'\nNdb"
+                      + b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n)\x81(S'relative_path'\nS'__0_0.distcp'\nS'offset'\nI0\nS'length'\nI%d\ndb" % len(item) for i in range(times))
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, ".metadata"), "wb") as f:
+        f.write(b"c" + meta + b"Metadata\n)\x81(S'state_dict_metadata'\n(" + entry + b"dS'planner_data'\n(dS'storage_data'\n(" + stored + b"ddb.")
+    with open(os.path.join(folder, "__0_0.distcp"), "wb") as f:
+        f.write(item)
+
+
+@test
+def test_expansion_of_tensors_is_refused_in_every_form(t):
+    one = pickled({"w": expanded()})
+    path = save(t.at("x.pt"), one, [("0", FLOATS)])
+    values_are_refused(t, path, "w")
+    listing_is_free(t, path)
+    with open(t.at("legacy.pt"), "wb") as f:
+        f.write(b"".join(pickle.dumps(p, 2) for p in (0x1950a86a20f9469cfc6c, 1001, {"little_endian": True})) + one + pickle.dumps(["0"], 2) + (4).to_bytes(8, "little") + FLOATS)
+    values_are_refused(t, t.at("legacy.pt"), "w")
+    listing_is_free(t, t.at("legacy.pt"))
+    with open(save(t.at("item.pt"), pickled(expanded()), [("0", FLOATS)]), "rb") as f:
+        save_dcp_tensor(t.at("dcp"), b"w", f.read(), BIG)
+    values_are_refused(t, t.at("dcp"), "w")
+    listing_is_free(t, t.at("dcp"))
+    os.mkdir(t.at("index"))
+    save(t.at("index", "a.bin"), one, [("0", FLOATS)])
+    with open(t.at("index", "pytorch_model.bin.index.json"), "w") as f:
+        f.write('{"weight_map": {"w": "a.bin"}}')
+    values_are_refused(t, t.at("index"), "w")
+    listing_is_free(t, t.at("index"))
+    os.mkdir(t.at("ranks"))
+    for r in range(2):
+        save(t.at("ranks", f"rank{r}.pt"), one, [("0", FLOATS)])
+    bounded(t, "manifest", t.at("ranks"), status=2)
+    bounded(t, "validate", t.at("ranks"), "--deep", status=(0, 1))
+
+
+@test
+def test_expansion_by_overlapping_strides_and_shared_chunks(t):
+    many = b"".join(bytes([i % 251, 0, 128, 63]) for i in range(4096))
+    shapes = {"equal steps": ((2048, 2048, 2048), (1, 1, 0)), "rows that overlap": ((40000, 40000), (1, 1)[::-1]), "three": ((1000, 1000, 2000), (1, 1, 1))}
+    for sizes, strides in shapes.values():
+        span = sum((n - 1) * s for n, s in zip(sizes, strides)) + 1
+        data = (many * (span // 4096 + 1))[:4 * span]
+        path = save(t.at("x.pt"), pickled({"w": Tensor(Storage("0", span), 0, sizes, strides)}), [("0", data)])
+        values_are_refused(t, path, "w")
+        listing_is_free(t, path)
+    with open(save(t.at("item.pt"), pickled(Tensor(Storage("0", 262144), 0, (512, 512), (512, 1))), [("0", many * 64)]), "rb") as f:
+        save_dcp_tensor(t.at("dcp"), b"w", f.read(), (512, 512), 1100)
+    p = bounded(t, "inspect", t.at("dcp"), "--hash", "xxh3", status=2)
+    need(b"--allow-expansion" in p.stderr, p.stderr)
+    names = {f"n{i}": Tensor(Storage("0", 1 << 18), 0, (1 << 18,), (1,)) for i in range(66000)}  # each by itself is honest
+    path = save(t.at("x.pt"), pickled(names), [("0", many * 64)])
+    p = bounded(t, "inspect", path, "--hash", "xxh3", status=2)
+    need(b"--allow-expansion" in p.stderr, p.stderr)
+
+
+@test
+def test_expansion_within_the_bound_keeps_working(t):
+    """Honest views are read as ever; selections, slices and --allow-expansion go past the bound."""
+    value = {"small": expanded((300, 1000)), "w": expanded(), "v": Tensor(Storage("1", 4), 0, (2, 2), (2, 1))}
+    path = save(t.at("x.pt"), pickled(value), [("0", FLOATS), ("1", FLOATS)])
+    bounded(t, "inspect", path, "--hash", "xxh3", "--exclude", "w", status=0)
+    bounded(t, "convert", path, t.at("a.safetensors"), "--exclude", "w", status=0)
+    need(os.path.getsize(t.at("a.safetensors")) > 1200000, "the small view was not written whole")
+    p = bounded(t, "get", path, "w[7:9,3:5]", status=0)
+    need(p.stdout.split() == bounded(t, "get", path, "small[7:9,3:5]", status=0).stdout.split(), p.stdout)
+    bounded(t, "get", path, "w[0]", "-o", t.at("row.bin"), status=0)
+    need(os.path.getsize(t.at("row.bin")) == 4 << 20, "a row of 4 MiB")
+    bounded(t, "convert", path, t.at("b.safetensors"), "--exclude", "w", "--allow-expansion", status=0)
+    # 1 GiB and a little: over the bound, but soon read
+    wide = save(t.at("y.pt"), pickled({"w": expanded((1 << 14, (1 << 14) + 1))}), [("0", FLOATS)])
+    bounded(t, "get", wide, "w", status=2)
+    bounded(t, "get", wide, "w", "--allow-expansion", status=0)
+    two = save(t.at("z.pt"), pickled({"a": expanded((1 << 14, 10000)), "b": expanded((1 << 14, 10000))}), [("0", FLOATS)])
+    p = bounded(t, "manifest", two, status=2)
+    need(b"'a'" in p.stderr and b"'b'" in p.stderr and b"2 tensors" in p.stderr, p.stderr)
+    p = bounded(t, "validate", "--list-rules", status=0)
+    need(b"limits/expansion" in p.stdout and bounded(t, "explain", "limits/expansion", status=0).stdout, "the rule is not listed")
+    for command in ("inspect", "manifest", "layout", "verify", "diff", "get", "convert", "reshard", "exec", "optim"):
+        need(b"--allow-expansion" in bounded(t, "help", command, status=0).stdout, f"{command} has no --allow-expansion")
+
+
+@test
+def test_expansion_inside_objects_plans_and_optimizers(t):
+    path = save(t.at("x.pt"), pickled({"o": (expanded(), 1)}), [("0", FLOATS)])
+    for run in (("convert", path, t.at("made.pt")), ("convert", path, t.at("made"), "--to", "dcp"), ("diff", path, path, "--values")):
+        need(b"'o'" in bounded(t, *run, status=2).stderr, run)
+    state = {"state": {0: {"exp_avg": expanded()}}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    path = save(t.at("optim.pt"), pickled(state), [("0", FLOATS)])
+    need(b"--allow-expansion" in bounded(t, "optim", "flatten", path, t.at("made.pt"), status=2).stderr, "optim flatten")
+    plan = bounded(t, "plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--json", status=0).stdout
+    with open(t.at("plan.json"), "wb") as f:
+        f.write(plan)
+    for extra in ((), ("--part", "1/2"), ("--dry-run",)):
+        need(b"--allow-expansion" in bounded(t, "exec", t.at("plan.json"), t.at("made"), *extra, status=2).stderr, extra)
+    small = save(t.at("small.pt"), pickled({"w": Tensor(Storage("0", 4), 0, (4,), (1,))}), [("0", FLOATS)])
+    t.run("manifest", small, "-o", t.at("sums.json"))
+    with open(t.at("sums.json")) as f:
+        sums = f.read().replace("[4]", str(list(BIG)))
+    with open(t.at("sums.json"), "w") as f:
+        f.write(sums)
+    big = save(t.at("big.pt"), pickled({"w": expanded()}), [("0", FLOATS)])
+    need(b"--allow-expansion" in bounded(t, "verify", big, t.at("sums.json"), status=2).stderr, "verify")

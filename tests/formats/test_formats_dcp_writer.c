@@ -11,7 +11,7 @@
 
 #define SAVE_ID TSR_STR("00000000-1111-2222-3333-444444444444")
 
-static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000};
+static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000, 1u << 30};
 
 static const uint64_t shape[] = {6, 2, 3, 4, 5}, zeros[] = {0, 0, 0, 0, 0}, half[] = {3, 2, 3, 4, 5},
                       second[] = {3, 0, 0, 0, 0};

@@ -9,7 +9,7 @@
 #include "formats/nest.h"
 #include "support/failing_allocator.h"
 
-static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000};
+static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000, 1u << 30};
 
 /* A path as text: ".key", "#7" an int key, "@2" a list position. */
 static uint32_t parse_path(const char *text, tsr_path_item *out)

@@ -337,7 +337,7 @@ static void test_formats_torch_flatten__what_stands_for_too_much_is_refused(void
         snprintf(pickle + used, sizeof pickle - used, "g40\n.");
         open_pickle(&o, pickle, 10000);
         if (o.status != TSR_E_LIMIT) fail_msg("status %d: %s", (int)o.status, o.err.message);
-        assert_non_null(strstr(o.err.message, "expansion"));
+        assert_non_null(strstr(o.err.message, "expand"));
         drop(&o);
     }
 }

@@ -9,7 +9,7 @@
 #include "formats/torch_writer.h"
 #include "support/failing_allocator.h"
 
-static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000};
+static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000, 1u << 30};
 static const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000}};
 
 static tsr_value *make(tsr_arena *arena, tsr_value_kind kind, const char *text)

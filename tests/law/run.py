@@ -34,7 +34,7 @@ HEADERS = {
     "layout": "box layout mesh target plan validate diff",
     "optim": "optim optim_comm optim_load optim_states flat_params",
     "formats": "checkpoint trees document_read salvage dcp_item",
-    "exec": "cast read optim_read check compare convert document policy tally work write_tree",
+    "exec": "cast read repeats optim_read check compare convert document policy tally work write_tree",
 }
 ROOM_OF = {header: room for room, names in HEADERS.items() for header in names.split()}
 PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}

@@ -36,6 +36,7 @@
 #include "tessera/plan.h"
 #include "tessera/policy.h"
 #include "tessera/read.h"
+#include "tessera/repeats.h"
 #include "tessera/salvage.h"
 #include "tessera/status.h"
 #include "tessera/store.h"
