@@ -2,7 +2,9 @@
  *
  * Matching keeps two places to come back to: the last "**" and, after it, the last "*". A single character class never
  * matches a dot and "*" never crosses one, so inside the part that follows a "**" the dots of pattern and name pair up
- * one to one, and the shortest run for each star is as good as any other: nothing earlier need be tried again. */
+ * one to one, and the shortest run for each star is as good as any other: nothing earlier need be tried again. Where a "*"
+ * has failed up to the end of its component, it fails as well for a "**" that ends later in the component where it ended
+ * now: the next dot is the next place to try, so that long components are not read again from each of their bytes. */
 #include "tessera/glob.h"
 
 #include "base/try.h"
@@ -86,6 +88,12 @@ typedef struct star {
     size_t name_at;
 } star;
 
+static size_t next_dot(tsr_str name, size_t at)
+{
+    const char *dot = at < name.size ? memchr(name.data + at, '.', name.size - at) : NULL;
+    return dot ? (size_t)(dot - name.data) : name.size;
+}
+
 bool tsr_glob_match(tsr_str pattern, tsr_str name)
 {
     star one = {false, 0, 0}, two = {false, 0, 0};
@@ -106,6 +114,7 @@ bool tsr_glob_match(tsr_str pattern, tsr_str name)
             n = one.name_at;
         } else if (two.set && two.name_at < name.size && !(one.set && one.name_at == name.size)) {
             two.name_at += rune_at(name, two.name_at).size;
+            if (one.set) two.name_at = next_dot(name, two.name_at);
             p = two.pattern_at;
             n = two.name_at;
             one.set = false;

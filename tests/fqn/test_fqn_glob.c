@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <stdio.h>
 /* cmocka wants these before it */
 #include <cmocka.h>
@@ -143,6 +144,15 @@ static void test_fqn_glob__many_stars_do_not_explode(void **state)
     for (size_t i = 0; i < 4000; i += 2) memcpy(pattern + i, "a*", 2);
     pattern[3999] = 'b';
     assert_false(tsr_glob_match((tsr_str){pattern, 4000}, (tsr_str){name, 4000}));
+    enum { LONG = 4 << 20 }; /* a component is read once, not from each of its bytes on: that would take minutes */
+    char *text = malloc(LONG);
+    assert_non_null(text);
+    memset(text, 'a', LONG);
+    memcpy(text + LONG - 2, ".b", 2);
+    assert_false(tsr_glob_match(TSR_STR("**a*c"), (tsr_str){text, LONG}));
+    assert_false(tsr_glob_match(TSR_STR("**a*c.b"), (tsr_str){text, LONG}));
+    assert_true(tsr_glob_match(TSR_STR("**a*a.b"), (tsr_str){text, LONG}));
+    free(text);
 }
 
 static void test_fqn_glob__rename(void **state)
