@@ -9,6 +9,7 @@
 #include "base/line.h"
 #include "base/utf8.h"
 #include "tessera/catalog.h"
+#include "tessera/map.h"
 
 enum { MAX_DEPTH = 256 };
 
@@ -93,11 +94,15 @@ static bool same_node(const tsr_value *a, const tsr_value *b)
     }
 }
 
-/* Two containers being compared: item `next` of `a` is due. `hint` is where its partner in `b` is looked for first. */
+/* Two containers being compared: item `next` of `a` is due. `hint` is where its partner in `b` is looked for first; when
+ * that has failed a few times, `index` finds it. */
 typedef struct pair {
     const tsr_value *a, *b;
     size_t next, hint;
+    tsr_map *index; /* text or integer of an item of `b` → its place; or NULL */
 } pair;
+
+enum { PLAIN_TRIES = 64 };
 
 typedef struct budget {
     uint32_t depth;
@@ -108,15 +113,48 @@ typedef struct budget {
 
 static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, bool inside_key);
 
-/* Looks for a key of a dict, or an item of a set, from `*hint` on and around; dicts in the same order cost one
- * comparison a key. */
-static tsr_match find_partner(const tsr_value *key, const tsr_value *in, size_t step, size_t *hint, budget *left)
+/* What an index knows a key by; empty for keys of other kinds. The address is that of the key itself. */
+static tsr_str index_key(const tsr_value *key)
 {
+    if (key->kind == TSR_VALUE_STR) return key->text;
+    if (key->kind == TSR_VALUE_INT) return (tsr_str){(const char *)&key->as.integer, sizeof key->as.integer};
+    return (tsr_str){NULL, 0};
+}
+
+/* Indexes the keys of `in`. Without memory for that the search goes on one by one, which is slow and not wrong. */
+static tsr_map *index_keys(const tsr_value *in, size_t step)
+{
+    tsr_error ignored = {0};
+    tsr_map *index = in->count <= UINT32_MAX ? tsr_map_new(&tsr_allocator_libc, in->count / step, &ignored) : NULL;
+    for (size_t i = 0; index && i < in->count; i += step) {
+        const tsr_str key = index_key(in->items[i]);
+        if (key.data) tsr_map_put(index, key, (uint32_t)i, NULL, NULL, &ignored);
+    }
+    return index;
+}
+
+static bool find_in_index(pair *p, const tsr_value *key, size_t step)
+{
+    const tsr_str text = index_key(key);
+    if (!text.data) return false;
+    if (!p->index) p->index = index_keys(p->b, step);
+    const uint32_t at = p->index ? tsr_map_get(p->index, text, UINT32_MAX) : UINT32_MAX;
+    if (at == UINT32_MAX || p->b->items[at]->kind != key->kind) return false;
+    p->hint = at;
+    return true;
+}
+
+/* Looks for a key of a dict, or an item of a set, from the hint on and around; dicts in the same order cost one comparison
+ * a key. */
+static tsr_match find_partner(pair *p, const tsr_value *key, size_t step, budget *left)
+{
+    const tsr_value *in = p->b;
     for (size_t tried = 0; tried < in->count; tried += step) {
-        size_t at = *hint + tried < in->count ? *hint + tried : *hint + tried - in->count;
+        if (tried == PLAIN_TRIES * step && find_in_index(p, key, step)) return TSR_SAME;
+        size_t at = p->hint + tried < in->count ? p->hint + tried : p->hint + tried - in->count;
         tsr_match found = match(key, in->items[at], left, true);
         if (found == TSR_DIFFERENT) continue;
-        *hint = at;
+        p->hint = at;
         return found;
     }
     return TSR_DIFFERENT;
@@ -130,7 +168,7 @@ static tsr_match step_pair(pair *p, bool ordered, budget *left, const tsr_value 
     size_t step = p->a->kind == TSR_VALUE_DICT ? 2 : 1;
     for (; keyed && p->next + step <= p->a->count; p->next += step, p->hint += step) {
         if (p->hint >= p->b->count) p->hint = 0;
-        tsr_match found = find_partner(p->a->items[p->next], p->b, step, &p->hint, left);
+        tsr_match found = find_partner(p, p->a->items[p->next], step, left);
         if (found != TSR_SAME) return found;
         if (step == 1) continue;
         *a = p->a->items[p->next + 1];
@@ -146,9 +184,8 @@ static tsr_match step_pair(pair *p, bool ordered, budget *left, const tsr_value 
 
 /* Keys are hashable in Python and hold no dicts, so inside a key even a dict is compared in order: this never nests
  * deeper than once. */
-static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, bool inside_key)
+static tsr_match match_on(pair *stack, uint32_t *open, const tsr_value *a, const tsr_value *b, budget *left, bool inside_key)
 {
-    pair stack[MAX_DEPTH];
     uint32_t height = 0;
     for (;;) {
         if (left->nodes == 0) return TSR_TOO_LARGE;
@@ -160,16 +197,26 @@ static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, boo
             if (shown && !left->tensor(left->ctx, a->as.tensor, b->as.tensor)) return TSR_DIFFERENT;
             if (a->count) {
                 if (height == left->depth || height == MAX_DEPTH) return TSR_TOO_LARGE;
-                stack[height++] = (pair){a, b, 0, 0};
+                stack[height++] = (pair){a, b, 0, 0, NULL};
+                *open = height;
             }
         }
         for (a = NULL; height && !a;) {
             tsr_match found = step_pair(&stack[height - 1], inside_key, left, &a, &b);
             if (found != TSR_SAME) return found;
-            if (!a) height--;
+            if (!a) tsr_map_free(stack[--height].index), *open = height;
         }
         if (!a) return TSR_SAME;
     }
+}
+
+static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, bool inside_key)
+{
+    pair stack[MAX_DEPTH];
+    uint32_t open = 0;
+    const tsr_match found = match_on(stack, &open, a, b, left, inside_key);
+    while (open) tsr_map_free(stack[--open].index);
+    return found;
 }
 
 tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes)

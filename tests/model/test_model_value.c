@@ -164,6 +164,47 @@ static void test_model_value__walks_are_bounded(void **state)
     assert_int_equal(tsr_value_match(x, y, 39, 1000000), TSR_TOO_LARGE);
 }
 
+enum { MANY = 20000 };
+
+/* A dict of text and integer keys, forwards or backwards; the last one's value is `last`. */
+static tsr_value *large_dict(bool backwards, int64_t last)
+{
+    const tsr_value **items = tsr_arena_array(arena, 2 * MANY, sizeof *items, NULL);
+    for (size_t i = 0; i < MANY; i++) {
+        char text[16];
+        const size_t n = backwards ? MANY - 1 - i : i;
+        snprintf(text, sizeof text, "k%zu", n);
+        tsr_str kept = tsr_arena_str(arena, tsr_str_from(text), NULL);
+        items[2 * i] = n % 2 ? tsr_value_str(arena, kept, NULL) : integer((int64_t)n);
+        items[2 * i + 1] = integer(n + 1 < MANY ? (int64_t)n : last);
+    }
+    return tsr_value_items(arena, TSR_VALUE_DICT, items, 2 * MANY, NULL);
+}
+
+/* Another order costs about as much as the same: the budget is a few visits a key. */
+static void test_model_value__large_dicts_in_another_order_are_soon_compared(void **state)
+{
+    (void)state;
+    const tsr_value *a = large_dict(false, 7), *b = large_dict(true, 7), *c = large_dict(true, 8);
+    assert_int_equal(tsr_value_match(a, b, 10, 100 * MANY), TSR_SAME);
+    assert_int_equal(tsr_value_match(b, a, 10, 100 * MANY), TSR_SAME);
+    assert_int_equal(tsr_value_match(a, c, 10, 100 * MANY), TSR_DIFFERENT);
+}
+
+static void test_model_value__what_is_endless_is_neither_compared_nor_written(void **state)
+{
+    (void)state;
+    const tsr_value *one = integer(1);
+    tsr_value *a = tsr_value_items(arena, TSR_VALUE_LIST, &one, 1, NULL), *b = tsr_value_items(arena, TSR_VALUE_LIST, &one, 1, NULL);
+    assert_int_equal(tsr_value_match(a, b, 10, 10), TSR_SAME);
+    assert_true(tsr_value_is_json(a, 10, 10));
+    a->expanded = TSR_VALUE_ENDLESS;
+    assert_int_equal(tsr_value_match(a, b, 10, 10), TSR_TOO_LARGE);
+    assert_int_equal(tsr_value_match(b, a, 10, 10), TSR_TOO_LARGE);
+    assert_int_equal(tsr_value_match(a, a, 10, 10), TSR_SAME);
+    assert_false(tsr_value_is_json(a, 10, 10));
+}
+
 static void test_model_value__json_holds_only_what_reads_back(void **state)
 {
     (void)state;
@@ -249,6 +290,8 @@ int main(void)
         TEST(test_model_value__order_of_dicts_and_sets_does_not_count),
         TEST(test_model_value__tensors_inside_compare_by_dtype_and_shape),
         TEST(test_model_value__walks_are_bounded),
+        TEST(test_model_value__large_dicts_in_another_order_are_soon_compared),
+        TEST(test_model_value__what_is_endless_is_neither_compared_nor_written),
         TEST(test_model_value__json_holds_only_what_reads_back),
         TEST(test_model_value__json_text_is_the_value),
         TEST(test_model_value__json_beyond_the_emitters_depth_is_an_error),
