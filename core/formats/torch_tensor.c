@@ -7,6 +7,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "formats/torch_build.h"
+#include "tessera/box.h"
 
 typedef struct placed_chunk {
     tsr_chunk *chunk;
@@ -111,8 +112,8 @@ tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t *
         ref = tsr_torch_arg(pickle, ref, 0);
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     size_t n = tsr_pickle_count(pickle, ref);
-    TSR_FAIL_IF((kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) || n > 1024, err, TSR_E_FORMAT, position,
-                "torch: a size or stride is not a list of at most 1024 integers");
+    TSR_FAIL_IF((kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) || n > TSR_MAX_RANK, err, TSR_E_FORMAT, position,
+                "torch: a size or stride is not a list of at most 64 integers");
     uint64_t *values = tsr_arena_array(build->arena, n, sizeof *values, err);
     if (!values) return TSR_E_NOMEM;
     for (size_t i = 0; i < n; i++) {

@@ -63,7 +63,7 @@ static const struct refusal {
      "reaches beyond"},
     {V2(FLOATS("6"), "0", TUPLE2("2", "3"), "(I1\nt") ".", 24, TSR_E_FORMAT, "1 strides for 2 dimensions"},
     {V2(FLOATS("6"), "0", "(S'x'\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "non-negative integers"},
-    {V2(FLOATS("6"), "0", "I2\n", "(I1\nt") ".", 24, TSR_E_FORMAT, "not a list of at most 1024 integers"},
+    {V2(FLOATS("6"), "0", "I2\n", "(I1\nt") ".", 24, TSR_E_FORMAT, "not a list of at most 64 integers"},
     {V2(FLOATS("-6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT, "impossible number of elements (-6)"},
     {V2(FLOATS("9223372036854775807"), "0", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
      "impossible number of elements"},

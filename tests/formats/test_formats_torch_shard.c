@@ -282,9 +282,9 @@ static void test_formats_torch_shard__shards_of_a_sharded_tensor_must_fit(void *
                          "N") ".",
          NULL, MISFIT},
         {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("3", "0"), PICKLED_2("2", "3")) "a"), NULL, MISFIT},
-        {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, "I1\n", PICKLED_2("2", "3")) "a"), NULL, "not a list of at most 1024 integers"},
-        {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("2", "0"), "I1\n") "a"), NULL, "not a list of at most 1024 integers"},
-        {PICKLED_SHARDED("I1\n", "", "N") ".", NULL, "not a list of at most 1024 integers"},
+        {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, "I1\n", PICKLED_2("2", "3")) "a"), NULL, "not a list of at most 64 integers"},
+        {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("2", "0"), "I1\n") "a"), NULL, "not a list of at most 64 integers"},
+        {PICKLED_SHARDED("I1\n", "", "N") ".", NULL, "not a list of at most 64 integers"},
     };
     for (size_t i = 0; i < sizeof sharded / sizeof sharded[0]; i++) {
         torch_opening o;
