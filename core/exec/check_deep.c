@@ -45,6 +45,8 @@ typedef struct check {
     uint64_t crc_bytes; /* that it is over */
     bool damaged;       /* that extent could not be read to its end: */
     tsr_error damage;
+    bool overlapping;   /* tensors expand to far more than is stored, although none of them does so by itself */
+    uint64_t replica_room; /* bytes of replicas that may still be compared: more are only there if they overlap */
 } check;
 
 typedef struct piece {
@@ -463,6 +465,8 @@ static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_ch
     tsr_error failure = {0};
     const tsr_place place = place_of(c, replica->file, replica->byte_offset, chunks->entry->fqn);
     if (replica->file == TSR_NO_FILE) return TSR_OK; /* a finding since opening */
+    if (replica->byte_length > c->replica_room) return TSR_OK; /* bytes that were compared before, again */
+    c->replica_room -= replica->byte_length;
     if (compare_replica(c, chunks, replica, &difference, &failure) != TSR_OK) return finding_of(c, place, &failure, err);
     if (difference.differing == 0) return TSR_OK;
     return tsr_find(c->share.found, "layout/replica-differs", place, err, "%llu of %llu elements differ from the first copy",
@@ -507,8 +511,19 @@ static tsr_status report_repeats(check *c, const tsr_entry *entry, tsr_error *er
                     "values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST, (unsigned long long)bytes);
 }
 
+static tsr_status report_overlap(check *c, const tsr_entry *entry, tsr_error *err)
+{
+    return tsr_find(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
+                    "'%.*s' and other tensors overlap, and expand to more than %u times what is stored of them; the stored "
+                    "bytes were read, the values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST);
+}
+
 static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_error *err)
 {
+    if (t->gather && c->overlapping && !t->repeats) {
+        t->gather = false;
+        TSR_TRY(report_overlap(c, entry, err));
+    }
     if (t->repeats) {
         TSR_TRY(report_repeats(c, entry, err));
         return report_values(c, entry, t, err); /* of chunks that were scanned as they lie */
@@ -544,6 +559,7 @@ static tsr_status mark_repeats(check *c, tsr_error *err)
     }
     const bool many = status == TSR_OK && tsr_repeats_too_many(&repeats);
     for (uint64_t i = 0; i < catalog->entry_count; i++) c->tallies[i].repeats = many && c->tallies[i].repeats;
+    c->overlapping = many && repeats.repeated <= tsr_checkpoint_host(c->checkpoint)->limits.repetition;
     tsr_repeats_close(&repeats);
     return status == TSR_OK ? TSR_OK : tsr_raise(err, status, failure.byte_position, "%s", failure.message);
 }
@@ -610,6 +626,12 @@ static tsr_status start(check *c, tsr_comm *comm, tsr_error *err)
     c->tallies = tsr_alloc(allocator, count, sizeof *c->tallies, err);
     if (!c->tallies) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) c->tallies[i] = (tally){{0}, false, false};
+    const tsr_store *store = tsr_checkpoint_store(c->checkpoint);
+    for (uint32_t f = 0; f < store->file_count; f++) { /* names that are tied are compared each; 64 of them are plenty */
+        uint64_t bytes;
+        if (!tsr_mul_u64(store->files[f].size, 64, &bytes) || !tsr_add_u64(c->replica_room, bytes, &c->replica_room))
+            c->replica_room = UINT64_MAX;
+    }
     return mark_repeats(c, err);
 }
 

@@ -87,7 +87,7 @@ static span span_at(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_vi
 }
 
 /* A DCP item's archive holds a little more than the elements. Of a compressed one that cannot be told from its length. */
-static tsr_status span_of_item(const tsr_repeats *r, const tsr_entry *entry, const tsr_chunk *chunk, const uint64_t *sizes,
+static tsr_status span_of_item(tsr_repeats *r, const tsr_entry *entry, const tsr_chunk *chunk, const uint64_t *sizes,
                                span *out, tsr_error *err)
 {
     const tsr_view whole = {.file = chunk->file, .byte_offset = chunk->byte_offset};
@@ -95,10 +95,12 @@ static tsr_status span_of_item(const tsr_repeats *r, const tsr_entry *entry, con
     out->end = add(out->begin, chunk->byte_length);
     out->compressed = r->checkpoint->catalog.compressed;
     if (out->stored / TSR_REPEATS_MOST <= chunk->byte_length && out->compressed) return TSR_OK;
-    if (!out->compressed) {
+    /* Items do not overlap: those that do are not decompressed again and again. */
+    if (!out->compressed || chunk->byte_length > r->to_locate) {
         if (out->stored > chunk->byte_length) out->stored = chunk->byte_length;
         return TSR_OK;
     }
+    r->to_locate -= chunk->byte_length;
     tsr_view view;
     tsr_arena *scratch = tsr_arena_new(tsr_checkpoint_host(r->checkpoint)->allocator, 0, err);
     if (!scratch) return TSR_E_NOMEM;
@@ -108,7 +110,7 @@ static tsr_status span_of_item(const tsr_repeats *r, const tsr_entry *entry, con
     return status;
 }
 
-static tsr_status span_of(const tsr_repeats *r, const tsr_entry *entry, const tsr_chunk *chunk, const uint64_t *sizes,
+static tsr_status span_of(tsr_repeats *r, const tsr_entry *entry, const tsr_chunk *chunk, const uint64_t *sizes,
                           span *out, tsr_error *err)
 {
     const tsr_view raw = {.file = chunk->file, .byte_offset = chunk->byte_offset};
@@ -152,6 +154,8 @@ void tsr_repeats_open(tsr_repeats *repeats, tsr_checkpoint *checkpoint)
 {
     *repeats = (tsr_repeats){.checkpoint = checkpoint,
                              .spans = tsr_vec_of(tsr_checkpoint_host(checkpoint)->allocator, sizeof(span))};
+    for (uint32_t f = 0; f < checkpoint->store->file_count; f++)
+        repeats->to_locate = add(repeats->to_locate, checkpoint->store->files[f].size);
 }
 
 void tsr_repeats_close(tsr_repeats *repeats)

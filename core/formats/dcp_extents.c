@@ -156,13 +156,17 @@ static tsr_status report_gap(const walk *w, uint32_t file, uint64_t from, uint64
                     TSR_STR_ARG(name));
 }
 
+/* Items that overlap are an error already (layout/bytes-shared). A few are still read, to say what else is wrong; but
+ * metadata can name one item any number of times, and the file is not read once for each. */
 static tsr_status give_all(const walk *w, const item *items, size_t count, tsr_error *err)
 {
-    uint64_t end = 0;
+    uint64_t end = 0, again = 0;
     for (size_t i = 0; i < count; i++) {
-        if (i && items[i].file != items[i - 1].file) end = 0;
+        if (i && items[i].file != items[i - 1].file) end = again = 0;
         TSR_TRY(report_gap(w, items[i].file, end, items[i].byte_offset, err));
-        TSR_TRY(give(w, &items[i], err));
+        if (items[i].byte_offset < end) again += items[i].byte_length;
+        if (items[i].byte_offset >= end || again <= w->checkpoint->store->files[items[i].file].size)
+            TSR_TRY(give(w, &items[i], err));
         uint64_t item_end = items[i].byte_offset + items[i].byte_length;
         if (item_end > end) end = item_end;
         bool last = i + 1 == count || items[i + 1].file != items[i].file;

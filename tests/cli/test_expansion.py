@@ -1,6 +1,7 @@
 """Small inputs that stand for large ones: what sharing, strides and overlaps expand to is refused or bounded, in little time
 and memory. Pickles are made by Python's pickle, whose memo does the sharing."""
 import collections
+import json
 import os
 import pickle
 import resource
@@ -354,6 +355,10 @@ def test_expansion_by_overlapping_strides_and_shared_chunks(t):
         save_dcp_tensor(t.at("dcp"), b"w", f.read(), (512, 512), 1100)
     p = bounded(t, "inspect", t.at("dcp"), "--hash", "xxh3", status=2)
     need(b"--allow-expansion" in p.stderr, p.stderr)
+    with open(save(t.at("item.pt"), pickled(Tensor(Storage("0", 1 << 21), 0, (1 << 21,), (1,))), [("0", many * 512)]), "rb") as f:
+        save_dcp_tensor(t.at("deep"), b"w", f.read(), (1 << 21,), 8000)  # 8 MB, 8,000 times
+    doc = json.loads(bounded(t, "validate", t.at("deep"), "--deep", "--json", status=1).stdout)
+    need({"layout/bytes-shared", "limits/expansion"} <= {f["rule"] for f in doc["findings"]}, doc["summary"])
     names = {f"n{i}": Tensor(Storage("0", 1 << 18), 0, (1 << 18,), (1,)) for i in range(66000)}  # each by itself is honest
     path = save(t.at("x.pt"), pickled(names), [("0", many * 64)])
     p = bounded(t, "inspect", path, "--hash", "xxh3", status=2)

@@ -23,6 +23,7 @@ typedef struct tsr_repeats {
     tsr_vec spans;      /* of stored bytes: what the tensors are made of */
     tsr_map *seen;      /* containers of objects that were looked into */
     tsr_str holder;     /* the object whose tensors are being added, or empty */
+    uint64_t to_locate; /* bytes of compressed items that may still be read to learn their strides */
     uint64_t total;     /* bytes of all tensors */
     uint64_t repeated;  /* bytes of those that count */
     uint64_t count;     /* of those */
