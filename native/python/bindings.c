@@ -19,6 +19,7 @@ typedef struct session {
 EXPORT session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, tsr_error *err); /* a tsr_purpose */
 EXPORT void tsr_python_close(session *s);
 EXPORT tsr_status tsr_python_unchanged(session *s, tsr_error *err);
+EXPORT void tsr_python_allow_expansion(session *s);
 EXPORT const char *tsr_python_status_name(tsr_status status);
 
 void tsr_python_close(session *s)
@@ -45,6 +46,11 @@ session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, t
     if (status == TSR_OK) return s;
     tsr_python_close(s);
     return NULL;
+}
+
+void tsr_python_allow_expansion(session *s)
+{
+    s->native.host.limits.repetition = UINT64_MAX;
 }
 
 tsr_status tsr_python_unchanged(session *s, tsr_error *err)

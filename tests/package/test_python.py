@@ -125,6 +125,25 @@ def test_misuse_and_damage_are_exceptions_with_the_reason(t):
                 break
 
 
+def test_what_expands_without_end_is_refused(t):
+    path = t.at("x.pt")
+    torch.save({"w": torch.arange(4.0)[1:2].expand(1 << 40), "v": torch.arange(3.0), "few": torch.ones(1).expand(1 << 15, 1 << 14)}, path)
+    assert len(tessera.inspect(path)["entries"]) == 3
+    for work in (lambda: tessera.inspect(path, hash="xxh3"), lambda: tessera.inspect(path, stats=True), lambda: tessera.diff(path, path, values=True)):
+        assert refused(work, tessera.Error, "'w'").status == "limit exceeded"
+    with tessera.open(path) as checkpoint:
+        assert torch.frombuffer(bytearray(checkpoint["w"].read([7], [2])), dtype=torch.float32).tolist() == [1.0, 1.0]
+    twin = t.at("y.pt")
+    torch.save({"few": torch.ones(1).expand(1 << 15, 1 << 14)}, twin)  # 2 GiB
+    refused(lambda: tessera.inspect(twin, stats=True), tessera.Error, "'few'")
+    assert tessera.inspect(twin, stats=True, allow_expansion=True)["entries"][0]["stats"]["mean"] == 1.0
+    shared = {"w": 1}
+    for _ in range(40):
+        shared = {"a": shared, "b": shared}
+    torch.save(shared, path)
+    refused(lambda: tessera.open(path), tessera.Error, "expand")
+
+
 def test_documents_are_those_of_the_command(t):
     a, b = os.path.join(SAMPLES, "dcp_fsdp2"), os.path.join(SAMPLES, "dcp_tp_fsdp2")
     assert tessera.inspect(a, hash="sha256", stats=True) == t.json("inspect", a, "--json", "--hash", "sha256", "--stats")

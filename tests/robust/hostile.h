@@ -5,7 +5,7 @@
 #include "tessera/str.h"
 
 /* CAPPED: what it stands for is longer than the input by nature (names that repeat the whole way to them), and grows until
- * limits.expansion ends it; then the bounds are absolute. */
+ * it would expand beyond what is allowed (64 bytes a byte, and limits.expansion); then the bounds are absolute. */
 typedef enum hostile_verdict { ACCEPTED, REFUSED, CAPPED } hostile_verdict;
 
 /* head, unit × n, middle, turn × n, tail; %% is the turn as six digits */

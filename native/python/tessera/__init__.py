@@ -17,14 +17,15 @@ __version__ = "@VERSION@"
 __all__ = ["Checkpoint", "Entry", "Error", "diff", "inspect", "open", "validate"]
 
 
-def open(path, threads=0):
-    """Opens a checkpoint: metadata and headers are read, no tensors. threads: for reading; 0 is as many as allowed."""
-    return Checkpoint(path, threads)
+def open(path, threads=0, allow_expansion=False):
+    """Opens a checkpoint: metadata and headers are read, no tensors. threads: for reading; 0 is as many as allowed.
+    allow_expansion: as the commands' --allow-expansion."""
+    return Checkpoint(path, threads, allow_expansion)
 
 
-def inspect(path, hash=None, stats=False):
+def inspect(path, hash=None, stats=False, allow_expansion=False):
     """What `tessera inspect --json` prints, as a dict."""
-    with Checkpoint(path) as checkpoint:
+    with Checkpoint(path, allow_expansion=allow_expansion) as checkpoint:
         return checkpoint.inspect(hash, stats)
 
 
@@ -34,7 +35,7 @@ def validate(path, deep=False, layout=None):
         return checkpoint.validate(deep, layout)
 
 
-def diff(a, b, values=False, layout=False, atol=0.0, rtol=0.0):
+def diff(a, b, values=False, layout=False, atol=0.0, rtol=0.0, allow_expansion=False):
     """What `tessera diff --json` prints, as a dict. A tolerance implies values."""
-    with Checkpoint(a) as first, Checkpoint(b) as second:
+    with Checkpoint(a, allow_expansion=allow_expansion) as first, Checkpoint(b, allow_expansion=allow_expansion) as second:
         return first._session.diff(second._session, values or atol > 0 or rtol > 0, layout, atol, rtol)

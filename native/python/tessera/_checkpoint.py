@@ -100,8 +100,8 @@ class Entry:
 class Checkpoint(Mapping):
     """An opened checkpoint: a mapping of names to entries. Close it, or use it in a `with`."""
 
-    def __init__(self, path, threads=0, *, _purpose=FOR_NAMES):
-        self._session = Session(path, threads, _purpose)
+    def __init__(self, path, threads=0, allow_expansion=False, *, _purpose=FOR_NAMES):
+        self._session = Session(path, threads, _purpose, allow_expansion)
         self.path = self._session.path
         self.format = self._session.format()
         entries = (Entry(self, i) for i in range(self._session.count()))

@@ -57,6 +57,7 @@ def _function(name, result, *arguments):
 
 _open = _function("open", _p, _char, _u32, _u32, _p)
 _close = _function("close", None, _p)
+_allow_expansion = _function("allow_expansion", None, _p)
 _unchanged = _function("unchanged", _int, _p, _p)
 _status_name = _function("status_name", _char, _int)
 _format = _function("format", _char, _p)
@@ -101,12 +102,14 @@ FOR_VALUES, FOR_NAMES, FOR_FINDINGS = range(3)
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
-    def __init__(self, path, threads=0, purpose=FOR_VALUES):
+    def __init__(self, path, threads=0, purpose=FOR_VALUES, allow_expansion=False):
         self.path = os.fspath(path)
         err = _Error()
         self._handle = _open(os.fsencode(path), threads, purpose, ctypes.byref(err))
         if not self._handle:
             _raise(err, self.path)
+        if allow_expansion:
+            _allow_expansion(self._handle)
 
     @property
     def handle(self):
