@@ -81,7 +81,8 @@ tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options
  * output->publish(output, out->marker, err), and closes the output either way. Results live in `arena` and borrow the
  * checkpoint.
  *
- * Errors before the first byte is written: TSR_E_UNSUPPORTED naming the entries that the container cannot hold (for
+ * Errors before the first byte is written: those of tsr_check_casts; TSR_E_UNSUPPORTED naming the entries that the
+ * container cannot hold (for
  * safetensors complex32, complex128, quantized, bits and opaque tensors, objects unless dropped or put aside, an empty
  * name); TSR_E_USAGE for two entries that would have one name, and for a cast to a type that is no floating type;
  * TSR_E_FORMAT for tensors with holes. Later ones are those of reading and writing. Uses the host's threads. */
