@@ -53,6 +53,7 @@ typedef struct tsr_torch_build {
     tsr_map *rank_places;   /* (list of a mesh's ranks, rank) → where the rank stands; NULL until one is asked */
     tsr_vec storages;       /* tsr_torch_storage */
     tsr_vec chunks;         /* placed_chunk of torch_tensor.c */
+    uint64_t room;          /* bytes of boxes that strided shards may still be cut into */
     uint64_t copied;        /* items copied out of nodes that others may share: never more than the pickle has bytes */
 } tsr_torch_build;
 

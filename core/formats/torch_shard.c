@@ -271,6 +271,16 @@ static uint64_t chunk_size(uint64_t total, uint64_t pieces)
     return total / pieces + (total % pieces != 0);
 }
 
+/* A spec can be shared by any number of tensors, and a few bytes of it ask for thousands of pieces of each. */
+static tsr_status charge(tsr_torch_build *build, uint64_t pieces, uint64_t bytes, tsr_error *err)
+{
+    TSR_FAIL_IF(pieces > build->room / bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "torch: strided shards are cut into more pieces than %u bytes for each byte of the pickle can hold",
+                TSR_EXPANSION_PER_BYTE);
+    build->room -= pieces * bytes;
+    return TSR_OK;
+}
+
 /* Cuts the runs into `split` pieces, each into `pieces`, and keeps number `index` of each. */
 static tsr_status cut_once(tsr_torch_build *build, cuts *runs, uint64_t split, uint64_t pieces, uint64_t index, tsr_error *err)
 {
@@ -279,6 +289,7 @@ static tsr_status cut_once(tsr_torch_build *build, cuts *runs, uint64_t split, u
     tsr_status status = TSR_OK;
     if (total && total / outer > CUTS_MAX)
         status = tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard of more than %d pieces", CUTS_MAX);
+    if (total && status == TSR_OK) status = charge(build, (total / outer + 1) * runs->count, sizeof(uint64_t), err);
     for (uint64_t at = 0; at < total && status == TSR_OK; at += outer) {
         uint64_t length = total - at < outer ? total - at : outer, inner = chunk_size(length, pieces);
         uint64_t low = index > length / inner ? length : index * inner;
@@ -326,6 +337,7 @@ static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_
         TSR_FAIL_IF(total > CUTS_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard of more than %d boxes",
                     CUTS_MAX);
     }
+    TSR_TRY(charge(build, total, 2 * sizeof(tsr_chunk) + 2 * rank * sizeof(uint64_t), err));
     tsr_chunk *chunks = tsr_arena_array(build->arena, (size_t)total, sizeof *chunks, err);
     uint64_t *boxes = tsr_arena_array(build->arena, (size_t)total * 2 * rank, sizeof *boxes, err);
     if (!chunks || !boxes) return TSR_E_NOMEM;

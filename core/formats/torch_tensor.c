@@ -7,6 +7,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "formats/torch_build.h"
+#include "formats/torch_survey.h"
 #include "tessera/box.h"
 
 typedef struct placed_chunk {
@@ -23,11 +24,15 @@ typedef struct storage_part {
     uint64_t byte_length;
 } storage_part;
 
+enum { LEAST_ROOM = 1 << 16 }; /* one honest strided shard, in a pickle of any size */
+
 tsr_status tsr_torch_build_open(tsr_torch_build *build, tsr_error *err)
 {
     build->storages = tsr_vec_of(build->host->allocator, sizeof(tsr_torch_storage));
     build->chunks = tsr_vec_of(build->host->allocator, sizeof(placed_chunk));
     build->storage_index = tsr_map_new(build->host->allocator, 0, err);
+    build->room = LEAST_ROOM;
+    tsr_expansion_add(&build->room, build->pickle_bytes.size);
     return build->storage_index ? TSR_OK : TSR_E_NOMEM;
 }
 

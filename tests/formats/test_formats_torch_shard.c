@@ -250,6 +250,26 @@ static void test_formats_torch_shard__too_many_boxes_are_refused(void **state)
     torch_opening_drop(&o);
 }
 
+/* A few bytes ask for thousands of boxes: more than the pickle has bytes for. */
+static void test_formats_torch_shard__boxes_are_paid_for_by_the_pickle(void **state)
+{
+    (void)state;
+#define CUT_INTO(pieces) \
+    PICKLED_DTENSOR(PICKLED_2("8000", "1"), PICKLED_2("1", "1"), \
+                    PICKLED_TENSOR("0", "1", PICKLED_2("4000", "1"), PICKLED_2("0", "0")), MESH_2("2", "3", "0", "0"), \
+                    PICKLED_STRIDED("0", pieces) PICKLED_REPLICATE, "") "."
+    torch_opening o;
+    open_pickle(&o, CUT_INTO("4000"), 4, NULL);
+    assert_int_equal(o.status, TSR_E_LIMIT);
+    assert_non_null(strstr(o.err.message, "for each byte of the pickle"));
+    torch_opening_drop(&o);
+    open_pickle(&o, CUT_INTO("40"), 4, NULL);
+    assert_int_equal(o.status, TSR_OK);
+    assert_int_equal(o.item.root->kind, TSR_VALUE_TENSOR);
+    assert_int_equal(o.item.root->as.tensor->chunk_count, 40);
+    torch_opening_drop(&o);
+}
+
 #define LOCAL           PICKLED_TENSOR("0", "6", PICKLED_2("2", "3"), PICKLED_2("3", "1"))
 #define SHARDED(shards) PICKLED_SHARDED(PICKLED_2("4", "3"), shards, PICKLED_GROUP("I1\n", "I2\n")) "."
 #define MISFIT          "does not fit its metadata or lies outside the tensor"
@@ -407,6 +427,7 @@ int main(void)
         cmocka_unit_test(test_formats_torch_shard__a_local_part_must_be_a_tensor_of_its_own),
         cmocka_unit_test(test_formats_torch_shard__without_findings_nothing_is_said),
         cmocka_unit_test(test_formats_torch_shard__too_many_boxes_are_refused),
+        cmocka_unit_test(test_formats_torch_shard__boxes_are_paid_for_by_the_pickle),
         cmocka_unit_test(test_formats_torch_shard__shards_of_a_sharded_tensor_must_fit),
         cmocka_unit_test(test_formats_torch_shard__ranks_that_cannot_be_are_not_learned),
         cmocka_unit_test(test_formats_torch_shard__endless_strides_are_refused),
