@@ -106,6 +106,25 @@ const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *
     return checkpoint->missing.items;
 }
 
+static void use_chunks(const tsr_chunk *chunks, uint64_t count, bool *used)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (chunks[i].file != TSR_NO_FILE) used[chunks[i].file] = true;
+}
+
+void tsr_checkpoint_used_files(const tsr_checkpoint *checkpoint, bool *used)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    for (uint32_t f = 0; f < checkpoint->store->file_count; f++) used[f] = false;
+    for (uint32_t i = 0; i < checkpoint->file_count; i++) used[checkpoint->files[i]] = true;
+    for (uint32_t i = 0; i < checkpoint->listed_count; i++) used[checkpoint->listed[i]] = true;
+    for (uint64_t e = 0; e < catalog->entry_count; e++) {
+        const tsr_entry *entry = &catalog->entries[e];
+        use_chunks(entry->chunks, entry->chunk_count, used);
+        use_chunks(entry->replicas, entry->replica_count, used);
+    }
+}
+
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err)
 {
     tsr_str *missing = tsr_vec_push(&checkpoint->missing, err);

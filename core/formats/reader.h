@@ -14,6 +14,8 @@ struct tsr_checkpoint {
      * files. For dcp: the metadata file or files. Chosen by content; other files of the store may be anything. */
     const uint32_t *files;
     uint32_t file_count;
+    const uint32_t *listed; /* the files that are there of those that an index names */
+    uint32_t listed_count;
     tsr_catalog catalog;
     struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader is done */
     const struct tsr_reader *reader;

@@ -84,7 +84,8 @@ static tsr_status keep_files(reader *r, tsr_weight_map *out)
     if (!files) return TSR_E_NOMEM;
     for (size_t i = 0; i < r->seen.count; i++)
         if (seen[i].file != TSR_NO_FILE) files[out->file_count++] = seen[i].file;
-    out->files = files;
+    out->files = r->checkpoint->listed = files;
+    r->checkpoint->listed_count = out->file_count;
     return TSR_OK;
 }
 

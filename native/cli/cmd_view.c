@@ -2,11 +2,12 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cli/session.h"
 #include "cli/view_server.h"
-#include "tessera/folder.h"
+#include "tessera/remote.h"
 
 typedef struct view_arguments {
     uint64_t port;
@@ -46,30 +47,64 @@ static const char *title_of(const char *path)
     return path + from;
 }
 
+typedef struct viewed {
+    cli_session session;
+    bool *served;
+} viewed;
+
+static tsr_status open_side(cli *program, const char *path, viewed *side, cli_viewed *out, tsr_error *err)
+{
+    if (tsr_is_address(path))
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "view serves files of this machine; the page itself opens addresses that allow it");
+    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &side->session, err);
+    if (status != TSR_OK) return status;
+    side->served = calloc(side->session.store->file_count + 1, sizeof *side->served);
+    if (!side->served) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    tsr_checkpoint_used_files(side->session.checkpoint, side->served);
+    *out = (cli_viewed){title_of(path), side->session.store, side->served};
+    return TSR_OK;
+}
+
+/* Until a signal ends the program. */
+static void serve(cli_view_server *server)
+{
+    const struct timespec turn = {0, 500000000};
+    printf("%s\n", cli_view_address(server));
+    fflush(stdout);
+    for (;;) {
+        nanosleep(&turn, NULL);
+        cli_view_tend(server);
+    }
+}
+
 static int run(cli *program, const void *given)
 {
     const view_arguments *arguments = given;
-    const char *path = program->operands.items[0];
+    const size_t count = program->operands.count;
     char pages[PATH_MAX];
     tsr_error err = {0};
-    tsr_store *store = NULL;
+    viewed sides[2] = {{.served = NULL}};
     cli_view_server *server = NULL;
-    uint16_t port = 0;
+    cli_viewing view = {.pages = arguments->pages ? arguments->pages : pages, .side_count = count, .port = (uint16_t)arguments->port};
     if (arguments->port > UINT16_MAX) return cli_fail(program, "--port: ports end at %u", (unsigned)UINT16_MAX);
     if (arguments->pages ? !has_index(arguments->pages) : !find_pages(pages))
         return cli_fail(program, "the viewer is not %s: web/build makes it, --pages names its folder",
                         arguments->pages ? arguments->pages : "beside this program");
-    tsr_status status = tsr_folder_store_open(NULL, cli_host(program)->allocator, path, &store, &err);
-    const cli_viewing view = {arguments->pages ? arguments->pages : pages, title_of(path), store, (uint16_t)arguments->port};
-    if (status == TSR_OK) status = cli_view_start(&view, cli_host(program), &server, &port, &err);
-    if (status == TSR_OK) {
-        printf("http://127.0.0.1:%u/?view\n", port);
-        fflush(stdout);
-        for (;;) pause(); /* a signal ends it */
+    const char *path = program->operands.items[0];
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        path = program->operands.items[i];
+        status = open_side(program, path, &sides[i], &view.sides[i], &err);
     }
+    if (status == TSR_OK) status = cli_view_start(&view, cli_host(program), &server, &err);
+    if (status == TSR_OK) serve(server);
     cli_view_stop(server);
-    if (store) store->close(store);
-    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
+    for (size_t i = 0; i < count; i++) {
+        cli_close(&sides[i].session);
+        free(sides[i].served);
+    }
+    return cli_fail_error(program, path, &err);
 }
 
 static const cli_option options[] = {
@@ -82,10 +117,11 @@ static const cli_option options[] = {
 const cli_command cli_view_command = {
     .name = "view",
     .summary = "serves the browser viewer with a checkpoint open in it, on the loopback address",
-    .operands = "PATH",
+    .operands = "PATH [PATH]",
     .least = 1,
-    .most = 1,
-    .examples = "tessera view ckpt/\nprints the address to open; ends with Ctrl-C\n"
+    .most = 2,
+    .examples = "tessera view ckpt/\nprints the address to open, which holds a secret token; ends with Ctrl-C\n"
+                "tessera view old/ new/\ncompares two checkpoints\n"
                 "ssh -L 8000:127.0.0.1:8000 host tessera view --port 8000 ckpt/\na checkpoint of another machine, only the bytes that are looked at\n",
     .options = options,
     .arguments_size = sizeof(view_arguments),

@@ -11,12 +11,16 @@
 #include <microhttpd.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cli/view_clients.h"
 #include "io/optional_library.h"
 
-enum { BLOCK = 256 << 10 };
+enum { BLOCK = 256 << 10, THREADS = 4, STALL_SECONDS = 10, TOKEN_SIZE = 32 };
+
+#define IDLE_SECONDS 8.0
 
 /* The policy of web/serve: scripts, styles and connections of this origin alone. */
 static const char policy[] = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
@@ -28,6 +32,7 @@ typedef struct calls {
                                        MHD_AccessHandlerCallback dh, void *dh_cls, ...);
     void (*stop_daemon)(struct MHD_Daemon *daemon);
     const union MHD_DaemonInfo *(*get_daemon_info)(struct MHD_Daemon *daemon, enum MHD_DaemonInfoType type, ...);
+    const union MHD_ConnectionInfo *(*get_connection_info)(struct MHD_Connection *connection, enum MHD_ConnectionInfoType type, ...);
     const char *(*lookup_connection_value)(struct MHD_Connection *connection, enum MHD_ValueKind kind, const char *key);
     struct MHD_Response *(*create_response_from_buffer)(size_t size, void *buffer, enum MHD_ResponseMemoryMode mode);
     struct MHD_Response *(*create_response_from_callback)(uint64_t size, size_t block_size, MHD_ContentReaderCallback crc,
@@ -44,6 +49,9 @@ struct cli_view_server {
     calls mhd;
     struct MHD_Daemon *daemon;
     tsr_vec listing; /* checkpoint.json */
+    cli_clients clients;
+    char token[TOKEN_SIZE + 1];
+    char address[96];
 };
 
 static tsr_status open_library(cli_view_server *s)
@@ -52,6 +60,7 @@ static tsr_status open_library(cli_view_server *s)
     const tsr_library_call all[] = {{"MHD_start_daemon", &s->mhd.start_daemon},
                {"MHD_stop_daemon", &s->mhd.stop_daemon},
                {"MHD_get_daemon_info", &s->mhd.get_daemon_info},
+               {"MHD_get_connection_info", &s->mhd.get_connection_info},
                {"MHD_lookup_connection_value", &s->mhd.lookup_connection_value},
                {"MHD_create_response_from_buffer", &s->mhd.create_response_from_buffer},
                {"MHD_create_response_from_callback", &s->mhd.create_response_from_callback},
@@ -71,7 +80,8 @@ static enum MHD_Result answer(const cli_view_server *s, struct MHD_Connection *c
     s->mhd.add_response_header(response, "Content-Security-Policy", policy);
     s->mhd.add_response_header(response, "X-Content-Type-Options", "nosniff");
     s->mhd.add_response_header(response, "Referrer-Policy", "no-referrer");
-    s->mhd.add_response_header(response, "Cache-Control", "no-cache");
+    s->mhd.add_response_header(response, "Cache-Control", "no-store");
+    s->mhd.add_response_header(response, "Cross-Origin-Resource-Policy", "same-origin");
     s->mhd.add_response_header(response, "Accept-Ranges", "bytes");
     if (range) s->mhd.add_response_header(response, "Content-Range", range);
     const enum MHD_Result result = s->mhd.queue_response(connection, status, response);
@@ -162,49 +172,142 @@ static const char *type_of(const char *name)
     return "application/octet-stream";
 }
 
+static enum MHD_Result answer_nothing(const cli_view_server *s, struct MHD_Connection *connection)
+{
+    return answer_text(s, connection, MHD_HTTP_NOT_FOUND, "not found\n");
+}
+
+/* "assets/a.js": no component is empty or hidden. The one hidden name that a viewer may hold is that of a sample's metadata. */
+static bool is_page_name(const char *name)
+{
+    for (const char *at = name;;) {
+        const size_t size = strcspn(at, "/");
+        const bool is_metadata = size == 9 && memcmp(at, ".metadata", 9) == 0;
+        if (size == 0 || (*at == '.' && !is_metadata)) return false;
+        if (!at[size]) return true;
+        at += size + 1;
+    }
+}
+
 static enum MHD_Result answer_page(const cli_view_server *s, struct MHD_Connection *connection, const char *url)
 {
     char path[4096];
     struct stat info;
-    const char *name = strcmp(url, "/") == 0 ? "/index.html" : url;
-    if (strstr(name, "..") || snprintf(path, sizeof path, "%s%s", s->view.pages, name) >= (int)sizeof path)
-        return answer_text(s, connection, MHD_HTTP_NOT_FOUND, "not here\n");
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const char *name = *url ? url : "index.html";
+    if (!is_page_name(name) || snprintf(path, sizeof path, "%s/%s", s->view.pages, name) >= (int)sizeof path)
+        return answer_nothing(s, connection);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         if (fd >= 0) close(fd);
-        return answer_text(s, connection, MHD_HTTP_NOT_FOUND, "not here\n");
+        return answer_nothing(s, connection);
     }
     return answer_body(s, connection, (body){NULL, 0, fd, 0, (uint64_t)info.st_size}, type_of(name));
 }
 
 /* ---- requests ---- */
 
-/* Another site's page may reach the loopback address under a name of its own; it may not read from it. */
+/* Whether the request names the loopback address, whatever the port: a tunnel has another one at its end. */
 static bool is_here(const cli_view_server *s, struct MHD_Connection *connection)
 {
+    static const char *const names[] = {"127.0.0.1", "localhost", "[::1]"};
     const char *host = s->mhd.lookup_connection_value(connection, MHD_HEADER_KIND, "Host");
-    if (!host) return false;
-    const size_t size = strcspn(host, ":");
-    return (size == 9 && memcmp(host, "127.0.0.1", 9) == 0) || (size == 9 && memcmp(host, "localhost", 9) == 0);
+    for (size_t i = 0; host && i < sizeof names / sizeof *names; i++) {
+        const size_t size = strlen(names[i]);
+        if (strncmp(host, names[i], size) != 0) continue;
+        const char *port = host + size;
+        return !*port || (*port == ':' && port[1] && strspn(port + 1, "0123456789") == strlen(port + 1));
+    }
+    return false;
+}
+
+/* What follows "/TOKEN/"; NULL where the token is not there. The time that it takes does not tell how much of it is right. */
+static const char *behind_token(const cli_view_server *s, const char *url)
+{
+    unsigned char differs = 0;
+    if (strlen(url) < TOKEN_SIZE + 2) return NULL;
+    for (size_t i = 0; i < TOKEN_SIZE; i++) differs |= (unsigned char)(url[1 + i] ^ s->token[i]);
+    return differs == 0 && url[0] == '/' && url[1 + TOKEN_SIZE] == '/' ? url + TOKEN_SIZE + 2 : NULL;
+}
+
+static enum MHD_Result answer_file(const cli_view_server *s, struct MHD_Connection *connection, size_t side, const char *name)
+{
+    const cli_viewed *viewed = &s->view.sides[side];
+    const uint32_t file = side < s->view.side_count ? tsr_store_find(viewed->store, tsr_str_from(name)) : TSR_NO_FILE;
+    if (file == TSR_NO_FILE || !viewed->served[file]) return answer_nothing(s, connection);
+    return answer_body(s, connection, (body){viewed->store, file, -1, 0, viewed->store->files[file].size}, "application/octet-stream");
+}
+
+static cli_client *client_of(const cli_view_server *s, struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info = s->mhd.get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
 }
 
 static enum MHD_Result answer_request(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
                                       const char *version, const char *upload, size_t *upload_size, void **state)
 {
-    static const char prefix[] = "/checkpoint/";
-    const cli_view_server *s = ctx;
+    static const char *const prefixes[] = {"checkpoint/", "other/"};
+    cli_view_server *s = ctx;
     (void)version, (void)upload, (void)upload_size, (void)state;
-    if (!is_here(s, connection)) return answer_text(s, connection, MHD_HTTP_FORBIDDEN, "only under 127.0.0.1 or localhost\n");
+    cli_clients_set_busy(&s->clients, client_of(s, connection), true);
+    if (!is_here(s, connection)) return answer_text(s, connection, MHD_HTTP_FORBIDDEN, "forbidden\n");
+    const char *name = behind_token(s, url);
+    if (!name) return answer_nothing(s, connection);
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
         return answer_text(s, connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET only\n");
-    if (strcmp(url, "/checkpoint.json") == 0)
+    if (strcmp(name, "checkpoint.json") == 0)
         return answer(s, connection, MHD_HTTP_OK,
                       s->mhd.create_response_from_buffer(s->listing.count, s->listing.items, MHD_RESPMEM_PERSISTENT),
                       "application/json", NULL);
-    if (strncmp(url, prefix, sizeof prefix - 1) != 0) return answer_page(s, connection, url);
-    const uint32_t file = tsr_store_find(s->view.store, tsr_str_from(url + sizeof prefix - 1));
-    if (file == TSR_NO_FILE) return answer_text(s, connection, MHD_HTTP_NOT_FOUND, "no file of the checkpoint\n");
-    return answer_body(s, connection, (body){s->view.store, file, -1, 0, s->view.store->files[file].size}, "application/octet-stream");
+    for (size_t side = 0; side < 2; side++) {
+        const size_t size = strlen(prefixes[side]);
+        if (strncmp(name, prefixes[side], size) == 0) return answer_file(s, connection, side, name + size);
+    }
+    return answer_page(s, connection, name);
+}
+
+static int hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* Percent-decoding that never makes a NUL or a slash: what would end or split a name stays as it was written. */
+static size_t unescape(void *ctx, struct MHD_Connection *connection, char *text)
+{
+    char *out = text;
+    (void)ctx, (void)connection;
+    for (const char *at = text; *at;) {
+        const int high = *at == '%' ? hex_digit(at[1]) : -1;
+        const int low = high >= 0 ? hex_digit(at[2]) : -1;
+        const char c = (char)(low >= 0 ? high * 16 + low : *at);
+        if (low < 0 || c == 0 || c == '/') {
+            *out++ = *at++;
+        } else {
+            *out++ = c;
+            at += 3;
+        }
+    }
+    *out = 0;
+    return (size_t)(out - text);
+}
+
+static void note_connection(void *ctx, struct MHD_Connection *connection, void **place, enum MHD_ConnectionNotificationCode what)
+{
+    cli_view_server *s = ctx;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info = s->mhd.get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *place = info ? cli_clients_add(&s->clients, info->connect_fd) : NULL;
+    } else {
+        cli_clients_remove(&s->clients, *place);
+        *place = NULL;
+    }
+}
+
+static void note_answered(void *ctx, struct MHD_Connection *connection, void **state, enum MHD_RequestTerminationCode how)
+{
+    cli_view_server *s = ctx;
+    (void)state, (void)how;
+    cli_clients_set_busy(&s->clients, client_of(s, connection), false);
 }
 
 /* ---- start and stop ---- */
@@ -219,58 +322,93 @@ static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *er
     return TSR_OK;
 }
 
+static void list_side(tsr_json *json, const cli_viewing *view, size_t side)
+{
+    const tsr_store *store = view->sides[side].store;
+    tsr_json_object(json);
+    tsr_json_key(json, "title");
+    tsr_json_text(json, view->sides[side].title);
+    if (store->primary != TSR_NO_FILE) {
+        tsr_json_key(json, "primary");
+        tsr_json_str(json, store->files[store->primary].name);
+    }
+    tsr_json_key(json, "files");
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < store->file_count; i++) {
+        if (!view->sides[side].served[i]) continue;
+        tsr_json_object(json);
+        tsr_json_key(json, "name");
+        tsr_json_str(json, store->files[i].name);
+        tsr_json_key(json, "size");
+        tsr_json_uint(json, store->files[i].size);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    if (side + 1 < view->side_count) {
+        tsr_json_key(json, "other");
+        list_side(json, view, side + 1);
+    }
+    tsr_json_object_end(json);
+}
+
 static tsr_status list_files(cli_view_server *s, tsr_error *err)
 {
-    const tsr_store *store = s->view.store;
     tsr_json json;
     tsr_json_start(&json, append, &s->listing, 0, err);
-    tsr_json_object(&json);
-    tsr_json_key(&json, "title");
-    tsr_json_text(&json, s->view.title);
-    if (store->primary != TSR_NO_FILE) {
-        tsr_json_key(&json, "primary");
-        tsr_json_str(&json, store->files[store->primary].name);
-    }
-    tsr_json_key(&json, "files");
-    tsr_json_array(&json);
-    for (uint32_t i = 0; i < store->file_count; i++) {
-        tsr_json_object(&json);
-        tsr_json_key(&json, "name");
-        tsr_json_str(&json, store->files[i].name);
-        tsr_json_key(&json, "size");
-        tsr_json_uint(&json, store->files[i].size);
-        tsr_json_object_end(&json);
-    }
-    tsr_json_array_end(&json);
-    tsr_json_object_end(&json);
+    list_side(&json, &s->view, 0);
     return tsr_json_finish(&json);
 }
 
-static tsr_status start(cli_view_server *s, uint16_t *port, tsr_error *err)
+static tsr_status make_token(cli_view_server *s, tsr_error *err)
+{
+    unsigned char bytes[TOKEN_SIZE / 2];
+    if (getentropy(bytes, sizeof bytes) != 0)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "the system gives no random bytes: %s", strerror(errno));
+    for (size_t i = 0; i < sizeof bytes; i++) snprintf(s->token + 2 * i, 3, "%02x", bytes[i]);
+    return TSR_OK;
+}
+
+static tsr_status start(cli_view_server *s, tsr_error *err)
 {
     struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(s->view.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     if (open_library(s) != TSR_OK)
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "pages are served with libmicrohttpd (libmicrohttpd.so.12), which is not installed");
-    s->daemon = s->mhd.start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL, s->view.port, NULL,
-                                    NULL, answer_request, s, MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&place,
-                                    MHD_OPTION_CONNECTION_LIMIT, 64u, MHD_OPTION_END);
+    /* A few threads for all connections: one for each would let whoever connects use up threads. */
+    s->daemon = s->mhd.start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, s->view.port, NULL, NULL, answer_request, s, MHD_OPTION_SOCK_ADDR,
+                                    (struct sockaddr *)&place, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS,
+                                    MHD_OPTION_CONNECTION_LIMIT, (unsigned)CLI_MOST_CLIENTS, MHD_OPTION_CONNECTION_TIMEOUT,
+                                    (unsigned)STALL_SECONDS, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
+                                    MHD_OPTION_NOTIFY_CONNECTION, note_connection, s, MHD_OPTION_NOTIFY_COMPLETED, note_answered, s,
+                                    MHD_OPTION_END);
     if (!s->daemon)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot listen on 127.0.0.1:%u: %s", s->view.port, strerror(errno));
     const union MHD_DaemonInfo *info = s->mhd.get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    *port = info && info->port ? info->port : s->view.port;
+    snprintf(s->address, sizeof s->address, "http://127.0.0.1:%u/%s/", info && info->port ? info->port : s->view.port, s->token);
     return TSR_OK;
 }
 
-tsr_status cli_view_start(const cli_viewing *view, const tsr_host *host, cli_view_server **out, uint16_t *port, tsr_error *err)
+tsr_status cli_view_start(const cli_viewing *view, const tsr_host *host, cli_view_server **out, tsr_error *err)
 {
     cli_view_server *s = tsr_alloc(host->allocator, 1, sizeof *s, err);
     if (!s) return TSR_E_NOMEM;
     *s = (cli_view_server){.view = *view, .host = host, .listing = tsr_vec_of(host->allocator, 1)};
-    tsr_status status = list_files(s, err);
-    if (status == TSR_OK) status = start(s, port, err);
+    cli_clients_open(&s->clients);
+    tsr_status status = make_token(s, err);
+    if (status == TSR_OK) status = list_files(s, err);
+    if (status == TSR_OK) status = start(s, err);
     if (status == TSR_OK) *out = s;
     else cli_view_stop(s);
     return status;
+}
+
+const char *cli_view_address(const cli_view_server *server)
+{
+    return server->address;
+}
+
+void cli_view_tend(cli_view_server *server)
+{
+    cli_clients_end_idle(&server->clients, IDLE_SECONDS);
 }
 
 void cli_view_stop(cli_view_server *server)
@@ -278,14 +416,26 @@ void cli_view_stop(cli_view_server *server)
     if (!server) return;
     if (server->daemon) server->mhd.stop_daemon(server->daemon);
     if (server->library) dlclose(server->library);
+    pthread_mutex_destroy(&server->clients.lock);
     tsr_vec_free(&server->listing);
     tsr_free(server->host->allocator, server, 1, sizeof *server);
 }
 #else
-tsr_status cli_view_start(const cli_viewing *view, const tsr_host *host, cli_view_server **out, uint16_t *port, tsr_error *err)
+tsr_status cli_view_start(const cli_viewing *view, const tsr_host *host, cli_view_server **out, tsr_error *err)
 {
-    (void)view, (void)host, (void)out, (void)port;
+    (void)view, (void)host, (void)out;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build serves no pages: it was made without libmicrohttpd");
+}
+
+const char *cli_view_address(const cli_view_server *server)
+{
+    (void)server;
+    return "";
+}
+
+void cli_view_tend(cli_view_server *server)
+{
+    (void)server;
 }
 
 void cli_view_stop(cli_view_server *server)

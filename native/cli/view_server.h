@@ -1,4 +1,4 @@
-/* The viewer and one checkpoint's bytes on the loopback address, for `tessera view`. */
+/* The viewer and the bytes of one checkpoint, or of two to compare, on the loopback address, for `tessera view`. */
 #ifndef TSR_CLI_VIEW_SERVER_H
 #define TSR_CLI_VIEW_SERVER_H
 
@@ -6,22 +6,35 @@
 
 typedef struct cli_view_server cli_view_server;
 
+typedef struct cli_viewed {
+    const char *title;
+    tsr_store *store;   /* borrowed until stop */
+    const bool *served; /* for each file of the store: whether it belongs to the checkpoint */
+} cli_viewed;
+
 typedef struct cli_viewing {
-    const char *pages; /* the folder of the built viewer */
-    const char *title; /* of the checkpoint */
-    tsr_store *store;  /* borrowed until stop */
-    uint16_t port;     /* 0: a free one */
+    const char *pages; /* the directory of the built viewer */
+    cli_viewed sides[2];
+    size_t side_count;
+    uint16_t port; /* 0: a free one */
 } cli_viewing;
 
-/* Serves, by GET and HEAD, to requests whose Host is the loopback address only:
+/* Serves, by GET and HEAD, below an address that holds a random token:
  *
- *   /                  index.html, and the other files of the viewer
- *   /checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": … or absent}
- *   /checkpoint/NAME   a file of the store, with ranges
+ *   /TOKEN/                  index.html, and the other files of the viewer
+ *   /TOKEN/checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": … or absent, "other": the same of the
+ *                            second checkpoint, or absent}
+ *   /TOKEN/checkpoint/NAME   a file of the checkpoint, with ranges
+ *   /TOKEN/other/NAME        a file of the second one
  *
- * on threads of its own. *port: the one taken. Errors: TSR_E_UNSUPPORTED without libmicrohttpd, TSR_E_IO when the port is
- * taken, TSR_E_NOMEM. */
-tsr_status cli_view_start(const cli_viewing *view, const tsr_host *host, cli_view_server **out, uint16_t *port, tsr_error *err);
+ * Everything else is not found, and a Host that is not the loopback address is refused: a page of another site may reach this
+ * address under a name of its own. On threads of its own; cli_view_tend must be called about once a second. Errors:
+ * TSR_E_UNSUPPORTED without libmicrohttpd, TSR_E_IO when the port is taken, TSR_E_NOMEM. */
+tsr_status cli_view_start(const cli_viewing *view, const tsr_host *host, cli_view_server **out, tsr_error *err);
+/* "http://127.0.0.1:PORT/TOKEN/"; borrowed until stop. */
+const char *cli_view_address(const cli_view_server *server);
+/* Ends idle connections. */
+void cli_view_tend(cli_view_server *server);
 void cli_view_stop(cli_view_server *server); /* takes NULL */
 
 #endif

@@ -1,51 +1,211 @@
 """`tessera view`: what it serves, to whom, and what it does not."""
+import contextlib
 import http.client
 import json
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
+import time
 
 from harness import need, sample, test
 
 
-@test
-def test_view_serves_the_checkpoint_and_nothing_else(t):
-    path = sample("dcp_fsdp2")[0]
-    os.mkdir(t.at("pages"))
-    for name in ("index.html", "a.js"):
-        open(t.at("pages", name), "w").write(name)
+class View:
+    def __init__(self, url, pid):
+        m = re.fullmatch(r"http://(127\.0\.0\.1:\d+)(/[0-9a-f]{32,}/)", url)
+        need(m, url)
+        self.url, self.where, self.root, self.pid = url, m[1], m[2], pid
+
+    def raw(self, target, method="GET", **headers):
+        """Any target, as it is."""
+        c = http.client.HTTPConnection(self.where, timeout=20)
+        c.putrequest(method, target, skip_host="Host" in headers)
+        for k, v in headers.items():
+            c.putheader(k, v)
+        c.endheaders()
+        r = c.getresponse()
+        return r.status, r.read(), dict(r.getheaders())
+
+    def ask(self, name, method="GET", **headers):
+        return self.raw(self.root + name, method, **headers)
+
+    def listing(self):
+        return json.loads(self.ask("checkpoint.json")[1])
+
+    def connect(self):
+        host, port = self.where.split(":")
+        return socket.create_connection((host, int(port)), timeout=20)
+
+
+@contextlib.contextmanager
+def viewing(t, *paths):
+    pages = t.at("pages")
+    if not os.path.exists(pages):
+        os.makedirs(os.path.join(pages, "assets"))
+        for name in ("index.html", "assets/a.js", ".env", "assets/.hidden"):
+            open(os.path.join(pages, name), "w").write(name)
+        os.symlink(t.at("secret"), os.path.join(pages, "link.js"))
     open(t.at("secret"), "w").write("secret")
-    p = subprocess.Popen([t.path, "view", path, "--pages", t.at("pages")], stdout=subprocess.PIPE)
+    p = subprocess.Popen([t.path, "view", *paths, "--pages", pages], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        url = p.stdout.readline().decode().strip()
-        need(url.startswith("http://127.0.0.1:") and url.endswith("/?view"), url)
-        where = url[len("http://"):].split("/")[0]
-
-        def ask(name, method="GET", **headers):
-            c = http.client.HTTPConnection(where, timeout=20)
-            c.request(method, name, headers=headers)
-            r = c.getresponse()
-            return r.status, r.read(), dict(r.getheaders())
-
-        listing = json.loads(ask("/checkpoint.json")[1])
-        need({f["name"]: f["size"] for f in listing["files"]} == {n: os.path.getsize(os.path.join(path, n)) for n in os.listdir(path)}, listing)
-        data = open(os.path.join(path, "__1_0.distcp"), "rb").read()
-        status, body, headers = ask("/checkpoint/__1_0.distcp", Range="bytes=10-19")
-        need(status == 206 and body == data[10:20] and headers["Content-Range"] == f"bytes 10-19/{len(data)}", "a range")
-        need(ask("/checkpoint/__1_0.distcp")[:2] == (200, data), "a whole file")
-        need(ask("/checkpoint/__1_0.distcp", Range="bytes=5-")[1] == data[5:], "an open range")
-        need(ask("/checkpoint/__1_0.distcp", Range="bytes=x")[0] == 200, "a range that is none")
-        status, body, headers = ask("/")
-        need(body == b"index.html" and "default-src 'none'" in headers["Content-Security-Policy"], "the page")
-        need(ask("/a.js")[2]["Content-Type"] == "text/javascript", "a script")
-        for gone in ("/../secret", "/checkpoint/../secret", "/checkpoint/%2e%2e/secret", "/nosuch", "/checkpoint/nosuch", "//etc/passwd"):
-            need(ask(gone)[0] == 404, gone)
-        need(ask("/", method="POST")[0] == 405, "POST")
-        need(ask("/checkpoint.json", Host="evil.example")[0] == 403, "another host")
-        need(ask("/checkpoint.json", Host="localhost")[0] == 200, "localhost")
+        yield View(p.stdout.readline().decode().strip(), p.pid)
     finally:
         p.send_signal(signal.SIGTERM)
-        need(p.wait(timeout=20) == -signal.SIGTERM, "it did not end of the signal")
+        _, err = p.communicate(timeout=20)
+        need(p.returncode == -signal.SIGTERM, f"it did not end of the signal: {p.returncode} {err[-300:]}")
+
+
+@test
+def test_view_serves_the_checkpoint(t):
+    path = sample("dcp_fsdp2")[0]
+    with viewing(t, path) as v:
+        listing = v.listing()
+        need({f["name"]: f["size"] for f in listing["files"]} == {n: os.path.getsize(os.path.join(path, n)) for n in os.listdir(path)}, listing)
+        data = open(os.path.join(path, "__1_0.distcp"), "rb").read()
+        status, body, headers = v.ask("checkpoint/__1_0.distcp", Range="bytes=10-19")
+        need(status == 206 and body == data[10:20] and headers["Content-Range"] == f"bytes 10-19/{len(data)}", "a range")
+        need(headers["Cache-Control"] == "no-store" and headers["Referrer-Policy"] == "no-referrer", headers)
+        need(not any(k.lower().startswith("access-control") for k in headers), headers)
+        need(v.ask("checkpoint/__1_0.distcp")[:2] == (200, data), "a whole file")
+        need(v.ask("checkpoint/__1_0.distcp", Range="bytes=5-")[1] == data[5:], "an open range")
+        need(v.ask("checkpoint/__1_0.distcp", Range="bytes=x")[0] == 200, "a range that is none")
+        need(v.ask("checkpoint/%5f_1_0.distcp")[1] == data, "an escaped letter")
+        status, body, headers = v.ask("")
+        need(body == b"index.html" and "default-src 'none'" in headers["Content-Security-Policy"], "the page")
+        need(v.ask("?view")[1] == b"index.html", "the page with a query")
+        need(v.ask("assets/a.js")[2]["Content-Type"] == "text/javascript", "a script")
+        need(v.ask("", method="POST")[0] == 405, "POST")
+
+
+@test
+def test_view_serves_nothing_else(t):
+    folder = t.at("ck")
+    shutil.copytree(sample("dcp_fsdp2")[0], folder)
+    for name in (".env", "notes.txt", "config.json", "lora.safetensors", "__9_9.distcp", "-metadata"):
+        open(os.path.join(folder, name), "w").write("secret")
+    os.makedirs(os.path.join(folder, "below"))
+    open(os.path.join(folder, "below", "secret"), "w").write("secret")
+    os.symlink(t.at("secret"), os.path.join(folder, "notes"))
+    os.symlink(t.folder, os.path.join(folder, "up"))
+    with viewing(t, folder) as v:
+        need({f["name"] for f in v.listing()["files"]} == set(os.listdir(sample("dcp_fsdp2")[0])), v.listing())
+        for gone in ("../secret", "checkpoint/../secret", "checkpoint/%2e%2e/secret", "checkpoint/..%2fsecret", "nosuch", "checkpoint/nosuch", "/etc/passwd",
+                     "checkpoint/.env", "checkpoint/.env%00.metadata", "checkpoint/.metadata%00", "checkpoint/.metadata%00.env", "checkpoint//.metadata",
+                     "checkpoint/./.metadata", "checkpoint/notes", "checkpoint/notes.txt", "checkpoint/up/secret", "checkpoint/below/secret",
+                     "checkpoint/below%2fsecret", "checkpoint/config.json", "checkpoint/lora.safetensors", "checkpoint/__9_9.distcp", "checkpoint/", "checkpoint",
+                     "other/.metadata", "other/", ".env", "assets/.hidden", "assets", "assets/", "link.js", "%2e%2e/secret", "..%2fsecret", "assets/..%2f..%2fsecret",
+                     "index.html%00.js"):
+            status, body, _ = v.ask(gone)
+            need(status == 404 and body == b"not found\n", f"{gone}: {status} {body[:80]}")
+        need(v.ask("checkpoint/.metadata")[0] == 200, ".metadata")
+
+
+@test
+def test_view_wants_the_token(t):
+    tokens = set()
+    for _ in range(2):
+        with viewing(t, sample("dcp_small")[0]) as v:
+            tokens.add(v.root)
+            token = v.root.strip("/")
+            for way in ("/", "/index.html", "/checkpoint.json", "/checkpoint/.metadata", "/?" + token, "/assets/a.js", f"/{token}", f"/{token[:-1]}/", f"/{token}0/", "//",
+                        f"/{token[:-1]}{'0' if token[-1] != '0' else '1'}/checkpoint.json", f"/{'0' * len(token)}/checkpoint/.metadata", f"//{token}/", f"/{token.upper()}x/"):
+                for method in ("GET", "POST", "OPTIONS"):
+                    status, body, headers = v.raw(way, method)
+                    need(status == 404 and body == b"not found\n" and token not in str(headers), f"{method} {way}: {status} {body[:60]}")
+            for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.1:80@evil", "", "127.0.0.1:", "127.0.0.2", "localhostx:80"):
+                status, body, _ = v.ask("checkpoint.json", Host=host)
+                need(status in (400, 403) and b"title" not in body, f"Host {host}: {status}")
+            for host in ("localhost", v.where, "localhost:9000", "[::1]:9000"):
+                need(v.ask("checkpoint.json", Host=host)[0] == 200, host)
+    need(len(tokens) == 2, "the same token twice")
+
+
+@test
+def test_view_follows_links_of_the_checkpoint(t):
+    """As the Hugging Face cache keeps models: snapshots/REV/NAME is a link to ../../blobs/HASH."""
+    os.makedirs(t.at("hub", "blobs"))
+    os.makedirs(t.at("hub", "snapshots", "main"))
+    source = os.path.dirname(sample("safetensors_index")[0])
+    for i, name in enumerate(sorted(os.listdir(source))):
+        shutil.copy(os.path.join(source, name), t.at("hub", "blobs", f"b{i}"))
+        os.symlink(f"../../blobs/b{i}", t.at("hub", "snapshots", "main", name))
+    os.symlink(t.at("secret"), t.at("hub", "snapshots", "main", "README.md"))
+    os.symlink(t.at("secret"), t.at("hub", "snapshots", "main", "other.safetensors.bak"))
+    for path in (t.at("hub", "snapshots", "main"), t.at("hub", "snapshots", "main", "model.safetensors.index.json")):
+        with viewing(t, path) as v:
+            names = {f["name"] for f in v.listing()["files"]}
+            need(names == {n for n in os.listdir(source)}, names)
+            for name in names:
+                need(v.ask("checkpoint/" + name)[1] == open(os.path.join(source, name), "rb").read(), name)
+            need(v.ask("checkpoint/README.md")[0] == 404 and v.ask("checkpoint/other.safetensors.bak")[0] == 404, "a link that is not listed")
+
+
+@test
+def test_view_serves_what_every_form_lists(t):
+    for name in ("dcp_fsdp2", "safetensors_index", "torch_bin_index", "torch_plain", "safetensors_model"):
+        path = sample(name)[0]
+        with viewing(t, path) as v:
+            doc = t.json("inspect", path, "--json")
+            used = {c["file"] for e in doc["entries"] for c in e.get("chunks", []) if c.get("file")}
+            names = {f["name"] for f in v.listing()["files"]}
+            need(used <= names, f"{name}: {used - names}")
+            for file in names:
+                at = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), file)
+                need(v.ask("checkpoint/" + file)[1] == open(at, "rb").read(), f"{name}: {file}")
+
+
+@test
+def test_view_two_checkpoints(t):
+    a, b = sample("dcp_fsdp2")[0], sample("dcp_small")[0]
+    with viewing(t, a, b) as v:
+        listing = v.listing()
+        need(listing["title"] == "dcp_fsdp2" and listing["other"]["title"] == "dcp_small", listing)
+        need({f["name"] for f in listing["other"]["files"]} == set(os.listdir(b)), listing["other"])
+        for side, path in (("checkpoint", a), ("other", b)):
+            need(v.ask(side + "/.metadata")[1] == open(os.path.join(path, ".metadata"), "rb").read(), side)
+
+
+@test
+def test_view_idle_connections_keep_nobody_out(t):
+    with viewing(t, sample("dcp_small")[0]) as v:
+        idle = []
+        begun = time.monotonic()
+        for i in range(300):
+            s = v.connect()
+            if i % 3 == 1:
+                s.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+            if i % 3 == 2:  # kept alive after an answer
+                s.sendall(f"GET {v.root}checkpoint.json HTTP/1.1\r\nHost: {v.where}\r\n\r\n".encode())
+            idle.append(s)
+        for _ in range(5):
+            need(v.ask("checkpoint.json")[0] == 200, "a new client is kept out")
+        slow = idle[1::3][-20:]
+        over = {}
+        while len(over) < len(idle) and time.monotonic() < begun + 60:
+            for k, s in enumerate(idle):
+                if k in over:
+                    continue
+                s.setblocking(False)
+                try:
+                    if s in slow:
+                        s.send(b"x")  # a byte now and then makes no request
+                    while s.recv(65536):
+                        pass
+                    over[k] = time.monotonic() - begun
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    over[k] = time.monotonic() - begun
+            time.sleep(0.25)
+        need(len(over) == len(idle), f"{len(idle) - len(over)} of {len(idle)} idle connections are still open after a minute")
+        need(v.ask("checkpoint.json")[0] == 200, "afterwards")
+        for s in idle:
+            s.close()
+        wanted = len(os.listdir(f"/proc/{v.pid}/fd"))
+        need(wanted < 60, f"{wanted} descriptors are still open")
 
 
 @test
@@ -54,4 +214,6 @@ def test_view_refuses(t):
     os.mkdir(t.at("pages"))
     open(t.at("pages", "index.html"), "w").close()
     need(b"nosuch" in t.run("view", t.at("nosuch"), "--pages", t.at("pages"), status=2).stderr, "no checkpoint")
+    need(b"nosuch" in t.run("view", sample("dcp_small")[0], t.at("nosuch"), "--pages", t.at("pages"), status=2).stderr, "no second checkpoint")
+    need(b"index.html" in t.run("view", t.at("pages"), "--pages", t.at("pages"), status=2).stderr, "no checkpoint in a directory")
     need(b"ports end" in t.run("view", sample("dcp_small")[0], "--pages", t.at("pages"), "--port", "70000", status=2).stderr, "port 70000")

@@ -25,9 +25,9 @@ export function serve(folder = path.join(root, "web/dist")) {
   });
 }
 
-/** `tessera view` of a checkpoint. */
-export function view(target) {
-  const child = spawn(path.join(root, "build/release/bin/tessera"), ["view", target, "--pages", path.join(root, "web/dist")], { stdio: ["ignore", "pipe", "inherit"] });
+/** `tessera view` of a checkpoint, or of two. */
+export function view(...targets) {
+  const child = spawn(path.join(root, "build/release/bin/tessera"), ["view", ...targets, "--pages", path.join(root, "web/dist")], { stdio: ["ignore", "pipe", "inherit"] });
   return new Promise((resolve, reject) => {
     child.once("error", reject);
     child.once("exit", (status) => reject(new Error(`tessera view ended with ${status}`)));

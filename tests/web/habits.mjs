@@ -218,6 +218,16 @@ export async function testHabits({ page, url, context, broken }) {
       served.stop();
     }
   });
+  await test("tessera view of two checkpoints opens the comparison", async () => {
+    const served = await view(path.join(samples, "dcp_tp_fsdp2"), path.join(samples, "dcp_fsdp2"));
+    try {
+      await page.goto(served.url);
+      await page.locator('[role="tab"][aria-selected="true"]', { hasText: "Compare" }).waitFor();
+      await page.locator("#panel", { hasText: "dcp_fsdp2" }).waitFor();
+    } finally {
+      served.stop();
+    }
+  });
   await test("the page loads again without a network", async () => {
     await page.goto(url);
     await page.waitForFunction(() => document.documentElement.dataset.kept === "yes" && navigator.serviceWorker.controller);

@@ -70,14 +70,24 @@ export async function openingOfSample(sample: Sample, signal: AbortSignal): Prom
   return { title: sample.name, files, ...(files.length === 1 && files[0] ? { primary: files[0].name } : {}) };
 }
 
-/** The checkpoint that `tessera view` serves beside the page; undefined on any other host. */
-export async function openingServed(): Promise<Opening | undefined> {
-  if (location.search !== "?view") return undefined;
+/** Whether `tessera view` serves this page: its addresses are a token and nothing else. */
+export const isServed = (): boolean => /^\/[0-9a-f]{32}\/$/.test(location.pathname);
+
+interface Listing { readonly title: string; readonly primary?: string; readonly files: readonly { readonly name: string; readonly size: number }[]; readonly other?: Listing }
+export interface Served { readonly opening: Opening; readonly other?: Opening }
+
+function openingListed({ title, primary, files }: Listing, below: string): Opening {
+  const address = (name: string) => new URL(`${below}/${name.split("/").map(encodeURIComponent).join("/")}`, document.baseURI).href;
+  return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...(primary === undefined ? {} : { primary }) };
+}
+
+/** The checkpoint that `tessera view` serves beside the page, and the one to compare it with; undefined on any other host. */
+export async function openingServed(): Promise<Served | undefined> {
+  if (!isServed()) return undefined;
   const response = await fetch(new URL("checkpoint.json", document.baseURI));
   if (!response.ok) throw new Error(`the checkpoint is not served: ${response.status} ${response.statusText}`);
-  const { title, primary, files } = await response.json() as { title: string; primary?: string; files: { name: string; size: number }[] };
-  const address = (name: string) => new URL(`checkpoint/${name.split("/").map(encodeURIComponent).join("/")}`, document.baseURI).href;
-  return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...(primary === undefined ? {} : { primary }) };
+  const listing = await response.json() as Listing;
+  return { opening: openingListed(listing, "checkpoint"), ...(listing.other ? { other: openingListed(listing.other, "other") } : {}) };
 }
 
 /** Whether this page's policy lets it read from other servers; remote.html's does. */

@@ -7,7 +7,7 @@ import { App } from "./views/app";
 import { ModelContext } from "./views/hooks";
 
 const model = new Model();
-void model.openServed(openingServed);
+void model.openServed(openingServed, () => { location.hash = "compare"; });
 const root = document.getElementById("app");
 addEventListener("load", () => void keepPage().catch(() => undefined));
 if (root) render(<ModelContext.Provider value={model}><App /></ModelContext.Provider>, root);

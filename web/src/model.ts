@@ -1,7 +1,7 @@
 /** What the page knows, and everything that can be done to it. Views draw it and call it; they hold no state of their own
  *  but scroll positions and open menus. */
 import { Client, Failure, type Progress } from "./client";
-import type { Prepare } from "./collect";
+import type { Prepare, Served } from "./collect";
 import type { Act, Detail, Diff, Findings, Opened, Opening, Optimizer, OutlineName, Plan, Preview, Row, Side, Tally, Trouble, Twins } from "./protocol";
 import { START, type TargetForm } from "./target";
 
@@ -183,9 +183,14 @@ export class Model {
   }
 
   /** Opens what the page's own server has, if it has anything, and nothing else was opened in the meantime. */
-  async openServed(find: () => Promise<Opening | undefined>): Promise<void> {
+  async openServed(find: () => Promise<Served | undefined>, showComparison: () => void): Promise<void> {
     const client = this.#client, served = find();
-    if (await served.then((o) => o !== undefined, () => true) && this.#client === client) await this.open(async () => (await served) as Opening);
+    if (!await served.then((s) => s !== undefined, () => true) || this.#client !== client) return;
+    await this.open(async () => ((await served) as Served).opening);
+    const { other, opening } = await served.catch(() => undefined) ?? {};
+    if (!other || this.opening !== opening || !this.opened) return;
+    showComparison();
+    await this.compareWith(async () => other);
   }
 
   /** After the worker broke. */

@@ -1,5 +1,6 @@
 /** Keeps the page's own files, so that it loads again without a network. Where the browser has no such store, it does not. */
 import { ASSETS, fetchedAll } from "./client";
+import { isServed } from "./collect";
 
 const NAME = "tessera-page";
 const urlOf = (name: string): string => new URL(name, document.baseURI).href;
@@ -12,7 +13,7 @@ function assetsHere(): string[] {
 }
 
 export async function keepPage(): Promise<void> {
-  if (!("serviceWorker" in navigator) || !("caches" in window) || location.search === "?view") return;
+  if (!("serviceWorker" in navigator) || !("caches" in window) || isServed()) return;
   await fetchedAll;
   await navigator.serviceWorker.register(urlOf("sw.js"));
   const cache = await caches.open(NAME), assets = assetsHere(), here = location.href.replace(/[#?].*$/, "");

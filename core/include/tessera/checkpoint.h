@@ -68,6 +68,9 @@ typedef enum tsr_file_role {
 /* Decided by name and first bytes. Errors as reading. */
 tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *role, tsr_error *err);
 
+/* Sets used[f] for every file f of the store (`used` has store->file_count places) that the checkpoint was read from, that its
+ * metadata or index names, or that holds bytes of an entry. */
+void tsr_checkpoint_used_files(const tsr_checkpoint *checkpoint, bool *used);
 /* Entry by exact FQN, or NULL. O(1). */
 const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn);
 
