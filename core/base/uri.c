@@ -23,3 +23,111 @@ size_t tsr_uri_path(tsr_str path, char *out, size_t capacity)
     }
     return n;
 }
+
+/* ---- secrets ---- */
+
+static bool is_letter(char c)
+{
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+}
+
+/* Bytes of "scheme://" that a text begins with; 0: it is no URL. */
+static size_t scheme_size(tsr_str text)
+{
+    size_t n = 0;
+    while (n < text.size && (is_letter(text.data[n]) || (n && strchr("0123456789+-.", text.data[n]) && text.data[n]))) n++;
+    return n && text.size - n >= 3 && memcmp(text.data + n, "://", 3) == 0 ? n + 3 : 0;
+}
+
+static size_t until(tsr_str text, size_t at, const char *ends)
+{
+    while (at < text.size && !(text.data[at] && strchr(ends, text.data[at]))) at++;
+    return at;
+}
+
+/* Whether a colon is followed by something other than a port. */
+static bool has_password(tsr_str text, size_t from, size_t to)
+{
+    while (from < to && text.data[from] != ':') from++;
+    for (size_t i = from + 1; i < to; i++)
+        if (text.data[i] < '0' || text.data[i] > '9') return true;
+    return false;
+}
+
+/* Where the host begins, behind "user:password@". A password with a slash or question mark that is not escaped makes the URL
+ * useless, but no less a secret: then everything up to the last '@' is left out. */
+static size_t host_at(tsr_str text, size_t from)
+{
+    const size_t end = until(text, from, "/?#");
+    const bool bracketed = from < text.size && text.data[from] == '[';
+    for (size_t i = end; i > from; i--)
+        if (text.data[i - 1] == '@') return i;
+    if (bracketed || !has_password(text, from, end)) return from;
+    for (size_t i = text.size; i > end; i--)
+        if (text.data[i - 1] == '@') return i;
+    return from;
+}
+
+/* Parts of a query that tell which version or how, and give no access. */
+static bool is_harmless(tsr_str key)
+{
+    static const char *const keys[] = {"versionid", "generation", "revision", "download", "alt", "prefix", "partnumber", "snapshot",
+                                       "api-version", "expires", "x-amz-algorithm", "x-amz-date", "x-amz-expires", "x-amz-signedheaders",
+                                       "x-goog-algorithm", "x-goog-date", "x-goog-expires", "x-goog-signedheaders", "sv", "se", "st",
+                                       "sp", "sr", "spr"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        size_t n = 0;
+        while (n < key.size && keys[i][n] && keys[i][n] == (is_letter(key.data[n]) ? key.data[n] | 0x20 : key.data[n])) n++;
+        if (n == key.size && !keys[i][n]) return true;
+    }
+    return false;
+}
+
+typedef struct writer {
+    char *out;
+    size_t used, capacity;
+} writer;
+
+static void put(writer *w, const char *data, size_t size)
+{
+    if (size > w->capacity - w->used) size = w->capacity - w->used;
+    if (size) memcpy(w->out + w->used, data, size);
+    w->used += size;
+}
+
+/* The parameters of [at, end), with what is between them. */
+static void put_query(writer *w, tsr_str text, size_t at, size_t end)
+{
+    while (at < end) {
+        const size_t next = until((tsr_str){text.data, end}, at, "&;");
+        const size_t equals = until((tsr_str){text.data, next}, at, "=");
+        const bool has_value = equals < next;
+        if (is_harmless((tsr_str){text.data + at, equals - at})) {
+            put(w, text.data + at, next - at);
+        } else {
+            if (has_value) put(w, text.data + at, equals + 1 - at);
+            if (next > (has_value ? equals + 1 : at)) put(w, "***", 3);
+        }
+        if (next < end) put(w, text.data + next, 1);
+        at = next + 1;
+    }
+}
+
+size_t tsr_uri_redact(tsr_str text, char *out, size_t capacity)
+{
+    writer w = {.out = out, .capacity = capacity};
+    const size_t scheme = scheme_size(text);
+    if (!scheme) {
+        put(&w, text.data, text.size);
+        return w.used;
+    }
+    const size_t host = host_at(text, scheme);
+    const size_t path_end = until(text, host, "?#");
+    put(&w, text.data, scheme);
+    put(&w, text.data + host, path_end - host);
+    if (path_end < text.size && text.data[path_end] == '?') {
+        put(&w, "?", 1);
+        put_query(&w, text, path_end + 1, until(text, path_end, "#"));
+    }
+    return w.used;
+}

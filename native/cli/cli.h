@@ -90,7 +90,15 @@ struct cli {
     bool host_is_open;
     uint32_t default_threads; /* 0: as many as allowed */
     tsr_comm *ranks;          /* the processes that share this command; NULL: this one alone */
+    struct cli_addresses *addresses; /* of cli_hide_secrets */
 };
+
+/* A text of the command line as everything but opening it may have it: an address without its secrets (tsr_uri_redact), so
+ * that no message and no document can hold them; other texts as they are. Lives until cli_forget_addresses. */
+const char *cli_hide_secrets(cli *program, const char *text);
+/* What was given for a text that cli_hide_secrets returned, or for an equal one; else the text itself. */
+const char *cli_given_address(const cli *program, const char *shown);
+void cli_forget_addresses(cli *program);
 
 /* Whether this process may print for all. */
 bool cli_speaks(const cli *program);

@@ -4,10 +4,12 @@
 
 #include "cli/source.h"
 #include "cli/writing.h"
+#include "tessera/remote.h"
 
 typedef struct exec_arguments {
     cli_writing_options writing; /* those that a plan does not hold */
     const char *part;
+    const char *source;
     bool finish;
 } exec_arguments;
 
@@ -76,12 +78,23 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     return status;
 }
 
-static tsr_status open_source(execution *e, tsr_error *err)
+/* A plan names an address without its secrets. */
+static tsr_status find_source(const execution *e, const char *given, const char **path, tsr_error *err)
+{
+    *path = given ? given : cli_hide_secrets(e->program, e->planned.source_path.data);
+    if (given || !tsr_is_address(*path) || !strstr(*path, "***")) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "the plan does not hold the secrets of its source's address '%s'; pass the address with --source", *path);
+}
+
+static tsr_status open_source(execution *e, const char *given, tsr_error *err)
 {
     cli_writing *w = &e->writing;
+    const char *path;
     tsr_plan_job found = {.digest_algorithm = e->planned.digest_algorithm};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &e->options.selection};
-    tsr_status status = cli_open(e->program, e->planned.source_path.data, &used, &w->source, err);
+    tsr_status status = find_source(e, given, &path, err);
+    if (status == TSR_OK) status = cli_open(e->program, path, &used, &w->source, err);
     if (status == TSR_OK) status = cli_describe_source(e->program, &w->source, w->arena, &found, err);
     return status == TSR_OK ? tsr_plan_job_check(&e->planned, &found, err) : status;
 }
@@ -97,7 +110,7 @@ static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_err
     w->arena = tsr_arena_new(cli_host(e->program)->allocator, 0, err);
     tsr_status status = w->arena ? parse_part(arguments->part, w, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = read_plan(e, err);
-    if (status == TSR_OK) status = open_source(e, err);
+    if (status == TSR_OK) status = open_source(e, arguments->source, err);
     if (status != TSR_OK) return status;
     w->documents[0] = e->program->operands.items[0];
     w->is_folder = true;
@@ -135,6 +148,8 @@ static const cli_option options[] = {
     {"part", 0, CLI_TEXT, "i/N", "only this share of the bytes, from 1/N to N/N; in any order, on any machines",
      offsetof(exec_arguments, part)},
     {"finish", 0, CLI_FLAG, NULL, "all parts are done: check that, and publish", offsetof(exec_arguments, finish)},
+    {"source", 0, CLI_TEXT, "PATH", "read the plan's source here: where it has moved, or its address with a fresh signature",
+     offsetof(exec_arguments, source)},
     {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(exec_arguments, writing.max_memory)},
     {"ignore-crc", 0, CLI_FLAG, NULL, "take tensors whose bytes do not have the CRC-32 that the source states",
      offsetof(exec_arguments, writing.ignore_crc)},

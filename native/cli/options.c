@@ -112,14 +112,14 @@ static bool append(cli_list *list, const char *item, int most)
     return true;
 }
 
-static bool store_value(const cli *program, target to, const char *value, int argc)
+static bool store_value(cli *program, target to, const char *value, int argc)
 {
     void *field = to.base + to.option->field;
     char *end;
     cli_real *real = field;
     switch (to.option->kind) {
     case CLI_FLAG: *(bool *)field = true; return true;
-    case CLI_TEXT: *(const char **)field = value; return true;
+    case CLI_TEXT: *(const char **)field = cli_hide_secrets(program, value); return true;
     case CLI_LIST: return append(field, value, argc);
     case CLI_CHOICE: return store_choice(program, to.option, value, field);
     case CLI_BYTES:
@@ -184,7 +184,7 @@ bool cli_parse(cli *program, int argc, char **argv, void *arguments)
         if (options && strcmp(argv[at], "--") == 0) options = false;
         else if (options && argv[at][0] == '-' && argv[at][1]) {
             if (!parse_option(program, argc, argv, &at, arguments)) return false;
-        } else if (!append(&program->operands, argv[at], argc)) {
+        } else if (!append(&program->operands, cli_hide_secrets(program, argv[at]), argc)) {
             return false;
         }
     }

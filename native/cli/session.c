@@ -31,11 +31,12 @@ static tsr_status fetch_missing(const tsr_host *host, cli_session *session, bool
     return status;
 }
 
-static tsr_status open_store(const tsr_host *host, const char *path, cli_session *out, tsr_error *err)
+static tsr_status open_store(cli *program, const char *shown, cli_session *out, tsr_error *err)
 {
-    out->is_remote = tsr_is_address(path);
-    return out->is_remote ? tsr_remote_store_open(host->allocator, path, &out->store, err)
-                          : tsr_folder_store_open(NULL, host->allocator, path, &out->store, err);
+    const tsr_host *host = cli_host(program);
+    out->is_remote = tsr_is_address(shown);
+    if (!out->is_remote) return tsr_folder_store_open(NULL, host->allocator, shown, &out->store, err);
+    return tsr_remote_store_open(host->allocator, cli_given_address(program, shown), &out->store, err);
 }
 
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
@@ -43,7 +44,7 @@ tsr_status cli_open(cli *program, const char *path, const tsr_open_options *opti
     const tsr_host *host = cli_host(program);
     bool again = false;
     *out = (cli_session){.path = path};
-    tsr_status status = open_store(host, path, out, err);
+    tsr_status status = open_store(program, path, out, err);
     if (status == TSR_OK) status = tsr_checkpoint_open(out->store, host, options, &out->checkpoint, err);
     if (status == TSR_OK && out->is_remote) status = fetch_missing(host, out, &again, err);
     if (status == TSR_OK && again) status = tsr_checkpoint_open(out->store, host, options, &out->checkpoint, err);

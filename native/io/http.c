@@ -1,11 +1,14 @@
 /* See http.h. Sources: RFC 9110 (ranges, Content-Range, ETag), libcurl's documentation of its easy interface. */
 #include "io/http.h"
 
+#include "io/http_origin.h"
+
 #if defined(TSR_HAVE_CURL)
 #define CURL_DISABLE_DEPRECATION 1 /* older releases know no other names */
 #include <curl/curl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -13,7 +16,7 @@
 
 #include "io/optional_library.h"
 
-enum { HANDLES = 32, TRIES = 4, MOST_REDIRECTS = 10, CONNECT_SECONDS = 20, STALL_SECONDS = 60 };
+enum { HANDLES = 32, TRIES = 4, MOST_REDIRECTS = 10, CONNECT_SECONDS = 20, STALL_SECONDS = 60, MOST_IGNORED = 64 << 10 };
 
 /* The functions of libcurl that are called, by the name that the library exports. */
 typedef struct curl_calls {
@@ -50,7 +53,8 @@ static tsr_status open_library(tsr_http *http)
     return tsr_library_open(names, calls, sizeof calls / sizeof *calls, &http->library, NULL);
 }
 
-/* Lines of TESSERA_HTTP_HEADERS ("Authorization: Bearer …") go with every request to the host that was named. */
+/* Lines of TESSERA_HTTP_HEADERS ("Authorization: Bearer …") go with every request to the origin that was named, and to no
+ * other that it redirects to. */
 static tsr_status take_headers(tsr_http *http, tsr_error *err)
 {
     const char *at = getenv("TESSERA_HTTP_HEADERS");
@@ -119,13 +123,24 @@ typedef struct request {
     tsr_http_answer *answer;
     char *buffer;
     size_t capacity;
-    bool full; /* the transfer was ended here: the buffer has what was asked for */
+    size_t ignored; /* bytes of a redirect's text */
+    bool full;      /* the transfer was ended here: the buffer has what was asked for */
 } request;
+
+static bool is_redirect(long status)
+{
+    return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
+}
 
 static size_t take_body(char *data, size_t one, size_t size, void *ctx)
 {
     request *r = ctx;
     (void)one;
+    if (is_redirect(r->answer->status)) {
+        r->ignored += size;
+        r->full = r->ignored > MOST_IGNORED;
+        return r->full ? 0 : size;
+    }
     const size_t room = r->capacity - r->answer->size, taken = size < room ? size : room;
     memcpy(r->buffer + r->answer->size, data, taken);
     r->answer->size += taken;
@@ -155,6 +170,21 @@ static uint64_t number_of(const char *text, size_t size)
     return size ? number : UINT64_MAX;
 }
 
+/* "bytes 0-9/100"; either side of the slash may be a star. */
+static void take_range(const char *value, size_t size, tsr_http_answer *answer)
+{
+    static const char unit[] = "bytes ";
+    const size_t n = sizeof unit - 1;
+    const char *slash = memchr(value, '/', size), *dash = slash ? memchr(value, '-', (size_t)(slash - value)) : NULL;
+    answer->is_range = false;
+    if (!slash || size < n || strncasecmp(value, unit, n) != 0) return;
+    answer->total = number_of(slash + 1, size - (size_t)(slash + 1 - value));
+    if (!dash || (answer->total == UINT64_MAX && strncmp(slash, "/*", 2) != 0)) return;
+    answer->first = number_of(value + n, (size_t)(dash - value) - n);
+    answer->last = number_of(dash + 1, (size_t)(slash - dash) - 1);
+    answer->is_range = answer->first != UINT64_MAX && answer->last != UINT64_MAX && answer->first <= answer->last;
+}
+
 static size_t take_header(char *line, size_t one, size_t size, void *ctx)
 {
     request *r = ctx;
@@ -163,10 +193,10 @@ static size_t take_header(char *line, size_t one, size_t size, void *ctx)
     const char *value;
     (void)one;
     if (size > 5 && memcmp(line, "HTTP/", 5) == 0) { /* another answer: the one before was a redirect */
-        *answer = (tsr_http_answer){.total = UINT64_MAX};
+        const char *space = memchr(line, ' ', size);
+        *answer = (tsr_http_answer){.total = UINT64_MAX, .status = space ? strtol(space + 1, NULL, 10) : 0};
     } else if ((value = header_value(line, size, "Content-Range", &n))) {
-        const char *slash = memchr(value, '/', n);
-        if (slash) answer->total = number_of(slash + 1, n - (size_t)(slash + 1 - value));
+        take_range(value, n, answer);
     } else if ((value = header_value(line, size, "Content-Length", &n))) {
         if (answer->total == UINT64_MAX) answer->total = number_of(value, n);
     } else if ((value = header_value(line, size, "ETag", &n)) || (!answer->version[0] && (value = header_value(line, size, "Last-Modified", &n)))) {
@@ -177,18 +207,33 @@ static size_t take_header(char *line, size_t one, size_t size, void *ctx)
     return size;
 }
 
-static CURLcode perform(const tsr_http *http, CURL *handle, const char *url, const char *range, request *r)
+/* A connection that ends while it is written to must not end the program: some TLS libraries write without MSG_NOSIGNAL. */
+static CURLcode perform_quietly(const curl_calls *curl, CURL *handle)
+{
+    sigset_t pipe, before;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before);
+    const CURLcode code = curl->easy_perform(handle);
+#if defined(__linux__)
+    const struct timespec now = {0, 0};
+    if (!sigismember(&before, SIGPIPE)) sigtimedwait(&pipe, NULL, &now);
+#endif
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return code;
+}
+
+/* One request, which follows nothing. `trusted`: with the secrets that are meant for the named origin. */
+static CURLcode perform(const tsr_http *http, CURL *handle, const char *url, bool trusted, const char *range, request *r)
 {
     const curl_calls *curl = &http->curl;
     char reason[CURL_ERROR_SIZE];
     curl->easy_setopt(handle, CURLOPT_URL, url);
     curl->easy_setopt(handle, CURLOPT_RANGE, range);
-    curl->easy_setopt(handle, CURLOPT_HTTPHEADER, http->headers);
+    curl->easy_setopt(handle, CURLOPT_HTTPHEADER, trusted ? http->headers : NULL);
+    curl->easy_setopt(handle, CURLOPT_NETRC, trusted ? (long)CURL_NETRC_OPTIONAL : (long)CURL_NETRC_IGNORED);
     curl->easy_setopt(handle, CURLOPT_PROTOCOLS, (long)(CURLPROTO_HTTP | CURLPROTO_HTTPS));
-    curl->easy_setopt(handle, CURLOPT_REDIR_PROTOCOLS, (long)(CURLPROTO_HTTP | CURLPROTO_HTTPS));
-    curl->easy_setopt(handle, CURLOPT_FOLLOWLOCATION, 1L);
-    curl->easy_setopt(handle, CURLOPT_MAXREDIRS, (long)MOST_REDIRECTS);
-    curl->easy_setopt(handle, CURLOPT_NETRC, (long)CURL_NETRC_OPTIONAL);
+    curl->easy_setopt(handle, CURLOPT_FOLLOWLOCATION, 0L);
     curl->easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
     curl->easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_SECONDS);
     curl->easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
@@ -199,10 +244,37 @@ static CURLcode perform(const tsr_http *http, CURL *handle, const char *url, con
     curl->easy_setopt(handle, CURLOPT_WRITEDATA, r);
     curl->easy_setopt(handle, CURLOPT_HEADERFUNCTION, take_header);
     curl->easy_setopt(handle, CURLOPT_HEADERDATA, r);
-    const CURLcode code = curl->easy_perform(handle);
+    const CURLcode code = perform_quietly(curl, handle);
     curl->easy_setopt(handle, CURLOPT_ERRORBUFFER, NULL);
     curl->easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &r->answer->status);
     return code == CURLE_WRITE_ERROR && r->full ? CURLE_OK : code;
+}
+
+/* A request and what it redirects to. libcurl would carry all headers but Authorization and Cookie to other hosts, and what
+ * .netrc says of a host to all its ports. Once left, the named origin is not trusted again: another one chose the address. */
+static CURLcode perform_following(const tsr_http *http, CURL *handle, const char *url, const char *range, request *r)
+{
+    char *moved = NULL;
+    bool trusted = true;
+    CURLcode code = perform(http, handle, url, true, range, r);
+    for (unsigned count = 0; code == CURLE_OK && is_redirect(r->answer->status); count++) {
+        char *to = NULL;
+        if (http->curl.easy_getinfo(handle, CURLINFO_REDIRECT_URL, &to) != CURLE_OK || !to) break;
+        if (count == MOST_REDIRECTS) {
+            code = CURLE_TOO_MANY_REDIRECTS;
+            break;
+        }
+        trusted = trusted && tsr_http_same_origin(url, to);
+        char *next = trusted ? tsr_http_with_user(to, url) : strdup(to);
+        free(moved);
+        moved = next;
+        if (!next) return CURLE_OUT_OF_MEMORY;
+        r->full = false;
+        r->ignored = 0;
+        code = perform(http, handle, next, trusted, range, r);
+    }
+    free(moved);
+    return code;
 }
 
 static bool may_pass(CURLcode code, long status)
@@ -225,10 +297,32 @@ static void wait_before(unsigned attempt)
     nanosleep(&pause, NULL);
 }
 
+/* What came as a part must be the part that was asked for. */
+static tsr_status check_part(const char *shown, const request *r, uint64_t byte_offset, size_t size, tsr_error *err)
+{
+    const tsr_http_answer *answer = r->answer;
+    if (answer->status != 206) return TSR_OK;
+    if (!answer->is_range)
+        return tsr_raise(err, TSR_E_IO, byte_offset, "%s: the server answered 206 without saying which part of the file it gave",
+                         shown);
+    const uint64_t last = answer->total && answer->total - 1 - byte_offset < size - 1 && answer->total > byte_offset
+                              ? answer->total - 1
+                              : byte_offset + size - 1;
+    if (answer->first != byte_offset || answer->last != last)
+        return tsr_raise(err, TSR_E_IO, byte_offset,
+                         "%s: the server gave bytes %" PRIu64 "-%" PRIu64 " where %" PRIu64 "-%" PRIu64 " were asked for", shown,
+                         answer->first, answer->last, byte_offset, last);
+    const uint64_t wanted = last - byte_offset + 1;
+    if (answer->size == wanted && !r->full) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, byte_offset, "%s: the server gave %s%zu bytes of %" PRIu64, shown, r->full ? "more than " : "",
+                     answer->size, wanted);
+}
+
 tsr_status tsr_http_get(tsr_http *http, const char *url, uint64_t byte_offset, size_t size, void *buffer,
                         tsr_http_answer *answer, tsr_error *err)
 {
-    char range[64];
+    char range[64], shown[2048];
+    request r = {0};
     CURL *handle = take_handle(http);
     if (!handle) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for a request");
     snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, byte_offset, byte_offset + size - 1);
@@ -236,13 +330,14 @@ tsr_status tsr_http_get(tsr_http *http, const char *url, uint64_t byte_offset, s
     for (unsigned attempt = 0; attempt < TRIES; attempt++) {
         if (attempt) wait_before(attempt);
         *answer = (tsr_http_answer){.total = UINT64_MAX};
-        request r = {answer, buffer, size, false};
-        code = perform(http, handle, url, range, &r);
+        r = (request){.answer = answer, .buffer = buffer, .capacity = size};
+        code = perform_following(http, handle, url, range, &r);
         if (!may_pass(code, answer->status)) break;
     }
     give_handle(http, handle);
-    if (code == CURLE_OK) return TSR_OK;
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", url, http->curl.easy_strerror(code));
+    shown[tsr_uri_redact(tsr_str_from(url), shown, sizeof shown - 1)] = '\0';
+    if (code == CURLE_OK) return check_part(shown, &r, byte_offset, size, err);
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", shown, http->curl.easy_strerror(code));
 }
 #else
 tsr_status tsr_http_open(const tsr_allocator *allocator, tsr_http **out, tsr_error *err)

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <strings.h>
 
 #include "io/http.h"
 
@@ -11,6 +12,7 @@ enum { BLOCK = 64 << 10, BLOCKS = 256, WHOLE = 64 << 20, LARGE = 4 * BLOCK };
 
 typedef struct remote_file {
     tsr_str name, url;
+    tsr_str shown; /* the address without its secrets, for messages */
     uint64_t size;
     char version[160];
     char *whole; /* the server gives no ranges: all bytes */
@@ -40,7 +42,7 @@ typedef struct remote_store {
 
 bool tsr_is_address(const char *path)
 {
-    return strncmp(path, "http://", 7) == 0 || strncmp(path, "https://", 8) == 0;
+    return strncasecmp(path, "http://", 7) == 0 || strncasecmp(path, "https://", 8) == 0;
 }
 
 static remote_file *file_at(remote_store *store, uint32_t file)
@@ -56,11 +58,11 @@ static tsr_status fetch(remote_store *store, const remote_file *file, uint64_t o
     const tsr_status status = tsr_http_get(store->http, file->url.data, offset, size, buffer, &answer, err);
     if (status != TSR_OK) return status;
     if (answer.status != 206)
-        return tsr_raise(err, TSR_E_IO, offset, "%s answered %ld where a part of the file (206) was asked for", file->url.data, answer.status);
+        return tsr_raise(err, TSR_E_IO, offset, "%s answered %ld where a part of the file (206) was asked for", file->shown.data, answer.status);
     if (strcmp(answer.version, file->version) != 0 || answer.total != file->size)
-        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was read", file->url.data);
+        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was read", file->shown.data);
     if (answer.size != size)
-        return tsr_raise(err, TSR_E_IO, offset, "%s gave %zu bytes of %zu", file->url.data, answer.size, size);
+        return tsr_raise(err, TSR_E_IO, offset, "%s gave %zu bytes of %zu", file->shown.data, answer.size, size);
     return TSR_OK;
 }
 
@@ -162,14 +164,14 @@ static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_h
     if (first->total > WHOLE) {
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "%s: the server gives no parts of the file (206 was asked for, %ld came); download it and name the file",
-                         file->url.data, first->status);
+                         file->shown.data, first->status);
     }
     file->size = first->total;
     file->whole = tsr_alloc(store->allocator, (size_t)file->size + 1, 1, err);
     if (!file->whole) return TSR_E_NOMEM;
     const tsr_status status = tsr_http_get(store->http, file->url.data, 0, (size_t)file->size + 1, file->whole, &answer, err);
     if (status == TSR_OK && answer.size != file->size)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave %zu bytes of %" PRIu64, file->url.data, answer.size, file->size);
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave %zu bytes of %" PRIu64, file->shown.data, answer.size, file->size);
     return status;
 }
 
@@ -186,8 +188,10 @@ static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
     if (answer.status == 416 && answer.total == 0) return TSR_OK; /* an empty file has no first byte */
     if (answer.status == 206 && answer.total != UINT64_MAX) return TSR_OK;
     if (answer.status == 200 || answer.status == 206) return read_whole(store, file, &answer, err);
+    const bool is_refused = answer.status == 401 || answer.status == 403;
     return tsr_raise(err, answer.status == 404 || answer.status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
-                     "%s: the server answered %ld", url, answer.status);
+                     "%s: the server answered %ld%s", file->shown.data, answer.status,
+                     is_refused ? "; check the address's signature, TESSERA_HTTP_HEADERS or ~/.netrc" : "");
 }
 
 static int by_name(const void *a, const void *b)
@@ -221,6 +225,15 @@ static tsr_str address_of(const remote_store *store, tsr_str name, tsr_error *er
     const size_t n = root + tsr_uri_path(name, text + root, room);
     memcpy(text + n, store->query.data, store->query.size);
     return (tsr_str){text, n + store->query.size};
+}
+
+static tsr_str shown_as(const remote_store *store, tsr_str url, tsr_error *err)
+{
+    char *text = url.data ? tsr_arena_array(store->arena, 3 * url.size + 1, 1, err) : NULL;
+    if (!text) return (tsr_str){NULL, 0};
+    const size_t size = tsr_uri_redact(url, text, 3 * url.size);
+    text[size] = '\0';
+    return (tsr_str){text, size};
 }
 
 typedef struct asking {
@@ -268,7 +281,8 @@ tsr_status tsr_remote_store_add(tsr_store *base, const tsr_host *host, const tsr
         a.errors[i] = (tsr_error){0};
         a.files[i].name = tsr_arena_str(store->arena, names[i], err);
         a.files[i].url = address_of(store, names[i], err);
-        if (!a.files[i].name.data || !a.files[i].url.data) status = TSR_E_NOMEM;
+        a.files[i].shown = shown_as(store, a.files[i].url, err);
+        if (!a.files[i].name.data || !a.files[i].shown.data) status = TSR_E_NOMEM;
     }
     if (status == TSR_OK && host->parallel_for) host->parallel_for(host->parallel_ctx, count, ask_one, &a);
     else
@@ -326,16 +340,19 @@ static tsr_status open_folder(remote_store *store, const char *address, tsr_erro
         const tsr_status status = tsr_remote_store_add(&store->base, &here, &name, 1, &added, err);
         if (status != TSR_OK || added) return status;
     }
+    const tsr_str shown = shown_as(store, tsr_str_from(address), err);
+    if (!shown.data) return TSR_E_NOMEM;
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                      "%s: the server has none of the files that a checkpoint begins with (.metadata, an index, model.safetensors, "
                      "pytorch_model.bin); name a file",
-                     address);
+                     shown.data);
 }
 
 static tsr_status open_file(remote_store *store, const char *address, tsr_str name, tsr_error *err)
 {
     remote_file file = {.name = unescape(store->arena, name, err), .url = tsr_arena_str(store->arena, tsr_str_from(address), err)};
-    if (!file.name.data || !file.url.data) return TSR_E_NOMEM;
+    file.shown = shown_as(store, file.url, err);
+    if (!file.name.data || !file.shown.data) return TSR_E_NOMEM;
     tsr_status status = ask(store, &file, err);
     remote_file *kept = status == TSR_OK ? tsr_vec_push(&store->files, err) : NULL;
     if (kept) *kept = file;

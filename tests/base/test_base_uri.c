@@ -38,11 +38,52 @@ static void test_base_uri__cuts_behind_a_whole_byte(void **state)
     assert_int_equal(tsr_uri_path(TSR_STR("a"), text, 0), 0);
 }
 
+/* Secrets are marked by capitals. */
+static void test_base_uri__redacts_secrets(void **state)
+{
+    (void)state;
+    const char *const cases[][2] = {
+        {"/a/b?token=x", "/a/b?token=x"},
+        {"a:b@c", "a:b@c"},
+        {"C://a@b/c", "C://b/c"},
+        {"http://h/p", "http://h/p"},
+        {"http://USER:PW@h:80/p@q", "http://h:80/p@q"},
+        {"https://USER@h/", "https://h/"},
+        {"https://USER:P@W@h/", "https://h/"},
+        {"http://USER:P/W@h/x", "http://h/x"},
+        {"http://USER:P?W@h/x?b=C", "http://h/x?b=***"},
+        {"http://h:80/a@b", "http://h:80/a@b"},
+        {"http://[::1]:80/a@b", "http://[::1]:80/a@b"},
+        {"http://h/p?token=SECRET#FRAGMENT", "http://h/p?token=***"},
+        {"http://h?SECRET", "http://h?***"},
+        {"http://h/p#token=SECRET", "http://h/p"},
+        {"http://h/p?X-Amz-Algorithm=AWS4&X-Amz-Credential=ID&X-Amz-Date=2026&X-Amz-Signature=SECRET&X-Amz-Security-Token=SECRET",
+         "http://h/p?X-Amz-Algorithm=AWS4&X-Amz-Credential=***&X-Amz-Date=2026&X-Amz-Signature=***&X-Amz-Security-Token=***"},
+        {"http://h/p?sv=2020&se=2030&sig=SECRET%3D", "http://h/p?sv=2020&se=2030&sig=***"},
+        {"http://h/p?versionId=3;key=SECRET", "http://h/p?versionId=3;key=***"},
+        {"http://h/p?%73ig=SECRET", "http://h/p?%73ig=***"},
+        {"http://h/p?a=&b&&download=1&", "http://h/p?a=&***&&download=1&"},
+        {"s3://bucket/key?SECRET", "s3://bucket/key?***"},
+        {"HTTP://USER:PW@H/", "HTTP://H/"},
+        {"http://", "http://"},
+        {"", ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[1024] = {0};
+        const tsr_str given = tsr_str_from(cases[i][0]);
+        assert_true(3 * given.size < sizeof text);
+        assert_int_equal(tsr_uri_redact(given, text, 3 * given.size), strlen(cases[i][1]));
+        assert_string_equal(text, cases[i][1]);
+        assert_null(strstr(text, "SECRET"));
+        assert_int_equal(tsr_uri_redact(given, text, 5), strlen(cases[i][1]) < 5 ? strlen(cases[i][1]) : 5);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_base_uri__escapes_what_may_not_stand_in_a_path),
         cmocka_unit_test(test_base_uri__cuts_behind_a_whole_byte),
+        cmocka_unit_test(test_base_uri__redacts_secrets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

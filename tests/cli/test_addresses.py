@@ -15,14 +15,15 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves `root` by ranges; `oddity(handler, path, count)` may answer itself and return True."""
     daemon_threads = True
 
-    def __init__(self, root, oddity=lambda *a: False):
+    def __init__(self, root, oddity=lambda *a: False, host="127.0.0.1"):
         self.root, self.oddity, self.asked, self.sent, self.counts, self.lock = root, oddity, [], 0, {}, threading.Lock()
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/"
+        super().__init__((host, 0), Handler)
+        self.url = f"http://{host}:{self.server_address[1]}/"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass
@@ -59,9 +60,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(root, oddity=lambda *a: False):
-    server = Server(root, oddity)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+def serving(root, oddity=lambda *a: False, host="127.0.0.1"):
+    server = Server(root, oddity, host)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield server
@@ -106,6 +107,7 @@ def test_addresses_read_only_what_is_needed(t):
         need(doc["summary"]["bytes"] == size, doc["summary"])
         need(s.sent < 300_000, f"{s.sent} bytes were read for a listing")
         need(all(path.endswith("?token=abc") for path, _, _ in s.asked), "the query was lost")
+        need(doc["path"] == s.url + "big%20model.safetensors?token=***", doc["path"])
         t.run("get", s.url + "big%20model.safetensors", "w[5:9]", "--print")
         need(s.sent < 600_000, f"{s.sent} bytes were read for four elements")
 
@@ -171,3 +173,156 @@ def test_addresses_odd_answers_are_told(t):
         missing = t.json("inspect", s.url + "broken_dcp_missing_file/", "--json")
         need(any(f["rule"] == "dcp/missing-file" for f in missing["findings"]), "a missing data file")
     need("127.0.0.1" in t.run("inspect", url, status=2).stderr.decode(), "no server")
+
+
+def file_sample():
+    path = sample("safetensors_model")[0]
+    return os.path.relpath(path if os.path.isfile(path) else os.path.join(path, os.listdir(path)[0]), SAMPLES)
+
+
+SECRETS = {"TESSERA_HTTP_HEADERS": "Authorization: Bearer S3CRET\nX-Api-Key: S3CRET\nCookie: a=S3CRET\nX-Amz-Security-Token: S3CRET"}
+
+
+@test
+def test_addresses_secrets_stay_with_their_host(t):
+    """Redirects to another port, to another host, and from there back: no header, no .netrc, no user of the first one."""
+    name = file_sample()
+    os.mkdir(t.at("home"))
+    open(t.at("home", ".netrc"), "w").write("machine 127.0.0.1 login netuser password S3CRET\nmachine 127.0.0.2 login other password S3CRET\n")
+    os.chmod(t.at("home", ".netrc"), 0o600)
+    env = {**SECRETS, "HOME": t.at("home")}
+
+    def leaks(server, at):
+        return [(p, h) for p, _, h in server.asked if p.startswith(at) and ("S3CRET" in str(h) or "Authorization" in h or "Cookie" in h)]
+
+    for host in ("127.0.0.1", "127.0.0.2", "localhost"):
+        with serving(SAMPLES, host=host) as far:
+            def to_far(h, path, count):
+                return path.startswith("/moved/") and (h.answer(302, Location=far.url + path[len("/moved/"):]) or True)
+            with serving(SAMPLES, to_far) as near:
+                for user in ("", "user:S3CRET@"):
+                    url = near.url.replace("//", "//" + user) + "moved/" + name
+                    for headers in (SECRETS["TESSERA_HTTP_HEADERS"], ""):
+                        t.json("inspect", url, "--json", "--hash", "sha256", env={**env, "TESSERA_HTTP_HEADERS": headers})
+                need(leaks(near, "/moved/"), "the named host gets no secrets")
+                need(far.asked and not leaks(far, "/"), f"{host}: {leaks(far, '/')[:1]}")
+
+    def there(h, path, count):
+        return path.startswith("/away/") and (h.answer(307, Location=back.url + path[len("/away/"):]) or True)
+
+    def home_again(h, path, count):
+        return path.startswith("/back/") and (h.answer(308, Location=near.url + path[len("/back/"):]) or True)
+
+    with serving(SAMPLES, there) as near, serving(SAMPLES, home_again) as back:
+        t.json("inspect", near.url + "away/back/" + name, "--json", env=env)
+        need(leaks(near, "/away/") and not leaks(back, "/") and not leaks(near, "/" + name), "what came back by another host is trusted")
+
+    def within(h, path, count):
+        return path.startswith("/moved/") and (h.answer(301, Location="/" + path[len("/moved/"):]) or True)
+
+    with serving(SAMPLES, within) as near:  # the same origin keeps them
+        t.json("inspect", near.url.replace("//", "//user:S3CRET@") + "moved/" + name, "--json", env={"HOME": t.at("home"), "TESSERA_HTTP_HEADERS": "X-Api-Key: S3CRET"})
+        later = [h for p, _, h in near.asked if p == "/" + name]
+        need(later and all(h.get("X-Api-Key") == "S3CRET" and h.get("Authorization") for h in later), later[:1])
+    loop = lambda h, path, count: h.answer(302, Location="/again" + path) or True
+    with serving(SAMPLES, loop) as s:
+        need(b"redirect" in t.run("inspect", s.url + name, status=2).stderr.lower(), "a redirect without end")
+        need(s.counts and len(s.asked) <= 11, f"{len(s.asked)} requests")
+
+
+@test
+def test_addresses_other_parts_are_refused(t):
+    """A 206 is the part that was asked for, or an error; wherever in the file it is asked for."""
+    name = file_sample()
+    data = open(os.path.join(SAMPLES, name), "rb").read()
+
+    def part(change, from_byte):
+        def oddity(h, path, count):
+            m = re.fullmatch(r"bytes=(\d+)-(\d+)", h.headers["Range"])
+            first, last = int(m[1]), min(int(m[2]), len(data) - 1)
+            if last < from_byte:
+                return False
+            body, headers = change(first, last)
+            h.answer(206, body, **{"ETag": '"v1"', **headers})
+            return True
+        return oddity
+
+    whole = len(data)
+    changes = {
+        "shifted": lambda a, b: (data[a:b + 1], {"Content_Range": f"bytes {a + 1}-{b + 1}/{whole}"}),
+        "from the start": lambda a, b: (data[:b - a + 1], {"Content_Range": f"bytes 1-{b - a + 1}/{whole}"}),
+        "longer": lambda a, b: (data[a:b + 2], {"Content_Range": f"bytes {a}-{b + 1}/{whole}"}),
+        "longer than it says": lambda a, b: (data[a:b + 1] + b"more", {"Content_Range": f"bytes {a}-{b}/{whole}"}),
+        "shorter": lambda a, b: (data[a:b], {"Content_Range": f"bytes {a}-{b - 1}/{whole}"}),
+        "shorter than it says": lambda a, b: (data[a:b], {"Content_Range": f"bytes {a}-{b}/{whole}"}),
+        "backwards": lambda a, b: (data[a:b + 1], {"Content_Range": f"bytes {b + 1}-{a}/{whole}"}),
+        "no range": lambda a, b: (data[a:b + 1], {}),
+        "no numbers": lambda a, b: (data[a:b + 1], {"Content_Range": "bytes x-y/z"}),
+        "other unit": lambda a, b: (data[a:b + 1], {"Content_Range": f"items {a}-{b}/{whole}"}),
+        "several parts": lambda a, b: (data[a:b + 1], {"Content_Type": "multipart/byteranges; boundary=x"}),
+        "other total": lambda a, b: (data[a:b + 1], {"Content_Range": f"bytes {a}-{b}/{whole + 7}"}),
+    }
+    for what, change in changes.items():
+        for from_byte in (0, 8):
+            if what == "other total" and not from_byte:
+                continue  # nothing to compare it with yet
+            with serving(SAMPLES, part(change, from_byte)) as s:
+                p = t.run("inspect", s.url + name, "--json", "--hash", "sha256", status=(0, 2))
+                words = p.stderr.decode() if p.returncode else json.dumps(json.loads(p.stdout)["findings"])
+                need(p.returncode == 2, f"{what}, from byte {from_byte}: taken: {words[:200]}")
+                need("server gave" in words or "without saying" in words or "changed" in words, f"{what}: {words}")
+
+
+@test
+def test_addresses_secrets_are_in_no_text(t):
+    """Messages, documents and journals name an address without user, password and signature."""
+    path = os.path.join(SAMPLES, "dcp_fsdp2")
+    query = "?versionId=7&X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Signature=S3CRET&X-Amz-Security-Token=S3CRET&sig=S3CRET&token=S3CRET&S3CRET"
+    name = file_sample()
+    seen = []
+
+    def clean(p, *wanted):
+        for text in (p.stdout, p.stderr):
+            need(b"S3CRET" not in text and b"S3USER" not in text, f"{p.args[1:3]}: a secret: {text[max(0, text.find(b'S3') - 200):][:400]}")
+        seen.append(p)
+        need(all(w in p.stdout + p.stderr for w in wanted), f"{wanted}: {p.stdout[-300:]} {p.stderr}")
+        return p
+
+    def secret(url):
+        return url.replace("//", "//S3USER:S3CRET@")
+
+    with serving(SAMPLES) as s:
+        file, folder, shown = secret(s.url) + name + query, secret(s.url) + "dcp_fsdp2/" + query, s.url.encode()
+        for command in (("inspect", file, "--json"), ("inspect", file), ("inspect", folder), ("validate", folder, "--json"), ("validate", folder, "--format", "sarif"), ("validate", folder, "--format", "junit"),
+                        ("validate", folder, "--format", "github"), ("validate", folder, "--format", "gitlab"), ("validate", file, "--deep"), ("layout", file), ("manifest", file),
+                        ("diff", file, file, "--json"), ("diff", file, folder), ("plan", folder, "--mesh", "dp=2", "--placements", "shard(0)"), ("fqn", "--checkpoint", file),
+                        ("get", file, "nosuch"), ("get", file, "nosuch", "-o", t.at("x.bin")), ("convert", file, t.at("c.pt"), "--to", "torch", "--json"),
+                        ("convert", file, t.at("c.pt")), ("verify", file, t.at("nosuch.json")), ("repair", folder, t.at("m")), ("view", file), ("doctor", file),
+                        ("optim", "flatten", file, t.at("o.pt")), (file,), ("inspect", file, "--layout", file), ("inspect", file, file), ("validate", file, "--layout", file)):
+            clean(t.run(*command, status=(0, 1, 2)))
+        need(json.loads(clean(t.run("inspect", file, "--json")).stdout)["path"].startswith(s.url + name), "the path")
+        plan = clean(t.run("plan", folder, "--mesh", "dp=2", "--placements", "shard(0)", "--json"), shown).stdout
+        open(t.at("plan.json"), "wb").write(plan)
+        p = clean(t.run("exec", t.at("plan.json"), t.at("out"), status=2), b"--source")
+        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--part", "1/2"))
+        left = b"".join(open(os.path.join(d, f), "rb").read() for d, _, files in os.walk(t.folder) for f in files)
+        need(b"S3CRET" not in left and b"S3USER" not in left and any(".tessera-" in n for n in os.listdir(t.folder)), "a secret in what is on the disk")
+        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--part", "2/2", "--finish", "--json"))
+        t.run("reshard", path, t.at("same"), "--mesh", "dp=2", "--placements", "shard(0)")
+        t.run("diff", t.at("same"), t.at("out"), "--values", "--layout")
+        clean(t.run("exec", t.at("plan.json"), t.at("out2"), "--source", path, status=2))  # other versions of the files
+        need(all("S3CRET" in p for p, _, _ in s.asked), "the signature was not sent")
+    url = file
+    for status in (401, 403, 404):
+        with serving(SAMPLES, lambda h, n, c: h.answer(status) or True) as s:
+            clean(t.run("inspect", secret(s.url) + name + query, status=2), str(status).encode())
+            clean(t.run("inspect", secret(s.url) + "dcp_fsdp2/" + query, status=2))
+    for oddity in (lambda h, n, c: h.answer(206, b"xyz", Content_Range="bytes 1-3/9") or True, lambda h, n, c: h.answer(302, Location="file:///x") or True,
+                   lambda h, n, c: h.answer(206, b"x", Content_Range="bytes 0-0/100", ETag=f'"{c}"') or True):
+        with serving(SAMPLES, oddity) as s:
+            clean(t.run("inspect", secret(s.url) + name + query, status=2))
+    clean(t.run("inspect", url, status=2))  # no server any more
+    clean(t.run("inspect", "http://S3USER:S3CRET/S3CRET@127.0.0.1/x", status=2))
+    clean(t.run("inspect", "HTTP://S3USER:S3CRET@127.0.0.1:9/x", status=2))
+    clean(t.run("convert", sample("dcp_small")[0], url, status=2))
+    clean(t.run("inspect", "s3://S3USER:S3CRET@bucket/key?sig=S3CRET", status=2))

@@ -199,7 +199,7 @@ def test_signals_end_waiting_for_a_server(t):
     for args in (("inspect", "U"), ("validate", "--deep", "U"), ("convert", "U", t.at("x.pt")), ("diff", "U", "U", "--values")):
         with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent) as server:
             server.asked, server.over, server.daemon_threads = threading.Event(), threading.Event(), True
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
             url = f"http://127.0.0.1:{server.server_address[1]}/m.safetensors"
             p = start(t, *[url if x == "U" else x for x in args])
             need(server.asked.wait(30), "no request")
@@ -238,7 +238,7 @@ def test_signals_while_a_server_stalls_in_the_values(t):
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stalling) as server:
         server.over = threading.Event()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         p = start(t, "convert", f"http://127.0.0.1:{server.server_address[1]}/m.safetensors", t.at("x.pt"))
         appears(p, t.folder, ".tessera-")
         time.sleep(0.5)
