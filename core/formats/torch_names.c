@@ -129,6 +129,9 @@ static const tsr_pickle_name names[] = {
     {"torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec", TSR_TORCH_LISTED},
     {"torch.distributed._shard.sharding_spec.api", "EnumerableShardingSpec", TSR_TORCH_LISTED},
     {"torch.distributed.remote_device", "_remote_device", TSR_TORCH_LISTED},
+    {"torch.distributed.distributed_c10d", "ReduceOp", TSR_TORCH_LISTED},
+    {"torch._C._distributed_c10d", "ReduceOp", TSR_TORCH_LISTED},
+    {"torch._C._distributed_c10d", "ReduceOp.RedOpType", TSR_TORCH_LISTED},
 };
 
 /* What `getattr` may be asked for: a nested class up to protocol 3, and the members of an enum as Python 3.11 pickles them. */
@@ -136,6 +139,7 @@ static const struct {
     const char *class_name, *attribute;
 } attributes[] = {
     {"ShardedTensor", "ProcessGroupState"},
+    {"ReduceOp", "RedOpType"},
     {"MEM_FORMAT_ENCODING", "TORCH_CONTIGUOUS_FORMAT"},
     {"MEM_FORMAT_ENCODING", "TORCH_CHANNELS_LAST"},
     {"MEM_FORMAT_ENCODING", "TORCH_PRESERVE_FORMAT"},

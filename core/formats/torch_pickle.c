@@ -141,12 +141,19 @@ static bool split_name(tsr_str dotted, tsr_str *module, tsr_str *name)
     return true;
 }
 
+/* What protocol 2 writes as getattr(class, name): nested classes, and the members of enums. */
+static bool is_attribute(tsr_str dotted, tsr_str module)
+{
+    return tsr_str_equal(dotted, TSR_STR(TSR_TORCH_GROUP_STATE)) ||
+           tsr_str_ends(dotted, TSR_STR("_c10d.ReduceOp.RedOpType")) || tsr_enum_is_class(module);
+}
+
 /* Protocol 2 keeps the names that Python 2 had for two modules. */
 static tsr_status put_global(emitter *e, tsr_str dotted)
 {
     tsr_str module, name;
     if (!split_name(dotted, &module, &name)) return refuse(e, "the class", dotted);
-    if (tsr_str_equal(dotted, TSR_STR(TSR_TORCH_GROUP_STATE)) || tsr_enum_is_class(module)) {
+    if (is_attribute(dotted, module)) {
         tsr_pickler_global(&e->pickler, TSR_STR("__builtin__"), TSR_STR("getattr"));
         TSR_TRY(put_global(e, module));
         tsr_pickler_str(&e->pickler, name);

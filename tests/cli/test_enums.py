@@ -117,6 +117,25 @@ def test_enums_other_uses_of_listed_classes_are_calls(t):
         need({f["rule"] for f in found if f["level"] != "note"} == rules, f"{what}: {found}")
 
 
+@test
+def test_enums_of_c_plus_plus_are_objects(t):
+    # As PyTorch 2.13 pickles ReduceOp.SUM and ReduceOp(ReduceOp.AVG), with protocols 2 and 4.
+    get = b"c__builtin__\ngetattr\nctorch.distributed.distributed_c10d\nReduceOp\n" + text("RedOpType") + b"\x86R"
+    kind = class_of("torch._C._distributed_c10d", "ReduceOp.RedOpType", 4)
+    for protocol, cls, op in ((2, get, b"ctorch.distributed.distributed_c10d\nReduceOp\n"),
+                              (4, kind, class_of("torch.distributed.distributed_c10d", "ReduceOp", 4))):
+        member = cls + b")\x81K\x01b"
+        path = torch_file(t, {"sum": cls + b")\x81K\x00b", "average": op + b")\x81" + member + b"N\x86b"}, protocol)
+        need(not errors(t, path), errors(t, path))
+        t.run("convert", path, t.at("again.pt"), "--to", "torch", "--overwrite")
+        need(not errors(t, t.at("again.pt")), f"what was written from protocol {protocol} is something else")
+        with zipfile.ZipFile(t.at("again.pt")) as z:
+            data = z.read(next(n for n in z.namelist() if n.endswith("data.pkl")))
+        need(b"c__builtin__\ngetattr\n" in data and b"_c10d\nReduceOp\n" in data and b"ReduceOp\nRedOpType" not in data, data)
+    path = torch_file(t, {"x": by_name("torch.distributed.distributed_c10d", "ReduceOp", "__init_subclass__")})
+    need([f["rule"] for f in errors(t, path)] == ["pickle/unlisted-call"], "any attribute is taken")
+
+
 def metadata_with(t, value, name):
     """A DCP of which `.metadata` has one more attribute, as Megatron's all_local_plans."""
     folder = t.at(name)
