@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cli/launch.h"
+#include "cli/signals.h"
 #include "tessera/comm_mpi.h"
 
 #if __has_include(<mpi-ext.h>)
@@ -103,6 +104,7 @@ int main(int argc, char **argv)
         tsr_mpi_end();
         return cli_refuse_strangers(&launch);
     }
+    cli_signals_heed_launcher();
     const tsr_comm_mpi_options options = {.peer_limit = peer_limit()};
     int status = CLI_TROUBLE;
     if (tsr_comm_mpi_open(MPI_COMM_WORLD, &options, &tsr_allocator_libc, &ranks, &err) == TSR_OK) {

@@ -21,12 +21,25 @@ static cli_cleanup *first;
 static sem_t arrived;
 static atomic_int received; /* the first signal, which the process dies of */
 static bool is_ready;       /* handlers and thread are there */
+static bool heeds_launcher;
+static atomic_bool announced; /* the launcher has sent SIGCONT */
 
 static void on_signal(int number)
 {
     const int saved = errno;
     int none = 0;
     if (atomic_compare_exchange_strong(&received, &none, number)) sem_post(&arrived);
+    errno = saved;
+}
+
+static void on_continue(int number, siginfo_t *info, void *context)
+{
+    const int saved = errno;
+    (void)number, (void)context;
+    if (info->si_code == SI_USER && info->si_pid == getppid()) {
+        atomic_store(&announced, true);
+        sem_post(&arrived);
+    }
     errno = saved;
 }
 
@@ -41,12 +54,44 @@ static void die(int number)
     _exit(128 + number); /* not reached */
 }
 
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* At most a tenth of a second. */
+static void wait_a_turn(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 100000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    sem_timedwait(&arrived, &until);
+}
+
+/* A process cannot see that it was stopped, but that it did not run for longer than it waited. */
+static void wait_for_launcher_too(void)
+{
+    while (!atomic_load(&received)) {
+        const double before = seconds();
+        int none = 0;
+        wait_a_turn();
+        if (atomic_exchange(&announced, false) && seconds() - before < 0.5)
+            atomic_compare_exchange_strong(&received, &none, SIGTERM);
+    }
+}
+
 static void *wait_for_signal(void *unused)
 {
     struct timespec until;
     (void)unused;
-    while (sem_wait(&arrived) != 0) {
-    }
+    if (heeds_launcher) wait_for_launcher_too();
+    else
+        while (sem_wait(&arrived) != 0) {
+        }
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LONGEST_HOLD_SECONDS;
     if (pthread_mutex_timedlock(&lock, &until) == 0) {
@@ -80,6 +125,15 @@ static void install(void)
     for (size_t i = 0; i < ENDING; i++) {
         if (sigaction(ending[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL) sigaction(ending[i], &action, NULL);
     }
+    if (!heeds_launcher) return;
+    action.sa_flags |= SA_SIGINFO;
+    action.sa_sigaction = on_continue;
+    sigaction(SIGCONT, &action, NULL);
+}
+
+void cli_signals_heed_launcher(void)
+{
+    heeds_launcher = true;
 }
 
 void cli_cleanup_add(cli_cleanup *cleanup)

@@ -29,4 +29,9 @@ void cli_cleanup_drop(cli_cleanup *cleanup);
 void cli_signals_hold(void);
 void cli_signals_release(void);
 
+/* For a rank under an MPI launcher, before any other call: SIGCONT from the parent process, which was not stopped, ends the
+ * program like SIGTERM. Open MPI announces so that it ends the job, a second before SIGTERM; that is followed by SIGKILL after
+ * a few milliseconds, which are too few to clean up in. */
+void cli_signals_heed_launcher(void);
+
 #endif

@@ -1,0 +1,94 @@
+"""Signals under mpirun: whichever rank gets one, or mpirun itself, the job ends without success and nothing is left."""
+import glob
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+
+from harness import Bad, need, test, wait_for_end
+
+RANKS, HUGE = 3, 64 << 30
+
+
+def huge(path):
+    """Four tensors, all hole: no job is done with them before the signal comes."""
+    rows = HUGE // 4 // 4 // 1024
+    text = json.dumps({f"w{i}": {"dtype": "F32", "shape": [rows, 1024], "data_offsets": [i * HUGE // 4, (i + 1) * HUGE // 4]} for i in range(4)}).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        f.truncate(8 + len(text) + HUGE)
+
+
+def ranks_of(mark):
+    """{rank: process} of those that run tessera-mpi."""
+    found = {}
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        try:
+            with open(path, "rb") as f:
+                environment = f.read().split(b"\0")
+            with open(path[:-len("environ")] + "cmdline", "rb") as f:
+                line = f.read()
+        except OSError:
+            continue
+        for word in environment:
+            if mark.encode() in environment and b"tessera-mpi" in line and word.startswith(b"OMPI_COMM_WORLD_RANK="):
+                found[int(word.split(b"=")[1])] = int(path.split("/")[2])
+    return found
+
+
+def wait_until(what, condition, p):
+    until = time.monotonic() + 60
+    while not condition():
+        need(p.poll() is None and time.monotonic() < until, f"{what} did not come: {p.poll()}")
+        time.sleep(0.02)
+
+
+def stopped(folder, out, who, number, *command):
+    """Starts a job, and sends the signal to a rank, or to mpirun (None), in the middle of its work."""
+    mark = f"TSR_TEST_JOB={os.getpid()}-{time.monotonic_ns()}"
+    environment = {**os.environ, "TSR_TEST_JOB": mark.partition("=")[2], "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(RANKS), "-x", "TSR_TEST_JOB", f"{folder}/tessera", *command]
+    what = f"{command[0]}, {number.name} to {'mpirun' if who is None else f'rank {who}'}"
+    p = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    try:
+        wait_until(f"{what}: the ranks", lambda: len(ranks_of(mark)) == RANKS, p)
+        if command[0] == "validate":
+            time.sleep(1)
+        else:
+            wait_until(f"{what}: the journals", lambda: sum("-by-" in n for n in os.listdir(out)) == RANKS, p)
+        if who is None:
+            p.send_signal(number)
+        else:
+            os.kill(ranks_of(mark)[who], number)
+        _, err = p.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        raise Bad(f"{what}: still there after 40 s")
+    finally:
+        if p.poll() is None:
+            os.killpg(p.pid, signal.SIGKILL)
+            p.communicate()
+    wait_for_end(mark)
+    need(p.returncode != 0, f"{what}: mpirun ended with 0")
+    need(os.listdir(out) == [], f"{what}: {os.listdir(out)} {err[-500:]}")
+
+
+@test
+def test_signals_to_any_rank_end_the_job(folder, *_):
+    scratch = tempfile.mkdtemp(prefix="tessera-mpi-signals-")
+    try:
+        source, out = os.path.join(scratch, "a.safetensors"), os.path.join(scratch, "out")
+        os.mkdir(out)
+        huge(source)
+        jobs = [("convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16"), ("reshard", source, f"{out}/d", "--mesh", "dp=2", "--placements", "shard(0)"),
+                ("validate", source, "--deep")]
+        for i, who in enumerate([None, 0, 1, RANKS - 1]):
+            for k, job in enumerate(jobs):
+                if job[0] != "validate" or i % 2:
+                    stopped(folder, out, who, (signal.SIGTERM, signal.SIGINT)[(i + k) % 2], *job)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
