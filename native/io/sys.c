@@ -254,7 +254,10 @@ tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name)
 {
     int code = errno;
     char text[128] = "";
-    tsr_status status = code == ENOENT ? TSR_E_NOT_FOUND : code == EEXIST ? TSR_E_EXISTS : TSR_E_IO;
+    tsr_status status = code == ENOENT      ? TSR_E_NOT_FOUND
+                        : code == EEXIST    ? TSR_E_EXISTS
+                        : code == ECANCELED ? TSR_E_CANCELLED
+                                            : TSR_E_IO;
     return tsr_raise(err, status, TSR_NO_POSITION, "cannot %s '%s': %s", what, name, strerror_r(code, text, sizeof text));
 }
 

@@ -1,9 +1,11 @@
 /* What Python's ctypes calls: flat functions over the library, so that no layout of a C struct but the few below is known
  * outside C. Documents and files leave by a callback. Every function may be called from several threads for different
  * sessions; tsr_python_read also for one. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "io/sys.h"
 #include "tessera/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/tessera.h"
@@ -11,12 +13,15 @@
 #define EXPORT __attribute__((visibility("default")))
 
 typedef struct session {
+    tsr_sys sys; /* first: reads that `stop` ends */
+    const volatile int *stop;
     tsr_native_host native;
     tsr_store *store;
     tsr_checkpoint *checkpoint;
 } session;
 
-EXPORT session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, tsr_error *err); /* a tsr_purpose */
+/* `purpose` is a tsr_purpose. */
+EXPORT session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, const int *stop, tsr_error *err);
 EXPORT void tsr_python_close(session *s);
 EXPORT tsr_status tsr_python_unchanged(session *s, tsr_error *err);
 EXPORT void tsr_python_allow_expansion(session *s);
@@ -31,16 +36,37 @@ void tsr_python_close(session *s)
     free(s);
 }
 
-session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, tsr_error *err)
+/* Python hears of a signal while C works only if C returns: reads fail once the flag is set. */
+static ssize_t read_unless_stopped(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset)
+{
+    if (*((const session *)(const void *)sys)->stop) {
+        errno = ECANCELED;
+        return -1;
+    }
+    return tsr_sys_posix.read_at(sys, fd, buffer, size, offset);
+}
+
+/* Holes are not read: once the flag is set there are none. */
+static uint64_t next_unless_stopped(const tsr_sys *sys, int fd, uint64_t offset)
+{
+    return *((const session *)(const void *)sys)->stop ? offset : tsr_sys_posix.next_data(sys, fd, offset);
+}
+
+/* `stop`: the caller's until close. While it is not 0 all that reads ends with TSR_E_CANCELLED. */
+session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, const int *stop, tsr_error *err)
 {
     session *s = calloc(1, sizeof *s);
     if (!s) {
         tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
         return NULL;
     }
+    s->sys = tsr_sys_posix;
+    s->sys.read_at = read_unless_stopped;
+    s->sys.next_data = next_unless_stopped;
+    s->stop = stop;
     tsr_native_host_open(&s->native, threads);
     const tsr_host *host = &s->native.host;
-    tsr_status status = tsr_folder_store_open(NULL, host->allocator, path, &s->store, err);
+    tsr_status status = tsr_folder_store_open(&s->sys, host->allocator, path, &s->store, err);
     const tsr_open_options options = {.purpose = (tsr_purpose)purpose};
     if (status == TSR_OK) status = tsr_checkpoint_open(s->store, host, &options, &s->checkpoint, err);
     if (status == TSR_OK) return s;

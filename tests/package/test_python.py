@@ -2,6 +2,7 @@
 import glob
 import hashlib
 import io
+import json
 import os
 import random
 import subprocess
@@ -49,6 +50,33 @@ def test_the_wheel_carries_the_licences_of_what_is_linked_in(t):
     names = zipfile.ZipFile(WHEEL).namelist()
     for part in ("LICENSE", "cjson", "libdeflate", "libssl", "libzstd", "libxxhash"):
         assert any("/licenses/" in n and part in n for n in names), f"no licence of {part}"
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import tessera
+c = tessera.open(sys.argv[1])
+room = bytearray(1 << 30)
+calls = {"inspect": lambda: c.inspect("sha256"), "stats": lambda: c.inspect(stats=True), "validate": lambda: c.validate(deep=True), "diff": lambda: tessera.diff(sys.argv[1], sys.argv[2], values=True),
+         "read": lambda: [c["w"].read([k << 20, 0], [1 << 20, 1024], out=room) for k in range(1 << 16)]}
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    calls[sys.argv[3]]()
+except KeyboardInterrupt:
+    assert c["w"].read([0, 0], [1, 1024]).nbytes == 1024, "the checkpoint is of no use afterwards"
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_ends_what_the_library_does(t):
+    for name in ("a", "b"):  # 64 GiB of nothing: no call is done with it before the signal comes
+        text = json.dumps({"w": {"dtype": "U8", "shape": [1 << 26, 1024], "data_offsets": [0, 1 << 36]}}).encode()
+        with open(t.at(name), "wb") as f:
+            f.write(len(text).to_bytes(8, "little") + text)
+            f.truncate(8 + len(text) + (1 << 36))
+    for call in ("inspect", "stats", "validate", "diff", "read"):
+        p = subprocess.run([sys.executable, "-c", INTERRUPTED, t.at("a"), t.at("b"), call], capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": INSTALLED})
+        assert p.returncode == 0 and p.stdout == b"interrupted\n", (call, p.returncode, p.stderr[-500:])
 
 
 def resolved(tensor):

@@ -2,8 +2,11 @@
 import ctypes
 import json
 import os
+import threading
+import time
 
 MAX_RANK = 64
+_QUICK_BYTES = 16 << 20  # a read of fewer bytes is over before a thread for it is worth while
 _library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_tessera.so"))
 
 
@@ -55,7 +58,7 @@ def _function(name, result, *arguments):
     return f
 
 
-_open = _function("open", _p, _char, _u32, _u32, _p)
+_open = _function("open", _p, _char, _u32, _u32, _p, _p)
 _close = _function("close", None, _p)
 _allow_expansion = _function("allow_expansion", None, _p)
 _unchanged = _function("unchanged", _int, _p, _p)
@@ -82,7 +85,61 @@ def _raise(err, path):
     raise Error(message, _status_name(err.status).decode(), position)
 
 
-def _collect(call, path):
+class _Stop:
+    """Ends what the library does for one session. `flag`: not 0 while it must end; `calls`: those under way."""
+
+    def __init__(self):
+        self.flag, self.calls = ctypes.c_int(0), set()
+
+    def end(self):
+        """Whether no call is under way any more; one may never have begun, where a signal came in between."""
+        until = time.monotonic() + 10
+        self.flag.value = 1
+        while self.calls and time.monotonic() < until:
+            time.sleep(0.01)
+        return not self.calls
+
+
+def _interruptible(stops, function, *arguments):
+    """Calls a function of the library so that Ctrl-C ends it. Signals reach Python's main thread, but not while it is in the
+    library: the call is made in another one. `stops` are of the sessions that it works with."""
+    if threading.current_thread() is not threading.main_thread():
+        return function(*arguments)
+    result, interruption = [], None
+    running = threading.Lock()  # held until the call has ended
+    running.acquire()
+
+    def work():
+        try:
+            result.append(function(*arguments))
+        finally:
+            for stop in stops:
+                stop.calls.discard(running)
+            running.release()
+
+    for stop in stops:
+        stop.calls.add(running)  # a session is not closed before its calls have ended, wherever the signal finds us
+    try:
+        threading.Thread(target=work, daemon=True).start()
+    except RuntimeError:  # the interpreter is ending, or there are no threads left
+        work()
+    # Not Thread.join nor Event.wait, which are not safe from an exception at any point. In turns, because the system may
+    # deliver the signal to another thread, and this one would sleep on.
+    while any(running in stop.calls for stop in stops):
+        try:
+            running.acquire(timeout=0.1)
+        except BaseException as e:  # of a signal handler
+            interruption = interruption or e
+            for stop in stops:
+                stop.flag.value = 1
+    for stop in stops:
+        stop.flag.value = 0
+    if interruption:
+        raise interruption
+    return result[0]
+
+
+def _collect(stops, call, path):
     """What a function writes through its callback."""
     parts = []
     err = _Error()
@@ -90,7 +147,7 @@ def _collect(call, path):
     def write(_ctx, data, size, _err):
         parts.append(ctypes.string_at(data, size))
         return 0
-    if call(_WRITE(write), None, ctypes.byref(err)) != 0:
+    if _interruptible(stops, call, _WRITE(write), None, ctypes.byref(err)) != 0:
         _raise(err, path)
     return b"".join(parts)
 
@@ -105,7 +162,9 @@ class Session:
     def __init__(self, path, threads=0, purpose=FOR_VALUES, allow_expansion=False):
         self.path = os.fspath(path)
         err = _Error()
-        self._handle = _open(os.fsencode(path), threads, purpose, ctypes.byref(err))
+        self._stop = _Stop()
+        self._handle = _interruptible(
+            [self._stop], _open, os.fsencode(path), threads, purpose, ctypes.byref(self._stop.flag), ctypes.byref(err))
         if not self._handle:
             _raise(err, self.path)
         if allow_expansion:
@@ -118,7 +177,8 @@ class Session:
         return self._handle
 
     def close(self):
-        _close(self._handle)
+        if self._stop.end():
+            _close(self._handle)
         self._handle = None
 
     def __del__(self):
@@ -164,7 +224,9 @@ class Session:
             at = ctypes.addressof(boxes)
             to.index, to.offsets, to.sizes, to.buffer, to.bytes = index, at, at + 8 * len(offsets), address, size
         err = _Error()
-        if _read(self.handle, array, len(items), ctypes.byref(err)) != 0:
+        few = sum(size for *_, size in items) < _QUICK_BYTES
+        call = _read if few else lambda *to: _interruptible([self._stop], _read, *to)
+        if call(self.handle, array, len(items), ctypes.byref(err)) != 0:
             _raise(err, self.path)
 
     def is_plain(self, index):
@@ -174,15 +236,16 @@ class Session:
         return bool(_has_value(self.handle, index))
 
     def object(self, index):
-        return _collect(lambda *to: _object(self.handle, index, *to), self.path)
+        return _collect([self._stop], lambda *to: _object(self.handle, index, *to), self.path)
 
     def inspect(self, algorithm, stats):
-        return json.loads(_collect(lambda *to: _inspect(self.handle, os.fsencode(self.path), algorithm, stats, *to), self.path))
+        return json.loads(_collect([self._stop], lambda *to: _inspect(self.handle, os.fsencode(self.path), algorithm, stats, *to), self.path))
 
     def validate(self, deep, layout):
-        return json.loads(_collect(lambda *to: _validate(self.handle, os.fsencode(self.path), deep, layout, len(layout or b""), *to), self.path))
+        return json.loads(_collect([self._stop], lambda *to: _validate(self.handle, os.fsencode(self.path), deep, layout, len(layout or b""), *to), self.path))
 
     def diff(self, other, values, layout, atol, rtol):
         tolerance = _Tolerance(atol == 0 and rtol == 0, atol, rtol)
-        return json.loads(_collect(lambda *to: _diff(self.handle, other.handle, os.fsencode(self.path), os.fsencode(other.path), values, layout,
-                                                     ctypes.byref(tolerance), *to), None))
+        paths = os.fsencode(self.path), os.fsencode(other.path)
+        return json.loads(_collect([self._stop, other._stop], lambda *to: _diff(self.handle, other.handle, *paths, values, layout,
+                                                                                ctypes.byref(tolerance), *to), None))
