@@ -144,7 +144,7 @@ bool tsr_is_key(const tsr_value *key, const char *text)
     return key->kind == TSR_VALUE_STR && tsr_str_equal(key->text, tsr_str_from(text));
 }
 
-static bool same_bytes(const tsr_entry *a, const tsr_entry *b)
+bool tsr_same_bytes(const tsr_entry *a, const tsr_entry *b)
 {
     if (a == b) return true;
     if (a->chunk_count != 1 || b->chunk_count != 1 || a->chunks->file != b->chunks->file) return false;
@@ -157,7 +157,7 @@ bool tsr_same_value(const tsr_value *a, const tsr_value *b)
 {
     if (a == b) return true;
     if (tsr_value_match(a, b, 64, 4096) != TSR_SAME) return false;
-    return a->kind != TSR_VALUE_TENSOR || same_bytes(a->as.tensor, b->as.tensor);
+    return a->kind != TSR_VALUE_TENSOR || tsr_same_bytes(a->as.tensor, b->as.tensor);
 }
 
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b)

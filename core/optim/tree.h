@@ -49,6 +49,8 @@ tsr_str tsr_shape_brief(uint32_t rank, const uint64_t *shape, tsr_arena *arena);
 /* A key as text: a string itself, an int in decimal, True, False, None; a NULL text and TSR_E_UNSUPPORTED for others. */
 tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, tsr_error *err);
 bool tsr_is_key(const tsr_value *key, const char *text);
+/* Whether two tensors are the same bytes of one file. */
+bool tsr_same_bytes(const struct tsr_entry *a, const struct tsr_entry *b);
 /* Whether two values are the same as far as can be told without reading: tensors must lie in the same bytes. */
 bool tsr_same_value(const tsr_value *a, const tsr_value *b);
 /* Equal keys: two strings, or two ints. */

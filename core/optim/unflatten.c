@@ -36,6 +36,7 @@ typedef struct group {
 } group;
 
 typedef struct unflattening {
+    const tsr_unflatten *how;
     const tsr_params *known; /* or NULL */
     const tsr_host *host;
     tsr_arena *arena;
@@ -166,19 +167,43 @@ static tsr_status read_keys(unflattening *u, const tsr_value *flat, tsr_error *e
 
 /* ---- groups ---- */
 
+typedef struct comparison {
+    const tsr_unflatten *how;
+    tsr_status status;
+    tsr_error *err;
+} comparison;
+
+static bool same_tensors(void *ctx, const tsr_entry *a, const tsr_entry *b)
+{
+    comparison *c = ctx;
+    bool equal = tsr_same_bytes(a, b);
+    if (!equal && c->how->same) c->status = c->how->same(c->how->ctx, a, b, &equal, c->err);
+    return c->status == TSR_OK && equal;
+}
+
+static tsr_status same_option(const unflattening *u, const item *a, const item *b, bool *same, tsr_error *err)
+{
+    const tsr_limits *limits = &u->host->limits;
+    comparison c = {u->how, TSR_OK, err};
+    *same = tsr_str_equal(a->name, b->name) &&
+            tsr_value_match_tensors(a->value, b->value, limits->depth, limits->expansion, same_tensors, &c) == TSR_SAME;
+    return c.status;
+}
+
 /* The first option in which the two differ (options come in one order), or NULL; `*other` is the second's in its place. */
-static const item *differing_option(const unflattening *u, const param *a, const param *b, const item **other)
+static tsr_status differing_option(const unflattening *u, const param *a, const param *b, const item **one,
+                                   const item **other, tsr_error *err)
 {
     uint32_t i = item_at(u, a->options)->first, j = item_at(u, b->options)->first;
     for (; i && j; i = item_at(u, i)->next, j = item_at(u, j)->next) {
-        if (!tsr_str_equal(item_at(u, i)->name, item_at(u, j)->name) ||
-            !tsr_same_value(item_at(u, i)->value, item_at(u, j)->value)) {
-            *other = item_at(u, j);
-            return item_at(u, i);
-        }
+        bool same;
+        TSR_TRY(same_option(u, item_at(u, i), item_at(u, j), &same, err));
+        *one = item_at(u, i);
+        *other = item_at(u, j);
+        if (!same) return TSR_OK;
     }
-    *other = i || j ? item_at(u, i ? i : j) : NULL;
-    return *other;
+    *one = *other = i || j ? item_at(u, i ? i : j) : NULL;
+    return TSR_OK;
 }
 
 static uint64_t hash_options(const unflattening *u, const param *p)
@@ -224,9 +249,9 @@ static tsr_status group_by_options(unflattening *u, uint32_t index, tsr_error *e
                         err));
     for (uint32_t i = fresh ? NO_GROUP : *first; i != NO_GROUP; i = ((group *)u->groups.items)[i].next) {
         group *g = (group *)u->groups.items + i;
-        const item *other;
-        if (!differing_option(u, param_at(u, *(uint32_t *)g->members.items), param_at(u, index), &other))
-            return join_group(u, g, index, err);
+        const item *one, *other;
+        TSR_TRY(differing_option(u, param_at(u, *(uint32_t *)g->members.items), param_at(u, index), &one, &other, err));
+        if (!one) return join_group(u, g, index, err);
     }
     group *g;
     TSR_TRY(new_group(u, &g, err));
@@ -250,7 +275,8 @@ static tsr_status group_as_listed(unflattening *u, const tsr_name_list *list, ts
                     TSR_STR_ARG(p->fqn));
         TSR_TRY(join_group(u, g, index, err));
         const param *first = param_at(u, *(uint32_t *)g->members.items);
-        const item *theirs, *ours = differing_option(u, first, p, &theirs);
+        const item *ours, *theirs;
+        TSR_TRY(differing_option(u, first, p, &ours, &theirs, err));
         TSR_FAIL_IF(ours, err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "optim: '%.*s' and '%.*s' are in one group, but differ in '%.*s': %.*s and %.*s",
                     TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name),
@@ -346,22 +372,21 @@ static tsr_status put_all(unflattening *u, const tsr_value **out, tsr_error *err
     return status;
 }
 
-static tsr_status run(unflattening *u, const tsr_value *flat, const tsr_name_list *groups, size_t group_count,
-                      const tsr_value **out, tsr_error *err)
+static tsr_status run(unflattening *u, const tsr_value *flat, const tsr_value **out, tsr_error *err)
 {
     if (!u->by_fqn || !u->by_path || !u->by_hash || !tsr_vec_push(&u->items, err)) return TSR_E_NOMEM;
     TSR_TRY(read_keys(u, flat, err));
-    TSR_TRY(make_groups(u, groups, group_count, err));
+    TSR_TRY(make_groups(u, u->how->groups, u->how->group_count, err));
     TSR_TRY(build_dicts(u, err));
     return put_all(u, out, err);
 }
 
-tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, const tsr_name_list *groups,
-                               size_t group_count, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
-                               tsr_error *err)
+tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_unflatten *how, const tsr_host *host, tsr_arena *arena,
+                               const tsr_value **out, tsr_error *err)
 {
     const tsr_allocator *a = host->allocator;
-    unflattening u = {params,
+    unflattening u = {how,
+                      how->params,
                       host,
                       arena,
                       tsr_vec_of(a, sizeof(param)),
@@ -370,7 +395,7 @@ tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, 
                       tsr_map_new(a, 0, err),
                       tsr_map_new(a, 0, err),
                       tsr_map_new(a, 0, err)};
-    tsr_status status = run(&u, flat, groups, group_count, out, err);
+    tsr_status status = run(&u, flat, out, err);
     for (size_t i = 0; i < u.groups.count; i++) tsr_vec_free(&((group *)u.groups.items)[i].members);
     tsr_map_free(u.by_hash);
     tsr_map_free(u.by_path);

@@ -252,17 +252,6 @@ static bool begins_with(const tsr_value *dict, const char *prefix)
     return false;
 }
 
-/* What is to be sharded: the nested state itself, or what flat keys spell. */
-static tsr_status nest(job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
-{
-    const tsr_host *host = cli_host(j->program);
-    *out = optim;
-    if (optim->kind != TSR_VALUE_DICT || tsr_value_get(optim, TSR_STR("state"))) return TSR_OK;
-    return begins_with(optim, "param_groups.")
-               ? tsr_optim_unflatten(optim, j->params, j->document.groups, j->document.group_count, host, j->arena, out, err)
-               : tsr_fsdp_nest_state(&j->flat, optim, host, j->arena, out, err);
-}
-
 static tsr_status same_tensor(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
 {
     static const tsr_tolerance exact = {.exact = true};
@@ -272,6 +261,22 @@ static tsr_status same_tensor(void *ctx, const tsr_entry *a, const tsr_entry *b,
         tsr_compare_tensors(j->trees.checkpoint, a, j->trees.checkpoint, b, &exact, j->ring, &difference, err);
     *equal = status == TSR_OK && difference.differing == 0;
     return status;
+}
+
+static tsr_status unflatten(job *j, const tsr_value *flat, const tsr_value **out, tsr_error *err)
+{
+    const tsr_unflatten how = {j->params, j->document.groups, j->document.group_count, same_tensor, j};
+    return tsr_optim_unflatten(flat, &how, cli_host(j->program), j->arena, out, err);
+}
+
+/* What is to be sharded: the nested state itself, or what flat keys spell. */
+static tsr_status nest(job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
+{
+    const tsr_host *host = cli_host(j->program);
+    *out = optim;
+    if (optim->kind != TSR_VALUE_DICT || tsr_value_get(optim, TSR_STR("state"))) return TSR_OK;
+    return begins_with(optim, "param_groups.") ? unflatten(j, optim, out, err)
+                                               : tsr_fsdp_nest_state(&j->flat, optim, host, j->arena, out, err);
 }
 
 static tsr_fsdp_context fsdp_context(job *j, tsr_arena *arena)
@@ -334,7 +339,7 @@ static tsr_status unshard(job *j, const tsr_value **out, tsr_error *err)
     const tsr_fsdp_context context = fsdp_context(j, j->arena);
     j->ranks = tsr_arena_array(j->arena, j->trees.count, sizeof *j->ranks, err);
     if (!j->ranks) return TSR_E_NOMEM;
-    tsr_status status = tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err);
+    tsr_status status = TSR_OK;
     for (uint32_t i = 0; i < j->trees.count && status == TSR_OK; i++)
         status = find_optimizer(j, j->trees.roots[i], &j->ranks[i], err);
     if (status == TSR_OK && !j->arguments->rank && !j->arguments->sharded) status = refuse_differences(j, &context, err);
@@ -441,8 +446,7 @@ static tsr_status open_output(job *j, tsr_error *err)
     cli_signals_hold();
     status = tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
     cli_signals_release();
-    return status == TSR_OK && !j->ring ? tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err)
-                                        : status;
+    return status;
 }
 
 static tsr_status write_output(job *j, const tsr_value *result, const tsr_progress *progress, tsr_error *err)
@@ -471,9 +475,7 @@ static tsr_status convert(job *j, const tsr_value **out, tsr_error *err)
     if (status != TSR_OK) return status;
     switch (j->action) {
     case FLATTEN: return flatten(j, optim, out, err);
-    case UNFLATTEN:
-        return tsr_optim_unflatten(optim, j->params, j->document.groups, j->document.group_count, cli_host(j->program),
-                                   j->arena, out, err);
+    case UNFLATTEN: return unflatten(j, optim, out, err);
     case TO_FQN: return to_fqn(j, optim, out, err);
     case TO_ID: return tsr_optim_to_id(optim, cli_host(j->program), j->arena, out, err);
     default: return nest(j, optim, out, err); /* shard: rank by rank, while it is written */
@@ -487,6 +489,7 @@ static tsr_status run_job(job *j, tsr_error *err)
     j->arena = tsr_arena_new(cli_host(j->program)->allocator, 0, err);
     tsr_status status = j->arena ? load_documents(j, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = open_source(j, err);
+    if (status == TSR_OK) status = tsr_ring_new(cli_host(j->program), (size_t)j->arguments->max_memory, &j->ring, err);
     if (status == TSR_OK) status = convert(j, &result, err);
     if (status != TSR_OK) return status;
     cli_progress_start(&progress, j->program, action_names[j->action]);

@@ -83,17 +83,35 @@ static tsr_status flat_names(loading *l, const tsr_value *flat, const tsr_optimi
     return TSR_OK;
 }
 
-static tsr_status unflatten(loading *l, const tsr_value *flat, const tsr_value **out, tsr_error *err)
+/* The names of all groups, one optimizer's after another's. */
+static tsr_status list_names(loading *l, const tsr_value *flat, tsr_name_list **out, size_t *count, tsr_error *err)
 {
-    size_t count = 0, at = 0;
-    for (size_t o = 0; o < l->count; o++) count += l->by_index[o].group_count;
-    tsr_name_list *lists = tsr_arena_array(l->passing, count, sizeof *lists, err);
+    size_t at = 0;
+    *count = 0;
+    for (size_t o = 0; o < l->count; o++) *count += l->by_index[o].group_count;
+    tsr_name_list *lists = *out = tsr_arena_array(l->passing, *count, sizeof *lists, err);
     if (!lists) return TSR_E_NOMEM;
     for (size_t o = 0; o < l->count; o++) {
         for (size_t g = 0; g < l->by_index[o].group_count; g++)
             TSR_TRY(flat_names(l, flat, &l->by_index[o].groups[g], &lists[at++], err));
     }
-    return tsr_optim_unflatten(flat, l->params, lists, count, l->host, l->passing, out, err);
+    return TSR_OK;
+}
+
+static tsr_status unflatten(loading *l, const tsr_value *flat, const tsr_value **out, tsr_error *err)
+{
+    tsr_name_list *lists;
+    size_t count;
+    TSR_TRY(list_names(l, flat, &lists, &count, err));
+    const tsr_unflatten how = {l->params, lists, count, tsr_optimizer_same_tensor, l->passing};
+    const tsr_name_list *names = lists;
+    for (size_t o = 0; o < l->count; names += l->optimizers[o++]->group_count)
+        TSR_TRY(tsr_optimizer_check_flat(flat, l->optimizers[o], names, l->host, l->passing, err));
+    TSR_TRY(tsr_optim_unflatten(flat, &how, l->host, l->passing, out, err));
+    names = lists;
+    for (size_t o = 0; o < l->count && !l->names.fsdp && l->options->strict; names += l->optimizers[o++]->group_count)
+        TSR_TRY(tsr_optimizer_check_nested(*out, l->optimizers[o], names, err));
+    return TSR_OK;
 }
 
 static tsr_status check_groups(const tsr_model_optimizer *optimizer, const tsr_value *loaded, tsr_error *err)

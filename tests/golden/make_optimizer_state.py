@@ -33,9 +33,15 @@ def stateless(params):
     return [torch.optim.SGD([p for _, p in params], lr=0.25)]
 
 
+def tensor_lr(params):
+    """Options that are tensors: flat state dicts have one for each parameter."""
+    a, b = [p for n, p in params if "body" in n], [p for n, p in params if "body" not in n]
+    return [torch.optim.AdamW([{"params": a}, {"params": b, "lr": torch.tensor(0.25)}], lr=torch.tensor(0.5), foreach=False)]
+
+
 CASES = {"ddp": ("ddp", adamw, 2), "compiled two": ("compiled", two, 2), "sharded": ("sharded", adamw, 2),
          "sharded two": ("sharded", two, 2), "fresh": ("sharded", two, 0),
-         "stateless": ("ddp", stateless, 2)}
+         "stateless": ("ddp", stateless, 2), "tensor lr": ("sharded", tensor_lr, 2)}
 
 
 def train(model, make, steps):
@@ -138,6 +144,16 @@ def gradients(model, optimizers):
             p.grad = torch.full_like(p, 2)
 
 
+def popped(state, key):
+    del state[key]
+    return state
+
+
+def copies(state):
+    """Each tensor in memory of its own, as after loading."""
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.clone(), state)
+
+
 def keep(model, optimizers):
     pass
 
@@ -166,7 +182,11 @@ UNLIKE = {
             ("number", keep, with_state("count", 3))],
     "sharded two": [("gradients", gradients, same), ("lacks", lacks("body.0.bias"), same), ("lacks", lacks("scale"), same)],
     "stateless": [("stateless", keep, same)],
+    "tensor lr": [("apart", keep, copies)],
 }
+UNLIKE_FLAT = {"ddp": [("no option", keep, lambda s: popped(s, "param_groups.scale.lr")), ("no betas", keep, lambda s: popped(s, "param_groups.scale.betas"))],
+               "sharded two": [("no option", keep, lambda s: popped(s, "param_groups.body.0.weight.amsgrad"))],
+               "tensor lr": [("apart", keep, copies), ("no option", keep, lambda s: popped(s, "param_groups.body.0.weight.lr"))]}
 
 
 def then(model, optimizers):
@@ -178,21 +198,22 @@ def then(model, optimizers):
 
 
 def unlike(name, kind):
-    for of, prepare, change in UNLIKE.get(name, []):
-        for options in ({}, FULL, SPREAD):
-            state = change(changed(get_optimizer_state_dict(*build(*kind), options=StateDictOptions(**(FULL if options else {})))))
-            if "broadcast_from_rank0" in options and dist.get_rank():
-                state = {}
-            model, optimizers = build(*kind)
-            prepare(model, optimizers)
-            has = [[[p.grad is not None for p in g["params"]] for g in o.param_groups] for o in optimizers]
-            record = {"of": of, "options": options, "state": encode(state), "optimizers": groups(model, optimizers), "gradients": has}
-            try:
-                set_optimizer_state_dict(model, optimizers, state, options=StateDictOptions(**options))
-                record["then"] = then(model, optimizers)
-            except Exception as e:
-                record["error"] = f"{type(e).__name__}: {e}"[:80]
-            yield record
+    rows = [(*row, o) for row in UNLIKE.get(name, []) for o in ({}, FULL, SPREAD)] + [(*row, FLAT) for row in UNLIKE_FLAT.get(name, [])]
+    for of, prepare, change, options in rows:
+        got = {k: v for k, v in options.items() if k != "broadcast_from_rank0"}
+        state = change(changed(get_optimizer_state_dict(*build(*kind), options=StateDictOptions(**got))))
+        if "broadcast_from_rank0" in options and dist.get_rank():
+            state = {}
+        model, optimizers = build(*kind)
+        prepare(model, optimizers)
+        has = [[[p.grad is not None for p in g["params"]] for g in o.param_groups] for o in optimizers]
+        record = {"of": of, "options": options, "state": encode(state), "optimizers": groups(model, optimizers), "gradients": has}
+        try:
+            set_optimizer_state_dict(model, optimizers, state, options=StateDictOptions(**options))
+            record["then"] = then(model, optimizers)
+        except Exception as e:
+            record["error"] = f"{type(e).__name__}: {e}"[:80]
+        yield record
 
 
 def cases():

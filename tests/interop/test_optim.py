@@ -123,6 +123,42 @@ def test_refused_states(t):
         pass
 
 
+def test_tensor_options(t):
+    """Options that are tensors have a copy for each parameter in a flat state dict: equal values are one group."""
+    import torch
+    from torch.distributed.checkpoint import state_dict as dsd
+    from describe_modules import modules_document
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1), torch.nn.LayerNorm(1))
+    rate = lambda *values: torch.tensor(values[0] if len(values) == 1 else values)
+    optim = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": rate(0.25), "betas": (0.5, 0.75)},
+                               {"params": model[2].parameters(), "betas": (rate(0.5), rate(0.75))}], lr=rate(0.5), foreach=False, capturable=True)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optim.param_groups[0]["vector"] = rate(1.0, 2.0)
+    for g in optim.param_groups[1:]:
+        g["vector"] = rate(1.0, 3.0)
+    for p in model.parameters():
+        optim.state[p] = {"step": torch.tensor(1.0), "exp_avg": torch.full_like(p, 2.0)}
+    nested = dsd.get_optimizer_state_dict(model, optim)
+    flat = dsd._flatten_optim_state_dict(copy.deepcopy(nested))
+    apart = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.clone(), flat)
+    want = dsd._unflatten_optim_state_dict(optim, copy.deepcopy(apart), dsd._verify_options(model, (optim,), True))
+    torch.save(apart, t.at("flat.pt"))
+    json.dump(modules_document(model), open(t.at("names.json"), "w"))
+    json.dump({**modules_document(model), "groups": [g["params"] for g in nested["param_groups"]]}, open(t.at("groups.json"), "w"))
+    for modules in (["--modules", t.at("names.json")], ["--modules", t.at("groups.json")], []):
+        t.run("optim", "unflatten", t.at("flat.pt"), t.at("out.pt"), *modules, "--overwrite")
+        got = torch.load(t.at("out.pt"), weights_only=True)
+        assert same(got, want), f"{modules}: {got}, PyTorch {want}"
+    for key, value in {"lr": rate(0.75), "vector": rate(1.0, 2.5)}.items():  # one parameter of a group differs
+        changed = {**apart, f"param_groups.1.bias.{key}": value}
+        torch.save(changed, t.at("changed.pt"))
+        p = t.run("optim", "unflatten", t.at("changed.pt"), t.at("none.pt"), "--modules", t.at("groups.json"), status=2)
+        assert f"differ in '{key}'".encode() in p.stderr, p.stderr
+        t.run("optim", "unflatten", t.at("changed.pt"), t.at("out.pt"), "--overwrite")
+        assert len(torch.load(t.at("out.pt"), weights_only=True)["param_groups"]) == 4, key
+
+
 def test_from_dcp(t):
     import torch
     import torch.distributed.checkpoint as dcp

@@ -98,7 +98,8 @@ static tsr_status forms(run *r)
     TRY(tsr_optim_to_id(nested, &r->host, r->arena, &out, &r->err));
     TRY(tsr_optim_merge(&nested, 1, &r->host, r->arena, &out, &r->err));
     TRY(tsr_optim_flatten(nested, &r->host, r->arena, &out, &r->err));
-    TRY(tsr_optim_unflatten(r->m->flat_state, r->params, NULL, 0, &r->host, r->arena, &out, &r->err));
+    TRY(tsr_optim_unflatten(r->m->flat_state, &(tsr_unflatten){r->params, NULL, 0, NULL, NULL}, &r->host, r->arena, &out,
+                            &r->err));
     TRY(tsr_state_keys(r->m->nested, &r->host, r->arena, &keys, &count, &r->err));
     const size_t first[] = {0};
     const tsr_optimizer optimizer = {&(tsr_optimizer_group){first, 1}, 1};

@@ -25,14 +25,23 @@ TSR_API_BEGIN
 tsr_status tsr_optim_flatten(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
                              tsr_error *err);
 
-/* Flat → nested, as `_unflatten_optim_state_dict` does with a live optimizer. What the optimizer would tell is taken from:
- * - `params` (may be NULL): which FQNs exist and which of them require gradients; those have a state even if it is empty.
- *   Without it FQNs are those of the param_groups keys, whose last component is the option's name.
- * - `groups` (may be NULL): the FQNs of each group; parameters of one group must agree in every option. Without it
- *   parameters with equal options are one group, in order of first appearance. */
-tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_params *params, const tsr_name_list *groups,
-                               size_t group_count, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
-                               tsr_error *err);
+/* What the optimizer would tell when flat state is unflattened. All of it may be left out. */
+typedef struct tsr_unflatten {
+    /* Which FQNs exist and which of them require gradients; those have a state even if it is empty. NULL: FQNs are those of
+     * the param_groups keys, whose last component is the option's name. */
+    const tsr_params *params;
+    /* The FQNs of each group; parameters of one group must agree in every option. NULL: parameters with equal options are
+     * one group, in order of first appearance. */
+    const tsr_name_list *groups;
+    size_t group_count;
+    /* Whether two tensors of one dtype and shape hold equal values: options may be tensors, and each parameter has its own.
+     * NULL: only if they are the same bytes of one file. */
+    tsr_status (*same)(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);
+    void *ctx;
+} tsr_unflatten;
+/* Flat → nested, as `_unflatten_optim_state_dict` does with a live optimizer. Errors: also those of `same`. */
+tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_unflatten *how, const tsr_host *host, tsr_arena *arena,
+                               const tsr_value **out, tsr_error *err);
 
 /* Native → nested: the names of every group's parameters in the order of its "params" (`_get_optim_state_dict`). State of an
  * id that no group lists is an error, as is an id in two groups. */
