@@ -3,8 +3,8 @@
 #include "exec/blit.h"
 #include "exec/convert_to.h"
 #include "exec/dcp_write.h"
-#include "formats/nest.h"
 #include "formats/torch_writer.h"
+#include "model/nest.h"
 
 tsr_status tsr_dcp_source_of(const tsr_conversion_job *job, tsr_converted *row, tsr_dcp_source *source, tsr_error *err)
 {

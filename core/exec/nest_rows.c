@@ -2,7 +2,7 @@
  * says more of than its entries do. */
 #include "base/try.h"
 #include "exec/selection.h"
-#include "formats/nest.h"
+#include "model/nest.h"
 
 /* Empty dicts go by the same filter as entries; a renamed one has no place that the others' paths tell. */
 static tsr_status wants(const tsr_chosen *chosen, const tsr_mapping *mapping, bool *yes, tsr_error *err)

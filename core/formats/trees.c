@@ -6,9 +6,9 @@
 #include "tessera/trees.h"
 
 #include "base/try.h"
-#include "formats/nest.h"
 #include "formats/torch_file.h"
 #include "formats/torch_survey.h"
+#include "model/nest.h"
 
 #define ZEROS_SIZE 16u
 

@@ -1,8 +1,10 @@
-/* Nested state dicts ↔ dotted keys by the older rule (`_flatten_state_dict` of torch/distributed/_state_dict_utils.py):
- * mappings, lists and tuples all expand, unlike DCP's flatten_state_dict, for which tuples and plain lists are leaves. */
+/* Nested state dicts ↔ dotted keys by two rules. The older one (`_flatten_state_dict` of
+ * torch/distributed/_state_dict_utils.py) expands mappings, lists and tuples; for DCP's flatten_state_dict tuples and lists
+ * without tensors and mappings are leaves. */
 #include <inttypes.h>
 
 #include "base/try.h"
+#include "model/nest.h"
 #include "optim/tree.h"
 #include "tessera/map.h"
 #include "tessera/optim.h"
@@ -21,10 +23,25 @@ typedef struct flattening {
     tsr_vec items; /* tsr_state_key */
     tsr_map *seen;
     uint64_t visited;
+    bool dcp; /* which rule */
 } flattening;
 
-static bool expands(const tsr_value *value)
+/* A list that holds no tensor or mapping, at any depth of lists: `depth` bounds how deep is looked. */
+static bool is_plain_list(const tsr_value *list, uint32_t depth)
 {
+    for (size_t i = 0; i < list->count && depth; i++) {
+        const tsr_value *item = list->items[i];
+        if (item->kind == TSR_VALUE_DICT || item->kind == TSR_VALUE_TENSOR) return false;
+        if (item->kind == TSR_VALUE_LIST && !is_plain_list(item, depth - 1)) return false;
+    }
+    return true;
+}
+
+static bool expands(const flattening *f, const tsr_value *value)
+{
+    if (f->dcp)
+        return value->kind == TSR_VALUE_DICT ||
+               (value->kind == TSR_VALUE_LIST && !is_plain_list(value, f->host->limits.depth));
     return value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE ||
            value->kind == TSR_VALUE_SIZE;
 }
@@ -87,7 +104,7 @@ static tsr_status walk(flattening *f, const tsr_value *root, tsr_error *err)
         TSR_FAIL_IF(++f->visited > f->host->limits.expansion, err, TSR_E_LIMIT, TSR_NO_POSITION,
                     "state dict: more than %" PRIu64 " values", f->host->limits.expansion);
         TSR_TRY(next_member(f, top, &name, &value, err));
-        if (!expands(value)) {
+        if (!expands(f, value)) {
             TSR_TRY(put_leaf(f, name, value, err));
             continue;
         }
@@ -98,8 +115,8 @@ static tsr_status walk(flattening *f, const tsr_value *root, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
-                          size_t *count, tsr_error *err)
+static tsr_status flatten(const tsr_value *state_dict, bool dcp, const tsr_host *host, tsr_arena *arena, tsr_vec *keys,
+                          tsr_error *err)
 {
     TSR_FAIL_IF(state_dict->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "state dict: expected a dict, found %s", tsr_value_kind_name(state_dict));
@@ -110,17 +127,55 @@ tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr
                     tsr_vec_of(a, sizeof(tsr_path_item)),
                     tsr_vec_of(a, sizeof(tsr_state_key)),
                     tsr_map_new(a, 0, err),
-                    0};
-    tsr_status status = f.seen ? walk(&f, state_dict, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) {
-        *count = f.items.count;
-        *out = tsr_arena_array(arena, *count, sizeof **out, err);
-        if (*out && *count) memcpy(*out, f.items.items, *count * sizeof **out);
-        status = *out ? TSR_OK : TSR_E_NOMEM;
-    }
+                    0,
+                    dcp};
+    const tsr_status status = f.seen ? walk(&f, state_dict, err) : TSR_E_NOMEM;
+    *keys = f.items;
     tsr_map_free(f.seen);
-    tsr_vec_free(&f.items);
     tsr_vec_free(&f.path);
     tsr_vec_free(&f.stack);
+    return status;
+}
+
+static tsr_status hand_out(tsr_status status, tsr_vec *keys, tsr_arena *arena, tsr_state_key **out, size_t *count,
+                           tsr_error *err)
+{
+    *count = status == TSR_OK ? keys->count : 0;
+    *out = status == TSR_OK ? tsr_arena_array(arena, *count, sizeof **out, err) : NULL;
+    if (*out && *count) memcpy(*out, keys->items, *count * sizeof **out);
+    tsr_vec_free(keys);
+    return status == TSR_OK && !*out ? TSR_E_NOMEM : status;
+}
+
+tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
+                          size_t *count, tsr_error *err)
+{
+    tsr_vec keys = tsr_vec_of(host->allocator, sizeof(tsr_state_key));
+    const tsr_status status = flatten(state_dict, false, host, arena, &keys, err);
+    return hand_out(status, &keys, arena, out, count, err);
+}
+
+tsr_status tsr_state_keys_dcp(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
+                              size_t *count, tsr_error *err)
+{
+    tsr_vec keys = tsr_vec_of(host->allocator, sizeof(tsr_state_key));
+    const tsr_status status = flatten(state_dict, true, host, arena, &keys, err);
+    return hand_out(status, &keys, arena, out, count, err);
+}
+
+tsr_status tsr_state_unflatten(const tsr_state_key *keys, size_t count, const tsr_host *host, tsr_arena *arena,
+                               const tsr_value **out, tsr_error *err)
+{
+    tsr_leaf *leaves = tsr_alloc(host->allocator, count, sizeof *leaves, err);
+    if (!leaves && count) return TSR_E_NOMEM;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        leaves[i] = (tsr_leaf){keys[i].path, keys[i].path_length, keys[i].value, keys[i].name, false};
+        if (keys[i].path_length == 0 || keys[i].path[0].kind == TSR_PATH_INDEX)
+            status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "state dict: the path of '%.*s' does not begin with a key",
+                               TSR_STR_ARG(keys[i].name));
+    }
+    if (status == TSR_OK) status = tsr_nest(leaves, count, host, arena, out, err);
+    tsr_free(host->allocator, leaves, count, sizeof *leaves);
     return status;
 }

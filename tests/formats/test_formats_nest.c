@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "formats/nest.h"
+#include "model/nest.h"
 #include "support/failing_allocator.h"
 
 static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000, 1u << 30};

@@ -1,7 +1,7 @@
 """Small rules of state dicts as real PyTorch applies them: python tests/golden/make_state_rules.py > tests/golden/state_rules.json
 
 rows: ChunkShardingSpec and torch.chunk over dim 0 (E1); reads: _ReaderWithOffset's plan for 2-D optimizer state (E2, E3), one
-rank at a time over a fake process group; keys: _flatten_state_dict (D9); checks: which options _verify_options and
+rank at a time over a fake process group; keys: _flatten_state_dict, DCP's flatten_state_dict and _unflatten_state_dict (D9); checks: which options _verify_options and
 _verify_state_dict refuse (A4, A5); choices: the FSDP state dict type they choose (A1); submodules: named modules, FSDP units and
 submodule prefixes of a wrapped model (A4); init: what _init_optim_state leaves (A8).
 """
@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as ShardTensorProperties
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-from torch.distributed._state_dict_utils import _flatten_state_dict
+from torch.distributed._state_dict_utils import _flatten_state_dict, _unflatten_state_dict
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint import state_dict as dsd
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.optimizer import _ReaderWithOffset
@@ -66,14 +67,41 @@ def reads():
             dist.destroy_process_group()
 
 
+NESTED = [
+    {"a": 1, "b": {"c": [1, {"d": 2}], "t": (3, [4, 5])}, "e": {}, 7: {"x": []}}, {"m": {"w": torch.ones(2)}, "s": torch.Size([2, 3])}, {},
+    {"a": {"b": 1}, "a.b": 2},
+    {"p": [1, 2], "q": [[1], [2, (3,)]], "r": [torch.ones(1), 5, [6]], "u": [[[{"v": 1.5}], 2]], "w": (torch.zeros(1), {"x": 1})},
+    {"g": [{"lr": 0.5, "betas": (0.5, 0.75), "params": [0, 1]}, {"lr": torch.ones(()), "betas": [0.5, 0.75], "params": []}]},
+]
+# Paths that no flattening gives: positions that are missing, conflicts.
+PATHS = [
+    [[("a", 2), 1], [("a", 0, "x"), 2]], [[("a", "0"), 1], [("a", "1"), 2]], [[("a", 0, 1), 1], [("b",), 2], [("a", 0, 0), 3]],
+    [[("a",), 1], [("a", "b"), 2]], [[("a", 0), 1], [("a", "b"), 2]],
+]
+
+
+def flattened(flatten, nested):
+    try:
+        flat, mapping = flatten(nested)
+        return [[k, list(mapping[k]), encode(v)] for k, v in flat.items()], encode(_unflatten_state_dict(flat, mapping))
+    except ValueError:
+        return None, None
+
+
 def keys():
-    for nested in ({"a": 1, "b": {"c": [1, {"d": 2}], "t": (3, [4, 5])}, "e": {}, 7: {"x": []}}, {"m": {"w": torch.ones(2)}, "s": torch.Size([2, 3])}, {},
-                   {"a": {"b": 1}, "a.b": 2}):
+    for nested in NESTED:
+        (flat, back), (dcp, dcp_back) = flattened(_flatten_state_dict, nested), flattened(flatten_state_dict, nested)
+        yield {"nested": encode(nested), "flat": flat, "back": back, "dcp": dcp, "dcp_back": dcp_back}
+
+
+def unflattened():
+    for paths in PATHS:
+        flat, mapping = {str(i): v for i, (_, v) in enumerate(paths)}, {str(i): p for i, (p, _) in enumerate(paths)}
         try:
-            flat, mapping = _flatten_state_dict(nested)
-            yield {"nested": encode(nested), "flat": [[k, [p if isinstance(p, int) else p for p in mapping[k]], encode(v)] for k, v in flat.items()]}
-        except ValueError:
-            yield {"nested": encode(nested), "flat": None}
+            out = encode(_unflatten_state_dict(flat, mapping))
+        except Exception as e:
+            out = None
+        yield {"flat": [[k, list(mapping[k]), encode(v)] for k, v in flat.items()], "out": out}
 
 
 OPTIONS = ["full_state_dict", "cpu_offload", "ignore_frozen_params", "keep_submodule_prefixes", "strict", "broadcast_from_rank0", "flatten_optimizer_state_dict"]
@@ -192,7 +220,7 @@ def init():
 
 
 if __name__ == "__main__":
-    json.dump({"torch": torch.__version__, "rows": list(rows()), "reads": list(reads()), "keys": list(keys()), "checks": list(checks()),
+    json.dump({"torch": torch.__version__, "rows": list(rows()), "reads": list(reads()), "keys": list(keys()), "unflattened": list(unflattened()), "checks": list(checks()),
                "choices": list(choices()), "submodules": list(submodules()), "init": list(init())}, sys.stdout,
               separators=(",", ":"))
     print()

@@ -101,6 +101,7 @@ static tsr_status forms(run *r)
     TRY(tsr_optim_unflatten(r->m->flat_state, &(tsr_unflatten){r->params, NULL, 0, NULL, NULL}, &r->host, r->arena, &out,
                             &r->err));
     TRY(tsr_state_keys(r->m->nested, &r->host, r->arena, &keys, &count, &r->err));
+    TRY(tsr_state_unflatten(keys, count, &r->host, r->arena, &out, &r->err));
     const size_t first[] = {0};
     const tsr_optimizer optimizer = {&(tsr_optimizer_group){first, 1}, 1};
     return tsr_optim_split(r->m->nested, r->params, &optimizer, false, &r->host, r->arena, &out, &r->err);

@@ -6,7 +6,6 @@
 /* cmocka wants these before it */
 #include <cmocka.h>
 
-#include "formats/nest.h"
 #include "golden.h"
 #include "tessera/optim.h"
 #include "tessera/optim_load.h"
@@ -166,48 +165,94 @@ static void test_optim_state_rules__E4_what_is_refused(void **state)
 
 /* ---- D9 ---- */
 
-static void check_keys(golden *g, const cJSON *one)
+typedef tsr_status flattener(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
+                             size_t *count, tsr_error *err);
+
+/* [name, path, value] rows. */
+static void check_flat(golden *g, const tsr_state_key *keys, size_t count, const cJSON *rows)
 {
-    tsr_state_key *keys;
-    size_t count, at = 0;
-    tsr_error err = {0};
-    const cJSON *flat = golden_get(one, "flat");
-    const tsr_value *nested = golden_value(g, golden_get(one, "nested")), *again;
-    tsr_status status = tsr_state_keys(nested, &g->host, g->arena, &keys, &count, &err);
-    if (cJSON_IsNull(flat)) {
-        assert_int_equal(status, TSR_E_FORMAT);
-        return;
-    }
-    assert_int_equal(status, TSR_OK);
-    tsr_leaf *leaves = tsr_arena_array(g->arena, count, sizeof *leaves, NULL);
-    for (const cJSON *want = flat->child; want; want = want->next, at++) {
-        assert_true(tsr_str_equal(keys[at].name, tsr_str_from(want->child->valuestring)));
+    size_t at = 0;
+    for (const cJSON *want = rows->child; want; want = want->next, at++) {
+        assert_true(at < count && tsr_str_equal(keys[at].name, tsr_str_from(want->child->valuestring)));
         assert_true(golden_same(g, keys[at].value, want->child->next->next, true));
         uint32_t depth = 0;
         for (const cJSON *p = want->child->next->child; p; p = p->next, depth++) {
             const tsr_path_item *item = &keys[at].path[depth];
-            if (cJSON_IsNumber(p)) assert_int_equal(item->integer, number(p));
+            if (cJSON_IsNumber(p)) assert_true(item->kind == TSR_PATH_INDEX && item->integer == (int64_t)number(p));
             else assert_true(item->kind == TSR_PATH_KEY && tsr_str_equal(item->key, tsr_str_from(p->valuestring)));
         }
         assert_int_equal(depth, keys[at].path_length);
-        leaves[at] = (tsr_leaf){keys[at].path, keys[at].path_length, keys[at].value, keys[at].name, false};
     }
     assert_int_equal(at, count);
-    /* and back, and flat once more: the same keys */
-    tsr_state_key *second;
-    size_t second_count;
-    assert_int_equal(tsr_nest(leaves, count, &g->host, g->arena, &again, &err), TSR_OK);
-    assert_int_equal(tsr_state_keys(again, &g->host, g->arena, &second, &second_count, &err), TSR_OK);
-    assert_int_equal(second_count, count);
-    for (size_t i = 0; i < count; i++)
-        assert_true(tsr_str_equal(second[i].name, keys[i].name) && second[i].value == keys[i].value);
 }
 
-static void test_optim_state_rules__D9_keys_of_nested_state(void **state)
+static void check_keys(golden *g, const cJSON *one, flattener *flatten, const char *flat, const char *back)
+{
+    tsr_state_key *keys;
+    size_t count;
+    tsr_error err = {0};
+    const tsr_value *nested = golden_value(g, golden_get(one, "nested")), *again;
+    const tsr_status status = flatten(nested, &g->host, g->arena, &keys, &count, &err);
+    if (cJSON_IsNull(golden_get(one, flat))) {
+        assert_int_equal(status, TSR_E_FORMAT);
+        return;
+    }
+    assert_int_equal(status, TSR_OK);
+    check_flat(g, keys, count, golden_get(one, flat));
+    assert_int_equal(tsr_state_unflatten(keys, count, &g->host, g->arena, &again, &err), TSR_OK);
+    assert_true(golden_same(g, again, golden_get(one, back), true));
+}
+
+static void test_optim_state_rules__D9_keys_of_nested_state_and_back(void **state)
 {
     (void)state;
     golden g = golden_open("state_rules.json");
-    for (const cJSON *one = golden_get(g.document, "keys")->child; one; one = one->next) check_keys(&g, one);
+    for (const cJSON *one = golden_get(g.document, "keys")->child; one; one = one->next) {
+        check_keys(&g, one, tsr_state_keys, "flat", "back");
+        check_keys(&g, one, tsr_state_keys_dcp, "dcp", "dcp_back");
+    }
+    golden_close(&g);
+}
+
+/* Paths that no flattening gives: positions without a key, and conflicts, which PyTorch refuses, too. */
+static void check_paths(golden *g, const cJSON *one)
+{
+    tsr_error err = {0};
+    const cJSON *rows = golden_get(one, "flat"), *want = golden_get(one, "out");
+    const size_t count = (size_t)cJSON_GetArraySize(rows);
+    tsr_state_key *keys = tsr_arena_array(g->arena, count, sizeof *keys, NULL), *key = keys;
+    for (const cJSON *row = rows->child; row; row = row->next, key++) {
+        const cJSON *steps = row->child->next;
+        tsr_path_item *path = tsr_arena_array(g->arena, (size_t)cJSON_GetArraySize(steps), sizeof *path, NULL);
+        *key = (tsr_state_key){tsr_str_from(row->child->valuestring), path, 0, golden_value(g, steps->next)};
+        for (const cJSON *p = steps->child; p; p = p->next) {
+            if (cJSON_IsNumber(p))
+                path[key->path_length++] = (tsr_path_item){.kind = TSR_PATH_INDEX, .integer = (int64_t)number(p)};
+            else path[key->path_length++] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = tsr_str_from(p->valuestring)};
+        }
+    }
+    const tsr_value *nested;
+    const tsr_status status = tsr_state_unflatten(keys, count, &g->host, g->arena, &nested, &err);
+    if (cJSON_IsNull(want)) assert_true(status == TSR_E_USAGE && err.message[0]);
+    else assert_true(status == TSR_OK && golden_same(g, nested, want, true));
+}
+
+static void test_optim_state_rules__D9_paths(void **state)
+{
+    (void)state;
+    golden g = golden_open("state_rules.json");
+    const tsr_path_item position = {.kind = TSR_PATH_INDEX};
+    const tsr_value *out;
+    for (const cJSON *one = golden_get(g.document, "unflattened")->child; one; one = one->next) check_paths(&g, one);
+    const tsr_value *value = tsr_value_int(g.arena, 1, NULL);
+    const tsr_state_key bare[] = {{TSR_STR("x"), &position, 1, value}, {TSR_STR("x"), NULL, 0, value}};
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(tsr_state_unflatten(&bare[i], 1, &g.host, g.arena, &out, NULL), TSR_E_USAGE);
+    /* PyTorch makes a dict with the keys "b" and 0 of these */
+    const tsr_path_item b[] = {{.kind = TSR_PATH_KEY, .key = TSR_STR("a")}, {.kind = TSR_PATH_KEY, .key = TSR_STR("b")}},
+                        zero[] = {b[0], position};
+    const tsr_state_key mixed[] = {{TSR_STR("a.b"), b, 2, value}, {TSR_STR("a.0"), zero, 2, value}};
+    assert_int_equal(tsr_state_unflatten(mixed, 2, &g.host, g.arena, &out, NULL), TSR_E_USAGE);
     golden_close(&g);
 }
 
@@ -506,7 +551,8 @@ int main(void)
         cmocka_unit_test(test_optim_state_rules__E1_rows_of_ranks),
         cmocka_unit_test(test_optim_state_rules__E2_E3_E4_reads_of_2d_state),
         cmocka_unit_test(test_optim_state_rules__E4_what_is_refused),
-        cmocka_unit_test(test_optim_state_rules__D9_keys_of_nested_state),
+        cmocka_unit_test(test_optim_state_rules__D9_keys_of_nested_state_and_back),
+        cmocka_unit_test(test_optim_state_rules__D9_paths),
         cmocka_unit_test(test_optim_state_rules__A4_A5_all_options),
         cmocka_unit_test(test_optim_state_rules__A8_first_state),
         cmocka_unit_test(test_optim_state_rules__A8_live_optimizers),

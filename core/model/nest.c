@@ -4,7 +4,7 @@
  *                                                    └ "optim" ─ "state" ─ 0
  *
  * A child is found by its parent's number and its key in one hash map, so that a wide dict costs no search. */
-#include "formats/nest.h"
+#include "model/nest.h"
 
 #include "base/try.h"
 #include "tessera/map.h"

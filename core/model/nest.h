@@ -1,6 +1,6 @@
 /* A nested value out of flat entries with paths: the inverse of flattening a state dict. */
-#ifndef TSR_FORMATS_NEST_H
-#define TSR_FORMATS_NEST_H
+#ifndef TSR_MODEL_NEST_H
+#define TSR_MODEL_NEST_H
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
