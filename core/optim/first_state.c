@@ -17,52 +17,98 @@ static bool is_true(const tsr_value *options, const char *key)
     }
 }
 
-static double real_option(const tsr_value *options, const char *key, double absent)
+static bool is_number(const tsr_value *v)
+{
+    return v->kind == TSR_VALUE_FLOAT || v->kind == TSR_VALUE_INT || v->kind == TSR_VALUE_BOOL;
+}
+
+static double number(const tsr_value *v)
+{
+    return v->kind == TSR_VALUE_FLOAT ? v->as.real : v->kind == TSR_VALUE_INT ? (double)v->as.integer : v->as.boolean;
+}
+
+static tsr_status real_option(const tsr_value *options, const char *key, double *out, tsr_error *err)
 {
     const tsr_value *v = tsr_value_get(options, tsr_str_from(key));
-    if (v && v->kind == TSR_VALUE_FLOAT) return v->as.real;
-    return v && v->kind == TSR_VALUE_INT ? (double)v->as.integer : absent;
+    *out = 0;
+    if (!v) return TSR_OK;
+    TSR_FAIL_IF(!is_number(v), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "optim: '%s' is a %s; the first state is known for numbers only", key, tsr_value_kind_name(v));
+    *out = number(v);
+    return TSR_OK;
 }
 
-/* betas[i]: 0.9 and 0.999 where they are not told as numbers. */
-static double beta(const tsr_value *options, size_t i)
+/* betas[i]: 0.9 and 0.999 where there are none. */
+static tsr_status beta(const tsr_value *options, size_t i, double *out, tsr_error *err)
 {
     const tsr_value *betas = tsr_value_get(options, TSR_STR("betas"));
-    bool told = betas && betas->count == 2 && betas->items[i]->kind == TSR_VALUE_FLOAT;
-    return told ? betas->items[i]->as.real : i ? 0.999 : 0.9;
+    *out = i ? 0.999 : 0.9;
+    if (!betas) return TSR_OK;
+    TSR_FAIL_IF(betas->count != 2 || !is_number(betas->items[i]), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "optim: 'betas' is not a pair of numbers; with weight decay the first state is known for these only");
+    *out = number(betas->items[i]);
+    return TSR_OK;
 }
 
-static tsr_state_spec like_parameter(const char *name, const tsr_module_tensor *param, double factor, uint32_t power)
+static tsr_state_spec like_parameter(const char *name, const tsr_module_tensor *param)
 {
-    return (tsr_state_spec){tsr_str_from(name), param->dtype, param->rank, param->shape, 0, factor, power};
+    return (tsr_state_spec){.name = tsr_str_from(name), .dtype = param->dtype, .rank = param->rank, .shape = param->shape};
 }
 
 /* With weight decay the gradient of the step is decay × parameter, unless decay is decoupled from it. */
-static size_t adam_state(const tsr_value *options, const tsr_module_tensor *param, bool decoupled, tsr_state_spec *out)
+static tsr_status decay_into(const tsr_first_step *step, tsr_state_spec *spec, tsr_state_source source, tsr_error *err)
 {
-    double decay = decoupled ? 0 : real_option(options, "weight_decay", 0), square = (1 - beta(options, 1)) * decay * decay;
-    size_t count = 0;
-    out[count++] = (tsr_state_spec){.name = TSR_STR("step"), .dtype = TSR_FLOAT32, .value = 1};
-    out[count++] = like_parameter("exp_avg", param, (1 - beta(options, 0)) * decay, 1);
-    out[count++] = like_parameter("exp_avg_sq", param, square, 2);
-    if (is_true(options, "amsgrad")) out[count++] = like_parameter("max_exp_avg_sq", param, square, 2);
-    return count;
+    double b = 0;
+    TSR_TRY(real_option(step->options, "weight_decay", &spec->decay, err));
+    if (spec->decay == 0) return TSR_OK;
+    if (source != TSR_STATE_GRADIENT) TSR_TRY(beta(step->options, source == TSR_STATE_SQUARE, &b, err));
+    spec->source = source;
+    spec->weight = 1 - b;
+    spec->fused = is_true(step->options, "fused");
+    return TSR_OK;
 }
 
-tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *options, const tsr_module_tensor *param,
-                                 tsr_state_spec *out, size_t *count, tsr_error *err)
+/* Zeros in zero gradients that are maximized are negative; vectors of complex numbers have none such. */
+static tsr_status sgd_state(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *out, size_t *count,
+                            tsr_error *err)
+{
+    const bool complex = param->dtype == TSR_COMPLEX64 || param->dtype == TSR_COMPLEX128;
+    if (!is_true(step->options, "momentum")) return TSR_OK;
+    out[0] = like_parameter("momentum_buffer", param);
+    out[0].value = is_true(step->options, "maximize") && !complex ? -0.0 : 0;
+    *count = 1;
+    return decay_into(step, &out[0], TSR_STATE_GRADIENT, err);
+}
+
+static tsr_status adam_state(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *out, size_t *count,
+                             tsr_error *err)
+{
+    static const char *const names[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+    const bool fused = is_true(step->options, "fused"), wide = step->default_dtype == TSR_FLOAT64 && !fused;
+    const bool decoupled = step->algorithm == TSR_ADAMW || is_true(step->options, "decoupled_weight_decay");
+    const size_t most = is_true(step->options, "amsgrad") ? 3 : 2;
+    out[0] = (tsr_state_spec){.name = TSR_STR("step"), .dtype = wide ? TSR_FLOAT64 : TSR_FLOAT32, .value = 1};
+    out[0].scalar = true;
+    out[0].on_device = fused || is_true(step->options, "capturable");
+    for (size_t i = 0; i < most; i++) {
+        out[i + 1] = like_parameter(names[i], param);
+        if (!decoupled) TSR_TRY(decay_into(step, &out[i + 1], i ? TSR_STATE_SQUARE : TSR_STATE_MEAN, err));
+    }
+    *count = most + 1;
+    return TSR_OK;
+}
+
+tsr_status tsr_optim_first_state(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *out,
+                                 size_t *count, tsr_error *err)
 {
     *count = 0;
-    TSR_FAIL_IF(options->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: a param group is a %s, expected a dict", tsr_value_kind_name(options));
+    TSR_FAIL_IF(step->options->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: a param group is a %s, expected a dict", tsr_value_kind_name(step->options));
     if (!param->requires_grad) return TSR_OK;
-    switch (algorithm) {
-    case TSR_SGD:
-        if (is_true(options, "momentum"))
-            out[(*count)++] = like_parameter("momentum_buffer", param, real_option(options, "weight_decay", 0), 1);
-        return TSR_OK;
-    case TSR_ADAM: *count = adam_state(options, param, is_true(options, "decoupled_weight_decay"), out); return TSR_OK;
-    case TSR_ADAMW: *count = adam_state(options, param, true, out); return TSR_OK;
+    switch (step->algorithm) {
+    case TSR_SGD: return sgd_state(step, param, out, count, err);
+    case TSR_ADAM:
+    case TSR_ADAMW: return adam_state(step, param, out, count, err);
     case TSR_OTHER_ALGORITHM: break;
     }
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "optim: the first state of this algorithm is the caller's to tell");
@@ -85,10 +131,11 @@ static tsr_status create_states(const tsr_live_optimizer *o, tsr_error *err)
 {
     for (size_t g = 0; g < o->group_count; g++) {
         const tsr_live_group *group = &o->groups[g];
+        const tsr_first_step step = {o->algorithm, group->options, o->default_dtype};
         for (size_t p = 0; p < group->count; p++) {
             tsr_state_spec specs[TSR_STATE_SPECS];
             size_t count;
-            TSR_TRY(tsr_optim_first_state(o->algorithm, group->options, group->params[p], specs, &count, err));
+            TSR_TRY(tsr_optim_first_state(&step, group->params[p], specs, &count, err));
             if (count) TSR_TRY(o->create(o->ctx, g, p, specs, count, err));
         }
     }

@@ -1,4 +1,6 @@
 /* The state of an optimizer that has not stepped yet, so that there is something to save or to load into. */
+#include <math.h>
+
 #include "statedict/optimizer_names.h"
 #include "tessera/cast.h"
 
@@ -21,40 +23,77 @@ static bool has_gradient(void *ctx, size_t group, size_t param)
     return ((starting *)ctx)->optimizer->groups[group].params[param].has_gradient;
 }
 
-#define AT_ONCE 1024u /* elements */
+#define AT_ONCE 256u /* elements */
 
-/* Elements of `spec` made of those of the parameter that lie at `elements` (of its dtype). */
-static void make_elements(const tsr_state_spec *spec, tsr_dtype dtype, const uint8_t *elements, size_t count, uint8_t *out)
+static tsr_dtype real_dtype(tsr_dtype dtype)
 {
-    double numbers[AT_ONCE], made[AT_ONCE];
-    if (spec->factor != 0) {
-        if (dtype == TSR_FLOAT64) memcpy(numbers, elements, count * sizeof *numbers);
-        else tsr_cast(dtype, TSR_FLOAT64, elements, count, (uint8_t *)numbers);
+    return dtype == TSR_COMPLEX64 ? TSR_FLOAT32 : dtype == TSR_COMPLEX128 ? TSR_FLOAT64 : dtype;
+}
+
+/* `value` as the real dtype has it. */
+static float rounded(tsr_dtype dtype, float value)
+{
+    uint8_t bytes[sizeof value];
+    if (dtype == TSR_FLOAT32) return value;
+    tsr_cast(TSR_FLOAT32, dtype, (const uint8_t *)&value, 1, bytes);
+    tsr_cast(dtype, TSR_FLOAT32, bytes, 1, (uint8_t *)&value);
+    return value;
+}
+
+static float single(const tsr_state_spec *spec, tsr_dtype dtype, float p)
+{
+    const bool within = spec->fused && spec->source != TSR_STATE_GRADIENT; /* nothing is rounded on the way */
+    const float weight = (float)spec->weight, zero = (float)spec->value;
+    const float decay = within ? (float)spec->decay : rounded(dtype, (float)spec->decay);
+    const float g = within ? zero + decay * p : rounded(dtype, zero + decay * p);
+    if (spec->source == TSR_STATE_SQUARE) return 0 + weight * g * g;
+    if (spec->source == TSR_STATE_GRADIENT) return g;
+    return fabsf(weight) < 0.5f ? 0 + weight * g : fmaf(weight - 1, g, g);
+}
+
+static double wide(const tsr_state_spec *spec, double p)
+{
+    const double g = spec->value + spec->decay * p;
+    if (spec->source == TSR_STATE_SQUARE) return 0 + spec->weight * g * g;
+    if (spec->source == TSR_STATE_GRADIENT) return g;
+    return fabs(spec->weight) < 0.5 ? 0 + spec->weight * g : fma(spec->weight - 1, g, g);
+}
+
+/* Elements of `spec` made of those of the parameter that lie at `elements`, operation by operation as PyTorch makes them. */
+static void make_elements(const tsr_state_spec *spec, const uint8_t *elements, size_t count, uint8_t *out)
+{
+    float floats[2 * AT_ONCE];
+    double doubles[2 * AT_ONCE];
+    const tsr_dtype dtype = real_dtype(spec->dtype);
+    const bool filled = spec->source == TSR_STATE_FILLED;
+    const size_t numbers = dtype == spec->dtype ? count : 2 * count;
+    if (dtype == TSR_FLOAT64) {
+        if (!filled) memcpy(doubles, elements, numbers * sizeof *doubles);
+        for (size_t i = 0; i < numbers; i++) doubles[i] = filled ? spec->value : wide(spec, doubles[i]);
+        memcpy(out, doubles, numbers * sizeof *doubles);
+        return;
     }
-    for (size_t i = 0; i < count; i++) {
-        made[i] = spec->value;
-        if (spec->factor == 0) continue;
-        made[i] = spec->factor;
-        for (uint32_t k = 0; k < spec->power; k++) made[i] *= numbers[i];
-    }
-    if (spec->dtype == TSR_FLOAT64) memcpy(out, made, count * sizeof *made);
-    else tsr_cast(TSR_FLOAT64, spec->dtype, (const uint8_t *)made, count, out);
+    if (!filled && dtype == TSR_FLOAT32) memcpy(floats, elements, numbers * sizeof *floats);
+    else if (!filled) tsr_cast(dtype, TSR_FLOAT32, elements, numbers, (uint8_t *)floats);
+    for (size_t i = 0; i < numbers; i++) floats[i] = filled ? (float)spec->value : single(spec, dtype, floats[i]);
+    if (dtype == TSR_FLOAT32) memcpy(out, floats, numbers * sizeof *floats);
+    else tsr_cast(TSR_FLOAT32, dtype, (const uint8_t *)floats, numbers, out);
 }
 
 static tsr_status fill_buffer(const tsr_state_spec *spec, const tsr_tensor *param, const uint8_t *from,
                               const tsr_tensor *state, uint8_t *to, uint64_t bytes, tsr_error *err)
 {
-    uint8_t in[AT_ONCE * sizeof(double)], out[AT_ONCE * sizeof(double)];
+    uint8_t in[2 * AT_ONCE * sizeof(double)], out[2 * AT_ONCE * sizeof(double)];
     const uint32_t in_size = tsr_dtype_size(param->entry.dtype), out_size = tsr_dtype_size(spec->dtype);
     for (uint64_t at = 0, count = bytes / out_size; at < count; at += AT_ONCE) {
         const size_t some = count - at < AT_ONCE ? (size_t)(count - at) : AT_ONCE;
-        if (spec->factor != 0 && param->device) {
+        if (spec->source != TSR_STATE_FILLED && param->device) {
             TSR_TRY(param->device->to_host(param->device, in, from + at * in_size, some * in_size, err));
             TSR_TRY(tsr_device_wait(param->device, err));
-        } else if (spec->factor != 0) {
+        } else if (spec->source != TSR_STATE_FILLED) {
             memcpy(in, from + at * in_size, some * in_size);
         }
-        make_elements(spec, param->entry.dtype, in, some, out);
+        make_elements(spec, in, some, out);
         if (state->device) {
             TSR_TRY(state->device->from_host(state->device, to + at * out_size, out, some * out_size, err));
             TSR_TRY(tsr_device_wait(state->device, err));
@@ -65,18 +104,18 @@ static tsr_status fill_buffer(const tsr_state_spec *spec, const tsr_tensor *para
     return TSR_OK;
 }
 
-/* Like the parameter, or one number on the host. */
+/* Like the parameter, or one number on the host or its device. */
 static tsr_status make_tensor(starting *s, const tsr_state_spec *spec, const tsr_tensor *param, const tsr_value **out,
                               tsr_error *err)
 {
-    tsr_tensor want = spec->rank == param->entry.rank && spec->rank
-                          ? *param
-                          : tsr_tensor_whole(spec->dtype, spec->rank, spec->shape, NULL);
-    const bool like = want.entry.shape == param->entry.shape && spec->rank;
+    const bool like = !spec->scalar;
+    tsr_tensor want = like ? *param : tsr_tensor_whole(spec->dtype, spec->rank, spec->shape, NULL);
     want.entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR, .dtype = spec->dtype, .rank = spec->rank, .shape = want.entry.shape};
     TSR_FAIL_IF(param->meta, err, TSR_E_USAGE, "the parameter is meta: it has no state yet");
-    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, spec->dtype) && spec->dtype != TSR_FLOAT32, err, TSR_E_UNSUPPORTED,
+    const tsr_dtype dtype = real_dtype(spec->dtype);
+    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype) && dtype != TSR_FLOAT32, err, TSR_E_UNSUPPORTED,
                 "the first state of a parameter of %s", tsr_dtype_describe(spec->dtype)->name);
+    if (!like && spec->on_device) want.device = param->device;
     TSR_TRY(tsr_state_dict_allocate(s->optimizer->memory, &want, out, err));
     const tsr_tensor *state = tsr_tensor_of(*out);
     for (uint32_t i = 0; i < tsr_tensor_buffer_count(state); i++) {
@@ -145,6 +184,7 @@ tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimiz
         groups[g] = (tsr_live_group){group->options, params, group->count};
     }
     const tsr_live_optimizer live = {.algorithm = optimizer->algorithm,
+                                     .default_dtype = optimizer->default_dtype,
                                      .groups = groups,
                                      .group_count = optimizer->group_count,
                                      .ctx = &s,

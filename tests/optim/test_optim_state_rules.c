@@ -310,7 +310,9 @@ static void check_first_state(golden *g, const cJSON *one, tsr_algorithm algorit
             if (model) param.rank = model->as.tensor->rank, param.shape = model->as.tensor->shape;
             tsr_state_spec specs[TSR_STATE_SPECS];
             size_t count;
-            assert_int_equal(tsr_optim_first_state(algorithm, groups->items[gr], &param, specs, &count, NULL), TSR_OK);
+            assert_int_equal(tsr_optim_first_state(&(tsr_first_step){algorithm, groups->items[gr], TSR_FLOAT32}, &param,
+                                                   specs, &count, NULL),
+                             TSR_OK);
             assert_int_equal(count, tsr_value_pairs(have));
             for (size_t i = 0; i < count; i++) {
                 const tsr_entry *e = have->items[2 * i + 1]->as.tensor;
@@ -335,12 +337,13 @@ static void test_optim_state_rules__A8_first_state(void **state)
     tsr_state_spec specs[TSR_STATE_SPECS];
     size_t count = 9;
     const tsr_value *options = tsr_value_items(g.arena, TSR_VALUE_DICT, NULL, 0, NULL);
-    assert_int_equal(
-        tsr_optim_first_state(TSR_ADAM, options, &(tsr_module_tensor){.requires_grad = false}, specs, &count, NULL), TSR_OK);
+    assert_int_equal(tsr_optim_first_state(&(tsr_first_step){TSR_ADAM, options, TSR_FLOAT32},
+                                           &(tsr_module_tensor){.requires_grad = false}, specs, &count, NULL),
+                     TSR_OK);
     assert_int_equal(count, 0);
-    assert_int_equal(
-        tsr_optim_first_state((tsr_algorithm)99, options, &(tsr_module_tensor){.requires_grad = true}, specs, &count, NULL),
-        TSR_E_USAGE);
+    assert_int_equal(tsr_optim_first_state(&(tsr_first_step){(tsr_algorithm)99, options, TSR_FLOAT32},
+                                           &(tsr_module_tensor){.requires_grad = true}, specs, &count, NULL),
+                     TSR_E_USAGE);
     golden_close(&g);
 }
 
@@ -369,9 +372,15 @@ static bool has_gradient(void *ctx, size_t group, size_t param)
     return cJSON_IsTrue(cJSON_GetArrayItem(param_at(ctx, group, param), 2));
 }
 
-static double power(double x, uint32_t n)
+/* About what an element is: bits are for tests/statedict. */
+static double about(const tsr_state_spec *spec, double x)
 {
-    return n ? x * power(x, n - 1) : 1;
+    switch (spec->source) {
+    case TSR_STATE_FILLED: return spec->value;
+    case TSR_STATE_GRADIENT: return spec->decay * x;
+    case TSR_STATE_MEAN: return spec->weight * spec->decay * x;
+    default: return spec->weight * spec->decay * x * spec->decay * x;
+    }
 }
 
 /* Compares at once: the state, its dtypes, shapes and elements. */
@@ -390,9 +399,8 @@ static tsr_status create(void *ctx, size_t group, size_t param, const tsr_state_
         assert_string_equal(tsr_dtype_describe(specs[i].dtype)->name, tensor->child->valuestring);
         assert_int_equal(cJSON_GetArraySize(tensor->child->next), specs[i].rank);
         for (int e = 0; e < cJSON_GetArraySize(numbers_); e++) {
-            double x = specs[i].factor ? cJSON_GetArrayItem(values, e)->valuedouble : 1,
-                   got = cJSON_GetArrayItem(numbers_, e)->valuedouble;
-            double wanted = specs[i].factor ? specs[i].factor * power(x, specs[i].power) : specs[i].value;
+            double x = specs[i].scalar ? 1 : cJSON_GetArrayItem(values, e)->valuedouble,
+                   got = cJSON_GetArrayItem(numbers_, e)->valuedouble, wanted = about(&specs[i], x);
             double off = got > wanted ? got - wanted : wanted - got, size = wanted < 0 ? -wanted : wanted;
             if (off > 1e-6 * size)
                 fail_msg("%s: %s[%d] is %g, PyTorch %g", name, pair->child->child->valuestring, e, wanted, got);

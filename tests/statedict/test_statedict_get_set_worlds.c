@@ -243,7 +243,8 @@ static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_value *none = tsr_value_items(w.arena, TSR_VALUE_DICT, NULL, 0, err);
     tsr_model_group group = {none, params, KINDS};
     other ctx = {.w = &w, .fails = comm->rank == comm->size - 1};
-    tsr_model_optimizer optimizer = {TSR_OTHER_ALGORITHM, &group, 1, first_state, &ctx, w.memory}, *list[1] = {&optimizer};
+    tsr_model_optimizer optimizer = {TSR_OTHER_ALGORITHM, &group, 1, first_state, &ctx, w.memory, TSR_DTYPE_NONE},
+                        *list[1] = {&optimizer};
     char want[64];
     ctx.optimizer = &optimizer;
     NEED(tsr_get_optimizer_state_dict(&w.model, list, 1, comm, &options, w.out, &own) == TSR_E_IO);

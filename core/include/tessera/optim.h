@@ -84,22 +84,44 @@ tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, con
 /* ---- around getting and loading ---- */
 
 /* What an optimizer holds for a parameter after one step with zero gradients and learning rate 0, of which
- * `_init_optim_state` makes sure before state is loaded. At most TSR_STATE_SPECS entries. Elements are `value`, or, where
- * weight decay pulls the parameter into the state, factor × parameter^power. */
+ * `_init_optim_state` makes sure before state is loaded. At most TSR_STATE_SPECS entries. Without weight decay all elements
+ * are `value`. Weight decay pulls the parameter's elements p into the state, and each operation rounds as PyTorch's kernels
+ * on the CPU do. They compute in float64 for float64, else in float32 (op), and round to the parameter's dtype; complex
+ * numbers are pairs of real ones:
+ *
+ *   gradient   g = (dtype)((dtype)decay × p); for the others with `fused` g = decay × p, which stays in op
+ *   mean       |weight| < 0.5: weight × g; else fma(weight − 1, g, g)
+ *   square     (weight × g) × g
+ */
 typedef enum tsr_algorithm { TSR_SGD, TSR_ADAM, TSR_ADAMW, TSR_OTHER_ALGORITHM } tsr_algorithm;
 #define TSR_STATE_SPECS 4u
+typedef enum tsr_state_source {
+    TSR_STATE_FILLED = 0, /* with `value` */
+    TSR_STATE_GRADIENT,
+    TSR_STATE_MEAN,
+    TSR_STATE_SQUARE
+} tsr_state_source;
 typedef struct tsr_state_spec {
     tsr_str name;
     tsr_dtype dtype;
     uint32_t rank;
     const uint64_t *shape;
     double value;
-    double factor; /* 0: `value` */
-    uint32_t power;
+    tsr_state_source source;
+    double decay, weight;
+    bool fused;
+    bool scalar;    /* not of the parameter's shape: "step" */
+    bool on_device; /* a scalar on the parameter's device; otherwise on the host */
 } tsr_state_spec;
-/* `options` is the param group. A frozen parameter has none. TSR_E_USAGE for algorithms not listed. */
-tsr_status tsr_optim_first_state(tsr_algorithm algorithm, const tsr_value *options, const tsr_module_tensor *param,
-                                 tsr_state_spec *out, size_t *count, tsr_error *err);
+typedef struct tsr_first_step {
+    tsr_algorithm algorithm;
+    const tsr_value *options; /* the param group */
+    tsr_dtype default_dtype;  /* torch.get_default_dtype(): TSR_FLOAT64, or any other for float32 */
+} tsr_first_step;
+/* A frozen parameter has none. TSR_E_USAGE for algorithms not listed; TSR_E_UNSUPPORTED for a weight decay, or with it
+ * betas, that are tensors. */
+tsr_status tsr_optim_first_state(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *out,
+                                 size_t *count, tsr_error *err);
 
 /* A live optimizer, as its program lends it. Parameters are named by group and place in it. */
 typedef struct tsr_live_group {
@@ -109,6 +131,7 @@ typedef struct tsr_live_group {
 } tsr_live_group;
 typedef struct tsr_live_optimizer {
     tsr_algorithm algorithm;
+    tsr_dtype default_dtype; /* as in tsr_first_step */
     const tsr_live_group *groups;
     size_t group_count;
     void *ctx;

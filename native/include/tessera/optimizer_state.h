@@ -32,7 +32,8 @@ typedef struct tsr_model_optimizer {
     /* TSR_OTHER_ALGORITHM: sets params[].state to what a step with zero gradients and learning rate 0 leaves. NULL: none. */
     tsr_status (*first_state)(void *ctx, tsr_error *err);
     void *ctx;
-    tsr_state_dict *memory; /* of first states and loaded values; must outlive their use */
+    tsr_state_dict *memory;  /* of first states and loaded values; must outlive their use */
+    tsr_dtype default_dtype; /* of first states: torch.get_default_dtype(); TSR_DTYPE_NONE: float32 */
 } tsr_model_optimizer;
 
 /* get_optimizer_state_dict: the state of all optimizers together, groups one after another. An optimizer without any state

@@ -1,0 +1,70 @@
+"""First states of optimizers as real PyTorch leaves them, bit for bit, for tests/optim: python tests/golden/make_first_states.py
+
+first_states.json (row A8): _init_optim_state of torch.distributed.checkpoint.state_dict on the CPU. A case has the algorithm, the
+param group's options, the default dtype, and by dtype of the parameter its elements and those of each state as hexadecimal bytes.
+The elements are many enough for vectorized kernels and their tails; some are zeros of both signs, tiny and large.
+"""
+import json
+import os
+import sys
+import warnings
+
+warnings.filterwarnings("ignore")
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+
+import torch
+from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+from make_optim import encode
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128]
+SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+CASES = [
+    (SGD, {"momentum": 0.9, "weight_decay": 0.1}), (SGD, {"momentum": 0.5, "weight_decay": 0.3, "maximize": True, "foreach": True}),
+    (SGD, {"momentum": 0.9, "maximize": True}), (SGD, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True, "fused": True}),
+    (SGD, {"momentum": 0.9, "maximize": True, "fused": True}), (SGD, {"weight_decay": 0.1}),
+    (Adam, {"weight_decay": 0.1}), (Adam, {"weight_decay": 1, "betas": (0.3, 0.7)}), (Adam, {"weight_decay": 0.3, "betas": (0.0, 0.0)}),
+    (Adam, {"weight_decay": 0.3, "betas": (0.5, 0.25), "amsgrad": True}), (Adam, {"weight_decay": 0.07, "foreach": True, "amsgrad": True}),
+    (Adam, {"weight_decay": 0.07, "foreach": True, "betas": (0.1, 0.7), "maximize": True}), (Adam, {"weight_decay": 0.1, "maximize": True}),
+    (Adam, {"weight_decay": 0.1, "fused": True, "amsgrad": True}), (Adam, {"weight_decay": 0.3, "fused": True, "betas": (0.2, 0.7), "maximize": True}),
+    (Adam, {"maximize": True}), (AdamW, {"weight_decay": 0.1, "amsgrad": True}), (AdamW, {"fused": True}),
+]
+SIZE = 23
+
+
+def elements(dtype):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(SIZE, generator=generator, dtype=torch.float64)
+    x[3], x[7], x[11], x[15] = 0.0, -0.0, 1e-6, -300.0
+    if dtype.is_complex:
+        x = torch.complex(x, torch.randn(SIZE, generator=generator, dtype=torch.float64))
+    return x.to(dtype)
+
+
+def hexed(tensor):
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes().hex()
+
+
+def case(make, options, default):
+    torch.set_default_dtype(default)
+    record = {"algorithm": make.__name__, "default": str(default).removeprefix("torch."), "params": []}
+    for dtype in DTYPES:
+        if options.get("fused") and (dtype.is_complex or (make is SGD and dtype.itemsize == 2)):
+            continue  # no kernel; and one whose vectors round other than its tails
+        p = torch.nn.Parameter(elements(dtype))
+        optim = make([p], lr=0.5, **options)
+        before = hexed(p)
+        _init_optim_state(optim)
+        record["options"] = encode({k: v for k, v in optim.param_groups[0].items() if k != "params"})
+        record["params"].append({"dtype": str(dtype).removeprefix("torch."), "elements": before, "state": [
+            [k, str(v.dtype).removeprefix("torch."), hexed(v)] for k, v in optim.state[p].items()]})
+    torch.set_default_dtype(torch.float32)
+    return record
+
+
+if __name__ == "__main__":
+    cases = [case(*c, torch.float32) for c in CASES] + [case(make, o, torch.float64) for make, o in CASES if make is not SGD][-2:]
+    lines = ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases)
+    with open(os.path.join(HERE, "first_states.json"), "w") as f:
+        f.write('{"torch":"%s","cases":[\n%s\n]}\n' % (torch.__version__, lines))
