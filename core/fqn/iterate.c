@@ -14,7 +14,7 @@ typedef struct visit {
     tsr_vec stack;  /* frame */
     tsr_vec items;  /* tsr_state_item */
     bool *seen;     /* by module */
-    uint32_t *last; /* by tensor: module + 1 that yielded it last */
+    uint32_t *last; /* by tensor: who met it last, see met_by */
 } visit;
 
 static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_item item, tsr_error *err)
@@ -26,13 +26,21 @@ static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_it
     return TSR_OK;
 }
 
+/* A module's buffers, or its parameters: PyTorch passes over duplicates in each of the two alone. */
+static uint32_t met_by(tsr_module_ref ref, tsr_state_kind kind)
+{
+    return 2 * ref + 1 + (kind == TSR_STATE_PARAMETER);
+}
+
+/* A buffer counts as met though it is not persistent: the same tensor under a later, persistent name is passed over. */
 static tsr_status push_tensors(visit *v, const frame *f, const tsr_module_tensor *tensors, size_t count, tsr_state_kind kind,
                                tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         uint32_t id = tsr_modules_attribute(v->modules, f->ref, tensors[i].name)->tensor_id;
-        if ((kind == TSR_STATE_BUFFER && !tensors[i].persistent) || v->last[id] == f->ref + 1) continue;
-        v->last[id] = f->ref + 1;
+        if (v->last[id] == met_by(f->ref, kind)) continue;
+        v->last[id] = met_by(f->ref, kind);
+        if (kind == TSR_STATE_BUFFER && !tensors[i].persistent) continue;
         TSR_TRY(push_item(v, f->prefix, tensors[i].name,
                           (tsr_state_item){.kind = kind, .tensor = &tensors[i], .tensor_id = id}, err));
     }

@@ -47,6 +47,11 @@ static tsr_status add_item(tsr_params *p, const tsr_modules *modules, const tsr_
     } else {
         ((tsr_param *)p->params.items)[index].shared = true;
     }
+    tsr_param *known = (tsr_param *)p->params.items + index;
+    if (item->kind == TSR_STATE_PARAMETER && known->kind == TSR_STATE_BUFFER) { /* registered as a buffer, too */
+        known->tensor = item->tensor;
+        known->kind = item->kind;
+    }
     TSR_TRY(add_fqns(p, (tsr_param *)p->params.items + index, &name, err));
     for (size_t i = 0; i < name.fqn_count; i++) {
         uint32_t *owner;

@@ -85,9 +85,10 @@ static int by_place(const void *a, const void *b)
     return by_name(&x->attribute, &y->attribute);
 }
 
-static bool same_tensor(const tsr_module_tensor *a, const tsr_module_tensor *b)
+/* A parameter may be registered as a buffer, too: of buffers requires_grad is not told. */
+static bool same_tensor(const tsr_module_tensor *a, const tsr_module_tensor *b, bool same_kind)
 {
-    return a->dtype == b->dtype && a->rank == b->rank && a->requires_grad == b->requires_grad &&
+    return a->dtype == b->dtype && a->rank == b->rank && (!same_kind || a->requires_grad == b->requires_grad) &&
            (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
 }
 
@@ -107,11 +108,11 @@ static tsr_status number_tensor(tsr_modules *m, tsr_module_ref ref, const tsr_mo
         return TSR_OK;
     }
     const known_tensor *first = (known_tensor *)m->tensors.items + *id;
-    if (first->is_parameter == is_parameter && same_tensor(first->tensor, tensor)) return TSR_OK;
+    if (same_tensor(first->tensor, tensor, first->is_parameter == is_parameter)) return TSR_OK;
     tsr_str a = path_of(m, first->module, first->tensor->name), b = path_of(m, ref, tensor->name);
     return tsr_raise(
         err, TSR_E_FORMAT, TSR_NO_POSITION,
-        "module tree: '%.*s' and '%.*s' have the id %.*s in common, but differ in kind, dtype, shape or requires_grad",
+        "module tree: '%.*s' and '%.*s' have the id %.*s in common, but differ in dtype, shape or requires_grad",
         TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(tensor->identity));
 }
 

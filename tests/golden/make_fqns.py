@@ -80,6 +80,27 @@ class Shared(nn.Module):
         self.w = self.c[1].weight
 
 
+class Twice(nn.Module):
+    """Tensors that one module has under several names, of several kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+        self.w2 = self.w
+        hidden, seen = torch.zeros(3), torch.zeros(4)
+        self.register_buffer("hidden", hidden, persistent=False)
+        self.register_buffer("hidden2", hidden)
+        self.register_buffer("seen", seen)
+        self.register_buffer("seen2", seen, persistent=False)
+        self.register_buffer("seen3", seen)
+        self.register_buffer("also_w", self.w)
+        self.inner = nn.Module()
+        self.inner.register_buffer("hidden3", hidden)
+        self.inner.register_buffer("w3", self.w, persistent=False)
+        self.inner.v = nn.Parameter(torch.ones(1))
+        self.inner.register_buffer("v2", self.inner.v)
+
+
 def fsdp(model, orig, inner=()):
     for parent, name in inner:
         setattr(parent, name, FSDP(getattr(parent, name), use_orig_params=orig, device_id=torch.device("cpu")))
@@ -127,6 +148,8 @@ CASES = {
     "modified": Modified,
     "modified_checkpoint": lambda: checkpoint_wrapper(Modified()),
     "shared": Shared,
+    "twice": Twice,
+    "twice_compiled": lambda: torch.compile(Twice()),
     "shared_ddp": lambda: DDP(Shared()),
     "ddp": lambda: DDP(Model()),
     "compiled": lambda: torch.compile(Model()),
@@ -162,6 +185,7 @@ def ask(model, name, **options):
 def describe(model):
     doc = modules_document(model)
     items = list(_iterate_valid_model_state(model))
+    buffers = {n for n, _ in model.named_buffers(remove_duplicate=False)}
     names = dict.fromkeys([n for n, _ in items] + [n for n, _ in model.named_parameters(remove_duplicate=False)]
                           + [n for n, _ in model.named_buffers()] + ODD)
     info = _verify_options(model, (), False)
@@ -171,7 +195,7 @@ def describe(model):
             params[id(key)] = {"fqns": sorted(value), "shared": key in info.shared_params_mapping}
     return {
         "modules": doc,
-        "iterate": [[n, "extra" if isinstance(v, _EXTRA_STATE) else "parameter" if isinstance(v, nn.Parameter) else "buffer"] for n, v in items],
+        "iterate": [[n, "extra" if isinstance(v, _EXTRA_STATE) else "buffer" if n in buffers else "parameter"] for n, v in items],
         "get_fqns": {n: ask(model, n) for n in names},
         "with_prefixes": {n: ask(model, n, skip_ddp_prefix=False, skip_compiler_prefix=False) for n, _ in items},
         "params": list(params.values()),
