@@ -159,12 +159,15 @@ static tsr_status check_all(setting *s, tsr_error *err)
 
 /* ---- writing ---- */
 
+/* PyTorch assigns what it offloaded from a broadcast where the model has nothing but meta tensors. */
 static tsr_status give_memory(setting *s, tsr_error *err)
 {
+    const bool on_host = s->options->cpu_offload && s->options->broadcast_from_rank0;
     for (size_t i = 0; i < s->items.count; i++) {
         tsr_tensor *tensor = s->items.items[i].tensor;
         const tsr_value *value;
         if (!s->matched[i] || !tensor || !tensor->meta) continue;
+        if (on_host) tensor->device = NULL;
         TSR_TRY(tsr_state_dict_allocate(s->model->memory, tensor, &value, err));
         tensor->data = tsr_tensor_of(value)->data;
         tensor->parts = tsr_tensor_of(value)->parts;

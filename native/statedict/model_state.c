@@ -139,6 +139,10 @@ tsr_status tsr_model_verify(const tsr_state_options *options, const tsr_value *s
 static tsr_status get_model(getting *g, tsr_comm *comm, tsr_error *err)
 {
     const tsr_value *root = NULL;
+    if (g->submodule_count && g->model->warn)
+        g->model->warn(g->model->ctx,
+                       "state dicts of some submodules are deprecated in PyTorch: get all of the state, and take "
+                       "what is wanted from it");
     tsr_status status = g->passing ? prepare(g, comm, err) : TSR_E_NOMEM;
     TSR_TRY(tsr_options_agree(comm, "get_model_state_dict: options", g->options, 0, status, err));
     if (g->bound) TSR_TRY(tsr_fsdp_model_save(g->bound->units, g->out, err));

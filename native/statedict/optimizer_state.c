@@ -229,10 +229,10 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
 /* ---- a model with its optimizers ---- */
 
 tsr_status tsr_get_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count, tsr_comm *comm,
-                              const tsr_state_options *options, tsr_state_dict *model_out, tsr_state_dict *optimizer_out,
-                              tsr_error *err)
+                              const tsr_module_ref *submodules, size_t submodule_count, const tsr_state_options *options,
+                              tsr_state_dict *model_out, tsr_state_dict *optimizer_out, tsr_error *err)
 {
-    TSR_TRY(tsr_get_model_state_dict(model, comm, NULL, 0, options, model_out, err));
+    TSR_TRY(tsr_get_model_state_dict(model, comm, submodules, submodule_count, options, model_out, err));
     return count ? tsr_get_optimizer_state_dict(model, optimizers, count, comm, options, optimizer_out, err) : TSR_OK;
 }
 

@@ -17,6 +17,7 @@ typedef struct live_model {
     tsr_tensor *tensors;
     const tsr_value *extra; /* what was set last */
     const cJSON *rank;
+    unsigned warnings;
 } live_model;
 
 tsr_status live_model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_error *err);

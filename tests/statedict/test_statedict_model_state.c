@@ -164,6 +164,41 @@ static tsr_status meta_case(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
+/* A meta tensor of a device gets memory there, or with cpu_offload and broadcast_from_rank0 on the host. */
+static tsr_status offloaded_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    for (unsigned bits = 0; bits < 4; bits++) {
+        live_model m, other;
+        live_device device;
+        tsr_state_options options = tsr_state_options_default();
+        options.full_state_dict = true;
+        options.cpu_offload = bits & 1;
+        options.broadcast_from_rank0 = bits & 2;
+        live_device_open(&device);
+        TRY(live_model_open(&m, arg, comm->rank, err));
+        TRY(live_model_open(&other, arg, comm->rank, err));
+        TRY(tsr_get_model_state_dict(&other.model, comm, NULL, 0, NULL, other.out, err));
+        tsr_tensor *weight = m.model.tensors[1].tensor;
+        *weight = *other.model.tensors[1].tensor;
+        weight->meta = true;
+        weight->data = NULL;
+        weight->device = &device.base;
+        const tsr_value *state = tsr_state_dict_root(other.out);
+        TRY(tsr_set_model_state_dict(&m.model, state, comm, &options, &m.host, m.arena, NULL, err));
+        NEED(!weight->meta && weight->data && weight->device == (bits == 3 ? NULL : &device.base));
+        live_model_close(&m);
+        live_model_close(&other);
+        NEED(device.allocated == 0);
+    }
+    return TSR_OK;
+}
+
+static void test_statedict_model_state__A1_cpu_offload_of_what_is_set(void **state)
+{
+    (void)state;
+    live_run(2, offloaded_case, (void *)(uintptr_t)case_of("plain"));
+}
+
 static void test_statedict_model_state__A6_meta_tensors_are_left_out_and_get_memory_when_set(void **state)
 {
     (void)state;
@@ -287,6 +322,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statedict_model_state__A6_get),
         cmocka_unit_test(test_statedict_model_state__A7_set),
+        cmocka_unit_test(test_statedict_model_state__A1_cpu_offload_of_what_is_set),
         cmocka_unit_test(test_statedict_model_state__A6_meta_tensors_are_left_out_and_get_memory_when_set),
         cmocka_unit_test(test_statedict_model_state__A7_refusals_name_both_sides),
         cmocka_unit_test(test_statedict_model_state__A1_ranks_that_differ_are_told),

@@ -320,7 +320,7 @@ static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(open_all(&l, arg, comm->rank, err));
     TRY(tsr_state_dict_new(&l.m.host, &model, err));
     TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
-    TRY(tsr_get_state_dict(&l.m.model, l.at, l.count, comm, &options, model, optimizer, err));
+    TRY(tsr_get_state_dict(&l.m.model, l.at, l.count, comm, NULL, 0, &options, model, optimizer, err));
     const tsr_value *root = comm->rank == 0 ? tsr_state_dict_root(optimizer) : NULL;
     add_one(&l.m);
     TRY(tsr_set_state_dict(&l.m.model, l.at, l.count, comm->rank == 0 ? tsr_state_dict_root(model) : NULL, root, comm,
@@ -340,6 +340,43 @@ static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict_free(model);
     close_all(&l);
     return TSR_OK;
+}
+
+static void count_warning(void *ctx, const char *message)
+{
+    live_model *m = ctx;
+    m->warnings += strstr(message, "submodules") != NULL;
+}
+
+/* The model's state of one submodule, and all of the optimizers'. */
+static tsr_status submodule_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    tsr_state_dict *model;
+    tsr_named_module *named;
+    size_t count;
+    tsr_module_ref body = TSR_NO_MODULE;
+    TRY(open_all(&l, arg, comm->rank, err));
+    TRY(tsr_state_dict_new(&l.m.host, &model, err));
+    l.m.model.warn = count_warning;
+    TRY(tsr_fqn_named_modules(l.m.modules, &l.m.host, l.m.arena, &named, &count, err));
+    for (size_t i = 0; i < count; i++)
+        if (tsr_str_equal(named[i].raw, TSR_STR("body"))) body = named[i].module;
+    TRY(tsr_get_state_dict(&l.m.model, l.at, l.count, comm, &body, 1, NULL, model, l.out, err));
+    const tsr_value *root = tsr_state_dict_root(model);
+    NEED(tsr_value_pairs(root) == 3 && l.m.warnings == 1);
+    for (size_t i = 0; i < root->count; i += 2) NEED(tsr_str_starts(root->items[i]->text, TSR_STR("body.")));
+    TRY(live_same(tsr_state_dict_root(l.out), live_get(cJSON_GetArrayItem(live_get(l.m.rank, "gets"), 0), "out"), false,
+                  err));
+    tsr_state_dict_free(model);
+    close_all(&l);
+    return TSR_OK;
+}
+
+static void test_statedict_optimizer_state__A1_A12_submodules(void **state)
+{
+    (void)state;
+    live_run(2, submodule_case, (void *)(uintptr_t)case_of("sharded"));
 }
 
 static void test_statedict_optimizer_state__A12_both(void **state)
@@ -434,6 +471,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_optimizer_state__A12_set),
         cmocka_unit_test(test_statedict_optimizer_state__A11_A12_unlike_optimizers),
         cmocka_unit_test(test_statedict_optimizer_state__A9_flat_state_that_lacks_one),
+        cmocka_unit_test(test_statedict_optimizer_state__A1_A12_submodules),
         cmocka_unit_test(test_statedict_optimizer_state__A12_both),
         cmocka_unit_test(test_statedict_optimizer_state__A12_bad_state_is_refused_on_all_ranks),
         cmocka_unit_test(test_statedict_optimizer_state__A13_calls_save_and_load),

@@ -41,6 +41,9 @@ typedef struct tsr_model {
     tsr_status (*set_extra)(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err);
     void *ctx;
     tsr_state_dict *memory; /* of tensors that were meta; must outlive their use. NULL: none is meta */
+    /* What PyTorch warns of, and what a call passes over: each rank is told its own. Or NULL. FSDP1's units tell
+     * tsr_fsdp_tree.warn. */
+    void (*warn)(void *ctx, const char *message);
 } tsr_model;
 
 /* get_model_state_dict: the model's state under canonical names, in the order of `model.state_dict()` (renamed keys last, as
@@ -49,9 +52,11 @@ typedef struct tsr_model {
  *   ignore_frozen_params   without parameters that require no gradient
  *   full_state_dict        distributed tensors gathered; with cpu_offload only rank 0 gets any
  *   cpu_offload            tensors in host memory
+ * Asking for submodules warns, as PyTorch does: it is deprecated there.
  * FSDP1's units give their FULL state with full_state_dict, else SHARDED (tessera/fsdp_state.h), in new memory.
  * Meta tensors are left out: PyTorch did so up to 2.4, 2.13 keeps them. Two raw names with one canonical one are
- * TSR_E_FORMAT with both (PyTorch keeps the later). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
+ * TSR_E_FORMAT with both (PyTorch keeps the later), and so are names of several submodules that are the same without their
+ * prefixes (PyTorch keeps the last). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
  * of another shape or dtype than the tree's, options that contradict each other, ranks with other options; TSR_E_FORMAT for
  * an empty result where there should be one; those of tsr_fqn_resolve and tsr_state_dict_gather. */
 tsr_status tsr_get_model_state_dict(const tsr_model *model, tsr_comm *comm, const tsr_module_ref *submodules,
@@ -72,6 +77,7 @@ typedef struct tsr_unmatched_keys {
  *                          redistributed, also between meshes (PyTorch: within one)
  *   full_state_dict        each rank gives whole tensors and keeps its part
  *   broadcast_from_rank0   the same, but only rank 0's `state` counts (NULL elsewhere will do); needs full_state_dict
+ *   cpu_offload            with broadcast_from_rank0 tensors that are meta get memory on the host, not on their device
  *   strict                 missing or unexpected keys are TSR_E_NOT_FOUND, with the first of them
  * `unmatched` (may be NULL) is filled also then, the same on all ranks for a broadcast, as far as the call got. Nothing in
  * the model changes before all ranks have found that everything fits. FSDP1's units take FULL state with full_state_dict,

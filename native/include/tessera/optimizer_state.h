@@ -77,11 +77,12 @@ tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
                                         const tsr_value *state, tsr_comm *comm, const tsr_state_options *options,
                                         const tsr_host *host, tsr_error *err);
 
-/* get_state_dict, set_state_dict: both. Setting begins with the optimizers, and does no more when no rank
+/* get_state_dict, set_state_dict: both. `submodules` is for the model's state alone, as in PyTorch; the optimizers' is not
+ * cut down. Setting begins with the optimizers, and does no more when no rank
  * gives any model state, as PyTorch's. */
 tsr_status tsr_get_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count, tsr_comm *comm,
-                              const tsr_state_options *options, tsr_state_dict *model_out, tsr_state_dict *optimizer_out,
-                              tsr_error *err);
+                              const tsr_module_ref *submodules, size_t submodule_count, const tsr_state_options *options,
+                              tsr_state_dict *model_out, tsr_state_dict *optimizer_out, tsr_error *err);
 tsr_status tsr_set_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
                               const tsr_value *model_state, const tsr_value *optimizer_state, tsr_comm *comm,
                               const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
