@@ -3,6 +3,7 @@
  *
  *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
 #include "statedict/optimizer_names.h"
+#include "statedict/optimizer_take.h"
 #include "statedict/path.h"
 
 typedef struct loading {
@@ -299,58 +300,32 @@ static tsr_status spread_units(loading *l, size_t o, tsr_error *err)
 
 /* ---- checking and writing ---- */
 
-/* Whether `given` fits where there is something; `full`: before it is spread. */
-static tsr_status check_value(loading *l, const tsr_value *given, const tsr_value *there, bool full, tsr_error *err)
+/* Whether `given` fits where there is something; `full`: before it is spread. Types may differ: see tsr_optimizer_take. */
+static tsr_status check_value(loading *l, const tsr_taking *taking, const tsr_value *given, const tsr_value *there,
+                              tsr_error *err)
 {
     const tsr_tensor *a = tsr_tensor_of(given), *b = there ? tsr_tensor_of(there) : NULL;
+    const bool full = l->options->full_state_dict;
     TSR_FAIL_IF(a && a->meta, err, TSR_E_USAGE, "the tensor in the state dict is meta: it has no memory");
-    if (a && b) return tsr_tensor_same_place(a, b, !full, "the state dict", "the optimizer", l->passing, err);
+    if (a) TSR_TRY(tsr_optimizer_check_cast(taking, a, err));
+    if (a && b) {
+        tsr_tensor like = *b;
+        like.entry.dtype = a->entry.dtype;
+        const tsr_status status = tsr_tensor_same_place(a, &like, !full, "the state dict", "the optimizer", l->passing, err);
+        if (status == TSR_OK) return status;
+        return tsr_tensor_same_place(a, b, !full, "the state dict", "the optimizer", l->passing, err);
+    }
     if (given->kind != TSR_VALUE_DICT || !there || there->kind != TSR_VALUE_DICT) return TSR_OK;
     for (size_t i = 0; i < given->count; i += 2) {
         const tsr_value *inside = tsr_dict_find(there, given->items[i], i / 2);
-        const tsr_status status = check_value(l, given->items[i + 1], inside, full, err);
+        const tsr_taking below = tsr_taking_below(taking, given->items[i]);
+        const tsr_status status = check_value(l, &below, given->items[i + 1], inside, err);
         if (status == TSR_OK) continue;
         const tsr_step step = {.key = given->items[i], .depth = 1};
         tsr_step_context(&step, l->passing, status, err);
         return status;
     }
     return TSR_OK;
-}
-
-static tsr_str copy_text(tsr_arena *arena, tsr_str text, tsr_error *err)
-{
-    return text.data ? tsr_arena_str(arena, text, err) : text;
-}
-
-/* `given` as the optimizer may keep it: in the tensors that are there, else in memory of its own. Bounded by the walks
- * before it. */
-static const tsr_value *take_value(loading *l, tsr_state_dict *memory, const tsr_value *given, const tsr_value *there,
-                                   tsr_error *err)
-{
-    const tsr_tensor *from = tsr_tensor_of(given), *to = there ? tsr_tensor_of(there) : NULL;
-    tsr_arena *arena = tsr_state_dict_arena(memory);
-    if (from) {
-        if (given == there) return there;
-        if (!to && tsr_state_dict_allocate(memory, from, &there, err) != TSR_OK) return NULL;
-        to = tsr_tensor_of(there);
-        if (tsr_tensor_copy(from, to, l->passing, err) != TSR_OK || tsr_device_wait(from->device, err) != TSR_OK ||
-            tsr_device_wait(to->device, err) != TSR_OK)
-            return NULL;
-        return there;
-    }
-    tsr_value *copy = tsr_value_new(arena, given->kind, err);
-    const tsr_value **items = tsr_arena_array(arena, given->count, sizeof *items, err);
-    if (!copy || !items) return NULL;
-    *copy = *given;
-    copy->items = items;
-    copy->text = copy_text(arena, given->text, err);
-    if (given->text.data && !copy->text.data) return NULL;
-    const bool dict = given->kind == TSR_VALUE_DICT, into = dict && there && there->kind == TSR_VALUE_DICT;
-    for (size_t i = 0; i < given->count; i++) {
-        const tsr_value *inside = into && i % 2 ? tsr_dict_find(there, given->items[i - 1], i / 2) : NULL;
-        if (!(items[i] = take_value(l, memory, given->items[i], inside, err))) return NULL;
-    }
-    return copy;
 }
 
 static const tsr_value *without_params(tsr_arena *arena, const tsr_value *group, tsr_error *err)
@@ -365,8 +340,19 @@ static const tsr_value *without_params(tsr_arena *arena, const tsr_value *group,
     return items ? tsr_value_items(arena, TSR_VALUE_DICT, items, count, err) : NULL;
 }
 
-typedef tsr_status param_function(loading *l, tsr_model_optimizer *optimizer, tsr_model_param *param, const tsr_value *state,
+typedef tsr_status param_function(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
                                   tsr_error *err);
+
+/* Options that say where "step" belongs are the loaded ones, as in PyTorch. */
+static bool step_moves(const tsr_value *group)
+{
+    static const char *const keys[] = {"fused", "capturable"};
+    for (size_t i = 0; i < 2; i++) {
+        const tsr_value *v = tsr_value_get(group, tsr_str_from(keys[i]));
+        if (v && v->kind != TSR_VALUE_NONE && (v->kind != TSR_VALUE_BOOL || v->as.boolean)) return true;
+    }
+    return false;
+}
 
 /* Each parameter of an optimizer with its state in what is loaded, or NULL. */
 static tsr_status each_param(loading *l, size_t o, param_function *function, tsr_error *err)
@@ -379,8 +365,9 @@ static tsr_status each_param(loading *l, size_t o, param_function *function, tsr
             tsr_model_param *param = &l->optimizers[o]->groups[g].params[p];
             uint32_t id;
             TSR_TRY(tsr_optimizer_param_id(&l->names, param, &id, err));
-            const tsr_status status =
-                function(l, l->optimizers[o], param, tsr_dict_find(state, params->items[p], hint), err);
+            const tsr_taking taking = {l->optimizers[o]->memory, l->passing, l->names.held[id], false,
+                                       step_moves(groups->items[g])};
+            const tsr_status status = function(l, &taking, param, tsr_dict_find(state, params->items[p], hint), err);
             if (status == TSR_OK) continue;
             tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(l->names.first[id]));
             return status;
@@ -389,18 +376,18 @@ static tsr_status each_param(loading *l, size_t o, param_function *function, tsr
     return TSR_OK;
 }
 
-static tsr_status check_param(loading *l, tsr_model_optimizer *optimizer, tsr_model_param *param, const tsr_value *state,
+static tsr_status check_param(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
                               tsr_error *err)
 {
-    (void)optimizer;
     TSR_FAIL_IF(state && state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "it is no dict");
-    return state ? check_value(l, state, param->state, l->options->full_state_dict, err) : TSR_OK;
+    return state ? check_value(l, taking, state, param->state, err) : TSR_OK;
 }
 
-static tsr_status write_param(loading *l, tsr_model_optimizer *optimizer, tsr_model_param *param, const tsr_value *state,
+static tsr_status write_param(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
                               tsr_error *err)
 {
-    const tsr_value *taken = state ? take_value(l, optimizer->memory, state, param->state, err) : NULL;
+    const tsr_value *taken = state ? tsr_optimizer_take(taking, state, param->state, err) : NULL;
+    (void)l;
     if (state && !taken) return err && err->status ? err->status : TSR_E_NOMEM;
     param->state = taken;
     return TSR_OK;
@@ -412,7 +399,8 @@ static tsr_status write_groups(loading *l, size_t o, tsr_error *err)
     for (size_t g = 0; g < groups->count; g++) {
         tsr_model_group *group = &l->optimizers[o]->groups[g];
         const tsr_value *options = without_params(l->passing, groups->items[g], err);
-        options = options ? take_value(l, l->optimizers[o]->memory, options, NULL, err) : NULL;
+        const tsr_taking taking = {l->optimizers[o]->memory, l->passing, NULL, false, false};
+        options = options ? tsr_optimizer_take(&taking, options, NULL, err) : NULL;
         if (!options) return err && err->status ? err->status : TSR_E_NOMEM;
         group->options = options;
     }

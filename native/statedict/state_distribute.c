@@ -15,11 +15,12 @@ tsr_status tsr_full_check(const tsr_value *full, const tsr_value *local, tsr_err
 tsr_status tsr_full_target(const tsr_tensor *full, const tsr_tensor *local, bool offload, tsr_state_dict *out,
                            const tsr_tensor **target, tsr_error *err)
 {
-    tsr_tensor *copy;
+    tsr_tensor *copy, like = *local;
     *target = local;
-    TSR_TRY(tsr_tensor_same_place(full, local, false, "the full state", "the local state", out->arena, err));
-    if (!local->meta) return TSR_OK;
-    TSR_TRY(tsr_state_dict_copy_tensor(out, local, &copy, err));
+    like.entry.dtype = full->entry.dtype; /* the part of a tensor of another type is new */
+    TSR_TRY(tsr_tensor_same_place(full, &like, false, "the full state", "the local state", out->arena, err));
+    if (!local->meta && local->entry.dtype == full->entry.dtype) return TSR_OK;
+    TSR_TRY(tsr_state_dict_copy_tensor(out, &like, &copy, err));
     if (offload) copy->device = NULL;
     *target = copy;
     return tsr_state_dict_give_memory(out, copy, NULL, err);

@@ -6,11 +6,13 @@ name and their states, what get_optimizer_state_dict makes of them under several
 set_optimizer_state_dict of a changed state dict, or the error. Values are written as in make_state_dict.py. `unlike`: the optimizers
 do not hold what the state dict has, or other than it: what they held before ("optimizers") and hold afterwards ("then").
 """
-from make_model_state import MODELS, encode, modules_document, tensors, write
+from make_model_state import MODELS, Net, WORLD, encode, modules_document, tensors, write
 
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict, StateDictOptions
 
 FULL = {"full_state_dict": True}
@@ -39,9 +41,17 @@ def tensor_lr(params):
     return [torch.optim.AdamW([{"params": a}, {"params": b, "lr": torch.tensor(0.25)}], lr=torch.tensor(0.5), foreach=False)]
 
 
+def half():
+    """FSDP2 of parameters of bfloat16."""
+    net = Net().bfloat16()
+    fully_shard(net, mesh=init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",)))
+    return net
+
+
+MODELS = {**MODELS, "half": half}
 CASES = {"ddp": ("ddp", adamw, 2), "compiled two": ("compiled", two, 2), "sharded": ("sharded", adamw, 2),
          "sharded two": ("sharded", two, 2), "fresh": ("sharded", two, 0),
-         "stateless": ("ddp", stateless, 2), "tensor lr": ("sharded", tensor_lr, 2)}
+         "stateless": ("ddp", stateless, 2), "tensor lr": ("sharded", tensor_lr, 2), "half": ("half", adamw, 2)}
 
 
 def train(model, make, steps):
@@ -154,6 +164,19 @@ def copies(state):
     return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.clone(), state)
 
 
+def of_type(dtype, fused=False):
+    """State of another type than the parameters', as a master copy has it; ints, too."""
+    def change(state):
+        for s in state["state"].values():
+            for name, v in s.items():
+                s[name] = v.double() if name == "step" else (v * 1.0078125).to(dtype)
+            s["count"] = torch.tensor([300, 5])
+        for g in state["param_groups"]:
+            g["fused"] = fused
+        return state
+    return change
+
+
 def keep(model, optimizers):
     pass
 
@@ -183,6 +206,7 @@ UNLIKE = {
     "sharded two": [("gradients", gradients, same), ("lacks", lacks("body.0.bias"), same), ("lacks", lacks("scale"), same)],
     "stateless": [("stateless", keep, same)],
     "tensor lr": [("apart", keep, copies)],
+    "half": [("float32", keep, of_type(torch.float32)), ("float64", keep, of_type(torch.float64)), ("float16", keep, of_type(torch.float16, True))],
 }
 UNLIKE_FLAT = {"ddp": [("no option", keep, lambda s: popped(s, "param_groups.scale.lr")), ("no betas", keep, lambda s: popped(s, "param_groups.scale.betas"))],
                "sharded two": [("no option", keep, lambda s: popped(s, "param_groups.body.0.weight.amsgrad"))],

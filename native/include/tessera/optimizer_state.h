@@ -58,7 +58,10 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
 
 /* set_optimizer_state_dict: each optimizer's part of `state`, which is nested or flat whatever the options say. Tensors are
  * copied into the state that is there, which must lie in the same way (TSR_E_USAGE with both sides; PyTorch takes any
- * shape). What the state dict does not have is gone afterwards, and what the optimizer does not hold is added.
+ * shape). As Optimizer.load_state_dict does, state of floating parameters is cast to their type and goes to their device;
+ * "step" stays as it is, unless the loaded group is capturable or fused: then it is float32 on the parameter's device
+ * (TSR_E_UNSUPPORTED for types without a cast). What the state dict does not have is gone afterwards, and what the optimizer
+ * does not hold is added.
  *
  * With full_state_dict tensors are whole, each rank keeps its part, and what the state dict does not have stays as it is.
  * With broadcast_from_rank0 only rank 0's `state` counts. What the optimizer does not hold is added as PyTorch does: on

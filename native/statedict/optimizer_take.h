@@ -1,0 +1,25 @@
+/* Loaded values as an optimizer keeps them: in its memory, of the type and on the device that Optimizer.load_state_dict
+ * gives them (`_process_value_according_to_param_policy` of PyTorch 2.13). */
+#ifndef TSR_STATEDICT_OPTIMIZER_TAKE_H
+#define TSR_STATEDICT_OPTIMIZER_TAKE_H
+
+#include "tessera/statedict.h"
+
+typedef struct tsr_taking {
+    tsr_state_dict *memory; /* of what is not there yet */
+    tsr_arena *passing;
+    const tsr_tensor *param; /* whose state it is; NULL: options, which stay as they are */
+    bool is_step;            /* the value under "step" */
+    bool step_moves;         /* capturable or fused: step is float32 on the parameter's device */
+} tsr_taking;
+
+/* The same for the value under a key. */
+tsr_taking tsr_taking_below(const tsr_taking *taking, const tsr_value *key);
+/* Floating parameters have state of their own type, "step" excepted. TSR_E_UNSUPPORTED where there is no cast to it. */
+tsr_status tsr_optimizer_check_cast(const tsr_taking *taking, const tsr_tensor *given, tsr_error *err);
+/* `given` in the tensors that are `there`, where they fit, otherwise in memory of its own; NULL on failure. Bounded by walks
+ * before it. */
+const tsr_value *tsr_optimizer_take(const tsr_taking *taking, const tsr_value *given, const tsr_value *there,
+                                    tsr_error *err);
+
+#endif
