@@ -44,7 +44,7 @@ static tsr_status get_one(live_units *u, const char *gets, const tsr_state_optio
 }
 
 /* PyTorch on the CPU returns views of one buffer, all equal to the last state that was gathered, with cpu_offload and
- * original parameters (core/optim/README.md): the values are those without cpu_offload, in the same places. */
+ * original parameters (native/statedict/DIFFERENCES.md): the values are those without cpu_offload, in the same places. */
 static int compared_with(const job *j, const live_units *u)
 {
     enum { SHARDED, FULL, FULL_OFFLOADED, SHARDED_OFFLOADED };
