@@ -133,7 +133,9 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
     if (status != TSR_OK) return status;
     output->published = true;
     status = tsr_sys_sync(output->sys, output->work, output->name, err);
-    return status == TSR_OK ? remove_obsolete(output, err) : status;
+    if (status == TSR_OK) status = remove_obsolete(output, err);
+    if (status != TSR_OK || output->options.obsolete_count == 0) return status;
+    return tsr_sys_sync(output->sys, output->work, output->name, err); /* before the record of what is to go is removed */
 }
 
 tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)

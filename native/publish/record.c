@@ -188,6 +188,7 @@ static tsr_status remove_files(const tsr_record *record, const tsr_journals *jou
         if (f->old != old || (old && is_new_name(record, f->name)) || !is_there(journals->sys, folder, f)) continue;
         status = tsr_remove_name(journals->sys, folder, name_of(f, name), false, err);
     }
+    if (status == TSR_OK) status = tsr_sys_sync(journals->sys, folder, journals->name, err); /* before the record goes */
     journals->sys->close(journals->sys, folder);
     return status;
 }

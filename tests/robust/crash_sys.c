@@ -74,7 +74,7 @@ static void unstash(int number, int folder, const char *name)
 {
     char stashed[32];
     snprintf(stashed, sizeof stashed, "%d", number);
-    assert(linkat(state.stash, stashed, folder, name, 0) == 0);
+    assert(renameat(state.stash, stashed, folder, name) == 0); /* it has one name again */
 }
 
 /* What was done in it is undone in the one that stands for it now. */

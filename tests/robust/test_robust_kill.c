@@ -74,15 +74,17 @@ static void expect_only(const char *want, const char *when)
     if (strcmp(names, want) != 0) fail_msg("%s: left are '%s', not '%s'", when, names, want);
 }
 
-/* A safetensors file of float32 tensors that differ in size, filled by `seed`. */
-static void write_source(const char *name, unsigned seed)
+/* A safetensors file of float32 tensors that differ in size, filled by `seed`. Every second one has a name with `prefix`, so
+ * that neither of two sources has all names of the other. */
+static void write_source(const char *name, unsigned seed, const char *prefix)
 {
     static const unsigned rows[] = {40, 3, 1, 0, 25, 7};
     char header[2048] = "{";
     unsigned byte_at = 0;
     for (int i = 0; i < 6; i++) {
         snprintf(header + strlen(header), sizeof header - strlen(header),
-                 "%s\"t%d\":{\"dtype\":\"F32\",\"shape\":[%u,33],\"data_offsets\":[%u,%u]}", i ? "," : "", i, rows[i],
+                 "%s\"%s%d\":{\"dtype\":\"F32\",\"shape\":[%u,33],\"data_offsets\":[%u,%u]}", i ? "," : "",
+                 i % 2 ? prefix : "t", i, rows[i],
                  byte_at, byte_at + rows[i] * 132);
         byte_at += rows[i] * 132;
     }
@@ -155,48 +157,49 @@ typedef struct job {
     command before;  /* NULL words: nothing is there before; else makes the old dest/NAME */
     bool goes_on;    /* exec: goes on without --resume */
     bool one_rename; /* the destination is switched at once: old or new, byte for byte */
+    bool notes;      /* the old checkpoint's directory holds a file of somebody else */
 } job;
 
 static const job jobs[] = {
-    {"m.safetensors", {{"convert", "@source", "@dest/m.safetensors", "-q", "--threads", "1"}}, {{NULL}}, false, true},
-    {"m.pt", {{"convert", "@source", "@dest/m.pt", "-q", "--threads", "1"}}, {{NULL}}, false, true},
-    {"d", {{"convert", "@source", "@dest/d", "--to", "dcp", "-q", "--threads", "1"}}, {{NULL}}, false, true},
+    {"m.safetensors", {{"convert", "@source", "@dest/m.safetensors", "-q", "--threads", "1"}}, {{NULL}}, false, true, false},
+    {"m.pt", {{"convert", "@source", "@dest/m.pt", "-q", "--threads", "1"}}, {{NULL}}, false, true, false},
+    {"d", {{"convert", "@source", "@dest/d", "--to", "dcp", "-q", "--threads", "1"}}, {{NULL}}, false, true, false},
     {"r",
      {{"reshard", "@source", "@dest/r", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "torch", "-q", "--threads",
        "1"}},
      {{NULL}},
      false,
-     true},
+     true, false},
     {"s",
      {{"convert", "@source", "@dest/s", "--to", "safetensors", "--max-shard-size", "6KB", "-q", "--threads", "1"}},
      {{NULL}},
      false,
-     true},
-    {"e", {{"exec", "@plan.json", "@dest/e", "-q", "--threads", "1"}}, {{NULL}}, true, true},
+     true, false},
+    {"e", {{"exec", "@plan.json", "@dest/e", "-q", "--threads", "1"}}, {{NULL}}, true, true, false},
     /* overwriting */
     {"m.safetensors",
      {{"convert", "@source", "@dest/m.safetensors", "-q", "--overwrite", "--threads", "1"}},
      {{"convert", "@old", "@dest/m.safetensors", "-q"}},
      false,
-     true},
+     true, false},
     {"d",
      {{"reshard", "@source", "@dest/d", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "-q", "--overwrite",
        "--threads", "1"}},
      {{"convert", "@old", "@dest/d", "--to", "dcp", "-q"}},
      false,
-     false},
+     false, false},
     {"s",
      {{"convert", "@source", "@dest/s", "--to", "safetensors", "--max-shard-size", "6KB", "-q", "--overwrite", "--threads",
        "1"}},
      {{"convert", "@old", "@dest/s", "--to", "safetensors", "--max-shard-size", "9KB", "-q"}},
      false,
-     false},
+     false, false},
     {"r",
      {{"reshard", "@source", "@dest/r", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "torch", "-q", "--overwrite",
        "--threads", "1"}},
      {{"reshard", "@old", "@dest/r", "--mesh", "dp=4", "--placements", "shard(0)", "--to", "torch", "-q"}},
      false,
-     true},
+     true, false},
 };
 #define JOBS (sizeof jobs / sizeof *jobs)
 
@@ -206,8 +209,8 @@ static int setup(void **state)
     const char *parent = getenv("TMPDIR");
     snprintf(scratch, sizeof scratch, "%s/tessera-kill-XXXXXX", parent && *parent ? parent : "/tmp");
     assert_non_null(mkdtemp(scratch));
-    write_source("source", 1);
-    write_source("old", 2);
+    write_source("source", 1, "renamed");
+    write_source("old", 2, "t");
     shell("cp -p '%s' '%s'", at("source"), at("source-kept"));
     shell("mkdir '%s' '%s'", at("dest"), at("stash"));
     const command plan = {{"plan", "@source", "--mesh", "dp=4", "--placements", "shard(0)", "--to", "dcp", "--json"}};
@@ -272,6 +275,14 @@ static void expect_source(const char *when)
         fail_msg("%s: the source was touched", when);
 }
 
+/* A file that is not the checkpoint's is there at any time. */
+static void expect_notes(const job *j, const char *when)
+{
+    char path[64];
+    snprintf(path, sizeof path, "dest/%s/notes.txt", j->name);
+    if (j->notes && !exists(path)) fail_msg("%s: a file of somebody else is gone", when);
+}
+
 /* Nothing left but what a run that nobody disturbed leaves. Overwriting anew after the switch gives a later generation. */
 static void expect_end(const job *j, char before, const char *when)
 {
@@ -291,6 +302,29 @@ static void resume(const job *j, char before, const char *when)
     expect_end(j, before, when);
 }
 
+static int count_files(const char *folder)
+{
+    struct dirent **items;
+    const int count = scandir(at(folder), &items, NULL, NULL);
+    assert_true(count >= 0);
+    for (int i = 0; i < count; i++) free(items[i]);
+    free(items);
+    return count;
+}
+
+/* Without --resume: what the killed run left is removed, in the destination and beside it. */
+static void run_again(const job *j, const char *when)
+{
+    char path[64], new[64];
+    snprintf(path, sizeof path, "dest/%s", j->name);
+    snprintf(new, sizeof new, "dest-new/%s", j->name);
+    run_well(&j->work, NULL, when);
+    expect_only(j->name, when);
+    expect_source(when);
+    if (verdict(j, when) != 'n') fail_msg("%s: not the new checkpoint", when);
+    if (count_files(path) != count_files(new)) fail_msg("%s: files of a killed run are left", when);
+}
+
 /* Ends the job at a point, then looks, and resumes; or begins afresh, which must do as well. */
 static void crash_at(const job *j, crash_kind kind, unsigned long point, bool after)
 {
@@ -302,21 +336,27 @@ static void crash_at(const job *j, crash_kind kind, unsigned long point, bool af
     if (status != -SIGKILL) fail_msg("%s: ended with %d", when, status);
     const char found = verdict(j, when);
     expect_source(when);
-    resume(j, found, when);
+    expect_notes(j, when);
+    if (j->notes && point % 2) run_again(j, when);
+    else resume(j, found, when);
+    expect_notes(j, when);
 }
 
-static void crash_everywhere(const job *j, crash_kind kind)
+enum { LAST = 28, LAST_EVERY = 3 };
+
+static void crash_everywhere(const job *j, crash_kind kind, unsigned long most)
 {
     unsigned long calls;
     empty("dest");
     empty("dest-old");
     empty("dest-new");
     if (j->before.words[0]) run_well(&j->before, NULL, "old");
+    if (j->notes) shell("echo mine > '%s/%s/notes.txt'", at("dest"), j->name);
     shell("cp -rp '%s' '%s/'", at("dest/."), at("dest-old"));
     assert_int_equal(run(&j->work, NULL, CRASH_NEVER, 0, false, &calls), 0);
     shell("cp -rp '%s' '%s/'", at("dest/."), at("dest-new"));
     assert_true(calls > 8);
-    const unsigned long every = full_counts() ? 1 : calls / 6 + 1;
+    const unsigned long every = full_counts() ? 1 : calls / most + 1;
     unsigned points = 0;
     const char *only = getenv("TSR_TEST_KILL"); /* a job's name, for who looks into one */
     if (only && *only && strcmp(only, j->name) != 0) return;
@@ -325,25 +365,67 @@ static void crash_everywhere(const job *j, crash_kind kind)
         crash_at(j, kind, point, true);
         points += 2;
     }
+    /* The last calls are the publication and what follows it. */
+    const unsigned long from = calls > LAST ? calls - LAST + calls % LAST_EVERY : 1;
+    for (unsigned long point = from; j->notes && every > 1 && point <= calls; point += LAST_EVERY, points++)
+        crash_at(j, kind, point, point % 2);
     print_message("%s %s%s: %u points\n", j->work.words[0], j->name, j->before.words[0] ? " over an old one" : "", points);
 }
 
 static void test_robust_kill__killed_anywhere_old_or_new_and_resumable(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_KILL);
+    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_KILL, 6);
 }
 
 static void test_robust_kill__nothing_unsynced_survives_a_power_loss_and_none_is_missed(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_POWER_ALL);
+    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_POWER_ALL, 6);
 }
 
 static void test_robust_kill__any_of_the_unsynced_may_be_lost(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_POWER_SOME);
+    for (size_t i = 0; i < JOBS; i++) crash_everywhere(&jobs[i], CRASH_POWER_SOME, 6);
+}
+
+/* ---- every form over every form ---- */
+
+#define WORDS(...) {__VA_ARGS__, "-q", "--overwrite", "--threads", "1"}
+
+static const command forms[] = {
+    {WORDS("convert", "@source", "@dest/p", "--to", "dcp")},
+    {WORDS("convert", "@source", "@dest/p", "--to", "safetensors", "--max-shard-size", "6KB")},
+    {WORDS("reshard", "@source", "@dest/p", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp")},
+    {WORDS("reshard", "@source", "@dest/p", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "torch")},
+    {WORDS("reshard", "@source", "@dest/p", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "safetensors")},
+    {WORDS("exec", "@plan.json", "@dest/p")},
+};
+enum { FORMS = sizeof forms / sizeof *forms, OLD_FORMS = FORMS - 1 /* a plan names its own source */ };
+
+static void replace_every_form(crash_kind kind)
+{
+    for (size_t old = 0; old < OLD_FORMS; old++) {
+        for (size_t new = 0; new < FORMS; new++) {
+            job j = {.name = "p", .work = forms[new], .before = forms[old], .goes_on = new == FORMS - 1, .notes = true};
+            j.before.words[1] = "@old";
+            print_message("%zu over %zu: ", new, old);
+            crash_everywhere(&j, kind, 5);
+        }
+    }
+}
+
+static void test_robust_kill__every_form_over_every_form_is_old_or_new_when_killed(void **state)
+{
+    (void)state;
+    replace_every_form(CRASH_KILL);
+}
+
+static void test_robust_kill__every_form_over_every_form_is_old_or_new_after_a_power_loss(void **state)
+{
+    (void)state;
+    replace_every_form(CRASH_POWER_SOME);
 }
 
 int main(void)
@@ -352,6 +434,8 @@ int main(void)
         cmocka_unit_test(test_robust_kill__killed_anywhere_old_or_new_and_resumable),
         cmocka_unit_test(test_robust_kill__nothing_unsynced_survives_a_power_loss_and_none_is_missed),
         cmocka_unit_test(test_robust_kill__any_of_the_unsynced_may_be_lost),
+        cmocka_unit_test(test_robust_kill__every_form_over_every_form_is_old_or_new_when_killed),
+        cmocka_unit_test(test_robust_kill__every_form_over_every_form_is_old_or_new_after_a_power_loss),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
