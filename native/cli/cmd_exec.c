@@ -157,6 +157,8 @@ static const cli_option options[] = {
      offsetof(exec_arguments, writing.overwrite)},
     {"resume", 0, CLI_FLAG, NULL, "go on where a killed run stopped (exec always does)",
      offsetof(exec_arguments, writing.resume)},
+    {"no-verify", 0, CLI_FLAG, NULL, "do not read what parts and earlier runs wrote again to see whether it was changed since",
+     offsetof(exec_arguments, writing.no_verify)},
     {"dry-run", 0, CLI_FLAG, NULL, "check the plan against its source and decide everything, write nothing",
      offsetof(exec_arguments, writing.dry_run)},
     {"json", 0, CLI_FLAG, NULL, "the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},

@@ -15,7 +15,7 @@ typedef struct cli_writing_options {
     cli_selection selection;
     const char *dtype;
     uint64_t max_memory;
-    bool raw_cast, ignore_crc, overwrite, resume, dry_run, json, allow_expansion;
+    bool raw_cast, ignore_crc, overwrite, resume, no_verify, dry_run, json, allow_expansion;
 } cli_writing_options;
 
 #define CLI_RAW_CAST_HELP "let --dtype cast quantized numbers and their scales as they are stored, without multiplying"
@@ -55,6 +55,12 @@ typedef struct cli_writing_options {
          NULL, \
          "go on where a killed run of the same job stopped; keep what is done when this one fails", \
          offsetof(type, field.resume)}, \
+        {"no-verify", \
+         0, \
+         CLI_FLAG, \
+         NULL, \
+         "--resume: do not read what an interrupted run wrote again to see whether it was changed since", \
+         offsetof(type, field.no_verify)}, \
         {"dry-run", 0, CLI_FLAG, NULL, "decide everything, write nothing", offsetof(type, field.dry_run)}, \
         CLI_EXPANSION_OPTION(type, field.allow_expansion), \
     { \

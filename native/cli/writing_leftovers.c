@@ -99,6 +99,7 @@ static tsr_status note_own(const cli_writing *w, cli_beginning *b, tsr_error *er
         if (l->publishing) status = note_record(w, b, l->text, err);
         else if (l->part) b->resumed |= tsr_journal_is_of(l->text, b->text, &b->generation);
         else b->has_output = true;
+        b->has_records |= l->part && l->records.size;
     }
     return status;
 }

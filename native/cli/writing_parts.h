@@ -13,6 +13,7 @@ typedef struct cli_beginning {
     size_t count;
     uint32_t generation;    /* of the files begun before */
     bool resumed;           /* there are journals of this job */
+    bool has_records;       /* and they say that something is done */
     bool publishing;        /* its renaming had begun */
     bool note_lost;         /* the record of that, by a power loss */
     bool has_output;        /* beside the destination */
@@ -28,6 +29,13 @@ tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err
 tsr_status cli_look_around(cli_writing *writing, cli_beginning *beginning, tsr_error *err);
 /* Whether journals of this job are there, of other parts than this process's own. */
 tsr_status cli_finds_others(cli_writing *writing, const cli_beginning *beginning, bool *found, tsr_error *err);
+/* writing_steps.c: keeps in the journal what is done, with the sums of what was written. */
+tsr_status cli_append_step(cli_writing *writing, tsr_str records, tsr_error *err);
+/* Marks what this process's journal, and with `others` those of all parts and ranks, say is done. */
+tsr_status cli_take_steps(cli_writing *writing, bool others, tsr_error *err);
+/* When all is written: compares the files with all that journals, and this process, say was written to them. */
+tsr_status cli_verify_written(cli_writing *writing, tsr_error *err);
+
 /* Whether a journal or record that was found is of this run's tag. */
 bool cli_is_own(const cli_writing *writing, const tsr_leftover *leftover);
 

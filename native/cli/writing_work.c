@@ -20,6 +20,8 @@ static tsr_status open_output(cli_writing *w, const cli_beginning *b, bool join,
         .overwrite = w->options->overwrite,
         .tag = w->tag,
         .join = join,
+        .whole = join && w->is_exec && b->has_records && !b->publishing,
+        .sums = true,
         .keep = true,
         .publishing = b->publishing,
         .chosen = true,
@@ -72,24 +74,11 @@ static tsr_status begin_journal(cli_writing *w, const cli_beginning *b, tsr_erro
     return tsr_journal_begin(&w->journals, w->tag, own.part, own.parts, w->program->ranks != NULL, text, &w->journal, err);
 }
 
-static tsr_status take_others(const cli_writing *w, tsr_error *err)
-{
-    tsr_leftover *found;
-    size_t count;
-    tsr_status status = tsr_journals_list(&w->journals, w->arena, &found, &count, err);
-    for (size_t i = 0; i < count && status == TSR_OK; i++) {
-        if (cli_is_own(w, &found[i])) status = tsr_work_take(w->work, found[i].records, NULL, err);
-    }
-    return status;
-}
-
-/* Marks what is done already. */
+/* Marks what is done already: by this part, and by others. */
 static tsr_status take_records(cli_writing *w, tsr_error *err)
 {
-    size_t taken = 0;
-    tsr_status status = tsr_work_take(w->work, tsr_journal_records(w->journal), &taken, err);
-    if (status == TSR_OK) status = tsr_journal_cut(w->journal, taken, err);
-    if (status == TSR_OK && !w->part) status = take_others(w, err);
+    tsr_status status = cli_take_steps(w, false, err);
+    if (status == TSR_OK) status = cli_take_steps(w, true, err);
     w->units_found = tsr_work_units(w->work) - tsr_work_left(w->work, 0, 1);
     return status;
 }
@@ -106,7 +95,9 @@ static tsr_status open_files(cli_writing *w, const cli_beginning *b, bool join, 
 {
     w->joins = join;
     tsr_status status = open_output(w, b, join, err);
-    return status == TSR_OK ? tsr_work_open(w->work, w->output, err) : status;
+    if (status == TSR_OK) status = tsr_work_open(w->work, w->output, err);
+    if (status == TSR_OK) tsr_folder_output_has_all(w->output);
+    return status;
 }
 
 /* The files of a run that nobody else shares are new. Parts of a plan may begin at the same time: then what is there already
@@ -141,7 +132,7 @@ static tsr_status open_all(cli_writing *w, cli_beginning *b, const tsr_convert_o
     if (status == TSR_OK) status = begin_journal(w, b, err);
     if (status == TSR_OK) status = open_files_safely(w, b, err);
     /* Records seen before the files were opened are about files that were whole then: if they are not, nothing is known. */
-    if (status == TSR_OK && b->resumed && !tsr_folder_output_continues(w->output)) {
+    if (status == TSR_OK && b->has_records && !tsr_folder_output_continues(w->output)) {
         status = tsr_journals_remove(&w->journals, w->tag, tsr_journal_name(w->journal), err);
         if (status == TSR_OK) status = tsr_journal_cut(w->journal, 0, err);
     }
@@ -205,7 +196,7 @@ static tsr_status exchange_records(const cli_writing *w, tsr_error *err)
 
 static tsr_status append(void *ctx, tsr_str records, tsr_error *err)
 {
-    return tsr_journal_append(ctx, records, err);
+    return cli_append_step(ctx, records, err);
 }
 
 /* The parts of the largest division that was begun and is not complete, by name. */
@@ -275,6 +266,8 @@ static tsr_status finish(cli_writing *w, const cli_beginning *b, tsr_error *err)
     if (tsr_work_left(w->work, 0, 1)) return refuse_missing(w, err);
     tsr_status status = tsr_work_finish(w->work, err);
     w->conversion = *tsr_work_conversion(w->work);
+    const bool believes = w->units_found || w->part || w->finish; /* what other processes have written */
+    if (status == TSR_OK && believes && !w->options->no_verify) status = cli_verify_written(w, err);
     return status == TSR_OK ? cli_write_sidecar(w, b->publishing, err) : status;
 }
 
@@ -282,13 +275,13 @@ static tsr_status do_units(cli_writing *w, const cli_beginning *b, tsr_error *er
 {
     const share own = own_share(w);
     const bool first = cli_speaks(w->program);
-    const tsr_work_journal journal = {append, w->journal, first && !w->part};
+    const tsr_work_journal journal = {append, w, first && !w->part};
     const bool runs = !w->finish || w->part;
     tsr_status status = TSR_OK;
     if (runs) status = tsr_work_run(w->work, own.part - 1, own.parts, &journal, err);
     status = cli_agree(w->program, status, err);
     if (status != TSR_OK || (w->part && !w->finish)) return status;
-    status = w->part ? take_others(w, err) : exchange_records(w, err);
+    status = w->part ? cli_take_steps(w, true, err) : exchange_records(w, err);
     if (status == TSR_OK && first) status = finish(w, b, err);
     if (status == TSR_OK) status = cli_unchanged(&w->source, err);
     status = cli_agree(w->program, status, err);

@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,7 +135,7 @@ static int open_shared(folder_output *output, output_file *file)
         file->is_final = fd >= 0;
         if (file->is_final) file->temporary = file->name;
     }
-    if (fd < 0 && errno == ENOENT) fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
+    if (fd < 0 && errno == ENOENT && !output->options.whole) fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
     return fd < 0 && errno == EEXIST ? open_file(output, file->temporary, 0) : fd; /* created in this moment */
 }
 
@@ -142,6 +143,14 @@ static tsr_status refuse_foreign(const folder_output *output, const char *name, 
 {
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' is in the way of writing '%s': no run of this job has made it; move it away", name, output->name);
+}
+
+static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t found, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "'%s' was changed after parts of it were written: it has %" PRIu64 " bytes, not %" PRIu64
+                     "; remove the unpublished output and its journals, and write all parts again",
+                     file->name, found, size);
 }
 
 /* A file of a job that several processes, or an earlier one, write too. It begins what the job holds when it was not there,
@@ -157,6 +166,7 @@ static tsr_status join_temporary(folder_output *output, output_file *file, uint6
     if (!tsr_is_own_file(output->sys, file->fd)) return refuse_foreign(output, file->temporary, err);
     if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(err, "look at", file->name);
     if ((uint64_t)info.st_size == size) return TSR_OK;
+    if (output->options.whole) return refuse_size(file, size, (uint64_t)info.st_size, err);
     output->begins = true;
     if ((uint64_t)info.st_size > size && output->sys->truncate(output->sys, file->fd, size) != 0)
         return tsr_sys_raise(err, "size", file->name);
@@ -247,6 +257,35 @@ static tsr_status write_around_holes(const folder_output *output, int fd, const 
     return size > from ? tsr_sys_write(output->sys, fd, name, offset + from, data + from, size - from, err) : TSR_OK;
 }
 
+static void add_sum(folder_output *output, uint32_t file, uint64_t sum)
+{
+    pthread_mutex_lock(&output->lock);
+    output_file *f = file_at(output, file);
+    f->sum = tsr_sum_add(f->sum, sum);
+    pthread_mutex_unlock(&output->lock);
+}
+
+uint64_t tsr_folder_output_take_sum(tsr_output *base, uint32_t file)
+{
+    folder_output *output = (folder_output *)base;
+    pthread_mutex_lock(&output->lock);
+    output_file *f = file_at(output, file);
+    const uint64_t sum = f->sum;
+    f->sum = 0;
+    pthread_mutex_unlock(&output->lock);
+    return sum;
+}
+
+void tsr_folder_output_has_all(tsr_output *output)
+{
+    ((folder_output *)output)->options.whole = false;
+}
+
+uint32_t tsr_folder_output_count(const tsr_output *output)
+{
+    return (uint32_t)((const folder_output *)output)->files.count;
+}
+
 static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size,
                                   tsr_error *err)
 {
@@ -262,6 +301,7 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     }
     if (size >= LARGE_WRITE && !output->options.holes) output->sys->begin_sync(output->sys, fd, offset, size);
     tsr_output_give(output, file);
+    if (status == TSR_OK && output->sums) add_sum(output, file, tsr_sum_bytes(output->sums, offset, data, size));
     return status;
 }
 
@@ -461,6 +501,16 @@ static tsr_status make_work(folder_output *output, const char *path, tsr_error *
     return TSR_OK;
 }
 
+static tsr_status make_key(folder_output *output, tsr_error *err)
+{
+    tsr_sum_key *key = tsr_arena_array(output->arena, 1, sizeof *key, err);
+    if (!key) return TSR_E_NOMEM;
+    *key = tsr_sum_key_of(output->options.tag);
+    output->sums = key;
+    output->cannot_copy = true;
+    return TSR_OK;
+}
+
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err)
 {
@@ -481,6 +531,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     tsr_status status = output->arena ? tsr_place_of(path, &place, err) : TSR_E_NOMEM;
     if (status == TSR_OK) output->name = tsr_arena_str(output->arena, tsr_str_from(place.name), err).data;
     if (status == TSR_OK && !output->name) status = TSR_E_NOMEM;
+    if (status == TSR_OK && options->sums) status = make_key(output, err);
     if (status == TSR_OK) status = choose_mode(output, path, place.parent, err);
     if (status == TSR_OK) status = make_work(output, path, err);
     if (status != TSR_OK) {

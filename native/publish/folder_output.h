@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "io/sys.h"
+#include "publish/sums.h"
 #include "tessera/folder.h"
 
 /* Two folders that are exchanged for a trial. */
@@ -19,6 +20,7 @@ typedef struct output_file {
     uint32_t users;
     uint64_t size; /* final; 0: not known */
     bool is_final; /* under its final name */
+    uint64_t sum;  /* of what was written since it was last taken */
 } output_file;
 
 /* In the order of tsr_switch (record.h). */
@@ -42,7 +44,8 @@ typedef struct folder_output {
     uint32_t open_files;
     bool published;
     bool begins; /* with a tag: a file was not there, or not whole */
-    bool cannot_copy; /* copy_range failed once for good */
+    bool cannot_copy; /* copy_range failed once for good, or its bytes could not be summed up */
+    const tsr_sum_key *sums; /* or NULL: nothing is summed up */
 } folder_output;
 
 /* The descriptor and final name of a file, opened again if need be; `give` lets it be closed. */

@@ -15,6 +15,7 @@ import schema
 from harness import SAMPLES, SCHEMAS, TESTS, Bad, Tessera, need, sample, st_write, test
 
 import test_addresses  # noqa: F401
+import test_altered  # noqa: F401
 import test_contracts  # noqa: F401
 import test_enums  # noqa: F401
 import test_forms  # noqa: F401

@@ -53,6 +53,8 @@ typedef struct tsr_folder_output_options {
     /* With a tag: what has its names already was made by another process of the same job, or by an earlier run of it, and is
      * opened. Otherwise it is in the way. */
     bool join;
+    bool whole; /* with `join`: files that are not there in their full size are refused, since records speak of them */
+    bool sums;  /* with a tag: what is written is summed up (native/publish/sums.h), for tsr_folder_output_verify */
     bool publishing;     /* with a tag: a run before was renaming when it ended, so files may have their final names already */
     bool keep;           /* close leaves what is not published where it is, for others with the same tag */
     bool chosen; /* `generation` is given; else the next one is taken (tsr_folder_next_generation) */
@@ -97,6 +99,15 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
 /* With a tag: whether all files created so far were there before, in their full size. Then, and only then, may records of
  * what they hold be believed. */
 bool tsr_folder_output_continues(const tsr_output *output);
+/* With `whole`: all files that records speak of were opened; those created from now on are new. */
+void tsr_folder_output_has_all(tsr_output *output);
+/* Files created so far. */
+uint32_t tsr_folder_output_count(const tsr_output *output);
+/* The sum of what was written to a file since this was last asked for. Not while it is written. */
+uint64_t tsr_folder_output_take_sum(tsr_output *output, uint32_t file);
+/* Reads the first `count` files again and compares them with the sums of all that was ever written to them. TSR_E_CHANGED names
+ * one that differs. */
+tsr_status tsr_folder_output_verify(tsr_output *output, const uint64_t *sums, uint32_t count, tsr_error *err);
 /* What publishing will do, as text (native/publish/record.h), for who must know after a kill how far it came. */
 tsr_status tsr_folder_output_record(tsr_output *output, uint32_t marker, tsr_vec *text, tsr_error *err);
 /* Whether files go into a folder that exists: publishing takes several renames then. */

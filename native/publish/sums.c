@@ -1,0 +1,155 @@
+/* See sums.h. A step:
+ *
+ *   records' size u64 | sums n u32 | records | n × (file u32, sum u64) | CRC-32 of all this u32 */
+#include "publish/sums.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "publish/text.h"
+#include "publish/try.h"
+#include "tessera/host.h"
+
+#define PRIME (((uint64_t)1 << 61) - 1)
+#define SUM_BYTES 12u
+#define HEAD      12u
+
+__extension__ typedef unsigned __int128 wide;
+
+/* ---- sums ---- */
+
+static uint64_t reduce(wide x)
+{
+    const uint64_t once = (uint64_t)(x & PRIME) + (uint64_t)((x >> 61) & PRIME) + (uint64_t)(x >> 122);
+    const uint64_t twice = (once & PRIME) + (once >> 61);
+    return twice >= PRIME ? twice - PRIME : twice;
+}
+
+static uint64_t multiply(uint64_t a, uint64_t b)
+{
+    return reduce((wide)a * b);
+}
+
+uint64_t tsr_sum_add(uint64_t a, uint64_t b)
+{
+    return reduce((wide)a + b);
+}
+
+static uint64_t mix(uint64_t x) /* splitmix64 */
+{
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+tsr_sum_key tsr_sum_key_of(const char *tag)
+{
+    tsr_sum_key key;
+    const uint64_t r = mix(strtoull(tag + 1, NULL, 16)) % (PRIME - 2) + 2;
+    key.powers[0] = 1;
+    for (unsigned i = 1; i < TSR_SUM_WORDS; i++) key.powers[i] = multiply(key.powers[i - 1], r);
+    key.next = multiply(key.powers[TSR_SUM_WORDS - 1], r);
+    return key;
+}
+
+static uint64_t power(const tsr_sum_key *key, uint64_t exponent)
+{
+    uint64_t result = key->powers[exponent % TSR_SUM_WORDS], square = key->next;
+    for (exponent /= TSR_SUM_WORDS; exponent; exponent >>= 1, square = multiply(square, square))
+        if (exponent & 1) result = multiply(result, square);
+    return result;
+}
+
+/* At most TSR_SUM_WORDS whole words. Products have 93 bits, so that 1024 of them fit. */
+static uint64_t sum_words(const tsr_sum_key *key, const uint8_t *bytes, size_t words)
+{
+    wide sum = 0;
+    for (size_t i = 0; i < words; i++) {
+        const uint8_t *b = bytes + 4 * i;
+        const uint32_t word = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+        sum += (wide)word * key->powers[i];
+    }
+    return reduce(sum);
+}
+
+/* Bytes within one word. */
+static uint64_t sum_part(const tsr_sum_key *key, uint64_t offset, const uint8_t *bytes, size_t size)
+{
+    uint32_t word = 0;
+    for (size_t i = 0; i < size; i++) word |= (uint32_t)bytes[i] << 8 * ((offset + i) % 4);
+    return multiply(word, power(key, offset / 4));
+}
+
+uint64_t tsr_sum_bytes(const tsr_sum_key *key, uint64_t offset, const void *data, size_t size)
+{
+    const uint8_t *bytes = data;
+    size_t head = (size_t)((4 - offset % 4) % 4);
+    if (head > size) head = size;
+    uint64_t sum = head ? sum_part(key, offset, bytes, head) : 0;
+    const size_t words = (size - head) / 4, tail = size - head - 4 * words;
+    uint64_t at = words ? power(key, (offset + head) / 4) : 0;
+    for (size_t i = 0; i < words; i += TSR_SUM_WORDS, at = multiply(at, key->next)) {
+        const size_t some = words - i < TSR_SUM_WORDS ? words - i : TSR_SUM_WORDS;
+        sum = tsr_sum_add(sum, multiply(at, sum_words(key, bytes + head + 4 * i, some)));
+    }
+    if (tail) sum = tsr_sum_add(sum, sum_part(key, offset + size - tail, bytes + size - tail, tail));
+    return sum;
+}
+
+/* ---- steps ---- */
+
+static void store(uint8_t *bytes, uint64_t number, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) bytes[i] = (uint8_t)(number >> (8 * i));
+}
+
+static uint64_t load(const uint8_t *bytes, unsigned count)
+{
+    uint64_t number = 0;
+    for (unsigned i = count; i-- > 0;) number = number << 8 | bytes[i];
+    return number;
+}
+
+tsr_status tsr_step_put(tsr_str records, const uint64_t *sums, uint32_t count, tsr_vec *text, tsr_error *err)
+{
+    const size_t start = text->count;
+    uint8_t head[HEAD], crc[4];
+    uint32_t used = 0;
+    for (uint32_t f = 0; f < count; f++) used += sums[f] != 0;
+    store(head, records.size, 8);
+    store(head + 8, used, 4);
+    TSR_TRY(tsr_text_add(text, (tsr_str){(const char *)head, HEAD}, err));
+    TSR_TRY(tsr_text_add(text, records, err));
+    for (uint32_t f = 0; f < count; f++) {
+        uint8_t sum[SUM_BYTES];
+        if (!sums[f]) continue;
+        store(sum, f, 4);
+        store(sum + 4, sums[f], 8);
+        TSR_TRY(tsr_text_add(text, (tsr_str){(const char *)sum, SUM_BYTES}, err));
+    }
+    store(crc, tsr_crc32(NULL, 0, (const char *)text->items + start, text->count - start), 4);
+    return tsr_text_add(text, (tsr_str){(const char *)crc, 4}, err);
+}
+
+bool tsr_step_next(tsr_str *rest, tsr_step *out)
+{
+    const uint8_t *bytes = (const uint8_t *)rest->data;
+    if (rest->size < HEAD + 4) return false;
+    const uint64_t records = load(bytes, 8), sums = load(bytes + 8, 4) * SUM_BYTES;
+    const size_t room = rest->size - HEAD - 4;
+    if (records > room || sums > room - records) return false;
+    const size_t size = HEAD + (size_t)records + (size_t)sums;
+    if (tsr_crc32(NULL, 0, bytes, size) != load(bytes + size, 4)) return false;
+    *out = (tsr_step){{rest->data + HEAD, (size_t)records}, bytes + HEAD + records, (uint32_t)(sums / SUM_BYTES)};
+    *rest = (tsr_str){rest->data + size + 4, rest->size - size - 4};
+    return true;
+}
+
+void tsr_step_sum(const tsr_step *step, uint64_t *sums, uint32_t count)
+{
+    for (uint32_t i = 0; i < step->count; i++) {
+        const uint64_t file = load(step->sums + SUM_BYTES * i, 4);
+        if (file < count) sums[file] = tsr_sum_add(sums[file], load(step->sums + SUM_BYTES * i + 4, 8));
+    }
+}
