@@ -6,7 +6,7 @@
 #include <pthread.h>
 
 #include "io/sys.h"
-#include "publish/sums.h"
+#include "publish/file_sums.h"
 #include "tessera/folder.h"
 
 /* Two folders that are exchanged for a trial. */

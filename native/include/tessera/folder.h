@@ -54,7 +54,7 @@ typedef struct tsr_folder_output_options {
      * opened. Otherwise it is in the way. */
     bool join;
     bool whole; /* with `join`: files that are not there in their full size are refused, since records speak of them */
-    bool sums;  /* with a tag: what is written is summed up (native/publish/sums.h), for tsr_folder_output_verify */
+    bool sums;  /* with a tag: what is written is summed up (native/publish/file_sums.h), for tsr_folder_output_verify */
     bool publishing;     /* with a tag: a run before was renaming when it ended, so files may have their final names already */
     bool keep;           /* close leaves what is not published where it is, for others with the same tag */
     bool chosen; /* `generation` is given; else the next one is taken (tsr_folder_next_generation) */

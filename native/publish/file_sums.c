@@ -1,7 +1,7 @@
-/* See sums.h. A step:
+/* See file_sums.h. A step:
  *
  *   records' size u64 | sums n u32 | records | n × (file u32, sum u64) | CRC-32 of all this u32 */
-#include "publish/sums.h"
+#include "publish/file_sums.h"
 
 #include <stdlib.h>
 #include <string.h>

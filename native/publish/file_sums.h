@@ -6,8 +6,8 @@
  * Sums of writes to different places add up, in any order and from any process, and bytes that nobody has written are zeros,
  * which add nothing. One changed word always changes the sum; any other change escapes it with a probability of at most the
  * file's words in 2^61. */
-#ifndef TSR_NATIVE_SUMS_H
-#define TSR_NATIVE_SUMS_H
+#ifndef TSR_NATIVE_FILE_SUMS_H
+#define TSR_NATIVE_FILE_SUMS_H
 
 #include "tessera/memory.h"
 
