@@ -76,6 +76,15 @@ static const struct {
     {"_DimRange", "A A A"},
 };
 
+/* The same of the items of a tuple that BUILD gives to what a function or class of the name has made. */
+static const struct {
+    const char *name, *signature;
+} states[] = {
+    {"_reconstruct", "I LT O BI LYO/LT O BI LYO"},
+    {"ndarray", "I LT O BI LYO/LT O BI LYO"},
+    {"dtype", "I SY NTL NTL ND I I ?I ?A"},
+};
+
 bool tsr_torch_is_device(const tsr_pickle *pickle, tsr_ref ref)
 {
     static const char *const types[] = {"cuda", "meta", "mps", "xpu", "hpu", "xla", "npu", "mtia", "maia", "ipu", "privateuseone",
@@ -157,18 +166,42 @@ static bool match(const tsr_pickle *pickle, const tsr_ref *args, size_t count, c
     return given == count;
 }
 
+static bool match_any(const tsr_pickle *pickle, tsr_ref tuple, const char *signature)
+{
+    size_t count;
+    const tsr_ref *items = tsr_pickle_items(pickle, tuple, &count);
+    for (const char *at = signature; at; at = strchr(at, '/') ? strchr(at, '/') + 1 : NULL)
+        if (match(pickle, items, count, at)) return true;
+    return false;
+}
+
+/* (version, byte order, subarray, names, fields, …) of a dtype: names and fields come together. */
+static bool is_dtype_state(const tsr_pickle *pickle, tsr_ref state)
+{
+    tsr_ref names = tsr_pickle_item(pickle, state, 3), fields = tsr_pickle_item(pickle, state, 4);
+    return tsr_pickle_text(pickle, tsr_pickle_item(pickle, state, 1)).size == 1 && (names == TSR_REF_NONE) == (fields == TSR_REF_NONE);
+}
+
+bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref callee, tsr_ref state)
+{
+    tsr_str name = tsr_pickle_name_of(pickle, callee);
+    if (!tsr_pickle_id(pickle, callee) || state == TSR_REF_NONE || tsr_pickle_kind_of(pickle, state) == TSR_PICKLE_OBJECT) return true;
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+        if (!tsr_str_equal(name, tsr_str_from(states[i].name))) continue;
+        bool fits = tsr_pickle_kind_of(pickle, state) == TSR_PICKLE_TUPLE && match_any(pickle, state, states[i].signature);
+        return fits && (name.data[0] != 'd' || is_dtype_state(pickle, state));
+    }
+    return true;
+}
+
 bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
 {
     tsr_str name = tsr_pickle_name_of(pickle, callee);
-    size_t count, i = 0;
-    const tsr_ref *items = tsr_pickle_items(pickle, args, &count);
+    size_t i = 0;
     const size_t rows = sizeof signatures / sizeof signatures[0];
     if (!tsr_pickle_id(pickle, callee)) return true;
     if (tsr_pickle_id(pickle, callee) == TSR_TORCH_TENSOR && tsr_str_ends(name, TSR_STR("Tensor")))
-        return match(pickle, items, count, "?IPLTO*");
+        return match_any(pickle, args, "?IPLTO*");
     while (i < rows && !(signatures[i].name[0] == name.data[0] && tsr_str_equal(name, tsr_str_from(signatures[i].name)))) i++;
-    if (i == rows) return true;
-    for (const char *at = signatures[i].signature; at; at = strchr(at, '/') ? strchr(at, '/') + 1 : NULL)
-        if (match(pickle, items, count, at)) return true;
-    return false;
+    return i == rows || match_any(pickle, args, signatures[i].signature);
 }

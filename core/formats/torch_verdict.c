@@ -229,7 +229,7 @@ static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
     else if (called && !suits_dtype(pickle, id, args)) reason = "a tensor of its dtype cannot require a gradient, or be conjugated";
     else if (called && ((dict && !can_be_dict(pickle, j->object)) || (id == TSR_TORCH_SET && !can_be_set(pickle, j->object))))
         reason = "a dict or a set is made of items that it cannot hold";
-    else if (!can_change(pickle, id, j->object)) reason = "an object is given a state or items that it does not take";
+    else if (!can_change(pickle, id, j->object) || !tsr_torch_accepts_state(pickle, class_, tsr_pickle_state(pickle, j->object))) reason = "an object is given a state or items that it does not take";
     return reason ? tsr_verdict_unloadable(&j->verdict, j->position, reason, err) : TSR_OK;
 }
 

@@ -266,6 +266,7 @@ def plain(name, *args):
     return call(glob("builtins", name), *args)
 
 
+FLOAT4 = call(glob("numpy", "dtype"), s("f4"), b"\x89", b"\x88") + tup(b"K\3", s("<"), b"N", b"N", b"N", b"J\xff\xff\xff\xff", b"J\xff\xff\xff\xff", b"K\0") + b"b"
 UNLOADABLE = {
     "offset None": rebuilt((1, b"N")), "offset float": rebuilt((1, FLOAT)), "offset bool": rebuilt((1, b"\x89")), "offset of 65 bits": rebuilt((1, b"\x8a\x09" + bytes(8) + b"\1")),
     "requires_grad None": rebuilt((4, b"N")), "requires_grad 1": rebuilt((4, b"K\1")), "4 arguments": rebuilt(count=4), "5 arguments": rebuilt(count=5),
@@ -287,9 +288,12 @@ UNLOADABLE = {
     "a path of ints": call(glob("pathlib", "PurePath"), b"K\1"), "_codecs.encode of bytes": call(glob("_codecs", "encode"), b"C\1a", s("latin1")), "a dtype that is built": new(glob("torch", "float32")),
     "a storage that is built": new(glob("torch", "FloatStorage")), "a function that is built": new(glob("torch._utils", "_rebuild_tensor_v2"), *PARTS), "a qscheme that is called": call(glob("torch", "per_tensor_affine")),
     "the state of an OrderedDict": ODICT + b"K\3b", "the state of a Size": size(1) + dict_of(a=b"N") + b"b", "the state of a tensor": rebuilt() + dict_of(a=b"N") + b"b", "an OrderedDict's append": ODICT + b"Na",
+    "the state of an array": call(glob("numpy.core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), tup(b"K\0"), b"C\1b") + tup(b"K\1", tup(b"K\2"), b"N", b"\x89") + b"b",
+    "the state of a dtype": call(glob("numpy", "dtype"), s("f4"), b"\x89", b"\x88") + tup(b"K\3", b"N", b"N", b"N", b"N", b"K\4", b"K\4", b"K\0") + b"b",
     "a memory format": call(glob("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"), s("x")), "a string of Python 2": b"U\1\xff",
 }
 LOADABLE = {
+    "an array": call(glob("numpy.core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), tup(b"K\0"), b"C\1b") + tup(b"K\1", tup(b"K\1"), FLOAT4, b"\x89", b"C\4" + bytes(4)) + b"b", "a dtype": FLOAT4,
     "metadata None": rebuilt(more=[b"N"]), "metadata": rebuilt(more=[dict_of(neg=b"\x88")]), "a gradient": rebuilt((4, b"\x88")), "a parameter": call(glob("torch._utils", "_rebuild_parameter"), rebuilt(), b"\x88", ODICT),
     "a parameter of ints": call(glob("torch._utils", "_rebuild_parameter"), rebuilt((0, INTS)), b"\x89", ODICT), "a parameter with a state": call(glob("torch._utils", "_rebuild_parameter_with_state"), rebuilt(), b"\x88", ODICT, b"}N\x86"),
     "v3": call(glob("torch._utils", "_rebuild_tensor_v3"), UNTYPED, *PARTS[1:], glob("torch", "float32")), "pairs": call(glob("collections", "OrderedDict"), b"]K\1K\2\x86a"), "no set": plain("set"), "a set": plain("set", b"]K\1a"),
