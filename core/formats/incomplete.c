@@ -127,6 +127,19 @@ tsr_counted_name tsr_counted_name_of(tsr_str name)
     return counted;
 }
 
+bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part)
+{
+    const tsr_str before = TSR_STR("-rank-"), between = TSR_STR("-part-"), after = TSR_STR(".safetensors");
+    for (size_t at = 0; at + before.size < name.size; at++) {
+        size_t end;
+        if (memcmp(name.data + at, before.data, before.size) != 0 || !number_at(name, at + before.size, &end, rank)) continue;
+        if (!tsr_str_starts((tsr_str){name.data + end, name.size - end}, between)) continue;
+        if (number_at(name, end + between.size, &end, part) && tsr_str_equal((tsr_str){name.data + end, name.size - end}, after))
+            return true;
+    }
+    return false;
+}
+
 static tsr_status report_lacking(counting *c)
 {
     tsr_name_list names = {.used = 0};
@@ -228,19 +241,51 @@ static tsr_status check_rank_metadata(tsr_checkpoint *checkpoint, tsr_error *err
     return end_set(&c);
 }
 
+/* Every rank has the parts that some rank has, and ranks count from 0. */
+static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    uint64_t ranks = 0, parts = 0, rank, part;
+    for (uint32_t i = 0; i < checkpoint->file_count; i++) {
+        tsr_rank_part_of(store->files[checkpoint->files[i]].name, &rank, &part);
+        if (rank >= ranks) ranks = rank + 1;
+        if (part >= parts) parts = part + 1;
+    }
+    if (ranks * parts > MOST_COUNTED || ranks * parts == checkpoint->file_count) return TSR_OK;
+    tsr_name_list names = {.used = 0};
+    uint32_t at = 0; /* the files are in order of ranks and parts */
+    for (uint64_t n = 0; n < ranks * parts; n++) {
+        if (at < checkpoint->file_count) tsr_rank_part_of(store->files[checkpoint->files[at]].name, &rank, &part);
+        if (at < checkpoint->file_count && rank == n / parts && part == n % parts) {
+            at++;
+            continue;
+        }
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "…-rank-%llu-part-%llu.safetensors",
+                                              (unsigned long long)(n / parts), (unsigned long long)(n % parts));
+        if (!name.data) return TSR_E_NOMEM;
+        tsr_name_list_add(&names, name);
+    }
+    const tsr_str message = tsr_arena_format(checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
+        (unsigned long long)names.count, (unsigned long long)(ranks * parts), names.count == 1 ? "is" : "are", names.text, tsr_name_list_rest(&names));
+    return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
+}
+
 tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
+    uint64_t rank, part;
     if (checkpoint->names_unknown || store->primary != TSR_NO_FILE || checkpoint->file_count == 0) return TSR_OK;
     switch (checkpoint->catalog.format) {
     case TSR_FORMAT_DCP:
         if (tsr_str_equal(store->files[checkpoint->files[0]].name, TSR_STR(".metadata"))) return TSR_OK;
         return check_rank_metadata(checkpoint, err);
+    case TSR_FORMAT_SHARDS:
+        if (tsr_rank_part_of(store->files[checkpoint->files[0]].name, &rank, &part)) return check_rank_parts(checkpoint, err);
+        return check_counted(checkpoint, err);
     case TSR_FORMAT_SAFETENSORS:
     case TSR_FORMAT_TORCH_ZIP:
     case TSR_FORMAT_TORCH_LEGACY:
-    case TSR_FORMAT_TORCH_RANKS:
-    case TSR_FORMAT_SHARDS: return check_counted(checkpoint, err);
+    case TSR_FORMAT_TORCH_RANKS: return check_counted(checkpoint, err);
     default: return TSR_OK;
     }
 }

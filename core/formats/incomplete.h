@@ -16,6 +16,9 @@ typedef struct tsr_counted_name {
 } tsr_counted_name;
 tsr_counted_name tsr_counted_name_of(tsr_str name);
 
+/* The rank and the number of "model-rank-0-part-1.safetensors"; false for another name. */
+bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part);
+
 /* For a checkpoint that its reader has opened: reports files of ranks or shards that must exist by the names of those that
  * do. Only where a directory was opened: a single file says nothing about its neighbours. */
 tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err);

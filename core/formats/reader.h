@@ -54,6 +54,7 @@ extern const tsr_reader tsr_reader_dcp;
 extern const tsr_reader tsr_reader_dcp_safetensors;
 extern const tsr_reader tsr_reader_safetensors;
 extern const tsr_reader tsr_reader_safetensors_index;
+extern const tsr_reader tsr_reader_safetensors_ranks;
 extern const tsr_reader tsr_reader_torch_zip;
 extern const tsr_reader tsr_reader_torch_legacy;
 extern const tsr_reader tsr_reader_torch_ranks;

@@ -215,10 +215,16 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     return add(r, &r->torch, 0, file);
 }
 
+/* In the directory or directly below it: some stores list what lies deeper, and others do not. */
 static bool any_path(const tsr_store *store, bool (*is)(tsr_str path))
 {
-    for (uint32_t f = 0; f < store->file_count; f++)
-        if (is(store->files[f].name)) return true;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str path = store->files[f].name;
+        const char *slash = memchr(path.data, '/', path.size);
+        const size_t below = slash ? (size_t)(slash - path.data) + 1 : 0;
+        if (slash && memchr(slash + 1, '/', path.size - below)) continue;
+        if (is(path)) return true;
+    }
     return false;
 }
 
@@ -369,10 +375,29 @@ static tsr_status is_sharded(recognizer *r, uint32_t file, bool *sharded)
     return TSR_OK;
 }
 
+/* Whether the files' names are those of several ranks' parts. Sets the numbers, and sorts by them. */
+static bool are_rank_parts(const recognizer *r)
+{
+    numbered *files = r->safetensors.items;
+    bool several = false;
+    for (size_t i = 0; i < r->safetensors.count; i++) {
+        uint64_t rank, part;
+        if (!tsr_rank_part_of(name_at(r, files[i].file), &rank, &part)) return false;
+        files[i].number = rank << 32 | part;
+        several = several || rank != files[0].number >> 32;
+    }
+    if (several) qsort(files, r->safetensors.count, sizeof *files, compare_numbered);
+    return several;
+}
+
 static tsr_status recognize_safetensors(recognizer *r, const tsr_reader **reader)
 {
     const numbered *files = r->safetensors.items;
     bool sharded;
+    if (are_rank_parts(r)) {
+        *reader = &tsr_reader_safetensors_ranks;
+        return choose(r, files, r->safetensors.count);
+    }
     TSR_TRY(is_sharded(r, files[0].file, &sharded));
     *reader = sharded ? &tsr_reader_dcp_safetensors : &tsr_reader_safetensors;
     return choose(r, files, r->safetensors.count);

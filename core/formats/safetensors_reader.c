@@ -138,6 +138,17 @@ static size_t collect(const tsr_entry *entry, const tsr_chunk *chunks, uint64_t 
     return kept;
 }
 
+/* What each rank holds under one name; a rank's own dtype is only known to the entry where all ranks share it. */
+static size_t collect_ranks(const tsr_entry *entry, item *items)
+{
+    size_t kept = 0;
+    for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++) {
+        const tsr_entry *held = entry->per_rank->tensors[r];
+        if (held) kept += collect(held->dtype == entry->dtype ? entry : NULL, held->chunks, held->chunk_count, items + kept);
+    }
+    return kept;
+}
+
 tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
                                    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                    tsr_error *err)
@@ -145,14 +156,17 @@ tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
     const tsr_catalog *catalog = &checkpoint->catalog;
     const tsr_allocator *allocator = checkpoint->host->allocator;
     size_t total = 0, count = 0;
-    for (uint64_t e = 0; e < catalog->entry_count; e++)
-        total += catalog->entries[e].chunk_count + catalog->entries[e].replica_count;
+    for (uint64_t e = 0; e < catalog->entry_count; e++) {
+        const tsr_entry *entry = &catalog->entries[e];
+        total += entry->chunk_count + entry->replica_count + (entry->per_rank ? entry->per_rank->count : 0);
+    }
     item *items = tsr_alloc(allocator, total, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     for (uint64_t e = 0; e < catalog->entry_count; e++) {
         const tsr_entry *entry = &catalog->entries[e];
         count += collect(entry, entry->chunks, entry->chunk_count, items + count);
         count += collect(entry, entry->replicas, entry->replica_count, items + count);
+        count += collect_ranks(entry, items + count);
     }
     qsort(items, count, sizeof *items, compare_items);
     tsr_status status = TSR_OK;

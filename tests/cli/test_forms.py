@@ -265,3 +265,55 @@ def test_a_directory_that_may_not_be_read_is_passed_over(t):
         need("a/step-1 (dcp)" in refusal(t, t.at("run")), "not listed")
     finally:
         os.chmod(t.at("run", "b", "closed"), 0o700)
+
+
+def rank_parts(t, to, value, ranks=3, parts=2):
+    """As vLLM shards a state: every rank has the same names, spread over the same parts."""
+    os.makedirs(t.at(to))
+    for r in range(ranks):
+        for p in range(parts):
+            st_write(t.at(to, f"model-rank-{r}-part-{p}.safetensors"), {f"w{p}": ("F32", [2], struct.pack("<2f", p, value(r, p)))})
+    return t.at(to)
+
+
+@test
+def test_safetensors_of_several_ranks_are_no_replicas(t):
+    path = rank_parts(t, "differ", lambda r, p: p * r if r < 2 else p)  # part 1 differs on rank 0 alone
+    doc = t.json("inspect", path, "--json")
+    rows = {e["fqn"]: e for e in doc["entries"]}
+    need(doc["format"] == "shards" and doc["summary"]["tensors"] == 2 and doc["summary"]["files"] == 6, doc["summary"])
+    need(rows["w1"]["per_rank"] and rows["w1"]["shapes"] == [[2]] * 3 and rows["w1"]["dtype"] == "float32", rows["w1"])
+    need([c["file"] for c in rows["w1"]["chunks"]] == [f"model-rank-{r}-part-1.safetensors" for r in range(3)], rows["w1"])
+    need("per_rank" not in rows["w0"], rows["w0"])
+    for deep in ((), ("--deep",)):
+        found = [f for f in t.json("validate", path, "--json", *deep)["findings"] if f["rule"] != "safetensors/misaligned"]
+        need([(f["rule"], f["level"]) for f in found] == [("torch/rank-differs", "note")], found)
+    for command in users(t, path):
+        if command[0] not in ("verify", "get"):
+            need("'w1'" in t.run(*command, status=2).stderr.decode(), command)
+    t.run("get", path, "w1", status=2)
+    t.run("get", path, "w0")
+    equal = rank_parts(t, "equal", lambda r, p: p)
+    t.run("convert", equal, t.at("out.safetensors"))
+    need({e["fqn"] for e in t.json("inspect", t.at("out.safetensors"), "--json")["entries"]} == {"w0", "w1"}, "not whole")
+    need({f["rule"] for f in t.json("validate", "--deep", equal, "--json")["findings"]} <= {"safetensors/misaligned"}, "findings of equal ranks")
+    one = rank_parts(t, "one", lambda r, p: p, ranks=1)
+    need(t.json("inspect", one, "--json")["format"] == "safetensors", "one rank is a checkpoint")
+
+
+@test
+def test_values_of_every_rank_are_checked(t):
+    path = rank_parts(t, "nan", lambda r, p: float("nan") if (r, p) == (2, 1) else p)
+    found = t.json("validate", "--deep", path, "--json")["findings"]
+    need([f["fqn"] for f in found if f["rule"] == "values/nan"] == ["w1"], found)
+
+
+@test
+def test_parts_of_ranks_must_all_be_there(t):
+    path = rank_parts(t, "lost", lambda r, p: p)
+    os.remove(os.path.join(path, "model-rank-1-part-0.safetensors"))
+    check_incomplete(t, path, ["w0", "w1"], "1 of 6 files is missing: '…-rank-1-part-0.safetensors'")
+    twice = rank_parts(t, "twice", lambda r, p: p)
+    shutil.copy(os.path.join(twice, "model-rank-1-part-0.safetensors"), os.path.join(twice, "model-rank-1-part-1.safetensors"))
+    message = t.run("inspect", twice, status=2).stderr.decode()
+    need("'w0'" in message and "model-rank-1-part-0" in message and "model-rank-1-part-1" in message, message)

@@ -260,6 +260,10 @@ static const recognition recognitions[] = {
      TSR_FORMAT_SAFETENSORS,
      "a.safetensors b.safetensors"},
     {{{".metadata", "x", 0, 0}}, NULL, TSR_FORMAT_DCP, ".metadata"},
+    {{{"m-rank-0-part-0.safetensors", EMPTY, SIZE_MAX, 0}, {"m-rank-10-part-0.safetensors", EMPTY, SIZE_MAX, 0}, {"m-rank-2-part-1.safetensors", EMPTY, SIZE_MAX, 0}, {"m-rank-2-part-0.safetensors", EMPTY, SIZE_MAX, 0}},
+     NULL,
+     TSR_FORMAT_SHARDS,
+     "m-rank-0-part-0.safetensors m-rank-2-part-0.safetensors m-rank-2-part-1.safetensors m-rank-10-part-0.safetensors"},
     /* up to three levels below, and not inside what is a checkpoint itself */
     {{{"out/ck/step-1/.metadata", "x", 0, 0}, {"out/ck/step-1/more/.metadata", "x", 0, 0}, {"out/ck/step-2/__0_0.distcp", "x", 0, 0}, {"out/m/a.safetensors", EMPTY, SIZE_MAX, 0}},
      NULL,
