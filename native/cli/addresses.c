@@ -32,9 +32,9 @@ const char *cli_hide_secrets(cli *program, const char *text)
     char *shown = malloc(room + 1);
     if (!shown) return "";
     shown[tsr_uri_redact(tsr_str_from(text), shown, room)] = '\0';
-    cli_address *address = strcmp(shown, text) != 0 ? add(program) : NULL;
+    const bool is_same = strcmp(shown, text) == 0;
+    cli_address *address = is_same ? NULL : add(program);
     if (!address) {
-        const bool is_same = strcmp(shown, text) == 0;
         free(shown);
         return is_same ? text : "";
     }
