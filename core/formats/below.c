@@ -86,14 +86,15 @@ static tsr_status form_of_files(part_store *part, const char **form, tsr_error *
     return TSR_OK;
 }
 
-/* *form: NULL when the directory holds no checkpoint; *whole: it is one. */
+/* *form: NULL when the directory holds no checkpoint; *whole: it is one, and what lies below belongs to it. */
 static tsr_status probe(search *s, part_store *part, const char **form, bool *whole)
 {
     tsr_error why = {0};
     const tsr_reader *reader;
     tsr_checkpoint guess = {.store = &part->base, .host = s->checkpoint->host, .arena = s->checkpoint->arena, .is_probe = true};
     const tsr_status status = tsr_recognize(&guess, &reader, &why);
-    *whole = status == TSR_OK;
+    /* One torch.save file may be anything that lies next to the steps of a run, such as its arguments. */
+    *whole = status == TSR_OK && reader != &tsr_reader_torch_zip && reader != &tsr_reader_torch_legacy;
     if (status == TSR_OK) {
         const bool unfinished = reader == &tsr_reader_dcp_without_metadata || reader == &tsr_reader_torch_without_index;
         *form = unfinished ? "interrupted save" : tsr_format_name(reader->format);
