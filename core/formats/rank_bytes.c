@@ -9,7 +9,7 @@
 #include "base/try.h"
 #include "tessera/box.h"
 
-enum { BLOCK = 256 << 10, SMALL = 4 << 10, MAX_VISITS_PER_BYTE = 8 };
+enum { BLOCK = 256 << 10, SMALL = 4 << 10, WHOLE = 64 << 20, MAX_VISITS_PER_BYTE = 8 };
 
 /* A part of a file in memory. */
 typedef struct window {
@@ -87,7 +87,7 @@ static bool same_element(const matching *m, const uint8_t *a, const uint8_t *b)
     return true;
 }
 
-static tsr_status match_elements(matching *m, bool *same)
+static tsr_status walk_elements(matching *m, bool *same)
 {
     uint64_t index[TSR_MAX_RANK] = {0}, offsets[2] = {m->windows[0].from, m->windows[1].from};
     *same = true;
@@ -106,6 +106,32 @@ static tsr_status match_elements(matching *m, bool *same)
         }
         if (d == UINT32_MAX) return TSR_OK;
     }
+}
+
+/* Reads what a window may show at once, where that is little: one of the two views is walked in leaps. */
+static tsr_status load_whole(matching *m, window *w, uint8_t **memory)
+{
+    const size_t size = (size_t)(w->end - w->from);
+    *memory = NULL;
+    if (w->end - w->from > WHOLE) return TSR_OK;
+    *memory = tsr_alloc(m->checkpoint->host->allocator, size, 1, m->err);
+    if (!*memory) return TSR_E_NOMEM;
+    w->bytes = *memory;
+    w->at = w->from;
+    w->size = size;
+    return tsr_store_read(m->checkpoint->store, w->file, w->from, w->bytes, size, m->err);
+}
+
+static tsr_status match_elements(matching *m, bool *same)
+{
+    const tsr_allocator *allocator = m->checkpoint->host->allocator;
+    uint8_t *first, *second = NULL;
+    tsr_status status = load_whole(m, &m->windows[0], &first);
+    if (status == TSR_OK) status = load_whole(m, &m->windows[1], &second);
+    if (status == TSR_OK) status = walk_elements(m, same);
+    tsr_free(allocator, first, (size_t)(m->windows[0].end - m->windows[0].from), 1);
+    tsr_free(allocator, second, (size_t)(m->windows[1].end - m->windows[1].from), 1);
+    return status;
 }
 
 static int by_first_step(const void *left, const void *right)
