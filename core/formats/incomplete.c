@@ -140,6 +140,15 @@ bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part)
     return false;
 }
 
+static tsr_status report_names(tsr_checkpoint *checkpoint, const tsr_name_list *names, uint64_t of, tsr_error *err)
+{
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
+        (unsigned long long)names->count, (unsigned long long)of, names->count == 1 ? "is" : "are", names->text,
+        tsr_name_list_rest(names));
+    return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
+}
+
 static tsr_status report_lacking(counting *c)
 {
     tsr_name_list names = {.used = 0};
@@ -154,12 +163,7 @@ static tsr_status report_lacking(counting *c)
         if (!name.data) return TSR_E_NOMEM;
         tsr_name_list_add(&names, name);
     }
-    if (names.count == 0) return TSR_OK;
-    const tsr_str message = tsr_arena_format(
-        c->checkpoint->arena, c->err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
-        (unsigned long long)names.count, (unsigned long long)of->count, names.count == 1 ? "is" : "are", names.text,
-        tsr_name_list_rest(&names));
-    return tsr_checkpoint_is_incomplete(c->checkpoint, (tsr_str){NULL, 0}, message, c->err);
+    return names.count ? report_names(c->checkpoint, &names, of->count, c->err) : TSR_OK;
 }
 
 static tsr_status end_set(counting *c)
@@ -265,9 +269,7 @@ static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
         if (!name.data) return TSR_E_NOMEM;
         tsr_name_list_add(&names, name);
     }
-    const tsr_str message = tsr_arena_format(checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
-        (unsigned long long)names.count, (unsigned long long)(ranks * parts), names.count == 1 ? "is" : "are", names.text, tsr_name_list_rest(&names));
-    return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
+    return report_names(checkpoint, &names, ranks * parts, err);
 }
 
 tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)

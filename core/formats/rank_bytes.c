@@ -42,7 +42,8 @@ static tsr_view view_of(const tsr_chunk *chunk)
 static window window_on(const tsr_chunk *chunk, uint8_t *bytes)
 {
     const tsr_view view = view_of(chunk);
-    return (window){.file = view.file, .from = view.byte_offset, .end = view.byte_offset + chunk->byte_length, .most = SMALL, .bytes = bytes};
+    const uint64_t end = view.byte_offset + chunk->byte_length;
+    return (window){.file = view.file, .from = view.byte_offset, .end = end, .most = SMALL, .bytes = bytes};
 }
 
 /* ---- as runs of bytes ---- */
