@@ -102,16 +102,36 @@ typedef struct pair {
     tsr_map *index; /* text or integer of an item of `b` → its place; or NULL */
 } pair;
 
-enum { PLAIN_TRIES = 64 };
+enum { PLAIN_TRIES = 64, LARGE = 4096 /* bytes of a container that is worth remembering */ };
 
 typedef struct budget {
     uint32_t depth;
     uint64_t nodes;
     tsr_value_tensors tensor; /* or NULL */
     void *ctx;
+    tsr_map *pairs;  /* of large containers that are being compared or were */
+    tsr_arena *keys; /* of that map */
 } budget;
 
 static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, bool inside_key);
+
+/* Two large containers are compared once, since what they share may have no end: where they meet `again` they are as equal
+ * as they turn out to be where they met first. False without memory for that. */
+static bool meet(budget *left, const tsr_value *a, const tsr_value *b, bool *again)
+{
+    tsr_error ignored = {0};
+    bool fresh = false;
+    if (!left->keys) left->keys = tsr_arena_new(&tsr_allocator_libc, 0, &ignored);
+    if (left->keys && !left->pairs) left->pairs = tsr_map_new(&tsr_allocator_libc, 0, &ignored);
+    const void **key = left->pairs ? tsr_arena_array(left->keys, 2, sizeof *key, &ignored) : NULL;
+    if (!key) return false;
+    key[0] = a->items;
+    key[1] = b->items;
+    const tsr_str text = {(const char *)key, 2 * sizeof *key};
+    if (tsr_map_put(left->pairs, text, 1, NULL, &fresh, &ignored) != TSR_OK) return false;
+    *again = !fresh;
+    return true;
+}
 
 /* What an index knows a key by; empty for keys of other kinds. The address is that of the key itself. */
 static tsr_str index_key(const tsr_value *key)
@@ -144,6 +164,19 @@ static bool find_in_index(pair *p, const tsr_value *key, size_t step)
     return true;
 }
 
+/* Keys that differ do not make their dicts differ: what met on the way to that must not count later. */
+static tsr_match match_key(const tsr_value *a, const tsr_value *b, budget *left)
+{
+    budget own = *left;
+    own.pairs = NULL;
+    own.keys = NULL;
+    const tsr_match found = match(a, b, &own, true);
+    left->nodes = own.nodes;
+    tsr_map_free(own.pairs);
+    tsr_arena_free(own.keys);
+    return found;
+}
+
 /* Looks for a key of a dict, or an item of a set, from the hint on and around; dicts in the same order cost one comparison
  * a key. */
 static tsr_match find_partner(pair *p, const tsr_value *key, size_t step, budget *left)
@@ -152,7 +185,7 @@ static tsr_match find_partner(pair *p, const tsr_value *key, size_t step, budget
     for (size_t tried = 0; tried < in->count; tried += step) {
         if (tried == PLAIN_TRIES * step && find_in_index(p, key, step)) return TSR_SAME;
         size_t at = p->hint + tried < in->count ? p->hint + tried : p->hint + tried - in->count;
-        tsr_match found = match(key, in->items[at], left, true);
+        tsr_match found = match_key(key, in->items[at], left);
         if (found == TSR_DIFFERENT) continue;
         p->hint = at;
         return found;
@@ -192,10 +225,12 @@ static tsr_match match_on(pair *stack, uint32_t *open, const tsr_value *a, const
         left->nodes--;
         if (a != b) {
             if (!same_node(a, b)) return TSR_DIFFERENT;
-            if (a->expanded == TSR_VALUE_ENDLESS || b->expanded == TSR_VALUE_ENDLESS) return TSR_TOO_LARGE;
+            bool again = false;
+            const bool large = a->count && (a->expanded > LARGE || b->expanded > LARGE);
+            if (large && !meet(left, a, b, &again)) return TSR_TOO_LARGE;
             const bool shown = left->tensor && !inside_key && a->kind == TSR_VALUE_TENSOR && a->as.tensor && b->as.tensor;
             if (shown && !left->tensor(left->ctx, a->as.tensor, b->as.tensor)) return TSR_DIFFERENT;
-            if (a->count) {
+            if (a->count && !again) {
                 if (height == left->depth || height == MAX_DEPTH) return TSR_TOO_LARGE;
                 stack[height++] = (pair){a, b, 0, 0, NULL};
                 *open = height;
@@ -227,8 +262,11 @@ tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth
 tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes,
                                   tsr_value_tensors tensor, void *ctx)
 {
-    budget left = {depth, nodes, tensor, ctx};
-    return match(a, b, &left, false);
+    budget left = {depth, nodes, tensor, ctx, NULL, NULL};
+    const tsr_match found = match(a, b, &left, false);
+    tsr_map_free(left.pairs);
+    tsr_arena_free(left.keys);
+    return found;
 }
 
 static bool is_json_node(const tsr_value *value)

@@ -134,6 +134,11 @@ def test_expansion_of_values_ends_in_a_repr(t):
         every_command(t, path, (0, 1, 2))
         doc = t.json("inspect", path, "--json")
         need("value" not in doc["entries"][0] and doc["entries"][0]["repr"], f"{name}: {doc['entries'][0]}")
+        bounded(t, "diff", path, save(t.at("same.pt"), pickle.dumps({"x": value}, 2)), status=0)
+        bounded(t, "diff", path, save(t.at("same.pt"), pickle.dumps({"x": value}, 2)), "--values", status=0)
+    other = save(t.at("other.pt"), pickle.dumps({"x": double((2,), 40, lambda d: (d, d))}, 2))
+    one = save(t.at("same.pt"), pickle.dumps({"x": double((1,), 40, lambda d: (d, d))}, 2))
+    bounded(t, "diff", one, other, status=1)
     many = {f"e{i}": double([i], 18, lambda d: [d, d]) for i in range(2)}
     many.update({f"s{i}": many["e0"] for i in range(5000)})
     path = save(t.at("x.pt"), pickle.dumps(many, 2))

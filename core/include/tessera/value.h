@@ -80,8 +80,8 @@ tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_valu
 typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
 /* Deep equality. NaN equals NaN; 1 and 1.0, 0.0 and -0.0 differ; the order of dicts (with unique keys) and sets does not
  * count, nor does dict against OrderedDict. Tensors inside are compared by dtype and shape only: their bytes are the
- * caller's. TSR_TOO_LARGE for two different values of which one is TSR_VALUE_ENDLESS, and beyond `depth` containers (at
- * most 256) or `nodes` visits. */
+ * caller's. Large containers of a file are compared once each, however often they are met. TSR_TOO_LARGE beyond
+ * `depth` containers (at most 256) or `nodes` visits. */
 tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes);
 /* The same, and `tensor` is called for the two tensors of every place (shared ones each time); false from it ends the walk
  * with TSR_DIFFERENT. */
