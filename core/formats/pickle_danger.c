@@ -23,7 +23,8 @@ static const char *const packages[] = {
     /* the network */
     "socket", "socketserver", "ssl", "select", "selectors", "http", "httplib", "urllib", "urllib2", "ftplib", "smtplib",
     "poplib", "imaplib", "nntplib", "telnetlib", "xmlrpc", "wsgiref", "webbrowser", "antigravity", "requests", "aiohttp",
-    "httpx", "paramiko",
+    "httpx", "paramiko", "SocketServer", "BaseHTTPServer", "SimpleHTTPServer", "CGIHTTPServer", "SimpleXMLRPCServer",
+    "DocXMLRPCServer", "xmlrpclib", "cookielib", /* the last seven: Python 2, which a loader renames */
     /* ways to other attributes and calls */
     "operator", "tkinter", "rlcompleter",
     /* what torch and numpy have of all this */
