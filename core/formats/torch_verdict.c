@@ -116,7 +116,8 @@ static tsr_status judge_from_type(const judge *j, tsr_error *err)
         return tsr_verdict_call_of(&j->verdict, j->position, function, err);
     tsr_ref args = tsr_torch_arg(j->verdict.pickle, j->object, 2);
     bool fits = tsr_torch_accepts(j->verdict.pickle, function, args) && suits_dtype(j->verdict.pickle, id, args);
-    return fits ? TSR_OK : tsr_verdict_unloadable(&j->verdict, j->position, "a tensor is rebuilt with arguments that do not fit", err);
+    return fits ? TSR_OK
+                : tsr_verdict_unloadable(&j->verdict, j->position, "a tensor is rebuilt with arguments that do not fit", err);
 }
 
 static tsr_status judge_factory(const judge *j, tsr_error *err)
@@ -217,19 +218,29 @@ static bool can_change(const tsr_pickle *pickle, uint32_t id, tsr_ref object)
     }
 }
 
+/* Why a call of the id fails; NULL when it does not. */
+static const char *why_not_called(const tsr_pickle *pickle, uint32_t id, tsr_ref object)
+{
+    tsr_ref args = tsr_pickle_args(pickle, object);
+    bool dict = id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT;
+    if (!tsr_torch_accepts(pickle, tsr_pickle_class(pickle, object), args))
+        return "a function or class is called with arguments that it does not take";
+    if (!suits_dtype(pickle, id, args)) return "a tensor of its dtype cannot require a gradient, or be conjugated";
+    if ((dict && !can_be_dict(pickle, object)) || (id == TSR_TORCH_SET && !can_be_set(pickle, object)))
+        return "a dict or a set is made of items that it cannot hold";
+    return NULL;
+}
+
 static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
 {
     const tsr_pickle *pickle = j->verdict.pickle;
-    tsr_ref class_ = tsr_pickle_class(pickle, j->object), args = tsr_pickle_args(pickle, j->object);
-    bool called = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_CALLED, dict = id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT;
-    const char *reason = NULL;
+    tsr_ref class_ = tsr_pickle_class(pickle, j->object), state = tsr_pickle_state(pickle, j->object);
+    bool called = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_CALLED;
+    const char *reason = called ? why_not_called(pickle, id, j->object) : NULL;
     if (id == TSR_TORCH_QSCHEME || (!called && is_function(id)))
         reason = "what is called, or has instances here, is neither a function nor a class";
-    else if (called && !tsr_torch_accepts(pickle, class_, args)) reason = "a function or class is called with arguments that it does not take";
-    else if (called && !suits_dtype(pickle, id, args)) reason = "a tensor of its dtype cannot require a gradient, or be conjugated";
-    else if (called && ((dict && !can_be_dict(pickle, j->object)) || (id == TSR_TORCH_SET && !can_be_set(pickle, j->object))))
-        reason = "a dict or a set is made of items that it cannot hold";
-    else if (!can_change(pickle, id, j->object) || !tsr_torch_accepts_state(pickle, class_, tsr_pickle_state(pickle, j->object))) reason = "an object is given a state or items that it does not take";
+    else if (!reason && (!can_change(pickle, id, j->object) || !tsr_torch_accepts_state(pickle, class_, state)))
+        reason = "an object is given a state or items that it does not take";
     return reason ? tsr_verdict_unloadable(&j->verdict, j->position, reason, err) : TSR_OK;
 }
 
@@ -257,9 +268,10 @@ static tsr_status judge_storage(const tsr_verdict *v, const tsr_pickle_oddity *o
     bool named = tsr_pickle_kind_of(pickle, id) == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, id) == items &&
                  tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("storage"));
     if (!named) return tsr_verdict_unloadable(v, odd->position, "a persistent id is not that of a storage", err);
+    const tsr_place place = {v->file_name, v->pickle_offset + odd->position, {NULL, 0}};
     if (items == 6 && tsr_str_ends(tsr_pickle_name_of(pickle, tsr_pickle_item(pickle, id, 1)), TSR_STR("UntypedStorage")))
-        return tsr_find_at(v->findings, "pickle/unloadable", TSR_WARNING, (tsr_place){v->file_name, v->pickle_offset + odd->position, {NULL, 0}},
-                           err, "PyTorch writes untyped storages to files of the legacy form, but cannot read them back");
+        return tsr_find_at(v->findings, "pickle/unloadable", TSR_WARNING, place, err,
+                           "PyTorch writes untyped storages to files of the legacy form, but cannot read them back");
     if (tsr_pickle_kind_of(pickle, key) == TSR_PICKLE_BYTES)
         return tsr_verdict_unloadable(v, odd->position, "the key of a storage is not a str", err);
     if (!tsr_torch_is_device(pickle, tsr_pickle_item(pickle, id, 3)))
