@@ -42,7 +42,8 @@ static uint64_t leading_number(const char *text, size_t size)
     size_t at = 0;
     while (at < size && (text[at] == ' ' || (text[at] >= '\t' && text[at] <= '\r'))) at++;
     if (at < size && text[at] == '+') at++;
-    for (; at < size && text[at] >= '0' && text[at] <= '9' && value < UINT32_MAX; at++) value = value * 10 + (uint64_t)(text[at] - '0');
+    for (; at < size && text[at] >= '0' && text[at] <= '9' && value < UINT32_MAX; at++)
+        value = value * 10 + (uint64_t)(text[at] - '0');
     return value;
 }
 
@@ -54,7 +55,8 @@ static tsr_status judge_version(const tsr_torch_build *build, tsr_store *store, 
     if (!build->findings) return TSR_OK;
     if (!member) member = tsr_zip_find(zip, TSR_STR("version"));
     tsr_place place = {build->file_name, member ? member->byte_offset : zip->byte_offset, {NULL, 0}};
-    if (!member) return tsr_find(build->findings, "torch/version", place, err, "the archive has no member 'version'; PyTorch refuses it");
+    if (!member)
+        return tsr_find(build->findings, "torch/version", place, err, "the archive has no member 'version'; PyTorch refuses it");
     size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
     TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
     uint64_t version = leading_number(text, size);

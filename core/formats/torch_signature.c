@@ -1,8 +1,9 @@
 /* A signature is one word per argument: the letters of the kinds that it may be of, with '?' before the first that may be
  * absent, and '*' behind the last when there may be more of it. '/' separates alternatives.
  *
- *   N None  B bool  I int  J int beyond 64 bits  F float  S str  Y bytes  L list  T tuple  D dict  E set  G global  O object  P persistent id  A any
- *   n a str that is a number    i a tuple or list of ints    d a str that names a device    m an int from 0 to 2
+ *   N None  B bool  I int  J int beyond 64 bits  F float  S str  Y bytes  L list  T tuple  D dict  E set  G global
+ *   O object  P persistent id  A any of these
+ *   n a str that is a number  i a tuple or list of ints  d a str that names a device  m an int from 0 to 2
  *
  * Source: torch/_utils.py, torch/_tensor.py of PyTorch 2.13, the constructors of CPython 3.11 and numpy 2. */
 #include "formats/torch_signature.h"
@@ -179,13 +180,15 @@ static bool match_any(const tsr_pickle *pickle, tsr_ref tuple, const char *signa
 static bool is_dtype_state(const tsr_pickle *pickle, tsr_ref state)
 {
     tsr_ref names = tsr_pickle_item(pickle, state, 3), fields = tsr_pickle_item(pickle, state, 4);
-    return tsr_pickle_text(pickle, tsr_pickle_item(pickle, state, 1)).size == 1 && (names == TSR_REF_NONE) == (fields == TSR_REF_NONE);
+    bool order = tsr_pickle_text(pickle, tsr_pickle_item(pickle, state, 1)).size == 1;
+    return order && (names == TSR_REF_NONE) == (fields == TSR_REF_NONE);
 }
 
 bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref callee, tsr_ref state)
 {
     tsr_str name = tsr_pickle_name_of(pickle, callee);
-    if (!tsr_pickle_id(pickle, callee) || state == TSR_REF_NONE || tsr_pickle_kind_of(pickle, state) == TSR_PICKLE_OBJECT) return true;
+    bool told = state != TSR_REF_NONE && tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_OBJECT;
+    if (!tsr_pickle_id(pickle, callee) || !told) return true;
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         if (!tsr_str_equal(name, tsr_str_from(states[i].name))) continue;
         bool fits = tsr_pickle_kind_of(pickle, state) == TSR_PICKLE_TUPLE && match_any(pickle, state, states[i].signature);

@@ -43,11 +43,12 @@ static bool is_plain_type(const tsr_pickle *pickle, tsr_ref global)
     return id && id != TSR_TORCH_GETATTR && tsr_str_equal(tsr_pickle_module(pickle, global), TSR_STR("builtins"));
 }
 
-/* A class that the pickle names and does not have on the list is one that it builds. */
+/* A class that is not on the list, and of which this call makes an instance. */
 static tsr_status judge_built(const judge *j, tsr_ref class_, tsr_error *err)
 {
     const tsr_pickle *pickle = j->verdict.pickle;
-    if (tsr_pickle_kind_of(pickle, class_) != TSR_PICKLE_GLOBAL) return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
+    if (tsr_pickle_kind_of(pickle, class_) != TSR_PICKLE_GLOBAL)
+        return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
     return tsr_pickle_id(pickle, class_) ? TSR_OK : tsr_verdict_instance_of(&j->verdict, j->position, class_, err);
 }
 
@@ -275,7 +276,7 @@ static tsr_status judge_storage(const tsr_verdict *v, const tsr_pickle_oddity *o
     if (tsr_pickle_kind_of(pickle, key) == TSR_PICKLE_BYTES)
         return tsr_verdict_unloadable(v, odd->position, "the key of a storage is not a str", err);
     if (!tsr_torch_is_device(pickle, tsr_pickle_item(pickle, id, 3)))
-        return tsr_verdict_unloadable(v, odd->position, "a storage is to be placed on a device that PyTorch does not know", err);
+        return tsr_verdict_unloadable(v, odd->position, "a storage belongs on a device that PyTorch does not know", err);
     return TSR_OK;
 }
 
