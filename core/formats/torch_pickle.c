@@ -167,11 +167,24 @@ static tsr_status put_global(emitter *e, tsr_str dotted)
     return TSR_OK;
 }
 
+/* Listed functions that call, or give, what their arguments name. PyTorch's own uses of getattr are GLOBALs here. */
+static bool reaches_further(const tsr_value *object)
+{
+    const tsr_value *args = object->count ? object->items[0] : NULL;
+    const bool two = args && args->kind == TSR_VALUE_TUPLE && args->count > 1;
+    const tsr_value *first = two ? args->items[0] : NULL, *second = two ? args->items[1] : NULL;
+    if (tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return true;
+    if (tsr_str_starts(object->text, TSR_STR("torch._tensor._rebuild_from_type")))
+        return !first || first->kind != TSR_VALUE_GLOBAL || !tsr_str_starts(first->text, TSR_STR("torch._utils._rebuild_"));
+    if (!tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"))) return false;
+    return !second || second->kind != TSR_VALUE_GLOBAL || !tsr_str_equal(second->text, TSR_STR("builtins.object"));
+}
+
 /* What a loader may be asked to call: the reader's own list. Anything else is not passed on. */
-static bool may_be_called(tsr_str dotted)
+static bool may_be_called(const tsr_value *object)
 {
     tsr_str module, name;
-    if (!split_name(dotted, &module, &name)) return false;
+    if (!split_name(object->text, &module, &name) || reaches_further(object)) return false;
     for (size_t i = 0; i < tsr_torch_names.count; i++) {
         const tsr_pickle_name *listed = &tsr_torch_names.names[i];
         if (tsr_str_equal(module, tsr_str_from(listed->module)) && tsr_str_equal(name, tsr_str_from(listed->name)))
@@ -259,7 +272,7 @@ static tsr_status open_container(emitter *e, const tsr_value *value)
     case TSR_VALUE_SIZE: tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("Size")); break;
     case TSR_VALUE_OBJECT:
         if (value->count && value->items[0]->kind == TSR_VALUE_DICT) return refuse(e, "an object of class", value->text);
-        if (value->called && !tsr_enum_value(value) && !may_be_called(value->text))
+        if (value->called && !tsr_enum_value(value) && !may_be_called(value))
             return refuse(e, "a call of", value->text);
         TSR_TRY(put_global(e, value->text));
         return push(e, value, WHOLE);

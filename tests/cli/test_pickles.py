@@ -359,3 +359,13 @@ def test_metadata_that_another_torch_reads_is_named_as_such(t):
     for fragment in (call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\3"), call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\1K\2\x86"), call(glob("torch.serialization", "_get_layout"), s("x")), pickles.persistent()):
         path = os.path.dirname(write(t.at("m", ".metadata"), metadata(extra=s("later") + fragment)))
         need(findings(t, path) == ({("pickle/unloadable", "error")}, 1), f"{fragment}: {findings(t, path)}")
+
+
+@test
+def test_calls_that_reach_further_are_not_written_again(t):
+    popen = glob("subprocess", "Popen")
+    for fragment in (call(glob("builtins", "getattr"), glob("torch._utils", "_rebuild_tensor_v2"), s("__globals__")), call(glob("copy_reg", "_reconstructor"), popen, popen, b"](" + COMMAND + b"e"),
+                     call(glob("torch._tensor", "_rebuild_from_type_v2"), OS, glob("torch", "Tensor"), tup(COMMAND), b"N"), call(OS, COMMAND)):
+        path = write(t.at("a.pt"), archive(kept(fragment)))
+        need(b"a call of" in t.run("convert", path, t.at("b.pt"), "--to", "torch", status=2).stderr, fragment)
+        need(not os.path.exists(t.at("b.pt")), "a file was written")
