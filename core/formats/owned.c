@@ -13,11 +13,17 @@ static void own_chosen(const tsr_checkpoint *checkpoint, bool *owned)
 /* The index and what its weight_map names. */
 static tsr_status own_mapped(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err)
 {
+    const tsr_allocator *allocator = checkpoint->host->allocator;
     tsr_weight_map map;
-    TSR_TRY(tsr_weight_map_read(checkpoint, &map, err));
-    own_chosen(checkpoint, owned);
-    for (uint32_t i = 0; i < map.file_count; i++) owned[map.files[i]] = true;
-    return TSR_OK;
+    tsr_checkpoint again = *checkpoint; /* what is wrong with the index was found when it was opened */
+    again.missing = tsr_vec_of(allocator, sizeof(tsr_str));
+    again.findings = tsr_findings_new(allocator, 0, err);
+    const tsr_status status = again.findings ? tsr_weight_map_read(&again, &map, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) own_chosen(checkpoint, owned);
+    for (uint32_t i = 0; status == TSR_OK && i < map.file_count; i++) owned[map.files[i]] = true;
+    tsr_findings_free(again.findings);
+    tsr_vec_free(&again.missing);
+    return status;
 }
 
 tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err)

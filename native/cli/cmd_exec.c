@@ -153,7 +153,7 @@ static const cli_option options[] = {
     {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(exec_arguments, writing.max_memory)},
     {"ignore-crc", 0, CLI_FLAG, NULL, "take tensors whose bytes do not have the CRC-32 that the source states",
      offsetof(exec_arguments, writing.ignore_crc)},
-    {"overwrite", 0, CLI_FLAG, NULL, "replace an existing destination, once the new one is complete",
+    {"overwrite", 0, CLI_FLAG, NULL, "replace the checkpoint at DEST once the new one is complete; files that it does not list stay",
      offsetof(exec_arguments, writing.overwrite)},
     {"resume", 0, CLI_FLAG, NULL, "go on where a killed run stopped (exec always does)",
      offsetof(exec_arguments, writing.resume)},

@@ -2,6 +2,8 @@
  * publish. */
 #include "cli/writing.h"
 
+#include <unistd.h>
+
 #include "tessera/folder.h"
 
 #define MOST_KEPT_NAMED 100u
@@ -69,7 +71,7 @@ static tsr_status note(cli_writing *w, tsr_str text, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status note_kept(cli_writing *w, tsr_error *err)
+tsr_status cli_note_kept(cli_writing *w, tsr_error *err)
 {
     const tsr_replacement *r = &w->replacement;
     tsr_status status = TSR_OK;
@@ -93,24 +95,40 @@ tsr_status cli_decide_replacement(cli_writing *w, const tsr_str *written, size_t
                                              .inputs = &inputs,
                                              .written = written,
                                              .written_count = count};
-    tsr_status status = list_inputs(w, &inputs, err);
+    tsr_status status = w->options->overwrite ? list_inputs(w, &inputs, err) : TSR_OK;
     if (status == TSR_OK) status = tsr_replacement_decide(&request, w->arena, &w->replacement, err);
     tsr_inputs_free(&inputs);
-    return status == TSR_OK ? note_kept(w, err) : status;
+    return status;
 }
 
-tsr_status cli_check_names(cli_writing *w, tsr_error *err)
+/* Beside one file: only a sidecar is ever replaced by a sidecar. */
+static tsr_status check_sidecar_file(cli_writing *w, tsr_error *err)
+{
+    const tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
+    if (!path.data) return TSR_E_NOMEM;
+    if (access(path.data, F_OK) != 0 || (w->options->overwrite && tsr_is_sidecar(path.data))) return TSR_OK;
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     w->options->overwrite ? "'%s' exists and is not a file of objects that a conversion wrote; move it away"
+                                           : "'%s' exists; --overwrite replaces it",
+                     path.data);
+}
+
+static tsr_status check_name(const cli_writing *w, tsr_str name, tsr_error *err)
+{
+    return tsr_replacement_check_name(&w->replacement, w->destination, name, err);
+}
+
+tsr_status cli_check_names(cli_writing *w, bool publishing, tsr_error *err)
 {
     const tsr_conversion *c = tsr_work_conversion(w->work);
     tsr_status status = TSR_OK;
-    if (!w->is_folder) return TSR_OK;
-    for (uint32_t f = 0; f < c->file_count && status == TSR_OK; f++)
-        status = tsr_replacement_check_name(&w->replacement, w->destination, c->files[f], err);
-    if (status == TSR_OK && w->marker)
-        status = tsr_replacement_check_name(&w->replacement, w->destination, tsr_str_from(w->marker), err);
-    if (status == TSR_OK && c->sidecar.size)
-        status = tsr_replacement_check_name(&w->replacement, w->destination, cli_sidecar_name(w), err);
-    return status;
+    if (!w->is_folder) return c->sidecar.size && !publishing ? check_sidecar_file(w, err) : TSR_OK;
+    if (c->sidecar.size)
+        status = tsr_replacement_take_sidecar(&w->replacement, w->destination, cli_sidecar_name(w), w->arena, err);
+    for (uint32_t f = 0; f < c->file_count && status == TSR_OK; f++) status = check_name(w, c->files[f], err);
+    if (status == TSR_OK && w->marker) status = check_name(w, tsr_str_from(w->marker), err);
+    if (status == TSR_OK && c->sidecar.size) status = check_name(w, cli_sidecar_name(w), err);
+    return status == TSR_OK ? cli_note_kept(w, err) : status;
 }
 
 tsr_str cli_sidecar_name(const cli_writing *w)
@@ -156,6 +174,7 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
     if (status == TSR_OK && w->options->dry_run) {
         status = decide(w, &options, err);
         if (status == TSR_OK && cli_speaks(w->program)) status = cli_decide_replacement(w, NULL, 0, err);
+        if (status == TSR_OK && cli_speaks(w->program)) status = cli_note_kept(w, err);
         return cli_agree(w->program, status, err);
     }
     status = cli_agree(w->program, status, err);

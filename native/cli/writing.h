@@ -47,7 +47,7 @@ typedef struct cli_writing_options {
          0, \
          CLI_FLAG, \
          NULL, \
-         "replace an existing destination, once the new one is complete", \
+         "replace the checkpoint at DEST once the new one is complete; files that it does not list stay", \
          offsetof(type, field.overwrite)}, \
         {"resume", \
          0, \
@@ -112,11 +112,13 @@ void cli_writing_close(cli_writing *writing);
 /* writing_work.c: opens the destination and its journal, does the units that are asked for (a part; with `finish` alone
  * none; else all that are left), and publishes unless there was a part without `finish`. */
 tsr_status cli_carry_out(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
-/* writing.c, for it: decides what DEST's files become, and says what stays. `written` are names that an unfinished run of the
+/* writing.c, for it: decides what DEST's files become. `written` are names that an unfinished run of the
  * same job has put there. */
 tsr_status cli_decide_replacement(cli_writing *writing, const tsr_str *written, size_t count, tsr_error *err);
-/* Refuses new files whose names are taken by files that stay. */
-tsr_status cli_check_names(cli_writing *writing, tsr_error *err);
+/* Refuses new files whose names are taken by files that stay, and says which do. `publishing`: an earlier run may have put
+ * its own there. */
+tsr_status cli_check_names(cli_writing *writing, bool publishing, tsr_error *err);
+tsr_status cli_note_kept(cli_writing *writing, tsr_error *err);
 /* The name of the file of objects in a directory. */
 tsr_str cli_sidecar_name(const cli_writing *writing);
 /* writing.c, for it: the sidecar is written; `again` when an earlier run may have published it. */

@@ -128,7 +128,7 @@ static tsr_status open_all(cli_writing *w, cli_beginning *b, const tsr_convert_o
     tsr_status status = cli_decide_replacement(w, b->written, b->written_count, err);
     if (status == TSR_OK && !b->resumed && w->is_folder && w->options->overwrite) status = choose_generation(w, b, err);
     if (status == TSR_OK) status = plan_work(w, b, options, err);
-    if (status == TSR_OK) status = cli_check_names(w, err);
+    if (status == TSR_OK) status = cli_check_names(w, b->publishing, err);
     if (status == TSR_OK) status = begin_journal(w, b, err);
     if (status == TSR_OK) status = open_files_safely(w, b, err);
     /* Records seen before the files were opened are about files that were whole then: if they are not, nothing is known. */

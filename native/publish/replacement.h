@@ -34,9 +34,9 @@ typedef struct tsr_replacement {
     bool exists;     /* there is something at the destination */
     bool swap;       /* the directory must be replaced as a whole: no rename of one file can switch from old to new */
     bool has_stray;  /* a kept file holds tensors: the new checkpoint needs a marker to be told from it */
-    const tsr_str *obsolete;
+    tsr_str *obsolete; /* with room for all */
     size_t obsolete_count;
-    const tsr_kept *kept;
+    tsr_kept *kept;
     size_t kept_count;
 } tsr_replacement;
 
@@ -46,6 +46,11 @@ typedef struct tsr_replacement {
  * those of reading the old checkpoint. */
 tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out, tsr_error *err);
 
+/* Whether a file is a sidecar of objects that a conversion wrote, by how its content begins. */
+bool tsr_is_sidecar(const char *path);
+/* A kept file of this name becomes an obsolete one, where it is such a sidecar: the new sidecar takes its place. */
+tsr_status tsr_replacement_take_sidecar(tsr_replacement *replacement, const char *path, tsr_str name, tsr_arena *arena,
+                                        tsr_error *err);
 /* Refuses a new file whose name a kept one has. `name` is in the destination. */
 tsr_status tsr_replacement_check_name(const tsr_replacement *replacement, const char *path, tsr_str name, tsr_error *err);
 

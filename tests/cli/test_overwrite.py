@@ -6,7 +6,7 @@ import os
 import shutil
 import struct
 
-from harness import need, st_write, test
+from harness import need, sample, st_write, test
 
 MESH = ("--mesh", "dp=2", "--placements", "shard(0)")
 FORMS = {  # what writes a directory of each form
@@ -280,4 +280,28 @@ def test_a_linked_directory_is_replaced_where_it_is(t):
         need(set(NOTES) <= set(os.listdir(real)), os.listdir(real))
         t.run("diff", new, real, "--values")
         os.unlink(t.at("link"))
+        nothing_temporary(t)
+
+
+@test
+def test_sidecars_replace_sidecars_only(t):
+    path, more = sample("dcp_small")[0], ("--objects", "sidecar", "-q")
+    one, sidecar = t.at("m.safetensors"), t.at("m.safetensors.objects.json")
+    t.run("convert", path, one, *more)
+    t.run("convert", path, one, *more, "--overwrite")
+    written = open(sidecar, "rb").read()
+    for content in (b"{}", b'{"mine": "tessera.objects/1"}', b"", b"\0" * 300):
+        leave(t.folder, {"m.safetensors.objects.json": content})
+        p = t.run("convert", path, one, *more, "--overwrite", status=2)
+        need(b"objects.json" in p.stderr and open(sidecar, "rb").read() == content, p.stderr)
+    os.unlink(one)
+    t.run("convert", path, one, *more, status=2)
+    need(not os.path.exists(one), "written beside a sidecar that was in the way")
+    for form in FORMS:
+        dest = t.at(form)
+        make(t, form, path, dest, *more)
+        need("objects.json" in os.listdir(dest), os.listdir(dest))
+        make(t, form, path, dest, *more, "--overwrite")
+        made = [f for f in os.listdir(dest) if f.startswith("objects")]
+        need(all(open(os.path.join(dest, f), "rb").read() == written for f in made), made)
         nothing_temporary(t)
