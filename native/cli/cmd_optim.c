@@ -7,13 +7,15 @@
 #include "cli/session.h"
 #include "cli/signals.h"
 #include "cli/term.h"
-#include "publish/replacement.h"
+#include "publish/publication.h"
 #include "tessera/compare.h"
 #include "tessera/flat_params.h"
 #include "tessera/folder.h"
 #include "tessera/optim.h"
 #include "tessera/trees.h"
 #include "tessera/write_tree.h"
+
+#define JOB TSR_STR("optimizer state\n")
 
 typedef struct optim_arguments {
     const char *modules, *flat_params, *world_size, *rank, *at;
@@ -41,7 +43,9 @@ typedef struct job {
     tsr_trees trees;
     tsr_ring *ring;
     tsr_output *output;
-    cli_cleanup cleanup; /* removes it at a signal */
+    cli_cleanup cleanup; /* removes what is unfinished at a signal */
+    tsr_replacement replacement;
+    tsr_publication publication;
     const tsr_str *carried;
     size_t carried_count;
     bool by_rank;  /* one file a rank is written */
@@ -398,7 +402,9 @@ static tsr_status write_rank(job *j, const tsr_value *full, uint32_t rank, const
 static void remove_unfinished(void *ctx)
 {
     const job *j = ctx;
-    if (j->output) tsr_folder_output_abandon(j->output);
+    tsr_error ignored = {0};
+    tsr_sys_stop_naming();
+    if (j->publication.journal) tsr_journals_discard(&j->publication.journals, j->publication.tag, &ignored);
 }
 
 static tsr_status list_inputs(const job *j, tsr_inputs *inputs, tsr_error *err)
@@ -408,9 +414,22 @@ static tsr_status list_inputs(const job *j, tsr_inputs *inputs, tsr_error *err)
     return status == TSR_OK ? tsr_inputs_add_path(inputs, j->arguments->flat_params, err) : status;
 }
 
-/* What becomes of the files that are at the destination now. */
-static tsr_status decide_replacement(job *j, tsr_replacement *out, tsr_error *err)
+static tsr_status list_names(const job *j, const tsr_str **out, size_t *count, tsr_error *err)
 {
+    *count = j->by_rank ? j->world_size : 0;
+    tsr_str *names = tsr_arena_array(j->arena, *count, sizeof *names, err);
+    *out = names;
+    for (uint32_t rank = 0; names && rank < *count; rank++) {
+        names[rank] = rank_name(j, rank, j->arena, err);
+        if (!names[rank].data) return TSR_E_NOMEM;
+    }
+    return names ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* What becomes of the files that are at the destination now. */
+static tsr_status decide_replacement(job *j, const tsr_str *names, size_t count, tsr_error *err)
+{
+    tsr_replacement *out = &j->replacement;
     tsr_inputs inputs = tsr_inputs_of(cli_host(j->program)->allocator);
     const tsr_replacement_request request = {.host = cli_host(j->program),
                                              .path = j->destination,
@@ -420,10 +439,8 @@ static tsr_status decide_replacement(job *j, tsr_replacement *out, tsr_error *er
     tsr_status status = list_inputs(j, &inputs, err);
     if (status == TSR_OK) status = tsr_replacement_decide(&request, j->arena, out, err);
     tsr_inputs_free(&inputs);
-    for (uint32_t rank = 0; j->by_rank && rank < j->world_size && out->kept_count && status == TSR_OK; rank++) {
-        const tsr_str name = rank_name(j, rank, j->arena, err);
-        status = name.data ? tsr_replacement_check_name(out, j->destination, name, err) : TSR_E_NOMEM;
-    }
+    for (size_t i = 0; i < count && status == TSR_OK; i++)
+        status = tsr_replacement_check_name(out, j->destination, names[i], err);
     for (size_t i = 0; i < out->kept_count && status == TSR_OK; i++)
         cli_warn(j->program, "'%.*s' in '%s' is not listed by the replaced checkpoint; it stays",
                  TSR_STR_ARG(out->kept[i].name), j->destination);
@@ -432,19 +449,25 @@ static tsr_status decide_replacement(job *j, tsr_replacement *out, tsr_error *er
 
 static tsr_status open_output(job *j, tsr_error *err)
 {
-    tsr_replacement replacement;
-    tsr_status status = decide_replacement(j, &replacement, err);
+    const tsr_allocator *allocator = cli_host(j->program)->allocator;
+    const tsr_str *names;
+    size_t count;
+    tsr_status status = list_names(j, &names, &count, err);
+    if (status == TSR_OK) status = tsr_publication_open(allocator, j->destination, JOB, &j->publication, err);
+    if (status == TSR_OK) status = decide_replacement(j, names, count, err);
     if (status != TSR_OK) return status;
     const tsr_folder_output_options options = {.is_folder = j->by_rank,
                                                .overwrite = j->arguments->overwrite,
                                                .source = j->source,
-                                               .swap = replacement.swap,
-                                               .obsolete = replacement.obsolete,
-                                               .obsolete_count = replacement.obsolete_count};
+                                               .tag = j->publication.tag,
+                                               .swap = j->replacement.swap,
+                                               .obsolete = j->replacement.obsolete,
+                                               .obsolete_count = j->replacement.obsolete_count};
     j->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = j};
     cli_cleanup_add(&j->cleanup);
     cli_signals_hold();
-    status = tsr_folder_output_open(NULL, cli_host(j->program)->allocator, j->destination, &options, &j->output, err);
+    status = tsr_publication_begin(&j->publication, JOB, 0, names, count, err);
+    if (status == TSR_OK) status = tsr_folder_output_open(NULL, allocator, j->destination, &options, &j->output, err);
     cli_signals_release();
     return status;
 }
@@ -460,7 +483,7 @@ static tsr_status write_output(job *j, const tsr_value *result, const tsr_progre
     if (status == TSR_OK) status = j->output->sync(j->output, err); /* before signals have to wait */
     if (status != TSR_OK) return status;
     cli_signals_hold();
-    status = j->output->publish(j->output, j->by_rank ? TSR_NO_FILE : file, err);
+    status = tsr_publication_publish(&j->publication, j->output, j->by_rank ? TSR_NO_FILE : file, j->replacement.swap, err);
     cli_signals_release();
     return status;
 }
@@ -527,12 +550,11 @@ static tsr_status report(const job *j, double seconds, tsr_error *err)
 
 static void close_job(job *j)
 {
-    if (j->output) {
-        cli_signals_hold();
-        j->output->close(j->output);
-        j->output = NULL;
-        cli_signals_release();
-    }
+    cli_signals_hold();
+    if (j->output) j->output->close(j->output);
+    j->output = NULL;
+    tsr_publication_close(&j->publication);
+    cli_signals_release();
     cli_cleanup_drop(&j->cleanup);
     tsr_ring_free(j->ring);
     tsr_trees_close(&j->trees);

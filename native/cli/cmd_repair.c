@@ -1,5 +1,4 @@
 /* `tessera repair`: writes a lost or damaged `.metadata` anew, from the data files as far as they tell. */
-#include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -61,43 +60,42 @@ static tsr_status salvage(repair *r, tsr_error *err)
     return status;
 }
 
-typedef struct unfinished {
-    const char *path;
-    FILE *file; /* NULL: nothing of ours is there */
-} unfinished;
-
 static void remove_unfinished(void *ctx)
 {
-    const unfinished *u = ctx;
-    if (u->file) unlink(u->path);
+    tsr_output *const *output = ctx;
+    if (*output) tsr_folder_output_abandon(*output);
 }
 
-/* Never over a file that is there. */
-static tsr_status write_new(unfinished *u, const tsr_vec *bytes, tsr_error *err)
+static tsr_status write_output(const repair *r, tsr_output **output, const tsr_vec *bytes, tsr_error *err)
 {
-    const char *path = u->path;
+    const tsr_folder_output_options options = {0};
+    uint32_t file;
     cli_signals_hold();
-    FILE *file = u->file = fopen(path, "wbx");
+    tsr_status status = tsr_folder_output_open(NULL, cli_host(r->program)->allocator, r->dest, &options, output, err);
+    if (status == TSR_OK) status = (*output)->create(*output, TSR_STR(""), bytes->count, &file, err);
     cli_signals_release();
-    if (!file && errno == EEXIST) return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; name a new file", path);
-    if (!file) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot create '%s': %s", path, strerror(errno));
-    const bool written = fwrite(bytes->items, 1, bytes->count, file) == bytes->count && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    if (status == TSR_OK) status = (*output)->write_at(*output, file, 0, bytes->items, bytes->count, err);
+    if (status == TSR_OK) status = (*output)->sync(*output, err); /* before signals have to wait */
+    if (status != TSR_OK) return status;
     cli_signals_hold();
-    u->file = NULL;
-    const tsr_status status = fclose(file) == 0 && written ? TSR_OK
-                                                           : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s': %s",
-                                                                       path, strerror(errno));
-    if (status != TSR_OK) remove(path);
+    status = (*output)->publish(*output, file, err);
     cli_signals_release();
     return status;
 }
 
-static tsr_status write_file(const char *path, const tsr_vec *bytes, tsr_error *err)
+/* Never over a file that is there, and never half. */
+static tsr_status write_file(const repair *r, const tsr_vec *bytes, tsr_error *err)
 {
-    unfinished u = {.path = path};
-    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &u};
+    tsr_output *output = NULL;
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &output};
+    if (access(r->dest, F_OK) == 0)
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; name a new file", r->dest);
     cli_cleanup_add(&cleanup);
-    const tsr_status status = write_new(&u, bytes, err);
+    tsr_status status = write_output(r, &output, bytes, err);
+    cli_signals_hold();
+    if (output) output->close(output);
+    output = NULL;
+    cli_signals_release();
     cli_cleanup_drop(&cleanup);
     return status;
 }
@@ -109,7 +107,7 @@ static tsr_status write_metadata(const repair *r, tsr_error *err)
     tsr_vec text = tsr_vec_of(host->allocator, 1);
     const tsr_str id = tsr_dcp_save_id(s->entries, s->entry_count, 0, r->arena, err);
     tsr_status status = id.data ? tsr_dcp_metadata_write(s->entries, s->entry_count, id, host, &text, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = write_file(r->dest, &text, err);
+    if (status == TSR_OK) status = write_file(r, &text, err);
     tsr_vec_free(&text);
     return status;
 }

@@ -4,8 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "publish/journal.h"
-#include "publish/replacement.h"
+#include "publish/publication.h"
 #include "statedict/halves.h"
 #include "statedict/pack.h"
 #include "statedict/state_dict.h"
@@ -14,7 +13,7 @@
 #include "tessera/save_load.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
-#define JOB TSR_STR(TSR_JOURNAL_MAGIC "a state dict of several ranks\n")
+#define JOB                  TSR_STR("a state dict of several ranks\n")
 
 typedef struct saving {
     tsr_comm *comm;
@@ -31,9 +30,7 @@ typedef struct saving {
     uint32_t content; /* CRC over this rank's CRCs */
     /* of rank 0 */
     tsr_replacement replacement;
-    tsr_journals journals;
-    tsr_journal *journal; /* NULL: the place for it is not writable */
-    const char *tag;
+    tsr_publication publication;
 } saving;
 
 /* What all ranks need to write into the same place. */
@@ -53,20 +50,6 @@ static tsr_status decide_replacement(saving *s, tsr_error *err)
     return tsr_replacement_decide(&request, s->arena, &s->replacement, err);
 }
 
-static tsr_status remove_leftovers(saving *s, tsr_error *err)
-{
-    tsr_leftover *found;
-    size_t count;
-    TSR_TRY(tsr_journals_list(&s->journals, s->arena, &found, &count, err));
-    for (size_t i = 0; i < count; i++) {
-        const tsr_leftover *l = &found[i];
-        uint32_t generation;
-        if (l->part == 1 && l->parts == 1 && !l->busy && (!l->text.size || tsr_journal_is_of(l->text, JOB, &generation)))
-            TSR_TRY(tsr_journals_discard(&s->journals, l->tag, err));
-    }
-    return TSR_OK;
-}
-
 static tsr_status name_files(saving *s, tsr_error *err)
 {
     s->names = tsr_arena_array(s->arena, (size_t)s->comm->size + 1, sizeof *s->names, err);
@@ -80,29 +63,6 @@ static tsr_status name_files(saving *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* Before the output is made, so that what a kill leaves of it can be told from files of others. */
-static tsr_status begin_journal(saving *s, const place *where, tsr_error *err)
-{
-    tsr_error unable = {0};
-    tsr_str text;
-    TSR_TRY(tsr_journal_text(s->arena, JOB, s->generation, s->names, (size_t)s->comm->size + 1, &text, err));
-    s->tag = where->tag;
-    const tsr_status status = tsr_journal_begin(&s->journals, s->tag, 1, 1, false, text, &s->journal, &unable);
-    TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unable.message);
-    return TSR_OK;
-}
-
-/* Behind the output itself: without one it is nobody's. */
-static void end_journal(saving *s)
-{
-    tsr_error ignored = {0};
-    if (s->tag) tsr_journals_remove(&s->journals, s->tag, NULL, &ignored);
-    tsr_journal_close(s->journal);
-    s->journal = NULL;
-    s->tag = NULL;
-    tsr_journals_close(&s->journals);
-}
-
 static tsr_status check_names(const saving *s, tsr_error *err)
 {
     for (uint32_t r = 0; r < s->comm->size; r++)
@@ -114,16 +74,16 @@ static tsr_status choose_place(saving *s, place *out, tsr_error *err)
 {
     memset(out, 0, sizeof *out);
     if (s->comm->rank != 0) return TSR_OK;
-    TSR_TRY(tsr_journal_new_tag(out->tag, err));
-    TSR_TRY(tsr_journals_open(NULL, s->host->allocator, s->path, &s->journals, err));
-    TSR_TRY(remove_leftovers(s, err));
+    TSR_TRY(tsr_publication_open(s->host->allocator, s->path, JOB, &s->publication, err));
     TSR_TRY(decide_replacement(s, err));
     out->swap = s->replacement.swap;
     TSR_TRY(tsr_folder_next_generation(NULL, s->path, &out->generation, err));
     s->generation = out->generation;
     TSR_TRY(name_files(s, err));
     TSR_TRY(check_names(s, err));
-    return begin_journal(s, out, err);
+    TSR_TRY(tsr_publication_begin(&s->publication, JOB, s->generation, s->names, (size_t)s->comm->size + 1, err));
+    memcpy(out->tag, s->publication.tag, sizeof out->tag);
+    return TSR_OK;
 }
 
 /* The same files in the same order on every rank, so that all mean the same by a number. */
@@ -358,19 +318,6 @@ static tsr_status write_metadata(saving *s, uint32_t content, uint32_t *marker, 
     return status;
 }
 
-/* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */
-static tsr_status note_publishing(saving *s, uint32_t marker, tsr_error *err)
-{
-    tsr_vec record = tsr_vec_of(s->host->allocator, 1);
-    if (!s->journal) return TSR_OK;
-    tsr_status status = tsr_folder_output_record(s->output, marker, &record, err);
-    const bool durable = tsr_folder_output_replaces(s->output) || s->replacement.swap;
-    if (status == TSR_OK)
-        status = tsr_journals_publishing(&s->journals, s->tag, (tsr_str){record.items, record.count}, durable, err);
-    tsr_vec_free(&record);
-    return status;
-}
-
 /* All have written durably: rank 0 makes it a checkpoint. */
 static tsr_status publish(saving *s, tsr_error *err)
 {
@@ -383,9 +330,8 @@ static tsr_status publish(saving *s, tsr_error *err)
     for (uint32_t r = 0; r < s->comm->size; r++) content = note(content, all[r]);
     if (s->comm->rank == 0) {
         status = write_metadata(s, content, &marker, err);
-        if (status == TSR_OK) status = note_publishing(s, marker, err);
-        if (status == TSR_OK) status = s->output->publish(s->output, marker, err);
-        if (status == TSR_OK) end_journal(s);
+        if (status == TSR_OK)
+            status = tsr_publication_publish(&s->publication, s->output, marker, s->replacement.swap, err);
     }
     return tsr_comm_agree(s->comm, status, err);
 }
@@ -417,7 +363,7 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
     tsr_error ignored = {0};
     if (status != TSR_OK) tsr_comm_barrier(comm, &ignored);
     if (s.output && comm->rank == 0) s.output->close(s.output);
-    end_journal(&s);
+    tsr_publication_close(&s.publication);
     tsr_free(host->allocator, s.halves.memory, s.options.buffer_bytes, 1);
     tsr_save_plan_free(&s.plan);
     tsr_arena_free(s.arena);

@@ -562,6 +562,11 @@ def test_optim_shards_of_flat_parameters(t):
             need(b"rank_notes.pt" in p.stderr, p.stderr)
             need(sorted(os.listdir(at(name))) == sorted([*was, "rank_notes.pt"]), os.listdir(at(name)))
             os.unlink(at(name) + "/rank_notes.pt")
+        test_plans.killed(t, "optim", "unshard", at("ranks"), at("killed.pt"), "--flat-params", t.at("flat.json"), limit=1000)
+        left = [f for f in os.listdir(t.folder) if ".tessera-" in f]
+        need(left and not os.path.exists(at("killed.pt")), left)
+        t.run("optim", "unshard", at("ranks"), at("killed.pt"), "--flat-params", t.at("flat.json"))
+        need(not [f for f in os.listdir(t.folder) if ".tessera-" in f], "a killed run's files are left")
         flat = open(t.at("flat.json")).read()
         t.run("optim", "unshard", at("ranks"), t.at("flat.json"), "--flat-params", t.at("flat.json"), "--overwrite", status=2)
         need(open(t.at("flat.json")).read() == flat, "a document that was read is gone")

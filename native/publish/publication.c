@@ -1,0 +1,85 @@
+/* See publication.h. */
+#include "publish/publication.h"
+
+#include "publish/try.h"
+#include "tessera/folder.h"
+
+static tsr_status describe(tsr_arena *arena, tsr_str job, tsr_str *text, tsr_error *err)
+{
+    *text = tsr_arena_format(arena, err, "%s%.*s", TSR_JOURNAL_MAGIC, TSR_STR_ARG(job));
+    return text->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status remove_leftovers(const tsr_publication *p, tsr_str job, tsr_arena *arena, tsr_error *err)
+{
+    tsr_leftover *found;
+    size_t count;
+    tsr_str text;
+    uint32_t generation;
+    TSR_TRY(describe(arena, job, &text, err));
+    TSR_TRY(tsr_journals_list(&p->journals, arena, &found, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        const tsr_leftover *l = &found[i];
+        const bool ours = !l->text.size || tsr_journal_is_of(l->text, text, &generation);
+        if (l->part == 1 && l->parts == 1 && !l->busy && ours) TSR_TRY(tsr_journals_discard(&p->journals, l->tag, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_publication_open(const tsr_allocator *allocator, const char *path, tsr_str job, tsr_publication *out, tsr_error *err)
+{
+    *out = (tsr_publication){0};
+    TSR_TRY(tsr_journals_open(NULL, allocator, path, &out->journals, err));
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    tsr_status status = arena ? remove_leftovers(out, job, arena, err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    return status;
+}
+
+tsr_status tsr_publication_begin(tsr_publication *p, tsr_str job, uint32_t generation, const tsr_str *names, size_t count,
+                                 tsr_error *err)
+{
+    tsr_error unable = {0};
+    tsr_str lines, text;
+    TSR_TRY(tsr_journal_new_tag(p->tag, err));
+    tsr_arena *arena = tsr_arena_new(p->journals.allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = describe(arena, job, &lines, err);
+    if (status == TSR_OK) status = tsr_journal_text(arena, lines, generation, names, count, &text, err);
+    if (status == TSR_OK && tsr_journal_begin(&p->journals, p->tag, 1, 1, false, text, &p->journal, &unable) == TSR_E_NOMEM)
+        status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "%s", unable.message);
+    tsr_arena_free(arena); /* where no journal can be written, opening the output says why */
+    return status;
+}
+
+/* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */
+static tsr_status note_publishing(tsr_publication *p, tsr_output *output, uint32_t marker, bool swap, tsr_error *err)
+{
+    const bool durable = swap || tsr_folder_output_replaces(output);
+    tsr_vec record = tsr_vec_of(p->journals.allocator, 1);
+    if (!p->journal) return TSR_OK;
+    tsr_status status = durable ? output->sync(output, err) : TSR_OK;
+    if (status == TSR_OK) status = tsr_folder_output_record(output, marker, &record, err);
+    if (status == TSR_OK)
+        status = tsr_journals_publishing(&p->journals, p->tag, (tsr_str){record.items, record.count}, durable, err);
+    tsr_vec_free(&record);
+    return status;
+}
+
+tsr_status tsr_publication_publish(tsr_publication *p, tsr_output *output, uint32_t marker, bool swap, tsr_error *err)
+{
+    TSR_TRY(note_publishing(p, output, marker, swap, err));
+    TSR_TRY(output->publish(output, marker, err));
+    tsr_error ignored = {0}; /* it is published, whatever is left beside it */
+    tsr_journals_remove(&p->journals, p->tag, NULL, &ignored);
+    return TSR_OK;
+}
+
+void tsr_publication_close(tsr_publication *p)
+{
+    tsr_error ignored = {0};
+    if (p->journal) tsr_journals_discard(&p->journals, p->tag, &ignored); /* also ends or undoes a publication that failed */
+    tsr_journal_close(p->journal);
+    tsr_journals_close(&p->journals);
+    *p = (tsr_publication){0};
+}

@@ -1,0 +1,25 @@
+/* A publication in one go, by one process or by rank 0 of several: the journal beside the output, what killed ones left, the
+ * record of the last steps. Commands whose work can be resumed keep their own journals (native/cli/writing_work.c). */
+#ifndef TSR_NATIVE_PUBLICATION_H
+#define TSR_NATIVE_PUBLICATION_H
+
+#include "publish/journal.h"
+#include "publish/replacement.h"
+
+typedef struct tsr_publication {
+    tsr_journals journals;
+    tsr_journal *journal; /* NULL: the place for it is not writable */
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
+} tsr_publication;
+
+/* Finds the place and removes what killed runs of the same kind of job left there. `job` is one line, with its end. */
+tsr_status tsr_publication_open(const tsr_allocator *allocator, const char *path, tsr_str job, tsr_publication *out, tsr_error *err);
+/* Begins a journal that lists the names that will be created; the output's tag is then `tag`. */
+tsr_status tsr_publication_begin(tsr_publication *publication, tsr_str job, uint32_t generation, const tsr_str *names,
+                                 size_t count, tsr_error *err);
+/* Publishes an output that was opened with the tag. */
+tsr_status tsr_publication_publish(tsr_publication *publication, tsr_output *output, uint32_t marker, bool swap, tsr_error *err);
+/* After the output was closed: without one the journal is nobody's. Takes a zeroed one. */
+void tsr_publication_close(tsr_publication *publication);
+
+#endif
