@@ -109,9 +109,11 @@ static tsr_status open_files_safely(cli_writing *w, const cli_beginning *b, tsr_
     if (status == TSR_OK) status = open_files(w, b, others, err);
     if (status != TSR_E_EXISTS || others || !w->is_exec) return status;
     tsr_error ignored = {0};
-    if (cli_finds_others(w, b, &others, &ignored) != TSR_OK || !others) return status;
+    const bool shared = cli_finds_others(w, b, &others, &ignored) == TSR_OK && others;
+    if (w->output && !shared) tsr_folder_output_drop(w->output); /* what is in the way is not ours; what was made just now is */
     if (w->output) w->output->close(w->output);
     w->output = NULL;
+    if (!shared) return status;
     *err = (tsr_error){0};
     return open_files(w, b, true, err);
 }

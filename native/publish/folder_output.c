@@ -281,6 +281,11 @@ void tsr_folder_output_has_all(tsr_output *output)
     ((folder_output *)output)->options.whole = false;
 }
 
+void tsr_folder_output_drop(tsr_output *output)
+{
+    ((folder_output *)output)->options.keep = false;
+}
+
 uint32_t tsr_folder_output_count(const tsr_output *output)
 {
     return (uint32_t)((const folder_output *)output)->files.count;

@@ -135,3 +135,30 @@ def test_plans_refuse_what_no_part_has_made(t):
     t.run("exec", plan, t.at("e"), "--finish")
     t.run("diff", path, t.at("e"), "--values", "-q")
     need(not leftovers(t, "e"), leftovers(t, "e"))
+
+
+@test
+def test_plans_refuse_files_of_others_in_the_destination(t):
+    path = many_units(t)
+    plan = t.at("plan.json")
+    with open(plan, "wb") as f:
+        f.write(t.run("plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--json").stdout)
+    t.run("exec", plan, t.at("e"), "-q")
+    t.run("exec", plan, t.at("e"), "--part", "1/2", "--overwrite")
+    left = leftovers(t, "e")
+    journal, inside = [f for f in left if f.endswith("-of-2")], [f for f in left if os.path.dirname(f) == t.at("e")]
+    need(len(journal) == 1 and len(inside) == 2, left)
+    for name in left:
+        os.unlink(name)
+    for kind in ("file", "link"):
+        with open(t.at("victim"), "wb") as f:
+            f.write(b"precious")
+        if kind == "file":
+            shutil.copy(t.at("victim"), inside[1])
+        else:
+            os.symlink(t.at("victim"), inside[1])
+        for _ in range(2):  # a refused run must not make the next one believe
+            p = t.run("exec", plan, t.at("e"), "--part", "1/2", "--overwrite", status=2)
+            need(os.path.basename(inside[1]).encode() in p.stderr, p.stderr)
+            need(leftovers(t, "e") == [inside[1]] and open(inside[1], "rb").read() == b"precious", leftovers(t, "e"))
+        os.unlink(inside[1])

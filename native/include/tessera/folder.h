@@ -101,6 +101,8 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
 bool tsr_folder_output_continues(const tsr_output *output);
 /* With `whole`: all files that records speak of were opened; those created from now on are new. */
 void tsr_folder_output_has_all(tsr_output *output);
+/* With `keep`: `close` removes what is not published after all. */
+void tsr_folder_output_drop(tsr_output *output);
 /* Files created so far. */
 uint32_t tsr_folder_output_count(const tsr_output *output);
 /* The sum of what was written to a file since this was last asked for. Not while it is written. */
