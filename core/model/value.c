@@ -3,6 +3,7 @@
  * Trees come from hostile pickles: they may be deep, share nodes or hold cycles. Every walk here keeps its own stack of
  * bounded height and counts the nodes it visits. */
 #include "tessera/value.h"
+#include <stdarg.h>
 
 #include <math.h>
 
@@ -26,6 +27,25 @@ tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err)
 {
     tsr_value *value = TSR_ARENA_NEW(arena, tsr_value, err);
     if (value) value->kind = kind;
+    return value;
+}
+
+tsr_value *tsr_value_none(tsr_arena *arena, tsr_error *err)
+{
+    return tsr_value_new(arena, TSR_VALUE_NONE, err);
+}
+
+tsr_value *tsr_value_bool(tsr_arena *arena, bool boolean, tsr_error *err)
+{
+    tsr_value *value = tsr_value_new(arena, TSR_VALUE_BOOL, err);
+    if (value) value->as.boolean = boolean;
+    return value;
+}
+
+tsr_value *tsr_value_float(tsr_arena *arena, double real, tsr_error *err)
+{
+    tsr_value *value = tsr_value_new(arena, TSR_VALUE_FLOAT, err);
+    if (value) value->as.real = real;
     return value;
 }
 
@@ -58,6 +78,35 @@ tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_valu
     value->items = items;
     value->count = count;
     return value;
+}
+
+tsr_value *tsr_value_dict(tsr_arena *arena, size_t pairs, ...)
+{
+    const tsr_value **items = pairs <= SIZE_MAX / 2 ? tsr_arena_array(arena, 2 * pairs, sizeof *items, NULL) : NULL;
+    bool all = items != NULL;
+    va_list list;
+    va_start(list, pairs);
+    for (size_t i = 0; all && i < pairs; i++) {
+        items[2 * i] = tsr_value_str(arena, tsr_str_from(va_arg(list, const char *)), NULL);
+        items[2 * i + 1] = va_arg(list, const tsr_value *);
+        all = items[2 * i] && items[2 * i + 1];
+    }
+    va_end(list);
+    return all ? tsr_value_items(arena, TSR_VALUE_DICT, items, 2 * pairs, NULL) : NULL;
+}
+
+tsr_value *tsr_value_list(tsr_arena *arena, tsr_value_kind kind, size_t count, ...)
+{
+    const tsr_value **items = tsr_arena_array(arena, count, sizeof *items, NULL);
+    bool all = items != NULL;
+    va_list list;
+    va_start(list, count);
+    for (size_t i = 0; all && i < count; i++) {
+        items[i] = va_arg(list, const tsr_value *);
+        all = items[i] != NULL;
+    }
+    va_end(list);
+    return all ? tsr_value_items(arena, kind, items, count, NULL) : NULL;
 }
 
 static uint64_t bits_of(double value)

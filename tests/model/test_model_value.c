@@ -307,9 +307,30 @@ static void test_model_value__members_are_found_by_string_keys(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, start, stop)
 
+static void test_model_value__made_in_one_call(void **state)
+{
+    (void)state;
+    tsr_error err = {0};
+    tsr_value *betas = tsr_value_list(arena, TSR_VALUE_TUPLE, 2, tsr_value_float(arena, 0.5, &err), real(0.75));
+    tsr_value *made =
+        tsr_value_dict(arena, 4, "lr", tsr_value_float(arena, 0.25, &err), "amsgrad", tsr_value_bool(arena, true, &err),
+                       "foreach", tsr_value_none(arena, &err), "betas", betas);
+    assert_int_equal(made->kind, TSR_VALUE_DICT);
+    assert_int_equal(tsr_value_pairs(made), 4);
+    assert_true(tsr_value_get(made, TSR_STR("lr"))->as.real == 0.25);
+    assert_true(tsr_value_get(made, TSR_STR("amsgrad"))->as.boolean);
+    assert_int_equal(tsr_value_get(made, TSR_STR("foreach"))->kind, TSR_VALUE_NONE);
+    assert_true(betas->kind == TSR_VALUE_TUPLE && betas->count == 2 && betas->items[1]->as.real == 0.75);
+    assert_int_equal(tsr_value_dict(arena, 0)->count, 0);
+    assert_int_equal(tsr_value_list(arena, TSR_VALUE_LIST, 0)->count, 0);
+    assert_null(tsr_value_dict(arena, 1, "x", NULL));
+    assert_null(tsr_value_list(arena, TSR_VALUE_LIST, 2, real(1), NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(test_model_value__made_in_one_call),
         TEST(test_model_value__equality_is_deep_and_exact),
         TEST(test_model_value__order_of_dicts_and_sets_does_not_count),
         TEST(test_model_value__tensors_inside_compare_by_dtype_and_shape),

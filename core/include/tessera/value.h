@@ -14,22 +14,22 @@ struct tsr_json;
 typedef enum tsr_value_kind {
     TSR_VALUE_NONE = 0,
     TSR_VALUE_BOOL,
-    TSR_VALUE_INT,     /* fits int64 */
-    TSR_VALUE_BIGINT,  /* two's complement, little-endian, in `text` */
+    TSR_VALUE_INT,    /* fits int64 */
+    TSR_VALUE_BIGINT, /* two's complement, little-endian, in `text` */
     TSR_VALUE_FLOAT,
     TSR_VALUE_COMPLEX,
-    TSR_VALUE_STR,     /* UTF-8 in `text` (may hold surrogates as Python's surrogatepass writes them) */
+    TSR_VALUE_STR, /* UTF-8 in `text` (may hold surrogates as Python's surrogatepass writes them) */
     TSR_VALUE_BYTES,
     TSR_VALUE_LIST,
     TSR_VALUE_TUPLE,
     TSR_VALUE_SET,
-    TSR_VALUE_DICT,    /* keys and values alternate in `items` */
-    TSR_VALUE_SIZE,    /* torch.Size: items are ints */
+    TSR_VALUE_DICT, /* keys and values alternate in `items` */
+    TSR_VALUE_SIZE, /* torch.Size: items are ints */
     TSR_VALUE_DTYPE,
-    TSR_VALUE_DEVICE,  /* "cuda:0" in `text` */
-    TSR_VALUE_TENSOR,  /* a dense tensor inside an object; `tensor` */
-    TSR_VALUE_GLOBAL,  /* a class or function that is only named; "module.name" in `text` */
-    TSR_VALUE_OBJECT   /* an instance of a class we do not interpret: class in `text`, items = {args, state, …} */
+    TSR_VALUE_DEVICE, /* "cuda:0" in `text` */
+    TSR_VALUE_TENSOR, /* a dense tensor inside an object; `tensor` */
+    TSR_VALUE_GLOBAL, /* a class or function that is only named; "module.name" in `text` */
+    TSR_VALUE_OBJECT  /* an instance of a class we do not interpret: class in `text`, items = {args, state, …} */
 } tsr_value_kind;
 
 typedef struct tsr_value tsr_value;
@@ -46,7 +46,7 @@ struct tsr_value {
             double re, im;
         } complex;
         tsr_dtype dtype;
-        const struct tsr_entry *tensor; /* its fqn is the path inside the object */
+        const struct tsr_entry *tensor;     /* its fqn is the path inside the object */
         const struct tsr_value *attributes; /* DICT: what its __dict__ holds (a state dict's _metadata), or NULL */
     } as;
     tsr_str text;
@@ -72,10 +72,22 @@ static inline const tsr_value *tsr_value_attributes(const tsr_value *value)
 const tsr_value *tsr_value_get(const tsr_value *dict, tsr_str key);
 /* Constructors into an arena; NULL and TSR_E_NOMEM on failure. `items` and `text` are borrowed, not copied. */
 tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err);
+tsr_value *tsr_value_none(tsr_arena *arena, tsr_error *err);
+tsr_value *tsr_value_bool(tsr_arena *arena, bool boolean, tsr_error *err);
 tsr_value *tsr_value_int(tsr_arena *arena, int64_t integer, tsr_error *err);
+tsr_value *tsr_value_float(tsr_arena *arena, double real, tsr_error *err);
 tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err);
 tsr_value *tsr_value_tensor(tsr_arena *arena, const struct tsr_entry *entry, tsr_error *err); /* `entry` is borrowed */
-tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count, tsr_error *err);
+tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count,
+                           tsr_error *err);
+/* A DICT of `pairs` pairs, each a `const char *` key and a `const tsr_value *`, and a LIST or TUPLE of `count` values:
+ *
+ *     tsr_value_dict(arena, 2, "lr", tsr_value_float(arena, 0.1, err), "amsgrad", tsr_value_bool(arena, true, err))
+ *
+ * NULL when memory is short or one of the values is NULL: values made in the call need no check of their own. Keys are
+ * borrowed. */
+tsr_value *tsr_value_dict(tsr_arena *arena, size_t pairs, ...);
+tsr_value *tsr_value_list(tsr_arena *arena, tsr_value_kind kind, size_t count, ...);
 
 typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
 /* Deep equality. NaN equals NaN; 1 and 1.0, 0.0 and -0.0 differ; the order of dicts (with unique keys) and sets does not
@@ -88,9 +100,9 @@ tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth
 typedef bool (*tsr_value_tensors)(void *ctx, const struct tsr_entry *a, const struct tsr_entry *b);
 tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes,
                                   tsr_value_tensors tensor, void *ctx);
-/* Whether JSON can hold the value exactly (finite numbers, integers of at most 64 bytes, strings of valid Unicode, lists, string-keyed dicts). False
- * for what is TSR_VALUE_ENDLESS, and beyond `depth` containers (63 are the emitter's limit, those already open included) or
- * `nodes` visits. */
+/* Whether JSON can hold the value exactly (finite numbers, integers of at most 64 bytes, strings of valid Unicode, lists,
+ * string-keyed dicts). False for what is TSR_VALUE_ENDLESS, and beyond `depth` containers (63 are the emitter's limit, those
+ * already open included) or `nodes` visits. */
 bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
 /* A value that tsr_value_is_json accepts, as JSON (tessera/json.h). */
 void tsr_json_value(struct tsr_json *json, const tsr_value *value);
