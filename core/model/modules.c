@@ -350,3 +350,36 @@ const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_modul
     }
     return NULL;
 }
+
+/* The child that keys hide behind a name (`_fqn_modifiers`). */
+static const tsr_attribute *modified(const tsr_modules *m, tsr_module_ref module, tsr_str name)
+{
+    const tsr_module *at = node_at(m, module)->module;
+    for (size_t i = 0; i < at->modifier_count; i++) {
+        const tsr_attribute *child = tsr_modules_attribute(m, module, at->modifiers[i].child);
+        if (tsr_str_equal(at->modifiers[i].name, name) && child && child->kind == TSR_ATTRIBUTE_MODULE)
+            return tsr_modules_attribute(m, child->module, name);
+    }
+    return NULL;
+}
+
+/* Raw names come first: a model that DDP wraps may have a child "module" of its own. Each step goes down, so that the tree
+ * bounds them. */
+static const tsr_module_tensor *find(const tsr_modules *m, tsr_module_ref module, const char *name)
+{
+    const char *dot = strchr(name, '.');
+    const tsr_str step = {name, dot ? (size_t)(dot - name) : strlen(name)};
+    const tsr_wrapper wrapper = node_at(m, module)->module->wrapper;
+    const tsr_attribute *found = tsr_modules_attribute(m, module, step), *inner = NULL;
+    const tsr_module_tensor *tensor = NULL;
+    if (!found) found = modified(m, module, step);
+    if (found && !dot && found->kind != TSR_ATTRIBUTE_MODULE) return found->tensor;
+    if (found && dot && found->kind == TSR_ATTRIBUTE_MODULE) tensor = find(m, found->module, dot + 1);
+    if (!tensor && wrapper != TSR_WRAPPER_NONE) inner = own_attribute(node_at(m, module), tsr_wrapper_child(wrapper));
+    return inner ? find(m, inner->module, name) : tensor;
+}
+
+const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name)
+{
+    return find(modules, 0, name);
+}

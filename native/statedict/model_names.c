@@ -61,7 +61,11 @@ tsr_status tsr_model_held(const tsr_model *model, const tsr_tensor_ids *ids, tsr
     tsr_tensor **held = *out = tsr_arena_array(arena, ids->count, sizeof *held, err);
     if (!held) return TSR_E_NOMEM;
     for (size_t i = 0; i < model->tensor_count; i++) {
-        const uint32_t id = tsr_tensor_ids_get(ids, &model->tensors[i].of);
+        const char *name = model->tensors[i].name;
+        const tsr_module_tensor *of = model->tensors[i].of;
+        if (!of && name) of = tsr_modules_find(model->modules, name);
+        TSR_FAIL_IF(!of && name, err, TSR_E_USAGE, "the module tree has no tensor '%s'", name);
+        const uint32_t id = of ? tsr_tensor_ids_get(ids, &of) : TSR_NO_ID;
         TSR_FAIL_IF(id == TSR_NO_ID, err, TSR_E_USAGE, "tensor %zu of the model is not in its module tree", i);
         held[id] = model->tensors[i].tensor;
     }
@@ -205,9 +209,14 @@ tsr_status tsr_options_agree(tsr_comm *comm, const char *call, const tsr_state_o
 {
     TSR_TRY(tsr_comm_agree(comm, mine, err));
     const uint64_t facts[8] = {
-        options->full_state_dict, options->cpu_offload,          options->ignore_frozen_params,
-        options->strict,          options->broadcast_from_rank0, options->flatten_optimizer_state_dict,
-        optimizers,               options->keep_submodule_prefixes,
+        options->full_state_dict,
+        options->cpu_offload,
+        options->ignore_frozen_params,
+        options->strict,
+        options->broadcast_from_rank0,
+        options->flatten_optimizer_state_dict,
+        optimizers,
+        options->keep_submodule_prefixes,
     };
     return tsr_comm_same(comm, (tsr_str){(const char *)facts, sizeof facts}, call, err);
 }

@@ -163,9 +163,9 @@ static tsr_status param_here(const tsr_optimizer_names *names, const tsr_model_p
                              tsr_error *err)
 {
     uint32_t id;
-    *out = param->of;
-    if (!names->fsdp) return TSR_OK;
     TSR_TRY(tsr_optimizer_param_id(names, param, &id, err));
+    *out = tsr_optimizer_param_of(names, param);
+    if (!names->fsdp) return TSR_OK;
     if (names->fsdp->local[id]) *out = names->fsdp->local[id];
     return TSR_OK;
 }

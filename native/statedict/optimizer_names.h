@@ -18,6 +18,8 @@ typedef struct tsr_optimizer_names {
 tsr_status tsr_optimizer_names_of(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
                                   tsr_optimizer_names *out, tsr_error *err);
 void tsr_optimizer_names_free(tsr_optimizer_names *names);
+/* The tree's tensor of a parameter, by pointer or by name; NULL: none. */
+const tsr_module_tensor *tsr_optimizer_param_of(const tsr_optimizer_names *names, const tsr_model_param *param);
 /* TSR_E_USAGE when it is no parameter of the model. */
 tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_model_param *param, uint32_t *id,
                                   tsr_error *err);

@@ -56,12 +56,21 @@ tsr_status tsr_optimizer_unit_names(const tsr_optimizer_names *names, const tsr_
     return TSR_OK;
 }
 
+const tsr_module_tensor *tsr_optimizer_param_of(const tsr_optimizer_names *names, const tsr_model_param *param)
+{
+    return param->of || !param->name ? param->of : tsr_modules_find(names->model->modules, param->name);
+}
+
 tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_model_param *param, uint32_t *id,
                                   tsr_error *err)
 {
-    *id = tsr_tensor_ids_get(&names->ids, &param->of);
-    TSR_FAIL_IF(*id == TSR_NO_ID || !names->first[*id].data, err, TSR_E_USAGE,
-                "the optimizer's parameter '%.*s' is none of the model", TSR_STR_ARG(param->of->name));
+    const tsr_module_tensor *of = tsr_optimizer_param_of(names, param);
+    *id = of ? tsr_tensor_ids_get(&names->ids, &of) : TSR_NO_ID;
+    if (*id == TSR_NO_ID || !names->first[*id].data) {
+        const tsr_str name = param->of ? param->of->name : tsr_str_from(param->name ? param->name : "");
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the optimizer's parameter '%.*s' is not one of the model's",
+                         TSR_STR_ARG(name));
+    }
     TSR_FAIL_IF(!names->held[*id], err, TSR_E_USAGE, "the model has no tensor for '%.*s'", TSR_STR_ARG(names->first[*id]));
     return TSR_OK;
 }

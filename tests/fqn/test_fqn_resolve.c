@@ -134,6 +134,36 @@ static void test_fqn_resolve__A3_as_iterate_valid_model_state(void **state)
     }
 }
 
+/* Every tensor is found under its raw name and under its canonical one, but for originals that flat parameters have. */
+static void test_fqn_resolve__tensors_by_name(void **state)
+{
+    const fixture *f = *state;
+    unsigned found = 0;
+    for (const cJSON *one = cJSON_GetObjectItemCaseSensitive(f->golden, "cases")->child; one; one = one->next) {
+        tree t = open_case(f, one);
+        tsr_state_item *items;
+        size_t count;
+        assert_int_equal(tsr_fqn_iterate(t.modules, &f->host, t.arena, &items, &count, NULL), TSR_OK);
+        for (size_t i = 0; i < count; i++) {
+            const char *raw = tsr_arena_format(t.arena, NULL, "%.*s", TSR_STR_ARG(items[i].raw)).data;
+            tsr_name name;
+            if (items[i].kind == TSR_STATE_EXTRA) continue;
+            const tsr_module_tensor *tensor = tsr_modules_find(t.modules, raw);
+            if (!tensor || !tsr_str_equal(tensor->identity, items[i].tensor->identity)) fail_msg("%s: %s", one->string, raw);
+            assert_int_equal(tsr_fqn_resolve(t.modules, items[i].raw, NULL, t.arena, &name, NULL), TSR_OK);
+            const char *fqn = tsr_arena_format(t.arena, NULL, "%.*s", TSR_STR_ARG(name.fqns[0])).data;
+            tensor = strstr(raw, "_flat_param") ? items[i].tensor : tsr_modules_find(t.modules, fqn);
+            if (!tensor || !tsr_str_equal(tensor->identity, items[i].tensor->identity))
+                fail_msg("%s: %s as %s", one->string, raw, fqn);
+            found++;
+        }
+        static const char *const none[] = {"", ".", "nosuch", "emb", "emb.", ".weight", "emb.nosuch", "emb.weight.more"};
+        for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) assert_null(tsr_modules_find(t.modules, none[i]));
+        close_tree(t);
+    }
+    assert_true(found > 100);
+}
+
 static void test_fqn_resolve__A4_as_verify_options(void **state)
 {
     const fixture *f = *state;
@@ -223,6 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fqn_resolve__A2_as_get_fqns),
         cmocka_unit_test(test_fqn_resolve__A3_as_iterate_valid_model_state),
+        cmocka_unit_test(test_fqn_resolve__tensors_by_name),
         cmocka_unit_test(test_fqn_resolve__A4_as_verify_options),
         cmocka_unit_test(test_fqn_resolve__says_what_it_removed),
         cmocka_unit_test(test_fqn_resolve__bad_trees_are_refused),

@@ -44,7 +44,7 @@ static tsr_status take_tensors(live_model *m, uint32_t rank, tsr_error *err)
         snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(m->items[i].raw));
         const tsr_value *value = live_value(m->home, live_get(live_get(m->rank, "tensors"), raw), rank, NULL);
         m->tensors[i] = *tsr_tensor_of(value);
-        bound[m->model.tensor_count++] = (tsr_model_tensor){m->items[i].tensor, &m->tensors[i]};
+        bound[m->model.tensor_count++] = (tsr_model_tensor){m->items[i].tensor, &m->tensors[i], NULL};
     }
     m->model.tensors = bound;
     return TSR_OK;

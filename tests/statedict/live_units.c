@@ -54,7 +54,8 @@ static tsr_status take_tensors(live_units *u, tsr_error *err)
         if (!items[i].tensor) continue;
         strip(items[i].raw, name);
         const tsr_value *value = tsr_value_get(u->w.tree.plain, tsr_str_from(name));
-        if (value) bound[u->model.tensor_count++] = (tsr_model_tensor){items[i].tensor, (tsr_tensor *)tsr_tensor_of(value)};
+        if (value)
+            bound[u->model.tensor_count++] = (tsr_model_tensor){items[i].tensor, (tsr_tensor *)tsr_tensor_of(value), NULL};
     }
     u->model.tensors = bound;
     return TSR_OK;

@@ -102,9 +102,6 @@ static tsr_status open_model(const first *f, tsr_state_dict *home, const tsr_hos
         (int)*shape, dtype);
     TRY(tsr_modules_parse(text, host, arena, &document, err));
     TRY(tsr_modules_new(document.root, host, modules, err));
-    tsr_state_item *items;
-    size_t count;
-    TRY(tsr_fqn_iterate(*modules, host, arena, &items, &count, err));
     tsr_tensor like = tsr_tensor_whole(tsr_dtype_from_name(tsr_str_from(dtype)), 1, shape, NULL);
     like.device = f->on_device ? (tsr_device *)&f->device.base : NULL;
     const tsr_value *value;
@@ -113,7 +110,7 @@ static tsr_status open_model(const first *f, tsr_state_dict *home, const tsr_hos
     if (tensor->device) TRY(tensor->device->from_host(tensor->device, tensor->data, bytes, size, err));
     else memcpy(tensor->data, bytes, (size_t)size);
     tsr_model_tensor *bound = tsr_arena_array(arena, 1, sizeof *bound, err);
-    *bound = (tsr_model_tensor){items[0].tensor, (tsr_tensor *)tensor};
+    *bound = (tsr_model_tensor){.name = "w", .tensor = (tsr_tensor *)tensor};
     *out = (tsr_model){.modules = *modules, .tensors = bound, .tensor_count = 1, .memory = home};
     return TSR_OK;
 }
@@ -135,7 +132,7 @@ static tsr_status first_case(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(tsr_state_dict_new(&host, &home, err));
     TRY(tsr_state_dict_new(&host, &out, err));
     TRY(open_model(f, home, &host, arena, &model, &modules, err));
-    tsr_model_param param = {.of = model.tensors->of};
+    tsr_model_param param = {.name = "w"};
     tsr_model_group group = {live_value(home, live_get(f->test, "options"), 0, NULL), &param, 1};
     tsr_model_optimizer optimizer = {.algorithm = algorithm_of(f->test), .groups = &group, .group_count = 1, .memory = home};
     tsr_model_optimizer *list[1] = {&optimizer};

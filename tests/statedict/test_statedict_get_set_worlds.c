@@ -80,7 +80,7 @@ static void make_tensors(world *w)
     w->tensors[0] = tsr_tensor_whole(TSR_FLOAT32, 2, shape, w->data[0]);
     w->tensors[1] = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &w->mesh, &w->placement, w->comm->rank, w->data[1]);
     w->tensors[2] = tsr_tensor_in_boxes(TSR_FLOAT32, 2, shape, &w->part, w->rows > 0);
-    for (int k = 0; k < KINDS; k++) w->bound[k] = (tsr_model_tensor){&w->params[k], &w->tensors[k]};
+    for (int k = 0; k < KINDS; k++) w->bound[k] = (tsr_model_tensor){&w->params[k], &w->tensors[k], NULL};
 }
 
 static tsr_status open_world(world *w, tsr_comm *comm, tsr_error *err)

@@ -303,7 +303,7 @@ static void test_statedict_model_state__A6_two_keys_with_one_canonical_name_are_
     const tsr_host host = live_host(NULL);
     tsr_tensor tensors[2] = {tsr_tensor_whole(TSR_FLOAT32, 1, shape, &numbers[0]),
                              tsr_tensor_whole(TSR_FLOAT32, 1, shape, &numbers[1])};
-    const tsr_model_tensor bound[2] = {{&weights[0], &tensors[0]}, {&weights[1], &tensors[1]}};
+    const tsr_model_tensor bound[2] = {{&weights[0], &tensors[0], NULL}, {&weights[1], &tensors[1], NULL}};
     tsr_modules *modules;
     tsr_state_dict *out;
     tsr_error err = {0};

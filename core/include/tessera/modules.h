@@ -122,6 +122,9 @@ typedef struct tsr_attribute {
 /* Python's getattr(module, name), as far as the tree tells: the module's own attribute, else, for FSDP1, compiled and
  * checkpoint wrappers, the wrapped module's. NULL: no such attribute. O(log attributes) a level. */
 const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_module_ref module, tsr_str name);
+/* The parameter or buffer with a name, "fc.weight": with wrappers' components or, where none has that name, as state dicts
+ * have it (canonical). NULL: there is none, or it is an original that only a flat parameter has. */
+const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
 /* Distinct parameters and buffers. */
 uint32_t tsr_modules_tensor_count(const tsr_modules *modules);
 

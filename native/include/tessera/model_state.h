@@ -23,8 +23,9 @@ TSR_API_BEGIN
 
 /* A parameter or buffer of the tree and what this rank has of it: shape and dtype as the tree says, where it says. */
 typedef struct tsr_model_tensor {
-    const tsr_module_tensor *of; /* the tree's own; of several with one identity, one is enough */
+    const tsr_module_tensor *of; /* the tree's own; of several with one identity, one is enough. NULL: see `name` */
     tsr_tensor *tensor;          /* loading writes its memory, and gives it some when it is meta */
+    const char *name;            /* where `of` is NULL: a name that tsr_modules_find finds */
 } tsr_model_tensor;
 
 typedef struct tsr_model {

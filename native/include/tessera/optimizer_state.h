@@ -17,6 +17,7 @@ typedef struct tsr_model_param {
      * PyTorch). Loading writes and replaces it. */
     const tsr_value *state;
     bool has_gradient;
+    const char *name; /* where `of` is NULL: a name that tsr_modules_find finds */
 } tsr_model_param;
 
 typedef struct tsr_model_group {
