@@ -12,6 +12,7 @@ typedef struct starting {
 static bool has_state(void *ctx)
 {
     const tsr_model_optimizer *o = ((starting *)ctx)->optimizer;
+    if (o->user_state && o->user_state->count) return true;
     for (size_t g = 0; g < o->group_count; g++)
         for (size_t p = 0; p < o->groups[g].count; p++)
             if (o->groups[g].params[p].state) return true;

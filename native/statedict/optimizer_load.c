@@ -407,6 +407,17 @@ static tsr_status write_groups(loading *l, size_t o, tsr_error *err)
     return TSR_OK;
 }
 
+/* State of no parameter is in no optimizer's part of a state dict, and loading replaces all state. */
+static void drop_user_state(loading *l, const tsr_model *model, size_t o)
+{
+    const tsr_value *user = l->optimizers[o]->user_state;
+    if (user && user->count && model->warn)
+        model->warn(model->ctx,
+                    "the optimizer's state of no parameter is dropped: set_optimizer_state_dict does not load such "
+                    "state");
+    l->optimizers[o]->user_state = NULL;
+}
+
 /* ---- the whole ---- */
 
 static tsr_status prepare(loading *l, const tsr_model *model, const tsr_value *state, bool has, tsr_error *err)
@@ -467,6 +478,7 @@ static tsr_status load(loading *l, const tsr_model *model, const tsr_value *stat
     for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
         status = each_param(l, o, write_param, err);
         if (status == TSR_OK) status = write_groups(l, o, err);
+        if (status == TSR_OK) drop_user_state(l, model, o);
     }
     return tsr_comm_agree(l->comm, status, err);
 }

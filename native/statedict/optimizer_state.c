@@ -106,8 +106,9 @@ tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena 
                                 tsr_error *err)
 {
     size_t params = 0, states = 0, number = 0;
+    const size_t user = optimizer->user_state ? optimizer->user_state->count : 0;
     for (size_t g = 0; g < optimizer->group_count; g++) params += optimizer->groups[g].count;
-    const tsr_value **state = tsr_arena_array(arena, 2 * params, sizeof *state, err);
+    const tsr_value **state = tsr_arena_array(arena, 2 * params + user, sizeof *state, err);
     const tsr_value **groups = tsr_arena_array(arena, optimizer->group_count, sizeof *groups, err);
     if (!state || !groups) return TSR_E_NOMEM;
     for (size_t g = 0; g < optimizer->group_count; g++) {
@@ -122,6 +123,8 @@ tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena 
             if (!state[states - 2]) return TSR_E_NOMEM;
         }
     }
+    if (user) memcpy(state + states, optimizer->user_state->items, user * sizeof *state);
+    states += user;
     *out = optimizer_dict(tsr_value_items(arena, TSR_VALUE_DICT, state, states, err),
                           tsr_value_items(arena, TSR_VALUE_LIST, groups, optimizer->group_count, err), arena, err);
     return *out ? TSR_OK : TSR_E_NOMEM;

@@ -83,6 +83,10 @@ def part_keys(model, optimizers, case):
 def part(model, optimizers, case):
     rank, net = dist.get_rank(), inner(model)
     part_values(model, optimizers, case)
+    if case["apart"] == "user":
+        optimizers[0].state["seen"] = {"samples": 100 * (rank + 1), "ema": torch.full((2,), 1.5 + rank)}
+        if rank:
+            optimizers[0].state["more"] = {"scale": 2.5}
     if case["apart"] == "keys":
         part_keys(model, optimizers, case)
     if case.get("ignored"):
@@ -193,6 +197,8 @@ CASES = {
     "apart_lacks_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 0},
     "apart_lacks_orig_w2": {"world": 2, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 0},
     "apart_needed_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 1},
+    "apart_user_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "user"},
+    "apart_user_orig_w2": {"world": 2, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "user"},
     "apart_names_orig_w2": {"world": 2, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "names"},
 }
 

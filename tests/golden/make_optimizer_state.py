@@ -77,11 +77,17 @@ def build(kind, make, steps):
     return model, train(model, make, steps)
 
 
+def user(optimizer):
+    """State of no parameter."""
+    state = {k: v for k, v in optimizer.state.items() if isinstance(k, str)}
+    return {"user": encode(state)} if state else {}
+
+
 def groups(model, optimizers):
     raw = {p: n for n, p in model.named_parameters()}
     return [{"algorithm": type(o).__name__, "groups": [
         {"options": encode({k: v for k, v in g.items() if k != "params"}), "params": [raw[p] for p in g["params"]],
-         "state": [encode(dict(o.state[p])) if p in o.state else None for p in g["params"]]} for g in o.param_groups]} for o in optimizers]
+         "state": [encode(dict(o.state[p])) if p in o.state else None for p in g["params"]]} for g in o.param_groups], **user(o)} for o in optimizers]
 
 
 def changed(value):

@@ -91,6 +91,8 @@ static tsr_status read_optimizer(live_units *u, const cJSON *json, bool on_devic
             param->state = cJSON_IsNull(s) ? NULL : live_value(u->memory, s, u->w.comm->rank, device);
         }
     }
+    const cJSON *user = cJSON_GetObjectItem(json, "user");
+    o->user_state = user ? live_value(u->memory, user, u->w.comm->rank, NULL) : NULL;
     u->count++;
     return TSR_OK;
 }
@@ -206,6 +208,10 @@ tsr_status live_units_same(const live_units *u, const cJSON *json, tsr_error *er
     size_t o = 0;
     for (const cJSON *optimizer = json->child; optimizer; optimizer = optimizer->next, o++) {
         size_t g = 0;
+        const cJSON *user = cJSON_GetObjectItem(optimizer, "user");
+        if ((user != NULL) != (u->list[o].user_state != NULL))
+            return tsr_raise(err, TSR_E_FORMAT, 0, "state of no parameter");
+        if (user) TRY(live_same(u->list[o].user_state, user, false, err));
         for (const cJSON *group = live_get(optimizer, "groups")->child; group; group = group->next, g++) {
             size_t p = 0;
             TRY(live_same(u->list[o].groups[g].options, live_get(group, "options"), false, err));

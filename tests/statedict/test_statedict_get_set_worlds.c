@@ -243,7 +243,7 @@ static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_value *none = tsr_value_items(w.arena, TSR_VALUE_DICT, NULL, 0, err);
     tsr_model_group group = {none, params, KINDS};
     other ctx = {.w = &w, .fails = comm->rank == comm->size - 1};
-    tsr_model_optimizer optimizer = {TSR_OTHER_ALGORITHM, &group, 1, first_state, &ctx, w.memory, TSR_DTYPE_NONE},
+    tsr_model_optimizer optimizer = {TSR_OTHER_ALGORITHM, &group, 1, first_state, &ctx, w.memory, NULL, TSR_DTYPE_NONE},
                         *list[1] = {&optimizer};
     char want[64];
     ctx.optimizer = &optimizer;

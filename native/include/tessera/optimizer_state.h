@@ -33,7 +33,11 @@ typedef struct tsr_model_optimizer {
     /* TSR_OTHER_ALGORITHM: sets params[].state to what a step with zero gradients and learning rate 0 leaves. NULL: none. */
     tsr_status (*first_state)(void *ctx, tsr_error *err);
     void *ctx;
-    tsr_state_dict *memory;  /* of first states and loaded values; must outlive their use */
+    tsr_state_dict *memory; /* of first states and loaded values; must outlive their use */
+    /* DICT: what the optimizer's state has under keys that are no parameters; NULL: nothing. Models with FSDP1's units carry
+     * it along when it is got, with a warning; others refuse it, as in PyTorch. Setting drops it, as PyTorch does, with a
+     * warning. */
+    const tsr_value *user_state;
     tsr_dtype default_dtype; /* of first states: torch.get_default_dtype(); TSR_DTYPE_NONE: float32 */
 } tsr_model_optimizer;
 
