@@ -27,7 +27,8 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
     if (names.count == 0) return TSR_OK;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "%llu %s not equal on all ranks: %s%s; joining them takes a map of how the ranks' tensors form one "
-                     "(--shards MAP), which this version cannot read yet",
+                     "(--shards MAP), which this version cannot read yet; convert, reshard, plan, layout and manifest leave them out "
+                     "with --exclude",
                      (unsigned long long)names.count, names.count == 1 ? "tensor is" : "tensors are", names.text,
                      tsr_name_list_rest(&names));
 }
