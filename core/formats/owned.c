@@ -37,6 +37,7 @@ tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr
     case TSR_FORMAT_SAFETENSORS_INDEX:
     case TSR_FORMAT_TORCH_INDEX: return own_mapped(checkpoint, owned, err);
     case TSR_FORMAT_DCP_SAFETENSORS:
+    case TSR_FORMAT_SHARDS:
     case TSR_FORMAT_TORCH_RANKS: own_chosen(checkpoint, owned); return TSR_OK;
     default: return TSR_OK;
     }

@@ -21,6 +21,7 @@ def save(path, pickled, storages=()):
     """A torch.save archive."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as z:
         z.writestr("a/data.pkl", pickled)
+        z.writestr("a/version", "3\n")
         z.writestr("a/byteorder", "little")
         for key, data in storages:
             z.writestr(f"a/data/{key}", data)
@@ -262,9 +263,11 @@ class Named:
 
 
 class TorchPickler(pickle._Pickler):
+    view = ()  # legacy files have one more item: the part of a storage that is viewed
+
     def persistent_id(self, obj):
         if isinstance(obj, Storage):
-            return ("storage", Named("torch", "FloatStorage"), obj.key, "cpu", obj.count)
+            return ("storage", Named("torch", "FloatStorage"), obj.key, "cpu", obj.count, *self.view)
         return None
 
     def save(self, obj, save_persistent_id=True):
@@ -274,10 +277,12 @@ class TorchPickler(pickle._Pickler):
             super().save(obj, save_persistent_id)
 
 
-def pickled(value):
+def pickled(value, view=()):
     import io
     out = io.BytesIO()
-    TorchPickler(out, 2).dump(value)
+    pickler = TorchPickler(out, 2)
+    pickler.view = view
+    pickler.dump(value)
     return out.getvalue()
 
 
@@ -339,7 +344,8 @@ def test_expansion_of_tensors_is_refused_in_every_form(t):
     values_are_refused(t, path, "w")
     listing_is_free(t, path)
     with open(t.at("legacy.pt"), "wb") as f:
-        f.write(b"".join(pickle.dumps(p, 2) for p in (0x1950a86a20f9469cfc6c, 1001, {"little_endian": True})) + one + pickle.dumps(["0"], 2) + (4).to_bytes(8, "little") + FLOATS)
+        f.write(b"".join(pickle.dumps(p, 2) for p in (0x1950a86a20f9469cfc6c, 1001, {"little_endian": True})) + pickled({"w": expanded()}, (None,))
+                + pickle.dumps(["0"], 2) + (4).to_bytes(8, "little") + FLOATS)
     values_are_refused(t, t.at("legacy.pt"), "w")
     listing_is_free(t, t.at("legacy.pt"))
     with open(save(t.at("item.pt"), pickled(expanded()), [("0", FLOATS)]), "rb") as f:
