@@ -55,13 +55,12 @@ tsr_status tsr_publication_begin(tsr_publication *p, tsr_str job, uint32_t gener
 /* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */
 static tsr_status note_publishing(tsr_publication *p, tsr_output *output, uint32_t marker, bool swap, tsr_error *err)
 {
-    const bool durable = swap || tsr_folder_output_replaces(output);
     tsr_vec record = tsr_vec_of(p->journals.allocator, 1);
-    if (!p->journal) return TSR_OK;
-    tsr_status status = durable ? output->sync(output, err) : TSR_OK;
+    if (!p->journal || !(swap || tsr_folder_output_replaces(output))) return TSR_OK; /* one rename needs no record */
+    tsr_status status = output->sync(output, err);
     if (status == TSR_OK) status = tsr_folder_output_record(output, marker, &record, err);
     if (status == TSR_OK)
-        status = tsr_journals_publishing(&p->journals, p->tag, (tsr_str){record.items, record.count}, durable, err);
+        status = tsr_journals_publishing(&p->journals, p->tag, (tsr_str){record.items, record.count}, true, err);
     tsr_vec_free(&record);
     return status;
 }
