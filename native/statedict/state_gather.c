@@ -41,8 +41,19 @@ static tsr_status choose(gathering *g, tsr_error *err)
     return TSR_OK;
 }
 
+/* Whole tensors stay where they are: ranks may have other ones, under other names. */
+static tsr_status distributed(const gathering *g, const tsr_leaves *all, tsr_leaves *out, tsr_error *err)
+{
+    *out = (tsr_leaves){tsr_arena_array(g->arena, all->count, sizeof *out->items, err), 0};
+    if (!out->items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < all->count; i++)
+        if (all->items[i].tensor->spread != TSR_WHOLE) out->items[out->count++] = all->items[i];
+    return TSR_OK;
+}
+
 static tsr_status agree(const gathering *g, const tsr_leaves *leaves, tsr_status mine, tsr_error *err)
 {
+    tsr_leaves shared = {0};
     const tsr_gather_options *o = g->options;
     tsr_facts facts = {tsr_vec_of(tsr_arena_allocator(g->arena), 1), g->arena};
     tsr_str ranks = tsr_arena_format(g->arena, err, "%s, offload %d, round_bytes %zu, ranks_only",
@@ -51,7 +62,8 @@ static tsr_status agree(const gathering *g, const tsr_leaves *leaves, tsr_status
         ranks = tsr_arena_format(g->arena, err, "%.*s %" PRIu32, TSR_STR_ARG(ranks), g->holders[i]);
     tsr_status status = mine == TSR_OK && !ranks.data ? TSR_E_NOMEM : mine;
     if (status == TSR_OK) status = tsr_facts_add(&facts, TSR_STR(""), TSR_STR("the call gather"), ranks, err);
-    if (status == TSR_OK) status = tsr_facts_leaves(&facts, "", leaves, err);
+    if (status == TSR_OK) status = distributed(g, leaves, &shared, err);
+    if (status == TSR_OK) status = tsr_facts_leaves(&facts, "", &shared, err);
     return tsr_facts_agree(&facts, g->comm, status, tsr_arena_allocator(g->arena), err);
 }
 

@@ -88,8 +88,19 @@ def sharded():
     return net
 
 
+def experts():
+    """Each rank has a layer of its own, under a name of its own, which is not distributed."""
+    net, expert = Net(), nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        expert.weight.copy_(torch.arange(4).reshape(2, 2) + 100 * (dist.get_rank() + 1))
+    net.add_module(f"expert{dist.get_rank()}", expert)
+    fully_shard(net, mesh=init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",)), ignored_params={expert.weight})
+    return net
+
+
 MODELS = {"plain": Net, "ddp": lambda: DDP(Net()), "compiled": lambda: torch.compile(Net()), "compiled inside": compiled_inside,
-          "checkpointed": checkpointed, "ddp of compiled": lambda: DDP(torch.compile(Net())), "sharded": sharded}
+          "checkpointed": checkpointed, "ddp of compiled": lambda: DDP(torch.compile(Net())), "sharded": sharded,
+          "experts": experts}
 
 
 def inner(model):
@@ -179,7 +190,7 @@ def cases():
     for name, build in MODELS.items():
         model = build()
         case = {"of": name, "modules": modules_document(model), "tensors": tensors(model), "gets": list(gets(model))}
-        yield {**case, "sets": list(sets(build, "ddp" in name or "compiled" in name))}
+        yield {**case, "sets": [] if name == "experts" else list(sets(build, "ddp" in name or "compiled" in name))}
 
 
 def run(rank, folder, cases):
@@ -198,7 +209,7 @@ def write(file, cases):
     lines = []
     for ranks in zip(*by_rank):
         head = {"of": ranks[0]["of"], "modules": ranks[0]["modules"]}
-        head["ranks"] = [{k: v for k, v in r.items() if k not in head} for r in ranks]
+        head["ranks"] = [{k: v for k, v in r.items() if head.get(k) != v} for r in ranks]
         lines.append(json.dumps(head, separators=(",", ":")))
     with open(os.path.join(ROOT, file), "w") as f:
         f.write('{"torch":"%s","cases":[\n' % torch.__version__ + ",\n".join(lines) + "\n]}\n")

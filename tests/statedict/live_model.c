@@ -52,9 +52,10 @@ static tsr_status take_tensors(live_model *m, uint32_t rank, tsr_error *err)
 
 tsr_status live_model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_error *err)
 {
-    char *text = cJSON_PrintUnformatted(live_get(test, "modules"));
     tsr_modules_document document;
     *m = (live_model){.host = live_host(NULL), .rank = cJSON_GetArrayItem(live_get(test, "ranks"), (int)rank)};
+    const cJSON *own = cJSON_GetObjectItem(m->rank, "modules"); /* of ranks with other names */
+    char *text = cJSON_PrintUnformatted(own ? own : live_get(test, "modules"));
     m->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     tsr_status status = tsr_modules_parse(tsr_str_from(text), &m->host, m->arena, &document, err);
     cJSON_free(text);

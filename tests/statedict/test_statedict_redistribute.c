@@ -183,7 +183,7 @@ static void test_statedict_redistribute__disagreement_is_named_everywhere(void *
         {"shape", "ranks 0 and 1 differ: 'b' is float32 [6, 4] over 3: shard(0) on rank 0, float32 [5, 4]"},
         {"dtype", "'b' is float32 [6, 4] over 3: shard(0) on rank 0, int32 [6, 4] over 3: shard(0) on rank 1"},
         {"placements", "over 3: shard(0) on rank 0, float32 [6, 4] over 3: shard(1) on rank 1"},
-        {"whole", "over 3: shard(0) on rank 0, float32 [6, 4] on rank 1"},
+        {"whole", "over 3: shard(0) on rank 0, missing on rank 1"},
         {"missing", "ranks 0 and 1 differ: 'b' is float32 [6, 4] over 3: shard(0) on rank 0, missing on rank 1"},
         {"key", "ranks 0 and 1 differ: 'c' is missing on rank 0, float32"},
         {"ranks_only", "the call gather is"},
