@@ -80,6 +80,13 @@ def part_keys(model, optimizers, case):
         del o.state[own]
 
 
+def part_presence(model, optimizers, case):
+    """Only one rank has state of a parameter of the NO_SHARD unit."""
+    p = next(p for n, p in model.named_parameters() if "ignored" not in n and whole(model, p))
+    if dist.get_rank() == case["lacks"]:
+        del optimizers[0].state[p]
+
+
 def part(model, optimizers, case):
     rank, net = dist.get_rank(), inner(model)
     part_values(model, optimizers, case)
@@ -87,6 +94,8 @@ def part(model, optimizers, case):
         optimizers[0].state["seen"] = {"samples": 100 * (rank + 1), "ema": torch.full((2,), 1.5 + rank)}
         if rank:
             optimizers[0].state["more"] = {"scale": 2.5}
+    if case["apart"] == "presence":
+        part_presence(model, optimizers, case)
     if case["apart"] == "keys":
         part_keys(model, optimizers, case)
     if case.get("ignored"):
@@ -197,6 +206,8 @@ CASES = {
     "apart_lacks_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 0},
     "apart_lacks_orig_w2": {"world": 2, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 0},
     "apart_needed_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "keys", "lacks": 1},
+    "apart_presence_orig_w2": {"world": 2, "orig": True, "mixed": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "presence", "lacks": 0},
+    "apart_presence_orig2_w2": {"world": 2, "orig": True, "mixed": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "presence", "lacks": 1},
     "apart_user_w2": {"world": 2, "ignored": True, "checkpoint": "none", "tied": False, "apart": "user"},
     "apart_user_orig_w2": {"world": 2, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "user"},
     "apart_names_orig_w2": {"world": 2, "orig": True, "ignored": True, "checkpoint": "none", "tied": False, "apart": "names"},
@@ -206,7 +217,7 @@ CASES = {
 def jobs(case):
     model = [(0, {}, {}), (1, FULL, {}), (1, {**FULL, **SPREAD}, {})]
     optimizer = [(0, {}, {}), (1, FULL, {}), (1, {**FULL, **SPREAD}, {})]
-    if case.get("lacks") == 1:  # there is nothing to set: every get is refused
+    if case.get("lacks") == 1 and not case.get("orig"):  # there is nothing to set: every get is refused
         optimizer = []
     if case.get("jobs"):
         optimizer += [(1, {**FULL, **CPU}, {}), (4, FLAT, {}), (5, {**FULL, **FLAT}, {})]
