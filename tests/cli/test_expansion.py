@@ -326,7 +326,7 @@ def save_dcp_tensor(folder, fqn, item, sizes, times=1):
     def at(i):
         return [i * sizes[0], *[0] * (len(sizes) - 1)]
     chunks = b"(" + b"".join(b"c" + meta + b"ChunkStorageMetadata\n)\x81(S'offsets'\n" + numbers(at(i)) + b"S'sizes'\n" + numbers(sizes) + b"db" for i in range(times)) + b"l"
-    entry = b"S'" + fqn + b"'\nc" + meta + b"TensorStorageMetadata\n)\x81(S'properties'\nc" + meta + b"TensorProperties\n)\x81(ctorch\nfloat32\nNI00\nNI00\ntbS'size'\n" \
+    entry = b"S'" + fqn + b"'\nc" + meta + b"TensorStorageMetadata\n)\x81(S'properties'\nc" + meta + b"TensorProperties\n)\x81(ctorch\nfloat32\nNI00\nc" + meta + b"_MEM_FORMAT_ENCODING\n(I0\ntRI00\ntbS'size'\n" \
         + numbers([sizes[0] * times, *sizes[1:]]) + b"S'chunks'\n" + chunks + b"db"
     stored = b"".join(b"c" + meta + b"MetadataIndex\n)\x81(S'fqn'\nS'" + fqn + b"'\nS'offset'\n" + numbers(at(i)) + b"S'index'\nNdb"
                       + b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n)\x81(S'relative_path'\nS'__0_0.distcp'\nS'offset'\nI0\nS'length'\nI%d\ndb" % len(item) for i in range(times))
