@@ -86,7 +86,7 @@ static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b,
 
 static tsr_fsdp_context context_of(meeting *m)
 {
-    return (tsr_fsdp_context){m->host, m->arena, zeros_file(m), same_scalar, m};
+    return (tsr_fsdp_context){m->host, m->arena, zeros_file(m), same_scalar, m, false};
 }
 
 /* ---- what this rank wants ---- */

@@ -85,12 +85,13 @@ static tsr_status order_ids(unsharding *u, tsr_error *err)
     if (!found || !u->order) return TSR_E_NOMEM;
     for (uint32_t id = 0; id < ids; id++) {
         bool any = state_on(u, 0, id) != NULL;
+        const bool merge = u->flat->use_orig_params || (u->context->keep_own && !u->keys.keys[id].unit);
         for (uint32_t rank = 1; rank < world; rank++) {
             bool here = state_on(u, rank, id) != NULL;
-            TSR_FAIL_IF(!u->flat->use_orig_params && any && !here, err, TSR_E_FORMAT, TSR_NO_POSITION,
+            TSR_FAIL_IF(!merge && any && !here, err, TSR_E_FORMAT, TSR_NO_POSITION,
                         "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank,
                         TSR_STR_ARG(id_name(u, id)));
-            any = any || (here && u->flat->use_orig_params);
+            any = any || (here && merge);
         }
         if (any) found[u->order_count++] = &u->keys.keys[id];
     }

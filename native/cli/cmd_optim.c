@@ -285,7 +285,7 @@ static tsr_status nest(job *j, const tsr_value *optim, const tsr_value **out, ts
 
 static tsr_fsdp_context fsdp_context(job *j, tsr_arena *arena)
 {
-    return (tsr_fsdp_context){cli_host(j->program), arena, j->trees.zeros_file, same_tensor, j};
+    return (tsr_fsdp_context){cli_host(j->program), arena, j->trees.zeros_file, same_tensor, j, true};
 }
 
 #define NAMES_SIZE 400u /* characters of names in one message */

@@ -45,6 +45,12 @@ def part(case, net, optim, rank):
     optim.state["seen"] = {"samples": 100 * (rank + 1)}  # of no parameter
 
 
+def take_away(net, optim, rank, lacks):
+    """Only the other rank has state of the expert."""
+    if rank == lacks:
+        del optim.state[net["expert"].weight]
+
+
 def rank_main(rank, world, port, case, folder):
     import torch
     import torch.distributed as dist
@@ -63,9 +69,12 @@ def rank_main(rank, world, port, case, folder):
     if rank == 0:
         json.dump(flat_params_document(fsdp, optim, [f"rank{r}.pt" for r in range(world)]), open(at("flat.json"), "w"))
     part(case, net, optim, rank)
+    take_away(net, optim, rank, case.get("lacks"))
     raw = optim.state_dict()
     torch.save(raw, at(f"rank{rank}.pt"))
-    torch.save(FSDP.optim_state_dict(fsdp, optim, raw), at(f"want{rank}.pt"))
+    if "lacks" not in case:  # PyTorch refuses it, or drops the state
+        torch.save(FSDP.optim_state_dict(fsdp, optim, raw), at(f"want{rank}.pt"))
+    torch.save(optim.state.get(net["expert"].weight), at(f"expert{rank}.pt"))
     try:
         dist.barrier()
     except RuntimeError:
@@ -96,6 +105,29 @@ def check(t, name, case, folder):
     for rank in range(world):
         got, want = (x["state"]["expert.weight"] for x in loaded_rows(t.at(f"{name}.rows/rank{rank}.pt"), at(f"want{rank}.pt")))
         assert same(got, want), f"{name}: --sharded gives rank {rank} {got}, PyTorch {want}"
+
+
+def check_lacking(t, name, case, folder):
+    """State that is on one rank only is neither dropped nor refused once it is said whose to take."""
+    at = lambda n: os.path.join(folder, n)
+    flat = ["--flat-params", at("flat.json")]
+    p = t.run("optim", "unshard", folder, t.at("none.pt"), *flat, status=2)
+    assert b"'expert.weight.exp_avg'" in p.stderr, p.stderr
+    for rank in range(2):
+        t.run("optim", "unshard", folder, t.at("full.pt"), *flat, "--rank", rank, "--overwrite")
+        got, want = loaded(t.at("full.pt"), at(f"expert{rank}.pt"))
+        assert same(got["state"].get("expert.weight"), want) and (want is None) == (rank == case["lacks"]), f"{name}: rank {rank}: {got}"
+        assert got["state"].keys() - {"expert.weight"} == {"body.weight", "body.bias", "seen"}, got["state"].keys()
+    os.unlink(t.at("full.pt"))
+
+
+def test_fsdp1_state_of_one_rank_only(t):
+    import torch.multiprocessing as mp
+    for i, case in enumerate(({"lacks": 0}, {"lacks": 1}, {"orig": True, "lacks": 0})):
+        folder = t.at(f"lacks{i}")
+        os.makedirs(os.path.join(folder, "same"))
+        mp.start_processes(rank_main, (2, 32700 + (os.getpid() * 7 + i) % 900, case, folder), nprocs=2, start_method="fork")
+        check_lacking(t, f"case {i}", case, folder)
 
 
 def loaded_rows(*paths):

@@ -23,7 +23,7 @@ static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b,
 
 static tsr_fsdp_context context_of(golden *g)
 {
-    return (tsr_fsdp_context){&g->host, g->arena, GOLDEN_ZEROS, same_scalar, g};
+    return (tsr_fsdp_context){&g->host, g->arena, GOLDEN_ZEROS, same_scalar, g, false};
 }
 
 static tsr_flat_params flat_of(golden *g, const cJSON *json)
@@ -223,7 +223,7 @@ static tsr_status unshard_two(golden *g, const char *flat_text, const char *rank
     tsr_flat_params flat;
     assert_int_equal(tsr_flat_params_parse(tsr_str_from(flat_text), &g->host, g->arena, &flat, err), TSR_OK);
     const tsr_value *ranks[] = {golden_value(g, golden_parse(g, rank0)), golden_value(g, golden_parse(g, rank1))};
-    tsr_fsdp_context context = {&g->host, g->arena, GOLDEN_ZEROS, NULL, NULL};
+    tsr_fsdp_context context = {&g->host, g->arena, GOLDEN_ZEROS, NULL, NULL, false};
     return tsr_fsdp_unshard(&flat, ranks, 0, &context, full, err);
 }
 

@@ -112,7 +112,7 @@ static tsr_status flat_parameters(run *r)
     tsr_flat_params flat;
     tsr_fsdp_full full;
     const tsr_value *out;
-    const tsr_fsdp_context context = {&r->host, r->arena, GOLDEN_ZEROS, NULL, NULL};
+    const tsr_fsdp_context context = {&r->host, r->arena, GOLDEN_ZEROS, NULL, NULL, false};
     TRY(tsr_flat_params_parse(tsr_str_from(r->m->flat), &r->host, r->arena, &flat, &r->err));
     tsr_name_list differences;
     TRY(tsr_fsdp_differences(&flat, r->m->ranks, 0, &context, &differences, &r->err));

@@ -96,6 +96,9 @@ typedef struct tsr_fsdp_context {
      * tsr_fsdp_shard ask about 0-d tensors only, tsr_fsdp_differences about all. */
     tsr_status (*same)(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);
     void *ctx;
+    /* Parameters outside of units may have state on some ranks only. PyTorch's flat mode refuses that where rank 0 has it,
+     * and drops it where rank 0 does not. */
+    bool keep_own;
 } tsr_fsdp_context;
 
 /* Each rank's raw `optimizer.state_dict()` (world_size trees) → the full state keyed by FQN, as `FSDP.optim_state_dict` with
