@@ -53,6 +53,51 @@ static tsr_status index_keys(const tsr_value *flat, tsr_map *keys, tsr_error *er
     return TSR_OK;
 }
 
+/* Whether a key is of one of the names: "state.fc.weight.step" of "fc.weight". Others than the two forms are kept, so that
+ * what reads them refuses them. */
+static bool is_own(tsr_str key, const tsr_map *names)
+{
+    const tsr_str forms[] = {TSR_STR("state."), TSR_STR("param_groups.")};
+    for (size_t f = 0; f < 2; f++) {
+        if (!tsr_str_starts(key, forms[f])) continue;
+        const tsr_str rest = {key.data + forms[f].size, key.size - forms[f].size};
+        for (size_t at = 0; at < rest.size; at++)
+            if (rest.data[at] == '.' && tsr_map_get(names, (tsr_str){rest.data, at}, 0)) return true;
+        return false;
+    }
+    return true;
+}
+
+static tsr_status take_own(const tsr_value *flat, const tsr_map *names, tsr_arena *arena, const tsr_value **out,
+                           tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(arena, flat->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < flat->count; i += 2) {
+        if (flat->items[i]->kind == TSR_VALUE_STR && !is_own(flat->items[i]->text, names)) continue;
+        items[count++] = flat->items[i];
+        items[count++] = flat->items[i + 1];
+    }
+    *out = tsr_value_items(arena, TSR_VALUE_DICT, items, count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_optimizer_own_keys(const tsr_value *flat, const tsr_name_list *lists, size_t count, tsr_arena *arena,
+                                  const tsr_value **out, tsr_error *err)
+{
+    *out = flat;
+    if (flat->kind != TSR_VALUE_DICT) return TSR_OK; /* refused by what reads it */
+    tsr_map *names = tsr_map_new(tsr_arena_allocator(arena), 0, err);
+    tsr_status status = names ? TSR_OK : TSR_E_NOMEM;
+    for (size_t g = 0; g < count && status == TSR_OK; g++)
+        for (size_t p = 0; p < lists[g].count && status == TSR_OK; p++)
+            status = tsr_map_put(names, lists[g].names[p], 1, NULL, NULL, err);
+    if (status == TSR_OK) status = take_own(flat, names, arena, out, err);
+    tsr_map_free(names);
+    return status;
+}
+
 static tsr_status check_options(const tsr_map *keys, const tsr_model_group *group, const tsr_name_list *names,
                                 tsr_arena *arena, tsr_error *err)
 {

@@ -104,6 +104,7 @@ static tsr_status unflatten(loading *l, const tsr_value *flat, const tsr_value *
     tsr_name_list *lists;
     size_t count;
     TSR_TRY(list_names(l, flat, &lists, &count, err));
+    TSR_TRY(tsr_optimizer_own_keys(flat, lists, count, l->passing, &flat, err));
     const tsr_unflatten how = {l->params, lists, count, tsr_optimizer_same_tensor, l->passing};
     const tsr_name_list *names = lists;
     for (size_t o = 0; o < l->count; names += l->optimizers[o++]->group_count)

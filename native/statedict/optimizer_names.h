@@ -40,6 +40,10 @@ tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena 
 tsr_status tsr_optimizer_add(const tsr_optimizer_names *names, const tsr_model_optimizer *optimizer, const tsr_value *given,
                              bool tensors_only, const tsr_value **tree, tsr_error *err);
 
+/* The part of flat state that is of the parameters in `lists`: a flat state dict may be that of other optimizers and of
+ * other stages of a pipeline, too. */
+tsr_status tsr_optimizer_own_keys(const tsr_value *flat, const tsr_name_list *lists, size_t count, tsr_arena *arena,
+                                  const tsr_value **out, tsr_error *err);
 /* What flat state must have for an optimizer; `names` are its groups'. check_flat: every option of its groups, under the
  * first name of each, as PyTorch looks for them. check_nested, of what came of it: the states that it holds. TSR_E_NOT_FOUND
  * with the key. */

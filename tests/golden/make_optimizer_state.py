@@ -160,6 +160,11 @@ def gradients(model, optimizers):
             p.grad = torch.full_like(p, 2)
 
 
+def stranger(state):
+    """Of another stage of a pipeline."""
+    return {**state, "state.stranger.weight.exp_avg": torch.ones(2), "param_groups.stranger.weight.lr": 3.0}
+
+
 def popped(state, key):
     del state[key]
     return state
@@ -214,8 +219,8 @@ UNLIKE = {
     "tensor lr": [("apart", keep, copies)],
     "half": [("float32", keep, of_type(torch.float32)), ("float64", keep, of_type(torch.float64)), ("float16", keep, of_type(torch.float16, True))],
 }
-UNLIKE_FLAT = {"ddp": [("no option", keep, lambda s: popped(s, "param_groups.scale.lr")), ("no betas", keep, lambda s: popped(s, "param_groups.scale.betas"))],
-               "sharded two": [("no option", keep, lambda s: popped(s, "param_groups.body.0.weight.amsgrad"))],
+UNLIKE_FLAT = {"ddp": [("stranger", keep, stranger), ("no option", keep, lambda s: popped(s, "param_groups.scale.lr")), ("no betas", keep, lambda s: popped(s, "param_groups.scale.betas"))],
+               "sharded two": [("first only", keep, same), ("stranger", keep, stranger), ("no option", keep, lambda s: popped(s, "param_groups.body.0.weight.amsgrad"))],
                "tensor lr": [("apart", keep, copies), ("no option", keep, lambda s: popped(s, "param_groups.body.0.weight.lr"))]}
 
 
@@ -239,7 +244,7 @@ def unlike(name, kind):
         has = [[[p.grad is not None for p in g["params"]] for g in o.param_groups] for o in optimizers]
         record = {"of": of, "options": options, "state": encode(state), "optimizers": groups(model, optimizers), "gradients": has}
         try:
-            set_optimizer_state_dict(model, optimizers, state, options=StateDictOptions(**options))
+            set_optimizer_state_dict(model, optimizers[:1] if of == "first only" else optimizers, state, options=StateDictOptions(**options))
             record["then"] = then(model, optimizers)
         except Exception as e:
             record["error"] = f"{type(e).__name__}: {e}"[:80]

@@ -179,8 +179,9 @@ static tsr_status run_unlike(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_state_options options = live_options(live_get(record, "options"));
     TRY(open_with(&l, ((live_record *)arg)->test, live_get(record, "optimizers"), comm->rank, err));
     put_gradients(&l, live_get(record, "gradients"));
+    const size_t count = live_is(record, "of", "first only") ? 1 : l.count;
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
-    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, &options, &l.m.host, &own);
+    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, count, given, comm, &options, &l.m.host, &own);
     if (error && status == TSR_OK) status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s", error->valuestring);
     else if (error) status = same_optimizers(&l, live_get(record, "optimizers"), err);
     else if (status == TSR_OK) status = same_optimizers(&l, live_get(record, "then"), err);

@@ -75,7 +75,8 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
  * but did not step yet, or its algorithm has none) is TSR_E_USAGE: there is nothing that says where tensors belong. Tuples
  * stay tuples (PyTorch makes lists of them).
  *
- * A flat state dict must have every option of the optimizer's groups (TSR_E_NOT_FOUND with the key,
+ * A flat state dict may hold other parameters, too (of other optimizers, or other stages of a pipeline): their keys are not
+ * looked at. It must have every option of the optimizer's groups (TSR_E_NOT_FOUND with the key,
  * "param_groups.fc.weight.lr") and, when `strict`, every state that the optimizer holds (PyTorch puts {} in its place).
  *
  * Nothing is written before all ranks have found that everything fits. Errors: TSR_E_FORMAT for an empty state dict, groups
