@@ -186,7 +186,8 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(comm->largest(comm, &reached, err));
     if (comm->rank == 0 || ranks_count(0)) t->reached = reached;
     TRY(agree_on(comm, told, err));
-    const bool other_way = t->memory && t->what == REDISTRIBUTE; /* without memory to share, by messages */
+    /* without memory to share, by messages; what fails after a save was published does not unmake it */
+    const bool other_way = t->memory && (t->what == REDISTRIBUTE || t->what == SAVE);
     NEED(told == (!reached ? TSR_OK : t->memory ? TSR_E_NOMEM : TSR_E_IO) || (other_way && told == TSR_OK));
     NEED(own.live == 0);
     NEED(comm->rank != 0 || !left_behind());
