@@ -454,10 +454,12 @@ static tsr_status open_output(job *j, tsr_error *err)
     size_t count;
     tsr_status status = list_names(j, &names, &count, err);
     if (status == TSR_OK) status = tsr_publication_open(allocator, j->destination, JOB, &j->publication, err);
+    if (status == TSR_OK && j->arguments->overwrite) status = tsr_journals_hold(&j->publication.journals, err);
     if (status == TSR_OK) status = decide_replacement(j, names, count, err);
     if (status != TSR_OK) return status;
     const tsr_folder_output_options options = {.is_folder = j->by_rank,
                                                .overwrite = j->arguments->overwrite,
+                                               .absent = j->by_rank && j->arguments->overwrite && !j->replacement.exists,
                                                .source = j->source,
                                                .tag = j->publication.tag,
                                                .swap = j->replacement.swap,

@@ -18,6 +18,7 @@ static tsr_status open_output(cli_writing *w, const cli_beginning *b, bool join,
     const tsr_folder_output_options options = {
         .is_folder = w->is_folder,
         .overwrite = w->options->overwrite,
+        .absent = w->is_folder && w->options->overwrite && cli_speaks(w->program) && !w->replacement.exists,
         .tag = w->tag,
         .join = join,
         .whole = join && w->is_exec && b->has_records && !b->publishing,
@@ -124,10 +125,18 @@ static tsr_status plan_work(cli_writing *w, const cli_beginning *b, const tsr_co
     return tsr_work_new(w->source.checkpoint, w->plan, options, b->generation, w->arena, &w->work, err);
 }
 
+/* A part that does not publish decides nothing for good: parts run at the same time. */
+static tsr_status hold_destination(cli_writing *w, tsr_error *err)
+{
+    if (!w->options->overwrite || (w->part && !w->finish)) return TSR_OK;
+    return tsr_journals_hold(&w->journals, err);
+}
+
 /* The journal first: an output without one belongs to nobody. */
 static tsr_status open_all(cli_writing *w, cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
 {
-    tsr_status status = cli_decide_replacement(w, b->written, b->written_count, err);
+    tsr_status status = hold_destination(w, err);
+    if (status == TSR_OK) status = cli_decide_replacement(w, b->written, b->written_count, err);
     if (status == TSR_OK && !b->resumed && w->is_folder && w->options->overwrite) status = choose_generation(w, b, err);
     if (status == TSR_OK) status = plan_work(w, b, options, err);
     if (status == TSR_OK) status = cli_check_names(w, b->publishing, err);

@@ -405,6 +405,9 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
                    : output->options.swap ? OUTPUT_SWAP_FOLDER
                                           : OUTPUT_INTO_FOLDER;
     if (!exists) return TSR_OK;
+    if (output->options.absent)
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                         "the destination '%s' exists now, but was not there a moment ago: another process is writing it", path);
     if (!output->options.overwrite) {
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it", path);
     }

@@ -42,11 +42,15 @@ typedef struct tsr_journals {
     const tsr_allocator *allocator;
     int folder;              /* the destination's parent */
     char name[NAME_MAX + 1]; /* of the destination in it */
+    int held;                /* the destination, locked by tsr_journals_hold; or -1 */
 } tsr_journals;
 /* `sys` NULL: the real calls. TSR_E_NOT_FOUND where the parent folder is not there. */
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err);
 void tsr_journals_close(tsr_journals *journals); /* takes a zeroed one */
+/* Keeps other jobs from replacing an existing directory until the journals are closed. What is decided about its files from
+ * then on still holds when they are replaced. TSR_E_EXISTS where another process has it for longer than a second. */
+tsr_status tsr_journals_hold(tsr_journals *journals, tsr_error *err);
 
 /* A journal, a record of a publication, or an unpublished output, that was found. */
 typedef struct tsr_leftover {

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "publish/folder_output.h"
@@ -11,6 +12,8 @@
 #include "publish/record.h"
 #include "publish/text.h"
 #include "publish/try.h"
+
+#define HOLD_TRIES 100 /* one second */
 
 static const char note[] = ".publishing";
 
@@ -20,7 +23,7 @@ tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator,
                              tsr_error *err)
 {
     tsr_place place;
-    *out = (tsr_journals){.sys = sys ? sys : &tsr_sys_posix, .allocator = allocator, .folder = -1};
+    *out = (tsr_journals){.sys = sys ? sys : &tsr_sys_posix, .allocator = allocator, .folder = -1, .held = -1};
     tsr_status status = tsr_place_of(destination, &place, err);
     if (status != TSR_OK) return status;
     memcpy(out->name, place.name, sizeof place.name);
@@ -28,8 +31,37 @@ tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator,
     return out->folder >= 0 ? TSR_OK : tsr_sys_raise(err, "open the folder", place.parent);
 }
 
+/* Locks the directory that has the destination's name now; *again where another job has it, or replaced it meanwhile. */
+static void try_to_hold(tsr_journals *j, bool *again)
+{
+    struct stat locked, named;
+    const tsr_sys *sys = j->sys;
+    const int fd = tsr_sys_open(sys, j->folder, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    *again = false;
+    if (fd < 0) return; /* there is nothing that two jobs could replace differently */
+    const bool taken = sys->lock(sys, fd) != 0 && (errno == EWOULDBLOCK || errno == EINTR); /* or no locks here */
+    const bool same = sys->stat(sys, fd, &locked) == 0 && sys->link_stat_at(sys, j->folder, j->name, &named) == 0 &&
+                      locked.st_ino == named.st_ino;
+    *again = taken || !same;
+    if (*again) sys->close(sys, fd);
+    else j->held = fd;
+}
+
+tsr_status tsr_journals_hold(tsr_journals *journals, tsr_error *err)
+{
+    bool again = true;
+    for (unsigned tries = 0; tries < HOLD_TRIES; tries++) {
+        try_to_hold(journals, &again);
+        if (!again) return TSR_OK;
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "another process is replacing '%s'; wait until it has ended, or write to another directory", journals->name);
+}
+
 void tsr_journals_close(tsr_journals *journals)
 {
+    if (journals->sys && journals->folder >= 0 && journals->held >= 0) journals->sys->close(journals->sys, journals->held);
     if (journals->sys && journals->folder >= 0) journals->sys->close(journals->sys, journals->folder);
     *journals = (tsr_journals){0};
 }

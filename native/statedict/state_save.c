@@ -75,6 +75,7 @@ static tsr_status choose_place(saving *s, place *out, tsr_error *err)
     memset(out, 0, sizeof *out);
     if (s->comm->rank != 0) return TSR_OK;
     TSR_TRY(tsr_publication_open(s->host->allocator, s->path, JOB, &s->publication, err));
+    if (s->options.overwrite) TSR_TRY(tsr_journals_hold(&s->publication.journals, err));
     TSR_TRY(decide_replacement(s, err));
     out->swap = s->replacement.swap;
     TSR_TRY(tsr_folder_next_generation(NULL, s->path, &out->generation, err));
@@ -91,6 +92,7 @@ static tsr_status open_output(saving *s, const place *where, tsr_error *err)
 {
     const tsr_folder_output_options options = {.is_folder = true,
                                                .overwrite = s->options.overwrite,
+                                               .absent = s->options.overwrite && s->comm->rank == 0 && !s->replacement.exists,
                                                .tag = where->tag,
                                                .join = s->comm->rank != 0,
                                                .keep = s->comm->rank != 0,

@@ -46,6 +46,7 @@ void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
 typedef struct tsr_folder_output_options {
     bool is_folder; /* the destination is a folder of files; else one file, created under the name "" */
     bool overwrite; /* an existing destination is replaced */
+    bool absent;    /* nothing was there when that was decided: what appeared since is not replaced */
     /* NULL: temporary names of this process alone. Else a word (letters, digits, '-') that they are made of, so that several
      * processes, or a later one, write into the same unpublished files: with `join`, `create` opens what is there already.
      * Files must be created in the same order by all. */
