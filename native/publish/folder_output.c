@@ -390,6 +390,16 @@ static tsr_status refuse_source(const folder_output *output, const char *path, c
     return TSR_OK;
 }
 
+/* A link that leads nowhere has the name all the same; only a file that is written with --overwrite replaces it. */
+static tsr_status refuse_dead_link(const folder_output *output, const char *path, tsr_error *err)
+{
+    struct stat info;
+    const bool replaces = output->mode == OUTPUT_FILE && output->options.overwrite;
+    if (replaces || output->sys->link_stat_at(output->sys, output->parent, output->name, &info) != 0) return TSR_OK;
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "the destination '%s' exists: it is a symbolic link to something that is not there; remove the link", path);
+}
+
 static tsr_status choose_mode(folder_output *output, const char *path, const char *parent, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
@@ -404,7 +414,7 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
                    : !exists              ? OUTPUT_NEW_FOLDER
                    : output->options.swap ? OUTPUT_SWAP_FOLDER
                                           : OUTPUT_INTO_FOLDER;
-    if (!exists) return TSR_OK;
+    if (!exists) return refuse_dead_link(output, path, err);
     if (output->options.absent)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                          "the destination '%s' exists now, but was not there a moment ago: another process is writing it", path);
