@@ -4,6 +4,7 @@
  *   exchange the two names, sync their parent, then remove what .NAME.tessera-TAG/ holds now */
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "publish/folder_output.h"
@@ -36,6 +37,26 @@ static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_err
         output->name, name, output->name);
 }
 
+/* Whether two names are in one mount: also within one file system, names cannot be linked or exchanged between two. */
+static bool is_one_mount(const struct statx *a, const struct statx *b)
+{
+    const bool known = a->stx_mask & b->stx_mask & STATX_MNT_ID;
+    return known ? a->stx_mnt_id == b->stx_mnt_id
+                 : a->stx_dev_major == b->stx_dev_major && a->stx_dev_minor == b->stx_dev_minor;
+}
+
+static tsr_status refuse_mount(const folder_output *output, tsr_error *err)
+{
+    struct statx old, new;
+    const bool known = statx(output->parent, output->name, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &old) == 0 &&
+                       statx(output->work, "", AT_EMPTY_PATH, STATX_MNT_ID, &new) == 0;
+    if (!known || is_one_mount(&old, &new)) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it "
+                     "instead of --overwrite, or write to a new directory in it",
+                     output->name);
+}
+
 static const char *const trial[] = {TSR_TRIAL_A, TSR_TRIAL_B};
 
 static void end_trial(const folder_output *output)
@@ -63,7 +84,8 @@ static tsr_status try_exchange(const folder_output *output, tsr_error *err)
 
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err)
 {
-    tsr_status status = tsr_output_each_in(output, output->name, refuse_folder, err);
+    tsr_status status = refuse_mount(output, err);
+    if (status == TSR_OK) status = tsr_output_each_in(output, output->name, refuse_folder, err);
     if (status == TSR_OK && made) return try_exchange(output, err);
     end_trial(output); /* of a run that was killed in it */
     return status;
