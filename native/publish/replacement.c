@@ -1,7 +1,9 @@
 /* See replacement.h. */
 #include "publish/replacement.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -61,6 +63,55 @@ static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
     return TSR_OK;
 }
 
+static bool in_store(const decision *d, tsr_str name)
+{
+    for (uint32_t f = 0; f < d->store->file_count; f++)
+        if (tsr_str_equal(d->store->files[f].name, name)) return true;
+    return false;
+}
+
+/* Adds what a store does not list, since nobody can read it: subdirectories, links that lead nowhere, pipes. */
+static tsr_status add_unread(decision *d, DIR *folder, tsr_vec *kept, tsr_error *err)
+{
+    for (struct dirent *item; (item = readdir(folder));) {
+        const tsr_str name = tsr_str_from(item->d_name);
+        const bool is_own = tsr_str_equal(name, TSR_STR(".")) || tsr_str_equal(name, TSR_STR("..")) ||
+                            strstr(item->d_name, ".tessera-");
+        if (is_own || in_store(d, name)) continue;
+        const tsr_str copy = tsr_arena_str(d->arena, name, err);
+        tsr_kept *own = copy.data ? tsr_vec_push(kept, err) : NULL;
+        if (!own) return TSR_E_NOMEM;
+        *own = (tsr_kept){copy, TSR_ROLE_NONE};
+    }
+    return TSR_OK;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const tsr_kept *)a)->name.data, ((const tsr_kept *)b)->name.data);
+}
+
+/* The kept files of the store, and after them what is not in it. */
+static tsr_status keep_unread(decision *d, const tsr_kept *files, tsr_error *err)
+{
+    tsr_replacement *out = d->out;
+    tsr_vec unread = tsr_vec_of(d->request->host->allocator, sizeof(tsr_kept));
+    DIR *folder = opendir(d->request->path);
+    tsr_status status = folder ? add_unread(d, folder, &unread, err)
+                               : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot list '%s'", d->request->path);
+    if (folder) closedir(folder);
+    out->kept = status == TSR_OK ? tsr_arena_array(d->arena, out->kept_count + unread.count, sizeof *files, err) : NULL;
+    if (status == TSR_OK && !out->kept) status = TSR_E_NOMEM;
+    if (status == TSR_OK && out->kept_count) memcpy(out->kept, files, out->kept_count * sizeof *files);
+    if (status == TSR_OK && unread.count) {
+        qsort(unread.items, unread.count, sizeof *files, by_name);
+        memcpy(out->kept + out->kept_count, unread.items, unread.count * sizeof *files);
+        out->kept_count += unread.count;
+    }
+    tsr_vec_free(&unread);
+    return status;
+}
+
 static tsr_status sort_files(decision *d, tsr_error *err)
 {
     const uint32_t count = d->store->file_count;
@@ -77,8 +128,7 @@ static tsr_status sort_files(decision *d, tsr_error *err)
         d->out->has_stray |= !d->owned[f] && d->roles[f] == TSR_ROLE_TENSORS;
     }
     d->out->obsolete = obsolete;
-    d->out->kept = kept;
-    return TSR_OK;
+    return keep_unread(d, kept, err);
 }
 
 /* ---- what may become of it ---- */
@@ -98,6 +148,24 @@ static tsr_status refuse_spoilers(const decision *d, tsr_error *err)
                          d->request->path, TSR_STR_ARG(k->name));
     }
     return TSR_OK;
+}
+
+/* An index of which no file is there says nothing about the tensors that are: they may be another checkpoint, without a list,
+ * and the index that of something else. */
+static tsr_status refuse_hollow_index(const decision *d, tsr_error *err)
+{
+    tsr_str marker = {0};
+    if (!d->old || !d->out->has_stray || tsr_checkpoint_catalog(d->old)->format == TSR_FORMAT_DCP) return TSR_OK;
+    for (uint32_t f = 0; f < d->store->file_count; f++) {
+        if (!d->owned[f]) continue;
+        if (d->roles[f] != TSR_ROLE_MARKER) return TSR_OK;
+        marker = d->store->files[f].name;
+    }
+    if (!marker.size) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "'%s' cannot be replaced: '%.*s' lists no file that is there, and other files with tensors are, so it is not "
+                     "known which of them make the old checkpoint; move the index away, or write to another directory",
+                     d->request->path, TSR_STR_ARG(marker));
 }
 
 /* One rename switches from old to new where both have the same marker, and where no file means anything to a reader. */
@@ -153,6 +221,7 @@ static tsr_status decide_folder(decision *d, tsr_error *err)
     TSR_TRY(refuse_unreadable(d, err));
     TSR_TRY(sort_files(d, err));
     TSR_TRY(refuse_overlap(d, err));
+    TSR_TRY(refuse_hollow_index(d, err));
     TSR_TRY(refuse_spoilers(d, err));
     d->out->swap = needs_swap(d);
     return TSR_OK;

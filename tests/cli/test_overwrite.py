@@ -3,8 +3,10 @@ somebody else's."""
 import itertools
 import json
 import os
+import shlex
 import shutil
 import struct
+import subprocess
 
 from harness import need, sample, st_write, test
 
@@ -253,6 +255,74 @@ def test_subdirectories_stay(t):
         need(p.returncode == 0 or (b"logs" in p.stderr and tree(dest) == was), p.stderr)
         if p.returncode == 0:
             t.run("diff", new, dest, "--values")
+        nothing_temporary(t)
+
+
+@test
+def test_what_is_not_a_file_stays_and_is_named(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    for before, after in itertools.product(FORMS, FORMS):
+        dest = t.at(f"{before}-{after}")
+        make(t, before, old, dest, "-q")
+        os.symlink("/nowhere", os.path.join(dest, "dead.bin"))
+        os.symlink(t.folder, os.path.join(dest, "elsewhere"))
+        os.mkfifo(os.path.join(dest, "pipe.safetensors"))
+        in_place = before in ("dcp", "dcp-ranks") and after in ("dcp", "dcp-ranks") or before == after == "shards"
+        names = ["dead.bin", "elsewhere", "pipe.safetensors"]
+        if in_place:
+            os.mkdir(os.path.join(dest, "logs"))
+            names.append("logs")
+        p = make(t, after, new, dest, "--overwrite")
+        need(all(os.path.lexists(os.path.join(dest, n)) for n in names), f"{before} → {after}: {os.listdir(dest)}")
+        need(all(f"'{n}'".encode() in p.stderr for n in names), f"{before} → {after}: {p.stderr}")
+        t.run("diff", new, dest, "--values")
+
+
+@test
+def test_an_index_without_its_files_is_not_taken_for_the_old_checkpoint(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    make(t, "shards", old, t.at("adapter"), "-q")
+    for before, after in itertools.product(("ranks", "sharded"), FORMS):
+        dest = t.at(f"{before}-{after}")
+        make(t, before, old, dest, "-q")
+        shutil.copy(t.at("adapter", "model.safetensors.index.json"), os.path.join(dest, "adapter.safetensors.index.json"))
+        was = tree(dest)
+        p = make(t, after, new, dest, "--overwrite", status=2)
+        need(b"adapter.safetensors.index.json" in p.stderr and tree(dest) == was, p.stderr)
+        nothing_temporary(t)
+
+
+@test
+def test_a_link_that_leads_nowhere_is_a_destination_that_exists(t):
+    new = source(t, "new.safetensors", 2)
+    os.symlink(t.at("nowhere"), t.at("link"))
+    for form, more in itertools.product(FORMS, ((), ("--overwrite",))):
+        p = make(t, form, new, t.at("link"), *more, status=2)
+        need(b"symbolic link" in p.stderr and os.path.islink(t.at("link")), p.stderr)
+    p = t.run("convert", new, t.at("link"), "--to", "torch", status=2)
+    need(b"symbolic link" in p.stderr and os.path.islink(t.at("link")), p.stderr)
+    nothing_temporary(t)
+
+
+@test
+def test_a_mount_point_is_not_replaced_as_a_whole(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    here = t.at("mounted")
+    for before, after, refused in (("shards", "dcp", True), ("ranks", "ranks", True), ("dcp", "dcp", False)):
+        there = t.at(f"{before}-{after}")
+        make(t, before, old, there, "-q")
+        leave(there, {"notes.txt": b"mine"})
+        was = tree(there)
+        os.makedirs(here, exist_ok=True)
+        command, *options = FORMS[after]
+        inner = " ".join(map(shlex.quote, [t.path, command, new, here, *options, "--overwrite"]))
+        p = subprocess.run(["unshare", "--map-root-user", "--mount", "sh", "-c",
+                            f"mount --bind {shlex.quote(there)} {shlex.quote(here)} || exit 77; {inner}"], capture_output=True, timeout=60)
+        if p.returncode in (1, 77):
+            print(f"a mount point is not tested: {p.stderr.decode().strip()}")
+            return
+        need(p.returncode == (2 if refused else 0), p.stderr)
+        need(not refused or (b"mount point" in p.stderr and tree(there) == was), p.stderr)
         nothing_temporary(t)
 
 
