@@ -242,9 +242,10 @@ static bool is_megatron(tsr_str path)
            tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
 }
 
+/* Of a DCP, whole or interrupted. */
 static bool is_dcp(tsr_str path)
 {
-    return tsr_str_equal(base_name(path), TSR_STR(".metadata"));
+    return tsr_str_equal(base_name(path), TSR_STR(".metadata")) || tsr_str_ends(path, TSR_STR(".distcp"));
 }
 
 static bool is_zarr(tsr_str path)
