@@ -144,7 +144,8 @@ typedef enum tsr_pickle_oddity_kind {
 } tsr_pickle_oddity_kind;
 typedef struct tsr_pickle_oddity {
     tsr_pickle_oddity_kind kind;
-    tsr_ref ref; /* ODD_CALL: what is called when it is an OBJECT; ODD_PERSISTENT: the node; TSR_REF_NONE otherwise */
+    tsr_ref ref; /* ODD_CALL: what is called when it is an OBJECT or a PERSISTENT; ODD_PERSISTENT: the node; otherwise
+                  * TSR_REF_NONE */
     uint64_t position;
 } tsr_pickle_oddity;
 /* Borrowed; `*count` of them. */

@@ -11,7 +11,7 @@ bool tsr_pickle_note_odd(machine *m, tsr_pickle_oddity_kind kind, tsr_ref ref)
 {
     tsr_vec *oddities = &m->pickle->oddities;
     if (!has_room(m, oddities, 1)) return false;
-    bool kept = tag_of(ref) == TAG_OBJECT || kind == TSR_PICKLE_ODD_PERSISTENT; /* others may be dropped by a fold */
+    bool kept = tag_of(ref) == TAG_OBJECT || tag_of(ref) == TAG_PERSISTENT; /* others may be dropped by a fold */
     ((tsr_pickle_oddity *)oddities->items)[oddities->count++] =
         (tsr_pickle_oddity){kind, kept ? ref : TSR_REF_NONE, (uint64_t)(m->at - m->start)};
     return true;

@@ -24,7 +24,7 @@ struct tsr_verdict {
     bool named;             /* what is only named is a note */
     /* Whether a GLOBAL without an id is data as long as it is only named; may be NULL. */
     bool (*is_data)(const tsr_pickle *pickle, tsr_ref global);
-    /* Whether an OBJECT that is called stands for a known class; may be NULL. */
+    /* Whether an OBJECT or a PERSISTENT that is called stands for a class; may be NULL. */
     bool (*is_class)(const tsr_pickle *pickle, tsr_ref object);
     /* Judges a persistent id; NULL: the loader resolves none. */
     tsr_status (*persistent)(const tsr_verdict *verdict, const tsr_pickle_oddity *odd, tsr_error *err);

@@ -31,6 +31,21 @@ static bool is_class(const tsr_pickle *pickle, tsr_ref object)
            tsr_torch_is_attribute(pickle, tsr_torch_arg(pickle, object, 0), tsr_torch_arg(pickle, object, 1));
 }
 
+/* The class of ('module', class, source file, source), the persistent id that the legacy form writes in place of the class of
+ * an nn.Module; otherwise TSR_REF_NONE. */
+static tsr_ref module_class(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_ref id = tsr_pickle_persistent(pickle, ref), class_ = tsr_pickle_item(pickle, id, 1);
+    bool module = tsr_pickle_count(pickle, id) == 4 &&
+                  tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("module"));
+    return module && tsr_pickle_kind_of(pickle, class_) == TSR_PICKLE_GLOBAL ? class_ : TSR_REF_NONE;
+}
+
+static bool is_legacy_class(const tsr_pickle *pickle, tsr_ref object)
+{
+    return is_class(pickle, object) || module_class(pickle, object) != TSR_REF_NONE;
+}
+
 static bool is_function(uint32_t id)
 {
     return id == TSR_TORCH_GETATTR || id == TSR_TORCH_ENCODE || id == TSR_TORCH_LAYOUT || id == TSR_TORCH_RECONSTRUCTOR ||
@@ -245,9 +260,20 @@ static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
     return reason ? tsr_verdict_unloadable(&j->verdict, j->position, reason, err) : TSR_OK;
 }
 
+/* Modules are made by NEWOBJ, and none of their classes is on the list. */
+static tsr_status judge_module(const judge *j, tsr_ref class_, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    bool built = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_BUILT && tsr_pickle_id(pickle, class_) == 0;
+    return built ? tsr_verdict_instance_of(&j->verdict, j->position, class_, err)
+                 : tsr_verdict_call_of(&j->verdict, j->position, class_, err);
+}
+
 static tsr_status judge_object(const judge *j, tsr_error *err)
 {
     uint32_t id = tsr_pickle_class_id(j->verdict.pickle, j->object);
+    tsr_ref module = module_class(j->verdict.pickle, tsr_pickle_class(j->verdict.pickle, j->object));
+    if (module && j->verdict.persistent) return judge_module(j, module, err);
     if (id) TSR_TRY(judge_loadable(j, id, err));
     switch (id) {
     case TSR_TORCH_GETATTR: return judge_getattr(j, err);
@@ -289,9 +315,7 @@ static tsr_status judge_id(const tsr_verdict *v, const tsr_pickle_oddity *odd, t
 static tsr_status judge_legacy_id(const tsr_verdict *v, const tsr_pickle_oddity *odd, tsr_error *err)
 {
     const tsr_pickle *pickle = v->pickle;
-    tsr_ref id = tsr_pickle_persistent(pickle, odd->ref);
-    bool module = tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("module"));
-    return module && tsr_pickle_count(pickle, id) == 4 ? TSR_OK : judge_storage(v, odd, 6, err);
+    return module_class(pickle, odd->ref) ? TSR_OK : judge_storage(v, odd, 6, err);
 }
 
 static tsr_verdict verdict_on(const tsr_torch_build *build, bool resolves)
@@ -303,7 +327,7 @@ static tsr_verdict verdict_on(const tsr_torch_build *build, bool resolves)
                          .persistent = !resolves ? NULL : build->legacy ? judge_legacy_id : judge_id,
                          .named = true,
                          .is_data = is_data,
-                         .is_class = is_class};
+                         .is_class = resolves && build->legacy ? is_legacy_class : is_class};
 }
 
 tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool resolves, tsr_error *err)

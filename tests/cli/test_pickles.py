@@ -141,6 +141,30 @@ def test_what_torch_writes_itself_is_no_finding(t):
         need(got == set() and status == 0, f"{name}: {got}, {status}")
 
 
+def module_class(class_):
+    """The persistent id that PyTorch 2.13 writes in place of the class of an nn.Module, in the legacy form only."""
+    return tup(s("module"), class_, s("linear.py"), s("class Linear(Module):")) + b"Q"
+
+
+@test
+def test_classes_of_modules_in_the_legacy_form_are_classes(t):
+    """torch.save(nn.Linear(3, 4), path, _use_new_zipfile_serialization=False) writes NEWOBJ of such an id."""
+    linear = module_class(glob("torch.nn.modules.linear", "Linear"))
+    for name, fragment, want in (
+        ("an instance", new(linear) + dict_of(training=b"\x88") + b"b", ODD_CLASS),
+        ("an instance of a dangerous class", new(module_class(glob("subprocess", "Popen"))), BAD_CLASS),
+        ("an instance of a listed function", new(module_class(glob("builtins", "getattr")), SHARDED, s("x")), BAD_CALL),
+        ("a call", call(linear, b"K\3", b"K\4"), BAD_CALL),
+        ("a call of getattr", call(module_class(glob("builtins", "getattr")), SHARDED, s("__globals__")), BAD_CALL),
+        ("an id of something that is not a class", new(module_class(s("Linear"))), BAD_CALL),
+        ("a state for the class", linear + dict_of(forward=OS) + b"b", BAD_CALL),
+    ):
+        got, status = findings(t, write(t.at("a.pt"), legacy(kept(fragment))))
+        need(want in got and status == (want[1] == "error"), f"{name}: {got} {status}")
+        got, status = findings(t, write(t.at("b.pt"), archive(kept(fragment))))
+        need(status == 1, f"{name} in a zip, of which PyTorch's loader resolves no such id: {got}")
+
+
 @test
 def test_bytes_after_the_end_are_a_warning(t):
     tail = b"\x80\2" + call(OS, COMMAND) + b"."
