@@ -153,6 +153,14 @@ static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t f
                      file->name, found, size);
 }
 
+static tsr_status refuse_gone(const output_file *file, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "'%s' was removed after parts of it were written; remove the unpublished output and its journals, and write "
+                     "all parts again",
+                     file->name);
+}
+
 /* A file of a job that several processes, or an earlier one, write too. It begins what the job holds when it was not there,
  * or not in its full size. */
 static tsr_status join_temporary(folder_output *output, output_file *file, uint64_t size, tsr_error *err)
@@ -162,6 +170,7 @@ static tsr_status join_temporary(folder_output *output, output_file *file, uint6
     if (!file->temporary) return TSR_E_NOMEM;
     file->fd = output->options.join ? open_shared(output, file) : open_file(output, file->temporary, O_CREAT | O_EXCL);
     if (file->fd < 0 && (errno == EEXIST || errno == ELOOP)) return refuse_foreign(output, file->temporary, err);
+    if (file->fd < 0 && errno == ENOENT && output->options.whole) return refuse_gone(file, err);
     if (file->fd < 0) return tsr_sys_raise(err, "create", file->name);
     if (!tsr_is_own_file(output->sys, file->fd)) return refuse_foreign(output, file->temporary, err);
     if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(err, "look at", file->name);
