@@ -118,11 +118,11 @@ static tsr_status check_name(const cli_writing *w, tsr_str name, tsr_error *err)
     return tsr_replacement_check_name(&w->replacement, w->destination, name, err);
 }
 
-tsr_status cli_check_names(cli_writing *w, bool publishing, tsr_error *err)
+tsr_status cli_check_names(cli_writing *w, tsr_error *err)
 {
     const tsr_conversion *c = tsr_work_conversion(w->work);
     tsr_status status = TSR_OK;
-    if (!w->is_folder) return c->sidecar.size && !publishing ? check_sidecar_file(w, err) : TSR_OK;
+    if (!w->is_folder) return c->sidecar.size ? check_sidecar_file(w, err) : TSR_OK;
     if (c->sidecar.size)
         status = tsr_replacement_take_sidecar(&w->replacement, w->destination, cli_sidecar_name(w), w->arena, err);
     for (uint32_t f = 0; f < c->file_count && status == TSR_OK; f++) status = check_name(w, c->files[f], err);
@@ -138,7 +138,7 @@ tsr_str cli_sidecar_name(const cli_writing *w)
 }
 
 /* In the folder, or beside the one file. */
-tsr_status cli_write_sidecar(cli_writing *w, bool again, tsr_error *err)
+tsr_status cli_write_sidecar(cli_writing *w, tsr_error *err)
 {
     tsr_str text = w->conversion.sidecar;
     tsr_output *to = w->output;
@@ -147,7 +147,7 @@ tsr_status cli_write_sidecar(cli_writing *w, bool again, tsr_error *err)
     if (text.size == 0 || w->options->dry_run) return TSR_OK;
     if (!w->is_folder) {
         tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
-        const tsr_folder_output_options options = {.overwrite = w->options->overwrite || again, .tag = w->tag, .join = w->joins};
+        const tsr_folder_output_options options = {.overwrite = w->options->overwrite, .tag = w->tag, .join = w->joins};
         if (!path.data) return TSR_E_NOMEM;
         tsr_status status =
             tsr_folder_output_open(NULL, cli_host(w->program)->allocator, path.data, &options, &w->sidecar, err);

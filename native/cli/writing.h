@@ -115,14 +115,13 @@ tsr_status cli_carry_out(cli_writing *writing, const tsr_convert_options *option
 /* writing.c, for it: decides what DEST's files become. `written` are names that an unfinished run of the
  * same job has put there. */
 tsr_status cli_decide_replacement(cli_writing *writing, const tsr_str *written, size_t count, tsr_error *err);
-/* Refuses new files whose names are taken by files that stay, and says which do. `publishing`: an earlier run may have put
- * its own there. */
-tsr_status cli_check_names(cli_writing *writing, bool publishing, tsr_error *err);
+/* Refuses new files whose names are taken by files that stay, and says which do. */
+tsr_status cli_check_names(cli_writing *writing, tsr_error *err);
 tsr_status cli_note_kept(cli_writing *writing, tsr_error *err);
 /* The name of the file of objects in a directory. */
 tsr_str cli_sidecar_name(const cli_writing *writing);
-/* writing.c, for it: the sidecar is written; `again` when an earlier run may have published it. */
-tsr_status cli_write_sidecar(cli_writing *writing, bool again, tsr_error *err);
+/* writing.c, for it: the sidecar is written. */
+tsr_status cli_write_sidecar(cli_writing *writing, tsr_error *err);
 
 /* On stderr what was written; with --json the document on stdout. */
 tsr_status cli_report_writing(const cli_writing *writing, tsr_error *err);

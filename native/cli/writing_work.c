@@ -139,7 +139,7 @@ static tsr_status open_all(cli_writing *w, cli_beginning *b, const tsr_convert_o
     if (status == TSR_OK) status = cli_decide_replacement(w, b->written, b->written_count, err);
     if (status == TSR_OK && !b->resumed && w->is_folder && w->options->overwrite) status = choose_generation(w, b, err);
     if (status == TSR_OK) status = plan_work(w, b, options, err);
-    if (status == TSR_OK) status = cli_check_names(w, b->publishing, err);
+    if (status == TSR_OK) status = cli_check_names(w, err);
     if (status == TSR_OK) status = begin_journal(w, b, err);
     if (status == TSR_OK) status = open_files_safely(w, b, err);
     /* Records seen before the files were opened are about files that were whole then: if they are not, nothing is known. */
@@ -240,9 +240,9 @@ static tsr_status refuse_missing(const cli_writing *w, tsr_error *err)
 /* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */
 static tsr_status note_publishing(cli_writing *w, uint32_t marker, tsr_error *err)
 {
-    const bool durable = tsr_folder_output_replaces(w->output) || w->replacement.swap;
+    const bool durable = tsr_folder_output_replaces(w->output) || w->replacement.swap || w->sidecar;
     tsr_vec record = tsr_vec_of(cli_host(w->program)->allocator, 1);
-    tsr_status status = tsr_folder_output_record(w->output, marker, &record, err);
+    tsr_status status = tsr_folder_output_record(w->output, marker, w->sidecar, &record, err);
     if (status == TSR_OK)
         status = tsr_journals_publishing(&w->journals, w->tag, (tsr_str){record.items, record.count}, durable, err);
     tsr_vec_free(&record);
@@ -253,9 +253,9 @@ static tsr_status give_names(cli_writing *w, tsr_error *err)
 {
     const uint32_t marker = tsr_work_conversion(w->work)->marker;
     tsr_status status = note_publishing(w, marker, err);
-    if (status == TSR_OK && w->sidecar) status = w->sidecar->publish(w->sidecar, 0, err);
     if (status == TSR_OK) status = w->output->publish(w->output, marker, err);
     w->published = status == TSR_OK;
+    if (status == TSR_OK && w->sidecar) status = w->sidecar->publish(w->sidecar, 0, err);
     return status == TSR_OK ? tsr_journals_remove(&w->journals, w->tag, NULL, err) : status;
 }
 
@@ -272,17 +272,17 @@ static tsr_status publish(cli_writing *w, tsr_error *err)
 }
 
 /* What surrounds the units, all of which are done. */
-static tsr_status finish(cli_writing *w, const cli_beginning *b, tsr_error *err)
+static tsr_status finish(cli_writing *w, tsr_error *err)
 {
     if (tsr_work_left(w->work, 0, 1)) return refuse_missing(w, err);
     tsr_status status = tsr_work_finish(w->work, err);
     w->conversion = *tsr_work_conversion(w->work);
     const bool believes = w->units_found || w->part || w->finish; /* what other processes have written */
     if (status == TSR_OK && believes && !w->options->no_verify) status = cli_verify_written(w, err);
-    return status == TSR_OK ? cli_write_sidecar(w, b->publishing, err) : status;
+    return status == TSR_OK ? cli_write_sidecar(w, err) : status;
 }
 
-static tsr_status do_units(cli_writing *w, const cli_beginning *b, tsr_error *err)
+static tsr_status do_units(cli_writing *w, tsr_error *err)
 {
     const share own = own_share(w);
     const bool first = cli_speaks(w->program);
@@ -293,7 +293,7 @@ static tsr_status do_units(cli_writing *w, const cli_beginning *b, tsr_error *er
     status = cli_agree(w->program, status, err);
     if (status != TSR_OK || (w->part && !w->finish)) return status;
     status = w->part ? cli_take_steps(w, true, err) : exchange_records(w, err);
-    if (status == TSR_OK && first) status = finish(w, b, err);
+    if (status == TSR_OK && first) status = finish(w, err);
     if (status == TSR_OK) status = cli_unchanged(&w->source, err);
     status = cli_agree(w->program, status, err);
     return status == TSR_OK ? cli_agree(w->program, first ? publish(w, err) : TSR_OK, err) : status;
@@ -352,7 +352,7 @@ tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr
     if (b.complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;
     if (cli_speaks(w->program)) cli_cleanup_add(&cleanup);
     status = open_on_ranks(w, &b, options, err);
-    if (status == TSR_OK) status = do_units(w, &b, err);
+    if (status == TSR_OK) status = do_units(w, err);
     if (w->work) w->conversion = *tsr_work_conversion(w->work);
     if (status != TSR_OK && w->journal) clean_up(w);
     cli_cleanup_drop(&cleanup);

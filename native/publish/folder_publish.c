@@ -199,15 +199,29 @@ static size_t record_old(const folder_output *output, tsr_recorded_file *files)
     return count;
 }
 
-tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_vec *text, tsr_error *err)
+/* The file that is published after this one, and what has its name now. */
+static tsr_status record_companion(folder_output *companion, tsr_recorded_file *files, size_t *count, tsr_error *err)
+{
+    struct stat info;
+    const tsr_status status = record_files(companion, files + *count, err);
+    if (status != TSR_OK) return status;
+    *count += companion->files.count;
+    if (companion->sys->link_stat_at(companion->sys, companion->parent, companion->name, &info) == 0)
+        files[(*count)++] = (tsr_recorded_file){tsr_str_from(companion->name), (uint64_t)info.st_ino, true};
+    return TSR_OK;
+}
+
+tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_output *companion, tsr_vec *text, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
     struct stat info = {0};
     const size_t count = output->files.count;
-    tsr_recorded_file *files = tsr_arena_array(output->arena, count + output->options.obsolete_count, sizeof *files, err);
+    tsr_recorded_file *files = tsr_arena_array(output->arena, count + output->options.obsolete_count + 2, sizeof *files, err);
     tsr_status status = files ? record_files(output, files, err) : TSR_E_NOMEM;
     if (status != TSR_OK) return status;
     tsr_record record = {.kind = (tsr_switch)output->mode, .marker = TSR_STR(""), .files = files, .count = count};
+    if (companion) status = record_companion((folder_output *)companion, files, &record.count, err);
+    if (status != TSR_OK) return status;
     if (output->mode == OUTPUT_INTO_FOLDER && marker < count) record.marker = files[marker].name;
     if (output->mode == OUTPUT_INTO_FOLDER || output->mode == OUTPUT_SWAP_FOLDER) record.count += record_old(output, files + count);
     if (output->mode == OUTPUT_FILE || output->mode == OUTPUT_INTO_FOLDER) {

@@ -58,7 +58,7 @@ static tsr_status note_publishing(tsr_publication *p, tsr_output *output, uint32
     tsr_vec record = tsr_vec_of(p->journals.allocator, 1);
     if (!p->journal || !(swap || tsr_folder_output_replaces(output))) return TSR_OK; /* one rename needs no record */
     tsr_status status = output->sync(output, err);
-    if (status == TSR_OK) status = tsr_folder_output_record(output, marker, &record, err);
+    if (status == TSR_OK) status = tsr_folder_output_record(output, marker, NULL, &record, err);
     if (status == TSR_OK)
         status = tsr_journals_publishing(&p->journals, p->tag, (tsr_str){record.items, record.count}, true, err);
     tsr_vec_free(&record);

@@ -203,10 +203,40 @@ static bool is_recorded_old(const void *ctx, const char *name, const struct stat
     return false;
 }
 
+/* Gives a file beside the destination its name, which it was to get after the destination: in place of what had the name when
+ * that was decided, and of nothing else. */
+static tsr_status end_companion(const tsr_record *record, const tsr_recorded_file *file, const tsr_journals *journals,
+                                const char *tag, tsr_error *err)
+{
+    char name[NAME_MAX + 1], temporary[NAME_MAX + 1 + 64];
+    struct stat info;
+    const tsr_sys *sys = journals->sys;
+    bool replaces = false;
+    for (size_t i = 0; i < record->count; i++)
+        replaces |= record->files[i].old && is_there(sys, journals->folder, &record->files[i]);
+    snprintf(temporary, sizeof temporary, ".%.200s.tessera-%s", name_of(file, name), tag);
+    if (sys->link_stat_at(sys, journals->folder, temporary, &info) != 0 || (uint64_t)info.st_ino != file->inode) return TSR_OK;
+    int done;
+    do done = (replaces ? sys->rename : sys->rename_new)(sys, journals->folder, temporary, journals->folder, name);
+    while (done != 0 && errno == EINTR);
+    if (done != 0 && errno != EEXIST) return tsr_sys_raise(err, "give its name to", name);
+    return tsr_sys_sync(sys, journals->folder, name, err);
+}
+
+static tsr_status end_companions(const tsr_record *record, const tsr_journals *journals, const char *tag, tsr_error *err)
+{
+    for (size_t i = 0; i < record->count; i++) {
+        const tsr_recorded_file *f = &record->files[i];
+        if (!f->old && !tsr_str_equal(f->name, tsr_str_from(journals->name))) TSR_TRY(end_companion(record, f, journals, tag, err));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals, const char *tag, tsr_error *err)
 {
     char retired[NAME_MAX + 1 + 64];
     if (record->kind == TSR_SWITCH_MARKER) return remove_files(record, journals, true, err);
+    if (record->kind == TSR_SWITCH_FILE) return end_companions(record, journals, tag, err);
     if (record->kind != TSR_SWITCH_FOLDERS) return TSR_OK;
     snprintf(retired, sizeof retired, ".%.200s.tessera-%s", journals->name, tag);
     return tsr_retire_folder(journals->sys, journals->folder, retired, journals->name, is_recorded_old, record, err);

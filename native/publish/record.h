@@ -7,7 +7,9 @@
  *   identity 4711           inode of what gets the destination's name (into: the marker's)
  *   new 4712 __0_1.distcp   a file that gets this name in the destination
  *   old 4660 __0_0.distcp   a file there that the old checkpoint lists
- *   (an empty line) */
+ *   (an empty line)
+ *
+ * Of one file, `new` also names a file beside it that gets its name after it, and `old` what that replaces. */
 #ifndef TSR_NATIVE_RECORD_H
 #define TSR_NATIVE_RECORD_H
 
@@ -35,7 +37,7 @@ bool tsr_record_parse(tsr_str text, tsr_arena *arena, tsr_record *out);
 
 /* Whether what was to be switched has been. */
 bool tsr_record_is_published(const tsr_record *record, const tsr_journals *journals);
-/* What is left to do then: the old files go. */
+/* What is left to do then: the old files go, or a file beside the destination gets its name. */
 tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals, const char *tag, tsr_error *err);
 /* Takes back what was renamed before the switch. */
 tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journals, tsr_error *err);

@@ -189,6 +189,33 @@ def test_signals_at_any_moment_leave_old_or_new(t):
 
 
 @test
+def test_kills_never_leave_a_sidecar_without_its_file(t):
+    path, more = sample("dcp_small")[0], ("--objects", "sidecar", "-q")
+    one, sidecar = t.at("m.safetensors"), t.at("m.safetensors.objects.json")
+    command = ("convert", path, one, *more)
+    began = time.monotonic()
+    t.run(*command)
+    took = time.monotonic() - began
+    with open(sidecar, "rb") as f:
+        want = f.read()
+    for turn in range(60):
+        again = ("--resume",) if turn % 3 == 0 else ()
+        for name in (one, sidecar):
+            os.unlink(name)
+        p = start(t, *command, *again)
+        time.sleep(took * (0.4 + turn % 20 / 20))
+        p.kill()
+        p.communicate()
+        written = os.path.exists(one)
+        need(written or not os.path.exists(sidecar), "the sidecar is there and the file is not")
+        t.run(*command, *again, status=2 if written and not again else (0, 2))  # it exists; or a run that is resumed was complete
+        need([*map(os.path.exists, (one, sidecar))] == [True, True], f"turn {turn}: {os.listdir(t.folder)}")
+        with open(sidecar, "rb") as f:
+            need(f.read() == want, "another sidecar")
+        need(sorted(os.listdir(t.folder)) == ["m.safetensors", "m.safetensors.objects.json"], os.listdir(t.folder))
+
+
+@test
 def test_signals_end_waiting_for_a_server(t):
     class Silent(socketserver.BaseRequestHandler):
         def handle(self):

@@ -111,8 +111,9 @@ uint64_t tsr_folder_output_take_sum(tsr_output *output, uint32_t file);
 /* Reads the first `count` files again and compares them with the sums of all that was ever written to them. TSR_E_CHANGED names
  * one that differs. */
 tsr_status tsr_folder_output_verify(tsr_output *output, const uint64_t *sums, uint32_t count, tsr_error *err);
-/* What publishing will do, as text (native/publish/record.h), for who must know after a kill how far it came. */
-tsr_status tsr_folder_output_record(tsr_output *output, uint32_t marker, tsr_vec *text, tsr_error *err);
+/* What publishing will do, as text (native/publish/record.h), for who must know after a kill how far it came. `companion` is NULL
+ * or another file that is published after this one. */
+tsr_status tsr_folder_output_record(tsr_output *output, uint32_t marker, tsr_output *companion, tsr_vec *text, tsr_error *err);
 /* Whether files go into a folder that exists: publishing takes several renames then. */
 bool tsr_folder_output_replaces(const tsr_output *output);
 
