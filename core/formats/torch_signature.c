@@ -20,7 +20,7 @@ static const struct {
     {"_rebuild_qtensor", "P I LTO LTO T B A"},
     {"_rebuild_sparse_tensor", "O LTO"},
     {"_rebuild_nested_tensor", "O O O O"},
-    {"_rebuild_meta_tensor_no_storage", "G LTO LTO B"},
+    {"_rebuild_meta_tensor_no_storage", "G iO iO B"},
     {"_rebuild_wrapper_subclass", "GO G LTO LTO IO O O B"},
     {"_rebuild_device_tensor_from_cpu_tensor", "O G SO B"},
     {"_rebuild_device_tensor_from_numpy", "O G SO B"},
@@ -75,6 +75,15 @@ static const struct {
     {"MEM_FORMAT_ENCODING", "m"},
     {"_remote_device", "SO"},
     {"_DimRange", "A A A"},
+};
+
+/* The same of the items of the tuple that is an argument: a quantizer, and the parts of a sparse tensor. */
+static const struct {
+    const char *name, *signature;
+    size_t at;
+} tuples[] = {
+    {"_rebuild_qtensor", "G FIO IO/G O O I", 4},
+    {"_rebuild_sparse_tensor", "O O iO ?BN/O O O iO", 1},
 };
 
 /* The same of the items of a tuple that BUILD gives to what a function or class of the name has made. */
@@ -197,6 +206,16 @@ bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref callee, tsr_ref s
     return true;
 }
 
+static bool accepts_tuple(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
+{
+    for (size_t i = 0; i < sizeof tuples / sizeof tuples[0]; i++) {
+        tsr_ref tuple = tsr_pickle_item(pickle, args, tuples[i].at);
+        if (!tsr_str_equal(name, tsr_str_from(tuples[i].name)) || tsr_pickle_kind_of(pickle, tuple) == TSR_PICKLE_OBJECT) continue;
+        return match_any(pickle, tuple, tuples[i].signature);
+    }
+    return true;
+}
+
 bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
 {
     tsr_str name = tsr_pickle_name_of(pickle, callee);
@@ -206,5 +225,5 @@ bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
     if (tsr_pickle_id(pickle, callee) == TSR_TORCH_TENSOR && tsr_str_ends(name, TSR_STR("Tensor")))
         return match_any(pickle, args, "?IPLTO*");
     while (i < rows && !(signatures[i].name[0] == name.data[0] && tsr_str_equal(name, tsr_str_from(signatures[i].name)))) i++;
-    return i == rows || match_any(pickle, args, signatures[i].signature);
+    return i == rows || (match_any(pickle, args, signatures[i].signature) && accepts_tuple(pickle, name, args));
 }

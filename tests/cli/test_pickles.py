@@ -291,7 +291,20 @@ def plain(name, *args):
 
 
 FLOAT4 = call(glob("numpy", "dtype"), s("f4"), b"\x89", b"\x88") + tup(b"K\3", s("<"), b"N", b"N", b"N", b"J\xff\xff\xff\xff", b"J\xff\xff\xff\xff", b"K\0") + b"b"
+META_TENSOR, SPARSE, QUANTIZED = (glob("torch._utils", name) for name in ("_rebuild_meta_tensor_no_storage", "_rebuild_sparse_tensor", "_rebuild_qtensor"))
+COO = call(glob("torch.serialization", "_get_layout"), s("torch.sparse_coo"))
+QUINT8 = tup(s("storage"), glob("torch", "QUInt8Storage"), s("0"), s("cpu"), b"K\x10") + b"Q"
+
+
+def quantized(*quantizer):
+    return call(QUANTIZED, QUINT8, b"K\0", b"K\4\x85", b"K\1\x85", tup(*quantizer), b"\x89", ODICT)
+
+
 UNLOADABLE = {
+    "a meta tensor's size": call(META_TENSOR, glob("torch", "float32"), tup(b"N"), tup(b"K\1"), b"\x89"), "a meta tensor's stride": call(META_TENSOR, glob("torch", "float32"), tup(b"K\1"), tup(ODICT[:-2]), b"\x89"),
+    "a scale of text": quantized(glob("torch", "per_tensor_affine"), s("1"), b"K\0"), "a quantizer of two": quantized(glob("torch", "per_tensor_affine"), FLOAT), "no quantizer": quantized(),
+    "two parts of a sparse tensor": call(SPARSE, COO, tup(rebuilt(), rebuilt())), "five parts of a sparse tensor": call(SPARSE, COO, tup(rebuilt(), rebuilt(), size(4), b"N", b"N")),
+    "a sparse tensor of ints": call(SPARSE, COO, tup(b"K\1", b"K\1", size(4))),
     "offset None": rebuilt((1, b"N")), "offset float": rebuilt((1, FLOAT)), "offset bool": rebuilt((1, b"\x89")), "offset of 65 bits": rebuilt((1, b"\x8a\x09" + bytes(8) + b"\1")),
     "requires_grad None": rebuilt((4, b"N")), "requires_grad 1": rebuilt((4, b"K\1")), "4 arguments": rebuilt(count=4), "5 arguments": rebuilt(count=5),
     "8 arguments": rebuilt(more=[b"}", b"}"]), "metadata text": rebuilt(more=[s("x")]), "conj of floats": rebuilt(more=[dict_of(conj=b"\x88")]), "gradient of ints": rebuilt((0, INTS), (4, b"\x88")),
@@ -317,6 +330,7 @@ UNLOADABLE = {
     "a memory format": call(glob("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"), s("x")), "a string of Python 2": b"U\1\xff",
 }
 LOADABLE = {
+    "a meta tensor": call(META_TENSOR, glob("torch", "float32"), tup(b"K\1"), tup(b"K\1"), b"\x89"), "a quantized tensor": quantized(glob("torch", "per_tensor_affine"), FLOAT, b"K\0"),
     "an array": call(glob("numpy.core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), tup(b"K\0"), b"C\1b") + tup(b"K\1", tup(b"K\1"), FLOAT4, b"\x89", b"C\4" + bytes(4)) + b"b", "a dtype": FLOAT4,
     "metadata None": rebuilt(more=[b"N"]), "metadata": rebuilt(more=[dict_of(neg=b"\x88")]), "a gradient": rebuilt((4, b"\x88")), "a parameter": call(glob("torch._utils", "_rebuild_parameter"), rebuilt(), b"\x88", ODICT),
     "a parameter of ints": call(glob("torch._utils", "_rebuild_parameter"), rebuilt((0, INTS)), b"\x89", ODICT), "a parameter with a state": call(glob("torch._utils", "_rebuild_parameter_with_state"), rebuilt(), b"\x88", ODICT, b"}N\x86"),
