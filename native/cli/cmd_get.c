@@ -167,6 +167,10 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
                .shape = slice->shape,
                .most = all || elements < PRINT_FIRST ? elements : PRINT_FIRST};
     tsr_status status = read_slice(session, entry, slice, &to, err);
+    if (status != TSR_OK) {
+        if (to.put) putchar('\n');
+        return status;
+    }
     if (elements == 0) fputs("[]", stdout);
     else if (to.put == elements)
         for (uint32_t d = 0; d < slice->rank; d++) putchar(']');

@@ -198,7 +198,7 @@ static size_t take_header(char *line, size_t one, size_t size, void *ctx)
     } else if ((value = header_value(line, size, "Content-Range", &n))) {
         take_range(value, n, answer);
     } else if ((value = header_value(line, size, "Content-Length", &n))) {
-        if (answer->total == UINT64_MAX) answer->total = number_of(value, n);
+        if (answer->total == UINT64_MAX && answer->status != 206) answer->total = number_of(value, n);
     } else if ((value = header_value(line, size, "ETag", &n)) || (!answer->version[0] && (value = header_value(line, size, "Last-Modified", &n)))) {
         const size_t kept = n < sizeof answer->version ? n : sizeof answer->version - 1;
         memcpy(answer->version, value, kept);

@@ -187,7 +187,10 @@ static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
     file->size = answer.total;
     if (answer.status == 416 && answer.total == 0) return TSR_OK; /* an empty file has no first byte */
     if (answer.status == 206 && answer.total != UINT64_MAX) return TSR_OK;
-    if (answer.status == 200 || answer.status == 206) return read_whole(store, file, &answer, err);
+    if (answer.status == 206)
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "%s: the server does not state the file's size; download it and name the file", file->shown.data);
+    if (answer.status == 200) return read_whole(store, file, &answer, err);
     const bool is_refused = answer.status == 401 || answer.status == 403;
     return tsr_raise(err, answer.status == 404 || answer.status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
                      "%s: the server answered %ld%s", file->shown.data, answer.status,

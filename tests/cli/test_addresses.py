@@ -8,7 +8,7 @@ import struct
 import threading
 import urllib.parse
 
-from harness import SAMPLES, need, sample, test
+from harness import SAMPLES, need, sample, st_write, test
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -271,6 +271,35 @@ def test_addresses_other_parts_are_refused(t):
                 words = p.stderr.decode() if p.returncode else json.dumps(json.loads(p.stdout)["findings"])
                 need(p.returncode == 2, f"{what}, from byte {from_byte}: taken: {words[:200]}")
                 need("server gave" in words or "without saying" in words or "changed" in words, f"{what}: {words}")
+
+
+@test
+def test_addresses_of_files_without_a_stated_size_are_refused(t):
+    """bytes 0-0/* is a valid answer, and its Content-Length is the length of the part."""
+    name = file_sample()
+
+    def unsized(h, path, count):
+        h.answer(206, b"x", Content_Range="bytes 0-0/*")
+        return True
+
+    with serving(SAMPLES, unsized) as s:
+        for command in ("inspect", "validate"):
+            message = t.run(command, s.url + name, status=2).stderr.decode()
+            need("does not state the file's size" in message, message)
+
+
+@test
+def test_addresses_values_that_cannot_be_read_are_not_counted_as_more(t):
+    def short(h, path, count):
+        if h.headers["Range"] == "bytes=0-0" or h.headers["Range"].startswith("bytes=0-"):
+            return False
+        h.answer(206, b"x", Content_Range="bytes 1-1/2", ETag='"v1"')
+        return True
+
+    st_write(t.at("a.safetensors"), {"w": ("F32", [1 << 20], bytes(1 << 22))})
+    with serving(t.folder, short) as s:
+        p = t.run("get", s.url + "a.safetensors", "w[1000000:1000009]", status=2)
+        need(p.stdout == b"" and b"the server gave" in p.stderr, f"{p.stdout} {p.stderr}")
 
 
 @test
