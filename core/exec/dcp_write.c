@@ -32,6 +32,7 @@ typedef struct writer {
     errand *sorted;   /* by source, so that each tensor is located once */
     tsr_blit *blits;  /* theirs */
     size_t count;
+    uint64_t room;    /* what the objects' pickles may still take */
     uint32_t content; /* CRC over the items' CRCs and lengths: the save's identity */
 } writer;
 
@@ -51,7 +52,7 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
     const tsr_torch_new_tensor tensor = {.entry = source->entry, .rank = rank, .sizes = piece->sizes ? piece->sizes : shape};
     storage->dtype = dtype;
     TSR_TRY(tsr_blit_measure(source->entry, piece->sizes, source->dtype, &storage->byte_length, err));
-    const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1};
+    const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1, NULL};
     return tsr_torch_archive_plan(&tree, w->host, arena, out, err);
 }
 
@@ -95,6 +96,7 @@ static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
     tsr_torch_plan *plan = TSR_ARENA_NEW(w->job.arena, tsr_torch_plan, err);
     if (!plan) return TSR_E_NOMEM;
     tsr_status status = tsr_torch_plan_open(w->job.checkpoint, entry->value, w->job.arena, plan, err);
+    plan->room = &w->room;
     if (status == TSR_OK) status = tsr_torch_plan_lay_out(plan, err);
     if (status != TSR_OK) {
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(entry->fqn));
@@ -319,7 +321,11 @@ tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err)
     job->file_sizes = tsr_arena_array(job->arena, job->file_count, sizeof *job->file_sizes, err);
     if (!w || !items || !job->file_sizes) return TSR_E_NOMEM;
     job->byte_total = 0;
-    *w = (writer){.job = *job, .host = host, .items = items, .errands = tsr_vec_of(host->allocator, sizeof(errand))};
+    *w = (writer){.job = *job,
+                  .host = host,
+                  .items = items,
+                  .errands = tsr_vec_of(host->allocator, sizeof(errand)),
+                  .room = tsr_torch_plan_room(job->checkpoint)};
     tsr_status status = lay_out(w, err);
     if (status == TSR_OK) status = order_blits(w, err);
     tsr_vec_free(&w->errands);

@@ -10,6 +10,8 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
+#include "formats/reader.h"
+#include "formats/torch_survey.h"
 #include "tessera/map.h"
 
 /* ---- tensors of the tree ---- */
@@ -289,9 +291,17 @@ static tsr_status add_storages(tsr_torch_plan *plan, const placed *list, tsr_err
     return TSR_OK;
 }
 
+uint64_t tsr_torch_plan_room(const tsr_checkpoint *checkpoint)
+{
+    uint64_t room = checkpoint->host->limits.expansion;
+    for (uint32_t f = 0; f < checkpoint->store->file_count; f++) tsr_expansion_add(&room, checkpoint->store->files[f].size);
+    return room;
+}
+
 tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
 {
     const size_t count = plan->source_count;
+    uint64_t room = tsr_torch_plan_room(plan->checkpoint);
     TSR_FAIL_IF(count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many tensors for one file");
     placed *list = tsr_arena_array(plan->arena, count, sizeof *list, err);
     plan->tensors = tsr_arena_array(plan->arena, count, sizeof *plan->tensors, err);
@@ -302,7 +312,7 @@ tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
     qsort(list, count, sizeof *list, by_storage);
     TSR_TRY(add_storages(plan, list, err));
     tsr_torch_sort_tensors(plan->tensors, count);
-    const tsr_torch_tree tree = {plan->root, plan->tensors, count, plan->storages, plan->storage_count};
+    const tsr_torch_tree tree = {plan->root, plan->tensors, count, plan->storages, plan->storage_count, plan->room ? plan->room : &room};
     TSR_TRY(tsr_torch_archive_plan(&tree, tsr_checkpoint_host(plan->checkpoint), plan->arena, &plan->archive, err));
     for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].byte_offset = tsr_torch_storage_at(&plan->archive, i);
     return TSR_OK;

@@ -27,6 +27,7 @@ typedef struct tsr_torch_plan {
     tsr_blit *blits; /* one a storage; byte_offset counts from the archive's first byte */
     uint32_t storage_count;
     tsr_torch_archive archive;
+    uint64_t *room; /* what the pickles of a job may still take; NULL: this one is the only one */
     uint32_t file; /* set by tsr_torch_plan_stage */
 } tsr_torch_plan;
 
@@ -35,6 +36,8 @@ tsr_status tsr_torch_plan_open(tsr_checkpoint *checkpoint, const tsr_value *root
                                tsr_error *err);
 tsr_torch_source *tsr_torch_plan_source(const tsr_torch_plan *plan, const tsr_entry *entry); /* or NULL */
 
+/* What the pickles of a job may take: as much as a checkpoint's shared parts may expand to. */
+uint64_t tsr_torch_plan_room(const tsr_checkpoint *checkpoint);
 /* Storages, pickle and layout. Tensors whose bytes overlap or touch on one storage of the source share one again, with
  * their strides; every other tensor gets its own, contiguous. */
 tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err);

@@ -15,7 +15,7 @@ static tsr_status plan_tensor(tsr_dtype dtype, uint32_t rank, const uint64_t *si
     TSR_FAIL_IF(!tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements) ||
                     !tsr_dtype_bytes(dtype, elements, &storage.byte_length),
                 err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: a box of %s is too large", tsr_dtype_describe(dtype)->name);
-    const tsr_torch_tree tree = {&root, &tensor, 1, &storage, 1};
+    const tsr_torch_tree tree = {&root, &tensor, 1, &storage, 1, NULL};
     return tsr_torch_archive_plan(&tree, host, arena, out, err);
 }
 

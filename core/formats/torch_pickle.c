@@ -391,14 +391,32 @@ static tsr_status step(emitter *e)
     return done.mode == WHOLE ? close_container(e, done.value) : TSR_OK;
 }
 
+/* Python shares no ints between the places that hold them, and nothing between files: a few bytes of the source may stand for
+ * any number here. */
+static tsr_status check_room(const emitter *e)
+{
+    const uint64_t size = e->pickler.out->count;
+    TSR_FAIL_IF(e->tree->room && size > *e->tree->room, e->err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "the objects would be written as more than the %llu bytes that are left of what is allowed (%u for each byte of "
+                "the source, and %llu): they share their parts. No training job writes this: do not trust the file",
+                (unsigned long long)*e->tree->room, TSR_EXPANSION_PER_BYTE, (unsigned long long)e->host->limits.expansion);
+    return TSR_OK;
+}
+
 static tsr_status emit_tree(emitter *e)
 {
     e->memo = tsr_map_new(e->host->allocator, 0, e->err);
     e->arena = tsr_arena_new(e->host->allocator, 0, e->err);
     if (!e->memo || !e->arena) return TSR_E_NOMEM;
     TSR_TRY(put_value(e, e->tree->root));
-    while (e->frames.count) TSR_TRY(step(e));
-    return tsr_pickler_finish(&e->pickler);
+    while (e->frames.count) {
+        TSR_TRY(step(e));
+        TSR_TRY(check_room(e));
+    }
+    TSR_TRY(check_room(e));
+    TSR_TRY(tsr_pickler_finish(&e->pickler));
+    if (e->tree->room) *e->tree->room -= e->pickler.out->count < *e->tree->room ? e->pickler.out->count : *e->tree->room;
+    return TSR_OK;
 }
 
 tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, tsr_vec *out, tsr_error *err)

@@ -36,6 +36,7 @@ typedef struct tsr_torch_tree {
     size_t tensor_count;
     const tsr_torch_new_storage *storages;
     uint32_t storage_count;
+    uint64_t *room; /* NULL, or what pickles may still take: TSR_E_LIMIT beyond it, otherwise less by the pickle's size */
 } tsr_torch_tree;
 
 /* A class inside a class: it is written as an attribute of that one. */

@@ -81,6 +81,20 @@ def every_command(t, path, status):
 
 
 @test
+def test_expansion_of_objects_that_are_written_apart_is_refused(t):
+    """A DCP has a pickle per object, and a pickle writes an int wherever it occurs; text in one pickle stays shared."""
+    text, number = "y" * 60000, b"\x8b" + (200000).to_bytes(4, "little") + b"\x7f" * 200000  # LONG4
+    names = [pickle.dumps(f"a{i}", 2)[2:-1].split(b"q")[0] for i in range(4000)]
+    texts = save(t.at("texts.pt"), pickle.dumps({f"a{i}": text for i in range(4000)}, 2))
+    numbers = save(t.at("numbers.pt"), b"\x80\2" + number + b"q\x050}(" + b"".join(n + b"h\x05" for n in names) + b"u.")
+    for path, to in ((texts, "dcp"), (numbers, "dcp"), (numbers, "torch")):
+        p = bounded(t, "convert", path, t.at("out"), "--to", to, status=2)
+        need(b"they share their parts" in p.stderr and not os.path.exists(t.at("out")), p.stderr)
+    bounded(t, "convert", texts, t.at("out.pt"), "--to", "torch", status=0)
+    need(os.path.getsize(t.at("out.pt")) < 4 * os.path.getsize(texts), "shared text is written more than once")
+
+
+@test
 def test_expansion_of_shared_containers_is_refused_in_every_form(t):
     shapes = {
         "dicts": DICTS,
