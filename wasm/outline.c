@@ -114,11 +114,9 @@ static uint64_t mix(uint64_t a, uint64_t b)
     return a ^ (a >> 32);
 }
 
-static void add_own(node *n, const tsr_entry *entry)
+static void add_tensor(node *n, const tsr_entry *entry)
 {
     uint64_t elements = 0, bytes = 0;
-    n->entries++;
-    n->form = mix(n->form, entry->kind * 64u + entry->dtype);
     if (entry->kind != TSR_ENTRY_TENSOR) return;
     tsr_entry_elements(entry, &elements);
     tsr_entry_bytes(entry, &bytes);
@@ -126,6 +124,16 @@ static void add_own(node *n, const tsr_entry *entry)
     n->bytes += bytes;
     n->dtypes |= (uint64_t)1 << entry->dtype;
     for (uint32_t d = 0; d < entry->rank; d++) n->form = mix(n->form, entry->shape[d]);
+}
+
+/* What differs from rank to rank counts as often as ranks hold it, as in the document of inspect. */
+static void add_own(node *n, const tsr_entry *entry)
+{
+    n->entries++;
+    n->form = mix(n->form, entry->kind * 64u + entry->dtype);
+    add_tensor(n, entry);
+    for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++)
+        if (entry->per_rank->tensors[r]) add_tensor(n, entry->per_rank->tensors[r]);
 }
 
 static void add_up(outline *o)

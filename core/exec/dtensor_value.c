@@ -357,11 +357,11 @@ static const tsr_value *all_shards(maker m, const tsr_sharded *s)
 static const tsr_value *tensor_properties(maker m, const tsr_sharded *s)
 {
     const tsr_value *strided = text(m, "torch.strided");
-    const tsr_value *format[] = {named(m, TSR_VALUE_GLOBAL, SHARD_ROOM "sharded_tensor.metadata.MEM_FORMAT_ENCODING"),
-                                 text(m, "TORCH_CONTIGUOUS_FORMAT")};
     const tsr_value *state[] = {
         dtype_value(m, s->dtype), called(m, "torch.serialization._get_layout", tuple(m, &strided, 1)),
-        boolean(m, s->requires_grad), called(m, "builtins.getattr", tuple(m, format, 2)), boolean(m, false)};
+        boolean(m, s->requires_grad),
+        named(m, TSR_VALUE_GLOBAL, SHARD_ROOM "sharded_tensor.metadata.MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT"),
+        boolean(m, false)};
     return built(m, SHARD_ROOM "sharded_tensor.metadata.TensorProperties", NULL, tuple(m, state, 5));
 }
 
