@@ -74,7 +74,8 @@ static tsr_status choose_place(saving *s, place *out, tsr_error *err)
 {
     memset(out, 0, sizeof *out);
     if (s->comm->rank != 0) return TSR_OK;
-    TSR_TRY(tsr_publication_open(s->host->allocator, s->path, JOB, &s->publication, err));
+    /* With memory of its own: when the caller's has run out, what was begun must still be removed. */
+    TSR_TRY(tsr_publication_open(&tsr_allocator_libc, s->path, JOB, &s->publication, err));
     if (s->options.overwrite) TSR_TRY(tsr_journals_hold(&s->publication.journals, err));
     TSR_TRY(decide_replacement(s, err));
     out->swap = s->replacement.swap;
