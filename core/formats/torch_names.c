@@ -88,6 +88,9 @@ static const tsr_pickle_name names[] = {
     {"torch.autograd.variable", "Variable", TSR_TORCH_TENSOR},
     {"torch.nn.parameter", "Parameter", TSR_TORCH_PARAMETER},
     {"torch.nn.parameter", "Buffer", TSR_TORCH_TENSOR},
+    {"torch.nn.parameter", "UninitializedParameter", TSR_TORCH_LISTED}, /* of a lazy module before its first input */
+    {"torch.nn.parameter", "UninitializedBuffer", TSR_TORCH_LISTED},
+    {"torch._C", "Generator", TSR_TORCH_LISTED},
     {"torch._utils", "_rebuild_tensor", TSR_TORCH_REBUILD_TENSOR},
     {"torch._utils", "_rebuild_tensor_v2", TSR_TORCH_REBUILD_TENSOR},
     {"torch._utils", "_rebuild_tensor_v3", TSR_TORCH_REBUILD_TENSOR_V3},

@@ -330,6 +330,8 @@ UNLOADABLE = {
     "a memory format": call(glob("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"), s("x")), "a string of Python 2": b"U\1\xff",
 }
 LOADABLE = {
+    "a generator": call(glob("torch._C", "Generator"), call(glob("torch", "device"), s("cpu"))), "a parameter of a lazy module": call(glob("torch.nn.parameter", "UninitializedParameter"), b"\x88"),
+    "a buffer of a lazy module": call(glob("torch.nn.parameter", "UninitializedBuffer"), b"\x89"),
     "a meta tensor": call(META_TENSOR, glob("torch", "float32"), tup(b"K\1"), tup(b"K\1"), b"\x89"), "a quantized tensor": quantized(glob("torch", "per_tensor_affine"), FLOAT, b"K\0"),
     "an array": call(glob("numpy.core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), tup(b"K\0"), b"C\1b") + tup(b"K\1", tup(b"K\1"), FLOAT4, b"\x89", b"C\4" + bytes(4)) + b"b", "a dtype": FLOAT4,
     "metadata None": rebuilt(more=[b"N"]), "metadata": rebuilt(more=[dict_of(neg=b"\x88")]), "a gradient": rebuilt((4, b"\x88")), "a parameter": call(glob("torch._utils", "_rebuild_parameter"), rebuilt(), b"\x88", ODICT),
