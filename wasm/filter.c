@@ -97,11 +97,27 @@ tsr_status tessera_filter_parse(tsr_str text, filter *out, tsr_error *err)
 
 /* ---- matching ---- */
 
+/* Calls `fits` for the dense tensors of an entry: its own, or one of each rank that has one, until one fits. */
+static bool any_tensor(const filter_term *term, const tsr_entry *entry, bool (*one_fits)(const filter_term *, const tsr_entry *))
+{
+    if (entry->kind == TSR_ENTRY_TENSOR) return one_fits(term, entry);
+    for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++) {
+        const tsr_entry *held = entry->per_rank->tensors[r];
+        if (held && held->kind == TSR_ENTRY_TENSOR && one_fits(term, held)) return true;
+    }
+    return false;
+}
+
+static bool fits_dtype(const filter_term *term, const tsr_entry *entry)
+{
+    return fits(term, tsr_str_from(tsr_dtype_describe(entry->dtype)->name));
+}
+
 static bool fits_shape(const filter_term *term, const tsr_entry *entry)
 {
     char text[24 * 8 + 8];
     size_t size = 0;
-    if (entry->kind != TSR_ENTRY_TENSOR || entry->rank > 8) return false;
+    if (entry->rank > 8) return false;
     for (uint32_t d = 0; d < entry->rank; d++) {
         size +=
             (size_t)snprintf(text + size, sizeof text - size, "%s%llu", d ? "x" : "", (unsigned long long)entry->shape[d]);
@@ -118,13 +134,32 @@ static bool fits_file(const filter_term *term, const tsr_catalog *catalog, const
         if (fits(term, catalog->store->files[file].name)) return true;
         last = file;
     }
+    for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++)
+        if (entry->per_rank->tensors[r] && fits_file(term, catalog, entry->per_rank->tensors[r])) return true;
     return false;
+}
+
+static bool any(const filter_term *term, const tsr_entry *entry)
+{
+    (void)term, (void)entry;
+    return true;
+}
+
+/* What inspect lists as a tensor. */
+static bool is_tensor(const filter_term *term, const tsr_entry *entry)
+{
+    return any_tensor(term, entry, any);
 }
 
 static bool fits_size(const filter_term *term, const tsr_entry *entry)
 {
-    uint64_t bytes;
-    if (entry->kind != TSR_ENTRY_TENSOR || !tsr_entry_bytes(entry, &bytes)) return false;
+    uint64_t bytes = 0, held;
+    const bool whole = entry->kind == TSR_ENTRY_TENSOR;
+    if (whole ? !tsr_entry_bytes(entry, &bytes) : !is_tensor(NULL, entry)) return false;
+    for (uint32_t r = 0; !whole && r < entry->per_rank->count; r++) {
+        const tsr_entry *on_rank = entry->per_rank->tensors[r];
+        if (on_rank && on_rank->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(on_rank, &held)) bytes += held;
+    }
     if ((double)bytes == term->bytes) return term->or_equal;
     return ((double)bytes > term->bytes) == (term->what == TERM_MORE);
 }
@@ -133,11 +168,10 @@ static bool holds(const filter_term *term, const tsr_catalog *catalog, const tsr
 {
     static const char *const kinds[] = {"tensor", "object", "opaque"};
     switch (term->what) {
-    case TERM_DTYPE:
-        return entry->kind == TSR_ENTRY_TENSOR && fits(term, tsr_str_from(tsr_dtype_describe(entry->dtype)->name));
-    case TERM_SHAPE: return fits_shape(term, entry);
+    case TERM_DTYPE: return any_tensor(term, entry, fits_dtype);
+    case TERM_SHAPE: return any_tensor(term, entry, fits_shape);
     case TERM_FILE: return fits_file(term, catalog, entry);
-    case TERM_KIND: return fits(term, tsr_str_from(kinds[entry->kind]));
+    case TERM_KIND: return fits(term, tsr_str_from(kinds[is_tensor(term, entry) ? TSR_ENTRY_TENSOR : entry->kind]));
     case TERM_MORE:
     case TERM_LESS: return fits_size(term, entry);
     default: return fits(term, entry->fqn);

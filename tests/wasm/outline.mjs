@@ -37,7 +37,7 @@ const filters = [
   ["dtype:b*16", (e) => e.kind === "tensor" && /^b.*16$/.test(e.dtype)],
   [">1KB", (e) => e.kind === "tensor" && e.bytes > 1000],
   ["<=1KiB kind:tensor", (e) => e.kind === "tensor" && e.bytes <= 1024],
-  ["shape:*x8", (e) => e.kind === "tensor" && e.shape.length === 2 && e.shape[1] === 8],
+  ["shape:*x8", (e) => e.kind === "tensor" && (e.shapes ?? [e.shape]).some((s) => s?.length === 2 && s[1] === 8)],
   ["file:__0", (e) => e.kind === "tensor" && e.chunks.some((c) => c.file?.includes("__0"))],
   ["**.weight", (e) => e.fqn.endsWith(".weight")],
 ];
