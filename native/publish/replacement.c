@@ -63,21 +63,15 @@ static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
     return TSR_OK;
 }
 
-static bool in_store(const decision *d, tsr_str name)
-{
-    for (uint32_t f = 0; f < d->store->file_count; f++)
-        if (tsr_str_equal(d->store->files[f].name, name)) return true;
-    return false;
-}
-
 /* Adds what a store does not list, since nobody can read it: subdirectories, links that lead nowhere, pipes. */
 static tsr_status add_unread(decision *d, DIR *folder, tsr_vec *kept, tsr_error *err)
 {
+    struct stat info;
     for (struct dirent *item; (item = readdir(folder));) {
         const tsr_str name = tsr_str_from(item->d_name);
         const bool is_own = tsr_str_equal(name, TSR_STR(".")) || tsr_str_equal(name, TSR_STR("..")) ||
                             strstr(item->d_name, ".tessera-");
-        if (is_own || in_store(d, name)) continue;
+        if (is_own || (fstatat(dirfd(folder), item->d_name, &info, 0) == 0 && S_ISREG(info.st_mode))) continue;
         const tsr_str copy = tsr_arena_str(d->arena, name, err);
         tsr_kept *own = copy.data ? tsr_vec_push(kept, err) : NULL;
         if (!own) return TSR_E_NOMEM;
