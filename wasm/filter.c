@@ -145,17 +145,16 @@ static bool any(const filter_term *term, const tsr_entry *entry)
     return true;
 }
 
-/* What inspect lists as a tensor. */
-static bool is_tensor(const filter_term *term, const tsr_entry *entry)
+bool tessera_is_tensor(const tsr_entry *entry)
 {
-    return any_tensor(term, entry, any);
+    return any_tensor(NULL, entry, any);
 }
 
 static bool fits_size(const filter_term *term, const tsr_entry *entry)
 {
     uint64_t bytes = 0, held;
     const bool whole = entry->kind == TSR_ENTRY_TENSOR;
-    if (whole ? !tsr_entry_bytes(entry, &bytes) : !is_tensor(NULL, entry)) return false;
+    if (whole ? !tsr_entry_bytes(entry, &bytes) : !tessera_is_tensor(entry)) return false;
     for (uint32_t r = 0; !whole && r < entry->per_rank->count; r++) {
         const tsr_entry *on_rank = entry->per_rank->tensors[r];
         if (on_rank && on_rank->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(on_rank, &held)) bytes += held;
@@ -171,7 +170,7 @@ static bool holds(const filter_term *term, const tsr_catalog *catalog, const tsr
     case TERM_DTYPE: return any_tensor(term, entry, fits_dtype);
     case TERM_SHAPE: return any_tensor(term, entry, fits_shape);
     case TERM_FILE: return fits_file(term, catalog, entry);
-    case TERM_KIND: return fits(term, tsr_str_from(kinds[is_tensor(term, entry) ? TSR_ENTRY_TENSOR : entry->kind]));
+    case TERM_KIND: return fits(term, tsr_str_from(kinds[tessera_is_tensor(entry) ? TSR_ENTRY_TENSOR : entry->kind]));
     case TERM_MORE:
     case TERM_LESS: return fits_size(term, entry);
     default: return fits(term, entry->fqn);

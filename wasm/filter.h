@@ -25,5 +25,7 @@ typedef struct filter {
 /* Borrows `text`. Errors: TSR_E_USAGE with the byte position. */
 tsr_status tessera_filter_parse(tsr_str text, filter *out, tsr_error *err);
 bool tessera_filter_keeps(const filter *f, const tsr_catalog *catalog, const tsr_entry *entry);
+/* Whether inspect lists the entry as a tensor: it is one, or at least one rank has one of that name. */
+bool tessera_is_tensor(const tsr_entry *entry);
 
 #endif

@@ -1,5 +1,6 @@
 /* Building: names are split at their dots, which is right for looking at them whatever the nesting of the container; a
  * table of (parent, component) finds the nodes, which are then put in depth-first order. */
+#include "filter.h"
 #include "outline.h"
 
 #include <stdlib.h>
@@ -219,7 +220,7 @@ tsr_status tessera_outline_build(outline *o, tsr_error *err)
     tsr_status status = root ? grow(&b) : TSR_E_NOMEM;
     if (root) root->entry = NO_ENTRY;
     for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
-        if (!o->objects_only || catalog->entries[i].kind != TSR_ENTRY_TENSOR) status = add_entry(&b, (uint32_t)i);
+        if (!o->objects_only || !tessera_is_tensor(&catalog->entries[i])) status = add_entry(&b, (uint32_t)i);
     }
     if (status == TSR_OK) {
         o->count = (uint32_t)b.drafts.count;
