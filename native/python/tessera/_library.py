@@ -2,6 +2,7 @@
 import ctypes
 import json
 import os
+import _thread
 import threading
 import time
 
@@ -120,7 +121,8 @@ def _interruptible(stops, function, *arguments):
     for stop in stops:
         stop.calls.add(running)  # a session is not closed before its calls have ended, wherever the signal finds us
     try:
-        threading.Thread(target=work, daemon=True).start()
+        # Not Thread.start, which waits: an exception in that wait can become a RuntimeError, and the call be made twice.
+        _thread.start_new_thread(work, ())
     except RuntimeError:  # the interpreter is ending, or there are no threads left
         work()
     # Not Thread.join nor Event.wait, which are not safe from an exception at any point. In turns, because the system may
