@@ -93,9 +93,8 @@ static bool is_way_out(tsr_str step, bool last)
     return last ? IS_ONE_OF(step, modules) : in_package(step) || tsr_str_equal(step, TSR_STR("builtins"));
 }
 
-bool tsr_pickle_is_dangerous(const tsr_pickle *pickle, tsr_ref global)
+bool tsr_name_is_dangerous(tsr_str module, tsr_str name)
 {
-    tsr_str module = tsr_pickle_module(pickle, global), name = tsr_pickle_name_of(pickle, global);
     if (in_package(module)) return true;
     if (tsr_str_equal(module, TSR_STR("builtins")) || tsr_str_equal(module, TSR_STR("__builtins__")))
         return !is_plain_builtin(name);
@@ -108,4 +107,9 @@ bool tsr_pickle_is_dangerous(const tsr_pickle *pickle, tsr_ref global)
         if (is_way_out((tsr_str){name.data + from, to - from}, to == name.size)) return true;
     }
     return false;
+}
+
+bool tsr_pickle_is_dangerous(const tsr_pickle *pickle, tsr_ref global)
+{
+    return tsr_name_is_dangerous(tsr_pickle_module(pickle, global), tsr_pickle_name_of(pickle, global));
 }

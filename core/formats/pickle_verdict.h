@@ -46,5 +46,6 @@ tsr_status tsr_verdict_end(const tsr_verdict *verdict, uint64_t end, uint64_t si
 /* pickle_danger.c: whether a GLOBAL belongs to what can run programs, reach files or the network, or import and compile
  * code: then not even its name belongs into a checkpoint. */
 bool tsr_pickle_is_dangerous(const tsr_pickle *pickle, tsr_ref global);
+bool tsr_name_is_dangerous(tsr_str module, tsr_str name);
 
 #endif

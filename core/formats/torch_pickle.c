@@ -7,6 +7,7 @@
 
 #include "base/try.h"
 #include "formats/enum_names.h"
+#include "formats/pickle_verdict.h"
 #include "formats/torch_names.h"
 #include "formats/torch_writer.h"
 
@@ -167,13 +168,22 @@ static tsr_status put_global(emitter *e, tsr_str dotted)
     return TSR_OK;
 }
 
+/* Whether getattr(first, second) may give something other than a member of a user's own enum, which Python 3.11 writes so. */
+static bool is_no_member(const tsr_value *first, const tsr_value *second)
+{
+    tsr_str module, name;
+    if (!first || first->kind != TSR_VALUE_GLOBAL || second->kind != TSR_VALUE_STR) return true;
+    if (!split_name(first->text, &module, &name) || second->text.size == 0 || second->text.data[0] == '_') return true;
+    return tsr_name_is_dangerous(module, name) || tsr_name_is_dangerous(module, second->text);
+}
+
 /* Listed functions that call, or give, what their arguments name. PyTorch's own uses of getattr are GLOBALs here. */
 static bool reaches_further(const tsr_value *object)
 {
     const tsr_value *args = object->count ? object->items[0] : NULL;
     const bool two = args && args->kind == TSR_VALUE_TUPLE && args->count > 1;
     const tsr_value *first = two ? args->items[0] : NULL, *second = two ? args->items[1] : NULL;
-    if (tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return true;
+    if (tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return is_no_member(first, second);
     if (tsr_str_starts(object->text, TSR_STR("torch._tensor._rebuild_from_type")))
         return !first || first->kind != TSR_VALUE_GLOBAL || !tsr_str_starts(first->text, TSR_STR("torch._utils._rebuild_"));
     if (!tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"))) return false;

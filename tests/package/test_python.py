@@ -59,6 +59,7 @@ c = tessera.open(sys.argv[1])
 room = bytearray(1 << 30)
 calls = {"inspect": lambda: c.inspect("sha256"), "stats": lambda: c.inspect(stats=True), "validate": lambda: c.validate(deep=True), "diff": lambda: tessera.diff(sys.argv[1], sys.argv[2], values=True),
          "read": lambda: [c["w"].read([k << 20, 0], [1 << 20, 1024], out=room) for k in range(1 << 16)]}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     calls[sys.argv[3]]()

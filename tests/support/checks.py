@@ -1,9 +1,13 @@
 """How the scripts of tests/cli and tests/mpi name their tests and say what is wrong."""
 import os
+import signal
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
 TESTS = []
+
+# A shell starts its background jobs with SIGINT ignored, and what they start inherits that: here signals are tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Bad(Exception):
