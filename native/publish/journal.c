@@ -120,6 +120,13 @@ static bool is_torn(const tsr_journal *j, tsr_str text)
     return j->size <= text.size && memcmp(j->bytes, text.data, j->size) == 0;
 }
 
+static bool was_removed(const tsr_journal *j)
+{
+    struct stat info;
+    const tsr_sys *sys = j->journals->sys;
+    return sys->stat(sys, j->fd, &info) == 0 && info.st_nlink == 0;
+}
+
 static tsr_status open_journal(tsr_journal *j, bool *made, tsr_error *err)
 {
     const tsr_journals *all = j->journals;
@@ -130,16 +137,29 @@ static tsr_status open_journal(tsr_journal *j, bool *made, tsr_error *err)
         *made = j->fd >= 0;
     }
     if (j->fd < 0 && errno != ELOOP) return tsr_sys_raise(err, "create", j->name);
-    if (j->fd >= 0 && tsr_is_own_file(all->sys, j->fd)) return TSR_OK;
+    if (j->fd >= 0 && (tsr_is_own_file(all->sys, j->fd) || was_removed(j))) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' is in the way: it is not a journal that this program wrote; remove it", j->name);
+}
+
+/* Before it is locked, another job may take it for what a killed one left, and remove it: then there must be a new one. */
+static tsr_status open_locked(tsr_journal *j, bool *made, tsr_error *err)
+{
+    for (unsigned tries = 0; tries < TRIES; tries++) {
+        TSR_TRY(open_journal(j, made, err));
+        TSR_TRY(lock(j, err));
+        if (!was_removed(j)) return TSR_OK;
+        j->journals->sys->close(j->journals->sys, j->fd);
+        j->fd = -1;
+    }
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is writing '%s': it removes '%s' each time",
+                     j->journals->name, j->name);
 }
 
 static tsr_status begin(tsr_journal *j, tsr_str text, tsr_error *err)
 {
     bool made;
-    TSR_TRY(open_journal(j, &made, err));
-    TSR_TRY(lock(j, err));
+    TSR_TRY(open_locked(j, &made, err));
     TSR_TRY(load(j, err));
     j->text_size = text.size + 1;
     if (has_text(j, text)) j->records = j->size - j->text_size;
