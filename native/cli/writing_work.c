@@ -5,7 +5,6 @@
  *
  * A run without --resume removes what it began when it fails; a killed one leaves it, for --resume or the next run. */
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "cli/signals.h"
 #include "cli/writing_parts.h"
@@ -323,12 +322,9 @@ static void remove_unfinished(void *ctx)
 {
     const cli_writing *w = ctx;
     tsr_error ignored = {0};
-    char sidecar[320];
     if (w->options->resume || w->is_exec) return;
     tsr_sys_stop_naming();
     tsr_journals_discard(&w->journals, w->tag, &ignored);
-    snprintf(sidecar, sizeof sidecar, ".%.200s.objects.json.tessera-%s", w->journals.name, w->tag);
-    w->journals.sys->unlink(w->journals.sys, w->journals.folder, sidecar, false);
 }
 
 /* What is left to do, as rank 0 sees it. */
