@@ -84,18 +84,16 @@ static tsr_status know_difference(tsr_policy *policy, const char *what, tsr_str 
     return tsr_policy_know(policy, &(tsr_known){{rule, line.used}, other, name}, err);
 }
 
-static tsr_status read_names(tsr_policy *policy, const cJSON *root, const char *what, tsr_error *err)
+static tsr_status read_added(tsr_policy *policy, const cJSON *name, const char *where, tsr_error *err)
 {
-    const cJSON *array, *item;
-    char where[WHERE_BYTES];
-    size_t index = 0;
-    TSR_TRY(tsr_json_get(root, what, TSR_JSON_ARRAY, "", &array, err));
-    cJSON_ArrayForEach(item, array) {
-        place_of(where, what, index++);
-        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, err));
-        TSR_TRY(know_difference(policy, what, tsr_json_text_of(item), absent, err));
-    }
-    return TSR_OK;
+    TSR_TRY(tsr_json_expect(name, TSR_JSON_STRING, where, err));
+    return know_difference(policy, "added", tsr_json_text_of(name), absent, err);
+}
+
+static tsr_status read_removed(tsr_policy *policy, const cJSON *name, const char *where, tsr_error *err)
+{
+    TSR_TRY(tsr_json_expect(name, TSR_JSON_STRING, where, err));
+    return know_difference(policy, "removed", tsr_json_text_of(name), absent, err);
 }
 
 static tsr_status read_change(tsr_policy *policy, const cJSON *change, const char *where, tsr_error *err)
@@ -137,8 +135,8 @@ static tsr_status read_items(tsr_policy *policy, const cJSON *root, const char *
 
 static tsr_status read_diff(tsr_policy *policy, const cJSON *root, tsr_error *err)
 {
-    TSR_TRY(read_names(policy, root, "added", err));
-    TSR_TRY(read_names(policy, root, "removed", err));
+    TSR_TRY(read_items(policy, root, "added", read_added, err));
+    TSR_TRY(read_items(policy, root, "removed", read_removed, err));
     TSR_TRY(read_items(policy, root, "changed", read_change, err));
     return read_items(policy, root, "renamed", read_rename, err);
 }
