@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tessera/folder.h"
+#include "publish/overlap.h"
 
 enum { MAX_TRIES = 1000 };
 
@@ -34,11 +34,15 @@ static bool is_earlier_output(const char *path)
 
 static tsr_status refuse_source(const char *path, const cli_session *source, tsr_error *err)
 {
-    const uint32_t file = tsr_folder_store_same(source->store, path);
-    if (file == TSR_NO_FILE || is_earlier_output(path)) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "the output '%s' is the file '%.*s' of the checkpoint that is being read; choose another name", path,
-                     TSR_STR_ARG(source->store->files[file].name));
+    tsr_inputs inputs = tsr_inputs_of(&tsr_allocator_libc);
+    tsr_status status = tsr_inputs_add(&inputs, source->store, NULL, err);
+    const tsr_input *input = status == TSR_OK ? tsr_inputs_find(&inputs, AT_FDCWD, path) : NULL;
+    if (input && !is_earlier_output(path))
+        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                           "the output '%s' is the file '%s' of the checkpoint that is being read; choose another name", path,
+                           input->name);
+    tsr_inputs_free(&inputs);
+    return status;
 }
 
 /* A new file in the folder of `place`. */

@@ -67,14 +67,9 @@ static identity identity_of(const struct stat *info)
                       .holes = size > room ? size - room : 0};
 }
 
-static bool is_same_file(identity a, identity b)
-{
-    return a.device == b.device && a.inode == b.inode;
-}
-
 static bool identity_equal(identity a, identity b)
 {
-    return a.size == b.size && is_same_file(a, b) && a.seconds == b.seconds && a.nanoseconds == b.nanoseconds;
+    return a.size == b.size && a.device == b.device && a.inode == b.inode && a.seconds == b.seconds && a.nanoseconds == b.nanoseconds;
 }
 
 /* ---- listing ---- */
@@ -424,18 +419,6 @@ void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds
     const identity *then = &((const folder_store *)store)->slots[file].then;
     *seconds = then->seconds;
     *nanoseconds = then->nanoseconds;
-}
-
-uint32_t tsr_folder_store_same(const tsr_store *base, const char *path)
-{
-    const folder_store *store = (const folder_store *)base;
-    struct stat info;
-    if (base->close != folder_close || store->sys->stat_at(store->sys, AT_FDCWD, path, &info) != 0) return TSR_NO_FILE;
-    const identity wanted = identity_of(&info);
-    for (uint32_t i = 0; i < base->file_count; i++) {
-        if (is_same_file(store->slots[i].then, wanted)) return i;
-    }
-    return TSR_NO_FILE;
 }
 
 bool tsr_folder_store_identify(const tsr_store *base, uint32_t file, tsr_file_id *out)

@@ -29,9 +29,6 @@ tsr_status tsr_folder_store_unchanged(tsr_store *store, tsr_error *err);
 bool tsr_folder_store_has_holes(const tsr_store *store);
 /* When a file was last changed, as it was when the store was opened: seconds since 1970 and nanoseconds. */
 void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds, int64_t *nanoseconds);
-/* The file of a folder store that `path` leads to, however it is spelled or linked: the one with the same device and inode.
- * TSR_NO_FILE where `path` is none of the store's files or does not exist, and for other stores. */
-uint32_t tsr_folder_store_same(const tsr_store *store, const char *path);
 /* Which file it is, whatever its names and links. */
 typedef struct tsr_file_id {
     uint64_t device, inode;
