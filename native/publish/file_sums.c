@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "publish/text.h"
-#include "publish/try.h"
+#include "io/try.h"
 #include "tessera/host.h"
 
 #define PRIME (((uint64_t)1 << 61) - 1)

@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "publish/folder_output.h"
-#include "publish/try.h"
+#include "io/try.h"
 
 #define READ_BYTES ((size_t)1 << 20)
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "publish/text.h"
-#include "publish/try.h"
+#include "io/try.h"
 
 #define MOST_BYTES ((uint64_t)1 << 32) /* of a journal: records of petabytes */
 #define TRIES      20                  /* who lists journals holds each for a moment */

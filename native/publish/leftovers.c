@@ -11,7 +11,7 @@
 #include "publish/place.h"
 #include "publish/record.h"
 #include "publish/text.h"
-#include "publish/try.h"
+#include "io/try.h"
 
 #define HOLD_TRIES 100 /* one second */
 

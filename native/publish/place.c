@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "publish/try.h"
+#include "io/try.h"
 
 static size_t without_slashes(const char *path)
 {

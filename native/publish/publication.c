@@ -1,7 +1,7 @@
 /* See publication.h. */
 #include "publish/publication.h"
 
-#include "publish/try.h"
+#include "io/try.h"
 #include "tessera/folder.h"
 
 static tsr_status describe(tsr_arena *arena, tsr_str job, tsr_str *text, tsr_error *err)

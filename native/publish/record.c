@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "publish/text.h"
-#include "publish/try.h"
+#include "io/try.h"
 
 #define MAGIC "tessera.publishing/1\n"
 

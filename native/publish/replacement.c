@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "publish/try.h"
+#include "io/try.h"
 
 typedef struct decision {
     const tsr_replacement_request *request;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "statedict/path.h"
-#include "statedict/try.h"
+#include "io/try.h"
 
 typedef struct listing {
     const tsr_host *host;

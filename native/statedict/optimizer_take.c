@@ -3,7 +3,7 @@
 
 #include "statedict/path.h"
 #include "statedict/state_dict.h"
-#include "statedict/try.h"
+#include "io/try.h"
 #include "tessera/cast.h"
 
 #define AT_ONCE 512u /* elements */

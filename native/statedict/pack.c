@@ -2,7 +2,7 @@
  * the sizes of single elements known to the compiler. */
 #include "statedict/pack.h"
 
-#include "statedict/try.h"
+#include "io/try.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>

@@ -3,7 +3,7 @@
 
 #include <inttypes.h>
 
-#include "statedict/try.h"
+#include "io/try.h"
 
 tsr_str tsr_step_text(const tsr_step *step, tsr_arena *arena, tsr_error *err)
 {

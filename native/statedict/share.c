@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "statedict/try.h"
+#include "io/try.h"
 #include "tessera/map.h"
 
 enum { ALIGNMENT = 64, NAME_SIZE = 48 };

@@ -4,7 +4,7 @@
 
 #include "statedict/leaves.h"
 #include "statedict/share.h"
-#include "statedict/try.h"
+#include "io/try.h"
 #include "tessera/statedict.h"
 
 /* Memory that a dict owns. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "statedict/path.h"
-#include "statedict/try.h"
+#include "io/try.h"
 #include "tessera/map.h"
 
 enum { MOST_DEPTH = 256 };

@@ -3,7 +3,7 @@
 
 #include <inttypes.h>
 
-#include "statedict/try.h"
+#include "io/try.h"
 
 static tsr_status check_box(const tsr_tensor *tensor, const tsr_tensor_part *part, uint64_t *elements, tsr_error *err)
 {

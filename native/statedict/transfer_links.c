@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "statedict/share.h"
-#include "statedict/try.h"
+#include "io/try.h"
 
 /* One transfer as this rank looks at it. */
 typedef struct finder {

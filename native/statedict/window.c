@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "statedict/share.h"
-#include "statedict/try.h"
+#include "io/try.h"
 #include "tessera/map.h"
 
 enum { LINE = 64, SPINS = 500, NAP_NS = 20000000, MOST_SECONDS = 60 };

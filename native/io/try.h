@@ -1,6 +1,6 @@
-/* The two control-flow macros of the project, for this module: core's own are private to core. */
-#ifndef TSR_PUBLISH_TRY_H
-#define TSR_PUBLISH_TRY_H
+/* The two control-flow macros of the project, for native code: core's own are private to core. */
+#ifndef TSR_NATIVE_TRY_H
+#define TSR_NATIVE_TRY_H
 
 #include "tessera/status.h"
 
