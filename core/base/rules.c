@@ -101,7 +101,7 @@ static const tsr_rule rules[] = {
     {"parts/incomplete-save", TSR_ERROR, "the save was interrupted, or files were not copied: what marks it as complete is missing",
      "Copy the named files from where the checkpoint was written, or take an earlier checkpoint. `tessera repair` rebuilds a lost .metadata of DCP."},
     {"pickle/trailing-bytes", TSR_WARNING, "bytes follow the end of a pickle",
-     "PyTorch stops at the pickle's end and never reads them, another program may: they are no part of the checkpoint. Save "
+     "PyTorch stops at the end of the pickle and never reads them, but another program may. They are not part of the checkpoint. Save "
      "the file again to be rid of them."},
     {"pickle/unlisted-call", TSR_ERROR, "loading the pickle would call something that is not known to be harmless",
      "torch.load(weights_only=False) would run this call. Tessera never does; save plain tensors and containers instead."},

@@ -346,7 +346,7 @@ static tsr_dtype common_dtype(const tsr_per_rank *ranks)
     return dtype;
 }
 
-/* A name whose tensor is not the same on all ranks: no shape, no digest and no statistics, for there is no one tensor. */
+/* A name whose tensor is not the same on all ranks. It has neither a shape nor a digest nor statistics of its own. */
 static void put_per_rank(const inspector *in, const tsr_entry *entry, const char *kind)
 {
     uint64_t bytes = 0, held_bytes;

@@ -13,7 +13,7 @@ typedef struct tsr_below {
     bool cut; /* not everything was looked at */
 } tsr_below;
 
-/* Adds "path (form)"; counts what there is no room for. */
+/* Adds "path (form)" to the list, or counts it when the list is full. */
 void tsr_below_add(tsr_below *below, tsr_str path, const char *form);
 /* Adds every directory below the root that is a checkpoint, or holds files that are, with its format; those inside a
  * checkpoint belong to it. Lets the store list more of what lies below. Errors: those of reading, TSR_E_NOMEM. */

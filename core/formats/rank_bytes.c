@@ -109,7 +109,8 @@ static tsr_status walk_elements(matching *m, bool *same)
     }
 }
 
-/* Reads what a window may show at once, where that is little: one of the two views is walked in leaps. */
+/* Reads all that a window may show at once, when that is little. Otherwise one of the two views would be read in many small
+ * pieces far apart. */
 static tsr_status load_whole(matching *m, window *w, uint8_t **memory)
 {
     const size_t size = (size_t)(w->end - w->from);

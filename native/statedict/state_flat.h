@@ -19,7 +19,7 @@ typedef struct tsr_flat {
     uint32_t *sorted; /* numbers of entries by FQN: the same order on all ranks */
 } tsr_flat;
 
-/* Everything lives in `arena`. Errors: TSR_E_USAGE for a root that is no dict, and for two paths with one name;
+/* Everything lives in `arena`. Errors: TSR_E_USAGE for a root that is not a dict, and for two paths with one name;
  * TSR_E_UNSUPPORTED for a tensor inside an object; TSR_E_LIMIT, TSR_E_NOMEM. */
 bool tsr_flat_opens(const tsr_value *value); /* a dict or list that is walked into */
 bool tsr_names_tensor(const tsr_value *value);

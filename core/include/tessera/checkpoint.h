@@ -26,7 +26,7 @@ typedef enum tsr_purpose {
 typedef struct tsr_open_options {
     bool skip_objects; /* leave object values unread where that costs extra reads (DCP byte items): entry.value is NULL */
     tsr_purpose purpose;
-    /* The entries that will be used, by name; NULL: all. Tensors that differ between ranks are no obstacle if they are not
+    /* The entries that will be used, by name; NULL: all. Tensors that differ between ranks do not matter if they are not
      * among them. Only called while the checkpoint is opened. */
     bool (*selects)(const void *ctx, tsr_str fqn);
     const void *selects_ctx;

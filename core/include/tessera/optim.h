@@ -197,7 +197,7 @@ typedef struct tsr_state_key {
 } tsr_state_key;
 /* A nested state dict by dotted keys, by the rule of torch/distributed/_state_dict_utils.py: dicts, lists and tuples all
  * expand, keys become strings, empty containers vanish. Names and paths live in `arena`, values are shared. TSR_E_FORMAT for
- * a root that is no dict, and when two paths give one key. Source: _flatten_state_dict. */
+ * a root that is not a dict, and when two paths give one key. Source: _flatten_state_dict. */
 tsr_status tsr_state_keys(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
                           size_t *count, tsr_error *err);
 /* The same by the rule of DCP (checkpoint/_nested_dict.py), by which checkpoints are written: tuples are values, and so are
