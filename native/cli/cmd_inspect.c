@@ -5,6 +5,7 @@
 
 #include "cli/findings_text.h"
 #include "cli/inspect_view.h"
+#include "tessera/cast.h"
 #include "tessera/document.h"
 #include "tessera/repeats.h"
 #include "tessera/validate.h"

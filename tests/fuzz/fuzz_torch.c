@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "../support/zip_image.h"
-#include "exec/text.h"
+#include "stream/text.h"
 #include "tessera/document.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

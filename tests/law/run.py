@@ -22,8 +22,12 @@ ROOMS = {
     "fqn": {"base", "model"},
     "layout": {"base", "model"},
     "optim": {"base", "io", "model", "fqn", "layout"},  # of io the comm vtable only, see PURE
-    "formats": {"base", "io", "codec", "model", "fqn", "layout", "optim"},  # documents of layout and optim are read here
-    "exec": {"base", "io", "codec", "model", "layout", "formats", "fqn", "optim"},
+    "formats": {"base", "io", "codec", "model", "layout"},
+    "stream": {"base", "io", "codec", "model", "layout", "optim", "formats"},
+    "check": {"base", "io", "codec", "model", "layout", "formats", "stream"},
+    "write": {"base", "io", "codec", "model", "layout", "formats", "stream"},
+    "convert": {"base", "io", "codec", "model", "layout", "formats", "stream", "write"},
+    "documents": {"base", "io", "codec", "model", "layout", "formats", "stream", "check", "write", "convert", "fqn", "optim"},
 }
 # Public header → its room.
 HEADERS = {
@@ -33,8 +37,12 @@ HEADERS = {
     "fqn": "glob fqn",
     "layout": "box layout mesh target plan validate diff",
     "optim": "optim optim_comm optim_load optim_states flat_params",
-    "formats": "checkpoint trees document_read salvage dcp_item",
-    "exec": "cast read repeats optim_read check compare convert document policy tally work write_tree",
+    "formats": "checkpoint trees salvage dcp_item",
+    "stream": "cast read repeats optim_read",
+    "check": "check compare tally",
+    "write": "write_tree",
+    "convert": "convert work",
+    "documents": "document document_read policy",
 }
 ROOM_OF = {header: room for room, names in HEADERS.items() for header in names.split()}
 PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}

@@ -1,3 +1,3 @@
-/* core/exec/work.c with units that are small enough for a test to have many. */
+/* core/convert/work.c with units that are small enough for a test to have many. */
 #define TSR_UNIT_BYTES ((uint64_t)2048)
-#include "exec/work.c"
+#include "convert/work.c"

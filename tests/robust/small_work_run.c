@@ -1,3 +1,3 @@
-/* core/exec/work_run.c that notes what it did after every other unit. */
+/* core/convert/work_run.c that notes what it did after every other unit. */
 #define TSR_BATCH_UNITS 2u
-#include "exec/work_run.c"
+#include "convert/work_run.c"

@@ -6,7 +6,7 @@
  * infinities too. NaN stays NaN, quiet, of the same sign where the type has a signed NaN; negative zero becomes zero in
  * the fnuz types. float8_e8m0fnu drops signs, and values below its range become its least value.
  *
- * Source: torch/headeronly/util/{BFloat16,Half,Float8_*}.h. Thread-safe. (core/exec) */
+ * Source: torch/headeronly/util/{BFloat16,Half,Float8_*}.h. Thread-safe. (core/stream) */
 #ifndef TESSERA_CAST_H
 #define TESSERA_CAST_H
 
@@ -18,6 +18,9 @@ TSR_API_BEGIN
 bool tsr_cast_possible(tsr_dtype from, tsr_dtype to);
 /* `count` elements; the memory must not overlap. */
 void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out);
+
+/* Whether values of the type are numbers (not bits, quantized, float6 or packed pairs). */
+bool tsr_dtype_is_numeric(tsr_dtype dtype);
 
 TSR_API_END
 

@@ -130,6 +130,18 @@ static inline bool tsr_catalog_has(const tsr_catalog *catalog, const tsr_entry *
     return ((uintptr_t)entry - (uintptr_t)catalog->entries) / sizeof *entry < catalog->entry_count;
 }
 
+/* Which entries a job is about; `keeps` NULL: all. */
+typedef struct tsr_selection {
+    bool (*keeps)(const void *ctx, tsr_str fqn);
+    const void *ctx;
+} tsr_selection;
+
+/* Whether the job is about the entry of this name. */
+static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
+{
+    return !selection->keeps || selection->keeps(selection->ctx, fqn);
+}
+
 /* Elements (false: overflow) and bytes of the whole tensor. */
 bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements);
 bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes);

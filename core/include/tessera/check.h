@@ -43,8 +43,6 @@ typedef struct tsr_stats {
     double min, max, mean, std;
 } tsr_stats;
 
-/* Whether values of the type are numbers (not bits, quantized, float6 or packed pairs). */
-bool tsr_dtype_is_numeric(tsr_dtype dtype);
 /* TSR_E_UNSUPPORTED where the type is not numeric. */
 tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
                             tsr_error *err);

@@ -14,12 +14,6 @@
 
 TSR_API_BEGIN
 
-/* Which entries to list; `keeps` NULL: all. */
-typedef struct tsr_selection {
-    bool (*keeps)(const void *ctx, tsr_str fqn);
-    const void *ctx;
-} tsr_selection;
-
 typedef struct tsr_inspect_options {
     tsr_str path; /* as the user gave it */
     tsr_selection selection;
@@ -133,9 +127,6 @@ tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, 
 tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
                               tsr_digest *out, tsr_error *err);
 
-/* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
- * work are bounded by the capacity. Returns `out`. */
-const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity);
 /* One element of a tensor as text: integers exactly, floats in the fewest digits that read back as the same float32 (or
  * float64), bool as true and false, complex as (re+imj), anything else as its bytes in hex. `element` has the bytes of one
  * element, little-endian. Returns `out`; 64 bytes suffice. */

@@ -55,7 +55,7 @@ typedef struct tsr_flat_params {
 } tsr_flat_params;
 
 /* Reads a tessera.flat-params/1 document into `arena`. Errors: TSR_E_FORMAT with the place in the document (numels that are
- * not their shapes', a name twice, a unit without a raw name, …), TSR_E_LIMIT, TSR_E_NOMEM. (core/formats) */
+ * not their shapes', a name twice, a unit without a raw name, …), TSR_E_LIMIT, TSR_E_NOMEM. (core/documents) */
 tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_flat_params *out, tsr_error *err);
 
 /* Elements of one rank's slice of a flat parameter (padding included) and the part of the flat parameter that lies in it:

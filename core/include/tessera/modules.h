@@ -142,13 +142,13 @@ typedef struct tsr_modules_document {
 
 /* Reads a document; everything lives in `arena`, nothing borrows `text`. A node {"same_as": PATH} is the module that
  * stands at PATH (dotted, from the root): a shared module. Errors: TSR_E_FORMAT with the place in the document, or the byte
- * for broken JSON; TSR_E_LIMIT; TSR_E_NOMEM. (core/formats) */
+ * for broken JSON; TSR_E_LIMIT; TSR_E_NOMEM. (core/documents) */
 tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_modules_document *out,
                              tsr_error *err);
 
 /* Writes the document of a tree, which tsr_modules_parse reads back as the same tree. The tree need not be checked: a module
  * that is met again, in a cycle too, becomes a same_as. Errors: TSR_E_LIMIT for a tree of more than 28 levels; those of
- * `write`; TSR_E_NOMEM. (core/formats) */
+ * `write`; TSR_E_NOMEM. (core/documents) */
 tsr_status tsr_modules_write(const tsr_modules_document *document, const tsr_allocator *allocator, tsr_write_fn *write,
                              void *ctx, tsr_error *err);
 

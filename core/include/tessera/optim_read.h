@@ -1,4 +1,4 @@
-/* Sharded optimizer state into memory: the reads that tsr_optim_load plans for a rank, carried out. (core/exec) */
+/* Sharded optimizer state into memory: the reads that tsr_optim_load plans for a rank, carried out. (core/stream) */
 #ifndef TESSERA_OPTIM_READ_H
 #define TESSERA_OPTIM_READ_H
 

@@ -49,9 +49,8 @@ bool tsr_repeats_too_many(tsr_repeats *repeats);
 /* TSR_E_LIMIT with names and sizes when it is. */
 tsr_status tsr_repeats_check(tsr_repeats *repeats, tsr_error *err);
 
-/* All of that for the selected tensors of a checkpoint (`selection` as documents have it, tessera/document.h). */
-struct tsr_selection;
-tsr_status tsr_repeats_check_catalog(tsr_checkpoint *checkpoint, const struct tsr_selection *selection, tsr_error *err);
+/* All of that for the selected tensors of a checkpoint. */
+tsr_status tsr_repeats_check_catalog(tsr_checkpoint *checkpoint, const tsr_selection *selection, tsr_error *err);
 
 TSR_API_END
 

@@ -107,6 +107,10 @@ bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
 /* A value that tsr_value_is_json accepts, as JSON (tessera/json.h). */
 void tsr_json_value(struct tsr_json *json, const tsr_value *value);
 
+/* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
+ * work are bounded by the capacity. Returns `out`. */
+const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity);
+
 TSR_API_END
 
 #endif

@@ -1,4 +1,4 @@
-/* A value tree as a torch.save file, its tensors streamed from where their chunks lie. (core/exec) */
+/* A value tree as a torch.save file, its tensors streamed from where their chunks lie. (core/write) */
 #ifndef TESSERA_WRITE_TREE_H
 #define TESSERA_WRITE_TREE_H
 

@@ -1,0 +1,190 @@
+/* Values of two tensors side by side: one job reads the same tile of both and compares it where it was read. Equal bytes
+ * are settled by memcmp; only tiles that differ are looked at element by element. */
+#include "tessera/compare.h"
+
+#include <math.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "check/compare_gathers.h"
+#include "stream/numeric.h"
+#include "stream/tile_job.h"
+
+#define BLOCK 512u /* elements decoded at a time */
+
+typedef struct comparison {
+    const tsr_gather *a, *b;
+    const tsr_tolerance *tolerance;
+    tsr_difference *out;
+} comparison;
+
+typedef struct compare_job {
+    tsr_tile a, b;
+    uint64_t differing, first;
+    double max_abs;
+    uint64_t max_ulp;
+} compare_job;
+
+static uint64_t ulp_distance(const tsr_float_form *form, const uint8_t *a, const uint8_t *b)
+{
+    const int64_t x = tsr_float_ordinal(form, a), y = tsr_float_ordinal(form, b);
+    return x > y ? (uint64_t)x - (uint64_t)y : (uint64_t)y - (uint64_t)x;
+}
+
+/* |a − b| of one element of one or two parts; NaN where either is NaN and 0 where they are equal. */
+static double distance(const double *a, const double *b, uint32_t parts)
+{
+    double each[2] = {0, 0};
+    for (uint32_t p = 0; p < parts; p++) each[p] = a[p] == b[p] ? 0 : fabs(a[p] - b[p]);
+    return parts == 1 ? each[0] : hypot(each[0], each[1]);
+}
+
+static bool is_nan(const double *x, uint32_t parts)
+{
+    return isnan(x[0]) || (parts == 2 && isnan(x[1]));
+}
+
+static bool is_finite(const double *x, uint32_t parts)
+{
+    return isfinite(x[0]) && (parts == 1 || isfinite(x[1]));
+}
+
+static bool is_close(const tsr_tolerance *tolerance, const double *a, const double *b, uint32_t parts, double abs)
+{
+    if (is_nan(a, parts) || is_nan(b, parts)) return is_nan(a, parts) && is_nan(b, parts);
+    if (abs == 0) return true;
+    const double size = parts == 1 ? fabs(b[0]) : hypot(b[0], b[1]);
+    return is_finite(a, parts) && is_finite(b, parts) && abs <= tolerance->atol + tolerance->rtol * size;
+}
+
+/* |a − b| of integers of 64 bits, of which a double holds not all: 2^62 and 2^62 + 1 differ by 1. */
+static double integer_distance(tsr_dtype dtype, const uint8_t *a, const uint8_t *b)
+{
+    const uint64_t x = tsr_load_le(a, 8), y = tsr_load_le(b, 8), sign = dtype == TSR_INT64 ? UINT64_C(1) << 63 : 0;
+    return (x ^ sign) > (y ^ sign) ? (double)(x - y) : (double)(y - x);
+}
+
+/* One element that is not the same bytes. */
+static void judge(compare_job *job, const tsr_tolerance *tolerance, uint64_t number, tsr_dtype dtype, const double *a,
+                  const double *b, const uint8_t *bytes_a, const uint8_t *bytes_b)
+{
+    const uint32_t parts = tsr_dtype_parts(dtype);
+    const bool wide = dtype == TSR_INT64 || dtype == TSR_UINT64;
+    const double abs = wide ? integer_distance(dtype, bytes_a, bytes_b) : parts ? distance(a, b, parts) : 0;
+    if (!tolerance->exact && parts && is_close(tolerance, a, b, parts, abs)) return;
+    if (job->differing++ == 0) job->first = number;
+    if (!parts || is_nan(a, parts) || is_nan(b, parts)) return;
+    if (abs > job->max_abs) job->max_abs = abs;
+    const tsr_dtype part = tsr_dtype_part(dtype);
+    const tsr_float_form *form = tsr_float_form_of(part);
+    for (uint32_t p = 0; form && p < parts; p++) {
+        const uint64_t ulp = ulp_distance(form, bytes_a + p * form->bytes, bytes_b + p * form->bytes);
+        if (ulp > job->max_ulp) job->max_ulp = ulp;
+    }
+}
+
+static void compare_block(compare_job *job, const tsr_tolerance *tolerance, uint64_t number, tsr_dtype dtype, size_t count,
+                          const uint8_t *a, const uint8_t *b)
+{
+    const uint32_t parts = tsr_dtype_parts(dtype), size = tsr_dtype_size(dtype);
+    double values_a[2 * BLOCK], values_b[2 * BLOCK];
+    if (parts) {
+        tsr_decode(tsr_dtype_part(dtype), a, count * parts, values_a);
+        tsr_decode(tsr_dtype_part(dtype), b, count * parts, values_b);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (memcmp(a + i * size, b + i * size, size) == 0) continue;
+        judge(job, tolerance, number + i, dtype, values_a + i * parts, values_b + i * parts, a + i * size, b + i * size);
+    }
+}
+
+static tsr_status on_side(const char *side, tsr_status status, tsr_error *err)
+{
+    if (status != TSR_OK) tsr_error_context(err, "%s", side);
+    return status;
+}
+
+static tsr_status fill_comparison(void *ctx, void *item, tsr_error *err)
+{
+    const comparison *c = ctx;
+    compare_job *job = item;
+    TSR_TRY(on_side("a", tsr_tile_fill(&job->a, err), err));
+    TSR_TRY(on_side("b", tsr_tile_fill(&job->b, err), err));
+    const uint32_t size = c->a->itemsize;
+    const size_t step = (size_t)BLOCK * size;
+    const uint8_t *a = job->a.data, *b = job->b.data;
+    if (memcmp(a, b, job->a.bytes) == 0) return TSR_OK;
+    for (size_t at = 0; at < job->a.bytes; at += step) {
+        const size_t bytes = job->a.bytes - at < step ? job->a.bytes - at : step;
+        if (memcmp(a + at, b + at, bytes) == 0) continue;
+        compare_block(job, c->tolerance, (job->a.byte_at + at) / size, c->a->dtype, bytes / size, a + at, b + at);
+    }
+    return TSR_OK;
+}
+
+static tsr_status join_comparison(void *ctx, void *item, tsr_error *err)
+{
+    (void)err;
+    const compare_job *job = item;
+    tsr_difference *out = ((comparison *)ctx)->out;
+    if (out->differing == 0) out->first = job->first;
+    out->differing += job->differing;
+    if (job->max_abs > out->max_abs) out->max_abs = job->max_abs;
+    if (job->max_ulp > out->max_ulp) out->max_ulp = job->max_ulp;
+    return TSR_OK;
+}
+
+static tsr_status compare_tiles(const comparison *c, tsr_box box, tsr_ring *ring, tsr_error *err)
+{
+    tsr_tiles tiles;
+    for (tsr_tiles_start(&tiles, box, tsr_tile_most(ring, c->a->itemsize, 2)); !tiles.done; tsr_tiles_next(&tiles)) {
+        void *item;
+        uint8_t *memory;
+        const size_t each = tsr_tile_memory((size_t)tiles.elements * c->a->itemsize);
+        TSR_TRY(tsr_ring_job(ring, 2 * each, &item, &memory, err));
+        compare_job *job = item;
+        TSR_TRY(on_side("a", tsr_tile_start(&job->a, c->a, &tiles, memory, TSR_NO_POSITION, err), err));
+        TSR_TRY(on_side("b", tsr_tile_start(&job->b, c->b, &tiles, memory + each, TSR_NO_POSITION, err), err));
+    }
+    return tsr_ring_end(ring, err);
+}
+
+tsr_status tsr_compare_gathers(const tsr_gather *a, const tsr_gather *b, tsr_box box, const tsr_tolerance *tolerance,
+                               tsr_ring *ring, tsr_difference *out, tsr_error *err)
+{
+    comparison c = {a, b, tolerance, out};
+    *out = (tsr_difference){.numeric = tsr_dtype_parts(a->entry->dtype) != 0};
+    tsr_box_volume(box, &out->elements);
+    const tsr_ring_work work = {
+        .job_size = sizeof(compare_job), .fill = fill_comparison, .drain = join_comparison, .ctx = &c};
+    TSR_TRY(tsr_ring_begin(ring, &work, err));
+    return compare_tiles(&c, box, ring, err);
+}
+
+static tsr_status check_pair(const tsr_gather *a, const tsr_gather *b, tsr_error *err)
+{
+    bool same = a->entry->dtype == b->entry->dtype || a->dtype == TSR_FLOAT4_E2M1FN_X2;
+    same = same && a->dtype == b->dtype &&
+           tsr_box_equal((tsr_box){a->rank, NULL, a->shape}, (tsr_box){b->rank, NULL, b->shape});
+    TSR_FAIL_IF(!same, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "'%.*s' and '%.*s' differ in dtype or shape: their values do not compare", TSR_STR_ARG(a->entry->fqn),
+                TSR_STR_ARG(b->entry->fqn));
+    return TSR_OK;
+}
+
+tsr_status tsr_compare_tensors(tsr_checkpoint *checkpoint_a, const tsr_entry *a, tsr_checkpoint *checkpoint_b,
+                               const tsr_entry *b, const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out,
+                               tsr_error *err)
+{
+    tsr_gather *gather_a = NULL, *gather_b = NULL;
+    tsr_status status = on_side("a", tsr_gather_open(checkpoint_a, a, NULL, &gather_a, err), err);
+    if (status == TSR_OK) status = on_side("b", tsr_gather_open(checkpoint_b, b, NULL, &gather_b, err), err);
+    if (status == TSR_OK) status = check_pair(gather_a, gather_b, err);
+    if (status == TSR_OK) {
+        const tsr_box whole = {gather_a->rank, NULL, gather_a->shape};
+        status = tsr_compare_gathers(gather_a, gather_b, whole, tolerance, ring, out, err);
+    }
+    tsr_gather_close(gather_a);
+    tsr_gather_close(gather_b);
+    return status;
+}

@@ -1,0 +1,12 @@
+/* Comparison of a box between two gathers of one geometry. */
+#ifndef TSR_CHECK_COMPARE_GATHERS_H
+#define TSR_CHECK_COMPARE_GATHERS_H
+
+#include "stream/gather.h"
+#include "tessera/compare.h"
+
+/* `out->first` counts within the box. Starts and ends a work of the ring. */
+tsr_status tsr_compare_gathers(const tsr_gather *a, const tsr_gather *b, tsr_box box, const tsr_tolerance *tolerance,
+                               tsr_ring *ring, tsr_difference *out, tsr_error *err);
+
+#endif

@@ -1,0 +1,173 @@
+/* A checkpoint as safetensors: one file, or shards of bounded size with model.safetensors.index.json, named and filled as
+ * huggingface_hub does: in order, a new shard when the next tensor does not fit, a larger tensor alone in its own. */
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "convert/convert_to.h"
+#include "stream/text.h"
+#include "tessera/json.h"
+#include "write/safetensors_write.h"
+
+#define INDEX_NAME "model.safetensors.index.json"
+
+typedef struct plan {
+    const tsr_conversion_job *job;
+    tsr_chosen selection;
+    tsr_piece *pieces;
+    size_t count;
+    tsr_safetensors_file *files;
+    uint32_t file_count;
+    tsr_blit *blits;
+} plan;
+
+const char *tsr_safetensors_refusal(const tsr_converted *row)
+{
+    if (tsr_is_object(row->entry)) return "is an object, which safetensors cannot hold (drop objects, or put them aside)";
+    if (row->entry->kind == TSR_ENTRY_OPAQUE) return tsr_opaque_refusal(row->entry);
+    switch (row->dtype) {
+    case TSR_COMPLEX32: return "is complex32, which safetensors does not have";
+    case TSR_COMPLEX128: return "is complex128, which safetensors does not have";
+    default: return tsr_safetensors_holds(row->dtype) ? NULL : "has a type that safetensors does not have";
+    }
+}
+
+/* ---- which file ---- */
+
+static tsr_status assign_files(plan *p, tsr_error *err)
+{
+    const uint64_t most = p->job->options->max_shard_size;
+    uint64_t in_file = 0;
+    for (uint64_t i = 0; i < p->selection.count; i++) {
+        tsr_converted *row = &p->selection.rows[i];
+        if (!row->written) continue;
+        TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+        const bool fits = !most || in_file == 0 || (in_file <= most && row->bytes <= most - in_file);
+        if (!fits) {
+            p->file_count++;
+            in_file = 0;
+        }
+        in_file += row->bytes;
+        row->file = p->file_count;
+        p->job->out->byte_total += row->bytes;
+        p->pieces[p->count++] = (tsr_piece){.entry = row->entry, .name = row->name, .dtype = row->dtype, .file = row->file};
+    }
+    p->file_count++;
+    return TSR_OK;
+}
+
+static tsr_status name_files(plan *p, tsr_error *err)
+{
+    tsr_arena *arena = p->job->arena;
+    const uint32_t generation = p->job->generation;
+    const tsr_str head = generation ? tsr_arena_format(arena, err, "model-g%u", (unsigned)generation) : TSR_STR("model");
+    if (!head.data) return TSR_E_NOMEM;
+    p->files = tsr_arena_array(arena, p->file_count, sizeof *p->files, err);
+    if (!p->files) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < p->file_count; f++) {
+        if (!p->job->options->max_shard_size) {
+            p->files[f].name = TSR_STR("");
+        } else if (p->file_count == 1) {
+            p->files[f].name = tsr_arena_format(arena, err, "%.*s.safetensors", TSR_STR_ARG(head));
+        } else {
+            p->files[f].name = tsr_arena_format(arena, err, "%.*s-%05u-of-%05u.safetensors", TSR_STR_ARG(head),
+                                                (unsigned)f + 1, (unsigned)p->file_count);
+        }
+        if (!p->files[f].name.data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* ---- the index ---- */
+
+static int by_name(const void *a, const void *b)
+{
+    return tsr_str_compare(((const tsr_piece *)a)->name, ((const tsr_piece *)b)->name);
+}
+
+static tsr_status emit_index(const plan *p, tsr_vec *text, tsr_error *err)
+{
+    tsr_piece *sorted = tsr_arena_array(p->job->arena, p->count, sizeof *sorted, err);
+    if (!sorted) return TSR_E_NOMEM;
+    if (p->count) memcpy(sorted, p->pieces, p->count * sizeof *sorted);
+    qsort(sorted, p->count, sizeof *sorted, by_name);
+    tsr_json json;
+    tsr_json_start(&json, tsr_text_append, text, 1, err);
+    tsr_json_object(&json);
+    tsr_json_key(&json, "metadata");
+    tsr_json_object(&json);
+    tsr_json_key(&json, "total_size");
+    tsr_json_uint(&json, p->job->out->byte_total);
+    tsr_json_object_end(&json);
+    tsr_json_key(&json, "weight_map");
+    tsr_json_object(&json);
+    for (size_t i = 0; i < p->count; i++) {
+        tsr_json_key_str(&json, sorted[i].name);
+        tsr_json_str(&json, p->files[sorted[i].file].name);
+    }
+    tsr_json_object_end(&json);
+    tsr_json_object_end(&json);
+    return tsr_json_finish(&json);
+}
+
+static tsr_status write_index(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
+{
+    const plan *p = ctx;
+    tsr_vec text = tsr_vec_of(tsr_checkpoint_host(p->job->checkpoint)->allocator, 1);
+    tsr_status status = emit_index(p, &text, err);
+    if (status == TSR_OK) status = output->create(output, TSR_STR(INDEX_NAME), text.count, marker, err);
+    if (status == TSR_OK) status = output->write_at(output, *marker, 0, text.items, text.count, err);
+    tsr_vec_free(&text);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static tsr_status describe(const plan *p, tsr_error *err)
+{
+    tsr_conversion *out = p->job->out;
+    tsr_str *names = tsr_arena_array(p->job->arena, p->file_count, sizeof *names, err);
+    uint64_t *sizes = tsr_arena_array(p->job->arena, p->file_count, sizeof *sizes, err);
+    if (!names || !sizes) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < p->file_count; f++) {
+        names[f] = p->files[f].name;
+        sizes[f] = p->files[f].size;
+    }
+    out->files = names;
+    out->file_sizes = sizes;
+    out->file_count = p->file_count;
+    out->rows = p->selection.rows;
+    out->row_count = p->selection.count;
+    return TSR_OK;
+}
+
+static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
+{
+    const plan *p = stage->ctx;
+    return tsr_safetensors_write_headers(p->files, p->file_count, sink, err);
+}
+
+static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    plan *p = ctx;
+    (void)number, (void)arena, (void)err;
+    *out = (tsr_stage){.blits = p->blits, .count = p->count, .rest = write_headers, .ctx = p};
+    return TSR_OK;
+}
+
+tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
+{
+    plan *p = TSR_ARENA_NEW(job->arena, plan, err);
+    if (!p) return TSR_E_NOMEM;
+    p->job = job;
+    const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &p->selection, err));
+    p->pieces = tsr_arena_array(job->arena, p->selection.tensor_count, sizeof *p->pieces, err);
+    if (!p->pieces) return TSR_E_NOMEM;
+    TSR_TRY(assign_files(p, err));
+    TSR_TRY(name_files(p, err));
+    TSR_TRY(tsr_safetensors_lay_out(p->pieces, p->count, p->files, p->file_count, host, job->arena, &p->blits, err));
+    TSR_TRY(describe(p, err));
+    *out = (tsr_writer){.stage_count = 1, .stage = stage_of, .ctx = p};
+    if (p->file_count > 1 || job->generation > 0) out->finish = write_index; /* what replaces an index is an index */
+    return TSR_OK;
+}

@@ -1,0 +1,29 @@
+/* The writers behind tsr_convert and tsr_reshard, one a container: each decides, lays out, and says how it writes. */
+#ifndef TSR_CONVERT_CONVERT_TO_H
+#define TSR_CONVERT_CONVERT_TO_H
+
+#include "convert/selection.h"
+#include "write/dcp_write.h"
+#include "write/stage.h"
+
+typedef struct tsr_conversion_job {
+    tsr_checkpoint *checkpoint;
+    const tsr_convert_options *options;
+    uint32_t generation; /* of the output's data files (tsr_output.generation) */
+    tsr_arena *arena;
+    tsr_conversion *out; /* filled, but for the marker */
+} tsr_conversion_job;
+
+/* `job` lives as long as the writer. */
+tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
+tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
+tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
+
+/* A written row as a source for tsr_dcp_lay_out; completes the row's bytes and flags. */
+tsr_status tsr_dcp_source_of(const tsr_conversion_job *job, tsr_converted *row, tsr_dcp_source *out, tsr_error *err);
+
+/* NULL, or why a container cannot have a row (for tsr_choose). */
+const char *tsr_safetensors_refusal(const tsr_converted *row);
+const char *tsr_torch_refusal(const tsr_converted *row); /* DCP too */
+
+#endif

@@ -1,0 +1,56 @@
+/* The nested value that a conversion to torch.save writes: the written rows, and between them the mappings that the source
+ * says more of than its entries do. */
+#include "base/try.h"
+#include "convert/selection.h"
+#include "model/nest.h"
+
+/* Empty dicts go by the same filter as entries; a renamed one has no place that the others' paths tell. */
+static tsr_status wants(const tsr_chosen *chosen, const tsr_mapping *mapping, bool *yes, tsr_error *err)
+{
+    const tsr_convert_options *options = chosen->options;
+    tsr_str name = mapping->fqn;
+    *yes = true;
+    if (mapping->value->count) return TSR_OK;
+    *yes = !options->want || options->want(options->want_ctx, mapping->fqn);
+    if (options->rename) TSR_TRY(options->rename(options->rename_ctx, mapping->fqn, chosen->arena, &name, err));
+    *yes = *yes && tsr_str_equal(name, mapping->fqn);
+    return TSR_OK;
+}
+
+static tsr_status add_mappings(const tsr_chosen *chosen, uint64_t entries_before, uint64_t *next, tsr_leaf *leaves,
+                               size_t *count, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(chosen->checkpoint);
+    for (; *next < catalog->mapping_count && catalog->mappings[*next].entries_before <= entries_before; ++*next) {
+        const tsr_mapping *mapping = &catalog->mappings[*next];
+        bool yes;
+        TSR_TRY(wants(chosen, mapping, &yes, err));
+        if (!yes) continue;
+        leaves[(*count)++] = (tsr_leaf){.path = mapping->path,
+                                        .path_length = mapping->path_length,
+                                        .value = mapping->value,
+                                        .name = mapping->fqn,
+                                        .mapping = true};
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *values, tsr_arena *arena, const tsr_value **root,
+                         tsr_error *err)
+{
+    const uint64_t mappings = tsr_checkpoint_catalog(chosen->checkpoint)->mapping_count;
+    uint64_t next = 0;
+    size_t count = 0;
+    tsr_leaf *leaves = tsr_arena_array(arena, (size_t)(chosen->count + mappings), sizeof *leaves, err);
+    if (!leaves) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < chosen->count; i++) {
+        const tsr_converted *row = &chosen->rows[i];
+        TSR_TRY(add_mappings(chosen, i, &next, leaves, &count, err));
+        if (!row->written || !values[i]) continue;
+        tsr_leaf *leaf = &leaves[count++];
+        *leaf = (tsr_leaf){.name = row->name, .value = values[i]};
+        TSR_TRY(tsr_renamed_path(row->entry, row->name, arena, &leaf->path, &leaf->path_length, err));
+    }
+    TSR_TRY(add_mappings(chosen, UINT64_MAX, &next, leaves, &count, err));
+    return tsr_nest(leaves, count, tsr_checkpoint_host(chosen->checkpoint), arena, root, err);
+}

@@ -1,0 +1,132 @@
+/* Filter, rename, cast and refuse, before anything is written. */
+#include "convert/selection.h"
+
+#include "base/try.h"
+#include "tessera/cast.h"
+#include "tessera/map.h"
+
+#define NAMED 5u /* entries that a refusal names; the rest is counted */
+
+const char tsr_put_aside[] = "put into the sidecar";
+
+/* Tensors that are not dense come as an OBJECT whose one part is a DICT of what was kept of them. */
+bool tsr_is_object(const tsr_entry *entry)
+{
+    const tsr_value *value = entry->value;
+    if (entry->kind != TSR_ENTRY_OPAQUE || !value) return entry->kind == TSR_ENTRY_OBJECT;
+    const bool parts = value->kind == TSR_VALUE_OBJECT && value->count && value->items[0]->kind == TSR_VALUE_DICT;
+    return !parts && entry->dtype == TSR_DTYPE_NONE;
+}
+
+const char *tsr_opaque_refusal(const tsr_entry *entry)
+{
+    return tsr_str_equal(entry->type, TSR_STR("missing")) ? "is in no file that is there" : "is no dense tensor";
+}
+
+static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err)
+{
+    const tsr_convert_options *options = s->options;
+    const tsr_entry *entry = row->entry;
+    const bool drops = options->objects == TSR_OBJECTS_DROP || options->objects == TSR_OBJECTS_SIDECAR;
+    if (options->want && !options->want(options->want_ctx, entry->fqn)) {
+        row->left_out = "not asked for";
+        return TSR_OK;
+    }
+    if (drops && tsr_is_object(entry)) {
+        row->left_out = options->objects == TSR_OBJECTS_DROP ? "objects are dropped" : tsr_put_aside;
+        return TSR_OK;
+    }
+    row->written = true;
+    row->name = entry->fqn;
+    if (options->rename) TSR_TRY(options->rename(options->rename_ctx, entry->fqn, s->arena, &row->name, err));
+    if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    row->dtype = entry->dtype;
+    if (options->dtype != TSR_DTYPE_NONE && options->dtype != entry->dtype &&
+        tsr_cast_possible(entry->dtype, options->dtype)) {
+        row->dtype = options->dtype;
+        row->cast = true;
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_names(const tsr_chosen *s, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(s->checkpoint)->allocator;
+    tsr_map *map = tsr_map_new(allocator, (size_t)s->count, err);
+    if (!map) return TSR_E_NOMEM;
+    tsr_status status = TSR_OK;
+    for (uint64_t i = 0; i < s->count && status == TSR_OK; i++) {
+        uint32_t *first;
+        bool inserted;
+        if (!s->rows[i].written) continue;
+        status = tsr_map_put(map, s->rows[i].name, (uint32_t)i, &first, &inserted, err);
+        if (status != TSR_OK || inserted) continue;
+        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' and '%.*s' would both be named '%.*s'",
+                           TSR_STR_ARG(s->rows[*first].entry->fqn), TSR_STR_ARG(s->rows[i].entry->fqn),
+                           TSR_STR_ARG(s->rows[i].name));
+    }
+    tsr_map_free(map);
+    return status;
+}
+
+static const char *reason(const tsr_chosen *s, const tsr_converted *row, const char *(*refusal)(const tsr_converted *row))
+{
+    const bool object = tsr_is_object(row->entry);
+    return object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object" : refusal(row);
+}
+
+/* One message for all entries that cannot be written, naming the first few. */
+static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
+{
+    tsr_str list = {NULL, 0};
+    uint64_t refused = 0;
+    for (uint64_t i = 0; i < s->count; i++) {
+        const char *why = s->rows[i].written ? reason(s, &s->rows[i], refusal) : NULL;
+        if (!why || refused++ >= NAMED) continue;
+        list = tsr_arena_format(s->arena, err, "%.*s%s'%.*s' %s", TSR_STR_ARG(list), list.size ? ", " : "",
+                                TSR_STR_ARG(s->rows[i].entry->fqn), why);
+        if (!list.data) return TSR_E_NOMEM;
+    }
+    if (refused == 0) return TSR_OK;
+    if (refused <= NAMED) return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s", TSR_STR_ARG(list));
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s, and %llu more entries cannot be written",
+                     TSR_STR_ARG(list), (unsigned long long)(refused - NAMED));
+}
+
+/* Entries on a storage that another written entry is on too. */
+static tsr_status mark_copies(const tsr_chosen *s, tsr_error *err)
+{
+    uint32_t largest = 0;
+    for (uint64_t i = 0; i < s->count; i++) {
+        if (s->rows[i].written && s->rows[i].entry->storage_id > largest) largest = s->rows[i].entry->storage_id;
+    }
+    uint32_t *users = tsr_arena_array(s->arena, (size_t)largest + 1, sizeof *users, err);
+    if (!users) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < s->count; i++) users[s->rows[i].entry->storage_id] += s->rows[i].written;
+    for (uint64_t i = 0; i < s->count; i++) {
+        s->rows[i].copied = s->rows[i].written && s->rows[i].entry->storage_id && users[s->rows[i].entry->storage_id] > 1;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *options,
+                      const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_chosen *out, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    const bool known = options->dtype == TSR_DTYPE_NONE || tsr_cast_possible(options->dtype, options->dtype);
+    TSR_FAIL_IF(!known, err, TSR_E_USAGE, TSR_NO_POSITION, "tensors are cast to floating types only, not to %s",
+                tsr_dtype_describe(options->dtype)->name);
+    TSR_FAIL_IF(catalog->entry_count > UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many entries to convert");
+    tsr_converted *rows = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *rows, err);
+    if (!rows) return TSR_E_NOMEM;
+    *out = (tsr_chosen){checkpoint, options, arena, rows, catalog->entry_count, 0};
+    for (uint64_t i = 0; i < out->count; i++) {
+        rows[i].entry = &catalog->entries[i];
+        TSR_TRY(choose(out, &rows[i], err));
+        out->tensor_count += rows[i].written && rows[i].entry->kind == TSR_ENTRY_TENSOR;
+    }
+    TSR_TRY(tsr_check_casts(checkpoint, options, err));
+    TSR_TRY(check_refusals(out, refusal, err));
+    TSR_TRY(check_names(out, err));
+    return mark_copies(out, err);
+}

@@ -1,0 +1,152 @@
+/* tessera.diff/1. Each side of a change says what the difference is about: dtype and shape of tensors, the value of
+ * objects, the number of chunks where the layout counts. */
+#include "documents/document_parts.h"
+
+enum { REPR_BYTES = 400 };
+
+static void put_names(tsr_json *json, const char *key, const tsr_entry *const *entries, uint64_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < count; i++) tsr_json_str(json, entries[i]->fqn);
+    tsr_json_array_end(json);
+}
+
+static void put_side(tsr_json *json, const char *key, const tsr_entry *entry, uint32_t what)
+{
+    char text[REPR_BYTES];
+    tsr_json_key(json, key);
+    tsr_json_object(json);
+    tsr_json_key(json, "kind");
+    tsr_json_text(json, tsr_entry_kind_name(entry->kind));
+    if (entry->kind == TSR_ENTRY_TENSOR) {
+        tsr_json_key(json, "dtype");
+        tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
+        tsr_json_key(json, "shape");
+        tsr_json_u64s(json, entry->shape, entry->rank);
+        if (what & TSR_DIFF_LAYOUT) {
+            tsr_json_key(json, "chunks");
+            tsr_json_uint(json, entry->chunk_count);
+        }
+    } else {
+        tsr_json_key(json, "type");
+        tsr_json_str(json, entry->type);
+        if (entry->value) {
+            tsr_json_key(json, "repr");
+            tsr_json_text(json, tsr_value_text(entry->value, text, sizeof text));
+        }
+    }
+    tsr_json_object_end(json);
+}
+
+static void put_difference(tsr_json *json, const tsr_difference *difference)
+{
+    tsr_json_key(json, "differing");
+    tsr_json_uint(json, difference->differing);
+    tsr_json_key(json, "first");
+    tsr_json_uint(json, difference->first);
+    if (!difference->numeric) return;
+    tsr_json_key(json, "max_abs");
+    tsr_json_double(json, difference->max_abs);
+    tsr_json_key(json, "max_ulp");
+    tsr_json_uint(json, difference->max_ulp);
+}
+
+static void put_change(tsr_json *json, const tsr_diff_pair *pair, const tsr_difference *difference)
+{
+    static const struct {
+        uint32_t bit;
+        const char *name;
+    } names[] = {{TSR_DIFF_DTYPE, "dtype"},
+                 {TSR_DIFF_SHAPE, "shape"},
+                 {TSR_DIFF_VALUE, "value"},
+                 {TSR_DIFF_LAYOUT, "layout"},
+                 {TSR_DIFF_OBJECT, "object"}};
+    tsr_json_object(json);
+    tsr_json_key(json, "fqn");
+    tsr_json_str(json, pair->a->fqn);
+    if (!tsr_str_equal(pair->a->fqn, pair->b->fqn)) { /* matched under a canonical name */
+        tsr_json_key(json, "fqn_b");
+        tsr_json_str(json, pair->b->fqn);
+    }
+    tsr_json_key(json, "what");
+    tsr_json_array(json);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (pair->what & names[i].bit) tsr_json_text(json, names[i].name);
+    }
+    tsr_json_array_end(json);
+    put_side(json, "a", pair->a, pair->what);
+    put_side(json, "b", pair->b, pair->what);
+    if (pair->what & TSR_DIFF_VALUE && difference) put_difference(json, difference);
+    tsr_json_object_end(json);
+}
+
+static void put_changes(tsr_json *json, const tsr_diff_document *document)
+{
+    const tsr_diff *diff = document->diff;
+    tsr_json_key(json, "changed");
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < diff->pair_count && json->status == TSR_OK; i++) {
+        if (diff->pairs[i].what) put_change(json, &diff->pairs[i], document->differences ? &document->differences[i] : NULL);
+    }
+    tsr_json_array_end(json);
+    tsr_json_key(json, "renamed");
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < diff->renamed_count; i++) {
+        tsr_json_object(json);
+        tsr_json_key(json, "a");
+        tsr_json_str(json, diff->renamed[i].a->fqn);
+        tsr_json_key(json, "b");
+        tsr_json_str(json, diff->renamed[i].b->fqn);
+        tsr_json_key(json, "why");
+        tsr_json_str(json, diff->renamed[i].why);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_summary(tsr_json *json, const tsr_diff_document *document)
+{
+    const tsr_diff *diff = document->diff;
+    uint64_t changed = 0;
+    for (uint64_t i = 0; i < diff->pair_count; i++) changed += diff->pairs[i].what != 0;
+    const uint64_t left_out = document->policy ? document->policy->pairs : 0;
+    const struct {
+        const char *key;
+        uint64_t count;
+    } counts[] = {{"same", diff->pair_count - changed - left_out},
+                  {"changed", changed},
+                  {"added", diff->added_count},
+                  {"removed", diff->removed_count},
+                  {"renamed", diff->renamed_count}};
+    tsr_json_key(json, "summary");
+    tsr_json_object(json);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        tsr_json_key(json, counts[i].key);
+        tsr_json_uint(json, counts[i].count);
+    }
+    tsr_json_key(json, "values_compared");
+    tsr_json_bool(json, document->differences != NULL);
+    if (document->policy) tsr_document_put_policy(json, document->policy);
+    tsr_json_object_end(json);
+}
+
+tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json)
+{
+    const tsr_diff *diff = document->diff;
+    tsr_json_object(json);
+    tsr_json_key(json, "schema");
+    tsr_json_text(json, "tessera.diff/1");
+    tsr_json_key(json, "a");
+    tsr_json_str(json, document->path_a);
+    tsr_json_key(json, "b");
+    tsr_json_str(json, document->path_b);
+    tsr_json_key(json, "same");
+    tsr_json_bool(json, tsr_diff_is_same(diff));
+    put_names(json, "added", diff->added, diff->added_count);
+    put_names(json, "removed", diff->removed, diff->removed_count);
+    put_changes(json, document);
+    put_summary(json, document);
+    tsr_json_object_end(json);
+    return json->status;
+}

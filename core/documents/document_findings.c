@@ -1,0 +1,121 @@
+/* tessera.findings/1, and what several documents hold: findings, digests. */
+#include "documents/document_parts.h"
+
+static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding)
+{
+    tsr_json_object(json);
+    tsr_json_key(json, "rule");
+    tsr_json_text(json, finding->rule->id);
+    tsr_json_key(json, "level");
+    tsr_json_text(json, tsr_level_name(finding->level));
+    tsr_json_key(json, "message");
+    tsr_json_str(json, finding->message);
+    if (path.data) {
+        tsr_json_key(json, "path");
+        tsr_json_str(json, path);
+    }
+    if (finding->file.size) {
+        tsr_json_key(json, "file");
+        tsr_json_str(json, finding->file);
+    }
+    if (finding->byte_offset != TSR_NO_POSITION) {
+        tsr_json_key(json, "byte_offset");
+        tsr_json_uint(json, finding->byte_offset);
+    }
+    if (finding->fqn.data) {
+        tsr_json_key(json, "fqn");
+        tsr_json_str(json, finding->fqn);
+    }
+    tsr_json_object_end(json);
+}
+
+void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest)
+{
+    char text[65];
+    tsr_json_object(json);
+    tsr_json_key(json, "algorithm");
+    tsr_json_text(json, algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
+    tsr_json_key(json, "digest");
+    tsr_json_text(json, tsr_digest_text(digest, text));
+    tsr_json_object_end(json);
+}
+
+void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings)
+{
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) put_finding(json, path, tsr_findings_at(findings, i));
+}
+
+void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json)
+{
+    document->json = json;
+    tsr_json_object(json);
+    tsr_json_key(json, "schema");
+    tsr_json_text(json, "tessera.findings/1");
+    tsr_json_key(json, "findings");
+    tsr_json_array(json);
+}
+
+void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings)
+{
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    document->paths++;
+    for (int level = TSR_NOTE; level <= TSR_ERROR; level++) {
+        document->totals[level] += tsr_findings_total(findings, (tsr_level)level);
+        for (size_t r = 0; r < count; r++)
+            document->unlisted[r] += tsr_findings_unlisted(findings, &rules[r], (tsr_level)level);
+    }
+    tsr_document_put_findings(document->json, path, findings);
+}
+
+void tsr_document_put_policy(tsr_json *json, const tsr_policy_result *result)
+{
+    if (result->has_baseline) {
+        tsr_json_key(json, "left_out");
+        tsr_json_uint(json, result->left_out);
+    }
+    if (result->has_rules_off) {
+        tsr_json_key(json, "turned_off");
+        tsr_json_uint(json, result->turned_off);
+    }
+}
+
+static void put_unlisted(tsr_json *json, const uint64_t *unlisted)
+{
+    size_t count, put = 0;
+    const tsr_rule *rules = tsr_rules(&count);
+    for (size_t r = 0; r < count; r++) {
+        if (!unlisted[r]) continue;
+        if (put++ == 0) {
+            tsr_json_key(json, "unlisted");
+            tsr_json_object(json);
+        }
+        tsr_json_key(json, rules[r].id);
+        tsr_json_uint(json, unlisted[r]);
+    }
+    if (put) tsr_json_object_end(json);
+}
+
+tsr_status tsr_findings_document_end(tsr_findings_document *document)
+{
+    const struct {
+        const char *key;
+        uint64_t count;
+    } counts[] = {{"paths", document->paths},
+                  {"errors", document->totals[TSR_ERROR]},
+                  {"warnings", document->totals[TSR_WARNING]},
+                  {"notes", document->totals[TSR_NOTE]}};
+    tsr_json *json = document->json;
+    tsr_json_array_end(json);
+    tsr_json_key(json, "summary");
+    tsr_json_object(json);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        tsr_json_key(json, counts[i].key);
+        tsr_json_uint(json, counts[i].count);
+    }
+    tsr_document_put_policy(json, &document->policy);
+    put_unlisted(json, document->unlisted);
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+    return json->status;
+}

@@ -1,0 +1,422 @@
+/* tessera.inspect/1: what a checkpoint holds, one entry a line. The summary stands before the entries, so that a reader of
+ * a long document has it first; findings stand last because digests and statistics may add to them. */
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "documents/document_parts.h"
+#include "tessera/cast.h"
+#include "tessera/repeats.h"
+#include "write/object_json.h"
+
+enum { MAX_SHARED = 16 };
+
+typedef struct sharing { /* tensors on one storage: their indexes stand together, sorted by (storage_id, index) */
+    uint32_t storage_id;
+    uint64_t index;
+} sharing;
+
+typedef struct inspector {
+    tsr_checkpoint *checkpoint;
+    const tsr_catalog *catalog;
+    const tsr_inspect_options *options;
+    tsr_json *json;
+    tsr_error *err;
+    sharing *shared;
+    size_t shared_count;
+} inspector;
+
+typedef struct totals {
+    uint64_t tensors, objects, opaques, elements, bytes, files;
+    struct {
+        uint64_t tensors, elements, bytes;
+    } of[TSR_DTYPE_COUNT];
+} totals;
+
+/* ---- summary ---- */
+
+static void count_files(const inspector *in, const tsr_entry *entry, uint8_t *seen, uint64_t *files)
+{
+    for (uint64_t c = 0; c < entry->chunk_count + entry->replica_count; c++) {
+        const tsr_chunk *chunk = c < entry->chunk_count ? &entry->chunks[c] : &entry->replicas[c - entry->chunk_count];
+        if (chunk->file >= in->catalog->store->file_count || seen[chunk->file]) continue;
+        seen[chunk->file] = 1;
+        ++*files;
+    }
+}
+
+static void count_tensor(totals *sum, const tsr_entry *entry)
+{
+    uint64_t elements = 0, bytes = 0;
+    tsr_entry_elements(entry, &elements);
+    tsr_entry_bytes(entry, &bytes);
+    sum->tensors++;
+    sum->elements += elements;
+    sum->bytes += bytes;
+    sum->of[entry->dtype].tensors++;
+    sum->of[entry->dtype].elements += elements;
+    sum->of[entry->dtype].bytes += bytes;
+}
+
+/* One name; the elements and bytes of every rank. */
+static void count_per_rank(const inspector *in, totals *sum, const tsr_entry *entry, uint8_t *seen)
+{
+    const uint64_t before = sum->tensors;
+    for (uint32_t r = 0; r < entry->per_rank->count; r++) {
+        const tsr_entry *held = entry->per_rank->tensors[r];
+        if (!held) continue;
+        count_files(in, held, seen, &sum->files);
+        if (held->kind != TSR_ENTRY_TENSOR) continue;
+        count_tensor(sum, held);
+        if (sum->tensors > before + 1) sum->tensors--, sum->of[held->dtype].tensors--;
+    }
+    if (sum->tensors == before) sum->opaques++;
+}
+
+static tsr_status add_up(const inspector *in, totals *sum)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(in->checkpoint)->allocator;
+    size_t file_count = in->catalog->store->file_count;
+    uint8_t *seen = tsr_alloc(allocator, file_count + 1, 1, in->err);
+    if (!seen) return TSR_E_NOMEM;
+    memset(seen, 0, file_count + 1);
+    for (uint64_t i = 0; i < in->catalog->entry_count; i++) {
+        const tsr_entry *entry = &in->catalog->entries[i];
+        if (!tsr_selection_keeps(&in->options->selection, entry->fqn)) continue;
+        if (entry->per_rank) count_per_rank(in, sum, entry, seen);
+        else if (entry->kind == TSR_ENTRY_TENSOR) count_tensor(sum, entry);
+        else if (entry->kind == TSR_ENTRY_OBJECT) sum->objects++;
+        else sum->opaques++;
+        count_files(in, entry, seen, &sum->files);
+    }
+    tsr_free(allocator, seen, file_count + 1, 1);
+    return TSR_OK;
+}
+
+static void put_count(tsr_json *json, const char *key, uint64_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_uint(json, count);
+}
+
+static void put_summary(tsr_json *json, const totals *sum)
+{
+    tsr_json_key(json, "summary");
+    tsr_json_object(json);
+    put_count(json, "tensors", sum->tensors);
+    put_count(json, "objects", sum->objects);
+    put_count(json, "opaque", sum->opaques);
+    put_count(json, "elements", sum->elements);
+    put_count(json, "bytes", sum->bytes);
+    put_count(json, "files", sum->files);
+    tsr_json_key(json, "dtypes");
+    tsr_json_object(json);
+    for (int d = 0; d < TSR_DTYPE_COUNT; d++) {
+        if (sum->of[d].tensors == 0 || d == TSR_FLOAT4_E2M1FN) continue;
+        bool float4 = d == TSR_FLOAT4_E2M1FN_X2; /* both ways of counting it have one name */
+        tsr_json_key(json, tsr_dtype_describe((tsr_dtype)d)->name);
+        tsr_json_object(json);
+        put_count(json, "tensors", sum->of[d].tensors + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].tensors : 0));
+        put_count(json, "elements", sum->of[d].elements + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].elements : 0));
+        put_count(json, "bytes", sum->of[d].bytes + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].bytes : 0));
+        tsr_json_object_end(json);
+    }
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+}
+
+/* ---- entries ---- */
+
+static void put_file(const inspector *in, uint32_t file)
+{
+    tsr_json_key(in->json, "file");
+    if (file < in->catalog->store->file_count) tsr_json_str(in->json, in->catalog->store->files[file].name);
+    else tsr_json_null(in->json);
+}
+
+static void put_chunk(const inspector *in, const tsr_entry *entry, const tsr_chunk *chunk)
+{
+    tsr_json_object(in->json);
+    tsr_json_key(in->json, "offsets");
+    tsr_json_u64s(in->json, chunk->offsets, entry->rank);
+    tsr_json_key(in->json, "sizes");
+    tsr_json_u64s(in->json, chunk->sizes, entry->rank);
+    put_file(in, chunk->file);
+    put_count(in->json, "byte_offset", chunk->byte_offset);
+    put_count(in->json, "byte_length", chunk->byte_length);
+    tsr_json_object_end(in->json);
+}
+
+static void put_chunks(const inspector *in, const char *key, const tsr_entry *entry, const tsr_chunk *chunks, uint64_t count)
+{
+    tsr_json_key(in->json, key);
+    tsr_json_array(in->json);
+    for (uint64_t i = 0; i < count; i++) put_chunk(in, entry, &chunks[i]);
+    tsr_json_array_end(in->json);
+}
+
+static int sharing_order(const void *a, const void *b)
+{
+    const sharing *x = a, *y = b;
+    if (x->storage_id != y->storage_id) return x->storage_id < y->storage_id ? -1 : 1;
+    return (x->index > y->index) - (x->index < y->index);
+}
+
+static tsr_status find_sharing(inspector *in)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < in->catalog->entry_count; i++) count += in->catalog->entries[i].storage_id != 0;
+    if (count == 0) return TSR_OK;
+    in->shared = tsr_alloc(tsr_checkpoint_host(in->checkpoint)->allocator, (size_t)count, sizeof *in->shared, in->err);
+    if (!in->shared) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < in->catalog->entry_count; i++) {
+        uint32_t id = in->catalog->entries[i].storage_id;
+        if (id) in->shared[in->shared_count++] = (sharing){id, i};
+    }
+    qsort(in->shared, in->shared_count, sizeof *in->shared, sharing_order);
+    return TSR_OK;
+}
+
+static void put_sharing(const inspector *in, const tsr_entry *entry)
+{
+    uint64_t own = (uint64_t)(entry - in->catalog->entries);
+    size_t low = 0, high = in->shared_count;
+    while (low < high) { /* first of the storage */
+        size_t middle = low + (high - low) / 2;
+        if (in->shared[middle].storage_id < entry->storage_id) low = middle + 1;
+        else high = middle;
+    }
+    size_t end = low;
+    while (end < in->shared_count && in->shared[end].storage_id == entry->storage_id && end - low <= MAX_SHARED) end++;
+    if (end - low < 2) return;
+    tsr_json_key(in->json, "shares_storage_with");
+    tsr_json_array(in->json);
+    for (size_t i = low; i < end; i++) {
+        if (in->shared[i].index != own) tsr_json_str(in->json, in->catalog->entries[in->shared[i].index].fqn);
+    }
+    tsr_json_array_end(in->json);
+}
+
+static void put_distribution(tsr_json *json, const tsr_distribution *distribution)
+{
+    if (distribution->mesh.size) {
+        tsr_json_key(json, "mesh");
+        tsr_json_str(json, distribution->mesh);
+    }
+    if (distribution->placements.size) {
+        tsr_json_key(json, "placements");
+        tsr_json_str(json, distribution->placements);
+    }
+}
+
+static void put_stats(tsr_json *json, const tsr_stats *stats)
+{
+    const struct {
+        const char *key;
+        double value;
+    } reals[] = {{"min", stats->min}, {"max", stats->max}, {"mean", stats->mean}, {"std", stats->std}};
+    tsr_json_key(json, "stats");
+    tsr_json_object(json);
+    for (size_t i = 0; i < 4; i++) {
+        tsr_json_key(json, reals[i].key);
+        tsr_json_double(json, reals[i].value);
+    }
+    put_count(json, "nan", stats->nan);
+    put_count(json, "inf", stats->inf);
+    put_count(json, "zero", stats->zero);
+    tsr_json_object_end(json);
+}
+
+/* A tensor that cannot be read is a finding; running out of memory or being cancelled is not about the tensor. */
+static tsr_status report_unreadable(const inspector *in, const tsr_entry *entry, const tsr_error *why)
+{
+    if (why->status == TSR_E_NOMEM || why->status == TSR_E_CANCELLED) {
+        return tsr_raise(in->err, why->status, why->byte_position, "%s", why->message);
+    }
+    tsr_place place = {{NULL, 0}, why->byte_position, entry->fqn};
+    return tsr_find(tsr_checkpoint_findings(in->checkpoint), "file/unreadable", place, in->err, "%s", why->message);
+}
+
+static tsr_status put_values(const inspector *in, const tsr_entry *entry)
+{
+    const tsr_inspect_options *options = in->options;
+    tsr_error why = {0};
+    tsr_digest digest;
+    tsr_stats stats;
+    if (options->hash) {
+        if (tsr_tensor_digest(in->checkpoint, entry, options->hash, options->ring, &digest, &why) != TSR_OK) {
+            return report_unreadable(in, entry, &why);
+        }
+        tsr_json_key(in->json, "hash");
+        tsr_document_put_digest(in->json, options->hash, &digest);
+    }
+    if (options->stats && tsr_dtype_is_numeric(entry->dtype)) {
+        if (tsr_tensor_stats(in->checkpoint, entry, options->ring, &stats, &why) != TSR_OK) {
+            return report_unreadable(in, entry, &why);
+        }
+        put_stats(in->json, &stats);
+    }
+    return TSR_OK;
+}
+
+/* Flags that most entries lack are only written where they are set. */
+static void put_true(tsr_json *json, const char *key, bool flag)
+{
+    if (!flag) return;
+    tsr_json_key(json, key);
+    tsr_json_bool(json, true);
+}
+
+static tsr_status put_tensor(const inspector *in, const tsr_entry *entry)
+{
+    uint64_t bytes = 0;
+    tsr_put_dtype_and_shape(in->json, entry);
+    tsr_entry_bytes(entry, &bytes);
+    put_count(in->json, "bytes", bytes);
+    put_true(in->json, "parameter", entry->is_parameter);
+    put_true(in->json, "requires_grad", entry->requires_grad);
+    if (entry->distribution) put_distribution(in->json, entry->distribution);
+    if (entry->storage_id) put_sharing(in, entry);
+    put_chunks(in, "chunks", entry, entry->chunks, entry->chunk_count);
+    if (entry->replica_count) put_chunks(in, "replicas", entry, entry->replicas, entry->replica_count);
+    return put_values(in, entry);
+}
+
+/* What each rank holds, in the order of ranks; null where a rank holds no tensor of the name. */
+static void put_ranks(const inspector *in, const char *key, const tsr_per_rank *ranks,
+                      void (*put)(const inspector *in, const tsr_entry *held))
+{
+    tsr_json_key(in->json, key);
+    tsr_json_array(in->json);
+    for (uint32_t r = 0; r < ranks->count; r++) {
+        if (ranks->tensors[r]) put(in, ranks->tensors[r]);
+        else tsr_json_null(in->json);
+    }
+    tsr_json_array_end(in->json);
+}
+
+static void put_held_dtype(const inspector *in, const tsr_entry *held)
+{
+    tsr_json_text(in->json, tsr_dtype_describe(held->dtype)->name);
+}
+
+static void put_held_shape(const inspector *in, const tsr_entry *held)
+{
+    if (held->shape || held->kind == TSR_ENTRY_TENSOR) tsr_json_u64s(in->json, held->shape, held->rank);
+    else tsr_json_null(in->json);
+}
+
+/* TSR_DTYPE_NONE: the ranks' tensors have several. */
+static tsr_dtype common_dtype(const tsr_per_rank *ranks)
+{
+    tsr_dtype dtype = TSR_DTYPE_NONE;
+    for (uint32_t r = 0; r < ranks->count; r++) {
+        if (!ranks->tensors[r]) continue;
+        if (dtype != TSR_DTYPE_NONE && dtype != ranks->tensors[r]->dtype) return TSR_DTYPE_NONE;
+        dtype = ranks->tensors[r]->dtype;
+    }
+    return dtype;
+}
+
+/* A name whose tensor is not the same on all ranks. It has neither a shape nor a digest nor statistics of its own. */
+static void put_per_rank(const inspector *in, const tsr_entry *entry, const char *kind)
+{
+    uint64_t bytes = 0, held_bytes;
+    const tsr_per_rank *ranks = entry->per_rank;
+    const tsr_dtype dtype = common_dtype(ranks);
+    put_true(in->json, "per_rank", true);
+    if (strcmp(kind, "opaque") == 0) {
+        tsr_json_key(in->json, "type");
+        tsr_json_str(in->json, entry->type);
+    }
+    if (dtype != TSR_DTYPE_NONE) {
+        tsr_json_key(in->json, "dtype");
+        tsr_json_text(in->json, tsr_dtype_describe(dtype)->name);
+    } else {
+        put_ranks(in, "dtypes", ranks, put_held_dtype);
+    }
+    put_ranks(in, "shapes", ranks, put_held_shape);
+    for (uint32_t r = 0; r < ranks->count; r++)
+        if (ranks->tensors[r] && ranks->tensors[r]->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(ranks->tensors[r], &held_bytes))
+            bytes += held_bytes;
+    put_count(in->json, "bytes", bytes);
+    tsr_json_key(in->json, "chunks");
+    tsr_json_array(in->json);
+    for (uint32_t r = 0; r < ranks->count; r++)
+        for (uint64_t c = 0; ranks->tensors[r] && c < ranks->tensors[r]->chunk_count; c++)
+            put_chunk(in, ranks->tensors[r], &ranks->tensors[r]->chunks[c]);
+    tsr_json_array_end(in->json);
+}
+
+/* "tensor" where at least one rank has a dense one. */
+static const char *kind_of(const tsr_entry *entry)
+{
+    for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++)
+        if (entry->per_rank->tensors[r] && entry->per_rank->tensors[r]->kind == TSR_ENTRY_TENSOR) return "tensor";
+    return tsr_entry_kind_name(entry->kind);
+}
+
+static tsr_status put_entry(const inspector *in, const tsr_entry *entry)
+{
+    tsr_status status = TSR_OK;
+    const char *kind = kind_of(entry);
+    tsr_json_object(in->json);
+    tsr_json_key(in->json, "fqn");
+    tsr_json_str(in->json, entry->fqn);
+    tsr_json_key(in->json, "kind");
+    tsr_json_text(in->json, kind);
+    if (entry->per_rank) put_per_rank(in, entry, kind);
+    else if (entry->kind == TSR_ENTRY_TENSOR) status = put_tensor(in, entry);
+    else tsr_put_object(in->json, entry, tsr_checkpoint_host(in->checkpoint));
+    tsr_json_object_end(in->json);
+    return status == TSR_OK ? in->json->status : status;
+}
+
+static tsr_status put_entries(const inspector *in, uint64_t bytes_total)
+{
+    const tsr_progress *progress = in->options->progress;
+    uint64_t bytes_done = 0, bytes;
+    tsr_json_key(in->json, "entries");
+    tsr_json_array(in->json);
+    for (uint64_t i = 0; i < in->catalog->entry_count; i++) {
+        const tsr_entry *entry = &in->catalog->entries[i];
+        if (!tsr_selection_keeps(&in->options->selection, entry->fqn)) continue;
+        tsr_status status = put_entry(in, entry);
+        if (status != TSR_OK) return status;
+        if (entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes)) bytes_done += bytes;
+        if (progress && progress->step && !progress->step(progress->ctx, bytes_done, bytes_total)) {
+            return tsr_raise(in->err, TSR_E_CANCELLED, TSR_NO_POSITION, "cancelled");
+        }
+    }
+    tsr_json_array_end(in->json);
+    return in->json->status;
+}
+
+tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_options *options, tsr_json *json,
+                                tsr_error *err)
+{
+    inspector in = {checkpoint, tsr_checkpoint_catalog(checkpoint), options, json, err, NULL, 0};
+    totals sum = {0};
+    if (options->hash || options->stats) TSR_TRY(tsr_repeats_check_catalog(checkpoint, &options->selection, err));
+    tsr_json_object(json);
+    tsr_json_key(json, "schema");
+    tsr_json_text(json, "tessera.inspect/1");
+    tsr_json_key(json, "path");
+    tsr_json_str(json, options->path);
+    tsr_json_key(json, "format");
+    tsr_json_text(json, tsr_format_name(in.catalog->format));
+    tsr_status status = add_up(&in, &sum);
+    if (status == TSR_OK) status = find_sharing(&in);
+    if (status == TSR_OK) {
+        put_summary(json, &sum);
+        status = put_entries(&in, sum.bytes);
+    }
+    if (status == TSR_OK) {
+        tsr_json_key(json, "findings");
+        tsr_json_array(json);
+        tsr_document_put_findings(json, (tsr_str){NULL, 0}, tsr_checkpoint_findings(checkpoint));
+        tsr_json_array_end(json);
+        tsr_json_object_end(json);
+    }
+    tsr_free(tsr_checkpoint_host(checkpoint)->allocator, in.shared, in.shared_count, sizeof *in.shared);
+    return status == TSR_OK ? json->status : status;
+}

@@ -1,0 +1,130 @@
+/* tessera.layout/1: the contract file that a repository commits. Sorted, so that two containers of one layout give the
+ * same bytes. */
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "documents/document_parts.h"
+#include "tessera/repeats.h"
+
+typedef struct chunk_order {
+    const tsr_chunk *chunk;
+    uint32_t rank;
+} chunk_order;
+
+static int by_fqn(const void *a, const void *b)
+{
+    return tsr_str_compare((*(const tsr_entry *const *)a)->fqn, (*(const tsr_entry *const *)b)->fqn);
+}
+
+static int by_offsets(const void *a, const void *b)
+{
+    const chunk_order *x = a, *y = b;
+    for (uint32_t d = 0; d < x->rank; d++) {
+        if (x->chunk->offsets[d] != y->chunk->offsets[d]) return x->chunk->offsets[d] < y->chunk->offsets[d] ? -1 : 1;
+    }
+    return 0;
+}
+
+static tsr_status put_chunks(tsr_json *json, const tsr_entry *entry, const tsr_allocator *allocator, tsr_error *err)
+{
+    chunk_order *order = tsr_alloc(allocator, (size_t)entry->chunk_count, sizeof *order, err);
+    if (!order) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) order[i] = (chunk_order){&entry->chunks[i], entry->rank};
+    qsort(order, (size_t)entry->chunk_count, sizeof *order, by_offsets);
+    tsr_json_key(json, "chunks");
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        tsr_json_object(json);
+        tsr_json_key(json, "offsets");
+        tsr_json_u64s(json, order[i].chunk->offsets, entry->rank);
+        tsr_json_key(json, "sizes");
+        tsr_json_u64s(json, order[i].chunk->sizes, entry->rank);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_free(allocator, order, (size_t)entry->chunk_count, sizeof *order);
+    return TSR_OK;
+}
+
+typedef struct layout_writer {
+    const tsr_layout_options *options;
+    const tsr_host *host;
+    tsr_json *json;
+    tsr_error *err;
+    uint64_t byte_done, byte_total;
+} layout_writer;
+
+static tsr_status put_hash(layout_writer *w, const tsr_entry *entry)
+{
+    const tsr_layout_options *o = w->options;
+    tsr_digest digest;
+    uint64_t bytes;
+    bool there = true;
+    if (!o->hash) return TSR_OK;
+    if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_tensor_digest(o->checkpoint, entry, o->hash, o->ring, &digest, w->err));
+    else TSR_TRY(tsr_object_digest(w->host, entry, o->hash, &there, &digest, w->err));
+    if (!there) return TSR_OK;
+    tsr_json_key(w->json, "hash");
+    tsr_document_put_digest(w->json, o->hash, &digest);
+    if (entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes)) w->byte_done += bytes;
+    TSR_FAIL_IF(o->progress && !o->progress->step(o->progress->ctx, w->byte_done, w->byte_total), w->err, TSR_E_CANCELLED,
+                TSR_NO_POSITION, "interrupted");
+    return TSR_OK;
+}
+
+static tsr_status put_entry(layout_writer *w, const tsr_entry *entry)
+{
+    tsr_json *json = w->json;
+    tsr_json_object(json);
+    tsr_json_key(json, "fqn");
+    tsr_json_str(json, entry->fqn);
+    tsr_json_key(json, "kind");
+    tsr_json_text(json, tsr_entry_kind_name(entry->kind));
+    if (entry->kind == TSR_ENTRY_TENSOR) {
+        tsr_json_key(json, "dtype");
+        tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
+        tsr_json_key(json, "shape");
+        tsr_json_u64s(json, entry->shape, entry->rank);
+        if (!w->options->no_chunks && entry->chunk_count) TSR_TRY(put_chunks(json, entry, w->host->allocator, w->err));
+    } else {
+        tsr_json_key(json, "type");
+        tsr_json_str(json, entry->type);
+    }
+    TSR_TRY(put_hash(w, entry));
+    tsr_json_object_end(json);
+    return json->status;
+}
+
+static tsr_status put_entries(layout_writer *w, const tsr_entry **entries, size_t count)
+{
+    uint64_t bytes;
+    for (size_t i = 0; i < count; i++) {
+        if (entries[i]->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entries[i], &bytes)) w->byte_total += bytes;
+    }
+    tsr_json_object(w->json);
+    tsr_json_key(w->json, "schema");
+    tsr_json_text(w->json, "tessera.layout/1");
+    tsr_json_key(w->json, "entries");
+    tsr_json_array(w->json);
+    for (size_t i = 0; i < count; i++) TSR_TRY(put_entry(w, entries[i]));
+    tsr_json_array_end(w->json);
+    tsr_json_object_end(w->json);
+    return w->json->status;
+}
+
+tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_options *options, const tsr_host *host,
+                               tsr_json *json, tsr_error *err)
+{
+    layout_writer w = {options, host, json, err, 0, 0};
+    size_t count = 0, room = (size_t)catalog->entry_count;
+    if (options->hash) TSR_TRY(tsr_repeats_check_catalog(options->checkpoint, &options->selection, err));
+    const tsr_entry **entries = tsr_alloc(host->allocator, room + 1, sizeof *entries, err);
+    if (!entries) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        if (tsr_selection_keeps(&options->selection, catalog->entries[i].fqn)) entries[count++] = &catalog->entries[i];
+    }
+    qsort(entries, count, sizeof *entries, by_fqn);
+    const tsr_status status = put_entries(&w, entries, count);
+    tsr_free(host->allocator, entries, room + 1, sizeof *entries);
+    return status;
+}

@@ -1,0 +1,281 @@
+/* tessera.plan/1: the job, totals, loads by rank and file, and on request every read item. */
+#include "base/try.h"
+#include "documents/document_parts.h"
+
+/* ---- targets ---- */
+
+static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, tsr_arena *arena, const tsr_placement **out,
+                             tsr_error *err)
+{
+    tsr_placement *list;
+    uint32_t count;
+    TSR_TRY(tsr_placements_parse(text, arena, &list, &count, err));
+    TSR_FAIL_IF(count != mesh->dim_count, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "'%.*s' has %u placements, the mesh has %u dims: one placement a mesh dim is needed, in the rule '%.*s'",
+                TSR_STR_ARG(text), count, mesh->dim_count, TSR_STR_ARG(rule));
+    *out = list;
+    return TSR_OK;
+}
+
+/* "replicate" for every mesh dim. */
+static tsr_str replicate_everywhere(uint32_t dim_count, tsr_arena *arena, tsr_error *err)
+{
+    tsr_str text = TSR_STR("replicate");
+    for (uint32_t i = 1; i < dim_count && text.data; i++)
+        text = tsr_arena_format(arena, err, "%.*s,replicate", TSR_STR_ARG(text));
+    return text;
+}
+
+tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,
+                                 tsr_target *out, tsr_error *err)
+{
+    *out = (tsr_target){.rule_count = texts->rule_count, .match = match};
+    TSR_TRY(tsr_mesh_parse(texts->mesh, arena, &out->mesh, err));
+    if (texts->default_placements.size == 0)
+        texts->default_placements = replicate_everywhere(out->mesh.dim_count, arena, err);
+    if (!texts->default_placements.data) return TSR_E_NOMEM;
+    TSR_TRY(parse_list(&out->mesh, texts->default_placements, TSR_STR("default"), arena, &out->default_placements, err));
+    tsr_target_rule *rules = tsr_arena_array(arena, texts->rule_count, sizeof *rules, err);
+    if (!rules) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < texts->rule_count; i++) {
+        rules[i].match = texts->rules[i].match;
+        TSR_TRY(parse_list(&out->mesh, texts->rules[i].placements, rules[i].match, arena, &rules[i].placements, err));
+    }
+    out->rules = rules;
+    return tsr_target_check(out, err);
+}
+
+/* The texts' parts again: a placement is split off at the commas outside parentheses. */
+static void put_placements(tsr_json *json, tsr_str text)
+{
+    tsr_json_array(json);
+    unsigned depth = 0;
+    for (size_t from = 0, at = 0; text.size && at <= text.size; at++) {
+        char c = at < text.size ? text.data[at] : ',';
+        depth += c == '(';
+        depth -= c == ')' && depth;
+        if (c != ',' || depth) continue;
+        tsr_json_str(json, (tsr_str){text.data + from, at - from});
+        from = at + 1;
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_globs(tsr_json *json, const char *key, const tsr_str *globs, uint32_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < count; i++) tsr_json_str(json, globs[i]);
+    tsr_json_array_end(json);
+}
+
+static void put_strategy(tsr_json *json, const tsr_target_texts *texts)
+{
+    tsr_json_key(json, "strategy");
+    tsr_json_object(json);
+    tsr_json_key(json, "name");
+    tsr_json_text(json, "fsdp1");
+    put_globs(json, "units", texts->units, texts->unit_count);
+    if (texts->ignored_count) put_globs(json, "ignored", texts->ignored, texts->ignored_count);
+    tsr_json_key(json, "use_orig_params");
+    tsr_json_bool(json, texts->use_orig_params);
+    tsr_json_object_end(json);
+}
+
+static void put_target(tsr_json *json, const tsr_mesh *mesh, const tsr_target_texts *texts)
+{
+    bool named = mesh->dim_count && mesh->names[0].size;
+    tsr_json_key(json, "target");
+    tsr_json_object(json);
+    tsr_json_key(json, "schema");
+    tsr_json_text(json, "tessera.target/1");
+    tsr_json_key(json, "mesh");
+    tsr_json_object(json);
+    tsr_json_key(json, "shape");
+    tsr_json_u64s(json, mesh->shape, mesh->dim_count);
+    if (named) tsr_json_key(json, "dim_names");
+    if (named) tsr_json_array(json);
+    for (uint32_t i = 0; named && i < mesh->dim_count; i++) tsr_json_str(json, mesh->names[i]);
+    if (named) tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    if (texts->fsdp1) {
+        put_strategy(json, texts);
+        tsr_json_object_end(json);
+        return;
+    }
+    tsr_json_key(json, "rules");
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < texts->rule_count; i++) {
+        tsr_json_object(json);
+        tsr_json_key(json, "match");
+        tsr_json_str(json, texts->rules[i].match);
+        tsr_json_key(json, "placements");
+        put_placements(json, texts->rules[i].placements);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_key(json, "default");
+    put_placements(json, texts->default_placements);
+    tsr_json_object_end(json);
+}
+
+/* ---- document ---- */
+
+static void put_count(tsr_json *json, const char *key, uint64_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_uint(json, count);
+}
+
+static void put_pair(tsr_json *json, const char *key, tsr_str text)
+{
+    tsr_json_key(json, key);
+    tsr_json_str(json, text);
+}
+
+static void put_source(tsr_json *json, const tsr_plan_job *job)
+{
+    tsr_json_key(json, "source");
+    tsr_json_object(json);
+    put_pair(json, "path", job->source_path);
+    put_pair(json, "format", job->source_format);
+    tsr_json_key(json, "digest");
+    tsr_json_object(json);
+    put_pair(json, "algorithm", job->digest_algorithm);
+    put_pair(json, "digest", job->digest);
+    tsr_json_object_end(json);
+    tsr_json_key(json, "files");
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < job->file_count; i++) {
+        tsr_json_object(json);
+        put_pair(json, "file", job->files[i].name);
+        put_count(json, "bytes", job->files[i].bytes);
+        if (job->files[i].modified.size) put_pair(json, "modified", job->files[i].modified);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+static void put_list(tsr_json *json, const char *key, const tsr_str *items, size_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_array(json);
+    for (size_t i = 0; i < count; i++) tsr_json_str(json, items[i]);
+    tsr_json_array_end(json);
+}
+
+static void put_destination(tsr_json *json, const tsr_plan_job *job)
+{
+    tsr_json_key(json, "destination");
+    tsr_json_object(json);
+    put_pair(json, "to", job->to);
+    if (job->objects.size) put_pair(json, "objects", job->objects);
+    if (job->dtype.size) put_pair(json, "dtype", job->dtype);
+    if (job->raw_cast) {
+        tsr_json_key(json, "raw_cast");
+        tsr_json_bool(json, true);
+    }
+    put_list(json, "include", job->include, job->include_count);
+    put_list(json, "exclude", job->exclude, job->exclude_count);
+    tsr_json_object_end(json);
+}
+
+static void put_totals(tsr_json *json, const tsr_plan *plan, const tsr_plan_totals *totals)
+{
+    tsr_json_key(json, "totals");
+    tsr_json_object(json);
+    put_count(json, "tensors", tsr_plan_count(plan));
+    put_count(json, "classes", totals->classes);
+    put_count(json, "ranks", totals->ranks);
+    put_count(json, "reads", totals->reads);
+    put_count(json, "bytes", totals->bytes);
+    put_count(json, "span_bytes", totals->span_bytes);
+    put_count(json, "largest_read", totals->largest_read);
+    put_count(json, "held_max", totals->held_max);
+    put_count(json, "peak_memory", totals->held_max + totals->largest_read); /* of a rank that reads its shards one by one */
+    tsr_json_key(json, "imbalance");
+    tsr_json_double(json, totals->imbalance);
+    tsr_json_key(json, "read_amplification");
+    tsr_json_double(json, totals->amplification);
+    tsr_json_object_end(json);
+}
+
+static void put_loads(tsr_json *json, const tsr_plan_totals *totals, const tsr_catalog *catalog)
+{
+    tsr_json_key(json, "ranks");
+    tsr_json_array(json);
+    for (uint64_t r = 0; r < totals->ranks; r++) {
+        tsr_json_object(json);
+        put_count(json, "held", totals->per_rank[r].held);
+        put_count(json, "read", totals->per_rank[r].read);
+        put_count(json, "received", totals->per_rank[r].received);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_key(json, "files");
+    tsr_json_array(json);
+    for (uint32_t f = 0; f < totals->file_count && f < catalog->store->file_count; f++) {
+        if (totals->per_file[f].reads == 0) continue;
+        tsr_json_object(json);
+        tsr_json_key(json, "file");
+        tsr_json_str(json, catalog->store->files[f].name);
+        put_count(json, "reads", totals->per_file[f].reads);
+        put_count(json, "bytes", totals->per_file[f].bytes);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_item(tsr_json *json, const tsr_plan *plan, const tsr_read_item *item, const tsr_catalog *catalog)
+{
+    const struct {
+        const char *key;
+        const uint64_t *numbers;
+    } lists[] = {
+        {"dest_offsets", item->dest_offsets}, {"storage_offsets", item->storage_offsets}, {"lengths", item->lengths}};
+    tsr_json_object(json);
+    tsr_json_key(json, "fqn");
+    tsr_json_str(json, item->entry->fqn);
+    put_count(json, "dest_rank", item->dest_rank);
+    for (size_t i = 0; i < 3; i++) {
+        tsr_json_key(json, lists[i].key);
+        const bool flat = i == 0 && tsr_plan_tensor_at(plan, item->tensor).layout->flat; /* its local tensor has one dim */
+        tsr_json_u64s(json, lists[i].numbers, flat && item->entry->rank ? 1 : item->entry->rank);
+    }
+    tsr_json_key(json, "file");
+    if (item->chunk->file < catalog->store->file_count) tsr_json_str(json, catalog->store->files[item->chunk->file].name);
+    else tsr_json_null(json);
+    tsr_json_object_end(json);
+}
+
+static tsr_status put_items(tsr_json *json, const tsr_plan_document *document, tsr_error *err)
+{
+    tsr_plan_cursor *cursor;
+    const tsr_read_item *item = NULL;
+    TSR_TRY(tsr_plan_cursor_new(document->plan, 0, tsr_plan_ranks(document->plan), &cursor, err));
+    tsr_json_key(json, "items");
+    tsr_json_array(json);
+    tsr_status status;
+    while ((status = tsr_plan_cursor_next(cursor, &item, err)) == TSR_OK && item && json->status == TSR_OK) {
+        put_item(json, document->plan, item, document->catalog);
+    }
+    tsr_json_array_end(json);
+    tsr_plan_cursor_free(cursor);
+    return status;
+}
+
+tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, tsr_error *err)
+{
+    tsr_json_object(json);
+    tsr_json_key(json, "schema");
+    tsr_json_text(json, "tessera.plan/1");
+    put_source(json, document->job);
+    put_target(json, document->mesh, &document->job->target);
+    put_destination(json, document->job);
+    put_totals(json, document->plan, document->totals);
+    put_loads(json, document->totals, document->catalog);
+    if (document->items) TSR_TRY(put_items(json, document, err));
+    tsr_json_object_end(json);
+    return json->status;
+}

@@ -1,0 +1,148 @@
+/* Findings as SARIF 2.1.0 (OASIS), for code scanning services: the rules once, then a result each. */
+#include <inttypes.h>
+
+#include "base/line.h"
+#include "documents/document_parts.h"
+
+static void put_text(tsr_json *json, const char *key, const char *text)
+{
+    tsr_json_key(json, key);
+    tsr_json_text(json, text);
+}
+
+static void open_object(tsr_json *json, const char *key)
+{
+    tsr_json_key(json, key);
+    tsr_json_object(json);
+}
+
+/* {"text": …} under `key`. */
+static void put_message(tsr_json *json, const char *key, tsr_str text)
+{
+    open_object(json, key);
+    tsr_json_key(json, "text");
+    tsr_json_str(json, text);
+    tsr_json_object_end(json);
+}
+
+static void put_rules(tsr_json *json)
+{
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    tsr_json_key(json, "rules");
+    tsr_json_array(json);
+    for (size_t i = 0; i < count; i++) {
+        tsr_json_object(json);
+        put_text(json, "id", rules[i].id);
+        put_message(json, "shortDescription", tsr_str_from(rules[i].summary));
+        put_message(json, "help", tsr_str_from(rules[i].help));
+        open_object(json, "defaultConfiguration");
+        put_text(json, "level", tsr_level_name(rules[i].level));
+        tsr_json_object_end(json);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+void tsr_sarif_start(tsr_json *json, const char *version)
+{
+    tsr_json_object(json);
+    put_text(json, "$schema", "https://json.schemastore.org/sarif-2.1.0.json");
+    put_text(json, "version", "2.1.0");
+    tsr_json_key(json, "runs");
+    tsr_json_array(json);
+    tsr_json_object(json);
+    open_object(json, "tool");
+    open_object(json, "driver");
+    put_text(json, "name", "tessera");
+    put_text(json, "version", version);
+    put_rules(json);
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+    tsr_json_key(json, "results");
+    tsr_json_array(json);
+}
+
+tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity)
+{
+    const size_t tail = finding->file.size;
+    const bool is_file =
+        tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
+    const bool joined = tail && !is_file;
+    tsr_line line = tsr_line_on(out, capacity);
+    tsr_line_put(&line, path.data, path.size);
+    if (joined && path.size && path.data[path.size - 1] != '/') tsr_line_put(&line, "/", 1);
+    if (joined) tsr_line_put(&line, finding->file.data, tail);
+    return (tsr_str){out, line.used};
+}
+
+/* What makes a finding the same one in a later run: its rule, place and name, not its words or byte. */
+static void put_fingerprint(tsr_json *json, const tsr_finding *finding)
+{
+    char text[2 * 8 + 1];
+    uint32_t crc = tsr_crc32(NULL, 0, finding->rule->id, strlen(finding->rule->id));
+    const uint32_t file = tsr_crc32(NULL, crc, finding->file.data, finding->file.size);
+    crc = tsr_crc32(NULL, crc, finding->fqn.data, finding->fqn.size);
+    tsr_line line = tsr_line_on(text, sizeof text);
+    tsr_line_format(&line, "%08" PRIx32 "%08" PRIx32, file, crc);
+    open_object(json, "partialFingerprints");
+    put_text(json, "ruleFileAndName/v1", text);
+    tsr_json_object_end(json);
+}
+
+static void put_physical(tsr_json *json, tsr_str path, const tsr_finding *finding)
+{
+    char place[4096], uri[3 * sizeof place];
+    open_object(json, "physicalLocation");
+    open_object(json, "artifactLocation");
+    tsr_json_key(json, "uri");
+    const size_t size = tsr_uri_path(tsr_finding_place(path, finding, place, sizeof place), uri, sizeof uri);
+    tsr_json_str(json, (tsr_str){uri, size});
+    tsr_json_object_end(json);
+    if (finding->byte_offset != TSR_NO_POSITION) {
+        open_object(json, "region");
+        tsr_json_key(json, "byteOffset");
+        tsr_json_uint(json, finding->byte_offset);
+        tsr_json_object_end(json);
+    }
+    tsr_json_object_end(json);
+}
+
+static void put_result(tsr_json *json, tsr_str path, const tsr_finding *finding)
+{
+    tsr_json_object(json);
+    put_text(json, "ruleId", finding->rule->id);
+    put_text(json, "level", tsr_level_name(finding->level));
+    put_message(json, "message", finding->message);
+    put_fingerprint(json, finding);
+    tsr_json_key(json, "locations");
+    tsr_json_array(json);
+    tsr_json_object(json);
+    put_physical(json, path, finding);
+    if (finding->fqn.data) {
+        tsr_json_key(json, "logicalLocations");
+        tsr_json_array(json);
+        tsr_json_object(json);
+        tsr_json_key(json, "fullyQualifiedName");
+        tsr_json_str(json, finding->fqn);
+        tsr_json_object_end(json);
+        tsr_json_array_end(json);
+    }
+    tsr_json_object_end(json);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+void tsr_sarif_add(tsr_json *json, tsr_str path, const tsr_findings *findings)
+{
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) put_result(json, path, tsr_findings_at(findings, i));
+}
+
+tsr_status tsr_sarif_end(tsr_json *json)
+{
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    return json->status;
+}

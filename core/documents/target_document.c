@@ -1,0 +1,145 @@
+/* Reads a tessera.target/1 document: lists of placements become the comma-separated texts that the command line takes too,
+ * so that one parser (layout/mesh_text.c) knows what a placement is. */
+#include "base/line.h"
+#include "base/try.h"
+#include "documents/target_read.h"
+
+typedef struct target_reader {
+    tsr_arena *arena;
+    tsr_error *err;
+} target_reader;
+
+/* ["shard(0)", "replicate"] → "shard(0),replicate" */
+static tsr_status join(const target_reader *r, const cJSON *array, const char *where, tsr_str *out)
+{
+    size_t size = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, array)
+    {
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, r->err));
+        size += strlen(item->valuestring) + 1;
+    }
+    char *text = tsr_arena_array(r->arena, size + 1, 1, r->err);
+    if (!text) return TSR_E_NOMEM;
+    tsr_line line = tsr_line_on(text, size + 1);
+    cJSON_ArrayForEach(item, array)
+    {
+        if (line.used) tsr_line_put(&line, ",", 1);
+        tsr_line_put(&line, item->valuestring, strlen(item->valuestring));
+    }
+    *out = (tsr_str){text, line.used};
+    return TSR_OK;
+}
+
+/* {"shape": [4, 2], "dim_names": ["dp", "tp"]} → "dp=4,tp=2" */
+static tsr_status read_mesh(const target_reader *r, const cJSON *mesh, tsr_str *out)
+{
+    const cJSON *shape, *names, *item;
+    TSR_TRY(tsr_json_get(mesh, "shape", TSR_JSON_ARRAY, "mesh", &shape, r->err));
+    TSR_TRY(tsr_json_find(mesh, "dim_names", TSR_JSON_ARRAY, "mesh", &names, r->err));
+    TSR_FAIL_IF(names && cJSON_GetArraySize(names) != cJSON_GetArraySize(shape), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "target: mesh has %d sizes and %d dim_names", cJSON_GetArraySize(shape), cJSON_GetArraySize(names));
+    const cJSON *name = names ? names->child : NULL;
+    *out = TSR_STR("");
+    cJSON_ArrayForEach(item, shape)
+    {
+        uint64_t size;
+        TSR_TRY(tsr_json_to_u64(item, "mesh.shape", &size, r->err));
+        if (name) TSR_TRY(tsr_json_expect(name, TSR_JSON_STRING, "mesh.dim_names", r->err));
+        *out = tsr_arena_format(r->arena, r->err, "%.*s%s%s%s%llu", TSR_STR_ARG(*out), out->size ? "," : "",
+                                name ? name->valuestring : "", name ? "=" : "", (unsigned long long)size);
+        if (!out->data) return TSR_E_NOMEM;
+        name = name ? name->next : NULL;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_rules(const target_reader *r, const cJSON *list, tsr_target_texts *out)
+{
+    size_t count = (size_t)cJSON_GetArraySize(list), index = 0;
+    tsr_target_rule_text *rules = tsr_arena_array(r->arena, count, sizeof *rules, r->err);
+    const cJSON *item, *match, *placements;
+    if (!rules) return TSR_E_NOMEM;
+    cJSON_ArrayForEach(item, list)
+    {
+        char where[48];
+        tsr_line place = tsr_line_on(where, sizeof where);
+        tsr_line_format(&place, "rules[%zu]", index);
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
+        TSR_TRY(tsr_json_get(item, "match", TSR_JSON_STRING, where, &match, r->err));
+        TSR_TRY(tsr_json_get(item, "placements", TSR_JSON_ARRAY, where, &placements, r->err));
+        rules[index].match = tsr_arena_str(r->arena, tsr_json_text_of(match), r->err);
+        if (!rules[index].match.data) return TSR_E_NOMEM;
+        TSR_TRY(join(r, placements, where, &rules[index].placements));
+        index++;
+    }
+    out->rules = rules;
+    out->rule_count = (uint32_t)count;
+    return TSR_OK;
+}
+
+static tsr_status read_globs(const target_reader *r, const cJSON *strategy, const char *key, const char *where,
+                             const tsr_str **out, uint32_t *count)
+{
+    const cJSON *list, *item;
+    TSR_TRY(tsr_json_find(strategy, key, TSR_JSON_ARRAY, "strategy", &list, r->err));
+    tsr_str *texts = tsr_arena_array(r->arena, list ? (size_t)cJSON_GetArraySize(list) : 0, sizeof *texts, r->err);
+    if (!texts) return TSR_E_NOMEM;
+    *out = texts;
+    cJSON_ArrayForEach(item, list)
+    {
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, r->err));
+        texts[*count] = tsr_arena_str(r->arena, tsr_json_text_of(item), r->err);
+        if (!texts[(*count)++].data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* {"name": "fsdp1", "units": ["layers.0.**"], "ignored": ["**.running_*"], "use_orig_params": true} */
+static tsr_status read_strategy(const target_reader *r, const cJSON *strategy, tsr_target_texts *out)
+{
+    const cJSON *name, *orig;
+    TSR_TRY(tsr_json_get(strategy, "name", TSR_JSON_STRING, "strategy", &name, r->err));
+    TSR_FAIL_IF(strcmp(name->valuestring, "fsdp1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "target: strategy '%s' is not known; fsdp1 is, the others are placements", name->valuestring);
+    TSR_TRY(tsr_json_find(strategy, "use_orig_params", TSR_JSON_BOOL, "strategy", &orig, r->err));
+    out->fsdp1 = true;
+    out->use_orig_params = !orig || cJSON_IsTrue(orig);
+    TSR_TRY(read_globs(r, strategy, "units", "strategy.units", &out->units, &out->unit_count));
+    return read_globs(r, strategy, "ignored", "strategy.ignored", &out->ignored, &out->ignored_count);
+}
+
+static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_target_texts *out)
+{
+    const cJSON *schema, *mesh, *rules, *others, *strategy;
+    *out = (tsr_target_texts){.default_placements = TSR_STR("")};
+    TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.target/1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "target: schema '%s'; it must be tessera.target/1", schema->valuestring);
+    TSR_TRY(tsr_json_get(root, "mesh", TSR_JSON_OBJECT, "", &mesh, r->err));
+    TSR_TRY(read_mesh(r, mesh, &out->mesh));
+    TSR_TRY(tsr_json_find(root, "rules", TSR_JSON_ARRAY, "", &rules, r->err));
+    if (rules) TSR_TRY(read_rules(r, rules, out));
+    TSR_TRY(tsr_json_find(root, "default", TSR_JSON_ARRAY, "", &others, r->err));
+    if (others) TSR_TRY(join(r, others, "default", &out->default_placements));
+    TSR_TRY(tsr_json_find(root, "strategy", TSR_JSON_OBJECT, "", &strategy, r->err));
+    TSR_FAIL_IF(strategy && (out->rule_count || others), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "target: a strategy stands for rules and default; only one of them is taken");
+    return strategy ? read_strategy(r, strategy, out) : TSR_OK;
+}
+
+tsr_status tsr_target_texts_of(const cJSON *root, tsr_arena *arena, tsr_target_texts *out, tsr_error *err)
+{
+    const target_reader r = {arena, err};
+    return read_target(&r, root, out);
+}
+
+tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,
+                                 tsr_error *err)
+{
+    cJSON *root;
+    TSR_TRY(tsr_json_parse(json_text, host, &root, err));
+    const tsr_status status = tsr_target_texts_of(root, arena, out, err);
+    cJSON_Delete(root);
+    return status;
+}

@@ -1,0 +1,11 @@
+/* The target of a document that holds one. */
+#ifndef TSR_DOCUMENTS_TARGET_READ_H
+#define TSR_DOCUMENTS_TARGET_READ_H
+
+#include "codec/json.h"
+#include "tessera/document_read.h"
+
+/* As tsr_target_texts_read, of a parsed tessera.target/1 object. */
+tsr_status tsr_target_texts_of(const cJSON *root, tsr_arena *arena, tsr_target_texts *out, tsr_error *err);
+
+#endif

@@ -1,0 +1,115 @@
+/* One decoder to double (exact for every floating type), one encoder from it, and short cuts for the common pair.
+ *
+ *   double:   [s][exponent 11][fraction 52]      1.f · 2^e
+ *   target:   [s][exponent  ·][fraction m ]      the fraction cut at m bits, rounded by what is cut off; a carry out of
+ *                                                the fraction runs into the exponent, which is what rounding up means */
+#include "tessera/cast.h"
+
+#include "base/cursor.h"
+#include "stream/numeric.h"
+
+#define BLOCK 512u
+
+bool tsr_cast_possible(tsr_dtype from, tsr_dtype to)
+{
+    return tsr_float_form_of(from) && tsr_float_form_of(to);
+}
+
+static uint64_t round_even(uint64_t significand, unsigned cut)
+{
+    if (cut > 54) return 0;
+    const uint64_t kept = significand >> cut, lost = significand & ((UINT64_C(1) << cut) - 1),
+                   half = UINT64_C(1) << (cut - 1);
+    return kept + (lost > half || (lost == half && (kept & 1)));
+}
+
+static uint64_t infinity_bits(const tsr_float_form *form)
+{
+    const unsigned bits = 8u * form->bytes - 1;
+    return ((UINT64_C(1) << bits) - 1) >> form->fraction_bits << form->fraction_bits;
+}
+
+/* The magnitude's bits, or something beyond the largest finite magnitude. `magnitude` are a finite double's bits. */
+static uint64_t encode_magnitude(const tsr_float_form *form, uint64_t magnitude)
+{
+    const int exponent = (int)(magnitude >> 52) - 1023, least = 1 - form->bias;
+    if (magnitude >> 52 == 0) return 0; /* zero, and double subnormals: below half of any target's least value */
+    const uint64_t significand = (magnitude & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;
+    const unsigned cut = 52u - form->fraction_bits;
+    if (exponent < least) return round_even(significand, cut + (unsigned)(least - exponent));
+    return ((uint64_t)(exponent - least) << form->fraction_bits) + round_even(significand, cut);
+}
+
+static uint64_t encode_signed(const tsr_float_form *form, uint64_t bits)
+{
+    const uint64_t sign = bits >> 63 << (8 * form->bytes - 1), magnitude = bits & (UINT64_MAX >> 1);
+    const uint64_t infinity = infinity_bits(form);
+    if (magnitude > UINT64_C(0x7ff) << 52) {
+        if (form->nan == 0x80) return 0x80;
+        return sign | (form->has_infinity ? infinity | UINT64_C(1) << (form->fraction_bits - 1) : form->nan);
+    }
+    uint64_t encoded = magnitude == UINT64_C(0x7ff) << 52 ? UINT64_MAX : encode_magnitude(form, magnitude);
+    if (form->has_infinity) return sign | (encoded > infinity ? infinity : encoded);
+    if (form->nan == 0x7f) return sign | (encoded > 0x7e ? 0x7e : encoded);
+    return encoded > 0x7f ? 0x80 : encoded ? sign | encoded : 0; /* fnuz */
+}
+
+/* Exponent only. A fraction of one half and more rounds up; beside the least value, any fraction does (as in torch, where
+ * such values are float32 subnormals). */
+static uint8_t encode_e8m0(uint64_t bits)
+{
+    const uint64_t magnitude = bits & (UINT64_MAX >> 1), fraction = magnitude & ((UINT64_C(1) << 52) - 1);
+    const int exponent = (int)(magnitude >> 52) - 1023;
+    if (exponent > 127) return 0xff; /* too large, infinite, NaN */
+    if (exponent < -127) return 0;
+    const uint64_t up_from = exponent == -127 ? 1 : UINT64_C(1) << 51;
+    return (uint8_t)(exponent + 127 + (fraction >= up_from));
+}
+
+static void store(uint8_t *out, uint64_t bits, unsigned bytes)
+{
+    for (unsigned i = 0; i < bytes; i++) out[i] = (uint8_t)(bits >> (8 * i));
+}
+
+static void encode(tsr_dtype to, const double *values, size_t count, uint8_t *out)
+{
+    const tsr_float_form *form = tsr_float_form_of(to);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        if (to == TSR_FLOAT64) {
+            store(out + 8 * i, bits, 8);
+        } else if (form->has_sign) {
+            store(out + i * form->bytes, encode_signed(form, bits), form->bytes);
+        } else {
+            out[i] = encode_e8m0(bits);
+        }
+    }
+}
+
+static void float32_to_bfloat16(const uint8_t *from, size_t count, uint8_t *out)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, from + 4 * i, 4);
+        const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        const uint16_t rounded = (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+        const uint16_t half = nan ? (uint16_t)((bits >> 16 & 0x8000u) | 0x7fc0u) : rounded;
+        memcpy(out + 2 * i, &half, 2);
+    }
+}
+
+void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
+{
+    const size_t from_size = tsr_dtype_size(from), to_size = tsr_dtype_size(to);
+    if (from == TSR_FLOAT32 && to == TSR_BFLOAT16) {
+        float32_to_bfloat16(elements, count, out);
+        return;
+    }
+    double values[BLOCK];
+    for (size_t i = 0; i < count; i += BLOCK) {
+        const size_t n = count - i < BLOCK ? count - i : BLOCK;
+        tsr_decode(from, elements + i * from_size, n, values);
+        encode(to, values, n, out + i * to_size);
+    }
+}

@@ -1,0 +1,457 @@
+/* Any box of a tensor from any chunks.
+ *
+ *   tensor        box                 one part's share of the box, in its file (axes by falling stride):
+ *   ┌────┬────┐   ┌ ─ ─ ─ ─ ┐
+ *   │ p0 │ p1 │   │ p0 │ p1 │         ····[run]····gap····[run]····gap····[run]····
+ *   ├────┼────┤   └ ─ ─ ─ ─ ┘             └──────────── joined read ───────────┘
+ *   │ p2 │ p3 │
+ *   └────┴────┘
+ *
+ * Runs that lie close are fetched by one joined read into scratch and scattered; runs worth a read of their own that are
+ * runs at the destination too go straight into place. Which it is, is decided axis by axis from the inside by comparing
+ * what the reads would cost, in bytes. */
+#include "stream/gather.h"
+
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "stream/ring.h"
+#include "tessera/validate.h"
+
+#define READ_COST UINT64_C(16384) /* what starting one read costs, in bytes copied meanwhile */
+
+/* ---- opening ---- */
+
+tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *rank, uint64_t *shape, uint64_t *elements,
+                               tsr_error *err)
+{
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is not a dense tensor (%.*s)", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "'%.*s' has %u dimensions; at most %u are handled", TSR_STR_ARG(entry->fqn), (unsigned)entry->rank,
+                (unsigned)TSR_MAX_RANK);
+    *dtype = entry->dtype;
+    *rank = entry->rank;
+    for (uint32_t d = 0; d < entry->rank; d++) shape[d] = entry->shape[d];
+    bool whole = *rank == 0 ? *dtype != TSR_FLOAT4_E2M1FN : tsr_dtype_pack(dtype, &shape[*rank - 1]);
+    if (tsr_dtype_describe(*dtype)->bits == 6) {
+        *dtype = TSR_UINT8;
+        *rank = 1;
+        whole = tsr_entry_bytes(entry, &shape[0]);
+    }
+    uint64_t bytes;
+    whole = whole && tsr_box_volume((tsr_box){*rank, NULL, shape}, elements) && tsr_dtype_bytes(*dtype, *elements, &bytes);
+    TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its shape is no whole number of bytes, or too large",
+                TSR_STR_ARG(entry->fqn));
+    return TSR_OK;
+}
+
+bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length)
+{
+    static const uint64_t zeros[TSR_MAX_RANK];
+    uint64_t elements;
+    if (!tsr_box_is_contiguous(whole, box) || !tsr_box_volume(box, &elements)) return false;
+    const uint64_t first = elements ? tsr_box_index(whole, box.offsets ? box.offsets : zeros) : 0;
+    return tsr_dtype_bytes(dtype, first, byte_first) && tsr_dtype_bytes(dtype, elements, byte_length);
+}
+
+static const uint64_t *row_major(tsr_arena *arena, uint32_t rank, const uint64_t *sizes, tsr_error *err)
+{
+    uint64_t *strides = tsr_arena_array(arena, rank, sizeof *strides, err);
+    if (!strides) return NULL;
+    uint64_t step = 1;
+    for (uint32_t d = rank; d-- > 0;) {
+        strides[d] = step;
+        step *= sizes[d];
+    }
+    return strides;
+}
+
+/* Bytes from the first element of the part to behind its last one; false when that overflows. */
+static bool part_span(const tsr_gather *gather, const tsr_part *part, uint64_t *span)
+{
+    uint64_t last = 0, step;
+    for (uint32_t d = 0; d < gather->rank; d++) {
+        if (!tsr_mul_u64(part->sizes[d] - 1, part->strides[d], &step) || !tsr_add_u64(last, step, &last)) return false;
+    }
+    return tsr_add_u64(last, 1, &last) && tsr_mul_u64(last, gather->itemsize, span);
+}
+
+static tsr_status check_part(const tsr_gather *gather, tsr_part *part, tsr_error *err)
+{
+    const tsr_str fqn = gather->entry->fqn;
+    const tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
+    uint64_t end;
+    TSR_FAIL_IF(!part_span(gather, part, &part->span) || !tsr_add_u64(part->view.byte_offset, part->span, &end), err,
+                TSR_E_FORMAT, part->view.byte_offset, "'%.*s': a chunk's strides reach beyond any file", TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(part->view.file >= store->file_count, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "'%.*s': the bytes of a chunk are missing: its file is not there, or too short", TSR_STR_ARG(fqn));
+    const tsr_store_file *file = &store->files[part->view.file];
+    TSR_FAIL_IF(!part->view.zstd && end > file->size, err, TSR_E_FORMAT, part->view.byte_offset,
+                "'%.*s': a chunk ends at %llu, beyond the end of %.*s (%llu bytes)", TSR_STR_ARG(fqn),
+                (unsigned long long)end, TSR_STR_ARG(file->name), (unsigned long long)file->size);
+    return TSR_OK;
+}
+
+/* Offsets and sizes of a chunk in the gather's geometry. */
+static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_part *part, tsr_error *err)
+{
+    const tsr_entry *entry = gather->entry;
+    part->offsets = chunk->offsets;
+    part->sizes = chunk->sizes;
+    if (gather->dtype == entry->dtype) return TSR_OK;
+    uint64_t *box = tsr_arena_array(gather->arena, 2 * (size_t)gather->rank, sizeof *box, err);
+    if (!box) return TSR_E_NOMEM;
+    uint64_t *offsets = box, *sizes = box + gather->rank;
+    bool fits = true;
+    if (gather->dtype == TSR_FLOAT4_E2M1FN_X2) {
+        memcpy(offsets, chunk->offsets, gather->rank * sizeof *box);
+        memcpy(sizes, chunk->sizes, gather->rank * sizeof *box);
+        fits = gather->rank && offsets[gather->rank - 1] % 2 == 0 && sizes[gather->rank - 1] % 2 == 0;
+        offsets[gather->rank - 1] /= 2;
+        sizes[gather->rank - 1] /= 2;
+    } else {
+        fits =
+            tsr_box_equal((tsr_box){entry->rank, chunk->offsets, chunk->sizes}, (tsr_box){entry->rank, NULL, entry->shape});
+        sizes[0] = gather->elements;
+    }
+    TSR_FAIL_IF(!fits, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
+                "'%.*s': a chunk of %s does not begin and end at whole bytes", TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
+    part->offsets = offsets;
+    part->sizes = sizes;
+    return TSR_OK;
+}
+
+static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_part *part, tsr_error *err)
+{
+    TSR_FAIL_IF(part->view.strides && gather->dtype != gather->entry->dtype, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
+                "'%.*s': %s with strides", TSR_STR_ARG(gather->entry->fqn), tsr_dtype_describe(gather->entry->dtype)->name);
+    part->strides = part->view.strides ? part->view.strides : row_major(gather->arena, gather->rank, part->sizes, err);
+    return part->strides ? check_part(gather, part, err) : TSR_E_NOMEM;
+}
+
+static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box, tsr_error *err)
+{
+    tsr_part *part = &gather->parts[gather->part_count];
+    const tsr_box whole = {gather->rank, NULL, gather->shape};
+    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    *part = (tsr_part){0};
+    TSR_TRY(set_box(gather, chunk, part, err));
+    const tsr_box own = {gather->rank, part->offsets, part->sizes};
+    TSR_FAIL_IF(!tsr_box_contains(whole, own), err, TSR_E_FORMAT, chunk->byte_offset,
+                "'%.*s': a chunk reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
+    if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
+    TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "'%.*s': the bytes of a chunk are missing: its file is not there, or too short", TSR_STR_ARG(gather->entry->fqn));
+    if (chunk->view) {
+        part->view = *chunk->view;
+    } else {
+        TSR_TRY(tsr_checkpoint_locate(gather->checkpoint, gather->entry, chunk, gather->arena, &part->view, err));
+    }
+    TSR_TRY(set_strides(gather, chunk, part, err));
+    for (uint32_t d = 0; d < gather->rank; d++) offsets[d] = part->offsets[d] + part->sizes[d] - 1;
+    part->first = tsr_box_index(whole, part->offsets);
+    part->last = tsr_box_index(whole, offsets);
+    gather->serial = gather->serial || part->view.zstd;
+    gather->part_count++;
+    return TSR_OK;
+}
+
+static int by_first(const void *a, const void *b)
+{
+    const tsr_part *x = a, *y = b;
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+static tsr_status fill_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
+{
+    gather->parts = tsr_arena_array(gather->arena, count, sizeof *gather->parts, err);
+    gather->furthest = tsr_arena_array(gather->arena, count, sizeof *gather->furthest, err);
+    if (!gather->parts || !gather->furthest) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) TSR_TRY(add_part(gather, &chunks[i], box, err));
+    qsort(gather->parts, gather->part_count, sizeof *gather->parts, by_first);
+    for (size_t i = 0; i < gather->part_count; i++) {
+        const uint64_t before = i ? gather->furthest[i - 1] : 0;
+        gather->furthest[i] = gather->parts[i].last > before ? gather->parts[i].last : before;
+    }
+    return TSR_OK;
+}
+
+static tsr_status new_gather(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_gather **out, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
+    tsr_gather *gather = arena ? TSR_ARENA_NEW(arena, tsr_gather, err) : NULL;
+    uint64_t *shape = gather ? tsr_arena_array(arena, TSR_MAX_RANK, sizeof *shape, err) : NULL;
+    if (!shape) {
+        tsr_arena_free(arena);
+        return TSR_E_NOMEM;
+    }
+    *gather = (tsr_gather){.checkpoint = checkpoint, .entry = entry, .arena = arena, .shape = shape};
+    *out = gather;
+    TSR_TRY(tsr_gather_geometry(entry, &gather->dtype, &gather->rank, shape, &gather->elements, err));
+    gather->itemsize = tsr_dtype_size(gather->dtype);
+    gather->bytes = gather->elements * gather->itemsize;
+    return TSR_OK;
+}
+
+static tsr_status closed_on_failure(tsr_status status, tsr_gather *gather, tsr_gather **out)
+{
+    *out = status == TSR_OK ? gather : NULL;
+    if (status != TSR_OK) tsr_gather_close(gather);
+    return status;
+}
+
+static tsr_status must_tile(const tsr_entry *entry, const tsr_host *host, tsr_error *err)
+{
+    tsr_tiling tiling;
+    TSR_TRY(tsr_tiling_check(host->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, err));
+    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks %s", TSR_STR_ARG(entry->fqn),
+                tiling.missing                      ? "leave a part of the tensor out"
+                : tiling.overlap[0] != TSR_NO_CHUNK ? "overlap"
+                                                    : "reach beyond the tensor");
+    return TSR_OK;
+}
+
+tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
+                           tsr_error *err)
+{
+    tsr_gather *gather = NULL;
+    tsr_status status = new_gather(checkpoint, entry, &gather, err);
+    if (status == TSR_OK && !box) status = must_tile(entry, tsr_checkpoint_host(checkpoint), err);
+    if (status == TSR_OK) status = fill_parts(gather, entry->chunks, entry->chunk_count, box, err);
+    return closed_on_failure(status, gather, out);
+}
+
+tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunks,
+                                  uint64_t count, tsr_gather **out, tsr_error *err)
+{
+    tsr_gather *gather = NULL;
+    tsr_status status = new_gather(checkpoint, entry, &gather, err);
+    if (status == TSR_OK) status = fill_parts(gather, chunks, count, NULL, err);
+    return closed_on_failure(status, gather, out);
+}
+
+void tsr_gather_close(tsr_gather *gather)
+{
+    if (!gather) return;
+    for (size_t i = 0; i < gather->part_count; i++) tsr_unzstd_close(gather->parts[i].stream);
+    tsr_arena_free(gather->arena);
+}
+
+/* ---- one part's share of a box ---- */
+
+/* How a block is fetched: axes[0, loops) one by one, the last of them in steps of `step`, and the rest by one read of
+ * `span` bytes (for step 1), straight into place when `direct`. */
+typedef struct fetch_plan {
+    uint32_t loops;
+    uint64_t step;
+    uint64_t span;
+    bool direct;
+} fetch_plan;
+
+static uint64_t saturating_mul(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+    return tsr_mul_u64(a, b, &product) ? product : UINT64_MAX;
+}
+
+static fetch_plan plan_fetch(const tsr_axis *axes, uint32_t count, uint32_t itemsize, size_t scratch_size)
+{
+    fetch_plan plan = {count, 1, itemsize, true};
+    if (count && axes[count - 1].from == itemsize && axes[count - 1].to == itemsize) {
+        plan.loops--;
+        plan.span = axes[plan.loops].size * itemsize;
+    }
+    uint64_t cost = READ_COST + plan.span;
+    while (plan.loops) {
+        const tsr_axis axis = axes[plan.loops - 1];
+        const uint64_t reach = saturating_mul(axis.size - 1, axis.from);
+        const uint64_t span = reach > UINT64_MAX - plan.span ? UINT64_MAX : reach + plan.span;
+        const uint64_t joined = span > UINT64_MAX / 4 ? UINT64_MAX : READ_COST + 2 * span;
+        if (joined > saturating_mul(axis.size, cost)) break;
+        if (span > scratch_size) {
+            if (plan.span <= scratch_size) plan.step = (scratch_size - plan.span) / (axis.from ? axis.from : 1) + 1;
+            plan.direct = plan.direct && plan.step == 1;
+            break;
+        }
+        plan.loops--;
+        plan.span = span;
+        plan.direct = false;
+        cost = joined;
+    }
+    return plan;
+}
+
+static tsr_status read_part(const tsr_gather *gather, tsr_part *part, uint64_t byte, void *to, size_t size, tsr_error *err)
+{
+    tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
+    const tsr_view *view = &part->view;
+    if (!view->zstd) return tsr_store_read(store, view->file, view->byte_offset + byte, to, size, err);
+    if (!part->stream) {
+        TSR_TRY(tsr_unzstd_open(store, tsr_checkpoint_host(gather->checkpoint), view->file, view->stream_offset,
+                                view->stream_length, &part->stream, err));
+    }
+    TSR_TRY(tsr_unzstd_read(part->stream, view->byte_offset + byte, to, size, err));
+    if (byte + size == part->span) { /* decoders are large: a column-sharded tensor has one open a chunk */
+        tsr_unzstd_close(part->stream);
+        part->stream = NULL;
+    }
+    return TSR_OK;
+}
+
+/* One read of the plan: `steps` steps of the last looped axis (1 when there is none). */
+static tsr_status fetch_block(const tsr_gather *gather, tsr_part *part, const tsr_axis *axes, uint32_t count,
+                              fetch_plan plan, uint64_t steps, uint64_t byte, uint8_t *to, uint8_t *scratch, tsr_error *err)
+{
+    if (plan.direct) return read_part(gather, part, byte, to, (size_t)plan.span, err);
+    tsr_axis block[TSR_MAX_RANK];
+    uint32_t used = 0;
+    if (steps > 1) block[used++] = (tsr_axis){steps, axes[plan.loops - 1].from, axes[plan.loops - 1].to};
+    for (uint32_t i = plan.loops; i < count; i++) block[used++] = axes[i];
+    const uint64_t reach = steps > 1 ? (steps - 1) * block[0].from : 0;
+    if (!part->view.zstd) scratch = tsr_dodge(scratch, part->view.byte_offset + byte, TSR_NO_POSITION);
+    TSR_TRY(read_part(gather, part, byte, scratch, (size_t)(reach + plan.span), err));
+    tsr_copy_block(to, scratch, block, used, gather->itemsize);
+    return TSR_OK;
+}
+
+static tsr_status fetch_share(const tsr_gather *gather, tsr_part *part, tsr_axis *axes, uint32_t count, uint64_t byte,
+                              uint8_t *to, void *scratch, size_t scratch_size, tsr_error *err)
+{
+    const fetch_plan plan = plan_fetch(axes, count, gather->itemsize, scratch_size - TSR_DODGE_BYTES);
+    if (plan.loops == 0) return fetch_block(gather, part, axes, count, plan, 1, byte, to, scratch, err);
+    const uint32_t outer = plan.loops - 1;
+    uint64_t at[TSR_MAX_RANK] = {0};
+    do {
+        uint64_t from_byte = byte, to_byte = 0;
+        for (uint32_t i = 0; i < outer; i++) {
+            from_byte += at[i] * axes[i].from;
+            to_byte += at[i] * axes[i].to;
+        }
+        for (uint64_t i = 0; i < axes[outer].size; i += plan.step) {
+            const uint64_t steps = axes[outer].size - i < plan.step ? axes[outer].size - i : plan.step;
+            TSR_TRY(fetch_block(gather, part, axes, count, plan, steps, from_byte + i * axes[outer].from,
+                                to + to_byte + i * axes[outer].to, scratch, err));
+        }
+    } while (tsr_axes_advance(axes, outer, at));
+    return TSR_OK;
+}
+
+/* Swap, conjugation and negation where the part's elements now lie. */
+static void resolve_share(const tsr_gather *gather, const tsr_part *part, tsr_axis *axes, uint32_t count, uint8_t *to)
+{
+    for (uint32_t i = 0; i < count; i++) axes[i].from = axes[i].to;
+    count = tsr_axes_simplify(axes, count);
+    const bool runs = count && axes[count - 1].to == gather->itemsize;
+    const size_t run = runs ? (size_t)axes[count - 1].size * gather->itemsize : gather->itemsize;
+    const uint32_t outer = runs ? count - 1 : count;
+    uint64_t at[TSR_MAX_RANK] = {0};
+    do {
+        uint64_t to_byte = 0;
+        for (uint32_t i = 0; i < outer; i++) to_byte += at[i] * axes[i].to;
+        tsr_resolve(to + to_byte, run, gather->dtype, part->view.swap, part->view.conj, part->view.neg);
+    } while (tsr_axes_advance(axes, outer, at));
+}
+
+/* What `part` holds of `box` goes into `to`; `*filled` grows by its elements. */
+static tsr_status gather_part(const tsr_gather *gather, tsr_part *part, tsr_box box, uint8_t *to, void *scratch,
+                              size_t scratch_size, uint64_t *filled, tsr_error *err)
+{
+    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], byte = 0, to_byte = 0, to_step = gather->itemsize, volume = 1;
+    if (!tsr_box_intersect((tsr_box){gather->rank, part->offsets, part->sizes}, box, offsets, sizes)) return TSR_OK;
+    tsr_axis axes[TSR_MAX_RANK], kept[TSR_MAX_RANK];
+    for (uint32_t d = gather->rank; d-- > 0;) {
+        axes[d] = (tsr_axis){sizes[d], part->strides[d] * gather->itemsize, to_step};
+        byte += (offsets[d] - part->offsets[d]) * axes[d].from;
+        to_byte += (offsets[d] - tsr_box_offset(box, d)) * to_step;
+        to_step *= box.sizes[d];
+        volume *= sizes[d];
+    }
+    *filled += volume;
+    memcpy(kept, axes, gather->rank * sizeof *axes);
+    const uint32_t count = tsr_axes_simplify(axes, gather->rank);
+    TSR_TRY(fetch_share(gather, part, axes, count, byte, to + to_byte, scratch, scratch_size, err));
+    if (part->view.swap || part->view.conj || part->view.neg) resolve_share(gather, part, kept, gather->rank, to + to_byte);
+    return TSR_OK;
+}
+
+/* The first part that may hold an element at or behind `first`. */
+static size_t first_part(const tsr_gather *gather, uint64_t first)
+{
+    size_t low = 0, high = gather->part_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (gather->furthest[middle] < first) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static bool holds(const tsr_gather *gather, const tsr_part *part, const uint64_t *at)
+{
+    for (uint32_t d = 0; d < gather->rank; d++) {
+        if (at[d] < part->offsets[d] || at[d] - part->offsets[d] >= part->sizes[d]) return false;
+    }
+    return true;
+}
+
+uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
+{
+    const uint64_t first = tsr_box_index((tsr_box){gather->rank, NULL, gather->shape}, at);
+    for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= first; i++) {
+        const tsr_part *part = &gather->parts[i];
+        if (!holds(gather, part, at)) continue;
+        uint64_t byte = part->view.byte_offset;
+        for (uint32_t d = 0; d < gather->rank; d++) byte += (at[d] - part->offsets[d]) * part->strides[d] * gather->itemsize;
+        return part->view.zstd ? TSR_NO_POSITION : byte;
+    }
+    return TSR_NO_POSITION;
+}
+
+tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size,
+                          tsr_error *err)
+{
+    uint64_t volume, filled = 0, corner[TSR_MAX_RANK];
+    if (!tsr_box_volume(box, &volume) || volume == 0) return TSR_OK;
+    const tsr_box whole = {gather->rank, NULL, gather->shape};
+    for (uint32_t d = 0; d < gather->rank; d++) corner[d] = tsr_box_offset(box, d);
+    const uint64_t first = tsr_box_index(whole, corner);
+    for (uint32_t d = 0; d < gather->rank; d++) corner[d] += box.sizes[d] - 1;
+    const uint64_t last = tsr_box_index(whole, corner);
+    tsr_status status = TSR_OK;
+    for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= last && status == TSR_OK;
+         i++) {
+        status = gather_part(gather, &gather->parts[i], box, to, scratch, scratch_size, &filled, err);
+    }
+    if (status != TSR_OK) {
+        tsr_error_context(err, "'%.*s'", TSR_STR_ARG(gather->entry->fqn));
+        return status;
+    }
+    TSR_FAIL_IF(filled != volume, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': %llu elements of a box of %llu are in %s",
+                TSR_STR_ARG(gather->entry->fqn), (unsigned long long)(filled < volume ? volume - filled : filled - volume),
+                (unsigned long long)volume, filled < volume ? "no chunk" : "more than one chunk");
+    return TSR_OK;
+}
+
+const tsr_entry *tsr_gather_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err)
+{
+    if (tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), entry)) return entry;
+    tsr_entry *copy = TSR_ARENA_NEW(arena, tsr_entry, err);
+    tsr_chunk *chunks = copy ? tsr_arena_array(arena, (size_t)entry->chunk_count, sizeof *chunks, err) : NULL;
+    tsr_view *views = chunks ? tsr_arena_array(arena, (size_t)entry->chunk_count, sizeof *views, err) : NULL;
+    if (!views) return NULL;
+    *copy = *entry;
+    copy->chunks = chunks;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        chunks[i] = entry->chunks[i];
+        views[i] = (tsr_view){.file = chunks[i].file, .byte_offset = chunks[i].byte_offset};
+        if (!chunks[i].view) chunks[i].view = &views[i];
+    }
+    return copy;
+}

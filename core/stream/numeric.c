@@ -1,0 +1,192 @@
+/* Decoding of every element type.
+ *
+ *   a float of n bits:   [sign][exponent e][fraction m]
+ *   its magnitude moved to a double's fraction field, times 2^(1023 − bias), is the value: subnormals come out right too
+ *
+ * Sources: IEEE 754; OCP 8-bit floating point specification 1.0 (e4m3fn, e5m2, e8m0); torch/headeronly/util/Float8_*.h
+ * (fnuz types: one NaN, 0x80, no infinities, bias one higher). */
+#include "stream/numeric.h"
+
+#include "base/cursor.h"
+#include "tessera/cast.h"
+
+static const tsr_float_form forms[] = {
+    [TSR_FLOAT64] = {8, 52, 1023, true, true, 0},
+    [TSR_FLOAT32] = {4, 23, 127, true, true, 0},
+    [TSR_FLOAT16] = {2, 10, 15, true, true, 0},
+    [TSR_BFLOAT16] = {2, 7, 127, true, true, 0},
+    [TSR_FLOAT8_E4M3FN] = {1, 3, 7, true, false, 0x7f},
+    [TSR_FLOAT8_E4M3FNUZ] = {1, 3, 8, true, false, 0x80},
+    [TSR_FLOAT8_E5M2] = {1, 2, 15, true, true, 0},
+    [TSR_FLOAT8_E5M2FNUZ] = {1, 2, 16, true, false, 0x80},
+    [TSR_FLOAT8_E8M0FNU] = {1, 0, 127, false, false, 0xff},
+};
+
+const tsr_float_form *tsr_float_form_of(tsr_dtype dtype)
+{
+    if ((size_t)dtype >= sizeof forms / sizeof forms[0] || !forms[dtype].bytes) return NULL;
+    return &forms[dtype];
+}
+
+uint32_t tsr_dtype_parts(tsr_dtype dtype)
+{
+    switch (tsr_dtype_describe(dtype)->kind) {
+    case TSR_CLASS_FLOAT: return tsr_float_form_of(dtype) ? 1 : 0;
+    case TSR_CLASS_INT:
+    case TSR_CLASS_UINT:
+    case TSR_CLASS_BOOL: return 1;
+    case TSR_CLASS_COMPLEX: return 2;
+    default: return 0;
+    }
+}
+
+bool tsr_dtype_is_numeric(tsr_dtype dtype)
+{
+    return tsr_dtype_parts(dtype) != 0;
+}
+
+tsr_dtype tsr_dtype_part(tsr_dtype dtype)
+{
+    switch (dtype) {
+    case TSR_COMPLEX32: return TSR_FLOAT16;
+    case TSR_COMPLEX64: return TSR_FLOAT32;
+    case TSR_COMPLEX128: return TSR_FLOAT64;
+    default: return dtype;
+    }
+}
+
+static double double_of(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint64_t sign_of(const tsr_float_form *form)
+{
+    return form->has_sign ? UINT64_C(1) << (8 * form->bytes - 1) : 0;
+}
+
+static uint64_t infinity_of(const tsr_float_form *form)
+{
+    return (sign_of(form) - 1) >> form->fraction_bits << form->fraction_bits;
+}
+
+static bool is_nan(const tsr_float_form *form, uint64_t bits)
+{
+    if (form->has_infinity) return (bits & (sign_of(form) - 1)) > infinity_of(form);
+    return bits == form->nan || (form->nan == 0x7f && bits == 0xff);
+}
+
+static double decode_bfloat16(const uint8_t *from)
+{
+    const uint32_t bits = (uint32_t)from[0] << 16 | (uint32_t)from[1] << 24;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return (double)value;
+}
+
+/* Every type but float64 and float32, which need no work. */
+static double decode_small(const tsr_float_form *form, uint64_t bits)
+{
+    const uint64_t sign = bits & sign_of(form), magnitude = bits - sign;
+    double value;
+    if (is_nan(form, bits)) {
+        value = double_of(UINT64_C(0x7ff8) << 48);
+    } else if (form->has_infinity && magnitude == infinity_of(form)) {
+        value = double_of(UINT64_C(0x7ff) << 52);
+    } else if (!form->has_sign) {
+        value = double_of((bits + 1023 - 127) << 52); /* e8m0: 2^(bits − 127) */
+    } else {
+        value = double_of(magnitude << (52 - form->fraction_bits)) * double_of((uint64_t)(2046 - form->bias) << 52);
+    }
+    return sign ? -value : value;
+}
+
+#define DECODE(type) \
+    for (size_t i = 0; i < count; i++) { \
+        type item; \
+        memcpy(&item, from + i * sizeof item, sizeof item); \
+        to[i] = (double)item; \
+    } \
+    break
+
+void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to)
+{
+    const tsr_float_form *form;
+    switch (dtype) {
+    case TSR_FLOAT64: memcpy(to, from, count * sizeof *to); break;
+    case TSR_FLOAT32: DECODE(float);
+    case TSR_INT64: DECODE(int64_t);
+    case TSR_INT32: DECODE(int32_t);
+    case TSR_INT16: DECODE(int16_t);
+    case TSR_INT8: DECODE(int8_t);
+    case TSR_UINT64: DECODE(uint64_t);
+    case TSR_UINT32: DECODE(uint32_t);
+    case TSR_UINT16: DECODE(uint16_t);
+    case TSR_UINT8: DECODE(uint8_t);
+    case TSR_BOOL:
+        for (size_t i = 0; i < count; i++) to[i] = from[i] != 0;
+        break;
+    case TSR_BFLOAT16:
+        for (size_t i = 0; i < count; i++) to[i] = decode_bfloat16(from + 2 * i);
+        break;
+    default:
+        form = tsr_float_form_of(dtype);
+        for (size_t i = 0; form && i < count; i++)
+            to[i] = decode_small(form, tsr_load_le(from + i * form->bytes, form->bytes));
+    }
+}
+
+#define CARRY(type, at, lowest) \
+    do { \
+        type item; \
+        memcpy(&item, from + (at) * sizeof item, sizeof item); \
+        found |= (type)((type)(item & magnitude) + (type)(lowest)); \
+    } while (0)
+
+/* A cheap look for numbers whose exponent is all ones: adding the exponent's lowest bit to the magnitude then carries into
+ * the sign. Blocks of 128 bytes, which compilers unroll into vectors. */
+#define FIND_ONES(type, lowest) \
+    do { \
+        const type sign = (type)((type)1 << (8 * sizeof(type) - 1)), magnitude = (type)(sign - 1); \
+        const size_t block = 128 / sizeof(type); \
+        type found = 0; \
+        size_t at = 0; \
+        for (; at + block <= count; at += block) \
+            for (size_t i = 0; i < block; i++) CARRY(type, at + i, lowest); \
+        for (; at < count; at++) CARRY(type, at, lowest); \
+        return (found & sign) != 0; \
+    } while (0)
+
+static bool has_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)
+{
+    switch (dtype) {
+    case TSR_FLOAT64: FIND_ONES(uint64_t, UINT64_C(1) << 52);
+    case TSR_FLOAT32: FIND_ONES(uint32_t, 1u << 23);
+    case TSR_FLOAT16: FIND_ONES(uint16_t, 1u << 10);
+    case TSR_BFLOAT16: FIND_ONES(uint16_t, 1u << 7);
+    case TSR_FLOAT8_E5M2: FIND_ONES(uint8_t, 1u << 2);
+    case TSR_FLOAT8_E4M3FN: FIND_ONES(uint8_t, 1);
+    case TSR_FLOAT8_E8M0FNU: return memchr(from, 0xff, count) != NULL; /* the one NaN */
+    default: return memchr(from, 0x80, count) != NULL;                 /* the one NaN of the fnuz types */
+    }
+}
+
+void tsr_count_special(tsr_dtype dtype, const uint8_t *from, size_t count, uint64_t *nan, uint64_t *inf)
+{
+    const tsr_float_form *form = tsr_float_form_of(dtype);
+    if (!form || !has_suspects(dtype, from, count)) return;
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t bits = tsr_load_le(from + i * form->bytes, form->bytes);
+        *nan += is_nan(form, bits);
+        *inf += form->has_infinity && (bits & (sign_of(form) - 1)) == infinity_of(form);
+    }
+}
+
+int64_t tsr_float_ordinal(const tsr_float_form *form, const uint8_t *from)
+{
+    const uint64_t bits = tsr_load_le(from, form->bytes);
+    const uint64_t magnitude = bits & (sign_of(form) - 1); /* without a sign: all bits */
+    return bits & sign_of(form) ? -(int64_t)magnitude : (int64_t)magnitude;
+}

@@ -1,0 +1,111 @@
+/* Boxes and whole tensors for callers. */
+#include "tessera/read.h"
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "stream/tile_job.h"
+
+tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err)
+{
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
+    *bytes = elements * tsr_dtype_size(dtype);
+    return TSR_OK;
+}
+
+static tsr_status check_box(const tsr_entry *entry, tsr_box box, const uint64_t *shape, uint32_t itemsize,
+                            size_t buffer_size, tsr_error *err)
+{
+    uint64_t volume, bytes;
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.rank, NULL, shape}, box) || !tsr_box_volume(box, &volume), err, TSR_E_USAGE,
+                TSR_NO_POSITION, "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!tsr_mul_u64(volume, itemsize, &bytes) || bytes != buffer_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "'%.*s': a box of %llu elements of %u bytes for a buffer of %zu bytes", TSR_STR_ARG(entry->fqn),
+                (unsigned long long)volume, (unsigned)itemsize, buffer_size);
+    return TSR_OK;
+}
+
+tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
+                        void *buffer, size_t buffer_size, tsr_error *err)
+{
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
+    const tsr_box box = {rank, offsets, sizes};
+    TSR_TRY(check_box(entry, box, shape, tsr_dtype_size(dtype), buffer_size, err));
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    const size_t scratch_size = tsr_tile_memory(buffer_size) - buffer_size;
+    tsr_gather *gather;
+    TSR_TRY(tsr_gather_open(checkpoint, entry, &box, &gather, err));
+    void *scratch = tsr_alloc(allocator, scratch_size, 1, err);
+    tsr_status status = scratch ? tsr_gather_box(gather, box, buffer, scratch, scratch_size, err) : TSR_E_NOMEM;
+    tsr_free(allocator, scratch, scratch_size, 1);
+    tsr_gather_close(gather);
+    return status;
+}
+
+typedef struct stream {
+    tsr_each_tile *each;
+    tsr_settle_tiles *settle;
+    void *ctx;
+} stream;
+
+static tsr_status fill_tile(void *ctx, void *job, tsr_error *err)
+{
+    (void)ctx;
+    return tsr_tile_fill(job, err);
+}
+
+static tsr_status hand_over(void *ctx, void *job, tsr_error *err)
+{
+    const stream *s = ctx;
+    const tsr_tile *tile = job;
+    return s->each(s->ctx, tile->data, tile->bytes, tile->byte_at, err);
+}
+
+static tsr_status settle_tiles(void *ctx, tsr_error *err)
+{
+    const stream *s = ctx;
+    return s->settle(s->ctx, err);
+}
+
+static tsr_status run_stream(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_ring *ring,
+                             stream *s, tsr_error *err)
+{
+    tsr_gather *gather;
+    TSR_TRY(tsr_gather_open(checkpoint, entry, box, &gather, err));
+    const tsr_ring_work work = {.job_size = sizeof(tsr_tile),
+                                .fill = fill_tile,
+                                .drain = hand_over,
+                                .settle = s->settle ? settle_tiles : NULL,
+                                .ctx = s};
+    tsr_status status = tsr_ring_begin(ring, &work, err);
+    if (status == TSR_OK) status = tsr_tiles_run(gather, box, ring, err);
+    tsr_gather_close(gather);
+    return status;
+}
+
+tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_each_tile *each,
+                             void *ctx, tsr_error *err)
+{
+    stream s = {each, NULL, ctx};
+    return run_stream(checkpoint, entry, NULL, ring, &s, err);
+}
+
+tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
+                          tsr_ring *ring, tsr_each_tile *each, tsr_settle_tiles *settle, void *ctx, tsr_error *err)
+{
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements;
+    stream s = {each, settle, ctx};
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
+    const tsr_box box = {rank, offsets, sizes ? sizes : shape};
+    if (!offsets && !sizes) return run_stream(checkpoint, entry, NULL, ring, &s, err);
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){rank, NULL, shape}, box), err, TSR_E_USAGE, TSR_NO_POSITION,
+                "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
+    return run_stream(checkpoint, entry, &box, ring, &s, err);
+}

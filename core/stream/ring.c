@@ -1,0 +1,193 @@
+/* Two halves of reused memory and the rounds that turn them. */
+#include "stream/ring.h"
+
+#include "base/try.h"
+
+#define MOST_JOBS   256u
+#define FIRST_BYTES ((size_t)64 << 10)
+#define ALIGNMENT   ((size_t)64)
+#define BEST_BYTES  ((size_t)2 << 20) /* larger jobs gain nothing and leave the cache */
+
+typedef struct half {
+    uint8_t *allocated; /* capacity + ALIGNMENT bytes */
+    uint8_t *memory;    /* the first aligned one of them */
+    size_t capacity;
+    size_t used;
+    void *jobs; /* MOST_JOBS of work.job_size */
+    size_t count;
+    tsr_error *errors; /* one a job */
+} half;
+
+struct tsr_ring {
+    const tsr_host *host;
+    size_t half_bytes;
+    tsr_ring_work work;
+    half halves[2];
+    unsigned filling;  /* the half that takes jobs; the other one is drained in the next round */
+    tsr_error failure; /* the first one */
+};
+
+tsr_status tsr_ring_new(const tsr_host *host, size_t max_bytes, tsr_ring **out, tsr_error *err)
+{
+    if (max_bytes == 0) max_bytes = TSR_RING_DEFAULT_BYTES;
+    if (max_bytes < TSR_RING_LEAST_BYTES) max_bytes = TSR_RING_LEAST_BYTES;
+    tsr_ring *ring = tsr_alloc(host->allocator, 1, sizeof *ring, err);
+    if (!ring) return TSR_E_NOMEM;
+    *ring = (tsr_ring){.host = host, .half_bytes = max_bytes / 2 / ALIGNMENT * ALIGNMENT};
+    *out = ring;
+    return TSR_OK;
+}
+
+static void release(tsr_ring *ring, half *h)
+{
+    tsr_free(ring->host->allocator, h->allocated, h->capacity + ALIGNMENT, 1);
+    h->allocated = h->memory = NULL;
+    h->capacity = 0;
+}
+
+static void release_jobs(tsr_ring *ring, half *h)
+{
+    tsr_free(ring->host->allocator, h->jobs, MOST_JOBS, ring->work.job_size);
+    tsr_free(ring->host->allocator, h->errors, MOST_JOBS, sizeof *h->errors);
+    h->jobs = NULL;
+    h->errors = NULL;
+}
+
+void tsr_ring_free(tsr_ring *ring)
+{
+    if (!ring) return;
+    for (unsigned i = 0; i < 2; i++) {
+        release(ring, &ring->halves[i]);
+        release_jobs(ring, &ring->halves[i]);
+    }
+    tsr_free(ring->host->allocator, ring, 1, sizeof *ring);
+}
+
+size_t tsr_ring_best(const tsr_ring *ring)
+{
+    const size_t threads = ring->host->threads ? ring->host->threads : 1;
+    const size_t best = ring->half_bytes / (2 * threads) / ALIGNMENT * ALIGNMENT;
+    const size_t least = TSR_RING_LEAST_BYTES / 4;
+    return best < least ? least : best > BEST_BYTES ? BEST_BYTES : best;
+}
+
+tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *err)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        half *h = &ring->halves[i];
+        if (ring->work.job_size != work->job_size) release_jobs(ring, h);
+        h->used = h->count = 0;
+    }
+    ring->work = *work;
+    ring->failure = (tsr_error){0};
+    for (unsigned i = 0; i < 2; i++) {
+        half *h = &ring->halves[i];
+        if (!h->jobs) h->jobs = tsr_alloc(ring->host->allocator, MOST_JOBS, work->job_size, err);
+        if (!h->errors) h->errors = tsr_alloc(ring->host->allocator, MOST_JOBS, sizeof *h->errors, err);
+        if (!h->jobs || !h->errors) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+uint8_t *tsr_dodge(uint8_t *memory, uint64_t read_at, uint64_t write_at)
+{
+    for (unsigned tries = 0; tries < 2; tries++, memory += 64) {
+        const uint64_t in = (uint64_t)(uintptr_t)memory - read_at, out = write_at - (uint64_t)(uintptr_t)memory;
+        const bool slow_in = read_at != TSR_NO_POSITION && in % 4096 - 1 < 31,
+                   slow_out = write_at != TSR_NO_POSITION && out % 4096 - 1 < 31;
+        if (!slow_in && !slow_out) break;
+    }
+    return memory;
+}
+
+static void *job_at(const tsr_ring *ring, const half *h, size_t index)
+{
+    return (uint8_t *)h->jobs + index * ring->work.job_size;
+}
+
+static void drain_half(tsr_ring *ring, half *h)
+{
+    for (size_t i = 0; i < h->count && ring->failure.status == TSR_OK; i++) {
+        if (h->errors[i].status != TSR_OK) {
+            ring->failure = h->errors[i];
+        } else if (ring->work.drain) {
+            tsr_status status = ring->work.drain(ring->work.ctx, job_at(ring, h, i), &ring->failure);
+            if (status != TSR_OK) tsr_raise(&ring->failure, status, TSR_NO_POSITION, "%s", tsr_status_name(status));
+        }
+    }
+}
+
+/* Index 0 drains the older half, the others fill one job each of the newer. */
+static void round_body(void *arg, size_t index)
+{
+    tsr_ring *ring = arg;
+    half *filling = &ring->halves[ring->filling];
+    if (index == 0) {
+        drain_half(ring, &ring->halves[1 - ring->filling]);
+        return;
+    }
+    tsr_error *err = &filling->errors[index - 1];
+    tsr_status status = ring->work.fill(ring->work.ctx, job_at(ring, filling, index - 1), err);
+    if (status != TSR_OK) tsr_raise(err, status, TSR_NO_POSITION, "%s", tsr_status_name(status));
+}
+
+static tsr_status run_round(tsr_ring *ring, tsr_error *err)
+{
+    half *older = &ring->halves[1 - ring->filling];
+    tsr_parallel(ring->host, ring->halves[ring->filling].count + 1, round_body, ring);
+    if (ring->work.settle && older->count && ring->failure.status == TSR_OK) {
+        tsr_status settled = ring->work.settle(ring->work.ctx, &ring->failure);
+        if (settled != TSR_OK) tsr_raise(&ring->failure, settled, TSR_NO_POSITION, "%s", tsr_status_name(settled));
+    }
+    older->count = older->used = 0;
+    ring->filling = 1 - ring->filling;
+    if (ring->failure.status == TSR_OK) return TSR_OK;
+    if (err && err->status == TSR_OK) *err = ring->failure;
+    return ring->failure.status;
+}
+
+static tsr_status grow(tsr_ring *ring, half *h, size_t need, tsr_error *err)
+{
+    size_t capacity = h->capacity ? h->capacity * 2 : FIRST_BYTES;
+    while (capacity < need) capacity *= 2;
+    if (capacity > ring->half_bytes) capacity = ring->half_bytes;
+    release(ring, h);
+    h->allocated = tsr_alloc(ring->host->allocator, capacity + ALIGNMENT, 1, err);
+    if (!h->allocated) return TSR_E_NOMEM;
+    h->memory = h->allocated + (ALIGNMENT - (uintptr_t)h->allocated % ALIGNMENT) % ALIGNMENT;
+    h->capacity = capacity;
+    return TSR_OK;
+}
+
+tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err)
+{
+    half *h = &ring->halves[ring->filling];
+    const size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "%zu bytes of memory are too few for pieces of %zu bytes", 2 * ring->half_bytes, bytes);
+    const size_t most =
+        ring->work.enough && ring->work.enough / 2 < ring->half_bytes ? ring->work.enough / 2 : ring->half_bytes;
+    const bool full = h->count && (room > h->capacity - h->used || h->used + room > most);
+    if (h->count == MOST_JOBS || full) {
+        TSR_TRY(run_round(ring, err));
+        h = &ring->halves[ring->filling];
+    }
+    if (room > h->capacity || (full && h->capacity < most)) TSR_TRY(grow(ring, h, room, err));
+    *job = job_at(ring, h, h->count);
+    memset(*job, 0, ring->work.job_size);
+    h->errors[h->count].status = TSR_OK;
+    h->errors[h->count].byte_position = TSR_NO_POSITION;
+    h->errors[h->count].message[0] = 0;
+    h->count++;
+    *memory = h->memory + h->used;
+    h->used += room;
+    return TSR_OK;
+}
+
+tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err)
+{
+    tsr_status status = ring->failure.status;
+    for (unsigned i = 0; i < 2 && status == TSR_OK; i++) status = run_round(ring, err);
+    if (status != TSR_OK && err && err->status == TSR_OK) *err = ring->failure;
+    return status;
+}

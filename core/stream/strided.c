@@ -1,0 +1,173 @@
+/* The inner loops of every read: a block of elements with one stride a dimension on each side.
+ *
+ *   storage   a b c d | e f g h | …        axes sorted by `from`, largest first: the last axis is the one whose
+ *   dest      a b . . | e f . . | …        elements are neighbours in storage
+ *
+ * Rows that are runs on both sides are copied by memcpy; the rest (transposed views) goes through a blocked double loop
+ * so that both sides stay within the cache. */
+#include "stream/strided.h"
+
+#include <string.h>
+
+#define BLOCK 32u /* elements a side of a transposing tile: 32 × 32 × 16 bytes fit the first-level cache */
+
+static void drop_single(tsr_axis *axes, uint32_t *count)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < *count; i++) {
+        if (axes[i].size != 1) axes[kept++] = axes[i];
+    }
+    *count = kept;
+}
+
+static void sort_by_from(tsr_axis *axes, uint32_t count)
+{
+    for (uint32_t i = 1; i < count; i++) {
+        tsr_axis moving = axes[i];
+        uint32_t j = i;
+        for (; j > 0 && axes[j - 1].from < moving.from; j--) axes[j] = axes[j - 1];
+        axes[j] = moving;
+    }
+}
+
+uint32_t tsr_axes_simplify(tsr_axis *axes, uint32_t count)
+{
+    drop_single(axes, &count);
+    sort_by_from(axes, count);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        tsr_axis *outer = kept ? &axes[kept - 1] : NULL;
+        if (outer && outer->from == axes[i].size * axes[i].from && outer->to == axes[i].size * axes[i].to) {
+            *outer = (tsr_axis){outer->size * axes[i].size, axes[i].from, axes[i].to};
+        } else {
+            axes[kept++] = axes[i];
+        }
+    }
+    return kept;
+}
+
+bool tsr_axes_advance(const tsr_axis *axes, uint32_t count, uint64_t *at)
+{
+    for (uint32_t i = count; i-- > 0;) {
+        if (++at[i] < axes[i].size) return true;
+        at[i] = 0;
+    }
+    return false;
+}
+
+#define COPY_ROW(bytes) \
+    for (uint64_t i = 0; i < row.size; i++) memcpy(to + i * row.to, from + i * row.from, bytes)
+
+static void copy_row(uint8_t *to, const uint8_t *from, tsr_axis row, uint32_t itemsize)
+{
+    if (row.from == itemsize && row.to == itemsize) {
+        memcpy(to, from, row.size * itemsize);
+        return;
+    }
+    switch (itemsize) {
+    case 1: COPY_ROW(1); break;
+    case 2: COPY_ROW(2); break;
+    case 4: COPY_ROW(4); break;
+    case 8: COPY_ROW(8); break;
+    default: COPY_ROW(16); break;
+    }
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Two axes, of which `inner` may be a neighbour run on one side only. */
+static void copy_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axis inner, uint32_t itemsize)
+{
+    if (inner.from == itemsize && inner.to == itemsize) {
+        for (uint64_t i = 0; i < outer.size; i++) copy_row(to + i * outer.to, from + i * outer.from, inner, itemsize);
+        return;
+    }
+    for (uint64_t i = 0; i < outer.size; i += BLOCK) {
+        for (uint64_t j = 0; j < inner.size; j += BLOCK) {
+            const tsr_axis row = {least(BLOCK, outer.size - i), outer.from, outer.to};
+            const uint64_t columns = least(BLOCK, inner.size - j);
+            for (uint64_t k = j; k < j + columns; k++) {
+                copy_row(to + i * outer.to + k * inner.to, from + i * outer.from + k * inner.from, row, itemsize);
+            }
+        }
+    }
+}
+
+/* Brings the axis whose elements are closest at the destination next to the last one. */
+static void pair_axes(tsr_axis *axes, uint32_t count)
+{
+    uint32_t nearest = 0;
+    for (uint32_t i = 1; i + 1 < count; i++) {
+        if (axes[i].to <= axes[nearest].to) nearest = i;
+    }
+    const tsr_axis chosen = axes[nearest];
+    for (uint32_t i = nearest; i + 2 < count; i++) axes[i] = axes[i + 1];
+    axes[count - 2] = chosen;
+}
+
+void tsr_copy_block(uint8_t *to, const uint8_t *from, const tsr_axis *axes, uint32_t count, uint32_t itemsize)
+{
+    if (count == 0) {
+        memcpy(to, from, itemsize);
+        return;
+    }
+    if (count == 1) {
+        copy_row(to, from, axes[0], itemsize);
+        return;
+    }
+    tsr_axis ordered[TSR_MAX_RANK];
+    memcpy(ordered, axes, count * sizeof *axes);
+    pair_axes(ordered, count);
+    uint64_t at[TSR_MAX_RANK] = {0};
+    do {
+        uint64_t to_byte = 0, from_byte = 0;
+        for (uint32_t i = 0; i + 2 < count; i++) {
+            to_byte += at[i] * ordered[i].to;
+            from_byte += at[i] * ordered[i].from;
+        }
+        copy_plane(to + to_byte, from + from_byte, ordered[count - 2], ordered[count - 1], itemsize);
+    } while (tsr_axes_advance(ordered, count - 2, at));
+}
+
+static void swap_units(uint8_t *bytes, size_t size, uint32_t unit)
+{
+    for (size_t i = 0; i + unit <= size; i += unit) {
+        for (uint32_t low = 0, high = unit - 1; low < high; low++, high--) {
+            uint8_t kept = bytes[i + low];
+            bytes[i + low] = bytes[i + high];
+            bytes[i + high] = kept;
+        }
+    }
+}
+
+/* Flips the sign bit of every second part (`first` = 1) or of every part (`first` = 0) of width `unit`. */
+static void flip_signs(uint8_t *bytes, size_t size, uint32_t unit, uint32_t first, uint32_t step)
+{
+    for (size_t i = (size_t)first * unit; i + unit <= size; i += (size_t)step * unit) bytes[i + unit - 1] ^= 0x80;
+}
+
+/* Two's complement negation of little-endian integers. */
+static void negate_ints(uint8_t *bytes, size_t size, uint32_t unit)
+{
+    for (size_t i = 0; i + unit <= size; i += unit) {
+        uint32_t carry = 1;
+        for (uint32_t k = 0; k < unit; k++) {
+            carry += (uint8_t)~bytes[i + k];
+            bytes[i + k] = (uint8_t)carry;
+            carry >>= 8;
+        }
+    }
+}
+
+void tsr_resolve(void *elements, size_t bytes, tsr_dtype dtype, bool swap, bool conj, bool neg)
+{
+    const tsr_dtype_info *info = tsr_dtype_describe(dtype);
+    const uint32_t unit = info->kind == TSR_CLASS_COMPLEX ? info->bits / 16u : info->bits / 8u;
+    if (swap && info->swap_bytes > 1) swap_units(elements, bytes, info->swap_bytes);
+    if (conj && info->kind == TSR_CLASS_COMPLEX) flip_signs(elements, bytes, unit, 1, 2);
+    if (neg && (info->kind == TSR_CLASS_FLOAT || info->kind == TSR_CLASS_COMPLEX)) flip_signs(elements, bytes, unit, 0, 1);
+    if (neg && (info->kind == TSR_CLASS_INT || info->kind == TSR_CLASS_UINT)) negate_ints(elements, bytes, unit);
+}

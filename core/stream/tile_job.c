@@ -1,0 +1,59 @@
+/* Tiles in the ring: [ up to TSR_DODGE_BYTES | data ······ | scratch ] */
+#include "stream/tile_job.h"
+
+#include "base/try.h"
+
+static size_t scratch_of(size_t bytes)
+{
+    return TSR_DODGE_BYTES + (bytes < TSR_SCRATCH_LEAST  ? TSR_SCRATCH_LEAST
+                              : bytes > TSR_SCRATCH_BEST ? TSR_SCRATCH_BEST
+                                                         : bytes);
+}
+
+size_t tsr_tile_memory(size_t bytes)
+{
+    return bytes + TSR_DODGE_BYTES + scratch_of(bytes);
+}
+
+uint64_t tsr_tile_most(const tsr_ring *ring, uint32_t itemsize, uint32_t tiles)
+{
+    const size_t each = tsr_ring_best(ring) / tiles;
+    const size_t data = each / 2 > TSR_SCRATCH_BEST ? each - TSR_SCRATCH_BEST : each / 2;
+    return (data - 2 * TSR_DODGE_BYTES) / itemsize;
+}
+
+tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
+                          tsr_error *err)
+{
+    tile->gather = gather;
+    memcpy(tile->offsets, at->offsets, at->rank * sizeof *tile->offsets);
+    memcpy(tile->sizes, at->sizes, at->rank * sizeof *tile->sizes);
+    tile->byte_at = at->first * gather->itemsize;
+    tile->data = tsr_dodge(memory, tsr_gather_position(gather, at->offsets), write_at);
+    tile->bytes = (size_t)at->elements * gather->itemsize;
+    tile->scratch_size = scratch_of(tile->bytes);
+    tile->filled = false;
+    return gather->serial ? tsr_tile_fill(tile, err) : TSR_OK;
+}
+
+tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err)
+{
+    if (tile->filled) return TSR_OK;
+    const tsr_box box = {tile->gather->rank, tile->offsets, tile->sizes};
+    TSR_TRY(tsr_gather_box(tile->gather, box, tile->data, tile->data + tile->bytes, tile->scratch_size, err));
+    tile->filled = true;
+    return TSR_OK;
+}
+
+tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring *ring, tsr_error *err)
+{
+    const tsr_box all = box ? *box : (tsr_box){gather->rank, NULL, gather->shape};
+    tsr_tiles tiles;
+    for (tsr_tiles_start(&tiles, all, tsr_tile_most(ring, gather->itemsize, 1)); !tiles.done; tsr_tiles_next(&tiles)) {
+        void *job;
+        uint8_t *memory;
+        TSR_TRY(tsr_ring_job(ring, tsr_tile_memory((size_t)tiles.elements * gather->itemsize), &job, &memory, err));
+        TSR_TRY(tsr_tile_start(job, gather, &tiles, memory, TSR_NO_POSITION, err));
+    }
+    return tsr_ring_end(ring, err);
+}

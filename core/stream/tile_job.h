@@ -1,0 +1,34 @@
+/* A tile of a tensor as a job of the ring. */
+#ifndef TSR_STREAM_TILE_JOB_H
+#define TSR_STREAM_TILE_JOB_H
+
+#include "stream/gather.h"
+#include "stream/ring.h"
+#include "stream/tiles.h"
+
+typedef struct tsr_tile {
+    const tsr_gather *gather;
+    uint64_t offsets[TSR_MAX_RANK];
+    uint64_t sizes[TSR_MAX_RANK];
+    uint64_t byte_at; /* of its first byte in the row-major order of the box it was cut from */
+    uint8_t *data;
+    size_t bytes;
+    size_t scratch_size; /* behind the data */
+    bool filled;
+} tsr_tile;
+
+/* Memory of a tile of `bytes` bytes, scratch included, and the most elements of `itemsize` a tile of this ring may have
+ * when `tiles` of them make one job. */
+size_t tsr_tile_memory(size_t bytes);
+uint64_t tsr_tile_most(const tsr_ring *ring, uint32_t itemsize, uint32_t tiles);
+/* Sets a tile up over `memory` of tsr_tile_memory bytes. `write_at` is where in a file its bytes will go, or
+ * TSR_NO_POSITION. A tensor that must be read in order is read here and now. */
+tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
+                          tsr_error *err);
+/* Reads the elements, unless that is done. For `fill`. */
+tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err);
+/* Between tsr_ring_begin and the end of the ring's work: one job a tile of `box` (NULL: the tensor), then tsr_ring_end. The
+ * jobs begin with a tsr_tile. */
+tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring *ring, tsr_error *err);
+
+#endif

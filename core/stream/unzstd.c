@@ -1,0 +1,110 @@
+/* A forward reader over a compressed item.
+ *
+ *   file:   … | zstd frame ················ | …
+ *               └ input (64 KiB) ─▶ decoder ─▶ the caller's buffer, or the dump while skipping */
+#include "stream/unzstd.h"
+
+#include "base/try.h"
+
+#define INPUT_BYTES ((size_t)64 << 10)
+#define DUMP_BYTES  ((size_t)32 << 10)
+
+struct tsr_unzstd {
+    tsr_store *store;
+    const tsr_host *host;
+    uint32_t file;
+    uint64_t offset, length;
+    void *decoder;
+    uint64_t fetched;  /* compressed bytes read so far */
+    uint64_t position; /* plain bytes produced so far */
+    tsr_str input;     /* the part of `buffer` not yet consumed */
+    bool ended;
+    char buffer[INPUT_BYTES];
+    char dump[DUMP_BYTES];
+};
+
+tsr_status tsr_unzstd_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t length,
+                           tsr_unzstd **out, tsr_error *err)
+{
+    TSR_FAIL_IF(!host->zstd, err, TSR_E_UNSUPPORTED, offset, "zstd-compressed items cannot be read: built without zstd");
+    tsr_unzstd *stream = tsr_alloc(host->allocator, 1, sizeof *stream, err);
+    if (!stream) return TSR_E_NOMEM;
+    stream->store = store;
+    stream->host = host;
+    stream->file = file;
+    stream->offset = offset;
+    stream->length = length;
+    stream->decoder = NULL;
+    stream->position = 0;
+    *out = stream;
+    return TSR_OK;
+}
+
+void tsr_unzstd_close(tsr_unzstd *stream)
+{
+    if (!stream) return;
+    if (stream->decoder) stream->host->zstd->end(stream->decoder);
+    tsr_free(stream->host->allocator, stream, 1, sizeof *stream);
+}
+
+static tsr_status start_over(tsr_unzstd *stream, tsr_error *err)
+{
+    if (stream->decoder) stream->host->zstd->end(stream->decoder);
+    stream->decoder = stream->host->zstd->start();
+    TSR_FAIL_IF(!stream->decoder, err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a zstd decoder");
+    stream->fetched = stream->position = 0;
+    stream->input = (tsr_str){stream->buffer, 0};
+    stream->ended = false;
+    return TSR_OK;
+}
+
+static tsr_status fetch(tsr_unzstd *stream, tsr_error *err)
+{
+    uint64_t left = stream->length - stream->fetched;
+    size_t size = left < INPUT_BYTES ? (size_t)left : INPUT_BYTES;
+    TSR_TRY(tsr_store_read(stream->store, stream->file, stream->offset + stream->fetched, stream->buffer, size, err));
+    stream->fetched += size;
+    stream->input = (tsr_str){stream->buffer, size};
+    return TSR_OK;
+}
+
+/* Some plain bytes, at most `size`; none at the end of the stream. */
+static tsr_status produce(tsr_unzstd *stream, void *out, size_t size, size_t *written, tsr_error *err)
+{
+    *written = 0;
+    while (!stream->ended && *written == 0) {
+        if (stream->input.size == 0 && stream->fetched < stream->length) TSR_TRY(fetch(stream, err));
+        const size_t waiting = stream->input.size;
+        int step = stream->host->zstd->step(stream->decoder, &stream->input, out, size, written);
+        const uint64_t at = stream->offset + stream->fetched - stream->input.size;
+        TSR_FAIL_IF(step < 0, err, TSR_E_FORMAT, at, "damaged zstd stream in %.*s",
+                    TSR_STR_ARG(stream->store->files[stream->file].name));
+        const bool no_more = stream->input.size == 0 && stream->fetched == stream->length;
+        TSR_FAIL_IF(step == 0 && *written == 0 && stream->input.size == waiting, err, TSR_E_FORMAT, at,
+                    "zstd stream in %.*s ends early", TSR_STR_ARG(stream->store->files[stream->file].name));
+        stream->ended = step == 1 && no_more;
+    }
+    stream->position += *written;
+    return TSR_OK;
+}
+
+tsr_status tsr_unzstd_read(tsr_unzstd *stream, uint64_t position, void *buffer, size_t size, tsr_error *err)
+{
+    if (!stream->decoder || position < stream->position) TSR_TRY(start_over(stream, err));
+    uint8_t *out = buffer;
+    while (size) {
+        const uint64_t ahead = position - stream->position;
+        const size_t skip = ahead < DUMP_BYTES ? (size_t)ahead : DUMP_BYTES;
+        size_t written;
+        TSR_TRY(produce(stream, ahead ? (void *)stream->dump : out, ahead ? skip : size, &written, err));
+        TSR_FAIL_IF(written == 0, err, TSR_E_FORMAT, stream->offset,
+                    "zstd stream in %.*s holds %llu bytes, wanted are %llu at %llu",
+                    TSR_STR_ARG(stream->store->files[stream->file].name), (unsigned long long)stream->position,
+                    (unsigned long long)size, (unsigned long long)position);
+        if (ahead) continue;
+        out += written;
+        size -= written;
+        position += written;
+    }
+    return TSR_OK;
+}

@@ -1,0 +1,253 @@
+/* Tiles from gathers to outputs. Reading, casting, summing up and writing of a tile happen in one job, while its bytes are
+ * in the cache; only CRCs and completion go in order.
+ *
+ *   job:  [ tile ······ | scratch | cast ···· ]  ──▶  output file at byte_offset + position of the tile
+ *
+ * A gather opens with the first tile of its entry and closes when the last blit of a row of blits of that entry is done.
+ * Lanes take turns:
+ *
+ *   lane 0  [ a ···· ][ b ]…   file 0       jobs  a0 c0 a1 c1 a2 c2 b0 d0 …: threads at work are in different files
+ *   lane 1  [ c ·· ][ d ··· ]… file 1 */
+#include "write/blit.h"
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "stream/tile_job.h"
+#include "tessera/cast.h"
+
+/* A gather in use: by the blits that still produce tiles, and by tiles not yet drained. */
+typedef struct lease {
+    tsr_gather *gather;
+    struct lease *next;
+} lease;
+
+typedef struct blit_job {
+    tsr_tile tile;
+    tsr_blit *blit;
+    uint8_t *out; /* what is written: the tile, or its cast */
+    size_t out_bytes;
+    uint64_t out_at; /* from the blit's first byte */
+    uint32_t crc;
+    bool last;           /* tile of its blit */
+    tsr_gather *release; /* to be closed when this job is drained */
+} blit_job;
+
+typedef struct state {
+    const tsr_blit_run *run;
+    uint64_t byte_done, byte_total;
+    lease *leases; /* for closing after a failure */
+} state;
+
+tsr_status tsr_blit_measure(const tsr_entry *entry, const uint64_t *sizes, tsr_dtype dtype, uint64_t *bytes, tsr_error *err)
+{
+    tsr_dtype own;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(entry, &own, &rank, shape, &elements, err));
+    const bool fits = !sizes || tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
+    const bool same = dtype == own || dtype == entry->dtype;
+    TSR_FAIL_IF(!same && !tsr_cast_possible(own, dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s': %s cannot be cast to %s", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name,
+                tsr_dtype_describe(dtype)->name);
+    TSR_FAIL_IF(!fits || !tsr_mul_u64(elements, tsr_dtype_size(same ? own : dtype), bytes), err, TSR_E_FORMAT,
+                TSR_NO_POSITION, "'%.*s' is too large", TSR_STR_ARG(entry->fqn));
+    return TSR_OK;
+}
+
+static bool casts(const tsr_blit *blit, const tsr_gather *gather)
+{
+    return blit->dtype != gather->dtype && blit->dtype != gather->entry->dtype;
+}
+
+static tsr_status fill_blit(void *ctx, void *item, tsr_error *err)
+{
+    const state *s = ctx;
+    blit_job *job = item;
+    const tsr_gather *gather = job->tile.gather;
+    if (job->out_bytes == 0) return TSR_OK;
+    if (gather) TSR_TRY(tsr_tile_fill(&job->tile, err));
+    if (gather && casts(job->blit, gather)) {
+        tsr_cast(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, job->out);
+    }
+    if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, job->out, job->out_bytes);
+    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, job->out,
+                                    job->out_bytes, err);
+}
+
+static void close_lease(state *s, tsr_gather *gather)
+{
+    for (lease **at = &s->leases; *at; at = &(*at)->next) {
+        if ((*at)->gather != gather) continue;
+        *at = (*at)->next; /* the lease itself lives in the gather's arena */
+        tsr_gather_close(gather);
+        return;
+    }
+}
+
+static tsr_status drain_blit(void *ctx, void *item, tsr_error *err)
+{
+    state *s = ctx;
+    blit_job *job = item;
+    const tsr_progress *progress = s->run->progress;
+    job->blit->crc = job->out_at ? tsr_crc32_join(job->blit->crc, job->crc, job->out_bytes) : job->crc;
+    s->byte_done += job->out_bytes;
+    if (job->release) close_lease(s, job->release);
+    if (progress && progress->step && !progress->step(progress->ctx, s->byte_done, s->byte_total)) {
+        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "writing was cancelled");
+    }
+    return job->last && s->run->done ? s->run->done(s->run->ctx, (size_t)(job->blit - s->run->blits), err) : TSR_OK;
+}
+
+static tsr_status open_lease(state *s, const tsr_entry *entry, const tsr_box *box, tsr_gather **out, tsr_error *err)
+{
+    TSR_TRY(tsr_gather_open(s->run->checkpoint, entry, box, out, err));
+    lease *own = TSR_ARENA_NEW((*out)->arena, lease, err);
+    if (!own) {
+        tsr_gather_close(*out);
+        return TSR_E_NOMEM;
+    }
+    *own = (lease){*out, s->leases};
+    s->leases = own;
+    return TSR_OK;
+}
+
+static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, const tsr_tiles *at, blit_job **out,
+                          tsr_error *err)
+{
+    const size_t bytes = at ? (size_t)at->elements * gather->itemsize : 0, own = tsr_tile_memory(bytes);
+    const size_t cast = casts(blit, gather) ? bytes / gather->itemsize * tsr_dtype_size(blit->dtype) : 0;
+    void *item;
+    uint8_t *memory;
+    TSR_TRY(tsr_ring_job(s->run->ring, own + (cast ? cast + TSR_DODGE_BYTES : 0), &item, &memory, err));
+    blit_job *job = item;
+    *out = job;
+    job->blit = blit;
+    if (!at) return TSR_OK;
+    job->out_bytes = cast ? cast : bytes;
+    job->out_at = at->first * (job->out_bytes / at->elements);
+    const uint64_t write_at = blit->byte_offset + job->out_at;
+    TSR_TRY(tsr_tile_start(&job->tile, gather, at, memory, cast ? TSR_NO_POSITION : write_at, err));
+    job->out = cast ? tsr_dodge(memory + own, TSR_NO_POSITION, write_at) : job->tile.data;
+    return TSR_OK;
+}
+
+/* Blits on their way, one tile after the other. */
+typedef struct lane {
+    size_t at, end;
+    tsr_gather *gather; /* of blits[at] and those before it of the same entry */
+    bool inside;        /* blits[at], of which `tiles` are left */
+    tsr_tiles tiles;
+} lane;
+
+static bool same_entry(const tsr_blit *a, const tsr_blit *b)
+{
+    return !a->literal && !b->literal && a->entry == b->entry;
+}
+
+/* Opens what the lane's next blits of one entry need of it. */
+static tsr_status open_gather(state *s, lane *l, tsr_error *err)
+{
+    const tsr_blit *blits = s->run->blits, *first = &blits[l->at];
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(first->entry, &dtype, &rank, shape, &elements, err));
+    const tsr_box whole = {rank, NULL, shape}, reach = {rank, offsets, sizes};
+    for (uint32_t d = 0; d < rank; d++) {
+        offsets[d] = first->offsets ? first->offsets[d] : 0;
+        sizes[d] = first->sizes ? first->sizes[d] : shape[d];
+    }
+    for (size_t i = l->at; i < l->end && same_entry(first, &blits[i]); i++) {
+        const tsr_box box = {rank, blits[i].offsets, blits[i].sizes ? blits[i].sizes : shape};
+        TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(first->entry->fqn));
+        tsr_box_enclose(rank, offsets, sizes, box);
+    }
+    return open_lease(s, first->entry, tsr_box_equal(whole, reach) ? NULL : &reach, &l->gather, err);
+}
+
+static tsr_status begin_blit(state *s, lane *l, tsr_error *err)
+{
+    const tsr_blit *blit = &s->run->blits[l->at];
+    if (!l->gather) TSR_TRY(open_gather(s, l, err));
+    const tsr_gather *gather = l->gather;
+    const uint32_t largest = gather->itemsize + (casts(blit, gather) ? tsr_dtype_size(blit->dtype) : 0);
+    const tsr_box box = {gather->rank, blit->offsets, blit->sizes ? blit->sizes : gather->shape};
+    tsr_tiles_start(&l->tiles, box, tsr_tile_most(s->run->ring, largest, 1));
+    l->inside = true;
+    return TSR_OK;
+}
+
+static tsr_status add_literal(state *s, tsr_blit *blit, tsr_error *err)
+{
+    void *item;
+    uint8_t *memory;
+    TSR_TRY(tsr_ring_job(s->run->ring, 0, &item, &memory, err));
+    blit_job *job = item;
+    *job = (blit_job){.blit = blit, .out = (uint8_t *)blit->literal, .out_bytes = (size_t)blit->byte_length, .last = true};
+    return TSR_OK;
+}
+
+/* The lane's next tile; for a blit without elements a job that is done in its turn all the same. */
+static tsr_status add_tile(state *s, lane *l, tsr_error *err)
+{
+    tsr_blit *blit = &s->run->blits[l->at];
+    blit_job *job;
+    if (blit->literal) {
+        l->at++;
+        return add_literal(s, blit, err);
+    }
+    if (!l->inside) TSR_TRY(begin_blit(s, l, err));
+    TSR_TRY(new_job(s, blit, l->gather, l->tiles.done ? NULL : &l->tiles, &job, err));
+    if (!l->tiles.done) tsr_tiles_next(&l->tiles);
+    if (!l->tiles.done) return TSR_OK;
+    job->last = true;
+    l->inside = false;
+    if (++l->at < l->end && same_entry(blit, blit + 1)) return TSR_OK;
+    job->release = l->gather;
+    l->gather = NULL;
+    return TSR_OK;
+}
+
+/* Deals the lanes' tiles in turn. */
+static tsr_status add_all(state *s, lane *lanes, size_t count, tsr_error *err)
+{
+    for (bool more = true; more;) {
+        more = false;
+        for (size_t i = 0; i < count; i++) {
+            lane *l = &lanes[i];
+            if (l->at == l->end) continue;
+            more = true;
+            TSR_TRY(add_tile(s, l, err));
+        }
+    }
+    return tsr_ring_end(s->run->ring, err);
+}
+
+static tsr_status run_lanes(state *s, tsr_error *err)
+{
+    const tsr_blit_run *run = s->run;
+    const tsr_allocator *allocator = tsr_checkpoint_host(run->checkpoint)->allocator;
+    const size_t count = run->lane_count ? run->lane_count : 1;
+    lane *lanes = tsr_alloc(allocator, count, sizeof *lanes, err);
+    if (!lanes) return TSR_E_NOMEM;
+    memset(lanes, 0, count * sizeof *lanes);
+    for (size_t i = 0; i < count; i++) {
+        lanes[i].at = i ? lanes[i - 1].end : 0;
+        lanes[i].end = run->lane_count ? run->lane_ends[i] : run->count;
+    }
+    const tsr_status status = add_all(s, lanes, count, err);
+    tsr_free(allocator, lanes, count, sizeof *lanes);
+    return status;
+}
+
+tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
+{
+    state s = {.run = run};
+    for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
+    const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill = fill_blit, .drain = drain_blit, .ctx = &s};
+    tsr_status status = tsr_ring_begin(run->ring, &work, err);
+    if (status == TSR_OK) status = run_lanes(&s, err);
+    while (s.leases) close_lease(&s, s.leases->gather);
+    return status;
+}

@@ -1,0 +1,335 @@
+/* A DCP folder out of boxes of tensors.
+ *
+ *   __0_0.distcp   [item: head | storage | tail][item: head | storage | tail]…      each item a torch.save archive
+ *
+ * Sizes come first: they follow from names, shapes and types. Then the storages are written by blits, and each item's head
+ * and tail when the CRC of its storage is known; they are made twice rather than kept. */
+#include "write/dcp_write.h"
+
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "write/torch_plan.h"
+
+typedef struct item {
+    uint64_t byte_offset, byte_length;
+    tsr_torch_plan *plan; /* objects only */
+} item;
+
+/* A storage on its way, and whose it is. */
+typedef struct errand {
+    tsr_blit blit;
+    size_t source, piece;
+    uint32_t storage;
+} errand;
+
+typedef struct writer {
+    tsr_dcp_job job;
+    const tsr_host *host;
+    item *items;      /* one a piece */
+    tsr_vec errands;  /* while laying out */
+    errand *sorted;   /* by source, so that each tensor is located once */
+    tsr_blit *blits;  /* theirs */
+    size_t count;
+    uint64_t room;    /* what the objects' pickles may still take */
+    uint32_t content; /* CRC over the items' CRCs and lengths: the save's identity */
+} writer;
+
+/* ---- items ---- */
+
+/* The archive of one box of a tensor: made in `arena`, which may be a passing one. */
+static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, tsr_arena *arena, tsr_torch_archive *out,
+                                 tsr_torch_new_storage *storage, tsr_error *err)
+{
+    const tsr_dcp_source *source = &w->job.sources[piece->source];
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements;
+    TSR_TRY(tsr_gather_geometry(source->entry, &dtype, &rank, shape, &elements, err));
+    if (source->dtype != source->entry->dtype) dtype = source->dtype;
+    const tsr_value root = {.kind = TSR_VALUE_TENSOR, .as.tensor = source->entry};
+    const tsr_torch_new_tensor tensor = {.entry = source->entry, .rank = rank, .sizes = piece->sizes ? piece->sizes : shape};
+    storage->dtype = dtype;
+    TSR_TRY(tsr_blit_measure(source->entry, piece->sizes, source->dtype, &storage->byte_length, err));
+    const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1, NULL};
+    return tsr_torch_archive_plan(&tree, w->host, arena, out, err);
+}
+
+static tsr_status add_errand(writer *w, size_t piece, uint32_t storage, const tsr_blit *blit, tsr_error *err)
+{
+    errand *own = tsr_vec_push(&w->errands, err);
+    if (!own) return TSR_E_NOMEM;
+    *own = (errand){*blit, w->job.pieces[piece].source, piece, storage};
+    w->job.byte_total += blit->byte_length;
+    return TSR_OK;
+}
+
+static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
+{
+    const tsr_dcp_piece *piece = &w->job.pieces[i];
+    const tsr_dcp_source *source = &w->job.sources[piece->source];
+    tsr_torch_archive archive;
+    tsr_torch_new_storage storage;
+    tsr_arena *passing = tsr_arena_new(w->host->allocator, 0, err);
+    if (!passing) return TSR_E_NOMEM;
+    tsr_status status = tensor_archive(w, piece, passing, &archive, &storage, err);
+    if (status == TSR_OK) {
+        w->items[i].byte_length = archive.size;
+        const tsr_blit blit = {.entry = source->entry,
+                               .offsets = piece->offsets,
+                               .sizes = piece->sizes,
+                               .dtype = source->dtype,
+                               .file = piece->file,
+                               .byte_offset = w->items[i].byte_offset + tsr_torch_storage_at(&archive, 0),
+                               .byte_length = storage.byte_length};
+        status = add_errand(w, i, 0, &blit, err);
+    }
+    tsr_arena_free(passing);
+    return status;
+}
+
+static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
+{
+    const tsr_dcp_piece *piece = &w->job.pieces[i];
+    const tsr_entry *entry = w->job.sources[piece->source].entry;
+    tsr_torch_plan *plan = TSR_ARENA_NEW(w->job.arena, tsr_torch_plan, err);
+    if (!plan) return TSR_E_NOMEM;
+    tsr_status status = tsr_torch_plan_open(w->job.checkpoint, entry->value, w->job.arena, plan, err);
+    plan->room = &w->room;
+    if (status == TSR_OK) status = tsr_torch_plan_lay_out(plan, err);
+    if (status != TSR_OK) {
+        tsr_error_context(err, "'%.*s'", TSR_STR_ARG(entry->fqn));
+        return status;
+    }
+    w->items[i].plan = plan;
+    w->items[i].byte_length = plan->archive.size;
+    for (uint32_t s = 0; s < plan->storage_count; s++) {
+        tsr_blit blit = plan->blits[s];
+        blit.file = piece->file;
+        blit.byte_offset += w->items[i].byte_offset;
+        TSR_TRY(add_errand(w, i, s, &blit, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status lay_out(writer *w, tsr_error *err)
+{
+    tsr_dcp_job *job = &w->job;
+    for (size_t i = 0; i < job->piece_count; i++) {
+        const tsr_dcp_piece *piece = &job->pieces[i];
+        uint64_t *at = &job->file_sizes[piece->file];
+        w->items[i].byte_offset = *at;
+        if (job->sources[piece->source].entry->kind == TSR_ENTRY_TENSOR) {
+            TSR_TRY(lay_out_tensor(w, i, err));
+        } else {
+            TSR_TRY(lay_out_object(w, i, err));
+        }
+        TSR_FAIL_IF(!tsr_add_u64(*at, w->items[i].byte_length, at), err, TSR_E_LIMIT, TSR_NO_POSITION,
+                    "a file of %.*s is too large", TSR_STR_ARG(job->sources[piece->source].name));
+    }
+    return TSR_OK;
+}
+
+/* ---- bytes ---- */
+
+static uint32_t note(uint32_t crc, uint64_t number)
+{
+    uint8_t bytes[8];
+    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> (8 * i));
+    return tsr_crc32(NULL, crc, bytes, sizeof bytes);
+}
+
+static tsr_status write_piece(const writer *w, tsr_torch_archive *archive, uint32_t number, size_t piece,
+                              const tsr_sink *sink, tsr_error *err)
+{
+    uint64_t at;
+    tsr_vec bytes = tsr_vec_of(w->host->allocator, 1);
+    tsr_status status = tsr_torch_archive_piece(archive, number, &bytes, &at, err);
+    if (status == TSR_OK)
+        status = tsr_sink_write(sink, w->job.pieces[piece].file, w->items[piece].byte_offset + at, bytes.items, bytes.count,
+                                err);
+    tsr_vec_free(&bytes);
+    return status;
+}
+
+/* Head and tail of a tensor's item. Objects wait until all their storages are written. */
+static tsr_status finish_tensor(const tsr_stage *stage, size_t i, const tsr_sink *sink, tsr_error *err)
+{
+    const writer *w = stage->ctx;
+    const size_t piece = w->sorted[i].piece;
+    tsr_torch_archive archive;
+    tsr_torch_new_storage storage;
+    if (w->items[piece].plan) return TSR_OK;
+    tsr_arena *passing = tsr_arena_new(w->host->allocator, 0, err);
+    if (!passing) return TSR_E_NOMEM;
+    tsr_status status = tensor_archive(w, &w->job.pieces[piece], passing, &archive, &storage, err);
+    if (status == TSR_OK) {
+        archive.members[archive.first_storage].crc32 = w->blits[i].crc;
+        status = write_piece(w, &archive, 0, piece, sink, err);
+    }
+    if (status == TSR_OK) status = write_piece(w, &archive, 1, piece, sink, err);
+    tsr_arena_free(passing);
+    return status;
+}
+
+static tsr_status finish_objects(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
+{
+    writer *w = stage->ctx;
+    w->content = 0;
+    for (size_t i = 0; i < w->job.piece_count; i++) {
+        const tsr_torch_plan *plan = w->items[i].plan;
+        if (plan) w->content = tsr_crc32(NULL, w->content, plan->archive.pickle.data, plan->archive.pickle.size);
+    }
+    for (size_t i = 0; i < w->count; i++) {
+        const errand *e = &w->sorted[i];
+        tsr_torch_plan *plan = w->items[e->piece].plan;
+        w->content = note(note(w->content, w->blits[i].crc), w->blits[i].byte_length);
+        if (plan) plan->archive.members[plan->archive.first_storage + e->storage].crc32 = w->blits[i].crc;
+    }
+    for (size_t i = 0; i < w->job.piece_count; i++) {
+        tsr_torch_plan *plan = w->items[i].plan;
+        for (uint32_t s = 0; plan && s <= plan->storage_count; s++)
+            TSR_TRY(write_piece(w, &plan->archive, s, i, sink, err));
+    }
+    return TSR_OK;
+}
+
+static int by_entry(const void *a, const void *b)
+{
+    const errand *x = a, *y = b;
+    const uint64_t keys[][2] = {{x->source, y->source}, {x->piece, y->piece}, {x->storage, y->storage}};
+    for (size_t i = 0; i < 3; i++) {
+        if (keys[i][0] != keys[i][1]) return keys[i][0] < keys[i][1] ? -1 : 1;
+    }
+    return 0;
+}
+
+static tsr_status order_blits(writer *w, tsr_error *err)
+{
+    w->count = w->errands.count;
+    w->sorted = tsr_arena_array(w->job.arena, w->count, sizeof *w->sorted, err);
+    w->blits = tsr_arena_array(w->job.arena, w->count, sizeof *w->blits, err);
+    if (!w->sorted || !w->blits) return TSR_E_NOMEM;
+    if (w->count) memcpy(w->sorted, w->errands.items, w->count * sizeof *w->sorted);
+    if (w->count) qsort(w->sorted, w->count, sizeof *w->sorted, by_entry);
+    for (size_t i = 0; i < w->count; i++) w->blits[i] = w->sorted[i].blit;
+    return TSR_OK;
+}
+
+/* ---- metadata ---- */
+
+/* Offsets and sizes of a chunk in the geometry of the destination. */
+static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_entry *entry, tsr_dcp_new_item *out,
+                                tsr_error *err)
+{
+    const tsr_dcp_piece *piece = &w->job.pieces[i];
+    uint64_t *zeros = piece->offsets ? NULL : tsr_arena_array(w->job.arena, entry->rank, sizeof *zeros, err);
+    if (!piece->offsets && !zeros) return TSR_E_NOMEM;
+    *out = (tsr_dcp_new_item){.offsets = piece->offsets ? piece->offsets : zeros,
+                              .sizes = piece->sizes ? piece->sizes : entry->shape,
+                              .file = w->job.files[piece->file],
+                              .byte_offset = w->items[i].byte_offset,
+                              .byte_length = w->items[i].byte_length};
+    return TSR_OK;
+}
+
+/* PyTorch's planners load into a dict: a root that is none has the empty key, one that is a list its positions as keys. */
+static tsr_status root_key(const writer *w, tsr_dcp_new_entry *entry, tsr_error *err)
+{
+    const uint32_t length = entry->path_length ? entry->path_length : 1;
+    tsr_path_item *path = tsr_arena_array(w->job.arena, length, sizeof *path, err);
+    if (!path) return TSR_E_NOMEM;
+    if (entry->path_length) memcpy(path, entry->path, length * sizeof *path);
+    path->key =
+        entry->path_length ? tsr_arena_format(w->job.arena, err, "%lld", (long long)entry->path->integer) : entry->fqn;
+    path->kind = TSR_PATH_KEY;
+    entry->path = path;
+    entry->path_length = length;
+    return path->key.data || !path->key.size ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status describe_entry(const writer *w, const tsr_dcp_source *source, tsr_dcp_new_entry *out, tsr_error *err)
+{
+    uint64_t elements, *shape = tsr_arena_array(w->job.arena, TSR_MAX_RANK, sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
+    *out = (tsr_dcp_new_entry){.fqn = source->name,
+                               .path = source->path,
+                               .path_length = source->path_length,
+                               .tensor = source->entry->kind == TSR_ENTRY_TENSOR,
+                               .requires_grad = source->entry->requires_grad,
+                               .shape = shape};
+    if (!out->path_length || out->path[0].kind == TSR_PATH_INDEX) TSR_TRY(root_key(w, out, err));
+    if (!out->tensor) return TSR_OK;
+    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, shape, &elements, err));
+    if (source->dtype != source->entry->dtype) out->dtype = source->dtype;
+    return TSR_OK;
+}
+
+static tsr_status describe(const writer *w, tsr_dcp_new_entry **out, tsr_error *err)
+{
+    const tsr_dcp_job *job = &w->job;
+    tsr_dcp_new_entry *entries = tsr_arena_array(job->arena, job->source_count, sizeof *entries, err);
+    tsr_dcp_new_item *items = tsr_arena_array(job->arena, job->piece_count, sizeof *items, err);
+    if (!entries || !items) return TSR_E_NOMEM;
+    for (size_t s = 0; s < job->source_count; s++) TSR_TRY(describe_entry(w, &job->sources[s], &entries[s], err));
+    for (size_t i = 0; i < job->piece_count; i++) entries[job->pieces[i].source].item_count++;
+    size_t at = 0;
+    for (size_t s = 0; s < job->source_count; s++) {
+        entries[s].items = items + at;
+        at += entries[s].item_count;
+        entries[s].item_count = 0;
+    }
+    for (size_t i = 0; i < job->piece_count; i++) {
+        tsr_dcp_new_entry *entry = &entries[job->pieces[i].source];
+        TSR_TRY(describe_item(w, i, entry, (tsr_dcp_new_item *)&entry->items[entry->item_count++], err));
+    }
+    *out = entries;
+    return TSR_OK;
+}
+
+static tsr_status write_metadata(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
+{
+    const writer *w = ctx;
+    tsr_dcp_new_entry *entries;
+    TSR_TRY(describe(w, &entries, err));
+    const tsr_str id = tsr_dcp_save_id(entries, w->job.source_count, w->content, w->job.arena, err);
+    if (!id.data) return TSR_E_NOMEM;
+    tsr_vec text = tsr_vec_of(w->host->allocator, 1);
+    tsr_status status = tsr_dcp_metadata_write(entries, w->job.source_count, id, w->host, &text, err);
+    if (status == TSR_OK) status = output->create(output, TSR_STR(".metadata"), text.count, marker, err);
+    if (status == TSR_OK) status = output->write_at(output, *marker, 0, text.items, text.count, err);
+    tsr_vec_free(&text);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    writer *w = ctx;
+    (void)number, (void)arena, (void)err;
+    *out = (tsr_stage){.blits = w->blits, .count = w->count, .behind = finish_tensor, .rest = finish_objects, .ctx = w};
+    return TSR_OK;
+}
+
+tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
+    writer *w = TSR_ARENA_NEW(job->arena, writer, err);
+    item *items = tsr_arena_array(job->arena, job->piece_count, sizeof *items, err);
+    job->file_sizes = tsr_arena_array(job->arena, job->file_count, sizeof *job->file_sizes, err);
+    if (!w || !items || !job->file_sizes) return TSR_E_NOMEM;
+    job->byte_total = 0;
+    *w = (writer){.job = *job,
+                  .host = host,
+                  .items = items,
+                  .errands = tsr_vec_of(host->allocator, sizeof(errand)),
+                  .room = tsr_torch_plan_room(job->checkpoint)};
+    tsr_status status = lay_out(w, err);
+    if (status == TSR_OK) status = order_blits(w, err);
+    tsr_vec_free(&w->errands);
+    job->byte_total = w->job.byte_total;
+    *out = (tsr_writer){.stage_count = 1, .crc = true, .stage = stage_of, .finish = write_metadata, .ctx = w};
+    return status;
+}

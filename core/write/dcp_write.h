@@ -1,0 +1,41 @@
+/* Writing a DCP folder: item archives one behind the other in `.distcp` files, then `.metadata`. */
+#ifndef TSR_WRITE_DCP_WRITE_H
+#define TSR_WRITE_DCP_WRITE_H
+
+#include "tessera/dcp_item.h"
+#include "write/stage.h"
+
+/* An entry of the new checkpoint. */
+typedef struct tsr_dcp_source {
+    const tsr_entry *entry; /* a tensor, or an object with its value */
+    tsr_str name;
+    const tsr_path_item *path;
+    uint32_t path_length;
+    tsr_dtype dtype; /* tensors: at the destination */
+} tsr_dcp_source;
+
+/* One item: a box of a tensor, or a whole object. Items of one source must come in the order of its chunks. */
+typedef struct tsr_dcp_piece {
+    size_t source;           /* index */
+    const uint64_t *offsets; /* NULL: zeros, and for objects */
+    const uint64_t *sizes;   /* NULL: the whole tensor */
+    uint32_t file;           /* index into the names */
+} tsr_dcp_piece;
+
+typedef struct tsr_dcp_job {
+    tsr_checkpoint *checkpoint;
+    tsr_arena *arena;
+    const tsr_dcp_source *sources;
+    size_t source_count;
+    const tsr_dcp_piece *pieces; /* sorted by file, and in the order in which they are to lie in it */
+    size_t piece_count;
+    const tsr_str *files; /* "__0_0.distcp", …; files without pieces are not written */
+    uint32_t file_count;
+    uint64_t *file_sizes; /* out: file_count of them */
+    uint64_t byte_total;  /* out: of tensors */
+} tsr_dcp_job;
+
+/* Lays everything out, in the job's arena; borrows what the job points at. */
+tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err);
+
+#endif

@@ -1,0 +1,86 @@
+/* Safetensors files: headers by formats/safetensors_header, tensor bytes by blits in the order in which they lie. */
+#include "write/safetensors_write.h"
+
+#include "base/try.h"
+
+bool tsr_safetensors_holds(tsr_dtype dtype)
+{
+    uint64_t last = 1;
+    return tsr_dtype_unpack(&dtype, &last) && tsr_dtype_describe(dtype)->safetensors_name;
+}
+
+/* Type and shape of a piece as torch counts them; float6, which is bytes to the gather, as its entry has them. */
+static tsr_status describe(const tsr_piece *piece, uint64_t tag, tsr_arena *arena, tsr_safetensors_item *out, tsr_error *err)
+{
+    uint64_t elements, *shape = tsr_arena_array(arena, TSR_MAX_RANK, sizeof *shape, err);
+    tsr_dtype own;
+    if (!shape) return TSR_E_NOMEM;
+    *out = (tsr_safetensors_item){.name = piece->name, .shape = shape, .tag = tag};
+    TSR_TRY(tsr_gather_geometry(piece->entry, &own, &out->rank, shape, &elements, err));
+    out->dtype = piece->dtype == piece->entry->dtype ? own : piece->dtype;
+    if (piece->sizes) memcpy(shape, piece->sizes, out->rank * sizeof *shape);
+    if (tsr_dtype_describe(piece->entry->dtype)->bits != 6) return TSR_OK;
+    out->dtype = piece->dtype;
+    out->rank = piece->entry->rank;
+    memcpy(shape, piece->entry->shape, out->rank * sizeof *shape);
+    return TSR_OK;
+}
+
+static tsr_status lay_out_file(const tsr_piece *pieces, size_t count, tsr_safetensors_file *file, const tsr_host *host,
+                               tsr_arena *arena, tsr_blit *blits, tsr_error *err)
+{
+    tsr_safetensors_item *items = tsr_arena_array(arena, count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) TSR_TRY(describe(&pieces[i], i, arena, &items[i], err));
+    TSR_TRY(tsr_safetensors_plan_file(items, count, file->pairs, file->pair_count, host->allocator, &file->plan, err));
+    for (size_t i = 0; i < count; i++) {
+        const tsr_piece *p = &pieces[items[i].tag];
+        blits[i] = (tsr_blit){.entry = p->entry,
+                              .offsets = p->offsets,
+                              .sizes = p->sizes,
+                              .dtype = p->dtype,
+                              .file = p->file,
+                              .byte_offset = file->plan.header_size + items[i].begin};
+        TSR_TRY(tsr_blit_measure(p->entry, p->sizes, p->dtype, &blits[i].byte_length, err));
+    }
+    file->size = file->plan.header_size + file->plan.data_size;
+    return TSR_OK;
+}
+
+tsr_status tsr_safetensors_lay_out(const tsr_piece *pieces, size_t count, tsr_safetensors_file *files, uint32_t file_count,
+                                   const tsr_host *host, tsr_arena *arena, tsr_blit **blits, tsr_error *err)
+{
+    *blits = tsr_arena_array(arena, count, sizeof **blits, err);
+    if (!*blits) return TSR_E_NOMEM;
+    for (size_t f = 0, from = 0; f < file_count; f++) {
+        size_t to = from;
+        while (to < count && pieces[to].file == f) to++;
+        TSR_TRY(lay_out_file(pieces + from, to - from, &files[f], host, arena, *blits + from, err));
+        from = to;
+    }
+    return TSR_OK;
+}
+
+typedef struct header_sink {
+    const tsr_sink *sink;
+    uint32_t file;
+    uint64_t at;
+} header_sink;
+
+static tsr_status write_header(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    header_sink *header = ctx;
+    TSR_TRY(tsr_sink_write(header->sink, header->file, header->at, data, size, err));
+    header->at += size;
+    return TSR_OK;
+}
+
+tsr_status tsr_safetensors_write_headers(const tsr_safetensors_file *files, uint32_t file_count, const tsr_sink *sink,
+                                         tsr_error *err)
+{
+    for (uint32_t f = 0; f < file_count; f++) {
+        header_sink header = {sink, f, 0};
+        TSR_TRY(tsr_safetensors_write_header(&files[f].plan, write_header, &header, err));
+    }
+    return TSR_OK;
+}

@@ -1,0 +1,37 @@
+/* Boxes of tensors into safetensors files. */
+#ifndef TSR_WRITE_SAFETENSORS_WRITE_H
+#define TSR_WRITE_SAFETENSORS_WRITE_H
+
+#include "formats/safetensors_header.h"
+#include "write/stage.h"
+
+/* A box of a tensor that goes into a file under a name. */
+typedef struct tsr_piece {
+    const tsr_entry *entry;
+    const uint64_t *offsets; /* NULL: the whole tensor. In the gather's geometry, as sizes */
+    const uint64_t *sizes;
+    tsr_str name;
+    tsr_dtype dtype;
+    uint32_t file; /* index into the files */
+} tsr_piece;
+
+typedef struct tsr_safetensors_file {
+    tsr_str name;
+    const tsr_safetensors_pair *pairs; /* metadata beside format:pt */
+    size_t pair_count;
+    tsr_safetensors_plan plan; /* set by tsr_safetensors_lay_out, as the size */
+    uint64_t size;
+} tsr_safetensors_file;
+
+/* Whether the format has the type (float4 counts, packed or not). */
+bool tsr_safetensors_holds(tsr_dtype dtype);
+
+/* Lays out `count` pieces, sorted by file: plans of `files`, and one blit a piece in the order in which they lie
+ * (blits[i].file is an index into `files`). Everything lives in `arena`. */
+tsr_status tsr_safetensors_lay_out(const tsr_piece *pieces, size_t count, tsr_safetensors_file *files, uint32_t file_count,
+                                   const tsr_host *host, tsr_arena *arena, tsr_blit **blits, tsr_error *err);
+/* What surrounds the blits: the headers of the files. */
+tsr_status tsr_safetensors_write_headers(const tsr_safetensors_file *files, uint32_t file_count, const tsr_sink *sink,
+                                         tsr_error *err);
+
+#endif

@@ -1,0 +1,384 @@
+/* From the tensors of a value tree to storages.
+ *
+ *   source storage   ······[ w ·········]···[ a ···[ b ···· ] ]·····        w; a and b overlap
+ *   new storages           [ w ·········]   [ a ···[ b ···· ] ]             one a run of bytes that tensors share
+ *
+ * A run of several tensors is copied as it lies and read through a stand-in entry: a one-dimensional tensor of the run. */
+#include "write/torch_plan.h"
+
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "formats/reader.h"
+#include "formats/torch_survey.h"
+#include "tessera/map.h"
+
+/* ---- tensors of the tree ---- */
+
+static int by_entry(const void *a, const void *b)
+{
+    const tsr_torch_source *x = a, *y = b;
+    if (x->entry != y->entry) return (uintptr_t)x->entry < (uintptr_t)y->entry ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+tsr_torch_source *tsr_torch_plan_source(const tsr_torch_plan *plan, const tsr_entry *entry)
+{
+    size_t low = 0, high = plan->source_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if ((uintptr_t)plan->sources[middle].entry < (uintptr_t)entry) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < plan->source_count && plan->sources[low].entry == entry ? &plan->sources[low] : NULL;
+}
+
+typedef struct search {
+    tsr_map *seen; /* addresses of values */
+    tsr_arena *keys;
+    tsr_vec stack; /* of const tsr_value * */
+    tsr_vec found; /* tsr_torch_source */
+} search;
+
+static tsr_status push(search *s, const tsr_value *value, tsr_error *err)
+{
+    if (value->kind != TSR_VALUE_TENSOR && value->count == 0 && !tsr_value_attributes(value)) return TSR_OK;
+    const tsr_value **top = tsr_vec_push(&s->stack, err);
+    if (top) *top = value;
+    return top ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status visit(search *s, const tsr_value *value, tsr_error *err)
+{
+    bool fresh = true;
+    if (value->kind == TSR_VALUE_TENSOR) {
+        const tsr_entry *entry = value->as.tensor;
+        tsr_torch_source *source = tsr_vec_push(&s->found, err);
+        if (source) *source = (tsr_torch_source){entry, entry->dtype, s->found.count, entry->is_parameter, {NULL, 0}};
+        return source ? TSR_OK : TSR_E_NOMEM;
+    }
+    const tsr_str key = tsr_arena_str(s->keys, (tsr_str){(const char *)&value, sizeof value}, err);
+    if (!key.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_map_put(s->seen, key, 0, NULL, &fresh, err));
+    if (fresh && tsr_value_attributes(value)) TSR_TRY(push(s, tsr_value_attributes(value), err));
+    for (size_t i = fresh ? value->count : 0; i-- > 0;) TSR_TRY(push(s, value->items[i], err));
+    return TSR_OK;
+}
+
+static tsr_status walk(search *s, const tsr_value *root, const tsr_host *host, tsr_error *err)
+{
+    s->seen = tsr_map_new(host->allocator, 0, err);
+    s->keys = tsr_arena_new(host->allocator, 0, err);
+    if (!s->seen || !s->keys) return TSR_E_NOMEM;
+    TSR_TRY(push(s, root, err));
+    while (s->stack.count) TSR_TRY(visit(s, ((const tsr_value **)s->stack.items)[--s->stack.count], err));
+    return TSR_OK;
+}
+
+static tsr_status keep_found(tsr_torch_plan *plan, tsr_vec *found, tsr_error *err)
+{
+    tsr_torch_source *sources = found->items;
+    if (found->count) qsort(sources, found->count, sizeof *sources, by_entry);
+    plan->sources = tsr_arena_array(plan->arena, found->count, sizeof *sources, err);
+    if (!plan->sources) return TSR_E_NOMEM;
+    for (size_t i = 0; i < found->count; i++) {
+        const bool fresh = i == 0 || sources[i].entry != sources[i - 1].entry;
+        if (fresh) plan->sources[plan->source_count++] = sources[i];
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_plan_open(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_arena *arena, tsr_torch_plan *out,
+                               tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    search s = {.stack = tsr_vec_of(host->allocator, sizeof(const tsr_value *)),
+                .found = tsr_vec_of(host->allocator, sizeof(tsr_torch_source))};
+    *out = (tsr_torch_plan){.checkpoint = checkpoint, .arena = arena, .root = root};
+    tsr_status status = walk(&s, root, host, err);
+    if (status == TSR_OK) status = keep_found(out, &s.found, err);
+    tsr_map_free(s.seen);
+    tsr_arena_free(s.keys);
+    tsr_vec_free(&s.stack);
+    tsr_vec_free(&s.found);
+    return status;
+}
+
+/* ---- runs of bytes ---- */
+
+/* A source, and when it lies on a storage that others may share, where. */
+typedef struct placed {
+    const tsr_torch_source *source;
+    const tsr_entry *readable;
+    tsr_dtype dtype; /* of the elements in the source, packed */
+    uint32_t rank;
+    const uint64_t *sizes;
+    bool sharing;
+    tsr_view view; /* these with `sharing` */
+    uint64_t end;
+} placed;
+
+/* Bytes from the first element to behind the last; false when it overflows. */
+static bool span_of(const placed *p, uint64_t *span)
+{
+    uint64_t reach = 1, step;
+    if (!p->view.strides) {
+        for (uint32_t d = 0; d < p->rank; d++) {
+            if (!tsr_mul_u64(reach, p->sizes[d], &reach)) return false;
+        }
+    }
+    for (uint32_t d = 0; p->view.strides && d < p->rank; d++) {
+        if (!tsr_mul_u64(p->sizes[d] - 1, p->view.strides[d], &step) || !tsr_add_u64(reach, step, &reach)) return false;
+    }
+    return tsr_mul_u64(reach, tsr_dtype_size(p->dtype), span);
+}
+
+static bool may_share(const placed *p, uint64_t elements)
+{
+    const tsr_entry *entry = p->readable;
+    const bool one = entry->storage_id && entry->chunk_count == 1 && entry->chunks[0].file != TSR_NO_FILE && elements;
+    if (!one || !tsr_box_equal((tsr_box){entry->rank, entry->chunks[0].offsets, entry->chunks[0].sizes},
+                               (tsr_box){entry->rank, NULL, entry->shape}))
+        return false;
+    return entry->dtype == p->dtype && !p->view.zstd && !p->view.conj && !p->view.neg;
+}
+
+static tsr_status place(const tsr_torch_plan *plan, const tsr_torch_source *source, placed *out, tsr_error *err)
+{
+    uint64_t elements, span, *sizes = tsr_arena_array(plan->arena, TSR_MAX_RANK, sizeof *sizes, err);
+    *out = (placed){.source = source,
+                    .readable = tsr_gather_readable(plan->checkpoint, plan->arena, source->entry, err),
+                    .sizes = sizes};
+    if (!out->readable || !sizes) return TSR_E_NOMEM;
+    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, sizes, &elements, err));
+    if (out->readable->chunk_count == 1) {
+        const tsr_chunk *chunk = &out->readable->chunks[0];
+        out->view = chunk->view ? *chunk->view : (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
+    }
+    out->sharing = may_share(out, elements) && span_of(out, &span) && tsr_add_u64(out->view.byte_offset, span, &out->end);
+    return TSR_OK;
+}
+
+static int compare_u64(uint64_t a, uint64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+/* Sharers first, those of one storage together and in order of their bytes. The rest in the tree's order. */
+static int by_storage(const void *a, const void *b)
+{
+    const placed *x = a, *y = b;
+    if (x->sharing != y->sharing) return x->sharing ? -1 : 1;
+    if (!x->sharing) return compare_u64(x->source->order, y->source->order);
+    const uint64_t keys[][2] = {{x->view.file, y->view.file},
+                                {x->readable->storage_id, y->readable->storage_id},
+                                {x->dtype, y->dtype},
+                                {x->source->dtype, y->source->dtype},
+                                {x->view.swap, y->view.swap},
+                                {x->view.byte_offset, y->view.byte_offset},
+                                {y->end, x->end}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (keys[i][0] != keys[i][1]) return compare_u64(keys[i][0], keys[i][1]);
+    }
+    return compare_u64(x->source->order, y->source->order);
+}
+
+static bool one_storage(const placed *a, const placed *b, uint64_t run_end)
+{
+    return a->sharing && b->sharing && a->view.file == b->view.file && a->readable->storage_id == b->readable->storage_id &&
+           a->dtype == b->dtype && a->source->dtype == b->source->dtype && a->view.swap == b->view.swap &&
+           b->view.byte_offset <= run_end && (b->view.byte_offset - a->view.byte_offset) % tsr_dtype_size(a->dtype) == 0;
+}
+
+/* ---- storages ---- */
+
+/* The run of `first` as a tensor of one dimension. */
+static const tsr_entry *stand_in(const tsr_torch_plan *plan, const placed *first, uint64_t end, tsr_error *err)
+{
+    struct stand {
+        tsr_entry entry;
+        tsr_chunk chunk;
+        tsr_view view;
+        uint64_t zero, count;
+    } *s = TSR_ARENA_NEW(plan->arena, struct stand, err);
+    if (!s) return NULL;
+    s->count = (end - first->view.byte_offset) / tsr_dtype_size(first->dtype);
+    s->view = (tsr_view){.file = first->view.file, .byte_offset = first->view.byte_offset, .swap = first->view.swap};
+    s->chunk = (tsr_chunk){.offsets = &s->zero,
+                           .sizes = &s->count,
+                           .byte_offset = first->view.byte_offset,
+                           .byte_length = end - first->view.byte_offset,
+                           .view = &s->view,
+                           .file = first->view.file};
+    s->entry = (tsr_entry){.fqn = first->source->entry->fqn,
+                           .dtype = first->dtype,
+                           .rank = 1,
+                           .shape = &s->count,
+                           .chunks = &s->chunk,
+                           .chunk_count = 1};
+    return &s->entry;
+}
+
+static void describe(const placed *p, tsr_torch_new_tensor *out, uint32_t storage)
+{
+    *out = (tsr_torch_new_tensor){.entry = p->source->entry,
+                                  .storage = storage,
+                                  .rank = p->rank,
+                                  .sizes = p->sizes,
+                                  .requires_grad = p->source->entry->requires_grad,
+                                  .is_parameter = p->source->is_parameter};
+}
+
+/* One storage for the `count` tensors that lie on one run of bytes. */
+static tsr_status add_storage(tsr_torch_plan *plan, const placed *first, size_t count, uint64_t end,
+                              tsr_torch_new_tensor *tensors, tsr_error *err)
+{
+    const uint32_t number = plan->storage_count++;
+    const tsr_entry *entry = count > 1 ? stand_in(plan, first, end, err) : first->readable;
+    if (!entry) return TSR_E_NOMEM;
+    tsr_dtype dtype = first->source->dtype == first->source->entry->dtype ? first->dtype : first->source->dtype;
+    tsr_blit *blit = &plan->blits[number];
+    *blit = (tsr_blit){.entry = entry, .dtype = dtype};
+    if (count == 1) blit->rows = first->source->rows;
+    if (first->source->entry == plan->literal_entry) blit->literal = plan->literal;
+    TSR_TRY(tsr_blit_measure(entry, NULL, dtype, &blit->byte_length, err));
+    plan->storages[number] = (tsr_torch_new_storage){dtype, blit->byte_length};
+    for (size_t i = 0; i < count; i++) {
+        describe(&first[i], &tensors[i], number);
+        if (count == 1) continue;
+        tensors[i].storage_offset = (first[i].view.byte_offset - first->view.byte_offset) / tsr_dtype_size(first->dtype);
+        tensors[i].strides = first[i].view.strides;
+    }
+    return TSR_OK;
+}
+
+/* Tensors list[from, to) on one run of bytes. */
+typedef struct shared_run {
+    size_t from, to;
+    uint64_t end;
+    size_t order; /* of its first tensor in the tree */
+} shared_run;
+
+static int by_order(const void *a, const void *b)
+{
+    return compare_u64(((const shared_run *)a)->order, ((const shared_run *)b)->order);
+}
+
+static tsr_status add_storages(tsr_torch_plan *plan, const placed *list, tsr_error *err)
+{
+    shared_run *runs = tsr_arena_array(plan->arena, plan->source_count, sizeof *runs, err);
+    if (!runs) return TSR_E_NOMEM;
+    size_t count = 0, tensor = 0;
+    for (size_t i = 0; i < plan->source_count; i++) {
+        shared_run *last = count ? &runs[count - 1] : NULL;
+        if (!last || !one_storage(&list[last->from], &list[i], last->end)) {
+            last = &runs[count++];
+            *last = (shared_run){i, i, 0, SIZE_MAX};
+        }
+        last->to = i + 1;
+        if (list[i].end > last->end) last->end = list[i].end;
+        if (list[i].source->order < last->order) last->order = list[i].source->order;
+    }
+    qsort(runs, count, sizeof *runs, by_order);
+    for (size_t i = 0; i < count; i++) {
+        TSR_TRY(add_storage(plan, &list[runs[i].from], runs[i].to - runs[i].from, runs[i].end, &plan->tensors[tensor], err));
+        tensor += runs[i].to - runs[i].from;
+    }
+    return TSR_OK;
+}
+
+uint64_t tsr_torch_plan_room(const tsr_checkpoint *checkpoint)
+{
+    uint64_t room = checkpoint->host->limits.expansion;
+    for (uint32_t f = 0; f < checkpoint->store->file_count; f++) tsr_expansion_add(&room, checkpoint->store->files[f].size);
+    return room;
+}
+
+tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
+{
+    const size_t count = plan->source_count;
+    uint64_t room = tsr_torch_plan_room(plan->checkpoint);
+    TSR_FAIL_IF(count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many tensors for one file");
+    placed *list = tsr_arena_array(plan->arena, count, sizeof *list, err);
+    plan->tensors = tsr_arena_array(plan->arena, count, sizeof *plan->tensors, err);
+    plan->storages = tsr_arena_array(plan->arena, count, sizeof *plan->storages, err);
+    plan->blits = tsr_arena_array(plan->arena, count, sizeof *plan->blits, err);
+    if (!list || !plan->tensors || !plan->storages || !plan->blits) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) TSR_TRY(place(plan, &plan->sources[i], &list[i], err));
+    qsort(list, count, sizeof *list, by_storage);
+    TSR_TRY(add_storages(plan, list, err));
+    tsr_torch_sort_tensors(plan->tensors, count);
+    const tsr_torch_tree tree = {plan->root, plan->tensors, count, plan->storages, plan->storage_count, plan->room ? plan->room : &room};
+    TSR_TRY(tsr_torch_archive_plan(&tree, tsr_checkpoint_host(plan->checkpoint), plan->arena, &plan->archive, err));
+    for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].byte_offset = tsr_torch_storage_at(&plan->archive, i);
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const tsr_sink *sink, uint32_t file, uint64_t base,
+                                      tsr_error *err)
+{
+    uint64_t at;
+    tsr_vec piece = tsr_vec_of(tsr_checkpoint_host(plan->checkpoint)->allocator, 1);
+    if (i) plan->archive.members[plan->archive.first_storage + i - 1].crc32 = plan->blits[i - 1].crc;
+    tsr_status status = tsr_torch_archive_piece(&plan->archive, i, &piece, &at, err);
+    if (status == TSR_OK) status = tsr_sink_write(sink, file, base + at, piece.items, piece.count, err);
+    tsr_vec_free(&piece);
+    return status;
+}
+
+/* What is behind the last storage has the directory, which needs all CRCs. */
+static tsr_status write_behind(const tsr_stage *stage, size_t i, const tsr_sink *sink, tsr_error *err)
+{
+    if (i + 1 == stage->count) return TSR_OK;
+    return tsr_torch_plan_write_piece(stage->ctx, (uint32_t)i + 1, sink, stage->blits[i].file, 0, err);
+}
+
+static tsr_status write_rest(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
+{
+    tsr_torch_plan *plan = stage->ctx;
+    for (uint32_t i = 0; i < plan->storage_count; i++)
+        plan->archive.members[plan->archive.first_storage + i].crc32 = plan->blits[i].crc;
+    TSR_TRY(tsr_torch_plan_write_piece(plan, 0, sink, plan->file, 0, err));
+    return plan->storage_count ? tsr_torch_plan_write_piece(plan, plan->storage_count, sink, plan->file, 0, err) : TSR_OK;
+}
+
+tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file)
+{
+    plan->file = file;
+    for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].file = file;
+    return (tsr_stage){
+        .blits = plan->blits, .count = plan->storage_count, .behind = write_behind, .rest = write_rest, .ctx = plan};
+}
+
+typedef struct torch_file {
+    tsr_stage stage;
+    tsr_sink sink;
+} torch_file;
+
+static tsr_status blit_done(void *ctx, size_t index, tsr_error *err)
+{
+    const torch_file *f = ctx;
+    return f->stage.behind(&f->stage, index, &f->sink, err);
+}
+
+tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,
+                                const tsr_progress *progress, uint32_t *file, tsr_error *err)
+{
+    TSR_TRY(output->create(output, name, plan->archive.size, file, err));
+    torch_file f = {tsr_torch_plan_stage(plan, *file), {output, NULL}};
+    const tsr_blit_run run = {.checkpoint = plan->checkpoint,
+                              .output = output,
+                              .ring = ring,
+                              .blits = plan->blits,
+                              .count = plan->storage_count,
+                              .crc = true,
+                              .progress = progress,
+                              .done = blit_done,
+                              .ctx = &f};
+    TSR_TRY(tsr_blits_write(&run, err));
+    return f.stage.rest(&f.stage, &f.sink, err);
+}

@@ -1,0 +1,108 @@
+/* Casts against what PyTorch makes of the same values, and properties where torch has no say. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tessera/cast.h"
+
+#include "stream/golden_casts.h"
+
+#define GOLDENS (sizeof golden_casts / sizeof *golden_casts)
+
+static void test_stream_cast__every_8_bit_code_widens_as_in_torch(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        if (tsr_dtype_size(golden_casts[i].dtype) != 1) continue;
+        for (unsigned code = 0; code < 256; code++) {
+            uint8_t byte = (uint8_t)code;
+            float got, want;
+            tsr_cast(golden_casts[i].dtype, TSR_FLOAT32, &byte, 1, (uint8_t *)&got);
+            memcpy(&want, &golden_casts[i].values[code], 4);
+            const bool same = isnan(want) ? isnan(got) : memcmp(&got, &want, 4) == 0;
+            if (!same)
+                fail_msg("%s %02x: %a, torch has %a", tsr_dtype_describe(golden_casts[i].dtype)->name, code, got, want);
+        }
+    }
+}
+
+static void test_stream_cast__float32_narrows_as_in_torch(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        const tsr_dtype dtype = golden_casts[i].dtype;
+        for (size_t n = 0; n < golden_casts[i].count; n++) {
+            float probe;
+            memcpy(&probe, &golden_casts[i].probes[n], 4);
+            const double wide = (double)probe;
+            uint16_t got = 0, from_double = 0;
+            tsr_cast(TSR_FLOAT32, dtype, (const uint8_t *)&probe, 1, (uint8_t *)&got);
+            tsr_cast(TSR_FLOAT64, dtype, (const uint8_t *)&wide, 1, (uint8_t *)&from_double);
+            assert_int_equal(got, from_double);
+            float back;
+            tsr_cast(dtype, TSR_FLOAT32, (const uint8_t *)&golden_casts[i].codes[n], 1, (uint8_t *)&back);
+            if (isnan(probe) && isnan(back)) { /* torch's own NaNs differ between its vector and scalar paths */
+                tsr_cast(dtype, TSR_FLOAT32, (const uint8_t *)&got, 1, (uint8_t *)&back);
+                assert_true(isnan(back));
+            } else if (got != golden_casts[i].codes[n]) {
+                fail_msg("%s of %a: %x, torch has %x", tsr_dtype_describe(dtype)->name, (double)probe, got,
+                         golden_casts[i].codes[n]);
+            }
+        }
+    }
+}
+
+static void test_stream_cast__every_value_survives_a_wider_type(void **state)
+{
+    (void)state;
+    static const tsr_dtype narrow[] = {TSR_FLOAT16,     TSR_BFLOAT16,        TSR_FLOAT8_E4M3FN, TSR_FLOAT8_E4M3FNUZ,
+                                       TSR_FLOAT8_E5M2, TSR_FLOAT8_E5M2FNUZ, TSR_FLOAT8_E8M0FNU};
+    for (size_t i = 0; i < sizeof narrow / sizeof *narrow; i++) {
+        for (uint32_t code = 0; code < (tsr_dtype_size(narrow[i]) == 1 ? 0x100u : 0x10000u); code++) {
+            const uint16_t from = (uint16_t)code;
+            uint16_t back = 0;
+            float wide;
+            tsr_cast(narrow[i], TSR_FLOAT32, (const uint8_t *)&from, 1, (uint8_t *)&wide);
+            tsr_cast(TSR_FLOAT32, narrow[i], (const uint8_t *)&wide, 1, (uint8_t *)&back);
+            if (!isnan(wide)) assert_int_equal(back, from);
+            if (isnan(wide)) tsr_cast(narrow[i], TSR_FLOAT32, (const uint8_t *)&back, 1, (uint8_t *)&wide);
+            assert_true(!isnan(wide) || back != 0 || from != 0);
+        }
+    }
+}
+
+static void test_stream_cast__double_rounds_once(void **state)
+{
+    (void)state;
+    const double value = 1.00390625 + 0x1p-40; /* just above the tie of two bfloat16; exactly the tie once it is float32 */
+    uint16_t got;
+    tsr_cast(TSR_FLOAT64, TSR_BFLOAT16, (const uint8_t *)&value, 1, (uint8_t *)&got);
+    assert_int_equal(got, 0x3f81);
+}
+
+static void test_stream_cast__only_floating_types_cast(void **state)
+{
+    (void)state;
+    assert_true(tsr_cast_possible(TSR_FLOAT64, TSR_FLOAT8_E8M0FNU));
+    assert_false(tsr_cast_possible(TSR_INT32, TSR_FLOAT32));
+    assert_false(tsr_cast_possible(TSR_FLOAT32, TSR_COMPLEX64));
+    assert_false(tsr_cast_possible(TSR_FLOAT6_E2M3, TSR_FLOAT32));
+    assert_false(tsr_cast_possible(TSR_FLOAT4_E2M1FN_X2, TSR_FLOAT32));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stream_cast__every_8_bit_code_widens_as_in_torch),
+        cmocka_unit_test(test_stream_cast__float32_narrows_as_in_torch),
+        cmocka_unit_test(test_stream_cast__every_value_survives_a_wider_type),
+        cmocka_unit_test(test_stream_cast__double_rounds_once),
+        cmocka_unit_test(test_stream_cast__only_floating_types_cast),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

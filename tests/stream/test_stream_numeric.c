@@ -1,0 +1,78 @@
+/* The count of NaN and infinity, which first looks at whole blocks for exponents of all ones, against decoding. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "stream/numeric.h"
+#include "tessera/check.h"
+
+enum { MOST = 300 }; /* elements: more than two blocks of any type, and a rest */
+
+static const tsr_dtype types[] = {TSR_FLOAT64,     TSR_FLOAT32,         TSR_FLOAT16,
+                                  TSR_BFLOAT16,    TSR_FLOAT8_E4M3FN,   TSR_FLOAT8_E4M3FNUZ,
+                                  TSR_FLOAT8_E5M2, TSR_FLOAT8_E5M2FNUZ, TSR_FLOAT8_E8M0FNU};
+
+static void expect_counts(tsr_dtype dtype, const uint8_t *bytes, size_t count)
+{
+    double values[MOST];
+    uint64_t nan = 0, inf = 0, want_nan = 0, want_inf = 0;
+    tsr_decode(dtype, bytes, count, values);
+    for (size_t i = 0; i < count; i++) {
+        want_nan += isnan(values[i]) != 0;
+        want_inf += isinf(values[i]) != 0;
+    }
+    tsr_count_special(dtype, bytes, count, &nan, &inf);
+    if (nan != want_nan || inf != want_inf) {
+        fail_msg("%s, %zu elements: %llu NaN and %llu infinite, there are %llu and %llu", tsr_dtype_describe(dtype)->name,
+                 count, (unsigned long long)nan, (unsigned long long)inf, (unsigned long long)want_nan,
+                 (unsigned long long)want_inf);
+    }
+}
+
+/* At every place, among zeros: the two highest bytes around every type's infinity, NaN and largest finite number. */
+static void test_stream_numeric__one_special_value_is_found_wherever_it_is(void **state)
+{
+    (void)state;
+    static const uint8_t high[] = {0x7f, 0xff, 0x7b, 0x7c, 0xfc, 0x7d, 0x7e, 0x80, 0x00},
+                         next[] = {0x00, 0x7f, 0x80, 0xef, 0xf0, 0xff};
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        const size_t size = tsr_dtype_size(types[t]);
+        for (size_t at = 0; at < MOST; at++) {
+            uint8_t bytes[MOST * 8] = {0}, *item = bytes + at * size;
+            for (size_t h = 0; h < sizeof high; h++) {
+                for (size_t n = 0; n < (size > 1 ? sizeof next : 1); n++) {
+                    if (size > 1) item[size - 2] = next[n];
+                    item[size - 1] = high[h];
+                    expect_counts(types[t], bytes, at % 2 ? MOST : at + 1);
+                }
+            }
+        }
+    }
+}
+
+static void test_stream_numeric__many_special_values_are_all_counted(void **state)
+{
+    (void)state;
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        uint8_t bytes[MOST * 8];
+        uint32_t random = 12345;
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            random = random * 1664525u + 1013904223u;
+            bytes[i] = random >> 24 < 128 ? 0xff : (uint8_t)(random >> 16);
+        }
+        for (size_t count = 0; count <= MOST; count++) expect_counts(types[t], bytes, count);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stream_numeric__one_special_value_is_found_wherever_it_is),
+        cmocka_unit_test(test_stream_numeric__many_special_values_are_all_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

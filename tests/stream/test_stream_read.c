@@ -1,0 +1,362 @@
+/* Boxes and whole tensors against an element-by-element oracle. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "support/failing_allocator.h"
+#include "support/made.h"
+#include "tessera/read.h"
+
+static const tsr_dtype dtypes[] = {TSR_FLOAT64,   TSR_FLOAT32,    TSR_BFLOAT16,  TSR_FLOAT8_E5M2,
+                                   TSR_INT64,     TSR_INT16,      TSR_UINT8,     TSR_BOOL,
+                                   TSR_COMPLEX64, TSR_COMPLEX128, TSR_COMPLEX32, TSR_FLOAT4_E2M1FN_X2};
+
+static tsr_dtype any_dtype(tsr_made *made)
+{
+    return dtypes[tsr_made_random(made, sizeof dtypes / sizeof *dtypes)];
+}
+
+/* Jobs in the wrong order: whatever depends on their order shows. */
+static void backwards(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg)
+{
+    (void)ctx;
+    while (count-- > 0) body(arg, count);
+}
+
+static void test_stream_read__any_box_of_any_chunks_equals_the_oracle(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 600; seed++) {
+        tsr_made made;
+        tsr_made_start(&made, seed, 1);
+        uint64_t shape[8], offsets[8], sizes[8], bytes = 0;
+        const uint32_t rank = tsr_made_shape(&made, shape, seed % 7 ? 9 : 40);
+        const tsr_dtype dtype = any_dtype(&made);
+        tsr_made_tensor(&made, "t", dtype, rank, shape, (unsigned)(seed % 9), (tsr_made_how)(seed % 3));
+        tsr_made_open(&made);
+        for (unsigned n = 0; n < 10; n++) {
+            uint64_t elements = 1;
+            for (uint32_t d = 0; d < rank; d++) {
+                offsets[d] = n ? tsr_made_random(&made, shape[d] + 1) : 0;
+                sizes[d] = n ? tsr_made_random(&made, shape[d] - offsets[d] + 1) : shape[d];
+                elements *= sizes[d];
+            }
+            bytes = elements * tsr_dtype_size(dtype);
+            uint8_t *got = calloc(1, bytes + 1), *want = calloc(1, bytes + 1);
+            tsr_error err = {0};
+            tsr_status status = tsr_read_box(&made.checkpoint, &made.entries[0], offsets, sizes, got, bytes, &err);
+            if (status != TSR_OK) fail_msg("seed %d: %s", (int)seed, err.message);
+            tsr_made_box(&made, 0, offsets, sizes, want);
+            if (memcmp(got, want, bytes)) fail_msg("seed %d box %u differs", (int)seed, n);
+            free(got);
+            free(want);
+        }
+        tsr_made_end(&made);
+    }
+}
+
+typedef struct received {
+    uint8_t *bytes;
+    uint64_t size, next;
+    unsigned pieces, stop_after;
+} received;
+
+static tsr_status receive(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
+{
+    received *r = ctx;
+    assert_int_equal(byte_at, r->next);
+    assert_true(size > 0 && size <= r->size - byte_at);
+    memcpy(r->bytes + byte_at, data, size);
+    r->next += size;
+    if (r->stop_after && ++r->pieces == r->stop_after) return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "enough");
+    return TSR_OK;
+}
+
+static void stream_and_compare(tsr_made *made, uint64_t number, size_t ring_bytes)
+{
+    uint64_t bytes;
+    assert_int_equal(tsr_tensor_bytes(&made->entries[number], &bytes, NULL), TSR_OK);
+    received r = {calloc(1, bytes + 1), bytes, 0, 0, 0};
+    tsr_ring *ring;
+    tsr_error err = {0};
+    assert_int_equal(tsr_ring_new(&made->host, ring_bytes, &ring, NULL), TSR_OK);
+    if (tsr_stream_tensor(&made->checkpoint, &made->entries[number], ring, receive, &r, &err)) fail_msg("%s", err.message);
+    assert_int_equal(r.next, bytes);
+    assert_memory_equal(r.bytes, made->truth[number], bytes);
+    tsr_ring_free(ring);
+    free(r.bytes);
+}
+
+static void test_stream_read__a_stream_brings_every_byte_once_and_in_order(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        tsr_made made;
+        tsr_made_start(&made, seed, 2);
+        const uint64_t large[] = {60 + seed, 70, 33}, columns[] = {3, 40000 + seed};
+        tsr_made_tensor(&made, "large", any_dtype(&made), 3, large, (unsigned)(seed % 12), (tsr_made_how)(seed % 3));
+        tsr_made_tensor(&made, "columns", any_dtype(&made), 2, columns, (unsigned)(seed % 12), (tsr_made_how)(seed % 3));
+        tsr_made_open(&made);
+        made.host.parallel_for = seed % 2 ? backwards : NULL;
+        made.host.threads = (uint32_t)(seed % 5);
+        for (uint64_t i = 0; i < 2; i++) stream_and_compare(&made, i, seed % 4 ? 1 : 0);
+        tsr_made_end(&made);
+    }
+}
+
+/* Keeps where bytes were handed over, to read them when they are settled. */
+typedef struct late {
+    received got;
+    const void *data[256];
+    size_t sizes[256], count;
+    unsigned settled;
+} late;
+
+static tsr_status keep_for_later(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
+{
+    late *l = ctx;
+    (void)err;
+    assert_true(l->count < 256);
+    assert_true(l->count || byte_at == l->got.next);
+    l->data[l->count] = data;
+    l->sizes[l->count++] = size;
+    return TSR_OK;
+}
+
+static tsr_status take_now(void *ctx, tsr_error *err)
+{
+    late *l = ctx;
+    for (size_t i = 0; i < l->count; i++)
+        assert_int_equal(receive(&l->got, l->data[i], l->sizes[i], l->got.next, err), TSR_OK);
+    l->count = 0;
+    l->settled++;
+    return TSR_OK;
+}
+
+static void test_stream_read__boxes_stream_and_stay_until_they_are_settled(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        tsr_made made;
+        tsr_made_start(&made, seed, 1);
+        const uint64_t shape[] = {50 + seed, 90, 33};
+        tsr_made_tensor(&made, "t", any_dtype(&made), 3, shape, (unsigned)(seed % 12), (tsr_made_how)(seed % 3));
+        tsr_made_open(&made);
+        made.host.parallel_for = seed % 2 ? backwards : NULL;
+        made.host.threads = (uint32_t)(seed % 5);
+        uint64_t offsets[3], sizes[3], elements = 1;
+        for (uint32_t i = 0; i < 3; i++) {
+            offsets[i] = tsr_made_random(&made, shape[i]);
+            sizes[i] = tsr_made_random(&made, shape[i] - offsets[i] + 1);
+            elements *= sizes[i];
+        }
+        const size_t bytes = elements * tsr_dtype_size(made.entries[0].dtype);
+        uint8_t *expected = calloc(1, bytes + 1);
+        late l = {.got = {calloc(1, bytes + 1), bytes, 0, 0, 0}};
+        tsr_ring *ring;
+        tsr_error err = {0};
+        assert_int_equal(tsr_ring_new(&made.host, 1, &ring, NULL), TSR_OK);
+        if (tsr_read_box(&made.checkpoint, made.entries, offsets, sizes, expected, bytes, &err)) fail_msg("%s", err.message);
+        if (tsr_stream_box(&made.checkpoint, made.entries, offsets, sizes, ring, keep_for_later, take_now, &l, &err))
+            fail_msg("%s", err.message);
+        assert_int_equal(l.got.next, bytes);
+        assert_int_equal(l.count, 0);
+        assert_true(bytes == 0 || l.settled > 0);
+        assert_memory_equal(l.got.bytes, expected, bytes);
+        sizes[1] = shape[1] - offsets[1] + 1;
+        assert_int_equal(tsr_stream_box(&made.checkpoint, made.entries, offsets, sizes, ring, receive, NULL, &l.got, NULL),
+                         TSR_E_USAGE);
+        tsr_ring_free(ring);
+        free(l.got.bytes);
+        free(expected);
+        tsr_made_end(&made);
+    }
+}
+
+static void test_stream_read__scalars_and_empty_tensors_stream(void **state)
+{
+    (void)state;
+    tsr_made made;
+    tsr_made_start(&made, 1, 3);
+    const uint64_t empty[] = {3, 0, 5};
+    tsr_made_tensor(&made, "scalar", TSR_COMPLEX128, 0, NULL, 0, TSR_MADE_STRIDED);
+    tsr_made_tensor(&made, "empty", TSR_FLOAT32, 3, empty, 4, TSR_MADE_PLAIN);
+    tsr_made_open(&made);
+    stream_and_compare(&made, 0, 0);
+    stream_and_compare(&made, 1, 0);
+    tsr_made_end(&made);
+}
+
+static void test_stream_read__the_consumer_can_stop(void **state)
+{
+    (void)state;
+    tsr_made made;
+    tsr_made_start(&made, 5, 1);
+    const uint64_t shape[] = {400000};
+    tsr_made_tensor(&made, "t", TSR_FLOAT32, 1, shape, 3, TSR_MADE_PLAIN);
+    tsr_made_open(&made);
+    received r = {calloc(1, 1600000), 1600000, 0, 0, 2};
+    tsr_ring *ring;
+    tsr_error err = {0};
+    tsr_ring_new(&made.host, 1, &ring, NULL);
+    assert_int_equal(tsr_stream_tensor(&made.checkpoint, &made.entries[0], ring, receive, &r, &err), TSR_E_CANCELLED);
+    assert_string_equal(err.message, "enough");
+    assert_int_equal(r.pieces, 2);
+    tsr_ring_free(ring);
+    free(r.bytes);
+    tsr_made_end(&made);
+}
+
+/* Damage done to the one chunk list of a [6, 4] float32 tensor in two row slabs. */
+static void make_hole(tsr_made *made, tsr_chunk *chunks)
+{
+    (void)made, ((uint64_t *)chunks[1].sizes)[0] = 2;
+}
+static void make_overlap(tsr_made *made, tsr_chunk *chunks)
+{
+    (void)made, ((uint64_t *)chunks[1].offsets)[0] = 2;
+}
+static void make_outside(tsr_made *made, tsr_chunk *chunks)
+{
+    (void)made, ((uint64_t *)chunks[1].sizes)[0] = 4;
+}
+static void make_beyond(tsr_made *made, tsr_chunk *chunks)
+{
+    ((tsr_view *)chunks[1].view)->byte_offset = made->file.count - 47;
+}
+static void make_huge(tsr_made *made, tsr_chunk *chunks)
+{
+    static const uint64_t strides[] = {UINT64_MAX / 2, UINT64_MAX / 2};
+    (void)made;
+    ((tsr_view *)chunks[1].view)->strides = strides;
+}
+static void make_missing(tsr_made *made, tsr_chunk *chunks)
+{
+    (void)made, chunks[1].file = TSR_NO_FILE;
+}
+
+static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*damage)(tsr_made *made, tsr_chunk *chunks);
+        tsr_status status;
+        const char *part;
+    } rows[] = {
+        {make_hole, TSR_E_FORMAT, "'w': its chunks leave a part"},
+        {make_overlap, TSR_E_FORMAT, "'w': its chunks"},
+        {make_outside, TSR_E_FORMAT, "'w': its chunks"},
+        {make_beyond, TSR_E_FORMAT, "beyond the end of data"},
+        {make_huge, TSR_E_FORMAT, "'w': a chunk's strides reach beyond any file"},
+        {make_missing, TSR_E_NOT_FOUND, "'w': the bytes of a chunk are missing: its file is not there, or too short"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        tsr_made made;
+        tsr_made_start(&made, 3, 1);
+        const uint64_t shape[] = {6, 4};
+        tsr_made_tensor(&made, "w", TSR_FLOAT32, 2, shape, 0, TSR_MADE_PLAIN);
+        uint64_t boxes[] = {0, 0, 3, 4, 3, 0, 3, 4};
+        tsr_view views[2] = {*made.entries[0].chunks[0].view, *made.entries[0].chunks[0].view};
+        views[1].byte_offset += 48;
+        tsr_chunk chunks[] = {{boxes, boxes + 2, 0, 48, &views[0], 0}, {boxes + 4, boxes + 6, 48, 48, &views[1], 0}};
+        made.entries[0].chunks = chunks;
+        made.entries[0].chunk_count = 2;
+        tsr_made_open(&made);
+        stream_and_compare(&made, 0, 0);
+        rows[i].damage(&made, chunks);
+        tsr_ring *ring;
+        tsr_error err = {0};
+        received r = {calloc(1, 96), 96, 0, 0, 0};
+        tsr_ring_new(&made.host, 0, &ring, NULL);
+        assert_int_equal(tsr_stream_tensor(&made.checkpoint, &made.entries[0], ring, receive, &r, &err), rows[i].status);
+        if (!strstr(err.message, rows[i].part)) fail_msg("row %d: %s", (int)i, err.message);
+        assert_int_equal(r.next, 0);
+        tsr_ring_free(ring);
+        free(r.bytes);
+        tsr_made_end(&made);
+    }
+}
+
+static void test_stream_read__wrong_boxes_and_buffers_are_refused(void **state)
+{
+    (void)state;
+    tsr_made made;
+    tsr_made_start(&made, 3, 1);
+    const uint64_t shape[] = {6, 4}, zero[] = {0, 0}, inside[] = {6, 4}, outside[] = {6, 5}, far[] = {UINT64_MAX, 0};
+    tsr_made_tensor(&made, "w", TSR_FLOAT32, 2, shape, 0, TSR_MADE_PLAIN);
+    tsr_made_open(&made);
+    uint8_t buffer[128];
+    tsr_error err = {0};
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, outside, buffer, 120, &err), TSR_E_USAGE);
+    assert_non_null(strstr(err.message, "beyond the tensor"));
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, far, inside, buffer, 96, NULL), TSR_E_USAGE);
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, inside, buffer, 95, NULL), TSR_E_USAGE);
+    made.entries[0].kind = TSR_ENTRY_OPAQUE;
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, inside, buffer, 96, NULL), TSR_E_UNSUPPORTED);
+    tsr_made_end(&made);
+}
+
+static void test_stream_read__compressed_streams_that_end_early_are_refused(void **state)
+{
+    (void)state;
+    tsr_made made;
+    tsr_made_start(&made, 8, 1);
+    const uint64_t shape[] = {1000};
+    tsr_made_tensor(&made, "w", TSR_FLOAT32, 1, shape, 0, TSR_MADE_ZSTD);
+    ((tsr_view *)made.entries[0].chunks[0].view)->stream_length -= 1;
+    tsr_made_open(&made);
+    uint8_t buffer[4000];
+    const uint64_t zero = 0;
+    tsr_error err = {0};
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, &zero, shape, buffer, 4000, &err), TSR_E_FORMAT);
+    assert_non_null(strstr(err.message, "ends early"));
+    made.host.zstd = NULL;
+    err = (tsr_error){0};
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, &zero, shape, buffer, 4000, &err), TSR_E_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "without zstd"));
+    tsr_made_end(&made);
+}
+
+static void test_stream_read__every_failed_allocation_ends_cleanly(void **state)
+{
+    (void)state;
+    for (size_t n = 0;; n++) {
+        failing_allocator failing;
+        tsr_made made;
+        tsr_made_start(&made, 4, 1);
+        const uint64_t shape[] = {30, 4};
+        tsr_made_tensor(&made, "w", TSR_COMPLEX64, 2, shape, 5, TSR_MADE_ZSTD);
+        tsr_made_open(&made);
+        failing_start(&failing, n);
+        made.host.allocator = &failing.allocator;
+        received r = {calloc(1, 960), 960, 0, 0, 0};
+        tsr_ring *ring = NULL;
+        tsr_error err = {0};
+        tsr_status status = tsr_ring_new(&made.host, 0, &ring, &err);
+        if (status == TSR_OK) status = tsr_stream_tensor(&made.checkpoint, made.entries, ring, receive, &r, &err);
+        tsr_ring_free(ring);
+        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
+        assert_int_equal(failing.live, 0);
+        free(r.bytes);
+        tsr_made_end(&made);
+        if (!failing.failed) break;
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stream_read__any_box_of_any_chunks_equals_the_oracle),
+        cmocka_unit_test(test_stream_read__a_stream_brings_every_byte_once_and_in_order),
+        cmocka_unit_test(test_stream_read__boxes_stream_and_stay_until_they_are_settled),
+        cmocka_unit_test(test_stream_read__scalars_and_empty_tensors_stream),
+        cmocka_unit_test(test_stream_read__the_consumer_can_stop),
+        cmocka_unit_test(test_stream_read__damaged_layouts_are_refused_by_name),
+        cmocka_unit_test(test_stream_read__wrong_boxes_and_buffers_are_refused),
+        cmocka_unit_test(test_stream_read__compressed_streams_that_end_early_are_refused),
+        cmocka_unit_test(test_stream_read__every_failed_allocation_ends_cleanly),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
