@@ -1,5 +1,6 @@
 /* A model's state under canonical names, got. */
 #include "statedict/fsdp_bind.h"
+#include "statedict/warn.h"
 
 /* ---- get ---- */
 
@@ -17,6 +18,7 @@ typedef struct getting {
     tsr_map *frozen;       /* FQNs */
     tsr_map *taken;        /* names of the result */
     tsr_vec pairs;
+    tsr_name_tally meta; /* without values */
 } getting;
 
 /* As in PyTorch a frozen parameter goes under its first name only; of a flat parameter all originals go. */
@@ -61,6 +63,9 @@ static tsr_status item_value(getting *g, const tsr_model_item *item, const tsr_v
 static tsr_status put_named(getting *g, const tsr_model_item *item, tsr_str name, const tsr_value *value, tsr_error *err)
 {
     bool fresh;
+    const tsr_tensor *tensor = tsr_tensor_of(value);
+    if (tensor && tensor->meta) tsr_name_tally_add(&g->meta, item->fqn);
+    if (tensor && tensor->meta) return TSR_OK;
     const tsr_str text = tsr_arena_str(g->out->arena, name, err);
     const tsr_value *key = text.data ? tsr_value_str(g->out->arena, text, err) : NULL;
     if (!key) return TSR_E_NOMEM;
@@ -78,8 +83,7 @@ static tsr_status put_item(getting *g, const tsr_model_item *item, tsr_error *er
     const tsr_value *value = NULL;
     if (tsr_map_get(g->frozen, item->fqn, 0)) return TSR_OK;
     TSR_TRY(item_value(g, item, &value, err));
-    const tsr_tensor *tensor = value ? tsr_tensor_of(value) : NULL;
-    if (!value || (tensor && tensor->meta)) return TSR_OK; /* FULL on another rank, or nothing to save */
+    if (!value) return TSR_OK; /* FULL on another rank */
     if (g->submodule_count == 0) return put_named(g, item, item->fqn, value, err);
     for (size_t i = 0; i < g->prefix_count; i++) {
         const tsr_str prefix = g->prefixes[i];
@@ -149,6 +153,8 @@ static tsr_status get_model(getting *g, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_comm_agree(comm, make_state(g, &root, err), err));
     if (g->bound) TSR_TRY(tsr_fsdp_full_or_cpu(root, comm, g->options, g->out, err));
     else TSR_TRY(tsr_full_or_cpu(root, comm, g->options, g->out, err));
+    const tsr_warnings warnings = {g->model->warn, g->model->ctx};
+    tsr_name_tally_warn(&g->meta, &warnings, "tensors on the meta device have no values and are left out");
     status = tsr_model_verify(g->options, tsr_state_dict_root(g->out), g->submodule_count > 0, g->passing, err);
     return tsr_comm_agree(comm, status, err);
 }

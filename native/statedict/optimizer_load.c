@@ -5,6 +5,8 @@
 #include "statedict/optimizer_names.h"
 #include "statedict/optimizer_take.h"
 #include "statedict/path.h"
+#include "statedict/warn.h"
+#include "tessera/map.h"
 
 typedef struct loading {
     const tsr_state_options *options;
@@ -99,12 +101,31 @@ static tsr_status list_names(loading *l, const tsr_value *flat, tsr_name_list **
     return TSR_OK;
 }
 
-static tsr_status unflatten(loading *l, const tsr_value *flat, const tsr_value **out, tsr_error *err)
+static void tell_unused(const loading *l, const tsr_name_tally *unused)
+{
+    const tsr_warnings warnings = {l->names.model->warn, l->names.model->ctx};
+    tsr_name_tally_warn(unused, &warnings, "the optimizer state dict has keys that none of the optimizers wants");
+}
+
+/* Keys of `all` that `own`, in the same order, does not have. */
+static void tell_others(const loading *l, const tsr_value *all, const tsr_value *own)
+{
+    tsr_name_tally others = {0};
+    for (size_t i = 0, at = 0; i < all->count; i += 2) {
+        if (at < own->count && own->items[at] == all->items[i]) at += 2;
+        else tsr_name_tally_add(&others, all->items[i]->text);
+    }
+    tell_unused(l, &others);
+}
+
+static tsr_status unflatten(loading *l, const tsr_value *all, const tsr_value **out, tsr_error *err)
 {
     tsr_name_list *lists;
+    const tsr_value *flat;
     size_t count;
-    TSR_TRY(list_names(l, flat, &lists, &count, err));
-    TSR_TRY(tsr_optimizer_own_keys(flat, lists, count, l->passing, &flat, err));
+    TSR_TRY(list_names(l, all, &lists, &count, err));
+    TSR_TRY(tsr_optimizer_own_keys(all, lists, count, l->passing, &flat, err));
+    tell_others(l, all, flat);
     const tsr_unflatten how = {l->params, lists, count, tsr_optimizer_same_tensor, l->passing};
     const tsr_name_list *names = lists;
     for (size_t o = 0; o < l->count; names += l->optimizers[o++]->group_count)
@@ -156,19 +177,35 @@ static bool is_numbered(const tsr_value *state)
     return false;
 }
 
+static tsr_status split_one(loading *l, size_t o, const tsr_value *state, tsr_map *used, tsr_error *err)
+{
+    const tsr_value *part, *taken;
+    TSR_TRY(tsr_optim_split(state, l->params, &l->by_index[o], l->options->strict, l->host, l->passing, &part, err));
+    TSR_TRY(bounded(l, part, 0, err));
+    l->loaded[o] = part;
+    taken = tsr_value_get(part, TSR_STR("state"));
+    for (size_t i = 0; i < taken->count; i += 2)
+        if (taken->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(used, taken->items[i]->text, 1, NULL, NULL, err));
+    if (l->names.fsdp) return TSR_OK; /* numbered once all ranks are there */
+    TSR_TRY(check_groups(l->optimizers[o], part, err));
+    return is_numbered(part) ? TSR_OK : tsr_optim_to_id(part, l->host, l->passing, &l->loaded[o], err);
+}
+
 static tsr_status split_all(loading *l, const tsr_value *state, tsr_error *err)
 {
+    tsr_name_tally unused = {0};
     if (!tsr_value_get(state, TSR_STR("state"))) TSR_TRY(unflatten(l, state, &state, err));
-    for (size_t o = 0; o < l->count; o++) {
-        const tsr_value *part;
-        TSR_TRY(tsr_optim_split(state, l->params, &l->by_index[o], l->options->strict, l->host, l->passing, &part, err));
-        TSR_TRY(bounded(l, part, 0, err));
-        l->loaded[o] = part;
-        if (l->names.fsdp) continue; /* numbered once all ranks are there */
-        TSR_TRY(check_groups(l->optimizers[o], part, err));
-        if (!is_numbered(part)) TSR_TRY(tsr_optim_to_id(part, l->host, l->passing, &l->loaded[o], err));
+    tsr_map *used = tsr_map_new(l->host->allocator, 0, err);
+    tsr_status status = used ? TSR_OK : TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count && status == TSR_OK; o++) status = split_one(l, o, state, used, err);
+    const tsr_value *given = tsr_value_get(state, TSR_STR("state"));
+    for (size_t i = 0; status == TSR_OK && i < given->count; i += 2) {
+        const tsr_value *key = given->items[i];
+        if (key->kind == TSR_VALUE_STR && !tsr_map_get(used, key->text, 0)) tsr_name_tally_add(&unused, key->text);
     }
-    return TSR_OK;
+    tell_unused(l, &unused);
+    tsr_map_free(used);
+    return status;
 }
 
 /* ---- full → what ranks hold ---- */

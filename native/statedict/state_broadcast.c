@@ -3,6 +3,7 @@
 #include "statedict/state_full.h"
 #include "statedict/transfer.h"
 #include "statedict/value_pack.h"
+#include "statedict/warn.h"
 
 static const uint32_t root_only[] = {0};
 
@@ -15,6 +16,7 @@ typedef struct spreading {
     tsr_str infos;
     const tsr_value **values; /* of the local keys, as they become */
     bool *known;              /* that the full state has the key */
+    tsr_name_tally strange;   /* keys that the local state does not have */
     tsr_vec moves;            /* of pair: distributed targets */
     tsr_vec wholes;           /* of pair: whole targets */
 } spreading;
@@ -104,9 +106,10 @@ static tsr_status plan_all(spreading *s, tsr_error *err)
     for (size_t i = 0; i < tsr_value_pairs(s->full); i++) {
         const tsr_step step = {.key = s->full->items[2 * i], .depth = 1};
         const size_t found = tsr_dict_pair(s->local, step.key, i);
-        if (found == TSR_NO_PAIR) continue;
         const tsr_str name = tsr_step_text(&step, s->passing, err);
         if (!name.data) return TSR_E_NOMEM;
+        if (found == TSR_NO_PAIR) tsr_name_tally_add(&s->strange, name);
+        if (found == TSR_NO_PAIR) continue;
         const tsr_status status = plan_one(s, found, s->full->items[2 * i + 1], name, err);
         if (status != TSR_OK) {
             tsr_error_context(err, "'%.*s'", TSR_STR_ARG(name));
@@ -210,6 +213,23 @@ static tsr_status make_root(spreading *s, tsr_error *err)
     return root ? TSR_OK : TSR_E_NOMEM;
 }
 
+static tsr_status tell(spreading *s, tsr_error *err)
+{
+    tsr_name_tally missing = {0};
+    for (size_t i = 0; i < tsr_value_pairs(s->local); i++) {
+        const tsr_step step = {.key = s->local->items[2 * i], .depth = 1};
+        if (s->known[i]) continue;
+        const tsr_str name = tsr_step_text(&step, s->passing, err);
+        if (!name.data) return TSR_E_NOMEM;
+        tsr_name_tally_add(&missing, name);
+    }
+    tsr_name_tally_warn(&s->strange, &s->options->warnings, "the local state has no place for keys of the full state");
+    tsr_name_tally_warn(&missing, &s->options->warnings,
+                        s->options->strict ? "the full state lacks keys, which are left out of the result"
+                                           : "the full state lacks keys, whose values stay as they are");
+    return TSR_OK;
+}
+
 static tsr_status spread(spreading *s, tsr_error *err)
 {
     tsr_status status = tsr_full_check(s->comm->rank == 0 ? s->full : NULL, s->local, err);
@@ -218,6 +238,7 @@ static tsr_status spread(spreading *s, tsr_error *err)
     status = s->comm->rank == 0 ? TSR_OK : tsr_value_unpack(s->infos, s->out->arena, &s->full, err);
     if (status == TSR_OK) status = plan_all(s, err);
     if (status == TSR_OK) status = make_root(s, err);
+    if (status == TSR_OK) status = tell(s, err);
     TSR_TRY(tsr_comm_agree(s->comm, status, err));
     TSR_TRY(broadcast_wholes(s, err));
     return move_parts(s, err);

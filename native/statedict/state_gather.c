@@ -99,7 +99,8 @@ static tsr_status make_result(gathering *g, const tsr_value *state, tsr_state_di
                              .ranks_only = g->options->ranks_only,
                              .ranks_only_count = g->options->ranks_only_count,
                              .any_type = g->options->any_type,
-                             .offload = g->options->offload};
+                             .offload = g->options->offload,
+                             .warnings = g->options->warnings};
     return tsr_state_dict_iterate(state, &how, out, err);
 }
 

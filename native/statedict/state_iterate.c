@@ -1,6 +1,7 @@
 /* D1: a new tree of the same structure, tensors as a function makes them. */
 #include "statedict/path.h"
 #include "statedict/state_dict.h"
+#include "statedict/warn.h"
 
 typedef struct walk {
     const tsr_iterate *how;
@@ -8,6 +9,7 @@ typedef struct walk {
     tsr_arena *passing;
     tsr_vec devices; /* tsr_device *: copies are under way */
     bool chosen;     /* this rank gets results */
+    tsr_name_tally kept;
 } walk;
 
 static bool is_chosen(const tsr_iterate *how)
@@ -145,6 +147,16 @@ static tsr_status visit_items(walk *w, const tsr_value *value, const tsr_value *
     return copy ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* A value that a checkpoint cannot hold. */
+static tsr_status visit_other(walk *w, const tsr_value *value, const tsr_step *at, tsr_error *err)
+{
+    TSR_FAIL_IF(!w->how->any_type, err, TSR_E_UNSUPPORTED, "type_check: unexpected value type %s%s%.*s",
+                tsr_python_type(value), value->text.size ? " " : "", TSR_STR_ARG(value->text));
+    const tsr_str path = tsr_step_text(at, w->passing, err);
+    if (path.data) tsr_name_tally_add(&w->kept, path);
+    return path.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status visit(walk *w, const tsr_value *value, const tsr_value *companion, const tsr_step *at,
                         const tsr_value **out, tsr_error *err)
 {
@@ -157,9 +169,7 @@ static tsr_status visit(walk *w, const tsr_value *value, const tsr_value *compan
                                 : tsr_step_context(at, w->passing, status, err);
     }
     if (value->kind == TSR_VALUE_TENSOR) status = visit_tensor(w, value, companion, out, err);
-    else if (!is_plain(value) && !w->how->any_type)
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "type_check: unexpected value type %s%s%.*s",
-                           tsr_python_type(value), value->text.size ? " " : "", TSR_STR_ARG(value->text));
+    else if (!is_plain(value)) status = visit_other(w, value, at, err);
     return status == TSR_OK ? status : tsr_step_context(at, w->passing, status, err);
 }
 
@@ -195,6 +205,8 @@ tsr_status tsr_state_dict_iterate(const tsr_value *state, const tsr_iterate *how
     status = wait_for_all(&w, status, err);
     if (status == TSR_OK && !w.chosen) status = nothing_for(state, out, &root, err);
     if (status == TSR_OK) tsr_state_dict_set_root(out, root);
+    if (status == TSR_OK && w.chosen)
+        tsr_name_tally_warn(&w.kept, &how->warnings, "values of types that a checkpoint cannot hold are kept as they are");
     tsr_vec_free(&w.devices);
     tsr_arena_free(w.passing);
     return status;

@@ -7,6 +7,7 @@
 #include "statedict/state_dict.h"
 #include "statedict/state_flat.h"
 #include "statedict/value_pack.h"
+#include "statedict/warn.h"
 #include "tessera/folder.h"
 #include "tessera/read.h"
 #include "tessera/save_load.h"
@@ -24,6 +25,7 @@ typedef struct loading {
     const tsr_value **values; /* by flat entry: as they become */
     size_t next;              /* of them, while the tree is made again */
     tsr_halves halves; /* of the buffer */
+    tsr_name_tally missing;
 } loading;
 
 /* ---- one tensor ---- */
@@ -153,6 +155,7 @@ static tsr_status load_entry(loading *l, size_t i, tsr_error *err)
     const tsr_flat_entry *wanted = &l->flat.entries[i];
     const tsr_entry *entry = tsr_checkpoint_entry(l->checkpoint, wanted->fqn);
     l->values[i] = wanted->value;
+    if (!entry && l->options.allow_missing) tsr_name_tally_add(&l->missing, wanted->fqn);
     if (!entry && l->options.allow_missing) return TSR_OK;
     TSR_FAIL_IF(!entry, err, TSR_E_NOT_FOUND, "the checkpoint has no '%.*s'", TSR_STR_ARG(wanted->fqn));
     const tsr_status status =
@@ -181,6 +184,23 @@ static tsr_status rebuild(loading *l, const tsr_value *value, const tsr_value **
     return copy ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* Entries of the checkpoint that the state dict has no place for. */
+static tsr_status tell_unread(const loading *l, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(l->checkpoint);
+    tsr_name_tally unread = {0};
+    bool *read = tsr_arena_array(l->arena, (size_t)catalog->entry_count, sizeof *read, err);
+    if (!read) return TSR_E_NOMEM;
+    for (size_t i = 0; i < l->flat.count; i++) {
+        const tsr_entry *entry = tsr_checkpoint_entry(l->checkpoint, l->flat.entries[i].fqn);
+        if (entry && tsr_catalog_has(catalog, entry)) read[entry - catalog->entries] = true;
+    }
+    for (uint64_t i = 0; i < catalog->entry_count; i++)
+        if (!read[i]) tsr_name_tally_add(&unread, catalog->entries[i].fqn);
+    tsr_name_tally_warn(&unread, &l->options.warnings, "the state dict has no place for entries of the checkpoint");
+    return TSR_OK;
+}
+
 static tsr_status load(loading *l, const char *path, const tsr_value *state, tsr_error *err)
 {
     const tsr_host *host = l->out->host;
@@ -200,6 +220,8 @@ static tsr_status load(loading *l, const char *path, const tsr_value *state, tsr
     TSR_TRY(tsr_halves_end(&l->halves, err));
     TSR_TRY(tsr_folder_store_unchanged(l->store, err));
     TSR_TRY(rebuild(l, state, &root, err));
+    tsr_name_tally_warn(&l->missing, &l->options.warnings, "the checkpoint lacks values, which stay as they are");
+    if (l->options.warnings.warn) TSR_TRY(tell_unread(l, err));
     tsr_state_dict_set_root(l->out, root);
     return TSR_OK;
 }

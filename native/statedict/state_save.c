@@ -339,15 +339,27 @@ static tsr_status publish(saving *s, tsr_error *err)
     return tsr_comm_agree(s->comm, status, err);
 }
 
+static void tell(const saving *s, const tsr_name_tally *others)
+{
+    const tsr_warnings *warnings = &s->options.warnings;
+    if (s->replacement.swap || s->replacement.obsolete_count)
+        tsr_warn(warnings, "replaced the checkpoint that was at '%s'", s->path);
+    tsr_name_tally_warn(others, warnings, "saved rank 0's values, which differ from this rank's");
+}
+
 static tsr_status save(saving *s, const tsr_value *state, tsr_error *err)
 {
+    tsr_name_tally others = {0};
     const tsr_str call = tsr_arena_format(s->arena, err, "'%s', overwrite %d", s->path, s->options.overwrite);
     TSR_TRY(tsr_save_plan_make(state, s->comm, call, s->host, s->arena, &s->plan, err));
+    TSR_TRY(tsr_save_plan_differences(&s->plan, s->comm, s->host, s->arena, &others, err));
     TSR_TRY(open_outputs(s, err));
     const tsr_status status = write_own(s, err);
     tsr_halves_end(&s->halves, NULL);
     TSR_TRY(tsr_comm_agree(s->comm, status, err));
-    return publish(s, err);
+    TSR_TRY(publish(s, err));
+    tell(s, &others);
+    return TSR_OK;
 }
 
 tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const char *path, const tsr_save_options *options,

@@ -6,6 +6,8 @@
 
 #include "statedict/state_dict.h"
 #include "statedict/transfer.h"
+#include "statedict/value_pack.h"
+#include "tessera/map.h"
 #include "tessera/plan.h"
 
 typedef struct planning {
@@ -231,6 +233,38 @@ tsr_status tsr_save_plan_make(const tsr_value *state, tsr_comm *comm, tsr_str ca
         status = comm->broadcast(comm, out->file_sizes, comm->size * sizeof *out->file_sizes, 0, err);
     tsr_vec_free(&p.pieces);
     return status;
+}
+
+/* ---- objects that differ ---- */
+
+/* 0 for what cannot be packed: rank 0 has refused such values before. */
+static uint64_t object_digest(const tsr_value *value, const tsr_host *host)
+{
+    tsr_vec packed = tsr_vec_of(host->allocator, 1);
+    tsr_error ignored = {0};
+    const tsr_status status = tsr_value_pack(value, 0, &packed, &ignored);
+    const uint64_t digest = status == TSR_OK ? tsr_hash_bytes(packed.items, packed.count, 1) : 0;
+    tsr_vec_free(&packed);
+    return digest;
+}
+
+tsr_status tsr_save_plan_differences(const tsr_save_plan *plan, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
+                                     tsr_name_tally *out, tsr_error *err)
+{
+    const tsr_flat *flat = &plan->flat;
+    const size_t count = flat->count;
+    uint64_t *mine = tsr_arena_array(arena, count, sizeof *mine, err);
+    uint64_t *roots = tsr_arena_array(arena, count, sizeof *roots, err);
+    TSR_TRY(tsr_comm_agree(comm, mine && roots ? TSR_OK : TSR_E_NOMEM, err));
+    for (size_t i = 0; i < count; i++) { /* by name: ranks may list them in other orders */
+        const tsr_flat_entry *entry = &flat->entries[flat->sorted[i]];
+        mine[i] = entry->tensor ? 0 : object_digest(entry->value, host);
+    }
+    if (count) memcpy(roots, mine, count * sizeof *roots);
+    TSR_TRY(comm->broadcast(comm, roots, count * sizeof *roots, 0, err));
+    for (size_t i = 0; i < count; i++)
+        if (mine[i] != roots[i]) tsr_name_tally_add(out, flat->entries[flat->sorted[i]].fqn);
+    return TSR_OK;
 }
 
 void tsr_save_plan_free(tsr_save_plan *plan)

@@ -3,6 +3,7 @@
 #define TSR_STATEDICT_STATE_SAVE_PLAN_H
 
 #include "statedict/state_flat.h"
+#include "statedict/warn.h"
 #include "tessera/comm.h"
 #include "tessera/dcp_item.h"
 
@@ -36,6 +37,9 @@ typedef struct tsr_save_plan {
 /* All ranks agree on the state, or get an error. Collective. Lives in `arena`, but for the objects' bytes. */
 tsr_status tsr_save_plan_make(const tsr_value *state, tsr_comm *comm, tsr_str call, const tsr_host *host, tsr_arena *arena,
                               tsr_save_plan *out, tsr_error *err);
+/* Objects whose values differ from rank 0's, which is the one that is saved. Collective; names are the plan's. */
+tsr_status tsr_save_plan_differences(const tsr_save_plan *plan, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
+                                     tsr_name_tally *out, tsr_error *err);
 void tsr_save_plan_free(tsr_save_plan *plan);
 
 #endif

@@ -18,13 +18,15 @@ TSR_API_BEGIN
 typedef struct tsr_save_options {
     bool overwrite;      /* replaces a checkpoint in that place; readers see the old one or the new one */
     size_t buffer_bytes; /* for what is not one run of host memory, page-locked where that is a device's; 0: 16 MiB */
+    tsr_warnings warnings;
 } tsr_save_options;
 
 /* Writes the folder `path`, which all ranks see. A shard that several ranks hold is written once, by the least loaded of
  * them; objects by rank 0, whose values count. Nothing is visible before all is durable: a failed or killed save leaves an
  * earlier checkpoint as it was, and the next save of that place removes what a killed one left, but not what is still being
  * written (told by a lock). Besides its buffer a rank needs some hundred bytes for each shard of all ranks. `options`
- * may be NULL. Errors: TSR_E_EXISTS, TSR_E_IO, TSR_E_UNSUPPORTED (a tensor inside a tuple, a value that cannot be pickled, a
+ * may be NULL. Warns rank 0 when `overwrite` replaces a checkpoint, as FileSystemWriter does, and other ranks of objects whose
+ * values differ from rank 0's. Errors: TSR_E_EXISTS, TSR_E_IO, TSR_E_UNSUPPORTED (a tensor inside a tuple, a value that cannot be pickled, a
  * partial tensor). */
 tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const char *path, const tsr_save_options *options,
                                const tsr_host *host, tsr_error *err);
@@ -32,11 +34,13 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
 typedef struct tsr_load_options {
     bool allow_missing;  /* a name that the checkpoint has not keeps its value; else it is an error that names the first */
     size_t buffer_bytes; /* for boxes that are not one run of host memory, page-locked for a device's; 0: 16 MiB */
+    tsr_warnings warnings;
 } tsr_load_options;
 
 /* Fills the tensors of `state`, of any distribution, with this rank's boxes of the checkpoint at `path`, whatever world it
  * was saved by; meta tensors get memory in `out`. The result has the same structure; values that are no tensors are the
- * checkpoint's. Entries that `state` has no place for are passed over, as DCP does. Shapes and dtypes must be the same:
+ * checkpoint's. Entries that `state` has no place for are passed over, as DCP does. Warns of these, and of names that
+ * allow_missing leaves as they are. Shapes and dtypes must be the same:
  * TSR_E_USAGE with both. Other errors: TSR_E_NOT_FOUND for missing names, those of opening and reading. `options` may be
  * NULL. */
 tsr_status tsr_state_dict_load(const char *path, const tsr_value *state, tsr_comm *comm, const tsr_load_options *options,

@@ -28,6 +28,13 @@ TSR_API_BEGIN
 
 typedef struct tsr_state_dict tsr_state_dict;
 
+/* Who is told what a call passes over, and what PyTorch warns of: one sentence, valid until `warn` returns. Each rank is told
+ * its own, before the call returns. `warn` must not call the communicator. Zeroed: nobody. */
+typedef struct tsr_warnings {
+    void (*warn)(void *ctx, const char *message);
+    void *ctx;
+} tsr_warnings;
+
 /* An empty dict. Borrows `host` until free. */
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err);
 void tsr_state_dict_free(tsr_state_dict *dict); /* takes NULL */
@@ -70,8 +77,9 @@ typedef struct tsr_iterate {
     const tsr_value *companion;
     const uint32_t *ranks_only; /* others get an empty dict, or None for another root; none listed: all ranks */
     size_t ranks_only_count;
-    bool any_type; /* no type_check: values of other kinds are kept as they are */
+    bool any_type; /* no type_check: values of other kinds are kept as they are, with a warning */
     bool offload;  /* results go to the host; not with a companion */
+    tsr_warnings warnings;
 } tsr_iterate;
 
 /* A new tree of the same structure in `out`. No communication of its own. Errors besides those above: TSR_E_USAGE where the
@@ -90,10 +98,12 @@ typedef struct tsr_gather_options {
     bool any_type;
     bool offload;       /* results on the host; else on the device of the tensor */
     size_t round_bytes; /* 0: the default; at most TSR_ROUND_BYTES_MOST */
+    tsr_warnings warnings;
 } tsr_gather_options;
 
 /* Every distributed tensor becomes a whole one on the chosen ranks, which must be equal lists everywhere; whole tensors are
- * kept. Boxes must tile their tensor. `options` may be NULL. Collective. Source: _gather_state_dict. */
+ * kept. Boxes must tile their tensor. Warns of values that any_type keeps. `options` may be NULL. Collective. Source:
+ * _gather_state_dict. */
 tsr_status tsr_state_dict_gather(const tsr_value *state, tsr_comm *comm, const tsr_gather_options *options,
                                  tsr_state_dict *out, tsr_error *err);
 
@@ -142,12 +152,14 @@ typedef struct tsr_broadcast_options {
     bool strict;        /* keys that only `local` has are left out of the result */
     bool offload;       /* new tensors on the host instead of the local tensor's device */
     size_t round_bytes; /* 0: the default; what is under way at once */
+    tsr_warnings warnings;
 } tsr_broadcast_options;
 
 /* Rank 0's `full` (not looked at elsewhere; flat: its values are tensors, or hold none) into the tensors of `local`: whole
  * ones get all of it, distributed ones their part; meta ones get memory in `out`. Names and shapes go first, then tensors
  * in groups of round_bytes. The result has the keys of `local`: what `full` has no key for stays (see strict), values that
- * are no tensors are rank 0's. Keys of `full` that `local` lacks are passed over. A tensor whose shape differs from the
+ * are no tensors are rank 0's. Keys of `full` that `local` lacks are passed over. Warns of these keys, and of those that only
+ * `local` has. A tensor whose shape differs from the
  * local one is TSR_E_USAGE with both; one of another dtype goes to new memory in `out`, of its own type (PyTorch casts into
  * local DTensors, and has whole tensors of the new type, too). Collective. Source: _broadcast_state_dict,
  * _broadcast_tensors. */
