@@ -5,7 +5,8 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
-#include "tessera/map.h"
+#include "optim/load_path.h"
+#include "optim/tree.h"
 
 void tsr_rows_of_rank(uint64_t size, uint32_t world, uint32_t rank, bool clamp, uint64_t *begin, uint64_t *end)
 {
@@ -23,49 +24,62 @@ typedef struct loading {
     tsr_vec reads;
 } loading;
 
-static bool has_key(const tsr_entry *entry, tsr_str key)
+/* Both shapes are known, and a slice of one says nothing about a tensor of the other. */
+static tsr_status check_shapes(const loading *l, const tsr_optim_read *read, const tsr_tp_slice *slice, tsr_error *err)
 {
-    return entry->path_length && entry->path[0].kind == TSR_PATH_KEY && tsr_str_equal(entry->path[0].key, key);
-}
-
-static tsr_status find_slice(const loading *l, const tsr_entry *entry, const tsr_tp_slice **out, tsr_error *err)
-{
-    *out = NULL;
-    if (!l->mesh->tensor_parallel) return TSR_OK;
-    TSR_FAIL_IF(entry->path_length < 3 || entry->path[2].kind != TSR_PATH_KEY, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: the path of '%.*s' names no parameter", TSR_STR_ARG(entry->fqn));
-    uint32_t at = tsr_map_get(l->by_fqn, entry->path[2].key, UINT32_MAX);
-    if (at == UINT32_MAX) return TSR_OK;
-    const tsr_tp_slice *slice = &l->slices[at];
+    const tsr_entry *entry = read->entry;
     TSR_FAIL_IF(slice->rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: '%.*s' has %" PRIu32 " dimensions, but the slice of '%.*s' has %" PRIu32, TSR_STR_ARG(entry->fqn),
                 entry->rank, TSR_STR_ARG(slice->fqn), slice->rank);
+    for (uint32_t d = 0; d < entry->rank && slice->shape; d++)
+        TSR_FAIL_IF(slice->shape[d] != read->shape[d], err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state, whose slices it cannot "
+                    "have",
+                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(tsr_shape_brief(entry->rank, read->shape, l->arena)),
+                    TSR_STR_ARG(slice->fqn), TSR_STR_ARG(tsr_shape_brief(slice->rank, slice->shape, l->arena)));
+    return TSR_OK;
+}
+
+static tsr_status find_slice(const loading *l, const tsr_optim_read *read, const tsr_tp_slice **out, tsr_error *err)
+{
+    const tsr_entry *entry = read->entry;
+    *out = NULL;
+    if (!l->mesh->tensor_parallel) return TSR_OK;
+    TSR_FAIL_IF(read->path_length < 3, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: the path of '%.*s' names no parameter, so that its slice cannot be found", TSR_STR_ARG(entry->fqn));
+    if (read->path[2].kind != TSR_PATH_KEY) return TSR_OK;
+    uint32_t at = tsr_map_get(l->by_fqn, read->path[2].key, UINT32_MAX);
+    if (at == UINT32_MAX) return TSR_OK;
+    const tsr_tp_slice *slice = &l->slices[at];
+    TSR_TRY(check_shapes(l, read, slice, err));
     for (uint32_t d = 0; d < entry->rank; d++) {
         uint64_t end;
-        TSR_FAIL_IF(!tsr_add_u64(slice->offsets ? slice->offsets[d] : 0, slice->sizes[d], &end) || end > entry->shape[d],
-                    err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!tsr_add_u64(slice->offsets ? slice->offsets[d] : 0, slice->sizes[d], &end) || end > read->shape[d], err,
+                    TSR_E_FORMAT, TSR_NO_POSITION,
                     "optim: the slice of '%.*s' ends beyond dimension %" PRIu32 " of '%.*s' (%" PRIu64 ")",
-                    TSR_STR_ARG(slice->fqn), d, TSR_STR_ARG(entry->fqn), entry->shape[d]);
+                    TSR_STR_ARG(slice->fqn), d, TSR_STR_ARG(entry->fqn), read->shape[d]);
     }
     *out = slice;
     return TSR_OK;
 }
 
 /* The rank's rows of the slice, in the slice's and in the global tensor's offsets. */
-static tsr_status fill_box(loading *l, const tsr_entry *entry, tsr_optim_read *read, tsr_error *err)
+static tsr_status fill_box(loading *l, tsr_optim_read *read, tsr_error *err)
 {
     const tsr_tp_slice *slice;
-    uint64_t end, *numbers = tsr_arena_array(l->arena, 3 * (size_t)entry->rank, sizeof *numbers, err);
+    const uint32_t rank = read->entry->rank;
+    uint64_t end, *numbers = tsr_arena_array(l->arena, 3 * (size_t)rank, sizeof *numbers, err);
     if (!numbers) return TSR_E_NOMEM;
-    TSR_TRY(find_slice(l, entry, &slice, err));
-    uint64_t *storage = numbers, *dest = numbers + entry->rank, *sizes = numbers + 2 * entry->rank;
+    TSR_TRY(find_slice(l, read, &slice, err));
+    uint64_t *storage = numbers, *dest = numbers + rank, *sizes = numbers + 2 * rank;
     read->kind = TSR_READ_BOX;
-    read->dest_size = slice ? slice->sizes : entry->shape;
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    read->dest_size = slice ? slice->sizes : read->shape;
+    for (uint32_t d = 0; d < rank; d++) {
         sizes[d] = read->dest_size[d];
         if (d == 0) {
-            tsr_rows_of_rank(read->dest_size[0], l->mesh->data_world, l->mesh->data_rank, !l->mesh->tensor_parallel,
-                             &dest[0], &end);
+            /* Clamped: PyTorch's ChunkShardingSpec lets empty shards begin beyond the tensor, and then refuses them. */
+            tsr_rows_of_rank(sizes[0], l->mesh->data_world, l->mesh->data_rank, true, &dest[0], &end);
+            read->has_shard = l->mesh->tensor_parallel || sizes[0] == 0 || end > dest[0];
             sizes[0] = end - dest[0];
         }
         storage[d] = dest[d] + (slice && slice->offsets ? slice->offsets[d] : 0);
@@ -76,28 +90,52 @@ static tsr_status fill_box(loading *l, const tsr_entry *entry, tsr_optim_read *r
     return TSR_OK;
 }
 
-static tsr_status add_read(loading *l, const tsr_entry *entry, tsr_error *err)
+/* Below "state", whose keys the model's state should have too. */
+static tsr_status name_parameter(const loading *l, tsr_optim_read *read, tsr_error *err)
 {
-    uint64_t elements = 0;
-    tsr_optim_read *read = tsr_vec_push(&l->reads, err);
-    if (!read) return TSR_E_NOMEM;
-    *read = (tsr_optim_read){.entry = entry, .kind = TSR_READ_OBJECT};
-    if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    const tsr_path_item *path = read->path;
+    if (read->path_length < 3 || path[1].kind != TSR_PATH_KEY || !tsr_str_equal(path[1].key, TSR_STR("state"))) return TSR_OK;
+    if (path[2].kind == TSR_PATH_KEY) read->parameter = path[2].key;
+    else read->parameter = tsr_arena_format(l->arena, err, "%" PRId64, path[2].integer);
+    read->is_unknown = tsr_map_get(l->by_fqn, read->parameter, UINT32_MAX) == UINT32_MAX;
+    return read->parameter.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status fill_tensor(loading *l, tsr_optim_read *read, tsr_error *err)
+{
+    const tsr_entry *entry = read->entry;
+    uint64_t elements = 1, *shape = tsr_arena_array(l->arena, entry->rank, sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
+    if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
     read->kind = TSR_READ_WHOLE;
+    read->dtype = entry->dtype;
+    read->shape = shape;
     TSR_FAIL_IF(!tsr_entry_elements(entry, &elements), err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is too large",
                 TSR_STR_ARG(entry->fqn));
-    return elements == 1 ? TSR_OK : fill_box(l, entry, read, err);
+    if (entry->rank && tsr_dtype_pack(&read->dtype, &shape[entry->rank - 1]) && read->dtype != entry->dtype) elements /= 2;
+    return elements == 1 ? TSR_OK : fill_box(l, read, err);
 }
+
+static tsr_status add_entry(loading *l, const tsr_entry *entry, tsr_str key, tsr_error *err)
+{
+    const tsr_path_item *path;
+    uint32_t length;
+    TSR_TRY(tsr_optim_path_of(entry, key, l->by_fqn, l->arena, &path, &length, err));
+    if (length == 0) return TSR_OK;
+    tsr_optim_read *read = tsr_vec_push(&l->reads, err);
+    if (!read) return TSR_E_NOMEM;
+    *read = (tsr_optim_read){.entry = entry, .kind = TSR_READ_OBJECT, .path = path, .path_length = length};
+    TSR_TRY(name_parameter(l, read, err));
+    return entry->kind == TSR_ENTRY_TENSOR ? fill_tensor(l, read, err) : TSR_OK;
+}
+
 
 static tsr_status run(loading *l, const tsr_catalog *catalog, tsr_str key, size_t slice_count, tsr_optim_read **out,
                       size_t *count, tsr_error *err)
 {
     for (size_t i = 0; i < slice_count; i++) TSR_TRY(tsr_map_put(l->by_fqn, l->slices[i].fqn, (uint32_t)i, NULL, NULL, err));
-    for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        if (has_key(&catalog->entries[i], key)) TSR_TRY(add_read(l, &catalog->entries[i], err));
-    }
-    TSR_FAIL_IF(l->reads.count == 0, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "optim: no entry's path begins with '%.*s'",
-                TSR_STR_ARG(key));
+    for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(l, &catalog->entries[i], key, err));
+    if (l->reads.count == 0) return tsr_optim_raise_no_key(catalog, key, l->arena, err);
     *count = l->reads.count;
     *out = tsr_arena_array(l->arena, *count, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;

@@ -23,7 +23,7 @@ typedef struct batch {
 /* Bytes of the rank's part; 0: nothing to read. */
 static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_error *err)
 {
-    uint64_t volume = 1, size = tsr_dtype_size(read->entry->dtype);
+    uint64_t volume = 1, size = tsr_dtype_size(read->dtype);
     *bytes = 0;
     if (read->kind == TSR_READ_OBJECT) return TSR_OK;
     bool fits = true;
@@ -44,7 +44,7 @@ static void run_task(void *arg, size_t index)
     if (!t->bytes) return;
     bool box = t->read->kind == TSR_READ_BOX;
     t->status = tsr_read_box(b->checkpoint, t->read->entry, box ? t->read->storage_offsets : zeros,
-                             box ? t->read->sizes : t->read->entry->shape, t->buffer, t->bytes, &t->err);
+                             box ? t->read->sizes : t->read->shape, t->buffer, t->bytes, &t->err);
 }
 
 static tsr_status prepare(task *tasks, const tsr_optim_read *reads, size_t count, const tsr_optim_sink *sink, tsr_error *err)

@@ -109,7 +109,7 @@ static void test_optim_state_rules__E2_E3_E4_reads_of_2d_state(void **state)
         numbers(golden_get(one, "slice_offsets"), offsets);
         numbers(golden_get(one, "slice_sizes"), sizes);
         fill_entries(entries, shape);
-        const tsr_tp_slice slice = {TSR_STR("w"), 2, offsets, sizes};
+        const tsr_tp_slice slice = {TSR_STR("w"), 2, offsets, sizes, NULL};
         const tsr_optim_mesh mesh = {(uint32_t)number(golden_get(one, "rank")), (uint32_t)number(golden_get(one, "world")),
                                      true};
         const tsr_catalog catalog = {.entries = entries, .entry_count = 4};
@@ -143,15 +143,24 @@ static void test_optim_state_rules__E4_what_is_refused(void **state)
         tsr_status status;
         const char *message;
     } rows[] = {
-        {"nothing", {TSR_STR("w"), 2, NULL, shape}, {0, 1, true}, TSR_E_NOT_FOUND, "begins with 'nothing'"},
-        {"optim", {TSR_STR("w"), 2, beyond, sizes}, {0, 1, true}, TSR_E_FORMAT, "ends beyond dimension 0"},
+        {"nothing",
+         {TSR_STR("w"), 2, NULL, shape, NULL},
+         {0, 1, true},
+         TSR_E_NOT_FOUND,
+         "no entries under the key 'nothing'; at its top it has 'model', 'optim'"},
+        {"optim", {TSR_STR("w"), 2, beyond, sizes, NULL}, {0, 1, true}, TSR_E_FORMAT, "ends beyond dimension 0"},
         {"optim",
-         {TSR_STR("w"), 1, NULL, shape},
+         {TSR_STR("w"), 2, NULL, sizes, sizes},
+         {0, 1, true},
+         TSR_E_FORMAT,
+         "is [8, 12] in the checkpoint, but 'w' is [8, 6] in the model's state"},
+        {"optim",
+         {TSR_STR("w"), 1, NULL, shape, NULL},
          {0, 1, true},
          TSR_E_FORMAT,
          "has 2 dimensions, but the slice of 'w' has 1"},
-        {"model", {TSR_STR("w"), 2, NULL, shape}, {0, 1, true}, TSR_E_FORMAT, "names no parameter"},
-        {"optim", {TSR_STR("w"), 2, NULL, shape}, {2, 2, true}, TSR_E_USAGE, "rank 2 of 2"},
+        {"model", {TSR_STR("w"), 2, NULL, shape, NULL}, {0, 1, true}, TSR_E_FORMAT, "names no parameter"},
+        {"optim", {TSR_STR("w"), 2, NULL, shape, NULL}, {2, 2, true}, TSR_E_USAGE, "rank 2 of 2"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         tsr_error err = {0};

@@ -59,7 +59,7 @@ static size_t slices_of(const cJSON *json, tsr_tp_slice *slices, uint64_t number
             numbers[count][rank] = (uint64_t)o->valuedouble;
             numbers[count][2 + rank] = (uint64_t)z->valuedouble;
         }
-        slices[count] = (tsr_tp_slice){tsr_str_from(s->string), rank, numbers[count], numbers[count] + 2};
+        slices[count] = (tsr_tp_slice){tsr_str_from(s->string), rank, numbers[count], numbers[count] + 2, NULL};
     }
     return count;
 }

@@ -19,12 +19,13 @@ TSR_API_BEGIN
  * is then still rank × part as in torch's ChunkShardingSpec (clamped to `size` with `clamp`, as torch.chunk). */
 void tsr_rows_of_rank(uint64_t size, uint32_t world, uint32_t rank, bool clamp, uint64_t *begin, uint64_t *end);
 
-/* Where a parameter's tensor-parallel slice lies in the global tensor, as the model's sharded state tells it. */
+/* The part of a parameter that this rank's data-parallel group has, as the model's sharded state shows it. */
 typedef struct tsr_tp_slice {
     tsr_str fqn;
     uint32_t rank;
     const uint64_t *offsets; /* NULL: not tensor parallel; then `sizes` is the whole */
     const uint64_t *sizes;
+    const uint64_t *shape; /* of the whole parameter, which its state must have too; NULL: not compared */
 } tsr_tp_slice;
 
 typedef enum tsr_optim_read_kind {
@@ -33,7 +34,7 @@ typedef enum tsr_optim_read_kind {
     TSR_READ_BOX     /* a box, perhaps empty */
 } tsr_optim_read_kind;
 
-/* One entry of the optimizer as a rank reads it. */
+/* One entry of the optimizer as a rank reads it. Sizes are in torch's count: a float4 tensor is one of pairs. */
 typedef struct tsr_optim_read {
     const tsr_entry *entry;
     tsr_optim_read_kind kind;
@@ -41,17 +42,26 @@ typedef struct tsr_optim_read {
     const uint64_t *dest_offsets;    /* BOX: in the tensor-parallel slice (1-D: the same) */
     const uint64_t *sizes;
     const uint64_t *dest_size; /* BOX: of the sharded destination tensor: the slice's sizes, or the whole shape */
+    bool has_shard;            /* BOX: PyTorch has a local shard here, perhaps an empty one */
+    tsr_dtype dtype;           /* of tensors, */
+    const uint64_t *shape;     /* and their global shape */
+    const tsr_path_item *path; /* where the entry belongs: optimizer, "state", FQN, name */
+    uint32_t path_length;
+    tsr_str parameter; /* the FQN; empty for what is not a parameter's state */
+    bool is_unknown;   /* no slice is this parameter's */
 } tsr_optim_read;
 
 typedef struct tsr_optim_mesh {
     uint32_t data_rank, data_world; /* of the data-parallel group */
-    bool tensor_parallel;           /* 2-D: `slices` count, and shards are ChunkShardingSpec's */
+    bool tensor_parallel;           /* 2-D: `slices` count, and every rank has a shard */
 } tsr_optim_mesh;
 
-/* The reads of every entry whose path begins with `optimizer_key`, in the catalog's order. The parameter of an entry is
- * the third item of its path (optimizer, "state", FQN, name). Several boxes, or slices of slices, do not occur: a slice is
- * one box. Errors: TSR_E_FORMAT for a slice of another rank than its tensor's, or beyond it, and for a path without a
- * parameter; TSR_E_NOT_FOUND when no entry has the key; TSR_E_NOMEM. Results live in `arena`. */
+/* The reads of every entry below `optimizer_key`, in the catalog's order. An entry's path decides; one whose name is a flat
+ * key ("optim.state.fc.weight.exp_avg", as in safetensors) is split: the parameter is the longest of the slices' FQNs that
+ * fits, otherwise everything before the last dot. The parameter of an entry is the third item of its path. Several boxes, or
+ * slices of slices, do not occur: a slice is one box. Errors: TSR_E_FORMAT for state whose shape is not its parameter's, for
+ * a slice of another rank than its tensor's, or beyond it, and for a path without a parameter; TSR_E_NOT_FOUND when nothing
+ * is below the key, with the names that are there; TSR_E_NOMEM. Results live in `arena`. */
 tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh,
                           const tsr_tp_slice *slices, size_t slice_count, const tsr_allocator *allocator, tsr_arena *arena,
                           tsr_optim_read **out, size_t *count, tsr_error *err);
