@@ -145,3 +145,14 @@ tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **o
     unpacking u = {bytes, arena};
     return unpack(&u, 0, out, err);
 }
+
+tsr_status tsr_value_copy(const tsr_value *value, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    tsr_vec packed = tsr_vec_of(tsr_arena_allocator(arena), 1);
+    tsr_status status = tsr_value_pack(value, 0, &packed, err);
+    const tsr_str own =
+        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){packed.items, packed.count}, err) : (tsr_str){NULL, 0};
+    tsr_vec_free(&packed);
+    if (status != TSR_OK) return status;
+    return own.data ? tsr_value_unpack(own, arena, out, err) : TSR_E_NOMEM;
+}

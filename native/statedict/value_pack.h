@@ -12,4 +12,7 @@ tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, tsr_vec *
  * arena. TSR_E_FORMAT for bytes that are none. */
 tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **out, tsr_error *err);
 
+/* A deep copy in `arena`, for values of a checkpoint that is to be closed. TSR_E_UNSUPPORTED for values that name tensors. */
+tsr_status tsr_value_copy(const tsr_value *value, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+
 #endif
