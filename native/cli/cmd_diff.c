@@ -10,7 +10,6 @@
 #include "cli/term.h"
 #include "tessera/document.h"
 #include "tessera/fqn.h"
-#include "tessera/map.h"
 
 typedef struct diff_arguments {
     unsigned format;  /* a cli_report_format */
@@ -31,60 +30,20 @@ typedef struct comparison {
     tsr_difference *differences; /* one a pair */
 } comparison;
 
-/* ---- canonical names ---- */
-
-typedef struct renaming { /* of one side: raw name → canonical name */
-    tsr_map *index;
-    tsr_name *names;
-} renaming;
-
-static tsr_status prepare_names(comparison *c, const tsr_catalog *catalog, renaming *out, tsr_error *err)
-{
-    const tsr_allocator *allocator = &tsr_allocator_libc;
-    size_t count = (size_t)catalog->entry_count;
-    tsr_str *raws = tsr_arena_array(c->arena, count, sizeof *raws, err);
-    out->names = tsr_arena_array(c->arena, count, sizeof *out->names, err);
-    out->index = tsr_map_new(allocator, count, err);
-    if (!raws || !out->names || !out->index) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) {
-        raws[i] = catalog->entries[i].fqn;
-        tsr_status status = tsr_map_put(out->index, raws[i], (uint32_t)i, NULL, NULL, err);
-        if (status != TSR_OK) return status;
-    }
-    return tsr_fqn_from_text(raws, count, allocator, c->arena, out->names, err);
-}
-
-/* A name of either side: both sides' tables are asked. */
-typedef struct both_names {
-    renaming a, b;
-} both_names;
-
-static tsr_status canonical(void *ctx, tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err)
-{
-    (void)arena, (void)err;
-    const both_names *both = ctx;
-    uint32_t at = tsr_map_get(both->a.index, name, UINT32_MAX);
-    const tsr_name *found = at != UINT32_MAX ? &both->a.names[at] : NULL;
-    if (!found && (at = tsr_map_get(both->b.index, name, UINT32_MAX)) != UINT32_MAX) found = &both->b.names[at];
-    *out = found && found->fqn_count ? found->fqns[0] : name;
-    return TSR_OK;
-}
-
 static tsr_status match(comparison *c, tsr_error *err)
 {
     const tsr_host *host = cli_host(c->program);
+    const tsr_catalog *const both[] = {c->a.catalog, c->b.catalog};
     tsr_diff_options options = {.layout = c->arguments->layout};
-    both_names both = {{0}, {0}};
+    tsr_canonical_names *names = NULL;
     tsr_status status = TSR_OK;
     if (c->arguments->canonical) {
-        status = prepare_names(c, c->a.catalog, &both.a, err);
-        if (status == TSR_OK) status = prepare_names(c, c->b.catalog, &both.b, err);
-        options.canonical = canonical;
-        options.canonical_ctx = &both;
+        status = tsr_canonical_names_new(both, 2, host->allocator, &names, err);
+        options.canonical = tsr_canonical_names_find;
+        options.canonical_ctx = names;
     }
     if (status == TSR_OK) status = tsr_diff_catalogs(c->a.catalog, c->b.catalog, &options, host, c->arena, &c->diff, err);
-    tsr_map_free(both.a.index);
-    tsr_map_free(both.b.index);
+    tsr_canonical_names_free(names);
     return status;
 }
 

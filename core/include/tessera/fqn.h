@@ -5,6 +5,7 @@
 #ifndef TESSERA_FQN_H
 #define TESSERA_FQN_H
 
+#include "tessera/catalog.h"
 #include "tessera/modules.h"
 
 TSR_API_BEGIN
@@ -38,6 +39,17 @@ typedef struct tsr_collision {
  * `arena` or borrows `raws`. Time is linear in the text. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
 tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
                              tsr_name *names, tsr_error *err);
+
+/* The canonical names of all entries of several catalogs, each catalog's found by tsr_fqn_from_text over its own keys. A key
+ * that several catalogs have gets the first catalog's answer, so that equal keys stay equal when catalogs are compared.
+ * Borrows the catalogs until free. Errors: TSR_E_NOMEM. Read-only afterwards and thread-safe. */
+typedef struct tsr_canonical_names tsr_canonical_names;
+tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,
+                                   tsr_canonical_names **out, tsr_error *err);
+void tsr_canonical_names_free(tsr_canonical_names *names); /* takes NULL */
+/* The canonical name of `raw`; `raw` itself where no catalog has that key. Never fails. It has the form of
+ * tsr_diff_options.canonical, whose context is the tsr_canonical_names. */
+tsr_status tsr_canonical_names_find(void *names, tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err);
 
 /* Every FQN that more than one name has, in order of first appearance. A name that repeats its own FQN does not count,
  * nor does the same raw name twice. Results live in `arena`. Errors: TSR_E_NOMEM. */

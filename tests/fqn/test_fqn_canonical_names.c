@@ -1,0 +1,87 @@
+/* Canonical names of catalogs, as the comparison of two checkpoints looks them up. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+
+#include "support/arena_job.h"
+#include "tessera/fqn.h"
+
+/* Fills `entries` with a scalar float32 per name. */
+static tsr_catalog catalog_of(const char *const *names, tsr_entry *entries)
+{
+    uint64_t count = 0;
+    for (; names[count]; count++)
+        entries[count] = (tsr_entry){.fqn = tsr_str_from(names[count]), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32};
+    return (tsr_catalog){.format = TSR_FORMAT_SAFETENSORS, .entries = entries, .entry_count = count};
+}
+
+static void check(tsr_canonical_names *names, const char *raw, const char *fqn)
+{
+    tsr_str found;
+    assert_int_equal(tsr_canonical_names_find(names, tsr_str_from(raw), NULL, &found, NULL), TSR_OK);
+    if (!tsr_str_equal(found, tsr_str_from(fqn))) fail_msg("%s became '%.*s'", raw, TSR_STR_ARG(found));
+}
+
+static void test_fqn_canonical_names__each_catalog_is_judged_by_its_own_keys(void **state)
+{
+    (void)state;
+    tsr_entry ours[2], theirs[3];
+    const tsr_catalog a = catalog_of((const char *const[]){"module.fc.weight", "module.fc.bias", NULL}, ours);
+    const tsr_catalog b = catalog_of((const char *const[]){"module.head.weight", "other.weight", "net._orig_mod.w", NULL}, theirs);
+    tsr_canonical_names *names;
+    assert_int_equal(tsr_canonical_names_new((const tsr_catalog *const[]){&a, &b}, 2, &tsr_allocator_libc, &names, NULL), TSR_OK);
+    check(names, "module.fc.weight", "fc.weight");
+    check(names, "module.fc.bias", "fc.bias");
+    check(names, "module.head.weight", "module.head.weight"); /* it has siblings there */
+    check(names, "net._orig_mod.w", "net.w");
+    check(names, "module.unknown", "module.unknown");
+    check(names, "", "");
+    tsr_canonical_names_free(names);
+    tsr_canonical_names_free(NULL);
+}
+
+static void test_fqn_canonical_names__a_key_of_both_has_one_name(void **state)
+{
+    (void)state;
+    tsr_entry ours[1], theirs[2];
+    const tsr_catalog a = catalog_of((const char *const[]){"module.w", NULL}, ours);
+    const tsr_catalog b = catalog_of((const char *const[]){"module.w", "other.w", NULL}, theirs);
+    tsr_canonical_names *names;
+    assert_int_equal(tsr_canonical_names_new((const tsr_catalog *const[]){&a, &b}, 2, &tsr_allocator_libc, &names, NULL), TSR_OK);
+    check(names, "module.w", "w");
+    check(names, "other.w", "other.w");
+    tsr_canonical_names_free(names);
+    assert_int_equal(tsr_canonical_names_new((const tsr_catalog *const[]){&b, &a}, 2, &tsr_allocator_libc, &names, NULL), TSR_OK);
+    check(names, "module.w", "module.w");
+    tsr_canonical_names_free(names);
+}
+
+static tsr_status make_names(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+{
+    (void)arena;
+    const tsr_catalog *const catalogs[] = {ctx, ctx};
+    tsr_canonical_names *names;
+    const tsr_status status = tsr_canonical_names_new(catalogs, 2, host->allocator, &names, err);
+    tsr_canonical_names_free(names);
+    return status;
+}
+
+static void test_fqn_canonical_names__failed_allocations_leak_nothing(void **state)
+{
+    (void)state;
+    tsr_entry entries[2];
+    const tsr_catalog catalog = catalog_of((const char *const[]){"module.a", "module.b", NULL}, entries);
+    must_bear_failed_allocations(make_names, &catalog, TSR_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fqn_canonical_names__each_catalog_is_judged_by_its_own_keys),
+        cmocka_unit_test(test_fqn_canonical_names__a_key_of_both_has_one_name),
+        cmocka_unit_test(test_fqn_canonical_names__failed_allocations_leak_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
