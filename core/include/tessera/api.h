@@ -1,5 +1,7 @@
-/* What lies between TSR_API_BEGIN and TSR_API_END has C linkage in C++ and is exported from the shared library; all else is
- * hidden. Every public header has both, after its includes and before its end. */
+/* What every public header needs of the compiler.
+ *
+ * Declarations between TSR_API_BEGIN and TSR_API_END have C linkage in C++ and are exported from the shared library;
+ * everything else is hidden. Each public header has both, after its includes and before its end. */
 #ifndef TESSERA_API_H
 #define TESSERA_API_H
 
@@ -9,6 +11,15 @@
 #else
 #define TSR_API_LINKAGE_BEGIN
 #define TSR_API_LINKAGE_END
+#endif
+
+/* A struct written as an expression: a compound literal in C, which ISO C++ does not have, and a braced value in C++.
+ *
+ *   tsr_str name = TSR_LITERAL(tsr_str){"weight", 6}; */
+#ifdef __cplusplus
+#define TSR_LITERAL(type) type
+#else
+#define TSR_LITERAL(type) (type)
 #endif
 
 #if defined(__GNUC__)

@@ -44,7 +44,7 @@ typedef struct tsr_place {
     uint64_t byte_offset;
     tsr_str fqn;
 } tsr_place;
-#define TSR_NOWHERE ((tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}})
+#define TSR_NOWHERE (TSR_LITERAL(tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}})
 
 /* Copies what it is given, of a name at most 4096 bytes. `rule_id` must be in the table. The first form takes the rule's usual level. */
 tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format, ...)

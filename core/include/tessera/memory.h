@@ -61,7 +61,7 @@ typedef struct tsr_vec {
 /* An empty vector of items of so many bytes; allocates nothing, borrows `allocator`. */
 static inline tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_size)
 {
-    return (tsr_vec){NULL, 0, 0, item_size, allocator};
+    return TSR_LITERAL(tsr_vec){NULL, 0, 0, item_size, allocator};
 }
 /* Room for `extra` more items; grows by half. */
 tsr_status tsr_vec_reserve(tsr_vec *vec, size_t extra, tsr_error *err);

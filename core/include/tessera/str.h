@@ -16,7 +16,7 @@ typedef struct tsr_str {
     size_t size;
 } tsr_str;
 
-#define TSR_STR(literal) ((tsr_str){(literal), sizeof(literal) - 1})
+#define TSR_STR(literal) (TSR_LITERAL(tsr_str){(literal), sizeof(literal) - 1})
 
 /* For printf-like formats: "%.*s" takes TSR_STR_ARG(s). Clipped to INT_MAX. */
 #define TSR_STR_ARG(s) tsr_printf_size((s).size), (s).data
@@ -28,7 +28,7 @@ static inline int tsr_printf_size(size_t size)
 /* Borrows the string without its NUL; empty for NULL. */
 static inline tsr_str tsr_str_from(const char *c_string)
 {
-    return (tsr_str){c_string, c_string ? strlen(c_string) : 0};
+    return TSR_LITERAL(tsr_str){c_string, c_string ? strlen(c_string) : 0};
 }
 
 /* Byte-wise; all empty strings are equal. */
