@@ -5,6 +5,7 @@
 
 #include "handles.h"
 #include "tessera/validate.h"
+#include "tessera/version.h"
 
 struct document {
     char *data;

@@ -8,6 +8,7 @@
 #include "tessera/comm.h"
 #include "tessera/json.h"
 #include "tessera/native_host.h"
+#include "tessera/version.h"
 
 enum { CLI_DONE = 0, CLI_DIFFERS = 1, CLI_TROUBLE = 2 };
 

@@ -1,7 +1,8 @@
-# Debian packages by CPack: tessera, libtessera0, libtessera-dev; for MPI tessera-mpi, libtessera-mpi0, libtessera-mpi-dev. For these, configure with -DCMAKE_INSTALL_PREFIX=/usr, and
+# Debian packages by CPack: tessera, libtessera0.2, libtessera-dev; for MPI tessera-mpi, libtessera-mpi0.2, libtessera-mpi-dev.
+# Configure with -DCMAKE_INSTALL_PREFIX=/usr, then run
 #   cpack -G DEB -B FOLDER --config build/PRESET/CPackConfig.cmake
 set(TSR_MAINTAINER "Tessera authors <tessera@users.noreply.github.com>" CACHE STRING "maintainer field of packages")
-set(libraries libtessera${PROJECT_VERSION_MAJOR})
+set(libraries libtessera${TSR_SOVERSION})
 set(components "")
 set(CPACK_PACKAGE_NAME tessera)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
@@ -37,7 +38,7 @@ set(CPACK_COMPONENT_LIB_DESCRIPTION "checkpoints of distributed PyTorch training
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
 without Python, without executing pickle and without holding the model in
 memory. This package has the shared library.")
-file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/shlibs "libtessera ${PROJECT_VERSION_MAJOR} ${libraries} (>= ${PROJECT_VERSION})\n")
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/shlibs "libtessera ${TSR_SOVERSION} ${libraries} (>= ${PROJECT_VERSION})\n")
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/triggers "activate-noawait ldconfig\n")
 
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libtessera-dev)
@@ -59,14 +60,14 @@ CMake and pkg-config find them.")
 # The same three for each further part; its program is a package only where there is one.
 foreach(part ${TSR_PARTS})
   string(TOUPPER ${part} upper)
-  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_NAME libtessera-${part}${PROJECT_VERSION_MAJOR})
+  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_NAME libtessera-${part}${TSR_SOVERSION})
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_SECTION libs)
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_SHLIBDEPS ON)
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_MULTIARCH same)
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_DEPENDS "${libraries} (= ${PROJECT_VERSION}-1)")
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_BINARY_DIR}/${part}/shlibs ${CMAKE_CURRENT_BINARY_DIR}/triggers)
   file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/${part}/shlibs
-    "libtessera_${part} ${PROJECT_VERSION_MAJOR} libtessera-${part}${PROJECT_VERSION_MAJOR} (>= ${PROJECT_VERSION})\n")
+    "libtessera_${part} ${TSR_SOVERSION} libtessera-${part}${TSR_SOVERSION} (>= ${PROJECT_VERSION})\n")
   set(CPACK_COMPONENT_LIB_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (shared library for ${part})
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
 without Python and without holding the model in memory. This package has the
@@ -74,7 +75,7 @@ shared library of what needs ${part}.")
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_NAME libtessera-${part}-dev)
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_SECTION libdevel)
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_MULTIARCH same)
-  set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_DEPENDS "libtessera-${part}${PROJECT_VERSION_MAJOR} (= ${PROJECT_VERSION}-1), libtessera-dev (= ${PROJECT_VERSION}-1)")
+  set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_DEPENDS "libtessera-${part}${TSR_SOVERSION} (= ${PROJECT_VERSION}-1), libtessera-dev (= ${PROJECT_VERSION}-1)")
   set(CPACK_COMPONENT_DEV_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (development files for ${part})
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
 without Python and without holding the model in memory. This package has

@@ -18,10 +18,16 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 SYSTEM = re.compile(r"^(lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*\.so\.\d+)$")
 
 
-def project(word):
-    """From the root CMakeLists.txt, where the version is kept."""
-    with open(os.path.join(ROOT, "CMakeLists.txt")) as f:
-        return re.search({"version": r"project\(tessera VERSION (\S+)", "released": r"set\(TSR_RELEASED (\S+)\)"}[word], f.read())[1]
+def version():
+    """The version, from the header that states it."""
+    text = read(os.path.join(ROOT, "core/include/tessera/version.h")).decode()
+    return ".".join(re.search(rf"#define TSR_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def released():
+    """The day of this version: [year, month, day]."""
+    text = read(os.path.join(ROOT, "CMakeLists.txt")).decode()
+    return tuple(map(int, re.search(r"set\(TSR_RELEASED (\S+)\)", text)[1].split("-")))
 
 
 def platform_tag(binaries):
@@ -35,10 +41,10 @@ def platform_tag(binaries):
     return f"linux_{machine}" if foreign else f"manylinux_2_{newest[0]}_{machine}"
 
 
-def metadata(version):
+def metadata():
     with open(os.path.join(HERE, "README.md")) as f:
         readme = f.read()
-    return ("Metadata-Version: 2.1\nName: tessera\n" f"Version: {version}\n"
+    return ("Metadata-Version: 2.1\nName: tessera\n" f"Version: {version()}\n"
             "Summary: Looks into, checks, compares and converts the checkpoints of distributed PyTorch training\n"
             "License: MIT\nRequires-Python: >=3.9\nProvides-Extra: torch\nRequires-Dist: torch>=2.3; extra == 'torch'\n"
             "Description-Content-Type: text/markdown\n\n" + readme)
@@ -77,15 +83,15 @@ def read(path):
 
 def main():
     build, dest, *licences = sys.argv[1:]
-    version, name = project("version"), f"tessera-{project('version')}"
+    name = f"tessera-{version()}"
     library, program = stripped(os.path.join(build, "native/python/_tessera.so")), stripped(os.path.join(build, "bin/tessera"))
     tag = f"py3-none-{platform_tag([library, program])}"
     os.makedirs(dest, exist_ok=True)
-    wheel = Wheel(os.path.join(dest, f"{name}-{tag}.whl"), name, tuple(map(int, project("released").split("-"))))
+    wheel = Wheel(os.path.join(dest, f"{name}-{tag}.whl"), name, released())
     package = os.path.join(HERE, "tessera")
     for file in sorted(os.listdir(package)):
         if file.endswith(".py"):
-            wheel.add(f"tessera/{file}", read(os.path.join(package, file)).replace(b"@VERSION@", version.encode()))
+            wheel.add(f"tessera/{file}", read(os.path.join(package, file)).replace(b"@VERSION@", version().encode()))
     wheel.add("tessera/_tessera.so", read(library), True)
     wheel.add(f"{name}.data/scripts/tessera", read(program), True)
     pages = os.path.join(ROOT, "web/dist")  # for `tessera view`, where web/build has made them
@@ -93,7 +99,7 @@ def main():
         for file in sorted(files):
             path = os.path.join(folder, file)
             wheel.add(f"{name}.data/data/share/tessera/viewer/{os.path.relpath(path, pages)}", read(path))
-    wheel.add(f"{name}.dist-info/METADATA", metadata(version).encode())
+    wheel.add(f"{name}.dist-info/METADATA", metadata().encode())
     wheel.add(f"{name}.dist-info/WHEEL", f"Wheel-Version: 1.0\nGenerator: tessera\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
     wheel.add(f"{name}.dist-info/licenses/LICENSE", read(os.path.join(ROOT, "LICENSE")))
     for licence in licences:

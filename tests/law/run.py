@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """The dependency law of the house, read off the include lines; every public header compiles alone and says what each function
-does.
+does. What concerns users of the library is in product.py.
 
-    tests/law/run.py [--cc CC]
+    tests/law/run.py
 """
 import argparse
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
+
+import product
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -31,7 +31,7 @@ ROOMS = {
 }
 # Public header → its room.
 HEADERS = {
-    "base": "api str status memory host map findings json",
+    "base": "api version str status memory host map findings json",
     "io": "store output comm",
     "model": "dtype value catalog modules",
     "fqn": "glob fqn",
@@ -48,7 +48,6 @@ ROOM_OF = {header: room for room, names in HEADERS.items() for header in names.s
 PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}
 FORBIDDEN_SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}
 NATIVE_HEADERS = ROOT / "native/include/tessera"  # public too: what needs an operating system, on top of core's
-INCLUDE_PATH = ["-I", str(ROOT / "core/include"), "-I", str(ROOT / "native/include")]
 DECLARATION = re.compile(r"^[a-z][\w ]*[ *](tsr_\w+)\([^;{]*[;{].*", re.M)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
@@ -100,13 +99,6 @@ def check_outside(path):
             yield f"{path.relative_to(ROOT)}: core has a header of that name"
 
 
-def compiles_alone(header, cc):
-    p = subprocess.run([cc, "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", "c", *INCLUDE_PATH, "-"],
-                       input=f'#include "tessera/{header.name}"\nextern int not_empty;\n', capture_output=True, text=True)
-    if p.returncode:
-        yield f"tessera/{header.name} does not compile alone: {p.stderr.strip().splitlines()[0]}"
-
-
 def exported(headers):
     for p in headers:
         text = p.read_text()
@@ -155,9 +147,7 @@ def files_in_readmes():
 
 
 def main():
-    ap = argparse.ArgumentParser()
-    ap.add_argument("--cc", default="cc")
-    cc = ap.parse_args().cc
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     core = sorted(p for s in ("*.c", "*.h") for p in (ROOT / "core").rglob(s))
     outside = sorted(p for d in ("native", "wasm") for s in ("*.c", "*.h", "*.cu") for p in (ROOT / d).rglob(s))
     public = sorted(p for d in (ROOT / "core/include/tessera", NATIVE_HEADERS) for p in d.glob("*.h"))
@@ -167,13 +157,8 @@ def main():
               ("documented headers", list(documented(public))),
               ("file names", list(unique_names(core + outside))),
               ("names in READMEs", list(names_in_readmes(p for p in core + outside if p.suffix == ".h"))),
-              ("files in READMEs", list(files_in_readmes()))]
-    for h in public:
-        compiler = "mpicc" if "#include <mpi.h>" in h.read_text() else cc
-        if shutil.which(compiler):
-            checks.append((f"tessera/{h.name} alone", list(compiles_alone(h, compiler))))
-        else:
-            print(f"tessera/{h.name} alone: not compiled, there is no {compiler}")
+              ("files in READMEs", list(files_in_readmes())),
+              *product.checks()]
     failed = 0
     for name, errors in checks:
         failed += bool(errors)

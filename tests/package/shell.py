@@ -4,6 +4,7 @@ import subprocess
 
 from harness import ROOT
 
+VERSION = "0.2.0"  # stated again here on purpose: a release changes both places knowingly
 TOOLS = os.path.join(ROOT, ".local/package-tools")  # those that pip installs: a virtual environment of their own
 
 

@@ -12,7 +12,7 @@ import zipfile
 import torch
 import torch.distributed.checkpoint as dcp
 from harness import ROOT, SAMPLES, sample_names, sample_path, sha256
-from shell import TOOLS, check
+from shell import TOOLS, VERSION, check
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -36,11 +36,11 @@ def test_the_tag_is_what_auditwheel_finds(t):
 def test_pip_installs_the_command_and_a_package_without_torch(t):
     check(sys.executable, "-m", "venv", t.at("venv"))
     check(t.at("venv/bin/pip"), "install", "--no-index", "--disable-pip-version-check", WHEEL)
-    assert "tessera 0.1.0" in check(t.at("venv/bin/tessera"), "--version")
+    assert f"tessera {VERSION}" in check(t.at("venv/bin/tessera"), "--version")
     assert "dcp_small" in check(t.at("venv/bin/tessera"), "inspect", os.path.join(SAMPLES, "dcp_small"))
     program = ("import sys, tessera\nc = tessera.open(sys.argv[1])\nprint(tessera.__version__, c.format, len(c), c['weight'][0:1].nbytes)\n"
                "assert 'torch' not in sys.modules\n")
-    assert check(t.at("venv/bin/python"), "-c", program, os.path.join(SAMPLES, "dcp_small")).split()[:2] == ["0.1.0", "dcp"]
+    assert check(t.at("venv/bin/python"), "-c", program, os.path.join(SAMPLES, "dcp_small")).split()[:2] == [VERSION, "dcp"]
     check(t.at("venv/bin/pip"), "check", "--disable-pip-version-check")
     check(t.at("venv/bin/pip"), "uninstall", "-y", "tessera", "--disable-pip-version-check")
     assert not os.path.exists(t.at("venv/bin/tessera"))

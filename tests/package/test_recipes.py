@@ -5,7 +5,7 @@ import re
 import shutil
 
 from harness import ROOT
-from shell import TOOLS, check
+from shell import TOOLS, VERSION, check
 
 PACKAGING = os.path.join(ROOT, "samples/packaging")
 
@@ -36,7 +36,7 @@ def test_the_conda_recipe_renders_builds_and_passes_its_tests(t):
     """By rattler-build. No channel of conda packages is needed: requirements are rendered, then this machine's are used."""
     out = check(os.path.join(TOOLS, "bin/python"), os.path.join(ROOT, "tests/package/conda_build.py"), os.path.join(PACKAGING, "conda/recipe.yaml"),
                 source_tree(t), t.at("out"), env={**os.environ, "HOME": t.scratch, "CMAKE_BUILD_PARALLEL_LEVEL": "2"})
-    assert "rendered: tessera 0.1.0" in out and re.search(r"built: tessera 0\.1\.0 .*tessera-0\.1\.0-.*\.conda", out), out[-2000:]
+    assert f"rendered: tessera {VERSION}\n" in out and re.search(f"built: tessera {VERSION} .*tessera-{VERSION}-.*[.]conda", out), out[-2000:]
 
 
 def test_the_spack_recipe_names_what_the_build_has(t):

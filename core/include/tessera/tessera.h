@@ -46,6 +46,7 @@
 #include "tessera/trees.h"
 #include "tessera/validate.h"
 #include "tessera/value.h"
+#include "tessera/version.h"
 #include "tessera/work.h"
 #include "tessera/write_tree.h"
 

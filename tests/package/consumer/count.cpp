@@ -1,4 +1,4 @@
-// Counts the tensors of a checkpoint, in C++.
+// Counts the tensors of a checkpoint, in C++, and says how many of them are biases.
 #include <iostream>
 
 #include <tessera/comm_threads.h>
@@ -20,9 +20,12 @@ int main(int argc, char **argv)
         return 1;
     }
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
-    uint64_t tensors = 0;
-    for (uint64_t i = 0; i < catalog->entry_count; i++) tensors += catalog->entries[i].kind == TSR_ENTRY_TENSOR;
-    std::cout << tensors << "\n";
+    uint64_t tensors = 0, biases = 0;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        tensors += catalog->entries[i].kind == TSR_ENTRY_TENSOR;
+        biases += tsr_str_ends(catalog->entries[i].fqn, TSR_STR("bias"));
+    }
+    std::cout << tensors << " " << biases << "\n";
     tsr_checkpoint_close(checkpoint);
     store->close(store);
     tsr_native_host_close(&native);

@@ -1,0 +1,6 @@
+#include "tessera/version.h"
+
+const char *tsr_version(void)
+{
+    return TSR_VERSION;
+}
