@@ -1,0 +1,52 @@
+/* Checkpoints by their paths: open the one at a path, and write one to a path. Programs that do nothing unusual need no
+ * store, output or unit of work of their own.
+ *
+ * Example:
+ *
+ *     tsr_path_write_options options = {0};
+ *     options.convert.to = TSR_TO_SAFETENSORS;
+ *     status = tsr_path_open("step-1000", host, NULL, &checkpoint, &err);
+ *     if (status == TSR_OK) status = tsr_path_write(checkpoint, "model.safetensors", &options, arena, NULL, &err);
+ *     tsr_path_close(checkpoint); */
+#ifndef TESSERA_PATH_H
+#define TESSERA_PATH_H
+
+#include "tessera/checkpoint.h"
+#include "tessera/comm.h"
+#include "tessera/convert.h"
+
+TSR_API_BEGIN
+
+/* Opens the checkpoint at `path`: a file, a directory, or an http(s) address. It is recognized from content. Borrows `host`
+ * until close; `options` may be NULL. Errors: those of tsr_folder_store_open, tsr_remote_store_open and
+ * tsr_checkpoint_open. The caller closes the checkpoint with tsr_path_close, never with tsr_checkpoint_close. */
+tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
+                         tsr_error *err);
+/* Closes a checkpoint that tsr_path_open opened, and its store. Takes NULL. */
+void tsr_path_close(tsr_checkpoint *checkpoint);
+
+typedef struct tsr_path_write_options {
+    tsr_convert_options convert; /* the format to write (`to`), and everything else that tsr_convert can do */
+    const tsr_plan *plan;        /* NULL: convert. Otherwise reshard: what each rank of the plan's target holds */
+    bool overwrite;              /* replace the checkpoint at the destination; files that it does not list stay */
+    tsr_comm *comm;              /* NULL: this process works alone. Otherwise its ranks share the work */
+} tsr_path_write_options;
+
+/* Writes a checkpoint to `path`, completely or not at all: a single file, or a directory for DCP, for a reshard, and for
+ * safetensors with a max_shard_size. Nothing is visible under that name before everything is on disk, and a failed run
+ * leaves an earlier checkpoint as it was. The bytes do not depend on the number of ranks or threads. `out` (may be NULL)
+ * receives what was written; it lives in `arena` and borrows the checkpoint. With TSR_OBJECTS_SIDECAR the caller writes
+ * out->sidecar.
+ *
+ * With a `comm` the call is collective: every rank has opened the same checkpoint, passes the same options, and sees the
+ * same file system at `path`; all of them return the same status.
+ *
+ * Errors: those of tsr_convert or tsr_reshard; TSR_E_EXISTS when there is something at `path` already; TSR_E_USAGE when the
+ * source would be overwritten, or the ranks have opened different checkpoints; TSR_E_CHANGED when the source changed
+ * meanwhile; TSR_E_IO. */
+tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
+                          tsr_arena *arena, tsr_conversion *out, tsr_error *err);
+
+TSR_API_END
+
+#endif

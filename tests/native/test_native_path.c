@@ -1,0 +1,284 @@
+/* Checkpoints by their paths: any number of ranks writes the same bytes, completely or not at all. That PyTorch and
+ * safetensors read them is shown by tests/package/test_samples.py, whose programs write with these functions. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "support/ranks.h"
+#include "support/sample.h"
+#include "tessera/native_host.h"
+#include "tessera/path.h"
+
+typedef struct job {
+    const char *sample; /* of samples/checkpoints */
+    tsr_container to;
+    uint64_t max_shard_size;
+    const char *mesh, *placements; /* NULL: convert */
+    bool overwrite;
+    const char *other_sample; /* what the last rank opens instead */
+    const char *name;         /* of the destination; NULL: out */
+} job;
+
+#define TRY(call) \
+    do { \
+        const tsr_status try_status_ = (call); \
+        if (try_status_ != TSR_OK) return try_status_; \
+    } while (0)
+
+/* ---- files ---- */
+
+static const char *place(const char *name)
+{
+    static char paths[4][600];
+    static unsigned next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", ranks_scratch(), name);
+    return path;
+}
+
+static void sum_file(const char *path, uint32_t *sum)
+{
+    char bytes[4096];
+    FILE *file = fopen(path, "rb");
+    for (size_t size; file && (size = fread(bytes, 1, sizeof bytes, file)) > 0;) *sum = tsr_crc32(NULL, *sum, bytes, size);
+    if (file) fclose(file);
+}
+
+static int is_listed(const struct dirent *e)
+{
+    return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+}
+
+/* Of names and contents; 0 where nothing is. `count` files. */
+static uint32_t sum_of(const char *path, int *count)
+{
+    struct dirent **entries;
+    struct stat info;
+    uint32_t sum = 0;
+    char name[900];
+    *count = 0;
+    if (stat(path, &info) != 0) return 0;
+    if (!S_ISDIR(info.st_mode)) {
+        sum_file(path, &sum);
+        *count = 1;
+        return sum;
+    }
+    *count = scandir(path, &entries, is_listed, alphasort);
+    for (int i = 0; i < *count; i++) {
+        sum = tsr_crc32(NULL, sum, entries[i]->d_name, strlen(entries[i]->d_name) + 1);
+        snprintf(name, sizeof name, "%s/%s", path, entries[i]->d_name);
+        sum_file(name, &sum);
+        free(entries[i]);
+    }
+    free(entries);
+    return sum;
+}
+
+static void remove_all(const char *path)
+{
+    struct dirent **entries;
+    char name[900];
+    if (unlink(path) == 0) return;
+    const int count = scandir(path, &entries, is_listed, alphasort);
+    for (int i = 0; i < count; i++) {
+        snprintf(name, sizeof name, "%s/%s", path, entries[i]->d_name);
+        unlink(name);
+        free(entries[i]);
+    }
+    if (count >= 0) free(entries);
+    rmdir(path);
+}
+
+/* ---- jobs ---- */
+
+static tsr_status write_with(const job *j, tsr_comm *comm, tsr_checkpoint *checkpoint, const char *to, tsr_arena *arena,
+                             tsr_error *err)
+{
+    tsr_path_write_options options = {.overwrite = j->overwrite, .comm = comm};
+    tsr_conversion done;
+    tsr_target target;
+    tsr_plan *plan = NULL;
+    options.convert.to = j->to;
+    options.convert.max_shard_size = j->max_shard_size;
+    if (j->mesh) {
+        const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+        TRY(tsr_target_parse(tsr_str_from(j->mesh), tsr_str_from(j->placements), arena, &target, err));
+        TRY(tsr_plan_new(catalog, &target, NULL, tsr_checkpoint_host(checkpoint), &plan, err));
+        options.plan = plan;
+    }
+    const tsr_status status = tsr_path_write(checkpoint, to, &options, arena, &done, err);
+    tsr_plan_free(plan);
+    if (status == TSR_OK && done.row_count != tsr_checkpoint_catalog(checkpoint)->entry_count)
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the result lists %u entries", (unsigned)done.row_count);
+    return status;
+}
+
+static tsr_status carry_out(const job *j, tsr_comm *comm, const char *to, tsr_error *err)
+{
+    char path[700];
+    tsr_native_host native;
+    tsr_checkpoint *checkpoint;
+    const bool other = j->other_sample && comm && comm->rank == comm->size - 1;
+    snprintf(path, sizeof path, "%s/samples/checkpoints/%s", sample_root(), other ? j->other_sample : j->sample);
+    tsr_native_host_open(&native, 1);
+    tsr_arena *arena = tsr_arena_new(native.host.allocator, 0, err);
+    tsr_status status = tsr_path_open(path, &native.host, NULL, &checkpoint, err);
+    if (comm) status = tsr_comm_agree(comm, status, err);
+    if (status == TSR_OK) status = write_with(j, comm, checkpoint, to, arena, err);
+    tsr_path_close(checkpoint);
+    tsr_arena_free(arena);
+    tsr_native_host_close(&native);
+    return status;
+}
+
+static tsr_status write_out(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    char to[700];
+    snprintf(to, sizeof to, "%s/%s", ranks_scratch(), j->name ? j->name : "out");
+    return carry_out(j, comm, to, err);
+}
+
+/* One process alone first; then all ranks, who must leave the same files. */
+static tsr_status write_twice(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    char alone[700], shared[700];
+    int files, files_shared;
+    snprintf(alone, sizeof alone, "%s/alone", ranks_scratch());
+    snprintf(shared, sizeof shared, "%s/shared", ranks_scratch());
+    tsr_status status = comm->rank == 0 ? carry_out(j, NULL, alone, err) : TSR_OK;
+    TRY(tsr_comm_agree(comm, status, err));
+    TRY(carry_out(j, comm, shared, err));
+    if (comm->rank == 0) {
+        RANKS_NEED(sum_of(alone, &files) == sum_of(shared, &files_shared) && files && files == files_shared);
+        remove_all(alone);
+        remove_all(shared);
+        struct dirent **left;
+        const int count = scandir(ranks_scratch(), &left, is_listed, alphasort);
+        for (int i = 0; i < count; i++) free(left[i]);
+        free(left);
+        RANKS_NEED(count == 0); /* no journal, no temporary name */
+    }
+    return tsr_comm_barrier(comm, err);
+}
+
+static void test_native_path__any_number_of_ranks_writes_the_same_files(void **state)
+{
+    (void)state;
+    const job jobs[] = {
+        {.sample = "dcp_fsdp2", .to = TSR_TO_TORCH},
+        {.sample = "dcp_fsdp2", .to = TSR_TO_DCP},
+        {.sample = "safetensors_index", .to = TSR_TO_SAFETENSORS, .max_shard_size = 2000},
+        {.sample = "safetensors_model", .to = TSR_TO_SAFETENSORS},
+        {.sample = "torch_ranks_fsdp2", .to = TSR_TO_DCP},
+        {.sample = "dcp_fsdp2", .to = TSR_TO_DCP, .mesh = "dp=3", .placements = "shard(0)"},
+        {.sample = "dcp_fsdp2", .to = TSR_TO_TORCH, .mesh = "dp=2,tp=2", .placements = "replicate,shard(1)"},
+    };
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) ranks_run(write_twice, (void *)(uintptr_t)&jobs[i]);
+}
+
+/* Rank 0 looks at the destination while the others wait; elsewhere `sum` and `files` are 0. */
+static tsr_status look(tsr_comm *comm, const char *path, uint32_t *sum, int *files, tsr_error *err)
+{
+    *sum = 0;
+    *files = 0;
+    if (comm->rank == 0) *sum = sum_of(path, files);
+    return tsr_comm_barrier(comm, err);
+}
+
+static tsr_status replace(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    char path[700];
+    const job first = {.sample = "dcp_fsdp2", .to = TSR_TO_DCP}, other = {.sample = "dcp_small", .to = TSR_TO_DCP};
+    job again = first, replacing = other;
+    tsr_error refused = {0};
+    uint32_t before, after;
+    int files, files_after;
+    (void)arg;
+    snprintf(path, sizeof path, "%s/out", ranks_scratch());
+    again.overwrite = replacing.overwrite = true;
+    TRY(carry_out(&first, comm, path, err));
+    TRY(look(comm, path, &before, &files, err));
+    RANKS_NEED(carry_out(&other, comm, path, &refused) == TSR_E_EXISTS && strstr(refused.message, "exists"));
+    TRY(look(comm, path, &after, &files_after, err));
+    RANKS_NEED(after == before);
+    TRY(carry_out(&replacing, comm, path, err));
+    TRY(look(comm, path, &after, &files_after, err));
+    RANKS_NEED(comm->rank != 0 || after != before);
+    TRY(carry_out(&again, comm, path, err)); /* back again, under the names of another generation */
+    TRY(look(comm, path, &after, &files_after, err));
+    RANKS_NEED(files_after == files); /* nothing of the checkpoint in between is left */
+    if (comm->rank == 0) remove_all(path);
+    return tsr_comm_barrier(comm, err);
+}
+
+static void test_native_path__an_existing_destination_stays_unless_it_is_overwritten(void **state)
+{
+    (void)state;
+    ranks_run(replace, NULL);
+}
+
+static void test_native_path__ranks_that_opened_different_checkpoints_are_refused(void **state)
+{
+    (void)state;
+    job j = {.sample = "dcp_fsdp2", .other_sample = "dcp_small", .to = TSR_TO_SAFETENSORS, .name = "differ"};
+    tsr_error err = {0};
+    if (ranks_count(3) < 2) return; /* one process: there is nobody to differ from */
+    assert_int_equal(ranks_try(3, write_out, &j, &err), TSR_E_USAGE);
+    assert_non_null(strstr(err.message, "the source as the ranks see it"));
+    assert_int_not_equal(access(place("differ"), F_OK), 0);
+}
+
+static void test_native_path__a_failed_write_leaves_nothing(void **state)
+{
+    (void)state;
+    const job jobs[] = {
+        {.sample = "dcp_objects", .to = TSR_TO_SAFETENSORS, .name = "fails"}, /* it cannot hold objects */
+        {.sample = "dcp_fsdp2", .to = TSR_TO_DCP, .name = "absent/fails"},    /* no such directory */
+        {.sample = "broken_dcp_byte_flipped", .to = TSR_TO_DCP, .name = "fails", .mesh = "dp=2", .placements = "shard(0)"},
+    };
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        tsr_error err = {0};
+        struct dirent **left;
+        assert_int_not_equal(ranks_try(3, write_out, (void *)(uintptr_t)&jobs[i], &err), TSR_OK);
+        assert_true(err.message[0]);
+        const int count = scandir(ranks_scratch(), &left, is_listed, alphasort);
+        for (int k = 0; k < count; k++) free(left[k]);
+        free(left);
+        assert_int_equal(count, 0);
+    }
+}
+
+static void test_native_path__what_is_not_there_is_named(void **state)
+{
+    (void)state;
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_checkpoint *checkpoint = (tsr_checkpoint *)&host;
+    tsr_error err = {0};
+    assert_int_equal(tsr_path_open(place("absent"), &host, NULL, &checkpoint, &err), TSR_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "absent"));
+    assert_null(checkpoint);
+    tsr_path_close(NULL);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_native_path__any_number_of_ranks_writes_the_same_files),
+        cmocka_unit_test(test_native_path__an_existing_destination_stays_unless_it_is_overwritten),
+        cmocka_unit_test(test_native_path__ranks_that_opened_different_checkpoints_are_refused),
+        cmocka_unit_test(test_native_path__a_failed_write_leaves_nothing),
+        cmocka_unit_test(test_native_path__what_is_not_there_is_named),
+    };
+    ranks_begin(&argc, &argv);
+    return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
+}
