@@ -1,7 +1,7 @@
 /* A checkpoint as a DCP folder of one data file: byte items first, then tensors, each whole, in the order of the source. */
 #include "base/try.h"
 #include "convert/convert_to.h"
-#include "formats/torch_writer.h"
+#include "formats/torch/torch_writer.h"
 #include "model/nest.h"
 #include "write/blit.h"
 #include "write/dcp_write.h"

@@ -10,7 +10,7 @@
 
 #include "base/line.h"
 #include "base/try.h"
-#include "formats/reader.h"
+#include "formats/common/reader.h"
 #include "tessera/box.h"
 
 enum { LONGEST_NAME = 48 };

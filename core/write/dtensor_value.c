@@ -9,7 +9,7 @@
 #include "write/dtensor_value.h"
 
 #include "base/try.h"
-#include "formats/torch_writer.h"
+#include "formats/torch/torch_writer.h"
 #include "tessera/catalog.h"
 
 /* Building blocks with a sticky failure: a NULL part makes a NULL whole. */

@@ -1,6 +1,6 @@
 #include "write/object_json.h"
 
-#include "formats/enum_names.h"
+#include "formats/pickle/enum_names.h"
 
 enum { REPR_BYTES = 1000, VALUE_DEPTH = 59 /* four containers are open around a value, the emitter allows 63 */ };
 

@@ -2,7 +2,7 @@
 #ifndef TSR_WRITE_SAFETENSORS_WRITE_H
 #define TSR_WRITE_SAFETENSORS_WRITE_H
 
-#include "formats/safetensors_header.h"
+#include "formats/safetensors/safetensors_header.h"
 #include "write/stage.h"
 
 /* A box of a tensor that goes into a file under a name. */

@@ -10,8 +10,8 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
-#include "formats/reader.h"
-#include "formats/torch_survey.h"
+#include "formats/common/reader.h"
+#include "formats/torch/torch_survey.h"
 #include "tessera/map.h"
 
 /* ---- tensors of the tree ---- */

@@ -2,7 +2,7 @@
 #ifndef TSR_WRITE_TORCH_PLAN_H
 #define TSR_WRITE_TORCH_PLAN_H
 
-#include "formats/torch_writer.h"
+#include "formats/torch/torch_writer.h"
 #include "write/stage.h"
 
 /* A tensor that the tree names. */

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "formats/dcp_names.h"
+#include "formats/dcp/dcp_names.h"
 #include "tessera/map.h"
 
 enum { TRIED = 400000 };

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "formats/recognize.h"
+#include "formats/recognize/recognize.h"
 #include "support/checkpoint_opening.h"
 #include "support/folder.h"
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "formats/safetensors.h"
+#include "formats/safetensors/safetensors.h"
 #include "support/faults.h"
 #include "support/st_image.h"
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "formats/safetensors_header.h"
+#include "formats/safetensors/safetensors_header.h"
 #include "support/failing_allocator.h"
 
 typedef struct sink {

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "formats/torch_flatten.h"
+#include "formats/torch/torch_flatten.h"
 #include "support/checkpoint_opening.h"
 #include "support/sample.h"
 #include "support/zip_image.h"

@@ -5,8 +5,8 @@
 
 #include <cmocka.h>
 
-#include "formats/torch_item.h"
-#include "formats/torch_writer.h"
+#include "formats/torch/torch_item.h"
+#include "formats/torch/torch_writer.h"
 #include "support/failing_allocator.h"
 
 static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000, 1u << 30};

@@ -1,6 +1,6 @@
 """Writes the enum classes whose members training frameworks save, from the frameworks themselves:
 
-    core/formats/enum_table.h      the (module, class) pairs that readers take as data
+    core/formats/pickle/enum_table.h      the (module, class) pairs that readers take as data
     tests/golden/enum_members.tsv  every member of those of today: module, class, name, value as JSON
 
 Usage: python tests/golden/make_enum_names.py     in an environment that has all of the versions below (without CUDA).
@@ -122,7 +122,7 @@ def write_table(pairs):
         modules.setdefault(module, []).append(name)
     lines = ["/* Made by tests/golden/make_enum_names.py: one module a line, its classes separated by spaces. */"]
     lines += [f'{{"{module}", "{" ".join(names)}"}},' for module, names in modules.items()]
-    (ROOT / "core/formats/enum_table.h").write_text("\n".join(lines) + "\n")
+    (ROOT / "core/formats/pickle/enum_table.h").write_text("\n".join(lines) + "\n")
 
 
 def main():

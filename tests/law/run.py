@@ -13,6 +13,7 @@ import product
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
+FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "recognize")]
 # room: the rooms of core it may include (itself always).
 ROOMS = {
     "base": set(),
@@ -22,12 +23,17 @@ ROOMS = {
     "fqn": {"base", "model"},
     "layout": {"base", "model"},
     "optim": {"base", "io", "model", "fqn", "layout"},  # of io the comm vtable only, see PURE
-    "formats": {"base", "io", "codec", "model", "layout"},
-    "stream": {"base", "io", "codec", "model", "layout", "optim", "formats"},
-    "check": {"base", "io", "codec", "model", "layout", "formats", "stream"},
-    "write": {"base", "io", "codec", "model", "layout", "formats", "stream"},
-    "convert": {"base", "io", "codec", "model", "layout", "formats", "stream", "write"},
-    "documents": {"base", "io", "codec", "model", "layout", "formats", "stream", "check", "write", "convert", "fqn", "optim"},
+    "formats/common": {"base", "io", "codec", "model", "layout"},
+    "formats/pickle": {"base", "io", "codec", "model", "formats/common"},
+    "formats/torch": {"base", "io", "codec", "model", "layout", "formats/common", "formats/pickle"},
+    "formats/safetensors": {"base", "io", "codec", "model", "layout", "formats/common", "formats/torch"},
+    "formats/dcp": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors"))},
+    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp"))},
+    "stream": {"base", "io", "codec", "model", "layout", "optim", *FORMATS},
+    "check": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
+    "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
+    "convert": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "write"},
+    "documents": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "check", "write", "convert", "fqn", "optim"},
 }
 # Public header → its room.
 HEADERS = {
@@ -37,7 +43,9 @@ HEADERS = {
     "fqn": "glob fqn",
     "layout": "box layout mesh target plan validate diff",
     "optim": "optim optim_comm optim_load optim_states flat_params",
-    "formats": "checkpoint trees salvage dcp_item",
+    "formats/common": "checkpoint",
+    "formats/dcp": "salvage dcp_item",
+    "formats/recognize": "trees",
     "stream": "cast read repeats optim_read",
     "check": "check compare tally",
     "write": "write_tree",
@@ -60,12 +68,12 @@ def room_of_include(name):
     if name.startswith("tessera/"):
         header = name[len("tessera/"):-2]
         return ("*", header) if header == "tessera" else (ROOM_OF.get(header), header)
-    return name.split("/")[0], None
+    return name.rpartition("/")[0], None
 
 
 def check_core(path):
-    room = path.relative_to(ROOT / "core").parts[0]
-    public = room == "include"
+    room = str(path.relative_to(ROOT / "core").parent)
+    public = room == "include/tessera"
     if public:
         room = ROOM_OF.get(path.stem)
         if path.stem == "tessera":
@@ -90,7 +98,7 @@ def check_core(path):
 def check_outside(path):
     core_rooms = set(ROOMS)
     for kind, name in includes(path):
-        if kind == '"' and name.split("/")[0] in core_rooms and not name.startswith(("io/host", "io/native")) \
+        if kind == '"' and name.rpartition("/")[0] in core_rooms and not name.startswith(("io/host", "io/native")) \
                 and (ROOT / "core" / name).exists():
             yield f"{path.relative_to(ROOT)}: only core/include is for native and wasm, not {name}"
         elif path.parent == NATIVE_HEADERS and kind == '"' and not name.startswith("tessera/"):

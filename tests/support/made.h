@@ -3,7 +3,7 @@
 #ifndef TSR_TESTS_EXEC_MADE_H
 #define TSR_TESTS_EXEC_MADE_H
 
-#include "formats/reader.h"
+#include "formats/common/reader.h"
 
 typedef struct tsr_made {
     tsr_checkpoint checkpoint;

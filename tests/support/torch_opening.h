@@ -1,9 +1,9 @@
-/* A torch.save archive in memory, opened by formats/torch_item.h; before that with every allocation and every read
+/* A torch.save archive in memory, opened by formats/torch/torch_item.h; before that with every allocation and every read
  * failing. */
 #ifndef TESTS_SUPPORT_TORCH_OPENING_H
 #define TESTS_SUPPORT_TORCH_OPENING_H
 
-#include "formats/torch_item.h"
+#include "formats/torch/torch_item.h"
 #include "support/faults.h"
 #include "support/zip_image.h"
 

@@ -1,5 +1,5 @@
 /* A store is a named set of read-only files: a checkpoint's folder, one file, files dropped on a web page. The
- * implementations live outside core/formats: core/io has one over memory, native/io one over a folder, wasm/ one over
+ * implementations live outside core/formats: core/io has one over memory, native/io one over a directory, wasm/ one over
  * the page's files. Files are named by their path relative to the store's root, with '/' between components. */
 #ifndef TESSERA_STORE_H
 #define TESSERA_STORE_H

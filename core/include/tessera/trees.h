@@ -1,5 +1,5 @@
 /* Checkpoints as nested value trees: what optimizer state is worked on as, before it is flattened to names. Tensor leaves
- * are entries whose bytes can be read through `checkpoint`. (core/formats) */
+ * are entries whose bytes can be read through `checkpoint`. (core/formats/recognize) */
 #ifndef TESSERA_TREES_H
 #define TESSERA_TREES_H
 

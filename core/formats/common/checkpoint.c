@@ -1,0 +1,100 @@
+/* What every form shares once a checkpoint is open: its parts, and where the bytes of its entries are. */
+#include "base/try.h"
+#include "formats/common/name_index.h"
+#include "formats/common/reader.h"
+
+const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint)
+{
+    return &checkpoint->catalog;
+}
+tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint)
+{
+    return checkpoint->findings;
+}
+const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->host;
+}
+tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint)
+{
+    return checkpoint->store;
+}
+const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count)
+{
+    *count = checkpoint->missing.count;
+    return checkpoint->missing.items;
+}
+
+static void use_chunks(const tsr_chunk *chunks, uint64_t count, bool *used)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (chunks[i].file != TSR_NO_FILE) used[chunks[i].file] = true;
+}
+
+void tsr_checkpoint_used_files(const tsr_checkpoint *checkpoint, bool *used)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    for (uint32_t f = 0; f < checkpoint->store->file_count; f++) used[f] = false;
+    for (uint32_t i = 0; i < checkpoint->file_count; i++) used[checkpoint->files[i]] = true;
+    for (uint32_t i = 0; i < checkpoint->listed_count; i++) used[checkpoint->listed[i]] = true;
+    for (uint64_t e = 0; e < catalog->entry_count; e++) {
+        const tsr_entry *entry = &catalog->entries[e];
+        use_chunks(entry->chunks, entry->chunk_count, used);
+        use_chunks(entry->replicas, entry->replica_count, used);
+    }
+}
+
+tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err)
+{
+    tsr_str *missing = tsr_vec_push(&checkpoint->missing, err);
+    if (!missing) return TSR_E_NOMEM;
+    *missing = tsr_arena_str(checkpoint->arena, name, err);
+    return missing->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint)
+{
+    return checkpoint->arena;
+}
+
+const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn)
+{
+    uint64_t at = tsr_name_index_find(checkpoint->index, fqn);
+    return at == TSR_NO_NAME ? NULL : &checkpoint->catalog.entries[at];
+}
+
+tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                                 tsr_arena *scratch, tsr_view *out, tsr_error *err)
+{
+    TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "the bytes of '%.*s' are not there: their file is missing or cut short", TSR_STR_ARG(entry->fqn));
+    if (chunk->view) {
+        *out = *chunk->view;
+        return TSR_OK;
+    }
+    if (checkpoint->reader->locate) return checkpoint->reader->locate(checkpoint, entry, chunk, scratch, out, err);
+    *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
+    return TSR_OK;
+}
+
+bool tsr_checkpoint_has_crcs(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->reader->crc != NULL;
+}
+
+tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                              bool *known, uint32_t *crc, tsr_error *err)
+{
+    *known = false;
+    *crc = 0;
+    if (!checkpoint->reader->crc || chunk->file == TSR_NO_FILE || (chunk->view && !tsr_view_is_plain(chunk->view)))
+        return TSR_OK;
+    return checkpoint->reader->crc(checkpoint, entry, chunk, scratch, known, crc, err);
+}
+
+tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
+                                  tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                                  tsr_error *err)
+{
+    return checkpoint->reader->extents(checkpoint, each, ctx, err);
+}

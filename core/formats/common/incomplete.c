@@ -1,0 +1,293 @@
+/* See incomplete.h. */
+#include "formats/common/incomplete.h"
+
+#include "base/try.h"
+#include "formats/common/name_list.h"
+
+enum { MOST_COUNTED = 1 << 20 };
+
+static bool in_root(tsr_str path)
+{
+    return !memchr(path.data, '/', path.size);
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* The decimal number at `at`, and where it ends; at most nine digits. False: there is none. */
+static bool number_at(tsr_str text, size_t at, size_t *end, uint64_t *number)
+{
+    *number = 0;
+    for (*end = at; *end < text.size && is_digit(text.data[*end]) && *end - at < 9; ++*end)
+        *number = *number * 10 + (uint64_t)(text.data[*end] - '0');
+    return *end > at;
+}
+
+/* ---- DCP ---- */
+
+/* R of __R.metadata and __R_N.distcp; UINT64_MAX: another name. */
+static uint64_t rank_of(tsr_str name, const char *suffix, bool has_file_number)
+{
+    size_t at;
+    uint64_t rank, file;
+    if (!in_root(name) || !tsr_str_starts(name, TSR_STR("__")) || !number_at(name, 2, &at, &rank)) return UINT64_MAX;
+    if (has_file_number && (at == name.size || name.data[at++] != '_' || !number_at(name, at, &at, &file))) return UINT64_MAX;
+    return tsr_str_equal((tsr_str){name.data + at, name.size - at}, tsr_str_from(suffix)) ? rank : UINT64_MAX;
+}
+
+static bool is_data(tsr_str name)
+{
+    return in_root(name) && tsr_str_ends(name, TSR_STR(".distcp"));
+}
+
+bool tsr_lacks_dcp_metadata(const tsr_store *store)
+{
+    bool data = false;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_store_file *file = &store->files[f];
+        const bool describes = tsr_str_equal(file->name, TSR_STR(".metadata")) || rank_of(file->name, ".metadata", false) != UINT64_MAX;
+        if (describes && file->size) return false;
+        data = data || is_data(file->name);
+    }
+    return data;
+}
+
+static tsr_status open_dcp_without_metadata(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    tsr_name_list data = {.used = 0};
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (is_data(store->files[f].name)) tsr_name_list_add(&data, store->files[f].name);
+    const bool empty = tsr_store_find(store, TSR_STR(".metadata")) != TSR_NO_FILE;
+    const bool left = tsr_store_find(store, TSR_STR(".metadata.tmp")) != TSR_NO_FILE;
+    checkpoint->names_unknown = true;
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err, "'.metadata' %s next to DCP data files (%s%s): the save was interrupted, or the file was not copied; "
+        "copy it from where the checkpoint was written, or rebuild it with `tessera repair`",
+        empty ? "is empty" : left ? "is missing and only '.metadata.tmp' is there" : "is missing", data.text, tsr_name_list_rest(&data));
+    return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR(".metadata"), message, err);
+}
+
+static tsr_status no_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
+                             void *ctx, tsr_error *err)
+{
+    (void)checkpoint, (void)each, (void)ctx, (void)err;
+    return TSR_OK;
+}
+
+const tsr_reader tsr_reader_dcp_without_metadata = {
+    .format = TSR_FORMAT_DCP, .open = open_dcp_without_metadata, .extents = no_extents};
+
+/* ---- files that are counted ---- */
+
+typedef struct counting {
+    tsr_checkpoint *checkpoint;
+    tsr_counted_name of; /* its count is 0 before the first */
+    uint8_t *present;    /* one per number */
+    tsr_error *err;
+} counting;
+
+static tsr_counted_name of_total(tsr_str name)
+{
+    tsr_str of = TSR_STR("-of-");
+    for (size_t at = 1; at + of.size < name.size; at++) {
+        size_t from = at, end;
+        uint64_t number, total;
+        if (memcmp(name.data + at, of.data, of.size) != 0 || !number_at(name, at + of.size, &end, &total)) continue;
+        while (from && is_digit(name.data[from - 1]) && at - from < 9) from--;
+        if (!number_at(name, from, &end, &number) || end != at) continue;
+        return (tsr_counted_name){{name.data, from}, {name.data + at, name.size - at}, number, total, 1, (int)(at - from)};
+    }
+    return (tsr_counted_name){.count = 0};
+}
+
+static tsr_counted_name of_world(tsr_str name)
+{
+    tsr_str world = TSR_STR("world_size_"), rank = TSR_STR("_rank_");
+    for (size_t at = 0; at + world.size < name.size; at++) {
+        size_t end, from;
+        uint64_t number, total;
+        if (memcmp(name.data + at, world.data, world.size) != 0 || !number_at(name, at + world.size, &end, &total)) continue;
+        if (!tsr_str_starts((tsr_str){name.data + end, name.size - end}, rank)) continue;
+        from = end + rank.size;
+        if (!number_at(name, from, &end, &number)) continue;
+        return (tsr_counted_name){{name.data, from}, {name.data + end, name.size - end}, number, total, 0, (int)(end - from)};
+    }
+    return (tsr_counted_name){.count = 0};
+}
+
+tsr_counted_name tsr_counted_name_of(tsr_str name)
+{
+    tsr_counted_name counted = of_total(name);
+    if (counted.count == 0) counted = of_world(name);
+    const bool counts = counted.number >= counted.first && counted.number - counted.first < counted.count;
+    if (!counts || counted.count > MOST_COUNTED) counted.count = 0;
+    return counted;
+}
+
+bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part)
+{
+    const tsr_str before = TSR_STR("-rank-"), between = TSR_STR("-part-"), after = TSR_STR(".safetensors");
+    for (size_t at = 0; at + before.size < name.size; at++) {
+        size_t end;
+        if (memcmp(name.data + at, before.data, before.size) != 0 || !number_at(name, at + before.size, &end, rank)) continue;
+        if (!tsr_str_starts((tsr_str){name.data + end, name.size - end}, between)) continue;
+        if (number_at(name, end + between.size, &end, part) && tsr_str_equal((tsr_str){name.data + end, name.size - end}, after))
+            return true;
+    }
+    return false;
+}
+
+static tsr_status report_names(tsr_checkpoint *checkpoint, const tsr_name_list *names, uint64_t of, tsr_error *err)
+{
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
+        (unsigned long long)names->count, (unsigned long long)of, names->count == 1 ? "is" : "are", names->text,
+        tsr_name_list_rest(names));
+    return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
+}
+
+static tsr_status report_lacking(counting *c)
+{
+    tsr_name_list names = {.used = 0};
+    const tsr_counted_name *of = &c->of;
+    for (uint64_t i = 0; i < of->count; i++) {
+        if (c->present[i]) continue;
+        tsr_str name = {"", 0};
+        const int padded = of->first ? of->width : 0; /* numbers of ranks are not padded */
+        if (names.shown < TSR_NAMES_SHOWN)
+            name = tsr_arena_format(c->checkpoint->arena, c->err, "%.*s%0*llu%.*s", TSR_STR_ARG(of->before), padded,
+                                    (unsigned long long)(i + of->first), TSR_STR_ARG(of->after));
+        if (!name.data) return TSR_E_NOMEM;
+        tsr_name_list_add(&names, name);
+    }
+    return names.count ? report_names(c->checkpoint, &names, of->count, c->err) : TSR_OK;
+}
+
+static tsr_status end_set(counting *c)
+{
+    tsr_status status = c->of.count ? report_lacking(c) : TSR_OK;
+    tsr_free(c->checkpoint->host->allocator, c->present, (size_t)c->of.count, 1);
+    c->present = NULL;
+    c->of.count = 0;
+    return status;
+}
+
+static tsr_status count_file(counting *c, tsr_str name)
+{
+    const tsr_counted_name next = tsr_counted_name_of(name);
+    if (next.count == 0) return TSR_OK;
+    if (!c->of.count || !tsr_str_equal(next.before, c->of.before) || !tsr_str_equal(next.after, c->of.after)) {
+        TSR_TRY(end_set(c));
+        c->present = tsr_alloc(c->checkpoint->host->allocator, (size_t)next.count, 1, c->err);
+        if (!c->present) return TSR_E_NOMEM;
+        memset(c->present, 0, (size_t)next.count);
+        c->of = next;
+    }
+    c->present[next.number - next.first] = 1;
+    return TSR_OK;
+}
+
+/* The files are in the order of their numbers or names, so that those of one set stand together. */
+static tsr_status check_counted(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    counting c = {.checkpoint = checkpoint, .err = err};
+    tsr_status status = TSR_OK;
+    for (uint32_t i = 0; i < checkpoint->file_count && status == TSR_OK; i++)
+        status = count_file(&c, checkpoint->store->files[checkpoint->files[i]].name);
+    if (status == TSR_OK) return end_set(&c);
+    tsr_free(checkpoint->host->allocator, c.present, (size_t)c.of.count, 1);
+    return status;
+}
+
+static tsr_status open_torch_without_index(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    tsr_name_list names = {.used = 0};
+    for (uint32_t i = 0; i < checkpoint->file_count; i++) tsr_name_list_add(&names, store->files[checkpoint->files[i]].name);
+    tsr_str stem = tsr_counted_name_of(store->files[checkpoint->files[0]].name).before;
+    if (stem.size && stem.data[stem.size - 1] == '-') stem.size--;
+    checkpoint->names_unknown = true;
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err, "'%.*s.bin.index.json' is missing next to the shards of one model (%s%s): the save was interrupted, "
+        "or the file was not copied", TSR_STR_ARG(stem), names.text, tsr_name_list_rest(&names));
+    TSR_TRY(tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err));
+    return check_counted(checkpoint, err);
+}
+
+const tsr_reader tsr_reader_torch_without_index = {
+    .format = TSR_FORMAT_TORCH_INDEX, .open = open_torch_without_index, .extents = no_extents};
+
+/* ---- rank-local metadata ---- */
+
+/* Every rank writes its own metadata: gaps below the highest rank, and ranks with data files alone, are missing files. */
+static tsr_status check_rank_metadata(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    uint64_t ranks = 0;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const uint64_t described = rank_of(store->files[f].name, ".metadata", false), held = rank_of(store->files[f].name, ".distcp", true);
+        if (described < MOST_COUNTED && described >= ranks) ranks = described + 1;
+        if (held < MOST_COUNTED && held >= ranks) ranks = held + 1;
+    }
+    counting c = {.checkpoint = checkpoint,
+                  .of = {.before = TSR_STR("__"), .after = TSR_STR(".metadata"), .count = ranks},
+                  .present = tsr_alloc(checkpoint->host->allocator, (size_t)ranks, 1, err),
+                  .err = err};
+    if (!c.present) return TSR_E_NOMEM;
+    memset(c.present, 0, (size_t)ranks);
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const uint64_t rank = rank_of(store->files[f].name, ".metadata", false);
+        if (rank < ranks && store->files[f].size) c.present[rank] = 1;
+    }
+    return end_set(&c);
+}
+
+/* Every rank has the parts that some rank has, and ranks count from 0. */
+static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    uint64_t ranks = 0, parts = 0, rank, part;
+    for (uint32_t i = 0; i < checkpoint->file_count; i++) {
+        tsr_rank_part_of(store->files[checkpoint->files[i]].name, &rank, &part);
+        if (rank >= ranks) ranks = rank + 1;
+        if (part >= parts) parts = part + 1;
+    }
+    if (ranks * parts > MOST_COUNTED || ranks * parts == checkpoint->file_count) return TSR_OK;
+    tsr_name_list names = {.used = 0};
+    uint32_t at = 0; /* the files are in order of ranks and parts */
+    for (uint64_t n = 0; n < ranks * parts; n++) {
+        if (at < checkpoint->file_count) tsr_rank_part_of(store->files[checkpoint->files[at]].name, &rank, &part);
+        if (at < checkpoint->file_count && rank == n / parts && part == n % parts) {
+            at++;
+            continue;
+        }
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "…-rank-%llu-part-%llu.safetensors",
+                                              (unsigned long long)(n / parts), (unsigned long long)(n % parts));
+        if (!name.data) return TSR_E_NOMEM;
+        tsr_name_list_add(&names, name);
+    }
+    return report_names(checkpoint, &names, ranks * parts, err);
+}
+
+tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    uint64_t rank, part;
+    if (checkpoint->names_unknown || store->primary != TSR_NO_FILE || checkpoint->file_count == 0) return TSR_OK;
+    switch (checkpoint->catalog.format) {
+    case TSR_FORMAT_DCP:
+        if (tsr_str_equal(store->files[checkpoint->files[0]].name, TSR_STR(".metadata"))) return TSR_OK;
+        return check_rank_metadata(checkpoint, err);
+    case TSR_FORMAT_SHARDS:
+        if (tsr_rank_part_of(store->files[checkpoint->files[0]].name, &rank, &part)) return check_rank_parts(checkpoint, err);
+        return check_counted(checkpoint, err);
+    case TSR_FORMAT_SAFETENSORS:
+    case TSR_FORMAT_TORCH_ZIP:
+    case TSR_FORMAT_TORCH_LEGACY:
+    case TSR_FORMAT_TORCH_RANKS: return check_counted(checkpoint, err);
+    default: return TSR_OK;
+    }
+}

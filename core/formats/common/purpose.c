@@ -1,0 +1,65 @@
+/* What a checkpoint that is not whole may still be used for. */
+#include "base/try.h"
+#include "formats/common/name_list.h"
+#include "formats/common/reader.h"
+
+tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file, tsr_str message, tsr_error *err)
+{
+    if (!message.data) return TSR_E_NOMEM;
+    if (!checkpoint->incomplete.size) checkpoint->incomplete = message;
+    return tsr_find(checkpoint->findings, "parts/incomplete-save", (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, err, "%.*s",
+                    TSR_STR_ARG(message));
+}
+
+static bool is_selected(const tsr_checkpoint *checkpoint, tsr_str fqn)
+{
+    const tsr_open_options *options = &checkpoint->options;
+    return !options->selects || options->selects(options->selects_ctx, fqn);
+}
+
+static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_name_list names = {.used = 0};
+    for (uint64_t i = 0; i < checkpoint->catalog.entry_count; i++) {
+        const tsr_entry *entry = &checkpoint->catalog.entries[i];
+        if (entry->per_rank && is_selected(checkpoint, entry->fqn)) tsr_name_list_add(&names, entry->fqn);
+    }
+    if (names.count == 0) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "%llu %s not equal on all ranks: %s%s; joining them takes a map of how the ranks' tensors form one "
+                     "(--shards MAP), which this version cannot read yet; convert, reshard, plan, layout and manifest leave them out "
+                     "with --exclude",
+                     (unsigned long long)names.count, names.count == 1 ? "tensor is" : "tensors are", names.text,
+                     tsr_name_list_rest(&names));
+}
+
+/* What an index names and no file has: nothing is known of it but the name. */
+static tsr_status refuse_missing(const tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_str first = {NULL, 0};
+    tsr_name_list others = {.used = 0}, files = {.used = 0};
+    const tsr_str *missing = checkpoint->missing.items;
+    for (uint64_t i = 0; i < checkpoint->catalog.entry_count; i++) {
+        const tsr_entry *entry = &checkpoint->catalog.entries[i];
+        const bool lost = entry->kind == TSR_ENTRY_OPAQUE && !entry->value && tsr_str_equal(entry->type, TSR_STR("missing"));
+        if (!lost || !is_selected(checkpoint, entry->fqn)) continue;
+        if (first.data) tsr_name_list_add(&others, entry->fqn);
+        else first = entry->fqn;
+    }
+    if (!first.data) return TSR_OK;
+    for (size_t i = 0; i < checkpoint->missing.count; i++) tsr_name_list_add(&files, missing[i]);
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is in no file that is there%s%s%s%s%s%s", TSR_STR_ARG(first),
+                     others.count ? "; nor are " : "", others.text, tsr_name_list_rest(&others), files.count ? "; missing: " : "",
+                     files.text, tsr_name_list_rest(&files));
+}
+
+tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err)
+{
+    const bool listing = purpose == TSR_FOR_NAMES && !checkpoint->names_unknown;
+    if (purpose == TSR_FOR_FINDINGS || (listing && checkpoint->incomplete.size)) return TSR_OK;
+    TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s",
+                TSR_STR_ARG(checkpoint->incomplete));
+    if (purpose == TSR_FOR_NAMES) return TSR_OK;
+    TSR_TRY(refuse_missing(checkpoint, err));
+    return refuse_per_rank(checkpoint, err);
+}

@@ -1,0 +1,289 @@
+/* Holders are collected while the ranks' files are read, then grouped by entry, each group in order of ranks. */
+#include "formats/common/rank_entries.h"
+
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "formats/common/name_list.h"
+#include "formats/common/rank_bytes.h"
+#include "tessera/map.h"
+
+enum { MATCH_DEPTH = 256, MAX_READS = 16 };
+
+typedef struct holder {
+    uint32_t number, rank;
+    const tsr_entry *entry;
+} holder;
+
+/* The holders of one name. */
+typedef struct group {
+    const holder *holders;
+    uint32_t count;
+} group;
+
+typedef struct settling {
+    tsr_rank_entries *ranks;
+    tsr_map *stages; /* sets of ranks that hold one sharded tensor */
+    tsr_name_list differing;
+    uint64_t bytes_left; /* to be compared: many views of one storage must not cost more than a few times the files' bytes */
+    tsr_error *err;
+} settling;
+
+tsr_status tsr_rank_entries_add(tsr_rank_entries *ranks, uint32_t number, uint32_t rank, const tsr_entry *entry, tsr_error *err)
+{
+    if (!ranks->holders.items) ranks->holders = tsr_vec_of(ranks->checkpoint->host->allocator, sizeof(holder));
+    holder *added = tsr_vec_push(&ranks->holders, err);
+    if (!added) return TSR_E_NOMEM;
+    *added = (holder){number, rank, entry};
+    if (entry->is_sharded) ranks->sharded = true;
+    return TSR_OK;
+}
+
+void tsr_rank_entries_close(tsr_rank_entries *ranks)
+{
+    if (ranks->holders.items) tsr_vec_free(&ranks->holders);
+}
+
+static int by_number(const void *left, const void *right)
+{
+    const holder *a = left, *b = right;
+    if (a->number != b->number) return a->number < b->number ? -1 : 1;
+    return (a->rank > b->rank) - (a->rank < b->rank);
+}
+
+static bool next_group(const tsr_rank_entries *ranks, size_t *at, group *out)
+{
+    const holder *all = ranks->holders.items;
+    const size_t from = *at;
+    if (from == ranks->holders.count) return false;
+    while (*at < ranks->holders.count && all[*at].number == all[from].number) ++*at;
+    *out = (group){all + from, (uint32_t)(*at - from)};
+    return true;
+}
+
+/* ---- stages ---- */
+
+/* The ranks of a group as a key; 64 bits of a hash are enough to tell the sets of one checkpoint apart. */
+static uint64_t set_of(const group *g)
+{
+    uint64_t set = 0;
+    for (uint32_t i = 0; i < g->count; i++) set = tsr_hash_bytes(&g->holders[i].rank, sizeof g->holders[i].rank, set);
+    return set;
+}
+
+static bool is_sharded(const group *g)
+{
+    for (uint32_t i = 0; i < g->count; i++)
+        if (!g->holders[i].entry->is_sharded) return false;
+    return true;
+}
+
+static tsr_status note_stages(settling *s)
+{
+    group g;
+    for (size_t at = 0; next_group(s->ranks, &at, &g);) {
+        if (!is_sharded(&g) || g.count == s->ranks->ranks) continue;
+        const uint64_t set = set_of(&g);
+        tsr_str key = tsr_arena_str(s->ranks->checkpoint->arena, (tsr_str){(const char *)&set, sizeof set}, s->err);
+        if (!key.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_map_put(s->stages, key, 1, NULL, NULL, s->err));
+    }
+    return TSR_OK;
+}
+
+static bool is_stage(const settling *s, const group *g)
+{
+    const uint64_t set = set_of(g);
+    return tsr_map_get(s->stages, (tsr_str){(const char *)&set, sizeof set}, 0) == 1;
+}
+
+/* ---- equality ---- */
+
+static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+{
+    return a->kind == b->kind && a->dtype == b->dtype && a->rank == b->rank &&
+           (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+}
+
+/* Whether a tensor is stored as one box that covers it. */
+static bool is_whole(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR && entry->chunk_count == 1 &&
+           (entry->rank == 0 || memcmp(entry->chunks[0].sizes, entry->shape, entry->rank * sizeof *entry->shape) == 0);
+}
+
+static tsr_status match_tensors(settling *s, const tsr_entry *a, const tsr_entry *b, bool *same)
+{
+    *same = false;
+    if (!is_whole(a) || !is_whole(b) || !same_shape(a, b)) return TSR_OK;
+    if (s->ranks->decide && s->ranks->decide(s->ranks->checkpoint, a, b, same)) return TSR_OK;
+    const uint64_t bytes = a->chunks[0].byte_length + b->chunks[0].byte_length;
+    if (bytes > s->bytes_left) return TSR_OK; /* different as far as is known: listed per rank, and lost for nobody */
+    s->bytes_left -= bytes;
+    return tsr_rank_bytes_match(s->ranks->checkpoint, a, b, same, s->err);
+}
+
+typedef struct inner_match {
+    settling *settling;
+    tsr_status status;
+} inner_match;
+
+static bool match_inner(void *ctx, const tsr_entry *a, const tsr_entry *b)
+{
+    inner_match *m = ctx;
+    bool same = a->kind != TSR_ENTRY_TENSOR || a->chunk_count != 1; /* nothing to compare: a tensor without storage */
+    if (!same) m->status = match_tensors(m->settling, a, b, &same);
+    return same && m->status == TSR_OK;
+}
+
+/* Tensors that are not dense (quantized, sparse, subclasses), with the dense ones that they are made of. */
+static tsr_status match_values(settling *s, const tsr_entry *a, const tsr_entry *b, bool *same)
+{
+    inner_match m = {s, TSR_OK};
+    const uint64_t nodes = s->ranks->checkpoint->host->limits.expansion;
+    *same = a->value && b->value && same_shape(a, b) &&
+            tsr_value_match_tensors(a->value, b->value, MATCH_DEPTH, nodes, match_inner, &m) == TSR_SAME;
+    return m.status;
+}
+
+/* Whether the group is one that must be equal on all ranks. Opaque parts of sharded tensors, whose place cannot be told, are
+ * left to the rank that can. */
+static bool is_compared(const group *g, bool *dense)
+{
+    uint32_t plain = 0, opaque = 0, sharded = 0;
+    for (uint32_t i = 0; i < g->count; i++) {
+        const tsr_entry *entry = g->holders[i].entry;
+        if (entry->is_sharded) sharded++;
+        else if (entry->kind == TSR_ENTRY_TENSOR) plain++;
+        else opaque += entry->kind == TSR_ENTRY_OPAQUE && entry->dtype != TSR_DTYPE_NONE;
+    }
+    *dense = plain > 0;
+    return plain > 0 || (opaque > 0 && sharded == 0);
+}
+
+/* *other: the first holder whose tensor is not the first one's; count when there is none. */
+static tsr_status find_other(settling *s, const group *g, bool dense, uint32_t *other)
+{
+    for (*other = 1; *other < g->count; ++*other) {
+        bool same;
+        const tsr_entry *a = g->holders[0].entry, *b = g->holders[*other].entry;
+        TSR_TRY(dense ? match_tensors(s, a, b, &same) : match_values(s, a, b, &same));
+        if (!same) return TSR_OK;
+    }
+    return TSR_OK;
+}
+
+/* ---- marking ---- */
+
+static tsr_status mark(settling *s, const group *g, tsr_entry *entry)
+{
+    tsr_arena *arena = s->ranks->checkpoint->arena;
+    const tsr_entry **tensors = tsr_arena_array(arena, s->ranks->ranks, sizeof *tensors, s->err);
+    tsr_per_rank *per_rank = TSR_ARENA_NEW(arena, tsr_per_rank, s->err);
+    if (!tensors || !per_rank) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < g->count; i++) {
+        const tsr_entry *held = g->holders[i].entry;
+        if (held->kind == TSR_ENTRY_TENSOR || held->dtype != TSR_DTYPE_NONE) tensors[g->holders[i].rank] = held;
+        if (held->dtype != entry->dtype) entry->dtype = TSR_DTYPE_NONE;
+    }
+    *per_rank = (tsr_per_rank){tensors, s->ranks->ranks};
+    if (entry->kind == TSR_ENTRY_TENSOR) entry->type = TSR_STR("per-rank tensor");
+    entry->kind = TSR_ENTRY_OPAQUE;
+    entry->per_rank = per_rank;
+    entry->value = NULL;
+    entry->shape = NULL;
+    entry->chunks = entry->replicas = NULL;
+    entry->chunk_count = entry->replica_count = 0;
+    entry->rank = entry->storage_id = 0;
+    tsr_name_list_add(&s->differing, entry->fqn);
+    return TSR_OK;
+}
+
+/* The first rank that holds nothing of the name. */
+static uint32_t absent_from(const group *g)
+{
+    uint32_t rank = 0;
+    while (rank < g->count && g->holders[rank].rank == rank) rank++;
+    return rank;
+}
+
+static tsr_status report(const settling *s, const group *g, uint32_t other, tsr_str fqn)
+{
+    const tsr_rank_entries *ranks = s->ranks;
+    tsr_findings *findings = ranks->checkpoint->findings;
+    const tsr_str first = ranks->names[g->holders[0].rank];
+    if (other == g->count) {
+        const tsr_str lacking = ranks->names[absent_from(g)];
+        return tsr_find(findings, "torch/rank-differs", (tsr_place){lacking, TSR_NO_POSITION, fqn}, s->err,
+                        "'%.*s' is in '%.*s', but not in '%.*s'", TSR_STR_ARG(fqn), TSR_STR_ARG(first), TSR_STR_ARG(lacking));
+    }
+    const tsr_entry *a = g->holders[0].entry, *b = g->holders[other].entry;
+    const tsr_str second = ranks->names[g->holders[other].rank];
+    const char *what = a->kind != b->kind     ? "another kind"
+                       : a->dtype != b->dtype ? "another dtype"
+                       : !same_shape(a, b)    ? "another shape"
+                                              : "other values";
+    return tsr_find(findings, "torch/rank-differs", (tsr_place){second, TSR_NO_POSITION, fqn}, s->err,
+                    "'%.*s' has %s than in '%.*s'", TSR_STR_ARG(fqn), what, TSR_STR_ARG(first));
+}
+
+/* Objects, and sharded tensors: what joined them kept the first rank's where they do not agree. */
+static tsr_status report_joined(settling *s, const group *g)
+{
+    const tsr_entry *first = g->holders[0].entry;
+    tsr_findings *findings = s->ranks->checkpoint->findings;
+    for (uint32_t i = 1; i < g->count; i++) {
+        const tsr_entry *entry = g->holders[i].entry;
+        bool same = entry->kind == TSR_ENTRY_TENSOR;
+        const tsr_place place = {s->ranks->names[g->holders[i].rank], TSR_NO_POSITION, entry->fqn};
+        if (same_shape(first, entry) && !same) TSR_TRY(match_values(s, first, entry, &same));
+        if (!same_shape(first, entry))
+            TSR_TRY(tsr_find(findings, "torch/rank-differs", place, s->err,
+                             "'%.*s' has another dtype, shape or kind than in the files of lower ranks", TSR_STR_ARG(entry->fqn)));
+        else if (!same)
+            TSR_TRY(tsr_find(findings, "torch/rank-object", place, s->err,
+                             "'%.*s' is not equal on all ranks; the lowest rank's is shown", TSR_STR_ARG(entry->fqn)));
+    }
+    return TSR_OK;
+}
+
+static tsr_status settle_group(settling *s, const group *g)
+{
+    bool dense;
+    uint32_t other;
+    tsr_entry *entry = (tsr_entry *)s->ranks->checkpoint->catalog.entries + g->holders[0].number;
+    if (!is_compared(g, &dense)) return report_joined(s, g);
+    TSR_TRY(find_other(s, g, dense, &other));
+    const bool everywhere = g->count == s->ranks->ranks || (s->ranks->sharded && is_stage(s, g));
+    if (other == g->count && everywhere) return TSR_OK;
+    if (s->ranks->sharded) TSR_TRY(report(s, g, other, entry->fqn));
+    return mark(s, g, entry);
+}
+
+static tsr_status settle(settling *s)
+{
+    group g;
+    tsr_checkpoint *checkpoint = s->ranks->checkpoint;
+    TSR_TRY(note_stages(s));
+    for (size_t at = 0; next_group(s->ranks, &at, &g);) TSR_TRY(settle_group(s, &g));
+    if (s->differing.count == 0 || s->ranks->sharded) return TSR_OK;
+    checkpoint->catalog.format = TSR_FORMAT_SHARDS;
+    return tsr_find_at(checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, s->err,
+                       "%llu %s not equal on all %u ranks: %s%s", (unsigned long long)s->differing.count,
+                       s->differing.count == 1 ? "tensor is" : "tensors are", s->ranks->ranks, s->differing.text,
+                       tsr_name_list_rest(&s->differing));
+}
+
+tsr_status tsr_rank_entries_settle(tsr_rank_entries *ranks, tsr_error *err)
+{
+    settling s = {.ranks = ranks, .err = err};
+    const tsr_store *store = ranks->checkpoint->store;
+    for (uint32_t f = 0; f < store->file_count && s.bytes_left < UINT64_MAX / 2; f++)
+        s.bytes_left += store->files[f].size < UINT64_MAX / 64 ? MAX_READS * store->files[f].size : UINT64_MAX / 4;
+    if (ranks->holders.count) qsort(ranks->holders.items, ranks->holders.count, sizeof(holder), by_number);
+    s.stages = tsr_map_new(ranks->checkpoint->host->allocator, 0, err);
+    if (!s.stages) return TSR_E_NOMEM;
+    tsr_status status = settle(&s);
+    tsr_map_free(s.stages);
+    return status;
+}

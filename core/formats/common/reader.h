@@ -1,0 +1,63 @@
+/* What each format's reader fills in, and the seam between them and tsr_checkpoint_open (formats/recognize/open.c). */
+#ifndef TSR_FORMATS_COMMON_READER_H
+#define TSR_FORMATS_COMMON_READER_H
+
+#include "tessera/checkpoint.h"
+
+struct tsr_checkpoint {
+    tsr_store *store;
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_findings *findings;
+    tsr_open_options options;
+    /* The files that recognition chose, in order (numbers in names by value): the one file, the index, the shards, the rank
+     * files. For dcp: the metadata file or files. Chosen by content; other files of the store may be anything. */
+    const uint32_t *files;
+    uint32_t file_count;
+    const uint32_t *listed; /* the files that are there of those that an index names */
+    uint32_t listed_count;
+    tsr_catalog catalog;
+    struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader is done */
+    const struct tsr_reader *reader;
+    void *state;           /* the reader's own, in the arena */
+    tsr_str incomplete;    /* why the save counts as interrupted, in the arena; empty: it does not */
+    bool is_probe;         /* only its format is asked for: what lies below it is of no interest */
+    bool names_unknown;    /* only a missing file has the names of the entries */
+    tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
+    uint64_t expansion;    /* bytes that what the input shares may still expand to (torch_survey.h) */
+};
+
+typedef struct tsr_reader {
+    tsr_format format;
+    /* Fills checkpoint->catalog and the findings; open.c refuses names that collide. Cleans up after itself when it fails:
+     * `close` is called only after it succeeded. */
+    tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);
+    /* NULL: chunks are raw, or their view is set. */
+    tsr_status (*locate)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                         tsr_view *out, tsr_error *err);
+    tsr_status (*extents)(tsr_checkpoint *checkpoint,
+                          tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err);
+    void (*close)(tsr_checkpoint *checkpoint); /* or NULL: frees what is outside the arena */
+    /* NULL: no CRCs are stated; else as tsr_checkpoint_crc, *known being false. The chunk's file is there and its view, if
+     * it has one, changes nothing. */
+    tsr_status (*crc)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                      bool *known, uint32_t *crc, tsr_error *err);
+} tsr_reader;
+
+/* Notes a file that the metadata names and that is not there; copies the name. */
+tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);
+/* Reports `parts/incomplete-save` at `file` (may be empty) and keeps the first message, which must live in the checkpoint's
+ * arena, for tsr_checkpoint_require. An empty message is out of memory. */
+tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file, tsr_str message, tsr_error *err);
+
+extern const tsr_reader tsr_reader_dcp;
+extern const tsr_reader tsr_reader_dcp_safetensors;
+extern const tsr_reader tsr_reader_safetensors;
+extern const tsr_reader tsr_reader_safetensors_index;
+extern const tsr_reader tsr_reader_safetensors_ranks;
+extern const tsr_reader tsr_reader_torch_zip;
+extern const tsr_reader tsr_reader_torch_legacy;
+extern const tsr_reader tsr_reader_torch_ranks;
+extern const tsr_reader tsr_reader_torch_index;
+
+#endif

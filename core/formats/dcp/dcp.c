@@ -1,0 +1,381 @@
+/* The catalog of a DCP checkpoint: `.metadata`, or the union of the rank-local `__R.metadata` files.
+ *
+ *   state_dict_metadata   FQN → tensor (dtype, size, chunks) or bytes      entries, in its order
+ *   planner_data          FQN → path from the root                          entry.path
+ *   storage_data          (FQN, offsets) → file, offset, length             dcp_place.c
+ *
+ * Boxes that occur twice (replicas, one a rank) are chunks once and `replicas` after that. */
+#include "base/try.h"
+#include "formats/dcp/dcp_state.h"
+#include "formats/pickle/pickle_verdict.h"
+#include "formats/torch/torch_survey.h"
+
+/* What loading the metadata with pickle would do beside making data. */
+static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err)
+{
+    const tsr_dcp_metadata *metadata = &source->metadata;
+    const tsr_store_file *file = &checkpoint->store->files[source->file];
+    const tsr_verdict verdict = {.pickle = metadata->pickle, .findings = checkpoint->findings, .file_name = file->name};
+    TSR_TRY(tsr_verdict_on_pickle(&verdict, err));
+    if (metadata->odd_enum != TSR_NO_POSITION)
+        TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_enum, TSR_STR("an enum class with something other than one plain value"), err));
+    if (metadata->odd_getattr != TSR_NO_POSITION)
+        TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_getattr, TSR_STR("builtins.getattr"), err));
+    if (metadata->unloadable != TSR_NO_POSITION)
+        TSR_TRY(tsr_verdict_unloadable(&verdict, metadata->unloadable, "there is no layout or memory format of that name", err));
+    if (metadata->newer != TSR_NO_POSITION) {
+        const tsr_place place = {file->name, metadata->newer, {NULL, 0}};
+        TSR_TRY(tsr_find(checkpoint->findings, "dcp/newer", place, err,
+                         "TensorProperties have more than five items: PyTorch 2.13 cannot load this metadata, a newer one can"));
+    }
+    return tsr_verdict_end(&verdict, metadata->pickle_end, file->size, err);
+}
+
+/* Entry `fqn`, new or seen in an earlier source. */
+static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *index, bool *inserted, tsr_error *err)
+{
+    tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    uint32_t *stored;
+    *index = tsr_map_get(state->names, fqn, TSR_DCP_NO_ENTRY);
+    *inserted = *index == TSR_DCP_NO_ENTRY;
+    if (!*inserted) return TSR_OK;
+    TSR_FAIL_IF(state->entries.count >= checkpoint->host->limits.entries || state->entries.count >= UINT32_MAX - 1, err,
+                TSR_E_LIMIT, TSR_NO_POSITION, "dcp: more than %llu entries",
+                (unsigned long long)checkpoint->host->limits.entries);
+    tsr_str copy = tsr_arena_str(checkpoint->arena, fqn, err);
+    if (!copy.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_map_put(state->names, copy, (uint32_t)state->entries.count, &stored, NULL, err));
+    tsr_entry *entry = tsr_vec_push(&state->entries, err);
+    if (!entry) return TSR_E_NOMEM;
+    entry->fqn = copy;
+    *index = *stored;
+    return TSR_OK;
+}
+
+/* What the metadata says of a tensor; another rank's metadata must say the same. */
+static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_source *source, const uint64_t *record, bool inserted,
+                             tsr_error *err)
+{
+    uint32_t rank;
+    const uint64_t *shape = tsr_dcp_dims(&source->metadata, tsr_dcp_high(record[0]), &rank);
+    tsr_dtype dtype = (tsr_dtype)(record[0] >> 8 & 0xFF);
+    bool same = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == dtype && entry->rank == rank &&
+                (rank == 0 || memcmp(entry->shape, shape, rank * sizeof *shape) == 0);
+    TSR_FAIL_IF(!inserted && !same, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dcp: '%.*s' has another dtype, size or kind in the metadata of another rank", TSR_STR_ARG(entry->fqn));
+    entry->kind = TSR_ENTRY_TENSOR;
+    entry->dtype = dtype;
+    entry->rank = rank;
+    entry->shape = shape;
+    entry->requires_grad = record[0] >> 16 & 1;
+    return TSR_OK;
+}
+
+static tsr_status set_chunks(const tsr_dcp_source *source, const tsr_entry *entry, const uint64_t *record, tsr_chunk *chunks,
+                             tsr_error *err)
+{
+    const uint64_t *words = tsr_dcp_chunks(&source->metadata, record);
+    for (uint64_t i = 0; i < record[1]; i++) {
+        uint32_t rank;
+        chunks[i] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX /* no record yet */};
+        chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(words[i]), &rank);
+        chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(words[i]), &rank);
+        TSR_FAIL_IF(rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "dcp: chunk %llu of '%.*s' has %u dimensions, the tensor has %u", (unsigned long long)i,
+                    TSR_STR_ARG(entry->fqn), rank, entry->rank);
+    }
+    return TSR_OK;
+}
+
+/* One pair of state_dict_metadata. */
+static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_ref key, tsr_ref value, tsr_error *err)
+{
+    tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    const tsr_dcp_metadata *metadata = &source->metadata;
+    const uint64_t *tensor = tsr_dcp_record(metadata, value, TSR_DCP_TENSOR);
+    tsr_str fqn = tsr_pickle_text(metadata->pickle, key);
+    TSR_FAIL_IF(tsr_pickle_kind_of(metadata->pickle, key) != TSR_PICKLE_STR, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dcp: a key of state_dict_metadata is not a string");
+    TSR_FAIL_IF(!tensor && !tsr_dcp_record(metadata, value, TSR_DCP_BYTES), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dcp: '%.*s' is neither a TensorStorageMetadata nor a BytesStorageMetadata", TSR_STR_ARG(fqn));
+    uint32_t index;
+    bool inserted;
+    TSR_TRY(entry_for(checkpoint, fqn, &index, &inserted, err));
+    tsr_entry *entry = (tsr_entry *)state->entries.items + index;
+    tsr_dcp_part *part = tsr_vec_push(&source->parts, err);
+    if (!part) return TSR_E_NOMEM;
+    *part = (tsr_dcp_part){source->chunk_count, tensor ? tensor[1] : 1, index};
+    source->chunk_count += part->count;
+    if (tensor) {
+        TSR_TRY(set_tensor(entry, source, tensor, inserted, err));
+        return set_chunks(source, entry, tensor, source->chunks + part->first, err);
+    }
+    TSR_FAIL_IF(!inserted && entry->kind != TSR_ENTRY_OBJECT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dcp: '%.*s' is a tensor in the metadata of one rank and an object in that of another", TSR_STR_ARG(fqn));
+    entry->kind = TSR_ENTRY_OBJECT;
+    source->chunks[part->first] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX};
+    return TSR_OK;
+}
+
+/* Chunks of all tensors together, and one for each object. */
+static uint64_t count_chunks(const tsr_dcp_source *source, const tsr_ref *pairs, size_t count)
+{
+    uint64_t total = 0;
+    for (size_t i = 1; i < count; i += 2) {
+        const uint64_t *tensor = tsr_dcp_record(&source->metadata, pairs[i], TSR_DCP_TENSOR);
+        total += tensor ? tensor[1] : 1;
+    }
+    return total;
+}
+
+static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
+{
+    size_t count;
+    const tsr_ref *pairs = tsr_pickle_items(source->metadata.pickle, source->metadata.state_dict, &count);
+    uint64_t before = tsr_dcp_state_of(checkpoint)->entries.count, total = count_chunks(source, pairs, count);
+    TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: %llu chunks",
+                (unsigned long long)total);
+    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, total * sizeof(tsr_chunk), checkpoint->host, err)); /* lists may be shared */
+    source->chunks = tsr_alloc(checkpoint->host->allocator, (size_t)total, sizeof(tsr_chunk), err);
+    if (!source->chunks) return TSR_E_NOMEM;
+    source->chunk_room = total;
+    for (size_t i = 0; i + 1 < count; i += 2) TSR_TRY(add_entry(checkpoint, source, pairs[i], pairs[i + 1], err));
+    uint64_t added = tsr_dcp_state_of(checkpoint)->entries.count - before;
+    TSR_FAIL_IF(tsr_dcp_state_of(checkpoint)->source_count == 1 && added < count / 2, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dcp: state_dict_metadata has the same key twice");
+    return TSR_OK;
+}
+
+/* One path of planner_data: a tuple of str (dict keys) and int (list positions). Anything else leaves a flat key. */
+static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle, tsr_entry *entry, tsr_ref path,
+                           tsr_error *err)
+{
+    size_t count;
+    const tsr_ref *items = tsr_pickle_items(pickle, path, &count);
+    if (tsr_pickle_kind_of(pickle, path) != TSR_PICKLE_TUPLE || count == 0 || count > UINT32_MAX) return TSR_OK;
+    uint64_t bytes = (uint64_t)count * sizeof(tsr_path_item); /* paths and their keys may be shared */
+    for (size_t i = 0; i < count && bytes <= checkpoint->expansion; i++) bytes += tsr_pickle_text(pickle, items[i]).size;
+    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, bytes, checkpoint->host, err));
+    tsr_path_item *out = tsr_arena_array(checkpoint->arena, count, sizeof *out, err);
+    if (!out) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, items[i]);
+        if (kind != TSR_PICKLE_STR && kind != TSR_PICKLE_INT) return TSR_OK;
+        out[i].kind = kind == TSR_PICKLE_STR ? TSR_PATH_KEY : TSR_PATH_INDEX;
+        out[i].integer = tsr_pickle_int(pickle, items[i]);
+        if (kind == TSR_PICKLE_STR) out[i].key = tsr_arena_str(checkpoint->arena, tsr_pickle_text(pickle, items[i]), err);
+        if (kind == TSR_PICKLE_STR && !out[i].key.data) return TSR_E_NOMEM;
+    }
+    entry->path = out;
+    entry->path_length = (uint32_t)count;
+    return TSR_OK;
+}
+
+static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err)
+{
+    tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    const tsr_pickle *pickle = source->metadata.pickle;
+    size_t count;
+    const tsr_ref *pairs = tsr_pickle_items(pickle, source->metadata.planner_data, &count);
+    for (size_t i = 0; i + 1 < count; i += 2) {
+        uint32_t index = tsr_map_get(state->names, tsr_pickle_text(pickle, pairs[i]), TSR_DCP_NO_ENTRY);
+        tsr_entry *entry = index == TSR_DCP_NO_ENTRY ? NULL : (tsr_entry *)state->entries.items + index;
+        if (entry && !entry->path) TSR_TRY(set_path(checkpoint, pickle, entry, pairs[i + 1], err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
+{
+    TSR_TRY(judge_pickle(checkpoint, source, err));
+    TSR_TRY(add_entries(checkpoint, source, err));
+    TSR_TRY(add_paths(checkpoint, source, err));
+    return tsr_dcp_place(checkpoint, source, err);
+}
+
+static tsr_status read_source(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
+{
+    tsr_bytes bytes;
+    const tsr_store_file *file = &checkpoint->store->files[source->file];
+    TSR_TRY(tsr_store_load(checkpoint->store, checkpoint->host, source->file, 0, file->size, &bytes, err));
+    tsr_expansion_add(&checkpoint->expansion, file->size);
+    tsr_status status = tsr_dcp_metadata_open(bytes.data, checkpoint->host, &source->metadata, err);
+    if (status == TSR_OK) status = read_parsed(checkpoint, source, err);
+    tsr_dcp_metadata_forget(&source->metadata);
+    tsr_bytes_free(&bytes);
+    if (status != TSR_OK) tsr_error_context(err, "%.*s", TSR_STR_ARG(file->name));
+    return status;
+}
+
+/* The chunks of every source, entry by entry. With one source they lie so already. */
+static tsr_status join_parts(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
+{
+    const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    for (uint32_t s = 0; s < state->source_count; s++) {
+        const tsr_dcp_part *parts = state->sources[s].parts.items;
+        for (size_t i = 0; i < state->sources[s].parts.count; i++) {
+            tsr_entry *entry = &entries[parts[i].entry];
+            if (state->source_count == 1) entry->chunks = state->sources[0].chunks + parts[i].first;
+            entry->chunk_count += parts[i].count;
+        }
+    }
+    if (state->source_count == 1) return TSR_OK;
+    for (uint64_t i = 0; i < count; i++) {
+        entries[i].chunks = tsr_arena_array(checkpoint->arena, (size_t)entries[i].chunk_count, sizeof(tsr_chunk), err);
+        if (!entries[i].chunks) return TSR_E_NOMEM;
+        entries[i].chunk_count = 0;
+    }
+    for (uint32_t s = 0; s < state->source_count; s++) {
+        const tsr_dcp_part *parts = state->sources[s].parts.items;
+        for (size_t i = 0; i < state->sources[s].parts.count; i++) {
+            tsr_entry *entry = &entries[parts[i].entry];
+            tsr_chunk *to = (tsr_chunk *)entry->chunks + entry->chunk_count;
+            if (parts[i].count) memcpy(to, state->sources[s].chunks + parts[i].first, (size_t)parts[i].count * sizeof *to);
+            entry->chunk_count += parts[i].count;
+        }
+    }
+    return TSR_OK;
+}
+
+static int compare_dims(const uint64_t *a, const uint64_t *b, uint32_t rank)
+{
+    for (uint32_t d = 0; d < rank; d++) {
+        if (a[d] != b[d]) return a[d] < b[d] ? -1 : 1;
+    }
+    return 0;
+}
+
+/* Whether offsets only grow: then no box can occur twice. */
+static bool offsets_grow(const tsr_entry *entry)
+{
+    for (uint64_t i = 1; i < entry->chunk_count; i++) {
+        if (entry->rank == 0 || compare_dims(entry->chunks[i - 1].offsets, entry->chunks[i].offsets, entry->rank) >= 0)
+            return false;
+    }
+    return true;
+}
+
+/* Moves second occurrences of a box behind the first ones. `keys` has room for one key a chunk. */
+static tsr_status split_with(tsr_entry *entry, tsr_map *boxes, char *keys, tsr_arena *scratch, tsr_error *err)
+{
+    size_t half = entry->rank * sizeof(uint64_t);
+    tsr_chunk *chunks = (tsr_chunk *)entry->chunks;
+    tsr_chunk *copies = tsr_arena_array(scratch, (size_t)entry->chunk_count, sizeof *copies, err);
+    if (!copies) return TSR_E_NOMEM;
+    uint64_t kept = 0, copied = 0;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        char *key = keys + 2 * half * i;
+        bool first;
+        if (half) memcpy(key, chunks[i].offsets, half);
+        if (half) memcpy(key + half, chunks[i].sizes, half);
+        TSR_TRY(tsr_map_put(boxes, (tsr_str){key, 2 * half}, 0, NULL, &first, err));
+        if (first) chunks[kept++] = chunks[i];
+        else copies[copied++] = chunks[i];
+    }
+    if (copied) memcpy(chunks + kept, copies, (size_t)copied * sizeof *copies);
+    entry->chunk_count = kept;
+    entry->replica_count = copied;
+    entry->replicas = copied ? chunks + kept : NULL;
+    return TSR_OK;
+}
+
+static tsr_status split_replicas(tsr_checkpoint *checkpoint, tsr_entry *entry, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    if (offsets_grow(entry)) return TSR_OK;
+    tsr_arena *scratch = tsr_arena_new(allocator, 0, err);
+    char *keys =
+        scratch ? tsr_arena_array(scratch, (size_t)entry->chunk_count, 2 * entry->rank * sizeof(uint64_t), err) : NULL;
+    tsr_map *boxes = keys ? tsr_map_new(allocator, (size_t)entry->chunk_count, err) : NULL;
+    tsr_status status = boxes ? split_with(entry, boxes, keys, scratch, err) : TSR_E_NOMEM;
+    tsr_map_free(boxes);
+    tsr_arena_free(scratch);
+    return status;
+}
+
+static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    for (uint32_t f = 0; f < checkpoint->store->file_count; f++) {
+        tsr_str name = checkpoint->store->files[f].name;
+        if (state->file_uses[f] != TSR_DCP_UNUSED) continue;
+        bool data =
+            tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size); /* below may be another save */
+        if (data && checkpoint->store->files[f].size == 0) continue; /* of a rank that had nothing to write */
+        tsr_level level = data ? TSR_WARNING : TSR_NOTE;
+        tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
+        TSR_TRY(tsr_find_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err,
+                            "no item of the metadata lies in '%.*s'", TSR_STR_ARG(name)));
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_all(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    for (uint32_t i = 0; i < state->source_count; i++) TSR_TRY(read_source(checkpoint, &state->sources[i], err));
+    uint64_t count = state->entries.count;
+    tsr_entry *entries = tsr_arena_array(checkpoint->arena, (size_t)count, sizeof *entries, err);
+    if (!entries) return TSR_E_NOMEM;
+    if (count) memcpy(entries, state->entries.items, (size_t)count * sizeof *entries);
+    TSR_TRY(join_parts(checkpoint, entries, count, err));
+    for (uint64_t i = 0; i < count; i++) TSR_TRY(split_replicas(checkpoint, &entries[i], err));
+    checkpoint->catalog.entries = entries;
+    checkpoint->catalog.entry_count = count;
+    checkpoint->catalog.compressed = state->zstd != NULL;
+    TSR_TRY(tsr_dcp_place_safetensors(checkpoint, err));
+    TSR_TRY(report_unreferenced(checkpoint, err));
+    return tsr_dcp_read_objects(checkpoint, entries, count, err);
+}
+
+/* What only opening needs. */
+static void free_work(tsr_dcp_state *state)
+{
+    tsr_map_free(state->names);
+    state->names = NULL;
+    tsr_vec_free(&state->entries);
+    for (uint32_t i = 0; i < state->source_count; i++) tsr_vec_free(&state->sources[i].parts);
+}
+
+static void close_dcp(tsr_checkpoint *checkpoint)
+{
+    tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    for (uint32_t i = 0; i < state->source_count; i++) {
+        tsr_dcp_metadata_close(&state->sources[i].metadata);
+        tsr_free(checkpoint->host->allocator, state->sources[i].chunks, (size_t)state->sources[i].chunk_room,
+                 sizeof(tsr_chunk));
+    }
+    tsr_map_free(state->zstd);
+}
+
+static tsr_status open_dcp(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    tsr_dcp_state *state = TSR_ARENA_NEW(checkpoint->arena, tsr_dcp_state, err);
+    if (!state) return TSR_E_NOMEM;
+    checkpoint->state = state;
+    state->entries = tsr_vec_of(allocator, sizeof(tsr_entry));
+    state->file_uses = tsr_arena_array(checkpoint->arena, checkpoint->store->file_count, 1, err);
+    state->sources = tsr_arena_array(checkpoint->arena, checkpoint->file_count, sizeof *state->sources, err);
+    if (!state->file_uses || !state->sources) return TSR_E_NOMEM;
+    state->source_count = checkpoint->file_count;
+    for (uint32_t i = 0; i < state->source_count; i++) {
+        state->sources[i].file = checkpoint->files[i];
+        state->file_uses[checkpoint->files[i]] = TSR_DCP_OBJECTS;
+        state->sources[i].parts = tsr_vec_of(allocator, sizeof(tsr_dcp_part));
+    }
+    state->names = tsr_map_new(allocator, 0, err);
+    tsr_status status = state->names ? read_all(checkpoint, err) : TSR_E_NOMEM;
+    free_work(state);
+    if (status != TSR_OK) close_dcp(checkpoint);
+    return status;
+}
+
+const tsr_reader tsr_reader_dcp = {
+    .format = TSR_FORMAT_DCP,
+    .open = open_dcp,
+    .locate = tsr_dcp_locate,
+    .extents = tsr_dcp_extents,
+    .close = close_dcp,
+    .crc = tsr_dcp_crc,
+};

@@ -1,0 +1,161 @@
+/* One item of a DCP data file: a torch.save archive, as it is or as one zstd stream (dcp_zstd.c).
+ *
+ *   [ archive/data.pkl | … | archive/data/0 | … | central directory ]   at [byte_offset, + byte_length) of the file */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "formats/dcp/dcp_state.h"
+#include "formats/torch/torch_flatten.h"
+#include "formats/torch/torch_survey.h"
+
+tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
+                             tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
+{
+    if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
+        return tsr_dcp_open_zstd(checkpoint, entry, chunk, arena, findings, out, err);
+    return tsr_torch_item_open(checkpoint->store, checkpoint->host, chunk->file, chunk->byte_offset, chunk->byte_length,
+                               arena, findings, out, err);
+}
+
+/* "[3, 4] float32" of a tensor, in the arena that is about to be thrown away with the error. */
+static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes, uint32_t rank, tsr_error *err)
+{
+    tsr_str text = {"", 0};
+    for (uint32_t d = 0; d < rank && text.data; d++) {
+        text = tsr_arena_format(arena, err, "%.*s%s%llu", TSR_STR_ARG(text), d ? ", " : "", (unsigned long long)sizes[d]);
+    }
+    return text.data ? tsr_arena_format(arena, err, "[%.*s] %s", TSR_STR_ARG(text), tsr_dtype_describe(dtype)->name) : text;
+}
+
+tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk,
+                           const tsr_torch_item *item, tsr_arena *arena, tsr_view *out, tsr_error *err)
+{
+    TSR_FAIL_IF(item->root->kind != TSR_VALUE_TENSOR, err, TSR_E_FORMAT, chunk->byte_offset,
+                "dcp: the item of '%.*s' holds no dense tensor", TSR_STR_ARG(entry->fqn));
+    const tsr_entry *inner = item->root->as.tensor;
+    bool same = inner->dtype == entry->dtype && inner->rank == entry->rank && inner->chunk_count == 1;
+    for (uint32_t d = 0; same && d < entry->rank; d++) same = inner->shape[d] == chunk->sizes[d];
+    if (!same) {
+        tsr_str found = describe(arena, inner->dtype, inner->shape, inner->rank, err),
+                wanted = describe(arena, entry->dtype, chunk->sizes, entry->rank, err);
+        if (!found.data || !wanted.data) return TSR_E_NOMEM;
+        return tsr_raise(err, TSR_E_FORMAT, chunk->byte_offset,
+                         "dcp: the item of '%.*s' holds a tensor %.*s; the metadata says %.*s", TSR_STR_ARG(entry->fqn),
+                         TSR_STR_ARG(found), TSR_STR_ARG(wanted));
+    }
+    const tsr_chunk *place = inner->chunks;
+    *out = place->view ? *place->view : (tsr_view){.file = place->file, .byte_offset = place->byte_offset};
+    return TSR_OK;
+}
+
+tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                          tsr_view *out, tsr_error *err)
+{
+    tsr_torch_item item;
+    tsr_status status = tsr_dcp_open_item(checkpoint, entry, chunk, scratch, NULL, &item, err);
+    if (status == TSR_OK) status = tsr_dcp_view_of(entry, chunk, &item, scratch, out, err);
+    if (status != TSR_OK) {
+        tsr_error_context(err, "item of '%.*s' at byte %llu of %.*s", TSR_STR_ARG(entry->fqn),
+                          (unsigned long long)chunk->byte_offset, TSR_STR_ARG(checkpoint->store->files[chunk->file].name));
+    }
+    return status;
+}
+
+tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                       bool *known, uint32_t *crc, tsr_error *err)
+{
+    tsr_torch_item item;
+    tsr_view view;
+    uint64_t bytes;
+    if (chunk->view || tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
+        return TSR_OK; /* no archive, or one in a stream */
+    TSR_TRY(tsr_dcp_open_item(checkpoint, entry, chunk, scratch, NULL, &item, err));
+    TSR_TRY(tsr_dcp_view_of(entry, chunk, &item, scratch, &view, err));
+    if (!tsr_entry_bytes(item.root->as.tensor, &bytes) || !tsr_view_is_plain(&view) || item.zip.crc_absent) return TSR_OK;
+    for (uint32_t i = 0; i < item.zip.count && !*known; i++) {
+        const tsr_zip_member *member = &item.zip.members[i];
+        *known = member->byte_offset == view.byte_offset && member->size == bytes;
+        *crc = *known ? member->crc32 : 0;
+    }
+    return TSR_OK;
+}
+
+/* ---- byte items ---- */
+
+tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why,
+                            tsr_error *err)
+{
+    if (why->status == TSR_E_NOMEM || why->status == TSR_E_CANCELLED)
+        return tsr_raise(err, why->status, why->byte_position, "%s", why->message);
+    uint64_t position = why->byte_position == TSR_NO_POSITION ? chunk->byte_offset : why->byte_position;
+    tsr_place place = {checkpoint->store->files[chunk->file].name, position, entry->fqn};
+    return tsr_find(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
+}
+
+/* Objects that were read, by the place of their items: metadata can name one item for any number of entries. */
+typedef struct read_items {
+    tsr_map *seen;   /* containers looked into for tensors */
+    tsr_map *places; /* {file, byte_offset, byte_length} → entry */
+    uint64_t left;   /* bytes that items may still take: all files together, once */
+} read_items;
+
+static tsr_status read_new_object(tsr_checkpoint *checkpoint, tsr_entry *entry, read_items *items, tsr_error *err)
+{
+    const tsr_chunk *chunk = &entry->chunks[0];
+    tsr_torch_item item;
+    tsr_error why = {0};
+    TSR_FAIL_IF(chunk->byte_length > items->left, err, TSR_E_LIMIT, chunk->byte_offset,
+                "dcp: the item of '%.*s' overlaps others: together the items of objects have more bytes than the files",
+                TSR_STR_ARG(entry->fqn));
+    items->left -= chunk->byte_length;
+    tsr_status status = tsr_dcp_open_item(checkpoint, entry, chunk, checkpoint->arena, checkpoint->findings, &item, &why);
+    if (status != TSR_OK) return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
+    tsr_expansion_add(&checkpoint->expansion, item.pickle_bytes < chunk->byte_length ? item.pickle_bytes : chunk->byte_length);
+    return tsr_torch_leaf(item.root, checkpoint->host, items->seen, checkpoint->arena, entry, err);
+}
+
+static void copy_object(const tsr_entry *from, tsr_entry *to)
+{
+    to->kind = from->kind;
+    to->value = from->value;
+    to->type = from->type;
+    to->dtype = from->dtype;
+    to->shape = from->shape;
+    to->rank = from->rank;
+}
+
+static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t number, read_items *items,
+                              tsr_error *err)
+{
+    tsr_entry *entry = &entries[number];
+    const tsr_chunk *chunk = &entry->chunks[0];
+    entry->type = TSR_STR("object");
+    if (chunk->file == TSR_NO_FILE || checkpoint->options.skip_objects) return TSR_OK;
+    uint64_t *place = tsr_arena_array(checkpoint->arena, 3, sizeof *place, err);
+    if (!place) return TSR_E_NOMEM;
+    place[0] = chunk->file;
+    place[1] = chunk->byte_offset;
+    place[2] = chunk->byte_length;
+    uint32_t *first;
+    bool fresh;
+    const tsr_str key = {(const char *)place, 3 * sizeof *place};
+    TSR_TRY(tsr_map_put(items->places, key, (uint32_t)number, &first, &fresh, err));
+    if (fresh) TSR_TRY(read_new_object(checkpoint, entry, items, err));
+    else copy_object(&entries[*first], entry);
+    return tsr_expansion_take_value(&checkpoint->expansion, &entry->value, checkpoint->arena, err);
+}
+
+tsr_status tsr_dcp_read_objects(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    read_items items = {.seen = tsr_map_new(checkpoint->host->allocator, 0, err)};
+    items.places = items.seen ? tsr_map_new(checkpoint->host->allocator, 0, err) : NULL;
+    if (!items.places) status = TSR_E_NOMEM;
+    for (uint32_t i = 0; i < checkpoint->store->file_count; i++)
+        if (!tsr_add_u64(items.left, checkpoint->store->files[i].size, &items.left)) items.left = UINT64_MAX;
+    for (uint64_t i = 0; i < count && status == TSR_OK; i++) {
+        if (entries[i].kind == TSR_ENTRY_OBJECT) status = read_object(checkpoint, entries, i, &items, err);
+    }
+    tsr_map_free(items.seen);
+    tsr_map_free(items.places);
+    return status;
+}

@@ -1,0 +1,366 @@
+/* Where the chunks of a DCP checkpoint lie: storage_data's records meet the chunks of state_dict_metadata.
+ *
+ * A MetadataIndex is (FQN, offsets); its `index` is a hint that does not count for equality. */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "formats/dcp/dcp_state.h"
+
+#define NO_RECORD  UINT64_MAX       /* byte_length of a chunk that no record placed yet */
+#define UNRESOLVED (UINT32_MAX - 1) /* a path not met yet */
+
+typedef struct placer {
+    tsr_checkpoint *checkpoint;
+    tsr_dcp_source *source;
+    tsr_arena *scratch;
+    tsr_map *by_offsets; /* (entry, offsets) → chunk of the source; NULL until a hint fails */
+    uint32_t *parts_of; /* by number of an FQN: 1 + part of the source, or 0 */
+    uint32_t *files_of; /* by number of a path: the file of the store, TSR_NO_FILE, or UNRESOLVED */
+} placer;
+
+/* One record of storage_data. */
+typedef struct record {
+    tsr_str fqn;
+    const tsr_dcp_part *part; /* NULL: no entry of this source */
+    const uint64_t *offsets;  /* NULL: none */
+    uint32_t rank;
+    uint32_t hint;
+    uint32_t path;
+    int64_t byte_offset, byte_length;
+    bool zstd;
+} record;
+
+static tsr_place metadata_place(const placer *p, tsr_str fqn)
+{
+    return (tsr_place){p->checkpoint->store->files[p->source->file].name, TSR_NO_POSITION, fqn};
+}
+
+/* "[3, 0]" into a buffer, cut with "…" where it does not fit. */
+static const char *dims_text(const uint64_t *dims, uint32_t rank, char *out, size_t size)
+{
+    size_t used = 0;
+    out[used++] = '[';
+    for (uint32_t d = 0; d < rank && used + 30 < size; d++) {
+        char digits[20];
+        int count = 0;
+        uint64_t value = dims[d];
+        do digits[count++] = (char)('0' + value % 10);
+        while (value /= 10);
+        if (d) out[used++] = ',', out[used++] = ' ';
+        while (count) out[used++] = digits[--count];
+    }
+    out[used++] = ']';
+    out[used] = '\0';
+    return out;
+}
+
+static bool stays_inside(tsr_str path)
+{
+    if (path.size == 0 || path.data[0] == '/' || memchr(path.data, '\\', path.size) || memchr(path.data, '\0', path.size))
+        return false;
+    if (path.size > 1 && path.data[1] == ':') return false;
+    for (size_t at = 0; at <= path.size;) {
+        const char *slash = at < path.size ? memchr(path.data + at, '/', path.size - at) : NULL;
+        size_t end = slash ? (size_t)(slash - path.data) : path.size;
+        if (tsr_str_equal((tsr_str){path.data + at, end - at}, TSR_STR(".."))) return false;
+        at = end + 1;
+    }
+    return true;
+}
+
+/* The store's file for a path that is met for the first time; what is wrong with it is found here, once. */
+static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_error *err)
+{
+    const tsr_str path = tsr_dcp_name_text(&p->source->metadata.paths, r->path);
+    tsr_findings *findings = p->checkpoint->findings;
+    const tsr_store *store = p->checkpoint->store;
+    tsr_str metadata = store->files[p->source->file].name;
+    *file = TSR_NO_FILE;
+    if (!stays_inside(path)) {
+        return tsr_find(findings, "dcp/path-outside", metadata_place(p, r->fqn), err,
+                        "storage_data places items in '%.*s', outside the checkpoint's folder; it is not opened",
+                        TSR_STR_ARG(path));
+    }
+    size_t folder = metadata.size;
+    while (folder && metadata.data[folder - 1] != '/') folder--;
+    tsr_str name = tsr_arena_format(p->scratch, err, "%.*s%.*s", (int)folder, metadata.data, TSR_STR_ARG(path));
+    if (!name.data) return TSR_E_NOMEM;
+    *file = tsr_store_find(store, name);
+    if (*file != TSR_NO_FILE) return TSR_OK;
+    TSR_TRY(tsr_checkpoint_lacks(p->checkpoint, name, err));
+    return tsr_find(findings, "dcp/missing-file", (tsr_place){name, TSR_NO_POSITION, r->fqn}, err,
+                    "the data file '%.*s', which storage_data names, is not there", TSR_STR_ARG(name));
+}
+
+static tsr_status file_of(placer *p, const record *r, uint32_t *file, tsr_error *err)
+{
+    uint32_t *known = &p->files_of[r->path];
+    if (*known == UNRESOLVED) TSR_TRY(resolve_path(p, r, known, err));
+    *file = *known;
+    return TSR_OK;
+}
+
+/* ---- from (FQN, offsets) to a chunk ---- */
+
+static tsr_status box_key(tsr_arena *arena, uint32_t entry, const uint64_t *offsets, uint32_t rank, tsr_str *out,
+                          tsr_error *err)
+{
+    size_t size = sizeof entry + rank * sizeof *offsets;
+    char *key = tsr_arena_array(arena, size, 1, err);
+    if (!key) return TSR_E_NOMEM;
+    memcpy(key, &entry, sizeof entry);
+    if (rank) memcpy(key + sizeof entry, offsets, rank * sizeof *offsets);
+    *out = (tsr_str){key, size};
+    return TSR_OK;
+}
+
+static tsr_status index_offsets(placer *p, tsr_error *err)
+{
+    const tsr_entry *entries = tsr_dcp_state_of(p->checkpoint)->entries.items;
+    const tsr_dcp_part *parts = p->source->parts.items;
+    TSR_FAIL_IF(p->source->chunk_count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "dcp: too many chunks to match without their index");
+    p->by_offsets = tsr_map_new(p->checkpoint->host->allocator, (size_t)p->source->chunk_count, err);
+    if (!p->by_offsets) return TSR_E_NOMEM;
+    for (size_t i = 0; i < p->source->parts.count; i++) {
+        const tsr_entry *entry = &entries[parts[i].entry];
+        for (uint64_t c = 0; c < parts[i].count; c++) {
+            tsr_str key;
+            const tsr_chunk *chunk = &p->source->chunks[parts[i].first + c];
+            TSR_TRY(box_key(p->scratch, parts[i].entry, chunk->offsets, entry->rank, &key, err));
+            TSR_TRY(tsr_map_put(p->by_offsets, key, (uint32_t)(parts[i].first + c), NULL, NULL, err));
+        }
+    }
+    return TSR_OK;
+}
+
+static bool same_dims(const uint64_t *a, const uint64_t *b, uint32_t rank)
+{
+    for (uint32_t d = 0; a != b && d < rank; d++) {
+        if (a[d] != b[d]) return false;
+    }
+    return true;
+}
+
+/* The chunk of a part at these offsets, or NULL. */
+static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *offsets, uint32_t rank, uint32_t hint,
+                           tsr_chunk **out, tsr_error *err)
+{
+    tsr_chunk *chunks = p->source->chunks;
+    if (hint < part->count && same_dims(chunks[part->first + hint].offsets, offsets, rank)) {
+        *out = &chunks[part->first + hint];
+        return TSR_OK;
+    }
+    tsr_str key;
+    if (!p->by_offsets) TSR_TRY(index_offsets(p, err));
+    TSR_TRY(box_key(p->scratch, part->entry, offsets, rank, &key, err));
+    uint32_t found = tsr_map_get(p->by_offsets, key, UINT32_MAX);
+    *out = found == UINT32_MAX ? NULL : &chunks[found];
+    return TSR_OK;
+}
+
+/* The chunk that a record is of. NULL: none, and a finding says why. */
+static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr_chunk **out, tsr_error *err)
+{
+    char text[256];
+    const tsr_dcp_part *part = r->part;
+    *out = NULL;
+    if (!part) {
+        return tsr_find(p->checkpoint->findings, "dcp/record-without-entry", metadata_place(p, r->fqn), err,
+                        "storage_data has an item of '%.*s', which state_dict_metadata does not list", TSR_STR_ARG(r->fqn));
+    }
+    *entry = (const tsr_entry *)tsr_dcp_state_of(p->checkpoint)->entries.items + part->entry;
+    bool tensor = (*entry)->kind == TSR_ENTRY_TENSOR;
+    if (!tensor && !r->offsets) *out = &p->source->chunks[part->first];
+    if (tensor && r->offsets && r->rank == (*entry)->rank)
+        TSR_TRY(chunk_at(p, part, r->offsets, r->rank, r->hint, out, err));
+    if (!*out) {
+        return tsr_find(p->checkpoint->findings, "dcp/record-without-chunk", metadata_place(p, r->fqn), err,
+                        "storage_data has an item of '%.*s' at offsets %s, where the metadata lists no chunk",
+                        TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
+    }
+    if ((*out)->byte_length == NO_RECORD) return TSR_OK;
+    *out = NULL;
+    return tsr_find(p->checkpoint->findings, "dcp/duplicate-record", metadata_place(p, r->fqn), err,
+                    "storage_data has two items of '%.*s' at offsets %s", TSR_STR_ARG(r->fqn),
+                    r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
+}
+
+/* ---- placing ---- */
+
+static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_error *err)
+{
+    const tsr_store_file *f = &p->checkpoint->store->files[file];
+    char text[256];
+    return tsr_find(p->checkpoint->findings, "dcp/beyond-end",
+                    (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn}, err,
+                    "'%.*s' at offsets %s is placed at byte %lld with %lld bytes; '%.*s' has %llu", TSR_STR_ARG(r->fqn),
+                    r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none", (long long)r->byte_offset,
+                    (long long)r->byte_length, TSR_STR_ARG(f->name), (unsigned long long)f->size);
+}
+
+/* Told by a file's first tensor. SAFETENSORS items have exactly their elements' bytes; a torch.save blob is always longer.
+ */
+static tsr_dcp_use use_of(const tsr_entry *entry, const tsr_chunk *chunk, bool zstd)
+{
+    uint64_t elements = 1, bytes;
+    if (entry->kind != TSR_ENTRY_TENSOR) return TSR_DCP_OBJECTS;
+    if (zstd) return TSR_DCP_TORCH;
+    for (uint32_t d = 0; d < entry->rank; d++) {
+        if (!tsr_mul_u64(elements, chunk->sizes[d], &elements)) return TSR_DCP_TORCH;
+    }
+    return tsr_dtype_bytes(entry->dtype, elements, &bytes) && bytes == chunk->byte_length ? TSR_DCP_SAFETENSORS
+                                                                                          : TSR_DCP_TORCH;
+}
+
+static void item_key(const tsr_chunk *chunk, char key[12])
+{
+    memcpy(key, &chunk->file, 4);
+    memcpy(key + 4, &chunk->byte_offset, 8);
+}
+
+bool tsr_dcp_is_zstd(const tsr_dcp_state *state, const tsr_chunk *chunk)
+{
+    char key[12];
+    item_key(chunk, key);
+    return state->zstd && tsr_map_get(state->zstd, (tsr_str){key, sizeof key}, 0);
+}
+
+static tsr_status note_zstd(tsr_checkpoint *checkpoint, const tsr_chunk *chunk, tsr_error *err)
+{
+    tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    if (!state->zstd) state->zstd = tsr_map_new(checkpoint->host->allocator, 0, err);
+    char *key = state->zstd ? tsr_arena_array(checkpoint->arena, 12, 1, err) : NULL;
+    if (!key) return TSR_E_NOMEM;
+    item_key(chunk, key);
+    return tsr_map_put(state->zstd, (tsr_str){key, 12}, 1, NULL, NULL, err);
+}
+
+static tsr_status place_one(placer *p, const record *r, tsr_error *err)
+{
+    const tsr_entry *entry = NULL;
+    tsr_chunk *chunk;
+    uint32_t file;
+    uint64_t end;
+    TSR_TRY(file_of(p, r, &file, err));
+    if (file != TSR_NO_FILE && tsr_dcp_state_of(p->checkpoint)->file_uses[file] == TSR_DCP_UNUSED)
+        tsr_dcp_state_of(p->checkpoint)->file_uses[file] = TSR_DCP_OBJECTS; /* listed, whatever lies in it */
+    TSR_TRY(match(p, r, &entry, &chunk, err));
+    if (!chunk) return TSR_OK;
+    chunk->byte_offset = (uint64_t)r->byte_offset;
+    chunk->byte_length = (uint64_t)r->byte_length;
+    if (file == TSR_NO_FILE) return TSR_OK;
+    uint8_t *use = &tsr_dcp_state_of(p->checkpoint)->file_uses[file];
+    if (*use <= TSR_DCP_OBJECTS) *use = (uint8_t)use_of(entry, chunk, r->zstd);
+    if (r->byte_offset < 0 || r->byte_length < 0 || !tsr_add_u64(chunk->byte_offset, chunk->byte_length, &end) ||
+        end > p->checkpoint->store->files[file].size) {
+        if (r->byte_offset < 0 || r->byte_length < 0) chunk->byte_offset = chunk->byte_length = 0;
+        return find_beyond(p, r, file, err);
+    }
+    chunk->file = file;
+    return r->zstd ? note_zstd(p->checkpoint, chunk, err) : TSR_OK;
+}
+
+static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *err)
+{
+    const tsr_dcp_metadata *metadata = &p->source->metadata;
+    const uint64_t *index = tsr_dcp_record(metadata, key, TSR_DCP_INDEX),
+                   *storage = tsr_dcp_record(metadata, value, TSR_DCP_STORAGE);
+    TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dcp: storage_data holds something other than MetadataIndex: _StorageInfo");
+    uint32_t fqn = tsr_dcp_high(index[0]), part = p->parts_of[fqn];
+    record r = {.fqn = tsr_dcp_name_text(&metadata->fqns, fqn),
+                .part = part ? (const tsr_dcp_part *)p->source->parts.items + part - 1 : NULL,
+                .hint = tsr_dcp_low(index[1]),
+                .path = tsr_dcp_high(storage[0]),
+                .byte_offset = (int64_t)storage[1],
+                .byte_length = (int64_t)storage[2],
+                .zstd = storage[0] >> 8 & 1};
+    if (tsr_dcp_high(index[1]) != TSR_DCP_NO_DIMS) r.offsets = tsr_dcp_dims(metadata, tsr_dcp_high(index[1]), &r.rank);
+    return place_one(p, &r, err);
+}
+
+/* A box that occurs twice in the list of chunks has one record: all its occurrences lie there. First the record reaches
+ * the first occurrence, which is the one that look-ups find, then all others. */
+static tsr_status place_twins(placer *p, const tsr_dcp_part *part, const tsr_entry *entry, bool from_first, tsr_error *err)
+{
+    for (uint64_t c = 0; c < part->count; c++) {
+        tsr_chunk *chunk = &p->source->chunks[part->first + c], *first;
+        if ((chunk->byte_length == NO_RECORD) != from_first) continue;
+        TSR_TRY(chunk_at(p, part, chunk->offsets, entry->rank, UINT32_MAX, &first, err));
+        tsr_chunk *to = from_first ? chunk : first, *from = from_first ? first : chunk;
+        if (to->byte_length == NO_RECORD && from->byte_length != NO_RECORD && same_dims(to->sizes, from->sizes, entry->rank))
+            *to = *from;
+    }
+    return TSR_OK;
+}
+
+static tsr_status report_unplaced_of(placer *p, const tsr_dcp_part *part, const tsr_entry *entry, tsr_error *err)
+{
+    for (uint64_t c = 0; c < part->count; c++) {
+        char text[256];
+        tsr_chunk *chunk = &p->source->chunks[part->first + c];
+        if (chunk->byte_length != NO_RECORD) continue;
+        chunk->byte_length = 0;
+        const char *offsets =
+            entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->rank, text, sizeof text) : "none";
+        TSR_TRY(tsr_find(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
+                         "chunk %llu of '%.*s' (offsets %s) has no item in storage_data: its bytes are nowhere",
+                         (unsigned long long)c, TSR_STR_ARG(entry->fqn), offsets));
+    }
+    return TSR_OK;
+}
+
+static tsr_status report_unplaced(placer *p, tsr_error *err)
+{
+    const tsr_entry *entries = tsr_dcp_state_of(p->checkpoint)->entries.items;
+    const tsr_dcp_part *parts = p->source->parts.items;
+    for (size_t i = 0; i < p->source->parts.count; i++) {
+        const tsr_entry *entry = &entries[parts[i].entry];
+        uint64_t c = 0;
+        while (c < parts[i].count && p->source->chunks[parts[i].first + c].byte_length != NO_RECORD) c++;
+        if (c == parts[i].count) continue;
+        if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(place_twins(p, &parts[i], entry, false, err));
+        if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(place_twins(p, &parts[i], entry, true, err));
+        TSR_TRY(report_unplaced_of(p, &parts[i], entry, err));
+    }
+    return TSR_OK;
+}
+
+/* Which part of the source an FQN of storage_data is; none where state_dict_metadata does not list it. */
+static tsr_status find_parts(placer *p, tsr_error *err)
+{
+    const tsr_dcp_state *state = tsr_dcp_state_of(p->checkpoint);
+    const tsr_dcp_names *fqns = &p->source->metadata.fqns;
+    const tsr_dcp_part *parts = p->source->parts.items;
+    uint32_t *part_of = tsr_arena_array(p->scratch, state->entries.count, sizeof *part_of, err); /* by entry */
+    p->parts_of = part_of ? tsr_arena_array(p->scratch, fqns->list.count, sizeof *p->parts_of, err) : NULL;
+    if (!p->parts_of) return TSR_E_NOMEM;
+    for (size_t i = 0; i < p->source->parts.count; i++) part_of[parts[i].entry] = (uint32_t)i + 1;
+    for (uint32_t i = 0; i < fqns->list.count; i++) {
+        uint32_t entry = tsr_map_get(state->names, tsr_dcp_name_text(fqns, i), TSR_DCP_NO_ENTRY);
+        if (entry != TSR_DCP_NO_ENTRY) p->parts_of[i] = part_of[entry];
+    }
+    return TSR_OK;
+}
+
+static tsr_status place_all(placer *p, tsr_error *err)
+{
+    size_t count, paths = p->source->metadata.paths.list.count;
+    const tsr_ref *pairs = tsr_pickle_items(p->source->metadata.pickle, p->source->metadata.storage_data, &count);
+    TSR_TRY(find_parts(p, err));
+    p->files_of = tsr_arena_array(p->scratch, paths, sizeof *p->files_of, err);
+    if (!p->files_of) return TSR_E_NOMEM;
+    for (size_t i = 0; i < paths; i++) p->files_of[i] = UNRESOLVED;
+    for (size_t i = 0; i + 1 < count; i += 2) TSR_TRY(place_pair(p, pairs[i], pairs[i + 1], err));
+    return report_unplaced(p, err);
+}
+
+tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    placer p = {.checkpoint = checkpoint, .source = source, .scratch = tsr_arena_new(allocator, 0, err)};
+    tsr_status status = p.scratch ? place_all(&p, err) : TSR_E_NOMEM;
+    tsr_map_free(p.by_offsets);
+    tsr_arena_free(p.scratch);
+    return status;
+}

@@ -1,0 +1,268 @@
+/* See tessera/salvage.h. */
+#include "tessera/salvage.h"
+
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "formats/dcp/salvage_items.h"
+
+/* An item that the other checkpoint has. */
+typedef struct model_item {
+    tsr_str file;
+    uint64_t byte_offset;
+    uint64_t entry; /* of its catalog */
+    const tsr_chunk *chunk;
+    bool replica; /* a further copy: it lies there and is not written down */
+} model_item;
+
+typedef struct salvager {
+    tsr_store *store;
+    const tsr_host *host;
+    const tsr_catalog *like;
+    tsr_arena *arena;
+    tsr_findings *findings;
+    const tsr_salvage_progress *progress;
+    uint64_t byte_done, byte_total;
+    tsr_salvage *out;
+    tsr_error *err;
+    tsr_vec model;   /* of model_item, by file and offset */
+    tsr_vec entries; /* of tsr_dcp_new_entry: those of `like` first, in its order */
+} salvager;
+
+static bool step(void *ctx, uint64_t byte_at)
+{
+    const salvager *s = ctx;
+    const tsr_salvage_progress *p = s->progress;
+    return !p || p->step(p->ctx, s->byte_done + byte_at, s->byte_total);
+}
+
+/* ---- the other checkpoint ---- */
+
+static int by_place(const void *left, const void *right)
+{
+    const model_item *a = left, *b = right;
+    const int order = tsr_str_compare(a->file, b->file);
+    return order ? order : (a->byte_offset > b->byte_offset) - (a->byte_offset < b->byte_offset);
+}
+
+static tsr_status add_chunks(salvager *s, const tsr_chunk *chunks, uint64_t count, uint64_t entry, bool replicas)
+{
+    for (uint64_t c = 0; c < count; c++) {
+        if (chunks[c].file >= s->like->store->file_count) continue;
+        model_item *item = tsr_vec_push(&s->model, s->err);
+        if (!item) return TSR_E_NOMEM;
+        *item = (model_item){s->like->store->files[chunks[c].file].name, chunks[c].byte_offset, entry, &chunks[c], replicas};
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_entry(salvager *s, const tsr_entry *entry, uint64_t number)
+{
+    tsr_dcp_new_entry *added = tsr_vec_push(&s->entries, s->err);
+    tsr_path_item *path = TSR_ARENA_NEW(s->arena, tsr_path_item, s->err);
+    tsr_dcp_new_item *items = tsr_arena_array(s->arena, (size_t)entry->chunk_count, sizeof *items, s->err);
+    if (!added || !path || !items) return TSR_E_NOMEM;
+    *path = (tsr_path_item){.kind = TSR_PATH_KEY, .key = entry->fqn};
+    *added = (tsr_dcp_new_entry){.fqn = entry->fqn,
+                                 .path = entry->path_length ? entry->path : path,
+                                 .path_length = entry->path_length ? entry->path_length : 1,
+                                 .tensor = entry->kind == TSR_ENTRY_TENSOR,
+                                 .requires_grad = entry->requires_grad,
+                                 .dtype = entry->dtype,
+                                 .rank = entry->rank,
+                                 .shape = entry->shape,
+                                 .items = items};
+    TSR_TRY(add_chunks(s, entry->chunks, entry->chunk_count, number, false));
+    return add_chunks(s, entry->replicas, entry->replica_count, number, true);
+}
+
+static tsr_status take_model(salvager *s)
+{
+    for (uint64_t i = 0; s->like && i < s->like->entry_count; i++) TSR_TRY(add_entry(s, &s->like->entries[i], i));
+    if (s->model.count) qsort(s->model.items, s->model.count, sizeof(model_item), by_place);
+    return TSR_OK;
+}
+
+/* ---- items ---- */
+
+static void place_item(tsr_dcp_new_entry *entry, const tsr_chunk *box, tsr_str file, const tsr_salvaged_item *item)
+{
+    ((tsr_dcp_new_item *)(uintptr_t)entry->items)[entry->item_count++] =
+        (tsr_dcp_new_item){box->offsets, box->sizes, file, item->byte_offset, item->byte_length};
+}
+
+static bool fits(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_salvaged_item *item)
+{
+    bool same = (entry->kind == TSR_ENTRY_TENSOR) == item->tensor;
+    if (!item->tensor || !same) return same;
+    same = entry->dtype == item->dtype && entry->rank == item->rank;
+    for (uint32_t d = 0; same && d < item->rank; d++) same = chunk->sizes[d] == item->sizes[d];
+    return same;
+}
+
+/* A tensor or object of its own, named after its place. */
+static tsr_status add_unnamed(salvager *s, tsr_str file, uint64_t number, const tsr_salvaged_item *item)
+{
+    tsr_dcp_new_entry *entry = tsr_vec_push(&s->entries, s->err);
+    tsr_path_item *path = TSR_ARENA_NEW(s->arena, tsr_path_item, s->err);
+    tsr_dcp_new_item *place = TSR_ARENA_NEW(s->arena, tsr_dcp_new_item, s->err);
+    uint64_t *zeros = tsr_arena_array(s->arena, item->rank, sizeof *zeros, s->err);
+    if (!entry || !path || !place || !zeros) return TSR_E_NOMEM;
+    const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s#%llu", TSR_STR_ARG(file), (unsigned long long)number);
+    if (!name.data) return TSR_E_NOMEM;
+    *path = (tsr_path_item){.kind = TSR_PATH_KEY, .key = name};
+    *place = (tsr_dcp_new_item){zeros, item->sizes, file, item->byte_offset, item->byte_length};
+    *entry = (tsr_dcp_new_entry){.fqn = name,
+                                 .path = path,
+                                 .path_length = 1,
+                                 .tensor = item->tensor,
+                                 .requires_grad = item->requires_grad,
+                                 .dtype = item->dtype,
+                                 .rank = item->rank,
+                                 .shape = item->sizes,
+                                 .items = place,
+                                 .item_count = 1};
+    s->out->unnamed++;
+    return TSR_OK;
+}
+
+static tsr_status find_lost(salvager *s, const model_item *lost)
+{
+    const tsr_entry *entry = &s->like->entries[lost->entry];
+    const tsr_place place = {lost->file, TSR_NO_POSITION, entry->fqn};
+    if (lost->replica) return TSR_OK;
+    s->out->lost++;
+    return tsr_find(s->findings, "repair/lost", place, s->err, "an item of '%.*s' is not in '%.*s' any more",
+                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(lost->file));
+}
+
+/* The items of one file against those that the other checkpoint has in its file of that name: the n-th is the n-th. One that
+ * does not fit shows that the files are of another kind of save; from there on nothing is taken for named. */
+static tsr_status name_items(salvager *s, tsr_str file, const model_item *model, size_t model_count,
+                             const tsr_salvaged_item *items, size_t count)
+{
+    size_t n = 0;
+    for (; n < count && n < model_count; n++) {
+        const tsr_entry *entry = &s->like->entries[model[n].entry];
+        if (!fits(entry, model[n].chunk, &items[n])) break;
+        if (!model[n].replica)
+            place_item(&((tsr_dcp_new_entry *)s->entries.items)[model[n].entry], model[n].chunk, file, &items[n]);
+    }
+    if (n < count && n < model_count) {
+        const tsr_str fqn = s->like->entries[model[n].entry].fqn;
+        const tsr_place place = {file, items[n].byte_offset, fqn};
+        TSR_TRY(tsr_find(s->findings, "repair/unlike", place, s->err,
+                         "item %zu of '%.*s' is not what '%.*s' is in the other checkpoint: it was saved otherwise", n,
+                         TSR_STR_ARG(file), TSR_STR_ARG(fqn)));
+    }
+    for (size_t lost = n; lost < model_count; lost++) TSR_TRY(find_lost(s, &model[lost]));
+    for (; n < count; n++) TSR_TRY(add_unnamed(s, file, n, &items[n]));
+    return TSR_OK;
+}
+
+/* The first item of `file`, or of a file behind it. */
+static size_t first_of(const salvager *s, tsr_str file, bool behind)
+{
+    const model_item *items = s->model.items;
+    size_t low = 0, high = s->model.count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = tsr_str_compare(items[middle].file, file);
+        if (order < 0 || (behind && order == 0)) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static void model_of(const salvager *s, tsr_str file, const model_item **first, size_t *count)
+{
+    const model_item *items = s->model.items;
+    const size_t from = first_of(s, file, false);
+    *first = items ? items + from : NULL;
+    *count = first_of(s, file, true) - from;
+}
+
+static bool is_data_file(tsr_str name)
+{
+    return tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size);
+}
+
+static tsr_status take_file(salvager *s, uint32_t file)
+{
+    const tsr_str name = s->store->files[file].name;
+    const model_item *model;
+    size_t model_count;
+    tsr_vec items = tsr_vec_of(s->host->allocator, sizeof(tsr_salvaged_item));
+    tsr_status status = tsr_salvage_file(s->store, s->host, file, s->arena, s->findings, step, s, &items, s->err);
+    model_of(s, name, &model, &model_count);
+    if (status == TSR_OK) status = name_items(s, name, model, model_count, items.items, items.count);
+    s->out->items += items.count;
+    s->out->files++;
+    s->byte_done += s->store->files[file].size;
+    tsr_vec_free(&items);
+    return status;
+}
+
+/* Items of files that are not there at all. */
+static tsr_status find_lost_files(salvager *s)
+{
+    const model_item *items = s->model.items;
+    for (size_t i = 0; i < s->model.count; i++) {
+        if (tsr_store_find(s->store, items[i].file) == TSR_NO_FILE) TSR_TRY(find_lost(s, &items[i]));
+    }
+    return TSR_OK;
+}
+
+/* Entries with nothing left of them are not written, but for tensors without elements. */
+static tsr_status take_entries(salvager *s)
+{
+    const tsr_dcp_new_entry *all = s->entries.items;
+    tsr_dcp_new_entry *kept = tsr_arena_array(s->arena, s->entries.count, sizeof *kept, s->err);
+    if (!kept) return TSR_E_NOMEM;
+    s->out->entries = kept;
+    for (size_t i = 0; i < s->entries.count; i++) {
+        if (all[i].item_count) kept[s->out->entry_count++] = all[i];
+    }
+    return TSR_OK;
+}
+
+static tsr_status run(salvager *s)
+{
+    for (uint32_t f = 0; f < s->store->file_count; f++) {
+        if (is_data_file(s->store->files[f].name)) s->byte_total += s->store->files[f].size;
+    }
+    TSR_TRY(take_model(s));
+    for (uint32_t f = 0; f < s->store->file_count; f++) {
+        if (is_data_file(s->store->files[f].name)) TSR_TRY(take_file(s, f));
+    }
+    TSR_FAIL_IF(s->out->files == 0, s->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "there is no .distcp file: nothing tells what this checkpoint held");
+    TSR_TRY(find_lost_files(s));
+    if (s->out->unnamed) {
+        TSR_TRY(tsr_find(s->findings, "repair/unnamed", TSR_NOWHERE, s->err,
+                         "the names of %llu items, and their places in global tensors, stood in .metadata alone%s",
+                         (unsigned long long)s->out->unnamed,
+                         s->like ? "" : "; a checkpoint of the same job (another step) tells them"));
+    }
+    return take_entries(s);
+}
+
+tsr_status tsr_salvage_dcp(tsr_store *store, const tsr_host *host, const tsr_catalog *like, tsr_arena *arena,
+                           tsr_findings *findings, const tsr_salvage_progress *progress, tsr_salvage *out, tsr_error *err)
+{
+    *out = (tsr_salvage){0};
+    salvager s = {.store = store,
+                  .host = host,
+                  .like = like,
+                  .arena = arena,
+                  .findings = findings,
+                  .progress = progress,
+                  .out = out,
+                  .err = err,
+                  .model = tsr_vec_of(host->allocator, sizeof(model_item)),
+                  .entries = tsr_vec_of(host->allocator, sizeof(tsr_dcp_new_entry))};
+    const tsr_status status = run(&s);
+    tsr_vec_free(&s.model);
+    tsr_vec_free(&s.entries);
+    return status;
+}

@@ -1,0 +1,51 @@
+/* What unpickling a file would do beside making data, as findings. A pickle is judged whole: what it calls and then pops, or
+ * puts into the memo only, counts like what its root holds.
+ *
+ *   pickle/unlisted-call    a call of a global that is not on the reader's list, or of something that is not a global
+ *   pickle/unlisted-class   instances (warning) or the mere name (note) of such a global; an error where its module can do
+ *                           harm however it is used
+ *   pickle/unloadable       an operation at which PyTorch's loader raises
+ *   pickle/trailing-bytes   bytes after STOP
+ *
+ * The techniques against which this holds are those that are published as bypasses of pickle scanners: tests/cli/test_pickles.py
+ * lists them. */
+#ifndef TSR_FORMATS_PICKLE_PICKLE_VERDICT_H
+#define TSR_FORMATS_PICKLE_PICKLE_VERDICT_H
+
+#include "codec/pickle.h"
+#include "tessera/findings.h"
+
+typedef struct tsr_verdict tsr_verdict;
+struct tsr_verdict {
+    const tsr_pickle *pickle;
+    tsr_findings *findings;
+    tsr_str file_name;
+    uint64_t pickle_offset; /* of the pickle in the file */
+    bool named;             /* what is only named is a note */
+    /* Whether a GLOBAL without an id is data as long as it is only named; may be NULL. */
+    bool (*is_data)(const tsr_pickle *pickle, tsr_ref global);
+    /* Whether an OBJECT or a PERSISTENT that is called stands for a class; may be NULL. */
+    bool (*is_class)(const tsr_pickle *pickle, tsr_ref object);
+    /* Judges a persistent id; NULL: the loader resolves none. */
+    tsr_status (*persistent)(const tsr_verdict *verdict, const tsr_pickle_oddity *odd, tsr_error *err);
+};
+
+/* Adds a finding on each global that has no id, and on each oddity of the pickle. */
+tsr_status tsr_verdict_on_pickle(const tsr_verdict *verdict, tsr_error *err);
+/* Adds pickle/unlisted-call: `name` would be called by what is at `position` of the pickle. */
+tsr_status tsr_verdict_call(const tsr_verdict *verdict, uint64_t position, tsr_str name, tsr_error *err);
+/* Adds pickle/unlisted-call for a GLOBAL or anything else that would be called. */
+tsr_status tsr_verdict_call_of(const tsr_verdict *verdict, uint64_t position, tsr_ref callee, tsr_error *err);
+/* Adds pickle/unlisted-class for a GLOBAL without an id of which there are instances. */
+tsr_status tsr_verdict_instance_of(const tsr_verdict *verdict, uint64_t position, tsr_ref global, tsr_error *err);
+/* Adds pickle/unloadable: "loading this file with pickle fails: " and the reason. */
+tsr_status tsr_verdict_unloadable(const tsr_verdict *verdict, uint64_t position, const char *reason, tsr_error *err);
+/* Adds pickle/trailing-bytes where the pickle, or what it is part of, ends before `size` bytes. */
+tsr_status tsr_verdict_end(const tsr_verdict *verdict, uint64_t end, uint64_t size, tsr_error *err);
+
+/* pickle_danger.c: whether a GLOBAL belongs to what can run programs, reach files or the network, or import and compile
+ * code: then not even its name belongs into a checkpoint. */
+bool tsr_pickle_is_dangerous(const tsr_pickle *pickle, tsr_ref global);
+bool tsr_name_is_dangerous(tsr_str module, tsr_str name);
+
+#endif

@@ -1,0 +1,85 @@
+/* Opens whatever a store holds: recognition, the format's reader, the index of names; and what every format shares. */
+#include <inttypes.h>
+
+#include "base/try.h"
+#include "formats/common/incomplete.h"
+#include "formats/common/name_index.h"
+#include "formats/recognize/recognize.h"
+
+static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
+{
+    if (entry->chunk_count == 0 || entry->chunks[0].file == TSR_NO_FILE) return TSR_STR("the metadata");
+    return checkpoint->store->files[entry->chunks[0].file].name;
+}
+
+static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    uint64_t duplicate;
+    TSR_FAIL_IF(catalog->entry_count > checkpoint->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "%" PRIu64 " entries; the limit is %" PRIu64, catalog->entry_count, checkpoint->host->limits.entries);
+    TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, catalog->entries, sizeof *catalog->entries, catalog->entry_count,
+                               &checkpoint->index, &duplicate, err));
+    if (duplicate == TSR_NO_NAME) return TSR_OK;
+    const tsr_entry *second = &catalog->entries[duplicate];
+    const tsr_entry *first = &catalog->entries[tsr_name_index_find(checkpoint->index, second->fqn)];
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "two entries have the name '%.*s': one in %.*s, one in %.*s",
+                     TSR_STR_ARG(second->fqn), TSR_STR_ARG(file_of(checkpoint, first)),
+                     TSR_STR_ARG(file_of(checkpoint, second)));
+}
+
+/* The catalog's own list of file names: rooms that read no store name files with it. */
+static tsr_status list_files(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    tsr_str *names = tsr_arena_array(checkpoint->arena, store->file_count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < store->file_count; i++) names[i] = store->files[i].name;
+    checkpoint->catalog.file_names = names;
+    return TSR_OK;
+}
+
+static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_reader *reader;
+    TSR_TRY(tsr_recognize(checkpoint, &reader, err));
+    checkpoint->catalog.format = reader->format;
+    checkpoint->catalog.store = checkpoint->store;
+    TSR_TRY(list_files(checkpoint, err));
+    TSR_TRY(reader->open(checkpoint, err));
+    checkpoint->reader = reader;
+    TSR_TRY(index_names(checkpoint, err));
+    TSR_TRY(tsr_check_files_complete(checkpoint, err));
+    return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
+}
+
+tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
+                               tsr_error *err)
+{
+    *out = NULL;
+    tsr_checkpoint *checkpoint = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
+    if (!checkpoint) return TSR_E_NOMEM;
+    *checkpoint = (tsr_checkpoint){.store = store,
+                                    .host = host,
+                                    .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                    .expansion = host->limits.expansion};
+    if (options) checkpoint->options = *options;
+    size_t bound = host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX;
+    checkpoint->arena = tsr_arena_new(host->allocator, bound, err);
+    checkpoint->findings = checkpoint->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
+    tsr_status status = checkpoint->findings ? read_checkpoint(checkpoint, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) *out = checkpoint;
+    else tsr_checkpoint_close(checkpoint);
+    return status;
+}
+
+void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
+{
+    if (!checkpoint) return;
+    if (checkpoint->reader && checkpoint->reader->close) checkpoint->reader->close(checkpoint);
+    tsr_name_index_free(checkpoint->index);
+    tsr_findings_free(checkpoint->findings);
+    tsr_vec_free(&checkpoint->missing);
+    tsr_arena_free(checkpoint->arena);
+    tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
+}

@@ -1,0 +1,503 @@
+/* From a listing and first bytes to a reader.
+ *
+ *   .metadata, __R.metadata        → dcp              one index file                → safetensors-index, torch-index
+ *   files with DCP_SHARDING_INFO   → dcp-safetensors  safetensors files only        → safetensors
+ *   one torch.save file            → torch-zip/legacy torch.save files 0 … n-1      → torch-ranks
+ *
+ * All else ends in a message that names what was found. */
+#include "formats/recognize/recognize.h"
+
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "codec/json.h"
+#include "formats/common/incomplete.h"
+#include "formats/recognize/below.h"
+#include "formats/safetensors/safetensors.h"
+
+static tsr_str base_name(tsr_str path)
+{
+    size_t at = path.size;
+    while (at > 0 && path.data[at - 1] != '/') at--;
+    return (tsr_str){path.data + at, path.size - at};
+}
+
+static bool in_root(tsr_str path)
+{
+    return !memchr(path.data, '/', path.size);
+}
+
+static bool holds(tsr_str text, tsr_str part)
+{
+    for (size_t at = 0; at + part.size <= text.size; at++) {
+        const char *found = memchr(text.data + at, part.data[0], text.size - part.size - at + 1);
+        if (!found) return false;
+        at = (size_t)(found - text.data);
+        if (memcmp(found, part.data, part.size) == 0) return true;
+    }
+    return false;
+}
+
+/* ---- files, in order of the numbers in their names ---- */
+
+typedef struct numbered {
+    uint64_t number;
+    uint32_t file;
+} numbered;
+
+static int compare_numbered(const void *left, const void *right)
+{
+    const numbered *a = left, *b = right;
+    if (a->number != b->number) return a->number < b->number ? -1 : 1;
+    return (a->file > b->file) - (a->file < b->file);
+}
+
+/* The decimal number that fills [from, to) of a name; UINT64_MAX when it is none or too large. */
+static uint64_t number_between(tsr_str name, size_t from, size_t to)
+{
+    uint64_t number = 0;
+    if (to <= from || to - from > 18) return UINT64_MAX;
+    for (size_t i = from; i < to; i++) {
+        if (name.data[i] < '0' || name.data[i] > '9') return UINT64_MAX;
+        number = number * 10 + (uint64_t)(name.data[i] - '0');
+    }
+    return number;
+}
+
+typedef struct recognizer {
+    tsr_checkpoint *checkpoint;
+    tsr_store *store;
+    tsr_vec safetensors; /* this and the next three: of numbered; files in the root, by content */
+    tsr_vec torch;
+    tsr_vec indexes;
+    tsr_vec metadata;       /* __R.metadata */
+    tsr_content torch_kind; /* of the last torch file */
+    uint32_t foreign_file;
+    const char *foreign;
+    tsr_error *err;
+} recognizer;
+
+static tsr_str name_at(const recognizer *r, uint32_t file)
+{
+    return r->store->files[file].name;
+}
+
+static tsr_status choose(recognizer *r, const numbered *files, size_t count)
+{
+    uint32_t *kept = tsr_arena_array(r->checkpoint->arena, count, sizeof *kept, r->err);
+    if (!kept) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) kept[i] = files[i].file;
+    r->checkpoint->files = kept;
+    r->checkpoint->file_count = (uint32_t)count;
+    return TSR_OK;
+}
+
+static tsr_status choose_one(recognizer *r, uint32_t file)
+{
+    return choose(r, &(numbered){0, file}, 1);
+}
+
+static tsr_status add(recognizer *r, tsr_vec *list, uint64_t number, uint32_t file)
+{
+    numbered *item = tsr_vec_push(list, r->err);
+    if (!item) return TSR_E_NOMEM;
+    *item = (numbered){number, file};
+    return TSR_OK;
+}
+
+/* ---- index files ---- */
+
+/* What the first file of a weight map that is there holds; by its name when none is. */
+static tsr_status shard_content(recognizer *r, const cJSON *weights, tsr_content *content)
+{
+    const char *foreign;
+    *content = TSR_CONTENT_SAFETENSORS;
+    for (const cJSON *member = weights->child; member; member = member->next) {
+        if (!cJSON_IsString(member)) continue; /* the reader says what is wrong with it */
+        uint32_t file = tsr_store_find(r->store, tsr_json_text_of(member));
+        if (file != TSR_NO_FILE) return tsr_content_of(r->store, file, content, &foreign, r->err);
+        bool by_name = tsr_str_ends(tsr_json_text_of(member), TSR_STR(".safetensors"));
+        if (member == weights->child && !by_name) *content = TSR_CONTENT_TORCH_ZIP;
+    }
+    return TSR_OK;
+}
+
+static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader **reader)
+{
+    tsr_bytes text;
+    cJSON *root;
+    tsr_content content = TSR_CONTENT_SAFETENSORS;
+    const tsr_host *host = r->checkpoint->host;
+    TSR_TRY(tsr_store_load(r->store, host, file, 0, r->store->files[file].size, &text, r->err));
+    tsr_status status = tsr_json_parse(text.data, host, &root, r->err);
+    tsr_bytes_free(&text);
+    if (status != TSR_OK) {
+        tsr_error_context(r->err, "%.*s", TSR_STR_ARG(name_at(r, file)));
+        return status;
+    }
+    const cJSON *weights = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
+    if (!weights)
+        status = tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                           "%.*s is a JSON document without a weight_map, not a checkpoint", TSR_STR_ARG(name_at(r, file)));
+    else status = shard_content(r, weights, &content);
+    cJSON_Delete(root);
+    if (status != TSR_OK) return status;
+    bool torch = content == TSR_CONTENT_TORCH_ZIP || content == TSR_CONTENT_TORCH_LEGACY;
+    *reader = torch ? &tsr_reader_torch_index : &tsr_reader_safetensors_index;
+    return choose_one(r, file);
+}
+
+/* ---- one file ---- */
+
+static tsr_status refuse_unknown(recognizer *r, uint32_t file)
+{
+    uint8_t b[4] = {0};
+    tsr_str name = name_at(r, file);
+    uint64_t size = r->store->files[file].size;
+    TSR_FAIL_IF(size == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is empty", TSR_STR_ARG(name));
+    TSR_TRY(tsr_store_read(r->store, file, 0, b, size < 4 ? (size_t)size : 4, r->err));
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, 0,
+                     "%.*s is no checkpoint that is known here: it begins with the bytes %02x %02x %02x %02x",
+                     TSR_STR_ARG(name), b[0], b[1], b[2], b[3]);
+}
+
+static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader **reader)
+{
+    tsr_content content;
+    const char *foreign;
+    tsr_str name = name_at(r, file);
+    TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
+    TSR_FAIL_IF(tsr_str_ends(name, TSR_STR(".distcp")), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "%.*s is a data file of a DCP checkpoint; name the folder that holds it and its .metadata",
+                TSR_STR_ARG(name));
+    TSR_TRY(choose_one(r, file));
+    switch (content) {
+    case TSR_CONTENT_SAFETENSORS: *reader = &tsr_reader_safetensors; return TSR_OK;
+    case TSR_CONTENT_TORCH_ZIP: *reader = &tsr_reader_torch_zip; return TSR_OK;
+    case TSR_CONTENT_TORCH_LEGACY: *reader = &tsr_reader_torch_legacy; return TSR_OK;
+    case TSR_CONTENT_JSON: return recognize_index(r, file, reader);
+    case TSR_CONTENT_FOREIGN:
+        return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s", TSR_STR_ARG(name), foreign);
+    case TSR_CONTENT_UNKNOWN: break;
+    }
+    /* Broken beyond recognition, but named so: its reader can say what is wrong with it. */
+    if (!tsr_str_ends(name, TSR_STR(".safetensors"))) return refuse_unknown(r, file);
+    *reader = &tsr_reader_safetensors;
+    return TSR_OK;
+}
+
+/* ---- folders ---- */
+
+static tsr_status sort_file(recognizer *r, uint32_t file)
+{
+    tsr_str name = name_at(r, file);
+    tsr_content content;
+    const char *foreign;
+    tsr_str prefix = TSR_STR("__"), suffix = TSR_STR(".metadata");
+    if (tsr_str_starts(name, prefix) && tsr_str_ends(name, suffix)) {
+        uint64_t rank = number_between(name, prefix.size, name.size - suffix.size);
+        if (rank != UINT64_MAX && r->store->files[file].size) return add(r, &r->metadata, rank, file);
+    }
+    if (tsr_str_ends(name, TSR_STR(".distcp"))) return TSR_OK;
+    /* By name alone: with an index that cannot be read, the files next to it are not a checkpoint without an index. */
+    if (tsr_str_ends(name, TSR_STR(".index.json"))) return add(r, &r->indexes, 0, file);
+    TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
+    if (content == TSR_CONTENT_SAFETENSORS ||
+        (content == TSR_CONTENT_UNKNOWN && tsr_str_ends(name, TSR_STR(".safetensors"))))
+        return add(r, &r->safetensors, 0, file);
+    if (content == TSR_CONTENT_FOREIGN && !r->foreign) {
+        r->foreign = foreign;
+        r->foreign_file = file;
+    }
+    if (content != TSR_CONTENT_TORCH_ZIP && content != TSR_CONTENT_TORCH_LEGACY) return TSR_OK;
+    r->torch_kind = content;
+    return add(r, &r->torch, 0, file);
+}
+
+/* In the directory or directly below it: some stores list what lies deeper, and others do not. */
+static bool any_path(const tsr_store *store, bool (*is)(tsr_str path))
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str path = store->files[f].name;
+        const char *slash = memchr(path.data, '/', path.size);
+        const size_t below = slash ? (size_t)(slash - path.data) + 1 : 0;
+        if (slash && memchr(slash + 1, '/', path.size - below)) continue;
+        if (is(path)) return true;
+    }
+    return false;
+}
+
+static bool is_deepspeed(tsr_str path)
+{
+    tsr_str name = base_name(path);
+    return tsr_str_starts(name, TSR_STR("zero_pp_rank_")) || holds(name, TSR_STR("_zero_pp_rank_")) ||
+           (tsr_str_starts(name, TSR_STR("mp_rank_")) && tsr_str_ends(name, TSR_STR("_model_states.pt")));
+}
+
+static bool is_megatron(tsr_str path)
+{
+    tsr_str name = base_name(path);
+    return tsr_str_equal(name, TSR_STR("latest_checkpointed_iteration.txt")) ||
+           tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
+}
+
+/* Of a DCP, whole or interrupted. */
+static bool is_dcp(tsr_str path)
+{
+    return tsr_str_equal(base_name(path), TSR_STR(".metadata")) || tsr_str_ends(path, TSR_STR(".distcp"));
+}
+
+static bool is_zarr(tsr_str path)
+{
+    tsr_str name = base_name(path);
+    return tsr_str_equal(name, TSR_STR(".zarray")) || tsr_str_equal(name, TSR_STR("_CHECKPOINT_METADATA"));
+}
+
+static bool is_tensorflow(tsr_str path)
+{
+    return tsr_str_equal(base_name(path), TSR_STR("saved_model.pb")) || holds(path, TSR_STR(".data-00000-of-"));
+}
+
+/* Folders of other training systems, by the file names they always write. Megatron-LM can write DCP, too. */
+static const char *training_system(const tsr_store *store)
+{
+    if (any_path(store, is_deepspeed))
+        return "a DeepSpeed checkpoint, which is not read (its own zero_to_fp32.py or ds_to_universal.py convert it)";
+    if (any_path(store, is_megatron) && !any_path(store, is_dcp))
+        return "a Megatron-LM checkpoint that is not in the torch_dist (DCP) format, which is not read";
+    return NULL;
+}
+
+static const char *foreign_folder(const tsr_store *store)
+{
+    if (any_path(store, is_zarr)) return "a Zarr or Orbax checkpoint, which is not read";
+    return any_path(store, is_tensorflow) ? "a TensorFlow checkpoint, which is not read" : training_system(store);
+}
+
+static tsr_status refuse_several(recognizer *r, const tsr_below *list, const char *what)
+{
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory holds %s (%u%s): %s%s; name one of them", what,
+                     list->count, list->cut ? " or more" : "", list->text, tsr_below_rest(list));
+}
+
+static const char *form_of(tsr_content content)
+{
+    const tsr_reader *reader = content == TSR_CONTENT_SAFETENSORS ? &tsr_reader_safetensors
+                               : content == TSR_CONTENT_TORCH_ZIP ? &tsr_reader_torch_zip
+                                                                  : &tsr_reader_torch_legacy;
+    return tsr_format_name(reader->format);
+}
+
+static tsr_status list_files(recognizer *r, tsr_below *list, const tsr_vec *files)
+{
+    const numbered *items = files->items;
+    for (size_t i = 0; i < files->count; i++) {
+        tsr_content content = TSR_CONTENT_UNKNOWN;
+        const char *foreign;
+        const tsr_str name = name_at(r, items[i].file);
+        const bool is_index = tsr_str_ends(name, TSR_STR(".index.json"));
+        if (!is_index) TSR_TRY(tsr_content_of(r->store, items[i].file, &content, &foreign, r->err));
+        tsr_below_add(list, name, is_index ? "index" : form_of(content));
+    }
+    return TSR_OK;
+}
+
+static bool is_dcp_name(tsr_str path)
+{
+    return tsr_str_ends(path, TSR_STR("/.metadata"));
+}
+
+static tsr_status refuse_folder(recognizer *r)
+{
+    tsr_below list = {.used = 0};
+    const char *foreign = foreign_folder(r->store), *below;
+    TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is %s", foreign);
+    tsr_str named = r->foreign ? tsr_arena_str(r->checkpoint->arena, name_at(r, r->foreign_file), r->err) : (tsr_str){"", 0};
+    if (!named.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
+    if (list.count)
+        return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
+    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s", TSR_STR_ARG(named), r->foreign);
+    TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is empty");
+    below = list.cut ? "; there are more, which were not looked at" : "";
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "none of the folder's %u files is a checkpoint that is known here%s", (unsigned)r->store->file_count, below);
+}
+
+/* Two or more torch.save files that differ only in a number which counts 0 … n-1 or 1 … n: one file a rank. Names that
+ * speak of steps or epochs are several checkpoints, unless they speak of ranks too. Sets the numbers. */
+static bool are_ranks(const recognizer *r, tsr_vec *torch)
+{
+    numbered *items = torch->items;
+    tsr_str first = name_at(r, items[0].file);
+    size_t prefix = first.size, suffix = first.size;
+    for (size_t i = 1; i < torch->count; i++) {
+        tsr_str name = name_at(r, items[i].file);
+        size_t at = 0, back = 0;
+        while (at < prefix && at < name.size && name.data[at] == first.data[at]) at++;
+        while (back < suffix && back < name.size && name.data[name.size - 1 - back] == first.data[first.size - 1 - back])
+            back++;
+        prefix = at;
+        suffix = back;
+    }
+    while (prefix > 0 && first.data[prefix - 1] >= '0' && first.data[prefix - 1] <= '9') prefix--;
+    while (suffix > 0 && first.data[first.size - suffix] >= '0' && first.data[first.size - suffix] <= '9') suffix--;
+    tsr_str head = {first.data, prefix}, tail = {first.data + first.size - suffix, suffix};
+    if (tsr_str_starts(tail, TSR_STR("-of-"))) return false;
+    bool ranks = holds(head, TSR_STR("rank"));
+    if (!ranks && (holds(head, TSR_STR("step")) || holds(head, TSR_STR("epoch")) || holds(head, TSR_STR("iter"))))
+        return false;
+    for (size_t i = 0; i < torch->count; i++) {
+        tsr_str name = name_at(r, items[i].file);
+        items[i].number = name.size < prefix + suffix ? UINT64_MAX : number_between(name, prefix, name.size - suffix);
+        if (items[i].number == UINT64_MAX) return false;
+    }
+    qsort(items, torch->count, sizeof *items, compare_numbered);
+    for (size_t i = 1; i < torch->count; i++)
+        if (items[i].number == items[i - 1].number || (!ranks && items[i].number != items[i - 1].number + 1)) return false;
+    return ranks || items[0].number <= 1;
+}
+
+/* Whether a header speaks of DCP's sharding; its reader finds out whether in the right place. */
+static tsr_status is_sharded(recognizer *r, uint32_t file, bool *sharded)
+{
+    tsr_store *store = r->store;
+    tsr_bytes header;
+    uint8_t length[8] = {0};
+    *sharded = false;
+    if (store->files[file].size < sizeof length) return TSR_OK;
+    TSR_TRY(tsr_store_read(store, file, 0, length, sizeof length, r->err));
+    uint64_t size = tsr_load_le(length, sizeof length);
+    if (size > TSR_SAFETENSORS_MAX_HEADER || size > store->files[file].size - sizeof length) return TSR_OK;
+    TSR_TRY(tsr_store_load(store, r->checkpoint->host, file, sizeof length, size, &header, r->err));
+    *sharded = holds(header.data, TSR_STR("DCP_SHARDING_INFO"));
+    tsr_bytes_free(&header);
+    return TSR_OK;
+}
+
+/* Whether the files' names are those of several ranks' parts. Sets the numbers, and sorts by them. */
+static bool are_rank_parts(const recognizer *r)
+{
+    numbered *files = r->safetensors.items;
+    bool several = false;
+    for (size_t i = 0; i < r->safetensors.count; i++) {
+        uint64_t rank, part;
+        if (!tsr_rank_part_of(name_at(r, files[i].file), &rank, &part)) return false;
+        files[i].number = rank << 32 | part;
+        several = several || rank != files[0].number >> 32;
+    }
+    if (several) qsort(files, r->safetensors.count, sizeof *files, compare_numbered);
+    return several;
+}
+
+static tsr_status recognize_safetensors(recognizer *r, const tsr_reader **reader)
+{
+    const numbered *files = r->safetensors.items;
+    bool sharded;
+    if (are_rank_parts(r)) {
+        *reader = &tsr_reader_safetensors_ranks;
+        return choose(r, files, r->safetensors.count);
+    }
+    TSR_TRY(is_sharded(r, files[0].file, &sharded));
+    *reader = sharded ? &tsr_reader_dcp_safetensors : &tsr_reader_safetensors;
+    return choose(r, files, r->safetensors.count);
+}
+
+/* Whether all torch.save files are shards of one model ("…-00001-of-00003.bin"), whose index should be next to them. */
+static bool are_shards(const recognizer *r)
+{
+    const numbered *files = r->torch.items;
+    const tsr_counted_name first = tsr_counted_name_of(name_at(r, files[0].file));
+    for (size_t i = 0; i < r->torch.count; i++) {
+        const tsr_counted_name name = tsr_counted_name_of(name_at(r, files[i].file));
+        const bool counted = name.count > 1 && name.first == 1;
+        if (!counted || !tsr_str_equal(name.before, first.before) || !tsr_str_equal(name.after, first.after)) return false;
+    }
+    return true;
+}
+
+static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
+{
+    const numbered *files = r->torch.items;
+    tsr_below list = {.used = 0};
+    const bool has_folders = any_path(r->store, is_dcp_name); /* a Trainer's scheduler.pt is next to those of model and optimizer */
+    if (r->torch.count == 1 && !has_folders && !are_shards(r)) {
+        *reader = r->torch_kind == TSR_CONTENT_TORCH_ZIP ? &tsr_reader_torch_zip : &tsr_reader_torch_legacy;
+        return choose_one(r, files[0].file);
+    }
+    if (r->torch.count > 1 && are_ranks(r, &r->torch)) {
+        *reader = &tsr_reader_torch_ranks;
+        return choose(r, r->torch.items, r->torch.count);
+    }
+    if (!has_folders && are_shards(r)) {
+        *reader = &tsr_reader_torch_without_index;
+        return choose(r, files, r->torch.count);
+    }
+    TSR_TRY(list_files(r, &list, &r->torch));
+    if (has_folders) TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
+    return refuse_several(r, &list, has_folders ? "several checkpoints" : "several torch.save files that are not one file a rank");
+}
+
+static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
+{
+    tsr_below list = {.used = 0};
+    for (uint32_t f = 0; f < r->store->file_count; f++)
+        if (in_root(name_at(r, f))) TSR_TRY(sort_file(r, f));
+    if (r->metadata.count) {
+        qsort(r->metadata.items, r->metadata.count, sizeof(numbered), compare_numbered);
+        *reader = &tsr_reader_dcp;
+        return choose(r, r->metadata.items, r->metadata.count);
+    }
+    if (r->indexes.count == 1) return recognize_index(r, ((const numbered *)r->indexes.items)[0].file, reader);
+    const tsr_vec *lists[] = {&r->indexes, &r->safetensors, &r->torch};
+    size_t kinds = (r->indexes.count > 0) + (r->safetensors.count > 0) + (r->torch.count > 0);
+    if (kinds == 0 || training_system(r->store)) return refuse_folder(r);
+    if (kinds == 1 && r->safetensors.count) return recognize_safetensors(r, reader);
+    if (kinds == 1 && r->torch.count) return recognize_torch(r, reader);
+    for (size_t k = r->indexes.count ? 0 : 1; k < (r->indexes.count ? 1u : 3u); k++) TSR_TRY(list_files(r, &list, lists[k]));
+    return refuse_several(r, &list, "several checkpoints");
+}
+
+/* The only file of a directory, which may still have checkpoints further below. */
+static tsr_status recognize_only_file(recognizer *r, const tsr_reader **reader)
+{
+    tsr_error why = {0}, *err = r->err;
+    tsr_below list = {.used = 0};
+    r->err = &why;
+    const tsr_status status = recognize_file(r, 0, reader);
+    r->err = err;
+    if (status == TSR_OK) return TSR_OK;
+    if (status == TSR_E_UNSUPPORTED) TSR_TRY(tsr_list_below(r->checkpoint, &list, err));
+    if (list.count)
+        return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
+    return tsr_raise(err, status, why.byte_position, "%s", why.message);
+}
+
+tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    tsr_store *store = checkpoint->store;
+    recognizer r = {.checkpoint = checkpoint, .store = store, .err = err};
+    uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata"));
+    if (store->file_count == 0) return refuse_folder(&r);
+    if (store->primary != TSR_NO_FILE && store->primary != metadata) return recognize_file(&r, store->primary, reader);
+    if (tsr_lacks_dcp_metadata(store)) {
+        *reader = &tsr_reader_dcp_without_metadata;
+        return TSR_OK;
+    }
+    if (metadata != TSR_NO_FILE) {
+        *reader = &tsr_reader_dcp;
+        return choose_one(&r, metadata);
+    }
+    bool one_file =
+        store->file_count == 1 && in_root(store->files[0].name) && !tsr_str_ends(store->files[0].name, TSR_STR(".metadata"));
+    if (one_file) return recognize_only_file(&r, reader);
+    r.safetensors = r.torch = r.indexes = r.metadata = tsr_vec_of(allocator, sizeof(numbered));
+    tsr_status status = recognize_folder(&r, reader);
+    tsr_vec_free(&r.safetensors);
+    tsr_vec_free(&r.torch);
+    tsr_vec_free(&r.indexes);
+    tsr_vec_free(&r.metadata);
+    return status;
+}

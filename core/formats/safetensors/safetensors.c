@@ -1,0 +1,221 @@
+/* Opens safetensors files: the length word, the header through the scanner, then what only the whole shows – names that
+ * come twice, data offsets that leave holes or overlap, a file that ends elsewhere. */
+#include "formats/safetensors/safetensors.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "formats/safetensors/safetensors_scan.h"
+
+enum { LENGTH_SIZE = 8 };
+
+/* Where a tensor lies, to find out whether all of them are one gapless run. */
+typedef struct span {
+    uint64_t begin, end;
+    const tsr_safetensors_tensor *tensor;
+} span;
+
+static int compare_spans(const void *left, const void *right)
+{
+    const span *a = left, *b = right;
+    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
+    if (a->end != b->end) return a->end < b->end ? -1 : 1;
+    return (a->tensor > b->tensor) - (a->tensor < b->tensor);
+}
+
+static tsr_status check_next(const tsr_safetensors_tensor *tensor, uint64_t expected, tsr_error *err)
+{
+    TSR_FAIL_IF(tensor->begin != expected, err, TSR_E_FORMAT, tensor->position,
+                "safetensors: data_offsets of '%.*s' begin at %" PRIu64 ", the tensors before it end at %" PRIu64,
+                TSR_STR_ARG(tensor->name), tensor->begin, expected);
+    return TSR_OK;
+}
+
+static tsr_status check_sorted(const tsr_safetensors *opened, const tsr_allocator *allocator, uint64_t *end, tsr_error *err)
+{
+    span *spans = tsr_alloc(allocator, (size_t)opened->count, sizeof *spans, err);
+    if (!spans) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < opened->count; i++)
+        spans[i] = (span){opened->tensors[i].begin, opened->tensors[i].end, &opened->tensors[i]};
+    qsort(spans, (size_t)opened->count, sizeof *spans, compare_spans);
+    tsr_status status = TSR_OK;
+    *end = 0;
+    for (uint64_t i = 0; i < opened->count && status == TSR_OK; i++) {
+        status = check_next(spans[i].tensor, *end, err);
+        *end = spans[i].end;
+    }
+    tsr_free(allocator, spans, (size_t)opened->count, sizeof *spans);
+    return status;
+}
+
+/* *end: bytes that the data section must have. Headers usually list the tensors in the order of their data. */
+static tsr_status check_offsets(const tsr_safetensors *opened, const tsr_allocator *allocator, uint64_t *end, tsr_error *err)
+{
+    *end = 0;
+    for (uint64_t i = 0; i < opened->count; i++) {
+        if (opened->tensors[i].begin != *end) return check_sorted(opened, allocator, end, err);
+        *end = opened->tensors[i].end;
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_end(const tsr_safetensors *opened, uint64_t end, tsr_str name, tsr_findings *findings,
+                            tsr_error *err)
+{
+    tsr_place place = {name, opened->data_offset + (end < opened->data_size ? end : opened->data_size), {NULL, 0}};
+    if (end == opened->data_size || !findings) return TSR_OK;
+    return tsr_find(findings, end > opened->data_size ? "safetensors/truncated" : "safetensors/trailing-bytes", place, err,
+                    "the tensors need %" PRIu64 " bytes of data, the file holds %" PRIu64, end, opened->data_size);
+}
+
+static tsr_status note_alignment(const tsr_safetensors *opened, tsr_str name, tsr_findings *findings, tsr_error *err)
+{
+    const tsr_safetensors_tensor *first = NULL;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < opened->count; i++) {
+        const tsr_safetensors_tensor *t = &opened->tensors[i];
+        uint32_t unit = tsr_dtype_describe(t->dtype)->swap_bytes;
+        if (t->end == t->begin || (opened->data_offset + t->begin) % unit == 0) continue;
+        if (!first) first = t;
+        count++;
+    }
+    if (!first || !findings) return TSR_OK;
+    tsr_place place = {name, opened->data_offset + first->begin, first->name};
+    return tsr_find(findings, "safetensors/misaligned", place, err,
+                    "%" PRIu64 " tensors do not begin at a multiple of their element's size", count);
+}
+
+static tsr_status check_names(tsr_safetensors *opened, const tsr_allocator *allocator, tsr_error *err)
+{
+    uint64_t duplicate;
+    TSR_TRY(tsr_name_index_new(allocator, opened->tensors, sizeof *opened->tensors, opened->count, &opened->names,
+                               &duplicate, err));
+    if (duplicate == TSR_NO_NAME) return TSR_OK;
+    const tsr_safetensors_tensor *second = &opened->tensors[duplicate];
+    const tsr_safetensors_tensor *first = &opened->tensors[tsr_name_index_find(opened->names, second->name)];
+    return tsr_raise(err, TSR_E_FORMAT, second->position, "safetensors: duplicate name '%.*s', first at byte %" PRIu64,
+                     TSR_STR_ARG(second->name), first->position);
+}
+
+static tsr_status keep_metadata(tsr_safetensors *opened, const tsr_vec *pairs, tsr_arena *arena, tsr_str name,
+                                tsr_findings *findings, tsr_error *err)
+{
+    uint64_t duplicate;
+    tsr_name_index *index;
+    tsr_safetensors_pair *kept = tsr_arena_array(arena, pairs->count, sizeof *kept, err);
+    if (!kept) return TSR_E_NOMEM;
+    if (pairs->count) memcpy(kept, pairs->items, pairs->count * sizeof *kept);
+    TSR_TRY(tsr_name_index_new(pairs->allocator, kept, sizeof *kept, pairs->count, &index, &duplicate, err));
+    tsr_name_index_free(index);
+    opened->metadata = kept;
+    opened->metadata_count = pairs->count;
+    if (duplicate == TSR_NO_NAME || !findings) return TSR_OK;
+    return tsr_find(findings, "safetensors/duplicate-metadata-key", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+                    "__metadata__ has the key '%.*s' twice; the last value counts", TSR_STR_ARG(kept[duplicate].key));
+}
+
+static tsr_status check_whole(tsr_safetensors *opened, const tsr_safetensors_scan *scan, tsr_error *err)
+{
+    uint64_t end;
+    TSR_TRY(check_names(opened, scan->tensors.allocator, err));
+    TSR_TRY(check_offsets(opened, scan->tensors.allocator, &end, err));
+    TSR_TRY(check_end(opened, end, scan->file_name, scan->findings, err));
+    TSR_TRY(note_alignment(opened, scan->file_name, scan->findings, err));
+    if (!scan->has_metadata) return TSR_OK;
+    return keep_metadata(opened, &scan->metadata, scan->arena, scan->file_name, scan->findings, err);
+}
+
+static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, uint64_t *length,
+                              tsr_error *err)
+{
+    uint8_t bytes[LENGTH_SIZE];
+    TSR_FAIL_IF(size < LENGTH_SIZE, err, TSR_E_FORMAT, offset,
+                "safetensors: %" PRIu64 " bytes are too few for the header's length", size);
+    TSR_TRY(tsr_store_read(store, file, offset, bytes, LENGTH_SIZE, err));
+    *length = tsr_load_le(bytes, LENGTH_SIZE);
+    TSR_FAIL_IF(*length > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_FORMAT, offset,
+                "safetensors: a header of %" PRIu64 " bytes, the format allows %u", *length, TSR_SAFETENSORS_MAX_HEADER);
+    TSR_FAIL_IF(*length > size - LENGTH_SIZE, err, TSR_E_FORMAT, offset,
+                "safetensors: a header of %" PRIu64 " bytes, the file has %" PRIu64 " behind its length", *length,
+                size - LENGTH_SIZE);
+    return TSR_OK;
+}
+
+static tsr_status open_image(tsr_store *store, const tsr_host *host, uint64_t offset, uint64_t size, tsr_arena *arena,
+                             tsr_findings *findings, tsr_safetensors *out, tsr_error *err)
+{
+    uint64_t length = 0;
+    tsr_bytes header;
+    TSR_TRY(read_length(store, out->file, offset, size, &length, err));
+    TSR_TRY(tsr_store_load(store, host, out->file, offset + LENGTH_SIZE, length, &header, err));
+    tsr_safetensors_scan scan = {.header = header.data,
+                                 .byte_base = offset + LENGTH_SIZE,
+                                 .file_name = store->files[out->file].name,
+                                 .arena = arena,
+                                 .findings = findings,
+                                 .max_entries = host->limits.entries};
+    scan.tensors = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_tensor));
+    scan.metadata = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_pair));
+    tsr_status status = tsr_safetensors_scan_header(&scan, err);
+    tsr_bytes_free(&header);
+    out->list = scan.tensors;
+    out->tensors = scan.tensors.items;
+    out->count = scan.tensors.count;
+    out->data_offset = offset + LENGTH_SIZE + length;
+    out->data_size = size - LENGTH_SIZE - length;
+    if (status == TSR_OK) status = check_whole(out, &scan, err);
+    tsr_vec_free(&scan.metadata);
+    return status;
+}
+
+tsr_status tsr_safetensors_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
+                                tsr_arena *arena, tsr_findings *findings, tsr_safetensors *out, tsr_error *err)
+{
+    *out = (tsr_safetensors){.file = file, .list = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_tensor))};
+    tsr_status status = open_image(store, host, offset, size, arena, findings, out, err);
+    if (status == TSR_OK) return TSR_OK;
+    tsr_safetensors_close(out);
+    tsr_error_context(err, "%.*s", TSR_STR_ARG(store->files[file].name));
+    return status;
+}
+
+void tsr_safetensors_cut(tsr_safetensors *opened, uint64_t count)
+{
+    tsr_name_index_free(opened->names);
+    opened->names = NULL;
+    tsr_vec_cut(&opened->list, (size_t)count);
+    opened->tensors = opened->list.items;
+    opened->count = count;
+}
+
+void tsr_safetensors_close(tsr_safetensors *opened)
+{
+    tsr_name_index_free(opened->names);
+    if (opened->list.allocator) tsr_vec_free(&opened->list);
+    *opened = (tsr_safetensors){0};
+}
+
+const tsr_safetensors_tensor *tsr_safetensors_find(const tsr_safetensors *opened, tsr_str name)
+{
+    uint64_t at = tsr_name_index_find(opened->names, name);
+    return at == TSR_NO_NAME ? NULL : &opened->tensors[at];
+}
+
+tsr_str tsr_safetensors_metadata(const tsr_safetensors *opened, tsr_str key)
+{
+    for (size_t i = opened->metadata_count; i-- > 0;)
+        if (tsr_str_equal(opened->metadata[i].key, key)) return opened->metadata[i].value;
+    return (tsr_str){NULL, 0};
+}
+
+bool tsr_safetensors_looks_like(tsr_str first_bytes, uint64_t size)
+{
+    if (first_bytes.size <= LENGTH_SIZE) return false;
+    uint64_t length = tsr_load_le((const uint8_t *)first_bytes.data, LENGTH_SIZE);
+    size_t at = LENGTH_SIZE;
+    while (at < first_bytes.size && strchr(" \t\r\n", first_bytes.data[at]) && first_bytes.data[at]) at++;
+    return length <= TSR_SAFETENSORS_MAX_HEADER && length <= size - LENGTH_SIZE && at < first_bytes.size &&
+           first_bytes.data[at] == '{';
+}

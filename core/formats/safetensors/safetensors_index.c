@@ -1,0 +1,202 @@
+/* An index file and its safetensors files as one catalog.
+ *
+ * Entries come in the order of the index, then the tensors that the files have beside it. Copies of a tensor in further
+ * files become replicas, which a full check compares. A tensor that cannot be found is listed as opaque, "missing", so
+ * that no later step loses it silently. */
+#include <inttypes.h>
+
+#include "base/try.h"
+#include "formats/common/weight_map.h"
+#include "formats/safetensors/safetensors_reader.h"
+#include "tessera/map.h"
+
+/* A copy of a tensor in another file than the index says. */
+typedef struct copy {
+    uint32_t entry;
+    tsr_chunk chunk;
+} copy;
+
+typedef struct builder {
+    tsr_checkpoint *checkpoint;
+    tsr_weight_map map;
+    tsr_safetensors *opened; /* one each of map.files */
+    uint32_t *opened_of;     /* store file → its number in `opened` */
+    const uint64_t *zeros;
+    tsr_map *entry_of; /* key → entry */
+    tsr_vec entries;   /* of tsr_entry */
+    tsr_vec chunks;    /* of tsr_chunk: one an entry; unused where the tensor is missing */
+    tsr_vec copies;    /* of copy */
+    uint64_t bytes;    /* of the tensors in the weight map */
+    bool incomplete;
+    tsr_error *err;
+} builder;
+
+static tsr_place at_tensor(const builder *b, uint32_t file, uint64_t position, tsr_str fqn)
+{
+    return (tsr_place){b->checkpoint->store->files[file].name, position, fqn};
+}
+
+static tsr_status add_entry(builder *b, tsr_str key)
+{
+    TSR_FAIL_IF(b->entries.count >= b->checkpoint->host->limits.entries || b->entries.count >= UINT32_MAX - 1, b->err,
+                TSR_E_LIMIT, TSR_NO_POSITION, "index: more than %zu tensors", b->entries.count);
+    tsr_entry *entry = tsr_vec_push(&b->entries, b->err);
+    tsr_chunk *chunk = entry ? tsr_vec_push(&b->chunks, b->err) : NULL;
+    if (!chunk) return TSR_E_NOMEM;
+    entry->fqn = key;
+    entry->kind = TSR_ENTRY_OPAQUE;
+    entry->type = TSR_STR("missing");
+    return tsr_map_put(b->entry_of, key, (uint32_t)(b->entries.count - 1), NULL, NULL, b->err);
+}
+
+static void fill_entry(builder *b, uint32_t number, const tsr_safetensors *opened, const tsr_safetensors_tensor *t)
+{
+    tsr_entry *entry = (tsr_entry *)b->entries.items + number;
+    *entry = (tsr_entry){.fqn = entry->fqn,
+                         .kind = TSR_ENTRY_TENSOR,
+                         .dtype = t->dtype,
+                         .rank = t->rank,
+                         .shape = t->shape,
+                         .chunk_count = 1};
+    ((tsr_chunk *)b->chunks.items)[number] = tsr_safetensors_chunk(opened, t, b->zeros);
+}
+
+static tsr_status add_weight(builder *b, const tsr_weight *weight)
+{
+    TSR_TRY(add_entry(b, weight->key));
+    uint32_t number = (uint32_t)(b->entries.count - 1);
+    if (weight->file == TSR_NO_FILE) {
+        b->incomplete = true;
+        return TSR_OK;
+    }
+    const tsr_safetensors *opened = &b->opened[b->opened_of[weight->file]];
+    const tsr_safetensors_tensor *t = tsr_safetensors_find(opened, weight->key);
+    if (t) {
+        b->bytes += t->end - t->begin;
+        fill_entry(b, number, opened, t);
+        return TSR_OK;
+    }
+    b->incomplete = true;
+    return tsr_find(b->checkpoint->findings, "index/missing-key", at_tensor(b, weight->file, TSR_NO_POSITION, weight->key),
+                    b->err, "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key),
+                    TSR_STR_ARG(weight->file_name));
+}
+
+/* A tensor of a file that the index gives to another file: the same twice, or two of one name. */
+static tsr_status add_copy(builder *b, uint32_t number, const tsr_safetensors *opened, const tsr_safetensors_tensor *t)
+{
+    const tsr_entry *entry = (const tsr_entry *)b->entries.items + number;
+    const tsr_chunk *chunk = (const tsr_chunk *)b->chunks.items + number;
+    bool same = entry->dtype == t->dtype && entry->rank == t->rank &&
+                (t->rank == 0 || memcmp(entry->shape, t->shape, t->rank * sizeof *t->shape) == 0);
+    TSR_TRY(tsr_find_at(
+        b->checkpoint->findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR,
+        at_tensor(b, opened->file, t->position, t->name), b->err, "'%.*s' is in '%.*s' too%s", TSR_STR_ARG(t->name),
+        TSR_STR_ARG(b->checkpoint->store->files[chunk->file == TSR_NO_FILE ? opened->file : chunk->file].name),
+        same ? "" : ", with another dtype or shape"));
+    if (!same) return TSR_OK;
+    copy *added = tsr_vec_push(&b->copies, b->err);
+    if (!added) return TSR_E_NOMEM;
+    *added = (copy){number, tsr_safetensors_chunk(opened, t, b->zeros)};
+    return TSR_OK;
+}
+
+/* A tensor that its file has and that the index does not send to this file. */
+static tsr_status add_unmapped(builder *b, const tsr_safetensors *opened, const tsr_safetensors_tensor *t)
+{
+    uint32_t number = tsr_map_get(b->entry_of, t->name, UINT32_MAX);
+    if (number == UINT32_MAX) {
+        TSR_TRY(tsr_find(b->checkpoint->findings, "index/extra-key", at_tensor(b, opened->file, t->position, t->name),
+                         b->err, "'%.*s' is not in the index", TSR_STR_ARG(t->name)));
+        number = (uint32_t)b->entries.count;
+        TSR_TRY(add_entry(b, t->name));
+        fill_entry(b, number, opened, t);
+        return TSR_OK;
+    }
+    if (((const tsr_entry *)b->entries.items)[number].kind == TSR_ENTRY_TENSOR) return add_copy(b, number, opened, t);
+    fill_entry(b, number, opened, t); /* not where the index says, but here; the finding stands */
+    return TSR_OK;
+}
+
+static tsr_status add_unmapped_of(builder *b, const tsr_safetensors *opened)
+{
+    for (uint64_t i = 0; i < opened->count; i++) {
+        const tsr_safetensors_tensor *t = &opened->tensors[i];
+        uint32_t number = tsr_map_get(b->entry_of, t->name, UINT32_MAX);
+        if (number < b->map.count && b->map.weights[number].file == opened->file) continue;
+        TSR_TRY(add_unmapped(b, opened, t));
+    }
+    return TSR_OK;
+}
+
+/* Copies are few: they are counted into their entries, then each entry gets its run of one array. */
+static tsr_status attach_copies(builder *b, tsr_entry *entries)
+{
+    const copy *copies = b->copies.items;
+    tsr_chunk *replicas = tsr_arena_array(b->checkpoint->arena, b->copies.count, sizeof *replicas, b->err);
+    if (!replicas) return TSR_E_NOMEM;
+    for (size_t i = 0; i < b->copies.count; i++) entries[copies[i].entry].replica_count++;
+    for (size_t i = 0; i < b->copies.count; i++) {
+        tsr_entry *entry = &entries[copies[i].entry];
+        if (entry->replicas) continue;
+        entry->replicas = replicas;
+        replicas += entry->replica_count;
+        entry->replica_count = 0;
+    }
+    for (size_t i = 0; i < b->copies.count; i++) {
+        tsr_entry *entry = &entries[copies[i].entry];
+        ((tsr_chunk *)entry->replicas)[entry->replica_count++] = copies[i].chunk;
+    }
+    return TSR_OK;
+}
+
+static tsr_status keep_catalog(builder *b)
+{
+    size_t count = b->entries.count;
+    tsr_entry *entries = tsr_arena_array(b->checkpoint->arena, count, sizeof *entries, b->err);
+    tsr_chunk *chunks = entries ? tsr_arena_array(b->checkpoint->arena, count, sizeof *chunks, b->err) : NULL;
+    if (!chunks) return TSR_E_NOMEM;
+    if (count) memcpy(entries, b->entries.items, count * sizeof *entries);
+    if (count) memcpy(chunks, b->chunks.items, count * sizeof *chunks);
+    for (size_t i = 0; i < count; i++)
+        if (entries[i].chunk_count) entries[i].chunks = &chunks[i];
+    b->checkpoint->catalog.entries = entries;
+    b->checkpoint->catalog.entry_count = count;
+    return attach_copies(b, entries);
+}
+
+static tsr_status build(builder *b)
+{
+    for (uint32_t i = 0; i < b->map.file_count; i++) b->opened_of[b->map.files[i]] = i;
+    TSR_TRY(tsr_safetensors_zeros(b->checkpoint, b->opened, b->map.file_count, &b->zeros, b->err));
+    for (uint64_t i = 0; i < b->map.count; i++) TSR_TRY(add_weight(b, &b->map.weights[i]));
+    for (uint32_t i = 0; i < b->map.file_count; i++) TSR_TRY(add_unmapped_of(b, &b->opened[i]));
+    TSR_TRY(keep_catalog(b));
+    if (!b->incomplete) TSR_TRY(tsr_weight_map_check_total(b->checkpoint, &b->map, b->bytes, b->err));
+    return tsr_weight_map_check_stray(b->checkpoint, &b->map, TSR_STR(".safetensors"), b->err);
+}
+
+static tsr_status open_index(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    uint32_t files = checkpoint->store->file_count;
+    builder b = {.checkpoint = checkpoint, .err = err};
+    TSR_TRY(tsr_weight_map_read(checkpoint, &b.map, err));
+    TSR_TRY(tsr_safetensors_open_all(checkpoint, b.map.files, b.map.file_count, &b.opened, err));
+    b.entries = tsr_vec_of(allocator, sizeof(tsr_entry));
+    b.chunks = tsr_vec_of(allocator, sizeof(tsr_chunk));
+    b.copies = tsr_vec_of(allocator, sizeof(copy));
+    b.opened_of = tsr_alloc(allocator, files, sizeof *b.opened_of, err);
+    b.entry_of = b.opened_of ? tsr_map_new(allocator, (size_t)b.map.count, err) : NULL;
+    tsr_status status = b.entry_of ? build(&b) : TSR_E_NOMEM;
+    tsr_map_free(b.entry_of);
+    tsr_free(allocator, b.opened_of, files, sizeof *b.opened_of);
+    tsr_vec_free(&b.entries);
+    tsr_vec_free(&b.chunks);
+    tsr_vec_free(&b.copies);
+    tsr_safetensors_close_all(checkpoint, b.opened, b.map.file_count);
+    return status;
+}
+
+const tsr_reader tsr_reader_safetensors_index = {
+    .format = TSR_FORMAT_SAFETENSORS_INDEX, .open = open_index, .extents = tsr_safetensors_extents};

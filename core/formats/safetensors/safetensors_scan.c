@@ -1,0 +1,402 @@
+/* Reads a header in one pass: a header of the format's largest size holds a million tensors.
+ *
+ *   {"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},…}
+ *
+ * Names and shapes are copied, packed (a shape that was seen lately is shared), so that the header can go. */
+#include "formats/safetensors/safetensors_scan.h"
+
+#include <inttypes.h>
+
+#include "base/cursor.h"
+#include "base/try.h"
+#include "base/utf8.h"
+#include "codec/json_check.h"
+#include "tessera/map.h"
+
+enum { SHAPE_CACHE = 256, TEXT_BLOCK = 16384, MAX_JSON_DEPTH = 125 /* below the tensor's own object; the reference: 128 */ };
+
+typedef struct scanner {
+    tsr_safetensors_scan *scan;
+    const uint8_t *data;
+    size_t size, at;
+    tsr_vec dims; /* the shape being read */
+    tsr_vec text; /* the escaped string being decoded */
+    struct {
+        const uint64_t *dims;
+        size_t rank;
+    } shapes[SHAPE_CACHE];
+    char *block; /* where copied text goes */
+    size_t block_left;
+    tsr_error *err;
+} scanner;
+
+static tsr_status fail_at(const scanner *s, size_t at, const char *what)
+{
+    return tsr_raise(s->err, TSR_E_FORMAT, s->scan->byte_base + at, "safetensors: %s", what);
+}
+
+static int peek(const scanner *s)
+{
+    return s->at < s->size ? s->data[s->at] : -1;
+}
+
+static void skip_space(scanner *s)
+{
+    while (s->at < s->size &&
+           (s->data[s->at] == ' ' || s->data[s->at] == '\n' || s->data[s->at] == '\r' || s->data[s->at] == '\t'))
+        s->at++;
+}
+
+static tsr_status fail(const scanner *s, const char *expected)
+{
+    int found = peek(s);
+    const char *format = found < 0                      ? "safetensors: the header ends where %s is due"
+                         : found > 0x20 && found < 0x7F ? "safetensors: expected %s in the header, found '%c'"
+                                                        : "safetensors: expected %s in the header, found byte 0x%02x";
+    return tsr_raise(s->err, TSR_E_FORMAT, s->scan->byte_base + s->at, format, expected, found);
+}
+
+static tsr_status expect(scanner *s, char byte, const char *name)
+{
+    skip_space(s);
+    if (peek(s) != byte) return fail(s, name);
+    s->at++;
+    return TSR_OK;
+}
+
+/* After a member: *more says whether another one follows. */
+static tsr_status next_member(scanner *s, char close, const char *expected, bool *more)
+{
+    skip_space(s);
+    *more = peek(s) == ',';
+    if (!*more && peek(s) != close) return fail(s, expected);
+    s->at++;
+    return TSR_OK;
+}
+
+/* After an opening bracket: whether there is a first member; eats the closing bracket when not. */
+static bool has_members(scanner *s, char close)
+{
+    skip_space(s);
+    if (peek(s) != close) return true;
+    s->at++;
+    return false;
+}
+
+static tsr_status append_text(scanner *s, const char *data, size_t size)
+{
+    TSR_TRY(tsr_vec_reserve(&s->text, size, s->err));
+    if (size) memcpy((char *)s->text.items + s->text.count, data, size);
+    s->text.count += size;
+    return TSR_OK;
+}
+
+static tsr_status decode_unicode(scanner *s)
+{
+    char bytes[4];
+    uint32_t scalar;
+    const char *wrong;
+    size_t length = tsr_json_unicode_escape((tsr_str){(const char *)s->data, s->size}, s->at, &scalar, &wrong);
+    TSR_FAIL_IF(length == 0, s->err, TSR_E_FORMAT, s->scan->byte_base + s->at, "safetensors: %s in a string", wrong);
+    s->at += length;
+    return append_text(s, bytes, tsr_utf8_put(scalar, bytes));
+}
+
+static tsr_status decode_escape(scanner *s)
+{
+    static const char escapes[] = "\"\"\\\\//b\bf\fn\nr\rt\t";
+    int kind = s->at + 1 < s->size ? s->data[s->at + 1] : -1;
+    if (kind == 'u') return decode_unicode(s);
+    for (const char *pair = escapes; *pair; pair += 2)
+        if (*pair == kind) {
+            s->at += 2;
+            return append_text(s, pair + 1, 1);
+        }
+    return fail_at(s, s->at, "an unknown escape in a string");
+}
+
+/* To the next byte of a string that is not plain ASCII text or valid UTF-8. */
+static void skip_plain(scanner *s)
+{
+    while (s->at < s->size) {
+        uint8_t byte = s->data[s->at];
+        if (byte == '"' || byte == '\\' || byte < 0x20) return;
+        size_t length = byte < 0x80 ? 1 : tsr_utf8_length((tsr_str){(const char *)s->data + s->at, s->size - s->at});
+        if (length == 0) return;
+        s->at += length;
+    }
+}
+
+/* *out borrows the header, or the scratch text until the next string when there are escapes. */
+static tsr_status read_string(scanner *s, const char *expected, tsr_str *out)
+{
+    skip_space(s);
+    if (peek(s) != '"') return fail(s, expected);
+    size_t from = ++s->at;
+    s->text.count = 0;
+    bool escaped = false;
+    for (;;) {
+        size_t run = s->at;
+        skip_plain(s);
+        if (escaped) TSR_TRY(append_text(s, (const char *)s->data + run, s->at - run));
+        int byte = peek(s);
+        if (byte == '"') break;
+        if (byte != '\\')
+            return byte < 0      ? fail_at(s, s->at, "the header ends inside a string")
+                   : byte < 0x20 ? fail(s, "printable text")
+                                 : fail(s, "UTF-8");
+        if (!escaped) TSR_TRY(append_text(s, (const char *)s->data + from, s->at - from));
+        escaped = true;
+        TSR_TRY(decode_escape(s));
+    }
+    *out = escaped ? (tsr_str){s->text.items, s->text.count} : (tsr_str){(const char *)s->data + from, s->at - from};
+    s->at++;
+    return TSR_OK;
+}
+
+/* A packed copy. */
+static tsr_status keep_text(scanner *s, tsr_str text, tsr_str *out)
+{
+    if (text.size > s->block_left) {
+        size_t size = text.size > TEXT_BLOCK ? text.size : TEXT_BLOCK;
+        s->block = tsr_arena_array(s->scan->arena, size, 1, s->err);
+        if (!s->block) return TSR_E_NOMEM;
+        s->block_left = size;
+    }
+    *out = TSR_STR("");
+    if (text.size == 0) return TSR_OK;
+    *out = (tsr_str){memcpy(s->block, text.data, text.size), text.size};
+    s->block += text.size;
+    s->block_left -= text.size;
+    return TSR_OK;
+}
+
+static tsr_status read_unsigned(scanner *s, uint64_t *out)
+{
+    skip_space(s);
+    size_t from = s->at;
+    uint64_t value = 0;
+    for (; s->at < s->size && s->data[s->at] >= '0' && s->data[s->at] <= '9'; s->at++) {
+        unsigned digit = s->data[s->at] - '0';
+        if (value > (UINT64_MAX - digit) / 10) return fail_at(s, from, "an integer beyond 64 bits");
+        value = value * 10 + digit;
+    }
+    if (s->at == from) return fail(s, "a non-negative integer");
+    if (s->data[from] == '0' && s->at > from + 1) return fail_at(s, from, "an integer with a leading zero");
+    *out = value;
+    return TSR_OK;
+}
+
+static tsr_status intern_shape(scanner *s, const uint64_t **shape)
+{
+    const uint64_t *dims = s->dims.items;
+    size_t rank = s->dims.count, bytes = rank * sizeof *dims;
+    size_t slot = rank ? tsr_hash_bytes(dims, bytes, 0) % SHAPE_CACHE : 0;
+    if (s->shapes[slot].dims && s->shapes[slot].rank == rank &&
+        (rank == 0 || memcmp(s->shapes[slot].dims, dims, bytes) == 0)) {
+        *shape = s->shapes[slot].dims;
+        return TSR_OK;
+    }
+    uint64_t *copy = tsr_arena_array(s->scan->arena, rank, sizeof *copy, s->err);
+    if (!copy) return TSR_E_NOMEM;
+    if (rank) memcpy(copy, dims, bytes);
+    s->shapes[slot].dims = *shape = copy;
+    s->shapes[slot].rank = rank;
+    return TSR_OK;
+}
+
+static tsr_status read_shape(scanner *s, tsr_safetensors_tensor *tensor)
+{
+    bool more;
+    s->dims.count = 0;
+    TSR_TRY(expect(s, '[', "'[' of a shape"));
+    for (more = has_members(s, ']'); more;) {
+        uint64_t *dim = tsr_vec_push(&s->dims, s->err);
+        if (!dim) return TSR_E_NOMEM;
+        TSR_TRY(read_unsigned(s, dim));
+        TSR_TRY(next_member(s, ']', "',' or ']'", &more));
+    }
+    tensor->rank = (uint32_t)s->dims.count;
+    return intern_shape(s, &tensor->shape);
+}
+
+static tsr_status read_offsets(scanner *s, tsr_safetensors_tensor *tensor)
+{
+    TSR_TRY(expect(s, '[', "'[' of data_offsets"));
+    TSR_TRY(read_unsigned(s, &tensor->begin));
+    TSR_TRY(expect(s, ',', "',' between two data_offsets"));
+    TSR_TRY(read_unsigned(s, &tensor->end));
+    return expect(s, ']', "']' after two data_offsets");
+}
+
+static tsr_status read_dtype(scanner *s, tsr_safetensors_tensor *tensor)
+{
+    tsr_str name;
+    size_t at = s->at;
+    TSR_TRY(read_string(s, "the name of a dtype", &name));
+    tensor->dtype = tsr_dtype_from_safetensors(name);
+    TSR_FAIL_IF(tensor->dtype == TSR_DTYPE_NONE, s->err, TSR_E_FORMAT, s->scan->byte_base + at,
+                "safetensors: '%.*s' has the unknown dtype '%.*s'", TSR_STR_ARG(tensor->name), TSR_STR_ARG(name));
+    return TSR_OK;
+}
+
+/* A value that the format does not know: checked and left out. */
+static tsr_status skip_value(scanner *s, tsr_str field, tsr_str tensor_name)
+{
+    tsr_error inner = {0};
+    size_t at = s->at;
+    tsr_place place = {s->scan->file_name, s->scan->byte_base + at, tensor_name};
+    if (s->scan->findings)
+        TSR_TRY(tsr_find(s->scan->findings, "safetensors/unknown-field", place, s->err, "unknown field '%.*s'",
+                         TSR_STR_ARG(field)));
+    tsr_status status = tsr_json_skip((tsr_str){(const char *)s->data, s->size}, &s->at, MAX_JSON_DEPTH, &inner);
+    return status == TSR_OK
+               ? TSR_OK
+               : tsr_raise(s->err, status, s->scan->byte_base + inner.byte_position, "safetensors: %s", inner.message);
+}
+
+enum { HAS_DTYPE = 1, HAS_SHAPE = 2, HAS_OFFSETS = 4, HAS_ALL = 7 };
+
+static tsr_status read_field(scanner *s, tsr_safetensors_tensor *tensor, unsigned *seen)
+{
+    tsr_str field;
+    skip_space(s);
+    size_t at = s->at;
+    TSR_TRY(read_string(s, "the name of a field", &field));
+    unsigned which = tsr_str_equal(field, TSR_STR("dtype"))          ? HAS_DTYPE
+                     : tsr_str_equal(field, TSR_STR("shape"))        ? HAS_SHAPE
+                     : tsr_str_equal(field, TSR_STR("data_offsets")) ? HAS_OFFSETS
+                                                                     : 0;
+    TSR_FAIL_IF(*seen & which, s->err, TSR_E_FORMAT, s->scan->byte_base + at,
+                "safetensors: '%.*s' has the field '%.*s' twice", TSR_STR_ARG(tensor->name), TSR_STR_ARG(field));
+    *seen |= which;
+    TSR_TRY(expect(s, ':', "':' after the name of a field"));
+    if (which == HAS_DTYPE) return read_dtype(s, tensor);
+    if (which == HAS_SHAPE) return read_shape(s, tensor);
+    return which == HAS_OFFSETS ? read_offsets(s, tensor) : skip_value(s, field, tensor->name);
+}
+
+static tsr_status check_bytes(const scanner *s, const tsr_safetensors_tensor *tensor)
+{
+    uint64_t elements = 1, bits, at = tensor->position;
+    bool fits = true;
+    for (uint32_t d = 0; d < tensor->rank; d++) fits = fits && tsr_mul_u64(elements, tensor->shape[d], &elements);
+    fits = fits && tsr_mul_u64(elements, tsr_dtype_describe(tensor->dtype)->bits, &bits);
+    TSR_FAIL_IF(!fits, s->err, TSR_E_FORMAT, at, "safetensors: the shape of '%.*s' overflows 64 bits",
+                TSR_STR_ARG(tensor->name));
+    TSR_FAIL_IF(bits % 8, s->err, TSR_E_FORMAT, at, "safetensors: '%.*s' has %" PRIu64 " bits, not whole bytes",
+                TSR_STR_ARG(tensor->name), bits);
+    TSR_FAIL_IF(tensor->end < tensor->begin, s->err, TSR_E_FORMAT, at,
+                "safetensors: data_offsets of '%.*s' end at %" PRIu64 ", before they begin at %" PRIu64,
+                TSR_STR_ARG(tensor->name), tensor->end, tensor->begin);
+    TSR_FAIL_IF(tensor->end - tensor->begin != bits / 8, s->err, TSR_E_FORMAT, at,
+                "safetensors: data_offsets of '%.*s' span %" PRIu64 " bytes, its shape and dtype need %" PRIu64,
+                TSR_STR_ARG(tensor->name), tensor->end - tensor->begin, bits / 8);
+    return TSR_OK;
+}
+
+static tsr_status check_name(const scanner *s, const tsr_safetensors_tensor *tensor)
+{
+    tsr_place place = {s->scan->file_name, tensor->position, tensor->name};
+    if (!s->scan->findings) return TSR_OK;
+    if (tensor->name.size == 0)
+        return tsr_find(s->scan->findings, "safetensors/empty-name", place, s->err, "a tensor has an empty name");
+    if (memchr(tensor->name.data, 0, tensor->name.size))
+        return tsr_find(s->scan->findings, "safetensors/nul-in-name", place, s->err, "a tensor's name holds a NUL");
+    return TSR_OK;
+}
+
+static tsr_status read_tensor(scanner *s, tsr_str name, size_t at)
+{
+    unsigned seen = 0;
+    bool more;
+    TSR_FAIL_IF(s->scan->tensors.count >= s->scan->max_entries, s->err, TSR_E_LIMIT, s->scan->byte_base + at,
+                "safetensors: more than %" PRIu64 " tensors", s->scan->max_entries);
+    tsr_safetensors_tensor *tensor = tsr_vec_push(&s->scan->tensors, s->err);
+    if (!tensor) return TSR_E_NOMEM;
+    tensor->position = s->scan->byte_base + at;
+    TSR_TRY(keep_text(s, name, &tensor->name));
+    TSR_TRY(expect(s, '{', "'{' of a tensor"));
+    for (more = has_members(s, '}'); more;) {
+        TSR_TRY(read_field(s, tensor, &seen));
+        TSR_TRY(next_member(s, '}', "',' or '}'", &more));
+    }
+    TSR_FAIL_IF(seen != HAS_ALL, s->err, TSR_E_FORMAT, tensor->position, "safetensors: '%.*s' lacks %s",
+                TSR_STR_ARG(tensor->name),
+                !(seen & HAS_DTYPE)   ? "dtype"
+                : !(seen & HAS_SHAPE) ? "shape"
+                                      : "data_offsets");
+    TSR_TRY(check_bytes(s, tensor));
+    return check_name(s, tensor);
+}
+
+static tsr_status read_null_metadata(scanner *s)
+{
+    tsr_place place = {s->scan->file_name, s->scan->byte_base + s->at, {NULL, 0}};
+    if (s->size - s->at < 4 || memcmp(s->data + s->at, "null", 4) != 0) return fail(s, "an object as __metadata__");
+    s->at += 4;
+    if (!s->scan->findings) return TSR_OK;
+    return tsr_find(s->scan->findings, "safetensors/metadata-null", place, s->err, "__metadata__ is null");
+}
+
+static tsr_status read_metadata(scanner *s)
+{
+    bool more;
+    tsr_str text;
+    skip_space(s);
+    if (s->scan->has_metadata) return fail_at(s, s->at, "__metadata__ comes twice");
+    s->scan->has_metadata = true;
+    if (peek(s) == 'n') return read_null_metadata(s);
+    TSR_TRY(expect(s, '{', "an object as __metadata__"));
+    for (more = has_members(s, '}'); more;) {
+        tsr_safetensors_pair *pair = tsr_vec_push(&s->scan->metadata, s->err);
+        if (!pair) return TSR_E_NOMEM;
+        TSR_TRY(read_string(s, "a key of __metadata__", &text));
+        TSR_TRY(keep_text(s, text, &pair->key));
+        TSR_TRY(expect(s, ':', "':' after a key of __metadata__"));
+        TSR_TRY(read_string(s, "a string in __metadata__", &text));
+        TSR_TRY(keep_text(s, text, &pair->value));
+        TSR_TRY(next_member(s, '}', "',' or '}'", &more));
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_member(scanner *s)
+{
+    tsr_str name;
+    skip_space(s);
+    size_t at = s->at;
+    TSR_TRY(read_string(s, "the name of a tensor", &name));
+    bool is_metadata = tsr_str_equal(name, TSR_STR("__metadata__"));
+    TSR_TRY(expect(s, ':', "':' after a name"));
+    return is_metadata ? read_metadata(s) : read_tensor(s, name, at);
+}
+
+static tsr_status read_header(scanner *s)
+{
+    bool more;
+    skip_space(s);
+    if (s->at && s->scan->findings) {
+        tsr_place place = {s->scan->file_name, s->scan->byte_base, {NULL, 0}};
+        TSR_TRY(tsr_find(s->scan->findings, "safetensors/leading-space", place, s->err,
+                         "%zu bytes of white space before the header's '{'", s->at));
+    }
+    TSR_TRY(expect(s, '{', "'{'"));
+    for (more = has_members(s, '}'); more;) {
+        TSR_TRY(read_member(s));
+        TSR_TRY(next_member(s, '}', "',' or '}'", &more));
+    }
+    skip_space(s);
+    return s->at == s->size ? TSR_OK : fail(s, "white space behind the object");
+}
+
+tsr_status tsr_safetensors_scan_header(tsr_safetensors_scan *scan, tsr_error *err)
+{
+    scanner s = {.scan = scan, .data = (const uint8_t *)scan->header.data, .size = scan->header.size, .err = err};
+    s.dims = tsr_vec_of(scan->tensors.allocator, sizeof(uint64_t));
+    s.text = tsr_vec_of(scan->tensors.allocator, 1);
+    tsr_status status = read_header(&s);
+    tsr_vec_free(&s.dims);
+    tsr_vec_free(&s.text);
+    return status;
+}

@@ -1,0 +1,42 @@
+/* From the value a pickle holds to the entries of a catalog, by the rule of PyTorch 2.13's flatten_state_dict: mappings
+ * flatten, lists only where they hold tensors or mappings (at any depth of lists), tuples are leaves, an empty mapping
+ * gives no entry. A pickled nn.Module counts as the mapping that its state_dict() would give.
+ *
+ * Source of the behaviour: torch/distributed/checkpoint/_nested_dict.py, _traverse.py; nn/modules/module.py. */
+#ifndef TSR_FORMATS_TORCH_TORCH_FLATTEN_H
+#define TSR_FORMATS_TORCH_TORCH_FLATTEN_H
+
+#include "tessera/catalog.h"
+#include "tessera/host.h"
+#include "tessera/map.h"
+
+typedef struct tsr_torch_flat {
+    tsr_entry *entries;
+    uint64_t entry_count;
+    tsr_mapping *mappings;
+    uint64_t mapping_count;
+} tsr_torch_flat;
+
+/* Entries and mappings in order of the walk, with path items; names joined by '.'. A root that is no mapping has the name ""
+ * and an empty path. Everything lives in `arena`; entries share chunks and values with the tree. Errors: TSR_E_FORMAT when
+ * two paths give one name (both are named), TSR_E_LIMIT beyond limits.entries or .depth, or where shared parts would expand
+ * to more than the *room bytes that are left for that, TSR_E_NOMEM. What it makes is taken from *room. */
+tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, uint64_t *room, tsr_arena *arena,
+                             tsr_torch_flat *out, tsr_error *err);
+
+enum { TSR_TORCH_KEY = 256 };
+/* torch_key.c: str() of a key of a mapping that is neither str nor int: bool, None, float, bytes, tuples of such and the
+ * like. False for what has no such text, or a longer one: a mapping with such a key is a leaf. */
+bool tsr_torch_key_text(const tsr_value *key, char text[TSR_TORCH_KEY]);
+
+/* torch_leaf.c: fills in the kind, value and type of a leaf that is no dense tensor, and for one of another kind its dtype
+ * and shape; names the tensors inside, as below. */
+tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry,
+                          tsr_error *err);
+
+/* torch_inner.c: gives the tensors inside an object their path in it as `fqn` ("0.weight", "indices"), where they have none
+ * yet. `seen` keeps the containers looked into: one for all objects of a tree. Stops quietly where
+ * names grow beyond a kilobyte. */
+tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_error *err);
+
+#endif

@@ -1,0 +1,193 @@
+/* A torch.save archive as values.
+ *
+ *   <top>/data.pkl        the pickle, with persistent ids for storages
+ *   <top>/data/<key>      one member a storage
+ *   <top>/byteorder       "little" or "big"; absent before PyTorch 2.1: little */
+#include "formats/torch/torch_item.h"
+
+#include "base/try.h"
+#include "formats/torch/torch_verdict.h"
+
+static tsr_status read_member(tsr_store *store, const tsr_host *host, const tsr_zip *zip, const tsr_zip_member *member,
+                              tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    TSR_FAIL_IF(member->size > host->limits.metadata_bytes, err, TSR_E_LIMIT, member->byte_offset,
+                "torch: '%.*s' has %llu bytes, beyond the limit of %llu (metadata_bytes)", TSR_STR_ARG(member->name),
+                (unsigned long long)member->size, (unsigned long long)host->limits.metadata_bytes);
+    char *bytes = tsr_arena_array(arena, (size_t)member->size, 1, err);
+    if (!bytes) return TSR_E_NOMEM;
+    TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, bytes, (size_t)member->size, err));
+    *out = (tsr_str){bytes, (size_t)member->size};
+    return TSR_OK;
+}
+
+static tsr_status read_byte_order(tsr_store *store, const tsr_zip *zip, bool *big, tsr_error *err)
+{
+    const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR("byteorder"));
+    char text[6];
+    *big = false;
+    if (!member) return TSR_OK;
+    size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
+    TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
+    *big = member->size == 3 && memcmp(text, "big", 3) == 0;
+    TSR_FAIL_IF(!*big && (member->size != 6 || memcmp(text, "little", 6) != 0), err, TSR_E_FORMAT, member->byte_offset,
+                "torch: 'byteorder' says neither \"little\" nor \"big\"");
+    return TSR_OK;
+}
+
+/* A number as C++'s stoull reads it, or 0: leading white space, digits, then anything. */
+static uint64_t leading_number(const char *text, size_t size)
+{
+    uint64_t value = 0;
+    size_t at = 0;
+    while (at < size && (text[at] == ' ' || (text[at] >= '\t' && text[at] <= '\r'))) at++;
+    if (at < size && text[at] == '+') at++;
+    for (; at < size && text[at] >= '0' && text[at] <= '9' && value < UINT32_MAX; at++)
+        value = value * 10 + (uint64_t)(text[at] - '0');
+    return value;
+}
+
+/* PyTorch reads archives of the versions 1 to 10 only (kMinSupportedFileFormatVersion, kMaxSupportedFileFormatVersion). */
+static tsr_status judge_version(const tsr_torch_build *build, tsr_store *store, const tsr_zip *zip, tsr_error *err)
+{
+    const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".data/version"));
+    char text[24];
+    if (!build->findings) return TSR_OK;
+    if (!member) member = tsr_zip_find(zip, TSR_STR("version"));
+    tsr_place place = {build->file_name, member ? member->byte_offset : zip->byte_offset, {NULL, 0}};
+    if (!member)
+        return tsr_find(build->findings, "torch/version", place, err, "the archive has no member 'version'; PyTorch refuses it");
+    size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
+    TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
+    uint64_t version = leading_number(text, size);
+    if (version >= 1 && version <= 10) return TSR_OK;
+    for (size_t i = 0; i < size; i++)
+        if (text[i] < ' ' || text[i] > '~') size = i;
+    return tsr_find(build->findings, "torch/version", place, err,
+                    "the archive's version is '%.*s'; PyTorch reads versions 1 to 10", (int)size, text);
+}
+
+/* torch.load takes '.storage_alignment' for an int, whether or not it uses it. */
+static tsr_status judge_alignment(const tsr_torch_build *build, tsr_store *store, const tsr_zip *zip, tsr_error *err)
+{
+    const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".storage_alignment"));
+    char text[24];
+    bool digits = false, known = member && member->size <= sizeof text;
+    if (!build->findings || !member) return TSR_OK;
+    if (known) TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, (size_t)member->size, err));
+    for (size_t i = 0; known && i < member->size; i++) {
+        digits |= text[i] >= '0' && text[i] <= '9';
+        known = (text[i] >= '0' && text[i] <= '9') || (text[i] && strchr(" \n_+-", text[i]));
+    }
+    if (known && digits) return TSR_OK;
+    tsr_place place = {build->file_name, member->byte_offset, {NULL, 0}};
+    return tsr_find(build->findings, "torch/version", place, err,
+                    "the member '.storage_alignment' is not a decimal number; PyTorch refuses the archive");
+}
+
+static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, tsr_error *err)
+{
+    tsr_torch_storage *storages = build->storages.items;
+    for (size_t i = 0; i < build->storages.count; i++) {
+        if (storages[i].meta) continue;
+        tsr_str name = tsr_arena_format(build->arena, err, "data/%.*s", TSR_STR_ARG(storages[i].key));
+        if (!name.data) return TSR_E_NOMEM;
+        const tsr_zip_member *member = tsr_zip_find(zip, name);
+        TSR_FAIL_IF(!member, err, TSR_E_FORMAT, zip->byte_offset, "torch: the archive has no '%.*s' for a storage of %llu bytes",
+                    TSR_STR_ARG(name), (unsigned long long)storages[i].byte_length);
+        TSR_FAIL_IF(member->size != storages[i].byte_length, err, TSR_E_FORMAT, member->byte_offset,
+                    "torch: storage '%.*s' has %llu bytes, its member '%.*s' has %llu", TSR_STR_ARG(storages[i].key),
+                    (unsigned long long)storages[i].byte_length, TSR_STR_ARG(name), (unsigned long long)member->size);
+        storages[i].byte_offset = member->byte_offset;
+    }
+    return TSR_OK;
+}
+
+static tsr_status build_values(tsr_torch_build *build, const tsr_zip *zip, bool big, tsr_torch_item *out, tsr_error *err)
+{
+    TSR_TRY(tsr_torch_build_open(build, err));
+    TSR_TRY(tsr_torch_values(build, tsr_pickle_root(build->pickle), &out->root, err));
+    TSR_TRY(locate_storages(build, zip, err));
+    out->storage_count = (uint32_t)build->storages.count;
+    out->rank_known = build->rank.known;
+    out->rank = build->rank.rank;
+    out->world = build->rank.world;
+    return tsr_torch_place(build, big, err);
+}
+
+static tsr_status find_pickle(const tsr_zip *zip, const tsr_zip_member **out, tsr_error *err)
+{
+    *out = tsr_zip_find(zip, TSR_STR("data.pkl"));
+    TSR_FAIL_IF(tsr_zip_find(zip, TSR_STR("constants.pkl")), err, TSR_E_UNSUPPORTED, zip->byte_offset,
+                "torch: a TorchScript archive (torch.jit.save), not a checkpoint");
+    TSR_FAIL_IF(!*out, err, TSR_E_FORMAT, zip->byte_offset, "torch: a zip archive without a member <folder>/data.pkl");
+    return TSR_OK;
+}
+
+static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_build *build, tsr_zip *zip, tsr_torch_item *out,
+                            tsr_error *err)
+{
+    const tsr_zip_member *member;
+    tsr_str bytes;
+    bool big;
+    TSR_TRY(find_pickle(zip, &member, err));
+    TSR_TRY(judge_version(build, store, zip, err));
+    TSR_TRY(judge_alignment(build, store, zip, err));
+    TSR_TRY(read_byte_order(store, zip, &big, err));
+    TSR_TRY(read_member(store, host, zip, member, build->arena, &bytes, err));
+    tsr_pickle *pickle;
+    size_t consumed;
+    build->pickle_offset = member->byte_offset;
+    build->pickle_bytes = bytes;
+    out->pickle_bytes = bytes.size;
+    tsr_status status = tsr_pickle_parse(bytes, host, &tsr_torch_names, &pickle, &consumed, err);
+    if (status != TSR_OK) {
+        if (err && err->byte_position != TSR_NO_POSITION) err->byte_position += member->byte_offset;
+        tsr_error_context(err, "%.*s", TSR_STR_ARG(member->name));
+        return status;
+    }
+    build->pickle = pickle;
+    status = build_values(build, zip, big, out, err);
+    if (status == TSR_OK) status = tsr_torch_verdict_on_end(build, consumed, bytes.size, err);
+    tsr_torch_build_close(build);
+    tsr_pickle_free(pickle);
+    return status;
+}
+
+/* `build` says what is known beside the range: the rank, or the stream around it. */
+static tsr_status open_range(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
+                             tsr_torch_build build, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
+                             tsr_error *err)
+{
+    *out = (tsr_torch_item){0};
+    build.host = host;
+    build.arena = arena;
+    build.findings = findings;
+    build.file_name = store->files[file].name;
+    build.file = file;
+    TSR_TRY(tsr_zip_open(store, host, file, offset, size, arena, &out->zip, err));
+    TSR_TRY(open_item(store, host, &build, &out->zip, out, err));
+    if (!out->zip.crc_absent || !findings) return TSR_OK;
+    tsr_place place = {build.file_name, offset, {NULL, 0}};
+    return tsr_find(findings, "zip/crc-absent", place, err, "the archive carries no checksums (every CRC-32 is 0)");
+}
+
+tsr_status tsr_torch_item_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
+                               tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
+{
+    return open_range(store, host, file, offset, size, (tsr_torch_build){0}, arena, findings, out, err);
+}
+
+tsr_status tsr_torch_item_open_rank(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
+                                    uint32_t rank, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
+                                    tsr_error *err)
+{
+    return open_range(store, host, file, offset, size, (tsr_torch_build){.rank = {.hinted = true, .hint = rank}}, arena,
+                      findings, out, err);
+}
+
+tsr_status tsr_torch_item_open_zstd(tsr_store *plain, const tsr_host *host, const tsr_chunk *stream, uint64_t size,
+                                    tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
+{
+    return open_range(plain, host, stream->file, 0, size, (tsr_torch_build){.zstd = stream}, arena, findings, out, err);
+}

@@ -1,0 +1,62 @@
+/* What a leaf of a state dict is called and what is known of it, when it is no dense tensor. */
+#include "base/try.h"
+#include "formats/pickle/enum_names.h"
+#include "formats/torch/torch_flatten.h"
+
+/* numpy's _reconstruct and copyreg's _reconstructor make an object of the class that is their first argument. */
+static tsr_str class_name(const tsr_value *object)
+{
+    const tsr_value *args = object->items[0];
+    bool makes = tsr_str_ends(object->text, TSR_STR("._reconstruct")) || tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"));
+    bool names = makes && args->kind == TSR_VALUE_TUPLE && args->count && args->items[0]->kind == TSR_VALUE_GLOBAL;
+    return names ? args->items[0]->text : object->text;
+}
+
+static tsr_str type_name(const tsr_value *value)
+{
+    static const char *const names[] = {
+        [TSR_VALUE_NONE] = "NoneType", [TSR_VALUE_BOOL] = "bool", [TSR_VALUE_INT] = "int", [TSR_VALUE_BIGINT] = "int",
+        [TSR_VALUE_FLOAT] = "float", [TSR_VALUE_COMPLEX] = "complex", [TSR_VALUE_STR] = "str", [TSR_VALUE_BYTES] = "bytes",
+        [TSR_VALUE_LIST] = "list", [TSR_VALUE_TUPLE] = "tuple", [TSR_VALUE_SET] = "set", [TSR_VALUE_DICT] = "dict",
+        [TSR_VALUE_SIZE] = "torch.Size", [TSR_VALUE_DTYPE] = "torch.dtype", [TSR_VALUE_DEVICE] = "torch.device",
+        [TSR_VALUE_TENSOR] = "torch.Tensor", [TSR_VALUE_GLOBAL] = "type"};
+    return value->kind == TSR_VALUE_OBJECT ? class_name(value) : tsr_str_from(names[value->kind]);
+}
+
+/* dtype and shape of a tensor that is no dense one, from its named parts. */
+static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_entry *entry, tsr_error *err)
+{
+    const tsr_value *parts = value->items[0];
+    if (parts->kind != TSR_VALUE_DICT) return TSR_OK;
+    const tsr_value *dtype = tsr_value_get(parts, TSR_STR("dtype")), *size = tsr_value_get(parts, TSR_STR("size"));
+    const tsr_value *data = tsr_value_get(parts, TSR_STR("data")), *values = tsr_value_get(parts, TSR_STR("values"));
+    if (!values || values->kind != TSR_VALUE_TENSOR) values = data;
+    if (values && values->kind == TSR_VALUE_TENSOR) entry->dtype = values->as.tensor->dtype;
+    if (dtype && dtype->kind == TSR_VALUE_DTYPE) entry->dtype = dtype->as.dtype;
+    if (data && data->kind == TSR_VALUE_TENSOR) {
+        entry->rank = data->as.tensor->rank;
+        entry->shape = data->as.tensor->shape;
+    }
+    if (!size || (size->kind != TSR_VALUE_SIZE && size->kind != TSR_VALUE_TUPLE)) return TSR_OK;
+    uint64_t *shape = tsr_arena_array(arena, size->count, sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
+    for (size_t i = 0; i < size->count; i++) {
+        if (size->items[i]->kind != TSR_VALUE_INT || size->items[i]->as.integer < 0) return TSR_OK;
+        shape[i] = (uint64_t)size->items[i]->as.integer;
+    }
+    entry->rank = (uint32_t)size->count;
+    entry->shape = shape;
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry, tsr_error *err)
+{
+    const tsr_str enum_class = tsr_enum_named(value);
+    bool named = value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text, TSR_STR("torch."));
+    bool member = enum_class.size || tsr_enum_value(value);
+    entry->kind = !member && (value->kind == TSR_VALUE_OBJECT || named) ? TSR_ENTRY_OPAQUE : TSR_ENTRY_OBJECT;
+    entry->value = value;
+    entry->type = enum_class.size ? enum_class : type_name(value);
+    if (value->kind == TSR_VALUE_OBJECT) TSR_TRY(describe_parts(value, arena, entry, err));
+    return tsr_torch_name_inner(value, host, seen, arena, err);
+}

@@ -1,0 +1,192 @@
+/* The allowlist of torch.save files. Sources: torch/_weights_only_unpickler.py, torch/_utils.py, torch/_tensor.py,
+ * torch/distributed/tensor, torch/distributed/_shard of PyTorch 2.13, and where older versions kept the same classes. */
+#include "formats/torch/torch_names.h"
+
+#include "formats/pickle/enum_names.h"
+
+#define DTENSOR_MODULES(name, id)                                  \
+    {"torch.distributed.tensor", name, id},                        \
+    {"torch.distributed.tensor._api", name, id},                   \
+    {"torch.distributed._tensor", name, id},                       \
+    {"torch.distributed._tensor.api", name, id}
+
+#define SPEC_MODULES(name, id)                                     \
+    {"torch.distributed.tensor._dtensor_spec", name, id},          \
+    {"torch.distributed._tensor._dtensor_spec", name, id},         \
+    {"torch.distributed._tensor.placement_types", name, id}
+
+#define PLACEMENT_MODULES(name, id)                                \
+    {"torch.distributed.tensor.placement_types", name, id},        \
+    {"torch.distributed._tensor.placement_types", name, id}
+
+#define NUMPY_MODULES(module, name, id)                            \
+    {"numpy.core." module, name, id},                              \
+    {"numpy._core." module, name, id}
+
+#define UNHASHABLE TSR_PICKLE_UNHASHABLE
+
+static const tsr_pickle_name names[] = {
+    {"builtins", "getattr", TSR_TORCH_GETATTR},
+    {"copyreg", "_reconstructor", TSR_TORCH_RECONSTRUCTOR},
+    {"builtins", "object", TSR_TORCH_LISTED},
+    {"builtins", "dict", TSR_TORCH_PLAIN_DICT | UNHASHABLE},
+    {"builtins", "list", TSR_TORCH_LISTED | UNHASHABLE},
+    {"builtins", "tuple", TSR_TORCH_LISTED},
+    {"builtins", "int", TSR_TORCH_LISTED},
+    {"builtins", "float", TSR_TORCH_LISTED},
+    {"builtins", "str", TSR_TORCH_LISTED},
+    {"builtins", "bool", TSR_TORCH_LISTED},
+    {"builtins", "slice", TSR_TORCH_LISTED},
+    {"builtins", "range", TSR_TORCH_LISTED},
+    {"builtins", "set", TSR_TORCH_SET | UNHASHABLE},
+    {"builtins", "frozenset", TSR_TORCH_SET},
+    {"builtins", "complex", TSR_TORCH_COMPLEX},
+    {"builtins", "bytes", TSR_TORCH_BYTES},
+    {"builtins", "bytearray", TSR_TORCH_BYTES | UNHASHABLE},
+    {"_codecs", "encode", TSR_TORCH_ENCODE},
+    {"collections", "OrderedDict", TSR_TORCH_ORDERED_DICT | UNHASHABLE},
+    {"collections", "defaultdict", TSR_TORCH_DEFAULT_DICT | UNHASHABLE},
+    {"collections", "Counter", TSR_TORCH_PLAIN_DICT | UNHASHABLE},
+    {"collections", "deque", TSR_TORCH_LISTED | UNHASHABLE},
+    {"datetime", "date", TSR_TORCH_LISTED},
+    {"datetime", "datetime", TSR_TORCH_LISTED},
+    {"datetime", "time", TSR_TORCH_LISTED},
+    {"datetime", "timedelta", TSR_TORCH_LISTED},
+    {"datetime", "timezone", TSR_TORCH_LISTED},
+    {"pathlib", "Path", TSR_TORCH_LISTED},
+    {"pathlib", "PosixPath", TSR_TORCH_LISTED},
+    {"pathlib", "PurePath", TSR_TORCH_LISTED},
+    {"pathlib", "PurePosixPath", TSR_TORCH_LISTED},
+    {"pathlib", "WindowsPath", TSR_TORCH_LISTED},
+    {"pathlib", "PureWindowsPath", TSR_TORCH_LISTED},
+    {"pathlib._local", "PosixPath", TSR_TORCH_LISTED},
+    {"pathlib._local", "WindowsPath", TSR_TORCH_LISTED},
+    {"numpy", "ndarray", TSR_TORCH_LISTED | UNHASHABLE},
+    {"numpy", "dtype", TSR_TORCH_LISTED},
+    NUMPY_MODULES("multiarray", "_reconstruct", TSR_TORCH_FUNCTION | UNHASHABLE),
+    NUMPY_MODULES("multiarray", "scalar", TSR_TORCH_FUNCTION),
+    NUMPY_MODULES("numeric", "_frombuffer", TSR_TORCH_FUNCTION | UNHASHABLE),
+    {"torch", "Size", TSR_TORCH_SIZE},
+    {"torch", "device", TSR_TORCH_DEVICE},
+    {"torch.serialization", "_get_layout", TSR_TORCH_LAYOUT},
+    {"torch", "per_tensor_affine", TSR_TORCH_QSCHEME},
+    {"torch", "per_tensor_symmetric", TSR_TORCH_QSCHEME},
+    {"torch", "per_channel_affine", TSR_TORCH_QSCHEME},
+    {"torch", "per_channel_symmetric", TSR_TORCH_QSCHEME},
+    {"torch", "per_channel_affine_float_qparams", TSR_TORCH_QSCHEME},
+    {"torch", "Tensor", TSR_TORCH_TENSOR},
+    {"torch", "DoubleTensor", TSR_TORCH_TENSOR},
+    {"torch", "FloatTensor", TSR_TORCH_TENSOR},
+    {"torch", "HalfTensor", TSR_TORCH_TENSOR},
+    {"torch", "BFloat16Tensor", TSR_TORCH_TENSOR},
+    {"torch", "LongTensor", TSR_TORCH_TENSOR},
+    {"torch", "IntTensor", TSR_TORCH_TENSOR},
+    {"torch", "ShortTensor", TSR_TORCH_TENSOR},
+    {"torch", "CharTensor", TSR_TORCH_TENSOR},
+    {"torch", "ByteTensor", TSR_TORCH_TENSOR},
+    {"torch", "BoolTensor", TSR_TORCH_TENSOR},
+    {"torch.autograd.variable", "Variable", TSR_TORCH_TENSOR},
+    {"torch.nn.parameter", "Parameter", TSR_TORCH_PARAMETER},
+    {"torch.nn.parameter", "Buffer", TSR_TORCH_TENSOR},
+    {"torch.nn.parameter", "UninitializedParameter", TSR_TORCH_LISTED}, /* of a lazy module before its first input */
+    {"torch.nn.parameter", "UninitializedBuffer", TSR_TORCH_LISTED},
+    {"torch._C", "Generator", TSR_TORCH_LISTED},
+    {"torch._utils", "_rebuild_tensor", TSR_TORCH_REBUILD_TENSOR},
+    {"torch._utils", "_rebuild_tensor_v2", TSR_TORCH_REBUILD_TENSOR},
+    {"torch._utils", "_rebuild_tensor_v3", TSR_TORCH_REBUILD_TENSOR_V3},
+    {"torch._utils", "_rebuild_parameter", TSR_TORCH_REBUILD_PARAMETER},
+    {"torch._utils", "_rebuild_parameter_with_state", TSR_TORCH_REBUILD_PARAMETER},
+    {"torch._utils", "_rebuild_qtensor", TSR_TORCH_REBUILD_QUANTIZED},
+    {"torch._utils", "_rebuild_sparse_tensor", TSR_TORCH_REBUILD_SPARSE},
+    {"torch._utils", "_rebuild_nested_tensor", TSR_TORCH_REBUILD_NESTED},
+    {"torch.nested._internal.nested_tensor", "_rebuild_njt", TSR_TORCH_REBUILD_JAGGED},
+    {"torch.nested._internal.nested_tensor", "NestedTensor", TSR_TORCH_LISTED},
+    {"torch._dynamo.decorators", "_DimRange", TSR_TORCH_LISTED},
+    {"torch._utils", "_rebuild_meta_tensor_no_storage", TSR_TORCH_REBUILD_META},
+    {"torch._utils", "_rebuild_wrapper_subclass", TSR_TORCH_REBUILD_WRAPPER},
+    {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", TSR_TORCH_REBUILD_DEVICE},
+    {"torch._utils", "_rebuild_device_tensor_from_numpy", TSR_TORCH_REBUILD_DEVICE},
+    {"torch._utils", "_rebuild_xla_tensor", TSR_TORCH_REBUILD_DEVICE},
+    {"torch._tensor", "_rebuild_from_type", TSR_TORCH_REBUILD_FROM_TYPE},
+    {"torch._tensor", "_rebuild_from_type_v2", TSR_TORCH_REBUILD_FROM_TYPE},
+    {"torch.tensor", "_rebuild_from_type", TSR_TORCH_REBUILD_FROM_TYPE},
+    DTENSOR_MODULES("DTensor", TSR_TORCH_DTENSOR),
+    SPEC_MODULES("DTensorSpec", TSR_TORCH_LISTED),
+    SPEC_MODULES("TensorMeta", TSR_TORCH_LISTED),
+    {"torch.distributed.tensor._dtensor_spec", "ShardOrderEntry", TSR_TORCH_LISTED},
+    {"torch.distributed.device_mesh", "DeviceMesh", TSR_TORCH_LISTED},
+    {"torch.distributed._tensor.device_mesh", "DeviceMesh", TSR_TORCH_LISTED},
+    {"torch.distributed._mesh_layout", "_MeshLayout", TSR_TORCH_LISTED},
+    {"torch.distributed._mesh_layout", "_FlatLayout", TSR_TORCH_LISTED},
+    PLACEMENT_MODULES("Shard", TSR_TORCH_SHARD),
+    PLACEMENT_MODULES("_StridedShard", TSR_TORCH_STRIDED_SHARD),
+    PLACEMENT_MODULES("Replicate", TSR_TORCH_REPLICATE),
+    PLACEMENT_MODULES("Partial", TSR_TORCH_PARTIAL),
+    PLACEMENT_MODULES("_Partial", TSR_TORCH_PARTIAL),
+    {"torch.distributed._shard.sharded_tensor.api", "ShardedTensor", TSR_TORCH_SHARDED_TENSOR},
+    {"torch.distributed._shard.sharded_tensor.shard", "Shard", TSR_TORCH_LISTED},
+    {"torch.distributed._shard.sharded_tensor.metadata", "ShardedTensorMetadata", TSR_TORCH_LISTED},
+    {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties", TSR_TORCH_LISTED},
+    {"torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING", TSR_TORCH_LISTED},
+    {"torch.distributed._shard.metadata", "ShardMetadata", TSR_TORCH_LISTED},
+    {"torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec", TSR_TORCH_LISTED},
+    {"torch.distributed._shard.sharding_spec.api", "EnumerableShardingSpec", TSR_TORCH_LISTED},
+    {"torch.distributed.remote_device", "_remote_device", TSR_TORCH_LISTED},
+    {"torch.distributed.distributed_c10d", "ReduceOp", TSR_TORCH_LISTED},
+    {"torch._C._distributed_c10d", "ReduceOp", TSR_TORCH_LISTED},
+    {"torch._C._distributed_c10d", "ReduceOp.RedOpType", TSR_TORCH_LISTED},
+};
+
+/* What `getattr` may be asked for: a nested class up to protocol 3, and the members of an enum as Python 3.11 pickles them. */
+static const struct {
+    const char *class_name, *attribute;
+} attributes[] = {
+    {"ShardedTensor", "ProcessGroupState"},
+    {"ReduceOp", "RedOpType"},
+    {"MEM_FORMAT_ENCODING", "TORCH_CONTIGUOUS_FORMAT"},
+    {"MEM_FORMAT_ENCODING", "TORCH_CHANNELS_LAST"},
+    {"MEM_FORMAT_ENCODING", "TORCH_PRESERVE_FORMAT"},
+};
+
+bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref name)
+{
+    if (tsr_pickle_id(pickle, class_) == TSR_TORCH_ENUM) return tsr_enum_is_member(pickle, name);
+    if (tsr_pickle_id(pickle, class_) == 0 || tsr_pickle_kind_of(pickle, name) != TSR_PICKLE_STR) return false;
+    for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {
+        if (tsr_str_equal(tsr_pickle_name_of(pickle, class_), tsr_str_from(attributes[i].class_name)) &&
+            tsr_str_equal(tsr_pickle_text(pickle, name), tsr_str_from(attributes[i].attribute)))
+            return true;
+    }
+    return false;
+}
+
+static uint32_t enum_id(tsr_str module, tsr_str name)
+{
+    return tsr_enum_is_listed(module, name) ? TSR_TORCH_ENUM : 0;
+}
+
+const tsr_pickle_sink tsr_torch_names = {.names = names, .count = sizeof names / sizeof names[0], .other = enum_id};
+
+static bool in_torch(const tsr_pickle *pickle, tsr_ref global)
+{
+    return tsr_pickle_kind_of(pickle, global) == TSR_PICKLE_GLOBAL &&
+           tsr_str_equal(tsr_pickle_module(pickle, global), TSR_STR("torch"));
+}
+
+tsr_dtype tsr_torch_dtype(const tsr_pickle *pickle, tsr_ref global)
+{
+    return in_torch(pickle, global) ? tsr_dtype_from_name(tsr_pickle_name_of(pickle, global)) : TSR_DTYPE_NONE;
+}
+
+tsr_dtype tsr_torch_storage_dtype(const tsr_pickle *pickle, tsr_ref global)
+{
+    bool known = in_torch(pickle, global);
+    if (!known && tsr_pickle_kind_of(pickle, global) == TSR_PICKLE_GLOBAL) {
+        tsr_str module = tsr_pickle_module(pickle, global);
+        known = tsr_str_equal(module, TSR_STR("torch.storage")) || tsr_str_equal(module, TSR_STR("torch.cuda"));
+    }
+    if (!known) return TSR_DTYPE_NONE;
+    tsr_str name = tsr_pickle_name_of(pickle, global);
+    if (tsr_str_equal(name, TSR_STR("UntypedStorage")) || tsr_str_equal(name, TSR_STR("_UntypedStorage"))) return TSR_UINT8;
+    return tsr_dtype_from_storage_class(name);
+}

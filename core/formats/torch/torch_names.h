@@ -1,0 +1,58 @@
+/* The classes and functions that torch.save files name and that Tessera knows. What is not here is never interpreted: it
+ * stays an object whose class is shown. dtypes and typed storages are recognized through model/dtype (torch_names.c). */
+#ifndef TSR_FORMATS_TORCH_TORCH_NAMES_H
+#define TSR_FORMATS_TORCH_TORCH_NAMES_H
+
+#include "codec/pickle.h"
+#include "tessera/dtype.h"
+
+enum tsr_torch_name {
+    TSR_TORCH_LISTED = 1, /* known, kept as an object */
+    TSR_TORCH_GETATTR,
+    TSR_TORCH_ORDERED_DICT,
+    TSR_TORCH_PLAIN_DICT, /* dict, Counter */
+    TSR_TORCH_SET,
+    TSR_TORCH_COMPLEX,
+    TSR_TORCH_BYTES, /* bytes, bytearray */
+    TSR_TORCH_ENCODE,
+    TSR_TORCH_SIZE,
+    TSR_TORCH_DEVICE,
+    TSR_TORCH_LAYOUT,
+    TSR_TORCH_TENSOR,
+    TSR_TORCH_PARAMETER,
+    TSR_TORCH_REBUILD_TENSOR,
+    TSR_TORCH_REBUILD_TENSOR_V3,
+    TSR_TORCH_REBUILD_PARAMETER,
+    TSR_TORCH_REBUILD_QUANTIZED,
+    TSR_TORCH_REBUILD_SPARSE,
+    TSR_TORCH_REBUILD_NESTED,
+    TSR_TORCH_REBUILD_JAGGED,
+    TSR_TORCH_REBUILD_META,
+    TSR_TORCH_REBUILD_WRAPPER,
+    TSR_TORCH_REBUILD_DEVICE,
+    TSR_TORCH_REBUILD_FROM_TYPE,
+    TSR_TORCH_DTENSOR,
+    TSR_TORCH_SHARDED_TENSOR,
+    TSR_TORCH_SHARD,
+    TSR_TORCH_STRIDED_SHARD,
+    TSR_TORCH_REPLICATE,
+    TSR_TORCH_PARTIAL,
+    TSR_TORCH_DEFAULT_DICT,  /* its first argument is called for keys that are not there */
+    TSR_TORCH_RECONSTRUCTOR, /* copyreg._reconstructor: calls its second argument's __init__ */
+    TSR_TORCH_FUNCTION,      /* known, its result kept as an object; has no instances */
+    TSR_TORCH_QSCHEME,       /* a value: neither called nor built */
+    TSR_TORCH_ENUM           /* a listed enum class (enum_names.h) */
+};
+
+/* The table for tsr_pickle_parse: no folding. */
+extern const tsr_pickle_sink tsr_torch_names;
+
+/* Whether PyTorch writes getattr(class_, name): what else it is asked for could be anything. */
+bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref name);
+
+/* The dtype that a GLOBAL such as "torch float32" names, or TSR_DTYPE_NONE. */
+tsr_dtype tsr_torch_dtype(const tsr_pickle *pickle, tsr_ref global);
+/* The element type of a storage class such as "torch FloatStorage"; uint8 for untyped storages; else TSR_DTYPE_NONE. */
+tsr_dtype tsr_torch_storage_dtype(const tsr_pickle *pickle, tsr_ref global);
+
+#endif

@@ -1,0 +1,472 @@
+/* data.pkl of a torch.save archive out of a value tree.
+ *
+ * The walk keeps its own stack: a frame is an open container and the number of its next part. Containers go into the
+ * pickle's memo when they are made (tuples, sets and sizes when they are complete), so that what is shared in the tree is
+ * shared for the reader too, and lists and dicts may hold themselves. */
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "formats/pickle/enum_names.h"
+#include "formats/pickle/pickle_verdict.h"
+#include "formats/torch/torch_names.h"
+#include "formats/torch/torch_writer.h"
+
+typedef enum frame_mode { WHOLE, INLINE_LIST, INLINE_DICT } frame_mode;
+
+typedef struct frame {
+    const tsr_value *value;
+    size_t next;
+    frame_mode mode;
+} frame;
+
+typedef struct emitter {
+    tsr_pickler pickler;
+    const tsr_torch_tree *tree;
+    const tsr_host *host;
+    tsr_map *memo;    /* a value's address → memo number */
+    tsr_arena *arena; /* the map's keys */
+    tsr_vec frames;
+    tsr_error *err;
+} emitter;
+
+/* ---- tensors ---- */
+
+static int by_entry(const void *a, const void *b)
+{
+    const uintptr_t x = (uintptr_t)((const tsr_torch_new_tensor *)a)->entry,
+                    y = (uintptr_t)((const tsr_torch_new_tensor *)b)->entry;
+    return (x > y) - (x < y);
+}
+
+void tsr_torch_sort_tensors(tsr_torch_new_tensor *tensors, size_t count)
+{
+    qsort(tensors, count, sizeof *tensors, by_entry);
+}
+
+static const tsr_torch_new_tensor *tensor_of(const tsr_torch_tree *tree, const tsr_entry *entry)
+{
+    const tsr_torch_new_tensor wanted = {.entry = entry};
+    return tree->tensor_count ? bsearch(&wanted, tree->tensors, tree->tensor_count, sizeof wanted, by_entry) : NULL;
+}
+
+static void put_sizes(tsr_pickler *p, const uint64_t *sizes, size_t count)
+{
+    if (count > 3) tsr_pickler_mark(p);
+    for (size_t i = 0; i < count; i++) tsr_pickler_uint(p, sizes[i]);
+    tsr_pickler_tuple(p, count);
+}
+
+/* As torch counts the strides of a contiguous tensor: an empty dim counts as one. */
+static void put_strides(tsr_pickler *p, const tsr_torch_new_tensor *tensor)
+{
+    if (tensor->strides) {
+        put_sizes(p, tensor->strides, tensor->rank);
+        return;
+    }
+    if (tensor->rank > 3) tsr_pickler_mark(p);
+    for (uint32_t d = 0; d < tensor->rank; d++) {
+        uint64_t step = 1;
+        for (uint32_t inner = d + 1; inner < tensor->rank; inner++) step *= tensor->sizes[inner] ? tensor->sizes[inner] : 1;
+        tsr_pickler_uint(p, step);
+    }
+    tsr_pickler_tuple(p, tensor->rank);
+}
+
+static void put_ordered_dict(tsr_pickler *p)
+{
+    tsr_pickler_global(p, TSR_STR("collections"), TSR_STR("OrderedDict"));
+    tsr_pickler_tuple(p, 0);
+    tsr_pickler_reduce(p);
+}
+
+static void put_storage(tsr_pickler *p, const tsr_torch_new_storage *storage, uint32_t number, tsr_arena *arena,
+                        tsr_error *err)
+{
+    const tsr_dtype_info *info = tsr_dtype_describe(storage->dtype);
+    const tsr_str key = tsr_arena_format(arena, err, "%u", (unsigned)number);
+    if (!key.data) p->status = TSR_E_NOMEM;
+    tsr_pickler_mark(p);
+    tsr_pickler_str(p, TSR_STR("storage"));
+    if (info->storage_class) {
+        tsr_pickler_global(p, TSR_STR("torch"), tsr_str_from(info->storage_class));
+    } else {
+        tsr_pickler_global(p, TSR_STR("torch.storage"), TSR_STR("UntypedStorage"));
+    }
+    tsr_pickler_str(p, key);
+    tsr_pickler_str(p, TSR_STR("cpu"));
+    tsr_pickler_uint(p, info->storage_class ? storage->byte_length / tsr_dtype_size(storage->dtype) : storage->byte_length);
+    tsr_pickler_tuple(p, 5);
+    tsr_pickler_persistent(p);
+}
+
+static void put_tensor(emitter *e, const tsr_torch_new_tensor *tensor)
+{
+    tsr_pickler *p = &e->pickler;
+    const tsr_torch_new_storage *storage = &e->tree->storages[tensor->storage];
+    const tsr_dtype_info *info = tsr_dtype_describe(storage->dtype);
+    if (tensor->is_parameter) tsr_pickler_global(p, TSR_STR("torch._utils"), TSR_STR("_rebuild_parameter"));
+    tsr_pickler_global(p, TSR_STR("torch._utils"),
+                       info->storage_class ? TSR_STR("_rebuild_tensor_v2") : TSR_STR("_rebuild_tensor_v3"));
+    tsr_pickler_mark(p);
+    put_storage(p, storage, tensor->storage, e->arena, e->err);
+    tsr_pickler_uint(p, tensor->storage_offset);
+    put_sizes(p, tensor->sizes, tensor->rank);
+    put_strides(p, tensor);
+    tsr_pickler_bool(p, tensor->requires_grad && !tensor->is_parameter);
+    put_ordered_dict(p);
+    if (!info->storage_class) tsr_pickler_global(p, TSR_STR("torch"), tsr_str_from(info->name));
+    tsr_pickler_tuple(p, 6);
+    tsr_pickler_reduce(p);
+    if (!tensor->is_parameter) return;
+    tsr_pickler_bool(p, tensor->requires_grad);
+    put_ordered_dict(p);
+    tsr_pickler_tuple(p, 3);
+    tsr_pickler_reduce(p);
+}
+
+/* ---- values ---- */
+
+static tsr_status refuse(emitter *e, const char *what, tsr_str name)
+{
+    return tsr_raise(e->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s %.*s cannot be written again", what, TSR_STR_ARG(name));
+}
+
+/* A name with dots: the module is what stands before the last one. False when there is none. */
+static bool split_name(tsr_str dotted, tsr_str *module, tsr_str *name)
+{
+    size_t dot = dotted.size;
+    while (dot > 0 && dotted.data[dot - 1] != '.') dot--;
+    if (dot < 2 || dot == dotted.size) return false;
+    *module = (tsr_str){dotted.data, dot - 1};
+    *name = (tsr_str){dotted.data + dot, dotted.size - dot};
+    return true;
+}
+
+/* What protocol 2 writes as getattr(class, name): nested classes, and the members of enums. */
+static bool is_attribute(tsr_str dotted, tsr_str module)
+{
+    return tsr_str_equal(dotted, TSR_STR(TSR_TORCH_GROUP_STATE)) ||
+           tsr_str_ends(dotted, TSR_STR("_c10d.ReduceOp.RedOpType")) || tsr_enum_is_class(module);
+}
+
+/* Protocol 2 keeps the names that Python 2 had for two modules. */
+static tsr_status put_global(emitter *e, tsr_str dotted)
+{
+    tsr_str module, name;
+    if (!split_name(dotted, &module, &name)) return refuse(e, "the class", dotted);
+    if (is_attribute(dotted, module)) {
+        tsr_pickler_global(&e->pickler, TSR_STR("__builtin__"), TSR_STR("getattr"));
+        TSR_TRY(put_global(e, module));
+        tsr_pickler_str(&e->pickler, name);
+        tsr_pickler_tuple(&e->pickler, 2);
+        tsr_pickler_reduce(&e->pickler);
+        return TSR_OK;
+    }
+    if (tsr_str_equal(module, TSR_STR("builtins"))) module = TSR_STR("__builtin__");
+    if (tsr_str_equal(module, TSR_STR("copyreg"))) module = TSR_STR("copy_reg");
+    tsr_pickler_global(&e->pickler, module, name);
+    return TSR_OK;
+}
+
+/* Whether getattr(first, second) may give something other than a member of a user's own enum, which Python 3.11 writes so. */
+static bool is_no_member(const tsr_value *first, const tsr_value *second)
+{
+    tsr_str module, name;
+    if (!first || first->kind != TSR_VALUE_GLOBAL || second->kind != TSR_VALUE_STR) return true;
+    if (!split_name(first->text, &module, &name) || second->text.size == 0 || second->text.data[0] == '_') return true;
+    return tsr_name_is_dangerous(module, name) || tsr_name_is_dangerous(module, second->text);
+}
+
+/* Listed functions that call, or give, what their arguments name. PyTorch's own uses of getattr are GLOBALs here. */
+static bool reaches_further(const tsr_value *object)
+{
+    const tsr_value *args = object->count ? object->items[0] : NULL;
+    const bool two = args && args->kind == TSR_VALUE_TUPLE && args->count > 1;
+    const tsr_value *first = two ? args->items[0] : NULL, *second = two ? args->items[1] : NULL;
+    if (tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return is_no_member(first, second);
+    if (tsr_str_starts(object->text, TSR_STR("torch._tensor._rebuild_from_type")))
+        return !first || first->kind != TSR_VALUE_GLOBAL || !tsr_str_starts(first->text, TSR_STR("torch._utils._rebuild_"));
+    if (!tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"))) return false;
+    return !second || second->kind != TSR_VALUE_GLOBAL || !tsr_str_equal(second->text, TSR_STR("builtins.object"));
+}
+
+/* What a loader may be asked to call: the reader's own list. Anything else is not passed on. */
+static bool may_be_called(const tsr_value *object)
+{
+    tsr_str module, name;
+    if (!split_name(object->text, &module, &name) || reaches_further(object)) return false;
+    for (size_t i = 0; i < tsr_torch_names.count; i++) {
+        const tsr_pickle_name *listed = &tsr_torch_names.names[i];
+        if (tsr_str_equal(module, tsr_str_from(listed->module)) && tsr_str_equal(name, tsr_str_from(listed->name)))
+            return true;
+    }
+    return false;
+}
+
+static tsr_status remember(emitter *e, const tsr_value *value)
+{
+    const uint32_t number = tsr_pickler_memoize(&e->pickler);
+    const tsr_str key = tsr_arena_str(e->arena, (tsr_str){(const char *)&value, sizeof value}, e->err);
+    return key.data ? tsr_map_put(e->memo, key, number, NULL, NULL, e->err) : TSR_E_NOMEM;
+}
+
+static tsr_status push(emitter *e, const tsr_value *value, frame_mode mode)
+{
+    TSR_FAIL_IF(e->frames.count >= e->host->limits.depth, e->err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "values are nested deeper than %u levels, or hold themselves", (unsigned)e->host->limits.depth);
+    frame *f = tsr_vec_push(&e->frames, e->err);
+    if (!f) return TSR_E_NOMEM;
+    *f = (frame){value, 0, mode};
+    return TSR_OK;
+}
+
+static void put_complex(tsr_pickler *p, double re, double im)
+{
+    tsr_pickler_global(p, TSR_STR("__builtin__"), TSR_STR("complex"));
+    tsr_pickler_float(p, re);
+    tsr_pickler_float(p, im);
+    tsr_pickler_tuple(p, 2);
+    tsr_pickler_reduce(p);
+}
+
+static tsr_status put_leaf(emitter *e, const tsr_value *value)
+{
+    tsr_pickler *p = &e->pickler;
+    const tsr_torch_new_tensor *tensor;
+    switch (value->kind) {
+    case TSR_VALUE_NONE: tsr_pickler_none(p); break;
+    case TSR_VALUE_BOOL: tsr_pickler_bool(p, value->as.boolean); break;
+    case TSR_VALUE_INT: tsr_pickler_int(p, value->as.integer); break;
+    case TSR_VALUE_BIGINT: tsr_pickler_bigint(p, value->text); break;
+    case TSR_VALUE_FLOAT: tsr_pickler_float(p, value->as.real); break;
+    case TSR_VALUE_COMPLEX: put_complex(p, value->as.complex.re, value->as.complex.im); break;
+    case TSR_VALUE_STR: tsr_pickler_str(p, value->text); break;
+    case TSR_VALUE_BYTES: tsr_pickler_bytes(p, value->text); break;
+    case TSR_VALUE_DTYPE:
+        tsr_pickler_global(p, TSR_STR("torch"), tsr_str_from(tsr_dtype_describe(value->as.dtype)->name));
+        break;
+    case TSR_VALUE_DEVICE:
+        tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("device"));
+        tsr_pickler_str(p, value->text);
+        tsr_pickler_tuple(p, 1);
+        tsr_pickler_reduce(p);
+        break;
+    case TSR_VALUE_GLOBAL: return put_global(e, value->text);
+    case TSR_VALUE_TENSOR:
+        tensor = tensor_of(e->tree, value->as.tensor);
+        if (!tensor) return refuse(e, "the tensor", value->as.tensor->fqn);
+        put_tensor(e, tensor);
+        return remember(e, value);
+    default: return refuse(e, "a value of kind", TSR_STR("unknown"));
+    }
+    return TSR_OK;
+}
+
+/* What comes before a container's parts. */
+static tsr_status open_container(emitter *e, const tsr_value *value)
+{
+    tsr_pickler *p = &e->pickler;
+    switch (value->kind) {
+    case TSR_VALUE_LIST: tsr_pickler_empty_list(p); break;
+    case TSR_VALUE_DICT:
+        if (value->ordered_dict) {
+            put_ordered_dict(p);
+        } else {
+            tsr_pickler_empty_dict(p);
+        }
+        break;
+    case TSR_VALUE_SET:
+        tsr_pickler_global(p, TSR_STR("__builtin__"), TSR_STR("set"));
+        tsr_pickler_empty_list(p);
+        break;
+    case TSR_VALUE_SIZE: tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("Size")); break;
+    case TSR_VALUE_OBJECT:
+        if (value->count && value->items[0]->kind == TSR_VALUE_DICT) return refuse(e, "an object of class", value->text);
+        if (value->called && !tsr_enum_value(value) && !may_be_called(value))
+            return refuse(e, "a call of", value->text);
+        TSR_TRY(put_global(e, value->text));
+        return push(e, value, WHOLE);
+    default: break;
+    }
+    const bool by_reference = value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_DICT;
+    if (by_reference) TSR_TRY(remember(e, value));
+    const bool tuple = value->kind == TSR_VALUE_TUPLE || value->kind == TSR_VALUE_SIZE;
+    if (!tuple || value->count > 3) tsr_pickler_mark(p);
+    return push(e, value, WHOLE);
+}
+
+/* What comes behind them. */
+static tsr_status close_container(emitter *e, const tsr_value *value)
+{
+    tsr_pickler *p = &e->pickler;
+    switch (value->kind) {
+    case TSR_VALUE_LIST: tsr_pickler_appends(p); return TSR_OK;
+    case TSR_VALUE_DICT: tsr_pickler_setitems(p); return TSR_OK;
+    case TSR_VALUE_SET:
+        tsr_pickler_appends(p);
+        tsr_pickler_tuple(p, 1);
+        tsr_pickler_reduce(p);
+        break;
+    case TSR_VALUE_SIZE:
+        tsr_pickler_tuple(p, value->count);
+        tsr_pickler_tuple(p, 1);
+        tsr_pickler_reduce(p);
+        break;
+    default: tsr_pickler_tuple(p, value->count); break;
+    }
+    return remember(e, value);
+}
+
+static tsr_status put_value(emitter *e, const tsr_value *value)
+{
+    const uint32_t known = tsr_map_get(e->memo, (tsr_str){(const char *)&value, sizeof value}, UINT32_MAX);
+    if (known != UINT32_MAX) {
+        tsr_pickler_get(&e->pickler, known);
+        return TSR_OK;
+    }
+    switch (value->kind) {
+    case TSR_VALUE_LIST:
+    case TSR_VALUE_TUPLE:
+    case TSR_VALUE_SET:
+    case TSR_VALUE_DICT:
+    case TSR_VALUE_SIZE:
+    case TSR_VALUE_OBJECT: return open_container(e, value);
+    default: return put_leaf(e, value);
+    }
+}
+
+static const tsr_value *object_part(const tsr_value *object, size_t part)
+{
+    const tsr_value *value = part < object->count ? object->items[part] : NULL;
+    return value && value->kind != TSR_VALUE_NONE ? value : NULL;
+}
+
+/* An instance: class, arguments, what was appended and set, state; parts are {args, state, list items, dict items}. */
+static tsr_status step_object(emitter *e, frame *f)
+{
+    const tsr_value *object = f->value, *part = NULL;
+    tsr_pickler *p = &e->pickler;
+    switch (f->next++) {
+    case 0:
+        part = object_part(object, 0);
+        if (part) return put_value(e, part);
+        tsr_pickler_tuple(p, 0);
+        return TSR_OK;
+    case 1:
+        if (object->called) {
+            tsr_pickler_reduce(p);
+        } else {
+            tsr_pickler_newobj(p);
+        }
+        TSR_TRY(remember(e, object));
+        part = object_part(object, 2);
+        if (!part) return TSR_OK;
+        tsr_pickler_mark(p);
+        return push(e, part, INLINE_LIST);
+    case 2:
+        part = object_part(object, 3);
+        if (!part) return TSR_OK;
+        tsr_pickler_mark(p);
+        return push(e, part, INLINE_DICT);
+    case 3: part = object_part(object, 1); return part ? put_value(e, part) : TSR_OK;
+    default:
+        if (object_part(object, 1)) tsr_pickler_build(p);
+        e->frames.count--;
+        return TSR_OK;
+    }
+}
+
+/* A dict whose pairs are there: they are set, then its __dict__. */
+static tsr_status step_attributes(emitter *e, frame *f)
+{
+    if (f->next++ == f->value->count) {
+        tsr_pickler_setitems(&e->pickler);
+        return put_value(e, tsr_value_attributes(f->value));
+    }
+    tsr_pickler_build(&e->pickler);
+    e->frames.count--;
+    return TSR_OK;
+}
+
+static tsr_status step(emitter *e)
+{
+    frame *f = (frame *)e->frames.items + e->frames.count - 1;
+    if (f->value->kind == TSR_VALUE_OBJECT) return step_object(e, f);
+    if (f->next < f->value->count) return put_value(e, f->value->items[f->next++]);
+    if (f->mode == WHOLE && tsr_value_attributes(f->value)) return step_attributes(e, f);
+    const frame done = *f;
+    e->frames.count--;
+    if (done.mode == INLINE_LIST) tsr_pickler_appends(&e->pickler);
+    if (done.mode == INLINE_DICT) tsr_pickler_setitems(&e->pickler);
+    return done.mode == WHOLE ? close_container(e, done.value) : TSR_OK;
+}
+
+/* Python shares no ints between the places that hold them, and nothing between files: a few bytes of the source may stand for
+ * any number here. */
+static tsr_status check_room(const emitter *e)
+{
+    const uint64_t size = e->pickler.out->count;
+    TSR_FAIL_IF(e->tree->room && size > *e->tree->room, e->err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "the objects would be written as more than the %llu bytes that are left of what is allowed (%u for each byte of "
+                "the source, and %llu): they share their parts. No training job writes this: do not trust the file",
+                (unsigned long long)*e->tree->room, TSR_EXPANSION_PER_BYTE, (unsigned long long)e->host->limits.expansion);
+    return TSR_OK;
+}
+
+static tsr_status emit_tree(emitter *e)
+{
+    e->memo = tsr_map_new(e->host->allocator, 0, e->err);
+    e->arena = tsr_arena_new(e->host->allocator, 0, e->err);
+    if (!e->memo || !e->arena) return TSR_E_NOMEM;
+    TSR_TRY(put_value(e, e->tree->root));
+    while (e->frames.count) {
+        TSR_TRY(step(e));
+        TSR_TRY(check_room(e));
+    }
+    TSR_TRY(check_room(e));
+    TSR_TRY(tsr_pickler_finish(&e->pickler));
+    if (e->tree->room) *e->tree->room -= e->pickler.out->count < *e->tree->room ? e->pickler.out->count : *e->tree->room;
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, tsr_vec *out, tsr_error *err)
+{
+    emitter e = {.tree = tree, .host = host, .frames = tsr_vec_of(host->allocator, sizeof(frame)), .err = err};
+    tsr_pickler_open(&e.pickler, 2, host->allocator, out, err);
+    const tsr_status status = emit_tree(&e);
+    tsr_pickler_close(&e.pickler);
+    tsr_map_free(e.memo);
+    tsr_arena_free(e.arena);
+    tsr_vec_free(&e.frames);
+    return status;
+}
+
+/* ---- what the careful loader takes ---- */
+
+bool tsr_torch_is_plain(const tsr_value *value)
+{
+    if (value->kind == TSR_VALUE_BIGINT) return value->text.size < 256;
+    return value->kind != TSR_VALUE_OBJECT && value->kind != TSR_VALUE_GLOBAL;
+}
+
+bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host)
+{
+    if (value->expanded) return !value->foreign; /* the reader has looked at every node once */
+    tsr_vec stack = tsr_vec_of(host->allocator, sizeof(const tsr_value *));
+    const tsr_value **top = tsr_vec_push(&stack, NULL);
+    uint64_t budget = host->limits.expansion;
+    bool taken = top != NULL;
+    if (top) *top = value;
+    while (taken && stack.count) {
+        const tsr_value *at = ((const tsr_value **)stack.items)[--stack.count];
+        taken = tsr_torch_is_plain(at) && at->count < budget;
+        budget -= at->count + 1;
+        for (size_t i = 0; taken && i < at->count + (tsr_value_attributes(at) != NULL); i++) {
+            top = tsr_vec_push(&stack, NULL);
+            taken = top != NULL;
+            if (top) *top = i < at->count ? at->items[i] : tsr_value_attributes(at);
+        }
+    }
+    tsr_vec_free(&stack);
+    return taken;
+}

@@ -1,0 +1,162 @@
+/* A directory with one torch.save file per rank as one checkpoint: the boxes of DTensors and ShardedTensors come together.
+ * Plain tensors count only where they are equal on all ranks (rank_entries.h): then all copies but the first are kept as
+ * replicas for a full check to compare. Of objects the first rank's stays. A rank's number comes from its DTensors or ShardedTensors, else from its
+ * file's name. */
+#include <inttypes.h>
+
+#include "base/try.h"
+#include "formats/common/rank_entries.h"
+#include "formats/torch/torch_file.h"
+#include "formats/torch/torch_flatten.h"
+#include "formats/torch/torch_union.h"
+
+enum { MISSING_SHOWN = 16 };
+
+typedef struct ranks {
+    tsr_checkpoint *checkpoint;
+    tsr_torch_union entries;
+    tsr_rank_entries holders;
+    tsr_vec runs;
+    tsr_torch_file *files; /* in order of checkpoint->files */
+    uint32_t world;
+    tsr_error *err;
+} ranks;
+
+static tsr_str name_of(const ranks *r, uint32_t i)
+{
+    return r->checkpoint->store->files[r->checkpoint->files[i]].name;
+}
+
+static tsr_place in_file(const ranks *r, uint32_t i, tsr_str fqn)
+{
+    return (tsr_place){name_of(r, i), TSR_NO_POSITION, fqn};
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* The number in a file's name at the place where it differs from another file's: each has one there (recognize.c). */
+static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
+{
+    tsr_str name = name_of(r, i), other = name_of(r, i ? i - 1 : 1);
+    size_t at = 0;
+    uint64_t number = 0;
+    while (at < name.size && at < other.size && name.data[at] == other.data[at]) at++;
+    while (at && is_digit(name.data[at - 1])) at--;
+    for (; at < name.size && is_digit(name.data[at]) && number <= INT32_MAX; at++) number = number * 10 + (uint64_t)(name.data[at] - '0');
+    return (tsr_torch_rank){.hinted = number <= INT32_MAX, .hint = (uint32_t)number};
+}
+
+static tsr_status add_file(ranks *r, uint32_t i, uint32_t storage_base)
+{
+    tsr_torch_flat flat;
+    tsr_catalog *catalog = &r->checkpoint->catalog;
+    tsr_checkpoint *c = r->checkpoint;
+    TSR_TRY(tsr_torch_flatten(r->files[i].root, c->host, &c->expansion, c->arena, &flat, r->err));
+    if (i == 0) {
+        catalog->mappings = flat.mappings;
+        catalog->mapping_count = flat.mapping_count;
+    }
+    for (uint64_t k = 0; k < flat.entry_count; k++) {
+        uint32_t number;
+        tsr_joined joined;
+        TSR_TRY(tsr_torch_union_add(&r->entries, &flat.entries[k], storage_base, &number, &joined, r->err));
+        TSR_TRY(tsr_rank_entries_add(&r->holders, number, i, &flat.entries[k], r->err));
+    }
+    return TSR_OK;
+}
+
+/* The rank of a file: what it says itself, else the number in its name. */
+static bool rank_of(const tsr_torch_rank *rank, uint32_t *out)
+{
+    *out = rank->known ? rank->rank : rank->hint;
+    return rank->known || rank->hinted;
+}
+
+/* One file for every rank that the meshes speak of. */
+static tsr_status check_world(ranks *r)
+{
+    uint32_t world = r->world, missing = 0, count = r->checkpoint->file_count;
+    if (world == 0) return TSR_OK;
+    uint32_t *holder = tsr_arena_array(r->checkpoint->arena, world, sizeof *holder, r->err);
+    if (!holder) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t rank;
+        if (!rank_of(&r->files[i].rank, &rank) || rank >= world) continue;
+        if (holder[rank])
+            TSR_TRY(tsr_find(r->checkpoint->findings, "torch/rank-twice", in_file(r, i, (tsr_str){NULL, 0}), r->err,
+                             "rank %u wrote '%.*s' and '%.*s'", rank, TSR_STR_ARG(name_of(r, holder[rank] - 1)),
+                             TSR_STR_ARG(name_of(r, i))));
+        holder[rank] = i + 1;
+    }
+    for (uint32_t rank = 0; rank < world; rank++) {
+        if (holder[rank] || ++missing > MISSING_SHOWN) continue;
+        TSR_TRY(tsr_find(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err, "no file of rank %u of %u", rank,
+                         world));
+    }
+    return TSR_OK;
+}
+
+/* Meshes may claim any number of ranks; beyond what files could hold it is only said. */
+static tsr_status bound_world(ranks *r)
+{
+    uint32_t bound = r->checkpoint->file_count * 1024u + 65536u;
+    if (r->world <= bound) return TSR_OK;
+    tsr_status status = tsr_find(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err,
+                                 "the files speak of %u ranks, there are %u files", r->world, r->checkpoint->file_count);
+    r->world = 0;
+    return status;
+}
+
+static tsr_status join_files(ranks *r)
+{
+    uint32_t storage_base = 0;
+    for (uint32_t i = 0; i < r->checkpoint->file_count; i++) {
+        TSR_TRY(tsr_torch_file_open(r->checkpoint, r->checkpoint->files[i], number_in_name(r, i), &r->files[i], &r->runs, r->err));
+        if (r->files[i].rank.world > r->world) r->world = r->files[i].rank.world;
+        if (r->files[i].rank.known) r->holders.sharded = true;
+        tsr_status status = add_file(r, i, storage_base);
+        if (status != TSR_OK) {
+            tsr_error_context(r->err, "%.*s", TSR_STR_ARG(name_of(r, i)));
+            return status;
+        }
+        storage_base += r->files[i].storage_count;
+    }
+    TSR_TRY(bound_world(r));
+    TSR_TRY(check_world(r));
+    TSR_TRY(tsr_torch_union_keep(&r->entries, storage_base, r->err));
+    TSR_TRY(tsr_torch_keep_runs(r->checkpoint, &r->runs, r->err));
+    return tsr_rank_entries_settle(&r->holders, r->err);
+}
+
+static tsr_status name_files(ranks *r)
+{
+    const uint32_t count = r->checkpoint->file_count;
+    tsr_str *names = tsr_arena_array(r->checkpoint->arena, count, sizeof *names, r->err);
+    if (!names) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < count; i++) names[i] = name_of(r, i);
+    r->holders = (tsr_rank_entries){.checkpoint = r->checkpoint,
+                                    .names = names,
+                                    .ranks = count,
+                                    .decide = tsr_torch_decide};
+    return TSR_OK;
+}
+
+static tsr_status open_ranks(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    ranks r = {.checkpoint = checkpoint, .err = err, .runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run))};
+    r.files = tsr_arena_array(checkpoint->arena, checkpoint->file_count, sizeof *r.files, err);
+    if (!r.files) return TSR_E_NOMEM;
+    tsr_status status = name_files(&r);
+    if (status == TSR_OK) status = tsr_torch_union_open(&r.entries, checkpoint, err);
+    if (status == TSR_OK) status = join_files(&r);
+    tsr_torch_union_close(&r.entries);
+    tsr_rank_entries_close(&r.holders);
+    tsr_vec_free(&r.runs);
+    return status;
+}
+
+const tsr_reader tsr_reader_torch_ranks = {
+    .format = TSR_FORMAT_TORCH_RANKS, .open = open_ranks, .extents = tsr_torch_extents, .crc = tsr_torch_crc};

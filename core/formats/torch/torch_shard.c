@@ -1,0 +1,534 @@
+/* DTensor and ShardedTensor pickles: which boxes of the global tensor this file's rank holds.
+ *
+ * A DTensor is pickled as its wrapper (global size), its local tensor and a DTensorSpec: a DeviceMesh with this rank's
+ * coordinate, and one placement a mesh dimension. The boxes follow from torch.chunk along each sharded dimension:
+ *
+ *   shard(0) over 3 ranks of 7 rows     rank 0: [0,3)   rank 1: [3,6)   rank 2: [6,7)
+ *
+ * strided_shard(d, f) says that the dimension was first cut by mesh dimensions to its right, f pieces in all (FSDP2 over
+ * tensor parallelism). Where f is a product of such mesh sizes, the dimension is cut in that order, which is what the ranks
+ * really hold; else it is cut into f pieces and this rank holds a part of each, several boxes.
+ *
+ * Sources: torch/distributed/tensor (_dtensor_spec.py, placement_types.py), device_mesh.py, _mesh_layout.py,
+ * _shard/sharded_tensor/api.py of PyTorch 2.13; the local tensors that ranks saved. */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "formats/torch/torch_build.h"
+
+enum { MESH_DIMS_MAX = 32, CUTS_MAX = 4096 };
+
+typedef struct placement {
+    uint32_t id;   /* TSR_TORCH_SHARD, … */
+    uint64_t dim;
+    uint64_t split;
+} placement;
+
+typedef struct mesh {
+    uint32_t dims;
+    uint64_t sizes[MESH_DIMS_MAX];
+    uint64_t coordinate[MESH_DIMS_MAX];
+    bool placed; /* the coordinate is known */
+    placement placements[MESH_DIMS_MAX];
+} mesh;
+
+/* A run [start, start + size) of one dimension, and where it begins in the local tensor. */
+typedef struct cut {
+    uint64_t start, size, local;
+} cut;
+
+typedef struct cuts {
+    cut *items;
+    uint32_t count;
+} cuts;
+
+static tsr_ref either(const tsr_pickle *pickle, tsr_ref holder, const char *name, const char *older)
+{
+    tsr_ref found = tsr_torch_attribute(pickle, holder, name);
+    return found != TSR_REF_NONE ? found : tsr_torch_attribute(pickle, holder, older);
+}
+
+/* The number of ranks along an axis: an integer, or a flattened axis's tuple of them. */
+static bool axis_size(const tsr_pickle *pickle, tsr_ref ref, uint64_t *out)
+{
+    size_t count = tsr_pickle_count(pickle, ref);
+    bool several = tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_TUPLE;
+    *out = 1;
+    for (size_t i = 0; i < (several ? count : 1); i++) {
+        tsr_ref item = several ? tsr_pickle_item(pickle, ref, i) : ref;
+        int64_t value = tsr_pickle_int(pickle, item);
+        if (tsr_pickle_kind_of(pickle, item) != TSR_PICKLE_INT || value <= 0 || !tsr_mul_u64(*out, (uint64_t)value, out))
+            return false;
+    }
+    return true;
+}
+
+/* PyTorch 2.13: _layout.axes[i].shape; 2.9: _layout.shape; older: the size of the tensor `mesh`. */
+static bool read_mesh_sizes(const tsr_pickle *pickle, tsr_ref holder, mesh *out)
+{
+    tsr_ref layout = tsr_torch_attribute(pickle, holder, "_layout");
+    tsr_ref axes = tsr_torch_attribute(pickle, layout, "axes");
+    tsr_ref shape = axes != TSR_REF_NONE ? axes : tsr_torch_attribute(pickle, layout, "shape");
+    if (layout == TSR_REF_NONE) shape = tsr_torch_arg(pickle, tsr_torch_attribute(pickle, holder, "mesh"), 2);
+    if (tsr_pickle_kind_of(pickle, shape) == TSR_PICKLE_INT) {
+        out->dims = 1;
+        return axis_size(pickle, shape, &out->sizes[0]);
+    }
+    size_t count = tsr_pickle_count(pickle, shape);
+    if (tsr_pickle_kind_of(pickle, shape) != TSR_PICKLE_TUPLE || count > MESH_DIMS_MAX) return false;
+    out->dims = (uint32_t)count;
+    for (size_t i = 0; i < count; i++) {
+        tsr_ref axis = tsr_pickle_item(pickle, shape, i);
+        if (axes != TSR_REF_NONE) axis = tsr_torch_attribute(pickle, axis, "shape");
+        if (!axis_size(pickle, axis, &out->sizes[i])) return false;
+    }
+    return true;
+}
+
+static bool read_coordinate(const tsr_pickle *pickle, tsr_ref ref, mesh *out)
+{
+    if (tsr_pickle_count(pickle, ref) != out->dims) return false;
+    for (uint32_t i = 0; i < out->dims; i++) {
+        tsr_ref item = tsr_pickle_item(pickle, ref, i);
+        int64_t value = tsr_pickle_int(pickle, item);
+        if (tsr_pickle_kind_of(pickle, item) != TSR_PICKLE_INT || value < 0 || (uint64_t)value >= out->sizes[i]) return false;
+        out->coordinate[i] = (uint64_t)value;
+    }
+    return ref != TSR_REF_NONE;
+}
+
+/* Where a rank stands in a list of ranks, or UINT32_MAX. All tensors of a mesh share its list: it is searched once. */
+static tsr_status place_of(tsr_torch_build *build, tsr_ref ranks, uint32_t rank, uint32_t *at, tsr_error *err)
+{
+    uint32_t key[2] = {ranks, rank}, *stored;
+    bool fresh;
+    if (!build->rank_places) build->rank_places = tsr_map_new(build->host->allocator, 0, err);
+    uint32_t *kept = build->rank_places ? tsr_arena_array(build->arena, 2, sizeof *kept, err) : NULL;
+    if (!kept) return TSR_E_NOMEM;
+    memcpy(kept, key, sizeof key);
+    TSR_TRY(tsr_map_put(build->rank_places, (tsr_str){(const char *)kept, sizeof key}, UINT32_MAX, &stored, &fresh, err));
+    size_t count = fresh ? tsr_pickle_count(build->pickle, ranks) : 0;
+    for (uint32_t i = 0; i < count && *stored == UINT32_MAX; i++)
+        if (tsr_pickle_int(build->pickle, tsr_pickle_item(build->pickle, ranks, i)) == rank) *stored = i;
+    *at = *stored;
+    return TSR_OK;
+}
+
+/* The coordinate of rank `rank` from the mesh's row-major list of ranks. */
+static tsr_status find_coordinate(tsr_torch_build *build, tsr_ref ranks, uint32_t rank, mesh *out, tsr_error *err)
+{
+    uint64_t total = 1;
+    uint32_t at;
+    for (uint32_t i = 0; i < out->dims; i++)
+        if (!tsr_mul_u64(total, out->sizes[i], &total)) return TSR_OK;
+    if (tsr_pickle_count(build->pickle, ranks) != total) return TSR_OK;
+    TSR_TRY(place_of(build, ranks, rank, &at, err));
+    out->placed = at != UINT32_MAX;
+    for (uint32_t i = out->dims; out->placed && i-- > 0;) {
+        out->coordinate[i] = at % out->sizes[i];
+        at /= (uint32_t)out->sizes[i];
+    }
+    return TSR_OK;
+}
+
+/* The rank at the mesh's coordinate, from the row-major list. */
+static int64_t rank_at(const tsr_pickle *pickle, tsr_ref ranks, const mesh *at)
+{
+    uint64_t index = 0, total = 1;
+    for (uint32_t i = 0; i < at->dims; i++) {
+        index = index * at->sizes[i] + at->coordinate[i];
+        if (!tsr_mul_u64(total, at->sizes[i], &total)) return -1;
+    }
+    tsr_ref item = tsr_pickle_item(pickle, ranks, (size_t)index);
+    bool listed = tsr_pickle_count(pickle, ranks) == total && tsr_pickle_kind_of(pickle, item) == TSR_PICKLE_INT;
+    return listed ? tsr_pickle_int(pickle, item) : -1;
+}
+
+static void learn_rank(tsr_torch_rank *known, int64_t rank, uint64_t world)
+{
+    if (world > known->world && world <= INT32_MAX) known->world = (uint32_t)world;
+    if (known->known || rank < 0 || rank > INT32_MAX) return;
+    known->known = true;
+    known->rank = (uint32_t)rank;
+}
+
+/* *known: the mesh has a known form. */
+static tsr_status read_mesh(tsr_torch_build *build, tsr_ref holder, mesh *out, bool *known, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    *known = read_mesh_sizes(pickle, holder, out);
+    if (!*known) return TSR_OK;
+    tsr_ref ranks = either(pickle, holder, "_flatten_rank_map", "_flatten_mesh_list");
+    const tsr_torch_rank *own = &build->rank;
+    out->placed = read_coordinate(pickle, tsr_torch_attribute(pickle, holder, "_coordinate_on_dim"), out);
+    if (!out->placed && (own->known || own->hinted))
+        TSR_TRY(find_coordinate(build, ranks, own->known ? own->rank : own->hint, out, err));
+    tsr_ref rank_ref = tsr_torch_attribute(pickle, holder, "_rank");
+    int64_t rank = -1;
+    if (tsr_pickle_kind_of(pickle, rank_ref) == TSR_PICKLE_INT) rank = tsr_pickle_int(pickle, rank_ref);
+    else if (out->placed) rank = rank_at(pickle, ranks, out);
+    learn_rank(&build->rank, rank, tsr_pickle_count(pickle, ranks));
+    return TSR_OK;
+}
+
+static bool read_placement(const tsr_pickle *pickle, tsr_ref ref, uint32_t rank, placement *out)
+{
+    out->id = tsr_pickle_class_id(pickle, ref);
+    if (out->id == TSR_TORCH_REPLICATE || out->id == TSR_TORCH_PARTIAL) return true;
+    if (out->id != TSR_TORCH_SHARD && out->id != TSR_TORCH_STRIDED_SHARD) return false;
+    tsr_ref dim_ref = tsr_torch_attribute(pickle, ref, "dim");
+    if (dim_ref == TSR_REF_NONE) dim_ref = tsr_torch_arg(pickle, ref, 0);
+    int64_t dim = tsr_pickle_int(pickle, dim_ref);
+    if (dim < 0) dim += rank;
+    int64_t split = out->id == TSR_TORCH_SHARD ? 1 : tsr_pickle_int(pickle, tsr_torch_attribute(pickle, ref, "split_factor"));
+    out->dim = (uint64_t)dim;
+    out->split = (uint64_t)split;
+    return tsr_pickle_kind_of(pickle, dim_ref) == TSR_PICKLE_INT && dim >= 0 && dim < (int64_t)rank && split > 0;
+}
+
+static bool read_placements(const tsr_pickle *pickle, tsr_ref spec, uint32_t rank, mesh *out)
+{
+    tsr_ref list = tsr_torch_attribute(pickle, spec, "placements");
+    if (tsr_pickle_count(pickle, list) != out->dims) return false;
+    for (uint32_t i = 0; i < out->dims; i++)
+        if (!read_placement(pickle, tsr_pickle_item(pickle, list, i), rank, &out->placements[i])) return false;
+    return true;
+}
+
+static bool shards(const mesh *on, uint32_t mesh_dim, uint32_t dim)
+{
+    uint32_t id = on->placements[mesh_dim].id;
+    return (id == TSR_TORCH_SHARD || id == TSR_TORCH_STRIDED_SHARD) && on->placements[mesh_dim].dim == dim;
+}
+
+/* The mesh dimensions that cut a tensor dimension, first cut first; false when the split factors name no order. */
+static bool cutting_order(const mesh *on, uint32_t dim, uint32_t *order, uint32_t *count)
+{
+    *count = 0;
+    for (uint32_t m = on->dims; m-- > 0;) {
+        if (!shards(on, m, dim)) continue;
+        uint64_t product = 1;
+        uint32_t at = 0;
+        while (at < *count && product != on->placements[m].split)
+            if (!tsr_mul_u64(product, on->sizes[order[at++]], &product)) return false;
+        if (product != on->placements[m].split) return false;
+        memmove(order + at + 1, order + at, (*count - at) * sizeof *order);
+        order[at] = m;
+        ++*count;
+    }
+    return true;
+}
+
+/* Takes the order that a DTensorSpec of PyTorch 2.13 states for a dimension, if it states one. */
+static void stated_order(const tsr_pickle *pickle, tsr_ref spec, const mesh *on, uint32_t dim, uint32_t *order, uint32_t count)
+{
+    tsr_ref list = tsr_torch_attribute(pickle, spec, "shard_order");
+    for (size_t i = 0; i < tsr_pickle_count(pickle, list); i++) {
+        tsr_ref item = tsr_pickle_item(pickle, list, i);
+        if (tsr_pickle_int(pickle, tsr_torch_arg(pickle, item, 0)) != (int64_t)dim) continue;
+        tsr_ref mesh_dims = tsr_torch_arg(pickle, item, 1);
+        uint32_t stated[MESH_DIMS_MAX];
+        if (tsr_pickle_count(pickle, mesh_dims) != count) return;
+        for (uint32_t j = 0; j < count; j++) {
+            int64_t m = tsr_pickle_int(pickle, tsr_pickle_item(pickle, mesh_dims, j));
+            if (m < 0 || m >= (int64_t)on->dims || !shards(on, (uint32_t)m, dim)) return;
+            stated[j] = (uint32_t)m;
+        }
+        memcpy(order, stated, count * sizeof *order);
+        return;
+    }
+}
+
+static uint64_t total_of(const cuts *of)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < of->count; i++) total += of->items[i].size;
+    return total;
+}
+
+/* Appends elements [low, high) of the runs `from`, taken as one sequence. */
+static tsr_status take(const cuts *from, uint64_t low, uint64_t high, tsr_vec *to, tsr_error *err)
+{
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < from->count && at < high; at += from->items[i++].size) {
+        uint64_t end = at + from->items[i].size;
+        uint64_t start = low > at ? low : at, stop = high < end ? high : end;
+        if (start >= stop) continue;
+        cut piece = {from->items[i].start + (start - at), stop - start, 0};
+        cut *last = to->count ? (cut *)to->items + to->count - 1 : NULL;
+        if (last && last->start + last->size == piece.start) {
+            last->size += piece.size;
+            continue;
+        }
+        last = tsr_vec_push(to, err);
+        if (!last) return TSR_E_NOMEM;
+        *last = piece;
+    }
+    return TSR_OK;
+}
+
+static uint64_t chunk_size(uint64_t total, uint64_t pieces)
+{
+    return total / pieces + (total % pieces != 0);
+}
+
+/* A spec can be shared by any number of tensors, and a few bytes of it ask for thousands of pieces of each. */
+static tsr_status charge(tsr_torch_build *build, uint64_t pieces, uint64_t bytes, tsr_error *err)
+{
+    TSR_FAIL_IF(pieces > build->room / bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "torch: strided shards are cut into more pieces than %u bytes for each byte of the pickle can hold",
+                TSR_EXPANSION_PER_BYTE);
+    build->room -= pieces * bytes;
+    return TSR_OK;
+}
+
+/* Cuts the runs into `split` pieces, each into `pieces`, and keeps number `index` of each. */
+static tsr_status cut_once(tsr_torch_build *build, cuts *runs, uint64_t split, uint64_t pieces, uint64_t index, tsr_error *err)
+{
+    tsr_vec kept = tsr_vec_of(build->host->allocator, sizeof(cut));
+    uint64_t total = total_of(runs), outer = chunk_size(total, split);
+    tsr_status status = TSR_OK;
+    if (total && total / outer > CUTS_MAX)
+        status = tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard of more than %d pieces", CUTS_MAX);
+    if (total && status == TSR_OK) status = charge(build, (total / outer + 1) * runs->count, sizeof(uint64_t), err);
+    for (uint64_t at = 0; at < total && status == TSR_OK; at += outer) {
+        uint64_t length = total - at < outer ? total - at : outer, inner = chunk_size(length, pieces);
+        uint64_t low = index > length / inner ? length : index * inner;
+        uint64_t high = length - low < inner ? length : low + inner;
+        status = low < high ? take(runs, at + low, at + high, &kept, err) : TSR_OK;
+    }
+    cut *copy = status == TSR_OK ? tsr_arena_array(build->arena, kept.count, sizeof *copy, err) : NULL;
+    if (copy) {
+        if (kept.count) memcpy(copy, kept.items, kept.count * sizeof *copy);
+        for (size_t i = 1; i < kept.count; i++) copy[i].local = copy[i - 1].local + copy[i - 1].size;
+        *runs = (cuts){copy, (uint32_t)kept.count};
+    }
+    tsr_vec_free(&kept);
+    return copy ? TSR_OK : status != TSR_OK ? status : TSR_E_NOMEM;
+}
+
+/* The runs of dimension `dim` that the mesh's coordinate holds. */
+static tsr_status cut_dimension(tsr_torch_build *build, const mesh *on, tsr_ref spec, uint32_t dim, uint64_t size, cuts *out,
+                                tsr_error *err)
+{
+    cut *whole = TSR_ARENA_NEW(build->arena, cut, err);
+    if (!whole) return TSR_E_NOMEM;
+    *whole = (cut){0, size, 0};
+    *out = (cuts){whole, 1};
+    uint32_t order[MESH_DIMS_MAX], count;
+    if (cutting_order(on, dim, order, &count)) {
+        stated_order(build->pickle, spec, on, dim, order, count);
+        for (uint32_t i = 0; i < count; i++)
+            TSR_TRY(cut_once(build, out, 1, on->sizes[order[i]], on->coordinate[order[i]], err));
+        return TSR_OK;
+    }
+    for (uint32_t m = 0; m < on->dims; m++)
+        if (shards(on, m, dim)) TSR_TRY(cut_once(build, out, on->placements[m].split, on->sizes[m], on->coordinate[m], err));
+    return TSR_OK;
+}
+
+/* The boxes are all combinations of the dimensions' runs; the local tensor holds them side by side in the same order. */
+static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_torch_dense *local, tsr_torch_dense *out,
+                            tsr_error *err)
+{
+    uint32_t rank = out->entry.rank;
+    uint64_t total = 1;
+    for (uint32_t d = 0; d < rank; d++) {
+        total *= runs[d].count; /* a product of 13 and 32 bits */
+        TSR_FAIL_IF(total > CUTS_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard of more than %d boxes",
+                    CUTS_MAX);
+    }
+    TSR_TRY(charge(build, total, 2 * sizeof(tsr_chunk) + 2 * rank * sizeof(uint64_t), err));
+    tsr_chunk *chunks = tsr_arena_array(build->arena, (size_t)total, sizeof *chunks, err);
+    uint64_t *boxes = tsr_arena_array(build->arena, (size_t)total * 2 * rank, sizeof *boxes, err);
+    if (!chunks || !boxes) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < total; i++, boxes += 2 * rank) {
+        uint64_t rest = i, byte_offset = local->byte_offset;
+        for (uint32_t d = rank; d-- > 0;) {
+            uint32_t which = (uint32_t)(rest % runs[d].count);
+            rest /= runs[d].count;
+            const cut *run = &runs[d].items[which];
+            boxes[d] = run->start;
+            boxes[rank + d] = run->size;
+            byte_offset += run->local * local->strides[d] * tsr_dtype_size(local->entry.dtype);
+        }
+        TSR_TRY(tsr_torch_chunk(build, local, byte_offset, boxes, boxes + rank, &chunks[i], err));
+    }
+    out->entry.chunks = chunks;
+    out->entry.chunk_count = total;
+    return TSR_OK;
+}
+
+static tsr_status say(tsr_torch_build *build, const char *rule, tsr_ref at, const char *what, tsr_error *err)
+{
+    if (!build->findings) return TSR_OK;
+    tsr_place place = {build->file_name, tsr_torch_position(build, at), {NULL, 0}};
+    return tsr_find(build->findings, rule, place, err, "%s", what);
+}
+
+static tsr_str mesh_text(tsr_torch_build *build, tsr_ref holder, const mesh *of, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    tsr_ref names = either(pickle, holder, "_mesh_dim_names", "mesh_dim_names");
+    tsr_str text = {"", 0};
+    for (uint32_t i = 0; i < of->dims && text.data; i++) {
+        tsr_str name = tsr_pickle_text(pickle, tsr_pickle_item(pickle, names, i));
+        text = tsr_arena_format(build->arena, err, "%.*s%s%.*s%s%llu", TSR_STR_ARG(text), i ? "," : "", TSR_STR_ARG(name),
+                                name.size ? "=" : "", (unsigned long long)of->sizes[i]);
+    }
+    return text;
+}
+
+static tsr_str placements_text(tsr_torch_build *build, const mesh *of, tsr_error *err)
+{
+    tsr_str text = {"", 0};
+    for (uint32_t i = 0; i < of->dims && text.data; i++) {
+        const placement *p = &of->placements[i];
+        const char *comma = i ? "," : "";
+        int before = (int)text.size;
+        if (p->id == TSR_TORCH_SHARD)
+            text = tsr_arena_format(build->arena, err, "%.*s%sshard(%llu)", before, text.data, comma, (unsigned long long)p->dim);
+        else if (p->id == TSR_TORCH_STRIDED_SHARD)
+            text = tsr_arena_format(build->arena, err, "%.*s%sstrided_shard(%llu,%llu)", before, text.data, comma,
+                                    (unsigned long long)p->dim, (unsigned long long)p->split);
+        else
+            text = tsr_arena_format(build->arena, err, "%.*s%sreplicate", before, text.data, comma);
+    }
+    return text;
+}
+
+static tsr_status describe(tsr_torch_build *build, tsr_ref holder, const mesh *of, tsr_entry *entry, tsr_error *err)
+{
+    tsr_distribution *distribution = TSR_ARENA_NEW(build->arena, tsr_distribution, err);
+    if (!distribution) return TSR_E_NOMEM;
+    distribution->mesh = mesh_text(build, holder, of, err);
+    distribution->placements = placements_text(build, of, err);
+    if (!distribution->mesh.data || !distribution->placements.data) return TSR_E_NOMEM;
+    entry->distribution = distribution;
+    return TSR_OK;
+}
+
+/* A new entry with the wrapper's dtype and global size, and the local tensor's storage. */
+static tsr_status start_global(tsr_torch_build *build, tsr_ref wrapper, tsr_torch_dense **out, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    tsr_torch_dense *dense = TSR_ARENA_NEW(build->arena, tsr_torch_dense, err);
+    if (!dense) return TSR_E_NOMEM;
+    dense->entry.dtype = tsr_torch_dtype(pickle, tsr_pickle_item(pickle, wrapper, 1));
+    TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, wrapper, 2), &dense->entry.shape, &dense->entry.rank, err));
+    dense->entry.requires_grad = tsr_pickle_bool(pickle, tsr_pickle_item(pickle, wrapper, 7));
+    dense->entry.is_sharded = true;
+    dense->storage = UINT32_MAX;
+    *out = dense;
+    return TSR_OK;
+}
+
+/* Cuts every dimension and compares with what the rank really has. */
+static tsr_status cut_all(tsr_torch_build *build, const mesh *on, tsr_ref spec, const tsr_entry *global,
+                          const tsr_torch_dense *local, cuts *runs, bool *fits, tsr_error *err)
+{
+    *fits = local->entry.rank == global->rank && local->entry.dtype == global->dtype;
+    for (uint32_t d = 0; d < global->rank && *fits; d++) {
+        TSR_TRY(cut_dimension(build, on, spec, d, global->shape[d], &runs[d], err));
+        *fits = total_of(&runs[d]) == local->entry.shape[d];
+    }
+    return TSR_OK;
+}
+
+/* One chunk stands for the whole of an empty tensor. */
+static tsr_status add_empty(tsr_torch_build *build, const tsr_torch_dense *local, tsr_torch_dense *out, tsr_error *err)
+{
+    tsr_chunk *chunk = TSR_ARENA_NEW(build->arena, tsr_chunk, err);
+    uint64_t *zeros = tsr_arena_array(build->arena, out->entry.rank, sizeof *zeros, err);
+    if (!chunk || !zeros) return TSR_E_NOMEM;
+    out->entry.chunks = chunk;
+    out->entry.chunk_count = 1;
+    return tsr_torch_chunk(build, local, local->byte_offset, zeros, out->entry.shape, chunk, err);
+}
+
+tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref state, const tsr_torch_dense *local,
+                             tsr_torch_dense **out, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    tsr_ref spec = tsr_torch_attribute(pickle, state, "_spec");
+    tsr_ref holder = either(pickle, spec, "mesh", "device_mesh");
+    tsr_torch_dense *dense;
+    mesh on = {0};
+    bool known;
+    *out = NULL;
+    TSR_TRY(start_global(build, wrapper, &dense, err));
+    TSR_TRY(read_mesh(build, holder, &on, &known, err));
+    if (!known || !read_placements(pickle, spec, dense->entry.rank, &on))
+        return say(build, "torch/dtensor", wrapper, "a DTensor whose mesh or placements are not of a known form", err);
+    for (uint32_t i = 0; i < on.dims; i++)
+        if (on.placements[i].id == TSR_TORCH_PARTIAL)
+            return say(build, "torch/dtensor", wrapper, "a DTensor with partial values, which are not the tensor's", err);
+    uint64_t held, elements;
+    tsr_entry_elements(&local->entry, &held); /* checked when it was made */
+    if (!tsr_entry_elements(&dense->entry, &elements))
+        return say(build, "torch/dtensor", wrapper, "a DTensor of impossible size", err);
+    if (!on.placed && held)
+        return say(build, "torch/dtensor", wrapper, "a DTensor that does not say which rank's part it is", err);
+    cuts *runs = tsr_arena_array(build->arena, dense->entry.rank, sizeof *runs, err);
+    if (!runs) return TSR_E_NOMEM;
+    bool fits = true;
+    if (held || elements == 0) TSR_TRY(cut_all(build, &on, spec, &dense->entry, local, runs, &fits, err));
+    if (!fits)
+        return say(build, "torch/dtensor", wrapper, "a DTensor whose local tensor is not what its placements give this rank", err);
+    TSR_TRY(describe(build, holder, &on, &dense->entry, err));
+    dense->entry.storage_id = local->entry.storage_id;
+    dense->entry.is_parameter = local->entry.is_parameter;
+    *out = dense;
+    if (held) return add_boxes(build, runs, local, dense, err);
+    if (elements) return TSR_OK; /* this rank's shard is empty */
+    return add_empty(build, local, dense, err);
+}
+
+tsr_ref tsr_torch_local_shards(const tsr_pickle *pickle, tsr_ref state)
+{
+    tsr_ref list = tsr_pickle_item(pickle, state, 0);
+    bool known = tsr_pickle_kind_of(pickle, state) == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, state) >= 4 &&
+                 tsr_pickle_kind_of(pickle, list) == TSR_PICKLE_LIST;
+    return known ? list : TSR_REF_NONE;
+}
+
+static tsr_status shard_chunk(tsr_torch_build *build, tsr_ref shard, const tsr_torch_dense *local, const tsr_entry *global,
+                              tsr_chunk *out, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    tsr_ref metadata = tsr_torch_attribute(pickle, shard, "metadata");
+    uint64_t position = tsr_torch_position(build, shard);
+    const uint64_t *offsets, *sizes;
+    uint32_t offset_count, size_count;
+    TSR_TRY(tsr_torch_sizes(build, tsr_torch_attribute(pickle, metadata, "shard_offsets"), &offsets, &offset_count, err));
+    TSR_TRY(tsr_torch_sizes(build, tsr_torch_attribute(pickle, metadata, "shard_sizes"), &sizes, &size_count, err));
+    bool fits = offset_count == global->rank && size_count == global->rank && local->entry.rank == global->rank &&
+                local->entry.dtype == global->dtype && local->storage != UINT32_MAX;
+    for (uint32_t d = 0; d < global->rank && fits; d++)
+        fits = sizes[d] == local->entry.shape[d] && sizes[d] <= global->shape[d] && offsets[d] <= global->shape[d] - sizes[d];
+    TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, position,
+                "torch: a shard of a ShardedTensor does not fit its metadata or lies outside the tensor");
+    return tsr_torch_chunk(build, local, local->byte_offset, offsets, sizes, out, err);
+}
+
+tsr_status tsr_torch_sharded(tsr_torch_build *build, tsr_ref wrapper, tsr_ref state, const tsr_torch_dense *const *locals,
+                             tsr_torch_dense **out, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    tsr_ref list = tsr_torch_local_shards(pickle, state), group = tsr_pickle_item(pickle, state, 2);
+    size_t count = tsr_pickle_count(pickle, list);
+    tsr_torch_dense *dense;
+    TSR_TRY(start_global(build, wrapper, &dense, err));
+    tsr_chunk *chunks = tsr_arena_array(build->arena, count, sizeof *chunks, err);
+    if (!chunks) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        TSR_TRY(shard_chunk(build, tsr_pickle_item(pickle, list, i), locals[i], &dense->entry, &chunks[i], err));
+    dense->entry.chunks = chunks;
+    dense->entry.chunk_count = count;
+    if (count) dense->entry.storage_id = locals[0]->entry.storage_id;
+    tsr_ref rank = tsr_torch_attribute(pickle, group, "global_rank");
+    if (tsr_pickle_kind_of(pickle, rank) == TSR_PICKLE_INT)
+        learn_rank(&build->rank, tsr_pickle_int(pickle, rank),
+                   (uint64_t)tsr_pickle_int(pickle, tsr_torch_attribute(pickle, group, "global_world_size")));
+    *out = dense;
+    return TSR_OK;
+}

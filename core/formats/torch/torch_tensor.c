@@ -1,0 +1,297 @@
+/* Storages and dense tensors of a torch.save pickle.
+ *
+ *   _rebuild_tensor_v2(persistent id ──► ('storage', torch.FloatStorage, key, location, numel[, view]),
+ *                      offset, size, stride, requires_grad, hooks[, {'conj': True, 'neg': True}])
+ *
+ * What a tensor claims is held against its storage here, and the storage against its bytes by the container. */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "formats/torch/torch_build.h"
+#include "formats/torch/torch_survey.h"
+#include "tessera/box.h"
+
+typedef struct placed_chunk {
+    tsr_chunk *chunk;
+    tsr_view *view; /* or NULL */
+    tsr_dtype dtype;
+    uint32_t storage;
+} placed_chunk;
+
+/* A part of a storage, in bytes: whole, but for views of the legacy form. */
+typedef struct storage_part {
+    uint32_t storage;
+    uint64_t byte_offset;
+    uint64_t byte_length;
+} storage_part;
+
+enum { LEAST_ROOM = 1 << 16 }; /* one honest strided shard, in a pickle of any size */
+
+tsr_status tsr_torch_build_open(tsr_torch_build *build, tsr_error *err)
+{
+    build->storages = tsr_vec_of(build->host->allocator, sizeof(tsr_torch_storage));
+    build->chunks = tsr_vec_of(build->host->allocator, sizeof(placed_chunk));
+    build->storage_index = tsr_map_new(build->host->allocator, 0, err);
+    build->room = LEAST_ROOM;
+    tsr_expansion_add(&build->room, build->pickle_bytes.size);
+    return build->storage_index ? TSR_OK : TSR_E_NOMEM;
+}
+
+void tsr_torch_build_close(tsr_torch_build *build)
+{
+    tsr_map_free(build->storage_index);
+    tsr_map_free(build->rank_places);
+    tsr_vec_free(&build->storages);
+    tsr_vec_free(&build->chunks);
+}
+
+static tsr_status add_storage(tsr_torch_build *build, const tsr_torch_storage *storage, uint64_t position, uint32_t *index,
+                              tsr_error *err)
+{
+    uint32_t *existing;
+    bool inserted;
+    TSR_TRY(tsr_map_put(build->storage_index, storage->key, (uint32_t)build->storages.count, &existing, &inserted, err));
+    *index = *existing;
+    if (!inserted) {
+        const tsr_torch_storage *known = (const tsr_torch_storage *)build->storages.items + *index;
+        TSR_FAIL_IF(known->byte_length != storage->byte_length, err, TSR_E_FORMAT, position,
+                    "torch: storage '%.*s' has %llu bytes here and %llu bytes elsewhere", TSR_STR_ARG(storage->key),
+                    (unsigned long long)storage->byte_length, (unsigned long long)known->byte_length);
+        return TSR_OK;
+    }
+    tsr_torch_storage *added = tsr_vec_push(&build->storages, err);
+    if (!added) return TSR_E_NOMEM;
+    *added = *storage;
+    return TSR_OK;
+}
+
+/* The (key, offset, size) of a view on a storage, as files before PyTorch 0.4 have it. */
+static tsr_status narrow(tsr_torch_build *build, tsr_ref view, uint32_t item_size, uint64_t position, storage_part *part,
+                         tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    int64_t offset = tsr_pickle_int(pickle, tsr_pickle_item(pickle, view, 1));
+    int64_t size = tsr_pickle_int(pickle, tsr_pickle_item(pickle, view, 2));
+    uint64_t start, length, end;
+    bool inside = tsr_pickle_count(pickle, view) == 3 && offset >= 0 && size >= 0 &&
+                  tsr_mul_u64((uint64_t)offset, item_size, &start) && tsr_mul_u64((uint64_t)size, item_size, &length) &&
+                  tsr_add_u64(start, length, &end) && end <= part->byte_length;
+    TSR_FAIL_IF(!inside, err, TSR_E_FORMAT, position, "torch: a view of a storage lies outside it");
+    part->byte_offset = start;
+    part->byte_length = length;
+    return TSR_OK;
+}
+
+static tsr_status read_storage(tsr_torch_build *build, tsr_ref ref, uint64_t position, storage_part *part, tsr_dtype *dtype,
+                               tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    tsr_ref id = tsr_pickle_persistent(pickle, ref);
+    size_t count = tsr_pickle_count(pickle, id);
+    bool named = tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_PERSISTENT && (count == 5 || count == 6) &&
+                 tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("storage"));
+    TSR_FAIL_IF(!named, err, TSR_E_FORMAT, position, "torch: a tensor's storage is not a persistent id of five or six parts");
+    tsr_ref class_ref = tsr_pickle_item(pickle, id, 1), numel_ref = tsr_pickle_item(pickle, id, 4);
+    tsr_torch_storage storage = {.key = tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 2)),
+                                 .dtype = tsr_torch_storage_dtype(pickle, class_ref)};
+    TSR_FAIL_IF(storage.dtype == TSR_DTYPE_NONE, err, TSR_E_UNSUPPORTED, position, "torch: unknown storage class '%.*s.%.*s'",
+                TSR_STR_ARG(tsr_pickle_module(pickle, class_ref)), TSR_STR_ARG(tsr_pickle_name_of(pickle, class_ref)));
+    int64_t numel = tsr_pickle_int(pickle, numel_ref);
+    bool sized = tsr_pickle_kind_of(pickle, numel_ref) == TSR_PICKLE_INT && numel >= 0 &&
+                 tsr_dtype_bytes(storage.dtype, (uint64_t)numel, &storage.byte_length);
+    TSR_FAIL_IF(!sized, err, TSR_E_FORMAT, position, "torch: storage '%.*s' has an impossible number of elements (%lld)",
+                TSR_STR_ARG(storage.key), (long long)numel);
+    storage.meta = tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 3)), TSR_STR("meta"));
+    TSR_TRY(add_storage(build, &storage, position, &part->storage, err));
+    *dtype = storage.dtype;
+    part->byte_offset = 0;
+    part->byte_length = storage.byte_length;
+    tsr_ref view = count == 6 ? tsr_pickle_item(pickle, id, 5) : TSR_REF_NONE;
+    return view == TSR_REF_NONE ? TSR_OK : narrow(build, view, tsr_dtype_size(storage.dtype), position, part, err);
+}
+
+tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t **out, uint32_t *count, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    uint64_t position = tsr_torch_position(build, ref);
+    if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_OBJECT && tsr_pickle_class_id(pickle, ref) == TSR_TORCH_SIZE)
+        ref = tsr_torch_arg(pickle, ref, 0);
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
+    size_t n = tsr_pickle_count(pickle, ref);
+    TSR_FAIL_IF((kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) || n > TSR_MAX_RANK, err, TSR_E_FORMAT, position,
+                "torch: a size or stride is not a list of at most 64 integers");
+    uint64_t *values = tsr_arena_array(build->arena, n, sizeof *values, err);
+    if (!values) return TSR_E_NOMEM;
+    for (size_t i = 0; i < n; i++) {
+        tsr_ref item = tsr_pickle_item(pickle, ref, i);
+        int64_t value = tsr_pickle_int(pickle, item);
+        TSR_FAIL_IF(tsr_pickle_kind_of(pickle, item) != TSR_PICKLE_INT || value < 0, err, TSR_E_FORMAT, position,
+                    "torch: a size or stride is not a list of non-negative integers");
+        values[i] = (uint64_t)value;
+    }
+    *out = values;
+    *count = (uint32_t)n;
+    return TSR_OK;
+}
+
+/* Bytes from a box's first element to the end of its last; 0 for an empty box. false: overflow. */
+static bool span(const uint64_t *sizes, const uint64_t *strides, uint32_t rank, uint32_t item_size, uint64_t *bytes)
+{
+    uint64_t last = 0, step;
+    *bytes = 0;
+    for (uint32_t i = 0; i < rank; i++)
+        if (sizes[i] == 0) return true;
+    for (uint32_t i = 0; i < rank; i++) {
+        if (!tsr_mul_u64(sizes[i] - 1, strides[i], &step) || !tsr_add_u64(last, step, &last)) return false;
+    }
+    return tsr_add_u64(last, 1, &last) && tsr_mul_u64(last, item_size, bytes);
+}
+
+static bool is_contiguous(const uint64_t *sizes, const uint64_t *strides, uint32_t rank)
+{
+    uint64_t expected = 1;
+    bool row_major = true;
+    for (uint32_t i = rank; i-- > 0;) {
+        if (sizes[i] == 0) return true;
+        if (sizes[i] == 1) continue;
+        row_major = row_major && strides[i] == expected;
+        expected *= sizes[i];
+    }
+    return row_major;
+}
+
+tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, uint64_t byte_offset, const uint64_t *offsets,
+                           const uint64_t *sizes, tsr_chunk *out, tsr_error *err)
+{
+    const tsr_entry *entry = &on->entry;
+    bool contiguous = is_contiguous(sizes, on->strides, entry->rank);
+    uint64_t byte_length;
+    span(sizes, on->strides, entry->rank, tsr_dtype_size(entry->dtype), &byte_length); /* no more than the tensor's own */
+    *out = (tsr_chunk){offsets, sizes, byte_offset, byte_length, NULL, build->file};
+    placed_chunk *placed = tsr_vec_push(&build->chunks, err);
+    if (!placed) return TSR_E_NOMEM;
+    *placed = (placed_chunk){out, NULL, entry->dtype, on->storage};
+    if (contiguous && !on->conj && !on->neg) return TSR_OK;
+    placed->view = TSR_ARENA_NEW(build->arena, tsr_view, err);
+    if (!placed->view) return TSR_E_NOMEM;
+    *placed->view = (tsr_view){.file = build->file, .byte_offset = byte_offset, .strides = contiguous ? NULL : on->strides,
+                               .conj = on->conj, .neg = on->neg};
+    out->view = placed->view;
+    return TSR_OK;
+}
+
+static tsr_status check_span(tsr_torch_build *build, const storage_part *part, int64_t offset, tsr_torch_dense *dense,
+                             uint64_t position, tsr_error *err)
+{
+    const tsr_entry *entry = &dense->entry;
+    uint32_t item_size = tsr_dtype_size(entry->dtype);
+    uint64_t elements, needed, start, end;
+    bool sane = tsr_entry_elements(entry, &elements) &&
+                span(entry->shape, dense->strides, entry->rank, item_size, &needed) && offset >= 0 &&
+                tsr_mul_u64((uint64_t)offset, item_size, &start) && tsr_add_u64(start, needed, &end);
+    const tsr_torch_storage *storage = (const tsr_torch_storage *)build->storages.items + part->storage;
+    TSR_FAIL_IF(!sane || (needed && end > part->byte_length), err, TSR_E_FORMAT, position,
+                "torch: a tensor of %u dimensions at element %lld reaches beyond its storage '%.*s' (%llu bytes)", entry->rank,
+                (long long)offset, TSR_STR_ARG(storage->key), (unsigned long long)part->byte_length);
+    dense->byte_offset = part->byte_offset + (needed ? start : 0);
+    dense->storage = part->storage;
+    dense->entry.storage_id = part->storage + 1;
+    if (storage->meta) dense->entry.kind = TSR_ENTRY_OPAQUE;
+    return TSR_OK;
+}
+
+static tsr_status add_only_chunk(tsr_torch_build *build, tsr_torch_dense *dense, tsr_error *err)
+{
+    if (dense->entry.kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    uint64_t *zeros = tsr_arena_array(build->arena, dense->entry.rank, sizeof *zeros, err);
+    tsr_chunk *chunk = TSR_ARENA_NEW(build->arena, tsr_chunk, err);
+    if (!zeros || !chunk) return TSR_E_NOMEM;
+    TSR_TRY(tsr_torch_chunk(build, dense, dense->byte_offset, zeros, dense->entry.shape, chunk, err));
+    dense->entry.chunks = chunk;
+    dense->entry.chunk_count = 1;
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, tsr_torch_dense **out, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    uint64_t position = tsr_torch_position(build, args);
+    tsr_torch_dense *dense = TSR_ARENA_NEW(build->arena, tsr_torch_dense, err);
+    if (!dense) return TSR_E_NOMEM;
+    bool v3 = id == TSR_TORCH_REBUILD_TENSOR_V3;
+    TSR_FAIL_IF(tsr_pickle_count(pickle, args) < (v3 ? 7u : 4u), err, TSR_E_FORMAT, position,
+                "torch: too few arguments to rebuild a tensor (%zu)", tsr_pickle_count(pickle, args));
+    storage_part part;
+    tsr_entry *entry = &dense->entry;
+    TSR_TRY(read_storage(build, tsr_pickle_item(pickle, args, 0), position, &part, &entry->dtype, err));
+    if (v3) entry->dtype = tsr_torch_dtype(pickle, tsr_pickle_item(pickle, args, 6));
+    TSR_FAIL_IF(entry->dtype == TSR_DTYPE_NONE || tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, position,
+                "torch: a tensor of an unknown dtype");
+    uint32_t stride_count;
+    TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 2), &entry->shape, &entry->rank, err));
+    TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 3), &dense->strides, &stride_count, err));
+    TSR_FAIL_IF(stride_count != entry->rank, err, TSR_E_FORMAT, position, "torch: %u strides for %u dimensions", stride_count,
+                entry->rank);
+    if (id != TSR_TORCH_REBUILD_QUANTIZED) entry->requires_grad = tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4));
+    tsr_ref metadata = tsr_pickle_item(pickle, args, v3 ? 7 : 6);
+    if (id != TSR_TORCH_REBUILD_QUANTIZED && metadata != TSR_REF_NONE) {
+        tsr_pickle_get(pickle, metadata, "conj", &dense->conj); /* the key counts, whatever its value */
+        tsr_pickle_get(pickle, metadata, "neg", &dense->neg);
+    }
+    TSR_TRY(check_span(build, &part, tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 1)), dense, position, err));
+    *out = dense;
+    return add_only_chunk(build, dense, err);
+}
+
+tsr_status tsr_torch_meet_storage(tsr_torch_build *build, tsr_ref persistent, uint64_t position, tsr_error *err)
+{
+    storage_part part;
+    tsr_dtype dtype;
+    return read_storage(build, persistent, position, &part, &dtype, err);
+}
+
+tsr_status tsr_torch_bare_storage(tsr_torch_build *build, tsr_ref persistent, tsr_torch_dense **out, tsr_error *err)
+{
+    static const uint64_t one = 1;
+    tsr_torch_dense *dense = TSR_ARENA_NEW(build->arena, tsr_torch_dense, err);
+    uint64_t *size = TSR_ARENA_NEW(build->arena, uint64_t, err);
+    if (!dense || !size) return TSR_E_NOMEM;
+    storage_part part;
+    TSR_TRY(read_storage(build, persistent, build->pickle_offset, &part, &dense->entry.dtype, err));
+    *size = part.byte_length / tsr_dtype_size(dense->entry.dtype);
+    dense->entry.shape = size;
+    dense->entry.rank = 1;
+    dense->strides = &one;
+    TSR_TRY(check_span(build, &part, 0, dense, build->pickle_offset, err));
+    *out = dense;
+    return add_only_chunk(build, dense, err);
+}
+
+static tsr_status need_view(const tsr_torch_build *build, placed_chunk *p, tsr_error *err)
+{
+    if (p->view) return TSR_OK;
+    p->view = TSR_ARENA_NEW(build->arena, tsr_view, err);
+    if (!p->view) return TSR_E_NOMEM;
+    p->view->file = build->file;
+    p->chunk->view = p->view;
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_place(tsr_torch_build *build, bool swap, tsr_error *err)
+{
+    const tsr_torch_storage *storages = build->storages.items;
+    placed_chunk *placed = build->chunks.items;
+    for (size_t i = 0; i < build->chunks.count; i++) {
+        placed_chunk *p = &placed[i];
+        p->chunk->byte_offset += storages[p->storage].byte_offset;
+        bool swapped = swap && tsr_dtype_describe(p->dtype)->swap_bytes > 1;
+        if (swapped || build->zstd) TSR_TRY(need_view(build, p, err));
+        if (!p->view) continue;
+        p->view->byte_offset = p->chunk->byte_offset;
+        p->view->swap = swapped;
+        if (!build->zstd) continue;
+        p->view->zstd = true;
+        p->chunk->byte_offset = p->view->stream_offset = build->zstd->byte_offset;
+        p->chunk->byte_length = p->view->stream_length = build->zstd->byte_length;
+    }
+    return TSR_OK;
+}

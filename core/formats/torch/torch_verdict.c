@@ -1,0 +1,351 @@
+/* Known functions are harmless only with the arguments that PyTorch gives them: getattr reaches anything, copyreg's
+ * _reconstructor calls the __init__ of its second argument, _rebuild_from_type_v2 calls its first, a defaultdict its factory,
+ * and _codecs.encode any codec. All objects of the pickle are looked at, not only those that the root holds. */
+#include "formats/torch/torch_signature.h"
+#include "formats/torch/torch_verdict.h"
+
+#include "base/try.h"
+#include "formats/pickle/enum_names.h"
+
+typedef struct judge {
+    tsr_verdict verdict;
+    tsr_ref object;
+    uint64_t position;
+} judge;
+
+static bool is_data(const tsr_pickle *pickle, tsr_ref global)
+{
+    return tsr_torch_dtype(pickle, global) || tsr_torch_storage_dtype(pickle, global);
+}
+
+/* getattr(Class, name), which is a value: calling it would be a call of what the pickle does not name. */
+static bool is_enum_member(const tsr_pickle *pickle, tsr_ref object)
+{
+    return tsr_pickle_id(pickle, tsr_torch_arg(pickle, object, 0)) == TSR_TORCH_ENUM &&
+           tsr_enum_is_member(pickle, tsr_torch_arg(pickle, object, 1));
+}
+
+static bool is_class(const tsr_pickle *pickle, tsr_ref object)
+{
+    return tsr_pickle_class_id(pickle, object) == TSR_TORCH_GETATTR && !is_enum_member(pickle, object) &&
+           tsr_torch_is_attribute(pickle, tsr_torch_arg(pickle, object, 0), tsr_torch_arg(pickle, object, 1));
+}
+
+/* The class of ('module', class, source file, source), the persistent id that the legacy form writes in place of the class of
+ * an nn.Module; otherwise TSR_REF_NONE. */
+static tsr_ref module_class(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_ref id = tsr_pickle_persistent(pickle, ref), class_ = tsr_pickle_item(pickle, id, 1);
+    bool module = tsr_pickle_count(pickle, id) == 4 &&
+                  tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("module"));
+    return module && tsr_pickle_kind_of(pickle, class_) == TSR_PICKLE_GLOBAL ? class_ : TSR_REF_NONE;
+}
+
+static bool is_legacy_class(const tsr_pickle *pickle, tsr_ref object)
+{
+    return is_class(pickle, object) || module_class(pickle, object) != TSR_REF_NONE;
+}
+
+static bool is_function(uint32_t id)
+{
+    return id == TSR_TORCH_GETATTR || id == TSR_TORCH_ENCODE || id == TSR_TORCH_LAYOUT || id == TSR_TORCH_RECONSTRUCTOR ||
+           id == TSR_TORCH_FUNCTION || (id >= TSR_TORCH_REBUILD_TENSOR && id <= TSR_TORCH_REBUILD_FROM_TYPE);
+}
+
+static bool is_plain_type(const tsr_pickle *pickle, tsr_ref global)
+{
+    uint32_t id = tsr_pickle_id(pickle, global);
+    return id && id != TSR_TORCH_GETATTR && tsr_str_equal(tsr_pickle_module(pickle, global), TSR_STR("builtins"));
+}
+
+/* A class that is not on the list, and of which this call makes an instance. */
+static tsr_status judge_built(const judge *j, tsr_ref class_, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    if (tsr_pickle_kind_of(pickle, class_) != TSR_PICKLE_GLOBAL)
+        return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
+    return tsr_pickle_id(pickle, class_) ? TSR_OK : tsr_verdict_instance_of(&j->verdict, j->position, class_, err);
+}
+
+static bool is_changed(const judge *j)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    return tsr_pickle_state(pickle, j->object) || tsr_pickle_appended(pickle, j->object) ||
+           tsr_pickle_dict_items(pickle, j->object);
+}
+
+/* What getattr gives is a class or a member of an enum: nothing may be changed about it. */
+static tsr_status judge_getattr(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    if ((is_class(pickle, j->object) || is_enum_member(pickle, j->object)) && !is_changed(j)) return TSR_OK;
+    return tsr_verdict_call(&j->verdict, j->position, TSR_STR("builtins.getattr"), err);
+}
+
+/* _reconstructor(class, base, state): base.__init__(object, state) is called unless the base is object. */
+static tsr_status judge_reconstructor(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    tsr_ref base = tsr_torch_arg(pickle, j->object, 1);
+    TSR_TRY(judge_built(j, tsr_torch_arg(pickle, j->object, 0), err));
+    return is_plain_type(pickle, base) ? TSR_OK : tsr_verdict_call_of(&j->verdict, j->position, base, err);
+}
+
+/* Whether a dtype has gradients; what is not known here may. */
+static bool has_gradients(tsr_dtype dtype)
+{
+    const tsr_dtype_info *info = dtype == TSR_DTYPE_NONE ? NULL : tsr_dtype_describe(dtype);
+    return !info || info->kind == TSR_CLASS_FLOAT || info->kind == TSR_CLASS_COMPLEX;
+}
+
+/* The dtype of the tensor that a rebuild function makes. */
+static tsr_dtype dtype_of(const tsr_pickle *pickle, uint32_t id, tsr_ref args)
+{
+    if (id == TSR_TORCH_REBUILD_TENSOR_V3) return tsr_torch_dtype(pickle, tsr_pickle_item(pickle, args, 6));
+    if (id != TSR_TORCH_REBUILD_TENSOR) return TSR_DTYPE_NONE;
+    tsr_ref storage = tsr_pickle_persistent(pickle, tsr_pickle_item(pickle, args, 0));
+    return tsr_torch_storage_dtype(pickle, tsr_pickle_item(pickle, storage, 1));
+}
+
+/* A tensor of ints has no gradient, and one of real numbers is not conjugated. */
+static bool suits_dtype(const tsr_pickle *pickle, uint32_t id, tsr_ref args)
+{
+    bool v3 = id == TSR_TORCH_REBUILD_TENSOR_V3, found;
+    if (id == TSR_TORCH_REBUILD_PARAMETER) {
+        tsr_ref data = tsr_pickle_item(pickle, args, 0);
+        tsr_dtype dtype = dtype_of(pickle, tsr_pickle_class_id(pickle, data), tsr_pickle_args(pickle, data));
+        return !tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 1)) || has_gradients(dtype);
+    }
+    if (id != TSR_TORCH_REBUILD_TENSOR && !v3) return true;
+    tsr_dtype dtype = dtype_of(pickle, id, args);
+    tsr_pickle_get(pickle, tsr_pickle_item(pickle, args, v3 ? 7 : 6), "conj", &found);
+    bool complex = dtype == TSR_DTYPE_NONE || tsr_dtype_describe(dtype)->kind == TSR_CLASS_COMPLEX;
+    return (!tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4)) || has_gradients(dtype)) && (!found || complex);
+}
+
+/* _rebuild_from_type_v2(function, type, args, state) */
+static tsr_status judge_from_type(const judge *j, tsr_error *err)
+{
+    tsr_ref function = tsr_torch_arg(j->verdict.pickle, j->object, 0);
+    uint32_t id = tsr_pickle_id(j->verdict.pickle, function);
+    if (id < TSR_TORCH_REBUILD_TENSOR || id >= TSR_TORCH_REBUILD_FROM_TYPE)
+        return tsr_verdict_call_of(&j->verdict, j->position, function, err);
+    tsr_ref args = tsr_torch_arg(j->verdict.pickle, j->object, 2);
+    bool fits = tsr_torch_accepts(j->verdict.pickle, function, args) && suits_dtype(j->verdict.pickle, id, args);
+    return fits ? TSR_OK
+                : tsr_verdict_unloadable(&j->verdict, j->position, "a tensor is rebuilt with arguments that do not fit", err);
+}
+
+static tsr_status judge_factory(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    tsr_ref factory = tsr_torch_arg(pickle, j->object, 0);
+    uint32_t id = tsr_pickle_id(pickle, factory);
+    bool known = id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT || id == TSR_TORCH_TENSOR;
+    if (factory == TSR_REF_NONE || known || is_plain_type(pickle, factory)) return TSR_OK;
+    return tsr_verdict_call_of(&j->verdict, j->position, factory, err);
+}
+
+/* Text to bytes; other codecs are modules that are looked up by name. */
+static tsr_status judge_encode(const judge *j, tsr_error *err)
+{
+    static const char *const codecs[] = {"latin1", "latin-1", "latin_1", "iso-8859-1", "utf-8", "utf8", "ascii"};
+    const tsr_pickle *pickle = j->verdict.pickle;
+    tsr_str codec = tsr_pickle_text(pickle, tsr_torch_arg(pickle, j->object, 1));
+    if (tsr_pickle_kind_of(pickle, tsr_torch_arg(pickle, j->object, 0)) != TSR_PICKLE_STR)
+        return tsr_verdict_unloadable(&j->verdict, j->position, "_codecs.encode is given something other than text", err);
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++)
+        if (tsr_str_equal(codec, tsr_str_from(codecs[i]))) return TSR_OK;
+    if (tsr_pickle_count(pickle, tsr_pickle_args(pickle, j->object)) == 1) return TSR_OK;
+    return tsr_verdict_call(&j->verdict, j->position, TSR_STR("_codecs.encode with a codec that PyTorch does not use"), err);
+}
+
+static tsr_status judge_layout(const judge *j, tsr_error *err)
+{
+    static const char *const layouts[] = {"torch.strided",    "torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc",
+                                          "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn",    "torch.jagged"};
+    tsr_str name = tsr_pickle_text(j->verdict.pickle, tsr_torch_arg(j->verdict.pickle, j->object, 0));
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
+        if (tsr_str_equal(name, tsr_str_from(layouts[i]))) return TSR_OK;
+    return tsr_verdict_unloadable(&j->verdict, j->position, "there is no layout of that name", err);
+}
+
+/* Class(value) gives a member. Any other use of an enum class is judged as if it were not listed. */
+static tsr_status judge_enum(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    const tsr_ref class_ = tsr_pickle_class(pickle, j->object);
+    const bool one = tsr_pickle_count(pickle, tsr_pickle_args(pickle, j->object)) == 1;
+    if (tsr_pickle_how_of(pickle, j->object) != TSR_PICKLE_CALLED) return tsr_verdict_instance_of(&j->verdict, j->position, class_, err);
+    if (one && !is_changed(j) && tsr_enum_is_plain(tsr_pickle_kind_of(pickle, tsr_torch_arg(pickle, j->object, 0)))) return TSR_OK;
+    return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
+}
+
+/* What a set cannot hold; the items of the argument are enough, since a list of lists is how it would be written. */
+static bool can_be_set(const tsr_pickle *pickle, tsr_ref object)
+{
+    size_t count;
+    const tsr_ref *items = tsr_pickle_items(pickle, tsr_torch_arg(pickle, object, 0), &count);
+    for (size_t i = 0; i < count; i++) {
+        tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, items[i]);
+        if (kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_DICT) return false;
+    }
+    return true;
+}
+
+/* Whether a mapping can be made of its first argument. */
+static bool can_be_dict(const tsr_pickle *pickle, tsr_ref object)
+{
+    size_t count;
+    tsr_ref first = tsr_torch_arg(pickle, object, 0);
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, first);
+    bool counter = tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object)), TSR_STR("Counter"));
+    const tsr_ref *items = tsr_pickle_items(pickle, first, &count);
+    bool pairs = kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_TUPLE;
+    for (size_t i = 0; i < count && pairs && !counter; i++) {
+        tsr_pickle_kind pair = tsr_pickle_kind_of(pickle, items[i]);
+        bool one = (pair == TSR_PICKLE_TUPLE || pair == TSR_PICKLE_LIST) && tsr_pickle_count(pickle, items[i]) == 2;
+        tsr_pickle_kind key = tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, items[i], 0));
+        if (pair != TSR_PICKLE_OBJECT && (!one || key == TSR_PICKLE_LIST || key == TSR_PICKLE_DICT)) return false;
+    }
+    return true;
+}
+
+/* Whether an object of the id can get the state and the items that it is given. */
+static bool can_change(const tsr_pickle *pickle, uint32_t id, tsr_ref object)
+{
+    tsr_ref state = tsr_pickle_state(pickle, object);
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, state);
+    bool fits = kind == TSR_PICKLE_NONE || kind == TSR_PICKLE_DICT || kind == TSR_PICKLE_OBJECT ||
+                (kind == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, state) == 2);
+    bool appended = tsr_pickle_appended(pickle, object), set = tsr_pickle_dict_items(pickle, object);
+    switch (id) {
+    case TSR_TORCH_ORDERED_DICT:
+    case TSR_TORCH_PLAIN_DICT:
+    case TSR_TORCH_DEFAULT_DICT: return fits && !appended;
+    case TSR_TORCH_REBUILD_TENSOR:
+    case TSR_TORCH_REBUILD_TENSOR_V3: return (kind == TSR_PICKLE_NONE || kind == TSR_PICKLE_TUPLE) && !appended;
+    case TSR_TORCH_SIZE:
+    case TSR_TORCH_DEVICE:
+    case TSR_TORCH_LAYOUT:
+    case TSR_TORCH_ENCODE:
+    case TSR_TORCH_COMPLEX: return kind == TSR_PICKLE_NONE && !appended && !set;
+    default: return true;
+    }
+}
+
+/* Why a call of the id fails; NULL when it does not. */
+static const char *why_not_called(const tsr_pickle *pickle, uint32_t id, tsr_ref object)
+{
+    tsr_ref args = tsr_pickle_args(pickle, object);
+    bool dict = id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT;
+    if (!tsr_torch_accepts(pickle, tsr_pickle_class(pickle, object), args))
+        return "a function or class is called with arguments that it does not take";
+    if (!suits_dtype(pickle, id, args)) return "a tensor of its dtype cannot require a gradient, or be conjugated";
+    if ((dict && !can_be_dict(pickle, object)) || (id == TSR_TORCH_SET && !can_be_set(pickle, object)))
+        return "a dict or a set is made of items that it cannot hold";
+    return NULL;
+}
+
+static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    tsr_ref class_ = tsr_pickle_class(pickle, j->object), state = tsr_pickle_state(pickle, j->object);
+    bool called = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_CALLED;
+    const char *reason = called ? why_not_called(pickle, id, j->object) : NULL;
+    if (id == TSR_TORCH_QSCHEME || (!called && is_function(id)))
+        reason = "what is called, or has instances here, is neither a function nor a class";
+    else if (!reason && (!can_change(pickle, id, j->object) || !tsr_torch_accepts_state(pickle, class_, state)))
+        reason = "an object is given a state or items that it does not take";
+    return reason ? tsr_verdict_unloadable(&j->verdict, j->position, reason, err) : TSR_OK;
+}
+
+/* Modules are made by NEWOBJ, and none of their classes is on the list. */
+static tsr_status judge_module(const judge *j, tsr_ref class_, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    bool built = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_BUILT && tsr_pickle_id(pickle, class_) == 0;
+    return built ? tsr_verdict_instance_of(&j->verdict, j->position, class_, err)
+                 : tsr_verdict_call_of(&j->verdict, j->position, class_, err);
+}
+
+static tsr_status judge_object(const judge *j, tsr_error *err)
+{
+    uint32_t id = tsr_pickle_class_id(j->verdict.pickle, j->object);
+    tsr_ref module = module_class(j->verdict.pickle, tsr_pickle_class(j->verdict.pickle, j->object));
+    if (module && j->verdict.persistent) return judge_module(j, module, err);
+    if (id) TSR_TRY(judge_loadable(j, id, err));
+    switch (id) {
+    case TSR_TORCH_GETATTR: return judge_getattr(j, err);
+    case TSR_TORCH_RECONSTRUCTOR: return judge_reconstructor(j, err);
+    case TSR_TORCH_REBUILD_FROM_TYPE: return judge_from_type(j, err);
+    case TSR_TORCH_DEFAULT_DICT: return judge_factory(j, err);
+    case TSR_TORCH_ENCODE: return judge_encode(j, err);
+    case TSR_TORCH_LAYOUT: return judge_layout(j, err);
+    case TSR_TORCH_ENUM: return judge_enum(j, err);
+    default: return TSR_OK;
+    }
+}
+
+/* ('storage', class, key, location, numel), in the legacy form with a view, or None, behind it. */
+static tsr_status judge_storage(const tsr_verdict *v, const tsr_pickle_oddity *odd, size_t items, tsr_error *err)
+{
+    const tsr_pickle *pickle = v->pickle;
+    tsr_ref id = tsr_pickle_persistent(pickle, odd->ref), key = tsr_pickle_item(pickle, id, 2);
+    bool named = tsr_pickle_kind_of(pickle, id) == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, id) == items &&
+                 tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("storage"));
+    if (!named) return tsr_verdict_unloadable(v, odd->position, "a persistent id is not that of a storage", err);
+    const tsr_place place = {v->file_name, v->pickle_offset + odd->position, {NULL, 0}};
+    if (items == 6 && tsr_str_ends(tsr_pickle_name_of(pickle, tsr_pickle_item(pickle, id, 1)), TSR_STR("UntypedStorage")))
+        return tsr_find_at(v->findings, "pickle/unloadable", TSR_WARNING, place, err,
+                           "PyTorch writes untyped storages to files of the legacy form, but cannot read them back");
+    if (tsr_pickle_kind_of(pickle, key) == TSR_PICKLE_BYTES)
+        return tsr_verdict_unloadable(v, odd->position, "the key of a storage is not a str", err);
+    if (!tsr_torch_is_device(pickle, tsr_pickle_item(pickle, id, 3)))
+        return tsr_verdict_unloadable(v, odd->position, "a storage belongs on a device that PyTorch does not know", err);
+    return TSR_OK;
+}
+
+static tsr_status judge_id(const tsr_verdict *v, const tsr_pickle_oddity *odd, tsr_error *err)
+{
+    return judge_storage(v, odd, 5, err);
+}
+
+/* The legacy form has ('module', class, source file, source) too. */
+static tsr_status judge_legacy_id(const tsr_verdict *v, const tsr_pickle_oddity *odd, tsr_error *err)
+{
+    const tsr_pickle *pickle = v->pickle;
+    return module_class(pickle, odd->ref) ? TSR_OK : judge_storage(v, odd, 6, err);
+}
+
+static tsr_verdict verdict_on(const tsr_torch_build *build, bool resolves)
+{
+    return (tsr_verdict){.pickle = build->pickle,
+                         .findings = build->findings,
+                         .file_name = build->file_name,
+                         .pickle_offset = build->pickle_offset,
+                         .persistent = !resolves ? NULL : build->legacy ? judge_legacy_id : judge_id,
+                         .named = true,
+                         .is_data = is_data,
+                         .is_class = resolves && build->legacy ? is_legacy_class : is_class};
+}
+
+tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool resolves, tsr_error *err)
+{
+    judge j = {.verdict = verdict_on(build, resolves)};
+    if (!build->findings) return TSR_OK;
+    TSR_TRY(tsr_verdict_on_pickle(&j.verdict, err));
+    size_t count = tsr_pickle_object_count(build->pickle);
+    for (size_t i = 0; i < count; i++) {
+        j.object = tsr_pickle_object(build->pickle, i);
+        j.position = tsr_pickle_position(build->pickle, j.object);
+        TSR_TRY(judge_object(&j, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_verdict_on_end(const tsr_torch_build *build, uint64_t end, uint64_t size, tsr_error *err)
+{
+    const tsr_verdict verdict = verdict_on(build, true);
+    return build->findings ? tsr_verdict_end(&verdict, end, size, err) : TSR_OK;
+}

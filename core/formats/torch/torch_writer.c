@@ -1,0 +1,121 @@
+/* The zip around a torch.save pickle and its storages.
+ *
+ *   [header data.pkl][pickle][descriptor] … [header data/0] storage 0 [descriptor][header data/1] storage 1 … [descriptor]
+ *   └────────────── piece 0 ─────────────┘                 └───── piece 1 ──────┘             └── piece 2, with version,
+ *   serialization_id and the central directory ──┘
+ *
+ * The serialization id is 40 digits as torch's: the CRC of all names, then the CRC of all contents before it. */
+#include "formats/torch/torch_writer.h"
+
+#include <inttypes.h>
+
+#include "base/try.h"
+
+#define TOP            "archive/"
+#define ID_DIGITS      40u
+#define MEMBERS_AROUND 6u /* data.pkl, .format_version, .storage_alignment, byteorder; version, serialization_id */
+
+static const tsr_str head_contents[] = {{NULL, 0}, {"1", 1}, {"64", 2}, {"little", 6}};
+
+static void set_member(tsr_torch_archive *archive, size_t index, const char *name, tsr_str content, const tsr_host *host)
+{
+    archive->members[index] = (tsr_zip_new_member){
+        .name = tsr_str_from(name), .size = content.size, .crc32 = tsr_crc32(host, 0, content.data, content.size)};
+}
+
+static tsr_status name_storages(tsr_torch_archive *archive, const tsr_torch_new_storage *storages, tsr_arena *arena,
+                                tsr_error *err)
+{
+    for (uint32_t i = 0; i < archive->storage_count; i++) {
+        tsr_zip_new_member *member = &archive->members[archive->first_storage + i];
+        member->name = tsr_arena_format(arena, err, TOP "data/%u", (unsigned)i);
+        member->size = storages[i].byte_length;
+        if (!member->name.data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+static tsr_status lay_out(tsr_str pickle, const tsr_torch_new_storage *storages, uint32_t storage_count, const tsr_host *host,
+                          tsr_arena *arena, tsr_torch_archive *out, tsr_error *err)
+{
+    uint64_t directory;
+    *out = (tsr_torch_archive){.pickle = pickle,
+                               .storage_count = storage_count,
+                               .first_storage = 4,
+                               .member_count = (size_t)storage_count + MEMBERS_AROUND};
+    out->members = tsr_arena_array(arena, out->member_count, sizeof *out->members, err);
+    if (!out->members) return TSR_E_NOMEM;
+    set_member(out, 0, TOP "data.pkl", pickle, host);
+    set_member(out, 1, TOP ".format_version", head_contents[1], host);
+    set_member(out, 2, TOP ".storage_alignment", head_contents[2], host);
+    set_member(out, 3, TOP "byteorder", head_contents[3], host);
+    TSR_TRY(name_storages(out, storages, arena, err));
+    set_member(out, out->member_count - 2, TOP "version", TSR_STR("3\n"), host);
+    out->members[out->member_count - 1] =
+        (tsr_zip_new_member){.name = TSR_STR(TOP ".data/serialization_id"), .size = ID_DIGITS};
+    TSR_FAIL_IF(!tsr_zip_layout(out->members, out->member_count, &directory, &out->size), err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "torch: the archive is too large");
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
+                                  tsr_error *err)
+{
+    tsr_vec text = tsr_vec_of(host->allocator, 1);
+    tsr_status status = tsr_torch_pickle(tree, host, &text, err);
+    const tsr_str pickle =
+        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){text.items, text.count}, err) : (tsr_str){NULL, 0};
+    tsr_vec_free(&text);
+    if (status != TSR_OK) return status;
+    if (!pickle.data) return TSR_E_NOMEM;
+    return lay_out(pickle, tree->storages, tree->storage_count, host, arena, out, err);
+}
+
+static tsr_status append_member(const tsr_zip_new_member *member, tsr_str content, tsr_vec *out, tsr_error *err)
+{
+    TSR_TRY(tsr_zip_append_header(member, out, err));
+    TSR_TRY(tsr_vec_reserve(out, content.size, err));
+    if (content.size) memcpy((char *)out->items + out->count, content.data, content.size);
+    out->count += content.size;
+    return tsr_zip_append_descriptor(member, out, err);
+}
+
+static void put_digits(char *out, uint32_t number)
+{
+    for (unsigned i = ID_DIGITS / 2; i-- > 0; number /= 10) out[i] = (char)('0' + number % 10);
+}
+
+static void identify(const tsr_torch_archive *archive, char id[ID_DIGITS])
+{
+    uint32_t names = 0, contents = 0;
+    for (size_t i = 0; i + 1 < archive->member_count; i++) {
+        const tsr_zip_new_member *m = &archive->members[i];
+        names = tsr_crc32(NULL, names, m->name.data, m->name.size);
+        contents = tsr_crc32_join(contents, m->crc32, m->size);
+    }
+    put_digits(id, names);
+    put_digits(id + ID_DIGITS / 2, contents);
+}
+
+static tsr_status append_tail(tsr_torch_archive *archive, tsr_vec *out, tsr_error *err)
+{
+    char id[ID_DIGITS];
+    tsr_zip_new_member *last = &archive->members[archive->member_count - 1];
+    TSR_TRY(append_member(last - 1, TSR_STR("3\n"), out, err));
+    identify(archive, id);
+    last->crc32 = tsr_crc32(NULL, 0, id, sizeof id);
+    TSR_TRY(append_member(last, (tsr_str){id, sizeof id}, out, err));
+    return tsr_zip_append_directory(archive->members, archive->member_count, out, err);
+}
+
+tsr_status tsr_torch_archive_piece(tsr_torch_archive *archive, uint32_t i, tsr_vec *out, uint64_t *byte_at, tsr_error *err)
+{
+    const tsr_zip_new_member *before = i ? &archive->members[archive->first_storage + i - 1] : NULL;
+    *byte_at = before ? before->byte_offset + before->size : 0;
+    for (size_t m = 0; !before && m < archive->first_storage; m++) {
+        TSR_TRY(append_member(&archive->members[m], m ? head_contents[m] : archive->pickle, out, err));
+    }
+    if (before) TSR_TRY(tsr_zip_append_descriptor(before, out, err));
+    if (i < archive->storage_count) return tsr_zip_append_header(&archive->members[archive->first_storage + i], out, err);
+    return append_tail(archive, out, err);
+}

@@ -1,0 +1,81 @@
+/* torch.save archives: data.pkl out of a value tree, and the layout of the zip around the storages' bytes.
+ *
+ *   archive/data.pkl  .format_version  .storage_alignment  byteorder  data/0 … data/n-1  version  .data/serialization_id
+ *
+ * The writer moves no tensor bytes: it says where each storage lies, and gives the pieces between them once their CRCs are
+ * known. What it writes is what PyTorch 2.13 writes (torch/serialization.py, torch/_tensor.py _reduce_ex_internal), but for
+ * the serialization id, which is a function of the content. */
+#ifndef TSR_FORMATS_TORCH_TORCH_WRITER_H
+#define TSR_FORMATS_TORCH_TORCH_WRITER_H
+
+#include "codec/pickle_write.h"
+#include "codec/zip_write.h"
+#include "tessera/catalog.h"
+#include "tessera/host.h"
+
+typedef struct tsr_torch_new_storage {
+    tsr_dtype dtype; /* of the tensors on it */
+    uint64_t byte_length;
+} tsr_torch_new_storage;
+
+/* How the tensor of an entry (which a TSR_VALUE_TENSOR node of the tree names) is to be rebuilt. */
+typedef struct tsr_torch_new_tensor {
+    const tsr_entry *entry;
+    uint32_t storage;
+    uint64_t storage_offset; /* elements */
+    uint32_t rank;
+    const uint64_t *sizes;
+    const uint64_t *strides; /* elements; NULL: contiguous */
+    bool requires_grad;
+    bool is_parameter;
+} tsr_torch_new_tensor;
+
+typedef struct tsr_torch_tree {
+    const tsr_value *root;
+    const tsr_torch_new_tensor *tensors; /* sorted by the address of `entry` (tsr_torch_sort_tensors) */
+    size_t tensor_count;
+    const tsr_torch_new_storage *storages;
+    uint32_t storage_count;
+    uint64_t *room; /* NULL, or what pickles may still take: TSR_E_LIMIT beyond it, otherwise less by the pickle's size */
+} tsr_torch_tree;
+
+/* A class inside a class: it is written as an attribute of that one. */
+#define TSR_TORCH_GROUP_OF    "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
+#define TSR_TORCH_GROUP_STATE TSR_TORCH_GROUP_OF ".ProcessGroupState"
+
+void tsr_torch_sort_tensors(tsr_torch_new_tensor *tensors, size_t count);
+
+/* The pickle of the tree, appended to `out`: iterative, every node once (shared nodes stay shared). TSR_E_UNSUPPORTED for
+ * values that cannot be re-emitted (parts of quantized, sparse and other such tensors), naming their class. */
+tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, tsr_vec *out, tsr_error *err);
+
+/* Whether torch.load(weights_only=True) takes the value: it names no class beyond that loader's own list. */
+bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host);
+/* The same of the value by itself, whatever its items are. */
+bool tsr_torch_is_plain(const tsr_value *value);
+
+typedef struct tsr_torch_archive {
+    tsr_zip_new_member *members;
+    size_t member_count;
+    size_t first_storage; /* members[first_storage + i] is storage i; its crc32 is for the caller to set */
+    uint32_t storage_count;
+    tsr_str pickle;
+    uint64_t size;
+} tsr_torch_archive;
+
+/* Pickles and lays out. Lives in `arena`. */
+tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
+                                  tsr_error *err);
+
+/* Where the bytes of storage i begin, from the archive's first byte. */
+static inline uint64_t tsr_torch_storage_at(const tsr_torch_archive *archive, uint32_t storage)
+{
+    return archive->members[archive->first_storage + storage].byte_offset;
+}
+
+/* Appends the bytes between storage i − 1 and storage i to `out` and says where they begin: i = 0 is everything before the
+ * first storage, i = storage_count everything behind the last (with no storage: the whole archive). Piece i needs the CRCs
+ * of the storages before it. */
+tsr_status tsr_torch_archive_piece(tsr_torch_archive *archive, uint32_t i, tsr_vec *out, uint64_t *byte_at, tsr_error *err);
+
+#endif
