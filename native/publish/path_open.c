@@ -59,3 +59,19 @@ void tsr_path_close(tsr_checkpoint *checkpoint)
     tsr_checkpoint_close(checkpoint);
     store->close(store);
 }
+
+tsr_status tsr_path_load(const char *path, const tsr_host *host, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    tsr_store *store;
+    tsr_bytes bytes = {0};
+    TSR_TRY(tsr_folder_store_open(NULL, host->allocator, path, &store, err));
+    const uint32_t file = store->primary;
+    tsr_status status = TSR_OK;
+    if (file == TSR_NO_FILE) status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a directory, not a file", path);
+    else status = tsr_store_load(store, host, file, 0, store->files[file].size, &bytes, err);
+    if (status == TSR_OK) *out = tsr_arena_str(arena, bytes.data, err);
+    if (status == TSR_OK && !out->data) status = TSR_E_NOMEM;
+    tsr_bytes_free(&bytes);
+    store->close(store);
+    return status;
+}

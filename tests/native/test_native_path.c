@@ -14,8 +14,10 @@
 
 #include "support/ranks.h"
 #include "support/sample.h"
+#include "tessera/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/path.h"
+#include "tessera/trees.h"
 
 typedef struct job {
     const char *sample; /* of samples/checkpoints */
@@ -270,6 +272,61 @@ static void test_native_path__what_is_not_there_is_named(void **state)
     tsr_path_close(NULL);
 }
 
+/* A pickled value that is written again is the same value: dtypes, shapes, nesting and numbers. */
+static tsr_status write_tree_again(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    char from[700], to[700];
+    tsr_store *store, *written;
+    tsr_trees trees, again;
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_error refused = {0};
+    (void)arg;
+    snprintf(from, sizeof from, "%s/samples/checkpoints/torch_train_state/train.pt", sample_root());
+    snprintf(to, sizeof to, "%s/tree%u.pt", ranks_scratch(), (unsigned)comm->rank);
+    TRY(tsr_folder_store_open(NULL, host.allocator, from, &store, err));
+    TRY(tsr_trees_of(store, &host, false, &trees, err));
+    TRY(tsr_path_write_tree(trees.checkpoint, trees.roots[0], to, err));
+    TRY(tsr_folder_store_open(NULL, host.allocator, to, &written, err));
+    TRY(tsr_trees_of(written, &host, false, &again, err));
+    RANKS_NEED(tsr_value_pairs(again.roots[0]) > 0);
+    RANKS_NEED(tsr_value_match(trees.roots[0], again.roots[0], 64, 1000000) == TSR_SAME);
+    RANKS_NEED(tsr_path_write_tree(trees.checkpoint, trees.roots[0], to, &refused) == TSR_E_EXISTS);
+    tsr_trees_close(&again);
+    tsr_trees_close(&trees);
+    written->close(written);
+    store->close(store);
+    unlink(to);
+    return TSR_OK;
+}
+
+static void test_native_path__a_tree_is_written_as_it_was_read(void **state)
+{
+    (void)state;
+    ranks_run(write_tree_again, NULL);
+}
+
+static void test_native_path__a_document_is_loaded_whole(void **state)
+{
+    (void)state;
+    char path[700];
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    tsr_arena *arena = tsr_arena_new(host.allocator, 0, NULL);
+    tsr_error err = {0};
+    tsr_str text;
+    const tsr_str want = sample_read("dcp_small.expect.json");
+    snprintf(path, sizeof path, "%s/samples/checkpoints/dcp_small.expect.json", sample_root());
+    assert_int_equal(tsr_path_load(path, &host, arena, &text, &err), TSR_OK);
+    assert_true(want.size > 100 && tsr_str_equal(text, want));
+    host.limits.metadata_bytes = want.size - 1;
+    assert_int_equal(tsr_path_load(path, &host, arena, &text, &err), TSR_E_LIMIT);
+    err = (tsr_error){0};
+    snprintf(path, sizeof path, "%s/samples/checkpoints/dcp_small", sample_root());
+    assert_int_equal(tsr_path_load(path, &host, arena, &text, &err), TSR_E_USAGE);
+    assert_non_null(strstr(err.message, "is a directory"));
+    free((char *)(uintptr_t)want.data);
+    tsr_arena_free(arena);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -277,6 +334,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_native_path__an_existing_destination_stays_unless_it_is_overwritten),
         cmocka_unit_test(test_native_path__ranks_that_opened_different_checkpoints_are_refused),
         cmocka_unit_test(test_native_path__a_failed_write_leaves_nothing),
+        cmocka_unit_test(test_native_path__a_tree_is_written_as_it_was_read),
+        cmocka_unit_test(test_native_path__a_document_is_loaded_whole),
         cmocka_unit_test(test_native_path__what_is_not_there_is_named),
     };
     ranks_begin(&argc, &argv);

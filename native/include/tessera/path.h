@@ -1,5 +1,5 @@
-/* Checkpoints by their paths: open the one at a path, and write one to a path. Programs that do nothing unusual need no
- * store, output or unit of work of their own.
+/* Checkpoints and documents by their paths: open what is at a path, and write to a path. Programs that do nothing unusual
+ * need no store, output or unit of work of their own.
  *
  * Example:
  *
@@ -14,6 +14,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/comm.h"
 #include "tessera/convert.h"
+#include "tessera/value.h"
 
 TSR_API_BEGIN
 
@@ -46,6 +47,15 @@ typedef struct tsr_path_write_options {
  * meanwhile; TSR_E_IO. */
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err);
+
+/* Writes a value tree to the file `path` as torch.save does, completely or not at all. `checkpoint` reads the bytes of the
+ * tensors in it (tessera/trees.h opens such trees). Nothing is replaced: TSR_E_EXISTS when there is something at `path`.
+ * Other errors: those of tsr_write_tree; TSR_E_CHANGED when the source changed meanwhile; TSR_E_IO. */
+tsr_status tsr_path_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const char *path, tsr_error *err);
+
+/* The content of the file at `path`, such as a JSON document, in `arena`. Refuses more than limits.metadata_bytes. Errors:
+ * TSR_E_NOT_FOUND, TSR_E_USAGE for a directory, TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM. */
+tsr_status tsr_path_load(const char *path, const tsr_host *host, tsr_arena *arena, tsr_str *out, tsr_error *err);
 
 TSR_API_END
 
