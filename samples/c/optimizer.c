@@ -1,0 +1,66 @@
+/* Gives an optimizer's state dict the parameters' names, as PyTorch's get_optimizer_state_dict does:
+ *
+ *   torch.save(optimizer.state_dict(), "optim.pt")      "state" is keyed by position: 0, 1, 2, ...
+ *   optimizer optim.pt modules.json named.pt            "state" is keyed by FQN
+ *
+ * samples/describe_modules.py writes modules.json. */
+#include <stdio.h>
+
+#include <tessera/folder.h>
+#include <tessera/native_host.h>
+#include <tessera/optim.h>
+#include <tessera/path.h>
+#include <tessera/trees.h>
+
+static tsr_status name_state(const tsr_value *by_id, tsr_str document, const tsr_host *host, tsr_arena *arena,
+                             const tsr_value **out, tsr_error *err)
+{
+    tsr_modules_document parsed;
+    tsr_modules *modules = NULL;
+    const tsr_name_list *groups;
+    size_t count;
+    tsr_status status = tsr_modules_parse(document, host, arena, &parsed, err);
+    if (status == TSR_OK) status = tsr_modules_new(parsed.root, host, &modules, err);
+    if (status == TSR_OK)
+        status = tsr_optim_name_groups(by_id, modules, parsed.groups, parsed.group_count, host, arena, &groups, &count, err);
+    if (status == TSR_OK) status = tsr_optim_to_fqn(by_id, groups, count, host, arena, out, err);
+    tsr_modules_free(modules);
+    return status;
+}
+
+static tsr_status convert(char **argv, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+{
+    tsr_store *store = NULL;
+    tsr_trees trees = {0};
+    const tsr_value *named;
+    tsr_str document;
+    tsr_status status = tsr_path_load(argv[2], host, arena, &document, err);
+    if (status == TSR_OK) status = tsr_folder_store_open(NULL, host->allocator, argv[1], &store, err);
+    if (status == TSR_OK) status = tsr_trees_of(store, host, false, &trees, err);
+    if (status == TSR_OK) status = name_state(trees.roots[0], document, host, arena, &named, err);
+    if (status == TSR_OK) status = tsr_path_write_tree(trees.checkpoint, named, argv[3], err);
+    if (status == TSR_OK) {
+        const tsr_value *state = tsr_value_get(named, TSR_STR("state"));
+        for (size_t i = 0; i < tsr_value_pairs(state); i++) printf("%.*s\n", TSR_STR_ARG(state->items[2 * i]->text));
+    }
+    tsr_trees_close(&trees);
+    if (store) store->close(store);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    tsr_native_host native;
+    tsr_error err = {0};
+    if (argc != 4) {
+        fprintf(stderr, "usage: optimizer OPTIM.pt MODULES.json DEST.pt\n");
+        return 2;
+    }
+    tsr_native_host_open(&native, 0);
+    tsr_arena *arena = tsr_arena_new(native.host.allocator, 0, &err);
+    const tsr_status status = arena ? convert(argv, &native.host, arena, &err) : TSR_E_NOMEM;
+    if (status != TSR_OK) fprintf(stderr, "optimizer: %s\n", err.message);
+    tsr_arena_free(arena);
+    tsr_native_host_close(&native);
+    return status == TSR_OK ? 0 : 2;
+}
