@@ -62,8 +62,16 @@ tsr_status tsr_store_from_memory(const tsr_allocator *allocator, const tsr_memor
     if (count) memcpy(contents, files, count * sizeof *contents);
     qsort(contents, count, sizeof *contents, by_name);
     for (uint32_t i = 0; i < count; i++) listing[i] = (tsr_store_file){contents[i].name, contents[i].content.size};
-    *memory = (memory_store){
-        {count, listing, TSR_NO_FILE, memory_read_at, memory_map, memory_unmap, memory_close, NULL}, allocator, contents, listing};
+    *memory = (memory_store){.base = {.file_count = count,
+                                      .files = listing,
+                                      .primary = TSR_NO_FILE,
+                                      .read_at = memory_read_at,
+                                      .map = memory_map,
+                                      .unmap = memory_unmap,
+                                      .close = memory_close},
+                             .allocator = allocator,
+                             .contents = contents,
+                             .listing = listing};
     *out = &memory->base;
     return TSR_OK;
 }

@@ -5,7 +5,7 @@
 #include "tessera/repeats.h"
 #include "write/dtensor_value.h"
 #include "write/localize.h"
-#include "write/torch_plan.h"
+#include "write/tree_plan.h"
 
 /* ---- a rank's DTensors in place of the entries ---- */
 
@@ -85,15 +85,7 @@ static tsr_status distribute(distributing *d, const tsr_value *root, const tsr_v
     return TSR_OK;
 }
 
-/* ---- writing ---- */
-
-static tsr_status write_planned(tsr_torch_plan *plan, tsr_tree_file *file, tsr_error *err)
-{
-    TSR_TRY(tsr_torch_plan_lay_out(plan, err));
-    TSR_TRY(tsr_torch_plan_write(plan, file->output, file->name, file->ring, file->progress, &file->number, err));
-    file->bytes = plan->archive.size;
-    return TSR_OK;
-}
+/* ---- the plan of a file ---- */
 
 static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_error *err)
 {
@@ -105,28 +97,47 @@ static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_value *roo
     return status;
 }
 
-static tsr_status write_tree(distributing *d, const tsr_value *root, tsr_tree_file *file, tsr_error *err)
+static tsr_status plan_tree(distributing *d, const tsr_value *root, tsr_torch_plan *plan, tsr_error *err)
 {
-    tsr_torch_plan plan;
     TSR_TRY(check_repeats(d->checkpoint, root, err));
     if (d->of) TSR_TRY(distribute(d, root, &root, err));
-    TSR_TRY(tsr_torch_plan_open(d->checkpoint, root, d->arena, &plan, err));
+    TSR_TRY(tsr_torch_plan_open(d->checkpoint, root, d->arena, plan, err));
     if (d->of) {
-        plan.literal_entry = d->rank_map;
-        plan.literal = d->rank_numbers;
+        plan->literal_entry = d->rank_map;
+        plan->literal = d->rank_numbers;
     }
-    return write_planned(&plan, file, err);
+    return tsr_torch_plan_lay_out(plan, err);
+}
+
+tsr_status tsr_tree_plan(tsr_checkpoint *checkpoint, const tsr_value *root, const tsr_mesh_rank *of, tsr_arena *arena,
+                         tsr_torch_plan *out, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    distributing d = {
+        .checkpoint = checkpoint, .of = of, .arena = arena, .stack = tsr_vec_of(host->allocator, sizeof(frame))};
+    const tsr_status status = plan_tree(&d, root, out, err);
+    tsr_vec_free(&d.stack);
+    return status;
+}
+
+/* ---- writing ---- */
+
+static tsr_status write_planned(tsr_torch_plan *plan, tsr_tree_file *file, tsr_error *err)
+{
+    TSR_TRY(tsr_torch_plan_write(plan, file->output, file->name, file->ring, file->progress, &file->number, err));
+    file->bytes = plan->archive.size;
+    return TSR_OK;
 }
 
 tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const tsr_mesh_rank *of, tsr_tree_file *file,
                           tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
-    distributing d = {.checkpoint = checkpoint, .of = of, .stack = tsr_vec_of(host->allocator, sizeof(frame))};
-    d.arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
-    if (!d.arena) return TSR_E_NOMEM;
-    const tsr_status status = write_tree(&d, root, file, err);
-    tsr_vec_free(&d.stack);
-    tsr_arena_free(d.arena);
+    tsr_torch_plan plan;
+    tsr_arena *arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_tree_plan(checkpoint, root, of, arena, &plan, err);
+    if (status == TSR_OK) status = write_planned(&plan, file, err);
+    tsr_arena_free(arena);
     return status;
 }

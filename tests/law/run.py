@@ -34,6 +34,7 @@ ROOMS = {
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
     "convert": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "write"},
     "documents": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "check", "write", "convert", "fqn", "optim"},
+    "optim_convert": {"base", "io", "model", "fqn", "layout", "optim", *FORMATS, "stream", "check", "write", "documents"},
 }
 # Public header → its room.
 HEADERS = {
@@ -51,6 +52,7 @@ HEADERS = {
     "write": "write_tree",
     "convert": "convert work",
     "documents": "document document_read policy",
+    "optim_convert": "optim_convert",
 }
 ROOM_OF = {header: room for room, names in HEADERS.items() for header in names.split()}
 PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}

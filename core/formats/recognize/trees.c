@@ -57,8 +57,16 @@ static tsr_status pad_store(tsr_store *inner, const tsr_allocator *allocator, ts
     }
     if (count) memcpy(files, inner->files, count * sizeof *files);
     files[count] = (tsr_store_file){TSR_STR("\xff zeros"), ZEROS_SIZE};
-    *p = (padded_store){
-        {count + 1, files, inner->primary, read_padded, map_padded, unmap_padded, close_padded, NULL}, inner, allocator};
+    *p = (padded_store){.base = {.file_count = count + 1,
+                                 .files = files,
+                                 .primary = inner->primary,
+                                 .read_at = read_padded,
+                                 .map = map_padded,
+                                 .unmap = unmap_padded,
+                                 .close = close_padded,
+                                 .unsummed = inner->unsummed},
+                        .inner = inner,
+                        .allocator = allocator};
     *out = &p->base;
     return TSR_OK;
 }

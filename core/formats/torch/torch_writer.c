@@ -103,7 +103,7 @@ static tsr_status append_tail(tsr_torch_archive *archive, tsr_vec *out, tsr_erro
     tsr_zip_new_member *last = &archive->members[archive->member_count - 1];
     TSR_TRY(append_member(last - 1, TSR_STR("3\n"), out, err));
     identify(archive, id);
-    last->crc32 = tsr_crc32(NULL, 0, id, sizeof id);
+    last->crc32 = archive->unsummed ? 0 : tsr_crc32(NULL, 0, id, sizeof id);
     TSR_TRY(append_member(last, (tsr_str){id, sizeof id}, out, err));
     return tsr_zip_append_directory(archive->members, archive->member_count, out, err);
 }

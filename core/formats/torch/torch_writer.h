@@ -61,6 +61,7 @@ typedef struct tsr_torch_archive {
     uint32_t storage_count;
     tsr_str pickle;
     uint64_t size;
+    bool unsummed; /* set by the caller, who sets every member's crc32 to 0: the archive states no checksums */
 } tsr_torch_archive;
 
 /* Pickles and lays out. Lives in `arena`. */

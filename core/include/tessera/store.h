@@ -28,6 +28,8 @@ struct tsr_store {
     /* Optional: lists the files up to `levels` directories below the root as well, with a bound on how much is looked at
      * (*cut: it was reached). The files' numbers change: only while nothing refers to them. */
     tsr_status (*deepen)(tsr_store *store, unsigned levels, bool *cut, tsr_error *err);
+    /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
+    bool unsummed;
 };
 
 /* Index of a file by exact name, or TSR_NO_FILE. O(log n). */

@@ -1,4 +1,4 @@
-/* A value tree as a torch.save file, its tensors streamed from where their chunks lie. (core/write) */
+/* Value trees as torch.save files, written or read in place. Tensors are streamed from where their chunks are. (core/write) */
 #ifndef TESSERA_WRITE_TREE_H
 #define TESSERA_WRITE_TREE_H
 
@@ -32,6 +32,21 @@ typedef struct tsr_mesh_rank {
  * those of reading and writing, TSR_E_CANCELLED by the progress. */
 tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const tsr_mesh_rank *of, tsr_tree_file *file,
                           tsr_error *err);
+
+/* A file of a tree store. */
+typedef struct tsr_tree {
+    tsr_str name;
+    const tsr_value *root;
+    const tsr_mesh_rank *of; /* as in tsr_write_tree; may be NULL */
+} tsr_tree;
+
+/* A store of the files that tsr_write_tree would write of `count` trees. What surrounds the tensors is made now and kept, the
+ * tensors are read from `checkpoint` when their bytes are asked for. The files differ from the written ones in their
+ * checksums alone, all of which are 0. Copies names; borrows the checkpoint, the trees and their meshes until the store is
+ * closed. The primary file is the only one, or none. Errors: as tsr_write_tree, but for those of writing; TSR_E_USAGE for a
+ * name that is there twice. */
+tsr_status tsr_tree_store_new(tsr_checkpoint *checkpoint, const tsr_tree *trees, uint32_t count, tsr_store **out,
+                              tsr_error *err);
 
 TSR_API_END
 

@@ -1,0 +1,235 @@
+/* Files of value trees that are made while they are read. A file is the pieces that the archive's writer puts around its
+ * storages, which are kept, and the storages, which stay in the source:
+ *
+ *     [ piece 0: headers, data.pkl … ][ storage 0 ][ piece 1 ][ storage 1 ] … [ piece n: central directory ]
+ *       kept                            read          kept      read            kept
+ *
+ * The checksums of the storages would take reading them all, so every CRC is 0, as where torch.save writes none. */
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "formats/common/reader.h"
+#include "write/tree_plan.h"
+
+typedef struct piece {
+    uint64_t byte_at;
+    const char *data;
+    size_t size;
+} piece;
+
+typedef struct tree_file {
+    tsr_str name;
+    tsr_torch_plan plan;
+    piece *pieces; /* one more than there are storages */
+} tree_file;
+
+typedef struct tree_store {
+    tsr_store base; /* first */
+    const tsr_allocator *allocator;
+    tsr_arena *arena;
+    tree_file *files;        /* in the order in which they were given */
+    const tree_file **sorted; /* in the order of the store's listing */
+    uint32_t count;
+} tree_store;
+
+/* ---- any bytes of a tensor ---- */
+
+typedef struct elements {
+    tsr_checkpoint *checkpoint;
+    const tsr_entry *entry;
+    uint32_t rank, itemsize;
+    uint64_t shape[TSR_MAX_RANK];
+} elements;
+
+/* The largest box that begins with element `first` of the row-major order and holds the next elements in that order, at most
+ * `count` of them. Returns how many. */
+static uint64_t box_at(const elements *e, uint64_t first, uint64_t count, uint64_t *offsets, uint64_t *sizes)
+{
+    uint64_t row = 1, taken = 1;
+    for (uint32_t d = 0; d < e->rank; d++) sizes[d] = 1;
+    for (uint32_t d = e->rank; d-- > 0;) {
+        const uint64_t index = first / row % e->shape[d], left = e->shape[d] - index;
+        const uint64_t fits = count / row < left ? count / row : left;
+        offsets[d] = index;
+        if (first % row == 0 && fits) {
+            sizes[d] = fits;
+            taken = fits * row;
+        } else {
+            sizes[d] = 1;
+        }
+        row *= e->shape[d];
+    }
+    return taken;
+}
+
+static tsr_status read_elements(const elements *e, uint64_t first, uint64_t count, char *out, tsr_error *err)
+{
+    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    while (count) {
+        const uint64_t taken = box_at(e, first, count, offsets, sizes);
+        const size_t bytes = (size_t)taken * e->itemsize;
+        TSR_TRY(tsr_read_box(e->checkpoint, e->entry, offsets, sizes, out, bytes, err));
+        first += taken;
+        count -= taken;
+        out += bytes;
+    }
+    return TSR_OK;
+}
+
+/* A part of one element, which is at most 16 bytes. */
+static tsr_status read_inside(const elements *e, uint64_t byte_at, size_t size, char *out, tsr_error *err)
+{
+    char whole[16];
+    TSR_TRY(read_elements(e, byte_at / e->itemsize, 1, whole, err));
+    memcpy(out, whole + byte_at % e->itemsize, size);
+    return TSR_OK;
+}
+
+static tsr_status read_bytes(const elements *e, uint64_t byte_at, size_t size, char *out, tsr_error *err)
+{
+    const size_t into = (size_t)(byte_at % e->itemsize);
+    const size_t before = into ? (size < e->itemsize - into ? size : e->itemsize - into) : 0;
+    if (before) TSR_TRY(read_inside(e, byte_at, before, out, err));
+    const size_t whole = (size - before) / e->itemsize * e->itemsize, behind = size - before - whole;
+    TSR_TRY(read_elements(e, (byte_at + before) / e->itemsize, whole / e->itemsize, out + before, err));
+    return behind ? read_inside(e, byte_at + before + whole, behind, out + before + whole, err) : TSR_OK;
+}
+
+static tsr_status read_storage(const tree_file *file, uint32_t i, uint64_t byte_at, size_t size, void *out, tsr_error *err)
+{
+    const tsr_blit *blit = &file->plan.blits[i];
+    tsr_dtype dtype;
+    uint64_t count;
+    elements e = {.checkpoint = file->plan.checkpoint, .entry = blit->entry};
+    if (blit->literal) {
+        memcpy(out, blit->literal + byte_at, size);
+        return TSR_OK;
+    }
+    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &e.rank, e.shape, &count, err));
+    e.itemsize = tsr_dtype_size(dtype);
+    return read_bytes(&e, byte_at, size, out, err);
+}
+
+/* ---- the store ---- */
+
+/* The storage that holds the byte or is the first behind it. */
+static uint32_t storage_near(const tree_file *file, uint64_t byte_at)
+{
+    uint32_t low = 0, high = file->plan.storage_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const tsr_blit *blit = &file->plan.blits[middle];
+        if (blit->byte_offset + blit->byte_length <= byte_at) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static tsr_status read_at(tsr_store *store, uint32_t number, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    const tree_file *file = ((tree_store *)store)->sorted[number];
+    for (char *out = buffer; size;) {
+        const uint32_t i = storage_near(file, offset);
+        const bool inside = i < file->plan.storage_count && file->plan.blits[i].byte_offset <= offset;
+        const uint64_t begin = inside ? file->plan.blits[i].byte_offset : file->pieces[i].byte_at;
+        const uint64_t length = inside ? file->plan.blits[i].byte_length : file->pieces[i].size;
+        TSR_FAIL_IF(offset < begin || offset - begin >= length, err, TSR_E_IO, offset, "%.*s ends there",
+                    TSR_STR_ARG(file->name));
+        const size_t part = length - (offset - begin) < size ? (size_t)(length - (offset - begin)) : size;
+        if (inside) TSR_TRY(read_storage(file, i, offset - begin, part, out, err));
+        else memcpy(out, file->pieces[i].data + (offset - begin), part);
+        offset += part;
+        out += part;
+        size -= part;
+    }
+    return TSR_OK;
+}
+
+static void close_store(tsr_store *store)
+{
+    tree_store *s = (tree_store *)store;
+    tsr_arena_free(s->arena);
+    tsr_free(s->allocator, s, 1, sizeof *s);
+}
+
+/* ---- making it ---- */
+
+static tsr_status keep_pieces(tree_store *s, tree_file *file, tsr_error *err)
+{
+    const uint32_t count = file->plan.storage_count + 1;
+    file->pieces = tsr_arena_array(s->arena, count, sizeof *file->pieces, err);
+    if (!file->pieces) return TSR_E_NOMEM;
+    file->plan.archive.unsummed = true;
+    for (size_t i = 0; i < file->plan.archive.member_count; i++) file->plan.archive.members[i].crc32 = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        tsr_vec bytes = tsr_vec_of(s->allocator, 1);
+        piece *kept = &file->pieces[i];
+        const tsr_status status = tsr_torch_archive_piece(&file->plan.archive, i, &bytes, &kept->byte_at, err);
+        kept->size = bytes.count;
+        const tsr_str copy = status == TSR_OK ? tsr_arena_str(s->arena, (tsr_str){bytes.items, bytes.count}, err) : TSR_STR("");
+        tsr_vec_free(&bytes);
+        if (status != TSR_OK) return status;
+        if (!copy.data) return TSR_E_NOMEM;
+        kept->data = copy.data;
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_file(tree_store *s, tsr_checkpoint *checkpoint, const tsr_tree *tree, tree_file *file, tsr_error *err)
+{
+    file->name = tsr_arena_str(s->arena, tree->name, err);
+    if (!file->name.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_tree_plan(checkpoint, tree->root, tree->of, s->arena, &file->plan, err));
+    return keep_pieces(s, file, err);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return tsr_str_compare((*(const tree_file *const *)a)->name, (*(const tree_file *const *)b)->name);
+}
+
+static tsr_status list_files(tree_store *s, tsr_error *err)
+{
+    tsr_store_file *listing = tsr_arena_array(s->arena, s->count, sizeof *listing, err);
+    s->sorted = tsr_arena_array(s->arena, s->count, sizeof *s->sorted, err);
+    if (!listing || !s->sorted) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < s->count; i++) s->sorted[i] = &s->files[i];
+    if (s->count) qsort(s->sorted, s->count, sizeof *s->sorted, by_name);
+    for (uint32_t i = 0; i < s->count; i++) {
+        listing[i] = (tsr_store_file){s->sorted[i]->name, s->sorted[i]->plan.archive.size};
+        TSR_FAIL_IF(i && tsr_str_equal(listing[i].name, listing[i - 1].name), err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "two files have the name '%.*s'", TSR_STR_ARG(listing[i].name));
+    }
+    s->base.files = listing;
+    return TSR_OK;
+}
+
+static tsr_status fill(tree_store *s, tsr_checkpoint *checkpoint, const tsr_tree *trees, tsr_error *err)
+{
+    s->arena = tsr_arena_new(s->allocator, (size_t)tsr_checkpoint_host(checkpoint)->limits.memory_bytes, err);
+    if (!s->arena) return TSR_E_NOMEM;
+    s->files = tsr_arena_array(s->arena, s->count, sizeof *s->files, err);
+    if (!s->files) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < s->count; i++) TSR_TRY(add_file(s, checkpoint, &trees[i], &s->files[i], err));
+    return list_files(s, err);
+}
+
+tsr_status tsr_tree_store_new(tsr_checkpoint *checkpoint, const tsr_tree *trees, uint32_t count, tsr_store **out,
+                              tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    *out = NULL;
+    tree_store *s = tsr_alloc(allocator, 1, sizeof *s, err);
+    if (!s) return TSR_E_NOMEM;
+    *s = (tree_store){.base = {.file_count = count,
+                               .primary = count == 1 ? 0 : TSR_NO_FILE,
+                               .read_at = read_at,
+                               .close = close_store,
+                               .unsummed = true},
+                      .allocator = allocator,
+                      .count = count};
+    const tsr_status status = fill(s, checkpoint, trees, err);
+    if (status == TSR_OK) *out = &s->base;
+    else close_store(&s->base);
+    return status;
+}
