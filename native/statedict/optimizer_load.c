@@ -268,8 +268,22 @@ static tsr_status check_local(const tsr_value *flat_local, tsr_error *err)
     return TSR_OK;
 }
 
+/* PyTorch gets the optimizer's own state first, which fails for such keys. */
+static tsr_status check_user_state(loading *l, const tsr_value *user, tsr_error *err)
+{
+    if (!user || !user->count) return TSR_OK;
+    const tsr_step step = {.key = user->items[0], .depth = 1};
+    const tsr_str name = tsr_step_text(&step, l->passing, err);
+    return name.data ? tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                                 "the optimizer holds state of no parameter, '%.*s', which full_state_dict cannot be loaded "
+                                 "beside: remove it before loading, or load without full_state_dict",
+                                 TSR_STR_ARG(name))
+                     : TSR_E_NOMEM;
+}
+
 static tsr_status flat_both(loading *l, size_t o, full_one *out, tsr_error *err)
 {
+    TSR_TRY(check_user_state(l, l->optimizers[o]->user_state, err));
     tsr_map *names = tsr_map_new(l->host->allocator, 0, err);
     tsr_status status = names ? tsr_optimizer_native(l->optimizers[o], l->passing, &out->local, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = flat_dict(l, out->local, NULL, &out->flat_local, names, err);
@@ -431,6 +445,20 @@ static tsr_status write_param(loading *l, const tsr_taking *taking, tsr_model_pa
     return TSR_OK;
 }
 
+/* Names of parameters stay where the state dict has none. */
+static const tsr_value *with_own_names(tsr_arena *arena, const tsr_value *options, const tsr_value *own, tsr_error *err)
+{
+    const tsr_str key = TSR_STR("param_names");
+    const tsr_value *names = tsr_value_get(own, key);
+    if (!names || tsr_value_get(options, key)) return options;
+    const tsr_value **items = tsr_arena_array(arena, options->count + 2, sizeof *items, err);
+    if (!items) return NULL;
+    if (options->count) memcpy(items, options->items, options->count * sizeof *items);
+    items[options->count] = tsr_value_str(arena, key, err);
+    items[options->count + 1] = names;
+    return items[options->count] ? tsr_value_items(arena, TSR_VALUE_DICT, items, options->count + 2, err) : NULL;
+}
+
 static tsr_status write_groups(loading *l, size_t o, tsr_error *err)
 {
     const tsr_value *groups = tsr_value_get(l->loaded[o], TSR_STR("param_groups"));
@@ -438,6 +466,7 @@ static tsr_status write_groups(loading *l, size_t o, tsr_error *err)
         tsr_model_group *group = &l->optimizers[o]->groups[g];
         const tsr_value *options = without_params(l->passing, groups->items[g], err);
         const tsr_taking taking = {l->optimizers[o]->memory, l->passing, NULL, false, false};
+        options = options ? with_own_names(l->passing, options, group->options, err) : NULL;
         options = options ? tsr_optimizer_take(&taking, options, NULL, err) : NULL;
         if (!options) return err && err->status ? err->status : TSR_E_NOMEM;
         group->options = options;
@@ -445,15 +474,60 @@ static tsr_status write_groups(loading *l, size_t o, tsr_error *err)
     return TSR_OK;
 }
 
-/* State of no parameter is in no optimizer's part of a state dict, and loading replaces all state. */
-static void drop_user_state(loading *l, const tsr_model *model, size_t o)
+static tsr_str number_key(const tsr_value *key)
 {
-    const tsr_value *user = l->optimizers[o]->user_state;
-    if (user && user->count && model->warn)
-        model->warn(model->ctx,
-                    "the optimizer's state of no parameter is dropped: set_optimizer_state_dict does not load such "
-                    "state");
-    l->optimizers[o]->user_state = NULL;
+    return (tsr_str){(const char *)&key->as.integer, key->kind == TSR_VALUE_INT ? sizeof key->as.integer : 0};
+}
+
+static tsr_status map_params(const tsr_value *groups, tsr_map *map, tsr_error *err)
+{
+    for (size_t g = 0; g < groups->count; g++) {
+        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
+        for (size_t p = 0; p < params->count; p++)
+            TSR_TRY(tsr_map_put(map, number_key(params->items[p]), 1, NULL, NULL, err));
+    }
+    return TSR_OK;
+}
+
+/* What the loaded state has under keys that no group lists; NULL: nothing. */
+static tsr_status user_part(loading *l, size_t o, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value *state = tsr_value_get(l->loaded[o], TSR_STR("state"));
+    const tsr_value **items = tsr_arena_array(l->passing, state->count, sizeof *items, err);
+    tsr_map *params = tsr_map_new(l->host->allocator, 0, err);
+    tsr_status status = items && params ? TSR_OK : TSR_E_NOMEM;
+    size_t count = 0;
+    *out = NULL;
+    if (status == TSR_OK) status = map_params(tsr_value_get(l->loaded[o], TSR_STR("param_groups")), params, err);
+    for (size_t i = 0; status == TSR_OK && i < state->count; i += 2) {
+        const tsr_str key = number_key(state->items[i]);
+        if (key.size && tsr_map_get(params, key, 0)) continue;
+        items[count++] = state->items[i];
+        items[count++] = state->items[i + 1];
+    }
+    if (status == TSR_OK && count) {
+        *out = tsr_value_items(l->passing, TSR_VALUE_DICT, items, count, err);
+        status = *out ? TSR_OK : TSR_E_NOMEM;
+    }
+    tsr_map_free(params);
+    return status;
+}
+
+/* State of no parameter is in an optimizer's part of a state dict only if that came keyed by number; loading replaces all
+ * state. */
+static tsr_status write_user_state(loading *l, size_t o, tsr_error *err)
+{
+    tsr_model_optimizer *optimizer = l->optimizers[o];
+    const tsr_taking taking = {optimizer->memory, l->passing, NULL, false, false};
+    const tsr_value *user;
+    TSR_TRY(user_part(l, o, &user, err));
+    if (user && !(user = tsr_optimizer_take(&taking, user, NULL, err)))
+        return err && err->status ? err->status : TSR_E_NOMEM;
+    const tsr_warnings warnings = {l->names.model->warn, l->names.model->ctx};
+    if (!user && optimizer->user_state && optimizer->user_state->count)
+        tsr_warn(&warnings, "the optimizer's state of no parameter is dropped: the state dict has none for it");
+    optimizer->user_state = user;
+    return TSR_OK;
 }
 
 /* ---- the whole ---- */
@@ -516,7 +590,7 @@ static tsr_status load(loading *l, const tsr_model *model, const tsr_value *stat
     for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
         status = each_param(l, o, write_param, err);
         if (status == TSR_OK) status = write_groups(l, o, err);
-        if (status == TSR_OK) drop_user_state(l, model, o);
+        if (status == TSR_OK) status = write_user_state(l, o, err);
     }
     return tsr_comm_agree(l->comm, status, err);
 }

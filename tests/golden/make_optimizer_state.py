@@ -5,6 +5,7 @@ make_model_state.py with its optimizers after two steps (or none: "fresh"): by r
 name and their states, what get_optimizer_state_dict makes of them under several options, and what is there after
 set_optimizer_state_dict of a changed state dict, or the error. Values are written as in make_state_dict.py. `unlike`: the optimizers
 do not hold what the state dict has, or other than it: what they held before ("optimizers") and hold afterwards ("then").
+`user` is state of no parameter; "param_names" are in groups that were made of named parameters.
 """
 from make_model_state import MODELS, Net, WORLD, encode, modules_document, tensors, write
 
@@ -41,6 +42,12 @@ def tensor_lr(params):
     return [torch.optim.AdamW([{"params": a}, {"params": b, "lr": torch.tensor(0.25)}], lr=torch.tensor(0.5), foreach=False)]
 
 
+def named(params):
+    """Made of named parameters."""
+    a, b = [(n, p) for n, p in params if "body" in n], [(n, p) for n, p in params if "body" not in n]
+    return [torch.optim.AdamW([{"params": a}, {"params": b[::-1], "lr": 0.25}], lr=0.5, betas=(0.5, 0.75), foreach=False)]
+
+
 def half():
     """FSDP2 of parameters of bfloat16."""
     net = Net().bfloat16()
@@ -51,6 +58,7 @@ def half():
 MODELS = {**MODELS, "half": half}
 CASES = {"ddp": ("ddp", adamw, 2), "compiled two": ("compiled", two, 2), "sharded": ("sharded", adamw, 2),
          "sharded two": ("sharded", two, 2), "fresh": ("sharded", two, 0),
+         "named": ("ddp", named, 2), "named sharded": ("sharded", named, 2),
          "stateless": ("ddp", stateless, 2), "tensor lr": ("sharded", tensor_lr, 2), "half": ("half", adamw, 2)}
 
 
@@ -79,7 +87,7 @@ def build(kind, make, steps):
 
 def user(optimizer):
     """State of no parameter."""
-    state = {k: v for k, v in optimizer.state.items() if isinstance(k, str)}
+    state = {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
     return {"user": encode(state)} if state else {}
 
 
@@ -209,11 +217,53 @@ def without_option(state):
     return state
 
 
+def without_names(state):
+    for g in state["param_groups"]:
+        del g["param_names"]
+    return state
+
+
+def other_names(state):
+    for k, v in state.items():
+        if k.endswith("param_names"):
+            state[k] = ["other." + n for n in v]
+    for g in state.get("param_groups", []):
+        g["param_names"] = ["other." + n for n in g["param_names"]]
+    return state
+
+
+def forget_names(model, optimizers):
+    for g in optimizers[0].param_groups:
+        del g["param_names"]
+
+
+def add_user(model, optimizers):
+    """State of no parameter, other on each rank."""
+    optimizers[0].state["seen"] = {"samples": 100 * (dist.get_rank() + 1), "ema": torch.full((2,), 1.5 + dist.get_rank())}
+
+
+def given_user(state):
+    return {**state, "state": {**state["state"], "given": {"samples": 5}}}
+
+
+def numbered(kind):
+    """The optimizer's own state dict, with state of no parameter."""
+    def change(state):
+        state = build(*kind)[1][0].state_dict()
+        state["state"][77] = {"samples": 5, "ema": torch.full((2,), 2.5 + dist.get_rank())}
+        return changed(state)
+    return change
+
+
 same = lambda state: state
+NAMED = [("no names", keep, without_names), ("other names", keep, other_names), ("no names here", forget_names, same)]
+USER = [("user", add_user, same), ("user given", keep, given_user), ("user in both", add_user, given_user)]
 UNLIKE = {
     "ddp": [("gradients", gradients, same), ("lacks", lacks("body.0.bias"), same), ("option", keep, with_option), ("no option", keep, without_option),
             ("tensor", keep, with_state("more", torch.full((3,), 8.0))), ("scalar", keep, with_state("count", torch.tensor(3.0))),
-            ("number", keep, with_state("count", 3))],
+            ("number", keep, with_state("count", 3)), *USER],
+    "sharded": USER,
+    "named": NAMED, "named sharded": NAMED,
     "sharded two": [("gradients", gradients, same), ("lacks", lacks("body.0.bias"), same), ("lacks", lacks("scale"), same)],
     "stateless": [("stateless", keep, same)],
     "tensor lr": [("apart", keep, copies)],
@@ -221,6 +271,7 @@ UNLIKE = {
 }
 UNLIKE_FLAT = {"ddp": [("stranger", keep, stranger), ("no option", keep, lambda s: popped(s, "param_groups.scale.lr")), ("no betas", keep, lambda s: popped(s, "param_groups.scale.betas"))],
                "sharded two": [("first only", keep, same), ("stranger", keep, stranger), ("no option", keep, lambda s: popped(s, "param_groups.body.0.weight.amsgrad"))],
+               "named": [("other names", keep, other_names), ("no names", keep, lambda s: {k: v for k, v in s.items() if not k.endswith("param_names")})],
                "tensor lr": [("apart", keep, copies), ("no option", keep, lambda s: popped(s, "param_groups.body.0.weight.lr"))]}
 
 
@@ -232,8 +283,17 @@ def then(model, optimizers):
     return groups(model, optimizers)
 
 
+def get_error(model, optimizers, options):
+    try:
+        get_optimizer_state_dict(model, optimizers, options=StateDictOptions(**options))
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+
+
 def unlike(name, kind):
     rows = [(*row, o) for row in UNLIKE.get(name, []) for o in ({}, FULL, SPREAD)] + [(*row, FLAT) for row in UNLIKE_FLAT.get(name, [])]
+    if name in ("ddp", "sharded"):
+        rows += [("numbered", keep, numbered(kind), {}), ("numbered and user", add_user, numbered(kind), {})]
     for of, prepare, change, options in rows:
         got = {k: v for k, v in options.items() if k != "broadcast_from_rank0"}
         state = change(changed(get_optimizer_state_dict(*build(*kind), options=StateDictOptions(**got))))
@@ -243,6 +303,8 @@ def unlike(name, kind):
         prepare(model, optimizers)
         has = [[[p.grad is not None for p in g["params"]] for g in o.param_groups] for o in optimizers]
         record = {"of": of, "options": options, "state": encode(state), "optimizers": groups(model, optimizers), "gradients": has}
+        if of == "user":
+            record["get"] = get_error(model, optimizers, options)
         try:
             set_optimizer_state_dict(model, optimizers[:1] if of == "first only" else optimizers, state, options=StateDictOptions(**options))
             record["then"] = then(model, optimizers)

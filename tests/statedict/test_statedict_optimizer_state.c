@@ -59,6 +59,8 @@ static tsr_status open_with(live_optimizers *l, const cJSON *test, const cJSON *
         optimizer->groups = tsr_arena_array(l->m.arena, optimizer->group_count, sizeof *optimizer->groups, err);
         for (int g = 0; g < (int)optimizer->group_count; g++)
             read_group(&l->m, cJSON_GetArrayItem(groups, g), &optimizer->groups[g], rank);
+        const cJSON *user = cJSON_GetObjectItem(o, "user");
+        optimizer->user_state = user ? live_value(l->m.home, user, rank, NULL) : NULL;
         l->count++;
     }
     return TSR_OK;
@@ -164,10 +166,25 @@ static tsr_status same_group(const tsr_model_group *group, const cJSON *want, ts
 
 static tsr_status same_optimizers(const live_optimizers *l, const cJSON *want, tsr_error *err)
 {
-    for (int o = 0; o < (int)l->count; o++)
+    for (int o = 0; o < (int)l->count; o++) {
+        const cJSON *optimizer = cJSON_GetArrayItem(want, o), *user = cJSON_GetObjectItem(optimizer, "user");
+        if ((user != NULL) != (l->list[o].user_state != NULL))
+            return tsr_raise(err, TSR_E_FORMAT, 0, "state of no parameter");
+        if (user) TRY(live_same(l->list[o].user_state, user, false, err));
         for (int g = 0; g < (int)l->list[o].group_count; g++)
-            TRY(same_group(&l->list[o].groups[g], cJSON_GetArrayItem(live_get(cJSON_GetArrayItem(want, o), "groups"), g),
-                           err));
+            TRY(same_group(&l->list[o].groups[g], cJSON_GetArrayItem(live_get(optimizer, "groups"), g), err));
+    }
+    return TSR_OK;
+}
+
+/* The key that PyTorch names is named here, too. */
+static tsr_status refuse_get(live_optimizers *l, const cJSON *want, const tsr_state_options *options, tsr_comm *comm,
+                             tsr_error *err)
+{
+    tsr_error own = {0};
+    const char *key = strstr(want->valuestring, "KeyError: ");
+    const tsr_status status = tsr_get_optimizer_state_dict(&l->m.model, l->at, l->count, comm, options, l->out, &own);
+    NEED(key && status == TSR_E_FORMAT && strstr(own.message, key + strlen("KeyError: ")));
     return TSR_OK;
 }
 
@@ -179,6 +196,7 @@ static tsr_status run_unlike(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_state_options options = live_options(live_get(record, "options"));
     TRY(open_with(&l, ((live_record *)arg)->test, live_get(record, "optimizers"), comm->rank, err));
     put_gradients(&l, live_get(record, "gradients"));
+    if (cJSON_GetObjectItem(record, "get")) TRY(refuse_get(&l, live_get(record, "get"), &options, comm, err));
     const size_t count = live_is(record, "of", "first only") ? 1 : l.count;
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
     tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, count, given, comm, &options, &l.m.host, &own);

@@ -34,9 +34,10 @@ typedef struct tsr_model_optimizer {
     tsr_status (*first_state)(void *ctx, tsr_error *err);
     void *ctx;
     tsr_state_dict *memory; /* of first states and loaded values; must outlive their use */
-    /* DICT: what the optimizer's state has under keys that are no parameters; NULL: nothing. Models with FSDP1's units carry
-     * it along when it is got, with a warning; others refuse it, as in PyTorch. Setting drops it, as PyTorch does, with a
-     * warning. */
+    /* DICT: what the optimizer's state has under keys that are not parameters; NULL: nothing. As in PyTorch, models with
+     * FSDP1's units carry it along when it is got, with a warning, and others refuse it. Setting replaces it by what a state
+     * dict keyed by number has under such keys, which is nothing in any other: a warning tells when it is dropped. Other
+     * models refuse full_state_dict beside it (TSR_E_UNSUPPORTED). */
     const tsr_value *user_state;
     tsr_dtype default_dtype; /* of first states: torch.get_default_dtype(); TSR_DTYPE_NONE: float32 */
 } tsr_model_optimizer;
@@ -78,6 +79,9 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
  * A flat state dict may hold other parameters, too (of other optimizers, or other stages of a pipeline): their keys are not
  * looked at. It must have every option of the optimizer's groups (TSR_E_NOT_FOUND with the key,
  * "param_groups.fc.weight.lr") and, when `strict`, every state that the optimizer holds (PyTorch puts {} in its place).
+ *
+ * "param_names" in the options of a group (optimizers made of named parameters have them) are the state dict's, or stay where
+ * it has none. Keys of `state` that no optimizer wants are passed over, with a warning.
  *
  * Nothing is written before all ranks have found that everything fits. Errors: TSR_E_FORMAT for an empty state dict, groups
  * of other numbers or sizes, and a group whose options were not saved (PyTorch leaves it without a learning rate); those of
