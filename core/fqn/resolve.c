@@ -226,3 +226,16 @@ tsr_status tsr_fqn_resolve(const tsr_modules *modules, tsr_str raw, const tsr_fq
     }
     return finish(&w, arena, err);
 }
+
+tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_str *raws, size_t raw_count, const tsr_host *host,
+                               tsr_arena *arena, tsr_name **out, size_t *count, tsr_error *err)
+{
+    tsr_state_item *items = NULL;
+    *count = raw_count;
+    if (!raws) TSR_TRY(tsr_fqn_iterate(modules, host, arena, &items, count, err));
+    *out = tsr_arena_array(arena, *count, sizeof **out, err);
+    if (!*out) return TSR_E_NOMEM;
+    for (size_t i = 0; i < *count; i++)
+        TSR_TRY(tsr_fqn_resolve(modules, raws ? raws[i] : items[i].raw, NULL, arena, &(*out)[i], err));
+    return TSR_OK;
+}

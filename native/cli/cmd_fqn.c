@@ -5,10 +5,11 @@
 #include "cli/fqn_against.h"
 #include "cli/session.h"
 #include "cli/term.h"
+#include "tessera/document.h"
 #include "tessera/map.h"
 
 typedef struct fqn_arguments {
-    const char *checkpoint, *against;
+    const char *checkpoint, *against, *prefix;
     bool json;
 } fqn_arguments;
 
@@ -28,20 +29,11 @@ static tsr_status resolve_all(cli *program, const tsr_modules *modules, tsr_aren
 {
     answer *out = result;
     const cli_list *operands = &program->operands;
-    tsr_state_item *items = NULL;
-    size_t asked = operands->count - 1, count = asked;
-    if (asked == 0) {
-        tsr_status status = tsr_fqn_iterate(modules, cli_host(program), arena, &items, &count, err);
-        if (status != TSR_OK) return status;
-    }
-    out->names = tsr_arena_array(arena, count, sizeof *out->names, err);
-    if (!out->names) return TSR_E_NOMEM;
-    for (; out->count < count; out->count++) {
-        tsr_str raw = asked ? tsr_str_from(operands->items[1 + out->count]) : items[out->count].raw;
-        tsr_status status = tsr_fqn_resolve(modules, raw, NULL, arena, &out->names[out->count], err);
-        if (status != TSR_OK) return status;
-    }
-    return TSR_OK;
+    const size_t asked = operands->count - 1;
+    tsr_str *raws = tsr_arena_array(arena, asked, sizeof *raws, err);
+    if (!raws) return TSR_E_NOMEM;
+    for (size_t i = 0; i < asked; i++) raws[i] = tsr_str_from(operands->items[1 + i]);
+    return tsr_fqn_resolve_all(modules, asked ? raws : NULL, asked, cli_host(program), arena, &out->names, &out->count, err);
 }
 
 /* Calls `use` with the module tree of a document. */
@@ -64,17 +56,17 @@ static tsr_status with_modules(cli *program, const char *path, tsr_arena *arena,
     return status;
 }
 
-/* A checkpoint's keys, canonical by text. */
+/* A checkpoint's keys, canonical by text; those with a prefix, without it. */
 typedef struct keys {
     tsr_name *names;
     cli_known_name *known;
     size_t count;
 } keys;
 
-static tsr_status copy_key(const tsr_entry *entry, tsr_arena *arena, cli_known_name *out, tsr_error *err)
+static tsr_status copy_key(const tsr_entry *entry, size_t cut, tsr_arena *arena, cli_known_name *out, tsr_error *err)
 {
     uint64_t *shape = tsr_arena_array(arena, entry->rank, sizeof *shape, err); /* the arena outlives the session */
-    out->name = tsr_arena_str(arena, entry->fqn, err);
+    out->name = tsr_arena_str(arena, (tsr_str){entry->fqn.data + cut, entry->fqn.size - cut}, err);
     if (!shape || !out->name.data) return TSR_E_NOMEM;
     if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
     out->shape = shape;
@@ -92,16 +84,24 @@ static tsr_status name_by_text(cli *program, tsr_arena *arena, keys *out, tsr_er
     return tsr_fqn_from_text(raws, out->count, cli_host(program)->allocator, arena, out->names, err);
 }
 
-static tsr_status read_keys(cli *program, const char *path, tsr_arena *arena, keys *out, tsr_error *err)
+static tsr_status copy_keys(const tsr_catalog *catalog, tsr_str prefix, tsr_arena *arena, keys *out, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    out->known = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *out->known, err);
+    if (!out->known) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        if (!tsr_str_starts(catalog->entries[i].fqn, prefix)) continue;
+        status = copy_key(&catalog->entries[i], prefix.size, arena, &out->known[out->count++], err);
+    }
+    return status;
+}
+
+static tsr_status read_keys(cli *program, const char *path, const char *prefix, tsr_arena *arena, keys *out, tsr_error *err)
 {
     cli_session session;
     tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true, .purpose = TSR_FOR_NAMES}, &session, err);
     if (status != TSR_OK) return status;
-    size_t count = (size_t)session.catalog->entry_count;
-    out->known = tsr_arena_array(arena, count, sizeof *out->known, err);
-    if (!out->known) status = TSR_E_NOMEM;
-    for (; out->count < count && status == TSR_OK; out->count++)
-        status = copy_key(&session.catalog->entries[out->count], arena, &out->known[out->count], err);
+    status = copy_keys(session.catalog, tsr_str_from(prefix ? prefix : ""), arena, out, err);
     cli_close(&session);
     return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
 }
@@ -184,13 +184,13 @@ static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, t
 {
     keys have = {0}, want = {0};
     const char *tree = program->operands.count ? program->operands.items[0] : NULL;
-    tsr_status status = read_keys(program, arguments->checkpoint, arena, &have, err);
+    tsr_status status = read_keys(program, arguments->checkpoint, arguments->prefix, arena, &have, err);
     out->by_text = true;
     out->names = have.names;
     out->count = have.count;
     if (status != TSR_OK || !(tree || arguments->against)) return status;
     if (tree) status = with_modules(program, tree, arena, &want, tree_names, err);
-    else status = read_keys(program, arguments->against, arena, &want, err);
+    else status = read_keys(program, arguments->against, NULL, arena, &want, err);
     if (status != TSR_OK) tsr_error_context(err, "%s", tree ? tree : arguments->against);
     if (status == TSR_OK) status = choose_matches(program, &want, err);
     if (status == TSR_OK) status = choose_matches(program, &have, err);
@@ -203,72 +203,25 @@ static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, t
 
 /* ---- telling ---- */
 
-static void put_removed(tsr_json *json, const tsr_name *name)
+static void put_against(void *ctx, tsr_json *json)
 {
-    tsr_json_key(json, "removed");
-    tsr_json_array(json);
-    for (size_t i = 0; i < name->removed_count; i++) {
-        tsr_json_object(json);
-        tsr_json_key(json, "component");
-        tsr_json_str(json, name->removed[i].component);
-        tsr_json_key(json, "why");
-        tsr_json_str(json, name->removed[i].why);
-        tsr_json_object_end(json);
-    }
-    tsr_json_array_end(json);
-}
-
-static void put_name(tsr_json *json, const tsr_name *name)
-{
-    tsr_json_object(json);
-    tsr_json_key(json, "raw");
-    tsr_json_str(json, name->raw);
-    tsr_json_key(json, "fqns");
-    tsr_json_array(json);
-    for (size_t i = 0; i < name->fqn_count; i++) tsr_json_str(json, name->fqns[i]);
-    tsr_json_array_end(json);
-    put_removed(json, name);
-    if (name->ambiguity.size) {
-        tsr_json_key(json, "ambiguity");
-        tsr_json_str(json, name->ambiguity);
-    }
-    tsr_json_object_end(json);
-}
-
-static void put_collisions(tsr_json *json, const answer *a)
-{
-    tsr_json_key(json, "collisions");
-    tsr_json_array(json);
-    for (size_t i = 0; i < a->collision_count; i++) {
-        tsr_json_object(json);
-        tsr_json_key(json, "fqn");
-        tsr_json_str(json, a->collisions[i].fqn);
-        tsr_json_key(json, "raw");
-        tsr_json_array(json);
-        for (size_t n = 0; n < a->collisions[i].count; n++) tsr_json_str(json, a->names[a->collisions[i].names[n]].raw);
-        tsr_json_array_end(json);
-        tsr_json_object_end(json);
-    }
-    tsr_json_array_end(json);
+    cli_put_against_json(json, ctx);
 }
 
 static tsr_status put_json(const answer *a, tsr_error *err)
 {
+    cli_against against = a->against;
+    const tsr_fqn_document document = {.names = a->names,
+                                       .count = a->count,
+                                       .collisions = a->collisions,
+                                       .collision_count = a->collision_count,
+                                       .by_text = a->by_text,
+                                       .more = a->compared ? put_against : NULL,
+                                       .more_ctx = &against};
     tsr_json json;
     tsr_json_start(&json, cli_write_file, stdout, 1, err);
-    tsr_json_object(&json);
-    tsr_json_key(&json, "schema");
-    tsr_json_text(&json, "tessera.fqn/1");
-    tsr_json_key(&json, "by");
-    tsr_json_text(&json, a->by_text ? "text" : "modules");
-    tsr_json_key(&json, "names");
-    tsr_json_array(&json);
-    for (size_t i = 0; i < a->count; i++) put_name(&json, &a->names[i]);
-    tsr_json_array_end(&json);
-    put_collisions(&json, a);
-    if (a->compared) cli_put_against_json(&json, &a->against);
-    tsr_json_object_end(&json);
-    return tsr_json_finish(&json);
+    const tsr_status status = tsr_document_fqn(&document, &json);
+    return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
 static void put_text_name(const cli *program, const tsr_name *name)
@@ -321,6 +274,7 @@ static int run(cli *program, const void *given)
     tsr_error err = {0};
     answer a = {0};
     if (arguments->against && !arguments->checkpoint) return cli_fail(program, "--against needs --checkpoint PATH");
+    if (arguments->prefix && !arguments->checkpoint) return cli_fail(program, "--prefix needs --checkpoint PATH");
     if (!arguments->checkpoint && program->operands.count == 0)
         return cli_fail(program, "fqn needs MODULES.json, or --checkpoint PATH");
     if (arguments->checkpoint && program->operands.count + (arguments->against != NULL) > 1)
@@ -346,6 +300,8 @@ static const cli_option options[] = {
      offsetof(fqn_arguments, checkpoint)},
     {"against", 0, CLI_TEXT, "PATH", "what must be renamed for --checkpoint to have the names of this checkpoint",
      offsetof(fqn_arguments, against)},
+    {"prefix", 0, CLI_TEXT, "TEXT", "with --checkpoint: use only keys with this prefix, and strip it (\"model.\")",
+     offsetof(fqn_arguments, prefix)},
     {"json", 0, CLI_FLAG, NULL, "a tessera.fqn/1 document", offsetof(fqn_arguments, json)},
     {0},
 };

@@ -510,6 +510,20 @@ def test_fqn_against(t):
 
 
 @test
+def test_fqn_prefix(t):
+    """Keys with the prefix are judged by themselves: a sibling outside of it does not keep a wrapper's component."""
+    x = ("U8", [1], b"x")
+    st_write(t.at("a.safetensors"), {"model.module.w": x, "model.module.b": x, "ema.module.w": x, "modelled": x})
+    doc = t.json("fqn", "--checkpoint", t.at("a.safetensors"), "--prefix", "model.", "--json")
+    need({n["raw"]: n["fqns"] for n in doc["names"]} == {"module.w": ["w"], "module.b": ["b"]}, doc["names"])
+    need(t.json("fqn", "--checkpoint", t.at("a.safetensors"), "--prefix", "none.", "--json")["names"] == [], "names without the prefix")
+    st_write(t.at("b.safetensors"), {"w": x, "b": x})
+    doc = t.json("fqn", "--checkpoint", t.at("a.safetensors"), "--prefix", "model.", "--against", t.at("b.safetensors"), "--json")["against"]
+    need(sorted((p["from"], p["to"]) for p in doc["pairs"]) == [("module.b", "b"), ("module.w", "w")] and not doc["missing"] and not doc["unexpected"], doc)
+    need(b"--prefix needs --checkpoint" in t.run("fqn", t.at("m.json"), "--prefix", "model.", status=2).stderr, "--prefix alone")
+
+
+@test
 def test_optim_there_and_back(t):
     """Nested to flat and back; ids and what is missing or unknown is said."""
     path, want = sample("dcp_fsdp2")

@@ -1,5 +1,5 @@
-/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, findings/1 and diff/1 (their schemas lie in
- * native/cli/schemas). The command line and the browser call these, so that both say the same. Everything is streamed:
+/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, findings/1, diff/1 and fqn/1 (their schemas lie
+ * in native/cli/schemas). The command line and the browser call these, so that both say the same. Everything is streamed:
  * no function here holds a document. Thread rule: as the checkpoint. */
 #ifndef TESSERA_DOCUMENT_H
 #define TESSERA_DOCUMENT_H
@@ -8,6 +8,7 @@
 #include "tessera/compare.h"
 #include "tessera/diff.h"
 #include "tessera/document_read.h"
+#include "tessera/fqn.h"
 #include "tessera/json.h"
 #include "tessera/plan.h"
 #include "tessera/policy.h"
@@ -40,6 +41,17 @@ typedef struct tsr_layout_options {
 } tsr_layout_options;
 tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_options *options, const tsr_host *host,
                                tsr_json *json, tsr_error *err);
+/* tessera.fqn/1: `names` in order, and their collisions (tsr_fqn_collisions). */
+typedef struct tsr_fqn_document {
+    const tsr_name *names;
+    size_t count;
+    const tsr_collision *collisions;
+    size_t collision_count;
+    bool by_text; /* without a module tree */
+    void (*more)(void *ctx, tsr_json *json); /* puts further members behind these; may be NULL */
+    void *more_ctx;
+} tsr_fqn_document;
+tsr_status tsr_document_fqn(const tsr_fqn_document *document, tsr_json *json);
 /* tessera.findings/1 over any number of paths: start, add each path's findings (`path` empty: not printed), end. Zero the
  * struct before start. The summary counts what is not listed, by rule, so that the document can serve as a baseline. */
 typedef struct tsr_findings_document {
