@@ -47,10 +47,10 @@ typedef struct cli cli;
 
 typedef struct cli_command {
     const char *name;
-    const char *summary;       /* one line, lower case */
+    const char *summary;       /* one line, imperative: "Compare two checkpoints" */
     const char *operands;      /* "PATH DEST"; words of completions.h tell what they stand for */
     unsigned least, most;      /* operands */
-    const char *examples;      /* lines "command\n  what it does\n…" */
+    const char *examples;      /* lines in pairs: a command, and what it does */
     const cli_option *options; /* ends with a NULL name */
     size_t arguments_size;
     int (*run)(cli *program, const void *arguments);
@@ -113,7 +113,7 @@ void cli_allow_expansion(cli *program, bool allowed);
 #define CLI_EXPANSION_OPTION(type, field) \
     { \
         "allow-expansion", 0, CLI_FLAG, NULL, \
-            "work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB", offsetof(type, field) \
+            "Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB", offsetof(type, field) \
     }
 
 /* ---- parsing ---- */

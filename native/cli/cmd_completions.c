@@ -11,7 +11,7 @@ static cli_meaning meaning_of(tsr_str text)
         const char *word;
         cli_meaning meaning;
     } known[] = {{"FILE", CLI_MEANS_FILES},   {"PATH", CLI_MEANS_FILES},     {"DEST", CLI_MEANS_FILES},
-                 {"FOLDER", CLI_MEANS_FILES}, {"A", CLI_MEANS_FILES},        {"B", CLI_MEANS_FILES},
+                 {"DIRECTORY", CLI_MEANS_FILES}, {"A", CLI_MEANS_FILES},        {"B", CLI_MEANS_FILES},
                  {"DTYPE", CLI_MEANS_DTYPES}, {"RULE", CLI_MEANS_RULES},     {"COMMAND", CLI_MEANS_COMMANDS},
                  {"PLAN", CLI_MEANS_FILES},   {"MANIFEST", CLI_MEANS_FILES}, {"FQN[SLICE", CLI_MEANS_FQNS}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -132,13 +132,13 @@ static const cli_option options[] = {{0}};
 
 const cli_command cli_completions = {
     .name = "completions",
-    .summary = "writes what bash, zsh or fish needs to complete commands, options, values and names",
+    .summary = "Write the completion script for bash, zsh or fish",
     .operands = "bash|zsh|fish",
     .least = 1,
     .most = 3, /* the scripts call `completions names PATH PREFIX` */
-    .examples = "source <(tessera completions bash)\nfor this shell; packages install it for all\n"
-                "tessera completions zsh >~/.zsh/_tessera\nin a folder of $fpath\n"
-                "tessera completions fish >~/.config/fish/completions/tessera.fish\nfrom the next shell on\n",
+    .examples = "source <(tessera completions bash)\nComplete in this shell; packages install the script for all\n"
+                "tessera completions zsh >~/.zsh/_tessera\nInstall it in a directory of $fpath\n"
+                "tessera completions fish >~/.config/fish/completions/tessera.fish\nInstall it for all new shells\n",
     .options = options,
     .run = run,
 };

@@ -67,11 +67,11 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what to write (else DEST's ending tells)",
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Write this format (default: inferred from the extension of DEST)",
      offsetof(convert_arguments, to)},
-    {"rename", 0, CLI_LIST, "FROM=TO", "a literal prefix, or one * on each side (repeatable)",
+    {"rename", 0, CLI_LIST, "FROM=TO", "Rename: a literal prefix, or one * on each side (repeatable)",
      offsetof(convert_arguments, renames)},
-    {"max-shard-size", 0, CLI_BYTES, "SIZE", "safetensors: a folder of files of at most SIZE with an index",
+    {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
      offsetof(convert_arguments, max_shard_size)},
     CLI_WRITING_OPTIONS(convert_arguments, writing),
     {0},
@@ -79,14 +79,15 @@ static const cli_option options[] = {
 
 const cli_command cli_convert = {
     .name = "convert",
-    .summary = "writes a checkpoint as safetensors, torch.save or DCP",
+    .summary = "Convert a checkpoint to safetensors, torch.save or DCP",
     .operands = "PATH DEST",
     .least = 2,
     .most = 2,
-    .examples = "tessera convert ckpt/ model.safetensors --to safetensors\nDCP to one file, in a few MiB of memory\n"
+    .examples = "tessera convert ckpt/ model.safetensors --to safetensors\n"
+                "Convert DCP to a single file, in a few MiB of memory\n"
                 "tessera convert ckpt/ hf/ --to safetensors --max-shard-size 5GB --include 'model.**' --rename "
-                "model.=\nshards with an index, names without their prefix\n"
-                "tessera convert run.pt ckpt/ --to dcp\nto resume on another number of ranks\n",
+                "model.=\nWrite shards with an index, and strip the prefix of the names\n"
+                "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n",
     .options = options,
     .arguments_size = sizeof(convert_arguments),
     .run = run,

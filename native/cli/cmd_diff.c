@@ -242,37 +242,45 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"values", 0, CLI_FLAG, NULL, "compare the values too, bit by bit", offsetof(diff_arguments, values)},
-    {"atol", 0, CLI_REAL, "X", "values may differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},
-    {"rtol", 0, CLI_REAL, "X", "values may differ by X times B's (implies --values)", offsetof(diff_arguments, rtol)},
-    {"layout", 0, CLI_FLAG, NULL, "count different chunks as a change", offsetof(diff_arguments, layout)},
-    {"canonical", 0, CLI_FLAG, NULL, "match names without wrapper prefixes (module, _orig_mod, …)",
+    {"values", 0, CLI_FLAG, NULL, "Compare values too, bit for bit", offsetof(diff_arguments, values)},
+    {"atol", 0, CLI_REAL, "X",
+     "Allow values to differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},
+    {"rtol", 0, CLI_REAL, "X",
+     "Allow values to differ by X times the value in B (implies --values)", offsetof(diff_arguments, rtol)},
+    {"layout", 0, CLI_FLAG, NULL, "Report different chunks as a difference", offsetof(diff_arguments, layout)},
+    {"canonical", 0, CLI_FLAG, NULL, "Match names without wrapper prefixes (module, _orig_mod, …)",
      offsetof(diff_arguments, canonical)},
-    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text); json is the tessera.diff/1 document",
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
+     "Report in this format (default: text); json is the tessera.diff/1 document",
      offsetof(diff_arguments, format)},
-    {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(diff_arguments, json)},
-    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "exit with 1 from this level on (default error)",
+    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(diff_arguments, json)},
+    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "Exit with 1 for differences at or above this level (default: error)",
      offsetof(diff_arguments, fail_on)},
     {"rule", 0, CLI_LIST, "ID=LEVEL", CLI_RULE_HELP, offsetof(diff_arguments, policy.rules)},
-    {"baseline", 0, CLI_TEXT, "FILE", "leave out what an earlier --json document lists: same name and kind of difference",
+    {"baseline", 0, CLI_TEXT, "FILE",
+     "Leave out differences that an earlier --json document lists with the same name and kind",
      offsetof(diff_arguments, policy.baseline)},
-    {"list-rules", 0, CLI_FLAG, NULL, "list diff's rules with their levels", offsetof(diff_arguments, list_rules)},
+    {"list-rules", 0, CLI_FLAG, NULL, "List the rules of diff with their levels", offsetof(diff_arguments, list_rules)},
     CLI_EXPANSION_OPTION(diff_arguments, allow_expansion),
     {0},
 };
 
 const cli_command cli_diff = {
     .name = "diff",
-    .summary = "compares two checkpoints of any format and sharding",
+    .summary = "Compare two checkpoints, whatever their formats and shardings",
     .operands = "A B",
     .least = 0,
     .most = 2,
-    .examples = "tessera diff step-100/ step-200/\nnames, dtypes, shapes, objects\n"
-                "tessera diff ckpt/ model.safetensors --values\nbit by bit, without holding either in memory\n"
-                "tessera diff a.pt b.pt --atol 1e-6\nwith a tolerance\n"
-                "tessera diff main/ branch/ --values --rule diff/value=note\nnew values are expected, everything else fails\n"
-                "tessera diff main/ branch/ --baseline known.json\nonly what is not in known.json, written by `tessera diff --json`\n"
-                "tessera diff main/ branch/ --format sarif\nfor code scanning; also junit, github, gitlab\n",
+    .examples = "tessera diff step-100/ step-200/\nCompare names, dtypes, shapes and objects\n"
+                "tessera diff ckpt/ model.safetensors --values\n"
+                "Compare values bit for bit, without loading either checkpoint into memory\n"
+                "tessera diff a.pt b.pt --atol 1e-6\nCompare values with a tolerance\n"
+                "tessera diff main/ branch/ --values --rule diff/value=note\n"
+                "Expect new values, and fail for any other difference\n"
+                "tessera diff main/ branch/ --baseline known.json\n"
+                "Report only what is new since `tessera diff main/ branch/ --json >known.json`\n"
+                "tessera diff main/ branch/ --format sarif\n"
+                "Report for code scanning; junit, github and gitlab are available too\n",
     .options = options,
     .arguments_size = sizeof(diff_arguments),
     .run = run,

@@ -291,18 +291,18 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"json", 0, CLI_FLAG, NULL, "the tessera.doctor/1 document", offsetof(doctor_arguments, json)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.doctor/1 document", offsetof(doctor_arguments, json)},
     {0},
 };
 
 const cli_command cli_doctor = {
     .name = "doctor",
-    .summary = "what this build and this machine offer",
-    .operands = "[FOLDER]",
+    .summary = "Show what this build and this machine support",
+    .operands = "[DIRECTORY]",
     .least = 0,
     .most = 1,
-    .examples = "tessera doctor\nversions, libraries, processor, MPI, CUDA\ntessera doctor /scratch\nwhat the file system "
-                "there can do\n",
+    .examples = "tessera doctor\nShow versions, libraries, processor features, MPI and CUDA\ntessera doctor "
+                "/scratch\nShow the file system's features too\n",
     .options = options,
     .arguments_size = sizeof(doctor_arguments),
     .run = run,

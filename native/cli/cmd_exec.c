@@ -145,36 +145,40 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"part", 0, CLI_TEXT, "i/N", "only this share of the bytes, from 1/N to N/N; in any order, on any machines",
+    {"part", 0, CLI_TEXT, "i/N", "Write only this share of the bytes, from 1/N to N/N, in any order and on any machine",
      offsetof(exec_arguments, part)},
-    {"finish", 0, CLI_FLAG, NULL, "all parts are done: check that, and publish", offsetof(exec_arguments, finish)},
-    {"source", 0, CLI_TEXT, "PATH", "read the plan's source here: where it has moved, or its address with a fresh signature",
+    {"finish", 0, CLI_FLAG, NULL,
+     "Check that all parts are done, and publish the checkpoint", offsetof(exec_arguments, finish)},
+    {"source", 0, CLI_TEXT, "PATH", "Read the plan's source from here: it has moved, or its URL needs a fresh signature",
      offsetof(exec_arguments, source)},
-    {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(exec_arguments, writing.max_memory)},
-    {"ignore-crc", 0, CLI_FLAG, NULL, "take tensors whose bytes do not have the CRC-32 that the source states",
+    {"max-mem", 0, CLI_BYTES, "SIZE",
+     "Limit the memory for buffers (default: 16MiB)", offsetof(exec_arguments, writing.max_memory)},
+    {"ignore-crc", 0, CLI_FLAG, NULL, "Accept tensors whose bytes do not match the source's CRC-32",
      offsetof(exec_arguments, writing.ignore_crc)},
-    {"overwrite", 0, CLI_FLAG, NULL, "replace the checkpoint at DEST once the new one is complete; files that it does not list stay",
+    {"overwrite", 0, CLI_FLAG, NULL,
+     "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
      offsetof(exec_arguments, writing.overwrite)},
-    {"resume", 0, CLI_FLAG, NULL, "go on where a killed run stopped (exec always does)",
+    {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted run (exec always does)",
      offsetof(exec_arguments, writing.resume)},
-    {"no-verify", 0, CLI_FLAG, NULL, "do not read what parts and earlier runs wrote again to see whether it was changed since",
+    {"no-verify", 0, CLI_FLAG, NULL, "Do not check again what other parts and earlier runs wrote",
      offsetof(exec_arguments, writing.no_verify)},
-    {"dry-run", 0, CLI_FLAG, NULL, "check the plan against its source and decide everything, write nothing",
+    {"dry-run", 0, CLI_FLAG, NULL, "Check the plan against its source and decide everything, but write nothing",
      offsetof(exec_arguments, writing.dry_run)},
-    {"json", 0, CLI_FLAG, NULL, "the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},
     CLI_EXPANSION_OPTION(exec_arguments, writing.allow_expansion),
     {0},
 };
 
 const cli_command cli_exec = {
     .name = "exec",
-    .summary = "carries out a plan, whole or in parts without MPI",
+    .summary = "Carry out a plan, as a whole or in parts, without MPI",
     .operands = "PLAN DEST",
     .least = 2,
     .most = 2,
-    .examples = "tessera exec plan.json ckpt-3/\nwhat tessera plan --json planned, after a look whether its source changed\n"
-                "tessera exec plan.json ckpt-3/ --part $SLURM_ARRAY_TASK_ID/8\none of eight jobs, numbered from 1\n"
-                "tessera exec plan.json ckpt-3/ --finish\nwhen all eight are done\n",
+    .examples = "tessera exec plan.json ckpt-3/\n"
+                "Carry out a plan of `tessera plan --json`, unless its source changed since\n"
+                "tessera exec plan.json ckpt-3/ --part $SLURM_ARRAY_TASK_ID/8\nDo one of eight parts, numbered from 1\n"
+                "tessera exec plan.json ckpt-3/ --finish\nPublish the checkpoint when all eight parts are done\n",
     .options = options,
     .arguments_size = sizeof(exec_arguments),
     .run = run,

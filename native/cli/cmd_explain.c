@@ -47,11 +47,11 @@ static const cli_option options[] = {{0}};
 
 const cli_command cli_explain = {
     .name = "explain",
-    .summary = "explains a rule of validate",
+    .summary = "Explain a rule of validate",
     .operands = "[RULE]",
     .least = 0,
     .most = 1,
-    .examples = "tessera explain layout/hole\nwhat it means, why it happens, what to do\n",
+    .examples = "tessera explain layout/hole\nPrint what it means, why it happens and what to do\n",
     .options = options,
     .run = run,
 };

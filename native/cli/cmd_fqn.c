@@ -296,28 +296,29 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     {"checkpoint", 0, CLI_TEXT, "PATH",
-     "the keys of a checkpoint, by text alone; with MODULES.json: what must be renamed to fit it",
+     "Canonicalize the keys of a checkpoint by their text; with MODULES.json: suggest renames that fit the model",
      offsetof(fqn_arguments, checkpoint)},
-    {"against", 0, CLI_TEXT, "PATH", "what must be renamed for --checkpoint to have the names of this checkpoint",
+    {"against", 0, CLI_TEXT, "PATH", "Suggest renames that give --checkpoint the names of this checkpoint",
      offsetof(fqn_arguments, against)},
-    {"prefix", 0, CLI_TEXT, "TEXT", "with --checkpoint: use only keys with this prefix, and strip it (\"model.\")",
+    {"prefix", 0, CLI_TEXT, "TEXT", "With --checkpoint: use only keys with this prefix, and strip it (\"model.\")",
      offsetof(fqn_arguments, prefix)},
-    {"json", 0, CLI_FLAG, NULL, "a tessera.fqn/1 document", offsetof(fqn_arguments, json)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.fqn/1 document", offsetof(fqn_arguments, json)},
     {0},
 };
 
 const cli_command cli_fqn = {
     .name = "fqn",
-    .summary = "names as PyTorch canonicalizes them, with what was removed and why",
+    .summary = "Canonicalize parameter names as PyTorch does, and explain every change",
     .operands = "MODULES.json [NAME…]",
     .least = 0,
     .most = 1u << 20,
     .examples =
-        "tessera fqn modules.json\nall parameters, persistent buffers and extra states, in PyTorch's order\n"
-        "tessera fqn modules.json --json -- module._orig_mod.fc.weight\none name, with the wrappers' components that went\n"
-        "tessera fqn --checkpoint ckpt/\na checkpoint's keys by text: wrappers, collisions, what is ambiguous\n"
-        "tessera fqn modules.json --checkpoint ckpt/\nthe --rename options with which `tessera convert` makes it fit the "
-        "model\n",
+        "tessera fqn modules.json\nList all parameters, persistent buffers and extra states, in PyTorch's order\n"
+        "tessera fqn modules.json --json -- module._orig_mod.fc.weight\n"
+        "Canonicalize one name, and list the components removed\n"
+        "tessera fqn --checkpoint ckpt/\nCanonicalize a checkpoint's keys, and report collisions and ambiguous names\n"
+        "tessera fqn modules.json --checkpoint ckpt/\nPrint the --rename options with which `tessera convert` makes it fit "
+        "the model\n",
     .options = options,
     .arguments_size = sizeof(fqn_arguments),
     .run = run,

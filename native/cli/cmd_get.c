@@ -251,22 +251,22 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write the values to FILE.npy, or their raw little-endian bytes to FILE.bin",
+    {"output", 'o', CLI_TEXT, "FILE", "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin",
      offsetof(get_arguments, output)},
-    {"print", 0, CLI_FLAG, NULL, "print all values, however many", offsetof(get_arguments, print)},
+    {"print", 0, CLI_FLAG, NULL, "Print all values, however many there are", offsetof(get_arguments, print)},
     CLI_EXPANSION_OPTION(get_arguments, allow_expansion),
     {0},
 };
 
 const cli_command cli_get = {
     .name = "get",
-    .summary = "reads one tensor, or a slice of it",
+    .summary = "Read a tensor, or a slice of one",
     .operands = "PATH FQN[SLICE]",
     .least = 2,
     .most = 2,
-    .examples = "tessera get ckpt/ 'model.embed.weight[0:2,:8]'\nprints a corner\n"
-                "tessera get model.safetensors lm_head.weight -o head.npy\nfor NumPy\n"
-                "tessera get run.pt w -o w.bin\nraw bytes, for dtypes that NumPy lacks\n",
+    .examples = "tessera get ckpt/ 'model.embed.weight[0:2,:8]'\nPrint a corner of a tensor\n"
+                "tessera get model.safetensors lm_head.weight -o head.npy\nWrite a tensor for NumPy\n"
+                "tessera get run.pt w -o w.bin\nWrite raw bytes, for dtypes that NumPy does not have\n",
     .options = options,
     .arguments_size = sizeof(get_arguments),
     .run = run,

@@ -16,17 +16,17 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"man", 0, CLI_FLAG, NULL, "as a manual page: tessera help --man COMMAND | man -l -", offsetof(help_arguments, man)},
+    {"man", 0, CLI_FLAG, NULL, "Print a manual page: tessera help --man COMMAND | man -l -", offsetof(help_arguments, man)},
     {0},
 };
 
 const cli_command cli_help = {
     .name = "help",
-    .summary = "what a command does, by examples",
+    .summary = "Show how to use a command, starting with examples",
     .operands = "[COMMAND]",
     .least = 0,
     .most = 1,
-    .examples = "tessera help\nall commands\ntessera help convert\none of them\n",
+    .examples = "tessera help\nList all commands\ntessera help convert\nShow how to use convert\n",
     .options = options,
     .arguments_size = sizeof(help_arguments),
     .run = run,

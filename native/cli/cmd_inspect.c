@@ -123,15 +123,16 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"tree", 0, CLI_FLAG, NULL, "a tree with totals per prefix", offsetof(inspect_arguments, tree)},
-    {"json", 0, CLI_FLAG, NULL, "the tessera.inspect/1 document", offsetof(inspect_arguments, json)},
-    {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable): * within a component, ** across, ?, [...]",
+    {"tree", 0, CLI_FLAG, NULL, "Show a tree with totals per prefix", offsetof(inspect_arguments, tree)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.inspect/1 document", offsetof(inspect_arguments, json)},
+    {"include", 0, CLI_LIST, "GLOB",
+     "Use only names that match (repeatable): * within a component, ** across components, ?, [...]",
      offsetof(inspect_arguments, selection.include)},
-    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
+    {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",
      offsetof(inspect_arguments, selection.exclude)},
-    {"hash", 0, CLI_CHOICE, "sha256|xxh3", "digest of every tensor's bytes, whatever its sharding or container",
+    {"hash", 0, CLI_CHOICE, "sha256|xxh3", "Compute a digest of each tensor's values, independent of sharding and format",
      offsetof(inspect_arguments, hash)},
-    {"stats", 0, CLI_FLAG, NULL, "min, max, mean, std, NaN, Inf and zeros of every tensor",
+    {"stats", 0, CLI_FLAG, NULL, "Compute min, max, mean, std, and the number of NaN, Inf and zero values of each tensor",
      offsetof(inspect_arguments, stats)},
     CLI_EXPANSION_OPTION(inspect_arguments, allow_expansion),
     {0},
@@ -139,14 +140,14 @@ static const cli_option options[] = {
 
 const cli_command cli_inspect = {
     .name = "inspect",
-    .summary = "what a checkpoint holds, how big, in which dtypes, how sharded, what is wrong with it",
+    .summary = "Show what a checkpoint contains: names, dtypes, shapes, sizes, sharding and problems",
     .operands = "PATH",
     .least = 1,
     .most = 1,
-    .examples = "tessera inspect ckpt/\na table; equal layers are one line\n"
-                "tessera inspect model.safetensors --tree\ntotals per module\n"
-                "tessera inspect ckpt/ --include '**.weight' --json\nfor scripts\n"
-                "tessera inspect run.pt --hash sha256\ndigests that do not depend on sharding or container\n",
+    .examples = "tessera inspect ckpt/\nPrint a table; identical layers share a line\n"
+                "tessera inspect model.safetensors --tree\nPrint a tree with totals per module\n"
+                "tessera inspect ckpt/ --include '**.weight' --json\nPrint the weights as JSON, for scripts\n"
+                "tessera inspect run.pt --hash sha256\nAdd digests that do not depend on sharding or format\n",
     .options = options,
     .arguments_size = sizeof(inspect_arguments),
     .run = run,

@@ -12,28 +12,30 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write to FILE; - (the default) is standard output",
+    {"output", 'o', CLI_TEXT, "FILE", "Write to FILE; - (the default) is standard output",
      offsetof(layout_arguments, file.output)},
-    {"no-chunks", 0, CLI_FLAG, NULL, "leave out the chunks, so that only names, dtypes and shapes count",
+    {"no-chunks", 0, CLI_FLAG, NULL, "Leave out the chunks: record only names, dtypes and shapes",
      offsetof(layout_arguments, file.no_chunks)},
-    {"hash", 0, CLI_CHOICE, CLI_HASHES, "add a digest of every entry's values (reads every byte)",
+    {"hash", 0, CLI_CHOICE, CLI_HASHES, "Add a digest of each entry's values (reads every byte)",
      offsetof(layout_arguments, file.hash)},
-    {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(layout_arguments, file.selection.include)},
-    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
+    {"include", 0, CLI_LIST, "GLOB",
+     "Use only names that match (repeatable)", offsetof(layout_arguments, file.selection.include)},
+    {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",
      offsetof(layout_arguments, file.selection.exclude)},
-    {"json", 0, CLI_FLAG, NULL, "accepted for uniformity: the output is always JSON", offsetof(layout_arguments, json)},
+    {"json", 0, CLI_FLAG, NULL, "Accepted for consistency; the output is always JSON", offsetof(layout_arguments, json)},
     CLI_EXPANSION_OPTION(layout_arguments, file.allow_expansion),
     {0},
 };
 
 const cli_command cli_layout = {
     .name = "layout",
-    .summary = "writes the layout as a contract file for CI",
+    .summary = "Write a layout file for CI to check later checkpoints against",
     .operands = "PATH",
     .least = 1,
     .most = 1,
-    .examples = "tessera layout ckpt/ -o layout.json\nto commit; `tessera validate --layout layout.json` checks against it\n"
-                "tessera layout ckpt/ --no-chunks\nnames, dtypes and shapes, whatever the sharding\n",
+    .examples = "tessera layout ckpt/ -o layout.json\n"
+                "Write a file to commit; `tessera validate --layout layout.json` checks against it\n"
+                "tessera layout ckpt/ --no-chunks\nRecord names, dtypes and shapes, for any sharding\n",
     .options = options,
     .arguments_size = sizeof(layout_arguments),
     .run = run,

@@ -16,26 +16,28 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "write to FILE; - (the default) is standard output",
+    {"output", 'o', CLI_TEXT, "FILE", "Write to FILE; - (the default) is standard output",
      offsetof(manifest_arguments, file.output)},
-    {"hash", 0, CLI_CHOICE, CLI_HASHES, "the digest algorithm (default xxh3)", offsetof(manifest_arguments, file.hash)},
-    {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)",
+    {"hash", 0, CLI_CHOICE, CLI_HASHES,
+     "Use this digest algorithm (default: xxh3)", offsetof(manifest_arguments, file.hash)},
+    {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)",
      offsetof(manifest_arguments, file.selection.include)},
-    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
+    {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",
      offsetof(manifest_arguments, file.selection.exclude)},
-    {"json", 0, CLI_FLAG, NULL, "accepted for uniformity: the output is always JSON", offsetof(manifest_arguments, json)},
+    {"json", 0, CLI_FLAG, NULL, "Accepted for consistency; the output is always JSON", offsetof(manifest_arguments, json)},
     CLI_EXPANSION_OPTION(manifest_arguments, file.allow_expansion),
     {0},
 };
 
 const cli_command cli_manifest = {
     .name = "manifest",
-    .summary = "writes checksums of all values, the same for any sharding and container",
+    .summary = "Write checksums of all values that are the same for any sharding and format",
     .operands = "PATH",
     .least = 1,
     .most = 1,
-    .examples = "tessera manifest ckpt/ -o manifest.json\nto keep next to it; `tessera verify` checks against it\n"
-                "cmp <(tessera manifest on-8-ranks/) <(tessera manifest on-64-ranks/)\nthe same values give the same file\n",
+    .examples = "tessera manifest ckpt/ -o manifest.json\nWrite a manifest; `tessera verify` checks against it\n"
+                "cmp <(tessera manifest on-8-ranks/) <(tessera manifest on-64-ranks/)\n"
+                "Compare two checkpoints by their manifests\n",
     .options = options,
     .arguments_size = sizeof(manifest_arguments),
     .run = run,

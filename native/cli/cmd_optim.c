@@ -183,39 +183,44 @@ static int run(cli *program, const void *arguments)
 }
 
 static const cli_option options[] = {
-    {"modules", 0, CLI_TEXT, "MODULES.json", "the module tree (tessera.modules/1): names, frozen parameters, groups",
+    {"modules", 0, CLI_TEXT, "MODULES.json", "Take names, frozen parameters and groups from a tessera.modules/1 document",
      offsetof(optim_arguments, modules)},
-    {"flat-params", 0, CLI_TEXT, "FLAT.json", "FSDP1's flat parameters (tessera.flat-params/1)",
+    {"flat-params", 0, CLI_TEXT, "FLAT.json", "Take FSDP1's flat parameters from a tessera.flat-params/1 document",
      offsetof(optim_arguments, flat_params)},
-    {"world-size", 0, CLI_TEXT, "N", "shard: ranks to write for (default: the document's)",
+    {"world-size", 0, CLI_TEXT, "N", "Write for N ranks (shard; default: as many as FLAT.json has)",
      offsetof(optim_arguments, world_size)},
-    {"sharded", 0, CLI_FLAG, NULL, "unshard: one file a rank with DTensors cut by rows, instead of the full state",
+    {"sharded", 0, CLI_FLAG, NULL,
+     "Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard)",
      offsetof(optim_arguments, sharded)},
-    {"rank", 0, CLI_TEXT, "N", "unshard: take rank N's where ranks differ in state that FSDP does not shard",
+    {"rank", 0, CLI_TEXT, "N", "Use the state of rank N where ranks differ in state that FSDP does not shard (unshard)",
      offsetof(optim_arguments, rank)},
-    {"at", 0, CLI_TEXT, "NAME", "the member of the file that is the optimizer (default: found by its form)",
+    {"at", 0, CLI_TEXT, "NAME", "Use this key of the file as the optimizer (default: the one that looks like an optimizer)",
      offsetof(optim_arguments, at)},
-    {"max-mem", 0, CLI_BYTES, "SIZE", "buffers for tensor bytes (default 16MiB)", offsetof(optim_arguments, max_memory)},
-    {"overwrite", 0, CLI_FLAG, NULL, "replace the checkpoint at DEST; files that it does not list stay",
+    {"max-mem", 0, CLI_BYTES, "SIZE",
+     "Limit the memory for buffers (default: 16MiB)", offsetof(optim_arguments, max_memory)},
+    {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that it does not list",
      offsetof(optim_arguments, overwrite)},
-    {"json", 0, CLI_FLAG, NULL, "report as a tessera.optim/1 document", offsetof(optim_arguments, json)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.optim/1 document", offsetof(optim_arguments, json)},
     CLI_EXPANSION_OPTION(optim_arguments, allow_expansion),
     {0},
 };
 
 const cli_command cli_optim = {
     .name = "optim",
-    .summary = "optimizer state from one form to another: names, ids, flat keys, FSDP1 shards",
+    .summary = "Convert optimizer state between its forms: names, ids, flat keys, FSDP1 shards",
     .operands = "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
     .least = 3,
     .most = 3,
     .examples =
-        "tessera optim flatten optim.pt flat.pt --modules modules.json\n{\"state\": …, \"param_groups\": …} to "
-        "\"state.fc.weight.exp_avg\", …\n"
-        "tessera optim to-fqn optim.pt named.pt --modules modules.json\nparameter numbers to names\n"
-        "tessera optim unshard ranks/ full.pt --flat-params flat.json\none raw state a rank of FSDP1 to the full state\n"
-        "tessera optim unshard ranks/ sharded/ --flat-params flat.json --sharded\nto FSDP's sharded state, one file a rank\n"
-        "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\nand back, for any number of ranks\n",
+        "tessera optim flatten optim.pt flat.pt --modules modules.json\nFlatten {\"state\": …, "
+        "\"param_groups\": …} to \"state.fc.weight.exp_avg\", …\n"
+        "tessera optim to-fqn optim.pt named.pt --modules modules.json\nReplace parameter ids by names\n"
+        "tessera optim unshard ranks/ full.pt --flat-params flat.json\n"
+        "Join the raw FSDP1 states of all ranks to the full state\n"
+        "tessera optim unshard ranks/ sharded/ --flat-params flat.json --sharded\n"
+        "Write FSDP's sharded state, one file per rank\n"
+        "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\n"
+        "Shard the full state for any number of ranks\n",
     .options = options,
     .arguments_size = sizeof(optim_arguments),
     .run = run,

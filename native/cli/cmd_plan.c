@@ -140,31 +140,32 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     CLI_TARGET_OPTIONS(plan_arguments, target),
-    {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(plan_arguments, selection.include)},
-    {"exclude", 0, CLI_LIST, "GLOB", "no names that match (repeatable); beats --include",
+    {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(plan_arguments, selection.include)},
+    {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",
      offsetof(plan_arguments, selection.exclude)},
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what exec writes (default: dcp for DCP, else the source's own kind)",
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Let exec write this format (default: the source's format)",
      offsetof(plan_arguments, to)},
-    {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", "what exec does with what is no tensor",
+    {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way",
      offsetof(plan_arguments, objects)},
-    {"dtype", 0, CLI_TEXT, "DTYPE", "what exec casts floating tensors to", offsetof(plan_arguments, dtype)},
+    {"dtype", 0, CLI_TEXT, "DTYPE", "Let exec cast floating-point tensors", offsetof(plan_arguments, dtype)},
     {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(plan_arguments, raw_cast)},
-    {"json", 0, CLI_FLAG, NULL, "the tessera.plan/1 document", offsetof(plan_arguments, json)},
-    {"items", 0, CLI_FLAG, NULL, "the document with every read of every rank", offsetof(plan_arguments, items)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.plan/1 document", offsetof(plan_arguments, json)},
+    {"items", 0, CLI_FLAG, NULL, "Print the document with every read of every rank", offsetof(plan_arguments, items)},
     {0},
 };
 
 const cli_command cli_plan = {
     .name = "plan",
-    .summary = "what resharding to another mesh would read, hold and send",
+    .summary = "Preview a reshard: what each rank would read, hold and send",
     .operands = "PATH",
     .least = 1,
     .most = 1,
     .examples =
-        "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\nloads and totals, before a byte is moved\n"
-        "tessera plan ckpt/ --target target.json --items\nevery read of every rank, for scripts\n"
-        "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nfor tessera exec plan.json DEST --part "
-        "i/N\n",
+        "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\n"
+        "Show the load of each rank before any byte is moved\n"
+        "tessera plan ckpt/ --target target.json --items\nPrint every read of every rank as JSON, for scripts\n"
+        "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nWrite a plan that `tessera exec` carries "
+        "out\n",
     .options = options,
     .arguments_size = sizeof(plan_arguments),
     .run = run,

@@ -182,20 +182,22 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"like", 0, CLI_TEXT, "PATH", "a sound checkpoint of the same job, such as the step before: it tells names and boxes",
+    {"like", 0, CLI_TEXT, "PATH", "Take names and shards from a sound checkpoint of the same job, such as the previous step",
      offsetof(repair_arguments, like)},
-    {"json", 0, CLI_FLAG, NULL, "the tessera.repair/1 document", offsetof(repair_arguments, json)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.repair/1 document", offsetof(repair_arguments, json)},
     {0},
 };
 
 const cli_command cli_repair = {
     .name = "repair",
-    .summary = "writes a lost or damaged .metadata anew, from the data files as far as they tell",
+    .summary = "Rebuild a lost or damaged .metadata from the data files",
     .operands = "PATH FILE",
     .least = 2,
     .most = 2,
-    .examples = "tessera repair step-1000/ step-1000.metadata --like step-900/\nthen mv step-1000.metadata step-1000/.metadata; nothing else is touched\n"
-                "tessera repair step-1000/ found.metadata\nwithout names: every item stands under its file and number\n",
+    .examples = "tessera repair step-1000/ step-1000.metadata --like step-900/\nRebuild it in a new file; then run mv "
+                "step-1000.metadata step-1000/.metadata\n"
+                "tessera repair step-1000/ found.metadata\n"
+                "Rebuild it without names: each item is named after its file and number\n",
     .options = options,
     .arguments_size = sizeof(repair_arguments),
     .run = run,

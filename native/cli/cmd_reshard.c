@@ -55,7 +55,7 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     CLI_TARGET_OPTIONS(reshard_arguments, target),
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "what to write (default: dcp for DCP, else the source's own kind)",
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Write this format (default: the source's format)",
      offsetof(reshard_arguments, to)},
     CLI_WRITING_OPTIONS(reshard_arguments, writing),
     {0},
@@ -63,17 +63,18 @@ static const cli_option options[] = {
 
 const cli_command cli_reshard = {
     .name = "reshard",
-    .summary = "writes what each rank of another mesh holds",
+    .summary = "Reshard a checkpoint for a different device mesh",
     .operands = "PATH DEST",
     .least = 2,
     .most = 2,
-    .examples = "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nany number of ranks to 3: loading there "
-                "is one read a tensor and rank\n"
-                "tessera reshard ckpt/ ranks/ --to torch --target target.json\none torch.save file a rank, with DTensors\n"
-                "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)' --resume\nafter a kill: only what is "
-                "missing is written\n"
-                "mpirun -n 8 tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nshared by eight processes: "
-                "the same bytes\n",
+    .examples = "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nPrepare a checkpoint for 3 ranks, each "
+                "of which then loads a tensor with one read\n"
+                "tessera reshard ckpt/ ranks/ --to torch --target target.json\n"
+                "Write one torch.save file per rank, with DTensors\n"
+                "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)' --resume\nContinue an interrupted run: "
+                "write only what is missing\n"
+                "mpirun -n 8 tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nShare the work between eight "
+                "processes; the output is the same\n",
     .options = options,
     .arguments_size = sizeof(reshard_arguments),
     .run = run,

@@ -159,42 +159,49 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"deep", 0, CLI_FLAG, NULL, "read every byte: structure of every item, checksums, dtype and shape, copies, NaN",
+    {"deep", 0, CLI_FLAG, NULL,
+     "Read every byte: check structure, checksums, dtypes, shapes and replicas, and count NaN values",
      offsetof(validate_arguments, deep)},
-    {"layout", 0, CLI_TEXT, "FILE", "check against a file that `tessera layout` wrote; with --deep its hashes too",
+    {"layout", 0, CLI_TEXT, "FILE", "Check against a file that `tessera layout` wrote; with --deep, check its hashes too",
      offsetof(validate_arguments, layout)},
     {"against", 0, CLI_TEXT, "FILE",
-     "check that it would load: names, dtypes and shapes of a checkpoint, a module tree, an index file, or one name per line",
+     "Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list "
+     "of names",
      offsetof(validate_arguments, against)},
-    {"prefix", 0, CLI_TEXT, "TEXT", "with --against: use only names with this prefix, and strip it (\"model.\")",
+    {"prefix", 0, CLI_TEXT, "TEXT", "With --against: use only names with this prefix, such as model., and strip it",
      offsetof(validate_arguments, prefix)},
-    {"allow", 0, CLI_TEXT, "WORDS", "what may differ: missing,extra,dtype,shape,chunks,value",
+    {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
      offsetof(validate_arguments, allow)},
-    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text)", offsetof(validate_arguments, format)},
-    {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(validate_arguments, json)},
-    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "exit with 1 from this level on (default error)",
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
+     "Report in this format (default: text)", offsetof(validate_arguments, format)},
+    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(validate_arguments, json)},
+    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "Exit with 1 for findings at or above this level (default: error)",
      offsetof(validate_arguments, fail_on)},
     {"rule", 0, CLI_LIST, "ID=LEVEL", CLI_RULE_HELP, offsetof(validate_arguments, policy.rules)},
-    {"baseline", 0, CLI_TEXT, "FILE", "leave out what an earlier --json document lists: same rule, file and name",
+    {"baseline", 0, CLI_TEXT, "FILE",
+     "Leave out findings that an earlier --json document lists with the same rule, file and name",
      offsetof(validate_arguments, policy.baseline)},
-    {"list-rules", 0, CLI_FLAG, NULL, "list all rules with their levels", offsetof(validate_arguments, list_rules)},
+    {"list-rules", 0, CLI_FLAG, NULL, "List all rules with their levels", offsetof(validate_arguments, list_rules)},
     {0},
 };
 
 const cli_command cli_validate = {
     .name = "validate",
-    .summary = "finds what is broken: holes, overlaps, missing files, damaged bytes, drift from a layout",
+    .summary = "Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout",
     .operands = "PATH…",
     .least = 0,
     .most = UINT32_MAX,
-    .examples = "tessera validate ckpt/\nmetadata, headers, sizes of files: quick\n"
-                "tessera validate --deep ckpt/\nevery byte\n"
-                "mpirun -n 8 tessera validate --deep ckpt/\nevery byte, shared by eight processes\n"
-                "tessera validate --layout layout.json ckpt/ --format github\nin CI: fails when the layout has drifted\n"
-                "tessera validate --against modules.json --prefix model. ckpt/\nwould this model load it? missing and unexpected names, other shapes\n"
-                "tessera validate --deep ckpt/ --rule values/nan=error --rule 'index/*=off'\nNaN fails the check, and nothing is reported about indexes\n"
-                "tessera validate ckpt/ --baseline known.json\nonly what is not in known.json, written by `tessera validate --json`\n"
-                "tessera validate --list-rules\nwhat it looks for; `tessera explain RULE` explains one\n",
+    .examples = "tessera validate ckpt/\nCheck metadata, headers and file sizes, which is quick\n"
+                "tessera validate --deep ckpt/\nRead and check every byte\n"
+                "mpirun -n 8 tessera validate --deep ckpt/\nShare that work between eight processes\n"
+                "tessera validate --layout layout.json ckpt/ --format github\nFail in CI when the layout has drifted\n"
+                "tessera validate --against modules.json --prefix model. ckpt/\nFind out whether a model would load it: "
+                "missing and unexpected names, different shapes\n"
+                "tessera validate --deep ckpt/ --rule values/nan=error --rule 'index/*=off'\nTreat NaN values as errors, and "
+                "report nothing about indexes\n"
+                "tessera validate ckpt/ --baseline known.json\n"
+                "Report only what is new since `tessera validate ckpt/ --json >known.json`\n"
+                "tessera validate --list-rules\nList what is checked; `tessera explain RULE` explains a rule\n",
     .options = options,
     .arguments_size = sizeof(validate_arguments),
     .run = run,

@@ -53,9 +53,10 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "how to report (default text)", offsetof(verify_arguments, format)},
-    {"json", 0, CLI_FLAG, NULL, "--format json", offsetof(verify_arguments, json)},
-    {"allow", 0, CLI_TEXT, "WORDS", "what may differ: missing,extra,dtype,shape,chunks,value",
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
+     "Report in this format (default: text)", offsetof(verify_arguments, format)},
+    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(verify_arguments, json)},
+    {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
      offsetof(verify_arguments, allow)},
     CLI_EXPANSION_OPTION(verify_arguments, allow_expansion),
     {0},
@@ -63,12 +64,13 @@ static const cli_option options[] = {
 
 const cli_command cli_verify = {
     .name = "verify",
-    .summary = "checks all values against a manifest, whatever the sharding and container",
+    .summary = "Check all values against a manifest, whatever the sharding and format",
     .operands = "PATH MANIFEST",
     .least = 2,
     .most = 2,
-    .examples = "tessera verify resharded/ manifest.json\nevery name, dtype, shape and value is as it was\n"
-                "tessera verify model.safetensors manifest.json --allow missing\na part of it\n",
+    .examples = "tessera verify resharded/ manifest.json\nCheck that every name, dtype, shape and value is unchanged\n"
+                "tessera verify model.safetensors manifest.json --allow missing\n"
+                "Check a checkpoint that contains only some of the entries\n",
     .options = options,
     .arguments_size = sizeof(verify_arguments),
     .run = run,

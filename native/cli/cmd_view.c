@@ -108,21 +108,23 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"port", 0, CLI_COUNT, "N", "the port (default: a free one)", offsetof(view_arguments, port)},
-    {"pages", 0, CLI_TEXT, "FOLDER", "the built viewer (default: the one installed or built with this program)",
+    {"port", 0, CLI_COUNT, "N", "Listen on port N (default: a free port)", offsetof(view_arguments, port)},
+    {"pages", 0, CLI_TEXT, "DIRECTORY",
+     "Serve this build of the viewer (default: the one installed or built with this program)",
      offsetof(view_arguments, pages)},
     {0},
 };
 
 const cli_command cli_view_command = {
     .name = "view",
-    .summary = "serves the browser viewer with a checkpoint open in it, on the loopback address",
+    .summary = "Open a checkpoint in the browser viewer, served on the loopback address",
     .operands = "PATH [PATH]",
     .least = 1,
     .most = 2,
-    .examples = "tessera view ckpt/\nprints the address to open, which holds a secret token; ends with Ctrl-C\n"
-                "tessera view old/ new/\ncompares two checkpoints\n"
-                "ssh -L 8000:127.0.0.1:8000 host tessera view --port 8000 ckpt/\na checkpoint of another machine, only the bytes that are looked at\n",
+    .examples = "tessera view ckpt/\nPrint the address to open, which contains a secret token; stop with Ctrl-C\n"
+                "tessera view old/ new/\nCompare two checkpoints\n"
+                "ssh -L 8000:127.0.0.1:8000 host tessera view --port 8000 ckpt/\nView a checkpoint on another machine; "
+                "only what you look at is transferred\n",
     .options = options,
     .arguments_size = sizeof(view_arguments),
     .run = run,

@@ -1,4 +1,4 @@
-/* Help from the tables: what a person most likely wants, the examples, stands first. */
+/* Help from the tables. Examples come first, because they are what most people want. */
 #include <stdio.h>
 
 #include "cli/cli.h"
@@ -48,7 +48,7 @@ static void put_options(const cli *program, const cli_option *options)
 
 static void help_command(const cli *program, const cli_command *command)
 {
-    printf("tessera %s: %s\n\n", command->name, command->summary);
+    printf("%s\n\n", command->summary);
     heading(program, "Examples");
     put_examples(program, command->examples);
     putchar('\n');
@@ -60,17 +60,17 @@ static void help_command(const cli *program, const cli_command *command)
         put_options(program, command->options);
         putchar('\n');
     }
-    heading(program, "For every command");
+    heading(program, "Global options");
     put_options(program, cli_global_options);
-    puts("\nExit status: 0 done, same or valid; 1 it differs or has findings; 2 trouble.");
+    puts("\nExit status: 0 success, identical or valid; 1 differences or findings; 2 error.");
 }
 
-const char *const cli_overview_summary =
-    "looks into, checks, compares, converts and reshards the checkpoints of distributed PyTorch training";
+const char *const cli_overview_summary = "Inspect, validate, diff, convert and reshard PyTorch checkpoints";
 const char *const cli_overview_examples =
-    "tessera inspect ckpt/\nwhat it holds, how big, in which dtypes, how sharded, what is wrong\n"
-    "tessera validate --deep ckpt/\nread and check every byte\n"
-    "tessera convert ckpt/ model.safetensors --to safetensors\nDCP to one file, without holding the model in memory\n";
+    "tessera inspect ckpt/\nShow what a checkpoint contains, and what is wrong with it\n"
+    "tessera validate --deep ckpt/\nRead and check every byte\n"
+    "tessera convert ckpt/ model.safetensors --to safetensors\nConvert DCP to a single file, without loading the "
+    "model into memory\n";
 
 void cli_put_help(const cli *program, const cli_command *command)
 {
@@ -78,11 +78,11 @@ void cli_put_help(const cli *program, const cli_command *command)
         help_command(program, command);
         return;
     }
-    printf("tessera: %s\n\n", cli_overview_summary);
+    printf("%s\n\n", cli_overview_summary);
     heading(program, "Examples");
     put_examples(program, cli_overview_examples);
     putchar('\n');
     heading(program, "Commands");
     for (const cli_command *const *c = cli_commands; *c; c++) printf("  %-11s %s\n", (*c)->name, (*c)->summary);
-    puts("\n`tessera help COMMAND` tells more. Nothing in a checkpoint is ever executed.");
+    puts("\nRun `tessera help COMMAND` for details. Tessera never executes anything in a checkpoint.");
 }

@@ -82,11 +82,11 @@ static void put_options(const cli_option *options)
 
 static void put_end(void)
 {
-    puts(".SH \"EXIT STATUS\"\n.TP\n.B 0\ndone, same or valid\n.TP\n.B 1\nit differs, or has findings\n.TP\n.B 2\ntrouble: "
-         "usage, input that cannot be read, input or output that failed");
-    puts(".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nno colors when set and not empty\n.TP\n.B TERM\nno colors when it is dumb or "
-         "not set\n.TP\n.B COLUMNS\nhow wide to write where the output is no terminal\n"
-         ".TP\n.B TESSERA_PEER_LIMIT\nunder mpirun: seconds after which a silent process counts as dead (20)");
+    puts(".SH \"EXIT STATUS\"\n.TP\n.B 0\nsuccess; identical or valid\n.TP\n.B 1\ndifferences or findings\n.TP\n.B 2\nerror: "
+         "wrong usage, unreadable input, or a failed read or write");
+    puts(".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nDisable colors if set and not empty\n.TP\n.B TERM\nDisable colors if dumb or "
+         "not set\n.TP\n.B COLUMNS\nUse this width when the output is not a terminal\n"
+         ".TP\n.B TESSERA_PEER_LIMIT\nUnder mpirun: treat a process as dead after so many seconds of silence (default: 20)");
 }
 
 static void put_command(const cli_command *command)
@@ -108,7 +108,7 @@ static void put_command(const cli_command *command)
     put_examples(command->examples);
     puts(".SH OPTIONS");
     put_options(command->options);
-    puts(".SS For every command");
+    puts(".SS Global options");
     put_options(cli_global_options);
     put_end();
     puts(".SH \"SEE ALSO\"\n.BR tessera (1)");
@@ -121,15 +121,16 @@ static void put_overview(void)
     put_line(cli_overview_summary);
     puts(".SH SYNOPSIS\n\\fBtessera\\fR \\fICOMMAND\\fR [\\fIOPERAND\\fR]\\[u2026] [\\fIOPTION\\fR]\\[u2026]");
     puts(
-        ".SH DESCRIPTION\nReads distributed checkpoints (DCP), torch.save files and safetensors, recognized by their "
-        "content.\nNo Python is needed, nothing in a checkpoint is ever executed, and memory does not grow with the model.");
+        ".SH DESCRIPTION\nTessera reads distributed checkpoints (DCP), torch.save files and safetensors, and recognizes them "
+        "by their content.\nIt needs no Python, never executes anything in a checkpoint, and its memory use does not grow "
+        "with the model.");
     put_examples(cli_overview_examples);
     puts(".SH COMMANDS");
     for (const cli_command *const *c = cli_commands; *c; c++) {
         printf(".TP\n.BR tessera\\-%s (1)\n", (*c)->name);
         put_line((*c)->summary);
     }
-    puts(".SH OPTIONS\nEvery command takes these.");
+    puts(".SH OPTIONS\nEvery command accepts these options.");
     put_options(cli_global_options);
     put_end();
 }

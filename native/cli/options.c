@@ -5,13 +5,15 @@
 #include "cli/cli.h"
 
 const cli_option cli_global_options[] = {
-    {"quiet", 'q', CLI_FLAG, NULL, "no messages but errors, no progress", offsetof(cli_globals, quiet)},
-    {"no-progress", 0, CLI_FLAG, NULL, "no progress line (shown only on a terminal)", offsetof(cli_globals, no_progress)},
-    {"color", 0, CLI_CHOICE, "auto|always|never", "colors; auto heeds NO_COLOR and TERM=dumb", offsetof(cli_globals, color)},
-    {"threads", 0, CLI_COUNT, "N", "threads to use (default: the cores allowed)", offsetof(cli_globals, threads)},
-    {"no-mpi", 0, CLI_FLAG, NULL, "one process, whatever launcher started it", offsetof(cli_globals, no_mpi)},
-    {"help", 'h', CLI_FLAG, NULL, "help on the command", offsetof(cli_globals, help)},
-    {"version", 0, CLI_FLAG, NULL, "version and what it was built with", offsetof(cli_globals, version)},
+    {"quiet", 'q', CLI_FLAG, NULL, "Print nothing but errors and results", offsetof(cli_globals, quiet)},
+    {"no-progress", 0, CLI_FLAG, NULL,
+     "Do not show the progress line (shown only on a terminal)", offsetof(cli_globals, no_progress)},
+    {"color", 0, CLI_CHOICE, "auto|always|never",
+     "Use colors; auto respects NO_COLOR and TERM=dumb", offsetof(cli_globals, color)},
+    {"threads", 0, CLI_COUNT, "N", "Use N threads (default: one per available core)", offsetof(cli_globals, threads)},
+    {"no-mpi", 0, CLI_FLAG, NULL, "Run as a single process, ignoring any MPI launcher", offsetof(cli_globals, no_mpi)},
+    {"help", 'h', CLI_FLAG, NULL, "Show help for the command", offsetof(cli_globals, help)},
+    {"version", 0, CLI_FLAG, NULL, "Show the version and the libraries it was built with", offsetof(cli_globals, version)},
     {0},
 };
 
@@ -194,7 +196,7 @@ bool cli_parse(cli *program, int argc, char **argv, void *arguments)
         return false;
     }
     if (program->operands.count > command->most) {
-        cli_fail(program, "%s takes %s; '%s' is too much", command->name,
+        cli_fail(program, "%s takes %s; unexpected argument '%s'", command->name,
                  *command->operands ? command->operands : "no operands", program->operands.items[command->most]);
         return false;
     }

@@ -11,7 +11,7 @@ typedef struct cli_policy_options {
 } cli_policy_options;
 
 #define CLI_RULE_HELP \
-    "report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last one that fits counts)"
+    "Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins)"
 
 /* The policy that the options ask for; one without options changes nothing. On failure *path is the baseline where it is to
  * blame, and *out is NULL. */

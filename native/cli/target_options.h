@@ -10,10 +10,12 @@ typedef struct cli_target_options {
 } cli_target_options;
 
 #define CLI_TARGET_OPTIONS(type, field) \
-    {"target", 0, CLI_TEXT, "FILE", "a tessera.target/1 document: mesh and rules by name", offsetof(type, field.target)}, \
-        {"mesh", 0, CLI_TEXT, "MESH", "the mesh, such as dp=4,tp=2", offsetof(type, field.mesh)}, \
+    {"target", 0, CLI_TEXT, "FILE", \
+     "Read mesh and placements from a tessera.target/1 document", offsetof(type, field.target)}, \
+        {"mesh", 0, CLI_TEXT, "MESH", "Use this device mesh, such as dp=4,tp=2", offsetof(type, field.mesh)}, \
     { \
-        "placements", 0, CLI_TEXT, "LIST", "one a mesh dim for every tensor: shard(0),replicate", \
+        "placements", 0, CLI_TEXT, "LIST", \
+            "Place every tensor this way, with one placement per mesh dimension: shard(0),replicate", \
             offsetof(type, field.placements) \
     }
 

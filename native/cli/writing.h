@@ -18,53 +18,54 @@ typedef struct cli_writing_options {
     bool raw_cast, ignore_crc, overwrite, resume, no_verify, dry_run, json, allow_expansion;
 } cli_writing_options;
 
-#define CLI_RAW_CAST_HELP "let --dtype cast quantized numbers and their scales as they are stored, without multiplying"
+#define CLI_RAW_CAST_HELP "Let --dtype cast quantized numbers and their scales as stored, without applying the scales"
 
 #define CLI_WRITING_OPTIONS(type, field) \
-    {"include", 0, CLI_LIST, "GLOB", "only names that match (repeatable)", offsetof(type, field.selection.include)}, \
+    {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(type, field.selection.include)}, \
         {"exclude", \
          0, \
          CLI_LIST, \
          "GLOB", \
-         "no names that match (repeatable); beats --include", \
+         "Leave out names that match (repeatable); overrides --include", \
          offsetof(type, field.selection.exclude)}, \
-        {"dtype", 0, CLI_TEXT, "DTYPE", "cast floating tensors, correctly rounded", offsetof(type, field.dtype)}, \
+        {"dtype", 0, CLI_TEXT, "DTYPE", "Cast floating-point tensors, rounding correctly", offsetof(type, field.dtype)}, \
         {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(type, field.raw_cast)}, \
         {"objects", \
          0, \
          CLI_CHOICE, \
          "keep|drop|sidecar|refuse", \
-         "what is no tensor (default: kept for torch and dcp, refused for safetensors); sidecar writes JSON", \
+         "Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON", \
          offsetof(type, field.objects)}, \
-        {"max-mem", 0, CLI_BYTES, "SIZE", "memory for buffers (default 16MiB)", offsetof(type, field.max_memory)}, \
+        {"max-mem", 0, CLI_BYTES, "SIZE", \
+         "Limit the memory for buffers (default: 16MiB)", offsetof(type, field.max_memory)}, \
         {"ignore-crc", \
          0, \
          CLI_FLAG, \
          NULL, \
-         "take tensors whose bytes do not have the CRC-32 that the source states", \
+         "Accept tensors whose bytes do not match the source's CRC-32", \
          offsetof(type, field.ignore_crc)}, \
         {"overwrite", \
          0, \
          CLI_FLAG, \
          NULL, \
-         "replace the checkpoint at DEST once the new one is complete; files that it does not list stay", \
+         "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list", \
          offsetof(type, field.overwrite)}, \
         {"resume", \
          0, \
          CLI_FLAG, \
          NULL, \
-         "go on where a killed run of the same job stopped; keep what is done when this one fails", \
+         "Continue an interrupted run of the same job; keep finished work if this run fails", \
          offsetof(type, field.resume)}, \
         {"no-verify", \
          0, \
          CLI_FLAG, \
          NULL, \
-         "--resume: do not read what an interrupted run wrote again to see whether it was changed since", \
+         "With --resume: do not check again what the interrupted run wrote", \
          offsetof(type, field.no_verify)}, \
-        {"dry-run", 0, CLI_FLAG, NULL, "decide everything, write nothing", offsetof(type, field.dry_run)}, \
+        {"dry-run", 0, CLI_FLAG, NULL, "Decide everything, but write nothing", offsetof(type, field.dry_run)}, \
         CLI_EXPANSION_OPTION(type, field.allow_expansion), \
     { \
-        "json", 0, CLI_FLAG, NULL, "the tessera.convert/1 document: what was written, cast, copied, left out", \
+        "json", 0, CLI_FLAG, NULL, "Print the tessera.convert/1 document: what was written, cast, copied and left out", \
             offsetof(type, field.json) \
     }
 

@@ -121,7 +121,7 @@ def test_usage(t):
         (("inspect", small, "--hash", "md5"), 2, "^$", r"--hash takes sha256\|xxh3, not 'md5'"),
         (("inspect", small, "--hash"), 2, "^$", "--hash needs a value"),
         (("inspect", small, "--json=yes"), 2, "^$", "takes no value"),
-        (("inspect", small, small), 2, "^$", "is too much"),
+        (("inspect", small, small), 2, "^$", "unexpected argument"),
         (("inspect", "absent"), 2, "^$", "cannot open 'absent': No such file"),
         (("inspect", "http://127.0.0.1:1/x"), 2, "^$", "127.0.0.1:1"),
         (("diff", small), 2, "^$", "diff needs A B"),
@@ -145,6 +145,20 @@ def test_help_of_every_command_has_examples_first(t):
         for args in ((name, "--help"), ("help", name), (name, "-h")):
             text = t.text(*args)
             need(text.index("Examples") < text.index("Usage"), f"{args}: examples do not stand first")
+
+
+@test
+def test_help_has_one_form(t):
+    """Summaries, explanations of examples and of options are imperatives: a capital letter, no full stop."""
+    overview = t.text("help")
+    for name, summary in re.findall(r"^  (\w+) +(\w.*)", overview.split("Commands\n")[1], re.M):
+        text = t.run("help", name, env={**os.environ, "COLUMNS": "400"}).stdout.decode()
+        need(text.startswith(summary + "\n"), f"help {name} does not begin with its summary")
+        explained = re.findall(r"^      (?! )(.*)", text.split("Usage\n")[0], re.M)
+        options = re.findall(r"^  (?:-\w, |    )--[^\n]*?(?:  |\n {10,})(\S[^\n]*)", text.split("Usage\n")[1], re.M)
+        need(explained and len(options) >= 7, f"help {name}: {len(explained)} examples, {len(options)} options")
+        for line in [summary, *explained, *options]:
+            need(re.match(r"[A-Z][a-z]+\b", line) and not line.endswith("."), f"help {name}: {line!r}")
 
 
 @test
