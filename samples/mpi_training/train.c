@@ -2,9 +2,12 @@
  *
  *   mpirun -n 4 train --steps 20 --save-every 5 --checkpoints /tmp/run [--die-at STEP]
  *
- * Every rank holds rows of each parameter and of its optimizer state. A step gathers the parameters, computes the gradients
- * of this rank's samples, adds up those of all ranks in the order of the samples, and updates this rank's rows. The losses
- * are therefore the same to the last bit on any number of ranks. See README.md. */
+ * Every rank holds rows of each parameter and of its optimizer state. `tsr_model` and `tsr_model_optimizer` describe both to
+ * Tessera, which gets their state dicts under PyTorch's names, saves and loads them, and sets them.
+ *
+ * A step gathers the parameters, computes the gradients of this rank's samples, adds up those of all ranks in the order of
+ * the samples, and updates this rank's rows. The losses are therefore the same to the last bit on any number of ranks. See
+ * README.md. */
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
@@ -14,6 +17,7 @@
 
 #include "tessera/comm_mpi.h"
 #include "tessera/native_host.h"
+#include "tessera/optimizer_state.h"
 #include "tessera/save_load.h"
 
 #define TRY(call) \
@@ -22,11 +26,13 @@
         if (try_status_ != TSR_OK) return try_status_; \
     } while (0)
 
+/* ---- the model ---- */
+
 enum { INPUTS = 8, HIDDEN = 16, OUTPUTS = 4, BATCH = 12, PARAMS = 4 };
 
 typedef struct param {
     const char *name;
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t shape[2];
     size_t first; /* of its elements among all parameters' */
     size_t numel;
@@ -40,147 +46,123 @@ static const param params[PARAMS] = {
 };
 enum { NUMEL = HIDDEN * INPUTS + HIDDEN + OUTPUTS * HIDDEN + OUTPUTS };
 
-static const double lr = 0.01, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
-
-/* The rows of one parameter that this rank holds, and their optimizer state. */
-typedef struct shard {
-    const tsr_tensor *value, *exp_avg, *exp_avg_sq, *step;
-    size_t first, numel; /* of the rows, among the parameter's elements */
-} shard;
+/* The tree of torch.nn.Sequential(Linear(8, 16), Tanh(), Linear(16, 4)), as tessera.modules/1 writes it. */
+static const char tree[] =
+    "{\"schema\":\"tessera.modules/1\",\"root\":{\"class\":\"Sequential\",\"wrapper\":\"none\",\"children\":{"
+    "\"0\":{\"class\":\"Linear\",\"wrapper\":\"none\",\"parameters\":{"
+    "\"weight\":{\"shape\":[16,8],\"dtype\":\"float64\",\"requires_grad\":true},"
+    "\"bias\":{\"shape\":[16],\"dtype\":\"float64\",\"requires_grad\":true}}},"
+    "\"1\":{\"class\":\"Tanh\",\"wrapper\":\"none\"},"
+    "\"2\":{\"class\":\"Linear\",\"wrapper\":\"none\",\"parameters\":{"
+    "\"weight\":{\"shape\":[4,16],\"dtype\":\"float64\",\"requires_grad\":true},"
+    "\"bias\":{\"shape\":[4],\"dtype\":\"float64\",\"requires_grad\":true}}}}}}";
 
 typedef struct trainer {
     tsr_comm *comm;
     const tsr_host *host;
+    tsr_arena *arena;
+    tsr_state_dict *memory; /* of parameters and optimizer state */
+    int64_t trained;        /* steps */
+    /* What Tessera is told of the model and its optimizer. */
     tsr_mesh mesh;
     uint64_t mesh_shape[1];
-    tsr_state_dict *state; /* {"model": …, "optim": …, "trained_steps": …} */
-    tsr_value *trained;
-    shard shards[PARAMS];
-    tsr_state_dict *full, *gathered; /* whole parameters: memory that every step gathers into */
+    tsr_modules *modules;
+    tsr_model_tensor tensors[PARAMS];
+    tsr_model model;
+    tsr_model_param optimized[PARAMS];
+    tsr_model_group group;
+    tsr_model_optimizer optimizer, *optimizers[1];
+    /* Which rows of each parameter are here. */
+    size_t first[PARAMS], held[PARAMS]; /* elements */
+    /* Whole parameters: memory that every step gathers into. */
+    tsr_state_dict *rows, *full, *gathered;
     double weights[NUMEL];
 } trainer;
-
-/* ---- the state dict ---- */
 
 static const tsr_str dp = {"dp", 2};
 static const tsr_placement by_rows = {TSR_SHARD, 0, 0};
 
-/* A dict or list of values; keys and values of a dict alternate. */
-static const tsr_value *container(trainer *t, tsr_value_kind kind, const tsr_value *const *items, size_t count,
-                                  tsr_error *err)
+static void warn(void *ctx, const char *message)
 {
-    const tsr_value **own = tsr_arena_array(tsr_state_dict_arena(t->state), count, sizeof *own, err);
-    if (!own) return NULL;
-    memcpy(own, items, count * sizeof *own);
-    return tsr_value_items(tsr_state_dict_arena(t->state), kind, own, count, err);
-}
-
-static const tsr_value *text(trainer *t, const char *s, tsr_error *err)
-{
-    return tsr_value_str(tsr_state_dict_arena(t->state), tsr_str_from(s), err);
-}
-
-static const tsr_value *scalar(trainer *t, tsr_value_kind kind, double number, tsr_error *err)
-{
-    tsr_value *value = tsr_value_new(tsr_state_dict_arena(t->state), kind, err);
-    if (value && kind == TSR_VALUE_FLOAT) value->as.real = number;
-    if (value && kind == TSR_VALUE_BOOL) value->as.boolean = number != 0;
-    return value;
+    const trainer *t = ctx;
+    fprintf(stderr, "rank %" PRIu32 ": warning: %s\n", t->comm->rank, message);
 }
 
 /* Rows of a tensor of a parameter's shape, zeroed. */
 static tsr_status make_rows(trainer *t, const param *p, const tsr_value **out, tsr_error *err)
 {
     uint64_t bytes;
-    const tsr_tensor rows = tsr_tensor_over_mesh(TSR_FLOAT64, p->rank, p->shape, &t->mesh, &by_rows, t->comm->rank, NULL);
-    TRY(tsr_state_dict_allocate(t->state, &rows, out, err));
-    TRY(tsr_tensor_held(&rows, tsr_state_dict_arena(t->state), &bytes, err));
+    const tsr_tensor rows = tsr_tensor_over_mesh(TSR_FLOAT64, p->ndim, p->shape, &t->mesh, &by_rows, t->comm->rank, NULL);
+    TRY(tsr_state_dict_allocate(t->memory, &rows, out, err));
+    TRY(tsr_tensor_held(&rows, t->arena, &bytes, err));
     if (bytes) memset(tsr_tensor_of(*out)->data, 0, (size_t)bytes);
     return TSR_OK;
 }
 
-static tsr_status make_shard(trainer *t, const param *p, shard *s, const tsr_value **value, const tsr_value **state,
-                             tsr_error *err)
+/* A parameter's rows and the state that AdamW starts with, both bound to the module tree by name. */
+static tsr_status make_param(trainer *t, size_t i, tsr_error *err)
 {
+    const param *p = &params[i];
     const tsr_tensor counter = tsr_tensor_whole(TSR_FLOAT32, 0, NULL, NULL);
-    const tsr_value *step, *exp_avg, *exp_avg_sq;
+    const tsr_value *value, *step, *exp_avg, *exp_avg_sq;
     const tsr_piece *pieces;
-    uint64_t count, row = p->rank == 2 ? p->shape[1] : 1;
-    TRY(make_rows(t, p, value, err));
+    uint64_t count, row = p->ndim == 2 ? p->shape[1] : 1;
+    TRY(make_rows(t, p, &value, err));
     TRY(make_rows(t, p, &exp_avg, err));
     TRY(make_rows(t, p, &exp_avg_sq, err));
-    TRY(tsr_state_dict_allocate(t->state, &counter, &step, err));
+    TRY(tsr_state_dict_allocate(t->memory, &counter, &step, err));
     *(float *)tsr_tensor_of(step)->data = 0;
-    *s = (shard){tsr_tensor_of(*value), tsr_tensor_of(exp_avg), tsr_tensor_of(exp_avg_sq), tsr_tensor_of(step), 0, 0};
-    TRY(tsr_tensor_pieces(s->value, tsr_state_dict_arena(t->state), &pieces, &count, err));
+    t->tensors[i] = (tsr_model_tensor){.name = p->name, .tensor = (tsr_tensor *)tsr_tensor_of(value)};
+    t->optimized[i] = (tsr_model_param){
+        .name = p->name,
+        .state = tsr_value_dict(t->arena, 3, "step", step, "exp_avg", exp_avg, "exp_avg_sq", exp_avg_sq)};
+    TRY(tsr_tensor_pieces(tsr_tensor_of(value), t->arena, &pieces, &count, err));
     if (count) {
-        s->first = (size_t)(pieces[0].offsets[0] * row);
-        s->numel = (size_t)(pieces[0].sizes[0] * row);
+        t->first[i] = (size_t)(pieces[0].offsets[0] * row);
+        t->held[i] = (size_t)(pieces[0].sizes[0] * row);
     }
-    const tsr_value *const items[] = {text(t, "step", err),       step,      text(t, "exp_avg", err), exp_avg,
-                                      text(t, "exp_avg_sq", err), exp_avg_sq};
-    *state = container(t, TSR_VALUE_DICT, items, 6, err);
-    return *state ? TSR_OK : TSR_E_NOMEM;
+    return t->optimized[i].state ? TSR_OK : TSR_E_NOMEM;
 }
 
 /* What torch.optim.AdamW lists in its param group. */
-static const tsr_value *make_group(trainer *t, const tsr_value *const *names, tsr_error *err)
+static const tsr_value *make_options(tsr_arena *a, tsr_error *err)
 {
-    const tsr_value *const betas[] = {scalar(t, TSR_VALUE_FLOAT, beta1, err), scalar(t, TSR_VALUE_FLOAT, beta2, err)};
-    const tsr_value *no = scalar(t, TSR_VALUE_BOOL, 0, err), *none = scalar(t, TSR_VALUE_NONE, 0, err);
-    const tsr_value *const items[] = {text(t, "lr", err),
-                                      scalar(t, TSR_VALUE_FLOAT, lr, err),
-                                      text(t, "betas", err),
-                                      container(t, TSR_VALUE_TUPLE, betas, 2, err),
-                                      text(t, "eps", err),
-                                      scalar(t, TSR_VALUE_FLOAT, eps, err),
-                                      text(t, "weight_decay", err),
-                                      scalar(t, TSR_VALUE_FLOAT, weight_decay, err),
-                                      text(t, "amsgrad", err),
-                                      no,
-                                      text(t, "maximize", err),
-                                      no,
-                                      text(t, "foreach", err),
-                                      none,
-                                      text(t, "capturable", err),
-                                      no,
-                                      text(t, "differentiable", err),
-                                      no,
-                                      text(t, "fused", err),
-                                      none,
-                                      text(t, "decoupled_weight_decay", err),
-                                      scalar(t, TSR_VALUE_BOOL, 1, err),
-                                      text(t, "params", err),
-                                      container(t, TSR_VALUE_LIST, names, PARAMS, err)};
-    const tsr_value *group = container(t, TSR_VALUE_DICT, items, sizeof items / sizeof *items, err);
-    return group ? container(t, TSR_VALUE_LIST, &group, 1, err) : NULL;
+    const tsr_value *no = tsr_value_bool(a, false, err), *none = tsr_value_none(a, err);
+    const tsr_value *betas =
+        tsr_value_list(a, TSR_VALUE_TUPLE, 2, tsr_value_float(a, 0.9, err), tsr_value_float(a, 0.999, err));
+    return tsr_value_dict(a, 11, "lr", tsr_value_float(a, 0.01, err), "betas", betas, "eps", tsr_value_float(a, 1e-8, err),
+                          "weight_decay", tsr_value_float(a, 0.01, err), "amsgrad", no, "maximize", no, "foreach", none,
+                          "capturable", no, "differentiable", no, "fused", none, "decoupled_weight_decay",
+                          tsr_value_bool(a, true, err));
 }
 
-static tsr_status make_state(trainer *t, tsr_error *err)
+static tsr_status make_model(trainer *t, tsr_error *err)
 {
-    const tsr_value *model[2 * PARAMS], *states[2 * PARAMS], *names[PARAMS];
+    tsr_modules_document document;
     t->mesh_shape[0] = t->comm->size;
     t->mesh = (tsr_mesh){1, t->mesh_shape, &dp};
-    TRY(tsr_state_dict_new(t->host, &t->state, err));
-    for (size_t i = 0; i < PARAMS; i++) {
-        names[i] = model[2 * i] = states[2 * i] = text(t, params[i].name, err);
-        TRY(make_shard(t, &params[i], &t->shards[i], &model[2 * i + 1], &states[2 * i + 1], err));
-    }
-    const tsr_value *const optim[] = {text(t, "state", err), container(t, TSR_VALUE_DICT, states, 2 * PARAMS, err),
-                                      text(t, "param_groups", err), make_group(t, names, err)};
-    t->trained = tsr_value_int(tsr_state_dict_arena(t->state), 0, err);
-    if (!t->trained || !optim[1] || !optim[3]) return TSR_E_NOMEM;
-    TRY(tsr_state_dict_put(t->state, TSR_STR("model"), container(t, TSR_VALUE_DICT, model, 2 * PARAMS, err), err));
-    TRY(tsr_state_dict_put(t->state, TSR_STR("optim"), container(t, TSR_VALUE_DICT, optim, 4, err), err));
-    return tsr_state_dict_put(t->state, TSR_STR("trained_steps"), t->trained, err);
+    TRY(tsr_state_dict_new(t->host, &t->memory, err));
+    t->arena = tsr_state_dict_arena(t->memory);
+    TRY(tsr_modules_parse(tsr_str_from(tree), t->host, t->arena, &document, err));
+    TRY(tsr_modules_new(document.root, t->host, &t->modules, err));
+    for (size_t i = 0; i < PARAMS; i++) TRY(make_param(t, i, err));
+    t->model =
+        (tsr_model){.modules = t->modules, .tensors = t->tensors, .tensor_count = PARAMS, .warn = warn, .ctx = t};
+    t->group = (tsr_model_group){make_options(t->arena, err), t->optimized, PARAMS};
+    t->optimizer =
+        (tsr_model_optimizer){.algorithm = TSR_ADAMW, .groups = &t->group, .group_count = 1, .memory = t->memory};
+    t->optimizers[0] = &t->optimizer;
+    if (!t->group.options) return TSR_E_NOMEM;
+    TRY(tsr_state_dict_new(t->host, &t->rows, err));
+    return tsr_get_model_state_dict(&t->model, t->comm, NULL, 0, NULL, t->rows, err); /* shares the model's memory */
 }
 
 static void start_weights(trainer *t)
 {
     for (size_t i = 0; i < PARAMS; i++) {
-        double *values = t->shards[i].value->data;
-        for (size_t k = 0; k < t->shards[i].numel; k++)
-            values[k] = 0.3 * sin((double)(params[i].first + t->shards[i].first + k) * 12.9898);
+        double *values = t->tensors[i].tensor->data;
+        for (size_t k = 0; k < t->held[i]; k++)
+            values[k] = 0.3 * sin((double)(params[i].first + t->first[i] + k) * 12.9898);
     }
 }
 
@@ -189,12 +171,11 @@ static void start_weights(trainer *t)
 /* The whole parameters from all ranks' rows: into memory of their own the first time, into the same from then on. */
 static tsr_status gather_weights(trainer *t, tsr_error *err)
 {
-    const tsr_value *model = tsr_state_dict_get(t->state, TSR_STR("model"));
-    tsr_gather_options options = {0};
+    tsr_gather_options options = {.warnings = {warn, t}};
     tsr_state_dict *next;
     TRY(tsr_state_dict_new(t->host, &next, err));
     if (t->full) options.companion = tsr_state_dict_root(t->full);
-    TRY(tsr_state_dict_gather(model, t->comm, &options, next, err));
+    TRY(tsr_state_dict_gather(tsr_state_dict_root(t->rows), t->comm, &options, next, err));
     tsr_state_dict_free(t->gathered);
     if (t->full) t->gathered = next;
     else t->full = next;
@@ -251,18 +232,32 @@ static tsr_status all_gradients(trainer *t, int64_t step, double (*out)[NUMEL + 
     return status;
 }
 
-/* As torch.optim.AdamW does it. */
-static void update(const param *p, const shard *s, const double *gradient)
+static double option(const trainer *t, const char *name)
 {
-    double *value = s->value->data, *m = s->exp_avg->data, *v = s->exp_avg_sq->data;
-    const double step = *(float *)s->step->data += 1;
+    return tsr_value_get(t->group.options, tsr_str_from(name))->as.real;
+}
+
+/* Setting a state dict may put other tensors in a parameter's state: they are looked up each time. */
+static void *state_of(const trainer *t, size_t i, const char *name)
+{
+    return tsr_tensor_of(tsr_value_get(t->optimized[i].state, tsr_str_from(name)))->data;
+}
+
+/* As torch.optim.AdamW does it, with the options of the param group. */
+static void update(const trainer *t, size_t i, const double *gradient)
+{
+    const tsr_value *betas = tsr_value_get(t->group.options, TSR_STR("betas"));
+    const double beta1 = betas->items[0]->as.real, beta2 = betas->items[1]->as.real;
+    const double lr = option(t, "lr"), decay = option(t, "weight_decay"), eps = option(t, "eps");
+    const double step = *(float *)state_of(t, i, "step") += 1;
     const double size = lr / (1 - pow(beta1, step)), root = sqrt(1 - pow(beta2, step));
-    for (size_t i = 0; i < s->numel; i++) {
-        const double g = gradient[p->first + s->first + i];
-        value[i] *= 1 - lr * weight_decay;
-        m[i] += (g - m[i]) * (1 - beta1);
-        v[i] = v[i] * beta2 + (1 - beta2) * g * g;
-        value[i] -= size * (m[i] / (sqrt(v[i]) / root + eps));
+    double *value = t->tensors[i].tensor->data, *m = state_of(t, i, "exp_avg"), *v = state_of(t, i, "exp_avg_sq");
+    for (size_t k = 0; k < t->held[i]; k++) {
+        const double g = gradient[params[i].first + t->first[i] + k];
+        value[k] *= 1 - lr * decay;
+        m[k] += (g - m[k]) * (1 - beta1);
+        v[k] = v[k] * beta2 + (1 - beta2) * g * g;
+        value[k] -= size * (m[k] / (sqrt(v[k]) / root + eps));
     }
 }
 
@@ -275,11 +270,69 @@ static tsr_status train_step(trainer *t, int64_t step, tsr_error *err)
     for (int i = 0; i < BATCH; i++) {
         for (int k = 0; k <= NUMEL; k++) gradient[k] += rows[i][k] / BATCH;
     }
-    for (size_t i = 0; i < PARAMS; i++) update(&params[i], &t->shards[i], gradient);
-    t->trained->as.integer = step + 1;
+    for (size_t i = 0; i < PARAMS; i++) update(t, i, gradient);
+    t->trained = step + 1;
     if (t->comm->rank == 0) printf("step %" PRId64 " loss %.17g\n", step, gradient[NUMEL]);
     fflush(stdout);
     return TSR_OK;
+}
+
+/* ---- checkpoints ---- */
+
+/* A state dict of the form that PyTorch programs save, and what it lies in. */
+typedef struct snapshot {
+    tsr_state_dict *model, *optimizer;
+    const tsr_value *state; /* {"model": …, "optim": {"state": …, "param_groups": …}, "trained_steps": …} */
+} snapshot;
+
+static void drop(snapshot *s)
+{
+    tsr_state_dict_free(s->optimizer);
+    tsr_state_dict_free(s->model);
+}
+
+/* Tensors are this rank's rows, in the model's own memory. */
+static tsr_status take_snapshot(trainer *t, snapshot *s, tsr_error *err)
+{
+    TRY(tsr_state_dict_new(t->host, &s->model, err));
+    TRY(tsr_state_dict_new(t->host, &s->optimizer, err));
+    TRY(tsr_get_state_dict(&t->model, t->optimizers, 1, t->comm, NULL, 0, NULL, s->model, s->optimizer, err));
+    tsr_arena *arena = tsr_state_dict_arena(s->model);
+    s->state = tsr_value_dict(arena, 3, "model", tsr_state_dict_root(s->model), "optim", tsr_state_dict_root(s->optimizer),
+                              "trained_steps", tsr_value_int(arena, t->trained, err));
+    return s->state ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status save(trainer *t, const char *path, tsr_error *err)
+{
+    const tsr_save_options options = {.warnings = {warn, t}};
+    snapshot s = {0};
+    tsr_status status = take_snapshot(t, &s, err);
+    if (status == TSR_OK) status = tsr_state_dict_save(s.state, t->comm, path, &options, t->host, err);
+    drop(&s);
+    return status;
+}
+
+/* Loading fills the tensors of a snapshot, whatever number of ranks wrote the checkpoint, and reads the other values. */
+static tsr_status load_into(trainer *t, const char *path, const snapshot *s, tsr_state_dict *loaded, tsr_error *err)
+{
+    const tsr_load_options options = {.warnings = {warn, t}};
+    TRY(tsr_state_dict_load(path, s->state, t->comm, &options, loaded, err));
+    t->trained = tsr_state_dict_get(loaded, TSR_STR("trained_steps"))->as.integer;
+    return tsr_set_state_dict(&t->model, t->optimizers, 1, tsr_state_dict_get(loaded, TSR_STR("model")),
+                              tsr_state_dict_get(loaded, TSR_STR("optim")), t->comm, NULL, t->host, t->arena, NULL, err);
+}
+
+static tsr_status load(trainer *t, const char *path, tsr_error *err)
+{
+    snapshot s = {0};
+    tsr_state_dict *loaded = NULL;
+    tsr_status status = take_snapshot(t, &s, err);
+    if (status == TSR_OK) status = tsr_state_dict_new(t->host, &loaded, err);
+    if (status == TSR_OK) status = load_into(t, path, &s, loaded, err);
+    tsr_state_dict_free(loaded);
+    drop(&s);
+    return status;
 }
 
 /* ---- the job ---- */
@@ -310,11 +363,7 @@ static tsr_status resume(trainer *t, const job *j, tsr_error *err)
         return TSR_OK;
     }
     name_checkpoint(j, step, path, sizeof path);
-    tsr_state_dict *loaded;
-    TRY(tsr_state_dict_new(t->host, &loaded, err));
-    TRY(tsr_state_dict_load(path, tsr_state_dict_root(t->state), t->comm, NULL, loaded, err)); /* fills our rows */
-    t->trained->as.integer = tsr_state_dict_get(loaded, TSR_STR("trained_steps"))->as.integer;
-    tsr_state_dict_free(loaded);
+    TRY(load(t, path, err));
     if (t->comm->rank == 0) fprintf(stderr, "resumed from %s on %" PRIu32 " ranks\n", path, t->comm->size);
     return TSR_OK;
 }
@@ -322,14 +371,14 @@ static tsr_status resume(trainer *t, const job *j, tsr_error *err)
 static tsr_status train(trainer *t, const job *j, tsr_error *err)
 {
     char path[1024];
-    TRY(make_state(t, err));
+    TRY(make_model(t, err));
     TRY(resume(t, j, err));
-    for (int64_t step = t->trained->as.integer; step < j->steps; step++) {
+    for (int64_t step = t->trained; step < j->steps; step++) {
         if (step == j->die_at && t->comm->rank == t->comm->size - 1) raise(SIGKILL);
         TRY(train_step(t, step, err));
         if ((step + 1) % j->save_every != 0) continue;
         name_checkpoint(j, step + 1, path, sizeof path);
-        TRY(tsr_state_dict_save(tsr_state_dict_root(t->state), t->comm, path, NULL, t->host, err));
+        TRY(save(t, path, err));
     }
     return TSR_OK;
 }
@@ -361,7 +410,9 @@ int main(int argc, char **argv)
         if (status != TSR_OK && t.comm->rank == 0) fprintf(stderr, "train: %s\n", err.message);
         tsr_state_dict_free(t.gathered);
         tsr_state_dict_free(t.full);
-        tsr_state_dict_free(t.state);
+        tsr_state_dict_free(t.rows);
+        tsr_modules_free(t.modules);
+        tsr_state_dict_free(t.memory);
         tsr_native_host_close(&native);
         t.comm->close(t.comm);
     }
