@@ -1,4 +1,5 @@
 """What the tests under mpirun share: how a job is started, and what is expected of it."""
+import concurrent.futures
 import glob
 import json
 import os
@@ -46,6 +47,13 @@ def mpirun(ranks, *command, options=(), env=None, limit=60, on=()):
     seconds = time.monotonic() - start
     wait_for_end(mark)
     return Job(p.returncode, out.decode(errors="replace"), err.decode(errors="replace"), seconds)
+
+
+def side_by_side(function, items, workers=4):
+    """Calls function(item) for all, some at a time: for jobs that wait more than they work. Raises the first failure."""
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(function, item) for item in items]:
+            done.result()
 
 
 def wait_for_end(mark, limit=60):

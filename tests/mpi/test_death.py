@@ -6,7 +6,7 @@ import random
 import shutil
 import tempfile
 
-from harness import FULL, SAMPLES, alone, mpirun, need, safetensors, test, tree
+from harness import FULL, SAMPLES, alone, mpirun, need, safetensors, side_by_side, test, tree
 
 RESHARD = ["--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp"]
 
@@ -99,12 +99,22 @@ def check_rerun(place, where, there, ranks, resume):
     need(not left, f"{where}: the run behind it left {left}")
 
 
+def check_deaths(folder, chosen, options=(), env=None):
+    """Two at a time, each in a folder of its own."""
+    def check(some):
+        with Place(folder) as place:
+            for i, point in some:
+                where, there = check_death(place, folder, point, options, env)
+                check_rerun(place, where, there, random.Random(i).choice((1, 2, 3)), i % 2)
+    numbered = list(enumerate(chosen))
+    side_by_side(check, (numbered[::2], numbered[1::2]))
+
+
 @test
 def a_rank_killed_at_any_call_leaves_nothing_half_written(folder):
     with Place(folder) as place:
-        for i, point in enumerate(points(folder, place.scratch, (2, 3) if not FULL else (2, 3, 4, 8, 16), 16, place.fresh)):
-            where, there = check_death(place, folder, point)
-            check_rerun(place, where, there, random.Random(i).choice((1, 2, 3)), i % 2)
+        chosen = points(folder, place.scratch, (2, 3) if not FULL else (2, 3, 4, 8, 16), 16, place.fresh)
+    check_deaths(folder, chosen)
 
 
 @test
@@ -112,11 +122,9 @@ def survivors_of_a_killed_rank_publish_nothing(folder):
     """The launcher lets them live (--enable-recovery); tessera's watchdog ends them."""
     with Place(folder) as place:
         chosen = points(folder, place.scratch, (3,) if not FULL else (2, 3, 8), 4, place.fresh)
-        for i, point in enumerate(chosen):
-            if point[4] == "MPI_Init_thread" and not point[3]:
-                continue  # the launcher itself waits for those who never begin
-            where, there = check_death(place, folder, point, ("--enable-recovery",), {"TESSERA_PEER_LIMIT": "4"})
-            check_rerun(place, where, there, 2, i % 2)
+    # the launcher itself waits for those who never begin
+    chosen = [point for point in chosen if point[4] != "MPI_Init_thread" or point[3]]
+    check_deaths(folder, chosen, ("--enable-recovery",), {"TESSERA_PEER_LIMIT": "4"})
 
 
 @test

@@ -3,7 +3,7 @@ import os
 import subprocess
 import tempfile
 
-from harness import FULL, ROOT, mpirun, need, test, tree
+from harness import FULL, ROOT, mpirun, need, side_by_side, test, tree
 from test_death import count_calls, killed
 
 
@@ -101,7 +101,7 @@ def a_rank_killed_while_saving_leaves_no_half_of_a_checkpoint(folder):
             calls = count_calls(folder, scratch, ranks, rank, *train(f"count-{rank}"))
             points += [(rank, call, after, calls[call - 1]) for call in range(len(calls) // 2, len(calls) + 1) for after in (False, True)]
         most = len(points) if FULL else 12
-        for i in range(most):
+        def check(i):
             rank, call, after, name = points[(2 * i + 1) * len(points) // (2 * most)]
             where = f"rank {rank} killed {'behind' if after else 'before'} call {call}, {name}"
             job = killed(folder, ranks, rank, call, after, *train(f"run-{i}"))
@@ -113,3 +113,4 @@ def a_rank_killed_while_saving_leaves_no_half_of_a_checkpoint(folder):
             need(tree(f"{scratch}/run-{i}/step-2") == reference, f"{where}: the run behind it wrote other bytes")
             left = [name for name in os.listdir(f"{scratch}/run-{i}") if name != "step-2"]  # what was saved is not saved again
             need(not left or there and len(left) == 1 and left[0].endswith(".1-of-1"), f"{where}: the run behind it left {left}")
+        side_by_side(check, range(most), workers=2)
