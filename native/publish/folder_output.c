@@ -391,7 +391,7 @@ static tsr_status refuse_source(const folder_output *output, const char *path, c
     struct stat info;
     const char *source = output->options.source;
     if (!source || output->sys->stat_at(output->sys, AT_FDCWD, source, &info) != 0) return TSR_OK;
-    bool same = existing && existing->st_dev == info.st_dev && existing->st_ino == info.st_ino;
+    bool same = existing && tsr_is_one_file(existing, &info);
     if (same || (S_ISDIR(info.st_mode) && is_within(parent, source))) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %s the source '%s'", path,
                          same ? "" : "inside", source);

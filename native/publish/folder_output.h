@@ -7,6 +7,7 @@
 
 #include "io/sys.h"
 #include "publish/file_sums.h"
+#include "publish/identity.h"
 #include "tessera/folder.h"
 
 /* Two folders that are exchanged for a trial. */

@@ -77,7 +77,7 @@ static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_e
     if (is_new_name(output, tsr_str_from(name))) return TSR_OK;
     const bool linked = output->mode == OUTPUT_SWAP_FOLDER &&
                         output->sys->link_stat_at(output->sys, folder, name, &here) == 0 && here.st_nlink > 1 &&
-                        tsr_output_stat_old(output, name, &there) && here.st_ino == there.st_ino;
+                        tsr_output_stat_old(output, name, &there) && tsr_is_one_file(&here, &there);
     if (linked) return TSR_OK; /* by a run that was killed behind this */
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' in '%s' would become a part of '%s', but this job has not written it; move it away", name,
@@ -183,7 +183,7 @@ static tsr_status record_files(folder_output *output, tsr_recorded_file *files, 
         if (output->sys->stat(output->sys, fd, &info) != 0) status = tsr_sys_raise(err, "look at", name);
         tsr_output_give(output, i);
         if (status != TSR_OK) return status;
-        files[i] = (tsr_recorded_file){tsr_str_from(name), (uint64_t)info.st_ino, false};
+        files[i] = (tsr_recorded_file){tsr_str_from(name), tsr_identity_of(&info), false};
     }
     return TSR_OK;
 }
@@ -194,7 +194,7 @@ static size_t record_old(const folder_output *output, tsr_recorded_file *files)
     size_t count = 0;
     for (size_t i = 0; i < output->options.obsolete_count; i++) {
         const tsr_str name = output->options.obsolete[i];
-        if (tsr_output_stat_old(output, name.data, &info)) files[count++] = (tsr_recorded_file){name, (uint64_t)info.st_ino, true};
+        if (tsr_output_stat_old(output, name.data, &info)) files[count++] = (tsr_recorded_file){name, tsr_identity_of(&info), true};
     }
     return count;
 }
@@ -207,7 +207,7 @@ static tsr_status record_companion(folder_output *companion, tsr_recorded_file *
     if (status != TSR_OK) return status;
     *count += companion->files.count;
     if (companion->sys->link_stat_at(companion->sys, companion->parent, companion->name, &info) == 0)
-        files[(*count)++] = (tsr_recorded_file){tsr_str_from(companion->name), (uint64_t)info.st_ino, true};
+        files[(*count)++] = (tsr_recorded_file){tsr_str_from(companion->name), tsr_identity_of(&info), true};
     return TSR_OK;
 }
 
@@ -220,15 +220,16 @@ tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_outpu
     tsr_status status = files ? record_files(output, files, err) : TSR_E_NOMEM;
     if (status != TSR_OK) return status;
     tsr_record record = {.kind = (tsr_switch)output->mode, .marker = TSR_STR(""), .files = files, .count = count};
+    if (output->sys->stat(output->sys, output->parent, &info) == 0) record.device = (uint64_t)info.st_dev;
     if (companion) status = record_companion((folder_output *)companion, files, &record.count, err);
     if (status != TSR_OK) return status;
     if (output->mode == OUTPUT_INTO_FOLDER && marker < count) record.marker = files[marker].name;
     if (output->mode == OUTPUT_INTO_FOLDER || output->mode == OUTPUT_SWAP_FOLDER) record.count += record_old(output, files + count);
     if (output->mode == OUTPUT_FILE || output->mode == OUTPUT_INTO_FOLDER) {
         const uint32_t which = marker < count ? marker : 0;
-        if (which < count) record.identity = files[which].inode;
+        if (which < count) record.identity = files[which].identity;
     } else if (output->sys->stat(output->sys, output->work, &info) == 0) {
-        record.identity = (uint64_t)info.st_ino;
+        record.identity = tsr_identity_of(&info);
     }
     return tsr_record_put(&record, text, err);
 }

@@ -110,8 +110,7 @@ static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *
     if (sys->link(sys, folder, name, output->work, name) == 0) return TSR_OK;
     if (errno != EEXIST) return tsr_sys_raise(err, "keep", name);
     const bool linked = sys->link_stat_at(sys, folder, name, &old) == 0 &&
-                        sys->link_stat_at(sys, output->work, name, &new) == 0 && old.st_ino == new.st_ino &&
-                        old.st_dev == new.st_dev;
+                        sys->link_stat_at(sys, output->work, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (linked) return TSR_OK; /* by a run that was killed behind this */
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' in '%s' is no part of the checkpoint there, and in the way",
                      name, output->name);

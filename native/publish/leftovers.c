@@ -41,7 +41,7 @@ static void try_to_hold(tsr_journals *j, bool *again)
     if (fd < 0) return; /* there is nothing that two jobs could replace differently */
     const bool taken = sys->lock(sys, fd) != 0 && (errno == EWOULDBLOCK || errno == EINTR); /* or no locks here */
     const bool same = sys->stat(sys, fd, &locked) == 0 && sys->link_stat_at(sys, j->folder, j->name, &named) == 0 &&
-                      locked.st_ino == named.st_ino;
+                      tsr_is_one_file(&locked, &named);
     *again = taken || !same;
     if (*again) sys->close(sys, fd);
     else j->held = fd;
@@ -285,7 +285,7 @@ static tsr_status remove_link(void *ctx, int folder, const char *name, tsr_error
     if (sys->link_stat_at(sys, folder, name, &here) != 0 || here.st_nlink < 2) return TSR_OK;
     const int kept = tsr_sys_open(sys, r->journals->folder, r->journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (kept < 0) return TSR_OK;
-    const bool twice = sys->link_stat_at(sys, kept, name, &there) == 0 && here.st_ino == there.st_ino;
+    const bool twice = sys->link_stat_at(sys, kept, name, &there) == 0 && tsr_is_one_file(&here, &there);
     sys->close(sys, kept);
     return twice ? tsr_remove_name(sys, folder, name, false, err) : TSR_OK;
 }

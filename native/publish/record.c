@@ -11,11 +11,28 @@
 #include "publish/text.h"
 #include "io/try.h"
 
-#define MAGIC "tessera.publishing/1\n"
+#define MAGIC "tessera.publishing/2\n"
 
 static const char *const kinds[] = {"file ", "new ", "swap ", "into "};
 
 /* ---- text ---- */
+
+static tsr_status put_identity(const tsr_identity *id, tsr_vec *text, tsr_error *err)
+{
+    char line[128];
+    const int size = snprintf(line, sizeof line, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, id->device, id->inode,
+                              id->size, id->seconds, id->nanoseconds);
+    return tsr_text_add(text, (tsr_str){line, (size_t)size}, err);
+}
+
+static tsr_status put_file(const tsr_recorded_file *file, tsr_vec *text, tsr_error *err)
+{
+    TSR_TRY(tsr_text_add(text, file->old ? TSR_STR("old ") : TSR_STR("new "), err));
+    TSR_TRY(put_identity(&file->identity, text, err));
+    TSR_TRY(tsr_text_add(text, TSR_STR(" "), err));
+    TSR_TRY(tsr_text_add(text, file->name, err));
+    return tsr_text_add(text, TSR_STR("\n"), err);
+}
 
 tsr_status tsr_record_put(const tsr_record *record, tsr_vec *text, tsr_error *err)
 {
@@ -23,15 +40,11 @@ tsr_status tsr_record_put(const tsr_record *record, tsr_vec *text, tsr_error *er
     TSR_TRY(tsr_text_add(text, TSR_STR(MAGIC), err));
     TSR_TRY(tsr_text_add(text, tsr_str_from(kinds[record->kind]), err));
     TSR_TRY(tsr_text_add(text, record->marker, err));
-    snprintf(line, sizeof line, "\nidentity %" PRIu64 "\n", record->identity);
+    snprintf(line, sizeof line, "\nbeside %" PRIu64 "\nidentity ", record->device);
     TSR_TRY(tsr_text_add(text, tsr_str_from(line), err));
-    for (size_t i = 0; i < record->count; i++) {
-        const tsr_recorded_file *f = &record->files[i];
-        snprintf(line, sizeof line, "%s %" PRIu64 " ", f->old ? "old" : "new", f->inode);
-        TSR_TRY(tsr_text_add(text, tsr_str_from(line), err));
-        TSR_TRY(tsr_text_add(text, f->name, err));
-        TSR_TRY(tsr_text_add(text, TSR_STR("\n"), err));
-    }
+    TSR_TRY(put_identity(&record->identity, text, err));
+    TSR_TRY(tsr_text_add(text, TSR_STR("\n"), err));
+    for (size_t i = 0; i < record->count; i++) TSR_TRY(put_file(&record->files[i], text, err));
     return tsr_text_add(text, TSR_STR("\n"), err);
 }
 
@@ -42,7 +55,17 @@ static bool parse_number(tsr_str *text, uint64_t *out)
     for (; digits < text->size && text->data[digits] >= '0' && text->data[digits] <= '9'; digits++)
         *out = *out * 10 + (uint64_t)(text->data[digits] - '0');
     *text = (tsr_str){text->data + digits, text->size - digits};
-    return digits > 0 && digits < 20;
+    return digits > 0 && digits <= 20;
+}
+
+static bool parse_identity(tsr_str *text, tsr_identity *out)
+{
+    uint64_t *const numbers[] = {&out->device, &out->inode, &out->size, &out->seconds, &out->nanoseconds};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (i && !tsr_text_has_key(*text, TSR_STR(" "), text)) return false;
+        if (!parse_number(text, numbers[i])) return false;
+    }
+    return true;
 }
 
 static bool parse_file(tsr_str line, tsr_recorded_file *out)
@@ -50,7 +73,7 @@ static bool parse_file(tsr_str line, tsr_recorded_file *out)
     tsr_str rest;
     out->old = tsr_text_has_key(line, TSR_STR("old "), &rest);
     if (!out->old && !tsr_text_has_key(line, TSR_STR("new "), &rest)) return false;
-    if (!parse_number(&rest, &out->inode) || !tsr_text_has_key(rest, TSR_STR(" "), &out->name)) return false;
+    if (!parse_identity(&rest, &out->identity) || !tsr_text_has_key(rest, TSR_STR(" "), &out->name)) return false;
     return out->name.size > 0 && out->name.size <= NAME_MAX && !memchr(out->name.data, '/', out->name.size);
 }
 
@@ -59,12 +82,13 @@ static bool parse_head(tsr_str *text, tsr_record *out)
     const tsr_str magic = TSR_STR(MAGIC);
     if (!tsr_str_starts(*text, magic)) return false;
     *text = (tsr_str){text->data + magic.size, text->size - magic.size};
-    const tsr_str kind = tsr_text_line(text), identity = tsr_text_line(text);
+    const tsr_str kind = tsr_text_line(text), beside = tsr_text_line(text), identity = tsr_text_line(text);
     size_t k = 0;
     while (k < 4 && !tsr_text_has_key(kind, tsr_str_from(kinds[k]), &out->marker)) k++;
     out->kind = (tsr_switch)k;
-    tsr_str number;
-    return k < 4 && tsr_text_has_key(identity, TSR_STR("identity "), &number) && parse_number(&number, &out->identity);
+    tsr_str device, id;
+    return k < 4 && tsr_text_has_key(beside, TSR_STR("beside "), &device) && parse_number(&device, &out->device) &&
+           tsr_text_has_key(identity, TSR_STR("identity "), &id) && parse_identity(&id, &out->identity);
 }
 
 bool tsr_record_parse(tsr_str text, tsr_arena *arena, tsr_record *out)
@@ -125,33 +149,62 @@ static const char *name_of(const tsr_recorded_file *file, char name[NAME_MAX + 1
     return name;
 }
 
+/* Whether a file is the one that was recorded. Numbers of devices are comparable while that of the record's own directory is the
+ * same. */
+static bool is_identical(const tsr_record *record, const tsr_journals *journals, const tsr_identity *then, const struct stat *info)
+{
+    struct stat beside;
+    const bool comparable = journals->sys->stat(journals->sys, journals->folder, &beside) == 0 &&
+                            (uint64_t)beside.st_dev == record->device;
+    return tsr_identity_is(then, info, comparable);
+}
+
 /* Whether a name in `folder` still is the file that was recorded. */
-static bool is_there(const tsr_sys *sys, int folder, const tsr_recorded_file *file)
+static bool is_there(const tsr_record *record, const tsr_journals *journals, int folder, const tsr_recorded_file *file)
 {
     char name[NAME_MAX + 1];
     struct stat info;
-    return sys->link_stat_at(sys, folder, name_of(file, name), &info) == 0 && (uint64_t)info.st_ino == file->inode;
+    return journals->sys->link_stat_at(journals->sys, folder, name_of(file, name), &info) == 0 &&
+           is_identical(record, journals, &file->identity, &info);
 }
 
 /* ---- what is done ---- */
 
-static bool has_all_new(const tsr_record *record, const tsr_sys *sys, int folder)
+/* How many of the new files have their names in the destination; *all is then how many there are. */
+static size_t count_new(const tsr_record *record, const tsr_journals *journals, int folder, size_t *all)
 {
-    for (size_t i = 0; i < record->count; i++)
-        if (!record->files[i].old && !is_there(sys, folder, &record->files[i])) return false;
-    return true;
+    size_t found = 0;
+    *all = 0;
+    for (size_t i = 0; i < record->count; i++) {
+        if (record->files[i].old) continue;
+        found += is_there(record, journals, folder, &record->files[i]);
+        ++*all;
+    }
+    return found;
+}
+
+static bool is_switched(const tsr_record *record, const tsr_journals *journals, int folder)
+{
+    struct stat info;
+    size_t all;
+    const tsr_recorded_file marker = {record->marker, record->identity, false};
+    if (record->kind == TSR_SWITCH_MARKER && marker.name.size) return is_there(record, journals, folder, &marker);
+    const size_t found = count_new(record, journals, folder, &all);
+    if (record->kind == TSR_SWITCH_MARKER) return found == all;
+    /* The directory that was made; another one with the number that it had holds nothing of ours. */
+    return journals->sys->stat(journals->sys, folder, &info) == 0 && is_identical(record, journals, &record->identity, &info) &&
+           (found > 0 || all == 0);
 }
 
 bool tsr_record_is_published(const tsr_record *record, const tsr_journals *journals)
 {
     struct stat info;
     const tsr_sys *sys = journals->sys;
-    if (record->kind != TSR_SWITCH_MARKER)
-        return sys->link_stat_at(sys, journals->folder, journals->name, &info) == 0 && (uint64_t)info.st_ino == record->identity;
+    if (record->kind == TSR_SWITCH_FILE)
+        return sys->link_stat_at(sys, journals->folder, journals->name, &info) == 0 &&
+               is_identical(record, journals, &record->identity, &info);
     const int folder = open_destination(journals);
-    const tsr_recorded_file marker = {record->marker, record->identity, false};
-    const bool published =
-        folder >= 0 && (marker.name.size ? is_there(sys, folder, &marker) : has_all_new(record, sys, folder));
+    const bool published = folder >= 0 && is_switched(record, journals, folder);
     if (folder >= 0) sys->close(sys, folder);
     return published;
 }
@@ -164,7 +217,7 @@ tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *jour
     *names = list;
     *count = 0;
     for (size_t i = 0; list && folder >= 0 && i < record->count; i++)
-        if (!record->files[i].old && is_there(journals->sys, folder, &record->files[i])) list[(*count)++] = record->files[i].name;
+        if (!record->files[i].old && is_there(record, journals, folder, &record->files[i])) list[(*count)++] = record->files[i].name;
     if (folder >= 0) journals->sys->close(journals->sys, folder);
     return list ? TSR_OK : TSR_E_NOMEM;
 }
@@ -185,7 +238,7 @@ static tsr_status remove_files(const tsr_record *record, const tsr_journals *jou
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < record->count && status == TSR_OK; i++) {
         const tsr_recorded_file *f = &record->files[i];
-        if (f->old != old || (old && is_new_name(record, f->name)) || !is_there(journals->sys, folder, f)) continue;
+        if (f->old != old || (old && is_new_name(record, f->name)) || !is_there(record, journals, folder, f)) continue;
         status = tsr_remove_name(journals->sys, folder, name_of(f, name), false, err);
     }
     if (status == TSR_OK) status = tsr_sys_sync(journals->sys, folder, journals->name, err); /* before the record goes */
@@ -193,12 +246,17 @@ static tsr_status remove_files(const tsr_record *record, const tsr_journals *jou
     return status;
 }
 
+typedef struct recorded {
+    const tsr_record *record;
+    const tsr_journals *journals;
+} recorded;
+
 static bool is_recorded_old(const void *ctx, const char *name, const struct stat *info)
 {
-    const tsr_record *record = ctx;
-    for (size_t i = 0; i < record->count; i++) {
-        const tsr_recorded_file *f = &record->files[i];
-        if (f->old && f->inode == (uint64_t)info->st_ino && tsr_str_equal(f->name, tsr_str_from(name))) return true;
+    const recorded *r = ctx;
+    for (size_t i = 0; i < r->record->count; i++) {
+        const tsr_recorded_file *f = &r->record->files[i];
+        if (f->old && tsr_str_equal(f->name, tsr_str_from(name)) && is_identical(r->record, r->journals, &f->identity, info)) return true;
     }
     return false;
 }
@@ -213,9 +271,10 @@ static tsr_status end_companion(const tsr_record *record, const tsr_recorded_fil
     const tsr_sys *sys = journals->sys;
     bool replaces = false;
     for (size_t i = 0; i < record->count; i++)
-        replaces |= record->files[i].old && is_there(sys, journals->folder, &record->files[i]);
+        replaces |= record->files[i].old && is_there(record, journals, journals->folder, &record->files[i]);
     snprintf(temporary, sizeof temporary, ".%.200s.tessera-%s", name_of(file, name), tag);
-    if (sys->link_stat_at(sys, journals->folder, temporary, &info) != 0 || (uint64_t)info.st_ino != file->inode) return TSR_OK;
+    if (sys->link_stat_at(sys, journals->folder, temporary, &info) != 0 || !is_identical(record, journals, &file->identity, &info))
+        return TSR_OK;
     int done;
     do done = (replaces ? sys->rename : sys->rename_new)(sys, journals->folder, temporary, journals->folder, name);
     while (done != 0 && errno == EINTR);
@@ -239,7 +298,8 @@ tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals
     if (record->kind == TSR_SWITCH_FILE) return end_companions(record, journals, tag, err);
     if (record->kind != TSR_SWITCH_FOLDERS) return TSR_OK;
     snprintf(retired, sizeof retired, ".%.200s.tessera-%s", journals->name, tag);
-    return tsr_retire_folder(journals->sys, journals->folder, retired, journals->name, is_recorded_old, record, err);
+    const recorded old = {record, journals};
+    return tsr_retire_folder(journals->sys, journals->folder, retired, journals->name, is_recorded_old, &old, err);
 }
 
 tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journals, tsr_error *err)
@@ -262,7 +322,7 @@ static tsr_status retire_file(void *ctx, int folder, const char *name, tsr_error
     struct stat old, new;
     int done;
     if (r->sys->link_stat_at(r->sys, folder, name, &old) != 0) return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "look at", name);
-    const bool twice = r->sys->link_stat_at(r->sys, r->replacing, name, &new) == 0 && old.st_ino == new.st_ino;
+    const bool twice = r->sys->link_stat_at(r->sys, r->replacing, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (twice || r->obsolete(r->ctx, name, &old)) return tsr_remove_name(r->sys, folder, name, false, err);
     do done = r->sys->rename_new(r->sys, folder, name, r->replacing, name);
     while (done != 0 && errno == EINTR);

@@ -1,32 +1,37 @@
 /* The record of a publication that takes several steps, written before the first: what is done and what is left to do can be
- * told from it after a kill. Files are named with their inodes, so that a file of the same name that somebody else has put
- * there since is neither removed nor taken for ours.
+ * told from it after a kill. Files are named with what tells them from others (identity.h), so that a file of the same name that
+ * somebody else has put there since, with the same inode number too, is neither removed nor taken for ours.
  *
- *   tessera.publishing/1
- *   into .metadata          or: file, new, swap           what is switched
- *   identity 4711           inode of what gets the destination's name (into: the marker's)
- *   new 4712 __0_1.distcp   a file that gets this name in the destination
- *   old 4660 __0_0.distcp   a file there that the old checkpoint lists
+ *   tessera.publishing/2
+ *   into .metadata               or: file, new, swap           what is switched
+ *   beside 2049                  the device of the directory that this record is in
+ *   identity ID                  of what gets the destination's name (into: of the marker)
+ *   new ID __0_1.distcp          a file that gets this name in the destination
+ *   old ID __0_0.distcp          a file there that the old checkpoint lists
  *   (an empty line)
+ *
+ * An ID is "device inode size seconds nanoseconds".
  *
  * Of one file, `new` also names a file beside it that gets its name after it, and `old` what that replaces. */
 #ifndef TSR_NATIVE_RECORD_H
 #define TSR_NATIVE_RECORD_H
 
+#include "publish/identity.h"
 #include "publish/journal.h"
 
 typedef enum tsr_switch { TSR_SWITCH_FILE, TSR_SWITCH_NEW_FOLDER, TSR_SWITCH_FOLDERS, TSR_SWITCH_MARKER } tsr_switch;
 
 typedef struct tsr_recorded_file {
     tsr_str name;
-    uint64_t inode;
+    tsr_identity identity;
     bool old;
 } tsr_recorded_file;
 
 typedef struct tsr_record {
     tsr_switch kind;
     tsr_str marker; /* TSR_SWITCH_MARKER: empty where there is none */
-    uint64_t identity;
+    uint64_t device; /* of the directory that the record is in */
+    tsr_identity identity;
     const tsr_recorded_file *files;
     size_t count;
 } tsr_record;

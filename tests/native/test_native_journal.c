@@ -138,7 +138,7 @@ static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **
     scratch_write(".out.tessera-4711", "a process's", 4);
     scratch_write(".other.tessera-w0123456789abcdef", "x", 1);
     scratch_write("out/mine", "x", 1);
-    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag, TSR_STR("tessera.publishing/1\nnew \nidentity 1\n\n"), true, NULL),
+    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag, TSR_STR("tessera.publishing/2\nnew \nbeside 1\nidentity 1 1 0 0 0\n\n"), true, NULL),
                      TSR_OK);
     list(&p);
     assert_int_equal(p.count, 6);
