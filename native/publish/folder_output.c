@@ -103,10 +103,11 @@ static tsr_status name_file(folder_output *output, tsr_str name, output_file *fi
 static const char *temporary_name(folder_output *output, const output_file *file, tsr_error *err)
 {
     const char *tag = output->tag;
+    char stem[TSR_STEM_SIZE + 1];
     switch (output->mode) {
     case OUTPUT_NEW_FOLDER:
     case OUTPUT_SWAP_FOLDER: return file->name;
-    case OUTPUT_FILE: return tsr_arena_format(output->arena, err, ".%.200s.tessera-%s", file->name, tag).data;
+    case OUTPUT_FILE: return tsr_arena_format(output->arena, err, ".%s.tessera-%s", tsr_stem_of(file->name, stem), tag).data;
     default: return tsr_arena_format(output->arena, err, ".tessera-%s-%zu", tag, output->files.count).data;
     }
 }
@@ -477,8 +478,10 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
 static tsr_status make_folder(folder_output *output, const char **folder, bool *made, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
+    char stem[TSR_STEM_SIZE + 1];
+    tsr_stem_of(output->name, stem);
     for (unsigned tries = 0;; tries++) {
-        *folder = tsr_arena_format(output->arena, err, ".%.200s.tessera-%s", output->name, output->tag).data;
+        *folder = tsr_arena_format(output->arena, err, ".%s.tessera-%s", stem, output->tag).data;
         if (!*folder) return TSR_E_NOMEM;
         *made = sys->make_folder(sys, output->parent, *folder) == 0;
         if (*made || (errno == EEXIST && output->options.join)) break;

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "publish/place.h"
 #include "publish/text.h"
 #include "io/try.h"
 
@@ -176,8 +177,9 @@ tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint
 {
     tsr_journal *j = tsr_alloc(journals->allocator, 1, sizeof *j, err);
     if (!j) return TSR_E_NOMEM;
+    char stem[TSR_STEM_SIZE + 1];
     *j = (tsr_journal){.journals = journals, .fd = -1};
-    snprintf(j->name, sizeof j->name, ".%.200s.tessera-%s.%" PRIu64 "-%s-%" PRIu64, journals->name, tag, part,
+    snprintf(j->name, sizeof j->name, ".%s.tessera-%s.%" PRIu64 "-%s-%" PRIu64, tsr_stem_of(journals->name, stem), tag, part,
              by_ranks ? "by" : "of", parts);
     tsr_status status = begin(j, text, err);
     if (status == TSR_OK) *out = j;

@@ -71,8 +71,8 @@ void tsr_journals_close(tsr_journals *journals)
 /* What follows ".NAME.tessera-TAG" in a name, and the tag; NULL for other names. */
 static const char *behind_tag(const tsr_journals *journals, const char *name, char tag[TSR_JOURNAL_TAG_SIZE + 1])
 {
-    char start[240];
-    snprintf(start, sizeof start, ".%.200s.tessera-w", journals->name);
+    char start[TSR_STEM_SIZE + 16], stem[TSR_STEM_SIZE + 1];
+    snprintf(start, sizeof start, ".%s.tessera-w", tsr_stem_of(journals->name, stem));
     const size_t size = strlen(start);
     if (strncmp(name, start, size) != 0 || strspn(name + size, "0123456789abcdef") != TSR_JOURNAL_TAG_SIZE - 1) return NULL;
     memcpy(tag, name + size - 1, TSR_JOURNAL_TAG_SIZE);
@@ -312,11 +312,12 @@ static tsr_status remove_folder(const removal *r, const char *name, tsr_error *e
 static tsr_status remove_output(const removal *r, tsr_error *err)
 {
     struct stat info;
-    char name[NAME_MAX + 64];
+    char sidecar[NAME_MAX + 32], name[NAME_MAX + 64], stem[TSR_STEM_SIZE + 1];
     const tsr_journals *j = r->journals;
-    snprintf(name, sizeof name, ".%.200s.objects.json.tessera-%s", j->name, r->tag);
+    snprintf(sidecar, sizeof sidecar, "%s.objects.json", j->name);
+    snprintf(name, sizeof name, ".%s.tessera-%s", tsr_stem_of(sidecar, stem), r->tag);
     TSR_TRY(remove_file(r, j->folder, name, err));
-    snprintf(name, sizeof name, ".%.200s.tessera-%s", j->name, r->tag);
+    snprintf(name, sizeof name, ".%s.tessera-%s", tsr_stem_of(j->name, stem), r->tag);
     if (j->sys->link_stat_at(j->sys, j->folder, name, &info) != 0) return TSR_OK;
     return S_ISDIR(info.st_mode) ? remove_folder(r, name, err) : remove_file(r, j->folder, name, err);
 }
@@ -392,8 +393,8 @@ tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, t
 tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable, tsr_error *err)
 {
     const tsr_sys *sys = journals->sys;
-    char name[NAME_MAX + 64];
-    snprintf(name, sizeof name, ".%.200s.tessera-%s%s", journals->name, tag, note);
+    char name[NAME_MAX + 64], stem[TSR_STEM_SIZE + 1];
+    snprintf(name, sizeof name, ".%s.tessera-%s%s", tsr_stem_of(journals->name, stem), tag, note);
     TSR_TRY(tsr_remove_name(sys, journals->folder, name, false, err)); /* of a run that was killed in it */
     const int fd = tsr_sys_open(sys, journals->folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (fd < 0) return tsr_sys_raise(err, "create", name);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "publish/place.h"
 #include "publish/text.h"
 #include "io/try.h"
 
@@ -266,13 +267,13 @@ static bool is_recorded_old(const void *ctx, const char *name, const struct stat
 static tsr_status end_companion(const tsr_record *record, const tsr_recorded_file *file, const tsr_journals *journals,
                                 const char *tag, tsr_error *err)
 {
-    char name[NAME_MAX + 1], temporary[NAME_MAX + 1 + 64];
+    char name[NAME_MAX + 1], temporary[NAME_MAX + 1 + 64], stem[TSR_STEM_SIZE + 1];
     struct stat info;
     const tsr_sys *sys = journals->sys;
     bool replaces = false;
     for (size_t i = 0; i < record->count; i++)
         replaces |= record->files[i].old && is_there(record, journals, journals->folder, &record->files[i]);
-    snprintf(temporary, sizeof temporary, ".%.200s.tessera-%s", name_of(file, name), tag);
+    snprintf(temporary, sizeof temporary, ".%s.tessera-%s", tsr_stem_of(name_of(file, name), stem), tag);
     if (sys->link_stat_at(sys, journals->folder, temporary, &info) != 0 || !is_identical(record, journals, &file->identity, &info))
         return TSR_OK;
     int done;
@@ -293,11 +294,11 @@ static tsr_status end_companions(const tsr_record *record, const tsr_journals *j
 
 tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals, const char *tag, tsr_error *err)
 {
-    char retired[NAME_MAX + 1 + 64];
+    char retired[NAME_MAX + 1 + 64], stem[TSR_STEM_SIZE + 1];
     if (record->kind == TSR_SWITCH_MARKER) return remove_files(record, journals, true, err);
     if (record->kind == TSR_SWITCH_FILE) return end_companions(record, journals, tag, err);
     if (record->kind != TSR_SWITCH_FOLDERS) return TSR_OK;
-    snprintf(retired, sizeof retired, ".%.200s.tessera-%s", journals->name, tag);
+    snprintf(retired, sizeof retired, ".%s.tessera-%s", tsr_stem_of(journals->name, stem), tag);
     const recorded old = {record, journals};
     return tsr_retire_folder(journals->sys, journals->folder, retired, journals->name, is_recorded_old, &old, err);
 }
