@@ -160,11 +160,11 @@ static int posix_sync(const tsr_sys *sys, int fd)
     return fsync(fd);
 }
 
-static int posix_make_folder(const tsr_sys *sys, int folder, const char *name)
+static int posix_make_folder(const tsr_sys *sys, int folder, const char *name, unsigned mode)
 {
     (void)sys;
     begin_naming();
-    return end_naming(mkdirat(folder, name, 0777));
+    return end_naming(mkdirat(folder, name, (mode_t)mode));
 }
 
 static int posix_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)

@@ -27,7 +27,7 @@ struct tsr_sys {
     /* A hint: the range will be synced soon, so its writing may begin now. */
     void (*begin_sync)(const tsr_sys *sys, int fd, uint64_t offset, uint64_t size);
     int (*sync)(const tsr_sys *sys, int fd);
-    int (*make_folder)(const tsr_sys *sys, int folder, const char *name);
+    int (*make_folder)(const tsr_sys *sys, int folder, const char *name, unsigned mode);
     int (*rename)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
     /* Two names change places, in one step; EINVAL or ENOSYS where the file system cannot. */
     int (*exchange)(const tsr_sys *sys, int folder, const char *a, const char *b);

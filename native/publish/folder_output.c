@@ -1,6 +1,7 @@
 /* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
 #include "publish/folder_output.h"
 #include "publish/journal.h"
+#include "publish/permissions.h"
 #include "publish/place.h"
 
 #include <dirent.h>
@@ -40,7 +41,15 @@ static void close_one_idle(folder_output *output)
 
 static int open_file(folder_output *output, const char *name, int flags)
 {
-    return tsr_sys_open(output->sys, output->work, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
+    return tsr_sys_open(output->sys, output->work, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | flags, 0);
+}
+
+/* New files follow the umask, but nobody gets to read what was private: what replaces a file gets its permissions only when it is
+ * published, and files under new names are open to those whom some file of the old checkpoint was open to. */
+static int create_file(folder_output *output, const output_file *file)
+{
+    const unsigned mode = !output->exists ? 0666 : file->replaces ? TSR_PRIVATE_FILE : (0666 & output->widest) | TSR_PRIVATE_FILE;
+    return tsr_sys_open(output->sys, output->work, file->temporary, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CREAT | O_EXCL, mode);
 }
 
 tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err)
@@ -86,8 +95,15 @@ static bool is_component(tsr_str name)
            !memchr(name.data, '\0', name.size) && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
 }
 
+static bool stat_replaced(const folder_output *output, const char *name, struct stat *old)
+{
+    if (output->mode == OUTPUT_FILE) return output->sys->stat_at(output->sys, output->parent, name, old) == 0;
+    return tsr_output_stat_old(output, name, old);
+}
+
 static tsr_status name_file(folder_output *output, tsr_str name, output_file *file, tsr_error *err)
 {
+    struct stat old;
     if (output->mode == OUTPUT_FILE) {
         if (name.size || output->files.count)
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is one file without a name");
@@ -97,7 +113,9 @@ static tsr_status name_file(folder_output *output, tsr_str name, output_file *fi
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no name of a file", TSR_STR_ARG(name));
         file->name = tsr_arena_str(output->arena, name, err).data;
     }
-    return file->name ? TSR_OK : TSR_E_NOMEM;
+    if (!file->name) return TSR_E_NOMEM;
+    file->replaces = output->exists && stat_replaced(output, file->name, &old);
+    return TSR_OK;
 }
 
 static const char *temporary_name(folder_output *output, const output_file *file, tsr_error *err)
@@ -118,7 +136,7 @@ static tsr_status create_temporary(folder_output *output, output_file *file, tsr
     for (unsigned tries = 0;; tries++) {
         file->temporary = temporary_name(output, file, err);
         if (!file->temporary) return TSR_E_NOMEM;
-        file->fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
+        file->fd = create_file(output, file);
         if (file->fd >= 0) return TSR_OK;
         const bool own_folder = output->mode == OUTPUT_NEW_FOLDER || output->mode == OUTPUT_SWAP_FOLDER;
         const bool taken = errno == EEXIST && !own_folder && tries < MAX_TRIES;
@@ -127,16 +145,27 @@ static tsr_status create_temporary(folder_output *output, output_file *file, tsr
     }
 }
 
+/* A file that got the permissions of the one that it replaces, which may be read-only, when the run before was killed. */
+static int open_finished(folder_output *output, const output_file *file)
+{
+    const int fd = tsr_sys_open(output->sys, output->work, file->temporary, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    const bool opened = fd >= 0 && tsr_is_own_file(output->sys, fd) && fchmod(fd, TSR_PRIVATE_FILE) == 0;
+    if (fd >= 0) output->sys->close(output->sys, fd);
+    errno = opened ? 0 : EACCES;
+    return opened ? open_file(output, file->temporary, 0) : -1;
+}
+
 /* Opens what another process of the job, or an earlier run, has created, or else creates it. */
 static int open_shared(folder_output *output, output_file *file)
 {
     int fd = open_file(output, file->temporary, 0);
+    if (fd < 0 && errno == EACCES && output->options.publishing) fd = open_finished(output, file);
     if (fd < 0 && errno == ENOENT && output->options.publishing) {
         fd = open_file(output, file->name, 0);
         file->is_final = fd >= 0;
         if (file->is_final) file->temporary = file->name;
     }
-    if (fd < 0 && errno == ENOENT && !output->options.whole) fd = open_file(output, file->temporary, O_CREAT | O_EXCL);
+    if (fd < 0 && errno == ENOENT && !output->options.whole) fd = create_file(output, file);
     return fd < 0 && errno == EEXIST ? open_file(output, file->temporary, 0) : fd; /* created in this moment */
 }
 
@@ -162,6 +191,17 @@ static tsr_status refuse_gone(const output_file *file, tsr_error *err)
                      file->name);
 }
 
+/* Of this user; or of the user whose file it is about to replace, when the run before was killed behind that. */
+static bool is_of_job(const folder_output *output, const output_file *file)
+{
+    struct stat info, old;
+    if (tsr_is_own_file(output->sys, file->fd)) return true;
+    return output->options.publishing && output->exists && output->sys->stat(output->sys, file->fd, &info) == 0 &&
+           S_ISREG(info.st_mode) && info.st_nlink == 1 &&
+           (file->replaces ? stat_replaced(output, file->name, &old) && old.st_uid == info.st_uid
+                           : output->model && output->model->st_uid == info.st_uid);
+}
+
 /* A file of a job that several processes, or an earlier one, write too. It begins what the job holds when it was not there,
  * or not in its full size. */
 static tsr_status join_temporary(folder_output *output, output_file *file, uint64_t size, tsr_error *err)
@@ -169,11 +209,11 @@ static tsr_status join_temporary(folder_output *output, output_file *file, uint6
     struct stat info;
     file->temporary = temporary_name(output, file, err);
     if (!file->temporary) return TSR_E_NOMEM;
-    file->fd = output->options.join ? open_shared(output, file) : open_file(output, file->temporary, O_CREAT | O_EXCL);
+    file->fd = output->options.join ? open_shared(output, file) : create_file(output, file);
     if (file->fd < 0 && (errno == EEXIST || errno == ELOOP)) return refuse_foreign(output, file->temporary, err);
     if (file->fd < 0 && errno == ENOENT && output->options.whole) return refuse_gone(file, err);
     if (file->fd < 0) return tsr_sys_raise(err, "create", file->name);
-    if (!tsr_is_own_file(output->sys, file->fd)) return refuse_foreign(output, file->temporary, err);
+    if (!is_of_job(output, file)) return refuse_foreign(output, file->temporary, err);
     if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(err, "look at", file->name);
     if ((uint64_t)info.st_size == size) return TSR_OK;
     if (output->options.whole) return refuse_size(file, size, (uint64_t)info.st_size, err);
@@ -424,6 +464,7 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
                    : !exists              ? OUTPUT_NEW_FOLDER
                    : output->options.swap ? OUTPUT_SWAP_FOLDER
                                           : OUTPUT_INTO_FOLDER;
+    output->exists = exists;
     if (!exists) return refuse_dead_link(output, path, err);
     if (output->options.absent)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
@@ -483,7 +524,7 @@ static tsr_status make_folder(folder_output *output, const char **folder, bool *
     for (unsigned tries = 0;; tries++) {
         *folder = tsr_arena_format(output->arena, err, ".%s.tessera-%s", stem, output->tag).data;
         if (!*folder) return TSR_E_NOMEM;
-        *made = sys->make_folder(sys, output->parent, *folder) == 0;
+        *made = sys->make_folder(sys, output->parent, *folder, output->exists ? TSR_PRIVATE_FOLDER : 0777) == 0;
         if (*made || (errno == EEXIST && output->options.join)) break;
         if (errno == EEXIST && output->options.tag) return refuse_foreign(output, *folder, err);
         if (errno != EEXIST || tries == MAX_TRIES) return tsr_sys_raise(err, "create", *folder);
@@ -491,6 +532,14 @@ static tsr_status make_folder(folder_output *output, const char **folder, bool *
     }
     output->temporary = *folder;
     return TSR_OK;
+}
+
+static bool is_folder_of_job(const folder_output *output, const struct stat *info)
+{
+    struct stat old;
+    if (info->st_uid == geteuid()) return true;
+    return output->options.publishing && output->exists &&
+           output->sys->link_stat_at(output->sys, output->parent, output->name, &old) == 0 && old.st_uid == info->st_uid;
 }
 
 /* Not through a link, and not one that somebody else has made. */
@@ -505,9 +554,27 @@ static tsr_status open_work(folder_output *output, const char *folder, tsr_error
     }
     if (work < 0) return tsr_sys_raise(err, "open", folder);
     output->work = work;
-    if (!output->temporary || (sys->stat(sys, work, &info) == 0 && info.st_uid == geteuid())) return TSR_OK;
+    if (!output->temporary || (sys->stat(sys, work, &info) == 0 && is_folder_of_job(output, &info))) return TSR_OK;
     output->temporary = NULL;
     return refuse_foreign(output, folder, err);
+}
+
+/* What files of the old checkpoint permit, and to whom they belong. */
+static tsr_status look_at_old(folder_output *output, tsr_error *err)
+{
+    struct stat info;
+    output->widest = 0;
+    for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        if (!tsr_output_stat_old(output, output->options.obsolete[i].data, &info) || !S_ISREG(info.st_mode)) continue;
+        output->widest |= info.st_mode & 0777;
+        if (output->model) continue;
+        struct stat *model = tsr_arena_array(output->arena, 1, sizeof *model, err);
+        if (!model) return TSR_E_NOMEM;
+        *model = info;
+        output->model = model;
+    }
+    if (!output->model) output->widest = 0777;
+    return TSR_OK;
 }
 
 static tsr_status make_work(folder_output *output, const char *path, tsr_error *err)
@@ -521,7 +588,8 @@ static tsr_status make_work(folder_output *output, const char *path, tsr_error *
     if (output->options.tag) snprintf(output->tag, sizeof output->tag, "%s", output->options.tag);
     else next_tag(output);
     if (output->mode == OUTPUT_FILE) return TSR_OK;
-    if (output->mode != OUTPUT_INTO_FOLDER) status = make_folder(output, &folder, &made, err);
+    if (output->exists) status = look_at_old(output, err);
+    if (status == TSR_OK && output->mode != OUTPUT_INTO_FOLDER) status = make_folder(output, &folder, &made, err);
     if (status == TSR_OK) status = open_work(output, folder, err);
     if (status != TSR_OK) return status;
     if (chosen) output->base.generation = output->options.generation;

@@ -21,6 +21,7 @@ typedef struct output_file {
     uint32_t users;
     uint64_t size; /* final; 0: not known */
     bool is_final; /* under its final name */
+    bool replaces; /* a file of this name that is in the destination now, whose permissions it gets */
     uint64_t sum;  /* of what was written since it was last taken */
 } output_file;
 
@@ -44,6 +45,9 @@ typedef struct folder_output {
     pthread_mutex_t lock; /* files and their descriptors */
     uint32_t open_files;
     bool published;
+    bool exists;          /* there is a destination, which is replaced */
+    unsigned widest;      /* the permissions that any file of the old checkpoint gives */
+    const struct stat *model; /* a file of the old checkpoint, whose owner new ones get; or NULL */
     bool begins; /* with a tag: a file was not there, or not whole */
     bool cannot_copy; /* copy_range failed once for good, or its bytes could not be summed up */
     const tsr_sum_key *sums; /* or NULL: nothing is summed up */

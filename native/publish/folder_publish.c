@@ -4,10 +4,12 @@
  *
  * so that at any instant, and after a power loss, the destination is what it was or the whole new checkpoint. */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <string.h>
 
 #include "publish/folder_output.h"
+#include "publish/permissions.h"
 #include "publish/record.h"
 
 static output_file *file_at(folder_output *output, uint32_t file)
@@ -138,10 +140,40 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
     return tsr_sys_sync(output->sys, output->work, output->name, err); /* before the record of what is to go is removed */
 }
 
+static void keep_permissions(const folder_output *output, const output_file *file, int fd)
+{
+    if (!file->replaces && output->model) tsr_keep_owner(output->model, fd);
+    if (!file->replaces) return;
+    if (output->mode == OUTPUT_FILE) {
+        tsr_keep_permissions_of(output->parent, file->name, fd);
+        return;
+    }
+    const int old = tsr_sys_open(output->sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (old < 0) return;
+    tsr_keep_permissions_of(old, file->name, fd);
+    output->sys->close(output->sys, old);
+}
+
+/* Before the renames, so that no file is wider than what it replaces at any instant. */
+static tsr_status keep_all_permissions(folder_output *output, tsr_error *err)
+{
+    for (uint32_t i = 0; output->exists && i < output->files.count; i++) {
+        int fd;
+        const char *name;
+        if (file_at(output, i)->is_final) continue;
+        tsr_status status = tsr_output_take(output, i, &fd, &name, err);
+        if (status != TSR_OK) return status;
+        keep_permissions(output, file_at(output, i), fd);
+        tsr_output_give(output, i);
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
-    tsr_status status = sync_files(output, err);
+    tsr_status status = keep_all_permissions(output, err);
+    if (status == TSR_OK) status = sync_files(output, err);
     if (status != TSR_OK) return status;
     switch (output->mode) {
     case OUTPUT_FILE: return publish_file(output, err);

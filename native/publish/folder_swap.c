@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "publish/folder_output.h"
+#include "publish/permissions.h"
 #include "publish/record.h"
 
 tsr_status tsr_output_each_in(folder_output *output, const char *folder,
@@ -69,7 +70,7 @@ static tsr_status try_exchange(const folder_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     for (int i = 0; i < 2; i++) {
-        if (sys->make_folder(sys, output->work, trial[i]) != 0) return tsr_sys_raise(err, "create", trial[i]);
+        if (sys->make_folder(sys, output->work, trial[i], TSR_PRIVATE_FOLDER) != 0) return tsr_sys_raise(err, "create", trial[i]);
     }
     const int done = sys->exchange(sys, output->work, trial[0], trial[1]);
     const bool cannot = done != 0 && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP);
@@ -116,22 +117,12 @@ static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *
                      name, output->name);
 }
 
-/* Who may read the old folder may read the new one. */
-static void keep_mode(const folder_output *output)
-{
-    struct stat info;
-    const int folder = tsr_sys_open(output->sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    if (folder < 0) return;
-    if (fstat(folder, &info) == 0 && fchmod(output->work, info.st_mode & 07777) != 0) errno = 0; /* as mkdir made it, then */
-    output->sys->close(output->sys, folder);
-}
-
 tsr_status tsr_output_swap(folder_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     int done;
     tsr_status status = tsr_output_each_in(output, output->name, keep_file, err);
-    if (status == TSR_OK) keep_mode(output);
+    if (status == TSR_OK) tsr_keep_permissions_of(output->parent, output->name, output->work);
     if (status == TSR_OK) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
     do done = sys->exchange(sys, output->parent, output->temporary, output->name);

@@ -24,6 +24,7 @@ import test_inner  # noqa: F401
 import test_long_names  # noqa: F401
 import test_outputs  # noqa: F401
 import test_overwrite  # noqa: F401
+import test_permissions  # noqa: F401
 import test_pickles  # noqa: F401
 import test_planted  # noqa: F401
 import test_plans  # noqa: F401

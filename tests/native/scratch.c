@@ -141,9 +141,9 @@ static int f_sync(const tsr_sys *sys, int fd)
 {
     return strikes(sys, true) ? -1 : tsr_sys_posix.sync(sys, fd);
 }
-static int f_make_folder(const tsr_sys *sys, int folder, const char *name)
+static int f_make_folder(const tsr_sys *sys, int folder, const char *name, unsigned mode)
 {
-    return strikes(sys, true) ? -1 : tsr_sys_posix.make_folder(sys, folder, name);
+    return strikes(sys, true) ? -1 : tsr_sys_posix.make_folder(sys, folder, name, mode);
 }
 static int f_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
 {

@@ -268,10 +268,10 @@ static int c_sync(const tsr_sys *sys, int fd)
     return 0;
 }
 
-static int c_make_folder(const tsr_sys *sys, int folder, const char *name)
+static int c_make_folder(const tsr_sys *sys, int folder, const char *name, unsigned mode)
 {
     before_call();
-    const int done = real.make_folder(sys, folder, name);
+    const int done = real.make_folder(sys, folder, name, mode);
     if (done == 0 && noting()) {
         struct stat info;
         change *c = note(FOLDER_MADE, folder);
