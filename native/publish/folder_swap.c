@@ -4,6 +4,7 @@
  *   exchange the two names, sync their parent, then remove what .NAME.tessera-TAG/ holds now */
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -83,15 +84,6 @@ static tsr_status try_exchange(const folder_output *output, tsr_error *err)
                      output->name);
 }
 
-tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err)
-{
-    tsr_status status = refuse_mount(output, err);
-    if (status == TSR_OK) status = tsr_output_each_in(output, output->name, refuse_folder, err);
-    if (status == TSR_OK && made) return try_exchange(output, err);
-    end_trial(output); /* of a run that was killed in it */
-    return status;
-}
-
 static bool is_obsolete(const void *ctx, const char *name, const struct stat *info)
 {
     const folder_output *output = ctx;
@@ -99,6 +91,32 @@ static bool is_obsolete(const void *ctx, const char *name, const struct stat *in
     for (size_t i = 0; i < output->options.obsolete_count; i++)
         if (tsr_str_equal(output->options.obsolete[i], tsr_str_from(name))) return true;
     return false;
+}
+
+/* Whether a file that stays can get its second name in the new folder: tried, because the system may forbid it for files of other
+ * users (fs.protected_hardlinks), and some file systems have one name per file. */
+static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const folder_output *output = ctx;
+    char why[128] = "";
+    const tsr_sys *sys = output->sys;
+    if (is_obsolete(output, name, NULL)) return TSR_OK;
+    if (sys->link(sys, folder, name, output->work, name) == 0) return tsr_remove_name(sys, output->work, name, false, err);
+    if (errno == ENOENT) return TSR_OK; /* it has just gone */
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "'%s' in '%s' does not belong to the checkpoint there and cannot be kept when the directory is replaced as a "
+                     "whole: the system refuses to give it a second name (%s); move it away, or write to another directory",
+                     name, output->name, strerror_r(errno, why, sizeof why));
+}
+
+tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err)
+{
+    tsr_status status = refuse_mount(output, err);
+    if (status == TSR_OK) status = tsr_output_each_in(output, output->name, refuse_folder, err);
+    if (status == TSR_OK && made) status = try_exchange(output, err);
+    if (status == TSR_OK && made) return tsr_output_each_in(output, output->name, try_link, err);
+    end_trial(output); /* of a run that was killed in it */
+    return status;
 }
 
 /* Files that are not the old checkpoint's stay. */

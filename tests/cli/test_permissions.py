@@ -4,9 +4,10 @@ import os
 import shutil
 import stat
 import struct
+import subprocess
 
 from harness import need, test
-from test_overwrite import FORMS, make, source
+from test_overwrite import FORMS, make, source, tree
 from test_plans import killed, many_units
 
 ACL = "system.posix_acl_access"
@@ -164,3 +165,29 @@ def test_access_lists_stay(t):
     os.setxattr(t.folder, "system.posix_acl_default", wide)
     t.run("convert", new, t.at("b.pt"), "--to", "torch", "--overwrite")
     need(ACL not in os.listxattr(t.at("b.pt")) and mode(t.at("b.pt")) == 0o640, f"{os.listxattr(t.at('b.pt'))} {mode(t.at('b.pt')):o}")
+
+
+@test
+def test_a_file_that_may_not_be_linked_is_refused_before_writing(t):
+    """fs.protected_hardlinks: a user gives no second name to a file of somebody else that it may not write."""
+    with open("/proc/sys/fs/protected_hardlinks") as f:
+        protected = f.read().strip() == "1"
+    if os.geteuid() != 0 or not protected:
+        return print("skip test_a_file_that_may_not_be_linked_is_refused_before_writing: needs root and fs.protected_hardlinks=1")
+    nobody = 65534
+    old, new, out = source(t, "old", 1), source(t, "new", 2), t.at("place", "out")
+    os.mkdir(t.at("place"))
+    make(t, "ranks", old, out)
+    for path in (t.at("place"), out, *(os.path.join(out, name) for name in os.listdir(out))):
+        os.chown(path, nobody, nobody)
+    with open(os.path.join(out, "notes.txt"), "w") as f:
+        f.write("root's")
+    os.chmod(t.folder, 0o755)
+    before = tree(out)
+    command, *options = FORMS["ranks"]
+    p = subprocess.run([t.path, command, new, out, *options, "--overwrite"], capture_output=True, text=True, user=nobody, group=nobody, extra_groups=[])
+    need(p.returncode == 2 and "'notes.txt' in 'out'" in p.stderr and "Operation not permitted" in p.stderr, f"{p.returncode} {p.stderr}")
+    need(tree(out) == before and os.listdir(t.at("place")) == ["out"], f"{os.listdir(t.at('place'))}")
+    os.chown(os.path.join(out, "notes.txt"), nobody, nobody)
+    p = subprocess.run([t.path, command, new, out, *options, "--overwrite"], capture_output=True, text=True, user=nobody, group=nobody, extra_groups=[])
+    need(p.returncode == 0 and tree(out)["notes.txt"] == b"root's", p.stderr)

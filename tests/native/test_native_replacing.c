@@ -1,0 +1,92 @@
+/* Replacing a directory as a whole: what cannot be done is found out before anything is written. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <string.h>
+
+#include "native/scratch.h"
+#include "tessera/folder.h"
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    scratch_write("out/data", "old", 3);
+    scratch_write("out/notes.txt", "mine", 4);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
+static tsr_status open_swapped(const tsr_sys *sys, tsr_output **out, tsr_error *err)
+{
+    static const tsr_str obsolete[] = {{"data", 4}};
+    const tsr_folder_output_options options = {
+        .is_folder = true, .overwrite = true, .tag = "w0", .swap = true, .obsolete = obsolete, .obsolete_count = 1};
+    return tsr_folder_output_open(sys, &tsr_allocator_libc, scratch_path("out"), &options, out, err);
+}
+
+/* ---- files that stay ---- */
+
+static int refused_link_error;
+
+static int refuse_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
+{
+    (void)sys, (void)folder, (void)name, (void)to_folder, (void)to;
+    errno = refused_link_error;
+    return -1;
+}
+
+static void test_native_replacing__a_file_that_cannot_be_linked_is_refused_before_writing(void **state)
+{
+    (void)state;
+    static const int errors[] = {EPERM, EMLINK, EXDEV, EOPNOTSUPP};
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        tsr_sys sys = tsr_sys_posix;
+        tsr_output *output;
+        tsr_error err = {0};
+        sys.link = refuse_link;
+        refused_link_error = errors[i];
+        assert_int_equal(open_swapped(&sys, &output, &err), TSR_E_UNSUPPORTED);
+        assert_non_null(strstr(err.message, "'notes.txt' in 'out'"));
+        assert_non_null(strstr(err.message, strerror(errors[i])));
+        assert_string_equal(scratch_list(""), "out");
+        assert_string_equal(scratch_list("out"), "data notes.txt");
+    }
+}
+
+static void test_native_replacing__files_that_stay_are_still_there(void **state)
+{
+    (void)state;
+    tsr_output *output;
+    uint32_t file;
+    char text[5] = "";
+    assert_int_equal(open_swapped(NULL, &output, NULL), TSR_OK);
+    assert_string_equal(scratch_list(".out.tessera-w0"), ""); /* the trial is over */
+    assert_int_equal(output->create(output, TSR_STR("data"), 3, &file, NULL), TSR_OK);
+    assert_int_equal(output->write_at(output, file, 0, "new", 3, NULL), TSR_OK);
+    assert_int_equal(output->publish(output, file, NULL), TSR_OK);
+    output->close(output);
+    assert_string_equal(scratch_list(""), "out");
+    assert_string_equal(scratch_list("out"), "data notes.txt");
+    assert_int_equal(scratch_read("out/data", text, 4), 3);
+    assert_string_equal(text, "new");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_native_replacing__a_file_that_cannot_be_linked_is_refused_before_writing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_replacing__files_that_stay_are_still_there, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
