@@ -68,7 +68,92 @@ def compiles_alone(compiler):
             yield f"tessera/{header.name} does not compile alone with {name}: {error}"
 
 
+# What examples may take as given: objects that a program has by then, and callbacks of its own.
+GIVEN = """
+#include <stdio.h>
+#include "tessera/tessera.h"
+extern tsr_status status;
+extern tsr_error err;
+extern const tsr_host *host;
+extern tsr_arena *arena;
+extern tsr_store *store;
+extern tsr_output *output;
+extern tsr_checkpoint *checkpoint, *other;
+extern const tsr_catalog *catalog;
+extern const tsr_entry *entry;
+extern tsr_findings *findings;
+extern tsr_ring *ring;
+extern tsr_plan *plan;
+extern tsr_comm *comm;
+extern tsr_mesh mesh;
+extern tsr_placement *placements;
+extern tsr_modules *modules;
+extern const tsr_flat_params *flat;
+extern const tsr_live live;
+extern const tsr_value *state;
+extern tsr_optim_read *reads;
+extern size_t read_count;
+extern tsr_str text;
+extern FILE *file;
+extern int argc;
+extern char **argv;
+extern tsr_write_fn write_to_stdout;
+extern void *give_buffer(void *ctx, const tsr_optim_read *read, size_t bytes);
+"""
+GIVEN_NATIVE = """
+#include "tessera/gpu.h"
+#include "tessera/optimizer_state.h"
+#include "tessera/save_load.h"
+extern tsr_device *device;
+extern tsr_gpu *gpu;
+extern void *device_memory;
+extern tsr_state_dict *dict;
+extern const tsr_tensor *weight, *by_rows, *by_columns;
+extern const tsr_model *model;
+extern tsr_model_optimizer *optimizer;
+extern const tsr_fsdp_tree *tree;
+extern tsr_status run_on_each_rank(void *arg, tsr_comm *comm, tsr_error *err);
+"""
+
+
+def example_of(header):
+    """The code in the comment that opens a header, below the line "Example:"; None without one."""
+    opening = header.read_text().split("*/")[0]
+    _, found, below = opening.partition("\n * Example:\n *\n")
+    lines = []
+    for line in below.splitlines():
+        if line.rstrip() != " *" and not line.startswith(" *     "):
+            break
+        lines.append(line[7:])
+    return "\n".join(lines).strip() if found else None
+
+
+def examples_compile(compiler):
+    """Every public header opens with an example, which compiles as C11 in a program that has what GIVEN lists."""
+    name, command = compiler
+    for header in HEADERS:
+        code = example_of(header)
+        if not code:
+            yield f"tessera/{header.name} does not open with an example: see tessera/box.h for the form"
+            continue
+        include = f'#include "tessera/{header.name}"\n'
+        native = GIVEN_NATIVE if header.parent.parent.parent.name == "native" else ""
+        program = code if code.startswith("#include") or "int main(" in code else f"void example(void);\nvoid example(void)\n{{\n{code}\n}}\n"
+        text = include + (GIVEN + native if program is not code else "") + f'#line 1 "the example of {header.name}"\n' + program
+        error = compile_text([*command, "-Wno-unused-variable", "-Wno-unused-but-set-variable"], text, "<mpi.h>" in header.read_text())
+        if error:
+            yield f"tessera/{header.name}: its example does not compile with {name}: {error}"
+
+
+def shortest_program_is_shown():
+    """The head of tessera.h shows samples/c/list.c as it is."""
+    program = (ROOT / "samples/c/list.c").read_text().split("*/\n", 1)[1].strip()
+    if example_of(ROOT / "core/include/tessera/tessera.h") != program:
+        yield "tessera/tessera.h does not show samples/c/list.c"
+
+
 def checks():
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         compiled = list(pool.map(lambda c: (f"public headers alone, {c[0]}", list(compiles_alone(c))), compilers()))
-    return [("versions", list(versions_agree())), *compiled]
+    examples = [(f"examples of headers, {c[0]}", list(examples_compile(c))) for c in compilers() if "-std=c11" in c[1]][:1]
+    return [("versions", list(versions_agree())), *compiled, *examples, ("shortest program", list(shortest_program_is_shown()))]

@@ -1,7 +1,11 @@
 /* What every public header needs of the compiler.
  *
  * Declarations between TSR_API_BEGIN and TSR_API_END have C linkage in C++ and are exported from the shared library;
- * everything else is hidden. Each public header has both, after its includes and before its end. */
+ * everything else is hidden. Each public header has both, after its includes and before its end.
+ *
+ * Example:
+ *
+ *     tsr_str name = TSR_LITERAL(tsr_str){"weight", 6}; */
 #ifndef TESSERA_API_H
 #define TESSERA_API_H
 

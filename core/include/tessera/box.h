@@ -1,5 +1,13 @@
 /* Boxes: half-open rectangles {offsets, sizes} in elements, of any rank up to TSR_MAX_RANK, and the contiguous runs they
- * are made of. Everything here is pure and thread-safe; nothing allocates. Rank 0 is a single element. */
+ * are made of. Everything here is pure and thread-safe; nothing allocates. Rank 0 is a single element.
+ *
+ * Example:
+ *
+ *     const uint64_t shape[] = {8, 6}, offsets[] = {6, 0}, sizes[] = {4, 6};
+ *     const tsr_box tensor = {2, NULL, shape}, chunk = {2, offsets, sizes};
+ *     uint64_t common_offsets[2], common_sizes[2];
+ *     if (tsr_box_intersect(tensor, chunk, common_offsets, common_sizes))
+ *         printf("%llu rows of the chunk are in the tensor\n", (unsigned long long)common_sizes[0]); */
 #ifndef TESSERA_BOX_H
 #define TESSERA_BOX_H
 

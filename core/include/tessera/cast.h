@@ -6,7 +6,13 @@
  * infinities too. NaN stays NaN, quiet, of the same sign where the type has a signed NaN; negative zero becomes zero in
  * the fnuz types. float8_e8m0fnu drops signs, and values below its range become its least value.
  *
- * Source: torch/headeronly/util/{BFloat16,Half,Float8_*}.h. Thread-safe. (core/stream) */
+ * Source: torch/headeronly/util/{BFloat16,Half,Float8_*}.h. Thread-safe. (core/stream)
+ *
+ * Example:
+ *
+ *     const float values[] = {1.0f, 65536.0f};
+ *     uint8_t halves[2 * sizeof(uint16_t)];
+ *     tsr_cast(TSR_FLOAT32, TSR_FLOAT16, (const uint8_t *)values, 2, halves); */
 #ifndef TESSERA_CAST_H
 #define TESSERA_CAST_H
 

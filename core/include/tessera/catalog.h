@@ -1,5 +1,15 @@
 /* A catalog is a state dict without its bytes: FQN → dtype, shape and chunks with their storage info, plus the objects.
- * It lives in the arena of the checkpoint it belongs to; everything here is borrowed and read-only once built. */
+ * It lives in the arena of the checkpoint it belongs to; everything here is borrowed and read-only once built.
+ *
+ * Example:
+ *
+ *     uint64_t elements = 0;
+ *     for (uint64_t i = 0; i < catalog->entry_count; i++) {
+ *         const tsr_entry *e = &catalog->entries[i];
+ *         uint64_t volume;
+ *         if (e->kind != TSR_ENTRY_TENSOR) continue;
+ *         if (tsr_box_volume((tsr_box){e->rank, NULL, e->shape}, &volume)) elements += volume;
+ *     } */
 #ifndef TESSERA_CATALOG_H
 #define TESSERA_CATALOG_H
 

@@ -1,4 +1,11 @@
-/* What the values of a checkpoint tell: digests, statistics, and the check of every byte. */
+/* What the values of a checkpoint tell: digests, statistics, and the check of every byte.
+ *
+ * Example:
+ *
+ *     tsr_digest digest;
+ *     char text[65];
+ *     status = tsr_tensor_digest(checkpoint, entry, TSR_DIGEST_SHA256, ring, &digest, &err);
+ *     if (status == TSR_OK) printf("%s\n", tsr_digest_text(&digest, text)); */
 #ifndef TESSERA_CHECK_H
 #define TESSERA_CHECK_H
 

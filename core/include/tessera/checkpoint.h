@@ -2,7 +2,16 @@
  * of each chunk lie. Opening reads metadata and headers only; memory is bounded by the metadata's size.
  *
  * Missing or short data files, holes and other damage that still allows a listing are findings; input that cannot be
- * recognized or parsed is an error. Nothing that a pickle names is ever executed or imported. */
+ * recognized or parsed is an error. Nothing that a pickle names is ever executed or imported.
+ *
+ * Example:
+ *
+ *     status = tsr_checkpoint_open(store, host, NULL, &checkpoint, &err);
+ *     if (status == TSR_OK) {
+ *         entry = tsr_checkpoint_entry(checkpoint, TSR_STR("model.embed.weight"));
+ *         if (entry) printf("%s\n", tsr_dtype_describe(entry->dtype)->name);
+ *     }
+ *     tsr_checkpoint_close(checkpoint); */
 #ifndef TESSERA_CHECKPOINT_H
 #define TESSERA_CHECKPOINT_H
 

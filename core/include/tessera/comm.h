@@ -11,7 +11,13 @@
  *   - A rank that closed the communicator, or is gone, is TSR_E_IO for the others.
  *
  * After any of these failures but that of agree the communicator is spent: each further call ends at once with the same
- * error, everywhere. Thread rule: one thread a rank. */
+ * error, everywhere. Thread rule: one thread a rank.
+ *
+ * Example:
+ *
+ *     uint64_t tokens = 1000 + comm->rank;
+ *     status = comm->largest(comm, &tokens, &err);
+ *     if (status == TSR_OK && comm->rank == 0) printf("the busiest rank has %llu tokens\n", (unsigned long long)tokens); */
 #ifndef TESSERA_COMM_H
 #define TESSERA_COMM_H
 

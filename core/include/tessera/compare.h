@@ -1,4 +1,12 @@
-/* Equality of the values of two tensors, wherever and however sharded each of them is stored. */
+/* Equality of the values of two tensors, wherever and however sharded each of them is stored.
+ *
+ * Example:
+ *
+ *     const tsr_tolerance close_enough = {.atol = 1e-6, .rtol = 1e-5};
+ *     tsr_difference difference;
+ *     status = tsr_compare_tensors(checkpoint, entry, other, tsr_checkpoint_entry(other, entry->fqn), &close_enough, ring,
+ *                                  &difference, &err);
+ *     if (status == TSR_OK) printf("%llu elements differ\n", (unsigned long long)difference.differing); */
 #ifndef TESSERA_COMPARE_H
 #define TESSERA_COMPARE_H
 

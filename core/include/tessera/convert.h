@@ -1,7 +1,15 @@
 /* Writing a checkpoint again: in another container, under other names, in another floating type.
  *
  * The output is a function of the source's content and the options alone: no clock, no thread count. Values are resolved
- * (strides, conjugation, byte order) and exact; nothing is cast, dropped or saturated that the options do not ask for. */
+ * (strides, conjugation, byte order) and exact; nothing is cast, dropped or saturated that the options do not ask for.
+ *
+ * Example:
+ *
+ *     const tsr_convert_options options = {.to = TSR_TO_TORCH, .dtype = TSR_BFLOAT16};
+ *     tsr_conversion written;
+ *     status = tsr_convert(checkpoint, output, &options, arena, &written, &err);
+ *     if (status == TSR_OK) status = output->publish(output, written.marker, &err);
+ *     output->close(output); */
 #ifndef TESSERA_CONVERT_H
 #define TESSERA_CONVERT_H
 

@@ -2,7 +2,18 @@
  * torch.distributed.checkpoint 2.13 writes them.
  *
  *   __0_0.distcp   [item: head | bytes of the box | tail][item …]      each item a torch.save archive
- *   .metadata      which item is where */
+ *   .metadata      which item is where
+ *
+ * Example:
+ *
+ *     const uint64_t sizes[] = {2, 3};
+ *     const float values[6] = {1, 2, 3, 4, 5, 6};
+ *     tsr_vec head = tsr_vec_of(host->allocator, 1), tail = tsr_vec_of(host->allocator, 1);
+ *     const uint32_t crc = tsr_crc32(host, 0, values, sizeof values);
+ *     status = tsr_dcp_item_around(TSR_FLOAT32, 2, sizes, crc, host, &head, &tail, &err);
+ *     if (status == TSR_OK) fwrite(head.items, 1, head.count, file);
+ *     if (status == TSR_OK) fwrite(values, 1, sizeof values, file);
+ *     if (status == TSR_OK) fwrite(tail.items, 1, tail.count, file); */
 #ifndef TESSERA_DCP_ITEM_H
 #define TESSERA_DCP_ITEM_H
 

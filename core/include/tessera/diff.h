@@ -1,4 +1,11 @@
-/* What differs between two catalogs, by name. No bytes are read: exec compares values and sets TSR_DIFF_VALUE. */
+/* What differs between two catalogs, by name. No bytes are read: exec compares values and sets TSR_DIFF_VALUE.
+ *
+ * Example:
+ *
+ *     tsr_diff diff;
+ *     const tsr_catalog *a = tsr_checkpoint_catalog(checkpoint), *b = tsr_checkpoint_catalog(other);
+ *     status = tsr_diff_catalogs(a, b, NULL, host, arena, &diff, &err);
+ *     if (status == TSR_OK) printf("%llu entries were added\n", (unsigned long long)diff.added_count); */
 #ifndef TESSERA_DIFF_H
 #define TESSERA_DIFF_H
 

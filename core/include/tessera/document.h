@@ -1,6 +1,14 @@
-/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, findings/1, diff/1 and fqn/1 (their schemas lie
- * in native/cli/schemas). The command line and the browser call these, so that both say the same. Everything is streamed:
- * no function here holds a document. Thread rule: as the checkpoint. */
+/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, findings/1, diff/1 and fqn/1 (their schemas are in
+ * native/cli/schemas). The command line and the browser call these, so that both say the same. Everything is streamed:
+ * no function here holds a document. Thread rule: as the checkpoint.
+ *
+ * Example:
+ *
+ *     const tsr_inspect_options options = {.path = TSR_STR("step-1000")};
+ *     tsr_json json;
+ *     tsr_json_start(&json, write_to_stdout, stdout, 1, &err);
+ *     status = tsr_document_inspect(checkpoint, &options, &json, &err);
+ *     if (status == TSR_OK) status = tsr_json_finish(&json); */
 #ifndef TESSERA_DOCUMENT_H
 #define TESSERA_DOCUMENT_H
 

@@ -1,5 +1,15 @@
 /* Documents that people and scripts write, read in: layouts to check against, targets to reshard for. (Module trees and flat
- * parameters are read by modules.h and flat_params.h.) Thread rule: one arena, one thread. */
+ * parameters are read by modules.h and flat_params.h.) Thread rule: one arena, one thread.
+ *
+ * Example:
+ *
+ *     tsr_contract contract;
+ *     status = tsr_contract_read(text, host, arena, &contract, &err);
+ *     if (status == TSR_OK) {
+ *         contract.match = tsr_glob_match;
+ *         contract.called = "the layout";
+ *         status = tsr_validate_contract(catalog, &contract, host, findings, &err);
+ *     } */
 #ifndef TESSERA_DOCUMENT_READ_H
 #define TESSERA_DOCUMENT_READ_H
 

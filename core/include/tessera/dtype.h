@@ -1,4 +1,9 @@
-/* Element types, by PyTorch's names without the "torch." prefix. */
+/* Element types, by PyTorch's names without the "torch." prefix.
+ *
+ * Example:
+ *
+ *     const tsr_dtype dtype = tsr_dtype_from_name(TSR_STR("torch.bfloat16"));
+ *     printf("%s is %s in safetensors\n", tsr_dtype_describe(dtype)->name, tsr_dtype_describe(dtype)->safetensors_name); */
 #ifndef TESSERA_DTYPE_H
 #define TESSERA_DTYPE_H
 

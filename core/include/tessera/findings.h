@@ -1,4 +1,11 @@
-/* Findings: what is wrong, odd or worth knowing about a checkpoint. Rules are stable ids "area/what". */
+/* Findings: what is wrong, odd or worth knowing about a checkpoint. Rules are stable ids "area/what".
+ *
+ * Example:
+ *
+ *     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+ *         const tsr_finding *finding = tsr_findings_at(findings, i);
+ *         printf("%s: %.*s\n", finding->rule->id, TSR_STR_ARG(finding->message));
+ *     } */
 #ifndef TESSERA_FINDINGS_H
 #define TESSERA_FINDINGS_H
 

@@ -6,7 +6,17 @@
  * With use_orig_params the spans between originals are aligned (padding spans) and optimizers see each original's slice as
  * a parameter of its own. All numbers are elements ("numel"); ranges are half-open.
  *
- * Source of the behaviour: torch/distributed/fsdp/_optim_utils.py and _flat_param.py of PyTorch 2.13. */
+ * Source of the behaviour: torch/distributed/fsdp/_optim_utils.py and _flat_param.py of PyTorch 2.13.
+ *
+ * Example:
+ *
+ *     tsr_flat_params flat;
+ *     uint64_t begin, end;
+ *     status = tsr_flat_params_parse(text, host, arena, &flat, &err);
+ *     if (status == TSR_OK) {
+ *         tsr_flat_shard_range(&flat.units[0], flat.world_size, 0, &begin, &end);
+ *         printf("rank 0 has elements %llu to %llu\n", (unsigned long long)begin, (unsigned long long)end);
+ *     } */
 #ifndef TESSERA_FLAT_PARAMS_H
 #define TESSERA_FLAT_PARAMS_H
 

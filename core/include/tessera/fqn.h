@@ -1,7 +1,13 @@
 /* Canonical fully qualified names: what a raw parameter name becomes once the wrappers' components are gone.
  *
  * With a module tree (modules.h) the answer is PyTorch's: each component is judged by the class it stands under. Without
- * one only the text is left, which cannot always tell a wrapper from a user's attribute: that form says so. */
+ * one only the text is left, which cannot always tell a wrapper from a user's attribute: that form says so.
+ *
+ * Example:
+ *
+ *     tsr_name name;
+ *     status = tsr_fqn_resolve(modules, TSR_STR("module._orig_mod.fc.weight"), NULL, arena, &name, &err);
+ *     if (status == TSR_OK) printf("%.*s\n", TSR_STR_ARG(name.fqns[0])); */
 #ifndef TESSERA_FQN_H
 #define TESSERA_FQN_H
 

@@ -5,7 +5,15 @@
  *   ?      one character (a UTF-8 code point) other than a dot
  *   [abx-z] one of these, never a dot; [!…] or [^…]: none of these; "]" first is itself; [*] [?] [[] are the literals
  *
- * A backslash is ordinary, and so is a "[" that is never closed. All functions here are pure and thread-safe. */
+ * A backslash is ordinary, and so is a "[" that is never closed. All functions here are pure and thread-safe.
+ *
+ * Example:
+ *
+ *     tsr_rename rename;
+ *     tsr_str name;
+ *     status = tsr_rename_parse(TSR_STR("model.=encoder."), &rename, &err);
+ *     if (status == TSR_OK) status = tsr_rename_apply(&rename, 1, TSR_STR("model.fc.weight"), arena, &name, &err);
+ *     if (status == TSR_OK && tsr_glob_match(TSR_STR("encoder.*.weight"), name)) printf("%.*s\n", TSR_STR_ARG(name)); */
 #ifndef TESSERA_GLOB_H
 #define TESSERA_GLOB_H
 

@@ -1,6 +1,12 @@
 /* What the surrounding program lends the core: memory, limits, threads, and fast digests. A zeroed tsr_host with
  * `allocator = &tsr_allocator_libc` and `limits = tsr_limits_default()` works everywhere; the native library fills
- * in ISA-L, libzstd, libcrypto and a thread pool (tessera/native_host.h). Borrowed by everything opened with it. */
+ * in ISA-L, libzstd, libcrypto and a thread pool (tessera/native_host.h). Borrowed by everything opened with it.
+ *
+ * Example:
+ *
+ *     tsr_host portable = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+ *     portable.limits.memory_bytes = (uint64_t)1 << 30;
+ *     status = tsr_checkpoint_open(store, &portable, NULL, &checkpoint, &err); */
 #ifndef TESSERA_HOST_H
 #define TESSERA_HOST_H
 

@@ -1,6 +1,16 @@
 /* A streaming JSON emitter. It writes through a callback, escapes strings, keeps integers exact, prints doubles so that
  * they read back as the same double, and takes care of commas and nesting. Invalid UTF-8 becomes U+FFFD. Pretty documents, which
- * people look at in terminals, have what is not visible as \uXXXX. */
+ * people look at in terminals, have what is not visible as \uXXXX.
+ *
+ * Example:
+ *
+ *     tsr_json json;
+ *     tsr_json_start(&json, write_to_stdout, stdout, 0, &err);
+ *     tsr_json_object(&json);
+ *     tsr_json_key(&json, "step");
+ *     tsr_json_uint(&json, 1000);
+ *     tsr_json_object_end(&json);
+ *     status = tsr_json_finish(&json); */
 #ifndef TESSERA_JSON_H
 #define TESSERA_JSON_H
 

@@ -6,7 +6,15 @@
  *   shape [6, 4], mesh a=2,b=2, shard(0),shard(1)     dim 0: 0-3 | 3-6      rank 2 (a=1, b=0): 3-6 × 0-2
  *                                                     dim 1: 0-2 | 2-4
  *
- * An explicit layout lists the boxes of every rank (flat ranges of FSDP1 are such). */
+ * An explicit layout lists the boxes of every rank (flat ranges of FSDP1 are such).
+ *
+ * Example:
+ *
+ *     const uint64_t shape[] = {10, 4};
+ *     tsr_layout layout;
+ *     tsr_shard shard;
+ *     status = tsr_layout_over_mesh(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, arena, &layout, &err);
+ *     if (status == TSR_OK) status = tsr_layout_shard(&layout, 0, arena, &shard, &err); */
 #ifndef TESSERA_LAYOUT_H
 #define TESSERA_LAYOUT_H
 

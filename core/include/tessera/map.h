@@ -1,5 +1,12 @@
 /* A hash map from names to 32-bit numbers. Keys are borrowed: they must outlive the map. The hash is seeded per map, so
- * that input cannot choose its collisions cheaply. */
+ * that input cannot choose its collisions cheaply.
+ *
+ * Example:
+ *
+ *     tsr_map *map = tsr_map_new(host->allocator, 0, &err);
+ *     status = map ? tsr_map_put(map, TSR_STR("fc.weight"), 7, NULL, NULL, &err) : TSR_E_NOMEM;
+ *     if (status == TSR_OK) printf("%u\n", (unsigned)tsr_map_get(map, TSR_STR("fc.weight"), UINT32_MAX));
+ *     tsr_map_free(map); */
 #ifndef TESSERA_MAP_H
 #define TESSERA_MAP_H
 

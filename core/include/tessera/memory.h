@@ -2,7 +2,14 @@
  *
  *   arena:  [ block: header | used ........ | free ]→[ block ]→…   everything is freed together
  *
- * In builds with TSR_ARENA_DEBUG every arena allocation is its own block, so that sanitizers see overruns. */
+ * In builds with TSR_ARENA_DEBUG every arena allocation is its own block, so that sanitizers see overruns.
+ *
+ * Example:
+ *
+ *     tsr_arena *scratch = tsr_arena_new(&tsr_allocator_libc, 0, &err);
+ *     uint64_t *sizes = scratch ? tsr_arena_array(scratch, 4, sizeof *sizes, &err) : NULL;
+ *     if (sizes) sizes[0] = 16;
+ *     tsr_arena_free(scratch); */
 #ifndef TESSERA_MEMORY_H
 #define TESSERA_MEMORY_H
 

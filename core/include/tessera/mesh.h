@@ -10,7 +10,19 @@
  * divide; where they do not, tsr_strided says whose.
  *
  * Sources: torch.distributed.tensor 2.13 (Shard._split_tensor, _StridedShard._split_tensor, distribute_tensor), FSDP2's
- * FSDPParam._init_sharding_spec_tp and _init_sharded_param; checked against what their ranks hold. */
+ * FSDPParam._init_sharding_spec_tp and _init_sharded_param; checked against what their ranks hold.
+ *
+ * Example:
+ *
+ *     const uint64_t shape[] = {10, 4};
+ *     tsr_mesh grid;
+ *     tsr_placement *by_rows;
+ *     tsr_shard shard;
+ *     uint32_t count;
+ *     status = tsr_mesh_parse(TSR_STR("dp=4"), arena, &grid, &err);
+ *     if (status == TSR_OK) status = tsr_placements_parse(TSR_STR("shard(0)"), arena, &by_rows, &count, &err);
+ *     if (status == TSR_OK) status = tsr_mesh_shard(&grid, by_rows, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, &err);
+ *     if (status == TSR_OK) printf("rank 3 has %llu rows\n", (unsigned long long)shard.local_shape[0]); */
 #ifndef TESSERA_MESH_H
 #define TESSERA_MESH_H
 

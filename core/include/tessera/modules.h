@@ -3,7 +3,16 @@
  *
  * A program fills in plain tsr_module structs (or tsr_modules_parse does from a tessera.modules/1 document) and
  * hands the root to tsr_modules_new, which checks the tree and indexes its attributes. A module may appear under several
- * names (a shared module): then several children point to one tsr_module. */
+ * names (a shared module): then several children point to one tsr_module.
+ *
+ * Example:
+ *
+ *     tsr_modules_document document;
+ *     tsr_modules *tree;
+ *     status = tsr_modules_parse(text, host, arena, &document, &err);
+ *     if (status == TSR_OK) status = tsr_modules_new(document.root, host, &tree, &err);
+ *     if (status == TSR_OK) printf("%u modules\n", (unsigned)tsr_modules_count(tree));
+ *     if (status == TSR_OK) tsr_modules_free(tree); */
 #ifndef TESSERA_MODULES_H
 #define TESSERA_MODULES_H
 

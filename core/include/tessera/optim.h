@@ -10,7 +10,15 @@
  * its parts or with keys that contradict each other, TSR_E_UNSUPPORTED for values the form cannot hold, TSR_E_LIMIT,
  * TSR_E_NOMEM; messages name the parameter. Thread rule: one arena, one thread.
  *
- * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. */
+ * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13.
+ *
+ * Example:
+ *
+ *     const tsr_name_list *names;
+ *     const tsr_value *named;
+ *     size_t count;
+ *     status = tsr_optim_name_groups(state, modules, NULL, 0, host, arena, &names, &count, &err);
+ *     if (status == TSR_OK) status = tsr_optim_to_fqn(state, names, count, host, arena, &named, &err); */
 #ifndef TESSERA_OPTIM_H
 #define TESSERA_OPTIM_H
 

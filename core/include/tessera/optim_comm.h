@@ -10,7 +10,14 @@
  * Collective: every rank of `comm` calls. An error of one rank (memory, a tensor that cannot be sent) or of the states
  * (flat_params.h lists them) is the same error on all. Source of the behaviour: _optim_state_dict, _allgather_state_info,
  * _convert_all_state_info, _all_gather_optim_state, _broadcast_processed_state and _broadcast_state of
- * torch/distributed/fsdp/_optim_utils.py, PyTorch 2.13. Thread rule: one thread a rank. */
+ * torch/distributed/fsdp/_optim_utils.py, PyTorch 2.13. Thread rule: one thread a rank.
+ *
+ * Example:
+ *
+ *     tsr_live_state full = {0};
+ *     status = tsr_fsdp_gather(comm, flat, state, &live, 0, host, arena, &full, &err);
+ *     if (status == TSR_OK && full.tree) printf("rank 0 has the full state in %zu buffers\n", full.buffer_count);
+ *     tsr_live_state_free(&full); */
 #ifndef TESSERA_OPTIM_COMM_H
 #define TESSERA_OPTIM_COMM_H
 

@@ -7,7 +7,14 @@
  *   │     │█████│     │█████│                                          └─────┘
  *   └─────┴─────┘     └─────┘
  *
- * All offsets and sizes in elements. Pure. Source: torch/distributed/checkpoint/optimizer.py of PyTorch 2.13. */
+ * All offsets and sizes in elements. Pure. Source: torch/distributed/checkpoint/optimizer.py of PyTorch 2.13.
+ *
+ * Example:
+ *
+ *     const tsr_optim_mesh ranks = {.data_rank = comm->rank, .data_world = comm->size};
+ *     tsr_optim_read *reads;
+ *     size_t count;
+ *     status = tsr_optim_load(catalog, TSR_STR("optim"), &ranks, NULL, 0, host->allocator, arena, &reads, &count, &err); */
 #ifndef TESSERA_OPTIM_LOAD_H
 #define TESSERA_OPTIM_LOAD_H
 

@@ -1,4 +1,9 @@
-/* Sharded optimizer state into memory: the reads that tsr_optim_load plans for a rank, carried out. (core/stream) */
+/* Sharded optimizer state into memory: the reads that tsr_optim_load plans for a rank, carried out. (core/stream)
+ *
+ * Example:
+ *
+ *     const tsr_optim_sink into_memory = {.buffer = give_buffer, .ctx = arena};
+ *     status = tsr_optim_read_all(checkpoint, reads, read_count, &into_memory, NULL, &err); */
 #ifndef TESSERA_OPTIM_READ_H
 #define TESSERA_OPTIM_READ_H
 

@@ -1,6 +1,14 @@
 /* Which state each parameter of a checkpoint's optimizers has: what is missing, and for which parameter, before a job
  * resumes with it. Forms: nested by FQN (torch.distributed.checkpoint.state_dict), flattened by FQN (its
- * flatten_optimizer_state_dict), keyed by parameter id (torch.optim.Optimizer.state_dict). Pure. */
+ * flatten_optimizer_state_dict), keyed by parameter id (torch.optim.Optimizer.state_dict). Pure.
+ *
+ * Example:
+ *
+ *     tsr_optim_states *optimizers;
+ *     uint32_t count;
+ *     status = tsr_optim_states_of(catalog, host->allocator, arena, &optimizers, &count, &err);
+ *     for (uint32_t i = 0; status == TSR_OK && i < count; i++)
+ *         printf("%.*s: %u parameters\n", TSR_STR_ARG(optimizers[i].optimizer), (unsigned)optimizers[i].row_count); */
 #ifndef TESSERA_OPTIM_STATES_H
 #define TESSERA_OPTIM_STATES_H
 

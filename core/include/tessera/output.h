@@ -1,5 +1,13 @@
 /* An output is a named set of files being written: a folder or one file, published as a whole or not at all. Nothing is
- * visible under its final name before `publish`; `discard` leaves an earlier checkpoint in that place as it was. */
+ * visible under its final name before `publish`; `discard` leaves an earlier checkpoint in that place as it was.
+ *
+ * Example:
+ *
+ *     uint32_t number;
+ *     status = output->create(output, TSR_STR("notes.txt"), 5, &number, &err);
+ *     if (status == TSR_OK) status = output->write_at(output, number, 0, "hello", 5, &err);
+ *     if (status == TSR_OK) status = output->publish(output, TSR_NO_FILE, &err);
+ *     output->close(output); */
 #ifndef TESSERA_OUTPUT_H
 #define TESSERA_OUTPUT_H
 

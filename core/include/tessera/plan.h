@@ -5,7 +5,17 @@
  * A plan is symbolic. Tensors with equal shape, chunk boxes and placements are one class and are planned once; the items
  * of a rank are made when asked for, and nothing is ever as large as ranks × tensors. The items of a rank write every
  * element of its shards exactly once. Everything is pure and a plan is read-only once made: several threads may use it,
- * each with its own arena. Source of the vocabulary: torch.distributed.checkpoint.planner (ReadItem, WriteItem). */
+ * each with its own arena. Source of the vocabulary: torch.distributed.checkpoint.planner (ReadItem, WriteItem).
+ *
+ * Example:
+ *
+ *     tsr_target target;
+ *     tsr_plan_totals totals;
+ *     status = tsr_target_parse(TSR_STR("dp=4"), TSR_STR("shard(0)"), arena, &target, &err);
+ *     if (status == TSR_OK) status = tsr_plan_new(catalog, &target, NULL, host, &plan, &err);
+ *     if (status == TSR_OK) status = tsr_plan_count_totals(plan, arena, &totals, &err);
+ *     if (status == TSR_OK) printf("rank 0 holds %llu bytes\n", (unsigned long long)totals.per_rank[0].held);
+ *     tsr_plan_free(plan); */
 #ifndef TESSERA_PLAN_H
 #define TESSERA_PLAN_H
 

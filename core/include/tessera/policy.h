@@ -1,6 +1,15 @@
 /* What a pipeline makes of findings and differences: levels of rules that were changed (--rule), and a baseline of what is
  * known already (--baseline). Pure: findings in, findings out. A policy is not changed by applying it, and may be applied by
- * several threads at once. */
+ * several threads at once.
+ *
+ * Example:
+ *
+ *     tsr_policy *policy = tsr_policy_new(TSR_POLICY_VALIDATE, host, &err);
+ *     tsr_policy_result result = {0};
+ *     status = policy ? tsr_policy_rule(policy, "values/nan=error", &err) : TSR_E_NOMEM;
+ *     if (status == TSR_OK)
+ *         status = tsr_policy_findings(policy, tsr_checkpoint_findings(checkpoint), findings, &result, &err);
+ *     tsr_policy_free(policy); */
 #ifndef TESSERA_POLICY_H
 #define TESSERA_POLICY_H
 

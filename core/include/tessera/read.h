@@ -6,7 +6,14 @@
  *
  * Geometry is torch's: a float4 tensor that safetensors lists as [3, 8] is read as [3, 4] packed bytes; float6 tensors,
  * whose elements are no whole bytes, are runs of bytes and can only be read whole. Memory is that of the ring plus the
- * located views of the tensors in work; nothing grows with the tensor's size. */
+ * located views of the tensors in work; nothing grows with the tensor's size.
+ *
+ * Example:
+ *
+ *     const uint64_t offsets[] = {0, 0}, sizes[] = {2, 8};
+ *     float corner[2 * 8];
+ *     status = tsr_read_box(checkpoint, entry, offsets, sizes, corner, sizeof corner, &err);
+ *     if (status == TSR_OK) printf("%g\n", corner[0]); */
 #ifndef TESSERA_READ_H
 #define TESSERA_READ_H
 

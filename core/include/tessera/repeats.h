@@ -5,7 +5,15 @@
  * A job over values adds the tensors that it will read and then asks whether it may start. A tensor counts when its elements
  * repeat stored ones more than TSR_REPEATS_MOST times; those that count may have limits.repetition bytes together. Tensors
  * that repeat less, but overlap so much that all of them together repeat what is stored more often than that, count from 64
- * times the limit on. What is compressed counts as stored once it is decompressed; holes of sparse files are stored. */
+ * times the limit on. What is compressed counts as stored once it is decompressed; holes of sparse files are stored.
+ *
+ * Example:
+ *
+ *     tsr_repeats repeats;
+ *     tsr_repeats_open(&repeats, checkpoint);
+ *     status = tsr_repeats_add(&repeats, entry, NULL, NULL, NULL, &err);
+ *     if (status == TSR_OK) status = tsr_repeats_check(&repeats, &err);
+ *     tsr_repeats_close(&repeats); */
 #ifndef TESSERA_REPEATS_H
 #define TESSERA_REPEATS_H
 

@@ -6,7 +6,13 @@
  * Another checkpoint of the same job (the step before) has the same items in the same order, so its names, boxes and shapes
  * fit, item by item; where an item has another dtype, other sizes or another kind, it does not. Without one every item
  * becomes a tensor or object of its own, named after its file and number.
- * Source of the layout of data files: torch.distributed.checkpoint.filesystem of PyTorch 2.13. */
+ * Source of the layout of data files: torch.distributed.checkpoint.filesystem of PyTorch 2.13.
+ *
+ * Example:
+ *
+ *     tsr_salvage found;
+ *     status = tsr_salvage_dcp(store, host, tsr_checkpoint_catalog(other), arena, findings, NULL, &found, &err);
+ *     if (status == TSR_OK) printf("%llu items have no name\n", (unsigned long long)found.unnamed); */
 #ifndef TESSERA_SALVAGE_H
 #define TESSERA_SALVAGE_H
 

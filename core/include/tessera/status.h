@@ -2,7 +2,15 @@
  *
  * Every function that can fail returns a tsr_status and takes `tsr_error *err` last (NULL: the caller does not
  * care). The error is owned by the caller and starts zeroed: `tsr_error err = {0};`. The first error wins; outer
- * layers add where it happened with tsr_error_context. Thread rule: one tsr_error per thread. */
+ * layers add where it happened with tsr_error_context. Thread rule: one tsr_error per thread.
+ *
+ * Example:
+ *
+ *     status = tsr_checkpoint_open(store, host, NULL, &checkpoint, &err);
+ *     if (status != TSR_OK) {
+ *         tsr_error_context(&err, "the checkpoint of step %d", 1000);
+ *         fprintf(stderr, "%s: %s\n", tsr_status_name(status), err.message);
+ *     } */
 #ifndef TESSERA_STATUS_H
 #define TESSERA_STATUS_H
 

@@ -1,6 +1,13 @@
 /* A store is a named set of read-only files: a checkpoint's folder, one file, files dropped on a web page. The
  * implementations live outside core/formats: core/io has one over memory, native/io one over a directory, wasm/ one over
- * the page's files. Files are named by their path relative to the store's root, with '/' between components. */
+ * the page's files. Files are named by their path relative to the store's root, with '/' between components.
+ *
+ * Example:
+ *
+ *     const tsr_memory_file files[] = {{TSR_STR("model.safetensors"), text}};
+ *     tsr_store *in_memory;
+ *     status = tsr_store_from_memory(host->allocator, files, 1, &in_memory, &err);
+ *     if (status == TSR_OK) status = tsr_checkpoint_open(in_memory, host, NULL, &checkpoint, &err); */
 #ifndef TESSERA_STORE_H
 #define TESSERA_STORE_H
 

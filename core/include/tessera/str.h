@@ -1,4 +1,9 @@
-/* A borrowed run of bytes: names, messages, slices of a parsed file. Not NUL-terminated; may hold any byte. */
+/* A borrowed run of bytes: names, messages, slices of a parsed file. Not NUL-terminated; may hold any byte.
+ *
+ * Example:
+ *
+ *     const tsr_str name = tsr_str_from("model.fc.weight");
+ *     if (tsr_str_ends(name, TSR_STR(".weight"))) printf("%.*s\n", TSR_STR_ARG(name)); */
 #ifndef TESSERA_STR_H
 #define TESSERA_STR_H
 

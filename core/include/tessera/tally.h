@@ -3,7 +3,16 @@
  *   new ─▶ step, step, … until done ─▶ stats, histogram (also in between: of what was read so far) ─▶ free
  *
  * A step reads the next boxes of the tensor in row-major order. Memory is one buffer of a step's size. One thread at a
- * time. */
+ * time.
+ *
+ * Example:
+ *
+ *     tsr_tally *tally;
+ *     tsr_stats stats;
+ *     bool done = false;
+ *     status = tsr_tally_new(checkpoint, entry, &tally, &err);
+ *     while (status == TSR_OK && !done) status = tsr_tally_step(tally, (size_t)1 << 20, &done, &err);
+ *     if (done) tsr_tally_stats(tally, &stats); */
 #ifndef TESSERA_TALLY_H
 #define TESSERA_TALLY_H
 

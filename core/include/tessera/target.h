@@ -1,5 +1,13 @@
 /* What a checkpoint is to be resharded for: a mesh, and placements by name. tessera.target/1 documents become one of these,
- * as do --mesh with --placements and the strategies below. Pure; names are matched by a function that the caller lends. */
+ * as do --mesh with --placements and the strategies below. Pure; names are matched by a function that the caller lends.
+ *
+ * Example:
+ *
+ *     tsr_target target;
+ *     const tsr_placement *of_entry;
+ *     bool replicated;
+ *     status = tsr_target_parse(TSR_STR("dp=2,tp=4"), TSR_STR("replicate,shard(0)"), arena, &target, &err);
+ *     if (status == TSR_OK) status = tsr_target_placements(&target, entry, arena, &of_entry, &replicated, &err); */
 #ifndef TESSERA_TARGET_H
 #define TESSERA_TARGET_H
 

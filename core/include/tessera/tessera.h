@@ -1,4 +1,44 @@
-/* All of core's public headers. */
+/* All of core's public headers. What needs an operating system has headers of its own: tessera/path.h opens and writes
+ * checkpoints by their paths, and tessera/native_host.h lends the core threads and fast checksums.
+ *
+ * This program lists the tensors of a checkpoint. samples/c has it and seven more.
+ *
+ * Example:
+ *
+ *     #include <stdio.h>
+ *
+ *     #include <tessera/native_host.h>
+ *     #include <tessera/path.h>
+ *
+ *     static void print_tensors(const tsr_catalog *catalog)
+ *     {
+ *         for (uint64_t i = 0; i < catalog->entry_count; i++) {
+ *             const tsr_entry *entry = &catalog->entries[i];
+ *             if (entry->kind != TSR_ENTRY_TENSOR) continue;
+ *             printf("%.*s %s [", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
+ *             for (uint32_t d = 0; d < entry->rank; d++)
+ *                 printf("%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
+ *             printf("]\n");
+ *         }
+ *     }
+ *
+ *     int main(int argc, char **argv)
+ *     {
+ *         tsr_native_host native;
+ *         tsr_checkpoint *checkpoint;
+ *         tsr_error err = {0};
+ *         if (argc != 2) {
+ *             fprintf(stderr, "usage: list PATH\n");
+ *             return 2;
+ *         }
+ *         tsr_native_host_open(&native, 0);
+ *         const tsr_status status = tsr_path_open(argv[1], &native.host, NULL, &checkpoint, &err);
+ *         if (status == TSR_OK) print_tensors(tsr_checkpoint_catalog(checkpoint));
+ *         else fprintf(stderr, "list: %s\n", err.message);
+ *         tsr_path_close(checkpoint);
+ *         tsr_native_host_close(&native);
+ *         return status == TSR_OK ? 0 : 2;
+ *     } */
 #ifndef TESSERA_TESSERA_H
 #define TESSERA_TESSERA_H
 

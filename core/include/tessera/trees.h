@@ -1,5 +1,12 @@
 /* Checkpoints as nested value trees: what optimizer state is worked on as, before it is flattened to names. Tensor leaves
- * are entries whose bytes can be read through `checkpoint`. (core/formats/recognize) */
+ * are entries whose bytes can be read through `checkpoint`. (core/formats/recognize)
+ *
+ * Example:
+ *
+ *     tsr_trees trees = {0};
+ *     status = tsr_trees_of(store, host, false, &trees, &err);
+ *     if (status == TSR_OK) printf("%zu keys at the root\n", tsr_value_pairs(trees.roots[0]));
+ *     tsr_trees_close(&trees); */
 #ifndef TESSERA_TREES_H
 #define TESSERA_TREES_H
 

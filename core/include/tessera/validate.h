@@ -1,5 +1,10 @@
 /* Checks of a catalog that need no bytes: do the chunks of every tensor tile it exactly, do byte ranges make sense, and
- * does the catalog agree with a layout that someone wrote down. Pure; thread-safe for different findings. */
+ * does the catalog agree with a layout that someone wrote down. Pure; thread-safe for different findings.
+ *
+ * Example:
+ *
+ *     status = tsr_validate_catalog(catalog, host, findings, &err);
+ *     if (status == TSR_OK && tsr_findings_total(findings, TSR_ERROR) == 0) printf("every tensor is covered exactly\n"); */
 #ifndef TESSERA_VALIDATE_H
 #define TESSERA_VALIDATE_H
 

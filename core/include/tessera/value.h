@@ -1,5 +1,11 @@
 /* A value tree: what a checkpoint holds beside dense tensors, as data. Nodes live in an arena and may be shared (a
- * pickle's memo makes DAGs, even cycles): walk them with a budget (tsr_limits.depth and .expansion). */
+ * pickle's memo makes DAGs, even cycles): walk them with a budget (tsr_limits.depth and .expansion).
+ *
+ * Example:
+ *
+ *     const tsr_value *options = tsr_value_dict(arena, 2, "lr", tsr_value_float(arena, 0.1, &err), "nesterov",
+ *                                               tsr_value_bool(arena, false, &err));
+ *     if (options) printf("%g\n", tsr_value_get(options, TSR_STR("lr"))->as.real); */
 #ifndef TESSERA_VALUE_H
 #define TESSERA_VALUE_H
 

@@ -1,7 +1,9 @@
 /* Which version of Tessera a program was compiled with, and which one it runs with.
  *
- *   if (strcmp(tsr_version(), TSR_VERSION) != 0)
- *       fprintf(stderr, "compiled with tessera %s, running with %s\n", TSR_VERSION, tsr_version());
+ * Example:
+ *
+ *     if (strcmp(tsr_version(), TSR_VERSION) != 0)
+ *         fprintf(stderr, "compiled with tessera %s, running with %s\n", TSR_VERSION, tsr_version());
  *
  * This header is the only place that states the version: CMake, the Python wheel and the manual pages read it from here.
  *

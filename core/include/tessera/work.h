@@ -16,7 +16,17 @@
  *
  * Ranks other than 0 must have written (and where caches are not shared, synced: output->sync) before rank 0 finishes; the
  * gathering of the records sees to the order. tsr_convert and tsr_reshard are these calls with one part. Thread rule: one
- * thread a work; it uses the host's threads. */
+ * thread a work; it uses the host's threads.
+ *
+ * Example:
+ *
+ *     const tsr_convert_options options = {.to = TSR_TO_DCP};
+ *     tsr_work *work;
+ *     status = tsr_work_new(checkpoint, NULL, &options, 0, arena, &work, &err);
+ *     if (status == TSR_OK) status = tsr_work_open(work, output, &err);
+ *     for (uint64_t part = 0; status == TSR_OK && part < 8; part++) status = tsr_work_run(work, part, 8, NULL, &err);
+ *     if (status == TSR_OK) status = tsr_work_finish(work, &err);
+ *     if (status == TSR_OK) status = output->publish(output, tsr_work_conversion(work)->marker, &err); */
 #ifndef TESSERA_WORK_H
 #define TESSERA_WORK_H
 

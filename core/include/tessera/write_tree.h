@@ -1,4 +1,10 @@
-/* Value trees as torch.save files, written or read in place. Tensors are streamed from where their chunks are. (core/write) */
+/* Value trees as torch.save files, written or read in place. Tensors are streamed from where their chunks are. (core/write)
+ *
+ * Example:
+ *
+ *     tsr_tree_file to = {.output = output, .name = TSR_STR("optim.pt"), .ring = ring};
+ *     status = tsr_write_tree(checkpoint, state, NULL, &to, &err);
+ *     if (status == TSR_OK) status = output->publish(output, to.number, &err); */
 #ifndef TESSERA_WRITE_TREE_H
 #define TESSERA_WRITE_TREE_H
 

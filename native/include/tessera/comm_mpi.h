@@ -14,7 +14,15 @@
  * The watchdog: a thread of each rank tells its neighbour every second that the process lives, however long the rank works
  * on something else. A neighbour that has been silent for `peer_limit` seconds is dead or cut off (on the same machine: if
  * its process is not there any more, or stopped; that is seen after three seconds already); then MPI_Abort ends the job with
- * a message. It needs MPI_THREAD_MULTIPLE (which tsr_mpi_start asks for) and is off without. */
+ * a message. It needs MPI_THREAD_MULTIPLE (which tsr_mpi_start asks for) and is off without.
+ *
+ * Example:
+ *
+ *     status = tsr_mpi_start(&argc, &argv, &err);
+ *     if (status == TSR_OK) status = tsr_comm_mpi_open(MPI_COMM_WORLD, NULL, &tsr_allocator_libc, &comm, &err);
+ *     if (status == TSR_OK) status = tsr_comm_barrier(comm, &err);
+ *     if (comm) comm->close(comm);
+ *     tsr_mpi_end(); */
 #ifndef TESSERA_COMM_MPI_H
 #define TESSERA_COMM_MPI_H
 

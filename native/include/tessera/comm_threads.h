@@ -1,4 +1,8 @@
-/* Ranks simulated by threads of one process: every collective of tessera/comm.h, for tests and for single-machine jobs. */
+/* Ranks simulated by threads of one process: every collective of tessera/comm.h, for tests and for single-machine jobs.
+ *
+ * Example:
+ *
+ *     status = tsr_comm_threads_run(&tsr_allocator_libc, 4, run_on_each_rank, NULL, &err); */
 #ifndef TESSERA_COMM_THREADS_H
 #define TESSERA_COMM_THREADS_H
 

@@ -2,7 +2,14 @@
  * that a program without one links nothing of it.
  *
  * Copies of one device are done in the order in which they were asked for. They may still be under way when the function
- * returns: the host side of a copy is only touched again after `synchronize`. Thread rule: one thread at a time a device. */
+ * returns: the host side of a copy is only touched again after `synchronize`. Thread rule: one thread at a time a device.
+ *
+ * Example:
+ *
+ *     void *memory;
+ *     status = device->alloc(device, sizeof(float), &memory, &err);
+ *     if (status == TSR_OK) status = device->from_host(device, memory, &(float){1}, sizeof(float), &err);
+ *     if (status == TSR_OK) status = device->synchronize(device, &err); */
 #ifndef TESSERA_DEVICE_H
 #define TESSERA_DEVICE_H
 

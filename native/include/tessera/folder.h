@@ -1,4 +1,11 @@
-/* A store over a folder or a file of this machine, and an output into one. */
+/* A store over a folder or a file of this machine, and an output into one.
+ *
+ * Example:
+ *
+ *     const tsr_folder_output_options options = {.is_folder = true};
+ *     status = tsr_folder_store_open(NULL, host->allocator, "step-1000", &store, &err);
+ *     if (status == TSR_OK)
+ *         status = tsr_folder_output_open(NULL, host->allocator, "copy-of-step-1000", &options, &output, &err); */
 #ifndef TESSERA_FOLDER_H
 #define TESSERA_FOLDER_H
 

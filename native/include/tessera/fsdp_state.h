@@ -16,7 +16,15 @@
  * Memory. Saving allocates its result, and FULL one unit's flat parameter more; SHARDED moves elements straight between
  * slices and rows. Units on a device are staged through host memory of the size of their slice.
  *
- * Source: torch/distributed/fsdp/_state_dict_utils.py of PyTorch 2.13. Thread rule: one thread a rank. */
+ * Source: torch/distributed/fsdp/_state_dict_utils.py of PyTorch 2.13. Thread rule: one thread a rank.
+ *
+ * Example:
+ *
+ *     const tsr_fsdp_settings sharded = {.type = TSR_FSDP_SHARDED, .offload = true};
+ *     tsr_fsdp_model *fsdp;
+ *     status = tsr_fsdp_model_new(tree, host, &fsdp, &err);
+ *     if (status == TSR_OK) status = tsr_fsdp_set_type(fsdp, 0, &sharded, NULL, &err);
+ *     if (status == TSR_OK) status = tsr_fsdp_model_save(fsdp, dict, &err); */
 #ifndef TESSERA_FSDP_STATE_H
 #define TESSERA_FSDP_STATE_H
 

@@ -13,7 +13,15 @@
  * ("pageable"), which only copies take. Memory given to a stream must stay as it is until the work was waited for.
  * Errors: TSR_E_NOMEM when device or pinned memory is exhausted (everything stays usable), TSR_E_IO for what CUDA reports,
  * with its name and what was being done, TSR_E_USAGE for addresses or shapes that make no sense, TSR_E_UNSUPPORTED.
- * Thread rule: a device may be used by several threads, a stream by one at a time. (native/cuda) */
+ * Thread rule: a device may be used by several threads, a stream by one at a time. (native/cuda)
+ *
+ * Example:
+ *
+ *     tsr_gpu *device_0;
+ *     tsr_gpu_info info;
+ *     status = tsr_gpu_open(host, 0, &device_0, &err);
+ *     if (status == TSR_OK) status = tsr_gpu_about(device_0, &info, &err);
+ *     if (status == TSR_OK) printf("%s\n", info.name); */
 #ifndef TESSERA_GPU_H
 #define TESSERA_GPU_H
 

@@ -7,7 +7,13 @@
  *            (tsr_mpi_takes_device_memory of tessera/comm_mpi.h)
  *   nccl     NCCL moves what lies in device memory on all ranks; the rest is staged
  *
- * Errors and failing ranks are as in tessera/comm.h: a rank whose device fails poisons the call. (native/cuda) */
+ * Errors and failing ranks are as in tessera/comm.h: a rank whose device fails poisons the call. (native/cuda)
+ *
+ * Example:
+ *
+ *     const tsr_gpu_comm_options by_nccl = {.way = TSR_GPU_COMM_NCCL};
+ *     tsr_comm *of_devices;
+ *     status = tsr_gpu_comm_new(comm, gpu, &by_nccl, &of_devices, &err); */
 #ifndef TESSERA_GPU_COMM_H
 #define TESSERA_GPU_COMM_H
 

@@ -1,4 +1,10 @@
-/* A GPU, or a simulated one, as the memory of state dicts (tessera/device.h). (native/cuda) */
+/* A GPU, or a simulated one, as the memory of state dicts (tessera/device.h). (native/cuda)
+ *
+ * Example:
+ *
+ *     tsr_device *memory;
+ *     status = tsr_gpu_device_new(gpu, 0, &memory, &err);
+ *     if (status == TSR_OK) tsr_gpu_device_free(memory); */
 #ifndef TESSERA_GPU_DEVICE_H
 #define TESSERA_GPU_DEVICE_H
 

@@ -6,7 +6,15 @@
  *
  * The host's threads fill and empty slots in parallel. Functions return when everything is done; after an error nothing is
  * under way any more. Memory is that of the ring, whatever the sizes. Thread rule: one thread at a time a pipe.
- * (native/cuda) */
+ * (native/cuda)
+ *
+ * Example:
+ *
+ *     const tsr_gpu_load load = {.entry = entry, .dtype = TSR_BFLOAT16, .to = device_memory};
+ *     tsr_gpu_pipe *pipe;
+ *     status = tsr_gpu_pipe_new(gpu, 0, &pipe, &err);
+ *     if (status == TSR_OK) status = tsr_gpu_load_tensors(pipe, checkpoint, &load, 1, NULL, &err);
+ *     if (status == TSR_OK) tsr_gpu_pipe_free(pipe); */
 #ifndef TESSERA_GPU_PIPE_H
 #define TESSERA_GPU_PIPE_H
 

@@ -11,7 +11,14 @@
  * somebody failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread a rank.
  *
  * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are said where they are.
- */
+ *
+ * Example:
+ *
+ *     tsr_state_options options = tsr_state_options_default();
+ *     options.full_state_dict = true;
+ *     status = tsr_get_model_state_dict(model, comm, NULL, 0, &options, dict, &err);
+ *     if (status == TSR_OK) state = tsr_state_dict_root(dict);
+ *     if (status == TSR_OK) status = tsr_set_model_state_dict(model, state, comm, &options, host, arena, NULL, &err); */
 #ifndef TESSERA_MODEL_STATE_H
 #define TESSERA_MODEL_STATE_H
 

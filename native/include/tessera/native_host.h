@@ -1,6 +1,13 @@
 /* What this machine lends the core: a thread pool sized by the cores this process may use, CRC-32 from ISA-L, libdeflate
  * or zlib (in that order of speed), SHA-256 from libcrypto, XXH3-128 from libxxhash, decompression by libzstd. Libraries
- * that were absent when this was built leave their part off; the core's portable CRC-32 stands in. */
+ * that were absent when this was built leave their part off; the core's portable CRC-32 stands in.
+ *
+ * Example:
+ *
+ *     tsr_native_host native;
+ *     tsr_native_host_open(&native, 0);
+ *     printf("up to %u threads\n", (unsigned)native.host.threads);
+ *     tsr_native_host_close(&native); */
 #ifndef TESSERA_NATIVE_HOST_H
 #define TESSERA_NATIVE_HOST_H
 

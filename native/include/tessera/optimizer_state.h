@@ -3,7 +3,14 @@
  *   {"state": {"fc.weight": {"step": t, "exp_avg": t}}, "param_groups": [{"lr": 0.1, …, "params": ["fc.weight"]}]}
  *
  * or flat (flatten_optimizer_state_dict): {"state.fc.weight.step": t, "param_groups.fc.weight.lr": 0.1, …}. Ranks, threads
- * and comm as in model_state.h. Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. */
+ * and comm as in model_state.h. Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13.
+ *
+ * Example:
+ *
+ *     const tsr_state_options options = tsr_state_options_default();
+ *     status = tsr_get_optimizer_state_dict(model, &optimizer, 1, comm, &options, dict, &err);
+ *     if (status == TSR_OK)
+ *         status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, "optim-1000", NULL, host, &err); */
 #ifndef TESSERA_OPTIMIZER_STATE_H
 #define TESSERA_OPTIMIZER_STATE_H
 

@@ -1,4 +1,9 @@
-/* A store over files behind http(s) addresses, read by ranges. */
+/* A store over files behind http(s) addresses, read by ranges.
+ *
+ * Example:
+ *
+ *     if (tsr_is_address("https://example.org/step-1000/"))
+ *         status = tsr_remote_store_open(host->allocator, "https://example.org/step-1000/", &store, &err); */
 #ifndef TESSERA_REMOTE_H
 #define TESSERA_REMOTE_H
 

@@ -7,7 +7,15 @@
  * What is written is a DCP folder as torch.distributed.checkpoint.save writes it, with any number of ranks, and is read by
  * torch.distributed.checkpoint.load; what is read is any checkpoint that Tessera opens. Names are those of DCP's
  * flatten_state_dict: dicts flatten, lists where they hold tensors or dicts, joined by '.'. Collective: all ranks return
- * the same status; ranks that disagree are told as tessera/statedict.h says. */
+ * the same status; ranks that disagree are told as tessera/statedict.h says.
+ *
+ * Example:
+ *
+ *     tsr_state_dict *loaded;
+ *     status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, "step-1000", NULL, host, &err);
+ *     if (status == TSR_OK) status = tsr_state_dict_new(host, &loaded, &err);
+ *     if (status == TSR_OK)
+ *         status = tsr_state_dict_load("step-1000", tsr_state_dict_root(dict), comm, NULL, loaded, &err); */
 #ifndef TESSERA_SAVE_LOAD_H
 #define TESSERA_SAVE_LOAD_H
 

@@ -15,7 +15,15 @@
  * tensors of a gather, numbers, strings), which must outlive them, as Python objects do.
  *
  * Errors of all: TSR_E_UNSUPPORTED ("type_check") for a value that DCP could not save; TSR_E_LIMIT for trees deeper than
- * limits.depth; TSR_E_NOMEM; messages name the value by its path. Thread rule: one thread a rank. */
+ * limits.depth; TSR_E_NOMEM; messages name the value by its path. Thread rule: one thread a rank.
+ *
+ * Example:
+ *
+ *     tsr_state_dict *full;
+ *     const tsr_gather_options to_host = {.offload = true};
+ *     status = tsr_state_dict_new(host, &full, &err);
+ *     if (status == TSR_OK) status = tsr_state_dict_gather(tsr_state_dict_root(dict), comm, &to_host, full, &err);
+ *     if (status == TSR_OK) weight = tsr_tensor_of(tsr_state_dict_get(full, TSR_STR("fc.weight"))); */
 #ifndef TESSERA_STATEDICT_H
 #define TESSERA_STATEDICT_H
 

@@ -6,7 +6,14 @@
  *
  * Local memory is contiguous, row-major, in this machine's byte order. A tensor is a tsr_entry with more behind it, so a
  * value tree (tessera/value.h) holds it as TSR_VALUE_TENSOR and everything that core does with trees works on live ones:
- * flattening, optimizer state, comparison. tsr_tensor_of is the way back; it is for trees of live tensors only. */
+ * flattening, optimizer state, comparison. tsr_tensor_of is the way back; it is for trees of live tensors only.
+ *
+ * Example:
+ *
+ *     const uint64_t shape[] = {10, 4};
+ *     uint64_t bytes;
+ *     const tsr_tensor rows = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, placements, comm->rank, NULL);
+ *     status = tsr_tensor_held(&rows, arena, &bytes, &err); */
 #ifndef TESSERA_TENSOR_H
 #define TESSERA_TENSOR_H
 
