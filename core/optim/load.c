@@ -33,8 +33,8 @@ static tsr_status check_shapes(const loading *l, const tsr_optim_read *read, con
                 entry->rank, TSR_STR_ARG(slice->fqn), slice->rank);
     for (uint32_t d = 0; d < entry->rank && slice->shape; d++)
         TSR_FAIL_IF(slice->shape[d] != read->shape[d], err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state, whose slices it cannot "
-                    "have",
+                    "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state, whose slices it "
+                    "cannot have",
                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(tsr_shape_brief(entry->rank, read->shape, l->arena)),
                     TSR_STR_ARG(slice->fqn), TSR_STR_ARG(tsr_shape_brief(slice->rank, slice->shape, l->arena)));
     return TSR_OK;
@@ -94,7 +94,8 @@ static tsr_status fill_box(loading *l, tsr_optim_read *read, tsr_error *err)
 static tsr_status name_parameter(const loading *l, tsr_optim_read *read, tsr_error *err)
 {
     const tsr_path_item *path = read->path;
-    if (read->path_length < 3 || path[1].kind != TSR_PATH_KEY || !tsr_str_equal(path[1].key, TSR_STR("state"))) return TSR_OK;
+    if (read->path_length < 3 || path[1].kind != TSR_PATH_KEY) return TSR_OK;
+    if (!tsr_str_equal(path[1].key, TSR_STR("state"))) return TSR_OK;
     if (path[2].kind == TSR_PATH_KEY) read->parameter = path[2].key;
     else read->parameter = tsr_arena_format(l->arena, err, "%" PRId64, path[2].integer);
     read->is_unknown = tsr_map_get(l->by_fqn, read->parameter, UINT32_MAX) == UINT32_MAX;
@@ -130,11 +131,30 @@ static tsr_status add_entry(loading *l, const tsr_entry *entry, tsr_str key, tsr
 }
 
 
+/* Empty dicts, of which no entry tells: parameters without state. Only torch.save files have them. */
+static tsr_status add_empty_dicts(loading *l, const tsr_catalog *catalog, tsr_str key, tsr_error *err)
+{
+    for (uint64_t i = 0; i < catalog->mapping_count; i++) {
+        const tsr_mapping *mapping = &catalog->mappings[i];
+        if (mapping->value->count || mapping->path_length == 0) continue;
+        tsr_entry *entry = TSR_ARENA_NEW(l->arena, tsr_entry, err);
+        if (!entry) return TSR_E_NOMEM;
+        *entry = (tsr_entry){.fqn = mapping->fqn,
+                             .kind = TSR_ENTRY_OBJECT,
+                             .value = mapping->value,
+                             .path = mapping->path,
+                             .path_length = mapping->path_length};
+        TSR_TRY(add_entry(l, entry, key, err));
+    }
+    return TSR_OK;
+}
+
 static tsr_status run(loading *l, const tsr_catalog *catalog, tsr_str key, size_t slice_count, tsr_optim_read **out,
                       size_t *count, tsr_error *err)
 {
     for (size_t i = 0; i < slice_count; i++) TSR_TRY(tsr_map_put(l->by_fqn, l->slices[i].fqn, (uint32_t)i, NULL, NULL, err));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(l, &catalog->entries[i], key, err));
+    TSR_TRY(add_empty_dicts(l, catalog, key, err));
     if (l->reads.count == 0) return tsr_optim_raise_no_key(catalog, key, l->arena, err);
     *count = l->reads.count;
     *out = tsr_arena_array(l->arena, *count, sizeof **out, err);

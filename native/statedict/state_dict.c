@@ -144,7 +144,7 @@ static tsr_status copy_parts(tsr_state_dict *dict, tsr_tensor *tensor, tsr_error
     return TSR_OK;
 }
 
-tsr_status tsr_state_dict_copy_tensor(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_tensor **out, tsr_error *err)
+static tsr_status copy_tensor(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_tensor **out, tsr_error *err)
 {
     tsr_tensor *copy = TSR_ARENA_NEW(dict->arena, tsr_tensor, err);
     if (!copy) return TSR_E_NOMEM;
@@ -155,6 +155,17 @@ tsr_status tsr_state_dict_copy_tensor(tsr_state_dict *dict, const tsr_tensor *te
     if (copy->spread == TSR_OVER_MESH) TSR_TRY(copy_mesh(dict, copy, err));
     if (copy->spread == TSR_IN_BOXES) TSR_TRY(copy_parts(dict, copy, err));
     *out = copy;
+    return TSR_OK;
+}
+
+tsr_status tsr_state_dict_copy_tensor(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_tensor **out, tsr_error *err)
+{
+    tsr_tensor *nested;
+    TSR_TRY(copy_tensor(dict, tensor, out, err));
+    if (!tensor->nested) return TSR_OK;
+    TSR_TRY(copy_tensor(dict, tensor->nested, &nested, err));
+    nested->nested = NULL; /* the second level is all that is looked at */
+    (*out)->nested = nested;
     return TSR_OK;
 }
 
@@ -172,7 +183,7 @@ static tsr_status check_pieces(tsr_state_dict *dict, const tsr_tensor *tensor, t
 tsr_status tsr_state_dict_tensor(tsr_state_dict *dict, const tsr_tensor *tensor, const tsr_value **out, tsr_error *err)
 {
     tsr_tensor *copy;
-    TSR_TRY(check_pieces(dict, tensor, err));
+    if (!tensor->nested) TSR_TRY(check_pieces(dict, tensor, err));
     TSR_TRY(tsr_state_dict_copy_tensor(dict, tensor, &copy, err));
     *out = tsr_state_dict_leaf(dict, copy, err);
     return *out ? TSR_OK : TSR_E_NOMEM;
@@ -224,6 +235,8 @@ tsr_status tsr_tensor_buffer(const tsr_tensor *tensor, uint32_t index, tsr_arena
         return tsr_tensor_local(tensor, arena, &shape, bytes, err);
     }
     const tsr_tensor_part *part = &tensor->parts[index];
+    TSR_FAIL_IF(tensor->nested, err, TSR_E_UNSUPPORTED, "'%.*s' is a distributed tensor inside another one",
+                TSR_STR_ARG(tensor->entry.fqn));
     *data = part->data;
     tsr_box_volume((tsr_box){tensor->entry.rank, NULL, part->sizes}, &elements);
     *bytes = elements * tsr_dtype_size(tensor->entry.dtype);

@@ -18,6 +18,8 @@ static tsr_status check_tensor(const tsr_tensor *tensor, tsr_error *err)
 {
     const tsr_entry *entry = &tensor->entry;
     uint64_t elements, bytes;
+    TSR_FAIL_IF(tensor->nested, err, TSR_E_UNSUPPORTED, "'%.*s' is a distributed tensor inside another one",
+                TSR_STR_ARG(entry->fqn));
     TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, "'%.*s' has %" PRIu32 " dimensions; at most %u are allowed",
                 TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
     TSR_FAIL_IF(tsr_dtype_size(entry->dtype) == 0, err, TSR_E_USAGE, "'%.*s': elements of %s are no whole bytes",

@@ -18,8 +18,19 @@
 #include "support/full_counts.h"
 #include "tessera/redistribute.h"
 #include "tessera/save_load.h"
+#include "tessera/sharded_optimizer.h"
 
-typedef enum operation { GATHER, BROADCAST, SHARE, REDISTRIBUTE, REDISTRIBUTE_SHARED, SAVE, LOAD, OPERATIONS } operation;
+typedef enum operation {
+    GATHER,
+    BROADCAST,
+    SHARE,
+    REDISTRIBUTE,
+    REDISTRIBUTE_SHARED,
+    SAVE,
+    LOAD,
+    LOAD_OPTIMIZER,
+    OPERATIONS
+} operation;
 
 /* What goes in; made without faults. */
 typedef struct world {
@@ -87,6 +98,7 @@ static tsr_status run_operation(const world *w, operation what, tsr_comm *comm, 
     const tsr_value *rows = tsr_state_dict_root(w->rows), *columns = tsr_state_dict_root(w->columns);
     const tsr_create_options share = {.share = comm};
     const tsr_save_options replace = {.overwrite = true};
+    const tsr_optimizer_target target = {.out = out};
     switch (what) {
     case GATHER: return tsr_state_dict_gather(rows, comm, NULL, out, err);
     case BROADCAST: return tsr_state_dict_broadcast(tsr_state_dict_root(w->whole), columns, comm, NULL, out, err);
@@ -95,6 +107,7 @@ static tsr_status run_operation(const world *w, operation what, tsr_comm *comm, 
     case REDISTRIBUTE_SHARED:
         return tsr_state_dict_redistribute(tsr_state_dict_root(w->shared), columns, comm, 0, host, err);
     case SAVE: return tsr_state_dict_save(rows, comm, w->path, &replace, host, err);
+    case LOAD_OPTIMIZER: return tsr_optimizer_state_load(w->path, TSR_STR("b"), rows, comm, &target, err);
     default: return tsr_state_dict_load(w->path, columns, comm, NULL, out, err);
     }
 }
@@ -175,7 +188,7 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
     failing_allocator own;
     failing_start(&own, SIZE_MAX);
     TRY(open_world(&w, comm, err));
-    if (t->what == LOAD) {
+    if (t->what == LOAD || t->what == LOAD_OPTIMIZER) {
         const tsr_save_options replace = {.overwrite = true};
         TRY(tsr_state_dict_save(tsr_state_dict_root(w.rows), comm, w.path, &replace, &w.host, err));
     }

@@ -43,7 +43,7 @@ typedef enum tsr_optim_read_kind {
 
 /* One entry of the optimizer as a rank reads it. Sizes are in torch's count: a float4 tensor is one of pairs. */
 typedef struct tsr_optim_read {
-    const tsr_entry *entry;
+    const tsr_entry *entry; /* the catalog's; of an empty dict in a torch.save file one in the plan's arena */
     tsr_optim_read_kind kind;
     const uint64_t *storage_offsets; /* BOX: in the global tensor */
     const uint64_t *dest_offsets;    /* BOX: in the tensor-parallel slice (1-D: the same) */
@@ -63,7 +63,7 @@ typedef struct tsr_optim_mesh {
     bool tensor_parallel;           /* 2-D: `slices` count, and every rank has a shard */
 } tsr_optim_mesh;
 
-/* The reads of every entry below `optimizer_key`, in the catalog's order. An entry's path decides; one whose name is a flat
+/* The reads of every entry below `optimizer_key`, in the catalog's order; empty dicts last. An entry's path decides; one whose name is a flat
  * key ("optim.state.fc.weight.exp_avg", as in safetensors) is split: the parameter is the longest of the slices' FQNs that
  * fits, otherwise everything before the last dot. The parameter of an entry is the third item of its path. Several boxes, or
  * slices of slices, do not occur: a slice is one box. Errors: TSR_E_FORMAT for state whose shape is not its parameter's, for

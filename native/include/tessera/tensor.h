@@ -50,6 +50,13 @@ typedef struct tsr_tensor {
      * of use with that memory. NULL: it is this process's own. */
     const struct tsr_shared *shared;
     size_t shared_index;
+    /* IN_BOXES: the ranks that hold its boxes (PyTorch's _process_group); NULL: those of the communicator that an operation
+     * is given. Borrowed. Only tsr_state_dict_layout_2d looks at it. */
+    struct tsr_comm *group;
+    /* FSDP over tensor parallel: what the first part (IN_BOXES) or the local tensor (OVER_MESH) is, where that is
+     * distributed too; its own memory does not count then. NULL: plain memory. For tsr_state_dict_layout_2d
+     * (tessera/sharded_optimizer.h): other operations refuse such tensors. */
+    const struct tsr_tensor *nested;
 } tsr_tensor;
 
 /* A tensor in words; arrays are borrowed. `shape` is the whole tensor's. */
