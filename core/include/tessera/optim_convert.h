@@ -9,7 +9,16 @@
  *                                      └── tsr_optim_store   all files as a store that can be opened like any other
  *
  * Opening a job reads metadata and works on value trees (optim.h, flat_params.h). Tensor bytes stay in the source until the
- * files are written or read, except where two tensors have to be compared. (core/optim_convert) */
+ * files are written or read, except where two tensors have to be compared. (core/optim_convert)
+ *
+ * Example:
+ *
+ *     const tsr_optim_request request = {.action = TSR_OPTIM_FLATTEN, .ring = ring};
+ *     tsr_optim_job *job;
+ *     tsr_store *result;
+ *     status = tsr_optim_open(store, host, &request, &job, &err);
+ *     if (status == TSR_OK) status = tsr_optim_store(job, &result, &err);
+ *     if (status == TSR_OK) status = tsr_checkpoint_open(result, host, NULL, &checkpoint, &err); */
 #ifndef TESSERA_OPTIM_CONVERT_H
 #define TESSERA_OPTIM_CONVERT_H
 

@@ -4,7 +4,12 @@
  *   1-D   FSDP                          every tensor is cut by rows over all ranks
  *   2-D   FSDP over tensor parallel     first the slice that the model's state has, then its rows over the slice's group
  *
- * The model's sharded state says which of the two it is, and where the slices are: the checkpoint does not. */
+ * The model's sharded state says which of the two it is, and where the slices are: the checkpoint does not.
+ *
+ * Example:
+ *
+ *     const tsr_optimizer_target target = {.out = dict};
+ *     status = tsr_optimizer_state_load("step-1000", TSR_STR("optim"), state, comm, &target, &err); */
 #ifndef TESSERA_SHARDED_OPTIMIZER_H
 #define TESSERA_SHARDED_OPTIMIZER_H
 
