@@ -4,11 +4,11 @@
  *   rank 0 creates the files, the others open them ──▶ each rank does its share of the units and syncs
  *   records of what is done ──▶ rank 0 writes headers, index or .metadata, and publishes
  *
- * The command line does the same with journals, so that a killed run can be resumed (native/cli/writing_work.c). */
+ * The command line does the same with journals, so that a killed run can be resumed (native/cli/writing/writing_work.c). */
 #include "tessera/path.h"
 
-#include "publish/publication.h"
 #include "io/try.h"
+#include "publish/publication.h"
 #include "tessera/document.h"
 #include "tessera/folder.h"
 #include "tessera/work.h"

@@ -1,5 +1,5 @@
 /* A publication in one go, by one process or by rank 0 of several: the journal beside the output, what killed ones left, the
- * record of the last steps. Commands whose work can be resumed keep their own journals (native/cli/writing_work.c). */
+ * record of the last steps. Commands whose work can be resumed keep their own journals (native/cli/writing/writing_work.c). */
 #ifndef TSR_NATIVE_PUBLICATION_H
 #define TSR_NATIVE_PUBLICATION_H
 

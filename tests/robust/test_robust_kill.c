@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cli/launch.h"
+#include "cli/program/launch.h"
 #include "robust/crash_sys.h"
 #include "support/full_counts.h"
 

@@ -1,0 +1,63 @@
+/* `tessera completions SHELL`: what a shell needs to complete commands, options and their values, written from the tables.
+ */
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/program/completions.h"
+#include "cli/program/session.h"
+
+enum { MOST_NAMES = 1000 };
+
+/* Whether a name can be typed, and shown by a shell. */
+static bool is_visible(tsr_str name)
+{
+    size_t at = 0, length = 1;
+    for (; at < name.size && length; at += length) length = tsr_str_visible((tsr_str){name.data + at, name.size - at});
+    return name.size && length;
+}
+
+/* What the scripts ask while someone types `tessera get PATH …`. Trouble is silent: nothing to suggest. */
+static void put_names(cli *program)
+{
+    tsr_error err = {0};
+    cli_session session;
+    const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_NAMES};
+    tsr_str prefix = tsr_str_from(program->operands.count > 2 ? program->operands.items[2] : "");
+    if (program->operands.count < 2 || cli_open(program, program->operands.items[1], &options, &session, &err) != TSR_OK)
+        return;
+    unsigned left = MOST_NAMES;
+    for (uint64_t i = 0; i < session.catalog->entry_count && left; i++) {
+        tsr_str fqn = session.catalog->entries[i].fqn;
+        if (!is_visible(fqn) || !tsr_str_starts(fqn, prefix)) continue;
+        printf("%.*s\n", TSR_STR_ARG(fqn));
+        left--;
+    }
+    cli_close(&session);
+}
+
+static int run(cli *program, const void *given)
+{
+    (void)given;
+    const char *shell = program->operands.items[0];
+    if (strcmp(shell, "bash") == 0) cli_put_bash();
+    else if (strcmp(shell, "zsh") == 0) cli_put_zsh();
+    else if (strcmp(shell, "fish") == 0) cli_put_fish();
+    else if (strcmp(shell, "names") == 0) put_names(program);
+    else return cli_fail(program, "completions are written for bash, zsh and fish, not '%s'", shell);
+    return CLI_DONE;
+}
+
+static const cli_option options[] = {{0}};
+
+const cli_command cli_completions = {
+    .name = "completions",
+    .summary = "Write the completion script for bash, zsh or fish",
+    .operands = "bash|zsh|fish",
+    .least = 1,
+    .most = 3, /* the scripts call `completions names PATH PREFIX` */
+    .examples = "source <(tessera completions bash)\nComplete in this shell; packages install the script for all\n"
+                "tessera completions zsh >~/.zsh/_tessera\nInstall it in a directory of $fpath\n"
+                "tessera completions fish >~/.config/fish/completions/tessera.fish\nInstall it for all new shells\n",
+    .options = options,
+    .run = run,
+};

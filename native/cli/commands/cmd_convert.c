@@ -1,0 +1,95 @@
+/* `tessera convert PATH DEST --to FORM`: a checkpoint in another container. */
+#include "cli/commands/commands.h"
+#include "cli/writing/writing.h"
+
+typedef struct convert_arguments {
+    cli_writing_options writing;
+    unsigned to; /* choice: safetensors, torch, dcp */
+    cli_list renames;
+    uint64_t max_shard_size;
+} convert_arguments;
+
+static tsr_status choose_container(cli_writing *w, const convert_arguments *arguments, tsr_error *err)
+{
+    static const struct {
+        const char *suffix;
+        tsr_container to;
+    } suffixes[] = {
+        {".safetensors", TSR_TO_SAFETENSORS}, {".pt", TSR_TO_TORCH}, {".pth", TSR_TO_TORCH}, {".bin", TSR_TO_TORCH}};
+    if (arguments->to) {
+        w->to = (tsr_container)(arguments->to - 1);
+    } else {
+        size_t i = 0;
+        while (i < 4 && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
+        if (i == 4)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to safetensors, torch or dcp must say what to write");
+        w->to = suffixes[i].to;
+    }
+    if (arguments->max_shard_size && w->to != TSR_TO_SAFETENSORS) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size is for --to safetensors");
+    }
+    w->max_shard_size = arguments->max_shard_size;
+    w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : w->max_shard_size ? TSR_INDEX_MARKER : NULL;
+    w->is_folder = w->marker != NULL;
+    return TSR_OK;
+}
+
+static tsr_status parse_renames(cli_writing *w, const cli_list *texts, tsr_error *err)
+{
+    tsr_rename *renames = tsr_arena_array(w->arena, texts->count, sizeof *renames, err);
+    if (!renames) return TSR_E_NOMEM;
+    w->renames = renames;
+    for (; w->rename_count < texts->count; w->rename_count++) {
+        tsr_status status = tsr_rename_parse(tsr_str_from(texts->items[w->rename_count]), &renames[w->rename_count], err);
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
+static int run(cli *program, const void *given)
+{
+    const convert_arguments *arguments = given;
+    const char *path = program->operands.items[0];
+    tsr_error err = {0};
+    cli_writing w = {
+        .program = program, .options = &arguments->writing, .what = "converting", .destination = program->operands.items[1]};
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
+    w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+    tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
+    if (status == TSR_OK) status = cli_open(program, path, &used, &w.source, &err);
+    status = cli_agree(program, status, &err);
+    if (status == TSR_OK) status = cli_write(&w, &err);
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
+    cli_writing_close(&w);
+    tsr_arena_free(w.arena);
+    cli_close(&w.source);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Write this format (default: inferred from the extension of DEST)",
+     offsetof(convert_arguments, to)},
+    {"rename", 0, CLI_LIST, "FROM=TO", "Rename: a literal prefix, or one * on each side (repeatable)",
+     offsetof(convert_arguments, renames)},
+    {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
+     offsetof(convert_arguments, max_shard_size)},
+    CLI_WRITING_OPTIONS(convert_arguments, writing),
+    {0},
+};
+
+const cli_command cli_convert = {
+    .name = "convert",
+    .summary = "Convert a checkpoint to safetensors, torch.save or DCP",
+    .operands = "PATH DEST",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera convert ckpt/ model.safetensors --to safetensors\n"
+                "Convert DCP to a single file, in a few MiB of memory\n"
+                "tessera convert ckpt/ hf/ --to safetensors --max-shard-size 5GB --include 'model.**' --rename "
+                "model.=\nWrite shards with an index, and strip the prefix of the names\n"
+                "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n",
+    .options = options,
+    .arguments_size = sizeof(convert_arguments),
+    .run = run,
+};

@@ -1,0 +1,288 @@
+/* `tessera diff A B`: by name, across formats, world sizes and shardings. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/program/policy_options.h"
+#include "cli/program/session.h"
+#include "cli/program/term.h"
+#include "cli/text/findings_text.h"
+#include "cli/text/listing.h"
+#include "cli/text/report.h"
+#include "tessera/document.h"
+#include "tessera/fqn.h"
+
+typedef struct diff_arguments {
+    unsigned format;  /* a cli_report_format */
+    unsigned fail_on; /* choice: error, warning, note */
+    bool json, values, layout, canonical, list_rules, allow_expansion;
+    cli_policy_options policy;
+    cli_real atol, rtol;
+} diff_arguments;
+
+typedef struct comparison {
+    cli *program;
+    const diff_arguments *arguments;
+    cli_session a, b;
+    tsr_arena *arena;
+    tsr_policy *policy;
+    tsr_diff diff; /* what the policy left of it */
+    tsr_policy_result left_out;
+    tsr_difference *differences; /* one a pair */
+} comparison;
+
+static tsr_status match(comparison *c, tsr_error *err)
+{
+    const tsr_host *host = cli_host(c->program);
+    const tsr_catalog *const both[] = {c->a.catalog, c->b.catalog};
+    tsr_diff_options options = {.layout = c->arguments->layout};
+    tsr_canonical_names *names = NULL;
+    tsr_status status = TSR_OK;
+    if (c->arguments->canonical) {
+        status = tsr_canonical_names_new(both, 2, host->allocator, &names, err);
+        options.canonical = tsr_canonical_names_find;
+        options.canonical_ctx = names;
+    }
+    if (status == TSR_OK) status = tsr_diff_catalogs(c->a.catalog, c->b.catalog, &options, host, c->arena, &c->diff, err);
+    tsr_canonical_names_free(names);
+    return status;
+}
+
+/* ---- values ---- */
+
+static tsr_status compare_values(comparison *c, tsr_error *err)
+{
+    const bool exact = !c->arguments->atol.given && !c->arguments->rtol.given;
+    const tsr_tolerance tolerance = {exact, c->arguments->atol.value, c->arguments->rtol.value};
+    tsr_ring *ring = NULL;
+    cli_progress progress;
+    c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
+    tsr_status status = c->differences ? tsr_ring_new(cli_host(c->program), 0, &ring, err) : TSR_E_NOMEM;
+    cli_progress_start(&progress, c->program, "comparing");
+    if (status == TSR_OK) {
+        status = tsr_diff_values(c->a.checkpoint, c->b.checkpoint, &c->diff, &tolerance, ring, &progress.base,
+                                 c->differences, err);
+    }
+    cli_progress_end(&progress);
+    tsr_ring_free(ring);
+    return status;
+}
+
+/* ---- text ---- */
+
+static void put_side(const tsr_entry *entry, uint32_t what)
+{
+    char text[160], layout[128];
+    if (entry->kind != TSR_ENTRY_TENSOR) {
+        cli_put(stdout, entry->type);
+        if (!entry->value) return;
+        putchar(' ');
+        cli_put_fitted(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)), 60, false);
+        return;
+    }
+    cli_shape_text(entry, text, sizeof text);
+    printf("%s %s", tsr_dtype_describe(entry->dtype)->name, text);
+    if (what & TSR_DIFF_LAYOUT) {
+        cli_layout_text(entry, layout, sizeof layout);
+        fputs(", ", stdout);
+        cli_put(stdout, tsr_str_from(layout));
+    }
+}
+
+static void put_change(const comparison *c, uint64_t index)
+{
+    const tsr_diff_pair *pair = &c->diff.pairs[index];
+    const tsr_difference *d = c->differences ? &c->differences[index] : NULL;
+    cli_on(&c->program->out, stdout, CLI_YELLOW);
+    fputs("~ ", stdout);
+    cli_off(&c->program->out, stdout);
+    cli_put(stdout, pair->a->fqn);
+    fputs("  ", stdout);
+    if (pair->what & ~(uint32_t)TSR_DIFF_VALUE) {
+        put_side(pair->a, pair->what);
+        fputs(" → ", stdout);
+        put_side(pair->b, pair->what);
+    }
+    if (pair->what & TSR_DIFF_VALUE && d) {
+        printf("%s of %s values differ", cli_number(d->differing).text, cli_number(d->elements).text);
+        if (d->numeric && d->max_abs > 0) printf(", by at most %.6g", d->max_abs);
+        else if (d->numeric) fputs(", as NaN or in the sign of zero", stdout);
+        if (d->numeric && d->max_ulp) printf(" (%s ulp)", cli_number(d->max_ulp).text);
+    }
+    putchar('\n');
+}
+
+static void put_one_sided(const comparison *c, const char *mark, cli_style style, const tsr_entry *const *entries,
+                          uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        cli_on(&c->program->out, stdout, style);
+        fputs(mark, stdout);
+        cli_off(&c->program->out, stdout);
+        cli_put(stdout, entries[i]->fqn);
+        fputs("  ", stdout);
+        put_side(entries[i], 0);
+        putchar('\n');
+    }
+}
+
+static void put_text(const comparison *c)
+{
+    const tsr_diff *diff = &c->diff;
+    uint64_t changed = 0;
+    put_one_sided(c, "- ", CLI_RED, diff->removed, diff->removed_count);
+    put_one_sided(c, "+ ", CLI_GREEN, diff->added, diff->added_count);
+    for (uint64_t i = 0; i < diff->pair_count; i++) {
+        if (!diff->pairs[i].what) continue;
+        put_change(c, i);
+        changed++;
+    }
+    for (uint64_t i = 0; i < diff->renamed_count; i++) {
+        cli_on(&c->program->out, stdout, CLI_CYAN);
+        fputs("? ", stdout);
+        cli_off(&c->program->out, stdout);
+        cli_put(stdout, diff->renamed[i].a->fqn);
+        fputs(" → ", stdout);
+        cli_put(stdout, diff->renamed[i].b->fqn);
+        fputs("  ", stdout);
+        cli_put(stdout, diff->renamed[i].why);
+        putchar('\n');
+    }
+    const uint64_t same = diff->pair_count - changed - c->left_out.pairs;
+    const char *compared =
+        c->differences ? "values compared" : "names, dtypes, shapes and objects compared; values: --values";
+    if (tsr_diff_is_same(diff)) {
+        const bool left_out = c->left_out.left_out || c->left_out.turned_off;
+        printf("%s: %s (%s)", left_out ? "nothing else differs; same" : "same", cli_plural(same, "name").text, compared);
+    } else {
+        printf("%s same, %s changed, %s only in A, %s only in B", cli_number(same).text, cli_number(changed).text,
+               cli_number(diff->removed_count).text, cli_number(diff->added_count).text);
+        if (diff->renamed_count) printf(", %s perhaps renamed", cli_number(diff->renamed_count).text);
+        printf(" (%s)", compared);
+    }
+    cli_put_left_out(&c->left_out);
+    putchar('\n');
+}
+
+/* ---- command ---- */
+
+static tsr_status report_findings(const comparison *c, const tsr_diff_document *document, cli_report_format format,
+                                  tsr_error *err)
+{
+    cli_report out;
+    const tsr_allocator *allocator = cli_host(c->program)->allocator;
+    tsr_policy_result ignored = {0}; /* what is off is gone from the diff already; here findings get their levels */
+    tsr_findings *findings = tsr_findings_new(allocator, 0, err), *leveled = tsr_findings_new(allocator, 0, err);
+    tsr_status status = findings && leveled ? tsr_diff_findings(document, findings, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_policy_findings(c->policy, findings, leveled, &ignored, err);
+    if (status == TSR_OK) {
+        cli_report_start(&out, &c->program->out, format, 1, err);
+        cli_report_add(&out, c->b.path, c->b.catalog, leveled, NULL);
+        cli_note_left_out(c->program, &c->left_out);
+        status = cli_report_end(&out);
+    }
+    tsr_findings_free(findings);
+    tsr_findings_free(leveled);
+    return status;
+}
+
+static tsr_status report(const comparison *c, tsr_error *err)
+{
+    const unsigned format = c->arguments->json ? CLI_REPORT_JSON : c->arguments->format ? c->arguments->format : CLI_REPORT_TEXT;
+    const tsr_diff_document document = {tsr_str_from(c->a.path), tsr_str_from(c->b.path), &c->diff, c->differences,
+                                        &c->left_out};
+    tsr_json json;
+    if (format == CLI_REPORT_TEXT) {
+        put_text(c);
+        return TSR_OK;
+    }
+    if (format != CLI_REPORT_JSON) return report_findings(c, &document, (cli_report_format)format, err);
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    tsr_status status = tsr_document_diff(&document, &json);
+    return status == TSR_OK ? tsr_json_finish(&json) : status;
+}
+
+static tsr_status apply_policy(comparison *c, tsr_error *err)
+{
+    const tsr_diff whole = c->diff;
+    return tsr_policy_diff(c->policy, &whole, c->arena, &c->diff, &c->left_out, err);
+}
+
+static int run(cli *program, const void *given)
+{
+    comparison c = {.program = program, .arguments = given};
+    tsr_error err = {0};
+    const char *path = NULL;
+    if (c.arguments->list_rules) {
+        cli_put_rules(&program->out, "diff/");
+        return CLI_DONE;
+    }
+    if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");
+    cli_allow_expansion(program, c.arguments->allow_expansion);
+    tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, &c.arguments->policy, &c.policy, &path, &err);
+    if (status == TSR_OK) status = cli_open(program, path = program->operands.items[0], NULL, &c.a, &err);
+    if (status == TSR_OK) status = cli_open(program, path = program->operands.items[1], NULL, &c.b, &err);
+    if (status == TSR_OK) {
+        path = NULL;
+        c.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+        status = c.arena ? match(&c, &err) : TSR_E_NOMEM;
+    }
+    bool values = c.arguments->values || c.arguments->atol.given || c.arguments->rtol.given;
+    if (status == TSR_OK && values) status = compare_values(&c, &err);
+    if (status == TSR_OK) status = apply_policy(&c, &err);
+    if (status == TSR_OK) status = report(&c, &err);
+    if (status == TSR_OK) status = cli_unchanged(&c.a, &err);
+    if (status == TSR_OK) status = cli_unchanged(&c.b, &err);
+    const int result = status != TSR_OK ? cli_fail_error(program, path, &err)
+                                        : cli_totals_status(c.left_out.totals, c.arguments->fail_on);
+    tsr_policy_free(c.policy);
+    tsr_arena_free(c.arena);
+    cli_close(&c.a);
+    cli_close(&c.b);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"values", 0, CLI_FLAG, NULL, "Compare values too, bit for bit", offsetof(diff_arguments, values)},
+    {"atol", 0, CLI_REAL, "X",
+     "Allow values to differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},
+    {"rtol", 0, CLI_REAL, "X",
+     "Allow values to differ by X times the value in B (implies --values)", offsetof(diff_arguments, rtol)},
+    {"layout", 0, CLI_FLAG, NULL, "Report different chunks as a difference", offsetof(diff_arguments, layout)},
+    {"canonical", 0, CLI_FLAG, NULL, "Match names without wrapper prefixes (module, _orig_mod, …)",
+     offsetof(diff_arguments, canonical)},
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
+     "Report in this format (default: text); json is the tessera.diff/1 document",
+     offsetof(diff_arguments, format)},
+    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(diff_arguments, json)},
+    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "Exit with 1 for differences at or above this level (default: error)",
+     offsetof(diff_arguments, fail_on)},
+    {"rule", 0, CLI_LIST, "ID=LEVEL", CLI_RULE_HELP, offsetof(diff_arguments, policy.rules)},
+    {"baseline", 0, CLI_TEXT, "FILE",
+     "Leave out differences that an earlier --json document lists with the same name and kind",
+     offsetof(diff_arguments, policy.baseline)},
+    {"list-rules", 0, CLI_FLAG, NULL, "List the rules of diff with their levels", offsetof(diff_arguments, list_rules)},
+    CLI_EXPANSION_OPTION(diff_arguments, allow_expansion),
+    {0},
+};
+
+const cli_command cli_diff = {
+    .name = "diff",
+    .summary = "Compare two checkpoints, whatever their formats and shardings",
+    .operands = "A B",
+    .least = 0,
+    .most = 2,
+    .examples = "tessera diff step-100/ step-200/\nCompare names, dtypes, shapes and objects\n"
+                "tessera diff ckpt/ model.safetensors --values\n"
+                "Compare values bit for bit, without loading either checkpoint into memory\n"
+                "tessera diff a.pt b.pt --atol 1e-6\nCompare values with a tolerance\n"
+                "tessera diff main/ branch/ --values --rule diff/value=note\n"
+                "Expect new values, and fail for any other difference\n"
+                "tessera diff main/ branch/ --baseline known.json\n"
+                "Report only what is new since `tessera diff main/ branch/ --json >known.json`\n"
+                "tessera diff main/ branch/ --format sarif\n"
+                "Report for code scanning; junit, github and gitlab are available too\n",
+    .options = options,
+    .arguments_size = sizeof(diff_arguments),
+    .run = run,
+};

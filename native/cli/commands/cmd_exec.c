@@ -1,0 +1,186 @@
+/* `tessera exec PLAN DEST`: carries out a plan, whole or in parts. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/commands/commands.h"
+#include "cli/writing/source.h"
+#include "cli/writing/writing.h"
+#include "tessera/remote.h"
+
+typedef struct exec_arguments {
+    cli_writing_options writing; /* those that a plan does not hold */
+    const char *part;
+    const char *source;
+    bool finish;
+} exec_arguments;
+
+typedef struct execution {
+    cli *program;
+    cli_writing writing;
+    cli_writing_options options; /* with what the plan holds */
+    tsr_plan_job planned;
+    tsr_target target;
+    tsr_plan *plan;
+    tsr_store *store; /* of the plan's document */
+    tsr_bytes document;
+} execution;
+
+/* "3/8" */
+static tsr_status parse_part(const char *text, cli_writing *w, tsr_error *err)
+{
+    char *slash, *end;
+    if (!text) return TSR_OK;
+    w->part = strtoull(text, &slash, 10);
+    w->parts = *slash == '/' ? strtoull(slash + 1, &end, 10) : 0;
+    const bool digits = strspn(text, "0123456789/") == strlen(text) && slash != text && w->parts && *end == '\0';
+    if (digits && w->part >= 1 && w->part <= w->parts) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--part '%s': i/N with i from 1 to N is wanted, such as 3/8", text);
+}
+
+/* The position of a word among those of an option. */
+static tsr_status find_word(const char *what, tsr_str word, const char *const *words, size_t count, unsigned *out,
+                            tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        *out = (unsigned)i;
+        if (tsr_str_equal(word, tsr_str_from(words[i]))) return TSR_OK;
+    }
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "plan: destination.%s '%.*s' is not known", what,
+                     TSR_STR_ARG(word));
+}
+
+static tsr_status copy_list(const tsr_str *items, size_t count, tsr_arena *arena, cli_list *out, tsr_error *err)
+{
+    out->items = tsr_arena_array(arena, count, sizeof *out->items, err);
+    if (!out->items) return TSR_E_NOMEM;
+    for (; out->count < count; out->count++) out->items[out->count] = items[out->count].data;
+    return TSR_OK;
+}
+
+static tsr_status read_plan(execution *e, tsr_error *err)
+{
+    const char *path = e->program->operands.items[0];
+    cli_writing *w = &e->writing;
+    unsigned to = 0;
+    tsr_status status = cli_load_file(e->program, path, &e->store, &e->document, err);
+    if (status == TSR_OK) status = tsr_plan_job_read(e->document.data, cli_host(e->program), w->arena, &e->planned, err);
+    if (status == TSR_OK) status = find_word("to", e->planned.to, cli_containers, 3, &to, err);
+    if (status == TSR_OK) status = find_word("objects", e->planned.objects, cli_objects, 5, &e->options.objects, err);
+    w->to = (tsr_container)to;
+    if (e->planned.dtype.size) e->options.dtype = e->planned.dtype.data;
+    e->options.raw_cast = e->planned.raw_cast;
+    cli_selection *selection = &e->options.selection;
+    const tsr_plan_job *p = &e->planned;
+    if (status == TSR_OK) status = copy_list(p->include, p->include_count, w->arena, &selection->include, err);
+    if (status == TSR_OK) status = copy_list(p->exclude, p->exclude_count, w->arena, &selection->exclude, err);
+    w->job.target = p->target;
+    if (status == TSR_OK) status = tsr_target_from_texts(&w->job.target, tsr_glob_match, w->arena, &e->target, err);
+    if (status != TSR_OK) tsr_error_context(err, "%s", path);
+    return status;
+}
+
+/* A plan names an address without its secrets. */
+static tsr_status find_source(const execution *e, const char *given, const char **path, tsr_error *err)
+{
+    *path = given ? given : cli_hide_secrets(e->program, e->planned.source_path.data);
+    if (given || !tsr_is_address(*path) || !strstr(*path, "***")) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "the plan does not hold the secrets of its source's address '%s'; pass the address with --source", *path);
+}
+
+static tsr_status open_source(execution *e, const char *given, tsr_error *err)
+{
+    cli_writing *w = &e->writing;
+    const char *path;
+    tsr_plan_job found = {.digest_algorithm = e->planned.digest_algorithm};
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &e->options.selection};
+    tsr_status status = find_source(e, given, &path, err);
+    if (status == TSR_OK) status = cli_open(e->program, path, &used, &w->source, err);
+    if (status == TSR_OK) status = cli_describe_source(e->program, &w->source, w->arena, &found, err);
+    return status == TSR_OK ? tsr_plan_job_check(&e->planned, &found, err) : status;
+}
+
+static bool want(void *ctx, tsr_str fqn)
+{
+    return cli_selects(ctx, fqn);
+}
+
+static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_error *err)
+{
+    cli_writing *w = &e->writing;
+    w->arena = tsr_arena_new(cli_host(e->program)->allocator, 0, err);
+    tsr_status status = w->arena ? parse_part(arguments->part, w, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = read_plan(e, err);
+    if (status == TSR_OK) status = open_source(e, arguments->source, err);
+    if (status != TSR_OK) return status;
+    w->documents[0] = e->program->operands.items[0];
+    w->is_folder = true;
+    w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : NULL;
+    const tsr_plan_options options = {.want = want, .want_ctx = &e->options.selection};
+    status = tsr_plan_for_texts(w->source.catalog, &w->job.target, &e->target, &options, cli_host(e->program), w->arena,
+                                &e->plan, err);
+    w->plan = e->plan;
+    return status == TSR_OK ? cli_write(w, err) : status;
+}
+
+static int run(cli *program, const void *given)
+{
+    const exec_arguments *arguments = given;
+    tsr_error err = {0};
+    execution e = {.program = program, .options = arguments->writing};
+    e.writing = (cli_writing){.program = program,
+                              .options = &e.options,
+                              .what = "resharding",
+                              .destination = program->operands.items[1],
+                              .is_exec = true,
+                              .finish = arguments->finish};
+    tsr_status status = execute(&e, arguments, &err);
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
+    cli_writing_close(&e.writing);
+    tsr_plan_free(e.plan);
+    tsr_bytes_free(&e.document);
+    if (e.store) e.store->close(e.store);
+    tsr_arena_free(e.writing.arena);
+    cli_close(&e.writing.source);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"part", 0, CLI_TEXT, "i/N", "Write only this share of the bytes, from 1/N to N/N, in any order and on any machine",
+     offsetof(exec_arguments, part)},
+    {"finish", 0, CLI_FLAG, NULL,
+     "Check that all parts are done, and publish the checkpoint", offsetof(exec_arguments, finish)},
+    {"source", 0, CLI_TEXT, "PATH", "Read the plan's source from here: it has moved, or its URL needs a fresh signature",
+     offsetof(exec_arguments, source)},
+    {"max-mem", 0, CLI_BYTES, "SIZE",
+     "Limit the memory for buffers (default: 16MiB)", offsetof(exec_arguments, writing.max_memory)},
+    {"ignore-crc", 0, CLI_FLAG, NULL, "Accept tensors whose bytes do not match the source's CRC-32",
+     offsetof(exec_arguments, writing.ignore_crc)},
+    {"overwrite", 0, CLI_FLAG, NULL,
+     "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
+     offsetof(exec_arguments, writing.overwrite)},
+    {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted run (exec always does)",
+     offsetof(exec_arguments, writing.resume)},
+    {"no-verify", 0, CLI_FLAG, NULL, "Do not check again what other parts and earlier runs wrote",
+     offsetof(exec_arguments, writing.no_verify)},
+    {"dry-run", 0, CLI_FLAG, NULL, "Check the plan against its source and decide everything, but write nothing",
+     offsetof(exec_arguments, writing.dry_run)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},
+    CLI_EXPANSION_OPTION(exec_arguments, writing.allow_expansion),
+    {0},
+};
+
+const cli_command cli_exec = {
+    .name = "exec",
+    .summary = "Carry out a plan, as a whole or in parts, without MPI",
+    .operands = "PLAN DEST",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera exec plan.json ckpt-3/\n"
+                "Carry out a plan of `tessera plan --json`, unless its source changed since\n"
+                "tessera exec plan.json ckpt-3/ --part $SLURM_ARRAY_TASK_ID/8\nDo one of eight parts, numbered from 1\n"
+                "tessera exec plan.json ckpt-3/ --finish\nPublish the checkpoint when all eight parts are done\n",
+    .options = options,
+    .arguments_size = sizeof(exec_arguments),
+    .run = run,
+};

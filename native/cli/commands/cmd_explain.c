@@ -1,0 +1,58 @@
+/* `tessera explain RULE`: what a finding's rule watches for, why it happens and what to do. */
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/program/term.h"
+#include "cli/text/findings_text.h"
+
+void cli_put_rules(const cli_terminal *terminal, const char *prefix)
+{
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    unsigned width = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (strlen(rules[i].id) > width) width = (unsigned)strlen(rules[i].id);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (strncmp(rules[i].id, prefix, strlen(prefix)) != 0) continue;
+        printf("%-*s  %-8s", (int)width, rules[i].id, tsr_level_name(rules[i].level));
+        cli_put_wrapped(stdout, tsr_str_from(rules[i].summary), width + 10, width + 10, terminal->columns);
+    }
+}
+
+static int run(cli *program, const void *given)
+{
+    (void)given;
+    if (program->operands.count == 0) {
+        cli_put_rules(&program->out, "");
+        return CLI_DONE;
+    }
+    const char *id = program->operands.items[0];
+    const tsr_rule *rule = tsr_rule_find(id);
+    if (!rule) {
+        const tsr_rule *meant = tsr_rule_suggest(id);
+        if (meant) return cli_fail(program, "there is no rule '%s'; did you mean '%s'?", id, meant->id);
+        return cli_fail(program, "there is no rule '%s'; see tessera validate --list-rules", id);
+    }
+    cli_on(&program->out, stdout, CLI_BOLD);
+    fputs(rule->id, stdout);
+    cli_off(&program->out, stdout);
+    printf("  (%s)\n", tsr_level_name(rule->level));
+    cli_put_wrapped(stdout, tsr_str_from(rule->summary), 0, 0, program->out.columns);
+    putchar('\n');
+    cli_put_wrapped(stdout, tsr_str_from(rule->help), 0, 0, program->out.columns);
+    return CLI_DONE;
+}
+
+static const cli_option options[] = {{0}};
+
+const cli_command cli_explain = {
+    .name = "explain",
+    .summary = "Explain a rule of validate",
+    .operands = "[RULE]",
+    .least = 0,
+    .most = 1,
+    .examples = "tessera explain layout/hole\nPrint what it means, why it happens and what to do\n",
+    .options = options,
+    .run = run,
+};

@@ -1,0 +1,326 @@
+/* `tessera fqn`: canonical names over a module tree, or of a checkpoint's own keys by text; and what has to be renamed for a
+ * checkpoint to fit a model or another checkpoint. */
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/fqn_against.h"
+#include "cli/program/session.h"
+#include "cli/program/term.h"
+#include "tessera/document.h"
+#include "tessera/map.h"
+
+typedef struct fqn_arguments {
+    const char *checkpoint, *against, *prefix;
+    bool json;
+} fqn_arguments;
+
+typedef struct answer {
+    tsr_name *names;
+    size_t count;
+    tsr_collision *collisions;
+    size_t collision_count;
+    bool by_text;
+    bool compared;
+    cli_against against;
+} answer;
+
+/* ---- asking ---- */
+
+static tsr_status resolve_all(cli *program, const tsr_modules *modules, tsr_arena *arena, void *result, tsr_error *err)
+{
+    answer *out = result;
+    const cli_list *operands = &program->operands;
+    const size_t asked = operands->count - 1;
+    tsr_str *raws = tsr_arena_array(arena, asked, sizeof *raws, err);
+    if (!raws) return TSR_E_NOMEM;
+    for (size_t i = 0; i < asked; i++) raws[i] = tsr_str_from(operands->items[1 + i]);
+    return tsr_fqn_resolve_all(modules, asked ? raws : NULL, asked, cli_host(program), arena, &out->names, &out->count, err);
+}
+
+/* Calls `use` with the module tree of a document. */
+static tsr_status with_modules(cli *program, const char *path, tsr_arena *arena, void *out,
+                               tsr_status (*use)(cli *program, const tsr_modules *modules, tsr_arena *arena, void *out,
+                                                 tsr_error *err),
+                               tsr_error *err)
+{
+    tsr_store *store = NULL;
+    tsr_bytes bytes = {0};
+    tsr_modules_document document;
+    tsr_modules *modules = NULL;
+    tsr_status status = cli_load_file(program, path, &store, &bytes, err);
+    if (status == TSR_OK) status = tsr_modules_parse(bytes.data, cli_host(program), arena, &document, err);
+    tsr_bytes_free(&bytes);
+    if (store) store->close(store);
+    if (status == TSR_OK) status = tsr_modules_new(document.root, cli_host(program), &modules, err);
+    if (status == TSR_OK) status = use(program, modules, arena, out, err);
+    tsr_modules_free(modules);
+    return status;
+}
+
+/* A checkpoint's keys, canonical by text; those with a prefix, without it. */
+typedef struct keys {
+    tsr_name *names;
+    cli_known_name *known;
+    size_t count;
+} keys;
+
+static tsr_status copy_key(const tsr_entry *entry, size_t cut, tsr_arena *arena, cli_known_name *out, tsr_error *err)
+{
+    uint64_t *shape = tsr_arena_array(arena, entry->rank, sizeof *shape, err); /* the arena outlives the session */
+    out->name = tsr_arena_str(arena, (tsr_str){entry->fqn.data + cut, entry->fqn.size - cut}, err);
+    if (!shape || !out->name.data) return TSR_E_NOMEM;
+    if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
+    out->shape = shape;
+    out->rank = entry->rank;
+    out->is_tensor = entry->kind == TSR_ENTRY_TENSOR;
+    return TSR_OK;
+}
+
+static tsr_status name_by_text(cli *program, tsr_arena *arena, keys *out, tsr_error *err)
+{
+    tsr_str *raws = tsr_arena_array(arena, out->count, sizeof *raws, err);
+    out->names = tsr_arena_array(arena, out->count, sizeof *out->names, err);
+    if (!raws || !out->names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < out->count; i++) raws[i] = out->known[i].name;
+    return tsr_fqn_from_text(raws, out->count, cli_host(program)->allocator, arena, out->names, err);
+}
+
+static tsr_status copy_keys(const tsr_catalog *catalog, tsr_str prefix, tsr_arena *arena, keys *out, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    out->known = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *out->known, err);
+    if (!out->known) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        if (!tsr_str_starts(catalog->entries[i].fqn, prefix)) continue;
+        status = copy_key(&catalog->entries[i], prefix.size, arena, &out->known[out->count++], err);
+    }
+    return status;
+}
+
+static tsr_status read_keys(cli *program, const char *path, const char *prefix, tsr_arena *arena, keys *out, tsr_error *err)
+{
+    cli_session session;
+    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true, .purpose = TSR_FOR_NAMES}, &session, err);
+    if (status != TSR_OK) return status;
+    status = copy_keys(session.catalog, tsr_str_from(prefix ? prefix : ""), arena, out, err);
+    cli_close(&session);
+    return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
+}
+
+/* Names are matched by their canonical form, unless two of one side would be one. */
+static tsr_status choose_matches(cli *program, keys *side, tsr_error *err)
+{
+    bool canonical = true;
+    for (size_t attempt = 0; attempt < 2; attempt++) {
+        bool unique = true;
+        tsr_status status = TSR_OK;
+        tsr_map *seen = tsr_map_new(cli_host(program)->allocator, side->count, err);
+        if (!seen) return TSR_E_NOMEM;
+        for (size_t i = 0; i < side->count && unique && status == TSR_OK; i++) {
+            side->known[i].match = canonical ? side->names[i].fqns[0] : side->known[i].name;
+            status = tsr_map_put(seen, side->known[i].match, 0, NULL, &unique, err);
+        }
+        tsr_map_free(seen);
+        if (status != TSR_OK || unique) return status;
+        canonical = false;
+    }
+    return TSR_OK;
+}
+
+/* ---- against a model or another checkpoint ---- */
+
+static tsr_status add_tree_name(keys *out, const tsr_state_item *item, const tsr_name *name, size_t at, tsr_map *seen,
+                                tsr_error *err)
+{
+    const tsr_flat_original *original = name->flat ? &name->flat->params[at] : NULL;
+    bool fresh;
+    tsr_status status = tsr_map_put(seen, name->fqns[at], 0, NULL, &fresh, err);
+    if (status != TSR_OK || !fresh) return status;
+    out->known[out->count++] = (cli_known_name){.name = name->fqns[at],
+                                                .is_tensor = item->tensor != NULL,
+                                                .rank = original       ? original->rank
+                                                        : item->tensor ? item->tensor->rank
+                                                                       : 0,
+                                                .shape = original       ? original->shape
+                                                         : item->tensor ? item->tensor->shape
+                                                                        : NULL};
+    return TSR_OK;
+}
+
+static tsr_status name_items(const tsr_modules *modules, const tsr_state_item *items, size_t count, tsr_map *seen,
+                             tsr_arena *arena, keys *out, tsr_error *err)
+{
+    size_t total = 0;
+    tsr_status status = TSR_OK;
+    tsr_name *names = tsr_arena_array(arena, count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        status = tsr_fqn_resolve(modules, items[i].raw, NULL, arena, &names[i], err);
+        total += names[i].fqn_count;
+    }
+    if (status != TSR_OK) return status;
+    out->known = tsr_arena_array(arena, total, sizeof *out->known, err);
+    if (!out->known) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        for (size_t f = 0; f < names[i].fqn_count && status == TSR_OK; f++)
+            status = add_tree_name(out, &items[i], &names[i], f, seen, err);
+    }
+    return status;
+}
+
+/* All canonical names of a model's state. What it points to lives as long as the arena. */
+static tsr_status tree_names(cli *program, const tsr_modules *modules, tsr_arena *arena, void *out, tsr_error *err)
+{
+    tsr_state_item *items;
+    size_t count;
+    tsr_status status = tsr_fqn_iterate(modules, cli_host(program), arena, &items, &count, err);
+    tsr_map *seen = status == TSR_OK ? tsr_map_new(cli_host(program)->allocator, count, err) : NULL;
+    if (!seen) return status == TSR_OK ? TSR_E_NOMEM : status;
+    status = name_items(modules, items, count, seen, arena, out, err);
+    tsr_map_free(seen);
+    return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
+}
+
+static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, tsr_arena *arena, answer *out, tsr_error *err)
+{
+    keys have = {0}, want = {0};
+    const char *tree = program->operands.count ? program->operands.items[0] : NULL;
+    tsr_status status = read_keys(program, arguments->checkpoint, arguments->prefix, arena, &have, err);
+    out->by_text = true;
+    out->names = have.names;
+    out->count = have.count;
+    if (status != TSR_OK || !(tree || arguments->against)) return status;
+    if (tree) status = with_modules(program, tree, arena, &want, tree_names, err);
+    else status = read_keys(program, arguments->against, NULL, arena, &want, err);
+    if (status != TSR_OK) tsr_error_context(err, "%s", tree ? tree : arguments->against);
+    if (status == TSR_OK) status = choose_matches(program, &want, err);
+    if (status == TSR_OK) status = choose_matches(program, &have, err);
+    if (status == TSR_OK)
+        status =
+            cli_compare_names(have.known, have.count, want.known, want.count, cli_host(program), arena, &out->against, err);
+    out->compared = status == TSR_OK;
+    return status;
+}
+
+/* ---- telling ---- */
+
+static void put_against(void *ctx, tsr_json *json)
+{
+    cli_put_against_json(json, ctx);
+}
+
+static tsr_status put_json(const answer *a, tsr_error *err)
+{
+    cli_against against = a->against;
+    const tsr_fqn_document document = {.names = a->names,
+                                       .count = a->count,
+                                       .collisions = a->collisions,
+                                       .collision_count = a->collision_count,
+                                       .by_text = a->by_text,
+                                       .more = a->compared ? put_against : NULL,
+                                       .more_ctx = &against};
+    tsr_json json;
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    const tsr_status status = tsr_document_fqn(&document, &json);
+    return status == TSR_OK ? tsr_json_finish(&json) : status;
+}
+
+static void put_text_name(const cli *program, const tsr_name *name)
+{
+    for (size_t i = 0; i < name->fqn_count; i++) {
+        cli_put(stdout, name->fqns[i]);
+        putchar('\n');
+    }
+    if (name->removed_count == 0 && name->ambiguity.size == 0) return;
+    cli_on(&program->out, stdout, CLI_DIM);
+    fputs("  from ", stdout);
+    cli_put(stdout, name->raw);
+    putchar('\n');
+    for (size_t i = 0; i < name->removed_count; i++) {
+        fputs("  without ", stdout);
+        cli_put(stdout, name->removed[i].component);
+        fputs(": ", stdout);
+        cli_put(stdout, name->removed[i].why);
+        putchar('\n');
+    }
+    if (name->ambiguity.size) {
+        fputs("  perhaps: ", stdout);
+        cli_put(stdout, name->ambiguity);
+        putchar('\n');
+    }
+    cli_off(&program->out, stdout);
+}
+
+static void put_text(const cli *program, const answer *a)
+{
+    if (a->by_text)
+        cli_warn(program, "names alone cannot always tell a wrapper from a module of that name; a module tree can");
+    for (size_t i = 0; i < a->count && !a->compared; i++) put_text_name(program, &a->names[i]);
+    for (size_t i = 0; i < a->collision_count; i++) {
+        fputs("collision: ", stdout);
+        cli_put(stdout, a->collisions[i].fqn);
+        fputs(" stands for", stdout);
+        for (size_t n = 0; n < a->collisions[i].count; n++) {
+            fputs(n ? ", " : " ", stdout);
+            cli_put(stdout, a->names[a->collisions[i].names[n]].raw);
+        }
+        putchar('\n');
+    }
+    if (a->compared) cli_put_against_text(program, &a->against);
+}
+
+static int run(cli *program, const void *given)
+{
+    const fqn_arguments *arguments = given;
+    tsr_error err = {0};
+    answer a = {0};
+    if (arguments->against && !arguments->checkpoint) return cli_fail(program, "--against needs --checkpoint PATH");
+    if (arguments->prefix && !arguments->checkpoint) return cli_fail(program, "--prefix needs --checkpoint PATH");
+    if (!arguments->checkpoint && program->operands.count == 0)
+        return cli_fail(program, "fqn needs MODULES.json, or --checkpoint PATH");
+    if (arguments->checkpoint && program->operands.count + (arguments->against != NULL) > 1)
+        return cli_fail(program, "fqn compares a checkpoint with one MODULES.json or one --against PATH");
+    const char *path = arguments->checkpoint ? arguments->checkpoint : program->operands.items[0];
+    tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+    tsr_status status = !arena                  ? TSR_E_NOMEM
+                        : arguments->checkpoint ? ask_checkpoint(program, arguments, arena, &a, &err)
+                                                : with_modules(program, path, arena, &a, resolve_all, &err);
+    if (status == TSR_OK) {
+        status = tsr_fqn_collisions(a.names, a.count, cli_host(program)->allocator, arena, &a.collisions, &a.collision_count,
+                                    &err);
+    }
+    if (status == TSR_OK && arguments->json) status = put_json(&a, &err);
+    else if (status == TSR_OK) put_text(program, &a);
+    tsr_arena_free(arena);
+    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
+}
+
+static const cli_option options[] = {
+    {"checkpoint", 0, CLI_TEXT, "PATH",
+     "Canonicalize the keys of a checkpoint by their text; with MODULES.json: suggest renames that fit the model",
+     offsetof(fqn_arguments, checkpoint)},
+    {"against", 0, CLI_TEXT, "PATH", "Suggest renames that give --checkpoint the names of this checkpoint",
+     offsetof(fqn_arguments, against)},
+    {"prefix", 0, CLI_TEXT, "TEXT", "With --checkpoint: use only keys with this prefix, and strip it (\"model.\")",
+     offsetof(fqn_arguments, prefix)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.fqn/1 document", offsetof(fqn_arguments, json)},
+    {0},
+};
+
+const cli_command cli_fqn = {
+    .name = "fqn",
+    .summary = "Canonicalize parameter names as PyTorch does, and explain every change",
+    .operands = "MODULES.json [NAME…]",
+    .least = 0,
+    .most = 1u << 20,
+    .examples =
+        "tessera fqn modules.json\nList all parameters, persistent buffers and extra states, in PyTorch's order\n"
+        "tessera fqn modules.json --json -- module._orig_mod.fc.weight\n"
+        "Canonicalize one name, and list the components removed\n"
+        "tessera fqn --checkpoint ckpt/\nCanonicalize a checkpoint's keys, and report collisions and ambiguous names\n"
+        "tessera fqn modules.json --checkpoint ckpt/\nPrint the --rename options with which `tessera convert` makes it fit "
+        "the model\n",
+    .options = options,
+    .arguments_size = sizeof(fqn_arguments),
+    .run = run,
+};

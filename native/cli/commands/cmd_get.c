@@ -1,0 +1,274 @@
+/* `tessera get`: one tensor, or a slice of it, reading only what it needs. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/npy.h"
+#include "cli/commands/slice.h"
+#include "cli/program/session.h"
+#include "cli/program/term.h"
+#include "cli/text/listing.h"
+#include "cli/writing/out_file.h"
+#include "tessera/document.h"
+#include "tessera/repeats.h"
+
+typedef struct get_arguments {
+    const char *output;
+    bool print, allow_expansion;
+} get_arguments;
+
+enum { PRINT_FIRST = 1000 };
+#define TILE_BYTES ((size_t)8 << 20)
+
+/* Receives the slice's bytes in order. */
+typedef struct sink {
+    FILE *file;
+    bool as_text;
+    tsr_dtype dtype;
+    uint32_t rank;         /* text */
+    const uint64_t *shape; /* text */
+    uint64_t put, most;    /* elements */
+} sink;
+
+static tsr_status write_bytes(sink *to, const uint8_t *data, size_t size, tsr_error *err)
+{
+    if (fwrite(data, 1, size, to->file) == size) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write the output");
+}
+
+/* Brackets as NumPy prints them: how many dims end, or begin, at element `index`. */
+static uint32_t dims_at(const sink *to, uint64_t index)
+{
+    uint32_t count = 0;
+    for (uint32_t d = to->rank; d-- > 0; count++) {
+        if (to->shape[d] == 0 || index % to->shape[d] != 0) break;
+        index /= to->shape[d];
+    }
+    return count;
+}
+
+static void print_elements(sink *to, const uint8_t *data, size_t size)
+{
+    char text[80];
+    const uint32_t itemsize = tsr_dtype_size(to->dtype);
+    for (size_t at = 0; at + itemsize <= size && to->put < to->most; at += itemsize, to->put++) {
+        uint32_t opens = dims_at(to, to->put);
+        if (to->put && opens) {
+            for (uint32_t d = 0; d < opens; d++) putchar(']');
+            putchar('\n');
+            for (uint32_t d = 1; d < opens; d++) putchar('\n');
+            cli_pad(stdout, to->rank - opens);
+        } else if (to->put) {
+            putchar(' ');
+        }
+        for (uint32_t d = 0; d < opens; d++) putchar('[');
+        fputs(tsr_element_text(to->dtype, data + at, text, sizeof text), stdout);
+    }
+}
+
+static tsr_status take(sink *to, const uint8_t *data, size_t size, tsr_error *err)
+{
+    if (!to->as_text) return write_bytes(to, data, size, err);
+    print_elements(to, data, size);
+    return TSR_OK;
+}
+
+static tsr_status take_tile(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
+{
+    (void)byte_at;
+    return take(ctx, data, size, err);
+}
+
+/* Runs of whole rows below the outermost dim that makes them small enough; at most TILE_BYTES at a time. */
+static tsr_status read_slice(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, sink *to,
+                             tsr_error *err)
+{
+    const uint64_t itemsize = tsr_dtype_size(entry->dtype);
+    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], below = itemsize;
+    uint32_t dim = entry->rank;
+    while (dim > 0 && below * slice->sizes[dim - 1] <= TILE_BYTES) below *= slice->sizes[--dim];
+    memcpy(offsets, slice->offsets, sizeof offsets);
+    memcpy(sizes, slice->sizes, sizeof sizes);
+    for (uint32_t d = 0; d < entry->rank; d++) {
+        if (slice->sizes[d] == 0) return TSR_OK;
+        if (d < dim) sizes[d] = 1;
+    }
+    uint64_t rows = dim ? TILE_BYTES / below : 1; /* of dim − 1 in a tile */
+    uint8_t *buffer = tsr_alloc(&tsr_allocator_libc, (size_t)(below * (dim ? rows : 1)), 1, err);
+    if (!buffer) return TSR_E_NOMEM;
+    tsr_status status = TSR_OK;
+    for (bool more = true; more && status == TSR_OK && to->put < to->most;) {
+        if (dim) {
+            uint64_t left = slice->offsets[dim - 1] + slice->sizes[dim - 1] - offsets[dim - 1];
+            sizes[dim - 1] = left < rows ? left : rows;
+        }
+        size_t bytes = (size_t)(below * (dim ? sizes[dim - 1] : 1));
+        status = tsr_read_box(session->checkpoint, entry, offsets, sizes, buffer, bytes, err);
+        if (status == TSR_OK) status = take(to, buffer, bytes, err);
+        more = false;
+        for (uint32_t d = dim; d-- > 0 && !more;) {
+            offsets[d] += d == dim - 1 ? sizes[d] : 1;
+            more = offsets[d] < slice->offsets[d] + slice->sizes[d];
+            if (!more) offsets[d] = slice->offsets[d];
+        }
+    }
+    tsr_free(&tsr_allocator_libc, buffer, (size_t)(below * (dim ? rows : 1)), 1);
+    return status;
+}
+
+static tsr_status read_whole(cli *program, const cli_session *session, const tsr_entry *entry, sink *to, tsr_error *err)
+{
+    tsr_ring *ring = NULL;
+    tsr_status status = tsr_ring_new(cli_host(program), 0, &ring, err);
+    if (status == TSR_OK) status = tsr_stream_tensor(session->checkpoint, entry, ring, take_tile, to, err);
+    tsr_ring_free(ring);
+    return status;
+}
+
+static tsr_status get_to_file(cli *program, const cli_session *session, const tsr_entry *entry, const cli_slice *slice,
+                              bool whole, const char *output, tsr_error *err)
+{
+    tsr_str name = tsr_str_from(output), header = {NULL, 0};
+    bool npy = tsr_str_ends(name, TSR_STR(".npy"));
+    if (!npy && !tsr_str_ends(name, TSR_STR(".bin"))) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "cannot infer the format of the output '%s'; it must end in .npy, or in .bin for the raw bytes",
+                         output);
+    }
+    if (npy) {
+        tsr_status status =
+            cli_npy_header(entry->dtype, slice->rank, slice->shape, tsr_checkpoint_arena(session->checkpoint), &header, err);
+        if (status != TSR_OK) return status;
+    }
+    cli_out_file out;
+    tsr_status status = cli_out_open(output, session, &out, err);
+    if (status != TSR_OK) return status;
+    sink to = {.file = out.to, .dtype = entry->dtype, .most = 1};
+    status = header.size ? write_bytes(&to, (const uint8_t *)header.data, header.size, err) : TSR_OK;
+    if (status == TSR_OK)
+        status = whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
+    if (status == TSR_OK) status = cli_unchanged(session, err);
+    return cli_out_close(&out, status, err);
+}
+
+static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, bool all,
+                              tsr_error *err)
+{
+    uint64_t elements = 1;
+    for (uint32_t d = 0; d < slice->rank; d++) elements *= slice->shape[d];
+    if (tsr_dtype_size(entry->dtype) == 0) {
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "%s elements are not byte-aligned; write them with -o FILE.bin",
+                         tsr_dtype_describe(entry->dtype)->name);
+    }
+    sink to = {.file = stdout,
+               .as_text = true,
+               .dtype = entry->dtype,
+               .rank = slice->rank,
+               .shape = slice->shape,
+               .most = all || elements < PRINT_FIRST ? elements : PRINT_FIRST};
+    tsr_status status = read_slice(session, entry, slice, &to, err);
+    if (status != TSR_OK) {
+        if (to.put) putchar('\n');
+        return status;
+    }
+    if (elements == 0) fputs("[]", stdout);
+    else if (to.put == elements)
+        for (uint32_t d = 0; d < slice->rank; d++) putchar(']');
+    else printf(" …\n%s more; --print prints all, -o FILE.npy writes them", cli_number(elements - to.put).text);
+    putchar('\n');
+    return status;
+}
+
+/* A name is looked up whole first: names may hold brackets. */
+static tsr_status find(const cli_session *session, const char *given, const tsr_entry **entry, tsr_str *inside,
+                       tsr_error *err)
+{
+    tsr_str text = tsr_str_from(given);
+    *inside = (tsr_str){NULL, 0};
+    *entry = tsr_checkpoint_entry(session->checkpoint, text);
+    if (!*entry) *entry = tsr_checkpoint_entry(session->checkpoint, cli_slice_split(text, inside));
+    if (*entry) return TSR_OK;
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%s'; `tessera inspect` lists them", given);
+}
+
+static tsr_status check_repeats(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, tsr_error *err)
+{
+    tsr_repeats repeats;
+    tsr_repeats_open(&repeats, session->checkpoint);
+    tsr_status status = tsr_repeats_add(&repeats, entry, slice->offsets, slice->sizes, NULL, err);
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
+static tsr_status get(cli *program, const cli_session *session, const get_arguments *arguments, tsr_error *err)
+{
+    const tsr_entry *entry;
+    tsr_str inside;
+    cli_slice slice;
+    tsr_status status = find(session, program->operands.items[1], &entry, &inside, err);
+    if (status != TSR_OK) return status;
+    if (entry->kind != TSR_ENTRY_TENSOR) {
+        char text[4096];
+        if (arguments->output || inside.data) {
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
+                             TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+        }
+        cli_put(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)));
+        putchar('\n');
+        return cli_unchanged(session, err);
+    }
+    status = cli_slice_parse(inside, entry->rank, entry->shape, &slice, err);
+    if (status == TSR_OK) status = check_repeats(session, entry, &slice, err);
+    if (status == TSR_OK && (arguments->print || !arguments->output))
+        status = get_as_text(session, entry, &slice, arguments->print, err);
+    if (status == TSR_OK) status = cli_unchanged(session, err);
+    /* Last: the output may replace a file of PATH's directory. */
+    if (status == TSR_OK && arguments->output)
+        status = get_to_file(program, session, entry, &slice, inside.data == NULL, arguments->output, err);
+    return status;
+}
+
+/* Whether FQN[SLICE] is of this name. */
+static bool is_asked(const void *operand, tsr_str fqn)
+{
+    const tsr_str asked = tsr_str_from(operand);
+    return tsr_str_starts(asked, fqn) && (asked.size == fqn.size || asked.data[fqn.size] == '[');
+}
+
+static int run(cli *program, const void *given)
+{
+    tsr_error err = {0};
+    cli_session session;
+    const char *path = program->operands.items[0];
+    const tsr_open_options used = {.selects = is_asked, .selects_ctx = program->operands.items[1]};
+    cli_allow_expansion(program, ((const get_arguments *)given)->allow_expansion);
+    tsr_status status = cli_open(program, path, &used, &session, &err);
+    if (status == TSR_OK) status = get(program, &session, given, &err);
+    cli_close(&session);
+    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
+}
+
+static const cli_option options[] = {
+    {"output", 'o', CLI_TEXT, "FILE", "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin",
+     offsetof(get_arguments, output)},
+    {"print", 0, CLI_FLAG, NULL, "Print all values, however many there are", offsetof(get_arguments, print)},
+    CLI_EXPANSION_OPTION(get_arguments, allow_expansion),
+    {0},
+};
+
+const cli_command cli_get = {
+    .name = "get",
+    .summary = "Read a tensor, or a slice of one",
+    .operands = "PATH FQN[SLICE]",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera get ckpt/ 'model.embed.weight[0:2,:8]'\nPrint a corner of a tensor\n"
+                "tessera get model.safetensors lm_head.weight -o head.npy\nWrite a tensor for NumPy\n"
+                "tessera get run.pt w -o w.bin\nWrite raw bytes, for dtypes that NumPy does not have\n",
+    .options = options,
+    .arguments_size = sizeof(get_arguments),
+    .run = run,
+};

@@ -1,0 +1,155 @@
+/* `tessera inspect`: what a checkpoint holds. The document comes from core, the text from inspect_*.c: a head that answers
+ * the first questions, a table or a tree with equal layers folded, objects, findings. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/text/findings_text.h"
+#include "cli/text/inspect_view.h"
+#include "tessera/cast.h"
+#include "tessera/document.h"
+#include "tessera/repeats.h"
+#include "tessera/validate.h"
+
+static void put_digest(const tsr_digest *digest)
+{
+    for (size_t i = 0; i < digest->size; i++) printf("%02x", digest->bytes[i]);
+}
+
+/* Statistics, digest, name: what is asked of them. */
+static tsr_status put_line(const cli_session *session, const inspect_arguments *arguments, const tsr_entry *entry, tsr_ring *ring,
+                           tsr_error *err)
+{
+    tsr_digest digest;
+    tsr_stats stats;
+    const bool numeric = arguments->stats && tsr_dtype_is_numeric(entry->dtype);
+    tsr_status status = TSR_OK;
+    if (arguments->hash) status = tsr_tensor_digest(session->checkpoint, entry, arguments->hash, ring, &digest, err);
+    if (status == TSR_OK && numeric) status = tsr_tensor_stats(session->checkpoint, entry, ring, &stats, err);
+    if (status != TSR_OK) return status;
+    if (numeric) {
+        printf("%12.5g %12.5g %12.5g %12.5g %8" PRIu64 " %8" PRIu64 " %8" PRIu64 "  ", stats.min, stats.max, stats.mean,
+               stats.std, stats.nan, stats.inf, stats.zero);
+    } else if (arguments->stats) {
+        printf("%12s %12s %12s %12s %8s %8s %8s  ", "-", "-", "-", "-", "-", "-", "-");
+    }
+    if (arguments->hash) {
+        put_digest(&digest);
+        fputs("  ", stdout);
+    }
+    cli_put(stdout, entry->fqn);
+    putchar('\n');
+    return TSR_OK;
+}
+
+static tsr_status put_values(const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring, tsr_error *err)
+{
+    const tsr_selection selection = {cli_selects, &arguments->selection};
+    tsr_status allowed = tsr_repeats_check_catalog(session->checkpoint, &selection, err);
+    if (allowed != TSR_OK) return allowed;
+    if (arguments->stats) {
+        printf("%12s %12s %12s %12s %8s %8s %8s  %s\n", "MIN", "MAX", "MEAN", "STD", "NAN", "INF", "ZERO", "TENSOR");
+    }
+    tsr_status status = TSR_OK;
+    for (uint64_t i = 0; i < session->catalog->entry_count && status == TSR_OK; i++) {
+        const tsr_entry *entry = &session->catalog->entries[i];
+        if (entry->kind != TSR_ENTRY_TENSOR || !cli_selects(&arguments->selection, entry->fqn)) continue;
+        status = put_line(session, arguments, entry, ring, err);
+    }
+    if (status != TSR_OK) tsr_error_context(err, "%s", session->path);
+    return status;
+}
+
+static tsr_status inspect_json(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring,
+                               tsr_error *err)
+{
+    tsr_json json;
+    cli_progress progress;
+    cli_progress_start(&progress, program, "reading");
+    const tsr_inspect_options options = {
+        .path = tsr_str_from(session->path),
+        .selection = {cli_selects, &arguments->selection},
+        .hash = (tsr_digest_algorithm)arguments->hash,
+        .stats = arguments->stats,
+        .ring = ring,
+        .progress = ring ? &progress.base : NULL,
+    };
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    tsr_status status = tsr_document_inspect(session->checkpoint, &options, &json, err);
+    if (status == TSR_OK) status = tsr_json_finish(&json);
+    cli_progress_end(&progress);
+    return status;
+}
+
+static tsr_status inspect_text(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring,
+                               tsr_error *err)
+{
+    cli_view v = {.out = &program->out, .session = session, .arguments = arguments};
+    if (ring) return put_values(session, arguments, ring, err);
+    tsr_status status =
+        cli_listing_build(session->catalog, cli_selects, &arguments->selection, &tsr_allocator_libc, &v.listing, err);
+    if (status == TSR_OK) {
+        cli_put_head(&v);
+        if (arguments->tree) status = cli_put_tree(&v, err);
+        else if (cli_view_root(&v)->tensors) status = cli_put_table(&v, err);
+    }
+    if (status == TSR_OK) status = cli_put_objects(&v, err);
+    const tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
+    if (status == TSR_OK && tsr_findings_count(findings)) {
+        putchar('\n');
+        cli_put_findings(&program->out, NULL, findings, 20);
+    }
+    cli_listing_free(&v.listing);
+    return status;
+}
+
+static int run(cli *program, const void *given)
+{
+    const inspect_arguments *arguments = given;
+    tsr_error err = {0};
+    cli_session session;
+    tsr_ring *ring = NULL;
+    const char *path = program->operands.items[0];
+    cli_allow_expansion(program, arguments->allow_expansion);
+    tsr_status status = cli_open(program, path, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &session, &err);
+    if (status == TSR_OK) {
+        status = tsr_validate_catalog(session.catalog, cli_host(program), tsr_checkpoint_findings(session.checkpoint), &err);
+    }
+    if (status == TSR_OK && (arguments->hash || arguments->stats)) status = tsr_ring_new(cli_host(program), 0, &ring, &err);
+    if (status == TSR_OK) status = (arguments->json ? inspect_json : inspect_text)(program, &session, arguments, ring, &err);
+    if (status == TSR_OK) status = cli_unchanged(&session, &err);
+    tsr_ring_free(ring);
+    cli_close(&session);
+    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
+}
+
+static const cli_option options[] = {
+    {"tree", 0, CLI_FLAG, NULL, "Show a tree with totals per prefix", offsetof(inspect_arguments, tree)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.inspect/1 document", offsetof(inspect_arguments, json)},
+    {"include", 0, CLI_LIST, "GLOB",
+     "Use only names that match (repeatable): * within a component, ** across components, ?, [...]",
+     offsetof(inspect_arguments, selection.include)},
+    {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",
+     offsetof(inspect_arguments, selection.exclude)},
+    {"hash", 0, CLI_CHOICE, "sha256|xxh3", "Compute a digest of each tensor's values, independent of sharding and format",
+     offsetof(inspect_arguments, hash)},
+    {"stats", 0, CLI_FLAG, NULL, "Compute min, max, mean, std, and the number of NaN, Inf and zero values of each tensor",
+     offsetof(inspect_arguments, stats)},
+    CLI_EXPANSION_OPTION(inspect_arguments, allow_expansion),
+    {0},
+};
+
+const cli_command cli_inspect = {
+    .name = "inspect",
+    .summary = "Show what a checkpoint contains: names, dtypes, shapes, sizes, sharding and problems",
+    .operands = "PATH",
+    .least = 1,
+    .most = 1,
+    .examples = "tessera inspect ckpt/\nPrint a table; identical layers share a line\n"
+                "tessera inspect model.safetensors --tree\nPrint a tree with totals per module\n"
+                "tessera inspect ckpt/ --include '**.weight' --json\nPrint the weights as JSON, for scripts\n"
+                "tessera inspect run.pt --hash sha256\nAdd digests that do not depend on sharding or format\n",
+    .options = options,
+    .arguments_size = sizeof(inspect_arguments),
+    .run = run,
+};

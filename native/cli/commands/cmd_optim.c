@@ -1,0 +1,228 @@
+/* `tessera optim ACTION PATH DEST`: optimizer state from one form to another. The conversion is the library's: here its
+ * documents are read, and optim_output.c publishes its files. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/optim_output.h"
+#include "cli/program/session.h"
+#include "tessera/folder.h"
+
+typedef struct optim_arguments {
+    const char *modules, *flat_params, *world_size, *rank, *at;
+    uint64_t max_memory;
+    bool sharded, overwrite, json, allow_expansion;
+} optim_arguments;
+
+/* A file whose text the library needs. */
+typedef struct loaded {
+    tsr_store *store;
+    tsr_bytes bytes;
+} loaded;
+
+typedef struct job {
+    cli *program;
+    const optim_arguments *arguments;
+    tsr_optim_request request;
+    loaded modules, flat_params;
+    tsr_ring *ring;
+    tsr_store *store;
+    tsr_optim_job *optim;
+    cli_optim_output output;
+} job;
+
+/* ---- what is given ---- */
+
+static bool is_number(const char *text, uint64_t *out)
+{
+    char *end;
+    if (*text < '0' || *text > '9') return false;
+    *out = strtoull(text, &end, 10);
+    return !*end;
+}
+
+static tsr_status read_numbers(job *j, tsr_error *err)
+{
+    const optim_arguments *a = j->arguments;
+    tsr_optim_request *r = &j->request;
+    r->has_world_size = a->world_size != NULL;
+    r->has_rank = a->rank != NULL;
+    if (a->world_size && !is_number(a->world_size, &r->world_size))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size takes a number of ranks, not '%s'", a->world_size);
+    if (a->rank && !is_number(a->rank, &r->rank))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--rank accepts the number of a rank, not '%s'", a->rank);
+    return TSR_OK;
+}
+
+static tsr_status read_document(job *j, const char *path, loaded *file, tsr_optim_document *out, tsr_error *err)
+{
+    if (!path) return TSR_OK;
+    const tsr_status status = cli_load_file(j->program, path, &file->store, &file->bytes, err);
+    if (status != TSR_OK) tsr_error_context(err, "%s", path);
+    *out = (tsr_optim_document){file->bytes.data, path};
+    return status;
+}
+
+static void free_document(loaded *file)
+{
+    tsr_bytes_free(&file->bytes);
+    if (file->store) file->store->close(file->store);
+}
+
+static void warn(void *ctx, tsr_str message)
+{
+    cli_warn(ctx, "%.*s", TSR_STR_ARG(message));
+}
+
+static tsr_status read_request(job *j, tsr_error *err)
+{
+    const optim_arguments *a = j->arguments;
+    tsr_optim_request *r = &j->request;
+    const bool shards = r->action == TSR_OPTIM_UNSHARD || r->action == TSR_OPTIM_SHARD;
+    r->sharded = a->sharded;
+    r->at = a->at ? tsr_str_from(a->at) : (tsr_str){NULL, 0};
+    r->source = j->output.source;
+    r->warn = warn;
+    r->warn_ctx = j->program;
+    tsr_status status = read_numbers(j, err);
+    if (status == TSR_OK) status = read_document(j, a->modules, &j->modules, &r->modules, err);
+    if (status == TSR_OK && shards) status = read_document(j, a->flat_params, &j->flat_params, &r->flat_params, err);
+    if (status == TSR_OK) status = tsr_ring_new(cli_host(j->program), (size_t)a->max_memory, &j->ring, err);
+    r->ring = j->ring;
+    return status;
+}
+
+/* ---- all of it ---- */
+
+static tsr_status write_output(job *j, tsr_error *err)
+{
+    cli_progress progress;
+    j->output.optim = j->optim;
+    j->output.store = j->store;
+    j->output.ring = j->ring;
+    cli_progress_start(&progress, j->program, tsr_optim_action_names[j->request.action]);
+    const tsr_status status = cli_optim_output_write(&j->output, &progress.base, err);
+    cli_progress_end(&progress);
+    return status;
+}
+
+static tsr_status run_job(job *j, tsr_error *err)
+{
+    const tsr_host *host = cli_host(j->program);
+    tsr_status status = read_request(j, err);
+    if (status == TSR_OK) status = tsr_optim_request_check(&j->request, err);
+    if (status == TSR_OK) status = tsr_folder_store_open(NULL, host->allocator, j->output.source, &j->store, err);
+    if (status == TSR_OK) status = tsr_optim_open(j->store, host, &j->request, &j->optim, err);
+    return status == TSR_OK ? write_output(j, err) : status;
+}
+
+static tsr_status report(const job *j, double seconds, tsr_error *err)
+{
+    tsr_json json;
+    size_t count;
+    const tsr_str *carried = tsr_optim_carried(j->optim, &count);
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    tsr_json_object(&json);
+    tsr_json_key(&json, "schema");
+    tsr_json_text(&json, "tessera.optim/1");
+    tsr_json_key(&json, "action");
+    tsr_json_text(&json, tsr_optim_action_names[j->request.action]);
+    tsr_json_key(&json, "source");
+    tsr_json_text(&json, j->output.source);
+    tsr_json_key(&json, "destination");
+    tsr_json_text(&json, j->output.destination);
+    tsr_json_key(&json, "files");
+    tsr_json_uint(&json, j->output.files_written);
+    tsr_json_key(&json, "bytes");
+    tsr_json_uint(&json, j->output.bytes_written);
+    tsr_json_key(&json, "seconds");
+    tsr_json_double(&json, seconds);
+    tsr_json_key(&json, "carried");
+    tsr_json_array(&json);
+    for (size_t i = 0; i < count; i++) tsr_json_str(&json, carried[i]);
+    tsr_json_array_end(&json);
+    tsr_json_object_end(&json);
+    return tsr_json_finish(&json);
+}
+
+static void close_job(job *j)
+{
+    cli_optim_output_close(&j->output);
+    tsr_optim_close(j->optim);
+    tsr_ring_free(j->ring);
+    if (j->store) j->store->close(j->store);
+    free_document(&j->modules);
+    free_document(&j->flat_params);
+}
+
+static int run(cli *program, const void *arguments)
+{
+    const optim_arguments *a = arguments;
+    const char *name = program->operands.items[0];
+    unsigned action = 0;
+    while (action < TSR_OPTIM_ACTION_COUNT && strcmp(tsr_optim_action_names[action], name) != 0) action++;
+    if (action == TSR_OPTIM_ACTION_COUNT) {
+        const char *meant = tsr_suggest(name, tsr_optim_action_names, sizeof *tsr_optim_action_names);
+        if (meant) return cli_fail(program, "optim has no action '%s'; did you mean '%s'?", name, meant);
+        return cli_fail(program, "optim has no action '%s'; flatten, unflatten, to-fqn, to-id, unshard or shard", name);
+    }
+    tsr_error err = {0};
+    job j = {.program = program,
+             .arguments = a,
+             .request = {.action = (tsr_optim_action)action},
+             .output = {.program = program,
+                        .source = program->operands.items[1],
+                        .destination = program->operands.items[2],
+                        .documents = {a->modules, a->flat_params},
+                        .overwrite = a->overwrite}};
+    const double started = cli_seconds();
+    cli_allow_expansion(program, a->allow_expansion);
+    tsr_status status = run_job(&j, &err);
+    if (status == TSR_OK && a->json) status = report(&j, cli_seconds() - started, &err);
+    close_job(&j);
+    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
+}
+
+static const cli_option options[] = {
+    {"modules", 0, CLI_TEXT, "MODULES.json", "Take names, frozen parameters and groups from a tessera.modules/1 document",
+     offsetof(optim_arguments, modules)},
+    {"flat-params", 0, CLI_TEXT, "FLAT.json", "Take FSDP1's flat parameters from a tessera.flat-params/1 document",
+     offsetof(optim_arguments, flat_params)},
+    {"world-size", 0, CLI_TEXT, "N", "Write for N ranks (shard; default: as many as FLAT.json has)",
+     offsetof(optim_arguments, world_size)},
+    {"sharded", 0, CLI_FLAG, NULL,
+     "Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard)",
+     offsetof(optim_arguments, sharded)},
+    {"rank", 0, CLI_TEXT, "N", "Use the state of rank N where ranks differ in state that FSDP does not shard (unshard)",
+     offsetof(optim_arguments, rank)},
+    {"at", 0, CLI_TEXT, "NAME", "Use this key of the file as the optimizer (default: the one that looks like an optimizer)",
+     offsetof(optim_arguments, at)},
+    {"max-mem", 0, CLI_BYTES, "SIZE",
+     "Limit the memory for buffers (default: 16MiB)", offsetof(optim_arguments, max_memory)},
+    {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that it does not list",
+     offsetof(optim_arguments, overwrite)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.optim/1 document", offsetof(optim_arguments, json)},
+    CLI_EXPANSION_OPTION(optim_arguments, allow_expansion),
+    {0},
+};
+
+const cli_command cli_optim = {
+    .name = "optim",
+    .summary = "Convert optimizer state between its forms: names, ids, flat keys, FSDP1 shards",
+    .operands = "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
+    .least = 3,
+    .most = 3,
+    .examples =
+        "tessera optim flatten optim.pt flat.pt --modules modules.json\nFlatten {\"state\": …, "
+        "\"param_groups\": …} to \"state.fc.weight.exp_avg\", …\n"
+        "tessera optim to-fqn optim.pt named.pt --modules modules.json\nReplace parameter ids by names\n"
+        "tessera optim unshard ranks/ full.pt --flat-params flat.json\n"
+        "Join the raw FSDP1 states of all ranks to the full state\n"
+        "tessera optim unshard ranks/ sharded/ --flat-params flat.json --sharded\n"
+        "Write FSDP's sharded state, one file per rank\n"
+        "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\n"
+        "Shard the full state for any number of ranks\n",
+    .options = options,
+    .arguments_size = sizeof(optim_arguments),
+    .run = run,
+};

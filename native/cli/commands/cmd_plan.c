@@ -1,0 +1,173 @@
+/* `tessera plan`: what a resharding would read, hold and send, before a byte is moved. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/program/target_options.h"
+#include "cli/program/term.h"
+#include "cli/writing/source.h"
+#include "cli/writing/writing.h"
+
+typedef struct plan_arguments {
+    cli_target_options target;
+    cli_selection selection;
+    unsigned to, objects; /* choices */
+    const char *dtype;
+    bool raw_cast, items, json;
+} plan_arguments;
+
+static bool want(void *ctx, tsr_str fqn)
+{
+    return cli_selects(ctx, fqn);
+}
+
+static void put_ranks(const tsr_plan_totals *totals)
+{
+    enum { SHOWN = 16 };
+    printf("\n%8s  %10s  %10s  %10s\n", "RANK", "HOLDS", "READS", "RECEIVES");
+    for (uint64_t r = 0; r < totals->ranks; r++) {
+        if (r == SHOWN && totals->ranks > SHOWN + 1) {
+            printf("… and %s more ranks\n", cli_number(totals->ranks - r).text);
+            return;
+        }
+        const tsr_rank_load *load = &totals->per_rank[r];
+        printf("%8" PRIu64 "  %10s  %10s  %10s\n", r, cli_bytes(load->held).text, cli_bytes(load->read).text,
+               cli_bytes(load->received).text);
+    }
+}
+
+static void put_text(const cli *program, const tsr_plan_document *document)
+{
+    const tsr_plan_totals *t = document->totals;
+    uint64_t files = 0;
+    for (uint32_t f = 0; f < t->file_count; f++) files += t->per_file[f].reads > 0;
+    cli_on(&program->out, stdout, CLI_BOLD);
+    cli_put(stdout, document->job->source_path);
+    cli_off(&program->out, stdout);
+    fputs(" → ", stdout);
+    cli_put(stdout, document->job->target.mesh);
+    fputs(", ", stdout);
+    cli_put(stdout, document->job->target.default_placements);
+    if (document->job->target.rule_count) printf(", %s", cli_plural(document->job->target.rule_count, "rule").text);
+    printf("\n  %s in %s, %s", cli_plural(tsr_plan_count(document->plan), "tensor").text,
+           cli_plural(t->classes, "kind").text, cli_plural(t->ranks, "rank").text);
+    printf("\n  %s from %s, %s in all; the largest is %s", cli_plural(t->reads, "read").text, cli_plural(files, "file").text,
+           cli_bytes(t->bytes).text, cli_bytes(t->largest_read).text);
+    printf("\n  a rank holds at most %s (imbalance %.2f); read amplification %.2f\n", cli_bytes(t->held_max).text,
+           t->imbalance, t->amplification);
+    put_ranks(t);
+}
+
+static tsr_status copy_list(const cli_list *list, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
+{
+    tsr_str *texts = tsr_arena_array(arena, list->count, sizeof *texts, err);
+    if (!texts) return TSR_E_NOMEM;
+    for (size_t i = 0; i < list->count; i++) texts[i] = tsr_str_from(list->items[i]);
+    *out = texts;
+    *count = list->count;
+    return TSR_OK;
+}
+
+static tsr_status check_casts(const cli_session *session, const plan_arguments *arguments, tsr_error *err)
+{
+    const tsr_dtype dtype = arguments->dtype ? tsr_dtype_from_name(tsr_str_from(arguments->dtype)) : TSR_DTYPE_NONE;
+    if (arguments->dtype && dtype == TSR_DTYPE_NONE)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'", arguments->dtype);
+    if (arguments->raw_cast && !arguments->dtype)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype, which it is about");
+    const tsr_convert_options options = {
+        .want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection, .dtype = dtype, .raw_cast = arguments->raw_cast};
+    return tsr_check_casts(session->checkpoint, &options, err);
+}
+
+/* What `tessera exec` is to do. */
+static tsr_status describe_job(cli *program, const cli_session *session, const plan_arguments *arguments, tsr_arena *arena,
+                               tsr_plan_job *job, tsr_error *err)
+{
+    const cli_selection *selection = &arguments->selection;
+    job->to = arguments->to ? tsr_str_from(cli_containers[arguments->to - 1]) : TSR_STR(""); /* what such a source becomes */
+    job->objects = tsr_str_from(cli_objects[arguments->objects]);
+    job->dtype = tsr_str_from(arguments->dtype);
+    job->raw_cast = arguments->raw_cast;
+    tsr_status status = check_casts(session, arguments, err);
+    if (status == TSR_OK) status = copy_list(&selection->include, arena, &job->include, &job->include_count, err);
+    if (status == TSR_OK) status = copy_list(&selection->exclude, arena, &job->exclude, &job->exclude_count, err);
+    return status == TSR_OK ? cli_describe_source(program, session, arena, job, err) : status;
+}
+
+static tsr_status report(cli *program, const cli_session *session, const plan_arguments *arguments, const tsr_plan *plan,
+                         const tsr_target *target, tsr_plan_job *job, tsr_arena *arena, tsr_error *err)
+{
+    tsr_plan_totals totals;
+    tsr_json json;
+    tsr_status status = tsr_plan_count_totals(plan, arena, &totals, err);
+    if (status == TSR_OK) status = describe_job(program, session, arguments, arena, job, err);
+    const tsr_plan_document document = {plan, &totals, session->catalog, &target->mesh, job, arguments->items};
+    if (status != TSR_OK) return status;
+    if (!arguments->json && !arguments->items) {
+        put_text(program, &document);
+        return TSR_OK;
+    }
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    status = tsr_document_plan(&document, &json, err);
+    return status == TSR_OK ? tsr_json_finish(&json) : status;
+}
+
+static int run(cli *program, const void *given)
+{
+    const plan_arguments *arguments = given;
+    const char *path = program->operands.items[0];
+    tsr_error err = {0};
+    cli_session session = {0};
+    tsr_target target;
+    tsr_plan_job job = {.file_count = 0};
+    tsr_plan *plan = NULL;
+    const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
+    const tsr_open_options used = {.skip_objects = true, .selects = cli_selects, .selects_ctx = &arguments->selection};
+    tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+    tsr_status status =
+        arena ? cli_read_target(program, &arguments->target, arena, &job.target, &target, &err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = cli_open(program, path, &used, &session, &err);
+    if (status == TSR_OK)
+        status = tsr_plan_for_texts(session.catalog, &job.target, &target, &options, cli_host(program), arena, &plan, &err);
+    if (status == TSR_OK) status = report(program, &session, arguments, plan, &target, &job, arena, &err);
+    if (status == TSR_OK) status = cli_unchanged(&session, &err);
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, session.store ? path : NULL, &err);
+    tsr_plan_free(plan);
+    cli_close(&session);
+    tsr_arena_free(arena);
+    return result;
+}
+
+static const cli_option options[] = {
+    CLI_TARGET_OPTIONS(plan_arguments, target),
+    {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(plan_arguments, selection.include)},
+    {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",
+     offsetof(plan_arguments, selection.exclude)},
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Let exec write this format (default: the source's format)",
+     offsetof(plan_arguments, to)},
+    {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way",
+     offsetof(plan_arguments, objects)},
+    {"dtype", 0, CLI_TEXT, "DTYPE", "Let exec cast floating-point tensors", offsetof(plan_arguments, dtype)},
+    {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(plan_arguments, raw_cast)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.plan/1 document", offsetof(plan_arguments, json)},
+    {"items", 0, CLI_FLAG, NULL, "Print the document with every read of every rank", offsetof(plan_arguments, items)},
+    {0},
+};
+
+const cli_command cli_plan = {
+    .name = "plan",
+    .summary = "Preview a reshard: what each rank would read, hold and send",
+    .operands = "PATH",
+    .least = 1,
+    .most = 1,
+    .examples =
+        "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\n"
+        "Show the load of each rank before any byte is moved\n"
+        "tessera plan ckpt/ --target target.json --items\nPrint every read of every rank as JSON, for scripts\n"
+        "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nWrite a plan that `tessera exec` carries "
+        "out\n",
+    .options = options,
+    .arguments_size = sizeof(plan_arguments),
+    .run = run,
+};

@@ -1,0 +1,205 @@
+/* `tessera repair`: writes a lost or damaged `.metadata` anew, from the data files as far as they tell. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "cli/commands/commands.h"
+#include "cli/program/session.h"
+#include "cli/program/signals.h"
+#include "cli/program/term.h"
+#include "cli/text/findings_text.h"
+#include "cli/text/report.h"
+#include "tessera/document.h"
+#include "tessera/folder.h"
+#include "tessera/salvage.h"
+#include "tessera/validate.h"
+
+typedef struct repair_arguments {
+    const char *like;
+    bool json;
+} repair_arguments;
+
+typedef struct repair {
+    cli *program;
+    const repair_arguments *arguments;
+    const char *path, *dest;
+    tsr_store *store;
+    cli_session like;
+    tsr_arena *arena;
+    tsr_findings *findings;
+    tsr_salvage salvage;
+} repair;
+
+/* A checkpoint that can be read as it is needs no repair. */
+static tsr_status refuse_sound(const repair *r, tsr_error *err)
+{
+    const tsr_host *host = cli_host(r->program);
+    tsr_error ignored = {0};
+    tsr_checkpoint *checkpoint = NULL;
+    const tsr_open_options options = {.skip_objects = true};
+    if (tsr_checkpoint_open(r->store, host, &options, &checkpoint, &ignored) != TSR_OK) return TSR_OK;
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
+    tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
+    if (status == TSR_OK && catalog->format == TSR_FORMAT_DCP && tsr_findings_total(findings, TSR_ERROR) == 0)
+        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                           "the metadata is there and agrees with the data files: there is nothing to repair");
+    else if (status == TSR_OK && catalog->format != TSR_FORMAT_DCP)
+        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this is a checkpoint of the form %s; .metadata is DCP's",
+                           tsr_format_name(catalog->format));
+    tsr_checkpoint_close(checkpoint);
+    return status;
+}
+
+static tsr_status salvage(repair *r, tsr_error *err)
+{
+    cli_progress progress;
+    cli_progress_start(&progress, r->program, "reading");
+    const tsr_salvage_progress step = {progress.base.step, progress.base.ctx};
+    const tsr_status status = tsr_salvage_dcp(r->store, cli_host(r->program), r->like.catalog, r->arena, r->findings, &step,
+                                              &r->salvage, err);
+    cli_progress_end(&progress);
+    return status;
+}
+
+static void remove_unfinished(void *ctx)
+{
+    tsr_output *const *output = ctx;
+    if (*output) tsr_folder_output_abandon(*output);
+}
+
+static tsr_status write_output(const repair *r, tsr_output **output, const tsr_vec *bytes, tsr_error *err)
+{
+    const tsr_folder_output_options options = {0};
+    uint32_t file;
+    cli_signals_hold();
+    tsr_status status = tsr_folder_output_open(NULL, cli_host(r->program)->allocator, r->dest, &options, output, err);
+    if (status == TSR_OK) status = (*output)->create(*output, TSR_STR(""), bytes->count, &file, err);
+    cli_signals_release();
+    if (status == TSR_OK) status = (*output)->write_at(*output, file, 0, bytes->items, bytes->count, err);
+    if (status == TSR_OK) status = (*output)->sync(*output, err); /* before signals have to wait */
+    if (status != TSR_OK) return status;
+    cli_signals_hold();
+    status = (*output)->publish(*output, file, err);
+    cli_signals_release();
+    return status;
+}
+
+/* Never over a file that is there, and never half. */
+static tsr_status write_file(const repair *r, const tsr_vec *bytes, tsr_error *err)
+{
+    tsr_output *output = NULL;
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &output};
+    if (access(r->dest, F_OK) == 0)
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; name a new file", r->dest);
+    cli_cleanup_add(&cleanup);
+    tsr_status status = write_output(r, &output, bytes, err);
+    cli_signals_hold();
+    if (output) output->close(output);
+    output = NULL;
+    cli_signals_release();
+    cli_cleanup_drop(&cleanup);
+    return status;
+}
+
+static tsr_status write_metadata(const repair *r, tsr_error *err)
+{
+    const tsr_host *host = cli_host(r->program);
+    const tsr_salvage *s = &r->salvage;
+    tsr_vec text = tsr_vec_of(host->allocator, 1);
+    const tsr_str id = tsr_dcp_save_id(s->entries, s->entry_count, 0, r->arena, err);
+    tsr_status status = id.data ? tsr_dcp_metadata_write(s->entries, s->entry_count, id, host, &text, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = write_file(r, &text, err);
+    tsr_vec_free(&text);
+    return status;
+}
+
+static void put_text(const repair *r)
+{
+    const tsr_salvage *s = &r->salvage;
+    printf("%s in %s: %s named", cli_plural(s->items, "item").text, cli_plural(s->files, "data file").text,
+           cli_number(s->items - s->unnamed).text);
+    if (s->lost) printf(", %s lost", cli_number(s->lost).text);
+    putchar('\n');
+    cli_put(stdout, tsr_str_from(r->dest));
+    printf(": %s; move it to .metadata to load the checkpoint\n", cli_plural(s->entry_count, "name").text);
+    cli_put_findings(&r->program->out, NULL, r->findings, 20);
+}
+
+static tsr_status put_json(const repair *r, tsr_error *err)
+{
+    const struct {
+        const char *key;
+        uint64_t count;
+    } counts[] = {{"files", r->salvage.files},
+                  {"items", r->salvage.items},
+                  {"unnamed", r->salvage.unnamed},
+                  {"lost", r->salvage.lost},
+                  {"entries", r->salvage.entry_count}};
+    tsr_json json;
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    tsr_json_object(&json);
+    tsr_json_key(&json, "schema");
+    tsr_json_text(&json, "tessera.repair/1");
+    tsr_json_key(&json, "written");
+    tsr_json_text(&json, r->dest);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        tsr_json_key(&json, counts[i].key);
+        tsr_json_uint(&json, counts[i].count);
+    }
+    tsr_findings_document list = {0};
+    tsr_json_key(&json, "report");
+    tsr_findings_document_start(&list, &json);
+    tsr_findings_document_add(&list, (tsr_str){NULL, 0}, r->findings);
+    tsr_findings_document_end(&list);
+    tsr_json_object_end(&json);
+    return tsr_json_finish(&json);
+}
+
+static int run(cli *program, const void *given)
+{
+    repair r = {.program = program, .arguments = given, .path = program->operands.items[0], .dest = program->operands.items[1]};
+    const tsr_host *host = cli_host(program);
+    tsr_error err = {0};
+    const char *at = r.path;
+    tsr_status status = tsr_folder_store_open(NULL, host->allocator, r.path, &r.store, &err);
+    if (status == TSR_OK) status = refuse_sound(&r, &err);
+    if (status == TSR_OK && r.arguments->like) status = cli_open(program, at = r.arguments->like, NULL, &r.like, &err);
+    if (status == TSR_OK) {
+        at = r.path;
+        r.arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, &err);
+        r.findings = r.arena ? tsr_findings_new(host->allocator, 0, &err) : NULL;
+        status = r.findings ? salvage(&r, &err) : TSR_E_NOMEM;
+    }
+    if (status == TSR_OK) status = tsr_folder_store_unchanged(r.store, &err);
+    if (status == TSR_OK) status = write_metadata(&r, &err);
+    if (status == TSR_OK && r.arguments->json) status = put_json(&r, &err);
+    else if (status == TSR_OK) put_text(&r);
+    int result = status == TSR_OK ? cli_report_status(r.findings, 2) : cli_fail_error(program, at, &err); /* 2: from warnings on */
+    tsr_findings_free(r.findings);
+    tsr_arena_free(r.arena);
+    cli_close(&r.like);
+    if (r.store) r.store->close(r.store);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"like", 0, CLI_TEXT, "PATH", "Take names and shards from a sound checkpoint of the same job, such as the previous step",
+     offsetof(repair_arguments, like)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.repair/1 document", offsetof(repair_arguments, json)},
+    {0},
+};
+
+const cli_command cli_repair = {
+    .name = "repair",
+    .summary = "Rebuild a lost or damaged .metadata from the data files",
+    .operands = "PATH FILE",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera repair step-1000/ step-1000.metadata --like step-900/\nRebuild it in a new file; then run mv "
+                "step-1000.metadata step-1000/.metadata\n"
+                "tessera repair step-1000/ found.metadata\n"
+                "Rebuild it without names: each item is named after its file and number\n",
+    .options = options,
+    .arguments_size = sizeof(repair_arguments),
+    .run = run,
+};

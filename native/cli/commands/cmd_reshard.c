@@ -1,0 +1,82 @@
+/* `tessera reshard PATH DEST`: a checkpoint cut anew, as the ranks of another mesh hold it. */
+#include "cli/commands/commands.h"
+#include "cli/program/target_options.h"
+#include "cli/writing/writing.h"
+
+typedef struct reshard_arguments {
+    cli_writing_options writing;
+    cli_target_options target;
+    unsigned to; /* choice: safetensors, torch, dcp */
+} reshard_arguments;
+
+static bool want(void *ctx, tsr_str fqn)
+{
+    return cli_selects(ctx, fqn);
+}
+
+/* The plan borrows `target`. */
+static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, tsr_target *target, tsr_plan **plan,
+                          tsr_error *err)
+{
+    tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
+    if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], &used, &w->source, err);
+    if (status != TSR_OK) return status;
+    w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
+    w->documents[0] = arguments->target.target;
+    w->is_folder = true;
+    w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : NULL;
+    const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
+    status =
+        tsr_plan_for_texts(w->source.catalog, &w->job.target, target, &options, cli_host(w->program), w->arena, plan, err);
+    w->plan = *plan;
+    return status;
+}
+
+static int run(cli *program, const void *given)
+{
+    const reshard_arguments *arguments = given;
+    const char *path = program->operands.items[0];
+    tsr_error err = {0};
+    tsr_target target;
+    tsr_plan *plan = NULL;
+    cli_writing w = {
+        .program = program, .options = &arguments->writing, .what = "resharding", .destination = program->operands.items[1]};
+    w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+    tsr_status status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
+    status = cli_agree(program, status, &err);
+    if (status == TSR_OK) status = cli_write(&w, &err);
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.store ? path : NULL, &err);
+    cli_writing_close(&w);
+    tsr_plan_free(plan);
+    tsr_arena_free(w.arena);
+    cli_close(&w.source);
+    return result;
+}
+
+static const cli_option options[] = {
+    CLI_TARGET_OPTIONS(reshard_arguments, target),
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Write this format (default: the source's format)",
+     offsetof(reshard_arguments, to)},
+    CLI_WRITING_OPTIONS(reshard_arguments, writing),
+    {0},
+};
+
+const cli_command cli_reshard = {
+    .name = "reshard",
+    .summary = "Reshard a checkpoint for a different device mesh",
+    .operands = "PATH DEST",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nPrepare a checkpoint for 3 ranks, each "
+                "of which then loads a tensor with one read\n"
+                "tessera reshard ckpt/ ranks/ --to torch --target target.json\n"
+                "Write one torch.save file per rank, with DTensors\n"
+                "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)' --resume\nContinue an interrupted run: "
+                "write only what is missing\n"
+                "mpirun -n 8 tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nShare the work between eight "
+                "processes; the output is the same\n",
+    .options = options,
+    .arguments_size = sizeof(reshard_arguments),
+    .run = run,
+};

@@ -1,0 +1,209 @@
+/* `tessera validate`: everything that is wrong with one or several checkpoints, for people and for CI. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/contract.h"
+#include "cli/program/policy_options.h"
+#include "cli/program/term.h"
+#include "cli/text/findings_text.h"
+#include "cli/text/report.h"
+#include "tessera/check.h"
+#include "tessera/document.h"
+#include "tessera/validate.h"
+
+typedef struct validate_arguments {
+    const char *layout, *against, *prefix, *allow;
+    bool deep, json, list_rules;
+    unsigned format;  /* a cli_report_format */
+    unsigned fail_on; /* choice: error, warning, note */
+    cli_policy_options policy;
+} validate_arguments;
+
+/* What to check against: none, one or both of a layout and what the checkpoint is to be loaded into; and what counts. */
+typedef struct contracts {
+    cli_contract layout, against;
+    tsr_policy *policy;
+} contracts;
+
+static void free_contracts(contracts *all)
+{
+    cli_contract_free(&all->layout);
+    cli_contract_free(&all->against);
+    tsr_policy_free(all->policy);
+}
+
+static const tsr_contract *given(const char *option, const cli_contract *contract)
+{
+    return option ? &contract->contract : NULL;
+}
+
+static tsr_status load_contracts(cli *program, const validate_arguments *arguments, contracts *out, const char **path,
+                                 tsr_error *err)
+{
+    uint32_t allow = 0;
+    tsr_status status = cli_policy_open(program, TSR_POLICY_VALIDATE, &arguments->policy, &out->policy, path, err);
+    if (status != TSR_OK) return status;
+    *path = NULL;
+    status = cli_leniency(arguments->allow, &allow, err);
+    if (status == TSR_OK && arguments->layout)
+        status = cli_contract_open(program, *path = arguments->layout, &out->layout, err);
+    if (status == TSR_OK && arguments->against)
+        status = cli_contract_open(program, *path = arguments->against, &out->against, err);
+    out->layout.contract.allow = allow;
+    out->against.contract.allow |= allow | TSR_ANY_CHUNKS;
+    out->against.contract.prefix = tsr_str_from(arguments->prefix ? arguments->prefix : "");
+    return status;
+}
+
+static tsr_status check_deep(cli *program, cli_session *session, tsr_ring *ring, tsr_error *err)
+{
+    cli_progress progress;
+    cli_progress_start(&progress, program, "checking");
+    tsr_status status = program->ranks
+                            ? tsr_check_deep_shared(session->checkpoint, program->ranks, ring, &progress.base, err)
+                            : tsr_check_deep(session->checkpoint, ring, &progress.base, err);
+    cli_progress_end(&progress);
+    return status;
+}
+
+static tsr_status check_bytes(cli *program, const tsr_contract *layout, cli_session *session, tsr_ring *ring, tsr_error *err)
+{
+    const tsr_status status = check_deep(program, session, ring, err);
+    return status == TSR_OK && layout ? cli_check_digests(program, session, layout, err) : status;
+}
+
+static tsr_status check(cli *program, const validate_arguments *arguments, const contracts *all, cli_session *session,
+                        tsr_error *err)
+{
+    const tsr_contract *layout = given(arguments->layout, &all->layout), *against = given(arguments->against, &all->against);
+    const tsr_host *host = cli_host(program);
+    tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
+    tsr_ring *ring = NULL;
+    tsr_status status = cli_check(program, session, layout, err);
+    if (status == TSR_OK && against) status = tsr_validate_contract(session->catalog, against, host, findings, err);
+    if (status == TSR_OK && arguments->deep) status = tsr_ring_new(host, 0, &ring, err);
+    status = cli_agree(program, status, err);
+    if (status == TSR_OK && arguments->deep) status = check_bytes(program, layout, session, ring, err);
+    tsr_ring_free(ring);
+    return status == TSR_OK ? cli_agree(program, cli_unchanged(session, err), err) : status;
+}
+
+static int worse(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+/* What is left of a path's findings, into the report. */
+static tsr_status report_path(cli *program, const tsr_policy *policy, const cli_session *session, unsigned fail_on,
+                              cli_report *report, int *result, tsr_error *err)
+{
+    tsr_policy_result left_out = {0};
+    tsr_findings *left = tsr_findings_new(cli_host(program)->allocator, 0, err);
+    tsr_status status = left ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK)
+        status = tsr_policy_findings(policy, tsr_checkpoint_findings(session->checkpoint), left, &left_out, err);
+    status = cli_agree(program, status, err);
+    if (status == TSR_OK) {
+        cli_report_add(report, session->path, session->catalog, left, &left_out);
+        *result = cli_report_status(left, fail_on);
+    }
+    tsr_findings_free(left);
+    return status;
+}
+
+static int validate_path(cli *program, const validate_arguments *arguments, const contracts *all, const char *path,
+                         cli_report *report)
+{
+    tsr_error err = {0};
+    cli_session session;
+    const tsr_open_options any = {.purpose = TSR_FOR_FINDINGS};
+    tsr_status status = cli_agree(program, cli_open(program, path, &any, &session, &err), &err);
+    if (status == TSR_OK) status = check(program, arguments, all, &session, &err);
+    int result = CLI_DONE;
+    if (status == TSR_OK) status = report_path(program, all->policy, &session, arguments->fail_on, report, &result, &err);
+    if (status != TSR_OK) {
+        cli_report_trouble(report, path, &err);
+        result = cli_fail_error(program, path, &err);
+    }
+    cli_close(&session);
+    return result;
+}
+
+static int run(cli *program, const void *given)
+{
+    const validate_arguments *arguments = given;
+    tsr_error err = {0};
+    contracts all = {0};
+    const char *path = NULL;
+    if (arguments->list_rules) {
+        cli_put_rules(&program->out, "");
+        return CLI_DONE;
+    }
+    if (program->operands.count == 0) return cli_fail(program, "validate needs PATH…; see tessera help validate");
+    tsr_status status = load_contracts(program, arguments, &all, &path, &err);
+    if (cli_agree(program, status, &err) != TSR_OK) {
+        free_contracts(&all);
+        return cli_fail_error(program, path, &err);
+    }
+    cli_report report;
+    int result = CLI_DONE;
+    unsigned format = arguments->json ? CLI_REPORT_JSON : arguments->format ? arguments->format : CLI_REPORT_TEXT;
+    cli_report_start(&report, &program->out, (cli_report_format)format, program->operands.count, &err);
+    for (size_t i = 0; i < program->operands.count; i++) {
+        result = worse(result, validate_path(program, arguments, &all, program->operands.items[i], &report));
+    }
+    free_contracts(&all);
+    if (format != CLI_REPORT_TEXT && format != CLI_REPORT_JSON) cli_note_left_out(program, &report.policy);
+    if (cli_report_end(&report) != TSR_OK) return cli_fail_error(program, NULL, &err);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"deep", 0, CLI_FLAG, NULL,
+     "Read every byte: check structure, checksums, dtypes, shapes and replicas, and count NaN values",
+     offsetof(validate_arguments, deep)},
+    {"layout", 0, CLI_TEXT, "FILE", "Check against a file that `tessera layout` wrote; with --deep, check its hashes too",
+     offsetof(validate_arguments, layout)},
+    {"against", 0, CLI_TEXT, "FILE",
+     "Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list "
+     "of names",
+     offsetof(validate_arguments, against)},
+    {"prefix", 0, CLI_TEXT, "TEXT", "With --against: use only names with this prefix, such as model., and strip it",
+     offsetof(validate_arguments, prefix)},
+    {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
+     offsetof(validate_arguments, allow)},
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
+     "Report in this format (default: text)", offsetof(validate_arguments, format)},
+    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(validate_arguments, json)},
+    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "Exit with 1 for findings at or above this level (default: error)",
+     offsetof(validate_arguments, fail_on)},
+    {"rule", 0, CLI_LIST, "ID=LEVEL", CLI_RULE_HELP, offsetof(validate_arguments, policy.rules)},
+    {"baseline", 0, CLI_TEXT, "FILE",
+     "Leave out findings that an earlier --json document lists with the same rule, file and name",
+     offsetof(validate_arguments, policy.baseline)},
+    {"list-rules", 0, CLI_FLAG, NULL, "List all rules with their levels", offsetof(validate_arguments, list_rules)},
+    {0},
+};
+
+const cli_command cli_validate = {
+    .name = "validate",
+    .summary = "Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout",
+    .operands = "PATH…",
+    .least = 0,
+    .most = UINT32_MAX,
+    .examples = "tessera validate ckpt/\nCheck metadata, headers and file sizes, which is quick\n"
+                "tessera validate --deep ckpt/\nRead and check every byte\n"
+                "mpirun -n 8 tessera validate --deep ckpt/\nShare that work between eight processes\n"
+                "tessera validate --layout layout.json ckpt/ --format github\nFail in CI when the layout has drifted\n"
+                "tessera validate --against modules.json --prefix model. ckpt/\nFind out whether a model would load it: "
+                "missing and unexpected names, different shapes\n"
+                "tessera validate --deep ckpt/ --rule values/nan=error --rule 'index/*=off'\nTreat NaN values as errors, and "
+                "report nothing about indexes\n"
+                "tessera validate ckpt/ --baseline known.json\n"
+                "Report only what is new since `tessera validate ckpt/ --json >known.json`\n"
+                "tessera validate --list-rules\nList what is checked; `tessera explain RULE` explains a rule\n",
+    .options = options,
+    .arguments_size = sizeof(validate_arguments),
+    .run = run,
+};

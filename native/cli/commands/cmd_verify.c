@@ -1,0 +1,78 @@
+/* `tessera verify`: a checkpoint's values against a manifest that was written of them, perhaps in another sharding. */
+#include "cli/commands/commands.h"
+#include "cli/commands/contract.h"
+#include "cli/text/report.h"
+#include "tessera/check.h"
+
+typedef struct verify_arguments {
+    unsigned format;
+    bool json, allow_expansion;
+    const char *allow;
+} verify_arguments;
+
+static tsr_status open_manifest(cli *program, const char *path, const char *allow, cli_contract *out, tsr_error *err)
+{
+    uint32_t bits;
+    tsr_status status = cli_leniency(allow, &bits, err);
+    if (status == TSR_OK) status = cli_contract_open(program, path, out, err);
+    out->contract.allow |= bits;
+    out->contract.called = "the manifest";
+    if (status == TSR_OK && !out->contract.digests) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "'%s' has no hashes; write a manifest with `tessera manifest`", path);
+    }
+    return status;
+}
+
+static int run(cli *program, const void *given)
+{
+    const verify_arguments *arguments = given;
+    const char *path = program->operands.items[0], *at = program->operands.items[1];
+    const unsigned format = arguments->json ? CLI_REPORT_JSON : arguments->format ? arguments->format : CLI_REPORT_TEXT;
+    tsr_error err = {0};
+    cli_session session = {0};
+    cli_contract manifest = {0};
+    cli_report report;
+    int result = CLI_DONE;
+    cli_allow_expansion(program, arguments->allow_expansion);
+    tsr_status status = open_manifest(program, at, arguments->allow, &manifest, &err);
+    if (status == TSR_OK) status = cli_open(program, at = path, NULL, &session, &err);
+    if (status == TSR_OK) status = cli_check(program, &session, &manifest.contract, &err);
+    if (status == TSR_OK) status = cli_check_digests(program, &session, &manifest.contract, &err);
+    if (status == TSR_OK) status = cli_unchanged(&session, &err);
+    if (status == TSR_OK) {
+        const tsr_findings *findings = tsr_checkpoint_findings(session.checkpoint);
+        cli_report_start(&report, &program->out, (cli_report_format)format, 1, &err);
+        cli_report_add(&report, path, session.catalog, findings, NULL);
+        result = cli_report_status(findings, 0);
+        status = cli_report_end(&report);
+    }
+    if (status != TSR_OK) result = cli_fail_error(program, at, &err);
+    cli_close(&session);
+    cli_contract_free(&manifest);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
+     "Report in this format (default: text)", offsetof(verify_arguments, format)},
+    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(verify_arguments, json)},
+    {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
+     offsetof(verify_arguments, allow)},
+    CLI_EXPANSION_OPTION(verify_arguments, allow_expansion),
+    {0},
+};
+
+const cli_command cli_verify = {
+    .name = "verify",
+    .summary = "Check all values against a manifest, whatever the sharding and format",
+    .operands = "PATH MANIFEST",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera verify resharded/ manifest.json\nCheck that every name, dtype, shape and value is unchanged\n"
+                "tessera verify model.safetensors manifest.json --allow missing\n"
+                "Check a checkpoint that contains only some of the entries\n",
+    .options = options,
+    .arguments_size = sizeof(verify_arguments),
+    .run = run,
+};

@@ -1,0 +1,132 @@
+/* `tessera view`: the browser viewer with a checkpoint open in it, served on the loopback address. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/commands/commands.h"
+#include "cli/program/session.h"
+#include "tessera/remote.h"
+#include "view/view_server.h"
+
+typedef struct view_arguments {
+    uint64_t port;
+    const char *pages;
+} view_arguments;
+
+static bool has_index(const char *folder)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s/index.html", folder) < (int)sizeof path && access(path, R_OK) == 0;
+}
+
+/* Where the viewer is: installed beside the program, or built in its source tree. `out` has PATH_MAX bytes. */
+static bool find_pages(char *out)
+{
+    static const char *const places[] = {"../share/tessera/viewer", "../../../web/dist"};
+    char program[PATH_MAX], path[PATH_MAX];
+    const ssize_t size = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (size <= 0) return false;
+    program[size] = 0;
+    char *slash = strrchr(program, '/');
+    if (!slash) return false;
+    *slash = 0;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        if (snprintf(path, sizeof path, "%s/%s", program, places[i]) < (int)sizeof path && realpath(path, out) && has_index(out))
+            return true;
+    }
+    return false;
+}
+
+static const char *title_of(const char *path)
+{
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') end--;
+    size_t from = end;
+    while (from && path[from - 1] != '/') from--;
+    return path + from;
+}
+
+typedef struct viewed {
+    cli_session session;
+    bool *served;
+} viewed;
+
+static tsr_status open_side(cli *program, const char *path, viewed *side, view_side *out, tsr_error *err)
+{
+    if (tsr_is_address(path))
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "view serves files of this machine; the page itself opens addresses that allow it");
+    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &side->session, err);
+    if (status != TSR_OK) return status;
+    side->served = calloc(side->session.store->file_count + 1, sizeof *side->served);
+    if (!side->served) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    tsr_checkpoint_used_files(side->session.checkpoint, side->served);
+    *out = (view_side){title_of(path), side->session.store, side->served};
+    return TSR_OK;
+}
+
+/* Until a signal ends the program. */
+static void serve(view_server *server)
+{
+    const struct timespec turn = {0, 500000000};
+    printf("%s\n", view_address(server));
+    fflush(stdout);
+    for (;;) {
+        nanosleep(&turn, NULL);
+        view_tend(server);
+    }
+}
+
+static int run(cli *program, const void *given)
+{
+    const view_arguments *arguments = given;
+    const size_t count = program->operands.count;
+    char pages[PATH_MAX];
+    tsr_error err = {0};
+    viewed sides[2] = {{.served = NULL}};
+    view_server *server = NULL;
+    view_settings view = {.pages = arguments->pages ? arguments->pages : pages, .side_count = count, .port = (uint16_t)arguments->port};
+    if (arguments->port > UINT16_MAX) return cli_fail(program, "--port: ports end at %u", (unsigned)UINT16_MAX);
+    if (arguments->pages ? !has_index(arguments->pages) : !find_pages(pages))
+        return cli_fail(program, "the viewer is not %s: web/build makes it, --pages names its folder",
+                        arguments->pages ? arguments->pages : "beside this program");
+    const char *path = program->operands.items[0];
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        path = program->operands.items[i];
+        status = open_side(program, path, &sides[i], &view.sides[i], &err);
+    }
+    if (status == TSR_OK) status = view_start(&view, cli_host(program), &server, &err);
+    if (status == TSR_OK) serve(server);
+    view_stop(server);
+    for (size_t i = 0; i < count; i++) {
+        cli_close(&sides[i].session);
+        free(sides[i].served);
+    }
+    return cli_fail_error(program, path, &err);
+}
+
+static const cli_option options[] = {
+    {"port", 0, CLI_COUNT, "N", "Listen on port N (default: a free port)", offsetof(view_arguments, port)},
+    {"pages", 0, CLI_TEXT, "DIRECTORY",
+     "Serve this build of the viewer (default: the one installed or built with this program)",
+     offsetof(view_arguments, pages)},
+    {0},
+};
+
+const cli_command cli_view_command = {
+    .name = "view",
+    .summary = "Open a checkpoint in the browser viewer, served on the loopback address",
+    .operands = "PATH [PATH]",
+    .least = 1,
+    .most = 2,
+    .examples = "tessera view ckpt/\nPrint the address to open, which contains a secret token; stop with Ctrl-C\n"
+                "tessera view old/ new/\nCompare two checkpoints\n"
+                "ssh -L 8000:127.0.0.1:8000 host tessera view --port 8000 ckpt/\nView a checkpoint on another machine; "
+                "only what you look at is transferred\n",
+    .options = options,
+    .arguments_size = sizeof(view_arguments),
+    .run = run,
+};

@@ -1,0 +1,108 @@
+/* See contract.h. */
+#include "cli/commands/contract.h"
+
+#include <sys/stat.h>
+
+#include "tessera/check.h"
+#include "tessera/glob.h"
+#include "tessera/validate.h"
+
+static bool is_folder(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+static bool begins_like_json(tsr_str text)
+{
+    size_t at = 0;
+    while (at < text.size && (text.data[at] == ' ' || text.data[at] == '\n' || text.data[at] == '\r' || text.data[at] == '\t'))
+        at++;
+    return at < text.size && (text.data[at] == '{' || text.data[at] == '[');
+}
+
+/* Names, dtypes and shapes of another checkpoint; its chunks do not count. */
+static tsr_status take_checkpoint(cli *program, const char *path, cli_contract *out, tsr_error *err)
+{
+    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &out->session, err);
+    if (status != TSR_OK) return status;
+    out->contract = (tsr_contract){.expected = *out->session.catalog, .called = "the other checkpoint", .allow = TSR_ANY_CHUNKS};
+    return TSR_OK;
+}
+
+static tsr_status read_document(cli *program, cli_contract *out, tsr_error *err)
+{
+    const tsr_host *host = cli_host(program);
+    out->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    return out->arena ? tsr_contract_read(out->text.data, host, out->arena, &out->contract, err) : TSR_E_NOMEM;
+}
+
+/* JSON is a document; anything else is a checkpoint, or, where it is none that is known, a list of names. */
+static tsr_status take_file(cli *program, const char *path, cli_contract *out, tsr_error *err)
+{
+    tsr_error unknown = {0};
+    tsr_status status = cli_load_file(program, path, &out->store, &out->text, err);
+    if (status != TSR_OK) return status;
+    if (begins_like_json(out->text.data)) return read_document(program, out, err);
+    status = take_checkpoint(program, path, out, &unknown);
+    if (status == TSR_E_UNSUPPORTED) return read_document(program, out, err);
+    if (status != TSR_OK) *err = unknown;
+    return status;
+}
+
+tsr_status cli_contract_open(cli *program, const char *path, cli_contract *out, tsr_error *err)
+{
+    *out = (cli_contract){0};
+    const tsr_status status = is_folder(path) ? take_checkpoint(program, path, out, err) : take_file(program, path, out, err);
+    out->contract.match = tsr_glob_match;
+    return status;
+}
+
+void cli_contract_free(cli_contract *contract)
+{
+    tsr_bytes_free(&contract->text);
+    if (contract->store) contract->store->close(contract->store);
+    cli_close(&contract->session);
+    tsr_arena_free(contract->arena);
+}
+
+tsr_status cli_check(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err)
+{
+    const tsr_host *host = cli_host(program);
+    tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
+    const tsr_status status = tsr_validate_catalog(session->catalog, host, findings, err);
+    return status == TSR_OK && contract ? tsr_validate_contract(session->catalog, contract, host, findings, err) : status;
+}
+
+tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err)
+{
+    tsr_ring *ring = NULL;
+    cli_progress progress;
+    if (!contract->digests) return TSR_OK;
+    cli_progress_start(&progress, program, "verifying");
+    tsr_comm *ranks = program->ranks;
+    tsr_status status = cli_agree(program, tsr_ring_new(cli_host(program), 0, &ring, err), err);
+    if (status == TSR_OK && ranks)
+        status = tsr_check_digests_shared(session->checkpoint, contract, ranks, ring, &progress.base, err);
+    else if (status == TSR_OK)
+        status = tsr_check_digests(session->checkpoint, contract, ring, &progress.base, err);
+    tsr_ring_free(ring);
+    cli_progress_end(&progress);
+    return status;
+}
+
+tsr_status cli_leniency(const char *words, uint32_t *out, tsr_error *err)
+{
+    *out = 0;
+    for (const char *at = words; at && *at;) {
+        const size_t size = strcspn(at, ",");
+        const uint32_t bit = tsr_leniency_from_word((tsr_str){at, size});
+        if (!bit) {
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "--allow: '%.*s' is none of missing, extra, dtype, shape, chunks, value", (int)size, at);
+        }
+        *out |= bit;
+        at += size + (at[size] == ',');
+    }
+    return TSR_OK;
+}

@@ -1,0 +1,28 @@
+/* What a checkpoint is checked against: a document (tessera/document_read.h), or another checkpoint of any form. */
+#ifndef TSR_CLI_COMMANDS_CONTRACT_H
+#define TSR_CLI_COMMANDS_CONTRACT_H
+
+#include "cli/program/session.h"
+#include "tessera/document_read.h"
+
+typedef struct cli_contract {
+    tsr_contract contract;
+    tsr_store *store;
+    tsr_bytes text;
+    tsr_arena *arena;
+    cli_session session;
+} cli_contract;
+
+/* On failure only free is left. */
+tsr_status cli_contract_open(cli *program, const char *path, cli_contract *out, tsr_error *err);
+void cli_contract_free(cli_contract *contract); /* takes a zeroed one */
+
+/* Everything that can be checked without reading values, into the checkpoint's findings. `contract` may be NULL. */
+tsr_status cli_check(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err);
+/* The digests of the contract. */
+tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err);
+
+/* The words of --allow ("missing,extra,dtype,shape,chunks,value") as bits of tsr_leniency; TSR_E_USAGE naming the word. */
+tsr_status cli_leniency(const char *words, uint32_t *out, tsr_error *err);
+
+#endif

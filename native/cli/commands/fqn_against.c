@@ -1,0 +1,136 @@
+#include "cli/commands/fqn_against.h"
+
+#include <stdio.h>
+
+#include "cli/program/term.h"
+#include "tessera/diff.h"
+
+/* ---- pairing ---- */
+
+/* A side as a catalog under its canonical names. Types of tensors do not count here: a model in float32 is saved as
+ * bfloat16. Objects go as one type of their own, so that they move with their neighbours. */
+static tsr_status make_catalog(const cli_known_name *names, size_t count, tsr_arena *arena, tsr_catalog *out, tsr_error *err)
+{
+    tsr_entry *entries = tsr_arena_array(arena, count, sizeof *entries, err);
+    if (!entries) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        entries[i] = (tsr_entry){.fqn = names[i].match,
+                                 .kind = TSR_ENTRY_TENSOR,
+                                 .dtype = names[i].is_tensor ? TSR_UINT8 : TSR_BOOL,
+                                 .rank = names[i].rank,
+                                 .shape = names[i].shape};
+    }
+    *out = (tsr_catalog){.format = TSR_FORMAT_DCP, .entries = entries, .entry_count = count};
+    return TSR_OK;
+}
+
+static void pair_up(const tsr_diff *diff, const tsr_catalog *a, const tsr_catalog *b, const cli_known_name *want,
+                    tsr_name_pair *pairs, bool *met)
+{
+    for (uint64_t i = 0; i < diff->pair_count + diff->renamed_count; i++) {
+        bool same = i < diff->pair_count;
+        const tsr_diff_rename *rename = same ? NULL : &diff->renamed[i - diff->pair_count];
+        size_t from = (size_t)((same ? diff->pairs[i].a : rename->a) - a->entries),
+               to = (size_t)((same ? diff->pairs[i].b : rename->b) - b->entries);
+        pairs[from].to = want[to].name;
+        met[to] = true;
+    }
+}
+
+tsr_status cli_compare_names(const cli_known_name *have, size_t have_count, const cli_known_name *want, size_t want_count,
+                             const tsr_host *host, tsr_arena *arena, cli_against *out, tsr_error *err)
+{
+    tsr_catalog a, b;
+    tsr_diff diff;
+    *out = (cli_against){.pair_count = have_count};
+    tsr_status status = make_catalog(have, have_count, arena, &a, err);
+    if (status == TSR_OK) status = make_catalog(want, want_count, arena, &b, err);
+    if (status == TSR_OK) status = tsr_diff_catalogs(&a, &b, NULL, host, arena, &diff, err);
+    if (status != TSR_OK) return status;
+    bool *met = tsr_arena_array(arena, want_count, sizeof *met, err);
+    tsr_str *missing = tsr_arena_array(arena, want_count, sizeof *missing, err);
+    out->pairs = tsr_arena_array(arena, have_count, sizeof *out->pairs, err);
+    if (!met || !missing || !out->pairs) return TSR_E_NOMEM;
+    for (size_t i = 0; i < have_count; i++) out->pairs[i] = (tsr_name_pair){have[i].name, {NULL, 0}};
+    pair_up(&diff, &a, &b, want, out->pairs, met);
+    for (size_t i = 0; i < want_count; i++) {
+        if (!met[i]) missing[out->missing_count++] = want[i].name;
+    }
+    out->missing = missing;
+    return tsr_fqn_rename_rules(out->pairs, have_count, arena, &out->rules, &out->rule_count, err);
+}
+
+/* ---- telling ---- */
+
+void cli_put_against_json(tsr_json *json, const cli_against *against)
+{
+    tsr_json_key(json, "against");
+    tsr_json_object(json);
+    tsr_json_key(json, "renames");
+    tsr_json_array(json);
+    for (size_t i = 0; i < against->rule_count; i++) {
+        tsr_json_object(json);
+        tsr_json_key(json, "rename");
+        tsr_json_str(json, against->rules[i].text);
+        tsr_json_key(json, "names");
+        tsr_json_uint(json, against->rules[i].names);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_key(json, "pairs");
+    tsr_json_array(json);
+    for (size_t i = 0; i < against->pair_count; i++) {
+        if (!against->pairs[i].to.data) continue;
+        tsr_json_object(json);
+        tsr_json_key(json, "from");
+        tsr_json_str(json, against->pairs[i].from);
+        tsr_json_key(json, "to");
+        tsr_json_str(json, against->pairs[i].to);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_key(json, "unexpected");
+    tsr_json_array(json);
+    for (size_t i = 0; i < against->pair_count; i++) {
+        if (!against->pairs[i].to.data) tsr_json_str(json, against->pairs[i].from);
+    }
+    tsr_json_array_end(json);
+    tsr_json_key(json, "missing");
+    tsr_json_array(json);
+    for (size_t i = 0; i < against->missing_count; i++) tsr_json_str(json, against->missing[i]);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+static void put_line(const char *what, tsr_str name)
+{
+    fputs(what, stdout);
+    cli_put(stdout, name);
+    putchar('\n');
+}
+
+void cli_put_against_text(const cli *program, const cli_against *against)
+{
+    size_t same = 0, moved = 0, settled = 0;
+    for (size_t i = 0; i < against->pair_count; i++) {
+        const tsr_name_pair *pair = &against->pairs[i];
+        same += pair->to.data && tsr_str_equal(pair->from, pair->to);
+        moved += pair->to.data && !tsr_str_equal(pair->from, pair->to);
+    }
+    for (size_t i = 0; i < against->rule_count; i++) {
+        cli_on(&program->out, stdout, CLI_YELLOW);
+        fputs("--rename '", stdout);
+        cli_put(stdout, against->rules[i].text);
+        fputs("'", stdout);
+        cli_off(&program->out, stdout);
+        printf("  %s names\n", cli_number(against->rules[i].names).text);
+        settled += against->rules[i].names;
+    }
+    for (size_t i = 0; i < against->missing_count; i++) put_line("missing: ", against->missing[i]);
+    for (size_t i = 0; i < against->pair_count; i++) {
+        if (!against->pairs[i].to.data) put_line("unexpected: ", against->pairs[i].from);
+    }
+    printf("%s names are the same, %s have another name", cli_number(same).text, cli_number(moved).text);
+    if (moved > settled) printf(", %s of them without a rename", cli_number(moved - settled).text);
+    putchar('\n');
+}

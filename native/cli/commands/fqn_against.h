@@ -1,0 +1,34 @@
+/* A checkpoint's names against those that a model or another checkpoint has: which belong together, and the renames that
+ * `convert` would need. */
+#ifndef TSR_CLI_COMMANDS_FQN_AGAINST_H
+#define TSR_CLI_COMMANDS_FQN_AGAINST_H
+
+#include "cli/program/cli.h"
+#include "tessera/fqn.h"
+
+/* One name of a side. */
+typedef struct cli_known_name {
+    tsr_str name;  /* as it is written there */
+    tsr_str match; /* canonical: what is compared */
+    bool is_tensor;
+    uint32_t rank;
+    const uint64_t *shape;
+} cli_known_name;
+
+typedef struct cli_against {
+    tsr_rename_rule *rules;
+    size_t rule_count;
+    tsr_name_pair *pairs; /* one a name of the checkpoint */
+    size_t pair_count;
+    const tsr_str *missing; /* wanted names that no name became */
+    size_t missing_count;
+} cli_against;
+
+/* Pairs `have` with `want` by canonical name, then tensors of equal shape by what `diff` calls renamed, and looks for
+ * renames. Everything lives in `arena`. Errors: TSR_E_NOMEM. */
+tsr_status cli_compare_names(const cli_known_name *have, size_t have_count, const cli_known_name *want, size_t want_count,
+                             const tsr_host *host, tsr_arena *arena, cli_against *out, tsr_error *err);
+void cli_put_against_json(tsr_json *json, const cli_against *against);
+void cli_put_against_text(const cli *program, const cli_against *against);
+
+#endif

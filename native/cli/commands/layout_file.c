@@ -1,0 +1,56 @@
+/* See layout_file.h. */
+#include "cli/commands/layout_file.h"
+
+#include "cli/writing/out_file.h"
+#include "tessera/document.h"
+
+static tsr_status write_layout(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to, tsr_error *err)
+{
+    tsr_json json;
+    tsr_ring *ring = NULL;
+    cli_progress progress;
+    tsr_status status = file->hash ? tsr_ring_new(cli_host(program), 0, &ring, err) : TSR_OK;
+    if (status != TSR_OK) return status;
+    cli_progress_start(&progress, program, "hashing");
+    const tsr_layout_options options = {.selection = {cli_selects, &file->selection},
+                                        .no_chunks = file->no_chunks,
+                                        .hash = (tsr_digest_algorithm)file->hash,
+                                        .checkpoint = session->checkpoint,
+                                        .ring = ring,
+                                        .progress = &progress.base};
+    tsr_json_start(&json, cli_write_file, to, 1, err);
+    status = tsr_document_layout(session->catalog, &options, cli_host(program), &json, err);
+    cli_progress_end(&progress);
+    tsr_ring_free(ring);
+    return status == TSR_OK ? tsr_json_finish(&json) : status;
+}
+
+static tsr_status write_unchanged(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to,
+                                  tsr_error *err)
+{
+    const tsr_status status = write_layout(program, session, file, to, err);
+    return status == TSR_OK ? cli_unchanged(session, err) : status;
+}
+
+static tsr_status write_file(cli *program, const cli_session *session, const cli_layout_file *file, tsr_error *err)
+{
+    cli_out_file out;
+    const tsr_status status = cli_out_open(file->output, session, &out, err);
+    if (status != TSR_OK) return status;
+    return cli_out_close(&out, write_unchanged(program, session, file, out.to, err), err);
+}
+
+int cli_write_layout(cli *program, const char *path, const cli_layout_file *file)
+{
+    tsr_error err = {0};
+    cli_session session;
+    cli_allow_expansion(program, file->allow_expansion);
+    const tsr_open_options used = {.skip_objects = !file->hash, .selects = cli_selects, .selects_ctx = &file->selection};
+    tsr_status status = cli_open(program, path, &used, &session, &err);
+    if (status == TSR_OK) {
+        status = file->output ? write_file(program, &session, file, &err)
+                              : write_unchanged(program, &session, file, stdout, &err);
+    }
+    cli_close(&session);
+    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
+}

@@ -1,0 +1,126 @@
+/* The files of an optimizer conversion, written next to the destination and published together. */
+#include "cli/commands/optim_output.h"
+
+#include "tessera/folder.h"
+
+#define JOB TSR_STR("optimizer state\n")
+
+/* Removes what is unfinished at a signal. */
+static void remove_unfinished(void *ctx)
+{
+    const cli_optim_output *o = ctx;
+    tsr_error ignored = {0};
+    tsr_sys_stop_naming();
+    if (o->publication.journal) tsr_journals_discard(&o->publication.journals, o->publication.tag, &ignored);
+}
+
+static tsr_status list_inputs(const cli_optim_output *o, tsr_inputs *inputs, tsr_error *err)
+{
+    tsr_status status = tsr_inputs_add(inputs, o->store, NULL, err);
+    for (size_t i = 0; i < 2 && status == TSR_OK; i++) status = tsr_inputs_add_path(inputs, o->documents[i], err);
+    return status;
+}
+
+static tsr_status list_names(const cli_optim_output *o, const tsr_str **out, size_t *count, tsr_error *err)
+{
+    *count = tsr_optim_is_directory(o->optim) ? tsr_optim_file_count(o->optim) : 0;
+    tsr_str *names = tsr_arena_array(o->arena, *count, sizeof *names, err);
+    *out = names;
+    for (uint32_t i = 0; names && i < *count; i++) names[i] = tsr_optim_file_name(o->optim, i);
+    return names ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* What becomes of the files that are at the destination now. */
+static tsr_status decide_replacement(cli_optim_output *o, const tsr_str *names, size_t count, tsr_error *err)
+{
+    tsr_replacement *out = &o->replacement;
+    tsr_inputs inputs = tsr_inputs_of(cli_host(o->program)->allocator);
+    const tsr_replacement_request request = {.host = cli_host(o->program),
+                                             .path = o->destination,
+                                             .is_folder = tsr_optim_is_directory(o->optim),
+                                             .overwrite = o->overwrite,
+                                             .inputs = &inputs};
+    tsr_status status = list_inputs(o, &inputs, err);
+    if (status == TSR_OK) status = tsr_replacement_decide(&request, o->arena, out, err);
+    tsr_inputs_free(&inputs);
+    for (size_t i = 0; i < count && status == TSR_OK; i++)
+        status = tsr_replacement_check_name(out, o->destination, names[i], err);
+    for (size_t i = 0; i < out->kept_count && status == TSR_OK; i++)
+        cli_warn(o->program, "'%.*s' in '%s' is not listed by the replaced checkpoint; it stays",
+                 TSR_STR_ARG(out->kept[i].name), o->destination);
+    return status;
+}
+
+static tsr_status open_output(cli_optim_output *o, const tsr_str *names, size_t count, tsr_error *err)
+{
+    const tsr_allocator *allocator = cli_host(o->program)->allocator;
+    const bool is_folder = tsr_optim_is_directory(o->optim);
+    const tsr_folder_output_options options = {.is_folder = is_folder,
+                                               .overwrite = o->overwrite,
+                                               .absent = is_folder && o->overwrite && !o->replacement.exists,
+                                               .source = o->source,
+                                               .tag = o->publication.tag,
+                                               .swap = o->replacement.swap,
+                                               .obsolete = o->replacement.obsolete,
+                                               .obsolete_count = o->replacement.obsolete_count};
+    o->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = o};
+    cli_cleanup_add(&o->cleanup);
+    cli_signals_hold();
+    tsr_status status = tsr_publication_begin(&o->publication, JOB, 0, names, count, err);
+    if (status == TSR_OK) status = tsr_folder_output_open(NULL, allocator, o->destination, &options, &o->output, err);
+    cli_signals_release();
+    return status;
+}
+
+static tsr_status prepare(cli_optim_output *o, tsr_error *err)
+{
+    const tsr_allocator *allocator = cli_host(o->program)->allocator;
+    const tsr_str *names;
+    size_t count;
+    o->arena = tsr_arena_new(allocator, 0, err);
+    tsr_status status = o->arena ? list_names(o, &names, &count, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_publication_open(allocator, o->destination, JOB, &o->publication, err);
+    if (status == TSR_OK && o->overwrite) status = tsr_journals_hold(&o->publication.journals, err);
+    if (status == TSR_OK) status = decide_replacement(o, names, count, err);
+    return status == TSR_OK ? open_output(o, names, count, err) : status;
+}
+
+static tsr_status write_file(cli_optim_output *o, uint32_t index, const tsr_progress *progress, uint32_t *number,
+                             tsr_error *err)
+{
+    tsr_tree_file file = {
+        .output = o->output, .name = tsr_optim_file_name(o->optim, index), .ring = o->ring, .progress = progress};
+    const tsr_status status = tsr_optim_write(o->optim, index, &file, err);
+    if (status != TSR_OK) return status;
+    *number = file.number;
+    o->bytes_written += file.bytes;
+    o->files_written++;
+    return TSR_OK;
+}
+
+tsr_status cli_optim_output_write(cli_optim_output *o, const tsr_progress *progress, tsr_error *err)
+{
+    uint32_t file = TSR_NO_FILE;
+    tsr_status status = prepare(o, err);
+    for (uint32_t i = 0; i < tsr_optim_file_count(o->optim) && status == TSR_OK; i++)
+        status = write_file(o, i, progress, &file, err);
+    if (status == TSR_OK) status = tsr_folder_store_unchanged(o->store, err);
+    if (status == TSR_OK) status = o->output->sync(o->output, err); /* before signals have to wait */
+    if (status != TSR_OK) return status;
+    if (tsr_optim_is_directory(o->optim)) file = TSR_NO_FILE;
+    cli_signals_hold();
+    status = tsr_publication_publish(&o->publication, o->output, file, o->replacement.swap, err);
+    cli_signals_release();
+    return status;
+}
+
+void cli_optim_output_close(cli_optim_output *o)
+{
+    cli_signals_hold();
+    if (o->output) o->output->close(o->output);
+    o->output = NULL;
+    tsr_publication_close(&o->publication);
+    cli_signals_release();
+    cli_cleanup_drop(&o->cleanup);
+    tsr_arena_free(o->arena);
+}

@@ -1,0 +1,32 @@
+/* Publishes the files of an optimizer conversion. */
+#ifndef TSR_CLI_COMMANDS_OPTIM_OUTPUT_H
+#define TSR_CLI_COMMANDS_OPTIM_OUTPUT_H
+
+#include "cli/program/cli.h"
+#include "cli/program/signals.h"
+#include "publish/publication.h"
+#include "tessera/optim_convert.h"
+
+/* What is to be written, and where. Zeroed but for these. */
+typedef struct cli_optim_output {
+    cli *program;
+    tsr_optim_job *optim;
+    const char *source, *destination;
+    const char *documents[2]; /* further inputs, which the output must not replace; NULL where there is none */
+    bool overwrite;
+    tsr_store *store; /* of the source */
+    tsr_ring *ring;
+    uint32_t files_written; /* out */
+    uint64_t bytes_written; /* out */
+    tsr_output *output;     /* the rest is private */
+    cli_cleanup cleanup;
+    tsr_replacement replacement;
+    tsr_publication publication;
+    tsr_arena *arena;
+} cli_optim_output;
+
+/* Writes and publishes all files, or leaves what was at the destination as it was. */
+tsr_status cli_optim_output_write(cli_optim_output *output, const tsr_progress *progress, tsr_error *err);
+void cli_optim_output_close(cli_optim_output *output); /* takes a zeroed one */
+
+#endif

@@ -1,0 +1,114 @@
+/* See slice.h. */
+#include "cli/commands/slice.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+tsr_str cli_slice_split(tsr_str text, tsr_str *inside)
+{
+    *inside = (tsr_str){NULL, 0};
+    if (text.size == 0 || text.data[text.size - 1] != ']') return text;
+    for (size_t at = text.size; at-- > 0;) {
+        if (text.data[at] != '[') continue;
+        *inside = (tsr_str){text.data + at + 1, text.size - at - 2};
+        return (tsr_str){text.data, at};
+    }
+    return text;
+}
+
+/* A bound or index: decimal, perhaps negative; false when it is no number. */
+static bool parse_number(tsr_str text, int64_t *number)
+{
+    char digits[24], *end;
+    while (text.size && text.data[0] == ' ') text.data++, text.size--;
+    while (text.size && text.data[text.size - 1] == ' ') text.size--;
+    if (text.size == 0 || text.size >= sizeof digits) return false;
+    memcpy(digits, text.data, text.size);
+    digits[text.size] = '\0';
+    *number = strtoll(digits, &end, 10);
+    return *end == '\0';
+}
+
+static uint64_t clamp(int64_t number, uint64_t size)
+{
+    if (number < 0) return (uint64_t)-number > size ? 0 : size - (uint64_t)-number;
+    return (uint64_t)number > size ? size : (uint64_t)number;
+}
+
+static bool is_blank(tsr_str text)
+{
+    for (size_t i = 0; i < text.size; i++) {
+        if (text.data[i] != ' ') return false;
+    }
+    return true;
+}
+
+/* One part of the slice for a dim of `size`; `*keeps` says whether the dim stays. */
+static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, uint64_t *offset, uint64_t *length, bool *keeps,
+                             tsr_error *err)
+{
+    const char *colon = memchr(part.data, ':', part.size);
+    int64_t from = 0, to = INT64_MAX;
+    *keeps = colon != NULL;
+    if (!colon) {
+        if (!parse_number(part, &from)) goto bad;
+        uint64_t at = from < 0 ? size + (uint64_t)from : (uint64_t)from;
+        if (at >= size) {
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "index %" PRId64 " of dim %u is beyond its size %" PRIu64,
+                             from, dim, size);
+        }
+        *offset = at;
+        *length = 1;
+        return TSR_OK;
+    }
+    tsr_str left = {part.data, (size_t)(colon - part.data)}, right = {colon + 1, part.size - left.size - 1};
+    if (!is_blank(left) && !parse_number(left, &from)) goto bad;
+    if (!is_blank(right) && !parse_number(right, &to)) goto bad;
+    uint64_t low = clamp(from, size), high = clamp(to, size);
+    *offset = low;
+    *length = high > low ? high - low : 0;
+    return TSR_OK;
+bad:
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "'%.*s' is no index of dim %u: it is a number, a:b, a:, :b or :", TSR_STR_ARG(part), dim);
+}
+
+static size_t count_parts(tsr_str inside)
+{
+    size_t count = 1;
+    for (size_t i = 0; i < inside.size; i++) count += inside.data[i] == ',';
+    return count;
+}
+
+tsr_status cli_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape, cli_slice *out, tsr_error *err)
+{
+    *out = (cli_slice){.rank = 0};
+    if (rank > TSR_MAX_RANK)
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u", rank, TSR_MAX_RANK);
+    size_t parts = inside.data ? count_parts(inside) : 0;
+    bool filled = false;
+    uint32_t dim = 0;
+    for (size_t at = 0, number = 0; number < parts; number++) {
+        const char *comma = memchr(inside.data + at, ',', inside.size - at);
+        size_t end = comma ? (size_t)(comma - inside.data) : inside.size;
+        tsr_str part = {inside.data + at, end - at};
+        at = end + 1;
+        if (tsr_str_equal(part, TSR_STR("...")) && !filled) {
+            filled = true;
+            for (size_t left = rank > parts - 1 ? rank - (parts - 1) : 0; left > 0; left--, dim++) {
+                out->sizes[dim] = out->shape[out->rank++] = shape[dim];
+            }
+            continue;
+        }
+        if (dim >= rank)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the slice has %zu parts; the tensor has %u dims", parts,
+                             rank);
+        bool keeps;
+        tsr_status status = parse_part(part, dim, shape[dim], &out->offsets[dim], &out->sizes[dim], &keeps, err);
+        if (status != TSR_OK) return status;
+        if (keeps) out->shape[out->rank++] = out->sizes[dim];
+        dim++;
+    }
+    for (; dim < rank; dim++) out->sizes[dim] = out->shape[out->rank++] = shape[dim];
+    return TSR_OK;
+}

@@ -1,0 +1,146 @@
+/* What the commands of `tessera` share: the command and option tables, the running program's state, and its messages.
+ * Names here begin with cli_; nothing outside this folder sees them.
+ *
+ * Data goes to stdout, messages and progress to stderr. A command returns its exit status. */
+#ifndef TSR_CLI_PROGRAM_CLI_H
+#define TSR_CLI_PROGRAM_CLI_H
+
+#include "tessera/comm.h"
+#include "tessera/json.h"
+#include "tessera/native_host.h"
+#include "tessera/version.h"
+
+enum { CLI_DONE = 0, CLI_DIFFERS = 1, CLI_TROUBLE = 2 };
+
+/* ---- tables ---- */
+
+typedef enum cli_option_kind {
+    CLI_FLAG,   /* field: bool */
+    CLI_TEXT,   /* field: const char *, NULL when not given; the last one counts */
+    CLI_LIST,   /* field: cli_list, every one counts */
+    CLI_CHOICE, /* field: unsigned, 0 when not given, else 1 + position among the words of `value` */
+    CLI_REAL,   /* field: cli_real */
+    CLI_COUNT,  /* field: uint64_t; a whole number of 1 or more */
+    CLI_BYTES   /* field: uint64_t; "64MB" is decimal, "64MiB" binary, a bare number bytes */
+} cli_option_kind;
+
+typedef struct cli_list {
+    const char **items;
+    size_t count;
+} cli_list;
+
+typedef struct cli_real {
+    bool given;
+    double value;
+} cli_real;
+
+typedef struct cli_option {
+    const char *name; /* without dashes */
+    char letter;      /* or 0 */
+    cli_option_kind kind;
+    const char *value; /* what follows it: "GLOB", or "text|json" for a choice; NULL for a flag */
+    const char *help;
+    size_t field; /* offset in the command's arguments */
+} cli_option;
+
+typedef struct cli cli;
+
+typedef struct cli_command {
+    const char *name;
+    const char *summary;       /* one line, imperative: "Compare two checkpoints" */
+    const char *operands;      /* "PATH DEST"; words of completions.h tell what they stand for */
+    unsigned least, most;      /* operands */
+    const char *examples;      /* lines in pairs: a command, and what it does */
+    const cli_option *options; /* ends with a NULL name */
+    size_t arguments_size;
+    int (*run)(cli *program, const void *arguments);
+} cli_command;
+
+extern const cli_command *const cli_commands[]; /* ends with NULL */
+extern const cli_option cli_global_options[];   /* fields of cli_globals */
+extern const char *const cli_overview_examples;
+extern const char *const cli_overview_summary;
+
+/* ---- the running program ---- */
+
+typedef struct cli_globals {
+    bool quiet;
+    bool no_progress;
+    bool no_mpi; /* heard before the command line is parsed */
+    unsigned color;   /* choice: auto, always, never */
+    uint64_t threads; /* 0: as many as allowed */
+    bool help;
+    bool version;
+} cli_globals;
+
+typedef struct cli_terminal {
+    bool is_terminal;
+    bool color;
+    unsigned columns;
+} cli_terminal;
+
+struct cli {
+    cli_globals globals;
+    const cli_command *command;
+    cli_list operands;
+    cli_terminal out, err;
+    tsr_native_host native; /* by cli_host */
+    bool host_is_open;
+    uint32_t default_threads; /* 0: as many as allowed */
+    tsr_comm *ranks;          /* the processes that share this command; NULL: this one alone */
+    struct cli_addresses *addresses; /* of cli_hide_secrets */
+};
+
+/* A text of the command line as everything but opening it may have it: an address without its secrets (tsr_uri_redact), so
+ * that no message and no document can hold them; other texts as they are. Lives until cli_forget_addresses. */
+const char *cli_hide_secrets(cli *program, const char *text);
+/* What was given for a text that cli_hide_secrets returned, or for an equal one; else the text itself. */
+const char *cli_given_address(const cli *program, const char *shown);
+void cli_forget_addresses(cli *program);
+
+/* Whether this process may print for all. */
+bool cli_speaks(const cli *program);
+/* Where ranks may have fared differently: the common result, as tsr_comm_agree. Collective where there are ranks. */
+tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err);
+
+const tsr_host *cli_host(cli *program);
+/* --allow-expansion: lifts limits.repetition for this run. */
+void cli_allow_expansion(cli *program, bool allowed);
+
+#define CLI_EXPANSION_OPTION(type, field) \
+    { \
+        "allow-expansion", 0, CLI_FLAG, NULL, \
+            "Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB", offsetof(type, field) \
+    }
+
+/* ---- parsing ---- */
+
+/* Parses everything after the command's name. `arguments` is zeroed memory of the command's size. false: a message was
+ * printed and the program ends with CLI_TROUBLE. Lists point into argv. */
+bool cli_parse(cli *program, int argc, char **argv, void *arguments);
+void cli_free_lists(const cli_command *command, void *arguments);
+/* A size as --max-mem takes it. */
+bool cli_parse_bytes(const char *text, uint64_t *bytes);
+
+/* NULL after a message on stderr with a suggestion. */
+const cli_command *cli_find_command(const cli *program, const char *name);
+
+/* ---- messages ---- */
+
+void cli_put_help(const cli *program, const cli_command *command); /* NULL: the overview */
+void cli_put_man(const cli_command *command);                      /* the manual page; NULL: tessera(1) */
+/* "tessera: …" on stderr; returns CLI_TROUBLE. */
+int cli_fail(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+/* The error of a library call about `path` (may be NULL). */
+int cli_fail_error(const cli *program, const char *path, const tsr_error *err);
+/* "tessera: warning: …", unless --quiet. */
+void cli_warn(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+/* "tessera: note: …", unless --quiet. */
+void cli_note(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+/* CLI_TROUBLE with a message when stdout could not be written, else `status`. */
+int cli_finish_stdout(const cli *program, int status);
+
+/* A tsr_write_fn; `ctx` is a FILE. */
+tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err);
+
+#endif

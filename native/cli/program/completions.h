@@ -1,0 +1,36 @@
+/* What the completion scripts of all shells share: the meaning of the words that stand for values and operands. */
+#ifndef TSR_CLI_PROGRAM_COMPLETIONS_H
+#define TSR_CLI_PROGRAM_COMPLETIONS_H
+
+#include "cli/program/cli.h"
+
+typedef enum cli_meaning {
+    CLI_MEANS_OTHER,    /* GLOB, SIZE, N, …: nothing to suggest */
+    CLI_MEANS_WORDS,    /* text|json: one of them */
+    CLI_MEANS_FILES,    /* FILE, PATH, DEST, FOLDER, A, B, NAME.json */
+    CLI_MEANS_DTYPES,   /* DTYPE */
+    CLI_MEANS_RULES,    /* RULE */
+    CLI_MEANS_COMMANDS, /* COMMAND */
+    CLI_MEANS_FQNS      /* FQN: names of the checkpoint that is the first operand */
+} cli_meaning;
+
+typedef struct cli_placeholder {
+    cli_meaning meaning;
+    tsr_str text; /* without brackets and "…" */
+    bool repeats; /* "PATH…" */
+} cli_placeholder;
+
+/* Of an option's value; not for flags. */
+cli_placeholder cli_value_placeholder(const cli_option *option);
+/* The next of a command's operands; false after the last. `*operands` moves on. */
+bool cli_next_operand(const char **operands, cli_placeholder *out);
+/* The words to choose among, each behind a space; nothing for FILES, FQNS and OTHER. */
+void cli_put_words(const cli_placeholder *placeholder);
+/* The text inside single quotes of a shell in which ' is written as `quote`, with a backslash before each of `escaped`. */
+void cli_put_shell(const char *text, const char *quote, const char *escaped);
+
+void cli_put_bash(void);
+void cli_put_zsh(void);
+void cli_put_fish(void);
+
+#endif

@@ -1,0 +1,88 @@
+/* Help from the tables. Examples come first, because they are what most people want. */
+#include <stdio.h>
+
+#include "cli/program/cli.h"
+#include "cli/program/term.h"
+
+static void heading(const cli *program, const char *text)
+{
+    cli_on(&program->out, stdout, CLI_BOLD);
+    puts(text);
+    cli_off(&program->out, stdout);
+}
+
+/* Lines come in pairs: a command, and what it does. */
+static void put_examples(const cli *program, const char *examples)
+{
+    bool is_command = true;
+    for (const char *line = examples; *line; is_command = !is_command) {
+        const char *end = strchr(line, '\n');
+        size_t size = end ? (size_t)(end - line) : strlen(line);
+        fputs(is_command ? "  " : "      ", stdout);
+        cli_on(&program->out, stdout, is_command ? CLI_CYAN : CLI_DIM);
+        printf("%.*s", (int)size, line);
+        cli_off(&program->out, stdout);
+        putchar('\n');
+        line += size + (end != NULL);
+    }
+}
+
+enum { HELP_COLUMN = 30 };
+
+static void put_options(const cli *program, const cli_option *options)
+{
+    for (; options->name; options++) {
+        char left[96];
+        int used = snprintf(left, sizeof left, "  %c%c%s--%s%s%s", options->letter ? '-' : ' ',
+                            options->letter ? options->letter : ' ', options->letter ? ", " : "  ", options->name,
+                            options->value ? " " : "", options->value ? options->value : "");
+        fputs(left, stdout);
+        if (used >= HELP_COLUMN - 1) {
+            putchar('\n');
+            used = 0;
+        }
+        cli_pad(stdout, HELP_COLUMN - (unsigned)used);
+        cli_put_wrapped(stdout, tsr_str_from(options->help), HELP_COLUMN, HELP_COLUMN, program->out.columns);
+    }
+}
+
+static void help_command(const cli *program, const cli_command *command)
+{
+    printf("%s\n\n", command->summary);
+    heading(program, "Examples");
+    put_examples(program, command->examples);
+    putchar('\n');
+    heading(program, "Usage");
+    printf("  tessera %s%s%s%s\n\n", command->name, *command->operands ? " " : "", command->operands,
+           command->options->name ? " [OPTION]…" : "");
+    if (command->options->name) {
+        heading(program, "Options");
+        put_options(program, command->options);
+        putchar('\n');
+    }
+    heading(program, "Global options");
+    put_options(program, cli_global_options);
+    puts("\nExit status: 0 success, identical or valid; 1 differences or findings; 2 error.");
+}
+
+const char *const cli_overview_summary = "Inspect, validate, diff, convert and reshard PyTorch checkpoints";
+const char *const cli_overview_examples =
+    "tessera inspect ckpt/\nShow what a checkpoint contains, and what is wrong with it\n"
+    "tessera validate --deep ckpt/\nRead and check every byte\n"
+    "tessera convert ckpt/ model.safetensors --to safetensors\nConvert DCP to a single file, without loading the "
+    "model into memory\n";
+
+void cli_put_help(const cli *program, const cli_command *command)
+{
+    if (command) {
+        help_command(program, command);
+        return;
+    }
+    printf("%s\n\n", cli_overview_summary);
+    heading(program, "Examples");
+    put_examples(program, cli_overview_examples);
+    putchar('\n');
+    heading(program, "Commands");
+    for (const cli_command *const *c = cli_commands; *c; c++) printf("  %-11s %s\n", (*c)->name, (*c)->summary);
+    puts("\nRun `tessera help COMMAND` for details. Tessera never executes anything in a checkpoint.");
+}

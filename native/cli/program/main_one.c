@@ -1,0 +1,56 @@
+/* The beginning of `tessera`: one process goes on here; several, started by a launcher, hand over to tessera-mpi, so that
+ * MPI is never initialized for one. */
+#include <errno.h>
+#include <inttypes.h>
+#include <unistd.h>
+
+#include "cli/program/launch.h"
+
+/* Commands that tell of this program and machine: once is enough. */
+static bool is_about(int argc, char **argv)
+{
+    static const char *const words[] = {"help", "--help", "-h", "version", "--version", "doctor", "explain", "completions"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (strcmp(argv[1], words[i]) == 0) return true;
+    }
+    return cli_has_word(argc, argv, "--help") || cli_has_word(argc, argv, "-h") || cli_has_word(argc, argv, "--version");
+}
+
+/* Returns only if tessera-mpi cannot be started. */
+static int hand_over(const cli *program, const cli_launch *launch, char **argv)
+{
+    char path[4096 + 64];
+    if (cli_find_mpi(path, sizeof path)) {
+        argv[0] = path;
+        execv(path, argv);
+        return launch->first ? cli_fail(program, "cannot start '%s': %s", path, strerror(errno)) : cli_refuse_quietly();
+    }
+    if (!launch->first) return cli_refuse_quietly();
+    return cli_fail(program,
+                    "%" PRIu64
+                    " processes were started (%s), but this installation has no tessera-mpi (it is built where MPI "
+                    "is found, and belongs beside tessera): run one process, without the launcher",
+                    launch->processes, launch->sign);
+}
+
+static int run_of_several(const cli_launch *launch, int argc, char **argv)
+{
+    const cli program = {0};
+    if (is_about(argc, argv)) return launch->first ? cli_main(argc, argv, NULL, 0) : CLI_DONE;
+    if (cli_is_shared(argc, argv)) {
+        return launch->has_pmi ? hand_over(&program, launch, argv) : cli_refuse_strangers(launch);
+    }
+    if (!launch->first) return cli_refuse_quietly();
+    return cli_fail(&program,
+                    "%" PRIu64 " processes were started (%s), but '%s' is for one: leave the launcher out, or say --no-mpi "
+                    "where only one of its processes runs this (convert, reshard and validate --deep are for several)",
+                    launch->processes, launch->sign, argv[1]);
+}
+
+int main(int argc, char **argv)
+{
+    const cli_launch launch = cli_launch_seen();
+    if (launch.processes > 1 && argc > 1 && !cli_has_word(argc, argv, "--no-mpi"))
+        return run_of_several(&launch, argc, argv);
+    return cli_main(argc, argv, NULL, 0);
+}

@@ -1,0 +1,142 @@
+/* Manual pages from the tables, in man(7) with escapes for all that is not ASCII. */
+#include <ctype.h>
+#include <stdio.h>
+
+#include "cli/program/cli.h"
+
+/* The code point of valid UTF-8 (the tables are), and how many bytes it took. */
+static unsigned code_point(const char *text, size_t *size)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    *size = p[0] < 0x80 ? 1 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    unsigned point = *size == 1 ? p[0] : p[0] & (0x7fu >> *size);
+    for (size_t i = 1; i < *size; i++) point = point << 6 | (p[i] & 0x3fu);
+    return point;
+}
+
+/* Words of a command are typed as they stand, so that hyphens and quotes must not become others. */
+static void put_text(const char *text, size_t size)
+{
+    if (size && (text[0] == '.' || text[0] == '\'')) fputs("\\&", stdout);
+    for (size_t used; size; text += used, size -= used) {
+        unsigned point = code_point(text, &used);
+        switch (point) {
+        case '\\': fputs("\\e", stdout); break;
+        case '-': fputs("\\-", stdout); break;
+        case '\'': fputs("\\(aq", stdout); break;
+        case '`': fputs("\\(ga", stdout); break;
+        case '^': fputs("\\(ha", stdout); break;
+        case '~': fputs("\\(ti", stdout); break;
+        case '"': fputs("\\(dq", stdout); break;
+        default: printf(point < 0x80 ? "%c" : "\\[u%04X]", point);
+        }
+    }
+}
+
+static void put_line(const char *text)
+{
+    put_text(text, strlen(text));
+    putchar('\n');
+}
+
+static void put_title(const char *name)
+{
+    fputs(".TH ", stdout);
+    for (; *name; name++) {
+        if (*name == '-') fputs("\\-", stdout);
+        else putchar(toupper((unsigned char)*name));
+    }
+    printf(" 1 %s \"tessera %s\" \"User Commands\"\n.nh\n.ad l\n", TSR_RELEASED, TSR_VERSION);
+}
+
+static void put_examples(const char *examples)
+{
+    puts(".SH EXAMPLES");
+    bool is_command = true;
+    for (const char *line = examples; *line; is_command = !is_command) {
+        size_t size = strcspn(line, "\n");
+        fputs(is_command ? ".TP\n.B \"" : "", stdout);
+        put_text(line, size);
+        puts(is_command ? "\"" : "");
+        line += size + (line[size] == '\n');
+    }
+}
+
+static void put_options(const cli_option *options)
+{
+    for (; options->name; options++) {
+        fputs(".TP\n", stdout);
+        if (options->letter) printf("\\fB\\-%c\\fR, ", options->letter);
+        fputs("\\fB\\-\\-", stdout);
+        put_text(options->name, strlen(options->name));
+        fputs("\\fR", stdout);
+        if (options->value) {
+            fputs(" \\fI", stdout);
+            put_text(options->value, strlen(options->value));
+            fputs("\\fR", stdout);
+        }
+        putchar('\n');
+        put_line(options->help);
+    }
+}
+
+static void put_end(void)
+{
+    puts(".SH \"EXIT STATUS\"\n.TP\n.B 0\nsuccess; identical or valid\n.TP\n.B 1\ndifferences or findings\n.TP\n.B 2\nerror: "
+         "wrong usage, unreadable input, or a failed read or write");
+    puts(".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nDisable colors if set and not empty\n.TP\n.B TERM\nDisable colors if dumb or "
+         "not set\n.TP\n.B COLUMNS\nUse this width when the output is not a terminal\n"
+         ".TP\n.B TESSERA_PEER_LIMIT\nUnder mpirun: treat a process as dead after so many seconds of silence (default: 20)");
+}
+
+static void put_command(const cli_command *command)
+{
+    char name[64];
+    snprintf(name, sizeof name, "tessera-%s", command->name);
+    put_title(name);
+    printf(".SH NAME\n");
+    put_text(name, strlen(name));
+    fputs(" \\- ", stdout);
+    put_line(command->summary);
+    printf(".SH SYNOPSIS\n\\fBtessera %s\\fR", command->name);
+    if (*command->operands) {
+        fputs(" \\fI", stdout);
+        put_text(command->operands, strlen(command->operands));
+        fputs("\\fR", stdout);
+    }
+    puts(" [\\fIOPTION\\fR]\\[u2026]");
+    put_examples(command->examples);
+    puts(".SH OPTIONS");
+    put_options(command->options);
+    puts(".SS Global options");
+    put_options(cli_global_options);
+    put_end();
+    puts(".SH \"SEE ALSO\"\n.BR tessera (1)");
+}
+
+static void put_overview(void)
+{
+    put_title("tessera");
+    fputs(".SH NAME\ntessera \\- ", stdout);
+    put_line(cli_overview_summary);
+    puts(".SH SYNOPSIS\n\\fBtessera\\fR \\fICOMMAND\\fR [\\fIOPERAND\\fR]\\[u2026] [\\fIOPTION\\fR]\\[u2026]");
+    puts(
+        ".SH DESCRIPTION\nTessera reads distributed checkpoints (DCP), torch.save files and safetensors, and recognizes them "
+        "by their content.\nIt needs no Python, never executes anything in a checkpoint, and its memory use does not grow "
+        "with the model.");
+    put_examples(cli_overview_examples);
+    puts(".SH COMMANDS");
+    for (const cli_command *const *c = cli_commands; *c; c++) {
+        printf(".TP\n.BR tessera\\-%s (1)\n", (*c)->name);
+        put_line((*c)->summary);
+    }
+    puts(".SH OPTIONS\nEvery command accepts these options.");
+    put_options(cli_global_options);
+    put_end();
+}
+
+void cli_put_man(const cli_command *command)
+{
+    if (command) put_command(command);
+    else put_overview();
+}

@@ -1,0 +1,140 @@
+/* See session.h. */
+#include "cli/program/session.h"
+
+#include <stdio.h>
+#include <time.h>
+
+#include "cli/program/term.h"
+#include "tessera/folder.h"
+#include "tessera/glob.h"
+#include "tessera/remote.h"
+
+/* What the server has of the files that the metadata names; the checkpoint is opened again when there are some. */
+static tsr_status fetch_missing(const tsr_host *host, cli_session *session, bool *again, tsr_error *err)
+{
+    size_t count, added;
+    const tsr_str *names = tsr_checkpoint_missing(session->checkpoint, &count);
+    *again = false;
+    if (count == 0) return TSR_OK;
+    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
+    tsr_str *kept = arena ? tsr_arena_array(arena, count, sizeof *kept, err) : NULL;
+    tsr_status status = kept ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        kept[i] = tsr_arena_str(arena, names[i], err);
+        if (!kept[i].data) status = TSR_E_NOMEM;
+    }
+    tsr_checkpoint_close(session->checkpoint); /* over the files as they were */
+    session->checkpoint = NULL;
+    if (status == TSR_OK) status = tsr_remote_store_add(session->store, host, kept, count, &added, err);
+    tsr_arena_free(arena);
+    *again = status == TSR_OK;
+    return status;
+}
+
+static tsr_status open_store(cli *program, const char *shown, cli_session *out, tsr_error *err)
+{
+    const tsr_host *host = cli_host(program);
+    out->is_remote = tsr_is_address(shown);
+    if (!out->is_remote) return tsr_folder_store_open(NULL, host->allocator, shown, &out->store, err);
+    return tsr_remote_store_open(host->allocator, cli_given_address(program, shown), &out->store, err);
+}
+
+tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
+{
+    const tsr_host *host = cli_host(program);
+    bool again = false;
+    *out = (cli_session){.path = path};
+    tsr_status status = open_store(program, path, out, err);
+    if (status == TSR_OK) status = tsr_checkpoint_open(out->store, host, options, &out->checkpoint, err);
+    if (status == TSR_OK && out->is_remote) status = fetch_missing(host, out, &again, err);
+    if (status == TSR_OK && again) status = tsr_checkpoint_open(out->store, host, options, &out->checkpoint, err);
+    if (status == TSR_OK) out->catalog = tsr_checkpoint_catalog(out->checkpoint);
+    else cli_close(out);
+    return status;
+}
+
+void cli_close(cli_session *session)
+{
+    tsr_checkpoint_close(session->checkpoint);
+    if (session->store) session->store->close(session->store);
+    session->checkpoint = NULL;
+    session->store = NULL;
+}
+
+tsr_status cli_unchanged(const cli_session *session, tsr_error *err)
+{
+    return tsr_folder_store_unchanged(session->store, err);
+}
+
+tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err)
+{
+    const tsr_host *host = cli_host(program);
+    tsr_status status = tsr_folder_store_open(NULL, host->allocator, path, store, err);
+    if (status != TSR_OK) return status;
+    uint32_t file = (*store)->primary != TSR_NO_FILE ? (*store)->primary : 0;
+    if ((*store)->primary == TSR_NO_FILE && (*store)->file_count != 1) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a folder; a file is wanted", path);
+    }
+    return tsr_store_load(*store, host, file, 0, (*store)->files[file].size, bytes, err);
+}
+
+static bool any_matches(const cli_list *globs, tsr_str fqn)
+{
+    for (size_t i = 0; i < globs->count; i++) {
+        if (tsr_glob_match(tsr_str_from(globs->items[i]), fqn)) return true;
+    }
+    return false;
+}
+
+bool cli_selects(const void *selection, tsr_str fqn)
+{
+    const cli_selection *s = selection;
+    if (any_matches(&s->exclude, fqn)) return false;
+    return s->include.count == 0 || any_matches(&s->include, fqn);
+}
+
+/* ---- progress ---- */
+
+double cli_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void draw(cli_progress *p, uint64_t byte_done, uint64_t byte_total, double now)
+{
+    double elapsed = now - p->started, rate = elapsed > 0 ? (double)byte_done / elapsed : 0;
+    cli_words done = cli_bytes(byte_done), total = cli_bytes(byte_total), speed = cli_bytes((uint64_t)rate);
+    fprintf(stderr, "\r%s %3.0f %%  %s of %s  %s/s", p->what,
+            byte_total ? 100.0 * (double)byte_done / (double)byte_total : 100.0, done.text, total.text, speed.text);
+    if (rate > 0 && byte_total > byte_done && elapsed > 0.5)
+        fprintf(stderr, "  %.0f s left", (double)(byte_total - byte_done) / rate);
+    fputs("\x1b[K", stderr);
+    fflush(stderr);
+    p->drawn = now;
+}
+
+static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
+{
+    cli_progress *p = ctx;
+    if (!p->visible) return true;
+    double now = cli_seconds();
+    if (now - p->drawn >= 0.1) draw(p, byte_done, byte_total, now);
+    return true;
+}
+
+void cli_progress_start(cli_progress *progress, const cli *program, const char *what)
+{
+    bool wanted = program->err.is_terminal && !program->globals.quiet && !program->globals.no_progress;
+    *progress = (cli_progress){{step, progress}, program, what, 0, 0, wanted};
+    progress->started = progress->drawn = cli_seconds();
+}
+
+void cli_progress_end(cli_progress *progress)
+{
+    if (progress->visible && progress->drawn > progress->started) {
+        fputs("\r\x1b[K", stderr);
+        fflush(stderr);
+    }
+}

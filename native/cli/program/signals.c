@@ -1,0 +1,167 @@
+/* See signals.h. The handler does nothing but post a semaphore: everything else needs more than a handler may do. */
+#include "cli/program/signals.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A publication that hangs (a file system that does not answer) is left after this time, as SIGKILL would leave it. */
+enum { LONGEST_HOLD_SECONDS = 20 };
+
+static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+enum { ENDING = sizeof ending / sizeof *ending };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the list; held while a signal has to wait */
+static cli_cleanup *first;
+static sem_t arrived;
+static atomic_int received; /* the first signal, which the process dies of */
+static bool is_ready;       /* handlers and thread are there */
+static bool heeds_launcher;
+static atomic_bool announced; /* the launcher has sent SIGCONT */
+
+static void on_signal(int number)
+{
+    const int saved = errno;
+    int none = 0;
+    if (atomic_compare_exchange_strong(&received, &none, number)) sem_post(&arrived);
+    errno = saved;
+}
+
+static void on_continue(int number, siginfo_t *info, void *context)
+{
+    const int saved = errno;
+    (void)number, (void)context;
+    if (info->si_code == SI_USER && info->si_pid == getppid()) {
+        atomic_store(&announced, true);
+        sem_post(&arrived);
+    }
+    errno = saved;
+}
+
+static void die(int number)
+{
+    sigset_t one;
+    signal(number, SIG_DFL);
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    pthread_sigmask(SIG_UNBLOCK, &one, NULL);
+    raise(number);
+    _exit(128 + number); /* not reached */
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* At most a tenth of a second. */
+static void wait_a_turn(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 100000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    sem_timedwait(&arrived, &until);
+}
+
+/* A process cannot see that it was stopped, but that it did not run for longer than it waited. */
+static void wait_for_launcher_too(void)
+{
+    while (!atomic_load(&received)) {
+        const double before = seconds();
+        int none = 0;
+        wait_a_turn();
+        if (atomic_exchange(&announced, false) && seconds() - before < 0.5)
+            atomic_compare_exchange_strong(&received, &none, SIGTERM);
+    }
+}
+
+static void *wait_for_signal(void *unused)
+{
+    struct timespec until;
+    (void)unused;
+    if (heeds_launcher) wait_for_launcher_too();
+    else
+        while (sem_wait(&arrived) != 0) {
+        }
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LONGEST_HOLD_SECONDS;
+    if (pthread_mutex_timedlock(&lock, &until) == 0) {
+        for (cli_cleanup *c = first; c; c = c->next) c->remove(c->ctx);
+    }
+    die(atomic_load(&received));
+    return NULL;
+}
+
+/* The thread first: without it a handler would make the program deaf. It takes no signals itself. */
+static bool start_thread(void)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    if (sem_init(&arrived, 0, 0) != 0) return false;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const bool started = pthread_create(&thread, NULL, wait_for_signal, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started) pthread_detach(thread);
+    return started;
+}
+
+/* Signals that the caller of the program wants ignored (nohup, a shell's background jobs) stay ignored. */
+static void install(void)
+{
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
+    if (is_ready || !start_thread()) return;
+    is_ready = true;
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < ENDING; i++) {
+        if (sigaction(ending[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL) sigaction(ending[i], &action, NULL);
+    }
+    if (!heeds_launcher) return;
+    action.sa_flags |= SA_SIGINFO;
+    action.sa_sigaction = on_continue;
+    sigaction(SIGCONT, &action, NULL);
+}
+
+void cli_signals_heed_launcher(void)
+{
+    heeds_launcher = true;
+}
+
+void cli_cleanup_add(cli_cleanup *cleanup)
+{
+    pthread_mutex_lock(&lock);
+    install();
+    cleanup->next = first;
+    first = cleanup;
+    pthread_mutex_unlock(&lock);
+}
+
+void cli_cleanup_drop(cli_cleanup *cleanup)
+{
+    pthread_mutex_lock(&lock);
+    for (cli_cleanup **at = &first; *at; at = &(*at)->next) {
+        if (*at != cleanup) continue;
+        *at = cleanup->next;
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void cli_signals_hold(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void cli_signals_release(void)
+{
+    pthread_mutex_unlock(&lock);
+}

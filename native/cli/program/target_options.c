@@ -1,0 +1,29 @@
+/* See target_options.h. */
+#include "cli/program/target_options.h"
+
+#include "cli/program/session.h"
+#include "tessera/glob.h"
+
+static tsr_status read_file(cli *program, const char *path, tsr_arena *arena, tsr_target_texts *texts, tsr_error *err)
+{
+    tsr_store *store = NULL;
+    tsr_bytes bytes = {0};
+    tsr_status status = cli_load_file(program, path, &store, &bytes, err);
+    if (status == TSR_OK) status = tsr_target_texts_read(bytes.data, cli_host(program), arena, texts, err);
+    tsr_bytes_free(&bytes);
+    if (store) store->close(store);
+    if (status != TSR_OK) tsr_error_context(err, "%s", path);
+    return status;
+}
+
+tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,
+                           tsr_target *out, tsr_error *err)
+{
+    if (options->target ? options->mesh || options->placements : !options->mesh || !options->placements) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "the target is either --target FILE or --mesh with --placements");
+    }
+    *texts = (tsr_target_texts){.mesh = tsr_str_from(options->mesh), .default_placements = tsr_str_from(options->placements)};
+    tsr_status status = options->target ? read_file(program, options->target, arena, texts, err) : TSR_OK;
+    return status == TSR_OK ? tsr_target_from_texts(texts, tsr_glob_match, arena, out, err) : status;
+}

@@ -1,0 +1,26 @@
+/* --target, --mesh and --placements: what several commands take. */
+#ifndef TSR_CLI_PROGRAM_TARGET_OPTIONS_H
+#define TSR_CLI_PROGRAM_TARGET_OPTIONS_H
+
+#include "cli/program/cli.h"
+#include "tessera/document.h"
+
+typedef struct cli_target_options {
+    const char *target, *mesh, *placements;
+} cli_target_options;
+
+#define CLI_TARGET_OPTIONS(type, field) \
+    {"target", 0, CLI_TEXT, "FILE", \
+     "Read mesh and placements from a tessera.target/1 document", offsetof(type, field.target)}, \
+        {"mesh", 0, CLI_TEXT, "MESH", "Use this device mesh, such as dp=4,tp=2", offsetof(type, field.mesh)}, \
+    { \
+        "placements", 0, CLI_TEXT, "LIST", \
+            "Place every tensor this way, with one placement per mesh dimension: shard(0),replicate", \
+            offsetof(type, field.placements) \
+    }
+
+/* The target of the options, in `arena`. TSR_E_USAGE unless there is either --target or both of the others. */
+tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,
+                           tsr_target *out, tsr_error *err);
+
+#endif

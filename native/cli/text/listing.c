@@ -1,0 +1,238 @@
+/* See listing.h. Nodes are found by walking along the previous entry's path first: names of one prefix mostly stand
+ * together, so that the map of prefixes is rarely asked. */
+#include "cli/text/listing.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tessera/document.h"
+#include "tessera/map.h"
+
+typedef struct builder {
+    cli_listing *listing;
+    tsr_map *prefixes; /* whole prefix → node */
+    tsr_error *err;
+    uint32_t path[CLI_MAX_DEPTH + 1]; /* nodes of the previous entry */
+    unsigned depth;
+} builder;
+
+static cli_node *node_at(const cli_listing *listing, uint32_t index)
+{
+    return (cli_node *)listing->nodes.items + index;
+}
+
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t x = (a ^ b) * 0x9e3779b97f4a7c15u;
+    return x ^ x >> 29;
+}
+
+/* ---- building ---- */
+
+static uint32_t add_node(builder *b, uint32_t parent, tsr_str name)
+{
+    uint32_t index = (uint32_t)b->listing->nodes.count;
+    cli_node *node = tsr_vec_push(&b->listing->nodes, b->err);
+    if (!node) return CLI_NO_NODE;
+    *node = (cli_node){.name = name,
+                       .parent = parent,
+                       .first = CLI_NO_NODE,
+                       .last = CLI_NO_NODE,
+                       .next = CLI_NO_NODE,
+                       .folded = 1,
+                       .fold_next = CLI_NO_NODE};
+    if (parent == CLI_NO_NODE) return index;
+    cli_node *above = node_at(b->listing, parent);
+    if (above->last == CLI_NO_NODE) above->first = index;
+    else node_at(b->listing, above->last)->next = index;
+    above->last = index;
+    return index;
+}
+
+/* The child of `parent` for the component `name`; `prefix` is everything up to its end. */
+static uint32_t child_of(builder *b, uint32_t parent, tsr_str name, tsr_str prefix, unsigned depth)
+{
+    if (b->depth > depth && node_at(b->listing, b->path[depth])->parent == parent &&
+        tsr_str_equal(node_at(b->listing, b->path[depth])->name, name)) {
+        return b->path[depth];
+    }
+    b->depth = depth;
+    uint32_t *known;
+    bool is_new;
+    if (tsr_map_put(b->prefixes, prefix, (uint32_t)b->listing->nodes.count, &known, &is_new, b->err) != TSR_OK)
+        return CLI_NO_NODE;
+    return is_new ? add_node(b, parent, name) : *known;
+}
+
+static tsr_status add_entry(builder *b, const tsr_entry *entry)
+{
+    tsr_str fqn = entry->fqn;
+    uint32_t at = 0;
+    unsigned depth = 0;
+    for (size_t start = 0;; depth++) {
+        const char *dot =
+            depth + 1 < CLI_MAX_DEPTH && start < fqn.size ? memchr(fqn.data + start, '.', fqn.size - start) : NULL;
+        size_t end = dot ? (size_t)(dot - fqn.data) : fqn.size;
+        at = child_of(b, at, (tsr_str){fqn.data + start, end - start}, (tsr_str){fqn.data, end}, depth);
+        if (at == CLI_NO_NODE) return TSR_E_NOMEM;
+        b->path[depth] = at;
+        if (b->depth <= depth) b->depth = depth + 1;
+        if (!dot) break;
+        start = end + 1;
+    }
+    b->depth = depth + 1;
+    node_at(b->listing, at)->entry = entry;
+    return TSR_OK;
+}
+
+/* ---- totals and signatures ---- */
+
+static uint64_t hash_text(const char *text)
+{
+    return tsr_hash_bytes(text, strlen(text), 7);
+}
+
+static uint64_t hash_numbers(const tsr_entry *entry, const uint64_t *numbers)
+{
+    return tsr_hash_bytes(numbers, entry->rank * sizeof *numbers, 5);
+}
+
+static void take_entry(cli_node *node)
+{
+    const tsr_entry *entry = node->entry;
+    char text[160];
+    uint64_t elements = 0, bytes = 0;
+    node->signature = mix(node->signature, (uint64_t)entry->kind + 1);
+    if (entry->kind != TSR_ENTRY_TENSOR) {
+        node->others++;
+        if (entry->value) node->signature = mix(node->signature, hash_text(tsr_value_text(entry->value, text, sizeof text)));
+        node->signature = mix(node->signature, tsr_hash_bytes(entry->type.data, entry->type.size, 3));
+        return;
+    }
+    tsr_entry_elements(entry, &elements);
+    tsr_entry_bytes(entry, &bytes);
+    node->tensors++;
+    node->elements += elements;
+    node->bytes += bytes;
+    if (node->dtype == TSR_DTYPE_NONE) node->dtype = entry->dtype;
+    else if (node->dtype != entry->dtype) node->mixed = true;
+    node->signature = mix(mix(node->signature, (uint64_t)entry->dtype), hash_numbers(entry, entry->shape));
+    for (uint64_t c = 0; c < entry->chunk_count; c++) {
+        node->signature += mix(hash_numbers(entry, entry->chunks[c].offsets), hash_numbers(entry, entry->chunks[c].sizes));
+    }
+}
+
+/* Children have higher indexes than parents: one pass from the end is bottom-up. */
+static void add_up(cli_listing *listing)
+{
+    for (size_t i = listing->nodes.count; i-- > 0;) {
+        cli_node *node = node_at(listing, (uint32_t)i);
+        if (node->entry) take_entry(node);
+        if (node->parent == CLI_NO_NODE) continue;
+        cli_node *above = node_at(listing, node->parent);
+        above->tensors += node->tensors;
+        above->others += node->others;
+        above->elements += node->elements;
+        above->bytes += node->bytes;
+        above->mixed |=
+            node->mixed || (above->dtype != TSR_DTYPE_NONE && node->dtype != TSR_DTYPE_NONE && above->dtype != node->dtype);
+        if (above->dtype == TSR_DTYPE_NONE) above->dtype = node->dtype;
+        above->signature +=
+            mix(tsr_hash_bytes(node->name.data, node->name.size, 1), node->signature); /* order does not count */
+    }
+}
+
+/* ---- folding ---- */
+
+typedef struct numbered {
+    uint64_t signature;
+    uint64_t number;
+    uint32_t node;
+} numbered;
+
+bool cli_number_of(tsr_str name, uint64_t *number)
+{
+    if (name.size == 0 || name.size > 9 || (name.size > 1 && name.data[0] == '0')) return false;
+    *number = 0;
+    for (size_t i = 0; i < name.size; i++) {
+        if (name.data[i] < '0' || name.data[i] > '9') return false;
+        *number = *number * 10 + (uint64_t)(name.data[i] - '0');
+    }
+    return true;
+}
+
+static int numbered_order(const void *a, const void *b)
+{
+    const numbered *x = a, *y = b;
+    if (x->signature != y->signature) return x->signature < y->signature ? -1 : 1;
+    return (x->number > y->number) - (x->number < y->number);
+}
+
+static void fold_group(cli_listing *listing, const numbered *items, size_t count)
+{
+    cli_node *head = node_at(listing, items[0].node);
+    head->folded = (uint32_t)count;
+    for (size_t i = 1; i < count; i++) {
+        node_at(listing, items[i].node)->folded = 0;
+        node_at(listing, items[i - 1].node)->fold_next = items[i].node;
+    }
+}
+
+static void fold_children(cli_listing *listing, tsr_vec *numbers)
+{
+    numbered *items = numbers->items;
+    size_t largest = 0;
+    qsort(items, numbers->count, sizeof *items, numbered_order);
+    for (size_t from = 0, to; from < numbers->count; from = to) {
+        for (to = from + 1; to < numbers->count && items[to].signature == items[from].signature;) to++;
+        fold_group(listing, items + from, to - from);
+        if (to - from > largest) largest = to - from;
+    }
+    if (largest < 3 || largest * 2 < numbers->count) return;
+    for (size_t i = 0; i < numbers->count; i++) {
+        cli_node *node = node_at(listing, items[i].node);
+        node->odd = node->folded == 1;
+    }
+}
+
+static tsr_status fold(cli_listing *listing, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_vec numbers = tsr_vec_of(allocator, sizeof(numbered));
+    tsr_status status = TSR_OK;
+    for (uint32_t i = 0; i < listing->nodes.count && status == TSR_OK; i++) {
+        numbers.count = 0;
+        for (uint32_t c = node_at(listing, i)->first; c != CLI_NO_NODE; c = node_at(listing, c)->next) {
+            uint64_t number;
+            if (!cli_number_of(node_at(listing, c)->name, &number)) continue;
+            numbered *item = tsr_vec_push(&numbers, err);
+            if (!item) status = TSR_E_NOMEM;
+            else *item = (numbered){node_at(listing, c)->signature, number, c};
+        }
+        if (status == TSR_OK && numbers.count > 1) fold_children(listing, &numbers);
+    }
+    tsr_vec_free(&numbers);
+    return status;
+}
+
+tsr_status cli_listing_build(const tsr_catalog *catalog, bool (*keeps)(const void *ctx, tsr_str fqn), const void *ctx,
+                             const tsr_allocator *allocator, cli_listing *out, tsr_error *err)
+{
+    *out = (cli_listing){tsr_vec_of(allocator, sizeof(cli_node))};
+    builder b = {.listing = out, .err = err, .prefixes = tsr_map_new(allocator, (size_t)catalog->entry_count, err)};
+    tsr_status status = b.prefixes && add_node(&b, CLI_NO_NODE, TSR_STR("")) == 0 ? TSR_OK : TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        if (!keeps || keeps(ctx, catalog->entries[i].fqn)) status = add_entry(&b, &catalog->entries[i]);
+    }
+    if (status == TSR_OK) {
+        add_up(out);
+        status = fold(out, allocator, err);
+    }
+    tsr_map_free(b.prefixes);
+    return status;
+}
+
+void cli_listing_free(cli_listing *listing)
+{
+    tsr_vec_free(&listing->nodes);
+}

@@ -1,0 +1,96 @@
+/* GitHub's workflow commands (::error file=…::), and the step's summary. A step shows ten annotations of a level and drops
+ * the rest without a word, so the tenth says how many more there are. */
+#include "cli/text/report_github.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/program/term.h"
+#include "cli/text/findings_text.h"
+
+enum { ANNOTATIONS = 10, SUMMARY_ROWS = 200 };
+
+static void put_escaped(tsr_str text, bool property)
+{
+    char escape[TSR_ESCAPE_SIZE];
+    tsr_str shown;
+    for (size_t at = 0; at < text.size;) {
+        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
+        const char c = *shown.data;
+        if (c == '%' || (property && (c == ':' || c == ','))) printf("%%%02X", (unsigned char)c);
+        else fwrite(shown.data, 1, shown.size, stdout);
+    }
+}
+
+static const char *command_of(tsr_level level)
+{
+    return level == TSR_NOTE ? "notice" : tsr_level_name(level);
+}
+
+static void put_annotation(const char *path, const tsr_finding *finding)
+{
+    char place[4096], text[CLI_FINDING_WORDS];
+    printf("::%s file=", command_of(finding->level));
+    put_escaped(tsr_finding_place(tsr_str_from(path), finding, place, sizeof place), true);
+    printf(",title=%s::", finding->rule->id);
+    put_escaped(cli_finding_words(finding, text), false);
+    putchar('\n');
+}
+
+/* Text in a table's cell: without pipes, line breaks, HTML and @mentions. */
+static void put_cell(FILE *to, tsr_str text)
+{
+    char escape[TSR_ESCAPE_SIZE];
+    tsr_str shown;
+    for (size_t at = 0; at < text.size;) {
+        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
+        if (*shown.data == '|') fputs("\\|", to);
+        else if (*shown.data == '<') fputs("&lt;", to);
+        else if (*shown.data == '@') fputs("&#64;", to);
+        else fwrite(shown.data, 1, shown.size, to);
+    }
+}
+
+static void put_summary(const char *path, const tsr_findings *findings)
+{
+    const char *name = getenv("GITHUB_STEP_SUMMARY");
+    FILE *to = name && *name ? fopen(name, "a") : NULL;
+    const size_t count = tsr_findings_count(findings);
+    char text[CLI_FINDING_WORDS];
+    if (!to) return; /* it is an extra: the annotations are there */
+    fputs("### ", to);
+    put_cell(to, tsr_str_from(path));
+    fprintf(to, "\n\n%s, %s, %s\n", cli_plural(tsr_findings_total(findings, TSR_ERROR), "error").text,
+            cli_plural(tsr_findings_total(findings, TSR_WARNING), "warning").text,
+            cli_plural(tsr_findings_total(findings, TSR_NOTE), "note").text);
+    if (count) fputs("\n| level | rule | what |\n|---|---|---|\n", to);
+    for (size_t i = 0; i < count && i < SUMMARY_ROWS; i++) {
+        const tsr_finding *finding = tsr_findings_at(findings, i);
+        fprintf(to, "| %s | `%s` | ", tsr_level_name(finding->level), finding->rule->id);
+        put_cell(to, cli_finding_words(finding, text));
+        fputs(" |\n", to);
+    }
+    if (count > SUMMARY_ROWS) fprintf(to, "\n… and %zu more\n", count - SUMMARY_ROWS);
+    fputc('\n', to);
+    fclose(to);
+}
+
+void cli_github_add(uint64_t shown[3], const char *path, const tsr_findings *findings)
+{
+    for (int level = TSR_ERROR; level >= TSR_NOTE; level--) {
+        uint64_t left = tsr_findings_total(findings, (tsr_level)level);
+        for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+            const tsr_finding *finding = tsr_findings_at(findings, i);
+            if (finding->level != (tsr_level)level || shown[level] >= ANNOTATIONS) continue;
+            if (shown[level]++ + 1 == ANNOTATIONS && left > 1) {
+                printf("::%s title=tessera::%s more in ", command_of((tsr_level)level), cli_plural(left, "finding").text);
+                put_escaped(tsr_str_from(path), false);
+                puts("; the step summary lists them");
+            } else {
+                put_annotation(path, finding);
+            }
+            left--;
+        }
+    }
+    put_summary(path, findings);
+}

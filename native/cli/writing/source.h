@@ -1,0 +1,12 @@
+/* What identifies the source of a job, for plans and journals. */
+#ifndef TSR_CLI_WRITING_SOURCE_H
+#define TSR_CLI_WRITING_SOURCE_H
+
+#include "cli/program/session.h"
+#include "tessera/document.h"
+
+/* Path, format, digest, and the files that hold tensors, into a job; in `arena`. */
+tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_arena *arena, tsr_plan_job *job,
+                               tsr_error *err);
+
+#endif

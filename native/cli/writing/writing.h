@@ -1,0 +1,130 @@
+/* What `convert` and `reshard` share: the destination, its publication, and the report of what was written. */
+#ifndef TSR_CLI_WRITING_WRITING_H
+#define TSR_CLI_WRITING_WRITING_H
+
+#include "cli/program/session.h"
+#include "publish/journal.h"
+#include "publish/replacement.h"
+#include "tessera/convert.h"
+#include "tessera/document.h"
+#include "tessera/glob.h"
+#include "tessera/work.h"
+
+typedef struct cli_writing_options {
+    unsigned objects; /* choice: keep, drop, sidecar, refuse */
+    cli_selection selection;
+    const char *dtype;
+    uint64_t max_memory;
+    bool raw_cast, ignore_crc, overwrite, resume, no_verify, dry_run, json, allow_expansion;
+} cli_writing_options;
+
+#define CLI_RAW_CAST_HELP "Let --dtype cast quantized numbers and their scales as stored, without applying the scales"
+
+#define CLI_WRITING_OPTIONS(type, field) \
+    {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(type, field.selection.include)}, \
+        {"exclude", \
+         0, \
+         CLI_LIST, \
+         "GLOB", \
+         "Leave out names that match (repeatable); overrides --include", \
+         offsetof(type, field.selection.exclude)}, \
+        {"dtype", 0, CLI_TEXT, "DTYPE", "Cast floating-point tensors, rounding correctly", offsetof(type, field.dtype)}, \
+        {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(type, field.raw_cast)}, \
+        {"objects", \
+         0, \
+         CLI_CHOICE, \
+         "keep|drop|sidecar|refuse", \
+         "Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON", \
+         offsetof(type, field.objects)}, \
+        {"max-mem", 0, CLI_BYTES, "SIZE", \
+         "Limit the memory for buffers (default: 16MiB)", offsetof(type, field.max_memory)}, \
+        {"ignore-crc", \
+         0, \
+         CLI_FLAG, \
+         NULL, \
+         "Accept tensors whose bytes do not match the source's CRC-32", \
+         offsetof(type, field.ignore_crc)}, \
+        {"overwrite", \
+         0, \
+         CLI_FLAG, \
+         NULL, \
+         "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list", \
+         offsetof(type, field.overwrite)}, \
+        {"resume", \
+         0, \
+         CLI_FLAG, \
+         NULL, \
+         "Continue an interrupted run of the same job; keep finished work if this run fails", \
+         offsetof(type, field.resume)}, \
+        {"no-verify", \
+         0, \
+         CLI_FLAG, \
+         NULL, \
+         "With --resume: do not check again what the interrupted run wrote", \
+         offsetof(type, field.no_verify)}, \
+        {"dry-run", 0, CLI_FLAG, NULL, "Decide everything, but write nothing", offsetof(type, field.dry_run)}, \
+        CLI_EXPANSION_OPTION(type, field.allow_expansion), \
+    { \
+        "json", 0, CLI_FLAG, NULL, "Print the tessera.convert/1 document: what was written, cast, copied and left out", \
+            offsetof(type, field.json) \
+    }
+
+typedef struct cli_writing {
+    cli *program;
+    const cli_writing_options *options;
+    const char *what; /* for the progress line */
+    const char *destination;
+    cli_session source; /* open */
+    tsr_container to;
+    bool is_folder;
+    const char *marker; /* of a directory: TSR_DCP_MARKER, TSR_INDEX_MARKER, or NULL for a form without one */
+    uint64_t max_shard_size;
+    const tsr_rename *renames; /* or NULL */
+    size_t rename_count;
+    const tsr_plan *plan; /* NULL: convert; else reshard */
+    tsr_plan_job job;     /* what the plan was made for; `target` is empty in a conversion */
+    uint64_t part, parts; /* exec: from 1; 0 of 0: all that is left */
+    uint32_t generation;  /* of the output, once it is known */
+    bool joins;           /* files of an earlier run or of another part */
+    bool is_exec;
+    bool finish; /* all parts must be there: write what surrounds them, and publish */
+    tsr_arena *arena;
+    const char *documents[2]; /* paths of what is read besides the source, or NULL */
+    tsr_replacement replacement; /* on the rank that speaks; `swap` on all */
+    tsr_vec warnings;            /* tsr_str: for the document */
+    tsr_output *output, *sidecar;
+    tsr_journals journals;
+    tsr_journal *journal;
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
+    uint64_t units_found; /* done by earlier runs and other processes */
+    bool published;
+    tsr_work *work;
+    tsr_conversion conversion;
+    double seconds;
+} cli_writing;
+
+/* The words of --to and --objects, by tsr_container and tsr_objects. */
+extern const char *const cli_containers[3], *const cli_objects[5];
+/* Writes, checks that the source did not change, publishes, reports. */
+tsr_status cli_write(cli_writing *writing, tsr_error *err);
+/* Closes everything but the source; removes what was not published. */
+void cli_writing_close(cli_writing *writing);
+
+/* writing_work.c: opens the destination and its journal, does the units that are asked for (a part; with `finish` alone
+ * none; else all that are left), and publishes unless there was a part without `finish`. */
+tsr_status cli_carry_out(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
+/* writing.c, for it: decides what DEST's files become. `written` are names that an unfinished run of the
+ * same job has put there. */
+tsr_status cli_decide_replacement(cli_writing *writing, const tsr_str *written, size_t count, tsr_error *err);
+/* Refuses new files whose names are taken by files that stay, and says which do. */
+tsr_status cli_check_names(cli_writing *writing, tsr_error *err);
+tsr_status cli_note_kept(cli_writing *writing, tsr_error *err);
+/* The name of the file of objects in a directory. */
+tsr_str cli_sidecar_name(const cli_writing *writing);
+/* writing.c, for it: the sidecar is written. */
+tsr_status cli_write_sidecar(cli_writing *writing, tsr_error *err);
+
+/* On stderr what was written; with --json the document on stdout. */
+tsr_status cli_report_writing(const cli_writing *writing, tsr_error *err);
+
+#endif

@@ -1,0 +1,84 @@
+/* What a job is, as lines of text: two runs with the same lines write the same bytes. */
+#include <inttypes.h>
+
+#include "cli/writing/source.h"
+#include "cli/writing/writing_parts.h"
+
+static tsr_status add_line(const cli_writing *w, tsr_str *text, const char *key, tsr_str value, tsr_error *err)
+{
+    *text = tsr_arena_format(w->arena, err, "%.*s%s %.*s\n", TSR_STR_ARG(*text), key, TSR_STR_ARG(value));
+    return text->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status add_list(const cli_writing *w, tsr_str *text, const char *key, const cli_list *list, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < list->count && status == TSR_OK; i++)
+        status = add_line(w, text, key, tsr_str_from(list->items[i]), err);
+    return status;
+}
+
+/* A number over the names, sizes and times of the source's files. */
+static tsr_str files_sum(const cli_writing *w, tsr_error *err)
+{
+    uint32_t sum = 0;
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
+    for (uint64_t i = 0; i < w->job.file_count; i++) {
+        const tsr_plan_file *file = &w->job.files[i];
+        sum = tsr_crc32(NULL, sum, file->name.data, file->name.size);
+        sum = tsr_crc32(NULL, sum, &file->bytes, sizeof file->bytes);
+        sum = tsr_crc32(NULL, sum, file->modified.data, file->modified.size);
+    }
+    tsr_journal_tag((tsr_str){(const char *)&sum, sizeof sum}, tag);
+    return tsr_arena_format(w->arena, err, "%" PRIu64 " with sizes and times %s", w->job.file_count, tag + 1);
+}
+
+static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err)
+{
+    const tsr_target_texts *target = &w->job.target;
+    tsr_status status = add_line(w, text, "mesh", target->mesh, err);
+    for (uint32_t i = 0; i < target->rule_count && status == TSR_OK; i++) {
+        tsr_str rule = tsr_arena_format(w->arena, err, "%.*s %.*s", TSR_STR_ARG(target->rules[i].match),
+                                        TSR_STR_ARG(target->rules[i].placements));
+        status = rule.data ? add_line(w, text, "rule", rule, err) : TSR_E_NOMEM;
+    }
+    if (status == TSR_OK && target->fsdp1)
+        status = add_line(w, text, "fsdp1", target->use_orig_params ? TSR_STR("original parameters") : TSR_STR("flat"), err);
+    for (uint32_t i = 0; i < target->unit_count && status == TSR_OK; i++)
+        status = add_line(w, text, "unit", target->units[i], err);
+    for (uint32_t i = 0; i < target->ignored_count && status == TSR_OK; i++)
+        status = add_line(w, text, "ignored", target->ignored[i], err);
+    return status == TSR_OK ? add_line(w, text, "placements", target->default_placements, err) : status;
+}
+
+/* One line a thing that makes another output. */
+tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
+{
+    tsr_status status = cli_describe_source(w->program, &w->source, w->arena, &w->job, err);
+    tsr_str sum = status == TSR_OK ? files_sum(w, err) : TSR_STR("");
+    if (status == TSR_OK && !sum.data) status = TSR_E_NOMEM;
+    *text = TSR_STR(TSR_JOURNAL_MAGIC);
+    const struct {
+        const char *key;
+        tsr_str value;
+    } lines[] = {{"tessera", TSR_STR(TSR_VERSION)},
+                 {"source", w->job.source_format},
+                 {"metadata", w->job.digest},
+                 {"files", sum},
+                 {"to", tsr_str_from(cli_containers[w->to])},
+                 {"objects", tsr_str_from(cli_objects[w->options->objects])},
+                 {"dtype", tsr_str_from(w->options->dtype)},
+                 {"shard-size", tsr_arena_format(w->arena, err, "%" PRIu64, w->max_shard_size)}};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines && status == TSR_OK; i++)
+        status = add_line(w, text, lines[i].key, lines[i].value, err);
+    if (status == TSR_OK) status = add_list(w, text, "include", &w->options->selection.include, err);
+    if (status == TSR_OK) status = add_list(w, text, "exclude", &w->options->selection.exclude, err);
+    for (size_t i = 0; i < w->rename_count && status == TSR_OK; i++) {
+        const tsr_rename *r = &w->renames[i];
+        tsr_str rename = tsr_arena_format(w->arena, err, "%.*s%s%.*s → %.*s%s%.*s", TSR_STR_ARG(r->from_head),
+                                          r->starred ? "*" : "", TSR_STR_ARG(r->from_tail), TSR_STR_ARG(r->to_head),
+                                          r->starred ? "*" : "", TSR_STR_ARG(r->to_tail));
+        status = rename.data ? add_line(w, text, "rename", rename, err) : TSR_E_NOMEM;
+    }
+    return status == TSR_OK && w->plan ? add_target(w, text, err) : status;
+}

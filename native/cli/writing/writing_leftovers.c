@@ -1,0 +1,156 @@
+/* What earlier runs left beside the destination: of the same job, to go on with; of others, to be removed or left alone. */
+#include <inttypes.h>
+
+#include "cli/writing/writing_parts.h"
+#include "publish/text.h"
+
+bool cli_is_own(const cli_writing *w, const tsr_leftover *l)
+{
+    return strcmp(l->tag, w->tag) == 0;
+}
+
+/* The first line in which two texts differ, as a refusal. Theirs goes on with what a journal needs besides. */
+static tsr_status refuse_other(const cli_writing *w, tsr_str theirs, tsr_str ours, tsr_error *err)
+{
+    while (ours.size) {
+        tsr_str a = tsr_text_line(&theirs), b = tsr_text_line(&ours);
+        if (tsr_str_equal(a, b)) continue;
+        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                         "cannot resume: the interrupted run for '%s' had '%.*s', this one has '%.*s'; without --resume it "
+                         "begins afresh",
+                         w->destination, TSR_STR_ARG(a), TSR_STR_ARG(b));
+    }
+    return TSR_OK;
+}
+
+/* What was found under one other tag: [l, l + count). */
+static tsr_status clear_one(cli_writing *w, const cli_beginning *b, const tsr_leftover *l, size_t count, tsr_error *err)
+{
+    const tsr_leftover *run = NULL; /* a journal of a run that is over: of one process, or of ranks */
+    bool busy = false, any = false;
+    uint64_t parts = 0; /* of a row of jobs, which may go on any time */
+    for (size_t i = 0; i < count; i++) {
+        busy |= l[i].busy;
+        any |= l[i].part || l[i].publishing;
+        if (l[i].by_ranks || l[i].parts == 1) run = l[i].text.size || !run ? &l[i] : run;
+        else if (l[i].parts > parts) parts = l[i].parts;
+    }
+    if (busy || !any) return TSR_OK; /* without a journal it is nobody's */
+    if (parts) {
+        cli_warn(w->program,
+                 "'%s' has an unfinished job of %" PRIu64 " parts from another plan: its files '.%s.tessera-%s…' stay",
+                 w->destination, parts, w->journals.name, l->tag);
+        return TSR_OK;
+    }
+    if (w->options->resume && run && run->text.size && !b->resumed) return refuse_other(w, run->text, b->text, err);
+    cli_warn(w->program, "removing what an interrupted run for '%s' left", w->destination);
+    return tsr_journals_discard(&w->journals, l->tag, err);
+}
+
+/* Runs of other works: in the way of --resume, else removed unless somebody is at them or means to go on. */
+static tsr_status clear_other(cli_writing *w, const cli_beginning *b, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    for (size_t i = 0, end; i < b->count && status == TSR_OK && !w->is_exec; i = end) {
+        for (end = i + 1; end < b->count && strcmp(b->found[end].tag, b->found[i].tag) == 0;) end++;
+        if (!cli_is_own(w, &b->found[i])) status = clear_one(w, b, &b->found[i], end - i, err);
+    }
+    return status;
+}
+
+/* Where an earlier run of this job was, so that this one can go on there. */
+static bool finds_tag(cli_writing *w, const cli_beginning *b)
+{
+    uint32_t generation;
+    for (size_t i = 0; i < b->count; i++) {
+        const tsr_leftover *l = &b->found[i];
+        if (!l->part || !tsr_journal_is_of(l->text, b->text, &generation)) continue;
+        memcpy(w->tag, l->tag, sizeof w->tag);
+        return true;
+    }
+    return false;
+}
+
+/* Parts of a plan, which may run anywhere, must find each other's files; nobody else needs to foresee the names. */
+static tsr_status choose_tag(cli_writing *w, const cli_beginning *b, tsr_error *err)
+{
+    if (finds_tag(w, b)) return TSR_OK;
+    if (!w->is_exec) return tsr_journal_new_tag(w->tag, err);
+    tsr_journal_tag(b->text, w->tag);
+    return TSR_OK;
+}
+
+static tsr_status note_record(const cli_writing *w, cli_beginning *b, tsr_str text, tsr_error *err)
+{
+    tsr_record record;
+    b->publishing = true;
+    b->note_lost = !tsr_record_parse(text, w->arena, &record);
+    if (b->note_lost) return TSR_OK;
+    b->complete = tsr_record_is_published(&record, &w->journals);
+    return tsr_record_written(&record, &w->journals, w->arena, &b->written, &b->written_count, err);
+}
+
+static tsr_status note_own(const cli_writing *w, cli_beginning *b, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < b->count && status == TSR_OK; i++) {
+        const tsr_leftover *l = &b->found[i];
+        if (!cli_is_own(w, l)) continue;
+        if (l->publishing) status = note_record(w, b, l->text, err);
+        else if (l->part) b->resumed |= tsr_journal_is_of(l->text, b->text, &b->generation);
+        else b->has_output = true;
+        b->has_records |= l->part && l->records.size;
+    }
+    return status;
+}
+
+static tsr_status refuse_busy(const cli_writing *w, const cli_beginning *b, tsr_error *err)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        const tsr_leftover *l = &b->found[i];
+        const bool in_the_way = !w->parts || (l->part == w->part && l->parts == w->parts);
+        if (!cli_is_own(w, l) || !l->busy || !in_the_way) continue;
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                         "another process is writing part %" PRIu64 " of %" PRIu64 " of '%s'", l->part, l->parts,
+                         w->destination);
+    }
+    return TSR_OK;
+}
+
+/* Without --resume an earlier run of the same job counts for nothing. */
+static tsr_status start_over(cli_writing *w, cli_beginning *b, tsr_error *err)
+{
+    if (w->is_exec || w->options->resume || !(b->resumed || b->publishing)) return TSR_OK;
+    cli_warn(w->program, "beginning '%s' afresh; --resume would have gone on with the interrupted run", w->destination);
+    tsr_status status = tsr_journals_discard(&w->journals, w->tag, err);
+    *b = (cli_beginning){.text = b->text};
+    return status == TSR_OK ? tsr_journal_new_tag(w->tag, err) : status;
+}
+
+tsr_status cli_look_around(cli_writing *w, cli_beginning *b, tsr_error *err)
+{
+    tsr_status status = cli_describe_work(w, &b->text, err);
+    if (status == TSR_OK)
+        status = tsr_journals_open(NULL, cli_host(w->program)->allocator, w->destination, &w->journals, err);
+    if (status != TSR_OK || !cli_speaks(w->program)) return status; /* rank 0 looks for all */
+    status = tsr_journals_list(&w->journals, w->arena, &b->found, &b->count, err);
+    if (status == TSR_OK) status = choose_tag(w, b, err);
+    if (status == TSR_OK) status = note_own(w, b, err);
+    if (status == TSR_OK) status = refuse_busy(w, b, err);
+    if (status == TSR_OK) status = clear_other(w, b, err);
+    return status == TSR_OK ? start_over(w, b, err) : status;
+}
+
+tsr_status cli_finds_others(cli_writing *w, const cli_beginning *b, bool *found, tsr_error *err)
+{
+    tsr_leftover *list;
+    size_t count;
+    uint32_t generation;
+    *found = false;
+    tsr_status status = tsr_journals_list(&w->journals, w->arena, &list, &count, err);
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        const bool mine = list[i].part == (w->parts ? w->part : 1) && list[i].parts == (w->parts ? w->parts : 1);
+        *found |= cli_is_own(w, &list[i]) && list[i].part && !mine && tsr_journal_is_of(list[i].text, b->text, &generation);
+    }
+    return status;
+}

@@ -1,0 +1,356 @@
+/* The middle of every writing command: the destination, the journals beside it, the units of work, the end.
+ *
+ *   look for journals → decide what is replaced → journal → open the output → take what is done → do the rest, journalled →
+ *   finish → publish
+ *
+ * A run without --resume removes what it began when it fails; a killed one leaves it, for --resume or the next run. */
+#include <inttypes.h>
+
+#include "cli/program/signals.h"
+#include "cli/writing/writing_parts.h"
+#include "tessera/folder.h"
+
+/* ---- opening ---- */
+
+static tsr_status open_output(cli_writing *w, const cli_beginning *b, bool join, tsr_error *err)
+{
+    const tsr_folder_output_options options = {
+        .is_folder = w->is_folder,
+        .overwrite = w->options->overwrite,
+        .absent = w->is_folder && w->options->overwrite && cli_speaks(w->program) && !w->replacement.exists,
+        .tag = w->tag,
+        .join = join,
+        .whole = join && w->is_exec && b->has_records && !b->publishing,
+        .sums = true,
+        .keep = true,
+        .publishing = b->publishing,
+        .chosen = true,
+        .swap = w->replacement.swap,
+        .generation = b->generation,
+        .holes = tsr_folder_store_has_holes(w->source.store),
+        .source = w->source.path,
+        .obsolete = w->replacement.obsolete,
+        .obsolete_count = w->replacement.obsolete_count,
+    };
+    return tsr_folder_output_open(NULL, cli_host(w->program)->allocator, w->destination, &options, &w->output, err);
+}
+
+/* What this process does of the work, from 1; 1 of 1 is all. */
+typedef struct share {
+    uint64_t part, parts;
+} share;
+
+static share own_share(const cli_writing *w)
+{
+    const tsr_comm *ranks = w->program->ranks;
+    if (ranks) return (share){(uint64_t)ranks->rank + 1, ranks->size};
+    return w->parts ? (share){w->part, w->parts} : (share){1, 1};
+}
+
+/* What the job will create, so that after a kill it can be told from files of others. */
+static tsr_status list_files(cli_writing *w, const tsr_str **files, size_t *count, tsr_error *err)
+{
+    const tsr_conversion *c = tsr_work_conversion(w->work);
+    tsr_str *list = tsr_arena_array(w->arena, (size_t)c->file_count + 2, sizeof *list, err);
+    if (!list) return TSR_E_NOMEM;
+    *count = 0;
+    for (uint32_t f = 0; f < c->file_count; f++)
+        if (c->files[f].size) list[(*count)++] = c->files[f];
+    if (w->marker) list[(*count)++] = tsr_str_from(w->marker);
+    if (c->sidecar.size) list[(*count)++] = cli_sidecar_name(w);
+    *files = list;
+    return *count && !list[*count - 1].data ? TSR_E_NOMEM : TSR_OK;
+}
+
+static tsr_status begin_journal(cli_writing *w, const cli_beginning *b, tsr_error *err)
+{
+    const share own = own_share(w);
+    const tsr_str *files;
+    size_t count;
+    tsr_str text;
+    tsr_status status = list_files(w, &files, &count, err);
+    if (status == TSR_OK) status = tsr_journal_text(w->arena, b->text, b->generation, files, count, &text, err);
+    if (status != TSR_OK) return status;
+    return tsr_journal_begin(&w->journals, w->tag, own.part, own.parts, w->program->ranks != NULL, text, &w->journal, err);
+}
+
+/* Marks what is done already: by this part, and by others. */
+static tsr_status take_records(cli_writing *w, tsr_error *err)
+{
+    tsr_status status = cli_take_steps(w, false, err);
+    if (status == TSR_OK) status = cli_take_steps(w, true, err);
+    w->units_found = tsr_work_units(w->work) - tsr_work_left(w->work, 0, 1);
+    return status;
+}
+
+/* What stays and holds tensors must be told from the new shards: by an index, which later generations always have. */
+static tsr_status choose_generation(const cli_writing *w, cli_beginning *b, tsr_error *err)
+{
+    tsr_status status = tsr_folder_next_generation(NULL, w->destination, &b->generation, err);
+    if (b->generation == 0 && w->replacement.has_stray) b->generation = 1;
+    return status;
+}
+
+static tsr_status open_files(cli_writing *w, const cli_beginning *b, bool join, tsr_error *err)
+{
+    w->joins = join;
+    tsr_status status = open_output(w, b, join, err);
+    if (status == TSR_OK) status = tsr_work_open(w->work, w->output, err);
+    if (status == TSR_OK) tsr_folder_output_has_all(w->output);
+    return status;
+}
+
+/* The files of a run that nobody else shares are new. Parts of a plan may begin at the same time: then what is there already
+ * belongs to the job exactly where another part's journal, which is made before its files, is there, too. */
+static tsr_status open_files_safely(cli_writing *w, const cli_beginning *b, tsr_error *err)
+{
+    bool others = b->resumed;
+    tsr_status status = w->is_exec && !others ? cli_finds_others(w, b, &others, err) : TSR_OK;
+    if (status == TSR_OK) status = open_files(w, b, others, err);
+    if (status != TSR_E_EXISTS || others || !w->is_exec) return status;
+    tsr_error ignored = {0};
+    const bool shared = cli_finds_others(w, b, &others, &ignored) == TSR_OK && others;
+    if (w->output && !shared) tsr_folder_output_drop(w->output); /* what is in the way is not ours; what was made just now is */
+    if (w->output) w->output->close(w->output);
+    w->output = NULL;
+    if (!shared) return status;
+    *err = (tsr_error){0};
+    return open_files(w, b, true, err);
+}
+
+static tsr_status plan_work(cli_writing *w, const cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
+{
+    w->generation = b->generation;
+    return tsr_work_new(w->source.checkpoint, w->plan, options, b->generation, w->arena, &w->work, err);
+}
+
+/* A part that does not publish decides nothing for good: parts run at the same time. */
+static tsr_status hold_destination(cli_writing *w, tsr_error *err)
+{
+    if (!w->options->overwrite || (w->part && !w->finish)) return TSR_OK;
+    return tsr_journals_hold(&w->journals, err);
+}
+
+/* The journal first: an output without one belongs to nobody. */
+static tsr_status open_all(cli_writing *w, cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
+{
+    tsr_status status = hold_destination(w, err);
+    if (status == TSR_OK) status = cli_decide_replacement(w, b->written, b->written_count, err);
+    if (status == TSR_OK && !b->resumed && w->is_folder && w->options->overwrite) status = choose_generation(w, b, err);
+    if (status == TSR_OK) status = plan_work(w, b, options, err);
+    if (status == TSR_OK) status = cli_check_names(w, err);
+    if (status == TSR_OK) status = begin_journal(w, b, err);
+    if (status == TSR_OK) status = open_files_safely(w, b, err);
+    /* Records seen before the files were opened are about files that were whole then: if they are not, nothing is known. */
+    if (status == TSR_OK && b->has_records && !tsr_folder_output_continues(w->output)) {
+        status = tsr_journals_remove(&w->journals, w->tag, tsr_journal_name(w->journal), err);
+        if (status == TSR_OK) status = tsr_journal_cut(w->journal, 0, err);
+    }
+    return status == TSR_OK ? take_records(w, err) : status;
+}
+
+/* ---- several ranks ---- */
+
+/* What rank 0 has found and decided. */
+static tsr_status share_beginning(cli_writing *w, cli_beginning *b, tsr_error *err)
+{
+    tsr_comm *ranks = w->program->ranks;
+    uint32_t told[] = {b->generation, b->resumed, b->publishing, b->complete, w->replacement.swap};
+    char sum[TSR_JOURNAL_TAG_SIZE + 1];
+    if (!ranks) return TSR_OK;
+    tsr_journal_tag(b->text, sum);
+    tsr_status status = tsr_comm_same(ranks, tsr_str_from(sum), "the source as the ranks see it", err);
+    if (status == TSR_OK) status = ranks->broadcast(ranks, told, sizeof told, 0, err);
+    if (status == TSR_OK) status = ranks->broadcast(ranks, w->tag, sizeof w->tag, 0, err);
+    b->generation = told[0];
+    b->resumed = told[1];
+    b->publishing = told[2];
+    b->complete = told[3];
+    w->replacement.swap = told[4];
+    return status;
+}
+
+/* The files that rank 0 has opened, and what is done of them. */
+static tsr_status join_rank_0(cli_writing *w, cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
+{
+    tsr_status status = plan_work(w, b, options, err);
+    if (status == TSR_OK) status = begin_journal(w, b, err);
+    if (status == TSR_OK) status = open_files(w, b, true, err);
+    return status == TSR_OK ? take_records(w, err) : status;
+}
+
+static tsr_status open_on_ranks(cli_writing *w, cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
+{
+    const bool first = cli_speaks(w->program);
+    tsr_status status = cli_agree(w->program, first ? open_all(w, b, options, err) : TSR_OK, err);
+    if (status == TSR_OK) status = share_beginning(w, b, err);
+    return status == TSR_OK ? cli_agree(w->program, first ? TSR_OK : join_rank_0(w, b, options, err), err) : status;
+}
+
+/* All ranks learn what each has done. */
+static tsr_status exchange_records(const cli_writing *w, tsr_error *err)
+{
+    tsr_comm *ranks = w->program->ranks;
+    tsr_comm_blobs all = {0};
+    tsr_vec own = tsr_vec_of(cli_host(w->program)->allocator, 1);
+    if (!ranks) return TSR_OK;
+    tsr_status status = cli_agree(w->program, tsr_work_records(w->work, &own, err), err);
+    if (status == TSR_OK) status = tsr_comm_gather_blobs(ranks, (tsr_str){own.items, own.count}, own.allocator, &all, err);
+    for (uint32_t r = 0; r < all.count && status == TSR_OK; r++) status = tsr_work_take(w->work, all.blobs[r], NULL, err);
+    tsr_comm_blobs_free(&all);
+    tsr_vec_free(&own);
+    return status;
+}
+
+/* ---- doing ---- */
+
+static tsr_status append(void *ctx, tsr_str records, tsr_error *err)
+{
+    return cli_append_step(ctx, records, err);
+}
+
+/* The parts of the largest division that was begun and is not complete, by name. */
+static tsr_status refuse_missing(const cli_writing *w, tsr_error *err)
+{
+    uint64_t parts = 1;
+    tsr_leftover *found;
+    size_t count;
+    tsr_status status = tsr_journals_list(&w->journals, w->arena, &found, &count, err);
+    if (status != TSR_OK) return status;
+    for (size_t i = 0; i < count; i++) {
+        if (cli_is_own(w, &found[i]) && found[i].parts > parts) parts = found[i].parts;
+    }
+    tsr_str names = TSR_STR("");
+    uint64_t missing = 0;
+    for (uint64_t p = 0; p < parts; p++) {
+        if (!tsr_work_left(w->work, p, parts) || missing++ >= 8) continue;
+        names = tsr_arena_format(w->arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(names), names.size ? ", " : "", p + 1);
+        if (!names.data) return TSR_E_NOMEM;
+    }
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "cannot finish '%s': of %" PRIu64 " part%s, %.*s%s not done (%" PRIu64 " of %" PRIu64 " units)",
+                     w->destination, parts, parts == 1 ? "" : "s", TSR_STR_ARG(names),
+                     missing > 8    ? " and more are"
+                     : missing == 1 ? " is"
+                                    : " are",
+                     tsr_work_left(w->work, 0, 1), tsr_work_units(w->work));
+}
+
+/* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */
+static tsr_status note_publishing(cli_writing *w, uint32_t marker, tsr_error *err)
+{
+    const bool durable = tsr_folder_output_replaces(w->output) || w->replacement.swap || w->sidecar;
+    tsr_vec record = tsr_vec_of(cli_host(w->program)->allocator, 1);
+    tsr_status status = tsr_folder_output_record(w->output, marker, w->sidecar, &record, err);
+    if (status == TSR_OK)
+        status = tsr_journals_publishing(&w->journals, w->tag, (tsr_str){record.items, record.count}, durable, err);
+    tsr_vec_free(&record);
+    return status;
+}
+
+static tsr_status give_names(cli_writing *w, tsr_error *err)
+{
+    const uint32_t marker = tsr_work_conversion(w->work)->marker;
+    tsr_status status = note_publishing(w, marker, err);
+    if (status == TSR_OK) status = w->output->publish(w->output, marker, err);
+    w->published = status == TSR_OK;
+    if (status == TSR_OK && w->sidecar) status = w->sidecar->publish(w->sidecar, 0, err);
+    return status == TSR_OK ? tsr_journals_remove(&w->journals, w->tag, NULL, err) : status;
+}
+
+/* A signal waits for the renames. It need not wait for the disk: the files are synced before. */
+static tsr_status publish(cli_writing *w, tsr_error *err)
+{
+    tsr_status status = w->output->sync(w->output, err);
+    if (status == TSR_OK && w->sidecar) status = w->sidecar->sync(w->sidecar, err);
+    if (status != TSR_OK) return status;
+    cli_signals_hold();
+    status = give_names(w, err);
+    cli_signals_release();
+    return status;
+}
+
+/* What surrounds the units, all of which are done. */
+static tsr_status finish(cli_writing *w, tsr_error *err)
+{
+    if (tsr_work_left(w->work, 0, 1)) return refuse_missing(w, err);
+    tsr_status status = tsr_work_finish(w->work, err);
+    w->conversion = *tsr_work_conversion(w->work);
+    const bool believes = w->units_found || w->part || w->finish; /* what other processes have written */
+    if (status == TSR_OK && believes && !w->options->no_verify) status = cli_verify_written(w, err);
+    return status == TSR_OK ? cli_write_sidecar(w, err) : status;
+}
+
+static tsr_status do_units(cli_writing *w, tsr_error *err)
+{
+    const share own = own_share(w);
+    const bool first = cli_speaks(w->program);
+    const tsr_work_journal journal = {append, w, first && !w->part};
+    const bool runs = !w->finish || w->part;
+    tsr_status status = TSR_OK;
+    if (runs) status = tsr_work_run(w->work, own.part - 1, own.parts, &journal, err);
+    status = cli_agree(w->program, status, err);
+    if (status != TSR_OK || (w->part && !w->finish)) return status;
+    status = w->part ? cli_take_steps(w, true, err) : exchange_records(w, err);
+    if (status == TSR_OK && first) status = finish(w, err);
+    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
+    status = cli_agree(w->program, status, err);
+    return status == TSR_OK ? cli_agree(w->program, first ? publish(w, err) : TSR_OK, err) : status;
+}
+
+/* The run before ended when its output had taken the destination's name. What is left of it is removed. A record that a power
+ * loss took was of one rename: what had another name has this one. */
+static bool was_published(const cli_writing *w, const cli_beginning *b)
+{
+    struct stat info;
+    if (!b->note_lost) return b->publishing && b->complete;
+    return !b->has_output && w->journals.sys->stat_at(w->journals.sys, w->journals.folder, w->journals.name, &info) == 0;
+}
+
+/* After a failure: what nobody can go on with is removed. */
+static void clean_up(cli_writing *w)
+{
+    tsr_error ignored = {0};
+    const bool stays = w->options->resume || w->is_exec;
+    if (!stays && cli_speaks(w->program)) tsr_journals_discard(&w->journals, w->tag, &ignored);
+    else if (stays && !w->output && tsr_journal_is_empty(w->journal))
+        w->journals.sys->unlink(w->journals.sys, w->journals.folder, tsr_journal_name(w->journal), false);
+}
+
+/* At a signal. What --resume and the parts of a plan need stays. */
+static void remove_unfinished(void *ctx)
+{
+    const cli_writing *w = ctx;
+    tsr_error ignored = {0};
+    if (w->options->resume || w->is_exec) return;
+    tsr_sys_stop_naming();
+    tsr_journals_discard(&w->journals, w->tag, &ignored);
+}
+
+/* What is left to do, as rank 0 sees it. */
+static tsr_status begin(cli_writing *w, cli_beginning *b, tsr_error *err)
+{
+    tsr_status status = cli_agree(w->program, cli_look_around(w, b, err), err);
+    if (status != TSR_OK) return status;
+    b->complete = (w->options->resume || w->is_exec) && was_published(w, b);
+    if (b->complete) cli_warn(w->program, "'%s' was complete already", w->destination);
+    else if (w->options->resume && !b->resumed)
+        cli_warn(w->program, "nothing to resume for '%s': beginning afresh", w->destination);
+    return share_beginning(w, b, err);
+}
+
+tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
+{
+    cli_beginning b = {0};
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
+    tsr_status status = begin(w, &b, err);
+    if (status != TSR_OK) return status;
+    if (b.complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;
+    if (cli_speaks(w->program)) cli_cleanup_add(&cleanup);
+    status = open_on_ranks(w, &b, options, err);
+    if (status == TSR_OK) status = do_units(w, err);
+    if (w->work) w->conversion = *tsr_work_conversion(w->work);
+    if (status != TSR_OK && w->journal) clean_up(w);
+    cli_cleanup_drop(&cleanup);
+    return status;
+}

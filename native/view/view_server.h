@@ -1,0 +1,40 @@
+/* The viewer and the bytes of one checkpoint, or of two to compare, on the loopback address, for `tessera view`. */
+#ifndef TSR_VIEW_VIEW_SERVER_H
+#define TSR_VIEW_VIEW_SERVER_H
+
+#include "tessera/store.h"
+
+typedef struct view_server view_server;
+
+typedef struct view_side {
+    const char *title;
+    tsr_store *store;   /* borrowed until stop */
+    const bool *served; /* for each file of the store: whether it belongs to the checkpoint */
+} view_side;
+
+typedef struct view_settings {
+    const char *pages; /* the directory of the built viewer */
+    view_side sides[2];
+    size_t side_count;
+    uint16_t port; /* 0: a free one */
+} view_settings;
+
+/* Serves, by GET and HEAD, below an address that holds a random token:
+ *
+ *   /TOKEN/                  index.html, and the other files of the viewer
+ *   /TOKEN/checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": … or absent, "other": the same of the
+ *                            second checkpoint, or absent}
+ *   /TOKEN/checkpoint/NAME   a file of the checkpoint, with ranges
+ *   /TOKEN/other/NAME        a file of the second one
+ *
+ * Everything else is not found, and a Host that is not the loopback address is refused: a page of another site may reach this
+ * address under a name of its own. On threads of its own; view_tend must be called about once a second. Errors:
+ * TSR_E_UNSUPPORTED without libmicrohttpd, TSR_E_IO when the port is taken, TSR_E_NOMEM. */
+tsr_status view_start(const view_settings *view, const tsr_host *host, view_server **out, tsr_error *err);
+/* "http://127.0.0.1:PORT/TOKEN/"; borrowed until stop. */
+const char *view_address(const view_server *server);
+/* Ends idle connections. */
+void view_tend(view_server *server);
+void view_stop(view_server *server); /* takes NULL */
+
+#endif
