@@ -141,16 +141,19 @@ def unique_names(paths):
 def names_in_readmes(headers):
     """Functions and types that a README of core or native/statedict names exist."""
     known = set(re.findall(r"\b(?:tsr|TSR)_\w+", "".join(p.read_text() for p in headers)))
-    for readme in [*sorted((ROOT / "core").rglob("README.md")), ROOT / "native/statedict/README.md"]:
+    for readme in [*sorted((ROOT / "core").rglob("*.md")), ROOT / "native/statedict/README.md"]:
         for name in sorted(set(re.findall(r"\btsr_[a-z0-9_]+\b", readme.read_text())) - known):
             yield f"{readme.relative_to(ROOT)}: there is no {name}"
+
+
+DOCUMENTS = {"README.md", "RECORDS.md", "ARCHITECTURE.md", "SEEDS.md"}
 
 
 def files_in_readmes():
     """Files that a README names are there; PyTorch's own are named with their folder, "distributed/…"."""
     rooms = [ROOT / d for d in ("core", "native", "samples", "tests", "wasm", "web/src")]
     known = {p.name for room in rooms for p in room.rglob("*")} | {p.name for p in ROOT.glob("web/*")}
-    for readme in [ROOT / "README.md", ROOT / "web/README.md", *(p for room in rooms for p in sorted(room.rglob("README.md")))]:
+    for readme in [*ROOT.glob("*.md"), ROOT / "web/README.md", *(p for room in rooms for p in sorted(room.rglob("*.md")) if p.name in DOCUMENTS)]:
         for name in sorted(set(re.findall(r"[\w./-]+\.(?:c|h|cu|py|tsx?|mjs|js|cmake)\b", readme.read_text()))):
             if "distributed/" not in name and pathlib.Path(name).name not in known:
                 yield f"{readme.relative_to(ROOT)}: there is no {name}"
