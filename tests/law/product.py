@@ -24,6 +24,7 @@ def version():
 STATED = [
     ("wasm/package.json", r'^  "version": "([^"]+)",$'),
     ("samples/packaging/conda/recipe.yaml", r'^  version: "([^"]+)"$'),
+    ("CHANGELOG.md", r"^## (\d+\.\d+\.\d+) \("),  # the first one: the newest version
     ("tests/package/shell.py", r'^VERSION = "([^"]+)"'),
 ]
 
