@@ -164,6 +164,17 @@ def test_help_has_one_form(t):
 
 
 @test
+def test_commands_and_options_in_the_readme_exist(t):
+    with open(os.path.join(SAMPLES, "../../README.md")) as f:
+        used = re.findall(r"\btessera ([a-z]+)((?: [^\n#&|]*)?)", "\n".join(re.findall(r"^    .*tessera .*", f.read(), re.M)))
+    need(len({command for command, _ in used}) >= 12, f"the README shows {len(used)} commands")
+    for command, rest in used:
+        known = set(re.findall(r"(?<![\w-])--?[\w-]+", t.text("help", command)))
+        missing = set(re.findall(r"(?<= )--?[a-z][\w-]*", rest)) - known
+        need(not missing, f"the README uses tessera {command} with {missing}")
+
+
+@test
 def test_colors(t):
     path = os.path.join(SAMPLES, "dcp_small")
     need(b"\x1b[" not in t.run("inspect", path).stdout, "colors without a terminal")

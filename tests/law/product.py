@@ -147,10 +147,12 @@ def examples_compile(compiler):
 
 
 def shortest_program_is_shown():
-    """The head of tessera.h shows samples/c/list.c as it is."""
+    """The head of tessera.h and the README show samples/c/list.c as it is."""
     program = (ROOT / "samples/c/list.c").read_text().split("*/\n", 1)[1].strip()
     if example_of(ROOT / "core/include/tessera/tessera.h") != program:
         yield "tessera/tessera.h does not show samples/c/list.c"
+    if f"```c\n{program}\n```" not in (ROOT / "README.md").read_text():
+        yield "README.md does not show samples/c/list.c"
 
 
 def checks():
