@@ -23,10 +23,10 @@ set(CPACK_DEBIAN_TESSERA_PACKAGE_NAME tessera)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_RECOMMENDS "libcurl4, libmicrohttpd12") # loaded when an address is read, a page is served
-set(CPACK_COMPONENT_TESSERA_DESCRIPTION "checks, compares and converts checkpoints of PyTorch training
+set(CPACK_COMPONENT_TESSERA_DESCRIPTION "inspect, validate, diff, convert and reshard PyTorch checkpoints
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
-without Python, without executing pickle and without holding the model in
-memory. It lists, validates, compares, converts and reshards them.")
+without Python, without executing pickle and without loading the model into
+memory.")
 
 set(CPACK_DEBIAN_LIB_PACKAGE_NAME ${libraries})
 set(CPACK_DEBIAN_LIB_PACKAGE_SECTION libs)
@@ -36,8 +36,8 @@ set(CPACK_DEBIAN_LIB_PACKAGE_MULTIARCH same)
 set(CPACK_DEBIAN_LIB_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_BINARY_DIR}/shlibs ${CMAKE_CURRENT_BINARY_DIR}/triggers)
 set(CPACK_COMPONENT_LIB_DESCRIPTION "checkpoints of distributed PyTorch training (shared library)
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
-without Python, without executing pickle and without holding the model in
-memory. This package has the shared library.")
+without Python, without executing pickle and without loading the model into
+memory. This package contains the shared library.")
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/shlibs "libtessera ${TSR_SOVERSION} ${libraries} (>= ${PROJECT_VERSION})\n")
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/triggers "activate-noawait ldconfig\n")
 
@@ -53,9 +53,9 @@ foreach(package libisal libcrypto libzstd libxxhash)
 endforeach()
 set(CPACK_COMPONENT_DEV_DESCRIPTION "checkpoints of distributed PyTorch training (development files)
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
-without Python, without executing pickle and without holding the model in
-memory. This package has headers, the static library and the files by which
-CMake and pkg-config find them.")
+without Python, without executing pickle and without loading the model into
+memory. This package contains headers, the static library and the files for
+CMake and pkg-config.")
 
 # The same three for each further part; its program is a package only where there is one.
 foreach(part ${TSR_PARTS})
@@ -70,16 +70,16 @@ foreach(part ${TSR_PARTS})
     "libtessera_${part} ${TSR_SOVERSION} libtessera-${part}${TSR_SOVERSION} (>= ${PROJECT_VERSION})\n")
   set(CPACK_COMPONENT_LIB_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (shared library for ${part})
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
-without Python and without holding the model in memory. This package has the
-shared library of what needs ${part}.")
+without Python and without loading the model into memory. This package
+contains the shared library for ${part}.")
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_NAME libtessera-${part}-dev)
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_SECTION libdevel)
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_MULTIARCH same)
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_DEPENDS "libtessera-${part}${TSR_SOVERSION} (= ${PROJECT_VERSION}-1), libtessera-dev (= ${PROJECT_VERSION}-1)")
   set(CPACK_COMPONENT_DEV_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (development files for ${part})
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
-without Python and without holding the model in memory. This package has
-headers and libraries of what needs ${part}.")
+without Python and without loading the model into memory. This package
+contains the headers and libraries for ${part}.")
   list(APPEND components lib_${part} dev_${part})
 endforeach()
 if(TARGET tessera-mpi)
@@ -90,7 +90,7 @@ if(TARGET tessera-mpi)
   set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_DEPENDS "tessera (= ${PROJECT_VERSION}-1)")
   set(CPACK_COMPONENT_TESSERA_MPI_DESCRIPTION "checkpoints of PyTorch training, checked and converted by MPI ranks
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
-without Python and without holding the model in memory. This program shares
+without Python and without loading the model into memory. This program shares
 the work between the ranks of an MPI job.")
   list(APPEND components tessera_mpi)
 endif()

@@ -45,7 +45,7 @@ def metadata():
     with open(os.path.join(HERE, "README.md")) as f:
         readme = f.read()
     return ("Metadata-Version: 2.1\nName: tessera\n" f"Version: {version()}\n"
-            "Summary: Looks into, checks, compares and converts the checkpoints of distributed PyTorch training\n"
+            "Summary: Inspect, validate, diff, convert and reshard PyTorch checkpoints\n"
             "License: MIT\nRequires-Python: >=3.9\nProvides-Extra: torch\nRequires-Dist: torch>=2.3; extra == 'torch'\n"
             "Description-Content-Type: text/markdown\n\n" + readme)
 

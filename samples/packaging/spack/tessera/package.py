@@ -5,8 +5,8 @@ from spack.package import *
 
 
 class Tessera(CMakePackage):
-    """Looks into, checks, compares, converts and reshards the checkpoints of distributed PyTorch training, without Python
-    and without holding the model in memory."""
+    """Inspect, validate, diff, convert and reshard PyTorch checkpoints, without Python and without loading the model into
+    memory."""
 
     homepage = "https://github.com/OWNER/tessera"
     git = "https://github.com/OWNER/tessera.git"
