@@ -6,19 +6,18 @@
 #include <stdlib.h>
 
 #include "io/sys.h"
+#include "session.h"
 #include "tessera/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/tessera.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
-typedef struct session {
+struct session {
     tsr_sys sys; /* first: reads that `stop` ends */
     const volatile int *stop;
     tsr_native_host native;
     tsr_store *store;
     tsr_checkpoint *checkpoint;
-} session;
+};
 
 /* `purpose` is a tsr_purpose. */
 EXPORT session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, const int *stop, tsr_error *err);
@@ -74,6 +73,11 @@ session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, c
     return NULL;
 }
 
+tsr_checkpoint *tsr_python_checkpoint(session *s)
+{
+    return s->checkpoint;
+}
+
 void tsr_python_allow_expansion(session *s)
 {
     s->native.host.limits.repetition = UINT64_MAX;
@@ -104,12 +108,6 @@ typedef struct facts {
     uint32_t path_length;
     uint8_t requires_grad;
 } facts;
-
-typedef struct path_item {
-    tsr_str key;
-    int64_t integer;
-    uint32_t kind; /* 0 str key, 1 int key, 2 position in a list */
-} path_item;
 
 EXPORT const char *tsr_python_format(const session *s);
 EXPORT uint64_t tsr_python_count(const session *s);

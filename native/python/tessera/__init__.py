@@ -14,7 +14,7 @@ from ._checkpoint import Checkpoint, Entry
 from ._library import FOR_FINDINGS, Error
 
 __version__ = "@VERSION@"
-__all__ = ["Checkpoint", "Entry", "Error", "diff", "inspect", "open", "validate"]
+__all__ = ["Checkpoint", "Entry", "Error", "diff", "inspect", "load_sharded_optimizer_state", "open", "validate"]
 
 
 def open(path, threads=0, allow_expansion=False):
@@ -39,3 +39,15 @@ def diff(a, b, values=False, layout=False, atol=0.0, rtol=0.0, allow_expansion=F
     """What `tessera diff --json` prints, as a dict. A tolerance implies values."""
     with Checkpoint(a, allow_expansion=allow_expansion) as first, Checkpoint(b, allow_expansion=allow_expansion) as second:
         return first._session.diff(second._session, values or atol > 0 or rtol > 0, layout, atol, rtol)
+
+
+def load_sharded_optimizer_state(path, optimizer_key, model_state_dict, *, threads=0, unsafe_objects=False):
+    """The optimizer state below `optimizer_key` of any checkpoint, as torch.distributed.checkpoint's
+    load_sharded_optimizer_state_dict gives it: {optimizer_key: {"state": …, "param_groups": …}}. Every rank of the default process
+    group calls this; an error of one is raised on all. Needs PyTorch.
+
+    model_state_dict: of FSDP, sharded; it tells which rows and, over tensor parallel, which slices are this rank's. Tensors of one
+    element are whole, others ShardedTensors of this rank's rows alone, on the device of the process group. Parameters that only
+    the checkpoint has are loaded with a warning. threads, unsafe_objects: as for tessera.torch.StorageReader."""
+    from . import _optimizer
+    return _optimizer.load(path, optimizer_key, model_state_dict, threads, unsafe_objects)

@@ -45,6 +45,35 @@ class _ReadItem(ctypes.Structure):
                 ("bytes", ctypes.c_uint64)]
 
 
+class _Slice(ctypes.Structure):
+    _fields_ = [("fqn", _Str), ("rank", ctypes.c_uint32), ("offsets", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("shape", ctypes.c_void_p)]
+
+
+class _OptimizerMesh(ctypes.Structure):
+    _fields_ = [("data_rank", ctypes.c_uint32), ("data_world", ctypes.c_uint32), ("tensor_parallel", ctypes.c_bool)]
+
+
+class _Planned(ctypes.Structure):
+    _fields_ = [("index", ctypes.c_uint64), ("fqn", _Str), ("parameter", _Str),
+                *((name, ctypes.c_uint64 * MAX_RANK) for name in ("storage_offsets", "dest_offsets", "sizes", "dest_size")),
+                ("kind", ctypes.c_uint32), ("path_length", ctypes.c_uint32), ("rank", ctypes.c_uint32),
+                ("has_shard", ctypes.c_uint8), ("is_unknown", ctypes.c_uint8)]
+
+
+class PlannedRead:
+    """What a rank reads of one entry of an optimizer's state: tsr_optim_read of tessera/optim_load.h. `index` is None for an empty
+    dict; `path` has (is a position in a list, key or position) from the root."""
+
+    OBJECT, WHOLE, BOX = range(3)
+
+    def __init__(self, planned, path):
+        self.index = planned.index if planned.index != 2**64 - 1 else None
+        self.name, self.parameter, self.kind, self.path = planned.fqn.text(), planned.parameter.text(), planned.kind, path
+        self.has_shard, self.is_unknown = bool(planned.has_shard), bool(planned.is_unknown)
+        self.storage_offsets, self.dest_offsets, self.sizes, self.dest_size = (
+            tuple(numbers[:planned.rank]) for numbers in (planned.storage_offsets, planned.dest_offsets, planned.sizes, planned.dest_size))
+
+
 class _Tolerance(ctypes.Structure):
     _fields_ = [("exact", ctypes.c_bool), ("atol", ctypes.c_double), ("rtol", ctypes.c_double)]
 
@@ -73,6 +102,11 @@ _read = _function("read", _int, _p, _p, ctypes.c_size_t, _p)
 _is_plain = _function("is_plain", _int, _p, _u64)
 _has_value = _function("has_value", _int, _p, _u64)
 _object = _function("object", _int, _p, _u64, _WRITE, _p, _p)
+_plan_optimizer = _function("plan_optimizer", _p, _p, _char, _p, _p, ctypes.c_size_t, _p)
+_free_plan = _function("free_plan", None, _p)
+_plan_count = _function("plan_count", ctypes.c_size_t, _p)
+_planned = _function("planned", None, _p, ctypes.c_size_t, _p)
+_planned_path_item = _function("planned_path_item", None, _p, ctypes.c_size_t, _u32, _p)
 _inspect = _function("inspect", _int, _p, _char, _int, _int, _WRITE, _p, _p)
 _validate = _function("validate", _int, _p, _char, _int, _char, ctypes.c_size_t, _WRITE, _p, _p)
 _diff = _function("diff", _int, _p, _p, _char, _char, _int, _int, _p, _WRITE, _p, _p)
@@ -239,6 +273,34 @@ class Session:
 
     def object(self, index):
         return _collect([self._stop], lambda *to: _object(self.handle, index, *to), self.path)
+
+    def plan_optimizer(self, key, mesh, slices):
+        """What a rank reads below `key`. mesh: (rank, world, is 2-D) of the data-parallel group; slices: (fqn, offsets or None, sizes,
+        shape) of the model's parameters."""
+        array, kept = (_Slice * len(slices))(), []
+        for to, (fqn, offsets, sizes, shape) in zip(array, slices):
+            name = fqn.encode("utf-8", "surrogatepass")
+            numbers = [(_u64 * max(1, len(shape)))(*of) if of is not None else None for of in (offsets, sizes, shape)]
+            kept += [name, *numbers]
+            to.fqn.data, to.fqn.size, to.rank = ctypes.cast(name, ctypes.c_void_p), len(name), len(shape)
+            to.offsets, to.sizes, to.shape = (ctypes.addressof(of) if of is not None else None for of in numbers)
+        err, text = _Error(), key.encode("utf-8", "surrogatepass")
+        plan = _plan_optimizer(self.handle, text, ctypes.byref(_OptimizerMesh(*mesh)), array, len(slices), ctypes.byref(err))
+        if not plan:
+            _raise(err, self.path)
+        try:
+            return [self._planned_read(plan, at) for at in range(_plan_count(plan))]
+        finally:
+            _free_plan(plan)
+
+    @staticmethod
+    def _planned_read(plan, at):
+        planned, item, path = _Planned(), _PathItem(), []
+        _planned(plan, at, ctypes.byref(planned))
+        for n in range(planned.path_length):
+            _planned_path_item(plan, at, n, ctypes.byref(item))
+            path.append((item.kind == 2, item.key.text() if item.kind == 0 else item.integer))
+        return PlannedRead(planned, path)
 
     def inspect(self, algorithm, stats):
         return json.loads(_collect([self._stop], lambda *to: _inspect(self.handle, os.fsencode(self.path), algorithm, stats, *to), self.path))

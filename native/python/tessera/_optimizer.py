@@ -1,0 +1,247 @@
+"""Sharded optimizer state for FSDP: what load_sharded_optimizer_state_dict of torch/distributed/checkpoint/optimizer.py does, from
+any checkpoint that Tessera reads. The library plans and reads; here are the layout of the model's state, torch's tensors, and what
+ranks say to each other."""
+import io
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharding_spec import ShardMetadata
+
+from ._checkpoint import Checkpoint
+from ._library import FOR_VALUES, Error, PlannedRead
+from .torch import dtype_of
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # before PyTorch 2.5
+    from torch.distributed._tensor import DTensor
+
+
+_MOST_POSITIONS = 1 << 20  # of a list in a state dict, so that a damaged path cannot take all memory
+
+
+def _default_group():
+    return dist.distributed_c10d._get_default_group()
+
+
+# ---- the layout ----
+
+
+def _is_slice(name, value):
+    """Whether a tensor of the model's state is a tensor-parallel slice: a ShardedTensor in a ShardedTensor. Refuses what PyTorch's
+    _is_nested_tensor refuses."""
+    inner = None
+    if type(value) is ShardedTensor and value.local_shards():
+        inner = value.local_shards()[0].tensor
+    elif type(value) is DTensor:
+        inner = value._local_tensor
+    if type(inner) not in (ShardedTensor, DTensor):
+        return False
+    if type(value) is not ShardedTensor or type(inner) is not ShardedTensor:
+        raise Error(f"'{name}' of the model's state is a {type(inner).__name__} inside a {type(value).__name__}; "
+                    "only a ShardedTensor inside a ShardedTensor shows its slice", "unsupported")
+    if len(value.local_shards()) != 1:
+        raise Error(f"'{name}' of the model's state has {len(value.local_shards())} shards on this rank; a slice must be the only one",
+                    "unsupported")
+    return True
+
+
+def _layout(model_state_dict):
+    """[(fqn, offsets or None, sizes, shape)] and the data-parallel group, which is None in 1-D (_get_state_dict_2d_layout)."""
+    slices, group, first = [], None, None
+    for name, value in model_state_dict.items():
+        if not isinstance(value, torch.Tensor):
+            raise Error(f"'{name}' of the model's state is of type {type(value).__name__}, which has no size; "
+                        "pass a state dict that holds only tensors", "usage")
+        shape = tuple(value.size())
+        if not _is_slice(name, value):
+            slices.append((str(name), None, shape, shape))
+            continue
+        shard = value.local_shards()[0]
+        slices.append((str(name), tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes), shape))
+        own = shard.tensor._process_group
+        if group is None:
+            group, first = own, name
+        if dist.get_process_group_ranks(own) != dist.get_process_group_ranks(group):
+            raise Error(f"the slice of '{first}' is shared by ranks {dist.get_process_group_ranks(group)}, that of '{name}' by ranks "
+                        f"{dist.get_process_group_ranks(own)}; all slices need the same group", "usage")
+    return slices, group
+
+
+# ---- tensors ----
+
+
+def _device_of(group):
+    """The device that a process group is for: torch's _get_pg_default_device, without its warnings."""
+    devices = group._device_types
+    device = torch.device("cpu") if torch.device("cpu") in devices else devices[0]
+    return device if device.type == "cpu" else torch.device(device.type, getattr(torch, device.type).current_device())
+
+
+def _placement(rank, device):
+    if rank == dist.get_rank() or device.type == "cpu":
+        return f"rank:{rank}/{device}"
+    return f"rank:{rank}/{device.type}:{rank % getattr(torch, device.type).device_count()}"
+
+
+def _set_element(container, path, value):
+    """Sets what is at `path` below a dict, with dicts and lists on the way: the inverse of DCP's flatten_state_dict."""
+    name = ".".join(str(key) for _, key in path)
+    for at, (is_position, key) in enumerate(path):
+        if type(container) is not (list if is_position else dict):
+            raise Error(f"'{name}': its container is also something else", "usage")
+        if is_position and key >= _MOST_POSITIONS:
+            raise Error(f"'{name}': {key} is beyond the {_MOST_POSITIONS} positions that a list may have", "limit exceeded")
+        if is_position:
+            container.extend([None] * (key + 1 - len(container)))
+        there = container[key] if is_position else container.get(key)
+        if at + 1 == len(path):
+            if there is not None:
+                raise Error(f"two values of the optimizer's state are at '{name}'", "usage")
+            container[key] = value
+        elif there is None:
+            there = container[key] = [] if path[at + 1][0] else {}
+        container = there
+
+
+class _Job:
+    """One rank's part of a load: the plan when it is made, then the tensors."""
+
+    def __init__(self, path, key, model_state_dict, threads, unsafe_objects):
+        self.path, self.key, self.model_state_dict, self.threads, self.unsafe_objects = path, key, model_state_dict, threads, unsafe_objects
+        self.checkpoint, self.facts = None, None
+        self.reads = []  # items of Session.read
+
+    def prepare(self):
+        slices, group = _layout(self.model_state_dict)
+        self.is_2d, self.group = group is not None, group or _default_group()
+        self.device = _device_of(self.group)
+        self.checkpoint = Checkpoint(self.path, self.threads, _purpose=FOR_VALUES)
+        self.entries = list(self.checkpoint.values())
+        mesh = (dist.get_rank(self.group), dist.get_world_size(self.group), self.is_2d)
+        self.plan = self.checkpoint._session.plan_optimizer(self.key, mesh, slices)
+        layout = "2-D (FSDP over tensor parallel)" if self.is_2d else "1-D"
+        self.facts = [("the optimizer's key", f"'{self.key}'"), ("the model's state", layout)]
+
+    def close(self):
+        if self.checkpoint:
+            self.checkpoint.close()
+
+    def warn(self):
+        unknown = list(dict.fromkeys(read.parameter for read in self.plan if read.is_unknown))
+        if not unknown:
+            return
+        count = f"{len(unknown)} parameter{'s' if len(unknown) > 1 else ''}"
+        names = ", ".join(f"'{name}'" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")
+        how = "without a tensor-parallel slice" if self.is_2d else "all the same"
+        warnings.warn(f"the checkpoint has optimizer state of {count} that the model's state does not have: {names}; it is loaded {how}",
+                      stacklevel=6)
+
+    def load(self):
+        self.warn()
+        root = {}
+        for read in self.plan:
+            _set_element(root, read.path, self._value(read))
+        self.checkpoint._session.read(self.reads)
+        self.checkpoint.unchanged()
+        return root
+
+    def _value(self, read):
+        if read.index is None:
+            return {}
+        entry = self.entries[read.index]
+        if read.kind == PlannedRead.OBJECT:
+            return self._object(entry)
+        if dtype_of(entry) is None:
+            raise Error(f"{self.checkpoint.path}: '{entry.name}' is of {entry.dtype}, which this PyTorch does not have", "unsupported")
+        if read.kind == PlannedRead.WHOLE:
+            zeros = (0,) * len(entry.shape)
+            return self._tensor(entry, zeros, entry.shape, entry.requires_grad)
+        return self._sharded(read, entry)
+
+    def _object(self, entry):
+        if entry.kind != "object":
+            raise Error(f"{self.checkpoint.path}: '{entry.name}' is neither a dense tensor nor an object but {entry.type}", "unsupported")
+        if not (self.unsafe_objects or entry.is_data()):
+            raise Error(f"{self.checkpoint.path}: '{entry.name}' is not data but {entry.type}; "
+                        "tessera.load_sharded_optimizer_state(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
+        return torch.load(io.BytesIO(entry.save()), map_location=self.device, weights_only=not self.unsafe_objects)
+
+    def _tensor(self, entry, offsets, sizes, requires_grad):
+        """A box of an entry as a new tensor: filled now on a device, by `load` on the CPU."""
+        tensor = torch.empty(sizes, dtype=dtype_of(entry))
+        item = entry._index, tuple(offsets), tuple(sizes), tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        if self.device.type == "cpu":
+            self.reads += [item] if tensor.numel() else []
+        else:
+            if tensor.numel():
+                self.checkpoint._session.read([item])
+            tensor = tensor.to(self.device)
+        return tensor.requires_grad_(requires_grad)
+
+    def _sharded(self, read, entry):
+        requires_grad = entry.requires_grad and self.is_2d  # in 1-D PyTorch's _create_chunk_sharded_tensor drops it
+        shards = self._shards(read.dest_size)
+        local = []
+        if read.has_shard:
+            tensor = self._tensor(entry, read.storage_offsets, read.sizes, requires_grad)
+            local = [Shard(tensor, shards[dist.get_rank(self.group)])]
+        properties = TensorProperties(dtype=dtype_of(entry), layout=torch.strided, requires_grad=requires_grad,
+                                      memory_format=torch.contiguous_format, pin_memory=False)
+        metadata = ShardedTensorMetadata(shards, torch.Size(read.dest_size), properties)
+        return ShardedTensor._init_from_local_shards_and_global_metadata(local, metadata, process_group=self.group)
+
+    def _shards(self, size):
+        """The rows of each rank of the group. In 1-D trailing ranks without rows have no shard, as torch.chunk gives them none."""
+        world, shards = dist.get_world_size(self.group), []
+        part = -(-size[0] // world)
+        for r in range(world):
+            begin, end = min(r * part, size[0]), min((r + 1) * part, size[0])
+            if self.is_2d or begin < end or size[0] == 0:
+                placement = _placement(dist.get_global_rank(self.group, r), self.device)
+                shards.append(ShardMetadata([begin, *[0] * (len(size) - 1)], [end - begin, *size[1:]], placement))
+        return shards
+
+
+# ---- all ranks ----
+
+
+def _attempt(step):
+    """The result, or the exception: of any kind, because the other ranks are waiting to hear of it."""
+    try:
+        return step(), None
+    except Exception as e:
+        return None, e
+
+
+def _agree(failure, facts=()):
+    """Raises the lowest rank's failure on every rank; of facts, [(what, text)], the first that two ranks differ in."""
+    mine = None
+    if failure is not None:
+        mine = str(failure) or type(failure).__name__, getattr(failure, "status", type(failure).__name__), getattr(failure, "byte_position", None)
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, (mine, facts))
+    for rank, (failed, _) in enumerate(ranks):
+        if failed:
+            raise Error(f"rank {rank}: {failed[0]}", *failed[1:]) from (failure if rank == dist.get_rank() else None)
+    for rank, (_, theirs) in enumerate(ranks):
+        for (what, first), (_, other) in zip(ranks[0][1], theirs):
+            if first != other:
+                raise Error(f"ranks 0 and {rank} differ: {what} is {first} on rank 0, {other} on rank {rank}", "usage")
+
+
+def load(path, key, model_state_dict, threads, unsafe_objects):
+    if not dist.is_initialized():
+        raise Error("there is no process group; call torch.distributed.init_process_group first, also for a single process",
+                    "usage")
+    job = _Job(path, key, model_state_dict, threads, unsafe_objects)
+    try:
+        _, failure = _attempt(job.prepare)
+        _agree(failure, job.facts)
+        result, failure = _attempt(job.load)
+        _agree(failure)
+        return result
+    finally:
+        job.close()

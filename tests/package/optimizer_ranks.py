@@ -1,0 +1,262 @@
+"""tessera.load_sharded_optimizer_state beside PyTorch's own load_sharded_optimizer_state_dict, on gloo:
+
+    optimizer_ranks.py RANKS FOLDER
+
+FSDP1 trains on the ranks and saves its SHARDED state as FOLDER/from<RANKS>; what earlier runs saved there is loaded, too. Slices of tensor
+parallelism are checked with 2 and 4 ranks. Prints "done"."""
+import os
+import sys
+import tempfile
+import warnings
+
+warnings.filterwarnings("ignore", module="torch")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
+
+import tessera
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from make_optim_load import nested
+from safetensors.torch import save_file
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardMetadata
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+from torch.distributed.tensor import distribute_tensor, Shard as ShardOn
+
+KEY = "optimizer"
+SLICES = {"0.weight": [([0, 0], [5, 4]), ([0, 4], [5, 2])], "2.weight": [([0, 0], [2, 5]), ([2, 0], [1, 5])], "2.bias": [([0], [2]), ([2], [1])]}
+
+
+def fsdp_model():
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    model = FSDP(net, device_id=torch.device("cpu"), use_orig_params=True)
+    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    return model
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.25, amsgrad=True)
+
+
+def train(model):
+    optimizer = adam(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6) * (dist.get_rank() + 1)).square().mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+def same(ours, theirs, where):
+    """Types, order of keys, tensors with all that PyTorch says of them, and values."""
+    assert type(ours) is type(theirs), f"{where}: {type(ours)}, {type(theirs)}"
+    if isinstance(ours, dict):
+        assert list(ours) == list(theirs), f"{where}: {list(ours)}, {list(theirs)}"
+        for key in ours:
+            same(ours[key], theirs[key], f"{where}.{key}")
+    elif isinstance(ours, (list, tuple)):
+        assert len(ours) == len(theirs), where
+        for n, pair in enumerate(zip(ours, theirs)):
+            same(*pair, f"{where}[{n}]")
+    elif isinstance(ours, ShardedTensor):
+        assert ours.metadata() == theirs.metadata(), f"{where}: {ours.metadata()}, {theirs.metadata()}"
+        assert ours.sharding_spec() == theirs.sharding_spec() and ours._process_group is theirs._process_group, where
+        assert ours.size() == theirs.size() and len(ours.local_shards()) == len(theirs.local_shards()), where
+        for a, b in zip(ours.local_shards(), theirs.local_shards()):
+            assert a.metadata == b.metadata, f"{where}: {a.metadata}, {b.metadata}"
+            same(a.tensor, b.tensor, where)
+    elif isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype and ours.device == theirs.device and ours.requires_grad == theirs.requires_grad and torch.equal(ours, theirs), f"{where}: {ours}, {theirs}"
+    else:
+        assert ours == theirs, f"{where}: {ours}, {theirs}"
+
+
+def by_name(value):
+    """Dicts sorted: the order is the file's, and DCP's is not that of the state."""
+    if isinstance(value, dict):
+        return {key: by_name(value[key]) for key in sorted(value)}
+    return [by_name(v) for v in value] if isinstance(value, list) else value
+
+
+def both(folder, model_state, key=KEY):
+    theirs = load_sharded_optimizer_state_dict(model_state, key, dcp.FileSystemReader(folder))
+    ours = tessera.load_sharded_optimizer_state(folder, key, model_state)
+    same(ours, theirs, folder)
+    return ours
+
+
+def by_hand():
+    ramp = lambda *shape: torch.arange(torch.Size(shape).numel()).reshape(shape)
+    state = {"0.weight": {"step": torch.tensor(7.0), "exp_avg": ramp(5, 6).float() + 0.5, "half": ramp(5, 6).to(torch.bfloat16), "count": ramp(5, 6) + 1000},
+             "2.bias": {"exp_avg": ramp(3).float() - 4, "kind": "text", "one": torch.full((1, 1), 9.0), "none": torch.zeros(0, 3)}}
+    groups = [{"lr": torch.tensor(0.5), "betas": (torch.tensor(0.75), 0.5), "history": [torch.tensor([1.0, 2.0, 3.0]), torch.tensor(4)], "params": list(state)}, {"lr": 0.25, "flag": None, "params": []}]
+    return {KEY: {"state": state, "param_groups": groups}, "model": {"0.weight": torch.ones(5, 6)}}
+
+
+def check_fsdp(folder, model_state):
+    """In 1-D, of checkpoints of any world; and into a new optimizer."""
+    model = fsdp_model()
+    optimizer = train(model)
+    own = os.path.join(folder, f"from{dist.get_world_size()}")
+    dcp.save({"model": model.state_dict(), KEY: FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=own)
+    for name in sorted(os.listdir(folder)):
+        both(os.path.join(folder, name), model_state)
+    fresh = adam(model)
+    loaded = tessera.load_sharded_optimizer_state(own, KEY, model.state_dict())
+    fresh.load_state_dict(FSDP.optim_state_dict_to_load(model, fresh, loaded[KEY]))
+    same(by_name(fresh.state_dict()), by_name(optimizer.state_dict()), "a new optimizer")
+
+
+def check_forms(folder, model_state):
+    """The same state in other forms. What DCP's names cannot tell is told by torch.save: ids, empty dicts."""
+    made = by_hand()
+    path = lambda name: os.path.join(folder, name)
+    dcp.save(made, checkpoint_id=path("hand"))
+    if dist.get_rank() == 0:
+        torch.save(made, path("hand.pt"))
+        torch.save(made, path("legacy.pt"), _use_new_zipfile_serialization=False)
+        flat = flatten_state_dict(made)[0]
+        save_file({name: value.contiguous() for name, value in flat.items() if isinstance(value, torch.Tensor)}, path("hand.safetensors"))
+        torch.save({KEY: {"state": {0: {"exp_avg": torch.arange(6.0)}, 1: {}}, "param_groups": [{"params": [0, 1]}]}}, path("ids.pt"))
+    dist.barrier()
+    want = both(path("hand"), model_state)
+    for name in ("hand.pt", "legacy.pt"):
+        same(by_name(tessera.load_sharded_optimizer_state(path(name), KEY, model_state)), by_name(want), name)
+    got = tessera.load_sharded_optimizer_state(path("hand.safetensors"), KEY, model_state)
+    flat, wanted = flatten_state_dict(got)[0], flatten_state_dict(want)[0]
+    assert {name for name, value in wanted.items() if isinstance(value, torch.Tensor)} == set(flat), sorted(flat)
+    for name in flat:
+        same(flat[name], wanted[name], name)
+    assert type(got[KEY]["param_groups"]) is list and got[KEY]["state"]["0.weight"]["step"] == 7
+    ids = tessera.load_sharded_optimizer_state(path("ids.pt"), KEY, model_state)[KEY]
+    assert set(ids["state"]) == {0, 1} and ids["state"][1] == {} and ids["param_groups"] == [{"params": [0, 1]}], ids
+    for name in ("hand.pt", "legacy.pt", "ids.pt", "hand.safetensors") if dist.get_rank() == 0 else ():
+        os.remove(path(name))
+
+
+def full_state(folder):
+    """Every tensor whole, by PyTorch."""
+    state = {}
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    for name, value in metadata.state_dict_metadata.items():
+        if metadata.planner_data[name][0] == KEY and hasattr(value, "size"):
+            state[name] = torch.empty(value.size, dtype=value.properties.dtype)
+    dcp.load(state, checkpoint_id=folder)
+    return state
+
+
+def rows(size, group):
+    """A ShardedTensor of a slice's rows, as FSDP has it, with the ranks' true numbers."""
+    world, part = dist.get_world_size(group), -(-size[0] // dist.get_world_size(group))
+    shards = []
+    for r in range(world):
+        begin, end = min(r * part, size[0]), min((r + 1) * part, size[0])
+        shards.append(ShardMetadata([begin, *[0] * (len(size) - 1)], [end - begin, *size[1:]], f"rank:{dist.get_global_rank(group, r)}/cpu"))
+    mine = shards[dist.get_rank(group)]
+    return ShardedTensor._init_from_local_shards([Shard(torch.zeros(mine.shard_sizes), mine)], *size, process_group=group)
+
+
+def sliced_state(t, group):
+    state = {}
+    for name, shape in (("0.weight", (5, 6)), ("0.bias", (5,)), ("2.weight", (3, 5)), ("2.bias", (3,))):
+        offset, size = SLICES[name][t] if name in SLICES else (None, list(shape))
+        inner = rows(size, group)
+        state[name] = inner if offset is None else nested(inner, ShardMetadata(offset, size, f"rank:{dist.get_rank()}/cpu"), shape, group)
+    return state
+
+
+def check_sliced(folder, t, group, by_pytorch=True):
+    """In 2-D every tensor is the slice's rows of the whole one. PyTorch itself loads for groups of ranks 0, 1, … only, and fails where a
+    trailing rank's empty shard would begin beyond the tensor."""
+    state = sliced_state(t, group)
+    ours = both(folder, state) if group is dist.group.WORLD and by_pytorch else tessera.load_sharded_optimizer_state(folder, KEY, state)
+    flat, full = flatten_state_dict(ours)[0], full_state(folder)
+    assert set(full) <= set(flat)
+    for name, whole in full.items():
+        value, parameter = flat[name], name.removeprefix(f"{KEY}.state.").rsplit(".", 1)[0]
+        if whole.numel() == 1:
+            assert type(value) is torch.Tensor and torch.equal(value, whole), name
+            continue
+        offset, size = SLICES[parameter][t] if parameter in SLICES else ([0] * whole.dim(), list(whole.shape))
+        cut = whole[tuple(slice(o, o + s) for o, s in zip(offset, size))]
+        (local,) = value.local_shards()
+        part, me = -(-size[0] // dist.get_world_size(group)), dist.get_rank(group)
+        assert value._process_group is group and list(value.size()) == size and value.dtype == whole.dtype, name
+        assert torch.equal(local.tensor, cut[me * part:(me + 1) * part]) and local.metadata.placement.rank() == dist.get_rank(), name
+
+
+def refused(call, *parts):
+    """On every rank, with the same words."""
+    try:
+        call()
+        message = None
+    except tessera.Error as e:
+        message = str(e)
+    texts = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, message)
+    assert message and len(set(texts)) == 1 and all(part in message for part in parts), texts
+
+
+def check_refusals(folder, model_state):
+    rank, group = dist.get_rank(), dist.group.WORLD
+    load = lambda state, key=KEY, path=folder: tessera.load_sharded_optimizer_state(path, key, state)
+    on_last = lambda state: state if rank == dist.get_world_size() - 1 else model_state
+    last = f"rank {dist.get_world_size() - 1}: "
+    refused(lambda: load(on_last({**model_state, "extra_state": 5})), last, "'extra_state' of the model's state is of type int, which has no size")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    one = ShardMetadata([0, 0], [4, 2], f"rank:{rank}/cpu")
+    refused(lambda: load(on_last({"0.weight": nested(distribute_tensor(torch.ones(4, 2), mesh, [ShardOn(0)]), one, (4, 2), group)})), last, "is a DTensor inside a ShardedTensor")
+    two = nested(rows([4, 2], group), one, (4, 2), group)
+    two._local_shards = two._local_shards * 2
+    refused(lambda: load(on_last({"0.weight": two})), last, "has 2 shards on this rank")
+    dtensor = distribute_tensor(torch.ones(4, 2), mesh, [ShardOn(0)])
+    dtensor._local_tensor = rows([4, 2], group)
+    refused(lambda: load(on_last({"0.weight": dtensor})), last, "is a ShardedTensor inside a DTensor")
+    refused(lambda: load(on_last({"0.weight": nested(rows([5, 7], group), ShardMetadata([0, 0], [5, 7], one.placement), (5, 7), group)})), last, "is [5, 6] in the checkpoint, but '0.weight' is [5, 7]")
+    refused(lambda: load(on_last(sliced_state(0, group))), "differ: the model's state is 1-D on rank 0, 2-D (FSDP over tensor parallel) on rank")
+    refused(lambda: load(model_state, KEY if rank else "model"), "the optimizer's key is 'model' on rank 0, 'optimizer' on rank 1")
+    refused(lambda: load(model_state, "optim"), "rank 0: ", "no entries under the key 'optim'; at its top it has 'model', 'optimizer'")
+    refused(lambda: load(model_state, path=folder if rank else folder + "-absent"), "rank 0: ", "absent")
+    load(model_state)  # nobody is left waiting
+
+
+def check_warning(folder, model_state):
+    lacking = {name: value for name, value in model_state.items() if name != "2.bias"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tessera.load_sharded_optimizer_state(folder, KEY, lacking)
+    texts = [str(w.message) for w in caught if "optimizer state of" in str(w.message) and w.filename == __file__]
+    assert len(texts) == 1 and "1 parameter that the model's state does not have: '2.bias'" in texts[0], texts
+
+
+def run(rank, world, folder, rendezvous):
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}/rendezvous", rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    model_state = fsdp_model().state_dict()
+    own = os.path.join(folder, f"from{world}")
+    check_fsdp(folder, model_state)
+    check_forms(folder, model_state)
+    if world == 2:
+        for t in range(2):
+            check_sliced(own, t, dist.group.WORLD)
+    elif world == 4:
+        for pairs in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]):  # tensor parallel outside, and inside
+            groups = [dist.new_group(ranks) for ranks in pairs]
+            t = next(t for t, ranks in enumerate(pairs) if rank in ranks)
+            check_sliced(own, t, groups[t])
+        for t in range(2):  # more ranks than rows
+            check_sliced(own, t, dist.group.WORLD, by_pytorch=False)
+    check_refusals(own, model_state)
+    check_warning(own, model_state)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as rendezvous:
+        mp.spawn(run, (int(sys.argv[1]), sys.argv[2], rendezvous), nprocs=int(sys.argv[1]))
+    print("done")
