@@ -4,6 +4,7 @@
 
 FSDP1 trains on the ranks and saves its SHARDED state as FOLDER/from<RANKS>; what earlier runs saved there is loaded, too. Slices of tensor
 parallelism are checked with 2 and 4 ranks. Prints "done"."""
+import json
 import os
 import sys
 import tempfile
@@ -24,7 +25,8 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
-from torch.distributed.tensor import distribute_tensor, Shard as ShardOn
+from torch.distributed.tensor import distribute_tensor, DTensor, Shard as ShardOn
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module, RowwiseParallel
 
 KEY = "optimizer"
 SLICES = {"0.weight": [([0, 0], [5, 4]), ([0, 4], [5, 2])], "2.weight": [([0, 0], [2, 5]), ([2, 0], [1, 5])], "2.bias": [([0], [2]), ([2], [1])]}
@@ -43,6 +45,7 @@ def adam(model):
 
 
 def train(model):
+    """Each rank sees data of its own."""
     optimizer = adam(model)
     for _ in range(2):
         optimizer.zero_grad()
@@ -111,31 +114,65 @@ def check_fsdp(folder, model_state):
     same(by_name(fresh.state_dict()), by_name(optimizer.state_dict()), "a new optimizer")
 
 
-def check_forms(folder, model_state):
-    """The same state in other forms. What DCP's names cannot tell is told by torch.save: ids, empty dicts."""
-    made = by_hand()
-    path = lambda name: os.path.join(folder, name)
-    dcp.save(made, checkpoint_id=path("hand"))
+def save_forms(made, path):
+    """The same state in forms that keep its structure, and in those that have flat names of tensors only."""
+    flat = {name: value.contiguous() for name, value in flatten_state_dict(made)[0].items() if isinstance(value, torch.Tensor)}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    over_mesh = {name: distribute_tensor(value, mesh, [ShardOn(0)]) for name, value in flat.items() if value.dim() and value.numel()}
+    files = {name: 1 + n % 2 for n, name in enumerate(over_mesh)}
+    dcp.save(over_mesh, storage_writer=dcp.HuggingFaceStorageWriter(path("hand_hf"), fqn_to_index_mapping=files, save_distributed=True))
+    ranks = {KEY: {"state": {name: {key: over_mesh.get(f"{KEY}.state.{name}.{key}", value) for key, value in of.items()} for name, of in made[KEY]["state"].items()},
+                   "param_groups": made[KEY]["param_groups"]}}
+    os.makedirs(path("hand_ranks"), exist_ok=True)
+    torch.save(ranks, path(f"hand_ranks/rank{dist.get_rank()}.pt"))
     if dist.get_rank() == 0:
         torch.save(made, path("hand.pt"))
-        torch.save(made, path("legacy.pt"), _use_new_zipfile_serialization=False)
-        flat = flatten_state_dict(made)[0]
-        save_file({name: value.contiguous() for name, value in flat.items() if isinstance(value, torch.Tensor)}, path("hand.safetensors"))
+        torch.save(made, path("hand_legacy.pt"), _use_new_zipfile_serialization=False)
+        save_file(flat, path("hand.safetensors"))
         torch.save({KEY: {"state": {0: {"exp_avg": torch.arange(6.0)}, 1: {}}, "param_groups": [{"params": [0, 1]}]}}, path("ids.pt"))
+        for folder, suffix, index, write in (("hand_index", "safetensors", "model.safetensors.index.json", save_file), ("hand_bins", "bin", "pytorch_model.bin.index.json", torch.save)):
+            os.makedirs(path(folder))
+            for n in (0, 1):
+                write(dict(list(flat.items())[n::2]), path(f"{folder}/{n}.{suffix}"))
+            with open(path(f"{folder}/{index}"), "w") as f:
+                json.dump({"metadata": {}, "weight_map": {name: f"{n % 2}.{suffix}" for n, name in enumerate(flat)}}, f)
     dist.barrier()
-    want = both(path("hand"), model_state)
-    for name in ("hand.pt", "legacy.pt"):
-        same(by_name(tessera.load_sharded_optimizer_state(path(name), KEY, model_state)), by_name(want), name)
-    got = tessera.load_sharded_optimizer_state(path("hand.safetensors"), KEY, model_state)
-    flat, wanted = flatten_state_dict(got)[0], flatten_state_dict(want)[0]
-    assert {name for name, value in wanted.items() if isinstance(value, torch.Tensor)} == set(flat), sorted(flat)
-    for name in flat:
-        same(flat[name], wanted[name], name)
-    assert type(got[KEY]["param_groups"]) is list and got[KEY]["state"]["0.weight"]["step"] == 7
-    ids = tessera.load_sharded_optimizer_state(path("ids.pt"), KEY, model_state)[KEY]
+
+
+def check_forms(folder, model_state):
+    """What DCP's names cannot tell is told by torch.save: ids, empty dicts."""
+    made = by_hand()
+    path = lambda name: os.path.join(folder, name)
+    dcp.save(made, checkpoint_id=path("dcp"))
+    save_forms(made, path)
+    want = both(path("dcp"), model_state)
+    load = lambda name: tessera.load_sharded_optimizer_state(path(name), KEY, model_state)
+    for name in ("hand.pt", "hand_legacy.pt", "hand_ranks"):
+        same(by_name(load(name)), by_name(want), name)
+    wanted = {name: value for name, value in flatten_state_dict(want)[0].items() if isinstance(value, torch.Tensor)}
+    for name in ("hand.safetensors", "hand_index", "hand_bins", "hand_hf"):
+        got = load(name)
+        flat = flatten_state_dict(got)[0]
+        assert set(flat) == set(wanted) or name == "hand_hf" and len(flat) == 6, f"{name}: {sorted(flat)}"
+        for key in flat:
+            same(flat[key], wanted[key], f"{name}: {key}")
+        assert "exp_avg" in got[KEY]["state"]["0.weight"] and (name == "hand_hf" or type(got[KEY]["param_groups"]) is list), got
+    ids = load("ids.pt")[KEY]
     assert set(ids["state"]) == {0, 1} and ids["state"][1] == {} and ids["param_groups"] == [{"params": [0, 1]}], ids
-    for name in ("hand.pt", "legacy.pt", "ids.pt", "hand.safetensors") if dist.get_rank() == 0 else ():
-        os.remove(path(name))
+
+
+def check_tensor_parallel(folder):
+    """FSDP1 over tensor parallel with a mesh: its state is of DTensors, which show no slices, so that PyTorch loads in 1-D."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    model = FSDP(net, device_mesh=mesh["dp"], device_id=torch.device("cpu"), use_orig_params=True)
+    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    optimizer = train(model)
+    model_state = model.state_dict()
+    assert any(type(value) is DTensor for value in model_state.values())
+    dcp.save({KEY: FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=folder)
+    both(folder, model_state)
 
 
 def full_state(folder):
@@ -239,7 +276,9 @@ def run(rank, world, folder, rendezvous):
     model_state = fsdp_model().state_dict()
     own = os.path.join(folder, f"from{world}")
     check_fsdp(folder, model_state)
-    check_forms(folder, model_state)
+    forms = os.path.join(rendezvous, "forms")
+    os.makedirs(forms, exist_ok=True)
+    check_forms(forms, model_state)
     if world == 2:
         for t in range(2):
             check_sliced(own, t, dist.group.WORLD)
@@ -248,6 +287,7 @@ def run(rank, world, folder, rendezvous):
             groups = [dist.new_group(ranks) for ranks in pairs]
             t = next(t for t, ranks in enumerate(pairs) if rank in ranks)
             check_sliced(own, t, groups[t])
+        check_tensor_parallel(os.path.join(rendezvous, "tp"))
         for t in range(2):  # more ranks than rows
             check_sliced(own, t, dist.group.WORLD, by_pytorch=False)
     check_refusals(own, model_state)
