@@ -24,7 +24,7 @@ typedef struct loading {
     tsr_vec reads;
 } loading;
 
-/* Both shapes are known, and a slice of one says nothing about a tensor of the other. */
+/* A slice of the parameter says nothing about state of another shape. */
 static tsr_status check_shapes(const loading *l, const tsr_optim_read *read, const tsr_tp_slice *slice, tsr_error *err)
 {
     const tsr_entry *entry = read->entry;
@@ -33,8 +33,8 @@ static tsr_status check_shapes(const loading *l, const tsr_optim_read *read, con
                 entry->rank, TSR_STR_ARG(slice->fqn), slice->rank);
     for (uint32_t d = 0; d < entry->rank && slice->shape; d++)
         TSR_FAIL_IF(slice->shape[d] != read->shape[d], err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state, whose slices it "
-                    "cannot have",
+                    "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state; a slice of one does "
+                    "not fit the other",
                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(tsr_shape_brief(entry->rank, read->shape, l->arena)),
                     TSR_STR_ARG(slice->fqn), TSR_STR_ARG(tsr_shape_brief(slice->rank, slice->shape, l->arena)));
     return TSR_OK;
@@ -46,7 +46,7 @@ static tsr_status find_slice(const loading *l, const tsr_optim_read *read, const
     *out = NULL;
     if (!l->mesh->tensor_parallel) return TSR_OK;
     TSR_FAIL_IF(read->path_length < 3, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: the path of '%.*s' names no parameter, so that its slice cannot be found", TSR_STR_ARG(entry->fqn));
+                "optim: the path of '%.*s' does not name a parameter, so its slice cannot be found", TSR_STR_ARG(entry->fqn));
     if (read->path[2].kind != TSR_PATH_KEY) return TSR_OK;
     uint32_t at = tsr_map_get(l->by_fqn, read->path[2].key, UINT32_MAX);
     if (at == UINT32_MAX) return TSR_OK;
@@ -129,7 +129,6 @@ static tsr_status add_entry(loading *l, const tsr_entry *entry, tsr_str key, tsr
     TSR_TRY(name_parameter(l, read, err));
     return entry->kind == TSR_ENTRY_TENSOR ? fill_tensor(l, read, err) : TSR_OK;
 }
-
 
 /* Empty dicts, of which no entry tells: parameters without state. Only torch.save files have them. */
 static tsr_status add_empty_dicts(loading *l, const tsr_catalog *catalog, tsr_str key, tsr_error *err)

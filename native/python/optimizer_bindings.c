@@ -1,4 +1,4 @@
-/* For _optimizer.py: what a rank reads of a sharded optimizer state (tessera/optim_load.h). The reads themselves are those of
+/* For _optimizer.py: what a rank reads of a sharded optimizer state (tessera/optim_load.h). It is read by
  * tsr_python_read. */
 #include <stdlib.h>
 
@@ -52,8 +52,9 @@ plan *tsr_python_plan_optimizer(session *s, const char *key, const tsr_optim_mes
     }
     p->checkpoint = checkpoint;
     p->arena = tsr_arena_new(allocator, 0, err);
-    if (p->arena && tsr_optim_load(tsr_checkpoint_catalog(checkpoint), tsr_str_from(key), mesh, slices, slice_count, allocator,
-                                   p->arena, &p->reads, &p->count, err) == TSR_OK)
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    if (p->arena && tsr_optim_load(catalog, tsr_str_from(key), mesh, slices, slice_count, allocator, p->arena, &p->reads,
+                                   &p->count, err) == TSR_OK)
         return p;
     tsr_python_free_plan(p);
     return NULL;

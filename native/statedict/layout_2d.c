@@ -22,7 +22,8 @@ static tsr_status is_slice(tsr_str name, const tsr_tensor *tensor, bool *slice, 
     if (!nested || nested->spread == TSR_WHOLE) return TSR_OK;
     if (tensor->spread == TSR_IN_BOXES && tensor->part_count == 0) return TSR_OK;
     TSR_FAIL_IF(tensor->spread != TSR_IN_BOXES || nested->spread != TSR_IN_BOXES, err, TSR_E_UNSUPPORTED,
-                "'%.*s' of the model's state is a %s inside a %s; only a ShardedTensor inside a ShardedTensor shows its slice",
+                "'%.*s' of the model's state is a %s inside a %s; only a ShardedTensor inside a ShardedTensor shows its "
+                "slice",
                 TSR_STR_ARG(name), nested->spread == TSR_IN_BOXES ? "ShardedTensor" : "DTensor",
                 tensor->spread == TSR_IN_BOXES ? "ShardedTensor"
                 : tensor->spread == TSR_WHOLE  ? "plain tensor"
@@ -44,8 +45,8 @@ static tsr_status use_group(tsr_str name, tsr_comm *group, tsr_str *first, tsr_l
         out->group = group;
     }
     TSR_FAIL_IF(group->size != out->group->size || group->rank != out->group->rank, err, TSR_E_USAGE,
-                "the slice of '%.*s' is shared by a group where this is rank %u of %u, that of '%.*s' by one where it is rank "
-                "%u of %u; all slices need the same group",
+                "the slice of '%.*s' is shared by a group where this is rank %u of %u, that of '%.*s' by one where it is "
+                "rank %u of %u; all slices need the same group",
                 TSR_STR_ARG(*first), (unsigned)out->group->rank, (unsigned)out->group->size, TSR_STR_ARG(name),
                 (unsigned)group->rank, (unsigned)group->size);
     return TSR_OK;

@@ -204,8 +204,8 @@ static tsr_status warn_of_unknown(const loading *l, tsr_error *err)
     tsr_map_free(seen);
     if (status != TSR_OK || count == 0) return status;
     const tsr_str text = tsr_arena_format(l->arena, err,
-                                          "the checkpoint has optimizer state of %zu parameter%s that the model's state does "
-                                          "not have: %.*s%s; it is loaded %s",
+                                          "the checkpoint has optimizer state of %zu parameter%s that the model's state "
+                                          "does not have: %.*s%s; it is loaded %s",
                                           count, count == 1 ? "" : "s", TSR_STR_ARG(names), count > MOST_NAMES ? ", …" : "",
                                           l->layout.group ? "without a tensor-parallel slice" : "all the same");
     if (!text.data) return TSR_E_NOMEM;

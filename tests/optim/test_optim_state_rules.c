@@ -159,7 +159,7 @@ static void test_optim_state_rules__E4_what_is_refused(void **state)
          {0, 1, true},
          TSR_E_FORMAT,
          "has 2 dimensions, but the slice of 'w' has 1"},
-        {"model", {TSR_STR("w"), 2, NULL, shape, NULL}, {0, 1, true}, TSR_E_FORMAT, "names no parameter"},
+        {"model", {TSR_STR("w"), 2, NULL, shape, NULL}, {0, 1, true}, TSR_E_FORMAT, "does not name a parameter"},
         {"optim", {TSR_STR("w"), 2, NULL, shape, NULL}, {2, 2, true}, TSR_E_USAGE, "rank 2 of 2"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

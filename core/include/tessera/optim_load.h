@@ -63,10 +63,10 @@ typedef struct tsr_optim_mesh {
     bool tensor_parallel;           /* 2-D: `slices` count, and every rank has a shard */
 } tsr_optim_mesh;
 
-/* The reads of every entry below `optimizer_key`, in the catalog's order; empty dicts last. An entry's path decides; one whose name is a flat
- * key ("optim.state.fc.weight.exp_avg", as in safetensors) is split: the parameter is the longest of the slices' FQNs that
- * fits, otherwise everything before the last dot. The parameter of an entry is the third item of its path. Several boxes, or
- * slices of slices, do not occur: a slice is one box. Errors: TSR_E_FORMAT for state whose shape is not its parameter's, for
+/* The reads of every entry below `optimizer_key`, in the catalog's order; empty dicts come last. An entry's path says where
+ * it belongs. An entry whose name is a flat key ("optim.state.fc.weight.exp_avg", as in safetensors) is split: its parameter
+ * is the longest of the slices' FQNs that fits, otherwise everything before the last dot. The parameter of an entry is the
+ * third item of its path. Several boxes, or slices of slices, do not occur: a slice is one box. Errors: TSR_E_FORMAT for state whose shape is not its parameter's, for
  * a slice of another rank than its tensor's, or beyond it, and for a path without a parameter; TSR_E_NOT_FOUND when nothing
  * is below the key, with the names that are there; TSR_E_NOMEM. Results live in `arena`. */
 tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh,

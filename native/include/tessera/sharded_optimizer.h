@@ -26,9 +26,9 @@ typedef struct tsr_layout_2d {
 } tsr_layout_2d;
 
 /* The layout of a model's state: a DICT of canonical FQN → tensor, as FSDP's SHARDED state dict has it. A ShardedTensor
- * whose one shard is a ShardedTensor (tsr_tensor.nested) is a slice: its shard says where, the inner tensor's group who
- * shares it. Of other tensors, and where this rank has no shard, the slice is the whole. Results live in `arena` and borrow from
- * `model_state`. Errors, as PyTorch's: TSR_E_UNSUPPORTED for a DTensor inside a ShardedTensor or a DTensor, and for a slice
+ * whose one shard is a ShardedTensor (tsr_tensor.nested) is a slice: the shard says where it is, and the inner tensor's
+ * group who shares it. The slice of any other tensor, and of one of which this rank has no shard, is the whole tensor.
+ * Results live in `arena` and borrow from `model_state`. Errors, as PyTorch's: TSR_E_UNSUPPORTED for a DTensor inside a ShardedTensor or a DTensor, and for a slice
  * beside other shards; TSR_E_USAGE for values that are not tensors, and (PyTorch takes the last) for slices of different
  * groups. No communication. Source: _get_state_dict_2d_layout, _is_nested_tensor. */
 tsr_status tsr_state_dict_layout_2d(const tsr_value *model_state, tsr_arena *arena, tsr_layout_2d *out, tsr_error *err);
@@ -51,9 +51,9 @@ typedef struct tsr_optimizer_target {
  * one (2-D). Objects are as stored; tensors inside them are whole.
  *
  * Collective over `comm`, all ranks; the layout's groups are parts of it. Ranks agree on the key and on 1-D or 2-D before
- * anything is read, and end with the same status; after a failure the root of `to->out` is as before. `to->warn` is told of
- * parameters that the checkpoint has state of and the model's state does not have: it is loaded, too, but not sliced. Memory:
- * this rank's shards, the buffer, and some hundred bytes per entry. Errors: those of tsr_state_dict_layout_2d and
+ * anything is read, and return the same status. After a failure the root of `to->out` is as before. `to->warn` hears of
+ * parameters whose state is in the checkpoint but which the model's state does not have; it is loaded, too, but not sliced.
+ * Memory: this rank's shards, the buffer, and some hundred bytes per entry. Errors: those of tsr_state_dict_layout_2d and
  * tsr_optim_load; TSR_E_UNSUPPORTED for entries that are neither dense tensors nor objects; those of opening and reading.
  * Source: load_sharded_optimizer_state_dict. */
 tsr_status tsr_optimizer_state_load(const char *path, tsr_str key, const tsr_value *model_state, tsr_comm *comm,
