@@ -71,8 +71,7 @@ tsr_state_form tsr_form_of(const tsr_value *value)
     return value->as.tensor->rank ? TSR_FORM_TENSOR : TSR_FORM_SCALAR_TENSOR;
 }
 
-/* The name without FSDP's and activation checkpointing's components (torch's clean_tensor_name). */
-static tsr_status clean_name(tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err)
+tsr_status tsr_flat_clean_name(tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
     static const char *const gone[] = {"_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
     char *clean = tsr_arena_array(arena, raw.size + 1, 1, err);
@@ -126,7 +125,7 @@ static tsr_status add_name(tsr_flat_keys *keys, const unit_index *x, const tsr_f
         for (uint32_t p = 0; p < key->unit->param_count; p++) TSR_TRY(add_fqn(keys, key->unit->params[p].fqn, id, err));
         return TSR_OK;
     }
-    TSR_TRY(clean_name(raw, arena, &key->fqn, err));
+    TSR_TRY(tsr_flat_clean_name(raw, arena, &key->fqn, err));
     tsr_flat_found found = tsr_flat_index_find(x->originals, key->fqn);
     if (found.unit && flat->use_orig_params) {
         key->unit = found.unit;

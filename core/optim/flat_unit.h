@@ -26,6 +26,9 @@ tsr_status tsr_flat_keys_open(const tsr_flat_params *flat, const tsr_host *host,
                               tsr_error *err);
 void tsr_flat_keys_close(tsr_flat_keys *keys); /* takes a zeroed one */
 
+/* The name without FSDP's and activation checkpointing's components (torch's clean_tensor_name). In `arena`. */
+tsr_status tsr_flat_clean_name(tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err);
+
 /* One parameter's state by name. */
 typedef struct tsr_named {
     tsr_str name;

@@ -43,7 +43,7 @@ HEADERS = {
     "model": "dtype value catalog modules",
     "fqn": "glob fqn",
     "layout": "box layout mesh target plan validate diff",
-    "optim": "optim optim_comm optim_load optim_states flat_params",
+    "optim": "optim optim_comm optim_keys optim_load optim_states flat_params",
     "formats/common": "checkpoint",
     "formats/dcp": "salvage dcp_item",
     "formats/recognize": "trees",

@@ -10,6 +10,7 @@
 #include "support/failing_allocator.h"
 #include "tessera/optim.h"
 #include "tessera/optim_comm.h"
+#include "tessera/optim_keys.h"
 
 /* What the operations work on: read once, with memory to spare. */
 typedef struct material {
@@ -154,6 +155,23 @@ static tsr_status live_ranks(run *r)
     return status;
 }
 
+static tsr_status keys(run *r)
+{
+    const tsr_rekeying to_names = {.to_names = true}, to_numbers = {.keep_others = true};
+    tsr_group_names all, one;
+    const tsr_value *out;
+    TRY(names(r));
+    const tsr_value *emb = tsr_value_str(r->arena, TSR_STR("emb.weight"), &r->err);
+    const tsr_value *list = emb ? tsr_value_list(r->arena, TSR_VALUE_LIST, 1, emb) : NULL;
+    const tsr_value *group = tsr_value_dict(r->arena, 1, "params", list);
+    const tsr_value *input = tsr_value_list(r->arena, TSR_VALUE_LIST, 1, group);
+    if (!input) return TSR_E_NOMEM;
+    TRY(tsr_optim_input_names(input, r->modules, &r->host, r->arena, &one, &r->err));
+    TRY(tsr_optim_input_names(NULL, r->modules, &r->host, r->arena, &all, &r->err));
+    TRY(tsr_optim_rekey(r->m->nested, &all, &to_numbers, &r->host, r->arena, &out, &r->err));
+    return tsr_optim_rekey(out, &all, &to_names, &r->host, r->arena, &out, &r->err);
+}
+
 static void fail_everywhere(tsr_status (*operations)(run *r))
 {
     material m = gather_material();
@@ -185,6 +203,12 @@ static void test_optim_no_memory__forms_and_names(void **state)
     fail_everywhere(forms);
 }
 
+static void test_optim_no_memory__keys(void **state)
+{
+    (void)state;
+    fail_everywhere(keys);
+}
+
 static void test_optim_no_memory__flat_parameters(void **state)
 {
     (void)state;
@@ -201,6 +225,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_optim_no_memory__forms_and_names),
+        cmocka_unit_test(test_optim_no_memory__keys),
         cmocka_unit_test(test_optim_no_memory__flat_parameters),
         cmocka_unit_test(test_optim_no_memory__live_ranks),
     };

@@ -70,6 +70,7 @@
 #include "tessera/optim.h"
 #include "tessera/optim_comm.h"
 #include "tessera/optim_convert.h"
+#include "tessera/optim_keys.h"
 #include "tessera/optim_load.h"
 #include "tessera/optim_read.h"
 #include "tessera/optim_states.h"
