@@ -617,3 +617,23 @@ tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
     if (self) self->close(self);
     return status;
 }
+
+tsr_status tsr_optimizer_load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer,
+                                       const tsr_value *state, tsr_error *err)
+{
+    const tsr_state_options options = tsr_state_options_default();
+    const tsr_value *loaded[] = {state};
+    loading l = {.options = &options,
+                 .host = names->host,
+                 .passing = names->arena,
+                 .optimizers = &optimizer,
+                 .count = 1,
+                 .names = *names,
+                 .loaded = loaded};
+    TSR_TRY(bounded(&l, state, 0, err));
+    TSR_TRY(check_groups(optimizer, state, err));
+    TSR_TRY(each_param(&l, 0, check_param, err));
+    TSR_TRY(each_param(&l, 0, write_param, err));
+    TSR_TRY(write_groups(&l, 0, err));
+    return write_user_state(&l, 0, err);
+}

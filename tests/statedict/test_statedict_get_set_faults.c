@@ -1,4 +1,4 @@
-/* Rows A6, A7 and A12 when a rank fails: each of its allocations, once, and each of its calls of the communicator. All ranks
+/* Rows A6, A7, A12 and B11 when a rank fails: each of its allocations, once, and each of its calls of the communicator. All ranks
  * must end with the same status, and nothing may leak (the sanitizers see to that). The ordinary run takes an even choice of
  * the points; TSR_TEST_FULL=1 takes all. */
 #include <setjmp.h>
@@ -15,10 +15,19 @@
 #include "live_units.h"
 #include "support/failing_allocator.h"
 #include "support/full_counts.h"
+#include "tessera/optimizer_raw.h"
 
 static cJSON *plain, *units;
 
-typedef enum operation { GET_MODEL, GET_OPTIMIZERS, SET_MODEL, SET_OPTIMIZERS, OPERATIONS } operation;
+typedef enum operation {
+    GET_MODEL,
+    GET_OPTIMIZERS,
+    SET_MODEL,
+    SET_OPTIMIZERS,
+    FROM_RAW, /* of units alone */
+    TO_LOAD,
+    OPERATIONS
+} operation;
 
 typedef struct point {
     const cJSON *test;
@@ -89,6 +98,17 @@ static void close_subject(subject *s, const point *p)
     else live_model_close(&s->m);
 }
 
+/* The first optimizer's, which is a named one when it loads. */
+static tsr_status convert(subject *s, const point *p, tsr_comm *comm, const tsr_value *state, tsr_state_dict *out,
+                          tsr_error *err)
+{
+    const tsr_raw_optimizer raw = {.model = s->model, .optimizer = s->optimizers[0], .comm = comm, .named = state != NULL};
+    const tsr_fsdp_settings settings = {.type = p->options.full_state_dict ? TSR_FSDP_FULL : TSR_FSDP_SHARDED,
+                                        .rank0_only = p->options.broadcast_from_rank0};
+    return p->operation == FROM_RAW ? tsr_fsdp_optim_state_dict(&raw, NULL, &settings, out, err)
+                                    : tsr_fsdp_optim_state_dict_to_load(&raw, state, &settings, out, err);
+}
+
 static tsr_status operate(subject *s, const point *p, tsr_comm *comm, const tsr_value *state, tsr_state_dict *out,
                           tsr_arena *arena, tsr_error *err)
 {
@@ -96,6 +116,8 @@ static tsr_status operate(subject *s, const point *p, tsr_comm *comm, const tsr_
     case GET_MODEL: return tsr_get_model_state_dict(s->model, comm, NULL, 0, &p->options, out, err);
     case GET_OPTIMIZERS: return tsr_get_optimizer_state_dict(s->model, s->optimizers, s->count, comm, &p->options, out, err);
     case SET_MODEL: return tsr_set_model_state_dict(s->model, state, comm, &p->options, s->host, arena, NULL, err);
+    case FROM_RAW:
+    case TO_LOAD: return convert(s, p, comm, state, out, err);
     default: return tsr_set_optimizer_state_dict(s->model, s->optimizers, s->count, state, comm, &p->options, s->host, err);
     }
 }
@@ -104,9 +126,9 @@ static tsr_status operate(subject *s, const point *p, tsr_comm *comm, const tsr_
 static tsr_status make_given(subject *s, const point *p, tsr_comm *comm, tsr_state_dict *given, tsr_error *err)
 {
     point before = *p;
-    before.operation = p->operation == SET_MODEL ? GET_MODEL : GET_OPTIMIZERS;
+    before.operation = p->operation == SET_MODEL ? GET_MODEL : p->operation == TO_LOAD ? FROM_RAW : GET_OPTIMIZERS;
     before.options.broadcast_from_rank0 = false;
-    if (p->operation == GET_MODEL || p->operation == GET_OPTIMIZERS) return TSR_OK;
+    if (p->operation == GET_MODEL || p->operation == GET_OPTIMIZERS || p->operation == FROM_RAW) return TSR_OK;
     return operate(s, &before, comm, NULL, given, s->arena, err);
 }
 
@@ -221,7 +243,7 @@ static void every_operation(bool allocations)
     } models[] = {{"sharded", false, 2}, {"mesh_w2", true, 2}, {"orig_w2", true, 2}, {"flat_w3", true, 3}};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         for (int full = 0; full < 3; full++) {
-            for (int o = 0; o < OPERATIONS; o++) {
+            for (int o = 0; o < (models[m].with_units ? OPERATIONS : FROM_RAW); o++) {
                 point p = {.with_units = models[m].with_units, .operation = (operation)o, .rank = (uint32_t)(o + full) % 2};
                 p.test = p.with_units ? live_get(live_get(units, "cases"), models[m].of) : plain_case(models[m].of);
                 p.options = tsr_state_options_default();

@@ -1,0 +1,367 @@
+/* Rows B3, B6, B7 and B11: optimizers' own state dicts and FSDP1's forms of them, against what real PyTorch does
+ * (tests/golden/make_optimizer_raw.py). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka wants these before it */
+#include <cmocka.h>
+#include <stdio.h>
+
+#include "live_units.h"
+#include "tessera/optimizer_raw.h"
+
+static cJSON *golden;
+
+typedef struct job {
+    const cJSON *test;
+    const char *what; /* "gets", "to_loads", "loads" */
+    int number;
+} job;
+
+static const cJSON *record_of(const job *j, uint32_t rank)
+{
+    return cJSON_GetArrayItem(live_get(cJSON_GetArrayItem(live_get(j->test, "ranks"), (int)rank), j->what), j->number);
+}
+
+static const char *text_of(const cJSON *record, const char *key)
+{
+    const cJSON *value = cJSON_GetObjectItem(record, key);
+    return value && cJSON_IsString(value) ? value->valuestring : "";
+}
+
+static tsr_status told(tsr_status status, const job *j, tsr_error *err)
+{
+    const cJSON *r = record_of(j, 0);
+    if (status != TSR_OK)
+        tsr_error_context(err, "%s, %s %d, %s %s %s", j->test->string, j->what, j->number, text_of(r, "of"),
+                          text_of(r, "form"), text_of(r, "change"));
+    return status;
+}
+
+/* ---- documents, changed ---- */
+
+/* The value under a key of {"D": [[key, value], …]}. */
+static cJSON *pair_of(const cJSON *dict, const char *key)
+{
+    for (cJSON *pair = live_get(dict, "D")->child; pair; pair = pair->next)
+        if (strcmp(text_of(pair->child, "s"), key) == 0) return pair;
+    return NULL;
+}
+
+static cJSON *under(const cJSON *dict, const char *key)
+{
+    cJSON *pair = pair_of(dict, key);
+    assert_non_null(pair);
+    return pair->child->next;
+}
+
+static cJSON *first_group(const cJSON *state)
+{
+    return cJSON_GetArrayItem(live_get(under(state, "param_groups"), "L"), 0);
+}
+
+static void append(cJSON *list, const char *json)
+{
+    cJSON_AddItemToArray(list, cJSON_Parse(json));
+}
+
+/* dict["other"] = dict.pop(from) */
+static void rename_key(const cJSON *dict, const char *from)
+{
+    cJSON *pairs = (cJSON *)(uintptr_t)live_get(dict, "D"), *pair = cJSON_DetachItemViaPointer(pairs, pair_of(dict, from));
+    cJSON_SetValuestring(cJSON_GetObjectItem(pair->child, "s"), "other");
+    cJSON_AddItemToArray(pairs, pair);
+}
+
+static void reverse(cJSON *list)
+{
+    for (int i = 1; i < cJSON_GetArraySize(list); i++)
+        cJSON_InsertItemInArray(list, 0, cJSON_DetachItemFromArray(list, i));
+}
+
+/* What make_optimizer_raw.py does to a state dict before it is loaded, less what live_changed does to all of it. */
+static void change(cJSON *state, const char *what)
+{
+    cJSON *states = (cJSON *)(uintptr_t)live_get(under(state, "state"), "D"), *first = states->child;
+    cJSON *groups = (cJSON *)(uintptr_t)live_get(under(state, "param_groups"), "L");
+    if (strcmp(what, "no state") == 0) cJSON_DeleteItemFromArray(states, 0);
+    if (strcmp(what, "short state") == 0) {
+        cJSON *pairs = (cJSON *)(uintptr_t)live_get(first->child->next, "D");
+        cJSON_Delete(cJSON_DetachItemViaPointer(pairs, pair_of(first->child->next, "exp_avg")));
+    }
+    if (strcmp(what, "other state") == 0) rename_key(first->child->next, "exp_avg");
+    if (strcmp(what, "option") == 0)
+        append((cJSON *)(uintptr_t)live_get(first_group(state), "D"), "[{\"s\":\"other\"},{\"f\":1}]");
+    if (strcmp(what, "other option") == 0) rename_key(first_group(state), "eps");
+    if (strcmp(what, "no group") == 0) cJSON_DeleteItemFromArray(groups, cJSON_GetArraySize(groups) - 1);
+    if (strcmp(what, "other group") == 0) {
+        cJSON *params = (cJSON *)(uintptr_t)live_get(under(first_group(state), "params"), "L");
+        cJSON_DeleteItemFromArray(params, cJSON_GetArraySize(params) - 1);
+    }
+    if (strcmp(what, "order") == 0) reverse(groups);
+    if (strcmp(what, "user") == 0)
+        append(states, "[{\"s\":\"given\"},{\"D\":[[{\"s\":\"samples\"},{\"i\":3}],"
+                       "[{\"s\":\"ema\"},{\"T\":[\"float32\",[2],[3,3]]}]]}]");
+}
+
+static void add_stranger(cJSON *state, bool named)
+{
+    append((cJSON *)(uintptr_t)live_get(under(first_group(state), "params"), "L"),
+           named ? "{\"s\":\"stranger\"}" : "{\"i\":99}");
+}
+
+/* ---- comparing ---- */
+
+static tsr_status same_loosely(const tsr_value *value, const cJSON *json, tsr_error *err);
+
+static const tsr_value *find_number(const tsr_value *dict, int64_t number)
+{
+    for (size_t i = 0; i < dict->count; i += 2)
+        if (dict->items[i]->kind == TSR_VALUE_INT && dict->items[i]->as.integer == number) return dict->items[i + 1];
+    return NULL;
+}
+
+static tsr_status same_dict(const tsr_value *value, const cJSON *pairs, tsr_error *err)
+{
+    if (tsr_value_pairs(value) != (size_t)cJSON_GetArraySize(pairs))
+        return tsr_raise(err, TSR_E_FORMAT, 0, "%zu pairs, not %d", tsr_value_pairs(value), cJSON_GetArraySize(pairs));
+    for (const cJSON *pair = pairs->child; pair; pair = pair->next) {
+        const cJSON *number = cJSON_GetObjectItem(pair->child, "i");
+        const char *name = text_of(pair->child, "s");
+        const tsr_value *mine =
+            number ? find_number(value, (int64_t)number->valuedouble) : tsr_value_get(value, tsr_str_from(name));
+        const tsr_status status =
+            mine ? same_loosely(mine, pair->child->next, err) : tsr_raise(err, TSR_E_FORMAT, 0, "it is not there");
+        if (status == TSR_OK) continue;
+        tsr_error_context(err, "'%s'", name);
+        return status;
+    }
+    return TSR_OK;
+}
+
+/* PyTorch leaves the description of a tensor where rank 0's state of no parameter is a dict with a tensor in it. Rank 0's
+ * "ema" is 1.5, and 1 more as it is loaded. */
+static bool is_description(const cJSON *json)
+{
+    const cJSON *items = cJSON_GetObjectItem(json, "U");
+    return items && cJSON_GetArraySize(items) == 2 && strcmp(text_of(cJSON_GetArrayItem(items, 1), "o"), "dtype") == 0;
+}
+
+/* Dicts in any order: PyTorch's is that of its model, or of a set. */
+static tsr_status same_loosely(const tsr_value *value, const cJSON *json, tsr_error *err)
+{
+    const cJSON *pairs = cJSON_GetObjectItem(json, "D"), *list = cJSON_GetObjectItem(json, "L");
+    if (is_description(json)) {
+        const tsr_tensor *tensor = tsr_tensor_of(value);
+        return tensor && *(const float *)tensor->data == 2.5f ? TSR_OK : tsr_raise(err, TSR_E_FORMAT, 0, "not rank 0's");
+    }
+    if (pairs && value->kind == TSR_VALUE_DICT) return same_dict(value, pairs, err);
+    if (!list || value->kind != TSR_VALUE_LIST) return live_same(value, json, false, err);
+    if (value->count != (size_t)cJSON_GetArraySize(list)) return tsr_raise(err, TSR_E_FORMAT, 0, "%zu items", value->count);
+    for (size_t i = 0; i < value->count; i++) TRY(same_loosely(value->items[i], cJSON_GetArrayItem(list, (int)i), err));
+    return TSR_OK;
+}
+
+/* Whether a call did what PyTorch did: its result, or a refusal. */
+static tsr_status same_outcome(tsr_status status, const tsr_value *root, const cJSON *record, const tsr_error *own,
+                               tsr_error *err)
+{
+    const cJSON *error = cJSON_GetObjectItem(record, "error");
+    if (error && status != TSR_OK && status != TSR_E_NOMEM && status != TSR_E_IO) return TSR_OK;
+    if (error) return tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s; here: %d", error->valuestring, status);
+    if (status != TSR_OK) return tsr_raise(err, status, 0, "%s", own->message);
+    return same_loosely(root, live_get(record, "out"), err);
+}
+
+static tsr_fsdp_settings settings_of(const char *form)
+{
+    return (tsr_fsdp_settings){.type = strcmp(form, "sharded") == 0 ? TSR_FSDP_SHARDED : TSR_FSDP_FULL,
+                               .rank0_only = strcmp(form, "rank0") == 0};
+}
+
+static const tsr_value *input_of(live_units *u, const cJSON *record)
+{
+    const cJSON *input = cJSON_GetObjectItem(record, "input");
+    return input && !cJSON_IsNull(input) ? live_value(u->memory, input, u->w.comm->rank, NULL) : NULL;
+}
+
+/* ---- optim_state_dict ---- */
+
+/* The raw state dict that get number `j->number` converts; `kept` must live as long. */
+static const tsr_value *raw_of(live_units *u, const cJSON *record, cJSON **kept)
+{
+    const bool named = strcmp(text_of(record, "of"), "named") == 0;
+    const cJSON *raw = named ? live_get(live_get(u->w.record, "named"), "out") : live_get(u->w.record, "raw");
+    *kept = cJSON_Duplicate(raw, true);
+    if (strcmp(text_of(record, "change"), "stranger") == 0) add_stranger(*kept, named);
+    return live_value(u->memory, *kept, u->w.comm->rank, NULL);
+}
+
+static tsr_status get_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    live_units u;
+    tsr_error own = {0};
+    cJSON *kept = NULL;
+    TRY(live_units_open(&u, j->test, comm, false, err));
+    const cJSON *record = record_of(j, comm->rank);
+    const tsr_fsdp_settings settings = settings_of(text_of(record, "form"));
+    const tsr_raw_optimizer raw = {.model = &u.model, .optimizer = u.at[0], .input = input_of(&u, record), .comm = comm};
+    const tsr_value *given = raw.input ? NULL : raw_of(&u, record, &kept);
+    tsr_status status = tsr_fsdp_optim_state_dict(&raw, given, &settings, u.out, &own);
+    status = same_outcome(status, tsr_state_dict_root(u.out), record, &own, err);
+    live_units_close(&u);
+    cJSON_Delete(kept);
+    return told(status, j, err);
+}
+
+static void run_all(const char *what, ranks_body *body)
+{
+    unsigned count = 0;
+    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
+        const cJSON *rank = cJSON_GetArrayItem(live_get(test, "ranks"), 0);
+        for (int i = 0; i < cJSON_GetArraySize(live_get(rank, what)); i++) {
+            job j = {test, what, i};
+            count += live_run(2, body, &j);
+        }
+    }
+    assert_true(count > 0);
+}
+
+static void test_statedict_optimizer_raw__B7_B11_optim_state_dict(void **state)
+{
+    (void)state;
+    run_all("gets", get_case);
+}
+
+/* ---- optim_state_dict_to_load ---- */
+
+static tsr_status to_load_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    live_units u;
+    tsr_error own = {0};
+    TRY(live_units_open(&u, j->test, comm, false, err));
+    const cJSON *record = record_of(j, comm->rank);
+    const char *changes = text_of(record, "change"), *form = text_of(record, "form");
+    const tsr_fsdp_settings settings = settings_of(form);
+    const tsr_raw_optimizer raw = {.model = &u.model,
+                                   .optimizer = u.at[0],
+                                   .input = input_of(&u, record),
+                                   .comm = comm,
+                                   .named = cJSON_IsTrue(live_get(record, "named"))};
+    const cJSON *got =
+        cJSON_GetArrayItem(live_get(u.w.record, "gets"), (int)live_get(record, "from")->valuedouble);
+    cJSON *kept = cJSON_Duplicate(live_get(got, "out"), true);
+    if (strcmp(changes, "stranger") == 0) add_stranger(kept, true);
+    const tsr_value *state = live_changed(&u, live_value(u.memory, kept, comm->rank, NULL),
+                                          strcmp(changes, "no groups") == 0 ? "param_groups" : NULL);
+    if (strcmp(changes, "no state") == 0) state = tsr_value_dict(u.w.arena, 0);
+    if (settings.rank0_only && comm->rank) state = NULL;
+    tsr_status status = tsr_fsdp_optim_state_dict_to_load(&raw, state, &settings, u.out, &own);
+    status = same_outcome(status, tsr_state_dict_root(u.out), record, &own, err);
+    live_units_close(&u);
+    cJSON_Delete(kept);
+    return told(status, j, err);
+}
+
+static void test_statedict_optimizer_raw__B3_B6_B7_to_load(void **state)
+{
+    (void)state;
+    run_all("to_loads", to_load_case);
+}
+
+/* ---- state_dict and load_state_dict ---- */
+
+static tsr_status load_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    live_units u;
+    tsr_error own = {0};
+    TRY(live_units_open(&u, j->test, comm, false, err));
+    const cJSON *record = record_of(j, comm->rank), *error = cJSON_GetObjectItem(record, "error");
+    const bool named = cJSON_IsTrue(live_get(record, "named"));
+    const char *changes = text_of(record, "change");
+    const tsr_raw_optimizer raw = {.model = &u.model, .optimizer = u.at[0], .comm = comm, .named = named};
+    const cJSON *own_state = named ? live_get(live_get(u.w.record, "named"), "out") : live_get(u.w.record, "raw");
+    cJSON *kept = cJSON_Duplicate(own_state, true);
+    change(kept, changes);
+    TRY(tsr_optimizer_state_dict(&raw, u.out, err));
+    TRY(same_loosely(tsr_state_dict_root(u.out), own_state, err));
+    const tsr_value *state = live_changed(&u, live_value(u.memory, kept, comm->rank, NULL), NULL);
+    for (size_t g = 0; strcmp(changes, "fresh") == 0 && g < u.at[0]->group_count; g++)
+        for (size_t p = 0; p < u.at[0]->groups[g].count; p++) u.at[0]->groups[g].params[p].state = NULL;
+    if (strcmp(changes, "fresh") == 0) u.at[0]->user_state = NULL;
+    const tsr_status loaded = tsr_optimizer_load_state_dict(&raw, state, &u.w.host, &own);
+    /* PyTorch loads state of any shape into a parameter's place (native/statedict/DIFFERENCES.md) */
+    const bool misplaced = !error && !named && strcmp(changes, "order") == 0;
+    tsr_status status = (loaded != TSR_OK) == (error != NULL || misplaced)
+                            ? TSR_OK
+                            : tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s; here: %s", error ? error->valuestring : "ok",
+                                        own.message);
+    if (status == TSR_OK && (loaded == TSR_OK || strcmp(changes, "fresh") != 0))
+        status = live_units_same(&u, live_get(loaded == TSR_OK ? record : u.w.record, "optimizers"), err);
+    live_units_close(&u);
+    cJSON_Delete(kept);
+    return told(status, j, err);
+}
+
+static void test_statedict_optimizer_raw__B7_B11_state_dict_and_load(void **state)
+{
+    (void)state;
+    run_all("loads", load_case);
+}
+
+/* ---- bad input ---- */
+
+static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_units u;
+    tsr_error told_of[5] = {{0}};
+    const tsr_fsdp_settings full = {0}, rank0 = {.type = TSR_FSDP_SHARDED, .rank0_only = true};
+    const tsr_fsdp_settings other = {.rank0_only = comm->rank == 1};
+    TRY(live_units_open(&u, arg, comm, false, err));
+    const tsr_value *input =
+        tsr_value_list(u.w.arena, TSR_VALUE_LIST, 1, tsr_value_str(u.w.arena, TSR_STR("stranger"), err));
+    const tsr_value *state = tsr_value_dict(u.w.arena, 0);
+    tsr_raw_optimizer raw = {.model = &u.model, .comm = comm};
+    NEED(tsr_fsdp_optim_state_dict(&raw, NULL, &full, u.out, &told_of[0]) == TSR_E_USAGE);
+    raw.optimizer = u.at[0];
+    NEED(tsr_fsdp_optim_state_dict(&raw, NULL, &rank0, u.out, &told_of[1]) == TSR_E_USAGE);
+    NEED(tsr_fsdp_optim_state_dict(&raw, NULL, &other, u.out, &told_of[2]) == TSR_E_USAGE);
+    raw.input = comm->rank ? input : NULL; /* one rank's failure is everyone's */
+    NEED(tsr_fsdp_optim_state_dict(&raw, NULL, &full, u.out, &told_of[3]) == TSR_E_NOT_FOUND);
+    raw.input = NULL;
+    raw.optimizer = NULL;
+    raw.named = true;
+    NEED(tsr_fsdp_optim_state_dict_to_load(&raw, state, &full, u.out, &told_of[4]) == TSR_E_USAGE);
+    live_units_close(&u);
+    NEED(strstr(told_of[0].message, "neither an optimizer nor its state dict"));
+    NEED(strstr(told_of[1].message, "rank0_only needs FULL"));
+    NEED(strstr(told_of[2].message, "optim_state_dict: settings: rank 1 differs from rank 0"));
+    NEED(strstr(told_of[3].message, "rank 1: optim: the optimizer's input lists 'stranger'"));
+    NEED(strstr(told_of[4].message, "a named optimizer needs the optimizer"));
+    return TSR_OK;
+}
+
+static void test_statedict_optimizer_raw__refusals_reach_all_ranks(void **state)
+{
+    (void)state;
+    live_run(2, refuse_case, (void *)(uintptr_t)live_get(live_get(golden, "cases"), "flat"));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_statedict_optimizer_raw__B7_B11_optim_state_dict),
+        cmocka_unit_test(test_statedict_optimizer_raw__B3_B6_B7_to_load),
+        cmocka_unit_test(test_statedict_optimizer_raw__B7_B11_state_dict_and_load),
+        cmocka_unit_test(test_statedict_optimizer_raw__refusals_reach_all_ranks),
+    };
+    ranks_begin(&argc, &argv);
+    golden = live_golden("optimizer_raw.json");
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    cJSON_Delete(golden);
+    return ranks_end(failed);
+}
