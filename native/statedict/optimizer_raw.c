@@ -72,11 +72,29 @@ void tsr_raw_close(tsr_raw *raw)
     if (raw->self) raw->self->close(raw->self);
 }
 
+/* The names again, for results that outlive the call. */
+static tsr_status copy_names(const tsr_group_names *names, tsr_arena *arena, tsr_group_names *out, tsr_error *err)
+{
+    *out = (tsr_group_names){tsr_arena_array(arena, names->count, sizeof *out->groups, err), names->count};
+    if (!out->groups) return TSR_E_NOMEM;
+    for (size_t g = 0; g < names->count; g++) {
+        const tsr_name_list *group = &names->groups[g];
+        tsr_str *list = tsr_arena_array(arena, group->count, sizeof *list, err);
+        if (!list) return TSR_E_NOMEM;
+        for (size_t p = 0; p < group->count; p++)
+            if (!(list[p] = tsr_arena_str(arena, group->names[p], err)).data) return TSR_E_NOMEM;
+        out->groups[g] = (tsr_name_list){list, group->count};
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_raw_rekey(const tsr_raw *raw, const tsr_value *state_dict, bool to_names, tsr_arena *arena,
                          const tsr_value **out, tsr_error *err)
 {
     const tsr_rekeying how = {.to_names = to_names, .raw_names = true, .keep_others = true};
-    return tsr_optim_rekey(state_dict, &raw->raw, &how, raw->names.host, arena, out, err);
+    tsr_group_names names = raw->raw;
+    if (to_names) TSR_TRY(copy_names(&raw->raw, arena, &names, err));
+    return tsr_optim_rekey(state_dict, &names, &how, raw->names.host, arena, out, err);
 }
 
 /* ---- got ---- */

@@ -22,7 +22,7 @@ typedef struct tsr_raw {
 tsr_status tsr_raw_open(const tsr_raw_optimizer *of, bool by_input, const tsr_host *host, tsr_raw *out, tsr_error *err);
 void tsr_raw_close(tsr_raw *raw);
 
-/* Names for numbers, or numbers for names; state of no parameter stays. */
+/* Names for numbers, or numbers for names, in `arena`; state of no parameter stays. */
 tsr_status tsr_raw_rekey(const tsr_raw *raw, const tsr_value *state_dict, bool to_names, tsr_arena *arena,
                          const tsr_value **out, tsr_error *err);
 

@@ -165,7 +165,7 @@ static tsr_status keys(run *r)
     const tsr_value *list = emb ? tsr_value_list(r->arena, TSR_VALUE_LIST, 1, emb) : NULL;
     const tsr_value *group = tsr_value_dict(r->arena, 1, "params", list);
     const tsr_value *input = tsr_value_list(r->arena, TSR_VALUE_LIST, 1, group);
-    if (!input) return TSR_E_NOMEM;
+    if (!input) return tsr_raise(&r->err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory");
     TRY(tsr_optim_input_names(input, r->modules, &r->host, r->arena, &one, &r->err));
     TRY(tsr_optim_input_names(NULL, r->modules, &r->host, r->arena, &all, &r->err));
     TRY(tsr_optim_rekey(r->m->nested, &all, &to_numbers, &r->host, r->arena, &out, &r->err));
