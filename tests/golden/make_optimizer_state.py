@@ -6,6 +6,7 @@ name and their states, what get_optimizer_state_dict makes of them under several
 set_optimizer_state_dict of a changed state dict, or the error. Values are written as in make_state_dict.py. `unlike`: the optimizers
 do not hold what the state dict has, or other than it: what they held before ("optimizers") and hold afterwards ("then").
 `user` is state of no parameter; "param_names" are in groups that were made of named parameters.
+`raws`: Optimizer.state_dict() or NamedOptimizer's, changed, and what is there after load_state_dict of it.
 """
 from make_model_state import MODELS, Net, WORLD, encode, modules_document, tensors, write
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import _NamedOptimizer
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict, StateDictOptions
 
 FULL = {"full_state_dict": True}
@@ -313,11 +315,38 @@ def unlike(name, kind):
         yield record
 
 
+def by_name(model, optimizer):
+    """The optimizer as NamedOptimizer wraps it."""
+    wrapper = _NamedOptimizer(model.named_parameters(), torch.optim.AdamW, lr=0.5)
+    raw = {p: n for n, p in model.named_parameters()}
+    wrapper._optimizer = optimizer
+    wrapper.ordered_param_keys = [raw[p] for g in optimizer.param_groups for p in g["params"]]
+    return wrapper
+
+
+def raws(kind):
+    for named_keys, live in ((False, keep), (False, add_user), (True, keep), (True, add_user)):
+        for of, change in (("same", same), ("user", given_user), ("no groups", lambda s: {**s, "param_groups": s["param_groups"][:-1]})):
+            model, (optimizer,) = build(*kind)
+            live(model, [optimizer])
+            target = by_name(model, optimizer) if named_keys else optimizer
+            record = {"of": of, "named": named_keys, "optimizers": groups(model, [optimizer])}
+            try:
+                record["raw"] = encode(target.state_dict())
+                record["state"] = encode(change(changed(target.state_dict())))
+                target.load_state_dict(change(changed(target.state_dict())))
+                record["then"] = groups(model, [optimizer])
+            except Exception as e:
+                record["error"] = f"{type(e).__name__}: {e}"[:80]
+            yield record
+
+
 def cases():
     for name, kind in CASES.items():
         model, optimizers = build(*kind)
         case = {"of": name, "modules": modules_document(model), "tensors": tensors(model), "optimizers": groups(model, optimizers)}
-        yield {**case, "gets": list(gets(kind)), "sets": list(sets(kind)), "unlike": list(unlike(name, kind))}
+        yield {**case, "gets": list(gets(kind)), "sets": list(sets(kind)), "unlike": list(unlike(name, kind)),
+               "raws": list(raws(kind)) if name in ("ddp", "named sharded", "stateless") else []}
 
 
 if __name__ == "__main__":

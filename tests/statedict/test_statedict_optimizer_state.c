@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "live_model.h"
-#include "tessera/optimizer_state.h"
+#include "tessera/optimizer_raw.h"
 #include "tessera/save_load.h"
 
 static cJSON *golden;
@@ -215,6 +215,65 @@ static void test_statedict_optimizer_state__A11_A12_unlike_optimizers(void **sta
 {
     (void)state;
     live_records(golden, "unlike", run_unlike);
+}
+
+/* ---- B7, B11: its own state dict ---- */
+
+/* States in any order. Of a named optimizer's groups the parameters, which are sorted. */
+static tsr_status same_raw(const tsr_value *raw, const cJSON *want, bool named, tsr_error *err)
+{
+    const cJSON *states = live_get(cJSON_GetArrayItem(live_get(want, "D"), 0)->child->next, "D");
+    const cJSON *groups = cJSON_GetArrayItem(live_get(want, "D"), 1)->child->next;
+    const tsr_value *state = tsr_value_get(raw, TSR_STR("state"));
+    size_t same = 0;
+    for (size_t i = 0; i < state->count; i += 2) {
+        const tsr_value *key = state->items[i];
+        for (const cJSON *pair = states->child; pair; pair = pair->next) {
+            const cJSON *number = cJSON_GetObjectItem(pair->child, "i"), *name = cJSON_GetObjectItem(pair->child, "s");
+            if (number ? key->kind != TSR_VALUE_INT || key->as.integer != (int64_t)number->valuedouble
+                       : key->kind != TSR_VALUE_STR || !tsr_str_equal(key->text, tsr_str_from(name->valuestring)))
+                continue;
+            TRY(live_same(state->items[i + 1], pair->child->next, false, err));
+            same++;
+        }
+    }
+    if (same != state->count / 2 || same != (size_t)cJSON_GetArraySize(states))
+        return tsr_raise(err, TSR_E_FORMAT, 0, "%zu states of %d", same, cJSON_GetArraySize(states));
+    if (!named) return live_same(tsr_value_get(raw, TSR_STR("param_groups")), groups, false, err);
+    const tsr_value *list = tsr_value_get(raw, TSR_STR("param_groups"));
+    for (size_t g = 0; g < list->count; g++) { /* "params" is first there, and last here */
+        const cJSON *group = cJSON_GetArrayItem(live_get(groups, "L"), (int)g);
+        const cJSON *params = live_get(group, "D")->child->child->next;
+        TRY(live_same(tsr_value_get(list->items[g], TSR_STR("params")), params, false, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status run_raw(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    tsr_error own = {0};
+    const cJSON *record = live_record_of(arg, "raws", comm->rank), *error = cJSON_GetObjectItem(record, "error");
+    const cJSON *want = cJSON_GetObjectItem(record, "raw"), *given = cJSON_GetObjectItem(record, "state");
+    const bool named = cJSON_IsTrue(live_get(record, "named"));
+    TRY(open_with(&l, ((live_record *)arg)->test, live_get(record, "optimizers"), comm->rank, err));
+    const tsr_raw_optimizer raw = {.model = &l.m.model, .optimizer = l.at[0], .comm = comm, .named = named};
+    tsr_status status = tsr_optimizer_state_dict(&raw, l.out, &own);
+    if (want) TRY(status);
+    if (want) TRY(same_raw(tsr_state_dict_root(l.out), want, named, err));
+    if (given)
+        status = tsr_optimizer_load_state_dict(&raw, live_value(l.m.out, given, comm->rank, NULL), &l.m.host, &own);
+    if ((status != TSR_OK) != (error != NULL))
+        status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s; here: %s", error ? error->valuestring : "ok", own.message);
+    else status = same_optimizers(&l, live_get(record, error ? "optimizers" : "then"), err);
+    close_all(&l);
+    return live_record_told(status, arg, record, err);
+}
+
+static void test_statedict_optimizer_state__B7_B11_own_state_dicts(void **state)
+{
+    (void)state;
+    live_records(golden, "raws", run_raw);
 }
 
 /* A flat state dict without a state that the optimizer holds: PyTorch puts an empty dict in its place. */
@@ -489,6 +548,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_optimizer_state__A12_get),
         cmocka_unit_test(test_statedict_optimizer_state__A12_set),
         cmocka_unit_test(test_statedict_optimizer_state__A11_A12_unlike_optimizers),
+        cmocka_unit_test(test_statedict_optimizer_state__B7_B11_own_state_dicts),
         cmocka_unit_test(test_statedict_optimizer_state__A9_flat_state_that_lacks_one),
         cmocka_unit_test(test_statedict_optimizer_state__A1_A12_submodules),
         cmocka_unit_test(test_statedict_optimizer_state__A12_both),
