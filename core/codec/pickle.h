@@ -41,7 +41,8 @@ typedef enum tsr_pickle_how {
 typedef struct tsr_pickle tsr_pickle;
 
 /* A name a reader knows, and the number it gives it (1 … 0xffff). Matched exactly, after Python 2 → 3 renaming of
- * "__builtin__" to "builtins" and "copy_reg" to "copyreg", and of built-in types ("long" to "int"). A sink that folds adds one of the flags to the number:
+ * "__builtin__" to "builtins" and "copy_reg" to "copyreg", and of built-in types ("long" to "int"), which Python does up to
+ * protocol 2. A sink that folds adds one of the flags to the number:
  * fold when the object is made (REDUCE, OBJ, INST, NEWOBJ), or when it gets its state (BUILD). */
 typedef struct tsr_pickle_name {
     const char *module;
@@ -57,6 +58,8 @@ typedef struct tsr_pickle_name {
 typedef struct tsr_pickle_parts {
     uint32_t class_id;
     bool built; /* `items` are of the state; else of the argument tuple */
+    tsr_pickle_how how;  /* how the object was made */
+    size_t made_of;      /* from how many arguments */
     tsr_pickle_kind
         kind; /* DICT: keys and values in turn; TUPLE, LIST: items; any other: the state itself is the one item */
     const tsr_ref *items;
@@ -89,6 +92,7 @@ tsr_status tsr_pickle_parse(tsr_str data, const tsr_host *host, const tsr_pickle
 void tsr_pickle_free(tsr_pickle *pickle); /* takes NULL */
 
 tsr_ref tsr_pickle_root(const tsr_pickle *pickle);
+unsigned tsr_pickle_protocol(const tsr_pickle *pickle); /* as PROTO states it; 0 without one */
 tsr_pickle_kind tsr_pickle_kind_of(const tsr_pickle *pickle, tsr_ref ref);
 /* The accessors below give 0, "" or TSR_REF_NONE for a ref of another kind. */
 bool tsr_pickle_bool(const tsr_pickle *pickle, tsr_ref ref);
@@ -108,6 +112,10 @@ const tsr_ref *tsr_pickle_items(const tsr_pickle *pickle, tsr_ref ref, size_t *c
 int tsr_pickle_ints(const tsr_pickle *pickle, tsr_ref ref, int64_t *out, int max);
 /* The value under a string key (the last one set), or TSR_REF_NONE; `found` may be NULL. Linear. */
 tsr_ref tsr_pickle_get(const tsr_pickle *pickle, tsr_ref dict, const char *key, bool *found);
+
+/* Whether Python can hash the node: false for lists, dicts, sets, bytearrays and objects of unhashable classes. The items of
+ * a TUPLE are not looked at. */
+bool tsr_pickle_is_hashable(const tsr_pickle *pickle, tsr_ref ref);
 
 /* GLOBAL: names as written (after the renaming above); id of the sink's table (without flags) or 0. */
 tsr_str tsr_pickle_module(const tsr_pickle *pickle, tsr_ref global);

@@ -75,6 +75,7 @@ static const uint8_t *do_float(machine *m, const uint8_t *p)
 
 static const uint8_t *do_proto(machine *m, const uint8_t *p)
 {
+    m->pickle->protocol = *p;
     if (*p <= 5) return p + 1;
     fail(m, TSR_E_UNSUPPORTED, "pickle: protocol %d; 0 to 5 are known", *p);
     return NULL;

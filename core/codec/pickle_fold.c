@@ -52,11 +52,12 @@ static bool drop_parts(machine *m, const open *marks, tsr_ref record)
 }
 
 /* The record of an object that was made. */
-static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_ref *record)
+static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_pickle_how how, tsr_ref *record)
 {
     int64_t ints[INTS_MAX];
-    tsr_pickle_parts parts = {.kind = TSR_PICKLE_TUPLE};
+    tsr_pickle_parts parts = {.kind = TSR_PICKLE_TUPLE, .how = how};
     parts.items = tsr_pickle_items(m->pickle, args, &parts.count);
+    parts.made_of = parts.count;
     int count = parts.count == 1 ? tsr_pickle_ints(m->pickle, parts.items[0], ints, INTS_MAX) : -1;
     if (count >= 0 && tag_of(parts.items[0]) == TAG_TUPLE) {
         parts.ints = ints;
@@ -66,10 +67,13 @@ static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_ref *record)
 }
 
 /* The record of an object that got its state. */
-static bool fold_built(machine *m, uint32_t id, tsr_ref state, tsr_ref *record)
+static bool fold_built(machine *m, uint32_t id, const object *made, tsr_ref *record)
 {
+    tsr_ref state = made->state;
     tsr_pickle_kind kind = tsr_pickle_kind_of(m->pickle, state);
-    tsr_pickle_parts parts = {.built = true, .kind = kind, .items = &state, .count = 1};
+    tsr_pickle_how how = made->position & 1 ? TSR_PICKLE_BUILT : TSR_PICKLE_CALLED;
+    tsr_pickle_parts parts = {.built = true, .how = how, .kind = kind, .items = &state, .count = 1};
+    parts.made_of = tsr_pickle_count(m->pickle, made->args);
     bool many = kind == TSR_PICKLE_DICT || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_SET;
     if (many) parts.items = tsr_pickle_items(m->pickle, state, &parts.count);
     return show_sink(m, &parts, id, record);
@@ -89,7 +93,7 @@ tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_p
     tsr_pickle_use use = how == TSR_PICKLE_BUILT ? TSR_PICKLE_USE_BUILT : TSR_PICKLE_USE_CALLED;
     if (use > g->use) g->use = use;
     if (g->id & TSR_PICKLE_FOLD_MADE && m->sink->fold) {
-        if (!fold_made(m, g->id, args, &record)) return TSR_REF_NONE;
+        if (!fold_made(m, g->id, args, how, &record)) return TSR_REF_NONE;
         if (!record) return made;
         pickle->objects.count--;
         return record;
@@ -161,7 +165,7 @@ bool tsr_pickle_do_build(machine *m)
     o->state = state;
     uint32_t id = tag_of(o->callee) == TAG_GLOBAL ? ((const global *)pickle->globals.items)[index_of(o->callee)].id : 0;
     if (!(id & TSR_PICKLE_FOLD_BUILT) || !m->sink->fold) return true;
-    if (!fold_built(m, id, state, &record)) return false;
+    if (!fold_built(m, id, o, &record)) return false;
     if (!record) return true;
     *slot = record;
     return !opened || drop_parts(m, &marks, record);

@@ -106,6 +106,7 @@ struct tsr_pickle {
     tsr_vec bytearrays; /* uint32_t: texts that are bytearrays, in ascending order */
     tsr_arena *decoded; /* texts that had escapes; NULL until the first */
     tsr_ref root;
+    unsigned protocol; /* as PROTO states it */
 };
 
 typedef struct open {

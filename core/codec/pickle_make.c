@@ -241,8 +241,10 @@ tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name)
         fail(m, TSR_E_FORMAT, "pickle: opcode %s with a module or name that is not a string", tsr_pickle_opcode(*m->at));
         return TSR_REF_NONE;
     }
-    name = renamed_type(m, module, name);
-    module = renamed(m, module);
+    if (m->pickle->protocol < 3) {
+        name = renamed_type(m, module, name);
+        module = renamed(m, module);
+    }
     if (!has_room(m, &pickle->globals, 1) || (2 * (pickle->globals.count + 1) > pickle->slots.count && !rehash(m)))
         return TSR_REF_NONE;
     tsr_str module_text = tsr_pickle_text(pickle, module), name_text = tsr_pickle_text(pickle, name);

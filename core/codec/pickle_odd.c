@@ -54,18 +54,21 @@ static bool is_hashable_tuple(machine *m, tsr_ref ref, unsigned depth)
     return true;
 }
 
-static bool is_hashable(machine *m, tsr_ref ref, unsigned depth)
+bool tsr_pickle_is_hashable(const tsr_pickle *pickle, tsr_ref ref)
 {
-    const tsr_pickle *pickle = m->pickle;
     switch (tag_of(ref)) {
     case TAG_LIST:
     case TAG_DICT: return false;
     case TAG_SET: return ((const container *)pickle->containers.items)[index_of(ref)].capacity == FROZEN;
     case TAG_BYTES: return !is_bytearray(pickle, index_of(ref));
     case TAG_OBJECT: return !is_unhashable_object(pickle, ref);
-    case TAG_TUPLE: return is_hashable_tuple(m, ref, depth);
     default: return true;
     }
+}
+
+static bool is_hashable(machine *m, tsr_ref ref, unsigned depth)
+{
+    return tag_of(ref) == TAG_TUPLE ? is_hashable_tuple(m, ref, depth) : tsr_pickle_is_hashable(m->pickle, ref);
 }
 
 bool tsr_pickle_check_keys(machine *m, bool pairs, const tsr_ref *from, size_t count)

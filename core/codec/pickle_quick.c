@@ -78,7 +78,7 @@ static inline bool take_ints(quick *q, int64_t *ints, size_t *count)
 static inline bool take_call(quick *q, uint32_t id, tsr_ref *out)
 {
     int64_t ints[QUICK_INTS];
-    tsr_pickle_parts parts = {.kind = TSR_PICKLE_TUPLE, .ints = ints};
+    tsr_pickle_parts parts = {.kind = TSR_PICKLE_TUPLE, .made_of = 1, .ints = ints};
     if (!take_ints(q, ints, &parts.int_count) || !takes(q, "\x85\x94R\x94", 4)) return false;
     memoize(q, REF_DROPPED);
     q->m->at = q->p - 2;
@@ -169,7 +169,7 @@ const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p)
     tsr_ref items[QUICK_ITEMS], record = TSR_REF_NONE;
     const uint8_t *at = m->at;
     q.memo[first] = q.memo[first + 1] = REF_DROPPED;
-    tsr_pickle_parts parts = {.built = true, .kind = TSR_PICKLE_DICT, .items = items, .count = take_items(&q, items)};
+    tsr_pickle_parts parts = {.built = true, .how = TSR_PICKLE_BUILT, .kind = TSR_PICKLE_DICT, .items = items, .count = take_items(&q, items)};
     if (parts.count) {
         m->at = q.p - 1;
         show_sink(m, &parts, class_->id, &record);

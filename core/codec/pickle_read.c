@@ -2,6 +2,11 @@
  * readers can look before they check. */
 #include "codec/pickle_machine.h"
 
+unsigned tsr_pickle_protocol(const tsr_pickle *pickle)
+{
+    return pickle->protocol;
+}
+
 tsr_ref tsr_pickle_root(const tsr_pickle *pickle)
 {
     return pickle->root;

@@ -396,7 +396,8 @@ def test_metadata_that_another_torch_reads_is_named_as_such(t):
     need(at(tup(*parts[:4]))[0] is None, "four items")
     for wrong in (b"N", b"K\0"):
         need(at(tup(*parts[:3], wrong, parts[4])) == ({("pickle/unloadable", "error")}, 1), "a memory format that is none")
-    for fragment in (call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\3"), call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\1K\2\x86"), call(glob("torch.serialization", "_get_layout"), s("x")), pickles.persistent()):
+    for fragment in (call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\3"), call(glob(pickles.META, "_MEM_FORMAT_ENCODING"), b"K\1K\2\x86"), call(glob("torch.serialization", "_get_layout"), s("x")), pickles.persistent(),
+                     new(glob("torch.serialization", "_get_layout"), s("torch.strided")), call(glob(pickles.META, "MetadataIndex")) + dict_of(fqn=s("a"), offset=b"N", index=b"N") + b"b"):
         path = os.path.dirname(write(t.at("m", ".metadata"), metadata(extra=s("later") + fragment)))
         need(findings(t, path) == ({("pickle/unloadable", "error")}, 1), f"{fragment}: {findings(t, path)}")
 

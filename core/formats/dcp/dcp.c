@@ -23,6 +23,8 @@ static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_source 
         TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_getattr, TSR_STR("builtins.getattr"), err));
     if (metadata->unloadable != TSR_NO_POSITION)
         TSR_TRY(tsr_verdict_unloadable(&verdict, metadata->unloadable, "there is no layout or memory format of that name", err));
+    if (metadata->misused != TSR_NO_POSITION)
+        TSR_TRY(tsr_verdict_unloadable(&verdict, metadata->misused, "a function has instances here, or a class is called without its fields", err));
     if (metadata->newer != TSR_NO_POSITION) {
         const tsr_place place = {file->name, metadata->newer, {NULL, 0}};
         TSR_TRY(tsr_find(checkpoint->findings, "dcp/newer", place, err,

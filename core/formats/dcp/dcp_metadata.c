@@ -452,10 +452,21 @@ static tsr_status fold_getattr(item *it, tsr_ref *out)
     return TSR_OK;
 }
 
+/* Functions have no instances, and the dataclasses with fields that have no default are never made by a call without them. */
+static void judge_made(item *it)
+{
+    const tsr_pickle_parts *parts = it->parts;
+    const uint32_t id = parts->class_id;
+    const bool called = parts->how == TSR_PICKLE_CALLED, function = id == ID_GETATTR || id == ID_LAYOUT;
+    const bool fields = id == ID_CHUNK || id == ID_INDEX || id == ID_STORAGE || id == ID_TENSOR;
+    if (called ? fields && parts->made_of == 0 : function) it->folder->metadata->misused = parts->position;
+}
+
 static tsr_status fold(void *ctx, const tsr_pickle *pickle, const tsr_pickle_parts *parts, tsr_ref *out, tsr_error *err)
 {
     item it = {ctx, pickle, parts, err};
     uint64_t bytes = TSR_DCP_BYTES;
+    judge_made(&it);
     switch (parts->class_id) {
     case ID_SIZE: return fold_size(&it, out);
     case ID_CHUNK: return fold_chunk(&it, out);
@@ -483,7 +494,7 @@ static void restart(void *ctx)
     f->metadata->dims.count = f->metadata->records.count = 0;
     tsr_dcp_names_free(&f->metadata->fqns);
     tsr_dcp_names_free(&f->metadata->paths);
-    f->metadata->odd_getattr = f->metadata->unloadable = f->metadata->newer = TSR_NO_POSITION;
+    f->metadata->odd_getattr = f->metadata->unloadable = f->metadata->misused = f->metadata->newer = TSR_NO_POSITION;
     f->chunk_count = 0;
     memset(f->dims_cache, 0, sizeof f->dims_cache);
     memset(f->dims_before, 0, sizeof f->dims_before);
@@ -540,6 +551,7 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
                               .odd_getattr = TSR_NO_POSITION,
                               .odd_enum = TSR_NO_POSITION,
                               .unloadable = TSR_NO_POSITION,
+                              .misused = TSR_NO_POSITION,
                               .newer = TSR_NO_POSITION};
     folder *f = tsr_alloc(host->allocator, 1, sizeof *f, err);
     if (!f) return TSR_E_NOMEM;
