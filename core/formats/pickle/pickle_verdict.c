@@ -1,6 +1,7 @@
 #include "formats/pickle/pickle_verdict.h"
 
 #include "base/try.h"
+#include "formats/pickle/known_names.h"
 
 static tsr_place place_of(const tsr_verdict *v, uint64_t position)
 {
@@ -22,15 +23,27 @@ tsr_status tsr_verdict_call_of(const tsr_verdict *v, uint64_t position, tsr_ref 
                     TSR_STR_ARG(tsr_pickle_name_of(v->pickle, callee)));
 }
 
+static tsr_status find_missing(const tsr_verdict *v, uint64_t position, tsr_str module, tsr_str name, tsr_error *err)
+{
+    return tsr_find(v->findings, "pickle/unloadable", place_of(v, position), err,
+                    "loading this file with pickle fails: there is no '%.*s' in the module %.*s", TSR_STR_ARG(name),
+                    TSR_STR_ARG(module));
+}
+
 static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref global, tsr_pickle_use use, tsr_error *err)
 {
-    bool dangerous = tsr_pickle_is_dangerous(v->pickle, global), built = use == TSR_PICKLE_USE_BUILT;
-    tsr_level level = dangerous ? TSR_ERROR : built ? TSR_WARNING : TSR_NOTE;
-    if (level == TSR_NOTE && !v->named) return TSR_OK;
-    return tsr_find_at(v->findings, "pickle/unlisted-class", level, place_of(v, position), err, "%s %.*s.%.*s, which %s",
-                       built ? "holds objects of" : "names", TSR_STR_ARG(tsr_pickle_module(v->pickle, global)),
-                       TSR_STR_ARG(tsr_pickle_name_of(v->pickle, global)),
-                       dangerous ? "can do harm however it is used" : "is not known to be harmless data");
+    const tsr_str module = tsr_pickle_module(v->pickle, global), name = tsr_pickle_name_of(v->pickle, global);
+    const bool dangerous = tsr_pickle_is_dangerous(v->pickle, global), built = use == TSR_PICKLE_USE_BUILT;
+    const bool nested = name.size && memchr(name.data, '.', name.size) && tsr_pickle_protocol(v->pickle) < 4; /* one name then */
+    const tsr_name_state state = nested ? TSR_NAME_MISSING : tsr_name_state_of(module, name);
+    if (state == TSR_NAME_MISSING && !dangerous) return find_missing(v, position, module, name, err);
+    const bool unchecked = state == TSR_NAME_UNCHECKED;
+    tsr_level level = dangerous ? TSR_ERROR : built || unchecked ? TSR_WARNING : TSR_NOTE;
+    if (!dangerous && !built && !v->named) return TSR_OK;
+    return tsr_find_at(v->findings, "pickle/unlisted-class", level, place_of(v, position), err, "%s %.*s.%.*s, which %s%s",
+                       built ? "holds objects of" : "names", TSR_STR_ARG(module), TSR_STR_ARG(name),
+                       dangerous ? "can do harm however it is used" : "is not known to be harmless data",
+                       unchecked && !dangerous ? "; whether it exists was not checked" : "");
 }
 
 tsr_status tsr_verdict_instance_of(const tsr_verdict *v, uint64_t position, tsr_ref global, tsr_error *err)
@@ -42,6 +55,13 @@ tsr_status tsr_verdict_unloadable(const tsr_verdict *v, uint64_t position, const
 {
     return tsr_find(v->findings, "pickle/unloadable", place_of(v, position), err, "loading this file with pickle fails: %s",
                     reason);
+}
+
+tsr_status tsr_verdict_unloadable_of(const tsr_verdict *v, uint64_t position, tsr_ref global, const char *reason, tsr_error *err)
+{
+    return tsr_find(v->findings, "pickle/unloadable", place_of(v, position), err,
+                    "loading this file with pickle fails: %.*s.%.*s %s", TSR_STR_ARG(tsr_pickle_module(v->pickle, global)),
+                    TSR_STR_ARG(tsr_pickle_name_of(v->pickle, global)), reason);
 }
 
 tsr_status tsr_verdict_end(const tsr_verdict *v, uint64_t end, uint64_t size, tsr_error *err)

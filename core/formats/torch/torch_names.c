@@ -3,6 +3,7 @@
 #include "formats/torch/torch_names.h"
 
 #include "formats/pickle/enum_names.h"
+#include "formats/torch/torch_fits.h"
 
 #define DTENSOR_MODULES(name, id)                                  \
     {"torch.distributed.tensor", name, id},                        \
@@ -66,6 +67,27 @@ static const tsr_pickle_name names[] = {
     NUMPY_MODULES("multiarray", "_reconstruct", TSR_TORCH_FUNCTION | UNHASHABLE),
     NUMPY_MODULES("multiarray", "scalar", TSR_TORCH_FUNCTION),
     NUMPY_MODULES("numeric", "_frombuffer", TSR_TORCH_FUNCTION | UNHASHABLE),
+    {"numpy", "matrix", TSR_TORCH_LISTED | UNHASHABLE},
+    {"numpy", "record", TSR_TORCH_LISTED},
+    {"numpy", "recarray", TSR_TORCH_LISTED | UNHASHABLE},
+    {"numpy.rec", "recarray", TSR_TORCH_LISTED | UNHASHABLE},
+    {"numpy.ma", "MaskedArray", TSR_TORCH_LISTED | UNHASHABLE},
+    {"numpy.ma.core", "MaskedArray", TSR_TORCH_LISTED | UNHASHABLE},
+    {"numpy.ma.core", "MaskedConstant", TSR_TORCH_LISTED | UNHASHABLE},
+    {"numpy.ma.core", "_mareconstruct", TSR_TORCH_FUNCTION | UNHASHABLE},
+    {"numpy.random._pickle", "__bit_generator_ctor", TSR_TORCH_FUNCTION},
+    {"numpy.random._pickle", "__generator_ctor", TSR_TORCH_FUNCTION},
+    {"numpy.random._pickle", "__randomstate_ctor", TSR_TORCH_FUNCTION},
+    {"numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", TSR_TORCH_FUNCTION},
+    {"numpy.random.bit_generator", "SeedSequence", TSR_TORCH_LISTED},
+    {"numpy.random._pcg64", "PCG64", TSR_TORCH_LISTED},
+    {"numpy.random._pcg64", "PCG64DXSM", TSR_TORCH_LISTED},
+    {"numpy.random._mt19937", "MT19937", TSR_TORCH_LISTED},
+    {"numpy.random._philox", "Philox", TSR_TORCH_LISTED},
+    {"numpy.random._sfc64", "SFC64", TSR_TORCH_LISTED},
+    {"decimal", "Decimal", TSR_TORCH_LISTED},
+    {"fractions", "Fraction", TSR_TORCH_LISTED},
+    {"uuid", "UUID", TSR_TORCH_LISTED},
     {"torch", "Size", TSR_TORCH_SIZE},
     {"torch", "device", TSR_TORCH_DEVICE},
     {"torch.serialization", "_get_layout", TSR_TORCH_LAYOUT},
@@ -160,12 +182,13 @@ bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref na
     return false;
 }
 
-static uint32_t enum_id(tsr_str module, tsr_str name)
+static uint32_t other_id(tsr_str module, tsr_str name)
 {
+    if (tsr_str_equal(module, TSR_STR("torch.return_types"))) return tsr_torch_return_size(name) ? TSR_TORCH_RETURN_TYPE : 0;
     return tsr_enum_is_listed(module, name) ? TSR_TORCH_ENUM : 0;
 }
 
-const tsr_pickle_sink tsr_torch_names = {.names = names, .count = sizeof names / sizeof names[0], .other = enum_id};
+const tsr_pickle_sink tsr_torch_names = {.names = names, .count = sizeof names / sizeof names[0], .other = other_id};
 
 static bool in_torch(const tsr_pickle *pickle, tsr_ref global)
 {

@@ -200,7 +200,7 @@ static bool may_be_called(const tsr_value *object)
         if (tsr_str_equal(module, tsr_str_from(listed->module)) && tsr_str_equal(name, tsr_str_from(listed->name)))
             return true;
     }
-    return false;
+    return tsr_str_equal(module, TSR_STR("torch.return_types")) && tsr_torch_names.other(module, name);
 }
 
 static tsr_status remember(emitter *e, const tsr_value *value)

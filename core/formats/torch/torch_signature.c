@@ -1,82 +1,107 @@
-/* A signature is one word per argument: the letters of the kinds that it may be of, with '?' before the first that may be
- * absent, and '*' behind the last when there may be more of it. '/' separates alternatives.
+/* A signature is one word per argument: the letters of the types that it may be of (torch_type.h), with '.' before the first
+ * that may be absent, and '*' behind the last when there may be more of it. '/' separates alternatives. What is not known fits
+ * everywhere. Beside the types:
  *
- *   N None  B bool  I int  J int beyond 64 bits  F float  S str  Y bytes  L list  T tuple  D dict  E set  G global
- *   O object  P persistent id  A any of these
- *   n a str that is a number  i a tuple or list of ints  d a str that names a device  m an int from 0 to 2
+ *   A any  ! none  n a str that is a number  i a tuple or list of ints  g a str that names a device  m an int from 0 to 2
+ *   c what can be iterated over
  *
  * Source: torch/_utils.py, torch/_tensor.py of PyTorch 2.13, the constructors of CPython 3.11 and numpy 2. */
 #include "formats/torch/torch_signature.h"
 
+#include "formats/torch/torch_fits.h"
+#include "formats/torch/torch_numpy.h"
+#include "formats/torch/torch_type.h"
+
 static const struct {
     const char *name, *signature;
 } signatures[] = {
-    {"OrderedDict", "?LTDEO"},
-    {"_rebuild_tensor_v2", "P I LTO LTON B A ?DN"},
-    {"_rebuild_parameter", "ON B A"},
-    {"_rebuild_tensor", "P I LTO LTON"},
-    {"_rebuild_tensor_v3", "P I LTO LTON B A GN ?DN"},
-    {"_rebuild_parameter_with_state", "ON B A DNTO"},
-    {"_rebuild_qtensor", "P I LTO LTO T B A"},
-    {"_rebuild_sparse_tensor", "O LTO"},
-    {"_rebuild_nested_tensor", "O O O O"},
-    {"_rebuild_meta_tensor_no_storage", "G iO iO B"},
-    {"_rebuild_wrapper_subclass", "GO G LTO LTO IO O O B"},
-    {"_rebuild_device_tensor_from_cpu_tensor", "O G SO B"},
-    {"_rebuild_device_tensor_from_numpy", "O G SO B"},
-    {"_rebuild_xla_tensor", "O G SO B"},
-    {"_rebuild_from_type", "GO GO T DO"},
-    {"_rebuild_from_type_v2", "GO GO TO A"},
-    {"_rebuild_njt", "DO"},
+    {"OrderedDict", ".c"},
+    {"_rebuild_tensor_v2", "P I LT LTN B A .DN"},
+    {"_rebuild_parameter", "XN B A"},
+    {"_rebuild_tensor", "P I LT LTN"},
+    {"_rebuild_tensor_v3", "P I LT LTN B A tN .DN"},
+    {"_rebuild_parameter_with_state", "XN B A DNTO"},
+    {"_rebuild_qtensor", "P I LT LT T B A"},
+    {"_rebuild_sparse_tensor", "l LT"},
+    {"_rebuild_nested_tensor", "X X X X"},
+    {"_rebuild_meta_tensor_no_storage", "t i i B"},
+    {"_rebuild_wrapper_subclass", "G t LT LT I l d B"},
+    {"_rebuild_device_tensor_from_cpu_tensor", "X t Sd B"},
+    {"_rebuild_device_tensor_from_numpy", "a t Sd B"},
+    {"_rebuild_xla_tensor", "a t Sd B"},
+    {"_rebuild_from_type", "f G T D"},
+    {"_rebuild_from_type_v2", "f G T A"},
+    {"_rebuild_njt", "D"},
     {"_reconstructor", "G G A"},
-    {"Size", "?iO"},
-    {"device", "d ?I/IO"},
-    {"_reconstruct", "G LTO SYO"},
-    {"scalar", "O ?A"},
-    {"_frombuffer", "A A A A ?A"},
-    {"dtype", "SGOLDT ?BI ?BI ?D"},
+    {"Size", ".i"},
+    {"device", "g .BI/IBd"},
+    {"encode", "S .S .S"},
+    {"_reconstruct", "G LTI SYVGN"},
+    {"_mareconstruct", "G G LTI SYVGN"},
+    {"MaskedConstant", ""},
+    {"scalar", "V .A"},
+    {"_frombuffer", "A SYV T S .A"},
+    {"__bit_generator_ctor", ".SG"},
+    {"__generator_ctor", ".Sb .f"},
+    {"__randomstate_ctor", ".Sb .f"},
+    {"__pyx_unpickle_SeedSequence", "G I TN"},
+    {"dtype", "SYGVN .A .A .D"},
     {"object", ""},
-    {"int", "?IJFBnYO ?I"},
-    {"float", "?IJFBnYO"},
-    {"str", "?A ?S ?S"},
-    {"bool", "?A"},
-    {"complex", "?IJFBnO ?IJFBO"},
-    {"list", "?LTDESYO"},
-    {"tuple", "?LTDESYO"},
-    {"set", "?LTDESYO"},
-    {"frozenset", "?LTDESYO"},
-    {"dict", "?LTDO"},
-    {"bytes", "?iEIBYO/S S ?S"},
-    {"bytearray", "?iEIBYO/S S ?S"},
-    {"slice", "A ?A ?A"},
-    {"range", "IJBO ?IJBO ?IJBO"},
-    {"Counter", "?LTDESYNO"},
-    {"deque", "?LTDESYO ?IN"},
-    {"defaultdict", "?GNO ?LTDO"},
-    {"date", "I I I/YSO"},
-    {"datetime", "I I I ?I ?I ?I ?I ?ON/YSO ?O"},
-    {"time", "?I ?I ?I ?I ?ON/YSO ?O"},
-    {"timedelta", "?IFBO*"},
-    {"timezone", "O ?S"},
-    {"Path", "?SO*"},
-    {"PosixPath", "?SO*"},
-    {"WindowsPath", "?SO*"},
-    {"PurePath", "?SO*"},
-    {"PurePosixPath", "?SO*"},
-    {"PureWindowsPath", "?SO*"},
-    {"Parameter", "?ON ?B"},
-    {"Buffer", "?ON ?B"},
-    {"Variable", "?ON ?B ?B"},
-    {"UninitializedParameter", "?B"},
-    {"UninitializedBuffer", "?B"},
-    {"Generator", "?dO"},
-    {"DTensor", "O O B"},
-    {"DeviceMesh", "SO LTO"},
-    {"Shard", "IO"},
+    {"int", ".IJFBSY .I"},
+    {"float", ".IJFBSY"},
+    {"str", ".A/YX S .S"},
+    {"bool", ".A"},
+    {"complex", ".n/IJFBC .IJFBC"},
+    {"list", ".c"},
+    {"tuple", ".c"},
+    {"set", ".c"},
+    {"frozenset", ".c"},
+    {"dict", ".c"},
+    {"bytes", ".cIB/S S .S"},
+    {"bytearray", ".cIB/S S .S"},
+    {"slice", "A .A .A"},
+    {"range", "IJB .IJB .IJB"},
+    {"Counter", ".cN"},
+    {"deque", ".c .IBN"},
+    {"defaultdict", ".GfN .c"},
+    {"date", "IB IB IB/YS"},
+    {"datetime", "IB IB IB .IB .IB .IB .IB .zN/YS .zN"},
+    {"time", ".IB .IB .IB .IB .zN/YS .zN"},
+    {"timedelta", ".IJFB .IJFB .IJFB .IJFB .IJFB .IJFB .IJFB"},
+    {"timezone", "w .S"},
+    {"Decimal", ".SIJBF"},
+    {"Fraction", ".IJBFS/IJB IJB"},
+    {"UUID", "S"},
+    {"PCG64", ""},
+    {"PCG64DXSM", ""},
+    {"MT19937", ""},
+    {"Philox", ""},
+    {"SFC64", ""},
+    {"matrix", "!"}, /* never called: _reconstruct makes them */
+    {"recarray", "!"},
+    {"record", "!"},
+    {"MaskedArray", "!"},
+    {"SeedSequence", "!"},
+    {"Path", ".Sp*"},
+    {"PosixPath", ".Sp*"},
+    {"WindowsPath", ".Sp*"},
+    {"PurePath", ".Sp*"},
+    {"PurePosixPath", ".Sp*"},
+    {"PureWindowsPath", ".Sp*"},
+    {"Parameter", ".XN .A"},
+    {"Buffer", ".XN .A"},
+    {"Variable", ".XN .A .A"},
+    {"UninitializedParameter", ".A"},
+    {"UninitializedBuffer", ".A"},
+    {"Generator", ".gd"},
+    {"NestedTensor", "X X .A*"},
+    {"DTensor", "X O B"},
+    {"DeviceMesh", "Sd LTX"},
+    {"Shard", "I"},
     {"Replicate", ""},
-    {"ndarray", "LTIO ?A*"},
+    {"ndarray", "LTI .A*"},
     {"MEM_FORMAT_ENCODING", "m"},
-    {"_remote_device", "SO"},
+    {"_remote_device", "Sd"},
     {"_DimRange", "A A A"},
 };
 
@@ -85,17 +110,8 @@ static const struct {
     const char *name, *signature;
     size_t at;
 } tuples[] = {
-    {"_rebuild_qtensor", "G FIO IO/G O O I", 4},
-    {"_rebuild_sparse_tensor", "O O iO ?BN/O O O iO", 1},
-};
-
-/* The same of the items of a tuple that BUILD gives to what a function or class of the name has made. */
-static const struct {
-    const char *name, *signature;
-} states[] = {
-    {"_reconstruct", "I LT O BI LYO/LT O BI LYO"},
-    {"ndarray", "I LT O BI LYO/LT O BI LYO"},
-    {"dtype", "I SY NTL NTL ND I I ?I ?A"},
+    {"_rebuild_qtensor", "t FIB IB/t X X IB", 4},
+    {"_rebuild_sparse_tensor", "X X i .BN/X X X i", 1},
 };
 
 bool tsr_torch_is_device(const tsr_pickle *pickle, tsr_ref ref)
@@ -127,29 +143,29 @@ static bool is_ints(const tsr_pickle *pickle, tsr_ref ref)
     size_t count;
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     const tsr_ref *items = tsr_pickle_items(pickle, ref, &count);
-    for (size_t i = 0; i < count; i++) {
-        tsr_pickle_kind item = tsr_pickle_kind_of(pickle, items[i]);
-        if (item != TSR_PICKLE_INT && item != TSR_PICKLE_BOOL && item != TSR_PICKLE_OBJECT) return false;
-    }
+    if (kind == TSR_PICKLE_OBJECT) return strchr("TLRX", tsr_torch_type(pickle, ref)) != NULL;
+    for (size_t i = 0; i < count; i++)
+        if (!strchr("IJBX?", tsr_torch_type(pickle, items[i]))) return false;
     return kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_LIST;
 }
 
 static bool is_letter(const tsr_pickle *pickle, tsr_ref ref, char letter)
 {
-    static const char letters[] = {[TSR_PICKLE_NONE] = 'N',  [TSR_PICKLE_BOOL] = 'B',   [TSR_PICKLE_INT] = 'I',
-                                   [TSR_PICKLE_BIGINT] = 'J', [TSR_PICKLE_FLOAT] = 'F', [TSR_PICKLE_STR] = 'S',
-                                   [TSR_PICKLE_BYTES] = 'Y', [TSR_PICKLE_LIST] = 'L',   [TSR_PICKLE_TUPLE] = 'T',
-                                   [TSR_PICKLE_DICT] = 'D',  [TSR_PICKLE_SET] = 'E',    [TSR_PICKLE_GLOBAL] = 'G',
-                                   [TSR_PICKLE_OBJECT] = 'O', [TSR_PICKLE_PERSISTENT] = 'P', [TSR_PICKLE_FOLDED] = 'O'};
+    const char type = tsr_torch_type(pickle, ref);
+    if (type == TSR_TYPE_UNKNOWN) return letter != '!';
+    if (type == 'k') return strchr("AIJBFCSYnim", letter) != NULL; /* which of them is not known here */
+    if (type == 'u') return strchr("AGft", letter) != NULL; /* a class, a function, or a dtype of a newer PyTorch */
     switch (letter) {
     case 'A': return true;
+    case '!': return false;
+    case 'c': return tsr_type_is_iterable(type);
     case 'n': return is_number(tsr_pickle_text(pickle, ref));
     case 'i': return is_ints(pickle, ref);
-    case 'd': return tsr_torch_is_device(pickle, ref);
+    case 'g': return tsr_torch_is_device(pickle, ref);
     case 'm':
         return tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_INT && tsr_pickle_int(pickle, ref) >= 0 &&
                tsr_pickle_int(pickle, ref) <= 2;
-    default: return letters[tsr_pickle_kind_of(pickle, ref)] == letter;
+    default: return type == letter;
     }
 }
 
@@ -168,8 +184,8 @@ static bool match(const tsr_pickle *pickle, const tsr_ref *args, size_t count, c
     size_t given = 0;
     while (*word && *word != '/') {
         if (*word == ' ') word++;
-        optional |= *word == '?';
-        if (*word == '?') word++;
+        optional |= *word == '.';
+        if (*word == '.') word++;
         if (given == count) return optional;
         const char *end = match_word(pickle, args[given++], word, &matches);
         if (!matches) return false;
@@ -188,25 +204,42 @@ static bool match_any(const tsr_pickle *pickle, tsr_ref tuple, const char *signa
     return false;
 }
 
-/* (version, byte order, subarray, names, fields, …) of a dtype: names and fields come together. */
-static bool is_dtype_state(const tsr_pickle *pickle, tsr_ref state)
+/* The types that have a __dict__, or set what they are given as a state; O is what has none of the letters. */
+static bool has_attributes(char type, uint32_t id)
 {
-    tsr_ref names = tsr_pickle_item(pickle, state, 3), fields = tsr_pickle_item(pickle, state, 4);
-    bool order = tsr_pickle_text(pickle, tsr_pickle_item(pickle, state, 1)).size == 1;
-    return order && (names == TSR_REF_NONE) == (fields == TSR_REF_NONE);
+    return strchr("OXMabk?", type) || id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT;
 }
 
-bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref callee, tsr_ref state)
+/* A state that load_build sets attributes from: a dict, or a tuple of two, each a dict or None. */
+static bool is_plain_state(const tsr_pickle *pickle, tsr_ref state)
 {
-    tsr_str name = tsr_pickle_name_of(pickle, callee);
-    bool told = state != TSR_REF_NONE && tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_OBJECT;
-    if (!tsr_pickle_id(pickle, callee) || !told) return true;
-    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
-        if (!tsr_str_equal(name, tsr_str_from(states[i].name))) continue;
-        bool fits = tsr_pickle_kind_of(pickle, state) == TSR_PICKLE_TUPLE && match_any(pickle, state, states[i].signature);
-        return fits && (name.data[0] != 'd' || is_dtype_state(pickle, state));
-    }
-    return true;
+    char type = tsr_torch_type(pickle, state);
+    if (type != 'T' || tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_TUPLE) return type == 'D' || type == TSR_TYPE_UNKNOWN;
+    return tsr_pickle_count(pickle, state) == 2 && strchr("DN?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 0))) &&
+           strchr("DN?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 1)));
+}
+
+bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref object)
+{
+    const tsr_ref class_ = tsr_pickle_class(pickle, object), state = tsr_pickle_state(pickle, object);
+    const tsr_str name = tsr_pickle_name_of(pickle, class_);
+    const uint32_t id = tsr_pickle_id(pickle, class_);
+    const char type = tsr_torch_type(pickle, object);
+    if (!id || state == TSR_REF_NONE) return true;
+    if (!has_attributes(type, id) && !strchr("Vbs", type)) return false;
+    if (id == TSR_TORCH_ORDERED_DICT || (id == TSR_TORCH_PLAIN_DICT && tsr_str_equal(name, TSR_STR("Counter"))))
+        return is_plain_state(pickle, state);
+    if (id == TSR_TORCH_PLAIN_DICT || tsr_str_equal(name, TSR_STR("object"))) return false;
+    return tsr_torch_fits_state(pickle, name, state) && tsr_numpy_accepts_state(pickle, name, object);
+}
+
+/* A meta tensor has as many strides as sizes. */
+static bool has_strides(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
+{
+    tsr_ref size = tsr_pickle_item(pickle, args, 1), stride = tsr_pickle_item(pickle, args, 2);
+    bool own = tsr_pickle_kind_of(pickle, size) != TSR_PICKLE_OBJECT && tsr_pickle_kind_of(pickle, stride) != TSR_PICKLE_OBJECT;
+    if (!own || !tsr_str_equal(name, TSR_STR("_rebuild_meta_tensor_no_storage"))) return true;
+    return tsr_pickle_count(pickle, size) == tsr_pickle_count(pickle, stride);
 }
 
 static bool accepts_tuple(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
@@ -219,14 +252,25 @@ static bool accepts_tuple(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
     return true;
 }
 
+/* (the tuple, a dict) */
+static bool is_return(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
+{
+    tsr_ref items = tsr_pickle_item(pickle, args, 0);
+    bool own = tsr_pickle_kind_of(pickle, items) == TSR_PICKLE_TUPLE || tsr_pickle_kind_of(pickle, items) == TSR_PICKLE_LIST;
+    return match_any(pickle, args, "c .D") && (!own || tsr_pickle_count(pickle, items) == tsr_torch_return_size(name));
+}
+
 bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
 {
     tsr_str name = tsr_pickle_name_of(pickle, callee);
     size_t i = 0;
     const size_t rows = sizeof signatures / sizeof signatures[0];
     if (!tsr_pickle_id(pickle, callee)) return true;
+    if (tsr_pickle_id(pickle, callee) == TSR_TORCH_RETURN_TYPE) return is_return(pickle, name, args);
     if (tsr_pickle_id(pickle, callee) == TSR_TORCH_TENSOR && tsr_str_ends(name, TSR_STR("Tensor")))
-        return match_any(pickle, args, "?IPLTO*");
+        return match_any(pickle, args, ".IPLTXNBa*");
     while (i < rows && !(signatures[i].name[0] == name.data[0] && tsr_str_equal(name, tsr_str_from(signatures[i].name)))) i++;
-    return i == rows || (match_any(pickle, args, signatures[i].signature) && accepts_tuple(pickle, name, args));
+    if (i == rows) return true;
+    return match_any(pickle, args, signatures[i].signature) && accepts_tuple(pickle, name, args) &&
+           has_strides(pickle, name, args) && tsr_torch_fits(pickle, name, args) && tsr_numpy_fits(pickle, name, args);
 }

@@ -7,8 +7,8 @@
 
 /* False when `callee`, a GLOBAL, raises with the items of the TUPLE `args`; true when it takes them, or is not known here. */
 bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args);
-/* The same for the state that BUILD gives to what `callee` made; an absent one is accepted. */
-bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref callee, tsr_ref state);
+/* False when what `object` is made as raises for the state that BUILD gives to it. */
+bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref object);
 /* Whether the text of a STR names a device that PyTorch, or a plugin that is known here, places storages on. */
 bool tsr_torch_is_device(const tsr_pickle *pickle, tsr_ref ref);
 

@@ -2,6 +2,7 @@
  * _reconstructor calls the __init__ of its second argument, _rebuild_from_type_v2 calls its first, a defaultdict its factory,
  * and _codecs.encode any codec. All objects of the pickle are looked at, not only those that the root holds. */
 #include "formats/torch/torch_signature.h"
+#include "formats/torch/torch_type.h"
 #include "formats/torch/torch_verdict.h"
 
 #include "base/try.h"
@@ -44,12 +45,6 @@ static tsr_ref module_class(const tsr_pickle *pickle, tsr_ref ref)
 static bool is_legacy_class(const tsr_pickle *pickle, tsr_ref object)
 {
     return is_class(pickle, object) || module_class(pickle, object) != TSR_REF_NONE;
-}
-
-static bool is_function(uint32_t id)
-{
-    return id == TSR_TORCH_GETATTR || id == TSR_TORCH_ENCODE || id == TSR_TORCH_LAYOUT || id == TSR_TORCH_RECONSTRUCTOR ||
-           id == TSR_TORCH_FUNCTION || (id >= TSR_TORCH_REBUILD_TENSOR && id <= TSR_TORCH_REBUILD_FROM_TYPE);
 }
 
 static bool is_plain_type(const tsr_pickle *pickle, tsr_ref global)
@@ -118,7 +113,8 @@ static bool suits_dtype(const tsr_pickle *pickle, uint32_t id, tsr_ref args)
     }
     if (id != TSR_TORCH_REBUILD_TENSOR && !v3) return true;
     tsr_dtype dtype = dtype_of(pickle, id, args);
-    tsr_pickle_get(pickle, tsr_pickle_item(pickle, args, v3 ? 7 : 6), "conj", &found);
+    tsr_ref conj = tsr_pickle_get(pickle, tsr_pickle_item(pickle, args, v3 ? 7 : 6), "conj", &found);
+    if (found && tsr_torch_type(pickle, conj) != 'B') return false;
     bool complex = dtype == TSR_DTYPE_NONE || tsr_dtype_describe(dtype)->kind == TSR_CLASS_COMPLEX;
     return (!tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4)) || has_gradients(dtype)) && (!found || complex);
 }
@@ -134,6 +130,23 @@ static tsr_status judge_from_type(const judge *j, tsr_error *err)
     bool fits = tsr_torch_accepts(j->verdict.pickle, function, args) && suits_dtype(j->verdict.pickle, id, args);
     return fits ? TSR_OK
                 : tsr_verdict_unloadable(&j->verdict, j->position, "a tensor is rebuilt with arguments that do not fit", err);
+}
+
+/* Functions of numpy that make an object of the class, or call the function, that they are given. */
+static tsr_status judge_numpy(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    tsr_ref first = tsr_torch_arg(pickle, j->object, 0), second = tsr_torch_arg(pickle, j->object, 1);
+    tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, j->object));
+    bool generator = tsr_str_equal(name, TSR_STR("__generator_ctor")) || tsr_str_equal(name, TSR_STR("__randomstate_ctor"));
+    bool bits = tsr_str_equal(tsr_pickle_name_of(pickle, second), TSR_STR("__bit_generator_ctor")) && tsr_pickle_id(pickle, second);
+    if (generator && second != TSR_REF_NONE && !bits) return tsr_verdict_call_of(&j->verdict, j->position, second, err);
+    bool calls = tsr_str_equal(name, TSR_STR("__bit_generator_ctor")) || tsr_str_equal(name, TSR_STR("__pyx_unpickle_SeedSequence"));
+    bool global = tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_GLOBAL;
+    if (calls && global && !tsr_pickle_id(pickle, first)) return tsr_verdict_call_of(&j->verdict, j->position, first, err);
+    if (!tsr_str_ends(name, TSR_STR("reconstruct"))) return TSR_OK;
+    TSR_TRY(judge_built(j, first, err));
+    return tsr_str_equal(name, TSR_STR("_mareconstruct")) ? judge_built(j, second, err) : TSR_OK;
 }
 
 static tsr_status judge_factory(const judge *j, tsr_error *err)
@@ -181,83 +194,53 @@ static tsr_status judge_enum(const judge *j, tsr_error *err)
     return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
 }
 
-/* What a set cannot hold; the items of the argument are enough, since a list of lists is how it would be written. */
-static bool can_be_set(const tsr_pickle *pickle, tsr_ref object)
+/* Whether an object can get the items that are put into it: a list what is appended, a mapping what is set. */
+static bool can_hold(const tsr_pickle *pickle, tsr_ref object)
 {
-    size_t count;
-    const tsr_ref *items = tsr_pickle_items(pickle, tsr_torch_arg(pickle, object, 0), &count);
-    for (size_t i = 0; i < count; i++) {
-        tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, items[i]);
-        if (kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_DICT) return false;
-    }
-    return true;
+    char type = tsr_torch_type(pickle, object);
+    if (type == TSR_TYPE_UNKNOWN) return true;
+    bool bytearray = tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object)), TSR_STR("bytearray"));
+    return (!tsr_pickle_appended(pickle, object) || strchr("LUE", type) || bytearray) && (!tsr_pickle_dict_items(pickle, object) || type == 'D');
 }
 
-/* Whether a mapping can be made of its first argument. */
-static bool can_be_dict(const tsr_pickle *pickle, tsr_ref object)
-{
-    size_t count;
-    tsr_ref first = tsr_torch_arg(pickle, object, 0);
-    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, first);
-    bool counter = tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object)), TSR_STR("Counter"));
-    const tsr_ref *items = tsr_pickle_items(pickle, first, &count);
-    bool pairs = kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_TUPLE;
-    for (size_t i = 0; i < count && pairs && !counter; i++) {
-        tsr_pickle_kind pair = tsr_pickle_kind_of(pickle, items[i]);
-        bool one = (pair == TSR_PICKLE_TUPLE || pair == TSR_PICKLE_LIST) && tsr_pickle_count(pickle, items[i]) == 2;
-        tsr_pickle_kind key = tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, items[i], 0));
-        if (pair != TSR_PICKLE_OBJECT && (!one || key == TSR_PICKLE_LIST || key == TSR_PICKLE_DICT)) return false;
-    }
-    return true;
-}
-
-/* Whether an object of the id can get the state and the items that it is given. */
+/* A tensor gets its state from _rebuild_tensor_v2's caller, as a tuple. */
 static bool can_change(const tsr_pickle *pickle, uint32_t id, tsr_ref object)
 {
-    tsr_ref state = tsr_pickle_state(pickle, object);
-    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, state);
-    bool fits = kind == TSR_PICKLE_NONE || kind == TSR_PICKLE_DICT || kind == TSR_PICKLE_OBJECT ||
-                (kind == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, state) == 2);
-    bool appended = tsr_pickle_appended(pickle, object), set = tsr_pickle_dict_items(pickle, object);
-    switch (id) {
-    case TSR_TORCH_ORDERED_DICT:
-    case TSR_TORCH_PLAIN_DICT:
-    case TSR_TORCH_DEFAULT_DICT: return fits && !appended;
-    case TSR_TORCH_REBUILD_TENSOR:
-    case TSR_TORCH_REBUILD_TENSOR_V3: return (kind == TSR_PICKLE_NONE || kind == TSR_PICKLE_TUPLE) && !appended;
-    case TSR_TORCH_SIZE:
-    case TSR_TORCH_DEVICE:
-    case TSR_TORCH_LAYOUT:
-    case TSR_TORCH_ENCODE:
-    case TSR_TORCH_COMPLEX: return kind == TSR_PICKLE_NONE && !appended && !set;
-    default: return true;
-    }
+    tsr_pickle_kind state = tsr_pickle_kind_of(pickle, tsr_pickle_state(pickle, object));
+    bool rebuilt = id == TSR_TORCH_REBUILD_TENSOR || id == TSR_TORCH_REBUILD_TENSOR_V3;
+    if (rebuilt && state != TSR_PICKLE_NONE && state != TSR_PICKLE_TUPLE) return false;
+    return can_hold(pickle, object) && tsr_torch_accepts_state(pickle, object);
 }
 
 /* Why a call of the id fails; NULL when it does not. */
 static const char *why_not_called(const tsr_pickle *pickle, uint32_t id, tsr_ref object)
 {
     tsr_ref args = tsr_pickle_args(pickle, object);
-    bool dict = id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT;
     if (!tsr_torch_accepts(pickle, tsr_pickle_class(pickle, object), args))
-        return "a function or class is called with arguments that it does not take";
-    if (!suits_dtype(pickle, id, args)) return "a tensor of its dtype cannot require a gradient, or be conjugated";
-    if ((dict && !can_be_dict(pickle, object)) || (id == TSR_TORCH_SET && !can_be_set(pickle, object)))
-        return "a dict or a set is made of items that it cannot hold";
+        return "is called with arguments that it does not take";
+    if (!suits_dtype(pickle, id, args)) return "makes a tensor of a dtype that cannot require a gradient, or be conjugated";
     return NULL;
+}
+
+/* Whether __new__ looks at the arguments already; that of containers ignores them. */
+static bool makes_when_built(const tsr_pickle *pickle, tsr_ref object)
+{
+    tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object));
+    if (strchr("IFCSBHRqQhwzdpvV", tsr_torch_type(pickle, object))) return true;
+    return tsr_str_equal(name, TSR_STR("tuple")) || tsr_str_equal(name, TSR_STR("frozenset")) ||
+           tsr_str_equal(name, TSR_STR("bytes")) || tsr_str_equal(name, TSR_STR("Size")) || tsr_str_equal(name, TSR_STR("ndarray"));
 }
 
 static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
 {
     const tsr_pickle *pickle = j->verdict.pickle;
-    tsr_ref class_ = tsr_pickle_class(pickle, j->object), state = tsr_pickle_state(pickle, j->object);
     bool called = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_CALLED;
-    const char *reason = called ? why_not_called(pickle, id, j->object) : NULL;
-    if (id == TSR_TORCH_QSCHEME || (!called && is_function(id)))
-        reason = "what is called, or has instances here, is neither a function nor a class";
-    else if (!reason && (!can_change(pickle, id, j->object) || !tsr_torch_accepts_state(pickle, class_, state)))
-        reason = "an object is given a state or items that it does not take";
-    return reason ? tsr_verdict_unloadable(&j->verdict, j->position, reason, err) : TSR_OK;
+    const char *reason = called || makes_when_built(pickle, j->object) ? why_not_called(pickle, id, j->object) : NULL;
+    if (id == TSR_TORCH_QSCHEME || (!called && tsr_torch_is_function(id)))
+        reason = "is called, or has instances here, and is neither a function nor a class";
+    else if (!reason && !can_change(pickle, id, j->object))
+        reason = "makes an object that is given a state or items that it does not take";
+    return reason ? tsr_verdict_unloadable_of(&j->verdict, j->position, tsr_pickle_class(pickle, j->object), reason, err) : TSR_OK;
 }
 
 /* Modules are made by NEWOBJ, and none of their classes is on the list. */
@@ -278,6 +261,7 @@ static tsr_status judge_object(const judge *j, tsr_error *err)
     switch (id) {
     case TSR_TORCH_GETATTR: return judge_getattr(j, err);
     case TSR_TORCH_RECONSTRUCTOR: return judge_reconstructor(j, err);
+    case TSR_TORCH_FUNCTION: return judge_numpy(j, err);
     case TSR_TORCH_REBUILD_FROM_TYPE: return judge_from_type(j, err);
     case TSR_TORCH_DEFAULT_DICT: return judge_factory(j, err);
     case TSR_TORCH_ENCODE: return judge_encode(j, err);

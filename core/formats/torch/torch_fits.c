@@ -1,0 +1,462 @@
+/* Values that the constructors of Python's types accept. Source: CPython 3.11, Modules/_datetimemodule.c, Lib/fractions.py,
+ * Lib/uuid.py, Modules/_decimal, Objects. */
+#include "formats/torch/torch_fits.h"
+
+#include "formats/torch/torch_type.h"
+
+enum { KEY_DEPTH = 8 };
+
+/* ---- text that is a number ---- */
+
+static bool is_space(char c)
+{
+    return c == ' ' || (c >= '\t' && c <= '\r') || (c >= 0x1c && c <= 0x1f);
+}
+
+static tsr_str trim(tsr_str text)
+{
+    while (text.size && is_space(text.data[0])) text = (tsr_str){text.data + 1, text.size - 1};
+    while (text.size && is_space(text.data[text.size - 1])) text.size--;
+    return text;
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static bool is_ascii(tsr_str text)
+{
+    for (size_t i = 0; i < text.size; i++)
+        if (text.data[i] & 0x80) return false;
+    return true;
+}
+
+static tsr_str without_sign(tsr_str text)
+{
+    bool sign = text.size && (text.data[0] == '+' || text.data[0] == '-');
+    return sign ? (tsr_str){text.data + 1, text.size - 1} : text;
+}
+
+/* Digits with single underscores between them; `*at` behind them. */
+static bool skip_digits(tsr_str text, size_t *at)
+{
+    size_t from = *at;
+    while (*at < text.size && (is_digit(text.data[*at]) || (text.data[*at] == '_' && *at > from && *at + 1 < text.size &&
+                                                            is_digit(text.data[*at - 1]) && is_digit(text.data[*at + 1]))))
+        ++*at;
+    return *at > from;
+}
+
+static bool is_int_text(tsr_str text)
+{
+    size_t at = 0;
+    if (!is_ascii(text)) return true; /* digits of other scripts */
+    text = without_sign(trim(text));
+    return skip_digits(text, &at) && at == text.size;
+}
+
+static bool is_word(tsr_str text, const char *lower)
+{
+    size_t i = 0;
+    while (i < text.size && lower[i] && (text.data[i] | 0x20) == lower[i]) i++;
+    return i == text.size && !lower[i];
+}
+
+static bool is_float_text(tsr_str text)
+{
+    size_t at = 0;
+    if (!is_ascii(text)) return true;
+    text = without_sign(trim(text));
+    if (is_word(text, "inf") || is_word(text, "infinity") || is_word(text, "nan")) return true;
+    bool digits = skip_digits(text, &at);
+    if (at < text.size && text.data[at] == '.') {
+        at++;
+        digits |= skip_digits(text, &at);
+    }
+    if (!digits) return false;
+    if (at == text.size || (text.data[at] | 0x20) != 'e') return at == text.size;
+    at++;
+    if (at < text.size && (text.data[at] == '+' || text.data[at] == '-')) at++;
+    return skip_digits(text, &at) && at == text.size;
+}
+
+/* What decimal.Decimal takes beside what float takes: NaN with digits behind it, sNaN. */
+static bool is_decimal_text(tsr_str text)
+{
+    tsr_str bare = without_sign(trim(text));
+    if (bare.size && (bare.data[0] | 0x20) == 's') bare = (tsr_str){bare.data + 1, bare.size - 1};
+    bool nan = bare.size >= 3 && is_word((tsr_str){bare.data, 3}, "nan");
+    for (size_t i = 3; nan && i < bare.size; i++) nan = is_digit(bare.data[i]);
+    return nan || is_float_text(text);
+}
+
+/* ---- numbers ---- */
+
+static bool is_at_least(const tsr_pickle *pickle, tsr_ref ref, double least)
+{
+    double value;
+    return !tsr_torch_number(pickle, ref, &value) || value >= least;
+}
+
+static bool is_finite_number(const tsr_pickle *pickle, tsr_ref ref)
+{
+    double value;
+    return tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_FLOAT || !tsr_torch_number(pickle, ref, &value) || value - value == 0;
+}
+
+static bool fits_int(const tsr_pickle *pickle, tsr_ref args)
+{
+    tsr_ref first = tsr_pickle_item(pickle, args, 0), base = tsr_pickle_item(pickle, args, 1);
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, first);
+    bool text = kind == TSR_PICKLE_STR || kind == TSR_PICKLE_BYTES;
+    if (tsr_pickle_count(pickle, args) < 2)
+        return text ? is_int_text(tsr_pickle_text(pickle, first)) : is_finite_number(pickle, first);
+    int64_t value = tsr_pickle_int(pickle, base);
+    if (!text || (value != 0 && (value < 2 || value > 36))) return kind == TSR_PICKLE_OBJECT;
+    return value != 10 || is_int_text(tsr_pickle_text(pickle, first));
+}
+
+static bool fits_float(const tsr_pickle *pickle, tsr_ref args)
+{
+    tsr_ref first = tsr_pickle_item(pickle, args, 0);
+    double value;
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, first);
+    if (kind == TSR_PICKLE_BIGINT) return tsr_torch_number(pickle, first, &value) && value - value == 0;
+    return (kind != TSR_PICKLE_STR && kind != TSR_PICKLE_BYTES) || is_float_text(tsr_pickle_text(pickle, first));
+}
+
+static bool fits_decimal(const tsr_pickle *pickle, tsr_ref args)
+{
+    tsr_ref first = tsr_pickle_item(pickle, args, 0);
+    return tsr_pickle_kind_of(pickle, first) != TSR_PICKLE_STR || is_decimal_text(tsr_pickle_text(pickle, first));
+}
+
+/* "numerator/denominator" or a decimal number. */
+static bool is_fraction_text(tsr_str text)
+{
+    const char *slash = text.size ? memchr(text.data, '/', text.size) : NULL;
+    if (!slash) return is_float_text(text) && !is_word(without_sign(trim(text)), "nan") && !is_word(without_sign(trim(text)), "inf");
+    tsr_str below = trim((tsr_str){slash + 1, text.size - (size_t)(slash + 1 - text.data)});
+    bool zero = true;
+    for (size_t i = 0; i < below.size; i++) zero &= below.data[i] == '0';
+    return is_int_text((tsr_str){text.data, (size_t)(slash - text.data)}) && below.size && is_digit(below.data[0]) &&
+           is_int_text(below) && !zero;
+}
+
+static bool fits_fraction(const tsr_pickle *pickle, tsr_ref args)
+{
+    tsr_ref above = tsr_pickle_item(pickle, args, 0), below = tsr_pickle_item(pickle, args, 1);
+    double value;
+    if (below == TSR_REF_NONE) {
+        bool text = tsr_pickle_kind_of(pickle, above) == TSR_PICKLE_STR;
+        return text ? is_fraction_text(tsr_pickle_text(pickle, above)) : is_finite_number(pickle, above);
+    }
+    return !tsr_torch_number(pickle, below, &value) || value != 0;
+}
+
+static bool fits_range(const tsr_pickle *pickle, tsr_ref args)
+{
+    double step;
+    return tsr_pickle_count(pickle, args) < 3 || !tsr_torch_number(pickle, tsr_pickle_item(pickle, args, 2), &step) || step != 0;
+}
+
+/* ---- containers ---- */
+
+/* The items that a node holds itself, but for those of an OBJECT. */
+static const tsr_ref *items_of(const tsr_pickle *pickle, tsr_ref ref, size_t *count)
+{
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
+    *count = 0;
+    return kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_SET ? tsr_pickle_items(pickle, ref, count) : NULL;
+}
+
+static bool fits_hashables(const tsr_pickle *pickle, tsr_ref args)
+{
+    size_t count;
+    const tsr_ref *items = items_of(pickle, tsr_pickle_item(pickle, args, 0), &count);
+    for (size_t i = 0; i < count; i++)
+        if (!tsr_torch_is_hashable(pickle, items[i], KEY_DEPTH)) return false;
+    return true;
+}
+
+static size_t characters(tsr_str text)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < text.size; i++) count += (text.data[i] & 0xc0) != 0x80;
+    return count;
+}
+
+/* Two items, of which the first can be a key. */
+static bool is_pair(const tsr_pickle *pickle, tsr_ref ref)
+{
+    switch (tsr_pickle_kind_of(pickle, ref)) {
+    case TSR_PICKLE_STR: return characters(tsr_pickle_text(pickle, ref)) == 2;
+    case TSR_PICKLE_BYTES: return tsr_pickle_text(pickle, ref).size == 2;
+    case TSR_PICKLE_DICT: return tsr_pickle_count(pickle, ref) == 2;
+    case TSR_PICKLE_TUPLE:
+    case TSR_PICKLE_LIST:
+    case TSR_PICKLE_SET:
+        return tsr_pickle_count(pickle, ref) == 2 && tsr_torch_is_hashable(pickle, tsr_pickle_item(pickle, ref, 0), KEY_DEPTH);
+    case TSR_PICKLE_OBJECT: return tsr_type_is_iterable(tsr_torch_type(pickle, ref));
+    default: return false;
+    }
+}
+
+static bool are_pairs(const tsr_pickle *pickle, tsr_ref ref)
+{
+    size_t count;
+    const tsr_ref *items = items_of(pickle, ref, &count);
+    for (size_t i = 0; i < count; i++)
+        if (!is_pair(pickle, items[i])) return false;
+    return tsr_pickle_text(pickle, ref).size == 0; /* what a str or bytes gives are no pairs */
+}
+
+static bool fits_dict(const tsr_pickle *pickle, tsr_ref args)
+{
+    return are_pairs(pickle, tsr_pickle_item(pickle, args, 0));
+}
+
+static bool fits_default_dict(const tsr_pickle *pickle, tsr_ref args)
+{
+    return are_pairs(pickle, tsr_pickle_item(pickle, args, 1));
+}
+
+static bool fits_deque(const tsr_pickle *pickle, tsr_ref args)
+{
+    return is_at_least(pickle, tsr_pickle_item(pickle, args, 1), 0);
+}
+
+/* ---- bytes ---- */
+
+static bool is_codec(tsr_str name)
+{
+    static const char *const codecs[] = {"latin1", "latin-1", "latin_1", "iso-8859-1", "utf-8", "utf8", "utf_8", "ascii"};
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++)
+        if (tsr_str_equal(name, tsr_str_from(codecs[i]))) return true;
+    return false;
+}
+
+/* Whether a codec that writes one byte per character has one for each. */
+static bool is_encodable(tsr_str text, tsr_str codec)
+{
+    bool latin = codec.size && (codec.data[0] == 'l' || codec.data[0] == 'i'), ascii = codec.size && codec.data[0] == 'a';
+    for (size_t i = 0; i < text.size; i++) {
+        unsigned char c = (unsigned char)text.data[i];
+        if ((latin && c > 0xc3) || (ascii && c > 0x7f)) return false;
+    }
+    return true;
+}
+
+static bool is_byte(const tsr_pickle *pickle, tsr_ref ref)
+{
+    double value;
+    if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_OBJECT) return strchr("IB?Xa", tsr_torch_type(pickle, ref)) != NULL;
+    return tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_FLOAT && tsr_torch_number(pickle, ref, &value) && value >= 0 && value < 256;
+}
+
+/* bytes and bytearray: a size, text with a codec, or numbers. */
+static bool fits_bytes(const tsr_pickle *pickle, tsr_ref args)
+{
+    tsr_ref first = tsr_pickle_item(pickle, args, 0);
+    tsr_str codec = tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 1));
+    size_t count;
+    if (tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_STR)
+        return is_codec(codec) && is_encodable(tsr_pickle_text(pickle, first), codec);
+    const tsr_ref *items = items_of(pickle, first, &count);
+    for (size_t i = 0; i < count; i++)
+        if (!is_byte(pickle, items[i])) return false;
+    return is_at_least(pickle, first, 0);
+}
+
+static bool fits_encode(const tsr_pickle *pickle, tsr_ref args)
+{
+    return is_encodable(tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 0)), tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 1)));
+}
+
+/* ---- datetime ---- */
+
+static bool are_within(const tsr_pickle *pickle, tsr_ref args, const int64_t (*bounds)[2], size_t count)
+{
+    for (size_t i = 0; i < count && i < tsr_pickle_count(pickle, args); i++) {
+        double value;
+        tsr_ref arg = tsr_pickle_item(pickle, args, i);
+        if (tsr_torch_number(pickle, arg, &value) && (value < (double)bounds[i][0] || value > (double)bounds[i][1])) return false;
+    }
+    return true;
+}
+
+static const int64_t day_bounds[][2] = {{1, 9999}, {1, 12}, {1, 31}, {0, 23}, {0, 59}, {0, 59}, {0, 999999}};
+
+/* Year, month and day, then `more` of the parts of a day. */
+static bool is_day(const tsr_pickle *pickle, tsr_ref args, size_t more)
+{
+    static const int days[] = {0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    if (!are_within(pickle, args, day_bounds, 3 + more)) return false;
+    int64_t year = tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 0)), month = tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 1));
+    bool leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    bool known = month >= 1 && month <= 12; /* otherwise it is an object */
+    return !known || tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 2)) <= days[month] + (leap && month == 2);
+}
+
+/* The bytes, or the text of as many code points up to 255, that a date or time is packed in: byte `at` of `size`, or -1. Up to
+ * protocol 2, bytes are such text, given to _codecs.encode. */
+static int packed_byte(const tsr_pickle *pickle, tsr_ref ref, size_t size, size_t at)
+{
+    if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ENCODE) ref = tsr_pickle_item(pickle, tsr_pickle_args(pickle, ref), 0);
+    tsr_str text = tsr_pickle_text(pickle, ref);
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
+    if (kind == TSR_PICKLE_BYTES) return text.size == size ? (unsigned char)text.data[at] : -1;
+    if (kind != TSR_PICKLE_STR || characters(text) != size || !is_encodable(text, TSR_STR("latin1"))) return -1;
+    for (size_t i = 0; i < text.size; i++) {
+        if ((text.data[i] & 0xc0) == 0x80) continue;
+        unsigned char c = (unsigned char)text.data[i];
+        if (at-- == 0) return c < 0x80 ? c : (c << 6 & 0xc0) | ((unsigned char)text.data[i + 1] & 0x3f);
+    }
+    return -1;
+}
+
+/* Whether the first argument is what the class packs itself in; TSR_PICKLE_OBJECT may be that too. */
+static bool is_packed(const tsr_pickle *pickle, tsr_ref args)
+{
+    return tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, args, 0)) != TSR_PICKLE_INT;
+}
+
+static bool is_object_arg(const tsr_pickle *pickle, tsr_ref args)
+{
+    tsr_ref first = tsr_pickle_item(pickle, args, 0);
+    return tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_OBJECT && tsr_pickle_class_id(pickle, first) != TSR_TORCH_ENCODE;
+}
+
+static bool fits_date(const tsr_pickle *pickle, tsr_ref args)
+{
+    if (tsr_pickle_count(pickle, args) == 3) return is_day(pickle, args, 0);
+    int month = packed_byte(pickle, tsr_pickle_item(pickle, args, 0), 4, 2);
+    return is_object_arg(pickle, args) || (month >= 1 && month <= 12);
+}
+
+static bool fits_datetime(const tsr_pickle *pickle, tsr_ref args)
+{
+    if (tsr_pickle_count(pickle, args) >= 3) return is_day(pickle, args, 4);
+    int month = packed_byte(pickle, tsr_pickle_item(pickle, args, 0), 10, 2) & ~0x80;
+    return is_object_arg(pickle, args) || (month >= 1 && month <= 12);
+}
+
+static bool fits_time(const tsr_pickle *pickle, tsr_ref args)
+{
+    bool none = tsr_pickle_count(pickle, args) == 0;
+    bool numbers = none || tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, args, 0)) == TSR_PICKLE_BOOL || !is_packed(pickle, args);
+    if (numbers) return are_within(pickle, args, day_bounds + 3, 4);
+    int hour = packed_byte(pickle, tsr_pickle_item(pickle, args, 0), 6, 0);
+    return is_object_arg(pickle, args) || (hour >= 0 && (hour & 0x7f) < 24);
+}
+
+/* The seconds that the arguments of timedelta make; false when one is not a finite number. */
+static bool seconds_of(const tsr_pickle *pickle, tsr_ref args, double *out)
+{
+    static const double units[] = {86400, 1, 1e-6, 1e-3, 60, 3600, 604800};
+    *out = 0;
+    for (size_t i = 0; i < tsr_pickle_count(pickle, args) && i < 7; i++) {
+        double value;
+        tsr_ref arg = tsr_pickle_item(pickle, args, i);
+        if (tsr_torch_number(pickle, arg, &value)) *out += value * units[i];
+    }
+    return *out - *out == 0;
+}
+
+static bool fits_timedelta(const tsr_pickle *pickle, tsr_ref args)
+{
+    double seconds;
+    return seconds_of(pickle, args, &seconds) && seconds >= -999999999.0 * 86400 && seconds < 1000000000.0 * 86400;
+}
+
+/* An offset of less than a day, and a name. */
+static bool fits_timezone(const tsr_pickle *pickle, tsr_ref args)
+{
+    double seconds;
+    tsr_ref offset = tsr_pickle_item(pickle, args, 0);
+    if (tsr_torch_type(pickle, offset) != 'w') return true;
+    return !seconds_of(pickle, tsr_pickle_args(pickle, offset), &seconds) || (seconds > -86400 && seconds < 86400);
+}
+
+/* ---- others ---- */
+
+/* 32 hexadecimal digits, with what uuid.UUID takes out of them. */
+static bool fits_uuid(const tsr_pickle *pickle, tsr_ref args)
+{
+    tsr_str text = tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 0));
+    size_t digits = 0;
+    if (tsr_str_starts(text, TSR_STR("urn:uuid:"))) text = (tsr_str){text.data + 9, text.size - 9};
+    for (size_t i = 0; i < text.size; i++) {
+        char c = text.data[i], lower = (char)(c | 0x20);
+        if (!is_digit(c) && (lower < 'a' || lower > 'f') && !(c && strchr("{}-", c))) return false;
+        digits += !strchr("{}-", c);
+    }
+    return digits == 32;
+}
+
+static bool is_uuid_state(const tsr_pickle *pickle, tsr_ref state)
+{
+    bool found, told;
+    tsr_pickle_get(pickle, state, "int", &found);
+    tsr_ref safe = tsr_pickle_get(pickle, state, "is_safe", &told);
+    int64_t value = tsr_pickle_int(pickle, safe);
+    bool known = safe == TSR_REF_NONE || (strchr("IB", tsr_torch_type(pickle, safe)) && (value == 0 || value == -1));
+    return found && (!told || known || tsr_torch_type(pickle, safe) == TSR_TYPE_UNKNOWN);
+}
+
+/* (seed, offset or None, tensor) */
+static bool is_generator_state(const tsr_pickle *pickle, tsr_ref state)
+{
+    return tsr_pickle_count(pickle, state) == 3 && strchr("IBJ?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 0))) &&
+           strchr("IBNJ?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 1))) &&
+           strchr("X?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 2)));
+}
+
+bool tsr_torch_fits_state(const tsr_pickle *pickle, tsr_str name, tsr_ref state)
+{
+    if (tsr_torch_type(pickle, state) == TSR_TYPE_UNKNOWN) return true;
+    if (tsr_str_equal(name, TSR_STR("UUID"))) return is_uuid_state(pickle, state);
+    return !tsr_str_equal(name, TSR_STR("Generator")) || is_generator_state(pickle, state);
+}
+
+/* Those of a tuple that has the names of torch.return_types; then a dict, with what it has beside its items. */
+size_t tsr_torch_return_size(tsr_str name)
+{
+    static const struct {
+        size_t size;
+        const char *names; /* with spaces around them; each but a few is there with `_out` too */
+    } rows[] = {
+        {2, " _attr _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper _linalg_eigh "
+            "_scaled_dot_product_flash_attention_for_cpu _unpack_dual aminmax cummax cummin frexp geqrf histogram histogramdd "
+            "kthvalue linalg_cholesky_ex linalg_eig linalg_eigh linalg_inv_ex linalg_ldl_factor linalg_lu_factor linalg_qr "
+            "linalg_slogdet linalg_solve_ex max median min mode nanmedian qr slogdet sort topk triangular_solve "},
+        {3, " _linalg_det _linalg_svd _lu_with_info linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex linalg_svd lu_unpack svd "},
+        {4, " _linalg_slogdet _linalg_solve_ex _scaled_dot_product_efficient_attention linalg_lstsq "},
+        {9, " _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention "},
+    };
+    if (tsr_str_ends(name, TSR_STR("_out"))) name.size -= 4;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        for (const char *at = rows[i].names + 1; *at; at += strcspn(at, " ") + 1)
+            if (tsr_str_equal(name, (tsr_str){at, strcspn(at, " ")})) return rows[i].size;
+    }
+    return 0;
+}
+
+bool tsr_torch_fits(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
+{
+    static const struct {
+        const char *name;
+        bool (*fits)(const tsr_pickle *pickle, tsr_ref args);
+    } rows[] = {
+        {"int", fits_int},           {"float", fits_float},      {"Decimal", fits_decimal},         {"Fraction", fits_fraction},
+        {"range", fits_range},       {"set", fits_hashables},    {"frozenset", fits_hashables},     {"Counter", fits_hashables},
+        {"OrderedDict", fits_dict},  {"dict", fits_dict},        {"defaultdict", fits_default_dict}, {"deque", fits_deque},
+        {"bytes", fits_bytes},       {"bytearray", fits_bytes},  {"encode", fits_encode},           {"date", fits_date},
+        {"datetime", fits_datetime}, {"time", fits_time},        {"timedelta", fits_timedelta},     {"timezone", fits_timezone},
+        {"UUID", fits_uuid},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (tsr_str_equal(name, tsr_str_from(rows[i].name))) return rows[i].fits(pickle, args);
+    return true;
+}

@@ -1,0 +1,154 @@
+/* Source: numpy 2.4, numpy/_core/src/multiarray/descriptor.c (_convert_from_str), numpy/_core/_type_aliases.py, and
+ * numpy/_core/_internal.py (_commastring). */
+#include "formats/torch/torch_numpy_dtype.h"
+
+#include "formats/torch/torch_numpy.h"
+
+typedef struct named {
+    const char *name, *type;
+} named;
+
+/* One letter alone, then names; with what each is on the 64-bit systems that checkpoints come from. */
+static const named aliases[] = {
+    {"?", "b1"},   {"b", "i1"},   {"B", "u1"},  {"h", "i2"},  {"H", "u2"},  {"i", "i4"},  {"I", "u4"},  {"l", "i8"},  {"L", "u8"},
+    {"q", "i8"},   {"Q", "u8"},   {"n", "i8"},  {"N", "u8"},  {"p", "i8"},  {"P", "u8"},  {"e", "f2"},  {"f", "f4"},  {"d", "f8"},
+    {"g", "f16"},  {"F", "c8"},   {"D", "c16"}, {"G", "c32"}, {"O", "O8"},  {"S", "S0"},  {"a", "S0"},  {"U", "U0"},  {"V", "V0"},
+    {"M", "M8"},   {"m", "m8"},   {"c", "S1"},  {"T", "T"},   {"bool", "b1"}, {"bool_", "b1"}, {"byte", "i1"}, {"ubyte", "u1"},
+    {"short", "i2"}, {"ushort", "u2"}, {"intc", "i4"}, {"uintc", "u4"}, {"int", "i8"}, {"int_", "i8"}, {"uint", "u8"},
+    {"long", "i8"}, {"ulong", "u8"}, {"intp", "i8"}, {"uintp", "u8"}, {"longlong", "i8"}, {"ulonglong", "u8"}, {"half", "f2"},
+    {"single", "f4"}, {"double", "f8"}, {"float", "f8"}, {"longdouble", "f16"}, {"csingle", "c8"}, {"cdouble", "c16"},
+    {"complex", "c16"}, {"clongdouble", "c32"}, {"object", "O8"}, {"object_", "O8"}, {"bytes", "S0"}, {"bytes_", "S0"},
+    {"str", "U0"}, {"str_", "U0"}, {"unicode", "U0"}, {"void", "V0"}, {"datetime64", "M8"}, {"timedelta64", "m8"},
+    {"int8", "i1"}, {"int16", "i2"}, {"int32", "i4"}, {"int64", "i8"}, {"uint8", "u1"}, {"uint16", "u2"}, {"uint32", "u4"},
+    {"uint64", "u8"}, {"float16", "f2"}, {"float32", "f4"}, {"float64", "f8"}, {"float128", "f16"}, {"complex64", "c8"},
+    {"complex128", "c16"}, {"complex256", "c32"},
+};
+
+static tsr_str after(tsr_str text, size_t count)
+{
+    return (tsr_str){text.data + count, text.size - count};
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* The number that the text is, of up to nine digits; -1 for any other text. */
+static int64_t number(tsr_str text)
+{
+    int64_t value = 0;
+    for (size_t i = 0; i < text.size; i++) {
+        if (!is_digit(text.data[i]) || i == 9) return -1;
+        value = value * 10 + (text.data[i] - '0');
+    }
+    return text.size ? value : -1;
+}
+
+/* A letter and the size of an element: "f8", "S3". */
+static tsr_numpy_dtype sized(tsr_str text)
+{
+    static const struct {
+        char letter;
+        int64_t sizes; /* powers of two, added */
+    } kinds[] = {{'b', 1}, {'i', 15}, {'u', 15}, {'f', 30}, {'c', 56}, {'O', 12}, {'M', 8}, {'m', 8}};
+    char letter = text.data[0];
+    int64_t size = number(after(text, 1));
+    if (size < 0) return (tsr_numpy_dtype){0};
+    if (letter == 'S' || letter == 'V' || letter == 'a') return (tsr_numpy_dtype){letter == 'a' ? 'S' : letter, (uint64_t)size};
+    if (letter == 'U') return (tsr_numpy_dtype){'U', 4 * (uint64_t)size};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        bool power = size && (size & (size - 1)) == 0;
+        if (kinds[i].letter == letter && power && (kinds[i].sizes & size))
+            return (tsr_numpy_dtype){letter, letter == 'O' ? 8 : (uint64_t)size};
+    }
+    return (tsr_numpy_dtype){0};
+}
+
+static tsr_numpy_dtype alias(tsr_str text)
+{
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++) {
+        if (!tsr_str_equal(text, tsr_str_from(aliases[i].name))) continue;
+        tsr_str type = tsr_str_from(aliases[i].type);
+        return type.size == 1 ? (tsr_numpy_dtype){'T', 16} : sized(type);
+    }
+    return (tsr_numpy_dtype){0};
+}
+
+bool tsr_numpy_is_unit(tsr_str text)
+{
+    static const char *const units[] = {"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as", "generic", "\xce\xbcs"};
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
+        if (tsr_str_equal(text, tsr_str_from(units[i]))) return true;
+    return false;
+}
+
+/* "[ns]", "[25s]", "[s/3]" */
+static bool is_unit_in_brackets(tsr_str text)
+{
+    if (text.size < 3 || text.data[0] != '[' || text.data[text.size - 1] != ']') return false;
+    text = (tsr_str){text.data + 1, text.size - 2};
+    while (text.size && is_digit(text.data[0])) text = after(text, 1);
+    const char *slash = memchr(text.data, '/', text.size);
+    size_t unit = slash ? (size_t)(slash - text.data) : text.size;
+    return tsr_numpy_is_unit((tsr_str){text.data, unit}) && (!slash || number(after(text, unit + 1)) > 0);
+}
+
+static tsr_numpy_dtype simple(tsr_str text)
+{
+    bool ordered = text.size && strchr("<>=|", text.data[0]) && text.data[0];
+    tsr_str bare = ordered ? after(text, 1) : text;
+    if (!bare.size) return (tsr_numpy_dtype){0};
+    const char *bracket = memchr(bare.data, '[', bare.size);
+    if (bracket) {
+        tsr_str before = {bare.data, (size_t)(bracket - bare.data)};
+        tsr_numpy_dtype time = before.size > 2 && ordered ? (tsr_numpy_dtype){0} : simple(before);
+        bool known = (time.letter == 'M' || time.letter == 'm') && before.size > 1;
+        return known && is_unit_in_brackets(after(bare, before.size)) ? time : (tsr_numpy_dtype){0};
+    }
+    tsr_numpy_dtype found = bare.size > 1 ? sized(bare) : (tsr_numpy_dtype){0};
+    if (!found.letter && (!ordered || bare.size == 1)) found = alias(bare);
+    return found;
+}
+
+/* How many characters of text say that an item repeats: "3", "(2,3)". */
+static size_t repeats(tsr_str text)
+{
+    size_t size = 0;
+    if (text.size && text.data[0] == '(') {
+        while (size < text.size && text.data[size] != ')') size++;
+        return size < text.size ? size + 1 : 0;
+    }
+    while (size < text.size && is_digit(text.data[size])) size++;
+    return size;
+}
+
+/* Types with commas between them, each of which may repeat. */
+static tsr_numpy_dtype several(tsr_str text)
+{
+    while (text.size) {
+        size_t size = 0, depth = 0;
+        text = after(text, repeats(text));
+        while (size < text.size && (depth || text.data[size] != ',')) {
+            depth += text.data[size] == '[';
+            depth -= depth && text.data[size] == ']';
+            size++;
+        }
+        if (!simple((tsr_str){text.data, size}).letter) return (tsr_numpy_dtype){0};
+        text = after(text, size + (size < text.size));
+        while (text.size && text.data[0] == ' ') text = after(text, 1);
+    }
+    return (tsr_numpy_dtype){'V', 0};
+}
+
+tsr_numpy_dtype tsr_numpy_dtype_from(tsr_str text)
+{
+    tsr_numpy_dtype found = simple(text);
+    bool list = text.size && (memchr(text.data, ',', text.size) || repeats(text));
+    return found.letter || !list ? found : several(text);
+}
+
+bool tsr_numpy_is_dtype(tsr_str text)
+{
+    return tsr_numpy_dtype_from(text).letter != 0;
+}

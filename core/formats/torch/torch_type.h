@@ -1,0 +1,31 @@
+/* Which type of Python a node of a torch.save pickle has once it is loaded, as a letter:
+ *
+ *   N None  B bool  I int  J int beyond 64 bits  F float  C complex  S str  Y bytes, bytearray  L list  T tuple  D dict
+ *   E set, frozenset  H slice  R range  U deque  G class  f function, or any other value that a GLOBAL names
+ *   q date  Q datetime  h time  w timedelta  z timezone  p path  M member of an enum
+ *   P storage  X tensor  t torch.dtype, qscheme  d torch.device  l torch.layout
+ *   V numpy.dtype  a numpy.ndarray  k numpy scalar  b bit generator of numpy  s its SeedSequence
+ *   v object(), Decimal, Fraction: a value without attributes  O another object of a known class  ? not known */
+#ifndef TSR_FORMATS_TORCH_TORCH_TYPE_H
+#define TSR_FORMATS_TORCH_TORCH_TYPE_H
+
+#include "formats/torch/torch_names.h"
+
+#define TSR_TYPE_UNKNOWN '?'
+
+/* The type of a node of any kind; TSR_TYPE_UNKNOWN for objects of classes that are not on the list. */
+char tsr_torch_type(const tsr_pickle *pickle, tsr_ref ref);
+
+/* Whether a listed name is that of a function, of which there are no instances. */
+bool tsr_torch_is_function(uint32_t id);
+
+/* Whether Python can iterate over a value of the type; true for one that is not known. */
+bool tsr_type_is_iterable(char type);
+
+/* Whether Python can hash the value, as far as `depth` levels of tuples show. */
+bool tsr_torch_is_hashable(const tsr_pickle *pickle, tsr_ref ref, unsigned depth);
+
+/* The number that a BOOL, INT, BIGINT or FLOAT stands for; false for other nodes. */
+bool tsr_torch_number(const tsr_pickle *pickle, tsr_ref ref, double *out);
+
+#endif

@@ -1,0 +1,89 @@
+"""Writes which names there are in the modules that checkpoints name:
+
+    core/formats/pickle/name_filter.h     the modules, and a Bloom filter of the pairs (module, name)
+
+Usage: python make_known_names.py LIST.json          in an environment with PyTorch 2.13 or with some numpy: lists its names
+       python make_known_names.py --write LIST.json…  joins such lists
+
+The committed filter joins what PyTorch 2.13.0 (CPU) with numpy 2.4.6 and numpy 1.26.4 list, with CPython 3.11.2. A filter never
+says of a name that there is that it is missing; of one that is missing it says so in all but one of some 800 cases.
+"""
+import builtins
+import importlib
+import json
+import pathlib
+import pkgutil
+import re
+import sys
+import warnings
+
+OUT = pathlib.Path(__file__).resolve().parents[2] / "core/formats/pickle/name_filter.h"
+MODULES = """torch torch._utils torch._tensor torch.storage torch.autograd.variable torch.amp.grad_scaler torch.random torch.return_types
+torch.nn torch.nn.parameter torch.nn.functional
+numpy numpy.ma.core numpy.dtypes numpy.rec numpy.random numpy._core.multiarray numpy.core.multiarray
+collections datetime decimal fractions uuid pathlib argparse copyreg _codecs""".split()
+TREES = ["torch.nn.modules", "torch.optim", "numpy.random"]
+SKIP = re.compile(r"test|examples|numpy\.random\.(_bounded|_common|mtrand)")
+LATER = {"builtins": ["PythonFinalizationError"], "pathlib": ["UnsupportedOperation"], "datetime": ["UTC"]}  # after CPython 3.11
+BITS_PER_NAME, HASHES = 14, 10
+
+
+def names_of(module):
+    return [name for name in dir(importlib.import_module(module)) if not (name.startswith("__") and name.endswith("__"))]
+
+
+def submodules(tree):
+    package = importlib.import_module(tree)
+    return [tree] + [i.name for i in pkgutil.walk_packages(package.__path__, tree + ".") if not SKIP.search(i.name)]
+
+
+def list_names():
+    warnings.simplefilter("ignore")
+    found = {"builtins": [name for name in dir(builtins) if not name.startswith("_")]}
+    for module in MODULES + TREES:
+        try:
+            for name in submodules(module) if module in TREES else [module]:
+                found[name] = names_of(name)
+        except ImportError:
+            continue  # the other environment has it
+    return found
+
+
+def fnv(text):
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+def join(paths):
+    names = {module: set(more) for module, more in LATER.items()}
+    for path in paths:
+        for module, some in json.loads(pathlib.Path(path).read_text()).items():
+            names.setdefault(module.replace("numpy.core.", "numpy._core."), set()).update(some)  # numpy 2 has both names
+    return names
+
+
+def write(names):
+    pairs = [f"{module} {name}" for module in sorted(names) for name in sorted(names[module])]
+    size = (len(pairs) * BITS_PER_NAME + 31) // 32
+    words = [0] * size
+    for pair in pairs:
+        value = fnv(pair)
+        for i in range(HASHES):
+            bit = ((value & 0xFFFFFFFF) + i * (value >> 32)) % 2**32 % (32 * size)
+            words[bit // 32] |= 1 << bit % 32
+    rows = [" ".join(f"0x{word:08x}," for word in words[i:i + 10]) for i in range(0, size, 10)]
+    OUT.write_text("/* Made by tests/golden/make_known_names.py. */\n"
+                   "static const char *const modules[] = {\n" + "".join(f'    "{m}",\n' for m in sorted(names)) + "};\n"
+                   "#ifndef TSR_WITHOUT_NAME_FILTER\n"
+                   f"enum {{ HASHES = {HASHES} }};\n"
+                   "static const uint32_t filter[] = {\n" + "".join(f"    {row}\n" for row in rows) + "};\n#endif\n")
+    print(f"{len(pairs)} names of {len(names)} modules in {4 * size} bytes")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--write":
+        write(join(sys.argv[2:]))
+    else:
+        pathlib.Path(sys.argv[1]).write_text(json.dumps(list_names()))
