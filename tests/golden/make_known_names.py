@@ -18,7 +18,7 @@ import sys
 import warnings
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "core/formats/pickle/name_filter.h"
-MODULES = """torch torch._utils torch._tensor torch.storage torch.autograd.variable torch.amp.grad_scaler torch.random torch.return_types
+MODULES = """torch torch._utils torch._tensor torch.storage torch.autograd.variable torch.amp.grad_scaler torch.random torch.return_types torch.utils.hooks
 torch.nn torch.nn.parameter torch.nn.functional
 numpy numpy.ma.core numpy.dtypes numpy.rec numpy.random numpy._core.multiarray numpy.core.multiarray
 collections datetime decimal fractions uuid pathlib argparse copyreg _codecs""".split()

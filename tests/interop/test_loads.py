@@ -13,6 +13,7 @@ import re
 import struct
 import subprocess
 import sys
+import types
 import uuid
 import zipfile
 
@@ -183,7 +184,7 @@ def test_single_values_get_the_verdict_of_torch_load(t):
 
 
 def test_names_that_cannot_be_checked_are_a_warning(t):
-    path = archive(t.at("a.pt"), b"\x80\2" + glob("torch.utils.hooks", "NoSuchHook") + b".")
+    path = archive(t.at("a.pt"), b"\x80\2" + glob("torch.utils.checkpoint", "NoSuchHook") + b".")
     found = t.json("validate", path, "--json")["findings"]
     assert [(f["rule"], f["level"]) for f in found] == [("pickle/unlisted-class", "warning")] and "was not checked" in found[0]["message"], found
     path = archive(t.at("b.pt"), b"\x80\2" + glob("my.own.package", "Anything") + b".")
@@ -211,7 +212,7 @@ def values():
         yield f"Generator of {name}", np.random.Generator(getattr(np.random, name)(4))
     utc = datetime.timezone.utc
     yield from {"date": datetime.date(2020, 1, 2), "datetime": datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=utc), "time": datetime.time(3, 4, 5, 6), "timedelta": datetime.timedelta(3, 4, 5), "timezone": utc,
-                "Decimal": decimal.Decimal("1.50"), "Decimal NaN": decimal.Decimal("NaN"), "Fraction": fractions.Fraction(1, 3), "UUID": uuid.UUID(int=5), "UUID 1": uuid.uuid1(), "path": pathlib.PurePosixPath("/a/b"),
+                "Decimal": decimal.Decimal("1.50"), "Decimal NaN": decimal.Decimal("NaN"), "Fraction": fractions.Fraction(1, 3), "UUID": uuid.UUID(int=5), "namespace": types.SimpleNamespace(a=1), "UUID 1": uuid.uuid1(), "path": pathlib.PurePosixPath("/a/b"),
                 "Counter": collections.Counter("aab"), "deque": collections.deque([1, 2], 5), "defaultdict": collections.defaultdict(list, {"a": [1]}), "OrderedDict": collections.OrderedDict(a=1), "set": {1, 2}, "frozenset": frozenset([1]),
                 "complex": 1 + 2j, "bytes": b"abc\xff", "bytearray": bytearray(b"\xff"), "slice": slice(1, 2), "range": range(3), "int": 2**70, "random": random.Random(3).getstate()}.items()
 
@@ -237,6 +238,20 @@ def test_values_as_their_libraries_pickle_them_have_no_error(t):
     theirs, ours = torch_verdicts(list(cases)), tessera_verdicts(t, list(cases))
     assert not (failed := [(cases[p], theirs[p]) for p in cases if theirs[p][0] != "ok"]), f"torch.load: {failed}"
     assert not (wrong := [(cases[p], ours[p]) for p in cases if ours[p]]), wrong
+
+
+def test_whole_modules_that_are_lazy_have_no_error(t):
+    import torch
+    module = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d(), torch.nn.LazyConv2d(2, 3))
+    cases = {save(t.at(f"{protocol}.pt"), module, protocol): f"protocol {protocol}" for protocol in (2, 4)}
+    torch.save(module, t.at("legacy.pt"), _use_new_zipfile_serialization=False)
+    cases[t.at("legacy.pt")] = "legacy"
+    missed, wrong = disagreements(t, cases)
+    assert not missed and not wrong and not any(tessera_verdicts(t, list(cases)).values()), (missed, wrong)
+    lazy = new(glob("torch.nn.modules.linear", "LazyLinear")) + b"}b"
+    for name, fragment in {"another attribute": (lazy, s("__class__")), "another class": (new(glob("torch.nn.modules.linear", "Linear")) + b"}b", s("_infer_parameters")), "the class": (glob("torch.nn.modules.linear", "LazyLinear"), s("_infer_parameters"))}.items():
+        path = archive(t.at("a.pt"), b"\x80\2" + call(glob("builtins", "getattr"), *fragment) + b".")
+        assert "pickle/unlisted-call" in {f["rule"] for f in t.json("validate", path, "--json", status=1)["findings"]}, name
 
 
 def test_calls_that_take_a_function_are_errors_with_another_one(t):

@@ -88,6 +88,7 @@ static const tsr_pickle_name names[] = {
     {"decimal", "Decimal", TSR_TORCH_LISTED},
     {"fractions", "Fraction", TSR_TORCH_LISTED},
     {"uuid", "UUID", TSR_TORCH_LISTED},
+    {"types", "SimpleNamespace", TSR_TORCH_LISTED | UNHASHABLE},
     {"torch", "Size", TSR_TORCH_SIZE},
     {"torch", "device", TSR_TORCH_DEVICE},
     {"torch.serialization", "_get_layout", TSR_TORCH_LAYOUT},

@@ -72,6 +72,7 @@ static const struct {
     {"Decimal", ".SIJBF"},
     {"Fraction", ".IJBFS/IJB IJB"},
     {"UUID", "S"},
+    {"SimpleNamespace", ""},
     {"PCG64", ""},
     {"PCG64DXSM", ""},
     {"MT19937", ""},
@@ -227,7 +228,8 @@ bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref object)
     const char type = tsr_torch_type(pickle, object);
     if (!id || state == TSR_REF_NONE) return true;
     if (!has_attributes(type, id) && !strchr("Vbs", type)) return false;
-    if (id == TSR_TORCH_ORDERED_DICT || (id == TSR_TORCH_PLAIN_DICT && tsr_str_equal(name, TSR_STR("Counter"))))
+    if (id == TSR_TORCH_ORDERED_DICT || (id == TSR_TORCH_PLAIN_DICT && tsr_str_equal(name, TSR_STR("Counter"))) ||
+        tsr_str_equal(name, TSR_STR("SimpleNamespace")))
         return is_plain_state(pickle, state);
     if (id == TSR_TORCH_PLAIN_DICT || tsr_str_equal(name, TSR_STR("object"))) return false;
     return tsr_torch_fits_state(pickle, name, state) && tsr_numpy_accepts_state(pickle, name, object);

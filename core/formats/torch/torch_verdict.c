@@ -69,11 +69,24 @@ static bool is_changed(const judge *j)
            tsr_pickle_dict_items(pickle, j->object);
 }
 
-/* What getattr gives is a class or a member of an enum: nothing may be changed about it. */
+/* A method of one of PyTorch's lazy modules, which has it as a hook until its first input comes. */
+static bool is_lazy_hook(const tsr_pickle *pickle, tsr_ref object)
+{
+    tsr_ref module = tsr_torch_arg(pickle, object, 0), class_ = tsr_pickle_class(pickle, module);
+    tsr_str name = tsr_pickle_text(pickle, tsr_torch_arg(pickle, object, 1));
+    bool hook = tsr_str_equal(name, TSR_STR("_infer_parameters")) || tsr_str_equal(name, TSR_STR("_lazy_load_hook"));
+    if (!hook || tsr_pickle_how_of(pickle, module) != TSR_PICKLE_BUILT) return false;
+    if (tsr_pickle_kind_of(pickle, class_) == TSR_PICKLE_PERSISTENT) class_ = module_class(pickle, class_);
+    return tsr_str_starts(tsr_pickle_module(pickle, class_), TSR_STR("torch.nn.modules.")) &&
+           tsr_str_starts(tsr_pickle_name_of(pickle, class_), TSR_STR("Lazy"));
+}
+
+/* What getattr gives is a class, a member of an enum or a method: nothing may be changed about it. */
 static tsr_status judge_getattr(const judge *j, tsr_error *err)
 {
     const tsr_pickle *pickle = j->verdict.pickle;
-    if ((is_class(pickle, j->object) || is_enum_member(pickle, j->object)) && !is_changed(j)) return TSR_OK;
+    bool known = is_class(pickle, j->object) || is_enum_member(pickle, j->object) || is_lazy_hook(pickle, j->object);
+    if (known && !is_changed(j)) return TSR_OK;
     return tsr_verdict_call(&j->verdict, j->position, TSR_STR("builtins.getattr"), err);
 }
 
