@@ -75,6 +75,19 @@ static const char *reason(const tsr_chosen *s, const tsr_converted *row, const c
     return object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object" : refusal(row);
 }
 
+/* An object that was not read because a data file is missing: the file is what the message is about. */
+static tsr_status check_files(const tsr_chosen *s, tsr_error *err)
+{
+    size_t missing;
+    tsr_checkpoint_missing(s->checkpoint, &missing);
+    for (uint64_t i = 0; i < s->count && missing; i++) {
+        const tsr_entry *entry = s->rows[i].entry;
+        if (s->rows[i].written && entry->kind != TSR_ENTRY_TENSOR && tsr_is_object(entry) && !entry->value)
+            return tsr_checkpoint_raise_missing(s->checkpoint, entry->fqn, err);
+    }
+    return TSR_OK;
+}
+
 /* One message for all entries that cannot be written, naming the first few. */
 static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
 {
@@ -126,6 +139,7 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
         out->tensor_count += rows[i].written && rows[i].entry->kind == TSR_ENTRY_TENSOR;
     }
     TSR_TRY(tsr_check_casts(checkpoint, options, err));
+    TSR_TRY(check_files(out, err));
     TSR_TRY(check_refusals(out, refusal, err));
     TSR_TRY(check_names(out, err));
     return mark_copies(out, err);

@@ -85,8 +85,7 @@ static tsr_status check_part(const tsr_gather *gather, tsr_part *part, tsr_error
     uint64_t end;
     TSR_FAIL_IF(!part_span(gather, part, &part->span) || !tsr_add_u64(part->view.byte_offset, part->span, &end), err,
                 TSR_E_FORMAT, part->view.byte_offset, "'%.*s': a chunk's strides reach beyond any file", TSR_STR_ARG(fqn));
-    TSR_FAIL_IF(part->view.file >= store->file_count, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "'%.*s': the bytes of a chunk are missing: its file is not there, or too short", TSR_STR_ARG(fqn));
+    if (part->view.file >= store->file_count) return tsr_checkpoint_raise_missing(gather->checkpoint, fqn, err);
     const tsr_store_file *file = &store->files[part->view.file];
     TSR_FAIL_IF(!part->view.zstd && end > file->size, err, TSR_E_FORMAT, part->view.byte_offset,
                 "'%.*s': a chunk ends at %llu, beyond the end of %.*s (%llu bytes)", TSR_STR_ARG(fqn),
@@ -143,8 +142,7 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
     TSR_FAIL_IF(!tsr_box_contains(whole, own), err, TSR_E_FORMAT, chunk->byte_offset,
                 "'%.*s': a chunk reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
     if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
-    TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "'%.*s': the bytes of a chunk are missing: its file is not there, or too short", TSR_STR_ARG(gather->entry->fqn));
+    if (chunk->file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(gather->checkpoint, gather->entry->fqn, err);
     if (chunk->view) {
         part->view = *chunk->view;
     } else {

@@ -250,7 +250,7 @@ static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
         {make_outside, TSR_E_FORMAT, "'w': its chunks"},
         {make_beyond, TSR_E_FORMAT, "beyond the end of data"},
         {make_huge, TSR_E_FORMAT, "'w': a chunk's strides reach beyond any file"},
-        {make_missing, TSR_E_NOT_FOUND, "'w': the bytes of a chunk are missing: its file is not there, or too short"},
+        {make_missing, TSR_E_NOT_FOUND, "the bytes of 'w' are not there: their file is cut short, or damaged"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         tsr_made made;

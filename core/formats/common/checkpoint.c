@@ -1,6 +1,7 @@
 /* What every form shares once a checkpoint is open: its parts, and where the bytes of its entries are. */
 #include "base/try.h"
 #include "formats/common/name_index.h"
+#include "formats/common/name_list.h"
 #include "formats/common/reader.h"
 
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint)
@@ -63,11 +64,24 @@ const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str 
     return at == TSR_NO_NAME ? NULL : &checkpoint->catalog.entries[at];
 }
 
+tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err)
+{
+    tsr_name_list list = {.used = 0};
+    size_t count;
+    const tsr_str *names = tsr_checkpoint_missing(checkpoint, &count);
+    for (size_t i = 0; i < count; i++) tsr_name_list_add(&list, names[i]);
+    if (count == 0)
+        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "the bytes of '%.*s' are not there: their file is cut short, or damaged",
+                         TSR_STR_ARG(fqn));
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                     "the bytes of '%.*s' are not there: the data file%s %s%s %s missing; copy %s next to the others", TSR_STR_ARG(fqn),
+                     count == 1 ? "" : "s", list.text, tsr_name_list_rest(&list), count == 1 ? "is" : "are", count == 1 ? "it" : "them");
+}
+
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                  tsr_arena *scratch, tsr_view *out, tsr_error *err)
 {
-    TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "the bytes of '%.*s' are not there: their file is missing or cut short", TSR_STR_ARG(entry->fqn));
+    if (chunk->file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(checkpoint, entry->fqn, err);
     if (chunk->view) {
         *out = *chunk->view;
         return TSR_OK;

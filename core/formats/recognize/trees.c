@@ -149,6 +149,9 @@ static tsr_status locate_entry(tsr_checkpoint *checkpoint, const tsr_entry *entr
 
 static tsr_status leaf_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, bool located, tsr_leaf *out, tsr_error *err)
 {
+    size_t missing;
+    tsr_checkpoint_missing(checkpoint, &missing);
+    if (missing && entry->kind == TSR_ENTRY_OBJECT && !entry->value) return tsr_checkpoint_raise_missing(checkpoint, entry->fqn, err);
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_OPAQUE || (entry->kind == TSR_ENTRY_OBJECT && !entry->value), err,
                 TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' (%.*s) is no value that a tree can hold",
                 TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
