@@ -183,6 +183,7 @@ static void note(tsr_repeats *r, const tsr_entry *entry, uint64_t bytes, uint64_
 {
     if (r->count < TSR_REPEATS_NAMED) {
         r->named[r->count].fqn = r->holder.size ? r->holder : entry->fqn;
+        r->named[r->count].entry = entry;
         r->named[r->count].bytes = bytes;
         r->named[r->count].stored = stored;
     }

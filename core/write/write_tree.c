@@ -2,6 +2,7 @@
 #include "tessera/write_tree.h"
 
 #include "base/try.h"
+#include "model/value_path.h"
 #include "tessera/repeats.h"
 #include "write/dtensor_value.h"
 #include "write/localize.h"
@@ -87,11 +88,23 @@ static tsr_status distribute(distributing *d, const tsr_value *root, const tsr_v
 
 /* ---- the plan of a file ---- */
 
-static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_error *err)
+/* Tensors of a tree that was not made of a catalog's entries have no names: their paths are named instead. */
+static tsr_status name_repeats(tsr_repeats *repeats, const tsr_value *root, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(repeats->checkpoint);
+    for (size_t i = 0; i < repeats->count && i < TSR_REPEATS_NAMED; i++) {
+        if (repeats->named[i].fqn.size) continue;
+        TSR_TRY(tsr_value_path(root, repeats->named[i].entry, host, arena, &repeats->named[i].fqn, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_arena *arena, tsr_error *err)
 {
     tsr_repeats repeats;
     tsr_repeats_open(&repeats, checkpoint);
     tsr_status status = tsr_repeats_add_value(&repeats, root, err);
+    if (status == TSR_OK && tsr_repeats_too_many(&repeats)) status = name_repeats(&repeats, root, arena, err);
     if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
     tsr_repeats_close(&repeats);
     return status;
@@ -99,7 +112,7 @@ static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_value *roo
 
 static tsr_status plan_tree(distributing *d, const tsr_value *root, tsr_torch_plan *plan, tsr_error *err)
 {
-    TSR_TRY(check_repeats(d->checkpoint, root, err));
+    TSR_TRY(check_repeats(d->checkpoint, root, d->arena, err));
     if (d->of) TSR_TRY(distribute(d, root, &root, err));
     TSR_TRY(tsr_torch_plan_open(d->checkpoint, root, d->arena, plan, err));
     if (d->of) {

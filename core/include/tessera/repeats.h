@@ -37,6 +37,7 @@ typedef struct tsr_repeats {
     uint64_t count;     /* of those */
     struct {
         tsr_str fqn;
+        const struct tsr_entry *entry;
         uint64_t bytes, stored;
     } named[TSR_REPEATS_NAMED]; /* the first of those */
 } tsr_repeats;
