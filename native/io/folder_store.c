@@ -53,7 +53,8 @@ typedef struct folder_store {
     uint32_t hand;
     bool bounded; /* of a listing of several levels: */
     uint32_t visits_left;
-    bool cut; /* they were not enough */
+    bool cut;    /* they were not enough */
+    bool deeper; /* there are directories below the last level */
 } folder_store;
 
 static identity identity_of(const struct stat *info)
@@ -150,6 +151,8 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const 
             status = list_file(store, list, prefix, item->d_name, &info, err);
         } else if (S_ISDIR(info.st_mode) && levels) {
             status = list_below(store, list, fd, prefix, item->d_name, levels, err);
+        } else if (S_ISDIR(info.st_mode) && store->bounded) {
+            store->deeper = true;
         }
     }
     if (status == TSR_OK && errno != 0 && !store->cut) status = tsr_sys_raise(err, "list", *prefix ? prefix : ".");
@@ -279,7 +282,7 @@ static void close_slots(folder_store *store)
     store->open_files = store->hand = 0;
 }
 
-static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, tsr_error *err)
+static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, bool *deeper, tsr_error *err)
 {
     folder_store *store = (folder_store *)base;
     if (base->primary != TSR_NO_FILE) return TSR_OK; /* a file was opened, not its directory */
@@ -287,6 +290,7 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, tsr
     if (again < 0) return tsr_sys_raise(err, "list", ".");
     tsr_vec list = tsr_vec_of(store->allocator, sizeof(listed));
     store->bounded = true;
+    store->deeper = false;
     store->visits_left = MAX_VISITS;
     tsr_status status = list_folder(store, &list, again, "", levels, err);
     if (status == TSR_OK) {
@@ -296,6 +300,7 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, tsr
     }
     tsr_vec_free(&list);
     *cut = store->cut;
+    *deeper = store->deeper;
     return status;
 }
 

@@ -28,6 +28,13 @@ const char *tsr_below_rest(const tsr_below *below)
     return below->shown < below->count ? ", …" : "";
 }
 
+const char *tsr_below_deeper(const tsr_below *below)
+{
+    return below->deeper ? "; nothing was found within three levels, and there are directories further down: open the one that "
+                           "holds the checkpoint"
+                         : "";
+}
+
 /* A directory of another store as a store of its own. */
 typedef struct part_store {
     tsr_store base; /* first */
@@ -105,16 +112,18 @@ static tsr_status probe(search *s, part_store *part, const char **form, bool *wh
 }
 
 /* The files [from, to) of the store, whose names begin with the same `prefix` bytes, that end in '/'. */
-static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, part_store *part, bool *worth)
+static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, part_store *part, bool *worth,
+                          bool *deeper)
 {
     tsr_store *inner = s->checkpoint->store;
     tsr_store_file *files = tsr_arena_array(s->checkpoint->arena, to - from, sizeof *files, s->err);
     if (!files) return TSR_E_NOMEM;
-    *worth = false;
+    *worth = *deeper = false;
     for (uint32_t f = from; f < to; f++) {
         const tsr_str name = inner->files[f].name, rest = {name.data + prefix, name.size - prefix};
         files[f - from] = (tsr_store_file){rest, inner->files[f].size};
         *worth = *worth || (!memchr(rest.data, '/', rest.size) && is_checkpoint_name(rest));
+        *deeper = *deeper || memchr(rest.data, '/', rest.size);
     }
     *part = (part_store){.base = {.file_count = to - from, .files = files, .primary = TSR_NO_FILE, .read_at = read_part},
                          .inner = inner, .first = from};
@@ -132,13 +141,13 @@ static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefi
         for (end = f + 1; slash && end < to && tsr_str_starts(store->files[end].name, (tsr_str){name.data, size}); end++) {}
         if (!slash) continue;
         part_store part;
-        bool worth;
-        bool whole = false;
+        bool worth, deeper, whole = false;
         const char *form = NULL;
-        TSR_TRY(part_of(s, f, end, size, &part, &worth));
+        TSR_TRY(part_of(s, f, end, size, &part, &worth, &deeper));
         if (worth && ++s->probed > MOST_PROBED) s->below->cut = true;
         else if (worth) TSR_TRY(probe(s, &part, &form, &whole));
         if (form) tsr_below_add(s->below, (tsr_str){name.data, size - 1}, form);
+        if (!whole && level == LEVELS) s->below->deeper |= deeper;
         if (!whole && level < LEVELS) TSR_TRY(look_below(s, f, end, size, level + 1));
     }
     return TSR_OK;
@@ -149,6 +158,6 @@ tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_below *below, tsr_erro
     tsr_store *store = checkpoint->store;
     search s = {.checkpoint = checkpoint, .below = below, .err = err};
     if (checkpoint->is_probe) return TSR_OK;
-    if (store->deepen) TSR_TRY(store->deepen(store, LEVELS, &below->cut, err));
+    if (store->deepen) TSR_TRY(store->deepen(store, LEVELS, &below->cut, &below->deeper, err));
     return look_below(&s, 0, store->file_count, 0, 1);
 }

@@ -10,7 +10,8 @@ typedef struct tsr_below {
     char text[TSR_BELOW_BYTES]; /* "outputs/step-1 (dcp), outputs/step-2 (dcp)": as many as there is room for */
     size_t used;
     unsigned shown, count;
-    bool cut; /* not everything was looked at */
+    bool cut;    /* not everything was looked at */
+    bool deeper; /* there are directories further down than was looked */
 } tsr_below;
 
 /* Adds "path (form)" to the list, or counts it when the list is full. */
@@ -18,6 +19,8 @@ void tsr_below_add(tsr_below *below, tsr_str path, const char *form);
 /* Adds every directory below the root that is a checkpoint, or holds files that are, with its format; those inside a
  * checkpoint belong to it. Lets the store list more of what lies below. Errors: those of reading, TSR_E_NOMEM. */
 tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_below *below, tsr_error *err);
+/* What a message that refuses a directory says of `deeper`; "" where there are none. */
+const char *tsr_below_deeper(const tsr_below *below);
 /* ", …", when some were counted and not shown. */
 const char *tsr_below_rest(const tsr_below *below);
 

@@ -318,9 +318,10 @@ static tsr_status refuse_folder(recognizer *r)
     TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
     if (list.count)
         return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
-    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s", TSR_STR_ARG(named), r->foreign);
-    TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is empty");
-    below = list.cut ? "; there are more, which were not looked at" : "";
+    below = list.cut ? "; there are more, which were not looked at" : tsr_below_deeper(&list);
+    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s%s", TSR_STR_ARG(named), r->foreign, below);
+    TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder %s%s",
+                list.deeper ? "holds no file" : "is empty", below);
     return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "none of the folder's %u files is a checkpoint that is known here%s", (unsigned)r->store->file_count, below);
 }
@@ -471,7 +472,7 @@ static tsr_status recognize_only_file(recognizer *r, const tsr_reader **reader)
     if (status == TSR_E_UNSUPPORTED) TSR_TRY(tsr_list_below(r->checkpoint, &list, err));
     if (list.count)
         return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
-    return tsr_raise(err, status, why.byte_position, "%s", why.message);
+    return tsr_raise(err, status, why.byte_position, "%s%s", why.message, tsr_below_deeper(&list));
 }
 
 tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)

@@ -33,8 +33,9 @@ struct tsr_store {
     void (*unmap)(tsr_store *store, uint32_t file, tsr_str mapped);
     void (*close)(tsr_store *store); /* frees the store itself */
     /* Optional: lists the files up to `levels` directories below the root as well, with a bound on how much is looked at
-     * (*cut: it was reached). The files' numbers change: only while nothing refers to them. */
-    tsr_status (*deepen)(tsr_store *store, unsigned levels, bool *cut, tsr_error *err);
+     * (*cut: it was reached; *deeper: there are directories further down). The files' numbers change: only while nothing
+     * refers to them. */
+    tsr_status (*deepen)(tsr_store *store, unsigned levels, bool *cut, bool *deeper, tsr_error *err);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;
 };

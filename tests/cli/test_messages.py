@@ -1,0 +1,55 @@
+"""Refusals that name what is wrong: the data files that are missing, directories further down than is looked, tensors without names."""
+import os
+import shutil
+import struct
+
+import pickles
+from harness import SAMPLES, need, test
+from pickles import archive, call, dict_of, glob, s, tup, write
+
+
+@test
+def test_missing_data_files_are_named_where_objects_are_in_them(t):
+    for gone in (["__1_0.distcp"], ["__0_0.distcp", "__1_0.distcp"]):
+        path = t.at(f"dcp{len(gone)}")
+        shutil.copytree(os.path.join(SAMPLES, "dcp_fsdp2_flat_optim"), path)
+        for name in gone:
+            os.remove(os.path.join(path, name))
+        for command in (("convert", path, t.at("a.pt"), "--to", "torch"), ("convert", path, t.at("a"), "--to", "dcp"), ("reshard", path, t.at("b"), "--mesh", "dp=2", "--placements", "shard(0)"),
+                        ("manifest", path), ("diff", path, path, "--values"), ("convert", path, t.at("a.safetensors"), "--to", "safetensors", "--objects", "drop"), ("optim", "unflatten", path, t.at("c"))):
+            message = t.run(*command, status=2).stderr.decode()
+            need("not there" in message and all(repr(name) in message for name in gone), f"{command[:2]}: {message}")
+    need(not any(os.path.exists(t.at(name)) for name in ("a.pt", "a", "b", "c", "a.safetensors")), "something was written")
+
+
+@test
+def test_a_directory_whose_checkpoints_are_further_down_is_not_called_empty(t):
+    def made(*names, file=None):
+        os.makedirs(t.at(*names))
+        if file:
+            write(t.at(*names, "model.pt"), archive(b"\x80\2}" + s("w") + pickles.tensor() + b"s."))
+        return t.at(names[0])
+    deep = made("deep", "b", "c", "d", "e", file=True)
+    noted = made("noted", "b", "c", "d", "e", file=True)
+    write(os.path.join(noted, "notes.txt"), b"text\n")
+    for path in (deep, noted):
+        message = t.run("inspect", path, status=2).stderr.decode()
+        need("nothing was found within three levels" in message and "empty" not in message, message)
+    near = made("near", "b", "c", "d", file=True)
+    need("b/c/d (torch-zip)" in t.run("validate", near, status=2).stderr.decode(), "three levels are not listed")
+    need("is empty" in t.run("inspect", made("empty"), status=2).stderr.decode(), "an empty directory")
+    flat = made("flat")
+    write(os.path.join(flat, "notes.txt"), b"text\n")
+    need("within three levels" not in t.run("inspect", flat, status=2).stderr.decode(), "a directory without others")
+
+
+@test
+def test_an_expansion_that_optim_refuses_names_the_tensor(t):
+    sizes = b"J" + struct.pack("<i", 1 << 30)
+    huge = call(glob("torch._utils", "_rebuild_tensor_v2"), pickles.persistent(), b"K\0", tup(sizes), tup(b"K\0"), b"\x89", call(glob("collections", "OrderedDict")))
+    state = dict_of(**{"fc.weight": dict_of(exp_avg=huge, step=b"K\1")})
+    group = b"]" + dict_of(params=b"](" + s("fc.weight") + b"e", lr=b"K\1") + b"a"
+    path = write(t.at("a.pt"), archive(b"\x80\2" + dict_of(optimizer=dict_of(state=state, param_groups=group)) + b"."))
+    message = t.run("optim", "flatten", path, t.at("b.pt"), status=2).stderr.decode()
+    need("'state.fc.weight.exp_avg' (4.0 GiB from 4 B stored)" in message, message)
+    need("'optimizer.state.fc.weight.exp_avg'" in t.run("convert", path, t.at("c.pt"), "--to", "torch", status=2).stderr.decode(), "convert")
