@@ -81,6 +81,15 @@ void tsr_output_give(folder_output *output, uint32_t file)
     pthread_mutex_unlock(&output->lock);
 }
 
+/* Behind the write: a sync that runs meanwhile may have missed it. */
+static void give_written(folder_output *output, uint32_t file)
+{
+    pthread_mutex_lock(&output->lock);
+    file_at(output, file)->users--;
+    file_at(output, file)->unsynced = true;
+    pthread_mutex_unlock(&output->lock);
+}
+
 /* ---- creating ---- */
 
 /* Tags of processes count on from the process id. */
@@ -261,6 +270,7 @@ static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, u
     }
     output->open_files++;
     *number = (uint32_t)output->files.count;
+    file.unsynced = output->unsynced_names = true;
     *(output_file *)tsr_vec_push(&output->files, err) = file; /* room was made */
     return size ? reserve(output, &file, size, err) : TSR_OK;
 }
@@ -355,7 +365,7 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
         status = tsr_sys_write(output->sys, fd, name, offset, data, size, err);
     }
     if (size >= LARGE_WRITE && !output->options.holes) output->sys->begin_sync(output->sys, fd, offset, size);
-    tsr_output_give(output, file);
+    give_written(output, file);
     if (status == TSR_OK && output->sums) add_sum(output, file, tsr_sum_bytes(output->sums, offset, data, size));
     return status;
 }
@@ -392,7 +402,7 @@ static tsr_status output_copy_range(tsr_output *base, uint32_t file, uint64_t of
     status = tsr_output_take(output, file, &to, &name, err);
     if (status == TSR_OK) {
         status = copy(output, from, source_offset, to, offset, size, name, err);
-        tsr_output_give(output, file);
+        give_written(output, file);
     }
     tsr_folder_store_give_fd(source, source_file);
     return status;

@@ -23,6 +23,7 @@ typedef struct output_file {
     bool is_final; /* under its final name */
     bool replaces; /* a file of this name that is in the destination now, whose permissions it gets */
     uint64_t sum;  /* of what was written since it was last taken */
+    bool unsynced; /* this process created, sized or wrote it since it last synced it; others sync what they write themselves */
 } output_file;
 
 /* In the order of tsr_switch (record.h). */
@@ -48,6 +49,7 @@ typedef struct folder_output {
     bool exists;          /* there is a destination, which is replaced */
     unsigned widest;      /* the permissions that any file of the old checkpoint gives */
     const struct stat *model; /* a file of the old checkpoint, whose owner new ones get; or NULL */
+    bool unsynced_names; /* files were created or opened since the folders were last synced */
     bool begins; /* with a tag: a file was not there, or not whole */
     bool cannot_copy; /* copy_range failed once for good, or its bytes could not be summed up */
     const tsr_sum_key *sums; /* or NULL: nothing is summed up */

@@ -1,6 +1,6 @@
 /* The publishing half of an output into a folder or a file. Order is everything here:
  *
- *   sync every file → rename (data files first) → sync the folder → rename the marker → sync the folder → remove the old
+ *   sync every file that is not synced yet → rename (data files first) → sync the folder → rename the marker → sync the folder → remove the old
  *
  * so that at any instant, and after a power loss, the destination is what it was or the whole new checkpoint. */
 #include <errno.h>
@@ -17,18 +17,37 @@ static output_file *file_at(folder_output *output, uint32_t file)
     return (output_file *)output->files.items + file;
 }
 
+static bool set_unsynced(folder_output *output, uint32_t file, bool now)
+{
+    pthread_mutex_lock(&output->lock);
+    const bool before = file_at(output, file)->unsynced;
+    file_at(output, file)->unsynced = now;
+    pthread_mutex_unlock(&output->lock);
+    return before;
+}
+
+static tsr_status sync_file(folder_output *output, uint32_t file, tsr_error *err)
+{
+    int fd;
+    const char *name;
+    tsr_status status = tsr_output_take(output, file, &fd, &name, err);
+    if (status != TSR_OK) return status;
+    status = tsr_sys_sync(output->sys, fd, name, err);
+    tsr_output_give(output, file);
+    return status;
+}
+
+/* Those that this process has changed since it last synced them. Each process syncs what it writes before it says so, to the
+ * others or in its journal. */
 static tsr_status sync_files(folder_output *output, tsr_error *err)
 {
-    for (uint32_t i = 0; i < output->files.count; i++) {
-        int fd;
-        const char *name;
-        tsr_status status = tsr_output_take(output, i, &fd, &name, err);
-        if (status != TSR_OK) return status;
-        status = tsr_sys_sync(output->sys, fd, name, err);
-        tsr_output_give(output, i);
-        if (status != TSR_OK) return status;
+    tsr_status status = TSR_OK;
+    for (uint32_t i = 0; i < output->files.count && status == TSR_OK; i++) {
+        if (!set_unsynced(output, i, false)) continue;
+        status = sync_file(output, i, err);
+        if (status != TSR_OK) set_unsynced(output, i, true);
     }
-    return TSR_OK;
+    return status;
 }
 
 /* The names too: what a journal says of files must be so after a power loss. */
@@ -36,8 +55,10 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
     tsr_status status = sync_files(output, err);
-    if (status == TSR_OK) status = tsr_sys_sync(output->sys, output->work, output->name, err);
+    if (status != TSR_OK || !output->unsynced_names) return status;
+    status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK && output->parent != output->work) status = tsr_sys_sync(output->sys, output->parent, output->name, err);
+    output->unsynced_names = status != TSR_OK;
     return status;
 }
 
@@ -97,7 +118,7 @@ static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
     const tsr_sys *sys = output->sys;
     int done;
     tsr_status status = refuse_strangers(output, err);
-    if (status == TSR_OK) status = tsr_sys_sync(sys, output->work, output->name, err);
+    if (status == TSR_OK && output->unsynced_names) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
     do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
     while (done != 0 && errno == EINTR);
