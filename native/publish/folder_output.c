@@ -3,6 +3,7 @@
 #include "publish/journal.h"
 #include "publish/permissions.h"
 #include "publish/place.h"
+#include "publish/stem.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -9,9 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "publish/place.h"
-#include "publish/text.h"
 #include "io/try.h"
+#include "publish/stem.h"
+#include "publish/text.h"
 
 #define MOST_BYTES ((uint64_t)1 << 32) /* of a journal: records of petabytes */
 #define TRIES      20                  /* who lists journals holds each for a moment */

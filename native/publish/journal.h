@@ -1,7 +1,7 @@
 /* Journals: what is done of an unpublished output, on disk beside it, so that a later run or other processes can go on, and so
  * that what a killed run left can be told from files of others: nothing is removed that no journal lists.
  *
- *   dir/NAME                          the destination; in the names below it stands for its stem (place.h)
+ *   dir/NAME                          the destination; in the names below it stands for its stem (stem.h)
  *   dir/.NAME.tessera-TAG             the unpublished output, or NAME/.tessera-TAG-N (folder.h)
  *   dir/.NAME.tessera-TAG.2-of-8      journal of part 2 of 8: lines of text that say what work it is, an empty line, records
  *   dir/.NAME.tessera-TAG.2-by-8      the same, of the second of 8 ranks that work together

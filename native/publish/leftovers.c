@@ -7,11 +7,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "io/try.h"
 #include "publish/folder_output.h"
 #include "publish/place.h"
 #include "publish/record.h"
+#include "publish/stem.h"
 #include "publish/text.h"
-#include "io/try.h"
 
 #define HOLD_TRIES 100 /* one second */
 

@@ -1,8 +1,6 @@
 /* See place.h. */
 #include "publish/place.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -29,20 +27,6 @@ static tsr_status split(const char *path, tsr_place *out, tsr_error *err)
     TSR_FAIL_IF(!*out->name || strcmp(out->name, ".") == 0 || strcmp(out->name, "..") == 0, err, TSR_E_USAGE,
                 "'%s' cannot be a destination: it ends in no name", path);
     return TSR_OK;
-}
-
-const char *tsr_stem_of(const char *name, char stem[TSR_STEM_SIZE + 1])
-{
-    enum { HASH_SIZE = 17 }; /* "~" and 16 digits */
-    const size_t size = strlen(name);
-    size_t kept = size <= TSR_STEM_SIZE ? size : TSR_STEM_SIZE - HASH_SIZE;
-    uint64_t hash = 0xcbf29ce484222325; /* FNV-1a */
-    for (size_t i = 0; i < size; i++) hash = (hash ^ (uint8_t)name[i]) * 0x100000001b3;
-    while (kept < size && ((uint8_t)name[kept] & 0xc0) == 0x80) kept--; /* some file systems take whole characters only */
-    memcpy(stem, name, kept);
-    stem[kept] = '\0';
-    if (kept < size) snprintf(stem + kept, TSR_STEM_SIZE + 1 - kept, "~%016" PRIx64, hash);
-    return stem;
 }
 
 tsr_status tsr_place_of(const char *path, tsr_place *out, tsr_error *err)

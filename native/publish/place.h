@@ -16,11 +16,4 @@ typedef struct tsr_place {
  * TSR_E_USAGE where the path ends in no name. */
 tsr_status tsr_place_of(const char *path, tsr_place *out, tsr_error *err);
 
-#define TSR_STEM_SIZE 200u
-
-/* The part of a destination's name that temporary names hold: ".STEM.tessera-TAG…". It is the name itself where there is room for
- * what follows; of longer names the beginning, cut between two characters, and a hash of all of it, so that names that begin
- * alike stay apart. Returns `stem`. */
-const char *tsr_stem_of(const char *name, char stem[TSR_STEM_SIZE + 1]);
-
 #endif

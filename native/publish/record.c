@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "publish/place.h"
-#include "publish/text.h"
 #include "io/try.h"
+#include "publish/stem.h"
+#include "publish/text.h"
 
 #define MAGIC "tessera.publishing/2\n"
 

@@ -1,9 +1,11 @@
 """What -o writes: files that appear whole, pipes and devices written where they are."""
 import os
 import shutil
+import stat
 import threading
 
 from harness import SAMPLES, need, test
+from test_plans import killed
 
 CKPT = os.path.join(SAMPLES, "dcp_small")
 
@@ -139,3 +141,34 @@ def test_outputs_do_not_follow_what_is_planted_at_their_temporary_names(t):
     t.run("layout", CKPT, "-o", t.at("layout.json"))
     with open(t.at("victim")) as f:
         need(f.read() == "keep" and not os.path.islink(t.at("layout.json")), "a planted link was followed")
+
+
+OUTPUTS = {"a.json": ("layout", CKPT), "b.json": ("manifest", CKPT), "c.npy": ("get", CKPT, "bias")}
+
+
+@test
+def test_outputs_that_were_killed_are_removed_by_the_next_run(t):
+    for name, args in OUTPUTS.items():
+        said = t.run(*args, "-o", t.at(f"whole-{name}"))
+        killed(t, *args, "-o", t.at(name), limit=60)
+        left = [f for f in os.listdir(t.folder) if ".tessera-" in f]
+        need(left and not os.path.exists(t.at(name)), f"{args[0]}: {left}")
+        with open(t.at(f".{name}.tessera-w0123456789abcdef"), "w") as f:
+            f.write("not listed by any journal")
+        t.run(*args, "-o", t.at(name))
+        need(sorted(os.listdir(t.folder)) == sorted([f".{name}.tessera-w0123456789abcdef", name, f"whole-{name}"]), f"{args[0]}: {os.listdir(t.folder)} {said.stderr}")
+        with open(t.at(name), "rb") as a, open(t.at(f"whole-{name}"), "rb") as b:
+            need(a.read() == b.read(), f"{args[0]}: another file than an undisturbed run writes")
+        for f in os.listdir(t.folder):
+            os.unlink(t.at(f))
+
+
+@test
+def test_outputs_keep_the_modes_of_what_they_replace(t):
+    for name, args in OUTPUTS.items():
+        for want in (0o600, 0o640, 0o444):
+            t.run(*args, "-o", t.at(name))
+            os.chmod(t.at(name), want)
+            t.run(*args, "-o", t.at(name))
+            need(stat.S_IMODE(os.stat(t.at(name)).st_mode) == want, f"{args[0]}: {want:o} became {os.stat(t.at(name)).st_mode:o}")
+            os.unlink(t.at(name))

@@ -4,6 +4,7 @@ import shutil
 import struct
 
 from harness import need, sample, test
+from test_plans import killed
 
 
 def without_metadata(t, name):
@@ -81,3 +82,16 @@ def test_repair_refuses(t):
     need(b"exists" in t.run("repair", lost, t.at("there"), status=2).stderr and open(t.at("there")).read() == "mine", "a file that is there")
     need(b"nosuch" in t.run("repair", lost, t.at("x"), "--like", t.at("nosuch"), status=2).stderr, "--like nosuch")
     need(not os.path.exists(t.at("x")), "something was written")
+
+
+@test
+def test_what_a_killed_repair_left_is_removed_by_the_next(t):
+    path, lost = without_metadata(t, "dcp_fsdp2")
+    t.run("repair", lost, t.at("whole"), "--like", path)
+    killed(t, "repair", lost, t.at("new"), "--like", path, limit=400)
+    left = [name for name in os.listdir(t.folder) if ".tessera-" in name]
+    need(left and not os.path.exists(t.at("new")), left)
+    t.run("repair", lost, t.at("new"), "--like", path)
+    need(sorted(os.listdir(t.folder)) == ["lost", "new", "whole"], os.listdir(t.folder))
+    with open(t.at("new"), "rb") as a, open(t.at("whole"), "rb") as b:
+        need(a.read() == b.read(), "another file than an undisturbed run writes")

@@ -8,10 +8,13 @@
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"
 #include "cli/text/report.h"
+#include "publish/publication.h"
 #include "tessera/document.h"
 #include "tessera/folder.h"
 #include "tessera/salvage.h"
 #include "tessera/validate.h"
+
+#define JOB TSR_STR("repaired metadata\n")
 
 typedef struct repair_arguments {
     const char *like;
@@ -61,25 +64,41 @@ static tsr_status salvage(repair *r, tsr_error *err)
     return status;
 }
 
+/* What is written, and what the next run removes if this one is killed. */
+typedef struct repaired_file {
+    tsr_publication publication;
+    tsr_output *output;
+} repaired_file;
+
 static void remove_unfinished(void *ctx)
 {
-    tsr_output *const *output = ctx;
-    if (*output) tsr_folder_output_abandon(*output);
+    const repaired_file *file = ctx;
+    tsr_error ignored = {0};
+    tsr_sys_stop_naming();
+    if (file->output) tsr_folder_output_abandon(file->output);
+    if (file->publication.journal) tsr_journals_discard(&file->publication.journals, file->publication.tag, &ignored);
 }
 
-static tsr_status write_output(const repair *r, tsr_output **output, const tsr_vec *bytes, tsr_error *err)
+static tsr_status create_file(const repair *r, repaired_file *file, uint64_t size, uint32_t *number, tsr_error *err)
 {
-    const tsr_folder_output_options options = {0};
-    uint32_t file;
+    tsr_status status = tsr_publication_begin(&file->publication, JOB, 0, NULL, 0, err);
+    if (status != TSR_OK) return status;
+    const tsr_folder_output_options options = {.tag = file->publication.tag};
+    status = tsr_folder_output_open(NULL, cli_host(r->program)->allocator, r->dest, &options, &file->output, err);
+    return status == TSR_OK ? file->output->create(file->output, TSR_STR(""), size, number, err) : status;
+}
+
+static tsr_status write_output(const repair *r, repaired_file *file, const tsr_vec *bytes, tsr_error *err)
+{
+    uint32_t number;
     cli_signals_hold();
-    tsr_status status = tsr_folder_output_open(NULL, cli_host(r->program)->allocator, r->dest, &options, output, err);
-    if (status == TSR_OK) status = (*output)->create(*output, TSR_STR(""), bytes->count, &file, err);
+    tsr_status status = create_file(r, file, bytes->count, &number, err);
     cli_signals_release();
-    if (status == TSR_OK) status = (*output)->write_at(*output, file, 0, bytes->items, bytes->count, err);
-    if (status == TSR_OK) status = (*output)->sync(*output, err); /* before signals have to wait */
+    if (status == TSR_OK) status = file->output->write_at(file->output, number, 0, bytes->items, bytes->count, err);
+    if (status == TSR_OK) status = file->output->sync(file->output, err); /* before signals have to wait */
     if (status != TSR_OK) return status;
     cli_signals_hold();
-    status = (*output)->publish(*output, file, err);
+    status = tsr_publication_publish(&file->publication, file->output, number, false, err);
     cli_signals_release();
     return status;
 }
@@ -87,15 +106,18 @@ static tsr_status write_output(const repair *r, tsr_output **output, const tsr_v
 /* Never over a file that is there, and never half. */
 static tsr_status write_file(const repair *r, const tsr_vec *bytes, tsr_error *err)
 {
-    tsr_output *output = NULL;
-    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &output};
+    repaired_file file = {.output = NULL};
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &file};
     if (access(r->dest, F_OK) == 0)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; name a new file", r->dest);
-    cli_cleanup_add(&cleanup);
-    tsr_status status = write_output(r, &output, bytes, err);
+    tsr_status status = tsr_publication_open(cli_host(r->program)->allocator, r->dest, JOB, &file.publication, err);
+    if (status == TSR_OK) {
+        cli_cleanup_add(&cleanup);
+        status = write_output(r, &file, bytes, err);
+    }
     cli_signals_hold();
-    if (output) output->close(output);
-    output = NULL;
+    if (file.output) file.output->close(file.output);
+    tsr_publication_close(&file.publication);
     cli_signals_release();
     cli_cleanup_drop(&cleanup);
     return status;

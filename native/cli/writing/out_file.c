@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 #include "publish/overlap.h"
+#include "publish/permissions.h"
+#include "publish/stem.h"
 
-enum { MAX_TRIES = 1000 };
+#define JOB TSR_STR("one file by -o\n")
 
 static tsr_status refuse(const char *what, const char *path, tsr_error *err)
 {
@@ -45,40 +47,58 @@ static tsr_status refuse_source(const char *path, const cli_session *source, tsr
     return status;
 }
 
-/* A new file in the folder of `place`. */
-static FILE *create_beside(cli_out_file *out)
+/* A new file in the folder of `place`. What replaces a file is private until it gets that one's permissions. */
+static FILE *create_beside(cli_out_file *out, bool exists)
 {
-    const size_t room = strlen(out->place) + 48;
+    const size_t room = strlen(out->place) + 64;
     const char *slash = strrchr(out->place, '/');
     const int folder = slash ? (int)(slash - out->place + 1) : 0;
+    char stem[TSR_STEM_SIZE + 1];
     out->temporary = malloc(room);
-    for (unsigned tries = 0; out->temporary && tries < MAX_TRIES; tries++) {
-        snprintf(out->temporary, room, "%.*s.%.100s.tessera-%u", folder, out->place, out->place + folder,
-                 (unsigned)getpid() + tries);
-        const int fd = open(out->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-        out->made = fd >= 0;
-        if (fd >= 0) return fdopen(fd, "wb");
-        if (errno != EEXIST) break;
-    }
-    return NULL;
+    if (!out->temporary) return NULL;
+    snprintf(out->temporary, room, "%.*s.%s.tessera-%s", folder, out->place, tsr_stem_of(out->place + folder, stem),
+             out->publication.tag);
+    const int fd = open(out->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, exists ? TSR_PRIVATE_FILE : 0666);
+    out->made = fd >= 0;
+    return fd >= 0 ? fdopen(fd, "wb") : NULL;
 }
 
 static void remove_unfinished(void *ctx)
 {
     const cli_out_file *out = ctx;
+    tsr_error ignored = {0};
+    tsr_sys_stop_naming();
     if (out->made) unlink(out->temporary);
+    if (out->publication.journal) tsr_journals_discard(&out->publication.journals, out->publication.tag, &ignored);
 }
 
-/* A signal comes before the file is there, or when it is known. */
-static FILE *create_guarded(cli_out_file *out)
+static tsr_status begin(cli_out_file *out, bool exists, tsr_error *err)
 {
+    const tsr_status status = tsr_publication_begin(&out->publication, JOB, 0, NULL, 0, err);
+    if (status != TSR_OK) return status;
+    out->to = create_beside(out, exists);
+    return out->to ? TSR_OK : refuse("create", out->path, err);
+}
+
+/* A signal comes before there are a journal and a file, or when they are known. */
+static tsr_status open_beside(cli_out_file *out, bool exists, tsr_error *err)
+{
+    tsr_status status = tsr_publication_open(&tsr_allocator_libc, out->place, JOB, &out->publication, err);
+    if (status != TSR_OK) return status;
     out->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = out};
     cli_cleanup_add(&out->cleanup);
     cli_signals_hold();
-    FILE *to = create_beside(out);
+    status = begin(out, exists, err);
+    if (status != TSR_OK) tsr_publication_close(&out->publication);
     cli_signals_release();
-    if (!to) cli_cleanup_drop(&out->cleanup);
-    return to;
+    if (status != TSR_OK) cli_cleanup_drop(&out->cleanup);
+    return status;
+}
+
+static void free_names(cli_out_file *out)
+{
+    free(out->place);
+    free(out->temporary);
 }
 
 tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_file *out, tsr_error *err)
@@ -94,30 +114,34 @@ tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_fil
     const bool exists = stat(path, &info) == 0;
     if (exists && !S_ISREG(info.st_mode)) {
         out->to = fopen(path, "wb"); /* fails for a directory, and errno says why */
-    } else {
-        out->place = exists ? realpath(path, NULL) : strdup(path);
-        out->to = out->place ? create_guarded(out) : NULL;
+        return out->to ? TSR_OK : refuse("create", path, err);
     }
-    if (out->to) return TSR_OK;
-    const tsr_status status = refuse("create", path, err);
-    free(out->place);
-    free(out->temporary);
+    out->place = exists ? realpath(path, NULL) : strdup(path);
+    const tsr_status status = out->place ? open_beside(out, exists, err) : refuse("create", path, err);
+    if (status != TSR_OK) free_names(out);
+    return status;
+}
+
+static tsr_status give_name(cli_out_file *out, tsr_status status, tsr_error *err)
+{
+    if (status == TSR_OK) tsr_keep_permissions_of(AT_FDCWD, out->place, fileno(out->to));
+    if (fclose(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err);
+    if (status == TSR_OK && rename(out->temporary, out->place) != 0) status = refuse("rename to", out->path, err);
+    if (status != TSR_OK) unlink(out->temporary);
+    out->made = false;
+    tsr_publication_close(&out->publication);
     return status;
 }
 
 tsr_status cli_out_close(cli_out_file *out, tsr_status status, tsr_error *err)
 {
     if (out->to == stdout) return status;
-    if (fclose(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err);
-    if (out->place) {
-        cli_signals_hold();
-        if (status == TSR_OK && rename(out->temporary, out->place) != 0) status = refuse("rename to", out->path, err);
-        if (status != TSR_OK) remove(out->temporary);
-        out->made = false;
-        cli_signals_release();
-        cli_cleanup_drop(&out->cleanup);
-    }
-    free(out->place);
-    free(out->temporary);
+    if (!out->place) return fclose(out->to) != 0 && status == TSR_OK ? refuse("write", out->path, err) : status;
+    if (fflush(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err); /* before signals have to wait */
+    cli_signals_hold();
+    status = give_name(out, status, err);
+    cli_signals_release();
+    cli_cleanup_drop(&out->cleanup);
+    free_names(out);
     return status;
 }

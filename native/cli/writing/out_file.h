@@ -7,6 +7,7 @@
 
 #include "cli/program/session.h"
 #include "cli/program/signals.h"
+#include "publish/publication.h"
 
 typedef struct cli_out_file {
     FILE *to;
@@ -14,6 +15,7 @@ typedef struct cli_out_file {
     char *place;     /* of the file itself, behind symbolic links; NULL: written directly */
     char *temporary; /* beside it */
     bool made;       /* `temporary` is there */
+    tsr_publication publication; /* so that the next run finds what a killed one left */
     cli_cleanup cleanup;
 } cli_out_file;
 
