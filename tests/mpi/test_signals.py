@@ -1,4 +1,5 @@
 """Signals under mpirun: whichever rank gets one, or mpirun itself, the job ends without success and nothing is left."""
+import contextlib
 import glob
 import json
 import os
@@ -9,7 +10,7 @@ import subprocess
 import tempfile
 import time
 
-from harness import Bad, need, test, wait_for_end
+from harness import Bad, alone, need, safetensors, test, tree, wait_for_end
 
 RANKS, HUGE = 3, 64 << 30
 
@@ -48,8 +49,8 @@ def wait_until(what, condition, p):
         time.sleep(0.02)
 
 
-def stopped(folder, out, who, number, *command):
-    """Starts a job, and sends the signal to a rank, or to mpirun (None), in the middle of its work."""
+def stopped(folder, out, who, number, *command, expect=lambda out, what: need(os.listdir(out) == [], f"{what}: {os.listdir(out)}")):
+    """Starts a job, and sends the signal to a rank, or to mpirun (None), in the middle of its work. `expect` looks at what is left."""
     mark = f"TSR_TEST_JOB={os.getpid()}-{time.monotonic_ns()}"
     environment = {**os.environ, "TSR_TEST_JOB": mark.partition("=")[2], "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(RANKS), "-x", "TSR_TEST_JOB", f"{folder}/tessera", *command]
@@ -65,7 +66,9 @@ def stopped(folder, out, who, number, *command):
             p.send_signal(number)
         else:
             os.kill(ranks_of(mark)[who], number)
+        began = time.monotonic()
         _, err = p.communicate(timeout=40)
+        need(time.monotonic() - began < 20, f"{what}: it went on for {time.monotonic() - began:.0f} s")
     except subprocess.TimeoutExpired:
         raise Bad(f"{what}: still there after 40 s")
     finally:
@@ -74,21 +77,89 @@ def stopped(folder, out, who, number, *command):
             p.communicate()
     wait_for_end(mark)
     need(p.returncode != 0, f"{what}: mpirun ended with 0")
-    need(os.listdir(out) == [], f"{what}: {os.listdir(out)} {err[-500:]}")
+    expect(out, f"{what}: {err[-500:]}")
 
 
-@test
-def test_signals_to_any_rank_end_the_job(folder, *_):
+@contextlib.contextmanager
+def place():
     scratch = tempfile.mkdtemp(prefix="tessera-mpi-signals-")
     try:
         source, out = os.path.join(scratch, "a.safetensors"), os.path.join(scratch, "out")
         os.mkdir(out)
         huge(source)
+        yield source, out
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@test
+def test_signals_to_any_rank_end_the_job(folder, *_):
+    with place() as (source, out):
         jobs = [("convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16"), ("reshard", source, f"{out}/d", "--mesh", "dp=2", "--placements", "shard(0)"),
                 ("validate", source, "--deep")]
         for i, who in enumerate([None, 0, 1, RANKS - 1]):
             for k, job in enumerate(jobs):
                 if job[0] != "validate" or i % 2:
                     stopped(folder, out, who, (signal.SIGTERM, signal.SIGINT)[(i + k) % 2], *job)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def old_checkpoint(folder, path, *form):
+    """One of another source, and what it holds."""
+    source = path + ".safetensors"
+    safetensors(source, [1000, 50], 9)
+    status, _, err = alone(f"{folder}/tessera", form[0], source, path, *form[1:])
+    need(status == 0, err)
+    os.remove(source)
+    return tree(path)
+
+
+@test
+def test_signals_leave_the_old_checkpoint_whole(folder, *_):
+    """Replaced by a rename of the marker, by exchanging directories, and by the rename of one file."""
+    mesh = ("--mesh", "dp=2", "--placements", "shard(0)")
+    forms = [("convert", "--to", "dcp"), ("reshard", *mesh, "--to", "torch"), ("convert", "--to", "torch")]
+    with place() as (source, out):
+        for i, form in enumerate(forms):
+            for who in (None, 0, RANKS - 1):
+                before = old_checkpoint(folder, f"{out}/d", *form)
+
+                def whole(out, what):
+                    need(tree(f"{out}/d") == before and os.listdir(out) == ["d"], f"{what}: {os.listdir(out)}")
+                stopped(folder, out, who, (signal.SIGTERM, signal.SIGINT)[i % 2], form[0], source, f"{out}/d", *form[1:], "--dtype", "bfloat16", "--overwrite",
+                        expect=whole)
+                shutil.rmtree(out)
+                os.mkdir(out)
+
+
+def published(path):
+    """{name: bytes} without the temporary files, which are as huge as the source."""
+    if not os.path.exists(path):
+        return None
+    found = {}
+    for name in os.listdir(path):
+        if ".tessera-" not in name:
+            with open(os.path.join(path, name), "rb") as f:
+                found[name] = f.read()
+    return found
+
+
+@test
+def test_signals_leave_the_journals_of_a_job_that_can_resume(folder, *_):
+    """Old and new: the journals of all ranks stay, and the next run goes on from them or, without --resume, removes them."""
+    with place() as (source, out):
+        for i, who in enumerate((None, 0, 1)):
+            over = ("--overwrite",) if i else ()
+            before = old_checkpoint(folder, f"{out}/d", "convert", "--to", "dcp") if i else None
+
+            def resumable(out, what):
+                need(published(f"{out}/d") == before, f"{what}: not the old one")
+                need(sum("-by-3" in name for name in os.listdir(out)) == RANKS, f"{what}: {os.listdir(out)}")
+            job = ("convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16", *over)
+            stopped(folder, out, who, (signal.SIGTERM, signal.SIGINT)[i % 2], *job, "--resume", expect=resumable)
+            small = os.path.join(os.path.dirname(source), "small.safetensors")
+            safetensors(small, [1000], 3)
+            status, _, err = alone(f"{folder}/tessera", "convert", small, f"{out}/d", "--to", "dcp", *over)
+            need(status == 0 and "removing what an interrupted run" in err and os.listdir(out) == ["d"], f"{err} {os.listdir(out)}")
+            need(not [name for name in os.listdir(f"{out}/d") if ".tessera-" in name], os.listdir(f"{out}/d"))
+            shutil.rmtree(out)
+            os.mkdir(out)

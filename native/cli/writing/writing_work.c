@@ -20,7 +20,8 @@ static tsr_status open_output(cli_writing *w, const cli_beginning *b, bool join,
         .absent = w->is_folder && w->options->overwrite && cli_speaks(w->program) && !w->replacement.exists,
         .tag = w->tag,
         .join = join,
-        .whole = join && w->is_exec && b->has_records && !b->publishing,
+        /* Rank 0 has made all files. If they are gone it is removing them, and they must not be made again. */
+        .whole = join && !b->publishing && ((w->is_exec && b->has_records) || !cli_speaks(w->program)),
         .sums = true,
         .keep = true,
         .publishing = b->publishing,
@@ -170,11 +171,26 @@ static tsr_status share_beginning(cli_writing *w, cli_beginning *b, tsr_error *e
     return status;
 }
 
+/* When a signal ends rank 0, it removes all journals, and looks for more when its own is gone. Whoever makes one behind that sees
+ * that rank 0 has none. */
+static tsr_status begin_journal_beside_rank_0(cli_writing *w, const cli_beginning *b, tsr_error *err)
+{
+    tsr_leftover *found;
+    size_t count;
+    tsr_status status = begin_journal(w, b, err);
+    if (status == TSR_OK) status = tsr_journals_list(&w->journals, w->arena, &found, &count, err);
+    for (size_t i = 0; i < count && status == TSR_OK; i++)
+        if (cli_is_own(w, &found[i]) && found[i].part == 1) return TSR_OK;
+    if (status != TSR_OK) return status;
+    w->journals.sys->unlink(w->journals.sys, w->journals.folder, tsr_journal_name(w->journal), false);
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "rank 0 ended while the other ranks opened '%s'", w->destination);
+}
+
 /* The files that rank 0 has opened, and what is done of them. */
 static tsr_status join_rank_0(cli_writing *w, cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
 {
     tsr_status status = plan_work(w, b, options, err);
-    if (status == TSR_OK) status = begin_journal(w, b, err);
+    if (status == TSR_OK) status = begin_journal_beside_rank_0(w, b, err);
     if (status == TSR_OK) status = open_files(w, b, true, err);
     return status == TSR_OK ? take_records(w, err) : status;
 }
