@@ -79,7 +79,7 @@ static tsr_output *begin(uint32_t files[FILES])
     tsr_output *output;
     assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL), TSR_OK);
     for (int i = 0; i < FILES; i++) {
-        char name[8], path[64];
+        char name[16], path[64];
         struct stat info;
         snprintf(name, sizeof name, "f%d", i);
         assert_int_equal(output->create(output, tsr_str_from(name), 4, &files[i], NULL), TSR_OK);
@@ -134,7 +134,7 @@ static void test_native_syncs__who_joins_syncs_every_file_once(void **state)
     const tsr_folder_output_options options = {.is_folder = true, .tag = "w0", .join = true, .keep = true};
     assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &second, NULL), TSR_OK);
     for (int i = 0; i < FILES; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "f%d", i);
         assert_int_equal(second->create(second, tsr_str_from(name), 4, &files[i], NULL), TSR_OK);
     }
