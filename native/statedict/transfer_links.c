@@ -1,13 +1,13 @@
 /* Boxes that one rank has and another wants. A shard that several ranks hold comes from the receiver itself if it is among
- * them, else from its copies in turn. What lies in shared memory is not sent: the receiver reads it there; what is to get
+ * them, else from the copy next to it. What lies in shared memory is not sent: the receiver reads it there; what is to get
  * there, the sender writes. */
 #include "statedict/transfer_links.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "statedict/share.h"
 #include "io/try.h"
+#include "statedict/share.h"
 
 /* One transfer as this rank looks at it. */
 typedef struct finder {
@@ -60,13 +60,18 @@ static uint32_t first_holder(const tsr_layout *layout, uint32_t rank)
     return (uint32_t)tsr_mesh_rank_at(layout->mesh, coordinate);
 }
 
-/* Who of those that hold the shard of `first` gives it to `dest`. */
+/* Who of those that hold the shard of `first` gives it to `dest`: the one that is where `dest` is in the dims that replicate
+ * it, as in PyTorch, whose collectives run along the other dims. */
 static uint32_t source_for(const tsr_side *from, uint32_t first, uint32_t dest)
 {
-    if (!from->layout) return holds_whole(from, dest) ? dest : from->holders[dest % from->holder_count];
-    if (from->layout->copies == 1 || first_holder(from->layout, dest) == first)
-        return from->layout->copies == 1 ? first : dest;
-    return (uint32_t)tsr_layout_copy(from->layout, first, dest % from->layout->copies);
+    const tsr_layout *layout = from->layout;
+    uint64_t place[TSR_MESH_MAX_DIMS], own[TSR_MESH_MAX_DIMS];
+    if (!layout) return holds_whole(from, dest) ? dest : from->holders[dest % from->holder_count];
+    if (layout->copies == 1) return first;
+    tsr_mesh_coordinate(layout->mesh, first, place);
+    tsr_mesh_coordinate(layout->mesh, dest, own);
+    for (uint32_t i = 0; i < layout->copy_dim_count; i++) place[layout->copy_dims[i]] = own[layout->copy_dims[i]];
+    return (uint32_t)tsr_mesh_rank_at(layout->mesh, place);
 }
 
 /* The next first holder from `rank` on; `ranks` behind the last. */

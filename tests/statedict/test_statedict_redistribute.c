@@ -403,6 +403,35 @@ static void test_statedict_redistribute__no_memory_on_one_rank(void **state)
     }
 }
 
+/* ---- replicas that differ ---- */
+
+/* As PyTorch's collectives, which run along the dims that cut: each rank gets the copy that is where it is itself. */
+static tsr_status own_replica(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    static const uint64_t mesh_shape[2] = {2, 2}, shape[1] = {4};
+    static const tsr_str names[2] = {{"a", 1}, {"b", 1}};
+    static const tsr_mesh mesh = {2, mesh_shape, names};
+    static const tsr_placement rows[2] = {{.kind = TSR_SHARD}, {.kind = TSR_REPLICATE}};
+    static const tsr_placement whole[2] = {{.kind = TSR_REPLICATE}, {.kind = TSR_REPLICATE}};
+    const tsr_host host = live_host(NULL);
+    const float rank = (float)comm->rank, other = (float)(comm->rank ^ 2);
+    float mine[2] = {10 * rank, 10 * rank + 1}, all[4] = {0};
+    const tsr_tensor from = tsr_tensor_over_mesh(TSR_FLOAT32, 1, shape, &mesh, rows, comm->rank, mine);
+    const tsr_tensor to = tsr_tensor_over_mesh(TSR_FLOAT32, 1, shape, &mesh, whole, comm->rank, all);
+    const float low = comm->rank < 2 ? rank : other, high = comm->rank < 2 ? other : rank;
+    const tsr_move move = {&from, &to};
+    (void)arg;
+    TRY(tsr_redistribute(comm, &move, 1, 0, &host, err));
+    NEED(all[0] == 10 * low && all[1] == 10 * low + 1 && all[2] == 10 * high && all[3] == 10 * high + 1);
+    return TSR_OK;
+}
+
+static void test_statedict_redistribute__replicas_that_differ_stay_apart(void **state)
+{
+    (void)state;
+    assert_true(live_run(4, own_replica, NULL) || ranks_count(4) < 4);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -412,6 +441,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_redistribute__misfits_are_refused),
         cmocka_unit_test(test_statedict_redistribute__memory_is_bounded),
         cmocka_unit_test(test_statedict_redistribute__no_memory_on_one_rank),
+        cmocka_unit_test(test_statedict_redistribute__replicas_that_differ_stay_apart),
     };
     ranks_begin(&argc, &argv);
     return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));

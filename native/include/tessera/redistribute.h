@@ -5,7 +5,8 @@
  *
  * What lies in one run on either side is sent from, or received into, the tensor itself. What a rank has and wants stays
  * in it. What lies in memory that the processes of a machine share (tsr_create_options.share), on either side, is copied once,
- * by the rank at the other end. Replicas: a rank that has a copy itself takes that, others are served by the copies in turn.
+ * by the rank at the other end. Replicas: a rank that has a copy itself takes that, others the copy whose
+ * place in the dims that replicate the tensor is theirs.
  *
  * Example:
  *
