@@ -411,14 +411,13 @@ static tsr_status own_replica(void *arg, tsr_comm *comm, tsr_error *err)
     static const uint64_t mesh_shape[2] = {2, 2}, shape[1] = {4};
     static const tsr_str names[2] = {{"a", 1}, {"b", 1}};
     static const tsr_mesh mesh = {2, mesh_shape, names};
-    static const tsr_placement rows[2] = {{.kind = TSR_SHARD}, {.kind = TSR_REPLICATE}};
+    static const tsr_placement rows[2] = {{.kind = TSR_REPLICATE}, {.kind = TSR_SHARD}};
     static const tsr_placement whole[2] = {{.kind = TSR_REPLICATE}, {.kind = TSR_REPLICATE}};
     const tsr_host host = live_host(NULL);
-    const float rank = (float)comm->rank, other = (float)(comm->rank ^ 2);
+    const float rank = (float)comm->rank, low = (float)(comm->rank & ~1u), high = (float)(comm->rank | 1u);
     float mine[2] = {10 * rank, 10 * rank + 1}, all[4] = {0};
     const tsr_tensor from = tsr_tensor_over_mesh(TSR_FLOAT32, 1, shape, &mesh, rows, comm->rank, mine);
     const tsr_tensor to = tsr_tensor_over_mesh(TSR_FLOAT32, 1, shape, &mesh, whole, comm->rank, all);
-    const float low = comm->rank < 2 ? rank : other, high = comm->rank < 2 ? other : rank;
     const tsr_move move = {&from, &to};
     (void)arg;
     TRY(tsr_redistribute(comm, &move, 1, 0, &host, err));
