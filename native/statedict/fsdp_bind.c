@@ -1,6 +1,8 @@
 /* See fsdp_bind.h. */
 #include "statedict/fsdp_bind.h"
 
+#include "statedict/fsdp_cut.h"
+
 bool tsr_fsdp_is_in(const tsr_modules *modules)
 {
     for (tsr_module_ref m = 0; m < tsr_modules_count(modules); m++)
@@ -90,9 +92,12 @@ void tsr_fsdp_unbind(tsr_fsdp_bound *bound)
 tsr_status tsr_fsdp_choose(const tsr_fsdp_bound *bound, const tsr_state_options *options, tsr_error *err)
 {
     const tsr_fsdp_choice choice = tsr_state_fsdp_choice(options);
+    bool gathered = false; /* DTensors are gathered by all their ranks */
+    for (size_t i = 0; i < bound->units->nodes.count; i++)
+        gathered = gathered || tsr_fsdp_is_transformed(&tsr_fsdp_nodes(bound->units)[i]);
     const tsr_fsdp_settings settings = {.type = choice.full ? TSR_FSDP_FULL : TSR_FSDP_SHARDED,
                                         .offload = choice.offload_to_cpu,
-                                        .rank0_only = choice.model_rank0_only};
+                                        .rank0_only = choice.model_rank0_only && !gathered};
     return tsr_fsdp_set_type(bound->units, 0, &settings, NULL, err);
 }
 
@@ -108,7 +113,8 @@ static tsr_status item_tensor(const tsr_fsdp_model *units, const tsr_fsdp_item *
     }
     *out = TSR_ARENA_NEW(arena, tsr_tensor, err);
     if (!*out) return TSR_E_NOMEM;
-    **out = tsr_fsdp_original(&tsr_fsdp_nodes(units)[item->node], item->original);
+    TSR_TRY(tsr_fsdp_parameter(&tsr_fsdp_nodes(units)[item->node], item->original, false, arena, *out, err));
+    (*out)->spread = TSR_WHOLE;
     (*out)->device = NULL;
     (*out)->meta = true;
     return TSR_OK;
@@ -138,48 +144,70 @@ tsr_status tsr_fsdp_model_items(const tsr_fsdp_bound *bound, tsr_arena *arena, t
 
 /* ---- full, or on the host ---- */
 
-/* The pairs of `root` whose tensors are distributed. */
-static tsr_status distributed_in(const tsr_value *root, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+/* The distributed tensors of `root` by their paths, and in `places` (address of a tensor → its pair) where they are. */
+static tsr_status distributed_in(const tsr_value *root, const tsr_host *host, tsr_arena *arena, tsr_map *places,
+                                 const tsr_value **out, tsr_error *err)
 {
     size_t count = 0;
-    const tsr_value **items = tsr_arena_array(arena, root->count, sizeof *items, err);
-    for (size_t i = 0; items && i < root->count; i += 2) {
-        const tsr_tensor *tensor = tsr_tensor_of(root->items[i + 1]);
-        if (!tensor || tensor->spread == TSR_WHOLE) continue;
-        items[count++] = root->items[i];
-        items[count++] = root->items[i + 1];
+    tsr_leaves leaves;
+    TSR_TRY(tsr_leaves_of(root, host, true, arena, &leaves, err));
+    const tsr_value **items = tsr_arena_array(arena, 2 * leaves.count, sizeof *items, err);
+    for (size_t i = 0; items && i < leaves.count; i++) {
+        const tsr_tensor *tensor = leaves.items[i].tensor;
+        if (tensor->spread == TSR_WHOLE) continue;
+        const tsr_str address = {(const char *)&leaves.items[i].tensor, sizeof tensor}; /* lives as long as `arena` */
+        TSR_TRY(tsr_map_put(places, address, (uint32_t)count + 1, NULL, NULL, err));
+        items[count++] = tsr_value_str(arena, leaves.items[i].path, err);
+        items[count++] = leaves.items[i].value;
+        if (!items[count - 2]) return TSR_E_NOMEM;
     }
     *out = items ? tsr_value_items(arena, TSR_VALUE_DICT, items, count, err) : NULL;
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* `root` again with the values that `made` has for its keys, which are in the same order. */
-static tsr_status put_back(const tsr_value *root, const tsr_value *made, tsr_arena *arena, const tsr_value **out,
-                           tsr_error *err)
+/* `value` again with what was made of the tensors in `places`. Its depth was bounded when leaves were listed. */
+static tsr_status put_back(const tsr_value *value, const tsr_value *made, const tsr_map *places, tsr_arena *arena,
+                           const tsr_value **out, tsr_error *err)
 {
-    const tsr_value **items = tsr_arena_array(arena, root->count, sizeof *items, err);
-    if (!items) return TSR_E_NOMEM;
-    memcpy(items, root->items, root->count * sizeof *items);
-    for (size_t i = 0, at = 0; i < root->count && at < made->count; i += 2) {
-        if (root->items[i] != made->items[at] && !tsr_str_equal(root->items[i]->text, made->items[at]->text)) continue;
-        items[i + 1] = made->items[at + 1];
-        at += 2;
+    *out = value;
+    if (value->kind == TSR_VALUE_TENSOR) {
+        const tsr_tensor *tensor = tsr_tensor_of(value);
+        const uint32_t at = tsr_map_get(places, (tsr_str){(const char *)&tensor, sizeof tensor}, UINT32_MAX);
+        if (at < made->count) *out = made->items[at];
+        return TSR_OK;
     }
-    *out = tsr_value_items(arena, TSR_VALUE_DICT, items, root->count, err);
-    return *out ? TSR_OK : TSR_E_NOMEM;
+    if (value->count == 0) return TSR_OK;
+    tsr_value *copy = tsr_value_new(arena, value->kind, err);
+    const tsr_value **items = tsr_arena_array(arena, value->count, sizeof *items, err);
+    if (!copy || !items) return TSR_E_NOMEM;
+    *copy = *value;
+    copy->items = items;
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(put_back(value->items[i], made, places, arena, &items[i], err));
+    *out = copy;
+    return TSR_OK;
 }
 
-static tsr_status gather_rest(const tsr_value **root, tsr_comm *comm, bool root_only, tsr_state_dict *out, tsr_error *err)
+static tsr_status gather_listed(const tsr_value **root, const tsr_value *rest, const tsr_map *places, tsr_comm *comm,
+                                bool root_only, tsr_state_dict *out, tsr_error *err)
 {
     const uint32_t zero = 0;
     const tsr_gather_options gather = {.ranks_only = &zero, .ranks_only_count = root_only ? 1 : 0};
-    const tsr_value *rest = NULL;
-    TSR_TRY(tsr_comm_agree(comm, distributed_in(*root, out->arena, &rest, err), err));
     uint64_t count = rest->count;
     TSR_TRY(comm->largest(comm, &count, err));
     if (count == 0) return TSR_OK;
     TSR_TRY(tsr_state_dict_gather(rest, comm, &gather, out, err));
-    return tsr_comm_agree(comm, put_back(*root, tsr_state_dict_root(out), out->arena, root, err), err);
+    return tsr_comm_agree(comm, put_back(*root, tsr_state_dict_root(out), places, out->arena, root, err), err);
+}
+
+static tsr_status gather_rest(const tsr_value **root, tsr_comm *comm, bool root_only, tsr_state_dict *out, tsr_error *err)
+{
+    const tsr_value *rest = NULL;
+    tsr_map *places = tsr_map_new(out->host->allocator, 0, err);
+    tsr_status status = places ? distributed_in(*root, out->host, out->arena, places, &rest, err) : TSR_E_NOMEM;
+    status = tsr_comm_agree(comm, status, err);
+    if (status == TSR_OK) status = gather_listed(root, rest, places, comm, root_only, out, err);
+    tsr_map_free(places);
+    return status;
 }
 
 tsr_status tsr_fsdp_full_or_cpu(const tsr_value *root, tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,

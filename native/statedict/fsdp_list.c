@@ -1,6 +1,6 @@
 /* What a model with FSDP1 units saves: one walk over the module tree, in the order of nn.Module.state_dict, that gives every
  * name its canonical form and every original its place. */
-#include "statedict/fsdp_model.h"
+#include "statedict/fsdp_cut.h"
 
 #include <inttypes.h>
 
@@ -156,7 +156,9 @@ static tsr_status lay_out(tsr_fsdp_model *model, tsr_fsdp_node *node, tsr_error 
                                 .param_count = (uint32_t)flat->param_count,
                                 .numel = node->layout.flat_numel,
                                 .is_sharded = node->sharded};
-    return check_mesh(model, node, err);
+    if (!node->unit->root_mesh) return check_mesh(model, node, err);
+    TSR_TRY(tsr_fsdp_check_root_mesh(model, node, err));
+    return tsr_fsdp_check_specs(model, node, err);
 }
 
 static tsr_status open_node(walk *w, const at *here, uint32_t *number, tsr_error *err)
@@ -170,6 +172,7 @@ static tsr_status open_node(walk *w, const at *here, uint32_t *number, tsr_error
     *node = (tsr_fsdp_node){.module = here->module,
                             .fqn = without_last_dot(here->prefix),
                             .flat = flat,
+                            .world_rank = model->tree.comm->rank,
                             .unit = unit_of(&model->tree, here->module)};
     TSR_FAIL_IF(flat && !node->unit, err, TSR_E_USAGE, "unit '%.*s' has a flat parameter, but no slice was given for it",
                 TSR_STR_ARG(node->fqn));

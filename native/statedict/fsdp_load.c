@@ -2,6 +2,7 @@
  * again. */
 #include "statedict/fsdp_load.h"
 
+#include "statedict/fsdp_cut.h"
 #include "tessera/cast.h"
 
 /* A unit at work. */
@@ -80,16 +81,30 @@ static tsr_status load_rows(const tsr_fsdp_loading *l, const unit_work *w, uint3
     return status;
 }
 
+/* The call of the program's extensions that gives what is to be flattened; NULL: none. */
+typedef tsr_status to_flatten(void *ctx, tsr_str fqn, const tsr_tensor *tensor, tsr_comm *comm, tsr_state_dict *out,
+                              const tsr_tensor **whole, tsr_error *err);
+
+static to_flatten *flattening(const tsr_fsdp_node *node, void **ctx)
+{
+    const tsr_fsdp_extensions *e = node->unit->extensions;
+    const tsr_fsdp_transforms *t = node->unit->transforms;
+    const bool full = tsr_fsdp_effective(node).type == TSR_FSDP_FULL;
+    *ctx = full ? t ? t->ctx : NULL : e ? e->ctx : NULL;
+    return full ? t ? t->flatten : NULL : e ? e->gather : NULL;
+}
+
 static tsr_status load_gathered(const tsr_fsdp_loading *l, const unit_work *w, const tsr_fsdp_item *item,
                                 const tsr_tensor *tensor, tsr_error *err)
 {
-    const tsr_fsdp_extensions *e = w->node->unit->extensions;
+    void *ctx;
+    to_flatten *flatten = flattening(w->node, &ctx);
     const tsr_tensor *whole = NULL;
     const tsr_tensor want = tsr_fsdp_original(w->node, item->original);
     tsr_state_dict *passing = NULL;
     tsr_status status = tsr_comm_agree(w->node->unit->comm, tsr_state_dict_new(l->model->host, &passing, err), err);
     if (status == TSR_OK) {
-        status = e->gather(e->ctx, item->fqn, tensor, w->node->unit->comm, passing, &whole, err);
+        status = flatten(ctx, item->fqn, tensor, w->node->unit->comm, passing, &whole, err);
         if (status == TSR_OK)
             status = tsr_tensor_same_place(whole, &want, true, "what was gathered", "the model", passing->arena, err);
         if (status == TSR_OK) status = load_whole(l, w, item->original, whole, err);
@@ -114,11 +129,46 @@ static tsr_status load_item(const tsr_fsdp_loading *l, const unit_work *w, size_
 {
     const tsr_fsdp_item *item = &tsr_fsdp_items(l->model)[i];
     const tsr_tensor *tensor = tsr_tensor_of(l->values[i]);
-    const tsr_fsdp_extensions *e = w->node->unit->extensions;
+    void *ctx;
     if (item->kind == TSR_ITEM_FLAT) return load_slice(l, w, tensor, err);
+    if (flattening(w->node, &ctx)) return load_gathered(l, w, item, tensor, err);
     if (tsr_fsdp_effective(w->node).type == TSR_FSDP_FULL) return load_whole(l, w, item->original, tensor, err);
-    if (e && e->gather) return load_gathered(l, w, item, tensor, err);
     return load_rows(l, w, item->original, tensor, err);
+}
+
+static bool is_loaded(const tsr_fsdp_loading *l, size_t enter, size_t i)
+{
+    const tsr_fsdp_item *items = tsr_fsdp_items(l->model);
+    const bool own = items[i].kind == TSR_ITEM_ORIGINAL || items[i].kind == TSR_ITEM_FLAT;
+    return own && items[i].node == items[enter].node && l->values[i];
+}
+
+/* What DTensors have is gathered for the whole unit before any of it is cut: all ranks do so together. */
+static tsr_status load_unit_2d(const tsr_fsdp_loading *l, const unit_work *w, size_t enter, tsr_error *err)
+{
+    const tsr_fsdp_item *items = tsr_fsdp_items(l->model);
+    const size_t leave = tsr_fsdp_leave(l->model, enter);
+    const tsr_host *host = l->model->host;
+    const void **locals = tsr_alloc(host->allocator, leave - enter, sizeof *locals, err);
+    tsr_state_dict *passing = NULL;
+    tsr_status status = locals ? tsr_state_dict_new(host, &passing, err) : TSR_E_NOMEM;
+    tsr_fsdp_moves moves = tsr_fsdp_moves_of(l->model->tree.comm, NULL, host, passing);
+    for (size_t i = enter; i < leave && status == TSR_OK; i++) {
+        if (!is_loaded(l, enter, i)) continue;
+        tsr_tensor given = *tsr_tensor_of(l->values[i]);
+        given.entry.fqn = items[i].fqn;
+        status = tsr_fsdp_gather_2d(w->node, items[i].original, &given, &moves, &locals[i - enter], err);
+    }
+    status = tsr_fsdp_moves_run(&moves, status, err);
+    for (size_t i = enter; i < leave && status == TSR_OK; i++) {
+        if (!is_loaded(l, enter, i)) continue;
+        const tsr_tensor given =
+            tsr_tensor_whole(tsr_tensor_of(l->values[i])->entry.dtype, 0, NULL, (void *)(uintptr_t)locals[i - enter]);
+        status = load_whole(l, w, items[i].original, &given, err);
+    }
+    tsr_state_dict_free(passing);
+    tsr_free(host->allocator, locals, leave - enter, sizeof *locals);
+    return status;
 }
 
 static tsr_status load_unit(const tsr_fsdp_loading *l, size_t enter, tsr_error *err)
@@ -131,10 +181,9 @@ static tsr_status load_unit(const tsr_fsdp_loading *l, size_t enter, tsr_error *
     w.slice = slice;
     status = tsr_comm_agree(l->model->tree.comm, status, err);
     const bool all = status == TSR_OK;
-    for (size_t i = enter; i < leave && status == TSR_OK; i++) {
-        const bool own = items[i].kind == TSR_ITEM_ORIGINAL || items[i].kind == TSR_ITEM_FLAT;
-        if (own && items[i].node == items[enter].node && l->values[i]) status = load_item(l, &w, i, err);
-    }
+    if (all && tsr_fsdp_is_2d(w.node)) status = load_unit_2d(l, &w, enter, err);
+    for (size_t i = enter; i < leave && status == TSR_OK && !tsr_fsdp_is_2d(w.node); i++)
+        if (is_loaded(l, enter, i)) status = load_item(l, &w, i, err);
     const tsr_status given = tsr_fsdp_unstage(l->model, w.node, w.staged, status == TSR_OK, err);
     if (status == TSR_OK) status = given;
     return all ? tsr_comm_agree(l->model->tree.comm, status, err) : status;

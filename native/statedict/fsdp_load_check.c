@@ -1,4 +1,5 @@
 /* What is wrong with a state before any of it is written: keys, shapes, forms. */
+#include "statedict/fsdp_cut.h"
 #include "statedict/fsdp_load.h"
 
 #include <inttypes.h>
@@ -133,15 +134,38 @@ static tsr_status check_mesh(const tsr_fsdp_node *node, const tsr_tensor *tensor
     return TSR_OK;
 }
 
+/* An original of a unit with a root mesh: whole (FULL), or over that mesh in any way. */
+static tsr_status check_2d(const tsr_fsdp_loading *l, const tsr_fsdp_node *node, const tsr_fsdp_item *item,
+                           const tsr_tensor *tensor, tsr_error *err)
+{
+    const tsr_mesh *root = node->unit->root_mesh;
+    tsr_tensor own;
+    TSR_TRY(tsr_fsdp_parameter(node, item->original, false, l->arena, &own, err));
+    TSR_TRY(check_tensor(tensor, item->fqn, own.entry.dtype, own.entry.rank, own.entry.shape, l->arena, err));
+    if (tensor->spread == TSR_WHOLE && tsr_fsdp_effective(node).type == TSR_FSDP_FULL) return TSR_OK;
+    TSR_TRY(check_spread(tensor, TSR_OVER_MESH, item->fqn, err));
+    bool same = tensor->mesh->dim_count == root->dim_count, partial = false;
+    for (uint32_t i = 0; same && i < root->dim_count; i++) {
+        same = tensor->mesh->shape[i] == root->shape[i];
+        partial = partial || tensor->placements[i].kind == TSR_PARTIAL;
+    }
+    TSR_FAIL_IF(!same, err, TSR_E_USAGE, "the mesh of '%.*s' is not its unit's root mesh", TSR_STR_ARG(item->fqn));
+    TSR_FAIL_IF(partial, err, TSR_E_UNSUPPORTED, "'%.*s' is partial: reduce it first", TSR_STR_ARG(item->fqn));
+    return TSR_OK;
+}
+
 static tsr_status check_original(const tsr_fsdp_loading *l, const tsr_fsdp_item *item, const tsr_tensor *tensor,
                                  tsr_error *err)
 {
     const tsr_fsdp_node *node = &tsr_fsdp_nodes(l->model)[item->node];
     const tsr_flat_original *o = &node->flat->params[item->original];
     const tsr_fsdp_extensions *e = node->unit->extensions;
+    const tsr_fsdp_transforms *t = node->unit->transforms;
     const tsr_fsdp_type type = tsr_fsdp_effective(node).type;
     TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is no tensor in the state", TSR_STR_ARG(item->fqn));
     if (type == TSR_FSDP_SHARDED && e && e->gather) return TSR_OK;
+    if (type == TSR_FSDP_FULL && t && t->flatten) return TSR_OK;
+    if (tsr_fsdp_is_2d(node)) return check_2d(l, node, item, tensor, err);
     TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, o->rank, o->shape, l->arena, err));
     if (type == TSR_FSDP_FULL) return check_spread(tensor, TSR_WHOLE, item->fqn, err);
     TSR_TRY(check_spread(tensor, node->unit->mesh ? TSR_OVER_MESH : TSR_IN_BOXES, item->fqn, err));

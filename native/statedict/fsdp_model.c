@@ -1,5 +1,5 @@
 /* A model with FSDP1 units: its settings, what ranks agree on before anything moves, and slices in host memory. */
-#include "statedict/fsdp_model.h"
+#include "statedict/fsdp_cut.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -186,15 +186,18 @@ static tsr_status add_node(tsr_facts *facts, const tsr_fsdp_node *node, size_t n
     const tsr_str order = tsr_arena_format(facts->arena, err, "u%08zx", number);
     const tsr_str path = tsr_arena_format(facts->arena, err, "unit '%.*s'", TSR_STR_ARG(node->fqn));
     const tsr_str words = tsr_arena_format(
-        facts->arena, err, "%s%.*s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s", type_name(node->settings.type),
+        facts->arena, err, "%s%.*s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s%s", type_name(node->settings.type),
         TSR_STR_ARG(settings_text(&node->settings)), unit ? tsr_dtype_describe(unit->dtype)->name : "nothing",
-        node->layout.flat_numel, node->layout.ranks, unit && unit->no_shard ? ", NO_SHARD" : "",
-        unit && unit->mesh ? ", mesh" : "", unit && unit->extensions ? ", extensions" : "");
+        unit && tsr_fsdp_tp_size(unit) > 1 ? 0 : node->layout.flat_numel, /* uneven tensor parallelism flattens less */
+        node->layout.ranks, unit && unit->no_shard ? ", NO_SHARD" : "", unit && unit->mesh ? ", mesh" : "",
+        unit && unit->root_mesh ? ", tensor parallelism" : "",
+        unit && (unit->extensions || unit->transforms) ? ", extensions" : "");
     if (!order.data || !path.data || !words.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_facts_add(facts, order, path, words, err));
     for (uint32_t i = 0; unit && i < node->flat->param_count; i++) {
         const tsr_flat_original *o = &node->flat->params[i];
-        const tsr_tensor tensor = tsr_fsdp_original(node, i);
+        tsr_tensor tensor;
+        TSR_TRY(tsr_fsdp_parameter(node, i, false, facts->arena, &tensor, err));
         const tsr_str below = tsr_arena_format(facts->arena, err, "%.*s %08" PRIx32, TSR_STR_ARG(order), i);
         const tsr_str name =
             tsr_arena_format(facts->arena, err, "'%.*s' of unit '%.*s'", TSR_STR_ARG(o->fqn), TSR_STR_ARG(node->fqn));

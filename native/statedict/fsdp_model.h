@@ -19,6 +19,7 @@ typedef struct tsr_fsdp_node {
     tsr_flat_layout layout;
     tsr_flat_unit cut; /* the same, for moving slices */
     uint32_t itemsize;
+    uint32_t world_rank; /* of the tree's communicator */
     bool sharded;
     tsr_fsdp_settings settings;
 } tsr_fsdp_node;

@@ -2,7 +2,7 @@
  * only one flat parameter is whole at a time. */
 #include <inttypes.h>
 
-#include "statedict/fsdp_model.h"
+#include "statedict/fsdp_cut.h"
 #include "tessera/cast.h"
 
 typedef struct saving {
@@ -19,8 +19,10 @@ typedef struct unit_work {
     void *slice, *staged; /* in host memory */
     uint8_t *flat;        /* the whole flat parameter: `slice`, or */
     void *gathered;
-    const tsr_value **made; /* by original */
-    tsr_arena *arena;       /* passing */
+    const tsr_value **made;  /* by original */
+    tsr_arena *arena;        /* passing */
+    tsr_state_dict *passing; /* of units whose originals are other tensors than FSDP flattened */
+    tsr_fsdp_moves moves;
 } unit_work;
 
 static size_t flat_bytes(const tsr_fsdp_node *node)
@@ -39,7 +41,14 @@ static const tsr_fsdp_extensions *chunks(const unit_work *w)
 }
 static bool wants_flat(const unit_work *w)
 {
-    return w->settings.type == TSR_FSDP_FULL || chunks(w);
+    const bool local = w->settings.type == TSR_FSDP_LOCAL;
+    return w->settings.type == TSR_FSDP_FULL || chunks(w) || (!local && tsr_fsdp_is_transformed(w->node));
+}
+/* Whether the program makes the result itself, whole or cut. */
+static bool makes_itself(const unit_work *w)
+{
+    const tsr_fsdp_transforms *t = w->node->unit->transforms;
+    return chunks(w) || (t && t->unflatten);
 }
 
 /* ---- results without content ---- */
@@ -70,10 +79,12 @@ static tsr_status new_rows(const saving *s, const unit_work *w, uint32_t origina
 
 static tsr_status new_original(const saving *s, unit_work *w, uint32_t original, tsr_error *err)
 {
-    tsr_tensor tensor = tsr_fsdp_original(w->node, original);
+    const bool sharded = w->settings.type == TSR_FSDP_SHARDED, over_root = sharded && tsr_fsdp_is_2d(w->node);
+    tsr_tensor tensor;
+    if (w->made[original] || makes_itself(w) || !keeps(w)) return TSR_OK;
+    TSR_TRY(tsr_fsdp_parameter(w->node, original, over_root, w->arena, &tensor, err));
     if (w->settings.offload) tensor.device = NULL;
-    if (w->made[original] || chunks(w) || !keeps(w)) return TSR_OK;
-    if (w->settings.type == TSR_FSDP_SHARDED) return new_rows(s, w, original, tensor, &w->made[original], err);
+    if (sharded && !over_root) return new_rows(s, w, original, tensor, &w->made[original], err);
     return tsr_state_dict_allocate(s->out, &tensor, &w->made[original], err);
 }
 
@@ -119,8 +130,9 @@ static tsr_status prepare(const saving *s, unit_work *w, tsr_error *err)
     w->made = tsr_arena_array(w->arena, w->node->flat->param_count, sizeof *w->made, err);
     if (!w->made) return TSR_E_NOMEM;
     if (!local) TSR_TRY(tsr_fsdp_stage(s->model, w->node, true, &w->slice, &w->staged, err));
+    if (!local && tsr_fsdp_is_transformed(w->node)) TSR_TRY(tsr_state_dict_new(s->model->host, &w->passing, err));
     w->flat = w->slice;
-    if (wants_flat(w) && w->node->sharded && (keeps(w) || chunks(w))) {
+    if (wants_flat(w) && w->node->sharded && (keeps(w) || makes_itself(w))) {
         w->gathered = tsr_alloc(s->model->host->allocator, flat_bytes(w->node), 1, err);
         if (!w->gathered && flat_bytes(w->node)) return TSR_E_NOMEM;
         w->flat = w->gathered;
@@ -141,7 +153,7 @@ static tsr_status gather_flat(const saving *s, const unit_work *w, tsr_error *er
 {
     tsr_comm *comm = w->node->unit->comm;
     const tsr_allocator *allocator = s->model->host->allocator;
-    if (!w->settings.rank0_only)
+    if (!w->settings.rank0_only || makes_itself(w))
         return tsr_flat_gather(comm, &w->node->cut, w->node->itemsize, w->slice, w->flat, allocator, err);
     size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
     tsr_status status = tsr_comm_agree(comm, sizes ? TSR_OK : TSR_E_NOMEM, err);
@@ -186,17 +198,34 @@ static tsr_status fill_rows(const saving *s, const unit_work *w, uint32_t origin
     return tsr_comm_agree(w->node->unit->comm, status, err);
 }
 
-static tsr_status chunk(const saving *s, const unit_work *w, const tsr_fsdp_item *item, tsr_error *err)
+/* What FSDP flattened of an original, whole and in host memory. */
+static tsr_tensor flattened(const unit_work *w, uint32_t original)
 {
-    const tsr_fsdp_extensions *e = chunks(w);
-    const tsr_tensor *kept = NULL;
-    tsr_tensor whole = tsr_fsdp_original(w->node, item->original);
+    tsr_tensor whole = tsr_fsdp_original(w->node, original);
     whole.device = NULL;
-    whole.data = w->flat + w->node->layout.flat_offsets[item->original] * w->node->itemsize;
-    tsr_status status = e->chunk(e->ctx, item->fqn, &whole, w->node->unit->comm, s->out, &kept, err);
-    if (status == TSR_OK) w->made[item->original] = tsr_state_dict_leaf(s->out, kept, err);
-    if (status == TSR_OK && !w->made[item->original]) status = TSR_E_NOMEM;
-    return tsr_comm_agree(w->node->unit->comm, status, err);
+    whole.data = w->flat + w->node->layout.flat_offsets[original] * w->node->itemsize;
+    return whole;
+}
+
+/* By the program's extensions: all ranks of the unit call them, also those that keep nothing. */
+static tsr_status make_itself(const saving *s, const unit_work *w, const tsr_fsdp_item *item, tsr_error *err)
+{
+    const tsr_tensor whole = flattened(w, item->original);
+    tsr_fsdp_making making = {w->node, w->settings.type == TSR_FSDP_SHARDED, w->settings.offload, w->passing, s->out};
+    const tsr_value *value = NULL;
+    tsr_status status = tsr_fsdp_make(&making, item->fqn, &whole, &value, err);
+    status = tsr_comm_agree(w->node->unit->comm, status, err);
+    if (keeps(w)) w->made[item->original] = value;
+    return status;
+}
+
+static tsr_status fill_2d(unit_work *w, const tsr_fsdp_item *item, tsr_error *err)
+{
+    const tsr_value *value = w->made[item->original];
+    if (w->settings.type == TSR_FSDP_FULL) return value ? fill_whole(w, item->original, err) : TSR_OK;
+    tsr_tensor to = *tsr_tensor_of(value);
+    to.entry.fqn = item->fqn; /* for messages; the result's own would not live as long */
+    return tsr_fsdp_chunk_2d(w->node, item->original, flattened(w, item->original).data, &to, &w->moves, err);
 }
 
 static tsr_status fill(const saving *s, unit_work *w, const tsr_fsdp_item *item, bool *filled, tsr_error *err)
@@ -204,7 +233,8 @@ static tsr_status fill(const saving *s, unit_work *w, const tsr_fsdp_item *item,
     const uint32_t original = item->original;
     if (filled[original]) return TSR_OK;
     filled[original] = true;
-    if (chunks(w)) return chunk(s, w, item, err);
+    if (makes_itself(w)) return make_itself(s, w, item, err);
+    if (tsr_fsdp_is_2d(w->node)) return fill_2d(w, item, err);
     if (w->settings.type == TSR_FSDP_FULL) return w->made[original] ? fill_whole(w, original, err) : TSR_OK;
     return w->settings.type == TSR_FSDP_SHARDED ? fill_rows(s, w, original, err) : TSR_OK;
 }
@@ -212,13 +242,15 @@ static tsr_status fill(const saving *s, unit_work *w, const tsr_fsdp_item *item,
 static tsr_status move(const saving *s, unit_work *w, bool *filled, tsr_error *err)
 {
     const tsr_fsdp_item *items = tsr_fsdp_items(s->model);
-    if (wants_flat(w) && w->node->sharded) TSR_TRY(gather_flat(s, w, err));
-    for (size_t i = w->enter; i <= w->leave; i++) {
+    const bool among_all = w->passing && tsr_fsdp_is_2d(w->node); /* then all ranks must come to the moves */
+    tsr_status status = wants_flat(w) && w->node->sharded ? gather_flat(s, w, err) : TSR_OK;
+    w->moves = tsr_fsdp_moves_of(s->model->tree.comm, NULL, s->model->host, w->passing);
+    for (size_t i = w->enter; i <= w->leave && status == TSR_OK; i++) {
         const bool own = items[i].kind == TSR_ITEM_ORIGINAL && is_own(s, w, i);
-        if (own) TSR_TRY(fill(s, w, &items[i], filled, err));
+        if (own) status = fill(s, w, &items[i], filled, err);
         if (own) s->values[i] = w->made[items[i].original];
     }
-    return TSR_OK;
+    return among_all ? tsr_fsdp_moves_run(&w->moves, status, err) : status;
 }
 
 static tsr_status save_unit(const saving *s, size_t enter, tsr_error *err)
@@ -239,6 +271,7 @@ static tsr_status save_unit(const saving *s, size_t enter, tsr_error *err)
     tsr_fsdp_unstage(s->model, w.node, w.staged, false, NULL);
     tsr_free(allocator, w.gathered, flat_bytes(w.node), 1);
     tsr_free(allocator, filled, w.node->flat->param_count, 1);
+    tsr_state_dict_free(w.passing);
     tsr_arena_free(w.arena);
     return status;
 }

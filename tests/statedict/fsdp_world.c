@@ -41,11 +41,44 @@ static tsr_status open_modules(fsdp_world *w, tsr_error *err)
     return status == TSR_OK ? tsr_modules_new(document.root, &w->host, &w->modules, err) : status;
 }
 
+/* A case of make_fsdp_tp.py: mesh dims are those of FSDP, and last that of tensor parallelism. */
+static tsr_status open_root(fsdp_world *w, const cJSON *shape, tsr_error *err)
+{
+    static const tsr_str names[] = {{"replicate", 9}, {"shard", 5}, {"tp", 2}};
+    uint64_t *sizes = tsr_arena_array(w->arena, 3, sizeof *sizes, err);
+    for (const cJSON *n = shape->child; n; n = n->next) sizes[w->root.dim_count++] = (uint64_t)n->valuedouble;
+    const uint32_t dims = w->root.dim_count;
+    w->root.shape = w->mesh.shape = sizes;
+    w->root.names = w->mesh.names = names + 3 - dims;
+    w->mesh.dim_count = dims - 1;
+    const uint32_t tp = (uint32_t)sizes[dims - 1], shards = (uint32_t)sizes[dims - 2];
+    return w->comm->split(w->comm, w->comm->rank / tp / shards * tp + w->comm->rank % tp, w->comm->rank, &w->group, err);
+}
+
+static tsr_status open_specs(fsdp_world *w, tsr_fsdp_unit *unit, const cJSON *list, tsr_error *err)
+{
+    tsr_fsdp_spec *specs = tsr_arena_array(w->arena, (size_t)cJSON_GetArraySize(list), sizeof *specs, err), *spec = specs;
+    for (const cJSON *s = list->child; s; s = s->next, spec++) {
+        tsr_placement *placement;
+        uint32_t count;
+        if (cJSON_IsNull(s)) continue;
+        uint64_t *shape = tsr_arena_array(w->arena, 8, sizeof *shape, err);
+        for (const cJSON *n = s->child->child; n; n = n->next) shape[spec->ndim++] = (uint64_t)n->valuedouble;
+        spec->shape = shape;
+        TRY(tsr_placements_parse(tsr_str_from(s->child->next->valuestring), w->arena, &placement, &count, err));
+        spec->placement = *placement;
+    }
+    unit->specs = specs;
+    unit->root_mesh = w->root.dim_count ? &w->root : NULL;
+    return TSR_OK;
+}
+
 /* The ranks that cut a unit: all, or one replica. */
 static tsr_status open_group(fsdp_world *w, const cJSON *how, tsr_error *err)
 {
     const cJSON *mesh = cJSON_GetObjectItem(how, "mesh"), *groups = cJSON_GetObjectItem(how, "groups");
     uint32_t group = 0;
+    if (cJSON_GetObjectItem(how, "mesh2d")) return open_root(w, live_get(how, "mesh2d"), err);
     if (mesh) {
         uint64_t *shape = tsr_arena_array(w->arena, 2, sizeof *shape, err);
         w->mesh.shape = shape;
@@ -86,6 +119,11 @@ static tsr_status open_units(fsdp_world *w, bool on_device, tsr_error *err)
                             .cast_buffers = cJSON_IsTrue(cJSON_GetObjectItem(live_get(w->test, "case"), "half_buffers"))};
         for (size_t i = 0; i < count; i++)
             if (tsr_str_equal(named[i].raw, path)) unit->module = named[i].module;
+        const cJSON *specs = cJSON_GetObjectItem(w->record, "specs");
+        if (specs) TRY(open_specs(w, unit, cJSON_GetArrayItem(specs, (int)w->tree.unit_count - 1), err));
+        if (!cJSON_IsTrue(cJSON_GetObjectItem(live_get(w->test, "case"), "extension"))) continue;
+        unit->extensions = &w->extensions;
+        unit->transforms = &w->transforms;
     }
     return TSR_OK;
 }

@@ -14,8 +14,10 @@ typedef struct fsdp_world {
     tsr_modules *modules;
     tsr_state_dict *mine; /* slices and plain tensors */
     tsr_comm *comm, *group;
-    tsr_mesh mesh;
+    tsr_mesh mesh, root; /* `root`: over tensor parallelism, too; without dims: none */
     tsr_fsdp_unit units[MOST_UNITS];
+    tsr_fsdp_extensions extensions;
+    tsr_fsdp_transforms transforms;
     const tsr_tensor *slices[MOST_UNITS];
     tsr_fsdp_tree tree;
     tsr_fsdp_model *model;

@@ -266,6 +266,19 @@ static bool same_parts(const tsr_tensor *tensor, const cJSON *list, bool shapes_
     return true;
 }
 
+static bool same_placements(const tsr_tensor *tensor, const cJSON *mesh_text)
+{
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    tsr_mesh mesh;
+    const tsr_str placements = tsr_placements_text(tensor->placements, tensor->mesh->dim_count, arena, NULL);
+    bool same = tsr_mesh_parse(tsr_str_from(mesh_text->valuestring), arena, &mesh, NULL) == TSR_OK &&
+                mesh.dim_count == tensor->mesh->dim_count &&
+                memcmp(mesh.shape, tensor->mesh->shape, mesh.dim_count * sizeof *mesh.shape) == 0 &&
+                tsr_str_equal(placements, tsr_str_from(mesh_text->next->valuestring));
+    tsr_arena_free(arena);
+    return same;
+}
+
 static bool same_tensor(const tsr_tensor *tensor, const cJSON *json, bool shapes_only)
 {
     const cJSON *dtype = json->child, *shape = dtype->next, *numbers = shape->next;
@@ -274,6 +287,7 @@ static bool same_tensor(const tsr_tensor *tensor, const cJSON *json, bool shapes
         tensor->entry.dtype != tsr_dtype_from_name(tsr_str_from(dtype->valuestring)))
         return false;
     if (spread == TSR_IN_BOXES) return same_parts(tensor, numbers, shapes_only);
+    if (spread == TSR_OVER_MESH && !same_placements(tensor, numbers)) return false;
     if (spread == TSR_OVER_MESH) numbers = numbers->next->next;
     return (shapes_only && tensor->entry.rank) || same_numbers(tensor, tensor->data, numbers);
 }

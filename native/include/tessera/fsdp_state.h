@@ -14,7 +14,9 @@
  * written before everything is checked.
  *
  * Memory. Saving allocates its result, and FULL one unit's flat parameter more; SHARDED moves elements straight between
- * slices and rows. Units on a device are staged through host memory of the size of their slice.
+ * slices and rows. Units on a device are staged through host memory of the size of their slice. Extensions, transforms and
+ * tensor parallelism need a unit's flat parameter for SHARDED, too, and for optimizers the whole state of the flat
+ * parameters.
  *
  * Source: torch/distributed/fsdp/_state_dict_utils.py of PyTorch 2.13. Thread rule: one thread a rank.
  *
@@ -42,8 +44,9 @@ typedef struct tsr_fsdp_settings {
     bool rank0_only; /* FULL: other ranks of a unit's communicator get nothing of what it manages */
 } tsr_fsdp_settings;
 
-/* How a program cuts and joins originals itself (FSDPExtensions). Called on all ranks of `comm`, in the same order; NULL
- * members: as without. A failure on one rank becomes everybody's once all have returned. */
+/* How a program cuts and joins originals itself (FSDPExtensions): parameters, and the states of an optimizer that have the
+ * shape of their parameter. `fqn` is the parameter's in both. Called on all ranks of `comm`, in the same order, unless ranks
+ * have other states; NULL members: as without. A failure on one rank becomes everybody's once all have returned. */
 typedef struct tsr_fsdp_extensions {
     /* SHARDED save: the whole original → what this rank keeps of it, with its memory in `out`. */
     tsr_status (*chunk)(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_comm *comm, tsr_state_dict *out,
@@ -53,6 +56,27 @@ typedef struct tsr_fsdp_extensions {
                          const tsr_tensor **whole, tsr_error *err);
     void *ctx;
 } tsr_fsdp_extensions;
+
+/* What else FSDPExtensions do: a program whose parameters are other tensors than those that FSDP flattened. Called as the
+ * extensions are. */
+typedef struct tsr_fsdp_transforms {
+    /* Saving, FULL and SHARDED: what was flattened, in host memory → the tensor as the program has it, with its memory in
+     * `out` (post_unflatten_transform). tsr_fsdp_extensions.chunk is given its result. */
+    tsr_status (*unflatten)(void *ctx, tsr_str fqn, const tsr_tensor *flattened, tsr_comm *comm, tsr_state_dict *out,
+                            const tsr_tensor **result, tsr_error *err);
+    /* FULL load: the way back, as tsr_fsdp_extensions.gather (pre_flatten_transform). */
+    tsr_status (*flatten)(void *ctx, tsr_str fqn, const tsr_tensor *tensor, tsr_comm *comm, tsr_state_dict *out,
+                          const tsr_tensor **flattened, tsr_error *err);
+    void *ctx;
+} tsr_fsdp_transforms;
+
+/* What pre_flatten_transform took off an original, so that the module tree has the shape of what was flattened (a
+ * DTensorSpec, where the original is a DTensor over tensor parallelism). */
+typedef struct tsr_fsdp_spec {
+    uint32_t ndim;
+    const uint64_t *shape;   /* of the whole parameter. NULL: nothing was taken off; the parameter is what was flattened */
+    tsr_placement placement; /* over the last dim of the root mesh */
+} tsr_fsdp_spec;
 
 /* One unit with a flat parameter, as this rank has it. Everything is borrowed. */
 typedef struct tsr_fsdp_unit {
@@ -65,6 +89,13 @@ typedef struct tsr_fsdp_unit {
     void *slice;        /* tsr_flat_layout.slice_numel elements, padding last */
     bool cast_buffers;  /* MixedPrecision(buffer_dtype): buffers are saved in the type that the tree has for them */
     const tsr_fsdp_extensions *extensions; /* or NULL */
+    const tsr_fsdp_transforms *transforms; /* or NULL */
+    /* FSDP over tensor parallelism: the mesh that `mesh` is a slice of. It has the dims of `mesh`, and last that of tensor
+     * parallelism; its ranks are those of the tree's communicator. Originals with a spec are then DTensors over it: FULL has
+     * them with all dims but the last replicated, SHARDED with shard(0) over the dim before the last. Extensions and
+     * transforms of the program's own take the place of this. NULL: none */
+    const tsr_mesh *root_mesh;
+    const tsr_fsdp_spec *specs; /* one per original of the flat parameter, in its order; or NULL: all without */
 } tsr_fsdp_unit;
 
 typedef enum tsr_fsdp_moment {
