@@ -17,6 +17,7 @@ from harness import SAMPLES, SCHEMAS, TESTS, Bad, Tessera, need, sample, st_writ
 import test_addresses  # noqa: F401
 import test_altered  # noqa: F401
 import test_contracts  # noqa: F401
+import test_copies  # noqa: F401
 import test_enums  # noqa: F401
 import test_forms  # noqa: F401
 import test_expansion  # noqa: F401
