@@ -1,10 +1,9 @@
-/* See fsdp_optimizer.h. core's conversions (tessera/optim_comm.h) do the work; here live tensors become the entries that
- * they want, and what they received becomes live tensors. */
+/* See fsdp_optimizer.h. What core is told about units, replicas and names; fsdp_optimizer_convert.c converts. */
 #include "statedict/fsdp_optimizer.h"
 
 #include <inttypes.h>
 
-#include "tessera/optim_comm.h"
+#include "statedict/fsdp_carry.h"
 
 /* ---- the description ---- */
 
@@ -61,7 +60,7 @@ static tsr_status describe_unit(const tsr_fsdp_optimizers *f, const tsr_fsdp_nod
                            .shared_count = flat->shared_count,
                            .numel = node->layout.flat_numel,
                            .is_sharded = node->sharded,
-                           .is_hybrid = node->sharded && node->unit->comm->size != f->comm->size};
+                           .is_hybrid = node->sharded && node->unit->comm->size != f->flat.world_size};
     if (!flat->use_orig_params) out->raw_name = flat_name(node, f->arena, err);
     return flat->use_orig_params || out->raw_name.data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -71,12 +70,21 @@ static tsr_status describe(tsr_fsdp_optimizers *f, tsr_error *err)
     const tsr_fsdp_model *units = f->bound->units;
     tsr_flat_unit *out = tsr_arena_array(f->arena, units->nodes.count, sizeof *out, err);
     const tsr_fsdp_node *first = NULL;
-    if (!out) return TSR_E_NOMEM;
-    f->flat = (tsr_flat_params){.world_size = f->comm->size, .units = out};
+    f->nodes = tsr_arena_array(f->arena, units->nodes.count, sizeof *f->nodes, err);
+    if (!out || !f->nodes) return TSR_E_NOMEM;
+    f->flat = (tsr_flat_params){.world_size = f->world->size, .units = out};
     for (size_t i = 0; i < units->nodes.count; i++) {
         const tsr_fsdp_node *node = &tsr_fsdp_nodes(units)[i];
         if (!node->unit) continue;
         if (!first) first = node;
+        TSR_FAIL_IF(tsr_fsdp_tp_size(first->unit) != tsr_fsdp_tp_size(node->unit), err, TSR_E_UNSUPPORTED,
+                    "the units '%.*s' and '%.*s' are in tensor parallelism of %" PRIu32 " and %" PRIu32 " ranks",
+                    TSR_STR_ARG(first->fqn), TSR_STR_ARG(node->fqn), tsr_fsdp_tp_size(first->unit),
+                    tsr_fsdp_tp_size(node->unit));
+        f->tp_size = tsr_fsdp_tp_size(node->unit);
+        f->flat.world_size = f->world->size / f->tp_size;
+        f->transformed = f->transformed || tsr_fsdp_is_2d(node) || node->unit->extensions || node->unit->transforms;
+        f->nodes[f->flat.unit_count] = node;
         TSR_FAIL_IF(first->flat->use_orig_params != node->flat->use_orig_params, err, TSR_E_UNSUPPORTED,
                     "of the units '%.*s' and '%.*s' one keeps original parameters and one does not", TSR_STR_ARG(first->fqn),
                     TSR_STR_ARG(node->fqn));
@@ -116,15 +124,14 @@ static tsr_status part_of(const tsr_fsdp_optimizers *f, const tsr_fsdp_item *ite
     const uint64_t rank = node->sharded ? unit->comm->rank : 0;
     tsr_span range = {0, node->layout.slice_numel};
     uint64_t at = 0;
+    tsr_tensor part;
     if (item->kind == TSR_ITEM_ORIGINAL) {
         range = tsr_flat_layout_range(&node->layout, item->original, rank);
         at = range.size ? node->layout.flat_offsets[item->original] + range.offset - rank * node->layout.slice_numel : 0;
     }
-    tsr_tensor part = tsr_tensor_whole(unit->dtype, 1, &range.size, NULL);
-    if (item->kind == TSR_ITEM_ORIGINAL && !node->sharded) {
-        part.entry.rank = node->flat->params[item->original].rank;
-        part.entry.shape = node->flat->params[item->original].shape;
-    }
+    part = tsr_tensor_whole(unit->dtype, 1, &range.size, NULL);
+    if (item->kind == TSR_ITEM_ORIGINAL && !node->sharded)
+        TSR_TRY(tsr_fsdp_parameter(node, item->original, false, f->arena, &part, err));
     part.device = unit->device;
     if (range.size && unit->slice) part.data = (char *)unit->slice + at * node->itemsize;
     return put_part(f, id, item->tensor, &part, err);
@@ -151,7 +158,7 @@ tsr_status tsr_fsdp_optimizers_of(const tsr_model *model, tsr_comm *comm, const 
 {
     tsr_fsdp_optimizers *f = *out = TSR_ARENA_NEW(arena, tsr_fsdp_optimizers, err);
     if (!f) return TSR_E_NOMEM;
-    *f = (tsr_fsdp_optimizers){.comm = comm, .arena = arena};
+    *f = (tsr_fsdp_optimizers){.world = comm, .comm = comm, .arena = arena, .tp_size = 1};
     TSR_TRY(tsr_fsdp_bind(model, comm, host, arena, NULL, &f->bound, err));
     f->local = tsr_arena_array(arena, f->bound->ids.count, sizeof *f->local, err);
     f->names = tsr_arena_array(arena, f->bound->ids.count, sizeof *f->names, err);
@@ -162,7 +169,16 @@ tsr_status tsr_fsdp_optimizers_of(const tsr_model *model, tsr_comm *comm, const 
 
 void tsr_fsdp_optimizers_free(tsr_fsdp_optimizers *fsdp)
 {
-    if (fsdp) tsr_fsdp_unbind(fsdp->bound);
+    if (!fsdp) return;
+    if (fsdp->comm && fsdp->comm != fsdp->world) fsdp->comm->close(fsdp->comm);
+    tsr_fsdp_unbind(fsdp->bound);
+}
+
+tsr_status tsr_fsdp_optimizers_agree(const tsr_fsdp_optimizers *f, tsr_status mine, tsr_error *err)
+{
+    if (f->tp_size == 1) return mine;
+    if (mine != TSR_OK) tsr_error_context(err, "place %" PRIu32 " of tensor parallelism", f->world->rank % f->tp_size);
+    return tsr_comm_agree(f->world, mine, err);
 }
 
 /* ---- replicas ---- */
@@ -194,7 +210,7 @@ static tsr_status find_seat(const tsr_fsdp_optimizers *f, seat *out, tsr_error *
     return tsr_comm_agree(f->comm, mine, err);
 }
 
-tsr_status tsr_fsdp_optimizers_meet(tsr_fsdp_optimizers *f, tsr_error *err)
+static tsr_status find_replicas(tsr_fsdp_optimizers *f, tsr_error *err)
 {
     const uint32_t world = f->comm->size, shards = f->flat.shard_size;
     seat mine = {0};
@@ -217,6 +233,20 @@ tsr_status tsr_fsdp_optimizers_meet(tsr_fsdp_optimizers *f, tsr_error *err)
     TSR_FAIL_IF(count != world, err, TSR_E_USAGE, "replicas of %" PRIu32 " ranks do not make %" PRIu32 " ranks", shards,
                 world);
     return TSR_OK;
+}
+
+tsr_status tsr_fsdp_optimizers_meet(tsr_fsdp_optimizers *f, tsr_error *err)
+{
+    const uint32_t words[2] = {f->tp_size, f->transformed};
+    TSR_TRY(tsr_comm_same(f->world, (tsr_str){(const char *)words, sizeof words},
+                          "extensions and tensor parallelism of FSDP's units", err));
+    if (f->tp_size > 1 && f->comm == f->world) {
+        const uint32_t place = f->world->rank % f->tp_size;
+        tsr_comm *data = NULL;
+        TSR_TRY(f->world->split(f->world, place, f->world->rank, &data, err));
+        f->comm = data;
+    }
+    return tsr_fsdp_optimizers_agree(f, find_replicas(f, err), err);
 }
 
 /* ---- names ---- */
@@ -256,319 +286,4 @@ tsr_status tsr_fsdp_optimizers_params(const tsr_fsdp_optimizers *fsdp, tsr_param
     for (uint32_t id = 0; id < fsdp->bound->ids.count; id++)
         if (params[id].tensor) params[count++] = params[id];
     return tsr_params_listed(params, count, fsdp->bound->host, out, err);
-}
-
-/* ---- live tensors → entries ---- */
-
-typedef struct sent {
-    tsr_entry entry; /* first */
-    const void *data;
-} sent;
-
-static const void *bytes_of(void *ctx, const tsr_entry *entry)
-{
-    (void)ctx;
-    return ((const sent *)entry)->data;
-}
-
-/* The one run of rows that the rank holds. */
-static tsr_status take_rows(const tsr_tensor *tensor, tsr_arena *arena, sent *out, tsr_error *err)
-{
-    const tsr_piece *pieces;
-    uint64_t count;
-    const uint32_t rank = tensor->entry.rank;
-    uint64_t *box = tsr_arena_array(arena, 2 * (size_t)rank, sizeof *box, err);
-    tsr_chunk *chunk = TSR_ARENA_NEW(arena, tsr_chunk, err);
-    if (!box || !chunk) return TSR_E_NOMEM;
-    TSR_TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
-    bool rows = count <= 1;
-    for (uint32_t d = 0; d < rank && rows; d++) {
-        box[rank + d] = d ? tensor->entry.shape[d] : 0;
-        if (!count) continue;
-        if (d == 0) box[0] = pieces->offsets[0];
-        box[rank + d] = pieces->sizes[d];
-        rows = pieces->sizes[d] == pieces->buffer_sizes[d] && (d == 0 || pieces->sizes[d] == tensor->entry.shape[d]);
-    }
-    TSR_FAIL_IF(!rows, err, TSR_E_UNSUPPORTED, "a tensor lies in other pieces than rows");
-    *chunk = (tsr_chunk){.offsets = box, .sizes = box + rank};
-    if (rank) out->entry.chunks = chunk;
-    out->entry.chunk_count = rank ? 1 : 0;
-    out->data = count ? pieces->data : NULL;
-    return TSR_OK;
-}
-
-/* `value` with entries that `bytes_of` knows. Bounded by host->limits.depth: loaded states were walked before. */
-static tsr_status to_send(const tsr_value *value, bool rows, tsr_arena *arena, const tsr_value **out, tsr_error *err)
-{
-    const tsr_tensor *tensor = tsr_tensor_of(value);
-    tsr_value *copy = tsr_value_new(arena, value->kind, err);
-    if (!copy) return TSR_E_NOMEM;
-    *copy = *value;
-    *out = copy;
-    if (tensor) {
-        sent *entry = TSR_ARENA_NEW(arena, sent, err);
-        if (!entry) return TSR_E_NOMEM;
-        *entry = (sent){tensor->entry, tensor->data};
-        copy->as.tensor = &entry->entry;
-        TSR_FAIL_IF(tensor->meta, err, TSR_E_USAGE, "a tensor is meta: it has no memory");
-        TSR_FAIL_IF(!rows && tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED,
-                    "state of a parameter that is distributed beside FSDP1's units");
-        return tensor->spread == TSR_WHOLE ? TSR_OK : take_rows(tensor, arena, entry, err);
-    }
-    const tsr_value **items = tsr_arena_array(arena, value->count, sizeof *items, err);
-    if (!items) return TSR_E_NOMEM;
-    for (size_t i = 0; i < value->count; i++) {
-        const tsr_status status = to_send(value->items[i], rows, arena, &items[i], err);
-        if (status == TSR_OK) continue;
-        if (value->kind == TSR_VALUE_DICT && i % 2 && value->items[i - 1]->kind == TSR_VALUE_STR)
-            tsr_error_context(err, "'%.*s'", TSR_STR_ARG(value->items[i - 1]->text));
-        return status;
-    }
-    copy->items = items;
-    return TSR_OK;
-}
-
-/* On the host first. */
-static tsr_status send_tree(const tsr_value *value, bool rows, tsr_state_dict *host, tsr_arena *arena, const tsr_value **out,
-                            tsr_error *err)
-{
-    TSR_TRY(tsr_state_dict_offload(value, NULL, NULL, 0, true, host, err));
-    return to_send(tsr_state_dict_root(host), rows, arena, out, err);
-}
-
-/* ---- entries → live tensors ---- */
-
-typedef struct receiving {
-    const tsr_fsdp_optimizers *fsdp;
-    tsr_live_state *live;
-    tsr_state_dict *out;
-    void **taken;          /* by buffer: what the state dict owns now, of tensors that stand in several places */
-    tsr_flat_index *index; /* NULL: everything is whole */
-    bool offload;
-} receiving;
-
-/* Which unit cuts the state of a name in rows; NULL: none. */
-static const tsr_fsdp_node *cut_by(const receiving *r, tsr_str fqn)
-{
-    if (!r->index) return NULL;
-    const tsr_flat_found found = tsr_flat_index_find(r->index, fqn);
-    if (!found.unit || (r->fsdp->flat.use_orig_params && !found.unit->is_sharded)) return NULL;
-    const tsr_fsdp_model *units = r->fsdp->bound->units;
-    for (size_t i = 0; i < units->nodes.count; i++) /* nodes without a unit are not described */
-        if (tsr_fsdp_nodes(units)[i].unit && tsr_str_equal(tsr_fsdp_nodes(units)[i].fqn, found.unit->fsdp_module))
-            return &tsr_fsdp_nodes(units)[i];
-    return NULL;
-}
-
-static tsr_status put_rows(const receiving *r, const tsr_chunk *chunk, tsr_tensor *tensor, tsr_error *err)
-{
-    tsr_arena *arena = r->out->arena;
-    if (r->fsdp->mesh) {
-        tsr_placement *placements;
-        TSR_TRY(tsr_fsdp_placements(r->fsdp->mesh, arena, &placements, err));
-        tensor->spread = TSR_OVER_MESH;
-        tensor->mesh = r->fsdp->mesh;
-        tensor->placements = placements;
-        tensor->mesh_rank = r->fsdp->comm->rank;
-        return TSR_OK;
-    }
-    tsr_tensor_part *part = TSR_ARENA_NEW(arena, tsr_tensor_part, err);
-    if (!part) return TSR_E_NOMEM;
-    *part = (tsr_tensor_part){chunk->offsets, chunk->sizes, tensor->data};
-    tensor->spread = TSR_IN_BOXES;
-    tensor->data = NULL;
-    tensor->parts = part;
-    tensor->part_count = chunk->sizes[0] > 0;
-    return TSR_OK;
-}
-
-/* The memory that was received becomes the state dict's own. */
-static tsr_status keep_buffer(const receiving *r, const tsr_entry *entry, void **data, tsr_error *err)
-{
-    tsr_live_buffer *buffer = &r->live->buffers[entry->chunks->file];
-    *data = buffer->data ? buffer->data : r->taken[entry->chunks->file];
-    if (!buffer->data) return TSR_OK;
-    tsr_buffer *own = tsr_vec_push(&r->out->buffers, err);
-    if (!own) return TSR_E_NOMEM;
-    *own = (tsr_buffer){NULL, NULL, buffer->data, buffer->size};
-    r->out->owned += buffer->size;
-    r->taken[entry->chunks->file] = buffer->data;
-    *buffer = (tsr_live_buffer){0};
-    return TSR_OK;
-}
-
-static tsr_status to_device(const receiving *r, tsr_device *device, const tsr_tensor *host, const tsr_value **out,
-                            tsr_error *err)
-{
-    tsr_tensor tensor = *host;
-    tensor.device = device;
-    TSR_TRY(tsr_state_dict_allocate(r->out, &tensor, out, err));
-    TSR_TRY(tsr_tensor_copy(host, tsr_tensor_of(*out), r->out->arena, err));
-    return tsr_device_wait(device, err);
-}
-
-static tsr_status receive_tensor(const receiving *r, const tsr_entry *entry, const tsr_fsdp_node *node,
-                                 const tsr_value **out, tsr_error *err)
-{
-    tsr_tensor *tensor = TSR_ARENA_NEW(r->out->arena, tsr_tensor, err);
-    void *data;
-    if (!tensor) return TSR_E_NOMEM;
-    TSR_TRY(keep_buffer(r, entry, &data, err));
-    *tensor = tsr_tensor_whole(entry->dtype, entry->rank, entry->shape, data);
-    if (node && entry->rank) TSR_TRY(put_rows(r, entry->chunks, tensor, err));
-    if (node && node->unit->device && entry->rank && !r->offload) return to_device(r, node->unit->device, tensor, out, err);
-    return tsr_state_dict_tensor(r->out, tensor, out, err);
-}
-
-static tsr_status receive(const receiving *r, const tsr_value *value, const tsr_fsdp_node *node, const tsr_value **out,
-                          tsr_error *err)
-{
-    *out = value;
-    if (value->kind == TSR_VALUE_TENSOR) return receive_tensor(r, value->as.tensor, node, out, err);
-    tsr_value *copy = tsr_value_new(r->out->arena, value->kind, err);
-    const tsr_value **items = tsr_arena_array(r->out->arena, value->count, sizeof *items, err);
-    if (!copy || !items) return TSR_E_NOMEM;
-    *copy = *value;
-    copy->items = items;
-    if (value->text.data) copy->text = tsr_arena_str(r->out->arena, value->text, err);
-    if (value->text.data && !copy->text.data) return TSR_E_NOMEM;
-    for (size_t i = 0; i < value->count; i++) TSR_TRY(receive(r, value->items[i], node, &items[i], err));
-    *out = copy;
-    return TSR_OK;
-}
-
-static tsr_status receive_states(const receiving *r, const tsr_value *state, const tsr_value **out, tsr_error *err)
-{
-    const tsr_value **items = tsr_arena_array(r->out->arena, state->count, sizeof *items, err);
-    if (!items) return TSR_E_NOMEM;
-    for (size_t i = 0; i < state->count; i += 2) {
-        const tsr_value *key = state->items[i];
-        const tsr_fsdp_node *node = key->kind == TSR_VALUE_STR ? cut_by(r, key->text) : NULL;
-        TSR_TRY(receive(r, key, NULL, &items[i], err));
-        TSR_TRY(receive(r, state->items[i + 1], node, &items[i + 1], err));
-    }
-    *out = tsr_value_items(r->out->arena, TSR_VALUE_DICT, items, state->count, err);
-    return *out ? TSR_OK : TSR_E_NOMEM;
-}
-
-static tsr_status receive_tree(receiving *r, const tsr_value **out, tsr_error *err)
-{
-    const tsr_value *tree = r->live->tree, **items;
-    if (!tree) return TSR_OK;
-    r->taken = tsr_arena_array(r->out->arena, r->live->buffer_count, sizeof *r->taken, err);
-    if (!r->taken) return TSR_E_NOMEM;
-    items = tsr_arena_array(r->out->arena, tree->count, sizeof *items, err);
-    if (!items) return TSR_E_NOMEM;
-    for (size_t i = 0; i < tree->count; i += 2) {
-        TSR_TRY(receive(r, tree->items[i], NULL, &items[i], err));
-        if (tsr_str_equal(tree->items[i]->text, TSR_STR("state")))
-            TSR_TRY(receive_states(r, tree->items[i + 1], &items[i + 1], err));
-        else TSR_TRY(receive(r, tree->items[i + 1], NULL, &items[i + 1], err));
-    }
-    *out = tsr_value_items(r->out->arena, TSR_VALUE_DICT, items, tree->count, err);
-    return *out ? TSR_OK : TSR_E_NOMEM;
-}
-
-/* ---- the two ways ---- */
-
-static void warn_of_carried(const tsr_fsdp_optimizers *f, const tsr_live_state *live)
-{
-    for (size_t i = 0; i < live->carried_count; i++)
-        tsr_fsdp_warn(f->bound->units, "optimizer state '%.*s' is of no parameter; it is kept as it is",
-                      TSR_STR_ARG(live->carried[i]));
-}
-
-/* One way: what passes by, and what came of it. */
-typedef struct conversion {
-    receiving receive;
-    tsr_live_state live;
-    tsr_flat_params flat;
-    tsr_state_dict *host; /* tensors of devices, as long as they are sent */
-    tsr_arena *passing;
-} conversion;
-
-/* `host` stays NULL where there is no memory: get and set tell all ranks. */
-static void convert_open(conversion *c, const tsr_fsdp_optimizers *fsdp, const tsr_name_list *groups, size_t group_count,
-                         tsr_state_dict *out, tsr_error *err)
-{
-    const tsr_host *host = fsdp->bound->host;
-    *c = (conversion){.receive = {.fsdp = fsdp, .live = &c->live, .out = out}, .flat = fsdp->flat};
-    c->flat.groups = groups;
-    c->flat.group_count = group_count;
-    c->passing = tsr_arena_new(host->allocator, 0, err);
-    if (c->passing && tsr_state_dict_new(host, &c->host, err) != TSR_OK) c->host = NULL;
-}
-
-static void convert_close(conversion *c)
-{
-    tsr_flat_index_free(c->receive.index);
-    tsr_live_state_free(&c->live);
-    tsr_state_dict_free(c->host);
-    tsr_arena_free(c->passing);
-}
-
-static tsr_status get(conversion *c, const tsr_value *native, const tsr_state_options *options, const tsr_value **root,
-                      tsr_error *err)
-{
-    receiving *r = &c->receive;
-    const tsr_fsdp_optimizers *f = r->fsdp;
-    const tsr_fsdp_choice choice = tsr_state_fsdp_choice(options);
-    const tsr_live live = {bytes_of, NULL};
-    const tsr_host *h = f->bound->host;
-    const tsr_value *sent_tree = NULL;
-    tsr_status status = c->host ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_flat_index_new(&c->flat, h->allocator, &r->index, err);
-    if (status == TSR_OK) status = send_tree(native, false, c->host, c->passing, &sent_tree, err);
-    TSR_TRY(tsr_comm_agree(f->comm, status, err));
-    r->offload = choice.offload_to_cpu;
-    if (choice.full)
-        status = tsr_fsdp_gather(f->comm, &c->flat, sent_tree, &live, choice.optimizer_rank0_only ? 0 : TSR_ALL_RANKS, h,
-                                 c->passing, r->live, err);
-    else status = tsr_fsdp_gather_rows(f->comm, &c->flat, sent_tree, &live, f->mesh, h, c->passing, r->live, err);
-    TSR_TRY(status);
-    if (choice.full) {
-        tsr_flat_index_free(r->index);
-        r->index = NULL;
-    }
-    warn_of_carried(f, r->live);
-    return tsr_comm_agree(f->comm, receive_tree(r, root, err), err);
-}
-
-tsr_status tsr_fsdp_optimizer_get(const tsr_fsdp_optimizers *fsdp, const tsr_value *native, const tsr_name_list *groups,
-                                  size_t group_count, const tsr_state_options *options, tsr_state_dict *out,
-                                  const tsr_value **root, tsr_error *err)
-{
-    conversion c;
-    *root = NULL;
-    convert_open(&c, fsdp, groups, group_count, out, err);
-    const tsr_status status = get(&c, native, options, root, err);
-    convert_close(&c);
-    return status;
-}
-
-static tsr_status set(conversion *c, const tsr_value *state, bool rank0, const tsr_value **native, tsr_error *err)
-{
-    receiving *r = &c->receive;
-    const tsr_fsdp_optimizers *f = r->fsdp;
-    const tsr_live live = {bytes_of, NULL};
-    const tsr_host *h = f->bound->host;
-    const tsr_value *sent_tree = NULL;
-    tsr_status status = c->host ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK && state) status = send_tree(state, true, c->host, c->passing, &sent_tree, err);
-    TSR_TRY(tsr_comm_agree(f->comm, status, err));
-    if (rank0) TSR_TRY(tsr_fsdp_broadcast(f->comm, &c->flat, sent_tree, &live, h, c->passing, r->live, err));
-    else TSR_TRY(tsr_fsdp_spread(f->comm, &c->flat, sent_tree, &live, h, c->passing, r->live, err));
-    return tsr_comm_agree(f->comm, receive_tree(r, native, err), err);
-}
-
-tsr_status tsr_fsdp_optimizer_set(const tsr_fsdp_optimizers *fsdp, const tsr_value *state, const tsr_name_list *groups,
-                                  size_t group_count, const tsr_state_options *options, tsr_state_dict *out,
-                                  const tsr_value **native, tsr_error *err)
-{
-    conversion c;
-    *native = NULL;
-    convert_open(&c, fsdp, groups, group_count, out, err);
-    const tsr_status status = set(&c, state, tsr_state_fsdp_choice(options).optimizer_rank0_only, native, err);
-    convert_close(&c);
-    return status;
 }

@@ -7,11 +7,15 @@
 
 typedef struct tsr_fsdp_optimizers {
     tsr_fsdp_bound *bound;
-    tsr_comm *comm;
+    tsr_comm *world;
+    tsr_comm *comm; /* the ranks that units and their replicas are cut among: of one place in tensor parallelism; or all */
     tsr_arena *arena;
     const tsr_module_tensor **local; /* by id: parameters that units manage, as this rank's optimizer has them */
     tsr_str *names;                  /* by id: what tsr_flat_params calls it; data NULL: no parameter */
     tsr_flat_params flat;            /* without groups */
+    const tsr_fsdp_node **nodes;     /* of flat.units */
+    uint32_t tp_size;                /* ranks of tensor parallelism; 1: there is none */
+    bool transformed;                /* some unit's states are other tensors than FSDP flattens, or cut by the program */
     const tsr_mesh *mesh;            /* of the units; NULL: none */
 } tsr_fsdp_optimizers;
 
@@ -19,6 +23,8 @@ typedef struct tsr_fsdp_optimizers {
 tsr_status tsr_fsdp_optimizers_of(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
                                   tsr_fsdp_optimizers **out, tsr_error *err);
 void tsr_fsdp_optimizers_free(tsr_fsdp_optimizers *fsdp); /* takes NULL */
+/* All ranks learn of a failure that those of one place in tensor parallelism have agreed on. Collective. */
+tsr_status tsr_fsdp_optimizers_agree(const tsr_fsdp_optimizers *fsdp, tsr_status mine, tsr_error *err);
 /* Which ranks are replicas. Collective. */
 tsr_status tsr_fsdp_optimizers_meet(tsr_fsdp_optimizers *fsdp, tsr_error *err);
 

@@ -32,7 +32,7 @@ ROOMS = {
     "stream": {"base", "io", "codec", "model", "layout", "optim", *FORMATS},
     "check": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
-    "convert": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "write"},
+    "convert": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "check", "write"},
     "documents": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "check", "write", "convert", "fqn", "optim"},
     "optim_convert": {"base", "io", "model", "fqn", "layout", "optim", *FORMATS, "stream", "check", "write", "documents"},
 }

@@ -248,6 +248,161 @@ static void test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers(void **state)
     run_sets("optimizer", "optimizer_gets");
 }
 
+/* ---- B10: extensions ---- */
+
+typedef struct calls {
+    unsigned chunked, gathered;
+    uint32_t fail_on; /* this rank's callbacks fail */
+    char names[512];
+} calls;
+
+/* Every rank keeps the whole, negated. */
+static tsr_status negate(const calls *c, tsr_str fqn, const tsr_tensor *from, tsr_comm *comm, tsr_state_dict *out,
+                         const tsr_tensor **result, tsr_error *err)
+{
+    const tsr_value *value;
+    uint64_t count = 1;
+    tsr_tensor like = *from;
+    if (comm->rank == c->fail_on) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "nothing of %.*s", TSR_STR_ARG(fqn));
+    like.device = NULL;
+    TRY(tsr_state_dict_allocate(out, &like, &value, err));
+    for (uint32_t i = 0; i < from->entry.rank; i++) count *= from->entry.shape[i];
+    for (uint64_t i = 0; i < count; i++) ((float *)tsr_tensor_of(value)->data)[i] = -((const float *)from->data)[i];
+    *result = tsr_tensor_of(value);
+    return TSR_OK;
+}
+
+static tsr_status chunk(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_comm *comm, tsr_state_dict *out,
+                        const tsr_tensor **result, tsr_error *err)
+{
+    calls *c = ctx;
+    const size_t used = strlen(c->names);
+    c->chunked++;
+    snprintf(c->names + used, sizeof c->names - used, "%.*s\n", TSR_STR_ARG(fqn));
+    return negate(c, fqn, whole, comm, out, result, err);
+}
+
+static tsr_status gather(void *ctx, tsr_str fqn, const tsr_tensor *sharded, tsr_comm *comm, tsr_state_dict *out,
+                         const tsr_tensor **whole, tsr_error *err)
+{
+    calls *c = ctx;
+    c->gathered++;
+    return negate(c, fqn, sharded, comm, out, whole, err);
+}
+
+static const cJSON *pair_of(const cJSON *dict, tsr_str key)
+{
+    for (const cJSON *pair = live_get(dict, "D")->child; pair; pair = pair->next)
+        if (tsr_str_equal(key, tsr_str_from(live_get(pair->child, "s")->valuestring))) return pair->child->next;
+    return NULL;
+}
+
+/* What `chunk` made is FULL's, negated; all else is as without. */
+static tsr_status same_but_negated(const live_units *u, const calls *c, tsr_state_dict *passing, unsigned *found,
+                                   tsr_error *err)
+{
+    static const tsr_str key = {"state", 5};
+    const cJSON *gets = live_get(u->w.record, "optimizer_gets");
+    const cJSON *sharded = pair_of(live_get(cJSON_GetArrayItem(gets, 0), "out"), key);
+    const cJSON *full = pair_of(live_get(cJSON_GetArrayItem(gets, 1), "out"), key);
+    const tsr_value *state = tsr_value_get(tsr_state_dict_root(u->out), key);
+    const calls back = {.fail_on = UINT32_MAX};
+    for (size_t i = 0; i < state->count; i += 2) {
+        const tsr_str fqn = state->items[i]->text;
+        const tsr_value *keys = state->items[i + 1];
+        char line[128];
+        snprintf(line, sizeof line, "%.*s\n", TSR_STR_ARG(fqn));
+        for (size_t k = 0; k < keys->count; k += 2) {
+            const tsr_tensor *tensor = tsr_tensor_of(keys->items[k + 1]);
+            const bool own = tensor && tensor->entry.rank && strstr(c->names, line);
+            const cJSON *want = pair_of(pair_of(own ? full : sharded, fqn), keys->items[k]->text);
+            tsr_value value = *keys->items[k + 1];
+            if (own) {
+                TRY(negate(&back, fqn, tensor, u->w.comm, passing, &tensor, err));
+                value.as.tensor = &tensor->entry;
+            }
+            *found += own;
+            TRY(live_same(&value, want, false, err));
+        }
+    }
+    return TSR_OK;
+}
+
+/* What was set gives the same again. `change` is undone in the result. */
+static tsr_status got_again(live_units *u, const calls *c, bool change, tsr_state_dict *passing, tsr_error *err)
+{
+    const tsr_state_options options = tsr_state_options_default();
+    unsigned found = 0;
+    TRY(get_one(u, "optimizer_gets", &options, NULL, u->w.comm, err));
+    if (change) tsr_state_dict_set_root(u->out, live_unchanged(u, tsr_state_dict_root(u->out)));
+    return same_but_negated(u, c, passing, &found, err);
+}
+
+static tsr_status fail_in_extension(live_units *u, tsr_comm *comm, tsr_state_dict *broken, tsr_error *err)
+{
+    const tsr_state_options options = tsr_state_options_default();
+    const tsr_value *state = tsr_state_dict_root(u->out);
+    const tsr_host *host = &u->w.host;
+    tsr_error get_error = {0}, set_error = {0};
+    const tsr_status got = tsr_get_optimizer_state_dict(&u->model, u->at, u->count, comm, &options, broken, &get_error);
+    const tsr_status set =
+        tsr_set_optimizer_state_dict(&u->model, u->at, u->count, state, comm, &options, host, &set_error);
+    NEED(got == TSR_E_IO && strstr(get_error.message, "rank 1: nothing of"));
+    NEED(set == TSR_E_IO && strstr(set_error.message, "rank 1: nothing of"));
+    return TSR_OK;
+}
+
+static tsr_status extend(live_units *u, const job *j, tsr_comm *comm, tsr_error *err)
+{
+    const tsr_state_options options = tsr_state_options_default();
+    calls c = {.fail_on = UINT32_MAX};
+    const tsr_fsdp_extensions extensions = {chunk, gather, &c};
+    tsr_state_dict *passing;
+    unsigned found = 0;
+    TRY(tsr_state_dict_new(&u->w.host, &passing, err));
+    u->w.units[j->number].extensions = &extensions;
+    TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
+    TRY(same_but_negated(u, &c, passing, &found, err));
+    NEED(found > 0 && found == c.chunked && c.gathered == 0);
+    const tsr_value *state = tsr_state_dict_root(u->out);
+    if (!j->on_device) state = live_changed(u, state, NULL);
+    TRY(tsr_set_optimizer_state_dict(&u->model, u->at, u->count, state, comm, &options, &u->w.host, err));
+    NEED(c.gathered == found);
+    c.fail_on = 1;
+    TRY(fail_in_extension(u, comm, passing, err));
+    c.fail_on = UINT32_MAX;
+    TRY(got_again(u, &c, !j->on_device, passing, err));
+    tsr_state_dict_free(passing);
+    return TSR_OK;
+}
+
+static tsr_status run_extended(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const job *j = arg;
+    live_units u;
+    TRY(live_units_open(&u, j->test, comm, j->on_device, err));
+    const tsr_status status = extend(&u, j, comm, err);
+    live_units_close(&u);
+    if (status != TSR_OK) tsr_error_context(err, "%s, unit %d", j->test->string, j->number);
+    return status;
+}
+
+static void test_statedict_fsdp_get_set__B10_extensions_of_optimizer_state(void **state)
+{
+    static const struct {
+        const char *name;
+        int unit;
+    } cases[] = {{"flat_w3", 0}, {"flat_w3", 1}, {"orig_w2", 0}, {"mesh_w2", 1}, {"hybrid_w4", 0}, {"mixed_w2", 2}};
+    unsigned count = 0;
+    (void)state;
+    for (size_t i = 0; i < 2 * (sizeof cases / sizeof *cases); i++) {
+        job j = {.test = live_get(live_get(golden, "cases"), cases[i / 2].name), .number = cases[i / 2].unit};
+        j.on_device = i % 2;
+        count += live_run((uint32_t)live_get(live_get(j.test, "case"), "world")->valuedouble, run_extended, &j);
+    }
+    assert_true(count > 0);
+}
+
 /* ---- bad input ---- */
 
 static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
@@ -296,6 +451,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_fsdp_get_set__A6_get_model),
         cmocka_unit_test(test_statedict_fsdp_get_set__A12_B11_B13_get_optimizers),
         cmocka_unit_test(test_statedict_fsdp_get_set__A7_set_model),
+        cmocka_unit_test(test_statedict_fsdp_get_set__B10_extensions_of_optimizer_state),
         cmocka_unit_test(test_statedict_fsdp_get_set__A7_A12_refusals_reach_all_ranks),
         cmocka_unit_test(test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers),
     };

@@ -172,6 +172,12 @@ static void test_statedict_fsdp_tp__B13_get_model(void **state)
     each_get("gets");
 }
 
+static void test_statedict_fsdp_tp__B10_B13_get_optimizers(void **state)
+{
+    (void)state;
+    each_get("optimizer_gets");
+}
+
 /* ---- set ---- */
 
 static tsr_status set_state(live_units *u, const job *j, const tsr_value *state, tsr_error *err)
@@ -258,6 +264,12 @@ static void test_statedict_fsdp_tp__B13_set_model(void **state)
 {
     (void)state;
     each_set("gets");
+}
+
+static void test_statedict_fsdp_tp__B10_B13_set_optimizers(void **state)
+{
+    (void)state;
+    each_set("optimizer_gets");
 }
 
 /* What PyTorch itself loads of a changed SHARDED state: the one set of model state that works there. */
@@ -357,9 +369,11 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_statedict_fsdp_tp__B13_get_model),
+        cmocka_unit_test(test_statedict_fsdp_tp__B10_B13_get_optimizers),
         cmocka_unit_test(test_statedict_fsdp_tp__B13_set_model),
         cmocka_unit_test(test_statedict_fsdp_tp__B13_set_model_as_pytorch),
         cmocka_unit_test(test_statedict_fsdp_tp__what_does_not_fit_is_refused_on_all_ranks),
+        cmocka_unit_test(test_statedict_fsdp_tp__B10_B13_set_optimizers),
     };
     ranks_begin(&argc, &argv);
     golden = live_golden("fsdp_tp.json");

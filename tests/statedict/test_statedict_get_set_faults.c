@@ -17,7 +17,7 @@
 #include "support/full_counts.h"
 #include "tessera/optimizer_raw.h"
 
-static cJSON *plain, *units;
+static cJSON *plain, *units, *tp;
 
 typedef enum operation {
     GET_MODEL,
@@ -31,7 +31,7 @@ typedef enum operation {
 
 typedef struct point {
     const cJSON *test;
-    bool with_units;
+    bool with_units, extended;
     operation operation;
     tsr_state_options options;
     uint32_t rank;
@@ -74,10 +74,27 @@ static tsr_status add_optimizer(subject *s, tsr_error *err)
     return TSR_OK;
 }
 
+/* Extensions that keep everything whole: how states and parameters are cut is not at stake here. */
+static tsr_status keep(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_comm *comm, tsr_state_dict *out,
+                       const tsr_tensor **result, tsr_error *err)
+{
+    const tsr_value *value;
+    (void)ctx;
+    (void)fqn;
+    TRY(tsr_state_dict_allocate(out, whole, &value, err));
+    TRY(tsr_comm_barrier(comm, err));
+    *result = tsr_tensor_of(value);
+    for (uint64_t i = 0; i < whole->entry.shape[0]; i++) ((char *)(*result)->data)[i] = ((const char *)whole->data)[i];
+    return TSR_OK;
+}
+
+static const tsr_fsdp_extensions extensions = {keep, keep, NULL};
+
 static tsr_status open_subject(subject *s, const point *p, tsr_comm *comm, tsr_error *err)
 {
     if (p->with_units) {
         TRY(live_units_open(&s->u, p->test, comm, false, err));
+        s->u.w.units[0].extensions = p->extended ? &extensions : NULL;
         s->model = &s->u.model;
         s->optimizers = s->u.at;
         s->count = s->u.count;
@@ -234,18 +251,28 @@ static const cJSON *plain_case(const char *name)
     return NULL;
 }
 
+static const cJSON *units_case(const char *name)
+{
+    const cJSON *test = cJSON_GetObjectItem(live_get(tp, "cases"), name); /* over tensor parallelism */
+    return test ? test : live_get(live_get(units, "cases"), name);
+}
+
 static void every_operation(bool allocations)
 {
     static const struct {
         const char *of;
         bool with_units;
         uint32_t world;
-    } models[] = {{"sharded", false, 2}, {"mesh_w2", true, 2}, {"orig_w2", true, 2}, {"flat_w3", true, 3}};
+        bool extended;
+    } models[] = {{"sharded", false, 2, false},     {"mesh_w2", true, 2, false}, {"orig_w2", true, 2, false},
+                  {"flat_w3", true, 3, false},      {"mesh_w2", true, 2, true},  {"flat_dp1_w2", true, 2, false},
+                  {"orig_dp1_w2", true, 2, false}, {"flat_w4", true, 4, false}};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         for (int full = 0; full < 3; full++) {
             for (int o = 0; o < (models[m].with_units ? OPERATIONS : FROM_RAW); o++) {
                 point p = {.with_units = models[m].with_units, .operation = (operation)o, .rank = (uint32_t)(o + full) % 2};
-                p.test = p.with_units ? live_get(live_get(units, "cases"), models[m].of) : plain_case(models[m].of);
+                p.extended = models[m].extended;
+                p.test = p.with_units ? units_case(models[m].of) : plain_case(models[m].of);
                 p.options = tsr_state_options_default();
                 p.options.full_state_dict = full > 0;
                 p.options.broadcast_from_rank0 = full == 2;
@@ -277,7 +304,9 @@ int main(int argc, char **argv)
     ranks_begin(&argc, &argv);
     plain = live_golden("model_state.json");
     units = live_golden("fsdp_get_set.json");
+    tp = live_golden("fsdp_tp.json");
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    cJSON_Delete(tp);
     cJSON_Delete(units);
     cJSON_Delete(plain);
     return ranks_end(failed);

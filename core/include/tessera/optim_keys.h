@@ -6,7 +6,15 @@
  *
  * Results live in `arena` and share what did not change. Errors of all: TSR_E_NOMEM. Source of the behaviour:
  * torch/distributed/fsdp/_optim_utils.py (_get_param_id_to_param_from_optim_input, _is_named_optimizer,
- * _get_param_key_to_param) and FullyShardedDataParallel.rekey_optim_state_dict of PyTorch 2.13. */
+ * _get_param_key_to_param) and FullyShardedDataParallel.rekey_optim_state_dict of PyTorch 2.13.
+ *
+ * Example:
+ *
+ *     const tsr_rekeying to_names = {.to_names = true};
+ *     tsr_group_names names;
+ *     const tsr_value *by_name;
+ *     status = tsr_optim_input_names(NULL, modules, host, arena, &names, &err);
+ *     if (status == TSR_OK) status = tsr_optim_rekey(state, &names, &to_names, host, arena, &by_name, &err); */
 #ifndef TESSERA_OPTIM_KEYS_H
 #define TESSERA_OPTIM_KEYS_H
 

@@ -10,7 +10,12 @@
  *
  * Source of the behaviour: torch/distributed/fsdp/_optim_utils.py and fully_sharded_data_parallel.py,
  * torch/optim/optimizer.py and torch/distributed/optim/named_optimizer.py of PyTorch 2.13. Thread rule: one thread per
- * rank. */
+ * rank.
+ *
+ * Example:
+ *
+ *     const tsr_raw_optimizer raw = {.model = model, .optimizer = optimizer};
+ *     status = tsr_optimizer_state_dict(&raw, dict, &err); */
 #ifndef TESSERA_OPTIMIZER_RAW_H
 #define TESSERA_OPTIMIZER_RAW_H
 
