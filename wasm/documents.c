@@ -326,6 +326,8 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
 {
     const request *r = ctx;
     tsr_inspect_options options = {.path = r->path};
+    const bool judges = r->kind == FINDINGS || r->kind == FINDINGS_DEEP || r->kind == SARIF;
+    if (!judges && tsr_checkpoint_require(r->item->checkpoint, TSR_FOR_NAMES, err) != TSR_OK) return err->status;
     switch (r->kind) {
     case ENTRY: options.selection = (tsr_selection){is_this, r->entry}; /* fallthrough */
     case INSPECT: return write_inspect(r->item, &options, json, err);

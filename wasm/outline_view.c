@@ -15,6 +15,7 @@ static void free_outline(void *pointer)
 TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, uint32_t objects_only, tsr_error *err)
 {
     const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
+    if (item && tsr_checkpoint_require(item->checkpoint, TSR_FOR_NAMES, err) != TSR_OK) return 0;
     outline *o = item ? calloc(1, sizeof *o) : NULL;
     if (!o) {
         if (item) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");

@@ -183,9 +183,9 @@ uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count,
     item->store_number = store;
     item->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default(), .xxh3 = &tessera_xxh3};
     item->names = tsr_arena_new(item->host.allocator, 0, err);
-    const tsr_open_options listed = {.purpose = TSR_FOR_NAMES}; /* what uses the tensors asks for more */
+    const tsr_open_options judged = {.purpose = TSR_FOR_FINDINGS}; /* what lists names, or uses the tensors, asks for more */
     if (item->names && take_files(item, files, count, primary, err) == TSR_OK &&
-        tsr_checkpoint_open(&item->store, &item->host, &listed, &item->checkpoint, err) == TSR_OK) {
+        tsr_checkpoint_open(&item->store, &item->host, &judged, &item->checkpoint, err) == TSR_OK) {
         return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, 0, 0, err);
     }
     free_opened(item);

@@ -17,7 +17,8 @@ export class Tessera {
   private constructor();
   /** From a URL, a response, the bytes of tessera.wasm, or a module compiled before. */
   static load(source: string | URL | Response | BufferSource | WebAssembly.Module): Promise<Tessera>;
-  /** Opens what the files make together. `primary`: the one that was named, where it stands for a set (an index file). */
+  /** Opens what the files make together, an interrupted save too: its findings say what is missing, and what needs the names or
+   *  the tensors is refused then. `primary`: the one that was named, where it stands for a set (an index file). */
   open(files: readonly SourceFile[], options?: { primary?: string }): Checkpoint;
   /** Cause and cure of what a rule ("layout/hole") finds; empty for unknown ids. */
   ruleHelp(rule: string): string;

@@ -72,12 +72,7 @@ const documents = [
 for (const target of targets) {
   for (const [kind, args] of documents) {
     test(`${path.relative(root, target)} ${kind}`, () => {
-      let p = spawnSync(native, args(target), { encoding: "utf8", maxBuffer: 1 << 28 });
-      if (p.status === 1 && p.stdout.includes("parts/incomplete-save")) {
-        // The module opens what inspect opens: not an interrupted save whose names are unknown, which validate reports.
-        const inspect = spawnSync(native, ["inspect", target], { encoding: "utf8" });
-        if (inspect.status === 2) p = inspect;
-      }
+      const p = spawnSync(native, args(target), { encoding: "utf8", maxBuffer: 1 << 28 });
       check(p.error === undefined, `${native} does not run: ${p.error}`);
       let ours, refusal;
       try {
@@ -99,6 +94,18 @@ for (const target of targets) {
     });
   }
 }
+
+test("an interrupted save is opened and judged, and listed nowhere", () => {
+  const target = path.join(root, "samples/checkpoints/broken_dcp_no_metadata");
+  const refused = spawnSync(native, ["inspect", target], { encoding: "utf8" });
+  check(refused.status === 2, refused.stderr);
+  withOpened(target, (opened) => {
+    check(JSON.parse(opened.document("findings")).findings.some((f) => f.rule === "parts/incomplete-save"), "no finding says so");
+    for (const body of [() => opened.document("inspect"), () => opened.document("overview"), () => opened.document("layout"), () => opened.outline(), () => opened.document("optimizer")])
+      check(refused.stderr.includes(refusalOf(body)), `${body} says ${refusalOf(body)}`);
+    check(opened.find("w") === undefined, "a name is found");
+  });
+});
 
 test("the module exports what exports.txt lists, and imports tsr_read alone of ours", () => {
   const listed = fs.readFileSync(path.join(root, "wasm/exports.txt"), "utf8").split("\n").filter((l) => /^[a-z]/.test(l)).sort();
