@@ -185,39 +185,52 @@ static tsr_status same_option(const unflattening *u, const item *a, const item *
 {
     const tsr_limits *limits = &u->host->limits;
     comparison c = {u->how, TSR_OK, err};
-    *same = tsr_str_equal(a->name, b->name) &&
-            tsr_value_match_tensors(a->value, b->value, limits->depth, limits->expansion, same_tensors, &c) == TSR_SAME;
+    *same = tsr_value_match_tensors(a->value, b->value, limits->depth, limits->expansion, same_tensors, &c) == TSR_SAME;
     return c.status;
 }
 
-/* The first option in which the two differ (options come in one order), or NULL; `*other` is the second's in its place. */
+static const item *option_named(const unflattening *u, const param *p, tsr_str name)
+{
+    uint32_t i = item_at(u, p->options)->first;
+    while (i && !tsr_str_equal(item_at(u, i)->name, name)) i = item_at(u, i)->next;
+    return i ? item_at(u, i) : NULL;
+}
+
+/* The first option in which the two differ, or NULL; `*other` is the second's of that name. Either is both where one of
+ * them lacks it. Options may come in any order. */
 static tsr_status differing_option(const unflattening *u, const param *a, const param *b, const item **one,
                                    const item **other, tsr_error *err)
 {
-    uint32_t i = item_at(u, a->options)->first, j = item_at(u, b->options)->first;
-    for (; i && j; i = item_at(u, i)->next, j = item_at(u, j)->next) {
-        bool same;
-        TSR_TRY(same_option(u, item_at(u, i), item_at(u, j), &same, err));
+    for (uint32_t i = item_at(u, a->options)->first; i; i = item_at(u, i)->next) {
+        bool same = false;
         *one = item_at(u, i);
-        *other = item_at(u, j);
+        *other = option_named(u, b, (*one)->name);
+        if (*other) TSR_TRY(same_option(u, *one, *other, &same, err));
+        else *other = *one;
         if (!same) return TSR_OK;
     }
-    *one = *other = i || j ? item_at(u, i ? i : j) : NULL;
+    for (uint32_t i = item_at(u, b->options)->first; i; i = item_at(u, i)->next) {
+        *one = *other = item_at(u, i);
+        if (!option_named(u, a, (*one)->name)) return TSR_OK;
+    }
+    *one = *other = NULL;
     return TSR_OK;
 }
 
+/* Equal for equal options in whatever order. */
 static uint64_t hash_options(const unflattening *u, const param *p)
 {
-    uint64_t hash = 0;
+    uint64_t sum = 0;
     for (uint32_t i = item_at(u, p->options)->first; i; i = item_at(u, i)->next) {
         const tsr_value *v = item_at(u, i)->value;
-        hash = tsr_hash_bytes(item_at(u, i)->name.data, item_at(u, i)->name.size, hash + (uint64_t)v->kind);
+        uint64_t hash = tsr_hash_bytes(item_at(u, i)->name.data, item_at(u, i)->name.size, (uint64_t)v->kind);
         if (v->kind == TSR_VALUE_INT || v->kind == TSR_VALUE_BOOL)
             hash += (uint64_t)(v->kind == TSR_VALUE_INT ? v->as.integer : v->as.boolean);
         if (v->kind == TSR_VALUE_FLOAT && v->as.real == v->as.real)
             hash = tsr_hash_bytes(&v->as.real, sizeof v->as.real, hash);
+        sum += hash;
     }
-    return hash;
+    return sum;
 }
 
 static tsr_status new_group(unflattening *u, group **out, tsr_error *err)

@@ -296,6 +296,34 @@ static void test_optim_fqn_keyed__what_is_refused(void **state)
     golden_close(&g);
 }
 
+/* A flat state dict may have been sorted, or put together key by key. */
+static void test_optim_fqn_keyed__A9_options_come_in_any_order(void **state)
+{
+    (void)state;
+    static const char same[] = "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}],[" S("param_groups.a.eps") ",{\"i\":2}],[" S(
+        "param_groups.b.eps") ",{\"i\":2}],[" S("param_groups.b.lr") ",{\"i\":1}]]}";
+    static const char less[] = "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}],[" S("param_groups.b.eps") ",{\"i\":2}],[" S(
+        "param_groups.b.lr") ",{\"i\":1}]]}";
+    attempt *const ways[] = {try_unflatten, try_unflatten_listed};
+    golden g = golden_open("optim.json");
+    for (size_t i = 0; i < 2; i++) {
+        tsr_error err = {0};
+        const tsr_value *out;
+        assert_int_equal(ways[i](&g, golden_value(&g, golden_parse(&g, same)), &out, &err), TSR_OK);
+        const tsr_value *groups = tsr_value_get(out, TSR_STR("param_groups"));
+        assert_int_equal(groups->count, 1);
+        assert_int_equal(tsr_value_get(groups->items[0], TSR_STR("params"))->count, 2);
+        assert_int_equal(tsr_value_get(groups->items[0], TSR_STR("eps"))->as.integer, 2);
+    }
+    const tsr_value *out;
+    tsr_error err = {0};
+    assert_int_equal(try_unflatten_listed(&g, golden_value(&g, golden_parse(&g, less)), &out, &err), TSR_E_FORMAT);
+    assert_non_null(strstr(err.message, "'a' and 'b' are in one group, but differ in 'eps'"));
+    assert_int_equal(try_unflatten(&g, golden_value(&g, golden_parse(&g, less)), &out, &err), TSR_OK);
+    assert_int_equal(tsr_value_get(out, TSR_STR("param_groups"))->count, 2);
+    golden_close(&g);
+}
+
 /* Deep nesting and shared dicts end at the limits, not in the stack or after years. */
 static void test_optim_fqn_keyed__bombs_end_at_the_limits(void **state)
 {
@@ -332,6 +360,7 @@ int main(void)
         cmocka_unit_test(test_optim_fqn_keyed__A10_names_of_a_single_group),
         cmocka_unit_test(test_optim_fqn_keyed__A11_split),
         cmocka_unit_test(test_optim_fqn_keyed__what_is_refused),
+        cmocka_unit_test(test_optim_fqn_keyed__A9_options_come_in_any_order),
         cmocka_unit_test(test_optim_fqn_keyed__bombs_end_at_the_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
