@@ -2,13 +2,13 @@
  *
  *   | kind u8 | flags u8 | scalar | size u64, text | count u64, items … |      which parts there are depends on the kind
  *
- * and a tensor as | dtype u32 | rank u32 | shape: u64 each | 0-d: its bytes |. */
+ * and a tensor as | dtype u32 | rank u32 | shape: u64 each | its bytes, if it is 0-d or flagged as whole |. */
 #include "statedict/value_pack.h"
 
 #include "statedict/path.h"
 #include "statedict/state_dict.h"
 
-enum { FLAG_ORDERED = 1, FLAG_CALLED = 2, FLAG_TRUE = 4, MOST_DEPTH = 256 };
+enum { FLAG_ORDERED = 1, FLAG_CALLED = 2, FLAG_TRUE = 4, FLAG_WHOLE = 8, MOST_DEPTH = 256 };
 
 static tsr_status add(tsr_vec *out, const void *bytes, size_t size, tsr_error *err)
 {
@@ -18,24 +18,29 @@ static tsr_status add(tsr_vec *out, const void *bytes, size_t size, tsr_error *e
     return TSR_OK;
 }
 
-static tsr_status pack_tensor(const tsr_tensor *tensor, tsr_vec *out, tsr_error *err)
+static tsr_status pack_bytes(const tsr_tensor *tensor, tsr_vec *out, tsr_error *err)
+{
+    uint64_t bytes, elements = 1;
+    for (uint32_t i = 0; i < tensor->entry.rank; i++) elements *= tensor->entry.shape[i];
+    TSR_FAIL_IF(!tsr_dtype_bytes(tensor->entry.dtype, elements, &bytes), err, TSR_E_UNSUPPORTED,
+                "the tensor's elements are not whole bytes");
+    TSR_FAIL_IF(tensor->meta || (bytes && !tensor->data), err, TSR_E_USAGE, "the tensor has no memory");
+    if (!tensor->device || !bytes) return add(out, tensor->data, (size_t)bytes, err);
+    TSR_TRY(tsr_vec_reserve(out, (size_t)bytes, err));
+    TSR_TRY(tensor->device->to_host(tensor->device, (char *)out->items + out->count, tensor->data, bytes, err));
+    TSR_TRY(tsr_device_wait(tensor->device, err));
+    out->count += (size_t)bytes;
+    return TSR_OK;
+}
+
+static tsr_status pack_tensor(const tsr_tensor *tensor, bool whole, tsr_vec *out, tsr_error *err)
 {
     const tsr_entry *entry = &tensor->entry;
     const uint32_t head[2] = {(uint32_t)entry->dtype, entry->rank};
-    uint8_t bytes[16] = {0};
-    const uint32_t size = tsr_dtype_size(entry->dtype);
     TSR_FAIL_IF(tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; a whole one is wanted");
-    TSR_FAIL_IF(tensor->meta || (!tensor->data && entry->rank == 0), err, TSR_E_USAGE, "the tensor has no memory");
     TSR_TRY(add(out, head, sizeof head, err));
     TSR_TRY(add(out, entry->shape, entry->rank * sizeof *entry->shape, err));
-    if (entry->rank) return TSR_OK;
-    if (tensor->device) {
-        TSR_TRY(tensor->device->to_host(tensor->device, bytes, tensor->data, size, err));
-        TSR_TRY(tsr_device_wait(tensor->device, err));
-    } else {
-        memcpy(bytes, tensor->data, size);
-    }
-    return add(out, bytes, size, err);
+    return whole || entry->rank == 0 ? pack_bytes(tensor, out, err) : TSR_OK;
 }
 
 static size_t scalar_size(tsr_value_kind kind)
@@ -51,15 +56,17 @@ static size_t scalar_size(tsr_value_kind kind)
 
 static tsr_status pack(const tsr_value *value, uint32_t depth, uint32_t tensors_at, tsr_vec *out, tsr_error *err)
 {
+    const bool whole = value->kind == TSR_VALUE_TENSOR && depth > tensors_at;
     const uint8_t head[2] = {(uint8_t)value->kind,
                              (uint8_t)((value->ordered_dict ? FLAG_ORDERED : 0) | (value->called ? FLAG_CALLED : 0) |
-                                       (value->kind == TSR_VALUE_BOOL && value->as.boolean ? FLAG_TRUE : 0))};
+                                       (value->kind == TSR_VALUE_BOOL && value->as.boolean ? FLAG_TRUE : 0) |
+                                       (whole ? FLAG_WHOLE : 0))};
     const uint64_t sizes[2] = {value->text.size, value->count};
     TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
     TSR_TRY(add(out, head, sizeof head, err));
     if (value->kind == TSR_VALUE_TENSOR) {
-        TSR_FAIL_IF(depth > tensors_at, err, TSR_E_UNSUPPORTED, "a tensor inside a nested value cannot be broadcast");
-        return pack_tensor(tsr_tensor_of(value), out, err);
+        TSR_FAIL_IF(!tensors_at, err, TSR_E_UNSUPPORTED, "a tensor inside a nested value cannot be broadcast");
+        return pack_tensor(tsr_tensor_of(value), whole, out, err);
     }
     TSR_TRY(add(out, &value->as, scalar_size(value->kind), err));
     TSR_TRY(add(out, sizes, sizeof sizes, err));
@@ -88,22 +95,29 @@ static tsr_status take(unpacking *u, void *to, size_t size, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status unpack_tensor(unpacking *u, tsr_value *value, tsr_error *err)
+static tsr_status unpack_bytes(unpacking *u, tsr_tensor *tensor, tsr_error *err)
+{
+    uint64_t bytes, elements = 1;
+    for (uint32_t i = 0; i < tensor->entry.rank; i++) elements *= tensor->entry.shape[i];
+    TSR_FAIL_IF(!tsr_dtype_bytes(tensor->entry.dtype, elements, &bytes) || bytes > u->rest.size, err, TSR_E_FORMAT,
+                "a tensor of another rank is cut short");
+    tensor->data = tsr_arena_array(u->arena, (size_t)bytes, 1, err);
+    return tensor->data ? take(u, tensor->data, (size_t)bytes, err) : TSR_E_NOMEM;
+}
+
+static tsr_status unpack_tensor(unpacking *u, bool whole, tsr_value *value, tsr_error *err)
 {
     uint32_t head[2];
     tsr_tensor *tensor = TSR_ARENA_NEW(u->arena, tsr_tensor, err);
     TSR_TRY(take(u, head, sizeof head, err));
     TSR_FAIL_IF(head[0] >= TSR_DTYPE_COUNT || head[1] > TSR_MAX_RANK, err, TSR_E_FORMAT, "a tensor of another rank is none");
     uint64_t *shape = tsr_arena_array(u->arena, head[1], sizeof *shape, err);
-    uint8_t *data = tsr_arena_array(u->arena, 16, 1, err);
-    if (!tensor || !shape || !data) return TSR_E_NOMEM;
+    if (!tensor || !shape) return TSR_E_NOMEM;
     TSR_TRY(take(u, shape, head[1] * sizeof *shape, err));
     *tensor = tsr_tensor_whole((tsr_dtype)head[0], head[1], shape, NULL);
-    tensor->meta = head[1] != 0;
+    tensor->meta = head[1] != 0 && !whole;
     value->as.tensor = &tensor->entry;
-    if (tensor->meta) return TSR_OK;
-    tensor->data = data;
-    return take(u, data, tsr_dtype_size(tensor->entry.dtype), err);
+    return tensor->meta ? TSR_OK : unpack_bytes(u, tensor, err);
 }
 
 static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, tsr_error *err);
@@ -132,7 +146,7 @@ static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, ts
     value->ordered_dict = head[1] & FLAG_ORDERED;
     value->called = head[1] & FLAG_CALLED;
     if (value->kind == TSR_VALUE_BOOL) value->as.boolean = head[1] & FLAG_TRUE;
-    if (value->kind == TSR_VALUE_TENSOR) return unpack_tensor(u, value, err);
+    if (value->kind == TSR_VALUE_TENSOR) return unpack_tensor(u, head[1] & FLAG_WHOLE, value, err);
     TSR_TRY(take(u, &value->as, scalar_size(value->kind), err));
     TSR_TRY(take(u, sizes, sizeof sizes, err));
     value->text = (tsr_str){u->rest.data, (size_t)sizes[0]};

@@ -292,6 +292,43 @@ static void test_statedict_rows__D7_broadcast(void **state)
     run_cases("broadcast", broadcast, true);
 }
 
+/* Extra state of a module: PyTorch sends such values as they are, tensors inside included. */
+static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    static const uint64_t shape[] = {2, 1}, none[] = {0};
+    float numbers[2] = {1.5f, -2.0f};
+    const tsr_host host = live_host(NULL);
+    const tsr_tensor tensors[] = {tsr_tensor_whole(TSR_FLOAT32, 2, shape, numbers), tsr_tensor_whole(TSR_INT64, 1, none, NULL)};
+    const tsr_value *values[2];
+    tsr_state_dict *in, *out;
+    (void)arg;
+    TRY(tsr_state_dict_new(&host, &in, err));
+    TRY(tsr_state_dict_new(&host, &out, err));
+    tsr_arena *arena = tsr_state_dict_arena(in);
+    for (size_t i = 0; i < 2; i++) TRY(tsr_state_dict_tensor(in, &tensors[i], &values[i], err));
+    const tsr_value *extra = tsr_value_dict(arena, 2, "at", values[0], "empty", values[1]);
+    const tsr_value *local = tsr_value_dict(arena, 1, "extra", tsr_value_int(arena, 0, err));
+    tsr_status status = tsr_state_dict_broadcast(comm->rank ? NULL : tsr_value_dict(arena, 1, "extra", extra), local, comm,
+                                                 NULL, out, err);
+    numbers[0] = comm->rank ? 0 : numbers[0];
+    const tsr_value *got = status == TSR_OK ? tsr_value_get(tsr_state_dict_root(out), TSR_STR("extra")) : NULL;
+    const tsr_tensor *at = got ? tsr_tensor_of(tsr_value_get(got, TSR_STR("at"))) : NULL;
+    const tsr_tensor *empty = got ? tsr_tensor_of(tsr_value_get(got, TSR_STR("empty"))) : NULL;
+    const bool same = at && at->entry.rank == 2 && at->entry.shape[0] == 2 && ((float *)at->data)[0] == 1.5f &&
+                      ((float *)at->data)[1] == -2.0f && empty && !empty->meta && empty->entry.dtype == TSR_INT64;
+    tsr_state_dict_free(out);
+    tsr_state_dict_free(in);
+    if (status == TSR_OK) NEED(same);
+    return status;
+}
+
+static void test_statedict_rows__D7_tensors_inside_a_value(void **state)
+{
+    (void)state;
+    live_run(3, broadcast_nested, NULL);
+    live_run(1, broadcast_nested, NULL);
+}
+
 static tsr_status distribute(run *r, tsr_error *err)
 {
     const tsr_value *local =
@@ -334,6 +371,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_rows__D5_shared_between_ranks),
         cmocka_unit_test(test_statedict_rows__D6_similar),
         cmocka_unit_test(test_statedict_rows__D7_broadcast),
+        cmocka_unit_test(test_statedict_rows__D7_tensors_inside_a_value),
         cmocka_unit_test(test_statedict_rows__D8_distribute),
     };
     ranks_begin(&argc, &argv);
