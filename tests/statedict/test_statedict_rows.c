@@ -298,7 +298,8 @@ static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
     static const uint64_t shape[] = {2, 1}, none[] = {0};
     float numbers[2] = {1.5f, -2.0f};
     const tsr_host host = live_host(NULL);
-    const tsr_tensor tensors[] = {tsr_tensor_whole(TSR_FLOAT32, 2, shape, numbers), tsr_tensor_whole(TSR_INT64, 1, none, NULL)};
+    const tsr_tensor tensors[] = {tsr_tensor_whole(TSR_FLOAT32, 2, shape, numbers),
+                                  tsr_tensor_whole(TSR_INT64, 1, none, NULL)};
     const tsr_value *values[2];
     tsr_state_dict *in, *out;
     (void)arg;
@@ -308,8 +309,8 @@ static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
     for (size_t i = 0; i < 2; i++) TRY(tsr_state_dict_tensor(in, &tensors[i], &values[i], err));
     const tsr_value *extra = tsr_value_dict(arena, 2, "at", values[0], "empty", values[1]);
     const tsr_value *local = tsr_value_dict(arena, 1, "extra", tsr_value_int(arena, 0, err));
-    tsr_status status = tsr_state_dict_broadcast(comm->rank ? NULL : tsr_value_dict(arena, 1, "extra", extra), local, comm,
-                                                 NULL, out, err);
+    tsr_status status =
+        tsr_state_dict_broadcast(comm->rank ? NULL : tsr_value_dict(arena, 1, "extra", extra), local, comm, NULL, out, err);
     numbers[0] = comm->rank ? 0 : numbers[0];
     const tsr_value *got = status == TSR_OK ? tsr_value_get(tsr_state_dict_root(out), TSR_STR("extra")) : NULL;
     const tsr_tensor *at = got ? tsr_tensor_of(tsr_value_get(got, TSR_STR("at"))) : NULL;
