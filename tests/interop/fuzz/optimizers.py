@@ -1,0 +1,119 @@
+"""Random optimizers of torch.optim with their states."""
+import warnings
+
+import torch
+from torch import optim
+
+# name → options that may be drawn, each with its choices
+OPTIONS = {
+    "SGD": {"lr": [0.1, 0.25], "momentum": [0.0, 0.5, 0.9], "weight_decay": [0.0, 0.5], "nesterov": [False]},
+    "Adam": {"lr": [0.1, 0.25], "betas": [(0.5, 0.75), (0.9, 0.999)], "weight_decay": [0.0, 0.25], "amsgrad": [False, True]},
+    "AdamW": {"lr": [0.1, 0.25], "betas": [(0.5, 0.75), (0.9, 0.999)], "amsgrad": [False, True]},
+    "NAdam": {"lr": [0.1], "momentum_decay": [0.004, 0.25], "decoupled_weight_decay": [False, True]},
+    "RAdam": {"lr": [0.1], "betas": [(0.5, 0.75)]},
+    "Adamax": {"lr": [0.1], "betas": [(0.5, 0.75)], "eps": [1e-8, 0.5]},
+    "Adadelta": {"lr": [0.1], "rho": [0.5, 0.9]},
+    "Adagrad": {"lr": [0.1], "lr_decay": [0.0, 0.25], "initial_accumulator_value": [0.0, 0.5]},
+    "Adafactor": {"lr": [0.1]},
+    "ASGD": {"lr": [0.1], "t0": [1e6, 2.0]},
+    "RMSprop": {"lr": [0.1], "momentum": [0.0, 0.5], "centered": [False, True]},
+    "Rprop": {"lr": [0.1], "etas": [(0.5, 1.2)]},
+    "Muon": {"lr": [0.1]},
+    "LBFGS": {"lr": [0.1], "history_size": [3]},
+    "SparseAdam": {"lr": [0.1]},
+}
+COMMON = ["SGD", "Adam", "AdamW"]
+TENSOR_LR = ["Adam", "AdamW", "SGD", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta", "Rprop"]
+FUSED = ["SGD", "Adam", "AdamW", "Adagrad"]
+RARE = ["Muon", "LBFGS", "SparseAdam"]
+
+
+def options(rng, name, part):
+    drawn = {key: rng.choice(choices) for key, choices in OPTIONS[name].items() if rng.random() < 0.7}
+    if name in TENSOR_LR and rng.random() < 0.2:
+        drawn["lr"] = torch.tensor(drawn.get("lr", 0.5))
+        drawn["foreach"] = False
+    elif name in FUSED and rng.random() < 0.15 and not any(p.is_complex() for p in part):
+        drawn["fused"] = True
+    elif name not in RARE + ["Adafactor"] and rng.random() < 0.3:
+        drawn["foreach"] = rng.choice([False, True])
+    return drawn
+
+
+def suits(name, p):
+    if name == "Muon":
+        return p.ndim == 2 and not p.is_complex()
+    if name == "Adafactor":
+        return not p.is_complex() and p.dtype != torch.float64 and p.numel() > 0
+    return name != "SparseAdam" or not p.is_complex()
+
+
+def kinds(rng, strategy):
+    if rng.random() < 0.6:
+        return rng.choice(COMMON)
+    several = strategy not in ("plain", "ddp")
+    return rng.choice([n for n in OPTIONS if n not in COMMON and not (several and n in RARE + ["Adafactor"])])
+
+
+def groups(rng, parameters, name):
+    """Several groups, some with options of their own, perhaps without the last parameters."""
+    if name == "LBFGS":
+        return [{"params": parameters}]
+    cuts = sorted(rng.sample(range(1, len(parameters)), min(rng.choice([0, 0, 1, 2]), len(parameters) - 1)))
+    made = [{"params": parameters[a:b]} for a, b in zip([0, *cuts], [*cuts, len(parameters)])]
+    for g in made[1:]:
+        if rng.random() < 0.6:
+            g["lr"] = rng.choice([0.01, 0.5])
+        if rng.random() < 0.2:
+            g["note"] = rng.choice(["text", 3, None, [1, 2]])
+    return made
+
+
+def draw(rng, model, strategy):
+    """One optimizer or two, over the model's parameters or some of them."""
+    parameters = list(model.parameters())
+    if rng.random() < 0.2:
+        rng.shuffle(parameters)
+    if rng.random() < 0.15 and len(parameters) > 1:
+        parameters.pop(rng.randrange(len(parameters)))
+    parts = [parameters]
+    if rng.random() < 0.25 and len(parameters) > 1:
+        cut = rng.randrange(1, len(parameters))
+        parts = [parameters[:cut], parameters[cut:]]
+    made = []
+    for part in parts:
+        name = kinds(rng, strategy)
+        if not all(suits(name, p) for p in part):
+            name = rng.choice(COMMON)
+        chosen, grouped = options(rng, name, part), groups(rng, part, name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.append(getattr(optim, name)(grouped, **chosen))
+    return made
+
+
+def put_gradients(rng, optimizers, missing):
+    for o in optimizers:
+        sparse = type(o).__name__ == "SparseAdam"
+        for g in o.param_groups:
+            for p in g["params"]:
+                if not p.requires_grad or rng.random() < missing:
+                    continue
+                p.grad = torch.full_like(p, 0.5).detach()
+                if sparse:
+                    p.grad = p.grad.to_sparse()
+
+
+def step(o):
+    if type(o).__name__ == "LBFGS":
+        return o.step(lambda: torch.tensor(1.0))
+    return o.step()
+
+
+def train(rng, optimizers, steps, missing):
+    """So many steps; parameters without a gradient in any have no state."""
+    for _ in range(steps):
+        put_gradients(rng, optimizers, missing)
+        for o in optimizers:
+            step(o)
+            o.zero_grad()

@@ -1,0 +1,131 @@
+"""Where we differ from PyTorch on purpose: native/statedict/DIFFERENCES.md, row by row (quoted), and what a comparison
+cannot ask for. Everything else that differs is a bug."""
+import re
+
+from codec import Object, Tensor
+
+
+def options(job, *names):
+    return all(job["options"].get(n) for n in names)
+
+
+def sets_optimizer(job):
+    return job["op"] in ("set_optimizer", "set_both")
+
+
+def sets_model(job):
+    return job["op"] in ("set_model", "set_both")
+
+
+# ---- refusals that PyTorch does not have: (row, whether it can be this job, our message) ----
+
+OURS = [
+    ("A tensor of another dtype is converted", lambda d, j: sets_model(j) and j["change"] == "dtype",
+     r"(\w+) (\[.*\]) in the state dict, (?!\1 )\w+ \2.* in the model"),
+    ("State of any shape is loaded", lambda d, j: sets_optimizer(j) and j["change"] == "shape",
+     r"in the state dict, .* in the optimizer, in '.*', in the state of"),
+    ("A flat state dict without a state that the optimizer holds", lambda d, j: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict"),
+     r"the flat state dict has no 'state\..*', which the optimizer holds"),
+    ("names that several submodules share", lambda d, j: j["op"] in ("get_model", "get_both") and j["options"].get("keep_submodule_prefixes") is False,
+     r"of several submodules"),
+    ("With full_state_dict, missing keys are not reported unless the load is a strict broadcast", lambda d, j: sets_model(j) and options(j, "full_state_dict"),
+     r"model state: missing key '"),
+]
+
+
+def ours_refuses(draw, job, message, described):
+    """The row of a refusal that only we have, or None."""
+    shape = re.search(r" in the state dict, .* in the model, in '(.*)'$", message)
+    if sets_model(job) and job["change"] == "shape" and shape and shape[1] in canonical(draw, described["seconds"]):
+        return "Fails: second names of shared modules"  # PyTorch does not load them at all
+    return next((row for row, can, text in OURS if can(draw, job) and re.search(text, message)), None)
+
+
+# ---- what PyTorch refuses and we do ----
+
+def second_names(draw, error, described):
+    """It stumbles over names that shared modules have besides their first."""
+    names = re.findall(r'"([^"]*)"', error) if "in state_dict: " in error else re.findall(r"KeyError: '([^']*)'$", error)
+    return bool(names) and set(canonical(draw, names)) <= set(canonical(draw, described["seconds"]))
+
+
+TORCH = [
+    ("A flat state dict without a state that the optimizer holds: {} is loaded", lambda d, j, e, s: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
+     and "not 'dict'" in e),
+    ("second names of shared modules within wrappers", lambda d, j, e, s: sets_model(j) and second_names(d, e, s)),
+    ("flatten_optimizer_state_dict with full_state_dict", lambda d, j, e, s: sets_optimizer(j) and options(j, "full_state_dict", "flatten_optimizer_state_dict")
+     and re.search(r"KeyError: '(state|param_groups)", e)),
+    ("nothing to load into an optimizer without state tensors", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "empty" and "Expected device to be set" in e),
+    ("ignore_frozen_params with submodules", lambda d, j, e, s: options(j, "ignore_frozen_params") and j.get("submodules") and "KeyError" in e),
+]
+
+
+def torch_refuses(draw, job, error, described):
+    return next((row for row, is_it in TORCH if is_it(draw, job, error, described)), None)
+
+
+# ---- values ----
+
+def canonical(draw, names):
+    """Without the components of wrappers. DDP is at the root alone."""
+    inner = [re.sub(r"_orig_mod\.|_checkpoint_wrapped_module\.", "", n) for n in names]
+    return [n.removeprefix("module.") for n in inner] if draw.strategy == "ddp" else inner
+
+
+class Rule:
+    """Of one rank's result."""
+
+    def __init__(self, draw, job, described):
+        self.draw, self.job, self.described = draw, job, described
+
+    def ordered(self, path):
+        if self.job.get("submodules", 0) > 1 and self.job["options"].get("keep_submodule_prefixes") is False:
+            return not path.endswith(": model")  # PyTorch walks a set of prefixes
+        # From a flat state dict options and states come in its order; PyTorch's are in that of the optimizer
+        if sets_optimizer(self.job) and options(self.job, "flatten_optimizer_state_dict") and self.job["change"] == "order":
+            return "now/optimizers" not in path
+        # States are in the order of their groups; PyTorch's are in that of the steps that made them
+        return not (path.endswith(": optimizer/state") or path.endswith(": optimizer")) or not self.draw.missing or self.draw.steps < 2
+
+    def same(self, path, want, got):
+        """Whether a difference is a row of the page, or none; False: compare on."""
+        place = path.split(": ", 1)[1]
+        if place.startswith("now/optimizers") and sets_optimizer(self.job):
+            return self.same_optimizer(place, want, got)
+        if place.startswith("now/extra/") and want == Object("_EXTRA_STATE"):
+            return got == self.described["extra"][place[10:]]  # A missing extra state becomes the placeholder
+        first = self.draw.steps == 0 and self.job["op"] not in ("get_model", "set_model")
+        if first and (place.startswith("now/tensors/") or place.startswith("model/")) and isinstance(got, Tensor):
+            # The step that makes the first states writes into parameters
+            return got in self.described["tensors"].values()
+        return False
+
+    def same_optimizer(self, place, want, got):
+        full = options(self.job, "full_state_dict")
+        if full and "/options/" in place and isinstance(want, list) and isinstance(got, tuple):
+            return tuple(want) == got  # full_state_dict turns tuples such as betas into lists
+        if full and isinstance(want, dict) and isinstance(got, dict):
+            lists = {k for k, v in got.items() if v == [] and k not in want}  # it drops empty lists
+            return bool(lists) and want == {k: v for k, v in got.items() if k not in lists}
+        # A flat state dict's states are loaded where the optimizer holds none
+        return options(self.job, "flatten_optimizer_state_dict") and want == {} and isinstance(got, dict)
+
+
+class Untouched:
+    def ordered(self, path):
+        return True
+
+    def same(self, path, want, got):
+        return False
+
+
+def unmatched(draw, job, want, got, described):
+    """Missing and unexpected keys of both sides in a form to be compared: without wrappers' components, and without what
+    PyTorch's own names hide. `described`: rank 0's job."""
+    seconds, given = set(canonical(draw, described["seconds"])), set(canonical(draw, described.get("state") or {}))
+    got = {k: canonical(draw, got[k]) for k in ("missing", "unexpected")}
+    want = {k: [n for n in canonical(draw, want[k]) if n not in seconds] for k in ("missing", "unexpected")}
+    got["missing"] = [n for n in got["missing"] if n not in seconds]
+    if options(job, "full_state_dict"):  # PyTorch reports none, or not all: every missing key is reported here
+        got["missing"] = [n for n in got["missing"] if n in given or n in want["missing"]]
+    return want, got
