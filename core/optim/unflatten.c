@@ -290,6 +290,9 @@ static tsr_status group_as_listed(unflattening *u, const tsr_name_list *list, ts
         const param *first = param_at(u, *(uint32_t *)g->members.items);
         const item *ours, *theirs;
         TSR_TRY(differing_option(u, first, p, &ours, &theirs, err));
+        TSR_FAIL_IF(ours && ours == theirs, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' and '%.*s' are in one group, but only one of them has '%.*s'", TSR_STR_ARG(first->fqn),
+                    TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name));
         TSR_FAIL_IF(ours, err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "optim: '%.*s' and '%.*s' are in one group, but differ in '%.*s': %.*s and %.*s",
                     TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name),

@@ -1,8 +1,10 @@
 """Random optimizers of torch.optim with their states."""
+import inspect
 import warnings
 
 import torch
 from torch import optim
+from torch.distributed.tensor import DTensor
 
 # name → options that may be drawn, each with its choices
 OPTIONS = {
@@ -26,6 +28,7 @@ COMMON = ["SGD", "Adam", "AdamW"]
 TENSOR_LR = ["Adam", "AdamW", "SGD", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta", "Rprop"]
 FUSED = ["SGD", "Adam", "AdamW", "Adagrad"]
 RARE = ["Muon", "LBFGS", "SparseAdam"]
+NOT_DISTRIBUTED = RARE + ["Adafactor", "Rprop"]  # by what DTensor can do
 
 
 def options(rng, name, part):
@@ -37,6 +40,12 @@ def options(rng, name, part):
         drawn["fused"] = True
     elif name not in RARE + ["Adafactor"] and rng.random() < 0.3:
         drawn["foreach"] = rng.choice([False, True])
+    kinds_of = {isinstance(p, DTensor) for p in part}
+    if True in kinds_of and name not in ("Adam", "AdamW"):
+        drawn.pop("fused", None)  # DTensor has no such operation
+    if len(kinds_of) > 1 and "foreach" in inspect.signature(getattr(optim, name)).parameters:
+        drawn.pop("fused", None)
+        drawn["foreach"] = False  # does not mix both
     return drawn
 
 
@@ -52,7 +61,7 @@ def kinds(rng, strategy):
     if rng.random() < 0.6:
         return rng.choice(COMMON)
     several = strategy not in ("plain", "ddp")
-    return rng.choice([n for n in OPTIONS if n not in COMMON and not (several and n in RARE + ["Adafactor"])])
+    return rng.choice([n for n in OPTIONS if n not in COMMON and not (several and n in NOT_DISTRIBUTED)])
 
 
 def groups(rng, parameters, name):

@@ -1,4 +1,5 @@
 """PyTorch's ranks: processes forked from this one, which has imported torch, that stay alive from draw to draw."""
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -12,19 +13,20 @@ import torch
 import torch.distributed as dist
 
 GRACE = 1.5    # seconds that ranks have after one has refused: the others may wait for it for ever
-PATIENCE = 60  # seconds for a job
+PATIENCE = 20  # seconds for a job: PyTorch's ranks may wait for each other for ever
 
 
 def serve(pipe, rank, world, folder):
     import torch_side
     torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     while True:
         draw, number = pipe.recv()
         try:
             pipe.send(("out", torch_side.perform(draw, number, rank, lambda job: pipe.send(("job", job)))))
         except Exception:
-            pipe.send(("broken", traceback.format_exc(limit=-4)[-800:]))
+            pipe.send(("broken", traceback.format_exc(limit=-3)[-500:]))
 
 
 def child(pipe, rank, world, folder):
@@ -46,6 +48,9 @@ def warm():
         parameter = nn.Parameter(torch.zeros(1))
         parameter.grad = torch.zeros(1)
         getattr(torch.optim, name)([parameter]).step()
+
+
+WAITS = "waits for another rank"
 
 
 class Broken(Exception):
@@ -82,7 +87,7 @@ class Pool:
         self.world, self.children, self.pipes = 0, [], []
 
     def perform(self, draw, number):
-        """By rank: the job's bytes, and {"out": bytes} or {"error": text}."""
+        """By rank: the job's bytes (None: PyTorch waits for ever before there is one), and {"out": bytes} or {"error": text}."""
         self.start(draw.world)
         for pipe in self.pipes:
             pipe.send((draw, number))
@@ -97,9 +102,7 @@ class Pool:
                     end = min(end, time.monotonic() + GRACE)
         if any(r is None or "error" in r for r in results) and draw.world > 1:
             self.stop()  # ranks that refused in different places do not belong together any more
-        if None in jobs:
-            raise Broken("PyTorch's ranks do not answer")
-        return jobs, [r or {"error": "waits for another rank"} for r in results]
+        return jobs, [r or {"error": WAITS} for r in results]
 
     def take(self, pipe, rank, jobs, results):
         try:

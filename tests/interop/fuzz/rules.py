@@ -26,6 +26,10 @@ OURS = [
      r"in the state dict, .* in the optimizer, in '.*', in the state of"),
     ("A flat state dict without a state that the optimizer holds", lambda d, j: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict"),
      r"the flat state dict has no 'state\..*', which the optimizer holds"),
+    ("Only the first parameter's options count in a flat state dict", lambda d, j: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict"),
+     r"are in one group, but (differ in|only one of them has) '"),
+    ("With full_state_dict the first elements of a larger tensor are loaded into a DTensor", lambda d, j: sets_model(j) and j["change"] == "shape" and options(j, "full_state_dict"),
+     r" in the state dict, .* over .* in the model, in '"),
     ("names that several submodules share", lambda d, j: j["op"] in ("get_model", "get_both") and j["options"].get("keep_submodule_prefixes") is False,
      r"of several submodules"),
     ("With full_state_dict, missing keys are not reported unless the load is a strict broadcast", lambda d, j: sets_model(j) and options(j, "full_state_dict"),
@@ -45,7 +49,8 @@ def ours_refuses(draw, job, message, described):
 
 def second_names(draw, error, described):
     """It stumbles over names that shared modules have besides their first."""
-    names = re.findall(r'"([^"]*)"', error) if "in state_dict: " in error else re.findall(r"KeyError: '([^']*)'$", error)
+    lists = " ".join(re.findall(r"(?:in state_dict: |(?:parameter|buffer) named )(.*)", error))
+    names = re.findall(r'"([^" ]*)"', lists) or re.findall(r"KeyError: '([^']*)'$", error)
     return bool(names) and set(canonical(draw, names)) <= set(canonical(draw, described["seconds"]))
 
 
@@ -53,6 +58,9 @@ TORCH = [
     ("A flat state dict without a state that the optimizer holds: {} is loaded", lambda d, j, e, s: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
      and "not 'dict'" in e),
     ("second names of shared modules within wrappers", lambda d, j, e, s: sets_model(j) and second_names(d, e, s)),
+    ("keys that the model lacks, in a broadcast with cpu_offload", lambda d, j, e, s: sets_model(j) and options(j, "broadcast_from_rank0", "cpu_offload")
+     and j["change"] == "add" and re.search("KeyError: '.*stranger", e)),
+    ("a state without `step`", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "state key" and "KeyError: 'step'" in e),
     ("flatten_optimizer_state_dict with full_state_dict", lambda d, j, e, s: sets_optimizer(j) and options(j, "full_state_dict", "flatten_optimizer_state_dict")
      and re.search(r"KeyError: '(state|param_groups)", e)),
     ("nothing to load into an optimizer without state tensors", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "empty" and "Expected device to be set" in e),

@@ -45,6 +45,17 @@ def mesh_text(mesh):
     return ",".join(f"{n}={s}" for n, s in zip(names, mesh.shape)) if names else ",".join(map(str, mesh.shape))
 
 
+def over_mesh(v):
+    """Mesh and placements in words. Ours span all ranks: of a mesh cut out of another it is that one, replicated along the
+    other dimensions."""
+    mesh, places = v.device_mesh, [placement_text(p) for p in v.placements]
+    if mesh.size() != dist.get_world_size():
+        root = mesh._get_root_mesh()
+        of = dict(zip(mesh.mesh_dim_names, places))
+        mesh, places = root, [of.get(n, "replicate") for n in root.mesh_dim_names]
+    return mesh_text(mesh), ",".join(places)
+
+
 def tensor(v):
     """codec.Tensor of one of PyTorch's; None for other values."""
     if not isinstance(v, (torch.Tensor, ShardedTensor)):
@@ -54,7 +65,7 @@ def tensor(v):
         parts = tuple((tuple(s.metadata.shard_offsets), tuple(s.metadata.shard_sizes), bytes_of(s.tensor)) for s in v.local_shards())
         return codec.Tensor("X", dtype, shape, "", "", parts)
     if isinstance(v, DTensor):
-        return codec.Tensor("M", dtype, shape, mesh_text(v.device_mesh), ",".join(map(placement_text, v.placements)), (((), (), bytes_of(v.to_local())),))
+        return codec.Tensor("M", dtype, shape, *over_mesh(v), (((), (), bytes_of(v.to_local())),))
     return codec.Tensor("T", dtype, shape, "", "", None if v.is_meta else (((), (), bytes_of(v)),))
 
 
@@ -211,5 +222,5 @@ def perform(draw, number, rank, tell):
     try:
         out = put(subject, job, states) if setting else get(subject, job)
     except Exception as e:
-        return {"error": f"{type(e).__name__}: {e}"[:500]}
+        return {"error": f"{type(e).__name__}: {e}"[:4000]}
     return {"out": encode({**out, "now": None if job["op"] == "get_model" else subject.now()})}

@@ -31,13 +31,14 @@ class Kit:
         self.rng, self.plain, self.dtype = rng, plain, dtype
         self.wrappers, self.shared, self.frozen = wrappers, shared, frozen
         self.parameters, self.buffers, self.modules = [], [], []
+        self.sizes, self.tp_dims = [1, 2, 3, 4, 5, 7], [0, 1, 2]
 
     def chance(self, of):
         return self.rng.random() < of
 
     def shape(self):
         low = 0 if self.plain else 1
-        return [self.rng.choice([1, 2, 3, 4, 5, 7] + [0] * (self.plain and self.chance(0.1))) for _ in range(self.rng.choice([low, 1, 1, 2, 2, 2, 3]))]
+        return [self.rng.choice(self.sizes + [0] * (self.plain and self.chance(0.1))) for _ in range(self.rng.choice([low, 1, 1, 2, 2, 2, 3]))]
 
     def parameter(self):
         if self.shared and self.parameters and self.chance(0.12):
