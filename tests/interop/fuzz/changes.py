@@ -1,10 +1,10 @@
 """Changes of a state dict before it is set, which PyTorch takes or refuses."""
 import torch
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 
 def whole_tensors(state):
-    return [k for k, v in state.items() if isinstance(v, torch.Tensor) and not isinstance(v, DTensor) and v.dim() > 0 and v.numel() > 0]
+    return [k for k, v in state.items() if type(v) in (torch.Tensor, nn.Parameter) and v.dim() > 0 and v.numel() > 0]
 
 
 def shuffled(rng, state):

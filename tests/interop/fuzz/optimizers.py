@@ -91,7 +91,7 @@ def draw(rng, model, strategy):
         parts = [parameters[:cut], parameters[cut:]]
     made = []
     for part in parts:
-        name = kinds(rng, strategy)
+        name = rng.choice(COMMON) if strategy == "fsdp1" and rng.random() < 0.7 else kinds(rng, strategy)
         if not all(suits(name, p) for p in part):
             name = rng.choice(COMMON)
         chosen, grouped = options(rng, name, part), groups(rng, part, name)

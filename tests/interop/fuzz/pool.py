@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 GRACE = 1.5    # seconds that ranks have after one has refused: the others may wait for it for ever
-PATIENCE = 20  # seconds for a job: PyTorch's ranks may wait for each other for ever
+PATIENCE = 15  # seconds for a job: PyTorch's ranks may wait for each other for ever
 
 
 def serve(pipe, rank, world, folder):

@@ -42,7 +42,10 @@ class Runner:
     def draw(self, draw):
         """Differences by job number."""
         found = {}
+        hung = len(self.hung)
         for number in range(len(draw.jobs)):
+            if len(self.hung) > hung:
+                break  # the others would be, too
             differences = self.job(draw, number)
             if differences:
                 found[number] = differences

@@ -4,15 +4,16 @@ import functools
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trees import Kit, model
+from trees import ExtraNode, Kit, model
 
 SHARDED = ["fsdp2", "fsdp2", "hsdp", "tp"]
-STRATEGIES = {1: ["plain", "plain", "ddp", "fsdp2"], 2: ["plain", "ddp", *SHARDED], 3: ["plain", "ddp", *SHARDED],
-              4: ["ddp", *SHARDED, "hsdp", "fsdp2_tp", "fsdp2_tp"]}
+FSDP1 = ["fsdp1"] * 3
+STRATEGIES = {1: ["plain", "plain", "ddp", "fsdp2", "fsdp1"], 2: ["plain", "ddp", *SHARDED, *FSDP1], 3: ["plain", "ddp", *SHARDED, *FSDP1],
+              4: ["ddp", *SHARDED, "hsdp", "fsdp2_tp", "fsdp2_tp", *FSDP1]}
 
 
 @functools.lru_cache
@@ -91,6 +92,65 @@ def fsdp2_tp(draw):
     else:
         kit.tp_dims = [1, 2]  # PyTorch cannot gather what is cut twice along one dimension, and unevenly
     return apply_fsdp2(kit, apply_tp(kit, model(kit), mesh["tp"]), mesh["dp"])
+
+
+# ---- FSDP1 ----
+
+def fsdp1_options(draw):
+    """What all units have in common; `replica`: how many ranks cut them."""
+    rng = draw.rng("fsdp1")
+    strategy = rng.choice(["FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *["HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"] * (draw.world == 4)])
+    hybrid = "HYBRID" in strategy
+    return {"strategy": strategy, "orig": rng.random() < 0.5, "mesh": hybrid or rng.random() < 0.4, "replica": 2 if hybrid else draw.world,
+            "ignored": rng.random() < 0.35, "bare": rng.random() < 0.15, "shared": rng.random() < 0.25, "frozen": rng.random() < 0.4, "wrappers": rng.choice([0, 0, 0, 0.2])}
+
+
+def fsdp1(draw):
+    o, rng = fsdp1_options(draw), draw.rng()
+    kit = Kit(rng, False, dtype=rng.choice([torch.float32] * 3 + [torch.float64, torch.bfloat16]), shared=o["shared"] and not o["bare"],
+              frozen=o["frozen"] and o["orig"], shared_modules=False, compiled=False, wrappers=o["wrappers"])
+    made = model(kit)
+    more = {"sharding_strategy": getattr(ShardingStrategy, o["strategy"]), "use_orig_params": o["orig"], "device_id": torch.device("cpu")}
+    if o["mesh"]:
+        more["device_mesh"] = mesh_of((2, 2), ("replicate", "shard")) if o["replica"] != draw.world else mesh_of((draw.world,), ("shard",))
+    inner = [m for m in made.children() if next(m.parameters(), None) is not None]
+    made.left_out = [rng.choice(inner)] if o["ignored"] and len(inner) > 1 and not kit.shared else []
+    apply_fsdp1(kit, made, {**more, "ignored_modules": made.left_out}, o)
+    if o["bare"]:
+        return made
+    left_out = made.left_out
+    root = FullyShardedDataParallel(made, **more, ignored_modules=left_out)
+    root.left_out = left_out
+    return root
+
+
+def apply_fsdp1(kit, made, more, o):
+    """Wraps some of the modules below, from the inside out; of a bare root each child."""
+    left_out = {m for out in made.left_out for m in out.modules()}
+    for parent in reversed(list(made.modules())):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, ExtraNode) and kit.chance(0.8):
+                continue  # PyTorch does not find the extra state of what a unit wraps directly
+            plain = child in left_out or kit.shared or next(child.parameters(), None) is None
+            if plain or type(parent).__name__ == "CheckpointWrapper" or not (kit.chance(0.3) or (o["bare"] and parent is made)):
+                continue
+            strategy = {"sharding_strategy": ShardingStrategy.NO_SHARD} if not o["mesh"] and kit.chance(0.1) else {}
+            setattr(parent, name, FullyShardedDataParallel(child, **{**more, **strategy}))
+
+
+def handles(model):
+    """FSDP1's units that have a flat parameter, by raw name."""
+    return {n: m._handle for n, m in model.named_modules() if isinstance(m, FullyShardedDataParallel) and m._handle is not None}
+
+
+def managed(model):
+    """Identities of the parameters that FSDP1's units manage."""
+    return {id(p) for h in handles(model).values() for p in [h.flat_param, *(h.flat_param._params or []), *(h.flat_param._shared_params or [])]}
+
+
+def managed_whole(model):
+    """Of those the ones of NO_SHARD units."""
+    return {id(p) for h in handles(model).values() if h._sharding_strategy.name == "NO_SHARD" for p in [h.flat_param, *(h.flat_param._params or [])]}
 
 
 def build(draw):

@@ -80,20 +80,29 @@ class Subject:
         """`variant`: other elements, and another number of steps where there were any."""
         self.draw, self.rank = draw, rank
         self.model = strategies.build(draw)
+        self.units = strategies.handles(self.model)
+        self.managed = strategies.managed(self.model)
         self.optimizers = optimizers.draw(draw.rng("optimizers"), self.model, draw.strategy)
-        self.initial = [dict(o.state) for o in self.optimizers]
-        own = rank if draw.apart else 0
-        values.fill_model(self.model, (draw.seed, draw.number, variant), own)
+        self.fill((draw.seed, draw.number, variant))
         steps = draw.steps if variant == 0 else max(draw.steps, 1)
-        optimizers.train(draw.rng("train"), self.optimizers, steps, draw.missing)
-        values.fill_model(self.model, (draw.seed, draw.number, variant), own)
-        values.fill_optimizers(self.optimizers, (draw.seed, draw.number, variant), own)
+        optimizers.train(draw.rng("train"), self.optimizers, steps, 0 if self.units else draw.missing)
+        self.fill((draw.seed, draw.number, variant))
         if variant == 0 and draw.rng("gradients").random() < 0.15:
             optimizers.put_gradients(draw.rng("put"), self.optimizers, 0.5)
 
+    def fill(self, seed):
+        own, slice_ = self.rank if self.draw.apart else 0, self.rank
+        if self.units and not self.draw.apart:
+            slice_ = self.rank % strategies.fsdp1_options(self.draw)["replica"]
+        values.fill_model(self.model, seed, own, self.managed)
+        values.fill_units(self.units, seed, slice_)
+        whole = strategies.managed_whole(self.model)
+        cut = {i: own if i in whole else slice_ for i in self.managed}
+        values.fill_optimizers(self.optimizers, seed, own, cut)
+
     def tensors(self):
-        """Every parameter and persistent buffer once, under its first name."""
-        seen, out = set(), {}
+        """Every parameter and persistent buffer that no unit manages once, under its first name."""
+        seen, out = set(self.managed), {}
         for path, m in self.model.named_modules():
             kept = {n: t for n, t in m._buffers.items() if n not in m._non_persistent_buffers_set}
             for name, t in {**m._parameters, **kept}.items():
@@ -104,7 +113,8 @@ class Subject:
 
     def extra(self):
         """Under all names of a shared module."""
-        return {f"{name}._extra_state" if name else "_extra_state": m.get_extra_state()
+        bare = (lambda n: n.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")) if self.units else str
+        return {bare(f"{name}._extra_state" if name else "_extra_state"): m.get_extra_state()
                 for name, m in self.model.named_modules(remove_duplicate=False) if isinstance(m, ExtraNode)}
 
     def names(self):
@@ -123,13 +133,22 @@ class Subject:
     def now(self):
         return {"tensors": self.tensors(), "extra": self.extra(),
                 "optimizers": [{"groups": [{"options": g["options"], "state": g["state"]} for g in self.optimizer_state(o)], "user": None} for o in self.optimizers],
-                "units": None}
+                "units": self.slices() if self.units else None}
+
+    def slices(self):
+        return [{"module": n, "strategy": h._sharding_strategy.name, "slice": h.flat_param.data} for n, h in self.units.items()]
 
     def describe(self):
         """What a job needs to know of it."""
         out = {"modules": json.dumps(modules_document(self.model)), "tensors": self.tensors(), "extra": self.extra(), "optimizers": []}
         iterated = {name for name, _ in dsd._iterate_valid_model_state(self.model)}
         out["seconds"] = [n for n in self.names() if n not in iterated]
+        if self.units:
+            o = strategies.fsdp1_options(self.draw)
+            two = o["replica"] != self.draw.world
+            out["units"], out["fsdp_group"] = self.slices(), self.rank // o["replica"]
+            out["fsdp_mesh"] = ("replicate=2,shard=2" if two else f"shard={self.draw.world}") if o["mesh"] else None
+            out["ignored"] = [n for n, m in self.model.named_modules() if m in self.model.left_out]
         for o in self.optimizers:
             known = type(o).__name__ in KNOWN
             out["optimizers"].append({"algorithm": type(o).__name__, "groups": self.optimizer_state(o), "has_first": not known})

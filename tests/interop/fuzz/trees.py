@@ -27,10 +27,11 @@ class ExtraNode(Node):
 class Kit:
     """What a tree may hold. `plain`: nothing that sharding strategies refuse by themselves."""
 
-    def __init__(self, rng, plain, dtype=None, wrappers=True, shared=True, frozen=True):
+    def __init__(self, rng, plain, dtype=None, shared=True, frozen=True, shared_modules=True, compiled=True, wrappers=0.2):
         self.rng, self.plain, self.dtype = rng, plain, dtype
-        self.wrappers, self.shared, self.frozen = wrappers, shared, frozen
+        self.shared, self.frozen, self.shared_modules, self.compiled = shared, frozen, shared_modules, compiled
         self.parameters, self.buffers, self.modules = [], [], []
+        self.wrappers = wrappers
         self.sizes, self.tp_dims = [1, 2, 3, 4, 5, 7], [0, 1, 2]
 
     def chance(self, of):
@@ -66,9 +67,9 @@ def names(kit, count, depth):
 
 
 def wrapped(kit, module):
-    if not kit.wrappers or not kit.chance(0.2):
+    if not kit.chance(kit.wrappers):
         return module
-    how = kit.rng.choice([torch.compile, checkpoint_wrapper, checkpoint_wrapper, offload_wrapper])
+    how = kit.rng.choice([*[torch.compile] * kit.compiled, checkpoint_wrapper, checkpoint_wrapper, offload_wrapper])
     return how(module)
 
 
@@ -86,7 +87,7 @@ def tree(kit, depth=0):
     for name in free[parameters:parameters + buffers]:
         module.register_buffer(name, kit.buffer(), persistent=kit.chance(0.75))
     for name in free[parameters + buffers:]:
-        if kit.shared and kit.modules and kit.chance(0.1):
+        if kit.shared and kit.shared_modules and kit.modules and kit.chance(0.1):
             module.add_module(name, kit.rng.choice(kit.modules))
             continue
         child = wrapped(kit, tree(kit, depth + 1))

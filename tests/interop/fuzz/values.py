@@ -33,30 +33,39 @@ def fill(t, seed, rank):
     local.copy_(random(local, generator))
 
 
-def fill_model(model, seed, rank):
-    seen = set()
+def fill_units(handles, seed, slice_):
+    """FSDP1's flat parameters: what a rank has of them, padding included."""
+    for i, h in enumerate(handles.values()):
+        fill(h.flat_param.data, (seed, "unit", i), slice_)
+
+
+def fill_model(model, seed, rank, besides=()):
+    """`besides`: identities of parameters that are not filled."""
+    seen = set(besides)
     for i, t in enumerate([*model.parameters(), *model.buffers()]):
         if id(t) not in seen:
             fill(t, (seed, "model", i), rank)
             seen.add(id(t))
 
 
-def fill_state(value, seed, rank):
-    """Every tensor inside a parameter's state; a step stays a whole number."""
+def fill_state(value, seed, rank, alike):
+    """Every tensor inside a parameter's state; a step stays a whole number. `alike`: scalars are the same on all ranks."""
     if isinstance(value, torch.Tensor):
         if value.is_sparse:
             return
-        fill(value, seed, rank)
+        fill(value, seed, 0 if alike and value.dim() == 0 else rank)
         if value.dim() == 0 and not isinstance(value, DTensor):
             value.copy_(value.abs().mul(8).floor() + 1)
     elif isinstance(value, (dict, list, tuple)):
         for i, v in enumerate(value.values() if isinstance(value, dict) else value):
-            fill_state(v, (seed, i), rank)
+            fill_state(v, (seed, i), rank, alike)
 
 
-def fill_optimizers(optimizers, seed, rank):
+def fill_optimizers(optimizers, seed, rank, cut=None):
+    """`cut`: identities of parameters of which a rank has slice `cut[id]`."""
     for o, optimizer in enumerate(optimizers):
         for g, group in enumerate(optimizer.param_groups):
             for p, parameter in enumerate(group["params"]):
                 if parameter in optimizer.state:
-                    fill_state(optimizer.state[parameter], (seed, o, g, p), rank)
+                    place = (cut or {}).get(id(parameter))
+                    fill_state(optimizer.state[parameter], (seed, o, g, p), rank if place is None else place, place is not None)
