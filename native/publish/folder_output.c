@@ -40,9 +40,9 @@ static void close_one_idle(folder_output *output)
     }
 }
 
-static int open_file(folder_output *output, const char *name, int flags)
+static int open_file(folder_output *output, const char *name)
 {
-    return tsr_sys_open(output->sys, output->work, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | flags, 0);
+    return tsr_sys_open(output->sys, output->work, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
 }
 
 /* New files follow the umask, but nobody gets to read what was private: what replaces a file gets its permissions only when it is
@@ -62,7 +62,7 @@ tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const 
         status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "output file number %u does not exist", file);
     } else if (f->fd < 0) {
         if (output->open_files >= MAX_OPEN_FILES) close_one_idle(output);
-        f->fd = open_file(output, f->temporary, 0);
+        f->fd = open_file(output, f->temporary);
         if (f->fd < 0) status = tsr_sys_raise(err, "open", f->name);
         else output->open_files++;
     }
@@ -162,21 +162,21 @@ static int open_finished(folder_output *output, const output_file *file)
     const bool opened = fd >= 0 && tsr_is_own_file(output->sys, fd) && fchmod(fd, TSR_PRIVATE_FILE) == 0;
     if (fd >= 0) output->sys->close(output->sys, fd);
     errno = opened ? 0 : EACCES;
-    return opened ? open_file(output, file->temporary, 0) : -1;
+    return opened ? open_file(output, file->temporary) : -1;
 }
 
 /* Opens what another process of the job, or an earlier run, has created, or else creates it. */
 static int open_shared(folder_output *output, output_file *file)
 {
-    int fd = open_file(output, file->temporary, 0);
+    int fd = open_file(output, file->temporary);
     if (fd < 0 && errno == EACCES && output->options.publishing) fd = open_finished(output, file);
     if (fd < 0 && errno == ENOENT && output->options.publishing) {
-        fd = open_file(output, file->name, 0);
+        fd = open_file(output, file->name);
         file->is_final = fd >= 0;
         if (file->is_final) file->temporary = file->name;
     }
     if (fd < 0 && errno == ENOENT && !output->options.whole) fd = create_file(output, file);
-    return fd < 0 && errno == EEXIST ? open_file(output, file->temporary, 0) : fd; /* created in this moment */
+    return fd < 0 && errno == EEXIST ? open_file(output, file->temporary) : fd; /* created in this moment */
 }
 
 static tsr_status refuse_foreign(const folder_output *output, const char *name, tsr_error *err)

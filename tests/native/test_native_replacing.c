@@ -7,6 +7,9 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "native/scratch.h"
 #include "tessera/folder.h"
@@ -82,11 +85,71 @@ static void test_native_replacing__files_that_stay_are_still_there(void **state)
     assert_string_equal(text, "new");
 }
 
+/* ---- killed behind the change of permissions ---- */
+
+/* Opens again what a run left that was to replace the file "one"; `publishing`: its renaming had begun. */
+static tsr_status open_again(bool publishing, tsr_error *err)
+{
+    const tsr_folder_output_options options = {.overwrite = true, .tag = "w0", .join = true, .publishing = publishing, .keep = true};
+    tsr_output *output;
+    uint32_t file;
+    tsr_status status = tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("one"), &options, &output, err);
+    if (status != TSR_OK) return status;
+    status = output->create(output, TSR_STR(""), 3, &file, err);
+    if (status == TSR_OK) status = output->write_at(output, file, 0, "new", 3, err);
+    output->close(output);
+    return status;
+}
+
+static void test_native_replacing__a_run_goes_on_with_a_file_that_was_given_away(void **state)
+{
+    (void)state;
+    tsr_error err = {0};
+    if (geteuid() != 0) skip(); /* only root gives files away */
+    scratch_write("one", "old", 3);
+    scratch_write(".one.tessera-w0", "new", 3);
+    assert_int_equal(chown(scratch_path("one"), 1234, 1234), 0);
+    assert_int_equal(chown(scratch_path(".one.tessera-w0"), 1234, 1234), 0);
+    assert_int_equal(open_again(false, &err), TSR_E_EXISTS);
+    assert_int_equal(open_again(true, &err), TSR_OK);
+    assert_int_equal(chown(scratch_path(".one.tessera-w0"), 4321, 1234), 0); /* neither ours nor the old one's */
+    assert_int_equal(open_again(true, &err), TSR_E_EXISTS);
+}
+
+/* Root may write everything: as another user, in a process of its own. */
+static tsr_status open_again_as_nobody(bool publishing)
+{
+    int status;
+    const pid_t child = fork();
+    if (child == 0) {
+        tsr_error err = {0};
+        if (geteuid() == 0 && setuid(65534) != 0) _exit(99);
+        _exit((int)open_again(publishing, &err));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) != 99);
+    return (tsr_status)WEXITSTATUS(status);
+}
+
+static void test_native_replacing__a_run_goes_on_with_a_read_only_file(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"one", ".one.tessera-w0", ""};
+    scratch_write("one", "old", 3);
+    scratch_write(".one.tessera-w0", "new", 3);
+    for (int i = 0; i < 2; i++) assert_int_equal(chmod(scratch_path(names[i]), 0400), 0);
+    for (int i = 0; i < 3 && geteuid() == 0; i++) assert_int_equal(chown(scratch_path(names[i]), 65534, 65534), 0);
+    assert_int_equal(open_again_as_nobody(false), TSR_E_IO);
+    assert_int_equal(open_again_as_nobody(true), TSR_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_native_replacing__a_file_that_cannot_be_linked_is_refused_before_writing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_replacing__files_that_stay_are_still_there, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_replacing__a_run_goes_on_with_a_file_that_was_given_away, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_replacing__a_run_goes_on_with_a_read_only_file, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
