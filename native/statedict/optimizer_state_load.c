@@ -115,7 +115,7 @@ static tsr_status load_value(loading *l, const tsr_value *stored, uint32_t depth
 static tsr_status load_object(loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_OBJECT || !entry->value, err, TSR_E_UNSUPPORTED,
-                "it is neither a dense tensor nor an object but %s", tsr_entry_kind_name(entry->kind));
+                "a %.*s is neither a dense tensor nor plain data", TSR_STR_ARG(entry->type));
     return load_value(l, entry->value, 0, value, err);
 }
 

@@ -4,6 +4,7 @@
 
 FSDP1 trains on the ranks and saves its SHARDED state as FOLDER/from<RANKS>; what earlier runs saved there is loaded, too. Slices of tensor
 parallelism are checked with 2 and 4 ranks. Prints "done"."""
+import enum
 import json
 import os
 import sys
@@ -261,6 +262,18 @@ def check_refusals(folder, model_state):
     load(model_state)  # nobody is left waiting
 
 
+class Kind(enum.Enum):
+    FIRST = 1
+
+
+def check_objects(folder, model_state):
+    """What names classes is run by PyTorch only when that is asked for."""
+    path = os.path.join(folder, "objects")
+    dcp.save({KEY: {"state": {"0.bias": {"exp_avg": torch.arange(5.0)}}, "param_groups": [{"kind": Kind.FIRST, "params": ["0.bias"]}]}}, checkpoint_id=path)
+    refused(lambda: tessera.load_sharded_optimizer_state(path, KEY, model_state), "rank 0: ", "'optimizer.param_groups.0.kind' is not data", "unsafe_objects=True")
+    same(tessera.load_sharded_optimizer_state(path, KEY, model_state, unsafe_objects=True), load_sharded_optimizer_state_dict(model_state, KEY, dcp.FileSystemReader(path)), path)
+
+
 def check_warning(folder, model_state):
     lacking = {name: value for name, value in model_state.items() if name != "2.bias"}
     with warnings.catch_warnings(record=True) as caught:
@@ -291,6 +304,7 @@ def run(rank, world, folder, rendezvous):
         for t in range(2):  # more ranks than rows
             check_sliced(own, t, dist.group.WORLD, by_pytorch=False)
     check_refusals(own, model_state)
+    check_objects(forms, model_state)
     check_warning(own, model_state)
     dist.barrier()
     dist.destroy_process_group()

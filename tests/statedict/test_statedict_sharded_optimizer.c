@@ -288,6 +288,60 @@ static void test_statedict_sharded_optimizer__ranks_agree_on_the_key_and_the_pat
     live_run(2, load_two_keys, (void *)&absent);
 }
 
+/* ---- other forms; tests/package/optimizer_ranks.py compares all of them with PyTorch's ---- */
+
+static tsr_status load_sample(const char *name, tsr_str key, tsr_comm *comm, tsr_state_dict *out, tsr_error *err)
+{
+    char path[512];
+    tsr_state_dict *model;
+    const tsr_optimizer_target to = {.out = out};
+    snprintf(path, sizeof path, "%s/samples/checkpoints/%s", TSR_TEST_DATA, name);
+    TRY(tsr_state_dict_new(tsr_state_dict_host(out), &model, err));
+    const tsr_status status = tsr_optimizer_state_load(path, key, tsr_state_dict_root(model), comm, &to, err);
+    tsr_state_dict_free(model);
+    return status;
+}
+
+/* torch.save keeps ids as ints; 11 rows are 4, 4 and 3. */
+static tsr_status load_native(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    (void)arg;
+    const tsr_host host = live_host(NULL);
+    tsr_state_dict *out;
+    TRY(tsr_state_dict_new(&host, &out, err));
+    TRY(load_sample("torch_train_state", optimizer, comm, out, err));
+    const tsr_value *all = tsr_state_dict_get(out, optimizer), *states = tsr_value_get(all, TSR_STR("state"));
+    NEED(tsr_value_pairs(states) == 3 && states->items[4]->kind == TSR_VALUE_INT && states->items[4]->as.integer == 2);
+    const tsr_tensor *rows = tsr_tensor_of(tsr_value_get(states->items[5], TSR_STR("exp_avg")));
+    NEED(rows->spread == TSR_IN_BOXES && rows->part_count == 1 && rows->parts[0].offsets[0] == 4 * comm->rank);
+    NEED(rows->parts[0].sizes[0] == (comm->rank < 2 ? 4 : 3) && rows->parts[0].sizes[1] == 6);
+    const tsr_value *groups = tsr_value_get(all, TSR_STR("param_groups"));
+    NEED(groups->kind == TSR_VALUE_LIST && groups->count == 2);
+    NEED(tsr_value_get(groups->items[0], TSR_STR("betas"))->kind == TSR_VALUE_TUPLE);
+    tsr_state_dict_free(out);
+    return TSR_OK;
+}
+
+static tsr_status load_sparse(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    (void)arg;
+    const tsr_host host = live_host(NULL);
+    tsr_error message = {0};
+    tsr_state_dict *out;
+    TRY(tsr_state_dict_new(&host, &out, err));
+    NEED(load_sample("torch_sparse", TSR_STR("coo"), comm, out, &message) == TSR_E_UNSUPPORTED);
+    NEED(strstr(message.message, "is neither a dense tensor nor plain data") && strstr(message.message, "'coo'"));
+    tsr_state_dict_free(out);
+    return TSR_OK;
+}
+
+static void test_statedict_sharded_optimizer__torch_save_files(void **state)
+{
+    (void)state;
+    live_run(3, load_native, NULL);
+    live_run(2, load_sparse, NULL);
+}
+
 /* Other operations do not take a slice's tensor for one with memory. */
 static tsr_status use_slice(void *arg, tsr_comm *comm, tsr_error *err)
 {
@@ -388,6 +442,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_sharded_optimizer__E2_each_rank_has_its_group_s_slice),
         cmocka_unit_test(test_statedict_sharded_optimizer__what_one_rank_cannot_do_all_refuse),
         cmocka_unit_test(test_statedict_sharded_optimizer__ranks_agree_on_the_key_and_the_path),
+        cmocka_unit_test(test_statedict_sharded_optimizer__torch_save_files),
         cmocka_unit_test(test_statedict_sharded_optimizer__slices_are_for_loading_only),
         cmocka_unit_test(test_statedict_sharded_optimizer__memory_is_the_rank_s_own_shards),
     };

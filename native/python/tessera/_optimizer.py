@@ -162,8 +162,6 @@ class _Job:
         return self._sharded(read, entry)
 
     def _object(self, entry):
-        if entry.kind != "object":
-            raise Error(f"{self.checkpoint.path}: '{entry.name}' is neither a dense tensor nor an object but {entry.type}", "unsupported")
         if not (self.unsafe_objects or entry.is_data()):
             raise Error(f"{self.checkpoint.path}: '{entry.name}' is not data but {entry.type}; "
                         "tessera.load_sharded_optimizer_state(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
