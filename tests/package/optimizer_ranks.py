@@ -1,6 +1,6 @@
 """tessera.load_sharded_optimizer_state beside PyTorch's own load_sharded_optimizer_state_dict, on gloo:
 
-    optimizer_ranks.py RANKS FOLDER
+    optimizer_ranks.py RANKS FOLDER        of 2 ranks or more
 
 FSDP1 trains on the ranks and saves its SHARDED state as FOLDER/from<RANKS>; what earlier runs saved there is loaded, too. Slices of tensor
 parallelism are checked with 2 and 4 ranks. Prints "done"."""
