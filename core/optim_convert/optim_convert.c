@@ -12,6 +12,18 @@
 
 const char *const tsr_optim_action_names[] = {"flatten", "unflatten", "to-fqn", "to-id", "unshard", "shard", NULL};
 
+tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_error *err)
+{
+    unsigned action = 0;
+    while (action < TSR_OPTIM_ACTION_COUNT && strcmp(tsr_optim_action_names[action], name) != 0) action++;
+    *out = (tsr_optim_action)action;
+    if (action < TSR_OPTIM_ACTION_COUNT) return TSR_OK;
+    const char *meant = tsr_suggest(name, tsr_optim_action_names, sizeof *tsr_optim_action_names);
+    TSR_FAIL_IF(meant, err, TSR_E_USAGE, TSR_NO_POSITION, "optim has no action '%s'; did you mean '%s'?", name, meant);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "optim has no action '%s'; flatten, unflatten, to-fqn, to-id, unshard or shard", name);
+}
+
 void tsr_optim_warn(const tsr_optim_job *job, tsr_str message)
 {
     if (job->request.warn) job->request.warn(job->request.warn_ctx, message);

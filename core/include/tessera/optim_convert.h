@@ -39,6 +39,8 @@ typedef enum tsr_optim_action {
 
 /* "flatten", "unflatten", "to-fqn", "to-id", "unshard", "shard", and NULL behind the last. */
 extern const char *const tsr_optim_action_names[];
+/* The action with a name: TSR_E_USAGE with a suggestion for other names. */
+tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_error *err);
 
 /* A document that the job needs: its text, and the name of its file for messages (may be NULL). Without text (data NULL)
  * it was not given. */

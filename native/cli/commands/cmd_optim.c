@@ -158,18 +158,9 @@ static void close_job(job *j)
 static int run(cli *program, const void *arguments)
 {
     const optim_arguments *a = arguments;
-    const char *name = program->operands.items[0];
-    unsigned action = 0;
-    while (action < TSR_OPTIM_ACTION_COUNT && strcmp(tsr_optim_action_names[action], name) != 0) action++;
-    if (action == TSR_OPTIM_ACTION_COUNT) {
-        const char *meant = tsr_suggest(name, tsr_optim_action_names, sizeof *tsr_optim_action_names);
-        if (meant) return cli_fail(program, "optim has no action '%s'; did you mean '%s'?", name, meant);
-        return cli_fail(program, "optim has no action '%s'; flatten, unflatten, to-fqn, to-id, unshard or shard", name);
-    }
     tsr_error err = {0};
     job j = {.program = program,
              .arguments = a,
-             .request = {.action = (tsr_optim_action)action},
              .output = {.program = program,
                         .source = program->operands.items[1],
                         .destination = program->operands.items[2],
@@ -177,7 +168,8 @@ static int run(cli *program, const void *arguments)
                         .overwrite = a->overwrite}};
     const double started = cli_seconds();
     cli_allow_expansion(program, a->allow_expansion);
-    tsr_status status = run_job(&j, &err);
+    tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);
+    if (status == TSR_OK) status = run_job(&j, &err);
     if (status == TSR_OK && a->json) status = report(&j, cli_seconds() - started, &err);
     close_job(&j);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
