@@ -7,73 +7,6 @@
 #include "tessera/validate.h"
 #include "tessera/version.h"
 
-struct document {
-    char *data;
-    size_t size;
-    size_t capacity;
-};
-
-static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *err)
-{
-    document *doc = ctx;
-    if (size > doc->capacity - doc->size) {
-        size_t capacity = doc->capacity * 2 > doc->size + size ? doc->capacity * 2 : doc->size + size + 4096;
-        char *grown = realloc(doc->data, capacity);
-        if (!grown)
-            return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a document of %zu bytes", capacity);
-        doc->data = grown;
-        doc->capacity = capacity;
-    }
-    memcpy(doc->data + doc->size, data, size);
-    doc->size += size;
-    return TSR_OK;
-}
-
-/* Documents are freed with tessera_document_free; data and size are borrowed from them. */
-TSR_EXPORT(tessera_document_data) const char *tessera_document_data(const document *doc)
-{
-    return doc->data;
-}
-TSR_EXPORT(tessera_document_size) uint32_t tessera_document_size(const document *doc)
-{
-    return (uint32_t)doc->size;
-}
-TSR_EXPORT(tessera_document_free) void tessera_document_free(document *doc)
-{
-    if (doc) free(doc->data);
-    free(doc);
-}
-
-document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, tsr_error *err), void *ctx, tsr_error *err)
-{
-    document *doc = calloc(1, sizeof *doc);
-    tsr_json *json = doc ? calloc(1, sizeof *json) : NULL;
-    tsr_status status = TSR_E_NOMEM;
-    if (json) {
-        tsr_json_start(json, append, doc, 1, err);
-        status = write(ctx, json, err);
-        if (status == TSR_OK) status = tsr_json_finish(json);
-    } else {
-        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    }
-    free(json);
-    if (status == TSR_OK) return doc;
-    tessera_document_free(doc);
-    return NULL;
-}
-
-void tessera_put_count(tsr_json *json, const char *key, uint64_t count)
-{
-    tsr_json_key(json, key);
-    tsr_json_uint(json, count);
-}
-
-void tessera_put_text(tsr_json *json, const char *key, const char *text)
-{
-    tsr_json_key(json, key);
-    tsr_json_text(json, text);
-}
-
 /* ---- overview: totals, dtypes, and what of each file belongs to entries ---- */
 
 typedef struct run { /* bytes of a file that a chunk claims */
@@ -100,14 +33,15 @@ static void add_runs(tsr_vec *runs, const tsr_chunk *chunks, uint64_t count, uin
 static tsr_status collect_runs(const opened *item, tsr_vec *runs, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
+    const uint32_t files = catalog->store->file_count;
     uint64_t count = 0;
     for (uint64_t i = 0; i < catalog->entry_count; i++)
         count += catalog->entries[i].chunk_count + catalog->entries[i].replica_count;
     tsr_status status = tsr_vec_reserve(runs, (size_t)count, err);
     for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
         const tsr_entry *entry = &catalog->entries[i];
-        add_runs(runs, entry->chunks, entry->chunk_count, item->store.file_count);
-        add_runs(runs, entry->replicas, entry->replica_count, item->store.file_count);
+        add_runs(runs, entry->chunks, entry->chunk_count, files);
+        add_runs(runs, entry->replicas, entry->replica_count, files);
     }
     if (runs->count) qsort(runs->items, runs->count, sizeof(run), run_order);
     return status;
@@ -149,12 +83,13 @@ static size_t put_file(tsr_json *json, const tsr_store_file *file, const run *ru
 
 static void put_files(const opened *item, const tsr_vec *runs, tsr_json *json)
 {
+    const tsr_store *store = tsr_checkpoint_store(item->checkpoint);
     const run *at = runs->items;
     size_t left = runs->count;
     tsr_json_key(json, "files");
     tsr_json_array(json);
-    for (uint32_t f = 0; f < item->store.file_count; f++) {
-        const size_t n = put_file(json, &item->store.files[f], at, left, f);
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const size_t n = put_file(json, &store->files[f], at, left, f);
         at = n ? at + n : at;
         left -= n;
     }
@@ -351,7 +286,7 @@ TSR_EXPORT(tessera_document)
 document *tessera_document(uint32_t handle, uint32_t kind, uint32_t entry, const char *path, uint32_t path_size,
                            tsr_error *err)
 {
-    request r = {tessera_item_of(handle, HANDLE_CHECKPOINT, err), kind, NULL, {path, path_size}};
+    request r = {tessera_checkpoint_of(handle, err), kind, NULL, {path, path_size}};
     if (!r.item) return NULL;
     if (kind == ENTRY || kind == PREVIEW) {
         r.entry = tessera_entry_of(r.item, entry, err);

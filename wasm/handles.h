@@ -7,14 +7,34 @@
 
 extern const tsr_digest_ops tessera_xxh3;
 
-typedef enum handle_kind { HANDLE_CHECKPOINT = 1, HANDLE_OUTLINE, HANDLE_TALLY, HANDLE_DIFF, HANDLE_TWINS } handle_kind;
+typedef enum handle_kind {
+    HANDLE_CHECKPOINT = 1,
+    HANDLE_OUTLINE,
+    HANDLE_TALLY,
+    HANDLE_DIFF,
+    HANDLE_TWINS,
+    HANDLE_MADE
+} handle_kind;
+
+/* Files of the host as a store. */
+typedef struct host_store {
+    tsr_store store; /* first: the store's functions cast back */
+    uint32_t number; /* that tsr_read is given back */
+    tsr_arena *names;
+} host_store;
+
+/* Files that JavaScript laid down, sorted by name; names are copied. tessera_host_store_close takes a zeroed store, and one
+ * that could not be opened. */
+tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
+                                   uint32_t primary, tsr_error *err);
+void tessera_host_store_close(host_store *store);
+tsr_host tessera_host(void);
 
 typedef struct opened {
-    tsr_store store; /* first: the store's functions cast back */
-    uint32_t store_number;
+    host_store files;
     tsr_host host;
-    tsr_arena *names;
-    tsr_checkpoint *checkpoint;
+    tsr_checkpoint *checkpoint; /* NULL: the files are not one checkpoint, as `why` says */
+    tsr_error why;
     bool validated;
 } opened;
 
@@ -23,6 +43,8 @@ typedef struct opened {
 uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *item), uint32_t owner, uint32_t other_owner,
                             tsr_error *err);
 void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err);
+/* The item of a checkpoint that can be listed; NULL with an error otherwise. */
+opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err);
 /* Entry `index` of a checkpoint; NULL with an error when there is none. */
 const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err);
 

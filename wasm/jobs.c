@@ -4,6 +4,7 @@
 
 #include "handles.h"
 #include "tessera/document.h"
+#include "tessera/fqn.h"
 #include "tessera/tally.h"
 
 /* ---- tally ---- */
@@ -17,7 +18,7 @@ static void free_tally(void *tally)
 
 TSR_EXPORT(tessera_tally) uint32_t tessera_tally(uint32_t handle, uint32_t entry, tsr_error *err)
 {
-    const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
+    const opened *item = tessera_checkpoint_of(handle, err);
     const tsr_entry *of = item ? tessera_entry_of(item, entry, err) : NULL;
     tsr_tally *tally;
     if (!of || tsr_tally_new(item->checkpoint, of, &tally, err) != TSR_OK) return 0;
@@ -77,6 +78,7 @@ typedef struct comparison {
     tsr_arena *arena;
     tsr_ring *ring;
     tsr_diff diff;
+    tsr_tolerance tolerance;
     tsr_difference *differences; /* NULL until values are compared */
     uint64_t next;
 } comparison;
@@ -89,10 +91,30 @@ static void free_comparison(void *pointer)
     free(c);
 }
 
-/* Two open checkpoints by name, dtype, shape and object; with `layout` other chunks count too. */
-TSR_EXPORT(tessera_diff) uint32_t tessera_diff(uint32_t handle_a, uint32_t handle_b, uint32_t layout, tsr_error *err)
+static tsr_status match_names(comparison *c, uint32_t flags, tsr_error *err)
 {
-    opened *a = tessera_item_of(handle_a, HANDLE_CHECKPOINT, err), *b = tessera_item_of(handle_b, HANDLE_CHECKPOINT, err);
+    const tsr_catalog *const both[] = {tsr_checkpoint_catalog(c->a->checkpoint), tsr_checkpoint_catalog(c->b->checkpoint)};
+    const tsr_host *host = &c->a->host;
+    tsr_diff_options options = {.layout = flags & TESSERA_DIFF_LAYOUT};
+    tsr_canonical_names *names = NULL;
+    tsr_status status = TSR_OK;
+    if (flags & TESSERA_DIFF_CANONICAL) {
+        status = tsr_canonical_names_new(both, 2, host->allocator, &names, err);
+        options.canonical = tsr_canonical_names_find;
+        options.canonical_ctx = names;
+    }
+    c->arena = tsr_arena_new(host->allocator, 0, err);
+    if (!c->arena) status = TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_diff_catalogs(both[0], both[1], &options, host, c->arena, &c->diff, err);
+    tsr_canonical_names_free(names);
+    return status;
+}
+
+/* Two open checkpoints by name, dtype, shape and object. The tolerances count for the steps, with their flag only. */
+TSR_EXPORT(tessera_diff)
+uint32_t tessera_diff(uint32_t handle_a, uint32_t handle_b, uint32_t flags, double atol, double rtol, tsr_error *err)
+{
+    opened *a = tessera_checkpoint_of(handle_a, err), *b = tessera_checkpoint_of(handle_b, err);
     if (a && tsr_checkpoint_require(a->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return 0;
     if (b && tsr_checkpoint_require(b->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return 0;
     comparison *c = a && b ? calloc(1, sizeof *c) : NULL;
@@ -100,21 +122,17 @@ TSR_EXPORT(tessera_diff) uint32_t tessera_diff(uint32_t handle_a, uint32_t handl
         if (a && b) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
         return 0;
     }
-    const tsr_diff_options options = {.layout = layout != 0};
     c->a = a;
     c->b = b;
-    c->arena = tsr_arena_new(a->host.allocator, 0, err);
-    if (!c->arena || tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint),
-                                       &options, &a->host, c->arena, &c->diff, err) != TSR_OK) {
-        free_comparison(c);
-        return 0;
-    }
-    return tessera_add_handle(HANDLE_DIFF, c, free_comparison, handle_a, handle_b, err);
+    c->tolerance = (tsr_tolerance){!(flags & TESSERA_DIFF_TOLERANT), atol, rtol};
+    if (match_names(c, flags, err) == TSR_OK)
+        return tessera_add_handle(HANDLE_DIFF, c, free_comparison, handle_a, handle_b, err);
+    free_comparison(c);
+    return 0;
 }
 
 static tsr_status compare_next(comparison *c, tsr_error *err)
 {
-    const tsr_tolerance exact = {.exact = true};
     if (!c->differences) c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
     if (!c->differences) return TSR_E_NOMEM;
     if (!c->ring && tsr_ring_new(&c->a->host, 0, &c->ring, err) != TSR_OK) return TSR_E_NOMEM;
@@ -122,7 +140,7 @@ static tsr_status compare_next(comparison *c, tsr_error *err)
     if (c->next == c->diff.pair_count) return TSR_OK;
     tsr_diff_pair *pair = &c->diff.pairs[c->next];
     tsr_difference *difference = &c->differences[c->next];
-    tsr_status status = tsr_compare_pair(c->a->checkpoint, c->b->checkpoint, pair, &exact, c->ring, difference, err);
+    tsr_status status = tsr_compare_pair(c->a->checkpoint, c->b->checkpoint, pair, &c->tolerance, c->ring, difference, err);
     if (status != TSR_OK) return status;
     c->next++;
     return TSR_OK;

@@ -1,6 +1,6 @@
 import type { SourceFile, Tessera } from "./tessera.js";
 
-/** `Tessera.load` of the package's own module. */
+/** Both modules of the package, loaded and ready: no `prepare` is needed. */
 export function load(): Promise<Tessera>;
 
 /** The files of a folder (and one level below it), or one file, for `Tessera.open(files, options)`. */

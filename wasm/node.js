@@ -3,8 +3,14 @@ import fs from "node:fs";
 import path from "node:path";
 import { Tessera } from "./tessera.js";
 
-/** `Tessera.load` of the module beside this file. */
-export const load = () => Tessera.load(fs.readFileSync(new URL("tessera.wasm", import.meta.url)));
+const moduleBytes = (name) => fs.readFileSync(new URL(name, import.meta.url));
+
+/** Both modules next to this file, loaded and ready. */
+export async function load() {
+  const tessera = await Tessera.load(moduleBytes("tessera.wasm"));
+  await tessera.prepare(moduleBytes("tessera-writers.wasm"));
+  return tessera;
+}
 
 class DiskFile {
   #fd;

@@ -14,7 +14,7 @@ static void free_outline(void *pointer)
 /* Of all entries, or of those that are no tensors. */
 TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, uint32_t objects_only, tsr_error *err)
 {
-    const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
+    const opened *item = tessera_checkpoint_of(handle, err);
     if (item && tsr_checkpoint_require(item->checkpoint, TSR_FOR_NAMES, err) != TSR_OK) return 0;
     outline *o = item ? calloc(1, sizeof *o) : NULL;
     if (!o) {

@@ -49,7 +49,7 @@ TSR_EXPORT(tessera_plan)
 document *tessera_plan(uint32_t handle, const char *target, uint32_t target_size, const char *path, uint32_t path_size,
                        tsr_error *err)
 {
-    plan_request r = {tessera_item_of(handle, HANDLE_CHECKPOINT, err), {target, target_size}, {path, path_size}};
+    plan_request r = {tessera_checkpoint_of(handle, err), {target, target_size}, {path, path_size}};
     if (!r.item || tsr_checkpoint_require(r.item->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return NULL;
     return tessera_make_document(write_plan, &r, err);
 }

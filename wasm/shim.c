@@ -31,18 +31,6 @@ TSR_EXPORT(tessera_error_position) uint64_t tessera_error_position(const tsr_err
 {
     return err->byte_position;
 }
-TSR_EXPORT(tessera_dtype_name) const char *tessera_dtype_name(uint32_t dtype)
-{
-    return tsr_dtype_describe(dtype < TSR_DTYPE_COUNT ? (tsr_dtype)dtype : TSR_DTYPE_NONE)->name;
-}
-
-/* Cause and cure of what a rule finds; empty for unknown ids. */
-TSR_EXPORT(tessera_rule_help) const char *tessera_rule_help(const char *id)
-{
-    const tsr_rule *rule = tsr_rule_find(id);
-    return rule ? rule->help : "";
-}
-
 /* ---- handles: a slot number + 1 in the low half, above it how often the slot was used before ---- */
 
 enum { MOST_SLOTS = 0xffff };
@@ -95,7 +83,7 @@ uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *
 
 void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err)
 {
-    static const char *const names[] = {"", "checkpoint", "outline", "tally", "diff", "search for twins"};
+    static const char *const names[] = {"", "checkpoint", "outline", "tally", "diff", "search for twins", "conversion"};
     const slot *s = slot_of(handle);
     if (s && s->kind == kind) return s->item;
     tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no %s is open under handle %u", names[kind], (unsigned)handle);
@@ -128,9 +116,9 @@ TSR_EXPORT(tessera_close) void tessera_close(uint32_t handle)
 
 /* ---- stores ---- */
 
-static tsr_status host_read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
-    const uint32_t number = ((opened *)store)->store_number;
+    const uint32_t number = ((host_store *)store)->number;
     for (size_t done = 0; done < size;) {
         const size_t part = size - done < TESSERA_READ_BYTES ? size - done : TESSERA_READ_BYTES;
         if (tsr_read(number, file, offset + done, (char *)buffer + done, (uint32_t)part) != 0) {
@@ -142,69 +130,34 @@ static tsr_status host_read_at(tsr_store *store, uint32_t file, uint64_t offset,
     return TSR_OK;
 }
 
-static tsr_status take_files(opened *item, const tessera_file *files, uint32_t count, uint32_t primary, tsr_error *err)
+static tsr_status list_files(host_store *s, const tessera_file *files, uint32_t count, tsr_error *err)
 {
-    tsr_store_file *listing = tsr_arena_array(item->names, count, sizeof *listing, err);
+    tsr_store_file *listing = tsr_arena_array(s->names, count, sizeof *listing, err);
     if (!listing) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < count; i++) {
         tsr_str name = {(const char *)(uintptr_t)files[i].name, files[i].name_size};
-        listing[i] = (tsr_store_file){tsr_arena_str(item->names, name, err), files[i].size};
+        listing[i] = (tsr_store_file){tsr_arena_str(s->names, name, err), files[i].size};
         if (!listing[i].name.data) return TSR_E_NOMEM;
         if (i && tsr_str_compare(listing[i - 1].name, listing[i].name) >= 0) {
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                              "the files of a store must be sorted by name, without twins");
         }
     }
-    item->store.files = listing;
-    item->store.file_count = count;
-    item->store.primary = primary < count ? primary : TSR_NO_FILE;
-    item->store.read_at = host_read_at;
+    s->store.files = listing;
     return TSR_OK;
 }
 
-static void free_opened(void *pointer)
+tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
+                                   uint32_t primary, tsr_error *err)
 {
-    opened *item = pointer;
-    tsr_checkpoint_close(item->checkpoint);
-    tsr_arena_free(item->names);
-    free(item);
+    *out = (host_store){
+        .store = {.file_count = count, .primary = primary < count ? primary : TSR_NO_FILE, .read_at = read_at},
+        .number = number,
+        .names = tsr_arena_new(&tsr_allocator_libc, 0, err)};
+    return out->names ? list_files(out, files, count, err) : TSR_E_NOMEM;
 }
 
-/* Opens the checkpoint that `files` (sorted by name, byte-wise) make; `primary` is the one the user named, or ≥ count.
- * `store` is the number that tsr_read is given back. Returns a handle. */
-TSR_EXPORT(tessera_open)
-uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, uint32_t primary, tsr_error *err)
+void tessera_host_store_close(host_store *store)
 {
-    opened *item = calloc(1, sizeof *item);
-    if (!item) {
-        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-        return 0;
-    }
-    item->store_number = store;
-    item->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default(), .xxh3 = &tessera_xxh3};
-    item->names = tsr_arena_new(item->host.allocator, 0, err);
-    const tsr_open_options judged = {.purpose = TSR_FOR_FINDINGS}; /* what lists names, or uses the tensors, asks for more */
-    if (item->names && take_files(item, files, count, primary, err) == TSR_OK &&
-        tsr_checkpoint_open(&item->store, &item->host, &judged, &item->checkpoint, err) == TSR_OK) {
-        return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, 0, 0, err);
-    }
-    free_opened(item);
-    return 0;
-}
-
-const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err)
-{
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
-    if (index < catalog->entry_count) return &catalog->entries[index];
-    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no entry has the number %u; there are %llu", (unsigned)index,
-              (unsigned long long)catalog->entry_count);
-    return NULL;
-}
-
-/* The number of an entry, or 0xffffffff. */
-TSR_EXPORT(tessera_find) uint32_t tessera_find(uint32_t handle, const char *fqn, uint32_t fqn_size)
-{
-    const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, NULL);
-    const tsr_entry *entry = item ? tsr_checkpoint_entry(item->checkpoint, (tsr_str){fqn, fqn_size}) : NULL;
-    return entry ? (uint32_t)(entry - tsr_checkpoint_catalog(item->checkpoint)->entries) : UINT32_MAX;
+    tsr_arena_free(store->names);
 }

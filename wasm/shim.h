@@ -6,7 +6,8 @@
  * Things that are opened are known by u32 handles; a stale or foreign number, or one of another kind, is refused. Closing a
  * checkpoint closes what was made from it. Every function that can fail takes a tsr_error that the caller allocated
  * (tessera_error_size bytes, zeroed) and returns 0 on failure unless it says otherwise. Pointers are u32 offsets into the
- * memory; file sizes and offsets are 64 bits. tessera.js beside this file is the caller. */
+ * memory; file sizes and offsets are 64 bits. tessera.js next to this file is the caller. There are two modules
+ * (CMakeLists.txt), each with a memory and handles of its own. */
 #ifndef TSR_WASM_SHIM_H
 #define TSR_WASM_SHIM_H
 
@@ -28,6 +29,25 @@ typedef struct tessera_file {
     uint32_t name_size;
     uint64_t size;
 } tessera_file;
+
+typedef struct tessera_text {
+    uint32_t data; /* pointer to UTF-8 */
+    uint32_t size;
+} tessera_text;
+
+/* The options of an optimizer conversion as JavaScript lays them down: 48 bytes. A text whose pointer is 0 was not given. */
+enum { TESSERA_OPTIM_SHARDED = 1, TESSERA_OPTIM_HAS_WORLD_SIZE = 2, TESSERA_OPTIM_HAS_RANK = 4 };
+typedef struct tessera_optim_options {
+    uint32_t action; /* pointer to its name, with a NUL behind it */
+    uint32_t flags;
+    uint32_t modules, modules_size;
+    uint32_t flat_params, flat_params_size;
+    uint32_t at, at_size;
+    uint64_t world_size, rank;
+} tessera_optim_options;
+
+/* Of tessera_diff. */
+enum { TESSERA_DIFF_LAYOUT = 1, TESSERA_DIFF_CANONICAL = 2, TESSERA_DIFF_TOLERANT = 4 };
 
 /* What a step of a job says: 0 is an error. */
 enum { TESSERA_MORE = 1, TESSERA_DONE = 2 };

@@ -17,17 +17,86 @@ export class Tessera {
   private constructor();
   /** From a URL, a response, the bytes of tessera.wasm, or a module compiled before. */
   static load(source: string | URL | Response | BufferSource | WebAssembly.Module): Promise<Tessera>;
-  /** Opens what the files make together, an interrupted save too: its findings say what is missing, and what needs the names or
-   *  the tensors is refused then. `primary`: the one that was named, where it stands for a set (an index file). */
-  open(files: readonly SourceFile[], options?: { primary?: string }): Checkpoint;
+  /** Loads the second module, which `optimizer` needs, once. By default it is fetched from next to this file; give its
+   *  address, its bytes or a compiled module where it is elsewhere. The Node entry's `load` has done this. */
+  prepare(source?: string | URL | Response | BufferSource | WebAssembly.Module): Promise<void>;
+  /** Opens what the files make together. `primary`: the one that was named, where it stands for a set (an index file).
+   *  An interrupted save opens, too: its findings say what is missing, and what needs the names or the tensors is refused.
+   *  Ranks' raw optimizer states open whatever their files are called; what is not one checkpoint refuses everything but
+   *  `optimizer("unshard", …)`, which learns the order of the ranks from `flatParams.files`. */
+  open(files: readonly SourceFile[], options?: { primary?: string | undefined }): Checkpoint;
+  /** The canonical names of a model's parameters, buffers and extra states, or of the given raw names: what
+   *  `tessera fqn MODULES.json [NAME…]` prints. */
+  canonicalize(modules: DocumentOrText, names?: readonly string[]): FqnDocument;
   /** Cause and cure of what a rule ("layout/hole") finds; empty for unknown ids. */
   ruleHelp(rule: string): string;
+  /** Of source files. */
   readonly bytesRead: number;
+  /** Of both modules. */
   readonly memoryBytes: number;
   /** Handles that are not closed: for tests. */
   readonly openCount: number;
   /** Called after each read (of 4 MiB at most), also in the middle of `open` and other long calls. */
   set onRead(listener: ((bytesRead: number, file: string) => void) | undefined);
+}
+
+/** A JSON document, as its text or as the object that it parses to. An object loses integers above 2^53 and the order of
+ *  number-like keys. */
+export type DocumentOrText = string | object;
+
+/** tessera.fqn/1. */
+export interface FqnDocument {
+  readonly schema: "tessera.fqn/1";
+  /** Whether a module tree decided, or only the text of the names. */
+  readonly by: "modules" | "text";
+  readonly names: readonly {
+    readonly raw: string;
+    /** Several where the name is a flat parameter's. */
+    readonly fqns: readonly string[];
+    readonly removed: readonly { readonly component: string; readonly why: string }[];
+    /** What else the name could mean. */
+    readonly ambiguity?: string;
+  }[];
+  readonly collisions: readonly { readonly fqn: string; readonly raw: readonly string[] }[];
+}
+
+/** tessera.diff/1. */
+export interface DiffDocument {
+  readonly schema: "tessera.diff/1";
+  readonly a: string;
+  readonly b: string;
+  readonly same: boolean;
+  readonly added: readonly string[];
+  readonly removed: readonly string[];
+  readonly changed: readonly {
+    readonly fqn: string;
+    readonly what: readonly ("dtype" | "shape" | "value" | "layout" | "object")[];
+    readonly a: unknown;
+    readonly b: unknown;
+    readonly max_abs?: number | string;
+    readonly max_ulp?: number;
+    readonly differing?: number;
+  }[];
+  readonly renamed: readonly { readonly a: string; readonly b: string; readonly why: string }[];
+  readonly summary: Readonly<Record<string, unknown>>;
+}
+
+export type OptimizerAction = "flatten" | "unflatten" | "to-fqn" | "to-id" | "unshard" | "shard";
+
+/** The options of `tessera optim`. */
+export interface OptimizerOptions {
+  /** tessera.modules/1: names, frozen parameters, groups. "to-fqn" needs it. */
+  readonly modules?: DocumentOrText | undefined;
+  /** tessera.flat-params/1: FSDP1's flat parameters. "unshard" and "shard" need it. */
+  readonly flatParams?: DocumentOrText | undefined;
+  /** "shard": the number of ranks; otherwise the document's. */
+  readonly worldSize?: number | undefined;
+  /** The member that is the optimizer, where there are several. */
+  readonly at?: string | undefined;
+  /** "unshard": DTensors cut by rows, one file per rank. */
+  readonly sharded?: boolean | undefined;
+  /** "unshard": whose state to take where ranks differ in what FSDP does not shard. */
+  readonly rank?: number | undefined;
 }
 
 export type Level = "note" | "warning" | "error";
@@ -50,8 +119,20 @@ export class Checkpoint {
   tally(entry: number): Tally;
   /** Looks for tensors that hold equal bytes, in steps. */
   twins(): Twins;
-  diff(other: Checkpoint, options?: { layout?: boolean }): Diff;
-  /** Frees it and everything made from it. */
+  /** What differs from `other`. `layout` counts other chunks, too; `canonical` matches names without wrapper prefixes;
+   *  values may differ by `atol` plus `rtol` times other's. */
+  diff(other: Checkpoint, options?: { layout?: boolean | undefined; canonical?: boolean | undefined; atol?: number | undefined; rtol?: number | undefined }): Diff;
+  /** The canonical names of the keys, judged by their text alone: what `tessera fqn --checkpoint PATH` prints. `prefix`:
+   *  only of the keys with this prefix, without it. */
+  canonicalize(options?: { prefix?: string | undefined }): FqnDocument;
+  /** What `tessera optim WHAT` would write, as a checkpoint. Its tensors stay in this one until they are read; the places
+   *  of its chunks are not those of a written file. Needs `Tessera.prepare`. */
+  optimizer(what: OptimizerAction, options?: OptimizerOptions): Checkpoint;
+  /** What the command line warns of when it writes what `optimizer` made. */
+  readonly warnings: readonly string[];
+  /** Throws what every listing throws where the files are not one checkpoint (see `open`). */
+  check(): void;
+  /** Frees it and everything made from it, checkpoints included. */
   close(): void;
 }
 
@@ -127,7 +208,9 @@ export class Diff {
   private constructor();
   /** Compares the values of one more tensor; true while there is more. */
   step(): boolean;
-  /** tessera.diff/1; with values when all steps were done. */
+  /** tessera.diff/1; with values when all steps were done, without any before the first. */
+  result(): DiffDocument;
+  /** Its text. */
   document(pathA?: string, pathB?: string): string;
   close(): void;
 }

@@ -1,5 +1,7 @@
-/** The module's only caller: classes over handles, strings over pointers. No part of it touches a file or the network but
- *  `Tessera.load` with a URL; bytes come from what `open` is given. */
+/** The only caller of the two modules: classes over handles, strings over pointers. No part of it touches a file or the
+ *  network but `Tessera.load` and `prepare` with a URL; bytes come from what `open` is given. */
+
+import { argumentOf, documentText, optionsOf, textsOf } from "./options.js";
 
 const NO_NUMBER = 0xffffffff;
 const NO_POSITION = 0xffffffffffffffffn;
@@ -9,6 +11,8 @@ const ACTS = { close: 0, open: 1, fold: 2, unfold: 3, "open-all": 4, "close-all"
 const ENTRY_KINDS = ["tensor", "object", "opaque"];
 const LEVELS = [undefined, "note", "warning", "error"];
 const NARROW = 13, WIDE = 3; // columns of a page of rows
+const DIFF = { layout: 1, canonical: 2, tolerant: 4 };
+const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4 };
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
@@ -22,12 +26,14 @@ export class TesseraError extends Error {
   }
 }
 
-/** The module in memory; every call goes through it. */
+/** A module in memory; every call goes through it. */
 class Instance {
   stores = new Map();
   nextStore = 1;
   bytesRead = 0;
   onRead = undefined;
+  writers = undefined; // of the first module: the second one, once it is loaded
+  counter = this; // where reads are counted and told
 
   attach(exports) {
     this.x = exports;
@@ -35,17 +41,28 @@ class Instance {
     this.errorSize = this.x.tessera_error_size();
   }
 
+  /** What a module calls to read a file. A made file is read by the second module, whose memory may grow meanwhile. */
   read(store, file, offset, pointer, size) {
     try {
       const source = this.stores.get(store)[file];
-      source.read(Number(offset), new Uint8Array(this.x.memory.buffer, pointer >>> 0, size >>> 0));
-      this.bytesRead += size >>> 0;
-      this.onRead?.(this.bytesRead, source.name);
+      if (source instanceof MadeFile) {
+        const bytes = source.bytes(offset, size);
+        new Uint8Array(this.x.memory.buffer, pointer >>> 0, size >>> 0).set(bytes);
+        return 0;
+      }
+      const result = source.read(Number(offset), new Uint8Array(this.x.memory.buffer, pointer >>> 0, size >>> 0));
+      if (typeof result?.then === "function") throw new AsyncRead(source.name);
+      this.counter.count(size >>> 0, source.name);
       return 0;
     } catch (e) {
       this.cause = e;
       return 1;
     }
+  }
+
+  count(size, name) {
+    this.bytesRead += size;
+    this.onRead?.(this.bytesRead, name);
   }
 
   text(pointer, size) {
@@ -83,6 +100,7 @@ class Instance {
     try {
       const result = call(err) >>> 0;
       if (result) return result;
+      if (this.cause instanceof AsyncRead) throw this.cause;
       const position = BigInt.asUintN(64, this.x.tessera_error_position(err));
       const message = this.text(this.x.tessera_error_message(err));
       const why = this.cause instanceof Error ? ` (${this.cause.message})` : "";
@@ -92,11 +110,62 @@ class Instance {
     }
   }
 
+  /** Calls with files laid down as a table, sorted: (table, count, primary, unsummed). The files stay registered under a
+   *  number, which is put in front, unless the call throws. */
+  withFiles(source, call) {
+    const { listing, primary, unsummed } = source;
+    const number = this.nextStore++;
+    const names = listing.map((f) => this.put(f.key));
+    const table = new DataView(new ArrayBuffer(16 * listing.length));
+    listing.forEach(({ file, key }, i) => {
+      table.setUint32(16 * i, names[i], true);
+      table.setUint32(16 * i + 4, key.length, true);
+      table.setBigUint64(16 * i + 8, BigInt(file.size), true);
+    });
+    const pointer = this.put(new Uint8Array(table.buffer));
+    const at = primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === primary);
+    this.stores.set(number, listing.map((f) => f.file));
+    try {
+      return { number, handle: call([number, pointer, listing.length, at, unsummed ? 1 : 0]) };
+    } catch (e) {
+      this.stores.delete(number);
+      throw e;
+    } finally {
+      [pointer, ...names].forEach((p) => this.x.tessera_release(p));
+    }
+  }
+
   document(make) {
     const doc = this.checked(make);
     const text = this.text(this.x.tessera_document_data(doc), this.x.tessera_document_size(doc));
     this.x.tessera_document_free(doc);
     return text;
+  }
+}
+
+/** A source file whose `read` gives a promise, which no module can wait for. */
+class AsyncRead extends TypeError {
+  constructor(name) {
+    super(`read of '${name}' returns a promise; it must fill the array before it returns`);
+    this.name = "TypeError";
+  }
+}
+
+/** A file of a checkpoint that was made from another: the second module gives its bytes. */
+class MadeFile {
+  constructor(writers, handle, index, { name, size }) {
+    Object.assign(this, { writers, handle, index, name, size });
+  }
+
+  bytes(offset, size) {
+    const { x } = this.writers;
+    const pointer = this.writers.put(new Uint8Array(size >>> 0));
+    try {
+      this.writers.checked((err) => x.tessera_made_read(this.handle, this.index, offset, pointer, size, err));
+      return new Uint8Array(x.memory.buffer, pointer, size >>> 0).slice();
+    } finally {
+      x.tessera_release(pointer);
+    }
   }
 }
 
@@ -119,29 +188,42 @@ function sorted(files) {
   return keyed;
 }
 
+async function instantiated(source) {
+  const instance = new Instance();
+  const module = await compiled(source);
+  const env = {
+    tsr_read: (store, file, offset, pointer, size) => instance.read(store >>> 0, file >>> 0, BigInt.asUintN(64, offset), pointer, size),
+    emscripten_notify_memory_growth: () => {},
+  };
+  const wasi = Object.fromEntries(WebAssembly.Module.imports(module).filter((i) => i.module !== "env").map((i) => [i.name, () => {
+    throw new Error(`the module called ${i.name}`);
+  }]));
+  instance.attach((await WebAssembly.instantiate(module, { env, wasi_snapshot_preview1: wasi })).exports);
+  return instance;
+}
+
 export class Tessera {
   #m;
 
   static async load(source) {
-    const instance = new Instance();
-    const module = await compiled(source);
-    const env = {
-      tsr_read: (store, file, offset, pointer, size) => instance.read(store >>> 0, file >>> 0, BigInt.asUintN(64, offset), pointer, size),
-      emscripten_notify_memory_growth: () => {},
-    };
-    const wasi = Object.fromEntries(WebAssembly.Module.imports(module).filter((i) => i.module !== "env").map((i) => [i.name, () => {
-      throw new Error(`the module called ${i.name}`);
-    }]));
-    instance.attach((await WebAssembly.instantiate(module, { env, wasi_snapshot_preview1: wasi })).exports);
     const self = new Tessera();
-    self.#m = instance;
+    self.#m = await instantiated(source);
     return self;
+  }
+
+  /** Loads the second module, once. */
+  async prepare(source = new URL("./tessera-writers.wasm", import.meta.url)) {
+    if (this.#m.writers) return;
+    const writers = await instantiated(source);
+    writers.counter = this.#m;
+    this.#m.writers ??= writers;
   }
 
   /** Bytes read from files so far. */
   get bytesRead() { return this.#m.bytesRead; }
-  get memoryBytes() { return this.#m.x.memory.buffer.byteLength; }
-  get openCount() { return this.#m.x.tessera_open_count(); }
+  get memoryBytes() { return this.#modules().reduce((sum, m) => sum + m.x.memory.buffer.byteLength, 0); }
+  get openCount() { return this.#modules().reduce((sum, m) => sum + m.x.tessera_open_count(), 0); }
+  #modules() { return this.#m.writers ? [this.#m, this.#m.writers] : [this.#m]; }
   set onRead(listener) { this.#m.onRead = listener; }
 
   /** Cause and cure of what a rule finds. */
@@ -150,29 +232,28 @@ export class Tessera {
   }
 
   open(files, options = {}) {
-    const m = this.#m;
-    const listing = sorted(files);
-    const number = m.nextStore++;
-    const names = listing.map((f) => m.put(f.key));
-    const table = new DataView(new ArrayBuffer(16 * listing.length));
-    listing.forEach(({ file, key }, i) => {
-      table.setUint32(16 * i, names[i], true);
-      table.setUint32(16 * i + 4, key.length, true);
-      table.setBigUint64(16 * i + 8, BigInt(file.size), true);
-    });
-    const pointer = m.put(new Uint8Array(table.buffer));
-    const primary = options.primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === options.primary);
-    m.stores.set(number, listing.map((f) => f.file));
-    try {
-      const handle = m.checked((err) => m.x.tessera_open(number, pointer, listing.length, primary, err));
-      return new Checkpoint(m, handle, number);
-    } catch (e) {
-      m.stores.delete(number);
-      throw e;
-    } finally {
-      [pointer, ...names].forEach((p) => m.x.tessera_release(p));
-    }
+    const { primary } = optionsOf("open", options, { primary: "text" });
+    return openSource(this.#m, { listing: sorted(files), primary });
   }
+
+  /** tessera.fqn/1 of a module tree. */
+  canonicalize(modules, names = []) {
+    const m = this.#m;
+    const tree = documentText(argumentOf("canonicalize", "modules", modules, "document"));
+    return m.withTexts([tree, ...textsOf("canonicalize", "names", names)], ([text, size, ...asked]) => {
+      const table = m.put(new Uint8Array(Uint32Array.from(asked).buffer));
+      try {
+        return JSON.parse(m.document((err) => m.x.tessera_canonicalize(text, size, table, asked.length / 2, err)));
+      } finally {
+        m.x.tessera_release(table);
+      }
+    });
+  }
+}
+
+function openSource(m, source, made) {
+  const { handle, number } = m.withFiles(source, (args) => m.checked((err) => m.x.tessera_open(...args, err)));
+  return new Checkpoint(m, handle, number, source, made);
 }
 
 class Handle {
@@ -189,11 +270,20 @@ class Handle {
 
 export class Checkpoint extends Handle {
   #store;
+  #source;
+  #made;
+  #derived = new Set();
 
-  constructor(instance, handle, store) {
+  constructor(instance, handle, store, source, made) {
     super(instance, handle);
     this.#store = store;
+    this.#source = source;
+    this.#made = made;
   }
+
+  /** Throws where the files are not one checkpoint but only ranks' optimizer states, which `optimizer` accepts. */
+  check() { this.m.checked((err) => this.m.x.tessera_check(this.handle, err)); }
+  get warnings() { return this.#made?.warnings ?? []; }
 
   document(kind, options = {}) {
     return this.m.withTexts([options.path ?? ""], (path) =>
@@ -217,15 +307,92 @@ export class Checkpoint extends Handle {
 
   tally(entry) { return new Tally(this.m, this.m.checked((err) => this.m.x.tessera_tally(this.handle, entry, err))); }
   diff(other, options = {}) {
-    return new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(this.handle, other.handle, options.layout ? 1 : 0, err)));
+    const { layout, canonical, atol, rtol } = optionsOf("diff", options, { layout: "flag", canonical: "flag", atol: "real", rtol: "real" });
+    if (!(other instanceof Checkpoint)) throw new TypeError("diff: other must be a Checkpoint");
+    if (other.m !== this.m) throw new TypeError("diff: other is a Checkpoint of another Tessera");
+    const tolerant = atol !== undefined || rtol !== undefined;
+    const flags = (layout ? DIFF.layout : 0) | (canonical ? DIFF.canonical : 0) | (tolerant ? DIFF.tolerant : 0);
+    return new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(this.handle, other.handle, flags, atol ?? 0, rtol ?? 0, err)));
+  }
+
+  /** tessera.fqn/1 of the keys, by text. */
+  canonicalize(options = {}) {
+    const { prefix = "" } = optionsOf("canonicalize", options, { prefix: "text" });
+    return JSON.parse(this.m.withTexts([prefix], (text) => this.m.document((err) => this.m.x.tessera_names(this.handle, ...text, err))));
+  }
+
+  /** What `tessera optim WHAT` would write, as a checkpoint that reads from this one. */
+  optimizer(what, options = {}) {
+    argumentOf("optimizer", "what", what, "text");
+    const given = optionsOf("optimizer", options, { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count" });
+    if (!this.handle) throw new TesseraError("no checkpoint is open", "usage", undefined);
+    const { writers } = this.m;
+    if (!writers) throw new TesseraError("the module that makes checkpoints is not loaded; await prepare() first", "usage", undefined);
+    const made = makeOptimizer(writers, this.#source, what, given);
+    try {
+      const derived = openSource(this.m, made.source, { ...made, parent: this.#derived });
+      this.#derived.add(derived);
+      return derived;
+    } catch (e) {
+      closeMade(writers, made);
+      throw e;
+    }
   }
 
   twins() { return new Twins(this.m, this.m.checked((err) => this.m.x.tessera_twins(this.handle, err))); }
 
   close() {
+    for (const derived of [...this.#derived]) derived.close();
     super.close();
     this.m.stores.delete(this.#store);
+    if (this.#made) {
+      closeMade(this.m.writers, this.#made);
+      this.#made.parent.delete(this);
+      this.#made = undefined;
+    }
   }
+}
+
+function closeMade(writers, made) {
+  writers.x.tessera_close(made.handle);
+  writers.stores.delete(made.number);
+}
+
+function describeMade(writers, made) {
+  try {
+    const { single, files, warnings } = JSON.parse(writers.document((err) => writers.x.tessera_made_document(made.handle, err)));
+    const listing = sorted(files.map((file, i) => new MadeFile(writers, made.handle, i, file)));
+    return { ...made, warnings, source: { listing, primary: single ? files[0].name : undefined, unsummed: true } };
+  } catch (e) {
+    closeMade(writers, made);
+    throw e;
+  }
+}
+
+/** Lays down the options as tessera_optim_options has them and converts; gives the files of the result. */
+function makeOptimizer(writers, source, what, given) {
+  const texts = ["modules", "flatParams", "at"].map((name) => given[name]);
+  const present = texts.filter((text) => text !== undefined).map(documentText);
+  return writers.withTexts([`${what}\0`, ...present], ([action, , ...placed]) => {
+    const options = new DataView(new ArrayBuffer(48));
+    const flags = (given.sharded ? OPTIM.sharded : 0) | (given.worldSize !== undefined ? OPTIM.hasWorldSize : 0) | (given.rank !== undefined ? OPTIM.hasRank : 0);
+    options.setUint32(0, action, true);
+    options.setUint32(4, flags, true);
+    texts.forEach((text, i) => {
+      const [pointer, size] = text === undefined ? [0, 0] : placed.splice(0, 2);
+      options.setUint32(8 + 8 * i, pointer, true);
+      options.setUint32(12 + 8 * i, size, true);
+    });
+    options.setBigUint64(32, BigInt(given.worldSize ?? 0), true);
+    options.setBigUint64(40, BigInt(given.rank ?? 0), true);
+    const pointer = writers.put(new Uint8Array(options.buffer));
+    try {
+      const made = writers.withFiles(source, (args) => writers.checked((err) => writers.x.tessera_optimizer(...args, pointer, err)));
+      return describeMade(writers, made);
+    } finally {
+      writers.x.tessera_release(pointer);
+    }
+  });
 }
 
 export class Outline extends Handle {
@@ -304,6 +471,8 @@ export class Twins extends Job {
 
 export class Diff extends Job {
   stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
+  /** tessera.diff/1, parsed. */
+  result() { return JSON.parse(this.document()); }
   document(pathA = "a", pathB = "b") {
     return this.m.withTexts([pathA, pathB], (paths) => this.m.document((err) => this.m.x.tessera_diff_document(this.handle, ...paths, err)));
   }

@@ -88,7 +88,7 @@ static tsr_status list_candidates(twins *t, tsr_error *err)
 
 TSR_EXPORT(tessera_twins) uint32_t tessera_twins(uint32_t handle, tsr_error *err)
 {
-    opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
+    opened *item = tessera_checkpoint_of(handle, err);
     twins *t = item ? calloc(1, sizeof *t) : NULL;
     if (!t) {
         if (item) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");

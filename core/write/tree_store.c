@@ -166,7 +166,8 @@ static tsr_status keep_pieces(tree_store *s, tree_file *file, tsr_error *err)
         piece *kept = &file->pieces[i];
         const tsr_status status = tsr_torch_archive_piece(&file->plan.archive, i, &bytes, &kept->byte_at, err);
         kept->size = bytes.count;
-        const tsr_str copy = status == TSR_OK ? tsr_arena_str(s->arena, (tsr_str){bytes.items, bytes.count}, err) : TSR_STR("");
+        tsr_str copy = TSR_STR("");
+        if (status == TSR_OK) copy = tsr_arena_str(s->arena, (tsr_str){bytes.items, bytes.count}, err);
         tsr_vec_free(&bytes);
         if (status != TSR_OK) return status;
         if (!copy.data) return TSR_E_NOMEM;

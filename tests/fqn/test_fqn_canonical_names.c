@@ -17,6 +17,14 @@ static tsr_catalog catalog_of(const char *const *names, tsr_entry *entries)
     return (tsr_catalog){.format = TSR_FORMAT_SAFETENSORS, .entries = entries, .entry_count = count};
 }
 
+static tsr_canonical_names *names_of(const tsr_catalog *a, const tsr_catalog *b)
+{
+    const tsr_catalog *const both[] = {a, b};
+    tsr_canonical_names *names;
+    assert_int_equal(tsr_canonical_names_new(both, 2, &tsr_allocator_libc, &names, NULL), TSR_OK);
+    return names;
+}
+
 static void check(tsr_canonical_names *names, const char *raw, const char *fqn)
 {
     tsr_str found;
@@ -29,9 +37,9 @@ static void test_fqn_canonical_names__each_catalog_is_judged_by_its_own_keys(voi
     (void)state;
     tsr_entry ours[2], theirs[3];
     const tsr_catalog a = catalog_of((const char *const[]){"module.fc.weight", "module.fc.bias", NULL}, ours);
-    const tsr_catalog b = catalog_of((const char *const[]){"module.head.weight", "other.weight", "net._orig_mod.w", NULL}, theirs);
-    tsr_canonical_names *names;
-    assert_int_equal(tsr_canonical_names_new((const tsr_catalog *const[]){&a, &b}, 2, &tsr_allocator_libc, &names, NULL), TSR_OK);
+    const tsr_catalog b =
+        catalog_of((const char *const[]){"module.head.weight", "other.weight", "net._orig_mod.w", NULL}, theirs);
+    tsr_canonical_names *names = names_of(&a, &b);
     check(names, "module.fc.weight", "fc.weight");
     check(names, "module.fc.bias", "fc.bias");
     check(names, "module.head.weight", "module.head.weight"); /* it has siblings there */
@@ -48,12 +56,11 @@ static void test_fqn_canonical_names__a_key_of_both_has_one_name(void **state)
     tsr_entry ours[1], theirs[2];
     const tsr_catalog a = catalog_of((const char *const[]){"module.w", NULL}, ours);
     const tsr_catalog b = catalog_of((const char *const[]){"module.w", "other.w", NULL}, theirs);
-    tsr_canonical_names *names;
-    assert_int_equal(tsr_canonical_names_new((const tsr_catalog *const[]){&a, &b}, 2, &tsr_allocator_libc, &names, NULL), TSR_OK);
+    tsr_canonical_names *names = names_of(&a, &b);
     check(names, "module.w", "w");
     check(names, "other.w", "other.w");
     tsr_canonical_names_free(names);
-    assert_int_equal(tsr_canonical_names_new((const tsr_catalog *const[]){&b, &a}, 2, &tsr_allocator_libc, &names, NULL), TSR_OK);
+    names = names_of(&b, &a);
     check(names, "module.w", "module.w");
     tsr_canonical_names_free(names);
 }

@@ -15,6 +15,23 @@ export function test(name, body) {
   }
 }
 
+/** Two texts; `read` makes values of them, which are then compared. */
+export function same(native, wasm, what, read = undefined) {
+  const [a, b] = read ? [native, wasm].map((t) => JSON.stringify(read(t))) : [native, wasm];
+  if (a === b) return;
+  const n = [...a].findIndex((c, i) => c !== b[i]);
+  throw new Error(`${what} differ at character ${n}: native …${a.slice(Math.max(0, n - 60), n + 60)}… wasm …${b.slice(Math.max(0, n - 60), n + 60)}…`);
+}
+
+export function errorOf(body) {
+  try {
+    body();
+  } catch (e) {
+    return e;
+  }
+  throw new Error("nothing was refused");
+}
+
 export function report() {
   console.log(`${passed} passed, ${failed} failed`);
   process.exit(failed ? 1 : 0);

@@ -17,12 +17,15 @@ npm install --silent --no-audit --no-fund --offline "./$archive" >&2
 example() { awk -v want="$1" '/^```js/ { n++; on = n == want; next } /^```/ { on = 0 } on' "$root/wasm/README.md"; }
 example 1 >list.mjs
 example 3 >tally.mjs
-grep -q 'document("inspect")' list.mjs && grep -q 'tally.step' tally.mjs || { echo "the README has other examples"; exit 1; }
+example 4 >optimizer.mjs
+grep -q 'document("inspect")' list.mjs && grep -q 'tally.step' tally.mjs && grep -q 'optimizer("flatten"' optimizer.mjs || { echo "the README has other examples"; exit 1; }
 cp -r "$root/samples/checkpoints/dcp_fsdp2" checkpoint
 node - <<'JS' # a file of one tensor, written field by field
 const header = Buffer.from(JSON.stringify({ "model.embed.weight": { dtype: "F32", shape: [4], data_offsets: [0, 16] } })), size = Buffer.alloc(8);
 size.writeBigUInt64LE(BigInt(header.length));
-require("fs").writeFileSync("model.safetensors", Buffer.concat([size, header, Buffer.from(new Float32Array([-1, 0, 2, NaN]).buffer)]));
+const fs = require("fs"), linear = { class: "Linear", wrapper: "none", parameters: { weight: { shape: [2], dtype: "float32", requires_grad: true } }, buffers: {}, extra_state: false, children: {} };
+fs.writeFileSync("modules.json", JSON.stringify({ schema: "tessera.modules/1", root: { class: "DDP", wrapper: "ddp", parameters: {}, buffers: {}, extra_state: false, children: { module: linear } } }));
+fs.writeFileSync("model.safetensors", Buffer.concat([size, header, Buffer.from(new Float32Array([-1, 0, 2, NaN]).buffer)]));
 JS
 
 old=$root/.local/node18/node_modules/node/bin/node
@@ -33,5 +36,7 @@ for node in node "$old"; do
     grep -q 'float32 \[ [0-9]' list.txt || { echo "$node list.mjs said: $(cat list.txt)"; exit 1; }
     said=$("$node" tally.mjs | head -n 1)
     [[ $said == "-1 2 0.333"*" 1 ["* ]] || { echo "$node tally.mjs said: $said"; exit 1; }
+    "$node" optimizer.mjs >optimizer.txt
+    grep -q "^module.weight -> weight DistributedDataParallel" optimizer.txt && grep -q "^state.emb.weight.exp_avg float32" optimizer.txt || { echo "$node optimizer.mjs said: $(cat optimizer.txt)"; exit 1; }
 done
 echo ok

@@ -3,12 +3,14 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
+import zlib from "node:zlib";
 import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { Tessera } from "../../wasm/tessera.js";
 import { filesOf } from "../../wasm/node.js";
 import { testOutlines } from "./outline.mjs";
-import { check, report, test } from "./harness.mjs";
+import { testOptimizers, testUnprepared } from "./optimizer.mjs";
+import { check, errorOf, report, same, test } from "./harness.mjs";
 
 const root = fileURLToPath(new URL("../..", import.meta.url));
 const at = process.argv.indexOf("--tessera");
@@ -16,7 +18,9 @@ const native = at > 0 ? path.resolve(process.argv[at + 1]) : path.join(root, "bu
 const samples = path.join(root, "samples/checkpoints");
 const bytes = fs.readFileSync(path.join(root, "build/wasm/bin/tessera.wasm"));
 const module = await WebAssembly.compile(bytes);
+const writers = fs.readFileSync(path.join(root, "build/wasm/bin/tessera-writers.wasm"));
 const tessera = await Tessera.load(module);
+await tessera.prepare(writers);
 
 /** What each golden beside the samples is about: a folder or a file. */
 const targets = fs.readdirSync(samples).filter((n) => n.endsWith(".expect.json")).map((n) => {
@@ -44,20 +48,6 @@ function withOpened(target, body) {
   }
 }
 
-function same(a, b, what) {
-  if (a === b) return;
-  const n = [...a].findIndex((c, i) => c !== b[i]);
-  throw new Error(`${what} differ at character ${n}: native …${a.slice(Math.max(0, n - 60), n + 60)}… wasm …${b.slice(Math.max(0, n - 60), n + 60)}…`);
-}
-
-function errorOf(body) {
-  try {
-    body();
-  } catch (e) {
-    return e;
-  }
-  throw new Error("nothing was refused");
-}
 const refusalOf = (body) => errorOf(body).message;
 
 /** The module has no zstd: it lists such checkpoints, and says of each compressed item in these words that it was not read. */
@@ -107,12 +97,20 @@ test("an interrupted save is opened and judged, and listed nowhere", () => {
   });
 });
 
-test("the module exports what exports.txt lists, and imports tsr_read alone of ours", () => {
-  const listed = fs.readFileSync(path.join(root, "wasm/exports.txt"), "utf8").split("\n").filter((l) => /^[a-z]/.test(l)).sort();
-  const built = WebAssembly.Module.exports(module).map((e) => e.name).filter((n) => n.startsWith("tessera_")).sort();
-  same(listed.join(" "), built.join(" "), "exports");
-  const imports = WebAssembly.Module.imports(module).filter((i) => i.module === "env").map((i) => i.name).sort();
-  same("emscripten_notify_memory_growth tsr_read", imports.join(" "), "imports");
+const modules = [["exports.txt", module], ["exports_writers.txt", await WebAssembly.compile(writers)]];
+test("the modules export what their lists say, and import tsr_read alone of ours", () => {
+  for (const [list, built] of modules) {
+    const listed = fs.readFileSync(path.join(root, "wasm", list), "utf8").split("\n").filter((l) => /^[a-z]/.test(l)).sort();
+    const exported = WebAssembly.Module.exports(built).map((e) => e.name).filter((n) => n.startsWith("tessera_")).sort();
+    same(listed.join(" "), exported.join(" "), `exports of ${list}`);
+    const imports = WebAssembly.Module.imports(built).filter((i) => i.module === "env").map((i) => i.name).sort();
+    same("emscripten_notify_memory_growth tsr_read", imports.join(" "), `imports of ${list}`);
+  }
+});
+
+test("the modules are small enough to load", () => {
+  const sizes = [bytes, writers].map((b) => zlib.gzipSync(b, { level: 9 }).length);
+  check(sizes[0] <= 180_000 && sizes[0] + sizes[1] <= 350_000, `${sizes} bytes with gzip`);
 });
 
 test("files of an output that is being written are not a checkpoint's", () => {
@@ -280,6 +278,8 @@ test("tensors with equal bytes are found, tied ones too", () => {
 });
 
 testOutlines(targets, withOpened, root);
+testOptimizers({ tessera, native, root, targets, withOpened });
+await testUnprepared(module, writers, { sample: path.join(samples, "dcp_fsdp2") });
 
 test("the npm package installs, runs under Node and has the types that it says", () => {
   const p = spawnSync(path.join(root, "tests/wasm/package.sh"), { encoding: "utf8" });
@@ -300,6 +300,9 @@ test("thousands of opens leak nothing", () => {
       opened.diff(opened);
       opened.twins().step();
       opened.document("optimizer");
+      opened.canonicalize();
+      opened.diff(opened, { canonical: true });
+      if (name === "dcp_fsdp2") opened.optimizer("flatten").document("inspect");
       opened.plan('{"schema":"tessera.target/1","mesh":{"shape":[2]},"rules":[],"default":["shard(0)"]}');
     });
     once();

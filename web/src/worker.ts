@@ -77,6 +77,12 @@ const handlers: Handlers = {
     const t = await tessera;
     closeSide(side);
     const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
+    try {
+      checkpoint.check(); // ranks' optimizer states that are not one checkpoint can be opened, but not shown
+    } catch (e) {
+      checkpoint.close();
+      throw e;
+    }
     sides[side] = { title: opening.title, checkpoint };
     say({ read: t.bytesRead, file: "" });
     return null;

@@ -90,8 +90,8 @@ typedef struct tsr_fqn_options {
 tsr_status tsr_fqn_resolve(const tsr_modules *modules, tsr_str raw, const tsr_fqn_options *options, tsr_arena *arena,
                            tsr_name *out, tsr_error *err);
 
-/* The names of several raw names; with `raws` NULL those of a model's whole state (tsr_fqn_iterate), in its order. Results live
- * in `arena` or borrow `raws`. Errors: those of tsr_fqn_resolve for the first name that is refused; TSR_E_NOMEM. */
+/* The names of several raw names; with `raws` NULL those of a model's whole state (tsr_fqn_iterate), in its order. Results
+ * live in `arena` or borrow `raws`. Errors: those of tsr_fqn_resolve for the first name that is refused; TSR_E_NOMEM. */
 tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_str *raws, size_t raw_count, const tsr_host *host,
                                tsr_arena *arena, tsr_name **out, size_t *count, tsr_error *err);
 

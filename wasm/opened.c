@@ -1,0 +1,107 @@
+/* Checkpoints that are open, and their entries. */
+#include <stdlib.h>
+
+#include "handles.h"
+
+tsr_host tessera_host(void)
+{
+    return (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default(), .xxh3 = &tessera_xxh3};
+}
+
+opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err)
+{
+    opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
+    if (!item || item->checkpoint) return item;
+    tsr_raise(err, item->why.status, item->why.byte_position, "%s", item->why.message);
+    return NULL;
+}
+
+static void free_opened(void *pointer)
+{
+    opened *item = pointer;
+    tsr_checkpoint_close(item->checkpoint);
+    tessera_host_store_close(&item->files);
+    free(item);
+}
+
+/* Whether a directory that is not one checkpoint may still be one of ranks' optimizer states, whose files a
+ * tessera.flat-params/1 document names: it holds several files of tensors. */
+static bool may_be_ranks(opened *item)
+{
+    tsr_store *store = &item->files.store;
+    uint32_t count = 0;
+    if (store->primary != TSR_NO_FILE || item->why.status != TSR_E_UNSUPPORTED) return false;
+    for (uint32_t f = 0; f < store->file_count && count < 2; f++) {
+        tsr_file_role role = TSR_ROLE_NONE;
+        if (tsr_store_file_role(store, f, &role, NULL) != TSR_OK) return false;
+        count += role == TSR_ROLE_TENSORS;
+    }
+    return count > 1;
+}
+
+static tsr_status open_checkpoint(opened *item, tsr_error *err)
+{
+    const tsr_open_options judged = {.purpose = TSR_FOR_FINDINGS}; /* what lists names, or uses the tensors, asks for more */
+    const tsr_status status =
+        tsr_checkpoint_open(&item->files.store, &item->host, &judged, &item->checkpoint, &item->why);
+    if (status == TSR_OK || may_be_ranks(item)) return TSR_OK;
+    return tsr_raise(err, status, item->why.byte_position, "%s", item->why.message);
+}
+
+/* Opens the checkpoint that `files` (sorted by name, byte-wise) make; `primary` is the one the user named, or ≥ count.
+ * `store` is the number that tsr_read is given back; `unsummed` says that the files are made while they are read, without
+ * checksums. Returns a handle. Files that are not one checkpoint but may be ranks' optimizer states are opened, too: whoever
+ * wants to know more is given the reason. */
+TSR_EXPORT(tessera_open)
+uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, uint32_t primary, uint32_t unsummed,
+                      tsr_error *err)
+{
+    opened *item = calloc(1, sizeof *item);
+    if (!item) {
+        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        return 0;
+    }
+    item->host = tessera_host();
+    tsr_status status = tessera_host_store_open(&item->files, store, files, count, primary, err);
+    item->files.store.unsummed = unsummed != 0;
+    if (status == TSR_OK) status = open_checkpoint(item, err);
+    if (status == TSR_OK) return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, 0, 0, err);
+    free_opened(item);
+    return 0;
+}
+
+/* Whether the checkpoint can be listed: 1, or 0 with the reason. */
+TSR_EXPORT(tessera_check) uint32_t tessera_check(uint32_t handle, tsr_error *err)
+{
+    const opened *item = tessera_checkpoint_of(handle, err);
+    return item && tsr_checkpoint_require(item->checkpoint, TSR_FOR_NAMES, err) == TSR_OK;
+}
+
+const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
+    if (index < catalog->entry_count) return &catalog->entries[index];
+    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no entry has the number %u; there are %llu", (unsigned)index,
+              (unsigned long long)catalog->entry_count);
+    return NULL;
+}
+
+/* The number of an entry, or 0xffffffff. */
+TSR_EXPORT(tessera_find) uint32_t tessera_find(uint32_t handle, const char *fqn, uint32_t fqn_size)
+{
+    const opened *item = tessera_checkpoint_of(handle, NULL);
+    const tsr_entry *entry = item ? tsr_checkpoint_entry(item->checkpoint, (tsr_str){fqn, fqn_size}) : NULL;
+    return entry ? (uint32_t)(entry - tsr_checkpoint_catalog(item->checkpoint)->entries) : UINT32_MAX;
+}
+
+TSR_EXPORT(tessera_dtype_name) const char *tessera_dtype_name(uint32_t dtype)
+{
+    return tsr_dtype_describe(dtype < TSR_DTYPE_COUNT ? (tsr_dtype)dtype : TSR_DTYPE_NONE)->name;
+}
+
+/* Cause and cure of what a rule finds; empty for unknown ids. */
+TSR_EXPORT(tessera_rule_help) const char *tessera_rule_help(const char *id)
+{
+    const tsr_rule *rule = tsr_rule_find(id);
+    return rule ? rule->help : "";
+}
