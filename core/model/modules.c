@@ -365,21 +365,29 @@ static const tsr_attribute *modified(const tsr_modules *m, tsr_module_ref module
 
 /* Raw names come first: a model that DDP wraps may have a child "module" of its own. Each step goes down, so that the tree
  * bounds them. */
-static const tsr_module_tensor *find(const tsr_modules *m, tsr_module_ref module, const char *name)
+/* A module, or anything else. */
+static const tsr_attribute *find(const tsr_modules *m, tsr_module_ref module, const char *name, bool module_wanted)
 {
     const char *dot = strchr(name, '.');
     const tsr_str step = {name, dot ? (size_t)(dot - name) : strlen(name)};
     const tsr_wrapper wrapper = node_at(m, module)->module->wrapper;
-    const tsr_attribute *found = tsr_modules_attribute(m, module, step), *inner = NULL;
-    const tsr_module_tensor *tensor = NULL;
+    const tsr_attribute *found = tsr_modules_attribute(m, module, step), *inner = NULL, *below = NULL;
     if (!found) found = modified(m, module, step);
-    if (found && !dot && found->kind != TSR_ATTRIBUTE_MODULE) return found->tensor;
-    if (found && dot && found->kind == TSR_ATTRIBUTE_MODULE) tensor = find(m, found->module, dot + 1);
-    if (!tensor && wrapper != TSR_WRAPPER_NONE) inner = own_attribute(node_at(m, module), tsr_wrapper_child(wrapper));
-    return inner ? find(m, inner->module, name) : tensor;
+    const bool is_module = found && found->kind == TSR_ATTRIBUTE_MODULE;
+    if (found && !dot && is_module == module_wanted) return is_module || found->tensor ? found : NULL;
+    if (dot && is_module) below = find(m, found->module, dot + 1, module_wanted);
+    if (!below && wrapper != TSR_WRAPPER_NONE) inner = own_attribute(node_at(m, module), tsr_wrapper_child(wrapper));
+    return inner ? find(m, inner->module, name, module_wanted) : below;
 }
 
 const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name)
 {
-    return find(modules, 0, name);
+    const tsr_attribute *found = find(modules, 0, name, false);
+    return found ? found->tensor : NULL;
+}
+
+tsr_module_ref tsr_modules_find_module(const tsr_modules *modules, const char *name)
+{
+    const tsr_attribute *found = *name ? find(modules, 0, name, true) : NULL;
+    return found ? found->module : *name ? TSR_NO_MODULE : 0;
 }

@@ -164,6 +164,32 @@ static void test_fqn_resolve__tensors_by_name(void **state)
     assert_true(found > 100);
 }
 
+/* Every module is found under its raw name, and one of FSDP1's units under the name of what it wraps. */
+static void test_fqn_resolve__modules_by_name(void **state)
+{
+    const fixture *f = *state;
+    unsigned found = 0, units = 0;
+    for (const cJSON *one = cJSON_GetObjectItemCaseSensitive(f->golden, "cases")->child; one; one = one->next) {
+        tree t = open_case(f, one);
+        tsr_named_module *named;
+        size_t count;
+        assert_int_equal(tsr_fqn_named_modules(t.modules, &f->host, t.arena, &named, &count, NULL), TSR_OK);
+        for (size_t i = 0; i < count; i++, found++) {
+            const char *raw = tsr_arena_format(t.arena, NULL, "%.*s", TSR_STR_ARG(named[i].raw)).data;
+            const char *clean = raw + strlen("_fsdp_wrapped_module.");
+            if (tsr_modules_find_module(t.modules, raw) != named[i].module) fail_msg("%s: '%s'", one->string, raw);
+            if (strstr(raw, "_fsdp_wrapped_module.") != raw || strstr(clean, "_wrapped_module")) continue;
+            if (tsr_modules_find_module(t.modules, clean) != named[i].module) fail_msg("%s: '%s'", one->string, clean);
+            units++;
+        }
+        static const char *const none[] = {".", "nosuch", "emb.", "emb.weight", "emb.nosuch", ".emb"};
+        for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+            assert_int_equal(tsr_modules_find_module(t.modules, none[i]), TSR_NO_MODULE);
+        close_tree(t);
+    }
+    if (found < 100 || units < 5) fail_msg("%u modules, %u in units", found, units);
+}
+
 static void test_fqn_resolve__A4_as_verify_options(void **state)
 {
     const fixture *f = *state;
@@ -254,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_fqn_resolve__A2_as_get_fqns),
         cmocka_unit_test(test_fqn_resolve__A3_as_iterate_valid_model_state),
         cmocka_unit_test(test_fqn_resolve__tensors_by_name),
+        cmocka_unit_test(test_fqn_resolve__modules_by_name),
         cmocka_unit_test(test_fqn_resolve__A4_as_verify_options),
         cmocka_unit_test(test_fqn_resolve__says_what_it_removed),
         cmocka_unit_test(test_fqn_resolve__bad_trees_are_refused),

@@ -134,6 +134,9 @@ const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_modul
 /* The parameter or buffer with a name, "fc.weight": with wrappers' components or, where none has that name, as state dicts
  * have it (canonical). NULL: there is none, or it is an original that only a flat parameter has. */
 const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
+/* The module with a name, "layers.0", in the same way; the root's is "". Of a wrapped module the outermost wrapper: of an
+ * FSDP1 unit the unit. TSR_NO_MODULE: there is none. */
+tsr_module_ref tsr_modules_find_module(const tsr_modules *modules, const char *name);
 /* Distinct parameters and buffers. */
 uint32_t tsr_modules_tensor_count(const tsr_modules *modules);
 
