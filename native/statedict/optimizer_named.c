@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "statedict/optimizer_raw.h"
+#include "statedict/path.h"
 #include "statedict/state_dict.h"
 #include "tessera/map.h"
 
@@ -86,9 +87,11 @@ static tsr_status take_state(const taking *t, tsr_str name, const tsr_value *own
     const tsr_value **items = tsr_arena_array(t->raw->passing, own->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     for (size_t i = 0; i < own->count; i += 2) {
-        const tsr_str key = own->items[i]->text;
+        const tsr_step step = {.key = own->items[i], .depth = 1};
+        const tsr_str key = tsr_step_text(&step, t->raw->passing, err);
+        if (!key.data) return TSR_E_NOMEM;
         items[i] = own->items[i];
-        items[i + 1] = tsr_value_get(given, key);
+        items[i + 1] = tsr_dict_find(given, own->items[i], i / 2);
         TSR_FAIL_IF(!items[i + 1], err, TSR_E_FORMAT, "optim: the state dict has no '%.*s' for '%.*s'", TSR_STR_ARG(key),
                     TSR_STR_ARG(name));
         TSR_FAIL_IF(tsr_tensor_of(own->items[i + 1]) && !tsr_tensor_of(items[i + 1]), err, TSR_E_FORMAT,

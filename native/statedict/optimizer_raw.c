@@ -127,8 +127,9 @@ static tsr_status number_by_place(const tsr_raw *r, const tsr_value *state, cons
 {
     const tsr_value *groups = tsr_value_get(state, TSR_STR("param_groups"));
     tsr_group_names names = {0};
+    size_t named = 0;
     *out = state;
-    if (!tsr_optim_is_named(state) || !groups) return TSR_OK;
+    if (!groups) return TSR_OK; /* refused by what reads it */
     names.groups = tsr_arena_array(r->passing, groups->count, sizeof *names.groups, err);
     if (!names.groups) return TSR_E_NOMEM;
     for (size_t g = 0; g < groups->count; g++) {
@@ -138,7 +139,9 @@ static tsr_status number_by_place(const tsr_raw *r, const tsr_value *state, cons
         if (!list) return TSR_E_NOMEM;
         for (size_t p = 0; p < params->count; p++) list[p] = params->items[p]->text;
         names.groups[names.count++] = (tsr_name_list){list, params->count};
+        named += params->count;
     }
+    if (!named) return TSR_OK;
     const tsr_rekeying how = {.raw_names = true, .keep_others = true};
     return tsr_optim_rekey(state, &names, &how, r->names.host, r->passing, out, err);
 }

@@ -252,18 +252,19 @@ tsr_status tsr_save_plan_differences(const tsr_save_plan *plan, tsr_comm *comm, 
                                      tsr_name_tally *out, tsr_error *err)
 {
     const tsr_flat *flat = &plan->flat;
-    const size_t count = flat->count;
-    uint64_t *mine = tsr_arena_array(arena, count, sizeof *mine, err);
-    uint64_t *roots = tsr_arena_array(arena, count, sizeof *roots, err);
-    TSR_TRY(tsr_comm_agree(comm, mine && roots ? TSR_OK : TSR_E_NOMEM, err));
-    for (size_t i = 0; i < count; i++) { /* by name: ranks may list them in other orders */
-        const tsr_flat_entry *entry = &flat->entries[flat->sorted[i]];
-        mine[i] = entry->tensor ? 0 : object_digest(entry->value, host);
+    const tsr_flat_entry **objects = tsr_arena_array(arena, flat->count, sizeof *objects, err);
+    uint64_t *mine = tsr_arena_array(arena, flat->count, sizeof *mine, err);
+    uint64_t *roots = tsr_arena_array(arena, flat->count, sizeof *roots, err);
+    size_t count = 0;
+    TSR_TRY(tsr_comm_agree(comm, objects && mine && roots ? TSR_OK : TSR_E_NOMEM, err));
+    for (size_t i = 0; i < flat->count; i++) { /* by name: ranks may list them in other orders */
+        const tsr_flat_entry *entry = objects[count] = &flat->entries[flat->sorted[i]];
+        if (!entry->tensor) roots[count] = mine[count] = object_digest(entry->value, host);
+        count += !entry->tensor;
     }
-    if (count) memcpy(roots, mine, count * sizeof *roots);
-    TSR_TRY(comm->broadcast(comm, roots, count * sizeof *roots, 0, err));
+    if (count) TSR_TRY(comm->broadcast(comm, roots, count * sizeof *roots, 0, err));
     for (size_t i = 0; i < count; i++)
-        if (mine[i] != roots[i]) tsr_name_tally_add(out, flat->entries[flat->sorted[i]].fqn);
+        if (mine[i] != roots[i]) tsr_name_tally_add(out, objects[i]->fqn);
     return TSR_OK;
 }
 

@@ -325,8 +325,11 @@ def by_name(model, optimizer):
 
 
 def raws(kind):
+    nested = lambda s: get_optimizer_state_dict(*build(*kind))  # parameters are matched by place, whatever their keys
     for named_keys, live in ((False, keep), (False, add_user), (True, keep), (True, add_user)):
-        for of, change in (("same", same), ("user", given_user), ("no groups", lambda s: {**s, "param_groups": s["param_groups"][:-1]})):
+        for of, change in (("same", same), ("user", given_user), ("no groups", lambda s: {**s, "param_groups": s["param_groups"][:-1]}), ("nested", nested)):
+            if of == "nested" and (named_keys or live is add_user):
+                continue
             model, (optimizer,) = build(*kind)
             live(model, [optimizer])
             target = by_name(model, optimizer) if named_keys else optimizer
