@@ -345,6 +345,52 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
+typedef struct heard {
+    unsigned input, user, none; /* of the optimizer's input, of state of no parameter, of parameters without state */
+} heard;
+
+static void hear(void *ctx, const char *message)
+{
+    heard *h = ctx;
+    h->input += strstr(message, "optim_input is deprecated") != NULL;
+    h->user += strstr(message, "is of no parameter") != NULL;
+    h->none += strstr(message, "the optimizer has no state for 'scale' on this rank") != NULL;
+}
+
+/* As PyTorch warns: of the deprecated argument, of every key that is not a parameter's (rank 1 has two), and of parameters for
+ * which a named optimizer gets no state. */
+static tsr_status warn_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_units u;
+    heard h = {0};
+    const tsr_fsdp_settings full = {0};
+    TRY(live_units_open(&u, arg, comm, false, err));
+    u.w.tree.warn = hear;
+    u.w.tree.ctx = &h;
+    tsr_raw_optimizer raw = {.model = &u.model, .optimizer = u.at[0], .comm = comm};
+    const cJSON *record = cJSON_GetArrayItem(live_get(u.w.record, "to_loads"), 6); /* the input is its groups */
+    raw.input = input_of(&u, record);
+    NEED(raw.input && tsr_fsdp_optim_state_dict(&raw, NULL, &full, u.out, err) == TSR_OK);
+    NEED(h.input == 1 && h.user == 1 + comm->rank);
+    const tsr_value *state =
+        live_value(u.memory, live_get(cJSON_GetArrayItem(live_get(u.w.record, "gets"), 0), "out"), comm->rank, NULL);
+    raw.input = NULL;
+    raw.named = true;
+    for (size_t g = 0; g < u.at[0]->group_count; g++)
+        for (size_t p = 0; p < u.at[0]->groups[g].count; p++) u.at[0]->groups[g].params[p].state = NULL;
+    TRY(tsr_fsdp_optim_state_dict_to_load(&raw, state, &full, u.out, err));
+    const bool here = tsr_value_pairs(tsr_value_get(tsr_state_dict_root(u.out), TSR_STR("state"))) > 0;
+    live_units_close(&u);
+    NEED(here && h.none == comm->rank && h.input == 1); /* rank 0 has all elements of it */
+    return TSR_OK;
+}
+
+static void test_statedict_optimizer_raw__warnings(void **state)
+{
+    (void)state;
+    live_run(2, warn_case, (void *)(uintptr_t)live_get(live_get(golden, "cases"), "user orig"));
+}
+
 static void test_statedict_optimizer_raw__refusals_reach_all_ranks(void **state)
 {
     (void)state;
@@ -357,6 +403,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_optimizer_raw__B7_B11_optim_state_dict),
         cmocka_unit_test(test_statedict_optimizer_raw__B3_B6_B7_to_load),
         cmocka_unit_test(test_statedict_optimizer_raw__B7_B11_state_dict_and_load),
+        cmocka_unit_test(test_statedict_optimizer_raw__warnings),
         cmocka_unit_test(test_statedict_optimizer_raw__refusals_reach_all_ranks),
     };
     ranks_begin(&argc, &argv);
