@@ -34,10 +34,10 @@ static tsr_status check(const tsr_raw_optimizer *of, const tsr_fsdp_settings *se
     TSR_FAIL_IF(!tsr_fsdp_is_in(of->model->modules), err, TSR_E_USAGE,
                 "the model has no FSDP1 units; tsr_get_optimizer_state_dict takes any model");
     TSR_FAIL_IF(!is_full(settings) && of->input, err, TSR_E_USAGE,
-                "sharded state needs the optimizer, and takes no optimizer's input");
+                "sharded state is converted by the optimizer's own groups; pass the optimizer, not its input");
     TSR_FAIL_IF(!is_full(settings) && !of->optimizer, err, TSR_E_USAGE, "sharded state needs the optimizer");
     TSR_FAIL_IF(!is_full(settings) && settings->rank0_only, err, TSR_E_USAGE,
-                "sharded state is every rank's: rank0_only needs FULL");
+                "every rank keeps its part of sharded state: rank0_only needs FULL");
     return TSR_OK;
 }
 
@@ -163,7 +163,8 @@ static tsr_status add_own(forming *f, const tsr_map *given, const tsr_value **na
     }
     const tsr_value *all = tsr_value_items(arena, TSR_VALUE_DICT, items, count, err);
     const tsr_value *groups = tsr_value_get(*native, TSR_STR("param_groups"));
-    *native = groups ? tsr_value_dict(arena, 2, "state", all, "param_groups", groups) : tsr_value_dict(arena, 1, "state", all);
+    *native = groups ? tsr_value_dict(arena, 2, "state", all, "param_groups", groups)
+                     : tsr_value_dict(arena, 1, "state", all);
     return *native ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for the state of a named optimizer");
 }
 
@@ -185,7 +186,7 @@ static tsr_status convert_loaded(forming *f, const tsr_value *state, tsr_error *
     const bool has = !f->options.broadcast_from_rank0 || f->raw.comm->rank == 0;
     tsr_status status = TSR_OK;
     if (has && (!state || state->kind != TSR_VALUE_DICT))
-        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the optimizer's state dict is no dict");
+        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the optimizer's state dict is not a dict");
     TSR_TRY(tsr_comm_agree(f->raw.comm, status, err));
     TSR_TRY(tsr_fsdp_optimizer_set(f->raw.names.fsdp, has ? state : NULL, f->groups, f->group_count, &f->options, f->out,
                                    &native, err));
@@ -202,7 +203,7 @@ tsr_status tsr_fsdp_optim_state_dict_to_load(const tsr_raw_optimizer *optimizer,
     tsr_status status = open_forms(&f, optimizer, settings, out, err);
     if (status == TSR_OK && optimizer->named && (optimizer->input || !optimizer->optimizer))
         status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                           "state for a named optimizer needs the optimizer, and takes no optimizer's input");
+                           "state for a named optimizer needs the optimizer itself; pass it, and not its input");
     status = agree(&f, "optim_state_dict_to_load: settings", status, err);
     if (status == TSR_OK) status = convert_loaded(&f, state, err);
     tsr_raw_close(&f.raw);

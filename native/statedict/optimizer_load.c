@@ -101,21 +101,21 @@ static tsr_status list_names(loading *l, const tsr_value *flat, tsr_name_list **
     return TSR_OK;
 }
 
-static void tell_unused(const loading *l, const tsr_name_tally *unused)
+static void warn_unused(const loading *l, const tsr_name_tally *unused)
 {
     const tsr_warnings warnings = {l->names.model->warn, l->names.model->ctx};
     tsr_name_tally_warn(unused, &warnings, "the optimizer state dict has keys that none of the optimizers wants");
 }
 
 /* Keys of `all` that `own`, in the same order, does not have. */
-static void tell_others(const loading *l, const tsr_value *all, const tsr_value *own)
+static void warn_others(const loading *l, const tsr_value *all, const tsr_value *own)
 {
     tsr_name_tally others = {0};
     for (size_t i = 0, at = 0; i < all->count; i += 2) {
         if (at < own->count && own->items[at] == all->items[i]) at += 2;
         else tsr_name_tally_add(&others, all->items[i]->text);
     }
-    tell_unused(l, &others);
+    warn_unused(l, &others);
 }
 
 static tsr_status unflatten(loading *l, const tsr_value *all, const tsr_value **out, tsr_error *err)
@@ -125,7 +125,7 @@ static tsr_status unflatten(loading *l, const tsr_value *all, const tsr_value **
     size_t count;
     TSR_TRY(list_names(l, all, &lists, &count, err));
     TSR_TRY(tsr_optimizer_own_keys(all, lists, count, l->passing, &flat, err));
-    tell_others(l, all, flat);
+    warn_others(l, all, flat);
     const tsr_unflatten how = {l->params, lists, count, tsr_optimizer_same_tensor, l->passing};
     const tsr_name_list *names = lists;
     for (size_t o = 0; o < l->count; names += l->optimizers[o++]->group_count)
@@ -203,7 +203,7 @@ static tsr_status split_all(loading *l, const tsr_value *state, tsr_error *err)
         const tsr_value *key = given->items[i];
         if (key->kind == TSR_VALUE_STR && !tsr_map_get(used, key->text, 0)) tsr_name_tally_add(&unused, key->text);
     }
-    tell_unused(l, &unused);
+    warn_unused(l, &unused);
     tsr_map_free(used);
     return status;
 }
@@ -274,11 +274,11 @@ static tsr_status check_user_state(loading *l, const tsr_value *user, tsr_error 
     if (!user || !user->count) return TSR_OK;
     const tsr_step step = {.key = user->items[0], .depth = 1};
     const tsr_str name = tsr_step_text(&step, l->passing, err);
-    return name.data ? tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                                 "the optimizer holds state of no parameter, '%.*s', which full_state_dict cannot be loaded "
-                                 "beside: remove it before loading, or load without full_state_dict",
-                                 TSR_STR_ARG(name))
-                     : TSR_E_NOMEM;
+    if (!name.data) return TSR_E_NOMEM;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "the optimizer holds '%.*s', which is not the state of a parameter, and full_state_dict cannot be "
+                     "loaded next to it: remove it before loading, or load without full_state_dict",
+                     TSR_STR_ARG(name));
 }
 
 static tsr_status flat_both(loading *l, size_t o, full_one *out, tsr_error *err)
@@ -525,7 +525,7 @@ static tsr_status write_user_state(loading *l, size_t o, tsr_error *err)
         return err && err->status ? err->status : TSR_E_NOMEM;
     const tsr_warnings warnings = {l->names.model->warn, l->names.model->ctx};
     if (!user && optimizer->user_state && optimizer->user_state->count)
-        tsr_warn(&warnings, "the optimizer's state of no parameter is dropped: the state dict has none for it");
+        tsr_warn(&warnings, "the optimizer's state that belongs to no parameter is dropped: the state dict has none");
     optimizer->user_state = user;
     return TSR_OK;
 }

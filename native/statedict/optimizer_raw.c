@@ -104,7 +104,7 @@ static tsr_status get(const tsr_raw *r, tsr_state_dict *out, tsr_error *err)
     const tsr_model_optimizer *optimizer = r->optimizer;
     const tsr_value *root;
     TSR_FAIL_IF(r->of->named && optimizer->user_state && optimizer->user_state->count, err, TSR_E_UNSUPPORTED,
-                "a named optimizer has state of no parameter, which its state dict cannot hold");
+                "the optimizer has state that belongs to no parameter; a named optimizer's state dict cannot hold that");
     TSR_TRY(tsr_optimizer_native(optimizer, out->arena, &root, err));
     if (r->of->named) TSR_TRY(tsr_raw_rekey(r, root, true, out->arena, &root, err));
     tsr_state_dict_set_root(out, root);
@@ -148,7 +148,7 @@ static tsr_status number_by_place(const tsr_raw *r, const tsr_value *state, cons
 
 static tsr_status load(const tsr_raw *r, const tsr_value *state, tsr_error *err)
 {
-    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "the optimizer's state dict is no dict");
+    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "the optimizer's state dict is not a dict");
     if (r->of->named) TSR_TRY(tsr_raw_named_load(r, state, &state, err));
     else TSR_TRY(number_by_place(r, state, &state, err));
     return tsr_optimizer_load_numbered(&r->names, r->of->optimizer, state, err);

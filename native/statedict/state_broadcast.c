@@ -213,7 +213,7 @@ static tsr_status make_root(spreading *s, tsr_error *err)
     return root ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status tell(spreading *s, tsr_error *err)
+static tsr_status warn_of_keys(spreading *s, tsr_error *err)
 {
     tsr_name_tally missing = {0};
     for (size_t i = 0; i < tsr_value_pairs(s->local); i++) {
@@ -238,7 +238,7 @@ static tsr_status spread(spreading *s, tsr_error *err)
     status = s->comm->rank == 0 ? TSR_OK : tsr_value_unpack(s->infos, s->out->arena, &s->full, err);
     if (status == TSR_OK) status = plan_all(s, err);
     if (status == TSR_OK) status = make_root(s, err);
-    if (status == TSR_OK) status = tell(s, err);
+    if (status == TSR_OK) status = warn_of_keys(s, err);
     TSR_TRY(tsr_comm_agree(s->comm, status, err));
     TSR_TRY(broadcast_wholes(s, err));
     return move_parts(s, err);

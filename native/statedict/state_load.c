@@ -102,7 +102,7 @@ static tsr_status rebuild(loading *l, const tsr_value *value, const tsr_value **
 }
 
 /* Entries of the checkpoint that the state dict has no place for. */
-static tsr_status tell_unread(const loading *l, tsr_error *err)
+static tsr_status warn_unread(const loading *l, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(l->reader.checkpoint);
     tsr_name_tally unread = {0};
@@ -134,7 +134,7 @@ static tsr_status load(loading *l, const char *path, const tsr_value *state, tsr
     TSR_TRY(tsr_piece_reader_end(&l->reader, err));
     TSR_TRY(rebuild(l, state, &root, err));
     tsr_name_tally_warn(&l->missing, &l->options.warnings, "the checkpoint lacks values, which stay as they are");
-    if (l->options.warnings.warn) TSR_TRY(tell_unread(l, err));
+    if (l->options.warnings.warn) TSR_TRY(warn_unread(l, err));
     tsr_state_dict_set_root(l->out, root);
     return TSR_OK;
 }

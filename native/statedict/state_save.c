@@ -339,7 +339,7 @@ static tsr_status publish(saving *s, tsr_error *err)
     return tsr_comm_agree(s->comm, status, err);
 }
 
-static void tell(const saving *s, const tsr_name_tally *others)
+static void warn_of_replaced(const saving *s, const tsr_name_tally *others)
 {
     const tsr_warnings *warnings = &s->options.warnings;
     if (s->replacement.swap || s->replacement.obsolete_count)
@@ -358,7 +358,7 @@ static tsr_status save(saving *s, const tsr_value *state, tsr_error *err)
     tsr_halves_end(&s->halves, NULL);
     TSR_TRY(tsr_comm_agree(s->comm, status, err));
     TSR_TRY(publish(s, err));
-    tell(s, &others);
+    warn_of_replaced(s, &others);
     return TSR_OK;
 }
 

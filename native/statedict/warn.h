@@ -1,4 +1,4 @@
-/* What a call tells its program besides failing. */
+/* Warnings of a call to its program. */
 #ifndef TSR_STATEDICT_WARN_H
 #define TSR_STATEDICT_WARN_H
 
@@ -7,7 +7,7 @@
 
 void tsr_warn(const tsr_warnings *warnings, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 
-/* Names of one kind, told in one message however many there are. */
+/* Names of one kind, which make one warning however many there are. */
 typedef struct tsr_name_tally {
     size_t count;
     tsr_str first; /* borrowed */

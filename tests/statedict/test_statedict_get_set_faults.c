@@ -1,6 +1,6 @@
-/* Rows A6, A7, A12 and B11 when a rank fails: each of its allocations, once, and each of its calls of the communicator. All ranks
- * must end with the same status, and nothing may leak (the sanitizers see to that). The ordinary run takes an even choice of
- * the points; TSR_TEST_FULL=1 takes all. */
+/* Rows A6, A7, A12 and B11 when a rank fails: each of its allocations, once, and each of its calls of the communicator. All
+ * ranks must end with the same status, and nothing may leak (the sanitizers see to that). The ordinary run takes an even
+ * choice of the points; TSR_TEST_FULL=1 takes all. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

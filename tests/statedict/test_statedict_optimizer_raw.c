@@ -341,7 +341,7 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     NEED(strstr(told_of[1].message, "rank0_only needs FULL"));
     NEED(strstr(told_of[2].message, "optim_state_dict: settings: rank 1 differs from rank 0"));
     NEED(strstr(told_of[3].message, "rank 1: optim: the optimizer's input lists 'stranger'"));
-    NEED(strstr(told_of[4].message, "a named optimizer needs the optimizer"));
+    NEED(strstr(told_of[4].message, "a named optimizer needs the optimizer itself"));
     return TSR_OK;
 }
 
@@ -357,8 +357,8 @@ static void hear(void *ctx, const char *message)
     h->none += strstr(message, "the optimizer has no state for 'scale' on this rank") != NULL;
 }
 
-/* As PyTorch warns: of the deprecated argument, of every key that is not a parameter's (rank 1 has two), and of parameters for
- * which a named optimizer gets no state. */
+/* As PyTorch warns: of the deprecated argument, of every key that is not a parameter's (rank 1 has two), and of parameters
+ * for which a named optimizer gets no state. */
 static tsr_status warn_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_units u;

@@ -85,7 +85,8 @@ static tsr_status save_case(void *arg, tsr_comm *comm, tsr_error *err)
     told first = {0}, second = {0};
     TRY(open_scene(&s, comm, err));
     /* values of the same names, in another order on rank 1 */
-    const tsr_value *step = tsr_value_int(s.arena, 7 + comm->rank, err), *note = tsr_value_str(s.arena, TSR_STR("both"), err);
+    const tsr_value *step = tsr_value_int(s.arena, 7 + comm->rank, err);
+    const tsr_value *note = tsr_value_str(s.arena, TSR_STR("both"), err);
     const tsr_value *w = tensor_of(&s, comm, false),
                     *state = comm->rank ? tsr_value_dict(s.arena, 3, "note", note, "step", step, "w", w)
                                         : tsr_value_dict(s.arena, 3, "w", w, "step", step, "note", note);
@@ -108,7 +109,8 @@ static tsr_status load_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_load_options options = {.allow_missing = true, .warnings = {tell, &lacks}};
     TRY(tsr_state_dict_load(arg, tsr_value_dict(s.arena, 3, "w", w, "x", none, "y", none), comm, &options, s.out, err));
     options.warnings.ctx = &all;
-    TRY(tsr_state_dict_load(arg, tsr_value_dict(s.arena, 3, "w", w, "step", none, "note", none), comm, &options, s.out, err));
+    const tsr_value *whole = tsr_value_dict(s.arena, 3, "w", w, "step", none, "note", none);
+    TRY(tsr_state_dict_load(arg, whole, comm, &options, s.out, err));
     close_scene(&s);
     TRY(need(&all, 0, NULL, err));
     TRY(need(&lacks, 2, "the checkpoint lacks values, which stay as they are: 'x' and 1 other\n", err));
@@ -203,9 +205,8 @@ static tsr_status make_pair(live_pair *p, scene *s, told *t, tsr_error *err)
     p->model = (tsr_model){
         .modules = p->tree, .tensors = p->bound, .tensor_count = 2, .memory = s->dict, .warn = tell, .ctx = t};
     p->optimized[0] = (tsr_model_param){.name = "a"};
-    p->group = (tsr_model_group){
-        tsr_value_dict(s->arena, 2, "lr", tsr_value_float(s->arena, 0.5, err), "momentum", tsr_value_float(s->arena, 0, err)),
-        p->optimized, 1};
+    const tsr_value *lr = tsr_value_float(s->arena, 0.5, err), *momentum = tsr_value_float(s->arena, 0, err);
+    p->group = (tsr_model_group){tsr_value_dict(s->arena, 2, "lr", lr, "momentum", momentum), p->optimized, 1};
     p->optimizer = (tsr_model_optimizer){.algorithm = TSR_SGD, .groups = &p->group, .group_count = 1, .memory = s->dict};
     p->list[0] = &p->optimizer;
     return TSR_OK;

@@ -62,9 +62,9 @@ typedef struct tsr_model {
  *   cpu_offload            tensors in host memory
  * Asking for submodules warns, as PyTorch does: it is deprecated there.
  * FSDP1's units give their FULL state with full_state_dict, else SHARDED (tessera/fsdp_state.h), in new memory.
- * Meta tensors are left out, with a warning: PyTorch did so up to 2.4, 2.13 keeps them. Two raw names with one canonical one are
- * TSR_E_FORMAT with both (PyTorch keeps the later), and so are names of several submodules that are the same without their
- * prefixes (PyTorch keeps the last). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
+ * Meta tensors are left out, with a warning: PyTorch did so up to 2.4, 2.13 keeps them. Two raw names with one canonical
+ * one are TSR_E_FORMAT with both (PyTorch keeps the later), and so are names of several submodules that are the same
+ * without their prefixes (PyTorch keeps the last). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
  * of another shape or dtype than the tree's, options that contradict each other, ranks with other options; TSR_E_FORMAT for
  * an empty result where there should be one; those of tsr_fqn_resolve and tsr_state_dict_gather. */
 tsr_status tsr_get_model_state_dict(const tsr_model *model, tsr_comm *comm, const tsr_module_ref *submodules,

@@ -87,8 +87,8 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimi
  * looked at. It must have every option of the optimizer's groups (TSR_E_NOT_FOUND with the key,
  * "param_groups.fc.weight.lr") and, when `strict`, every state that the optimizer holds (PyTorch puts {} in its place).
  *
- * "param_names" in the options of a group (optimizers made of named parameters have them) are the state dict's, or stay where
- * it has none. Keys of `state` that no optimizer wants are passed over, with a warning.
+ * "param_names" in the options of a group (optimizers made of named parameters have them) are the state dict's, or stay
+ * where it has none. Keys of `state` that no optimizer wants are passed over, with a warning.
  *
  * Nothing is written before all ranks have found that everything fits. Errors: TSR_E_FORMAT for an empty state dict, groups
  * of other numbers or sizes, and a group whose options were not saved (PyTorch leaves it without a learning rate); those of

@@ -33,9 +33,9 @@ typedef struct tsr_save_options {
  * them; objects by rank 0, whose values count. Nothing is visible before all is durable: a failed or killed save leaves an
  * earlier checkpoint as it was, and the next save of that place removes what a killed one left, but not what is still being
  * written (told by a lock). Besides its buffer a rank needs some hundred bytes for each shard of all ranks. `options`
- * may be NULL. Warns rank 0 when `overwrite` replaces a checkpoint, as FileSystemWriter does, and other ranks of objects whose
- * values differ from rank 0's. Errors: TSR_E_EXISTS, TSR_E_IO, TSR_E_UNSUPPORTED (a tensor inside a tuple, a value that cannot be pickled, a
- * partial tensor). */
+ * may be NULL. Warns rank 0 when `overwrite` replaces a checkpoint, as FileSystemWriter does, and other ranks of objects
+ * whose values differ from rank 0's. Errors: TSR_E_EXISTS, TSR_E_IO, TSR_E_UNSUPPORTED (a tensor inside a tuple, a value
+ * that cannot be pickled, a partial tensor). */
 tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const char *path, const tsr_save_options *options,
                                const tsr_host *host, tsr_error *err);
 

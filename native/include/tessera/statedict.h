@@ -36,8 +36,8 @@ TSR_API_BEGIN
 
 typedef struct tsr_state_dict tsr_state_dict;
 
-/* Who is told what a call passes over, and what PyTorch warns of: one sentence, valid until `warn` returns. Each rank is told
- * its own, before the call returns. `warn` must not call the communicator. Zeroed: nobody. */
+/* Receives the warnings of a call: what it passes over, and what PyTorch warns of. Each is one sentence, valid until `warn`
+ * returns. Every rank gets its own, before the call returns. `warn` must not use the communicator. Zeroed: no warnings. */
 typedef struct tsr_warnings {
     void (*warn)(void *ctx, const char *message);
     void *ctx;
@@ -166,11 +166,10 @@ typedef struct tsr_broadcast_options {
 /* Rank 0's `full` (not looked at elsewhere; flat: its values are tensors, or hold none) into the tensors of `local`: whole
  * ones get all of it, distributed ones their part; meta ones get memory in `out`. Names and shapes go first, then tensors
  * in groups of round_bytes. The result has the keys of `local`: what `full` has no key for stays (see strict), values that
- * are no tensors are rank 0's. Keys of `full` that `local` lacks are passed over. Warns of these keys, and of those that only
- * `local` has. A tensor whose shape differs from the
- * local one is TSR_E_USAGE with both; one of another dtype goes to new memory in `out`, of its own type (PyTorch casts into
- * local DTensors, and has whole tensors of the new type, too). Collective. Source: _broadcast_state_dict,
- * _broadcast_tensors. */
+ * are no tensors are rank 0's. Keys of `full` that `local` lacks are passed over. Warns of these keys, and of those that
+ * only `local` has. A tensor whose shape differs from the local one is TSR_E_USAGE with both; one of another dtype goes to
+ * new memory in `out`, of its own type (PyTorch casts into local DTensors, and has whole tensors of the new type, too).
+ * Collective. Source: _broadcast_state_dict, _broadcast_tensors. */
 tsr_status tsr_state_dict_broadcast(const tsr_value *full, const tsr_value *local, tsr_comm *comm,
                                     const tsr_broadcast_options *options, tsr_state_dict *out, tsr_error *err);
 
