@@ -21,7 +21,7 @@ tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_er
     const char *meant = tsr_suggest(name, tsr_optim_action_names, sizeof *tsr_optim_action_names);
     TSR_FAIL_IF(meant, err, TSR_E_USAGE, TSR_NO_POSITION, "optim has no action '%s'; did you mean '%s'?", name, meant);
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "optim has no action '%s'; flatten, unflatten, to-fqn, to-id, unshard or shard", name);
+                     "optim has no action '%s'; choose flatten, unflatten, to-fqn, to-id, unshard or shard", name);
 }
 
 void tsr_optim_warn(const tsr_optim_job *job, tsr_str message)
@@ -52,14 +52,14 @@ tsr_status tsr_optim_request_check(const tsr_optim_request *r, tsr_error *err)
     const bool unshard = r->action == TSR_OPTIM_UNSHARD;
     TSR_FAIL_IF((unsigned)r->action >= TSR_OPTIM_ACTION_COUNT, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "there is no optimizer action %u", (unsigned)r->action);
-    TSR_FAIL_IF(r->sharded && !unshard, err, TSR_E_USAGE, TSR_NO_POSITION, "--sharded is for optim unshard");
-    TSR_FAIL_IF(r->has_rank && !unshard, err, TSR_E_USAGE, TSR_NO_POSITION, "--rank is for optim unshard");
+    TSR_FAIL_IF(r->sharded && !unshard, err, TSR_E_USAGE, TSR_NO_POSITION, "--sharded can only be used with optim unshard");
+    TSR_FAIL_IF(r->has_rank && !unshard, err, TSR_E_USAGE, TSR_NO_POSITION, "--rank can only be used with optim unshard");
     TSR_FAIL_IF(r->sharded && r->has_world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "--sharded keeps the world size of the ranks");
+                "--sharded keeps the world size; remove --world-size");
     TSR_FAIL_IF(is_about_shards(r) && !r->flat_params.text.data, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim %s needs --flat-params FLAT.json", tsr_optim_action_names[r->action]);
+                "optim %s needs --flat-params FLAT.json; see tessera help optim", tsr_optim_action_names[r->action]);
     TSR_FAIL_IF(r->action == TSR_OPTIM_TO_FQN && !r->modules.text.data, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim to-fqn needs --modules MODULES.json");
+                "optim to-fqn needs --modules MODULES.json; see tessera help optim");
     TSR_FAIL_IF(r->has_world_size && (r->world_size == 0 || r->world_size > MOST_RANKS), err, TSR_E_USAGE, TSR_NO_POSITION,
                 "--world-size takes a number of ranks, not '%" PRIu64 "'", r->world_size);
     return TSR_OK;

@@ -43,7 +43,7 @@ static tsr_status refuse_differences(tsr_optim_job *j, const tsr_fsdp_context *c
     }
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                      "ranks differ in optimizer state that FSDP does not shard, and one file cannot hold both: %.*s%s; "
-                     "pass --rank N to take rank N's, or --sharded to write one file per rank",
+                     "pass --rank N to use the state of rank N, or --sharded to write one file per rank",
                      TSR_STR_ARG(list), listed < names.count ? ", …" : "");
 }
 
@@ -57,7 +57,7 @@ static bool is_listed(const tsr_optim_job *j, tsr_str name)
 static tsr_status warn_of_carried(const tsr_optim_job *j, tsr_str name, uint32_t rank, tsr_error *err)
 {
     const tsr_str message = tsr_arena_format(
-        j->arena, err, "state '%.*s' belongs to no parameter: carried over from rank %" PRIu32, TSR_STR_ARG(name), rank);
+        j->arena, err, "state '%.*s' does not belong to a parameter; copied from rank %" PRIu32, TSR_STR_ARG(name), rank);
     if (!message.data) return TSR_E_NOMEM;
     tsr_optim_warn(j, message);
     return TSR_OK;

@@ -363,7 +363,7 @@ static tsr_status make_token(view_server *s, tsr_error *err)
 {
     unsigned char bytes[TOKEN_SIZE / 2];
     if (getentropy(bytes, sizeof bytes) != 0)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "the system gives no random bytes: %s", strerror(errno));
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot get random bytes from the system: %s", strerror(errno));
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(s->token + 2 * i, 3, "%02x", bytes[i]);
     return TSR_OK;
 }
@@ -372,7 +372,7 @@ static tsr_status start(view_server *s, tsr_error *err)
 {
     struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(s->view.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     if (open_library(s) != TSR_OK)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "pages are served with libmicrohttpd (libmicrohttpd.so.12), which is not installed");
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot serve pages: libmicrohttpd (libmicrohttpd.so.12) is not installed");
     /* A few threads for all connections: one for each would let whoever connects use up threads. */
     s->daemon = s->mhd.start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, s->view.port, NULL, NULL, answer_request, s, MHD_OPTION_SOCK_ADDR,
                                     (struct sockaddr *)&place, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS,
@@ -424,7 +424,7 @@ void view_stop(view_server *server)
 tsr_status view_start(const view_settings *view, const tsr_host *host, view_server **out, tsr_error *err)
 {
     (void)view, (void)host, (void)out;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build serves no pages: it was made without libmicrohttpd");
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot serve pages: tessera was built without libmicrohttpd");
 }
 
 const char *view_address(const view_server *server)

@@ -153,8 +153,8 @@ def launchers_are_told_apart(folder):
         rows = [  # environment, command, status, message
             ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, convert, 2, "srun --mpi=pmix"),
             ({"SLURM_NTASKS": "4", "SLURM_PROCID": "2"}, convert, 2, ""),
-            ({"PMI_SIZE": "3", "PMI_RANK": "0"}, convert, 2, "none knows the others"),
-            ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source], 2, "is for one"),
+            ({"PMI_SIZE": "3", "PMI_RANK": "0"}, convert, 2, "they are not connected"),
+            ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source], 2, "runs as a single process"),
             ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source, "--no-mpi"], 0, ""),
             ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source], 0, ""),
             ({}, [tessera + "-mpi", "inspect", source], 2, "tessera-mpi runs"),

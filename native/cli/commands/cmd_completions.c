@@ -43,7 +43,7 @@ static int run(cli *program, const void *given)
     else if (strcmp(shell, "zsh") == 0) cli_put_zsh();
     else if (strcmp(shell, "fish") == 0) cli_put_fish();
     else if (strcmp(shell, "names") == 0) put_names(program);
-    else return cli_fail(program, "completions are written for bash, zsh and fish, not '%s'", shell);
+    else return cli_fail(program, "cannot write completions for '%s'; choose bash, zsh or fish", shell);
     return CLI_DONE;
 }
 

@@ -22,11 +22,12 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
         size_t i = 0;
         while (i < 4 && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
         if (i == 4)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to safetensors, torch or dcp must say what to write");
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "cannot infer the output format from '%s'; pass --to safetensors, torch or dcp", w->destination);
         w->to = suffixes[i].to;
     }
     if (arguments->max_shard_size && w->to != TSR_TO_SAFETENSORS) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size is for --to safetensors");
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
     }
     w->max_shard_size = arguments->max_shard_size;
     w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : w->max_shard_size ? TSR_INDEX_MARKER : NULL;

@@ -240,8 +240,9 @@ static void put_text(const cli *program, const facts *f)
             printf("%s%s\n", i ? "\n" : "", group = item->group);
             cli_off(&program->out, stdout);
         }
-        printf("  %-16s ", item->key);
-        bool bytes = strstr(item->key, "bytes") != NULL;
+        const tsr_str key = tsr_str_from(item->key), unit = TSR_STR("_bytes");
+        const bool bytes = tsr_str_ends(key, unit); /* the value has its unit, so the name need not */
+        printf("  %-16.*s ", (int)(key.size - (bytes ? unit.size : 0)), item->key);
         if (item->kind == FACT_TEXT) cli_put(stdout, tsr_str_from(item->text));
         else if (item->kind == FACT_YES) fputs(item->number ? "yes" : "no", stdout);
         else fputs(bytes ? cli_bytes(item->number).text : cli_number(item->number).text, stdout);

@@ -34,7 +34,7 @@ static tsr_status parse_part(const char *text, cli_writing *w, tsr_error *err)
     w->parts = *slash == '/' ? strtoull(slash + 1, &end, 10) : 0;
     const bool digits = strspn(text, "0123456789/") == strlen(text) && slash != text && w->parts && *end == '\0';
     if (digits && w->part >= 1 && w->part <= w->parts) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--part '%s': i/N with i from 1 to N is wanted, such as 3/8", text);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--part takes i/N with i from 1 to N, such as 3/8, not '%s'", text);
 }
 
 /* The position of a word among those of an option. */
@@ -45,7 +45,7 @@ static tsr_status find_word(const char *what, tsr_str word, const char *const *w
         *out = (unsigned)i;
         if (tsr_str_equal(word, tsr_str_from(words[i]))) return TSR_OK;
     }
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "plan: destination.%s '%.*s' is not known", what,
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "plan: unknown destination.%s '%.*s'", what,
                      TSR_STR_ARG(word));
 }
 
@@ -85,7 +85,7 @@ static tsr_status find_source(const execution *e, const char *given, const char 
     *path = given ? given : cli_hide_secrets(e->program, e->planned.source_path.data);
     if (given || !tsr_is_address(*path) || !strstr(*path, "***")) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "the plan does not hold the secrets of its source's address '%s'; pass the address with --source", *path);
+                     "the plan does not contain the secrets of its source's URL '%s'; pass the full URL with --source", *path);
 }
 
 static tsr_status open_source(execution *e, const char *given, tsr_error *err)

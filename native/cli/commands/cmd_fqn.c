@@ -254,7 +254,7 @@ static void put_text_name(const cli *program, const tsr_name *name)
 static void put_text(const cli *program, const answer *a)
 {
     if (a->by_text)
-        cli_warn(program, "names alone cannot always tell a wrapper from a module of that name; a module tree can");
+        cli_warn(program, "names alone cannot always distinguish a wrapper from a module with that name; pass MODULES.json to be certain");
     for (size_t i = 0; i < a->count && !a->compared; i++) put_text_name(program, &a->names[i]);
     for (size_t i = 0; i < a->collision_count; i++) {
         fputs("collision: ", stdout);
@@ -277,9 +277,9 @@ static int run(cli *program, const void *given)
     if (arguments->against && !arguments->checkpoint) return cli_fail(program, "--against needs --checkpoint PATH");
     if (arguments->prefix && !arguments->checkpoint) return cli_fail(program, "--prefix needs --checkpoint PATH");
     if (!arguments->checkpoint && program->operands.count == 0)
-        return cli_fail(program, "fqn needs MODULES.json, or --checkpoint PATH");
+        return cli_fail(program, "fqn needs MODULES.json or --checkpoint PATH; see tessera help fqn");
     if (arguments->checkpoint && program->operands.count + (arguments->against != NULL) > 1)
-        return cli_fail(program, "fqn compares a checkpoint with one MODULES.json or one --against PATH");
+        return cli_fail(program, "fqn compares a checkpoint with either one MODULES.json or one --against PATH");
     const char *path = arguments->checkpoint ? arguments->checkpoint : program->operands.items[0];
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = !arena                  ? TSR_E_NOMEM

@@ -132,7 +132,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
     bool npy = tsr_str_ends(name, TSR_STR(".npy"));
     if (!npy && !tsr_str_ends(name, TSR_STR(".bin"))) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "cannot infer the format of the output '%s'; it must end in .npy, or in .bin for the raw bytes",
+                         "cannot infer the output format from '%s'; name it .npy for NumPy or .bin for raw bytes",
                          output);
     }
     if (npy) {

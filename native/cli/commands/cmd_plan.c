@@ -72,9 +72,9 @@ static tsr_status check_casts(const cli_session *session, const plan_arguments *
 {
     const tsr_dtype dtype = arguments->dtype ? tsr_dtype_from_name(tsr_str_from(arguments->dtype)) : TSR_DTYPE_NONE;
     if (arguments->dtype && dtype == TSR_DTYPE_NONE)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'", arguments->dtype);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'; choose float32, bfloat16, float16, float8_e4m3fn, …", arguments->dtype);
     if (arguments->raw_cast && !arguments->dtype)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype, which it is about");
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
     const tsr_convert_options options = {
         .want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection, .dtype = dtype, .raw_cast = arguments->raw_cast};
     return tsr_check_casts(session->checkpoint, &options, err);

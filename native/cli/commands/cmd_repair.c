@@ -45,9 +45,9 @@ static tsr_status refuse_sound(const repair *r, tsr_error *err)
     tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
     if (status == TSR_OK && catalog->format == TSR_FORMAT_DCP && tsr_findings_total(findings, TSR_ERROR) == 0)
         status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                           "the metadata is there and agrees with the data files: there is nothing to repair");
+                           "there is nothing to repair: .metadata is present and agrees with the data files");
     else if (status == TSR_OK && catalog->format != TSR_FORMAT_DCP)
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this is a checkpoint of the form %s; .metadata is DCP's",
+        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "only DCP checkpoints have a .metadata; this is a checkpoint in the format %s",
                            tsr_format_name(catalog->format));
     tsr_checkpoint_close(checkpoint);
     return status;
@@ -109,7 +109,7 @@ static tsr_status write_file(const repair *r, const tsr_vec *bytes, tsr_error *e
     repaired_file file = {.output = NULL};
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &file};
     if (access(r->dest, F_OK) == 0)
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; name a new file", r->dest);
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new file", r->dest);
     tsr_status status = tsr_publication_open(cli_host(r->program)->allocator, r->dest, JOB, &file.publication, err);
     if (status == TSR_OK) {
         cli_cleanup_add(&cleanup);

@@ -57,7 +57,7 @@ static tsr_status open_side(cli *program, const char *path, viewed *side, view_s
 {
     if (tsr_is_address(path))
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "view serves files of this machine; the page itself opens addresses that allow it");
+                         "view serves files on this machine only; open the URL in the page itself, if its server allows that");
     tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &side->session, err);
     if (status != TSR_OK) return status;
     side->served = calloc(side->session.store->file_count + 1, sizeof *side->served);
@@ -88,9 +88,9 @@ static int run(cli *program, const void *given)
     viewed sides[2] = {{.served = NULL}};
     view_server *server = NULL;
     view_settings view = {.pages = arguments->pages ? arguments->pages : pages, .side_count = count, .port = (uint16_t)arguments->port};
-    if (arguments->port > UINT16_MAX) return cli_fail(program, "--port: ports end at %u", (unsigned)UINT16_MAX);
+    if (arguments->port > UINT16_MAX) return cli_fail(program, "--port takes a port up to %u", (unsigned)UINT16_MAX);
     if (arguments->pages ? !has_index(arguments->pages) : !find_pages(pages))
-        return cli_fail(program, "the viewer is not %s: web/build makes it, --pages names its folder",
+        return cli_fail(program, "the viewer is not %s; build it with web/build, or pass its directory with --pages",
                         arguments->pages ? arguments->pages : "beside this program");
     const char *path = program->operands.items[0];
     tsr_status status = TSR_OK;

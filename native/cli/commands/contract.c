@@ -99,7 +99,7 @@ tsr_status cli_leniency(const char *words, uint32_t *out, tsr_error *err)
         const uint32_t bit = tsr_leniency_from_word((tsr_str){at, size});
         if (!bit) {
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "--allow: '%.*s' is none of missing, extra, dtype, shape, chunks, value", (int)size, at);
+                             "--allow takes missing, extra, dtype, shape, chunks and value, not '%.*s'", (int)size, at);
         }
         *out |= bit;
         at += size + (at[size] == ',');

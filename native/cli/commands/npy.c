@@ -33,7 +33,7 @@ tsr_status cli_npy_header(tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
     const char *descr = descr_of(dtype);
     if (!descr) {
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "NumPy has no dtype for %s; name the output .bin for the raw bytes",
+                         "NumPy has no dtype for %s; name the output .bin to write raw bytes",
                          tsr_dtype_describe(dtype)->name);
     }
     size_t room = 128 + (size_t)rank * 22, used;

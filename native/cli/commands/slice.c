@@ -70,7 +70,7 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, uint64_t
     return TSR_OK;
 bad:
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "'%.*s' is no index of dim %u: it is a number, a:b, a:, :b or :", TSR_STR_ARG(part), dim);
+                     "'%.*s' is not an index of dim %u; write a number, a:b, a:, :b or :", TSR_STR_ARG(part), dim);
 }
 
 static size_t count_parts(tsr_str inside)
@@ -84,7 +84,7 @@ tsr_status cli_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape,
 {
     *out = (cli_slice){.rank = 0};
     if (rank > TSR_MAX_RANK)
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u", rank, TSR_MAX_RANK);
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the tensor has %u dimensions; at most %u are supported", rank, TSR_MAX_RANK);
     size_t parts = inside.data ? count_parts(inside) : 0;
     bool filled = false;
     uint32_t dim = 0;
@@ -101,7 +101,7 @@ tsr_status cli_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape,
             continue;
         }
         if (dim >= rank)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the slice has %zu parts; the tensor has %u dims", parts,
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the slice has %zu indices, but the tensor has %u dimensions", parts,
                              rank);
         bool keeps;
         tsr_status status = parse_part(part, dim, shape[dim], &out->offsets[dim], &out->sizes[dim], &keeps, err);

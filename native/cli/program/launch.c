@@ -88,7 +88,7 @@ int cli_refuse_strangers(const cli_launch *launch)
     const cli program = {0};
     if (!launch->first) return cli_refuse_quietly();
     return cli_fail(&program,
-                    "%" PRIu64 " processes were started (%s), but none knows the others, and each would do all the work: %s",
+                    "%" PRIu64 " processes were started (%s), but they are not connected, so each would do all of the work: %s",
                     launch->processes, launch->sign,
                     launch->is_srun ? "use srun --mpi=pmix, or mpirun, or one process"
                                     : "use the mpirun of the Open MPI that tessera-mpi was built with");

@@ -29,7 +29,7 @@ static int hand_over(const cli *program, const cli_launch *launch, char **argv)
     return cli_fail(program,
                     "%" PRIu64
                     " processes were started (%s), but this installation has no tessera-mpi (it is built where MPI "
-                    "is found, and belongs beside tessera): run one process, without the launcher",
+                    "is found); run a single process, without the launcher",
                     launch->processes, launch->sign);
 }
 
@@ -42,8 +42,8 @@ static int run_of_several(const cli_launch *launch, int argc, char **argv)
     }
     if (!launch->first) return cli_refuse_quietly();
     return cli_fail(&program,
-                    "%" PRIu64 " processes were started (%s), but '%s' is for one: leave the launcher out, or say --no-mpi "
-                    "where only one of its processes runs this (convert, reshard and validate --deep are for several)",
+                    "%" PRIu64 " processes were started (%s), but '%s' runs as a single process; remove the launcher, or pass --no-mpi "
+                    "if only one of them runs this (convert, reshard and validate --deep can share the work)",
                     launch->processes, launch->sign, argv[1]);
 }
 

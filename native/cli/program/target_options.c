@@ -21,7 +21,7 @@ tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_
 {
     if (options->target ? options->mesh || options->placements : !options->mesh || !options->placements) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "the target is either --target FILE or --mesh with --placements");
+                         "pass either --target FILE or --mesh with --placements");
     }
     *texts = (tsr_target_texts){.mesh = tsr_str_from(options->mesh), .default_placements = tsr_str_from(options->placements)};
     tsr_status status = options->target ? read_file(program, options->target, arena, texts, err) : TSR_OK;

@@ -26,10 +26,10 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     tsr_dtype dtype = w->options->dtype ? tsr_dtype_from_name(tsr_str_from(w->options->dtype)) : TSR_DTYPE_NONE;
     if (w->options->dtype && dtype == TSR_DTYPE_NONE) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "there is no dtype '%s'; float32, bfloat16, float16, float8_e4m3fn, …", w->options->dtype);
+                         "there is no dtype '%s'; choose float32, bfloat16, float16, float8_e4m3fn, …", w->options->dtype);
     }
     if (w->options->raw_cast && !w->options->dtype)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype, which it is about");
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
     *out = (tsr_convert_options){
         .to = w->to,
         .objects = (tsr_objects)w->options->objects,
@@ -108,7 +108,7 @@ static tsr_status check_sidecar_file(cli_writing *w, tsr_error *err)
     if (!path.data) return TSR_E_NOMEM;
     if (access(path.data, F_OK) != 0 || (w->options->overwrite && tsr_is_sidecar(path.data))) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     w->options->overwrite ? "'%s' exists and is not a file of objects that a conversion wrote; move it away"
+                     w->options->overwrite ? "'%s' exists and was not written by a conversion; move it away"
                                            : "'%s' exists; --overwrite replaces it",
                      path.data);
 }

@@ -17,7 +17,7 @@ static tsr_status refuse_other(const cli_writing *w, tsr_str theirs, tsr_str our
         if (tsr_str_equal(a, b)) continue;
         return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
                          "cannot resume: the interrupted run for '%s' had '%.*s', this one has '%.*s'; without --resume it "
-                         "begins afresh",
+                         "starts over",
                          w->destination, TSR_STR_ARG(a), TSR_STR_ARG(b));
     }
     return TSR_OK;
@@ -43,7 +43,7 @@ static tsr_status clear_one(cli_writing *w, const cli_beginning *b, const tsr_le
         return TSR_OK;
     }
     if (w->options->resume && run && run->text.size && !b->resumed) return refuse_other(w, run->text, b->text, err);
-    cli_warn(w->program, "removing what an interrupted run for '%s' left", w->destination);
+    cli_warn(w->program, "removing what an interrupted run left of '%s'", w->destination);
     return tsr_journals_discard(&w->journals, l->tag, err);
 }
 
@@ -121,7 +121,7 @@ static tsr_status refuse_busy(const cli_writing *w, const cli_beginning *b, tsr_
 static tsr_status start_over(cli_writing *w, cli_beginning *b, tsr_error *err)
 {
     if (w->is_exec || w->options->resume || !(b->resumed || b->publishing)) return TSR_OK;
-    cli_warn(w->program, "beginning '%s' afresh; --resume would have gone on with the interrupted run", w->destination);
+    cli_warn(w->program, "starting '%s' over; --resume would have continued the interrupted run", w->destination);
     tsr_status status = tsr_journals_discard(&w->journals, w->tag, err);
     *b = (cli_beginning){.text = b->text};
     return status == TSR_OK ? tsr_journal_new_tag(w->tag, err) : status;

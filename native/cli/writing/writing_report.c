@@ -69,7 +69,7 @@ static void warn_of_errors(const cli_writing *w)
         shown++;
         left--;
     }
-    if (left) cli_warn(w->program, "%s more: tessera validate lists them", cli_plural(left, "error").text);
+    if (left) cli_warn(w->program, "%s more; run tessera validate to list them", cli_plural(left, "error").text);
 }
 
 static void report_text(const cli_writing *w)

@@ -349,9 +349,9 @@ static tsr_status begin(cli_writing *w, cli_beginning *b, tsr_error *err)
     tsr_status status = cli_agree(w->program, cli_look_around(w, b, err), err);
     if (status != TSR_OK) return status;
     b->complete = (w->options->resume || w->is_exec) && was_published(w, b);
-    if (b->complete) cli_warn(w->program, "'%s' was complete already", w->destination);
+    if (b->complete) cli_warn(w->program, "'%s' is already complete", w->destination);
     else if (w->options->resume && !b->resumed)
-        cli_warn(w->program, "nothing to resume for '%s': beginning afresh", w->destination);
+        cli_warn(w->program, "nothing to resume for '%s'; starting over", w->destination);
     return share_beginning(w, b, err);
 }
 
