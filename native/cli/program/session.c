@@ -7,56 +7,23 @@
 #include "cli/program/term.h"
 #include "tessera/folder.h"
 #include "tessera/glob.h"
+#include "tessera/path.h"
 #include "tessera/remote.h"
-
-/* What the server has of the files that the metadata names; the checkpoint is opened again when there are some. */
-static tsr_status fetch_missing(const tsr_host *host, cli_session *session, bool *again, tsr_error *err)
-{
-    size_t count, added;
-    const tsr_str *names = tsr_checkpoint_missing(session->checkpoint, &count);
-    *again = false;
-    if (count == 0) return TSR_OK;
-    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    tsr_str *kept = arena ? tsr_arena_array(arena, count, sizeof *kept, err) : NULL;
-    tsr_status status = kept ? TSR_OK : TSR_E_NOMEM;
-    for (size_t i = 0; i < count && status == TSR_OK; i++) {
-        kept[i] = tsr_arena_str(arena, names[i], err);
-        if (!kept[i].data) status = TSR_E_NOMEM;
-    }
-    tsr_checkpoint_close(session->checkpoint); /* over the files as they were */
-    session->checkpoint = NULL;
-    if (status == TSR_OK) status = tsr_remote_store_add(session->store, host, kept, count, &added, err);
-    tsr_arena_free(arena);
-    *again = status == TSR_OK;
-    return status;
-}
-
-static tsr_status open_store(cli *program, const char *shown, cli_session *out, tsr_error *err)
-{
-    const tsr_host *host = cli_host(program);
-    out->is_remote = tsr_is_address(shown);
-    if (!out->is_remote) return tsr_folder_store_open(NULL, host->allocator, shown, &out->store, err);
-    return tsr_remote_store_open(host->allocator, cli_given_address(program, shown), &out->store, err);
-}
 
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
 {
-    const tsr_host *host = cli_host(program);
-    bool again = false;
-    *out = (cli_session){.path = path};
-    tsr_status status = open_store(program, path, out, err);
-    if (status == TSR_OK) status = tsr_checkpoint_open(out->store, host, options, &out->checkpoint, err);
-    if (status == TSR_OK && out->is_remote) status = fetch_missing(host, out, &again, err);
-    if (status == TSR_OK && again) status = tsr_checkpoint_open(out->store, host, options, &out->checkpoint, err);
-    if (status == TSR_OK) out->catalog = tsr_checkpoint_catalog(out->checkpoint);
-    else cli_close(out);
-    return status;
+    *out = (cli_session){.path = path, .is_remote = tsr_is_address(path)};
+    const char *given = out->is_remote ? cli_given_address(program, path) : path;
+    const tsr_status status = tsr_path_open(given, cli_host(program), options, &out->checkpoint, err);
+    if (status != TSR_OK) return status;
+    out->store = tsr_checkpoint_store(out->checkpoint);
+    out->catalog = tsr_checkpoint_catalog(out->checkpoint);
+    return TSR_OK;
 }
 
 void cli_close(cli_session *session)
 {
-    tsr_checkpoint_close(session->checkpoint);
-    if (session->store) session->store->close(session->store);
+    tsr_path_close(session->checkpoint);
     session->checkpoint = NULL;
     session->store = NULL;
 }
