@@ -213,6 +213,29 @@ static tsr_status must_tile(const tsr_entry *entry, const tsr_host *host, tsr_er
     return TSR_OK;
 }
 
+/* Whether no element of the box is in two parts. Counting the elements that a box got cannot tell: what one part has twice
+ * may make up for what none has. */
+static tsr_status must_not_overlap(tsr_gather *gather, const tsr_box *box, tsr_error *err)
+{
+    const uint32_t rank = gather->rank;
+    tsr_tiling tiling;
+    uint64_t count = 0;
+    tsr_chunk *inside = tsr_arena_array(gather->arena, gather->part_count, sizeof *inside, err);
+    uint64_t *numbers = tsr_arena_array(gather->arena, gather->part_count, 2 * (size_t)rank * sizeof *numbers, err);
+    if (!inside || !numbers) return TSR_E_NOMEM;
+    for (size_t i = 0; i < gather->part_count; i++, numbers += 2 * rank) {
+        const tsr_box part = {rank, gather->parts[i].offsets, gather->parts[i].sizes};
+        if (!tsr_box_intersect(part, *box, numbers, numbers + rank)) continue;
+        for (uint32_t d = 0; d < rank; d++) numbers[d] -= tsr_box_offset(*box, d);
+        inside[count++] = (tsr_chunk){.offsets = numbers, .sizes = numbers + rank};
+    }
+    const tsr_allocator *allocator = tsr_checkpoint_host(gather->checkpoint)->allocator;
+    TSR_TRY(tsr_tiling_check(allocator, rank, box->sizes, inside, count, &tiling, err));
+    TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks overlap",
+                TSR_STR_ARG(gather->entry->fqn));
+    return TSR_OK;
+}
+
 tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
                            tsr_error *err)
 {
@@ -220,6 +243,7 @@ tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
     tsr_status status = new_gather(checkpoint, entry, &gather, err);
     if (status == TSR_OK && !box) status = must_tile(entry, tsr_checkpoint_host(checkpoint), err);
     if (status == TSR_OK) status = fill_parts(gather, entry->chunks, entry->chunk_count, box, err);
+    if (status == TSR_OK && box && gather->part_count > 1) status = must_not_overlap(gather, box, err);
     return closed_on_failure(status, gather, out);
 }
 
