@@ -47,6 +47,53 @@ tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     return status;
 }
 
+/* The largest part of `box` that begins with element `first` of its row-major order and holds the next elements in that
+ * order, at most `count` of them, in the tensor's coordinates. Returns how many. */
+static uint64_t part_at(tsr_box box, uint64_t first, uint64_t count, uint64_t *offsets, uint64_t *sizes)
+{
+    uint64_t row = 1, taken = 1;
+    for (uint32_t d = box.rank; d-- > 0;) {
+        const uint64_t index = first / row % box.sizes[d], left = box.sizes[d] - index;
+        const uint64_t fits = count / row < left ? count / row : left;
+        const bool whole = first % row == 0 && fits;
+        offsets[d] = tsr_box_offset(box, d) + index;
+        sizes[d] = whole ? fits : 1;
+        if (whole) taken = fits * row;
+        row *= box.sizes[d];
+    }
+    return taken;
+}
+
+static tsr_status check_run(const tsr_entry *entry, tsr_box box, const tsr_run *run, uint32_t itemsize, size_t buffer_size,
+                            tsr_error *err)
+{
+    uint64_t volume, bytes;
+    const bool inside = tsr_box_volume(box, &volume) && run->first <= volume && run->count <= volume - run->first;
+    TSR_FAIL_IF(!inside || !tsr_mul_u64(run->count, itemsize, &bytes) || bytes != buffer_size, err, TSR_E_USAGE,
+                TSR_NO_POSITION, "'%.*s': a run of %llu elements of %u bytes for a buffer of %zu bytes",
+                TSR_STR_ARG(entry->fqn), (unsigned long long)run->count, (unsigned)itemsize, buffer_size);
+    return TSR_OK;
+}
+
+tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, void *buffer,
+                        size_t buffer_size, tsr_error *err)
+{
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], elements, offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
+    const tsr_box box = {rank, run->offsets, run->sizes ? run->sizes : shape};
+    const uint32_t itemsize = tsr_dtype_size(dtype);
+    TSR_TRY(check_run(entry, box, run, itemsize, buffer_size, err));
+    char *out = buffer;
+    for (uint64_t done = 0; done < run->count;) {
+        const uint64_t taken = part_at(box, run->first + done, run->count - done, offsets, sizes);
+        TSR_TRY(tsr_read_box(checkpoint, entry, offsets, sizes, out + done * itemsize, (size_t)taken * itemsize, err));
+        done += taken;
+    }
+    return TSR_OK;
+}
+
 typedef struct stream {
     tsr_each_tile *each;
     tsr_settle_tiles *settle;

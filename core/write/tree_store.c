@@ -37,43 +37,13 @@ typedef struct tree_store {
 typedef struct elements {
     tsr_checkpoint *checkpoint;
     const tsr_entry *entry;
-    uint32_t rank, itemsize;
-    uint64_t shape[TSR_MAX_RANK];
+    uint32_t itemsize;
 } elements;
-
-/* The largest box that begins with element `first` of the row-major order and holds the next elements in that order, at most
- * `count` of them. Returns how many. */
-static uint64_t box_at(const elements *e, uint64_t first, uint64_t count, uint64_t *offsets, uint64_t *sizes)
-{
-    uint64_t row = 1, taken = 1;
-    for (uint32_t d = 0; d < e->rank; d++) sizes[d] = 1;
-    for (uint32_t d = e->rank; d-- > 0;) {
-        const uint64_t index = first / row % e->shape[d], left = e->shape[d] - index;
-        const uint64_t fits = count / row < left ? count / row : left;
-        offsets[d] = index;
-        if (first % row == 0 && fits) {
-            sizes[d] = fits;
-            taken = fits * row;
-        } else {
-            sizes[d] = 1;
-        }
-        row *= e->shape[d];
-    }
-    return taken;
-}
 
 static tsr_status read_elements(const elements *e, uint64_t first, uint64_t count, char *out, tsr_error *err)
 {
-    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
-    while (count) {
-        const uint64_t taken = box_at(e, first, count, offsets, sizes);
-        const size_t bytes = (size_t)taken * e->itemsize;
-        TSR_TRY(tsr_read_box(e->checkpoint, e->entry, offsets, sizes, out, bytes, err));
-        first += taken;
-        count -= taken;
-        out += bytes;
-    }
-    return TSR_OK;
+    const tsr_run run = {.first = first, .count = count};
+    return count ? tsr_read_run(e->checkpoint, e->entry, &run, out, (size_t)count * e->itemsize, err) : TSR_OK;
 }
 
 /* A part of one element, which is at most 16 bytes. */
@@ -99,13 +69,14 @@ static tsr_status read_storage(const tree_file *file, uint32_t i, uint64_t byte_
 {
     const tsr_blit *blit = &file->plan.blits[i];
     tsr_dtype dtype;
-    uint64_t count;
+    uint32_t rank;
+    uint64_t shape[TSR_MAX_RANK], count;
     elements e = {.checkpoint = file->plan.checkpoint, .entry = blit->entry};
     if (blit->literal) {
         memcpy(out, blit->literal + byte_at, size);
         return TSR_OK;
     }
-    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &e.rank, e.shape, &count, err));
+    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &rank, shape, &count, err));
     e.itemsize = tsr_dtype_size(dtype);
     return read_bytes(&e, byte_at, size, out, err);
 }

@@ -50,6 +50,13 @@ static void test_stream_read__any_box_of_any_chunks_equals_the_oracle(void **sta
             if (status != TSR_OK) fail_msg("seed %d: %s", (int)seed, err.message);
             tsr_made_box(&made, 0, offsets, sizes, want);
             if (memcmp(got, want, bytes)) fail_msg("seed %d box %u differs", (int)seed, n);
+            const uint64_t first = tsr_made_random(&made, elements + 1), count = tsr_made_random(&made, elements - first + 1);
+            const tsr_run run = {offsets, sizes, first, count};
+            const size_t size = tsr_dtype_size(dtype);
+            memset(got, 0, bytes);
+            status = tsr_read_run(&made.checkpoint, &made.entries[0], &run, got, count * size, &err);
+            if (status != TSR_OK) fail_msg("seed %d: %s", (int)seed, err.message);
+            if (memcmp(got, want + first * size, count * size)) fail_msg("seed %d run of box %u differs", (int)seed, n);
             free(got);
             free(want);
         }
@@ -273,6 +280,9 @@ static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
         assert_int_equal(tsr_stream_tensor(&made.checkpoint, &made.entries[0], ring, receive, &r, &err), rows[i].status);
         if (!strstr(err.message, rows[i].part)) fail_msg("row %d: %s", (int)i, err.message);
         assert_int_equal(r.next, 0);
+        const uint64_t zero[] = {0, 0};
+        if (rows[i].damage != make_outside) /* the box itself is in the chunks then */
+            assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, shape, r.bytes, 96, NULL), rows[i].status);
         tsr_ring_free(ring);
         free(r.bytes);
         tsr_made_end(&made);
@@ -293,6 +303,9 @@ static void test_stream_read__wrong_boxes_and_buffers_are_refused(void **state)
     assert_non_null(strstr(err.message, "beyond the tensor"));
     assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, far, inside, buffer, 96, NULL), TSR_E_USAGE);
     assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, inside, buffer, 95, NULL), TSR_E_USAGE);
+    const tsr_run runs[] = {{NULL, NULL, 20, 5}, {NULL, NULL, 25, 0}, {NULL, NULL, UINT64_MAX, 2}, {NULL, NULL, 0, 4}};
+    for (size_t i = 0; i < 4; i++) /* the last has a buffer of the wrong size */
+        assert_int_equal(tsr_read_run(&made.checkpoint, made.entries, &runs[i], buffer, i == 1 ? 0 : 20, NULL), TSR_E_USAGE);
     made.entries[0].kind = TSR_ENTRY_OPAQUE;
     assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, inside, buffer, 96, NULL), TSR_E_UNSUPPORTED);
     tsr_made_end(&made);

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "tessera/api.h"
+#include "tessera/status.h"
 
 TSR_API_BEGIN
 
@@ -72,6 +72,20 @@ typedef struct tsr_box_walk {
 /* `walk` borrows nothing of the boxes; no other call may be on it at the same time. */
 void tsr_box_walk_start(tsr_box_walk *walk, tsr_box inner, tsr_box a, tsr_box b);
 void tsr_box_walk_next(tsr_box_walk *walk);
+
+/* A part of a tensor as text gives it, "w[0:2,:,3]". */
+typedef struct tsr_slice {
+    uint64_t offsets[TSR_MAX_RANK];
+    uint64_t sizes[TSR_MAX_RANK];
+    uint64_t shape[TSR_MAX_RANK]; /* of the result: dims taken by a number are gone */
+    uint32_t rank;                /* of the result */
+} tsr_slice;
+
+/* The part of `text` before a trailing "[…]", which goes to *inside ({NULL, 0} when there is none). */
+tsr_str tsr_slice_split(tsr_str text, tsr_str *inside);
+/* `inside` as Python's basic indexing without steps: numbers, a:b with either side open, negative from the end, "..." once.
+ * Errors: TSR_E_USAGE that says which part and what is allowed. An absent slice (data NULL) is the whole tensor. */
+tsr_status tsr_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape, tsr_slice *out, tsr_error *err);
 
 TSR_API_END
 

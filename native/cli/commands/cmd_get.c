@@ -4,7 +4,6 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/npy.h"
-#include "cli/commands/slice.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "cli/text/listing.h"
@@ -79,40 +78,30 @@ static tsr_status take_tile(void *ctx, const void *data, size_t size, uint64_t b
     return take(ctx, data, size, err);
 }
 
-/* Runs of whole rows below the outermost dim that makes them small enough; at most TILE_BYTES at a time. */
-static tsr_status read_slice(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, sink *to,
+/* At most TILE_BYTES at a time. */
+static tsr_status read_slice(const cli_session *session, const tsr_entry *entry, const tsr_slice *slice, sink *to,
                              tsr_error *err)
 {
-    const uint64_t itemsize = tsr_dtype_size(entry->dtype);
-    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], below = itemsize;
-    uint32_t dim = entry->rank;
-    while (dim > 0 && below * slice->sizes[dim - 1] <= TILE_BYTES) below *= slice->sizes[--dim];
-    memcpy(offsets, slice->offsets, sizeof offsets);
-    memcpy(sizes, slice->sizes, sizeof sizes);
-    for (uint32_t d = 0; d < entry->rank; d++) {
-        if (slice->sizes[d] == 0) return TSR_OK;
-        if (d < dim) sizes[d] = 1;
-    }
-    uint64_t rows = dim ? TILE_BYTES / below : 1; /* of dim − 1 in a tile */
-    uint8_t *buffer = tsr_alloc(&tsr_allocator_libc, (size_t)(below * (dim ? rows : 1)), 1, err);
+    const uint64_t itemsize = tsr_dtype_size(entry->dtype), tile = itemsize ? TILE_BYTES / itemsize : 0;
+    uint64_t elements;
+    if (!tile)
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
+                         tsr_dtype_describe(entry->dtype)->name);
+    if (!tsr_box_volume((tsr_box){entry->rank, NULL, slice->sizes}, &elements)) elements = UINT64_MAX; /* refused below */
+    if (elements > to->most) elements = to->most;
+    if (elements == 0) return TSR_OK;
+    const size_t most = (size_t)((elements < tile ? elements : tile) * itemsize);
+    uint8_t *buffer = tsr_alloc(&tsr_allocator_libc, most, 1, err);
     if (!buffer) return TSR_E_NOMEM;
+    tsr_run run = {.offsets = slice->offsets, .sizes = slice->sizes};
     tsr_status status = TSR_OK;
-    for (bool more = true; more && status == TSR_OK && to->put < to->most;) {
-        if (dim) {
-            uint64_t left = slice->offsets[dim - 1] + slice->sizes[dim - 1] - offsets[dim - 1];
-            sizes[dim - 1] = left < rows ? left : rows;
-        }
-        size_t bytes = (size_t)(below * (dim ? sizes[dim - 1] : 1));
-        status = tsr_read_box(session->checkpoint, entry, offsets, sizes, buffer, bytes, err);
-        if (status == TSR_OK) status = take(to, buffer, bytes, err);
-        more = false;
-        for (uint32_t d = dim; d-- > 0 && !more;) {
-            offsets[d] += d == dim - 1 ? sizes[d] : 1;
-            more = offsets[d] < slice->offsets[d] + slice->sizes[d];
-            if (!more) offsets[d] = slice->offsets[d];
-        }
+    for (; run.first < elements && status == TSR_OK; run.first += run.count) {
+        run.count = elements - run.first < tile ? elements - run.first : tile;
+        status = tsr_read_run(session->checkpoint, entry, &run, buffer, (size_t)(run.count * itemsize), err);
+        if (status == TSR_OK) status = take(to, buffer, (size_t)(run.count * itemsize), err);
     }
-    tsr_free(&tsr_allocator_libc, buffer, (size_t)(below * (dim ? rows : 1)), 1);
+    tsr_free(&tsr_allocator_libc, buffer, most, 1);
     return status;
 }
 
@@ -125,7 +114,7 @@ static tsr_status read_whole(cli *program, const cli_session *session, const tsr
     return status;
 }
 
-static tsr_status get_to_file(cli *program, const cli_session *session, const tsr_entry *entry, const cli_slice *slice,
+static tsr_status get_to_file(cli *program, const cli_session *session, const tsr_entry *entry, const tsr_slice *slice,
                               bool whole, const char *output, tsr_error *err)
 {
     tsr_str name = tsr_str_from(output), header = {NULL, 0};
@@ -143,7 +132,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
     cli_out_file out;
     tsr_status status = cli_out_open(output, session, &out, err);
     if (status != TSR_OK) return status;
-    sink to = {.file = out.to, .dtype = entry->dtype, .most = 1};
+    sink to = {.file = out.to, .dtype = entry->dtype, .most = UINT64_MAX};
     status = header.size ? write_bytes(&to, (const uint8_t *)header.data, header.size, err) : TSR_OK;
     if (status == TSR_OK)
         status = whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
@@ -151,7 +140,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
     return cli_out_close(&out, status, err);
 }
 
-static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, bool all,
+static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry, const tsr_slice *slice, bool all,
                               tsr_error *err)
 {
     uint64_t elements = 1;
@@ -187,12 +176,12 @@ static tsr_status find(const cli_session *session, const char *given, const tsr_
     tsr_str text = tsr_str_from(given);
     *inside = (tsr_str){NULL, 0};
     *entry = tsr_checkpoint_entry(session->checkpoint, text);
-    if (!*entry) *entry = tsr_checkpoint_entry(session->checkpoint, cli_slice_split(text, inside));
+    if (!*entry) *entry = tsr_checkpoint_entry(session->checkpoint, tsr_slice_split(text, inside));
     if (*entry) return TSR_OK;
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%s'; `tessera inspect` lists them", given);
 }
 
-static tsr_status check_repeats(const cli_session *session, const tsr_entry *entry, const cli_slice *slice, tsr_error *err)
+static tsr_status check_repeats(const cli_session *session, const tsr_entry *entry, const tsr_slice *slice, tsr_error *err)
 {
     tsr_repeats repeats;
     tsr_repeats_open(&repeats, session->checkpoint);
@@ -206,7 +195,7 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
 {
     const tsr_entry *entry;
     tsr_str inside;
-    cli_slice slice;
+    tsr_slice slice;
     tsr_status status = find(session, program->operands.items[1], &entry, &inside, err);
     if (status != TSR_OK) return status;
     if (entry->kind != TSR_ENTRY_TENSOR) {
@@ -220,7 +209,7 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
         putchar('\n');
         return cli_unchanged(session, err);
     }
-    status = cli_slice_parse(inside, entry->rank, entry->shape, &slice, err);
+    status = tsr_slice_parse(inside, entry->rank, entry->shape, &slice, err);
     if (status == TSR_OK) status = check_repeats(session, entry, &slice, err);
     if (status == TSR_OK && (arguments->print || !arguments->output))
         status = get_as_text(session, entry, &slice, arguments->print, err);

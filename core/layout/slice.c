@@ -1,10 +1,11 @@
-/* See slice.h. */
-#include "cli/commands/slice.h"
-
+/* Slices of tensors as text: "0:2,:,3". */
 #include <inttypes.h>
 #include <stdlib.h>
 
-tsr_str cli_slice_split(tsr_str text, tsr_str *inside)
+#include "base/try.h"
+#include "tessera/box.h"
+
+tsr_str tsr_slice_split(tsr_str text, tsr_str *inside)
 {
     *inside = (tsr_str){NULL, 0};
     if (text.size == 0 || text.data[text.size - 1] != ']') return text;
@@ -80,35 +81,41 @@ static size_t count_parts(tsr_str inside)
     return count;
 }
 
-tsr_status cli_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape, cli_slice *out, tsr_error *err)
+/* Dims that no part is for: they stay whole. */
+static void keep_whole(tsr_slice *out, uint32_t *dim, uint32_t end, const uint64_t *shape)
 {
-    *out = (cli_slice){.rank = 0};
-    if (rank > TSR_MAX_RANK)
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the tensor has %u dimensions; at most %u are supported", rank, TSR_MAX_RANK);
-    size_t parts = inside.data ? count_parts(inside) : 0;
+    for (; *dim < end; ++*dim) out->sizes[*dim] = out->shape[out->rank++] = shape[*dim];
+}
+
+static tsr_status parse_parts(tsr_str inside, tsr_box tensor, tsr_slice *out, tsr_error *err)
+{
+    const size_t parts = inside.data ? count_parts(inside) : 0;
     bool filled = false;
     uint32_t dim = 0;
     for (size_t at = 0, number = 0; number < parts; number++) {
         const char *comma = memchr(inside.data + at, ',', inside.size - at);
-        size_t end = comma ? (size_t)(comma - inside.data) : inside.size;
-        tsr_str part = {inside.data + at, end - at};
+        const size_t end = comma ? (size_t)(comma - inside.data) : inside.size;
+        const tsr_str part = {inside.data + at, end - at};
         at = end + 1;
         if (tsr_str_equal(part, TSR_STR("...")) && !filled) {
             filled = true;
-            for (size_t left = rank > parts - 1 ? rank - (parts - 1) : 0; left > 0; left--, dim++) {
-                out->sizes[dim] = out->shape[out->rank++] = shape[dim];
-            }
+            keep_whole(out, &dim, dim + (uint32_t)(tensor.rank > parts - 1 ? tensor.rank - (parts - 1) : 0), tensor.sizes);
             continue;
         }
-        if (dim >= rank)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the slice has %zu indices, but the tensor has %u dimensions", parts,
-                             rank);
+        TSR_FAIL_IF(dim >= tensor.rank, err, TSR_E_USAGE, TSR_NO_POSITION, "the slice has %zu indices, but the tensor has %u dimensions",
+                    parts, tensor.rank);
         bool keeps;
-        tsr_status status = parse_part(part, dim, shape[dim], &out->offsets[dim], &out->sizes[dim], &keeps, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(parse_part(part, dim, tensor.sizes[dim], &out->offsets[dim], &out->sizes[dim], &keeps, err));
         if (keeps) out->shape[out->rank++] = out->sizes[dim];
         dim++;
     }
-    for (; dim < rank; dim++) out->sizes[dim] = out->shape[out->rank++] = shape[dim];
+    keep_whole(out, &dim, tensor.rank, tensor.sizes);
     return TSR_OK;
+}
+
+tsr_status tsr_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape, tsr_slice *out, tsr_error *err)
+{
+    *out = (tsr_slice){.rank = 0};
+    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "the tensor has %u dimensions; at most %u are supported", rank, TSR_MAX_RANK);
+    return parse_parts(inside, (tsr_box){rank, NULL, shape}, out, err);
 }
