@@ -11,6 +11,7 @@
 #ifndef TSR_WASM_SHIM_H
 #define TSR_WASM_SHIM_H
 
+#include "tessera/box.h"
 #include "tessera/checkpoint.h"
 
 #define TSR_EXPORT(name) __attribute__((export_name(#name)))
@@ -45,6 +46,15 @@ typedef struct tessera_optim_options {
     uint32_t at, at_size;
     uint64_t world_size, rank;
 } tessera_optim_options;
+
+/* A part of a tensor, which tessera_part_of fills in: 32 bytes, then the slice. */
+typedef struct tessera_part {
+    uint32_t entry, dtype, ndim;
+    uint32_t whole; /* 0: a slice; 2: elements are smaller than bytes, and the tensor can only be read in one piece */
+    uint32_t unit;  /* bytes */
+    uint64_t count; /* of units: elements, or bytes where elements are smaller */
+    tsr_slice slice;
+} tessera_part;
 
 /* Of tessera_diff. */
 enum { TESSERA_DIFF_LAYOUT = 1, TESSERA_DIFF_CANONICAL = 2, TESSERA_DIFF_TOLERANT = 4 };

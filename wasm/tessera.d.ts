@@ -17,7 +17,7 @@ export class Tessera {
   private constructor();
   /** From a URL, a response, the bytes of tessera.wasm, or a module compiled before. */
   static load(source: string | URL | Response | BufferSource | WebAssembly.Module): Promise<Tessera>;
-  /** Loads the second module, which `optimizer` needs, once. By default it is fetched from next to this file; give its
+  /** Loads the second module, which `canonicalize` and `optimizer` need, once. By default it is fetched from next to this file; give its
    *  address, its bytes or a compiled module where it is elsewhere. The Node entry's `load` has done this. */
   prepare(source?: string | URL | Response | BufferSource | WebAssembly.Module): Promise<void>;
   /** Opens what the files make together. `primary`: the one that was named, where it stands for a set (an index file).
@@ -26,7 +26,7 @@ export class Tessera {
    *  `optimizer("unshard", …)`, which learns the order of the ranks from `flatParams.files`. */
   open(files: readonly SourceFile[], options?: { primary?: string | undefined }): Checkpoint;
   /** The canonical names of a model's parameters, buffers and extra states, or of the given raw names: what
-   *  `tessera fqn MODULES.json [NAME…]` prints. */
+   *  `tessera fqn MODULES.json [NAME…]` prints. Needs `prepare`. */
   canonicalize(modules: DocumentOrText, names?: readonly string[]): FqnDocument;
   /** Cause and cure of what a rule ("layout/hole") finds; empty for unknown ids. */
   ruleHelp(rule: string): string;
@@ -81,6 +81,16 @@ export interface DiffDocument {
   readonly summary: Readonly<Record<string, unknown>>;
 }
 
+/** A copy of a tensor's elements, row-major. */
+export interface TensorValues {
+  readonly dtype: string;
+  /** Of the tensor or slice; a dimension that the slice takes one index of is gone. */
+  readonly shape: readonly number[];
+  /** float16, bfloat16 and complex32 are in a Uint16Array, bool, float8 and smaller types in a Uint8Array, complex64 and
+   *  complex128 as pairs of real and imaginary part, 64-bit integers as bigints. */
+  readonly data: Float64Array | Float32Array | BigInt64Array | BigUint64Array | Int32Array | Uint32Array | Int16Array | Uint16Array | Int8Array | Uint8Array;
+}
+
 export type OptimizerAction = "flatten" | "unflatten" | "to-fqn" | "to-id" | "unshard" | "shard";
 
 /** The options of `tessera optim`. */
@@ -113,6 +123,8 @@ export class Checkpoint {
   plan(target: string, path?: string): string;
   /** The number of the entry with this name. */
   find(fqn: string): number | undefined;
+  /** The values of a tensor, or of `slice`: the text between the brackets of `tessera get` ("0:2,:,-1"). */
+  read(fqn: string, slice?: string): TensorValues;
   /** Of all entries, or of those that are no tensors. */
   outline(options?: { objectsOnly?: boolean }): Outline;
   /** Statistics and histogram of a tensor, in steps. */

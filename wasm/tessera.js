@@ -12,7 +12,16 @@ const ENTRY_KINDS = ["tensor", "object", "opaque"];
 const LEVELS = [undefined, "note", "warning", "error"];
 const NARROW = 13, WIDE = 3; // columns of a page of rows
 const DIFF = { layout: 1, canonical: 2, tolerant: 4 };
+const PART_BYTES = 32 + 3 * 64 * 8 + 8; // tessera_part: numbers, offsets, sizes, shape, and the result's dimensions
+const SLICE_SHAPE = 32 + 2 * 64 * 8;
+const READ_BYTES = 4 << 20;
 const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4 };
+
+/** What holds the elements; the other dtypes are bytes. */
+const ARRAYS = {
+  float64: Float64Array, float32: Float32Array, float16: Uint16Array, bfloat16: Uint16Array, complex32: Uint16Array, complex64: Float32Array, complex128: Float64Array,
+  int64: BigInt64Array, int32: Int32Array, int16: Int16Array, int8: Int8Array, uint64: BigUint64Array, uint32: Uint32Array, uint16: Uint16Array,
+};
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
@@ -58,6 +67,11 @@ class Instance {
       this.cause = e;
       return 1;
     }
+  }
+
+  second() {
+    if (!this.writers) throw new TesseraError("the second module is not loaded; await prepare() first", "usage", undefined);
+    return this.writers;
   }
 
   count(size, name) {
@@ -238,12 +252,13 @@ export class Tessera {
 
   /** tessera.fqn/1 of a module tree. */
   canonicalize(modules, names = []) {
-    const m = this.#m;
     const tree = documentText(argumentOf("canonicalize", "modules", modules, "document"));
-    return m.withTexts([tree, ...textsOf("canonicalize", "names", names)], ([text, size, ...asked]) => {
-      const table = m.put(new Uint8Array(Uint32Array.from(asked).buffer));
+    const asked = textsOf("canonicalize", "names", names);
+    const m = this.#m.second();
+    return m.withTexts([tree, ...asked], ([text, size, ...placed]) => {
+      const table = m.put(new Uint8Array(Uint32Array.from(placed).buffer));
       try {
-        return JSON.parse(m.document((err) => m.x.tessera_canonicalize(text, size, table, asked.length / 2, err)));
+        return JSON.parse(m.document((err) => m.x.tessera_canonicalize(text, size, table, asked.length, err)));
       } finally {
         m.x.tessera_release(table);
       }
@@ -305,6 +320,42 @@ export class Checkpoint extends Handle {
     return new Outline(this.m, this.m.checked((err) => this.m.x.tessera_outline(this.handle, options.objectsOnly ? 1 : 0, err)));
   }
 
+  /** The values of a tensor or of a slice of it: { dtype, shape, data }. */
+  read(fqn, slice) {
+    argumentOf("read", "fqn", fqn, "text");
+    const texts = slice === undefined ? [fqn] : [fqn, argumentOf("read", "slice", slice, "text")];
+    const { m } = this;
+    const part = m.put(new Uint8Array(PART_BYTES));
+    try {
+      m.withTexts(texts, (args) => m.checked((err) => m.x.tessera_part_of(this.handle, ...(slice === undefined ? [...args, 0, 0] : args), part, err)));
+      const view = new DataView(m.x.memory.buffer, part, PART_BYTES), u64 = (at) => Number(view.getBigUint64(at, true));
+      const dtype = m.text(m.x.tessera_dtype_name(view.getUint32(4, true))), unit = view.getUint32(16, true), whole = view.getUint32(12, true) === 2;
+      const shape = Array.from({ length: view.getUint32(PART_BYTES - 8, true) }, (_, i) => u64(SLICE_SHAPE + 8 * i));
+      const bytes = this.#readPart(part, u64(24), unit, whole);
+      return { dtype, shape, data: new (ARRAYS[dtype] ?? Uint8Array)(bytes.buffer) };
+    } finally {
+      m.x.tessera_release(part);
+    }
+  }
+
+  /** Elements that are smaller than bytes come in one piece, others in pieces of 4 MiB. */
+  #readPart(part, count, unit, whole) {
+    const { m } = this;
+    const all = new Uint8Array(count * unit), most = whole ? count : Math.floor(READ_BYTES / unit);
+    if (!count) return all;
+    const piece = m.put(new Uint8Array(Math.min(count, most) * unit));
+    try {
+      for (let first = 0; first < count; first += most) {
+        const taken = Math.min(most, count - first);
+        m.checked((err) => m.x.tessera_read(this.handle, part, BigInt(first), taken, piece, err));
+        all.set(new Uint8Array(m.x.memory.buffer, piece, taken * unit), first * unit);
+      }
+    } finally {
+      m.x.tessera_release(piece);
+    }
+    return all;
+  }
+
   tally(entry) { return new Tally(this.m, this.m.checked((err) => this.m.x.tessera_tally(this.handle, entry, err))); }
   diff(other, options = {}) {
     const { layout, canonical, atol, rtol } = optionsOf("diff", options, { layout: "flag", canonical: "flag", atol: "real", rtol: "real" });
@@ -326,8 +377,7 @@ export class Checkpoint extends Handle {
     argumentOf("optimizer", "what", what, "text");
     const given = optionsOf("optimizer", options, { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count" });
     if (!this.handle) throw new TesseraError("no checkpoint is open", "usage", undefined);
-    const { writers } = this.m;
-    if (!writers) throw new TesseraError("the module that makes checkpoints is not loaded; await prepare() first", "usage", undefined);
+    const writers = this.m.second();
     const made = makeOptimizer(writers, this.#source, what, given);
     try {
       const derived = openSource(this.m, made.source, { ...made, parent: this.#derived });

@@ -1,0 +1,71 @@
+/* The values of a tensor or of a slice of it, in pieces. */
+#include "handles.h"
+#include "tessera/read.h"
+#include "tessera/repeats.h"
+
+static tsr_status find(const opened *item, tsr_str fqn, const tsr_entry **out, tsr_error *err)
+{
+    const tsr_entry *entry = *out = tsr_checkpoint_entry(item->checkpoint, fqn);
+    if (!entry)
+        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%.*s'; `tessera inspect` lists them",
+                         TSR_STR_ARG(fqn));
+    if (entry->kind == TSR_ENTRY_TENSOR) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
+                     TSR_STR_ARG(fqn), TSR_STR_ARG(entry->type));
+}
+
+static tsr_status check_repeats(const opened *item, const tsr_entry *entry, const tsr_slice *slice, tsr_error *err)
+{
+    tsr_repeats repeats;
+    tsr_repeats_open(&repeats, item->checkpoint);
+    tsr_status status = tsr_repeats_add(&repeats, entry, slice->offsets, slice->sizes, NULL, err);
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
+static tsr_status measure(const tsr_entry *entry, bool whole, tessera_part *out, tsr_error *err)
+{
+    const uint32_t itemsize = tsr_dtype_size(entry->dtype);
+    out->dtype = entry->dtype;
+    out->ndim = entry->rank;
+    out->unit = itemsize ? itemsize : 1;
+    if (whole) {
+        const tsr_status status = tsr_tensor_bytes(entry, &out->count, err);
+        out->count /= out->unit;
+        return status;
+    }
+    if (!itemsize)
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
+                         tsr_dtype_describe(entry->dtype)->name);
+    tsr_box_volume((tsr_box){entry->rank, NULL, out->slice.sizes}, &out->count); /* no more than the tensor has */
+    return TSR_OK;
+}
+
+/* What `slice` (text between brackets; NULL: all) is of the tensor with a name. Returns 1. */
+TSR_EXPORT(tessera_part_of)
+uint32_t tessera_part_of(uint32_t handle, const char *fqn, uint32_t fqn_size, const char *slice, uint32_t slice_size,
+                         tessera_part *out, tsr_error *err)
+{
+    const opened *item = tessera_checkpoint_of(handle, err);
+    const tsr_entry *entry;
+    if (!item || find(item, (tsr_str){fqn, fqn_size}, &entry, err) != TSR_OK) return 0;
+    out->entry = (uint32_t)(entry - tsr_checkpoint_catalog(item->checkpoint)->entries);
+    out->whole = slice ? 0 : tsr_dtype_size(entry->dtype) ? 1 : 2;
+    tsr_status status = tsr_slice_parse((tsr_str){slice, slice_size}, entry->rank, entry->shape, &out->slice, err);
+    if (status == TSR_OK) status = check_repeats(item, entry, &out->slice, err);
+    if (status == TSR_OK) status = measure(entry, !slice, out, err);
+    return status == TSR_OK;
+}
+
+/* Units [first, first + count) of a part in row-major order. Returns 1. */
+TSR_EXPORT(tessera_read)
+uint32_t tessera_read(uint32_t handle, const tessera_part *part, uint64_t first, uint32_t count, void *pointer, tsr_error *err)
+{
+    const opened *item = tessera_checkpoint_of(handle, err);
+    const tsr_entry *entry = item ? tessera_entry_of(item, part->entry, err) : NULL;
+    const tsr_run run = {part->whole ? NULL : part->slice.offsets, part->whole ? NULL : part->slice.sizes, first, count};
+    return entry && tsr_read_run(item->checkpoint, entry, &run, pointer, (size_t)count * part->unit, err) == TSR_OK;
+}
