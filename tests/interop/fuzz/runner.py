@@ -1,84 +1,159 @@
 """Runs draws on both sides and tells what differs."""
+import dataclasses
+import json
 import os
-import sys
 import time
 
 import codec
 import compare
 import driver
 import draws
+import kept
 import pool
 import strategies
 
+PART = 500  # draws of a full run between two lines of its record
+
 
 class Runner:
-    def __init__(self, path):
-        self.pool, self.driver = pool.Pool(), driver.Driver(path)
+    def __init__(self, drivers, keep=None):
+        self.pool, self.drivers, self.keep = pool.Pool(), drivers, keep
         self.jobs = self.refused = 0
         self.hung = []  # jobs in which PyTorch's ranks wait for each other for ever
 
     def close(self):
         self.pool.stop()
-        self.driver.stop()
+        for d in self.drivers:
+            d.stop()
 
-    def job(self, draw, number):
-        job = draw.jobs[number]
-        try:
-            described, wants = self.pool.perform(draw, number)
-        except pool.Broken as e:
-            return [f"PyTorch's side is broken: {e}"]
+    def torch_did(self, draw, number):
+        """The ranks' jobs and what PyTorch made of them, as bytes; None: nothing to compare with."""
+        described, wants = self.pool.perform(draw, number)
         self.jobs += 1
         self.refused += any("error" in w for w in wants)
         if any(w.get("error") == pool.WAITS for w in wants) and all(w.get("error", pool.WAITS) == pool.WAITS for w in wants):
-            self.hung.append(f"{draw.title()} (job {number})")  # there is nothing to compare with
-            return []
-        try:
-            answers = [codec.decode(a) for a in self.driver.perform(described)]
-        except driver.Died as e:
-            return [f"our side {e}"]
-        wants = [w if "error" in w else {"out": codec.decode(w["out"])} for w in wants]
-        return compare.compare(draw, job, [codec.decode(d) for d in described], wants, answers)
+            self.hung.append(f"{draw.title()} (job {number})")
+            return None
+        return described, wants
 
     def draw(self, draw):
-        """Differences by job number."""
-        found = {}
-        hung = len(self.hung)
-        for number in range(len(draw.jobs)):
+        """Differences of the first driver by job number. `each(driver, …)` sees every job."""
+        found, hung = {}, len(self.hung)
+        for number, job in enumerate(draw.jobs):
+            try:
+                did = self.torch_did(draw, number)
+            except pool.Broken as e:
+                return {**found, number: [f"PyTorch's side is broken: {e}"]}
             if len(self.hung) > hung:
                 break  # the others would be, too
-            differences = self.job(draw, number)
+            differences = self.differences(self.drivers[0], draw, job, *did)
             if differences:
                 found[number] = differences
-            if any("is broken" in d for d in differences):
-                break
+                if self.keep:
+                    kept.write(self.keep, draw, number, *did)
+            self.others(draw, job, *did)
         return found
+
+    def differences(self, ours, draw, job, described, wants):
+        return kept.differences(ours, draw, job, described, wants)
+
+    def others(self, draw, job, described, wants):
+        pass
+
+
+class MutantRunner(Runner):
+    """Every job on every mutant that was not found yet, too."""
+
+    def __init__(self, path, mutants):
+        super().__init__([driver.Driver(path)])
+        self.left = {m: driver.Driver(p) for m, p in mutants.items()}
+        self.found = {}
+
+    def close(self):
+        super().close()
+        for d in self.left.values():
+            d.stop()
+
+    def others(self, draw, job, described, wants):
+        for name, ours in list(self.left.items()):
+            differences = self.differences(ours, draw, job, described, wants)
+            if differences:
+                self.found[name] = f"{draw.title()}: {job['op']}: {differences[0]}"
+                self.left.pop(name).stop()
 
 
 def told(draw, found):
     lines = [f"DIFFERS {draw.title()}: {draw.world} ranks, {draw.strategy}, steps {draw.steps}, apart {draw.apart}"]
     for number, differences in found.items():
-        job = draw.jobs[number]
-        lines.append(f"  job {number}: {job}")
+        lines.append(f"  job {number}: {draw.jobs[number]}")
         lines += [f"    {d}" for d in differences[:4]]
     return "\n".join(lines)
 
 
-def run(a):
-    path = os.path.join(os.path.abspath(a.build), "state_dict_fuzz", "driver")
-    driver.build_driver(os.path.abspath(a.build), path)
+def drawn(seed, numbers):
+    """In the order of worlds, so that ranks stay alive."""
+    return sorted((draws.draw(seed, i, strategies.STRATEGIES) for i in numbers), key=lambda d: (d.world, d.number))
+
+
+def run(runner, seed, numbers):
+    """Titles of the draws that differ."""
+    failed = []
+    for d in drawn(seed, numbers):
+        found = runner.draw(d)
+        if found:
+            failed.append(d.title())
+            print(told(d, found), flush=True)
+    return failed
+
+
+def once(a, path):
+    runner, begin = Runner([driver.Driver(path)], a.keep), time.monotonic()
     numbers = [a.only] if a.only is not None else range(a.draws)
-    todo = sorted((draws.draw(a.seed, i, strategies.STRATEGIES) for i in numbers), key=lambda d: (d.world, d.number))
-    runner, failed, begin = Runner(path), 0, time.monotonic()
     try:
-        for d in todo:
-            found = runner.draw(d)
-            failed += bool(found)
-            if found:
-                print(told(d, found), flush=True)
+        failed = run(runner, a.seed, numbers)
     finally:
         runner.close()
     for title in runner.hung:
         print(f"PyTorch's ranks wait for each other for ever, not compared: {title}")
-    print(f"{len(todo)} draws, {runner.jobs} jobs ({runner.refused} refused by PyTorch), {failed} draws differ, "
+    print(f"{len(numbers)} draws, {runner.jobs} jobs ({runner.refused} refused by PyTorch), {len(failed)} draws differ, "
           f"{time.monotonic() - begin:.1f} s, ranks started {runner.pool.started} times")
     return 1 if failed else 0
+
+
+def full(a, path):
+    """In parts, each of which becomes a line of the record; those that are there are not run again."""
+    lines = [json.loads(line) for line in open(a.record)] if os.path.exists(a.record) else []
+    done = {(r["seed"], r["from"]) for r in lines if not r["failed"]}
+    status = 0
+    for begin in range(0, a.draws, PART):
+        if (a.seed, begin) in done:
+            continue
+        runner, start, end = Runner([driver.Driver(path)], a.keep), time.monotonic(), min(begin + PART, a.draws)
+        try:
+            failed = run(runner, a.seed, range(begin, end))
+        finally:
+            runner.close()
+        line = {"seed": a.seed, "from": begin, "to": end, "jobs": runner.jobs, "refused": runner.refused, "hung": runner.hung,
+                "failed": failed, "seconds": round(time.monotonic() - start)}
+        with open(a.record, "a") as f:
+            f.write(json.dumps(line) + "\n")
+        print(f"draws {begin} to {end}: {runner.jobs} jobs, {len(failed)} draws differ, {line['seconds']} s", flush=True)
+        status = status or bool(failed)
+    return int(status)
+
+
+def with_mutants(a, path):
+    import mutants
+    runner = MutantRunner(path, mutants.build(os.path.abspath(a.build)))
+    try:
+        failed = []
+        for d in drawn(a.seed, range(a.draws)):
+            failed += [d.title()] if runner.draw(d) else []
+            if not runner.left:
+                break
+    finally:
+        runner.close()
+    for name in mutants.MUTANTS:
+        print(f"{'found' if name in runner.found else 'NOT FOUND'} {name}: {mutants.MUTANTS[name].what}" + (f"\n    {runner.found[name][:300]}" if name in runner.found else ""))
+    print(f"{len(runner.found)} of {len(mutants.MUTANTS)} mutants found, {len(failed)} draws differ without a mutant")
+    return 1 if failed or runner.left else 0
