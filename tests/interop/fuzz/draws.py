@@ -24,6 +24,7 @@ class Draw:
 
 
 GETS, SETS = ["get_model", "get_optimizer", "get_both"], ["set_model", "set_optimizer", "set_both"]
+NESTED = ["gather", "flatten", "flatten_dcp"]  # of state dicts alone
 CHANGES = [None, None, None, "drop", "add", "shape", "dtype", "order", "group option", "empty", "state key"]
 
 
@@ -40,7 +41,7 @@ def options(rng, op):
 
 
 def job(rng, op):
-    made = {"op": op, "options": options(rng, op)}
+    made = {"op": op, "options": options(rng, op), "change": None}
     if op in ("get_model", "get_both") and rng.random() < 0.15:
         made["submodules"] = rng.choice([1, 1, 2])
         if rng.random() < 0.4:
@@ -62,6 +63,8 @@ def draw(seed, number, strategies):
     d.jobs = [job(rng, op) for op in ("get_model", "get_optimizer", "set_model", "set_optimizer")]
     if rng.random() < 0.3:
         d.jobs.append(job(rng, rng.choice(["get_both", "set_both"])))
+    if rng.random() < 0.5:
+        d.jobs.append({"op": rng.choice(NESTED), "options": {}})
     if d.strategy == "fsdp1":
         for made in d.jobs:  # on the CPU PyTorch frees what it offloads: it crashes
             if made["op"] in ("get_model", "get_both") and made["options"].get("full_state_dict"):

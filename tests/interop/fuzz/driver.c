@@ -87,6 +87,40 @@ static tsr_status set_job(subject *s, const tsr_state_options *o, outcome *out, 
     return tsr_set_state_dict(&s->model, s->at, s->count, model, optimizer, s->comm, o, &s->host, s->arena, &out->keys, err);
 }
 
+/* ---- of state dicts alone ---- */
+
+static tsr_status gather_job(subject *s, outcome *out, tsr_error *err)
+{
+    const tsr_value *ranks = subject_get(s, "ranks_only");
+    uint32_t *only = tsr_arena_array(s->arena, ranks->count, sizeof *only, err);
+    if (!only) return TSR_E_NOMEM;
+    for (size_t i = 0; i < ranks->count; i++) only[i] = (uint32_t)ranks->items[i]->as.integer;
+    const tsr_gather_options options = {
+        .ranks_only = only, .ranks_only_count = ranks->count, .offload = option(s, "cpu_offload", false)};
+    return tsr_state_dict_gather(subject_get(s, "state"), s->comm, &options, out->model, err);
+}
+
+/* The dotted keys as `model`, and what they make when they are unflattened as `optimizer`. */
+static tsr_status flatten_job(subject *s, outcome *out, tsr_error *err)
+{
+    const tsr_value *state = subject_get(s, "state"), *again;
+    tsr_state_key *keys;
+    size_t count;
+    if (subject_is(s->job, "op", "flatten")) TRY(tsr_state_keys(state, &s->host, s->arena, &keys, &count, err));
+    else TRY(tsr_state_keys_dcp(state, &s->host, s->arena, &keys, &count, err));
+    for (size_t i = 0; i < count; i++) TRY(tsr_state_dict_put(out->model, keys[i].name, keys[i].value, err));
+    TRY(tsr_state_unflatten(keys, count, &s->host, s->arena, &again, err));
+    tsr_state_dict_set_root(out->optimizer, again);
+    out->with_optimizer = true;
+    return TSR_OK;
+}
+
+static tsr_status state_job(subject *s, outcome *out, tsr_error *err)
+{
+    out->with_model = true;
+    return subject_is(s->job, "op", "gather") ? gather_job(s, out, err) : flatten_job(s, out, err);
+}
+
 static tsr_status perform(subject *s, outcome *out, tsr_error *err)
 {
     const tsr_state_options options = options_of(s);
@@ -94,6 +128,7 @@ static tsr_status perform(subject *s, outcome *out, tsr_error *err)
     if (op->kind != TSR_VALUE_STR) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "a job without an operation");
     if (tsr_str_starts(op->text, TSR_STR("get_"))) return get_job(s, &options, out, err);
     if (tsr_str_starts(op->text, TSR_STR("set_"))) return set_job(s, &options, out, err);
+    if (subject_is(s->job, "op", "gather") || tsr_str_starts(op->text, TSR_STR("flatten"))) return state_job(s, out, err);
     return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "no operation '%.*s'", TSR_STR_ARG(op->text));
 }
 

@@ -19,6 +19,8 @@ from describe_modules import modules_document
 
 import changes
 import codec
+import draws
+import nested
 import optimizers
 import strategies
 import values
@@ -233,6 +235,13 @@ def put(subject, job, states):
 def perform(draw, number, rank, tell):
     """Does job `number` of a draw. `tell` gets the job's bytes before PyTorch does it; the result is what came out."""
     job = {**draw.jobs[number], "number": number}
+    if job["op"] in draws.NESTED:
+        described = nested.make(draw, number, rank)
+        tell(encode(described))
+        try:
+            return {"out": encode(nested.perform(described))}
+        except Exception as e:
+            return {"error": f"{type(e).__name__}: {e}"[:4000]}
     subject = Subject(draw, rank, 0)
     described = {"op": job["op"], "options": job["options"], **subject.describe(), "submodules": submodules(subject, job)}
     setting = job["op"].startswith("set_")
