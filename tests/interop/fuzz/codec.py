@@ -153,7 +153,7 @@ class Reader:
         if tag in b"LUD":
             items = [self.value() for _ in range(self.take("I")[0])]
             if tag == b"D":
-                return Pairs(zip(items[::2], items[1::2]))
+                return dict(zip(items[::2], items[1::2]))
             return items if tag == b"L" else tuple(items)
         if tag == b"N":
             return None
@@ -169,10 +169,6 @@ class Reader:
             return Object(self.text())
         assert tag == b"S", tag
         return self.text()
-
-
-class Pairs(dict):
-    """A dict as it was read."""
 
 
 def encode(value, tensors=None):

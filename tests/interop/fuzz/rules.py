@@ -143,7 +143,8 @@ class Rule:
         first = self.draw.steps == 0 and self.job["op"] not in ("get_model", "set_model") and "tensors" in self.described
         if first and (place.startswith("now/tensors/") or place.startswith("model/")) and isinstance(got, Tensor):
             # The step that makes the first states writes into parameters
-            return got in self.described["tensors"].values()
+            before = self.described["tensors"]
+            return got == before[place[12:]] if place.startswith("now/") else got in before.values()
         return False
 
     def same_optimizer(self, place, want, got):

@@ -1,11 +1,10 @@
 """Runs draws on both sides and tells what differs."""
-import dataclasses
 import json
 import os
 import time
 
-import codec
-import compare
+import torch
+
 import driver
 import draws
 import kept
@@ -16,15 +15,14 @@ PART = 500  # draws of a full run between two lines of its record
 
 
 class Runner:
-    def __init__(self, drivers, keep=None):
-        self.pool, self.drivers, self.keep = pool.Pool(), drivers, keep
+    def __init__(self, path, keep=None):
+        self.pool, self.driver, self.keep = pool.Pool(), driver.Driver(path), keep
         self.jobs = self.refused = 0
         self.hung = []  # jobs in which PyTorch's ranks wait for each other for ever
 
     def close(self):
         self.pool.stop()
-        for d in self.drivers:
-            d.stop()
+        self.driver.stop()
 
     def torch_did(self, draw, number):
         """The ranks' jobs and what PyTorch made of them, as bytes; None: nothing to compare with."""
@@ -37,7 +35,7 @@ class Runner:
         return described, wants
 
     def draw(self, draw):
-        """Differences of the first driver by job number. `each(driver, …)` sees every job."""
+        """Differences of the first driver by job number."""
         found, hung = {}, len(self.hung)
         for number, job in enumerate(draw.jobs):
             try:
@@ -46,7 +44,7 @@ class Runner:
                 return {**found, number: [f"PyTorch's side is broken: {e}"]}
             if len(self.hung) > hung:
                 break  # the others would be, too
-            differences = self.differences(self.drivers[0], draw, job, *did)
+            differences = kept.differences(self.driver, draw, job, *did)
             if differences:
                 found[number] = differences
                 if self.keep:
@@ -54,18 +52,15 @@ class Runner:
             self.others(draw, job, *did)
         return found
 
-    def differences(self, ours, draw, job, described, wants):
-        return kept.differences(ours, draw, job, described, wants)
-
     def others(self, draw, job, described, wants):
-        pass
+        """For drivers besides the first."""
 
 
 class MutantRunner(Runner):
     """Every job on every mutant that was not found yet, too."""
 
     def __init__(self, path, mutants):
-        super().__init__([driver.Driver(path)])
+        super().__init__(path)
         self.left = {m: driver.Driver(p) for m, p in mutants.items()}
         self.found = {}
 
@@ -76,7 +71,7 @@ class MutantRunner(Runner):
 
     def others(self, draw, job, described, wants):
         for name, ours in list(self.left.items()):
-            differences = self.differences(ours, draw, job, described, wants)
+            differences = kept.differences(ours, draw, job, described, wants)
             if differences:
                 self.found[name] = f"{draw.title()}: {job['op']}: {differences[0]}"
                 self.left.pop(name).stop()
@@ -107,7 +102,7 @@ def run(runner, seed, numbers):
 
 
 def once(a, path):
-    runner, begin = Runner([driver.Driver(path)], a.keep), time.monotonic()
+    runner, begin = Runner(path, a.keep), time.monotonic()
     numbers = [a.only] if a.only is not None else range(a.draws)
     try:
         failed = run(runner, a.seed, numbers)
@@ -123,17 +118,18 @@ def once(a, path):
 def full(a, path):
     """In parts, each of which becomes a line of the record; those that are there are not run again."""
     lines = [json.loads(line) for line in open(a.record)] if os.path.exists(a.record) else []
-    done = {(r["seed"], r["from"]) for r in lines if not r["failed"]}
+    done = {(r["seed"], r["from"], r["to"]) for r in lines if not r["failed"]}
     status = 0
     for begin in range(0, a.draws, PART):
-        if (a.seed, begin) in done:
+        end = min(begin + PART, a.draws)
+        if (a.seed, begin, end) in done:
             continue
-        runner, start, end = Runner([driver.Driver(path)], a.keep), time.monotonic(), min(begin + PART, a.draws)
+        runner, start = Runner(path, a.keep), time.monotonic()
         try:
             failed = run(runner, a.seed, range(begin, end))
         finally:
             runner.close()
-        line = {"seed": a.seed, "from": begin, "to": end, "jobs": runner.jobs, "refused": runner.refused, "hung": runner.hung,
+        line = {"torch": torch.__version__, "seed": a.seed, "from": begin, "to": end, "jobs": runner.jobs, "refused": runner.refused, "hung": runner.hung,
                 "failed": failed, "seconds": round(time.monotonic() - start)}
         with open(a.record, "a") as f:
             f.write(json.dumps(line) + "\n")

@@ -1,10 +1,8 @@
 """PyTorch's side of a draw on one rank: builds it, does its jobs, and tells them as bytes with what came out."""
-import copy
 import ctypes
 import json
 import os
 import sys
-import warnings
 
 import torch
 import torch.distributed as dist
