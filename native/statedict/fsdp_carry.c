@@ -60,26 +60,32 @@ static tsr_status replace_states(const tsr_value *tree, each_state *each, void *
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* `value` with its tensors replaced; those that `each` leaves NULL stay. Bounded by host->limits.depth, as in to_send. */
+/* `value` with its tensors replaced; those that `each` leaves NULL stay. */
 typedef tsr_status each_tensor(void *ctx, const tsr_tensor *tensor, const tsr_tensor **out, tsr_error *err);
+typedef struct replacing {
+    each_tensor *each;
+    void *ctx;
+    tsr_arena *arena;
+    uint64_t depth; /* that is left */
+} replacing;
 
-static tsr_status replace_tensors(const tsr_value *value, each_tensor *each, void *ctx, tsr_arena *arena,
-                                  const tsr_value **out, tsr_error *err)
+static tsr_status replace_tensors(replacing how, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
     const tsr_tensor *made = NULL;
     *out = value;
     if (value->kind == TSR_VALUE_TENSOR) {
-        TSR_TRY(each(ctx, tsr_tensor_of(value), &made, err));
-        if (made) *out = tsr_value_tensor(arena, &made->entry, err);
+        TSR_TRY(how.each(how.ctx, tsr_tensor_of(value), &made, err));
+        if (made) *out = tsr_value_tensor(how.arena, &made->entry, err);
         return *out ? TSR_OK : TSR_E_NOMEM;
     }
     if (value->count == 0) return TSR_OK;
-    tsr_value *copy = tsr_value_new(arena, value->kind, err);
-    const tsr_value **items = tsr_arena_array(arena, value->count, sizeof *items, err);
+    TSR_FAIL_IF(how.depth-- == 0, err, TSR_E_LIMIT, "optim: the state is nested too deeply");
+    tsr_value *copy = tsr_value_new(how.arena, value->kind, err);
+    const tsr_value **items = tsr_arena_array(how.arena, value->count, sizeof *items, err);
     if (!copy || !items) return TSR_E_NOMEM;
     *copy = *value;
     copy->items = items;
-    for (size_t i = 0; i < value->count; i++) TSR_TRY(replace_tensors(value->items[i], each, ctx, arena, &items[i], err));
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(replace_tensors(how, value->items[i], &items[i], err));
     *out = copy;
     return TSR_OK;
 }
@@ -114,7 +120,8 @@ static tsr_status aside_state(void *ctx, const tsr_value *key, const tsr_value *
     *out = state;
     if (!name.data || tsr_fsdp_cut_by(a->names, name, &original)) return TSR_OK;
     a->any = false;
-    TSR_TRY(replace_tensors(state, without_elements, a, a->arena, out, err));
+    const replacing how = {without_elements, a, a->arena, a->names->fsdp->bound->host->limits.depth};
+    TSR_TRY(replace_tensors(how, state, out, err));
     if (!a->any) return TSR_OK;
     const tsr_value **place = tsr_vec_push(&a->carried->states, err);
     if (!place) return TSR_E_NOMEM;
@@ -205,7 +212,9 @@ static tsr_status flatten_state(void *ctx, const tsr_value *key, const tsr_value
     const tsr_fsdp_transforms *t = f->node->unit->transforms;
     const bool calls = f->full ? t && t->flatten : e && e->gather;
     if (!tsr_fsdp_is_2d(f->node) && !calls) return TSR_OK;
-    const tsr_status status = replace_tensors(state, flatten_tensor, f, f->moves->passing->arena, out, err);
+    tsr_state_dict *passing = f->moves->passing;
+    const replacing how = {flatten_tensor, f, passing->arena, passing->host->limits.depth};
+    const tsr_status status = replace_tensors(how, state, out, err);
     if (status != TSR_OK) tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(key->text));
     return status;
 }
@@ -322,7 +331,8 @@ tsr_status tsr_fsdp_share_tree(tsr_comm *comm, const tsr_value **tree, tsr_state
     if (status == TSR_OK) {
         const tsr_str text = root ? (tsr_str){NULL, 0} : tsr_arena_str(passing->arena, (tsr_str){blob, size}, err);
         if (!root) status = text.data ? tsr_value_unpack(text, passing->arena, tree, err) : TSR_E_NOMEM;
-        if (status == TSR_OK) status = replace_tensors(*tree, list_tensor, &s, passing->arena, tree, err);
+        const replacing how = {list_tensor, &s, passing->arena, passing->host->limits.depth};
+        if (status == TSR_OK) status = replace_tensors(how, *tree, tree, err);
         status = tsr_comm_agree(comm, status, err);
     }
     if (status == TSR_OK) status = send_tensors(&s, err);

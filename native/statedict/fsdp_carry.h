@@ -51,7 +51,7 @@ typedef struct tsr_fsdp_flattening {
     const tsr_fsdp_names *names;
     bool full; /* the states are */
     tsr_fsdp_moves *moves;
-    tsr_vec *calls; /* of tsr_fsdp_call */
+    tsr_vec *calls;            /* of tsr_fsdp_call */
     const tsr_fsdp_node *node; /* of the state at work */
     uint32_t original;
     tsr_str fqn;

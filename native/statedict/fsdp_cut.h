@@ -10,9 +10,9 @@
  * on them. */
 typedef struct tsr_fsdp_moves {
     tsr_comm *world;
-    tsr_comm *data; /* the ranks of one place in tensor parallelism; NULL: everything moves among all */
-    tsr_vec across; /* of tsr_move, among all ranks */
-    tsr_vec apart;  /* of tsr_move, among those of `data` */
+    tsr_comm *data;          /* the ranks of one place in tensor parallelism; NULL: everything moves among all */
+    tsr_vec across;          /* of tsr_move, among all ranks */
+    tsr_vec apart;           /* of tsr_move, among those of `data` */
     tsr_state_dict *passing; /* what moves point to, and tensors that are needed for a while */
 } tsr_fsdp_moves;
 

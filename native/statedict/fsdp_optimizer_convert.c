@@ -289,9 +289,10 @@ static tsr_status receive(receiving *r, const tsr_value *value, const tsr_value 
 static const tsr_tensor *distributed_param(const receiving *r, tsr_str name)
 {
     const tsr_fsdp_bound *b = r->fsdp->bound;
-    for (uint32_t id = 0; id < b->ids.count; id++)
-        if (r->fsdp->names[id].data && b->held[id] && tsr_str_equal(r->fsdp->names[id], name))
-            return b->held[id]->spread == TSR_WHOLE ? NULL : b->held[id];
+    for (uint32_t id = 0; id < b->ids.count; id++) {
+        const bool distributed = r->fsdp->names[id].data && b->held[id] && b->held[id]->spread != TSR_WHOLE;
+        if (distributed && tsr_str_equal(r->fsdp->names[id], name)) return b->held[id];
+    }
     return NULL;
 }
 
@@ -380,13 +381,14 @@ static void convert_close(conversion *c)
     tsr_arena_free(c->passing);
 }
 
-/* On the host first. */
+/* What goes through core, on the host. What is set aside stays on its device. */
 static tsr_status bring(conversion *c, const tsr_value *state, const tsr_value **tree, tsr_error *err)
 {
     if (!c->changed) return TSR_E_NOMEM;
-    TSR_TRY(tsr_state_dict_offload(state, NULL, NULL, 0, true, c->host, err));
+    TSR_TRY(tsr_fsdp_set_aside(&c->receive.names, state, &c->receive.carried, c->passing, tree, err));
+    TSR_TRY(tsr_state_dict_offload(*tree, NULL, NULL, 0, true, c->host, err));
     *tree = tsr_state_dict_root(c->host);
-    return tsr_fsdp_set_aside(&c->receive.names, *tree, &c->receive.carried, c->passing, tree, err);
+    return TSR_OK;
 }
 
 static tsr_status gather_states(conversion *c, const tsr_value *sent_tree, bool on_all, const tsr_state_options *options,
