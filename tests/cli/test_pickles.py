@@ -130,9 +130,9 @@ def test_techniques_that_bypass_scanners_are_findings_wherever_they_are(t):
 @test
 def test_what_torch_writes_itself_is_no_finding(t):
     for name, fragment in (
-        ("getattr of a nested class", new(call(glob("__builtin__", "getattr"), SHARDED, s("ProcessGroupState"))) + dict_of(local_rank=b"K\0") + b"b"),
-        ("defaultdict of a dict", call(glob("collections", "defaultdict"), glob("__builtin__", "dict"))),
-        ("_reconstructor of object", call(glob("copy_reg", "_reconstructor"), glob("pathlib", "PurePath"), glob("__builtin__", "object"), b"N")),
+        ("getattr of a nested class", new(call(glob("builtins", "getattr"), SHARDED, s("ProcessGroupState"))) + dict_of(local_rank=b"K\0") + b"b"),
+        ("defaultdict of a dict", call(glob("collections", "defaultdict"), glob("builtins", "dict"))),
+        ("_reconstructor of object", call(glob("copyreg", "_reconstructor"), glob("pathlib", "PurePath"), glob("builtins", "object"), b"N")),
         ("bytes up to protocol 2", call(glob("_codecs", "encode"), s("\x00\xe9"), s("latin1"))),
         ("a layout", call(glob("torch.serialization", "_get_layout"), s("torch.sparse_csr"))),
         ("a tuple, a frozenset and a size as keys", b"}(" + tup(b"K\1", tup(b"N")) + b"N" + b"(K\1\x91" + b"N" + size(2, 3) + b"Nu"),
@@ -410,3 +410,13 @@ def test_calls_that_reach_further_are_not_written_again(t):
         path = write(t.at("a.pt"), archive(kept(fragment)))
         need(b"a call of" in t.run("convert", path, t.at("b.pt"), "--to", "torch", status=2).stderr, fragment)
         need(not os.path.exists(t.at("b.pt")), "a file was written")
+
+
+@test
+def test_calls_that_share_their_arguments_cost_no_more_than_the_file(t):
+    """Python takes the square of the file's size for these."""
+    for name, shared, callee in (("text", s("1" * 40000), glob("__builtin__", "int")), ("a state", tup(*[b"K\1"] * 40000), glob("numpy", "dtype") + s("f4") + b"\x85R")):
+        one = b"h\1h\0\x85R" if name == "text" else b"cnumpy\ndtype\nh\2\x85Rh\0b"
+        data = b"\x80\2" + shared + b"q\0" + b"0" + callee + b"q\1" + b"0" + s("f4") + b"q\2" + b"0" + b"](" + one * 40000 + b"e."
+        got, why = findings(t, write(t.at("a.pt"), archive(data)))
+        need(got is None and "share arguments" in why, f"{name}: {got}, {why}")

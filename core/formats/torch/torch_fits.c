@@ -4,7 +4,7 @@
 
 #include "formats/torch/torch_type.h"
 
-enum { KEY_DEPTH = 8 };
+enum { KEY_DEPTH = 8, KEY_ITEMS = 64 /* of tuples that are keys, looked at for each: tuples may share theirs */ };
 
 /* ---- text that is a number ---- */
 
@@ -171,12 +171,18 @@ static const tsr_ref *items_of(const tsr_pickle *pickle, tsr_ref ref, size_t *co
     return kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_SET ? tsr_pickle_items(pickle, ref, count) : NULL;
 }
 
+static bool is_key(const tsr_pickle *pickle, tsr_ref ref)
+{
+    uint64_t left = KEY_ITEMS;
+    return tsr_torch_is_hashable(pickle, ref, KEY_DEPTH, &left);
+}
+
 static bool fits_hashables(const tsr_pickle *pickle, tsr_ref args)
 {
     size_t count;
     const tsr_ref *items = items_of(pickle, tsr_pickle_item(pickle, args, 0), &count);
     for (size_t i = 0; i < count; i++)
-        if (!tsr_torch_is_hashable(pickle, items[i], KEY_DEPTH)) return false;
+        if (!is_key(pickle, items[i])) return false;
     return true;
 }
 
@@ -197,7 +203,7 @@ static bool is_pair(const tsr_pickle *pickle, tsr_ref ref)
     case TSR_PICKLE_TUPLE:
     case TSR_PICKLE_LIST:
     case TSR_PICKLE_SET:
-        return tsr_pickle_count(pickle, ref) == 2 && tsr_torch_is_hashable(pickle, tsr_pickle_item(pickle, ref, 0), KEY_DEPTH);
+        return tsr_pickle_count(pickle, ref) == 2 && is_key(pickle, tsr_pickle_item(pickle, ref, 0));
     case TSR_PICKLE_OBJECT: return tsr_type_is_iterable(tsr_torch_type(pickle, ref));
     default: return false;
     }

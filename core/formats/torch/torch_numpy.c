@@ -3,7 +3,7 @@
 #include "formats/torch/torch_numpy_dtype.h"
 #include "formats/torch/torch_type.h"
 
-enum { LIST_PICKLE = 2 /* a dtype's flag: elements are objects, pickled as a list */, MASKED_ITEMS = 7 };
+enum { LIST_PICKLE = 2 /* a dtype's flag: elements are objects, pickled as a list */, MASKED_ITEMS = 7, MOST_KEYS = 64 };
 
 /* What is known of the elements of an array. */
 typedef struct elements {
@@ -325,6 +325,7 @@ static bool is_generator_state(const tsr_pickle *pickle, size_t row, tsr_ref sta
     if (row < GENERATORS && generator_named(name) != row) return false;
     row = generator_named(name);
     if (row == GENERATORS || !has_keys(pickle, state, generators[row].keys)) return false;
+    if (tsr_pickle_count(pickle, inner) > MOST_KEYS) return true;
     return is_kind(pickle, inner, TSR_PICKLE_OBJECT) || has_keys(pickle, inner, generators[row].state_keys);
 }
 

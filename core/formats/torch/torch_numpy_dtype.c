@@ -4,6 +4,8 @@
 
 #include "formats/torch/torch_numpy.h"
 
+enum { LONGEST = 4096 /* bytes of text: many dtypes may share theirs */ };
+
 typedef struct named {
     const char *name, *type;
 } named;
@@ -143,6 +145,7 @@ static tsr_numpy_dtype several(tsr_str text)
 
 tsr_numpy_dtype tsr_numpy_dtype_from(tsr_str text)
 {
+    if (text.size > LONGEST) return (tsr_numpy_dtype){0};
     tsr_numpy_dtype found = simple(text);
     bool list = text.size && (memchr(text.data, ',', text.size) || repeats(text));
     return found.letter || !list ? found : several(text);

@@ -80,13 +80,13 @@ bool tsr_type_is_iterable(char type)
     return strchr("STYLDERUaX?", type) != NULL;
 }
 
-bool tsr_torch_is_hashable(const tsr_pickle *pickle, tsr_ref ref, unsigned depth)
+bool tsr_torch_is_hashable(const tsr_pickle *pickle, tsr_ref ref, unsigned depth, uint64_t *left)
 {
     size_t count;
     if (tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_TUPLE) return tsr_pickle_is_hashable(pickle, ref);
     const tsr_ref *items = tsr_pickle_items(pickle, ref, &count);
-    for (size_t i = 0; i < count && depth; i++)
-        if (!tsr_torch_is_hashable(pickle, items[i], depth - 1)) return false;
+    for (size_t i = 0; i < count && depth && *left; i++, --*left)
+        if (!tsr_torch_is_hashable(pickle, items[i], depth - 1, left)) return false;
     return true;
 }
 

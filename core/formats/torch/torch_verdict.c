@@ -8,10 +8,13 @@
 #include "base/try.h"
 #include "formats/pickle/enum_names.h"
 
+enum { VISITS_PER_BYTE = 64, LEAST_VISITS = 1 << 20 };
+
 typedef struct judge {
     tsr_verdict verdict;
     tsr_ref object;
     uint64_t position;
+    uint64_t visits; /* items and characters of arguments that may still be looked at */
 } judge;
 
 static bool is_data(const tsr_pickle *pickle, tsr_ref global)
@@ -265,6 +268,24 @@ static tsr_status judge_module(const judge *j, tsr_ref class_, tsr_error *err)
                  : tsr_verdict_call_of(&j->verdict, j->position, class_, err);
 }
 
+/* What the checks of values look at: the items of a container, the characters of text. Objects may share their arguments, so
+ * that looking at all of them could take the square of the file's size; Python would take as long. */
+static tsr_status charge(judge *j, tsr_ref tuple, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    const size_t count = tsr_pickle_count(pickle, tuple);
+    uint64_t cost = count;
+    for (size_t i = 0; i < count && cost <= j->visits; i++) {
+        tsr_ref item = tsr_pickle_item(pickle, tuple, i);
+        if (tsr_pickle_class_id(pickle, item) == TSR_TORCH_ENCODE) item = tsr_torch_arg(pickle, item, 0);
+        cost += tsr_pickle_count(pickle, item) + tsr_pickle_text(pickle, item).size;
+    }
+    TSR_FAIL_IF(cost > j->visits, err, TSR_E_LIMIT, j->verdict.pickle_offset + j->position,
+                "torch: calls share arguments that together are far larger than the pickle");
+    j->visits -= cost;
+    return TSR_OK;
+}
+
 static tsr_status judge_object(const judge *j, tsr_error *err)
 {
     uint32_t id = tsr_pickle_class_id(j->verdict.pickle, j->object);
@@ -329,13 +350,15 @@ static tsr_verdict verdict_on(const tsr_torch_build *build, bool resolves)
 
 tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool resolves, tsr_error *err)
 {
-    judge j = {.verdict = verdict_on(build, resolves)};
+    judge j = {.verdict = verdict_on(build, resolves), .visits = VISITS_PER_BYTE * (uint64_t)build->pickle_bytes.size + LEAST_VISITS};
     if (!build->findings) return TSR_OK;
     TSR_TRY(tsr_verdict_on_pickle(&j.verdict, err));
     size_t count = tsr_pickle_object_count(build->pickle);
     for (size_t i = 0; i < count; i++) {
         j.object = tsr_pickle_object(build->pickle, i);
         j.position = tsr_pickle_position(build->pickle, j.object);
+        TSR_TRY(charge(&j, tsr_pickle_args(build->pickle, j.object), err));
+        TSR_TRY(charge(&j, tsr_pickle_state(build->pickle, j.object), err));
         TSR_TRY(judge_object(&j, err));
     }
     return TSR_OK;
