@@ -126,6 +126,7 @@ uint32_t tsr_pickle_id(const tsr_pickle *pickle, tsr_ref global);
  * are the positional TUPLE and the keyword DICT), state of BUILD (none when absent), and what APPENDS or ADDITEMS (a LIST)
  * and SETITEMS (a DICT) put into it, each TSR_REF_NONE when nothing did. Several BUILDs keep the last state. */
 tsr_pickle_how tsr_pickle_how_of(const tsr_pickle *pickle, tsr_ref object);
+bool tsr_pickle_has_keywords(const tsr_pickle *pickle, tsr_ref object); /* made by NEWOBJ_EX */
 tsr_ref tsr_pickle_class(const tsr_pickle *pickle, tsr_ref object);
 uint32_t tsr_pickle_class_id(const tsr_pickle *pickle, tsr_ref object); /* id of the class when it is a known GLOBAL */
 tsr_ref tsr_pickle_args(const tsr_pickle *pickle, tsr_ref object);

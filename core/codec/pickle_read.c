@@ -2,6 +2,13 @@
  * readers can look before they check. */
 #include "codec/pickle_machine.h"
 
+bool tsr_pickle_has_keywords(const tsr_pickle *pickle, tsr_ref ref)
+{
+    if (tag_of(ref) != TAG_OBJECT) return false;
+    const uint64_t position = tsr_pickle_position(pickle, ref);
+    return position < pickle->data.size && pickle->data.data[position] == '\x92';
+}
+
 unsigned tsr_pickle_protocol(const tsr_pickle *pickle)
 {
     return pickle->protocol;

@@ -310,6 +310,17 @@ def test_values_of_libraries_are_kept_or_refused_when_converted(t):
         assert kept.count(name) == 2, f"{name} is not kept"
 
 
+def test_objects_are_never_changed_when_converted(t):
+    import torch
+    path = archive(t.at("a.pt"), b"\x80\2" + dict_of(c=plain("complex", s("1+2j")), d=plain("complex", i(3), b"\x88"), e=plain("complex", i(3))) + b".")
+    t.run("convert", path, t.at("b.pt"), "--to", "torch")
+    assert torch.load(t.at("b.pt"), weights_only=False) == {"c": 1 + 2j, "d": 3 + 1j, "e": 3 + 0j}
+    keywords = glob("my.package", "Thing") + tup(i(3)) + dict_of(b=i(4)) + b"\x92"
+    path = archive(t.at("k.pt"), b"\x80\4" + dict_of(thing=keywords) + b".")
+    p = t.run("convert", path, t.at("c.pt"), "--to", "torch", status=2)
+    assert b"'thing'" in p.stderr and not os.path.exists(t.at("c.pt")), p.stderr
+
+
 # ---- altered pickles ----
 
 

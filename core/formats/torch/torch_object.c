@@ -80,10 +80,27 @@ static tsr_status fill_parts(tsr_torch_build *build, tsr_value *value, tsr_str c
     return TSR_OK;
 }
 
+/* An object that is made with keywords, which the writer's protocol cannot express: it is shown, and refused by name. */
+static tsr_status fill_keywords(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+{
+    const tsr_pickle *pickle = build->pickle;
+    const tsr_ref args = tsr_pickle_args(pickle, ref);
+    const size_t count = tsr_pickle_count(pickle, args);
+    tsr_str name = tsr_torch_class_text(build, tsr_pickle_class(pickle, ref), err);
+    if (!name.data) return TSR_E_NOMEM;
+    part parts[] = {{"args", count > 1 ? tsr_pickle_item(pickle, args, count - 2) : TSR_REF_NONE},
+                    {"keywords", count ? tsr_pickle_item(pickle, args, count - 1) : TSR_REF_NONE},
+                    {"state", tsr_pickle_state(pickle, ref)},
+                    {"items", tsr_pickle_appended(pickle, ref)},
+                    {"pairs", tsr_pickle_dict_items(pickle, ref)}};
+    return fill_parts(build, value, name, parts, 5, out, err);
+}
+
 /* Any other object: class and {args, state, list items, dict}, as far as there are any. */
 static tsr_status fill_object(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
+    if (tsr_pickle_has_keywords(pickle, ref)) return fill_keywords(build, value, ref, out, err);
     value->called = tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_CALLED;
     value->text = tsr_torch_class_text(build, tsr_pickle_class(pickle, ref), err);
     tsr_ref *refs = tsr_arena_array(build->arena, 4, sizeof *refs, err);
@@ -296,13 +313,16 @@ static tsr_status fill_from_type(tsr_torch_build *build, tsr_value *value, tsr_r
     return fill_object(build, value, ref, out, err);
 }
 
-static tsr_status make_complex(tsr_torch_build *build, tsr_value *value, tsr_ref ref)
+/* complex(re, im); made of text, or of other objects, it stays a call. */
+static tsr_status make_complex(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     double parts[2];
     for (size_t i = 0; i < 2; i++) {
         tsr_ref item = tsr_torch_arg(pickle, ref, i);
-        bool real = tsr_pickle_kind_of(pickle, item) == TSR_PICKLE_FLOAT;
+        tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, item);
+        bool real = kind == TSR_PICKLE_FLOAT, absent = i >= tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref));
+        if (!real && kind != TSR_PICKLE_INT && kind != TSR_PICKLE_BOOL && !absent) return fill_object(build, value, ref, out, err);
         parts[i] = real ? tsr_pickle_float(pickle, item) : (double)tsr_pickle_int(pickle, item);
     }
     value->kind = TSR_VALUE_COMPLEX;
@@ -424,7 +444,7 @@ tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_value *value, tsr_
     case TSR_TORCH_PLAIN_DICT: return fill_mapping(build, value, ref, out, err);
     case TSR_TORCH_SET: return fill_from_items(build, value, ref, TSR_VALUE_SET, out, err);
     case TSR_TORCH_SIZE: return fill_from_items(build, value, ref, TSR_VALUE_SIZE, out, err);
-    case TSR_TORCH_COMPLEX: return make_complex(build, value, ref);
+    case TSR_TORCH_COMPLEX: return make_complex(build, value, ref, out, err);
     case TSR_TORCH_BYTES:
     case TSR_TORCH_ENCODE: return make_bytes(build, value, ref, out, err);
     case TSR_TORCH_GETATTR:
