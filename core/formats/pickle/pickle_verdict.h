@@ -4,7 +4,9 @@
  *   pickle/unlisted-call    a call of a global that is not on the reader's list, or of something that is not a global
  *   pickle/unlisted-class   instances (warning) or the mere name (note) of such a global; an error where its module can do
  *                           harm however it is used
- *   pickle/unloadable       an operation at which PyTorch's loader raises
+ *                           harm however it is used; a warning, too, for names of PyTorch and numpy of which it is not
+ *                           known whether they exist (known_names.h)
+ *   pickle/unloadable       an operation at which PyTorch's loader raises, a name that does not exist
  *   pickle/trailing-bytes   bytes after STOP
  *
  * The techniques against which this holds are those that are published as bypasses of pickle scanners: tests/cli/test_pickles.py
