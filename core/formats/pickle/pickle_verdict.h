@@ -3,7 +3,6 @@
  *
  *   pickle/unlisted-call    a call of a global that is not on the reader's list, or of something that is not a global
  *   pickle/unlisted-class   instances (warning) or the mere name (note) of such a global; an error where its module can do
- *                           harm however it is used
  *                           harm however it is used; a warning, too, for names of PyTorch and numpy of which it is not
  *                           known whether they exist (known_names.h)
  *   pickle/unloadable       an operation at which PyTorch's loader raises, a name that does not exist
