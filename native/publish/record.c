@@ -257,7 +257,8 @@ static bool is_recorded_old(const void *ctx, const char *name, const struct stat
     const recorded *r = ctx;
     for (size_t i = 0; i < r->record->count; i++) {
         const tsr_recorded_file *f = &r->record->files[i];
-        if (f->old && tsr_str_equal(f->name, tsr_str_from(name)) && is_identical(r->record, r->journals, &f->identity, info)) return true;
+        const bool named = f->old && tsr_str_equal(f->name, tsr_str_from(name));
+        if (named && is_identical(r->record, r->journals, &f->identity, info)) return true;
     }
     return false;
 }

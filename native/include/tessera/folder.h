@@ -86,10 +86,14 @@ typedef struct tsr_folder_output_options {
  *                      the obsolete files go
  *
  * with fsync of every file before, and of the folder after its renames. TAG is the process id unless one is given. A killed
- * run leaves such temporary names and nothing else. What replaces a file or a directory is private until it gets the mode, owner,
- * group and access control list of the old one, shortly before it is published; other extended attributes are not kept. New files
- * follow the umask; in a replaced directory they are open to nobody whom all old files were closed to. Files are preallocated where the size is known, so that a full disk
- * shows before the first byte. Names are single components. `copy_range` serves folder stores where the file system can. `sys` NULL: the real calls.
+ * run leaves such temporary names and nothing else. Files are preallocated where the size is known, so that a full disk
+ * shows before the first byte. Names are single components. `copy_range` serves folder stores where the file system can.
+ * `sys` NULL: the real calls.
+ *
+ * What replaces a file or a directory is private until it gets the mode, owner, group and access control list of the old one,
+ * shortly before it is published; other extended attributes are not kept. New files follow the umask; in a replaced directory
+ * they are open to nobody whom all old files were closed to.
+ *
  * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside the
  * source; a file where a folder is wanted), TSR_E_UNSUPPORTED (names cannot be exchanged here, or the folder to be swapped
  * has subfolders), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
