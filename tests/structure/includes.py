@@ -1,0 +1,82 @@
+"""The dependency rules, checked on the include lines of core, native and wasm."""
+import re
+
+from modules import CORE, HEADERS, MODULE_OF, NATIVE_HEADERS, OUTSIDE, PURE, ROOT, SYSTEM
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+
+
+def includes(path):
+    return INCLUDE.findall(path.read_text())
+
+
+def module_of_include(name):
+    """(module of core, public header or None) of an include line in core."""
+    if name.startswith("tessera/"):
+        header = name[len("tessera/"):-2]
+        return ("*", header) if header == "tessera" else (MODULE_OF.get(header), header)
+    return name.rpartition("/")[0], None
+
+
+def check_core(path):
+    module = str(path.relative_to(ROOT / "core").parent)
+    public = module == "include/tessera"
+    if public:
+        module = MODULE_OF.get(path.stem)
+        if path.stem == "tessera":
+            return
+    if module not in CORE:
+        yield f"{path.relative_to(ROOT)}: {'a public header' if public else 'a file'} of no module; name it in tests/structure/modules.py"
+        return
+    for kind, name in includes(path):
+        if kind == "<":
+            if name in SYSTEM and module not in SYSTEM[name]:
+                yield f"{path.relative_to(ROOT)}: <{name}> in {module}: core makes no OS call"
+            continue
+        target, header = module_of_include(name)
+        if target != module and target not in CORE[module]:
+            yield f"{path.relative_to(ROOT)}: {module} may not include {name}"
+        elif header in PURE.get(module, ()):
+            yield f"{path.relative_to(ROOT)}: {module} does no I/O: {name}"
+        elif public and not name.startswith("tessera/"):
+            yield f"{path.relative_to(ROOT)}: a public header includes the private {name}"
+
+
+def check_outside(path):
+    module = str(path.relative_to(ROOT).parent)
+    if path.parent == NATIVE_HEADERS:
+        if (ROOT / "core/include/tessera" / path.name).exists():
+            yield f"{path.relative_to(ROOT)}: core has a header of that name"
+    elif module not in OUTSIDE:
+        yield f"{path.relative_to(ROOT)}: a file of no module; name it in tests/structure/modules.py"
+        return
+    for kind, name in includes(path):
+        if kind == "<" or name.startswith("tessera/"):
+            continue
+        target = f"native/{name.rpartition('/')[0]}" if "/" in name else module
+        if path.parent == NATIVE_HEADERS:
+            yield f"{path.relative_to(ROOT)}: a public header includes the private {name}"
+        elif (ROOT / "core" / name).exists() and not (ROOT / "native" / name).exists():
+            yield f"{path.relative_to(ROOT)}: only core/include is for native and wasm, not {name}"
+        elif target != module and target not in OUTSIDE[module]:
+            yield f"{path.relative_to(ROOT)}: {module} may not include {name}"
+
+
+def acyclic(rules, what):
+    """The rules themselves have no circle: every module comes after those that it may include."""
+    left, done = dict(rules), set()
+    while left:
+        ready = [m for m, may in left.items() if may - {m} <= done]
+        if not ready:
+            yield f"{what}: {', '.join(sorted(left))} include each other in a circle"
+            return
+        done.update(ready)
+        for m in ready:
+            del left[m]
+
+
+def checks(core, outside):
+    rules = [*acyclic(CORE, "core"), *acyclic(OUTSIDE, "native"), *(f"{m} of HEADERS is not a module" for m in HEADERS if m not in CORE)]
+    return [("the rules", rules),
+            ("core includes", [e for p in core for e in check_core(p)]),
+            ("native and wasm includes", [e for p in outside for e in check_outside(p)])]

@@ -1,0 +1,75 @@
+"""The modules of core, native and wasm, and which of them each may include. A new module or public header is named here."""
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "recognize")]
+# Module of core: the modules of core it may include (itself always).
+CORE = {
+    "base": set(),
+    "io": {"base"},
+    "codec": {"base", "io"},  # zip directories are read through io's store vtable
+    "model": {"base"},
+    "fqn": {"base", "model"},
+    "layout": {"base", "model"},
+    "optim": {"base", "io", "model", "fqn", "layout"},  # of io the comm vtable only, see PURE
+    "formats/common": {"base", "io", "codec", "model", "layout"},
+    "formats/pickle": {"base", "io", "codec", "model", "formats/common"},
+    "formats/torch": {"base", "io", "codec", "model", "layout", "formats/common", "formats/pickle"},
+    "formats/safetensors": {"base", "io", "codec", "model", "layout", "formats/common", "formats/torch"},
+    "formats/dcp": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors"))},
+    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp"))},
+    "stream": {"base", "io", "codec", "model", "layout", "optim", *FORMATS},
+    "check": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
+    "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
+    "convert": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "check", "write"},
+    "documents": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "check", "write", "convert", "fqn", "optim"},
+    "optim_convert": {"base", "io", "model", "fqn", "layout", "optim", *FORMATS, "stream", "check", "write", "documents"},
+}
+# Module of core: its public headers.
+HEADERS = {
+    "base": "api version str status memory host map findings json",
+    "io": "store output comm",
+    "model": "dtype value catalog modules",
+    "fqn": "glob fqn",
+    "layout": "box layout mesh target plan validate diff",
+    "optim": "optim optim_comm optim_keys optim_load optim_states flat_params",
+    "formats/common": "checkpoint",
+    "formats/dcp": "salvage dcp_item",
+    "formats/recognize": "trees",
+    "stream": "cast read repeats optim_read",
+    "check": "check compare tally",
+    "write": "write_tree",
+    "convert": "convert work",
+    "documents": "document document_read policy",
+    "optim_convert": "optim_convert",
+}
+MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}
+# Module of core: public headers of modules below it that it may not include: names, layouts and optimizer state do no I/O.
+PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}
+# System header: the modules of core that may include it. Core makes no OS call.
+SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}
+
+# Module of native or wasm: the modules of native whose private headers it may include (itself always). All of them may include
+# the public headers of core and native, and never a private header of core.
+OUTSIDE = {
+    "native/io": set(),
+    "native/comm": set(),
+    "native/publish": {"native/io"},
+    "native/statedict": {"native/io", "native/publish"},
+    "native/cuda": {"native/io"},
+    "native/view": {"native/io"},
+    "native/python": {"native/io"},
+    "native/cli/program": {"native/io"},
+    "native/cli/text": {"native/cli/program"},
+    "native/cli/writing": {"native/io", "native/publish", "native/cli/program", "native/cli/text"},
+    "native/cli/commands": {"native/io", "native/publish", "native/view", "native/cli/program", "native/cli/text",
+                            "native/cli/writing"},
+    "wasm": set(),
+}
+NATIVE_HEADERS = ROOT / "native/include/tessera"  # public too: what needs an operating system, on top of core's
+
+
+def sources(*directories):
+    """C, C++ and CUDA files below directories of the repository, in order."""
+    return sorted(p for d in directories for s in ("*.c", "*.h", "*.cu") for p in (ROOT / d).rglob(s))

@@ -1,0 +1,87 @@
+"""Figures about the structure, read off the sources: they show where a module grows too large or its files call in circles."""
+import re
+
+from modules import CORE, NATIVE_HEADERS, OUTSIDE, ROOT, sources
+
+MOST_PARAMETERS = 6
+COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"", re.S)
+DEFINITION = re.compile(r"^(?!static\b|typedef\b|#|\s)[\w][\w \t*]*?\b(\w+)\(([^;{}]*?)\)\s*\{", re.M)
+ANY_DEFINITION = re.compile(r"^(?!typedef\b|#|\s)[\w][\w \t*()]*?\b(\w+)\(([^;{}]*?)\)\s*\{", re.M)
+OBJECT = re.compile(r"^(?!static\b|typedef\b|extern\b|#|\s)(?:const )?\w[\w ]*[ *]+(?:const )?(\w+)(?:\[\w*\])? = ", re.M)
+DECLARATION = re.compile(r"^(?!static\b|typedef\b|#|\s)[a-z][\w ]*[ *](tsr_\w+)\(([^;{]*?)\);", re.M)
+
+
+def parameters(text):
+    """How many parameters a list declares: commas outside of parentheses."""
+    depth = count = 0
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        count += c == "," and depth == 0
+    return 0 if text.strip() in ("", "void") else count + 1
+
+
+def plain(path):
+    return COMMENTS.sub(" ", path.read_text())
+
+
+def graph_of(paths):
+    """File → the files of the same module whose functions or objects it uses."""
+    text = {p: plain(p) for p in paths}
+    home = {name: p for p, t in text.items() for pattern in (DEFINITION, OBJECT) for name in (m[1] for m in pattern.finditer(t))}
+    words = {p: set(re.findall(r"\w+", t)) for p, t in text.items()}
+    return {p: {home[w] for w in words[p] if w in home and home[w] != p} for p in paths}
+
+
+def circles_of(graph):
+    """Groups of files that reach each other (Tarjan's algorithm over a small graph, by reachability)."""
+    reach = {}
+    for start in graph:
+        seen, stack = set(), [start]
+        while stack:
+            for q in graph[stack.pop()] - seen:
+                seen.add(q)
+                stack.append(q)
+        reach[start] = seen
+    groups = {frozenset(q for q in reach[p] if p in reach[q]) for p in graph if p in reach[p]}
+    return [sorted(p.stem for p in g) for g in groups]
+
+
+def layers_of(graph):
+    """Length of the longest chain of files, each using the next; a circle counts as one place."""
+    depth, active = {}, set()
+
+    def walk(p):
+        if p in depth:
+            return depth[p]
+        if p in active:
+            return 0
+        active.add(p)
+        depth[p] = 1 + max((walk(q) for q in graph[p]), default=0)
+        active.discard(p)
+        return depth[p]
+
+    return max((walk(p) for p in graph), default=0)
+
+
+def show_modules():
+    print(f"{'module':22} {'.c':>4} {'.h':>4} {'layers':>7}  circles")
+    for module in [*(f"core/{m}" for m in CORE), *OUTSIDE]:
+        own = sorted((ROOT / module).glob("*.c"))
+        graph = graph_of(own)
+        circles = "; ".join(" ↔ ".join(c) for c in circles_of(graph))
+        print(f"{module:22} {len(own):4} {len(list((ROOT / module).glob('*.h'))):4} {layers_of(graph):7}  {circles or '–'}")
+
+
+def show_functions():
+    headers = [*sorted((ROOT / "core/include/tessera").glob("*.h")), *sorted(NATIVE_HEADERS.glob("*.h"))]
+    public = {m[1]: parameters(m[2]) for p in headers for m in DECLARATION.finditer(plain(p))}
+    every = [(p, m[1], parameters(m[2])) for p in sources("core", "native") for m in ANY_DEFINITION.finditer(plain(p))]
+    print(f"public functions: {len(public)} in {len(headers)} headers; with more than {MOST_PARAMETERS} parameters: "
+          f"{sum(n > MOST_PARAMETERS for n in public.values())}")
+    print(f"functions of core and native: {len(every)}; with more than {MOST_PARAMETERS} parameters: "
+          f"{sum(n > MOST_PARAMETERS for _, _, n in every)}")
+
+
+def show():
+    show_modules()
+    show_functions()

@@ -1,0 +1,66 @@
+"""What headers and READMEs say: every public function is documented and exported, and what a README names exists."""
+import pathlib
+import re
+
+from modules import NATIVE_HEADERS, ROOT
+
+DECLARATION = re.compile(r"^[a-z][\w ]*[ *](tsr_\w+)\([^;{]*[;{].*", re.M)
+
+
+def exported(headers):
+    for p in headers:
+        text = p.read_text()
+        if p.stem in ("api", "tessera"):
+            continue
+        if text.count("\nTSR_API_BEGIN\n") != 1 or text.count("\nTSR_API_END\n") != 1:
+            yield f"tessera/{p.name}: declarations stand between TSR_API_BEGIN and TSR_API_END (tessera/api.h)"
+        if p.parent != NATIVE_HEADERS and f'#include "tessera/{p.name}"' not in (ROOT / "core/include/tessera/tessera.h").read_text():
+            yield f"tessera/tessera.h does not include {p.name}"
+
+
+def documented(headers):
+    """Every public function has a comment: above its paragraph, above itself, or at its end."""
+    for p in headers:
+        text = p.read_text()
+        for m in DECLARATION.finditer(text):
+            paragraph = text[text.rfind("\n\n", 0, m.start()) + 2:m.start()]
+            if "/*" not in m[0] and not re.search(r"^/\*", paragraph, re.M):
+                yield f"tessera/{p.name}: {m[1]} has no comment"
+
+
+def unique_names(paths):
+    seen = {}
+    for p in paths:
+        if p.name in seen and p.suffix == ".c":
+            yield f"{p.relative_to(ROOT)}: the file name is taken by {seen[p.name].relative_to(ROOT)}"
+        seen[p.name] = p
+
+
+def names_in_readmes(headers):
+    """Functions and types that a README of core or native/statedict names exist."""
+    known = set(re.findall(r"\b(?:tsr|TSR)_\w+", "".join(p.read_text() for p in headers)))
+    for readme in [*sorted((ROOT / "core").rglob("*.md")), ROOT / "native/statedict/README.md"]:
+        for name in sorted(set(re.findall(r"\btsr_[a-z0-9_]+\b", readme.read_text())) - known):
+            yield f"{readme.relative_to(ROOT)}: there is no {name}"
+
+
+DOCUMENTS = {"README.md", "RECORDS.md", "ARCHITECTURE.md", "SEEDS.md"}
+
+
+def files_in_readmes():
+    """Files that a README names are there; PyTorch's own are named with their folder, "distributed/…"."""
+    directories = [ROOT / d for d in ("core", "native", "samples", "tests", "wasm", "web/src")]
+    known = {p.name for d in directories for p in d.rglob("*")} | {p.name for p in ROOT.glob("web/*")}
+    for readme in [*ROOT.glob("*.md"), ROOT / "web/README.md", *(p for d in directories for p in sorted(d.rglob("*.md")) if p.name in DOCUMENTS)]:
+        prose = re.sub(r"^```.*?^```", "", readme.read_text(), flags=re.M | re.S)  # code includes system headers
+        for name in sorted(set(re.findall(r"[\w./-]+\.(?:c|h|cu|py|tsx?|mjs|js|cmake)\b", prose))):
+            if "distributed/" not in name and pathlib.Path(name).name not in known:
+                yield f"{readme.relative_to(ROOT)}: there is no {name}"
+
+
+def checks(public, paths):
+    return [("exported headers", list(exported(public))),
+            ("documented headers", list(documented(public))),
+            ("file names", list(unique_names(paths))),
+            ("names in READMEs", list(names_in_readmes(p for p in paths if p.suffix == ".h"))),
+            ("files in READMEs", list(files_in_readmes()))]
