@@ -150,7 +150,7 @@ static tsr_status copy_tensor(tsr_state_dict *dict, const tsr_tensor *tensor, ts
     if (!copy) return TSR_E_NOMEM;
     *copy = *tensor;
     if (copy->entry.fqn.size) copy->entry.fqn = tsr_arena_str(dict->arena, copy->entry.fqn, err);
-    if (copy->entry.fqn.size && !copy->entry.fqn.data) return TSR_E_NOMEM;
+    if (tensor->entry.fqn.size && !copy->entry.fqn.data) return TSR_E_NOMEM;
     TSR_TRY(copy_array(dict->arena, (const void **)&copy->entry.shape, copy->entry.rank, sizeof *copy->entry.shape, err));
     if (copy->spread == TSR_OVER_MESH) TSR_TRY(copy_mesh(dict, copy, err));
     if (copy->spread == TSR_IN_BOXES) TSR_TRY(copy_parts(dict, copy, err));
