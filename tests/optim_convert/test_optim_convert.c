@@ -292,10 +292,10 @@ static void test_optim_convert__refusals_name_the_option(void **state)
     refused(&c, store, &r, TSR_E_USAGE, "needs --modules");
     r = request_of(&c, TSR_OPTIM_SHARD);
     r.sharded = true;
-    refused(&c, store, &r, TSR_E_USAGE, "--sharded is for");
+    refused(&c, store, &r, TSR_E_USAGE, "--sharded can only be used with");
     r = request_of(&c, TSR_OPTIM_SHARD);
     r.has_rank = true;
-    refused(&c, store, &r, TSR_E_USAGE, "--rank is for");
+    refused(&c, store, &r, TSR_E_USAGE, "--rank can only be used with");
     r = request_of(&c, TSR_OPTIM_SHARD);
     r.has_world_size = true;
     refused(&c, store, &r, TSR_E_USAGE, "not '0'");

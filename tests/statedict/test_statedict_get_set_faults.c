@@ -269,6 +269,8 @@ static void every_operation(bool allocations)
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         for (int full = 0; full < 3; full++) {
             for (int o = 0; o < (models[m].with_units ? OPERATIONS : FROM_RAW); o++) {
+                /* FULL state over tensor parallelism has DTensors, which neither PyTorch nor we scatter from rank 0. */
+                if (full == 2 && o == TO_LOAD && cJSON_GetObjectItem(live_get(tp, "cases"), models[m].of)) continue;
                 point p = {.with_units = models[m].with_units, .operation = (operation)o, .rank = (uint32_t)(o + full) % 2};
                 p.extended = models[m].extended;
                 p.test = p.with_units ? units_case(models[m].of) : plain_case(models[m].of);
