@@ -60,7 +60,7 @@ def compare(draw, job, described, wants, answers):
         return found + untouched(job, described, answers)
     found = []
     for rank, (w, a) in enumerate(zip(wants, answers)):
-        rule = rules.Rule(draw, job, described[rank], described[0].get("optimizer_state") == {})
+        rule = rules.Rule(draw, job, described, rank)
         out, ours = dict(w["out"]), {k: a.get(k) for k in w["out"]}
         if rules.not_loaded(job, out, described[rank]):
             continue
