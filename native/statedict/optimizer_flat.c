@@ -127,23 +127,16 @@ tsr_status tsr_optimizer_check_flat(const tsr_value *flat, const tsr_model_optim
     return status;
 }
 
-tsr_status tsr_optimizer_check_nested(const tsr_value *nested, const tsr_model_optimizer *optimizer,
-                                      const tsr_name_list *names, tsr_error *err)
+tsr_status tsr_optimizer_check_held(const tsr_value *nested, tsr_str name, const tsr_value *held, tsr_error *err)
 {
-    const tsr_value *state = tsr_value_get(nested, TSR_STR("state"));
-    for (size_t g = 0; g < optimizer->group_count; g++) {
-        const tsr_model_group *group = &optimizer->groups[g];
-        for (size_t p = 0; p < group->count && p < names[g].count; p++) {
-            const tsr_value *held = group->params[p].state, *given = tsr_value_get(state, names[g].names[p]);
-            for (size_t i = 0; held && given && i < held->count; i += 2) {
-                const tsr_value *key = held->items[i], *value = held->items[i + 1];
-                if (key->kind != TSR_VALUE_STR || (value->kind == TSR_VALUE_DICT && !value->count)) continue;
-                TSR_FAIL_IF(!tsr_value_get(given, key->text), err, TSR_E_NOT_FOUND,
-                            "the flat state dict has no 'state.%.*s.%.*s', which the optimizer holds; to load anyway, pass "
-                            "strict = false",
-                            TSR_STR_ARG(names[g].names[p]), TSR_STR_ARG(key->text));
-            }
-        }
+    const tsr_value *given = tsr_value_get(tsr_value_get(nested, TSR_STR("state")), name);
+    for (size_t i = 0; held && given && i < held->count; i += 2) {
+        const tsr_value *key = held->items[i], *value = held->items[i + 1];
+        if (key->kind != TSR_VALUE_STR || (value->kind == TSR_VALUE_DICT && !value->count)) continue;
+        TSR_FAIL_IF(!tsr_value_get(given, key->text), err, TSR_E_NOT_FOUND,
+                    "the flat state dict has no 'state.%.*s.%.*s', which the optimizer holds; to load anyway, pass "
+                    "strict = false",
+                    TSR_STR_ARG(name), TSR_STR_ARG(key->text));
     }
     return TSR_OK;
 }

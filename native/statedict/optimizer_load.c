@@ -118,6 +118,22 @@ static void warn_others(const loading *l, const tsr_value *all, const tsr_value 
     warn_unused(l, &others);
 }
 
+/* The states that an optimizer holds must be given under each name of their parameter: all originals of a flat one. A rank
+ * checks what it holds itself. */
+static tsr_status check_held(const loading *l, size_t o, const tsr_name_list *names, const tsr_value *nested, tsr_error *err)
+{
+    for (size_t g = 0; g < l->by_index[o].group_count; g++) {
+        const tsr_optimizer_group *group = &l->by_index[o].groups[g];
+        for (size_t p = 0, at = 0; p < group->count; p++) {
+            const tsr_param *param = tsr_params_at(l->params, group->params[p]);
+            const size_t end = at + (param->shared ? 1 : param->fqn_count);
+            const tsr_value *held = l->optimizers[o]->groups[g].params[p].state;
+            for (; at < end; at++) TSR_TRY(tsr_optimizer_check_held(nested, names[g].names[at], held, err));
+        }
+    }
+    return TSR_OK;
+}
+
 static tsr_status unflatten(loading *l, const tsr_value *all, const tsr_value **out, tsr_error *err)
 {
     tsr_name_list *lists;
@@ -132,8 +148,8 @@ static tsr_status unflatten(loading *l, const tsr_value *all, const tsr_value **
         TSR_TRY(tsr_optimizer_check_flat(flat, l->optimizers[o], names, l->host, l->passing, err));
     TSR_TRY(tsr_optim_unflatten(flat, &how, l->host, l->passing, out, err));
     names = lists;
-    for (size_t o = 0; o < l->count && !l->names.fsdp && l->options->strict; names += l->optimizers[o++]->group_count)
-        TSR_TRY(tsr_optimizer_check_nested(*out, l->optimizers[o], names, err));
+    for (size_t o = 0; o < l->count && l->options->strict; names += l->optimizers[o++]->group_count)
+        TSR_TRY(check_held(l, o, names, *out, err));
     return TSR_OK;
 }
 

@@ -49,12 +49,11 @@ tsr_status tsr_optimizer_add(const tsr_optimizer_names *names, const tsr_model_o
 tsr_status tsr_optimizer_own_keys(const tsr_value *flat, const tsr_name_list *lists, size_t count, tsr_arena *arena,
                                   const tsr_value **out, tsr_error *err);
 /* What flat state must have for an optimizer; `names` are its groups'. check_flat: every option of its groups, under the
- * first name of each, as PyTorch looks for them. check_nested, of what came of it: the states that it holds. TSR_E_NOT_FOUND
- * with the key. */
+ * first name of each, as PyTorch looks for them. check_held, of what came of it: under `name` every state that the optimizer
+ * holds of a parameter (`held`, may be NULL). TSR_E_NOT_FOUND with the key. */
 tsr_status tsr_optimizer_check_flat(const tsr_value *flat, const tsr_model_optimizer *optimizer, const tsr_name_list *names,
                                     const tsr_host *host, tsr_arena *arena, tsr_error *err);
-tsr_status tsr_optimizer_check_nested(const tsr_value *nested, const tsr_model_optimizer *optimizer,
-                                      const tsr_name_list *names, tsr_error *err);
+tsr_status tsr_optimizer_check_held(const tsr_value *nested, tsr_str name, const tsr_value *held, tsr_error *err);
 /* tsr_unflatten.same for trees of live tensors; `arena` is its ctx. */
 tsr_status tsr_optimizer_same_tensor(void *arena, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);
 

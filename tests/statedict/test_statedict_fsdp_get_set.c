@@ -248,6 +248,72 @@ static void test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers(void **state)
     run_sets("optimizer", "optimizer_gets");
 }
 
+/* ---- flat state that lacks one ---- */
+
+/* The flat state dict without its first or last state; `gone`: the key. */
+static const tsr_value *without_one(live_units *u, bool last, tsr_str *gone)
+{
+    const tsr_value *all = tsr_state_dict_root(u->out);
+    const tsr_value **items = tsr_arena_array(u->w.arena, all->count, sizeof *items, NULL);
+    size_t at = all->count, count = 0;
+    for (size_t i = 0; i < all->count; i += 2)
+        if (tsr_str_starts(all->items[i]->text, TSR_STR("state.")) && (last || at == all->count)) at = i;
+    *gone = at < all->count ? all->items[at]->text : TSR_STR("");
+    for (size_t i = 0; i < all->count; i += 2) {
+        if (i == at) continue;
+        items[count++] = all->items[i];
+        items[count++] = all->items[i + 1];
+    }
+    return tsr_value_items(u->w.arena, TSR_VALUE_DICT, items, count, NULL);
+}
+
+/* PyTorch raises where parameters are flat (ValueError: Differing optimizer state types). */
+static tsr_status lacks_one(live_units *u, tsr_comm *comm, tsr_error *err)
+{
+    tsr_state_options options = tsr_state_options_default();
+    const cJSON *before = live_get(u->w.record, "optimizers");
+    options.flatten_optimizer_state_dict = true;
+    options.full_state_dict = true;
+    TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
+    for (int last = 0; last < 2; last++) {
+        tsr_error own = {0};
+        tsr_str gone;
+        char text[256];
+        const tsr_value *given = without_one(u, last, &gone);
+        NEED(gone.size);
+        snprintf(text, sizeof text, "has no '%.*s', which the optimizer holds", TSR_STR_ARG(gone));
+        const tsr_status status =
+            tsr_set_optimizer_state_dict(&u->model, u->at, u->count, given, comm, &options, &u->w.host, &own);
+        if (status != TSR_E_NOT_FOUND || !strstr(own.message, text))
+            return tsr_raise(err, TSR_E_FORMAT, 0, "without '%.*s': %s", TSR_STR_ARG(gone), own.message);
+        TRY(live_units_same(u, before, err));
+    }
+    const tsr_value *all = tsr_state_dict_root(u->out);
+    return tsr_set_optimizer_state_dict(&u->model, u->at, u->count, all, comm, &options, &u->w.host, err);
+}
+
+static tsr_status run_lacking(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_units u;
+    TRY(live_units_open(&u, arg, comm, false, err));
+    const tsr_status status = lacks_one(&u, comm, err);
+    live_units_close(&u);
+    if (status != TSR_OK) tsr_error_context(err, "%s", ((const cJSON *)arg)->string);
+    return status;
+}
+
+static void test_statedict_fsdp_get_set__A9_flat_state_that_lacks_one(void **state)
+{
+    static const char *const cases[] = {"flat_w3", "orig_w2", "mesh_w2", "hybrid_w4", "mixed_w2"};
+    unsigned count = 0;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const cJSON *test = live_get(live_get(golden, "cases"), cases[i]);
+        count += live_run((uint32_t)live_get(live_get(test, "case"), "world")->valuedouble, run_lacking, (void *)(uintptr_t)test);
+    }
+    assert_true(count > 0);
+}
+
 /* ---- B10: extensions ---- */
 
 typedef struct calls {
@@ -451,6 +517,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_fsdp_get_set__A6_get_model),
         cmocka_unit_test(test_statedict_fsdp_get_set__A12_B11_B13_get_optimizers),
         cmocka_unit_test(test_statedict_fsdp_get_set__A7_set_model),
+        cmocka_unit_test(test_statedict_fsdp_get_set__A9_flat_state_that_lacks_one),
         cmocka_unit_test(test_statedict_fsdp_get_set__B10_extensions_of_optimizer_state),
         cmocka_unit_test(test_statedict_fsdp_get_set__A7_A12_refusals_reach_all_ranks),
         cmocka_unit_test(test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers),
