@@ -49,7 +49,7 @@ def wait_until(what, condition, p):
         time.sleep(0.02)
 
 
-def stopped(folder, out, who, number, *command, expect=lambda out, what: need(os.listdir(out) == [], f"{what}: {os.listdir(out)}")):
+def stopped(folder, out, who, number, *command, expect=lambda out, what: need(os.listdir(out) == [], f"{what}: {[*os.walk(out)]}")):
     """Starts a job, and sends the signal to a rank, or to mpirun (None), in the middle of its work. `expect` looks at what is left."""
     mark = f"TSR_TEST_JOB={os.getpid()}-{time.monotonic_ns()}"
     environment = {**os.environ, "TSR_TEST_JOB": mark.partition("=")[2], "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
