@@ -12,7 +12,7 @@ import sys
 
 import schema
 
-from harness import SAMPLES, SCHEMAS, TESTS, Bad, Tessera, need, sample, st_write, test
+from harness import SAMPLES, SCHEMAS, TESTS, Bad, Skip, Tessera, need, sample, st_write, test
 
 import test_addresses  # noqa: F401
 import test_altered  # noqa: F401
@@ -629,7 +629,7 @@ def main():
     ap.add_argument("pick", nargs="*")
     a = ap.parse_args()
     add_samples()
-    passed = failed = 0
+    passed = failed = skipped = 0
     for name, f in TESTS:
         if a.pick and not any(p in name for p in a.pick):
             continue
@@ -637,12 +637,15 @@ def main():
         try:
             f(t)
             passed += 1
+        except Skip as reason:
+            skipped += 1
+            print(f"skip {name}: {reason}")
         except (Bad, AssertionError, KeyError, ValueError, OSError, StopIteration, subprocess.SubprocessError) as e:
             failed += 1
             print(f"FAIL {name}: {'' if isinstance(e, Bad) else type(e).__name__ + ': '}{e}")
         finally:
             shutil.rmtree(t.folder, ignore_errors=True)
-    print(f"{passed} passed, {failed} failed")
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     sys.exit(1 if failed or not passed else 0)
 
 

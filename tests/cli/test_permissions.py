@@ -6,7 +6,7 @@ import stat
 import struct
 import subprocess
 
-from harness import need, test
+from harness import Skip, need, test
 from test_overwrite import FORMS, make, source, tree
 from test_plans import killed, many_units
 
@@ -127,7 +127,7 @@ def test_unpublished_files_are_no_wider_than_the_old_ones(t):
 @test
 def test_owner_and_group_stay_where_they_may(t):
     if os.geteuid() != 0:
-        return print("skip test_owner_and_group_stay_where_they_may: only root may give files away")
+        raise Skip("only root may give files away")
     old, new = source(t, "old", 1), source(t, "new", 2)
     for form in ("torch", "ranks", "dcp"):
         out = t.at(f"out-{form}")
@@ -156,7 +156,7 @@ def test_access_lists_stay(t):
     try:
         os.setxattr(t.at("a.pt"), ACL, want)
     except OSError as e:
-        return print(f"skip test_access_lists_stay: {e}")
+        raise Skip(e)
     t.run("convert", new, t.at("a.pt"), "--to", "torch", "--overwrite")
     need(os.getxattr(t.at("a.pt"), ACL) == want and mode(t.at("a.pt")) == 0o640, f"{mode(t.at('a.pt')):o}")
     # what the directory would give to new files is not given to one that replaces a file without a list
@@ -173,7 +173,7 @@ def test_a_file_that_may_not_be_linked_is_refused_before_writing(t):
     with open("/proc/sys/fs/protected_hardlinks") as f:
         protected = f.read().strip() == "1"
     if os.geteuid() != 0 or not protected:
-        return print("skip test_a_file_that_may_not_be_linked_is_refused_before_writing: needs root and fs.protected_hardlinks=1")
+        raise Skip("needs root and fs.protected_hardlinks=1")
     nobody = 65534
     old, new, out = source(t, "old", 1), source(t, "new", 2), t.at("place", "out")
     os.mkdir(t.at("place"))

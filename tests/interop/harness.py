@@ -5,16 +5,15 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+
+from checks import ROOT, SAMPLES, Skip  # noqa: E402, F401
+
 warnings.filterwarnings("ignore")
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
-
-
-class Skip(Exception):
-    """The reason why a test cannot run here."""
 
 
 class Tessera:

@@ -105,7 +105,10 @@ static void test_native_replacing__a_run_goes_on_with_a_file_that_was_given_away
 {
     (void)state;
     tsr_error err = {0};
-    if (geteuid() != 0) skip(); /* only root gives files away */
+    if (geteuid() != 0) {
+        print_message("skipped: only root may give files away\n");
+        skip();
+    }
     scratch_write("one", "old", 3);
     scratch_write(".one.tessera-w0", "new", 3);
     assert_int_equal(chown(scratch_path("one"), 1234, 1234), 0);

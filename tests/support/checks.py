@@ -1,4 +1,4 @@
-"""How the scripts of tests/cli and tests/mpi name their tests and say what is wrong."""
+"""How the scripts of tests/cli, tests/mpi and tests/interop name their tests and report what is wrong."""
 import os
 import signal
 
@@ -12,6 +12,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Bad(Exception):
     pass
+
+
+class Skip(Exception):
+    """The reason why a test cannot run here."""
 
 
 def need(condition, what):
