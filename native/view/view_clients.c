@@ -3,16 +3,10 @@
 
 #include <stddef.h>
 #include <sys/socket.h>
-#include <time.h>
+
+#include "io/clock.h"
 
 enum { MANY_IDLE = VIEW_MOST_CLIENTS / 4 };
-
-static double seconds_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 void view_clients_open(view_clients *clients)
 {
@@ -38,7 +32,7 @@ static void make_room(view_clients *clients)
     }
     if (idle < MANY_IDLE) return;
     shutdown(oldest->fd, SHUT_RDWR);
-    oldest->since = seconds_now(); /* it is closed soon; the next one must not choose it again */
+    oldest->since = tsr_seconds(); /* it is closed soon; the next one must not choose it again */
 }
 
 view_client *view_clients_add(view_clients *clients, int fd)
@@ -49,7 +43,7 @@ view_client *view_clients_add(view_clients *clients, int fd)
     for (size_t i = 0; i < VIEW_MOST_CLIENTS && !found; i++) {
         if (clients->places[i].fd < 0) found = &clients->places[i];
     }
-    if (found) *found = (view_client){.fd = fd, .since = seconds_now()};
+    if (found) *found = (view_client){.fd = fd, .since = tsr_seconds()};
     pthread_mutex_unlock(&clients->lock);
     return found;
 }
@@ -59,7 +53,7 @@ void view_clients_set_busy(view_clients *clients, view_client *client, bool is_b
     if (!client) return;
     pthread_mutex_lock(&clients->lock);
     client->is_busy = is_busy;
-    client->since = seconds_now();
+    client->since = tsr_seconds();
     pthread_mutex_unlock(&clients->lock);
 }
 
@@ -73,7 +67,7 @@ void view_clients_remove(view_clients *clients, view_client *client)
 
 void view_clients_end_idle(view_clients *clients, double seconds)
 {
-    const double limit = seconds_now() - seconds;
+    const double limit = tsr_seconds() - seconds;
     pthread_mutex_lock(&clients->lock);
     for (size_t i = 0; i < VIEW_MOST_CLIENTS; i++) {
         const view_client *client = &clients->places[i];

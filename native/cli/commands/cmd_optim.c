@@ -6,6 +6,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/optim_output.h"
 #include "cli/program/session.h"
+#include "io/clock.h"
 #include "tessera/folder.h"
 
 typedef struct optim_arguments {
@@ -166,11 +167,11 @@ static int run(cli *program, const void *arguments)
                         .destination = program->operands.items[2],
                         .documents = {a->modules, a->flat_params},
                         .overwrite = a->overwrite}};
-    const double started = cli_seconds();
+    const double started = tsr_seconds();
     cli_allow_expansion(program, a->allow_expansion);
     tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);
     if (status == TSR_OK) status = run_job(&j, &err);
-    if (status == TSR_OK && a->json) status = report(&j, cli_seconds() - started, &err);
+    if (status == TSR_OK && a->json) status = report(&j, tsr_seconds() - started, &err);
     close_job(&j);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }

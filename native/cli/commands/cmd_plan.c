@@ -70,11 +70,9 @@ static tsr_status copy_list(const cli_list *list, tsr_arena *arena, const tsr_st
 
 static tsr_status check_casts(const cli_session *session, const plan_arguments *arguments, tsr_error *err)
 {
-    const tsr_dtype dtype = arguments->dtype ? tsr_dtype_from_name(tsr_str_from(arguments->dtype)) : TSR_DTYPE_NONE;
-    if (arguments->dtype && dtype == TSR_DTYPE_NONE)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no dtype '%s'; choose float32, bfloat16, float16, float8_e4m3fn, …", arguments->dtype);
-    if (arguments->raw_cast && !arguments->dtype)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
+    tsr_dtype dtype;
+    const tsr_status status = cli_read_dtype(arguments->dtype, arguments->raw_cast, &dtype, err);
+    if (status != TSR_OK) return status;
     const tsr_convert_options options = {
         .want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection, .dtype = dtype, .raw_cast = arguments->raw_cast};
     return tsr_check_casts(session->checkpoint, &options, err);

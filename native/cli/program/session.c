@@ -2,9 +2,9 @@
 #include "cli/program/session.h"
 
 #include <stdio.h>
-#include <time.h>
 
 #include "cli/program/term.h"
+#include "io/clock.h"
 #include "tessera/folder.h"
 #include "tessera/glob.h"
 #include "tessera/path.h"
@@ -62,13 +62,6 @@ bool cli_selects(const void *selection, tsr_str fqn)
 
 /* ---- progress ---- */
 
-double cli_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 static void draw(cli_progress *p, uint64_t byte_done, uint64_t byte_total, double now)
 {
     double elapsed = now - p->started, rate = elapsed > 0 ? (double)byte_done / elapsed : 0;
@@ -86,7 +79,7 @@ static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
 {
     cli_progress *p = ctx;
     if (!p->visible) return true;
-    double now = cli_seconds();
+    double now = tsr_seconds();
     if (now - p->drawn >= 0.1) draw(p, byte_done, byte_total, now);
     return true;
 }
@@ -95,7 +88,7 @@ void cli_progress_start(cli_progress *progress, const cli *program, const char *
 {
     bool wanted = program->err.is_terminal && !program->globals.quiet && !program->globals.no_progress;
     *progress = (cli_progress){{step, progress}, program, what, 0, 0, wanted};
-    progress->started = progress->drawn = cli_seconds();
+    progress->started = progress->drawn = tsr_seconds();
 }
 
 void cli_progress_end(cli_progress *progress)

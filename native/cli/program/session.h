@@ -42,6 +42,4 @@ typedef struct cli_progress {
 void cli_progress_start(cli_progress *progress, const cli *program, const char *what);
 void cli_progress_end(cli_progress *progress);
 
-double cli_seconds(void); /* monotonic */
-
 #endif

@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "io/clock.h"
+
 /* A publication that hangs (a file system that does not answer) is left after this time, as SIGKILL would leave it. */
 enum { LONGEST_HOLD_SECONDS = 20 };
 
@@ -54,13 +56,6 @@ static void die(int number)
     _exit(128 + number); /* not reached */
 }
 
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 /* At most a tenth of a second. */
 static void wait_a_turn(void)
 {
@@ -76,10 +71,10 @@ static void wait_a_turn(void)
 static void wait_for_launcher_too(void)
 {
     while (!atomic_load(&received)) {
-        const double before = seconds();
+        const double before = tsr_seconds();
         int none = 0;
         wait_a_turn();
-        if (atomic_exchange(&announced, false) && seconds() - before < 0.5)
+        if (atomic_exchange(&announced, false) && tsr_seconds() - before < 0.5)
             atomic_compare_exchange_strong(&received, &none, SIGTERM);
     }
 }

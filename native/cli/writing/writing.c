@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include "cli/program/target_options.h"
+#include "io/clock.h"
 #include "tessera/folder.h"
 
 #define MOST_KEPT_NAMED 100u
@@ -23,13 +25,9 @@ static tsr_status rename_entry(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str
 
 static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr_convert_options *out, tsr_error *err)
 {
-    tsr_dtype dtype = w->options->dtype ? tsr_dtype_from_name(tsr_str_from(w->options->dtype)) : TSR_DTYPE_NONE;
-    if (w->options->dtype && dtype == TSR_DTYPE_NONE) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "there is no dtype '%s'; choose float32, bfloat16, float16, float8_e4m3fn, …", w->options->dtype);
-    }
-    if (w->options->raw_cast && !w->options->dtype)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
+    tsr_dtype dtype;
+    const tsr_status status = cli_read_dtype(w->options->dtype, w->options->raw_cast, &dtype, err);
+    if (status != TSR_OK) return status;
     *out = (tsr_convert_options){
         .to = w->to,
         .objects = (tsr_objects)w->options->objects,
@@ -184,13 +182,13 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
 tsr_status cli_write(cli_writing *w, tsr_error *err)
 {
     cli_progress progress;
-    double start = cli_seconds();
+    double start = tsr_seconds();
     w->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
     cli_allow_expansion(w->program, w->options->allow_expansion);
     cli_progress_start(&progress, w->program, w->what);
     tsr_status status = write_all(w, &progress.base, err);
     cli_progress_end(&progress);
-    w->seconds = cli_seconds() - start;
+    w->seconds = tsr_seconds() - start;
     return status == TSR_OK && cli_speaks(w->program) ? cli_report_writing(w, err) : status;
 }
 
