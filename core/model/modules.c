@@ -363,9 +363,8 @@ static const tsr_attribute *modified(const tsr_modules *m, tsr_module_ref module
     return NULL;
 }
 
-/* Raw names come first: a model that DDP wraps may have a child "module" of its own. Each step goes down, so that the tree
- * bounds them. */
-/* A module, or anything else. */
+/* The attribute with a dotted name: a module where `module_wanted`, otherwise a tensor; or NULL. Raw names come first, because
+ * a model that DDP wraps may have a child "module" of its own. Each step goes down, so the tree bounds them. */
 static const tsr_attribute *find(const tsr_modules *m, tsr_module_ref module, const char *name, bool module_wanted)
 {
     const char *dot = strchr(name, '.');

@@ -34,7 +34,7 @@ static tsr_str first_part(tsr_str name)
     return dot ? (tsr_str){name.data, (size_t)(dot - name.data)} : name;
 }
 
-/* Where the parameter's FQN ends in "fc.weight.exp_avg"; 0: there is no dot to end it. */
+/* Where the parameter's FQN ends in "fc.weight.exp_avg"; 0 if no dot ends one. */
 static size_t parameter_end(tsr_str text, const tsr_map *parameters)
 {
     size_t last = 0;

@@ -1,5 +1,5 @@
-/* Optimizer state from one form to another: documents and source are opened and the trees converted at once; what is made
- * for each rank is made when its file is asked for. */
+/* Convert optimizer state from one form to another. Opening a job reads the documents and the source and converts the trees.
+ * What belongs to one rank is converted when its file is written or read. */
 #include "tessera/optim_convert.h"
 
 #include <inttypes.h>

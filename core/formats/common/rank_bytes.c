@@ -109,7 +109,7 @@ static tsr_status walk_elements(matching *m, bool *same)
     }
 }
 
-/* Reads all that a window may show at once, when that is little. Otherwise one of the two views would be read in many small
+/* Reads the whole range of a window into memory, if it is small. Otherwise one of the two views would be read in many small
  * pieces far apart. */
 static tsr_status load_whole(matching *m, window *w, uint8_t **memory)
 {

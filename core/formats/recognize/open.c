@@ -28,7 +28,7 @@ static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
                      TSR_STR_ARG(file_of(checkpoint, second)));
 }
 
-/* The catalog's own list of file names: rooms that read no store name files with it. */
+/* The catalog's own list of file names, for modules that name files but read no store. */
 static tsr_status list_files(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;

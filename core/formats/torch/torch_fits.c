@@ -215,7 +215,7 @@ static bool are_pairs(const tsr_pickle *pickle, tsr_ref ref)
     const tsr_ref *items = items_of(pickle, ref, &count);
     for (size_t i = 0; i < count; i++)
         if (!is_pair(pickle, items[i])) return false;
-    return tsr_pickle_text(pickle, ref).size == 0; /* what a str or bytes gives are no pairs */
+    return tsr_pickle_text(pickle, ref).size == 0; /* the items of a str or bytes are not pairs */
 }
 
 static bool fits_dict(const tsr_pickle *pickle, tsr_ref args)

@@ -16,7 +16,7 @@
 /* The type of a node of any kind; TSR_TYPE_UNKNOWN for objects of classes that are not on the list. */
 char tsr_torch_type(const tsr_pickle *pickle, tsr_ref ref);
 
-/* Whether a listed name is that of a function, of which there are no instances. */
+/* Whether a listed name is a function rather than a class. Functions have no instances. */
 bool tsr_torch_is_function(uint32_t id);
 
 /* Whether Python can iterate over a value of the type; true for one that is not known. */
