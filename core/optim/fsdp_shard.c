@@ -288,19 +288,12 @@ static tsr_status put_ids(sharding *s, const tsr_value *params, size_t number, t
 
 static tsr_status rekey_group(sharding *s, size_t number, const tsr_value **out, tsr_error *err)
 {
-    const tsr_value *group = s->full.groups->items[number], *list = NULL,
-                    **items = tsr_arena_array(s->arena, group->count, sizeof *items, err);
+    const tsr_value *group = s->full.groups->items[number], *list = NULL;
     tsr_tree ids = tsr_tree_on(s->host, s->arena);
-    tsr_status status = items ? put_ids(s, tsr_group_params(group), number, &ids, err) : TSR_E_NOMEM;
+    tsr_status status = put_ids(s, tsr_group_params(group), number, &ids, err);
     if (status == TSR_OK) status = tsr_tree_finish(&ids, TSR_VALUE_LIST, &list, err);
     tsr_tree_drop(&ids);
-    if (status != TSR_OK) return status;
-    for (size_t i = 0; i < group->count; i += 2) {
-        items[i] = group->items[i];
-        items[i + 1] = tsr_is_key(group->items[i], "params") ? list : group->items[i + 1];
-    }
-    *out = tsr_value_items(s->arena, TSR_VALUE_DICT, items, group->count, err);
-    return *out ? TSR_OK : TSR_E_NOMEM;
+    return status == TSR_OK ? tsr_group_with_params(group, list, s->arena, out, err) : status;
 }
 
 static tsr_status run(sharding *s, const tsr_value **out, tsr_error *err)

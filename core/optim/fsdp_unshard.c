@@ -346,16 +346,12 @@ static tsr_status name_params(unsharding *u, const tsr_value *params, tsr_tree *
 static tsr_status put_group(unsharding *u, const tsr_value *group, tsr_tree *groups, tsr_error *err)
 {
     tsr_tree names = tsr_tree_on(u->host, u->arena);
-    const tsr_value *list = NULL, **items = tsr_arena_array(u->arena, group->count, sizeof *items, err);
-    tsr_status status = items ? name_params(u, tsr_group_params(group), &names, err) : TSR_E_NOMEM;
+    const tsr_value *list = NULL, *named = NULL;
+    tsr_status status = name_params(u, tsr_group_params(group), &names, err);
     if (status == TSR_OK) status = tsr_tree_finish(&names, TSR_VALUE_LIST, &list, err);
     tsr_tree_drop(&names);
-    if (status != TSR_OK) return status;
-    for (size_t i = 0; i < group->count; i += 2) {
-        items[i] = group->items[i];
-        items[i + 1] = tsr_is_key(group->items[i], "params") ? list : group->items[i + 1];
-    }
-    return tsr_tree_add(groups, tsr_value_items(u->arena, TSR_VALUE_DICT, items, group->count, err), err);
+    if (status == TSR_OK) status = tsr_group_with_params(group, list, u->arena, &named, err);
+    return status == TSR_OK ? tsr_tree_add(groups, named, err) : status;
 }
 
 static tsr_status put_groups(unsharding *u, const tsr_value **out, tsr_error *err)

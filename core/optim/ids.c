@@ -48,20 +48,6 @@ static tsr_status rekey_state(rekeying *r, const tsr_value *state, const tsr_val
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The group with other "params"; everything else stays, in its place. */
-static tsr_status replace_params(rekeying *r, const tsr_value *group, const tsr_value *params, const tsr_value **out,
-                                 tsr_error *err)
-{
-    const tsr_value **items = tsr_arena_array(r->arena, group->count, sizeof *items, err);
-    if (!items) return TSR_E_NOMEM;
-    for (size_t i = 0; i < group->count; i += 2) {
-        items[i] = group->items[i];
-        items[i + 1] = tsr_is_key(group->items[i], "params") ? params : group->items[i + 1];
-    }
-    *out = tsr_value_items(r->arena, TSR_VALUE_DICT, items, group->count, err);
-    return *out ? TSR_OK : TSR_E_NOMEM;
-}
-
 /* Gives every parameter of every group its new key: the name in `names`, or its number. */
 static tsr_status rekey_groups(rekeying *r, const tsr_value *groups, const tsr_name_list *names, const tsr_value **out,
                                tsr_error *err)
@@ -81,7 +67,7 @@ static tsr_status rekey_groups(rekeying *r, const tsr_value *groups, const tsr_n
         }
         const tsr_value *list = tsr_value_items(r->arena, TSR_VALUE_LIST, keys, params->count, err);
         if (!list) return TSR_E_NOMEM;
-        TSR_TRY(replace_params(r, groups->items[g], list, &items[g], err));
+        TSR_TRY(tsr_group_with_params(groups->items[g], list, r->arena, &items[g], err));
     }
     *out = tsr_value_items(r->arena, TSR_VALUE_LIST, items, groups->count, err);
     return *out ? TSR_OK : TSR_E_NOMEM;

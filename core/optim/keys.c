@@ -139,7 +139,6 @@ bool tsr_optim_is_named(const tsr_value *raw)
 
 typedef struct rekeying {
     const tsr_rekeying *how;
-    const tsr_host *host;
     tsr_arena *arena;
     tsr_str *names; /* by number */
     size_t count;
@@ -230,14 +229,8 @@ static tsr_status rekey_groups(const rekeying *r, const tsr_value *groups, const
     const tsr_value **list = tsr_arena_array(r->arena, groups->count, sizeof *list, err);
     for (size_t g = 0; list && g < groups->count; g++) {
         const tsr_value *group = groups->items[g], *params = NULL;
-        const tsr_value **items = tsr_arena_array(r->arena, group->count, sizeof *items, err);
-        if (!items) return TSR_E_NOMEM;
         TSR_TRY(rekey_params(r, tsr_group_params(group), &params, err));
-        for (size_t i = 0; i < group->count; i += 2) {
-            items[i] = group->items[i];
-            items[i + 1] = tsr_is_key(group->items[i], "params") ? params : group->items[i + 1];
-        }
-        if (!(list[g] = tsr_value_items(r->arena, TSR_VALUE_DICT, items, group->count, err))) return TSR_E_NOMEM;
+        TSR_TRY(tsr_group_with_params(group, params, r->arena, &list[g], err));
     }
     *out = list ? tsr_value_items(r->arena, TSR_VALUE_LIST, list, groups->count, err) : NULL;
     return *out ? TSR_OK : TSR_E_NOMEM;
@@ -276,7 +269,7 @@ static tsr_status run(rekeying *r, const tsr_value *state_dict, const tsr_group_
 tsr_status tsr_optim_rekey(const tsr_value *state_dict, const tsr_group_names *names, const tsr_rekeying *how,
                            const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {
-    rekeying r = {.how = how, .host = host, .arena = arena, .numbers = tsr_map_new(host->allocator, 0, err)};
+    rekeying r = {.how = how, .arena = arena, .numbers = tsr_map_new(host->allocator, 0, err)};
     const tsr_status status = r.numbers ? run(&r, state_dict, names, out, err) : TSR_E_NOMEM;
     tsr_map_free(r.numbers);
     return status;

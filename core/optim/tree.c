@@ -68,6 +68,19 @@ const tsr_value *tsr_group_params(const tsr_value *group)
     return tsr_value_get(group, TSR_STR("params"));
 }
 
+tsr_status tsr_group_with_params(const tsr_value *group, const tsr_value *params, tsr_arena *arena, const tsr_value **out,
+                                 tsr_error *err)
+{
+    const tsr_value **items = tsr_arena_array(arena, group->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < group->count; i += 2) {
+        items[i] = group->items[i];
+        items[i + 1] = tsr_is_key(group->items[i], "params") ? params : group->items[i + 1];
+    }
+    *out = tsr_value_items(arena, TSR_VALUE_DICT, items, group->count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
 const char *tsr_value_kind_name(const tsr_value *value)
 {
     static const char *const names[] = {"None",       "bool",  "int",    "int",    "float", "complex",

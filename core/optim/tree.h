@@ -37,6 +37,9 @@ typedef struct tsr_optim_parts {
 } tsr_optim_parts;
 tsr_status tsr_optim_take_apart(const tsr_value *optim, bool groups, tsr_optim_parts *out, tsr_error *err);
 const tsr_value *tsr_group_params(const tsr_value *group);
+/* The group with other "params"; everything else stays, in its place. Lives in `arena`. */
+tsr_status tsr_group_with_params(const tsr_value *group, const tsr_value *params, tsr_arena *arena, const tsr_value **out,
+                                 tsr_error *err);
 /* TSR_E_FORMAT unless a parameter's state is a dict. */
 tsr_status tsr_check_state(const tsr_value *key, const tsr_value *state, tsr_error *err);
 
