@@ -445,20 +445,6 @@ static tsr_status scan_gather(check *c, const tsr_entry *entry, tally *t, tsr_er
 
 /* ---- replicas ---- */
 
-static tsr_status compare_replica(check *c, const tsr_gather *chunks, const tsr_chunk *replica, tsr_difference *difference,
-                                  tsr_error *err)
-{
-    tsr_gather *copy;
-    TSR_TRY(tsr_gather_open_chunks(c->checkpoint, chunks->entry, replica, 1, &copy, err));
-    tsr_status status = TSR_OK;
-    if (copy->part_count) {
-        const tsr_box box = {copy->rank, copy->parts[0].offsets, copy->parts[0].sizes};
-        status = tsr_compare_gathers(chunks, copy, box, &(tsr_tolerance){.exact = true}, c->ring, difference, err);
-    }
-    tsr_gather_close(copy);
-    return status;
-}
-
 static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_chunk *replica, tsr_error *err)
 {
     tsr_difference difference = {0};
@@ -467,7 +453,7 @@ static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_ch
     if (replica->file == TSR_NO_FILE) return TSR_OK; /* a finding since opening */
     if (replica->byte_length > c->replica_room) return TSR_OK; /* bytes that were compared before, again */
     c->replica_room -= replica->byte_length;
-    if (compare_replica(c, chunks, replica, &difference, &failure) != TSR_OK) return finding_of(c, place, &failure, err);
+    if (tsr_compare_copy(chunks, replica, c->ring, &difference, &failure) != TSR_OK) return finding_of(c, place, &failure, err);
     if (difference.differing == 0) return TSR_OK;
     return tsr_find(c->share.found, "layout/replica-differs", place, err, "%llu of %llu elements differ from the first copy",
                     (unsigned long long)difference.differing, (unsigned long long)difference.elements);

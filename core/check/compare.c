@@ -161,6 +161,20 @@ tsr_status tsr_compare_gathers(const tsr_gather *a, const tsr_gather *b, tsr_box
     return compare_tiles(&c, box, ring, err);
 }
 
+tsr_status tsr_compare_copy(const tsr_gather *chunks, const tsr_chunk *replica, tsr_ring *ring, tsr_difference *out,
+                            tsr_error *err)
+{
+    tsr_gather *copy;
+    TSR_TRY(tsr_gather_open_chunks(chunks->checkpoint, chunks->entry, replica, 1, &copy, err));
+    tsr_status status = TSR_OK;
+    if (copy->part_count) {
+        const tsr_box box = {copy->rank, copy->parts[0].offsets, copy->parts[0].sizes};
+        status = tsr_compare_gathers(chunks, copy, box, &(tsr_tolerance){.exact = true}, ring, out, err);
+    }
+    tsr_gather_close(copy);
+    return status;
+}
+
 static tsr_status check_pair(const tsr_gather *a, const tsr_gather *b, tsr_error *err)
 {
     bool same = a->entry->dtype == b->entry->dtype || a->dtype == TSR_FLOAT4_E2M1FN_X2;

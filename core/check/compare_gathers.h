@@ -9,4 +9,9 @@
 tsr_status tsr_compare_gathers(const tsr_gather *a, const tsr_gather *b, tsr_box box, const tsr_tolerance *tolerance,
                                tsr_ring *ring, tsr_difference *out, tsr_error *err);
 
+/* A replica of the entry that `chunks` are of, with the elements that these have in its box. TSR_OK and no difference where no
+ * element of the copy can be read. Errors and the ring as above. */
+tsr_status tsr_compare_copy(const tsr_gather *chunks, const tsr_chunk *replica, tsr_ring *ring, tsr_difference *out,
+                            tsr_error *err);
+
 #endif

@@ -48,20 +48,6 @@ static tsr_status match_sums(copies *c, const tsr_chunk *chunk, const tsr_chunk 
     return TSR_OK;
 }
 
-static tsr_status compare(copies *c, const tsr_chunk *replica, tsr_difference *difference)
-{
-    tsr_gather *copy;
-    if (!c->chunks) TSR_TRY(tsr_gather_open(c->checkpoint, c->entry, NULL, &c->chunks, c->err));
-    TSR_TRY(tsr_gather_open_chunks(c->checkpoint, c->entry, replica, 1, &copy, c->err));
-    tsr_status status = TSR_OK;
-    if (copy->part_count) {
-        const tsr_box box = {copy->rank, copy->parts[0].offsets, copy->parts[0].sizes};
-        status = tsr_compare_gathers(c->chunks, copy, box, &(tsr_tolerance){.exact = true}, c->ring, difference, c->err);
-    }
-    tsr_gather_close(copy);
-    return status;
-}
-
 static tsr_status check_copy(copies *c, const tsr_chunk *replica)
 {
     bool same = false;
@@ -74,7 +60,8 @@ static tsr_status check_copy(copies *c, const tsr_chunk *replica)
     if (at != UINT32_MAX && c->entry->chunks[at].file < store->file_count)
         TSR_TRY(match_sums(c, &c->entry->chunks[at], replica, &same));
     if (same) return TSR_OK;
-    TSR_TRY(compare(c, replica, &difference));
+    if (!c->chunks) TSR_TRY(tsr_gather_open(c->checkpoint, c->entry, NULL, &c->chunks, c->err));
+    TSR_TRY(tsr_compare_copy(c->chunks, replica, c->ring, &difference, c->err));
     TSR_FAIL_IF(difference.differing, c->err, TSR_E_FORMAT, replica->byte_offset,
                 "'%.*s' is replicated, but %llu of %llu elements of the copy in %.*s differ from the first copy; leave it out with "
                 "--exclude, or replace the file",

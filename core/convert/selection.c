@@ -2,7 +2,6 @@
 #include "convert/selection.h"
 
 #include "base/try.h"
-#include "convert/copies.h"
 #include "tessera/cast.h"
 #include "tessera/map.h"
 
@@ -89,21 +88,6 @@ static tsr_status check_files(const tsr_chosen *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* Of the copies of a replicated tensor one is written: the others must be equal to it. */
-static tsr_status check_copies(const tsr_chosen *s, tsr_error *err)
-{
-    tsr_ring *ring = NULL;
-    tsr_status status = TSR_OK;
-    for (uint64_t i = 0; i < s->count && status == TSR_OK; i++) {
-        const tsr_converted *row = &s->rows[i];
-        if (!row->written || row->entry->kind != TSR_ENTRY_TENSOR || !row->entry->replica_count) continue;
-        if (!ring) status = tsr_ring_new(tsr_checkpoint_host(s->checkpoint), s->options->max_memory, &ring, err);
-        if (status == TSR_OK) status = tsr_check_copies(s->checkpoint, row->entry, ring, err);
-    }
-    tsr_ring_free(ring);
-    return status;
-}
-
 /* One message for all entries that cannot be written, naming the first few. */
 static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
 {
@@ -158,6 +142,5 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
     TSR_TRY(check_files(out, err));
     TSR_TRY(check_refusals(out, refusal, err));
     TSR_TRY(check_names(out, err));
-    TSR_TRY(check_copies(out, err));
     return mark_copies(out, err);
 }

@@ -1,5 +1,6 @@
 /* Making a work: the writer of the container lays everything out, and the stages' blits are cut into units. */
 #include "base/try.h"
+#include "convert/copies.h"
 #include "convert/reshard_to.h"
 #include "convert/work_parts.h"
 #include "stream/text.h"
@@ -79,6 +80,23 @@ static tsr_status check_repeats(const tsr_work *work, tsr_error *err)
     return status;
 }
 
+/* Of the copies of a replicated tensor one is written: the others must be equal to it. After the bound on what repeats, which
+ * what is compared here is under, too. */
+static tsr_status check_copies(const tsr_work *work, tsr_error *err)
+{
+    const tsr_conversion *conversion = &work->conversion;
+    tsr_ring *ring = NULL;
+    tsr_status status = TSR_OK;
+    for (uint64_t i = 0; i < conversion->row_count && status == TSR_OK; i++) {
+        const tsr_converted *row = &conversion->rows[i];
+        if (!row->written || row->entry->kind != TSR_ENTRY_TENSOR || !row->entry->replica_count) continue;
+        if (!ring) status = tsr_ring_new(work->host, work->job.options->max_memory, &ring, err);
+        if (status == TSR_OK) status = tsr_check_copies(work->job.checkpoint, row->entry, ring, err);
+    }
+    tsr_ring_free(ring);
+    return status;
+}
+
 tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(work->job.checkpoint);
@@ -128,6 +146,7 @@ tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const 
     work->crc = work->writer.crc || tsr_checkpoint_has_crcs(checkpoint);
     if (status == TSR_OK) status = check_repeats(work, err);
     if (status == TSR_OK) status = cut_stages(work, err);
+    if (status == TSR_OK) status = check_copies(work, err);
     if (status == TSR_OK) status = put_objects_aside(&work->job, err);
     if (status != TSR_OK) {
         tsr_work_free(work);

@@ -36,8 +36,8 @@ TSR_API_BEGIN
 
 typedef struct tsr_work tsr_work;
 
-/* Decides and refuses everything, as tsr_convert (plan NULL) or tsr_reshard would, and lays out the output; reads no
- * tensor and writes nothing. `generation` is the output's (all processes must use the same). Borrows checkpoint, plan and
+/* Decides and refuses everything, as tsr_convert (plan NULL) or tsr_reshard would, and lays out the output. Writes
+ * nothing, and reads no tensor except replicas whose CRCs do not show that they are equal. `generation` is the output's (all processes must use the same). Borrows checkpoint, plan and
  * options until free; results live in `arena`. */
 tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const tsr_convert_options *options,
                         uint32_t generation, tsr_arena *arena, tsr_work **out, tsr_error *err);
