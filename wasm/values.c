@@ -15,16 +15,6 @@ static tsr_status find(const opened *item, tsr_str fqn, const tsr_entry **out, t
                      TSR_STR_ARG(fqn), TSR_STR_ARG(entry->type));
 }
 
-static tsr_status check_repeats(const opened *item, const tsr_entry *entry, const tsr_slice *slice, tsr_error *err)
-{
-    tsr_repeats repeats;
-    tsr_repeats_open(&repeats, item->checkpoint);
-    tsr_status status = tsr_repeats_add(&repeats, entry, slice->offsets, slice->sizes, NULL, err);
-    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
-    tsr_repeats_close(&repeats);
-    return status;
-}
-
 static tsr_status measure(const tsr_entry *entry, bool whole, tessera_part *out, tsr_error *err)
 {
     const uint32_t itemsize = tsr_dtype_size(entry->dtype);
@@ -55,7 +45,7 @@ uint32_t tessera_part_of(uint32_t handle, const char *fqn, uint32_t fqn_size, co
     out->entry = (uint32_t)(entry - tsr_checkpoint_catalog(item->checkpoint)->entries);
     out->whole = slice ? 0 : tsr_dtype_size(entry->dtype) ? 1 : 2;
     tsr_status status = tsr_slice_parse((tsr_str){slice, slice_size}, entry->rank, entry->shape, &out->slice, err);
-    if (status == TSR_OK) status = check_repeats(item, entry, &out->slice, err);
+    if (status == TSR_OK) status = tsr_repeats_check_box(item->checkpoint, entry, out->slice.offsets, out->slice.sizes, err);
     if (status == TSR_OK) status = measure(entry, !slice, out, err);
     return status == TSR_OK;
 }

@@ -324,3 +324,14 @@ tsr_status tsr_repeats_check_catalog(tsr_checkpoint *checkpoint, const tsr_selec
     tsr_repeats_close(&repeats);
     return status;
 }
+
+tsr_status tsr_repeats_check_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets,
+                                 const uint64_t *sizes, tsr_error *err)
+{
+    tsr_repeats repeats;
+    tsr_repeats_open(&repeats, checkpoint);
+    tsr_status status = tsr_repeats_add(&repeats, entry, offsets, sizes, NULL, err);
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
+    tsr_repeats_close(&repeats);
+    return status;
+}

@@ -61,6 +61,10 @@ tsr_status tsr_repeats_check(tsr_repeats *repeats, tsr_error *err);
 /* All of that for the selected tensors of a checkpoint. */
 tsr_status tsr_repeats_check_catalog(tsr_checkpoint *checkpoint, const tsr_selection *selection, tsr_error *err);
 
+/* All of that for one tensor, or the box [offsets, offsets + sizes) of it in elements (both NULL: all of it). */
+tsr_status tsr_repeats_check_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets,
+                                 const uint64_t *sizes, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -181,16 +181,6 @@ static tsr_status find(const cli_session *session, const char *given, const tsr_
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%s'; `tessera inspect` lists them", given);
 }
 
-static tsr_status check_repeats(const cli_session *session, const tsr_entry *entry, const tsr_slice *slice, tsr_error *err)
-{
-    tsr_repeats repeats;
-    tsr_repeats_open(&repeats, session->checkpoint);
-    tsr_status status = tsr_repeats_add(&repeats, entry, slice->offsets, slice->sizes, NULL, err);
-    if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);
-    tsr_repeats_close(&repeats);
-    return status;
-}
-
 static tsr_status get(cli *program, const cli_session *session, const get_arguments *arguments, tsr_error *err)
 {
     const tsr_entry *entry;
@@ -210,7 +200,7 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
         return cli_unchanged(session, err);
     }
     status = tsr_slice_parse(inside, entry->rank, entry->shape, &slice, err);
-    if (status == TSR_OK) status = check_repeats(session, entry, &slice, err);
+    if (status == TSR_OK) status = tsr_repeats_check_box(session->checkpoint, entry, slice.offsets, slice.sizes, err);
     if (status == TSR_OK && (arguments->print || !arguments->output))
         status = get_as_text(session, entry, &slice, arguments->print, err);
     if (status == TSR_OK) status = cli_unchanged(session, err);
