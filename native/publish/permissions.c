@@ -42,7 +42,8 @@ static bool keep_ids(const struct stat *info, const struct stat *now, int new_fi
            fchown(new_file, (uid_t)-1, info->st_gid) == 0;
 }
 
-void tsr_keep_permissions(int old, const struct stat *info, int new_file)
+/* `old` is -1 where it could not be opened; its list is then taken for lost. */
+static void keep_permissions(int old, const struct stat *info, int new_file)
 {
     struct stat now;
     const bool is_folder = S_ISDIR(info->st_mode);
@@ -64,6 +65,6 @@ void tsr_keep_permissions_of(int folder, const char *name, int new_file)
     struct stat info;
     if (fstatat(folder, name, &info, 0) != 0) return;
     const int old = openat(folder, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    tsr_keep_permissions(old, &info, new_file);
+    keep_permissions(old, &info, new_file);
     if (old >= 0) close(old);
 }

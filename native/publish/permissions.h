@@ -13,12 +13,9 @@
 #define TSR_PRIVATE_FILE   0600u
 #define TSR_PRIVATE_FOLDER 0700u
 
-/* Gives the new file or directory, by its descriptor, the permissions of the old one. `old` may be -1 where it could not be opened;
- * its list is then taken for lost. */
-void tsr_keep_permissions(int old, const struct stat *info, int new_file);
 /* Gives the new file the owner and the group of another one, and leaves it its mode. */
 void tsr_keep_owner(const struct stat *info, int new_file);
-/* The same as tsr_keep_permissions for what a name in `folder` leads to; nothing where it leads nowhere. */
+/* Gives the new file or directory the permissions of what a name in `folder` leads to; nothing where it leads nowhere. */
 void tsr_keep_permissions_of(int folder, const char *name, int new_file);
 
 #endif

@@ -74,10 +74,15 @@ tsr_status tsr_publication_publish(tsr_publication *p, tsr_output *output, uint3
     return TSR_OK;
 }
 
-void tsr_publication_close(tsr_publication *p)
+void tsr_publication_discard(const tsr_publication *p)
 {
     tsr_error ignored = {0};
-    if (p->journal) tsr_journals_discard(&p->journals, p->tag, &ignored); /* also ends or undoes a publication that failed */
+    if (p->journal) tsr_journals_discard(&p->journals, p->tag, &ignored);
+}
+
+void tsr_publication_close(tsr_publication *p)
+{
+    tsr_publication_discard(p); /* also ends or undoes a publication that failed */
     tsr_journal_close(p->journal);
     tsr_journals_close(&p->journals);
     *p = (tsr_publication){0};

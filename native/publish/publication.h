@@ -19,6 +19,8 @@ tsr_status tsr_publication_begin(tsr_publication *publication, tsr_str job, uint
                                  size_t count, tsr_error *err);
 /* Publishes an output that was opened with the tag. */
 tsr_status tsr_publication_publish(tsr_publication *publication, tsr_output *output, uint32_t marker, bool swap, tsr_error *err);
+/* Removes what the journal lists and was not published, and the journal. Errors leave what they are about. Takes a zeroed one. */
+void tsr_publication_discard(const tsr_publication *publication);
 /* After the output was closed: without one the journal is nobody's. Takes a zeroed one. */
 void tsr_publication_close(tsr_publication *publication);
 

@@ -73,10 +73,9 @@ typedef struct repaired_file {
 static void remove_unfinished(void *ctx)
 {
     const repaired_file *file = ctx;
-    tsr_error ignored = {0};
     tsr_sys_stop_naming();
     if (file->output) tsr_folder_output_abandon(file->output);
-    if (file->publication.journal) tsr_journals_discard(&file->publication.journals, file->publication.tag, &ignored);
+    tsr_publication_discard(&file->publication);
 }
 
 static tsr_status create_file(const repair *r, repaired_file *file, uint64_t size, uint32_t *number, tsr_error *err)

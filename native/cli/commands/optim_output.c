@@ -9,9 +9,8 @@
 static void remove_unfinished(void *ctx)
 {
     const cli_optim_output *o = ctx;
-    tsr_error ignored = {0};
     tsr_sys_stop_naming();
-    if (o->publication.journal) tsr_journals_discard(&o->publication.journals, o->publication.tag, &ignored);
+    tsr_publication_discard(&o->publication);
 }
 
 static tsr_status list_inputs(const cli_optim_output *o, tsr_inputs *inputs, tsr_error *err)

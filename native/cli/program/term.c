@@ -49,12 +49,6 @@ void cli_pad(FILE *file, unsigned columns)
     fprintf(file, "%*s", (int)columns, "");
 }
 
-void cli_put_padded(FILE *file, tsr_str text, unsigned columns)
-{
-    unsigned width = walk(file, text, 0, UINT32_MAX);
-    if (width < columns) cli_pad(file, columns - width);
-}
-
 void cli_put_fitted(FILE *file, tsr_str text, unsigned columns, bool pad)
 {
     unsigned width = cli_width(text);

@@ -16,7 +16,6 @@ cli_terminal cli_terminal_of(int fd, unsigned color_choice);
 void cli_put(FILE *file, tsr_str text);
 /* Columns that cli_put fills. */
 unsigned cli_width(tsr_str text);
-void cli_put_padded(FILE *file, tsr_str text, unsigned columns);
 /* Cut in the middle with "…" where it is wider than `columns`; padded to `columns` with `pad`. */
 void cli_put_fitted(FILE *file, tsr_str text, unsigned columns, bool pad);
 void cli_pad(FILE *file, unsigned columns);

@@ -66,10 +66,9 @@ static FILE *create_beside(cli_out_file *out, bool exists)
 static void remove_unfinished(void *ctx)
 {
     const cli_out_file *out = ctx;
-    tsr_error ignored = {0};
     tsr_sys_stop_naming();
     if (out->made) unlink(out->temporary);
-    if (out->publication.journal) tsr_journals_discard(&out->publication.journals, out->publication.tag, &ignored);
+    tsr_publication_discard(&out->publication);
 }
 
 static tsr_status begin(cli_out_file *out, bool exists, tsr_error *err)
