@@ -189,9 +189,9 @@ static tsr_status agree(loading *l, tsr_str key, tsr_status mine, tsr_error *err
 /* Names what the model's state lacks. */
 static tsr_status warn_of_unknown(const loading *l, tsr_error *err)
 {
-    tsr_map *seen = l->to->warn ? tsr_map_new(tsr_state_dict_host(l->to->out)->allocator, 0, err) : NULL;
+    tsr_map *seen = l->to->warnings.warn ? tsr_map_new(tsr_state_dict_host(l->to->out)->allocator, 0, err) : NULL;
     tsr_str names = TSR_STR("");
-    tsr_status status = !l->to->warn || seen ? TSR_OK : TSR_E_NOMEM;
+    tsr_status status = !l->to->warnings.warn || seen ? TSR_OK : TSR_E_NOMEM;
     for (size_t i = 0; seen && i < l->count && status == TSR_OK; i++) {
         bool fresh = false;
         if (l->reads[i].is_unknown) status = tsr_map_put(seen, l->reads[i].parameter, 0, NULL, &fresh, err);
@@ -209,7 +209,7 @@ static tsr_status warn_of_unknown(const loading *l, tsr_error *err)
                                           count, count == 1 ? "" : "s", TSR_STR_ARG(names), count > MOST_NAMES ? ", …" : "",
                                           l->layout.group ? "without a tensor-parallel slice" : "all the same");
     if (!text.data) return TSR_E_NOMEM;
-    l->to->warn(l->to->ctx, text.data);
+    l->to->warnings.warn(l->to->warnings.ctx, text.data);
     return TSR_OK;
 }
 

@@ -100,8 +100,8 @@ static tsr_status load_and_compare(const job *j, const cJSON *one, tsr_comm *com
     TRY(tsr_state_dict_new(&host, &model, err));
     TRY(tsr_state_dict_new(&host, &out, err));
     TRY(make_model(model, record, data, err));
-    const tsr_optimizer_target to = {out, j->on_device ? &device.base : NULL, j->on_device ? 128 : 0, keep_warning,
-                                     &warning};
+    const tsr_optimizer_target to = {out, j->on_device ? &device.base : NULL, j->on_device ? 128 : 0,
+                                     {keep_warning, &warning}};
     TRY(tsr_optimizer_state_load(path, optimizer, tsr_state_dict_root(model), comm, &to, err));
     TRY(live_same(tsr_state_dict_root(out), live_get(record, "got"), false, err));
     NEED(is_of_group(tsr_state_dict_root(out), two ? data : NULL));

@@ -38,8 +38,7 @@ typedef struct tsr_optimizer_target {
     tsr_state_dict *out; /* gets the result, and owns its memory */
     tsr_device *device;  /* of all its tensors; NULL: the host */
     size_t buffer_bytes; /* for what passes through host memory to a device; 0: 16 MiB */
-    void (*warn)(void *ctx, const char *message); /* or NULL */
-    void *ctx;
+    tsr_warnings warnings;
 } tsr_optimizer_target;
 
 /* Loads what is below `key` in the checkpoint at `path`, of any form and saved by any number of ranks:
@@ -51,7 +50,7 @@ typedef struct tsr_optimizer_target {
  * one (2-D). Objects are as stored; tensors inside them are whole.
  *
  * Collective over `comm`, all ranks; the layout's groups are parts of it. Ranks agree on the key and on 1-D or 2-D before
- * anything is read, and return the same status. After a failure the root of `to->out` is as before. `to->warn` hears of
+ * anything is read, and return the same status. After a failure the root of `to->out` is as before. `to->warnings` hears of
  * parameters whose state is in the checkpoint but which the model's state does not have; it is loaded, too, but not sliced.
  * Memory: this rank's shards, the buffer, and some hundred bytes per entry. Errors: those of tsr_state_dict_layout_2d and
  * tsr_optim_load; TSR_E_UNSUPPORTED for entries that are neither dense tensors nor objects; those of opening and reading.
