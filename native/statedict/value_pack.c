@@ -20,10 +20,8 @@ static tsr_status add(tsr_vec *out, const void *bytes, size_t size, tsr_error *e
 
 static tsr_status pack_bytes(const tsr_tensor *tensor, tsr_vec *out, tsr_error *err)
 {
-    uint64_t bytes, elements = 1;
-    for (uint32_t i = 0; i < tensor->entry.rank; i++) elements *= tensor->entry.shape[i];
-    TSR_FAIL_IF(!tsr_dtype_bytes(tensor->entry.dtype, elements, &bytes), err, TSR_E_UNSUPPORTED,
-                "the tensor's elements are not whole bytes");
+    uint64_t bytes;
+    TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes), err, TSR_E_UNSUPPORTED, "the tensor's elements are not whole bytes");
     TSR_FAIL_IF(tensor->meta || (bytes && !tensor->data), err, TSR_E_USAGE, "the tensor has no memory");
     if (!tensor->device || !bytes) return add(out, tensor->data, (size_t)bytes, err);
     TSR_TRY(tsr_vec_reserve(out, (size_t)bytes, err));
@@ -97,9 +95,8 @@ static tsr_status take(unpacking *u, void *to, size_t size, tsr_error *err)
 
 static tsr_status unpack_bytes(unpacking *u, tsr_tensor *tensor, tsr_error *err)
 {
-    uint64_t bytes, elements = 1;
-    for (uint32_t i = 0; i < tensor->entry.rank; i++) elements *= tensor->entry.shape[i];
-    TSR_FAIL_IF(!tsr_dtype_bytes(tensor->entry.dtype, elements, &bytes) || bytes > u->rest.size, err, TSR_E_FORMAT,
+    uint64_t bytes;
+    TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes) || bytes > u->rest.size, err, TSR_E_FORMAT,
                 "a tensor of another rank is cut short");
     tensor->data = tsr_arena_array(u->arena, (size_t)bytes, 1, err);
     return tensor->data ? take(u, tensor->data, (size_t)bytes, err) : TSR_E_NOMEM;
