@@ -7,10 +7,7 @@ static tsr_status resolve(names_request *r, tsr_str text, const tessera_text *as
     tsr_modules *modules = NULL;
     tsr_str *raws = tsr_arena_array(r->arena, count, sizeof *raws, err);
     if (!raws) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < count; i++) {
-        raws[i] = tsr_arena_str(r->arena, (tsr_str){(const char *)(uintptr_t)asked[i].data, asked[i].size}, err);
-        if (!raws[i].data) return TSR_E_NOMEM;
-    }
+    for (uint32_t i = 0; i < count; i++) raws[i] = (tsr_str){(const char *)(uintptr_t)asked[i].data, asked[i].size};
     tsr_status status = tsr_modules_parse(text, &r->host, r->arena, &tree, err);
     if (status == TSR_OK) status = tsr_modules_new(tree.root, &r->host, &modules, err);
     if (status == TSR_OK)
