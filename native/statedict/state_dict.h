@@ -1,4 +1,4 @@
-/* The owner of a state dict, and what the operations of this room have in common. */
+/* The owner of a state dict, and what the operations of this module have in common. */
 #ifndef TSR_STATEDICT_STATE_DICT_H
 #define TSR_STATEDICT_STATE_DICT_H
 

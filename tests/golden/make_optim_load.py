@@ -1,4 +1,4 @@
-"""Sharded optimizer state loaded by real PyTorch, for tests/exec: python tests/golden/make_optim_load.py
+"""Sharded optimizer state loaded by real PyTorch, for tests/stream: python tests/golden/make_optim_load.py
 
 optim_load/<name>/: checkpoints that worlds of 1 to 3 ranks saved; optim_load.json (row E4): what load_sharded_optimizer_state_dict
 gave each rank, data parallel alone (1-D) and FSDP over tensor parallel (2-D). Every rank: [[key, kind, dtype, offsets, sizes,

@@ -1,4 +1,4 @@
-/* How much work a run of the core took, as a count that is the same on every machine: basic blocks entered (the rooms of
+/* How much work a run of the core took, as a count that is the same on every machine: basic blocks entered (the modules of
  * this folder's programs are compiled with -fsanitize-coverage=trace-pc), bytes given to memcpy and its kin, bytes asked of
  * the allocator, and reads of the store. A clock decides nothing here. */
 #ifndef TESTS_ROBUST_WORK_H

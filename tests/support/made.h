@@ -1,7 +1,7 @@
 /* Checkpoints made by hand: random tensors cut into random chunks, each stored in its own odd way, next to their true
  * contents element by element. The oracle for everything that moves tensor bytes. */
-#ifndef TSR_TESTS_EXEC_MADE_H
-#define TSR_TESTS_EXEC_MADE_H
+#ifndef TSR_TESTS_SUPPORT_MADE_H
+#define TSR_TESTS_SUPPORT_MADE_H
 
 #include "formats/common/reader.h"
 
