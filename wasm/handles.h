@@ -3,7 +3,7 @@
 #define TSR_WASM_HANDLES_H
 
 #include "shim.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 extern const tsr_digest_ops tessera_xxh3;
 

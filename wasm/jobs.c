@@ -5,7 +5,7 @@
 #include "handles.h"
 #include "tessera/document.h"
 #include "tessera/fqn.h"
-#include "tessera/tally.h"
+#include "tessera/sys/tally.h"
 
 /* ---- tally ---- */
 

@@ -1,6 +1,6 @@
 /* tessera.optimizer/1: which state each parameter of the checkpoint's optimizers has. */
 #include "handles.h"
-#include "tessera/optim_states.h"
+#include "tessera/sys/optim_states.h"
 
 static void put_tensor(tsr_json *json, const tsr_entry *entry)
 {

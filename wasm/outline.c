@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct draft {
     tsr_str name;

@@ -3,7 +3,7 @@
 
 #include "handles.h"
 #include "tessera/check.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 
 typedef struct twin {
     uint32_t entry;

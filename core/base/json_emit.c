@@ -10,7 +10,7 @@
 
 #include "base/line.h"
 #include "base/utf8.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 enum { MAX_DEPTH = 63, PRETTY_DEPTH = 2 };
 

@@ -14,7 +14,7 @@
 #include "stream/text.h"
 #include "stream/tile_job.h"
 #include "tessera/check.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 
 #define MEMBER_CHARS 96u
 #define SLICE_BYTES  ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */

@@ -4,8 +4,8 @@
 #include "check/check_share.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
-#include "tessera/map.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/repeats.h"
 
 typedef struct checker {
     tsr_checkpoint *checkpoint;

@@ -2,8 +2,8 @@
 #include "base/try.h"
 #include "stream/gather.h"
 #include "tessera/compare.h"
-#include "tessera/map.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/repeats.h"
 #include "tessera/value.h"
 
 enum { VALUE_DEPTH = 256 }; /* as tsr_value_match has it */

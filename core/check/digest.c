@@ -2,7 +2,7 @@
  * JSON, or over a form of our own where JSON cannot hold them. */
 #include "base/try.h"
 #include "tessera/check.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 typedef struct running {
     const tsr_digest_ops *ops;

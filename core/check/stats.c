@@ -3,7 +3,7 @@
 #include "base/try.h"
 #include "check/sums.h"
 #include "stream/tile_job.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 #include "tessera/check.h"
 
 typedef struct stats_job {

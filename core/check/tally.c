@@ -2,8 +2,8 @@
  *
  * The histogram needs no second pass: its fine bins are of equal width from some `low`; a value beyond them doubles the
  * width (pairs of bins merge) until it fits, so that counts stay exact for the borders there are. */
-#include "tessera/cast.h"
-#include "tessera/tally.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/tally.h"
 
 #include <math.h>
 

@@ -5,7 +5,7 @@
 
 #include "base/try.h"
 #include "codec/json_check.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 #define TWO_TO_53 9007199254740992.0
 

@@ -2,7 +2,7 @@
  * the last of the pool, and move to twice the room otherwise, so that appending stays linear. */
 #include "base/utf8.h"
 #include "codec/pickle_machine.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 tsr_ref tsr_pickle_make_int(machine *m, int64_t value)
 {

@@ -7,7 +7,7 @@
 #ifndef TSR_CODEC_PICKLE_WRITE_H
 #define TSR_CODEC_PICKLE_WRITE_H
 
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct tsr_pickler {
     unsigned protocol;

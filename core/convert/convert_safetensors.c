@@ -5,7 +5,7 @@
 #include "base/try.h"
 #include "convert/convert_to.h"
 #include "stream/text.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 #include "write/safetensors_write.h"
 
 #define INDEX_NAME "model.safetensors.index.json"

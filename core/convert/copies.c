@@ -2,7 +2,7 @@
 
 #include "base/try.h"
 #include "check/compare_gathers.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct copies {
     tsr_checkpoint *checkpoint;

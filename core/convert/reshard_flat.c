@@ -5,7 +5,7 @@
 #include "convert/reshard_flat.h"
 
 #include "base/try.h"
-#include "tessera/layout.h"
+#include "tessera/sys/layout.h"
 #include "write/dtensor_value.h"
 
 #define FLAT_PARAM "_flat_param" /* FLAT_PARAM of torch/distributed/fsdp/_common_utils.py */

@@ -10,7 +10,7 @@
 #include "base/try.h"
 #include "convert/reshard_to.h"
 #include "stream/text.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 #include "write/safetensors_write.h"
 
 typedef struct owned {

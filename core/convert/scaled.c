@@ -7,9 +7,9 @@
  * weights themselves, whatever is next to them. A scale counts even where it is not selected. */
 #include "base/line.h"
 #include "base/try.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 #include "tessera/convert.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 /* A scale has the name of its numbers, with the ending `data` replaced by `scale`. */
 typedef struct companion {

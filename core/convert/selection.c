@@ -2,8 +2,8 @@
 #include "convert/selection.h"
 
 #include "base/try.h"
-#include "tessera/cast.h"
-#include "tessera/map.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/map.h"
 
 #define NAMED 5u /* entries that a refusal names; the rest is counted */
 

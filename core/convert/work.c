@@ -4,7 +4,7 @@
 #include "convert/reshard_to.h"
 #include "convert/work_parts.h"
 #include "stream/text.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 #include "write/object_json.h"
 
 /* ---- the sidecar ---- */

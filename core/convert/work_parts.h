@@ -4,7 +4,7 @@
 
 #include "convert/convert_to.h"
 #include "convert/units.h"
-#include "tessera/work.h"
+#include "tessera/sys/work.h"
 
 struct tsr_work {
     tsr_conversion_job job; /* its `out` is `conversion` */

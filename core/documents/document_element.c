@@ -4,7 +4,7 @@
 #include "base/cursor.h"
 #include "base/line.h"
 #include "stream/numeric.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 #include "tessera/document.h"
 
 static void put_number(tsr_line *line, tsr_dtype dtype, const uint8_t *element)

@@ -4,8 +4,8 @@
 
 #include "base/try.h"
 #include "documents/document_parts.h"
-#include "tessera/cast.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/repeats.h"
 #include "write/object_json.h"
 
 enum { MAX_SHARED = 16 };

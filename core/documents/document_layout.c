@@ -4,7 +4,7 @@
 
 #include "base/try.h"
 #include "documents/document_parts.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 
 typedef struct chunk_order {
     const tsr_chunk *chunk;

@@ -7,7 +7,7 @@
  * Nodes wait on a stack until their turn, so depth costs no C stack; second names of shared modules are filled in last. */
 #include "base/try.h"
 #include "codec/json.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/modules.h"
 
 typedef struct pending {

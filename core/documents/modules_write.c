@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "base/try.h"
-#include "tessera/json.h"
-#include "tessera/map.h"
+#include "tessera/sys/json.h"
+#include "tessera/sys/map.h"
 #include "tessera/modules.h"
 
 #define MOST_LEVELS 28u

@@ -3,7 +3,7 @@
 #define TSR_DOCUMENTS_POLICY_PARTS_H
 
 #include "tessera/host.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/policy.h"
 
 enum { TSR_LEVEL_OFF = -1, TSR_LEVEL_USUAL = -2 };

@@ -1,7 +1,7 @@
 /* Canonical names of whole catalogs, kept for looking up. */
 #include "base/try.h"
 #include "tessera/fqn.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 struct tsr_canonical_names {
     const tsr_allocator *allocator;

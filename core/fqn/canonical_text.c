@@ -10,7 +10,7 @@
  * only child proves nothing, which the name's `ambiguity` says. */
 #include "base/try.h"
 #include "tessera/fqn.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct wrapper {
     const char *component, *why;

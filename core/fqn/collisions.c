@@ -1,7 +1,7 @@
 /* FQNs that several raw names share: whoever saves both loses one of them. */
 #include "base/try.h"
 #include "tessera/fqn.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct slot {
     tsr_str fqn;

@@ -1,7 +1,7 @@
 /* Which tensor has which canonical names (the maps of PyTorch's `_verify_options`, torch 2.13). */
 #include "base/try.h"
 #include "tessera/fqn.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 struct tsr_params {
     const tsr_host *host;

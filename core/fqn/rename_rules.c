@@ -12,7 +12,7 @@
 #include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/glob.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 #define MOST_TRIED 256u /* proposals: each costs a walk over all names */
 

@@ -5,7 +5,7 @@
 #include "layout/box_set.h"
 #include "layout/diff_renames.h"
 #include "tessera/box.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 #define ABSENT UINT32_MAX
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "base/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 #define MOST_COMPONENTS 64u /* of a name; further ones are left whole */
 

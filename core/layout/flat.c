@@ -3,7 +3,7 @@
 #include "base/try.h"
 #include "layout/shard.h"
 #include "tessera/box.h"
-#include "tessera/layout.h"
+#include "tessera/sys/layout.h"
 
 static bool round_up(uint64_t value, uint64_t unit, uint64_t *out)
 {

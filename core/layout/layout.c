@@ -1,5 +1,5 @@
 /* Tables of runs per tensor dim: a whole mesh's layout in the size of one dim's cuts. */
-#include "tessera/layout.h"
+#include "tessera/sys/layout.h"
 
 #include "base/try.h"
 #include "layout/shard.h"

@@ -3,7 +3,7 @@
 #include "base/try.h"
 #include "layout/plan_room.h"
 #include "layout/plan_sources.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/validate.h"
 
 typedef struct maker {

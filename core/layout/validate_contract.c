@@ -2,7 +2,7 @@
 #include "base/try.h"
 #include "layout/box_set.h"
 #include "layout/dims_text.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/validate.h"
 
 typedef struct compare {

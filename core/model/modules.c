@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 #include "base/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct node {
     const tsr_module *module;

@@ -7,7 +7,7 @@
 #include "model/nest.h"
 
 #include "base/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 #define NO_NODE UINT32_MAX
 

@@ -10,7 +10,7 @@
 #include "base/line.h"
 #include "base/utf8.h"
 #include "tessera/catalog.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 enum { MAX_DEPTH = 256 };
 

@@ -1,5 +1,5 @@
 /* Values as JSON: the part of the emitter that knows what a value is. */
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 #include "tessera/value.h"
 
 enum { MAX_DEPTH = 63 };

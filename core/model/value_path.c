@@ -1,7 +1,7 @@
 #include "model/value_path.h"
 
 #include "base/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct frame {
     const tsr_value *value;

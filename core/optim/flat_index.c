@@ -1,7 +1,7 @@
 /* FQNs of originals, over all units. */
 #include "base/try.h"
 #include "tessera/flat_params.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 struct tsr_flat_index {
     const tsr_allocator *allocator;

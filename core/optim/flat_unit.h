@@ -3,7 +3,7 @@
 #define TSR_OPTIM_FLAT_UNIT_H
 
 #include "tessera/flat_params.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 /* A parameter as the optimizer has it: one id. */
 typedef struct tsr_flat_key {

@@ -10,7 +10,7 @@
 
 #include "base/try.h"
 #include "optim/tree.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/optim.h"
 
 typedef struct frame {

@@ -10,7 +10,7 @@
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
 #include "optim/tree_pack.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct request {
     uint64_t byte_offset, byte_length; /* in the sender's imaginary memory */

@@ -6,7 +6,7 @@
 
 #include "base/try.h"
 #include "optim/tree.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/optim.h"
 
 /* Old key (as text) → new key. */

@@ -1,5 +1,5 @@
 /* Keys of parameters in optimizers' own state dicts: numbers ↔ names. See optim_keys.h. */
-#include "tessera/optim_keys.h"
+#include "tessera/sys/optim_keys.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

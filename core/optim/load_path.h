@@ -3,7 +3,7 @@
 #define TSR_OPTIM_LOAD_PATH_H
 
 #include "tessera/catalog.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 /* The path of `entry` below `key`, its first item; `*length` 0: it is not below it. Of flat names, which have no path of
  * their own, `parameters` (FQN → anything) tell where a parameter's name ends. Lives in `arena`, or in the entry. */

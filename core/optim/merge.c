@@ -2,7 +2,7 @@
  * `_split_optim_state_dict`, of PyTorch 2.13). */
 #include "base/try.h"
 #include "optim/tree.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/optim.h"
 
 typedef struct merging {

@@ -6,7 +6,7 @@
 #include "base/try.h"
 #include "model/nest.h"
 #include "optim/tree.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/optim.h"
 
 typedef struct frame {

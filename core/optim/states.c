@@ -4,13 +4,13 @@
  *   optim, "param_groups", 0, "params"     the parameters of a group
  *   optim, "state.FQN.name"                both again, flattened
  *   optim, "param_groups.FQN.key" */
-#include "tessera/optim_states.h"
+#include "tessera/sys/optim_states.h"
 
 #include <inttypes.h>
 
 #include "base/line.h"
 #include "base/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef enum role { ROLE_NONE, ROLE_STATE, ROLE_GROUP, ROLE_MEMBER } role;
 

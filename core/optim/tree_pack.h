@@ -7,7 +7,7 @@
 #ifndef TSR_OPTIM_TREE_PACK_H
 #define TSR_OPTIM_TREE_PACK_H
 
-#include "tessera/optim_comm.h"
+#include "tessera/sys/optim_comm.h"
 
 /* A tensor of the packed tree and where it begins. */
 typedef struct tsr_packed_tensor {

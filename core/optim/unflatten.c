@@ -7,7 +7,7 @@
  * gathered first; parameters with the same options then make a group. */
 #include "base/try.h"
 #include "optim/tree.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/optim.h"
 
 #define GROUPS   TSR_STR("param_groups.")

@@ -5,7 +5,7 @@
 #include "tessera/flat_params.h"
 #include "tessera/optim.h"
 #include "tessera/optim_convert.h"
-#include "tessera/trees.h"
+#include "tessera/sys/trees.h"
 
 struct tsr_optim_job {
     tsr_optim_request request;

@@ -3,7 +3,7 @@
  *   double:   [s][exponent 11][fraction 52]      1.f · 2^e
  *   target:   [s][exponent  ·][fraction m ]      the fraction cut at m bits, rounded by what is cut off; a carry out of
  *                                                the fraction runs into the exponent, which is what rounding up means */
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 #include "base/cursor.h"
 #include "stream/numeric.h"

@@ -8,7 +8,7 @@
 #include "stream/numeric.h"
 
 #include "base/cursor.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 static const tsr_float_form forms[] = {
     [TSR_FLOAT64] = {8, 52, 1023, true, true, 0},

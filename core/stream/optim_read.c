@@ -1,5 +1,5 @@
 /* Reads of sharded optimizer state in batches: the threads of the host take a read each. */
-#include "tessera/optim_read.h"
+#include "tessera/sys/optim_read.h"
 
 #include "base/cursor.h"
 #include "base/try.h"

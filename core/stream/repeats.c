@@ -4,7 +4,7 @@
  *
  * Strides are merged from the smallest up: a dim whose step is a multiple of the one below and lands inside or right behind
  * it makes a longer row of the same step. What cannot be merged multiplies; the span bounds it all. */
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 
 #include <stdlib.h>
 

@@ -13,7 +13,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "stream/tile_job.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 /* A gather in use: by the blits that still produce tiles, and by tiles not yet drained. */
 typedef struct lease {

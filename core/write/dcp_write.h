@@ -2,7 +2,7 @@
 #ifndef TSR_WRITE_DCP_WRITE_H
 #define TSR_WRITE_DCP_WRITE_H
 
-#include "tessera/dcp_item.h"
+#include "tessera/sys/dcp_item.h"
 #include "write/stage.h"
 
 /* An entry of the new checkpoint. */

@@ -4,7 +4,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 /* The members "type" and "value", or "repr" where JSON cannot hold the value exactly. */
 void tsr_put_object(tsr_json *json, const tsr_entry *entry, const tsr_host *host);

@@ -12,7 +12,7 @@
 #include "base/try.h"
 #include "formats/common/reader.h"
 #include "formats/torch/torch_survey.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 /* ---- tensors of the tree ---- */
 

@@ -2,7 +2,7 @@
 #ifndef TSR_WRITE_TREE_PLAN_H
 #define TSR_WRITE_TREE_PLAN_H
 
-#include "tessera/write_tree.h"
+#include "tessera/sys/write_tree.h"
 #include "write/torch_plan.h"
 
 /* Lays out the file that tsr_write_tree writes of `root` and `of`. The plan and what it refers to live in `arena`. Errors

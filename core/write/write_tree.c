@@ -1,9 +1,9 @@
 /* Value trees to torch.save files. */
-#include "tessera/write_tree.h"
+#include "tessera/sys/write_tree.h"
 
 #include "base/try.h"
 #include "model/value_path.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 #include "write/dtensor_value.h"
 #include "write/localize.h"
 #include "write/tree_plan.h"

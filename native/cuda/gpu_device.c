@@ -7,7 +7,7 @@
  *   large                  straight, behind what waits
  *
  * Copies that would meet others in memory make those happen first, so that the order is that of the calls. */
-#include "tessera/gpu_device.h"
+#include "tessera/sys/gpu_device.h"
 
 #include "cuda/backend.h"
 

@@ -1,7 +1,7 @@
 /* Checkpoints into device memory: core's ring is made of pinned memory, so that tiles are copied from where they were
  * gathered; a half of the ring is used again when its copies are done. */
 #include "cuda/pipe.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 typedef struct load_run {
     tsr_gpu_pipe *pipe;

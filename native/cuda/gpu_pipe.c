@@ -1,6 +1,6 @@
 /* Slots that are filled or emptied by threads while others are being copied. */
 #include "cuda/pipe.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 #define PART_BYTES ((size_t)1 << 20) /* what one thread fills or empties at a time */
 #define PARTS_MOST 64u

@@ -2,7 +2,7 @@
  *
  *   element bits ──▶ bits of the double of the same value (exact) ──▶ element bits, rounded once to nearest even
  *
- * The rules are those of tessera/cast.h, which is the twin of this file. */
+ * The rules are those of tessera/sys/cast.h, which is the twin of this file. */
 #ifndef TSR_CUDA_KERNEL_CAST_H
 #define TSR_CUDA_KERNEL_CAST_H
 

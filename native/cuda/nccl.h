@@ -2,7 +2,7 @@
 #ifndef TSR_CUDA_NCCL_H
 #define TSR_CUDA_NCCL_H
 
-#include "tessera/gpu_comm.h"
+#include "tessera/sys/gpu_comm.h"
 
 typedef struct nccl_ranks nccl_ranks;
 

@@ -3,7 +3,7 @@
 #define TSR_CUDA_PIPE_H
 
 #include "cuda/backend.h"
-#include "tessera/gpu_pipe.h"
+#include "tessera/sys/gpu_pipe.h"
 
 #define PIPE_SLOTS 4u
 

@@ -1,6 +1,6 @@
 #include "cuda/twin.h"
 
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 /* One element after the other, in row-major order. */
 void tsr_twin_box(const tsr_gpu_box *box)

@@ -1,5 +1,5 @@
-/* See tessera/remote.h. */
-#include "tessera/remote.h"
+/* See tessera/sys/remote.h. */
+#include "tessera/sys/remote.h"
 
 #include <inttypes.h>
 #include <pthread.h>

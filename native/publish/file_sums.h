@@ -24,7 +24,7 @@ tsr_sum_key tsr_sum_key_of(const char *tag);
 uint64_t tsr_sum_bytes(const tsr_sum_key *key, uint64_t offset, const void *data, size_t size);
 uint64_t tsr_sum_add(uint64_t a, uint64_t b);
 
-/* What a journal keeps of one step: the records of the units that are done (tessera/work.h), and what they added to the sums of
+/* What a journal keeps of one step: the records of the units that are done (tessera/sys/work.h), and what they added to the sums of
  * the files, by the output's numbers. A step whose end was not written is none. */
 typedef struct tsr_step {
     tsr_str records;

@@ -8,7 +8,7 @@
 #include "io/sys.h"
 #include "publish/file_sums.h"
 #include "publish/identity.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 /* Two folders that are exchanged for a trial. */
 #define TSR_TRIAL_A ".tessera-a"

@@ -3,7 +3,7 @@
 #define TSR_NATIVE_OVERLAP_H
 
 #include "tessera/checkpoint.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 /* Everything that a job reads. */
 typedef struct tsr_inputs {

@@ -3,8 +3,8 @@
 
 #include "io/try.h"
 #include "publish/publication.h"
-#include "tessera/folder.h"
-#include "tessera/write_tree.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/write_tree.h"
 
 #define JOB TSR_STR("a value tree that a program writes\n")
 

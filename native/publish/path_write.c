@@ -10,8 +10,8 @@
 #include "io/try.h"
 #include "publish/publication.h"
 #include "tessera/document.h"
-#include "tessera/folder.h"
-#include "tessera/work.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/work.h"
 
 #define JOB TSR_STR("a checkpoint that a program writes\n")
 

@@ -2,7 +2,7 @@
 #include "publish/publication.h"
 
 #include "io/try.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 static tsr_status describe(tsr_arena *arena, tsr_str job, tsr_str *text, tsr_error *err)
 {

@@ -7,7 +7,7 @@
 
 #include "io/sys.h"
 #include "session.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/tessera.h"
 

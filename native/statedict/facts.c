@@ -5,7 +5,7 @@
 #include <inttypes.h>
 
 #include "statedict/state_dict.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct fact {
     tsr_str order, path, words;

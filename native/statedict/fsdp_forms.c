@@ -2,8 +2,8 @@
 #include "statedict/optimizer_raw.h"
 #include "statedict/optimizer_take.h"
 #include "statedict/state_dict.h"
-#include "tessera/map.h"
-#include "tessera/optim_comm.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/optim_comm.h"
 
 typedef struct forming {
     tsr_raw raw;

@@ -3,7 +3,7 @@
 #include "statedict/fsdp_load.h"
 
 #include "statedict/fsdp_cut.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 /* A unit at work. */
 typedef struct unit_work {

@@ -4,7 +4,7 @@
 
 #include <inttypes.h>
 
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 /* ---- keys ---- */
 

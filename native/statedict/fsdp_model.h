@@ -5,8 +5,8 @@
 #include "statedict/state_dict.h"
 #include "tessera/flat_params.h"
 #include "tessera/fsdp_state.h"
-#include "tessera/layout.h"
-#include "tessera/map.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/map.h"
 
 #define TSR_NO_UNIT UINT32_MAX
 

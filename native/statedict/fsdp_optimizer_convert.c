@@ -1,7 +1,7 @@
-/* See fsdp_optimizer.h. core's conversions (tessera/optim_comm.h) do the work; here live tensors become the entries that
+/* See fsdp_optimizer.h. core's conversions (tessera/sys/optim_comm.h) do the work; here live tensors become the entries that
  * they want, and what they received becomes live tensors. */
 #include "statedict/fsdp_carry.h"
-#include "tessera/optim_comm.h"
+#include "tessera/sys/optim_comm.h"
 
 /* ---- live tensors → entries ---- */
 

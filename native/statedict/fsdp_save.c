@@ -3,7 +3,7 @@
 #include <inttypes.h>
 
 #include "statedict/fsdp_cut.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 typedef struct saving {
     const tsr_fsdp_model *model;

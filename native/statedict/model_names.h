@@ -4,7 +4,7 @@
 #define TSR_STATEDICT_MODEL_NAMES_H
 
 #include "statedict/state_dict.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/model_state.h"
 
 typedef struct tsr_model_item {

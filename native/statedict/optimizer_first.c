@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "statedict/optimizer_names.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 typedef struct starting {
     tsr_model_optimizer *optimizer;

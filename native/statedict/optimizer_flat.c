@@ -1,6 +1,6 @@
 /* Flat state for live optimizers: what must be in it, and whether options that are tensors are equal. */
 #include "statedict/optimizer_names.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 /* ---- tensors as options ---- */
 

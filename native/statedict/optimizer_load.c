@@ -6,7 +6,7 @@
 #include "statedict/optimizer_take.h"
 #include "statedict/path.h"
 #include "statedict/warn.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct loading {
     const tsr_state_options *options;

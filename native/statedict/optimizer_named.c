@@ -5,7 +5,7 @@
 #include "statedict/optimizer_raw.h"
 #include "statedict/path.h"
 #include "statedict/state_dict.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct taking {
     const tsr_raw *raw;

@@ -3,7 +3,7 @@
 #define TSR_STATEDICT_OPTIMIZER_RAW_H
 
 #include "statedict/optimizer_names.h"
-#include "tessera/optim_keys.h"
+#include "tessera/sys/optim_keys.h"
 #include "tessera/optimizer_raw.h"
 
 /* An optimizer as a call on its raw state dict sees it. */

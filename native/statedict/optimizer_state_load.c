@@ -4,7 +4,7 @@
 #include "statedict/state_dict.h"
 #include "statedict/state_flat.h"
 #include "statedict/value_pack.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/optim.h"
 #include "tessera/sharded_optimizer.h"
 

@@ -4,7 +4,7 @@
 #include "statedict/path.h"
 #include "statedict/state_dict.h"
 #include "io/try.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 #define AT_ONCE 512u /* elements */
 

@@ -4,7 +4,7 @@
 
 #include "io/try.h"
 #include "statedict/pack.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/read.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)

@@ -1,7 +1,7 @@
 /* Owning a state dict: nodes in an arena, a root that grows, memory of tensors. */
 #include "statedict/state_dict.h"
 
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err)
 {

@@ -6,7 +6,7 @@
 
 #include "statedict/path.h"
 #include "io/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 enum { MOST_DEPTH = 256 };
 

@@ -9,7 +9,7 @@
 #include "statedict/pack.h"
 #include "statedict/state_dict.h"
 #include "statedict/state_save_plan.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/save_load.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)

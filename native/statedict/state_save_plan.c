@@ -7,7 +7,7 @@
 #include "statedict/state_dict.h"
 #include "statedict/transfer.h"
 #include "statedict/value_pack.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 #include "tessera/plan.h"
 
 typedef struct planning {

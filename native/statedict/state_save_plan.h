@@ -5,7 +5,7 @@
 #include "statedict/state_flat.h"
 #include "statedict/warn.h"
 #include "tessera/comm.h"
-#include "tessera/dcp_item.h"
+#include "tessera/sys/dcp_item.h"
 
 /* A box of a tensor in its owner's file. */
 typedef struct tsr_save_piece {

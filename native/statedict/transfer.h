@@ -4,7 +4,7 @@
 
 #include "statedict/pack.h"
 #include "tessera/comm.h"
-#include "tessera/layout.h"
+#include "tessera/sys/layout.h"
 #include "tessera/tensor.h"
 
 /* What every rank holds of a tensor before or after. */

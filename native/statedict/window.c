@@ -19,7 +19,7 @@
 
 #include "statedict/share.h"
 #include "io/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 enum { LINE = 64, SPINS = 500, NAP_NS = 20000000, MOST_SECONDS = 60 };
 

@@ -1,7 +1,7 @@
 /* See view_server.h. HTTP is libmicrohttpd's, which is loaded when it is needed. */
 #include "view/view_server.h"
 
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 #if defined(TSR_HAVE_MICROHTTPD)
 #include <arpa/inet.h>

@@ -6,11 +6,11 @@
  * samples/describe_modules.py writes modules.json. */
 #include <stdio.h>
 
-#include <tessera/folder.h>
+#include <tessera/sys/folder.h>
 #include <tessera/native_host.h>
 #include <tessera/optim.h>
 #include <tessera/path.h>
-#include <tessera/trees.h>
+#include <tessera/sys/trees.h>
 
 static tsr_status name_state(const tsr_value *by_id, tsr_str document, const tsr_host *host, tsr_arena *arena,
                              const tsr_value **out, tsr_error *err)

@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "base/utf8.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 typedef struct sink {
     char text[20000];

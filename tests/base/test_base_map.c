@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "support/failing_allocator.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 enum { COUNT = 5000 };
 static char names[COUNT][16];

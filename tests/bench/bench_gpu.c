@@ -17,8 +17,8 @@
 #include <time.h>
 
 #include "tessera/box.h"
-#include "tessera/folder.h"
-#include "tessera/gpu_pipe.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/gpu_pipe.h"
 #include "tessera/native_host.h"
 
 #define NO_DEVICE 3

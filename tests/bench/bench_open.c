@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "tessera/checkpoint.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 
 static double seconds(clockid_t clock)

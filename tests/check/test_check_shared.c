@@ -9,7 +9,7 @@
 #include "comm/comm_faults.h"
 #include "support/ranks.h"
 #include "tessera/check.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 /* Damaged in different ways, and sound ones with NaN, replicas and views. */
 static const char *const samples[] = {"broken_dcp_byte_flipped", "broken_dcp_blob_shape", "broken_dcp_missing_file",

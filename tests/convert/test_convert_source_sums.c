@@ -7,7 +7,7 @@
 
 #include "support/full_counts.h"
 #include "support/made.h"
-#include "tessera/work.h"
+#include "tessera/sys/work.h"
 
 #define TENSORS 4u
 

@@ -9,7 +9,7 @@
 #include "support/failing_allocator.h"
 #include "support/full_counts.h"
 #include "support/made.h"
-#include "tessera/work.h"
+#include "tessera/sys/work.h"
 
 #define TENSORS 6u
 

@@ -4,9 +4,9 @@
 
 #include "cuda/on_devices.h"
 #include "support/failing_allocator.h"
-#include "tessera/gpu_comm.h"
-#include "tessera/gpu_device.h"
-#include "tessera/gpu_pipe.h"
+#include "tessera/sys/gpu_comm.h"
+#include "tessera/sys/gpu_device.h"
+#include "tessera/sys/gpu_pipe.h"
 
 typedef struct scene {
     tsr_host host;

@@ -5,7 +5,7 @@
 #include "cuda/on_devices.h"
 #include "support/full_counts.h"
 #include "support/random.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 static const tsr_dtype floats[] = {TSR_FLOAT64,     TSR_FLOAT32,         TSR_FLOAT16,
                                    TSR_BFLOAT16,    TSR_FLOAT8_E4M3FN,   TSR_FLOAT8_E4M3FNUZ,

@@ -11,9 +11,9 @@
 #include "support/random.h"
 #include "support/sample.h"
 #include "tessera/box.h"
-#include "tessera/cast.h"
-#include "tessera/folder.h"
-#include "tessera/gpu_pipe.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/gpu_pipe.h"
 #include "tessera/native_host.h"
 
 static tsr_native_host native;

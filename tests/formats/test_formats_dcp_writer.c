@@ -7,7 +7,7 @@
 
 #include "formats/dcp/dcp_metadata.h"
 #include "support/failing_allocator.h"
-#include "tessera/dcp_item.h"
+#include "tessera/sys/dcp_item.h"
 
 #define SAVE_ID TSR_STR("00000000-1111-2222-3333-444444444444")
 

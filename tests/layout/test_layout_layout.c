@@ -10,7 +10,7 @@
 
 #include "support/arena_job.h"
 #include "support/random.h"
-#include "tessera/layout.h"
+#include "tessera/sys/layout.h"
 
 static tsr_arena *new_arena(void)
 {

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "tessera/catalog.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 static tsr_arena *arena;
 

@@ -4,10 +4,10 @@
 #include <stdio.h>
 
 #include "tessera/comm_mpi.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
-#include "tessera/trees.h"
+#include "tessera/sys/trees.h"
 
 #define TRY(call) \
     do { \

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "publish/journal.h"
 #include "native/scratch.h"
 

@@ -14,10 +14,10 @@
 
 #include "support/ranks.h"
 #include "support/sample.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/path.h"
-#include "tessera/trees.h"
+#include "tessera/sys/trees.h"
 
 typedef struct job {
     const char *sample; /* of samples/checkpoints */

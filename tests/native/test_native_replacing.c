@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "native/scratch.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 static int setup(void **state)
 {

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 
 #include "native/scratch.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 enum { FILES = 3 };
 

@@ -11,7 +11,7 @@
 #include "golden.h"
 #include "optim/tree_pack.h"
 #include "tessera/comm_threads.h"
-#include "tessera/optim_comm.h"
+#include "tessera/sys/optim_comm.h"
 
 #define MOST_RANKS 8
 

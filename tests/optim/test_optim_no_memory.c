@@ -9,8 +9,8 @@
 #include "golden.h"
 #include "support/failing_allocator.h"
 #include "tessera/optim.h"
-#include "tessera/optim_comm.h"
-#include "tessera/optim_keys.h"
+#include "tessera/sys/optim_comm.h"
+#include "tessera/sys/optim_keys.h"
 
 /* What the operations work on: read once, with memory to spare. */
 typedef struct material {

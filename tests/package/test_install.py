@@ -24,9 +24,9 @@ def libdir(tree):
 
 def headers_of(*parts):
     """Public headers: of libtessera, or of the libraries beside it."""
-    paths = [p for part in ("core", "native") for p in glob.glob(os.path.join(ROOT, part, "include/tessera/*.h"))]
-    names = {os.path.basename(p) for p in paths}
-    mpi, cuda = {"comm_mpi.h"}, {n for n in names if n.startswith("gpu")}
+    include = [os.path.join(ROOT, part, "include/tessera") for part in ("core", "native")]
+    names = {os.path.relpath(p, d) for d in include for p in glob.glob(os.path.join(d, "**", "*.h"), recursive=True)}
+    mpi, cuda = {"comm_mpi.h"}, {n for n in names if os.path.basename(n).startswith("gpu")}
     return {"": names - mpi - cuda, "mpi": mpi, "cuda": cuda}[parts[0] if parts else ""]
 
 

@@ -17,7 +17,7 @@
 #include "tessera/check.h"
 #include "tessera/compare.h"
 #include "tessera/diff.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/validate.h"
 

@@ -12,7 +12,7 @@
 #include "ramp.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 
 #include "stream/golden_casts.h"
 

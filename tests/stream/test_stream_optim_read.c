@@ -10,8 +10,8 @@
 #include <cmocka.h>
 #include <stdio.h>
 
-#include "tessera/folder.h"
-#include "tessera/optim_read.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/optim_read.h"
 
 /* What a rank received: a buffer a read. */
 typedef struct received {

@@ -11,7 +11,7 @@
 
 #include "support/zip_image.h"
 #include "tessera/document.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 
 static zip_image image;
 static char pickle[8192];

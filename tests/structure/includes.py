@@ -13,14 +13,14 @@ def includes(path):
 def module_of_include(name):
     """(module of core, public header or None) of an include line in core."""
     if name.startswith("tessera/"):
-        header = name[len("tessera/"):-2]
+        header = name.rpartition("/")[2][:-2]
         return ("*", header) if header == "tessera" else (MODULE_OF.get(header), header)
     return name.rpartition("/")[0], None
 
 
 def check_core(path):
     module = str(path.relative_to(ROOT / "core").parent)
-    public = module == "include/tessera"
+    public = module.startswith("include/tessera")
     if public:
         module = MODULE_OF.get(path.stem)
         if path.stem == "tessera":
@@ -44,8 +44,9 @@ def check_core(path):
 
 def check_outside(path):
     module = str(path.relative_to(ROOT).parent)
-    if path.parent == NATIVE_HEADERS:
-        if (ROOT / "core/include/tessera" / path.name).exists():
+    public = path.is_relative_to(NATIVE_HEADERS)
+    if public:
+        if path.stem in MODULE_OF:
             yield f"{path.relative_to(ROOT)}: core has a header of that name"
     elif module not in OUTSIDE:
         yield f"{path.relative_to(ROOT)}: a file of no module; name it in tests/structure/modules.py"
@@ -54,7 +55,7 @@ def check_outside(path):
         if kind == "<" or name.startswith("tessera/"):
             continue
         target = f"native/{name.rpartition('/')[0]}" if "/" in name else module
-        if path.parent == NATIVE_HEADERS:
+        if public:
             yield f"{path.relative_to(ROOT)}: a public header includes the private {name}"
         elif (ROOT / "core" / name).exists() and not (ROOT / "native" / name).exists():
             yield f"{path.relative_to(ROOT)}: only core/include is for native and wasm, not {name}"

@@ -68,6 +68,14 @@ OUTSIDE = {
     "wasm": set(),
 }
 NATIVE_HEADERS = ROOT / "native/include/tessera"  # public too: what needs an operating system, on top of core's
+# All public headers. Those in tessera/ are what programs use; those in tessera/sys/ are what our own modules share, and are
+# installed without a promise of compatibility.
+PUBLIC = sorted(p for d in (ROOT / "core/include/tessera", NATIVE_HEADERS) for p in d.rglob("*.h"))
+
+
+def include_name(header):
+    """How a program includes a public header."""
+    return header.as_posix().partition("/include/")[2]
 
 
 def sources(*directories):

@@ -2,13 +2,12 @@
 
 Each check is a pair of a name and a list of errors, as run.py prints them."""
 import concurrent.futures
-import pathlib
 import re
 import shutil
 import subprocess
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-HEADERS = sorted(p for d in ("core", "native") for p in (ROOT / d / "include/tessera").glob("*.h"))
+from modules import NATIVE_HEADERS, PUBLIC, ROOT, include_name
+
 INCLUDE_PATH = ["-I", str(ROOT / "core/include"), "-I", str(ROOT / "native/include")]
 # MPI's own C++ classes, which its header declares unless told otherwise, do not compile without warnings.
 WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
@@ -62,11 +61,11 @@ def compile_text(command, text, needs_mpi):
 
 def compiles_alone(compiler):
     name, command = compiler
-    for header in HEADERS:
-        text = f'#include "tessera/{header.name}"\nextern int not_empty;\n'
+    for header in PUBLIC:
+        text = f'#include "{include_name(header)}"\nextern int not_empty;\n'
         error = compile_text(command, text, "#include <mpi.h>" in header.read_text())
         if error:
-            yield f"tessera/{header.name} does not compile alone with {name}: {error}"
+            yield f"{include_name(header)} does not compile alone with {name}: {error}"
 
 
 # What examples may take as given: objects that a program has by then, and callbacks of its own.
@@ -90,15 +89,20 @@ extern tsr_mesh mesh;
 extern tsr_placement *placements;
 extern tsr_modules *modules;
 extern const tsr_flat_params *flat;
-extern const tsr_live live;
 extern const tsr_value *state;
-extern tsr_optim_read *reads;
-extern size_t read_count;
 extern tsr_str text;
 extern FILE *file;
 extern int argc;
 extern char **argv;
 extern tsr_write_fn write_to_stdout;
+"""
+# What the examples of headers in tessera/sys may take as given too.
+GIVEN_SYS = """
+#include "tessera/sys/optim_comm.h"
+#include "tessera/sys/optim_read.h"
+extern const tsr_live live;
+extern tsr_optim_read *reads;
+extern size_t read_count;
 extern void *give_buffer(void *ctx, const tsr_optim_read *read, size_t bytes);
 """
 GIVEN_NATIVE = """
@@ -132,18 +136,18 @@ def example_of(header):
 def examples_compile(compiler):
     """Every public header opens with an example, which compiles as C11 in a program that has what GIVEN lists."""
     name, command = compiler
-    for header in HEADERS:
+    for header in PUBLIC:
         code = example_of(header)
         if not code:
-            yield f"tessera/{header.name} does not open with an example: see tessera/box.h for the form"
+            yield f"{include_name(header)} does not open with an example: see tessera/box.h for the form"
             continue
-        include = f'#include "tessera/{header.name}"\n'
-        native = GIVEN_NATIVE if header.parent.parent.parent.name == "native" else ""
+        include = f'#include "{include_name(header)}"\n'
+        given = GIVEN + (GIVEN_SYS if header.parent.name == "sys" else "") + (GIVEN_NATIVE if header.is_relative_to(NATIVE_HEADERS) else "")
         program = code if code.startswith("#include") or "int main(" in code else f"void example(void);\nvoid example(void)\n{{\n{code}\n}}\n"
-        text = include + (GIVEN + native if program is not code else "") + f'#line 1 "the example of {header.name}"\n' + program
+        text = include + (given if program is not code else "") + f'#line 1 "the example of {header.name}"\n' + program
         error = compile_text([*command, "-Wno-unused-variable", "-Wno-unused-but-set-variable"], text, "<mpi.h>" in header.read_text())
         if error:
-            yield f"tessera/{header.name}: its example does not compile with {name}: {error}"
+            yield f"{include_name(header)}: its example does not compile with {name}: {error}"
 
 
 def shortest_program_is_shown():

@@ -1,7 +1,7 @@
 """Figures about the structure, read off the sources: they show where a module grows too large or its files call in circles."""
 import re
 
-from modules import CORE, NATIVE_HEADERS, OUTSIDE, ROOT, sources
+from modules import CORE, OUTSIDE, PUBLIC, ROOT, sources
 
 MOST_PARAMETERS = 6
 COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"", re.S)
@@ -73,11 +73,12 @@ def show_modules():
 
 
 def show_functions():
-    headers = [*sorted((ROOT / "core/include/tessera").glob("*.h")), *sorted(NATIVE_HEADERS.glob("*.h"))]
-    public = {m[1]: parameters(m[2]) for p in headers for m in DECLARATION.finditer(plain(p))}
     every = [(p, m[1], parameters(m[2])) for p in sources("core", "native") for m in ANY_DEFINITION.finditer(plain(p))]
-    print(f"public functions: {len(public)} in {len(headers)} headers; with more than {MOST_PARAMETERS} parameters: "
-          f"{sum(n > MOST_PARAMETERS for n in public.values())}")
+    for tier in ("tessera", "sys"):
+        headers = [p for p in PUBLIC if p.parent.name == tier]
+        public = {m[1]: parameters(m[2]) for p in headers for m in DECLARATION.finditer(plain(p))}
+        print(f"public functions in {'tessera/' if tier == 'tessera' else 'tessera/sys/'}: {len(public)} in {len(headers)} headers; "
+              f"with more than {MOST_PARAMETERS} parameters: {sum(n > MOST_PARAMETERS for n in public.values())}")
     print(f"functions of core and native: {len(every)}; with more than {MOST_PARAMETERS} parameters: "
           f"{sum(n > MOST_PARAMETERS for _, _, n in every)}")
 

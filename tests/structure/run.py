@@ -21,8 +21,7 @@ def main():
         report.show()
         return
     core, outside = modules.sources("core"), modules.sources("native", "wasm")
-    public = sorted(p for d in (modules.ROOT / "core/include/tessera", modules.NATIVE_HEADERS) for p in d.glob("*.h"))
-    checks = [*includes.checks(core, outside), *texts.checks(public, core + outside), *product.checks()]
+    checks = [*includes.checks(core, outside), *texts.checks(modules.PUBLIC, core + outside), *product.checks()]
     failed = 0
     for name, errors in checks:
         failed += bool(errors)

@@ -2,7 +2,7 @@
 import pathlib
 import re
 
-from modules import NATIVE_HEADERS, ROOT
+from modules import NATIVE_HEADERS, ROOT, include_name
 
 DECLARATION = re.compile(r"^[a-z][\w ]*[ *](tsr_\w+)\([^;{]*[;{].*", re.M)
 
@@ -13,9 +13,10 @@ def exported(headers):
         if p.stem in ("api", "tessera"):
             continue
         if text.count("\nTSR_API_BEGIN\n") != 1 or text.count("\nTSR_API_END\n") != 1:
-            yield f"tessera/{p.name}: declarations stand between TSR_API_BEGIN and TSR_API_END (tessera/api.h)"
-        if p.parent != NATIVE_HEADERS and f'#include "tessera/{p.name}"' not in (ROOT / "core/include/tessera/tessera.h").read_text():
-            yield f"tessera/tessera.h does not include {p.name}"
+            yield f"{include_name(p)}: declarations stand between TSR_API_BEGIN and TSR_API_END (tessera/api.h)"
+        included = f'#include "{include_name(p)}"' in (ROOT / "core/include/tessera/tessera.h").read_text()
+        if included != (p.parent == ROOT / "core/include/tessera"):
+            yield f"tessera/tessera.h {'includes' if included else 'does not include'} {include_name(p)}"
 
 
 def documented(headers):
@@ -25,7 +26,7 @@ def documented(headers):
         for m in DECLARATION.finditer(text):
             paragraph = text[text.rfind("\n\n", 0, m.start()) + 2:m.start()]
             if "/*" not in m[0] and not re.search(r"^/\*", paragraph, re.M):
-                yield f"tessera/{p.name}: {m[1]} has no comment"
+                yield f"{include_name(p)}: {m[1]} has no comment"
 
 
 def unique_names(paths):

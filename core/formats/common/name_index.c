@@ -2,7 +2,7 @@
 #include "formats/common/name_index.h"
 
 #include "base/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 struct tsr_name_index {
     const tsr_allocator *allocator;

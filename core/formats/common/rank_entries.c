@@ -6,7 +6,7 @@
 #include "base/try.h"
 #include "formats/common/name_list.h"
 #include "formats/common/rank_bytes.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 enum { MATCH_DEPTH = 256, MAX_READS = 16 };
 

@@ -5,7 +5,7 @@
 
 #include "base/try.h"
 #include "codec/json.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 static tsr_place in_index(const tsr_checkpoint *checkpoint, tsr_str fqn)
 {

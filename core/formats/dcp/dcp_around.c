@@ -2,7 +2,7 @@
 #include "base/try.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
-#include "tessera/dcp_item.h"
+#include "tessera/sys/dcp_item.h"
 
 static tsr_status plan_tensor(tsr_dtype dtype, uint32_t rank, const uint64_t *sizes, const tsr_host *host, tsr_arena *arena,
                               tsr_torch_archive *out, tsr_error *err)

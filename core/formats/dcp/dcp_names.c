@@ -2,7 +2,7 @@
 #include "formats/dcp/dcp_names.h"
 
 #include "base/try.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 #define MOST_NAMES (1u << 28)
 

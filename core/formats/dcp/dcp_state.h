@@ -6,7 +6,7 @@
 #include "formats/common/reader.h"
 #include "formats/dcp/dcp_metadata.h"
 #include "formats/torch/torch_item.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 /* One metadata file: `.metadata`, or a rank's `__R.metadata`. */
 typedef struct tsr_dcp_source {

@@ -2,7 +2,7 @@
  * arguments and given its attributes as a dict, which is how dataclasses pickle.
  *
  * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.13, and what it wrote. */
-#include "tessera/dcp_item.h"
+#include "tessera/sys/dcp_item.h"
 
 #include "base/try.h"
 #include "codec/pickle_write.h"

@@ -3,7 +3,7 @@
  *
  *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes)
  */
-#include "tessera/trees.h"
+#include "tessera/sys/trees.h"
 
 #include "base/try.h"
 #include "formats/torch/torch_file.h"

@@ -12,7 +12,7 @@
 #include "base/try.h"
 #include "codec/json.h"
 #include "formats/safetensors/safetensors_reader.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct placed {
     uint32_t entry;

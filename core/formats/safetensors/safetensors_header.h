@@ -8,7 +8,7 @@
 #define TSR_FORMATS_SAFETENSORS_SAFETENSORS_HEADER_H
 
 #include "formats/safetensors/safetensors.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 typedef struct tsr_safetensors_item {
     tsr_str name;

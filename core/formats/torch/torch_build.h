@@ -9,7 +9,7 @@
 #include "formats/torch/torch_names.h"
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct tsr_torch_storage {
     tsr_str key;

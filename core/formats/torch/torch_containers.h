@@ -6,7 +6,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 /* The mappings of a module's state: the walk takes them one after the other. */
 enum { TSR_MODULE_PARTS = 3 };

@@ -8,7 +8,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct tsr_torch_flat {
     tsr_entry *entries;

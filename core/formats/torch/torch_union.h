@@ -3,7 +3,7 @@
 #define TSR_FORMATS_TORCH_TORCH_UNION_H
 
 #include "formats/common/reader.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef enum tsr_joined {
     TSR_JOINED_NEW,       /* the name was not there */

@@ -55,7 +55,7 @@ struct tsr_comm {
     tsr_status (*poison)(tsr_comm *comm, tsr_status mine, tsr_error *err);
     /* Collective too where there are other processes; a group is closed before what it was split from. */
     void (*close)(tsr_comm *comm);
-    /* Addresses of device memory (tessera/gpu_comm.h) are taken wherever host addresses are. The same on all ranks. */
+    /* Addresses of device memory (tessera/sys/gpu_comm.h) are taken wherever host addresses are. The same on all ranks. */
     bool takes_devices;
 };
 

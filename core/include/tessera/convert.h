@@ -46,7 +46,7 @@ typedef struct tsr_convert_options {
     /* NULL: names stay. `*out` may be `fqn` itself or live in `arena`. */
     tsr_status (*rename)(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err);
     void *rename_ctx;
-    tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (tessera/cast.h states the rounding) */
+    tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (tessera/sys/cast.h states the rounding) */
     bool raw_cast;           /* cast quantized numbers and their scales too, each by itself; otherwise that is refused */
     uint64_t max_shard_size; /* safetensors: bytes of tensors a file; 0: one file named "" */
     size_t max_memory;       /* of the ring; 0: its default */

@@ -17,7 +17,7 @@
 #include "tessera/diff.h"
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 #include "tessera/plan.h"
 #include "tessera/policy.h"
 

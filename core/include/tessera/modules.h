@@ -18,7 +18,7 @@
 
 #include "tessera/dtype.h"
 #include "tessera/host.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 
 TSR_API_BEGIN
 

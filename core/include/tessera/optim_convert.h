@@ -23,7 +23,7 @@
 #define TESSERA_OPTIM_CONVERT_H
 
 #include "tessera/read.h"
-#include "tessera/write_tree.h"
+#include "tessera/sys/write_tree.h"
 
 TSR_API_BEGIN
 

@@ -17,7 +17,7 @@
 #define TESSERA_SALVAGE_H
 
 #include "tessera/checkpoint.h"
-#include "tessera/dcp_item.h"
+#include "tessera/sys/dcp_item.h"
 
 TSR_API_BEGIN
 

@@ -12,7 +12,7 @@
 #define TESSERA_TARGET_H
 
 #include "tessera/catalog.h"
-#include "tessera/layout.h"
+#include "tessera/sys/layout.h"
 
 TSR_API_BEGIN
 

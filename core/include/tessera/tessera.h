@@ -1,5 +1,6 @@
-/* All of core's public headers. What needs an operating system has headers of its own: tessera/path.h opens and writes
- * checkpoints by their paths, and tessera/native_host.h lends the core threads and fast checksums.
+/* All headers of the core that programs use. What needs an operating system has headers of its own: tessera/path.h opens and
+ * writes checkpoints by their paths, and tessera/native_host.h lends the core threads and fast checksums. The headers in
+ * tessera/sys/ are what Tessera's own modules share. They are installed, but any release may change them.
  *
  * This program lists the tensors of a checkpoint. samples/c has it and seven more.
  *
@@ -44,14 +45,12 @@
 
 #include "tessera/api.h"
 #include "tessera/box.h"
-#include "tessera/cast.h"
 #include "tessera/catalog.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
 #include "tessera/comm.h"
 #include "tessera/compare.h"
 #include "tessera/convert.h"
-#include "tessera/dcp_item.h"
 #include "tessera/diff.h"
 #include "tessera/document.h"
 #include "tessera/document_read.h"
@@ -61,35 +60,23 @@
 #include "tessera/fqn.h"
 #include "tessera/glob.h"
 #include "tessera/host.h"
-#include "tessera/json.h"
-#include "tessera/layout.h"
-#include "tessera/map.h"
 #include "tessera/memory.h"
 #include "tessera/mesh.h"
 #include "tessera/modules.h"
 #include "tessera/optim.h"
-#include "tessera/optim_comm.h"
 #include "tessera/optim_convert.h"
-#include "tessera/optim_keys.h"
 #include "tessera/optim_load.h"
-#include "tessera/optim_read.h"
-#include "tessera/optim_states.h"
 #include "tessera/output.h"
 #include "tessera/plan.h"
 #include "tessera/policy.h"
 #include "tessera/read.h"
-#include "tessera/repeats.h"
 #include "tessera/salvage.h"
 #include "tessera/status.h"
 #include "tessera/store.h"
 #include "tessera/str.h"
-#include "tessera/tally.h"
 #include "tessera/target.h"
-#include "tessera/trees.h"
 #include "tessera/validate.h"
 #include "tessera/value.h"
 #include "tessera/version.h"
-#include "tessera/work.h"
-#include "tessera/write_tree.h"
 
 #endif

@@ -110,7 +110,7 @@ tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32
  * string-keyed dicts). False for what is TSR_VALUE_ENDLESS, and beyond `depth` containers (63 are the emitter's limit, those
  * already open included) or `nodes` visits. */
 bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
-/* A value that tsr_value_is_json accepts, as JSON (tessera/json.h). */
+/* A value that tsr_value_is_json accepts, as JSON (tessera/sys/json.h). */
 void tsr_json_value(struct tsr_json *json, const tsr_value *value);
 
 /* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and

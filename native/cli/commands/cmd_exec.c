@@ -5,7 +5,7 @@
 #include "cli/commands/commands.h"
 #include "cli/writing/source.h"
 #include "cli/writing/writing.h"
-#include "tessera/remote.h"
+#include "tessera/sys/remote.h"
 
 typedef struct exec_arguments {
     cli_writing_options writing; /* those that a plan does not hold */

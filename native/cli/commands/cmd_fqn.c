@@ -7,7 +7,7 @@
 #include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "tessera/document.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct fqn_arguments {
     const char *checkpoint, *against, *prefix;

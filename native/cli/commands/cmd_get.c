@@ -9,7 +9,7 @@
 #include "cli/text/listing.h"
 #include "cli/writing/out_file.h"
 #include "tessera/document.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 
 typedef struct get_arguments {
     const char *output;

@@ -6,9 +6,9 @@
 #include "cli/commands/commands.h"
 #include "cli/text/findings_text.h"
 #include "cli/text/inspect_view.h"
-#include "tessera/cast.h"
+#include "tessera/sys/cast.h"
 #include "tessera/document.h"
-#include "tessera/repeats.h"
+#include "tessera/sys/repeats.h"
 #include "tessera/validate.h"
 
 static void put_digest(const tsr_digest *digest)

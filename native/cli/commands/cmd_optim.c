@@ -7,7 +7,7 @@
 #include "cli/commands/optim_output.h"
 #include "cli/program/session.h"
 #include "io/clock.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 typedef struct optim_arguments {
     const char *modules, *flat_params, *world_size, *rank, *at;

@@ -10,7 +10,7 @@
 #include "cli/text/report.h"
 #include "publish/publication.h"
 #include "tessera/document.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/salvage.h"
 #include "tessera/validate.h"
 

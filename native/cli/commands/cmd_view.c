@@ -7,7 +7,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
-#include "tessera/remote.h"
+#include "tessera/sys/remote.h"
 #include "view/view_server.h"
 
 typedef struct view_arguments {

@@ -1,7 +1,7 @@
 /* The files of an optimizer conversion, written next to the destination and published together. */
 #include "cli/commands/optim_output.h"
 
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 #define JOB TSR_STR("optimizer state\n")
 

@@ -6,7 +6,7 @@
 #define TSR_CLI_PROGRAM_CLI_H
 
 #include "tessera/comm.h"
-#include "tessera/json.h"
+#include "tessera/sys/json.h"
 #include "tessera/native_host.h"
 #include "tessera/version.h"
 

@@ -5,10 +5,10 @@
 
 #include "cli/program/term.h"
 #include "io/clock.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 #include "tessera/glob.h"
 #include "tessera/path.h"
-#include "tessera/remote.h"
+#include "tessera/sys/remote.h"
 
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
 {

@@ -5,7 +5,7 @@
 
 #include "cli/text/inspect_view.h"
 #include "tessera/document.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct object_row {
     const tsr_entry *entry; /* the first of the group */

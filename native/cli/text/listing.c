@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "tessera/document.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 typedef struct builder {
     cli_listing *listing;

@@ -3,8 +3,8 @@
 
 #include <inttypes.h>
 
-#include "tessera/folder.h"
-#include "tessera/remote.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/remote.h"
 
 /* When a file was written, or which version of it a server gives. */
 static tsr_str version_of(const cli_session *session, uint32_t file, tsr_arena *arena, tsr_error *err)

@@ -6,7 +6,7 @@
 
 #include "cli/program/target_options.h"
 #include "io/clock.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 #define MOST_KEPT_NAMED 100u
 

@@ -8,7 +8,7 @@
 #include "tessera/convert.h"
 #include "tessera/document.h"
 #include "tessera/glob.h"
-#include "tessera/work.h"
+#include "tessera/sys/work.h"
 
 typedef struct cli_writing_options {
     unsigned objects; /* choice: keep, drop, sidecar, refuse */

@@ -1,7 +1,7 @@
 /* What is done, in journals: records of units, and the sums of what they wrote. */
 #include "cli/writing/writing_parts.h"
 #include "publish/file_sums.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 static tsr_status take_sums(cli_writing *w, uint64_t **sums, uint32_t *count, tsr_error *err)
 {

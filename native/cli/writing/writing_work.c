@@ -8,7 +8,7 @@
 
 #include "cli/program/signals.h"
 #include "cli/writing/writing_parts.h"
-#include "tessera/folder.h"
+#include "tessera/sys/folder.h"
 
 /* ---- opening ---- */
 

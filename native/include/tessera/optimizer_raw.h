@@ -6,7 +6,7 @@
  *
  * State of no parameter (tsr_model_optimizer.user_state) goes all the way in both directions. Named optimizers
  * (NamedOptimizer, KeyedOptimizer) have the names of model.named_parameters() for keys where others have numbers
- * (tessera/optim_keys.h).
+ * (tessera/sys/optim_keys.h).
  *
  * Source of the behaviour: torch/distributed/fsdp/_optim_utils.py and fully_sharded_data_parallel.py,
  * torch/optim/optimizer.py and torch/distributed/optim/named_optimizer.py of PyTorch 2.13. Thread rule: one thread per

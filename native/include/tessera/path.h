@@ -49,7 +49,7 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err);
 
 /* Writes a value tree to the file `path` as torch.save does, completely or not at all. `checkpoint` reads the bytes of the
- * tensors in it (tessera/trees.h opens such trees). Nothing is replaced: TSR_E_EXISTS when there is something at `path`.
+ * tensors in it (tessera/sys/trees.h opens such trees). Nothing is replaced: TSR_E_EXISTS when there is something at `path`.
  * Other errors: those of tsr_write_tree; TSR_E_CHANGED when the source changed meanwhile; TSR_E_IO. */
 tsr_status tsr_path_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const char *path, tsr_error *err);
 

@@ -12,8 +12,8 @@
 #include "hosted/hosted.h"
 #include "on_devices.h"
 #include "support/random.h"
-#include "tessera/gpu_device.h"
-#include "tessera/gpu_pipe.h"
+#include "tessera/sys/gpu_device.h"
+#include "tessera/sys/gpu_pipe.h"
 #include "tessera/statedict.h"
 
 /* ---- order ---- */

@@ -2,7 +2,7 @@
 #include <iostream>
 
 #include <tessera/comm_threads.h>
-#include <tessera/folder.h>
+#include <tessera/sys/folder.h>
 #include <tessera/native_host.h>
 #include <tessera/tessera.h>
 

@@ -18,8 +18,8 @@
  *     status = tsr_fsdp_gather(comm, flat, state, &live, 0, host, arena, &full, &err);
  *     if (status == TSR_OK && full.tree) printf("rank 0 has the full state in %zu buffers\n", full.buffer_count);
  *     tsr_live_state_free(&full); */
-#ifndef TESSERA_OPTIM_COMM_H
-#define TESSERA_OPTIM_COMM_H
+#ifndef TESSERA_SYS_OPTIM_COMM_H
+#define TESSERA_SYS_OPTIM_COMM_H
 
 #include "tessera/flat_params.h"
 

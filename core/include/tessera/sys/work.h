@@ -27,8 +27,8 @@
  *     for (uint64_t part = 0; status == TSR_OK && part < 8; part++) status = tsr_work_run(work, part, 8, NULL, &err);
  *     if (status == TSR_OK) status = tsr_work_finish(work, &err);
  *     if (status == TSR_OK) status = output->publish(output, tsr_work_conversion(work)->marker, &err); */
-#ifndef TESSERA_WORK_H
-#define TESSERA_WORK_H
+#ifndef TESSERA_SYS_WORK_H
+#define TESSERA_SYS_WORK_H
 
 #include "tessera/convert.h"
 

@@ -14,8 +14,8 @@
  *     const tsr_gpu_comm_options by_nccl = {.way = TSR_GPU_COMM_NCCL};
  *     tsr_comm *of_devices;
  *     status = tsr_gpu_comm_new(comm, gpu, &by_nccl, &of_devices, &err); */
-#ifndef TESSERA_GPU_COMM_H
-#define TESSERA_GPU_COMM_H
+#ifndef TESSERA_SYS_GPU_COMM_H
+#define TESSERA_SYS_GPU_COMM_H
 
 #include "tessera/comm.h"
 #include "tessera/gpu.h"

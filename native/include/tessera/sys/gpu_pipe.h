@@ -15,8 +15,8 @@
  *     status = tsr_gpu_pipe_new(gpu, 0, &pipe, &err);
  *     if (status == TSR_OK) status = tsr_gpu_load_tensors(pipe, checkpoint, &load, 1, NULL, &err);
  *     if (status == TSR_OK) tsr_gpu_pipe_free(pipe); */
-#ifndef TESSERA_GPU_PIPE_H
-#define TESSERA_GPU_PIPE_H
+#ifndef TESSERA_SYS_GPU_PIPE_H
+#define TESSERA_SYS_GPU_PIPE_H
 
 #include "tessera/gpu.h"
 #include "tessera/output.h"

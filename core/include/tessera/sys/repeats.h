@@ -14,11 +14,11 @@
  *     status = tsr_repeats_add(&repeats, entry, NULL, NULL, NULL, &err);
  *     if (status == TSR_OK) status = tsr_repeats_check(&repeats, &err);
  *     tsr_repeats_close(&repeats); */
-#ifndef TESSERA_REPEATS_H
-#define TESSERA_REPEATS_H
+#ifndef TESSERA_SYS_REPEATS_H
+#define TESSERA_SYS_REPEATS_H
 
 #include "tessera/checkpoint.h"
-#include "tessera/map.h"
+#include "tessera/sys/map.h"
 
 TSR_API_BEGIN
 

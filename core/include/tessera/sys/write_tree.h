@@ -5,8 +5,8 @@
  *     tsr_tree_file to = {.output = output, .name = TSR_STR("optim.pt"), .ring = ring};
  *     status = tsr_write_tree(checkpoint, state, NULL, &to, &err);
  *     if (status == TSR_OK) status = output->publish(output, to.number, &err); */
-#ifndef TESSERA_WRITE_TREE_H
-#define TESSERA_WRITE_TREE_H
+#ifndef TESSERA_SYS_WRITE_TREE_H
+#define TESSERA_SYS_WRITE_TREE_H
 
 #include "tessera/mesh.h"
 #include "tessera/output.h"

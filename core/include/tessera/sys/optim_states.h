@@ -9,8 +9,8 @@
  *     status = tsr_optim_states_of(catalog, host->allocator, arena, &optimizers, &count, &err);
  *     for (uint32_t i = 0; status == TSR_OK && i < count; i++)
  *         printf("%.*s: %u parameters\n", TSR_STR_ARG(optimizers[i].optimizer), (unsigned)optimizers[i].row_count); */
-#ifndef TESSERA_OPTIM_STATES_H
-#define TESSERA_OPTIM_STATES_H
+#ifndef TESSERA_SYS_OPTIM_STATES_H
+#define TESSERA_SYS_OPTIM_STATES_H
 
 #include "tessera/catalog.h"
 

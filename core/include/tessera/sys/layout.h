@@ -15,8 +15,8 @@
  *     tsr_shard shard;
  *     status = tsr_layout_over_mesh(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, arena, &layout, &err);
  *     if (status == TSR_OK) status = tsr_layout_shard(&layout, 0, arena, &shard, &err); */
-#ifndef TESSERA_LAYOUT_H
-#define TESSERA_LAYOUT_H
+#ifndef TESSERA_SYS_LAYOUT_H
+#define TESSERA_SYS_LAYOUT_H
 
 #include "tessera/mesh.h"
 

@@ -4,8 +4,8 @@
  *
  *     if (tsr_is_address("https://example.org/step-1000/"))
  *         status = tsr_remote_store_open(host->allocator, "https://example.org/step-1000/", &store, &err); */
-#ifndef TESSERA_REMOTE_H
-#define TESSERA_REMOTE_H
+#ifndef TESSERA_SYS_REMOTE_H
+#define TESSERA_SYS_REMOTE_H
 
 #include "tessera/store.h"
 

@@ -14,8 +14,8 @@
  *     if (status == TSR_OK) fwrite(head.items, 1, head.count, file);
  *     if (status == TSR_OK) fwrite(values, 1, sizeof values, file);
  *     if (status == TSR_OK) fwrite(tail.items, 1, tail.count, file); */
-#ifndef TESSERA_DCP_ITEM_H
-#define TESSERA_DCP_ITEM_H
+#ifndef TESSERA_SYS_DCP_ITEM_H
+#define TESSERA_SYS_DCP_ITEM_H
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"

@@ -4,8 +4,8 @@
  *
  *     const tsr_optim_sink into_memory = {.buffer = give_buffer, .ctx = arena};
  *     status = tsr_optim_read_all(checkpoint, reads, read_count, &into_memory, NULL, &err); */
-#ifndef TESSERA_OPTIM_READ_H
-#define TESSERA_OPTIM_READ_H
+#ifndef TESSERA_SYS_OPTIM_READ_H
+#define TESSERA_SYS_OPTIM_READ_H
 
 #include "tessera/optim_load.h"
 #include "tessera/read.h"

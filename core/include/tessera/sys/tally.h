@@ -13,8 +13,8 @@
  *     status = tsr_tally_new(checkpoint, entry, &tally, &err);
  *     while (status == TSR_OK && !done) status = tsr_tally_step(tally, (size_t)1 << 20, &done, &err);
  *     if (done) tsr_tally_stats(tally, &stats); */
-#ifndef TESSERA_TALLY_H
-#define TESSERA_TALLY_H
+#ifndef TESSERA_SYS_TALLY_H
+#define TESSERA_SYS_TALLY_H
 
 #include "tessera/check.h"
 

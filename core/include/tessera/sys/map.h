@@ -7,8 +7,8 @@
  *     status = map ? tsr_map_put(map, TSR_STR("fc.weight"), 7, NULL, NULL, &err) : TSR_E_NOMEM;
  *     if (status == TSR_OK) printf("%u\n", (unsigned)tsr_map_get(map, TSR_STR("fc.weight"), UINT32_MAX));
  *     tsr_map_free(map); */
-#ifndef TESSERA_MAP_H
-#define TESSERA_MAP_H
+#ifndef TESSERA_SYS_MAP_H
+#define TESSERA_SYS_MAP_H
 
 #include "tessera/memory.h"
 

@@ -7,8 +7,8 @@
  *     status = tsr_trees_of(store, host, false, &trees, &err);
  *     if (status == TSR_OK) printf("%zu keys at the root\n", tsr_value_pairs(trees.roots[0]));
  *     tsr_trees_close(&trees); */
-#ifndef TESSERA_TREES_H
-#define TESSERA_TREES_H
+#ifndef TESSERA_SYS_TREES_H
+#define TESSERA_SYS_TREES_H
 
 #include "tessera/checkpoint.h"
 

@@ -5,8 +5,8 @@
  *     tsr_device *memory;
  *     status = tsr_gpu_device_new(gpu, 0, &memory, &err);
  *     if (status == TSR_OK) tsr_gpu_device_free(memory); */
-#ifndef TESSERA_GPU_DEVICE_H
-#define TESSERA_GPU_DEVICE_H
+#ifndef TESSERA_SYS_GPU_DEVICE_H
+#define TESSERA_SYS_GPU_DEVICE_H
 
 #include "tessera/device.h"
 #include "tessera/gpu.h"

@@ -15,8 +15,8 @@
  *     const tsr_value *by_name;
  *     status = tsr_optim_input_names(NULL, modules, host, arena, &names, &err);
  *     if (status == TSR_OK) status = tsr_optim_rekey(state, &names, &to_names, host, arena, &by_name, &err); */
-#ifndef TESSERA_OPTIM_KEYS_H
-#define TESSERA_OPTIM_KEYS_H
+#ifndef TESSERA_SYS_OPTIM_KEYS_H
+#define TESSERA_SYS_OPTIM_KEYS_H
 
 #include "tessera/fqn.h"
 #include "tessera/value.h"

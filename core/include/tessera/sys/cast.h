@@ -13,8 +13,8 @@
  *     const float values[] = {1.0f, 65536.0f};
  *     uint8_t halves[2 * sizeof(uint16_t)];
  *     tsr_cast(TSR_FLOAT32, TSR_FLOAT16, (const uint8_t *)values, 2, halves); */
-#ifndef TESSERA_CAST_H
-#define TESSERA_CAST_H
+#ifndef TESSERA_SYS_CAST_H
+#define TESSERA_SYS_CAST_H
 
 #include "tessera/dtype.h"
 

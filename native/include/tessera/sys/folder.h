@@ -6,8 +6,8 @@
  *     status = tsr_folder_store_open(NULL, host->allocator, "step-1000", &store, &err);
  *     if (status == TSR_OK)
  *         status = tsr_folder_output_open(NULL, host->allocator, "copy-of-step-1000", &options, &output, &err); */
-#ifndef TESSERA_FOLDER_H
-#define TESSERA_FOLDER_H
+#ifndef TESSERA_SYS_FOLDER_H
+#define TESSERA_SYS_FOLDER_H
 
 #include "tessera/output.h"
 

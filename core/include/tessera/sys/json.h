@@ -11,8 +11,8 @@
  *     tsr_json_uint(&json, 1000);
  *     tsr_json_object_end(&json);
  *     status = tsr_json_finish(&json); */
-#ifndef TESSERA_JSON_H
-#define TESSERA_JSON_H
+#ifndef TESSERA_SYS_JSON_H
+#define TESSERA_SYS_JSON_H
 
 #include "tessera/status.h"
 
