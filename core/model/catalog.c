@@ -21,6 +21,14 @@ const char *tsr_format_name(tsr_format format)
     case TSR_FORMAT_TORCH_RANKS: return "torch-ranks";
     case TSR_FORMAT_TORCH_INDEX: return "torch-index";
     case TSR_FORMAT_SHARDS: return "shards";
+    case TSR_FORMAT_DEEPSPEED: return "deepspeed";
+    case TSR_FORMAT_DEEPSPEED_UNIVERSAL: return "deepspeed-universal";
+    case TSR_FORMAT_MEGATRON_DIST: return "megatron-dist";
+    case TSR_FORMAT_VERL: return "verl";
+    case TSR_FORMAT_ACCELERATE_FSDP: return "accelerate-fsdp";
+    case TSR_FORMAT_LIGHTNING_DIST: return "lightning-dist";
+    case TSR_FORMAT_HF_TRAINER: return "hf-trainer";
+    case TSR_FORMAT_TORCH_CHECKPOINTING: return "torch-checkpointing";
     case TSR_FORMAT_NONE: break;
     }
     return "none";

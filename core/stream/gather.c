@@ -69,7 +69,7 @@ static const uint64_t *row_major(tsr_arena *arena, uint32_t rank, const uint64_t
 }
 
 /* Bytes from the first element of the part to behind its last one; false when that overflows. */
-static bool part_span(const tsr_gather *gather, const tsr_part *part, uint64_t *span)
+static bool part_span(const tsr_gather *gather, const tsr_located *part, uint64_t *span)
 {
     uint64_t last = 0, step;
     for (uint32_t d = 0; d < gather->rank; d++) {
@@ -78,7 +78,7 @@ static bool part_span(const tsr_gather *gather, const tsr_part *part, uint64_t *
     return tsr_add_u64(last, 1, &last) && tsr_mul_u64(last, gather->itemsize, span);
 }
 
-static tsr_status check_part(const tsr_gather *gather, tsr_part *part, tsr_error *err)
+static tsr_status check_part(const tsr_gather *gather, tsr_located *part, tsr_error *err)
 {
     const tsr_str fqn = gather->entry->fqn;
     const tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
@@ -94,7 +94,7 @@ static tsr_status check_part(const tsr_gather *gather, tsr_part *part, tsr_error
 }
 
 /* Offsets and sizes of a chunk in the gather's geometry. */
-static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_part *part, tsr_error *err)
+static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_located *part, tsr_error *err)
 {
     const tsr_entry *entry = gather->entry;
     part->offsets = chunk->offsets;
@@ -123,7 +123,7 @@ static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_part *
     return TSR_OK;
 }
 
-static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_part *part, tsr_error *err)
+static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_located *part, tsr_error *err)
 {
     TSR_FAIL_IF(part->view.strides && gather->dtype != gather->entry->dtype, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
                 "'%.*s': %s with strides", TSR_STR_ARG(gather->entry->fqn), tsr_dtype_describe(gather->entry->dtype)->name);
@@ -133,10 +133,10 @@ static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_pa
 
 static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box, tsr_error *err)
 {
-    tsr_part *part = &gather->parts[gather->part_count];
+    tsr_located *part = &gather->parts[gather->part_count];
     const tsr_box whole = {gather->rank, NULL, gather->shape};
     uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
-    *part = (tsr_part){0};
+    *part = (tsr_located){0};
     TSR_TRY(set_box(gather, chunk, part, err));
     const tsr_box own = {gather->rank, part->offsets, part->sizes};
     TSR_FAIL_IF(!tsr_box_contains(whole, own), err, TSR_E_FORMAT, chunk->byte_offset,
@@ -159,7 +159,7 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
 
 static int by_first(const void *a, const void *b)
 {
-    const tsr_part *x = a, *y = b;
+    const tsr_located *x = a, *y = b;
     return (x->first > y->first) - (x->first < y->first);
 }
 
@@ -307,7 +307,7 @@ static fetch_plan plan_fetch(const tsr_axis *axes, uint32_t count, uint32_t item
     return plan;
 }
 
-static tsr_status read_part(const tsr_gather *gather, tsr_part *part, uint64_t byte, void *to, size_t size, tsr_error *err)
+static tsr_status read_part(const tsr_gather *gather, tsr_located *part, uint64_t byte, void *to, size_t size, tsr_error *err)
 {
     tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
     const tsr_view *view = &part->view;
@@ -325,7 +325,7 @@ static tsr_status read_part(const tsr_gather *gather, tsr_part *part, uint64_t b
 }
 
 /* One read of the plan: `steps` steps of the last looped axis (1 when there is none). */
-static tsr_status fetch_block(const tsr_gather *gather, tsr_part *part, const tsr_axis *axes, uint32_t count,
+static tsr_status fetch_block(const tsr_gather *gather, tsr_located *part, const tsr_axis *axes, uint32_t count,
                               fetch_plan plan, uint64_t steps, uint64_t byte, uint8_t *to, uint8_t *scratch, tsr_error *err)
 {
     if (plan.direct) return read_part(gather, part, byte, to, (size_t)plan.span, err);
@@ -340,7 +340,7 @@ static tsr_status fetch_block(const tsr_gather *gather, tsr_part *part, const ts
     return TSR_OK;
 }
 
-static tsr_status fetch_share(const tsr_gather *gather, tsr_part *part, tsr_axis *axes, uint32_t count, uint64_t byte,
+static tsr_status fetch_share(const tsr_gather *gather, tsr_located *part, tsr_axis *axes, uint32_t count, uint64_t byte,
                               uint8_t *to, void *scratch, size_t scratch_size, tsr_error *err)
 {
     const fetch_plan plan = plan_fetch(axes, count, gather->itemsize, scratch_size - TSR_DODGE_BYTES);
@@ -363,7 +363,7 @@ static tsr_status fetch_share(const tsr_gather *gather, tsr_part *part, tsr_axis
 }
 
 /* Swap, conjugation and negation where the part's elements now lie. */
-static void resolve_share(const tsr_gather *gather, const tsr_part *part, tsr_axis *axes, uint32_t count, uint8_t *to)
+static void resolve_share(const tsr_gather *gather, const tsr_located *part, tsr_axis *axes, uint32_t count, uint8_t *to)
 {
     for (uint32_t i = 0; i < count; i++) axes[i].from = axes[i].to;
     count = tsr_axes_simplify(axes, count);
@@ -379,7 +379,7 @@ static void resolve_share(const tsr_gather *gather, const tsr_part *part, tsr_ax
 }
 
 /* What `part` holds of `box` goes into `to`; `*filled` grows by its elements. */
-static tsr_status gather_part(const tsr_gather *gather, tsr_part *part, tsr_box box, uint8_t *to, void *scratch,
+static tsr_status gather_part(const tsr_gather *gather, tsr_located *part, tsr_box box, uint8_t *to, void *scratch,
                               size_t scratch_size, uint64_t *filled, tsr_error *err)
 {
     uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], byte = 0, to_byte = 0, to_step = gather->itemsize, volume = 1;
@@ -415,7 +415,7 @@ static size_t first_part(const tsr_gather *gather, uint64_t first)
     return low;
 }
 
-static bool holds(const tsr_gather *gather, const tsr_part *part, const uint64_t *at)
+static bool holds(const tsr_gather *gather, const tsr_located *part, const uint64_t *at)
 {
     for (uint32_t d = 0; d < gather->rank; d++) {
         if (at[d] < part->offsets[d] || at[d] - part->offsets[d] >= part->sizes[d]) return false;
@@ -427,7 +427,7 @@ uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
 {
     const uint64_t first = tsr_box_index((tsr_box){gather->rank, NULL, gather->shape}, at);
     for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= first; i++) {
-        const tsr_part *part = &gather->parts[i];
+        const tsr_located *part = &gather->parts[i];
         if (!holds(gather, part, at)) continue;
         uint64_t byte = part->view.byte_offset;
         for (uint32_t d = 0; d < gather->rank; d++) byte += (at[d] - part->offsets[d]) * part->strides[d] * gather->itemsize;

@@ -8,7 +8,7 @@
 #include "tessera/checkpoint.h"
 
 /* One located chunk. Offsets, sizes and strides in elements, never NULL. */
-typedef struct tsr_part {
+typedef struct tsr_located {
     const uint64_t *offsets;
     const uint64_t *sizes;
     const uint64_t *strides;
@@ -16,7 +16,7 @@ typedef struct tsr_part {
     uint64_t first, last; /* row-major numbers of its first and last element in the tensor */
     uint64_t span;        /* bytes from its first element to behind its last in storage */
     tsr_unzstd *stream;   /* compressed parts, while in use */
-} tsr_part;
+} tsr_located;
 
 typedef struct tsr_gather {
     tsr_checkpoint *checkpoint;
@@ -28,7 +28,7 @@ typedef struct tsr_gather {
     const uint64_t *shape;
     uint64_t elements;
     uint64_t bytes;
-    tsr_part *parts;    /* with elements, by `first` */
+    tsr_located *parts;    /* with elements, by `first` */
     uint64_t *furthest; /* furthest[i]: largest `last` of parts[0..i] */
     size_t part_count;
     bool serial;    /* compressed parts: boxes in rising order, one thread at a time */

@@ -18,7 +18,7 @@ static tsr_box hull_of(const tsr_shard *shard, uint64_t *offsets, uint64_t *size
     return (tsr_box){shard->rank, offsets, sizes};
 }
 
-static tsr_status add_chunk(const tsr_gather *gather, const tsr_part *part, const tsr_shard_box *box, tsr_arena *arena,
+static tsr_status add_chunk(const tsr_gather *gather, const tsr_located *part, const tsr_shard_box *box, tsr_arena *arena,
                             tsr_vec *chunks, tsr_error *err)
 {
     uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];

@@ -29,6 +29,9 @@ struct tsr_checkpoint {
 
 typedef struct tsr_reader {
     tsr_format format;
+    /* Forms in the table of formats/recognize/forms.c: whether the directory is one, by the files that the framework always
+     * writes, and by their content where others write such names too. May set checkpoint->files. Errors: those of reading. */
+    tsr_status (*recognizes)(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
     /* Fills checkpoint->catalog and the findings; open.c refuses names that collide. Cleans up after itself when it fails:
      * `close` is called only after it succeeded. */
     tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);

@@ -483,6 +483,8 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata"));
     if (store->file_count == 0) return refuse_folder(&r);
     if (store->primary != TSR_NO_FILE && store->primary != metadata) return recognize_file(&r, store->primary, reader);
+    TSR_TRY(tsr_form_of_directory(checkpoint, reader, err));
+    if (*reader) return TSR_OK;
     if (tsr_lacks_dcp_metadata(store)) {
         *reader = &tsr_reader_dcp_without_metadata;
         return TSR_OK;

@@ -20,4 +20,8 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
  * of another program by its name, a folder of several checkpoints with their list. */
 tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
 
+/* The form of a directory that a training framework writes, tried in the order of the table; NULL in *reader: none of them.
+ * Errors: those of reading. */
+tsr_status tsr_form_of_directory(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
+
 #endif

@@ -118,10 +118,29 @@ typedef enum tsr_format {
     TSR_FORMAT_TORCH_LEGACY,
     TSR_FORMAT_TORCH_RANKS,
     TSR_FORMAT_TORCH_INDEX, /* pytorch_model.bin.index.json and its shards */
-    TSR_FORMAT_SHARDS       /* one file or several per rank, whose plain tensors differ */
+    TSR_FORMAT_SHARDS,      /* one file or several per rank, whose plain tensors differ */
+    TSR_FORMAT_DEEPSPEED,   /* this and the rest: directories of training frameworks, made of parts */
+    TSR_FORMAT_DEEPSPEED_UNIVERSAL,
+    TSR_FORMAT_MEGATRON_DIST,
+    TSR_FORMAT_VERL,
+    TSR_FORMAT_ACCELERATE_FSDP,
+    TSR_FORMAT_LIGHTNING_DIST,
+    TSR_FORMAT_HF_TRAINER,
+    TSR_FORMAT_TORCH_CHECKPOINTING
 } tsr_format;
 
 const char *tsr_format_name(tsr_format format); /* as in contract: "dcp", "torch-zip", … */
+
+/* A component of a checkpoint that several files make up: a model, an optimizer, random states. Its entries follow each other
+ * in the catalog. */
+typedef struct tsr_part {
+    tsr_str name;
+    tsr_format format;
+    uint64_t files;        /* how many files it is in */
+    uint64_t first_entry;  /* of the catalog's entries */
+    uint64_t entry_count;
+    bool own_names;        /* its names begin with the part's name by themselves; otherwise they were put below it */
+} tsr_part;
 
 typedef struct tsr_catalog {
     tsr_format format;
@@ -129,6 +148,8 @@ typedef struct tsr_catalog {
     uint64_t entry_count;
     const tsr_mapping *mappings; /* torch.save; of several files those of the first */
     uint64_t mapping_count;
+    const tsr_part *parts; /* in the order in which they were mounted; none: the checkpoint is not made of parts */
+    uint32_t part_count;
     bool compressed; /* chunks may lie inside zstd streams, which are read from their beginnings */
     const struct tsr_store *store;
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */

@@ -1,0 +1,21 @@
+/* The forms of directories that training frameworks write. A new form is one line here. */
+#include "base/try.h"
+#include "formats/recognize/recognize.h"
+
+/* In the order in which they are tried: a form whose files others write too comes after those. */
+static const tsr_reader *const forms[] = {
+    NULL,
+};
+
+tsr_status tsr_form_of_directory(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
+{
+    *reader = NULL;
+    for (size_t i = 0; forms[i]; i++) {
+        bool is = false;
+        TSR_TRY(forms[i]->recognizes(checkpoint, &is, err));
+        if (!is) continue;
+        *reader = forms[i];
+        break;
+    }
+    return TSR_OK;
+}
