@@ -64,12 +64,12 @@ def layers_of(graph):
 
 
 def show_modules():
-    print(f"{'module':22} {'.c':>4} {'.h':>4} {'layers':>7}  circles")
+    print(f"{'module':25} {'.c':>4} {'.h':>4} {'layers':>7}  circles")
     for module in [*(f"core/{m}" for m in CORE), *OUTSIDE]:
         own = sorted((ROOT / module).glob("*.c"))
         graph = graph_of(own)
         circles = "; ".join(" ↔ ".join(c) for c in circles_of(graph))
-        print(f"{module:22} {len(own):4} {len(list((ROOT / module).glob('*.h'))):4} {layers_of(graph):7}  {circles or '–'}")
+        print(f"{module:25} {len(own):4} {len(list((ROOT / module).glob('*.h'))):4} {layers_of(graph):7}  {circles or '–'}")
 
 
 def show_functions():

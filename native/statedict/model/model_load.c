@@ -1,0 +1,468 @@
+/* A model's state set from one under canonical names: match, check, agree, and only then write. */
+#include "statedict/model/fsdp_bind.h"
+#include "statedict/tensor/value_pack.h"
+#include "tessera/redistribute.h"
+
+typedef struct setting {
+    const tsr_model *model;
+    const tsr_state_options *options;
+    const tsr_host *host;
+    tsr_comm *comm;
+    tsr_arena *passing, *arena;
+    const tsr_value *state; /* NULL: another rank's counts */
+    tsr_unmatched_keys *unmatched;
+    tsr_model_items items;
+    tsr_fsdp_bound *bound;    /* of a tree with FSDP1's units */
+    const tsr_value **values; /* by item; NULL: none */
+    bool *matched;            /* by item */
+    tsr_state_dict *scratch;
+} setting;
+
+/* ---- matching ---- */
+
+static tsr_status match(setting *s, tsr_error *err)
+{
+    const size_t pairs = tsr_value_pairs(s->state), count = s->items.count;
+    tsr_str *missing = tsr_arena_array(s->arena, count, sizeof *missing, err);
+    tsr_str *unexpected = tsr_arena_array(s->arena, pairs, sizeof *unexpected, err);
+    if (!missing || !unexpected) return TSR_E_NOMEM;
+    *s->unmatched = (tsr_unmatched_keys){missing, 0, unexpected, 0};
+    for (size_t i = 0; i < pairs; i++) {
+        const tsr_str key = s->state->items[2 * i]->text;
+        const uint32_t at = tsr_map_get(s->items.index, key, UINT32_MAX);
+        if (at != UINT32_MAX) s->values[at] = s->state->items[2 * i + 1];
+        else if (!(unexpected[s->unmatched->unexpected_count++] = tsr_arena_str(s->arena, key, err)).data)
+            return TSR_E_NOMEM;
+    }
+    for (size_t i = 0; i < count; i++) {
+        s->matched[i] = s->values[i] != NULL;
+        if (s->matched[i]) continue;
+        missing[s->unmatched->missing_count] = tsr_arena_str(s->arena, s->items.items[i].fqn, err);
+        if (!missing[s->unmatched->missing_count++].data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+static const tsr_value *name_list(setting *s, const tsr_str *names, size_t count, tsr_error *err)
+{
+    const tsr_value **items = tsr_arena_array(s->passing, count, sizeof *items, err);
+    for (size_t i = 0; items && i < count; i++)
+        if (!(items[i] = tsr_value_str(s->passing, names[i], err))) return NULL;
+    return items ? tsr_value_items(s->passing, TSR_VALUE_LIST, items, count, err) : NULL;
+}
+
+static tsr_status names_of(setting *s, const tsr_value *list, const tsr_str **out, size_t *count, tsr_error *err)
+{
+    tsr_str *names = tsr_arena_array(s->arena, list->count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < list->count; i++)
+        if (!(names[i] = tsr_arena_str(s->arena, list->items[i]->text, err)).data) return TSR_E_NOMEM;
+    *out = names;
+    *count = list->count;
+    return TSR_OK;
+}
+
+static tsr_status pack_unmatched(setting *s, tsr_vec *packed, tsr_error *err)
+{
+    const tsr_value *lists[2] = {name_list(s, s->unmatched->missing, s->unmatched->missing_count, err),
+                                 name_list(s, s->unmatched->unexpected, s->unmatched->unexpected_count, err)};
+    const tsr_value *both = lists[0] && lists[1] ? tsr_value_items(s->passing, TSR_VALUE_LIST, lists, 2, err) : NULL;
+    return both ? tsr_value_pack(both, 0, packed, err) : TSR_E_NOMEM;
+}
+
+static tsr_status unpack_unmatched(setting *s, tsr_str packed, tsr_error *err)
+{
+    const tsr_value *both;
+    TSR_TRY(tsr_value_unpack(packed, s->passing, &both, err));
+    tsr_unmatched_keys *u = s->unmatched;
+    TSR_TRY(names_of(s, both->items[0], &u->missing, &u->missing_count, err));
+    TSR_TRY(names_of(s, both->items[1], &u->unexpected, &u->unexpected_count, err));
+    for (size_t i = 0; i < s->items.count; i++) s->matched[i] = true;
+    for (size_t i = 0; i < u->missing_count; i++) {
+        const uint32_t at = tsr_map_get(s->items.index, u->missing[i], UINT32_MAX);
+        if (at != UINT32_MAX) s->matched[at] = false;
+    }
+    return TSR_OK;
+}
+
+/* Rank 0 tells the others what did not match. */
+static tsr_status share_unmatched(setting *s, tsr_error *err)
+{
+    tsr_vec packed = tsr_vec_of(s->host->allocator, 1);
+    void *blob = NULL;
+    size_t size = 0;
+    tsr_status status = s->comm->rank == 0 ? pack_unmatched(s, &packed, err) : TSR_OK;
+    status = tsr_comm_agree(s->comm, status, err);
+    if (status == TSR_OK)
+        status = tsr_comm_broadcast_blob(s->comm, (tsr_str){packed.items, packed.count}, 0, s->host->allocator, &blob, &size,
+                                         err);
+    if (status == TSR_OK) {
+        if (s->comm->rank != 0) status = unpack_unmatched(s, (tsr_str){blob, size}, err);
+        status = tsr_comm_agree(s->comm, status, err);
+    }
+    tsr_free(s->host->allocator, blob, size, 1);
+    tsr_vec_free(&packed);
+    return status;
+}
+
+static tsr_status refuse_unmatched(const tsr_unmatched_keys *u, tsr_error *err)
+{
+    const tsr_str none = {"", 0};
+    const tsr_str missing = u->missing_count ? u->missing[0] : none, other = u->unexpected_count ? u->unexpected[0] : none;
+    TSR_FAIL_IF(u->missing_count && u->unexpected_count, err, TSR_E_NOT_FOUND,
+                "model state: %zu keys missing, first '%.*s'; %zu unexpected, first '%.*s'", u->missing_count,
+                TSR_STR_ARG(missing), u->unexpected_count, TSR_STR_ARG(other));
+    TSR_FAIL_IF(u->missing_count, err, TSR_E_NOT_FOUND, "model state: missing key '%.*s', the first of %zu",
+                TSR_STR_ARG(missing), u->missing_count);
+    TSR_FAIL_IF(u->unexpected_count, err, TSR_E_NOT_FOUND, "model state: unexpected key '%.*s', the first of %zu",
+                TSR_STR_ARG(other), u->unexpected_count);
+    return TSR_OK;
+}
+
+/* ---- checking ---- */
+
+static tsr_status check_tensor(setting *s, const tsr_model_item *item, const tsr_value *value, tsr_error *err)
+{
+    const tsr_tensor *given = tsr_tensor_of(value);
+    const bool full = s->options->full_state_dict, units = s->bound && !s->options->broadcast_from_rank0;
+    TSR_FAIL_IF(!given, err, TSR_E_USAGE, "no tensor in the state dict, a tensor in the model");
+    TSR_FAIL_IF(given->meta, err, TSR_E_USAGE, "the tensor in the state dict is meta: it has no memory");
+    TSR_FAIL_IF(full && given->spread != TSR_WHOLE, err, TSR_E_USAGE,
+                "the tensor in the state dict is distributed; full_state_dict wants whole ones");
+    if (units) return TSR_OK; /* tsr_fsdp_model_load says more */
+    tsr_tensor want = *item->tensor;
+    if (s->bound) want.entry.dtype = given->entry.dtype; /* it casts */
+    const bool mixed = !full && (given->spread == TSR_WHOLE) != (want.spread == TSR_WHOLE);
+    return tsr_tensor_same_place(given, &want, mixed, "the state dict", "the model", s->passing, err);
+}
+
+static tsr_status check_all(setting *s, tsr_error *err)
+{
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_model_item *item = &s->items.items[i];
+        if (!s->matched[i]) continue;
+        TSR_FAIL_IF(s->bound && item->tensor && item->tensor->meta && !item->unit, err, TSR_E_UNSUPPORTED,
+                    "'%.*s' is meta, which tensors beside FSDP1's units cannot be when they are set",
+                    TSR_STR_ARG(item->fqn));
+        TSR_FAIL_IF(!s->bound && item->tensor && item->tensor->meta && !s->model->memory, err, TSR_E_USAGE,
+                    "'%.*s' is meta, and the model has nowhere to put its memory", TSR_STR_ARG(item->fqn));
+        TSR_FAIL_IF(!item->tensor && !s->model->set_extra, err, TSR_E_USAGE, "the model has no set_extra for '%.*s'",
+                    TSR_STR_ARG(item->raw));
+        if (!item->tensor || !s->values[i]) continue;
+        const tsr_status status = check_tensor(s, item, s->values[i], err);
+        if (status == TSR_OK) continue;
+        tsr_error_context(err, "'%.*s'", TSR_STR_ARG(item->fqn));
+        return status;
+    }
+    return s->options->strict ? refuse_unmatched(s->unmatched, err) : TSR_OK;
+}
+
+/* ---- writing ---- */
+
+/* PyTorch assigns what it offloaded from a broadcast where the model has nothing but meta tensors. */
+static tsr_status give_memory(setting *s, tsr_error *err)
+{
+    const bool on_host = s->options->cpu_offload && s->options->broadcast_from_rank0;
+    for (size_t i = 0; i < s->items.count; i++) {
+        tsr_tensor *tensor = s->items.items[i].tensor;
+        const tsr_value *value;
+        if (!s->matched[i] || !tensor || !tensor->meta) continue;
+        if (on_host) tensor->device = NULL;
+        TSR_TRY(tsr_state_dict_allocate(s->model->memory, tensor, &value, err));
+        tensor->data = tsr_tensor_of(value)->data;
+        tensor->parts = tsr_tensor_of(value)->parts;
+        tensor->meta = false;
+    }
+    return TSR_OK;
+}
+
+/* The matched names of the model with its tensors, or with what is to be loaded. */
+static const tsr_value *matched_dict(setting *s, bool local, tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(s->scratch->arena, 2 * s->items.count, sizeof *items, err);
+    const tsr_value *place = tsr_value_int(s->scratch->arena, 0, err); /* of an extra state, which is no tensor */
+    if (!items || !place) return NULL;
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_model_item *item = &s->items.items[i];
+        const tsr_value *value = local ? place : s->values[i];
+        if (!s->matched[i]) continue;
+        if (local && item->tensor && tsr_state_dict_tensor(s->scratch, item->tensor, &value, err) != TSR_OK) return NULL;
+        items[count++] = tsr_value_str(s->scratch->arena, item->fqn, err);
+        items[count++] = value;
+        if (!items[count - 2]) return NULL;
+    }
+    return tsr_value_items(s->scratch->arena, TSR_VALUE_DICT, items, count, err);
+}
+
+/* Replaces what is to be loaded by what lies as the model's tensors do, or in them already. */
+static tsr_status spread_full(setting *s, tsr_error *err)
+{
+    const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
+    const tsr_value *local = matched_dict(s, true, err);
+    const tsr_value *full = has && local ? matched_dict(s, false, err) : NULL;
+    const tsr_broadcast_options options = {.strict = true};
+    tsr_status status = tsr_comm_agree(s->comm, local && (full || !has) ? TSR_OK : TSR_E_NOMEM, err);
+    if (status != TSR_OK) return status;
+    if (broadcast) TSR_TRY(tsr_state_dict_broadcast(full, local, s->comm, &options, s->scratch, err));
+    else TSR_TRY(tsr_state_dict_distribute(full, local, s->scratch, err));
+    const tsr_value *root = tsr_state_dict_root(s->scratch);
+    for (size_t i = 0, at = 0; i < s->items.count; i++)
+        if (s->matched[i]) s->values[i] = root->items[2 * at++ + 1];
+    return TSR_OK;
+}
+
+/* ---- FSDP1 ---- */
+
+static bool is_distributed(const tsr_model_item *item)
+{
+    return item->tensor && item->tensor->spread != TSR_WHOLE;
+}
+
+/* A tensor of the model's distribution to be filled before anything of the model is written. */
+static tsr_status placeholder(setting *s, const tsr_model_item *item, tsr_dtype dtype, const tsr_value **out, tsr_error *err)
+{
+    tsr_tensor tensor;
+    if (!item->tensor) {
+        *out = tsr_value_int(s->scratch->arena, 0, err);
+        return *out ? TSR_OK : TSR_E_NOMEM;
+    }
+    tensor = *item->tensor;
+    if (dtype != TSR_DTYPE_NONE) tensor.entry.dtype = dtype;
+    tensor.meta = true;
+    tensor.device = NULL;
+    return tsr_state_dict_tensor(s->scratch, &tensor, out, err);
+}
+
+/* Those matched items that must be spread before units load: all that is broadcast, else what no unit manages. */
+static bool is_spread(const setting *s, size_t i)
+{
+    return s->matched[i] && (s->options->broadcast_from_rank0 || is_distributed(&s->items.items[i]));
+}
+
+/* The types that rank 0's tensors have. */
+static tsr_status share_dtypes(setting *s, tsr_dtype **out, tsr_error *err)
+{
+    tsr_dtype *dtypes = *out = tsr_arena_array(s->passing, s->items.count, sizeof *dtypes, err);
+    TSR_TRY(tsr_comm_agree(s->comm, dtypes ? TSR_OK : TSR_E_NOMEM, err));
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_tensor *tensor = s->values[i] ? tsr_tensor_of(s->values[i]) : NULL;
+        dtypes[i] = tensor ? tensor->entry.dtype : TSR_DTYPE_NONE;
+    }
+    if (!s->options->broadcast_from_rank0) return TSR_OK;
+    return s->comm->broadcast(s->comm, dtypes, s->items.count * sizeof *dtypes, 0, err);
+}
+
+static tsr_status list_spread(setting *s, bool has, const tsr_dtype *dtypes, const tsr_value **local, const tsr_value **full,
+                              tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **mine = tsr_arena_array(s->scratch->arena, 2 * s->items.count, sizeof *mine, err);
+    const tsr_value **given = tsr_arena_array(s->scratch->arena, 2 * s->items.count, sizeof *given, err);
+    if (!mine || !given) return TSR_E_NOMEM;
+    for (size_t i = 0; i < s->items.count; i++) {
+        if (!is_spread(s, i)) continue;
+        mine[count] = given[count] = tsr_value_str(s->scratch->arena, s->items.items[i].fqn, err);
+        if (!mine[count]) return TSR_E_NOMEM;
+        TSR_TRY(placeholder(s, &s->items.items[i], dtypes[i], &mine[count + 1], err));
+        given[count + 1] = s->values[i];
+        count += 2;
+    }
+    *local = tsr_value_items(s->scratch->arena, TSR_VALUE_DICT, mine, count, err);
+    *full = *local && has ? tsr_value_items(s->scratch->arena, TSR_VALUE_DICT, given, count, err) : NULL;
+    return *local && (*full || !has) ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status spread_units(setting *s, tsr_error *err)
+{
+    const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
+    const tsr_broadcast_options options = {.strict = true};
+    const tsr_value *local = NULL, *full = NULL;
+    tsr_dtype *dtypes;
+    TSR_TRY(share_dtypes(s, &dtypes, err));
+    TSR_TRY(tsr_comm_agree(s->comm, list_spread(s, has, dtypes, &local, &full, err), err));
+    if (broadcast) TSR_TRY(tsr_state_dict_broadcast(full, local, s->comm, &options, s->scratch, err));
+    else TSR_TRY(tsr_comm_agree(s->comm, tsr_state_dict_distribute(full, local, s->scratch, err), err));
+    const tsr_value *root = tsr_state_dict_root(s->scratch);
+    for (size_t i = 0, at = 0; i < s->items.count; i++)
+        if (is_spread(s, i)) s->values[i] = root->items[2 * at++ + 1];
+    return TSR_OK;
+}
+
+/* What was matched, by the keys that units load. */
+static const tsr_value *unit_state(setting *s, tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(s->passing, 2 * s->items.count, sizeof *items, err);
+    for (size_t i = 0; items && i < s->items.count; i++) {
+        if (!s->matched[i]) continue;
+        items[count++] = tsr_value_str(s->passing, s->items.items[i].raw, err);
+        items[count++] = s->values[i];
+        if (!items[count - 2]) return NULL;
+    }
+    return items ? tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err) : NULL;
+}
+
+static tsr_status load_units(setting *s, tsr_error *err)
+{
+    if (s->options->full_state_dict) TSR_TRY(spread_units(s, err));
+    const tsr_value *state = unit_state(s, err);
+    TSR_TRY(tsr_comm_agree(s->comm, state ? TSR_OK : TSR_E_NOMEM, err));
+    return tsr_fsdp_model_load(s->bound->units, state, false, s->passing, NULL, err);
+}
+
+/* ---- tensor by tensor ---- */
+
+static bool same_memory(const tsr_tensor *a, const tsr_tensor *b)
+{
+    if (a->spread != TSR_IN_BOXES) return a->data == b->data;
+    return a->part_count == 0 || a->parts[0].data == b->parts[0].data;
+}
+
+static tsr_status write_item(setting *s, const tsr_model_item *item, const tsr_value *value, tsr_error *err)
+{
+    const tsr_tensor *given = tsr_tensor_of(value);
+    if (!item->tensor) return s->model->set_extra(s->model->ctx, item->raw, value, err);
+    if (same_memory(given, item->tensor)) return TSR_OK;
+    TSR_TRY(tsr_tensor_copy(given, item->tensor, s->passing, err));
+    TSR_TRY(tsr_device_wait(given->device, err));
+    return tsr_device_wait(item->tensor->device, err);
+}
+
+static bool has_boxes(const tsr_tensor *a, const tsr_tensor *b)
+{
+    return a->spread == TSR_IN_BOXES || b->spread == TSR_IN_BOXES;
+}
+
+/* Which tensors lie otherwise in the state dict than in the model; as to boxes, ranks may see it differently. */
+static tsr_status find_others(setting *s, bool *others, bool *boxes, tsr_error *err)
+{
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_tensor *given = s->matched[i] && s->items.items[i].tensor ? tsr_tensor_of(s->values[i]) : NULL;
+        tsr_error unlike = {0};
+        if (!given || given->spread == TSR_WHOLE) continue;
+        const tsr_status status = tsr_tensor_same_place(given, s->items.items[i].tensor, true, "", "", s->passing, &unlike);
+        TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unlike.message);
+        others[i] = status != TSR_OK;
+        *boxes = *boxes || (others[i] && has_boxes(given, s->items.items[i].tensor));
+    }
+    return TSR_OK;
+}
+
+/* Then all in boxes move. What has moved need not be written. */
+static tsr_status list_moves(setting *s, const bool *others, bool boxes, tsr_move *moves, size_t *count, tsr_error *err)
+{
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_tensor *to = s->items.items[i].tensor, *given = s->matched[i] && to ? tsr_tensor_of(s->values[i]) : NULL;
+        if (!given || given->spread == TSR_WHOLE || !(has_boxes(given, to) ? boxes : others[i])) continue;
+        moves[(*count)++] = (tsr_move){given, to};
+        s->values[i] = tsr_state_dict_leaf(s->scratch, to, err);
+        if (!s->values[i]) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* As copy_ does between DTensors. */
+static tsr_status redistribute_others(setting *s, tsr_error *err)
+{
+    bool boxes = false, *others = tsr_arena_array(s->passing, s->items.count, sizeof *others, err);
+    tsr_move *moves = tsr_arena_array(s->passing, s->items.count, sizeof *moves, err);
+    size_t count = 0;
+    tsr_status status = others && moves ? find_others(s, others, &boxes, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    uint64_t any = boxes;
+    TSR_TRY(s->comm->largest(s->comm, &any, err));
+    status = list_moves(s, others, any != 0, moves, &count, err);
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    any = count;
+    TSR_TRY(s->comm->largest(s->comm, &any, err));
+    return any ? tsr_redistribute(s->comm, moves, count, 0, s->host, err) : TSR_OK;
+}
+
+static tsr_status write_all(setting *s, tsr_error *err)
+{
+    tsr_status status = tsr_comm_agree(s->comm, give_memory(s, err), err);
+    if (status == TSR_OK && s->options->full_state_dict) {
+        status = spread_full(s, err);
+        if (!s->options->broadcast_from_rank0) status = tsr_comm_agree(s->comm, status, err);
+    } else if (status == TSR_OK) {
+        status = redistribute_others(s, err);
+    }
+    if (status != TSR_OK) return status;
+    for (size_t i = 0; i < s->items.count && status == TSR_OK; i++) {
+        if (!s->matched[i]) continue;
+        status = write_item(s, &s->items.items[i], s->values[i], err);
+        if (status != TSR_OK) tsr_error_context(err, "'%.*s'", TSR_STR_ARG(s->items.items[i].fqn));
+    }
+    return tsr_comm_agree(s->comm, status, err);
+}
+
+/* ---- the whole ---- */
+
+static tsr_status list_items(setting *s, tsr_error *err)
+{
+    if (!tsr_fsdp_is_in(s->model->modules)) return tsr_model_items_of(s->model, s->host, s->passing, &s->items, err);
+    TSR_TRY(tsr_fsdp_bind(s->model, s->comm, s->host, s->passing, NULL, &s->bound, err));
+    TSR_TRY(tsr_fsdp_choose(s->bound, s->options, err));
+    return tsr_fsdp_model_items(s->bound, s->passing, &s->items, err);
+}
+
+/* As far as a rank gets alone. */
+static tsr_status prepare(setting *s, bool has, tsr_error *err)
+{
+    TSR_TRY(tsr_state_options_check(s->options, 0, false, err));
+    TSR_FAIL_IF(has && (!s->state || s->state->kind != TSR_VALUE_DICT), err, TSR_E_USAGE, "the model state is no dict");
+    if (!has) s->state = NULL;
+    else TSR_TRY(tsr_model_verify(s->options, s->state, false, s->passing, err));
+    TSR_TRY(list_items(s, err));
+    s->values = tsr_arena_array(s->passing, s->items.count, sizeof *s->values, err);
+    s->matched = tsr_arena_array(s->passing, s->items.count, sizeof *s->matched, err);
+    if (!s->values || !s->matched) return TSR_E_NOMEM;
+    TSR_TRY(tsr_state_dict_new(s->host, &s->scratch, err));
+    return has ? match(s, err) : TSR_OK;
+}
+
+static tsr_status set_model(setting *s, tsr_error *err)
+{
+    const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
+    tsr_status status = s->passing ? prepare(s, has, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_options_agree(s->comm, "set_model_state_dict: options", s->options, 0, status, err));
+    if (!broadcast) {
+        uint64_t given = tsr_value_pairs(s->state);
+        TSR_TRY(s->comm->largest(s->comm, &given, err));
+        if (given == 0) {
+            *s->unmatched = (tsr_unmatched_keys){0};
+            return TSR_OK;
+        }
+    } else {
+        TSR_TRY(share_unmatched(s, err));
+    }
+    TSR_TRY(tsr_comm_agree(s->comm, check_all(s, err), err));
+    return s->bound ? load_units(s, err) : write_all(s, err);
+}
+
+tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, tsr_comm *comm,
+                                    const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
+                                    tsr_unmatched_keys *unmatched, tsr_error *err)
+{
+    const tsr_state_options defaults = tsr_state_options_default();
+    tsr_unmatched_keys own = {0};
+    tsr_comm *self = NULL;
+    if (!comm) TSR_TRY(tsr_comm_self(host->allocator, &self, err));
+    setting s = {.model = model,
+                 .options = options ? options : &defaults,
+                 .host = host,
+                 .comm = comm ? comm : self,
+                 .passing = tsr_arena_new(host->allocator, 0, err),
+                 .arena = arena,
+                 .state = state,
+                 .unmatched = unmatched ? unmatched : &own};
+    *s.unmatched = (tsr_unmatched_keys){0};
+    const tsr_status status = set_model(&s, err);
+    tsr_state_dict_free(s.scratch);
+    tsr_model_items_free(&s.items);
+    tsr_fsdp_unbind(s.bound);
+    tsr_arena_free(s.passing);
+    if (self) self->close(self);
+    return status;
+}

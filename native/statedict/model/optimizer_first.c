@@ -1,0 +1,196 @@
+/* The state of an optimizer that has not stepped yet, so that there is something to save or to load into. */
+#include <math.h>
+
+#include "statedict/model/optimizer_names.h"
+#include "tessera/sys/cast.h"
+
+typedef struct starting {
+    tsr_model_optimizer *optimizer;
+    const tsr_optimizer_names *names;
+} starting;
+
+static bool has_state(void *ctx)
+{
+    const tsr_model_optimizer *o = ((starting *)ctx)->optimizer;
+    if (o->user_state && o->user_state->count) return true;
+    for (size_t g = 0; g < o->group_count; g++)
+        for (size_t p = 0; p < o->groups[g].count; p++)
+            if (o->groups[g].params[p].state) return true;
+    return false;
+}
+
+static bool has_gradient(void *ctx, size_t group, size_t param)
+{
+    return ((starting *)ctx)->optimizer->groups[group].params[param].has_gradient;
+}
+
+#define AT_ONCE 256u /* elements */
+
+static tsr_dtype real_dtype(tsr_dtype dtype)
+{
+    return dtype == TSR_COMPLEX64 ? TSR_FLOAT32 : dtype == TSR_COMPLEX128 ? TSR_FLOAT64 : dtype;
+}
+
+/* `value` as the real dtype has it. */
+static float rounded(tsr_dtype dtype, float value)
+{
+    uint8_t bytes[sizeof value];
+    if (dtype == TSR_FLOAT32) return value;
+    tsr_cast(TSR_FLOAT32, dtype, (const uint8_t *)&value, 1, bytes);
+    tsr_cast(dtype, TSR_FLOAT32, bytes, 1, (uint8_t *)&value);
+    return value;
+}
+
+static float single(const tsr_state_spec *spec, tsr_dtype dtype, float p)
+{
+    const bool within = spec->fused && spec->source != TSR_STATE_GRADIENT; /* nothing is rounded on the way */
+    const float weight = (float)spec->weight, zero = (float)spec->value;
+    const float decay = within ? (float)spec->decay : rounded(dtype, (float)spec->decay);
+    const float g = within ? zero + decay * p : rounded(dtype, zero + decay * p);
+    if (spec->source == TSR_STATE_SQUARE) return 0 + weight * g * g;
+    if (spec->source == TSR_STATE_GRADIENT) return g;
+    return fabsf(weight) < 0.5f ? 0 + weight * g : fmaf(weight - 1, g, g);
+}
+
+static double wide(const tsr_state_spec *spec, double p)
+{
+    const double g = spec->value + spec->decay * p;
+    if (spec->source == TSR_STATE_SQUARE) return 0 + spec->weight * g * g;
+    if (spec->source == TSR_STATE_GRADIENT) return g;
+    return fabs(spec->weight) < 0.5 ? 0 + spec->weight * g : fma(spec->weight - 1, g, g);
+}
+
+/* Elements of `spec` made of those of the parameter that lie at `elements`, operation by operation as PyTorch makes them. */
+static void make_elements(const tsr_state_spec *spec, const uint8_t *elements, size_t count, uint8_t *out)
+{
+    float floats[2 * AT_ONCE];
+    double doubles[2 * AT_ONCE];
+    const tsr_dtype dtype = real_dtype(spec->dtype);
+    const bool filled = spec->source == TSR_STATE_FILLED;
+    const size_t numbers = dtype == spec->dtype ? count : 2 * count;
+    if (dtype == TSR_FLOAT64) {
+        if (!filled) memcpy(doubles, elements, numbers * sizeof *doubles);
+        for (size_t i = 0; i < numbers; i++) doubles[i] = filled ? spec->value : wide(spec, doubles[i]);
+        memcpy(out, doubles, numbers * sizeof *doubles);
+        return;
+    }
+    if (!filled && dtype == TSR_FLOAT32) memcpy(floats, elements, numbers * sizeof *floats);
+    else if (!filled) tsr_cast(dtype, TSR_FLOAT32, elements, numbers, (uint8_t *)floats);
+    for (size_t i = 0; i < numbers; i++) floats[i] = filled ? (float)spec->value : single(spec, dtype, floats[i]);
+    if (dtype == TSR_FLOAT32) memcpy(out, floats, numbers * sizeof *floats);
+    else tsr_cast(TSR_FLOAT32, dtype, (const uint8_t *)floats, numbers, out);
+}
+
+static tsr_status fill_buffer(const tsr_state_spec *spec, const tsr_tensor *param, const uint8_t *from,
+                              const tsr_tensor *state, uint8_t *to, uint64_t bytes, tsr_error *err)
+{
+    uint8_t in[2 * AT_ONCE * sizeof(double)], out[2 * AT_ONCE * sizeof(double)];
+    const uint32_t in_size = tsr_dtype_size(param->entry.dtype), out_size = tsr_dtype_size(spec->dtype);
+    for (uint64_t at = 0, count = bytes / out_size; at < count; at += AT_ONCE) {
+        const size_t some = count - at < AT_ONCE ? (size_t)(count - at) : AT_ONCE;
+        if (spec->source != TSR_STATE_FILLED && param->device) {
+            TSR_TRY(param->device->to_host(param->device, in, from + at * in_size, some * in_size, err));
+            TSR_TRY(tsr_device_wait(param->device, err));
+        } else if (spec->source != TSR_STATE_FILLED) {
+            memcpy(in, from + at * in_size, some * in_size);
+        }
+        make_elements(spec, in, some, out);
+        if (state->device) {
+            TSR_TRY(state->device->from_host(state->device, to + at * out_size, out, some * out_size, err));
+            TSR_TRY(tsr_device_wait(state->device, err));
+        } else {
+            memcpy(to + at * out_size, out, some * out_size);
+        }
+    }
+    return TSR_OK;
+}
+
+/* Like the parameter, or one number on the host or its device. */
+static tsr_status make_tensor(starting *s, const tsr_state_spec *spec, const tsr_tensor *param, const tsr_value **out,
+                              tsr_error *err)
+{
+    const bool like = !spec->scalar;
+    tsr_tensor want = like ? *param : tsr_tensor_whole(spec->dtype, spec->rank, spec->shape, NULL);
+    want.entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR, .dtype = spec->dtype, .rank = spec->rank, .shape = want.entry.shape};
+    TSR_FAIL_IF(param->meta, err, TSR_E_USAGE, "the parameter is meta: it has no state yet");
+    const tsr_dtype dtype = real_dtype(spec->dtype);
+    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype) && dtype != TSR_FLOAT32, err, TSR_E_UNSUPPORTED,
+                "the first state of a parameter of %s", tsr_dtype_describe(spec->dtype)->name);
+    if (!like && spec->on_device) want.device = param->device;
+    TSR_TRY(tsr_state_dict_allocate(s->optimizer->memory, &want, out, err));
+    const tsr_tensor *state = tsr_tensor_of(*out);
+    for (uint32_t i = 0; i < tsr_tensor_buffer_count(state); i++) {
+        void *from = NULL, *to;
+        uint64_t bytes;
+        if (like) TSR_TRY(tsr_tensor_buffer(param, i, s->names->arena, &from, &bytes, err));
+        TSR_TRY(tsr_tensor_buffer(state, i, s->names->arena, &to, &bytes, err));
+        TSR_TRY(fill_buffer(spec, param, from, state, to, bytes, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status create(void *ctx, size_t group, size_t param, const tsr_state_spec *specs, size_t count, tsr_error *err)
+{
+    starting *s = ctx;
+    tsr_model_param *p = &s->optimizer->groups[group].params[param];
+    tsr_arena *arena = tsr_state_dict_arena(s->optimizer->memory);
+    const tsr_value **items = tsr_arena_array(arena, 2 * count, sizeof *items, err);
+    uint32_t id;
+    TSR_TRY(tsr_optimizer_param_id(s->names, p, &id, err));
+    for (size_t i = 0; items && i < count; i++) {
+        items[2 * i] = tsr_value_str(arena, tsr_arena_str(arena, specs[i].name, err), err);
+        if (!items[2 * i]) return TSR_E_NOMEM;
+        const tsr_status status = make_tensor(s, &specs[i], s->names->held[id], &items[2 * i + 1], err);
+        if (status == TSR_OK) continue;
+        tsr_error_context(err, "'%.*s'", TSR_STR_ARG(s->names->first[id]));
+        return status;
+    }
+    p->state = items ? tsr_value_items(arena, TSR_VALUE_DICT, items, 2 * count, err) : NULL;
+    return p->state ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status start_other(starting *s, tsr_error *err)
+{
+    const tsr_model_optimizer *o = s->optimizer;
+    if (!o->first_state || has_state(s)) return TSR_OK;
+    for (size_t g = 0; g < o->group_count; g++)
+        for (size_t p = 0; p < o->groups[g].count; p++)
+            if (o->groups[g].params[p].has_gradient) return TSR_OK;
+    return o->first_state(o->ctx, err);
+}
+
+/* A parameter as this rank's optimizer has it: of one that FSDP1's units manage, the part here. */
+static tsr_status param_here(const tsr_optimizer_names *names, const tsr_model_param *param, const tsr_module_tensor **out,
+                             tsr_error *err)
+{
+    uint32_t id;
+    TSR_TRY(tsr_optimizer_param_id(names, param, &id, err));
+    *out = tsr_optimizer_param_of(names, param);
+    if (!names->fsdp) return TSR_OK;
+    if (names->fsdp->local[id]) *out = names->fsdp->local[id];
+    return TSR_OK;
+}
+
+tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimizer_names *names, tsr_error *err)
+{
+    starting s = {optimizer, names};
+    if (optimizer->algorithm == TSR_OTHER_ALGORITHM) return start_other(&s, err);
+    tsr_live_group *groups = tsr_arena_array(names->arena, optimizer->group_count, sizeof *groups, err);
+    if (!groups) return TSR_E_NOMEM;
+    for (size_t g = 0; g < optimizer->group_count; g++) {
+        const tsr_model_group *group = &optimizer->groups[g];
+        const tsr_module_tensor **params = tsr_arena_array(names->arena, group->count, sizeof *params, err);
+        if (!params) return TSR_E_NOMEM;
+        for (size_t p = 0; p < group->count; p++) TSR_TRY(param_here(names, &group->params[p], &params[p], err));
+        groups[g] = (tsr_live_group){group->options, params, group->count};
+    }
+    const tsr_live_optimizer live = {.algorithm = optimizer->algorithm,
+                                     .default_dtype = optimizer->default_dtype,
+                                     .groups = groups,
+                                     .group_count = optimizer->group_count,
+                                     .ctx = &s,
+                                     .has_state = has_state,
+                                     .has_gradient = has_gradient,
+                                     .create = create};
+    return tsr_optim_init(&live, err);
+}

@@ -1,0 +1,655 @@
+/* The state of live optimizers, set. What is loaded is brought to numbers first, as Optimizer.state_dict() has them: so
+ * shared parameters may have been saved under any of their names.
+ *
+ *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
+#include "statedict/model/optimizer_names.h"
+#include "statedict/model/optimizer_take.h"
+#include "statedict/tensor/path.h"
+#include "statedict/tensor/warn.h"
+#include "tessera/sys/map.h"
+
+typedef struct loading {
+    const tsr_state_options *options;
+    const tsr_host *host;
+    tsr_comm *comm;
+    tsr_arena *passing;
+    tsr_model_optimizer *const *optimizers;
+    size_t count;
+    tsr_optimizer_names names;
+    tsr_params *params;
+    tsr_optimizer *by_index;  /* one an optimizer: groups as indices into `params` */
+    const tsr_value **loaded; /* one an optimizer, by number */
+    tsr_state_dict *scratch;
+    uint64_t visited; /* values of the state dict */
+    bool units;       /* the tree has FSDP1's */
+} loading;
+
+/* ---- what each optimizer wants ---- */
+
+static tsr_status index_groups(loading *l, tsr_error *err)
+{
+    size_t *places = tsr_arena_array(l->passing, l->names.ids.count, sizeof *places, err); /* by id */
+    l->by_index = tsr_arena_array(l->passing, l->count, sizeof *l->by_index, err);
+    if (!places || !l->by_index) return TSR_E_NOMEM;
+    for (size_t i = 0; i < tsr_params_count(l->params); i++)
+        places[tsr_tensor_ids_get(&l->names.ids, &tsr_params_at(l->params, i)->tensor)] = i;
+    for (size_t o = 0; o < l->count; o++) {
+        const tsr_model_optimizer *optimizer = l->optimizers[o];
+        tsr_optimizer_group *groups = tsr_arena_array(l->passing, optimizer->group_count, sizeof *groups, err);
+        for (size_t g = 0; groups && g < optimizer->group_count; g++) {
+            const tsr_model_group *group = &optimizer->groups[g];
+            size_t *list = tsr_arena_array(l->passing, group->count, sizeof *list, err);
+            for (size_t p = 0; list && p < group->count; p++) {
+                uint32_t id;
+                TSR_TRY(tsr_optimizer_param_id(&l->names, &group->params[p], &id, err));
+                list[p] = places[id];
+            }
+            groups[g] = (tsr_optimizer_group){list, group->count};
+            if (!list) return TSR_E_NOMEM;
+        }
+        l->by_index[o] = (tsr_optimizer){groups, optimizer->group_count};
+        if (!groups) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* Of a shared parameter's names the one that the flat state dict has. */
+static tsr_status flat_name(loading *l, const tsr_value *flat, const tsr_param *param, tsr_str *out, tsr_error *err)
+{
+    *out = param->fqns[0];
+    for (size_t n = 0; n < param->fqn_count && param->shared; n++) {
+        const tsr_str prefix = tsr_arena_format(l->passing, err, "param_groups.%.*s.", TSR_STR_ARG(param->fqns[n]));
+        if (!prefix.data) return TSR_E_NOMEM;
+        for (size_t i = 0; i < flat->count; i += 2) {
+            if (!tsr_str_starts(flat->items[i]->text, prefix)) continue;
+            *out = param->fqns[n];
+            return TSR_OK;
+        }
+    }
+    return TSR_OK;
+}
+
+/* The names of a group's parameters in a flat state dict: all originals of a flat parameter, one of a shared one. */
+static tsr_status flat_names(loading *l, const tsr_value *flat, const tsr_optimizer_group *group, tsr_name_list *out,
+                             tsr_error *err)
+{
+    size_t count = 0;
+    for (size_t p = 0; p < group->count; p++) count += tsr_params_at(l->params, group->params[p])->fqn_count;
+    tsr_str *list = tsr_arena_array(l->passing, count, sizeof *list, err);
+    if (!list) return TSR_E_NOMEM;
+    *out = (tsr_name_list){list, 0};
+    for (size_t p = 0; p < group->count; p++) {
+        const tsr_param *param = tsr_params_at(l->params, group->params[p]);
+        if (param->shared) TSR_TRY(flat_name(l, flat, param, &list[out->count++], err));
+        for (size_t n = 0; n < param->fqn_count && !param->shared; n++) list[out->count++] = param->fqns[n];
+    }
+    return TSR_OK;
+}
+
+/* The names of all groups, one optimizer's after another's. */
+static tsr_status list_names(loading *l, const tsr_value *flat, tsr_name_list **out, size_t *count, tsr_error *err)
+{
+    size_t at = 0;
+    *count = 0;
+    for (size_t o = 0; o < l->count; o++) *count += l->by_index[o].group_count;
+    tsr_name_list *lists = *out = tsr_arena_array(l->passing, *count, sizeof *lists, err);
+    if (!lists) return TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count; o++) {
+        for (size_t g = 0; g < l->by_index[o].group_count; g++)
+            TSR_TRY(flat_names(l, flat, &l->by_index[o].groups[g], &lists[at++], err));
+    }
+    return TSR_OK;
+}
+
+static void warn_unused(const loading *l, const tsr_name_tally *unused)
+{
+    const tsr_warnings warnings = {l->names.model->warn, l->names.model->ctx};
+    tsr_name_tally_warn(unused, &warnings, "the optimizer state dict has keys that none of the optimizers wants");
+}
+
+/* Keys of `all` that `own`, in the same order, does not have. */
+static void warn_others(const loading *l, const tsr_value *all, const tsr_value *own)
+{
+    tsr_name_tally others = {0};
+    for (size_t i = 0, at = 0; i < all->count; i += 2) {
+        if (at < own->count && own->items[at] == all->items[i]) at += 2;
+        else tsr_name_tally_add(&others, all->items[i]->text);
+    }
+    warn_unused(l, &others);
+}
+
+/* The states that an optimizer holds must be given under each name of their parameter: all originals of a flat one. A rank
+ * checks what it holds itself. */
+static tsr_status check_held(const loading *l, size_t o, const tsr_name_list *names, const tsr_value *nested, tsr_error *err)
+{
+    for (size_t g = 0; g < l->by_index[o].group_count; g++) {
+        const tsr_optimizer_group *group = &l->by_index[o].groups[g];
+        for (size_t p = 0, at = 0; p < group->count; p++) {
+            const tsr_param *param = tsr_params_at(l->params, group->params[p]);
+            const size_t end = at + (param->shared ? 1 : param->fqn_count);
+            const tsr_value *held = l->optimizers[o]->groups[g].params[p].state;
+            for (; at < end; at++) TSR_TRY(tsr_optimizer_check_held(nested, names[g].names[at], held, err));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status unflatten(loading *l, const tsr_value *all, const tsr_value **out, tsr_error *err)
+{
+    tsr_name_list *lists;
+    const tsr_value *flat;
+    size_t count;
+    TSR_TRY(list_names(l, all, &lists, &count, err));
+    TSR_TRY(tsr_optimizer_own_keys(all, lists, count, l->passing, &flat, err));
+    warn_others(l, all, flat);
+    const tsr_unflatten how = {l->params, lists, count, tsr_optimizer_same_tensor, l->passing};
+    const tsr_name_list *names = lists;
+    for (size_t o = 0; o < l->count; names += l->optimizers[o++]->group_count)
+        TSR_TRY(tsr_optimizer_check_flat(flat, l->optimizers[o], names, l->host, l->passing, err));
+    TSR_TRY(tsr_optim_unflatten(flat, &how, l->host, l->passing, out, err));
+    names = lists;
+    for (size_t o = 0; o < l->count && l->options->strict; names += l->optimizers[o++]->group_count)
+        TSR_TRY(check_held(l, o, names, *out, err));
+    return TSR_OK;
+}
+
+static tsr_status check_groups(const tsr_model_optimizer *optimizer, const tsr_value *loaded, tsr_error *err)
+{
+    const tsr_value *groups = tsr_value_get(loaded, TSR_STR("param_groups"));
+    const tsr_value *state = tsr_value_get(loaded, TSR_STR("state"));
+    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: 'state' of the state dict is no dict");
+    TSR_FAIL_IF(!groups || groups->count != optimizer->group_count, err, TSR_E_FORMAT,
+                "optim: %zu param groups in the state dict, %zu in the optimizer", groups ? groups->count : 0,
+                optimizer->group_count);
+    for (size_t g = 0; g < groups->count; g++) {
+        TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: param group %zu is no dict", g);
+        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
+        TSR_FAIL_IF(!params || params->count != optimizer->groups[g].count, err, TSR_E_FORMAT,
+                    "optim: %zu parameters in group %zu of the state dict, %zu in the optimizer's",
+                    params ? params->count : 0, g, optimizer->groups[g].count);
+        TSR_FAIL_IF(groups->items[g]->count <= 2 && optimizer->groups[g].options->count, err, TSR_E_FORMAT,
+                    "optim: the state dict has no options for param group %zu", g);
+    }
+    return TSR_OK;
+}
+
+/* A state dict keyed by numbers comes as it is: its values may be nested without end. */
+static tsr_status bounded(loading *l, const tsr_value *value, uint32_t depth, tsr_error *err)
+{
+    TSR_FAIL_IF(depth > l->host->limits.depth || ++l->visited > l->host->limits.expansion, err, TSR_E_LIMIT,
+                "optim: the state dict is nested too deeply, or has too many values");
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(bounded(l, value->items[i], depth + 1, err));
+    return TSR_OK;
+}
+
+/* Parameters keyed by number already? */
+static bool is_numbered(const tsr_value *state)
+{
+    const tsr_value *groups = tsr_value_get(state, TSR_STR("param_groups"));
+    for (size_t g = 0; groups && g < groups->count; g++) {
+        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
+        if (params && params->count) return params->items[0]->kind == TSR_VALUE_INT;
+    }
+    return false;
+}
+
+static tsr_status split_one(loading *l, size_t o, const tsr_value *state, tsr_map *used, tsr_error *err)
+{
+    const tsr_value *part, *taken;
+    TSR_TRY(tsr_optim_split(state, l->params, &l->by_index[o], l->options->strict, l->host, l->passing, &part, err));
+    TSR_TRY(bounded(l, part, 0, err));
+    l->loaded[o] = part;
+    taken = tsr_value_get(part, TSR_STR("state"));
+    for (size_t i = 0; i < taken->count; i += 2)
+        if (taken->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(used, taken->items[i]->text, 1, NULL, NULL, err));
+    if (l->names.fsdp) return TSR_OK; /* numbered once all ranks are there */
+    TSR_TRY(check_groups(l->optimizers[o], part, err));
+    return is_numbered(part) ? TSR_OK : tsr_optim_to_id(part, l->host, l->passing, &l->loaded[o], err);
+}
+
+static tsr_status split_all(loading *l, const tsr_value *state, tsr_error *err)
+{
+    tsr_name_tally unused = {0};
+    if (!tsr_value_get(state, TSR_STR("state"))) TSR_TRY(unflatten(l, state, &state, err));
+    tsr_map *used = tsr_map_new(l->host->allocator, 0, err);
+    tsr_status status = used ? TSR_OK : TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count && status == TSR_OK; o++) status = split_one(l, o, state, used, err);
+    const tsr_value *given = tsr_value_get(state, TSR_STR("state"));
+    for (size_t i = 0; status == TSR_OK && i < given->count; i += 2) {
+        const tsr_value *key = given->items[i];
+        if (key->kind == TSR_VALUE_STR && !tsr_map_get(used, key->text, 0)) tsr_name_tally_add(&unused, key->text);
+    }
+    warn_unused(l, &unused);
+    tsr_map_free(used);
+    return status;
+}
+
+/* ---- full → what ranks hold ---- */
+
+/* Leaves of a state dict by dotted names; `only` (may be NULL): no others. */
+static tsr_status flat_dict(loading *l, const tsr_value *state, const tsr_map *only, const tsr_value **out, tsr_map *names,
+                            tsr_error *err)
+{
+    tsr_state_key *keys;
+    size_t count, used = 0;
+    TSR_TRY(tsr_state_keys(state, l->host, l->scratch->arena, &keys, &count, err));
+    const tsr_value **items = tsr_arena_array(l->scratch->arena, 2 * count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        if (names) TSR_TRY(tsr_map_put(names, keys[i].name, 1, NULL, NULL, err));
+        if (only && !tsr_map_get(only, keys[i].name, 0)) continue;
+        items[used++] = tsr_value_str(l->scratch->arena, keys[i].name, err);
+        items[used++] = keys[i].value;
+        if (!items[used - 2]) return TSR_E_NOMEM;
+    }
+    *out = tsr_value_items(l->scratch->arena, TSR_VALUE_DICT, items, used, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* `tree` again with the leaves that `values`, a dict in the same order, has. The tree is one that tsr_state_keys walked. */
+static const tsr_value *refill(loading *l, const tsr_value *tree, const tsr_value *values, size_t *at, tsr_error *err)
+{
+    const bool dict = tree->kind == TSR_VALUE_DICT;
+    if (!dict && tree->kind != TSR_VALUE_LIST && tree->kind != TSR_VALUE_TUPLE && tree->kind != TSR_VALUE_SIZE)
+        return values->items[2 * (*at)++ + 1];
+    const tsr_value **items = tsr_arena_array(l->passing, tree->count, sizeof *items, err);
+    for (size_t i = 0; items && i < tree->count; i++) {
+        items[i] = dict && i % 2 == 0 ? tree->items[i] : refill(l, tree->items[i], values, at, err);
+        if (!items[i]) return NULL;
+    }
+    return items ? tsr_value_items(l->passing, tree->kind, items, tree->count, err) : NULL;
+}
+
+/* One optimizer's state: its own, the same by dotted names, and what of the loaded one has these names. */
+typedef struct full_one {
+    const tsr_value *local, *flat_local, *full;
+} full_one;
+
+static bool has_dimensions(const tsr_value *flat)
+{
+    for (size_t i = 1; i < flat->count; i += 2) {
+        const tsr_tensor *tensor = tsr_tensor_of(flat->items[i]);
+        if (tensor && tensor->entry.rank) return true;
+    }
+    return false;
+}
+
+/* PyTorch asserts that the optimizer holds a tensor, whose device loaded ones get: it would load nothing otherwise. */
+static tsr_status check_local(const tsr_value *flat_local, tsr_error *err)
+{
+    TSR_FAIL_IF(!has_dimensions(flat_local), err, TSR_E_USAGE,
+                "the optimizer holds no state tensors that a full state dict could be loaded into: it has gradients but did "
+                "not step yet, its algorithm has no state, or it lacks first_state; drop the gradients before loading, or "
+                "load without full_state_dict");
+    return TSR_OK;
+}
+
+/* PyTorch gets the optimizer's own state first, which fails for such keys. */
+static tsr_status check_user_state(loading *l, const tsr_value *user, tsr_error *err)
+{
+    if (!user || !user->count) return TSR_OK;
+    const tsr_step step = {.key = user->items[0], .depth = 1};
+    const tsr_str name = tsr_step_text(&step, l->passing, err);
+    if (!name.data) return TSR_E_NOMEM;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "the optimizer holds '%.*s', which is not the state of a parameter, and full_state_dict cannot be "
+                     "loaded next to it: remove it before loading, or load without full_state_dict",
+                     TSR_STR_ARG(name));
+}
+
+static tsr_status flat_both(loading *l, size_t o, full_one *out, tsr_error *err)
+{
+    TSR_TRY(check_user_state(l, l->optimizers[o]->user_state, err));
+    tsr_map *names = tsr_map_new(l->host->allocator, 0, err);
+    tsr_status status = names ? tsr_optimizer_native(l->optimizers[o], l->passing, &out->local, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = flat_dict(l, out->local, NULL, &out->flat_local, names, err);
+    if (status == TSR_OK) status = check_local(out->flat_local, err);
+    if (status == TSR_OK && l->loaded[o]) status = flat_dict(l, l->loaded[o], names, &out->full, NULL, err);
+    tsr_map_free(names);
+    return status;
+}
+
+/* `tree` with the loaded keys that it does not have. PyTorch adds them on the ranks that were given them. */
+static tsr_status add_new(loading *l, size_t o, const tsr_value **tree, tsr_error *err)
+{
+    const bool broadcast = l->options->broadcast_from_rank0;
+    if (!l->loaded[o]) return TSR_OK;
+    return tsr_optimizer_add(&l->names, l->optimizers[o], l->loaded[o], !broadcast, tree, err);
+}
+
+static tsr_status spread_one(loading *l, size_t o, const full_one *one, tsr_error *err)
+{
+    const tsr_broadcast_options options = {0};
+    if (l->options->broadcast_from_rank0) {
+        TSR_TRY(tsr_state_dict_broadcast(one->full, one->flat_local, l->comm, &options, l->scratch, err));
+    } else {
+        const tsr_status status = tsr_state_dict_distribute(one->full, one->flat_local, l->scratch, err);
+        TSR_TRY(tsr_comm_agree(l->comm, status, err));
+    }
+    size_t at = 0;
+    const tsr_value *tree = refill(l, one->local, tsr_state_dict_root(l->scratch), &at, err);
+    const tsr_status status = tree ? add_new(l, o, &tree, err) : TSR_E_NOMEM;
+    l->loaded[o] = tree;
+    return tsr_comm_agree(l->comm, status, err);
+}
+
+/* Spreading writes into the optimizers: what can be refused is looked for in all of them before. */
+static tsr_status spread_full(loading *l, tsr_error *err)
+{
+    full_one *all = tsr_arena_array(l->passing, l->count, sizeof *all, err);
+    tsr_status status = all ? TSR_OK : TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
+        status = flat_both(l, o, &all[o], err);
+        const tsr_value *tree = all[o].local;
+        if (status == TSR_OK) status = add_new(l, o, &tree, err);
+    }
+    TSR_TRY(tsr_comm_agree(l->comm, status, err));
+    for (size_t o = 0; o < l->count; o++) TSR_TRY(spread_one(l, o, &all[o], err));
+    return TSR_OK;
+}
+
+/* ---- FSDP1 ---- */
+
+/* Whether only rank 0's state counts. */
+static bool root_only(const loading *l)
+{
+    return l->units ? tsr_state_fsdp_choice(l->options).optimizer_rank0_only : l->options->broadcast_from_rank0;
+}
+
+static tsr_status spread_units(loading *l, size_t o, tsr_error *err)
+{
+    const size_t count = l->optimizers[o]->group_count;
+    tsr_name_list *groups = NULL;
+    TSR_TRY(tsr_comm_agree(l->comm, tsr_optimizer_unit_names(&l->names, l->optimizers[o], l->passing, &groups, err), err));
+    const bool has = !root_only(l) || l->comm->rank == 0;
+    return tsr_fsdp_optimizer_set(l->names.fsdp, has ? l->loaded[o] : NULL, groups, count, l->options, l->scratch,
+                                  &l->loaded[o], err);
+}
+
+/* ---- checking and writing ---- */
+
+/* Whether `given` fits where there is something; `full`: before it is spread. Types may differ: see tsr_optimizer_take. */
+static tsr_status check_value(loading *l, const tsr_taking *taking, const tsr_value *given, const tsr_value *there,
+                              tsr_error *err)
+{
+    const tsr_tensor *a = tsr_tensor_of(given), *b = there ? tsr_tensor_of(there) : NULL;
+    const bool full = l->options->full_state_dict;
+    TSR_FAIL_IF(a && a->meta, err, TSR_E_USAGE, "the tensor in the state dict is meta: it has no memory");
+    if (a) TSR_TRY(tsr_optimizer_check_cast(taking, a, err));
+    if (a && b) {
+        tsr_tensor like = *b;
+        like.entry.dtype = a->entry.dtype;
+        const tsr_status status = tsr_tensor_same_place(a, &like, !full, "the state dict", "the optimizer", l->passing, err);
+        if (status == TSR_OK) return status;
+        return tsr_tensor_same_place(a, b, !full, "the state dict", "the optimizer", l->passing, err);
+    }
+    if (given->kind != TSR_VALUE_DICT || !there || there->kind != TSR_VALUE_DICT) return TSR_OK;
+    for (size_t i = 0; i < given->count; i += 2) {
+        const tsr_value *inside = tsr_dict_find(there, given->items[i], i / 2);
+        const tsr_taking below = tsr_taking_below(taking, given->items[i]);
+        const tsr_status status = check_value(l, &below, given->items[i + 1], inside, err);
+        if (status == TSR_OK) continue;
+        const tsr_step step = {.key = given->items[i], .depth = 1};
+        tsr_step_context(&step, l->passing, status, err);
+        return status;
+    }
+    return TSR_OK;
+}
+
+static const tsr_value *without_params(tsr_arena *arena, const tsr_value *group, tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(arena, group->count, sizeof *items, err);
+    for (size_t i = 0; items && i < group->count; i += 2) {
+        if (tsr_str_equal(group->items[i]->text, TSR_STR("params"))) continue;
+        items[count++] = group->items[i];
+        items[count++] = group->items[i + 1];
+    }
+    return items ? tsr_value_items(arena, TSR_VALUE_DICT, items, count, err) : NULL;
+}
+
+typedef tsr_status param_function(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
+                                  tsr_error *err);
+
+/* Options that say where "step" belongs are the loaded ones, as in PyTorch. */
+static bool step_moves(const tsr_value *group)
+{
+    static const char *const keys[] = {"fused", "capturable"};
+    for (size_t i = 0; i < 2; i++) {
+        const tsr_value *v = tsr_value_get(group, tsr_str_from(keys[i]));
+        if (v && v->kind != TSR_VALUE_NONE && (v->kind != TSR_VALUE_BOOL || v->as.boolean)) return true;
+    }
+    return false;
+}
+
+/* Each parameter of an optimizer with its state in what is loaded, or NULL. */
+static tsr_status each_param(loading *l, size_t o, param_function *function, tsr_error *err)
+{
+    const tsr_value *state = tsr_value_get(l->loaded[o], TSR_STR("state"));
+    const tsr_value *groups = tsr_value_get(l->loaded[o], TSR_STR("param_groups"));
+    for (size_t g = 0, hint = 0; g < l->optimizers[o]->group_count; g++) {
+        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
+        for (size_t p = 0; p < params->count; p++, hint++) {
+            tsr_model_param *param = &l->optimizers[o]->groups[g].params[p];
+            uint32_t id;
+            TSR_TRY(tsr_optimizer_param_id(&l->names, param, &id, err));
+            const tsr_taking taking = {l->optimizers[o]->memory, l->passing, l->names.held[id], false,
+                                       step_moves(groups->items[g])};
+            const tsr_status status = function(l, &taking, param, tsr_dict_find(state, params->items[p], hint), err);
+            if (status == TSR_OK) continue;
+            tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(l->names.first[id]));
+            return status;
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_param(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
+                              tsr_error *err)
+{
+    TSR_FAIL_IF(state && state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "it is no dict");
+    return state ? check_value(l, taking, state, param->state, err) : TSR_OK;
+}
+
+static tsr_status write_param(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
+                              tsr_error *err)
+{
+    const tsr_value *taken = state ? tsr_optimizer_take(taking, state, param->state, err) : NULL;
+    (void)l;
+    if (state && !taken) return err && err->status ? err->status : TSR_E_NOMEM;
+    param->state = taken;
+    return TSR_OK;
+}
+
+/* Names of parameters stay where the state dict has none. */
+static const tsr_value *with_own_names(tsr_arena *arena, const tsr_value *options, const tsr_value *own, tsr_error *err)
+{
+    const tsr_str key = TSR_STR("param_names");
+    const tsr_value *names = tsr_value_get(own, key);
+    if (!names || tsr_value_get(options, key)) return options;
+    const tsr_value **items = tsr_arena_array(arena, options->count + 2, sizeof *items, err);
+    if (!items) return NULL;
+    if (options->count) memcpy(items, options->items, options->count * sizeof *items);
+    items[options->count] = tsr_value_str(arena, key, err);
+    items[options->count + 1] = names;
+    return items[options->count] ? tsr_value_items(arena, TSR_VALUE_DICT, items, options->count + 2, err) : NULL;
+}
+
+static tsr_status write_groups(loading *l, size_t o, tsr_error *err)
+{
+    const tsr_value *groups = tsr_value_get(l->loaded[o], TSR_STR("param_groups"));
+    for (size_t g = 0; g < groups->count; g++) {
+        tsr_model_group *group = &l->optimizers[o]->groups[g];
+        const tsr_value *options = without_params(l->passing, groups->items[g], err);
+        const tsr_taking taking = {l->optimizers[o]->memory, l->passing, NULL, false, false};
+        options = options ? with_own_names(l->passing, options, group->options, err) : NULL;
+        options = options ? tsr_optimizer_take(&taking, options, NULL, err) : NULL;
+        if (!options) return err && err->status ? err->status : TSR_E_NOMEM;
+        group->options = options;
+    }
+    return TSR_OK;
+}
+
+static tsr_str number_key(const tsr_value *key)
+{
+    return (tsr_str){(const char *)&key->as.integer, key->kind == TSR_VALUE_INT ? sizeof key->as.integer : 0};
+}
+
+static tsr_status map_params(const tsr_value *groups, tsr_map *map, tsr_error *err)
+{
+    for (size_t g = 0; g < groups->count; g++) {
+        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
+        for (size_t p = 0; p < params->count; p++)
+            TSR_TRY(tsr_map_put(map, number_key(params->items[p]), 1, NULL, NULL, err));
+    }
+    return TSR_OK;
+}
+
+/* What the loaded state has under keys that no group lists; NULL: nothing. */
+static tsr_status user_part(loading *l, size_t o, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value *state = tsr_value_get(l->loaded[o], TSR_STR("state"));
+    const tsr_value **items = tsr_arena_array(l->passing, state->count, sizeof *items, err);
+    tsr_map *params = tsr_map_new(l->host->allocator, 0, err);
+    tsr_status status = items && params ? TSR_OK : TSR_E_NOMEM;
+    size_t count = 0;
+    *out = NULL;
+    if (status == TSR_OK) status = map_params(tsr_value_get(l->loaded[o], TSR_STR("param_groups")), params, err);
+    for (size_t i = 0; status == TSR_OK && i < state->count; i += 2) {
+        const tsr_str key = number_key(state->items[i]);
+        if (key.size && tsr_map_get(params, key, 0)) continue;
+        items[count++] = state->items[i];
+        items[count++] = state->items[i + 1];
+    }
+    if (status == TSR_OK && count) {
+        *out = tsr_value_items(l->passing, TSR_VALUE_DICT, items, count, err);
+        status = *out ? TSR_OK : TSR_E_NOMEM;
+    }
+    tsr_map_free(params);
+    return status;
+}
+
+/* State of no parameter is in an optimizer's part of a state dict only if that came keyed by number; loading replaces all
+ * state. */
+static tsr_status write_user_state(loading *l, size_t o, tsr_error *err)
+{
+    tsr_model_optimizer *optimizer = l->optimizers[o];
+    const tsr_taking taking = {optimizer->memory, l->passing, NULL, false, false};
+    const tsr_value *user;
+    TSR_TRY(user_part(l, o, &user, err));
+    if (user && !(user = tsr_optimizer_take(&taking, user, NULL, err)))
+        return err && err->status ? err->status : TSR_E_NOMEM;
+    const tsr_warnings warnings = {l->names.model->warn, l->names.model->ctx};
+    if (!user && optimizer->user_state && optimizer->user_state->count)
+        tsr_warn(&warnings, "the optimizer's state that belongs to no parameter is dropped: the state dict has none");
+    optimizer->user_state = user;
+    return TSR_OK;
+}
+
+/* ---- the whole ---- */
+
+static tsr_status prepare(loading *l, const tsr_model *model, const tsr_value *state, bool has, tsr_error *err)
+{
+    const bool empty = !state || state->kind != TSR_VALUE_DICT || state->count == 0;
+    const tsr_state_request request = {.handle_optimizer = true, .optimizer_is_empty = empty};
+    TSR_TRY(tsr_state_options_check(l->options, l->count, true, err));
+    TSR_TRY(tsr_state_dict_check(l->options, &request, err));
+    TSR_TRY(tsr_optimizer_names_of(model, l->comm, l->host, l->passing, &l->names, err));
+    if (l->names.fsdp) TSR_TRY(tsr_fsdp_optimizers_params(l->names.fsdp, &l->params, err));
+    else TSR_TRY(tsr_params_new(model->modules, l->host, &l->params, err));
+    TSR_TRY(tsr_state_dict_new(l->host, &l->scratch, err));
+    TSR_TRY(index_groups(l, err));
+    l->loaded = tsr_arena_array(l->passing, l->count, sizeof *l->loaded, err);
+    if (!l->loaded) return TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count; o++) TSR_TRY(tsr_optimizer_first(l->optimizers[o], &l->names, err));
+    if (!has || empty) return TSR_OK;
+    TSR_TRY(split_all(l, state, err));
+    for (size_t o = 0; o < l->count && !l->names.fsdp; o++) TSR_TRY(each_param(l, o, check_param, err));
+    return TSR_OK;
+}
+
+static tsr_status spread_all(loading *l, tsr_error *err)
+{
+    tsr_status mine = TSR_OK;
+    if (!l->names.fsdp) return l->options->full_state_dict ? spread_full(l, err) : TSR_OK;
+    TSR_TRY(tsr_fsdp_optimizers_meet(l->names.fsdp, err));
+    for (size_t o = 0; o < l->count; o++) TSR_TRY(spread_units(l, o, err));
+    for (size_t o = 0; o < l->count && mine == TSR_OK; o++) {
+        mine = check_groups(l->optimizers[o], l->loaded[o], err);
+        if (mine == TSR_OK) mine = each_param(l, o, check_param, err);
+    }
+    return tsr_comm_agree(l->comm, mine, err);
+}
+
+/* Ranks that have something to load; all have, or rank 0 of a broadcast, or none. */
+static tsr_status anything(loading *l, const tsr_value *state, bool *some, tsr_error *err)
+{
+    uint64_t given = state && state->count && (!root_only(l) || l->comm->rank == 0);
+    const bool lacks = !given && !root_only(l);
+    TSR_TRY(l->comm->largest(l->comm, &given, err));
+    *some = given != 0;
+    const tsr_status mine = *some && lacks ? tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                                                       "the optimizer state is empty here, and not on other ranks")
+                                           : TSR_OK;
+    return tsr_comm_agree(l->comm, mine, err);
+}
+
+static tsr_status load(loading *l, const tsr_model *model, const tsr_value *state, tsr_error *err)
+{
+    const bool has = !root_only(l) || l->comm->rank == 0;
+    bool some;
+    tsr_status status = l->passing ? prepare(l, model, state, has, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_options_agree(l->comm, "set_optimizer_state_dict: options", l->options, l->count, status, err));
+    TSR_TRY(anything(l, state, &some, err));
+    if (!some) return TSR_OK;
+    TSR_TRY(spread_all(l, err));
+    for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
+        status = each_param(l, o, write_param, err);
+        if (status == TSR_OK) status = write_groups(l, o, err);
+        if (status == TSR_OK) status = write_user_state(l, o, err);
+    }
+    return tsr_comm_agree(l->comm, status, err);
+}
+
+tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                                        const tsr_value *state, tsr_comm *comm, const tsr_state_options *options,
+                                        const tsr_host *host, tsr_error *err)
+{
+    const tsr_state_options defaults = tsr_state_options_default();
+    tsr_comm *self = NULL;
+    if (!comm) TSR_TRY(tsr_comm_self(host->allocator, &self, err));
+    loading l = {.options = options ? options : &defaults,
+                 .host = host,
+                 .comm = comm ? comm : self,
+                 .passing = tsr_arena_new(host->allocator, 0, err),
+                 .optimizers = optimizers,
+                 .count = count,
+                 .units = tsr_fsdp_is_in(model->modules)};
+    const tsr_status status = load(&l, model, state, err);
+    tsr_state_dict_free(l.scratch);
+    tsr_params_free(l.params);
+    tsr_optimizer_names_free(&l.names);
+    tsr_arena_free(l.passing);
+    if (self) self->close(self);
+    return status;
+}
+
+tsr_status tsr_optimizer_load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer,
+                                       const tsr_value *state, tsr_error *err)
+{
+    const tsr_state_options options = tsr_state_options_default();
+    const tsr_value *loaded[] = {state};
+    loading l = {.options = &options,
+                 .host = names->host,
+                 .passing = names->arena,
+                 .optimizers = &optimizer,
+                 .count = 1,
+                 .names = *names,
+                 .loaded = loaded};
+    TSR_TRY(bounded(&l, state, 0, err));
+    TSR_TRY(check_groups(optimizer, state, err));
+    TSR_TRY(each_param(&l, 0, check_param, err));
+    TSR_TRY(each_param(&l, 0, write_param, err));
+    TSR_TRY(write_groups(&l, 0, err));
+    return write_user_state(&l, 0, err);
+}

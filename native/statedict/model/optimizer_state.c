@@ -1,0 +1,168 @@
+/* The state of live optimizers under canonical names, got; and what covers a model with its optimizers. */
+#include "statedict/model/optimizer_names.h"
+
+typedef struct getting {
+    tsr_model_optimizer *const *optimizers;
+    size_t count;
+    const tsr_state_options *options;
+    tsr_comm *comm;
+    tsr_state_dict *out;
+    tsr_arena *passing;
+    tsr_optimizer_names names;
+    const tsr_value **native; /* one an optimizer */
+    tsr_name_list **groups;   /* the same */
+} getting;
+
+/* As far as a rank gets alone. */
+static tsr_status prepare(getting *g, const tsr_model *model, tsr_error *err)
+{
+    tsr_arena *arena = tsr_state_dict_arena(g->out);
+    TSR_TRY(tsr_state_options_check(g->options, g->count, true, err));
+    TSR_TRY(tsr_optimizer_names_of(model, g->comm, g->out->host, g->passing, &g->names, err));
+    g->native = tsr_arena_array(g->passing, g->count, sizeof *g->native, err);
+    g->groups = tsr_arena_array(g->passing, g->count, sizeof *g->groups, err);
+    if (!g->native || !g->groups) return TSR_E_NOMEM;
+    for (size_t i = 0; i < g->count; i++) {
+        TSR_TRY(tsr_optimizer_unit_names(&g->names, g->optimizers[i], g->passing, &g->groups[i], err));
+        TSR_TRY(tsr_optimizer_first(g->optimizers[i], &g->names, err));
+        TSR_TRY(tsr_optimizer_native(g->optimizers[i], arena, &g->native[i], err));
+    }
+    return TSR_OK;
+}
+
+/* Names that the result may keep. */
+static tsr_status kept_names(const tsr_name_list *lists, size_t count, tsr_arena *arena, tsr_name_list **out, tsr_error *err)
+{
+    *out = tsr_arena_array(arena, count, sizeof **out, err);
+    for (size_t g = 0; *out && g < count; g++) {
+        tsr_str *names = tsr_arena_array(arena, lists[g].count, sizeof *names, err);
+        for (size_t p = 0; names && p < lists[g].count; p++)
+            if (!(names[p] = tsr_arena_str(arena, lists[g].names[p], err)).data) return TSR_E_NOMEM;
+        (*out)[g] = (tsr_name_list){names, lists[g].count};
+        if (!names) return TSR_E_NOMEM;
+    }
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Keyed by name, one after another: units' optimizers want all ranks. */
+static tsr_status name_all(getting *g, const tsr_value **parts, size_t *kept, tsr_error *err)
+{
+    tsr_arena *arena = tsr_state_dict_arena(g->out);
+    tsr_status status = TSR_OK;
+    if (g->names.fsdp) TSR_TRY(tsr_fsdp_optimizers_meet(g->names.fsdp, err));
+    for (size_t i = 0; i < g->count && status == TSR_OK; i++) {
+        const size_t count = g->optimizers[i]->group_count;
+        tsr_name_list *names;
+        if (g->names.fsdp) {
+            status = tsr_fsdp_optimizer_get(g->names.fsdp, g->native[i], g->groups[i], count, g->options, g->out,
+                                            &parts[*kept], err);
+            *kept += parts[*kept] != NULL;
+            continue;
+        }
+        status = kept_names(g->groups[i], count, arena, &names, err);
+        if (status == TSR_OK)
+            status = tsr_optim_to_fqn(g->native[i], names, count, g->out->host, arena, &parts[(*kept)++], err);
+    }
+    return status;
+}
+
+static tsr_status make_state(getting *g, const tsr_value **root, tsr_error *err)
+{
+    tsr_arena *arena = tsr_state_dict_arena(g->out);
+    const tsr_value **parts = tsr_arena_array(g->passing, g->count + 1, sizeof *parts, err);
+    size_t kept = 0;
+    TSR_TRY(tsr_comm_agree(g->comm, parts ? TSR_OK : TSR_E_NOMEM, err));
+    TSR_TRY(name_all(g, parts, &kept, err));
+    TSR_TRY(tsr_optim_merge(parts, kept, g->out->host, arena, root, err));
+    return g->options->flatten_optimizer_state_dict ? tsr_optim_flatten(*root, g->out->host, arena, root, err) : TSR_OK;
+}
+
+static tsr_status get_optimizers(getting *g, const tsr_model *model, tsr_error *err)
+{
+    const tsr_value *root = NULL;
+    const tsr_status status = g->passing ? prepare(g, model, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_options_agree(g->comm, "get_optimizer_state_dict: options", g->options, g->count, status, err));
+    TSR_TRY(tsr_comm_agree(g->comm, make_state(g, &root, err), err));
+    return g->names.fsdp ? tsr_fsdp_full_or_cpu(root, g->comm, g->options, g->out, err)
+                         : tsr_full_or_cpu(root, g->comm, g->options, g->out, err);
+}
+
+tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                                        tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,
+                                        tsr_error *err)
+{
+    const tsr_state_options defaults = tsr_state_options_default(), *o = options ? options : &defaults;
+    tsr_comm *self = NULL;
+    if (!comm) TSR_TRY(tsr_comm_self(out->host->allocator, &self, err));
+    getting g = {.optimizers = optimizers,
+                 .count = count,
+                 .options = o,
+                 .comm = comm ? comm : self,
+                 .out = out,
+                 .passing = tsr_arena_new(out->host->allocator, 0, err)};
+    const tsr_status status = get_optimizers(&g, model, err);
+    tsr_optimizer_names_free(&g.names);
+    tsr_arena_free(g.passing);
+    if (self) self->close(self);
+    return status;
+}
+
+/* ---- a model with its optimizers ---- */
+
+tsr_status tsr_get_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count, tsr_comm *comm,
+                              const tsr_module_ref *submodules, size_t submodule_count, const tsr_state_options *options,
+                              tsr_state_dict *model_out, tsr_state_dict *optimizer_out, tsr_error *err)
+{
+    TSR_TRY(tsr_get_model_state_dict(model, comm, submodules, submodule_count, options, model_out, err));
+    return count ? tsr_get_optimizer_state_dict(model, optimizers, count, comm, options, optimizer_out, err) : TSR_OK;
+}
+
+tsr_status tsr_set_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
+                              const tsr_value *model_state, const tsr_value *optimizer_state, tsr_comm *comm,
+                              const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
+                              tsr_unmatched_keys *unmatched, tsr_error *err)
+{
+    uint64_t given = model_state ? model_state->count : 0;
+    if (comm) TSR_TRY(comm->largest(comm, &given, err));
+    if (count) TSR_TRY(tsr_set_optimizer_state_dict(model, optimizers, count, optimizer_state, comm, options, host, err));
+    if (count && given == 0) return TSR_OK;
+    return tsr_set_model_state_dict(model, model_state, comm, options, host, arena, unmatched, err);
+}
+
+static tsr_status model_get(void *ctx, tsr_state_dict *out, tsr_error *err)
+{
+    const tsr_bound_state *b = ctx;
+    return tsr_get_model_state_dict(b->model, b->comm, NULL, 0, &b->options, out, err);
+}
+
+static tsr_status model_set(void *ctx, const tsr_value *state, tsr_error *err)
+{
+    const tsr_bound_state *b = ctx;
+    tsr_arena *arena = tsr_arena_new(b->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    const tsr_status status = tsr_set_model_state_dict(b->model, state, b->comm, &b->options, b->host, arena, NULL, err);
+    tsr_arena_free(arena);
+    return status;
+}
+
+static tsr_status optimizer_get(void *ctx, tsr_state_dict *out, tsr_error *err)
+{
+    const tsr_bound_state *b = ctx;
+    return tsr_get_optimizer_state_dict(b->model, b->optimizers, b->count, b->comm, &b->options, out, err);
+}
+
+static tsr_status optimizer_set(void *ctx, const tsr_value *state, tsr_error *err)
+{
+    const tsr_bound_state *b = ctx;
+    return tsr_set_optimizer_state_dict(b->model, b->optimizers, b->count, state, b->comm, &b->options, b->host, err);
+}
+
+tsr_state_calls tsr_model_state_calls(tsr_bound_state *bound)
+{
+    return (tsr_state_calls){model_get, model_set, bound};
+}
+
+tsr_state_calls tsr_optimizer_state_calls(tsr_bound_state *bound)
+{
+    return (tsr_state_calls){optimizer_get, optimizer_set, bound};
+}

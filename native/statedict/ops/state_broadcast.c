@@ -1,0 +1,264 @@
+/* D7: rank 0 has the full state; every rank gets what it holds of it. */
+#include "statedict/tensor/path.h"
+#include "statedict/ops/state_full.h"
+#include "statedict/transfer/transfer.h"
+#include "statedict/tensor/value_pack.h"
+#include "statedict/tensor/warn.h"
+
+static const uint32_t root_only[] = {0};
+
+typedef struct spreading {
+    tsr_comm *comm;
+    const tsr_broadcast_options *options;
+    tsr_state_dict *out;
+    tsr_arena *passing;
+    const tsr_value *full, *local; /* full: rank 0's own; elsewhere what it told */
+    tsr_str infos;
+    const tsr_value **values; /* of the local keys, as they become */
+    bool *known;              /* that the full state has the key */
+    tsr_name_tally strange;   /* keys that the local state does not have */
+    tsr_vec moves;            /* of pair: distributed targets */
+    tsr_vec wholes;           /* of pair: whole targets */
+} spreading;
+
+/* A tensor of the full state (meta but on rank 0) and where it goes. */
+typedef struct pair {
+    const tsr_tensor *full, *target;
+    tsr_str name;
+    uint64_t bytes; /* of the target's local memory */
+} pair;
+
+/* ---- infos first ---- */
+
+/* Rank 0's dict as bytes, everywhere. */
+static tsr_status broadcast_infos(spreading *s, tsr_error *err)
+{
+    tsr_vec packed = tsr_vec_of(s->out->host->allocator, 1);
+    tsr_status status = s->comm->rank == 0 ? tsr_value_pack(s->full, 1, &packed, err) : TSR_OK;
+    uint64_t size = packed.count;
+    char *bytes = NULL; /* the result borrows its strings */
+    status = tsr_comm_agree(s->comm, status, err);
+    if (status == TSR_OK) status = s->comm->broadcast(s->comm, &size, sizeof size, 0, err);
+    if (status == TSR_OK) {
+        bytes = tsr_arena_array(s->out->arena, (size_t)size, 1, err);
+        status = tsr_comm_agree(s->comm, bytes ? TSR_OK : TSR_E_NOMEM, err);
+    }
+    if (status == TSR_OK && s->comm->rank == 0) memcpy(bytes, packed.items, (size_t)size);
+    if (status == TSR_OK) status = s->comm->broadcast(s->comm, bytes, (size_t)size, 0, err);
+    s->infos = (tsr_str){bytes, (size_t)size};
+    tsr_vec_free(&packed);
+    return status;
+}
+
+static tsr_status agree(spreading *s, tsr_status mine, tsr_error *err)
+{
+    tsr_leaves leaves;
+    tsr_facts facts = {tsr_vec_of(s->out->host->allocator, 1), s->passing};
+    const tsr_str words = tsr_arena_format(s->passing, err, "strict %d, offload %d, round_bytes %zu", s->options->strict,
+                                           s->options->offload, s->options->round_bytes);
+    tsr_status status = mine == TSR_OK && !words.data ? TSR_E_NOMEM : mine;
+    if (status == TSR_OK) status = tsr_leaves_of(s->local, s->out->host, false, s->passing, &leaves, err);
+    if (status == TSR_OK) status = tsr_leaves_check(&leaves, s->comm, err);
+    if (status == TSR_OK) status = tsr_facts_add(&facts, TSR_STR(""), TSR_STR("the call broadcast"), words, err);
+    if (status == TSR_OK) status = tsr_facts_leaves(&facts, "local ", &leaves, err);
+    return tsr_facts_agree(&facts, s->comm, status, s->out->host->allocator, err);
+}
+
+/* ---- targets ---- */
+
+static tsr_status fresh_target(spreading *s, const tsr_tensor *full, const tsr_tensor **out, tsr_error *err)
+{
+    tsr_tensor want = tsr_tensor_whole(full->entry.dtype, full->entry.rank, full->entry.shape, NULL), *copy;
+    TSR_TRY(tsr_state_dict_copy_tensor(s->out, &want, &copy, err));
+    *out = copy;
+    return tsr_state_dict_give_memory(s->out, copy, NULL, err);
+}
+
+/* One key of the full state that the local state has too. */
+static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_str name, tsr_error *err)
+{
+    const tsr_value *local = s->local->items[2 * at + 1];
+    const tsr_tensor *full = tsr_tensor_of(whole), *mine = tsr_tensor_of(local), *target;
+    s->known[at] = true;
+    s->values[at] = whole;
+    if (!full) return TSR_OK;
+    if (full->entry.rank && local->kind == TSR_VALUE_NONE) {
+        s->values[at] = local;
+        return TSR_OK;
+    }
+    if (mine) TSR_TRY(tsr_full_target(full, mine, s->options->offload, s->out, &target, err));
+    else TSR_TRY(fresh_target(s, full, &target, err));
+    s->values[at] = target == mine ? local : tsr_state_dict_leaf(s->out, target, err);
+    pair *p = tsr_vec_push(target->spread == TSR_WHOLE ? &s->wholes : &s->moves, err);
+    if (!p || !s->values[at]) return TSR_E_NOMEM;
+    *p = (pair){.full = full, .target = target, .name = name};
+    return tsr_tensor_held(target, s->passing, &p->bytes, err);
+}
+
+/* In the order of the full state, which all ranks know. */
+static tsr_status plan_all(spreading *s, tsr_error *err)
+{
+    const size_t count = tsr_value_pairs(s->local);
+    s->values = tsr_arena_array(s->passing, count, sizeof *s->values, err);
+    s->known = tsr_arena_array(s->passing, count, sizeof *s->known, err);
+    if (!s->values || !s->known) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) s->values[i] = s->local->items[2 * i + 1];
+    for (size_t i = 0; i < tsr_value_pairs(s->full); i++) {
+        const tsr_step step = {.key = s->full->items[2 * i], .depth = 1};
+        const size_t found = tsr_dict_pair(s->local, step.key, i);
+        const tsr_str name = tsr_step_text(&step, s->passing, err);
+        if (!name.data) return TSR_E_NOMEM;
+        if (found == TSR_NO_PAIR) tsr_name_tally_add(&s->strange, name);
+        if (found == TSR_NO_PAIR) continue;
+        const tsr_status status = plan_one(s, found, s->full->items[2 * i + 1], name, err);
+        if (status != TSR_OK) {
+            tsr_error_context(err, "'%.*s'", TSR_STR_ARG(name));
+            return status;
+        }
+    }
+    return TSR_OK;
+}
+
+/* ---- bytes ---- */
+
+/* A piece of a whole tensor from rank 0 to all: memory that the ranks take takes part where it lies. */
+static tsr_status broadcast_piece(spreading *s, const tsr_tensor *tensor, uint64_t at, size_t size, void *bounce,
+                                  tsr_status *own, tsr_error *own_error, tsr_error *err)
+{
+    uint8_t *there = (uint8_t *)tensor->data + at;
+    tsr_device *device = s->comm->takes_devices ? NULL : tensor->device;
+    if (device && s->comm->rank == 0 && *own == TSR_OK) {
+        *own = device->to_host(device, bounce, there, size, own_error);
+        if (*own == TSR_OK) *own = device->synchronize(device, own_error);
+    }
+    TSR_TRY(s->comm->broadcast(s->comm, device ? bounce : there, size, 0, err));
+    if (device && s->comm->rank != 0 && *own == TSR_OK) {
+        *own = device->from_host(device, there, bounce, size, own_error);
+        if (*own == TSR_OK) *own = device->synchronize(device, own_error);
+    }
+    return TSR_OK;
+}
+
+static tsr_status broadcast_whole(spreading *s, const pair *p, size_t group, void *bounce, tsr_status *own,
+                                  tsr_error *own_error, tsr_error *err)
+{
+    const tsr_tensor *moving = s->comm->rank == 0 ? p->full : p->target;
+    for (uint64_t at = 0; at < p->bytes; at += group) {
+        const size_t size = p->bytes - at < group ? (size_t)(p->bytes - at) : group;
+        TSR_TRY(broadcast_piece(s, moving, at, size, bounce, own, own_error, err));
+    }
+    if (s->comm->rank != 0 || *own != TSR_OK) return TSR_OK;
+    *own = tsr_tensor_copy(p->full, p->target, s->passing, own_error);
+    if (*own == TSR_OK) *own = tsr_device_wait(p->full->device, own_error);
+    if (*own == TSR_OK) *own = tsr_device_wait(p->target->device, own_error);
+    return TSR_OK;
+}
+
+static tsr_status broadcast_wholes(spreading *s, tsr_error *err)
+{
+    const pair *pairs = s->wholes.items;
+    const size_t group = s->options->round_bytes ? s->options->round_bytes : TSR_ROUND_BYTES_DEFAULT;
+    tsr_error own_error = {0};
+    tsr_status own = TSR_OK, status = TSR_OK;
+    bool device = false;
+    for (size_t i = 0; i < s->wholes.count; i++)
+        device = device || (!s->comm->takes_devices && (s->comm->rank == 0 ? pairs[i].full : pairs[i].target)->device);
+    void *bounce = device ? tsr_alloc(s->out->host->allocator, group, 1, &own_error) : NULL;
+    status = tsr_comm_agree(s->comm, device && !bounce ? TSR_E_NOMEM : TSR_OK, err);
+    for (size_t i = 0; i < s->wholes.count && status == TSR_OK; i++)
+        status = broadcast_whole(s, &pairs[i], group, bounce, &own, &own_error, err);
+    if (status == TSR_OK) {
+        status = tsr_comm_agree(s->comm, own, &own_error);
+        if (status != TSR_OK) tsr_raise(err, status, TSR_NO_POSITION, "%s", own_error.message);
+    }
+    tsr_free(s->out->host->allocator, bounce, group, 1);
+    return status;
+}
+
+static tsr_status move_parts(spreading *s, tsr_error *err)
+{
+    const pair *pairs = s->moves.items;
+    const size_t count = s->moves.count;
+    tsr_transfer *transfers = tsr_arena_array(s->passing, count, sizeof *transfers, err);
+    tsr_side_request *requests = tsr_arena_array(s->passing, count, sizeof *requests, err);
+    for (size_t i = 0; transfers && requests && i < count; i++) {
+        const tsr_tensor *full = pairs[i].full;
+        transfers[i] = (tsr_transfer){.dtype = full->entry.dtype,
+                                      .rank = full->entry.rank,
+                                      .shape = full->entry.shape,
+                                      .name = pairs[i].name,
+                                      .from = {s->comm->rank == 0 ? full : NULL, NULL, root_only, 1},
+                                      .to = {.tensor = pairs[i].target}};
+        requests[i] = (tsr_side_request){pairs[i].target, false, &transfers[i].to};
+    }
+    const tsr_status mine = transfers && requests ? TSR_OK : TSR_E_NOMEM;
+    TSR_TRY(tsr_sides_resolve(s->comm, requests, count, s->out->host, s->passing, mine, err));
+    return tsr_transfers_run(s->comm, transfers, count, s->options->round_bytes, s->out->host, TSR_OK, err);
+}
+
+/* ---- the whole ---- */
+
+static tsr_status make_root(spreading *s, tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(s->out->arena, s->local->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < tsr_value_pairs(s->local); i++) {
+        if (s->options->strict && !s->known[i]) continue;
+        items[count++] = s->local->items[2 * i];
+        items[count++] = s->values[i];
+    }
+    tsr_value *root = tsr_value_items(s->out->arena, TSR_VALUE_DICT, items, count, err);
+    if (root) tsr_state_dict_set_root(s->out, root);
+    return root ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status warn_of_keys(spreading *s, tsr_error *err)
+{
+    tsr_name_tally missing = {0};
+    for (size_t i = 0; i < tsr_value_pairs(s->local); i++) {
+        const tsr_step step = {.key = s->local->items[2 * i], .depth = 1};
+        if (s->known[i]) continue;
+        const tsr_str name = tsr_step_text(&step, s->passing, err);
+        if (!name.data) return TSR_E_NOMEM;
+        tsr_name_tally_add(&missing, name);
+    }
+    tsr_name_tally_warn(&s->strange, &s->options->warnings, "the local state has no place for keys of the full state");
+    tsr_name_tally_warn(&missing, &s->options->warnings,
+                        s->options->strict ? "the full state lacks keys, which are left out of the result"
+                                           : "the full state lacks keys, whose values stay as they are");
+    return TSR_OK;
+}
+
+static tsr_status spread(spreading *s, tsr_error *err)
+{
+    tsr_status status = tsr_full_check(s->comm->rank == 0 ? s->full : NULL, s->local, err);
+    TSR_TRY(agree(s, status, err));
+    TSR_TRY(broadcast_infos(s, err));
+    status = s->comm->rank == 0 ? TSR_OK : tsr_value_unpack(s->infos, s->out->arena, &s->full, err);
+    if (status == TSR_OK) status = plan_all(s, err);
+    if (status == TSR_OK) status = make_root(s, err);
+    if (status == TSR_OK) status = warn_of_keys(s, err);
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    TSR_TRY(broadcast_wholes(s, err));
+    return move_parts(s, err);
+}
+
+tsr_status tsr_state_dict_broadcast(const tsr_value *full, const tsr_value *local, tsr_comm *comm,
+                                    const tsr_broadcast_options *options, tsr_state_dict *out, tsr_error *err)
+{
+    const tsr_broadcast_options none = {0};
+    spreading s = {.comm = comm,
+                   .options = options ? options : &none,
+                   .out = out,
+                   .passing = tsr_arena_new(out->host->allocator, 0, err),
+                   .full = full,
+                   .local = local,
+                   .moves = tsr_vec_of(out->host->allocator, sizeof(pair)),
+                   .wholes = tsr_vec_of(out->host->allocator, sizeof(pair))};
+    const tsr_status status = s.passing ? spread(&s, err) : tsr_comm_agree(comm, TSR_E_NOMEM, err);
+    tsr_vec_free(&s.moves);
+    tsr_vec_free(&s.wholes);
+    tsr_arena_free(s.passing);
+    return status;
+}

@@ -1,0 +1,386 @@
+/* Saving: every rank writes its file into an unpublished folder that all share; rank 0 describes and publishes it. Beside it
+ * lies a journal that rank 0 has locked as long as it lives, so that a later save knows what a killed one left. What lies on a
+ * device passes through halves of the buffer: one is written while the other is copied to. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "publish/publication.h"
+#include "statedict/saveload/halves.h"
+#include "statedict/tensor/pack.h"
+#include "statedict/tensor/state_dict.h"
+#include "statedict/saveload/state_save_plan.h"
+#include "tessera/sys/folder.h"
+#include "tessera/save_load.h"
+
+#define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
+#define JOB                  TSR_STR("a state dict of several ranks\n")
+
+typedef struct saving {
+    tsr_comm *comm;
+    const tsr_host *host;
+    const char *path;
+    tsr_save_options options;
+    tsr_arena *arena;
+    tsr_save_plan plan;
+    tsr_output *output;
+    uint32_t *files; /* the output's numbers, by rank */
+    tsr_str *names;  /* by rank, then the marker */
+    uint32_t generation;
+    tsr_halves halves; /* of the buffer */
+    uint32_t content; /* CRC over this rank's CRCs */
+    /* of rank 0 */
+    tsr_replacement replacement;
+    tsr_publication publication;
+} saving;
+
+/* What all ranks need to write into the same place. */
+typedef struct place {
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
+    uint32_t generation;
+    bool swap; /* the old directory is replaced as a whole */
+} place;
+
+/* ---- the place ---- */
+
+/* Only what the old checkpoint lists is replaced. */
+static tsr_status decide_replacement(saving *s, tsr_error *err)
+{
+    const tsr_replacement_request request = {
+        .host = s->host, .path = s->path, .is_folder = true, .overwrite = s->options.overwrite, .marker = TSR_DCP_MARKER};
+    return tsr_replacement_decide(&request, s->arena, &s->replacement, err);
+}
+
+static tsr_status name_files(saving *s, tsr_error *err)
+{
+    s->names = tsr_arena_array(s->arena, (size_t)s->comm->size + 1, sizeof *s->names, err);
+    s->files = tsr_arena_array(s->arena, s->comm->size, sizeof *s->files, err);
+    if (!s->names || !s->files) return TSR_E_NOMEM;
+    for (uint32_t r = 0; r < s->comm->size; r++) {
+        s->names[r] = tsr_arena_format(s->arena, err, "__%" PRIu32 "_%" PRIu32 ".distcp", r, s->generation);
+        if (!s->names[r].data) return TSR_E_NOMEM;
+    }
+    s->names[s->comm->size] = TSR_STR(TSR_DCP_MARKER);
+    return TSR_OK;
+}
+
+static tsr_status check_names(const saving *s, tsr_error *err)
+{
+    for (uint32_t r = 0; r < s->comm->size; r++)
+        TSR_TRY(tsr_replacement_check_name(&s->replacement, s->path, s->names[r], err));
+    return TSR_OK;
+}
+
+static tsr_status choose_place(saving *s, place *out, tsr_error *err)
+{
+    memset(out, 0, sizeof *out);
+    if (s->comm->rank != 0) return TSR_OK;
+    /* With memory of its own: when the caller's has run out, what was begun must still be removed. */
+    TSR_TRY(tsr_publication_open(&tsr_allocator_libc, s->path, JOB, &s->publication, err));
+    if (s->options.overwrite) TSR_TRY(tsr_journals_hold(&s->publication.journals, err));
+    TSR_TRY(decide_replacement(s, err));
+    out->swap = s->replacement.swap;
+    TSR_TRY(tsr_folder_next_generation(NULL, s->path, &out->generation, err));
+    s->generation = out->generation;
+    TSR_TRY(name_files(s, err));
+    TSR_TRY(check_names(s, err));
+    TSR_TRY(tsr_publication_begin(&s->publication, JOB, s->generation, s->names, (size_t)s->comm->size + 1, err));
+    memcpy(out->tag, s->publication.tag, sizeof out->tag);
+    return TSR_OK;
+}
+
+/* The same files in the same order on every rank, so that all mean the same by a number. */
+static tsr_status open_output(saving *s, const place *where, tsr_error *err)
+{
+    const tsr_folder_output_options options = {.is_folder = true,
+                                               .overwrite = s->options.overwrite,
+                                               .absent = s->options.overwrite && s->comm->rank == 0 && !s->replacement.exists,
+                                               .tag = where->tag,
+                                               .join = s->comm->rank != 0,
+                                               .keep = s->comm->rank != 0,
+                                               .chosen = true,
+                                               .generation = where->generation,
+                                               .swap = where->swap,
+                                               .obsolete = s->replacement.obsolete,
+                                               .obsolete_count = s->replacement.obsolete_count};
+    TSR_TRY(tsr_folder_output_open(NULL, s->host->allocator, s->path, &options, &s->output, err));
+    s->generation = where->generation;
+    TSR_TRY(name_files(s, err));
+    for (uint32_t r = 0; r < s->comm->size; r++) {
+        if (s->plan.file_sizes[r])
+            TSR_TRY(s->output->create(s->output, s->names[r], s->plan.file_sizes[r], &s->files[r], err));
+    }
+    return TSR_OK;
+}
+
+/* Rank 0 first: it refuses an existing destination, and makes the files that others open. */
+static tsr_status open_outputs(saving *s, tsr_error *err)
+{
+    place *where = TSR_ARENA_NEW(s->arena, place, err);
+    tsr_status status = where ? choose_place(s, where, err) : TSR_E_NOMEM;
+    status = tsr_comm_agree(s->comm, status, err);
+    if (status == TSR_OK) status = s->comm->broadcast(s->comm, where, sizeof *where, 0, err);
+    if (status != TSR_OK) return status;
+    if (s->comm->rank == 0) status = open_output(s, where, err);
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    if (s->comm->rank != 0) status = open_output(s, where, err);
+    return tsr_comm_agree(s->comm, status, err);
+}
+
+/* ---- bytes ---- */
+
+static uint32_t note(uint32_t crc, uint64_t number)
+{
+    uint8_t bytes[8];
+    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> (8 * i));
+    return tsr_crc32(NULL, crc, bytes, sizeof bytes);
+}
+
+static tsr_status write_at(saving *s, uint64_t at, const void *data, size_t size, tsr_error *err)
+{
+    return size ? s->output->write_at(s->output, s->files[s->comm->rank], at, data, size, err) : TSR_OK;
+}
+
+/* What writes elements from `at` on, and their CRC while they are in the cache. */
+typedef struct element_writer {
+    saving *s;
+    uint64_t at;
+    uint32_t crc;
+} element_writer;
+
+static tsr_status put(element_writer *w, const uint8_t *data, size_t size, tsr_error *err)
+{
+    w->crc = tsr_crc32(w->s->host, w->crc, data, size);
+    TSR_TRY(write_at(w->s, w->at, data, size, err));
+    w->at += size;
+    return TSR_OK;
+}
+
+/* From where the elements lie, or by way of the buffer. */
+static tsr_status write_from_host(element_writer *w, tsr_stream *stream, tsr_error *err)
+{
+    const tsr_halves *buffer = &w->s->halves;
+    while (stream->left) {
+        const size_t size = stream->left < buffer->bytes ? (size_t)stream->left : buffer->bytes;
+        const uint8_t *there = tsr_stream_peek(stream, false, size);
+        if (there) tsr_stream_skip(stream, size);
+        else TSR_TRY(tsr_stream_pack(stream, buffer->memory, NULL, size, err));
+        TSR_TRY(put(w, there ? there : buffer->memory, size, err));
+    }
+    return TSR_OK;
+}
+
+/* Begins to copy the next part into a half; its size is 0 when there is none. */
+static tsr_status fetch(tsr_stream *stream, uint8_t *half, size_t room, size_t *size, tsr_error *err)
+{
+    *size = stream->left < room ? (size_t)stream->left : room;
+    return tsr_stream_pack(stream, half, NULL, *size, err);
+}
+
+static tsr_status write_from_device(element_writer *w, tsr_stream *stream, tsr_device *device, tsr_error *err)
+{
+    tsr_halves *halves = &w->s->halves;
+    const size_t room = tsr_halves_room(halves);
+    uint8_t *half = halves->memory, *other = halves->memory + room, *written;
+    size_t size, next;
+    TSR_TRY(tsr_halves_use(halves, device, err));
+    TSR_TRY(fetch(stream, half, room, &size, err));
+    for (; size; size = next, written = half, half = other, other = written) {
+        TSR_TRY(tsr_device_wait(device, err));
+        TSR_TRY(fetch(stream, other, room, &next, err));
+        TSR_TRY(put(w, half, size, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status write_piece(saving *s, const tsr_save_piece *piece, tsr_arena *passing, tsr_vec *head, tsr_vec *tail,
+                              tsr_error *err)
+{
+    const tsr_tensor *tensor = s->plan.flat.entries[piece->entry].tensor;
+    const tsr_piece *pieces;
+    uint64_t count;
+    uint32_t crc = 0;
+    if (piece->bytes) {
+        TSR_TRY(tsr_tensor_pieces(tensor, passing, &pieces, &count, err));
+        const tsr_piece *local = &pieces[piece->number];
+        TSR_FAIL_IF(!local->data, err, TSR_E_USAGE, "the tensor has no memory");
+        const tsr_link link = {.rank = tensor->entry.rank,
+                               .itemsize = tsr_dtype_size(tensor->entry.dtype),
+                               .offsets = local->local_offsets,
+                               .sizes = local->sizes,
+                               .buffer_sizes = local->buffer_sizes,
+                               .data = local->data,
+                               .device = tensor->device,
+                               .bytes = piece->bytes};
+        tsr_stream stream = tsr_stream_of(&link, 1);
+        element_writer w = {s, piece->byte_offset + piece->head_length, 0};
+        TSR_TRY(link.device ? write_from_device(&w, &stream, link.device, err) : write_from_host(&w, &stream, err));
+        crc = w.crc;
+    }
+    head->count = tail->count = 0;
+    TSR_TRY(tsr_dcp_item_around(tensor->entry.dtype, tensor->entry.rank, piece->sizes, crc, s->host, head, tail, err));
+    s->content = note(note(s->content, crc), piece->bytes);
+    TSR_TRY(write_at(s, piece->byte_offset, head->items, head->count, err));
+    return write_at(s, piece->byte_offset + piece->head_length + piece->bytes, tail->items, tail->count, err);
+}
+
+static tsr_status write_pieces(saving *s, tsr_error *err)
+{
+    tsr_vec head = tsr_vec_of(s->host->allocator, 1), tail = head;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < s->plan.piece_count && status == TSR_OK; i++) {
+        if (s->plan.pieces[i].owner != s->comm->rank) continue;
+        tsr_arena *passing = tsr_arena_new(s->host->allocator, 0, err);
+        status = passing ? write_piece(s, &s->plan.pieces[i], passing, &head, &tail, err) : TSR_E_NOMEM;
+        if (status != TSR_OK)
+            tsr_error_context(err, "'%.*s'", TSR_STR_ARG(s->plan.flat.entries[s->plan.pieces[i].entry].fqn));
+        tsr_arena_free(passing);
+    }
+    tsr_vec_free(&head);
+    tsr_vec_free(&tail);
+    return status;
+}
+
+static tsr_status write_own(saving *s, tsr_error *err)
+{
+    s->halves = (tsr_halves){.memory = tsr_alloc(s->host->allocator, s->options.buffer_bytes, 1, err),
+                             .bytes = s->options.buffer_bytes};
+    if (!s->halves.memory) return TSR_E_NOMEM;
+    for (size_t i = 0; i < s->plan.object_count; i++) {
+        const tsr_save_object *object = &s->plan.objects[i];
+        s->content = note(tsr_crc32(s->host, s->content, object->bytes.items, object->bytes.count), object->bytes.count);
+        TSR_TRY(write_at(s, object->byte_offset, object->bytes.items, object->bytes.count, err));
+    }
+    TSR_TRY(write_pieces(s, err));
+    return s->output->sync ? s->output->sync(s->output, err) : TSR_OK;
+}
+
+/* ---- metadata ---- */
+
+static void describe_objects(const saving *s, tsr_dcp_new_entry *entries, tsr_dcp_new_item *items)
+{
+    for (size_t i = 0; i < s->plan.object_count; i++) {
+        const tsr_save_object *object = &s->plan.objects[i];
+        items[i] =
+            (tsr_dcp_new_item){.file = s->names[0], .byte_offset = object->byte_offset, .byte_length = object->bytes.count};
+        entries[object->entry].items = &items[i];
+        entries[object->entry].item_count = 1;
+    }
+}
+
+/* Items of one tensor together, in the order of owners. */
+static void describe_pieces(const saving *s, tsr_dcp_new_entry *entries, tsr_dcp_new_item *items)
+{
+    const tsr_save_plan *plan = &s->plan;
+    for (size_t i = 0; i < plan->piece_count; i++) entries[plan->pieces[i].entry].item_count++;
+    for (size_t e = 0; e < plan->flat.count; e++) {
+        if (!plan->flat.entries[e].tensor) continue;
+        entries[e].items = items;
+        items += entries[e].item_count;
+        entries[e].item_count = 0;
+    }
+    for (size_t i = 0; i < plan->piece_count; i++) {
+        const tsr_save_piece *piece = &plan->pieces[i];
+        tsr_dcp_new_entry *entry = &entries[piece->entry];
+        ((tsr_dcp_new_item *)entry->items)[entry->item_count++] =
+            (tsr_dcp_new_item){piece->offsets, piece->sizes, s->names[piece->owner], piece->byte_offset, piece->byte_length};
+    }
+}
+
+static tsr_status describe(const saving *s, tsr_dcp_new_entry **out, tsr_error *err)
+{
+    const tsr_flat *flat = &s->plan.flat;
+    tsr_dcp_new_entry *entries = *out = tsr_arena_array(s->arena, flat->count, sizeof *entries, err);
+    tsr_dcp_new_item *items = tsr_arena_array(s->arena, s->plan.object_count + s->plan.piece_count, sizeof *items, err);
+    if (!entries || !items) return TSR_E_NOMEM;
+    for (size_t e = 0; e < flat->count; e++) {
+        const tsr_flat_entry *from = &flat->entries[e];
+        entries[e] = (tsr_dcp_new_entry){
+            .fqn = from->fqn, .path = from->path, .path_length = from->path_length, .tensor = from->tensor != NULL};
+        if (!from->tensor) continue;
+        entries[e].requires_grad = from->tensor->entry.requires_grad;
+        entries[e].dtype = from->tensor->entry.dtype;
+        entries[e].rank = from->tensor->entry.rank;
+        entries[e].shape = from->tensor->entry.shape;
+    }
+    describe_objects(s, entries, items);
+    describe_pieces(s, entries, items + s->plan.object_count);
+    return TSR_OK;
+}
+
+static tsr_status write_metadata(saving *s, uint32_t content, uint32_t *marker, tsr_error *err)
+{
+    tsr_dcp_new_entry *entries;
+    TSR_TRY(describe(s, &entries, err));
+    const tsr_str id = tsr_dcp_save_id(entries, s->plan.flat.count, content, s->arena, err);
+    if (!id.data) return TSR_E_NOMEM;
+    tsr_vec text = tsr_vec_of(s->host->allocator, 1);
+    tsr_status status = tsr_dcp_metadata_write(entries, s->plan.flat.count, id, s->host, &text, err);
+    if (status == TSR_OK) status = s->output->create(s->output, TSR_STR(".metadata"), text.count, marker, err);
+    if (status == TSR_OK) status = s->output->write_at(s->output, *marker, 0, text.items, text.count, err);
+    tsr_vec_free(&text);
+    return status;
+}
+
+/* All have written durably: rank 0 makes it a checkpoint. */
+static tsr_status publish(saving *s, tsr_error *err)
+{
+    uint32_t marker, content = 0, *all = tsr_arena_array(s->arena, s->comm->size, sizeof *all, err);
+    size_t *sizes = tsr_arena_array(s->arena, s->comm->size, sizeof *sizes, err);
+    tsr_status status = tsr_comm_agree(s->comm, all && sizes ? TSR_OK : TSR_E_NOMEM, err);
+    if (status != TSR_OK) return status;
+    for (uint32_t r = 0; r < s->comm->size; r++) sizes[r] = sizeof *all;
+    TSR_TRY(s->comm->all_gather(s->comm, &s->content, sizes, all, err));
+    for (uint32_t r = 0; r < s->comm->size; r++) content = note(content, all[r]);
+    if (s->comm->rank == 0) {
+        status = write_metadata(s, content, &marker, err);
+        if (status == TSR_OK)
+            status = tsr_publication_publish(&s->publication, s->output, marker, s->replacement.swap, err);
+    }
+    return tsr_comm_agree(s->comm, status, err);
+}
+
+static void warn_of_replaced(const saving *s, const tsr_name_tally *others)
+{
+    const tsr_warnings *warnings = &s->options.warnings;
+    if (s->replacement.swap || s->replacement.obsolete_count)
+        tsr_warn(warnings, "replaced the checkpoint that was at '%s'", s->path);
+    tsr_name_tally_warn(others, warnings, "saved rank 0's values, which differ from this rank's");
+}
+
+static tsr_status save(saving *s, const tsr_value *state, tsr_error *err)
+{
+    tsr_name_tally others = {0};
+    const tsr_str call = tsr_arena_format(s->arena, err, "'%s', overwrite %d", s->path, s->options.overwrite);
+    TSR_TRY(tsr_save_plan_make(state, s->comm, call, s->host, s->arena, &s->plan, err));
+    TSR_TRY(tsr_save_plan_differences(&s->plan, s->comm, s->host, s->arena, &others, err));
+    TSR_TRY(open_outputs(s, err));
+    const tsr_status status = write_own(s, err);
+    tsr_halves_end(&s->halves, NULL);
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    TSR_TRY(publish(s, err));
+    warn_of_replaced(s, &others);
+    return TSR_OK;
+}
+
+tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const char *path, const tsr_save_options *options,
+                               const tsr_host *host, tsr_error *err)
+{
+    saving s = {.comm = comm,
+                .host = host,
+                .path = path,
+                .arena = tsr_arena_new(host->allocator, 0, err)};
+    if (options) s.options = *options;
+    if (s.options.buffer_bytes == 0) s.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
+    if (s.options.buffer_bytes < 128) s.options.buffer_bytes = 128; /* halves with room for one element of any type */
+    const tsr_status status = s.arena ? save(&s, state, err) : tsr_comm_agree(comm, TSR_E_NOMEM, err);
+    /* Rank 0 removes what was not published; others leave before it does. */
+    if (s.output && comm->rank != 0) s.output->close(s.output);
+    tsr_error ignored = {0};
+    if (status != TSR_OK) tsr_comm_barrier(comm, &ignored);
+    if (s.output && comm->rank == 0) s.output->close(s.output);
+    tsr_publication_close(&s.publication);
+    tsr_free(host->allocator, s.halves.memory, s.options.buffer_bytes, 1);
+    tsr_save_plan_free(&s.plan);
+    tsr_arena_free(s.arena);
+    return status;
+}

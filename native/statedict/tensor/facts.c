@@ -1,0 +1,127 @@
+/* Ranks compare what they must have in common: by digest first, in full only when the digests differ.
+ *
+ *   a fact:  | order size u64 | order | path size u64 | path | words size u64 | words |
+ */
+#include <inttypes.h>
+
+#include "statedict/tensor/state_dict.h"
+#include "tessera/sys/map.h"
+
+typedef struct fact {
+    tsr_str order, path, words;
+} fact;
+
+static tsr_status add_text(tsr_facts *facts, tsr_str text, tsr_error *err)
+{
+    const uint64_t size = text.size;
+    TSR_TRY(tsr_vec_reserve(&facts->bytes, sizeof size + text.size, err));
+    char *to = (char *)facts->bytes.items + facts->bytes.count;
+    memcpy(to, &size, sizeof size);
+    if (text.size) memcpy(to + sizeof size, text.data, text.size);
+    facts->bytes.count += sizeof size + text.size;
+    return TSR_OK;
+}
+
+tsr_status tsr_facts_add(tsr_facts *facts, tsr_str order, tsr_str path, tsr_str words, tsr_error *err)
+{
+    TSR_TRY(add_text(facts, order, err));
+    TSR_TRY(add_text(facts, path, err));
+    return add_text(facts, words, err);
+}
+
+tsr_status tsr_facts_leaves(tsr_facts *facts, const char *kind, const tsr_leaves *leaves, tsr_error *err)
+{
+    for (size_t i = 0; i < leaves->count; i++) {
+        const tsr_leaf_at *leaf = &leaves->items[i];
+        char *room = tsr_arena_array(facts->arena, strlen(kind) + leaf->order.size, 1, err);
+        const tsr_str path = tsr_arena_format(facts->arena, err, "%s'%.*s'", kind, TSR_STR_ARG(leaf->path));
+        const tsr_str words = leaf->tensor                          ? tsr_tensor_words(leaf->tensor, facts->arena, err)
+                              : leaf->value->kind == TSR_VALUE_NONE ? TSR_STR("None")
+                                                                    : TSR_STR("no tensor");
+        if (!room || !path.data || !words.data) return TSR_E_NOMEM;
+        memcpy(room, kind, strlen(kind));
+        if (leaf->order.size) memcpy(room + strlen(kind), leaf->order.data, leaf->order.size);
+        TSR_TRY(tsr_facts_add(facts, (tsr_str){room, strlen(kind) + leaf->order.size}, path, words, err));
+    }
+    return TSR_OK;
+}
+
+static bool next_text(tsr_str *blob, tsr_str *text)
+{
+    uint64_t size;
+    if (blob->size < sizeof size) return false;
+    memcpy(&size, blob->data, sizeof size);
+    if (size > blob->size - sizeof size) return false;
+    *text = (tsr_str){blob->data + sizeof size, (size_t)size};
+    *blob = (tsr_str){text->data + text->size, blob->size - sizeof size - text->size};
+    return true;
+}
+
+static bool next_fact(tsr_str *blob, fact *out)
+{
+    return next_text(blob, &out->order) && next_text(blob, &out->path) && next_text(blob, &out->words);
+}
+
+/* The first fact on which two ranks differ: what each says of it, words.data NULL where it has no such fact. */
+static bool first_difference(tsr_str a, tsr_str b, fact *x, fact *y)
+{
+    for (;;) {
+        const bool has_a = next_fact(&a, x), has_b = next_fact(&b, y);
+        if (!has_a && !has_b) return false;
+        const int order = !has_a ? 1 : !has_b ? -1 : tsr_str_compare(x->order, y->order);
+        if (order == 0 && tsr_str_equal(x->words, y->words)) continue;
+        if (order < 0) *y = (fact){x->order, x->path, {NULL, 0}};
+        if (order > 0) *x = (fact){y->order, y->path, {NULL, 0}};
+        return true;
+    }
+}
+
+static tsr_status raise_difference(const tsr_comm_blobs *blobs, tsr_error *err)
+{
+    fact mine = {0}, theirs = {0}, x, y;
+    uint32_t rank = 0;
+    for (uint32_t r = 1; r < blobs->count; r++) {
+        if (!first_difference(blobs->blobs[0], blobs->blobs[r], &x, &y)) continue;
+        if (rank && tsr_str_compare(x.order, mine.order) >= 0) continue;
+        mine = x;
+        theirs = y;
+        rank = r;
+    }
+    if (!rank) return TSR_OK; /* digests differ by chance of two different seeds: cannot be */
+    const tsr_str none = TSR_STR("missing");
+    const tsr_str a = mine.words.data ? mine.words : none, b = theirs.words.data ? theirs.words : none;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "ranks 0 and %" PRIu32 " differ: %.*s is %.*s on rank 0, %.*s on rank %" PRIu32, rank,
+                     TSR_STR_ARG(mine.path), TSR_STR_ARG(a), TSR_STR_ARG(b), rank);
+}
+
+static tsr_status compare_in_full(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_comm_blobs blobs = {0};
+    TSR_TRY(tsr_comm_gather_blobs(comm, mine, allocator, &blobs, err));
+    const tsr_status status = raise_difference(&blobs, err);
+    tsr_comm_blobs_free(&blobs);
+    return status;
+}
+
+/* Whether all ranks have the same digest, by the largest of it and of its complement: no memory is needed. */
+static tsr_status all_equal(tsr_comm *comm, uint64_t digest, bool *equal, tsr_error *err)
+{
+    uint64_t most = digest, least = ~digest;
+    TSR_TRY(comm->largest(comm, &most, err));
+    TSR_TRY(comm->largest(comm, &least, err));
+    *equal = *equal && most == ~least;
+    return TSR_OK;
+}
+
+tsr_status tsr_facts_agree(tsr_facts *facts, tsr_comm *comm, tsr_status mine, const tsr_allocator *allocator, tsr_error *err)
+{
+    const tsr_str text = {facts->bytes.items, facts->bytes.count};
+    bool equal = true;
+    tsr_status status = tsr_comm_agree(comm, mine, err);
+    for (uint64_t seed = 1; status == TSR_OK && seed <= 2; seed++)
+        status = all_equal(comm, tsr_hash_bytes(text.data, text.size, seed), &equal, err);
+    if (status == TSR_OK && !equal) status = compare_in_full(comm, text, allocator, err);
+    tsr_vec_free(&facts->bytes);
+    return status;
+}

@@ -1,0 +1,21 @@
+/* What one rank sends, receives and keeps. */
+#ifndef TSR_STATEDICT_TRANSFER_LINKS_H
+#define TSR_STATEDICT_TRANSFER_LINKS_H
+
+#include "statedict/transfer/transfer.h"
+
+typedef struct tsr_links {
+    tsr_vec sends, receives; /* of tsr_link, sorted by (peer, transfer, order) */
+    tsr_vec copies;          /* pairs: from, to; both can be reached from here */
+    tsr_arena *arena;
+} tsr_links;
+
+/* Finds all. Both ends of a link find it by themselves, from the same layouts and in the same order. `direct`: where one end
+ * is shared memory, the rank of the other copies; all ranks say the same. */
+tsr_status tsr_links_find(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count, bool direct,
+                          const tsr_host *host, tsr_links *out, tsr_error *err);
+/* Which sides lie in shared memory: equal on ranks that may find links with `direct`; 0: none. */
+uint64_t tsr_links_shared(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count);
+void tsr_links_free(tsr_links *links);
+
+#endif

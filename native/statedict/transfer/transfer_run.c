@@ -1,0 +1,263 @@
+/* Rounds of exchange. In each, every pair of ranks moves the next `slice` bytes of what one has for the other:
+ *
+ *   to rank 1   | slice 0 | slice 1 | sl|          a slice that is one run is sent, or received, where it lies;
+ *   to rank 2   | slice 0 |                        others are packed into, or unpacked from, a buffer of round_bytes
+ *
+ * Where the communicator takes device memory and all tensors lie on one device, so do the buffers. */
+#include "statedict/tensor/state_dict.h"
+#include "statedict/transfer/transfer_links.h"
+#include "statedict/transfer/window.h"
+
+#define LEAST_SLICE ((uint64_t)64)
+#define BEST_SLOT   ((uint64_t)32 << 10) /* all that are for one rank stay in a core's cache */
+#define MOST_SLOTS  ((uint64_t)8) /* where processes wait for a core, the one that runs gets further */
+#define ON_DEVICE   (UINT64_C(1) << 63)
+
+/* One direction. */
+typedef struct lane {
+    tsr_stream *streams; /* by peer */
+    tsr_message *messages;
+    uint8_t **slices; /* by message: in `buffer`; NULL: where it lies in the tensor */
+    size_t count;     /* of messages in this round */
+    uint8_t *buffer;
+    size_t buffer_size;
+    tsr_device *device; /* of the buffer and of all links; NULL: the buffer is host memory */
+} lane;
+
+typedef struct traffic {
+    tsr_comm *comm;
+    const tsr_host *host;
+    tsr_links links;
+    lane out, in;
+    uint64_t slice;
+} traffic;
+
+static tsr_status open_lane(lane *l, const tsr_vec *links, uint32_t ranks, const tsr_host *host, tsr_error *err)
+{
+    const tsr_link *all = links->items;
+    l->streams = tsr_alloc(host->allocator, ranks, sizeof *l->streams, err);
+    l->messages = tsr_alloc(host->allocator, ranks, sizeof *l->messages, err);
+    l->slices = tsr_alloc(host->allocator, ranks, sizeof *l->slices, err);
+    if (!l->streams || !l->messages || !l->slices) return TSR_E_NOMEM;
+    for (uint32_t r = 0, at = 0; r < ranks; r++) {
+        const uint32_t first = at;
+        while (at < links->count && all[at].peer == r) at++;
+        l->streams[r] = tsr_stream_of(all + first, at - first);
+    }
+    return TSR_OK;
+}
+
+/* The device that all of them are on, if the ranks take its memory. */
+static tsr_device *common_device(const tsr_vec *links, bool takes_devices)
+{
+    const tsr_link *all = links->items;
+    for (size_t i = 0; i < links->count; i++) {
+        if (all[i].device != all[0].device) return NULL;
+    }
+    return takes_devices && links->count ? all[0].device : NULL;
+}
+
+/* The buffer, if there is anything that does not lie in one run. */
+static tsr_status open_buffer(lane *l, const tsr_vec *links, uint64_t slice, const tsr_comm *comm, const tsr_host *host,
+                              tsr_error *err)
+{
+    const uint32_t ranks = comm->size;
+    const tsr_link *all = links->items;
+    uint64_t bytes = 0;
+    bool scattered = false;
+    for (uint32_t r = 0; r < ranks; r++) bytes += l->streams[r].left < slice ? l->streams[r].left : slice;
+    for (size_t i = 0; i < links->count && !scattered; i++)
+        scattered = l->streams[all[i].peer].count > 1 || (all[i].device && !comm->takes_devices) ||
+                    !tsr_box_is_contiguous((tsr_box){all[i].rank, NULL, all[i].buffer_sizes},
+                                           (tsr_box){all[i].rank, all[i].offsets, all[i].sizes});
+    if (!scattered || bytes == 0) return TSR_OK;
+    l->buffer_size = (size_t)bytes;
+    l->device = common_device(links, comm->takes_devices);
+    if (l->device) return l->device->alloc(l->device, bytes, (void **)&l->buffer, err);
+    l->buffer = tsr_alloc(host->allocator, (size_t)bytes, 1, err);
+    return l->buffer ? TSR_OK : TSR_E_NOMEM;
+}
+
+static void close_lane(lane *l, uint32_t ranks, const tsr_allocator *allocator)
+{
+    tsr_free(allocator, l->streams, ranks, sizeof *l->streams);
+    tsr_free(allocator, l->messages, ranks, sizeof *l->messages);
+    tsr_free(allocator, l->slices, ranks, sizeof *l->slices);
+    if (l->device && l->buffer) l->device->free(l->device, l->buffer, l->buffer_size);
+    else tsr_free(allocator, l->buffer, l->buffer_size, 1);
+}
+
+/* ---- devices ---- */
+
+static tsr_status wait_for_lists(const tsr_vec *links, tsr_error *err)
+{
+    const tsr_link *all = links->items;
+    tsr_device *last = NULL;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < links->count; i++) {
+        if (!all[i].device || all[i].device == last) continue;
+        last = all[i].device;
+        const tsr_status waited = tsr_device_wait(last, err);
+        if (status == TSR_OK) status = waited;
+    }
+    return status;
+}
+
+/* ---- a round ---- */
+
+/* The next slice of every peer as a message; those that do not lie in one run get a place in the buffer. Ranks begin with
+ * the one behind them, so that not all talk to the same. */
+static void list_messages(lane *l, const traffic *t)
+{
+    uint8_t *at = l->buffer;
+    l->count = 0;
+    for (uint32_t i = 1; i < t->comm->size; i++) {
+        const uint32_t peer = (t->comm->rank + i) % t->comm->size;
+        const tsr_stream *s = &l->streams[peer];
+        const uint64_t bytes = s->left < t->slice ? s->left : t->slice;
+        if (bytes == 0) continue;
+        uint8_t *there = tsr_stream_peek(s, t->comm->takes_devices, bytes);
+        l->slices[l->count] = there ? NULL : at;
+        l->messages[l->count++] = (tsr_message){peer, there ? there : at, (size_t)bytes};
+        if (!there) at += bytes;
+    }
+}
+
+/* Packs what is sent and moves the stream on; with `in`, unpacks what has come. */
+static tsr_status move_slices(lane *l, bool in, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < l->count && status == TSR_OK; i++) {
+        tsr_stream *s = &l->streams[l->messages[i].peer];
+        if (!l->slices[i]) tsr_stream_skip(s, l->messages[i].size);
+        else if (in) status = tsr_stream_unpack(s, l->slices[i], l->device, l->messages[i].size, err);
+        else status = tsr_stream_pack(s, l->slices[i], l->device, l->messages[i].size, err);
+    }
+    return status;
+}
+
+/* A rank whose device fails sends what it has and says so at the end; only the communicator itself can stop the rounds. */
+static tsr_status run_round(traffic *t, tsr_status *own, tsr_error *own_error, tsr_error *err)
+{
+    list_messages(&t->out, t);
+    list_messages(&t->in, t);
+    if (*own == TSR_OK) *own = move_slices(&t->out, false, own_error);
+    if (*own == TSR_OK) *own = wait_for_lists(&t->links.sends, own_error);
+    TSR_TRY(t->comm->exchange(t->comm, t->out.messages, t->out.count, t->in.messages, t->in.count, err));
+    if (*own == TSR_OK) *own = move_slices(&t->in, true, own_error);
+    if (*own == TSR_OK) *own = wait_for_lists(&t->links.receives, own_error);
+    return TSR_OK;
+}
+
+static tsr_status copy_reached(const traffic *t, tsr_error *err)
+{
+    const tsr_link *copies = t->links.copies.items;
+    for (size_t i = 0; i + 1 < t->links.copies.count; i += 2) TSR_TRY(tsr_link_copy(&copies[i], &copies[i + 1], err));
+    return wait_for_lists(&t->links.copies, err);
+}
+
+/* ---- one machine ---- */
+
+/* What the rank with most to move has, and whether any memory is a device's. */
+static tsr_status measure(const traffic *t, uint64_t *most, tsr_error *err)
+{
+    const tsr_vec *lists[] = {&t->links.sends, &t->links.receives};
+    *most = 0;
+    for (size_t l = 0; l < 2; l++) {
+        const tsr_link *all = lists[l]->items;
+        for (size_t i = 0; i < lists[l]->count; i++) {
+            if (l == 0) *most += all[i].bytes;
+            if (all[i].device) *most |= ON_DEVICE;
+        }
+    }
+    return t->comm->largest(t->comm, most, err);
+}
+
+/* Through shared memory where all ranks have it and there is enough to move; *done says whether it was. */
+static tsr_status try_window(traffic *t, bool *done, tsr_error *err)
+{
+    const uint64_t slot = t->slice / 2 < BEST_SLOT ? t->slice / 2 : BEST_SLOT;
+    const uint64_t slots = t->slice / slot < MOST_SLOTS ? t->slice / slot : MOST_SLOTS;
+    uint64_t most;
+    tsr_window *window;
+    TSR_TRY(measure(t, &most, err));
+    if (most & ON_DEVICE || most < 16 * slot) return TSR_OK;
+    TSR_TRY(tsr_window_open(t->comm, slot, slots, t->host->allocator, &window, err));
+    if (!window) return TSR_OK;
+    tsr_status status = tsr_window_run(window, t->out.streams, t->in.streams, err);
+    status = tsr_comm_agree(t->comm, status, err);
+    tsr_window_close(window);
+    *done = true;
+    return status;
+}
+
+static tsr_status run_rounds(traffic *t, uint64_t rounds, tsr_status *own, tsr_error *own_error, tsr_error *err)
+{
+    tsr_status status = open_buffer(&t->out, &t->links.sends, t->slice, t->comm, t->host, err);
+    if (status == TSR_OK) status = open_buffer(&t->in, &t->links.receives, t->slice, t->comm, t->host, err);
+    TSR_TRY(tsr_comm_agree(t->comm, status, err));
+    TSR_TRY(t->comm->largest(t->comm, &rounds, err));
+    for (uint64_t i = 0; i < rounds; i++) TSR_TRY(run_round(t, own, own_error, err));
+    return TSR_OK;
+}
+
+/* ---- the whole ---- */
+
+static uint64_t slice_of(size_t round_bytes, uint32_t ranks)
+{
+    uint64_t bytes = round_bytes == 0 ? TSR_ROUND_BYTES_DEFAULT : round_bytes;
+    if (bytes > TSR_ROUND_BYTES_MOST) bytes = TSR_ROUND_BYTES_MOST;
+    bytes /= ranks > 1 ? ranks - 1 : 1;
+    return bytes < LEAST_SLICE ? LEAST_SLICE : bytes - bytes % LEAST_SLICE;
+}
+
+/* Whether all ranks have the same sides in the same shared memory, of which this rank has `own`. */
+static tsr_status agree_on_shared(const traffic *t, uint64_t own, bool *direct, tsr_error *err)
+{
+    uint64_t most = own, least = ~own;
+    *direct = false;
+    TSR_TRY(t->comm->largest(t->comm, &most, err));
+    if (most == 0) return TSR_OK;
+    TSR_TRY(t->comm->largest(t->comm, &least, err));
+    *direct = most == ~least;
+    return TSR_OK;
+}
+
+static tsr_status prepare(traffic *t, const tsr_transfer *transfers, size_t count, bool direct, uint64_t *rounds,
+                          tsr_error *err)
+{
+    const uint32_t ranks = t->comm->size;
+    TSR_TRY(tsr_links_find(t->comm->rank, ranks, transfers, count, direct, t->host, &t->links, err));
+    TSR_TRY(open_lane(&t->out, &t->links.sends, ranks, t->host, err));
+    TSR_TRY(open_lane(&t->in, &t->links.receives, ranks, t->host, err));
+    for (uint32_t r = 0; r < ranks; r++) {
+        const uint64_t need = (t->out.streams[r].left + t->slice - 1) / t->slice;
+        *rounds = need > *rounds ? need : *rounds;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_transfers_run(tsr_comm *comm, const tsr_transfer *transfers, size_t count, size_t round_bytes,
+                             const tsr_host *host, tsr_status mine, tsr_error *err)
+{
+    traffic t = {.comm = comm, .host = host, .slice = slice_of(round_bytes, comm->size)};
+    uint64_t rounds = 0;
+    bool direct = false, done = false;
+    tsr_error own_error = {0};
+    tsr_status own = mine, status = TSR_OK;
+    TSR_TRY(agree_on_shared(&t, mine == TSR_OK ? tsr_links_shared(comm->rank, comm->size, transfers, count) : 0, &direct,
+                            mine == TSR_OK ? err : &own_error));
+    if (mine == TSR_OK) own = prepare(&t, transfers, count, direct, &rounds, err);
+    status = tsr_comm_agree(comm, own, err);
+    if (status == TSR_OK) own = copy_reached(&t, &own_error);
+    if (status == TSR_OK) status = try_window(&t, &done, err);
+    if (status == TSR_OK && !done) status = run_rounds(&t, rounds, &own, &own_error, err);
+    if (status == TSR_OK) {
+        status = tsr_comm_agree(comm, own, &own_error);
+        if (status != TSR_OK) tsr_raise(err, status, own_error.byte_position, "%s", own_error.message);
+    }
+    close_lane(&t.out, comm->size, host->allocator);
+    close_lane(&t.in, comm->size, host->allocator);
+    tsr_links_free(&t.links);
+    return status;
+}
