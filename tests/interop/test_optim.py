@@ -279,6 +279,14 @@ def unknown_parameter(full):
 CHANGES = [missing, other_dtype, other_step, other_name, longer, unknown_parameter]
 
 
+def leave():
+    """Ends a rank that has done its work, without finalizing the interpreter: PyTorch's threads of the backward pass ask for the
+    interpreter's lock while it is finalized, and at times that aborts the process ("terminate called without an active exception")."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def fsdp_rank(rank, world, port, case, folder, load):
     import torch
     import torch.distributed as dist
@@ -314,12 +322,14 @@ def fsdp_rank(rank, world, port, case, folder, load):
         full = FSDP.optim_state_dict(net, optim, raw)
         if rank == 0:
             torch.save(full, at("full.pt"))
-            json.dump(flat_params_document(net, optim, [f"rank{r}.pt" for r in range(world)]), open(at("flat.json"), "w"))
+            with open(at("flat.json"), "w") as f:
+                json.dump(flat_params_document(net, optim, [f"rank{r}.pt" for r in range(world)]), f)
         if case["mesh"]:
             FSDP.set_state_dict_type(net, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig(offload_to_cpu=False))
             torch.save(FSDP.optim_state_dict(net, optim, raw), at(f"sharded/rank{rank}.pt"))
     dist.barrier()
     dist.destroy_process_group()
+    leave()
 
 
 def rows_rank(rank, world, port, folder, full):
