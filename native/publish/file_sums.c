@@ -9,6 +9,7 @@
 #include "publish/text.h"
 #include "io/try.h"
 #include "tessera/host.h"
+#include "tessera/sys/host_calls.h"
 
 #define PRIME (((uint64_t)1 << 61) - 1)
 #define SUM_BYTES 12u

@@ -10,6 +10,7 @@
 #define TSR_NATIVE_FILE_SUMS_H
 
 #include "tessera/memory.h"
+#include "tessera/sys/vec.h"
 
 #define TSR_SUM_WORDS 1024u /* summed up at a time */
 

@@ -1,9 +1,11 @@
 /* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
+#include "publish/destination.h"
 #include "publish/folder_output.h"
 #include "publish/journal.h"
 #include "publish/permissions.h"
-#include "publish/place.h"
 #include "publish/stem.h"
+
+#include "tessera/sys/alloc.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -624,7 +626,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err)
 {
     folder_output *output = tsr_alloc(allocator, 1, sizeof *output, err);
-    tsr_place place;
+    tsr_destination place;
     if (!output) return TSR_E_NOMEM;
     *output = (folder_output){
         .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, tsr_output_sync_all, 0},
@@ -637,7 +639,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     };
     pthread_mutex_init(&output->lock, NULL);
     output->arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = output->arena ? tsr_place_of(path, &place, err) : TSR_E_NOMEM;
+    tsr_status status = output->arena ? tsr_destination_of(path, &place, err) : TSR_E_NOMEM;
     if (status == TSR_OK) output->name = tsr_arena_str(output->arena, tsr_str_from(place.name), err).data;
     if (status == TSR_OK && !output->name) status = TSR_E_NOMEM;
     if (status == TSR_OK && options->sums) status = make_key(output, err);

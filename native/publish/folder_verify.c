@@ -4,6 +4,8 @@
 #include "publish/folder_output.h"
 #include "io/try.h"
 
+#include "tessera/sys/alloc.h"
+
 #define READ_BYTES ((size_t)1 << 20)
 
 static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer, uint64_t *sum, const char **name, tsr_error *err)

@@ -13,6 +13,8 @@
 #include "publish/stem.h"
 #include "publish/text.h"
 
+#include "tessera/sys/alloc.h"
+
 #define MOST_BYTES ((uint64_t)1 << 32) /* of a journal: records of petabytes */
 #define TRIES      20                  /* who lists journals holds each for a moment */
 

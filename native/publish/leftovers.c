@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "io/try.h"
+#include "publish/destination.h"
 #include "publish/folder_output.h"
-#include "publish/place.h"
 #include "publish/record.h"
 #include "publish/stem.h"
 #include "publish/text.h"
@@ -23,9 +23,9 @@ static const char note[] = ".publishing";
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err)
 {
-    tsr_place place;
+    tsr_destination place;
     *out = (tsr_journals){.sys = sys ? sys : &tsr_sys_posix, .allocator = allocator, .folder = -1, .held = -1};
-    tsr_status status = tsr_place_of(destination, &place, err);
+    tsr_status status = tsr_destination_of(destination, &place, err);
     if (status != TSR_OK) return status;
     memcpy(out->name, place.name, sizeof place.name);
     out->folder = out->sys->open_at(out->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);

@@ -1,6 +1,9 @@
 /* See overlap.h. */
 #include "publish/overlap.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_files.h"
+
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>

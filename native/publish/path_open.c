@@ -3,8 +3,10 @@
 #include "tessera/path.h"
 
 #include "io/try.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/remote.h"
+#include "tessera/sys/store_read.h"
 
 /* Copies, because the names belong to the checkpoint that is closed before the store may change. */
 static tsr_status copy_names(const tsr_str *names, size_t count, tsr_arena *arena, tsr_str **out, tsr_error *err)

@@ -10,7 +10,9 @@
 #include "io/try.h"
 #include "publish/publication.h"
 #include "tessera/document.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 
 #define JOB TSR_STR("a checkpoint that a program writes\n")

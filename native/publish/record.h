@@ -19,6 +19,8 @@
 #include "publish/identity.h"
 #include "publish/journal.h"
 
+#include "tessera/sys/vec.h"
+
 typedef enum tsr_switch { TSR_SWITCH_FILE, TSR_SWITCH_NEW_FOLDER, TSR_SWITCH_FOLDERS, TSR_SWITCH_MARKER } tsr_switch;
 
 typedef struct tsr_recorded_file {

@@ -10,6 +10,8 @@
 
 #include "publish/overlap.h"
 
+#include "tessera/sys/checkpoint_files.h"
+
 #define TSR_DCP_MARKER   ".metadata"
 #define TSR_INDEX_MARKER "model.safetensors.index.json"
 

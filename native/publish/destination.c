@@ -1,5 +1,5 @@
-/* See place.h. */
-#include "publish/place.h"
+/* See destination.h. */
+#include "publish/destination.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static size_t without_slashes(const char *path)
     return size;
 }
 
-static tsr_status split(const char *path, tsr_place *out, tsr_error *err)
+static tsr_status split(const char *path, tsr_destination *out, tsr_error *err)
 {
     const size_t size = without_slashes(path);
     size_t start = size;
@@ -29,7 +29,7 @@ static tsr_status split(const char *path, tsr_place *out, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_place_of(const char *path, tsr_place *out, tsr_error *err)
+tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error *err)
 {
     struct stat link, info;
     char plain[PATH_MAX];
