@@ -4,6 +4,9 @@
 #include <stdlib.h>
 
 #include "handles.h"
+#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/document_text.h"
+#include "tessera/sys/vec.h"
 #include "tessera/validate.h"
 #include "tessera/version.h"
 

@@ -5,6 +5,8 @@
 #include "handles.h"
 #include "tessera/document.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/tally.h"
 
 /* ---- tally ---- */

@@ -3,6 +3,8 @@
 
 #include "handles.h"
 
+#include "tessera/sys/checkpoint_files.h"
+
 tsr_host tessera_host(void)
 {
     return (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default(), .xxh3 = &tessera_xxh3};

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef struct draft {
     tsr_str name;

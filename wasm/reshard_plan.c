@@ -2,6 +2,7 @@
 #include "handles.h"
 #include "tessera/document.h"
 #include "tessera/glob.h"
+#include "tessera/sys/plan_job.h"
 
 typedef struct plan_request {
     opened *item;

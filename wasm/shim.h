@@ -13,6 +13,7 @@
 
 #include "tessera/box.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/slice.h"
 
 #define TSR_EXPORT(name) __attribute__((export_name(#name)))
 #pragma clang diagnostic ignored "-Wmissing-prototypes" /* exports are called from JavaScript only */

@@ -1,6 +1,7 @@
 /* The values of a tensor or of a slice of it, in pieces. */
 #include "handles.h"
 #include "tessera/read.h"
+#include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
 
 static tsr_status find(const opened *item, tsr_str fqn, const tsr_entry **out, tsr_error *err)

@@ -4,6 +4,9 @@
 
 #include "handles.h"
 #include "tessera/optim_convert.h"
+#include "tessera/sys/optim_request.h"
+#include "tessera/sys/store_read.h"
+#include "tessera/sys/vec.h"
 
 typedef struct made {
     host_store files;

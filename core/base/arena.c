@@ -9,6 +9,7 @@
 
 #include "base/cursor.h"
 #include "tessera/memory.h"
+#include "tessera/sys/alloc.h"
 
 #define FIRST_BLOCK 1024u
 #define LARGEST_BLOCK (1u << 20)

@@ -2,6 +2,7 @@
  * Where a host lends a faster one (ISA-L, libdeflate, zlib) that is used; results are the same. */
 #include "base/cursor.h"
 #include "tessera/host.h"
+#include "tessera/sys/host_calls.h"
 
 #define POLYNOMIAL 0xedb88320u
 

@@ -1,5 +1,7 @@
 /* A list of findings in its own arena, bounded per rule so that a hostile file cannot fill memory with complaints. */
 #include "tessera/findings.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/vec.h"
 
 #include <stdarg.h>
 #include <stdio.h>

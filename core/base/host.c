@@ -1,5 +1,6 @@
 /* Defaults for a host that lends nothing but memory. */
 #include "tessera/host.h"
+#include "tessera/sys/host_calls.h"
 
 tsr_limits tsr_limits_default(void)
 {

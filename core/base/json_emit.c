@@ -11,6 +11,7 @@
 #include "base/line.h"
 #include "base/utf8.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/visible.h"
 
 enum { MAX_DEPTH = 63, PRETTY_DEPTH = 2 };
 

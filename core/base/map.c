@@ -1,4 +1,5 @@
 /* Open addressing with linear probing; a slot keeps 32 bits of the hash so that most misses never touch the key. */
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 
 #include "base/cursor.h"

@@ -1,5 +1,7 @@
 /* The C library as an allocator, and growable arrays. */
 #include "tessera/memory.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/vec.h"
 
 #include <stdlib.h>
 

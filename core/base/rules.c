@@ -1,5 +1,7 @@
 /* The table of all rules, sorted by id: what `validate --list-rules` and `explain` print. */
 #include "tessera/findings.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/suggest.h"
 
 #include <string.h>
 

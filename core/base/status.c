@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "tessera/status.h"
+#include "tessera/sys/visible.h"
 
 /* Appends text to the message, escaping what would break a terminal or a one-line log. */
 static void append_clean(char *message, const char *text)

@@ -1,5 +1,6 @@
 /* "did you mean": the nearest word by edit distance (insert, delete, replace, swap of neighbours). */
 #include "tessera/str.h"
+#include "tessera/sys/suggest.h"
 
 enum { MAX_WORD = 32 };
 

@@ -7,6 +7,7 @@
 
 #include "base/utf8.h"
 #include "tessera/str.h"
+#include "tessera/sys/visible.h"
 
 static const uint32_t hidden[][2] = { /* first, last; without ASCII */
     {0x80, 0xA0},       {0xAD, 0xAD},       {0x34F, 0x34F},     {0x600, 0x605},     {0x61C, 0x61C},     {0x6DD, 0x6DD},

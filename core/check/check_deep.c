@@ -14,7 +14,15 @@
 #include "stream/text.h"
 #include "stream/tile_job.h"
 #include "tessera/check.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/check_shared.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/store_read.h"
 
 #define MEMBER_CHARS 96u
 #define SLICE_BYTES  ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */

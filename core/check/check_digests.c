@@ -4,6 +4,10 @@
 #include "check/check_share.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/check_shared.h"
+#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/contract_rules.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/repeats.h"
 

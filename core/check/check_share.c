@@ -6,6 +6,10 @@
 #include "base/try.h"
 #include "stream/text.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/finding_add.h"
+
 /* ---- shares ---- */
 
 tsr_status tsr_share_open(const tsr_store *store, tsr_comm *comm, const tsr_allocator *allocator, tsr_share *out,

@@ -11,6 +11,7 @@
 #include "tessera/comm.h"
 #include "tessera/findings.h"
 #include "tessera/store.h"
+#include "tessera/sys/vec.h"
 
 typedef struct tsr_share {
     tsr_comm *comm;

@@ -1,6 +1,7 @@
 /* Values of two tensors side by side: one job reads the same tile of both and compares it where it was read. Equal bytes
  * are settled by memcmp; only tiles that differ are looked at element by element. */
 #include "tessera/compare.h"
+#include "tessera/sys/box_walk.h"
 
 #include <math.h>
 

@@ -2,8 +2,10 @@
 #include "base/try.h"
 #include "stream/gather.h"
 #include "tessera/compare.h"
+#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/value_walk.h"
 #include "tessera/value.h"
 
 enum { VALUE_DEPTH = 256 }; /* as tsr_value_match has it */

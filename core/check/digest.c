@@ -2,7 +2,9 @@
  * JSON, or over a form of our own where JSON cannot hold them. */
 #include "base/try.h"
 #include "tessera/check.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct running {
     const tsr_digest_ops *ops;

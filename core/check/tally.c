@@ -2,6 +2,7 @@
  *
  * The histogram needs no second pass: its fine bins are of equal width from some `low`; a value beyond them doubles the
  * width (pairs of bins merge) until it fits, so that counts stay exact for the borders there are. */
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/tally.h"
 

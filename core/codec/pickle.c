@@ -4,6 +4,8 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/alloc.h"
+
 enum { OPERAND_MAX = 8 }; /* bytes of the longest operand of fixed size */
 
 /* Bytes of operand behind each opcode, for those of fixed size. */

@@ -14,6 +14,8 @@
 
 #include "codec/pickle.h"
 
+#include "tessera/sys/vec.h"
+
 typedef enum tag {
     TAG_CONST, /* None, False, True */
     TAG_SMALL, /* int of 28 bits, two's complement */

@@ -8,6 +8,7 @@
 #define TSR_CODEC_PICKLE_WRITE_H
 
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef struct tsr_pickler {
     unsigned protocol;

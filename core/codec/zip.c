@@ -17,6 +17,9 @@
 #include "base/cursor.h"
 #include "base/try.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/store_read.h"
+
 enum {
     LOCAL_SIGNATURE = 0x04034b50,
     CENTRAL_SIGNATURE = 0x02014b50,

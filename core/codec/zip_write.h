@@ -9,6 +9,7 @@
 #define TSR_CODEC_ZIP_WRITE_H
 
 #include "tessera/memory.h"
+#include "tessera/sys/vec.h"
 
 typedef struct tsr_zip_new_member {
     tsr_str name; /* whole, with the top folder; at most 65,535 bytes */

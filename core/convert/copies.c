@@ -2,6 +2,8 @@
 
 #include "base/try.h"
 #include "check/compare_gathers.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/map.h"
 
 typedef struct copies {

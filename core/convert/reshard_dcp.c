@@ -7,6 +7,8 @@
 #include "write/blit.h"
 #include "write/dcp_write.h"
 
+#include "tessera/sys/plan_items.h"
+
 typedef struct gathering {
     const tsr_conversion_job *job;
     const tsr_plan *plan;

@@ -5,7 +5,9 @@
 #include "convert/reshard_flat.h"
 
 #include "base/try.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/plan_items.h"
 #include "write/dtensor_value.h"
 
 #define FLAT_PARAM "_flat_param" /* FLAT_PARAM of torch/distributed/fsdp/_common_utils.py */

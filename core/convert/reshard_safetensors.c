@@ -11,6 +11,7 @@
 #include "convert/reshard_to.h"
 #include "stream/text.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/plan_items.h"
 #include "write/safetensors_write.h"
 
 typedef struct owned {

@@ -7,6 +7,9 @@
 #include "write/localize.h"
 #include "write/torch_plan.h"
 
+#include "tessera/sys/layout.h"
+#include "tessera/sys/plan_items.h"
+
 typedef struct ranks {
     const tsr_conversion_job *job;
     const tsr_plan *plan;

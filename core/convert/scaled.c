@@ -10,6 +10,8 @@
 #include "tessera/sys/cast.h"
 #include "tessera/convert.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
+#include "tessera/sys/work.h"
 
 /* A scale has the name of its numbers, with the ending `data` replaced by `scale`. */
 typedef struct companion {

@@ -3,7 +3,9 @@
 
 #include "base/try.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/work.h"
 
 #define NAMED 5u /* entries that a refusal names; the rest is counted */
 

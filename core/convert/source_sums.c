@@ -4,6 +4,10 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/host_calls.h"
+
 /* Of a tensor's first bytes in row-major order. */
 typedef struct sum {
     uint64_t bytes;

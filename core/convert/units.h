@@ -4,6 +4,8 @@
 
 #include "write/stage.h"
 
+#include "tessera/sys/vec.h"
+
 #ifndef TSR_UNIT_BYTES /* tests make them small */
 #define TSR_UNIT_BYTES ((uint64_t)16 << 20)
 #endif

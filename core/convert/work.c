@@ -4,6 +4,8 @@
 #include "convert/reshard_to.h"
 #include "convert/work_parts.h"
 #include "stream/text.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/repeats.h"
 #include "write/object_json.h"
 

@@ -8,6 +8,8 @@
 #include "convert/work_parts.h"
 #include "stream/text.h"
 
+#include "tessera/sys/host_calls.h"
+
 static void store_le(uint8_t *bytes, uint64_t number, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) bytes[i] = (uint8_t)(number >> (8 * i));

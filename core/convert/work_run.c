@@ -4,6 +4,10 @@
 #include "convert/source_sums.h"
 #include "convert/work_parts.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/host_calls.h"
+
 #ifndef TSR_BATCH_UNITS /* tests make them small */
 #define TSR_BATCH_UNITS 64u /* between two entries in the journal: seconds of work */
 #endif

@@ -6,6 +6,7 @@
 #include "tessera/box.h"
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/vec.h"
 
 typedef struct contract_reader {
     const tsr_host *host;

@@ -2,6 +2,7 @@
 #include "base/line.h"
 #include "base/try.h"
 #include "tessera/document.h"
+#include "tessera/sys/finding_add.h"
 
 static tsr_place place_of(const tsr_entry *entry)
 {

@@ -6,6 +6,7 @@
 #include "stream/numeric.h"
 #include "tessera/sys/cast.h"
 #include "tessera/document.h"
+#include "tessera/sys/document_text.h"
 
 static void put_number(tsr_line *line, tsr_dtype dtype, const uint8_t *element)
 {

@@ -1,6 +1,8 @@
 /* tessera.findings/1, and what several documents hold: findings, digests. */
 #include "documents/document_parts.h"
 
+#include "tessera/sys/finding_add.h"
+
 static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding)
 {
     tsr_json_object(json);

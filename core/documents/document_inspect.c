@@ -4,7 +4,9 @@
 
 #include "base/try.h"
 #include "documents/document_parts.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/repeats.h"
 #include "write/object_json.h"
 

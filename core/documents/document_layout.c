@@ -4,6 +4,8 @@
 
 #include "base/try.h"
 #include "documents/document_parts.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/repeats.h"
 
 typedef struct chunk_order {

@@ -2,6 +2,9 @@
 #include "base/try.h"
 #include "documents/document_parts.h"
 
+#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan_job.h"
+
 /* ---- targets ---- */
 
 static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, tsr_arena *arena, const tsr_placement **out,

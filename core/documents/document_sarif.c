@@ -4,6 +4,10 @@
 #include "base/line.h"
 #include "documents/document_parts.h"
 
+#include "tessera/sys/document_text.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/uri.h"
+
 static void put_text(tsr_json *json, const char *key, const char *text)
 {
     tsr_json_key(json, key);

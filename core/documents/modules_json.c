@@ -9,6 +9,8 @@
 #include "codec/json.h"
 #include "tessera/sys/map.h"
 #include "tessera/modules.h"
+#include "tessera/sys/module_tree.h"
+#include "tessera/sys/vec.h"
 
 typedef struct pending {
     const cJSON *json;

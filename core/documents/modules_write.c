@@ -6,9 +6,12 @@
 #include <stdlib.h>
 
 #include "base/try.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/map.h"
 #include "tessera/modules.h"
+#include "tessera/sys/module_tree.h"
+#include "tessera/sys/vec.h"
 
 #define MOST_LEVELS 28u
 

@@ -2,6 +2,10 @@
 #include "base/try.h"
 #include "documents/document_parts.h"
 
+#include "tessera/sys/layout.h"
+#include "tessera/sys/plan_job.h"
+#include "tessera/sys/target_fsdp1.h"
+
 typedef struct flat_layouts {
     const tsr_catalog *catalog;
     tsr_layout *layouts; /* one an entry; without ranks where it is no parameter */

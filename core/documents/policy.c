@@ -4,6 +4,9 @@
 #include "documents/policy_parts.h"
 #include "stream/text.h"
 
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/suggest.h"
+
 static const char diff_area[] = "diff/";
 
 tsr_policy *tsr_policy_new(tsr_policy_scope scope, const tsr_host *host, tsr_error *err)

@@ -11,6 +11,7 @@
 #include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef struct wrapper {
     const char *component, *why;

@@ -2,6 +2,7 @@
 #include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef struct slot {
     tsr_str fqn;

@@ -11,6 +11,7 @@
  * goes by text, before the walk and after it; and every component that stays must be an attribute, except "_extra_state". */
 #include "base/try.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/module_tree.h"
 
 #define CHECKPOINT_PREFIX TSR_STR("_checkpoint_wrapped_module.")
 #define FLAT_PARAM        TSR_STR("_flat_param")

@@ -1,5 +1,7 @@
 /* What every communicator can do, made of its few primitives. */
 #include "tessera/comm.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
 
 #include <inttypes.h>
 #include <string.h>

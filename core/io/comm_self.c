@@ -1,6 +1,7 @@
 /* A communicator of one rank: what it sends is what it receives. */
 #include "base/try.h"
 #include "tessera/comm.h"
+#include "tessera/sys/alloc.h"
 
 typedef struct self {
     tsr_comm base;

@@ -1,6 +1,8 @@
 /* An output into memory: a growable buffer a file. */
 #include "base/try.h"
 #include "tessera/output.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/vec.h"
 
 typedef struct memory_output {
     tsr_output base;

@@ -3,6 +3,7 @@
 
 #include "base/try.h"
 #include "tessera/store.h"
+#include "tessera/sys/alloc.h"
 
 typedef struct memory_store {
     tsr_store base;

@@ -1,5 +1,7 @@
 /* What every store has in common: look-up by name, bounds, and whole ranges as contiguous memory. */
 #include "tessera/store.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/store_read.h"
 
 #include "base/try.h"
 

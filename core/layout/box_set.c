@@ -5,6 +5,7 @@
 
 #include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/vec.h"
 
 typedef struct item {
     uint32_t rank;

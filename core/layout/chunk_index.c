@@ -12,6 +12,8 @@
 #include "base/cursor.h"
 #include "base/try.h"
 
+#include "tessera/sys/alloc.h"
+
 static int compare_u64(const void *left, const void *right)
 {
     uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;

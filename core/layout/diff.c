@@ -5,7 +5,9 @@
 #include "layout/box_set.h"
 #include "layout/diff_renames.h"
 #include "tessera/box.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/value_walk.h"
 
 #define ABSENT UINT32_MAX
 

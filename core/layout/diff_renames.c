@@ -12,6 +12,7 @@
 
 #include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 #define MOST_COMPONENTS 64u /* of a name; further ones are left whole */
 

@@ -1,6 +1,8 @@
 /* FSDP1 as a strategy: the catalog's parameters dealt out to wrap units, each unit one flat parameter. */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/target_fsdp1.h"
 #include "tessera/target.h"
 
 #define ALIGNMENT_BYTES 16u /* of FSDP1 with use_orig_params */

@@ -1,4 +1,5 @@
 /* Tables of runs per tensor dim: a whole mesh's layout in the size of one dim's cuts. */
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/layout.h"
 
 #include "base/try.h"

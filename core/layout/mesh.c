@@ -6,6 +6,7 @@
  *   the first of 3 holds 0 1 4; the first of 2 then holds 0 1: one run; the second holds 4
  */
 #include "tessera/mesh.h"
+#include "tessera/sys/layout.h"
 
 #include "base/cursor.h"
 #include "base/try.h"

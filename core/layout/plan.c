@@ -3,7 +3,11 @@
 #include "base/try.h"
 #include "layout/plan_room.h"
 #include "layout/plan_sources.h"
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/plan_items.h"
+#include "tessera/sys/tiling.h"
 #include "tessera/validate.h"
 
 typedef struct maker {

@@ -7,6 +7,10 @@
 #include "layout/plan_room.h"
 #include "layout/shard.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/plan_items.h"
+
 /* One box copy of a class, whatever the tensor. */
 typedef struct piece {
     uint64_t chunk;

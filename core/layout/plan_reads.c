@@ -3,6 +3,8 @@
 #include "base/try.h"
 #include "layout/plan_room.h"
 
+#include "tessera/sys/plan_items.h"
+
 /* In these containers a chunk without a view is contiguous raw bytes; elsewhere it is an item that must be opened first. */
 static bool chunks_are_raw(tsr_format format)
 {

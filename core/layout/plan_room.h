@@ -4,6 +4,8 @@
 
 #include "layout/chunk_index.h"
 #include "tessera/plan.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/target_fsdp1.h"
 
 /* Tensors of one shape, chunk boxes and placements: the geometry of one stands for all. */
 typedef struct tsr_plan_class {

@@ -5,6 +5,8 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/alloc.h"
+
 typedef struct copy {
     uint32_t rank;
     const tsr_chunk *chunk;

@@ -3,6 +3,7 @@
 #define TSR_LAYOUT_PLAN_SOURCES_H
 
 #include "tessera/catalog.h"
+#include "tessera/sys/vec.h"
 
 /* Bytes to be read of each file so far. */
 typedef struct tsr_source_loads {

@@ -3,6 +3,8 @@
 #include "layout/plan_room.h"
 #include "layout/shard.h"
 
+#include "tessera/sys/box_walk.h"
+
 typedef struct chunk_reads {
     uint64_t items;
     uint64_t elements;

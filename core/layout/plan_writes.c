@@ -3,6 +3,9 @@
 #include "base/try.h"
 #include "layout/plan_room.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/plan_items.h"
+
 typedef struct assignment {
     const tsr_plan *plan;
     uint64_t *loads;          /* bits, by rank */

@@ -4,6 +4,9 @@
 #include "base/cursor.h"
 #include "base/try.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/layout.h"
+
 #define MOST_BOXES (UINT64_C(1) << 24)
 
 tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t rank, tsr_error *err)

@@ -4,6 +4,7 @@
 
 #include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/slice.h"
 
 tsr_str tsr_slice_split(tsr_str text, tsr_str *inside)
 {

@@ -1,4 +1,6 @@
 /* Rules that give every tensor its placements. */
+#include "tessera/sys/layout.h"
+#include "tessera/sys/target_fsdp1.h"
 #include "tessera/target.h"
 
 #include "base/try.h"

@@ -14,6 +14,8 @@
  */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "tessera/sys/tiling.h"
+#include "tessera/sys/vec.h"
 #include "tessera/validate.h"
 
 #define PRIME ((UINT64_C(1) << 61) - 1)

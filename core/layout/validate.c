@@ -1,4 +1,7 @@
 /* Findings about a catalog that need no bytes, from the tiling of each tensor and from the byte ranges of all chunks. */
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/tiling.h"
+#include "tessera/sys/vec.h"
 #include "tessera/validate.h"
 
 #include <stdlib.h>

@@ -2,6 +2,9 @@
 #include "base/try.h"
 #include "layout/box_set.h"
 #include "layout/dims_text.h"
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/contract_rules.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
 #include "tessera/validate.h"
 

@@ -1,5 +1,6 @@
 /* One table says what PyTorch, its storages and safetensors call each element type, and how wide it is. */
 #include "tessera/dtype.h"
+#include "tessera/sys/dtype_forms.h"
 
 #include "base/cursor.h"
 

@@ -12,7 +12,10 @@
 #include <stdlib.h>
 
 #include "base/try.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/module_tree.h"
+#include "tessera/sys/vec.h"
 
 typedef struct node {
     const tsr_module *module;

@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/value_walk.h"
 
 enum { MAX_DEPTH = 256 };
 

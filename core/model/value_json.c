@@ -1,5 +1,6 @@
 /* Values as JSON: the part of the emitter that knows what a value is. */
 #include "tessera/sys/json.h"
+#include "tessera/sys/value_walk.h"
 #include "tessera/value.h"
 
 enum { MAX_DEPTH = 63 };

@@ -4,6 +4,7 @@
 #include "base/try.h"
 #include "optim/tree.h"
 #include "tessera/optim.h"
+#include "tessera/sys/optim_live.h"
 
 static bool is_true(const tsr_value *options, const char *key)
 {

@@ -6,7 +6,11 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "tessera/flat_params.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 /* Bytes of each rank's elements, without padding. */
 static tsr_status slice_bytes(const tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, size_t *sizes,

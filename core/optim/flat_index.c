@@ -1,7 +1,10 @@
 /* FQNs of originals, over all units. */
 #include "base/try.h"
 #include "tessera/flat_params.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/flat_index.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 struct tsr_flat_index {
     const tsr_allocator *allocator;

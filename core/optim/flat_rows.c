@@ -11,6 +11,8 @@
 #include "base/try.h"
 #include "tessera/flat_params.h"
 #include "tessera/optim_load.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/flat_ranks.h"
 
 /* A half-open range of the original's elements. */
 typedef struct span {

@@ -8,6 +8,8 @@
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
 
+#include "tessera/sys/fsdp_optim.h"
+
 #define STATE TSR_STR("state.")
 
 typedef struct nesting {

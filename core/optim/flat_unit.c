@@ -7,6 +7,9 @@
 #include "base/try.h"
 #include "optim/tree.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/flat_index.h"
+
 uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size)
 {
     return unit->numel / world_size + (unit->numel % world_size != 0);

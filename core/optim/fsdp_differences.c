@@ -13,6 +13,10 @@
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
 
+#include "tessera/sys/flat_index.h"
+#include "tessera/sys/fsdp_optim.h"
+#include "tessera/sys/value_walk.h"
+
 typedef struct differing {
     const tsr_flat_params *flat;
     const tsr_fsdp_context *context;

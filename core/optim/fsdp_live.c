@@ -10,6 +10,8 @@
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
 #include "optim/tree_pack.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/map.h"
 
 typedef struct request {

@@ -10,6 +10,7 @@
 #include "optim/pieces.h"
 #include "optim/tree.h"
 #include "tessera/optim_load.h"
+#include "tessera/sys/flat_index.h"
 
 typedef struct cutting {
     const tsr_flat_params *flat;

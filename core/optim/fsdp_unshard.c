@@ -12,6 +12,9 @@
 #include "optim/pieces.h"
 #include "optim/tree.h"
 
+#include "tessera/sys/flat_index.h"
+#include "tessera/sys/value_walk.h"
+
 typedef struct unsharding {
     const tsr_flat_params *flat;
     const tsr_fsdp_context *context;

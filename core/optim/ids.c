@@ -8,6 +8,7 @@
 #include "optim/tree.h"
 #include "tessera/sys/map.h"
 #include "tessera/optim.h"
+#include "tessera/sys/params.h"
 
 /* Old key (as text) → new key. */
 typedef struct rekeying {

@@ -1,5 +1,6 @@
 /* Keys of parameters in optimizers' own state dicts: numbers ↔ names. See optim_keys.h. */
 #include "tessera/sys/optim_keys.h"
+#include "tessera/sys/params.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* Reads of sharded optimizer state (`load_sharded_optimizer_state_dict`, `_ReaderWithOffset` of PyTorch 2.13). */
 #include "tessera/optim_load.h"
+#include "tessera/sys/dtype_forms.h"
 
 #include <inttypes.h>
 

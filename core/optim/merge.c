@@ -4,6 +4,8 @@
 #include "optim/tree.h"
 #include "tessera/sys/map.h"
 #include "tessera/optim.h"
+#include "tessera/sys/optim_live.h"
+#include "tessera/sys/params.h"
 
 typedef struct merging {
     tsr_tree state, groups;

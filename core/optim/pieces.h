@@ -8,6 +8,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
+#include "tessera/sys/vec.h"
 
 /* An entry under construction, filled from its first element to its last. */
 typedef struct tsr_pieces {

@@ -6,8 +6,10 @@
 #include "base/try.h"
 #include "model/nest.h"
 #include "optim/tree.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 #include "tessera/optim.h"
+#include "tessera/sys/state_keys.h"
 
 typedef struct frame {
     const tsr_value *container;

@@ -11,6 +11,7 @@
 #include "base/line.h"
 #include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef enum role { ROLE_NONE, ROLE_STATE, ROLE_GROUP, ROLE_MEMBER } role;
 

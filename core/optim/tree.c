@@ -5,6 +5,7 @@
 
 #include "base/try.h"
 #include "tessera/catalog.h"
+#include "tessera/sys/value_walk.h"
 
 void tsr_tree_drop(tsr_tree *tree)
 {

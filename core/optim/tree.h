@@ -3,6 +3,7 @@
 #define TSR_OPTIM_TREE_H
 
 #include "tessera/host.h"
+#include "tessera/sys/vec.h"
 #include "tessera/value.h"
 
 /* A list or dict under construction. Items collect on the host's allocator and move into the arena when it is done. */

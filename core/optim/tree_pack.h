@@ -8,6 +8,7 @@
 #define TSR_OPTIM_TREE_PACK_H
 
 #include "tessera/sys/optim_comm.h"
+#include "tessera/sys/vec.h"
 
 /* A tensor of the packed tree and where it begins. */
 typedef struct tsr_packed_tensor {

@@ -9,6 +9,8 @@
 #include "optim/tree.h"
 #include "tessera/sys/map.h"
 #include "tessera/optim.h"
+#include "tessera/sys/params.h"
+#include "tessera/sys/value_walk.h"
 
 #define GROUPS   TSR_STR("param_groups.")
 #define STATE    TSR_STR("state.")

@@ -7,6 +7,9 @@
 #include "base/try.h"
 #include "optim_convert/optim_job.h"
 #include "tessera/compare.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/optim_request.h"
+#include "tessera/sys/suggest.h"
 
 #define MOST_RANKS (1ul << 20)
 

@@ -5,6 +5,8 @@
 #include "base/try.h"
 #include "optim_convert/optim_job.h"
 
+#include "tessera/sys/fsdp_optim.h"
+
 #define NAMES_SIZE 400u /* characters of names in one message */
 
 static tsr_fsdp_context context_of(tsr_optim_job *j, tsr_arena *arena)

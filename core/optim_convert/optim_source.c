@@ -4,6 +4,7 @@
 #include "base/try.h"
 #include "optim_convert/optim_job.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/store_read.h"
 
 static tsr_status find_rank_files(const tsr_optim_job *j, uint32_t *files, tsr_error *err)
 {

@@ -17,6 +17,11 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "stream/ring.h"
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/store_read.h"
+#include "tessera/sys/tiling.h"
 #include "tessera/validate.h"
 
 #define READ_COST UINT64_C(16384) /* what starting one read costs, in bytes copied meanwhile */

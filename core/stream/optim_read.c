@@ -4,6 +4,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/alloc.h"
 
 #define BATCH 64u
 

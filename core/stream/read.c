@@ -1,5 +1,7 @@
 /* Boxes and whole tensors for callers. */
 #include "tessera/read.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/read_run.h"
 
 #include "base/cursor.h"
 #include "base/try.h"

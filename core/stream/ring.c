@@ -3,6 +3,9 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/host_calls.h"
+
 #define MOST_JOBS   256u
 #define FIRST_BYTES ((size_t)64 << 10)
 #define ALIGNMENT   ((size_t)64)

@@ -4,6 +4,7 @@
 
 #include "base/try.h"
 #include "tessera/memory.h"
+#include "tessera/sys/vec.h"
 
 /* A tsr_write_fn whose `ctx` is the vec. */
 static inline tsr_status tsr_text_append(void *ctx, const char *data, size_t size, tsr_error *err)

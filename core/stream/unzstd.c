@@ -6,6 +6,9 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/store_read.h"
+
 #define INPUT_BYTES ((size_t)64 << 10)
 #define DUMP_BYTES  ((size_t)32 << 10)
 

@@ -13,7 +13,10 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "stream/tile_job.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/box_walk.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/host_calls.h"
 
 /* A gather in use: by the blits that still produce tiles, and by tiles not yet drained. */
 typedef struct lease {

@@ -4,6 +4,8 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/box_walk.h"
+
 #define MOST_GROUPS 64u /* a tensor is located once for each that it is in */
 
 typedef struct place {

@@ -12,6 +12,8 @@
 #include "base/try.h"
 #include "write/torch_plan.h"
 
+#include "tessera/sys/host_calls.h"
+
 typedef struct item {
     uint64_t byte_offset, byte_length;
     tsr_torch_plan *plan; /* objects only */

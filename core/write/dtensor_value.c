@@ -11,6 +11,7 @@
 #include "base/try.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/catalog.h"
+#include "tessera/sys/layout.h"
 
 /* Building blocks with a sticky failure: a NULL part makes a NULL whole. */
 typedef struct maker {

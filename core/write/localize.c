@@ -6,6 +6,10 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/vec.h"
+
 /* A box around all of the shard's, so that other chunks need not be located. */
 static tsr_box hull_of(const tsr_shard *shard, uint64_t *offsets, uint64_t *sizes)
 {

@@ -2,6 +2,8 @@
 
 #include "formats/pickle/enum_names.h"
 
+#include "tessera/sys/value_walk.h"
+
 enum { REPR_BYTES = 1000, VALUE_DEPTH = 59 /* four containers are open around a value, the emitter allows 63 */ };
 
 void tsr_put_dtype_and_shape(tsr_json *json, const tsr_entry *entry)

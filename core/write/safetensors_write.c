@@ -3,6 +3,8 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/dtype_forms.h"
+
 bool tsr_safetensors_holds(tsr_dtype dtype)
 {
     uint64_t last = 1;

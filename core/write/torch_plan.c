@@ -12,6 +12,7 @@
 #include "base/try.h"
 #include "formats/common/reader.h"
 #include "formats/torch/torch_survey.h"
+#include "tessera/sys/box_walk.h"
 #include "tessera/sys/map.h"
 
 /* ---- tensors of the tree ---- */

@@ -11,6 +11,8 @@
 #include "formats/common/reader.h"
 #include "write/tree_plan.h"
 
+#include "tessera/sys/read_run.h"
+
 typedef struct piece {
     uint64_t byte_at;
     const char *data;

@@ -1,6 +1,8 @@
 /* Stands before another communicator and spoils calls. */
 #include "comm/comm_faults.h"
 
+#include "tessera/sys/alloc.h"
+
 #include <inttypes.h>
 #include <signal.h>
 #include <time.h>

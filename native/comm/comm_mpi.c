@@ -9,6 +9,7 @@
  * A value and its complement are reduced by maximum: they still are complements only if all ranks gave the same. Ranks
  * wait for late ones there, without burning the core that those may need; behind it all are present. */
 #include "tessera/comm_mpi.h"
+#include "tessera/sys/alloc.h"
 
 #include <sched.h>
 #include <time.h>

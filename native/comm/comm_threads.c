@@ -8,6 +8,7 @@
  *     rank 2   post ──┘         copy ──┘
  */
 #include "tessera/comm_threads.h"
+#include "tessera/sys/alloc.h"
 
 #include <pthread.h>
 

@@ -10,6 +10,8 @@
  * goes on. */
 #include "comm/mpi_pulse.h"
 
+#include "tessera/sys/alloc.h"
+
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>

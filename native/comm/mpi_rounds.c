@@ -5,6 +5,8 @@
  * earliest unfinished piece of all is always posted on both sides. */
 #include "comm/mpi_rounds.h"
 
+#include "tessera/sys/alloc.h"
+
 enum { WINDOW = 32 };
 
 int tsr_mpi_broadcast(MPI_Comm ranks, void *data, size_t size, uint32_t root, size_t round_bytes)

@@ -6,6 +6,8 @@
 #include "cuda/pipe.h"
 #include "io/optional_library.h"
 
+#include "tessera/sys/alloc.h"
+
 #ifdef TSR_HAVE_CUFILE_H
 #include <cufile.h>
 #else

@@ -1,6 +1,9 @@
 /* Flat parameters: originals one behind the other, with padding between and behind them. */
 #include "cuda/backend.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/vec.h"
+
 typedef struct flat_job {
     tsr_dtype dtype;
     size_t itemsize;

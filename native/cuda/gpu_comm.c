@@ -3,6 +3,7 @@
  *
  *   half 0   copied from ─ moved ─────── copied to ─ copied from …
  *   half 1               copied from ─── moved ───── copied to … */
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/gpu_comm.h"
 
 #include "cuda/backend.h"

@@ -8,6 +8,9 @@
 #include "cuda/kernel_body.h"
 #include "cuda/kernels.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/vec.h"
+
 #define MOST_PITCH ((size_t)0x7fffffff) /* of CUDA's 2-D copies, on all devices so far */
 
 /* Host memory that was given out: how to give it back. */

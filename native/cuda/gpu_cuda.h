@@ -3,6 +3,7 @@
 #define TSR_CUDA_GPU_CUDA_H
 
 #include "tessera/gpu.h"
+#include "tessera/sys/gpu_stream.h"
 
 bool tsr_cuda_is(const tsr_gpu *device);                  /* false: a simulated one */
 tsr_status tsr_cuda_use(tsr_gpu *device, tsr_error *err); /* makes it the thread's current device */

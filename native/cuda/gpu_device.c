@@ -7,7 +7,9 @@
  *   large                  straight, behind what waits
  *
  * Copies that would meet others in memory make those happen first, so that the order is that of the calls. */
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/gpu_device.h"
+#include "tessera/sys/vec.h"
 
 #include "cuda/backend.h"
 

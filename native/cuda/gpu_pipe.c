@@ -1,6 +1,9 @@
 /* Slots that are filled or emptied by threads while others are being copied. */
 #include "cuda/pipe.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/store_read.h"
 
 #define PART_BYTES ((size_t)1 << 20) /* what one thread fills or empties at a time */
 #define PARTS_MOST 64u

@@ -13,6 +13,10 @@
 #include "cuda/kernel_body.h"
 #include "cuda/twin.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/vec.h"
+
 #define ALIGNMENT   ((size_t)256)
 #define FRESH       0xdb
 #define FREED       0xdd

@@ -3,6 +3,8 @@
 #include "cuda/backend.h"
 #include "cuda/kernel_body.h"
 
+#include "tessera/sys/alloc.h"
+
 void tsr_grid_runs(const tsr_kernel_run *runs, uint32_t count, uint32_t units)
 {
     for (uint32_t unit = 0; unit < units; unit++) {

@@ -5,7 +5,9 @@
  *   runs ─────────────────────────────────────────────────▶┴─▶ adjacent ones merged ─▶ one copy, one 2-D copy, or run kernel
  */
 #include "cuda/backend.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/vec.h"
 
 #define LONG_ROW   4096u             /* bytes from which the copy engines do rows as fast as a kernel */
 #define LONG_RUN   ((size_t)1 << 20) /* bytes from which a copy of its own costs nothing */

@@ -8,6 +8,8 @@
 #include "cuda/nccl_api.h"
 #include "io/optional_library.h"
 
+#include "tessera/sys/alloc.h"
+
 /* NCCL's functions that are used, by the types of its header. */
 #define FUNCTIONS(X) \
     X(ncclGetVersion) \

@@ -4,6 +4,7 @@
 #define TSR_CUDA_TWIN_H
 
 #include "tessera/gpu.h"
+#include "tessera/sys/gpu_kernels.h"
 
 /* A checked box of at least one element. */
 void tsr_twin_box(const tsr_gpu_box *box);

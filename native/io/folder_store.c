@@ -1,7 +1,9 @@
 /* A tsr_store over openat and pread. Descriptors are opened on first use; a clock hand closes idle ones when too many
  * are open. See folder.h for what is listed. */
 #include "io/sys.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/store_read.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -16,6 +16,9 @@
 
 #include "io/optional_library.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/uri.h"
+
 enum { HANDLES = 32, TRIES = 4, MOST_REDIRECTS = 10, CONNECT_SECONDS = 20, STALL_SECONDS = 60, MOST_IGNORED = 64 << 10 };
 
 /* The functions of libcurl that are called, by the name that the library exports. */

@@ -1,5 +1,8 @@
 /* See tessera/sys/remote.h. */
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/remote.h"
+#include "tessera/sys/uri.h"
+#include "tessera/sys/vec.h"
 
 #include <inttypes.h>
 #include <pthread.h>

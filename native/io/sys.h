@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "tessera/status.h"
+#include "tessera/sys/folder.h"
 
 typedef struct tsr_sys tsr_sys;
 struct tsr_sys {

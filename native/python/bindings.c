@@ -7,8 +7,10 @@
 
 #include "io/sys.h"
 #include "session.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/tessera.h"
 
 struct session {

@@ -1,7 +1,10 @@
 /* See view_server.h. HTTP is libmicrohttpd's, which is loaded when it is needed. */
 #include "view/view_server.h"
 
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/store_read.h"
+#include "tessera/sys/vec.h"
 
 #if defined(TSR_HAVE_MICROHTTPD)
 #include <arpa/inet.h>

@@ -8,6 +8,7 @@
 
 #include "support/failing_allocator.h"
 #include "tessera/findings.h"
+#include "tessera/sys/finding_add.h"
 
 static void test_base_findings__rules_are_sorted_and_complete(void **state)
 {

@@ -6,6 +6,9 @@
 
 #include "support/failing_allocator.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/vec.h"
+
 static void test_base_memory__arena_gives_zeroed_aligned_disjoint_memory(void **state)
 {
     (void)state;

@@ -6,6 +6,7 @@
 
 #include "base/utf8.h"
 #include "tessera/str.h"
+#include "tessera/sys/visible.h"
 
 static const char *shown_text(tsr_str text, char *out)
 {

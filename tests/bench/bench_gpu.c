@@ -18,8 +18,10 @@
 
 #include "tessera/box.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/gpu_kernels.h"
 #include "tessera/sys/gpu_pipe.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/host_calls.h"
 
 #define NO_DEVICE 3
 #define SIMULATED ((size_t)1 << 30)

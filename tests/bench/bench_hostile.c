@@ -9,6 +9,7 @@
 
 #include "robust/hostile.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/validate.h"
 
 enum { RUNS = 3 };

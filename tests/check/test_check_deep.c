@@ -8,6 +8,7 @@
 
 #include "support/made.h"
 #include "tessera/check.h"
+#include "tessera/sys/host_calls.h"
 
 /* Sets the one contiguous chunk of entry 0 to these bytes. */
 static void set_bytes(tsr_made *made, const void *bytes, size_t size)

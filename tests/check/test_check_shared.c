@@ -9,6 +9,8 @@
 #include "comm/comm_faults.h"
 #include "support/ranks.h"
 #include "tessera/check.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/folder.h"
 
 /* Damaged in different ways, and sound ones with NaN, replicas and views. */

@@ -14,6 +14,8 @@
 #include "tessera/compare.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/plan_items.h"
 
 #define TENSORS 5u
 

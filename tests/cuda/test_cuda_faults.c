@@ -6,6 +6,7 @@
 #include "support/failing_allocator.h"
 #include "tessera/sys/gpu_comm.h"
 #include "tessera/sys/gpu_device.h"
+#include "tessera/sys/gpu_kernels.h"
 #include "tessera/sys/gpu_pipe.h"
 
 typedef struct scene {

@@ -6,6 +6,8 @@
 
 #include "cuda/on_devices.h"
 
+#include "tessera/sys/gpu_kernels.h"
+
 static void test_cuda_gpu__copies_come_back_as_they_went(void **state)
 {
     tsr_gpu *device = device_of(state);

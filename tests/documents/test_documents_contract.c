@@ -9,6 +9,7 @@
 #include "support/failing_allocator.h"
 #include "tessera/document_read.h"
 #include "tessera/glob.h"
+#include "tessera/sys/contract_rules.h"
 
 static const tsr_host *host_of(const tsr_allocator *allocator)
 {

@@ -7,6 +7,7 @@
 
 #include "support/failing_allocator.h"
 #include "tessera/policy.h"
+#include "tessera/sys/finding_add.h"
 
 #define LIMITS {64, 1000, 1 << 20, 1 << 24, 1 << 20}
 static const tsr_host host_libc = {.allocator = &tsr_allocator_libc, .limits = LIMITS};

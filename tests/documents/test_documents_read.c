@@ -12,6 +12,7 @@
 #include "tessera/document_read.h"
 #include "tessera/flat_params.h"
 #include "tessera/modules.h"
+#include "tessera/sys/plan_job.h"
 
 /* Readers of a text, `ctx`. */
 static tsr_status read_layout(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)

@@ -13,6 +13,9 @@
 #include "support/failing_allocator.h"
 #include "support/sample.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/store_read.h"
 
 typedef struct opened {
     sample files;

@@ -10,6 +10,8 @@
 #include "support/checkpoint_opening.h"
 #include "support/folder.h"
 
+#include "tessera/sys/checkpoint_files.h"
+
 static tsr_checkpoint *open_folder(folder *f, const part *parts)
 {
     tsr_checkpoint *checkpoint;

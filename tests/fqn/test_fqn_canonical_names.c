@@ -7,6 +7,7 @@
 
 #include "support/arena_job.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/canonical_names.h"
 
 /* Fills `entries` with a scalar float32 per name. */
 static tsr_catalog catalog_of(const char *const *names, tsr_entry *entries)

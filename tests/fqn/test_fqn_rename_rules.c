@@ -7,6 +7,7 @@
 
 #include "tessera/fqn.h"
 #include "tessera/glob.h"
+#include "tessera/sys/canonical_names.h"
 
 #define MOST 12
 

@@ -9,6 +9,7 @@
 
 #include "codec/json.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/params.h"
 
 typedef struct fixture {
     tsr_host host;

@@ -3,6 +3,8 @@
 #include <assert.h>
 
 #include "tessera/checkpoint.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint_files.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,6 +2,7 @@
 #include <assert.h>
 
 #include "tessera/fqn.h"
+#include "tessera/sys/params.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "tessera/policy.h"
+#include "tessera/sys/finding_add.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -7,6 +7,8 @@
 #include "../support/zip_image.h"
 #include "stream/text.h"
 #include "tessera/document.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/value_walk.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -12,6 +12,9 @@
 
 #include "layout/random_tiling.h"
 #include "tessera/plan.h"
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/plan_items.h"
 
 #define UNWRITTEN (-1)
 

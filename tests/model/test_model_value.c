@@ -12,6 +12,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/value_walk.h"
 
 static tsr_arena *arena;
 

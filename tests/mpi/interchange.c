@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "tessera/comm_mpi.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"

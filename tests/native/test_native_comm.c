@@ -12,6 +12,9 @@
 #include "support/failing_allocator.h"
 #include "support/ranks.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
+
 #define TRY(call) \
     do { \
         tsr_status try_status = (call); \

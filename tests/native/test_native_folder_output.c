@@ -13,6 +13,7 @@
 #include "io/sys.h"
 #include "native/scratch.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/store_read.h"
 
 static int setup(void **state)
 {

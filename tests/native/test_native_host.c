@@ -9,6 +9,7 @@
 
 #include "io/thread_pool.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/host_calls.h"
 
 static void test_native_host__crc32_agrees_with_the_portable_one(void **state)
 {

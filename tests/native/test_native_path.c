@@ -17,7 +17,9 @@
 #include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/path.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/trees.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct job {
     const char *sample; /* of samples/checkpoints */

@@ -9,6 +9,7 @@
 #include "tessera/comm_threads.h"
 #include "tessera/flat_params.h"
 #include "tessera/optim_load.h"
+#include "tessera/sys/flat_ranks.h"
 
 #define NEED(condition) \
     do { \

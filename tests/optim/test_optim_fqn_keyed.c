@@ -9,6 +9,8 @@
 
 #include "golden.h"
 #include "tessera/optim.h"
+#include "tessera/sys/optim_live.h"
+#include "tessera/sys/params.h"
 
 /* One case of the golden file with its module tree. */
 typedef struct scene {

@@ -12,6 +12,7 @@
 #include "optim/tree_pack.h"
 #include "tessera/comm_threads.h"
 #include "tessera/sys/optim_comm.h"
+#include "tessera/sys/value_walk.h"
 
 #define MOST_RANKS 8
 

@@ -12,6 +12,8 @@
 #include "support/sample.h"
 #include "tessera/flat_params.h"
 #include "tessera/optim_convert.h"
+#include "tessera/sys/store_read.h"
+#include "tessera/sys/value_walk.h"
 
 static const char flat_3[] =
     "{\"schema\": \"tessera.flat-params/1\", \"world_size\": 3, \"use_orig_params\": false, \"files\": [\"rank0.pt\", "

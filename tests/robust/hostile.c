@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "tessera/host.h"
+#include "tessera/sys/host_calls.h"
 
 typedef hostile_text text;
 typedef hostile_shape shape;

@@ -19,6 +19,7 @@
 #include "tessera/diff.h"
 #include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/validate.h"
 
 enum { PATHS = 512, PATH_CHARS = 600, FIRST_POINTS = 8, MORE_POINTS = 16 };

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/validate.h"
 
 static uint64_t blocks, bytes_moved;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "tessera/fqn.h"
+#include "tessera/sys/params.h"
 
 static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {

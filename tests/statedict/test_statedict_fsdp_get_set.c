@@ -9,6 +9,8 @@
 
 #include "live_units.h"
 
+#include "tessera/sys/params.h"
+
 static cJSON *golden;
 
 typedef struct job {

@@ -16,6 +16,7 @@
 #include "support/failing_allocator.h"
 #include "support/full_counts.h"
 #include "tessera/optimizer_raw.h"
+#include "tessera/sys/params.h"
 
 static cJSON *plain, *units, *tp;
 

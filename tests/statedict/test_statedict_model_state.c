@@ -9,6 +9,8 @@
 
 #include "live_model.h"
 
+#include "tessera/sys/params.h"
+
 static cJSON *golden;
 
 /* ---- A6: get ---- */

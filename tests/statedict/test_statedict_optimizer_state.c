@@ -11,6 +11,7 @@
 #include "live_model.h"
 #include "tessera/optimizer_raw.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/params.h"
 
 static cJSON *golden;
 

@@ -28,25 +28,26 @@ CORE = {
 }
 # Module of core: its public headers.
 HEADERS = {
-    "base": "api version str status memory host map findings json",
-    "io": "store output comm",
-    "model": "dtype value catalog modules",
-    "fqn": "glob fqn",
-    "layout": "box layout mesh target plan validate diff",
-    "optim": "optim optim_comm optim_keys optim_load optim_states flat_params",
-    "formats/common": "checkpoint",
+    "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls",
+    "io": "store output comm store_read collectives",
+    "model": "dtype value catalog modules dtype_forms value_walk module_tree",
+    "fqn": "glob fqn canonical_names params",
+    "layout": "box layout mesh target plan validate diff box_walk slice target_fsdp1 plan_items tiling contract_rules",
+    "optim": "optim optim_comm optim_keys optim_load optim_states flat_params flat_index flat_ranks fsdp_optim optim_live state_keys",
+    "formats/common": "checkpoint checkpoint_bytes checkpoint_files",
     "formats/dcp": "salvage dcp_item",
     "formats/recognize": "trees",
-    "stream": "cast read repeats optim_read",
-    "check": "check compare tally",
+    "stream": "cast read repeats optim_read read_run",
+    "check": "check compare tally check_shared compare_pair",
     "write": "write_tree",
     "convert": "convert work",
-    "documents": "document document_read policy",
-    "optim_convert": "optim_convert",
+    "documents": "document document_read policy plan_job document_text",
+    "optim_convert": "optim_convert optim_request",
 }
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}
 # Module of core: public headers of modules below it that it may not include: names, layouts and optimizer state do no I/O.
-PURE = {"fqn": {"store", "output"}, "optim": {"store", "output"}, "layout": {"store", "output"}}
+FILES = {"store", "store_read", "output"}
+PURE = {"fqn": FILES, "optim": FILES, "layout": FILES}
 # System header: the modules of core that may include it. Core makes no OS call.
 SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}
 

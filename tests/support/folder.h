@@ -6,6 +6,7 @@
 
 #include "support/st_image.h"
 #include "tessera/store.h"
+#include "tessera/sys/store_read.h"
 
 #define MAX_FILES 8
 

@@ -1,6 +1,8 @@
 /* One file of random bytes; chunks are written into it element by element. */
 #include "support/made.h"
 
+#include "tessera/sys/host_calls.h"
+
 #include <stdlib.h>
 #include <string.h>
 

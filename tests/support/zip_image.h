@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "tessera/host.h"
+#include "tessera/sys/host_calls.h"
 
 #ifndef ZIP_IMAGE_BYTES
 #define ZIP_IMAGE_BYTES (1 << 19)

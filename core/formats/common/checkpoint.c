@@ -4,6 +4,8 @@
 #include "formats/common/name_list.h"
 #include "formats/common/reader.h"
 
+#include "tessera/sys/checkpoint_files.h"
+
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint)
 {
     return &checkpoint->catalog;

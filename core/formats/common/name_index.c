@@ -2,6 +2,7 @@
 #include "formats/common/name_index.h"
 
 #include "base/try.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 
 struct tsr_name_index {

@@ -7,6 +7,7 @@
 #include "formats/common/name_list.h"
 #include "formats/common/rank_bytes.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/value_walk.h"
 
 enum { MATCH_DEPTH = 256, MAX_READS = 16 };
 

@@ -3,6 +3,11 @@
 #define TSR_FORMATS_COMMON_READER_H
 
 #include "tessera/checkpoint.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/store_read.h"
+#include "tessera/sys/vec.h"
 
 struct tsr_checkpoint {
     tsr_store *store;

@@ -7,6 +7,8 @@
 #include "formats/dcp/dcp_state.h"
 #include "formats/safetensors/safetensors.h"
 
+#include "tessera/sys/dtype_forms.h"
+
 typedef struct images {
     tsr_checkpoint *checkpoint;
     tsr_arena *scratch;

@@ -5,6 +5,8 @@
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_survey.h"
 
+#include "tessera/sys/alloc.h"
+
 enum class_id {
     ID_SIZE = 1,
     ID_CHUNK,

@@ -4,6 +4,7 @@
 #define TSR_FORMATS_DCP_DCP_NAMES_H
 
 #include "tessera/memory.h"
+#include "tessera/sys/vec.h"
 
 typedef struct tsr_dcp_name {
     tsr_str text;

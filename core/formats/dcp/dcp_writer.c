@@ -3,6 +3,7 @@
  *
  * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.13, and what it wrote. */
 #include "tessera/sys/dcp_item.h"
+#include "tessera/sys/host_calls.h"
 
 #include "base/try.h"
 #include "codec/pickle_write.h"

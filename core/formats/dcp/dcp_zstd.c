@@ -5,6 +5,8 @@
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_survey.h"
 
+#include "tessera/sys/host_calls.h"
+
 enum { INPUT_BYTES = 1 << 16, HEAD_BYTES = 1 << 24, TAIL_BYTES = 1 << 18, OVERHEAD_BYTES = 1 << 20 };
 
 /* A store of one decompressed file, of which only the ends are there. */

@@ -1,5 +1,7 @@
 /* See tessera/salvage.h. */
 #include "tessera/salvage.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/store_read.h"
 
 #include <stdlib.h>
 

@@ -7,6 +7,10 @@
 #include "base/try.h"
 #include "formats/torch/torch_item.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/store_read.h"
+
 enum {
     END_RECORD = 22,
     ZIP64_RECORDS = 56 + 20, /* end record and locator, between the directory and the end record */

@@ -5,6 +5,7 @@
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
 #include "tessera/store.h"
+#include "tessera/sys/vec.h"
 
 typedef struct tsr_salvaged_item {
     uint64_t byte_offset, byte_length;

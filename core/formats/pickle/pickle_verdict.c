@@ -3,6 +3,8 @@
 #include "base/try.h"
 #include "formats/pickle/known_names.h"
 
+#include "tessera/sys/finding_add.h"
+
 static tsr_place place_of(const tsr_verdict *v, uint64_t position)
 {
     return (tsr_place){v->file_name, position == TSR_NO_POSITION ? v->pickle_offset : v->pickle_offset + position, {NULL, 0}};

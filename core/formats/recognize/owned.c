@@ -5,6 +5,8 @@
 #include "formats/dcp/dcp_state.h"
 #include "formats/recognize/recognize.h"
 
+#include "tessera/sys/checkpoint_files.h"
+
 static void own_chosen(const tsr_checkpoint *checkpoint, bool *owned)
 {
     for (uint32_t i = 0; i < checkpoint->file_count; i++) owned[checkpoint->files[i]] = true;

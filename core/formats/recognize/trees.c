@@ -3,6 +3,7 @@
  *
  *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes)
  */
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/trees.h"
 
 #include "base/try.h"

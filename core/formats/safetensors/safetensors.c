@@ -9,6 +9,10 @@
 #include "base/try.h"
 #include "formats/safetensors/safetensors_scan.h"
 
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/store_read.h"
+
 enum { LENGTH_SIZE = 8 };
 
 /* Where a tensor lies, to find out whether all of them are one gapless run. */

@@ -15,6 +15,7 @@
 #include "tessera/dtype.h"
 #include "tessera/findings.h"
 #include "tessera/store.h"
+#include "tessera/sys/vec.h"
 
 #define TSR_SAFETENSORS_MAX_HEADER 100000000u
 

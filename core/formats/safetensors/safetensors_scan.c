@@ -11,6 +11,7 @@
 #include "base/try.h"
 #include "base/utf8.h"
 #include "codec/json_check.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
 
 enum { SHAPE_CACHE = 256, TEXT_BLOCK = 16384, MAX_JSON_DEPTH = 125 /* below the tensor's own object; the reference: 128 */ };

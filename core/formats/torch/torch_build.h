@@ -10,6 +10,7 @@
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef struct tsr_torch_storage {
     tsr_str key;

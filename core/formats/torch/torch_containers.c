@@ -4,6 +4,8 @@
 #include "base/try.h"
 #include "formats/torch/torch_flatten.h"
 
+#include "tessera/sys/vec.h"
+
 enum { PARAMETERS, BUFFERS, MODULES, ATTRIBUTES_MAX = 4096 };
 static const char *const module_parts[TSR_MODULE_PARTS] = {"_parameters", "_buffers", "_modules"};
 

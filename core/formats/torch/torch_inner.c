@@ -3,6 +3,8 @@
 #include "base/try.h"
 #include "formats/torch/torch_flatten.h"
 
+#include "tessera/sys/vec.h"
+
 enum { LONGEST_NAME = 1024 }; /* what lies deeper stays without a name */
 
 typedef struct level {

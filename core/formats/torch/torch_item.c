@@ -8,6 +8,9 @@
 #include "base/try.h"
 #include "formats/torch/torch_verdict.h"
 
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/store_read.h"
+
 static tsr_status read_member(tsr_store *store, const tsr_host *host, const tsr_zip *zip, const tsr_zip_member *member,
                               tsr_arena *arena, tsr_str *out, tsr_error *err)
 {

@@ -5,6 +5,8 @@
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_fits.h"
 
+#include "tessera/sys/dtype_forms.h"
+
 #define DTENSOR_MODULES(name, id)                                  \
     {"torch.distributed.tensor", name, id},                        \
     {"torch.distributed.tensor._api", name, id},                   \

@@ -15,6 +15,8 @@
 #include "base/try.h"
 #include "formats/torch/torch_build.h"
 
+#include "tessera/sys/finding_add.h"
+
 enum { MESH_DIMS_MAX = 32, CUTS_MAX = 4096 };
 
 typedef struct placement {

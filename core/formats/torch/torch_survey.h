@@ -9,6 +9,8 @@
 
 #include "formats/torch/torch_containers.h"
 
+#include "tessera/sys/vec.h"
+
 typedef struct tsr_torch_survey {
     const tsr_host *host;
     tsr_map *lists;  /* lists that were looked through, for tsr_torch_walks_into */

@@ -5,6 +5,8 @@
 #include "formats/torch/torch_walk.h"
 #include "formats/torch/torch_writer.h"
 
+#include "tessera/sys/alloc.h"
+
 enum { ATTRIBUTES_MAX = 4096 }; /* the objects looked into have a few; a search of more is not worth it */
 
 typedef struct slot {

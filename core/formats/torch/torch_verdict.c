@@ -8,6 +8,8 @@
 #include "base/try.h"
 #include "formats/pickle/enum_names.h"
 
+#include "tessera/sys/finding_add.h"
+
 enum { VISITS_PER_BYTE = 64, LEAST_VISITS = 1 << 20 };
 
 typedef struct judge {

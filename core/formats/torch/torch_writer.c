@@ -11,6 +11,8 @@
 
 #include "base/try.h"
 
+#include "tessera/sys/host_calls.h"
+
 #define TOP            "archive/"
 #define ID_DIGITS      40u
 #define MEMBERS_AROUND 6u /* data.pkl, .format_version, .storage_alignment, byteorder; version, serialization_id */

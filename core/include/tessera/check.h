@@ -25,10 +25,6 @@ typedef struct tsr_digest {
 tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
                              tsr_ring *ring, tsr_digest *out, tsr_error *err);
 
-/* Digest of an object's value: of its compact JSON, or of a form of our own where JSON cannot hold it. `there` is false for one
- * with tensors or sets in it, and beyond 48 containers or limits.expansion. */
-tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
-                             tsr_digest *out, tsr_error *err);
 /* A digest in hex, NUL-terminated; 65 bytes suffice. Returns `out`. */
 const char *tsr_digest_text(const tsr_digest *digest, char *out);
 
@@ -36,10 +32,6 @@ const char *tsr_digest_text(const tsr_digest *digest, char *out);
  * Errors: those of reading; TSR_E_UNSUPPORTED where the host has no such digest. */
 tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
                              const tsr_progress *progress, tsr_error *err);
-/* The same, shared by ranks that have opened the same checkpoint and contract: each reads some of the entries, and all end
- * with the findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
-tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_comm *comm, tsr_ring *ring,
-                                    const tsr_progress *progress, tsr_error *err);
 
 /* Statistics of a tensor. Complex tensors count by parts: `count` is twice their elements. min, max, mean and std are over
  * the finite values (0 when there are none); std has divisor n − 1 as torch.std (0 for fewer than two values). NaNs and
@@ -60,11 +52,6 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
  * tsr_checkpoint_extents finds on the way. A file that cannot be read to its end is a finding too (`file/unreadable`).
  * Returns an error only for what stops the check: memory, cancelling, input that cannot be walked. */
 tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err);
-
-/* The same, shared by ranks that have opened the same checkpoint: each reads its part of the bytes, and all end with the
- * findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
-tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,
-                                 tsr_error *err);
 
 TSR_API_END
 

@@ -57,32 +57,9 @@ const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);
 /* Findings of opening and of the checks run since; owned by the checkpoint. */
 tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint);
 const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint);
-tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint);
-/* The arena that lives as long as the checkpoint. Not thread-safe. */
-tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
 /* Names, below the store's root, of files that the metadata needs and the store does not have; each is a finding too. */
 const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count);
-/* TSR_E_NOT_FOUND with the reason why bytes of the entry `fqn` are not there: the files that are missing, by name, or one that
- * is cut short. */
-tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err);
-/* Which files of the store belong to the checkpoint, by its own lists: its metadata or index and the files that these name. Of
- * a form without a list (torch-ranks, dcp-safetensors) the files that were opened as it. A single safetensors or torch file in
- * a directory is listed nowhere, so it belongs to nobody. Fills `owned`, one for each file of the store. TSR_E_NOMEM; else
- * as open. */
-tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err);
 
-/* What a file of a directory means to recognition, whichever checkpoint it belongs to. */
-typedef enum tsr_file_role {
-    TSR_ROLE_NONE,    /* nothing: notes, configurations, files in subdirectories */
-    TSR_ROLE_TENSORS, /* safetensors, torch.save, `.distcp`: may be read as a checkpoint or as a part of one */
-    TSR_ROLE_MARKER   /* metadata or an index: decides what the directory is */
-} tsr_file_role;
-/* Decided by name and first bytes. Errors as reading. */
-tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *role, tsr_error *err);
-
-/* Sets used[f] for every file f of the store (`used` has store->file_count places) that the checkpoint was read from, that its
- * metadata or index names, or that holds bytes of an entry. */
-void tsr_checkpoint_used_files(const tsr_checkpoint *checkpoint, bool *used);
 /* Entry by exact FQN, or NULL. O(1). */
 const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn);
 
@@ -91,35 +68,6 @@ const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str 
  * scratch arenas. Errors as open, plus TSR_E_NOT_FOUND for a missing data file. */
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                  tsr_arena *scratch, tsr_view *out, tsr_error *err);
-
-/* Whether the container can state CRCs of tensors at all. */
-bool tsr_checkpoint_has_crcs(const tsr_checkpoint *checkpoint);
-/* The CRC-32 that the source states of a chunk's elements just as they lie in the tensor, contiguous row-major; false in
- * *known where it states none of exactly these bytes: safetensors, views, a part of a storage, archives without CRCs
- * (torch.serialization.set_crc32_options(False)). It is what was written down, nothing is read and summed up. Otherwise as
- * tsr_checkpoint_locate. */
-tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                              bool *known, uint32_t *crc, tsr_error *err);
-
-/* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
-typedef struct tsr_extent {
-    uint32_t file;
-    uint64_t byte_offset;
-    uint64_t byte_length;
-    bool has_crc;
-    uint32_t crc32;          /* of the bytes as stored */
-    const tsr_entry *entry;  /* whose elements these are, or NULL (pickles, padding) */
-    const tsr_chunk *chunk;
-    tsr_view view;           /* with entry */
-    tsr_str member;          /* name of the zip member, or empty */
-} tsr_extent;
-
-/* Calls `each` for every extent in order of (file, byte_offset), checking the structure of every item on the way (zip
- * and pickle structure, dtype and shape of every blob against the metadata); what is wrong becomes findings. A non-zero
- * status of `each` stops and is returned. */
-tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
-                                  tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
-                                  tsr_error *err);
 
 TSR_API_END
 

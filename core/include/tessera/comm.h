@@ -62,41 +62,10 @@ struct tsr_comm {
 /* A communicator of one rank. */
 tsr_status tsr_comm_self(const tsr_allocator *allocator, tsr_comm **out, tsr_error *err);
 
-/* ---- made of the above; errors as theirs, and TSR_E_NOMEM of any rank is told to all ---- */
+/* ---- made of the above; errors as theirs (tessera/sys/collectives.h has more of these) ---- */
 
 /* Returns when every rank has called it. */
 tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err);
-
-/* As all_gather, but only `root` receives; elsewhere `all` is not used. */
-tsr_status tsr_comm_gather(tsr_comm *comm, const void *mine, const size_t *sizes, uint32_t root, void *all,
-                           const tsr_allocator *allocator, tsr_error *err);
-
-/* Rank p is sent the p-th of the pieces that lie in `mine` one behind another, of send_sizes[p] bytes; pieces from all
- * ranks arrive in `all` in rank order. */
-tsr_status tsr_comm_all_to_all(tsr_comm *comm, const void *mine, const size_t *send_sizes, void *all,
-                               const size_t *receive_sizes, const tsr_allocator *allocator, tsr_error *err);
-
-/* A blob whose size only `root` knows; `mine` counts there alone. Everywhere `*out` is a copy of `size` bytes from
- * `allocator` (NULL for none), which the caller frees. */
-tsr_status tsr_comm_broadcast_blob(tsr_comm *comm, tsr_str mine, uint32_t root, const tsr_allocator *allocator, void **out,
-                                   size_t *size, tsr_error *err);
-
-/* Blobs of any size from all ranks, in rank order. */
-typedef struct tsr_comm_blobs {
-    tsr_str *blobs; /* comm->size of them */
-    uint32_t count;
-    char *bytes;
-    size_t byte_count;
-    size_t *sizes;
-    const tsr_allocator *allocator;
-} tsr_comm_blobs;
-tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_comm_blobs *out,
-                                 tsr_error *err);
-void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* takes a zeroed one */
-
-/* TSR_E_USAGE everywhere, naming the lowest rank that differs from rank 0, unless all ranks give the same bytes of
- * `value`; `what` (static text, the same everywhere) begins the message. The communicator stays good. */
-tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_error *err);
 
 /* All ranks learn whether one of them failed: returns TSR_OK everywhere, or everywhere the status of the lowest rank that
  * failed, with its message behind "rank 3: " in `err` (once: of a failure that was agreed on before as it is). `mine` and `err`

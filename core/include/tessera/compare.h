@@ -38,14 +38,6 @@ tsr_status tsr_compare_tensors(tsr_checkpoint *checkpoint_a, const tsr_entry *a,
                                const tsr_entry *b, const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out,
                                tsr_error *err);
 
-/* Whether there are values to compare: the two entries are dense tensors of one dtype and shape, or equal objects, which may
- * hold tensors (quantized and sparse ones, tuples of tensors, …). */
-bool tsr_pair_is_comparable(const tsr_diff_pair *pair);
-/* Compares the values of a comparable pair; of objects, those of all tensors in them (`first` then counts within the first
- * one that differs). Sets TSR_DIFF_VALUE where they differ. Errors as tsr_compare_tensors; TSR_E_LIMIT beyond the limits
- * depth and expansion. */
-tsr_status tsr_compare_pair(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkpoint_b, tsr_diff_pair *pair,
-                            const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out, tsr_error *err);
 /* Compares the values of every comparable pair of `diff` and sets TSR_DIFF_VALUE where they differ. `differences` has an
  * element a pair, zeroed. `progress` counts the bytes of A's tensors; it stops the job with TSR_E_CANCELLED. Errors as
  * tsr_compare_tensors. */

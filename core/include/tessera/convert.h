@@ -81,10 +81,6 @@ typedef struct tsr_conversion {
     tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR; else empty */
 } tsr_conversion;
 
-/* Refuses a cast of quantized numbers that have a scale, or of the scale: TSR_E_UNSUPPORTED naming both. tsr_convert and
- * tsr_reshard do this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
-tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err);
-
 /* Writes everything but does not publish: the caller checks that its source did not change, then calls
  * output->publish(output, out->marker, err), and closes the output either way. Results live in `arena` and borrow the
  * checkpoint.

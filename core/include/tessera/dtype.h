@@ -76,11 +76,7 @@ const tsr_dtype_info *tsr_dtype_describe(tsr_dtype dtype);
 /* TSR_DTYPE_NONE when the name is unknown. `tsr_dtype_from_name` accepts "float32" and "torch.float32". */
 tsr_dtype tsr_dtype_from_name(tsr_str name);
 tsr_dtype tsr_dtype_from_safetensors(tsr_str name);
-tsr_dtype tsr_dtype_from_storage_class(tsr_str name);
-/* Between the two ways of counting float4: F4 with an even last dimension becomes pairs with half of it, and back. Other
- * dtypes are left alone (true). false: the last dimension is odd or overflows; nothing was changed. */
-bool tsr_dtype_pack(tsr_dtype *dtype, uint64_t *last_size);
-bool tsr_dtype_unpack(tsr_dtype *dtype, uint64_t *last_size);
+
 /* Bytes of one element; 0 for float6 and F4, whose elements are not whole bytes. */
 uint32_t tsr_dtype_size(tsr_dtype dtype);
 /* Bytes of `elements` elements; false when it overflows or is not whole bytes. */

@@ -27,8 +27,6 @@ typedef struct tsr_rule {
 const tsr_rule *tsr_rules(size_t *count);
 const tsr_rule *tsr_rule_find(const char *id);
 #define TSR_MAX_RULES 256 /* for arrays with an item per rule */
-/* The rule that a wrong id most likely meant, or NULL. */
-const tsr_rule *tsr_rule_suggest(const char *wrong);
 
 typedef struct tsr_finding {
     const tsr_rule *rule;
@@ -45,23 +43,6 @@ typedef struct tsr_findings tsr_findings;
 tsr_findings *tsr_findings_new(const tsr_allocator *allocator, uint32_t max_per_rule, tsr_error *err);
 void tsr_findings_free(tsr_findings *findings);
 
-/* Where a finding is: any part may be empty. */
-typedef struct tsr_place {
-    tsr_str file;
-    uint64_t byte_offset;
-    tsr_str fqn;
-} tsr_place;
-#define TSR_NOWHERE (TSR_LITERAL(tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}})
-
-/* Copies what it is given, of a name at most 4096 bytes. `rule_id` must be in the table. The first form takes the rule's usual level. */
-tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format, ...)
-    TSR_PRINTF_LIKE(5, 6);
-tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
-                       const char *format, ...) TSR_PRINTF_LIKE(6, 7);
-/* Counts findings of a rule of the table that are known of but not there, as those beyond the bound. */
-void tsr_findings_count_more(tsr_findings *findings, const tsr_rule *rule, tsr_level level, uint64_t count);
-/* How many findings of a rule and a level were only counted. */
-uint64_t tsr_findings_unlisted(const tsr_findings *findings, const tsr_rule *rule, tsr_level level);
 /* Stored findings in order of discovery. */
 size_t tsr_findings_count(const tsr_findings *findings);
 const tsr_finding *tsr_findings_at(const tsr_findings *findings, size_t index);

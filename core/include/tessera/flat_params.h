@@ -74,29 +74,6 @@ uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size);
 void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin,
                           uint64_t *flat_end);
 
-/* Into how many slices a unit is cut on `world_size` ranks, and which of them `rank` has. A hybrid unit keeps its
- * shard_size; in another world than the document's a replica is shard_size ranks in a row. TSR_E_USAGE when that does not
- * divide the world. */
-typedef struct tsr_flat_place {
-    uint32_t slices, slice;
-} tsr_flat_place;
-tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank,
-                             tsr_flat_place *out, tsr_error *err);
-/* The rank that has slice `slice` of a unit, in the document's world: of the replica that `rank` is in. */
-uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t rank, uint32_t slice);
-
-/* Which original of which unit an FQN is, over nested units too (`_get_fqn_to_fsdp_param_info`). */
-typedef struct tsr_flat_index tsr_flat_index;
-typedef struct tsr_flat_found {
-    const tsr_flat_unit *unit;   /* NULL: FSDP does not manage the parameter */
-    const tsr_flat_param *param; /* of a second name: the original that it is tied to */
-} tsr_flat_found;
-/* Borrows `flat`. TSR_E_FORMAT when two originals have one FQN, or a second name is tied to none of its unit. */
-tsr_status tsr_flat_index_new(const tsr_flat_params *flat, const tsr_allocator *allocator, tsr_flat_index **out,
-                              tsr_error *err);
-void tsr_flat_index_free(tsr_flat_index *index); /* takes NULL */
-tsr_flat_found tsr_flat_index_find(const tsr_flat_index *index, tsr_str fqn);
-
 /* What the conversions below need from outside. */
 typedef struct tsr_fsdp_context {
     const tsr_host *host;
@@ -127,12 +104,6 @@ typedef struct tsr_fsdp_full {
 tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
                             const tsr_fsdp_context *context, tsr_fsdp_full *out, tsr_error *err);
 
-/* What tsr_fsdp_unshard gives `rank` and some other rank differently, by name ("expert.weight.exp_avg",
- * "param_groups[0].lr", a key of no parameter): one full state cannot hold both. In the order of `rank`'s state, then of the
- * others'; each name once. Names live in the context's arena. Errors: as tsr_fsdp_unshard; those of `same`. */
-tsr_status tsr_fsdp_differences(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
-                                const tsr_fsdp_context *context, tsr_name_list *out, tsr_error *err);
-
 /* The full state → what `rank` of `world_size` ranks holds of it, keyed by id, as `FSDP.optim_state_dict_to_load` gives
  * it. Originals without state become zeros in a flat parameter's state; a scalar must be there and equal for all of its
  * originals. `full` may lack param_groups (the result then does, too). Chunks of tensors are raw bytes or have their views.
@@ -140,12 +111,6 @@ tsr_status tsr_fsdp_differences(const tsr_flat_params *flat, const tsr_value *co
  * scalars inside one flat parameter, for names that no group lists, and for elements that no chunk holds. */
 tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
-
-/* A flat state dict of "state.FQN.NAME" keys without param_groups, as safetensors hold it → the nested full state that
- * tsr_fsdp_shard takes, without param_groups. FQNs are those of the description's param groups. Errors: TSR_E_FORMAT for any
- * other key. */
-tsr_status tsr_fsdp_nest_state(const tsr_flat_params *params, const tsr_value *flat, const tsr_host *host, tsr_arena *arena,
-                               const tsr_value **out, tsr_error *err);
 
 /* The full state → what a rank holds of it as sharded state, as `FSDP.optim_state_dict` with SHARDED_STATE_DICT gives it:
  * every tensor with dimensions is cut on dim 0 by torch.chunk among the ranks that cut its unit. Tensors of the result keep
@@ -159,34 +124,6 @@ typedef struct tsr_fsdp_rows {
 } tsr_fsdp_rows;
 tsr_status tsr_fsdp_shard_rows(const tsr_flat_params *flat, const tsr_value *full, const tsr_fsdp_rows *options,
                                const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
-
-/* ---- between live ranks: `comm` has one rank for each slice ---- */
-
-/* Every rank's slice of a flat tensor (tsr_flat_shard_numel elements, padding last) → the whole one on all ranks (`full`:
- * unit->numel elements). Padding is not sent. Errors: those of the communicator, TSR_E_NOMEM. */
-tsr_status tsr_flat_gather(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *slice, void *full,
-                           const tsr_allocator *allocator, tsr_error *err);
-/* The inverse: rank 0's `full` (ignored elsewhere) → every rank's slice, padded with zeros. */
-tsr_status tsr_flat_scatter(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *full, void *slice,
-                            const tsr_allocator *allocator, tsr_error *err);
-
-/* One original of a unit, between slices of the flat tensor and rows (tsr_rows_of_rank, clamped) of the original: each rank
- * sends what another needs and nothing else. `rows` holds the rank's rows; of `slice` only the original's elements are read
- * or written. TSR_E_UNSUPPORTED for an original without dimensions. */
-tsr_status tsr_flat_to_rows(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *slice,
-                            void *rows, const tsr_allocator *allocator, tsr_error *err);
-tsr_status tsr_rows_to_flat(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *rows,
-                            void *slice, const tsr_allocator *allocator, tsr_error *err);
-/* All ranks' rows of a tensor with `row_count` rows → the whole on every rank. */
-tsr_status tsr_rows_gather(tsr_comm *comm, uint64_t row_count, uint64_t row_bytes, const void *rows, void *full,
-                           const tsr_allocator *allocator, tsr_error *err);
-
-/* The parameters whose state is to be converted, the same on all ranks (`_map_param_key_to_optim_keys`). With `merge`
- * (use_orig_params): those of any rank, sorted. Without: rank 0's, in its order; TSR_E_FORMAT on all ranks, naming the
- * rank and the first parameter, when a rank lacks one of them. `names` are this rank's. Results live in `arena`. */
-tsr_status tsr_flat_agree_on_keys(tsr_comm *comm, const tsr_str *names, size_t count, bool merge,
-                                  const tsr_allocator *allocator, tsr_arena *arena, tsr_str **out, size_t *out_count,
-                                  tsr_error *err);
 
 TSR_API_END
 

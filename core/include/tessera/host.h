@@ -66,14 +66,6 @@ typedef struct tsr_host {
     uint32_t threads; /* how many bodies run at once at most; 0 counts as 1 */
 } tsr_host;
 
-/* CRC-32 (IEEE 802.3, as zip has it), continuing from `crc` (0 to start), by the host's function or the portable one. */
-uint32_t tsr_crc32(const tsr_host *host, uint32_t crc, const void *data, size_t size);
-/* The CRC of A‖B from the CRCs of A and B and B's length in bytes. */
-uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
-
-/* parallel_for of the host, or a plain loop. */
-void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg);
-
 TSR_API_END
 
 #endif

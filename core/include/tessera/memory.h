@@ -1,4 +1,4 @@
-/* Memory: a caller's allocator, arenas over it, and growable arrays.
+/* Memory: a caller's allocator, and arenas over it. (tessera/sys/vec.h has growable arrays.)
  *
  *   arena:  [ block: header | used ........ | free ]→[ block ]→…   everything is freed together
  *
@@ -30,11 +30,6 @@ typedef struct tsr_allocator {
 /* The C library's realloc and free. */
 extern const tsr_allocator tsr_allocator_libc;
 
-/* Raw helpers over an allocator: NULL and TSR_E_NOMEM in `err` on failure or when count × item_size overflows.
- * `tsr_free` takes NULL. The caller owns the result. */
-void *tsr_alloc(const tsr_allocator *allocator, size_t count, size_t item_size, tsr_error *err);
-void tsr_free(const tsr_allocator *allocator, void *pointer, size_t count, size_t item_size);
-
 typedef struct tsr_arena tsr_arena;
 
 /* `max_bytes` bounds all allocations together (0: no bound). NULL and TSR_E_NOMEM on failure. */
@@ -44,39 +39,12 @@ void tsr_arena_free(tsr_arena *arena);
 /* `count` items of `item_size` bytes, aligned for any type, zeroed; never NULL on success, even for 0 bytes.
  * NULL and TSR_E_NOMEM in `err` when memory or the arena's bound is exhausted. Freed with the arena. */
 void *tsr_arena_array(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err);
-/* The same, not zeroed: for large arrays whose items are all written anyway, so that no page is touched before its time. */
-void *tsr_arena_room(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err);
 #define TSR_ARENA_NEW(arena, type, err) ((type *)tsr_arena_array((arena), 1, sizeof(type), (err)))
 
 /* A copy in the arena, with a NUL behind it for convenience. `copy.data` is NULL on failure. */
 tsr_str tsr_arena_str(tsr_arena *arena, tsr_str s, tsr_error *err);
 /* printf into the arena. */
 tsr_str tsr_arena_format(tsr_arena *arena, tsr_error *err, const char *format, ...) TSR_PRINTF_LIKE(3, 4);
-
-/* The allocator that the arena takes its blocks from, for temporary memory beside it. */
-const tsr_allocator *tsr_arena_allocator(const tsr_arena *arena);
-
-/* A growable array of items of one size. `{0}` plus allocator and item_size is a valid empty one. */
-typedef struct tsr_vec {
-    void *items;
-    size_t count;
-    size_t capacity;
-    size_t item_size;
-    const tsr_allocator *allocator;
-} tsr_vec;
-
-/* An empty vector of items of so many bytes; allocates nothing, borrows `allocator`. */
-static inline tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_size)
-{
-    return TSR_LITERAL(tsr_vec){NULL, 0, 0, item_size, allocator};
-}
-/* Room for `extra` more items; grows by half. */
-tsr_status tsr_vec_reserve(tsr_vec *vec, size_t extra, tsr_error *err);
-/* Appends one zeroed item and returns it (NULL: TSR_E_NOMEM in err). Valid until the next append. */
-void *tsr_vec_push(tsr_vec *vec, tsr_error *err);
-/* Forgets the items from `count` on and gives back the memory behind them, as far as the allocator can. Items may move. */
-void tsr_vec_cut(tsr_vec *vec, size_t count);
-void tsr_vec_free(tsr_vec *vec);
 
 TSR_API_END
 

@@ -98,14 +98,6 @@ typedef struct tsr_shard {
 tsr_status tsr_mesh_shard(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
                           const uint64_t *shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out, tsr_error *err);
 
-/* The tensor dim that a placement cuts: false when it cuts none (replicate, partial) or none of this tensor's. */
-bool tsr_placement_dim(const tsr_placement *placement, uint32_t rank, uint32_t *dim);
-
-/* The runs along one tensor dim of `size` that a rank at `coordinate` holds, ascending and disjoint, appended to `spans`
- * (of tsr_span). Neighbouring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */
-tsr_status tsr_mesh_spans(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                          uint32_t dim, uint64_t size, const uint64_t *coordinate, tsr_vec *spans, tsr_error *err);
-
 TSR_API_END
 
 #endif

@@ -30,11 +30,6 @@ typedef enum tsr_wrapper {
     TSR_WRAPPER_CHECKPOINT /* CheckpointWrapper, OffloadWrapper; child "_checkpoint_wrapped_module" */
 } tsr_wrapper;
 
-/* As documents have it: "none", "ddp", "fsdp1", "compiled", "checkpoint". */
-const char *tsr_wrapper_name(tsr_wrapper wrapper);
-/* The name a wrapper gives what it wraps; empty for TSR_WRAPPER_NONE. */
-tsr_str tsr_wrapper_child(tsr_wrapper wrapper);
-
 /* A parameter or buffer. */
 typedef struct tsr_module_tensor {
     tsr_str name;
@@ -113,32 +108,12 @@ void tsr_modules_free(tsr_modules *modules); /* takes NULL */
 uint32_t tsr_modules_count(const tsr_modules *modules);
 const tsr_module *tsr_modules_at(const tsr_modules *modules, tsr_module_ref ref);
 
-typedef enum tsr_attribute_kind {
-    TSR_ATTRIBUTE_MODULE,
-    TSR_ATTRIBUTE_PARAMETER,
-    TSR_ATTRIBUTE_BUFFER,
-    TSR_ATTRIBUTE_ORIGINAL /* of a flat parameter: the module keeps it as a plain attribute */
-} tsr_attribute_kind;
-
-typedef struct tsr_attribute {
-    tsr_str name;
-    tsr_attribute_kind kind;
-    tsr_module_ref module;           /* MODULE */
-    const tsr_module_tensor *tensor; /* PARAMETER, BUFFER */
-    uint32_t tensor_id;              /* PARAMETER, BUFFER: equal for one tensor under several names; below tensor_count */
-} tsr_attribute;
-
-/* Python's getattr(module, name), as far as the tree tells: the module's own attribute, else, for FSDP1, compiled and
- * checkpoint wrappers, the wrapped module's. NULL: no such attribute. O(log attributes) a level. */
-const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_module_ref module, tsr_str name);
 /* The parameter or buffer with a name, "fc.weight": with wrappers' components or, where none has that name, as state dicts
  * have it (canonical). NULL: there is none, or it is an original that only a flat parameter has. */
 const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
 /* The module with a name, "layers.0", in the same way; the root's is "". Of a wrapped module the outermost wrapper: of an
  * FSDP1 unit the unit. TSR_NO_MODULE: there is none. */
 tsr_module_ref tsr_modules_find_module(const tsr_modules *modules, const char *name);
-/* Distinct parameters and buffers. */
-uint32_t tsr_modules_tensor_count(const tsr_modules *modules);
 
 /* What a tessera.modules/1 document holds. `groups` are the optional lists of canonical FQNs, one a param group, that
  * `tessera optim unflatten` follows; NULL when the document has none. */

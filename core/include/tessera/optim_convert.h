@@ -37,11 +37,6 @@ typedef enum tsr_optim_action {
     TSR_OPTIM_ACTION_COUNT
 } tsr_optim_action;
 
-/* "flatten", "unflatten", "to-fqn", "to-id", "unshard", "shard", and NULL behind the last. */
-extern const char *const tsr_optim_action_names[];
-/* The action with a name: TSR_E_USAGE with a suggestion for other names. */
-tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_error *err);
-
 /* A document that the job needs: its text, and the name of its file for messages (may be NULL). Without text (data NULL)
  * it was not given. */
 typedef struct tsr_optim_document {
@@ -64,9 +59,6 @@ typedef struct tsr_optim_request {
     void (*warn)(void *ctx, tsr_str message); /* may be NULL; also called by tsr_optim_write and tsr_optim_store */
     void *warn_ctx;
 } tsr_optim_request;
-
-/* Whether the options go together and what the action needs is given, before anything is opened: TSR_E_USAGE. */
-tsr_status tsr_optim_request_check(const tsr_optim_request *request, tsr_error *err);
 
 typedef struct tsr_optim_job tsr_optim_job;
 

@@ -24,6 +24,8 @@
 
 TSR_API_BEGIN
 
+struct tsr_layout;     /* tessera/sys/layout.h */
+struct tsr_fsdp1_unit; /* tessera/sys/target_fsdp1.h */
 typedef struct tsr_plan tsr_plan;
 
 typedef struct tsr_plan_options {
@@ -32,9 +34,9 @@ typedef struct tsr_plan_options {
     /* NULL, or gives a tensor a layout of its own (tsr_layout_explicit; over the target's number of ranks and the tensor's
      * shape in torch's count): what ranks hold need not come from placements, nor cover the tensor. It gives NULL where the
      * target's rules apply. */
-    const tsr_layout *(*layout)(void *ctx, const tsr_entry *entry);
+    const struct tsr_layout *(*layout)(void *ctx, const tsr_entry *entry);
     void *layout_ctx;
-    const tsr_fsdp1_unit *flat_units; /* where the layouts are flat ranges: whose; kept, so they outlive the plan */
+    const struct tsr_fsdp1_unit *flat_units; /* where the layouts are flat ranges: whose; kept, so they outlive the plan */
     uint64_t flat_unit_count;
 } tsr_plan_options;
 
@@ -49,14 +51,13 @@ void tsr_plan_free(tsr_plan *plan); /* takes NULL */
 
 /* Of the target, at least 1. */
 uint64_t tsr_plan_ranks(const tsr_plan *plan);
-const tsr_fsdp1_unit *tsr_plan_flat_units(const tsr_plan *plan, uint64_t *count); /* NULL and 0: no flat ranges */
 
 /* One planned tensor. */
 typedef struct tsr_planned {
     const tsr_entry *entry;
     const uint64_t *shape;           /* in torch's count */
     const tsr_placement *placements; /* one a mesh dim of the target; NULL: a layout of its own */
-    const tsr_layout *layout;
+    const struct tsr_layout *layout;
     bool replicated; /* the default names a dim that the tensor has not, so it is whole there */
 } tsr_planned;
 uint64_t tsr_plan_count(const tsr_plan *plan); /* in the catalog's order */
@@ -78,39 +79,6 @@ typedef struct tsr_read_item {
  * `arena`. O(items × log items). */
 tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *arena, const tsr_read_item **items,
                          uint64_t *count, tsr_error *err);
-
-/* The items of ranks [first, first + ranks), rank after rank, each rank's as tsr_plan_rank has them; holds one rank's items
- * at a time. *item is NULL at the end, and valid until the next call. */
-typedef struct tsr_plan_cursor tsr_plan_cursor;
-tsr_status tsr_plan_cursor_new(const tsr_plan *plan, uint64_t first, uint64_t ranks, tsr_plan_cursor **out, tsr_error *err);
-tsr_status tsr_plan_cursor_next(tsr_plan_cursor *cursor, const tsr_read_item **item, tsr_error *err);
-void tsr_plan_cursor_free(tsr_plan_cursor *cursor); /* takes NULL */
-
-/* The bytes of a file that an item touches: from its first to its last where the chunk is contiguous raw bytes, the whole
- * chunk (for DCP: the item's blob) where that is only known after a look inside. */
-typedef struct tsr_byte_range {
-    uint32_t file;
-    uint64_t byte_offset;
-    uint64_t byte_length;
-} tsr_byte_range;
-tsr_byte_range tsr_read_item_bytes(const tsr_plan *plan, const tsr_read_item *item);
-
-/* Neighbouring items of a sorted list whose byte ranges touch, overlap or leave at most `byte_gap` between them, as one
- * read each. */
-typedef struct tsr_joined_read {
-    tsr_byte_range range;
-    uint64_t first_item;
-    uint64_t item_count;
-} tsr_joined_read;
-tsr_status tsr_plan_join(const tsr_plan *plan, const tsr_read_item *items, uint64_t count, uint64_t byte_gap,
-                         tsr_arena *arena, tsr_joined_read **out, uint64_t *out_count, tsr_error *err);
-
-/* Who writes what: every distinct shard once, by the least loaded of the ranks that hold it, ties to the lowest; load is
- * what a rank holds alone plus the shared shards it was given before. In order of (tensor, lowest holder). Shards without
- * elements are left out; a tensor without elements is one box, the whole of it, of rank 0. `shard` is valid during the call.
- * A non-zero status of `each` stops and is returned. */
-typedef tsr_status tsr_each_write(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err);
-tsr_status tsr_plan_each_write(const tsr_plan *plan, tsr_each_write *each, void *ctx, tsr_error *err);
 
 /* Bytes of tensors, by rank of the target. */
 typedef struct tsr_rank_load {

@@ -52,16 +52,6 @@ tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *
 tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
                         void *buffer, size_t buffer_size, tsr_error *err);
 
-/* Elements [first, first + count) of a box of a tensor in the box's row-major order, into `buffer` of exactly their bytes;
- * `offsets` and `sizes` NULL: of the whole tensor. As tsr_read_box otherwise. */
-typedef struct tsr_run {
-    const uint64_t *offsets;
-    const uint64_t *sizes;
-    uint64_t first, count;
-} tsr_run;
-tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, void *buffer,
-                        size_t buffer_size, tsr_error *err);
-
 /* Receives the next bytes of a tensor; `byte_at` counts from its first byte. Called in order, by one thread at a time but
  * not always the same one. A non-zero status stops the job and is returned by it. */
 typedef tsr_status tsr_each_tile(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err);
@@ -70,15 +60,6 @@ typedef tsr_status tsr_each_tile(void *ctx, const void *data, size_t size, uint6
  * tsr_read_box. */
 tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_each_tile *each,
                              void *ctx, tsr_error *err);
-
-/* For consumers that are still at work on bytes when `each` has returned (copies under way): called before memory that was
- * handed over is used again, and at the end. Not called after a failure. */
-typedef tsr_status tsr_settle_tiles(void *ctx, tsr_error *err);
-
-/* As tsr_stream_tensor, for the box [offsets, offsets + sizes) in elements (both NULL: the whole tensor), in its row-major
- * order. `settle` may be NULL. */
-tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
-                          tsr_ring *ring, tsr_each_tile *each, tsr_settle_tiles *settle, void *ctx, tsr_error *err);
 
 TSR_API_END
 

@@ -40,24 +40,6 @@ struct tsr_store {
     bool unsummed;
 };
 
-/* Index of a file by exact name, or TSR_NO_FILE. O(log n). */
-uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
-/* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
-tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
-
-/* A whole file, or a range of one, as contiguous memory: mapped where the store can, else read into memory of the
- * host's allocator. Refuses more than `limits.metadata_bytes`. */
-typedef struct tsr_bytes {
-    tsr_str data;
-    tsr_store *mapped_store; /* NULL: owned memory */
-    uint32_t file;
-    tsr_str mapping;
-    const tsr_allocator *allocator;
-} tsr_bytes;
-tsr_status tsr_store_load(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                          tsr_bytes *out, tsr_error *err);
-void tsr_bytes_free(tsr_bytes *bytes); /* takes a zeroed one */
-
 /* A store over memory, for tests, the browser and items that are themselves archives. Borrows `contents`. */
 typedef struct tsr_memory_file {
     tsr_str name;

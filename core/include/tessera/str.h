@@ -61,29 +61,6 @@ static inline bool tsr_str_ends(tsr_str s, tsr_str suffix)
            (suffix.size == 0 || memcmp(s.data + s.size - suffix.size, suffix.data, suffix.size) == 0);
 }
 
-/* Bytes of the character at the head of `text` where people can see it; 0 where it has to be escaped: a control, something
- * invisible, bytes that are not UTF-8, or nothing. */
-size_t tsr_str_visible(tsr_str text);
-/* Steps over the next character of a text that is not empty, for showing it to people. `*shown` is the character itself where
- * it is visible, otherwise an escape in `escape`: \x1b for an ASCII control and for a byte that is not UTF-8, \u200b or
- * \U000e0041 for other characters. Returns the bytes stepped over. */
-enum { TSR_ESCAPE_SIZE = 12 };
-size_t tsr_str_step(tsr_str text, char escape[TSR_ESCAPE_SIZE], tsr_str *shown);
-
-/* The word that `wrong` most likely meant, by edit distance, or NULL where none is near. `words` points to the first of
- * NULL-terminated `const char *`, `step` bytes apart: an array of them, or of structs that begin with one. */
-const char *tsr_suggest(const char *wrong, const void *words, size_t step);
-
-/* `path` as the path of a relative URI reference (RFC 3986): bytes that may not stand there become %XX. Writes at most `capacity`
- * bytes, no NUL; 3 * path.size hold any result, a longer one is cut behind a whole byte of `path`. Returns the bytes written. */
-size_t tsr_uri_path(tsr_str path, char *out, size_t capacity);
-
-/* `text` as it may be shown and kept: of a URL (anything that begins with a scheme and "://") the user and password and the
- * fragment are left out, and every value of its query that is not known to be harmless is "***", so that the signature of
- * a presigned URL does not reach a message, a document or a log. Other texts stay as they are. Writes at most `capacity`
- * bytes, no NUL; 3 * text.size hold any result. Returns the bytes written. */
-size_t tsr_uri_redact(tsr_str text, char *out, size_t capacity);
-
 TSR_API_END
 
 #endif

@@ -15,7 +15,6 @@
 TSR_API_BEGIN
 
 struct tsr_entry;
-struct tsr_json;
 
 typedef enum tsr_value_kind {
     TSR_VALUE_NONE = 0,
@@ -94,24 +93,6 @@ tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_valu
  * borrowed. */
 tsr_value *tsr_value_dict(tsr_arena *arena, size_t pairs, ...);
 tsr_value *tsr_value_list(tsr_arena *arena, tsr_value_kind kind, size_t count, ...);
-
-typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
-/* Deep equality. NaN equals NaN; 1 and 1.0, 0.0 and -0.0 differ; the order of dicts (with unique keys) and sets does not
- * count, nor does dict against OrderedDict. Tensors inside are compared by dtype and shape only: their bytes are the
- * caller's. Large containers of a file are compared once each, however often they are met. TSR_TOO_LARGE beyond
- * `depth` containers (at most 256) or `nodes` visits. */
-tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes);
-/* The same, and `tensor` is called for the two tensors of every place (shared ones each time); false from it ends the walk
- * with TSR_DIFFERENT. */
-typedef bool (*tsr_value_tensors)(void *ctx, const struct tsr_entry *a, const struct tsr_entry *b);
-tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes,
-                                  tsr_value_tensors tensor, void *ctx);
-/* Whether JSON can hold the value exactly (finite numbers, integers of at most 64 bytes, strings of valid Unicode, lists,
- * string-keyed dicts). False for what is TSR_VALUE_ENDLESS, and beyond `depth` containers (63 are the emitter's limit, those
- * already open included) or `nodes` visits. */
-bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
-/* A value that tsr_value_is_json accepts, as JSON (tessera/sys/json.h). */
-void tsr_json_value(struct tsr_json *json, const tsr_value *value);
 
 /* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
  * work are bounded by the capacity. Returns `out`. */

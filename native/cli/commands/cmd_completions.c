@@ -6,6 +6,8 @@
 #include "cli/program/completions.h"
 #include "cli/program/session.h"
 
+#include "tessera/sys/visible.h"
+
 enum { MOST_NAMES = 1000 };
 
 /* Whether a name can be typed, and shown by a shell. */

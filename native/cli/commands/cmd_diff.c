@@ -11,6 +11,7 @@
 #include "cli/text/report.h"
 #include "tessera/document.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/canonical_names.h"
 
 typedef struct diff_arguments {
     unsigned format;  /* a cli_report_format */

@@ -5,6 +5,8 @@
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"
 
+#include "tessera/sys/finding_add.h"
+
 void cli_put_rules(const cli_terminal *terminal, const char *prefix)
 {
     size_t count;

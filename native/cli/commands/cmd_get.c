@@ -9,7 +9,11 @@
 #include "cli/text/listing.h"
 #include "cli/writing/out_file.h"
 #include "tessera/document.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/document_text.h"
+#include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/slice.h"
 
 typedef struct get_arguments {
     const char *output;

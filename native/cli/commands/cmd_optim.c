@@ -8,6 +8,7 @@
 #include "cli/program/session.h"
 #include "io/clock.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/optim_request.h"
 
 typedef struct optim_arguments {
     const char *modules, *flat_params, *world_size, *rank, *at;

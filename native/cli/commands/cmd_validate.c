@@ -10,6 +10,7 @@
 #include "cli/text/report.h"
 #include "tessera/check.h"
 #include "tessera/document.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/validate.h"
 
 typedef struct validate_arguments {

@@ -5,6 +5,7 @@
 
 #include "tessera/check.h"
 #include "tessera/glob.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/validate.h"
 
 static bool is_folder(const char *path)

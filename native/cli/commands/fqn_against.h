@@ -5,6 +5,7 @@
 
 #include "cli/program/cli.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/canonical_names.h"
 
 /* One name of a side. */
 typedef struct cli_known_name {

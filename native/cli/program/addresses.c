@@ -3,6 +3,8 @@
 
 #include "cli/program/cli.h"
 
+#include "tessera/sys/uri.h"
+
 typedef struct cli_address {
     char *shown;
     const char *given;

@@ -9,6 +9,9 @@
 #include "cli/program/launch.h"
 #include "cli/program/term.h"
 
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/suggest.h"
+
 /* ---- ranks ---- */
 
 bool cli_speaks(const cli *program)

@@ -7,6 +7,7 @@
 #include "cli/program/launch.h"
 #include "cli/program/signals.h"
 #include "tessera/comm_mpi.h"
+#include "tessera/sys/collectives.h"
 
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>

@@ -4,6 +4,8 @@
 
 #include "cli/program/cli.h"
 
+#include "tessera/sys/suggest.h"
+
 const cli_option cli_global_options[] = {
     {"quiet", 'q', CLI_FLAG, NULL, "Print nothing but errors and results", offsetof(cli_globals, quiet)},
     {"no-progress", 0, CLI_FLAG, NULL,

@@ -5,6 +5,7 @@
 
 #include "cli/program/term.h"
 #include "io/clock.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
 #include "tessera/glob.h"
 #include "tessera/path.h"

@@ -5,6 +5,7 @@
 #include "cli/program/cli.h"
 #include "tessera/checkpoint.h"
 #include "tessera/read.h"
+#include "tessera/sys/store_read.h"
 
 typedef struct cli_session {
     const char *path;

@@ -4,6 +4,7 @@
 
 #include "cli/program/cli.h"
 #include "tessera/document.h"
+#include "tessera/sys/plan_job.h"
 
 typedef struct cli_target_options {
     const char *target, *mesh, *placements;

@@ -1,6 +1,8 @@
 /* See term.h. */
 #include "cli/program/term.h"
 
+#include "tessera/sys/visible.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>

@@ -6,6 +6,8 @@
 
 #include "cli/program/term.h"
 
+#include "tessera/sys/visible.h"
+
 static cli_style style_of(tsr_level level)
 {
     return level == TSR_ERROR ? CLI_RED : level == TSR_WARNING ? CLI_YELLOW : CLI_BLUE;

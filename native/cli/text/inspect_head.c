@@ -5,6 +5,8 @@
 
 #include "cli/text/inspect_view.h"
 
+#include "tessera/sys/alloc.h"
+
 typedef struct share {
     uint64_t bytes, tensors;
 } share;

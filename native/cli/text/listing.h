@@ -5,6 +5,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/memory.h"
+#include "tessera/sys/vec.h"
 
 #define CLI_NO_NODE   UINT32_MAX
 #define CLI_MAX_DEPTH 64 /* deeper components stay in one name */

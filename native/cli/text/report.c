@@ -8,6 +8,9 @@
 #include "cli/text/findings_text.h"
 #include "cli/text/report_github.h"
 
+#include "tessera/sys/document_text.h"
+#include "tessera/sys/host_calls.h"
+
 /* ---- text ---- */
 
 static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog, const tsr_findings *findings,

@@ -8,6 +8,9 @@
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"
 
+#include "tessera/sys/document_text.h"
+#include "tessera/sys/visible.h"
+
 enum { ANNOTATIONS = 10, SUMMARY_ROWS = 200 };
 
 static void put_escaped(tsr_str text, bool property)

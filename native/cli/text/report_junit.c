@@ -5,6 +5,8 @@
 
 #include "cli/text/findings_text.h"
 
+#include "tessera/sys/visible.h"
+
 /* Visible characters are all among those that XML 1.0 allows. */
 static void put_xml(FILE *to, tsr_str text)
 {

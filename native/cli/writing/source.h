@@ -4,6 +4,7 @@
 
 #include "cli/program/session.h"
 #include "tessera/document.h"
+#include "tessera/sys/plan_job.h"
 
 /* Path, format, digest, and the files that hold tensors, into a job; in `arena`. */
 tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_arena *arena, tsr_plan_job *job,

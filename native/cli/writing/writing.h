@@ -8,6 +8,7 @@
 #include "tessera/convert.h"
 #include "tessera/document.h"
 #include "tessera/glob.h"
+#include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 
 typedef struct cli_writing_options {

@@ -4,6 +4,8 @@
 #include "cli/writing/source.h"
 #include "cli/writing/writing_parts.h"
 
+#include "tessera/sys/host_calls.h"
+
 static tsr_status add_line(const cli_writing *w, tsr_str *text, const char *key, tsr_str value, tsr_error *err)
 {
     *text = tsr_arena_format(w->arena, err, "%.*s%s %.*s\n", TSR_STR_ARG(*text), key, TSR_STR_ARG(value));

@@ -8,6 +8,7 @@
 
 #include "cli/program/signals.h"
 #include "cli/writing/writing_parts.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 
 /* ---- opening ---- */

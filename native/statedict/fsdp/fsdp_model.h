@@ -5,8 +5,10 @@
 #include "statedict/tensor/state_dict.h"
 #include "tessera/flat_params.h"
 #include "tessera/fsdp_state.h"
+#include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/module_tree.h"
 
 #define TSR_NO_UNIT UINT32_MAX
 

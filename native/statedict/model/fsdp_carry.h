@@ -6,6 +6,8 @@
 #include "statedict/fsdp/fsdp_cut.h"
 #include "statedict/model/fsdp_optimizer.h"
 
+#include "tessera/sys/flat_index.h"
+
 /* Names of one direction: who manages what. */
 typedef struct tsr_fsdp_names {
     const tsr_fsdp_optimizers *fsdp;

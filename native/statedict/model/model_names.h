@@ -6,6 +6,9 @@
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sys/map.h"
 #include "tessera/model_state.h"
+#include "tessera/sys/module_tree.h"
+#include "tessera/sys/optim_live.h"
+#include "tessera/sys/params.h"
 
 typedef struct tsr_model_item {
     tsr_str raw; /* as nn.Module.state_dict says it, with every wrapper's component */

@@ -7,6 +7,7 @@
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/warn.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/state_keys.h"
 
 typedef struct loading {
     const tsr_state_options *options;

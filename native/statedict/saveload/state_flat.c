@@ -7,6 +7,7 @@
 #include "statedict/tensor/path.h"
 #include "io/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 enum { MOST_DEPTH = 256 };
 

@@ -5,6 +5,7 @@
 #include "statedict/tensor/value_pack.h"
 #include "statedict/tensor/warn.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/dtype_forms.h"
 
 typedef struct loading {
     tsr_comm *comm;

@@ -11,6 +11,7 @@
 #include "statedict/saveload/state_save_plan.h"
 #include "tessera/sys/folder.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/host_calls.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
 #define JOB                  TSR_STR("a state dict of several ranks\n")

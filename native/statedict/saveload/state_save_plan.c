@@ -9,6 +9,7 @@
 #include "statedict/tensor/value_pack.h"
 #include "tessera/sys/map.h"
 #include "tessera/plan.h"
+#include "tessera/sys/plan_items.h"
 
 typedef struct planning {
     tsr_comm *comm;

@@ -1,6 +1,9 @@
 /* Tensors in words, and copies between equal ones. */
 #include "statedict/tensor/state_dict.h"
 
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/layout.h"
+
 #include <inttypes.h>
 
 static tsr_str shape_words(const tsr_entry *entry, tsr_arena *arena, tsr_error *err)

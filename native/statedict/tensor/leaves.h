@@ -4,6 +4,7 @@
 #define TSR_STATEDICT_LEAVES_H
 
 #include "tessera/comm.h"
+#include "tessera/sys/vec.h"
 #include "tessera/tensor.h"
 
 typedef struct tsr_leaf_at {

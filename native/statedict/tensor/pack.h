@@ -4,6 +4,8 @@
 
 #include "tessera/box.h"
 #include "tessera/device.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/box_walk.h"
 
 /* A box in a buffer: sizes in elements, contiguous row-major. */
 typedef struct tsr_link {

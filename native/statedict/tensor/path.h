@@ -3,6 +3,7 @@
 #define TSR_STATEDICT_PATH_H
 
 #include "tessera/host.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/value.h"
 
 typedef struct tsr_step tsr_step;

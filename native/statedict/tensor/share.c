@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "io/try.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 
 enum { ALIGNMENT = 64, NAME_SIZE = 48 };

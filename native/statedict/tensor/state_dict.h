@@ -6,6 +6,8 @@
 #include "statedict/tensor/share.h"
 #include "io/try.h"
 #include "tessera/statedict.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
 
 /* Memory that a dict owns. */
 typedef struct tsr_buffer {

@@ -2,6 +2,7 @@
 #ifndef TSR_STATEDICT_VALUE_PACK_H
 #define TSR_STATEDICT_VALUE_PACK_H
 
+#include "tessera/sys/vec.h"
 #include "tessera/tensor.h"
 
 /* Appends to `out` (of bytes). Of tensors at most `tensors_at` containers deep only dtype and shape are packed. 0-d ones and

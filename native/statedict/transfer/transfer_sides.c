@@ -5,6 +5,7 @@
 
 #include "statedict/tensor/state_dict.h"
 #include "statedict/transfer/transfer.h"
+#include "tessera/sys/tiling.h"
 #include "tessera/validate.h"
 
 static tsr_status add_numbers(tsr_vec *blob, const uint64_t *numbers, size_t count, tsr_error *err)

@@ -15,6 +15,7 @@
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/gpu_pipe.h"
 #include "tessera/statedict.h"
+#include "tessera/sys/host_calls.h"
 
 /* ---- order ---- */
 

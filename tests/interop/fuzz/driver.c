@@ -10,6 +10,8 @@
 #include "subject.h"
 #include "tessera/comm_threads.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/params.h"
+#include "tessera/sys/state_keys.h"
 
 enum { MOST_RANKS = 16 };
 

@@ -2,6 +2,7 @@
 #include "subject.h"
 
 #include "tessera/fqn.h"
+#include "tessera/sys/params.h"
 
 static const tsr_value none = {.kind = TSR_VALUE_NONE};
 

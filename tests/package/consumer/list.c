@@ -4,6 +4,7 @@
 
 #include <tessera/sys/folder.h>
 #include <tessera/native_host.h>
+#include <tessera/sys/host_calls.h>
 #include <tessera/tessera.h>
 
 typedef struct sum {

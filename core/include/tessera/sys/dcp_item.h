@@ -19,6 +19,8 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 

@@ -19,6 +19,7 @@
 #define TESSERA_SYS_LAYOUT_H
 
 #include "tessera/mesh.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 
@@ -97,6 +98,14 @@ tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, uint32_t
  * them one after another, so their local offsets are 1-d too and not given. `offsets` and `sizes` have room for
  * (2 × rank - 1) × rank numbers each (at least 1); returns the number of boxes. The range lies within the tensor. */
 uint32_t tsr_range_boxes(uint32_t rank, const uint64_t *shape, tsr_span range, uint64_t *offsets, uint64_t *sizes);
+
+/* The tensor dim that a placement cuts: false when it cuts none (replicate, partial) or none of this tensor's. */
+bool tsr_placement_dim(const tsr_placement *placement, uint32_t rank, uint32_t *dim);
+
+/* The runs along one tensor dim of `size` that a rank at `coordinate` holds, ascending and disjoint, appended to `spans`
+ * (of tsr_span). Neighbouring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */
+tsr_status tsr_mesh_spans(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
+                          uint32_t dim, uint64_t size, const uint64_t *coordinate, tsr_vec *spans, tsr_error *err);
 
 TSR_API_END
 

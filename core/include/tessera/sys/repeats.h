@@ -19,6 +19,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 

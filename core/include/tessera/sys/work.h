@@ -31,6 +31,7 @@
 #define TESSERA_SYS_WORK_H
 
 #include "tessera/convert.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 
@@ -75,6 +76,10 @@ tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_err
 
 /* When all units are done: headers, directories, index, `.metadata`. TSR_E_USAGE when some are not. Does not publish. */
 tsr_status tsr_work_finish(tsr_work *work, tsr_error *err);
+
+/* Refuses a cast of quantized numbers that have a scale, or of the scale: TSR_E_UNSUPPORTED naming both. tsr_convert and
+ * tsr_reshard do this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
+tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err);
 
 TSR_API_END
 

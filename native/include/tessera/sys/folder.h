@@ -10,6 +10,7 @@
 #define TESSERA_SYS_FOLDER_H
 
 #include "tessera/output.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 

@@ -1,0 +1,48 @@
+/* Canonical names of whole catalogs, and the renames that turn one set of names into another.
+ *
+ * Example:
+ *
+ *     tsr_canonical_names *names;
+ *     tsr_str canonical;
+ *     status = tsr_canonical_names_new(&catalog, 1, host->allocator, &names, &err);
+ *     if (status == TSR_OK) status = tsr_canonical_names_find(names, TSR_STR("module.fc.weight"), arena, &canonical, &err);
+ *     if (status == TSR_OK) printf("%.*s\n", TSR_STR_ARG(canonical));
+ *     tsr_canonical_names_free(names); */
+#ifndef TESSERA_SYS_CANONICAL_NAMES_H
+#define TESSERA_SYS_CANONICAL_NAMES_H
+
+#include "tessera/fqn.h"
+
+TSR_API_BEGIN
+
+/* The canonical names of all entries of several catalogs, each catalog's found by tsr_fqn_from_text over its own keys. A key
+ * that several catalogs have gets the first catalog's answer, so that equal keys stay equal when catalogs are compared.
+ * Borrows the catalogs until free. Errors: TSR_E_NOMEM. Read-only afterwards and thread-safe. */
+typedef struct tsr_canonical_names tsr_canonical_names;
+tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,
+                                   tsr_canonical_names **out, tsr_error *err);
+void tsr_canonical_names_free(tsr_canonical_names *names); /* takes NULL */
+/* The canonical name of `raw`; `raw` itself where no catalog has that key. Never fails. It has the form of
+ * tsr_diff_options.canonical, whose context is the tsr_canonical_names. */
+tsr_status tsr_canonical_names_find(void *names, tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err);
+
+/* A name and what it should become: `to` may be equal (it stays), or its data NULL (it has no counterpart). */
+typedef struct tsr_name_pair {
+    tsr_str from, to;
+} tsr_name_pair;
+
+/* One rename as `convert --rename` takes it (glob.h), and how many pairs it settles that the ones before it did not. */
+typedef struct tsr_rename_rule {
+    tsr_str text; /* FROM=TO */
+    size_t names;
+} tsr_rename_rule;
+
+/* Renames that give names their counterparts. None of them gives any name with a counterpart a wrong one, nor a name
+ * without one a name that another has, so their order does not matter; pairs may be left for which none was found.
+ * Linear in the names. Results live in `arena`. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
+tsr_status tsr_fqn_rename_rules(const tsr_name_pair *pairs, size_t count, tsr_arena *arena, tsr_rename_rule **out,
+                                size_t *out_count, tsr_error *err);
+
+TSR_API_END
+
+#endif

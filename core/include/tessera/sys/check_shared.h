@@ -1,0 +1,30 @@
+/* Checks that ranks share, and digests of objects (tessera/check.h).
+ *
+ * Example:
+ *
+ *     status = tsr_check_deep_shared(checkpoint, comm, ring, NULL, &err);
+ *     if (status == TSR_OK) printf("%zu findings\n", tsr_findings_count(tsr_checkpoint_findings(checkpoint))); */
+#ifndef TESSERA_SYS_CHECK_SHARED_H
+#define TESSERA_SYS_CHECK_SHARED_H
+
+#include "tessera/check.h"
+
+TSR_API_BEGIN
+
+/* Digest of an object's value: of its compact JSON, or of a form of our own where JSON cannot hold it. `there` is false for one
+ * with tensors or sets in it, and beyond 48 containers or limits.expansion. */
+tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
+                             tsr_digest *out, tsr_error *err);
+/* The same, shared by ranks that have opened the same checkpoint and contract: each reads some of the entries, and all end
+ * with the findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
+tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_comm *comm, tsr_ring *ring,
+                                    const tsr_progress *progress, tsr_error *err);
+
+/* The same, shared by ranks that have opened the same checkpoint: each reads its part of the bytes, and all end with the
+ * findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
+tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,
+                                 tsr_error *err);
+
+TSR_API_END
+
+#endif

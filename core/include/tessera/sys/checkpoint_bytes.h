@@ -1,0 +1,47 @@
+/* Where the bytes of a checkpoint are, file by file, and the checksums that it states of them.
+ *
+ * Example:
+ *
+ *     uint32_t crc;
+ *     bool known;
+ *     status = tsr_checkpoint_crc(checkpoint, entry, &entry->chunks[0], arena, &known, &crc, &err);
+ *     if (status == TSR_OK && known) printf("%08x\n", (unsigned)crc); */
+#ifndef TESSERA_SYS_CHECKPOINT_BYTES_H
+#define TESSERA_SYS_CHECKPOINT_BYTES_H
+
+#include "tessera/checkpoint.h"
+
+TSR_API_BEGIN
+
+/* Whether the container can state CRCs of tensors at all. */
+bool tsr_checkpoint_has_crcs(const tsr_checkpoint *checkpoint);
+/* The CRC-32 that the source states of a chunk's elements just as they lie in the tensor, contiguous row-major; false in
+ * *known where it states none of exactly these bytes: safetensors, views, a part of a storage, archives without CRCs
+ * (torch.serialization.set_crc32_options(False)). It is what was written down, nothing is read and summed up. Otherwise as
+ * tsr_checkpoint_locate. */
+tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                              bool *known, uint32_t *crc, tsr_error *err);
+
+/* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
+typedef struct tsr_extent {
+    uint32_t file;
+    uint64_t byte_offset;
+    uint64_t byte_length;
+    bool has_crc;
+    uint32_t crc32;          /* of the bytes as stored */
+    const tsr_entry *entry;  /* whose elements these are, or NULL (pickles, padding) */
+    const tsr_chunk *chunk;
+    tsr_view view;           /* with entry */
+    tsr_str member;          /* name of the zip member, or empty */
+} tsr_extent;
+
+/* Calls `each` for every extent in order of (file, byte_offset), checking the structure of every item on the way (zip
+ * and pickle structure, dtype and shape of every blob against the metadata); what is wrong becomes findings. A non-zero
+ * status of `each` stops and is returned. */
+tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
+                                  tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                                  tsr_error *err);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,43 @@
+/* The files of a checkpoint: those that it needs, owns or was read from, and those that are missing.
+ *
+ * Example:
+ *
+ *     tsr_file_role role;
+ *     status = tsr_store_file_role(store, 0, &role, &err);
+ *     if (status == TSR_OK && role == TSR_ROLE_MARKER) printf("the first file says what the directory is\n"); */
+#ifndef TESSERA_SYS_CHECKPOINT_FILES_H
+#define TESSERA_SYS_CHECKPOINT_FILES_H
+
+#include "tessera/checkpoint.h"
+
+TSR_API_BEGIN
+
+/* The store that the checkpoint was opened from. */
+tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint);
+/* The arena that lives as long as the checkpoint. Not thread-safe. */
+tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
+/* TSR_E_NOT_FOUND with the reason why bytes of the entry `fqn` are not there: the files that are missing, by name, or one that
+ * is cut short. */
+tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err);
+/* Which files of the store belong to the checkpoint, by its own lists: its metadata or index and the files that these name. Of
+ * a form without a list (torch-ranks, dcp-safetensors) the files that were opened as it. A single safetensors or torch file in
+ * a directory is listed nowhere, so it belongs to nobody. Fills `owned`, one for each file of the store. TSR_E_NOMEM; else
+ * as open. */
+tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err);
+
+/* What a file of a directory means to recognition, whichever checkpoint it belongs to. */
+typedef enum tsr_file_role {
+    TSR_ROLE_NONE,    /* nothing: notes, configurations, files in subdirectories */
+    TSR_ROLE_TENSORS, /* safetensors, torch.save, `.distcp`: may be read as a checkpoint or as a part of one */
+    TSR_ROLE_MARKER   /* metadata or an index: decides what the directory is */
+} tsr_file_role;
+/* Decided by name and first bytes. Errors as reading. */
+tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *role, tsr_error *err);
+
+/* Sets used[f] for every file f of the store (`used` has store->file_count places) that the checkpoint was read from, that its
+ * metadata or index names, or that holds bytes of an entry. */
+void tsr_checkpoint_used_files(const tsr_checkpoint *checkpoint, bool *used);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,50 @@
+/* Collectives made of those that a communicator has (tessera/comm.h). Errors are theirs, and TSR_E_NOMEM of any rank is
+ * reported on all of them.
+ *
+ * Example:
+ *
+ *     tsr_comm_blobs names = {0};
+ *     status = tsr_comm_gather_blobs(comm, text, host->allocator, &names, &err);
+ *     if (status == TSR_OK && comm->rank == 0) printf("the last rank says %.*s\n", TSR_STR_ARG(names.blobs[comm->size - 1]));
+ *     tsr_comm_blobs_free(&names); */
+#ifndef TESSERA_SYS_COLLECTIVES_H
+#define TESSERA_SYS_COLLECTIVES_H
+
+#include "tessera/comm.h"
+
+TSR_API_BEGIN
+
+/* As all_gather, but only `root` receives; elsewhere `all` is not used. */
+tsr_status tsr_comm_gather(tsr_comm *comm, const void *mine, const size_t *sizes, uint32_t root, void *all,
+                           const tsr_allocator *allocator, tsr_error *err);
+
+/* Rank p is sent the p-th of the pieces that lie in `mine` one behind another, of send_sizes[p] bytes; pieces from all
+ * ranks arrive in `all` in rank order. */
+tsr_status tsr_comm_all_to_all(tsr_comm *comm, const void *mine, const size_t *send_sizes, void *all,
+                               const size_t *receive_sizes, const tsr_allocator *allocator, tsr_error *err);
+
+/* A blob whose size only `root` knows; `mine` counts there alone. Everywhere `*out` is a copy of `size` bytes from
+ * `allocator` (NULL for none), which the caller frees. */
+tsr_status tsr_comm_broadcast_blob(tsr_comm *comm, tsr_str mine, uint32_t root, const tsr_allocator *allocator, void **out,
+                                   size_t *size, tsr_error *err);
+
+/* Blobs of any size from all ranks, in rank order. */
+typedef struct tsr_comm_blobs {
+    tsr_str *blobs; /* comm->size of them */
+    uint32_t count;
+    char *bytes;
+    size_t byte_count;
+    size_t *sizes;
+    const tsr_allocator *allocator;
+} tsr_comm_blobs;
+tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_comm_blobs *out,
+                                 tsr_error *err);
+void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* takes a zeroed one */
+
+/* TSR_E_USAGE everywhere, naming the lowest rank that differs from rank 0, unless all ranks give the same bytes of
+ * `value`; `what` (static text, the same everywhere) begins the message. The communicator stays good. */
+tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_error *err);
+
+TSR_API_END
+
+#endif

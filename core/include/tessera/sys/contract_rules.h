@@ -1,0 +1,25 @@
+/* Which entries of a checkpoint a contract (tessera/validate.h) is about, and what it allows for each.
+ *
+ * Example:
+ *
+ *     tsr_contract contract = {.prefix = TSR_STR("model.")};
+ *     tsr_str name;
+ *     if (tsr_contract_name(&contract, entry->fqn, &name) && tsr_contract_allows(&contract, name) & TSR_ANY_DTYPE)
+ *         printf("%.*s may have any dtype\n", TSR_STR_ARG(name)); */
+#ifndef TESSERA_SYS_CONTRACT_RULES_H
+#define TESSERA_SYS_CONTRACT_RULES_H
+
+#include "tessera/validate.h"
+
+TSR_API_BEGIN
+
+/* The name that an entry of a checkpoint has for the contract: without the prefix; false where it does not count. */
+bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out);
+
+/* The rule of a name, or NULL; and what is allowed for it. */
+const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_str fqn);
+uint32_t tsr_contract_allows(const tsr_contract *contract, tsr_str fqn);
+
+TSR_API_END
+
+#endif

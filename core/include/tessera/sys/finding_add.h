@@ -1,0 +1,39 @@
+/* Adding findings, for the readers and checks that notice what is wrong. Programs read them (tessera/findings.h).
+ *
+ * Example:
+ *
+ *     const tsr_place place = {.file = TSR_STR("model.safetensors"), .byte_offset = 8};
+ *     status = tsr_find(findings, "values/nan", place, &err, "%d NaN", 3); */
+#ifndef TESSERA_SYS_FINDING_ADD_H
+#define TESSERA_SYS_FINDING_ADD_H
+
+#include "tessera/findings.h"
+
+TSR_API_BEGIN
+
+/* The rule that a wrong id most likely meant, or NULL. */
+const tsr_rule *tsr_rule_suggest(const char *wrong);
+
+/* Where a finding is: any part may be empty. */
+typedef struct tsr_place {
+    tsr_str file;
+    uint64_t byte_offset;
+    tsr_str fqn;
+} tsr_place;
+#define TSR_NOWHERE (TSR_LITERAL(tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}})
+
+/* Adds a finding, whose message is formatted as by printf. Copies what it is given, of a name at most 4096 bytes. `rule_id`
+ * must be in the table. The first form takes the rule's usual level. */
+tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format, ...)
+    TSR_PRINTF_LIKE(5, 6);
+tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
+                       const char *format, ...) TSR_PRINTF_LIKE(6, 7);
+
+/* Counts findings of a rule of the table that are known of but not listed, as those beyond the bound. */
+void tsr_findings_count_more(tsr_findings *findings, const tsr_rule *rule, tsr_level level, uint64_t count);
+/* How many findings of a rule and a level were only counted. */
+uint64_t tsr_findings_unlisted(const tsr_findings *findings, const tsr_rule *rule, tsr_level level);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,24 @@
+/* What the host lends, called with the core's own fallback where the host has nothing.
+ *
+ * Example:
+ *
+ *     const uint32_t crc = tsr_crc32(host, 0, text.data, text.size);
+ *     printf("%08x\n", (unsigned)crc); */
+#ifndef TESSERA_SYS_HOST_CALLS_H
+#define TESSERA_SYS_HOST_CALLS_H
+
+#include "tessera/host.h"
+
+TSR_API_BEGIN
+
+/* CRC-32 (IEEE 802.3, as zip has it), continuing from `crc` (0 to start), by the host's function or the portable one. */
+uint32_t tsr_crc32(const tsr_host *host, uint32_t crc, const void *data, size_t size);
+/* The CRC of A‖B from the CRCs of A and B and B's length in bytes. */
+uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
+
+/* parallel_for of the host, or a plain loop. */
+void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,43 @@
+/* The attributes of an indexed module tree (tessera/modules.h), as PyTorch's getattr finds them.
+ *
+ * Example:
+ *
+ *     const tsr_attribute *weight = tsr_modules_attribute(modules, 0, TSR_STR("weight"));
+ *     if (weight && weight->kind == TSR_ATTRIBUTE_PARAMETER) printf("the root has a weight\n"); */
+#ifndef TESSERA_SYS_MODULE_TREE_H
+#define TESSERA_SYS_MODULE_TREE_H
+
+#include "tessera/modules.h"
+
+TSR_API_BEGIN
+
+/* As documents have it: "none", "ddp", "fsdp1", "compiled", "checkpoint". */
+const char *tsr_wrapper_name(tsr_wrapper wrapper);
+/* The name a wrapper gives what it wraps; empty for TSR_WRAPPER_NONE. */
+tsr_str tsr_wrapper_child(tsr_wrapper wrapper);
+
+typedef enum tsr_attribute_kind {
+    TSR_ATTRIBUTE_MODULE,
+    TSR_ATTRIBUTE_PARAMETER,
+    TSR_ATTRIBUTE_BUFFER,
+    TSR_ATTRIBUTE_ORIGINAL /* of a flat parameter: the module keeps it as a plain attribute */
+} tsr_attribute_kind;
+
+typedef struct tsr_attribute {
+    tsr_str name;
+    tsr_attribute_kind kind;
+    tsr_module_ref module;           /* MODULE */
+    const tsr_module_tensor *tensor; /* PARAMETER, BUFFER */
+    uint32_t tensor_id;              /* PARAMETER, BUFFER: equal for one tensor under several names; below tensor_count */
+} tsr_attribute;
+
+/* Python's getattr(module, name), as far as the tree tells: the module's own attribute, else, for FSDP1, compiled and
+ * checkpoint wrappers, the wrapped module's. NULL: no such attribute. O(log attributes) a level. */
+const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_module_ref module, tsr_str name);
+
+/* Distinct parameters and buffers. */
+uint32_t tsr_modules_tensor_count(const tsr_modules *modules);
+
+TSR_API_END
+
+#endif

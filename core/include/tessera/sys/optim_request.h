@@ -1,0 +1,25 @@
+/* What the command line checks of a request for tessera optim before it opens anything (tessera/optim_convert.h).
+ *
+ * Example:
+ *
+ *     tsr_optim_request request = {.ring = ring};
+ *     status = tsr_optim_action_find("to-fqn", &request.action, &err);
+ *     if (status == TSR_OK) status = tsr_optim_request_check(&request, &err); */
+#ifndef TESSERA_SYS_OPTIM_REQUEST_H
+#define TESSERA_SYS_OPTIM_REQUEST_H
+
+#include "tessera/optim_convert.h"
+
+TSR_API_BEGIN
+
+/* "flatten", "unflatten", "to-fqn", "to-id", "unshard", "shard", and NULL behind the last. */
+extern const char *const tsr_optim_action_names[];
+/* The action with a name: TSR_E_USAGE with a suggestion for other names. */
+tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_error *err);
+
+/* Whether the options go together and what the action needs is given, before anything is opened: TSR_E_USAGE. */
+tsr_status tsr_optim_request_check(const tsr_optim_request *request, tsr_error *err);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,96 @@
+/* The document tessera.plan/1: a plan that can be carried out later, and the targets that people write as text.
+ *
+ * Example:
+ *
+ *     tsr_target_texts texts;
+ *     tsr_target target;
+ *     status = tsr_target_texts_read(text, host, arena, &texts, &err);
+ *     if (status == TSR_OK) status = tsr_target_from_texts(&texts, tsr_glob_match, arena, &target, &err);
+ *     if (status == TSR_OK) status = tsr_plan_for_texts(catalog, &texts, &target, NULL, host, arena, &plan, &err); */
+#ifndef TESSERA_SYS_PLAN_JOB_H
+#define TESSERA_SYS_PLAN_JOB_H
+
+#include "tessera/check.h"
+#include "tessera/plan.h"
+#include "tessera/sys/json.h"
+
+TSR_API_BEGIN
+
+/* A tessera.target/1 document as it stands: texts that mesh.h reads. All live in `arena`. */
+typedef struct tsr_target_rule_text {
+    tsr_str match;
+    tsr_str placements; /* "shard(0),replicate" */
+} tsr_target_rule_text;
+typedef struct tsr_target_texts {
+    tsr_str mesh; /* "dp=4,tp=2" */
+    const tsr_target_rule_text *rules;
+    uint32_t rule_count;
+    tsr_str default_placements; /* empty when the document has none: replicate */
+    bool fsdp1;                 /* "strategy": {"name": "fsdp1", …}: flat ranges in place of placements (target.h) */
+    bool use_orig_params;
+    const tsr_str *units; /* GLOBs of wrapped modules' parameters, innermost first */
+    uint32_t unit_count;
+    const tsr_str *ignored; /* GLOBs of what is not flattened (buffers, ignored modules): whole on every rank */
+    uint32_t ignored_count;
+} tsr_target_texts;
+tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,
+                                 tsr_error *err);
+
+/* The target that such texts mean; `match` as in tsr_target. A default that is empty becomes "replicate,…" in the texts too.
+ * Everything lives in `arena` and borrows the texts. Checked. Errors: TSR_E_USAGE naming the rule and the byte in it. */
+tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,
+                                 tsr_target *out, tsr_error *err);
+
+/* The plan for a target of texts: as tsr_plan_new, or with FSDP1's flat ranges, where every wanted tensor is a parameter (then
+ * the layouts live in `arena`, as long as the plan). `target` is that of the texts. Errors as tsr_plan_new and
+ * tsr_target_fsdp1. */
+tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts *texts, const tsr_target *target,
+                              const tsr_plan_options *options, const tsr_host *host, tsr_arena *arena, tsr_plan **out,
+                              tsr_error *err);
+
+/* What a plan is made from and for: enough to carry it out later, and to tell whether its source is still the same. */
+typedef struct tsr_plan_file {
+    tsr_str name;
+    uint64_t bytes;
+    tsr_str modified; /* seconds since 1970 with nine decimals, or a server's ETag or date; empty: not known */
+} tsr_plan_file;
+typedef struct tsr_plan_job {
+    tsr_str source_path;
+    tsr_str source_format;
+    tsr_str digest_algorithm, digest; /* of the source's catalog (tsr_catalog_digest), in hexadecimal */
+    tsr_plan_file *files;             /* those that hold tensors */
+    uint64_t file_count;
+    tsr_target_texts target;     /* the default spelled out */
+    tsr_str to, objects, dtype;  /* as --to, --objects, --dtype have them; the latter two may be empty */
+    bool raw_cast;
+    const tsr_str *include, *exclude;
+    size_t include_count, exclude_count;
+} tsr_plan_job;
+/* What a catalog tells of a job's source: format, digest, the files with their sizes (`modified` empty; a store of a single
+ * file counts it whatever it holds), and `to`, where that is empty. A digest_algorithm that is set already ("sha256",
+ * "xxh3") is kept to, so that a plan of another build can be checked. In `arena`. TSR_E_UNSUPPORTED without that digest. */
+tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
+                               tsr_error *err);
+/* TSR_E_CHANGED when the source of a plan is not what it was: what differs, found and expected. */
+tsr_status tsr_plan_job_check(const tsr_plan_job *planned, const tsr_plan_job *found, tsr_error *err);
+/* Reads a tessera.plan/1 document's job; what is counted in it is passed over. In `arena`. Errors as tsr_layout_read. */
+tsr_status tsr_plan_job_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out, tsr_error *err);
+
+/* tessera.plan/1: a job, and what it would read, send and hold. With `items`, every read item of every rank. */
+typedef struct tsr_plan_document {
+    const tsr_plan *plan;
+    const tsr_plan_totals *totals;
+    const tsr_catalog *catalog;
+    const tsr_mesh *mesh;
+    const tsr_plan_job *job;
+    bool items;
+} tsr_plan_document;
+tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, tsr_error *err);
+/* Digest of a catalog, by `*algorithm` (0: SHA-256, or XXH3 where the host has no SHA-256; *algorithm says which): names, kinds, dtypes, shapes, boxes, and where their bytes
+ * lie. Equal for two openings of an unchanged checkpoint. */
+tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
+                              tsr_digest *out, tsr_error *err);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,37 @@
+/* Further ways to read tensor bytes: runs of elements, and boxes that are streamed to consumers which work on.
+ *
+ * Example:
+ *
+ *     float head[4];
+ *     const tsr_run run = {.first = 0, .count = 4};
+ *     status = tsr_read_run(checkpoint, entry, &run, head, sizeof head, &err);
+ *     if (status == TSR_OK) printf("%g\n", head[0]); */
+#ifndef TESSERA_SYS_READ_RUN_H
+#define TESSERA_SYS_READ_RUN_H
+
+#include "tessera/read.h"
+
+TSR_API_BEGIN
+
+/* Elements [first, first + count) of a box of a tensor in the box's row-major order, into `buffer` of exactly their bytes;
+ * `offsets` and `sizes` NULL: of the whole tensor. As tsr_read_box otherwise. */
+typedef struct tsr_run {
+    const uint64_t *offsets;
+    const uint64_t *sizes;
+    uint64_t first, count;
+} tsr_run;
+tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, void *buffer,
+                        size_t buffer_size, tsr_error *err);
+
+/* For consumers that are still at work on bytes when `each` has returned (copies under way): called before memory that was
+ * handed over is used again, and at the end. Not called after a failure. */
+typedef tsr_status tsr_settle_tiles(void *ctx, tsr_error *err);
+
+/* As tsr_stream_tensor, for the box [offsets, offsets + sizes) in elements (both NULL: the whole tensor), in its row-major
+ * order. `settle` may be NULL. */
+tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
+                          tsr_ring *ring, tsr_each_tile *each, tsr_settle_tiles *settle, void *ctx, tsr_error *err);
+
+TSR_API_END
+
+#endif

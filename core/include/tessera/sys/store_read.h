@@ -1,0 +1,35 @@
+/* Reading the files of a store, with bounds checked and the file named in errors.
+ *
+ * Example:
+ *
+ *     uint64_t header;
+ *     const uint32_t number = tsr_store_find(store, TSR_STR("model.safetensors"));
+ *     status = number == TSR_NO_FILE ? TSR_E_NOT_FOUND : tsr_store_read(store, number, 0, &header, sizeof header, &err); */
+#ifndef TESSERA_SYS_STORE_READ_H
+#define TESSERA_SYS_STORE_READ_H
+
+#include "tessera/store.h"
+
+TSR_API_BEGIN
+
+/* Index of a file by exact name, or TSR_NO_FILE. O(log n). */
+uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
+/* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
+tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
+
+/* A whole file, or a range of one, as contiguous memory: mapped where the store can, else read into memory of the
+ * host's allocator. Refuses more than `limits.metadata_bytes`. */
+typedef struct tsr_bytes {
+    tsr_str data;
+    tsr_store *mapped_store; /* NULL: owned memory */
+    uint32_t file;
+    tsr_str mapping;
+    const tsr_allocator *allocator;
+} tsr_bytes;
+tsr_status tsr_store_load(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
+                          tsr_bytes *out, tsr_error *err);
+void tsr_bytes_free(tsr_bytes *bytes); /* takes a zeroed one */
+
+TSR_API_END
+
+#endif

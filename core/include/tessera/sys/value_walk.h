@@ -1,0 +1,39 @@
+/* Whole value trees: whether two are equal, and whether JSON can hold one.
+ *
+ * Example:
+ *
+ *     tsr_json json;
+ *     tsr_json_start(&json, write_to_stdout, stdout, 0, &err);
+ *     if (tsr_value_is_json(state, 60, 1000)) tsr_json_value(&json, state);
+ *     status = tsr_json_finish(&json); */
+#ifndef TESSERA_SYS_VALUE_WALK_H
+#define TESSERA_SYS_VALUE_WALK_H
+
+#include "tessera/sys/json.h"
+#include "tessera/value.h"
+
+TSR_API_BEGIN
+
+/* How two trees compare; TSR_TOO_LARGE: they are too large to tell. */
+typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
+/* Deep equality. NaN equals NaN; 1 and 1.0, 0.0 and -0.0 differ; the order of dicts (with unique keys) and sets does not
+ * count, nor does dict against OrderedDict. Tensors inside are compared by dtype and shape only: their bytes are the
+ * caller's. Large containers of a file are compared once each, however often they are met. TSR_TOO_LARGE beyond
+ * `depth` containers (at most 256) or `nodes` visits. */
+tsr_match tsr_value_match(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes);
+/* The same, and `tensor` is called for the two tensors of every place (shared ones each time); false from it ends the walk
+ * with TSR_DIFFERENT. */
+typedef bool (*tsr_value_tensors)(void *ctx, const struct tsr_entry *a, const struct tsr_entry *b);
+tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32_t depth, uint64_t nodes,
+                                  tsr_value_tensors tensor, void *ctx);
+
+/* Whether JSON can hold the value exactly (finite numbers, integers of at most 64 bytes, strings of valid Unicode, lists,
+ * string-keyed dicts). False for what is TSR_VALUE_ENDLESS, and beyond `depth` containers (63 are the emitter's limit, those
+ * already open included) or `nodes` visits. */
+bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
+/* A value that tsr_value_is_json accepts, as JSON. */
+void tsr_json_value(tsr_json *json, const tsr_value *value);
+
+TSR_API_END
+
+#endif

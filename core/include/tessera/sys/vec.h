@@ -1,0 +1,40 @@
+/* Growable arrays of items of one size.
+ *
+ * Example:
+ *
+ *     tsr_vec names = tsr_vec_of(host->allocator, sizeof(tsr_str));
+ *     tsr_str *name = tsr_vec_push(&names, &err);
+ *     if (name) *name = TSR_STR("fc.weight");
+ *     tsr_vec_free(&names); */
+#ifndef TESSERA_SYS_VEC_H
+#define TESSERA_SYS_VEC_H
+
+#include "tessera/memory.h"
+
+TSR_API_BEGIN
+
+/* A growable array of items of one size. `{0}` plus allocator and item_size is a valid empty one. */
+typedef struct tsr_vec {
+    void *items;
+    size_t count;
+    size_t capacity;
+    size_t item_size;
+    const tsr_allocator *allocator;
+} tsr_vec;
+
+/* An empty vector of items of so many bytes; allocates nothing, borrows `allocator`. */
+static inline tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_size)
+{
+    return TSR_LITERAL(tsr_vec){NULL, 0, 0, item_size, allocator};
+}
+/* Room for `extra` more items; grows by half. */
+tsr_status tsr_vec_reserve(tsr_vec *vec, size_t extra, tsr_error *err);
+/* Appends one zeroed item and returns it (NULL: TSR_E_NOMEM in err). Valid until the next append. */
+void *tsr_vec_push(tsr_vec *vec, tsr_error *err);
+/* Forgets the items from `count` on and gives back the memory behind them, as far as the allocator can. Items may move. */
+void tsr_vec_cut(tsr_vec *vec, size_t count);
+void tsr_vec_free(tsr_vec *vec); /* takes an empty one */
+
+TSR_API_END
+
+#endif
