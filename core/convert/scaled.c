@@ -10,6 +10,7 @@
 #include "tessera/sys/cast.h"
 #include "tessera/convert.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/vec.h"
 #include "tessera/sys/work.h"
 
@@ -185,9 +186,10 @@ static tsr_status report(const search *s)
 tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
-    search s = {
-        .catalog = tsr_checkpoint_catalog(checkpoint), .options = options, .text = tsr_vec_of(allocator, 1), .err = err};
-    if (options->dtype == TSR_DTYPE_NONE || options->raw_cast) return TSR_OK;
+    tsr_convert_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_convert_options, err));
+    search s = {.catalog = tsr_checkpoint_catalog(checkpoint), .options = &own, .text = tsr_vec_of(allocator, 1), .err = err};
+    if (own.dtype == TSR_DTYPE_NONE || own.raw_cast) return TSR_OK;
     s.names = tsr_map_new(allocator, (size_t)s.catalog->entry_count, err);
     tsr_status status = s.names ? fill_names(&s) : TSR_E_NOMEM;
     if (status == TSR_OK) status = report(&s);

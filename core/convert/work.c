@@ -6,6 +6,7 @@
 #include "stream/text.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 #include "write/object_json.h"
 
@@ -137,12 +138,15 @@ tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const 
                         uint32_t generation, tsr_arena *arena, tsr_work **out, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    tsr_convert_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_convert_options, err));
     tsr_work *work = tsr_alloc(host->allocator, 1, sizeof *work, err);
     if (!work) return TSR_E_NOMEM;
-    *work = (tsr_work){.job = {checkpoint, options, generation, arena, &work->conversion},
+    *work = (tsr_work){.job = {checkpoint, &work->options, generation, arena, &work->conversion},
+                       .options = own,
                        .conversion = {.marker = TSR_NO_FILE},
                        .host = host,
-                       .unit_bytes = options->unit_bytes ? options->unit_bytes : TSR_UNIT_BYTES,
+                       .unit_bytes = own.unit_bytes ? own.unit_bytes : TSR_UNIT_BYTES,
                        .units = tsr_vec_of(host->allocator, sizeof(tsr_unit))};
     tsr_status status = choose_writer(work, plan, err);
     work->crc = work->writer.crc || tsr_checkpoint_has_crcs(checkpoint);

@@ -7,7 +7,8 @@
 #include "tessera/sys/work.h"
 
 struct tsr_work {
-    tsr_conversion_job job; /* its `out` is `conversion` */
+    tsr_conversion_job job; /* its `out` is `conversion`, its options are `options` */
+    tsr_convert_options options;
     tsr_conversion conversion;
     tsr_writer writer;
     const tsr_host *host;

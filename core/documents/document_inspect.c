@@ -7,6 +7,7 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 #include "write/object_json.h"
 
@@ -396,14 +397,16 @@ static tsr_status put_entries(const inspector *in, uint64_t bytes_total)
 tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_options *options, tsr_json *json,
                                 tsr_error *err)
 {
-    inspector in = {checkpoint, tsr_checkpoint_catalog(checkpoint), options, json, err, NULL, 0};
+    tsr_inspect_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_inspect_options, err));
+    inspector in = {checkpoint, tsr_checkpoint_catalog(checkpoint), &own, json, err, NULL, 0};
     totals sum = {0};
-    if (options->hash || options->stats) TSR_TRY(tsr_repeats_check_catalog(checkpoint, &options->selection, err));
+    if (own.hash || own.stats) TSR_TRY(tsr_repeats_check_catalog(checkpoint, &own.selection, err));
     tsr_json_object(json);
     tsr_json_key(json, "schema");
     tsr_json_text(json, "tessera.inspect/1");
     tsr_json_key(json, "path");
-    tsr_json_str(json, options->path);
+    tsr_json_str(json, own.path);
     tsr_json_key(json, "format");
     tsr_json_text(json, tsr_format_name(in.catalog->format));
     tsr_status status = add_up(&in, &sum);

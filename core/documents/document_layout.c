@@ -6,6 +6,7 @@
 #include "documents/document_parts.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 
 typedef struct chunk_order {
@@ -117,13 +118,15 @@ static tsr_status put_entries(layout_writer *w, const tsr_entry **entries, size_
 tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_options *options, const tsr_host *host,
                                tsr_json *json, tsr_error *err)
 {
-    layout_writer w = {options, host, json, err, 0, 0};
+    tsr_layout_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_layout_options, err));
+    layout_writer w = {&own, host, json, err, 0, 0};
     size_t count = 0, room = (size_t)catalog->entry_count;
-    if (options->hash) TSR_TRY(tsr_repeats_check_catalog(options->checkpoint, &options->selection, err));
+    if (own.hash) TSR_TRY(tsr_repeats_check_catalog(own.checkpoint, &own.selection, err));
     const tsr_entry **entries = tsr_alloc(host->allocator, room + 1, sizeof *entries, err);
     if (!entries) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        if (tsr_selection_keeps(&options->selection, catalog->entries[i].fqn)) entries[count++] = &catalog->entries[i];
+        if (tsr_selection_keeps(&own.selection, catalog->entries[i].fqn)) entries[count++] = &catalog->entries[i];
     }
     qsort(entries, count, sizeof *entries, by_fqn);
     const tsr_status status = put_entries(&w, entries, count);

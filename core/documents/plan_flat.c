@@ -3,6 +3,7 @@
 #include "documents/document_parts.h"
 
 #include "tessera/sys/layout.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/target_fsdp1.h"
 
@@ -22,7 +23,7 @@ static const tsr_layout *layout_of(void *ctx, const tsr_entry *entry)
 typedef struct flattened {
     const tsr_target_texts *texts;
     const tsr_target *target;
-    const tsr_plan_options *options; /* or NULL */
+    const tsr_plan_options *options;
 } flattened;
 
 static bool is_flattened(void *ctx, tsr_str fqn)
@@ -49,8 +50,10 @@ tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts
                               const tsr_plan_options *options, const tsr_host *host, tsr_arena *arena, tsr_plan **out,
                               tsr_error *err)
 {
-    if (!texts->fsdp1) return tsr_plan_new(catalog, target, options, host, out, err);
-    flattened choice = {texts, target, options};
+    tsr_plan_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_plan_options, err));
+    if (!texts->fsdp1) return tsr_plan_new(catalog, target, &own, host, out, err);
+    flattened choice = {texts, target, &own};
     const tsr_fsdp1 fsdp1 = {.units = texts->units,
                              .unit_count = texts->unit_count,
                              .match = target->match,
@@ -63,7 +66,7 @@ tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts
     if (!flat.layouts) return TSR_E_NOMEM;
     TSR_TRY(tsr_target_fsdp1(catalog, &fsdp1, arena, &units, err));
     for (uint32_t u = 0; u <= texts->unit_count; u++) TSR_TRY(lay_out_unit(&flat, &units[u], arena, err));
-    tsr_plan_options with_layouts = options ? *options : (tsr_plan_options){.want = NULL};
+    tsr_plan_options with_layouts = own;
     with_layouts.layout = layout_of;
     with_layouts.layout_ctx = &flat;
     with_layouts.flat_units = units;

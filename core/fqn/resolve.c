@@ -12,6 +12,7 @@
 #include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/module_tree.h"
+#include "tessera/sys/options.h"
 
 #define CHECKPOINT_PREFIX TSR_STR("_checkpoint_wrapped_module.")
 #define FLAT_PARAM        TSR_STR("_flat_param")
@@ -212,7 +213,8 @@ tsr_status tsr_fqn_resolve(const tsr_modules *modules, tsr_str raw, const tsr_fq
     size_t components = 1;
     for (size_t i = 0; i < raw.size; i++) components += raw.data[i] == '.';
     *out = (tsr_name){.raw = raw};
-    walk w = {.modules = modules, .options = options ? *options : (tsr_fqn_options){false, false}, .out = out};
+    walk w = {.modules = modules, .out = out};
+    TSR_TRY(TSR_OPTIONS_COPY(&w.options, options, tsr_fqn_options, err));
     char *name = tsr_arena_array(arena, raw.size, 1, err);
     w.kept = tsr_arena_array(arena, raw.size + 1, 1, err);
     w.removed = tsr_arena_array(arena, components, sizeof *w.removed, err);

@@ -7,6 +7,7 @@
 #include "tessera/box.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/value_walk.h"
 
 #define ABSENT UINT32_MAX
@@ -150,8 +151,9 @@ static tsr_status run(job *j, tsr_diff *out, tsr_error *err)
 tsr_status tsr_diff_catalogs(const tsr_catalog *a, const tsr_catalog *b, const tsr_diff_options *options,
                              const tsr_host *host, tsr_arena *arena, tsr_diff *out, tsr_error *err)
 {
-    static const tsr_diff_options defaults;
-    job j = {options ? options : &defaults, host, arena, {a, NULL, NULL}, {b, NULL, NULL}};
+    tsr_diff_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_diff_options, err));
+    job j = {&own, host, arena, {a, NULL, NULL}, {b, NULL, NULL}};
     memset(out, 0, sizeof *out);
     tsr_status status = run(&j, out, err);
     tsr_map_free(j.a.index);

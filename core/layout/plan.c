@@ -6,6 +6,7 @@
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/validate.h"
@@ -233,6 +234,8 @@ static tsr_status make(tsr_plan *plan, const tsr_plan_options *options, tsr_erro
 tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, const tsr_plan_options *options,
                         const tsr_host *host, tsr_plan **out, tsr_error *err)
 {
+    tsr_plan_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_plan_options, err));
     tsr_arena *arena = tsr_arena_new(host->allocator, host->limits.memory_bytes, err);
     tsr_plan *plan = arena ? TSR_ARENA_NEW(arena, tsr_plan, err) : NULL;
     if (!plan) {
@@ -243,9 +246,9 @@ tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, co
         .host = host, .catalog = catalog, .target = target, .arena = arena, .ranks = tsr_mesh_ranks(&target->mesh)};
     plan->classes = tsr_vec_of(host->allocator, sizeof(tsr_plan_class));
     plan->tensors = tsr_vec_of(host->allocator, sizeof(tsr_plan_tensor));
-    if (options) plan->flat_units = options->flat_units;
-    if (options) plan->flat_unit_count = options->flat_unit_count;
-    tsr_status status = make(plan, options, err);
+    plan->flat_units = own.flat_units;
+    plan->flat_unit_count = own.flat_unit_count;
+    tsr_status status = make(plan, &own, err);
     if (status != TSR_OK) {
         tsr_plan_free(plan);
         return status;

@@ -10,6 +10,7 @@
  * wait for late ones there, without burning the core that those may need; behind it all are present. */
 #include "tessera/comm_mpi.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/options.h"
 
 #include <sched.h>
 #include <time.h>
@@ -306,32 +307,33 @@ static void fill_member(member *m, MPI_Comm ranks)
 tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options, const tsr_allocator *allocator,
                              tsr_comm **out, tsr_error *err)
 {
-    static const tsr_comm_mpi_options defaults;
-    const tsr_comm_mpi_options *o = options ? options : &defaults;
+    tsr_comm_mpi_options own;
     int begun = 0, ended = 0;
-    MPI_Comm own;
+    MPI_Comm copy;
+    const tsr_status known = TSR_OPTIONS_COPY(&own, options, tsr_comm_mpi_options, err);
+    if (known != TSR_OK) return known;
     MPI_Initialized(&begun);
     MPI_Finalized(&ended);
     if (!begun || ended) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: MPI is not initialized");
-    if (MPI_Comm_dup(ranks, &own) != MPI_SUCCESS)
+    if (MPI_Comm_dup(ranks, &copy) != MPI_SUCCESS)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the MPI communicator cannot be duplicated");
     int size = 0;
-    MPI_Comm_size(own, &size);
-    size_t round_bytes = o->round_bytes ? o->round_bytes : TSR_MPI_ROUND_BYTES;
+    MPI_Comm_size(copy, &size);
+    size_t round_bytes = own.round_bytes ? own.round_bytes : TSR_MPI_ROUND_BYTES;
     if (round_bytes > TSR_MPI_MOST_ROUND_BYTES) round_bytes = TSR_MPI_MOST_ROUND_BYTES;
     member *m = new_member(allocator, round_bytes, (uint32_t)size, err);
     int failed = !m;
-    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, own);
+    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, copy);
     tsr_status status = failed ? tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "comm: a rank is out of memory") : TSR_OK;
     if (status == TSR_OK) {
-        fill_member(m, own);
-        status = tsr_pulse_start(own, o->peer_limit != 0 ? o->peer_limit : TSR_MPI_PEER_LIMIT, allocator, &m->pulse, err);
+        fill_member(m, copy);
+        status = tsr_pulse_start(copy, own.peer_limit != 0 ? own.peer_limit : TSR_MPI_PEER_LIMIT, allocator, &m->pulse, err);
     }
     if (status == TSR_OK) {
         *out = &m->base;
         return TSR_OK;
     }
-    MPI_Comm_free(&own);
+    MPI_Comm_free(&copy);
     free_member(m);
     return status;
 }

@@ -12,6 +12,7 @@
 #include "tessera/document.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 
@@ -69,7 +70,7 @@ static tsr_status choose_generation(writing *w, tsr_error *err)
 
 static tsr_status plan_work(writing *w, tsr_error *err)
 {
-    return tsr_work_new(w->checkpoint, w->options->plan, &w->options->convert, w->place.generation, w->arena, &w->work, err);
+    return tsr_work_new(w->checkpoint, w->options->plan, w->options->convert, w->place.generation, w->arena, &w->work, err);
 }
 
 /* The names that will be created in a directory: the journal lists them, so that they are not taken for somebody else's. */
@@ -203,22 +204,25 @@ static void close_all(writing *w, tsr_status status)
 
 static const char *marker_of(const tsr_path_write_options *options)
 {
-    if (options->convert.to == TSR_TO_DCP) return TSR_DCP_MARKER;
-    return !options->plan && options->convert.to == TSR_TO_SAFETENSORS && options->convert.max_shard_size ? TSR_INDEX_MARKER
+    if (options->convert->to == TSR_TO_DCP) return TSR_DCP_MARKER;
+    return !options->plan && options->convert->to == TSR_TO_SAFETENSORS && options->convert->max_shard_size ? TSR_INDEX_MARKER
                                                                                                          : NULL;
 }
 
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err)
 {
-    writing w = {.checkpoint = checkpoint, .path = path, .options = options, .arena = arena, .comm = options->comm};
+    tsr_path_write_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_path_write_options, err));
+    TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert must say what to write");
+    writing w = {.checkpoint = checkpoint, .path = path, .options = &own, .arena = arena, .comm = own.comm};
     tsr_comm *self = NULL;
-    w.marker = marker_of(options);
-    w.is_directory = w.marker || options->plan;
+    w.marker = marker_of(&own);
+    w.is_directory = w.marker || own.plan;
     if (!w.comm) TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
     if (self) w.comm = self;
     const tsr_status status =
-        options->convert.dry_run ? tsr_comm_agree(w.comm, plan_work(&w, err), err) : write_all(&w, err);
+        own.convert->dry_run ? tsr_comm_agree(w.comm, plan_work(&w, err), err) : write_all(&w, err);
     if (status == TSR_OK && out) *out = *tsr_work_conversion(w.work);
     close_all(&w, status);
     if (self) self->close(self);

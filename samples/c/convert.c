@@ -20,14 +20,15 @@ static int container_of(const char *name, tsr_container *out)
     return 0;
 }
 
-static tsr_status convert(const char *path, const char *dest, const tsr_path_write_options *options, const tsr_host *host,
+static tsr_status convert(const char *path, const char *dest, const tsr_convert_options *options, const tsr_host *host,
                           tsr_error *err)
 {
+    const tsr_path_write_options writing = {.convert = options};
     tsr_checkpoint *checkpoint = NULL;
     tsr_conversion written;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     tsr_status status = arena ? tsr_path_open(path, host, NULL, &checkpoint, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_path_write(checkpoint, dest, options, arena, &written, err);
+    if (status == TSR_OK) status = tsr_path_write(checkpoint, dest, &writing, arena, &written, err);
     for (uint64_t i = 0; status == TSR_OK && i < written.row_count; i++) {
         const tsr_converted *row = &written.rows[i];
         if (!row->written) printf("left out %.*s: %s\n", TSR_STR_ARG(row->entry->fqn), row->left_out);
@@ -41,15 +42,15 @@ static tsr_status convert(const char *path, const char *dest, const tsr_path_wri
 
 int main(int argc, char **argv)
 {
-    tsr_path_write_options options = {.convert.objects = TSR_OBJECTS_DEFAULT};
+    tsr_convert_options options = TSR_OPTIONS(tsr_convert_options);
     tsr_native_host native;
     tsr_error err = {0};
-    if (argc < 4 || argc > 5 || !container_of(argv[3], &options.convert.to)) {
+    if (argc < 4 || argc > 5 || !container_of(argv[3], &options.to)) {
         fprintf(stderr, "usage: convert PATH DEST safetensors|torch|dcp [DTYPE]\n");
         return 2;
     }
-    if (argc == 5) options.convert.dtype = tsr_dtype_from_name(tsr_str_from(argv[4]));
-    if (argc == 5 && options.convert.dtype == TSR_DTYPE_NONE) {
+    if (argc == 5) options.dtype = tsr_dtype_from_name(tsr_str_from(argv[4]));
+    if (argc == 5 && options.dtype == TSR_DTYPE_NONE) {
         fprintf(stderr, "convert: '%s' is not a dtype\n", argv[4]);
         return 2;
     }

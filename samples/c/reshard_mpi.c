@@ -12,7 +12,8 @@
 /* Collective: every rank opens the source and makes the same plan, then they share the work. */
 static tsr_status reshard(char **argv, tsr_comm *comm, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
-    tsr_path_write_options options = {.comm = comm};
+    tsr_convert_options convert = TSR_OPTIONS(tsr_convert_options);
+    tsr_path_write_options options = {.convert = &convert, .comm = comm};
     tsr_checkpoint *checkpoint = NULL;
     tsr_plan *plan = NULL;
     tsr_target target;
@@ -22,7 +23,7 @@ static tsr_status reshard(char **argv, tsr_comm *comm, const tsr_host *host, tsr
     status = tsr_comm_agree(comm, status, err); /* a rank that failed is known to all before they begin to write */
     if (status == TSR_OK) {
         options.plan = plan;
-        options.convert.to = tsr_container_for(tsr_checkpoint_catalog(checkpoint)->format);
+        convert.to = tsr_container_for(tsr_checkpoint_catalog(checkpoint)->format);
         status = tsr_path_write(checkpoint, argv[2], &options, arena, NULL, err);
     }
     tsr_plan_free(plan);

@@ -105,7 +105,7 @@ static void check_names(const cJSON *one, tree t, const char *section, const tsr
 static void test_fqn_resolve__A2_as_get_fqns(void **state)
 {
     const fixture *f = *state;
-    const tsr_fqn_options keep = {true, true};
+    const tsr_fqn_options keep = {.keep_ddp = true, .keep_compiler = true};
     for (const cJSON *one = cJSON_GetObjectItemCaseSensitive(f->golden, "cases")->child; one; one = one->next) {
         tree t = open_case(f, one);
         check_names(one, t, "get_fqns", NULL);

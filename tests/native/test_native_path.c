@@ -106,12 +106,11 @@ static void remove_all(const char *path)
 static tsr_status write_with(const job *j, tsr_comm *comm, tsr_checkpoint *checkpoint, const char *to, tsr_arena *arena,
                              tsr_error *err)
 {
-    tsr_path_write_options options = {.overwrite = j->overwrite, .comm = comm};
+    const tsr_convert_options convert = {.to = j->to, .max_shard_size = j->max_shard_size};
+    tsr_path_write_options options = {.convert = &convert, .overwrite = j->overwrite, .comm = comm};
     tsr_conversion done;
     tsr_target target;
     tsr_plan *plan = NULL;
-    options.convert.to = j->to;
-    options.convert.max_shard_size = j->max_shard_size;
     if (j->mesh) {
         const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
         TRY(tsr_target_parse(tsr_str_from(j->mesh), tsr_str_from(j->placements), arena, &target, err));

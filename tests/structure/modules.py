@@ -28,7 +28,7 @@ CORE = {
 }
 # Module of core: its public headers.
 HEADERS = {
-    "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls",
+    "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls options",
     "io": "store output comm store_read collectives",
     "model": "dtype value catalog modules dtype_forms value_walk module_tree",
     "fqn": "glob fqn canonical_names params",

@@ -6,6 +6,8 @@
 #include "formats/common/name_index.h"
 #include "formats/recognize/recognize.h"
 
+#include "tessera/sys/options.h"
+
 static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
 {
     if (entry->chunk_count == 0 || entry->chunks[0].file == TSR_NO_FILE) return TSR_STR("the metadata");
@@ -56,14 +58,16 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
 tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
                                tsr_error *err)
 {
+    tsr_open_options own;
     *out = NULL;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_open_options, err));
     tsr_checkpoint *checkpoint = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
     if (!checkpoint) return TSR_E_NOMEM;
     *checkpoint = (tsr_checkpoint){.store = store,
                                     .host = host,
                                     .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
                                     .expansion = host->limits.expansion};
-    if (options) checkpoint->options = *options;
+    checkpoint->options = own;
     size_t bound = host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX;
     checkpoint->arena = tsr_arena_new(host->allocator, bound, err);
     checkpoint->findings = checkpoint->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;

@@ -26,6 +26,27 @@
 #define TSR_LITERAL(type) (type)
 #endif
 
+/* An option struct with every option at its default, 0. Its first member is its size, by which the library knows the fields
+ * that the program was compiled with:
+ *
+ *   tsr_open_options options = TSR_OPTIONS(tsr_open_options);
+ *   options.purpose = TSR_FOR_FINDINGS;
+ *
+ * A version that adds an option adds it at the end of its struct, with 0 for what was done before, so that programs which were
+ * compiled without it go on as they did. A library that does not know an option which the program sets refuses it with
+ * TSR_E_UNSUPPORTED. A size of 0 stands for the fields that the first version with this SOVERSION has (tessera/version.h): {0}
+ * and designated initializers without a size keep working. */
+#ifdef __cplusplus
+#define TSR_OPTIONS(type)        \
+    ([] {                        \
+        type options_{};         \
+        options_.size = sizeof(type); \
+        return options_;         \
+    }())
+#else
+#define TSR_OPTIONS(type) ((type){.size = sizeof(type)})
+#endif
+
 #if defined(__GNUC__)
 #define TSR_API_BEGIN TSR_API_LINKAGE_BEGIN _Pragma("GCC visibility push(default)")
 #define TSR_API_END   _Pragma("GCC visibility pop") TSR_API_LINKAGE_END

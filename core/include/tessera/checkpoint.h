@@ -33,6 +33,7 @@ typedef enum tsr_purpose {
 } tsr_purpose;
 
 typedef struct tsr_open_options {
+    size_t size; /* TSR_OPTIONS sets it */
     bool skip_objects; /* leave object values unread where that costs extra reads (DCP byte items): entry.value is NULL */
     tsr_purpose purpose;
     /* The entries that will be used, by name; NULL: all. Tensors that differ between ranks do not matter if they are not

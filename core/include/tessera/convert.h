@@ -39,6 +39,7 @@ typedef enum tsr_objects {
 } tsr_objects;
 
 typedef struct tsr_convert_options {
+    size_t size; /* TSR_OPTIONS sets it */
     tsr_container to;
     tsr_objects objects;
     bool (*want)(void *ctx, tsr_str fqn); /* NULL: every entry. Sees the source's names */

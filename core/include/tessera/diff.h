@@ -48,6 +48,7 @@ typedef struct tsr_diff {
 } tsr_diff;
 
 typedef struct tsr_diff_options {
+    size_t size; /* TSR_OPTIONS sets it */
     bool layout;       /* compare chunk boxes */
     bool skip_objects; /* leave object values uncompared */
     /* NULL, or the name under which an entry is matched (--canonical). `*out` lives in `arena` or is `name` itself. Two

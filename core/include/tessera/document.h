@@ -24,6 +24,7 @@
 TSR_API_BEGIN
 
 typedef struct tsr_inspect_options {
+    size_t size; /* TSR_OPTIONS sets it */
     tsr_str path; /* as the user gave it */
     tsr_selection selection;
     tsr_digest_algorithm hash; /* 0: none */
@@ -40,6 +41,7 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
 
 /* tessera.layout/1, entries sorted by FQN and chunks by offsets, so that a container's order does not count. */
 typedef struct tsr_layout_options {
+    size_t size; /* TSR_OPTIONS sets it */
     tsr_selection selection;
     bool no_chunks;
     tsr_digest_algorithm hash;    /* 0: none. Else of every tensor, and of every object without tensors or sets in it */

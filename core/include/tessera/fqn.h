@@ -56,6 +56,7 @@ tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, const tsr_all
  * have, TSR_E_FORMAT for a wrapper's component in a wrong place; both name the component and the path up to it.
  * `keep_ddp` and `keep_compiler` are PyTorch's skip_ddp_prefix=False and skip_compiler_prefix=False. */
 typedef struct tsr_fqn_options {
+    size_t size; /* TSR_OPTIONS sets it */
     bool keep_ddp;
     bool keep_compiler;
 } tsr_fqn_options;

@@ -29,6 +29,7 @@ struct tsr_fsdp1_unit; /* tessera/sys/target_fsdp1.h */
 typedef struct tsr_plan tsr_plan;
 
 typedef struct tsr_plan_options {
+    size_t size; /* TSR_OPTIONS sets it */
     bool (*want)(void *ctx, tsr_str fqn); /* NULL: every entry */
     void *want_ctx;
     /* NULL, or gives a tensor a layout of its own (tsr_layout_explicit; over the target's number of ranks and the tensor's

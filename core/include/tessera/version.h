@@ -9,7 +9,8 @@
  *
  * Compatibility. While the major version is 0, a minor version may change or remove functions and types, so the shared
  * library's SOVERSION is MAJOR.MINOR (libtessera.so.0.2): a program linked with 0.2 never runs with 0.3 by accident. A patch
- * version changes no declaration. From 1.0 on the SOVERSION is the major version, and a minor version only adds. */
+ * version changes no declaration. From 1.0 on the SOVERSION is the major version, and a minor version only adds: functions,
+ * enumerators, and fields at the end of option structs, which state their size for that (TSR_OPTIONS in tessera/api.h). */
 #ifndef TESSERA_VERSION_H
 #define TESSERA_VERSION_H
 

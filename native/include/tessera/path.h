@@ -3,8 +3,8 @@
  *
  * Example:
  *
- *     tsr_path_write_options options = {0};
- *     options.convert.to = TSR_TO_SAFETENSORS;
+ *     const tsr_convert_options convert = {.to = TSR_TO_SAFETENSORS};
+ *     const tsr_path_write_options options = {.convert = &convert};
  *     status = tsr_path_open("step-1000", host, NULL, &checkpoint, &err);
  *     if (status == TSR_OK) status = tsr_path_write(checkpoint, "model.safetensors", &options, arena, NULL, &err);
  *     tsr_path_close(checkpoint); */
@@ -27,10 +27,11 @@ tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_
 void tsr_path_close(tsr_checkpoint *checkpoint);
 
 typedef struct tsr_path_write_options {
-    tsr_convert_options convert; /* the format to write (`to`), and everything else that tsr_convert can do */
-    const tsr_plan *plan;        /* NULL: convert. Otherwise reshard: what each rank of the plan's target holds */
-    bool overwrite;              /* replace the checkpoint at the destination; files that it does not list stay */
-    tsr_comm *comm;              /* NULL: this process works alone. Otherwise its ranks share the work */
+    size_t size; /* TSR_OPTIONS sets it */
+    const tsr_convert_options *convert; /* the format to write (`to`), and everything else that tsr_convert can do */
+    const tsr_plan *plan; /* NULL: convert. Otherwise reshard: what each rank of the plan's target holds */
+    bool overwrite;       /* replace the checkpoint at the destination; files that it does not list stay */
+    tsr_comm *comm;       /* NULL: this process works alone. Otherwise its ranks share the work */
 } tsr_path_write_options;
 
 /* Writes a checkpoint to `path`, completely or not at all: a single file, or a directory for DCP, for a reshard, and for

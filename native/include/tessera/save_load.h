@@ -24,6 +24,7 @@
 TSR_API_BEGIN
 
 typedef struct tsr_save_options {
+    size_t size; /* TSR_OPTIONS sets it */
     bool overwrite;      /* replaces a checkpoint in that place; readers see the old one or the new one */
     size_t buffer_bytes; /* for what is not one run of host memory, page-locked where that is a device's; 0: 16 MiB */
     tsr_warnings warnings;
@@ -40,6 +41,7 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
                                const tsr_host *host, tsr_error *err);
 
 typedef struct tsr_load_options {
+    size_t size; /* TSR_OPTIONS sets it */
     bool allow_missing;  /* a name that the checkpoint has not keeps its value; else it is an error that names the first */
     size_t buffer_bytes; /* for boxes that are not one run of host memory, page-locked for a device's; 0: 16 MiB */
     tsr_warnings warnings;

@@ -100,6 +100,7 @@ tsr_status tsr_state_dict_iterate(const tsr_value *state, const tsr_iterate *how
 #define TSR_ROUND_BYTES_MOST    ((size_t)1 << 30)
 
 typedef struct tsr_gather_options {
+    size_t size; /* TSR_OPTIONS sets it */
     const tsr_value *companion; /* receives on the chosen ranks; nothing is allocated for what it has */
     const uint32_t *ranks_only;
     size_t ranks_only_count;
@@ -129,6 +130,7 @@ tsr_status tsr_state_dict_copy(const tsr_value *state, const tsr_value *target, 
                                tsr_error *err);
 
 typedef struct tsr_create_options {
+    size_t size; /* TSR_OPTIONS sets it */
     tsr_device *pin; /* page-locked for copies of this device; a device that cannot pin is TSR_E_UNSUPPORTED */
     /* Memory that other processes of this machine see too: all ranks of `share`, which must run on one machine, get the
      * state dict; each rank's tensors are its own, and tsr_state_dict_peer reaches the others'. Redistributing and gathering
@@ -157,6 +159,7 @@ tsr_status tsr_state_dict_similar(const tsr_value *state, const tsr_value *other
 /* ---- D7, D8: full state → what ranks hold ---- */
 
 typedef struct tsr_broadcast_options {
+    size_t size; /* TSR_OPTIONS sets it */
     bool strict;        /* keys that only `local` has are left out of the result */
     bool offload;       /* new tensors on the host instead of the local tensor's device */
     size_t round_bytes; /* 0: the default; what is under way at once */

@@ -5,6 +5,8 @@
 #include "statedict/tensor/value_pack.h"
 #include "statedict/tensor/warn.h"
 
+#include "tessera/sys/options.h"
+
 static const uint32_t root_only[] = {0};
 
 typedef struct spreading {
@@ -247,9 +249,11 @@ static tsr_status spread(spreading *s, tsr_error *err)
 tsr_status tsr_state_dict_broadcast(const tsr_value *full, const tsr_value *local, tsr_comm *comm,
                                     const tsr_broadcast_options *options, tsr_state_dict *out, tsr_error *err)
 {
-    const tsr_broadcast_options none = {0};
+    tsr_broadcast_options own;
+    const tsr_status given = TSR_OPTIONS_COPY(&own, options, tsr_broadcast_options, err);
+    if (given != TSR_OK) return tsr_comm_agree(comm, given, err);
     spreading s = {.comm = comm,
-                   .options = options ? options : &none,
+                   .options = &own,
                    .out = out,
                    .passing = tsr_arena_new(out->host->allocator, 0, err),
                    .full = full,

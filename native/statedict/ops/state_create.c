@@ -1,6 +1,8 @@
 /* D5: a state dict of the same structure in host memory: plain, page-locked, or shared between processes. */
 #include "statedict/tensor/state_dict.h"
 
+#include "tessera/sys/options.h"
+
 /* Tensors that have no memory yet are listed, and get it when all are known. */
 typedef struct creation {
     tsr_vec made; /* tsr_tensor * */
@@ -114,12 +116,13 @@ static tsr_status share_all(const tsr_create_options *options, tsr_status mine, 
 tsr_status tsr_state_dict_create(const tsr_value *state, const tsr_create_options *options, tsr_state_dict *out,
                                  tsr_error *err)
 {
-    const tsr_create_options none = {0}, *o = options ? options : &none;
+    tsr_create_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_create_options, err));
     creation c = {tsr_vec_of(out->host->allocator, sizeof(tsr_tensor *))};
     const tsr_iterate how = {.whole = make, .over_mesh = make, .in_boxes = make, .ctx = &c, .any_type = true};
     tsr_status status = tsr_state_dict_iterate(state, &how, out, err);
-    if (o->share) status = share_all(o, status, out, err);
-    else if (status == TSR_OK) status = give_all(&c, o->pin, out, err);
+    if (own.share) status = share_all(&own, status, out, err);
+    else if (status == TSR_OK) status = give_all(&c, own.pin, out, err);
     if (status == TSR_OK) zero_scalars(&c);
     tsr_vec_free(&c.made);
     return status;

@@ -5,6 +5,8 @@
 #include "statedict/tensor/state_dict.h"
 #include "statedict/transfer/transfer.h"
 
+#include "tessera/sys/options.h"
+
 typedef struct gathering {
     const tsr_gather_options *options;
     tsr_comm *comm;
@@ -145,8 +147,10 @@ static tsr_status gather(gathering *g, const tsr_value *state, tsr_state_dict *o
 tsr_status tsr_state_dict_gather(const tsr_value *state, tsr_comm *comm, const tsr_gather_options *options,
                                  tsr_state_dict *out, tsr_error *err)
 {
-    const tsr_gather_options none = {0};
-    gathering g = {.options = options ? options : &none, .comm = comm, .arena = tsr_arena_new(out->host->allocator, 0, err)};
+    tsr_gather_options own;
+    const tsr_status given = TSR_OPTIONS_COPY(&own, options, tsr_gather_options, err);
+    if (given != TSR_OK) return tsr_comm_agree(comm, given, err);
+    gathering g = {.options = &own, .comm = comm, .arena = tsr_arena_new(out->host->allocator, 0, err)};
     if (!g.arena) return tsr_comm_agree(comm, TSR_E_NOMEM, err);
     const tsr_status status = gather(&g, state, out, err);
     tsr_arena_free(g.arena);

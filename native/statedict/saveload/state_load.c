@@ -6,6 +6,7 @@
 #include "statedict/tensor/warn.h"
 #include "tessera/save_load.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/options.h"
 
 typedef struct loading {
     tsr_comm *comm;
@@ -144,8 +145,8 @@ tsr_status tsr_state_dict_load(const char *path, const tsr_value *state, tsr_com
                                tsr_state_dict *out, tsr_error *err)
 {
     loading l = {.comm = comm, .out = out, .arena = tsr_arena_new(out->host->allocator, 0, err)};
-    if (options) l.options = *options;
-    const tsr_status status = l.arena ? load(&l, path, state, err) : TSR_E_NOMEM;
+    const tsr_status given = TSR_OPTIONS_COPY(&l.options, options, tsr_load_options, err);
+    const tsr_status status = given != TSR_OK ? given : l.arena ? load(&l, path, state, err) : TSR_E_NOMEM;
     tsr_piece_reader_close(&l.reader);
     tsr_arena_free(l.arena);
     return tsr_comm_agree(comm, status, err);

@@ -12,6 +12,7 @@
 #include "tessera/sys/folder.h"
 #include "tessera/save_load.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/options.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
 #define JOB                  TSR_STR("a state dict of several ranks\n")
@@ -370,10 +371,11 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
                 .host = host,
                 .path = path,
                 .arena = tsr_arena_new(host->allocator, 0, err)};
-    if (options) s.options = *options;
+    const tsr_status given = TSR_OPTIONS_COPY(&s.options, options, tsr_save_options, err);
     if (s.options.buffer_bytes == 0) s.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
     if (s.options.buffer_bytes < 128) s.options.buffer_bytes = 128; /* halves with room for one element of any type */
-    const tsr_status status = s.arena ? save(&s, state, err) : tsr_comm_agree(comm, TSR_E_NOMEM, err);
+    const tsr_status status =
+        s.arena && given == TSR_OK ? save(&s, state, err) : tsr_comm_agree(comm, given != TSR_OK ? given : TSR_E_NOMEM, err);
     /* Rank 0 removes what was not published; others leave before it does. */
     if (s.output && comm->rank != 0) s.output->close(s.output);
     tsr_error ignored = {0};
