@@ -306,6 +306,8 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     return status;
 }
 
+static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err);
+
 static void folder_close(tsr_store *base)
 {
     folder_store *store = (folder_store *)base;
@@ -384,21 +386,39 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
     return status;
 }
 
-tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
-                                 tsr_error *err)
+/* The directory `name` below another store's root becomes the root. */
+static tsr_status open_below(folder_store *store, tsr_vec *list, folder_store *above, const char *name, tsr_error *err)
+{
+    const tsr_sys *sys = store->sys;
+    store->folder = sys->open_at(sys, above->folder, name, O_RDONLY | O_DIRECTORY, 0);
+    if (store->folder < 0) return tsr_sys_raise(err, "open", name);
+    const int again = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+    return again < 0 ? tsr_sys_raise(err, "list", name) : list_folder(store, list, again, "", 1, err);
+}
+
+/* `above` NULL: `path` is one of this process. Otherwise it is the name of a directory below that store. */
+static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator, folder_store *above, const char *path,
+                             tsr_store **out, tsr_error *err)
 {
     folder_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     if (!store) return TSR_E_NOMEM;
     *store = (folder_store){
-        .base = {0, NULL, TSR_NO_FILE, folder_read_at, folder_map, folder_unmap, folder_close, folder_deepen},
-        .sys = sys ? sys : &tsr_sys_posix,
+        .base = {.primary = TSR_NO_FILE,
+                 .read_at = folder_read_at,
+                 .map = folder_map,
+                 .unmap = folder_unmap,
+                 .close = folder_close,
+                 .deepen = folder_deepen,
+                 .below = folder_below},
+        .sys = sys,
         .allocator = allocator,
         .folder = -1,
     };
     pthread_mutex_init(&store->lock, NULL);
     tsr_vec list = tsr_vec_of(allocator, sizeof(listed));
     store->arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = store->arena ? open_path(store, &list, path, err) : TSR_E_NOMEM;
+    tsr_status status = store->arena ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK) status = above ? open_below(store, &list, above, path, err) : open_path(store, &list, path, err);
     if (status == TSR_OK) status = take_list(store, &list, err);
     tsr_vec_free(&list);
     if (status != TSR_OK) {
@@ -408,6 +428,20 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
     if (store->primary) store->base.primary = tsr_store_find(&store->base, tsr_str_from(store->primary));
     *out = &store->base;
     return TSR_OK;
+}
+
+tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
+                                 tsr_error *err)
+{
+    return open_store(sys ? sys : &tsr_sys_posix, allocator, NULL, path, out, err);
+}
+
+static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err)
+{
+    folder_store *above = (folder_store *)base;
+    const tsr_str path = tsr_arena_str(above->arena, name, err); /* NUL-terminated */
+    if (!path.data) return TSR_E_NOMEM;
+    return open_store(above->sys, above->allocator, above, path.data, out, err);
 }
 
 bool tsr_folder_store_has_holes(const tsr_store *base)

@@ -36,6 +36,9 @@ struct tsr_store {
      * (*cut: it was reached; *deeper: there are directories further down). The files' numbers change: only while nothing
      * refers to them. */
     tsr_status (*deepen)(tsr_store *store, unsigned levels, bool *cut, bool *deeper, tsr_error *err);
+    /* Optional: the directory `name` below the root, of any depth, as a store of its own, which the caller closes before this
+     * one. */
+    tsr_status (*below)(tsr_store *store, tsr_str name, tsr_store **out, tsr_error *err);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;
 };

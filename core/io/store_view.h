@@ -1,0 +1,20 @@
+/* A directory of a store, or one file of it, as a store of its own. Files keep their numbers, so that what is read from the
+ * view refers to the files of the store it shows; those in front of the directory are nameless and empty there. */
+#ifndef TSR_IO_STORE_VIEW_H
+#define TSR_IO_STORE_VIEW_H
+
+#include "tessera/store.h"
+
+typedef struct tsr_store_view {
+    tsr_store base; /* first */
+    tsr_store *shown;
+} tsr_store_view;
+
+/* The directory `name` below the root; "": the root itself. Lives in `arena` and borrows `shown`; its close does nothing.
+ * `*holds_files`: false when there is nothing below that name. TSR_E_NOMEM. */
+tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena, tsr_store_view **out, bool *holds_files,
+                                tsr_error *err);
+/* The same files as `shown`, with `file` as the one that the user pointed at. TSR_E_NOMEM. */
+tsr_status tsr_store_view_of_file(tsr_store *shown, uint32_t file, tsr_arena *arena, tsr_store_view **out, tsr_error *err);
+
+#endif
