@@ -22,7 +22,7 @@ static tsr_status copy_names(const tsr_str *names, size_t count, tsr_arena *aren
 
 static tsr_status open_again(tsr_checkpoint **checkpoint, const tsr_open_options *options, tsr_error *err)
 {
-    tsr_store *store = tsr_checkpoint_store(*checkpoint);
+    tsr_store *store = tsr_checkpoint_given_store(*checkpoint);
     const tsr_host *host = tsr_checkpoint_host(*checkpoint);
     size_t count, added;
     const tsr_str *missing = tsr_checkpoint_missing(*checkpoint, &count);
@@ -57,7 +57,7 @@ tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_
 void tsr_path_close(tsr_checkpoint *checkpoint)
 {
     if (!checkpoint) return;
-    tsr_store *store = tsr_checkpoint_store(checkpoint);
+    tsr_store *store = tsr_checkpoint_given_store(checkpoint);
     tsr_checkpoint_close(checkpoint);
     store->close(store);
 }

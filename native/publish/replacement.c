@@ -30,7 +30,7 @@ static bool in_root(tsr_str name)
 
 static tsr_status open_old(decision *d, tsr_error *err)
 {
-    const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_NAMES};
+    const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_NAMES, .stay = true};
     tsr_status status = tsr_checkpoint_open(d->store, d->request->host, &options, &d->old, &d->why);
     TSR_FAIL_IF(status == TSR_E_NOMEM || status == TSR_E_IO, err, status, "%s", d->why.message);
     d->owned = tsr_arena_array(d->arena, d->store->file_count, sizeof *d->owned, err);

@@ -87,7 +87,7 @@ void tsr_python_allow_expansion(session *s)
 
 tsr_status tsr_python_unchanged(session *s, tsr_error *err)
 {
-    return tsr_folder_store_unchanged(s->store, err);
+    return tsr_folder_store_unchanged(tsr_checkpoint_store(s->checkpoint), err);
 }
 
 const char *tsr_python_status_name(tsr_status status)

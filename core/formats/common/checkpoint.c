@@ -22,6 +22,15 @@ tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint)
 {
     return checkpoint->store;
 }
+tsr_store *tsr_checkpoint_given_store(tsr_checkpoint *checkpoint)
+{
+    return checkpoint->given;
+}
+tsr_str tsr_checkpoint_step(const tsr_checkpoint *checkpoint, const char **marker)
+{
+    *marker = checkpoint->step_marker;
+    return checkpoint->step;
+}
 const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count)
 {
     *count = checkpoint->missing.count;

@@ -11,6 +11,10 @@
 
 struct tsr_checkpoint {
     tsr_store *store;
+    tsr_store *given;   /* to tsr_checkpoint_open; another one where a step was chosen */
+    tsr_vec entered;    /* of tsr_store *: opened below `given` on the way to `store`, closed with the checkpoint */
+    tsr_str step;       /* the way from `given` to `store`, in the arena; empty: they are one */
+    const char *step_marker; /* the file that named it, or NULL */
     const tsr_host *host;
     tsr_arena *arena;
     tsr_findings *findings;
@@ -51,6 +55,16 @@ typedef struct tsr_reader {
     tsr_status (*crc)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                       bool *known, uint32_t *crc, tsr_error *err);
 } tsr_reader;
+
+/* tsr_checkpoint_open with a reader that is known, for the `count` files that are its (checkpoint->files). NULL: the store is
+ * recognized. Options, ownership and errors as there. */
+typedef struct tsr_form {
+    const tsr_reader *reader;
+    const uint32_t *files;
+    uint32_t count;
+} tsr_form;
+tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options, const tsr_form *form,
+                                  tsr_checkpoint **out, tsr_error *err);
 
 /* Notes a file that the metadata names and that is not there; copies the name. */
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);

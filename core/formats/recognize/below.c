@@ -6,13 +6,13 @@
 #include "formats/common/incomplete.h"
 #include "formats/recognize/recognize.h"
 
-enum { LEVELS = 3, MOST_PROBED = 256 };
+enum { MOST_PROBED = 256 };
 
 void tsr_below_add(tsr_below *below, tsr_str path, const char *form)
 {
     const size_t form_size = strlen(form), needed = path.size + form_size + 5;
     const bool full = below->shown < below->count || below->used + needed + 1 > sizeof below->text;
-    below->count++;
+    if (below->count++ == 0) below->first = path;
     if (full) return;
     tsr_str parts[] = {tsr_str_from(below->used ? ", " : ""), path, TSR_STR(" ("), {form, form_size}, TSR_STR(")")};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
@@ -130,7 +130,7 @@ static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, 
     return TSR_OK;
 }
 
-/* Every directory among the files [from, to), whose names share `prefix` bytes. At most LEVELS deep. */
+/* Every directory among the files [from, to), whose names share `prefix` bytes. At most TSR_BELOW_LEVELS deep. */
 static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefix, unsigned level)
 {
     const tsr_store *store = s->checkpoint->store;
@@ -144,11 +144,12 @@ static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefi
         bool worth, deeper, whole = false;
         const char *form = NULL;
         TSR_TRY(part_of(s, f, end, size, &part, &worth, &deeper));
+        worth = worth && (!s->below->wanted || s->below->wanted(s->below->wanted_ctx, (tsr_str){name.data, size - 1}));
         if (worth && ++s->probed > MOST_PROBED) s->below->cut = true;
         else if (worth) TSR_TRY(probe(s, &part, &form, &whole));
         if (form) tsr_below_add(s->below, (tsr_str){name.data, size - 1}, form);
-        if (!whole && level == LEVELS) s->below->deeper |= deeper;
-        if (!whole && level < LEVELS) TSR_TRY(look_below(s, f, end, size, level + 1));
+        if (!whole && level == TSR_BELOW_LEVELS) s->below->deeper |= deeper;
+        if (!whole && level < TSR_BELOW_LEVELS) TSR_TRY(look_below(s, f, end, size, level + 1));
     }
     return TSR_OK;
 }
@@ -158,6 +159,6 @@ tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_below *below, tsr_erro
     tsr_store *store = checkpoint->store;
     search s = {.checkpoint = checkpoint, .below = below, .err = err};
     if (checkpoint->is_probe) return TSR_OK;
-    if (store->deepen) TSR_TRY(store->deepen(store, LEVELS, &below->cut, &below->deeper, err));
+    if (store->deepen) TSR_TRY(store->deepen(store, TSR_BELOW_LEVELS, &below->cut, &below->deeper, err));
     return look_below(&s, 0, store->file_count, 0, 1);
 }

@@ -4,7 +4,7 @@
 
 #include "formats/common/reader.h"
 
-enum { TSR_BELOW_BYTES = 520 };
+enum { TSR_BELOW_BYTES = 520, TSR_BELOW_LEVELS = 3 };
 
 typedef struct tsr_below {
     char text[TSR_BELOW_BYTES]; /* "outputs/step-1 (dcp), outputs/step-2 (dcp)": as many as there is room for */
@@ -12,6 +12,10 @@ typedef struct tsr_below {
     unsigned shown, count;
     bool cut;    /* not everything was looked at */
     bool deeper; /* there are directories further down than was looked */
+    /* Which directories to look at, by their paths; NULL: all. */
+    bool (*wanted)(const void *ctx, tsr_str path);
+    const void *wanted_ctx;
+    tsr_str first; /* path of the first that was added, in the store */
 } tsr_below;
 
 /* Adds "path (form)" to the list, or counts it when the list is full. */

@@ -41,15 +41,28 @@ static tsr_status list_files(tsr_checkpoint *checkpoint, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
+static tsr_status choose_reader(tsr_checkpoint *checkpoint, const tsr_form *form, const tsr_reader **reader, tsr_error *err)
+{
+    if (!form) {
+        TSR_TRY(tsr_enter_step(checkpoint, err));
+        return tsr_recognize(checkpoint, reader, err);
+    }
+    *reader = form->reader;
+    checkpoint->files = form->files;
+    checkpoint->file_count = form->count;
+    return TSR_OK;
+}
+
+static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *form, tsr_error *err)
 {
     const tsr_reader *reader;
-    TSR_TRY(tsr_recognize(checkpoint, &reader, err));
+    TSR_TRY(choose_reader(checkpoint, form, &reader, err));
     checkpoint->catalog.format = reader->format;
     checkpoint->catalog.store = checkpoint->store;
     TSR_TRY(list_files(checkpoint, err));
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
+    TSR_TRY(tsr_keep_part(checkpoint, err));
     TSR_TRY(index_names(checkpoint, err));
     TSR_TRY(tsr_check_files_complete(checkpoint, err));
     return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
@@ -58,12 +71,20 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, tsr_error *err)
 tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
                                tsr_error *err)
 {
+    return tsr_checkpoint_open_as(store, host, options, NULL, out, err);
+}
+
+tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options, const tsr_form *form,
+                                  tsr_checkpoint **out, tsr_error *err)
+{
     tsr_open_options own;
     *out = NULL;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_open_options, err));
     tsr_checkpoint *checkpoint = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
     if (!checkpoint) return TSR_E_NOMEM;
     *checkpoint = (tsr_checkpoint){.store = store,
+                                    .given = store,
+                                    .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
                                     .host = host,
                                     .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
                                     .expansion = host->limits.expansion};
@@ -71,7 +92,7 @@ tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr
     size_t bound = host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX;
     checkpoint->arena = tsr_arena_new(host->allocator, bound, err);
     checkpoint->findings = checkpoint->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
-    tsr_status status = checkpoint->findings ? read_checkpoint(checkpoint, err) : TSR_E_NOMEM;
+    tsr_status status = checkpoint->findings ? read_checkpoint(checkpoint, form, err) : TSR_E_NOMEM;
     if (status == TSR_OK) *out = checkpoint;
     else tsr_checkpoint_close(checkpoint);
     return status;
@@ -84,6 +105,7 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
     tsr_name_index_free(checkpoint->index);
     tsr_findings_free(checkpoint->findings);
     tsr_vec_free(&checkpoint->missing);
+    tsr_leave_steps(checkpoint);
     tsr_arena_free(checkpoint->arena);
     tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
 }

@@ -24,4 +24,12 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
  * Errors: those of reading. */
 tsr_status tsr_form_of_directory(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
 
+/* steps.c: makes checkpoint->store the directory that options.step, or a file in the root, chooses; unchanged where there is
+ * nothing to choose. Errors: those of tsr_open_options.step, and of reading. */
+tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err);
+void tsr_leave_steps(tsr_checkpoint *checkpoint);
+
+/* part.c: leaves only the entries of options.part in the catalog, without its name. */
+tsr_status tsr_keep_part(tsr_checkpoint *checkpoint, tsr_error *err);
+
 #endif

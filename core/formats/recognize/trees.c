@@ -123,6 +123,7 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     if (!out->checkpoint) return TSR_E_NOMEM;
     *out->checkpoint = (tsr_checkpoint){.host = host,
                                          .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                         .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
                                          .expansion = host->limits.expansion};
     tsr_status status = open_checkpoint(out->checkpoint, store, err);
     if (status == TSR_OK) status = read_roots(out->checkpoint, files, count, out, err);

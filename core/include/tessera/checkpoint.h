@@ -40,6 +40,15 @@ typedef struct tsr_open_options {
      * among them. Only called while the checkpoint is opened. */
     bool (*selects)(const void *ctx, tsr_str fqn);
     const void *selects_ctx;
+    /* Open only this part of a checkpoint that is made of parts (tsr_catalog.parts): its entries, whose names lose the part's.
+     * NULL data: all of them. TSR_E_NOT_FOUND names the parts that there are. */
+    tsr_str part;
+    /* Which checkpoint of a directory that holds several: "latest", a path below it or the last names of one ("step-100",
+     * "global_step_100/actor"), or the number at the end of such a name ("100"). TSR_E_NOT_FOUND where none fits, TSR_E_USAGE
+     * where several do, with their list. NULL data: the directory itself, or the one that its `latest` or
+     * `latest_checkpointed_iteration.txt` names. */
+    tsr_str step;
+    bool stay; /* do not follow such a file: open the directory itself or nothing */
 } tsr_open_options;
 
 /* Recognizes the format from content and reads the metadata. Borrows `store` and `host` until close. `options` may be
@@ -58,6 +67,9 @@ const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);
 /* Findings of opening and of the checks run since; owned by the checkpoint. */
 tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint);
 const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint);
+/* The directory below the root that was opened, and in *marker the file that named it; NULL data and NULL where it was the
+ * root itself, or the step was asked for. */
+tsr_str tsr_checkpoint_step(const tsr_checkpoint *checkpoint, const char **marker);
 /* Names, below the store's root, of files that the metadata needs and the store does not have; each is a finding too. */
 const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count);
 

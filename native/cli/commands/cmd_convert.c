@@ -76,6 +76,7 @@ static const cli_option options[] = {
     {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
      offsetof(convert_arguments, max_shard_size)},
     CLI_WRITING_OPTIONS(convert_arguments, writing),
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

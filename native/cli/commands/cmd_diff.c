@@ -264,6 +264,7 @@ static const cli_option options[] = {
      offsetof(diff_arguments, policy.baseline)},
     {"list-rules", 0, CLI_FLAG, NULL, "List the rules of diff with their levels", offsetof(diff_arguments, list_rules)},
     CLI_EXPANSION_OPTION(diff_arguments, allow_expansion),
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

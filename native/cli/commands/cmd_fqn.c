@@ -304,6 +304,7 @@ static const cli_option options[] = {
     {"prefix", 0, CLI_TEXT, "TEXT", "With --checkpoint: use only keys with this prefix, and strip it (\"model.\")",
      offsetof(fqn_arguments, prefix)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.fqn/1 document", offsetof(fqn_arguments, json)},
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

@@ -239,6 +239,7 @@ static const cli_option options[] = {
      offsetof(get_arguments, output)},
     {"print", 0, CLI_FLAG, NULL, "Print all values, however many there are", offsetof(get_arguments, print)},
     CLI_EXPANSION_OPTION(get_arguments, allow_expansion),
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

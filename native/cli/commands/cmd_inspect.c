@@ -136,6 +136,7 @@ static const cli_option options[] = {
     {"stats", 0, CLI_FLAG, NULL, "Compute min, max, mean, std, and the number of NaN, Inf and zero values of each tensor",
      offsetof(inspect_arguments, stats)},
     CLI_EXPANSION_OPTION(inspect_arguments, allow_expansion),
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

@@ -25,6 +25,7 @@ static const cli_option options[] = {
      offsetof(layout_arguments, file.selection.exclude)},
     {"json", 0, CLI_FLAG, NULL, "Accepted for consistency; the output is always JSON", offsetof(layout_arguments, json)},
     CLI_EXPANSION_OPTION(layout_arguments, file.allow_expansion),
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

@@ -150,6 +150,7 @@ static const cli_option options[] = {
     {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(plan_arguments, raw_cast)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.plan/1 document", offsetof(plan_arguments, json)},
     {"items", 0, CLI_FLAG, NULL, "Print the document with every read of every rank", offsetof(plan_arguments, items)},
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

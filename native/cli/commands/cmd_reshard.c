@@ -59,6 +59,7 @@ static const cli_option options[] = {
     {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Write this format (default: the source's format)",
      offsetof(reshard_arguments, to)},
     CLI_WRITING_OPTIONS(reshard_arguments, writing),
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

@@ -184,6 +184,7 @@ static const cli_option options[] = {
      "Leave out findings that an earlier --json document lists with the same rule, file and name",
      offsetof(validate_arguments, policy.baseline)},
     {"list-rules", 0, CLI_FLAG, NULL, "List all rules with their levels", offsetof(validate_arguments, list_rules)},
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

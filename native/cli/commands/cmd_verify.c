@@ -60,6 +60,7 @@ static const cli_option options[] = {
     {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
      offsetof(verify_arguments, allow)},
     CLI_EXPANSION_OPTION(verify_arguments, allow_expansion),
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 

@@ -40,8 +40,26 @@ typedef struct cli_option {
     cli_option_kind kind;
     const char *value; /* what follows it: "GLOB", or "text|json" for a choice; NULL for a flag */
     const char *help;
-    size_t field; /* offset in the command's arguments */
+    size_t field; /* offset in the command's arguments, or CLI_OF_SOURCE + offset in cli_source */
 } cli_option;
+enum { CLI_OF_SOURCE = 1 << 20 };
+
+/* Which checkpoint PATH stands for, where that is not all of it. */
+typedef struct cli_source {
+    const char *part, *step; /* NULL: not given */
+    cli_list also;
+} cli_source;
+
+/* The rows of a command that opens PATH with cli_open. */
+#define CLI_SOURCE_OPTIONS \
+    {"part", 0, CLI_TEXT, "NAME", "Open only this part of a checkpoint that is made of parts (inspect lists them)", \
+     CLI_OF_SOURCE + offsetof(cli_source, part)}, \
+    {"step", 0, CLI_TEXT, "STEP", \
+     "Open this checkpoint of a directory that holds several: latest, a name or path below it, or the number in its name", \
+     CLI_OF_SOURCE + offsetof(cli_source, step)}, \
+    {"also", 0, CLI_LIST, "PATH", \
+     "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks", \
+     CLI_OF_SOURCE + offsetof(cli_source, also)}
 
 typedef struct cli cli;
 
@@ -81,6 +99,7 @@ typedef struct cli_terminal {
 
 struct cli {
     cli_globals globals;
+    cli_source source;
     const cli_command *command;
     cli_list operands;
     cli_terminal out, err;

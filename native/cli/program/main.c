@@ -175,6 +175,7 @@ static int run_command(cli *program, int argc, char **argv)
     }
     cli_free_lists(command, arguments);
     free(arguments);
+    free(program->source.also.items);
     free(program->operands.items);
     if (program->host_is_open) tsr_native_host_close(&program->native);
     return status;

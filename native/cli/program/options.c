@@ -54,7 +54,7 @@ static target find_option(cli *program, void *arguments, const char *name, size_
 {
     const cli_option *own =
         letter ? find_letter(program->command->options, letter) : find_long(program->command->options, name, size);
-    if (own) return (target){own, arguments};
+    if (own) return (target){own, own->field < CLI_OF_SOURCE ? arguments : (char *)&program->source};
     const cli_option *global = letter ? find_letter(cli_global_options, letter) : find_long(cli_global_options, name, size);
     return (target){global, (char *)&program->globals};
 }
@@ -118,7 +118,7 @@ static bool append(cli_list *list, const char *item, int most)
 
 static bool store_value(cli *program, target to, const char *value, int argc)
 {
-    void *field = to.base + to.option->field;
+    void *field = to.base + to.option->field % CLI_OF_SOURCE;
     char *end;
     cli_real *real = field;
     switch (to.option->kind) {
@@ -208,6 +208,6 @@ bool cli_parse(cli *program, int argc, char **argv, void *arguments)
 void cli_free_lists(const cli_command *command, void *arguments)
 {
     for (const cli_option *o = command->options; o->name; o++) {
-        if (o->kind == CLI_LIST) free(((cli_list *)(void *)((char *)arguments + o->field))->items);
+        if (o->kind == CLI_LIST && o->field < CLI_OF_SOURCE) free(((cli_list *)(void *)((char *)arguments + o->field))->items);
     }
 }

@@ -15,7 +15,10 @@ tsr_status cli_open(cli *program, const char *path, const tsr_open_options *opti
 {
     *out = (cli_session){.path = path, .is_remote = tsr_is_address(path)};
     const char *given = out->is_remote ? cli_given_address(program, path) : path;
-    const tsr_status status = tsr_path_open(given, cli_host(program), options, &out->checkpoint, err);
+    tsr_open_options chosen = options ? *options : (tsr_open_options){0};
+    if (program->source.part) chosen.part = tsr_str_from(program->source.part);
+    if (program->source.step) chosen.step = tsr_str_from(program->source.step);
+    const tsr_status status = tsr_path_open(given, cli_host(program), &chosen, &out->checkpoint, err);
     if (status != TSR_OK) return status;
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);

@@ -14,6 +14,8 @@ TSR_API_BEGIN
 
 /* The store that the checkpoint was opened from. */
 tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint);
+/* The store that was given to tsr_checkpoint_open, also where a step below its root was opened. */
+tsr_store *tsr_checkpoint_given_store(tsr_checkpoint *checkpoint);
 /* The arena that lives as long as the checkpoint. Not thread-safe. */
 tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
 /* TSR_E_NOT_FOUND with the reason why bytes of the entry `fqn` are not there: the files that are missing, by name, or one that

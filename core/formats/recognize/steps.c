@@ -1,0 +1,299 @@
+/* Which of the checkpoints below a directory is opened: the one that was asked for, or the one that a marker file names. */
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "formats/recognize/below.h"
+#include "formats/recognize/recognize.h"
+#include "io/store_view.h"
+
+enum { MOST_MARKED = 255, MOST_TRIED = 64 };
+
+/* Files that name the newest checkpoint: its directory, or its number. */
+static const char *const markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
+
+/* ---- entering a directory ---- */
+
+static tsr_status open_below(tsr_checkpoint *checkpoint, tsr_str directory, tsr_store **out, tsr_error *err)
+{
+    tsr_store *store = checkpoint->store;
+    tsr_store_view *view;
+    bool holds_files;
+    if (!store->below) {
+        TSR_TRY(tsr_store_view_below(store, directory, checkpoint->arena, &view, &holds_files, err));
+        *out = &view->base;
+        return TSR_OK;
+    }
+    tsr_store **kept = tsr_vec_push(&checkpoint->entered, err);
+    if (!kept) return TSR_E_NOMEM;
+    const tsr_status status = store->below(store, directory, kept, err);
+    if (status == TSR_OK) *out = *kept;
+    else checkpoint->entered.count--;
+    return status;
+}
+
+static tsr_status enter(tsr_checkpoint *checkpoint, tsr_str directory, tsr_error *err)
+{
+    const tsr_str so_far = checkpoint->step;
+    checkpoint->step = tsr_arena_format(checkpoint->arena, err, "%.*s%s%.*s", TSR_STR_ARG(so_far), so_far.size ? "/" : "",
+                                        TSR_STR_ARG(directory));
+    if (!checkpoint->step.data) return TSR_E_NOMEM;
+    return open_below(checkpoint, directory, &checkpoint->store, err);
+}
+
+void tsr_leave_steps(tsr_checkpoint *checkpoint)
+{
+    tsr_store **stores = checkpoint->entered.items;
+    for (size_t i = checkpoint->entered.count; i > 0; i--) stores[i - 1]->close(stores[i - 1]);
+    tsr_vec_free(&checkpoint->entered);
+}
+
+/* ---- names of steps ---- */
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* The number at the end of a text, of at most 18 digits; false where there is none. */
+static bool number_at_end(tsr_str text, uint64_t *number)
+{
+    size_t from = text.size;
+    while (from > 0 && is_digit(text.data[from - 1])) from--;
+    *number = 0;
+    if (from == text.size || text.size - from > 18) return false;
+    for (size_t i = from; i < text.size; i++) *number = *number * 10 + (uint64_t)(text.data[i] - '0');
+    return true;
+}
+
+/* The step of a path: the number at the end of the last of its names that has one. */
+static bool step_of(tsr_str path, uint64_t *number)
+{
+    for (size_t end = path.size; end > 0;) {
+        size_t from = end;
+        while (from > 0 && path.data[from - 1] != '/') from--;
+        if (number_at_end((tsr_str){path.data + from, end - from}, number)) return true;
+        end = from ? from - 1 : 0;
+    }
+    return false;
+}
+
+static bool has_step(const void *ctx, tsr_str path)
+{
+    uint64_t number;
+    return step_of(path, &number) && number == *(const uint64_t *)ctx;
+}
+
+/* Whether names that follow each other in the path are those that were asked for: "step-1" in "outputs/step-1". */
+static bool has_name(const void *ctx, tsr_str path)
+{
+    const tsr_str name = *(const tsr_str *)ctx;
+    for (size_t at = 0; at + name.size <= path.size; at++) {
+        const bool begins = at == 0 || path.data[at - 1] == '/', ends = at + name.size == path.size || path.data[at + name.size] == '/';
+        if (begins && ends && memcmp(path.data + at, name.data, name.size) == 0) return true;
+    }
+    return false;
+}
+
+/* ---- choosing ---- */
+
+typedef struct choice {
+    tsr_checkpoint *checkpoint;
+    tsr_below list;
+    tsr_error *err;
+} choice;
+
+static tsr_status look(choice *c, bool (*wanted)(const void *ctx, tsr_str path), const void *ctx)
+{
+    c->list = (tsr_below){.wanted = wanted, .wanted_ctx = ctx};
+    return tsr_list_below(c->checkpoint, &c->list, c->err);
+}
+
+static tsr_status refuse_several(choice *c, tsr_str asked)
+{
+    return tsr_raise(c->err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "step '%.*s' fits %u checkpoints: %s%s; choose one by its path below the directory", TSR_STR_ARG(asked),
+                     c->list.count, c->list.text, tsr_below_rest(&c->list));
+}
+
+/* Enters the only checkpoint that was found. */
+static tsr_status enter_found(choice *c, tsr_str asked)
+{
+    if (c->list.count > 1) return refuse_several(c, asked);
+    const tsr_str found = tsr_arena_str(c->checkpoint->arena, c->list.first, c->err);
+    return found.data ? enter(c->checkpoint, found, c->err) : TSR_E_NOMEM;
+}
+
+static tsr_status refuse_unknown(choice *c, tsr_str asked)
+{
+    TSR_TRY(look(c, NULL, NULL));
+    TSR_FAIL_IF(c->list.count == 0, c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "there is no step '%.*s': the directory holds no checkpoint below it%s", TSR_STR_ARG(asked),
+                tsr_below_deeper(&c->list));
+    return tsr_raise(c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no step '%.*s'; the directory holds %s%s",
+                     TSR_STR_ARG(asked), c->list.text, tsr_below_rest(&c->list));
+}
+
+/* The directory that was asked for may be a parent of the checkpoint ("global_step_100" of "global_step_100/actor"). */
+static tsr_status choose_named(choice *c, tsr_str asked)
+{
+    uint64_t number;
+    TSR_TRY(look(c, has_name, &asked));
+    if (c->list.count) return enter_found(c, asked);
+    bool is_number = asked.size > 0;
+    for (size_t i = 0; i < asked.size; i++) is_number = is_number && is_digit(asked.data[i]);
+    if (!is_number || !number_at_end(asked, &number)) return refuse_unknown(c, asked);
+    TSR_TRY(look(c, has_step, &number));
+    return c->list.count ? enter_found(c, asked) : refuse_unknown(c, asked);
+}
+
+static int larger_first(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* The numbers of all directories' names, the largest first, each once. */
+static tsr_status list_steps(const tsr_store *store, tsr_vec *steps, tsr_error *err)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        tsr_str path = store->files[f].name;
+        uint64_t number, *last = steps->count ? (uint64_t *)steps->items + steps->count - 1 : NULL;
+        while (path.size && path.data[path.size - 1] != '/') path.size--;
+        if (path.size) path.size--;
+        if (!step_of(path, &number) || (last && *last == number)) continue;
+        uint64_t *step = tsr_vec_push(steps, err);
+        if (!step) return TSR_E_NOMEM;
+        *step = number;
+    }
+    if (steps->count) qsort(steps->items, steps->count, sizeof(uint64_t), larger_first);
+    size_t kept = 0;
+    uint64_t *items = steps->items;
+    for (size_t i = 0; i < steps->count; i++)
+        if (i == 0 || items[i] != items[kept - 1]) items[kept++] = items[i];
+    steps->count = kept;
+    return TSR_OK;
+}
+
+/* The highest number at which there is a checkpoint. */
+static tsr_status choose_highest(choice *c)
+{
+    bool cut, deeper;
+    tsr_store *store = c->checkpoint->store;
+    tsr_vec steps = tsr_vec_of(c->checkpoint->host->allocator, sizeof(uint64_t));
+    tsr_status status = store->deepen ? store->deepen(store, TSR_BELOW_LEVELS, &cut, &deeper, c->err) : TSR_OK;
+    if (status == TSR_OK) status = list_steps(store, &steps, c->err);
+    c->list.count = 0;
+    for (size_t i = 0; i < steps.count && i < MOST_TRIED && status == TSR_OK && c->list.count == 0; i++)
+        status = look(c, has_step, &((const uint64_t *)steps.items)[i]);
+    tsr_vec_free(&steps);
+    if (status != TSR_OK) return status;
+    return c->list.count ? enter_found(c, TSR_STR("latest")) : refuse_unknown(c, TSR_STR("latest"));
+}
+
+/* ---- markers ---- */
+
+static bool holds_files(const tsr_store *store, tsr_str directory)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        if (name.size > directory.size && name.data[directory.size] == '/' && tsr_str_starts(name, directory)) return true;
+    }
+    return false;
+}
+
+/* The only line of a small file, if it may name a directory. */
+static tsr_status read_marker(tsr_checkpoint *checkpoint, uint32_t file, tsr_str *line, tsr_error *err)
+{
+    tsr_store *store = checkpoint->store;
+    char text[MOST_MARKED];
+    const uint64_t size = store->files[file].size;
+    *line = (tsr_str){NULL, 0};
+    if (size == 0 || size > sizeof text) return TSR_OK;
+    TSR_TRY(tsr_store_read(store, file, 0, text, (size_t)size, err));
+    size_t used = (size_t)size;
+    while (used && (text[used - 1] == '\n' || text[used - 1] == '\r' || text[used - 1] == ' ')) used--;
+    for (size_t i = 0; i < used; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == '/') return TSR_OK;
+    *line = tsr_arena_str(checkpoint->arena, (tsr_str){text, used}, err);
+    return line->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* The directory that a marker's line stands for, by its name or by its number as Megatron and verl write it; empty when it is
+ * not there. */
+static tsr_status directory_of(tsr_checkpoint *checkpoint, tsr_str line, tsr_str *out, tsr_error *err)
+{
+    uint64_t number;
+    tsr_str names[3] = {line};
+    size_t count = 1;
+    if (is_digit(line.data[0]) && number_at_end(line, &number)) {
+        names[count++] = tsr_arena_format(checkpoint->arena, err, "iter_%07llu", (unsigned long long)number);
+        names[count++] = tsr_arena_format(checkpoint->arena, err, "global_step_%llu", (unsigned long long)number);
+    }
+    *out = (tsr_str){NULL, 0};
+    for (size_t i = 0; i < count && !out->data; i++) {
+        if (!names[i].data) return TSR_E_NOMEM;
+        if (holds_files(checkpoint->store, names[i])) *out = names[i];
+    }
+    return TSR_OK;
+}
+
+static const char *find_marker(const tsr_store *store, uint32_t *file)
+{
+    for (size_t i = 0; i < sizeof markers / sizeof *markers; i++) {
+        *file = tsr_store_find(store, tsr_str_from(markers[i]));
+        if (*file != TSR_NO_FILE) return markers[i];
+    }
+    return NULL;
+}
+
+/* Whether the directory is a checkpoint itself, whatever files about steps it holds. */
+static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    const tsr_reader *reader;
+    tsr_error why = {0};
+    tsr_checkpoint guess = {.store = checkpoint->store, .host = checkpoint->host, .arena = checkpoint->arena, .is_probe = true};
+    const tsr_status status = tsr_recognize(&guess, &reader, &why);
+    *is = status == TSR_OK;
+    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    return TSR_OK;
+}
+
+/* Goes to the directory that a marker names, and on to the only checkpoint in it. *followed: there is such a file. */
+static tsr_status follow_marker(choice *c, bool *followed)
+{
+    tsr_checkpoint *checkpoint = c->checkpoint;
+    uint32_t file;
+    tsr_str directory, line = {NULL, 0};
+    bool is;
+    const char *marker = find_marker(checkpoint->store, &file);
+    if (marker) TSR_TRY(read_marker(checkpoint, file, &line, c->err));
+    *followed = line.size > 0;
+    if (!*followed) return TSR_OK;
+    TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
+    TSR_FAIL_IF(!directory.data, c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "the file '%s' names the checkpoint '%.*s', which is not in the directory; choose another one with --step", marker,
+                TSR_STR_ARG(line));
+    TSR_TRY(enter(checkpoint, directory, c->err));
+    checkpoint->step_marker = marker;
+    TSR_TRY(is_checkpoint(checkpoint, &is, c->err));
+    if (is) return TSR_OK;
+    TSR_TRY(look(c, NULL, NULL));
+    return c->list.count == 1 ? enter_found(c, directory) : TSR_OK; /* recognition says what is wrong */
+}
+
+tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    choice c = {.checkpoint = checkpoint, .err = err};
+    const tsr_str asked = checkpoint->options.step;
+    uint32_t file;
+    bool done = false;
+    if (checkpoint->options.stay || checkpoint->is_probe) return TSR_OK;
+    TSR_FAIL_IF(asked.data && checkpoint->store->primary != TSR_NO_FILE, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "--step %.*s is for a directory that holds checkpoints, not for a file", TSR_STR_ARG(asked));
+    if (checkpoint->store->primary != TSR_NO_FILE) return TSR_OK;
+    if (asked.data && !tsr_str_equal(asked, TSR_STR("latest"))) return choose_named(&c, asked);
+    if (!asked.data && !find_marker(checkpoint->store, &file)) return TSR_OK;
+    if (!asked.data) TSR_TRY(is_checkpoint(checkpoint, &done, err));
+    if (!done) TSR_TRY(follow_marker(&c, &done));
+    return asked.data && !done ? choose_highest(&c) : TSR_OK;
+}
