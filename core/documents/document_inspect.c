@@ -101,7 +101,33 @@ static void put_count(tsr_json *json, const char *key, uint64_t count)
     tsr_json_uint(json, count);
 }
 
-static void put_summary(tsr_json *json, const totals *sum)
+/* Tensors of a part: of entries that differ from rank to rank, each rank's is none. */
+static void put_part(tsr_json *json, const tsr_catalog *catalog, const tsr_part *part)
+{
+    uint64_t tensors = 0;
+    const tsr_entry *entries = catalog->entries + part->first_entry;
+    for (uint64_t i = 0; i < part->entry_count; i++) tensors += entries[i].kind == TSR_ENTRY_TENSOR;
+    tsr_json_object(json);
+    tsr_json_key(json, "name");
+    tsr_json_str(json, part->name);
+    tsr_json_key(json, "format");
+    tsr_json_text(json, tsr_format_name(part->format));
+    put_count(json, "files", part->files);
+    put_count(json, "tensors", tensors);
+    put_count(json, "objects", part->entry_count - tensors);
+    tsr_json_object_end(json);
+}
+
+static void put_parts(tsr_json *json, const tsr_catalog *catalog)
+{
+    if (!catalog->part_count) return;
+    tsr_json_key(json, "parts");
+    tsr_json_array(json);
+    for (uint32_t p = 0; p < catalog->part_count; p++) put_part(json, catalog, &catalog->parts[p]);
+    tsr_json_array_end(json);
+}
+
+static void put_summary(tsr_json *json, const tsr_catalog *catalog, const totals *sum)
 {
     tsr_json_key(json, "summary");
     tsr_json_object(json);
@@ -124,6 +150,7 @@ static void put_summary(tsr_json *json, const totals *sum)
         tsr_json_object_end(json);
     }
     tsr_json_object_end(json);
+    put_parts(json, catalog);
     tsr_json_object_end(json);
 }
 
@@ -412,7 +439,7 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
     tsr_status status = add_up(&in, &sum);
     if (status == TSR_OK) status = find_sharing(&in);
     if (status == TSR_OK) {
-        put_summary(json, &sum);
+        put_summary(json, in.catalog, &sum);
         status = put_entries(&in, sum.bytes);
     }
     if (status == TSR_OK) {

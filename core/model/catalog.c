@@ -29,6 +29,7 @@ const char *tsr_format_name(tsr_format format)
     case TSR_FORMAT_LIGHTNING_DIST: return "lightning-dist";
     case TSR_FORMAT_HF_TRAINER: return "hf-trainer";
     case TSR_FORMAT_TORCH_CHECKPOINTING: return "torch-checkpointing";
+    case TSR_FORMAT_JSON: return "json";
     case TSR_FORMAT_NONE: break;
     }
     return "none";

@@ -126,7 +126,8 @@ typedef enum tsr_format {
     TSR_FORMAT_ACCELERATE_FSDP,
     TSR_FORMAT_LIGHTNING_DIST,
     TSR_FORMAT_HF_TRAINER,
-    TSR_FORMAT_TORCH_CHECKPOINTING
+    TSR_FORMAT_TORCH_CHECKPOINTING,
+    TSR_FORMAT_JSON /* a part of a directory of a training framework */
 } tsr_format;
 
 const char *tsr_format_name(tsr_format format); /* as in contract: "dcp", "torch-zip", … */

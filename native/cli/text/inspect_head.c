@@ -124,6 +124,36 @@ static uint64_t count_per_rank(const cli_view *v)
     return count;
 }
 
+/* Which checkpoint of a directory was opened. */
+static void put_step(const cli_view *v)
+{
+    const char *marker;
+    const tsr_str step = tsr_checkpoint_step(v->session->checkpoint, &marker);
+    if (!step.size) return;
+    fputs("  step ", stdout);
+    cli_put(stdout, step);
+    printf(marker ? ", which the file '%s' names\n" : "\n", marker);
+}
+
+/* "parts: model (safetensors, 12 tensors), scheduler (torch-zip, 8 objects)". Nothing is known of what was not opened. */
+static void put_parts(const cli_view *v)
+{
+    const tsr_catalog *catalog = v->session->catalog;
+    for (uint32_t p = 0; p < catalog->part_count; p++) {
+        const tsr_part *part = &catalog->parts[p];
+        uint64_t tensors = 0;
+        for (uint64_t i = 0; i < part->entry_count; i++) tensors += catalog->entries[part->first_entry + i].kind == TSR_ENTRY_TENSOR;
+        const uint64_t objects = part->entry_count - tensors;
+        fputs(p ? ", " : "  parts: ", stdout);
+        cli_put(stdout, part->name.size ? part->name : TSR_STR("(without a name)"));
+        printf(" (%s", tsr_format_name(part->format));
+        if (tensors) printf(", %s", cli_plural(tensors, "tensor").text);
+        if (objects) printf(", %s", cli_plural(objects, "object").text);
+        putchar(')');
+    }
+    if (catalog->part_count) putchar('\n');
+}
+
 void cli_put_head(const cli_view *v)
 {
     const cli_node *root = cli_view_root(v);
@@ -133,7 +163,10 @@ void cli_put_head(const cli_view *v)
     cli_off(v->out, stdout);
     printf("  %s", tsr_format_name(v->session->catalog->format));
     if (files > 1) printf(", %s of data", cli_plural(files, "file").text);
-    printf("\n  %s, %s elements, ", cli_plural(root->tensors, "tensor").text, cli_short_number(root->elements).text);
+    putchar('\n');
+    put_step(v);
+    put_parts(v);
+    printf("  %s, %s elements, ", cli_plural(root->tensors, "tensor").text, cli_short_number(root->elements).text);
     cli_on(v->out, stdout, CLI_BOLD);
     fputs(cli_bytes(root->bytes).text, stdout);
     cli_off(v->out, stdout);
