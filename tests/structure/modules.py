@@ -3,7 +3,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "recognize")]
+FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "folders", "recognize")]
 # Module of core: the modules of core it may include (itself always).
 CORE = {
     "base": set(),
@@ -19,7 +19,9 @@ CORE = {
     "formats/safetensors": {"base", "io", "codec", "model", "layout", "formats/common", "formats/torch"},
     "formats/dcp": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors"))},
     "formats/parts": {"base", "io", "codec", "model", "formats/common", "formats/torch"},
-    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp"))},
+    "formats/folders": {"base", "io", "codec", "model", *(f"formats/{m}" for m in ("common", "torch", "dcp", "parts"))},
+    "formats/recognize": {"base", "io", "codec", "model", "layout",
+                          *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "folders"))},
     "stream": {"base", "io", "codec", "model", "layout", "optim", *FORMATS},
     "check": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},

@@ -1,9 +1,14 @@
 /* The forms of directories that training frameworks write. A new form is one line here. */
 #include "base/try.h"
+#include "formats/folders/folders.h"
 #include "formats/recognize/recognize.h"
 
 /* In the order in which they are tried: a form whose files others write too comes after those. */
 static const tsr_reader *const forms[] = {
+    &tsr_reader_accelerate,
+    &tsr_reader_trainer,
+    &tsr_reader_verl,
+    &tsr_reader_lightning,
     NULL,
 };
 

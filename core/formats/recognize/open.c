@@ -4,6 +4,7 @@
 #include "base/try.h"
 #include "formats/common/incomplete.h"
 #include "formats/common/name_index.h"
+#include "formats/folders/folders.h"
 #include "formats/recognize/recognize.h"
 
 #include "tessera/sys/options.h"
@@ -65,6 +66,7 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     TSR_TRY(tsr_keep_part(checkpoint, err));
     TSR_TRY(index_names(checkpoint, err));
     TSR_TRY(tsr_check_files_complete(checkpoint, err));
+    TSR_TRY(tsr_check_lightning(checkpoint, err));
     return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
 }
 

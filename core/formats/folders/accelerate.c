@@ -1,0 +1,50 @@
+/* accelerate's save_state under FSDP with sharded state dicts: a DCP directory per model and per optimizer, numbered, with the
+ * files of the Trainer or of accelerate itself next to them. The names in the DCPs begin with "model." and "optimizer.".
+ * Source of the names: accelerate/utils/fsdp_utils.py, constants.py. */
+#include "base/try.h"
+#include "formats/folders/folders.h"
+
+enum { MOST = 1024 };
+
+typedef struct kind {
+    const char *directory; /* without its number */
+    const char *part;
+} kind;
+static const kind kinds[] = {{"pytorch_model_fsdp", "model"}, {"optimizer", "optimizer"}};
+
+static tsr_status is_accelerate(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    (void)err;
+    *is = tsr_folder_has_directory(checkpoint->store, "pytorch_model_fsdp_0");
+    return TSR_OK;
+}
+
+/* The first of a kind is the part itself; further ones are parts with their number, and their names are put below it. */
+static tsr_status mount_directory(tsr_checkpoint *checkpoint, const kind *k, unsigned number, bool *found, tsr_error *err)
+{
+    const tsr_str directory = tsr_arena_format(checkpoint->arena, err, "%s_%u", k->directory, number);
+    const tsr_str part = number ? tsr_arena_format(checkpoint->arena, err, "%s_%u", k->part, number) : tsr_str_from(k->part);
+    if (!directory.data || !part.data) return TSR_E_NOMEM;
+    *found = tsr_folder_has_directory(checkpoint->store, directory.data);
+    if (!*found) return TSR_OK;
+    TSR_TRY(tsr_part_begin(checkpoint, part, number == 0, err));
+    return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = directory}, err);
+}
+
+static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        bool found = true;
+        for (unsigned number = 0; found && number < MOST; number++)
+            TSR_TRY(mount_directory(checkpoint, &kinds[k], number, &found, err));
+    }
+    return tsr_folder_mount_rest(checkpoint, err);
+}
+
+static tsr_status open_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    return tsr_mounts_fill(checkpoint, mount, err);
+}
+
+const tsr_reader tsr_reader_accelerate = {
+    .format = TSR_FORMAT_ACCELERATE_FSDP, .recognizes = is_accelerate, .open = open_accelerate, TSR_MOUNTS_READER};

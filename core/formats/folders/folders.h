@@ -1,0 +1,44 @@
+/* Directories that training loops write: each framework's own files, mounted as parts. */
+#ifndef TSR_FORMATS_FOLDERS_FOLDERS_H
+#define TSR_FORMATS_FOLDERS_FOLDERS_H
+
+#include "formats/parts/mount.h"
+
+extern const tsr_reader tsr_reader_accelerate; /* before tsr_reader_trainer, whose files may be next to its own */
+extern const tsr_reader tsr_reader_trainer;
+extern const tsr_reader tsr_reader_verl;
+extern const tsr_reader tsr_reader_lightning;
+
+/* lightning.c: reports a DCP whose names are Lightning's and whose meta.pt, which Lightning writes last, is not there. */
+tsr_status tsr_check_lightning(tsr_checkpoint *checkpoint, tsr_error *err);
+
+/* files.c: files and directories of the root by their names. */
+bool tsr_folder_has(const tsr_store *store, const char *name);
+bool tsr_folder_has_directory(const tsr_store *store, const char *name);
+/* The first of the names that is a file; TSR_NO_FILE: none is. The list ends with NULL. */
+uint32_t tsr_folder_first(const tsr_store *store, const char *const *names);
+
+/* Files called BEFORE, a number, AFTER, sorted by the number. */
+typedef struct tsr_numbered_file {
+    uint64_t number;
+    uint32_t file;
+} tsr_numbered_file;
+typedef struct tsr_numbered_files {
+    tsr_numbered_file *items;
+    uint32_t count;
+} tsr_numbered_files;
+tsr_status tsr_folder_numbered(tsr_checkpoint *checkpoint, const char *before, const char *after, tsr_numbered_files *out,
+                               tsr_error *err);
+
+/* Begins the part `name` and mounts a file as it. */
+tsr_status tsr_folder_mount_file(tsr_checkpoint *checkpoint, const char *name, uint32_t file, tsr_error *err);
+/* Mounts one file per rank into the part that was begun: below "rank_N". */
+tsr_status tsr_folder_mount_ranks(tsr_checkpoint *checkpoint, const tsr_numbered_files *ranks, tsr_error *err);
+
+/* trainer_files.c: what the Trainer and accelerate write next to a model and an optimizer: scheduler, random states, and the
+ * rest. Files that may hold tensors and have no part are findings. */
+tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err);
+/* Names of the file that holds a model of the Trainer: itself, or its index. Ends with NULL. */
+extern const char *const tsr_trainer_models[];
+
+#endif

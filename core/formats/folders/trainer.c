@@ -1,0 +1,49 @@
+/* A checkpoint of the transformers Trainer: a model as save_pretrained writes it, and the state of the training next to it.
+ * trainer_state.json is written last. Source of the file names: transformers/trainer.py, trainer_utils.py. */
+#include "base/try.h"
+#include "formats/folders/folders.h"
+
+static const char *const optimizers[] = {"optimizer.pt", "optimizer.bin", NULL};
+
+static tsr_status is_trainer(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    const bool model = tsr_folder_first(store, tsr_trainer_models) != TSR_NO_FILE;
+    const bool unfinished = tsr_folder_has(store, "training_args.bin") && tsr_folder_has(store, "optimizer.pt");
+    (void)err;
+    *is = model && (tsr_folder_has(store, "trainer_state.json") || unfinished);
+    return TSR_OK;
+}
+
+static tsr_status mount_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    static const char *const directories[] = {"optimizer", "optimizer_0"};
+    const uint32_t file = tsr_folder_first(checkpoint->store, optimizers);
+    if (file != TSR_NO_FILE) return tsr_folder_mount_file(checkpoint, "optimizer", file, err);
+    for (size_t i = 0; i < 2; i++) {
+        if (!tsr_folder_has_directory(checkpoint->store, directories[i])) continue;
+        TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("optimizer"), i == 1, err));
+        return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = tsr_str_from(directories[i])}, err);
+    }
+    return TSR_OK;
+}
+
+static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    TSR_TRY(tsr_folder_mount_file(checkpoint, "model", tsr_folder_first(checkpoint->store, tsr_trainer_models), err));
+    TSR_TRY(mount_optimizer(checkpoint, err));
+    TSR_TRY(tsr_folder_mount_rest(checkpoint, err));
+    if (tsr_folder_has(checkpoint->store, "trainer_state.json")) return TSR_OK;
+    const tsr_str message =
+        TSR_STR("'trainer_state.json' is missing next to 'training_args.bin' and 'optimizer.pt': the Trainer writes it last, so the "
+                "save was interrupted, or the file was not copied");
+    return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR("trainer_state.json"), message, err);
+}
+
+static tsr_status open_trainer(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    return tsr_mounts_fill(checkpoint, mount, err);
+}
+
+const tsr_reader tsr_reader_trainer = {
+    .format = TSR_FORMAT_HF_TRAINER, .recognizes = is_trainer, .open = open_trainer, TSR_MOUNTS_READER};

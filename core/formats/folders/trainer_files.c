@@ -1,0 +1,69 @@
+/* What the Trainer of transformers, and accelerate's save_state, write next to a model and an optimizer. */
+#include "base/try.h"
+#include "formats/folders/folders.h"
+
+const char *const tsr_trainer_models[] = {"model.safetensors",
+                                          "model.safetensors.index.json",
+                                          "pytorch_model.bin",
+                                          "pytorch_model.bin.index.json",
+                                          "adapter_model.safetensors",
+                                          "adapter_model.bin",
+                                          NULL};
+
+/* Parts of one file. */
+static const struct rest {
+    const char *part;
+    const char *files[3];
+} before_state[] = {{"scheduler", {"scheduler.pt", "scheduler.bin", NULL}},
+                    {"scaler", {"scaler.pt", NULL}},
+                    {"sampler", {"sampler.bin", NULL}}};
+
+static tsr_status mount_one(tsr_checkpoint *checkpoint, const struct rest *rest, tsr_error *err)
+{
+    const uint32_t file = tsr_folder_first(checkpoint->store, rest->files);
+    return file == TSR_NO_FILE ? TSR_OK : tsr_folder_mount_file(checkpoint, rest->part, file, err);
+}
+
+/* Random states: of one process in one file, of several in one file per rank. */
+static tsr_status mount_random(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const uint32_t single = tsr_store_find(checkpoint->store, TSR_STR("rng_state.pth"));
+    tsr_numbered_files ranks;
+    TSR_TRY(tsr_folder_numbered(checkpoint, "rng_state_", ".pth", &ranks, err));
+    if (!ranks.count) TSR_TRY(tsr_folder_numbered(checkpoint, "random_states_", ".pkl", &ranks, err));
+    if (ranks.count) {
+        TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("rng_state"), false, err));
+        return tsr_folder_mount_ranks(checkpoint, &ranks, err);
+    }
+    return single == TSR_NO_FILE ? TSR_OK : tsr_folder_mount_file(checkpoint, "rng_state", single, err);
+}
+
+/* Objects that a program registered with accelerate: custom_checkpoint_0.pkl, … */
+static tsr_status mount_custom(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_numbered_files files;
+    TSR_TRY(tsr_folder_numbered(checkpoint, "custom_checkpoint_", ".pkl", &files, err));
+    for (uint32_t i = 0; i < files.count; i++) {
+        const tsr_str name =
+            tsr_arena_format(checkpoint->arena, err, "custom_checkpoint_%llu", (unsigned long long)files.items[i].number);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_folder_mount_file(checkpoint, name.data, files.items[i].file, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    const uint32_t state = tsr_store_find(store, TSR_STR("trainer_state.json")),
+                   arguments = tsr_store_find(store, TSR_STR("training_args.bin"));
+    TSR_TRY(mount_one(checkpoint, &before_state[0], err));
+    TSR_TRY(mount_random(checkpoint, err));
+    for (size_t i = 1; i < sizeof before_state / sizeof *before_state; i++) TSR_TRY(mount_one(checkpoint, &before_state[i], err));
+    TSR_TRY(mount_custom(checkpoint, err));
+    if (state != TSR_NO_FILE) {
+        TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("trainer_state"), false, err));
+        TSR_TRY(tsr_part_mount_json(checkpoint, state, err));
+    }
+    return arguments == TSR_NO_FILE ? TSR_OK : tsr_folder_mount_file(checkpoint, "training_args", arguments, err);
+}

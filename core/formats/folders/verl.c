@@ -1,0 +1,114 @@
+/* verl's FSDP checkpoints: model, optimizer and other state, one torch.save file per rank each. Every file's name has the number
+ * of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py. */
+#include "base/try.h"
+#include "formats/common/name_list.h"
+#include "formats/folders/folders.h"
+
+enum { MOST_RANKS = 1 << 20 };
+
+static const char *const kinds[] = {"model", "optim", "extra_state"};
+
+/* The number of ranks in "model_world_size_3_rank_0.pt"; 0 for another name. */
+static uint64_t world_of(tsr_str name, tsr_str before)
+{
+    uint64_t world = 0;
+    size_t at = before.size;
+    if (!tsr_str_starts(name, before)) return 0;
+    for (; at < name.size && name.data[at] >= '0' && name.data[at] <= '9' && world < MOST_RANKS; at++)
+        world = world * 10 + (uint64_t)(name.data[at] - '0');
+    const tsr_str rest = {name.data + at, name.size - at};
+    return tsr_str_starts(rest, TSR_STR("_rank_")) && tsr_str_ends(rest, TSR_STR(".pt")) ? world : 0;
+}
+
+/* The first file of a kind and the number of ranks in its name; 0: there is none. Another number is *other. */
+static uint64_t find_world(const tsr_store *store, const char *kind, tsr_arena *arena, uint64_t *other, tsr_error *err)
+{
+    uint64_t world = 0;
+    const tsr_str before = tsr_arena_format(arena, err, "%s_world_size_", kind);
+    for (uint32_t f = 0; before.data && f < store->file_count; f++) {
+        const uint64_t next = world_of(store->files[f].name, before);
+        if (!world) world = next;
+        else if (next && next != world) *other = next;
+    }
+    return world;
+}
+
+static tsr_status is_verl(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    uint64_t other;
+    *is = find_world(checkpoint->store, kinds[0], checkpoint->arena, &other, err) > 0;
+    return TSR_OK;
+}
+
+/* Ranks of which a file is missing. */
+static tsr_status check_ranks(tsr_checkpoint *checkpoint, const char *kind, uint64_t world, const tsr_numbered_files *files,
+                              tsr_error *err)
+{
+    tsr_name_list names = {.used = 0};
+    uint32_t at = 0;
+    for (uint64_t rank = 0; rank < world; rank++) {
+        const bool there = at < files->count && files->items[at].number == rank;
+        at += there;
+        if (there) continue;
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s_world_size_%llu_rank_%llu.pt", kind,
+                                              (unsigned long long)world, (unsigned long long)rank);
+        if (!name.data) return TSR_E_NOMEM;
+        if (names.count < TSR_NAMES_SHOWN) tsr_name_list_add(&names, name);
+        else names.count++;
+    }
+    if (!names.count) return TSR_OK;
+    const tsr_str message =
+        tsr_arena_format(checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
+                         (unsigned long long)names.count, (unsigned long long)world, names.count == 1 ? "is" : "are", names.text,
+                         tsr_name_list_rest(&names));
+    return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
+}
+
+/* The ranks' files of one model or optimizer are joined; other state is listed rank by rank. */
+static tsr_status mount_files(tsr_checkpoint *checkpoint, const char *kind, const tsr_numbered_files *files, tsr_error *err)
+{
+    uint32_t *numbers = tsr_arena_array(checkpoint->arena, files->count, sizeof *numbers, err);
+    if (!numbers) return TSR_E_NOMEM;
+    TSR_TRY(tsr_part_begin(checkpoint, tsr_str_from(kind), false, err));
+    if (kind == kinds[2]) return tsr_folder_mount_ranks(checkpoint, files, err);
+    for (uint32_t i = 0; i < files->count; i++) numbers[i] = files->items[i].file;
+    const tsr_form form = {&tsr_reader_torch_ranks, numbers, files->count};
+    const bool one = files->count == 1;
+    const tsr_mount_place place = {.file = one ? numbers[0] : TSR_NO_FILE, .form = one ? NULL : &form};
+    return tsr_part_mount(checkpoint, &place, err);
+}
+
+static tsr_status mount_kind(tsr_checkpoint *checkpoint, const char *kind, uint64_t *common, tsr_error *err)
+{
+    tsr_numbered_files files;
+    uint64_t other = 0;
+    const uint64_t world = find_world(checkpoint->store, kind, checkpoint->arena, &other, err);
+    if (!world) return TSR_OK;
+    if (!*common) *common = world;
+    if (!other && world != *common) other = *common;
+    if (other) {
+        const tsr_str message =
+            tsr_arena_format(checkpoint->arena, err, "the files '%s_world_size_…' are of %llu ranks, and others of %llu: two saves are mixed",
+                             kind, (unsigned long long)world, (unsigned long long)other);
+        TSR_TRY(tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err));
+    }
+    const tsr_str before = tsr_arena_format(checkpoint->arena, err, "%s_world_size_%llu_rank_", kind, (unsigned long long)world);
+    if (!before.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_folder_numbered(checkpoint, before.data, ".pt", &files, err));
+    TSR_TRY(check_ranks(checkpoint, kind, world, &files, err));
+    return files.count ? mount_files(checkpoint, kind, &files, err) : TSR_OK;
+}
+
+static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    uint64_t world = 0;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) TSR_TRY(mount_kind(checkpoint, kinds[k], &world, err));
+    return TSR_OK;
+}
+
+static tsr_status open_verl(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    return tsr_mounts_fill(checkpoint, mount, err);
+}
+
+const tsr_reader tsr_reader_verl = {.format = TSR_FORMAT_VERL, .recognizes = is_verl, .open = open_verl, TSR_MOUNTS_READER};
