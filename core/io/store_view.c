@@ -21,6 +21,12 @@ static void unmap_shown(tsr_store *base, uint32_t file, tsr_str mapped)
     shown->unmap(shown, file, mapped);
 }
 
+static tsr_store *origin_of_shown(const tsr_store *base, uint32_t *file)
+{
+    (void)file;
+    return ((const tsr_store_view *)base)->shown;
+}
+
 static void close_nothing(tsr_store *base)
 {
     (void)base;
@@ -38,6 +44,7 @@ static tsr_store_view *new_view(tsr_store *shown, tsr_arena *arena, tsr_error *e
                              .map = shown->map ? map_shown : NULL,
                              .unmap = shown->unmap ? unmap_shown : NULL,
                              .close = close_nothing,
+                             .origin = origin_of_shown,
                              .unsummed = shown->unsummed};
     return view;
 }

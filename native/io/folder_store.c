@@ -318,15 +318,23 @@ static void folder_close(tsr_store *base)
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
 
-tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, tsr_error *err)
+/* The folder store that a file is in, where this one shows files of others; NULL: it is in none. */
+static folder_store *store_of(const tsr_store *store, uint32_t *file)
 {
-    if (store->close != folder_close) return TSR_E_UNSUPPORTED;
-    return acquire((folder_store *)store, file, fd, err);
+    while (store->origin) store = store->origin(store, file);
+    return store->close == folder_close ? (folder_store *)(uintptr_t)store : NULL;
 }
 
-void tsr_folder_store_give_fd(tsr_store *store, uint32_t file)
+tsr_status tsr_folder_store_take_fd(tsr_store *base, uint32_t file, int *fd, tsr_error *err)
 {
-    release((folder_store *)store, file);
+    folder_store *store = store_of(base, &file);
+    return store ? acquire(store, file, fd, err) : TSR_E_UNSUPPORTED;
+}
+
+void tsr_folder_store_give_fd(tsr_store *base, uint32_t file)
+{
+    folder_store *store = store_of(base, &file);
+    if (store) release(store, file);
 }
 
 /* ---- opening ---- */
@@ -446,27 +454,30 @@ static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, t
 
 bool tsr_folder_store_has_holes(const tsr_store *base)
 {
-    const folder_store *store = (const folder_store *)base;
     uint64_t holes = 0;
-    if (base->close != folder_close) return false;
-    for (uint32_t i = 0; i < base->file_count; i++) holes += store->slots[i].then.holes;
+    for (uint32_t i = 0; i < base->file_count; i++) {
+        uint32_t file = i;
+        const folder_store *store = store_of(base, &file);
+        if (store) holes += store->slots[file].then.holes;
+    }
     return holes >= WORTH_HOLES;
 }
 
-void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds, int64_t *nanoseconds)
+void tsr_folder_store_modified(tsr_store *base, uint32_t file, int64_t *seconds, int64_t *nanoseconds)
 {
+    const folder_store *store = store_of(base, &file);
     *seconds = *nanoseconds = 0;
-    if (store->close != folder_close) return;
-    const identity *then = &((const folder_store *)store)->slots[file].then;
+    if (!store) return;
+    const identity *then = &store->slots[file].then;
     *seconds = then->seconds;
     *nanoseconds = then->nanoseconds;
 }
 
 bool tsr_folder_store_identify(const tsr_store *base, uint32_t file, tsr_file_id *out)
 {
-    const folder_store *store = (const folder_store *)base;
+    const folder_store *store = store_of(base, &file);
     struct stat info;
-    if (base->close != folder_close) return false;
+    if (!store) return false;
     if (file != TSR_NO_FILE) {
         const slot *s = &store->slots[file];
         *out = (tsr_file_id){s->then.device, s->then.inode, s->was_read};
@@ -477,21 +488,26 @@ bool tsr_folder_store_identify(const tsr_store *base, uint32_t file, tsr_file_id
     return true;
 }
 
+static tsr_status file_unchanged(const folder_store *store, uint32_t file, tsr_error *err)
+{
+    const slot *s = &store->slots[file];
+    const char *name = store->base.files[file].name.data;
+    struct stat now;
+    if (!s->was_read) return TSR_OK;
+    if (store->sys->stat_at(store->sys, store->folder, name, &now) != 0) return tsr_sys_raise(err, "look at", name);
+    if (identity_equal(s->then, identity_of(&now))) return TSR_OK;
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "'%s' changed while it was read (%" PRIu64 " bytes then, %" PRIu64 " now)", name, s->then.size,
+                     (uint64_t)now.st_size);
+}
+
 tsr_status tsr_folder_store_unchanged(tsr_store *base, tsr_error *err)
 {
-    folder_store *store = (folder_store *)base;
-    if (base->close != folder_close) return TSR_OK;
-    for (uint32_t i = 0; i < base->file_count; i++) {
-        const slot *s = &store->slots[i];
-        const char *name = base->files[i].name.data;
-        struct stat now;
-        if (!s->was_read) continue;
-        if (store->sys->stat_at(store->sys, store->folder, name, &now) != 0) return tsr_sys_raise(err, "look at", name);
-        if (!identity_equal(s->then, identity_of(&now))) {
-            return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                             "'%s' changed while it was read (%" PRIu64 " bytes then, %" PRIu64 " now)", name, s->then.size,
-                             (uint64_t)now.st_size);
-        }
+    tsr_status status = TSR_OK;
+    for (uint32_t i = 0; i < base->file_count && status == TSR_OK; i++) {
+        uint32_t file = i;
+        const folder_store *store = store_of(base, &file);
+        if (store) status = file_unchanged(store, file, err);
     }
-    return TSR_OK;
+    return status;
 }

@@ -54,6 +54,18 @@ tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_
     return status;
 }
 
+tsr_status tsr_paths_open(const char *const *paths, size_t count, const tsr_host *host, const tsr_open_options *options,
+                          tsr_checkpoint **out, tsr_error *err)
+{
+    tsr_store *store;
+    *out = NULL;
+    if (count == 1) return tsr_path_open(paths[0], host, options, out, err);
+    TSR_TRY(tsr_joined_store_open(host->allocator, paths, count, &store, err));
+    const tsr_status status = tsr_checkpoint_open(store, host, options, out, err);
+    if (status != TSR_OK) store->close(store);
+    return status;
+}
+
 void tsr_path_close(tsr_checkpoint *checkpoint)
 {
     if (!checkpoint) return;

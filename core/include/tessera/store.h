@@ -39,6 +39,9 @@ struct tsr_store {
     /* Optional: the directory `name` below the root, of any depth, as a store of its own, which the caller closes before this
      * one. */
     tsr_status (*below)(tsr_store *store, tsr_str name, tsr_store **out, tsr_error *err);
+    /* Optional, for stores that show the files of others: the store that `*file` is in, whose number there it becomes.
+     * TSR_NO_FILE stays: then the store that stands for the whole. */
+    tsr_store *(*origin)(const tsr_store *store, uint32_t *file);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;
 };

@@ -48,6 +48,7 @@ enum { CLI_OF_SOURCE = 1 << 20 };
 typedef struct cli_source {
     const char *part, *step; /* NULL: not given */
     cli_list also;
+    bool is_used; /* a checkpoint was opened: `also` was for it */
 } cli_source;
 
 /* The rows of a command that opens PATH with cli_open. */

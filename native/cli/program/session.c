@@ -2,6 +2,7 @@
 #include "cli/program/session.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "cli/program/term.h"
 #include "io/clock.h"
@@ -11,6 +12,20 @@
 #include "tessera/path.h"
 #include "tessera/sys/remote.h"
 
+/* --also adds to the first checkpoint that a command opens; a second one is what it is compared with. */
+static tsr_status open_paths(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err)
+{
+    const cli_list also = program->source.is_used ? (cli_list){0} : program->source.also;
+    const char **paths = calloc(also.count + 1, sizeof *paths);
+    if (!paths) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    program->source.is_used = true;
+    paths[0] = path;
+    for (size_t i = 0; i < also.count; i++) paths[i + 1] = also.items[i];
+    const tsr_status status = tsr_paths_open(paths, also.count + 1, cli_host(program), options, out, err);
+    free(paths);
+    return status;
+}
+
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
 {
     *out = (cli_session){.path = path, .is_remote = tsr_is_address(path)};
@@ -18,7 +33,7 @@ tsr_status cli_open(cli *program, const char *path, const tsr_open_options *opti
     tsr_open_options chosen = options ? *options : (tsr_open_options){0};
     if (program->source.part) chosen.part = tsr_str_from(program->source.part);
     if (program->source.step) chosen.step = tsr_str_from(program->source.step);
-    const tsr_status status = tsr_path_open(given, cli_host(program), &chosen, &out->checkpoint, err);
+    const tsr_status status = open_paths(program, given, &chosen, &out->checkpoint, err);
     if (status != TSR_OK) return status;
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);

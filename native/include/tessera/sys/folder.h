@@ -30,6 +30,12 @@ typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that stand in for sy
 tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
                                  tsr_error *err);
 
+/* Several directories as one store: for a checkpoint whose ranks wrote to the local disks of their nodes. A name that is in more
+ * than one of them must have equal bytes in all (TSR_E_FORMAT names it). TSR_E_USAGE where a path is not a directory; other
+ * errors as tsr_folder_store_open. */
+tsr_status tsr_joined_store_open(const tsr_allocator *allocator, const char *const *paths, size_t count, tsr_store **out,
+                                 tsr_error *err);
+
 /* Compares size and modification time of every file that was read with what they were when the store was opened.
  * TSR_E_CHANGED names the first that differs. Of other stores nothing is known here: unchanged, without holes, time 0. */
 tsr_status tsr_folder_store_unchanged(tsr_store *store, tsr_error *err);
