@@ -17,6 +17,7 @@ typedef struct plan {
     size_t count;
     tsr_safetensors_file *files;
     uint32_t file_count;
+    tsr_str *parts; /* of the files; NULL: they are not one per part */
     tsr_blit *blits;
 } plan;
 
@@ -33,6 +34,42 @@ const char *tsr_safetensors_refusal(const tsr_converted *row)
 
 /* ---- which file ---- */
 
+/* Takes the part's name off a name that begins with it. */
+static tsr_str name_in_part(tsr_str name, tsr_str part)
+{
+    if (part.size == 0 || name.size <= part.size + 1 || !tsr_str_starts(name, part) || name.data[part.size] != '.') return name;
+    return (tsr_str){name.data + part.size + 1, name.size - part.size - 1};
+}
+
+static tsr_status add_piece(plan *p, tsr_converted *row, tsr_error *err)
+{
+    TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+    row->file = p->file_count;
+    p->job->out->byte_total += row->bytes;
+    p->pieces[p->count++] = (tsr_piece){.entry = row->entry, .name = row->name, .dtype = row->dtype, .file = row->file};
+    return TSR_OK;
+}
+
+/* A file for every part that has tensors. Rows are in the order of the catalog's entries. */
+static tsr_status assign_parts(plan *p, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(p->job->checkpoint);
+    p->parts = tsr_arena_array(p->job->arena, catalog->part_count, sizeof *p->parts, err);
+    if (!p->parts) return TSR_E_NOMEM;
+    for (uint32_t n = 0; n < catalog->part_count; n++) {
+        const tsr_part *part = &catalog->parts[n];
+        const size_t before = p->count;
+        for (uint64_t i = part->first_entry; i < part->first_entry + part->entry_count; i++) {
+            tsr_converted *row = &p->selection.rows[i];
+            if (!row->written) continue;
+            row->name = name_in_part(row->name, part->name);
+            TSR_TRY(add_piece(p, row, err));
+        }
+        if (p->count > before) p->parts[p->file_count++] = part->name;
+    }
+    return TSR_OK;
+}
+
 static tsr_status assign_files(plan *p, tsr_error *err)
 {
     const uint64_t most = p->job->options->max_shard_size;
@@ -47,9 +84,7 @@ static tsr_status assign_files(plan *p, tsr_error *err)
             in_file = 0;
         }
         in_file += row->bytes;
-        row->file = p->file_count;
-        p->job->out->byte_total += row->bytes;
-        p->pieces[p->count++] = (tsr_piece){.entry = row->entry, .name = row->name, .dtype = row->dtype, .file = row->file};
+        TSR_TRY(add_piece(p, row, err));
     }
     p->file_count++;
     return TSR_OK;
@@ -64,7 +99,10 @@ static tsr_status name_files(plan *p, tsr_error *err)
     p->files = tsr_arena_array(arena, p->file_count, sizeof *p->files, err);
     if (!p->files) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < p->file_count; f++) {
-        if (!p->job->options->max_shard_size) {
+        if (p->parts) {
+            const tsr_str part = p->parts[f].size ? p->parts[f] : TSR_STR("checkpoint");
+            p->files[f].name = tsr_arena_format(arena, err, "%.*s.safetensors", TSR_STR_ARG(part));
+        } else if (!p->job->options->max_shard_size) {
             p->files[f].name = TSR_STR("");
         } else if (p->file_count == 1) {
             p->files[f].name = tsr_arena_format(arena, err, "%.*s.safetensors", TSR_STR_ARG(head));
@@ -163,11 +201,11 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer 
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &p->selection, err));
     p->pieces = tsr_arena_array(job->arena, p->selection.tensor_count, sizeof *p->pieces, err);
     if (!p->pieces) return TSR_E_NOMEM;
-    TSR_TRY(assign_files(p, err));
+    TSR_TRY(job->options->per_part ? assign_parts(p, err) : assign_files(p, err));
     TSR_TRY(name_files(p, err));
     TSR_TRY(tsr_safetensors_lay_out(p->pieces, p->count, p->files, p->file_count, host, job->arena, &p->blits, err));
     TSR_TRY(describe(p, err));
     *out = (tsr_writer){.stage_count = 1, .stage = stage_of, .ctx = p};
-    if (p->file_count > 1 || job->generation > 0) out->finish = write_index; /* what replaces an index is an index */
+    if (!p->parts && (p->file_count > 1 || job->generation > 0)) out->finish = write_index; /* what replaces an index is an index */
     return TSR_OK;
 }

@@ -50,6 +50,7 @@ typedef struct tsr_convert_options {
     tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (tessera/sys/cast.h states the rounding) */
     bool raw_cast;           /* cast quantized numbers and their scales too, each by itself; otherwise that is refused */
     uint64_t max_shard_size; /* safetensors: bytes of tensors a file; 0: one file named "" */
+    bool per_part;           /* safetensors: a directory with a file PART.safetensors per part, whose names lose the part's */
     size_t max_memory;       /* of the ring; 0: its default */
     uint64_t unit_bytes;     /* of work (work.h); 0: the default. Part of what a record means */
     bool ignore_crc;         /* do not compare what is read with the CRCs that the source states */

@@ -35,6 +35,14 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
     return TSR_OK;
 }
 
+/* A checkpoint of parts becomes a directory of safetensors files, one per part, unless DEST is the name of one file. */
+static void choose_parts(cli_writing *w)
+{
+    const bool one_file = tsr_str_ends(tsr_str_from(w->destination), TSR_STR(".safetensors"));
+    if (w->to != TSR_TO_SAFETENSORS || w->max_shard_size || one_file || !w->source.catalog->part_count) return;
+    w->per_part = w->is_folder = true;
+}
+
 static tsr_status parse_renames(cli_writing *w, const cli_list *texts, tsr_error *err)
 {
     tsr_rename *renames = tsr_arena_array(w->arena, texts->count, sizeof *renames, err);
@@ -60,6 +68,7 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
     if (status == TSR_OK) status = cli_open(program, path, &used, &w.source, &err);
     status = cli_agree(program, status, &err);
+    if (status == TSR_OK) choose_parts(&w);
     if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
     cli_writing_close(&w);
@@ -90,6 +99,8 @@ const cli_command cli_convert = {
                 "Convert DCP to a single file, in a few MiB of memory\n"
                 "tessera convert ckpt/ hf/ --to safetensors --max-shard-size 5GB --include 'model.**' --rename "
                 "model.=\nWrite shards with an index, and strip the prefix of the names\n"
+                "tessera convert checkpoint-500/ model.safetensors --part model\nTake the model out of a training checkpoint\n"
+                "tessera convert checkpoint-500/ parts/ --to safetensors --objects sidecar\nWrite one file per part of it\n"
                 "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n",
     .options = options,
     .arguments_size = sizeof(convert_arguments),

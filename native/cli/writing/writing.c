@@ -38,6 +38,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
         .dtype = dtype,
         .raw_cast = w->options->raw_cast,
         .max_shard_size = w->max_shard_size,
+        .per_part = w->per_part,
         .max_memory = (size_t)w->options->max_memory,
         .ignore_crc = w->options->ignore_crc,
         .dry_run = w->options->dry_run,

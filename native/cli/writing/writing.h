@@ -80,6 +80,7 @@ typedef struct cli_writing {
     bool is_folder;
     const char *marker; /* of a directory: TSR_DCP_MARKER, TSR_INDEX_MARKER, or NULL for a form without one */
     uint64_t max_shard_size;
+    bool per_part;
     const tsr_rename *renames; /* or NULL */
     size_t rename_count;
     const tsr_plan *plan; /* NULL: convert; else reshard */

@@ -12,7 +12,7 @@
 
 TSR_API_BEGIN
 
-/* The store that the checkpoint was opened from. */
+/* The files it is read from: those of the store that was given, or of the directory below it that a step chose. */
 tsr_store *tsr_checkpoint_store(tsr_checkpoint *checkpoint);
 /* The store that was given to tsr_checkpoint_open, also where a step below its root was opened. */
 tsr_store *tsr_checkpoint_given_store(tsr_checkpoint *checkpoint);
