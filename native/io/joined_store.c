@@ -2,8 +2,10 @@
 #include <stdlib.h>
 
 #include "io/try.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/remote.h"
+#include "tessera/sys/store_read.h"
 
 enum { PART_BYTES = 256 << 10 };
 

@@ -4,6 +4,7 @@
 #include "base/try.h"
 #include "formats/torch/torch_flatten.h"
 #include "io/store_view.h"
+#include "tessera/sys/checkpoint_files.h"
 
 static tsr_mounts *mounts_of(const tsr_checkpoint *checkpoint)
 {
