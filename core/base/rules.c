@@ -102,6 +102,9 @@ static const tsr_rule rules[] = {
      "Strides of 0, overlapping strides, or many chunks on the same bytes: a file of a kilobyte can hold a tensor of 2^40 elements. Such tensors are listed; once they are more than 1 GiB together, work on their values needs --allow-expansion. Save `tensor.clone()`, or the small tensor that was expanded."},
     {"parts/incomplete-save", TSR_ERROR, "the save was interrupted, or files were not copied: what marks it as complete is missing",
      "Copy the named files from where the checkpoint was written, or take an earlier checkpoint. `tessera repair` rebuilds a lost .metadata of DCP."},
+    {"parts/unnamed-states", TSR_NOTE, "the optimizer's states cannot be told apart by name",
+     "The optimizer numbers its parameters, and several of them have one shape. The states are listed by number; the order is that "
+     "of the optimizer's parameter groups."},
     {"pickle/trailing-bytes", TSR_WARNING, "bytes follow the end of a pickle",
      "PyTorch stops at the end of the pickle and never reads them, but another program may. They are not part of the checkpoint. Save "
      "the file again to be rid of them."},

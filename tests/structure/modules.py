@@ -4,6 +4,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "folders", "recognize")]
+FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "deepspeed", "recognize")]
 # Module of core: the modules of core it may include (itself always).
 CORE = {
     "base": set(),
@@ -22,6 +23,8 @@ CORE = {
     "formats/folders": {"base", "io", "codec", "model", *(f"formats/{m}" for m in ("common", "torch", "dcp", "parts"))},
     "formats/recognize": {"base", "io", "codec", "model", "layout",
                           *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "folders"))},
+    "formats/deepspeed": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch"))},
+    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "deepspeed"))},
     "stream": {"base", "io", "codec", "model", "layout", "optim", *FORMATS},
     "check": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},

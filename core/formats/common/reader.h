@@ -81,5 +81,6 @@ extern const tsr_reader tsr_reader_torch_zip;
 extern const tsr_reader tsr_reader_torch_legacy;
 extern const tsr_reader tsr_reader_torch_ranks;
 extern const tsr_reader tsr_reader_torch_index;
+extern const tsr_reader tsr_reader_deepspeed;
 
 #endif

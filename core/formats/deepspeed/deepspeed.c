@@ -1,0 +1,135 @@
+/* A DeepSpeed tag directory as one checkpoint of four parts: model, module, optim, engine. The files are read, what they hold is
+ * brought together name by name, and the result is one tree, which is flattened as that of a torch.save file is. */
+#include "base/try.h"
+#include "formats/deepspeed/deepspeed_check.h"
+#include "formats/deepspeed/deepspeed_engine.h"
+#include "formats/deepspeed/deepspeed_module.h"
+#include "formats/deepspeed/deepspeed_parts.h"
+#include "formats/deepspeed/deepspeed_plain.h"
+#include "formats/deepspeed/deepspeed_states.h"
+#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/torch/torch_file.h"
+
+typedef struct reading {
+    tsr_ds_files files;
+    tsr_ds_rows model, states, odd;
+    const tsr_value *groups; /* parameter groups of the first column that has some */
+    tsr_error *err;
+} reading;
+
+static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    (void)err;
+    *is = false;
+    for (uint32_t f = 0; f < checkpoint->store->file_count && !*is; f++) {
+        const tsr_ds_name name = tsr_ds_name_of(checkpoint->store->files[f].name);
+        *is = name.kind == TSR_DS_MODEL || name.kind == TSR_DS_OPTIM;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_flat(reading *r, const tsr_ds_column *column, tsr_ds_rows *trained)
+{
+    tsr_ds_weights weights;
+    bool found;
+    const tsr_value *groups;
+    TSR_TRY(tsr_ds_weights_open(&r->files, column, &weights, &found, r->err));
+    if (!found) return TSR_OK;
+    for (uint32_t s = 0; s < weights.segment_count; s++)
+        TSR_TRY(tsr_ds_weights_place(&weights, s, &weights.segments[s].fp32, TSR_STR(""), trained, r->err));
+    TSR_TRY(tsr_ds_states_add(&weights, &r->states, &r->odd, r->err));
+    TSR_TRY(tsr_ds_param_groups(&weights, &groups, r->err));
+    if (!r->groups) r->groups = groups;
+    return TSR_OK;
+}
+
+static tsr_status read_column(reading *r, uint32_t number)
+{
+    const tsr_ds_column *column = &r->files.columns[number];
+    tsr_ds_rows trained;
+    if (!column->model) return TSR_OK;
+    r->model.rank = r->states.rank = number;
+    tsr_status status = tsr_ds_rows_open(&trained, r->files.checkpoint, 1, r->err);
+    if (status == TSR_OK && r->files.zero) status = read_flat(r, column, &trained);
+    if (status == TSR_OK && !r->files.zero) status = tsr_ds_plain_add(&r->files, column, &trained, &r->states, &r->groups, r->err);
+    if (status == TSR_OK) status = tsr_ds_model_add(&r->files, column, &trained, &r->model, r->err);
+    tsr_ds_rows_close(&trained);
+    return status;
+}
+
+/* Pipeline stages hold different weights; what two of them have is tied. */
+static bool is_pipeline(const tsr_ds_files *files)
+{
+    uint64_t ranks;
+    uint32_t layers;
+    const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
+    const tsr_value *dims = model ? tsr_ds_dict(model->root, "checkpoint_parallel_dimensions") : NULL;
+    if (tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks)) return ranks == 1;
+    return tsr_ds_first(files, TSR_DS_LAYER, &layers) && model && tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks) && ranks == 1;
+}
+
+/* {state: {name: {key: …}}, param_groups: […], …}: what PyTorch's own optimizer state dicts with names look like. */
+static tsr_status make_optim(reading *r, const tsr_value **out)
+{
+    static const char *const taken[] = {"base_optimizer_state", "optimizer_state_dict", "single_partition_of_fp32_groups",
+                                        "fp32_flat_groups", "group_paddings", "param_alignment_paddings", "param_slice_mappings",
+                                        "partition_count", "fp32_groups", "state", "param_groups", NULL};
+    tsr_arena *arena = r->files.checkpoint->arena;
+    uint32_t count;
+    const tsr_ds_file *first = tsr_ds_first(&r->files, TSR_DS_OPTIM, &count);
+    const tsr_value *optimizer = r->files.zero ? tsr_ds_optimizer(first) : tsr_ds_plain_optimizer(&r->files);
+    tsr_ds_rows_untie(&r->states); /* the step of a group is that of each parameter, not one tensor of all */
+    tsr_ds_rows_untie(&r->odd);
+    const tsr_value *states = tsr_ds_rows_tree(&r->states, r->err), *odd = tsr_ds_rows_tree(&r->odd, r->err);
+    const tsr_value *rest = tsr_ds_rest(&r->files, optimizer, taken, r->err);
+    const tsr_value *tree = states && odd && rest ? tsr_value_dict(arena, 0) : NULL;
+    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("state"), states->count ? states : NULL, r->err);
+    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("param_groups"), r->groups, r->err);
+    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("group_state"), odd->count ? odd : NULL, r->err);
+    for (size_t i = 0; tree && i < rest->count; i += 2)
+        if (rest->items[i]->kind == TSR_VALUE_STR) tree = tsr_ds_with(arena, tree, rest->items[i]->text, rest->items[i + 1], r->err);
+    *out = tree;
+    return tree ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status mount(reading *r)
+{
+    tsr_checkpoint *checkpoint = r->files.checkpoint;
+    tsr_ds_part parts[] = {{"model", NULL}, {"module", NULL}, {"optim", NULL}, {"engine", NULL}};
+    parts[0].tree = tsr_ds_rows_tree(&r->model, r->err);
+    if (!parts[0].tree) return TSR_E_NOMEM;
+    TSR_TRY(tsr_ds_module(&r->files, &parts[1].tree, r->err));
+    TSR_TRY(make_optim(r, &parts[2].tree));
+    TSR_TRY(tsr_ds_engine(&r->files, &parts[3].tree, r->err));
+    return tsr_ds_mount(checkpoint, parts, sizeof parts / sizeof parts[0], r->files.storages, r->err);
+}
+
+static tsr_status read_all(reading *r, tsr_checkpoint *checkpoint)
+{
+    TSR_TRY(tsr_ds_files_open(checkpoint, &r->files, r->err));
+    const uint32_t ranks = r->files.column_count;
+    TSR_TRY(tsr_ds_rows_open(&r->model, checkpoint, ranks, r->err));
+    TSR_TRY(tsr_ds_rows_open(&r->states, checkpoint, ranks, r->err));
+    TSR_TRY(tsr_ds_rows_open(&r->odd, checkpoint, ranks, r->err));
+    r->model.pipeline = r->states.pipeline = is_pipeline(&r->files);
+    TSR_TRY(tsr_ds_check(&r->files, r->err));
+    for (uint32_t c = 0; c < ranks; c++) TSR_TRY(read_column(r, c));
+    return mount(r);
+}
+
+static tsr_status open_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    reading r = {.err = err};
+    const tsr_status status = read_all(&r, checkpoint);
+    tsr_ds_rows_close(&r.model);
+    tsr_ds_rows_close(&r.states);
+    tsr_ds_rows_close(&r.odd);
+    tsr_ds_files_close(&r.files);
+    return status;
+}
+
+const tsr_reader tsr_reader_deepspeed = {.format = TSR_FORMAT_DEEPSPEED,
+                                         .recognizes = recognizes,
+                                         .open = open_deepspeed,
+                                         .extents = tsr_torch_extents,
+                                         .crc = tsr_torch_crc};

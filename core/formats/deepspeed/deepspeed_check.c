@@ -1,0 +1,215 @@
+/* See deepspeed_check.h. */
+#include "formats/deepspeed/deepspeed_check.h"
+
+#include "base/try.h"
+#include "formats/common/name_list.h"
+#include "formats/common/rank_bytes.h"
+#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/torch/torch_file.h"
+
+enum { DEPTH = 64, NODES = 1 << 20, MOST_NAMED = 64 };
+
+/* ---- missing files ---- */
+
+/* The name of a file with another data-parallel rank in it. */
+static tsr_str with_rank(const tsr_ds_files *files, const tsr_ds_file *like, uint32_t rank, tsr_error *err)
+{
+    const tsr_str name = tsr_ds_file_name(files, like), before = TSR_STR("zero_pp_rank_");
+    size_t at = 0;
+    while (!tsr_str_starts((tsr_str){name.data + at, name.size - at}, before)) at++;
+    at += before.size;
+    size_t end = at;
+    while (end < name.size && name.data[end] >= '0' && name.data[end] <= '9') end++;
+    return tsr_arena_format(files->checkpoint->arena, err, "%.*s%u%.*s", (int)at, name.data, rank, (int)(name.size - end), name.data + end);
+}
+
+/* Reports the ranks of a column whose file of one kind is missing. */
+static tsr_status check_ranks(const tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_file *const *ranks, const char *what,
+                              tsr_error *err)
+{
+    const tsr_ds_file *like = NULL;
+    tsr_name_list missing = {.used = 0};
+    tsr_str first = {NULL, 0};
+    for (uint32_t r = 0; r < column->world && !like; r++) like = ranks[r];
+    if (!like)
+        return tsr_ds_report(files->checkpoint, TSR_STR(""), err, "there are no %s files of model-parallel rank %u (…mp_rank_%02u_…)", what,
+                             column->model_rank, column->model_rank);
+    for (uint32_t r = 0; r < column->world; r++) {
+        if (ranks[r]) continue;
+        if (missing.count >= MOST_NAMED) {
+            tsr_name_list_add(&missing, TSR_STR("…"));
+            continue;
+        }
+        const tsr_str name = with_rank(files, like, r, err);
+        if (!name.data) return TSR_E_NOMEM;
+        if (!first.data) first = name;
+        tsr_name_list_add(&missing, name);
+        if (tsr_store_find(files->checkpoint->store, name) == TSR_NO_FILE) TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, err));
+    }
+    if (missing.count == 0) return TSR_OK;
+    return tsr_ds_report(files->checkpoint, first, err, "%llu of the %s files of %u ranks cannot be read or are missing: %s%s; copy them from where the checkpoint was written",
+                         (unsigned long long)missing.count, what, column->world, missing.text, tsr_name_list_rest(&missing));
+}
+
+static tsr_status check_model(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
+{
+    if (column->model) return TSR_OK;
+    files->checkpoint->names_unknown = files->column_count == 1;
+    const tsr_str name = files->zero == 3 ? tsr_arena_format(files->checkpoint->arena, err, "zero_pp_rank_0_mp_rank_%02u_model_states.pt", column->model_rank)
+                                          : tsr_arena_format(files->checkpoint->arena, err, "mp_rank_%02u_model_states.pt", column->model_rank);
+    if (!name.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, err));
+    return tsr_ds_report(files->checkpoint, name, err, "'%.*s' is missing or cannot be read; it has the names of the weights", TSR_STR_ARG(name));
+}
+
+/* As many model-parallel ranks as the model states speak of. */
+static tsr_status check_columns(const tsr_ds_files *files, tsr_error *err)
+{
+    const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
+    const tsr_value *dims = model ? tsr_ds_dict(model->root, "checkpoint_parallel_dimensions") : NULL;
+    uint64_t stages = 1, ranks = 1;
+    if (!model) return TSR_OK;
+    if (!tsr_ds_number(tsr_ds_get(dims, "pp_degree"), &stages) || !tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks))
+        tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks);
+    if (stages < 1 || stages > UINT16_MAX || ranks > UINT16_MAX || stages * ranks <= files->column_count) return TSR_OK;
+    uint32_t absent = 0;
+    while (absent < files->column_count && files->columns[absent].model_rank == absent) absent++;
+    const tsr_str name = tsr_arena_format(files->checkpoint->arena, err, "mp_rank_%02u_model_states.pt", absent);
+    if (!name.data) return TSR_E_NOMEM;
+    return tsr_ds_report(files->checkpoint, name, err, "the files of model-parallel rank %u (…%.*s) are missing: the job had %llu such ranks, there are files of %u",
+                         absent, TSR_STR_ARG(name), (unsigned long long)(stages * ranks), files->column_count);
+}
+
+/* ---- files of other saves ---- */
+
+/* Whether one group of parameters is cut for fewer ranks than another. */
+static bool is_uneven(const tsr_value *counts, uint64_t *a, uint64_t *b)
+{
+    if (!counts || counts->kind != TSR_VALUE_LIST) return false;
+    for (size_t i = 0; i < counts->count; i++) {
+        if (!tsr_ds_number(counts->items[i], b)) return false;
+        if (i == 0) *a = *b;
+        if (*a != *b) return true;
+    }
+    return false;
+}
+
+static tsr_status check_count(const tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_file *file, tsr_error *err)
+{
+    const tsr_str name = tsr_ds_file_name(files, file);
+    const tsr_value *optimizer = tsr_ds_optimizer(file);
+    const uint64_t world = tsr_ds_world_of(optimizer);
+    uint64_t a, b;
+    if (file->name.rank >= column->world)
+        TSR_TRY(tsr_ds_report(files->checkpoint, name, err, "%.*s: is of rank %u, and the checkpoint of %u ranks: it is left from another save",
+                              TSR_STR_ARG(name), file->name.rank, column->world));
+    if (world && world != column->world)
+        return tsr_ds_report(files->checkpoint, name, err, "%.*s: is of %llu ranks ('partition_count'), the other files are of %u: they are not of one save",
+                             TSR_STR_ARG(name), (unsigned long long)world, column->world);
+    if (is_uneven(tsr_ds_get(optimizer, "partition_count"), &a, &b))
+        return tsr_ds_report(files->checkpoint, name, err,
+                             "%.*s: one group of parameters is cut for %llu ranks and another for %llu ('partition_count'), as for experts, which "
+                             "is not read; DeepSpeed's own ds_to_universal.py converts it", TSR_STR_ARG(name), (unsigned long long)a, (unsigned long long)b);
+    return TSR_OK;
+}
+
+static tsr_status same_scalar(const tsr_ds_files *files, const tsr_value *a, const tsr_value *b, bool *same, tsr_error *err)
+{
+    const tsr_entry *x = tsr_ds_tensor(a), *y = tsr_ds_tensor(b);
+    *same = true;
+    if (!a || !b) return TSR_OK;
+    if (!x || !y) *same = tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME;
+    else if (x->rank || y->rank || x->chunk_count != 1 || y->chunk_count != 1) return TSR_OK;
+    else if (x->dtype != y->dtype) *same = false;
+    else if (!tsr_torch_decide(files->checkpoint, x, y, same)) return tsr_rank_bytes_match(files->checkpoint, x, y, same, err);
+    return TSR_OK;
+}
+
+/* The step of the first parameter group's states. */
+static const tsr_value *step_of(const tsr_ds_files *files, const tsr_ds_file *file)
+{
+    const tsr_value *optimizer = tsr_ds_optimizer(file);
+    const tsr_value *base = tsr_ds_get(optimizer, files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state");
+    const tsr_value *states = tsr_ds_dict(base, "state"), *elastic = tsr_ds_get(optimizer, "base_optimizer_state_step");
+    if (elastic) return elastic;
+    const tsr_value *first = states && states->count > 1 ? states->items[1] : tsr_ds_item(base, 0);
+    return tsr_ds_get(first, "step");
+}
+
+static tsr_status check_optimizer(const tsr_ds_files *files, const tsr_ds_file *first, const tsr_ds_file *file, tsr_error *err)
+{
+    bool same;
+    const char *key = files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state";
+    const tsr_str name = tsr_ds_file_name(files, file), other = tsr_ds_file_name(files, first);
+    TSR_TRY(same_scalar(files, step_of(files, first), step_of(files, file), &same, err));
+    if (!same)
+        return tsr_ds_report(files->checkpoint, name, err, "%.*s: is of another step than %.*s: the files are not of one save", TSR_STR_ARG(name), TSR_STR_ARG(other));
+    const tsr_value *a = tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(first), key), "param_groups");
+    const tsr_value *b = tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(file), key), "param_groups");
+    if (!a == !b && (!a || tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME)) return TSR_OK;
+    return tsr_ds_report(files->checkpoint, name, err, "%.*s: has other parameter groups ('param_groups') than %.*s: the files are not of one save",
+                         TSR_STR_ARG(name), TSR_STR_ARG(other));
+}
+
+/* What all model states of one save agree on. */
+static tsr_status check_agreement(const tsr_ds_files *files, const tsr_ds_file *first, const tsr_ds_file *file, tsr_error *err)
+{
+    static const char *const keys[] = {"global_steps", "dp_world_size", "mp_world_size", "ds_version"};
+    const tsr_str name = tsr_ds_file_name(files, file);
+    char a[64], b[64];
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const tsr_value *x = tsr_ds_get(first->root, keys[i]), *y = tsr_ds_get(file->root, keys[i]);
+        if (!x || !y || tsr_value_match(x, y, DEPTH, NODES) == TSR_SAME) continue;
+        return tsr_ds_report(files->checkpoint, name, err, "%.*s: '%s' is %s, in %.*s it is %s: the files are not of one save", TSR_STR_ARG(name), keys[i],
+                             tsr_value_text(y, b, sizeof b), TSR_STR_ARG(tsr_ds_file_name(files, first)), tsr_value_text(x, a, sizeof a));
+    }
+    if (file->name.model_rank != first->name.model_rank) return TSR_OK;
+    const tsr_value *x = tsr_ds_get(first->root, "param_shapes"), *y = tsr_ds_get(file->root, "param_shapes");
+    if (!x || !y || tsr_value_match(x, y, DEPTH, NODES) != TSR_DIFFERENT) return TSR_OK;
+    return tsr_ds_report(files->checkpoint, name, err, "%.*s: has other 'param_shapes' than %.*s: the files are not of one model", TSR_STR_ARG(name),
+                         TSR_STR_ARG(tsr_ds_file_name(files, first)));
+}
+
+static tsr_status check_world(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
+{
+    uint64_t world;
+    const tsr_value *stated = column->model ? tsr_ds_get(column->model->root, "dp_world_size") : NULL;
+    if (files->zero == 0 || !tsr_ds_number(stated, &world) || world == column->world) return TSR_OK;
+    const tsr_str name = tsr_ds_file_name(files, column->model);
+    return tsr_ds_report(files->checkpoint, name, err, "%.*s: 'dp_world_size' is %llu, and the optimizer files are of %u ranks: they are not of one save",
+                         TSR_STR_ARG(name), (unsigned long long)world, column->world);
+}
+
+static tsr_status check_column(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
+{
+    TSR_TRY(check_model(files, column, err));
+    if (column->models) TSR_TRY(check_ranks(files, column, column->models, "model states", err));
+    if (column->optims) TSR_TRY(check_ranks(files, column, column->optims, "optimizer", err));
+    return check_world(files, column, err);
+}
+
+static const tsr_ds_column *column_of(const tsr_ds_files *files, uint32_t model_rank)
+{
+    uint32_t c = 0;
+    while (files->columns[c].model_rank != model_rank) c++;
+    return &files->columns[c];
+}
+
+tsr_status tsr_ds_check(const tsr_ds_files *files, tsr_error *err)
+{
+    const tsr_ds_file *model = NULL, *optim = NULL;
+    for (uint32_t c = 0; c < files->column_count; c++) TSR_TRY(check_column(files, &files->columns[c], err));
+    TSR_TRY(check_columns(files, err));
+    for (uint32_t i = 0; i < files->count; i++) {
+        const tsr_ds_file *file = &files->files[i];
+        if (file->name.kind == TSR_DS_MODEL) {
+            if (model) TSR_TRY(check_agreement(files, model, file, err));
+            else model = file;
+        }
+        if (file->name.kind != TSR_DS_OPTIM) continue;
+        TSR_TRY(check_count(files, column_of(files, file->name.model_rank), file, err));
+        if (optim && optim->name.model_rank == file->name.model_rank) TSR_TRY(check_optimizer(files, optim, file, err));
+        else optim = file;
+    }
+    return TSR_OK;
+}

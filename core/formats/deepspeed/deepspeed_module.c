@@ -1,0 +1,231 @@
+/* See deepspeed_module.h. */
+#include "formats/deepspeed/deepspeed_module.h"
+
+#include "base/try.h"
+#include "formats/deepspeed/deepspeed_flat.h"
+#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/deepspeed/deepspeed_weights.h"
+
+typedef struct module {
+    tsr_ds_files *files;
+    const tsr_ds_column *column;
+    const tsr_ds_rows *trained;
+    tsr_ds_rows frozen;  /* by name */
+    tsr_map *shared;     /* second name → pair of `shared_params` */
+    tsr_map *listed;     /* names that the module has */
+    const tsr_value *ties; /* the DICT `shared_params`, or NULL */
+    tsr_ds_rows *model;
+    tsr_error *err;
+} module;
+
+/* ---- frozen weights ---- */
+
+/* ZeRO 3: every rank has an equal piece, the last ones padded. */
+static tsr_status join_pieces(const module *m, tsr_str name, const tsr_value *shape, const tsr_value **out)
+{
+    tsr_checkpoint *checkpoint = m->files->checkpoint;
+    const uint32_t world = m->column->world;
+    tsr_ds_buffer buffer;
+    tsr_ds_chunks chunks = {.checkpoint = checkpoint, .chunks = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_chunk))};
+    uint64_t elements;
+    TSR_TRY(tsr_ds_shape(checkpoint->arena, shape, &chunks.shape, &chunks.rank, &elements, m->err));
+    TSR_TRY(tsr_ds_buffer_new(checkpoint->arena, world, &buffer, m->err));
+    const uint64_t share = (elements + world - 1) / world;
+    tsr_status status = TSR_OK;
+    for (uint32_t r = 0; r < world && status == TSR_OK; r++) {
+        const tsr_ds_file *file = m->column->models[r];
+        const tsr_value *fragments = file ? tsr_ds_dict(file->root, "frozen_param_fragments") : NULL;
+        const tsr_entry *piece = fragments ? tsr_ds_tensor(tsr_value_get(fragments, name)) : NULL;
+        status = file && !piece ? tsr_raise(m->err, TSR_E_FORMAT, TSR_NO_POSITION, "has no piece of it") : tsr_ds_buffer_add(&buffer, piece, share, m->err);
+        if (status != TSR_OK)
+            tsr_error_context(m->err, "%.*s, frozen weight '%.*s'", TSR_STR_ARG(tsr_ds_file_name(m->files, file)), TSR_STR_ARG(name));
+    }
+    if (status == TSR_OK) status = tsr_ds_chunks_add(&chunks, &buffer, 0, elements, 0, m->err);
+    if (status == TSR_OK) status = tsr_ds_chunks_take(&chunks, buffer.dtype == TSR_DTYPE_NONE ? TSR_FLOAT32 : buffer.dtype, out, m->err);
+    tsr_vec_free(&chunks.chunks);
+    return status;
+}
+
+/* ZeRO 2 keeps whole tensors. */
+static tsr_status add_frozen(module *m)
+{
+    const tsr_value *shapes = tsr_ds_dict(m->column->model->root, "frozen_param_shapes");
+    const tsr_value *fragments = tsr_ds_dict(m->column->model->root, "frozen_param_fragments");
+    for (size_t i = 0; i < tsr_ds_count(shapes); i++) {
+        const tsr_value *name = shapes->items[2 * i], *value = NULL;
+        if (name->kind != TSR_VALUE_STR) continue;
+        if (m->files->zero == 3) TSR_TRY(join_pieces(m, name->text, shapes->items[2 * i + 1], &value));
+        else if (fragments) value = tsr_value_get(fragments, name->text);
+        if (value) TSR_TRY(tsr_ds_rows_add(&m->frozen, name->text, TSR_STR(""), value, m->err));
+    }
+    return TSR_OK;
+}
+
+/* ---- names ---- */
+
+static const tsr_value *weight_of(const module *m, tsr_str name)
+{
+    const tsr_value *value = tsr_ds_rows_get(m->trained, name, TSR_STR(""));
+    return value ? value : tsr_ds_rows_get(&m->frozen, name, TSR_STR(""));
+}
+
+/* Marks a tensor as one that a second name stands for, too. */
+static void tie(const module *m, const tsr_value *value)
+{
+    tsr_entry *entry = (tsr_entry *)tsr_ds_tensor(value);
+    if (entry && entry->storage_id == 0) entry->storage_id = ++m->files->storages;
+}
+
+static const tsr_value *owner_of(const module *m, tsr_str name)
+{
+    const uint32_t pair = tsr_map_get(m->shared, name, UINT32_MAX);
+    const tsr_value *owner = pair == UINT32_MAX ? NULL : m->ties->items[2 * (size_t)pair + 1];
+    return owner && owner->kind == TSR_VALUE_STR ? weight_of(m, owner->text) : NULL;
+}
+
+/* Ties first, so that each tensor has its storage id before it is added under its first name. */
+static tsr_status read_ties(module *m)
+{
+    m->ties = tsr_ds_dict(m->column->model->root, "shared_params");
+    for (size_t i = 0; i < tsr_ds_count(m->ties); i++) {
+        const tsr_value *name = m->ties->items[2 * i];
+        if (name->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(m->shared, name->text, (uint32_t)i, NULL, NULL, m->err));
+    }
+    for (size_t i = 0; i < tsr_ds_count(m->ties); i++)
+        if (m->ties->items[2 * i]->kind == TSR_VALUE_STR) tie(m, owner_of(m, m->ties->items[2 * i]->text));
+    return TSR_OK;
+}
+
+/* A parameter that ZeRO 3 took out of the module leaves an empty tensor. */
+static bool is_hollow(const module *m, const tsr_value *stored)
+{
+    const tsr_entry *tensor = tsr_ds_tensor(stored);
+    return m->files->zero == 3 && tensor && tensor->rank == 1 && tensor->shape[0] == 0;
+}
+
+/* A value of the model states under ids of its own: those of the file count from 1, those of the part `module` too. */
+static tsr_status add_stored(const module *m, tsr_str name, const tsr_value *stored)
+{
+    const tsr_entry *tensor = tsr_ds_tensor(stored);
+    if (!tensor || !tensor->storage_id) return tsr_ds_rows_add(m->model, name, TSR_STR(""), stored, m->err);
+    tsr_entry *copy = TSR_ARENA_NEW(m->files->checkpoint->arena, tsr_entry, m->err);
+    if (!copy) return TSR_E_NOMEM;
+    *copy = *tensor;
+    copy->storage_id += m->files->file_storages + m->column->model->storage_base;
+    const tsr_value *value = tsr_value_tensor(m->files->checkpoint->arena, copy, m->err);
+    return value ? tsr_ds_rows_add(m->model, name, TSR_STR(""), value, m->err) : TSR_E_NOMEM;
+}
+
+static tsr_status add_name(const module *m, tsr_str name, const tsr_value *stored)
+{
+    const tsr_value *value = weight_of(m, name);
+    if (!value) value = owner_of(m, name);
+    if (value) return tsr_ds_rows_add(m->model, name, TSR_STR(""), value, m->err);
+    if (!is_hollow(m, stored)) return add_stored(m, name, stored);
+    const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
+    return tsr_ds_report(m->files->checkpoint, file, m->err, "%.*s: the weight '%.*s' is in none of the optimizer files that are there", TSR_STR_ARG(file),
+                         TSR_STR_ARG(name));
+}
+
+/* Weights that the module does not list, as that of a pipeline's stage. */
+static tsr_status add_rest(const module *m, const tsr_ds_rows *rows)
+{
+    const tsr_ds_row *items = rows->rows.items;
+    for (size_t i = 0; i < rows->rows.count; i++)
+        if (!tsr_map_get(m->listed, items[i].name, 0)) TSR_TRY(tsr_ds_rows_add(m->model, items[i].name, TSR_STR(""), items[i].value, m->err));
+    return TSR_OK;
+}
+
+static tsr_status add_all(module *m)
+{
+    const tsr_value *stored = tsr_ds_dict(m->column->model->root, "module");
+    TSR_TRY(add_frozen(m));
+    TSR_TRY(read_ties(m));
+    for (size_t i = 0; i < tsr_ds_count(stored); i++) {
+        const tsr_value *name = stored->items[2 * i];
+        if (name->kind != TSR_VALUE_STR) continue;
+        TSR_TRY(tsr_map_put(m->listed, name->text, 1, NULL, NULL, m->err));
+        TSR_TRY(add_name(m, name->text, stored->items[2 * i + 1]));
+    }
+    TSR_TRY(add_rest(m, &m->frozen));
+    TSR_TRY(add_rest(m, m->trained));
+    for (size_t i = 0; i < tsr_ds_count(m->ties); i++) {
+        const tsr_value *name = m->ties->items[2 * i];
+        if (name->kind != TSR_VALUE_STR || tsr_map_get(m->listed, name->text, 0)) continue;
+        const tsr_value *owner = owner_of(m, name->text);
+        if (owner) TSR_TRY(tsr_ds_rows_add(m->model, name->text, TSR_STR(""), owner, m->err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_ds_model_add(tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_rows *trained, tsr_ds_rows *model,
+                            tsr_error *err)
+{
+    module m = {.files = files, .column = column, .trained = trained, .model = model, .err = err};
+    tsr_status status = tsr_ds_rows_open(&m.frozen, files->checkpoint, 1, err);
+    if (status == TSR_OK) m.shared = tsr_map_new(files->checkpoint->host->allocator, 0, err);
+    if (m.shared) m.listed = tsr_map_new(files->checkpoint->host->allocator, 0, err);
+    if (status == TSR_OK) status = m.listed ? add_all(&m) : TSR_E_NOMEM;
+    tsr_ds_rows_close(&m.frozen);
+    tsr_map_free(m.shared);
+    tsr_map_free(m.listed);
+    return status;
+}
+
+/* ---- as stored ---- */
+
+/* The tensors of one file of a layer: their names begin with its number. */
+static tsr_status add_layer(const tsr_ds_files *files, const tsr_ds_file *file, tsr_ds_rows *rows, tsr_error *err)
+{
+    for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
+        const tsr_value *key = file->root->items[2 * i];
+        if (key->kind != TSR_VALUE_STR) continue;
+        const tsr_str name = tsr_arena_format(files->checkpoint->arena, err, "%u.%.*s", file->name.rank, TSR_STR_ARG(key->text));
+        if (!name.data) return TSR_E_NOMEM;
+        rows->rank = file->name.model_rank;
+        TSR_TRY(tsr_ds_rows_add(rows, name, TSR_STR(""), file->root->items[2 * i + 1], err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_column(const tsr_ds_files *files, uint32_t number, tsr_ds_rows *rows, tsr_error *err)
+{
+    const tsr_ds_column *column = &files->columns[number];
+    const tsr_value *stored = column->model ? tsr_ds_dict(column->model->root, "module") : NULL;
+    rows->rank = number;
+    for (size_t i = 0; i < tsr_ds_count(stored); i++)
+        if (stored->items[2 * i]->kind == TSR_VALUE_STR)
+            TSR_TRY(tsr_ds_rows_add(rows, stored->items[2 * i]->text, TSR_STR(""), stored->items[2 * i + 1], err));
+    return TSR_OK;
+}
+
+static tsr_status gather(const tsr_ds_files *files, tsr_ds_rows *rows, const tsr_value **out, tsr_error *err)
+{
+    uint32_t layers;
+    const tsr_ds_file *layer = tsr_ds_first(files, TSR_DS_LAYER, &layers);
+    for (uint32_t c = 0; c < files->column_count; c++) TSR_TRY(add_column(files, c, rows, err));
+    for (uint32_t i = 0; i < layers; i++) TSR_TRY(add_layer(files, &layer[i], rows, err));
+    tsr_ds_rows_untie(rows);
+    if (rows->rows.count == 0) return TSR_OK;
+    *out = tsr_ds_rows_tree(rows, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_ds_module(const tsr_ds_files *files, const tsr_value **out, tsr_error *err)
+{
+    uint32_t layers, ranks = files->column_count;
+    tsr_ds_rows rows;
+    const tsr_ds_file *layer = tsr_ds_first(files, TSR_DS_LAYER, &layers);
+    *out = NULL;
+    if (files->zero == 3) return TSR_OK;
+    if (files->column_count == 1 && layers == 0) {
+        *out = files->columns[0].model ? tsr_ds_dict(files->columns[0].model->root, "module") : NULL;
+        return TSR_OK;
+    }
+    for (uint32_t i = 0; i < layers; i++)
+        if (layer[i].name.model_rank >= ranks && layer[i].name.model_rank < UINT16_MAX) ranks = layer[i].name.model_rank + 1;
+    tsr_status status = tsr_ds_rows_open(&rows, files->checkpoint, ranks, err);
+    if (status == TSR_OK) status = gather(files, &rows, out, err);
+    tsr_ds_rows_close(&rows);
+    return status;
+}

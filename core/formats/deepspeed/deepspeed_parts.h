@@ -1,0 +1,16 @@
+/* Parts from trees: each is flattened below its name, and the catalog lists them. */
+#ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_PARTS_H
+#define TSR_FORMATS_DEEPSPEED_DEEPSPEED_PARTS_H
+
+#include "formats/common/reader.h"
+
+typedef struct tsr_ds_part {
+    const char *name;
+    const tsr_value *tree; /* a DICT; NULL or empty: there is no such part */
+} tsr_ds_part;
+
+/* Fills the catalog with the entries of the parts, of the checkpoint's format. Storage ids of their tensors are at most
+ * `storages`. Errors as tsr_torch_flatten. */
+tsr_status tsr_ds_mount(tsr_checkpoint *checkpoint, const tsr_ds_part *parts, size_t count, uint32_t storages, tsr_error *err);
+
+#endif

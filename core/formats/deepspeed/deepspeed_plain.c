@@ -1,0 +1,215 @@
+/* See deepspeed_plain.h. */
+#include "formats/deepspeed/deepspeed_plain.h"
+
+#include "base/try.h"
+#include "formats/common/name_list.h"
+#include "formats/deepspeed/deepspeed_values.h"
+
+typedef struct plain {
+    tsr_checkpoint *checkpoint;
+    const tsr_ds_file *model;
+    const tsr_value *state, *groups; /* of the optimizer: {id: {key: …}}, [{params: [id, …]}] */
+    const tsr_value *fp32;           /* fp32_groups: lists of tensors, one list per group, or NULL */
+    tsr_map *buffers;                /* names of buffers */
+    tsr_ds_numbered *numbered;
+    uint32_t count;
+    tsr_ds_candidate *candidates;
+    uint32_t candidate_count;
+    tsr_error *err;
+} plain;
+
+const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files)
+{
+    for (uint32_t c = 0; c < files->column_count; c++) {
+        const tsr_value *optimizer = files->columns[c].model ? tsr_ds_dict(files->columns[c].model->root, "optimizer") : NULL;
+        if (optimizer) return optimizer;
+    }
+    return NULL;
+}
+
+/* ---- what there is to match ---- */
+
+static bool same_bytes(const tsr_entry *a, const tsr_entry *b)
+{
+    return a->storage_id && a->storage_id == b->storage_id && a->rank == b->rank && a->chunk_count == 1 && b->chunk_count == 1 &&
+           a->chunks[0].byte_offset == b->chunks[0].byte_offset && a->chunks[0].byte_length == b->chunks[0].byte_length;
+}
+
+/* Parameters are named once: a tied weight goes by its first name. */
+static bool is_again(const plain *p, const tsr_entry *tensor)
+{
+    for (uint32_t i = 0; i < p->candidate_count && tensor->storage_id; i++)
+        if (same_bytes(p->candidates[i].tensor, tensor)) return true;
+    return false;
+}
+
+static tsr_status list_candidates(plain *p)
+{
+    const tsr_value *module = tsr_ds_dict(p->model->root, "module"), *buffers = tsr_ds_list(p->model->root, "buffer_names");
+    for (size_t i = 0; i < tsr_ds_count(buffers); i++)
+        if (buffers->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(p->buffers, buffers->items[i]->text, 1, NULL, NULL, p->err));
+    p->candidates = tsr_arena_array(p->checkpoint->arena, tsr_ds_count(module), sizeof *p->candidates, p->err);
+    if (!p->candidates) return TSR_E_NOMEM;
+    for (size_t i = 0; i < tsr_ds_count(module); i++) {
+        const tsr_value *name = module->items[2 * i];
+        const tsr_entry *tensor = tsr_ds_tensor(module->items[2 * i + 1]);
+        if (name->kind != TSR_VALUE_STR || !tensor || tsr_map_get(p->buffers, name->text, 0) || is_again(p, tensor)) continue;
+        p->candidates[p->candidate_count++] = (tsr_ds_candidate){name->text, tensor, false};
+    }
+    return TSR_OK;
+}
+
+/* The states of a parameter: ids without states are left out of the dictionary, the others are in order. */
+static const tsr_value *states_of(const plain *p, uint32_t id)
+{
+    const size_t pairs = tsr_ds_count(p->state);
+    uint64_t number;
+    for (size_t i = id < pairs ? id + 1 : pairs; i-- > 0;) {
+        if (!tsr_ds_number(p->state->items[2 * i], &number) || number < id) return NULL;
+        if (number == id) return tsr_ds_kind_or_null(p->state->items[2 * i + 1], TSR_VALUE_DICT);
+    }
+    return NULL;
+}
+
+static const tsr_entry *shaped_by(const tsr_value *states)
+{
+    for (size_t i = 0; i < tsr_ds_count(states); i++) {
+        const tsr_entry *tensor = tsr_ds_tensor(states->items[2 * i + 1]);
+        if (tensor && tensor->rank) return tensor;
+    }
+    return NULL;
+}
+
+/* Ids count through the groups in order. */
+static tsr_status list_numbered(plain *p)
+{
+    size_t count = 0;
+    for (size_t g = 0; g < tsr_ds_count(p->groups); g++) count += tsr_ds_count(tsr_ds_list(p->groups->items[g], "params"));
+    p->numbered = tsr_arena_array(p->checkpoint->arena, count, sizeof *p->numbered, p->err);
+    if (!p->numbered || count > UINT32_MAX / 2) return TSR_E_NOMEM;
+    for (size_t g = 0; g < tsr_ds_count(p->groups); g++) {
+        const tsr_value *copies = tsr_ds_kind_or_null(tsr_ds_item(p->fp32, g), TSR_VALUE_LIST);
+        for (size_t i = 0; i < tsr_ds_count(tsr_ds_list(p->groups->items[g], "params")); i++) {
+            const tsr_entry *fp32 = tsr_ds_tensor(tsr_ds_item(copies, i)), *shaped = shaped_by(states_of(p, p->count));
+            p->numbered[p->count++] = (tsr_ds_numbered){fp32 ? fp32 : shaped, fp32, UINT32_MAX};
+        }
+    }
+    return TSR_OK;
+}
+
+/* ---- matching ---- */
+
+static bool fits(const tsr_ds_numbered *n, const tsr_ds_candidate *c)
+{
+    return !n->shaped || (n->shaped->rank == c->tensor->rank &&
+                          (n->shaped->rank == 0 || memcmp(n->shaped->shape, c->tensor->shape, n->shaped->rank * sizeof *n->shaped->shape) == 0));
+}
+
+/* One group of all parameters is in the order of the module. */
+static bool match_in_order(plain *p)
+{
+    if (tsr_ds_count(p->groups) != 1 || p->count != p->candidate_count) return false;
+    for (uint32_t i = 0; i < p->count; i++)
+        if (!fits(&p->numbered[i], &p->candidates[i])) return false;
+    for (uint32_t i = 0; i < p->count; i++) p->numbered[i].candidate = i;
+    return true;
+}
+
+static tsr_status name_of(const plain *p, uint32_t id, tsr_str *out)
+{
+    const uint32_t candidate = p->numbered[id].candidate;
+    *out = candidate == UINT32_MAX ? tsr_arena_format(p->checkpoint->arena, p->err, "%u", id) : p->candidates[candidate].name;
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Reports what could not be named. Float32 copies without a name are weights that would be lost. */
+static tsr_status report_unnamed(const plain *p)
+{
+    tsr_name_list names = {.used = 0};
+    const tsr_str file = p->checkpoint->store->files[p->model->file].name;
+    uint32_t unnamed = 0;
+    for (uint32_t i = 0; i < p->count; i++) unnamed += p->numbered[i].candidate == UINT32_MAX;
+    if (unnamed == 0) return TSR_OK;
+    for (uint32_t c = 0; c < p->candidate_count; c++)
+        if (!p->candidates[c].taken) tsr_name_list_add(&names, p->candidates[c].name);
+    if (p->fp32)
+        return tsr_ds_report(p->checkpoint, file, p->err,
+                             "%.*s: %u float32 weights of the optimizer have no names, and by their shapes and values each may be any of several: %s%s",
+                             TSR_STR_ARG(file), unnamed, names.text, tsr_name_list_rest(&names));
+    return tsr_find_at(p->checkpoint->findings, "parts/unnamed-states", TSR_NOTE, (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
+                       "the optimizer's states of %u parameters are listed by their numbers: they may be of any of %s%s", unnamed, names.text,
+                       tsr_name_list_rest(&names));
+}
+
+static tsr_status add_parameter(const plain *p, uint32_t id, tsr_ds_rows *weights, tsr_ds_rows *states)
+{
+    tsr_str name;
+    const tsr_value *dict = states_of(p, id);
+    TSR_TRY(name_of(p, id, &name));
+    for (size_t i = 0; i < tsr_ds_count(dict); i++)
+        if (dict->items[2 * i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_ds_rows_add(states, name, dict->items[2 * i]->text, dict->items[2 * i + 1], p->err));
+    if (!p->numbered[id].fp32 || p->numbered[id].candidate == UINT32_MAX) return TSR_OK;
+    const tsr_value *value = tsr_value_tensor(p->checkpoint->arena, p->numbered[id].fp32, p->err);
+    return value ? tsr_ds_rows_add(weights, name, TSR_STR(""), value, p->err) : TSR_E_NOMEM;
+}
+
+/* The group with names for numbers; `*id` goes on. */
+static tsr_status name_group(const plain *p, const tsr_value *group, uint32_t *id, const tsr_value **out)
+{
+    tsr_arena *arena = p->checkpoint->arena;
+    const tsr_value *params = tsr_ds_list(group, "params");
+    *out = group;
+    if (!params) return TSR_OK;
+    const tsr_value **items = tsr_arena_array(arena, group->count, sizeof *items, p->err);
+    const tsr_value **names = tsr_arena_array(arena, params->count, sizeof *names, p->err);
+    if (!items || !names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < params->count; i++) {
+        tsr_str name;
+        TSR_TRY(name_of(p, (*id)++, &name));
+        names[i] = tsr_value_str(arena, name, p->err);
+        if (!names[i]) return TSR_E_NOMEM;
+    }
+    const tsr_value *list = tsr_value_items(arena, TSR_VALUE_LIST, names, params->count, p->err);
+    for (size_t i = 0; i < group->count; i++) items[i] = group->items[i] == params ? list : group->items[i];
+    *out = list ? tsr_value_items(arena, TSR_VALUE_DICT, items, group->count, p->err) : NULL;
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status name_groups(const plain *p, const tsr_value **out)
+{
+    uint32_t id = 0;
+    const tsr_value **items = tsr_arena_array(p->checkpoint->arena, tsr_ds_count(p->groups), sizeof *items, p->err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t g = 0; g < tsr_ds_count(p->groups); g++) TSR_TRY(name_group(p, p->groups->items[g], &id, &items[g]));
+    *out = tsr_value_items(p->checkpoint->arena, TSR_VALUE_LIST, items, tsr_ds_count(p->groups), p->err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status add_all(plain *p, tsr_ds_rows *weights, tsr_ds_rows *states, const tsr_value **groups)
+{
+    TSR_TRY(list_candidates(p));
+    TSR_TRY(list_numbered(p));
+    if (!match_in_order(p)) TSR_TRY(tsr_ds_match(p->checkpoint, p->numbered, p->count, p->candidates, p->candidate_count, p->err));
+    TSR_TRY(report_unnamed(p));
+    for (uint32_t id = 0; id < p->count; id++) TSR_TRY(add_parameter(p, id, weights, states));
+    return *groups || !p->groups ? TSR_OK : name_groups(p, groups);
+}
+
+tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_rows *weights, tsr_ds_rows *states,
+                            const tsr_value **groups, tsr_error *err)
+{
+    const tsr_value *optimizer = tsr_ds_dict(column->model->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
+    plain p = {.checkpoint = files->checkpoint, .model = column->model, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups")};
+    if (!inner) inner = optimizer;
+    p.state = tsr_ds_dict(inner, "state");
+    p.groups = tsr_ds_list(inner, "param_groups");
+    const tsr_str file = tsr_ds_file_name(files, column->model);
+    if (tsr_ds_get(optimizer, "fp32_groups_flat"))
+        TSR_TRY(tsr_ds_report(files->checkpoint, file, err, "%.*s: the optimizer's float32 weights are in flat buffers without names ('fp32_groups_flat'), which are not read",
+                              TSR_STR_ARG(file)));
+    p.buffers = tsr_map_new(files->checkpoint->host->allocator, 0, err);
+    if (!p.buffers) return TSR_E_NOMEM;
+    const tsr_status status = p.groups ? add_all(&p, weights, states, groups) : TSR_OK;
+    tsr_map_free(p.buffers);
+    return status;
+}

@@ -1,0 +1,152 @@
+/* See deepspeed_rows.h. */
+#include "formats/deepspeed/deepspeed_rows.h"
+
+#include "base/try.h"
+#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/torch/torch_survey.h"
+
+tsr_status tsr_ds_rows_open(tsr_ds_rows *rows, tsr_checkpoint *checkpoint, uint32_t ranks, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    *rows = (tsr_ds_rows){.checkpoint = checkpoint, .arena = checkpoint->arena, .rows = tsr_vec_of(allocator, sizeof(tsr_ds_row)), .ranks = ranks};
+    rows->names = tsr_map_new(allocator, 0, err);
+    return rows->names ? TSR_OK : TSR_E_NOMEM;
+}
+
+void tsr_ds_rows_close(tsr_ds_rows *rows)
+{
+    tsr_map_free(rows->names);
+    if (rows->rows.items) tsr_vec_free(&rows->rows);
+}
+
+static tsr_ds_row *row_at(const tsr_ds_rows *rows, uint32_t number)
+{
+    return (tsr_ds_row *)rows->rows.items + number;
+}
+
+static tsr_ds_row *find(const tsr_ds_rows *rows, tsr_str name, tsr_str key)
+{
+    uint32_t at = tsr_map_get(rows->names, name, UINT32_MAX);
+    while (at != UINT32_MAX && !tsr_str_equal(row_at(rows, at)->key, key)) at = row_at(rows, at)->next;
+    return at == UINT32_MAX ? NULL : row_at(rows, at);
+}
+
+const tsr_value *tsr_ds_rows_get(const tsr_ds_rows *rows, tsr_str name, tsr_str key)
+{
+    const tsr_ds_row *row = find(rows, name, key);
+    return row ? row->value : NULL;
+}
+
+static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+{
+    return a->dtype == b->dtype && a->rank == b->rank && (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+}
+
+/* The chunks of the second tensor as further copies of the first one's. */
+static tsr_status add_copy(tsr_arena *arena, tsr_entry *first, const tsr_entry *second, tsr_error *err)
+{
+    const uint64_t count = first->replica_count + second->chunk_count;
+    tsr_chunk *replicas = tsr_arena_array(arena, (size_t)count, sizeof *replicas, err);
+    if (!replicas) return TSR_E_NOMEM;
+    if (first->replica_count) memcpy(replicas, first->replicas, (size_t)first->replica_count * sizeof *replicas);
+    if (second->chunk_count) memcpy(replicas + first->replica_count, second->chunks, (size_t)second->chunk_count * sizeof *replicas);
+    first->replicas = replicas;
+    first->replica_count = count;
+    return TSR_OK;
+}
+
+/* Lists what the ranks hold under one name, of which nothing says how to join it. */
+static tsr_status add_differing(const tsr_ds_rows *rows, tsr_entry *first, const tsr_entry *second, tsr_error *err)
+{
+    tsr_per_rank *held = (tsr_per_rank *)first->per_rank;
+    if (!held) {
+        held = TSR_ARENA_NEW(rows->arena, tsr_per_rank, err);
+        const tsr_entry **tensors = tsr_arena_array(rows->arena, rows->ranks, sizeof *tensors, err);
+        tsr_entry *copy = TSR_ARENA_NEW(rows->arena, tsr_entry, err);
+        if (!held || !tensors || !copy) return TSR_E_NOMEM;
+        *copy = *first;
+        tensors[0] = copy;
+        *held = (tsr_per_rank){tensors, rows->ranks};
+        *first = (tsr_entry){.fqn = first->fqn, .kind = TSR_ENTRY_OPAQUE, .dtype = first->dtype, .type = TSR_STR("per-rank tensor"), .per_rank = held};
+    }
+    if (rows->rank < rows->ranks) ((const tsr_entry **)held->tensors)[rows->rank] = second;
+    return TSR_OK;
+}
+
+static tsr_status add_again(tsr_ds_rows *rows, tsr_ds_row *row, const tsr_value *value, tsr_error *err)
+{
+    const tsr_entry *first = tsr_ds_tensor(row->value), *second = tsr_ds_tensor(value);
+    if (!first || !second) return TSR_OK;
+    if (rows->pipeline && !first->per_rank && same_shape(first, second)) return add_copy(rows->arena, (tsr_entry *)first, second, err);
+    return add_differing(rows, (tsr_entry *)first, second, err);
+}
+
+/* A tensor of its own, so that a later copy can change it. */
+static tsr_status own(tsr_ds_rows *rows, const tsr_value **value, tsr_error *err)
+{
+    const tsr_entry *tensor = tsr_ds_tensor(*value);
+    if (!tensor) return TSR_OK;
+    tsr_entry *copy = TSR_ARENA_NEW(rows->arena, tsr_entry, err);
+    if (!copy) return TSR_E_NOMEM;
+    *copy = *tensor;
+    *value = tsr_value_tensor(rows->arena, copy, err);
+    return *value ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_ds_rows_add(tsr_ds_rows *rows, tsr_str name, tsr_str key, const tsr_value *value, tsr_error *err)
+{
+    const uint32_t number = (uint32_t)rows->rows.count;
+    tsr_ds_row *row = find(rows, name, key);
+    bool fresh;
+    uint32_t *head;
+    TSR_TRY(tsr_expansion_take(&rows->checkpoint->expansion, sizeof(tsr_entry), rows->checkpoint->host, err));
+    TSR_TRY(own(rows, &value, err));
+    if (row) return add_again(rows, row, value, err);
+    TSR_TRY(tsr_map_put(rows->names, name, number, &head, &fresh, err));
+    const uint32_t first = *head;
+    row = tsr_vec_push(&rows->rows, err);
+    if (!row) return TSR_E_NOMEM;
+    *row = (tsr_ds_row){name, key, value, UINT32_MAX, number, fresh};
+    if (!fresh) {
+        row_at(rows, row_at(rows, first)->last)->next = number;
+        row_at(rows, first)->last = number;
+    }
+    return TSR_OK;
+}
+
+void tsr_ds_rows_untie(tsr_ds_rows *rows)
+{
+    for (uint32_t r = 0; r < rows->rows.count; r++) {
+        tsr_entry *entry = (tsr_entry *)tsr_ds_tensor(row_at(rows, r)->value);
+        if (entry) entry->storage_id = 0;
+    }
+}
+
+/* {key: value} of one name. */
+static tsr_value *keys_of(const tsr_ds_rows *rows, uint32_t first, tsr_error *err)
+{
+    size_t count = 0, at = 0;
+    for (uint32_t r = first; r != UINT32_MAX; r = row_at(rows, r)->next) count++;
+    const tsr_value **items = tsr_arena_array(rows->arena, 2 * count, sizeof *items, err);
+    for (uint32_t r = first; items && r != UINT32_MAX; r = row_at(rows, r)->next) {
+        items[at++] = tsr_value_str(rows->arena, row_at(rows, r)->key, err);
+        items[at++] = row_at(rows, r)->value;
+        if (!items[at - 2]) return NULL;
+    }
+    return items ? tsr_value_items(rows->arena, TSR_VALUE_DICT, items, 2 * count, err) : NULL;
+}
+
+tsr_value *tsr_ds_rows_tree(const tsr_ds_rows *rows, tsr_error *err)
+{
+    size_t at = 0;
+    const tsr_value **items = tsr_arena_array(rows->arena, 2 * tsr_map_count(rows->names), sizeof *items, err);
+    if (!items) return NULL;
+    for (uint32_t r = 0; r < rows->rows.count; r++) {
+        const tsr_ds_row *row = row_at(rows, r);
+        if (!row->first) continue;
+        items[at++] = tsr_value_str(rows->arena, row->name, err);
+        items[at++] = row->key.size ? keys_of(rows, r, err) : row->value;
+        if (!items[at - 2] || !items[at - 1]) return NULL;
+    }
+    return tsr_value_items(rows->arena, TSR_VALUE_DICT, items, at, err);
+}

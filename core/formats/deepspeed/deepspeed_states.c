@@ -1,0 +1,211 @@
+/* See deepspeed_states.h. */
+#include "formats/deepspeed/deepspeed_states.h"
+
+#include "base/try.h"
+#include "formats/deepspeed/deepspeed_values.h"
+
+typedef enum state_form { ABSENT, WHOLE, FLAT, ODD } state_form;
+
+/* A key of a segment's states, on all ranks. */
+typedef struct state {
+    const tsr_ds_weights *weights;
+    uint32_t segment;
+    tsr_str key;
+} state;
+
+static const tsr_value *held_by(const state *s, uint32_t rank)
+{
+    const tsr_value *dict = tsr_ds_state_of(s->weights, rank, s->segment);
+    return dict ? tsr_value_get(dict, s->key) : NULL;
+}
+
+/* Flat tensors are as long as the rank's float32 tensor, or all equally long with its padding. */
+static state_form form_of(const state *s)
+{
+    const tsr_ds_column *column = s->weights->column;
+    const tsr_ds_buffer *fp32 = &s->weights->segments[s->segment].fp32;
+    const tsr_value *first = NULL;
+    uint64_t length = UINT64_MAX;
+    bool lean = true, padded = true;
+    for (uint32_t r = 0; r < column->world; r++) {
+        const tsr_value *value = held_by(s, r);
+        const tsr_entry *tensor = tsr_ds_tensor(value);
+        if (!column->optims[r]) continue;
+        if (!value) return ABSENT;
+        if (!first) first = value;
+        if (!tensor || tensor->rank != 1) continue;
+        if (length == UINT64_MAX) length = tensor->shape[0];
+        lean = lean && tensor->shape[0] == fp32->pieces[r].count;
+        padded = padded && tensor->shape[0] == length && length >= fp32->pieces[r].count;
+    }
+    if (!first) return ABSENT;
+    const tsr_entry *tensor = tsr_ds_tensor(first);
+    if (!tensor || tensor->rank == 0) return WHOLE;
+    return length != UINT64_MAX && (lean || padded) ? FLAT : ODD;
+}
+
+/* Which rank misses a key that another one has: then the files are of different saves. */
+static tsr_status check_absent(const state *s, tsr_error *err)
+{
+    const tsr_ds_column *column = s->weights->column;
+    uint32_t with = UINT32_MAX, without = UINT32_MAX;
+    for (uint32_t r = 0; r < column->world; r++) {
+        if (!column->optims[r]) continue;
+        *(held_by(s, r) ? &with : &without) = r;
+    }
+    if (with == UINT32_MAX || without == UINT32_MAX) return TSR_OK;
+    const tsr_ds_files *files = s->weights->files;
+    const tsr_str name = tsr_ds_file_name(files, column->optims[without]);
+    return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no '%.*s' for parameter group %u; %.*s has it", TSR_STR_ARG(name),
+                         TSR_STR_ARG(s->key), s->segment, TSR_STR_ARG(tsr_ds_file_name(files, column->optims[with])));
+}
+
+static tsr_status add_flat(const state *s, tsr_ds_rows *rows, tsr_error *err)
+{
+    const tsr_ds_weights *w = s->weights;
+    tsr_ds_buffer buffer;
+    uint64_t longest = w->segments[s->segment].slice;
+    TSR_TRY(tsr_ds_buffer_new(w->files->checkpoint->arena, w->column->world, &buffer, err));
+    for (uint32_t r = 0; r < w->column->world; r++) {
+        const tsr_entry *tensor = tsr_ds_tensor(held_by(s, r));
+        if (tensor && tensor->shape[0] > longest) longest = tensor->shape[0];
+    }
+    for (uint32_t r = 0; r < w->column->world; r++) {
+        const tsr_entry *tensor = tsr_ds_tensor(held_by(s, r));
+        tsr_status status = tsr_ds_buffer_add(&buffer, tensor, tensor ? tensor->shape[0] : longest, err);
+        if (status != TSR_OK)
+            return tsr_error_context(err, "%.*s, '%.*s'", TSR_STR_ARG(tsr_ds_file_name(w->files, w->column->optims[r])), TSR_STR_ARG(s->key)), status;
+    }
+    return tsr_ds_weights_place(w, s->segment, &buffer, s->key, rows, err);
+}
+
+static const tsr_value *first_of(const state *s)
+{
+    const tsr_value *value = NULL;
+    for (uint32_t r = 0; r < s->weights->column->world && !value; r++) value = held_by(s, r);
+    return value;
+}
+
+static tsr_status add_whole(const state *s, tsr_ds_rows *rows, tsr_error *err)
+{
+    const tsr_ds_segment *segment = &s->weights->segments[s->segment];
+    const tsr_value *value = first_of(s);
+    for (uint32_t i = 0; i < segment->count; i++)
+        TSR_TRY(tsr_ds_rows_add(rows, s->weights->weights[segment->first + i].name, s->key, value, err));
+    return TSR_OK;
+}
+
+/* A tensor of another length on every rank, as optimizers that compress or factor their states have. */
+static tsr_status add_odd(const state *s, tsr_ds_rows *odd, tsr_error *err)
+{
+    const tsr_ds_column *column = s->weights->column;
+    tsr_arena *arena = s->weights->files->checkpoint->arena;
+    const tsr_entry **tensors = tsr_arena_array(arena, column->world, sizeof *tensors, err);
+    tsr_per_rank *held = TSR_ARENA_NEW(arena, tsr_per_rank, err);
+    tsr_entry *entry = TSR_ARENA_NEW(arena, tsr_entry, err);
+    if (!tensors || !held || !entry) return TSR_E_NOMEM;
+    for (uint32_t r = 0; r < column->world; r++) tensors[r] = tsr_ds_tensor(held_by(s, r));
+    *held = (tsr_per_rank){tensors, column->world};
+    *entry = (tsr_entry){.kind = TSR_ENTRY_OPAQUE, .type = TSR_STR("per-rank tensor"), .per_rank = held};
+    for (uint32_t r = 0; r < column->world; r++)
+        if (tensors[r]) entry->dtype = tensors[r]->dtype;
+    const tsr_str group = tsr_arena_format(arena, err, "%u", s->segment);
+    const tsr_value *value = tsr_value_tensor(arena, column->world == 1 ? tensors[0] : entry, err);
+    return group.data && value ? tsr_ds_rows_add(odd, group, s->key, value, err) : TSR_E_NOMEM;
+}
+
+static tsr_status add_state(const state *s, tsr_ds_rows *rows, tsr_ds_rows *odd, tsr_error *err)
+{
+    switch (form_of(s)) {
+    case FLAT: return add_flat(s, rows, err);
+    case WHOLE: return add_whole(s, rows, err);
+    case ODD: return add_odd(s, odd, err);
+    case ABSENT: break;
+    }
+    return check_absent(s, err);
+}
+
+static tsr_status add_segment(const tsr_ds_weights *w, uint32_t segment, tsr_ds_rows *rows, tsr_ds_rows *odd, tsr_error *err)
+{
+    const tsr_value *dict = NULL;
+    for (uint32_t r = 0; r < w->column->world && !dict; r++) dict = tsr_ds_state_of(w, r, segment);
+    for (size_t i = 0; i < tsr_ds_count(dict); i++) {
+        const tsr_value *key = dict->items[2 * i];
+        if (key->kind != TSR_VALUE_STR) continue;
+        const state s = {w, segment, key->text};
+        TSR_TRY(add_state(&s, rows, odd, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_ds_states_add(const tsr_ds_weights *weights, tsr_ds_rows *states, tsr_ds_rows *odd, tsr_error *err)
+{
+    for (uint32_t s = 0; s < weights->segment_count; s++) TSR_TRY(add_segment(weights, s, states, odd, err));
+    return TSR_OK;
+}
+
+/* ---- parameter groups ---- */
+
+/* The names of the parameters in the segments that `params` lists; NULL where it lists something else. */
+static tsr_status names_of(const tsr_ds_weights *w, const tsr_value *params, const tsr_value **out, tsr_error *err)
+{
+    tsr_arena *arena = w->files->checkpoint->arena;
+    uint64_t number;
+    size_t count = 0;
+    *out = NULL;
+    if (!params || params->kind != TSR_VALUE_LIST || params->count > w->segment_count) return TSR_OK;
+    for (size_t i = 0; i < params->count; i++) {
+        if (!tsr_ds_number(params->items[i], &number) || number >= w->segment_count) return TSR_OK;
+        count += w->segments[number].count;
+        if (count > w->count) return TSR_OK;
+    }
+    const tsr_value **names = tsr_arena_array(arena, count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    count = 0;
+    for (size_t i = 0; i < params->count; i++) {
+        const tsr_ds_segment *segment = &w->segments[params->items[i]->as.integer];
+        for (uint32_t k = 0; k < segment->count; k++) {
+            names[count] = tsr_value_str(arena, w->weights[segment->first + k].name, err);
+            if (!names[count++]) return TSR_E_NOMEM;
+        }
+    }
+    *out = tsr_value_items(arena, TSR_VALUE_LIST, names, count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status name_group(const tsr_ds_weights *w, const tsr_value **group, tsr_error *err)
+{
+    tsr_arena *arena = w->files->checkpoint->arena;
+    const tsr_value *names;
+    if (tsr_ds_kind_or_null(*group, TSR_VALUE_DICT) == NULL) return TSR_OK;
+    TSR_TRY(names_of(w, tsr_ds_get(*group, "params"), &names, err));
+    if (!names) return TSR_OK;
+    const tsr_value **items = tsr_arena_array(arena, (*group)->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i + 1 < (*group)->count; i += 2) {
+        const tsr_value *key = (*group)->items[i];
+        const bool params = key->kind == TSR_VALUE_STR && tsr_str_equal(key->text, TSR_STR("params"));
+        items[i] = key;
+        items[i + 1] = params ? names : (*group)->items[i + 1];
+    }
+    *group = tsr_value_items(arena, TSR_VALUE_DICT, items, (*group)->count, err);
+    return *group ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value *groups = NULL;
+    tsr_arena *arena = weights->files->checkpoint->arena;
+    *out = NULL;
+    for (uint32_t r = 0; r < weights->column->world && !groups; r++)
+        groups = tsr_ds_list(tsr_ds_base_state(weights->files, weights->column->optims[r]), "param_groups");
+    if (!groups) return TSR_OK;
+    const tsr_value **items = tsr_arena_array(arena, groups->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < groups->count; i++) {
+        items[i] = groups->items[i];
+        TSR_TRY(name_group(weights, &items[i], err));
+    }
+    *out = tsr_value_items(arena, TSR_VALUE_LIST, items, groups->count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}

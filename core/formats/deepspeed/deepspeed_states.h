@@ -1,0 +1,15 @@
+/* The optimizer's states as those of single parameters, and the rest of what the optimizer files hold. */
+#ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_STATES_H
+#define TSR_FORMATS_DEEPSPEED_DEEPSPEED_STATES_H
+
+#include "formats/deepspeed/deepspeed_weights.h"
+
+/* Adds the states of every weight as rows (name, key): tensors as long as the float32 buffers are cut like them; a number that
+ * counts for a whole group counts for each of its parameters. Other tensors go to `odd` as rows (group, key), with what each
+ * rank holds. */
+tsr_status tsr_ds_states_add(const tsr_ds_weights *weights, tsr_ds_rows *states, tsr_ds_rows *odd, tsr_error *err);
+
+/* The list of parameter groups, in which `params` are names; NULL in *out where the files have none. */
+tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **out, tsr_error *err);
+
+#endif

@@ -1,0 +1,245 @@
+/* See deepspeed_weights.h. */
+#include "formats/deepspeed/deepspeed_weights.h"
+
+#include "base/try.h"
+#include "formats/deepspeed/deepspeed_values.h"
+
+/* ---- shapes ---- */
+
+tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *rank, uint64_t *elements,
+                        tsr_error *err)
+{
+    const bool known = value && (value->kind == TSR_VALUE_SIZE || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE);
+    TSR_FAIL_IF(!known || value->count > TSR_MAX_RANK, err, TSR_E_FORMAT, TSR_NO_POSITION, "a shape is not a torch.Size of at most %u numbers", TSR_MAX_RANK);
+    uint64_t *sizes = tsr_arena_array(arena, value->count, sizeof *sizes, err);
+    if (!sizes) return TSR_E_NOMEM;
+    for (size_t i = 0; i < value->count; i++)
+        TSR_FAIL_IF(!tsr_ds_number(value->items[i], &sizes[i]), err, TSR_E_FORMAT, TSR_NO_POSITION, "a shape holds something that is not a size");
+    *rank = (uint32_t)value->count;
+    TSR_FAIL_IF(!tsr_box_volume((tsr_box){*rank, NULL, sizes}, elements) || *elements > UINT64_MAX / 64, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "a parameter has more elements than can exist");
+    *shape = sizes;
+    return TSR_OK;
+}
+
+static tsr_status read_weight(tsr_ds_weights *w, const tsr_value *dict, size_t pair, tsr_ds_weight *out, tsr_error *err)
+{
+    const tsr_value *name = dict->items[2 * pair];
+    TSR_FAIL_IF(name->kind != TSR_VALUE_STR, err, TSR_E_FORMAT, TSR_NO_POSITION, "'param_shapes' has a key that is not a name");
+    *out = (tsr_ds_weight){.name = name->text};
+    tsr_status status = tsr_ds_shape(w->files->checkpoint->arena, dict->items[2 * pair + 1], &out->shape, &out->rank, &out->elements, err);
+    if (status != TSR_OK) tsr_error_context(err, "'param_shapes', '%.*s'", TSR_STR_ARG(name->text));
+    return status;
+}
+
+static tsr_status read_weights(tsr_ds_weights *w, const tsr_value *groups, tsr_error *err)
+{
+    uint64_t count = 0;
+    for (size_t g = 0; g < groups->count; g++) {
+        TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "'param_shapes' is not a list of dictionaries");
+        count += tsr_ds_count(groups->items[g]);
+    }
+    TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries || count > UINT32_MAX / 2, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "'param_shapes' names %llu parameters", (unsigned long long)count);
+    w->weights = tsr_arena_array(w->files->checkpoint->arena, (size_t)count, sizeof *w->weights, err);
+    if (!w->weights) return TSR_E_NOMEM;
+    for (size_t g = 0; g < groups->count; g++)
+        for (size_t p = 0; p < tsr_ds_count(groups->items[g]); p++) TSR_TRY(read_weight(w, groups->items[g], p, &w->weights[w->count++], err));
+    return TSR_OK;
+}
+
+/* ---- buffers ---- */
+
+const tsr_value *tsr_ds_base_state(const tsr_ds_files *files, const tsr_ds_file *file)
+{
+    return tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state");
+}
+
+const tsr_value *tsr_ds_state_of(const tsr_ds_weights *weights, uint32_t rank, uint32_t segment)
+{
+    const tsr_value *base = tsr_ds_base_state(weights->files, weights->column->optims[rank]);
+    if (base && base->kind == TSR_VALUE_LIST) return tsr_ds_kind_or_null(tsr_ds_item(base, segment), TSR_VALUE_DICT); /* elastic */
+    const tsr_value *states = tsr_ds_dict(base, "state");
+    const size_t pairs = tsr_ds_count(states);
+    uint64_t number;
+    /* As they are written: in order, without those that have no state. A search stays within what is before it. */
+    for (size_t i = segment < pairs ? segment + 1 : pairs; i-- > 0;) {
+        if (!tsr_ds_number(states->items[2 * i], &number)) return NULL;
+        if (number == segment) return tsr_ds_kind_or_null(states->items[2 * i + 1], TSR_VALUE_DICT);
+        if (number < segment) return NULL;
+    }
+    return NULL;
+}
+
+static const tsr_value *fp32_groups(const tsr_ds_weights *w, uint32_t rank)
+{
+    const char *key = w->files->zero == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
+    return tsr_ds_list(tsr_ds_optimizer(w->column->optims[rank]), key);
+}
+
+static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
+{
+    const uint32_t world = w->column->world;
+    tsr_ds_segment *segment = &w->segments[s];
+    TSR_TRY(tsr_ds_buffer_new(w->files->checkpoint->arena, world, &segment->fp32, err));
+    for (uint32_t r = 0; r < world; r++) {
+        const tsr_entry *tensor = tsr_ds_tensor(tsr_ds_item(fp32_groups(w, r), s));
+        if (tensor && tensor->rank == 1 && tensor->shape[0] > segment->slice) segment->slice = tensor->shape[0];
+    }
+    for (uint32_t r = 0; r < world; r++) {
+        const tsr_ds_file *file = w->column->optims[r];
+        const tsr_entry *tensor = tsr_ds_tensor(tsr_ds_item(fp32_groups(w, r), s));
+        const uint64_t count = tensor && tensor->rank == 1 ? tensor->shape[0] : segment->slice;
+        tsr_status status = tsr_ds_buffer_add(&segment->fp32, tensor, count, err);
+        if (status == TSR_OK && file && !tensor)
+            status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "has no float32 tensor of parameter group %u", s);
+        if (status != TSR_OK) return tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, file))), status;
+    }
+    return TSR_OK;
+}
+
+/* As many groups as the first file that is there has. */
+static tsr_status open_segments(tsr_ds_weights *w, tsr_error *err)
+{
+    size_t count = 0;
+    for (uint32_t r = 0; r < w->column->world && !count; r++) count = tsr_ds_count(fp32_groups(w, r));
+    w->segments = tsr_arena_array(w->files->checkpoint->arena, count, sizeof *w->segments, err);
+    if (!w->segments) return TSR_E_NOMEM;
+    w->segment_count = (uint32_t)count;
+    for (uint32_t s = 0; s < count; s++) TSR_TRY(open_segment(w, s, err));
+    return TSR_OK;
+}
+
+/* ---- placing ---- */
+
+static uint64_t align(uint64_t elements, uint64_t to)
+{
+    return (elements + to - 1) / to * to;
+}
+
+static tsr_status report(const tsr_ds_weights *w, bool *found, const char *what, uint64_t has, uint64_t wants, tsr_error *err)
+{
+    const tsr_str name = tsr_ds_file_name(w->files, w->column->model);
+    *found = false;
+    return tsr_ds_report(w->files->checkpoint, name, err,
+                         "%.*s: 'param_shapes' lists %s that take %llu elements, the optimizer files have %llu: these files are not of one save",
+                         TSR_STR_ARG(name), what, (unsigned long long)wants, (unsigned long long)has);
+}
+
+/* Zeros that stand behind each parameter, by the first file that states them. */
+static const tsr_value *alignment_of(const tsr_ds_weights *w, uint32_t segment)
+{
+    const tsr_value *paddings = NULL;
+    for (uint32_t r = 0; r < w->column->world && !paddings; r++)
+        paddings = tsr_ds_list(tsr_ds_optimizer(w->column->optims[r]), "param_alignment_paddings");
+    return tsr_ds_item(paddings, segment);
+}
+
+/* ZeRO 1, 2: one group after the other, as zero_to_fp32 does it. */
+static tsr_status place_group(tsr_ds_weights *w, uint32_t s, uint32_t count, uint32_t *next, bool *found, tsr_error *err)
+{
+    tsr_ds_segment *segment = &w->segments[s];
+    const tsr_value *paddings = alignment_of(w, s);
+    const uint64_t unit = UINT64_C(2) * w->column->world;
+    uint64_t at = 0, padding;
+    *segment = (tsr_ds_segment){*next, count, segment->slice, segment->fp32};
+    for (uint32_t i = 0; i < count; i++) {
+        tsr_ds_weight *weight = &w->weights[(*next)++];
+        weight->segment = s;
+        weight->offset = at;
+        at += weight->elements;
+        if (tsr_ds_number(tsr_ds_item(paddings, i), &padding) && padding < UINT32_MAX) at += padding;
+        TSR_FAIL_IF(at > UINT64_MAX / 16, err, TSR_E_LIMIT, TSR_NO_POSITION, "the parameters are too large");
+    }
+    if (align(at, unit) == align(segment->fp32.elements, unit)) return TSR_OK;
+    bool whole = true;
+    for (uint32_t r = 0; r < w->column->world; r++) whole = whole && w->column->optims[r];
+    if (!whole && segment->fp32.elements >= at) return TSR_OK;
+    return report(w, found, "parameters", segment->fp32.elements, at, err);
+}
+
+static tsr_status place_groups(tsr_ds_weights *w, const tsr_value *groups, bool *found, tsr_error *err)
+{
+    uint32_t next = 0;
+    if (groups->count != w->segment_count) return report(w, found, "groups", w->segment_count, groups->count, err);
+    for (uint32_t s = 0; s < w->segment_count; s++)
+        TSR_TRY(place_group(w, s, (uint32_t)tsr_ds_count(groups->items[s]), &next, found, err));
+    return TSR_OK;
+}
+
+/* ZeRO 3: a rank's shares of all parameters, one behind the other over its sub-groups. */
+static tsr_status place_shares(tsr_ds_weights *w, bool *found, tsr_error *err)
+{
+    uint32_t s = 0;
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < w->count; i++) {
+        tsr_ds_weight *weight = &w->weights[i];
+        weight->share = (weight->elements + w->column->world - 1) / w->column->world;
+        while (s < w->segment_count && at >= w->segments[s].slice && (at > 0 || w->segments[s].slice == 0)) {
+            at = 0;
+            s++;
+        }
+        if (s == w->segment_count && weight->share == 0 && s > 0) s--; /* nothing of it is stored anywhere */
+        if (s == w->segment_count || weight->share > w->segments[s].slice - at)
+            return report(w, found, "parameters", s < w->segment_count ? w->segments[s].slice : 0, at + weight->share, err);
+        if (w->segments[s].count == 0) w->segments[s].first = i;
+        w->segments[s].count++;
+        weight->segment = s;
+        weight->offset = at;
+        at += weight->share;
+    }
+    if (w->count == 0 || s + 1 < w->segment_count || at != w->segments[s].slice)
+        return report(w, found, "parameters", s < w->segment_count ? w->segments[s].slice : 0, at, err);
+    return TSR_OK;
+}
+
+tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, bool *found, tsr_error *err)
+{
+    *out = (tsr_ds_weights){.files = files, .column = column};
+    const tsr_str name = tsr_ds_file_name(files, column->model);
+    const tsr_value *groups = tsr_ds_list(column->model->root, "param_shapes");
+    *found = groups != NULL;
+    if (!groups)
+        return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no 'param_shapes', which names the weights in the optimizer files", TSR_STR_ARG(name));
+    tsr_status status = read_weights(out, groups, err);
+    if (status != TSR_OK) tsr_error_context(err, "%.*s", TSR_STR_ARG(name));
+    if (status != TSR_OK) return status;
+    TSR_TRY(open_segments(out, err));
+    return files->zero == 3 ? place_shares(out, found, err) : place_groups(out, groups, found, err);
+}
+
+static tsr_status add_shares(const tsr_ds_weight *weight, const tsr_ds_buffer *buffer, tsr_ds_chunks *chunks, tsr_error *err)
+{
+    for (uint32_t r = 0; r < buffer->count; r++) {
+        const uint64_t to = r * weight->share;
+        if (to >= weight->elements) break;
+        const uint64_t count = weight->elements - to < weight->share ? weight->elements - to : weight->share;
+        TSR_TRY(tsr_ds_chunks_add(chunks, buffer, buffer->pieces[r].first + weight->offset, count, to, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status place_weight(const tsr_ds_weights *w, const tsr_ds_weight *weight, const tsr_ds_buffer *buffer, tsr_str key,
+                               tsr_ds_rows *rows, tsr_ds_chunks *chunks, tsr_error *err)
+{
+    const tsr_value *tensor;
+    chunks->shape = weight->shape;
+    chunks->rank = weight->rank;
+    if (w->files->zero == 3) TSR_TRY(add_shares(weight, buffer, chunks, err));
+    else TSR_TRY(tsr_ds_chunks_add(chunks, buffer, weight->offset, weight->elements, 0, err));
+    TSR_TRY(tsr_ds_chunks_take(chunks, buffer->dtype == TSR_DTYPE_NONE ? TSR_FLOAT32 : buffer->dtype, &tensor, err));
+    return tsr_ds_rows_add(rows, weight->name, key, tensor, err);
+}
+
+tsr_status tsr_ds_weights_place(const tsr_ds_weights *weights, uint32_t segment, const tsr_ds_buffer *buffer, tsr_str key,
+                                tsr_ds_rows *rows, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = weights->files->checkpoint;
+    tsr_ds_chunks chunks = {.checkpoint = checkpoint, .chunks = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_chunk))};
+    const tsr_ds_segment *s = &weights->segments[segment];
+    tsr_status status = TSR_OK;
+    for (uint32_t i = 0; i < s->count && status == TSR_OK; i++)
+        status = place_weight(weights, &weights->weights[s->first + i], buffer, key, rows, &chunks, err);
+    tsr_vec_free(&chunks.chunks);
+    return status;
+}
