@@ -82,5 +82,6 @@ extern const tsr_reader tsr_reader_torch_legacy;
 extern const tsr_reader tsr_reader_torch_ranks;
 extern const tsr_reader tsr_reader_torch_index;
 extern const tsr_reader tsr_reader_deepspeed;
+extern const tsr_reader tsr_reader_deepspeed_universal;
 
 #endif

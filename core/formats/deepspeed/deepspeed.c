@@ -68,28 +68,17 @@ static bool is_pipeline(const tsr_ds_files *files)
     return tsr_ds_first(files, TSR_DS_LAYER, &layers) && model && tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks) && ranks == 1;
 }
 
-/* {state: {name: {key: …}}, param_groups: […], …}: what PyTorch's own optimizer state dicts with names look like. */
 static tsr_status make_optim(reading *r, const tsr_value **out)
 {
     static const char *const taken[] = {"base_optimizer_state", "optimizer_state_dict", "single_partition_of_fp32_groups",
                                         "fp32_flat_groups", "group_paddings", "param_alignment_paddings", "param_slice_mappings",
                                         "partition_count", "fp32_groups", "state", "param_groups", NULL};
-    tsr_arena *arena = r->files.checkpoint->arena;
     uint32_t count;
     const tsr_ds_file *first = tsr_ds_first(&r->files, TSR_DS_OPTIM, &count);
     const tsr_value *optimizer = r->files.zero ? tsr_ds_optimizer(first) : tsr_ds_plain_optimizer(&r->files);
     tsr_ds_rows_untie(&r->states); /* the step of a group is that of each parameter, not one tensor of all */
     tsr_ds_rows_untie(&r->odd);
-    const tsr_value *states = tsr_ds_rows_tree(&r->states, r->err), *odd = tsr_ds_rows_tree(&r->odd, r->err);
-    const tsr_value *rest = tsr_ds_rest(&r->files, optimizer, taken, r->err);
-    const tsr_value *tree = states && odd && rest ? tsr_value_dict(arena, 0) : NULL;
-    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("state"), states->count ? states : NULL, r->err);
-    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("param_groups"), r->groups, r->err);
-    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("group_state"), odd->count ? odd : NULL, r->err);
-    for (size_t i = 0; tree && i < rest->count; i += 2)
-        if (rest->items[i]->kind == TSR_VALUE_STR) tree = tsr_ds_with(arena, tree, rest->items[i]->text, rest->items[i + 1], r->err);
-    *out = tree;
-    return tree ? TSR_OK : TSR_E_NOMEM;
+    return tsr_ds_optim(&r->files, &r->states, &r->odd, r->groups, tsr_ds_rest(&r->files, optimizer, taken, r->err), out, r->err);
 }
 
 static tsr_status mount(reading *r)

@@ -15,8 +15,15 @@ typedef struct plain {
     uint32_t count;
     tsr_ds_candidate *candidates;
     uint32_t candidate_count;
+    tsr_vec ties; /* tied_name */
     tsr_error *err;
 } plain;
+
+/* A second name of a candidate. */
+typedef struct tied_name {
+    tsr_str name;
+    uint32_t candidate;
+} tied_name;
 
 const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files)
 {
@@ -35,15 +42,31 @@ static bool same_bytes(const tsr_entry *a, const tsr_entry *b)
            a->chunks[0].byte_offset == b->chunks[0].byte_offset && a->chunks[0].byte_length == b->chunks[0].byte_length;
 }
 
-/* Parameters are named once: a tied weight goes by its first name. */
-static bool is_again(const plain *p, const tsr_entry *tensor)
+/* Parameters are named once, a tied weight by its first name: the candidate that a tensor is, or UINT32_MAX. Storages are few
+ * that several names share, and these stand together. */
+static uint32_t candidate_of(const plain *p, tsr_map *storages, const tsr_entry *tensor)
 {
-    for (uint32_t i = 0; i < p->candidate_count && tensor->storage_id; i++)
-        if (same_bytes(p->candidates[i].tensor, tensor)) return true;
-    return false;
+    uint32_t i = tensor->storage_id ? tsr_map_get(storages, (tsr_str){(const char *)&tensor->storage_id, sizeof tensor->storage_id}, UINT32_MAX) : UINT32_MAX;
+    return i != UINT32_MAX && same_bytes(p->candidates[i].tensor, tensor) ? i : UINT32_MAX;
 }
 
-static tsr_status list_candidates(plain *p)
+static tsr_status add_tie(plain *p, tsr_str name, uint32_t candidate)
+{
+    tied_name *added = tsr_vec_push(&p->ties, p->err);
+    if (!added) return TSR_E_NOMEM;
+    *added = (tied_name){name, candidate};
+    return TSR_OK;
+}
+
+static tsr_status add_candidate(plain *p, tsr_map *storages, tsr_str name, const tsr_entry *tensor)
+{
+    const uint32_t same = candidate_of(p, storages, tensor);
+    if (same != UINT32_MAX) return add_tie(p, name, same);
+    p->candidates[p->candidate_count] = (tsr_ds_candidate){name, tensor, false};
+    return tsr_map_put(storages, (tsr_str){(const char *)&tensor->storage_id, sizeof tensor->storage_id}, p->candidate_count++, NULL, NULL, p->err);
+}
+
+static tsr_status list_candidates(plain *p, tsr_map *storages)
 {
     const tsr_value *module = tsr_ds_dict(p->model->root, "module"), *buffers = tsr_ds_list(p->model->root, "buffer_names");
     for (size_t i = 0; i < tsr_ds_count(buffers); i++)
@@ -53,8 +76,8 @@ static tsr_status list_candidates(plain *p)
     for (size_t i = 0; i < tsr_ds_count(module); i++) {
         const tsr_value *name = module->items[2 * i];
         const tsr_entry *tensor = tsr_ds_tensor(module->items[2 * i + 1]);
-        if (name->kind != TSR_VALUE_STR || !tensor || tsr_map_get(p->buffers, name->text, 0) || is_again(p, tensor)) continue;
-        p->candidates[p->candidate_count++] = (tsr_ds_candidate){name->text, tensor, false};
+        if (name->kind != TSR_VALUE_STR || !tensor || tsr_map_get(p->buffers, name->text, 0)) continue;
+        TSR_TRY(add_candidate(p, storages, name->text, tensor));
     }
     return TSR_OK;
 }
@@ -185,13 +208,29 @@ static tsr_status name_groups(const plain *p, const tsr_value **out)
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* The copies under the second names: they share one storage as the weights do. */
+static tsr_status add_ties(const plain *p, tsr_ds_rows *weights)
+{
+    const tied_name *ties = p->ties.items;
+    for (size_t i = 0; i < p->ties.count; i++) {
+        const tsr_value *copy = tsr_ds_rows_get(weights, p->candidates[ties[i].candidate].name, TSR_STR(""));
+        if (copy) TSR_TRY(tsr_ds_rows_add(weights, ties[i].name, TSR_STR(""), copy, p->err));
+    }
+    return TSR_OK;
+}
+
 static tsr_status add_all(plain *p, tsr_ds_rows *weights, tsr_ds_rows *states, const tsr_value **groups)
 {
-    TSR_TRY(list_candidates(p));
+    tsr_map *storages = tsr_map_new(p->checkpoint->host->allocator, 0, p->err);
+    if (!storages) return TSR_E_NOMEM;
+    const tsr_status status = list_candidates(p, storages);
+    tsr_map_free(storages);
+    if (status != TSR_OK) return status;
     TSR_TRY(list_numbered(p));
     if (!match_in_order(p)) TSR_TRY(tsr_ds_match(p->checkpoint, p->numbered, p->count, p->candidates, p->candidate_count, p->err));
     TSR_TRY(report_unnamed(p));
     for (uint32_t id = 0; id < p->count; id++) TSR_TRY(add_parameter(p, id, weights, states));
+    TSR_TRY(add_ties(p, weights));
     return *groups || !p->groups ? TSR_OK : name_groups(p, groups);
 }
 
@@ -199,7 +238,8 @@ tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *colu
                             const tsr_value **groups, tsr_error *err)
 {
     const tsr_value *optimizer = tsr_ds_dict(column->model->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
-    plain p = {.checkpoint = files->checkpoint, .model = column->model, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups")};
+    plain p = {.checkpoint = files->checkpoint, .model = column->model, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
+               .ties = tsr_vec_of(files->checkpoint->host->allocator, sizeof(tied_name))};
     if (!inner) inner = optimizer;
     p.state = tsr_ds_dict(inner, "state");
     p.groups = tsr_ds_list(inner, "param_groups");
@@ -211,5 +251,6 @@ tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *colu
     if (!p.buffers) return TSR_E_NOMEM;
     const tsr_status status = p.groups ? add_all(&p, weights, states, groups) : TSR_OK;
     tsr_map_free(p.buffers);
+    tsr_vec_free(&p.ties);
     return status;
 }

@@ -2,6 +2,7 @@
 #include "formats/deepspeed/deepspeed_states.h"
 
 #include "base/try.h"
+#include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_values.h"
 
 typedef enum state_form { ABSENT, WHOLE, FLAT, ODD } state_form;
@@ -192,14 +193,9 @@ static tsr_status name_group(const tsr_ds_weights *w, const tsr_value **group, t
     return *group ? TSR_OK : TSR_E_NOMEM;
 }
 
-tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **out, tsr_error *err)
+tsr_status tsr_ds_name_groups(const tsr_ds_weights *weights, const tsr_value *groups, const tsr_value **out, tsr_error *err)
 {
-    const tsr_value *groups = NULL;
     tsr_arena *arena = weights->files->checkpoint->arena;
-    *out = NULL;
-    for (uint32_t r = 0; r < weights->column->world && !groups; r++)
-        groups = tsr_ds_list(tsr_ds_base_state(weights->files, weights->column->optims[r]), "param_groups");
-    if (!groups) return TSR_OK;
     const tsr_value **items = tsr_arena_array(arena, groups->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     for (size_t i = 0; i < groups->count; i++) {
@@ -208,4 +204,29 @@ tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **
     }
     *out = tsr_value_items(arena, TSR_VALUE_LIST, items, groups->count, err);
     return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value *groups = NULL;
+    *out = NULL;
+    for (uint32_t r = 0; r < weights->column->world && !groups; r++)
+        groups = tsr_ds_list(tsr_ds_base_state(weights->files, weights->column->optims[r]), "param_groups");
+    return groups ? tsr_ds_name_groups(weights, groups, out, err) : TSR_OK;
+}
+
+tsr_status tsr_ds_optim(const tsr_ds_files *files, tsr_ds_rows *states, tsr_ds_rows *odd, const tsr_value *groups, const tsr_value *rest,
+                        const tsr_value **out, tsr_error *err)
+{
+    tsr_arena *arena = files->checkpoint->arena;
+    const tsr_value *tree = rest ? tsr_value_dict(arena, 0) : NULL;
+    const tsr_value *by_name = tree ? tsr_ds_rows_tree(states, err) : NULL, *by_group = odd && by_name ? tsr_ds_rows_tree(odd, err) : NULL;
+    if (!by_name || (odd && !by_group)) return TSR_E_NOMEM;
+    tree = tsr_ds_with(arena, tree, TSR_STR("state"), by_name->count ? by_name : NULL, err);
+    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("param_groups"), groups, err);
+    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("group_state"), by_group && by_group->count ? by_group : NULL, err);
+    for (size_t i = 0; tree && i + 1 < rest->count; i += 2)
+        if (rest->items[i]->kind == TSR_VALUE_STR) tree = tsr_ds_with(arena, tree, rest->items[i]->text, rest->items[i + 1], err);
+    *out = tree;
+    return tree ? TSR_OK : TSR_E_NOMEM;
 }

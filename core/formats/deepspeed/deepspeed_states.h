@@ -12,4 +12,12 @@ tsr_status tsr_ds_states_add(const tsr_ds_weights *weights, tsr_ds_rows *states,
 /* The list of parameter groups, in which `params` are names; NULL in *out where the files have none. */
 tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **out, tsr_error *err);
 
+/* The same for a list of groups whose `params` are numbers of segments. */
+tsr_status tsr_ds_name_groups(const tsr_ds_weights *weights, const tsr_value *groups, const tsr_value **out, tsr_error *err);
+
+/* The part `optim`: {state: {name: {key: …}}, param_groups: […], …}, as PyTorch's own optimizer state dicts with names are.
+ * `odd` and `groups` may be NULL; `rest` is a DICT, or NULL: out of memory. */
+tsr_status tsr_ds_optim(const tsr_ds_files *files, tsr_ds_rows *states, tsr_ds_rows *odd, const tsr_value *groups, const tsr_value *rest,
+                        const tsr_value **out, tsr_error *err);
+
 #endif

@@ -121,6 +121,7 @@ static tsr_status report(const tsr_ds_weights *w, bool *found, const char *what,
 {
     const tsr_str name = tsr_ds_file_name(w->files, w->column->model);
     *found = false;
+    if (w->segment_count == 0) return TSR_OK; /* no optimizer file is there, which is reported */
     return tsr_ds_report(w->files->checkpoint, name, err,
                          "%.*s: 'param_shapes' lists %s that take %llu elements, the optimizer files have %llu: these files are not of one save",
                          TSR_STR_ARG(name), what, (unsigned long long)wants, (unsigned long long)has);
@@ -190,6 +191,23 @@ static tsr_status place_shares(tsr_ds_weights *w, bool *found, tsr_error *err)
     }
     if (w->count == 0 || s + 1 < w->segment_count || at != w->segments[s].slice)
         return report(w, found, "parameters", s < w->segment_count ? w->segments[s].slice : 0, at, err);
+    return TSR_OK;
+}
+
+tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, tsr_error *err)
+{
+    const tsr_value *groups = tsr_ds_list(column->model->root, "param_shapes");
+    *out = (tsr_ds_weights){.files = files, .column = column};
+    if (!groups) return TSR_OK;
+    const tsr_status status = read_weights(out, groups, err);
+    if (status != TSR_OK) return tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(files, column->model))), status;
+    out->segments = tsr_arena_array(files->checkpoint->arena, groups->count, sizeof *out->segments, err);
+    if (!out->segments) return TSR_E_NOMEM;
+    for (uint32_t at = 0; out->segment_count < groups->count; out->segment_count++) {
+        const uint32_t count = (uint32_t)tsr_ds_count(groups->items[out->segment_count]);
+        out->segments[out->segment_count] = (tsr_ds_segment){.first = at, .count = count};
+        at += count;
+    }
     return TSR_OK;
 }
 

@@ -9,6 +9,7 @@ static const tsr_reader *const forms[] = {
     &tsr_reader_trainer,
     &tsr_reader_verl,
     &tsr_reader_lightning,
+    &tsr_reader_deepspeed_universal,
     &tsr_reader_deepspeed,
     NULL,
 };

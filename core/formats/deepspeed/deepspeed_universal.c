@@ -1,0 +1,274 @@
+/* A universal checkpoint of DeepSpeed: a file for each weight and each state, for any number of ranks.
+ *
+ *   mp_rank_00_model_states.pt           the model states of the ranks that saved
+ *   zero/optimizer_state.pt              parameter groups, the loss scaler
+ *   zero/norm.weight/fp32.pt             {param: tensor}, or made from ZeRO 3 the bare tensor, which is flat
+ *   zero/norm.weight/exp_avg.pt          the same; step.pt is a bare number */
+#include "base/try.h"
+#include "formats/deepspeed/deepspeed_engine.h"
+#include "formats/deepspeed/deepspeed_module.h"
+#include "formats/deepspeed/deepspeed_parts.h"
+#include "formats/deepspeed/deepspeed_states.h"
+#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/torch/torch_file.h"
+
+typedef struct universal {
+    tsr_ds_files files;
+    tsr_ds_weights weights;
+    const tsr_ds_column *column;
+    tsr_map *numbers; /* name of a weight → its number */
+    tsr_map *others;  /* names of buffers, and second names of tied weights: their float32 is not what counts */
+    tsr_ds_rows trained, states, model;
+    const tsr_value *optimizer; /* zero/optimizer_state.pt, or NULL */
+    tsr_error *err;
+} universal;
+
+static const char shared_file[] = "zero/optimizer_state.pt";
+
+/* ---- names ---- */
+
+/* NAME and KEY of zero/NAME/KEY.pt. */
+static bool is_weight_file(tsr_str path, tsr_str *name, tsr_str *key)
+{
+    const tsr_str before = TSR_STR("zero/"), after = TSR_STR(".pt");
+    if (!tsr_str_starts(path, before) || !tsr_str_ends(path, after)) return false;
+    *key = (tsr_str){path.data + path.size - after.size, 0};
+    while (key->data > path.data + before.size && key->data[-1] != '/') key->data--, key->size++;
+    *name = (tsr_str){path.data + before.size, (size_t)(key->data - path.data) - before.size};
+    if (name->size < 2 || key->size == 0) return false;
+    name->size--;
+    return !memchr(name->data, '/', name->size);
+}
+
+static bool has_weights(const tsr_store *store)
+{
+    tsr_str name, key;
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (is_weight_file(store->files[f].name, &name, &key)) return true;
+    return false;
+}
+
+/* Model states without an optimizer's files: either ZeRO 0, or the weights are further down. */
+static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    tsr_store *store = checkpoint->store;
+    const bool shared = tsr_store_find(store, tsr_str_from(shared_file)) != TSR_NO_FILE;
+    bool model = false, cut, deeper;
+    *is = false;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_ds_kind kind = tsr_ds_name_of(store->files[f].name).kind;
+        if (kind == TSR_DS_OPTIM) return TSR_OK;
+        model = model || kind == TSR_DS_MODEL;
+    }
+    if (!has_weights(store) && (model || shared) && store->deepen) TSR_TRY(store->deepen(store, 2, &cut, &deeper, err));
+    *is = has_weights(store) || shared;
+    return TSR_OK;
+}
+
+/* ---- files ---- */
+
+/* What a file holds; NULL where it cannot be read, which is reported. */
+static tsr_status open_file(universal *u, uint32_t file, const tsr_value **root)
+{
+    tsr_torch_file opened;
+    tsr_error why = {0};
+    tsr_checkpoint *checkpoint = u->files.checkpoint;
+    const tsr_status status = tsr_torch_file_open(checkpoint, file, (tsr_torch_rank){0}, &opened, &u->files.runs, &why);
+    *root = status == TSR_OK ? opened.root : NULL;
+    if (status == TSR_OK) return TSR_OK;
+    if (status != TSR_E_IO && status != TSR_E_NOMEM)
+        return tsr_ds_report(checkpoint, checkpoint->store->files[file].name, u->err, "%s", why.message);
+    *u->err = why;
+    return status;
+}
+
+/* A tensor with the shape of its weight: made from ZeRO 3 they are flat. NULL in *out: it has another size. */
+static tsr_status shape_like(universal *u, const tsr_ds_weight *weight, const tsr_entry *tensor, const tsr_value **out)
+{
+    tsr_checkpoint *checkpoint = u->files.checkpoint;
+    uint64_t elements;
+    tsr_ds_buffer buffer;
+    *out = NULL;
+    if (!tsr_entry_elements(tensor, &elements) || elements != weight->elements) return TSR_OK;
+    const bool same = tensor->rank == weight->rank && (tensor->rank == 0 || memcmp(tensor->shape, weight->shape, tensor->rank * sizeof *tensor->shape) == 0);
+    if (same) {
+        *out = tsr_value_tensor(checkpoint->arena, tensor, u->err);
+        return *out ? TSR_OK : TSR_E_NOMEM;
+    }
+    if (tensor->rank != 1) return TSR_OK;
+    tsr_ds_chunks chunks = {.checkpoint = checkpoint, .shape = weight->shape, .rank = weight->rank,
+                            .chunks = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_chunk))};
+    TSR_TRY(tsr_ds_buffer_new(checkpoint->arena, 1, &buffer, u->err));
+    TSR_TRY(tsr_ds_buffer_add(&buffer, tensor, elements, u->err));
+    tsr_status status = tsr_ds_chunks_add(&chunks, &buffer, 0, elements, 0, u->err);
+    if (status == TSR_OK) status = tsr_ds_chunks_take(&chunks, tensor->dtype, out, u->err);
+    tsr_vec_free(&chunks.chunks);
+    return status;
+}
+
+static tsr_status add_tensor(universal *u, uint32_t file, tsr_str name, tsr_str key, const tsr_value *root)
+{
+    const tsr_checkpoint *checkpoint = u->files.checkpoint;
+    const tsr_str path = checkpoint->store->files[file].name;
+    const tsr_value *held = root->kind == TSR_VALUE_DICT ? tsr_ds_get(root, "param") : root;
+    const tsr_entry *tensor = tsr_ds_tensor(held);
+    const uint32_t number = tsr_map_get(u->numbers, name, UINT32_MAX);
+    const bool weight = tsr_str_equal(key, TSR_STR("fp32"));
+    if (number != UINT32_MAX && tensor && tensor->rank) {
+        TSR_TRY(shape_like(u, &u->weights.weights[number], tensor, &held));
+        if (!held) return tsr_ds_report(u->files.checkpoint, path, u->err, "%.*s: has not as many elements as '%.*s' has by the model states", TSR_STR_ARG(path), TSR_STR_ARG(name));
+    }
+    if (!held || (weight && !tensor)) return tsr_ds_report(u->files.checkpoint, path, u->err, "%.*s: holds no tensor 'param'", TSR_STR_ARG(path));
+    /* A second name's is the rounded weight, its owner's is not. Buffers were made float32, the model states have them as they are. */
+    if (weight && number == UINT32_MAX && tsr_map_get(u->others, name, 0)) return TSR_OK;
+    return tsr_ds_rows_add(weight ? &u->trained : &u->states, name, weight ? TSR_STR("") : key, held, u->err);
+}
+
+static tsr_status open_all(universal *u)
+{
+    const tsr_store *store = u->files.checkpoint->store;
+    uint32_t *numbers = tsr_arena_array(u->files.checkpoint->arena, store->file_count, sizeof *numbers, u->err), count = u->files.checkpoint->file_count;
+    if (!numbers) return TSR_E_NOMEM;
+    if (count) memcpy(numbers, u->files.checkpoint->files, count * sizeof *numbers);
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        tsr_str name = {NULL, 0}, key = {NULL, 0};
+        const tsr_value *root;
+        const bool shared = tsr_str_equal(store->files[f].name, tsr_str_from(shared_file));
+        if (!shared && !is_weight_file(store->files[f].name, &name, &key)) continue;
+        numbers[count++] = f;
+        TSR_TRY(open_file(u, f, &root));
+        if (!root) continue;
+        if (shared) u->optimizer = tsr_ds_kind_or_null(root, TSR_VALUE_DICT);
+        else TSR_TRY(add_tensor(u, f, name, key, root));
+    }
+    u->files.checkpoint->files = numbers;
+    u->files.checkpoint->file_count = count;
+    return TSR_OK;
+}
+
+/* ---- whether all is there ---- */
+
+static tsr_status lacks(universal *u, tsr_str name, tsr_str key)
+{
+    tsr_checkpoint *checkpoint = u->files.checkpoint;
+    const tsr_str path = tsr_arena_format(checkpoint->arena, u->err, "zero/%.*s/%.*s.pt", TSR_STR_ARG(name), TSR_STR_ARG(key));
+    if (!path.data) return TSR_E_NOMEM;
+    if (tsr_store_find(checkpoint->store, path) != TSR_NO_FILE) return TSR_OK; /* it is damaged, which is reported */
+    TSR_TRY(tsr_checkpoint_lacks(checkpoint, path, u->err));
+    return tsr_ds_report(checkpoint, path, u->err, "'%.*s' is missing: the conversion to a universal checkpoint was interrupted, or files were not copied", TSR_STR_ARG(path));
+}
+
+/* Weights that were never trained have no states; those with some have all that others have. */
+static tsr_status check_weight(universal *u, const tsr_ds_weight *weight, tsr_str model)
+{
+    const tsr_ds_row *rows = u->states.rows.items;
+    const uint32_t own = tsr_map_get(u->states.names, weight->name, UINT32_MAX), other = tsr_map_get(u->states.names, model, UINT32_MAX);
+    if (!tsr_ds_rows_get(&u->trained, weight->name, TSR_STR(""))) TSR_TRY(lacks(u, weight->name, TSR_STR("fp32")));
+    for (uint32_t r = own == UINT32_MAX ? own : other; r != UINT32_MAX; r = rows[r].next)
+        if (!tsr_ds_rows_get(&u->states, weight->name, rows[r].key)) TSR_TRY(lacks(u, weight->name, rows[r].key));
+    return TSR_OK;
+}
+
+static tsr_status check(universal *u)
+{
+    tsr_str model = {NULL, 0};
+    for (uint32_t i = 0; i < u->weights.count; i++) {
+        if (!model.data && tsr_map_get(u->states.names, u->weights.weights[i].name, UINT32_MAX) != UINT32_MAX) model = u->weights.weights[i].name;
+        TSR_TRY(check_weight(u, &u->weights.weights[i], model));
+    }
+    if (u->optimizer) return TSR_OK;
+    const tsr_str name = tsr_str_from(shared_file);
+    if (tsr_store_find(u->files.checkpoint->store, name) != TSR_NO_FILE) return TSR_OK;
+    TSR_TRY(tsr_checkpoint_lacks(u->files.checkpoint, name, u->err));
+    return tsr_ds_report(u->files.checkpoint, name, u->err, "'%.*s' is missing: the conversion to a universal checkpoint was interrupted, or files were not copied", TSR_STR_ARG(name));
+}
+
+/* ---- parts ---- */
+
+/* Made from ZeRO 3 the step is only in the shared file. */
+static tsr_status add_step(universal *u)
+{
+    const tsr_value *states = tsr_ds_dict(tsr_ds_dict(u->optimizer, "optimizer_state_dict"), "state");
+    const tsr_value *step = states && states->count > 1 ? tsr_ds_get(states->items[1], "step") : NULL;
+    if (!step) return TSR_OK;
+    for (uint32_t i = 0; i < u->weights.count; i++)
+        if (!tsr_ds_rows_get(&u->states, u->weights.weights[i].name, TSR_STR("step")))
+            TSR_TRY(tsr_ds_rows_add(&u->states, u->weights.weights[i].name, TSR_STR("step"), step, u->err));
+    return TSR_OK;
+}
+
+static tsr_status make_optim(universal *u, const tsr_value **out)
+{
+    static const char *const taken[] = {"param_groups", "optimizer_state_dict", "fp32_flat_groups", "group_paddings", "param_alignment_paddings",
+                                        "param_slice_mappings", "partition_count", "base_optimizer_state", NULL};
+    const tsr_value *groups = tsr_ds_list(u->optimizer, "param_groups"), *named = NULL;
+    if (!groups) groups = tsr_ds_list(tsr_ds_dict(u->optimizer, "optimizer_state_dict"), "param_groups");
+    if (groups) TSR_TRY(tsr_ds_name_groups(&u->weights, groups, &named, u->err));
+    TSR_TRY(add_step(u));
+    tsr_ds_rows_untie(&u->states);
+    return tsr_ds_optim(&u->files, &u->states, NULL, named, tsr_ds_rest(&u->files, u->optimizer, taken, u->err), out, u->err);
+}
+
+static tsr_status mount(universal *u)
+{
+    tsr_ds_part parts[] = {{"model", NULL}, {"optim", NULL}, {"engine", NULL}};
+    tsr_ds_rows_untie(&u->trained);
+    if (u->column->model) TSR_TRY(tsr_ds_model_add(&u->files, u->column, &u->trained, &u->model, u->err));
+    parts[0].tree = tsr_ds_rows_tree(u->column->model ? &u->model : &u->trained, u->err);
+    if (!parts[0].tree) return TSR_E_NOMEM;
+    TSR_TRY(make_optim(u, &parts[1].tree));
+    TSR_TRY(tsr_ds_engine(&u->files, &parts[2].tree, u->err));
+    return tsr_ds_mount(u->files.checkpoint, parts, sizeof parts / sizeof parts[0], u->files.storages, u->err);
+}
+
+static tsr_status read_names(universal *u)
+{
+    const tsr_value *root = u->column->model ? u->column->model->root : NULL;
+    const tsr_value *buffers = tsr_ds_list(root, "buffer_names"), *ties = tsr_ds_dict(root, "shared_params");
+    if (root) TSR_TRY(tsr_ds_weights_by_shape(&u->files, u->column, &u->weights, u->err));
+    for (uint32_t i = 0; i < u->weights.count; i++) TSR_TRY(tsr_map_put(u->numbers, u->weights.weights[i].name, i, NULL, NULL, u->err));
+    for (size_t i = 0; i < tsr_ds_count(buffers); i++)
+        if (buffers->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(u->others, buffers->items[i]->text, 1, NULL, NULL, u->err));
+    for (size_t i = 0; i < tsr_ds_count(ties); i++)
+        if (ties->items[2 * i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(u->others, ties->items[2 * i]->text, 1, NULL, NULL, u->err));
+    return TSR_OK;
+}
+
+static tsr_status read_all(universal *u, tsr_checkpoint *checkpoint)
+{
+    static const tsr_ds_column none = {0};
+    TSR_TRY(tsr_ds_rows_open(&u->trained, checkpoint, 1, u->err));
+    TSR_TRY(tsr_ds_rows_open(&u->states, checkpoint, 1, u->err));
+    TSR_TRY(tsr_ds_rows_open(&u->model, checkpoint, 1, u->err));
+    u->numbers = tsr_map_new(checkpoint->host->allocator, 0, u->err);
+    u->others = u->numbers ? tsr_map_new(checkpoint->host->allocator, 0, u->err) : NULL;
+    if (!u->others) return TSR_E_NOMEM;
+    TSR_TRY(tsr_ds_files_open(checkpoint, &u->files, u->err));
+    u->column = u->files.column_count ? &u->files.columns[0] : &none;
+    if (!u->column->model)
+        TSR_TRY(tsr_ds_report(checkpoint, TSR_STR("mp_rank_00_model_states.pt"), u->err, "'mp_rank_00_model_states.pt' is missing or cannot be read; it has the shapes of the weights"));
+    TSR_TRY(read_names(u));
+    TSR_TRY(open_all(u));
+    TSR_TRY(tsr_torch_keep_runs(checkpoint, &u->files.runs, u->err));
+    TSR_TRY(check(u));
+    return mount(u);
+}
+
+static tsr_status open_universal(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    universal u = {.err = err};
+    const tsr_status status = read_all(&u, checkpoint);
+    tsr_ds_rows_close(&u.trained);
+    tsr_ds_rows_close(&u.states);
+    tsr_ds_rows_close(&u.model);
+    tsr_map_free(u.numbers);
+    tsr_map_free(u.others);
+    tsr_ds_files_close(&u.files);
+    return status;
+}
+
+const tsr_reader tsr_reader_deepspeed_universal = {.format = TSR_FORMAT_DEEPSPEED_UNIVERSAL,
+                                                   .recognizes = recognizes,
+                                                   .open = open_universal,
+                                                   .extents = tsr_torch_extents,
+                                                   .crc = tsr_torch_crc};

@@ -1,0 +1,168 @@
+"""Writes tests/golden/deepspeed: checkpoints that DeepSpeed saved on several ranks, and what its own tools say of them.
+
+Usage: python tests/golden/make_deepspeed.py    in an environment that has the versions below (over gloo, without CUDA).
+
+A case is the directory of a tag and expect.json: {"model": {name: tensor}, "optim": {name.key: tensor}, "lr": […]}, a tensor as
+{dtype, shape, sha256}. `model` is what zero_to_fp32 gives (ZeRO 0: the module's state dict or the optimizer's float32 copies);
+`optim` is each state of the live engine, gathered. Made with CPython 3.11.2, torch 2.13.0, deepspeed 0.19.8.
+"""
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+HERE = pathlib.Path(__file__).resolve().parent / "deepspeed"
+
+CASES = {
+    # name: (ranks, dtype, ZeRO configuration, optimizer, further configuration)
+    "zero0_fp32_groups": (2, "fp32", {"stage": 0}, "adamw", {}),
+    "zero0_bf16": (2, "bf16", {"stage": 0}, "adamw", {}),
+    "zero1_bf16": (3, "bf16", {"stage": 1}, "adamw", {}),
+    "zero1_round_robin": (2, "fp32", {"stage": 1, "round_robin_gradients": True}, "adamw", {}),
+    "zero1_elastic": (2, "bf16", {"stage": 1, "elastic_checkpoint": True}, "adamw", {}),
+    "zero2_fp16": (2, "fp16", {"stage": 2}, "adagrad", {}),
+    "zero3_bf16": (3, "bf16", {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": 90}, "adamw", {}),
+    "zero3_fp32_sgd": (2, "fp32", {"stage": 3, "stage3_param_persistence_threshold": 0}, "sgd", {}),
+}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(9, 5)
+        self.up = torch.nn.Linear(5, 6)
+        self.down = torch.nn.Linear(6, 5)
+        self.frozen = torch.nn.Linear(5, 5)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.head = torch.nn.Linear(5, 9, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.arange(4) * 7)
+        self.register_buffer("running", torch.linspace(-1, 1, 3))
+        for number, parameter in enumerate(self.parameters()):
+            with torch.no_grad():
+                values = torch.arange(parameter.numel(), dtype=torch.float32).reshape(parameter.shape)
+                parameter.copy_(torch.sin(values * 0.37 + number * 1.9) * 0.5)
+        for parameter in self.frozen.parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, ids):
+        hidden = self.embed(ids)
+        hidden = hidden + self.down(torch.tanh(self.up(hidden))) * self.scale + self.frozen(hidden)
+        return self.head(hidden).float().square().mean()
+
+
+def optimizer_of(kind, groups):
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    return torch.optim.Adagrad(groups, lr=0.01) if kind == "adagrad" else torch.optim.AdamW(groups, lr=1e-3)
+
+
+def describe(tensor):
+    tensor = tensor.detach().cpu().contiguous()
+    data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return {"dtype": str(tensor.dtype).replace("torch.", ""), "shape": list(tensor.shape), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def states_of(engine, named):
+    """Every state of every trained parameter, whole, from the live engine."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+    out = {}
+    inner = engine.optimizer.optimizer if hasattr(engine.optimizer, "optimizer") else engine.optimizer
+    if engine.zero_optimization_stage() in (1, 2):
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    keys = sorted({k for state in inner.state.values() for k, v in state.items()})
+    for name, parameter in named:
+        for key in keys:
+            if key == "step":
+                step = next(s["step"] for s in inner.state.values() if "step" in s)
+                out[f"{name}.step"] = torch.as_tensor(step)
+            elif engine.zero_optimization_stage() == 0:
+                held = inner.state[parameter] if parameter in inner.state else None
+                if held is None:  # float32 copies, in the order of the optimizer's groups
+                    flat = [p for g in engine.optimizer.fp16_groups for p in g]
+                    copies = [p for g in engine.optimizer.fp32_groups for p in g]
+                    held = inner.state[copies[[id(p) for p in flat].index(id(parameter))]]
+                out[f"{name}.{key}"] = held[key]
+            else:
+                out[f"{name}.{key}"] = safe_get_full_optimizer_state(parameter, key)
+    return out
+
+
+def weights_of(engine, folder):
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    if engine.zero_optimization_stage():
+        return get_fp32_state_dict_from_zero_checkpoint(folder, tag="t")
+    weights = dict(engine.module.state_dict())
+    if hasattr(engine.optimizer, "fp32_groups"):
+        copies = {id(p): c for ps, cs in zip(engine.optimizer.fp16_groups, engine.optimizer.fp32_groups) for p, c in zip(ps, cs)}
+        for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+            weights[name] = copies.get(id(parameter), parameter)
+    return weights
+
+
+def run(rank, world, port, case, folder):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port))
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    _, dtype, zero, kind, further = CASES[case]
+    model = Model()
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    groups = [{"params": [p for n, p in trained if p.ndim > 1], "weight_decay": 0.1},
+              {"params": [p for n, p in trained if p.ndim <= 1], "weight_decay": 0.0}]
+    if case == "zero0_fp32_groups":
+        groups[1]["lr"] = 0.002
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+              "zero_optimization": zero, **further}
+    if dtype != "fp32":
+        config[dtype] = {"enabled": True, **({"initial_scale_power": 4} if dtype == "fp16" else {})}
+    engine = deepspeed.initialize(model=model, optimizer=optimizer_of(kind, groups), config=config, dist_init_required=False)[0]
+    for step in range(2):
+        engine.backward(engine((torch.arange(6) * (rank + 2) + step) % 9))
+        engine.step()
+    engine.save_checkpoint(folder, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
+    states = states_of(engine, trained)
+    if rank == 0:
+        tag = os.path.join(folder, "t")
+        expect = {"model": {n: describe(t) for n, t in weights_of(engine, folder).items()},
+                  "optim": {n: describe(t) for n, t in states.items()},
+                  "lr": [g["lr"] for g in engine.optimizer.param_groups]}
+        with open(os.path.join(tag, "expect.json"), "w") as f:
+            json.dump(expect, f, indent=0, sort_keys=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def to_universal(folder, out):
+    from deepspeed.checkpoint.ds_to_universal import main, parse_arguments
+    sys.argv = ["", "--input_folder", os.path.join(folder, "t"), "--output_folder", out, "--num_extract_workers", "1", "--num_merge_workers", "1",
+                "--inject_missing_state"]
+    main(parse_arguments())
+
+
+def main():
+    chosen = sys.argv[1:] or list(CASES)
+    for number, case in enumerate(chosen):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.start_processes(run, args=(CASES[case][0], 29500 + os.getpid() % 900 + number, case, folder), nprocs=CASES[case][0],
+                               start_method="spawn")
+            shutil.rmtree(HERE / case, ignore_errors=True)
+            shutil.copytree(os.path.join(folder, "t"), HERE / case)
+            if case in ("zero1_bf16", "zero3_bf16"):
+                shutil.rmtree(HERE / f"universal_{case}", ignore_errors=True)
+                to_universal(folder, str(HERE / f"universal_{case}"))
+                shutil.copy(HERE / case / "expect.json", HERE / f"universal_{case}" / "expect.json")
+
+
+if __name__ == "__main__":
+    main()
