@@ -1,0 +1,143 @@
+"""DeepSpeed's directories: what is listed is what zero_to_fp32 and the live engine say (tests/golden/make_deepspeed.py), and files that
+do not belong together are named."""
+import json
+import os
+import shutil
+import zipfile
+
+from harness import ROOT, need, test
+
+GOLDEN = os.path.join(ROOT, "tests", "golden", "deepspeed")
+CASES = ("zero0_fp32_groups", "zero0_bf16", "zero1_bf16", "zero1_round_robin", "zero1_elastic", "zero2_fp16", "zero3_bf16", "zero3_fp32_sgd",
+         "universal_zero1_bf16", "universal_zero3_bf16")
+FROZEN = {"frozen.weight", "frozen.bias"}  # zero_to_fp32 leaves them out under ZeRO 1, where only the module has them
+NUMBERED = "down.bias"  # of the shape of a frozen weight: under ZeRO 0 nothing but the order in the optimizer's groups tells them apart
+
+
+def described(row):
+    return {"dtype": row["dtype"], "shape": row["shape"], "sha256": row["hash"]["digest"]}
+
+
+def listing(t, path):
+    return {e["fqn"]: e for e in t.json("inspect", path, "--json", "--hash", "sha256")["entries"]}
+
+
+def copy_of(t, case, to):
+    shutil.copytree(os.path.join(GOLDEN, case), t.at(to), ignore=lambda _, names: ["expect.json"] if "expect.json" in names else [])
+    return t.at(to)
+
+
+@test
+def test_every_weight_and_state_is_that_of_deepspeed(t):
+    for case in CASES:
+        with open(os.path.join(GOLDEN, case, "expect.json")) as f:
+            expect = json.load(f)
+        path = copy_of(t, case, case)
+        rows = listing(t, path)
+        need(t.json("inspect", path, "--json")["format"] == ("deepspeed-universal" if "universal" in case else "deepspeed"), case)
+        for name, want in expect["model"].items():
+            need(described(rows[f"model.{name}"]) == want, f"{case}: model.{name}: {described(rows[f'model.{name}'])}, expected {want}")
+        listed = {n[len("model."):] for n in rows if n.startswith("model.")}
+        need(listed - set(expect["model"]) <= FROZEN, f"{case}: {listed - set(expect['model'])}")
+        unnamed = [described(e) for n, e in rows.items() if n.startswith("optim.state.") and n.split(".")[2].isdigit()]
+        for name, want in expect["optim"].items():
+            if case == "zero0_fp32_groups" and name.startswith(NUMBERED + "."):
+                need(want in unnamed, f"{case}: {name} is not among the numbered states")
+                continue
+            need(described(rows[f"optim.state.{name}"]) == want, f"{case}: optim.state.{name}: {described(rows[f'optim.state.{name}'])}, expected {want}")
+        states = [n for n, e in rows.items() if n.startswith("optim.state.") and e["kind"] == "tensor"]
+        lost = [n for n in states if n.rsplit(".", 1)[1] != "step" and n[len("optim.state."):] not in expect["optim"] and not n.split(".")[2].isdigit()]
+        need(not lost, f"{case}: {lost}")
+        if case != "zero1_elastic":
+            need([rows[f"optim.param_groups.{g}.lr"]["value"] for g in range(2)] == expect["lr"], f"{case}: lr")
+        need(rows["engine.epoch"]["value"] == 3 and rows["engine.args.lr"]["value"] == 0.001, f"{case}: the user's entries")
+        for deep in ((), ("--deep",)):
+            t.run("validate", path, *deep)
+
+
+@test
+def test_groups_list_their_parameters_by_name(t):
+    for case in ("zero1_bf16", "zero3_bf16", "universal_zero1_bf16"):
+        rows = listing(t, copy_of(t, case, case))
+        need(rows["optim.param_groups.0.params"]["value"] == ["embed.weight", "up.weight", "down.weight"], rows["optim.param_groups.0.params"])
+        need(rows["optim.param_groups.1.params"]["value"] == ["scale", "up.bias", "down.bias"], rows["optim.param_groups.1.params"])
+
+
+@test
+def test_the_weights_are_converted_with_their_bytes(t):
+    for case in ("zero1_bf16", "zero3_bf16"):
+        with open(os.path.join(GOLDEN, case, "expect.json")) as f:
+            expect = json.load(f)["model"]
+        t.run("convert", copy_of(t, case, case), t.at(case + ".safetensors"), "--include", "model.**", "--rename", "model.=")
+        rows = listing(t, t.at(case + ".safetensors"))
+        need({n: described(rows[n]) for n in expect} == expect, case)
+
+
+def check_refused(t, path, named):
+    found = t.json("validate", path, "--json", status=1)["findings"]
+    of = [f for f in found if f["rule"] == "parts/incomplete-save"]
+    need(any(named in f.get("file", "") and f["level"] == "error" for f in of), f"{named}: {of}")
+    need(t.json("inspect", path, "--json")["entries"], "nothing is listed")
+    for command in (["convert", path, t.at("out.safetensors")], ["manifest", path], ["get", path, "model.scale", "--print"], ["diff", path, path]):
+        message = t.run(*command, status=2).stderr.decode()
+        need(named in message, f"{command[0]}: {message}")
+        need(not os.path.exists(t.at("out.safetensors")), "an output was left")
+
+
+def optim_file(rank, prefix="bf16_"):
+    return f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+@test
+def test_a_missing_rank_is_named(t):
+    for case in ("zero1_bf16", "zero3_bf16"):
+        for rank in range(3):
+            path = copy_of(t, case, f"{case}_{rank}")
+            os.remove(os.path.join(path, optim_file(rank)))
+            check_refused(t, path, optim_file(rank))
+    path = copy_of(t, "zero3_bf16", "model_states")
+    os.remove(os.path.join(path, "zero_pp_rank_1_mp_rank_00_model_states.pt"))
+    check_refused(t, path, "zero_pp_rank_1_mp_rank_00_model_states.pt")
+    path = copy_of(t, "universal_zero1_bf16", "universal")
+    os.remove(os.path.join(path, "zero", "up.weight", "exp_avg.pt"))
+    check_refused(t, path, "zero/up.weight/exp_avg.pt")
+
+
+@test
+def test_without_model_states_there_are_no_names(t):
+    path = copy_of(t, "zero1_bf16", "ckpt")
+    os.remove(os.path.join(path, "mp_rank_00_model_states.pt"))
+    message = t.run("inspect", path, status=2).stderr.decode()
+    need("mp_rank_00_model_states.pt" in message, message)
+
+
+@test
+def test_a_truncated_file_is_named(t):
+    for case in ("zero1_bf16", "zero3_bf16"):
+        path = copy_of(t, case, case)
+        file = os.path.join(path, optim_file(1))
+        with open(file, "r+b") as f:
+            f.truncate(os.path.getsize(file) // 2)
+        check_refused(t, path, optim_file(1))
+
+
+@test
+def test_files_of_other_saves_are_named(t):
+    path = copy_of(t, "zero1_bf16", "ranks")
+    shutil.copy(os.path.join(GOLDEN, "zero1_elastic", optim_file(1)), os.path.join(path, optim_file(1)))  # of two ranks
+    check_refused(t, path, optim_file(1))
+    path = copy_of(t, "zero1_bf16", "more")
+    shutil.copy(os.path.join(path, optim_file(2)), os.path.join(path, optim_file(3)))
+    check_refused(t, path, optim_file(3))
+    path = copy_of(t, "zero1_bf16", "step")
+    rewrite_step(os.path.join(path, optim_file(2)))
+    check_refused(t, path, optim_file(2))
+
+
+def rewrite_step(path):
+    """The same file with another step in it: the 4-byte storages hold 2.0."""
+    with zipfile.ZipFile(path) as old:
+        members = [(i.filename, old.read(i)) for i in old.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+        for name, data in members:
+            new.writestr(name, b"\0\0\x40\x40" if data == b"\0\0\0\x40" else data)
