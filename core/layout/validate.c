@@ -109,12 +109,20 @@ static int compare_ranges(const void *left, const void *right)
     return (a->end > b->end) - (a->end < b->end);
 }
 
-static tsr_status gather_ranges(const tsr_entry *entry, tsr_vec *ranges, bool *sorted, tsr_error *err)
+/* Whether a chunk is one more box of the item that the chunk before it is of. */
+static bool continues_item(const tsr_entry *entry, uint64_t chunk)
+{
+    const tsr_chunk *c = &entry->chunks[chunk];
+    return chunk && !c->view && c[-1].file == c->file && c[-1].byte_offset == c->byte_offset && c[-1].byte_length == c->byte_length;
+}
+
+/* `boxes`: one item may hold several boxes of a tensor. */
+static tsr_status gather_ranges(const tsr_entry *entry, bool boxes, tsr_vec *ranges, bool *sorted, tsr_error *err)
 {
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         uint64_t begin = chunk->view && !chunk->view->zstd ? chunk->view->byte_offset : chunk->byte_offset, end;
-        if (chunk->file == TSR_NO_FILE || chunk->byte_length == 0) continue;
+        if (chunk->file == TSR_NO_FILE || chunk->byte_length == 0 || (boxes && continues_item(entry, i))) continue;
         if (!tsr_add_u64(begin, chunk->byte_length, &end)) end = UINT64_MAX;
         range *last = tsr_vec_push(ranges, err);
         if (!last) return TSR_E_NOMEM;
@@ -146,7 +154,7 @@ static tsr_status report_shared(const check *c, const range *list, size_t count,
 /* In torch.save files tensors may share storage; where every item is written on its own, shared bytes are damage. */
 static bool bytes_are_exclusive(tsr_format format)
 {
-    return format == TSR_FORMAT_DCP || format == TSR_FORMAT_DCP_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS ||
+    return format == TSR_FORMAT_DCP || format == TSR_FORMAT_MEGATRON_DIST || format == TSR_FORMAT_DCP_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS ||
            format == TSR_FORMAT_SAFETENSORS_INDEX;
 }
 
@@ -154,9 +162,9 @@ static tsr_status check_shared_bytes(const check *c, tsr_error *err)
 {
     tsr_vec ranges = tsr_vec_of(c->allocator, sizeof(range));
     tsr_status status = TSR_OK;
-    bool sorted = true;
+    bool sorted = true, boxes = c->catalog->format == TSR_FORMAT_MEGATRON_DIST;
     for (uint64_t i = 0; i < c->catalog->entry_count && status == TSR_OK; i++) {
-        status = gather_ranges(&c->catalog->entries[i], &ranges, &sorted, err);
+        status = gather_ranges(&c->catalog->entries[i], boxes, &ranges, &sorted, err);
     }
     if (!sorted && status == TSR_OK) qsort(ranges.items, ranges.count, sizeof(range), compare_ranges);
     if (status == TSR_OK) status = report_shared(c, ranges.items, ranges.count, err);

@@ -192,6 +192,7 @@ static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_source *source
     TSR_TRY(judge_pickle(checkpoint, source, err));
     TSR_TRY(add_entries(checkpoint, source, err));
     TSR_TRY(add_paths(checkpoint, source, err));
+    TSR_TRY(tsr_dcp_keep_originals(checkpoint, source, err));
     return tsr_dcp_place(checkpoint, source, err);
 }
 
@@ -295,12 +296,18 @@ static tsr_status split_replicas(tsr_checkpoint *checkpoint, tsr_entry *entry, t
     return status;
 }
 
+/* Files that a form of DCP has next to the items. */
+static bool belongs_to_megatron(const tsr_dcp_state *state, tsr_str name)
+{
+    return state->is_megatron && tsr_str_equal(name, TSR_STR("common.pt"));
+}
+
 static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     for (uint32_t f = 0; f < checkpoint->store->file_count; f++) {
         tsr_str name = checkpoint->store->files[f].name;
-        if (state->file_uses[f] != TSR_DCP_UNUSED) continue;
+        if (state->file_uses[f] != TSR_DCP_UNUSED || belongs_to_megatron(state, name)) continue;
         bool data =
             tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size); /* below may be another save */
         if (data && checkpoint->store->files[f].size == 0) continue; /* of a rank that had nothing to write */
@@ -366,6 +373,7 @@ static tsr_status open_dcp(tsr_checkpoint *checkpoint, tsr_error *err)
         state->file_uses[checkpoint->files[i]] = TSR_DCP_OBJECTS;
         state->sources[i].parts = tsr_vec_of(allocator, sizeof(tsr_dcp_part));
     }
+    for (uint32_t i = 0; i < checkpoint->listed_count; i++) state->file_uses[checkpoint->listed[i]] = TSR_DCP_OBJECTS;
     state->names = tsr_map_new(allocator, 0, err);
     tsr_status status = state->names ? read_all(checkpoint, err) : TSR_E_NOMEM;
     free_work(state);

@@ -45,10 +45,10 @@ static tsr_status add_chunks(tsr_vec *items, const tsr_entry *entry, const tsr_c
     return TSR_OK;
 }
 
-static tsr_status collect(const tsr_catalog *catalog, tsr_vec *items, tsr_error *err)
+static tsr_status collect(const tsr_entry *entries, uint64_t count, tsr_vec *items, tsr_error *err)
 {
-    for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_entry *entry = &catalog->entries[i];
+    for (uint64_t i = 0; i < count; i++) {
+        const tsr_entry *entry = &entries[i];
         TSR_TRY(add_chunks(items, entry, entry->chunks, entry->chunk_count, err));
         TSR_TRY(add_chunks(items, entry, entry->replicas, entry->replica_count, err));
     }
@@ -175,14 +175,21 @@ static tsr_status give_all(const walk *w, const item *items, size_t count, tsr_e
     return TSR_OK;
 }
 
+tsr_status tsr_dcp_extents_of(tsr_checkpoint *checkpoint, const tsr_entry *entries, uint64_t count,
+                              tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                              tsr_error *err)
+{
+    walk w = {checkpoint, each, ctx};
+    tsr_vec items = tsr_vec_of(checkpoint->host->allocator, sizeof(item));
+    tsr_status status = collect(entries, count, &items, err);
+    if (status == TSR_OK) status = give_all(&w, items.items, items.count, err);
+    tsr_vec_free(&items);
+    return status;
+}
+
 tsr_status tsr_dcp_extents(tsr_checkpoint *checkpoint,
                            tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                            tsr_error *err)
 {
-    walk w = {checkpoint, each, ctx};
-    tsr_vec items = tsr_vec_of(checkpoint->host->allocator, sizeof(item));
-    tsr_status status = collect(&checkpoint->catalog, &items, err);
-    if (status == TSR_OK) status = give_all(&w, items.items, items.count, err);
-    tsr_vec_free(&items);
-    return status;
+    return tsr_dcp_extents_of(checkpoint, checkpoint->catalog.entries, checkpoint->catalog.entry_count, each, ctx, err);
 }

@@ -539,6 +539,11 @@ static tsr_status take_root(tsr_dcp_metadata *metadata, tsr_error *err)
     tsr_ref planner = tsr_pickle_get(pickle, state, "planner_data", NULL);
     if (tsr_pickle_kind_of(pickle, planner) == TSR_PICKLE_DICT)
         metadata->planner_data = planner; /* its form is the planner's own */
+    bool has_data, has_plans;
+    tsr_ref mcore = tsr_pickle_get(pickle, state, "mcore_data", &has_data);
+    tsr_pickle_get(pickle, state, "all_local_plans", &has_plans);
+    metadata->is_megatron = has_data || has_plans;
+    if (tsr_pickle_kind_of(pickle, mcore) == TSR_PICKLE_DICT) metadata->mcore_data = mcore;
     return TSR_OK;
 }
 

@@ -1,5 +1,5 @@
-/* The DCP reader's own state, shared by its parts: dcp.c (catalog), dcp_place.c (where chunks lie), dcp_item.c (one blob),
- * dcp_zstd.c (one in a stream), dcp_images.c (safetensors data files), dcp_extents.c (every blob in file order). */
+/* The DCP reader's own state, shared by its parts: dcp.c (catalog), dcp_place.c (where chunks lie), dcp_originals.c (what
+ * Megatron-Core adds), dcp_item.c (one blob), dcp_zstd.c (one in a stream), dcp_images.c (safetensors data files), dcp_extents.c (every blob in file order). */
 #ifndef TSR_FORMATS_DCP_DCP_STATE_H
 #define TSR_FORMATS_DCP_DCP_STATE_H
 
@@ -24,6 +24,13 @@ typedef struct tsr_dcp_part {
     uint32_t entry;
 } tsr_dcp_part;
 
+/* The shape that a tensor had before Megatron-Core stored it as flat ranges of fragments. */
+typedef struct tsr_dcp_original {
+    uint64_t entry; /* of the catalog */
+    const uint64_t *shape;
+    uint32_t rank;
+} tsr_dcp_original;
+
 typedef struct tsr_dcp_state {
     tsr_dcp_source *sources;
     uint32_t source_count;
@@ -31,6 +38,10 @@ typedef struct tsr_dcp_state {
     tsr_vec entries;    /* tsr_entry, while opening */
     tsr_map *zstd;      /* key of (file, byte_offset) → 1 for items that went through zstd; NULL: none did */
     uint8_t *file_uses; /* a tsr_dcp_use for each file of the store */
+    const tsr_dcp_original *originals; /* in the order of the entries' names in mcore_data */
+    uint64_t original_count;
+    bool is_megatron;   /* the metadata has what only Megatron-Core adds */
+    void *form;         /* what a form that is a DCP with more around it keeps, in the arena */
 } tsr_dcp_state;
 
 typedef enum tsr_dcp_use {
@@ -48,6 +59,8 @@ static inline tsr_dcp_state *tsr_dcp_state_of(const tsr_checkpoint *checkpoint)
 /* Entry by FQN among those collected so far. */
 #define TSR_DCP_NO_ENTRY UINT32_MAX
 
+/* Keeps the shapes of `mcore_data`. TSR_E_FORMAT for one that is not made of sizes. */
+tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err);
 /* Gives the chunks of a source their place in the files. `entries` and their parts must be complete for this source. */
 tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err);
 /* Opens the safetensors files among the data files and gives their chunks a view. */
@@ -74,6 +87,10 @@ tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const
                        bool *known, uint32_t *crc, tsr_error *err);
 tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                           tsr_view *out, tsr_error *err);
+/* Items of `entries`, which need not be the checkpoint's catalog. */
+tsr_status tsr_dcp_extents_of(tsr_checkpoint *checkpoint, const tsr_entry *entries, uint64_t count,
+                              tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                              tsr_error *err);
 tsr_status tsr_dcp_extents(tsr_checkpoint *checkpoint,
                            tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                            tsr_error *err);

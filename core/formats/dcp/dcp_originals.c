@@ -1,0 +1,68 @@
+/* What Megatron-Core 0.14 and before state of tensors that they stored as flat ranges of fragments:
+ *
+ *   Metadata.mcore_data = {FQN: {"nd_reformulated_orig_global_shape": (20, 8)}, FQN: {}, …}      {}: stored as it is
+ *
+ * Source: megatron/core/dist_checkpointing/strategies/torch.py of Megatron-Core 0.14. */
+#include "base/try.h"
+#include "formats/dcp/dcp_state.h"
+#include "formats/torch/torch_survey.h"
+
+/* The sizes of a tuple, or of a torch.Size; -1 for anything else. */
+static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t sizes[TSR_DCP_MAX_RANK])
+{
+    int64_t ints[TSR_DCP_MAX_RANK];
+    uint32_t rank;
+    const uint32_t folded = tsr_pickle_kind_of(metadata->pickle, ref) == TSR_PICKLE_FOLDED ? tsr_pickle_folded_index(ref) : 0;
+    if (folded & TSR_DCP_DIMS_FLAG) {
+        const uint64_t *dims = tsr_dcp_dims(metadata, folded & ~TSR_DCP_DIMS_FLAG, &rank);
+        for (uint32_t d = 0; d < rank; d++) sizes[d] = dims[d];
+        return (int)rank;
+    }
+    const int count = tsr_pickle_ints(metadata->pickle, ref, ints, TSR_DCP_MAX_RANK);
+    for (int d = 0; d < count; d++) {
+        if (ints[d] < 0) return -1;
+        sizes[d] = (uint64_t)ints[d];
+    }
+    return count;
+}
+
+static tsr_status keep_one(tsr_checkpoint *checkpoint, const tsr_dcp_metadata *metadata, tsr_str fqn, tsr_ref facts,
+                           tsr_dcp_original *out, tsr_error *err)
+{
+    uint64_t sizes[TSR_DCP_MAX_RANK];
+    const int rank = sizes_of(metadata, tsr_pickle_get(metadata->pickle, facts, "nd_reformulated_orig_global_shape", NULL), sizes);
+    TSR_FAIL_IF(rank < 0, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: mcore_data has no shape for '%.*s' that is made of sizes",
+                TSR_STR_ARG(fqn));
+    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, (uint64_t)rank * sizeof *sizes, checkpoint->host, err));
+    uint64_t *shape = tsr_arena_array(checkpoint->arena, (size_t)rank, sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
+    if (rank) memcpy(shape, sizes, (size_t)rank * sizeof *shape);
+    out->shape = shape;
+    out->rank = (uint32_t)rank;
+    return TSR_OK;
+}
+
+tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err)
+{
+    tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
+    const tsr_dcp_metadata *metadata = &source->metadata;
+    size_t count;
+    const tsr_ref *pairs = tsr_pickle_items(metadata->pickle, metadata->mcore_data, &count);
+    state->is_megatron = metadata->is_megatron && state->source_count == 1;
+    if (!state->is_megatron || count == 0) return TSR_OK;
+    tsr_dcp_original *originals = tsr_arena_array(checkpoint->arena, count / 2, sizeof *originals, err);
+    if (!originals) return TSR_E_NOMEM;
+    for (size_t i = 0; i + 1 < count; i += 2) {
+        const tsr_str fqn = tsr_pickle_text(metadata->pickle, pairs[i]);
+        const uint32_t entry = tsr_map_get(state->names, fqn, TSR_DCP_NO_ENTRY);
+        bool reshaped;
+        tsr_pickle_get(metadata->pickle, pairs[i + 1], "nd_reformulated_orig_global_shape", &reshaped);
+        if (entry == TSR_DCP_NO_ENTRY || !reshaped) continue;
+        tsr_dcp_original *out = &originals[state->original_count];
+        TSR_TRY(keep_one(checkpoint, metadata, fqn, pairs[i + 1], out, err));
+        out->entry = entry;
+        state->original_count++;
+    }
+    state->originals = originals;
+    return TSR_OK;
+}
