@@ -5,6 +5,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "folders", "recognize")]
 FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "deepspeed", "recognize")]
+FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "megatron", "recognize")]
 # Module of core: the modules of core it may include (itself always).
 CORE = {
     "base": set(),
@@ -25,6 +26,8 @@ CORE = {
                           *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "folders"))},
     "formats/deepspeed": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch"))},
     "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "deepspeed"))},
+    "formats/megatron": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "dcp"))},
+    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "megatron"))},
     "stream": {"base", "io", "codec", "model", "layout", "optim", *FORMATS},
     "check": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},

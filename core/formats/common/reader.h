@@ -83,5 +83,6 @@ extern const tsr_reader tsr_reader_torch_ranks;
 extern const tsr_reader tsr_reader_torch_index;
 extern const tsr_reader tsr_reader_deepspeed;
 extern const tsr_reader tsr_reader_deepspeed_universal;
+extern const tsr_reader tsr_reader_megatron;
 
 #endif

@@ -11,6 +11,7 @@ static const tsr_reader *const forms[] = {
     &tsr_reader_lightning,
     &tsr_reader_deepspeed_universal,
     &tsr_reader_deepspeed,
+    &tsr_reader_megatron,
     NULL,
 };
 

@@ -4,9 +4,10 @@
 #include "base/try.h"
 #include "formats/common/incomplete.h"
 #include "formats/common/name_index.h"
+#include "formats/dcp/dcp_state.h"
 #include "formats/folders/folders.h"
+#include "formats/megatron/megatron.h"
 #include "formats/recognize/recognize.h"
-
 #include "tessera/sys/options.h"
 
 static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
@@ -54,6 +55,15 @@ static tsr_status choose_reader(tsr_checkpoint *checkpoint, const tsr_form *form
     return TSR_OK;
 }
 
+/* Megatron-Core's metadata is known by what it adds, with or without the other files of its form. */
+static tsr_status refine_dcp(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    if (checkpoint->reader != &tsr_reader_dcp || !tsr_dcp_state_of(checkpoint)->is_megatron) return TSR_OK;
+    checkpoint->reader = &tsr_reader_megatron;
+    checkpoint->catalog.format = tsr_reader_megatron.format;
+    return tsr_megatron_refine(checkpoint, err);
+}
+
 static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *form, tsr_error *err)
 {
     const tsr_reader *reader;
@@ -63,6 +73,7 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     TSR_TRY(list_files(checkpoint, err));
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
+    TSR_TRY(refine_dcp(checkpoint, err));
     TSR_TRY(tsr_keep_part(checkpoint, err));
     TSR_TRY(index_names(checkpoint, err));
     TSR_TRY(tsr_check_files_complete(checkpoint, err));

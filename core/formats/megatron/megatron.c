@@ -1,0 +1,179 @@
+/* Recognition, opening, and where bytes are: items of the DCP, parts of them, and common.pt. */
+#include "formats/megatron/megatron.h"
+
+#include "base/try.h"
+#include "codec/json.h"
+#include "formats/megatron/megatron_state.h"
+
+/* ---- opening ---- */
+
+/* Whether metadata.json names the format; a document that says nothing of the kind is somebody else's. */
+static tsr_status names_torch_dist(tsr_checkpoint *checkpoint, uint32_t file, bool *is, tsr_error *err)
+{
+    const tsr_store_file *f = &checkpoint->store->files[file];
+    enum { LARGEST = 1 << 16 };
+    tsr_bytes text;
+    cJSON *root;
+    tsr_error ignored = {0};
+    *is = false;
+    if (f->size == 0 || f->size > LARGEST) return TSR_OK;
+    TSR_TRY(tsr_store_load(checkpoint->store, checkpoint->host, file, 0, f->size, &text, err));
+    const tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &ignored);
+    tsr_bytes_free(&text);
+    if (status == TSR_E_NOMEM) return tsr_raise(err, status, TSR_NO_POSITION, "%s", ignored.message);
+    if (status != TSR_OK) return TSR_OK;
+    const cJSON *backend = cJSON_GetObjectItemCaseSensitive(root, "sharded_backend");
+    *is = cJSON_IsString(backend) && tsr_str_equal(tsr_json_text_of(backend), TSR_STR("torch_dist"));
+    cJSON_Delete(root);
+    return TSR_OK;
+}
+
+static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    const uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata")), json = tsr_store_find(store, TSR_STR("metadata.json"));
+    *is = false;
+    if (metadata == TSR_NO_FILE || json == TSR_NO_FILE || store->files[metadata].size == 0) return TSR_OK;
+    TSR_TRY(names_torch_dist(checkpoint, json, is, err));
+    if (!*is) return TSR_OK;
+    uint32_t *files = tsr_arena_array(checkpoint->arena, 3, sizeof *files, err);
+    if (!files) return TSR_E_NOMEM;
+    files[0] = metadata;
+    files[1] = json;
+    files[2] = tsr_store_find(store, TSR_STR("common.pt"));
+    checkpoint->files = files;
+    checkpoint->file_count = 1;
+    checkpoint->listed = files + 1;
+    checkpoint->listed_count = files[2] == TSR_NO_FILE ? 1 : 2;
+    return TSR_OK;
+}
+
+static tsr_status require_marker(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    if (tsr_store_find(checkpoint->store, TSR_STR("metadata.json")) != TSR_NO_FILE) return TSR_OK;
+    return tsr_checkpoint_is_incomplete(
+        checkpoint, TSR_STR("metadata.json"),
+        TSR_STR("'metadata.json', which Megatron writes last, is missing: the save was interrupted, or the file was not copied"), err);
+}
+
+tsr_status tsr_megatron_refine(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_megatron_state *state = TSR_ARENA_NEW(checkpoint->arena, tsr_megatron_state, err);
+    if (!state) return TSR_E_NOMEM;
+    tsr_dcp_state_of(checkpoint)->form = state;
+    state->raw = checkpoint->catalog.entries;
+    state->raw_count = checkpoint->catalog.entry_count;
+    TSR_TRY(require_marker(checkpoint, err));
+    TSR_TRY(tsr_megatron_join_objects(checkpoint, state, err));
+    TSR_TRY(tsr_megatron_undo_fragments(checkpoint, state, err));
+    TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, state->entries, sizeof *state->entries, state->count, &state->index,
+                               NULL, err));
+    return tsr_megatron_add_common(checkpoint, state, err);
+}
+
+static void close_megatron(tsr_checkpoint *checkpoint)
+{
+    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
+    if (state) tsr_name_index_free(state->index);
+    tsr_reader_dcp.close(checkpoint);
+}
+
+static tsr_status open_megatron(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    TSR_TRY(tsr_reader_dcp.open(checkpoint, err));
+    const tsr_status status = tsr_megatron_refine(checkpoint, err);
+    if (status != TSR_OK) close_megatron(checkpoint);
+    return status;
+}
+
+/* ---- where bytes are ---- */
+
+static tsr_status locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                         tsr_view *out, tsr_error *err)
+{
+    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
+    const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
+    if (piece) return tsr_megatron_locate_piece(checkpoint, entry, chunk, piece, scratch, out, err);
+    if (chunk->file != state->common_file) return tsr_dcp_locate(checkpoint, entry, chunk, scratch, out, err);
+    *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
+    return TSR_OK;
+}
+
+static tsr_status crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                      bool *known, uint32_t *out, tsr_error *err)
+{
+    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
+    const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
+    uint64_t elements, stored;
+    if (chunk->file == state->common_file) return TSR_OK;
+    if (!piece) return tsr_dcp_crc(checkpoint, entry, chunk, scratch, known, out, err);
+    const bool whole = tsr_box_volume((tsr_box){entry->rank, NULL, chunk->sizes}, &elements) &&
+                       tsr_box_volume((tsr_box){piece->entry->rank, NULL, piece->chunk->sizes}, &stored) && elements == stored;
+    return whole ? tsr_dcp_crc(checkpoint, piece->entry, piece->chunk, scratch, known, out, err) : TSR_OK;
+}
+
+const tsr_megatron_stored *tsr_megatron_stored_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
+{
+    if (checkpoint->reader != &tsr_reader_megatron) return NULL;
+    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
+    const uint64_t at = tsr_name_index_find(state->index, entry->fqn);
+    return at != TSR_NO_NAME && state->entries[at].chunks == entry->chunks ? &state->stored[at] : NULL;
+}
+
+/* ---- every byte ---- */
+
+typedef struct walk {
+    tsr_checkpoint *checkpoint;
+    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err);
+    void *ctx;
+} walk;
+
+/* An item's extent as one of the catalog's entry. Of flat elements only their number counts for those who read them all. */
+static tsr_status give(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    static const uint64_t zeros[TSR_MAX_RANK];
+    const walk *w = ctx;
+    const tsr_megatron_state *state = tsr_megatron_state_of(w->checkpoint);
+    tsr_extent own = *extent;
+    if (!extent->entry) return w->each(w->ctx, extent, err);
+    const uint64_t at = state->entry_of[extent->entry - state->raw];
+    const tsr_entry *entry = &state->entries[at];
+    own.entry = tsr_checkpoint_entry(w->checkpoint, entry->fqn);
+    if (own.entry && own.entry->chunks != entry->chunks) own.entry = NULL; /* of a part that is not open */
+    if (!own.entry || !state->stored[at].fragments) {
+        if (!own.entry) own.chunk = NULL;
+        return w->each(w->ctx, &own, err);
+    }
+    uint64_t sizes[TSR_MAX_RANK];
+    const tsr_entry *raw = extent->entry;
+    const bool replica = raw->replica_count && extent->chunk >= raw->replicas && extent->chunk < raw->replicas + raw->replica_count;
+    for (uint32_t d = 0; d < entry->rank; d++) sizes[d] = 1;
+    for (uint32_t d = 0; d < raw->rank && entry->rank; d++) sizes[entry->rank - 1] *= extent->chunk->sizes[d];
+    const tsr_chunk flat = {.offsets = zeros, .sizes = sizes, .file = extent->file};
+    own.chunk = replica ? NULL : &flat;
+    if (own.view.strides) own.view.strides += raw->rank - entry->rank;
+    return w->each(w->ctx, &own, err);
+}
+
+static tsr_status extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
+                          void *ctx, tsr_error *err)
+{
+    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
+    walk w = {checkpoint, each, ctx};
+    TSR_TRY(tsr_dcp_extents_of(checkpoint, state->raw, state->raw_count, give, &w, err));
+    for (size_t i = 0; i < state->run_count; i++) {
+        const tsr_torch_run *run = &state->runs[i];
+        const tsr_extent extent = {.file = run->file, .byte_offset = run->byte_offset, .byte_length = run->byte_length,
+                                   .has_crc = run->has_crc, .crc32 = run->crc32, .member = run->member};
+        TSR_TRY(each(ctx, &extent, err));
+    }
+    return TSR_OK;
+}
+
+const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST,
+                                        .recognizes = recognizes,
+                                        .open = open_megatron,
+                                        .locate = locate,
+                                        .extents = extents,
+                                        .close = close_megatron,
+                                        .crc = crc};
