@@ -6,6 +6,7 @@ tsr_container tsr_container_for(tsr_format format)
 {
     switch (format) {
     case TSR_FORMAT_DCP: return TSR_TO_DCP;
+    case TSR_FORMAT_MEGATRON_DIST: return TSR_TO_MEGATRON;
     case TSR_FORMAT_DCP_SAFETENSORS:
     case TSR_FORMAT_SAFETENSORS:
     case TSR_FORMAT_SAFETENSORS_INDEX: return TSR_TO_SAFETENSORS;

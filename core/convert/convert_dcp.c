@@ -1,58 +1,64 @@
 /* A checkpoint as a DCP folder of one data file: byte items first, then tensors, each whole, in the order of the source. */
 #include "base/try.h"
-#include "convert/convert_to.h"
-#include "formats/torch/torch_writer.h"
-#include "model/nest.h"
-#include "write/blit.h"
-#include "write/dcp_write.h"
+#include "convert/dcp_rows.h"
+#include "write/fragments.h"
 
-tsr_status tsr_dcp_source_of(const tsr_conversion_job *job, tsr_converted *row, tsr_dcp_source *source, tsr_error *err)
+typedef struct placing {
+    const tsr_dcp_rows *rows;
+    tsr_vec pieces; /* of tsr_dcp_piece */
+    size_t source;
+} placing;
+
+/* A box of a tensor, or NULL for all of what the source is. */
+static tsr_status add_piece(placing *p, const tsr_box *box, tsr_error *err)
 {
-    *source = (tsr_dcp_source){.entry = row->entry, .name = row->name, .dtype = row->dtype};
-    if (row->entry->kind == TSR_ENTRY_TENSOR) {
-        TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
-    } else {
-        row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(job->checkpoint));
+    tsr_dcp_piece *piece = tsr_vec_push(&p->pieces, err);
+    if (!piece) return TSR_E_NOMEM;
+    *piece = (tsr_dcp_piece){.source = p->source};
+    if (!box) return TSR_OK;
+    uint64_t *numbers = tsr_arena_array(p->rows->job->arena, 2 * (size_t)box->rank, sizeof *numbers, err);
+    if (!numbers) return TSR_E_NOMEM;
+    for (uint32_t d = 0; d < box->rank; d++) {
+        numbers[d] = tsr_box_offset(*box, d);
+        numbers[box->rank + d] = box->sizes[d];
     }
-    return tsr_renamed_path(row->entry, row->name, job->arena, &source->path, &source->path_length, err);
+    piece->offsets = numbers;
+    piece->sizes = numbers + box->rank;
+    return TSR_OK;
+}
+
+static tsr_status add_box(void *ctx, tsr_box box, tsr_error *err)
+{
+    return add_piece(ctx, &box, err);
+}
+
+static tsr_status place(placing *p, bool tensors, tsr_error *err)
+{
+    for (p->source = 0; p->source < p->rows->source_count; p->source++) {
+        const tsr_dcp_source *source = &p->rows->sources[p->source];
+        const tsr_box whole = {source->entry->rank, NULL, source->entry->shape};
+        if ((source->entry->kind == TSR_ENTRY_TENSOR) != tensors) continue;
+        TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, whole, add_box, p, err)
+                                  : add_piece(p, NULL, err));
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
 {
+    tsr_dcp_rows rows;
     tsr_str *file = TSR_ARENA_NEW(job->arena, tsr_str, err);
     if (!file) return TSR_E_NOMEM;
     *file = tsr_arena_format(job->arena, err, "__0_%u.distcp", (unsigned)job->generation);
-    tsr_chosen chosen;
     if (!file->data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &chosen, err));
-    tsr_dcp_source *sources = tsr_arena_array(job->arena, (size_t)chosen.count, sizeof *sources, err);
-    tsr_dcp_piece *pieces = tsr_arena_array(job->arena, (size_t)chosen.count, sizeof *pieces, err);
-    if (!sources || !pieces) return TSR_E_NOMEM;
-    size_t count = 0, placed = 0;
-    for (uint64_t i = 0; i < chosen.count; i++) {
-        if (chosen.rows[i].written) TSR_TRY(tsr_dcp_source_of(job, &chosen.rows[i], &sources[count++], err));
-    }
-    for (unsigned tensors = 0; tensors < 2; tensors++) {
-        for (size_t s = 0; s < count; s++) {
-            if ((sources[s].entry->kind == TSR_ENTRY_TENSOR) == (tensors == 1))
-                pieces[placed++] = (tsr_dcp_piece){.source = s};
-        }
-    }
-    tsr_dcp_job dcp = {.checkpoint = job->checkpoint,
-                       .arena = job->arena,
-                       .sources = sources,
-                       .source_count = count,
-                       .pieces = pieces,
-                       .piece_count = placed,
-                       .files = file,
-                       .file_count = 1};
-    TSR_TRY(tsr_dcp_lay_out(&dcp, out, err));
-    *job->out = (tsr_conversion){.rows = chosen.rows,
-                                 .row_count = chosen.count,
-                                 .files = dcp.files,
-                                 .file_sizes = dcp.file_sizes,
-                                 .file_count = dcp.file_count,
-                                 .marker = TSR_NO_FILE,
-                                 .byte_total = dcp.byte_total};
-    return TSR_OK;
+    TSR_TRY(tsr_dcp_rows_of(job, NULL, &rows, err));
+    placing p = {.rows = &rows, .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(tsr_dcp_piece))};
+    tsr_status status = place(&p, false, err);
+    if (status == TSR_OK) status = place(&p, true, err);
+    tsr_dcp_piece *pieces = tsr_arena_array(job->arena, p.pieces.count, sizeof *pieces, err);
+    if (pieces && p.pieces.count) memcpy(pieces, p.pieces.items, p.pieces.count * sizeof *pieces);
+    const size_t count = p.pieces.count;
+    tsr_vec_free(&p.pieces);
+    TSR_TRY(status);
+    return pieces ? tsr_dcp_rows_lay_out(&rows, pieces, count, file, 1, out, err) : TSR_E_NOMEM;
 }

@@ -3,20 +3,18 @@
 #include <stdlib.h>
 
 #include "base/try.h"
+#include "convert/dcp_rows.h"
 #include "convert/reshard_to.h"
-#include "write/blit.h"
-#include "write/dcp_write.h"
+#include "write/fragments.h"
 
 #include "tessera/sys/plan_items.h"
 
 typedef struct gathering {
-    const tsr_conversion_job *job;
     const tsr_plan *plan;
-    tsr_chosen chosen;
-    tsr_dcp_source *sources;
-    size_t source_count;
-    size_t *source_of; /* by row */
-    tsr_vec pieces;    /* of ordered */
+    tsr_dcp_rows rows;
+    tsr_vec pieces; /* of ordered */
+    size_t source;  /* of the shard that is being cut */
+    uint32_t owner;
 } gathering;
 
 typedef struct ordered {
@@ -40,37 +38,95 @@ static tsr_status copy_numbers(tsr_arena *arena, const uint64_t *from, uint32_t 
     return TSR_OK;
 }
 
+static tsr_status add_box(void *ctx, tsr_box box, tsr_error *err)
+{
+    gathering *g = ctx;
+    tsr_dcp_piece *piece = add_piece(g, err);
+    if (!piece) return TSR_E_NOMEM;
+    piece->source = g->source;
+    piece->file = g->owner;
+    TSR_TRY(copy_numbers(g->rows.job->arena, box.offsets, box.rank, &piece->offsets, err));
+    return copy_numbers(g->rows.job->arena, box.sizes, box.rank, &piece->sizes, err);
+}
+
+/* The row of a tensor of the plan that is in the DCP, or NULL. */
+static tsr_converted *row_of(const gathering *g, uint64_t tensor)
+{
+    tsr_converted *row = tsr_row_of(&g->rows.chosen, tsr_plan_tensor_at(g->plan, tensor).entry);
+    return row && !(g->rows.in_common && g->rows.in_common[row - g->rows.chosen.rows]) ? row : NULL;
+}
+
 static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
 {
     gathering *g = ctx;
-    tsr_converted *row = tsr_row_of(&g->chosen, tsr_plan_tensor_at(g->plan, tensor).entry);
+    tsr_converted *row = row_of(g, tensor);
     if (!row) return TSR_OK;
     row->file = (uint32_t)owner;
+    g->owner = (uint32_t)owner;
+    g->source = g->rows.first_source[row - g->rows.chosen.rows];
+    const tsr_dcp_source *source = &g->rows.sources[g->source];
     for (uint64_t i = 0; i < shard->box_count; i++) {
-        tsr_dcp_piece *piece = add_piece(g, err);
-        if (!piece) return TSR_E_NOMEM;
-        piece->source = g->source_of[row - g->chosen.rows];
-        piece->file = (uint32_t)owner;
-        TSR_TRY(copy_numbers(g->job->arena, shard->boxes[i].offsets, shard->rank, &piece->offsets, err));
-        TSR_TRY(copy_numbers(g->job->arena, shard->boxes[i].sizes, shard->rank, &piece->sizes, err));
+        const tsr_box box = {shard->rank, shard->boxes[i].offsets, shard->boxes[i].sizes};
+        TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, box, add_box, g, err)
+                                  : add_box(g, box, err));
     }
     return TSR_OK;
 }
 
-static tsr_status gather_sources(gathering *g, tsr_error *err)
+/* ---- fragments that shards are made of ---- */
+
+static tsr_status narrow_steps(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
 {
-    const tsr_conversion_job *job = g->job;
-    g->sources = tsr_arena_array(job->arena, (size_t)g->chosen.count, sizeof *g->sources, err);
-    g->source_of = tsr_arena_array(job->arena, (size_t)g->chosen.count, sizeof *g->source_of, err);
-    if (!g->sources || !g->source_of) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < g->chosen.count; i++) {
-        if (!g->chosen.rows[i].written) continue;
-        g->source_of[i] = g->source_count;
-        TSR_TRY(tsr_dcp_source_of(job, &g->chosen.rows[i], &g->sources[g->source_count++], err));
-        if (g->chosen.rows[i].entry->kind == TSR_ENTRY_TENSOR) continue;
+    gathering *g = ctx;
+    const tsr_converted *row = row_of(g, tensor);
+    (void)owner, (void)err;
+    if (!row) return TSR_OK;
+    const tsr_dcp_source *source = &g->rows.sources[g->rows.first_source[row - g->rows.chosen.rows]];
+    for (uint64_t i = 0; source->fragments && i < shard->box_count; i++)
+        tsr_fragment_steps(shard->rank, (uint64_t *)source->fragments, /* our own: open_steps */
+                           (tsr_box){shard->rank, shard->boxes[i].offsets, shard->boxes[i].sizes});
+    return TSR_OK;
+}
+
+/* Steps of whole dims. Dims that are cut into single elements are axes of layers or experts, which Megatron-Core puts before
+ * a tensor's own: they stay so. */
+static tsr_status open_steps(gathering *g, tsr_error *err)
+{
+    for (size_t s = 0; s < g->rows.source_count; s++) {
+        tsr_dcp_source *source = &g->rows.sources[s];
+        const uint32_t rank = source->entry->rank;
+        uint64_t *steps = source->fragments ? tsr_arena_array(g->rows.job->arena, rank, sizeof *steps, err) : NULL;
+        if (!source->fragments) continue;
+        if (!steps) return TSR_E_NOMEM;
+        for (uint32_t d = 0; d < rank; d++)
+            steps[d] = source->fragments[d] == source->entry->shape[d] ? 1 : source->entry->shape[d];
+        source->fragments = steps;
+    }
+    return TSR_OK;
+}
+
+static tsr_status cut_fragments(gathering *g, tsr_error *err)
+{
+    TSR_TRY(open_steps(g, err));
+    TSR_TRY(tsr_plan_each_write(g->plan, narrow_steps, g, err));
+    for (size_t s = 0; s < g->rows.source_count; s++) {
+        const tsr_dcp_source *source = &g->rows.sources[s];
+        uint64_t *steps = (uint64_t *)source->fragments;
+        for (uint32_t d = 0; steps && d < source->entry->rank; d++)
+            steps[d] = steps[d] ? source->entry->shape[d] / steps[d] : 1;
+    }
+    return TSR_OK;
+}
+
+/* ---- layout ---- */
+
+static tsr_status add_objects(gathering *g, tsr_error *err)
+{
+    for (size_t s = 0; s < g->rows.source_count; s++) {
+        if (g->rows.sources[s].entry->kind == TSR_ENTRY_TENSOR) continue;
         tsr_dcp_piece *piece = add_piece(g, err);
         if (!piece) return TSR_E_NOMEM;
-        piece->source = g->source_of[i];
+        piece->source = s;
     }
     return TSR_OK;
 }
@@ -85,7 +141,7 @@ static int by_file(const void *a, const void *b)
 static tsr_status sort_pieces(gathering *g, tsr_dcp_piece **out, tsr_error *err)
 {
     ordered *pieces = g->pieces.items;
-    *out = tsr_arena_array(g->job->arena, g->pieces.count, sizeof **out, err);
+    *out = tsr_arena_array(g->rows.job->arena, g->pieces.count, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     if (g->pieces.count) qsort(pieces, g->pieces.count, sizeof *pieces, by_file);
     for (size_t i = 0; i < g->pieces.count; i++) (*out)[i] = pieces[i].piece;
@@ -95,10 +151,10 @@ static tsr_status sort_pieces(gathering *g, tsr_dcp_piece **out, tsr_error *err)
 static tsr_status name_files(const gathering *g, tsr_str **out, tsr_error *err)
 {
     const uint32_t ranks = (uint32_t)tsr_plan_ranks(g->plan);
-    *out = tsr_arena_array(g->job->arena, ranks, sizeof **out, err);
+    *out = tsr_arena_array(g->rows.job->arena, ranks, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     for (uint32_t r = 0; r < ranks; r++) {
-        (*out)[r] = tsr_arena_format(g->job->arena, err, "__%u_%u.distcp", (unsigned)r, (unsigned)g->job->generation);
+        (*out)[r] = tsr_arena_format(g->rows.job->arena, err, "__%u_%u.distcp", (unsigned)r, (unsigned)g->rows.job->generation);
         if (!(*out)[r].data) return TSR_E_NOMEM;
     }
     return TSR_OK;
@@ -106,38 +162,20 @@ static tsr_status name_files(const gathering *g, tsr_str **out, tsr_error *err)
 
 static tsr_status lay_out(gathering *g, tsr_writer *out, tsr_error *err)
 {
-    const tsr_conversion_job *job = g->job;
     tsr_str *files;
     tsr_dcp_piece *pieces;
-    TSR_TRY(gather_sources(g, err));
+    TSR_TRY(cut_fragments(g, err));
+    TSR_TRY(add_objects(g, err));
     TSR_TRY(tsr_plan_each_write(g->plan, add_shard, g, err));
     TSR_TRY(sort_pieces(g, &pieces, err));
     TSR_TRY(name_files(g, &files, err));
-    tsr_dcp_job dcp = {.checkpoint = job->checkpoint,
-                       .arena = job->arena,
-                       .sources = g->sources,
-                       .source_count = g->source_count,
-                       .pieces = pieces,
-                       .piece_count = g->pieces.count,
-                       .files = files,
-                       .file_count = (uint32_t)tsr_plan_ranks(g->plan)};
-    TSR_TRY(tsr_dcp_lay_out(&dcp, out, err));
-    *job->out = (tsr_conversion){.rows = g->chosen.rows,
-                                 .row_count = g->chosen.count,
-                                 .files = dcp.files,
-                                 .file_sizes = dcp.file_sizes,
-                                 .file_count = dcp.file_count,
-                                 .marker = TSR_NO_FILE,
-                                 .byte_total = dcp.byte_total};
-    return TSR_OK;
+    return tsr_dcp_rows_lay_out(&g->rows, pieces, g->pieces.count, files, (uint32_t)tsr_plan_ranks(g->plan), out, err);
 }
 
 tsr_status tsr_reshard_to_dcp(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)
 {
-    gathering g = {
-        .job = job, .plan = plan, .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(ordered))};
-    tsr_status status = tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &g.chosen, err);
-    if (status == TSR_OK) status = tsr_leave_unplanned(&g.chosen, plan, err);
+    gathering g = {.plan = plan, .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(ordered))};
+    tsr_status status = tsr_dcp_rows_of(job, plan, &g.rows, err);
     if (status == TSR_OK) status = lay_out(&g, out, err);
     tsr_vec_free(&g.pieces);
     return status;

@@ -59,6 +59,7 @@ static tsr_status choose_writer(tsr_work *work, const tsr_plan *plan, tsr_error 
         [TSR_TO_SAFETENSORS] = {tsr_convert_to_safetensors, tsr_reshard_to_safetensors},
         [TSR_TO_TORCH] = {tsr_convert_to_torch, tsr_reshard_to_torch},
         [TSR_TO_DCP] = {tsr_convert_to_dcp, tsr_reshard_to_dcp},
+        [TSR_TO_MEGATRON] = {tsr_convert_to_dcp, tsr_reshard_to_dcp},
     };
     const tsr_container to = work->job.options->to;
     if (!plan) return writers[to].convert(&work->job, &work->writer, err);

@@ -95,7 +95,7 @@ static tsr_status list_files(const tsr_catalog *catalog, tsr_arena *arena, tsr_p
 tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
                                tsr_error *err)
 {
-    static const char *const forms[] = {"safetensors", "torch", "dcp"};
+    static const char *const forms[] = {"safetensors", "torch", "dcp", "megatron-dist"};
     tsr_digest_algorithm algorithm = (tsr_digest_algorithm)0;
     tsr_digest digest;
     if (tsr_str_equal(out->digest_algorithm, TSR_STR("sha256"))) algorithm = TSR_DIGEST_SHA256;

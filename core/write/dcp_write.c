@@ -10,6 +10,7 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
+#include "write/fragments.h"
 #include "write/torch_plan.h"
 
 #include "tessera/sys/host_calls.h"
@@ -51,7 +52,13 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
     TSR_TRY(tsr_gather_geometry(source->entry, &dtype, &rank, shape, &elements, err));
     if (source->dtype != source->entry->dtype) dtype = source->dtype;
     const tsr_value root = {.kind = TSR_VALUE_TENSOR, .as.tensor = source->entry};
-    const tsr_torch_new_tensor tensor = {.entry = source->entry, .rank = rank, .sizes = piece->sizes ? piece->sizes : shape};
+    tsr_torch_new_tensor tensor = {.entry = source->entry, .rank = rank, .sizes = piece->sizes ? piece->sizes : shape};
+    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    if (source->fragments) {
+        tsr_fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
+        tensor.rank = rank + 1;
+        tensor.sizes = sizes;
+    }
     storage->dtype = dtype;
     TSR_TRY(tsr_blit_measure(source->entry, piece->sizes, source->dtype, &storage->byte_length, err));
     const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1, NULL};
@@ -221,11 +228,29 @@ static tsr_status order_blits(writer *w, tsr_error *err)
 
 /* ---- metadata ---- */
 
+/* An item of whole fragments, as flat ranges of them. */
+static tsr_status describe_fragments(const writer *w, size_t i, tsr_dcp_new_item *out, tsr_error *err)
+{
+    const tsr_dcp_piece *piece = &w->job.pieces[i];
+    const tsr_dcp_source *source = &w->job.sources[piece->source];
+    uint64_t *offsets = tsr_arena_array(w->job.arena, 2 * ((size_t)source->entry->rank + 1), sizeof *offsets, err);
+    if (!offsets) return TSR_E_NOMEM;
+    uint64_t *sizes = offsets + source->entry->rank + 1;
+    tsr_fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
+    *out = (tsr_dcp_new_item){.offsets = offsets,
+                              .sizes = sizes,
+                              .file = w->job.files[piece->file],
+                              .byte_offset = w->items[i].byte_offset,
+                              .byte_length = w->items[i].byte_length};
+    return TSR_OK;
+}
+
 /* Offsets and sizes of a chunk in the geometry of the destination. */
 static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_entry *entry, tsr_dcp_new_item *out,
                                 tsr_error *err)
 {
     const tsr_dcp_piece *piece = &w->job.pieces[i];
+    if (w->job.sources[piece->source].fragments) return describe_fragments(w, i, out, err);
     uint64_t *zeros = piece->offsets ? NULL : tsr_arena_array(w->job.arena, entry->rank, sizeof *zeros, err);
     if (!piece->offsets && !zeros) return TSR_E_NOMEM;
     *out = (tsr_dcp_new_item){.offsets = piece->offsets ? piece->offsets : zeros,
@@ -265,6 +290,12 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_source *source, 
     if (!out->tensor) return TSR_OK;
     TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, shape, &elements, err));
     if (source->dtype != source->entry->dtype) out->dtype = source->dtype;
+    out->in_mcore_data = source->in_mcore_data;
+    if (!source->fragments) return TSR_OK;
+    uint64_t offsets[TSR_MAX_RANK];
+    tsr_fragments_of_box(source->entry, source->fragments, NULL, NULL, offsets, shape);
+    out->original_shape = source->entry->shape;
+    out->original_rank = out->rank++;
     return TSR_OK;
 }
 

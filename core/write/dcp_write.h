@@ -12,9 +12,12 @@ typedef struct tsr_dcp_source {
     const tsr_path_item *path;
     uint32_t path_length;
     tsr_dtype dtype; /* tensors: at the destination */
+    bool in_mcore_data;        /* tensors, as in tsr_dcp_new_entry */
+    const uint64_t *fragments; /* NULL, or how many fragments on each dim the tensor is stored as (fragments.h) */
 } tsr_dcp_source;
 
-/* One item: a box of a tensor, or a whole object. Items of one source must come in the order of its chunks. */
+/* One item: a box of a tensor, or a whole object. Items of one source must come in the order of its chunks. Boxes of a source
+ * with fragments are those of tsr_fragment_boxes. */
 typedef struct tsr_dcp_piece {
     size_t source;           /* index */
     const uint64_t *offsets; /* NULL: zeros, and for objects */

@@ -204,9 +204,8 @@ static void close_all(writing *w, tsr_status status)
 
 static const char *marker_of(const tsr_path_write_options *options)
 {
-    if (options->convert->to == TSR_TO_DCP) return TSR_DCP_MARKER;
-    return !options->plan && options->convert->to == TSR_TO_SAFETENSORS && options->convert->max_shard_size ? TSR_INDEX_MARKER
-                                                                                                         : NULL;
+    const bool is_indexed = options->convert->to == TSR_TO_SAFETENSORS && options->convert->max_shard_size;
+    return !options->plan && is_indexed ? TSR_INDEX_MARKER : tsr_marker_of(options->convert->to);
 }
 
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,

@@ -9,18 +9,25 @@
 #define TSR_NATIVE_REPLACEMENT_H
 
 #include "publish/overlap.h"
+#include "tessera/convert.h"
 
 #include "tessera/sys/checkpoint_files.h"
 
 #define TSR_DCP_MARKER   ".metadata"
 #define TSR_INDEX_MARKER "model.safetensors.index.json"
 
+/* The marker of what is written in one directory or as several files of it; NULL: the form has none. */
+static inline const char *tsr_marker_of(tsr_container to)
+{
+    return to == TSR_TO_DCP ? TSR_DCP_MARKER : to == TSR_TO_MEGATRON ? "metadata.json" : NULL;
+}
+
 typedef struct tsr_replacement_request {
     const tsr_host *host;
     const char *path; /* the destination */
     bool is_folder;   /* a directory will be written; else one file */
     bool overwrite;
-    const char *marker;       /* TSR_DCP_MARKER, TSR_INDEX_MARKER, or NULL: a form without one */
+    const char *marker;       /* as tsr_marker_of, or TSR_INDEX_MARKER, or NULL: a form without one */
     const tsr_inputs *inputs; /* what the job reads; or NULL */
     const tsr_str *written;   /* names in it that an unfinished publication of the same job has put there */
     size_t written_count;

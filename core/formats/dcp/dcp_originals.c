@@ -49,6 +49,7 @@ tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_sour
     size_t count;
     const tsr_ref *pairs = tsr_pickle_items(metadata->pickle, metadata->mcore_data, &count);
     state->is_megatron = metadata->is_megatron && state->source_count == 1;
+    state->has_mcore_data = state->is_megatron && metadata->mcore_data != TSR_REF_NONE;
     if (!state->is_megatron || count == 0) return TSR_OK;
     tsr_dcp_original *originals = tsr_arena_array(checkpoint->arena, count / 2, sizeof *originals, err);
     if (!originals) return TSR_E_NOMEM;

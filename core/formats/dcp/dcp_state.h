@@ -40,6 +40,7 @@ typedef struct tsr_dcp_state {
     uint8_t *file_uses; /* a tsr_dcp_use for each file of the store */
     const tsr_dcp_original *originals; /* in the order of the entries' names in mcore_data */
     uint64_t original_count;
+    bool has_mcore_data;
     bool is_megatron;   /* the metadata has what only Megatron-Core adds */
     void *form;         /* what a form that is a DCP with more around it keeps, in the arena */
 } tsr_dcp_state;

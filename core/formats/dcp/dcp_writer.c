@@ -181,6 +181,33 @@ static void put_storage_data(tsr_pickler *p, const tsr_dcp_new_entry *entries, u
     tsr_pickler_setitems(p);
 }
 
+static bool has_mcore_data(const tsr_dcp_new_entry *entries, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (entries[i].in_mcore_data) return true;
+    return false;
+}
+
+static void put_mcore_data(tsr_pickler *p, const tsr_dcp_new_entry *entries, uint64_t count)
+{
+    tsr_pickler_empty_dict(p);
+    tsr_pickler_mark(p);
+    for (uint64_t i = 0; i < count; i++) {
+        const uint32_t rank = entries[i].original_rank;
+        if (!entries[i].in_mcore_data) continue;
+        tsr_pickler_str(p, entries[i].fqn);
+        tsr_pickler_empty_dict(p);
+        if (!entries[i].original_shape) continue;
+        tsr_pickler_mark(p);
+        put_key(p, "nd_reformulated_orig_global_shape");
+        if (rank > 3) tsr_pickler_mark(p);
+        for (uint32_t d = 0; d < rank; d++) tsr_pickler_uint(p, entries[i].original_shape[d]);
+        tsr_pickler_tuple(p, rank);
+        tsr_pickler_setitems(p);
+    }
+    tsr_pickler_setitems(p);
+}
+
 static void put_storage_meta(tsr_pickler *p, tsr_str save_id)
 {
     begin_instance(p, METADATA_MODULE, "StorageMeta");
@@ -213,6 +240,10 @@ tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_entry *entries, uint64_t cou
     put_storage_meta(&p, save_id);
     put_key(&p, "version");
     put_key(&p, "1.0.0");
+    if (has_mcore_data(entries, count)) {
+        put_key(&p, "mcore_data");
+        put_mcore_data(&p, entries, count);
+    }
     end_instance(&p);
     if (status == TSR_OK) status = tsr_pickler_finish(&p);
     tsr_pickler_close(&p);

@@ -21,12 +21,13 @@ typedef struct tsr_megatron_stored {
     const uint64_t *fragments;      /* tensors stored as flat ranges of fragments: how many on each dim; otherwise NULL */
     const tsr_entry *const *shards; /* objects stored by shards, in row-major order of their grid; otherwise NULL */
     uint64_t shard_count;
+    bool in_mcore_data; /* tensors: the metadata says how they are stored */
 } tsr_megatron_stored;
 
 /* Of an entry of the checkpoint's catalog; NULL: the checkpoint is another form, or the entry is of the common part. */
 const tsr_megatron_stored *tsr_megatron_stored_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry);
 
-/* "_I.J_N.M" and what is before it of "KEY/shard_I.J_N.M". */
+/* The parts of "KEY/shard_I.J_N.M". */
 typedef struct tsr_shard_name {
     tsr_str key;
     tsr_str suffix; /* "/shard_I.J_N.M" */

@@ -137,6 +137,7 @@ static void place_entry(joining *j, uint64_t i)
         return;
     }
     s->entry_of[i] = s->count;
+    s->stored[s->count].in_mcore_data = s->raw[i].kind == TSR_ENTRY_TENSOR && tsr_dcp_state_of(j->checkpoint)->has_mcore_data;
     s->entries[s->count++] = s->raw[i];
 }
 

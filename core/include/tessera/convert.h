@@ -22,10 +22,11 @@ TSR_API_BEGIN
 typedef enum tsr_container {
     TSR_TO_SAFETENSORS, /* one file, or several and model.safetensors.index.json */
     TSR_TO_TORCH,       /* one torch.save file */
-    TSR_TO_DCP          /* a folder for torch.distributed.checkpoint */
+    TSR_TO_DCP,         /* a folder for torch.distributed.checkpoint */
+    TSR_TO_MEGATRON     /* the same with what megatron.core.dist_checkpointing adds: the directory of an iteration */
 } tsr_container;
 
-/* What a reshard writes where nothing else is asked for: dcp for dcp, safetensors for safetensors of any kind, else torch. */
+/* What a reshard writes where nothing else is asked for: dcp for dcp, megatron-dist for megatron-dist, safetensors for safetensors of any kind, else torch. */
 tsr_container tsr_container_for(tsr_format format);
 
 /* What happens to entries that are no tensors. Default: kept for dcp and torch, refused for safetensors. A sidecar is a
@@ -99,6 +100,7 @@ tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr
  * `max_shard_size` is not used; tensors that the plan does not have are left out. By `to`:
  *
  *   dcp          __R_0.distcp of the ranks, every distinct shard once, in the file of a rank that holds it; `.metadata`
+ *   megatron     the same, objects by shards, common.pt and metadata.json
  *   safetensors  shard-RRRRR-model-… files as DCP's HuggingFaceStorageWriter names them, one a rank that owns shards
  *   torch        rankR.pt, one a rank, with all that the rank holds: DTensors over the target's mesh, and the objects
  *

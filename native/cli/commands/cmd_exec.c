@@ -64,7 +64,7 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     unsigned to = 0;
     tsr_status status = cli_load_file(e->program, path, &e->store, &e->document, err);
     if (status == TSR_OK) status = tsr_plan_job_read(e->document.data, cli_host(e->program), w->arena, &e->planned, err);
-    if (status == TSR_OK) status = find_word("to", e->planned.to, cli_containers, 3, &to, err);
+    if (status == TSR_OK) status = find_word("to", e->planned.to, cli_containers, 4, &to, err);
     if (status == TSR_OK) status = find_word("objects", e->planned.objects, cli_objects, 5, &e->options.objects, err);
     w->to = (tsr_container)to;
     if (e->planned.dtype.size) e->options.dtype = e->planned.dtype.data;
@@ -115,7 +115,7 @@ static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_err
     if (status != TSR_OK) return status;
     w->documents[0] = e->program->operands.items[0];
     w->is_folder = true;
-    w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : NULL;
+    w->marker = tsr_marker_of(w->to);
     const tsr_plan_options options = {.want = want, .want_ctx = &e->options.selection};
     status = tsr_plan_for_texts(w->source.catalog, &w->job.target, &e->target, &options, cli_host(e->program), w->arena,
                                 &e->plan, err);

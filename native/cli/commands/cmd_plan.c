@@ -142,7 +142,7 @@ static const cli_option options[] = {
     {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(plan_arguments, selection.include)},
     {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",
      offsetof(plan_arguments, selection.exclude)},
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Let exec write this format (default: the source's format)",
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Let exec write this format (default: the source's format)",
      offsetof(plan_arguments, to)},
     {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way",
      offsetof(plan_arguments, objects)},

@@ -25,7 +25,7 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
     w->documents[0] = arguments->target.target;
     w->is_folder = true;
-    w->marker = w->to == TSR_TO_DCP ? TSR_DCP_MARKER : NULL;
+    w->marker = tsr_marker_of(w->to);
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
     status =
         tsr_plan_for_texts(w->source.catalog, &w->job.target, target, &options, cli_host(w->program), w->arena, plan, err);
@@ -56,7 +56,7 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     CLI_TARGET_OPTIONS(reshard_arguments, target),
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp", "Write this format (default: the source's format)",
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Write this format (default: the source's format)",
      offsetof(reshard_arguments, to)},
     CLI_WRITING_OPTIONS(reshard_arguments, writing),
     CLI_SOURCE_OPTIONS,

@@ -78,7 +78,7 @@ typedef struct cli_writing {
     cli_session source; /* open */
     tsr_container to;
     bool is_folder;
-    const char *marker; /* of a directory: TSR_DCP_MARKER, TSR_INDEX_MARKER, or NULL for a form without one */
+    const char *marker; /* of a directory: as tsr_marker_of, or TSR_INDEX_MARKER, or NULL for a form without one */
     uint64_t max_shard_size;
     bool per_part;
     const tsr_rename *renames; /* or NULL */
@@ -106,7 +106,7 @@ typedef struct cli_writing {
 } cli_writing;
 
 /* The words of --to and --objects, by tsr_container and tsr_objects. */
-extern const char *const cli_containers[3], *const cli_objects[5];
+extern const char *const cli_containers[4], *const cli_objects[5];
 /* Writes, checks that the source did not change, publishes, reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything but the source; removes what was not published. */

@@ -52,6 +52,11 @@ typedef struct tsr_dcp_new_entry {
     const uint64_t *shape;
     const tsr_dcp_new_item *items; /* one a chunk; exactly one for byte items */
     uint64_t item_count;
+    /* Tensors of Megatron-Core 0.14 and before: in the metadata's mcore_data, which is written where an entry is in it; and
+     * the shape of one that is stored as flat ranges of fragments, otherwise NULL. */
+    bool in_mcore_data;
+    const uint64_t *original_shape;
+    uint32_t original_rank;
 } tsr_dcp_new_entry;
 
 /* A save id, in a UUID's form, out of names, places and `content`, the CRC of whatever the items hold. data NULL on

@@ -1,0 +1,35 @@
+/* The rows of a conversion as the items of a DCP: what the writers for a whole checkpoint and for a mesh have in common, and
+ * what a Megatron checkpoint has that a DCP has not. */
+#ifndef TSR_CONVERT_DCP_ROWS_H
+#define TSR_CONVERT_DCP_ROWS_H
+
+#include "convert/convert_to.h"
+#include "write/dcp_write.h"
+
+typedef struct tsr_dcp_rows {
+    const tsr_conversion_job *job;
+    tsr_chosen chosen;
+    tsr_dcp_source *sources;
+    size_t source_count;
+    size_t *first_source; /* by row, and one more: a row's sources are those before the next row's first */
+    bool *in_common;      /* by row: in common.pt, not in the DCP; NULL: there is none */
+} tsr_dcp_rows;
+
+/* Chooses rows, which get their bytes and flags, and makes their sources. `plan` may be NULL; tensors that it does not have
+ * are not written. Errors: those of tsr_choose. */
+tsr_status tsr_dcp_rows_of(const tsr_conversion_job *job, const tsr_plan *plan, tsr_dcp_rows *out, tsr_error *err);
+/* Lays out pieces of the sources in `files` (and what else the form has) and fills the conversion. */
+tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_piece *pieces, size_t piece_count, const tsr_str *files,
+                                uint32_t file_count, tsr_writer *out, tsr_error *err);
+
+/* ---- megatron_rows.c ---- */
+
+const char *tsr_megatron_refusal(const tsr_converted *row); /* for tsr_choose */
+/* Fills in_common: the rows of the part "common" that keep their place in it. */
+tsr_status tsr_megatron_part_rows(tsr_dcp_rows *rows, tsr_error *err);
+/* Appends the sources of a row that is written to the DCP to a vec of tsr_dcp_source. */
+tsr_status tsr_megatron_add_sources(const tsr_dcp_rows *rows, tsr_converted *row, tsr_vec *sources, tsr_error *err);
+/* Puts common.pt and metadata.json around a laid out DCP: adds to the conversion, and replaces the writer. */
+tsr_status tsr_megatron_wrap(tsr_dcp_rows *rows, tsr_writer *writer, tsr_error *err);
+
+#endif
