@@ -6,6 +6,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "folders", "recognize")]
 FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "deepspeed", "recognize")]
 FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "megatron", "recognize")]
+FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "shards", "recognize")]
 # Module of core: the modules of core it may include (itself always).
 CORE = {
     "base": set(),
@@ -28,6 +29,8 @@ CORE = {
     "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "deepspeed"))},
     "formats/megatron": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "dcp"))},
     "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "megatron"))},
+    "formats/shards": {"base", "io", "codec", "model", "layout", "fqn", *(f"formats/{m}" for m in ("common", "torch", "safetensors"))},
+    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "shards"))},
     "stream": {"base", "io", "codec", "model", "layout", "optim", *FORMATS},
     "check": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
@@ -45,6 +48,7 @@ HEADERS = {
     "optim": "optim optim_comm optim_keys optim_load optim_states flat_params flat_index flat_ranks fsdp_optim optim_live state_keys",
     "formats/common": "checkpoint checkpoint_bytes checkpoint_files",
     "formats/dcp": "salvage dcp_item",
+    "formats/shards": "shards",
     "formats/recognize": "trees",
     "stream": "cast read repeats optim_read read_run",
     "check": "check compare tally check_shared compare_pair",

@@ -25,12 +25,14 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
         if (entry->per_rank && is_selected(checkpoint, entry->fqn)) tsr_name_list_add(&names, entry->fqn);
     }
     if (names.count == 0) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "%llu %s not equal on all ranks: %s%s; joining them takes a map of how the ranks' tensors form one "
-                     "(--shards MAP), which this version cannot read yet; convert, reshard, plan, layout and manifest leave them out "
-                     "with --exclude",
-                     (unsigned long long)names.count, names.count == 1 ? "tensor is" : "tensors are", names.text,
-                     tsr_name_list_rest(&names));
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%llu %s not equal on all ranks%s: %s%s; %s",
+                     (unsigned long long)names.count, names.count == 1 ? "tensor is" : "tensors are",
+                     checkpoint->holds_ranks ? ", and the map (--shards) has no rule for it" : "", names.text,
+                     tsr_name_list_rest(&names),
+                     checkpoint->holds_ranks
+                         ? "add a rule, or leave it out with --exclude (convert, reshard, plan, layout, manifest)"
+                         : "pass --shards MAP to join them (a tessera.shards/1 file, or meta-llama, megatron-gpt or vllm), or "
+                           "leave them out with --exclude (convert, reshard, plan, layout, manifest)");
 }
 
 /* What an index names and no file has: nothing is known of it but the name. */

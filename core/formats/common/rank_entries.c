@@ -176,21 +176,32 @@ static tsr_status find_other(settling *s, const group *g, bool dense, uint32_t *
 
 /* ---- marking ---- */
 
-static tsr_status mark(settling *s, const group *g, tsr_entry *entry)
+static bool is_tensor(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR || entry->dtype != TSR_DTYPE_NONE;
+}
+
+/* Gives an entry the table of what each rank holds: its tensors, or all that the holders have. */
+static tsr_status list_ranks(settling *s, const group *g, bool (*counts)(const tsr_entry *entry), tsr_entry *entry)
 {
     tsr_arena *arena = s->ranks->checkpoint->arena;
     const tsr_entry **tensors = tsr_arena_array(arena, s->ranks->ranks, sizeof *tensors, s->err);
     tsr_per_rank *per_rank = TSR_ARENA_NEW(arena, tsr_per_rank, s->err);
     if (!tensors || !per_rank) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < g->count; i++) {
-        const tsr_entry *held = g->holders[i].entry;
-        if (held->kind == TSR_ENTRY_TENSOR || held->dtype != TSR_DTYPE_NONE) tensors[g->holders[i].rank] = held;
-        if (held->dtype != entry->dtype) entry->dtype = TSR_DTYPE_NONE;
-    }
+    for (uint32_t i = 0; i < g->count; i++)
+        if (!counts || counts(g->holders[i].entry)) tensors[g->holders[i].rank] = g->holders[i].entry;
     *per_rank = (tsr_per_rank){tensors, s->ranks->ranks};
+    entry->per_rank = per_rank;
+    return TSR_OK;
+}
+
+static tsr_status mark(settling *s, const group *g, tsr_entry *entry)
+{
+    TSR_TRY(list_ranks(s, g, is_tensor, entry));
+    for (uint32_t i = 0; i < g->count; i++)
+        if (g->holders[i].entry->dtype != entry->dtype) entry->dtype = TSR_DTYPE_NONE;
     if (entry->kind == TSR_ENTRY_TENSOR) entry->type = TSR_STR("per-rank tensor");
     entry->kind = TSR_ENTRY_OPAQUE;
-    entry->per_rank = per_rank;
     entry->value = NULL;
     entry->shape = NULL;
     entry->chunks = entry->replicas = NULL;
@@ -261,10 +272,25 @@ static tsr_status settle_group(settling *s, const group *g)
     return mark(s, g, entry);
 }
 
+/* For a map of shards, which decides what the ranks' tensors are. */
+static tsr_status keep_all(settling *s)
+{
+    group g;
+    tsr_entry *entries = (tsr_entry *)s->ranks->checkpoint->catalog.entries;
+    for (size_t at = 0; next_group(s->ranks, &at, &g);) {
+        bool dense;
+        if (!is_compared(&g, &dense)) TSR_TRY(report_joined(s, &g));
+        TSR_TRY(list_ranks(s, &g, NULL, &entries[g.holders[0].number]));
+    }
+    s->ranks->checkpoint->holds_ranks = true;
+    return TSR_OK;
+}
+
 static tsr_status settle(settling *s)
 {
     group g;
     tsr_checkpoint *checkpoint = s->ranks->checkpoint;
+    if (checkpoint->options.shards && !s->ranks->sharded) return keep_all(s);
     TSR_TRY(note_stages(s));
     for (size_t at = 0; next_group(s->ranks, &at, &g);) TSR_TRY(settle_group(s, &g));
     if (s->differing.count == 0 || s->ranks->sharded) return TSR_OK;

@@ -3,6 +3,9 @@
  * Plain tensors, which belong to no mesh, are replicas only where every rank has the same one. Where they differ nothing in
  * the files says how to join them: such an entry is listed with what each rank holds (tsr_entry.per_rank), and never read.
  *
+ * With a map of shards (tsr_open_options.shards) nothing is compared or marked here: every entry gets the table of what each
+ * rank holds, objects included, and formats/shards joins them.
+ *
  * A rank that has no tensor of a name differs, too. The exception are pipeline stages and experts in checkpoints with sharded
  * tensors: a plain tensor that exactly the ranks of some sharded tensor hold is theirs alone. */
 #ifndef TSR_FORMATS_COMMON_RANK_ENTRIES_H

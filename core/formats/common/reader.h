@@ -23,6 +23,9 @@ struct tsr_checkpoint {
      * files. For dcp: the metadata file or files. Chosen by content; other files of the store may be anything. */
     const uint32_t *files;
     uint32_t file_count;
+    const uint32_t *file_ranks; /* the rank of each of `files`, which are in order of ranks; NULL: their names tell */
+    uint32_t stages;            /* pipeline stages that the ranks are of; 0: not known, which counts as one */
+    bool holds_ranks;           /* every entry has a per_rank table, for a map of shards to join (rank_entries.h) */
     const uint32_t *listed; /* the files that are there of those that an index names */
     uint32_t listed_count;
     tsr_catalog catalog;

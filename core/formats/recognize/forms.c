@@ -2,6 +2,7 @@
 #include "base/try.h"
 #include "formats/folders/folders.h"
 #include "formats/recognize/recognize.h"
+#include "formats/shards/shards_files.h"
 
 /* In the order in which they are tried: a form whose files others write too comes after those. */
 static const tsr_reader *const forms[] = {
@@ -12,6 +13,7 @@ static const tsr_reader *const forms[] = {
     &tsr_reader_deepspeed_universal,
     &tsr_reader_deepspeed,
     &tsr_reader_megatron,
+    &tsr_reader_shards,
     NULL,
 };
 

@@ -8,6 +8,7 @@
 #include "formats/folders/folders.h"
 #include "formats/megatron/megatron.h"
 #include "formats/recognize/recognize.h"
+#include "formats/shards/shards_join.h"
 #include "tessera/sys/options.h"
 
 static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
@@ -74,6 +75,7 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
     TSR_TRY(refine_dcp(checkpoint, err));
+    TSR_TRY(tsr_shards_join(checkpoint, err));
     TSR_TRY(tsr_keep_part(checkpoint, err));
     TSR_TRY(index_names(checkpoint, err));
     TSR_TRY(tsr_check_files_complete(checkpoint, err));

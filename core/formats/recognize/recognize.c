@@ -15,6 +15,7 @@
 #include "formats/common/incomplete.h"
 #include "formats/recognize/below.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/shards/shards_files.h"
 
 static tsr_str base_name(tsr_str path)
 {
@@ -482,6 +483,11 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     recognizer r = {.checkpoint = checkpoint, .store = store, .err = err};
     uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata"));
     if (store->file_count == 0) return refuse_folder(&r);
+    if (checkpoint->options.shards) {
+        TSR_TRY(tsr_shards_choose(checkpoint, reader, err));
+        if (*reader) return TSR_OK;
+        metadata = tsr_store_find(store, TSR_STR(".metadata")); /* more files may have been listed */
+    }
     if (store->primary != TSR_NO_FILE && store->primary != metadata) return recognize_file(&r, store->primary, reader);
     TSR_TRY(tsr_form_of_directory(checkpoint, reader, err));
     if (*reader) return TSR_OK;

@@ -50,7 +50,8 @@ static tsr_status add_files(joining *j, tsr_str *names)
     uint64_t last = UINT64_MAX;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t rank, part;
-        tsr_rank_part_of(name_of(j, i), &rank, &part);
+        if (j->checkpoint->file_ranks) rank = j->checkpoint->file_ranks[i];
+        else tsr_rank_part_of(name_of(j, i), &rank, &part);
         if (rank != last) {
             names[j->holders.ranks++] = name_of(j, i);
             tsr_map_free(j->seen);

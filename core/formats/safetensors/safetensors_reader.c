@@ -178,6 +178,7 @@ tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
                              .entry = items[i].entry,
                              .chunk = chunk,
                              .view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
+        if (chunk->view) extent.entry = NULL; /* a strided part of a rank's tensor: its bytes are not its elements alone */
         status = each(ctx, &extent, err);
     }
     tsr_free(allocator, items, total, sizeof *items);

@@ -40,6 +40,7 @@ static bool is_digit(char c)
 /* The number in a file's name at the place where it differs from another file's: each has one there (recognize.c). */
 static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
 {
+    if (r->checkpoint->file_ranks) return (tsr_torch_rank){.hinted = true, .hint = r->checkpoint->file_ranks[i]};
     tsr_str name = name_of(r, i), other = name_of(r, i ? i - 1 : 1);
     size_t at = 0;
     uint64_t number = 0;

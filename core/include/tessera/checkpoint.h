@@ -49,6 +49,9 @@ typedef struct tsr_open_options {
      * `latest_checkpointed_iteration.txt` names. */
     tsr_str step;
     bool stay; /* do not follow such a file: open the directory itself or nothing */
+    /* How the plain tensors of several ranks form whole ones (tessera/shards.h); borrowed until the checkpoint is closed. NULL:
+     * such tensors are listed per rank. Checkpoints whose tensors are whole do not need it (tsr_checkpoint_joins_ranks). */
+    const struct tsr_shards *shards;
 } tsr_open_options;
 
 /* Recognizes the format from content and reads the metadata. Borrows `store` and `host` until close. `options` may be
@@ -61,6 +64,10 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* takes NULL */
 /* Whether the checkpoint, opened for less, can serve a purpose: TSR_E_UNSUPPORTED with what is missing, or with the names of
  * tensors that differ between ranks. tsr_checkpoint_open asks this for the purpose of its options. */
 tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err);
+
+/* Whether the map of the open options was used: false without one, and for a checkpoint whose files are not those of several
+ * ranks with plain tensors. */
+bool tsr_checkpoint_joins_ranks(const tsr_checkpoint *checkpoint);
 
 /* What it holds; owned by the checkpoint, unchanged until it is closed. */
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);

@@ -71,6 +71,7 @@
 #include "tessera/policy.h"
 #include "tessera/read.h"
 #include "tessera/salvage.h"
+#include "tessera/shards.h"
 #include "tessera/status.h"
 #include "tessera/store.h"
 #include "tessera/str.h"

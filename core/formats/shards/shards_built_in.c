@@ -1,0 +1,273 @@
+/* The built-in maps. A name that is in no table has no rule: a map that guessed would give wrong tensors.
+ *
+ * Sources of the axes: ColumnParallelLinear, RowParallelLinear, ParallelEmbedding and VocabParallelEmbedding of fairscale (Llama
+ * 1 to 3), of megatron.core.tensor_parallel, and of vllm.model_executor.layers. */
+#include "base/cursor.h"
+#include "base/try.h"
+#include "formats/shards/shards_rules.h"
+#include "tessera/glob.h"
+
+typedef enum split {
+    ROWS,    /* cut along dim 0: column-parallel */
+    COLUMNS, /* along dim 1: row-parallel */
+    LAST,    /* along dim 2 */
+    WHOLE,   /* on every rank */
+    SAME,    /* whole if it is equal on every rank; otherwise there is no rule */
+    GATED_ROWS, GATED_EXPERT_ROWS, /* gate and up, along dim 0 and dim 1 */
+    QUERY, KEY, EMBEDDING, VOCABULARY, FUSED_QKV, OLD_QKV /* what the settings decide */
+} split;
+
+typedef struct known {
+    const char *match; /* a GLOB over the FQN */
+    split split;
+} known;
+
+static split split_of(const known *table, tsr_str fqn, bool *is_known)
+{
+    for (const known *k = table; k->match; k++)
+        if (tsr_glob_match(tsr_str_from(k->match), fqn)) {
+            *is_known = true;
+            return k->split;
+        }
+    *is_known = false;
+    return SAME;
+}
+
+/* Sets the rule for a split that needs no settings. */
+static void set_split(split how, tsr_shards_choice *out)
+{
+    out->known = how != SAME;
+    out->equal_is_enough = how == SAME;
+    out->rule.kind = how == WHOLE ? TSR_SHARDS_REPLICATE : TSR_SHARDS_CONCAT;
+    out->rule.dim = how == COLUMNS || how == GATED_EXPERT_ROWS ? 1 : how == LAST ? 2 : 0;
+    out->rule.block_count = how == GATED_ROWS || how == GATED_EXPERT_ROWS ? 2 : 1;
+}
+
+/* Rows of attention heads that several ranks share where there are fewer of them than ranks. */
+static tsr_status share_heads(const tsr_shards_held *held, uint64_t heads, uint64_t *copies, tsr_error *err)
+{
+    *copies = heads < held->ranks ? held->ranks / heads : 1;
+    TSR_FAIL_IF(heads < held->ranks ? held->ranks % heads : heads % held->ranks, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s': %llu heads cannot be on %u ranks", TSR_STR_ARG(held->fqn), (unsigned long long)heads, held->ranks);
+    return TSR_OK;
+}
+
+static uint64_t size_along(const tsr_shards_held *held, uint32_t dim)
+{
+    const tsr_entry *first = held->tensors[0];
+    return first && first->kind == TSR_ENTRY_TENSOR && dim < first->rank ? first->shape[dim] : 0;
+}
+
+/* ---- Meta's Llama 1 to 3 ---- */
+
+static const known meta_names[] = {
+    {"tok_embeddings.weight", EMBEDDING},
+    {"output.weight", VOCABULARY},
+    {"layers.*.attention.wq.weight", QUERY},
+    {"layers.*.attention.w[kv].weight", KEY},
+    {"layers.*.attention.wo.weight", COLUMNS},
+    {"layers.*.feed_forward.w[13].weight", ROWS},
+    {"layers.*.feed_forward.w2.weight", COLUMNS},
+    {"layers.*.attention_norm.weight", WHOLE},
+    {"layers.*.ffn_norm.weight", WHOLE},
+    {"norm.weight", WHOLE},
+    {"rope.freqs", WHOLE},
+    {"layers.*.attention.inner_attention.rope.freqs", WHOLE},
+    {NULL, WHOLE},
+};
+
+static tsr_status meta_settings(tsr_checkpoint *checkpoint, uint32_t ranks, uint32_t stages, tsr_shards_settings *out,
+                                tsr_error *err)
+{
+    (void)ranks, (void)stages;
+    return tsr_shards_read_params(checkpoint, out, err);
+}
+
+/* Llama 1 and 2 cut the embedding by columns, Llama 3 by rows: the width of a rank's rows tells. */
+static tsr_status choose_embedding(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+{
+    const uint64_t width = size_along(held, 1);
+    uint64_t all;
+    TSR_FAIL_IF(width != s->dim && (!tsr_mul_u64(width, held->ranks, &all) || all != s->dim), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' has rows of %llu on rank 0; params.json states a width of %llu, and there are %u ranks", TSR_STR_ARG(held->fqn),
+                (unsigned long long)width, (unsigned long long)s->dim, held->ranks);
+    out->rule.dim = width != s->dim;
+    out->expected = width == s->dim ? s->vocabulary : s->dim;
+    return TSR_OK;
+}
+
+/* Where there are more ranks than key heads, several successive ranks may have the same rows: then there are too many. */
+static void share_rows(const tsr_shards_held *held, tsr_shards_choice *out)
+{
+    const uint64_t rows = size_along(held, 0);
+    uint64_t all;
+    out->block_copies[0] = 1;
+    if (tsr_mul_u64(rows, held->ranks, &all) && all > out->expected && all % out->expected == 0)
+        out->block_copies[0] = all / out->expected;
+    out->rule.block_copies = out->block_copies;
+}
+
+static tsr_status meta_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+{
+    const split how = split_of(meta_names, held->fqn, &out->known);
+    if (!out->known) return TSR_OK;
+    set_split(how, out);
+    if (how == EMBEDDING) return choose_embedding(s, held, out, err);
+    if (how == VOCABULARY) out->expected = s->vocabulary;
+    if (how == QUERY) out->expected = s->heads * s->head_dim;
+    if (how == KEY) {
+        out->expected = s->kv_heads * s->head_dim;
+        share_rows(held, out);
+    }
+    if (how == COLUMNS && tsr_str_ends(held->fqn, TSR_STR(".wo.weight"))) out->expected = s->heads * s->head_dim;
+    return TSR_OK;
+}
+
+/* ---- Megatron-LM's GPT, of megatron.core and of before ---- */
+
+static const known megatron_names[] = {
+    {"**._extra_state", SAME},
+    {"model.embedding.word_embeddings.weight", ROWS},
+    {"model.embedding.position_embeddings.weight", WHOLE},
+    {"model.output_layer.weight", ROWS},
+    {"model.output_layer.bias", ROWS},
+    {"model.decoder.final_layernorm.*", WHOLE},
+    {"model.decoder.layers.*.*_layernorm.*", WHOLE},
+    {"model.decoder.layers.*.self_attention.linear_qkv.weight", ROWS},
+    {"model.decoder.layers.*.self_attention.linear_qkv.bias", ROWS},
+    {"model.decoder.layers.*.self_attention.linear_qkv.layer_norm_*", WHOLE},
+    {"model.decoder.layers.*.self_attention.[qk]_layernorm.*", WHOLE},
+    {"model.decoder.layers.*.self_attention.linear_proj.weight", COLUMNS},
+    {"model.decoder.layers.*.self_attention.linear_proj.bias", WHOLE},
+    {"model.decoder.layers.*.mlp.linear_fc1.weight", GATED_ROWS},
+    {"model.decoder.layers.*.mlp.linear_fc1.bias", GATED_ROWS},
+    {"model.decoder.layers.*.mlp.linear_fc1.layer_norm_*", WHOLE},
+    {"model.decoder.layers.*.mlp.linear_fc2.weight", COLUMNS},
+    {"model.decoder.layers.*.mlp.linear_fc2.bias", WHOLE},
+    {"model.language_model.embedding.word_embeddings.weight", ROWS},
+    {"model.language_model.embedding.position_embeddings.weight", WHOLE},
+    {"model.language_model.output_layer.weight", ROWS},
+    {"model.word_embeddings_for_head.weight", ROWS},
+    {"model.language_model.encoder.final_*norm.*", WHOLE},
+    {"model.language_model.encoder.layers.*.*_*norm.*", WHOLE},
+    {"model.language_model.encoder.layers.*.self_attention.query_key_value.weight", OLD_QKV},
+    {"model.language_model.encoder.layers.*.self_attention.query_key_value.bias", OLD_QKV},
+    {"model.language_model.encoder.layers.*.self_attention.dense.weight", COLUMNS},
+    {"model.language_model.encoder.layers.*.self_attention.dense.bias", WHOLE},
+    {"model.language_model.encoder.layers.*.mlp.dense_h_to_4h.weight", GATED_ROWS},
+    {"model.language_model.encoder.layers.*.mlp.dense_h_to_4h.bias", GATED_ROWS},
+    {"model.language_model.encoder.layers.*.mlp.dense_4h_to_h.weight", COLUMNS},
+    {"model.language_model.encoder.layers.*.mlp.dense_4h_to_h.bias", WHOLE},
+    {NULL, WHOLE},
+};
+
+static tsr_status megatron_settings(tsr_checkpoint *checkpoint, uint32_t ranks, uint32_t stages, tsr_shards_settings *out,
+                                    tsr_error *err)
+{
+    TSR_TRY(tsr_shards_read_args(checkpoint, out, err));
+    TSR_FAIL_IF(out->tensor_ranks && out->tensor_ranks != ranks, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "args.tensor_model_parallel_size is %llu, and there are files of %u tensor-parallel ranks",
+                (unsigned long long)out->tensor_ranks, ranks);
+    TSR_FAIL_IF(out->stages && out->stages != stages, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "args.pipeline_model_parallel_size is %llu, and there are files of %u pipeline stages",
+                (unsigned long long)out->stages, stages);
+    TSR_FAIL_IF(out->expert_ranks > 1, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "args.expert_model_parallel_size is %llu; the built-in map does not know experts on several ranks",
+                (unsigned long long)out->expert_ranks);
+    return TSR_OK;
+}
+
+static tsr_status megatron_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+{
+    const split how = split_of(megatron_names, held->fqn, &out->known);
+    if (!out->known) return TSR_OK;
+    set_split(how == GATED_ROWS && !s->gated ? ROWS : how, out);
+    TSR_FAIL_IF(how == OLD_QKV && s->version < 1, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is of checkpoint_version 0, whose order of heads the built-in map does not know", TSR_STR_ARG(held->fqn));
+    return TSR_OK;
+}
+
+/* ---- vLLM's sharded state ---- */
+
+static const known vllm_names[] = {
+    {"**embed_tokens.weight", VOCABULARY},
+    {"lm_head.weight", VOCABULARY},
+    {"lm_head.bias", VOCABULARY},
+    {"**.self_attn.qkv_proj.weight", FUSED_QKV},
+    {"**.self_attn.qkv_proj.bias", FUSED_QKV},
+    {"**.self_attn.o_proj.weight", COLUMNS},
+    {"**.self_attn.o_proj.bias", WHOLE},
+    {"**.gate_up_proj.weight", GATED_ROWS},
+    {"**.gate_up_proj.bias", GATED_ROWS},
+    {"**.down_proj.weight", COLUMNS},
+    {"**.down_proj.bias", WHOLE},
+    {"**.experts.w13_weight", GATED_EXPERT_ROWS},
+    {"**.experts.w2_weight", LAST},
+    {"**.mlp.gate.weight", WHOLE},
+    {"**.block_sparse_moe.gate.weight", WHOLE},
+    {"**.shared_expert_gate.weight", WHOLE},
+    {"**.self_attn.[qk]_norm.weight", WHOLE},
+    {"**.*layernorm.weight", WHOLE},
+    {"**.*layernorm.bias", WHOLE},
+    {"model.norm.weight", WHOLE},
+    {NULL, WHOLE},
+};
+
+static tsr_status vllm_settings(tsr_checkpoint *checkpoint, uint32_t ranks, uint32_t stages, tsr_shards_settings *out,
+                                tsr_error *err)
+{
+    (void)ranks, (void)stages;
+    return tsr_shards_read_config(checkpoint, out, err);
+}
+
+/* A rank has its query heads, then its key heads and value heads, which several ranks share where there are too few. */
+static tsr_status choose_qkv(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+{
+    uint64_t copies;
+    TSR_TRY(share_heads(held, s->kv_heads, &copies, err));
+    TSR_FAIL_IF(s->heads % held->ranks, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': %llu heads cannot be on %u ranks",
+                TSR_STR_ARG(held->fqn), (unsigned long long)s->heads, held->ranks);
+    const uint64_t kv = (s->kv_heads > held->ranks ? s->kv_heads / held->ranks : 1) * s->head_dim;
+    const uint64_t sizes[] = {s->heads / held->ranks * s->head_dim, kv, kv}, shared[] = {1, copies, copies};
+    memcpy(out->block_sizes, sizes, sizeof sizes);
+    memcpy(out->block_copies, shared, sizeof shared);
+    out->rule.block_count = 3;
+    out->rule.block_sizes = out->block_sizes;
+    out->rule.block_copies = out->block_copies;
+    return TSR_OK;
+}
+
+/* Rows are padded to a multiple of 64; the padding is at the end of the last ranks' rows. */
+static tsr_status choose_vocabulary(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+{
+    TSR_FAIL_IF(!s->vocabulary, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "config.json does not state vocab_size, which '%.*s' is cut to", TSR_STR_ARG(held->fqn));
+    out->rule.trims = true;
+    out->rule.trim = s->vocabulary;
+    return TSR_OK;
+}
+
+static tsr_status vllm_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+{
+    const split how = split_of(vllm_names, held->fqn, &out->known);
+    if (!out->known) return TSR_OK;
+    set_split(how, out);
+    if (how == VOCABULARY) return choose_vocabulary(s, held, out, err);
+    return how == FUSED_QKV ? choose_qkv(s, held, out, err) : TSR_OK;
+}
+
+/* ---- by name ---- */
+
+static const tsr_shards_family meta_llama = {"meta-llama", NULL, meta_settings, meta_choose};
+static const tsr_shards_family megatron_gpt = {"megatron-gpt", "**.layers.{layer}.{rest...}", megatron_settings, megatron_choose};
+static const tsr_shards_family vllm = {"vllm", NULL, vllm_settings, vllm_choose};
+
+const tsr_shards *tsr_shards_built_in(tsr_str name)
+{
+    static const tsr_shards maps[] = {{.name = {"meta-llama", 10}, .family = &meta_llama},
+                                      {.name = {"megatron-gpt", 12}, .family = &megatron_gpt},
+                                      {.name = {"vllm", 4}, .family = &vllm}};
+    for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
+        if (tsr_str_equal(maps[i].name, name)) return &maps[i];
+    return NULL;
+}

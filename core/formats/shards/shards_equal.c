@@ -1,0 +1,50 @@
+/* See shards_equal.h. */
+#include "formats/shards/shards_equal.h"
+
+#include "base/try.h"
+#include "formats/common/rank_bytes.h"
+#include "formats/shards/shards_chunks.h"
+
+enum { MAX_READS = 16 };
+
+tsr_shards_equality tsr_shards_equality_of(tsr_checkpoint *checkpoint)
+{
+    tsr_shards_equality equality = {checkpoint, 0};
+    const tsr_store *store = checkpoint->store;
+    for (uint32_t f = 0; f < store->file_count && equality.bytes_left < UINT64_MAX / 2; f++)
+        equality.bytes_left += store->files[f].size < UINT64_MAX / 64 ? MAX_READS * store->files[f].size : UINT64_MAX / 4;
+    return equality;
+}
+
+static tsr_status by_checksum(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,
+                              bool *decided, bool *same, tsr_error *err)
+{
+    uint32_t first, second;
+    TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, a, checkpoint->arena, decided, &first, err));
+    if (*decided) TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, b, checkpoint->arena, decided, &second, err));
+    *same = *decided && first == second;
+    return TSR_OK;
+}
+
+tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,
+                                   bool *same, tsr_error *err)
+{
+    bool decided;
+    TSR_TRY(by_checksum(equality->checkpoint, entry, a, b, &decided, same, err));
+    if (decided) return TSR_OK;
+    const uint64_t bytes = a->byte_length + b->byte_length;
+    TSR_FAIL_IF(bytes > equality->bytes_left, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "comparing '%.*s' between ranks would read more than %d times what is stored", TSR_STR_ARG(entry->fqn), MAX_READS);
+    equality->bytes_left -= bytes;
+    const tsr_entry first = {.fqn = entry->fqn, .dtype = entry->dtype, .rank = entry->rank, .shape = a->sizes, .chunks = a, .chunk_count = 1};
+    tsr_entry second = first;
+    second.chunks = b;
+    return tsr_rank_bytes_match(equality->checkpoint, &first, &second, same, err);
+}
+
+tsr_status tsr_shards_equal(tsr_shards_equality *equality, const tsr_entry *a, const tsr_entry *b, bool *same, tsr_error *err)
+{
+    *same = tsr_shards_is_whole(a) && tsr_shards_is_whole(b) && a->dtype == b->dtype && a->rank == b->rank &&
+            (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+    return *same ? tsr_shards_equal_chunks(equality, a, a->chunks, b->chunks, same, err) : TSR_OK;
+}
