@@ -481,13 +481,10 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     const tsr_allocator *allocator = checkpoint->host->allocator;
     tsr_store *store = checkpoint->store;
     recognizer r = {.checkpoint = checkpoint, .store = store, .err = err};
-    uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata"));
+    if (checkpoint->options.shards) TSR_TRY(tsr_shards_choose(checkpoint, reader, err));
+    if (checkpoint->options.shards && *reader) return TSR_OK;
+    uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata")); /* of all files: a map may have more of them listed */
     if (store->file_count == 0) return refuse_folder(&r);
-    if (checkpoint->options.shards) {
-        TSR_TRY(tsr_shards_choose(checkpoint, reader, err));
-        if (*reader) return TSR_OK;
-        metadata = tsr_store_find(store, TSR_STR(".metadata")); /* more files may have been listed */
-    }
     if (store->primary != TSR_NO_FILE && store->primary != metadata) return recognize_file(&r, store->primary, reader);
     TSR_TRY(tsr_form_of_directory(checkpoint, reader, err));
     if (*reader) return TSR_OK;
