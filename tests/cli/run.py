@@ -34,6 +34,7 @@ import test_plans  # noqa: F401
 import test_policy  # noqa: F401
 import test_repair  # noqa: F401
 import test_scaled  # noqa: F401
+import test_shards  # noqa: F401
 import test_signals  # noqa: F401
 import test_source_crc  # noqa: F401
 import test_two_jobs  # noqa: F401

@@ -13,6 +13,7 @@
 #ifndef TESSERA_DOCUMENT_READ_H
 #define TESSERA_DOCUMENT_READ_H
 
+#include "tessera/shards.h"
 #include "tessera/validate.h"
 #include "tessera/host.h"
 
@@ -27,6 +28,10 @@ TSR_API_BEGIN
  *
  * Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM, with the byte or the place in the document. */
 tsr_status tsr_contract_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_contract *out, tsr_error *err);
+
+/* A tessera.shards/1 document as a map (tessera/shards.h), in `arena`; `out->name` is "the map" until the caller has a better
+ * one. Errors: TSR_E_FORMAT with the place in the document, TSR_E_LIMIT, TSR_E_NOMEM. */
+tsr_status tsr_shards_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_shards *out, tsr_error *err);
 
 TSR_API_END
 

@@ -44,11 +44,12 @@ typedef struct cli_option {
 } cli_option;
 enum { CLI_OF_SOURCE = 1 << 20 };
 
-/* Which checkpoint PATH stands for, where that is not all of it. */
+/* Which checkpoint PATH stands for, where that is not all of it, and how it is to be opened. */
 typedef struct cli_source {
     const char *part, *step; /* NULL: not given */
     cli_list also;
     bool is_used; /* a checkpoint was opened: `also` was for it */
+    const char *shards; /* NULL: not given */
 } cli_source;
 
 /* The rows of a command that opens PATH with cli_open. */
@@ -60,7 +61,10 @@ typedef struct cli_source {
      CLI_OF_SOURCE + offsetof(cli_source, step)}, \
     {"also", 0, CLI_LIST, "PATH", \
      "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks", \
-     CLI_OF_SOURCE + offsetof(cli_source, also)}
+     CLI_OF_SOURCE + offsetof(cli_source, also)}, \
+    {"shards", 0, CLI_TEXT, "MAP", \
+     "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm", \
+     CLI_OF_SOURCE + offsetof(cli_source, shards)}
 
 typedef struct cli cli;
 
@@ -101,6 +105,7 @@ typedef struct cli_terminal {
 struct cli {
     cli_globals globals;
     cli_source source;
+    struct cli_shards *shards; /* of cli_read_shards */
     const cli_command *command;
     cli_list operands;
     cli_terminal out, err;

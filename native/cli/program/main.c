@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cli/program/launch.h"
+#include "cli/program/shards_option.h"
 #include "cli/program/term.h"
 
 #include "tessera/sys/collectives.h"
@@ -176,6 +177,7 @@ static int run_command(cli *program, int argc, char **argv)
     cli_free_lists(command, arguments);
     free(arguments);
     free(program->source.also.items);
+    cli_free_shards(program);
     free(program->operands.items);
     if (program->host_is_open) tsr_native_host_close(&program->native);
     return status;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cli/program/shards_option.h"
 #include "cli/program/term.h"
 #include "io/clock.h"
 #include "tessera/sys/checkpoint_files.h"
@@ -33,8 +34,11 @@ tsr_status cli_open(cli *program, const char *path, const tsr_open_options *opti
     tsr_open_options chosen = options ? *options : (tsr_open_options){0};
     if (program->source.part) chosen.part = tsr_str_from(program->source.part);
     if (program->source.step) chosen.step = tsr_str_from(program->source.step);
-    const tsr_status status = open_paths(program, given, &chosen, &out->checkpoint, err);
+    tsr_status status = cli_read_shards(program, &chosen.shards, err);
+    if (status == TSR_OK) status = open_paths(program, given, &chosen, &out->checkpoint, err);
     if (status != TSR_OK) return status;
+    if (chosen.shards && !tsr_checkpoint_joins_ranks(out->checkpoint) && cli_speaks(program))
+        cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", path);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);
     return TSR_OK;
