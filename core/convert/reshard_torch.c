@@ -60,6 +60,8 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
     const tsr_planned planned = tsr_plan_tensor_at(r->plan, r->planned_of[row_number]);
     tsr_entry *local = &f->locals[row_number];
     tsr_shard shard;
+    *out = NULL; /* a rank that does not hold the tensor has no entry of that name */
+    if (!tsr_holders_have(&planned.holders, f->rank)) return TSR_OK;
     TSR_TRY(tsr_layout_shard(planned.layout, f->rank, f->arena, &shard, err));
     TSR_TRY(tsr_localize(r->job->checkpoint, row->entry, &shard, f->arena, local, err));
     TSR_TRY(find_rows(row->entry, &shard, &f->rows[row_number], err));

@@ -5,47 +5,12 @@
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/plan_job.h"
 
-/* ---- targets ---- */
+/* ---- target ---- */
 
-static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, tsr_arena *arena, const tsr_placement **out,
-                             tsr_error *err)
+static void put_pair(tsr_json *json, const char *key, tsr_str text)
 {
-    tsr_placement *list;
-    uint32_t count;
-    TSR_TRY(tsr_placements_parse(text, arena, &list, &count, err));
-    TSR_FAIL_IF(count != mesh->dim_count, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' has %u placements, the mesh has %u dims: one placement a mesh dim is needed, in the rule '%.*s'",
-                TSR_STR_ARG(text), count, mesh->dim_count, TSR_STR_ARG(rule));
-    *out = list;
-    return TSR_OK;
-}
-
-/* "replicate" for every mesh dim. */
-static tsr_str replicate_everywhere(uint32_t dim_count, tsr_arena *arena, tsr_error *err)
-{
-    tsr_str text = TSR_STR("replicate");
-    for (uint32_t i = 1; i < dim_count && text.data; i++)
-        text = tsr_arena_format(arena, err, "%.*s,replicate", TSR_STR_ARG(text));
-    return text;
-}
-
-tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,
-                                 tsr_target *out, tsr_error *err)
-{
-    *out = (tsr_target){.rule_count = texts->rule_count, .match = match};
-    TSR_TRY(tsr_mesh_parse(texts->mesh, arena, &out->mesh, err));
-    if (texts->default_placements.size == 0)
-        texts->default_placements = replicate_everywhere(out->mesh.dim_count, arena, err);
-    if (!texts->default_placements.data) return TSR_E_NOMEM;
-    TSR_TRY(parse_list(&out->mesh, texts->default_placements, TSR_STR("default"), arena, &out->default_placements, err));
-    tsr_target_rule *rules = tsr_arena_array(arena, texts->rule_count, sizeof *rules, err);
-    if (!rules) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < texts->rule_count; i++) {
-        rules[i].match = texts->rules[i].match;
-        TSR_TRY(parse_list(&out->mesh, texts->rules[i].placements, rules[i].match, arena, &rules[i].placements, err));
-    }
-    out->rules = rules;
-    return tsr_target_check(out, err);
+    tsr_json_key(json, key);
+    tsr_json_str(json, text);
 }
 
 /* The texts' parts again: a placement is split off at the commas outside parentheses. */
@@ -85,6 +50,28 @@ static void put_strategy(tsr_json *json, const tsr_target_texts *texts)
     tsr_json_object_end(json);
 }
 
+static void put_holders(tsr_json *json, const tsr_target_rule_text *rule)
+{
+    if (rule->ranks) tsr_json_key(json, "ranks");
+    if (rule->ranks) tsr_json_u64s(json, rule->ranks, (uint32_t)rule->rank_count);
+    if (!rule->stage_capture.size) return;
+    tsr_json_key(json, "stage");
+    tsr_json_object(json);
+    put_pair(json, "dim", rule->stage_dim);
+    tsr_json_key(json, "layers");
+    tsr_json_object(json);
+    put_pair(json, "capture", rule->stage_capture);
+    tsr_json_key(json, "ranges");
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < rule->stage_range_count; i++) {
+        const uint64_t range[] = {rule->stage_ranges[i].offset, rule->stage_ranges[i].offset + rule->stage_ranges[i].size};
+        tsr_json_u64s(json, range, 2);
+    }
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+}
+
 static void put_target(tsr_json *json, const tsr_mesh *mesh, const tsr_target_texts *texts)
 {
     bool named = mesh->dim_count && mesh->names[0].size;
@@ -114,6 +101,7 @@ static void put_target(tsr_json *json, const tsr_mesh *mesh, const tsr_target_te
         tsr_json_str(json, texts->rules[i].match);
         tsr_json_key(json, "placements");
         put_placements(json, texts->rules[i].placements);
+        put_holders(json, &texts->rules[i]);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
@@ -128,12 +116,6 @@ static void put_count(tsr_json *json, const char *key, uint64_t count)
 {
     tsr_json_key(json, key);
     tsr_json_uint(json, count);
-}
-
-static void put_pair(tsr_json *json, const char *key, tsr_str text)
-{
-    tsr_json_key(json, key);
-    tsr_json_str(json, text);
 }
 
 static void put_source(tsr_json *json, const tsr_plan_job *job)

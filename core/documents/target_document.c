@@ -54,11 +54,76 @@ static tsr_status read_mesh(const target_reader *r, const cJSON *mesh, tsr_str *
     return TSR_OK;
 }
 
+/* "ranks": [0, 2] */
+static tsr_status read_ranks(const target_reader *r, const cJSON *list, const char *where, tsr_target_rule_text *rule)
+{
+    const cJSON *item;
+    uint64_t *ranks = tsr_arena_array(r->arena, (size_t)cJSON_GetArraySize(list), sizeof *ranks, r->err);
+    if (!ranks) return TSR_E_NOMEM;
+    TSR_FAIL_IF(!list->child, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "target: %s.ranks is empty; a rule needs one rank", where);
+    cJSON_ArrayForEach(item, list) TSR_TRY(tsr_json_to_u64(item, where, &ranks[rule->rank_count++], r->err));
+    rule->ranks = ranks;
+    return TSR_OK;
+}
+
+/* [[0, 4], [4, 8]]: layers [first, end) of each stage. */
+static tsr_status read_ranges(const target_reader *r, const cJSON *list, const char *where, tsr_target_rule_text *rule)
+{
+    const cJSON *item;
+    tsr_span *ranges = tsr_arena_array(r->arena, (size_t)cJSON_GetArraySize(list), sizeof *ranges, r->err);
+    if (!ranges) return TSR_E_NOMEM;
+    rule->stage_ranges = ranges;
+    cJSON_ArrayForEach(item, list)
+    {
+        uint64_t end;
+        tsr_span *range = &ranges[rule->stage_range_count++];
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, where, r->err));
+        TSR_FAIL_IF(cJSON_GetArraySize(item) != 2, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "target: %s.stage: a range of layers is a list of two numbers, [first, end)", where);
+        TSR_TRY(tsr_json_to_u64(item->child, where, &range->offset, r->err));
+        TSR_TRY(tsr_json_to_u64(item->child->next, where, &end, r->err));
+        TSR_FAIL_IF(end < range->offset, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "target: %s.stage: the range [%llu, %llu] of layers ends before it begins", where,
+                    (unsigned long long)range->offset, (unsigned long long)end);
+        range->size = end - range->offset;
+    }
+    return TSR_OK;
+}
+
+/* "stage": {"dim": "pp", "layers": {"capture": "layers.{n}.", "ranges": [[0, 4], [4, 8]]}} */
+static tsr_status read_stage(const target_reader *r, const cJSON *stage, const char *where, tsr_target_rule_text *rule)
+{
+    const cJSON *dim, *layers, *capture, *ranges;
+    TSR_TRY(tsr_json_get(stage, "dim", TSR_JSON_STRING, where, &dim, r->err));
+    TSR_TRY(tsr_json_get(stage, "layers", TSR_JSON_OBJECT, where, &layers, r->err));
+    TSR_TRY(tsr_json_get(layers, "capture", TSR_JSON_STRING, where, &capture, r->err));
+    TSR_TRY(tsr_json_get(layers, "ranges", TSR_JSON_ARRAY, where, &ranges, r->err));
+    rule->stage_dim = tsr_arena_str(r->arena, tsr_json_text_of(dim), r->err);
+    rule->stage_capture = tsr_arena_str(r->arena, tsr_json_text_of(capture), r->err);
+    if (!rule->stage_dim.data || !rule->stage_capture.data) return TSR_E_NOMEM;
+    return read_ranges(r, ranges, where, rule);
+}
+
+static tsr_status read_holders(const target_reader *r, const cJSON *item, const char *where, tsr_target_rule_text *rule)
+{
+    const cJSON *ranks, *stage, *placements;
+    TSR_TRY(tsr_json_find(item, "ranks", TSR_JSON_ARRAY, where, &ranks, r->err));
+    TSR_TRY(tsr_json_find(item, "stage", TSR_JSON_OBJECT, where, &stage, r->err));
+    TSR_FAIL_IF(ranks && stage, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "target: %s has ranks and a stage; a rule has one of them",
+                where);
+    if (ranks) TSR_TRY(read_ranks(r, ranks, where, rule));
+    if (stage) TSR_TRY(read_stage(r, stage, where, rule));
+    if (ranks || stage) TSR_TRY(tsr_json_find(item, "placements", TSR_JSON_ARRAY, where, &placements, r->err));
+    else TSR_TRY(tsr_json_get(item, "placements", TSR_JSON_ARRAY, where, &placements, r->err));
+    rule->placements = TSR_STR("");
+    return placements ? join(r, placements, where, &rule->placements) : TSR_OK;
+}
+
 static tsr_status read_rules(const target_reader *r, const cJSON *list, tsr_target_texts *out)
 {
     size_t count = (size_t)cJSON_GetArraySize(list), index = 0;
     tsr_target_rule_text *rules = tsr_arena_array(r->arena, count, sizeof *rules, r->err);
-    const cJSON *item, *match, *placements;
+    const cJSON *item, *match;
     if (!rules) return TSR_E_NOMEM;
     cJSON_ArrayForEach(item, list)
     {
@@ -67,10 +132,9 @@ static tsr_status read_rules(const target_reader *r, const cJSON *list, tsr_targ
         tsr_line_format(&place, "rules[%zu]", index);
         TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
         TSR_TRY(tsr_json_get(item, "match", TSR_JSON_STRING, where, &match, r->err));
-        TSR_TRY(tsr_json_get(item, "placements", TSR_JSON_ARRAY, where, &placements, r->err));
         rules[index].match = tsr_arena_str(r->arena, tsr_json_text_of(match), r->err);
         if (!rules[index].match.data) return TSR_E_NOMEM;
-        TSR_TRY(join(r, placements, where, &rules[index].placements));
+        TSR_TRY(read_holders(r, item, where, &rules[index]));
         index++;
     }
     out->rules = rules;

@@ -93,14 +93,21 @@ static tsr_status take_layout(maker *m, const tsr_entry *entry, const tsr_layout
     return TSR_OK;
 }
 
-static tsr_status choose_layout(maker *m, const tsr_plan_options *options, tsr_plan_tensor *tensor,
-                                const tsr_placement **placements, uint32_t *number, tsr_error *err)
+/* What a class is made of, apart from the chunks. */
+typedef struct placing {
+    uint32_t layout; /* number in layout_list */
+    const tsr_placement *placements;
+    tsr_holders holders;
+} placing;
+
+static tsr_status choose_layout(maker *m, const tsr_plan_options *options, tsr_plan_tensor *tensor, placing *out, tsr_error *err)
 {
     const tsr_layout *own = options && options->layout ? options->layout(options->layout_ctx, tensor->entry) : NULL;
-    *placements = NULL;
-    if (own) return take_layout(m, tensor->packed, own, number, err);
-    TSR_TRY(tsr_target_placements(m->plan->target, tensor->packed, m->plan->arena, placements, &tensor->replicated, err));
-    return find_layout(m, tensor->packed, *placements, number, err);
+    *out = (placing){.holders = {.mesh = &m->plan->target->mesh}};
+    if (own) return take_layout(m, tensor->packed, own, &out->layout, err);
+    TSR_TRY(tsr_target_placements(m->plan->target, tensor->packed, m->plan->arena, &out->placements, &tensor->replicated, err));
+    TSR_TRY(tsr_target_holders(m->plan->target, tensor->packed, &out->holders, err));
+    return find_layout(m, tensor->packed, out->placements, &out->layout, err);
 }
 
 static uint64_t hash_boxes(const tsr_entry *entry)
@@ -139,35 +146,37 @@ static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error
     TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "'%.*s' is %s, whose elements are no whole bytes: it cannot be cut", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
-    return TSR_OK;
+    return tsr_plan_check_holders(c, m->plan->ranks, err);
 }
 
-static tsr_status add_class(maker *m, const tsr_entry *entry, uint32_t layout, const tsr_placement *placements,
-                            tsr_error *err)
+static tsr_status add_class(maker *m, const tsr_entry *entry, const placing *place, tsr_error *err)
 {
     tsr_plan_class *c = tsr_vec_push(&m->plan->classes, err);
     if (!c) return TSR_E_NOMEM;
     c->sample = entry;
-    c->layout = ((const tsr_layout *const *)m->layout_list.items)[layout];
-    c->placements = placements;
+    c->layout = ((const tsr_layout *const *)m->layout_list.items)[place->layout];
+    c->placements = place->placements;
+    c->holders = place->holders;
     TSR_TRY(check_class(m, c, err));
     tsr_entry_elements(entry, &c->elements); /* fits: the tiling was checked */
     return tsr_chunk_index_build(entry->rank, entry->chunks, entry->chunk_count, m->plan->arena, &c->index, err);
 }
 
 /* The class of a tensor. Boxes whose hash another class has already, but which differ, make a class of their own. */
-static tsr_status find_class(maker *m, const tsr_entry *entry, uint32_t layout, const tsr_placement *placements,
-                             uint32_t *number, tsr_error *err)
+static tsr_status find_class(maker *m, const tsr_entry *entry, const placing *place, uint32_t *number, tsr_error *err)
 {
-    /* float6 tensors cannot be cut, so the size of an element is part of what a class has been checked for. */
-    const uint64_t key[] = {layout, hash_boxes(entry), tsr_dtype_size(entry->dtype) == 0};
+    /* float6 tensors cannot be cut, so the size of an element is part of what a class has been checked for. A rule's list of
+     * ranks is known by its address. */
+    const tsr_holders *holders = &place->holders;
+    const uint64_t key[] = {place->layout, hash_boxes(entry), tsr_dtype_size(entry->dtype) == 0, (uintptr_t)holders->ranks,
+                            holders->at_coordinate ? holders->mesh_dim + UINT64_C(1) : 0, holders->coordinate};
     tsr_str text = {(const char *)key, sizeof key};
     uint32_t *existing;
     bool inserted;
     *number = tsr_map_get(m->classes, text, UINT32_MAX);
     if (*number != UINT32_MAX && same_boxes(tsr_plan_classes(m->plan)[*number].sample, entry)) return TSR_OK;
     *number = (uint32_t)m->plan->classes.count;
-    TSR_TRY(add_class(m, entry, layout, placements, err));
+    TSR_TRY(add_class(m, entry, place, err));
     return put_key(m->classes, text, *number, &existing, &inserted, m->plan->arena, err);
 }
 
@@ -184,15 +193,14 @@ static tsr_status count_bytes(tsr_plan *plan, const tsr_entry *entry, tsr_error 
 static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_options *options, tsr_error *err)
 {
     tsr_plan *plan = m->plan;
-    const tsr_placement *placements;
-    uint32_t layout = 0;
+    placing place;
     tsr_plan_tensor tensor = {.entry = entry, .packed = entry};
     TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "'%.*s' has %u dimensions, at most %u are read", TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
     TSR_TRY(count_bytes(plan, entry, err));
     if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->rank) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
-    TSR_TRY(choose_layout(m, options, &tensor, &placements, &layout, err));
-    TSR_TRY(find_class(m, tensor.packed, layout, placements, &tensor.class_number, err));
+    TSR_TRY(choose_layout(m, options, &tensor, &place, err));
+    TSR_TRY(find_class(m, tensor.packed, &place, &tensor.class_number, err));
     TSR_TRY(tsr_sources_choose(&m->loads, entry, plan->arena, &tensor.sources, err));
     tsr_plan_class *c = (tsr_plan_class *)plan->classes.items + tensor.class_number;
     c->tensors++;
@@ -283,5 +291,5 @@ tsr_planned tsr_plan_tensor_at(const tsr_plan *plan, uint64_t index)
 {
     const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[index];
     const tsr_plan_class *c = &tsr_plan_classes(plan)[tensor->class_number];
-    return (tsr_planned){tensor->entry, tensor->packed->shape, c->placements, c->layout, tensor->replicated};
+    return (tsr_planned){tensor->entry, tensor->packed->shape, c->placements, c->layout, c->holders, tensor->replicated};
 }

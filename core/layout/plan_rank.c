@@ -107,6 +107,7 @@ static tsr_status make_lists(const tsr_plan *plan, uint64_t dest_rank, piece_lis
     *total = 0;
     for (uint64_t t = 0; t < plan->tensors.count && status == TSR_OK; t++) {
         uint32_t number = tensors[t].class_number;
+        if (!tsr_holders_have(&tsr_plan_classes(plan)[number].holders, dest_rank)) continue;
         if (!lists[number].made) {
             status = make_pieces(&tsr_plan_classes(plan)[number], dest_rank, &scratch, arena, &lists[number], err);
         }

@@ -12,6 +12,7 @@ typedef struct tsr_plan_class {
     const tsr_entry *sample; /* shape and chunks in torch's count */
     const tsr_layout *layout;
     const tsr_placement *placements;
+    tsr_holders holders;
     tsr_chunk_index index;
     uint64_t elements;
     uint64_t tensors;
@@ -58,6 +59,11 @@ static inline const tsr_chunk *tsr_plan_source(const tsr_plan_tensor *t, uint64_
 {
     return t->sources ? t->sources[i] : &t->entry->chunks[i];
 }
+
+/* How many ranks hold the shard whose lowest holder by the layout is `first`; the lowest of them in *lowest (may be NULL). */
+uint64_t tsr_plan_copies(const tsr_plan_class *c, uint64_t first, uint64_t *lowest);
+/* plan_writes.c: every shard that has elements is held by a rank; TSR_E_USAGE with the tensor's name otherwise. */
+tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_error *err);
 
 /* Calls `visit` for every distinct shard that has elements, or only for those with several holders, with the rank that
  * owns it, as tsr_plan_each_write says. */

@@ -69,7 +69,7 @@ static tsr_status count_class(const tsr_plan *plan, const tsr_plan_class *c, tsr
     if (!reads->by_chunk) return TSR_E_NOMEM;
     for (uint64_t r = 0; r < plan->ranks; r++) {
         uint64_t elements = tsr_layout_elements(c->layout, r), bytes = elements * c->element_bits / 8;
-        per_rank[r].held += bytes;
+        if (tsr_holders_have(&c->holders, r)) per_rank[r].held += bytes;
         if (c->layout->copies == 1) per_rank[r].read += bytes;
         if (elements == 0 || !tsr_layout_is_first(c->layout, r)) continue;
         TSR_TRY(count_shard(c, r, plan->host->allocator, reads, err));

@@ -13,11 +13,48 @@ typedef struct assignment {
     tsr_vec copies;           /* of uint64_t: how far each copy's rank is behind the first holder's */
 } assignment;
 
+uint64_t tsr_plan_copies(const tsr_plan_class *c, uint64_t first, uint64_t *lowest)
+{
+    uint64_t copies = 0;
+    if (lowest) *lowest = first;
+    if (tsr_holders_are_all(&c->holders)) return c->layout->copies;
+    for (uint64_t k = c->layout->copies; k-- > 0;) {
+        const uint64_t holder = tsr_layout_copy(c->layout, first, k);
+        if (!tsr_holders_have(&c->holders, holder)) continue;
+        copies++;
+        if (lowest) *lowest = holder;
+    }
+    return copies;
+}
+
+tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_error *err)
+{
+    if (tsr_holders_are_all(&c->holders)) return TSR_OK;
+    for (uint64_t r = 0; r < ranks; r++) {
+        if (!tsr_layout_is_first(c->layout, r) || !tsr_layout_elements(c->layout, r)) continue;
+        TSR_FAIL_IF(!tsr_plan_copies(c, r, NULL), err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "the rule for '%.*s' leaves some of its elements on no rank: its placements give them to rank %llu, which is "
+                    "not among the ranks or the stage that hold it", TSR_STR_ARG(c->sample->fqn), (unsigned long long)r);
+    }
+    return TSR_OK;
+}
+
+/* A class of which some ranks hold nothing: each shard with one holder is its load. */
+static void load_alone_of(const assignment *a, const tsr_plan_class *c)
+{
+    for (uint64_t r = 0; r < a->plan->ranks; r++) {
+        uint64_t holder;
+        const uint64_t elements = tsr_layout_is_first(c->layout, r) ? tsr_layout_elements(c->layout, r) : 0;
+        if (elements && tsr_plan_copies(c, r, &holder) == 1) a->loads[holder] += elements * c->element_bits;
+    }
+}
+
 static void load_alone(const assignment *a)
 {
     for (size_t i = 0; i < a->plan->classes.count; i++) {
         const tsr_plan_class *c = &tsr_plan_classes(a->plan)[i];
-        if (c->layout->copies > 1) continue;
+        if (!tsr_holders_are_all(&c->holders)) load_alone_of(a, c);
+        if (c->layout->copies > 1 || !tsr_holders_are_all(&c->holders)) continue;
         for (uint64_t r = 0; r < a->plan->ranks; r++) a->loads[r] += tsr_layout_elements(c->layout, r) * c->element_bits;
     }
 }
@@ -34,13 +71,14 @@ static tsr_status list_copies(assignment *a, const tsr_layout *layout, tsr_error
     return TSR_OK;
 }
 
-static uint64_t least_loaded(const assignment *a, uint64_t first)
+static uint64_t least_loaded(const assignment *a, const tsr_holders *holders, uint64_t first)
 {
     const uint64_t *behind = a->copies.items;
-    uint64_t best = first;
-    for (size_t k = 1; k < a->copies.count; k++) {
+    uint64_t best = UINT64_MAX;
+    for (size_t k = 0; k < a->copies.count; k++) {
         uint64_t holder = first + behind[k];
-        if (a->loads[holder] < a->loads[best]) best = holder;
+        if (!tsr_holders_are_all(holders) && !tsr_holders_have(holders, holder)) continue;
+        if (best == UINT64_MAX || a->loads[holder] < a->loads[best]) best = holder;
     }
     return best;
 }
@@ -48,15 +86,16 @@ static uint64_t least_loaded(const assignment *a, uint64_t first)
 static tsr_status assign_tensor(assignment *a, uint64_t t, tsr_visit_shard *visit, void *ctx, tsr_error *err)
 {
     const tsr_plan_tensor *tensor = &tsr_plan_tensors(a->plan)[t];
-    const tsr_layout *layout = tsr_plan_classes(a->plan)[tensor->class_number].layout;
+    const tsr_plan_class *c = &tsr_plan_classes(a->plan)[tensor->class_number];
+    const tsr_layout *layout = c->layout;
     TSR_TRY(list_copies(a, layout, err));
     for (uint64_t r = 0; r < a->plan->ranks; r++) {
         if (!tsr_layout_is_first(layout, r)) continue;
         uint64_t elements = tsr_layout_elements(layout, r), owner = r;
         if (elements == 0) continue;
         if (layout->copies > 1) {
-            owner = least_loaded(a, r);
-            a->loads[owner] += elements * tsr_plan_bits(tensor);
+            owner = least_loaded(a, &c->holders, r);
+            if (tsr_plan_copies(c, r, NULL) > 1) a->loads[owner] += elements * tsr_plan_bits(tensor);
         }
         TSR_TRY(visit(ctx, t, r, owner, elements, err));
     }
@@ -89,7 +128,14 @@ typedef struct writing {
     uint64_t next;    /* tensor to visit; those before it are done */
 } writing;
 
-/* Tensors without elements have no shard to visit: each gets one box, the whole of it, of rank 0. */
+static uint64_t first_holder(const tsr_plan_class *c)
+{
+    uint64_t rank = 0;
+    while (!tsr_holders_have(&c->holders, rank)) rank++;
+    return rank;
+}
+
+/* Tensors without elements have no shard to visit: each gets one box, the whole of it, of the first rank that holds it. */
 static tsr_status write_empty(writing *w, uint64_t until, tsr_error *err)
 {
     for (; w->next < until; w->next++) {
@@ -97,7 +143,7 @@ static tsr_status write_empty(writing *w, uint64_t until, tsr_error *err)
         const uint64_t zeros[TSR_MAX_RANK] = {0};
         const tsr_shard_box whole = {zeros, c->sample->shape, zeros};
         const tsr_shard shard = {c->sample->rank, c->sample->shape, zeros, &whole, 1};
-        if (c->elements == 0) TSR_TRY(w->each(w->ctx, w->next, 0, &shard, err));
+        if (c->elements == 0) TSR_TRY(w->each(w->ctx, w->next, first_holder(c), &shard, err));
     }
     return TSR_OK;
 }

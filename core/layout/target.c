@@ -4,6 +4,7 @@
 #include "tessera/target.h"
 
 #include "base/try.h"
+#include "layout/holders.h"
 
 static bool is_cut(const tsr_placement *placement)
 {
@@ -69,7 +70,7 @@ tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entr
     *replicated = false;
     for (uint32_t i = 0; i < target->rule_count; i++) {
         const tsr_target_rule *rule = &target->rules[i];
-        if (!target->match(rule->match, entry->fqn)) continue;
+        if (!tsr_rule_matches(target, rule, entry->fqn)) continue;
         *out = rule->placements;
         for (uint32_t m = 0; m < target->mesh.dim_count; m++) {
             uint32_t dim;

@@ -181,7 +181,7 @@ static void test_layout_plan_model__shared_shards_go_to_the_least_loaded(void **
     char text[256] = "";
     model m;
     make_model(&m, "3", "replicate");
-    m.rules[0] = (tsr_target_rule){TSR_STR("a.w"), shard_0};
+    m.rules[0] = (tsr_target_rule){.match = TSR_STR("a.w"), .placements = shard_0};
     m.target.rule_count = 1; /* a.w: ranks 0 and 1 hold two rows each (48 bytes), rank 2 nothing */
     tsr_plan *plan = plan_model(&m);
     assert_int_equal(tsr_plan_each_write(plan, list_write, text, NULL), TSR_OK);
@@ -252,11 +252,11 @@ static void test_layout_plan_model__refuses_what_cannot_be_done(void **state)
             want = TSR_E_FORMAT;
             part = "'a.w' do not tile it (12 elements are in none)";
         } else if (i == 1) {
-            m.rules[0] = (tsr_target_rule){TSR_STR("t"), shard_0};
+            m.rules[0] = (tsr_target_rule){.match = TSR_STR("t"), .placements = shard_0};
             m.target.rule_count = 1;
             part = "the rule 't' cuts dim 0 of 't', which has 0 dims";
         } else if (i == 2) {
-            m.rules[0] = (tsr_target_rule){TSR_STR("**"), partial};
+            m.rules[0] = (tsr_target_rule){.match = TSR_STR("**"), .placements = partial};
             m.target.rule_count = 1;
             part = "partial";
         } else if (i == 3) {

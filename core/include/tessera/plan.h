@@ -59,6 +59,7 @@ typedef struct tsr_planned {
     const uint64_t *shape;           /* in torch's count */
     const tsr_placement *placements; /* one a mesh dim of the target; NULL: a layout of its own */
     const struct tsr_layout *layout;
+    tsr_holders holders; /* which ranks hold it at all */
     bool replicated; /* the default names a dim that the tensor has not, so it is whole there */
 } tsr_planned;
 uint64_t tsr_plan_count(const tsr_plan *plan); /* in the catalog's order */

@@ -16,10 +16,38 @@
 
 TSR_API_BEGIN
 
+/* Pipeline stages: the ranks at coordinate i of a mesh dim hold the layers ranges[i]. The rule is for names that have a layer's
+ * number between `head` and `tail` ("layers." and "."); others go on to the next rule. */
+typedef struct tsr_target_stage {
+    tsr_str head, tail;
+    uint32_t mesh_dim;
+    const tsr_span *ranges; /* of layers, one per coordinate */
+} tsr_target_stage;
+
 typedef struct tsr_target_rule {
     tsr_str match;                   /* a GLOB over the whole FQN */
     const tsr_placement *placements; /* one a mesh dim */
+    const uint64_t *ranks;           /* only these hold the tensor (experts), ascending; NULL: all that the placements say */
+    uint64_t rank_count;
+    const tsr_target_stage *stage;   /* or NULL */
 } tsr_target_rule;
+
+/* Which ranks of a mesh hold a tensor: those listed, those at a coordinate of a dim, or all. */
+typedef struct tsr_holders {
+    const tsr_mesh *mesh;
+    const uint64_t *ranks; /* NULL: not listed */
+    uint64_t rank_count;
+    bool at_coordinate;
+    uint32_t mesh_dim;
+    uint64_t coordinate;
+} tsr_holders;
+
+/* Whether every rank is one, and whether `rank` is. */
+static inline bool tsr_holders_are_all(const tsr_holders *holders)
+{
+    return !holders->ranks && !holders->at_coordinate;
+}
+bool tsr_holders_have(const tsr_holders *holders, uint64_t rank);
 
 typedef struct tsr_target {
     tsr_mesh mesh;
@@ -37,6 +65,9 @@ tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, 
  * default that does replicates there instead: *out is then a copy in `arena` and *replicated is true. */
 tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entry, tsr_arena *arena,
                                  const tsr_placement **out, bool *replicated, tsr_error *err);
+
+/* Which ranks hold a tensor by the rule that gives its placements. TSR_E_USAGE for a layer that is in no stage. */
+tsr_status tsr_target_holders(const tsr_target *target, const tsr_entry *entry, tsr_holders *out, tsr_error *err);
 
 /* Strategies by name. Each gives the target that PyTorch's API of that name leads to; all live in `arena`.
  *

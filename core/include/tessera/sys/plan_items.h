@@ -48,8 +48,8 @@ tsr_status tsr_plan_join(const tsr_plan *plan, const tsr_read_item *items, uint6
 
 /* Who writes what: every distinct shard once, by the least loaded of the ranks that hold it, ties to the lowest; load is
  * what a rank holds alone plus the shared shards it was given before. In order of (tensor, lowest holder). Shards without
- * elements are left out; a tensor without elements is one box, the whole of it, of rank 0. `shard` is valid during the call.
- * A non-zero status of `each` stops and is returned. */
+ * elements are left out; a tensor without elements is one box, the whole of it, of the lowest rank that holds it. `shard` is
+ * valid during the call. A non-zero status of `each` stops and is returned. */
 typedef tsr_status tsr_each_write(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err);
 tsr_status tsr_plan_each_write(const tsr_plan *plan, tsr_each_write *each, void *ctx, tsr_error *err);
 

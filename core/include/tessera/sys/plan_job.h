@@ -19,11 +19,16 @@ TSR_API_BEGIN
 /* A tessera.target/1 document as it stands: texts that mesh.h reads. All live in `arena`. */
 typedef struct tsr_target_rule_text {
     tsr_str match;
-    tsr_str placements; /* "shard(0),replicate" */
+    tsr_str placements; /* "shard(0),replicate"; empty with `ranks` or `stage`: replicate */
+    const uint64_t *ranks; /* NULL: none are listed */
+    uint64_t rank_count;
+    tsr_str stage_dim, stage_capture; /* "pp", "layers.{n}."; empty: no stage */
+    const tsr_span *stage_ranges;
+    uint32_t stage_range_count;
 } tsr_target_rule_text;
 typedef struct tsr_target_texts {
     tsr_str mesh; /* "dp=4,tp=2" */
-    const tsr_target_rule_text *rules;
+    tsr_target_rule_text *rules;
     uint32_t rule_count;
     tsr_str default_placements; /* empty when the document has none: replicate */
     bool fsdp1;                 /* "strategy": {"name": "fsdp1", …}: flat ranges in place of placements (target.h) */

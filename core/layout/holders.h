@@ -1,0 +1,10 @@
+/* Which rule a name has. */
+#ifndef TSR_LAYOUT_HOLDERS_H
+#define TSR_LAYOUT_HOLDERS_H
+
+#include "tessera/target.h"
+
+/* Whether a rule is the one for a name: its GLOB matches, and with stages the name is in a layer. */
+bool tsr_rule_matches(const tsr_target *target, const tsr_target_rule *rule, tsr_str fqn);
+
+#endif
