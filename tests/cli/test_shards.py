@@ -7,6 +7,7 @@ import struct
 import schema
 
 from harness import SCHEMAS, need, st_write, test
+from test_plans import killed
 
 GOOD = {"schema": "tessera.shards/1", "rules": [{"match": "w", "concat": 0}, {"match": "n", "replicate": True}]}
 
@@ -169,3 +170,18 @@ def shards_missing_ranks_and_odd_files(t):
     refused(t, path, named, ["the same rank"])
     p = t.run("inspect", os.path.join(path, "model-rank-0-part-0.safetensors"), "--shards", write(t, named), status=2)
     need(b"directory" in p.stderr, f"one rank's file: {p.stderr}")
+
+
+@test
+def shards_resume_is_of_one_map(t):
+    rows = 6 << 20  # of 4 bytes: several units of work
+    path, one = ranks(t, w2=lambda r: ("F32", [rows, 1], bytes([r + 1]) * (4 * rows))), write(t, {**GOOD, "rules": [{"match": "w*", "concat": 0}, GOOD["rules"][1]]})
+    two = write(t, {**GOOD, "rules": [{"match": "w*", "concat": 1}, GOOD["rules"][1]]}, "two.json")
+    plain = ["convert", path, t.at("out.safetensors"), "--to", "safetensors"]
+    killed(t, *plain, "--shards", one, limit=30 << 20)
+    p = t.run(*plain, "--resume", "--shards", two, status=2)
+    need(b"cannot resume" in p.stderr, f"another map's work is continued: {p.stderr}")
+    t.run(*plain, "--resume", "--shards", one)
+    t.run("convert", path, t.at("want.safetensors"), "--to", "safetensors", "--shards", one)
+    with open(t.at("out.safetensors"), "rb") as got, open(t.at("want.safetensors"), "rb") as want:
+        need(got.read() == want.read(), "resumed to other bytes")

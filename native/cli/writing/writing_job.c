@@ -35,6 +35,21 @@ static tsr_str files_sum(const cli_writing *w, tsr_error *err)
     return tsr_arena_format(w->arena, err, "%" PRIu64 " with sizes and times %s", w->job.file_count, tag + 1);
 }
 
+/* Which ranks hold what a rule is for, behind its placements. */
+static tsr_str add_holders(const cli_writing *w, tsr_str line, const tsr_target_rule_text *rule, tsr_error *err)
+{
+    if (rule->ranks) line = tsr_arena_format(w->arena, err, "%.*s ranks", TSR_STR_ARG(line));
+    for (uint64_t i = 0; i < rule->rank_count && line.data; i++)
+        line = tsr_arena_format(w->arena, err, "%.*s %" PRIu64, TSR_STR_ARG(line), rule->ranks[i]);
+    if (rule->stage_capture.size && line.data)
+        line = tsr_arena_format(w->arena, err, "%.*s stage %.*s %.*s", TSR_STR_ARG(line), TSR_STR_ARG(rule->stage_dim),
+                                TSR_STR_ARG(rule->stage_capture));
+    for (uint32_t i = 0; i < rule->stage_range_count && line.data; i++)
+        line = tsr_arena_format(w->arena, err, "%.*s %" PRIu64 "+%" PRIu64, TSR_STR_ARG(line), rule->stage_ranges[i].offset,
+                                rule->stage_ranges[i].size);
+    return line;
+}
+
 static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err)
 {
     const tsr_target_texts *target = &w->job.target;
@@ -42,6 +57,7 @@ static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err
     for (uint32_t i = 0; i < target->rule_count && status == TSR_OK; i++) {
         tsr_str rule = tsr_arena_format(w->arena, err, "%.*s %.*s", TSR_STR_ARG(target->rules[i].match),
                                         TSR_STR_ARG(target->rules[i].placements));
+        if (rule.data) rule = add_holders(w, rule, &target->rules[i], err);
         status = rule.data ? add_line(w, text, "rule", rule, err) : TSR_E_NOMEM;
     }
     if (status == TSR_OK && target->fsdp1)
