@@ -40,7 +40,7 @@ CORE = {
 }
 # Module of core: its public headers.
 HEADERS = {
-    "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls options",
+    "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls options number_text",
     "io": "store output comm store_read collectives",
     "model": "dtype value catalog modules dtype_forms value_walk module_tree",
     "fqn": "glob fqn canonical_names params",

@@ -144,8 +144,6 @@ void cli_allow_expansion(cli *program, bool allowed);
  * printed and the program ends with CLI_TROUBLE. Lists point into argv. */
 bool cli_parse(cli *program, int argc, char **argv, void *arguments);
 void cli_free_lists(const cli_command *command, void *arguments);
-/* A size as --max-mem takes it. */
-bool cli_parse_bytes(const char *text, uint64_t *bytes);
 
 /* NULL after a message on stderr with a suggestion. */
 const cli_command *cli_find_command(const cli *program, const char *name);

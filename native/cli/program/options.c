@@ -59,39 +59,6 @@ static target find_option(cli *program, void *arguments, const char *name, size_
     return (target){global, (char *)&program->globals};
 }
 
-bool cli_parse_bytes(const char *text, uint64_t *bytes)
-{
-    static const struct {
-        const char *suffix;
-        double factor;
-    } units[] = {{"", 1},
-                 {"B", 1},
-                 {"K", 1e3},
-                 {"KB", 1e3},
-                 {"MB", 1e6},
-                 {"M", 1e6},
-                 {"GB", 1e9},
-                 {"G", 1e9},
-                 {"TB", 1e12},
-                 {"T", 1e12},
-                 {"KiB", 1024.0},
-                 {"MiB", 1048576.0},
-                 {"GiB", 1073741824.0},
-                 {"TiB", 1099511627776.0}};
-    char *end;
-    double number = strtod(text, &end);
-    if (end == text || !(number >= 0)) return false;
-    while (*end == ' ') end++;
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-        if (strcmp(end, units[i].suffix) != 0) continue;
-        double value = number * units[i].factor;
-        if (value >= 9.2e18) return false;
-        *bytes = (uint64_t)value;
-        return true;
-    }
-    return false;
-}
-
 static bool store_choice(const cli *program, const cli_option *option, const char *value, unsigned *field)
 {
     unsigned number = 1;
@@ -127,7 +94,7 @@ static bool store_value(cli *program, target to, const char *value, int argc)
     case CLI_LIST: return append(field, value, argc);
     case CLI_CHOICE: return store_choice(program, to.option, value, field);
     case CLI_BYTES:
-        if (cli_parse_bytes(value, field)) return true;
+        if (tsr_size_parse(value, field)) return true;
         cli_fail(program, "--%s takes a size such as 512MB or 2GiB, not '%s'", to.option->name, value);
         return false;
     case CLI_COUNT:

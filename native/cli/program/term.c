@@ -122,14 +122,7 @@ cli_words cli_bytes(uint64_t bytes)
 cli_words cli_number(uint64_t number)
 {
     cli_words words;
-    char digits[24];
-    int count = snprintf(digits, sizeof digits, "%" PRIu64, number);
-    size_t out = 0;
-    for (int i = 0; i < count; i++) {
-        if (i && (count - i) % 3 == 0) words.text[out++] = ',';
-        words.text[out++] = digits[i];
-    }
-    words.text[out] = '\0';
+    tsr_number_text(number, words.text);
     return words;
 }
 

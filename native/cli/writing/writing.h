@@ -127,6 +127,6 @@ tsr_str cli_sidecar_name(const cli_writing *writing);
 tsr_status cli_write_sidecar(cli_writing *writing, tsr_error *err);
 
 /* On stderr what was written; with --json the document on stdout. */
-tsr_status cli_report_writing(const cli_writing *writing, tsr_error *err);
+tsr_status cli_report_writing(cli_writing *writing, tsr_error *err);
 
 #endif

@@ -1,0 +1,208 @@
+/* tessera.convert/1: what a conversion wrote, and what it warns of. */
+#include <inttypes.h>
+
+#include "base/line.h"
+#include "base/try.h"
+#include "tessera/document.h"
+
+#define FINDINGS_SHOWN 5u
+#define NAMES_SHOWN    5u
+#define NAMES_BYTES    1024u
+
+void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out)
+{
+    tsr_conversion_counts c = {0};
+    for (uint64_t i = 0; i < conversion->row_count; i++) {
+        const tsr_converted *row = &conversion->rows[i];
+        const bool tensor = row->entry->kind == TSR_ENTRY_TENSOR;
+        c.tensors += row->written && tensor;
+        c.objects += row->written && !tensor;
+        c.left_out += !row->written;
+        c.cast += row->cast;
+        c.copied += row->copied;
+        c.not_weights_only += row->written && !tensor && !row->weights_only;
+    }
+    *out = c;
+}
+
+/* ---- warnings ---- */
+
+static tsr_status add(tsr_vec *warnings, tsr_str text, tsr_error *err)
+{
+    tsr_str *own = text.data ? tsr_vec_push(warnings, err) : NULL;
+    if (!own) return TSR_E_NOMEM;
+    *own = text;
+    return TSR_OK;
+}
+
+static tsr_str plural(uint64_t n, const char *one, tsr_arena *arena, tsr_error *err)
+{
+    char number[TSR_NUMBER_TEXT];
+    return tsr_arena_format(arena, err, "%s %s%s", tsr_number_text(n, number), one, n == 1 ? "" : "s");
+}
+
+/* "a, b, c and 12 more" of the rows that `picks` picks. */
+static tsr_str name_some(const tsr_conversion *conversion, bool (*picks)(const tsr_converted *row), tsr_arena *arena,
+                         tsr_error *err)
+{
+    char names[NAMES_BYTES];
+    tsr_line line = tsr_line_on(names, sizeof names);
+    uint64_t more = 0;
+    size_t named = 0;
+    for (uint64_t i = 0; i < conversion->row_count; i++) {
+        const tsr_converted *row = &conversion->rows[i];
+        if (!picks(row)) continue;
+        if (named == NAMES_SHOWN || line.used + row->entry->fqn.size + 40 >= sizeof names) {
+            more++;
+            continue;
+        }
+        if (named++) tsr_line_put(&line, ", ", 2);
+        tsr_line_put(&line, row->entry->fqn.data, row->entry->fqn.size);
+    }
+    if (more) tsr_line_format(&line, " and %" PRIu64 " more", more);
+    return tsr_arena_str(arena, (tsr_str){names, line.used}, err);
+}
+
+static bool is_copied(const tsr_converted *row)
+{
+    return row->copied;
+}
+
+static bool needs_full_pickle(const tsr_converted *row)
+{
+    return row->written && row->entry->kind != TSR_ENTRY_TENSOR && !row->weights_only;
+}
+
+/* What the reader found wrong in what was written all the same. */
+static tsr_status add_errors(const tsr_findings *findings, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+{
+    uint64_t left = tsr_findings_total(findings, TSR_ERROR);
+    size_t shown = 0;
+    for (size_t i = 0; i < tsr_findings_count(findings) && shown < FINDINGS_SHOWN; i++) {
+        const tsr_finding *f = tsr_findings_at(findings, i);
+        if (f->level != TSR_ERROR) continue;
+        const tsr_str text = tsr_arena_format(arena, err, "%.*s%s%.*s (%s)", TSR_STR_ARG(f->file), f->file.size ? ": " : "",
+                                              TSR_STR_ARG(f->message), f->rule->id);
+        TSR_TRY(add(warnings, text, err));
+        shown++;
+        left--;
+    }
+    if (!left) return TSR_OK;
+    const tsr_str errors = plural(left, "error", arena, err);
+    return add(warnings, tsr_arena_format(arena, err, "%.*s more; run tessera validate to list them", TSR_STR_ARG(errors)), err);
+}
+
+tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
+                                   tsr_vec *warnings, tsr_error *err)
+{
+    tsr_conversion_counts counts;
+    tsr_conversion_count(conversion, &counts);
+    TSR_TRY(add_errors(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
+    if (counts.copied) {
+        const tsr_str names = name_some(conversion, is_copied, arena, err), tensors = plural(counts.copied, "tensor", arena, err);
+        TSR_TRY(add(warnings,
+                    tsr_arena_format(arena, err, "%.*s shared storage and %s now: %.*s", TSR_STR_ARG(tensors),
+                                     counts.copied == 1 ? "is an independent copy" : "are independent copies",
+                                     TSR_STR_ARG(names)),
+                    err));
+    }
+    if (!counts.not_weights_only) return TSR_OK;
+    const tsr_str names = name_some(conversion, needs_full_pickle, arena, err);
+    return add(warnings, tsr_arena_format(arena, err, "torch.load(weights_only=True) will refuse: %.*s", TSR_STR_ARG(names)), err);
+}
+
+/* ---- the document ---- */
+
+static void put_pair(tsr_json *json, const char *key, tsr_str text)
+{
+    tsr_json_key(json, key);
+    tsr_json_str(json, text);
+}
+
+static void put_tensor(tsr_json *json, const tsr_conversion *conversion, const tsr_converted *row)
+{
+    put_pair(json, "dtype", tsr_str_from(tsr_dtype_describe(row->dtype)->name));
+    if (row->cast) put_pair(json, "cast_from", tsr_str_from(tsr_dtype_describe(row->entry->dtype)->name));
+    if (row->file < conversion->file_count) put_pair(json, "file", conversion->files[row->file]);
+    tsr_json_key(json, "bytes");
+    tsr_json_uint(json, row->bytes);
+    if (!row->copied) return;
+    tsr_json_key(json, "copied");
+    tsr_json_bool(json, true);
+}
+
+static void put_row(tsr_json *json, const tsr_conversion *conversion, const tsr_converted *row)
+{
+    tsr_json_object(json);
+    put_pair(json, "fqn", row->entry->fqn);
+    if (!row->written) {
+        put_pair(json, "left_out", tsr_str_from(row->left_out));
+    } else {
+        if (!tsr_str_equal(row->name, row->entry->fqn)) put_pair(json, "name", row->name);
+        if (row->entry->kind == TSR_ENTRY_TENSOR) {
+            put_tensor(json, conversion, row);
+        } else {
+            tsr_json_key(json, "weights_only");
+            tsr_json_bool(json, row->weights_only);
+        }
+    }
+    tsr_json_object_end(json);
+}
+
+static void put_summary(tsr_json *json, const tsr_conversion_document *document)
+{
+    tsr_conversion_counts c;
+    tsr_conversion_count(document->conversion, &c);
+    const struct {
+        const char *key;
+        uint64_t count;
+    } counts[] = {{"tensors", c.tensors}, {"objects", c.objects}, {"left_out", c.left_out},
+                  {"cast", c.cast},       {"copied", c.copied},   {"bytes", document->conversion->byte_total}};
+    tsr_json_key(json, "summary");
+    tsr_json_object(json);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        tsr_json_key(json, counts[i].key);
+        tsr_json_uint(json, counts[i].count);
+    }
+    tsr_json_key(json, "seconds");
+    tsr_json_double(json, document->seconds);
+    tsr_json_object_end(json);
+}
+
+static void put_files(tsr_json *json, const tsr_conversion *conversion)
+{
+    tsr_json_key(json, "files");
+    tsr_json_array(json);
+    for (uint32_t f = 0; f < conversion->file_count; f++) {
+        tsr_json_object(json);
+        put_pair(json, "name", conversion->files[f]);
+        tsr_json_key(json, "bytes");
+        tsr_json_uint(json, conversion->file_sizes[f]);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+tsr_status tsr_document_conversion(const tsr_conversion_document *document, tsr_json *json)
+{
+    static const char *const containers[] = {"safetensors", "torch", "dcp"};
+    const tsr_conversion *conversion = document->conversion;
+    tsr_json_object(json);
+    put_pair(json, "schema", document->schema);
+    put_pair(json, "source", document->source);
+    put_pair(json, "destination", document->destination);
+    put_pair(json, "to", tsr_str_from(containers[document->to]));
+    if (document->more) document->more(document->more_ctx, json);
+    put_summary(json, document);
+    tsr_json_key(json, "warnings");
+    tsr_json_array(json);
+    for (size_t i = 0; i < document->warning_count; i++) tsr_json_str(json, document->warnings[i]);
+    tsr_json_array_end(json);
+    put_files(json, conversion);
+    tsr_json_key(json, "entries");
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < conversion->row_count; i++) put_row(json, conversion, &conversion->rows[i]);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    return json->status;
+}
