@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "tessera/str.h"
+#include "tessera/sys/number_text.h"
 
 const char *tsr_number_text(uint64_t number, char out[TSR_NUMBER_TEXT])
 {

@@ -4,6 +4,8 @@
 #include "base/line.h"
 #include "base/try.h"
 #include "tessera/document.h"
+#include "tessera/sys/number_text.h"
+#include "tessera/sys/vec.h"
 
 #define FINDINGS_SHOWN 5u
 #define NAMES_SHOWN    5u

@@ -3,6 +3,8 @@
 
 #include "base/try.h"
 #include "tessera/document.h"
+#include "tessera/sys/plan_job.h"
+#include "tessera/sys/target_fsdp1.h"
 
 static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, tsr_arena *arena, const tsr_placement **out,
                              tsr_error *err)

@@ -3,10 +3,8 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "folders", "recognize")]
-FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "deepspeed", "recognize")]
-FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "megatron", "recognize")]
-FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "shards", "recognize")]
+FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "folders", "deepspeed", "megatron", "shards",
+                                    "recognize")]
 # Module of core: the modules of core it may include (itself always).
 CORE = {
     "base": set(),
@@ -23,14 +21,10 @@ CORE = {
     "formats/dcp": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors"))},
     "formats/parts": {"base", "io", "codec", "model", "formats/common", "formats/torch"},
     "formats/folders": {"base", "io", "codec", "model", *(f"formats/{m}" for m in ("common", "torch", "dcp", "parts"))},
-    "formats/recognize": {"base", "io", "codec", "model", "layout",
-                          *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "folders"))},
     "formats/deepspeed": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch"))},
-    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "deepspeed"))},
     "formats/megatron": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "dcp"))},
-    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "megatron"))},
     "formats/shards": {"base", "io", "codec", "model", "layout", "fqn", *(f"formats/{m}" for m in ("common", "torch", "safetensors"))},
-    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "safetensors", "dcp", "shards"))},
+    "formats/recognize": {"base", "io", "codec", "model", "layout", *(f for f in FORMATS if f != "formats/recognize")},
     "stream": {"base", "io", "codec", "model", "layout", "optim", *FORMATS},
     "check": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},

@@ -6,6 +6,7 @@
 #include "formats/common/rank_bytes.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
+#include "tessera/sys/value_walk.h"
 
 enum { DEPTH = 64, NODES = 1 << 20, MOST_NAMED = 64 };
 

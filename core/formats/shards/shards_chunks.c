@@ -11,6 +11,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/box_walk.h"
 
 typedef struct joining {
     const tsr_shards_held *held;

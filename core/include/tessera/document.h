@@ -21,6 +21,7 @@
 #include "tessera/sys/json.h"
 #include "tessera/plan.h"
 #include "tessera/policy.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 

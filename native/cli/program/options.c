@@ -4,6 +4,7 @@
 
 #include "cli/program/cli.h"
 
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/suggest.h"
 
 const cli_option cli_global_options[] = {

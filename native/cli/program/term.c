@@ -1,6 +1,7 @@
 /* See term.h. */
 #include "cli/program/term.h"
 
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/visible.h"
 
 #include <inttypes.h>
