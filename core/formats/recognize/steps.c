@@ -270,6 +270,11 @@ static tsr_status follow_marker(choice *c, bool *followed)
     *followed = line.size > 0;
     if (!*followed) return TSR_OK;
     TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
+    if (!directory.data && checkpoint->store->deepen) { /* its files may be further down: mp_rank_00/model_optim_rng.pt */
+        bool cut, deeper;
+        TSR_TRY(checkpoint->store->deepen(checkpoint->store, TSR_BELOW_LEVELS, &cut, &deeper, c->err));
+        TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
+    }
     TSR_FAIL_IF(!directory.data, c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                 "the file '%s' names the checkpoint '%.*s', which is not in the directory; choose another one with --step", marker,
                 TSR_STR_ARG(line));
