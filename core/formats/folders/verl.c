@@ -6,7 +6,14 @@
 
 enum { MOST_RANKS = 1 << 20 };
 
-static const char *const kinds[] = {"model", "optim", "extra_state"};
+typedef struct kind {
+    const char *part;
+    const char *before; /* the number of ranks, in the names of its files */
+    bool per_rank;      /* not joined, but listed rank by rank */
+} kind;
+static const kind kinds[] = {{"model", "model_world_size_", false},
+                             {"optim", "optim_world_size_", false},
+                             {"extra_state", "extra_state_world_size_", true}};
 
 /* The number of ranks in "model_world_size_3_rank_0.pt"; 0 for another name. */
 static uint64_t world_of(tsr_str name, tsr_str before)
@@ -21,12 +28,11 @@ static uint64_t world_of(tsr_str name, tsr_str before)
 }
 
 /* The first file of a kind and the number of ranks in its name; 0: there is none. Another number is *other. */
-static uint64_t find_world(const tsr_store *store, const char *kind, tsr_arena *arena, uint64_t *other, tsr_error *err)
+static uint64_t find_world(const tsr_store *store, const kind *k, uint64_t *other)
 {
     uint64_t world = 0;
-    const tsr_str before = tsr_arena_format(arena, err, "%s_world_size_", kind);
-    for (uint32_t f = 0; before.data && f < store->file_count; f++) {
-        const uint64_t next = world_of(store->files[f].name, before);
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const uint64_t next = world_of(store->files[f].name, tsr_str_from(k->before));
         if (!world) world = next;
         else if (next && next != world) *other = next;
     }
@@ -36,12 +42,13 @@ static uint64_t find_world(const tsr_store *store, const char *kind, tsr_arena *
 static tsr_status is_verl(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     uint64_t other;
-    *is = find_world(checkpoint->store, kinds[0], checkpoint->arena, &other, err) > 0;
+    (void)err;
+    *is = find_world(checkpoint->store, &kinds[0], &other) > 0;
     return TSR_OK;
 }
 
 /* Ranks of which a file is missing. */
-static tsr_status check_ranks(tsr_checkpoint *checkpoint, const char *kind, uint64_t world, const tsr_numbered_files *files,
+static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_t world, const tsr_numbered_files *files,
                               tsr_error *err)
 {
     tsr_name_list names = {.used = 0};
@@ -50,7 +57,7 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const char *kind, uint
         const bool there = at < files->count && files->items[at].number == rank;
         at += there;
         if (there) continue;
-        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s_world_size_%llu_rank_%llu.pt", kind,
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_%llu.pt", k->before,
                                               (unsigned long long)world, (unsigned long long)rank);
         if (!name.data) return TSR_E_NOMEM;
         if (names.count < TSR_NAMES_SHOWN) tsr_name_list_add(&names, name);
@@ -65,12 +72,12 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const char *kind, uint
 }
 
 /* The ranks' files of one model or optimizer are joined; other state is listed rank by rank. */
-static tsr_status mount_files(tsr_checkpoint *checkpoint, const char *kind, const tsr_numbered_files *files, tsr_error *err)
+static tsr_status mount_files(tsr_checkpoint *checkpoint, const kind *k, const tsr_numbered_files *files, tsr_error *err)
 {
     uint32_t *numbers = tsr_arena_array(checkpoint->arena, files->count, sizeof *numbers, err);
     if (!numbers) return TSR_E_NOMEM;
-    TSR_TRY(tsr_part_begin(checkpoint, tsr_str_from(kind), false, err));
-    if (kind == kinds[2]) return tsr_folder_mount_ranks(checkpoint, files, err);
+    TSR_TRY(tsr_part_begin(checkpoint, tsr_str_from(k->part), false, err));
+    if (k->per_rank) return tsr_folder_mount_ranks(checkpoint, files, err);
     for (uint32_t i = 0; i < files->count; i++) numbers[i] = files->items[i].file;
     const tsr_form form = {&tsr_reader_torch_ranks, numbers, files->count};
     const bool one = files->count == 1;
@@ -78,31 +85,31 @@ static tsr_status mount_files(tsr_checkpoint *checkpoint, const char *kind, cons
     return tsr_part_mount(checkpoint, &place, err);
 }
 
-static tsr_status mount_kind(tsr_checkpoint *checkpoint, const char *kind, uint64_t *common, tsr_error *err)
+static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t *common, tsr_error *err)
 {
     tsr_numbered_files files;
     uint64_t other = 0;
-    const uint64_t world = find_world(checkpoint->store, kind, checkpoint->arena, &other, err);
+    const uint64_t world = find_world(checkpoint->store, k, &other);
     if (!world) return TSR_OK;
     if (!*common) *common = world;
     if (!other && world != *common) other = *common;
     if (other) {
         const tsr_str message =
-            tsr_arena_format(checkpoint->arena, err, "the files '%s_world_size_…' are of %llu ranks, and others of %llu: two saves are mixed",
-                             kind, (unsigned long long)world, (unsigned long long)other);
+            tsr_arena_format(checkpoint->arena, err, "the files '%s…' are of %llu ranks, and others of %llu: two saves are mixed",
+                             k->before, (unsigned long long)world, (unsigned long long)other);
         TSR_TRY(tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err));
     }
-    const tsr_str before = tsr_arena_format(checkpoint->arena, err, "%s_world_size_%llu_rank_", kind, (unsigned long long)world);
+    const tsr_str before = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_", k->before, (unsigned long long)world);
     if (!before.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_folder_numbered(checkpoint, before.data, ".pt", &files, err));
-    TSR_TRY(check_ranks(checkpoint, kind, world, &files, err));
-    return files.count ? mount_files(checkpoint, kind, &files, err) : TSR_OK;
+    TSR_TRY(check_ranks(checkpoint, k, world, &files, err));
+    return files.count ? mount_files(checkpoint, k, &files, err) : TSR_OK;
 }
 
 static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     uint64_t world = 0;
-    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) TSR_TRY(mount_kind(checkpoint, kinds[k], &world, err));
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) TSR_TRY(mount_kind(checkpoint, &kinds[k], &world, err));
     return TSR_OK;
 }
 

@@ -14,11 +14,11 @@ typedef struct signature {
 } signature;
 
 static const signature foreign_kinds[] = {
-    {0, 8, "\x89HDF\r\n\x1a\n", "an HDF5 file (Keras .h5, for example)"},
-    {0, 4, "GGUF", "a GGUF file (llama.cpp)"},
-    {0, 4, "lmgg", "a GGML file (llama.cpp)"},
-    {0, 4, "tjgg", "a GGML file (llama.cpp)"},
-    {0, 6, "\x93NUMPY", "a NumPy array file (.npy)"},
+    {0, 8, "\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes weights; it is not read: load it with keras.models.load_model or h5py"},
+    {0, 4, "GGUF", "a GGUF file, which is not read: llama.cpp runs it, and its gguf-py reads it"},
+    {0, 4, "lmgg", "a GGML file, which is not read: llama.cpp converts it to GGUF"},
+    {0, 4, "tjgg", "a GGML file, which is not read: llama.cpp converts it to GGUF"},
+    {0, 6, "\x93NUMPY", "a NumPy array file, which is not read: numpy.load reads it"},
     {0, 2, "\x1f\x8b", "a gzip file; unpack it first"},
     {0, 6, "7z\xbc\xaf\x27\x1c", "a 7-Zip archive; unpack it first"},
     {0, 4, "\x28\xb5\x2f\xfd", "a Zstandard file; unpack it first"},
@@ -80,8 +80,26 @@ static bool is_json(tsr_str head)
     return at + 1 < head.size && head.data[at] == '{' && memchr(" \t\r\n\"}", head.data[at + 1], 6);
 }
 
-static const char *foreign_name(tsr_str head)
+static const char *foreign_zip_name(tsr_str head, tsr_str member)
 {
+    static const char *const keras[] = {"metadata.json", "config.json", "model.weights.h5"};
+    for (size_t i = 0; i < sizeof keras / sizeof keras[0]; i++)
+        if (tsr_str_equal(member, tsr_str_from(keras[i])))
+            return "a Keras archive, which is not read: keras.models.load_model loads it";
+    if (tsr_str_ends(member, TSR_STR(".npy")))
+        return "a NumPy archive (.npz), which is not read: numpy.load reads it, or mlx.core.load where MLX wrote it";
+    if (head.size >= 4 && memcmp(head.data, "PK", 2) == 0) return "a zip archive that torch.save did not write";
+    if (head.size > 8 && head.data[0] == 8 && head.data[1] < 32 && head.data[2] == 0x12)
+        return "an ONNX model, which is not read: onnx.load reads it";
+    return NULL;
+}
+
+static const char *foreign_name(tsr_str head, tsr_str name)
+{
+    const bool packed = head.size > 262 && (memcmp(head.data + 257, "ustar", 5) == 0 || memcmp(head.data, "\x1f\x8b", 2) == 0);
+    if (packed && tsr_str_ends(name, TSR_STR(".nemo")))
+        return "a NeMo archive, which is not read: NeMo's restore_from loads it, and the weights that `tar -xf` takes out of it can be "
+               "opened";
     for (size_t i = 0; i < sizeof foreign_kinds / sizeof foreign_kinds[0]; i++) {
         const signature *s = &foreign_kinds[i];
         if (head.size >= (size_t)s->at + s->size && memcmp(head.data + s->at, s->bytes, s->size) == 0) return s->name;
@@ -90,13 +108,11 @@ static const char *foreign_name(tsr_str head)
         return "a bare pickle, not written by torch.save";
     tsr_str member = first_member(head); /* torch.jit.save writes tensors and constants before anything else */
     if (tsr_str_ends(member, TSR_STR("/data/0")) || tsr_str_ends(member, TSR_STR("/constants.pkl")))
-        return "a TorchScript archive (torch.jit.save): a program, not a checkpoint";
+        return "a TorchScript archive: a program, not a checkpoint; torch.jit.load loads it";
     if (tsr_str_ends(member, TSR_STR("/data/weights/weight_0")) ||
         tsr_str_ends(member, TSR_STR("/data/weights/model_weights_config.json")))
-        return "an archive of torch.export (pt2): a program, not a checkpoint";
-    if (head.size >= 4 && memcmp(head.data, "PK", 2) == 0) return "a zip archive that torch.save did not write";
-    if (head.size > 8 && head.data[0] == 8 && head.data[1] < 32 && head.data[2] == 0x12) return "an ONNX model";
-    return NULL;
+        return "an archive of torch.export (pt2): a program, not a checkpoint; torch.export.load loads it";
+    return foreign_zip_name(head, member);
 }
 
 tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, const char **foreign, tsr_error *err)
@@ -112,7 +128,7 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
                : is_json(head)                        ? TSR_CONTENT_JSON
                                                       : TSR_CONTENT_UNKNOWN;
     if (*content != TSR_CONTENT_UNKNOWN) return TSR_OK;
-    *foreign = foreign_name(head);
+    *foreign = foreign_name(head, store->files[file].name);
     if (*foreign) *content = TSR_CONTENT_FOREIGN;
     return TSR_OK;
 }

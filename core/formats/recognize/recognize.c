@@ -249,10 +249,21 @@ static bool is_dcp(tsr_str path)
     return tsr_str_equal(base_name(path), TSR_STR(".metadata")) || tsr_str_ends(path, TSR_STR(".distcp"));
 }
 
+static bool is_orbax(tsr_str path)
+{
+    tsr_str name = base_name(path);
+    return tsr_str_equal(name, TSR_STR("_CHECKPOINT_METADATA")) || tsr_str_equal(name, TSR_STR("manifest.ocdbt"));
+}
+
 static bool is_zarr(tsr_str path)
 {
     tsr_str name = base_name(path);
-    return tsr_str_equal(name, TSR_STR(".zarray")) || tsr_str_equal(name, TSR_STR("_CHECKPOINT_METADATA"));
+    return tsr_str_equal(name, TSR_STR(".zarray")) || tsr_str_equal(name, TSR_STR(".zgroup")) || tsr_str_equal(name, TSR_STR("zarr.json"));
+}
+
+static bool is_torchsnapshot(tsr_str path)
+{
+    return tsr_str_equal(base_name(path), TSR_STR(".snapshot_metadata"));
 }
 
 static bool is_tensorflow(tsr_str path)
@@ -272,8 +283,11 @@ static const char *training_system(const tsr_store *store)
 
 static const char *foreign_folder(const tsr_store *store)
 {
-    if (any_path(store, is_zarr)) return "a Zarr or Orbax checkpoint, which is not read";
-    return any_path(store, is_tensorflow) ? "a TensorFlow checkpoint, which is not read" : training_system(store);
+    if (any_path(store, is_orbax)) return "an Orbax checkpoint, which is not read: orbax.checkpoint loads it in Python";
+    if (any_path(store, is_zarr)) return "a Zarr store, which is not read: the Python package zarr reads it";
+    if (any_path(store, is_torchsnapshot)) return "a torchsnapshot checkpoint, which is not read: torchsnapshot.Snapshot loads it in Python";
+    if (any_path(store, is_tensorflow)) return "a TensorFlow checkpoint, which is not read: tf.train.load_checkpoint reads it";
+    return training_system(store);
 }
 
 static tsr_status refuse_several(recognizer *r, const tsr_below *list, const char *what)

@@ -209,6 +209,22 @@ static tsr_status apply_policy(comparison *c, tsr_error *err)
     return tsr_policy_diff(c->policy, &whole, c->arena, &c->diff, &c->left_out, err);
 }
 
+/* --part and --step are for both sides, but a run is often compared with a plain checkpoint, which has neither parts nor steps. */
+static tsr_status open_second(cli *program, const char *path, cli_session *out, tsr_error *err)
+{
+    tsr_error plain = {0};
+    const cli_source given = program->source;
+    const tsr_status status = cli_open(program, path, NULL, out, err);
+    if (status == TSR_OK || (!given.part && !given.step)) return status;
+    program->source.part = program->source.step = NULL;
+    const tsr_status retried = cli_open(program, path, NULL, out, &plain);
+    program->source = given;
+    if (retried != TSR_OK) return status;
+    if (!out->catalog->part_count && (!given.step || out->store->primary != TSR_NO_FILE)) return TSR_OK;
+    cli_close(out);
+    return status;
+}
+
 static int run(cli *program, const void *given)
 {
     comparison c = {.program = program, .arguments = given};
@@ -222,7 +238,7 @@ static int run(cli *program, const void *given)
     cli_allow_expansion(program, c.arguments->allow_expansion);
     tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, &c.arguments->policy, &c.policy, &path, &err);
     if (status == TSR_OK) status = cli_open(program, path = program->operands.items[0], NULL, &c.a, &err);
-    if (status == TSR_OK) status = cli_open(program, path = program->operands.items[1], NULL, &c.b, &err);
+    if (status == TSR_OK) status = open_second(program, path = program->operands.items[1], &c.b, &err);
     if (status == TSR_OK) {
         path = NULL;
         c.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
