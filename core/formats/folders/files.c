@@ -85,3 +85,15 @@ tsr_status tsr_folder_mount_ranks(tsr_checkpoint *checkpoint, const tsr_numbered
     }
     return TSR_OK;
 }
+
+tsr_status tsr_folder_mount_joined(tsr_checkpoint *checkpoint, tsr_str name, const tsr_numbered_files *ranks, tsr_error *err)
+{
+    uint32_t *numbers = tsr_arena_array(checkpoint->arena, ranks->count, sizeof *numbers, err);
+    if (!numbers) return TSR_E_NOMEM;
+    TSR_TRY(tsr_part_begin(checkpoint, name, false, err));
+    for (uint32_t i = 0; i < ranks->count; i++) numbers[i] = ranks->items[i].file;
+    const tsr_form form = {&tsr_reader_torch_ranks, numbers, ranks->count};
+    const bool one = ranks->count == 1;
+    const tsr_mount_place place = {.file = one ? numbers[0] : TSR_NO_FILE, .form = one ? NULL : &form};
+    return tsr_part_mount(checkpoint, &place, err);
+}

@@ -8,6 +8,7 @@ extern const tsr_reader tsr_reader_accelerate; /* before tsr_reader_trainer, who
 extern const tsr_reader tsr_reader_trainer;
 extern const tsr_reader tsr_reader_verl;
 extern const tsr_reader tsr_reader_lightning;
+extern const tsr_reader tsr_reader_torch_checkpointing;
 
 /* lightning.c: reports a DCP whose names are Lightning's and whose meta.pt, which Lightning writes last, is not there. */
 tsr_status tsr_check_lightning(tsr_checkpoint *checkpoint, tsr_error *err);
@@ -34,6 +35,9 @@ tsr_status tsr_folder_numbered(tsr_checkpoint *checkpoint, const char *before, c
 tsr_status tsr_folder_mount_file(tsr_checkpoint *checkpoint, const char *name, uint32_t file, tsr_error *err);
 /* Mounts one file per rank into the part that was begun: below "rank_N". */
 tsr_status tsr_folder_mount_ranks(tsr_checkpoint *checkpoint, const tsr_numbered_files *ranks, tsr_error *err);
+
+/* Begins the part `name` and mounts the files of all ranks as one checkpoint. */
+tsr_status tsr_folder_mount_joined(tsr_checkpoint *checkpoint, tsr_str name, const tsr_numbered_files *ranks, tsr_error *err);
 
 /* trainer_files.c: what the Trainer and accelerate write next to a model and an optimizer: scheduler, random states, and the
  * rest. Files that may hold tensors and have no part are findings. */

@@ -63,7 +63,7 @@ tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(mount_custom(checkpoint, err));
     if (state != TSR_NO_FILE) {
         TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("trainer_state"), false, err));
-        TSR_TRY(tsr_part_mount_json(checkpoint, state, err));
+        TSR_TRY(tsr_part_mount_value(checkpoint, state, TSR_FORMAT_JSON, err));
     }
     return arguments == TSR_NO_FILE ? TSR_OK : tsr_folder_mount_file(checkpoint, "training_args", arguments, err);
 }

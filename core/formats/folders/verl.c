@@ -74,15 +74,9 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
 /* The ranks' files of one model or optimizer are joined; other state is listed rank by rank. */
 static tsr_status mount_files(tsr_checkpoint *checkpoint, const kind *k, const tsr_numbered_files *files, tsr_error *err)
 {
-    uint32_t *numbers = tsr_arena_array(checkpoint->arena, files->count, sizeof *numbers, err);
-    if (!numbers) return TSR_E_NOMEM;
+    if (!k->per_rank) return tsr_folder_mount_joined(checkpoint, tsr_str_from(k->part), files, err);
     TSR_TRY(tsr_part_begin(checkpoint, tsr_str_from(k->part), false, err));
-    if (k->per_rank) return tsr_folder_mount_ranks(checkpoint, files, err);
-    for (uint32_t i = 0; i < files->count; i++) numbers[i] = files->items[i].file;
-    const tsr_form form = {&tsr_reader_torch_ranks, numbers, files->count};
-    const bool one = files->count == 1;
-    const tsr_mount_place place = {.file = one ? numbers[0] : TSR_NO_FILE, .form = one ? NULL : &form};
-    return tsr_part_mount(checkpoint, &place, err);
+    return tsr_folder_mount_ranks(checkpoint, files, err);
 }
 
 static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t *common, tsr_error *err)

@@ -123,14 +123,14 @@ tsr_status tsr_part_mount(tsr_checkpoint *checkpoint, const tsr_mount_place *pla
     return take_mounted(checkpoint, place, &mount, err);
 }
 
-tsr_status tsr_part_mount_json(tsr_checkpoint *checkpoint, uint32_t file, tsr_error *err)
+tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_format format, tsr_error *err)
 {
     tsr_mounts *mounts = mounts_of(checkpoint);
     const tsr_value *root;
     tsr_torch_flat flat;
     tsr_error why = {0};
     if (mounts->skipped) return TSR_OK;
-    tsr_status status = tsr_json_file_value(checkpoint, file, &root, &why);
+    tsr_status status = (format == TSR_FORMAT_JSON ? tsr_json_file_value : tsr_pickle_file_value)(checkpoint, file, &root, &why);
     if (status == TSR_OK) status = tsr_torch_flatten(root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, &why);
     if (status != TSR_OK) return report_unreadable(checkpoint, checkpoint->store->files[file].name, &why, err);
     const tsr_mount_entries added = {flat.entries, flat.entry_count, flat.mappings, flat.mapping_count};
@@ -138,7 +138,7 @@ tsr_status tsr_part_mount_json(tsr_checkpoint *checkpoint, uint32_t file, tsr_er
     if (!used) return TSR_E_NOMEM;
     *used = file;
     tsr_part *part = current_part(mounts);
-    if (part->format == TSR_FORMAT_NONE) part->format = TSR_FORMAT_JSON;
+    if (part->format == TSR_FORMAT_NONE) part->format = format;
     part->files++;
     return tsr_mounts_add(checkpoint, (tsr_str){NULL, 0}, &added, err);
 }

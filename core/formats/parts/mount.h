@@ -51,8 +51,9 @@ typedef struct tsr_mount_place {
 /* Mounts a checkpoint into the part. One that cannot be read is a finding, and makes the whole incomplete. Nothing happens
  * where options.part asks for another part. Other errors: TSR_E_NOMEM, TSR_E_IO, TSR_E_CANCELLED. */
 tsr_status tsr_part_mount(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_error *err);
-/* The same for a JSON document, whose members are named as those of a torch.save file are. */
-tsr_status tsr_part_mount_json(tsr_checkpoint *checkpoint, uint32_t file, tsr_error *err);
+/* The same for a document without tensors, TSR_FORMAT_JSON or TSR_FORMAT_PICKLE, whose members are named as those of a torch.save
+ * file are. */
+tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_format format, tsr_error *err);
 
 /* mount_add.c: appends entries under the name of the part and `below`. */
 typedef struct tsr_mount_entries {
@@ -66,6 +67,8 @@ tsr_status tsr_mounts_add(tsr_checkpoint *checkpoint, tsr_str below, const tsr_m
 /* json_value.c: the value of a JSON document, as Python's json.loads gives it: NaN and Infinity are numbers, and 1.0 is not an
  * integer. Lives in the checkpoint's arena. Errors name the file. */
 tsr_status tsr_json_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err);
+/* pickle_value.c: the value of a file that is a pickle. What loading it would call is a finding. Otherwise the same. */
+tsr_status tsr_pickle_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err);
 
 /* mount_read.c: what a reader that mounts has in its table. */
 tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,

@@ -14,6 +14,7 @@ static const tsr_reader *const forms[] = {
     &tsr_reader_deepspeed,
     &tsr_reader_megatron,
     &tsr_reader_shards,
+    &tsr_reader_torch_checkpointing,
     NULL,
 };
 

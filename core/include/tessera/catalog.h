@@ -127,7 +127,8 @@ typedef enum tsr_format {
     TSR_FORMAT_LIGHTNING_DIST,
     TSR_FORMAT_HF_TRAINER,
     TSR_FORMAT_TORCH_CHECKPOINTING,
-    TSR_FORMAT_JSON /* a part of a directory of a training framework */
+    TSR_FORMAT_JSON,  /* this and the next: parts of such directories */
+    TSR_FORMAT_PICKLE /* without a container */
 } tsr_format;
 
 const char *tsr_format_name(tsr_format format); /* as in contract: "dcp", "torch-zip", … */
