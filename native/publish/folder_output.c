@@ -4,6 +4,7 @@
 #include "publish/journal.h"
 #include "publish/permissions.h"
 #include "publish/stem.h"
+#include "publish/subfolders.h"
 
 #include "tessera/sys/alloc.h"
 
@@ -107,6 +108,18 @@ static bool is_component(tsr_str name)
            !memchr(name.data, '\0', name.size) && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
 }
 
+/* Components between slashes. */
+static bool is_path(tsr_str name)
+{
+    const char *slash;
+    while (name.size && (slash = memchr(name.data, '/', name.size))) {
+        const size_t size = (size_t)(slash - name.data);
+        if (!is_component((tsr_str){name.data, size})) return false;
+        name = (tsr_str){slash + 1, name.size - size - 1};
+    }
+    return is_component(name);
+}
+
 static bool stat_replaced(const folder_output *output, const char *name, struct stat *old)
 {
     if (output->mode == OUTPUT_FILE) return output->sys->stat_at(output->sys, output->parent, name, old) == 0;
@@ -121,7 +134,7 @@ static tsr_status name_file(folder_output *output, tsr_str name, output_file *fi
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is one file without a name");
         file->name = output->name;
     } else {
-        if (!is_component(name))
+        if (!is_path(name))
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no name of a file", TSR_STR_ARG(name));
         file->name = tsr_arena_str(output->arena, name, err).data;
     }
@@ -263,6 +276,7 @@ static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, u
 {
     output_file file = {.fd = -1, .size = size};
     tsr_status status = name_file(output, name, &file, err);
+    if (status == TSR_OK && output->mode != OUTPUT_FILE) status = tsr_output_make_subfolders(output, file.name, err);
     if (status != TSR_OK) return status;
     if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
     if (output->open_files >= MAX_OPEN_FILES) close_one_idle(output);
@@ -424,6 +438,7 @@ static void output_close(tsr_output *base)
     if (output->parent >= 0) output->sys->close(output->sys, output->parent);
     pthread_mutex_destroy(&output->lock);
     tsr_vec_free(&output->files);
+    tsr_vec_free(&output->folders);
     tsr_arena_free(output->arena);
     tsr_free(output->allocator, output, 1, sizeof *output);
 }
@@ -636,6 +651,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
         .parent = -1,
         .work = -1,
         .files = tsr_vec_of(allocator, sizeof(output_file)),
+        .folders = tsr_vec_of(allocator, sizeof(const char *)),
     };
     pthread_mutex_init(&output->lock, NULL);
     output->arena = tsr_arena_new(allocator, 0, err);

@@ -43,6 +43,7 @@ typedef struct folder_output {
     char tag[64];    /* of temporary names */
     unsigned number; /* the next tag, where none was given */
     tsr_vec files;        /* of output_file */
+    tsr_vec folders;      /* of const char *: directories inside (subfolders.h) */
     pthread_mutex_t lock; /* files and their descriptors */
     uint32_t open_files;
     bool published;

@@ -11,6 +11,7 @@
 #include "publish/folder_output.h"
 #include "publish/permissions.h"
 #include "publish/record.h"
+#include "publish/subfolders.h"
 
 static output_file *file_at(folder_output *output, uint32_t file)
 {
@@ -56,7 +57,8 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
     folder_output *output = (folder_output *)base;
     tsr_status status = sync_files(output, err);
     if (status != TSR_OK || !output->unsynced_names) return status;
-    status = tsr_sys_sync(output->sys, output->work, output->name, err);
+    status = tsr_output_sync_subfolders(output, err);
+    if (status == TSR_OK) status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK && output->parent != output->work) status = tsr_sys_sync(output->sys, output->parent, output->name, err);
     output->unsynced_names = status != TSR_OK;
     return status;
@@ -97,7 +99,7 @@ static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_e
 {
     const folder_output *output = ctx;
     struct stat here, there;
-    if (is_new_name(output, tsr_str_from(name))) return TSR_OK;
+    if (is_new_name(output, tsr_str_from(name)) || tsr_output_is_subfolder(output, name)) return TSR_OK;
     const bool linked = output->mode == OUTPUT_SWAP_FOLDER &&
                         output->sys->link_stat_at(output->sys, folder, name, &here) == 0 && here.st_nlink > 1 &&
                         tsr_output_stat_old(output, name, &there) && tsr_is_one_file(&here, &there);
@@ -118,6 +120,7 @@ static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
     const tsr_sys *sys = output->sys;
     int done;
     tsr_status status = refuse_strangers(output, err);
+    if (status == TSR_OK && output->unsynced_names) status = tsr_output_sync_subfolders(output, err);
     if (status == TSR_OK && output->unsynced_names) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
     do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
@@ -213,6 +216,7 @@ void tsr_output_discard(folder_output *output)
         const output_file *file = file_at(output, i);
         sys->unlink(sys, output->work, file->is_final ? file->name : file->temporary, false);
     }
+    tsr_output_remove_subfolders(output);
     if (output->temporary) sys->unlink(sys, output->parent, output->temporary, true);
 }
 

@@ -217,7 +217,7 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
     writing w = {.checkpoint = checkpoint, .path = path, .options = &own, .arena = arena, .comm = own.comm};
     tsr_comm *self = NULL;
     w.marker = marker_of(&own);
-    w.is_directory = w.marker || own.plan || own.convert->per_part;
+    w.is_directory = w.marker || own.plan || own.convert->per_part || own.convert->to == TSR_TO_DEEPSPEED_UNIVERSAL;
     if (!w.comm) TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
     if (self) w.comm = self;
     const tsr_status status =
