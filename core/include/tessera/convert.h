@@ -23,7 +23,8 @@ typedef enum tsr_container {
     TSR_TO_SAFETENSORS, /* one file, or several and model.safetensors.index.json */
     TSR_TO_TORCH,       /* one torch.save file */
     TSR_TO_DCP,         /* a folder for torch.distributed.checkpoint */
-    TSR_TO_MEGATRON     /* the same with what megatron.core.dist_checkpointing adds: the directory of an iteration */
+    TSR_TO_MEGATRON,     /* the same with what megatron.core.dist_checkpointing adds: the directory of an iteration */
+    TSR_TO_DEEPSPEED_UNIVERSAL /* a folder for DeepSpeed's load_universal_checkpoint; tsr_convert only */
 } tsr_container;
 
 /* What a reshard writes where nothing else is asked for: dcp for dcp, megatron-dist for megatron-dist, safetensors for safetensors of any kind, else torch. */

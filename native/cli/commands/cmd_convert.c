@@ -4,7 +4,7 @@
 
 typedef struct convert_arguments {
     cli_writing_options writing;
-    unsigned to; /* choice: safetensors, torch, dcp */
+    unsigned to; /* choice: safetensors, torch, dcp, deepspeed-universal */
     cli_list renames;
     uint64_t max_shard_size;
 } convert_arguments;
@@ -23,7 +23,7 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
         while (i < 4 && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
         if (i == 4)
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp or megatron-dist", w->destination);
+                             "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist or deepspeed-universal", w->destination);
         w->to = suffixes[i].to;
     }
     if (arguments->max_shard_size && w->to != TSR_TO_SAFETENSORS) {
@@ -31,7 +31,7 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
     }
     w->max_shard_size = arguments->max_shard_size;
     w->marker = w->max_shard_size ? TSR_INDEX_MARKER : tsr_marker_of(w->to);
-    w->is_folder = w->marker != NULL;
+    w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL;
     return TSR_OK;
 }
 
@@ -78,7 +78,7 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Write this format (default: inferred from the extension of DEST)",
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist|deepspeed-universal", "Write this format (default: inferred from the extension of DEST)",
      offsetof(convert_arguments, to)},
     {"rename", 0, CLI_LIST, "FROM=TO", "Rename: a literal prefix, or one * on each side (repeatable)",
      offsetof(convert_arguments, renames)},

@@ -47,7 +47,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     return TSR_OK;
 }
 
-const char *const cli_containers[] = {"safetensors", "torch", "dcp", "megatron-dist"};
+const char *const cli_containers[] = {"safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal"};
 const char *const cli_objects[] = {"", "keep", "drop", "sidecar", "refuse"};
 
 /* ---- destination ---- */

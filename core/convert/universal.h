@@ -1,0 +1,25 @@
+/* The files of a DeepSpeed universal checkpoint, as the values that torch.save has to write. */
+#ifndef TSR_CONVERT_UNIVERSAL_H
+#define TSR_CONVERT_UNIVERSAL_H
+
+#include "convert/convert_to.h"
+
+#define TSR_UNIVERSAL_MARKER "latest_universal"
+
+typedef struct tsr_universal_file {
+    tsr_str name; /* below the destination: "TAG/zero/norm.weight/fp32.pt" */
+    const tsr_value *root;
+} tsr_universal_file;
+
+typedef struct tsr_universal {
+    tsr_str tag; /* of the directory: "global_step100_universal" */
+    tsr_universal_file *files;
+    uint32_t count;
+} tsr_universal;
+
+/* From the written rows: weights "model.NAME" that are trained, states "optim.state.NAME.KEY" (or "optimizer."), parameter groups,
+ * and everything else for the model states. `root` is what tsr_nest_rows made of the rows. Lives in `arena`. Errors:
+ * TSR_E_UNSUPPORTED where there are no such weights or states, and for states of weights that are not there, by name. */
+tsr_status tsr_universal_files(const tsr_chosen *chosen, const tsr_value *root, tsr_arena *arena, tsr_universal *out, tsr_error *err);
+
+#endif
