@@ -16,7 +16,10 @@ typedef struct making {
     const tsr_value *root, *optim, *engine, *groups;
     tsr_arena *arena;
     tsr_str state_prefix;
-    tsr_map *trained; /* name → 1 */
+    tsr_map *trained; /* name → 1, or 2 once its weight was found */
+    tsr_map *owners;  /* storage id of a trained weight → its row */
+    const tsr_value *shapes; /* `param_shapes`, where the source has none */
+    const tsr_value *ties; /* {second name: name}, as `shared_params` has it */
     tsr_vec files;    /* tsr_universal_file */
     tsr_str tag;
     const tsr_value *step; /* of any weight, or NULL */
@@ -179,6 +182,8 @@ static tsr_status add_weights(making *m)
             TSR_TRY(check_name(m, name));
             TSR_TRY(tsr_map_put(m->trained, name, 1, &seen, NULL, m->err));
             *seen = 2;
+            const tsr_str storage = {(const char *)&row->entry->storage_id, sizeof row->entry->storage_id};
+            if (row->entry->storage_id) TSR_TRY(tsr_map_put(m->owners, storage, (uint32_t)i, NULL, NULL, m->err));
             TSR_TRY(add_tensor(m, name, TSR_STR("fp32"), row->entry));
         } else if (state_of(m, row, &name, &key)) {
             TSR_TRY(check_name(m, name));
@@ -265,16 +270,48 @@ static tsr_status add_optimizer(making *m)
 
 /* ---- model states ---- */
 
+static bool is_same_tensor(const tsr_entry *a, const tsr_entry *b)
+{
+    return a->rank == b->rank && (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0) && a->chunk_count && b->chunk_count &&
+           a->chunks[0].file == b->chunks[0].file && a->chunks[0].byte_offset == b->chunks[0].byte_offset;
+}
+
+/* They count as trained: what they name has a directory. */
+static tsr_status note_ties(making *m)
+{
+    for (size_t i = 0; i + 1 < m->ties->count; i += 2)
+        if (m->ties->items[i]->kind == TSR_VALUE_STR) TSR_TRY(note(m, m->ties->items[i]->text));
+    return TSR_OK;
+}
+
+/* Second names of trained weights: the source's list, or where it has none what shares a storage with one. */
+static tsr_status find_ties(making *m)
+{
+    tsr_str name, owner;
+    m->ties = get(m->engine, "shared_params");
+    if (m->ties && m->ties->kind == TSR_VALUE_DICT) return note_ties(m);
+    growing g = grow(m);
+    for (uint64_t i = 0; i < m->chosen->count; i++) {
+        const tsr_converted *row = &m->chosen->rows[i];
+        const tsr_str storage = {(const char *)&row->entry->storage_id, sizeof row->entry->storage_id};
+        if (!weight_of(row, &name) || !row->entry->storage_id || tsr_map_get(m->trained, name, 0)) continue;
+        const uint32_t first = tsr_map_get(m->owners, storage, UINT32_MAX);
+        if (first == UINT32_MAX || !is_same_tensor(m->chosen->rows[first].entry, row->entry)) continue;
+        weight_of(&m->chosen->rows[first], &owner);
+        put(&g, name, tsr_value_str(m->arena, owner, m->err));
+    }
+    TSR_TRY(take(&g, TSR_VALUE_DICT, &m->ties));
+    return note_ties(m);
+}
+
 /* Weights that have no directory of their own: frozen ones and buffers. A second name of a trained one has its owner's. */
 static tsr_status untrained(const making *m, const tsr_value **out)
 {
     tsr_str name;
-    const tsr_value *ties = get(m->engine, "shared_params");
     growing g = grow(m);
     for (uint64_t i = 0; i < m->chosen->count; i++) {
         const tsr_converted *row = &m->chosen->rows[i];
         if (!weight_of(row, &name) || tsr_map_get(m->trained, name, 0)) continue;
-        if (ties && ties->kind == TSR_VALUE_DICT && tsr_value_get(ties, name)) continue;
         put(&g, name, tsr_value_tensor(m->arena, row->entry, m->err));
     }
     return take(&g, TSR_VALUE_DICT, out);
@@ -306,13 +343,12 @@ static void put_default(growing *g, const tsr_value *engine, const char *key, co
 /* What every model states file has. */
 static tsr_status model_states(const making *m, const tsr_value *module, const tsr_value **out)
 {
-    static const char *const without[] = {"optimizer", "frozen_param_shapes", "frozen_param_fragments", NULL};
+    static const char *const without[] = {"optimizer", "frozen_param_shapes", "frozen_param_fragments", "shared_params", "param_shapes", NULL};
     static const char *const parts[] = {"model", "module", "optim", "optimizer", "engine", NULL};
     static const char *const numbers[] = {"skipped_steps", "global_steps", "global_samples"}, *const worlds[] = {"dp_world_size", "mp_world_size"};
     static const char *const nothing[] = {"lr_scheduler", "data_sampler", "random_ltd"};
     tsr_error *err = m->err;
-    const tsr_value *none = tsr_value_none(m->arena, err), *shapes = NULL;
-    if (!get(m->engine, "param_shapes")) TSR_TRY(shapes_of(m, &shapes));
+    const tsr_value *none = tsr_value_none(m->arena, err);
     growing g = grow(m);
     put(&g, TSR_STR("module"), module);
     put_all(&g, m->engine, without);
@@ -320,8 +356,8 @@ static tsr_status model_states(const making *m, const tsr_value *module, const t
     put(&g, TSR_STR("optimizer"), none);
     put(&g, TSR_STR("frozen_param_shapes"), none); /* frozen weights are whole in `module` */
     put(&g, TSR_STR("frozen_param_fragments"), none);
-    if (shapes) put(&g, TSR_STR("param_shapes"), shapes);
-    put_default(&g, m->engine, "shared_params", tsr_value_dict(m->arena, 0));
+    put(&g, TSR_STR("param_shapes"), m->shapes ? m->shapes : get(m->engine, "param_shapes"));
+    put(&g, TSR_STR("shared_params"), m->ties);
     put_default(&g, m->engine, "buffer_names", tsr_value_items(m->arena, TSR_VALUE_LIST, NULL, 0, err));
     for (size_t i = 0; i < 3; i++) put_default(&g, m->engine, numbers[i], tsr_value_int(m->arena, 0, err));
     for (size_t i = 0; i < 2; i++) put_default(&g, m->engine, worlds[i], tsr_value_int(m->arena, 1, err));
@@ -333,6 +369,9 @@ static tsr_status model_states(const making *m, const tsr_value *module, const t
 static tsr_status add_model_states(making *m)
 {
     const tsr_value *stored = get(m->root, "module"), *rest, *root;
+    const tsr_value *stated = get(m->engine, "param_shapes");
+    if (!stated || stated->kind != TSR_VALUE_LIST) TSR_TRY(shapes_of(m, &m->shapes)); /* before second names count as trained */
+    TSR_TRY(find_ties(m));
     TSR_TRY(untrained(m, &rest));
     TSR_TRY(model_states(m, stored ? stored : rest, &root));
     TSR_TRY(add_file(m, root, "%.*s/%.*s%.*s", TSR_STR("mp_rank_00_model_states.pt"), TSR_STR("")));
@@ -367,12 +406,14 @@ tsr_status tsr_universal_files(const tsr_chosen *chosen, const tsr_value *root, 
     m.groups = get(m.optim, "param_groups");
     if (m.groups && m.groups->kind != TSR_VALUE_LIST) m.groups = NULL;
     m.trained = tsr_map_new(allocator, 0, err);
-    tsr_status status = m.trained ? make_all(&m) : TSR_E_NOMEM;
+    m.owners = m.trained ? tsr_map_new(allocator, 0, err) : NULL;
+    tsr_status status = m.owners ? make_all(&m) : TSR_E_NOMEM;
     *out = (tsr_universal){.tag = m.tag, .count = (uint32_t)m.files.count};
     out->files = status == TSR_OK ? tsr_arena_array(arena, m.files.count, sizeof *out->files, err) : NULL;
     if (status == TSR_OK && !out->files) status = TSR_E_NOMEM;
     if (status == TSR_OK) memcpy(out->files, m.files.items, m.files.count * sizeof *out->files);
     tsr_map_free(m.trained);
+    tsr_map_free(m.owners);
     tsr_vec_free(&m.files);
     return status;
 }

@@ -29,6 +29,11 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
     if (arguments->max_shard_size && w->to != TSR_TO_SAFETENSORS) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
     }
+    if (w->to == TSR_TO_DEEPSPEED_UNIVERSAL && arguments->writing.overwrite) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
+                         w->destination);
+    }
     w->max_shard_size = arguments->max_shard_size;
     w->marker = w->max_shard_size ? TSR_INDEX_MARKER : tsr_marker_of(w->to);
     w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL;
