@@ -35,7 +35,7 @@ static tsr_status add_box(void *ctx, tsr_box box, tsr_error *err)
 static tsr_status place(placing *p, bool tensors, tsr_error *err)
 {
     for (p->source = 0; p->source < p->rows->source_count; p->source++) {
-        const tsr_dcp_source *source = &p->rows->sources[p->source];
+        const tsr_dcp_output_entry *source = &p->rows->sources[p->source];
         const tsr_box whole = {source->entry->rank, NULL, source->entry->shape};
         if ((source->entry->kind == TSR_ENTRY_TENSOR) != tensors) continue;
         TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, whole, add_box, p, err)

@@ -13,7 +13,7 @@
 typedef struct plan {
     const tsr_conversion_job *job;
     tsr_chosen selection;
-    tsr_piece *pieces;
+    tsr_safetensors_output *pieces;
     size_t count;
     tsr_safetensors_file *files;
     uint32_t file_count;
@@ -46,7 +46,7 @@ static tsr_status add_piece(plan *p, tsr_converted *row, tsr_error *err)
     TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
     row->file = p->file_count;
     p->job->out->byte_total += row->bytes;
-    p->pieces[p->count++] = (tsr_piece){.entry = row->entry, .name = row->name, .dtype = row->dtype, .file = row->file};
+    p->pieces[p->count++] = (tsr_safetensors_output){.entry = row->entry, .name = row->name, .dtype = row->dtype, .file = row->file};
     return TSR_OK;
 }
 
@@ -119,12 +119,12 @@ static tsr_status name_files(plan *p, tsr_error *err)
 
 static int by_name(const void *a, const void *b)
 {
-    return tsr_str_compare(((const tsr_piece *)a)->name, ((const tsr_piece *)b)->name);
+    return tsr_str_compare(((const tsr_safetensors_output *)a)->name, ((const tsr_safetensors_output *)b)->name);
 }
 
 static tsr_status emit_index(const plan *p, tsr_vec *text, tsr_error *err)
 {
-    tsr_piece *sorted = tsr_arena_array(p->job->arena, p->count, sizeof *sorted, err);
+    tsr_safetensors_output *sorted = tsr_arena_array(p->job->arena, p->count, sizeof *sorted, err);
     if (!sorted) return TSR_E_NOMEM;
     if (p->count) memcpy(sorted, p->pieces, p->count * sizeof *sorted);
     qsort(sorted, p->count, sizeof *sorted, by_name);

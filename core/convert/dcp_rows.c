@@ -16,9 +16,9 @@ static tsr_status complete_row(const tsr_dcp_rows *rows, tsr_converted *row, tsr
 
 static tsr_status add_source(const tsr_dcp_rows *rows, const tsr_converted *row, tsr_vec *sources, tsr_error *err)
 {
-    tsr_dcp_source *source = tsr_vec_push(sources, err);
+    tsr_dcp_output_entry *source = tsr_vec_push(sources, err);
     if (!source) return TSR_E_NOMEM;
-    *source = (tsr_dcp_source){.entry = row->entry, .name = row->name, .dtype = row->dtype};
+    *source = (tsr_dcp_output_entry){.entry = row->entry, .name = row->name, .dtype = row->dtype};
     return tsr_renamed_path(row->entry, row->name, rows->job->arena, &source->path, &source->path_length, err);
 }
 
@@ -39,7 +39,7 @@ static tsr_status add_sources(tsr_dcp_rows *rows, tsr_vec *sources, tsr_error *e
 static tsr_status make_sources(tsr_dcp_rows *rows, tsr_error *err)
 {
     tsr_arena *arena = rows->job->arena;
-    tsr_vec sources = tsr_vec_of(tsr_checkpoint_host(rows->job->checkpoint)->allocator, sizeof(tsr_dcp_source));
+    tsr_vec sources = tsr_vec_of(tsr_checkpoint_host(rows->job->checkpoint)->allocator, sizeof(tsr_dcp_output_entry));
     tsr_status status = add_sources(rows, &sources, err);
     rows->source_count = sources.count;
     rows->sources = status == TSR_OK ? tsr_arena_array(arena, sources.count, sizeof *rows->sources, err) : NULL;

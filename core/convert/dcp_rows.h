@@ -9,7 +9,7 @@
 typedef struct tsr_dcp_rows {
     const tsr_conversion_job *job;
     tsr_chosen chosen;
-    tsr_dcp_source *sources;
+    tsr_dcp_output_entry *sources;
     size_t source_count;
     size_t *first_source; /* by row, and one more: a row's sources are those before the next row's first */
     bool *in_common;      /* by row: in common.pt, not in the DCP; NULL: there is none */
@@ -27,7 +27,7 @@ tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_piece *pieces,
 const char *tsr_megatron_refusal(const tsr_converted *row); /* for tsr_choose */
 /* Fills in_common: the rows of the part "common" that keep their place in it. */
 tsr_status tsr_megatron_part_rows(tsr_dcp_rows *rows, tsr_error *err);
-/* Appends the sources of a row that is written to the DCP to a vec of tsr_dcp_source. */
+/* Appends the sources of a row that is written to the DCP to a vec of tsr_dcp_output_entry. */
 tsr_status tsr_megatron_add_sources(const tsr_dcp_rows *rows, tsr_converted *row, tsr_vec *sources, tsr_error *err);
 /* Puts common.pt and metadata.json around a laid out DCP: adds to the conversion, and replaces the writer. */
 tsr_status tsr_megatron_wrap(tsr_dcp_rows *rows, tsr_writer *writer, tsr_error *err);

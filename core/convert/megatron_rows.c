@@ -44,9 +44,9 @@ tsr_status tsr_megatron_part_rows(tsr_dcp_rows *rows, tsr_error *err)
 
 static tsr_status add_object(const tsr_entry *entry, tsr_str name, tsr_vec *sources, tsr_error *err)
 {
-    tsr_dcp_source *source = tsr_vec_push(sources, err);
+    tsr_dcp_output_entry *source = tsr_vec_push(sources, err);
     if (!source) return TSR_E_NOMEM;
-    *source = (tsr_dcp_source){.entry = entry, .name = name};
+    *source = (tsr_dcp_output_entry){.entry = entry, .name = name};
     return TSR_OK;
 }
 
@@ -79,9 +79,9 @@ tsr_status tsr_megatron_add_sources(const tsr_dcp_rows *rows, tsr_converted *row
         TSR_TRY(add_object(stored->shards[i], name, sources, err));
     }
     if (row->entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
-    tsr_dcp_source *source = tsr_vec_push(sources, err);
+    tsr_dcp_output_entry *source = tsr_vec_push(sources, err);
     if (!source) return TSR_E_NOMEM;
-    *source = (tsr_dcp_source){.entry = row->entry, .name = row->name, .dtype = row->dtype};
+    *source = (tsr_dcp_output_entry){.entry = row->entry, .name = row->name, .dtype = row->dtype};
     source->in_mcore_data = stored && stored->in_mcore_data;
     source->fragments = stored ? stored->fragments : NULL;
     return TSR_OK;

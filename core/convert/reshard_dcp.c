@@ -64,7 +64,7 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     row->file = (uint32_t)owner;
     g->owner = (uint32_t)owner;
     g->source = g->rows.first_source[row - g->rows.chosen.rows];
-    const tsr_dcp_source *source = &g->rows.sources[g->source];
+    const tsr_dcp_output_entry *source = &g->rows.sources[g->source];
     for (uint64_t i = 0; i < shard->box_count; i++) {
         const tsr_box box = {shard->rank, shard->boxes[i].offsets, shard->boxes[i].sizes};
         TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, box, add_box, g, err)
@@ -81,7 +81,7 @@ static tsr_status narrow_steps(void *ctx, uint64_t tensor, uint64_t owner, const
     const tsr_converted *row = row_of(g, tensor);
     (void)owner, (void)err;
     if (!row) return TSR_OK;
-    const tsr_dcp_source *source = &g->rows.sources[g->rows.first_source[row - g->rows.chosen.rows]];
+    const tsr_dcp_output_entry *source = &g->rows.sources[g->rows.first_source[row - g->rows.chosen.rows]];
     for (uint64_t i = 0; source->fragments && i < shard->box_count; i++)
         tsr_fragment_steps(shard->rank, (uint64_t *)source->fragments, /* our own: open_steps */
                            (tsr_box){shard->rank, shard->boxes[i].offsets, shard->boxes[i].sizes});
@@ -93,7 +93,7 @@ static tsr_status narrow_steps(void *ctx, uint64_t tensor, uint64_t owner, const
 static tsr_status open_steps(gathering *g, tsr_error *err)
 {
     for (size_t s = 0; s < g->rows.source_count; s++) {
-        tsr_dcp_source *source = &g->rows.sources[s];
+        tsr_dcp_output_entry *source = &g->rows.sources[s];
         const uint32_t rank = source->entry->rank;
         uint64_t *steps = source->fragments ? tsr_arena_array(g->rows.job->arena, rank, sizeof *steps, err) : NULL;
         if (!source->fragments) continue;
@@ -110,7 +110,7 @@ static tsr_status cut_fragments(gathering *g, tsr_error *err)
     TSR_TRY(open_steps(g, err));
     TSR_TRY(tsr_plan_each_write(g->plan, narrow_steps, g, err));
     for (size_t s = 0; s < g->rows.source_count; s++) {
-        const tsr_dcp_source *source = &g->rows.sources[s];
+        const tsr_dcp_output_entry *source = &g->rows.sources[s];
         uint64_t *steps = (uint64_t *)source->fragments;
         for (uint32_t d = 0; steps && d < source->entry->rank; d++)
             steps[d] = steps[d] ? source->entry->shape[d] / steps[d] : 1;

@@ -15,7 +15,7 @@
 #include "write/safetensors_write.h"
 
 typedef struct owned {
-    tsr_piece piece;
+    tsr_safetensors_output piece;
     size_t order;
 } owned;
 
@@ -24,7 +24,7 @@ typedef struct gathering {
     const tsr_plan *plan;
     tsr_chosen chosen;
     tsr_vec owned;
-    tsr_piece *pieces;
+    tsr_safetensors_output *pieces;
     tsr_safetensors_file *files; /* those that hold something */
     uint32_t file_count;
     tsr_blit *blits;
@@ -46,7 +46,7 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     if (shard->rank) memcpy(box, shard->boxes[0].offsets, shard->rank * sizeof *box);
     if (shard->rank) memcpy(box + shard->rank, shard->boxes[0].sizes, shard->rank * sizeof *box);
     o->order = g->owned.count;
-    o->piece = (tsr_piece){.entry = entry,
+    o->piece = (tsr_safetensors_output){.entry = entry,
                            .offsets = box,
                            .sizes = box + shard->rank,
                            .name = row->name,
@@ -85,7 +85,7 @@ static tsr_status sort_into_files(gathering *g, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status emit_offsets(const tsr_piece *pieces, size_t count, tsr_vec *text, tsr_error *err)
+static tsr_status emit_offsets(const tsr_safetensors_output *pieces, size_t count, tsr_vec *text, tsr_error *err)
 {
     tsr_json json;
     tsr_json_start(&json, tsr_text_append, text, 0, err);
@@ -105,7 +105,7 @@ static tsr_status emit_offsets(const tsr_piece *pieces, size_t count, tsr_vec *t
     return tsr_json_finish(&json);
 }
 
-static tsr_status describe_file(gathering *g, const tsr_piece *pieces, size_t count, tsr_safetensors_file *file,
+static tsr_status describe_file(gathering *g, const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *file,
                                 tsr_error *err)
 {
     tsr_vec text = tsr_vec_of(tsr_checkpoint_host(g->job->checkpoint)->allocator, 1);

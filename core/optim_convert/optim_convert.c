@@ -278,11 +278,11 @@ static tsr_status make_trees(tsr_optim_job *j, result_store *s, tsr_error *err)
 {
     const uint32_t count = tsr_optim_file_count(j);
     s->arena = tsr_arena_new(j->host->allocator, (size_t)j->host->limits.memory_bytes, err);
-    tsr_tree *trees = s->arena ? tsr_arena_array(s->arena, count, sizeof *trees, err) : NULL;
+    tsr_stored_tree *trees = s->arena ? tsr_arena_array(s->arena, count, sizeof *trees, err) : NULL;
     tsr_mesh_rank *ranks = trees ? tsr_arena_array(s->arena, count, sizeof *ranks, err) : NULL;
     if (!ranks) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < count; i++) {
-        trees[i] = (tsr_tree){.name = j->file_names ? j->file_names[i] : TSR_STR("optim.pt"),
+        trees[i] = (tsr_stored_tree){.name = j->file_names ? j->file_names[i] : TSR_STR("optim.pt"),
                               .of = mesh_rank_of(j, i, &ranks[i])};
         TSR_TRY(tree_of(j, i, s->arena, &trees[i].root, err));
     }

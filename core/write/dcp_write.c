@@ -45,7 +45,7 @@ typedef struct writer {
 static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, tsr_arena *arena, tsr_torch_archive *out,
                                  tsr_torch_new_storage *storage, tsr_error *err)
 {
-    const tsr_dcp_source *source = &w->job.sources[piece->source];
+    const tsr_dcp_output_entry *source = &w->job.sources[piece->source];
     tsr_dtype dtype;
     uint32_t rank;
     uint64_t shape[TSR_MAX_RANK], elements;
@@ -77,7 +77,7 @@ static tsr_status add_errand(writer *w, size_t piece, uint32_t storage, const ts
 static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
 {
     const tsr_dcp_piece *piece = &w->job.pieces[i];
-    const tsr_dcp_source *source = &w->job.sources[piece->source];
+    const tsr_dcp_output_entry *source = &w->job.sources[piece->source];
     tsr_torch_archive archive;
     tsr_torch_new_storage storage;
     tsr_arena *passing = tsr_arena_new(w->host->allocator, 0, err);
@@ -232,7 +232,7 @@ static tsr_status order_blits(writer *w, tsr_error *err)
 static tsr_status describe_fragments(const writer *w, size_t i, tsr_dcp_new_item *out, tsr_error *err)
 {
     const tsr_dcp_piece *piece = &w->job.pieces[i];
-    const tsr_dcp_source *source = &w->job.sources[piece->source];
+    const tsr_dcp_output_entry *source = &w->job.sources[piece->source];
     uint64_t *offsets = tsr_arena_array(w->job.arena, 2 * ((size_t)source->entry->rank + 1), sizeof *offsets, err);
     if (!offsets) return TSR_E_NOMEM;
     uint64_t *sizes = offsets + source->entry->rank + 1;
@@ -276,7 +276,7 @@ static tsr_status root_key(const writer *w, tsr_dcp_new_entry *entry, tsr_error 
     return path->key.data || !path->key.size ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status describe_entry(const writer *w, const tsr_dcp_source *source, tsr_dcp_new_entry *out, tsr_error *err)
+static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *source, tsr_dcp_new_entry *out, tsr_error *err)
 {
     uint64_t elements, *shape = tsr_arena_array(w->job.arena, TSR_MAX_RANK, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;

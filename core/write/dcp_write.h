@@ -6,7 +6,7 @@
 #include "write/stage.h"
 
 /* An entry of the new checkpoint. */
-typedef struct tsr_dcp_source {
+typedef struct tsr_dcp_output_entry {
     const tsr_entry *entry; /* a tensor, or an object with its value */
     tsr_str name;
     const tsr_path_item *path;
@@ -14,7 +14,7 @@ typedef struct tsr_dcp_source {
     tsr_dtype dtype; /* tensors: at the destination */
     bool in_mcore_data;        /* tensors, as in tsr_dcp_new_entry */
     const uint64_t *fragments; /* NULL, or how many fragments on each dim the tensor is stored as (fragments.h) */
-} tsr_dcp_source;
+} tsr_dcp_output_entry;
 
 /* One item: a box of a tensor, or a whole object. Items of one source must come in the order of its chunks. Boxes of a source
  * with fragments are those of tsr_fragment_boxes. */
@@ -28,7 +28,7 @@ typedef struct tsr_dcp_piece {
 typedef struct tsr_dcp_job {
     tsr_checkpoint *checkpoint;
     tsr_arena *arena;
-    const tsr_dcp_source *sources;
+    const tsr_dcp_output_entry *sources;
     size_t source_count;
     const tsr_dcp_piece *pieces; /* sorted by file, and in the order in which they are to lie in it */
     size_t piece_count;

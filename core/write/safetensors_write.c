@@ -12,7 +12,7 @@ bool tsr_safetensors_holds(tsr_dtype dtype)
 }
 
 /* Type and shape of a piece as torch counts them; float6, which is bytes to the gather, as its entry has them. */
-static tsr_status describe(const tsr_piece *piece, uint64_t tag, tsr_arena *arena, tsr_safetensors_item *out, tsr_error *err)
+static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, tsr_arena *arena, tsr_safetensors_item *out, tsr_error *err)
 {
     uint64_t elements, *shape = tsr_arena_array(arena, TSR_MAX_RANK, sizeof *shape, err);
     tsr_dtype own;
@@ -28,7 +28,7 @@ static tsr_status describe(const tsr_piece *piece, uint64_t tag, tsr_arena *aren
     return TSR_OK;
 }
 
-static tsr_status lay_out_file(const tsr_piece *pieces, size_t count, tsr_safetensors_file *file, const tsr_host *host,
+static tsr_status lay_out_file(const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *file, const tsr_host *host,
                                tsr_arena *arena, tsr_blit *blits, tsr_error *err)
 {
     tsr_safetensors_item *items = tsr_arena_array(arena, count, sizeof *items, err);
@@ -36,7 +36,7 @@ static tsr_status lay_out_file(const tsr_piece *pieces, size_t count, tsr_safete
     for (size_t i = 0; i < count; i++) TSR_TRY(describe(&pieces[i], i, arena, &items[i], err));
     TSR_TRY(tsr_safetensors_plan_file(items, count, file->pairs, file->pair_count, host->allocator, &file->plan, err));
     for (size_t i = 0; i < count; i++) {
-        const tsr_piece *p = &pieces[items[i].tag];
+        const tsr_safetensors_output *p = &pieces[items[i].tag];
         blits[i] = (tsr_blit){.entry = p->entry,
                               .offsets = p->offsets,
                               .sizes = p->sizes,
@@ -49,7 +49,7 @@ static tsr_status lay_out_file(const tsr_piece *pieces, size_t count, tsr_safete
     return TSR_OK;
 }
 
-tsr_status tsr_safetensors_lay_out(const tsr_piece *pieces, size_t count, tsr_safetensors_file *files, uint32_t file_count,
+tsr_status tsr_safetensors_lay_out(const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *files, uint32_t file_count,
                                    const tsr_host *host, tsr_arena *arena, tsr_blit **blits, tsr_error *err)
 {
     *blits = tsr_arena_array(arena, count, sizeof **blits, err);

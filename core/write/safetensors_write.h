@@ -6,14 +6,14 @@
 #include "write/stage.h"
 
 /* A box of a tensor that goes into a file under a name. */
-typedef struct tsr_piece {
+typedef struct tsr_safetensors_output {
     const tsr_entry *entry;
     const uint64_t *offsets; /* NULL: the whole tensor. In the gather's geometry, as sizes */
     const uint64_t *sizes;
     tsr_str name;
     tsr_dtype dtype;
     uint32_t file; /* index into the files */
-} tsr_piece;
+} tsr_safetensors_output;
 
 typedef struct tsr_safetensors_file {
     tsr_str name;
@@ -28,7 +28,7 @@ bool tsr_safetensors_holds(tsr_dtype dtype);
 
 /* Lays out `count` pieces, sorted by file: plans of `files`, and one blit a piece in the order in which they lie
  * (blits[i].file is an index into `files`). Everything lives in `arena`. */
-tsr_status tsr_safetensors_lay_out(const tsr_piece *pieces, size_t count, tsr_safetensors_file *files, uint32_t file_count,
+tsr_status tsr_safetensors_lay_out(const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *files, uint32_t file_count,
                                    const tsr_host *host, tsr_arena *arena, tsr_blit **blits, tsr_error *err);
 /* What surrounds the blits: the headers of the files. */
 tsr_status tsr_safetensors_write_headers(const tsr_safetensors_file *files, uint32_t file_count, const tsr_sink *sink,

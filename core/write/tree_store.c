@@ -149,7 +149,7 @@ static tsr_status keep_pieces(tree_store *s, tree_file *file, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status add_file(tree_store *s, tsr_checkpoint *checkpoint, const tsr_tree *tree, tree_file *file, tsr_error *err)
+static tsr_status add_file(tree_store *s, tsr_checkpoint *checkpoint, const tsr_stored_tree *tree, tree_file *file, tsr_error *err)
 {
     file->name = tsr_arena_str(s->arena, tree->name, err);
     if (!file->name.data) return TSR_E_NOMEM;
@@ -178,7 +178,7 @@ static tsr_status list_files(tree_store *s, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status fill(tree_store *s, tsr_checkpoint *checkpoint, const tsr_tree *trees, tsr_error *err)
+static tsr_status fill(tree_store *s, tsr_checkpoint *checkpoint, const tsr_stored_tree *trees, tsr_error *err)
 {
     s->arena = tsr_arena_new(s->allocator, (size_t)tsr_checkpoint_host(checkpoint)->limits.memory_bytes, err);
     if (!s->arena) return TSR_E_NOMEM;
@@ -188,7 +188,7 @@ static tsr_status fill(tree_store *s, tsr_checkpoint *checkpoint, const tsr_tree
     return list_files(s, err);
 }
 
-tsr_status tsr_tree_store_new(tsr_checkpoint *checkpoint, const tsr_tree *trees, uint32_t count, tsr_store **out,
+tsr_status tsr_tree_store_new(tsr_checkpoint *checkpoint, const tsr_stored_tree *trees, uint32_t count, tsr_store **out,
                               tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;

@@ -133,7 +133,7 @@ tsr_status tsr_step_put(tsr_str records, const uint64_t *sums, uint32_t count, t
     return tsr_text_add(text, (tsr_str){(const char *)crc, 4}, err);
 }
 
-bool tsr_step_next(tsr_str *rest, tsr_step *out)
+bool tsr_journal_step_next(tsr_str *rest, tsr_journal_step *out)
 {
     const uint8_t *bytes = (const uint8_t *)rest->data;
     if (rest->size < HEAD + 4) return false;
@@ -142,12 +142,12 @@ bool tsr_step_next(tsr_str *rest, tsr_step *out)
     if (records > room || sums > room - records) return false;
     const size_t size = HEAD + (size_t)records + (size_t)sums;
     if (tsr_crc32(NULL, 0, bytes, size) != load(bytes + size, 4)) return false;
-    *out = (tsr_step){{rest->data + HEAD, (size_t)records}, bytes + HEAD + records, (uint32_t)(sums / SUM_BYTES)};
+    *out = (tsr_journal_step){{rest->data + HEAD, (size_t)records}, bytes + HEAD + records, (uint32_t)(sums / SUM_BYTES)};
     *rest = (tsr_str){rest->data + size + 4, rest->size - size - 4};
     return true;
 }
 
-void tsr_step_sum(const tsr_step *step, uint64_t *sums, uint32_t count)
+void tsr_journal_step_sum(const tsr_journal_step *step, uint64_t *sums, uint32_t count)
 {
     for (uint32_t i = 0; i < step->count; i++) {
         const uint64_t file = load(step->sums + SUM_BYTES * i, 4);

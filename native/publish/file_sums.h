@@ -27,17 +27,17 @@ uint64_t tsr_sum_add(uint64_t a, uint64_t b);
 
 /* What a journal keeps of one step: the records of the units that are done (tessera/sys/work.h), and what they added to the sums of
  * the files, by the output's numbers. A step whose end was not written is none. */
-typedef struct tsr_step {
+typedef struct tsr_journal_step {
     tsr_str records;
     const uint8_t *sums; /* count × (file u32, sum u64), little-endian */
     uint32_t count;
-} tsr_step;
+} tsr_journal_step;
 
 /* Appends a step to `text`; sums that are 0 are left out. */
 tsr_status tsr_step_put(tsr_str records, const uint64_t *sums, uint32_t count, tsr_vec *text, tsr_error *err);
 /* The first step of `rest`, which becomes what follows; false where there is no whole one. */
-bool tsr_step_next(tsr_str *rest, tsr_step *out);
+bool tsr_journal_step_next(tsr_str *rest, tsr_journal_step *out);
 /* Adds what a step added; files from `count` on are passed over. */
-void tsr_step_sum(const tsr_step *step, uint64_t *sums, uint32_t count);
+void tsr_journal_step_sum(const tsr_journal_step *step, uint64_t *sums, uint32_t count);
 
 #endif

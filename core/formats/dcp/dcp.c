@@ -11,7 +11,7 @@
 #include "formats/torch/torch_survey.h"
 
 /* What loading the metadata with pickle would do beside making data. */
-static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err)
+static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err)
 {
     const tsr_dcp_metadata *metadata = &source->metadata;
     const tsr_store_file *file = &checkpoint->store->files[source->file];
@@ -55,7 +55,7 @@ static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *i
 }
 
 /* What the metadata says of a tensor; another rank's metadata must say the same. */
-static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_source *source, const uint64_t *record, bool inserted,
+static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *source, const uint64_t *record, bool inserted,
                              tsr_error *err)
 {
     uint32_t rank;
@@ -73,7 +73,7 @@ static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_source *source, con
     return TSR_OK;
 }
 
-static tsr_status set_chunks(const tsr_dcp_source *source, const tsr_entry *entry, const uint64_t *record, tsr_chunk *chunks,
+static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry *entry, const uint64_t *record, tsr_chunk *chunks,
                              tsr_error *err)
 {
     const uint64_t *words = tsr_dcp_chunks(&source->metadata, record);
@@ -90,7 +90,7 @@ static tsr_status set_chunks(const tsr_dcp_source *source, const tsr_entry *entr
 }
 
 /* One pair of state_dict_metadata. */
-static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_ref key, tsr_ref value, tsr_error *err)
+static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_ref key, tsr_ref value, tsr_error *err)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     const tsr_dcp_metadata *metadata = &source->metadata;
@@ -120,7 +120,7 @@ static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_source *source, 
 }
 
 /* Chunks of all tensors together, and one for each object. */
-static uint64_t count_chunks(const tsr_dcp_source *source, const tsr_ref *pairs, size_t count)
+static uint64_t count_chunks(const tsr_dcp_output_entry *source, const tsr_ref *pairs, size_t count)
 {
     uint64_t total = 0;
     for (size_t i = 1; i < count; i += 2) {
@@ -130,7 +130,7 @@ static uint64_t count_chunks(const tsr_dcp_source *source, const tsr_ref *pairs,
     return total;
 }
 
-static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
+static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err)
 {
     size_t count;
     const tsr_ref *pairs = tsr_pickle_items(source->metadata.pickle, source->metadata.state_dict, &count);
@@ -173,7 +173,7 @@ static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle,
     return TSR_OK;
 }
 
-static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err)
+static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     const tsr_pickle *pickle = source->metadata.pickle;
@@ -187,7 +187,7 @@ static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_source *so
     return TSR_OK;
 }
 
-static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
+static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err)
 {
     TSR_TRY(judge_pickle(checkpoint, source, err));
     TSR_TRY(add_entries(checkpoint, source, err));
@@ -196,7 +196,7 @@ static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_source *source
     return tsr_dcp_place(checkpoint, source, err);
 }
 
-static tsr_status read_source(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err)
+static tsr_status read_source(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err)
 {
     tsr_bytes bytes;
     const tsr_store_file *file = &checkpoint->store->files[source->file];

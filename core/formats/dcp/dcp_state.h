@@ -9,13 +9,13 @@
 #include "tessera/sys/map.h"
 
 /* One metadata file: `.metadata`, or a rank's `__R.metadata`. */
-typedef struct tsr_dcp_source {
+typedef struct tsr_dcp_output_entry {
     tsr_dcp_metadata metadata;
     uint32_t file;
     tsr_chunk *chunks; /* of all its tensors and objects; chunks of one entry lie together; the source's own memory */
     uint64_t chunk_count, chunk_room;
     tsr_vec parts; /* tsr_dcp_part */
-} tsr_dcp_source;
+} tsr_dcp_output_entry;
 
 /* The chunks that one source has of one entry. */
 typedef struct tsr_dcp_part {
@@ -32,7 +32,7 @@ typedef struct tsr_dcp_original {
 } tsr_dcp_original;
 
 typedef struct tsr_dcp_state {
-    tsr_dcp_source *sources;
+    tsr_dcp_output_entry *sources;
     uint32_t source_count;
     tsr_map *names;     /* FQN → entry, while opening */
     tsr_vec entries;    /* tsr_entry, while opening */
@@ -61,9 +61,9 @@ static inline tsr_dcp_state *tsr_dcp_state_of(const tsr_checkpoint *checkpoint)
 #define TSR_DCP_NO_ENTRY UINT32_MAX
 
 /* Keeps the shapes of `mcore_data`. TSR_E_FORMAT for one that is not made of sizes. */
-tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_source *source, tsr_error *err);
+tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err);
 /* Gives the chunks of a source their place in the files. `entries` and their parts must be complete for this source. */
-tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_source *source, tsr_error *err);
+tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err);
 /* Opens the safetensors files among the data files and gives their chunks a view. */
 tsr_status tsr_dcp_place_safetensors(tsr_checkpoint *checkpoint, tsr_error *err);
 

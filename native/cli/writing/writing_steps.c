@@ -27,9 +27,9 @@ tsr_status cli_append_step(cli_writing *w, tsr_str records, tsr_error *err)
 /* Marks what whole steps say is done; *left is what follows them. */
 static tsr_status take_steps(const cli_writing *w, tsr_str text, tsr_str *left, tsr_error *err)
 {
-    tsr_step step;
+    tsr_journal_step step;
     tsr_status status = TSR_OK;
-    while (status == TSR_OK && tsr_step_next(&text, &step)) status = tsr_work_take(w->work, step.records, NULL, err);
+    while (status == TSR_OK && tsr_journal_step_next(&text, &step)) status = tsr_work_take(w->work, step.records, NULL, err);
     *left = text;
     return status;
 }
@@ -57,7 +57,7 @@ tsr_status cli_take_steps(cli_writing *w, bool others, tsr_error *err)
 tsr_status cli_verify_written(cli_writing *w, tsr_error *err)
 {
     tsr_leftover *found;
-    tsr_step step;
+    tsr_journal_step step;
     uint64_t *sums;
     uint32_t files;
     size_t count;
@@ -65,7 +65,7 @@ tsr_status cli_verify_written(cli_writing *w, tsr_error *err)
     if (status == TSR_OK) status = tsr_journals_list(&w->journals, w->arena, &found, &count, err);
     for (size_t i = 0; status == TSR_OK && i < count; i++) {
         tsr_str text = cli_is_own(w, &found[i]) && found[i].part ? found[i].records : TSR_STR("");
-        while (tsr_step_next(&text, &step)) tsr_step_sum(&step, sums, files);
+        while (tsr_journal_step_next(&text, &step)) tsr_journal_step_sum(&step, sums, files);
     }
     return status == TSR_OK ? tsr_folder_output_verify(w->output, sums, files, err) : status;
 }

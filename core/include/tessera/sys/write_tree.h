@@ -40,18 +40,18 @@ tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, con
                           tsr_error *err);
 
 /* A file of a tree store. */
-typedef struct tsr_tree {
+typedef struct tsr_stored_tree {
     tsr_str name;
     const tsr_value *root;
     const tsr_mesh_rank *of; /* as in tsr_write_tree; may be NULL */
-} tsr_tree;
+} tsr_stored_tree;
 
 /* A store of the files that tsr_write_tree would write of `count` trees. What surrounds the tensors is made now and kept, the
  * tensors are read from `checkpoint` when their bytes are asked for. The files differ from the written ones in their
  * checksums alone, all of which are 0. Copies names; borrows the checkpoint, the trees and their meshes until the store is
  * closed. The primary file is the only one, or none. Errors: as tsr_write_tree, but for those of writing; TSR_E_USAGE for a
  * name that is there twice. */
-tsr_status tsr_tree_store_new(tsr_checkpoint *checkpoint, const tsr_tree *trees, uint32_t count, tsr_store **out,
+tsr_status tsr_tree_store_new(tsr_checkpoint *checkpoint, const tsr_stored_tree *trees, uint32_t count, tsr_store **out,
                               tsr_error *err);
 
 TSR_API_END
