@@ -47,11 +47,11 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     if (shard->rank) memcpy(box + shard->rank, shard->boxes[0].sizes, shard->rank * sizeof *box);
     o->order = g->owned.count;
     o->piece = (tsr_safetensors_output){.entry = entry,
-                           .offsets = box,
-                           .sizes = box + shard->rank,
-                           .name = row->name,
-                           .dtype = row->dtype,
-                           .file = (uint32_t)owner};
+                                        .offsets = box,
+                                        .sizes = box + shard->rank,
+                                        .name = row->name,
+                                        .dtype = row->dtype,
+                                        .file = (uint32_t)owner};
     return tsr_blit_measure(entry, NULL, row->dtype, &row->bytes, err);
 }
 

@@ -12,7 +12,8 @@ bool tsr_safetensors_holds(tsr_dtype dtype)
 }
 
 /* Type and shape of a piece as torch counts them; float6, which is bytes to the gather, as its entry has them. */
-static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, tsr_arena *arena, tsr_safetensors_item *out, tsr_error *err)
+static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, tsr_arena *arena, tsr_safetensors_item *out,
+                           tsr_error *err)
 {
     uint64_t elements, *shape = tsr_arena_array(arena, TSR_MAX_RANK, sizeof *shape, err);
     tsr_dtype own;
@@ -49,8 +50,9 @@ static tsr_status lay_out_file(const tsr_safetensors_output *pieces, size_t coun
     return TSR_OK;
 }
 
-tsr_status tsr_safetensors_lay_out(const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *files, uint32_t file_count,
-                                   const tsr_host *host, tsr_arena *arena, tsr_blit **blits, tsr_error *err)
+tsr_status tsr_safetensors_lay_out(const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *files,
+                                   uint32_t file_count, const tsr_host *host, tsr_arena *arena, tsr_blit **blits,
+                                   tsr_error *err)
 {
     *blits = tsr_arena_array(arena, count, sizeof **blits, err);
     if (!*blits) return TSR_E_NOMEM;
