@@ -19,9 +19,6 @@ tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, 
 tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err); /* Megatron's, too */
 tsr_status tsr_convert_to_universal(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
 
-/* A written row as a source for tsr_dcp_lay_out; completes the row's bytes and flags. */
-tsr_status tsr_dcp_output_entry_of(const tsr_conversion_job *job, tsr_converted *row, tsr_dcp_output_entry *out, tsr_error *err);
-
 /* NULL, or why a container cannot have a row (for tsr_choose). */
 const char *tsr_safetensors_refusal(const tsr_converted *row);
 const char *tsr_torch_refusal(const tsr_converted *row); /* DCP too */

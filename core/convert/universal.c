@@ -10,6 +10,7 @@
 
 #include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef struct making {
     const tsr_chosen *chosen;

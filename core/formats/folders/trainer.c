@@ -5,13 +5,13 @@
 
 static const char *const optimizers[] = {"optimizer.pt", "optimizer.bin", NULL};
 
+/* What save_model leaves in the end has training_args.bin, and no state of the training. */
 static tsr_status is_trainer(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
-    const bool model = tsr_folder_first(store, tsr_trainer_models) != TSR_NO_FILE;
-    const bool unfinished = tsr_folder_has(store, "training_args.bin") && tsr_folder_has(store, "optimizer.pt");
     (void)err;
-    *is = model && (tsr_folder_has(store, "trainer_state.json") || unfinished);
+    *is = tsr_folder_first(store, tsr_trainer_models) != TSR_NO_FILE &&
+          (tsr_folder_has(store, "trainer_state.json") || tsr_folder_has(store, "training_args.bin"));
     return TSR_OK;
 }
 
@@ -33,7 +33,7 @@ static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(tsr_folder_mount_file(checkpoint, "model", tsr_folder_first(checkpoint->store, tsr_trainer_models), err));
     TSR_TRY(mount_optimizer(checkpoint, err));
     TSR_TRY(tsr_folder_mount_rest(checkpoint, err));
-    if (tsr_folder_has(checkpoint->store, "trainer_state.json")) return TSR_OK;
+    if (tsr_folder_has(checkpoint->store, "trainer_state.json") || !tsr_folder_has(checkpoint->store, "optimizer.pt")) return TSR_OK;
     const tsr_str message =
         TSR_STR("'trainer_state.json' is missing next to 'training_args.bin' and 'optimizer.pt': the Trainer writes it last, so the "
                 "save was interrupted, or the file was not copied");

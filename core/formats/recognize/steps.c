@@ -270,7 +270,7 @@ static tsr_status follow_marker(choice *c, bool *followed)
     *followed = line.size > 0;
     if (!*followed) return TSR_OK;
     TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
-    if (!directory.data && checkpoint->store->deepen) { /* its files may be further down: mp_rank_00/model_optim_rng.pt */
+    if (!directory.data && checkpoint->store->deepen) { /* what it holds may be further down than the store has listed */
         bool cut, deeper;
         TSR_TRY(checkpoint->store->deepen(checkpoint->store, TSR_BELOW_LEVELS, &cut, &deeper, c->err));
         TSR_TRY(directory_of(checkpoint, line, &directory, c->err));

@@ -106,7 +106,7 @@ typedef struct cli_writing {
 } cli_writing;
 
 /* The words of --to and --objects, by tsr_container and tsr_objects. */
-extern const char *const cli_containers[4], *const cli_objects[5];
+extern const char *const cli_containers[5], *const cli_objects[5];
 /* Writes, checks that the source did not change, publishes, reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything but the source; removes what was not published. */

@@ -1,0 +1,212 @@
+"""Directories of training loops: parts, steps, and files of several nodes. tests/golden/folders holds what the real libraries
+wrote (make_folders.py)."""
+import json
+import os
+import shutil
+import struct
+
+from harness import ROOT, need, sample, test
+
+FOLDERS = os.path.join(ROOT, "tests", "golden", "folders")
+
+
+def golden(name):
+    with open(os.path.join(FOLDERS, name + ".expect.json")) as f:
+        return os.path.join(FOLDERS, name), json.load(f)
+
+
+def rows(doc):
+    return {e["fqn"]: e for e in doc["entries"]}
+
+
+def tensors(doc):
+    return {k: {"dtype": e["dtype"], "shape": e["shape"], "sha256": e["hash"]["digest"]} for k, e in rows(doc).items() if e["kind"] == "tensor"}
+
+
+def check_part(doc, want, prefix=""):
+    got = tensors(doc)
+    for name, entry in want["entries"].items():
+        need(got.get(prefix + name) == entry, f"{prefix + name}: {got.get(prefix + name)}, the library has {entry}")
+    for name, value in want["objects"].items():
+        need(prefix + name in rows(doc), f"{prefix + name} is not listed")
+        found = rows(doc)[prefix + name].get("value")
+        need(type(found) is type(value) and found == value, f"{prefix + name}: {found!r}, the library has {value!r}")
+
+
+def check_folder(t, name):
+    path, want = golden(name)
+    whole = t.json("inspect", path, "--json", "--hash", "sha256")
+    need(whole["format"] == want["format"], whole["format"])
+    listed = {p["name"]: p for p in whole["summary"]["parts"]}
+    for part, expected in want["parts"].items():
+        check_part(whole, expected, part + ".")
+        alone = t.json("inspect", path, "--json", "--hash", "sha256", "--part", part)
+        check_part(alone, expected)
+        need(listed[part]["tensors"] == sum(e["kind"] == "tensor" for e in alone["entries"]), listed[part])
+        need(listed[part]["tensors"] + listed[part]["objects"] == len(alone["entries"]), listed[part])
+        need(part in t.text("inspect", path).splitlines()[1], "the head names the parts")
+    t.run("validate", path, "--deep")
+    return path, want
+
+
+def check_written(t, source, want, part):
+    """convert --part gives the tensors of the part, in every format."""
+    for to, dest in (("safetensors", "one.safetensors"), ("torch", "one.pt"), ("dcp", "one")):
+        t.run("convert", source, t.at(dest), "--to", to, "--part", part)
+        check_part(t.json("inspect", t.at(dest), "--json", "--hash", "sha256"), {"entries": want["entries"], "objects": {}})
+
+
+@test
+def test_torch_checkpointing_is_read_as_the_package_wrote_it(t):
+    path, want = check_folder(t, "torch_checkpointing")
+    check_written(t, path, want["parts"]["model"], "model")
+    shutil.copytree(path, t.at("lost"), ignore=lambda _, names: ["model_0.pt"])
+    found = t.json("validate", t.at("lost"), "--json", status=1)["findings"]
+    need(any(f["rule"] == "parts/incomplete-save" and "model_0.pt" in f["message"] for f in found), found)
+    need("model_0.pt" in t.run("convert", t.at("lost"), t.at("x.pt"), "--to", "torch", status=2).stderr.decode(), "what is missing")
+
+
+@test
+def test_a_trainer_checkpoint_is_read_as_the_trainer_wrote_it(t):
+    path, want = check_folder(t, "trainer")
+    check_written(t, path, want["parts"]["model"], "model")
+    t.run("convert", path, t.at("parts"), "--to", "safetensors", "--objects", "drop")
+    need(sorted(os.listdir(t.at("parts"))) == ["model.safetensors", "optimizer.safetensors", "rng_state.safetensors"], os.listdir(t.at("parts")))
+    for part in ("model", "optimizer"):
+        check_part(t.json("inspect", t.at("parts", part + ".safetensors"), "--json", "--hash", "sha256"), {"entries": want["parts"][part]["entries"], "objects": {}})
+    t.run("diff", path, os.path.join(path, "model.safetensors"), "--part", "model", "--values")
+
+
+@test
+def test_a_trainer_checkpoint_without_its_state_was_interrupted(t):
+    path = golden("trainer")[0]
+    shutil.copytree(path, t.at("lost"), ignore=lambda _, names: ["trainer_state.json"])
+    found = t.json("validate", t.at("lost"), "--json", status=1)["findings"]
+    need(any(f["rule"] == "parts/incomplete-save" and "trainer_state.json" in f["message"] for f in found), found)
+    need("model.lm_head.weight" in rows(t.json("inspect", t.at("lost"), "--json")), "what is there is listed")
+    message = t.run("convert", t.at("lost"), t.at("x.safetensors"), "--part", "model", status=2).stderr.decode()
+    need("trainer_state.json" in message and not os.path.exists(t.at("x.safetensors")), message)
+    shutil.copytree(path, t.at("final"), ignore=lambda _, names: ["trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
+    t.run("validate", t.at("final"))
+
+
+@test
+def test_a_file_of_a_part_that_cannot_be_read_is_a_finding(t):
+    shutil.copytree(golden("trainer")[0], t.at("cut"))
+    os.truncate(t.at("cut", "optimizer.pt"), 1000)
+    found = t.json("validate", t.at("cut"), "--json", status=1)["findings"]
+    need(any(f["level"] == "error" and f.get("file") == "optimizer.pt" for f in found), found)
+    need("model.lm_head.weight" in rows(t.json("inspect", t.at("cut"), "--json")), "what is there is listed")
+    need("optimizer.pt" in t.run("convert", t.at("cut"), t.at("x"), "--to", "dcp", status=2).stderr.decode(), "the file is named")
+
+
+@test
+def test_numbers_that_json_does_not_know_are_those_of_python(t):
+    shutil.copytree(golden("trainer")[0], t.at("nan"))
+    with open(t.at("nan", "trainer_state.json"), "w") as f:
+        f.write('{"log_history": [{"loss": NaN, "note": "NaN -Infinity 1"}], "best": -Infinity, "epoch": 2.0, "steps": 12}')
+    got = rows(t.json("inspect", t.at("nan"), "--json", "--part", "trainer_state"))
+    need(got["epoch"]["value"] == 2.0 and isinstance(got["epoch"]["value"], float) and got["steps"]["value"] == 12, got)
+    need("nan" in got["log_history.0.loss"]["repr"] and "-inf" in got["best"]["repr"], got)
+    need(got["log_history.0.note"]["value"] == "NaN -Infinity 1", got)
+
+
+@test
+def test_a_part_that_is_not_there_is_refused_with_those_that_are(t):
+    message = t.run("inspect", golden("trainer")[0], "--part", "modle", status=2).stderr.decode()
+    need("'modle'" in message and all(f"'{p}'" in message for p in ("model", "optimizer", "trainer_state")), message)
+    plain = sample("dcp_fsdp2")[0]
+    need("not made of parts" in t.run("inspect", plain, "--part", "model", status=2).stderr.decode(), "a plain DCP has none")
+
+
+def run_of_steps(t, *steps, below="checkpoint"):
+    for n in steps:
+        shutil.copytree(sample("dcp_fsdp2")[0], t.at("run", below, f"step-{n}"))
+        with open(t.at("run", below, f"step-{n}", "notes.txt"), "w") as f:
+            f.write(str(n))
+    return t.at("run")
+
+
+@test
+def test_a_step_is_found_by_its_name_its_number_and_its_age(t):
+    path = run_of_steps(t, 2, 10)
+    message = t.run("inspect", path, status=2).stderr.decode()
+    need("checkpoint/step-2 (dcp)" in message and "checkpoint/step-10 (dcp)" in message, message)
+    for asked, step in (("2", "step-2"), ("latest", "step-10"), ("step-10", "step-10"), ("checkpoint/step-2", "step-2")):
+        need(f"step checkpoint/{step}" in t.text("inspect", path, "--step", asked).splitlines()[1], asked)
+    need("there is no step '3'" in t.run("inspect", path, "--step", "3", status=2).stderr.decode(), "the steps are listed")
+    need("fits 2 checkpoints" in t.run("inspect", path, "--step", "checkpoint", status=2).stderr.decode(), "both are listed")
+    t.run("diff", path, os.path.join(path, "checkpoint", "step-2"), "--step", "10", status=2)
+    t.run("convert", path, t.at("out.pt"), "--to", "torch", "--step", "2")
+    need("not for a file" in t.run("inspect", t.at("out.pt"), "--step", "2", status=2).stderr.decode(), "a file has no steps")
+
+
+@test
+def test_the_same_step_of_two_models_must_be_chosen_by_its_path(t):
+    for model in ("actor", "critic"):
+        shutil.copytree(sample("dcp_fsdp2")[0], t.at("run", "global_step_5", model))
+    message = t.run("inspect", t.at("run"), "--step", "5", status=2).stderr.decode()
+    need("global_step_5/actor" in message and "global_step_5/critic" in message, message)
+    t.run("inspect", t.at("run"), "--step", "global_step_5/critic")
+
+
+@test
+def test_a_marker_file_is_followed_and_named(t):
+    path = run_of_steps(t, 1, 2, below=".")
+    for marker, line, step in (("latest", "step-1", "step-1"), ("latest_checkpointed_iteration.txt", "2\n", "global_step_2")):
+        with open(os.path.join(path, marker), "w") as f:
+            f.write(line)
+        if marker != "latest":
+            os.remove(os.path.join(path, "latest"))
+            os.makedirs(t.at("run", "global_step_2"))
+            os.rename(t.at("run", "step-2"), t.at("run", "global_step_2", "actor"))
+            step += "/actor"
+        need(f"step {step}, which the file '{marker}' names" in t.text("inspect", path).splitlines()[1], t.text("inspect", path))
+    with open(os.path.join(path, "latest"), "w") as f:
+        f.write("step-9")
+    message = t.run("inspect", path, status=2).stderr.decode()
+    need("'latest' names the checkpoint 'step-9', which is not in the directory" in message, message)
+    t.run("inspect", path, "--step", "1")
+
+
+@test
+def test_directories_of_several_nodes_are_one_checkpoint(t):
+    whole = sample("dcp_fsdp2")[0]
+    files = sorted(os.listdir(whole))
+    data = [f for f in files if f.endswith(".distcp")]
+    for node, kept in (("a", [".metadata", data[0]]), ("b", data[1:])):
+        os.makedirs(t.at(node))
+        for name in kept:
+            shutil.copy(os.path.join(whole, name), t.at(node, name))
+    need(data[1] in t.run("convert", t.at("a"), t.at("x.pt"), "--to", "torch", status=2).stderr.decode(), "one node alone lacks files")
+    t.run("validate", t.at("a"), "--also", t.at("b"), "--deep")
+    t.run("diff", t.at("a"), whole, "--also", t.at("b"), "--values")
+    shutil.copy(os.path.join(whole, data[0]), t.at("b"))
+    t.run("validate", t.at("a"), "--also", t.at("b"))
+    with open(t.at("b", data[0]), "r+b") as f:
+        f.seek(40)
+        byte = f.read(1)
+        f.seek(40)
+        f.write(bytes([byte[0] ^ 1]))
+    for command in (["inspect", t.at("a")], ["convert", t.at("a"), t.at("y.pt"), "--to", "torch"]):
+        message = t.run(*command, "--also", t.at("b"), status=2).stderr.decode()
+        need(data[0] in message and "different bytes" in message, message)
+    need("is a file" in t.run("inspect", t.at("a"), "--also", t.at("a", ".metadata"), status=2).stderr.decode(), "directories only")
+
+
+@test
+def test_what_is_left_out_is_named_with_the_tool_that_reads_it(t):
+    member = lambda name: b"PK\3\4" + bytes(22) + struct.pack("<HH", len(name), 0) + name + bytes(40)
+    for name, data, tool in (("m.gguf", b"GGUF\3\0\0\0" + bytes(40), "llama.cpp"), ("m.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "keras"),
+                             ("m.npz", member(b"w.npy"), "numpy.load"), ("m.keras", member(b"metadata.json"), "keras.models.load_model"),
+                             ("m.nemo", b"\x1f\x8b" + bytes(400), "NeMo"), ("m.onnx", b"\x08\x07\x12\x07pytorch", "onnx.load")):
+        with open(t.at(name), "wb") as f:
+            f.write(data)
+        message = t.run("inspect", t.at(name), status=2).stderr.decode()
+        need(tool in message and message.count("\n") == 1, message)
+    for name, tool in (("_CHECKPOINT_METADATA", "orbax.checkpoint"), (".zgroup", "zarr"), (".snapshot_metadata", "torchsnapshot.Snapshot")):
+        os.makedirs(t.at("d" + name, "array"))
+        for path in (name, "array/0"):
+            with open(t.at("d" + name, path), "w") as f:
+                f.write("{}")
+        need(tool in t.run("inspect", t.at("d" + name), status=2).stderr.decode(), name)
