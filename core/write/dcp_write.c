@@ -276,6 +276,13 @@ static tsr_status root_key(const writer *w, tsr_dcp_new_entry *entry, tsr_error 
     return path->key.data || !path->key.size ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* A tensor subclass is a tensor to the metadata, as PyTorch writes it; its item holds the tensors that it wraps. */
+static bool is_subclass(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_OPAQUE && entry->value && tsr_torch_is_subclass(entry->value) && entry->shape &&
+           entry->dtype != TSR_DTYPE_NONE;
+}
+
 static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *source, tsr_dcp_new_entry *out, tsr_error *err)
 {
     uint64_t elements, *shape = tsr_arena_array(w->job.arena, TSR_MAX_RANK, sizeof *shape, err);
@@ -283,11 +290,17 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *so
     *out = (tsr_dcp_new_entry){.fqn = source->name,
                                .path = source->path,
                                .path_length = source->path_length,
-                               .tensor = source->entry->kind == TSR_ENTRY_TENSOR,
+                               .tensor = source->entry->kind == TSR_ENTRY_TENSOR || is_subclass(source->entry),
                                .requires_grad = source->entry->requires_grad,
                                .shape = shape};
     if (!out->path_length || out->path[0].kind == TSR_PATH_INDEX) TSR_TRY(root_key(w, out, err));
     if (!out->tensor) return TSR_OK;
+    if (source->entry->kind != TSR_ENTRY_TENSOR) {
+        out->dtype = source->entry->dtype;
+        out->rank = source->entry->rank;
+        out->shape = source->entry->shape;
+        return TSR_OK;
+    }
     TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, shape, &elements, err));
     if (source->dtype != source->entry->dtype) out->dtype = source->dtype;
     out->in_mcore_data = source->in_mcore_data;

@@ -15,12 +15,41 @@ void tsr_put_dtype_and_shape(tsr_json *json, const tsr_entry *entry)
     tsr_json_u64s(json, entry->shape, entry->rank);
 }
 
+/* The tensors among some pairs; those of a "state" count as the parts' own. */
+static void put_tensors(tsr_json *json, const tsr_value *parts, bool nested)
+{
+    for (size_t i = 0; i + 1 < parts->count; i += 2) {
+        const tsr_value *key = parts->items[i], *part = parts->items[i + 1];
+        if (key->kind != TSR_VALUE_STR) continue;
+        if (part->kind == TSR_VALUE_DICT && !nested && tsr_str_equal(key->text, TSR_STR("state"))) put_tensors(json, part, true);
+        if (part->kind != TSR_VALUE_TENSOR) continue;
+        tsr_json_object(json);
+        tsr_json_key(json, "name");
+        tsr_json_str(json, key->text);
+        tsr_put_dtype_and_shape(json, part->as.tensor);
+        tsr_json_object_end(json);
+    }
+}
+
+/* What a tensor that is not dense consists of. */
+static void put_inner(tsr_json *json, const tsr_entry *entry)
+{
+    const tsr_value *value = entry->value;
+    const bool parts = value && value->kind == TSR_VALUE_OBJECT && value->count && value->items[0]->kind == TSR_VALUE_DICT;
+    if (entry->kind != TSR_ENTRY_OPAQUE || entry->dtype == TSR_DTYPE_NONE || !parts) return;
+    tsr_json_key(json, "inner");
+    tsr_json_array(json);
+    put_tensors(json, value->items[0], false);
+    tsr_json_array_end(json);
+}
+
 void tsr_put_object(tsr_json *json, const tsr_entry *entry, const tsr_host *host)
 {
     char text[REPR_BYTES];
     tsr_json_key(json, "type");
     tsr_json_str(json, entry->type);
     if (entry->kind == TSR_ENTRY_OPAQUE && entry->dtype != TSR_DTYPE_NONE) tsr_put_dtype_and_shape(json, entry);
+    put_inner(json, entry);
     if (!entry->value) return;
     const tsr_value *member = tsr_enum_value(entry->value), *value = member ? member : entry->value;
     if (entry->kind == TSR_ENTRY_OBJECT && tsr_value_is_json(value, VALUE_DEPTH, host->limits.expansion)) {

@@ -334,6 +334,7 @@ static tsr_status read_all(tsr_checkpoint *checkpoint, tsr_error *err)
     checkpoint->catalog.compressed = state->zstd != NULL;
     TSR_TRY(tsr_dcp_place_safetensors(checkpoint, err));
     TSR_TRY(report_unreferenced(checkpoint, err));
+    TSR_TRY(tsr_dcp_find_subclasses(checkpoint, entries, count, err));
     return tsr_dcp_read_objects(checkpoint, entries, count, err);
 }
 

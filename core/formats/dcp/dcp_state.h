@@ -95,6 +95,8 @@ tsr_status tsr_dcp_extents_of(tsr_checkpoint *checkpoint, const tsr_entry *entri
 tsr_status tsr_dcp_extents(tsr_checkpoint *checkpoint,
                            tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                            tsr_error *err);
+/* Tensors whose items hold a tensor subclass become opaque entries with its parts, where their lengths show it. */
+tsr_status tsr_dcp_find_subclasses(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err);
 /* The values of byte items. */
 tsr_status tsr_dcp_read_objects(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err);
 

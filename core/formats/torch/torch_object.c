@@ -4,6 +4,7 @@
  * Sources: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.py of PyTorch 2.13. */
 #include "base/try.h"
 #include "formats/torch/torch_walk.h"
+#include "formats/torch/torch_writer.h"
 
 typedef struct part {
     const char *name;
@@ -292,11 +293,12 @@ static tsr_status fill_wrapper(tsr_torch_build *build, tsr_value *value, tsr_ref
     if (!name.data) return TSR_E_NOMEM;
     part parts[] = {{dtensor ? "local_tensor" : "state", dtensor ? local : state},
                     {"dtype", tsr_pickle_item(pickle, args, 1)},
-                    {"size", tsr_pickle_item(pickle, args, 2)}};
+                    {"size", tsr_pickle_item(pickle, args, 2)},
+                    {TSR_TORCH_WRAPPER_PART, args}};
     if (dtensor) out->then = TSR_THEN_DTENSOR;
     out->args = args;
     out->state = state;
-    return fill_parts(build, value, name, parts, 3, out, err);
+    return fill_parts(build, value, name, parts, dtensor ? 3 : 4, out, err);
 }
 
 /* _rebuild_from_type_v2(function, type, args, state): the call that it makes, looked at instead of made. */

@@ -229,6 +229,25 @@ static void put_complex(tsr_pickler *p, double re, double im)
     tsr_pickler_reduce(p);
 }
 
+static bool is_layout(tsr_str name)
+{
+    static const char *const layouts[] = {"torch.strided",    "torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc",
+                                          "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn",    "torch.jagged"};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
+        if (tsr_str_equal(name, tsr_str_from(layouts[i]))) return true;
+    return false;
+}
+
+/* As torch.layout pickles itself: the weights_only loader takes no layout by its own name. */
+static tsr_status put_layout(emitter *e, tsr_str name)
+{
+    tsr_pickler_global(&e->pickler, TSR_STR("torch.serialization"), TSR_STR("_get_layout"));
+    tsr_pickler_str(&e->pickler, name);
+    tsr_pickler_tuple(&e->pickler, 1);
+    tsr_pickler_reduce(&e->pickler);
+    return TSR_OK;
+}
+
 static tsr_status put_leaf(emitter *e, const tsr_value *value)
 {
     tsr_pickler *p = &e->pickler;
@@ -251,7 +270,7 @@ static tsr_status put_leaf(emitter *e, const tsr_value *value)
         tsr_pickler_tuple(p, 1);
         tsr_pickler_reduce(p);
         break;
-    case TSR_VALUE_GLOBAL: return put_global(e, value->text);
+    case TSR_VALUE_GLOBAL: return is_layout(value->text) ? put_layout(e, value->text) : put_global(e, value->text);
     case TSR_VALUE_TENSOR:
         tensor = tensor_of(e->tree, value->as.tensor);
         if (!tensor) return refuse(e, "the tensor", value->as.tensor->fqn);
@@ -260,6 +279,17 @@ static tsr_status put_leaf(emitter *e, const tsr_value *value)
     default: return refuse(e, "a value of kind", TSR_STR("unknown"));
     }
     return TSR_OK;
+}
+
+/* The call that makes a tensor subclass, up to its last two arguments. */
+static tsr_status open_subclass(emitter *e, const tsr_value *value)
+{
+    tsr_pickler *p = &e->pickler;
+    tsr_pickler_global(p, TSR_STR("torch._tensor"), TSR_STR("_rebuild_from_type_v2"));
+    tsr_pickler_mark(p);
+    tsr_pickler_global(p, TSR_STR("torch._utils"), TSR_STR("_rebuild_wrapper_subclass"));
+    TSR_TRY(put_global(e, value->text));
+    return push(e, value, WHOLE);
 }
 
 /* What comes before a container's parts. */
@@ -281,6 +311,7 @@ static tsr_status open_container(emitter *e, const tsr_value *value)
         break;
     case TSR_VALUE_SIZE: tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("Size")); break;
     case TSR_VALUE_OBJECT:
+        if (tsr_torch_is_subclass(value)) return open_subclass(e, value);
         if (value->count && value->items[0]->kind == TSR_VALUE_DICT) return refuse(e, "an object of class", value->text);
         if (value->called && !tsr_enum_value(value) && !may_be_called(value))
             return refuse(e, "a call of", value->text);
@@ -341,6 +372,22 @@ static const tsr_value *object_part(const tsr_value *object, size_t part)
     return value && value->kind != TSR_VALUE_NONE ? value : NULL;
 }
 
+/* Arguments and state of a tensor subclass, and the call. */
+static tsr_status step_subclass(emitter *e, frame *f)
+{
+    const tsr_value *parts = f->value->items[0];
+    switch (f->next++) {
+    case 0: return put_value(e, tsr_value_get(parts, TSR_STR(TSR_TORCH_WRAPPER_PART)));
+    case 1: return put_value(e, tsr_value_get(parts, TSR_STR("state")));
+    default:
+        tsr_pickler_tuple(&e->pickler, 4);
+        tsr_pickler_reduce(&e->pickler);
+        TSR_TRY(remember(e, f->value));
+        e->frames.count--;
+        return TSR_OK;
+    }
+}
+
 /* An instance: class, arguments, what was appended and set, state; parts are {args, state, list items, dict items}. */
 static tsr_status step_object(emitter *e, frame *f)
 {
@@ -391,7 +438,7 @@ static tsr_status step_attributes(emitter *e, frame *f)
 static tsr_status step(emitter *e)
 {
     frame *f = (frame *)e->frames.items + e->frames.count - 1;
-    if (f->value->kind == TSR_VALUE_OBJECT) return step_object(e, f);
+    if (f->value->kind == TSR_VALUE_OBJECT) return tsr_torch_is_subclass(f->value) ? step_subclass(e, f) : step_object(e, f);
     if (f->next < f->value->count) return put_value(e, f->value->items[f->next++]);
     if (f->mode == WHOLE && tsr_value_attributes(f->value)) return step_attributes(e, f);
     const frame done = *f;
@@ -442,6 +489,13 @@ tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, ts
 }
 
 /* ---- what the careful loader takes ---- */
+
+bool tsr_torch_is_subclass(const tsr_value *value)
+{
+    const tsr_value *parts = value->kind == TSR_VALUE_OBJECT && value->count == 1 ? value->items[0] : NULL;
+    const tsr_value *args = parts && parts->kind == TSR_VALUE_DICT ? tsr_value_get(parts, TSR_STR(TSR_TORCH_WRAPPER_PART)) : NULL;
+    return args && args->kind == TSR_VALUE_TUPLE && tsr_value_get(parts, TSR_STR("state"));
+}
 
 bool tsr_torch_is_plain(const tsr_value *value)
 {

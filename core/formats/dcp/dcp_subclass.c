@@ -1,0 +1,84 @@
+/* Tensor subclasses (torchao's quantized weights) in a DCP. The metadata has them as plain tensors of their outer dtype and
+ * size; only the item tells that it holds several tensors and no elements of that dtype.
+ *
+ * A listing opens no items of tensors, but for those whose length shows that they are not plain: what is around the elements
+ * of a plain tensor has one of a few lengths, which depend on the version of PyTorch. Lengths that were met and belong to a
+ * plain tensor are not looked at again. */
+#include "base/try.h"
+#include "formats/dcp/dcp_state.h"
+#include "formats/torch/torch_flatten.h"
+#include "formats/torch/torch_survey.h"
+#include "formats/torch/torch_writer.h"
+#include "tessera/box.h"
+
+enum { STEP = 64, LENGTHS = 64 }; /* longer than their product is never plain */
+
+typedef struct search {
+    tsr_checkpoint *checkpoint;
+    bool plain[LENGTHS]; /* by length around the elements, in steps */
+    tsr_map *seen;
+    tsr_error *err;
+} search;
+
+/* As PyTorch 2.13 writes them, and as versions before 2.6 did, with two or three members less. */
+static void open_lengths(search *s)
+{
+    for (size_t i = 0; i < LENGTHS; i++) s->plain[i] = (i >= 16 && i < 20) || (i >= 22 && i < 26);
+}
+
+/* Whether the item of a tensor must be looked into; *length is what is around the elements, in steps. */
+static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
+{
+    uint64_t bytes;
+    const tsr_chunk *chunk = entry->chunks;
+    *length = LENGTHS;
+    if (entry->kind != TSR_ENTRY_TENSOR || entry->chunk_count != 1 || entry->replica_count || chunk->view) return false;
+    if (chunk->file == TSR_NO_FILE || tsr_dcp_is_zstd(tsr_dcp_state_of(s->checkpoint), chunk)) return false;
+    if (!tsr_entry_bytes(entry, &bytes) || !tsr_box_equal((tsr_box){entry->rank, NULL, chunk->sizes}, (tsr_box){entry->rank, NULL, entry->shape}))
+        return false;
+    const uint64_t around = chunk->byte_length >= bytes ? (chunk->byte_length - bytes) / STEP : LENGTHS;
+    if (around < LENGTHS) *length = (size_t)around;
+    return around >= LENGTHS || !s->plain[around];
+}
+
+/* Makes it the entry of what its item holds. An item that cannot be read, or is of another tensor, is for those who read the
+ * tensor to report. */
+static tsr_status take_subclass(search *s, tsr_entry *entry, const tsr_value *root)
+{
+    tsr_checkpoint *checkpoint = s->checkpoint;
+    tsr_entry own = *entry;
+    TSR_TRY(tsr_torch_leaf(root, checkpoint->host, s->seen, checkpoint->arena, &own, s->err));
+    TSR_TRY(tsr_expansion_take_value(&checkpoint->expansion, &own.value, checkpoint->arena, s->err));
+    const bool same = own.dtype == entry->dtype && own.rank == entry->rank &&
+                      (own.rank == 0 || memcmp(own.shape, entry->shape, own.rank * sizeof *own.shape) == 0);
+    if (same && own.kind == TSR_ENTRY_OPAQUE) *entry = own;
+    return TSR_OK;
+}
+
+static tsr_status look_into(search *s, tsr_entry *entry, size_t length)
+{
+    tsr_torch_item item;
+    tsr_error why = {0};
+    const tsr_status status = tsr_dcp_open_item(s->checkpoint, entry, entry->chunks, s->checkpoint->arena, NULL, &item, &why);
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED) return tsr_raise(s->err, status, why.byte_position, "%s", why.message);
+    if (status != TSR_OK) return TSR_OK;
+    if (item.root->kind == TSR_VALUE_TENSOR && length < LENGTHS) s->plain[length] = true;
+    if (!tsr_torch_is_subclass(item.root)) return TSR_OK;
+    tsr_expansion_add(&s->checkpoint->expansion, item.pickle_bytes);
+    return take_subclass(s, entry, item.root);
+}
+
+tsr_status tsr_dcp_find_subclasses(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
+{
+    search s = {.checkpoint = checkpoint, .err = err};
+    tsr_status status = TSR_OK;
+    s.seen = tsr_map_new(checkpoint->host->allocator, 0, err);
+    if (!s.seen) return TSR_E_NOMEM;
+    open_lengths(&s);
+    for (uint64_t i = 0; i < count && status == TSR_OK; i++) {
+        size_t length;
+        if (is_odd(&s, &entries[i], &length)) status = look_into(&s, &entries[i], length);
+    }
+    tsr_map_free(s.seen);
+    return status;
+}

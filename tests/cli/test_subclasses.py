@@ -1,0 +1,50 @@
+"""Tensor subclasses, made by tests/golden/make_torchao.py: entries with named inner tensors, which torch.save and DCP keep."""
+import os
+
+from harness import need, test
+
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "torchao")
+WRAPPED = {"first": ("torchao.quantization.Float8Tensor", [16, 32], "float8_e4m3fn"),
+           "second": ("torchao.quantization.Int8Tensor", [8, 64], "int8"),
+           "large": ("torchao.quantization.Float8Tensor", [64, 64], "float8_e4m3fn")}
+
+
+def check(t, path, what):
+    rows = {e["fqn"]: e for e in t.json("inspect", path, "--json")["entries"]}
+    need(set(rows) == {*WRAPPED, "bias", "norm"} and rows["bias"]["kind"] == rows["norm"]["kind"] == "tensor", f"{what}: {sorted(rows)}")
+    for name, (type_, shape, dtype) in WRAPPED.items():
+        row = rows[name]
+        need((row["kind"], row["type"], row["dtype"], row["shape"]) == ("opaque", type_, "bfloat16", shape), f"{what}: {row}")
+        inner = {i["name"]: (i["dtype"], i["shape"]) for i in row["inner"]}
+        need(inner["qdata"] == (dtype, shape) and inner["scale"][1] == [shape[0], 1], f"{what}: {inner}")
+    need(not [f for f in t.json("validate", path, "--json", "--deep")["findings"] if f["level"] == "error"], what)
+
+
+@test
+def test_subclasses_are_listed_with_inner_tensors(t):
+    for source in ("model.pt", "dcp"):
+        check(t, os.path.join(GOLDEN, source), source)
+    t.run("diff", os.path.join(GOLDEN, "model.pt"), os.path.join(GOLDEN, "dcp"), "--values")
+
+
+@test
+def test_subclasses_are_written_again(t):
+    for source in ("model.pt", "dcp"):
+        path = os.path.join(GOLDEN, source)
+        for to in ("torch", "dcp"):
+            out = t.at(f"{to} of {source}")
+            t.run("convert", path, out, "--to", to)
+            check(t, out, f"{to} of {source}")
+            t.run("diff", path, out, "--values")
+
+
+@test
+def test_subclasses_are_refused_by_name_for_safetensors(t):
+    for source in ("model.pt", "dcp"):
+        path = os.path.join(GOLDEN, source)
+        for more in ((), ("--objects", "drop")):
+            message = t.run("convert", path, t.at("no.safetensors"), "--to", "safetensors", *more, status=2).stderr.decode()
+            need(all(f"'{n}'" in message for n in WRAPPED) and not os.path.exists(t.at("no.safetensors")), message)
+        out = t.at(f"{source}.safetensors")
+        t.run("convert", path, out, "--to", "safetensors", *(a for n in WRAPPED for a in ("--exclude", n)))
+        need({e["fqn"] for e in t.json("inspect", out, "--json")["entries"]} == {"bias", "norm"}, source)
