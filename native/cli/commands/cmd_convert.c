@@ -96,7 +96,7 @@ static const cli_option options[] = {
 
 const cli_command cli_convert = {
     .name = "convert",
-    .summary = "Convert a checkpoint to safetensors, torch.save or DCP",
+    .summary = "Convert a checkpoint to safetensors, torch.save, DCP or a DeepSpeed universal checkpoint",
     .operands = "PATH DEST",
     .least = 2,
     .most = 2,
@@ -106,7 +106,8 @@ const cli_command cli_convert = {
                 "model.=\nWrite shards with an index, and strip the prefix of the names\n"
                 "tessera convert checkpoint-500/ model.safetensors --part model\nTake the model out of a training checkpoint\n"
                 "tessera convert checkpoint-500/ parts/ --to safetensors --objects sidecar\nWrite one file per part of it\n"
-                "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n",
+                "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n"
+                "tessera convert run/global_step100 out/ --to deepspeed-universal\nLet DeepSpeed continue with another number of ranks",
     .options = options,
     .arguments_size = sizeof(convert_arguments),
     .run = run,

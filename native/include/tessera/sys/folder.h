@@ -94,7 +94,7 @@ typedef struct tsr_folder_output_options {
  *
  * with fsync of every file before, and of the folder after its renames. TAG is the process id unless one is given. A killed
  * run leaves such temporary names and nothing else. Files are preallocated where the size is known, so that a full disk
- * shows before the first byte. Names are single components. `copy_range` serves folder stores where the file system can.
+ * shows before the first byte. Names are single components, or paths below a new directory, whose subdirectories are made. `copy_range` serves folder stores where the file system can.
  * `sys` NULL: the real calls.
  *
  * What replaces a file or a directory is private until it gets the mode, owner, group and access control list of the old one,
