@@ -18,6 +18,7 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer 
 tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
 tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err); /* Megatron's, too */
 tsr_status tsr_convert_to_universal(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
+tsr_status tsr_convert_to_ranks(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
 
 /* NULL, or why a container cannot have a row (for tsr_choose). */
 const char *tsr_safetensors_refusal(const tsr_converted *row);

@@ -61,13 +61,16 @@ static tsr_status choose_writer(tsr_work *work, const tsr_plan *plan, tsr_error 
         [TSR_TO_DCP] = {tsr_convert_to_dcp, tsr_reshard_to_dcp},
         [TSR_TO_MEGATRON] = {tsr_convert_to_dcp, tsr_reshard_to_dcp},
         [TSR_TO_DEEPSPEED_UNIVERSAL] = {tsr_convert_to_universal, NULL},
+        [TSR_TO_RANKS] = {tsr_convert_to_ranks, NULL},
     };
     const tsr_container to = work->job.options->to;
     if (!plan) return writers[to].convert(&work->job, &work->writer, err);
-    TSR_FAIL_IF(!writers[to].reshard, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "a universal checkpoint is for any number of ranks: write it with convert, not for a mesh");
     TSR_FAIL_IF(tsr_plan_ranks(plan) > UINT32_MAX / 2, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "too many ranks to write files for");
+    TSR_FAIL_IF(to == TSR_TO_DEEPSPEED_UNIVERSAL, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "a universal checkpoint is for any number of ranks: write it with convert, not for a mesh");
+    TSR_FAIL_IF(to == TSR_TO_RANKS, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "ranks are cut by a map of shards, not by a mesh with placements");
     return writers[to].reshard(&work->job, plan, &work->writer, err);
 }
 

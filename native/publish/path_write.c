@@ -216,8 +216,9 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
     TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert must say what to write");
     writing w = {.checkpoint = checkpoint, .path = path, .options = &own, .arena = arena, .comm = own.comm};
     tsr_comm *self = NULL;
+    const tsr_container to = own.convert->to;
     w.marker = marker_of(&own);
-    w.is_directory = w.marker || own.plan || own.convert->per_part || own.convert->to == TSR_TO_DEEPSPEED_UNIVERSAL;
+    w.is_directory = w.marker || own.plan || own.convert->per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL || to == TSR_TO_RANKS;
     if (!w.comm) TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
     if (self) w.comm = self;
     const tsr_status status =

@@ -56,6 +56,21 @@ def joined(t, path, shards, *args):
     return got
 
 
+def written(t, source, shards, files, *args):
+    """`--to ranks` writes these files, and nothing else: {name: state dict}; and they join to the source again."""
+    import shutil
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+    import torch
+    shutil.rmtree(t.at("cut"), ignore_errors=True)
+    t.run("convert", source, t.at("cut"), "--to", "ranks", "--shards", shards, *args)
+    assert sorted(os.listdir(t.at("cut"))) == sorted(files), os.listdir(t.at("cut"))
+    for name, state in files.items():
+        got = load_safetensors(t.at("cut", name)) if name.endswith(".safetensors") else flatten_state_dict(torch.load(t.at("cut", name), weights_only=True))[0]
+        want = flatten_state_dict(state)[0]
+        check({k: v for k, v in got.items() if isinstance(v, torch.Tensor)}, {k: v for k, v in want.items() if isinstance(v, torch.Tensor)})
+        assert {k: v for k, v in got.items() if not isinstance(v, torch.Tensor)} == {k: v for k, v in want.items() if not isinstance(v, torch.Tensor)}, name
+
+
 def fused(parts, ranks, dim=0):
     """Each rank's tensor of several that are fused: its share of each, one after another."""
     import torch
@@ -84,6 +99,10 @@ def test_every_rule_in_every_container(t):
             path = save(t, f"rules_{ending}_{ranks}", {f"shard.{r}.{ending}": s for r, s in enumerate(state)})
             shards = write_map(t, "rules.json", rules, ranks=f"shard.{{tp}}.{ending}")
             check(joined(t, path, shards), whole)
+            # What only one rank has, others do not get back; the rest is cut as it was.
+            cut = {f"shard.{r}.{ending}": {k: v for k, v in s.items() if k != "own" or r == ranks - 1} for r, s in enumerate(state)}
+            written(t, path, shards, cut)
+            written(t, t.at("joined.safetensors"), shards, cut, "--world-size", ranks)
 
 
 def test_a_padded_vocabulary_is_trimmed_through_whole_ranks(t):
@@ -129,6 +148,41 @@ def test_copies_of_blocks_are_kept_once_and_compared(t):
     assert b"qk" in t.run("convert", path, t.at("no.safetensors"), "--to", "safetensors", "--shards", shards, status=2).stderr
 
 
+def test_ranks_are_written_for_another_number(t):
+    import torch
+    q, k = tensor(1, 8, 3, dtype=torch.float16), tensor(2, 4, 3, dtype=torch.float16)
+    path = save(t, "two", {f"rank{r}.pt": {"qk": fused([q, k], 2)[r], "n": tensor(3, 4), "step": 5} for r in range(2)})
+    shards = write_map(t, "two.json", [{"match": "qk", "concat": 0, "blocks": [4, 2]}])
+    four = write_map(t, "four.json", [{"match": "qk", "concat": 0, "blocks": [2, 2], "copies": [1, 2]}])
+    t.run("convert", path, t.at("whole.pt"), "--to", "torch", "--shards", shards)
+    written(t, t.at("whole.pt"), four, {f"rank{r}.pt": {"qk": torch.cat([q.chunk(4)[r], k.chunk(2)[r // 2]]), "n": tensor(3, 4), "step": 5} for r in range(4)}, "--world-size", 4)
+    check(joined(t, t.at("cut"), four), {"qk": torch.cat([q, k]), "n": tensor(3, 4)})
+    written(t, path, shards, {f"rank{r}.pt": {"qk": fused([q, k], 2)[r].float(), "n": tensor(3, 4), "step": 5} for r in range(2)}, "--dtype", "float32")
+
+
+def test_what_cannot_be_cut_is_refused(t):
+    import torch
+    torch.save({"w": tensor(1, 6, 5), "s": tensor(2, 3, 2), "layers.4.x": tensor(3, 2)}, t.at("source.pt"))
+
+    def refused(says, rules, *args, **more):
+        shards = write_map(t, "bad.json", rules, **more)
+        message = t.run("convert", t.at("source.pt"), t.at("no"), "--to", "ranks", "--shards", shards, *args, status=2).stderr.decode()
+        assert says in message and not os.path.exists(t.at("no")), message
+
+    refused("--world-size", [])
+    refused("'w' has size 5", [{"match": "w", "concat": 1}], "--world-size", 2)
+    refused("'w' has size 6", [{"match": "w", "concat": 0, "blocks": 2}], "--world-size", 2)
+    refused("'w' has size 6", [{"match": "w", "concat": 0, "blocks": [1, 1]}], "--world-size", 2)
+    refused("'s' has size 3", [{"match": "s", "stack": 0}], "--world-size", 2)
+    refused("dim 2", [{"match": "w", "concat": 2}], "--world-size", 2)
+    refused("rank 2", [{"match": "w", "only_rank": 2}], "--world-size", 2)
+    refused("3 pipeline stages", [], "--world-size", 2, stages={"pattern": "**.{layer}.**", "layers": [1, 1, 1]}, ranks="{tp}-{pp}.pt")
+    refused("layer 4", [], "--world-size", 2, stages={"pattern": "layers.{layer}.{rest...}", "layers": [1, 1]}, ranks="{tp}-{pp}.pt")
+    refused("one file for several", [], "--world-size", 2, stages={"pattern": "layers.{layer}.{rest...}", "layers": [9]}, ranks="{pp}.pt")
+    message = t.run("convert", t.at("source.pt"), t.at("no"), "--to", "ranks", "--shards", "vllm", "--world-size", 2, status=2).stderr
+    assert b"only reads" in message, message
+
+
 # ---- pipeline stages ----
 
 
@@ -164,6 +218,13 @@ def test_layers_of_stages_get_their_global_numbers(t):
         more = {"ranks": "tp{tp}/pp{pp}/weights.pt", "stages": {"pattern": "**.layers.{layer}.{rest...}", "layers": layers}}
         shards = write_map(t, "pp.json", RULES, **more)
         check(joined(t, path, shards), whole)
+        t.run("convert", path, t.at("nested.pt"), "--to", "torch", "--shards", shards, "--overwrite")
+        flat = write_map(t, "flat.json", RULES, **{**more, "ranks": "tp{tp}-pp{pp}.pt"})
+        everywhere = {n: whole[n] for n in ("model.embed.weight", "model.norm.weight")}
+        for (tp, _), s in state.items():  # what is in no layer is in every stage
+            s["model"].update(embed={"weight": everywhere["model.embed.weight"].chunk(ranks)[tp]}, norm={"weight": everywhere["model.norm.weight"]})
+        written(t, t.at("nested.pt"), flat, {f"tp{tp}-pp{pp}.pt": s for (tp, pp), s in state.items()}, "--world-size", ranks * len(layers))
+        check(joined(t, t.at("cut"), flat), whole)
         t.run("convert", path, t.at("nested.pt"), "--to", "torch", "--shards", shards, "--overwrite")
         nested = torch.load(t.at("nested.pt"), weights_only=True)
         assert sorted(nested["model"]["layers"], key=int) == [str(n) for n in range(sum(layers))]

@@ -37,9 +37,9 @@ const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *
     return checkpoint->missing.items;
 }
 
-bool tsr_checkpoint_joins_ranks(const tsr_checkpoint *checkpoint)
+uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint)
 {
-    return checkpoint->holds_ranks;
+    return checkpoint->joined_ranks;
 }
 
 static void use_chunks(const tsr_chunk *chunks, uint64_t count, bool *used)

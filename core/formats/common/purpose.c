@@ -27,9 +27,9 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
     if (names.count == 0) return TSR_OK;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%llu %s not equal on all ranks%s: %s%s; %s",
                      (unsigned long long)names.count, names.count == 1 ? "tensor is" : "tensors are",
-                     checkpoint->holds_ranks ? ", and the map (--shards) has no rule for it" : "", names.text,
+                     checkpoint->joined_ranks ? ", and the map (--shards) has no rule for it" : "", names.text,
                      tsr_name_list_rest(&names),
-                     checkpoint->holds_ranks
+                     checkpoint->joined_ranks
                          ? "add a rule, or leave it out with --exclude (convert, reshard, plan, layout, manifest)"
                          : "pass --shards MAP to join them (a tessera.shards/1 file, or meta-llama, megatron-gpt or vllm), or "
                            "leave them out with --exclude (convert, reshard, plan, layout, manifest)");

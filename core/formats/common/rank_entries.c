@@ -282,7 +282,7 @@ static tsr_status keep_all(settling *s)
         if (!is_compared(&g, &dense)) TSR_TRY(report_joined(s, &g));
         TSR_TRY(list_ranks(s, &g, NULL, &entries[g.holders[0].number]));
     }
-    s->ranks->checkpoint->holds_ranks = true;
+    s->ranks->checkpoint->joined_ranks = s->ranks->ranks;
     return TSR_OK;
 }
 

@@ -25,7 +25,7 @@ struct tsr_checkpoint {
     uint32_t file_count;
     const uint32_t *file_ranks; /* the rank of each of `files`, which are in order of ranks; NULL: their names tell */
     uint32_t stages;            /* pipeline stages that the ranks are of; 0: not known, which counts as one */
-    bool holds_ranks;           /* every entry has a per_rank table, for a map of shards to join (rank_entries.h) */
+    uint32_t joined_ranks;      /* of which every entry has a per_rank table, for a map of shards to join (rank_entries.h); or 0 */
     const uint32_t *listed; /* the files that are there of those that an index names */
     uint32_t listed_count;
     tsr_catalog catalog;

@@ -68,15 +68,14 @@ static tsr_status number_stages(join *j)
                 "%.*s lists the layers of %u pipeline stages, and there are files of %u", TSR_STR_ARG(map->name), map->stage_count,
                 stages->count);
     TSR_TRY(tsr_shards_stages_of(pattern, j->arena, stages, j->err));
-    uint64_t *first = tsr_arena_array(j->arena, stages->count, sizeof *first, j->err);
-    uint64_t *layers = tsr_arena_array(j->arena, stages->count, sizeof *layers, j->err);
-    if (!first || !layers) return TSR_E_NOMEM;
-    if (map->family) TSR_TRY(count_layers(j, layers));
-    else memcpy(layers, map->stage_layers, stages->count * sizeof *layers);
-    for (uint32_t s = 1; s < stages->count; s++) first[s] = first[s - 1] + layers[s - 1];
-    stages->first = first;
-    stages->layers = layers;
-    return TSR_OK;
+    stages->layers = map->stage_layers;
+    if (map->family) {
+        uint64_t *layers = tsr_arena_array(j->arena, stages->count, sizeof *layers, j->err);
+        if (!layers) return TSR_E_NOMEM;
+        TSR_TRY(count_layers(j, layers));
+        stages->layers = layers;
+    }
+    return tsr_shards_stages_number(stages, j->arena, j->err);
 }
 
 /* ---- the tensors of one stage ---- */
@@ -298,7 +297,7 @@ tsr_status tsr_shards_join(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
     const tsr_catalog *catalog = &checkpoint->catalog;
-    if (!checkpoint->holds_ranks || !catalog->entry_count) return TSR_OK;
+    if (!checkpoint->joined_ranks || !catalog->entry_count) return TSR_OK;
     join j = {.checkpoint = checkpoint, .map = checkpoint->options.shards, .arena = checkpoint->arena,
               .equality = tsr_shards_equality_of(checkpoint), .joined = tsr_vec_of(allocator, sizeof(tsr_entry)), .err = err};
     const uint32_t stages = checkpoint->stages ? checkpoint->stages : 1;

@@ -1,5 +1,5 @@
 /* See shards_stages.h. */
-#include "formats/shards/shards_stages.h"
+#include "formats/shards/shards_cut.h"
 
 #include <inttypes.h>
 
@@ -51,6 +51,15 @@ tsr_status tsr_shards_stages_of(tsr_str pattern, tsr_arena *arena, tsr_shards_st
     split(pattern, &out->head, &tail, &rest);
     out->tail = rest ? tsr_arena_format(arena, err, "%.*s**", TSR_STR_ARG(tail)) : tail;
     return out->tail.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_shards_stages_number(tsr_shards_stages *stages, tsr_arena *arena, tsr_error *err)
+{
+    uint64_t *first = tsr_arena_array(arena, stages->count, sizeof *first, err);
+    if (!first) return TSR_E_NOMEM;
+    for (uint32_t s = 1; s < stages->count; s++) first[s] = first[s - 1] + stages->layers[s - 1];
+    stages->first = first;
+    return TSR_OK;
 }
 
 static bool is_number(tsr_str text, uint64_t *number)
@@ -113,6 +122,14 @@ static tsr_status renumber_path(tsr_entry *entry, size_t at, size_t size, uint64
     return TSR_OK;
 }
 
+static tsr_status renumber(tsr_entry *entry, tsr_str digits, uint64_t layer, tsr_arena *arena, tsr_error *err)
+{
+    const size_t at = (size_t)(digits.data - entry->fqn.data);
+    if (entry->path_length) TSR_TRY(renumber_path(entry, at, digits.size, layer, arena, err));
+    entry->fqn = replace(entry->fqn, at, digits.size, layer, arena, err);
+    return entry->fqn.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 tsr_status tsr_shards_rename(const tsr_shards_stages *stages, uint32_t stage, tsr_arena *arena, tsr_entry *entry,
                              tsr_error *err)
 {
@@ -123,9 +140,20 @@ tsr_status tsr_shards_rename(const tsr_shards_stages *stages, uint32_t stage, ts
                 "'%.*s' is layer %" PRIu64 " of pipeline stage %u, which has %" PRIu64 " layers", TSR_STR_ARG(entry->fqn), layer, stage,
                 stages->layers[stage]);
     if (!stages->first[stage]) return TSR_OK;
-    const size_t at = (size_t)(digits.data - entry->fqn.data);
-    layer += stages->first[stage];
-    if (entry->path_length) TSR_TRY(renumber_path(entry, at, digits.size, layer, arena, err));
-    entry->fqn = replace(entry->fqn, at, digits.size, layer, arena, err);
-    return entry->fqn.data ? TSR_OK : TSR_E_NOMEM;
+    return renumber(entry, digits, layer + stages->first[stage], arena, err);
+}
+
+tsr_status tsr_shards_rename_back(const tsr_shards_stages *stages, uint32_t stage, tsr_arena *arena, tsr_entry *entry, bool *holds,
+                                  tsr_error *err)
+{
+    tsr_str digits;
+    uint64_t layer;
+    *holds = true;
+    if (!tsr_shards_layer_of(stages, entry->fqn, &digits, &layer)) return TSR_OK;
+    const uint32_t last = stages->count - 1;
+    TSR_FAIL_IF(layer >= stages->first[last] + stages->layers[last], err, TSR_E_USAGE, TSR_NO_POSITION,
+                "'%.*s' is layer %" PRIu64 ", and the stages have %" PRIu64 " layers together", TSR_STR_ARG(entry->fqn), layer,
+                stages->first[last] + stages->layers[last]);
+    *holds = layer >= stages->first[stage] && layer - stages->first[stage] < stages->layers[stage];
+    return *holds && stages->first[stage] ? renumber(entry, digits, layer - stages->first[stage], arena, err) : TSR_OK;
 }

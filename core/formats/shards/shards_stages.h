@@ -13,6 +13,8 @@ typedef struct tsr_shards_stages {
 
 /* Splits a pattern as "**.layers.{layer}.{rest...}", which tsr_shards_stages_wrong accepts. In `arena`. */
 tsr_status tsr_shards_stages_of(tsr_str pattern, tsr_arena *arena, tsr_shards_stages *out, tsr_error *err);
+/* The first layer of each stage, from `layers`, which the stages have already. In `arena`. */
+tsr_status tsr_shards_stages_number(tsr_shards_stages *stages, tsr_arena *arena, tsr_error *err);
 /* Where in a name the number of its layer is; false: it is in no layer. */
 bool tsr_shards_layer_of(const tsr_shards_stages *stages, tsr_str name, tsr_str *digits, uint64_t *layer);
 /* Gives an entry the name, and the path, that it has in the whole model. TSR_E_FORMAT for a layer that its stage does not

@@ -50,7 +50,7 @@ typedef struct tsr_open_options {
     tsr_str step;
     bool stay; /* do not follow such a file: open the directory itself or nothing */
     /* How the plain tensors of several ranks form whole ones (tessera/shards.h); borrowed until the checkpoint is closed. NULL:
-     * such tensors are listed per rank. Checkpoints whose tensors are whole do not need it (tsr_checkpoint_joins_ranks). */
+     * such tensors are listed per rank. Checkpoints whose tensors are whole do not need it (tsr_checkpoint_joined_ranks). */
     const struct tsr_shards *shards;
 } tsr_open_options;
 
@@ -65,9 +65,9 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* takes NULL */
  * tensors that differ between ranks. tsr_checkpoint_open asks this for the purpose of its options. */
 tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err);
 
-/* Whether the map of the open options was used: false without one, and for a checkpoint whose files are not those of several
- * ranks with plain tensors. */
-bool tsr_checkpoint_joins_ranks(const tsr_checkpoint *checkpoint);
+/* How many ranks, those of all pipeline stages together, the map of the open options joined: 0 without a map, and for a checkpoint
+ * whose files are not those of ranks with plain tensors. */
+uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint);
 
 /* What it holds; owned by the checkpoint, unchanged until it is closed. */
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);

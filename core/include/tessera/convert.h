@@ -16,6 +16,7 @@
 #include "tessera/output.h"
 #include "tessera/plan.h"
 #include "tessera/read.h"
+#include "tessera/shards.h"
 
 TSR_API_BEGIN
 
@@ -23,8 +24,9 @@ typedef enum tsr_container {
     TSR_TO_SAFETENSORS, /* one file, or several and model.safetensors.index.json */
     TSR_TO_TORCH,       /* one torch.save file */
     TSR_TO_DCP,         /* a folder for torch.distributed.checkpoint */
-    TSR_TO_MEGATRON,     /* the same with what megatron.core.dist_checkpointing adds: the directory of an iteration */
-    TSR_TO_DEEPSPEED_UNIVERSAL /* a folder for DeepSpeed's load_universal_checkpoint; tsr_convert only */
+    TSR_TO_MEGATRON,    /* the same with what megatron.core.dist_checkpointing adds: the directory of an iteration */
+    TSR_TO_DEEPSPEED_UNIVERSAL, /* a directory for DeepSpeed's load_universal_checkpoint; tsr_convert only */
+    TSR_TO_RANKS        /* a directory with plain tensors in one file per rank, cut by a map of shards */
 } tsr_container;
 
 /* What a reshard writes where nothing else is asked for: dcp for dcp, megatron-dist for megatron-dist, safetensors for safetensors of any kind, else torch. */
@@ -55,6 +57,8 @@ typedef struct tsr_convert_options {
     bool per_part;           /* safetensors: a directory with a file PART.safetensors per part, whose names lose the part's */
     size_t max_memory;       /* of the ring; 0: its default */
     uint64_t unit_bytes;     /* of work (work.h); 0: the default. Part of what a record means */
+    const tsr_shards *shards; /* TSR_TO_RANKS: the map, which is not a built-in one */
+    uint32_t world_size;      /* TSR_TO_RANKS: tensor-parallel ranks times pipeline stages */
     bool ignore_crc;         /* do not compare what is read with the CRCs that the source states */
     bool dry_run;            /* decide everything, write nothing; the output may be NULL */
     const tsr_progress *progress;
@@ -88,6 +92,11 @@ typedef struct tsr_conversion {
 /* Writes everything but does not publish: the caller checks that its source did not change, then calls
  * output->publish(output, out->marker, err), and closes the output either way. Results live in `arena` and borrow the
  * checkpoint.
+ *
+ * TSR_TO_RANKS writes the files that the map's `ranks` names (rank{tp}.pt without one, mp_rank_{tp}_{pp}/model_optim_rng.pt with
+ * stages), as safetensors where they are called so and with torch.save otherwise. Opened with the same map, they are the source
+ * again. What is in no layer is in the files of every stage, what has no rule in those of every rank. TSR_E_USAGE for a tensor
+ * that cannot be cut evenly.
  *
  * Errors before the first byte is written: those of tsr_check_casts; TSR_E_UNSUPPORTED naming the entries that the
  * container cannot hold (for

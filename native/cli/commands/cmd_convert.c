@@ -1,10 +1,12 @@
 /* `tessera convert PATH DEST --to FORM`: a checkpoint in another container. */
 #include "cli/commands/commands.h"
+#include "cli/program/shards_option.h"
 #include "cli/writing/writing.h"
 
 typedef struct convert_arguments {
     cli_writing_options writing;
-    unsigned to; /* choice: safetensors, torch, dcp, deepspeed-universal */
+    unsigned to; /* a tsr_container and one */
+    uint64_t world_size;
     cli_list renames;
     uint64_t max_shard_size;
 } convert_arguments;
@@ -23,7 +25,8 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
         while (i < 4 && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
         if (i == 4)
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist or deepspeed-universal", w->destination);
+                             "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",
+                             w->destination);
         w->to = suffixes[i].to;
     }
     if (arguments->max_shard_size && w->to != TSR_TO_SAFETENSORS) {
@@ -34,10 +37,27 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
                          "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
                          w->destination);
     }
+    if (arguments->world_size && w->to != TSR_TO_RANKS)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size can only be used with --to ranks");
+    if (arguments->writing.resume && w->to == TSR_TO_RANKS)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--resume cannot be used with --to ranks");
     w->max_shard_size = arguments->max_shard_size;
     w->marker = w->max_shard_size ? TSR_INDEX_MARKER : tsr_marker_of(w->to);
-    w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL;
+    w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL || w->to == TSR_TO_RANKS;
+    w->program->writes_ranks = w->to == TSR_TO_RANKS;
     return TSR_OK;
+}
+
+/* The map of --shards cuts what is written; without --world-size there are as many ranks as it joined. */
+static tsr_status choose_ranks(cli_writing *w, const convert_arguments *arguments, tsr_error *err)
+{
+    if (w->to != TSR_TO_RANKS) return TSR_OK;
+    const uint64_t world = arguments->world_size ? arguments->world_size : tsr_checkpoint_joined_ranks(w->source.checkpoint);
+    if (!w->program->source.shards || !world)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to ranks needs --shards FILE%s",
+                         w->program->source.shards ? " and --world-size N" : "");
+    w->world_size = world < UINT32_MAX ? (uint32_t)world : UINT32_MAX;
+    return cli_read_shards(w->program, &w->shards, err);
 }
 
 /* A checkpoint of parts becomes a directory of safetensors files, one per part, unless DEST is the name of one file. */
@@ -72,6 +92,7 @@ static int run(cli *program, const void *given)
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
     if (status == TSR_OK) status = cli_open(program, path, &used, &w.source, &err);
+    if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) choose_parts(&w);
     if (status == TSR_OK) status = cli_write(&w, &err);
@@ -83,8 +104,11 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist|deepspeed-universal", "Write this format (default: inferred from the extension of DEST)",
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks",
+     "Write this format (default: inferred from the extension of DEST); ranks: one file per rank, cut by --shards",
      offsetof(convert_arguments, to)},
+    {"world-size", 0, CLI_COUNT, "N", "With --to ranks: write files for N ranks, those of all pipeline stages together",
+     offsetof(convert_arguments, world_size)},
     {"rename", 0, CLI_LIST, "FROM=TO", "Rename: a literal prefix, or one * on each side (repeatable)",
      offsetof(convert_arguments, renames)},
     {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",

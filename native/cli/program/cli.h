@@ -106,6 +106,7 @@ struct cli {
     cli_globals globals;
     cli_source source;
     struct cli_shards *shards; /* of cli_read_shards */
+    bool writes_ranks;         /* the map is for what is written, too */
     const cli_command *command;
     cli_list operands;
     cli_terminal out, err;

@@ -37,7 +37,7 @@ tsr_status cli_open(cli *program, const char *path, const tsr_open_options *opti
     tsr_status status = cli_read_shards(program, &chosen.shards, err);
     if (status == TSR_OK) status = open_paths(program, given, &chosen, &out->checkpoint, err);
     if (status != TSR_OK) return status;
-    if (chosen.shards && !tsr_checkpoint_joins_ranks(out->checkpoint) && cli_speaks(program))
+    if (chosen.shards && !tsr_checkpoint_joined_ranks(out->checkpoint) && !program->writes_ranks && cli_speaks(program))
         cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", path);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);

@@ -40,6 +40,8 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
         .max_shard_size = w->max_shard_size,
         .per_part = w->per_part,
         .max_memory = (size_t)w->options->max_memory,
+        .shards = w->shards,
+        .world_size = w->world_size,
         .ignore_crc = w->options->ignore_crc,
         .dry_run = w->options->dry_run,
         .progress = progress,
@@ -47,7 +49,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     return TSR_OK;
 }
 
-const char *const cli_containers[] = {"safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal"};
+const char *const cli_containers[] = {"safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"};
 const char *const cli_objects[] = {"", "keep", "drop", "sidecar", "refuse"};
 
 /* ---- destination ---- */

@@ -81,6 +81,8 @@ typedef struct cli_writing {
     const char *marker; /* of a directory: as tsr_marker_of, or TSR_INDEX_MARKER, or NULL for a form without one */
     uint64_t max_shard_size;
     bool per_part;
+    const tsr_shards *shards; /* with TSR_TO_RANKS: how tensors are cut, for how many ranks */
+    uint32_t world_size;
     const tsr_rename *renames; /* or NULL */
     size_t rename_count;
     const tsr_plan *plan; /* NULL: convert; else reshard */
@@ -106,7 +108,7 @@ typedef struct cli_writing {
 } cli_writing;
 
 /* The words of --to and --objects, by tsr_container and tsr_objects. */
-extern const char *const cli_containers[5], *const cli_objects[5];
+extern const char *const cli_containers[6], *const cli_objects[5];
 /* Writes, checks that the source did not change, publishes, reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything but the source; removes what was not published. */
