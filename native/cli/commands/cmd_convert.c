@@ -130,6 +130,8 @@ const cli_command cli_convert = {
                 "model.=\nWrite shards with an index, and strip the prefix of the names\n"
                 "tessera convert checkpoint-500/ model.safetensors --part model\nTake the model out of a training checkpoint\n"
                 "tessera convert checkpoint-500/ parts/ --to safetensors --objects sidecar\nWrite one file per part of it\n"
+                "tessera convert llama-70b/ model.safetensors --shards meta-llama\n"
+                "Join the consolidated.NN.pth files of all ranks\n"
                 "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n"
                 "tessera convert run/global_step100 out/ --to deepspeed-universal\nLet DeepSpeed continue with another number of ranks",
     .options = options,
