@@ -62,7 +62,7 @@ static tsr_status stage_of_torch(void *ctx, uint32_t number, tsr_arena *arena, t
 
 typedef struct all_files {
     tsr_rank_files *ranks;
-    tsr_piece *pieces;
+    tsr_safetensors_output *pieces;
     size_t count;
     tsr_safetensors_file *files;
     tsr_blit *blits;
@@ -79,7 +79,7 @@ static tsr_status add_pieces(all_files *a, uint32_t file, tsr_error *err)
         if (!held) return TSR_E_NOMEM;
         TSR_TRY(tsr_rank_row_of(r, i, file, r->job->arena, held, err));
         if (!held->held) continue;
-        a->pieces[a->count++] = (tsr_piece){.entry = &held->local, .name = held->named.fqn,
+        a->pieces[a->count++] = (tsr_safetensors_output){.entry = &held->local, .name = held->named.fqn,
                                             .dtype = row->cast ? row->dtype : held->local.dtype, .file = file};
     }
     return TSR_OK;

@@ -9,6 +9,7 @@
 #include "convert/universal_making.h"
 
 #include "base/try.h"
+#include "tessera/sys/vec.h"
 
 static const char model_prefix[] = "model.";
 

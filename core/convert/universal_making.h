@@ -5,6 +5,7 @@
 
 #include "convert/universal.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef struct tsr_universal_making {
     const tsr_chosen *chosen;

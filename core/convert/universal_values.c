@@ -2,6 +2,7 @@
 #include "convert/universal_making.h"
 
 #include "base/try.h"
+#include "tessera/sys/vec.h"
 
 const tsr_value *tsr_dict_get(const tsr_value *dict, const char *key)
 {
