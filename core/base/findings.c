@@ -111,7 +111,8 @@ static tsr_status add_formatted(tsr_findings *findings, const char *rule_id, con
     return TSR_OK;
 }
 
-tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format, ...)
+tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format,
+                           ...)
 {
     va_list args;
     va_start(args, format);
@@ -120,8 +121,8 @@ tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place
     return status;
 }
 
-tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
-                       const char *format, ...)
+tsr_status tsr_finding_add_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
+                              const char *format, ...)
 {
     va_list args;
     va_start(args, format);

@@ -91,7 +91,7 @@ static tsr_status finding_of(check *c, tsr_place place, const tsr_error *failure
     if (failure->status == TSR_E_NOMEM || failure->status == TSR_E_CANCELLED) {
         return tsr_raise(err, failure->status, failure->byte_position, "%s", failure->message);
     }
-    return tsr_find(c->share.found, "file/unreadable", place, err, "%s", failure->message);
+    return tsr_finding_add(c->share.found, "file/unreadable", place, err, "%s", failure->message);
 }
 
 static bool is_scanned(tsr_dtype part)
@@ -161,9 +161,9 @@ static tsr_place place_of_piece(const check *c, const piece *p)
 static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
 {
     if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
-    return tsr_find(c->share.found, "zip/crc", place_of_piece(c, p), err,
-                    "the bytes of member '%.*s' have CRC-32 %08x, the archive says %08x", (int)p->member_size, p->member,
-                    (unsigned)crc, (unsigned)p->expected_crc);
+    return tsr_finding_add(c->share.found, "zip/crc", place_of_piece(c, p), err,
+                           "the bytes of member '%.*s' have CRC-32 %08x, the archive says %08x", (int)p->member_size, p->member,
+                           (unsigned)crc, (unsigned)p->expected_crc);
 }
 
 /* All of an extent that this rank reads has been drained. */
@@ -463,8 +463,9 @@ static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_ch
     c->replica_room -= replica->byte_length;
     if (tsr_compare_copy(chunks, replica, c->ring, &difference, &failure) != TSR_OK) return finding_of(c, place, &failure, err);
     if (difference.differing == 0) return TSR_OK;
-    return tsr_find(c->share.found, "layout/replica-differs", place, err, "%llu of %llu elements differ from the first copy",
-                    (unsigned long long)difference.differing, (unsigned long long)difference.elements);
+    return tsr_finding_add(c->share.found, "layout/replica-differs", place, err,
+                           "%llu of %llu elements differ from the first copy",
+                           (unsigned long long)difference.differing, (unsigned long long)difference.elements);
 }
 
 static tsr_status check_replicas(check *c, const tsr_entry *entry, tsr_error *err)
@@ -489,27 +490,27 @@ static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t
     const tsr_place place = {{NULL, 0}, TSR_NO_POSITION, entry->fqn};
     const counts *n = &t->counts;
     if (n->odd)
-        TSR_TRY(tsr_find(c->share.found, "values/bool", place, err, "%llu bytes other than 0 and 1",
-                         (unsigned long long)n->odd));
+        TSR_TRY(tsr_finding_add(c->share.found, "values/bool", place, err, "%llu bytes other than 0 and 1",
+                                (unsigned long long)n->odd));
     if (n->nan == 0 && n->inf == 0) return TSR_OK;
-    return tsr_find(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite values",
-                    (unsigned long long)n->nan, (unsigned long long)n->inf);
+    return tsr_finding_add(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite values",
+                           (unsigned long long)n->nan, (unsigned long long)n->inf);
 }
 
 static tsr_status report_repeats(check *c, const tsr_entry *entry, tsr_error *err)
 {
     uint64_t bytes = 0;
     if (!tsr_entry_bytes(entry, &bytes)) bytes = UINT64_MAX;
-    return tsr_find(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
-                    "'%.*s' repeats stored elements more than %u times, as %llu bytes in all; the stored bytes were read, its "
-                    "values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST, (unsigned long long)bytes);
+    return tsr_finding_add(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
+                           "'%.*s' repeats stored elements more than %u times, as %llu bytes in all; the stored bytes were read, its "
+                           "values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST, (unsigned long long)bytes);
 }
 
 static tsr_status report_overlap(check *c, const tsr_entry *entry, tsr_error *err)
 {
-    return tsr_find(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
-                    "'%.*s' and other tensors overlap, and expand to more than %u times what is stored of them; the stored "
-                    "bytes were read, the values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST);
+    return tsr_finding_add(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
+                           "'%.*s' and other tensors overlap, and expand to more than %u times what is stored of them; the stored "
+                           "bytes were read, the values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST);
 }
 
 static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_error *err)

@@ -54,9 +54,9 @@ static tsr_status check(checker *c, const tsr_entry *entry, tsr_str expected)
     if (entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes)) c->byte_done += bytes;
     if (there && tsr_str_equal(tsr_str_from(tsr_digest_text(&digest, text)), expected)) return TSR_OK;
     place.fqn = entry->fqn;
-    return tsr_find(c->share.found, "layout/digest", place, c->err,
-                    "the values of '%.*s' have the digest %s, %s says %.*s", TSR_STR_ARG(entry->fqn),
-                    there ? text : "of nothing", c->contract->called, TSR_STR_ARG(expected));
+    return tsr_finding_add(c->share.found, "layout/digest", place, c->err,
+                           "the values of '%.*s' have the digest %s, %s says %.*s", TSR_STR_ARG(entry->fqn),
+                           there ? text : "of nothing", c->contract->called, TSR_STR_ARG(expected));
 }
 
 /* Counts an object of which only kind and type were compared. */
@@ -76,9 +76,10 @@ static tsr_status tell_without(checker *c, const tsr_catalog *catalog)
     if (c->without == 0) return TSR_OK;
     tsr_place place = TSR_NOWHERE;
     place.fqn = c->first;
-    return tsr_find(tsr_checkpoint_findings(c->checkpoint), "layout/not-hashed", place, c->err,
-                    "%s has no digest of %llu entr%s, '%.*s' first: their values were not compared",
-                    c->contract->called, (unsigned long long)c->without, c->without == 1 ? "y" : "ies", TSR_STR_ARG(c->first));
+    return tsr_finding_add(tsr_checkpoint_findings(c->checkpoint), "layout/not-hashed", place, c->err,
+                           "%s has no digest of %llu entr%s, '%.*s' first: their values were not compared",
+                           c->contract->called, (unsigned long long)c->without, c->without == 1 ? "y" : "ies",
+                           TSR_STR_ARG(c->first));
 }
 
 /* What it takes to look at an entry; 0: nothing is expected of it. */

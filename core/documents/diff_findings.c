@@ -30,8 +30,8 @@ static tsr_status find_sides(tsr_findings *findings, const char *rule, const cha
                              tsr_error *err)
 {
     char a[160], b[160];
-    return tsr_find(findings, rule, place_of(pair->a), err, "%s of '%.*s' differs: %s in A, %s in B", what,
-                    TSR_STR_ARG(pair->a->fqn), side_text(pair->a, a, sizeof a), side_text(pair->b, b, sizeof b));
+    return tsr_finding_add(findings, rule, place_of(pair->a), err, "%s of '%.*s' differs: %s in A, %s in B", what,
+                           TSR_STR_ARG(pair->a->fqn), side_text(pair->a, a, sizeof a), side_text(pair->b, b, sizeof b));
 }
 
 static tsr_status find_values(tsr_findings *findings, const tsr_diff_pair *pair, const tsr_difference *d, tsr_error *err)
@@ -44,8 +44,8 @@ static tsr_status find_values(tsr_findings *findings, const tsr_diff_pair *pair,
     } else if (d->numeric) {
         tsr_line_format(&line, ", as NaN or in the sign of zero");
     }
-    return tsr_find(findings, "diff/value", place_of(pair->a), err, "%llu of %llu values of '%.*s' differ%s",
-                    (unsigned long long)d->differing, (unsigned long long)d->elements, TSR_STR_ARG(pair->a->fqn), most);
+    return tsr_finding_add(findings, "diff/value", place_of(pair->a), err, "%llu of %llu values of '%.*s' differ%s",
+                           (unsigned long long)d->differing, (unsigned long long)d->elements, TSR_STR_ARG(pair->a->fqn), most);
 }
 
 static tsr_status find_pair(tsr_findings *findings, const tsr_diff_pair *pair, const tsr_difference *difference,
@@ -61,9 +61,9 @@ static tsr_status find_pair(tsr_findings *findings, const tsr_diff_pair *pair, c
         if (pair->what & kinds[i].bit) TSR_TRY(find_sides(findings, kinds[i].rule, kinds[i].what, pair, err));
     }
     if (pair->what & TSR_DIFF_LAYOUT) {
-        TSR_TRY(tsr_find(findings, "diff/layout", place_of(pair->a), err,
-                         "the chunks of '%.*s' are other boxes: %llu in A, %llu in B", TSR_STR_ARG(pair->a->fqn),
-                         (unsigned long long)pair->a->chunk_count, (unsigned long long)pair->b->chunk_count));
+        TSR_TRY(tsr_finding_add(findings, "diff/layout", place_of(pair->a), err,
+                                "the chunks of '%.*s' are other boxes: %llu in A, %llu in B", TSR_STR_ARG(pair->a->fqn),
+                                (unsigned long long)pair->a->chunk_count, (unsigned long long)pair->b->chunk_count));
     }
     return pair->what & TSR_DIFF_VALUE && difference ? find_values(findings, pair, difference, err) : TSR_OK;
 }
@@ -73,8 +73,9 @@ static tsr_status find_one_sided(tsr_findings *findings, const char *rule, const
 {
     char text[160];
     for (uint64_t i = 0; i < count; i++) {
-        TSR_TRY(tsr_find(findings, rule, place_of(entries[i]), err, "'%.*s' (%s) is only in %s", TSR_STR_ARG(entries[i]->fqn),
-                         side_text(entries[i], text, sizeof text), side));
+        TSR_TRY(tsr_finding_add(findings, rule, place_of(entries[i]), err, "'%.*s' (%s) is only in %s",
+                                TSR_STR_ARG(entries[i]->fqn),
+                                side_text(entries[i], text, sizeof text), side));
     }
     return TSR_OK;
 }
@@ -90,8 +91,8 @@ tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *fi
     }
     for (uint64_t i = 0; i < diff->renamed_count; i++) {
         const tsr_diff_rename *r = &diff->renamed[i];
-        TSR_TRY(tsr_find(findings, "diff/renamed", place_of(r->a), err, "'%.*s' may be '%.*s' in B: %.*s",
-                         TSR_STR_ARG(r->a->fqn), TSR_STR_ARG(r->b->fqn), TSR_STR_ARG(r->why)));
+        TSR_TRY(tsr_finding_add(findings, "diff/renamed", place_of(r->a), err, "'%.*s' may be '%.*s' in B: %.*s",
+                                TSR_STR_ARG(r->a->fqn), TSR_STR_ARG(r->b->fqn), TSR_STR_ARG(r->why)));
     }
     return TSR_OK;
 }

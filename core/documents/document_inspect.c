@@ -263,7 +263,7 @@ static tsr_status report_unreadable(const inspector *in, const tsr_entry *entry,
         return tsr_raise(in->err, why->status, why->byte_position, "%s", why->message);
     }
     tsr_place place = {{NULL, 0}, why->byte_position, entry->fqn};
-    return tsr_find(tsr_checkpoint_findings(in->checkpoint), "file/unreadable", place, in->err, "%s", why->message);
+    return tsr_finding_add(tsr_checkpoint_findings(in->checkpoint), "file/unreadable", place, in->err, "%s", why->message);
 }
 
 static tsr_status put_values(const inspector *in, const tsr_entry *entry)

@@ -29,33 +29,33 @@ static tsr_place place_of(const check *c, const tsr_entry *entry, uint64_t chunk
 static tsr_status report_outside(const check *c, const tsr_entry *entry, uint64_t chunk, tsr_error *err)
 {
     tsr_dims_buffer offsets, sizes, shape;
-    return tsr_find(c->findings, "layout/out-of-range", place_of(c, entry, chunk), err,
-                    "the chunk of %s at %s of '%.*s' reaches beyond the tensor's %s",
-                    tsr_dims_text(&sizes, entry->chunks[chunk].sizes, entry->rank),
-                    tsr_dims_text(&offsets, entry->chunks[chunk].offsets, entry->rank), TSR_STR_ARG(entry->fqn),
-                    tsr_dims_text(&shape, entry->shape, entry->rank));
+    return tsr_finding_add(c->findings, "layout/out-of-range", place_of(c, entry, chunk), err,
+                           "the chunk of %s at %s of '%.*s' reaches beyond the tensor's %s",
+                           tsr_dims_text(&sizes, entry->chunks[chunk].sizes, entry->rank),
+                           tsr_dims_text(&offsets, entry->chunks[chunk].offsets, entry->rank), TSR_STR_ARG(entry->fqn),
+                           tsr_dims_text(&shape, entry->shape, entry->rank));
 }
 
 static tsr_status report_overlap(const check *c, const tsr_entry *entry, const tsr_tiling *tiling, tsr_error *err)
 {
     const tsr_chunk *a = &entry->chunks[tiling->overlap[0]], *b = &entry->chunks[tiling->overlap[1]];
     tsr_dims_buffer a_at, a_size, b_at, b_size, element;
-    return tsr_find(c->findings, "layout/overlap", place_of(c, entry, tiling->overlap[1]), err,
-                    "two chunks of '%.*s' hold the element %s: %s at %s and %s at %s", TSR_STR_ARG(entry->fqn),
-                    tsr_dims_text(&element, tiling->overlap_offsets, entry->rank),
-                    tsr_dims_text(&a_size, a->sizes, entry->rank), tsr_dims_text(&a_at, a->offsets, entry->rank),
-                    tsr_dims_text(&b_size, b->sizes, entry->rank), tsr_dims_text(&b_at, b->offsets, entry->rank));
+    return tsr_finding_add(c->findings, "layout/overlap", place_of(c, entry, tiling->overlap[1]), err,
+                           "two chunks of '%.*s' hold the element %s: %s at %s and %s at %s", TSR_STR_ARG(entry->fqn),
+                           tsr_dims_text(&element, tiling->overlap_offsets, entry->rank),
+                           tsr_dims_text(&a_size, a->sizes, entry->rank), tsr_dims_text(&a_at, a->offsets, entry->rank),
+                           tsr_dims_text(&b_size, b->sizes, entry->rank), tsr_dims_text(&b_at, b->offsets, entry->rank));
 }
 
 static tsr_status report_hole(const check *c, const tsr_entry *entry, const tsr_tiling *tiling, tsr_error *err)
 {
     tsr_dims_buffer at, size, shape;
-    return tsr_find(c->findings, "layout/hole", place_of(c, entry, TSR_NO_CHUNK), err,
-                    "%s%llu elements of '%.*s' %s are in no chunk: %s at %s is covered by nothing",
-                    tiling->missing_at_least ? "at least " : "", (unsigned long long)tiling->missing,
-                    TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank),
-                    tsr_dims_text(&size, tiling->hole_sizes, entry->rank),
-                    tsr_dims_text(&at, tiling->hole_offsets, entry->rank));
+    return tsr_finding_add(c->findings, "layout/hole", place_of(c, entry, TSR_NO_CHUNK), err,
+                           "%s%llu elements of '%.*s' %s are in no chunk: %s at %s is covered by nothing",
+                           tiling->missing_at_least ? "at least " : "", (unsigned long long)tiling->missing,
+                           TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank),
+                           tsr_dims_text(&size, tiling->hole_sizes, entry->rank),
+                           tsr_dims_text(&at, tiling->hole_offsets, entry->rank));
 }
 
 /* A chunk without elements is the share of a rank that got nothing: torch puts it at the far end of the split dimension. */
@@ -69,10 +69,11 @@ static tsr_status check_empty_chunks(const check *c, const tsr_entry *entry, tsr
             odd = odd || (chunk->sizes[d] == 0 && entry->shape[d] > 0 && chunk->offsets[d] != entry->shape[d]);
         }
         if (!odd) continue;
-        TSR_TRY(tsr_find(c->findings, "layout/empty-chunk", place_of(c, entry, i), err,
-                         "the chunk of %s at %s of '%.*s' %s has no elements but is not at an end of the tensor",
-                         tsr_dims_text(&size, chunk->sizes, entry->rank), tsr_dims_text(&at, chunk->offsets, entry->rank),
-                         TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank)));
+        TSR_TRY(tsr_finding_add(c->findings, "layout/empty-chunk", place_of(c, entry, i), err,
+                                "the chunk of %s at %s of '%.*s' %s has no elements but is not at an end of the tensor",
+                                tsr_dims_text(&size, chunk->sizes, entry->rank),
+                                tsr_dims_text(&at, chunk->offsets, entry->rank),
+                                TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank)));
     }
     return TSR_OK;
 }
@@ -83,9 +84,9 @@ static tsr_status check_tiling(const check *c, const tsr_entry *entry, tsr_error
     tsr_dims_buffer shape;
     uint64_t elements;
     if (entry->rank > TSR_MAX_RANK || !tsr_entry_elements(entry, &elements)) {
-        return tsr_find(c->findings, "layout/too-large", place_of(c, entry, TSR_NO_CHUNK), err,
-                        "'%.*s' %s has more than %u dimensions or 2^64 elements", TSR_STR_ARG(entry->fqn),
-                        tsr_dims_text(&shape, entry->shape, entry->rank), TSR_MAX_RANK);
+        return tsr_finding_add(c->findings, "layout/too-large", place_of(c, entry, TSR_NO_CHUNK), err,
+                               "'%.*s' %s has more than %u dimensions or 2^64 elements", TSR_STR_ARG(entry->fqn),
+                               tsr_dims_text(&shape, entry->shape, entry->rank), TSR_MAX_RANK);
     }
     TSR_TRY(tsr_tiling_check(c->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, err));
     if (tiling.outside != TSR_NO_CHUNK) TSR_TRY(report_outside(c, entry, tiling.outside, err));
@@ -140,11 +141,11 @@ static tsr_status report_shared(const check *c, const range *list, size_t count,
         if (r->file == widest->file && r->begin < widest->end) {
             tsr_place place = {.byte_offset = r->begin, .fqn = r->entry->fqn};
             if (c->catalog->file_names) place.file = c->catalog->file_names[r->file];
-            TSR_TRY(tsr_find(c->findings, "layout/bytes-shared", place, err,
-                             "bytes [%llu, %llu) of '%.*s' and [%llu, %llu) of '%.*s' are the same bytes of one file",
-                             (unsigned long long)r->begin, (unsigned long long)r->end, TSR_STR_ARG(r->entry->fqn),
-                             (unsigned long long)widest->begin, (unsigned long long)widest->end,
-                             TSR_STR_ARG(widest->entry->fqn)));
+            TSR_TRY(tsr_finding_add(c->findings, "layout/bytes-shared", place, err,
+                                    "bytes [%llu, %llu) of '%.*s' and [%llu, %llu) of '%.*s' are the same bytes of one file",
+                                    (unsigned long long)r->begin, (unsigned long long)r->end, TSR_STR_ARG(r->entry->fqn),
+                                    (unsigned long long)widest->begin, (unsigned long long)widest->end,
+                                    TSR_STR_ARG(widest->entry->fqn)));
         }
         if (r->file != widest->file || r->end > widest->end) widest = r;
     }

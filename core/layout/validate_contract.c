@@ -78,9 +78,10 @@ static tsr_status compare_chunks(const compare *c, const tsr_entry *entry, const
     if (!wanted->chunks) return TSR_OK;
     TSR_TRY(tsr_box_sets_equal(c->allocator, entry, wanted, &equal, err));
     if (equal) return TSR_OK;
-    return tsr_find(c->findings, "layout/chunks", name_of(entry), err,
-                    "the chunks of '%.*s' (%llu) are other boxes than in %s (%llu)", TSR_STR_ARG(entry->fqn),
-                    (unsigned long long)entry->chunk_count, c->contract->called, (unsigned long long)wanted->chunk_count);
+    return tsr_finding_add(c->findings, "layout/chunks", name_of(entry), err,
+                           "the chunks of '%.*s' (%llu) are other boxes than in %s (%llu)", TSR_STR_ARG(entry->fqn),
+                           (unsigned long long)entry->chunk_count, c->contract->called,
+                           (unsigned long long)wanted->chunk_count);
 }
 
 static tsr_status compare_shapes(const compare *c, const tsr_entry *entry, const tsr_entry *wanted, uint32_t allow,
@@ -90,23 +91,24 @@ static tsr_status compare_shapes(const compare *c, const tsr_entry *entry, const
     if (!wanted->shape && wanted->dtype == TSR_DTYPE_NONE) return TSR_OK; /* a name alone */
     if (same_shape(entry, wanted)) return allow & TSR_ANY_CHUNKS ? TSR_OK : compare_chunks(c, entry, wanted, err);
     if (allow & TSR_ANY_SHAPE) return TSR_OK;
-    return tsr_find(c->findings, "layout/shape", name_of(entry), err, "'%.*s' has shape %s, %s says %s",
-                    TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank), c->contract->called,
-                    tsr_dims_text(&wanted_shape, wanted->shape, wanted->rank));
+    return tsr_finding_add(c->findings, "layout/shape", name_of(entry), err, "'%.*s' has shape %s, %s says %s",
+                           TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank), c->contract->called,
+                           tsr_dims_text(&wanted_shape, wanted->shape, wanted->rank));
 }
 
 static tsr_status compare_entry(const compare *c, const tsr_entry *entry, const tsr_entry *wanted, tsr_error *err)
 {
     const uint32_t allow = tsr_contract_allows(c->contract, wanted->fqn);
     if (entry->kind != wanted->kind && !c->contract->any_kind) {
-        return tsr_find(c->findings, "layout/kind", name_of(entry), err, "'%.*s' is %s, %s says %s", TSR_STR_ARG(entry->fqn),
-                        kind_name(entry->kind), c->contract->called, kind_name(wanted->kind));
+        return tsr_finding_add(c->findings, "layout/kind", name_of(entry), err, "'%.*s' is %s, %s says %s",
+                               TSR_STR_ARG(entry->fqn),
+                               kind_name(entry->kind), c->contract->called, kind_name(wanted->kind));
     }
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
     if (wanted->dtype != TSR_DTYPE_NONE && !(allow & TSR_ANY_DTYPE) && !same_dtype(c, entry, wanted)) {
-        TSR_TRY(tsr_find(c->findings, "layout/dtype", name_of(entry), err, "'%.*s' is %s, %s says %s",
-                         TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, c->contract->called,
-                         tsr_dtype_describe(wanted->dtype)->name));
+        TSR_TRY(tsr_finding_add(c->findings, "layout/dtype", name_of(entry), err, "'%.*s' is %s, %s says %s",
+                                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, c->contract->called,
+                                tsr_dtype_describe(wanted->dtype)->name));
     }
     return compare_shapes(c, entry, wanted, allow, err);
 }
@@ -120,8 +122,8 @@ static tsr_status compare_all(const compare *c, const tsr_catalog *catalog, cons
         if (at != UINT32_MAX) {
             TSR_TRY(compare_entry(c, &catalog->entries[at], wanted, err));
         } else if (!(tsr_contract_allows(c->contract, wanted->fqn) & TSR_MAY_MISS)) {
-            TSR_TRY(tsr_find(c->findings, "layout/missing-entry", name_of(wanted), err,
-                             "'%.*s' of %s is not in the checkpoint", TSR_STR_ARG(wanted->fqn), c->contract->called));
+            TSR_TRY(tsr_finding_add(c->findings, "layout/missing-entry", name_of(wanted), err,
+                                    "'%.*s' of %s is not in the checkpoint", TSR_STR_ARG(wanted->fqn), c->contract->called));
         }
     }
     return TSR_OK;
@@ -152,8 +154,8 @@ static tsr_status report_unexpected(const compare *c, const tsr_catalog *catalog
         const tsr_entry *entry = &catalog->entries[i];
         if (!tsr_contract_name(c->contract, entry->fqn, &name) || tsr_map_get(wanted, name, UINT32_MAX) != UINT32_MAX) continue;
         if (tsr_contract_allows(c->contract, name) & TSR_MAY_EXCEED) continue;
-        TSR_TRY(tsr_find(c->findings, "layout/unexpected-entry", name_of(entry), err, "'%.*s' is not in %s",
-                         TSR_STR_ARG(entry->fqn), c->contract->called));
+        TSR_TRY(tsr_finding_add(c->findings, "layout/unexpected-entry", name_of(entry), err, "'%.*s' is not in %s",
+                                TSR_STR_ARG(entry->fqn), c->contract->called));
     }
     return TSR_OK;
 }

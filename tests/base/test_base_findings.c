@@ -29,8 +29,8 @@ static void test_base_findings__keeps_place_and_level(void **state)
     (void)state;
     tsr_error err = {0};
     tsr_findings *f = tsr_findings_new(&tsr_allocator_libc, 0, &err);
-    assert_int_equal(tsr_find(f, "zip/crc", (tsr_place){TSR_STR("a.pt"), 12, TSR_STR("w")}, &err, "is %d", 3), TSR_OK);
-    assert_int_equal(tsr_find_at(f, "zip/crc", TSR_NOTE, TSR_NOWHERE, &err, "\033"), TSR_OK);
+    assert_int_equal(tsr_finding_add(f, "zip/crc", (tsr_place){TSR_STR("a.pt"), 12, TSR_STR("w")}, &err, "is %d", 3), TSR_OK);
+    assert_int_equal(tsr_finding_add_at(f, "zip/crc", TSR_NOTE, TSR_NOWHERE, &err, "\033"), TSR_OK);
     assert_int_equal(tsr_findings_count(f), 2);
     const tsr_finding *first = tsr_findings_at(f, 0);
     assert_int_equal(first->level, TSR_ERROR);
@@ -47,7 +47,7 @@ static void test_base_findings__endless_names_are_cut_at_a_character(void **stat
     static char name[9001];
     for (size_t i = 0; i < 9000; i += 3) memcpy(name + i, "\xe2\x82\xac", 3);
     tsr_findings *f = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
-    assert_int_equal(tsr_find(f, "zip/crc", (tsr_place){{name, 9000}, 0, {name, 4096}}, NULL, "x"), TSR_OK);
+    assert_int_equal(tsr_finding_add(f, "zip/crc", (tsr_place){{name, 9000}, 0, {name, 4096}}, NULL, "x"), TSR_OK);
     assert_int_equal(tsr_findings_at(f, 0)->file.size, 4095);
     assert_int_equal(tsr_findings_at(f, 0)->fqn.size, 4096);
     tsr_findings_free(f);
@@ -58,7 +58,7 @@ static void test_base_findings__counts_beyond_the_bound(void **state)
     (void)state;
     tsr_error err = {0};
     tsr_findings *f = tsr_findings_new(&tsr_allocator_libc, 5, &err);
-    for (int i = 0; i < 100; i++) tsr_find(f, "zip/crc", TSR_NOWHERE, &err, "x");
+    for (int i = 0; i < 100; i++) tsr_finding_add(f, "zip/crc", TSR_NOWHERE, &err, "x");
     assert_int_equal(tsr_findings_count(f), 5);
     assert_int_equal(tsr_findings_total(f, TSR_ERROR), 100);
     tsr_findings_free(f);
@@ -73,7 +73,7 @@ static void test_base_findings__survives_every_allocation_failure(void **state)
         tsr_findings *f = tsr_findings_new(&failing.allocator, 0, NULL);
         tsr_status status = f ? TSR_OK : TSR_E_NOMEM;
         for (int i = 0; i < 40 && status == TSR_OK; i++) {
-            status = tsr_find(f, "zip/crc", (tsr_place){TSR_STR("f"), 0, TSR_STR("w")}, NULL, "%d", i);
+            status = tsr_finding_add(f, "zip/crc", (tsr_place){TSR_STR("f"), 0, TSR_STR("w")}, NULL, "%d", i);
         }
         tsr_findings_free(f);
         assert_int_equal(failing.live, 0);

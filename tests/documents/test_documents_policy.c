@@ -37,12 +37,12 @@ static void test_documents_policy__findings_keep_their_order_and_get_levels(void
     tsr_policy_result result = {0};
     tsr_findings *from = tsr_findings_new(&tsr_allocator_libc, 2, &err), *to = tsr_findings_new(&tsr_allocator_libc, 0, &err);
     tsr_policy *policy = policy_of(TSR_POLICY_VALIDATE, (const char *[]){"values/*=error", "zip/crc-absent=off", NULL}, known_nan);
-    tsr_find(from, "values/nan", at(NULL, "v"), &err, "first");
-    tsr_find(from, "values/nan", at(NULL, "w"), &err, "known");
-    tsr_find(from, "values/nan", at(NULL, "x"), &err, "beyond what is stored");
-    tsr_find(from, "zip/crc", at("a.pt", "w"), &err, "known, whatever it says");
-    tsr_find(from, "zip/crc", at("b.pt", "w"), &err, "of another file");
-    tsr_find(from, "zip/crc-absent", TSR_NOWHERE, &err, "off");
+    tsr_finding_add(from, "values/nan", at(NULL, "v"), &err, "first");
+    tsr_finding_add(from, "values/nan", at(NULL, "w"), &err, "known");
+    tsr_finding_add(from, "values/nan", at(NULL, "x"), &err, "beyond what is stored");
+    tsr_finding_add(from, "zip/crc", at("a.pt", "w"), &err, "known, whatever it says");
+    tsr_finding_add(from, "zip/crc", at("b.pt", "w"), &err, "of another file");
+    tsr_finding_add(from, "zip/crc-absent", TSR_NOWHERE, &err, "off");
     tsr_findings_count_more(from, tsr_rule_find("values/bool"), TSR_WARNING, 5);
     assert_int_equal(tsr_policy_findings(policy, from, to, &result, &err), TSR_OK);
     assert_int_equal(tsr_findings_count(to), 2);
@@ -69,9 +69,9 @@ static void test_documents_policy__names_are_known_as_documents_write_them(void 
     tsr_policy_result result = {0};
     tsr_findings *from = tsr_findings_new(&tsr_allocator_libc, 0, &err), *to = tsr_findings_new(&tsr_allocator_libc, 0, &err);
     tsr_policy *policy = policy_of(TSR_POLICY_VALIDATE, (const char *[]){NULL}, known_nan);
-    tsr_find(from, "values/nan", at(NULL, "bad\xff"), &err, "known");
-    tsr_find(from, "values/nan", at(NULL, "bad"), &err, "new");
-    tsr_find(from, "values/nan", at("", ""), &err, "new");
+    tsr_finding_add(from, "values/nan", at(NULL, "bad\xff"), &err, "known");
+    tsr_finding_add(from, "values/nan", at(NULL, "bad"), &err, "new");
+    tsr_finding_add(from, "values/nan", at("", ""), &err, "new");
     assert_int_equal(tsr_policy_findings(policy, from, to, &result, &err), TSR_OK);
     assert_int_equal(result.left_out, 1);
     assert_int_equal(tsr_findings_count(to), 2);
@@ -124,7 +124,8 @@ static void test_documents_policy__survives_every_allocation_failure(void **stat
         tsr_policy *policy = tsr_policy_new(TSR_POLICY_VALIDATE, &host, NULL);
         tsr_findings *from = tsr_findings_new(&failing.allocator, 0, NULL), *to = tsr_findings_new(&failing.allocator, 0, NULL);
         tsr_status status = policy && from && to ? tsr_policy_baseline(policy, tsr_str_from(known_nan), NULL) : TSR_E_NOMEM;
-        for (int i = 0; i < 20 && status == TSR_OK; i++) status = tsr_find(from, "values/nan", at("f", i % 2 ? "w" : "v"), NULL, "%d", i);
+        for (int i = 0; i < 20 && status == TSR_OK; i++)
+            status = tsr_finding_add(from, "values/nan", at("f", i % 2 ? "w" : "v"), NULL, "%d", i);
         if (status == TSR_OK) status = tsr_policy_findings(policy, from, to, &result, NULL);
         if (status == TSR_OK) assert_int_equal(tsr_findings_count(to), 20);
         tsr_policy_free(policy);

@@ -7,8 +7,8 @@ tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file
 {
     if (!message.data) return TSR_E_NOMEM;
     if (!checkpoint->incomplete.size) checkpoint->incomplete = message;
-    return tsr_find(checkpoint->findings, "parts/incomplete-save", (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, err, "%.*s",
-                    TSR_STR_ARG(message));
+    return tsr_finding_add(checkpoint->findings, "parts/incomplete-save", (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, err,
+                           "%.*s", TSR_STR_ARG(message));
 }
 
 static bool is_selected(const tsr_checkpoint *checkpoint, tsr_str fqn)

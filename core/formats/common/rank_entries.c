@@ -226,8 +226,9 @@ static tsr_status report(const settling *s, const group *g, uint32_t other, tsr_
     const tsr_str first = ranks->names[g->holders[0].rank];
     if (other == g->count) {
         const tsr_str lacking = ranks->names[absent_from(g)];
-        return tsr_find(findings, "torch/rank-differs", (tsr_place){lacking, TSR_NO_POSITION, fqn}, s->err,
-                        "'%.*s' is in '%.*s', but not in '%.*s'", TSR_STR_ARG(fqn), TSR_STR_ARG(first), TSR_STR_ARG(lacking));
+        return tsr_finding_add(findings, "torch/rank-differs", (tsr_place){lacking, TSR_NO_POSITION, fqn}, s->err,
+                               "'%.*s' is in '%.*s', but not in '%.*s'", TSR_STR_ARG(fqn), TSR_STR_ARG(first),
+                               TSR_STR_ARG(lacking));
     }
     const tsr_entry *a = g->holders[0].entry, *b = g->holders[other].entry;
     const tsr_str second = ranks->names[g->holders[other].rank];
@@ -235,8 +236,8 @@ static tsr_status report(const settling *s, const group *g, uint32_t other, tsr_
                        : a->dtype != b->dtype ? "another dtype"
                        : !same_shape(a, b)    ? "another shape"
                                               : "other values";
-    return tsr_find(findings, "torch/rank-differs", (tsr_place){second, TSR_NO_POSITION, fqn}, s->err,
-                    "'%.*s' has %s than in '%.*s'", TSR_STR_ARG(fqn), what, TSR_STR_ARG(first));
+    return tsr_finding_add(findings, "torch/rank-differs", (tsr_place){second, TSR_NO_POSITION, fqn}, s->err,
+                           "'%.*s' has %s than in '%.*s'", TSR_STR_ARG(fqn), what, TSR_STR_ARG(first));
 }
 
 /* Objects, and sharded tensors: what joined them kept the first rank's where they do not agree. */
@@ -250,11 +251,12 @@ static tsr_status report_joined(settling *s, const group *g)
         const tsr_place place = {s->ranks->names[g->holders[i].rank], TSR_NO_POSITION, entry->fqn};
         if (same_shape(first, entry) && !same) TSR_TRY(match_values(s, first, entry, &same));
         if (!same_shape(first, entry))
-            TSR_TRY(tsr_find(findings, "torch/rank-differs", place, s->err,
-                             "'%.*s' has another dtype, shape or kind than in the files of lower ranks", TSR_STR_ARG(entry->fqn)));
+            TSR_TRY(tsr_finding_add(findings, "torch/rank-differs", place, s->err,
+                                    "'%.*s' has another dtype, shape or kind than in the files of lower ranks",
+                                    TSR_STR_ARG(entry->fqn)));
         else if (!same)
-            TSR_TRY(tsr_find(findings, "torch/rank-object", place, s->err,
-                             "'%.*s' is not equal on all ranks; the lowest rank's is shown", TSR_STR_ARG(entry->fqn)));
+            TSR_TRY(tsr_finding_add(findings, "torch/rank-object", place, s->err,
+                                    "'%.*s' is not equal on all ranks; the lowest rank's is shown", TSR_STR_ARG(entry->fqn)));
     }
     return TSR_OK;
 }
@@ -295,10 +297,10 @@ static tsr_status settle(settling *s)
     for (size_t at = 0; next_group(s->ranks, &at, &g);) TSR_TRY(settle_group(s, &g));
     if (s->differing.count == 0 || s->ranks->sharded) return TSR_OK;
     checkpoint->catalog.format = TSR_FORMAT_SHARDS;
-    return tsr_find_at(checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, s->err,
-                       "%llu %s not equal on all %u ranks: %s%s", (unsigned long long)s->differing.count,
-                       s->differing.count == 1 ? "tensor is" : "tensors are", s->ranks->ranks, s->differing.text,
-                       tsr_name_list_rest(&s->differing));
+    return tsr_finding_add_at(checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, s->err,
+                              "%llu %s not equal on all %u ranks: %s%s", (unsigned long long)s->differing.count,
+                              s->differing.count == 1 ? "tensor is" : "tensors are", s->ranks->ranks, s->differing.text,
+                              tsr_name_list_rest(&s->differing));
 }
 
 tsr_status tsr_rank_entries_settle(tsr_rank_entries *ranks, tsr_error *err)

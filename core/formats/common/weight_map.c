@@ -50,8 +50,8 @@ static tsr_status find_file(reader *r, tsr_weight *weight)
     *seen = *weight;
     if (weight->file != TSR_NO_FILE) return TSR_OK;
     TSR_TRY(tsr_checkpoint_lacks(checkpoint, weight->file_name, r->err));
-    return tsr_find(checkpoint->findings, "index/missing-file", in_index(checkpoint, (tsr_str){NULL, 0}), r->err,
-                    "'%.*s' is named by the index and missing", TSR_STR_ARG(weight->file_name));
+    return tsr_finding_add(checkpoint->findings, "index/missing-file", in_index(checkpoint, (tsr_str){NULL, 0}), r->err,
+                           "'%.*s' is named by the index and missing", TSR_STR_ARG(weight->file_name));
 }
 
 static tsr_status read_weights(reader *r, const cJSON *object, tsr_weight_map *out)
@@ -97,8 +97,8 @@ static tsr_status read_total(reader *r, const cJSON *root, tsr_weight_map *out)
     if (!total) return TSR_OK;
     out->has_total_size = tsr_json_to_u64(total, "metadata.total_size", &out->total_size, NULL) == TSR_OK;
     if (out->has_total_size) return TSR_OK;
-    return tsr_find(r->checkpoint->findings, "index/total-size", in_index(r->checkpoint, (tsr_str){NULL, 0}), r->err,
-                    "metadata.total_size is not a number of bytes");
+    return tsr_finding_add(r->checkpoint->findings, "index/total-size", in_index(r->checkpoint, (tsr_str){NULL, 0}), r->err,
+                           "metadata.total_size is not a number of bytes");
 }
 
 /* An index without tensors, next to files that may well have some, would make a checkpoint of nothing. */
@@ -149,8 +149,8 @@ tsr_status tsr_weight_map_read(tsr_checkpoint *checkpoint, tsr_weight_map *out, 
 tsr_status tsr_weight_map_check_total(tsr_checkpoint *checkpoint, const tsr_weight_map *map, uint64_t bytes, tsr_error *err)
 {
     if (!map->has_total_size || map->total_size == bytes) return TSR_OK;
-    return tsr_find(checkpoint->findings, "index/total-size", in_index(checkpoint, (tsr_str){NULL, 0}), err,
-                    "metadata.total_size is %" PRIu64 ", the tensors have %" PRIu64 " bytes", map->total_size, bytes);
+    return tsr_finding_add(checkpoint->findings, "index/total-size", in_index(checkpoint, (tsr_str){NULL, 0}), err,
+                           "metadata.total_size is %" PRIu64 ", the tensors have %" PRIu64 " bytes", map->total_size, bytes);
 }
 
 tsr_status tsr_weight_map_check_stray(tsr_checkpoint *checkpoint, const tsr_weight_map *map, tsr_str ending, tsr_error *err)
@@ -164,8 +164,8 @@ tsr_status tsr_weight_map_check_stray(tsr_checkpoint *checkpoint, const tsr_weig
     for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
         tsr_str name = store->files[f].name;
         if (named[f] || !tsr_str_ends(name, ending) || memchr(name.data, '/', name.size)) continue;
-        status = tsr_find(checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}},
-                          err, "'%.*s' is not named by the index", TSR_STR_ARG(name));
+        status = tsr_finding_add(checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}},
+                                 err, "'%.*s' is not named by the index", TSR_STR_ARG(name));
     }
     tsr_free(checkpoint->host->allocator, named, store->file_count, sizeof *named);
     return status;

@@ -27,8 +27,8 @@ static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_output_
         TSR_TRY(tsr_verdict_unloadable(&verdict, metadata->misused, "a function has instances here, or a class is called without its fields", err));
     if (metadata->newer != TSR_NO_POSITION) {
         const tsr_place place = {file->name, metadata->newer, {NULL, 0}};
-        TSR_TRY(tsr_find(checkpoint->findings, "dcp/newer", place, err,
-                         "TensorProperties have more than five items: PyTorch 2.13 cannot load this metadata, a newer one can"));
+        TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp/newer", place, err,
+                                "TensorProperties have more than five items: PyTorch 2.13 cannot load this metadata, a newer one can"));
     }
     return tsr_verdict_end(&verdict, metadata->pickle_end, file->size, err);
 }
@@ -313,8 +313,8 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
         if (data && checkpoint->store->files[f].size == 0) continue; /* of a rank that had nothing to write */
         tsr_level level = data ? TSR_WARNING : TSR_NOTE;
         tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
-        TSR_TRY(tsr_find_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err,
-                            "no item of the metadata lies in '%.*s'", TSR_STR_ARG(name)));
+        TSR_TRY(tsr_finding_add_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err,
+                                   "no item of the metadata lies in '%.*s'", TSR_STR_ARG(name)));
     }
     return TSR_OK;
 }

@@ -151,9 +151,9 @@ static tsr_status report_gap(const walk *w, uint32_t file, uint64_t from, uint64
 {
     tsr_str name = w->checkpoint->store->files[file].name;
     if (from >= to || tsr_dcp_state_of(w->checkpoint)->file_uses[file] == TSR_DCP_SAFETENSORS) return TSR_OK;
-    return tsr_find(w->checkpoint->findings, "dcp/dead-bytes", (tsr_place){name, from, {NULL, 0}}, err,
-                    "bytes %llu to %llu of '%.*s' belong to no item", (unsigned long long)from, (unsigned long long)to,
-                    TSR_STR_ARG(name));
+    return tsr_finding_add(w->checkpoint->findings, "dcp/dead-bytes", (tsr_place){name, from, {NULL, 0}}, err,
+                           "bytes %llu to %llu of '%.*s' belong to no item", (unsigned long long)from, (unsigned long long)to,
+                           TSR_STR_ARG(name));
 }
 
 /* Items that overlap are an error already (layout/bytes-shared). A few are still read, to say what else is wrong; but

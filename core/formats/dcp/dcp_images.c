@@ -34,7 +34,7 @@ static tsr_status find_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *ent
 {
     tsr_place place = {checkpoint->store->files[chunk->file].name, chunk->byte_offset, entry->fqn};
     chunk->file = TSR_NO_FILE;
-    return tsr_find(checkpoint->findings, "dcp/item", place, err, "'%.*s': %s", TSR_STR_ARG(entry->fqn), why);
+    return tsr_finding_add(checkpoint->findings, "dcp/item", place, err, "'%.*s': %s", TSR_STR_ARG(entry->fqn), why);
 }
 
 /* The header of the image that holds a chunk; data NULL when it cannot be read (a finding says so, once). */
@@ -52,8 +52,8 @@ static tsr_status image_of(images *im, const tsr_chunk *chunk, const tsr_safeten
     if (status == TSR_OK) return TSR_OK;
     TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, why.byte_position, "%s", why.message);
     im->opened[chunk->file] = (tsr_safetensors){0};
-    return tsr_find(checkpoint->findings, "dcp/item", (tsr_place){file->name, why.byte_position, {NULL, 0}}, err, "%s",
-                    why.message);
+    return tsr_finding_add(checkpoint->findings, "dcp/item", (tsr_place){file->name, why.byte_position, {NULL, 0}}, err, "%s",
+                           why.message);
 }
 
 static tsr_status view_in_image(images *im, const tsr_entry *entry, tsr_chunk *chunk, tsr_error *err)

@@ -88,7 +88,7 @@ tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
         return tsr_raise(err, why->status, why->byte_position, "%s", why->message);
     uint64_t position = why->byte_position == TSR_NO_POSITION ? chunk->byte_offset : why->byte_position;
     tsr_place place = {checkpoint->store->files[chunk->file].name, position, entry->fqn};
-    return tsr_find(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
+    return tsr_finding_add(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
 }
 
 /* Objects that were read, by the place of their items: metadata can name one item for any number of entries. */

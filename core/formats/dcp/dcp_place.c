@@ -76,9 +76,9 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
     tsr_str metadata = store->files[p->source->file].name;
     *file = TSR_NO_FILE;
     if (!stays_inside(path)) {
-        return tsr_find(findings, "dcp/path-outside", metadata_place(p, r->fqn), err,
-                        "storage_data places items in '%.*s', outside the checkpoint's folder; it is not opened",
-                        TSR_STR_ARG(path));
+        return tsr_finding_add(findings, "dcp/path-outside", metadata_place(p, r->fqn), err,
+                               "storage_data places items in '%.*s', outside the checkpoint's folder; it is not opened",
+                               TSR_STR_ARG(path));
     }
     size_t folder = metadata.size;
     while (folder && metadata.data[folder - 1] != '/') folder--;
@@ -87,8 +87,8 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
     *file = tsr_store_find(store, name);
     if (*file != TSR_NO_FILE) return TSR_OK;
     TSR_TRY(tsr_checkpoint_lacks(p->checkpoint, name, err));
-    return tsr_find(findings, "dcp/missing-file", (tsr_place){name, TSR_NO_POSITION, r->fqn}, err,
-                    "the data file '%.*s', which storage_data names, is not there", TSR_STR_ARG(name));
+    return tsr_finding_add(findings, "dcp/missing-file", (tsr_place){name, TSR_NO_POSITION, r->fqn}, err,
+                           "the data file '%.*s', which storage_data names, is not there", TSR_STR_ARG(name));
 }
 
 static tsr_status file_of(placer *p, const record *r, uint32_t *file, tsr_error *err)
@@ -165,8 +165,9 @@ static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr
     const tsr_dcp_part *part = r->part;
     *out = NULL;
     if (!part) {
-        return tsr_find(p->checkpoint->findings, "dcp/record-without-entry", metadata_place(p, r->fqn), err,
-                        "storage_data has an item of '%.*s', which state_dict_metadata does not list", TSR_STR_ARG(r->fqn));
+        return tsr_finding_add(p->checkpoint->findings, "dcp/record-without-entry", metadata_place(p, r->fqn), err,
+                               "storage_data has an item of '%.*s', which state_dict_metadata does not list",
+                               TSR_STR_ARG(r->fqn));
     }
     *entry = (const tsr_entry *)tsr_dcp_state_of(p->checkpoint)->entries.items + part->entry;
     bool tensor = (*entry)->kind == TSR_ENTRY_TENSOR;
@@ -174,15 +175,15 @@ static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr
     if (tensor && r->offsets && r->rank == (*entry)->rank)
         TSR_TRY(chunk_at(p, part, r->offsets, r->rank, r->hint, out, err));
     if (!*out) {
-        return tsr_find(p->checkpoint->findings, "dcp/record-without-chunk", metadata_place(p, r->fqn), err,
-                        "storage_data has an item of '%.*s' at offsets %s, where the metadata lists no chunk",
-                        TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
+        return tsr_finding_add(p->checkpoint->findings, "dcp/record-without-chunk", metadata_place(p, r->fqn), err,
+                               "storage_data has an item of '%.*s' at offsets %s, where the metadata lists no chunk",
+                               TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
     }
     if ((*out)->byte_length == NO_RECORD) return TSR_OK;
     *out = NULL;
-    return tsr_find(p->checkpoint->findings, "dcp/duplicate-record", metadata_place(p, r->fqn), err,
-                    "storage_data has two items of '%.*s' at offsets %s", TSR_STR_ARG(r->fqn),
-                    r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
+    return tsr_finding_add(p->checkpoint->findings, "dcp/duplicate-record", metadata_place(p, r->fqn), err,
+                           "storage_data has two items of '%.*s' at offsets %s", TSR_STR_ARG(r->fqn),
+                           r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
 }
 
 /* ---- placing ---- */
@@ -191,11 +192,11 @@ static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_err
 {
     const tsr_store_file *f = &p->checkpoint->store->files[file];
     char text[256];
-    return tsr_find(p->checkpoint->findings, "dcp/beyond-end",
-                    (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn}, err,
-                    "'%.*s' at offsets %s is placed at byte %lld with %lld bytes; '%.*s' has %llu", TSR_STR_ARG(r->fqn),
-                    r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none", (long long)r->byte_offset,
-                    (long long)r->byte_length, TSR_STR_ARG(f->name), (unsigned long long)f->size);
+    return tsr_finding_add(p->checkpoint->findings, "dcp/beyond-end",
+                           (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn}, err,
+                           "'%.*s' at offsets %s is placed at byte %lld with %lld bytes; '%.*s' has %llu", TSR_STR_ARG(r->fqn),
+                           r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none", (long long)r->byte_offset,
+                           (long long)r->byte_length, TSR_STR_ARG(f->name), (unsigned long long)f->size);
 }
 
 /* Told by a file's first tensor. SAFETENSORS items have exactly their elements' bytes; a torch.save blob is always longer.
@@ -303,9 +304,9 @@ static tsr_status report_unplaced_of(placer *p, const tsr_dcp_part *part, const 
         chunk->byte_length = 0;
         const char *offsets =
             entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->rank, text, sizeof text) : "none";
-        TSR_TRY(tsr_find(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
-                         "chunk %llu of '%.*s' (offsets %s) has no item in storage_data: its bytes are nowhere",
-                         (unsigned long long)c, TSR_STR_ARG(entry->fqn), offsets));
+        TSR_TRY(tsr_finding_add(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
+                                "chunk %llu of '%.*s' (offsets %s) has no item in storage_data: its bytes are nowhere",
+                                (unsigned long long)c, TSR_STR_ARG(entry->fqn), offsets));
     }
     return TSR_OK;
 }

@@ -149,9 +149,9 @@ static tsr_status end_member(sums *s, tsr_error *err)
     uint32_t crc = s->crc;
     s->crc = 0;
     if (crc == member->crc32) return TSR_OK;
-    return tsr_find(s->checkpoint->findings, "zip/crc", place, err,
-                    "the bytes of member '%.*s' have CRC-32 %08x, the archive in the zstd stream says %08x",
-                    TSR_STR_ARG(member->name), (unsigned)crc, (unsigned)member->crc32);
+    return tsr_finding_add(s->checkpoint->findings, "zip/crc", place, err,
+                           "the bytes of member '%.*s' have CRC-32 %08x, the archive in the zstd stream says %08x",
+                           TSR_STR_ARG(member->name), (unsigned)crc, (unsigned)member->crc32);
 }
 
 static tsr_status sum(void *ctx, const char *bytes, size_t size, tsr_error *err)

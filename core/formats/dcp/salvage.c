@@ -134,8 +134,8 @@ static tsr_status find_lost(salvager *s, const model_item *lost)
     const tsr_place place = {lost->file, TSR_NO_POSITION, entry->fqn};
     if (lost->replica) return TSR_OK;
     s->out->lost++;
-    return tsr_find(s->findings, "repair/lost", place, s->err, "an item of '%.*s' is not in '%.*s' any more",
-                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(lost->file));
+    return tsr_finding_add(s->findings, "repair/lost", place, s->err, "an item of '%.*s' is not in '%.*s' any more",
+                           TSR_STR_ARG(entry->fqn), TSR_STR_ARG(lost->file));
 }
 
 /* The items of one file against those that the other checkpoint has in its file of that name: the n-th is the n-th. One that
@@ -153,9 +153,9 @@ static tsr_status name_items(salvager *s, tsr_str file, const model_item *model,
     if (n < count && n < model_count) {
         const tsr_str fqn = s->like->entries[model[n].entry].fqn;
         const tsr_place place = {file, items[n].byte_offset, fqn};
-        TSR_TRY(tsr_find(s->findings, "repair/unlike", place, s->err,
-                         "item %zu of '%.*s' is not what '%.*s' is in the other checkpoint: it was saved otherwise", n,
-                         TSR_STR_ARG(file), TSR_STR_ARG(fqn)));
+        TSR_TRY(tsr_finding_add(s->findings, "repair/unlike", place, s->err,
+                                "item %zu of '%.*s' is not what '%.*s' is in the other checkpoint: it was saved otherwise", n,
+                                TSR_STR_ARG(file), TSR_STR_ARG(fqn)));
     }
     for (size_t lost = n; lost < model_count; lost++) TSR_TRY(find_lost(s, &model[lost]));
     for (; n < count; n++) TSR_TRY(add_unnamed(s, file, n, &items[n]));
@@ -241,10 +241,10 @@ static tsr_status run(salvager *s)
                 "there is no .distcp file: nothing tells what this checkpoint held");
     TSR_TRY(find_lost_files(s));
     if (s->out->unnamed) {
-        TSR_TRY(tsr_find(s->findings, "repair/unnamed", TSR_NOWHERE, s->err,
-                         "the names of %llu items, and their places in global tensors, stood in .metadata alone%s",
-                         (unsigned long long)s->out->unnamed,
-                         s->like ? "" : "; a checkpoint of the same job (another step) tells them"));
+        TSR_TRY(tsr_finding_add(s->findings, "repair/unnamed", TSR_NOWHERE, s->err,
+                                "the names of %llu items, and their places in global tensors, stood in .metadata alone%s",
+                                (unsigned long long)s->out->unnamed,
+                                s->like ? "" : "; a checkpoint of the same job (another step) tells them"));
     }
     return take_entries(s);
 }

@@ -159,9 +159,11 @@ static tsr_status report_unnamed(const plain *p)
         return tsr_ds_report(p->checkpoint, file, p->err,
                              "%.*s: %u float32 weights of the optimizer have no names, and by their shapes and values each may be any of several: %s%s",
                              TSR_STR_ARG(file), unnamed, names.text, tsr_name_list_rest(&names));
-    return tsr_find_at(p->checkpoint->findings, "parts/unnamed-states", TSR_NOTE, (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
-                       "the optimizer's states of %u parameters are listed by their numbers: they may be of any of %s%s", unnamed, names.text,
-                       tsr_name_list_rest(&names));
+    return tsr_finding_add_at(p->checkpoint->findings, "parts/unnamed-states", TSR_NOTE,
+                              (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
+                              "the optimizer's states of %u parameters are listed by their numbers: they may be of any of %s%s",
+                              unnamed, names.text,
+                              tsr_name_list_rest(&names));
 }
 
 static tsr_status add_parameter(const plain *p, uint32_t id, tsr_ds_rows *weights, tsr_ds_rows *states)

@@ -98,9 +98,10 @@ static tsr_status report_partial(const joining *j, const group *g)
 {
     const tsr_place place = {j->checkpoint->store->files[j->checkpoint->files[0]].name, TSR_NO_POSITION, g->name.key};
     const bool one_grid = g->found < j->state->raw_count;
-    return tsr_find(j->checkpoint->findings, "megatron/shards", place, j->err,
-                    "%s of the %llu shards of '%.*s' are there; they are listed one by one",
-                    one_grid ? "not all" : "others than those", (unsigned long long)g->name.count, TSR_STR_ARG(g->name.key));
+    return tsr_finding_add(j->checkpoint->findings, "megatron/shards", place, j->err,
+                           "%s of the %llu shards of '%.*s' are there; they are listed one by one",
+                           one_grid ? "not all" : "others than those", (unsigned long long)g->name.count,
+                           TSR_STR_ARG(g->name.key));
 }
 
 /* A whole set gets room for its shards. A tensor of the same name leaves them as they are. */

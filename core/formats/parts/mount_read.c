@@ -88,7 +88,8 @@ static tsr_status take_finding(tsr_checkpoint *checkpoint, const tsr_mount *moun
     } else if (mount->directory.size) {
         place.file = mount->directory;
     }
-    return tsr_find_at(checkpoint->findings, finding->rule->id, finding->level, place, err, "%.*s", TSR_STR_ARG(finding->message));
+    return tsr_finding_add_at(checkpoint->findings, finding->rule->id, finding->level, place, err, "%.*s",
+                              TSR_STR_ARG(finding->message));
 }
 
 tsr_status tsr_mounts_take_findings(tsr_checkpoint *checkpoint, const tsr_mount *mount, tsr_error *err)

@@ -12,24 +12,25 @@ static tsr_place place_of(const tsr_verdict *v, uint64_t position)
 
 tsr_status tsr_verdict_call(const tsr_verdict *v, uint64_t position, tsr_str name, tsr_error *err)
 {
-    return tsr_find(v->findings, "pickle/unlisted-call", place_of(v, position), err,
-                    "loading this file with pickle would call %.*s", TSR_STR_ARG(name));
+    return tsr_finding_add(v->findings, "pickle/unlisted-call", place_of(v, position), err,
+                           "loading this file with pickle would call %.*s", TSR_STR_ARG(name));
 }
 
 tsr_status tsr_verdict_call_of(const tsr_verdict *v, uint64_t position, tsr_ref callee, tsr_error *err)
 {
     if (tsr_pickle_kind_of(v->pickle, callee) != TSR_PICKLE_GLOBAL)
         return tsr_verdict_call(v, position, TSR_STR("something that the pickle does not name as a global"), err);
-    return tsr_find(v->findings, "pickle/unlisted-call", place_of(v, position), err,
-                    "loading this file with pickle would call %.*s.%.*s", TSR_STR_ARG(tsr_pickle_module(v->pickle, callee)),
-                    TSR_STR_ARG(tsr_pickle_name_of(v->pickle, callee)));
+    return tsr_finding_add(v->findings, "pickle/unlisted-call", place_of(v, position), err,
+                           "loading this file with pickle would call %.*s.%.*s",
+                           TSR_STR_ARG(tsr_pickle_module(v->pickle, callee)),
+                           TSR_STR_ARG(tsr_pickle_name_of(v->pickle, callee)));
 }
 
 static tsr_status find_missing(const tsr_verdict *v, uint64_t position, tsr_str module, tsr_str name, tsr_error *err)
 {
-    return tsr_find(v->findings, "pickle/unloadable", place_of(v, position), err,
-                    "loading this file with pickle fails: there is no '%.*s' in the module %.*s", TSR_STR_ARG(name),
-                    TSR_STR_ARG(module));
+    return tsr_finding_add(v->findings, "pickle/unloadable", place_of(v, position), err,
+                           "loading this file with pickle fails: there is no '%.*s' in the module %.*s", TSR_STR_ARG(name),
+                           TSR_STR_ARG(module));
 }
 
 static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref global, tsr_pickle_use use, tsr_error *err)
@@ -42,10 +43,11 @@ static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref gl
     const bool unchecked = state == TSR_NAME_UNCHECKED;
     tsr_level level = dangerous ? TSR_ERROR : built || unchecked ? TSR_WARNING : TSR_NOTE;
     if (!dangerous && !built && !v->named) return TSR_OK;
-    return tsr_find_at(v->findings, "pickle/unlisted-class", level, place_of(v, position), err, "%s %.*s.%.*s, which %s%s",
-                       built ? "holds objects of" : "names", TSR_STR_ARG(module), TSR_STR_ARG(name),
-                       dangerous ? "can do harm however it is used" : "is not known to be harmless data",
-                       unchecked && !dangerous ? "; whether it exists was not checked" : "");
+    return tsr_finding_add_at(v->findings, "pickle/unlisted-class", level, place_of(v, position), err,
+                              "%s %.*s.%.*s, which %s%s",
+                              built ? "holds objects of" : "names", TSR_STR_ARG(module), TSR_STR_ARG(name),
+                              dangerous ? "can do harm however it is used" : "is not known to be harmless data",
+                              unchecked && !dangerous ? "; whether it exists was not checked" : "");
 }
 
 tsr_status tsr_verdict_instance_of(const tsr_verdict *v, uint64_t position, tsr_ref global, tsr_error *err)
@@ -55,22 +57,23 @@ tsr_status tsr_verdict_instance_of(const tsr_verdict *v, uint64_t position, tsr_
 
 tsr_status tsr_verdict_unloadable(const tsr_verdict *v, uint64_t position, const char *reason, tsr_error *err)
 {
-    return tsr_find(v->findings, "pickle/unloadable", place_of(v, position), err, "loading this file with pickle fails: %s",
-                    reason);
+    return tsr_finding_add(v->findings, "pickle/unloadable", place_of(v, position), err,
+                           "loading this file with pickle fails: %s", reason);
 }
 
 tsr_status tsr_verdict_unloadable_of(const tsr_verdict *v, uint64_t position, tsr_ref global, const char *reason, tsr_error *err)
 {
-    return tsr_find(v->findings, "pickle/unloadable", place_of(v, position), err,
-                    "loading this file with pickle fails: %.*s.%.*s %s", TSR_STR_ARG(tsr_pickle_module(v->pickle, global)),
-                    TSR_STR_ARG(tsr_pickle_name_of(v->pickle, global)), reason);
+    return tsr_finding_add(v->findings, "pickle/unloadable", place_of(v, position), err,
+                           "loading this file with pickle fails: %.*s.%.*s %s",
+                           TSR_STR_ARG(tsr_pickle_module(v->pickle, global)),
+                           TSR_STR_ARG(tsr_pickle_name_of(v->pickle, global)), reason);
 }
 
 tsr_status tsr_verdict_end(const tsr_verdict *v, uint64_t end, uint64_t size, tsr_error *err)
 {
     if (end >= size) return TSR_OK;
-    return tsr_find(v->findings, "pickle/trailing-bytes", place_of(v, end), err,
-                    "%llu bytes follow the end of what PyTorch reads", (unsigned long long)(size - end));
+    return tsr_finding_add(v->findings, "pickle/trailing-bytes", place_of(v, end), err,
+                           "%llu bytes follow the end of what PyTorch reads", (unsigned long long)(size - end));
 }
 
 typedef struct walk {

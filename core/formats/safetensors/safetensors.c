@@ -70,8 +70,8 @@ static tsr_status check_end(const tsr_safetensors *opened, uint64_t end, tsr_str
 {
     tsr_place place = {name, opened->data_offset + (end < opened->data_size ? end : opened->data_size), {NULL, 0}};
     if (end == opened->data_size || !findings) return TSR_OK;
-    return tsr_find(findings, end > opened->data_size ? "safetensors/truncated" : "safetensors/trailing-bytes", place, err,
-                    "the tensors need %" PRIu64 " bytes of data, the file holds %" PRIu64, end, opened->data_size);
+    return tsr_finding_add(findings, end > opened->data_size ? "safetensors/truncated" : "safetensors/trailing-bytes", place,
+                           err, "the tensors need %" PRIu64 " bytes of data, the file holds %" PRIu64, end, opened->data_size);
 }
 
 static tsr_status note_alignment(const tsr_safetensors *opened, tsr_str name, tsr_findings *findings, tsr_error *err)
@@ -87,8 +87,8 @@ static tsr_status note_alignment(const tsr_safetensors *opened, tsr_str name, ts
     }
     if (!first || !findings) return TSR_OK;
     tsr_place place = {name, opened->data_offset + first->begin, first->name};
-    return tsr_find(findings, "safetensors/misaligned", place, err,
-                    "%" PRIu64 " tensors do not begin at a multiple of their element's size", count);
+    return tsr_finding_add(findings, "safetensors/misaligned", place, err,
+                           "%" PRIu64 " tensors do not begin at a multiple of their element's size", count);
 }
 
 static tsr_status check_names(tsr_safetensors *opened, const tsr_allocator *allocator, tsr_error *err)
@@ -116,8 +116,8 @@ static tsr_status keep_metadata(tsr_safetensors *opened, const tsr_vec *pairs, t
     opened->metadata = kept;
     opened->metadata_count = pairs->count;
     if (duplicate == TSR_NO_NAME || !findings) return TSR_OK;
-    return tsr_find(findings, "safetensors/duplicate-metadata-key", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                    "__metadata__ has the key '%.*s' twice; the last value counts", TSR_STR_ARG(kept[duplicate].key));
+    return tsr_finding_add(findings, "safetensors/duplicate-metadata-key", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+                           "__metadata__ has the key '%.*s' twice; the last value counts", TSR_STR_ARG(kept[duplicate].key));
 }
 
 static tsr_status check_whole(tsr_safetensors *opened, const tsr_safetensors_scan *scan, tsr_error *err)

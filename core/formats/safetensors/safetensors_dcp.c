@@ -179,13 +179,13 @@ static tsr_status check_sequence(tsr_checkpoint *checkpoint, tsr_error *err)
         tsr_str name = checkpoint->store->files[checkpoint->files[i]].name;
         uint64_t number = shard_number(name);
         if (number > last + 1)
-            TSR_TRY(tsr_find(checkpoint->findings, "dcp-safetensors/shard-gap",
-                             (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                             "no file of shard %" PRIu64 " lies before '%.*s'", last + 1, TSR_STR_ARG(name)));
+            TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp-safetensors/shard-gap",
+                                    (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+                                    "no file of shard %" PRIu64 " lies before '%.*s'", last + 1, TSR_STR_ARG(name)));
         last = number;
     }
-    return tsr_find(checkpoint->findings, "dcp-safetensors/no-global-shape", TSR_NOWHERE, err,
-                    "the shapes are inferred from the shards that are there: a lost trailing shard cannot be seen");
+    return tsr_finding_add(checkpoint->findings, "dcp-safetensors/no-global-shape", TSR_NOWHERE, err,
+                           "the shapes are inferred from the shards that are there: a lost trailing shard cannot be seen");
 }
 
 static tsr_status build(builder *b, const tsr_safetensors *opened)

@@ -77,9 +77,10 @@ static tsr_status add_weight(builder *b, const tsr_weight *weight)
         return TSR_OK;
     }
     b->incomplete = true;
-    return tsr_find(b->checkpoint->findings, "index/missing-key", at_tensor(b, weight->file, TSR_NO_POSITION, weight->key),
-                    b->err, "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key),
-                    TSR_STR_ARG(weight->file_name));
+    return tsr_finding_add(b->checkpoint->findings, "index/missing-key",
+                           at_tensor(b, weight->file, TSR_NO_POSITION, weight->key),
+                           b->err, "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key),
+                           TSR_STR_ARG(weight->file_name));
 }
 
 /* A tensor of a file that the index gives to another file: the same twice, or two of one name. */
@@ -89,7 +90,7 @@ static tsr_status add_copy(builder *b, uint32_t number, const tsr_safetensors *o
     const tsr_chunk *chunk = (const tsr_chunk *)b->chunks.items + number;
     bool same = entry->dtype == t->dtype && entry->rank == t->rank &&
                 (t->rank == 0 || memcmp(entry->shape, t->shape, t->rank * sizeof *t->shape) == 0);
-    TSR_TRY(tsr_find_at(
+    TSR_TRY(tsr_finding_add_at(
         b->checkpoint->findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR,
         at_tensor(b, opened->file, t->position, t->name), b->err, "'%.*s' is in '%.*s' too%s", TSR_STR_ARG(t->name),
         TSR_STR_ARG(b->checkpoint->store->files[chunk->file == TSR_NO_FILE ? opened->file : chunk->file].name),
@@ -106,8 +107,8 @@ static tsr_status add_unmapped(builder *b, const tsr_safetensors *opened, const 
 {
     uint32_t number = tsr_map_get(b->entry_of, t->name, UINT32_MAX);
     if (number == UINT32_MAX) {
-        TSR_TRY(tsr_find(b->checkpoint->findings, "index/extra-key", at_tensor(b, opened->file, t->position, t->name),
-                         b->err, "'%.*s' is not in the index", TSR_STR_ARG(t->name)));
+        TSR_TRY(tsr_finding_add(b->checkpoint->findings, "index/extra-key", at_tensor(b, opened->file, t->position, t->name),
+                                b->err, "'%.*s' is not in the index", TSR_STR_ARG(t->name)));
         number = (uint32_t)b->entries.count;
         TSR_TRY(add_entry(b, t->name));
         fill_entry(b, number, opened, t);

@@ -97,8 +97,8 @@ static tsr_status warn_of_shards(tsr_checkpoint *checkpoint, const tsr_safetenso
     for (uint32_t f = 0; f < count; f++) {
         if (!tsr_safetensors_metadata(&opened[f], TSR_STR("DCP_SHARDING_INFO")).data) continue;
         tsr_place place = {checkpoint->store->files[opened[f].file].name, TSR_NO_POSITION, {NULL, 0}};
-        TSR_TRY(tsr_find(checkpoint->findings, "dcp-safetensors/lone-shard", place, err,
-                         "the file holds one rank's shards of a sharded checkpoint; open its folder to see whole tensors"));
+        TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp-safetensors/lone-shard", place, err,
+                                "the file holds one rank's shards of a sharded checkpoint; open its folder to see whole tensors"));
     }
     return TSR_OK;
 }
@@ -112,8 +112,8 @@ static tsr_status open_safetensors(tsr_checkpoint *checkpoint, tsr_error *err)
     if (status == TSR_OK) status = warn_of_shards(checkpoint, opened, count, err);
     tsr_safetensors_close_all(checkpoint, opened, count);
     if (status == TSR_OK && count > 1)
-        status = tsr_find(checkpoint->findings, "index/absent", TSR_NOWHERE, err,
-                          "%u safetensors files without an index are read as one checkpoint", (unsigned)count);
+        status = tsr_finding_add(checkpoint->findings, "index/absent", TSR_NOWHERE, err,
+                                 "%u safetensors files without an index are read as one checkpoint", (unsigned)count);
     return status;
 }
 

@@ -248,8 +248,8 @@ static tsr_status skip_value(scanner *s, tsr_str field, tsr_str tensor_name)
     size_t at = s->at;
     tsr_place place = {s->scan->file_name, s->scan->byte_base + at, tensor_name};
     if (s->scan->findings)
-        TSR_TRY(tsr_find(s->scan->findings, "safetensors/unknown-field", place, s->err, "unknown field '%.*s'",
-                         TSR_STR_ARG(field)));
+        TSR_TRY(tsr_finding_add(s->scan->findings, "safetensors/unknown-field", place, s->err, "unknown field '%.*s'",
+                                TSR_STR_ARG(field)));
     tsr_status status = tsr_json_skip((tsr_str){(const char *)s->data, s->size}, &s->at, MAX_JSON_DEPTH, &inner);
     return status == TSR_OK
                ? TSR_OK
@@ -301,9 +301,9 @@ static tsr_status check_name(const scanner *s, const tsr_safetensors_tensor *ten
     tsr_place place = {s->scan->file_name, tensor->position, tensor->name};
     if (!s->scan->findings) return TSR_OK;
     if (tensor->name.size == 0)
-        return tsr_find(s->scan->findings, "safetensors/empty-name", place, s->err, "a tensor has an empty name");
+        return tsr_finding_add(s->scan->findings, "safetensors/empty-name", place, s->err, "a tensor has an empty name");
     if (memchr(tensor->name.data, 0, tensor->name.size))
-        return tsr_find(s->scan->findings, "safetensors/nul-in-name", place, s->err, "a tensor's name holds a NUL");
+        return tsr_finding_add(s->scan->findings, "safetensors/nul-in-name", place, s->err, "a tensor's name holds a NUL");
     return TSR_OK;
 }
 
@@ -337,7 +337,7 @@ static tsr_status read_null_metadata(scanner *s)
     if (s->size - s->at < 4 || memcmp(s->data + s->at, "null", 4) != 0) return fail(s, "an object as __metadata__");
     s->at += 4;
     if (!s->scan->findings) return TSR_OK;
-    return tsr_find(s->scan->findings, "safetensors/metadata-null", place, s->err, "__metadata__ is null");
+    return tsr_finding_add(s->scan->findings, "safetensors/metadata-null", place, s->err, "__metadata__ is null");
 }
 
 static tsr_status read_metadata(scanner *s)
@@ -379,8 +379,8 @@ static tsr_status read_header(scanner *s)
     skip_space(s);
     if (s->at && s->scan->findings) {
         tsr_place place = {s->scan->file_name, s->scan->byte_base, {NULL, 0}};
-        TSR_TRY(tsr_find(s->scan->findings, "safetensors/leading-space", place, s->err,
-                         "%zu bytes of white space before the header's '{'", s->at));
+        TSR_TRY(tsr_finding_add(s->scan->findings, "safetensors/leading-space", place, s->err,
+                                "%zu bytes of white space before the header's '{'", s->at));
     }
     TSR_TRY(expect(s, '{', "'{'"));
     for (more = has_members(s, '}'); more;) {

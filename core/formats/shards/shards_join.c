@@ -273,9 +273,10 @@ static tsr_status join_entry(join *j, const tsr_entry *entry, uint32_t stage)
 static tsr_status report_left(const join *j)
 {
     if (!j->left) return TSR_OK;
-    return tsr_find_at(j->checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, j->err,
-                       "%" PRIu64 " %s no rule in %.*s", j->left, j->left == 1 ? "tensor that differs between ranks has" :
-                       "tensors that differ between ranks have", TSR_STR_ARG(j->map->name));
+    return tsr_finding_add_at(j->checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, j->err,
+                              "%" PRIu64 " %s no rule in %.*s", j->left,
+                              j->left == 1 ? "tensor that differs between ranks has" :
+                              "tensors that differ between ranks have", TSR_STR_ARG(j->map->name));
 }
 
 static tsr_status join_all(join *j)

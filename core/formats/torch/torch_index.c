@@ -70,9 +70,10 @@ static tsr_status add_missing(joining *j, const tsr_weight *weight)
     j->incomplete = true;
     TSR_TRY(tsr_torch_union_add(&j->entries, &entry, 0, NULL, &joined, j->err));
     if (weight->file == TSR_NO_FILE) return TSR_OK;
-    return tsr_find(j->checkpoint->findings, "index/missing-key", in_shard(j, &j->shards[j->shard_of[weight->file]],
-                                                                           weight->key), j->err,
-                    "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key), TSR_STR_ARG(weight->file_name));
+    return tsr_finding_add(j->checkpoint->findings, "index/missing-key",
+                           in_shard(j, &j->shards[j->shard_of[weight->file]], weight->key), j->err,
+                           "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key),
+                           TSR_STR_ARG(weight->file_name));
 }
 
 static tsr_status add_weight(joining *j, const tsr_weight *weight)
@@ -94,12 +95,13 @@ static tsr_status add_unmapped(joining *j, const shard *s, const tsr_entry *entr
     TSR_TRY(tsr_torch_union_add(&j->entries, entry, s->storage_base, &number, &joined, j->err));
     tsr_findings *findings = j->checkpoint->findings;
     if (joined == TSR_JOINED_NEW)
-        return tsr_find(findings, "index/extra-key", in_shard(j, s, entry->fqn), j->err, "'%.*s' is not in the index",
-                        TSR_STR_ARG(entry->fqn));
+        return tsr_finding_add(findings, "index/extra-key", in_shard(j, s, entry->fqn), j->err, "'%.*s' is not in the index",
+                               TSR_STR_ARG(entry->fqn));
     bool same = joined == TSR_JOINED_CHUNKS;
-    return tsr_find_at(findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR, in_shard(j, s, entry->fqn), j->err,
-                       "'%.*s' is not only where the index says it is%s", TSR_STR_ARG(entry->fqn),
-                       same ? "" : ", and of another kind, dtype or shape");
+    return tsr_finding_add_at(findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR, in_shard(j, s, entry->fqn),
+                              j->err,
+                              "'%.*s' is not only where the index says it is%s", TSR_STR_ARG(entry->fqn),
+                              same ? "" : ", and of another kind, dtype or shape");
 }
 
 static tsr_status join_shards(joining *j)

@@ -59,15 +59,16 @@ static tsr_status judge_version(const tsr_torch_build *build, tsr_store *store, 
     if (!member) member = tsr_zip_find(zip, TSR_STR("version"));
     tsr_place place = {build->file_name, member ? member->byte_offset : zip->byte_offset, {NULL, 0}};
     if (!member)
-        return tsr_find(build->findings, "torch/version", place, err, "the archive has no member 'version'; PyTorch refuses it");
+        return tsr_finding_add(build->findings, "torch/version", place, err,
+                               "the archive has no member 'version'; PyTorch refuses it");
     size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
     TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
     uint64_t version = leading_number(text, size);
     if (version >= 1 && version <= 10) return TSR_OK;
     for (size_t i = 0; i < size; i++)
         if (text[i] < ' ' || text[i] > '~') size = i;
-    return tsr_find(build->findings, "torch/version", place, err,
-                    "the archive's version is '%.*s'; PyTorch reads versions 1 to 10", (int)size, text);
+    return tsr_finding_add(build->findings, "torch/version", place, err,
+                           "the archive's version is '%.*s'; PyTorch reads versions 1 to 10", (int)size, text);
 }
 
 /* torch.load takes '.storage_alignment' for an int, whether or not it uses it. */
@@ -84,8 +85,8 @@ static tsr_status judge_alignment(const tsr_torch_build *build, tsr_store *store
     }
     if (known && digits) return TSR_OK;
     tsr_place place = {build->file_name, member->byte_offset, {NULL, 0}};
-    return tsr_find(build->findings, "torch/version", place, err,
-                    "the member '.storage_alignment' is not a decimal number; PyTorch refuses the archive");
+    return tsr_finding_add(build->findings, "torch/version", place, err,
+                           "the member '.storage_alignment' is not a decimal number; PyTorch refuses the archive");
 }
 
 static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, tsr_error *err)
@@ -172,7 +173,7 @@ static tsr_status open_range(tsr_store *store, const tsr_host *host, uint32_t fi
     TSR_TRY(open_item(store, host, &build, &out->zip, out, err));
     if (!out->zip.crc_absent || !findings || store->unsummed) return TSR_OK;
     tsr_place place = {build.file_name, offset, {NULL, 0}};
-    return tsr_find(findings, "zip/crc-absent", place, err, "the archive carries no checksums (every CRC-32 is 0)");
+    return tsr_finding_add(findings, "zip/crc-absent", place, err, "the archive carries no checksums (every CRC-32 is 0)");
 }
 
 tsr_status tsr_torch_item_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,

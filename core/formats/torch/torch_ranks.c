@@ -87,15 +87,15 @@ static tsr_status check_world(ranks *r)
         uint32_t rank;
         if (!rank_of(&r->files[i].rank, &rank) || rank >= world) continue;
         if (holder[rank])
-            TSR_TRY(tsr_find(r->checkpoint->findings, "torch/rank-twice", in_file(r, i, (tsr_str){NULL, 0}), r->err,
-                             "rank %u wrote '%.*s' and '%.*s'", rank, TSR_STR_ARG(name_of(r, holder[rank] - 1)),
-                             TSR_STR_ARG(name_of(r, i))));
+            TSR_TRY(tsr_finding_add(r->checkpoint->findings, "torch/rank-twice", in_file(r, i, (tsr_str){NULL, 0}), r->err,
+                                    "rank %u wrote '%.*s' and '%.*s'", rank, TSR_STR_ARG(name_of(r, holder[rank] - 1)),
+                                    TSR_STR_ARG(name_of(r, i))));
         holder[rank] = i + 1;
     }
     for (uint32_t rank = 0; rank < world; rank++) {
         if (holder[rank] || ++missing > MISSING_SHOWN) continue;
-        TSR_TRY(tsr_find(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err, "no file of rank %u of %u", rank,
-                         world));
+        TSR_TRY(tsr_finding_add(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err, "no file of rank %u of %u",
+                                rank, world));
     }
     return TSR_OK;
 }
@@ -105,8 +105,8 @@ static tsr_status bound_world(ranks *r)
 {
     uint32_t bound = r->checkpoint->file_count * 1024u + 65536u;
     if (r->world <= bound) return TSR_OK;
-    tsr_status status = tsr_find(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err,
-                                 "the files speak of %u ranks, there are %u files", r->world, r->checkpoint->file_count);
+    tsr_status status = tsr_finding_add(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err,
+                                        "the files speak of %u ranks, there are %u files", r->world, r->checkpoint->file_count);
     r->world = 0;
     return status;
 }

@@ -364,7 +364,7 @@ static tsr_status say(tsr_torch_build *build, const char *rule, tsr_ref at, cons
 {
     if (!build->findings) return TSR_OK;
     tsr_place place = {build->file_name, tsr_torch_position(build, at), {NULL, 0}};
-    return tsr_find(build->findings, rule, place, err, "%s", what);
+    return tsr_finding_add(build->findings, rule, place, err, "%s", what);
 }
 
 static tsr_str mesh_text(tsr_torch_build *build, tsr_ref holder, const mesh *of, tsr_error *err)

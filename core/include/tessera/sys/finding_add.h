@@ -3,7 +3,7 @@
  * Example:
  *
  *     const tsr_place place = {.file = TSR_STR("model.safetensors"), .byte_offset = 8};
- *     status = tsr_find(findings, "values/nan", place, &err, "%d NaN", 3); */
+ *     status = tsr_finding_add(findings, "values/nan", place, &err, "%d NaN", 3); */
 #ifndef TESSERA_SYS_FINDING_ADD_H
 #define TESSERA_SYS_FINDING_ADD_H
 
@@ -24,10 +24,11 @@ typedef struct tsr_place {
 
 /* Adds a finding, whose message is formatted as by printf. Copies what it is given, of a name at most 4096 bytes. `rule_id`
  * must be in the table. The first form takes the rule's usual level. */
-tsr_status tsr_find(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format, ...)
+tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format,
+                           ...)
     TSR_PRINTF_LIKE(5, 6);
-tsr_status tsr_find_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
-                       const char *format, ...) TSR_PRINTF_LIKE(6, 7);
+tsr_status tsr_finding_add_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
+                              const char *format, ...) TSR_PRINTF_LIKE(6, 7);
 
 /* Counts findings of a rule of the table that are known of but not listed, as those beyond the bound. */
 void tsr_findings_count_more(tsr_findings *findings, const tsr_rule *rule, tsr_level level, uint64_t count);
