@@ -60,6 +60,7 @@
 #include "tessera/fqn.h"
 #include "tessera/glob.h"
 #include "tessera/host.h"
+#include "tessera/mapping.h"
 #include "tessera/memory.h"
 #include "tessera/mesh.h"
 #include "tessera/modules.h"

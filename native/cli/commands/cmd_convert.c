@@ -1,6 +1,7 @@
 /* `tessera convert PATH DEST --to FORM`: a checkpoint in another container. */
 #include "cli/commands/commands.h"
 #include "cli/program/shards_option.h"
+#include "cli/program/map_options.h"
 #include "cli/writing/writing.h"
 
 typedef struct convert_arguments {
@@ -9,6 +10,7 @@ typedef struct convert_arguments {
     uint64_t world_size;
     cli_list renames;
     uint64_t max_shard_size;
+    cli_map_options map;
 } convert_arguments;
 
 static tsr_status choose_container(cli_writing *w, const convert_arguments *arguments, tsr_error *err)
@@ -91,8 +93,9 @@ static int run(cli *program, const void *given)
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
-    if (status == TSR_OK) status = cli_open(program, path, &used, &w.source, &err);
+    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &w.source, &err);
     if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
+    if (status == TSR_OK && arguments->writing.dry_run) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) choose_parts(&w);
     if (status == TSR_OK) status = cli_write(&w, &err);
@@ -113,6 +116,7 @@ static const cli_option options[] = {
      offsetof(convert_arguments, renames)},
     {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
      offsetof(convert_arguments, max_shard_size)},
+    CLI_MAP_OPTIONS(convert_arguments, map),
     CLI_WRITING_OPTIONS(convert_arguments, writing),
     CLI_SOURCE_OPTIONS,
     {0},

@@ -46,8 +46,11 @@ tsr_status cli_open(cli *program, const char *path, const tsr_open_options *opti
 
 void cli_close(cli_session *session)
 {
-    tsr_path_close(session->checkpoint);
-    session->checkpoint = NULL;
+    if (session->source) tsr_checkpoint_close(session->checkpoint);
+    tsr_path_close(cli_source(session));
+    tsr_arena_free(session->map_arena);
+    session->checkpoint = session->source = NULL;
+    session->map_arena = NULL;
     session->store = NULL;
 }
 

@@ -13,7 +13,17 @@ typedef struct cli_session {
     bool is_remote; /* PATH is an address */
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
+    tsr_checkpoint *source; /* with --map: the checkpoint of the store, which `checkpoint` maps; otherwise NULL */
+    tsr_arena *map_arena;
+    tsr_str map_text; /* the document, and whether it is applied backwards: they decide what is written */
+    bool map_inverse;
 } cli_session;
+
+/* The checkpoint whose files are the store's. */
+static inline tsr_checkpoint *cli_source(const cli_session *session)
+{
+    return session->source ? session->source : session->checkpoint;
+}
 
 /* On failure nothing is open and `err` tells. `options` may be NULL. */
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err);

@@ -69,6 +69,15 @@ static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err
     return status == TSR_OK ? add_line(w, text, "placements", target->default_placements, err) : status;
 }
 
+static tsr_status add_map(const cli_writing *w, tsr_str *text, tsr_error *err)
+{
+    const tsr_str map = w->source.map_text;
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
+    if (!map.size) return TSR_OK;
+    tsr_journal_tag(map, tag);
+    return add_line(w, text, w->source.map_inverse ? "inverse map" : "map", tsr_str_from(tag + 1), err);
+}
+
 /* One line a thing that makes another output. */
 tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
 {
@@ -89,6 +98,7 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
                  {"shard-size", tsr_arena_format(w->arena, err, "%" PRIu64, w->max_shard_size)}};
     for (size_t i = 0; i < sizeof lines / sizeof *lines && status == TSR_OK; i++)
         status = add_line(w, text, lines[i].key, lines[i].value, err);
+    if (status == TSR_OK) status = add_map(w, text, err);
     if (status == TSR_OK) status = add_list(w, text, "include", &w->options->selection.include, err);
     if (status == TSR_OK) status = add_list(w, text, "exclude", &w->options->selection.exclude, err);
     for (size_t i = 0; i < w->rename_count && status == TSR_OK; i++) {

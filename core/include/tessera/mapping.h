@@ -1,0 +1,53 @@
+/* Maps: from one model's names and layouts to another's (`tessera.map/1`).
+ *
+ * A map is a list of rules. A rule names tensors by patterns, says what becomes of them in steps (split, concat, stack, transpose, …),
+ * and names the results by patterns. A mapped checkpoint is opened over another one and is a checkpoint itself: its tensors are boxes
+ * of the source's chunks, so that listing, converting, comparing and resharding need no memory for tensors.
+ *
+ * Example:
+ *
+ *     const tsr_mapping_rules *rules;
+ *     tsr_checkpoint *mapped;
+ *     status = tsr_mapping_parse(tsr_mapping_builtin(TSR_STR("torchtitan-llama3")), host, arena, &rules, &err);
+ *     if (status == TSR_OK) status = tsr_mapping_open(checkpoint, rules, &mapped, &err);
+ *     if (status == TSR_OK) entry = tsr_checkpoint_entry(mapped, TSR_STR("model.embed_tokens.weight"));
+ *     tsr_checkpoint_close(mapped); */
+#ifndef TESSERA_MAPPING_H
+#define TESSERA_MAPPING_H
+
+#include "tessera/checkpoint.h"
+
+TSR_API_BEGIN
+
+/* A parsed map. Lives in the arena that it was parsed into, and is read-only. */
+typedef struct tsr_mapping_rules tsr_mapping_rules;
+
+/* Parses a `tessera.map/1` document. The result copies what it needs of `text`. Errors: TSR_E_FORMAT, naming the rule and what was
+ * expected there; TSR_E_NOMEM. */
+tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err);
+
+/* The map that goes back. Errors: TSR_E_UNSUPPORTED naming the rule and the step that has no inverse. */
+tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err);
+
+/* The checkpoint as the map makes it. Borrows `source` and `rules`, which must outlive it; close it with tsr_checkpoint_close
+ * before the source. Its store is its own and is closed with it. Numbers such as "$num_attention_heads" are taken from the
+ * config.json in the source's store.
+ *
+ * Errors: TSR_E_FORMAT naming the tensors where sizes do not fit, a target would be written twice, one tensor of several is
+ * missing, or, under `refuse`, a name that no rule matches; TSR_E_UNSUPPORTED for a step on something that is not a dense tensor;
+ * TSR_E_NOT_FOUND for a number that config.json does not have; TSR_E_LIMIT for more boxes than limits.entries allow. */
+tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err);
+
+/* Lists what a mapped checkpoint's entries are made of, one line per entry, then one per source entry that was dropped:
+ * "source, source -> steps -> target dtype [shape]". */
+tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_status (*write)(void *ctx, const char *data, size_t size,
+                                   tsr_error *err), void *ctx, tsr_error *err);
+
+/* The document of a built-in map, or an empty text where there is none of this name. Static storage. */
+tsr_str tsr_mapping_builtin(tsr_str name);
+/* The name of built-in map `index`, in alphabetical order; empty behind the last one. */
+tsr_str tsr_mapping_builtin_name(size_t index);
+
+TSR_API_END
+
+#endif

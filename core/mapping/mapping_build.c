@@ -1,0 +1,118 @@
+/* One binding of a rule: its tensors through the steps, as entries under the target's names. */
+#include "base/line.h"
+#include "base/try.h"
+#include "mapping/mapped.h"
+
+static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, const tsr_entry *entry, tsr_error *err)
+{
+    tsr_mapped_row *row = tsr_vec_push(&m->rows, err);
+    if (!row) return TSR_E_NOMEM;
+    *row = (tsr_mapped_row){.entry = *entry,
+                            .order = binding->order,
+                            .rule = binding->rule,
+                            .sources = binding->sources,
+                            .source_count = binding->members * (binding->rule ? binding->rule->from_count : 1)};
+    return TSR_OK;
+}
+
+/* What only has another name keeps everything else: objects, ties, and the CRCs that the source states. */
+static tsr_status rename_entry(tsr_mapped *m, const tsr_map_binding *binding, const tsr_entry *source, tsr_str name, tsr_error *err)
+{
+    tsr_entry entry = *source;
+    tsr_mapped_tensor tensor;
+    if (source->kind == TSR_ENTRY_TENSOR) {
+        TSR_TRY(tsr_boxes_of_entry(&m->maker, source, &tensor));
+        TSR_TRY(tsr_mapped_entry(m, &tensor, source, name, &entry, err));
+        entry.storage_id = source->storage_id;
+        entry.distribution = source->distribution;
+        entry.path = source->path;
+        entry.path_length = source->path_length;
+    }
+    entry.fqn = name;
+    if (!tsr_str_equal(name, source->fqn)) entry.path = NULL, entry.path_length = 0;
+    return add_row(m, binding, &entry, err);
+}
+
+tsr_status tsr_mapped_keep(tsr_mapped *m, const tsr_entry *entry, uint64_t order, tsr_error *err)
+{
+    const tsr_entry **sources = TSR_ARENA_NEW(m->own->arena, const tsr_entry *, err);
+    if (!sources) return TSR_E_NOMEM;
+    *sources = entry;
+    const tsr_map_binding binding = {.sources = sources, .members = 1, .order = order};
+    return rename_entry(m, &binding, entry, entry->fqn, err);
+}
+
+static tsr_status rename_all(tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    TSR_FAIL_IF(rule->from_count != rule->to_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s': %u tensors cannot become %u without a step", TSR_STR_ARG(binding->sources[0]->fqn), (unsigned)rule->from_count,
+                (unsigned)rule->to_count);
+    for (uint32_t i = 0; i < rule->to_count; i++) {
+        const tsr_str name = tsr_pattern_expand(&rule->to[i], binding->values, rule->to[i].count, m->own->arena, err);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(rename_entry(m, binding, binding->sources[i], name, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_dense(const tsr_entry *entry, tsr_error *err)
+{
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || !tsr_dtype_size(entry->dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is not a dense tensor of whole bytes, so a map can only rename it", TSR_STR_ARG(entry->fqn));
+    return TSR_OK;
+}
+
+static tsr_status fill_slots(tsr_mapped *m, const tsr_map_binding *binding, tsr_map_slot **out, tsr_error *err)
+{
+    const uint32_t count = binding->rule->from_count;
+    tsr_map_slot *slots = *out = tsr_arena_array(m->own->arena, count, sizeof *slots, err);
+    if (!slots) return TSR_E_NOMEM;
+    for (uint32_t s = 0; s < count; s++) {
+        slots[s].count = binding->members;
+        slots[s].tensors = tsr_arena_array(m->own->arena, (size_t)binding->members, sizeof *slots[s].tensors, err);
+        if (!slots[s].tensors) return TSR_E_NOMEM;
+        for (uint64_t i = 0; i < binding->members; i++) {
+            const tsr_entry *entry = binding->sources[s * binding->members + i];
+            TSR_TRY(check_dense(entry, err));
+            TSR_TRY(tsr_boxes_of_entry(&m->maker, entry, &slots[s].tensors[i]));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_str decimal(uint64_t number, tsr_arena *arena, tsr_error *err)
+{
+    return tsr_arena_format(arena, err, "%llu", (unsigned long long)number);
+}
+
+static tsr_status name_slot(tsr_mapped *m, const tsr_map_binding *binding, uint32_t s, const tsr_map_slot *slot, tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    for (uint64_t i = 0; i < slot->count; i++) {
+        tsr_entry entry;
+        if (rule->unfolded != TSR_NO_CAPTURE) {
+            binding->values[rule->unfolded] = decimal(i, m->own->arena, err);
+            if (!binding->values[rule->unfolded].data) return TSR_E_NOMEM;
+        }
+        const tsr_str name = tsr_pattern_expand(&rule->to[s], binding->values, rule->to[s].count, m->own->arena, err);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_mapped_entry(m, &slot->tensors[i], binding->sources[0], name, &entry, err));
+        TSR_TRY(add_row(m, binding, &entry, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_mapped_build(tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    tsr_map_slot *slots;
+    uint32_t count = rule->from_count;
+    if (!rule->step_count) return rename_all(m, binding, err);
+    TSR_TRY(fill_slots(m, binding, &slots, err));
+    TSR_TRY(tsr_mapped_steps(m, rule, &slots, &count, err));
+    TSR_FAIL_IF(count != rule->to_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': the steps make %u tensors, but the rule names %u",
+                TSR_STR_ARG(binding->sources[0]->fqn), (unsigned)count, (unsigned)rule->to_count);
+    for (uint32_t s = 0; s < count; s++) TSR_TRY(name_slot(m, binding, s, &slots[s], err));
+    return TSR_OK;
+}

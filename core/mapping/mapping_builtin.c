@@ -1,0 +1,18 @@
+/* The maps that come with the program, by name. */
+#include "mapping/mapping_builtin.h"
+
+#include "tessera/mapping.h"
+
+tsr_str tsr_mapping_builtin_name(size_t index)
+{
+    return index < tsr_builtin_map_count ? tsr_str_from(tsr_builtin_maps[index].name) : (tsr_str){NULL, 0};
+}
+
+tsr_str tsr_mapping_builtin(tsr_str name)
+{
+    for (size_t i = 0; i < tsr_builtin_map_count; i++) {
+        const struct tsr_builtin_map *map = &tsr_builtin_maps[i];
+        if (tsr_str_equal(tsr_str_from(map->name), name)) return (tsr_str){(const char *)map->text, map->size};
+    }
+    return (tsr_str){NULL, 0};
+}

@@ -1,0 +1,171 @@
+/* Boxes as chunks: where the elements of a mapped tensor are in the source's files. */
+#include "base/try.h"
+#include "mapping/mapped.h"
+#include "tessera/box.h"
+
+static tsr_chunk_origin *origin_of(const tsr_chunk *chunk)
+{
+    return (tsr_chunk_origin *)((char *)(uintptr_t)chunk->offsets - offsetof(tsr_chunk_origin, numbers));
+}
+
+/* The dims of a source chunk, those that are evenly spaced together as one. */
+typedef struct source_dim {
+    uint64_t size, index_step, place_step; /* elements: in row-major order, and in the file */
+    uint64_t first, reach;                 /* of the box in it */
+} source_dim;
+
+static uint32_t source_dims(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_view *view, source_dim *dims)
+{
+    uint32_t count = 0;
+    uint64_t step = 1;
+    for (uint32_t d = entry->rank; d-- > 0;) { /* innermost first */
+        const uint64_t size = chunk->sizes[d];
+        source_dim *inner = count ? &dims[count - 1] : NULL;
+        if (size == 1) continue;
+        if (inner && view->strides[d] == inner->place_step * inner->size) inner->size *= size;
+        else dims[count++] = (source_dim){.size = size, .index_step = step, .place_step = view->strides[d]};
+        step *= size;
+    }
+    return count;
+}
+
+/* The box's strides in the file, where the source's are not row-major. */
+static bool translate(const tsr_source_box *box, uint32_t ndim, const tsr_view *view, uint64_t *first, uint64_t *strides)
+{
+    source_dim dims[TSR_MAX_RANK];
+    const uint32_t count = source_dims(box->entry, box->chunk, view, dims);
+    *first = 0;
+    for (uint32_t k = 0; k < count; k++) {
+        dims[k].first = box->base / dims[k].index_step % dims[k].size;
+        *first += dims[k].first * dims[k].place_step;
+    }
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (box->sizes[d] < 2) continue;
+        uint32_t k = count;
+        while (k > 0 && dims[k - 1].index_step > box->strides[d]) k--;
+        if (!k || box->strides[d] % dims[k - 1].index_step) return false;
+        source_dim *dim = &dims[k - 1];
+        const uint64_t steps = box->strides[d] / dim->index_step;
+        dim->reach += steps * (box->sizes[d] - 1);
+        if (dim->first + dim->reach >= dim->size) return false;
+        strides[d] = steps * dim->place_step;
+    }
+    return true;
+}
+
+static bool is_row_major(const tsr_source_box *box, uint32_t ndim, const uint64_t *strides)
+{
+    uint64_t step = 1;
+    for (uint32_t d = ndim; d-- > 0;) {
+        if (box->sizes[d] != 1 && strides[d] != step) return false;
+        step *= box->sizes[d];
+    }
+    return true;
+}
+
+static tsr_status locate_box(const tsr_mapped *m, const tsr_entry *entry, const tsr_chunk_origin *origin, tsr_arena *scratch,
+                             tsr_view *out, tsr_error *err)
+{
+    const tsr_source_box *box = &origin->box;
+    uint64_t first = box->base;
+    uint64_t *strides = tsr_arena_array(scratch, origin->ndim, sizeof *strides, err);
+    if (!strides) return TSR_E_NOMEM;
+    *out = (tsr_view){.file = box->file};
+    if (box->entry) TSR_TRY(tsr_checkpoint_locate(m->source, box->entry, box->chunk, scratch, out, err));
+    if (out->strides) {
+        TSR_FAIL_IF(!translate(box, origin->ndim, out, &first, strides), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                    "'%.*s': the map reshapes '%.*s', which is stored with strides that do not allow it; convert the checkpoint first, "
+                    "without the map",
+                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(box->entry->fqn));
+    } else if (origin->ndim) {
+        memcpy(strides, box->strides, origin->ndim * sizeof *strides);
+    }
+    out->byte_offset += first * tsr_dtype_size(box->entry ? box->entry->dtype : entry->dtype);
+    out->strides = is_row_major(box, origin->ndim, strides) ? NULL : strides;
+    return TSR_OK;
+}
+
+tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                             tsr_view *out, tsr_error *err)
+{
+    const tsr_mapped *m = checkpoint->state;
+    /* Other entries have the source's own chunks. */
+    if (entry->kind != TSR_ENTRY_TENSOR) return tsr_checkpoint_locate(m->source, entry, chunk, scratch, out, err);
+    const tsr_chunk_origin *origin = origin_of(chunk);
+    if (origin->box.whole) return tsr_checkpoint_locate(m->source, origin->box.entry, origin->box.chunk, scratch, out, err);
+    return locate_box(m, entry, origin, scratch, out, err);
+}
+
+tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                          bool *known, uint32_t *crc, tsr_error *err)
+{
+    const tsr_mapped *m = checkpoint->state;
+    if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    const tsr_source_box *box = &origin_of(chunk)->box;
+    if (!box->whole) return TSR_OK;
+    return tsr_checkpoint_crc(m->source, box->entry, box->chunk, scratch, known, crc, err);
+}
+
+/* Whether locating reads no file. */
+static bool is_near(const tsr_mapped *m, const tsr_source_box *box)
+{
+    if (box->whole || (box->chunk && box->chunk->file == TSR_NO_FILE)) return false;
+    return !box->entry || box->chunk->view || !m->source->reader->locate;
+}
+
+static tsr_status fill_chunk(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_source_box *box, tsr_chunk *out, tsr_error *err)
+{
+    const uint32_t ndim = tensor->ndim;
+    const size_t row = ndim * sizeof(uint64_t);
+    tsr_chunk_origin *origin = tsr_arena_array(m->own->arena, sizeof *origin + 3 * row, 1, err);
+    if (!origin) return TSR_E_NOMEM;
+    origin->box = *box;
+    origin->ndim = ndim;
+    origin->box.offsets = origin->numbers;
+    origin->box.sizes = origin->numbers + ndim;
+    origin->box.strides = origin->numbers + 2 * (size_t)ndim;
+    if (row) memcpy(origin->box.offsets, box->offsets, row);
+    if (row) memcpy(origin->box.sizes, box->sizes, row);
+    if (row) memcpy(origin->box.strides, box->strides, row);
+    *out = (tsr_chunk){.file = box->file};
+    if (box->entry) *out = *box->chunk;
+    if (!box->whole) out->view = NULL;
+    out->offsets = origin->box.offsets;
+    out->sizes = origin->box.sizes;
+    if (!is_near(m, box)) return TSR_OK;
+    tsr_view *view = TSR_ARENA_NEW(m->own->arena, tsr_view, err);
+    const tsr_entry shown = {.fqn = tensor->name, .dtype = tensor->dtype};
+    uint64_t elements;
+    if (!view) return TSR_E_NOMEM;
+    TSR_TRY(locate_box(m, &shown, origin, m->own->arena, view, err));
+    out->view = view;
+    out->byte_offset = view->byte_offset;
+    if (tsr_box_volume((tsr_box){ndim, NULL, out->sizes}, &elements)) out->byte_length = elements * tsr_dtype_size(tensor->dtype);
+    return TSR_OK;
+}
+
+tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn, tsr_entry *out,
+                            tsr_error *err)
+{
+    tsr_chunk *chunks = tsr_arena_array(m->own->arena, tensor->box_count, sizeof *chunks, err);
+    if (!chunks) return TSR_E_NOMEM;
+    *out = (tsr_entry){.fqn = fqn,
+                       .kind = TSR_ENTRY_TENSOR,
+                       .dtype = tensor->dtype,
+                       .shape = tensor->shape,
+                       .rank = tensor->ndim,
+                       .chunks = chunks,
+                       .requires_grad = like->requires_grad,
+                       .is_parameter = like->is_parameter,
+                       .is_sharded = like->is_sharded};
+    for (unsigned replicas = 0; replicas < 2; replicas++) {
+        for (size_t i = 0; i < tensor->box_count; i++) {
+            if (tensor->boxes[i].replica != replicas) continue;
+            TSR_TRY(fill_chunk(m, tensor, &tensor->boxes[i], &chunks[out->chunk_count + out->replica_count], err));
+            if (replicas) out->replica_count++;
+            else out->chunk_count++;
+        }
+    }
+    out->replicas = chunks + out->chunk_count;
+    return TSR_OK;
+}

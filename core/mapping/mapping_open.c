@@ -1,0 +1,107 @@
+/* A mapped checkpoint: its own catalog and store over another checkpoint's. */
+#include <stdlib.h>
+
+#include "base/try.h"
+#include "codec/json.h"
+#include "formats/common/name_index.h"
+#include "mapping/mapped.h"
+
+static void close_mapped(tsr_checkpoint *own)
+{
+    tsr_mapped *m = own->state;
+    cJSON_Delete(m->config);
+    tsr_vec_free(&m->rows);
+    tsr_vec_free(&m->computed);
+    tsr_vec_free(&m->dropped);
+}
+
+/* Every file of the source is read as the source says. */
+static tsr_status source_extents(tsr_checkpoint *own, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                                 tsr_error *err)
+{
+    const tsr_mapped *m = own->state;
+    return tsr_checkpoint_extents(m->source, each, ctx, err);
+}
+
+static int by_order(const void *a, const void *b)
+{
+    const tsr_mapped_row *x = a, *y = b;
+    if (x->order != y->order) return x->order < y->order ? -1 : 1;
+    return tsr_str_compare(x->entry.fqn, y->entry.fqn);
+}
+
+static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
+{
+    tsr_checkpoint *own = m->own;
+    uint64_t duplicate;
+    tsr_mapped_row *rows = m->rows.items;
+    tsr_entry *entries = tsr_arena_array(own->arena, m->rows.count, sizeof *entries, err);
+    if (!entries) return TSR_E_NOMEM;
+    if (m->rows.count > 1) qsort(rows, m->rows.count, sizeof *rows, by_order);
+    for (size_t i = 0; i < m->rows.count; i++) entries[i] = rows[i].entry;
+    own->catalog = (tsr_catalog){.format = m->source->catalog.format,
+                                 .entries = entries,
+                                 .entry_count = m->rows.count,
+                                 .compressed = m->source->catalog.compressed,
+                                 .store = own->store};
+    tsr_str *names = tsr_arena_array(own->arena, own->store->file_count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < own->store->file_count; f++) names[f] = own->store->files[f].name;
+    own->catalog.file_names = names;
+    return tsr_name_index_new(own->host->allocator, entries, sizeof *entries, own->catalog.entry_count, &own->index, &duplicate, err);
+}
+
+/* What validation and messages ask of the source. */
+static tsr_status copy_missing(tsr_mapped *m, tsr_error *err)
+{
+    size_t count;
+    const tsr_str *missing = tsr_checkpoint_missing(m->source, &count);
+    for (size_t i = 0; i < count; i++) TSR_TRY(tsr_checkpoint_lacks(m->own, missing[i], err));
+    return TSR_OK;
+}
+
+static tsr_status open_mapped(tsr_mapped *m, tsr_error *err)
+{
+    const tsr_host *host = m->own->host;
+    m->maker = (tsr_box_maker){.arena = m->own->arena, .allocator = host->allocator, .left = host->limits.entries, .err = err};
+    tsr_reader *reader = TSR_ARENA_NEW(m->own->arena, tsr_reader, err);
+    if (!reader) return TSR_E_NOMEM;
+    *reader = (tsr_reader){.format = m->source->catalog.format,
+                           .locate = tsr_mapped_locate,
+                           .extents = source_extents,
+                           .close = close_mapped,
+                           .crc = tsr_checkpoint_has_crcs(m->source) ? tsr_mapped_crc : NULL};
+    m->own->state = m;
+    m->own->reader = reader;
+    TSR_TRY(tsr_mapped_load_config(m, err));
+    TSR_TRY(tsr_mapped_apply(m, err));
+    TSR_TRY(tsr_mapped_store_new(m, &m->own->store, err));
+    TSR_TRY(copy_missing(m, err));
+    TSR_TRY(fill_catalog(m, err));
+    m->maker.err = NULL;
+    return TSR_OK;
+}
+
+tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err)
+{
+    const tsr_host *host = source->host;
+    *out = NULL;
+    tsr_checkpoint *own = tsr_alloc(host->allocator, 1, sizeof *own, err);
+    if (!own) return TSR_E_NOMEM;
+    *own = (tsr_checkpoint){.store = source->store, .host = host, .options = source->options, .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
+    own->arena = tsr_arena_new(host->allocator, host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX, err);
+    own->findings = own->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
+    tsr_mapped *m = own->findings ? TSR_ARENA_NEW(own->arena, tsr_mapped, err) : NULL;
+    if (m) {
+        *m = (tsr_mapped){.source = source,
+                          .own = own,
+                          .rules = rules,
+                          .rows = tsr_vec_of(host->allocator, sizeof(tsr_mapped_row)),
+                          .computed = tsr_vec_of(host->allocator, sizeof(tsr_computed)),
+                          .dropped = tsr_vec_of(host->allocator, sizeof(tsr_entry *))};
+    }
+    const tsr_status status = m ? open_mapped(m, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) *out = own;
+    else tsr_checkpoint_close(own);
+    return status;
+}

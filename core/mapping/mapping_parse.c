@@ -1,0 +1,242 @@
+/* `tessera.map/1` documents. */
+#include "base/try.h"
+#include "codec/json.h"
+#include "mapping/mapping_rules.h"
+
+enum { MOST_CAPTURES = 16 };
+
+static const char *const step_names[] = {"concat",  "split",        "interleave", "stack", "unstack", "transpose",
+                                         "reshape", "permute_rope", "trim",       "pad",   "cast"};
+enum { STEP_KINDS = sizeof step_names / sizeof *step_names };
+
+const char *tsr_step_name(tsr_step_kind kind)
+{
+    return step_names[kind];
+}
+
+typedef struct parser {
+    tsr_arena *arena;
+    tsr_error *err;
+    char where[64]; /* of the rule: "rules[3]" */
+} parser;
+
+static tsr_status copy_text(const parser *p, const cJSON *item, tsr_str *out)
+{
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, p->where, p->err));
+    *out = tsr_arena_str(p->arena, tsr_json_text_of(item), p->err);
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* A number, or "$name" of config.json. */
+static tsr_status read_number(const parser *p, const cJSON *item, tsr_map_number *out)
+{
+    *out = (tsr_map_number){0};
+    if (!cJSON_IsString(item)) return tsr_json_to_u64(item, p->where, &out->value, p->err);
+    TSR_TRY(copy_text(p, item, &out->config));
+    TSR_FAIL_IF(out->config.size < 2 || out->config.data[0] != '$', p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "%s: '%.*s' is not a number; a number of config.json is written \"$name\"", p->where, TSR_STR_ARG(out->config));
+    out->config = (tsr_str){out->config.data + 1, out->config.size - 1};
+    return TSR_OK;
+}
+
+static tsr_status read_numbers(const parser *p, const cJSON *item, tsr_map_number **out, uint32_t *count)
+{
+    if (cJSON_IsNumber(item) || cJSON_IsString(item)) {
+        *out = TSR_ARENA_NEW(p->arena, tsr_map_number, p->err);
+        *count = 1;
+        return *out ? read_number(p, item, *out) : TSR_E_NOMEM;
+    }
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, p->where, p->err));
+    const int size = cJSON_GetArraySize(item);
+    TSR_FAIL_IF(size > 4096, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: %d numbers; at most 4096 are allowed", p->where, size);
+    *out = tsr_arena_array(p->arena, (size_t)size, sizeof **out, p->err);
+    if (!*out) return TSR_E_NOMEM;
+    for (const cJSON *n = item->child; n; n = n->next) TSR_TRY(read_number(p, n, &(*out)[(*count)++]));
+    return TSR_OK;
+}
+
+static tsr_status read_dtype(const parser *p, const cJSON *item, tsr_dtype *out)
+{
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, p->where, p->err));
+    *out = tsr_dtype_from_name(tsr_json_text_of(item));
+    TSR_FAIL_IF(*out == TSR_DTYPE_NONE, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: '%s' is not a dtype", p->where, item->valuestring);
+    return TSR_OK;
+}
+
+/* A member of a step that does not name the step itself. */
+static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step *step)
+{
+    const tsr_step_kind kind = step->kind;
+    const tsr_str key = tsr_json_key_of(item);
+    const bool cuts = kind == TSR_STEP_SPLIT || kind == TSR_STEP_CONCAT, fits = kind == TSR_STEP_TRIM || kind == TSR_STEP_PAD;
+    if (cuts && tsr_str_equal(key, TSR_STR("sizes"))) return read_numbers(p, item, &step->numbers, &step->number_count);
+    if ((cuts || kind == TSR_STEP_INTERLEAVE) && tsr_str_equal(key, TSR_STR("parts"))) return read_number(p, item, &step->parts);
+    if (fits && tsr_str_equal(key, TSR_STR("to"))) return read_number(p, item, &step->to);
+    if ((fits || kind == TSR_STEP_RESHAPE) && tsr_str_equal(key, TSR_STR("from")))
+        return read_numbers(p, item, &step->from, &step->from_count);
+    if (fits && tsr_str_equal(key, TSR_STR("value"))) {
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_NUMBER, p->where, p->err));
+        step->value = item->valuedouble;
+        step->has_value = true;
+        return TSR_OK;
+    }
+    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: unknown member '%s' of the step '%s'", p->where, item->string,
+                     step_names[kind]);
+}
+
+/* What stands behind the step's own name: a dim, a list, a dtype. */
+static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *step)
+{
+    const cJSON *heads;
+    switch (step->kind) {
+    case TSR_STEP_TRANSPOSE:
+    case TSR_STEP_RESHAPE: return read_numbers(p, item, &step->numbers, &step->number_count);
+    case TSR_STEP_CAST: return read_dtype(p, item, &step->dtype);
+    case TSR_STEP_PERMUTE_ROPE:
+        TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
+        heads = cJSON_GetObjectItemCaseSensitive(item, "heads");
+        TSR_FAIL_IF(!heads || heads->next || item->child != heads, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "%s: permute_rope takes {\"heads\": N} and nothing else", p->where);
+        return read_number(p, heads, &step->parts);
+    default: return tsr_json_to_i64(item, p->where, &step->dim, p->err);
+    }
+}
+
+static bool is_given(const tsr_map_number *number)
+{
+    return number->value || number->config.size;
+}
+
+static tsr_status check_step(const parser *p, const tsr_map_step *step)
+{
+    const char *lacks = NULL;
+    if (step->kind == TSR_STEP_SPLIT && !step->number_count == !is_given(&step->parts)) lacks = "either sizes or parts";
+    if (step->kind == TSR_STEP_CONCAT && step->number_count && is_given(&step->parts)) lacks = "sizes or parts, not both";
+    if (step->kind == TSR_STEP_INTERLEAVE && !is_given(&step->parts)) lacks = "parts";
+    if ((step->kind == TSR_STEP_TRIM || step->kind == TSR_STEP_PAD) && !is_given(&step->to)) lacks = "to";
+    if (step->kind == TSR_STEP_PAD && !step->has_value) lacks = "value";
+    if (step->kind == TSR_STEP_PERMUTE_ROPE && !is_given(&step->parts)) lacks = "heads of 1 or more";
+    TSR_FAIL_IF(lacks, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the step '%s' needs %s", p->where, step_names[step->kind], lacks);
+    return TSR_OK;
+}
+
+static tsr_status read_step(const parser *p, const cJSON *item, tsr_map_step *step)
+{
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
+    const cJSON *main = NULL;
+    for (unsigned kind = 0; kind < STEP_KINDS && !main; kind++) {
+        main = cJSON_GetObjectItemCaseSensitive(item, step_names[kind]);
+        step->kind = (tsr_step_kind)kind;
+    }
+    TSR_FAIL_IF(!main, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "%s: unknown step '%s'; allowed are concat, split, interleave, stack, unstack, transpose, reshape, permute_rope, trim, "
+                "pad and cast",
+                p->where, item->child ? item->child->string : "");
+    TSR_TRY(read_main(p, main, step));
+    for (const cJSON *member = item->child; member; member = member->next)
+        if (member != main) TSR_TRY(read_argument(p, member, step));
+    return check_step(p, step);
+}
+
+static tsr_status read_patterns(const parser *p, const cJSON *rule, const char *key, tsr_str *captures, uint32_t *capture_count,
+                                tsr_name_pattern **out, uint32_t *count)
+{
+    const cJSON *list;
+    TSR_TRY(tsr_json_get(rule, key, TSR_JSON_ARRAY, p->where, &list, p->err));
+    tsr_name_pattern *patterns = *out = tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *patterns, p->err);
+    if (!patterns) return TSR_E_NOMEM;
+    for (const cJSON *item = list->child; item; item = item->next) {
+        tsr_str text;
+        TSR_TRY(copy_text(p, item, &text));
+        TSR_TRY(tsr_pattern_parse(text, p->arena, captures, MOST_CAPTURES, capture_count, &patterns[(*count)++], p->err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_steps(const parser *p, const cJSON *rule, tsr_map_rule *out)
+{
+    const cJSON *list;
+    TSR_TRY(tsr_json_find(rule, "do", TSR_JSON_ARRAY, p->where, &list, p->err));
+    tsr_map_step *steps = tsr_arena_array(p->arena, list ? (size_t)cJSON_GetArraySize(list) : 0, sizeof *steps, p->err);
+    if (!steps) return TSR_E_NOMEM;
+    out->steps = steps;
+    for (const cJSON *item = list ? list->child : NULL; item; item = item->next)
+        TSR_TRY(read_step(p, item, &steps[out->step_count++]));
+    return TSR_OK;
+}
+
+static tsr_status check_members(const parser *p, const cJSON *object, const char *const *allowed)
+{
+    for (const cJSON *member = object->child; member; member = member->next) {
+        size_t i = 0;
+        while (allowed[i] && strcmp(allowed[i], member->string)) i++;
+        TSR_FAIL_IF(!allowed[i], p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: unknown member '%s'", p->where, member->string);
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
+{
+    static const char *const members[] = {"from", "to", "do", NULL};
+    tsr_name_pattern *from, *to;
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
+    TSR_TRY(check_members(p, item, members));
+    tsr_str *captures = tsr_arena_array(p->arena, MOST_CAPTURES, sizeof *captures, p->err);
+    if (!captures) return TSR_E_NOMEM;
+    rule->captures = captures;
+    TSR_TRY(read_patterns(p, item, "from", captures, &rule->capture_count, &from, &rule->from_count));
+    TSR_TRY(read_patterns(p, item, "to", captures, &rule->capture_count, &to, &rule->to_count));
+    rule->from = from;
+    rule->to = to;
+    TSR_TRY(read_steps(p, item, rule));
+    return tsr_map_rule_check(rule, p->err);
+}
+
+static tsr_status read_unmatched(parser *p, const cJSON *root, tsr_unmatched *out)
+{
+    static const char *const words[] = {"refuse", "keep", "drop"};
+    const cJSON *item;
+    TSR_TRY(tsr_json_find(root, "unmatched", TSR_JSON_STRING, "", &item, p->err));
+    for (unsigned i = 0; i < 3; i++) {
+        *out = (tsr_unmatched)i;
+        if (!item || !strcmp(words[i], item->valuestring)) return TSR_OK;
+    }
+    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "unmatched is '%s'; allowed are refuse, keep and drop", item->valuestring);
+}
+
+static tsr_status read_document(parser *p, const cJSON *root, tsr_mapping_rules *out)
+{
+    static const char *const members[] = {"schema", "rules", "unmatched", "about", NULL};
+    const cJSON *schema, *list;
+    TSR_TRY(tsr_json_expect(root, TSR_JSON_OBJECT, "", p->err));
+    TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, p->err));
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.map/1"), p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "the schema is '%s'; expected tessera.map/1", schema->valuestring);
+    TSR_TRY(check_members(p, root, members));
+    TSR_TRY(tsr_json_get(root, "rules", TSR_JSON_ARRAY, "", &list, p->err));
+    TSR_TRY(read_unmatched(p, root, &out->unmatched));
+    tsr_map_rule *rules = tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *rules, p->err);
+    if (!rules) return TSR_E_NOMEM;
+    out->rules = rules;
+    for (const cJSON *item = list->child; item; item = item->next) {
+        const tsr_str where = tsr_arena_format(p->arena, p->err, "rules[%u]", (unsigned)out->count);
+        if (!where.data) return TSR_E_NOMEM;
+        memcpy(p->where, where.data, where.size + 1);
+        const tsr_status status = read_rule(p, item, &rules[out->count++]);
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err)
+{
+    parser p = {.arena = arena, .err = err, .where = "the map"};
+    cJSON *root;
+    tsr_mapping_rules *rules = TSR_ARENA_NEW(arena, tsr_mapping_rules, err);
+    if (!rules) return TSR_E_NOMEM;
+    TSR_TRY(tsr_json_parse(text, host, &root, err));
+    const tsr_status status = read_document(&p, root, rules);
+    cJSON_Delete(root);
+    *out = rules;
+    return status;
+}

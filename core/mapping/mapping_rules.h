@@ -1,0 +1,86 @@
+/* The parsed form of a `tessera.map/1` document. */
+#ifndef TSR_MAPPING_MAPPING_RULES_H
+#define TSR_MAPPING_MAPPING_RULES_H
+
+#include "tessera/mapping.h"
+
+#define TSR_NO_CAPTURE UINT32_MAX
+
+/* A name whose dotted components are literal text or captures. */
+typedef struct tsr_name_pattern {
+    tsr_str text;
+    struct tsr_name_component {
+        tsr_str literal;  /* where capture is TSR_NO_CAPTURE */
+        uint32_t capture; /* of the rule's captures */
+        bool rest;        /* {name...}: one or more components */
+    } *components;
+    uint32_t count;
+} tsr_name_pattern;
+
+/* A number of a step: written down, or a name in config.json. */
+typedef struct tsr_map_number {
+    uint64_t value;
+    tsr_str config; /* empty: `value` counts */
+} tsr_map_number;
+
+typedef enum tsr_step_kind {
+    TSR_STEP_CONCAT,
+    TSR_STEP_SPLIT,
+    TSR_STEP_INTERLEAVE,
+    TSR_STEP_STACK,
+    TSR_STEP_UNSTACK,
+    TSR_STEP_TRANSPOSE,
+    TSR_STEP_RESHAPE,
+    TSR_STEP_PERMUTE_ROPE,
+    TSR_STEP_TRIM,
+    TSR_STEP_PAD,
+    TSR_STEP_CAST
+} tsr_step_kind;
+
+typedef struct tsr_map_step {
+    tsr_step_kind kind;
+    bool inverse;                /* interleave, permute_rope: the way back */
+    bool has_value;              /* pad */
+    int64_t dim;                 /* from the end where negative */
+    tsr_map_number *numbers;     /* split, concat: sizes; transpose; reshape */
+    uint32_t number_count;
+    tsr_map_number parts;        /* split, concat, interleave; 0: by sizes. permute_rope: heads */
+    tsr_map_number to;           /* trim, pad */
+    tsr_map_number *from;        /* what it was before, for the inverse: reshape's shape, the size of trim and pad */
+    uint32_t from_count;
+    double value;                /* pad */
+    tsr_dtype dtype;             /* cast */
+} tsr_map_step;
+
+typedef struct tsr_map_rule {
+    const tsr_name_pattern *from, *to;
+    uint32_t from_count, to_count;
+    const tsr_map_step *steps;
+    uint32_t step_count;
+    const tsr_str *captures; /* names */
+    uint32_t capture_count;
+    uint32_t folded, unfolded; /* the capture that only `from`, only `to` has, or TSR_NO_CAPTURE */
+} tsr_map_rule;
+
+typedef enum tsr_unmatched { TSR_UNMATCHED_REFUSE, TSR_UNMATCHED_KEEP, TSR_UNMATCHED_DROP } tsr_unmatched;
+
+struct tsr_mapping_rules {
+    const tsr_map_rule *rules;
+    uint32_t count;
+    tsr_unmatched unmatched;
+};
+
+/* mapping_pattern.c. Adds new captures to `captures`, which has room for `capture_room`. Errors: TSR_E_FORMAT. */
+tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_str *captures, uint32_t capture_room, uint32_t *capture_count,
+                             tsr_name_pattern *out, tsr_error *err);
+bool tsr_pattern_has(const tsr_name_pattern *pattern, uint32_t capture);
+/* Whether the name matches; then values[c] is set for every capture c of the pattern. */
+bool tsr_pattern_match(const tsr_name_pattern *pattern, tsr_str name, tsr_str *values);
+/* The name of the pattern with these values; `components` of them from the left. An empty text is out of memory. */
+tsr_str tsr_pattern_expand(const tsr_name_pattern *pattern, const tsr_str *values, uint32_t components, tsr_arena *arena,
+                           tsr_error *err);
+/* mapping_invert.c: finds the folded and the unfolded capture and checks that the steps agree with them. */
+tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err);
+const char *tsr_step_name(tsr_step_kind kind);
+
+#endif
