@@ -95,6 +95,7 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &w.source, &err);
     if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
+    w.documents[1] = w.source.map_path;
     if (status == TSR_OK && arguments->writing.dry_run) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) choose_parts(&w);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
+#include "cli/program/map_options.h"
 #include "cli/program/policy_options.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
@@ -19,6 +20,7 @@ typedef struct diff_arguments {
     bool json, values, layout, canonical, list_rules, allow_expansion;
     cli_policy_options policy;
     cli_real atol, rtol;
+    cli_map_options map;
 } diff_arguments;
 
 typedef struct comparison {
@@ -237,7 +239,7 @@ static int run(cli *program, const void *given)
     if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");
     cli_allow_expansion(program, c.arguments->allow_expansion);
     tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, &c.arguments->policy, &c.policy, &path, &err);
-    if (status == TSR_OK) status = cli_open(program, path = program->operands.items[0], NULL, &c.a, &err);
+    if (status == TSR_OK) status = cli_open_mapped(program, path = program->operands.items[0], NULL, &c.arguments->map, &c.a, &err);
     if (status == TSR_OK) status = open_second(program, path = program->operands.items[1], &c.b, &err);
     if (status == TSR_OK) {
         path = NULL;
@@ -260,6 +262,7 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
+    CLI_MAP_OPTIONS(diff_arguments, map),
     {"values", 0, CLI_FLAG, NULL, "Compare values too, bit for bit", offsetof(diff_arguments, values)},
     {"atol", 0, CLI_REAL, "X",
      "Allow values to differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
+#include "cli/program/map_options.h"
 #include "cli/program/target_options.h"
 #include "cli/program/term.h"
 #include "cli/writing/source.h"
@@ -14,6 +15,7 @@ typedef struct plan_arguments {
     unsigned to, objects; /* choices */
     const char *dtype;
     bool raw_cast, items, json;
+    cli_map_options map;
 } plan_arguments;
 
 static bool want(void *ctx, tsr_str fqn)
@@ -102,6 +104,10 @@ static tsr_status report(cli *program, const cli_session *session, const plan_ar
     if (status == TSR_OK) status = describe_job(program, session, arguments, arena, job, err);
     const tsr_plan_document document = {plan, &totals, session->catalog, &target->mesh, job, arguments->items};
     if (status != TSR_OK) return status;
+    if (session->source && (arguments->json || arguments->items)) {
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "a plan document with --map could not be executed; leave out --json and --items, or convert first");
+    }
     if (!arguments->json && !arguments->items) {
         put_text(program, &document);
         return TSR_OK;
@@ -125,7 +131,7 @@ static int run(cli *program, const void *given)
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status =
         arena ? cli_read_target(program, &arguments->target, arena, &job.target, &target, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = cli_open(program, path, &used, &session, &err);
+    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &session, &err);
     if (status == TSR_OK)
         status = tsr_plan_for_texts(session.catalog, &job.target, &target, &options, cli_host(program), arena, &plan, &err);
     if (status == TSR_OK) status = report(program, &session, arguments, plan, &target, &job, arena, &err);
@@ -138,6 +144,7 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
+    CLI_MAP_OPTIONS(plan_arguments, map),
     CLI_TARGET_OPTIONS(plan_arguments, target),
     {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(plan_arguments, selection.include)},
     {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",

@@ -1,5 +1,6 @@
 /* `tessera reshard PATH DEST`: a checkpoint cut anew, as the ranks of another mesh hold it. */
 #include "cli/commands/commands.h"
+#include "cli/program/map_options.h"
 #include "cli/program/target_options.h"
 #include "cli/writing/writing.h"
 
@@ -7,6 +8,7 @@ typedef struct reshard_arguments {
     cli_writing_options writing;
     cli_target_options target;
     unsigned to; /* choice: safetensors, torch, dcp */
+    cli_map_options map;
 } reshard_arguments;
 
 static bool want(void *ctx, tsr_str fqn)
@@ -20,10 +22,11 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
 {
     tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
-    if (status == TSR_OK) status = cli_open(w->program, w->program->operands.items[0], &used, &w->source, err);
+    if (status == TSR_OK) status = cli_open_mapped(w->program, w->program->operands.items[0], &used, &arguments->map, &w->source, err);
     if (status != TSR_OK) return status;
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
     w->documents[0] = arguments->target.target;
+    w->documents[1] = w->source.map_path;
     w->is_folder = true;
     w->marker = tsr_marker_of(w->to);
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
@@ -44,6 +47,7 @@ static int run(cli *program, const void *given)
         .program = program, .options = &arguments->writing, .what = "resharding", .destination = program->operands.items[1]};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
+    if (status == TSR_OK && arguments->writing.dry_run) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.store ? path : NULL, &err);
@@ -58,6 +62,7 @@ static const cli_option options[] = {
     CLI_TARGET_OPTIONS(reshard_arguments, target),
     {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Write this format (default: the source's format)",
      offsetof(reshard_arguments, to)},
+    CLI_MAP_OPTIONS(reshard_arguments, map),
     CLI_WRITING_OPTIONS(reshard_arguments, writing),
     CLI_SOURCE_OPTIONS,
     {0},

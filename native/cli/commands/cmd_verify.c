@@ -1,6 +1,7 @@
 /* `tessera verify`: a checkpoint's values against a manifest that was written of them, perhaps in another sharding. */
 #include "cli/commands/commands.h"
 #include "cli/commands/contract.h"
+#include "cli/program/map_options.h"
 #include "cli/text/report.h"
 #include "tessera/check.h"
 
@@ -8,6 +9,7 @@ typedef struct verify_arguments {
     unsigned format;
     bool json, allow_expansion;
     const char *allow;
+    cli_map_options map;
 } verify_arguments;
 
 static tsr_status open_manifest(cli *program, const char *path, const char *allow, cli_contract *out, tsr_error *err)
@@ -36,7 +38,7 @@ static int run(cli *program, const void *given)
     int result = CLI_DONE;
     cli_allow_expansion(program, arguments->allow_expansion);
     tsr_status status = open_manifest(program, at, arguments->allow, &manifest, &err);
-    if (status == TSR_OK) status = cli_open(program, at = path, NULL, &session, &err);
+    if (status == TSR_OK) status = cli_open_mapped(program, at = path, NULL, &arguments->map, &session, &err);
     if (status == TSR_OK) status = cli_check(program, &session, &manifest.contract, &err);
     if (status == TSR_OK) status = cli_check_digests(program, &session, &manifest.contract, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);
@@ -59,6 +61,7 @@ static const cli_option options[] = {
     {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(verify_arguments, json)},
     {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
      offsetof(verify_arguments, allow)},
+    CLI_MAP_OPTIONS(verify_arguments, map),
     CLI_EXPANSION_OPTION(verify_arguments, allow_expansion),
     CLI_SOURCE_OPTIONS,
     {0},

@@ -43,10 +43,10 @@ static tsr_status write_file(cli *program, const cli_session *session, const cli
 int cli_write_layout(cli *program, const char *path, const cli_layout_file *file)
 {
     tsr_error err = {0};
-    cli_session session;
+    cli_session session = {0};
     cli_allow_expansion(program, file->allow_expansion);
     const tsr_open_options used = {.skip_objects = !file->hash, .selects = cli_selects, .selects_ctx = &file->selection};
-    tsr_status status = cli_open(program, path, &used, &session, &err);
+    tsr_status status = cli_open_mapped(program, path, &used, &file->map, &session, &err);
     if (status == TSR_OK) {
         status = file->output ? write_file(program, &session, file, &err)
                               : write_unchanged(program, &session, file, stdout, &err);

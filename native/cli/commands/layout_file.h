@@ -2,7 +2,7 @@
 #ifndef TSR_CLI_COMMANDS_LAYOUT_FILE_H
 #define TSR_CLI_COMMANDS_LAYOUT_FILE_H
 
-#include "cli/program/session.h"
+#include "cli/program/map_options.h"
 #include "tessera/check.h"
 
 typedef struct cli_layout_file {
@@ -10,6 +10,7 @@ typedef struct cli_layout_file {
     bool no_chunks, allow_expansion;
     unsigned hash; /* 0: none, else a tsr_digest_algorithm: the choice of CLI_HASHES */
     cli_selection selection;
+    cli_map_options map;
 } cli_layout_file;
 
 #define CLI_HASHES "sha256|xxh3"

@@ -30,6 +30,7 @@ static tsr_status parse_map(cli *program, const cli_map_options *map, cli_sessio
                             tsr_error *err)
 {
     session->map_inverse = map->inverse;
+    session->map_path = tsr_mapping_builtin(tsr_str_from(map->map)).size ? NULL : map->map;
     tsr_status status = cli_load_map(program, map->map, session->map_arena, &session->map_text, err);
     if (status == TSR_OK) status = tsr_mapping_parse(session->map_text, cli_host(program), session->map_arena, rules, err);
     if (status == TSR_OK && map->inverse) status = tsr_mapping_invert(*rules, session->map_arena, rules, err);
@@ -41,7 +42,7 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
                            cli_session *out, tsr_error *err)
 {
     const tsr_mapping_rules *rules;
-    tsr_open_options all = *options;
+    tsr_open_options all = options ? *options : (tsr_open_options){.selects = NULL};
     if (!map->map) {
         if (map->inverse) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
         return cli_open(program, path, options, out, err);

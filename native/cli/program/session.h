@@ -16,6 +16,7 @@ typedef struct cli_session {
     tsr_checkpoint *source; /* with --map: the checkpoint of the store, which `checkpoint` maps; otherwise NULL */
     tsr_arena *map_arena;
     tsr_str map_text; /* the document, and whether it is applied backwards: they decide what is written */
+    const char *map_path; /* of the document; NULL: a built-in map, or none */
     bool map_inverse;
 } cli_session;
 
