@@ -7,9 +7,14 @@
 
 /* A file of the mapped store whose bytes are made while they are read. */
 typedef struct tsr_computed {
-    enum { TSR_COMPUTED_CONSTANT, TSR_COMPUTED_CAST } kind;
+    enum { TSR_COMPUTED_CONSTANT, TSR_COMPUTED_CAST, TSR_COMPUTED_SCALED, TSR_COMPUTED_MXFP4 } kind;
     tsr_dtype dtype;
-    const tsr_entry *input;  /* cast: of the mapped checkpoint, though not of its catalog */
+    uint64_t elements;
+    const tsr_entry *input;  /* all but constants: of the mapped checkpoint, though not of its catalog */
+    const tsr_entry *scale;  /* scaled, mxfp4 */
+    uint64_t rows, columns;  /* scaled: the last two dims of the input, */
+    uint64_t scale_rows, scale_columns;  /* those of the scale, */
+    uint64_t block_rows, block_columns;  /* and how many elements share one scale */
     uint8_t constant[16];    /* one element */
 } tsr_computed;
 
@@ -53,8 +58,20 @@ tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err);
 tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out, tsr_error *err);
 tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, tsr_error *err);
 
+/* Elements [first, first + count) of a file that a scale makes, in float32. `input` has room for 4 bytes per element. */
+tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
+                             tsr_error *err);
+tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err);
+
+/* mapping_dequantize.c: the scheme of tsr_mapping_dequantize, in place of rules. */
+tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err);
+
 /* mapping_numbers.c. TSR_E_NOT_FOUND where config.json does not have it. */
 tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err);
+/* The dtype that config.json states for the model, or TSR_DTYPE_NONE. */
+tsr_dtype tsr_mapped_config_dtype(const tsr_mapped *m);
+/* Two numbers, quantization_config.weight_block_size; 128 and 128 where it is not there. */
+tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err);
 tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, uint64_t *out, tsr_error *err);
 
 /* mapping_steps.c: `slots` in: one per pattern of `from`; out: one per pattern of `to`. A slot has one tensor, or one per value of

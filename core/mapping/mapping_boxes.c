@@ -3,6 +3,7 @@
 #include "base/line.h"
 #include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/vec.h"
 
 tsr_shape_text tsr_shape_of(const tsr_mapped_tensor *tensor)
 {

@@ -8,6 +8,7 @@
 
 #include "mapping/mapping_rules.h"
 #include "tessera/mesh.h"
+#include "tessera/sys/vec.h"
 
 /* Where the elements of a box are. */
 typedef struct tsr_source_box {

@@ -31,3 +31,21 @@ tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, 
                 TSR_STR_ARG(number->config));
     return tsr_json_to_u64(item, CONFIG_NAME, out, err);
 }
+
+tsr_dtype tsr_mapped_config_dtype(const tsr_mapped *m)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(m->config, "torch_dtype");
+    if (!item) item = cJSON_GetObjectItemCaseSensitive(m->config, "dtype"); /* its name since transformers 5 */
+    return cJSON_IsString(item) ? tsr_dtype_from_name(tsr_json_text_of(item)) : TSR_DTYPE_NONE;
+}
+
+tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err)
+{
+    const cJSON *config = cJSON_GetObjectItemCaseSensitive(m->config, "quantization_config");
+    const cJSON *size = cJSON_GetObjectItemCaseSensitive(config, "weight_block_size");
+    block[0] = block[1] = 128;
+    if (!cJSON_IsArray(size) || cJSON_GetArraySize(size) != 2) return TSR_OK;
+    for (int i = 0; i < 2; i++) TSR_TRY(tsr_json_to_u64(cJSON_GetArrayItem(size, i), "weight_block_size of config.json", &block[i], err));
+    TSR_FAIL_IF(!block[0] || !block[1], err, TSR_E_FORMAT, TSR_NO_POSITION, "weight_block_size of config.json is 0");
+    return TSR_OK;
+}

@@ -48,7 +48,10 @@ static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
     if (!names) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < own->store->file_count; f++) names[f] = own->store->files[f].name;
     own->catalog.file_names = names;
-    return tsr_name_index_new(own->host->allocator, entries, sizeof *entries, own->catalog.entry_count, &own->index, &duplicate, err);
+    TSR_TRY(tsr_name_index_new(own->host->allocator, entries, sizeof *entries, own->catalog.entry_count, &own->index, &duplicate, err));
+    TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' would be written twice",
+                TSR_STR_ARG(entries[duplicate].fqn));
+    return TSR_OK;
 }
 
 /* What validation and messages ask of the source. */
@@ -60,7 +63,16 @@ static tsr_status copy_missing(tsr_mapped *m, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status open_mapped(tsr_mapped *m, tsr_error *err)
+/* What fills the rows: rules, or, where there are none, scales. */
+static tsr_status fill_rows(tsr_mapped *m, tsr_dtype *dtype, tsr_error *err)
+{
+    if (m->rules) return tsr_mapped_apply(m, err);
+    if (*dtype == TSR_DTYPE_NONE) *dtype = tsr_mapped_config_dtype(m);
+    if (*dtype == TSR_DTYPE_NONE) *dtype = TSR_BFLOAT16;
+    return tsr_mapped_dequantize(m, *dtype, err);
+}
+
+static tsr_status open_mapped(tsr_mapped *m, tsr_dtype *dtype, tsr_error *err)
 {
     const tsr_host *host = m->own->host;
     m->maker = (tsr_box_maker){.arena = m->own->arena, .allocator = host->allocator, .left = host->limits.entries, .err = err};
@@ -74,7 +86,7 @@ static tsr_status open_mapped(tsr_mapped *m, tsr_error *err)
     m->own->state = m;
     m->own->reader = reader;
     TSR_TRY(tsr_mapped_load_config(m, err));
-    TSR_TRY(tsr_mapped_apply(m, err));
+    TSR_TRY(fill_rows(m, dtype, err));
     TSR_TRY(tsr_mapped_store_new(m, &m->own->store, err));
     TSR_TRY(copy_missing(m, err));
     TSR_TRY(fill_catalog(m, err));
@@ -82,7 +94,8 @@ static tsr_status open_mapped(tsr_mapped *m, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err)
+static tsr_status open_over(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_dtype *dtype, tsr_checkpoint **out,
+                            tsr_error *err)
 {
     const tsr_host *host = source->host;
     *out = NULL;
@@ -100,8 +113,19 @@ tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rul
                           .computed = tsr_vec_of(host->allocator, sizeof(tsr_computed)),
                           .dropped = tsr_vec_of(host->allocator, sizeof(tsr_entry *))};
     }
-    const tsr_status status = m ? open_mapped(m, err) : TSR_E_NOMEM;
+    const tsr_status status = m ? open_mapped(m, dtype, err) : TSR_E_NOMEM;
     if (status == TSR_OK) *out = own;
     else tsr_checkpoint_close(own);
     return status;
+}
+
+tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err)
+{
+    return open_over(source, rules, NULL, out, err);
+}
+
+tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out, tsr_error *err)
+{
+    *used = dtype;
+    return open_over(source, NULL, used, out, err);
 }

@@ -3,6 +3,7 @@
 #include "base/try.h"
 #include "mapping/mapping_boxes.h"
 #include "tessera/box.h"
+#include "tessera/sys/box_walk.h"
 #include "tessera/sys/layout.h"
 
 static tsr_status add_failed(const tsr_box_list *list)

@@ -3,8 +3,9 @@
 #include "mapping/mapped.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/read_run.h"
 
-enum { STEP_BYTES = 1 << 18 }; /* of a cast's input at a time */
+enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements at a time; bytes of the largest one */
 
 typedef struct mapped_store {
     tsr_store base; /* first */
@@ -12,26 +13,38 @@ typedef struct mapped_store {
     tsr_store *inner;
 } mapped_store;
 
-static tsr_status read_cast(tsr_mapped *m, const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+/* Elements of a computed file in its own dtype. */
+static tsr_status compute(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *scratch, uint8_t *out, tsr_error *err)
 {
-    const uint32_t from_size = tsr_dtype_size(file->input->dtype), to_size = tsr_dtype_size(file->dtype);
-    const size_t room = STEP_BYTES / from_size, bytes = room * (from_size + (size_t)to_size);
+    const size_t count = (size_t)run->count;
+    if (file->kind == TSR_COMPUTED_CAST) {
+        TSR_TRY(tsr_read_run(m->own, file->input, run, scratch, count * tsr_dtype_size(file->input->dtype), err));
+        tsr_cast(file->input->dtype, file->dtype, scratch, count, out);
+        return TSR_OK;
+    }
+    float *products = (float *)(void *)(scratch + STEP_ELEMENTS * LARGEST / 2);
+    TSR_TRY(tsr_mapped_scaled(m, file, run->first, count, scratch, products, err));
+    tsr_cast(TSR_FLOAT32, file->dtype, (const uint8_t *)products, count, out);
+    return TSR_OK;
+}
+
+static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+{
+    const uint32_t itemsize = tsr_dtype_size(file->dtype);
     const tsr_allocator *allocator = m->own->host->allocator;
-    uint8_t *input = tsr_alloc(allocator, bytes, 1, err), *output = input + room * from_size;
-    tsr_status status = input ? TSR_OK : TSR_E_NOMEM;
+    uint8_t *scratch = tsr_alloc(allocator, 2 * STEP_ELEMENTS, LARGEST, err);
+    tsr_status status = scratch ? TSR_OK : TSR_E_NOMEM;
     while (status == TSR_OK && size) {
-        const uint64_t first = offset / to_size, skip = offset % to_size;
-        uint64_t count = (skip + size + to_size - 1) / to_size;
-        if (count > room) count = room;
-        const tsr_run run = {.first = first, .count = count};
-        status = tsr_read_run(m->own, file->input, &run, input, (size_t)count * from_size, err);
+        const uint64_t skip = offset % itemsize, needed = (skip + size + itemsize - 1) / itemsize;
+        const tsr_run run = {.first = offset / itemsize, .count = needed < STEP_ELEMENTS ? needed : STEP_ELEMENTS};
+        uint8_t *out = scratch + STEP_ELEMENTS * LARGEST;
+        status = compute(m, file, &run, scratch, out, err);
         if (status != TSR_OK) break;
-        tsr_cast(file->input->dtype, file->dtype, input, (size_t)count, output);
-        const size_t made = (size_t)(count * to_size - skip), taken = made < size ? made : size;
-        memcpy(buffer, output + skip, taken);
+        const size_t made = (size_t)(run.count * itemsize - skip), taken = made < size ? made : size;
+        memcpy(buffer, out + skip, taken);
         buffer += taken, offset += taken, size -= taken;
     }
-    tsr_free(allocator, input, bytes, 1);
+    tsr_free(allocator, scratch, 2 * STEP_ELEMENTS, LARGEST);
     return status;
 }
 
@@ -40,7 +53,7 @@ static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void
     const mapped_store *s = (const mapped_store *)store;
     if (file < s->inner->file_count) return s->inner->read_at(s->inner, file, offset, buffer, size, err);
     const tsr_computed *computed = (const tsr_computed *)s->mapped->computed.items + (file - s->inner->file_count);
-    if (computed->kind == TSR_COMPUTED_CAST) return read_cast(s->mapped, computed, offset, buffer, size, err);
+    if (computed->kind != TSR_COMPUTED_CONSTANT) return read_computed(s->mapped, computed, offset, buffer, size, err);
     memcpy(buffer, computed->constant + offset, size); /* tsr_store_read has compared the range with the file's size */
     return TSR_OK;
 }
@@ -63,16 +76,6 @@ static void close_nothing(tsr_store *store)
     (void)store; /* it lives in the mapped checkpoint's arena */
 }
 
-static tsr_status computed_size(const tsr_computed *computed, uint64_t *size, tsr_error *err)
-{
-    uint64_t elements = 1;
-    TSR_FAIL_IF((computed->input && !tsr_entry_elements(computed->input, &elements)) ||
-                    !tsr_dtype_bytes(computed->dtype, elements, size),
-                err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has more bytes than a file can have",
-                TSR_STR_ARG(computed->input ? computed->input->fqn : TSR_STR("")));
-    return TSR_OK;
-}
-
 /* Names sort behind all names of UTF-8, so that the list stays sorted. */
 static tsr_status list_files(const tsr_mapped *m, tsr_store_file *files, tsr_error *err)
 {
@@ -82,7 +85,9 @@ static tsr_status list_files(const tsr_mapped *m, tsr_store_file *files, tsr_err
         tsr_store_file *file = &files[inner->file_count + i];
         file->name = tsr_arena_format(m->own->arena, err, "\xf8" "computed %08zu", i);
         if (!file->name.data) return TSR_E_NOMEM;
-        TSR_TRY(computed_size((const tsr_computed *)m->computed.items + i, &file->size, err));
+        const tsr_computed *computed = (const tsr_computed *)m->computed.items + i;
+        TSR_FAIL_IF(!tsr_dtype_bytes(computed->dtype, computed->elements, &file->size), err, TSR_E_LIMIT, TSR_NO_POSITION,
+                    "a tensor has more bytes than a file can have");
     }
     return TSR_OK;
 }
@@ -110,11 +115,11 @@ tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_computed *add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err)
+tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err)
 {
     *file = m->source->store->file_count + (uint32_t)m->computed.count;
     tsr_computed *computed = tsr_vec_push(&m->computed, err);
-    if (computed) computed->dtype = dtype;
+    if (computed) computed->dtype = dtype, computed->elements = 1;
     return computed;
 }
 
@@ -124,12 +129,14 @@ tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype
     TSR_FAIL_IF(!tsr_cast_possible(in->dtype, dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is %s and cannot be cast to %s",
                 TSR_STR_ARG(in->name), tsr_dtype_describe(in->dtype)->name, tsr_dtype_describe(dtype)->name);
     tsr_entry *input = TSR_ARENA_NEW(m->own->arena, tsr_entry, err);
-    tsr_computed *computed = input ? add_file(m, dtype, &file, err) : NULL;
+    tsr_computed *computed = input ? tsr_mapped_add_file(m, dtype, &file, err) : NULL;
     if (!computed) return TSR_E_NOMEM;
     const tsr_entry like = {0};
     computed->kind = TSR_COMPUTED_CAST;
     computed->input = input;
     TSR_TRY(tsr_mapped_entry(m, in, &like, in->name, input, err));
+    TSR_FAIL_IF(!tsr_entry_elements(input, &computed->elements), err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
+                TSR_STR_ARG(in->name));
     *out = *in;
     out->dtype = dtype;
     return tsr_boxes_of_file(&m->maker, file, false, out);
@@ -141,7 +148,7 @@ tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, 
     const bool floats = tsr_cast_possible(TSR_FLOAT64, out->dtype);
     TSR_FAIL_IF(!floats && value != 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is %s, which can only be padded with 0",
                 TSR_STR_ARG(out->name), tsr_dtype_describe(out->dtype)->name);
-    tsr_computed *computed = add_file(m, out->dtype, &file, err);
+    tsr_computed *computed = tsr_mapped_add_file(m, out->dtype, &file, err);
     if (!computed) return TSR_E_NOMEM;
     computed->kind = TSR_COMPUTED_CONSTANT;
     if (floats) tsr_cast(TSR_FLOAT64, out->dtype, (const uint8_t *)&value, 1, computed->constant);

@@ -38,6 +38,14 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
  * TSR_E_NOT_FOUND for a number that config.json does not have; TSR_E_LIMIT for more boxes than limits.entries allow. */
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err);
 
+/* The checkpoint with scaled numbers multiplied by their scales, which are gone from it: float8 and int8 by tensor, row, group or
+ * block, and MXFP4. Products are computed in float32 and rounded once to `dtype`; TSR_DTYPE_NONE stands for the dtype that config.json
+ * states, otherwise bfloat16. *used is the dtype. Everything else stays as it is. Otherwise as tsr_mapping_open.
+ *
+ * Errors: TSR_E_FORMAT where a scale's shape does not fit; TSR_E_UNSUPPORTED naming numbers that have a zero point, and where there are
+ * no scaled numbers of these kinds at all. */
+tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out, tsr_error *err);
+
 /* Lists what a mapped checkpoint's entries are made of, one line per entry, then one per source entry that was dropped:
  * "source, source -> steps -> target dtype [shape]". */
 tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_status (*write)(void *ctx, const char *data, size_t size,

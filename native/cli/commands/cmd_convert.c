@@ -90,10 +90,12 @@ static int run(cli *program, const void *given)
     cli_writing w = {
         .program = program, .options = &arguments->writing, .what = "converting", .destination = program->operands.items[1]};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
+    cli_map_options map = arguments->map;
+    map.dtype = arguments->writing.dtype;
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
-    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &w.source, &err);
+    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &w.source, &err);
     if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
     w.documents[1] = w.source.map_path;
     if (status == TSR_OK && arguments->writing.dry_run) status = cli_put_map_table(program, &w.source, &err);
@@ -118,6 +120,7 @@ static const cli_option options[] = {
     {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
      offsetof(convert_arguments, max_shard_size)},
     CLI_MAP_OPTIONS(convert_arguments, map),
+    CLI_DEQUANTIZE_OPTION(convert_arguments, map),
     CLI_WRITING_OPTIONS(convert_arguments, writing),
     CLI_SOURCE_OPTIONS,
     {0},

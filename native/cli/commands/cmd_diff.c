@@ -13,6 +13,7 @@
 #include "tessera/document.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
+#include "tessera/sys/options.h"
 
 typedef struct diff_arguments {
     unsigned format;  /* a cli_report_format */

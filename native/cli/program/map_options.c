@@ -3,8 +3,11 @@
 
 #include <stdio.h>
 
+#include "cli/program/target_options.h"
+#include "tessera/convert.h"
 #include "tessera/mapping.h"
 #include "tessera/path.h"
+#include "tessera/sys/work.h"
 
 static tsr_status raise_unknown(const char *name, tsr_error *err)
 {
@@ -38,23 +41,42 @@ static tsr_status parse_map(cli *program, const cli_map_options *map, cli_sessio
     return status;
 }
 
+/* What is left of scaled numbers is of a kind that cannot be multiplied: nothing of it is passed over. */
+static tsr_status dequantize(cli_session *session, const cli_map_options *map, tsr_error *err)
+{
+    tsr_convert_options all = {.raw_cast = false};
+    tsr_dtype dtype;
+    tsr_status status = cli_read_dtype(map->dtype, false, &dtype, err);
+    if (status == TSR_OK) status = tsr_mapping_dequantize(session->source, dtype, &all.dtype, &session->dequantized, err);
+    if (status == TSR_OK) status = tsr_check_casts(session->dequantized, &all, err);
+    session->dequantized_to = tsr_dtype_describe(all.dtype)->name;
+    session->checkpoint = session->dequantized;
+    return status;
+}
+
+static tsr_status apply_map(cli *program, const cli_map_options *map, cli_session *session, tsr_error *err)
+{
+    const tsr_mapping_rules *rules;
+    tsr_checkpoint *below = session->dequantized ? session->dequantized : session->source;
+    session->map_arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
+    tsr_status status = session->map_arena ? parse_map(program, map, session, &rules, err) : TSR_E_NOMEM;
+    session->checkpoint = NULL;
+    return status == TSR_OK ? tsr_mapping_open(below, rules, &session->checkpoint, err) : status;
+}
+
 tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *options, const cli_map_options *map,
                            cli_session *out, tsr_error *err)
 {
-    const tsr_mapping_rules *rules;
     tsr_open_options all = options ? *options : (tsr_open_options){.selects = NULL};
-    if (!map->map) {
-        if (map->inverse) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
-        return cli_open(program, path, options, out, err);
-    }
+    if (!map->map && map->inverse) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
+    if (!map->map && !map->dequantize) return cli_open(program, path, options, out, err);
     all.selects = NULL;
     tsr_status status = cli_open(program, path, &all, out, err);
     if (status != TSR_OK) return status;
     out->source = out->checkpoint;
     out->checkpoint = NULL;
-    out->map_arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
-    status = out->map_arena ? parse_map(program, map, out, &rules, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_mapping_open(out->source, rules, &out->checkpoint, err);
+    if (map->dequantize) status = dequantize(out, map, err);
+    if (status == TSR_OK && map->map) status = apply_map(program, map, out, err);
     if (status == TSR_OK) out->catalog = tsr_checkpoint_catalog(out->checkpoint);
     if (status != TSR_OK) cli_close(out);
     return status;

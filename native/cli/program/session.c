@@ -46,10 +46,11 @@ tsr_status cli_open(cli *program, const char *path, const tsr_open_options *opti
 
 void cli_close(cli_session *session)
 {
-    if (session->source) tsr_checkpoint_close(session->checkpoint);
+    if (session->source && session->checkpoint != session->dequantized) tsr_checkpoint_close(session->checkpoint);
+    tsr_checkpoint_close(session->dequantized);
     tsr_path_close(cli_source(session));
     tsr_arena_free(session->map_arena);
-    session->checkpoint = session->source = NULL;
+    session->checkpoint = session->source = session->dequantized = NULL;
     session->map_arena = NULL;
     session->store = NULL;
 }

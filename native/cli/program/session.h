@@ -13,7 +13,9 @@ typedef struct cli_session {
     bool is_remote; /* PATH is an address */
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
-    tsr_checkpoint *source; /* with --map: the checkpoint of the store, which `checkpoint` maps; otherwise NULL */
+    tsr_checkpoint *source; /* with --map or --dequantize: the checkpoint of the store, over which `checkpoint` is opened; otherwise NULL */
+    tsr_checkpoint *dequantized; /* with --dequantize: between the two, or `checkpoint` itself */
+    const char *dequantized_to;  /* the dtype */
     tsr_arena *map_arena;
     tsr_str map_text; /* the document, and whether it is applied backwards: they decide what is written */
     const char *map_path; /* of the document; NULL: a built-in map, or none */

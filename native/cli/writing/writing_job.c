@@ -73,7 +73,9 @@ static tsr_status add_map(const cli_writing *w, tsr_str *text, tsr_error *err)
 {
     const tsr_str map = w->source.map_text;
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    if (!map.size) return TSR_OK;
+    tsr_status status = TSR_OK;
+    if (w->source.dequantized) status = add_line(w, text, "dequantized", tsr_str_from(w->source.dequantized_to), err);
+    if (status != TSR_OK || !map.size) return status;
     tsr_journal_tag(map, tag);
     return add_line(w, text, w->source.map_inverse ? "inverse map" : "map", tsr_str_from(tag + 1), err);
 }
