@@ -48,7 +48,7 @@ void cli_close(cli_session *session)
 {
     if (session->source && session->checkpoint != session->dequantized) tsr_checkpoint_close(session->checkpoint);
     tsr_checkpoint_close(session->dequantized);
-    tsr_path_close(cli_source(session));
+    tsr_path_close(cli_source_checkpoint(session));
     tsr_arena_free(session->map_arena);
     session->checkpoint = session->source = session->dequantized = NULL;
     session->map_arena = NULL;

@@ -23,7 +23,7 @@ typedef struct cli_session {
 } cli_session;
 
 /* The checkpoint whose files are the store's. */
-static inline tsr_checkpoint *cli_source(const cli_session *session)
+static inline tsr_checkpoint *cli_source_checkpoint(const cli_session *session)
 {
     return session->source ? session->source : session->checkpoint;
 }

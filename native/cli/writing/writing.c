@@ -56,7 +56,7 @@ const char *const cli_objects[] = {"", "keep", "drop", "sidecar", "refuse"};
 
 static tsr_status list_inputs(const cli_writing *w, tsr_inputs *inputs, tsr_error *err)
 {
-    tsr_status status = tsr_inputs_add(inputs, w->source.store, cli_source(&w->source), err);
+    tsr_status status = tsr_inputs_add(inputs, w->source.store, cli_source_checkpoint(&w->source), err);
     for (size_t i = 0; i < sizeof w->documents / sizeof *w->documents && status == TSR_OK; i++)
         status = tsr_inputs_add_path(inputs, w->documents[i], err);
     return status;
