@@ -3,31 +3,12 @@
 
 #include "base/line.h"
 #include "base/try.h"
-#include "mapping/mapped.h"
+#include "mapping/mapping_match.h"
 #include "tessera/sys/map.h"
 
 enum { NAMED = 5, LAST_INDEX = 1000000 };
 
-/* An entry that a pattern matches. Matches of one rule with the same key are one binding. */
-typedef struct match {
-    const tsr_entry *entry;
-    const tsr_str *values;
-    tsr_str key;    /* the values of all captures but the folded one */
-    uint64_t index; /* the folded one's */
-    uint64_t order;
-    uint32_t rule, pattern;
-} match;
-
-typedef struct matcher {
-    tsr_mapped *m;
-    tsr_arena *arena;
-    tsr_vec matches; /* of match */
-    tsr_vec unmatched; /* of const tsr_entry * */
-    tsr_map *families; /* prefix and pattern → members */
-    tsr_error *err;
-} matcher;
-
-static tsr_status read_index(const matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, tsr_str text, uint64_t *out)
+static tsr_status read_index(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, tsr_str text, uint64_t *out)
 {
     *out = 0;
     bool digits = text.size && (text.size == 1 || text.data[0] != '0');
@@ -40,7 +21,7 @@ static tsr_status read_index(const matcher *s, const tsr_map_rule *rule, const t
     return TSR_OK;
 }
 
-static tsr_status set_key(const matcher *s, const tsr_map_rule *rule, match *found)
+static tsr_status set_key(const tsr_matcher *s, const tsr_map_rule *rule, tsr_name_match *found)
 {
     size_t size = 0, used = 0;
     for (uint32_t c = 0; c < rule->capture_count; c++) size += found->values[c].size + 1;
@@ -54,11 +35,11 @@ static tsr_status set_key(const matcher *s, const tsr_map_rule *rule, match *fou
     return TSR_OK;
 }
 
-static tsr_status add_match(matcher *s, const match *like, const tsr_str *values)
+static tsr_status add_match(tsr_matcher *s, const tsr_name_match *like, const tsr_str *values)
 {
     const tsr_map_rule *rule = &s->m->rules->rules[like->rule];
     tsr_str *kept = tsr_arena_array(s->arena, rule->capture_count, sizeof *kept, s->err);
-    match *found = kept ? tsr_vec_push(&s->matches, s->err) : NULL;
+    tsr_name_match *found = kept ? tsr_vec_push(&s->matches, s->err) : NULL;
     if (!found) return TSR_E_NOMEM;
     if (rule->capture_count) memcpy(kept, values, rule->capture_count * sizeof *kept);
     *found = *like;
@@ -68,10 +49,10 @@ static tsr_status add_match(matcher *s, const match *like, const tsr_str *values
 }
 
 /* The first rule that matches takes the entry. */
-static tsr_status match_entry(matcher *s, const tsr_entry *entry, uint64_t order)
+static tsr_status match_entry(tsr_matcher *s, const tsr_entry *entry, uint64_t order)
 {
     tsr_str values[16] = {{NULL, 0}};
-    match like = {.entry = entry, .order = order};
+    tsr_name_match like = {.entry = entry, .order = order};
     for (; like.rule < s->m->rules->count; like.rule++) {
         const tsr_map_rule *rule = &s->m->rules->rules[like.rule];
         for (like.pattern = 0; like.pattern < rule->from_count; like.pattern++) {
@@ -89,7 +70,7 @@ static tsr_status match_entry(matcher *s, const tsr_entry *entry, uint64_t order
     return dropped ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status refuse_unmatched(const matcher *s)
+static tsr_status refuse_unmatched(const tsr_matcher *s)
 {
     char names[400];
     tsr_line line = tsr_line_on(names, sizeof names);
@@ -104,7 +85,7 @@ static tsr_status refuse_unmatched(const matcher *s)
 
 static int by_binding(const void *a, const void *b)
 {
-    const match *x = a, *y = b;
+    const tsr_name_match *x = a, *y = b;
     if (x->rule != y->rule) return x->rule < y->rule ? -1 : 1;
     const int key = tsr_str_compare(x->key, y->key);
     if (key) return key;
@@ -112,23 +93,8 @@ static int by_binding(const void *a, const void *b)
     return (x->index > y->index) - (x->index < y->index);
 }
 
-static tsr_status lacks(const matcher *s, const match *of, uint32_t pattern, uint64_t index)
-{
-    const tsr_map_rule *rule = &s->m->rules->rules[of->rule];
-    tsr_str values[16];
-    memcpy(values, of->values, rule->capture_count * sizeof *values);
-    if (rule->folded != TSR_NO_CAPTURE) {
-        values[rule->folded] = tsr_arena_format(s->arena, s->err, "%llu", (unsigned long long)index);
-        if (!values[rule->folded].data) return TSR_E_NOMEM;
-    }
-    const tsr_str name = tsr_pattern_expand(&rule->from[pattern], values, rule->from[pattern].count, s->arena, s->err);
-    if (!name.data) return TSR_E_NOMEM;
-    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is missing, which the map needs together with '%.*s'", TSR_STR_ARG(name),
-                     TSR_STR_ARG(of->entry->fqn));
-}
-
 /* Members of the binding whose matches are [first, first + count): as many as the highest index says. */
-static tsr_status check_complete(const matcher *s, const match *first, size_t count, uint64_t *members)
+static tsr_status check_complete(const tsr_matcher *s, const tsr_name_match *first, size_t count, uint64_t *members)
 {
     const tsr_map_rule *rule = &s->m->rules->rules[first->rule];
     *members = 1;
@@ -136,33 +102,13 @@ static tsr_status check_complete(const matcher *s, const match *first, size_t co
         if (first[i].index + 1 > *members) *members = first[i].index + 1;
     for (uint32_t pattern = 0, at = 0; pattern < rule->from_count; pattern++) {
         for (uint64_t index = 0; index < *members; index++, at++) {
-            if (at == count || first[at].pattern != pattern || first[at].index != index) return lacks(s, first, pattern, index);
+            if (at == count || first[at].pattern != pattern || first[at].index != index) return tsr_match_lacks(s, first, pattern, index);
         }
     }
     return TSR_OK;
 }
 
-/* Names that begin alike up to a folded capture ("….experts.{expert}.") have equally many members. */
-static tsr_status check_family(matcher *s, const match *first, uint64_t members)
-{
-    const tsr_map_rule *rule = &s->m->rules->rules[first->rule];
-    for (uint32_t pattern = 0; pattern < rule->from_count && rule->folded != TSR_NO_CAPTURE; pattern++) {
-        uint32_t components = 0, *known;
-        bool fresh;
-        while (rule->from[pattern].components[components].capture != rule->folded) components++;
-        const tsr_str prefix = tsr_pattern_expand(&rule->from[pattern], first->values, components, s->arena, s->err);
-        if (!prefix.data) return TSR_E_NOMEM;
-        TSR_TRY(tsr_map_put(s->families, prefix, (uint32_t)members, &known, &fresh, s->err));
-        if (*known < members) {
-            return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' and %llu more: other tensors below '%.*s' have only %u of them",
-                             TSR_STR_ARG(first->entry->fqn), (unsigned long long)members - 1, TSR_STR_ARG(prefix), (unsigned)*known);
-        }
-        if (*known > members) return lacks(s, first, pattern, members);
-    }
-    return TSR_OK;
-}
-
-static tsr_status drop_all(matcher *s, const match *first, size_t count)
+static tsr_status drop_all(tsr_matcher *s, const tsr_name_match *first, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         const tsr_entry **dropped = tsr_vec_push(&s->m->dropped, s->err);
@@ -172,13 +118,13 @@ static tsr_status drop_all(matcher *s, const match *first, size_t count)
     return TSR_OK;
 }
 
-static tsr_status bind(matcher *s, const match *first, size_t count)
+static tsr_status bind(tsr_matcher *s, const tsr_name_match *first, size_t count)
 {
     tsr_map_binding binding = {.rule = &s->m->rules->rules[first->rule], .order = first->order};
     tsr_arena *arena = s->m->own->arena;
     if (!binding.rule->to_count) return drop_all(s, first, count);
     TSR_TRY(check_complete(s, first, count, &binding.members));
-    TSR_TRY(check_family(s, first, binding.members));
+    TSR_TRY(tsr_family_add(s, first, binding.members));
     binding.sources = tsr_arena_array(arena, count, sizeof *binding.sources, s->err);
     binding.values = tsr_arena_array(s->arena, binding.rule->capture_count, sizeof *binding.values, s->err);
     if (!binding.sources || !binding.values) return TSR_E_NOMEM;
@@ -190,9 +136,9 @@ static tsr_status bind(matcher *s, const match *first, size_t count)
     return tsr_mapped_build(s->m, &binding, s->err);
 }
 
-static tsr_status bind_all(matcher *s)
+static tsr_status bind_all(tsr_matcher *s)
 {
-    match *matches = s->matches.items;
+    tsr_name_match *matches = s->matches.items;
     if (s->matches.count > 1) qsort(matches, s->matches.count, sizeof *matches, by_binding);
     for (size_t i = 0, next; i < s->matches.count; i = next) {
         for (next = i + 1; next < s->matches.count; next++)
@@ -202,7 +148,7 @@ static tsr_status bind_all(matcher *s)
     return TSR_OK;
 }
 
-static tsr_status check_targets(const matcher *s)
+static tsr_status check_targets(const tsr_matcher *s)
 {
     const tsr_mapped_row *rows = s->m->rows.items;
     tsr_map *names = tsr_map_new(s->m->own->host->allocator, s->m->rows.count, s->err);
@@ -224,15 +170,21 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
 {
     const tsr_allocator *allocator = m->own->host->allocator;
     const tsr_catalog *catalog = &m->source->catalog;
-    matcher s = {.m = m, .matches = tsr_vec_of(allocator, sizeof(match)), .unmatched = tsr_vec_of(allocator, sizeof(tsr_entry *)), .err = err};
+    tsr_matcher s = {.m = m,
+                     .matches = tsr_vec_of(allocator, sizeof(tsr_name_match)),
+                     .unmatched = tsr_vec_of(allocator, sizeof(tsr_entry *)),
+                     .families = tsr_vec_of(allocator, sizeof(tsr_family)),
+                     .err = err};
     s.arena = tsr_arena_new(allocator, 0, err);
-    s.families = tsr_map_new(allocator, 0, err);
-    tsr_status status = s.arena && s.families ? TSR_OK : TSR_E_NOMEM;
+    s.members = tsr_map_new(allocator, 0, err);
+    tsr_status status = s.arena && s.members ? TSR_OK : TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) status = match_entry(&s, &catalog->entries[i], i);
     if (status == TSR_OK) status = refuse_unmatched(&s);
     if (status == TSR_OK) status = bind_all(&s);
+    if (status == TSR_OK) status = tsr_family_check(&s);
     if (status == TSR_OK) status = check_targets(&s);
-    tsr_map_free(s.families);
+    tsr_map_free(s.members);
+    tsr_vec_free(&s.families);
     tsr_vec_free(&s.matches);
     tsr_vec_free(&s.unmatched);
     tsr_arena_free(s.arena);

@@ -1,0 +1,43 @@
+/* Entries of the source, bound to the rules that take them. */
+#ifndef TSR_MAPPING_MAPPING_MATCH_H
+#define TSR_MAPPING_MAPPING_MATCH_H
+
+#include "mapping/mapped.h"
+#include "tessera/sys/map.h"
+
+/* An entry that a pattern matches. Matches of one rule with the same key are one binding. */
+typedef struct tsr_name_match {
+    const tsr_entry *entry;
+    const tsr_str *values;
+    tsr_str key;    /* the values of all captures but the folded one */
+    uint64_t index; /* the folded one's */
+    uint64_t order;
+    uint32_t rule, pattern;
+} tsr_name_match;
+
+/* The tensors of one binding that a pattern folds: "layers.0.experts" and so many of them. */
+typedef struct tsr_family {
+    tsr_str prefix;
+    const tsr_name_match *first;
+    uint32_t pattern;
+    uint64_t members;
+} tsr_family;
+
+typedef struct tsr_matcher {
+    tsr_mapped *m;
+    tsr_arena *arena;
+    tsr_vec matches; /* of tsr_name_match */
+    tsr_vec unmatched; /* of const tsr_entry * */
+    tsr_vec families;  /* of tsr_family */
+    tsr_map *members;  /* rule, pattern and prefix → 1 + index of a family */
+    tsr_error *err;
+} tsr_matcher;
+
+/* TSR_E_FORMAT naming what the binding of `of` lacks: member `index` of its pattern `pattern`. */
+tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint32_t pattern, uint64_t index);
+/* mapping_family.c: notes the families of a binding; and then, that those of one prefix have equally many members, in every pattern
+ * that begins alike ("….experts.{expert}.") and matches anything. */
+tsr_status tsr_family_add(tsr_matcher *s, const tsr_name_match *first, uint64_t members);
+tsr_status tsr_family_check(tsr_matcher *s);
+
+#endif
