@@ -25,6 +25,7 @@ import test_forms  # noqa: F401
 import test_expansion  # noqa: F401
 import test_inner  # noqa: F401
 import test_long_names  # noqa: F401
+import test_megatron  # noqa: F401
 import test_messages  # noqa: F401
 import test_outputs  # noqa: F401
 import test_overwrite  # noqa: F401

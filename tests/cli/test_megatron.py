@@ -1,0 +1,130 @@
+"""Checkpoints of Megatron-Core's torch_dist format, made by tests/golden/make_megatron.py, against what its own loader says of them."""
+import json
+import os
+import shutil
+
+from harness import need, test
+from test_forms import check_incomplete
+
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "megatron")
+MESHES = (("tp=2", "shard(0)"), ("tp=3", "shard(1)"), ("dp=2,tp=2", "shard(0),shard(1)"))
+
+
+def golden(name):
+    with open(os.path.join(GOLDEN, f"{name}.json")) as f:
+        return os.path.join(GOLDEN, name), json.load(f)
+
+
+def check_listing(t, path, want, what):
+    doc = t.json("inspect", path, "--json", "--hash", "sha256")
+    need(doc["format"] == "megatron-dist", f"{what}: {doc['format']}")
+    rows = {e["fqn"]: e for e in doc["entries"]}
+    got = {k: {"dtype": e["dtype"], "shape": e["shape"], "sha256": e["hash"]["digest"]} for k, e in rows.items() if e["kind"] == "tensor"}
+    need(got == want["entries"], f"{what}: {[k for k in {**got, **want['entries']} if got.get(k) != want['entries'].get(k)]}")
+    for k, v in want["objects"].items():
+        need(k in rows and rows[k].get("value") == v, f"{what}: {k} is {rows.get(k)}")
+    need("common.args" in rows and not any("/shard_" in k for k in rows), f"{what}: {sorted(rows)}")
+
+
+@test
+def test_megatron_tensors_have_their_true_shapes_and_objects_are_lists(t):
+    for name in ("fragments", "layers"):
+        path, want = golden(name)
+        check_listing(t, path, want, name)
+        for deep in ((), ("--deep",)):
+            found = t.json("validate", path, "--json", *deep)["findings"]
+            need(not [f for f in found if f["level"] == "error" or f["rule"] == "dcp/unreferenced-file"], found)
+
+
+@test
+def test_megatron_is_written_as_it_was(t):
+    for name in ("fragments", "layers"):
+        path, want = golden(name)
+        t.run("convert", path, t.at(name), "--to", "megatron-dist")
+        need(sorted(os.listdir(t.at(name))) == [".metadata", "__0_0.distcp", "common.pt", "metadata.json"], os.listdir(t.at(name)))
+        check_listing(t, t.at(name), want, f"{name}, converted")
+        t.run("diff", path, t.at(name), "--values")
+        t.run("validate", t.at(name), "--deep")
+
+
+@test
+def test_megatron_is_resharded(t):
+    for name in ("fragments", "layers"):
+        path, want = golden(name)
+        for n, (mesh, placements) in enumerate(MESHES):
+            out = t.at(f"{name}{n}")
+            t.run("reshard", path, out, "--mesh", mesh, "--placements", placements)  # megatron-dist: the source's form
+            check_listing(t, out, want, f"{name} on {mesh}")
+            t.run("validate", out, "--deep")
+
+
+@test
+def test_megatron_in_other_forms(t):
+    path, want = golden("fragments")
+    for to, more in (("safetensors", ("--objects", "drop")), ("torch", ())):
+        out = t.at(f"all.{to}")
+        t.run("convert", path, out, "--to", to, *more)
+        rows = {e["fqn"]: e for e in t.json("inspect", out, "--json", "--hash", "sha256")["entries"] if e["kind"] == "tensor"}
+        need({k: (e["shape"], e["hash"]["digest"]) for k, e in rows.items()} ==
+             {k: (w["shape"], w["sha256"]) for k, w in want["entries"].items()}, f"{to} has other tensors")
+    t.run("convert", path, t.at("dcp"), "--to", "dcp")
+    t.run("diff", path, t.at("dcp"), "--values")
+
+
+@test
+def test_megatron_of_another_form(t):
+    """Names stay, an object becomes one shard, and common.pt is empty."""
+    path, _ = golden("layers")
+    t.run("convert", path, t.at("flat"), "--to", "dcp", "--exclude", "common.**", "--exclude", "grid")
+    t.run("convert", t.at("flat"), t.at("out"), "--to", "megatron-dist")
+    rows = {e["fqn"]: e for e in t.json("inspect", t.at("out"), "--json")["entries"]}
+    need(set(rows) == {"decoder.layers.linear.weight", "weight", "rng_state", "one"} and rows["one"]["value"] == [["only"]], rows)
+    message = t.run("convert", t.at("flat"), t.at("no"), "--to", "megatron-dist", "--rename", "one=a/b", status=2).stderr.decode()
+    need("'one'" in message and "'/'" in message and not os.path.exists(t.at("no")), message)
+
+
+@test
+def test_megatron_saves_that_were_interrupted(t):
+    for name in ("fragments", "layers"):
+        path, want = golden(name)
+        names = [e["fqn"] for e in t.json("inspect", path, "--json")["entries"]]
+        for file in ("metadata.json", "common.pt"):
+            shutil.copytree(path, t.at(name, file), ignore=lambda _, files: [f for f in files if f == file])
+            listed = [n for n in names if file != "common.pt" or not n.startswith("common.")]
+            check_incomplete(t, t.at(name, file), listed, file)
+        shutil.copytree(path, t.at(name, "cut"))
+        os.truncate(t.at(name, "cut", "common.pt"), 900)
+        check_incomplete(t, t.at(name, "cut"), [n for n in names if not n.startswith("common.")], "common.pt")
+
+
+@test
+def test_megatron_metadata_that_does_not_fit_is_refused(t):
+    """Another shape in mcore_data, of the same length in the pickle."""
+    path, _ = golden("fragments")
+    with open(os.path.join(path, ".metadata"), "rb") as f:
+        data = f.read()
+    at = data.index(b"nd_reformulated_orig_global_shape")
+    before = data[:at].rindex(b"optimizer.")
+    need(data.index(b"K", at) - at < 80 and before, "the golden has another layout")
+    first = data.index(b"K", at)  # BININT1: the first size
+    shutil.copytree(path, t.at("bad"))
+    with open(t.at("bad", ".metadata"), "wb") as f:
+        f.write(data[:first + 1] + bytes([data[first + 1] + 1]) + data[first + 2:])
+    message = t.run("inspect", t.at("bad"), status=2).stderr.decode()
+    need("mcore_data does not fit" in message and "optimizer." in message, message)
+
+
+@test
+def test_megatron_shards_that_are_not_all_there(t):
+    """The grid of one shard renamed: the others stay as they are stored, with a finding."""
+    path, _ = golden("layers")
+    shutil.copytree(path, t.at("bad"))
+    with open(t.at("bad", ".metadata"), "rb") as f:
+        data = f.read()
+    need(b"rng_state/shard_3_4" in data, "the golden has other names")
+    with open(t.at("bad", ".metadata"), "wb") as f:
+        f.write(data.replace(b"rng_state/shard_3_4", b"rng_state/shard_4_5"))
+    found = [f for f in t.json("validate", t.at("bad"), "--json", status=1)["findings"] if f["rule"] == "megatron/shards"]
+    need([f["level"] for f in found] == ["error"] and "rng_state" in found[0]["message"], found)
+    names = {e["fqn"] for e in t.json("inspect", t.at("bad"), "--json")["entries"]}
+    need({"rng_state/shard_0_4", "rng_state/shard_4_5", "one"} <= names, names)
