@@ -151,7 +151,7 @@ static const struct row {
     {FROM_TYPE("ctorch._tensor\n_rebuild_from_type_v2\n", "cmy\nTensor\n", "", "N") ".",
      "torch._tensor._rebuild_from_type_v2<(<torch._tensor._rebuild_from_type_v2>,<my.Tensor>,(),None,),>"},
     {FROM_TYPE(WRAPPER, "cmy\nTensor\n", WRAPPER_ARGS("cmy\nTensor\n"), "(dS'inner'\n" SIX "s") ".",
-     "my.Tensor<{'state':{'inner':<tensor float32 2,3 @0>,},'dtype':<dtype float32>,'size':(2,3,),},>"},
+     "my.Tensor<{'state':{'inner':<tensor float32 2,3 @0>,},'dtype':<dtype float32>,'size':(2,3,),'wrapper':(<my.Tensor>,<dtype float32>,(2,3,),(3,1,),0,),},>"},
     {FROM_TYPE(WRAPPER, "ctorch.distributed.tensor\nDTensor\n", WRAPPER_ARGS("ctorch.distributed.tensor\nDTensor\n"),
                "(dS'x'\nI1\ns") ".",
      "torch.distributed.tensor.DTensor<{'state':{'x':1,},'dtype':<dtype float32>,'size':(2,3,),},>"},

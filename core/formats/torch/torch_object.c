@@ -288,6 +288,7 @@ static tsr_status fill_wrapper(tsr_torch_build *build, tsr_value *value, tsr_ref
     if (id == TSR_TORCH_SHARDED_TENSOR && tsr_torch_local_shards(pickle, state) != TSR_REF_NONE)
         return fill_sharded(build, value, args, state, out, err);
     tsr_ref local = tsr_torch_attribute(pickle, state, "_local_tensor");
+    const bool is_sharded = id == TSR_TORCH_DTENSOR || id == TSR_TORCH_SHARDED_TENSOR; /* written by other means */
     bool dtensor = id == TSR_TORCH_DTENSOR && local != TSR_REF_NONE;
     tsr_str name = tsr_torch_class_text(build, type, err);
     if (!name.data) return TSR_E_NOMEM;
@@ -298,7 +299,7 @@ static tsr_status fill_wrapper(tsr_torch_build *build, tsr_value *value, tsr_ref
     if (dtensor) out->then = TSR_THEN_DTENSOR;
     out->args = args;
     out->state = state;
-    return fill_parts(build, value, name, parts, dtensor ? 3 : 4, out, err);
+    return fill_parts(build, value, name, parts, is_sharded ? 3 : 4, out, err);
 }
 
 /* _rebuild_from_type_v2(function, type, args, state): the call that it makes, looked at instead of made. */
