@@ -25,14 +25,17 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
         if (entry->per_rank && is_selected(checkpoint, entry->fqn)) tsr_name_list_add(&names, entry->fqn);
     }
     if (names.count == 0) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%llu %s not equal on all ranks%s: %s%s; %s",
-                     (unsigned long long)names.count, names.count == 1 ? "tensor is" : "tensors are",
-                     checkpoint->joined_ranks ? ", and the map (--shards) has no rule for it" : "", names.text,
-                     tsr_name_list_rest(&names),
-                     checkpoint->joined_ranks
-                         ? "add a rule, or leave it out with --exclude (convert, reshard, plan, layout, manifest)"
-                         : "pass --shards MAP to join them (a tessera.shards/1 file, or meta-llama, megatron-gpt or vllm), or "
-                           "leave them out with --exclude (convert, reshard, plan, layout, manifest)");
+    const bool one = names.count == 1;
+    TSR_FAIL_IF(checkpoint->joined_ranks, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "%llu %s no rule in the map of --shards: %s%s; add a rule, or leave %s out with --exclude (convert, reshard, plan, "
+                "layout, manifest)",
+                (unsigned long long)names.count, one ? "tensor has" : "tensors have", names.text, tsr_name_list_rest(&names),
+                one ? "it" : "them");
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "%llu %s not equal on all ranks: %s%s; pass --shards MAP to join %s (a tessera.shards/1 file, or meta-llama, "
+                     "megatron-gpt or vllm), or leave %s out with --exclude (convert, reshard, plan, layout, manifest)",
+                     (unsigned long long)names.count, one ? "tensor is" : "tensors are", names.text, tsr_name_list_rest(&names),
+                     one ? "it" : "them", one ? "it" : "them");
 }
 
 /* What an index names and no file has: nothing is known of it but the name. */

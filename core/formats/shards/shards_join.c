@@ -274,9 +274,8 @@ static tsr_status report_left(const join *j)
 {
     if (!j->left) return TSR_OK;
     return tsr_finding_add_at(j->checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, j->err,
-                              "%" PRIu64 " %s no rule in %.*s", j->left,
-                              j->left == 1 ? "tensor that differs between ranks has" :
-                              "tensors that differ between ranks have", TSR_STR_ARG(j->map->name));
+                       "%" PRIu64 " %s no rule in %.*s and %s listed per rank", j->left, j->left == 1 ? "tensor has" : "tensors have",
+                       TSR_STR_ARG(j->map->name), j->left == 1 ? "stays" : "stay");
 }
 
 static tsr_status join_all(join *j)

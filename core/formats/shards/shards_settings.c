@@ -123,7 +123,8 @@ tsr_status tsr_shards_read_args(tsr_checkpoint *checkpoint, tsr_shards_settings 
     out->stages = number_of(attributes, "pipeline_model_parallel_size");
     out->expert_ranks = number_of(attributes, "expert_model_parallel_size");
     out->layers = number_of(attributes, "num_layers");
-    out->gated = is_set(attributes, "swiglu") || is_set(attributes, "glu_activation") || is_set(attributes, "quick_geglu");
+    out->gated = is_set(attributes, "swiglu") || is_set(attributes, "glu_activation") || is_set(attributes, "quick_geglu") ||
+                 is_set(attributes, "gated_linear_unit");
     if (version && version->value->kind == TSR_VALUE_FLOAT) out->version = version->value->as.real;
     if (version && version->value->kind == TSR_VALUE_INT) out->version = (double)version->value->as.integer;
     return TSR_OK;
