@@ -112,6 +112,14 @@ def test_without_model_states_there_are_no_names(t):
 
 
 @test
+def test_a_universal_checkpoint_without_model_states_is_listed(t):
+    path = copy_of(t, "universal_zero1_bf16", "ckpt")
+    with open(os.path.join(path, "mp_rank_00_model_states.pt"), "r+b") as f:
+        f.truncate(100)
+    check_refused(t, path, "mp_rank_00_model_states.pt")
+
+
+@test
 def test_a_truncated_file_is_named(t):
     for case in ("zero1_bf16", "zero3_bf16"):
         path = copy_of(t, case, case)

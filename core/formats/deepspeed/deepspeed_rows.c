@@ -69,7 +69,7 @@ static tsr_status add_differing(const tsr_ds_rows *rows, tsr_entry *first, const
         *held = (tsr_per_rank){tensors, rows->ranks};
         *first = (tsr_entry){.fqn = first->fqn, .kind = TSR_ENTRY_OPAQUE, .dtype = first->dtype, .type = TSR_STR("per-rank tensor"), .per_rank = held};
     }
-    if (rows->rank < rows->ranks) ((const tsr_entry **)held->tensors)[rows->rank] = second;
+    if (rows->rank < held->count && second->kind == TSR_ENTRY_TENSOR) ((const tsr_entry **)held->tensors)[rows->rank] = second;
     return TSR_OK;
 }
 

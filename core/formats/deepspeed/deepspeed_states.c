@@ -110,7 +110,8 @@ static tsr_status add_odd(const state *s, tsr_ds_rows *odd, tsr_error *err)
     *entry = (tsr_entry){.kind = TSR_ENTRY_OPAQUE, .type = TSR_STR("per-rank tensor"), .per_rank = held};
     for (uint32_t r = 0; r < column->world; r++)
         if (tensors[r]) entry->dtype = tensors[r]->dtype;
-    const tsr_str group = tsr_arena_format(arena, err, "%u", s->segment);
+    const tsr_str group = s->weights->files->column_count == 1 ? tsr_arena_format(arena, err, "%u", s->segment)
+                                                                : tsr_arena_format(arena, err, "mp_rank_%02u.%u", column->model_rank, s->segment);
     const tsr_value *value = tsr_value_tensor(arena, column->world == 1 ? tensors[0] : entry, err);
     return group.data && value ? tsr_ds_rows_add(odd, group, s->key, value, err) : TSR_E_NOMEM;
 }

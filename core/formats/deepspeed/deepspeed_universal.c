@@ -225,6 +225,7 @@ static tsr_status read_names(universal *u)
 {
     const tsr_value *root = u->column->model ? u->column->model->root : NULL;
     const tsr_value *buffers = tsr_ds_list(root, "buffer_names"), *ties = tsr_ds_dict(root, "shared_params");
+    u->weights.files = &u->files;
     if (root) TSR_TRY(tsr_ds_weights_by_shape(&u->files, u->column, &u->weights, u->err));
     for (uint32_t i = 0; i < u->weights.count; i++) TSR_TRY(tsr_map_put(u->numbers, u->weights.weights[i].name, i, NULL, NULL, u->err));
     for (size_t i = 0; i < tsr_ds_count(buffers); i++)
