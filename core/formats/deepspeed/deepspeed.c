@@ -57,17 +57,6 @@ static tsr_status read_column(reading *r, uint32_t number)
     return status;
 }
 
-/* Pipeline stages hold different weights; what two of them have is tied. */
-static bool is_pipeline(const tsr_ds_files *files)
-{
-    uint64_t ranks;
-    uint32_t layers;
-    const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
-    const tsr_value *dims = model ? tsr_ds_dict(model->root, "checkpoint_parallel_dimensions") : NULL;
-    if (tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks)) return ranks == 1;
-    return tsr_ds_first(files, TSR_DS_LAYER, &layers) && model && tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks) && ranks == 1;
-}
-
 static tsr_status make_optim(reading *r, const tsr_value **out)
 {
     static const char *const taken[] = {"base_optimizer_state", "optimizer_state_dict", "single_partition_of_fp32_groups",
@@ -100,7 +89,7 @@ static tsr_status read_all(reading *r, tsr_checkpoint *checkpoint)
     TSR_TRY(tsr_ds_rows_open(&r->model, checkpoint, ranks, r->err));
     TSR_TRY(tsr_ds_rows_open(&r->states, checkpoint, ranks, r->err));
     TSR_TRY(tsr_ds_rows_open(&r->odd, checkpoint, ranks, r->err));
-    r->model.pipeline = r->states.pipeline = is_pipeline(&r->files);
+    r->model.pipeline = r->states.pipeline = r->files.pipeline;
     TSR_TRY(tsr_ds_check(&r->files, r->err));
     for (uint32_t c = 0; c < ranks; c++) TSR_TRY(read_column(r, c));
     return mount(r);

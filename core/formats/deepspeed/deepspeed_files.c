@@ -230,6 +230,17 @@ static tsr_status make_columns(tsr_ds_files *files, tsr_error *err)
     return TSR_OK;
 }
 
+/* Pipeline stages hold different weights; what two of them have is tied. */
+static bool is_pipeline(const tsr_ds_files *files)
+{
+    uint64_t ranks;
+    uint32_t layers;
+    const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
+    const tsr_value *dims = model ? tsr_ds_dict(model->root, "checkpoint_parallel_dimensions") : NULL;
+    if (tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks)) return ranks == 1;
+    return tsr_ds_first(files, TSR_DS_LAYER, &layers) && model && tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks) && ranks == 1;
+}
+
 tsr_status tsr_ds_files_open(tsr_checkpoint *checkpoint, tsr_ds_files *out, tsr_error *err)
 {
     *out = (tsr_ds_files){.checkpoint = checkpoint, .runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run))};
@@ -244,7 +255,9 @@ tsr_status tsr_ds_files_open(tsr_checkpoint *checkpoint, tsr_ds_files *out, tsr_
     out->storages = 2 * out->file_storages;
     TSR_TRY(tsr_torch_keep_runs(checkpoint, &out->runs, err));
     TSR_TRY(find_zero_stage(out, err));
-    return make_columns(out, err);
+    TSR_TRY(make_columns(out, err));
+    out->pipeline = is_pipeline(out);
+    return TSR_OK;
 }
 
 void tsr_ds_files_close(tsr_ds_files *files)

@@ -225,6 +225,7 @@ tsr_status tsr_ds_module(const tsr_ds_files *files, const tsr_value **out, tsr_e
     for (uint32_t i = 0; i < layers; i++)
         if (layer[i].name.model_rank >= ranks && layer[i].name.model_rank < UINT16_MAX) ranks = layer[i].name.model_rank + 1;
     tsr_status status = tsr_ds_rows_open(&rows, files->checkpoint, ranks, err);
+    rows.pipeline = files->pipeline;
     if (status == TSR_OK) status = gather(files, &rows, out, err);
     tsr_ds_rows_close(&rows);
     return status;
