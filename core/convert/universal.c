@@ -64,7 +64,8 @@ static tsr_status add_tensor(tsr_universal_making *m, tsr_str name, tsr_str key,
 {
     const tsr_value *tensor = tsr_value_tensor(m->arena, entry, m->err);
     const tsr_value *root = tsr_value_dict(m->arena, 2, "cat_dim", tsr_value_int(m->arena, 0, m->err), "param", tensor);
-    return root ? tsr_universal_add(m, root, "%.*s/zero/%.*s/%.*s.pt", name, key) : TSR_E_NOMEM;
+    TSR_FAIL_IF(!root, m->err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a universal checkpoint");
+    return tsr_universal_add(m, root, "%.*s/zero/%.*s/%.*s.pt", name, key);
 }
 
 static tsr_status add_state(tsr_universal_making *m, tsr_converted *row, tsr_str name, tsr_str key)
@@ -170,7 +171,7 @@ static tsr_status add_optimizer(tsr_universal_making *m)
     if (m->step) states = tsr_value_dict(m->arena, 1, "step", m->step);
     else states = tsr_value_dict(m->arena, 0);
     const tsr_value **first = tsr_arena_array(m->arena, 2, sizeof *first, m->err);
-    if (!first || !states) return TSR_E_NOMEM;
+    TSR_FAIL_IF(!first || !states, m->err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a universal checkpoint");
     first[0] = tsr_value_int(m->arena, 0, m->err);
     first[1] = states;
     const tsr_value *numbered = first[0] ? tsr_value_items(m->arena, TSR_VALUE_DICT, first, 2, m->err) : NULL;

@@ -65,7 +65,8 @@ static tsr_status shapes_of(const tsr_universal_making *m, const tsr_value **out
     const tsr_value *group;
     TSR_TRY(tsr_dict_take(&g, TSR_VALUE_DICT, &group));
     *out = tsr_value_list(m->arena, TSR_VALUE_LIST, 1, group);
-    return *out ? TSR_OK : TSR_E_NOMEM;
+    TSR_FAIL_IF(!*out, m->err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a universal checkpoint");
+    return TSR_OK;
 }
 
 static void put_default(tsr_growing_dict *g, const tsr_value *engine, const char *key, const tsr_value *value)

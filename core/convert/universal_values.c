@@ -51,7 +51,8 @@ tsr_status tsr_dict_take(tsr_growing_dict *g, tsr_value_kind kind, const tsr_val
     if (items && count) memcpy(items, g->items.items, count * sizeof *items);
     tsr_vec_free(&g->items);
     *out = items ? tsr_value_items(g->arena, kind, items, count, g->err) : NULL;
-    return *out ? TSR_OK : TSR_E_NOMEM;
+    TSR_FAIL_IF(!*out, g->err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a universal checkpoint");
+    return TSR_OK;
 }
 
 tsr_status tsr_universal_add(tsr_universal_making *m, const tsr_value *root, const char *format, tsr_str a, tsr_str b)

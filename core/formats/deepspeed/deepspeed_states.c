@@ -220,7 +220,7 @@ tsr_status tsr_ds_optim(const tsr_ds_files *files, tsr_ds_rows *states, tsr_ds_r
                         const tsr_value **out, tsr_error *err)
 {
     tsr_arena *arena = files->checkpoint->arena;
-    const tsr_value *tree = rest ? tsr_value_dict(arena, 0) : NULL;
+    const tsr_value *tree = rest ? tsr_value_items(arena, TSR_VALUE_DICT, NULL, 0, err) : NULL;
     const tsr_value *by_name = tree ? tsr_ds_rows_tree(states, err) : NULL, *by_group = odd && by_name ? tsr_ds_rows_tree(odd, err) : NULL;
     if (!by_name || (odd && !by_group)) return TSR_E_NOMEM;
     tree = tsr_ds_with(arena, tree, TSR_STR("state"), by_name->count ? by_name : NULL, err);
