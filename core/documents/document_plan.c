@@ -123,6 +123,8 @@ static void put_source(tsr_json *json, const tsr_plan_job *job)
     tsr_json_key(json, "source");
     tsr_json_object(json);
     put_pair(json, "path", job->source_path);
+    if (job->source_part.size) put_pair(json, "part", job->source_part);
+    if (job->source_step.size) put_pair(json, "step", job->source_step);
     put_pair(json, "format", job->source_format);
     tsr_json_key(json, "digest");
     tsr_json_object(json);

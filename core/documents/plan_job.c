@@ -198,6 +198,8 @@ static tsr_status read_source(const job_reader *r, const cJSON *source, tsr_plan
 {
     const cJSON *digest, *files;
     TSR_TRY(get_text(r, source, "path", "source", true, &out->source_path));
+    TSR_TRY(get_text(r, source, "part", "source", false, &out->source_part));
+    TSR_TRY(get_text(r, source, "step", "source", false, &out->source_step));
     TSR_TRY(get_text(r, source, "format", "source", true, &out->source_format));
     TSR_TRY(tsr_json_get(source, "digest", TSR_JSON_OBJECT, "source", &digest, r->err));
     TSR_TRY(get_text(r, digest, "algorithm", "source.digest", true, &out->digest_algorithm));

@@ -119,6 +119,22 @@ def test_a_part_that_is_not_there_is_refused_with_those_that_are(t):
     need("not made of parts" in t.run("inspect", plain, "--part", "model", status=2).stderr.decode(), "a plain DCP has none")
 
 
+@test
+def test_a_plan_remembers_its_part_and_its_step(t):
+    path, want = golden("trainer")
+    shutil.copytree(path, t.at("run", "checkpoint-7"))
+    target = ("--mesh", "dp=2", "--placements", "shard(0)")
+    source = (t.at("run"), "--step", "7", "--part", "model")
+    with open(t.at("plan.json"), "w") as f:
+        json.dump(t.json("plan", *source, *target, "--to", "torch", "--json"), f)
+    t.run("exec", t.at("plan.json"), t.at("planned"))
+    t.run("reshard", *source, t.at("resharded"), *target, "--to", "torch")
+    for name in ("rank0.pt", "rank1.pt"):
+        planned, resharded = (open(t.at(d, name), "rb").read() for d in ("planned", "resharded"))
+        need(planned == resharded, name)
+    check_part(t.json("inspect", t.at("planned"), "--json", "--hash", "sha256"), {"entries": want["parts"]["model"]["entries"], "objects": {}})
+
+
 def run_of_steps(t, *steps, below="checkpoint"):
     for n in steps:
         shutil.copytree(sample("dcp_fsdp2")[0], t.at("run", below, f"step-{n}"))

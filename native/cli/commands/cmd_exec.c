@@ -95,6 +95,8 @@ static tsr_status open_source(execution *e, const char *given, tsr_error *err)
     tsr_plan_job found = {.digest_algorithm = e->planned.digest_algorithm};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &e->options.selection};
     tsr_status status = find_source(e, given, &path, err);
+    if (e->planned.source_part.size) e->program->source.part = e->planned.source_part.data;
+    if (e->planned.source_step.size) e->program->source.step = e->planned.source_step.data;
     if (status == TSR_OK) status = cli_open(e->program, path, &used, &w->source, err);
     if (status == TSR_OK) status = cli_describe_source(e->program, &w->source, w->arena, &found, err);
     return status == TSR_OK ? tsr_plan_job_check(&e->planned, &found, err) : status;
@@ -152,6 +154,7 @@ static const cli_option options[] = {
      "Check that all parts are done, and publish the checkpoint", offsetof(exec_arguments, finish)},
     {"source", 0, CLI_TEXT, "PATH", "Read the plan's source from here: it has moved, or its URL needs a fresh signature",
      offsetof(exec_arguments, source)},
+    CLI_ALSO_OPTION,
     {"max-mem", 0, CLI_BYTES, "SIZE",
      "Limit the memory for buffers (default: 16MiB)", offsetof(exec_arguments, writing.max_memory)},
     {"ignore-crc", 0, CLI_FLAG, NULL, "Accept tensors whose bytes do not match the source's CRC-32",

@@ -18,6 +18,8 @@ static tsr_str version_of(const cli_session *session, uint32_t file, tsr_arena *
 tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_arena *arena, tsr_plan_job *job, tsr_error *err)
 {
     job->source_path = tsr_str_from(session->path);
+    if (program->source.part) job->source_part = tsr_str_from(program->source.part);
+    if (program->source.step) job->source_step = tsr_str_from(program->source.step);
     tsr_status status = tsr_plan_job_source(tsr_checkpoint_catalog(cli_source_checkpoint(session)), cli_host(program), arena, job, err);
     for (uint64_t i = 0; i < job->file_count && status == TSR_OK; i++) {
         tsr_plan_file *file = &job->files[i];

@@ -61,6 +61,7 @@ typedef struct tsr_plan_file {
 } tsr_plan_file;
 typedef struct tsr_plan_job {
     tsr_str source_path;
+    tsr_str source_part, source_step; /* tsr_open_options.part, .step; empty: not given */
     tsr_str source_format;
     tsr_str digest_algorithm, digest; /* of the source's catalog (tsr_catalog_digest), in hexadecimal */
     tsr_plan_file *files;             /* those that hold tensors */
