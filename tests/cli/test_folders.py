@@ -78,6 +78,13 @@ def test_a_trainer_checkpoint_is_read_as_the_trainer_wrote_it(t):
 
 
 @test
+def test_what_was_written_into_a_directory_is_what_it_is_read_as(t):
+    shutil.copytree(golden("trainer")[0], t.at("used"))
+    t.run("convert", sample("dcp_fsdp2")[0], t.at("used"), "--to", "dcp", "--overwrite")
+    t.run("diff", t.at("used"), sample("dcp_fsdp2")[0], "--values")
+
+
+@test
 def test_a_trainer_checkpoint_without_its_state_was_interrupted(t):
     path = golden("trainer")[0]
     shutil.copytree(path, t.at("lost"), ignore=lambda _, names: ["trainer_state.json"])

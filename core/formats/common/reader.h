@@ -44,6 +44,7 @@ typedef struct tsr_reader {
     /* Forms in the table of formats/recognize/forms.c: whether the directory is one, by the files that the framework always
      * writes, and by their content where others write such names too. May set checkpoint->files. Errors: those of reading. */
     tsr_status (*recognizes)(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
+    bool has_no_metadata; /* such a form never has a .metadata in its root: a directory with one is not asked about */
     /* Fills checkpoint->catalog and the findings; open.c refuses names that collide. Cleans up after itself when it fails:
      * `close` is called only after it succeeded. */
     tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);

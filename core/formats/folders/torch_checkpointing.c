@@ -86,6 +86,6 @@ static tsr_status open_torch_checkpointing(tsr_checkpoint *checkpoint, tsr_error
 }
 
 const tsr_reader tsr_reader_torch_checkpointing = {.format = TSR_FORMAT_TORCH_CHECKPOINTING,
-                                                   .recognizes = is_torch_checkpointing,
+                                                   .has_no_metadata = true, .recognizes = is_torch_checkpointing,
                                                    .open = open_torch_checkpointing,
                                                    TSR_MOUNTS_READER};

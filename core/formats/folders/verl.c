@@ -112,4 +112,4 @@ static tsr_status open_verl(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_mounts_fill(checkpoint, mount, err);
 }
 
-const tsr_reader tsr_reader_verl = {.format = TSR_FORMAT_VERL, .recognizes = is_verl, .open = open_verl, TSR_MOUNTS_READER};
+const tsr_reader tsr_reader_verl = {.format = TSR_FORMAT_VERL, .has_no_metadata = true, .recognizes = is_verl, .open = open_verl, TSR_MOUNTS_READER};

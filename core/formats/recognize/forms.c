@@ -20,9 +20,13 @@ static const tsr_reader *const forms[] = {
 
 tsr_status tsr_form_of_directory(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
 {
+    /* Where there is .metadata, a DCP was written into the directory, whatever was there before: other forms have none in the
+     * root, but those that are a DCP themselves. */
+    const bool is_dcp = tsr_folder_has(checkpoint->store, ".metadata");
     *reader = NULL;
     for (size_t i = 0; forms[i]; i++) {
         bool is = false;
+        if (is_dcp && forms[i]->has_no_metadata) continue;
         TSR_TRY(forms[i]->recognizes(checkpoint, &is, err));
         if (!is) continue;
         *reader = forms[i];
