@@ -170,7 +170,7 @@ static const cli_option options[] = {
      offsetof(exec_arguments, writing.dry_run)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},
     CLI_EXPANSION_OPTION(exec_arguments, writing.allow_expansion),
-    CLI_SOURCE_OPTIONS,
+    CLI_SHARDS_OPTION,
     {0},
 };
 

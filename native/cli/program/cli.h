@@ -52,21 +52,22 @@ typedef struct cli_source {
     const char *shards; /* NULL: not given */
 } cli_source;
 
-/* The rows of a command that opens PATH with cli_open. */
+/* The rows of a command that opens PATH with cli_open. `exec` has the last two alone: part and step are the plan's. */
 #define CLI_ALSO_OPTION \
     {"also", 0, CLI_LIST, "PATH", \
      "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks", \
      CLI_OF_SOURCE + offsetof(cli_source, also)}
+#define CLI_SHARDS_OPTION \
+    {"shards", 0, CLI_TEXT, "MAP", \
+     "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm", \
+     CLI_OF_SOURCE + offsetof(cli_source, shards)}
 #define CLI_SOURCE_OPTIONS \
     {"part", 0, CLI_TEXT, "NAME", "Open only this part of a checkpoint that is made of parts (inspect lists them)", \
      CLI_OF_SOURCE + offsetof(cli_source, part)}, \
     {"step", 0, CLI_TEXT, "STEP", \
      "Open this checkpoint of a directory that holds several: latest, a name or path below it, or the number in its name", \
      CLI_OF_SOURCE + offsetof(cli_source, step)}, \
-    CLI_ALSO_OPTION, \
-    {"shards", 0, CLI_TEXT, "MAP", \
-     "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm", \
-     CLI_OF_SOURCE + offsetof(cli_source, shards)}
+    CLI_ALSO_OPTION, CLI_SHARDS_OPTION
 
 typedef struct cli cli;
 
