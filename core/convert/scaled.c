@@ -197,3 +197,12 @@ tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options
     tsr_vec_free(&s.text);
     return status;
 }
+
+tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_error *err)
+{
+    *out = dtype.data ? tsr_dtype_from_name(dtype) : TSR_DTYPE_NONE;
+    TSR_FAIL_IF(dtype.data && *out == TSR_DTYPE_NONE, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "there is no dtype '%.*s'; choose float32, bfloat16, float16, float8_e4m3fn, …", TSR_STR_ARG(dtype));
+    TSR_FAIL_IF(raw_cast && !dtype.data, err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
+    return TSR_OK;
+}

@@ -23,6 +23,22 @@ uint32_t tsr_leniency_from_word(tsr_str word)
     return 0;
 }
 
+tsr_status tsr_leniency_parse(tsr_str words, uint32_t *out, tsr_error *err)
+{
+    *out = 0;
+    for (size_t at = 0, size; at < words.size; at += size + 1) {
+        const char *comma = memchr(words.data + at, ',', words.size - at);
+        size = comma ? (size_t)(comma - words.data) - at : words.size - at;
+        const uint32_t bit = tsr_leniency_from_word((tsr_str){words.data + at, size});
+        if (!bit)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "--allow takes missing, extra, dtype, shape, chunks and value, not '%.*s'", (int)size,
+                             words.data + at);
+        *out |= bit;
+    }
+    return TSR_OK;
+}
+
 bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out)
 {
     const size_t n = contract->prefix.size;

@@ -89,6 +89,10 @@ typedef struct tsr_conversion {
     tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR; else empty */
 } tsr_conversion;
 
+/* The dtype of --dtype (data NULL: not given, TSR_DTYPE_NONE). TSR_E_USAGE for a name that is not a dtype's, and for --raw-cast
+ * without it. */
+tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_error *err);
+
 /* Writes everything but does not publish: the caller checks that its source did not change, then calls
  * output->publish(output, out->marker, err), and closes the output either way. Results live in `arena` and borrow the
  * checkpoint.

@@ -73,7 +73,7 @@ static tsr_status copy_list(const cli_list *list, tsr_arena *arena, const tsr_st
 static tsr_status check_casts(const cli_session *session, const plan_arguments *arguments, tsr_error *err)
 {
     tsr_dtype dtype;
-    const tsr_status status = cli_read_dtype(arguments->dtype, arguments->raw_cast, &dtype, err);
+    const tsr_status status = tsr_cast_parse(tsr_str_from(arguments->dtype), arguments->raw_cast, &dtype, err);
     if (status != TSR_OK) return status;
     const tsr_convert_options options = {
         .want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection, .dtype = dtype, .raw_cast = arguments->raw_cast};

@@ -46,7 +46,7 @@ static tsr_status load_contracts(cli *program, const validate_arguments *argumen
     tsr_status status = cli_policy_open(program, TSR_POLICY_VALIDATE, &arguments->policy, &out->policy, path, err);
     if (status != TSR_OK) return status;
     *path = NULL;
-    status = cli_leniency(arguments->allow, &allow, err);
+    status = tsr_leniency_parse(tsr_str_from(arguments->allow), &allow, err);
     if (status == TSR_OK && arguments->layout)
         status = cli_contract_open(program, *path = arguments->layout, &out->layout, err);
     if (status == TSR_OK && arguments->against)

@@ -15,7 +15,7 @@ typedef struct verify_arguments {
 static tsr_status open_manifest(cli *program, const char *path, const char *allow, cli_contract *out, tsr_error *err)
 {
     uint32_t bits;
-    tsr_status status = cli_leniency(allow, &bits, err);
+    tsr_status status = tsr_leniency_parse(tsr_str_from(allow), &bits, err);
     if (status == TSR_OK) status = cli_contract_open(program, path, out, err);
     out->contract.allow |= bits;
     out->contract.called = "the manifest";

@@ -91,19 +91,3 @@ tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr
     cli_progress_end(&progress);
     return status;
 }
-
-tsr_status cli_leniency(const char *words, uint32_t *out, tsr_error *err)
-{
-    *out = 0;
-    for (const char *at = words; at && *at;) {
-        const size_t size = strcspn(at, ",");
-        const uint32_t bit = tsr_leniency_from_word((tsr_str){at, size});
-        if (!bit) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "--allow takes missing, extra, dtype, shape, chunks and value, not '%.*s'", (int)size, at);
-        }
-        *out |= bit;
-        at += size + (at[size] == ',');
-    }
-    return TSR_OK;
-}

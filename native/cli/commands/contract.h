@@ -22,7 +22,4 @@ tsr_status cli_check(cli *program, const cli_session *session, const tsr_contrac
 /* The digests of the contract. */
 tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err);
 
-/* The words of --allow ("missing,extra,dtype,shape,chunks,value") as bits of tsr_leniency; TSR_E_USAGE naming the word. */
-tsr_status cli_leniency(const char *words, uint32_t *out, tsr_error *err);
-
 #endif

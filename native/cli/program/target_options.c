@@ -27,13 +27,3 @@ tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_
     tsr_status status = options->target ? read_file(program, options->target, arena, texts, err) : TSR_OK;
     return status == TSR_OK ? tsr_target_from_texts(texts, tsr_glob_match, arena, out, err) : status;
 }
-
-tsr_status cli_read_dtype(const char *text, bool raw_cast, tsr_dtype *out, tsr_error *err)
-{
-    *out = text ? tsr_dtype_from_name(tsr_str_from(text)) : TSR_DTYPE_NONE;
-    if (text && *out == TSR_DTYPE_NONE)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "there is no dtype '%s'; choose float32, bfloat16, float16, float8_e4m3fn, …", text);
-    if (raw_cast && !text) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
-    return TSR_OK;
-}

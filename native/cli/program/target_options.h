@@ -23,7 +23,5 @@ typedef struct cli_target_options {
 /* The target of the options, in `arena`. TSR_E_USAGE unless there is either --target or both of the others. */
 tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,
                            tsr_target *out, tsr_error *err);
-/* The dtype of --dtype; TSR_DTYPE_NONE without it (`text` NULL). TSR_E_USAGE for unknown names, and --raw-cast alone. */
-tsr_status cli_read_dtype(const char *text, bool raw_cast, tsr_dtype *out, tsr_error *err);
 
 #endif

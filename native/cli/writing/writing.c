@@ -26,7 +26,7 @@ static tsr_status rename_entry(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str
 static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr_convert_options *out, tsr_error *err)
 {
     tsr_dtype dtype;
-    const tsr_status status = cli_read_dtype(w->options->dtype, w->options->raw_cast, &dtype, err);
+    const tsr_status status = tsr_cast_parse(tsr_str_from(w->options->dtype), w->options->raw_cast, &dtype, err);
     if (status != TSR_OK) return status;
     *out = (tsr_convert_options){
         .to = w->to,
