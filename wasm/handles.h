@@ -5,7 +5,8 @@
 #include "shim.h"
 #include "tessera/sys/json.h"
 
-extern const tsr_digest_ops tessera_xxh3;
+/* What the second file lends the host when it is loaded (prepare.c): digests and zstd. */
+extern tsr_host tessera_lent;
 
 typedef enum handle_kind {
     HANDLE_CHECKPOINT = 1,
@@ -13,7 +14,7 @@ typedef enum handle_kind {
     HANDLE_TALLY,
     HANDLE_DIFF,
     HANDLE_TWINS,
-    HANDLE_MADE
+    HANDLE_CONVERSION
 } handle_kind;
 
 /* Files of the host as a store. */
@@ -30,8 +31,12 @@ tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tesse
 void tessera_host_store_close(host_store *store);
 tsr_host tessera_host(void);
 
+typedef struct made made;
 typedef struct opened {
-    host_store files;
+    host_store files;  /* of the host; unused where it was made from another checkpoint */
+    tsr_store *store;  /* these files, or what was made */
+    made *made;        /* NULL, or what `release_made` frees */
+    void (*release_made)(made *made);
     tsr_host host;
     tsr_checkpoint *checkpoint; /* NULL: the files are not one checkpoint, as `why` says */
     tsr_error why;
@@ -45,6 +50,8 @@ uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *
 void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err);
 /* The item of a checkpoint that can be listed; NULL with an error otherwise. */
 opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err);
+/* Opens what was made from the checkpoint `source`, which it is closed with. Takes `result`, but not on failure, which is 0. */
+uint32_t tessera_open_made(made *result, tsr_store *store, void (*release)(made *result), uint32_t source, tsr_error *err);
 /* Entry `index` of a checkpoint; NULL with an error when there is none. */
 const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err);
 

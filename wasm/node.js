@@ -1,11 +1,13 @@
-/** The module and files of the disk, under Node. */
+/** The module, and files of the disk, under Node. */
 import fs from "node:fs";
 import path from "node:path";
 import { Tessera } from "./tessera.js";
 
+export { sinkOf } from "./sink.js";
+
 const moduleBytes = (name) => fs.readFileSync(new URL(name, import.meta.url));
 
-/** Both modules next to this file, loaded and ready. */
+/** The module next to this file, loaded and ready. */
 export async function load() {
   const tessera = await Tessera.load(moduleBytes("tessera.wasm"));
   await tessera.prepare(moduleBytes("tessera-writers.wasm"));
@@ -18,7 +20,9 @@ class DiskFile {
   constructor(root, name) {
     this.name = name;
     this.at = path.join(root, name);
-    this.size = fs.statSync(this.at).size;
+    const { size, mtimeNs } = fs.statSync(this.at, { bigint: true });
+    this.size = Number(size);
+    this.modified = `${mtimeNs / 1000000000n}.${String(mtimeNs % 1000000000n).padStart(9, "0")}`;
   }
 
   read(offset, into) {

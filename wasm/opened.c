@@ -5,14 +5,26 @@
 
 #include "tessera/sys/checkpoint_files.h"
 
+tsr_host tessera_lent;
+
+static void lend(tsr_host *host)
+{
+    host->sha256 = tessera_lent.sha256;
+    host->xxh3 = tessera_lent.xxh3;
+    host->zstd = tessera_lent.zstd;
+}
+
 tsr_host tessera_host(void)
 {
-    return (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default(), .xxh3 = &tessera_xxh3};
+    tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    lend(&host);
+    return host;
 }
 
 opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err)
 {
     opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
+    if (item) lend(&item->host); /* the second file may have been loaded since */
     if (!item || item->checkpoint) return item;
     tsr_raise(err, item->why.status, item->why.byte_position, "%s", item->why.message);
     return NULL;
@@ -22,6 +34,7 @@ static void free_opened(void *pointer)
 {
     opened *item = pointer;
     tsr_checkpoint_close(item->checkpoint);
+    if (item->made) item->release_made(item->made);
     tessera_host_store_close(&item->files);
     free(item);
 }
@@ -30,7 +43,7 @@ static void free_opened(void *pointer)
  * tessera.flat-params/1 document names: it holds several files of tensors. */
 static bool may_be_ranks(opened *item)
 {
-    tsr_store *store = &item->files.store;
+    tsr_store *store = item->store;
     uint32_t count = 0;
     if (store->primary != TSR_NO_FILE || item->why.status != TSR_E_UNSUPPORTED) return false;
     for (uint32_t f = 0; f < store->file_count && count < 2; f++) {
@@ -45,31 +58,48 @@ static tsr_status open_checkpoint(opened *item, tsr_error *err)
 {
     const tsr_open_options judged = {.purpose = TSR_FOR_FINDINGS}; /* what lists names, or uses the tensors, asks for more */
     const tsr_status status =
-        tsr_checkpoint_open(&item->files.store, &item->host, &judged, &item->checkpoint, &item->why);
+        tsr_checkpoint_open(item->store, &item->host, &judged, &item->checkpoint, &item->why);
     if (status == TSR_OK || may_be_ranks(item)) return TSR_OK;
     return tsr_raise(err, status, item->why.byte_position, "%s", item->why.message);
 }
 
-/* Opens the checkpoint that `files` (sorted by name, byte-wise) make; `primary` is the one the user named, or ≥ count.
- * `store` is the number that tsr_read is given back; `unsummed` says that the files are made while they are read, without
- * checksums. Returns a handle. Files that are not one checkpoint but may be ranks' optimizer states are opened, too: whoever
- * wants to know more is given the reason. */
-TSR_EXPORT(tessera_open)
-uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, uint32_t primary, uint32_t unsummed,
-                      tsr_error *err)
+static opened *new_opened(tsr_error *err)
 {
     opened *item = calloc(1, sizeof *item);
-    if (!item) {
-        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-        return 0;
-    }
-    item->host = tessera_host();
+    if (!item) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    else item->host = tessera_host();
+    return item;
+}
+
+/* Opens the checkpoint that `files` (sorted by name, byte-wise) make; `primary` is the one the user named, or ≥ count.
+ * `store` is the number that tsr_read is given back. Returns a handle. Files that are not one checkpoint but may be ranks'
+ * optimizer states are opened, too: whoever wants to know more is given the reason. */
+TSR_EXPORT(tessera_open)
+uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, uint32_t primary, tsr_error *err)
+{
+    opened *item = new_opened(err);
+    if (!item) return 0;
+    item->store = &item->files.store;
     tsr_status status = tessera_host_store_open(&item->files, store, files, count, primary, err);
-    item->files.store.unsummed = unsummed != 0;
     if (status == TSR_OK) status = open_checkpoint(item, err);
     if (status == TSR_OK) return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, 0, 0, err);
     free_opened(item);
     return 0;
+}
+
+uint32_t tessera_open_made(made *result, tsr_store *store, void (*release)(made *result), uint32_t source, tsr_error *err)
+{
+    opened *item = new_opened(err);
+    if (!item) return 0;
+    item->store = store;
+    const uint32_t handle = open_checkpoint(item, err) == TSR_OK
+                                ? tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, source, 0, err)
+                                : (free_opened(item), 0);
+    if (handle) {
+        item->made = result;
+        item->release_made = release;
+    }
+    return handle;
 }
 
 /* Whether the checkpoint can be listed: 1, or 0 with the reason. */

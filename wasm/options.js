@@ -9,6 +9,10 @@ const KINDS = {
   count: { holds: (v) => Number.isSafeInteger(v) && v >= 0, words: "a whole number of 0 or more" },
   real: { holds: (v) => typeof v === "number" && v >= 0, words: "a number of 0 or more" },
   document: { holds: (v) => isText(v) || isObject(v), words: "a document: its text, or an object" },
+  texts: { holds: (v) => Array.isArray(v) && v.every(isText), words: "an array of strings" },
+  size: { holds: (v) => isText(v) || (Number.isSafeInteger(v) && v >= 0), words: "a size: a number of bytes, or a text such as \"2GiB\"" },
+  function: { holds: (v) => typeof v === "function", words: "a function" },
+  signal: { holds: (v) => isObject(v) && typeof v.aborted === "boolean" && typeof v.throwIfAborted === "function", words: "an AbortSignal" },
 };
 
 function expect(call, name, value, kind) {
@@ -34,10 +38,26 @@ export function argumentOf(call, name, value, kind) {
   return value;
 }
 
-export function textsOf(call, name, value) {
-  if (!Array.isArray(value) || !value.every(isText)) throw new TypeError(`${call}: ${name} must be an array of strings`);
-  return value;
-}
-
 /** The text of a document that was given as its text or as an object. */
 export const documentText = (document) => (isText(document) ? document : JSON.stringify(document));
+
+/** "maxShardSize" as the command line has it. */
+const longName = (name) => name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+
+/** Options as the core takes them: names and values in turns. */
+export function pairsOf(given) {
+  return Object.entries(given).flatMap(([name, value]) => {
+    const long = longName(name);
+    if (value === false) return [];
+    if (Array.isArray(value)) return value.flatMap((item) => [long, item]);
+    if (value === true) return [long, ""];
+    return [long, isObject(value) ? documentText(value) : String(value)];
+  });
+}
+
+/** A sink has these three methods at least. */
+export function sinkOrThrow(call, sink) {
+  for (const name of ["create", "write", "finish"])
+    if (typeof sink?.[name] !== "function") throw new TypeError(`${call}: sink must have a method '${name}'`);
+  return sink;
+}

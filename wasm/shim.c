@@ -69,6 +69,11 @@ static slot *slot_of(uint32_t handle)
     return s && s->kind && s->uses == handle >> 16 ? s : NULL;
 }
 
+static uint32_t handle_of(const slot *s)
+{
+    return (uint32_t)s->uses << 16 | ((uint32_t)(s - slots) + 1);
+}
+
 uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *item), uint32_t owner, uint32_t other_owner,
                             tsr_error *err)
 {
@@ -78,7 +83,7 @@ uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *
         return 0;
     }
     *s = (slot){kind, s->uses, item, release, {owner, other_owner}};
-    return (uint32_t)s->uses << 16 | ((uint32_t)(s - slots) + 1);
+    return handle_of(s);
 }
 
 void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err)
@@ -103,15 +108,25 @@ static void release_slot(slot *s)
     *s = (slot){.uses = (uint16_t)(s->uses + 1)};
 }
 
-/* Closes a thing of any kind, and what was made from it. Unknown handles are left alone. */
+/* Something that was made from `handle`, or NULL. */
+static slot *made_from(uint32_t handle)
+{
+    for (uint32_t i = 0; i < slot_count; i++)
+        if (slots[i].kind && (slots[i].owners[0] == handle || slots[i].owners[1] == handle)) return &slots[i];
+    return NULL;
+}
+
+/* Closes a thing of any kind, and before it what was made from it, what was made from that, and so on. Unknown handles are
+ * left alone. */
 TSR_EXPORT(tessera_close) void tessera_close(uint32_t handle)
 {
     slot *closing = slot_of(handle);
-    if (!closing) return;
-    for (uint32_t i = 0; i < slot_count; i++) {
-        if (slots[i].kind && (slots[i].owners[0] == handle || slots[i].owners[1] == handle)) release_slot(&slots[i]);
+    while (closing) {
+        slot *last = closing;
+        for (slot *next = made_from(handle_of(last)); next; next = made_from(handle_of(last))) last = next;
+        release_slot(last);
+        if (last == closing) return;
     }
-    release_slot(closing);
 }
 
 /* ---- stores ---- */

@@ -6,8 +6,8 @@
  * Things that are opened are known by u32 handles; a stale or foreign number, or one of another kind, is refused. Closing a
  * checkpoint closes what was made from it. Every function that can fail takes a tsr_error that the caller allocated
  * (tessera_error_size bytes, zeroed) and returns 0 on failure unless it says otherwise. Pointers are u32 offsets into the
- * memory; file sizes and offsets are 64 bits. tessera.js next to this file is the caller. There are two modules
- * (CMakeLists.txt), each with a memory and handles of its own. */
+ * memory; file sizes and offsets are 64 bits. instance.js next to this file is the caller. The module comes in two files
+ * (CMakeLists.txt) that share memory and handles; the second is loaded on demand. */
 #ifndef TSR_WASM_SHIM_H
 #define TSR_WASM_SHIM_H
 
@@ -15,7 +15,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/sys/slice.h"
 
-#define TSR_EXPORT(name) __attribute__((export_name(#name)))
+#define TSR_EXPORT(name) __attribute__((visibility("default"))) /* what is exported is in exports*.txt */
 #pragma clang diagnostic ignored "-Wmissing-prototypes" /* exports are called from JavaScript only */
 
 /* The host's: fills [pointer, pointer + size) from `file` of the store `store`; 0 when it could. A read is at most

@@ -1,8 +1,15 @@
+import type {
+  ConvertDocument, DiffDocument, FindingsDocument, FqnDocument, InspectDocument, LayoutDocument, PlanDocument,
+} from "./documents.js";
+export type * from "./documents.js";
+
 /** A file of a checkpoint. `read` fills `into` from `offset`, synchronously, or throws. */
 export interface SourceFile {
   /** Path below the checkpoint's folder, with "/" between components. */
   readonly name: string;
   readonly size: number;
+  /** When it was written: seconds since 1970 with nine decimals. A plan states it. */
+  readonly modified?: string | undefined;
   read(offset: number, into: Uint8Array): void;
 }
 
@@ -17,8 +24,10 @@ export class Tessera {
   private constructor();
   /** From a URL, a response, the bytes of tessera.wasm, or a module compiled before. */
   static load(source: string | URL | Response | BufferSource | WebAssembly.Module): Promise<Tessera>;
-  /** Loads the second module, which `canonicalize` and `optimizer` need, once. By default it is fetched from next to this file; give its
-   *  address, its bytes or a compiled module where it is elsewhere. The Node entry's `load` has done this. */
+  /** Loads the second file of the module, once. What needs it: documents with options (`inspect`, `layout`, `validate`, `plan`,
+   *  `manifest`, `verify`), `canonicalize`, `twins`, `optimizer`, `convert`, `reshard`, digests, and items compressed by zstd.
+   *  By default it is fetched from next to this file; give its address, its bytes or a compiled module where it is elsewhere.
+   *  The Node entry's `load` has done this. */
   prepare(source?: string | URL | Response | BufferSource | WebAssembly.Module): Promise<void>;
   /** Opens what the files make together. `primary`: the one that was named, where it stands for a set (an index file).
    *  An interrupted save opens, too: its findings say what is missing, and what needs the names or the tensors is refused.
@@ -32,7 +41,7 @@ export class Tessera {
   ruleHelp(rule: string): string;
   /** Of source files. */
   readonly bytesRead: number;
-  /** Of both modules. */
+  /** Of the module. */
   readonly memoryBytes: number;
   /** Handles that are not closed: for tests. */
   readonly openCount: number;
@@ -43,43 +52,6 @@ export class Tessera {
 /** A JSON document, as its text or as the object that it parses to. An object loses integers above 2^53 and the order of
  *  number-like keys. */
 export type DocumentOrText = string | object;
-
-/** tessera.fqn/1. */
-export interface FqnDocument {
-  readonly schema: "tessera.fqn/1";
-  /** Whether a module tree decided, or only the text of the names. */
-  readonly by: "modules" | "text";
-  readonly names: readonly {
-    readonly raw: string;
-    /** Several where the name is a flat parameter's. */
-    readonly fqns: readonly string[];
-    readonly removed: readonly { readonly component: string; readonly why: string }[];
-    /** What else the name could mean. */
-    readonly ambiguity?: string;
-  }[];
-  readonly collisions: readonly { readonly fqn: string; readonly raw: readonly string[] }[];
-}
-
-/** tessera.diff/1. */
-export interface DiffDocument {
-  readonly schema: "tessera.diff/1";
-  readonly a: string;
-  readonly b: string;
-  readonly same: boolean;
-  readonly added: readonly string[];
-  readonly removed: readonly string[];
-  readonly changed: readonly {
-    readonly fqn: string;
-    readonly what: readonly ("dtype" | "shape" | "value" | "layout" | "object")[];
-    readonly a: unknown;
-    readonly b: unknown;
-    readonly max_abs?: number | string;
-    readonly max_ulp?: number;
-    readonly differing?: number;
-  }[];
-  readonly renamed: readonly { readonly a: string; readonly b: string; readonly why: string }[];
-  readonly summary: Readonly<Record<string, unknown>>;
-}
 
 /** A copy of a tensor's elements, row-major. */
 export interface TensorValues {
@@ -109,6 +81,84 @@ export interface OptimizerOptions {
   readonly rank?: number | undefined;
 }
 
+/** Which entries count. A name that `exclude` matches is left out, whatever `include` says. */
+export interface Selection {
+  readonly include?: readonly string[] | undefined;
+  readonly exclude?: readonly string[] | undefined;
+  /** Work on tensors that repeat stored elements very often. */
+  readonly allowExpansion?: boolean | undefined;
+}
+
+export interface Hashing { readonly hash?: "sha256" | "xxh3" | undefined }
+
+/** tessera.target/1, or a mesh ("dp=4,tp=2") with its placements ("shard(0),replicate"). */
+export interface TargetOptions {
+  readonly target?: DocumentOrText | undefined;
+  readonly mesh?: string | undefined;
+  readonly placements?: string | undefined;
+}
+
+/** What the output is. */
+export interface WritingOptions extends Selection {
+  readonly to?: "safetensors" | "torch" | "dcp" | undefined;
+  readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
+  /** What floating-point tensors become. */
+  readonly dtype?: string | undefined;
+  readonly rawCast?: boolean | undefined;
+}
+
+export interface RunOptions {
+  /** Of the buffers: a number of bytes, or a text such as "64MiB". */
+  readonly maxMem?: string | number | undefined;
+  readonly ignoreCrc?: boolean | undefined;
+  readonly signal?: AbortSignal | undefined;
+  /** Bytes of tensors, after each step. */
+  readonly onProgress?: ((progress: { readonly done: number; readonly total: number }) => void) | undefined;
+}
+
+export interface PlanOptions extends TargetOptions, WritingOptions { readonly items?: boolean | undefined }
+
+export interface ConvertOptions extends WritingOptions, RunOptions {
+  readonly to: "safetensors" | "torch" | "dcp";
+  /** "FROM=TO": a literal prefix, or one "*" on each side. */
+  readonly rename?: readonly string[] | undefined;
+  /** safetensors: a number of bytes, or a text such as "5GB". */
+  readonly maxShardSize?: string | number | undefined;
+}
+
+export interface ReshardOptions extends TargetOptions, WritingOptions, RunOptions {}
+
+export interface ValidateOptions {
+  /** Reads every byte. */
+  readonly deep?: boolean | undefined;
+  readonly layout?: DocumentOrText | undefined;
+  /** Whether it would load into this: a checkpoint, names, or a document (module tree, layout, index). */
+  readonly against?: Checkpoint | readonly string[] | DocumentOrText | undefined;
+  /** Words with commas: missing, extra, dtype, shape, chunks, value. */
+  readonly allow?: string | undefined;
+  /** With `against`: only names with this prefix count, without it. */
+  readonly prefix?: string | undefined;
+  /** "ID=LEVEL". */
+  readonly rule?: readonly string[] | undefined;
+  /** An earlier result, whose findings are left out. */
+  readonly baseline?: DocumentOrText | undefined;
+}
+
+/** Takes the files of a conversion. Methods may return promises, which are awaited between steps of about 16 MiB; `bytes` is valid
+ *  during the call only. A single file has the name "", and what is written next to it begins with a dot. */
+export interface Sink {
+  create(name: string, size: number): void | Promise<void>;
+  write(name: string, offset: number, bytes: Uint8Array): void | Promise<void>;
+  finish(name: string): void | Promise<void>;
+  /** After every file is finished. */
+  done?(): void | Promise<void>;
+  /** After an error or an abort; nothing else is called then. */
+  abort?(error: unknown): void | Promise<void>;
+}
+
+/** tessera.convert/1 without what has a meaning on the command line only. */
+export type ConversionResult = Omit<ConvertDocument, "dry_run" | "published" | "work"> & { readonly warnings: readonly string[] };
+
 export type Level = "note" | "warning" | "error";
 export type EntryKind = "tensor" | "object" | "opaque";
 
@@ -119,8 +169,24 @@ export class Checkpoint {
    *  2.1.0 of what was found until then; "optimizer" says which state each parameter has (tessera.optimizer/1). */
   document(kind: "inspect" | "findings" | "findings-deep" | "sarif" | "layout" | "overview" | "optimizer", options?: { path?: string }): string;
   document(kind: "entry" | "preview", options: { entry: number; path?: string }): string;
-  /** tessera.plan/1: what resharding for `target` (the text of a tessera.target/1 document) would read, hold and send. */
-  plan(target: string, path?: string): string;
+  /** The text of `plan`, with a path. Needs `Tessera.prepare`. */
+  document(kind: "plan", options: PlanOptions & { path?: string | undefined }): string;
+  /** What `tessera inspect` lists. */
+  inspect(options?: Selection & Hashing & { stats?: boolean | undefined }): InspectDocument;
+  /** What `tessera layout` writes; `chunks: false` leaves the chunks out. */
+  layout(options?: Selection & Hashing & { chunks?: boolean | undefined }): LayoutDocument;
+  /** What `tessera validate` finds. */
+  validate(options?: ValidateOptions): FindingsDocument;
+  /** What resharding would read, hold and send: `tessera plan`. */
+  plan(options: PlanOptions): PlanDocument;
+  /** Checksums of all values that do not depend on sharding and form: `tessera manifest`. */
+  manifest(options?: Selection & Hashing): LayoutDocument;
+  /** All values against a manifest: `tessera verify`. */
+  verify(manifest: DocumentOrText, options?: { allow?: string | undefined; allowExpansion?: boolean | undefined }): FindingsDocument;
+  /** Writes the checkpoint in another form: `tessera convert`. Needs `Tessera.prepare`. */
+  convert(options: ConvertOptions, sink: Sink): Promise<ConversionResult>;
+  /** Writes what each rank of a mesh holds: `tessera reshard`. Needs `Tessera.prepare`. */
+  reshard(options: ReshardOptions, sink: Sink): Promise<ConversionResult>;
   /** The number of the entry with this name. */
   find(fqn: string): number | undefined;
   /** The values of a tensor, or of `slice`: the text between the brackets of `tessera get` ("0:2,:,-1"). */

@@ -1,16 +1,16 @@
-/** The only caller of the two modules: classes over handles, strings over pointers. No part of it touches a file or the
- *  network but `Tessera.load` and `prepare` with a URL; bytes come from what `open` is given. */
+/** Checkpoints in JavaScript: what the command line does, by the same core, with the same documents. Only `Tessera.load` and
+ *  `prepare` touch the network, where they are given a URL; bytes come from what `open` is given. */
 
-import { argumentOf, documentText, optionsOf, textsOf } from "./options.js";
+import { convertInto } from "./conversion.js";
+import { TesseraError } from "./errors.js";
+import { instantiated, prepared } from "./instance.js";
+import { argumentOf, documentText, optionsOf, pairsOf, sinkOrThrow } from "./options.js";
+import { Diff, Handle, Outline, Tally, Twins } from "./views.js";
+
+export { Diff, Outline, Tally, TesseraError, Twins };
 
 const NO_NUMBER = 0xffffffff;
-const NO_POSITION = 0xffffffffffffffffn;
-const MORE = 1;
 const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, entry: 6, preview: 7, optimizer: 8, sarif: 9 };
-const ACTS = { close: 0, open: 1, fold: 2, unfold: 3, "open-all": 4, "close-all": 5 };
-const ENTRY_KINDS = ["tensor", "object", "opaque"];
-const LEVELS = [undefined, "note", "warning", "error"];
-const NARROW = 13, WIDE = 3; // columns of a page of rows
 const DIFF = { layout: 1, canonical: 2, tolerant: 4 };
 const PART_BYTES = 32 + 3 * 64 * 8 + 8; // tessera_part: numbers, offsets, sizes, shape, and the result's dimensions
 const SLICE_SHAPE = 32 + 2 * 64 * 8;
@@ -23,198 +23,22 @@ const ARRAYS = {
   int64: BigInt64Array, int32: Int32Array, int16: Int16Array, int8: Int8Array, uint64: BigUint64Array, uint32: Uint32Array, uint16: Uint16Array,
 };
 
-const encoder = new TextEncoder();
-const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
-
-export class TesseraError extends Error {
-  constructor(message, status, position) {
-    super(message);
-    this.name = "TesseraError";
-    this.status = status;
-    this.position = position;
-  }
-}
-
-/** A module in memory; every call goes through it. */
-class Instance {
-  stores = new Map();
-  nextStore = 1;
-  bytesRead = 0;
-  onRead = undefined;
-  writers = undefined; // of the first module: the second one, once it is loaded
-  counter = this; // where reads are counted and told
-
-  attach(exports) {
-    this.x = exports;
-    this.x._initialize?.();
-    this.errorSize = this.x.tessera_error_size();
-  }
-
-  /** What a module calls to read a file. A made file is read by the second module, whose memory may grow meanwhile. */
-  read(store, file, offset, pointer, size) {
-    try {
-      const source = this.stores.get(store)[file];
-      if (source instanceof MadeFile) {
-        const bytes = source.bytes(offset, size);
-        new Uint8Array(this.x.memory.buffer, pointer >>> 0, size >>> 0).set(bytes);
-        return 0;
-      }
-      const result = source.read(Number(offset), new Uint8Array(this.x.memory.buffer, pointer >>> 0, size >>> 0));
-      if (typeof result?.then === "function") throw new AsyncRead(source.name);
-      this.counter.count(size >>> 0, source.name);
-      return 0;
-    } catch (e) {
-      this.cause = e;
-      return 1;
-    }
-  }
-
-  second() {
-    if (!this.writers) throw new TesseraError("the second module is not loaded; await prepare() first", "usage", undefined);
-    return this.writers;
-  }
-
-  count(size, name) {
-    this.bytesRead += size;
-    this.onRead?.(this.bytesRead, name);
-  }
-
-  text(pointer, size) {
-    const from = pointer >>> 0;
-    const bytes = new Uint8Array(this.x.memory.buffer);
-    return decoder.decode(bytes.slice(from, size === undefined ? bytes.indexOf(0, from) : from + (size >>> 0)));
-  }
-
-  put(bytes) {
-    const pointer = this.x.tessera_alloc(bytes.length) >>> 0;
-    if (!pointer) throw new TesseraError("out of memory", "out of memory", undefined);
-    new Uint8Array(this.x.memory.buffer).set(bytes, pointer);
-    return pointer;
-  }
-
-  /** Calls with texts laid down as (pointer, size) pairs, and frees them. */
-  withTexts(texts, call) {
-    const pointers = [];
-    try {
-      const args = texts.flatMap((t) => {
-        const bytes = encoder.encode(t);
-        pointers.push(this.put(bytes));
-        return [pointers.at(-1), bytes.length];
-      });
-      return call(args);
-    } finally {
-      pointers.forEach((p) => this.x.tessera_release(p));
-    }
-  }
-
-  /** Calls with an error behind the arguments; 0 is thrown as what it says. */
-  checked(call) {
-    const err = this.put(new Uint8Array(this.errorSize));
-    this.cause = undefined;
-    try {
-      const result = call(err) >>> 0;
-      if (result) return result;
-      if (this.cause instanceof AsyncRead) throw this.cause;
-      const position = BigInt.asUintN(64, this.x.tessera_error_position(err));
-      const message = this.text(this.x.tessera_error_message(err));
-      const why = this.cause instanceof Error ? ` (${this.cause.message})` : "";
-      throw new TesseraError(message + why, this.text(this.x.tessera_error_status(err)), position === NO_POSITION ? undefined : Number(position));
-    } finally {
-      this.x.tessera_release(err);
-    }
-  }
-
-  /** Calls with files laid down as a table, sorted: (table, count, primary, unsummed). The files stay registered under a
-   *  number, which is put in front, unless the call throws. */
-  withFiles(source, call) {
-    const { listing, primary, unsummed } = source;
-    const number = this.nextStore++;
-    const names = listing.map((f) => this.put(f.key));
-    const table = new DataView(new ArrayBuffer(16 * listing.length));
-    listing.forEach(({ file, key }, i) => {
-      table.setUint32(16 * i, names[i], true);
-      table.setUint32(16 * i + 4, key.length, true);
-      table.setBigUint64(16 * i + 8, BigInt(file.size), true);
-    });
-    const pointer = this.put(new Uint8Array(table.buffer));
-    const at = primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === primary);
-    this.stores.set(number, listing.map((f) => f.file));
-    try {
-      return { number, handle: call([number, pointer, listing.length, at, unsummed ? 1 : 0]) };
-    } catch (e) {
-      this.stores.delete(number);
-      throw e;
-    } finally {
-      [pointer, ...names].forEach((p) => this.x.tessera_release(p));
-    }
-  }
-
-  document(make) {
-    const doc = this.checked(make);
-    const text = this.text(this.x.tessera_document_data(doc), this.x.tessera_document_size(doc));
-    this.x.tessera_document_free(doc);
-    return text;
-  }
-}
-
-/** A source file whose `read` gives a promise, which no module can wait for. */
-class AsyncRead extends TypeError {
-  constructor(name) {
-    super(`read of '${name}' returns a promise; it must fill the array before it returns`);
-    this.name = "TypeError";
-  }
-}
-
-/** A file of a checkpoint that was made from another: the second module gives its bytes. */
-class MadeFile {
-  constructor(writers, handle, index, { name, size }) {
-    Object.assign(this, { writers, handle, index, name, size });
-  }
-
-  bytes(offset, size) {
-    const { x } = this.writers;
-    const pointer = this.writers.put(new Uint8Array(size >>> 0));
-    try {
-      this.writers.checked((err) => x.tessera_made_read(this.handle, this.index, offset, pointer, size, err));
-      return new Uint8Array(x.memory.buffer, pointer, size >>> 0).slice();
-    } finally {
-      x.tessera_release(pointer);
-    }
-  }
-}
-
-async function compiled(source) {
-  if (source instanceof WebAssembly.Module) return source;
-  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
-  const response = source instanceof Response ? source : await fetch(source);
-  if (!response.ok) throw new TesseraError(`${response.url}: ${response.status} ${response.statusText}`, "input/output", undefined);
-  return WebAssembly.compile(await response.arrayBuffer());
-}
-
-/** Sorted by name, byte by byte, as the module wants them. */
-function sorted(files) {
-  const keyed = files.map((file) => ({ file, key: encoder.encode(file.name) }));
-  keyed.sort((a, b) => {
-    const n = Math.min(a.key.length, b.key.length);
-    for (let i = 0; i < n; i++) if (a.key[i] !== b.key[i]) return a.key[i] - b.key[i];
-    return a.key.length - b.key.length;
-  });
-  return keyed;
-}
-
-async function instantiated(source) {
-  const instance = new Instance();
-  const module = await compiled(source);
-  const env = {
-    tsr_read: (store, file, offset, pointer, size) => instance.read(store >>> 0, file >>> 0, BigInt.asUintN(64, offset), pointer, size),
-    emscripten_notify_memory_growth: () => {},
-  };
-  const wasi = Object.fromEntries(WebAssembly.Module.imports(module).filter((i) => i.module !== "env").map((i) => [i.name, () => {
-    throw new Error(`the module called ${i.name}`);
-  }]));
-  instance.attach((await WebAssembly.instantiate(module, { env, wasi_snapshot_preview1: wasi })).exports);
-  return instance;
-}
+const SELECTION = { include: "texts", exclude: "texts", allowExpansion: "flag" };
+const TARGET = { target: "document", mesh: "text", placements: "text" };
+const WRITING = { to: "text", objects: "text", dtype: "text", rawCast: "flag", ...SELECTION };
+const RUN = { maxMem: "size", ignoreCrc: "flag", signal: "signal", onProgress: "function" };
+const OPTIONS = {
+  inspect: { hash: "text", stats: "flag", ...SELECTION },
+  layout: { chunks: "flag", hash: "text", ...SELECTION },
+  manifest: { hash: "text", ...SELECTION },
+  plan: { items: "flag", ...TARGET, ...WRITING },
+  verify: { allow: "text", allowExpansion: "flag" },
+  validate: { deep: "flag", layout: "document", allow: "text", prefix: "text", rule: "texts", baseline: "document" },
+  convert: { rename: "texts", maxShardSize: "size", ...WRITING, ...RUN },
+  reshard: { ...TARGET, ...WRITING, ...RUN },
+  optimizer: { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count" },
+  diff: { layout: "flag", canonical: "flag", atol: "real", rtol: "real" },
+};
 
 export class Tessera {
   #m;
@@ -225,89 +49,109 @@ export class Tessera {
     return self;
   }
 
-  /** Loads the second module, once. */
-  async prepare(source = new URL("./tessera-writers.wasm", import.meta.url)) {
-    if (this.#m.writers) return;
-    const writers = await instantiated(source);
-    writers.counter = this.#m;
-    this.#m.writers ??= writers;
-  }
+  /** Loads the second file, once. */
+  prepare(source = new URL("./tessera-writers.wasm", import.meta.url)) { return prepared(this.#m, source); }
 
   /** Bytes read from files so far. */
   get bytesRead() { return this.#m.bytesRead; }
-  get memoryBytes() { return this.#modules().reduce((sum, m) => sum + m.x.memory.buffer.byteLength, 0); }
-  get openCount() { return this.#modules().reduce((sum, m) => sum + m.x.tessera_open_count(), 0); }
-  #modules() { return this.#m.writers ? [this.#m, this.#m.writers] : [this.#m]; }
+  get memoryBytes() { return this.#m.x.memory.buffer.byteLength; }
+  get openCount() { return this.#m.x.tessera_open_count(); }
   set onRead(listener) { this.#m.onRead = listener; }
 
   /** Cause and cure of what a rule finds. */
   ruleHelp(rule) {
-    return this.#m.withTexts([`${rule}\0`], ([id]) => this.#m.text(this.#m.x.tessera_rule_help(id)));
+    return this.#m.withTexts([rule], ([id]) => this.#m.text(this.#m.x.tessera_rule_help(id)));
   }
 
   open(files, options = {}) {
     const { primary } = optionsOf("open", options, { primary: "text" });
-    return openSource(this.#m, { listing: sorted(files), primary });
+    const { handle, number } = this.#m.open(files, primary);
+    return new Checkpoint(this.#m, handle, number);
   }
 
   /** tessera.fqn/1 of a module tree. */
   canonicalize(modules, names = []) {
-    const tree = documentText(argumentOf("canonicalize", "modules", modules, "document"));
-    const asked = textsOf("canonicalize", "names", names);
-    const m = this.#m.second();
-    return m.withTexts([tree, ...asked], ([text, size, ...placed]) => {
-      const table = m.put(new Uint8Array(Uint32Array.from(placed).buffer));
-      try {
-        return JSON.parse(m.document((err) => m.x.tessera_canonicalize(text, size, table, asked.length, err)));
-      } finally {
-        m.x.tessera_release(table);
-      }
-    });
-  }
-}
-
-function openSource(m, source, made) {
-  const { handle, number } = m.withFiles(source, (args) => m.checked((err) => m.x.tessera_open(...args, err)));
-  return new Checkpoint(m, handle, number, source, made);
-}
-
-class Handle {
-  constructor(instance, handle) {
-    this.m = instance;
-    this.handle = handle;
-  }
-
-  close() {
-    this.m.x.tessera_close(this.handle);
-    this.handle = 0;
+    const m = this.#m, tree = documentText(argumentOf("canonicalize", "modules", modules, "document"));
+    argumentOf("canonicalize", "names", names, "texts");
+    m.needsPrepared();
+    return m.withTexts([tree], (text) => m.withTable(names, (table) =>
+      JSON.parse(m.document((err) => m.x.tessera_canonicalize(...text, ...table, err)))));
   }
 }
 
 export class Checkpoint extends Handle {
-  #store;
-  #source;
-  #made;
-  #derived = new Set();
+  #store; // of the files; undefined where it was made from another checkpoint
 
-  constructor(instance, handle, store, source, made) {
+  constructor(instance, handle, store) {
     super(instance, handle);
     this.#store = store;
-    this.#source = source;
-    this.#made = made;
   }
 
   /** Throws where the files are not one checkpoint but only ranks' optimizer states, which `optimizer` accepts. */
   check() { this.m.checked((err) => this.m.x.tessera_check(this.handle, err)); }
-  get warnings() { return this.#made?.warnings ?? []; }
+
+  get warnings() {
+    return this.#store === undefined && this.handle ? JSON.parse(this.m.document((err) => this.m.x.tessera_warnings(this.handle, err))) : [];
+  }
 
   document(kind, options = {}) {
+    if (kind === "plan") return this.#text("plan", [...pairsOf(optionsOf("plan", options, { path: "text", ...OPTIONS.plan }))]);
     return this.m.withTexts([options.path ?? ""], (path) =>
       this.m.document((err) => this.m.x.tessera_document(this.handle, KINDS[kind] ?? 0, options.entry ?? NO_NUMBER, ...path, err)));
   }
 
-  /** tessera.plan/1 for a target, given as the text of a tessera.target/1 document. */
-  plan(target, path = "") {
-    return this.m.withTexts([target, path], (texts) => this.m.document((err) => this.m.x.tessera_plan(this.handle, ...texts, err)));
+  /** The text of a command's document; `pairs` are its options. */
+  #text(name, pairs) {
+    const { m } = this;
+    m.needsPrepared();
+    return m.withTexts([name], ([call]) => m.withTable(pairs, ([table, count]) =>
+      m.document((err) => m.x.tessera_call(this.handle, call, table, count / 2, err))));
+  }
+
+  #call(name, options, more = []) {
+    return JSON.parse(this.#text(name, [...pairsOf(optionsOf(name, options, OPTIONS[name])), ...more]));
+  }
+
+  inspect(options = {}) { return this.#call("inspect", options); }
+  manifest(options = {}) { return this.#call("manifest", options); }
+
+  layout(options = {}) {
+    const { chunks, ...others } = optionsOf("layout", options, OPTIONS.layout);
+    return this.#call("layout", others, chunks === false ? ["no-chunks", ""] : []);
+  }
+
+  validate(options = {}) {
+    const { against, ...others } = options;
+    return this.#call("validate", others, against === undefined ? [] : this.#expectation(against));
+  }
+
+  /** A checkpoint, an array of names, or a document. An array becomes an index, in which a name may be any text. */
+  #expectation(against) {
+    if (against instanceof Checkpoint) return ["against-checkpoint", String(this.#other("validate", "option 'against'", against).handle)];
+    if (!Array.isArray(against)) return ["against", documentText(argumentOf("validate", "option 'against'", against, "document"))];
+    argumentOf("validate", "option 'against'", against, "texts");
+    return ["against-names", `{"weight_map": {${[...new Set(against)].map((name) => `${JSON.stringify(name)}: ""`).join(", ")}}}`];
+  }
+
+  verify(manifest, options = {}) {
+    return this.#call("verify", options, ["manifest", documentText(argumentOf("verify", "manifest", manifest, "document"))]);
+  }
+
+  /** tessera.plan/1, with the times of files where they have one. */
+  plan(options = {}) {
+    const plan = this.#call("plan", options);
+    const files = new Map((this.m.stores.get(this.#store) ?? []).map((file) => [file.name, file.modified]));
+    for (const entry of plan.source?.files ?? []) if (files.get(entry.file) !== undefined) entry.modified = files.get(entry.file);
+    return plan;
+  }
+
+  convert(options, sink) { return this.#write("convert", options, sink); }
+  reshard(options, sink) { return this.#write("reshard", options, sink); }
+
+  async #write(name, options, sink) {
+    const { signal, onProgress, ...others } = optionsOf(name, options, OPTIONS[name]);
+    const job = { reshards: name === "reshard", pairs: pairsOf(others), signal, onProgress };
+    return convertInto(this.m, this.handle, job, sinkOrThrow(name, sink));
   }
 
   /** The number of an entry, or undefined. */
@@ -357,10 +201,21 @@ export class Checkpoint extends Handle {
   }
 
   tally(entry) { return new Tally(this.m, this.m.checked((err) => this.m.x.tessera_tally(this.handle, entry, err))); }
+
+  twins() {
+    this.m.needsPrepared();
+    return new Twins(this.m, this.m.checked((err) => this.m.x.tessera_twins(this.handle, err)));
+  }
+
+  #other(call, name, other) {
+    if (!(other instanceof Checkpoint)) throw new TypeError(`${call}: ${name} must be a Checkpoint`);
+    if (other.m !== this.m) throw new TypeError(`${call}: ${name} is a Checkpoint of another Tessera`);
+    return other;
+  }
+
   diff(other, options = {}) {
-    const { layout, canonical, atol, rtol } = optionsOf("diff", options, { layout: "flag", canonical: "flag", atol: "real", rtol: "real" });
-    if (!(other instanceof Checkpoint)) throw new TypeError("diff: other must be a Checkpoint");
-    if (other.m !== this.m) throw new TypeError("diff: other is a Checkpoint of another Tessera");
+    const { layout, canonical, atol, rtol } = optionsOf("diff", options, OPTIONS.diff);
+    this.#other("diff", "other", other);
     const tolerant = atol !== undefined || rtol !== undefined;
     const flags = (layout ? DIFF.layout : 0) | (canonical ? DIFF.canonical : 0) | (tolerant ? DIFF.tolerant : 0);
     return new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(this.handle, other.handle, flags, atol ?? 0, rtol ?? 0, err)));
@@ -369,61 +224,29 @@ export class Checkpoint extends Handle {
   /** tessera.fqn/1 of the keys, by text. */
   canonicalize(options = {}) {
     const { prefix = "" } = optionsOf("canonicalize", options, { prefix: "text" });
+    this.m.needsPrepared();
     return JSON.parse(this.m.withTexts([prefix], (text) => this.m.document((err) => this.m.x.tessera_names(this.handle, ...text, err))));
   }
 
-  /** What `tessera optim WHAT` would write, as a checkpoint that reads from this one. */
+  /** What `tessera optim WHAT` would write, as a checkpoint that reads from this one and is closed with it. */
   optimizer(what, options = {}) {
     argumentOf("optimizer", "what", what, "text");
-    const given = optionsOf("optimizer", options, { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count" });
-    if (!this.handle) throw new TesseraError("no checkpoint is open", "usage", undefined);
-    const writers = this.m.second();
-    const made = makeOptimizer(writers, this.#source, what, given);
-    try {
-      const derived = openSource(this.m, made.source, { ...made, parent: this.#derived });
-      this.#derived.add(derived);
-      return derived;
-    } catch (e) {
-      closeMade(writers, made);
-      throw e;
-    }
+    const given = optionsOf("optimizer", options, OPTIONS.optimizer);
+    this.m.needsPrepared();
+    return new Checkpoint(this.m, makeOptimizer(this.m, this.handle, what, given));
   }
-
-  twins() { return new Twins(this.m, this.m.checked((err) => this.m.x.tessera_twins(this.handle, err))); }
 
   close() {
-    for (const derived of [...this.#derived]) derived.close();
     super.close();
     this.m.stores.delete(this.#store);
-    if (this.#made) {
-      closeMade(this.m.writers, this.#made);
-      this.#made.parent.delete(this);
-      this.#made = undefined;
-    }
   }
 }
 
-function closeMade(writers, made) {
-  writers.x.tessera_close(made.handle);
-  writers.stores.delete(made.number);
-}
-
-function describeMade(writers, made) {
-  try {
-    const { single, files, warnings } = JSON.parse(writers.document((err) => writers.x.tessera_made_document(made.handle, err)));
-    const listing = sorted(files.map((file, i) => new MadeFile(writers, made.handle, i, file)));
-    return { ...made, warnings, source: { listing, primary: single ? files[0].name : undefined, unsummed: true } };
-  } catch (e) {
-    closeMade(writers, made);
-    throw e;
-  }
-}
-
-/** Lays down the options as tessera_optim_options has them and converts; gives the files of the result. */
-function makeOptimizer(writers, source, what, given) {
+/** Lays down the options as tessera_optim_options has them. */
+function makeOptimizer(m, handle, what, given) {
   const texts = ["modules", "flatParams", "at"].map((name) => given[name]);
   const present = texts.filter((text) => text !== undefined).map(documentText);
-  return writers.withTexts([`${what}\0`, ...present], ([action, , ...placed]) => {
+  return m.withTexts([what, ...present], ([action, , ...placed]) => {
     const options = new DataView(new ArrayBuffer(48));
     const flags = (given.sharded ? OPTIM.sharded : 0) | (given.worldSize !== undefined ? OPTIM.hasWorldSize : 0) | (given.rank !== undefined ? OPTIM.hasRank : 0);
     options.setUint32(0, action, true);
@@ -435,95 +258,11 @@ function makeOptimizer(writers, source, what, given) {
     });
     options.setBigUint64(32, BigInt(given.worldSize ?? 0), true);
     options.setBigUint64(40, BigInt(given.rank ?? 0), true);
-    const pointer = writers.put(new Uint8Array(options.buffer));
+    const pointer = m.put(new Uint8Array(options.buffer));
     try {
-      const made = writers.withFiles(source, (args) => writers.checked((err) => writers.x.tessera_optimizer(...args, pointer, err)));
-      return describeMade(writers, made);
+      return m.checked((err) => m.x.tessera_optimizer(handle, pointer, err));
     } finally {
-      writers.x.tessera_release(pointer);
+      m.x.tessera_release(pointer);
     }
   });
-}
-
-export class Outline extends Handle {
-  get count() { return this.m.x.tessera_outline_count(this.handle) >>> 0; }
-
-  filter(text) {
-    return this.m.withTexts([text], (args) => this.m.checked((err) => this.m.x.tessera_outline_filter(this.handle, ...args, err))) - 1;
-  }
-
-  act(node, act) { return this.m.x.tessera_outline_act(this.handle, node, ACTS[act]) >>> 0; }
-  mark(entry, level) { this.m.x.tessera_outline_mark(this.handle, entry, LEVELS.indexOf(level)); }
-
-  reveal(entry) {
-    const row = this.m.x.tessera_outline_reveal(this.handle, entry) >>> 0;
-    return row ? row - 1 : undefined;
-  }
-
-  rows(first, count) {
-    const { m } = this;
-    const wide = m.put(new Uint8Array(count * (WIDE * 8 + NARROW * 4)));
-    const narrow = wide + count * WIDE * 8;
-    try {
-      const got = m.x.tessera_outline_rows(this.handle, first, count, narrow, wide) >>> 0;
-      const u32 = new Uint32Array(m.x.memory.buffer, narrow, NARROW * count);
-      const u64 = new BigUint64Array(m.x.memory.buffer, wide, WIDE * count);
-      return Array.from({ length: got }, (_, i) => this.#row((c) => u32[c * count + i], (c) => u64[c * count + i]));
-    } finally {
-      m.x.tessera_release(wide);
-    }
-  }
-
-  #row(narrow, wide) {
-    const state = narrow(5);
-    const isEntry = narrow(1) !== NO_NUMBER;
-    const row = {
-      node: narrow(0),
-      name: this.m.text(narrow(2), narrow(3)),
-      depth: narrow(4),
-      group: (state & 1) !== 0,
-      open: (state & 2) !== 0,
-      folded: (state & 4) !== 0,
-      run: narrow(7),
-      odd: (state & 16) !== 0,
-      level: LEVELS[(state >> 8) & 3],
-      entries: narrow(6),
-      elements: Number(wide(0)),
-      bytes: Number(wide(1)),
-      dtypes: this.#dtypes(wide(2)),
-    };
-    if (!isEntry) return row;
-    const shape = new BigUint64Array(this.m.x.memory.buffer, narrow(9), narrow(8));
-    return { ...row, entry: narrow(1), fqn: this.m.text(narrow(11), narrow(12)), kind: ENTRY_KINDS[(state >> 5) & 3], shape: Array.from(shape, Number), chunks: narrow(10) };
-  }
-
-  #dtypes(bits) {
-    const names = [];
-    for (let i = 0; bits; i++, bits >>= 1n) if (bits & 1n) names.push(this.m.text(this.m.x.tessera_dtype_name(i)));
-    return names;
-  }
-}
-
-class Job extends Handle {
-  /** True while there is more to do. */
-  step(...budget) { return this.m.checked((err) => this.stepOnce(...budget, err)) === MORE; }
-}
-
-export class Tally extends Job {
-  stepOnce(bytes, err) { return this.m.x.tessera_tally_step(this.handle, bytes, err); }
-  document() { return this.m.document((err) => this.m.x.tessera_tally_document(this.handle, err)); }
-}
-
-export class Twins extends Job {
-  stepOnce(err) { return this.m.x.tessera_twins_step(this.handle, err); }
-  document() { return this.m.document((err) => this.m.x.tessera_twins_document(this.handle, err)); }
-}
-
-export class Diff extends Job {
-  stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
-  /** tessera.diff/1, parsed. */
-  result() { return JSON.parse(this.document()); }
-  document(pathA = "a", pathB = "b") {
-    return this.m.withTexts([pathA, pathB], (paths) => this.m.document((err) => this.m.x.tessera_diff_document(this.handle, ...paths, err)));
-  }
 }

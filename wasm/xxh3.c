@@ -2,7 +2,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "handles.h"
+#include "lent.h"
 
 static void *start(void)
 {

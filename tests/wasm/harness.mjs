@@ -15,6 +15,16 @@ export function test(name, body) {
   }
 }
 
+export async function testAsync(name, body) {
+  try {
+    await body();
+    passed++;
+  } catch (e) {
+    failed++;
+    console.log(`FAIL ${name}: ${e.message}`);
+  }
+}
+
 /** Two texts; `read` makes values of them, which are then compared. */
 export function same(native, wasm, what, read = undefined) {
   const [a, b] = read ? [native, wasm].map((t) => JSON.stringify(read(t))) : [native, wasm];

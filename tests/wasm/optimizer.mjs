@@ -288,11 +288,12 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
 /** Of a module that was not prepared. */
 export async function testUnprepared(bytes, writers, { sample }) {
   const bare = await Tessera.load(bytes), source = filesOf(sample), opened = bare.open(source.files, source.options);
-  test("without the second module what needs it says what to do, and all else works", () => {
+  test("without the second file what needs it says what to do, and all else works", () => {
     const e = errorOf(() => opened.optimizer("flatten"));
     check(e instanceof TesseraError && /prepare\(\)/.test(e.message), e.message);
     check(/prepare\(\)/.test(errorOf(() => bare.canonicalize(TREE)).message), "names of a tree");
-    check(opened.canonicalize().names.length > 0 && opened.read("model.few.weight").data.length === 12, "all else");
+    for (const call of [() => opened.inspect(), () => opened.twins(), () => opened.canonicalize()]) check(/prepare\(\)/.test(errorOf(call).message), `${call}`);
+    check(opened.find("model.few.weight") !== undefined && opened.read("model.few.weight").data.length === 12, "all else");
   });
   await bare.prepare(writers);
   await bare.prepare(writers);

@@ -18,7 +18,10 @@ example() { awk -v want="$1" '/^```js/ { n++; on = n == want; next } /^```/ { on
 example 1 >list.mjs
 example 3 >tally.mjs
 example 4 >optimizer.mjs
-grep -q 'document("inspect")' list.mjs && grep -q 'tally.step' tally.mjs && grep -q 'optimizer("flatten"' optimizer.mjs || { echo "the README has other examples"; exit 1; }
+example 5 >convert.mjs
+example 6 >load.mjs
+grep -q 'sinkOf' convert.mjs && grep -q 'diff.step' load.mjs || { echo "the README has other examples"; exit 1; }
+grep -q 'checkpoint.inspect' list.mjs && grep -q 'tally.step' tally.mjs && grep -q 'optimizer("flatten"' optimizer.mjs || { echo "the README has other examples"; exit 1; }
 cp -r "$root/samples/checkpoints/dcp_fsdp2" checkpoint
 node - <<'JS' # a file of one tensor, written field by field
 const header = Buffer.from(JSON.stringify({ "model.embed.weight": { dtype: "F32", shape: [4], data_offsets: [0, 16] } })), size = Buffer.alloc(8);
@@ -37,6 +40,11 @@ for node in node "$old"; do
     said=$("$node" tally.mjs | head -n 1)
     [[ $said == "-1 2 0.333"*" 1 ["* ]] || { echo "$node tally.mjs said: $said"; exit 1; }
     "$node" optimizer.mjs >optimizer.txt
+    rm -f model-bf16.safetensors
+    "$node" convert.mjs >convert.txt 2>/dev/null
+    grep -q '^[1-9][0-9]* tensors, [0-9]* warnings' convert.txt && [ -s model-bf16.safetensors ] || { echo "$node convert.mjs said: $(cat convert.txt)"; exit 1; }
+    "$node" load.mjs >load.txt
+    grep -q '^layout/missing-entry ' load.txt && grep -q '^false [1-9]' load.txt || { echo "$node load.mjs said: $(cat load.txt)"; exit 1; }
     grep -q "^module.weight -> weight DistributedDataParallel" optimizer.txt && grep -q "^state.emb.weight.exp_avg float32" optimizer.txt || { echo "$node optimizer.mjs said: $(cat optimizer.txt)"; exit 1; }
 done
 echo ok

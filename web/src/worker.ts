@@ -1,5 +1,6 @@
 /** The worker that owns the module. Requests are answered one after the other, but for the tally, which lets others in
  *  between its steps and hears a cancel; what else takes long is done in a worker that can be ended. */
+import writersUrl from "../../build/wasm/bin/tessera-writers.wasm?url";
 import { Tessera, TesseraError, type Checkpoint, type Outline } from "../../wasm/tessera.js";
 import type { Diff, Findings, FromWorker, Kind, Optimizer, OutlineName, Overview, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
 import { sourceFile } from "./sources";
@@ -26,6 +27,9 @@ const tessera = new Promise<WebAssembly.Module>((resolve) => { start = resolve; 
   };
   return t;
 });
+
+/** Loads the second file of the module, for what needs it. */
+const prepared = async () => (await tessera).prepare(new URL(writersUrl, self.location.href));
 
 class Cancelled extends Error {}
 
@@ -154,12 +158,14 @@ const handlers: Handlers = {
     }
   },
   optimizers: () => (JSON.parse(opened("a").checkpoint.document("optimizer")) as { optimizers: Optimizer[] }).optimizers,
-  plan({ target }) {
+  async plan({ target }) {
+    await prepared();
     const { checkpoint, title } = opened("a");
-    const text = checkpoint.plan(target, title);
+    const text = checkpoint.document("plan", { target, path: title });
     return { plan: JSON.parse(text) as Plan, text };
   },
-  twins() {
+  async twins() {
+    await prepared();
     const job = opened("a").checkpoint.twins();
     try {
       while (job.step());

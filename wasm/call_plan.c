@@ -1,0 +1,82 @@
+/* plan: what a resharding would read, hold and send. */
+#include "request.h"
+#include "tessera/convert.h"
+#include "tessera/glob.h"
+
+tsr_status tessera_read_target(call *c, tsr_target_texts *texts, tsr_target *target, tsr_error *err)
+{
+    const tsr_str document = tessera_option_text(&c->request, "target");
+    const tsr_str mesh = tessera_option_text(&c->request, "mesh"), placements = tessera_option_text(&c->request, "placements");
+    if (document.data ? mesh.data || placements.data : !mesh.data || !placements.data)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "pass either --target FILE or --mesh with --placements");
+    *texts = (tsr_target_texts){.mesh = mesh, .default_placements = placements};
+    const tsr_status status = document.data ? tsr_target_texts_read(document, &c->host, c->arena, texts, err) : TSR_OK;
+    return status == TSR_OK ? tsr_target_from_texts(texts, tsr_glob_match, c->arena, target, err) : status;
+}
+
+static bool want(void *ctx, tsr_str fqn)
+{
+    return tessera_selects(ctx, fqn);
+}
+
+tsr_status tessera_make_plan(call *c, const tsr_target_texts *texts, const tsr_target *target, tsr_plan **out, tsr_error *err)
+{
+    const tsr_plan_options options = {.want = want, .want_ctx = &c->request};
+    return tsr_plan_for_texts(tsr_checkpoint_catalog(c->checkpoint), texts, target, &options, &c->host, c->arena, out, err);
+}
+
+static tsr_status check_casts(call *c, tsr_plan_job *job, tsr_error *err)
+{
+    const tsr_str dtype = tessera_option_text(&c->request, "dtype");
+    tsr_convert_options options = {.want = want, .want_ctx = &c->request};
+    options.raw_cast = job->raw_cast = tessera_option_given(&c->request, "raw-cast");
+    job->dtype = dtype.data ? dtype : TSR_STR("");
+    const tsr_status status = tsr_cast_parse(dtype, options.raw_cast, &options.dtype, err);
+    return status == TSR_OK ? tsr_check_casts(c->checkpoint, &options, err) : status;
+}
+
+/* What `tessera exec` is to do. */
+static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
+{
+    unsigned ignored;
+    const request *r = &c->request;
+    const tsr_str to = tessera_option_text(r, "to"), objects = tessera_option_text(r, "objects");
+    job->source_path = c->path;
+    job->to = to.data ? to : TSR_STR(""); /* what such a source becomes */
+    job->objects = objects.data ? objects : TSR_STR("");
+    tsr_status status = tessera_option_choice(r, "to", "safetensors|torch|dcp", &ignored, err);
+    if (status == TSR_OK) status = tessera_option_choice(r, "objects", "keep|drop|sidecar|refuse", &ignored, err);
+    if (status == TSR_OK) status = check_casts(c, job, err);
+    if (status == TSR_OK) status = tessera_option_list(r, "include", c->arena, &job->include, &job->include_count, err);
+    if (status == TSR_OK) status = tessera_option_list(r, "exclude", c->arena, &job->exclude, &job->exclude_count, err);
+    if (status != TSR_OK) return status;
+    return tsr_plan_job_source(tsr_checkpoint_catalog(c->checkpoint), &c->host, c->arena, job, err);
+}
+
+static tsr_status write_totals(call *c, const tsr_plan *plan, const tsr_target *target, tsr_plan_job *job, tsr_json *json,
+                               tsr_error *err)
+{
+    tsr_plan_totals totals;
+    tsr_status status = tsr_plan_count_totals(plan, c->arena, &totals, err);
+    if (status == TSR_OK) status = describe_job(c, job, err);
+    if (status != TSR_OK) return status;
+    const tsr_plan_document about = {.plan = plan,
+                                     .totals = &totals,
+                                     .catalog = tsr_checkpoint_catalog(c->checkpoint),
+                                     .mesh = &target->mesh,
+                                     .job = job,
+                                     .items = tessera_option_given(&c->request, "items")};
+    return tsr_document_plan(&about, json, err);
+}
+
+tsr_status tessera_write_plan(call *c, tsr_json *json, tsr_error *err)
+{
+    tsr_plan_job job = {.file_count = 0};
+    tsr_target target;
+    tsr_plan *plan = NULL;
+    tsr_status status = tessera_read_target(c, &job.target, &target, err);
+    if (status == TSR_OK) status = tessera_make_plan(c, &job.target, &target, &plan, err);
+    if (status == TSR_OK) status = write_totals(c, plan, &target, &job, json, err);
+    tsr_plan_free(plan);
+    return status;
+}

@@ -1,0 +1,153 @@
+/* validate and verify: a checkpoint against itself, a layout, a manifest, and what it is to be loaded into. */
+#include <stdlib.h>
+
+#include "request.h"
+#include "tessera/document.h"
+#include "tessera/glob.h"
+
+/* A document or another checkpoint to check against. */
+typedef struct expectation {
+    tsr_contract contract;
+    call other; /* where it is a checkpoint */
+} expectation;
+
+static tsr_status read_document(call *c, const char *option, tsr_contract *out, tsr_error *err)
+{
+    return tsr_contract_read(tessera_option_text(&c->request, option), &c->host, c->arena, out, err);
+}
+
+/* A handle's number as text; its names, dtypes and shapes count, its chunks do not. */
+static tsr_status take_checkpoint(call *c, expectation *out, tsr_error *err)
+{
+    const uint32_t handle = (uint32_t)strtoul(tessera_option_text(&c->request, "against-checkpoint").data, NULL, 10);
+    const tsr_status status = tessera_call_open(&out->other, handle, &(tsr_open_options){.skip_objects = true}, err);
+    if (status != TSR_OK) return status;
+    out->contract = (tsr_contract){.expected = *tsr_checkpoint_catalog(out->other.checkpoint),
+                                   .called = "the other checkpoint",
+                                   .allow = TSR_ANY_CHUNKS};
+    return TSR_OK;
+}
+
+/* An array of names arrives as an index document, in which a name may be any text. */
+static tsr_status take_names(call *c, tsr_contract *out, tsr_error *err)
+{
+    const tsr_status status = read_document(c, "against-names", out, err);
+    out->called = "the list";
+    return status;
+}
+
+static tsr_status read_against(call *c, expectation *out, bool *given, tsr_error *err)
+{
+    *given = true;
+    if (tessera_option_given(&c->request, "against-checkpoint")) return take_checkpoint(c, out, err);
+    if (tessera_option_given(&c->request, "against-names")) return take_names(c, &out->contract, err);
+    *given = tessera_option_given(&c->request, "against");
+    return *given ? read_document(c, "against", &out->contract, err) : TSR_OK;
+}
+
+static tsr_status apply_allowed(call *c, tsr_contract *contract, uint32_t more, tsr_error *err)
+{
+    uint32_t allow;
+    const tsr_status status = tsr_leniency_parse(tessera_option_text(&c->request, "allow"), &allow, err);
+    contract->match = tsr_glob_match;
+    contract->allow |= allow | more;
+    return status;
+}
+
+/* What the checks find goes to the checkpoint's findings. */
+static tsr_status check_contract(call *c, const tsr_contract *contract, tsr_error *err)
+{
+    return tsr_validate_contract(tsr_checkpoint_catalog(c->checkpoint), contract, &c->host,
+                                 tsr_checkpoint_findings(c->checkpoint), err);
+}
+
+static tsr_status check_layout(call *c, tsr_contract *layout, bool given, tsr_error *err)
+{
+    tsr_status status = given ? read_document(c, "layout", layout, err) : TSR_OK;
+    if (status == TSR_OK) status = apply_allowed(c, layout, 0, err);
+    if (status == TSR_OK)
+        status = tsr_validate_catalog(tsr_checkpoint_catalog(c->checkpoint), &c->host,
+                                      tsr_checkpoint_findings(c->checkpoint), err);
+    return status == TSR_OK && given ? check_contract(c, layout, err) : status;
+}
+
+static tsr_status check_against(call *c, tsr_error *err)
+{
+    expectation against = {.other = {.ring = NULL}};
+    bool given;
+    tsr_status status = read_against(c, &against, &given, err);
+    const tsr_str prefix = tessera_option_text(&c->request, "prefix");
+    against.contract.prefix = prefix.data ? prefix : TSR_STR("");
+    if (status == TSR_OK && given) status = apply_allowed(c, &against.contract, TSR_ANY_CHUNKS, err);
+    if (status == TSR_OK && given) status = check_contract(c, &against.contract, err);
+    tessera_call_close(&against.other);
+    return status;
+}
+
+static tsr_status check_deep(call *c, const tsr_contract *layout, tsr_error *err)
+{
+    tsr_status status = tessera_call_ring(c, err);
+    if (status == TSR_OK) status = tsr_check_deep(c->checkpoint, c->ring, NULL, err);
+    if (status == TSR_OK && layout->digests) status = tsr_check_digests(c->checkpoint, layout, c->ring, NULL, err);
+    return status;
+}
+
+static tsr_status put_findings(call *c, const tsr_findings *findings, const tsr_policy_result *left_out, tsr_json *json)
+{
+    tsr_findings_document all = {0};
+    tsr_findings_document_start(&all, json);
+    tsr_findings_document_add(&all, c->path, findings);
+    if (left_out) all.policy = *left_out;
+    return tsr_findings_document_end(&all);
+}
+
+static tsr_status read_policy(call *c, tsr_policy *policy, tsr_error *err)
+{
+    const tsr_str *rules;
+    size_t count;
+    const tsr_str baseline = tessera_option_text(&c->request, "baseline");
+    tsr_status status = tessera_option_list(&c->request, "rule", c->arena, &rules, &count, err);
+    for (size_t i = 0; i < count && status == TSR_OK; i++) status = tsr_policy_rule(policy, rules[i].data, err);
+    return status == TSR_OK && baseline.data ? tsr_policy_baseline(policy, baseline, err) : status;
+}
+
+static tsr_status put_remaining(call *c, const tsr_policy *policy, tsr_json *json, tsr_error *err)
+{
+    tsr_policy_result left_out = {0};
+    tsr_findings *left = tsr_findings_new(c->host.allocator, 0, err);
+    tsr_status status = left ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_policy_findings(policy, tsr_checkpoint_findings(c->checkpoint), left, &left_out, err);
+    if (status == TSR_OK) status = put_findings(c, left, &left_out, json);
+    tsr_findings_free(left);
+    return status;
+}
+
+tsr_status tessera_write_validate(call *c, tsr_json *json, tsr_error *err)
+{
+    tsr_contract layout = {.digests = NULL};
+    tsr_policy *policy = tsr_policy_new(TSR_POLICY_VALIDATE, &c->host, err);
+    tsr_status status = policy ? read_policy(c, policy, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = check_layout(c, &layout, tessera_option_given(&c->request, "layout"), err);
+    if (status == TSR_OK) status = check_against(c, err);
+    if (status == TSR_OK && tessera_option_given(&c->request, "deep")) status = check_deep(c, &layout, err);
+    if (status == TSR_OK) status = put_remaining(c, policy, json, err);
+    tsr_policy_free(policy);
+    return status;
+}
+
+tsr_status tessera_write_verify(call *c, tsr_json *json, tsr_error *err)
+{
+    tsr_contract manifest = {.digests = NULL};
+    tsr_status status = read_document(c, "manifest", &manifest, err);
+    if (status == TSR_OK) status = apply_allowed(c, &manifest, 0, err);
+    manifest.called = "the manifest";
+    if (status == TSR_OK && !manifest.digests)
+        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the manifest has no hashes; write a manifest with `tessera manifest`");
+    if (status == TSR_OK)
+        status = tsr_validate_catalog(tsr_checkpoint_catalog(c->checkpoint), &c->host,
+                                      tsr_checkpoint_findings(c->checkpoint), err);
+    if (status == TSR_OK) status = check_contract(c, &manifest, err);
+    if (status == TSR_OK) status = tessera_call_ring(c, err);
+    if (status == TSR_OK) status = tsr_check_digests(c->checkpoint, &manifest, c->ring, NULL, err);
+    return status == TSR_OK ? put_findings(c, tsr_checkpoint_findings(c->checkpoint), NULL, json) : status;
+}

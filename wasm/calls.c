@@ -1,0 +1,54 @@
+/* The documents of the command line that take options: each opens the checkpoint again, as the command does. */
+#include "request.h"
+
+typedef struct call_kind {
+    const char *name;
+    tsr_purpose purpose;
+    bool whole;        /* every entry counts, whatever is selected */
+    bool skip_objects; /* unless there is a hash */
+    tsr_status (*write)(call *call, tsr_json *json, tsr_error *err);
+} call_kind;
+
+static const call_kind kinds[] = {
+    {"inspect", TSR_FOR_NAMES, true, false, tessera_write_inspect},
+    {"layout", TSR_FOR_VALUES, false, true, tessera_write_layout},
+    {"manifest", TSR_FOR_VALUES, false, false, tessera_write_manifest},
+    {"validate", TSR_FOR_FINDINGS, true, false, tessera_write_validate},
+    {"verify", TSR_FOR_VALUES, true, false, tessera_write_verify},
+    {"plan", TSR_FOR_VALUES, false, true, tessera_write_plan},
+};
+
+typedef struct writing {
+    const call_kind *kind;
+    call *call;
+} writing;
+
+static tsr_status write_call(void *ctx, tsr_json *json, tsr_error *err)
+{
+    const writing *w = ctx;
+    return w->kind->write(w->call, json, err);
+}
+
+static document *make(const call_kind *kind, uint32_t handle, request asked, tsr_error *err)
+{
+    call c = {.request = asked};
+    writing w = {kind, &c};
+    const tsr_open_options wanted = {.skip_objects = kind->skip_objects && !tessera_option_given(&asked, "hash"),
+                                     .purpose = kind->purpose,
+                                     .selects = kind->whole ? NULL : tessera_selects,
+                                     .selects_ctx = &asked};
+    document *made = NULL;
+    if (tessera_call_open(&c, handle, &wanted, err) == TSR_OK) made = tessera_make_document(write_call, &w, err);
+    tessera_call_close(&c);
+    return made;
+}
+
+/* The document of a command, by its name. */
+TSR_EXPORT(tessera_call)
+document *tessera_call(uint32_t handle, const char *name, const tessera_option *options, uint32_t count, tsr_error *err)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(kinds[i].name, name) == 0) return make(&kinds[i], handle, (request){options, count}, err);
+    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no call '%s'", name);
+    return NULL;
+}

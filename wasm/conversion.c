@@ -1,0 +1,272 @@
+/* convert and reshard, in steps of bounded size, into a sink of the host. */
+#include <stdlib.h>
+
+#include "made.h"
+#include "request.h"
+#include "sink.h"
+#include "tessera/glob.h"
+#include "tessera/sys/work.h"
+
+typedef struct conversion {
+    call call;
+    tsr_convert_options options;
+    tsr_rename *renames;
+    size_t rename_count;
+    tsr_target_texts texts;
+    tsr_target target;
+    tsr_plan *plan; /* reshard */
+    tsr_work *work; /* NULL: the files of `made` are written as they are */
+    made *made;     /* the optimizer state that is written, or NULL */
+    tsr_conversion result;
+    tsr_vec warnings; /* tsr_str */
+    host_sink sink;
+    uint32_t sidecar_file;
+    bool in_directory, is_open, is_done;
+    uint64_t step, steps;
+    tsr_progress progress;
+    uint64_t byte_done, byte_before; /* of this step, and of those before it */
+} conversion;
+
+static void free_conversion(void *pointer)
+{
+    conversion *c = pointer;
+    tsr_work_free(c->work);
+    tsr_plan_free(c->plan);
+    tsr_vec_free(&c->warnings);
+    tessera_call_close(&c->call);
+    free(c);
+}
+
+/* ---- options ---- */
+
+static bool want(void *ctx, tsr_str fqn)
+{
+    return tessera_selects(&((conversion *)ctx)->call.request, fqn);
+}
+
+static tsr_status rename_entry(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    const conversion *c = ctx;
+    return tsr_rename_apply(c->renames, c->rename_count, fqn, arena, out, err);
+}
+
+static bool note_progress(void *ctx, uint64_t byte_done, uint64_t byte_total)
+{
+    (void)byte_total;
+    ((conversion *)ctx)->byte_done = byte_done;
+    return true;
+}
+
+static tsr_status read_renames(conversion *c, tsr_error *err)
+{
+    const tsr_str *texts;
+    size_t count;
+    tsr_status status = tessera_option_list(&c->call.request, "rename", c->call.arena, &texts, &count, err);
+    if (status == TSR_OK) c->renames = tsr_arena_array(c->call.arena, count, sizeof *c->renames, err);
+    if (!c->renames) return TSR_E_NOMEM;
+    for (; c->rename_count < count && status == TSR_OK; c->rename_count++)
+        status = tsr_rename_parse(texts[c->rename_count], &c->renames[c->rename_count], err);
+    return status;
+}
+
+static tsr_status read_container(conversion *c, bool reshards, tsr_error *err)
+{
+    unsigned to;
+    const tsr_status status = tessera_option_choice(&c->call.request, "to", "safetensors|torch|dcp", &to, err);
+    if (status != TSR_OK) return status;
+    if (!to && !reshards)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "cannot infer the output format; pass --to safetensors, torch or dcp");
+    c->options.to = to ? (tsr_container)(to - 1) : tsr_container_for(tsr_checkpoint_catalog(c->call.checkpoint)->format);
+    if (c->options.max_shard_size && c->options.to != TSR_TO_SAFETENSORS)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
+    c->in_directory = reshards || c->options.to == TSR_TO_DCP || c->options.max_shard_size;
+    return TSR_OK;
+}
+
+static tsr_status read_options(conversion *c, bool reshards, tsr_error *err)
+{
+    const request *r = &c->call.request;
+    unsigned objects = 0;
+    uint64_t memory = 0;
+    c->progress = (tsr_progress){note_progress, c};
+    c->options = (tsr_convert_options){.want = want,
+                                       .want_ctx = c,
+                                       .rename_ctx = c,
+                                       .raw_cast = tessera_option_given(r, "raw-cast"),
+                                       .ignore_crc = tessera_option_given(r, "ignore-crc"),
+                                       .progress = &c->progress};
+    tsr_status status = tessera_option_size(r, "max-shard-size", &c->options.max_shard_size, err);
+    if (status == TSR_OK) status = tessera_option_size(r, "max-mem", &memory, err);
+    if (status == TSR_OK) status = read_container(c, reshards, err);
+    if (status == TSR_OK) status = read_renames(c, err);
+    if (status == TSR_OK) status = tessera_option_choice(r, "objects", "keep|drop|sidecar|refuse", &objects, err);
+    if (status == TSR_OK) status = tsr_cast_parse(tessera_option_text(r, "dtype"), c->options.raw_cast, &c->options.dtype, err);
+    if (c->rename_count) c->options.rename = rename_entry;
+    c->options.max_memory = (size_t)memory;
+    c->options.objects = (tsr_objects)objects;
+    return status;
+}
+
+/* ---- deciding ---- */
+
+/* A result of `optim` that is converted to torch without another wish is written as `tessera optim` writes it. */
+static bool is_plain(const conversion *c)
+{
+    return c->call.request.count == 1 && c->options.to == TSR_TO_TORCH;
+}
+
+/* The rows are those of a conversion where that can be decided; ranks whose tensors differ have none. */
+static tsr_status decide_made(conversion *c, tsr_error *err)
+{
+    tsr_error ignored = {0};
+    tsr_work *work = NULL;
+    if (tsr_work_new(c->call.checkpoint, NULL, &c->options, 0, c->call.arena, &work, &ignored) == TSR_OK)
+        c->result = *tsr_work_conversion(work);
+    tsr_work_free(work);
+    c->result.marker = TSR_NO_FILE;
+    c->steps = tsr_optim_file_count(c->made->job);
+    return tessera_made_files(c->made, c->call.arena, &c->result, err);
+}
+
+static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
+{
+    tsr_status status = read_options(c, reshards, err);
+    if (status == TSR_OK && c->made && !reshards && is_plain(c)) return decide_made(c, err);
+    c->made = NULL;
+    if (status == TSR_OK && reshards) status = tessera_make_plan(&c->call, &c->texts, &c->target, &c->plan, err);
+    if (status == TSR_OK) status = tsr_work_new(c->call.checkpoint, c->plan, &c->options, 0, c->call.arena, &c->work, err);
+    if (status != TSR_OK) return status;
+    c->result = *tsr_work_conversion(c->work);
+    c->steps = tsr_work_units(c->work); /* as many parts: each is about a unit, or nothing */
+    return TSR_OK;
+}
+
+static tsr_status open_conversion(conversion *c, uint32_t handle, bool reshards, tsr_error *err)
+{
+    const tsr_open_options wanted = {.selects = tessera_selects, .selects_ctx = &c->call.request};
+    const opened *item = tessera_checkpoint_of(handle, err);
+    if (!item) return err->status;
+    c->made = item->made;
+    tsr_status status = tessera_call_open(&c->call, handle, &wanted, err);
+    if (status == TSR_OK) status = tessera_request_copy(&c->call.request, c->call.arena, &c->call.request, err);
+    c->call.path = TSR_STR("");
+    if (status == TSR_OK && reshards) status = tessera_read_target(&c->call, &c->texts, &c->target, err);
+    return status == TSR_OK ? decide(c, reshards, err) : status;
+}
+
+/* Decides and refuses everything, and writes nothing yet. `sink` is the number that tsr_create and tsr_write are given back.
+ * Returns a handle. */
+TSR_EXPORT(tessera_convert)
+uint32_t tessera_convert(uint32_t handle, uint32_t sink, uint32_t reshards, const tessera_option *options, uint32_t count,
+                         tsr_error *err)
+{
+    conversion *c = calloc(1, sizeof *c);
+    if (!c) {
+        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        return 0;
+    }
+    c->call.request = (request){options, count};
+    c->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
+    c->sink = tessera_host_sink(sink);
+    if (open_conversion(c, handle, reshards, err) == TSR_OK)
+        return tessera_add_handle(HANDLE_CONVERSION, c, free_conversion, handle, 0, err);
+    free_conversion(c);
+    return 0;
+}
+
+/* ---- writing ---- */
+
+/* Creates every file whose size is known: the host's sink may need a while for that, and nothing is written in this step. */
+static tsr_status open_files(conversion *c, tsr_error *err)
+{
+    tsr_output *output = &c->sink.output;
+    const tsr_str sidecar = c->in_directory ? TSR_STR("objects.json") : TSR_STR(".objects.json"); /* or next to the one file */
+    uint32_t file;
+    tsr_status status = c->work ? tsr_work_open(c->work, output, err) : TSR_OK;
+    for (uint32_t f = 0; c->made && f < c->result.file_count && status == TSR_OK; f++)
+        status = output->create(output, c->result.files[f], c->result.file_sizes[f], &file, err);
+    if (status == TSR_OK && c->result.sidecar.size)
+        status = output->create(output, sidecar, c->result.sidecar.size, &c->sidecar_file, err);
+    c->is_open = status == TSR_OK;
+    return status;
+}
+
+static tsr_status write_sidecar(conversion *c, tsr_error *err)
+{
+    const tsr_str text = c->result.sidecar;
+    return text.size ? c->sink.output.write_at(&c->sink.output, c->sidecar_file, 0, text.data, text.size, err) : TSR_OK;
+}
+
+static tsr_status finish(conversion *c, tsr_error *err)
+{
+    tsr_status status = write_sidecar(c, err);
+    if (status == TSR_OK && c->work) status = tsr_work_finish(c->work, err);
+    if (status == TSR_OK && c->work) c->result = *tsr_work_conversion(c->work);
+    if (status == TSR_OK && c->work)
+        status = tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err);
+    c->is_done = status == TSR_OK;
+    return status;
+}
+
+static tsr_status write_step(conversion *c, tsr_error *err)
+{
+    if (c->made) return tessera_made_write(c->made, (uint32_t)c->step, &c->sink.output, &c->progress, err);
+    return tsr_work_run(c->work, c->step, c->steps, NULL, err);
+}
+
+static tsr_status take_step(conversion *c, tsr_error *err)
+{
+    if (!c->is_open) return open_files(c, err);
+    if (c->step == c->steps) return finish(c, err);
+    const tsr_status status = write_step(c, err);
+    c->step++;
+    c->byte_before += c->byte_done;
+    c->byte_done = 0;
+    return status;
+}
+
+/* Writes about 16 MiB: TESSERA_MORE or TESSERA_DONE. The last step writes what surrounds the tensors, and the marker. */
+TSR_EXPORT(tessera_convert_step) uint32_t tessera_convert_step(uint32_t handle, tsr_error *err)
+{
+    conversion *c = tessera_item_of(handle, HANDLE_CONVERSION, err);
+    if (!c || take_step(c, err) != TSR_OK) return 0;
+    return c->is_done ? TESSERA_DONE : TESSERA_MORE;
+}
+
+/* Bytes of tensors that are written, and all of them. */
+TSR_EXPORT(tessera_convert_bytes) uint64_t tessera_convert_bytes(uint32_t handle, uint32_t all)
+{
+    const conversion *c = tessera_item_of(handle, HANDLE_CONVERSION, NULL);
+    if (!c) return 0;
+    return all || c->is_done || c->byte_before > c->result.byte_total ? c->result.byte_total : c->byte_before;
+}
+
+typedef struct result {
+    const conversion *conversion;
+    double seconds;
+} result;
+
+static tsr_status write_result(void *ctx, tsr_json *json, tsr_error *err)
+{
+    (void)err;
+    const result *r = ctx;
+    const conversion *c = r->conversion;
+    const tsr_vec *warnings = c->made ? &c->made->warnings : &c->warnings;
+    return tsr_document_conversion(&(tsr_conversion_document){.schema = TSR_STR("tessera.convert/1"),
+                                                              .source = c->call.path,
+                                                              .destination = TSR_STR(""),
+                                                              .to = c->options.to,
+                                                              .conversion = &c->result,
+                                                              .seconds = r->seconds,
+                                                              .warnings = warnings->items,
+                                                              .warning_count = warnings->count},
+                                   json);
+}
+
+/* tessera.convert/1, when all steps were done. */
+TSR_EXPORT(tessera_convert_document) document *tessera_convert_document(uint32_t handle, double seconds, tsr_error *err)
+{
+    result r = {tessera_item_of(handle, HANDLE_CONVERSION, err), seconds};
+    return r.conversion ? tessera_make_document(write_result, &r, err) : NULL;
+}

@@ -1,0 +1,84 @@
+/** Conversions: the module's steps in turns with what the sink does. */
+
+const MORE = 1;
+
+/** Lets other tasks run, such as the one that aborts. */
+const turn = () => new Promise((resolve) => setTimeout(resolve));
+
+/** What the module calls in the name of a sink. The marker is held back until every other file is finished. */
+class SinkCalls {
+  #sink;
+  #files = []; // by the module's number
+  #byName = new Map();
+  #pending = [];
+
+  constructor(sink) { this.#sink = sink; }
+
+  /** A file may be announced before it is written: then it has two numbers. */
+  create(number, name, size, isMarker) {
+    let file = this.#byName.get(name);
+    if (!file) {
+      file = { name, isMarker, held: [] };
+      this.#byName.set(name, file);
+      if (!isMarker) this.#pending.push(this.#sink.create(name, size));
+    }
+    this.#files[number] = file;
+  }
+
+  write(number, offset, bytes) {
+    const file = this.#files[number];
+    if (file.isMarker) file.held.push({ offset, bytes: bytes.slice() });
+    else this.#pending.push(this.#sink.write(file.name, offset, bytes));
+  }
+
+  async settle() {
+    const pending = this.#pending;
+    this.#pending = [];
+    await Promise.all(pending);
+  }
+
+  async finish() {
+    const files = [...this.#byName.values()], sink = this.#sink;
+    for (const file of files.filter((f) => !f.isMarker)) await sink.finish(file.name);
+    for (const { name, held } of files.filter((f) => f.isMarker)) {
+      await sink.create(name, held.reduce((end, { offset, bytes }) => Math.max(end, offset + bytes.length), 0));
+      for (const { offset, bytes } of held) await sink.write(name, offset, bytes);
+      await sink.finish(name);
+    }
+    await sink.done?.();
+  }
+}
+
+async function takeSteps(m, job, calls, { signal, onProgress }) {
+  for (let more = true; more;) {
+    signal?.throwIfAborted();
+    more = m.checked((err) => m.x.tessera_convert_step(job, err)) === MORE;
+    await calls.settle();
+    const [done, total] = [0, 1].map((all) => Number(BigInt.asUintN(64, m.x.tessera_convert_bytes(job, all))));
+    onProgress?.({ done, total });
+    await turn();
+  }
+  signal?.throwIfAborted();
+}
+
+/** Carries out convert or reshard: `pairs` are the core's options. Gives tessera.convert/1. */
+export async function convertInto(m, handle, { reshards, pairs, signal, onProgress }, sink) {
+  m.needsPrepared();
+  const number = m.nextNumber++, calls = new SinkCalls(sink), started = Date.now();
+  const job = m.withTable(pairs, ([table, count]) =>
+    m.checked((err) => m.x.tessera_convert(handle, number, reshards ? 1 : 0, table, count / 2, err)));
+  m.sinks.set(number, calls);
+  try {
+    await takeSteps(m, job, calls, { signal, onProgress });
+    const result = m.document((err) => m.x.tessera_convert_document(job, (Date.now() - started) / 1000, err));
+    await calls.finish();
+    return JSON.parse(result);
+  } catch (e) {
+    await Promise.resolve(calls.settle()).catch(() => {});
+    await sink.abort?.(e);
+    throw e;
+  } finally {
+    m.x.tessera_close(job);
+    m.sinks.delete(number);
+  }
+}

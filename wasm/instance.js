@@ -1,0 +1,218 @@
+/** The module in memory, and the only caller of its functions: strings over pointers, errors, files, sinks. */
+
+import { TesseraError } from "./errors.js";
+
+const NO_NUMBER = 0xffffffff;
+const NO_POSITION = 0xffffffffffffffffn;
+
+const encoder = new TextEncoder();
+const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
+
+/** A source file whose `read` gives a promise, which the module cannot wait for. */
+class AsyncRead extends TypeError {
+  constructor(name) {
+    super(`read of '${name}' returns a promise; it must fill the array before it returns`);
+    this.name = "TypeError";
+  }
+}
+
+/** An error that the host's own function threw, and that goes to the caller as it is. */
+class HostFailure {
+  constructor(error) { this.error = error; }
+}
+
+export class Instance {
+  stores = new Map();
+  sinks = new Map();
+  nextNumber = 1;
+  bytesRead = 0;
+  onRead = undefined;
+  isPrepared = false;
+
+  attach(exports) {
+    this.x = exports;
+    this.x._initialize?.();
+    this.errorSize = this.x.tessera_error_size();
+  }
+
+  /** What the module calls to read a file. */
+  read(store, file, offset, pointer, size) {
+    try {
+      const source = this.stores.get(store)[file];
+      const result = source.read(Number(offset), new Uint8Array(this.x.memory.buffer, pointer, size));
+      if (typeof result?.then === "function") throw new HostFailure(new AsyncRead(source.name));
+      this.bytesRead += size;
+      this.onRead?.(this.bytesRead, source.name);
+      return 0;
+    } catch (e) {
+      this.cause = e;
+      return 1;
+    }
+  }
+
+  /** What the module calls to write: the sink of a conversion. */
+  toSink(number, act) {
+    try {
+      act(this.sinks.get(number));
+      return 0;
+    } catch (e) {
+      this.cause = new HostFailure(e);
+      return 1;
+    }
+  }
+
+  bytes(pointer, size) { return new Uint8Array(this.x.memory.buffer, pointer >>> 0, size >>> 0); }
+
+  needsPrepared() {
+    if (!this.isPrepared) throw new TesseraError("the second file of the module is not loaded; await prepare() first", "usage", undefined);
+  }
+
+  text(pointer, size) {
+    const from = pointer >>> 0;
+    const bytes = new Uint8Array(this.x.memory.buffer);
+    return decoder.decode(bytes.slice(from, size === undefined ? bytes.indexOf(0, from) : from + (size >>> 0)));
+  }
+
+  put(bytes) {
+    const pointer = this.x.tessera_alloc(bytes.length) >>> 0;
+    if (!pointer) throw new TesseraError("out of memory", "out of memory", undefined);
+    new Uint8Array(this.x.memory.buffer).set(bytes, pointer);
+    return pointer;
+  }
+
+  /** Calls with texts laid down as (pointer, size) pairs, each with a NUL behind it, and frees them. */
+  withTexts(texts, call) {
+    const pointers = [];
+    try {
+      const args = texts.flatMap((text) => {
+        const bytes = encoder.encode(`${text}\0`);
+        pointers.push(this.put(bytes));
+        return [pointers.at(-1), bytes.length - 1];
+      });
+      return call(args);
+    } finally {
+      pointers.forEach((p) => this.x.tessera_release(p));
+    }
+  }
+
+  /** Calls with a table of such pairs: (pointer, number of texts). */
+  withTable(texts, call) {
+    return this.withTexts(texts, (placed) => {
+      const table = this.put(new Uint8Array(Uint32Array.from(placed).buffer));
+      try {
+        return call([table, texts.length]);
+      } finally {
+        this.x.tessera_release(table);
+      }
+    });
+  }
+
+  /** Calls with an error behind the arguments; 0 is thrown as what it says. */
+  checked(call) {
+    const err = this.put(new Uint8Array(this.errorSize));
+    this.cause = undefined;
+    try {
+      const result = call(err) >>> 0;
+      if (result) return result;
+      if (this.cause instanceof HostFailure) throw this.cause.error;
+      const position = BigInt.asUintN(64, this.x.tessera_error_position(err));
+      const message = this.text(this.x.tessera_error_message(err));
+      const why = this.cause instanceof Error ? ` (${this.cause.message})` : "";
+      throw new TesseraError(message + why, this.text(this.x.tessera_error_status(err)), position === NO_POSITION ? undefined : Number(position));
+    } finally {
+      this.x.tessera_release(err);
+    }
+  }
+
+  /** Opens files, which are laid down as a sorted table: { handle, number }. They stay registered under the number. */
+  open(files, primary) {
+    const listing = sorted(files), number = this.nextNumber++;
+    const names = listing.map((f) => this.put(f.key));
+    const table = new DataView(new ArrayBuffer(16 * listing.length));
+    listing.forEach(({ file, key }, i) => {
+      table.setUint32(16 * i, names[i], true);
+      table.setUint32(16 * i + 4, key.length, true);
+      table.setBigUint64(16 * i + 8, BigInt(file.size), true);
+    });
+    const pointer = this.put(new Uint8Array(table.buffer));
+    const at = primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === primary);
+    this.stores.set(number, listing.map((f) => f.file));
+    try {
+      return { number, handle: this.checked((err) => this.x.tessera_open(number, pointer, listing.length, at, err)) };
+    } catch (e) {
+      this.stores.delete(number);
+      throw e;
+    } finally {
+      [pointer, ...names].forEach((p) => this.x.tessera_release(p));
+    }
+  }
+
+  document(make) {
+    const doc = this.checked(make);
+    try {
+      return this.text(this.x.tessera_document_data(doc), this.x.tessera_document_size(doc));
+    } finally {
+      this.x.tessera_document_free(doc);
+    }
+  }
+}
+
+/** Sorted by name, byte by byte, as the module wants them. */
+function sorted(files) {
+  const keyed = files.map((file) => ({ file, key: encoder.encode(file.name) }));
+  keyed.sort((a, b) => {
+    const n = Math.min(a.key.length, b.key.length);
+    for (let i = 0; i < n; i++) if (a.key[i] !== b.key[i]) return a.key[i] - b.key[i];
+    return a.key.length - b.key.length;
+  });
+  return keyed;
+}
+
+async function compiled(source) {
+  if (source instanceof WebAssembly.Module) return source;
+  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
+  const response = source instanceof Response ? source : await fetch(source);
+  if (!response.ok) throw new TesseraError(`${response.url}: ${response.status} ${response.statusText}`, "input/output", undefined);
+  return WebAssembly.compile(await response.arrayBuffer());
+}
+
+/** What no build of ours calls: system calls of the C library, and functions of the second file before it is there. */
+function absent(module, about) {
+  const imports = WebAssembly.Module.imports(module).filter((i) => i.module === about.module && i.kind === "function");
+  return Object.fromEntries(imports.map((i) => [i.name, () => { throw new Error(`the module called ${i.name} of ${about.words}`); }]));
+}
+
+export async function instantiated(source) {
+  const instance = new Instance();
+  const module = await compiled(source);
+  const u64 = (value) => BigInt.asUintN(64, value);
+  const env = {
+    tsr_read: (store, file, offset, pointer, size) => instance.read(store >>> 0, file >>> 0, u64(offset), pointer >>> 0, size >>> 0),
+    tsr_create: (sink, file, name, nameSize, size, marker) =>
+      instance.toSink(sink >>> 0, (to) => to.create(file >>> 0, instance.text(name, nameSize), Number(u64(size)), marker !== 0)),
+    tsr_write: (sink, file, offset, pointer, size) =>
+      instance.toSink(sink >>> 0, (to) => to.write(file >>> 0, Number(u64(offset)), instance.bytes(pointer, size))),
+    emscripten_notify_memory_growth: () => {},
+  };
+  instance.env = env;
+  instance.attach((await WebAssembly.instantiate(module, {
+    env,
+    wasi_snapshot_preview1: absent(module, { module: "wasi_snapshot_preview1", words: "the system" }),
+    placeholder: absent(module, { module: "placeholder", words: "the second file, which is not loaded" }),
+  })).exports);
+  return instance;
+}
+
+/** Loads the second file into an instance, once: it shares the memory, and puts its functions into the table. */
+export function prepared(instance, source) {
+  const load = async () => {
+    await WebAssembly.instantiate(await compiled(source), { primary: instance.x, env: instance.env });
+    instance.x.tessera_prepare();
+    instance.isPrepared = true;
+  };
+  instance.preparing ??= load().catch((e) => {
+    instance.preparing = undefined;
+    throw e;
+  });
+  return instance.preparing;
+}

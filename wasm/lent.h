@@ -1,0 +1,10 @@
+/* What the second file lends the host; each in the file of its name. */
+#ifndef TSR_WASM_LENT_H
+#define TSR_WASM_LENT_H
+
+#include "tessera/host.h"
+
+extern const tsr_digest_ops tessera_xxh3, tessera_sha256;
+extern const tsr_zstd_ops tessera_zstd;
+
+#endif

@@ -1,0 +1,64 @@
+/* The options of a call, as JavaScript lays them down: names of the command line's long options with their values, which end
+ * with a NUL that does not count. A repeatable option is there once per value; a flag that is set has an empty value. */
+#ifndef TSR_WASM_REQUEST_H
+#define TSR_WASM_REQUEST_H
+
+#include "handles.h"
+#include "tessera/document.h"
+#include "tessera/read.h"
+
+typedef struct tessera_option {
+    tessera_text name, value;
+} tessera_option;
+
+typedef struct request {
+    const tessera_option *items;
+    uint32_t count;
+} request;
+
+/* The value that was given last; data NULL where the option was not given. */
+tsr_str tessera_option_text(const request *request, const char *name);
+bool tessera_option_given(const request *request, const char *name);
+/* The request with texts that live in `arena`. */
+tsr_status tessera_request_copy(const request *from, tsr_arena *arena, request *out, tsr_error *err);
+/* All values of an option, in `arena`. */
+tsr_status tessera_option_list(const request *request, const char *name, tsr_arena *arena, const tsr_str **out, size_t *count,
+                               tsr_error *err);
+/* 1 + the position of the value among `words` ("a|b|c"), or 0 where the option was not given. TSR_E_USAGE for another word. */
+tsr_status tessera_option_choice(const request *request, const char *name, const char *words, unsigned *out, tsr_error *err);
+/* A size in bytes, or 0. TSR_E_USAGE for a text that is not a size. */
+tsr_status tessera_option_size(const request *request, const char *name, uint64_t *out, tsr_error *err);
+/* Whether --include and --exclude keep a name; `ctx` is the request. */
+bool tessera_selects(const void *ctx, tsr_str fqn);
+
+/* A checkpoint that is opened again for one call, with what the call asks for, so that nothing of an earlier call counts. */
+typedef struct call {
+    request request;
+    tsr_str path;
+    tsr_host host;
+    tsr_checkpoint *checkpoint;
+    tsr_arena *arena;
+    tsr_ring *ring; /* where bytes are read; NULL otherwise */
+} call;
+
+/* Opens `handle` for a purpose, or where `wanted` is NULL without opening it: only the arena. The call is closed by
+ * tessera_call_close, which takes a zeroed one, and one that could not be opened. */
+tsr_status tessera_call_open(call *out, uint32_t handle, const tsr_open_options *wanted, tsr_error *err);
+void tessera_call_close(call *call);
+tsr_status tessera_call_ring(call *call, tsr_error *err);
+
+/* call_plan.c: the target of --target or of --mesh and --placements. Both live in the call's arena; the plan, which borrows
+ * them, is the caller's to free. */
+tsr_status tessera_read_target(call *call, tsr_target_texts *texts, tsr_target *target, tsr_error *err);
+tsr_status tessera_make_plan(call *call, const tsr_target_texts *texts, const tsr_target *target, tsr_plan **out,
+                             tsr_error *err);
+
+/* call_*.c: what each kind of call writes. */
+tsr_status tessera_write_inspect(call *call, tsr_json *json, tsr_error *err);
+tsr_status tessera_write_layout(call *call, tsr_json *json, tsr_error *err);
+tsr_status tessera_write_manifest(call *call, tsr_json *json, tsr_error *err);
+tsr_status tessera_write_validate(call *call, tsr_json *json, tsr_error *err);
+tsr_status tessera_write_verify(call *call, tsr_json *json, tsr_error *err);
+tsr_status tessera_write_plan(call *call, tsr_json *json, tsr_error *err);
+
+#endif

@@ -1,0 +1,32 @@
+#include "sink.h"
+
+#define MARKER_DCP   TSR_STR(".metadata")
+#define MARKER_INDEX TSR_STR("model.safetensors.index.json")
+
+/* The host's: a file of `size` bytes (0: not known yet), and bytes of it; 0 when it could. `marker`: the file whose presence
+ * makes the checkpoint complete. */
+__attribute__((import_module("env"), import_name("tsr_create"))) extern uint32_t
+tsr_create(uint32_t sink, uint32_t file, const void *name, uint32_t name_size, uint64_t size, uint32_t marker);
+__attribute__((import_module("env"), import_name("tsr_write"))) extern uint32_t
+tsr_write(uint32_t sink, uint32_t file, uint64_t offset, const void *data, uint32_t size);
+
+static tsr_status create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    host_sink *sink = (host_sink *)output;
+    const bool marker = tsr_str_equal(name, MARKER_DCP) || tsr_str_equal(name, MARKER_INDEX);
+    *file = sink->files++;
+    if (tsr_create(sink->number, *file, name.data, (uint32_t)name.size, size, marker) == 0) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "'%.*s' cannot be created", TSR_STR_ARG(name));
+}
+
+static tsr_status write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+{
+    const host_sink *sink = (host_sink *)output;
+    if (tsr_write(sink->number, file, offset, data, (uint32_t)size) == 0) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, offset, "%zu bytes cannot be written", size);
+}
+
+host_sink tessera_host_sink(uint32_t number)
+{
+    return (host_sink){.output = {.create = create, .write_at = write_at}, .number = number};
+}

@@ -1,0 +1,139 @@
+/** A checkpoint on the disk, under Node: written next to its place, and there completely or not at all. */
+import crypto from "node:crypto";
+import fs from "node:fs";
+import path from "node:path";
+import { TesseraError } from "./errors.js";
+
+const MARKERS = [".metadata", "model.safetensors.index.json"];
+
+const refusal = (message) => new TesseraError(message, "exists", undefined);
+
+function sync(at) {
+  const fd = fs.openSync(at, "r");
+  try {
+    fs.fsyncSync(fd);
+  } finally {
+    fs.closeSync(fd);
+  }
+}
+
+function writeAll(fd, bytes, offset) {
+  for (let done = 0; done < bytes.length;) done += fs.writeSync(fd, bytes, done, bytes.length - done, offset + done);
+}
+
+const isSidecar = (at) => {
+  try {
+    return JSON.parse(fs.readFileSync(at, "utf8")).schema === "tessera.objects/1";
+  } catch {
+    return false;
+  }
+};
+
+/** The names in a directory that its own checkpoint lists, or that a conversion has written there; the rest is the user's. */
+function ownNames(directory) {
+  const names = fs.readdirSync(directory), own = new Set(names.filter((name) => MARKERS.includes(name)));
+  if (own.has(MARKERS[0])) names.filter((name) => /^__\d+_\d+\.distcp$/.test(name)).forEach((name) => own.add(name));
+  if (own.has(MARKERS[1])) {
+    const { weight_map: map } = JSON.parse(fs.readFileSync(path.join(directory, MARKERS[1]), "utf8"));
+    names.filter((name) => Object.values(map).includes(name)).forEach((name) => own.add(name));
+  }
+  names.filter((name) => /^objects(-g\d+)?\.json$/.test(name) && isSidecar(path.join(directory, name))).forEach((name) => own.add(name));
+  names.filter((name) => /^rank\d+(\.optim)?\.pt$|^shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$/.test(name)).forEach((name) => own.add(name));
+  return { names, own };
+}
+
+class DiskSink {
+  #target;
+  #overwrite;
+  #aside; // everything is written below this directory, which is next to the target
+  #files = new Map();
+
+  constructor(target, overwrite) {
+    this.#target = target;
+    this.#overwrite = overwrite;
+    this.#refuseExisting(target);
+  }
+
+  #refuseExisting(at) {
+    if (!this.#overwrite && fs.existsSync(at)) throw refusal(`'${at}' exists; --overwrite replaces it`);
+  }
+
+  /** The name of a file in the directory, or what is behind the target's own name. */
+  create(name, size) {
+    this.#refuseExisting(this.#target);
+    const { dir, base } = path.parse(path.resolve(this.#target));
+    if (!this.#aside) {
+      this.#aside = path.join(dir, `.${base}.tessera-${crypto.randomBytes(6).toString("hex")}`);
+      fs.mkdirSync(this.#aside);
+    }
+    const at = path.join(this.#aside, name || "file");
+    fs.mkdirSync(path.dirname(at), { recursive: true });
+    const fd = fs.openSync(at, "wx");
+    this.#files.set(name, { at, fd });
+    if (size) fs.ftruncateSync(fd, size);
+  }
+
+  write(name, offset, bytes) { writeAll(this.#files.get(name).fd, bytes, offset); }
+
+  finish(name) {
+    const file = this.#files.get(name);
+    fs.fsyncSync(file.fd);
+    fs.closeSync(file.fd);
+    file.fd = undefined;
+  }
+
+  done() {
+    const parent = path.dirname(path.resolve(this.#target));
+    this.#refuseExisting(this.#target);
+    if (this.#files.has("")) this.#placeFile();
+    else this.#placeDirectory();
+    fs.rmSync(this.#aside, { recursive: true, force: true });
+    sync(parent);
+  }
+
+  /** The sidecar comes first: the file is the checkpoint. */
+  #placeFile() {
+    if (fs.existsSync(this.#target) && !fs.statSync(this.#target).isFile()) throw refusal(`'${this.#target}' is a directory; a file cannot replace it`);
+    const beside = [...this.#files.keys()].filter((name) => name);
+    for (const name of beside) {
+      const to = this.#target + name;
+      this.#refuseExisting(to);
+      if (fs.existsSync(to) && !isSidecar(to)) throw refusal(`'${to}' exists and was not written by a conversion; move it away`);
+    }
+    for (const name of [...beside, ""]) fs.renameSync(this.#files.get(name).at, this.#target + name);
+  }
+
+  #placeDirectory() {
+    sync(this.#aside);
+    if (!fs.existsSync(this.#target)) fs.renameSync(this.#aside, this.#target);
+    else this.#replaceDirectory();
+  }
+
+  /** The old directory is moved out of the way whole, and its files that are not the old checkpoint's move into the new one. */
+  #replaceDirectory() {
+    if (!fs.statSync(this.#target).isDirectory()) throw refusal(`'${this.#target}' is a file; a directory cannot replace it`);
+    const { names, own } = ownNames(this.#target), kept = names.filter((name) => !own.has(name));
+    const blocked = kept.find((name) => this.#files.has(name));
+    if (blocked !== undefined) throw refusal(`'${blocked}' in '${this.#target}' is not part of the checkpoint there and blocks the write`);
+    const old = `${this.#aside}-old`, placed = this.#target;
+    fs.renameSync(placed, old);
+    fs.renameSync(this.#aside, placed);
+    for (const name of kept) fs.renameSync(path.join(old, name), path.join(placed, name));
+    fs.rmSync(old, { recursive: true });
+  }
+
+  abort() {
+    for (const { fd } of this.#files.values()) if (fd !== undefined) fs.closeSync(fd);
+    this.#files.clear();
+    if (this.#aside) fs.rmSync(this.#aside, { recursive: true, force: true });
+  }
+}
+
+/** A sink that writes a directory or a file. It refuses an existing destination unless `overwrite`. */
+export function sinkOf(target, options = {}) {
+  for (const name of Object.keys(options)) if (name !== "overwrite") throw new TypeError(`sinkOf: there is no option '${name}'; the options are overwrite`);
+  const { overwrite = false } = options;
+  if (typeof target !== "string") throw new TypeError("sinkOf: path must be a string");
+  if (typeof overwrite !== "boolean") throw new TypeError("sinkOf: option 'overwrite' must be true or false");
+  return new DiskSink(target, overwrite);
+}

@@ -1,0 +1,48 @@
+/** Writes documents.d.ts: the types of the JSON documents, from the JSON Schemas of the command line.
+ *  Usage: types.mjs [--check]   --check: only compare */
+import fs from "node:fs";
+import { fileURLToPath } from "node:url";
+
+const schemas = fileURLToPath(new URL("../native/cli/schemas/", import.meta.url));
+const target = fileURLToPath(new URL("documents.d.ts", import.meta.url));
+const NAMES = ["inspect", "layout", "findings", "diff", "plan", "fqn", "convert", "target", "modules", "flat-params"];
+const PLAIN = { string: "string", integer: "number", number: "number", boolean: "boolean", null: "null" };
+
+const isName = (key) => /^[A-Za-z_]\w*$/.test(key);
+const indented = (text) => text.replaceAll("\n", "\n  ");
+
+function objectType(schema) {
+  const required = new Set(schema.required ?? []);
+  const members = Object.entries(schema.properties ?? {}).map(([key, value]) =>
+    `readonly ${isName(key) ? key : JSON.stringify(key)}${required.has(key) ? "" : "?"}: ${indented(typeOf(value))};`);
+  const more = schema.additionalProperties;
+  if (!members.length) return `Readonly<Record<string, ${more && typeof more === "object" ? typeOf(more) : "unknown"}>>`;
+  return `{\n  ${members.join("\n  ")}\n}`;
+}
+
+function arrayType(schema) {
+  const item = schema.items ? typeOf(schema.items) : "unknown";
+  return `readonly ${/[|]/.test(item) && !item.startsWith("{") ? `(${item})` : item.startsWith("readonly") ? `(${item})` : item}[]`;
+}
+
+function typeOf(schema) {
+  if (schema === true || schema === undefined) return "unknown";
+  if (schema.const !== undefined) return JSON.stringify(schema.const);
+  if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" | ");
+  if (schema.oneOf) return schema.oneOf.map((one) => `(${typeOf(one)})`).join(" | ");
+  if (Array.isArray(schema.type)) return schema.type.map((type) => typeOf({ ...schema, type })).map((type) => `(${type})`).join(" | ");
+  if (schema.type === "object") return objectType(schema);
+  if (schema.type === "array") return arrayType(schema);
+  return PLAIN[schema.type] ?? "unknown";
+}
+
+/** "flat-params" as FlatParamsDocument. */
+const typeName = (name) => `${name.split("-").map((part) => part[0].toUpperCase() + part.slice(1)).join("")}Document`;
+
+const text = ["/* Made by wasm/types.mjs from the JSON Schemas in native/cli/schemas. */\n", ...NAMES.map((name) => {
+  const schema = JSON.parse(fs.readFileSync(`${schemas}tessera.${name}-1.schema.json`, "utf8"));
+  return `/** ${schema.$id}: ${schema.title}. */\nexport type ${typeName(name)} = ${typeOf(schema)};\n`;
+})].join("\n");
+
+if (!process.argv.includes("--check")) fs.writeFileSync(target, text);
+else if (fs.readFileSync(target, "utf8") !== text) throw new Error("documents.d.ts is not what the schemas say; run wasm/types.mjs");

@@ -1,0 +1,103 @@
+/** What is opened over a checkpoint besides its documents: the outline, and jobs in steps. */
+
+const NO_NUMBER = 0xffffffff;
+const MORE = 1;
+const ACTS = { close: 0, open: 1, fold: 2, unfold: 3, "open-all": 4, "close-all": 5 };
+const ENTRY_KINDS = ["tensor", "object", "opaque"];
+const LEVELS = [undefined, "note", "warning", "error"];
+const NARROW = 13, WIDE = 3; // columns of a page of rows
+
+export class Handle {
+  constructor(instance, handle) {
+    this.m = instance;
+    this.handle = handle;
+  }
+
+  close() {
+    this.m.x.tessera_close(this.handle);
+    this.handle = 0;
+  }
+}
+
+export class Outline extends Handle {
+  get count() { return this.m.x.tessera_outline_count(this.handle) >>> 0; }
+
+  filter(text) {
+    return this.m.withTexts([text], (args) => this.m.checked((err) => this.m.x.tessera_outline_filter(this.handle, ...args, err))) - 1;
+  }
+
+  act(node, act) { return this.m.x.tessera_outline_act(this.handle, node, ACTS[act]) >>> 0; }
+  mark(entry, level) { this.m.x.tessera_outline_mark(this.handle, entry, LEVELS.indexOf(level)); }
+
+  reveal(entry) {
+    const row = this.m.x.tessera_outline_reveal(this.handle, entry) >>> 0;
+    return row ? row - 1 : undefined;
+  }
+
+  rows(first, count) {
+    const { m } = this;
+    const wide = m.put(new Uint8Array(count * (WIDE * 8 + NARROW * 4)));
+    const narrow = wide + count * WIDE * 8;
+    try {
+      const got = m.x.tessera_outline_rows(this.handle, first, count, narrow, wide) >>> 0;
+      const u32 = new Uint32Array(m.x.memory.buffer, narrow, NARROW * count);
+      const u64 = new BigUint64Array(m.x.memory.buffer, wide, WIDE * count);
+      return Array.from({ length: got }, (_, i) => this.#row((c) => u32[c * count + i], (c) => u64[c * count + i]));
+    } finally {
+      m.x.tessera_release(wide);
+    }
+  }
+
+  #row(narrow, wide) {
+    const state = narrow(5);
+    const isEntry = narrow(1) !== NO_NUMBER;
+    const row = {
+      node: narrow(0),
+      name: this.m.text(narrow(2), narrow(3)),
+      depth: narrow(4),
+      group: (state & 1) !== 0,
+      open: (state & 2) !== 0,
+      folded: (state & 4) !== 0,
+      run: narrow(7),
+      odd: (state & 16) !== 0,
+      level: LEVELS[(state >> 8) & 3],
+      entries: narrow(6),
+      elements: Number(wide(0)),
+      bytes: Number(wide(1)),
+      dtypes: this.#dtypes(wide(2)),
+    };
+    if (!isEntry) return row;
+    const shape = new BigUint64Array(this.m.x.memory.buffer, narrow(9), narrow(8));
+    return { ...row, entry: narrow(1), fqn: this.m.text(narrow(11), narrow(12)), kind: ENTRY_KINDS[(state >> 5) & 3], shape: Array.from(shape, Number), chunks: narrow(10) };
+  }
+
+  #dtypes(bits) {
+    const names = [];
+    for (let i = 0; bits; i++, bits >>= 1n) if (bits & 1n) names.push(this.m.text(this.m.x.tessera_dtype_name(i)));
+    return names;
+  }
+}
+
+class Job extends Handle {
+  /** True while there is more to do. */
+  step(...budget) { return this.m.checked((err) => this.stepOnce(...budget, err)) === MORE; }
+}
+
+export class Tally extends Job {
+  stepOnce(bytes, err) { return this.m.x.tessera_tally_step(this.handle, bytes, err); }
+  document() { return this.m.document((err) => this.m.x.tessera_tally_document(this.handle, err)); }
+}
+
+export class Twins extends Job {
+  stepOnce(err) { return this.m.x.tessera_twins_step(this.handle, err); }
+  document() { return this.m.document((err) => this.m.x.tessera_twins_document(this.handle, err)); }
+}
+
+export class Diff extends Job {
+  stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
+  /** tessera.diff/1, parsed. */
+  result() { return JSON.parse(this.document()); }
+  document(pathA = "a", pathB = "b") {
+    return this.m.withTexts([pathA, pathB], (paths) => this.m.document((err) => this.m.x.tessera_diff_document(this.handle, ...paths, err)));
+  }
+}
