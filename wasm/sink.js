@@ -117,7 +117,12 @@ class DiskSink {
     if (blocked !== undefined) throw refusal(`'${blocked}' in '${this.#target}' is not part of the checkpoint there and blocks the write`);
     const old = `${this.#aside}-old`, placed = this.#target;
     fs.renameSync(placed, old);
-    fs.renameSync(this.#aside, placed);
+    try {
+      fs.renameSync(this.#aside, placed);
+    } catch (e) {
+      fs.renameSync(old, placed);
+      throw e;
+    }
     for (const name of kept) fs.renameSync(path.join(old, name), path.join(placed, name));
     fs.rmSync(old, { recursive: true });
   }
