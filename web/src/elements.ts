@@ -1,0 +1,63 @@
+/** Elements of a tensor as numbers and texts, and as files: .npy and CSV. Pure. */
+export interface Elements { readonly dtype: string; readonly shape: readonly number[]; readonly buffer: ArrayBuffer }
+
+function halfOf(bits: number, exponentBits: number): number {
+  const mantissaBits = 15 - exponentBits, bias = 2 ** (exponentBits - 1) - 1;
+  const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> mantissaBits) & (2 ** exponentBits - 1), mantissa = bits & (2 ** mantissaBits - 1);
+  if (exponent === 2 ** exponentBits - 1) return mantissa ? NaN : sign * Infinity;
+  return exponent ? sign * 2 ** (exponent - bias) * (1 + mantissa / 2 ** mantissaBits) : sign * 2 ** (1 - bias) * mantissa / 2 ** mantissaBits;
+}
+
+/** One number per element; undefined for dtypes that are not drawn (complex, and those smaller than 16 bits but for bool and integers). */
+export function numbersOf({ dtype, buffer }: Elements): ArrayLike<number> | undefined {
+  switch (dtype) {
+    case "float64": return new Float64Array(buffer);
+    case "float32": return new Float32Array(buffer);
+    case "float16": return Float32Array.from(new Uint16Array(buffer), (b) => halfOf(b, 5));
+    case "bfloat16": return Float32Array.from(new Uint16Array(buffer), (b) => halfOf(b, 8));
+    case "int64": return Float64Array.from(new BigInt64Array(buffer), Number);
+    case "uint64": return Float64Array.from(new BigUint64Array(buffer), Number);
+    case "int32": return new Int32Array(buffer);
+    case "uint32": return new Uint32Array(buffer);
+    case "int16": return new Int16Array(buffer);
+    case "uint16": return new Uint16Array(buffer);
+    case "int8": return new Int8Array(buffer);
+    case "uint8": case "bool": return new Uint8Array(buffer);
+    default: return undefined;
+  }
+}
+
+/** Exact texts: 64-bit integers keep every digit. */
+export function textsOf(elements: Elements): string[] | undefined {
+  const { dtype, buffer } = elements;
+  if (dtype === "int64") return Array.from(new BigInt64Array(buffer), String);
+  if (dtype === "uint64") return Array.from(new BigUint64Array(buffer), String);
+  if (dtype === "bool") return Array.from(new Uint8Array(buffer), (b) => b ? "true" : "false");
+  const numbers = numbersOf(elements);
+  const isWide = dtype === "float64" || !dtype.includes("float");
+  return numbers && Array.from(numbers, (n) => isWide || !Number.isFinite(n) ? String(n) : String(Number(n.toPrecision(dtype === "float32" ? 9 : 5))));
+}
+
+const DESCR: Readonly<Record<string, string>> = {
+  float64: "<f8", float32: "<f4", float16: "<f2", int64: "<i8", uint64: "<u8", int32: "<i4", uint32: "<u4", int16: "<i2", uint16: "<u2", int8: "|i1", uint8: "|u1", bool: "|b1", complex64: "<c8", complex128: "<c16",
+};
+const NPY_ALIGNMENT = 64;
+
+/** NumPy's format 1.0; undefined for dtypes that NumPy does not have. */
+export function npyOf({ dtype, shape, buffer }: Elements): Blob | undefined {
+  const descr = DESCR[dtype];
+  if (descr === undefined) return undefined;
+  const dict = `{'descr': '${descr}', 'fortran_order': False, 'shape': (${shape.join(", ")}${shape.length === 1 ? "," : ""}), }`;
+  const size = Math.ceil((10 + dict.length + 1) / NPY_ALIGNMENT) * NPY_ALIGNMENT - 10;
+  const head = new Uint8Array([0x93, ...new TextEncoder().encode("NUMPY"), 1, 0, size & 255, size >> 8]);
+  return new Blob([head, `${dict.padEnd(size - 1)}\n`, buffer]);
+}
+
+/** Rows along the last dimension. */
+export function csvOf(elements: Elements): Blob | undefined {
+  const texts = textsOf(elements), columns = elements.shape.at(-1) ?? 1;
+  if (!texts) return undefined;
+  const rows: string[] = [];
+  for (let i = 0; i < texts.length; i += columns) rows.push(`${texts.slice(i, i + columns).join(",")}\n`);
+  return new Blob(rows, { type: "text/csv" });
+}

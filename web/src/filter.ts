@@ -1,0 +1,40 @@
+/** The text of the filter: its terms, what each means, and what is wrong with it. Pure. */
+const KEYS: readonly string[] = ["dtype", "shape", "file", "kind"];
+const KINDS: readonly string[] = ["tensor", "object", "opaque"];
+const SIZE = /^[<>]=?\d*\.?\d+(e[+-]?\d+)?([kmgt]i?)?b?$/i;
+
+/** A term that only this file's entries match. */
+export function fileTerm(name: string): string {
+  const glob = name.replace(/[\s*?[\]]/g, "?");
+  return `file:${glob.includes("?") ? glob : `${glob.slice(0, -1)}?`}`;
+}
+
+export const termsOf = (text: string): string[] => text.split(" ").filter(Boolean);
+
+/** Puts a term in, or takes it out. */
+export function toggled(text: string, term: string): string {
+  const terms = termsOf(text);
+  return (terms.includes(term) ? terms.filter((t) => t !== term) : [...terms, term]).join(" ");
+}
+
+function faultOfTerm(term: string, dtypes: readonly string[]): string | undefined {
+  const plain = term.length > 1 ? term.replace(/^-/, "") : term;
+  if (/^[<>]/.test(plain)) return SIZE.test(plain) ? undefined : `'${plain.replace(/^[<>]=?/, "")}' is not a size; write sizes like 500MB or 1.5GiB`;
+  const [, key, value = ""] = /^([a-z]+):(.*)$/.exec(plain) ?? [];
+  if (key === undefined) return undefined;
+  if (!KEYS.includes(key)) return `'${key}:' is not a filter; use ${KEYS.map((k) => `${k}:`).join(", ")}, or *${key}:* to look for it in names`;
+  if (value === "") return `'${key}:' needs a value`;
+  if (key === "kind" && !KINDS.includes(value)) return `'${value}' is not a kind; use ${KINDS.join(", ")}`;
+  if (key === "shape" && !/^[\dx*?[\]-]+$/.test(value)) return `'${value}' is not a shape; write shapes like 4096x4096 or 4096x*`;
+  if (key === "dtype" && /^\w+$/.test(value) && !dtypes.some((d) => d.includes(value))) return `no tensor here is '${value}'; there are ${dtypes.join(", ") || "no tensors"}`;
+  return undefined;
+}
+
+/** What is wrong with a filter, for a checkpoint with these dtypes. */
+export function faultOf(text: string, dtypes: readonly string[]): string | undefined {
+  for (const term of termsOf(text)) {
+    const fault = faultOfTerm(term, dtypes);
+    if (fault) return fault;
+  }
+  return undefined;
+}

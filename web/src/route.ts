@@ -1,0 +1,24 @@
+/** What is shown, in the address: the part after "#" names the view; a link may name a URL, an entry and a tab. Names of
+ *  local files and of entries are never put into the address by themselves. */
+export const TABS = ["contents", "files", "optimizer", "problems", "compare"] as const;
+export type Tab = (typeof TABS)[number];
+/** Views that the header's actions open, and the start page. */
+export type View = Tab | "reshard" | "names" | "share" | "start";
+const VIEWS: readonly View[] = [...TABS, "reshard", "names", "share", "start"];
+
+export const viewOf = (hash: string): View => VIEWS.find((v) => `#${v}` === hash) ?? "start";
+
+export interface Link { readonly url: string | undefined; readonly entry: string | undefined; readonly tab: View | undefined }
+
+export function linkOf(search: string): Link {
+  const query = new URLSearchParams(search), tab = query.get("tab");
+  return { url: query.get("url") ?? undefined, entry: query.get("entry") ?? undefined, tab: VIEWS.find((v) => v === tab) };
+}
+
+/** The page's address for a checkpoint behind a URL. */
+export function linkText(page: string, { url, entry, tab }: Link): string {
+  const link = new URL(page);
+  link.hash = "";
+  link.search = new URLSearchParams([["url", url], ["entry", entry], ["tab", tab]].filter((p): p is [string, string] => p[1] !== undefined)).toString();
+  return link.href;
+}
