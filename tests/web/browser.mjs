@@ -13,7 +13,7 @@ const { chromium } = require("playwright-core");
 export const axeSource = fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
 /** How long anything is waited for, in ms: slow machines are not broken ones. */
-export const PATIENCE = 60_000;
+export const PATIENCE = Number(process.env.TESSERA_PATIENCE ?? 60_000);
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
 /** The viewer on a free port of the loopback address. */
@@ -45,7 +45,7 @@ export async function launch(options = {}) {
 /** Chooses a folder, or files, through the page's own pickers. */
 export async function pick(page, target) {
   const isFolder = fs.statSync(target).isDirectory();
-  const [chooser] = await Promise.all([page.waitForEvent("filechooser"), page.getByRole("button", { name: isFolder ? "Choose folder…" : "Choose files…" }).click()]);
+  const [chooser] = await Promise.all([page.waitForEvent("filechooser"), page.getByRole("button", { name: isFolder ? "Choose directory…" : "Choose files…" }).click()]);
   await chooser.setFiles(target);
 }
 

@@ -18,10 +18,10 @@ async function eachView(page, body) {
   await body("start");
   await openSample(page, "broken_dcp_overlap");
   await page.locator(".window .row .text", { hasText: "weight" }).click();
-  await page.getByRole("button", { name: /^Show the first/ }).waitFor();
+  await page.getByRole("button", { name: /^Show values/ }).waitFor();
   await body("entries");
   for (const [tab, ready] of Object.entries(READY)) {
-    await goTo(page, new RegExp(`^${tab}`));
+    await goTo(page, tab === "Problems" ? /^Problems/ : tab);
     await page.locator(ready).first().waitFor();
     await body(tab);
   }
@@ -47,7 +47,7 @@ function otherSite({ ranges, cors }) {
 
 async function testOtherSites(page, url) {
   const ask = async (target) => {
-    await page.getByLabel("URL of one file").fill(target);
+    await page.getByLabel(/^URL/).fill(target);
     await page.getByRole("button", { name: "Open URL" }).click();
   };
   const onSite = async (traits, body) => {
@@ -63,8 +63,8 @@ async function testOtherSites(page, url) {
   await test("the ordinary page reads from no other site, and says which page may", async () => {
     await page.goto(url);
     await ask("http://127.0.0.1:1/model.safetensors");
-    await page.getByRole("link", { name: "Open the page that may" }).click();
-    await page.waitForURL(/remote\.html$/);
+    await page.getByRole("link", { name: "Open it in the page that is" }).click();
+    await page.waitForURL(/remote\.html\?url=/);
   });
   await test("another site's file is read by ranges", () => onSite({ ranges: true, cors: true }, () => page.locator(".window .row .text").first().waitFor()));
   await test("a site that allows no others is refused with what to do", () => onSite({ ranges: true, cors: false }, () => page.locator(".trouble", { hasText: "Download the file and drop it here" }).waitFor()));
@@ -88,7 +88,7 @@ async function testDrops(page, context, url) {
     await page.locator(".samples button").first().waitFor();
     await drop(names);
     await page.locator(".window .row .text").first().waitFor();
-    const got = await page.locator(".summary h1").textContent();
+    const got = await page.locator(".top h1").textContent();
     check(got === title, `the title is '${got}'`);
   });
   await opens("a dropped folder opens", ["dcp_fsdp2"], "dcp_fsdp2");
@@ -100,7 +100,7 @@ async function testDrops(page, context, url) {
     await openSample(page, "dcp_fsdp2");
     await goTo(page, "Compare");
     await drop(["dcp_hsdp"]);
-    await page.locator(".fine", { hasText: "values not compared" }).waitFor();
+    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
   });
   await session.detach();
 }
@@ -148,21 +148,21 @@ export async function testHabits({ page, url, context, broken }) {
     await press(page, "Home", "*", "End", "Enter");
     await page.locator("aside.detail .map").waitFor();
     await page.locator(`.row.cursor[aria-rowindex="${await rows()}"]`).waitFor();
-    await page.locator("#tab-tensors").focus();
+    await page.locator("#tab-contents").focus();
     await press(page, "ArrowRight");
     await page.locator(".treemap").waitFor();
-    check(await page.evaluate(() => document.activeElement.id) === "tab-storage", "the focus did not follow");
+    check(await page.evaluate(() => document.activeElement.id) === "tab-files", "the focus did not follow");
   });
 
   await test("back and forward go through the tabs, and the address holds no name", async () => {
     await openSample(page, "dcp_fsdp2");
-    await goTo(page, "Storage");
-    await goTo(page, /^Findings/);
+    await goTo(page, "Files");
+    await goTo(page, /^Problems/);
     check(!/dcp_fsdp2/.test(page.url()), page.url());
     await page.goBack();
     await page.locator(".treemap").waitFor();
     await page.goForward();
-    await page.locator('section[aria-label="Findings"]').waitFor();
+    await page.locator('section[aria-label="Problems"]').waitFor();
   });
 
   await test("after loading, files are read without any request, also offline", async () => {
@@ -177,7 +177,7 @@ export async function testHabits({ page, url, context, broken }) {
       for (const name of ["dcp_fsdp2", "torch_views", "broken_dcp_hole"]) {
         await pick(page, path.join(samples, name));
         await page.locator(".window .row .text").first().waitFor();
-        await goTo(page, /^Findings/);
+        await goTo(page, /^Problems/);
         await page.getByRole("button", { name: /^Check every byte/ }).click();
         await page.locator(".view", { hasText: /Every byte was checked/ }).waitFor();
         await page.getByRole("button", { name: "Open another" }).click();
@@ -192,7 +192,7 @@ export async function testHabits({ page, url, context, broken }) {
     await page.goto(url);
     const statuses = [];
     context.on("response", (r) => { if (r.url().endsWith(".safetensors")) statuses.push(r.status()); });
-    await page.getByLabel("URL of one file").fill("safetensors_index/model-00001-of-00003.safetensors");
+    await page.getByLabel(/^URL/).fill("safetensors_index/model-00001-of-00003.safetensors");
     await page.getByRole("button", { name: "Open URL" }).click();
     await page.locator(".window .row .text").first().waitFor();
     check(statuses.length > 0 && statuses.every((s) => s === 206), `statuses ${statuses.join(" ")}`);
@@ -206,11 +206,11 @@ export async function testHabits({ page, url, context, broken }) {
       page.on("response", (r) => { if (/\/checkpoint\//.test(r.url())) statuses.add(r.status()); });
       await page.goto(served.url);
       await page.locator(".window .row .text").first().waitFor();
-      check(await page.locator(".summary h1").textContent() === "dcp_tp_fsdp2", "another title");
+      check(await page.locator(".top h1").textContent() === "dcp_tp_fsdp2", "another title");
       await page.locator(".window .row:not(.group)").first().click();
-      await page.getByRole("button", { name: "Show the first values" }).click();
+      await page.getByRole("button", { name: "Show values" }).click();
       await page.locator("table.values").waitFor();
-      await goTo(page, /^Findings/);
+      await goTo(page, /^Problems/);
       await page.getByRole("button", { name: /^Check every byte/ }).click();
       await page.locator(".view", { hasText: /Every byte was checked/ }).waitFor();
       check([...statuses].every((s) => s === 206), `statuses ${[...statuses].join(" ")}`);

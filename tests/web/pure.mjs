@@ -62,6 +62,6 @@ export async function testPure() {
     for (const [bytes, want] of rows) check(text.bytesText(bytes) === want, `${bytes}: ${text.bytesText(bytes)}`);
     check(text.visible("a\u0000b\u202ec") === "a\\u0000b\\u202ec", text.visible("a\u0000b\u202ec"));
     check(text.visible("") === "(empty name)", "an empty name is not visible");
-    check(text.countText(7_241_732_096) === "7.2 B", text.countText(7_241_732_096));
+    check(text.countText(7_241_732_096) === "7.24 billion", text.countText(7_241_732_096));
   });
 }

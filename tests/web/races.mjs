@@ -8,7 +8,7 @@ import { PATIENCE, pick, rowsOf, samples } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
-const title = (page) => page.locator(".summary h1").textContent();
+const title = (page) => page.locator(".top h1").textContent();
 const home = async (page) => {
   await page.getByRole("button", { name: "Tessera", exact: true }).click();
   await page.locator(".samples button").first().waitFor();
@@ -48,7 +48,7 @@ async function onHeldSite(page, url, body) {
   try {
     await page.goto(`${url}remote.html`);
     await page.locator(".samples button").first().waitFor();
-    await page.getByLabel("URL of one file").fill(site.url);
+    await page.getByLabel(/^URL/).fill(site.url);
     await body(site);
   } finally {
     site.stop();
@@ -61,7 +61,7 @@ const checkEveryByte = (page) => page.getByRole("button", { name: /^Check every 
 async function beginCheck(page, site) {
   await page.getByRole("button", { name: "Open URL" }).click();
   await page.locator(".window .row .text").first().waitFor();
-  await goTo(page, /^Findings/);
+  await goTo(page, /^Problems/);
   site.hold(0);
   await checkEveryByte(page);
   await site.waits();
@@ -97,7 +97,7 @@ async function testOpenings(page, url) {
     pages.release();
     await page.waitForLoadState("networkidle");
     check(await title(page) === "torch_train_state", `${await title(page)} took its place`);
-    await goTo(page, "Storage");
+    await goTo(page, "Files");
     check(await page.locator("td", { hasText: "distcp" }).count() === 0, "the files are the first one's");
   });
   await test("closing while opening leaves the start page", async () => {
@@ -119,10 +119,10 @@ async function testOpenings(page, url) {
     await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).first().click();
     await pages.waits();
     await page.locator(".samples button", { hasText: "dcp_hsdp" }).first().click();
-    await page.locator(".fine", { hasText: "values not compared" }).waitFor();
+    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
     pages.release();
     await page.waitForLoadState("networkidle");
-    check(/B\s*dcp_hsdp/.test(await page.locator("section[aria-label=Compare]").textContent()), "B is another");
+    check(/B\s*dcp_hsdp/.test(await page.locator("section[aria-label=Comparison]").textContent()), "B is another");
   });
   pages.stop();
   await page.goto(url);
@@ -160,7 +160,7 @@ async function testEnding(page, url) {
   }));
   await test("the page is usable while every byte is checked, and closing ends the check", () => onHeldSite(page, url, async (site) => {
     await beginCheck(page, site);
-    await goTo(page, "Entries");
+    await goTo(page, "Contents");
     await page.getByLabel("Filter").fill("weight");
     await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
     await home(page);
@@ -172,18 +172,18 @@ async function testEnding(page, url) {
     await openSample(page, "dcp_fsdp2");
     await goTo(page, "Compare");
     await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
-    await page.locator(".fine", { hasText: "values not compared" }).waitFor();
+    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
     await page.evaluate(() => {
       const click = (text) => [...document.querySelectorAll("button")].find((b) => b.textContent.startsWith(text)).click();
-      click("Compare values");
-      click("Compare chunks");
-      click("Compare values");
+      click("Values");
+      click("Sharding");
+      click("Values");
       click("Another B");
     });
     await page.locator(".samples button", { hasText: "dcp_hsdp" }).click();
-    await page.getByRole("button", { name: /^Compare values/ }).click();
-    await page.locator(".fine", { hasText: "(values compared)" }).waitFor();
-    check(/B\s*dcp_hsdp/.test(await page.locator("section[aria-label=Compare]").textContent()), "B is another");
+    await page.getByRole("button", { name: /^Values/ }).click();
+    await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+    check(/B\s*dcp_hsdp/.test(await page.locator("section[aria-label=Comparison]").textContent()), "B is another");
     check(await page.locator(".trouble").count() === 0, "that is no trouble");
   });
 }
@@ -206,11 +206,11 @@ async function testTrouble(page, url) {
       await home(page);
       await pick(page, own);
       await page.locator(".window .row:not(.group)").first().click();
-      await page.getByRole("button", { name: "Show the first values" }).waitFor();
+      await page.getByRole("button", { name: "Show values" }).waitFor();
       fs.truncateSync(own, fs.statSync(own).size - 1);
-      await page.getByRole("button", { name: "Show the first values" }).click();
+      await page.getByRole("button", { name: "Show values" }).click();
       await page.locator("aside .trouble", { hasText: "Code: input/output" }).waitFor();
-      await goTo(page, /^Findings/);
+      await goTo(page, /^Problems/);
       await checkEveryByte(page);
       await page.locator(".trouble", { hasText: "Drop the files again" }).waitFor();
       await openSample(page, "dcp_fsdp2");
@@ -220,9 +220,9 @@ async function testTrouble(page, url) {
     }
   });
   await test("a URL that is none, and a site that answers with another part, are told", async () => {
-    for (const [text, says] of [["http://", "is no URL"], ["javascript:alert(1)", "begins with https: or http:"], ["nothing-here.safetensors", "answered 404"]]) {
+    for (const [text, says] of [["http://", "is not a URL"], ["javascript:alert(1)", "begins with https: or http:"], ["nothing-here.safetensors", "answered 404"]]) {
       await page.goto(`${url}remote.html`);
-      await page.getByLabel("URL of one file").fill(text);
+      await page.getByLabel(/^URL/).fill(text);
       await page.getByRole("button", { name: "Open URL" }).click();
       await page.locator(".trouble", { hasText: says }).waitFor();
     }
@@ -247,8 +247,8 @@ async function testTyping(page, url) {
   });
   await test("a found entry is scrolled to, whatever redraws the page meanwhile", async () => {
     await page.getByLabel("Filter").fill("kind:object");
-    await goTo(page, "Storage");
-    await goTo(page, "Entries");
+    await goTo(page, "Files");
+    await goTo(page, "Contents");
     await page.getByLabel("Filter").fill("");
     await page.locator(".grid").press("End");
     await page.locator(".row.cursor").waitFor();

@@ -28,13 +28,15 @@ export const openSample = async (page, name) => {
   await page.locator(".samples button", { hasText: name }).first().click();
   await page.locator(".window .row .text").first().waitFor();
 };
-export const goTo = (page, tab) => page.getByRole("tab", { name: tab }).click();
+const ACTIONS = ["Reshard", "Names", "Share"];
+/** A tab, or one of the header's actions. */
+export const goTo = (page, view) => (ACTIONS.includes(view) ? page.getByRole("navigation", { name: "Actions" }).getByRole("button", { name: view }) : page.getByRole("tab", { name: view })).click();
 /** What each view shows when it is ready. */
-export const READY = { Storage: ".treemap", Objects: ".panel .fine, .window .row .text", Optimizer: ".view .fine", Findings: "section[aria-label=Findings]", Compare: ".samples button", Reshard: ".view table, .view .trouble" };
+export const READY = { Files: ".treemap", Optimizer: ".view .fine", Problems: "section[aria-label=Problems]", Compare: ".samples button", Reshard: ".view table, .view .trouble", Names: "section[aria-label=Names] [role=status]", Share: "section[aria-label=Share]" };
 const choose = (page, name) => page.locator(".window .row", { hasText: name }).first().click();
 
 async function downloaded(page, button) {
-  const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: button }).click()]);
+  const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: button, exact: true }).click()]);
   return JSON.parse(fs.readFileSync(await download.path(), "utf8"));
 }
 
@@ -50,7 +52,7 @@ export async function testViews({ page, url, broken }) {
     await page.getByLabel("Filter").fill("model.block.up.weight");
     await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
     await choose(page, "weight");
-    await page.getByRole("button", { name: "Show the first values" }).click();
+    await page.getByRole("button", { name: "Show values" }).click();
     await page.getByRole("button", { name: /^Statistics/ }).click();
     await page.locator(".histogram").waitFor();
     await page.locator("table.values").waitFor();
@@ -59,7 +61,7 @@ export async function testViews({ page, url, broken }) {
   });
   for (const tab of Object.keys(READY)) {
     await test(tab.toLowerCase(), async () => {
-      await goTo(page, new RegExp(`^${tab}`));
+      await goTo(page, tab === "Problems" ? /^Problems/ : tab);
       await page.locator(READY[tab]).first().waitFor();
       await expectStructure(page, tab.toLowerCase());
     });
@@ -68,7 +70,7 @@ export async function testViews({ page, url, broken }) {
     await goTo(page, "Reshard");
     await page.getByLabel("Size of mesh dim 1").fill("3");
     await page.getByRole("button", { name: "Add a mesh dim" }).click();
-    await page.locator(".facts", { hasText: "6" }).waitFor();
+    await page.locator(".view .facts", { hasText: "6" }).first().waitFor();
     check(/--mesh dp=3,dim1=2 --placements 'shard\(0\),replicate'$/.test(await page.locator(".command code").textContent()), "the command is another");
     await page.getByLabel(/^Rules/).fill("**.bias replicate,shard(1)");
     await page.locator(".trouble", { hasText: "**.bias" }).waitFor();
@@ -78,31 +80,33 @@ export async function testViews({ page, url, broken }) {
     check(plan.schema === "tessera.plan/1" && plan.totals.ranks === 6 && plan.target.rules[0].match === "**.bias", "the plan is another");
     const target = await downloaded(page, "Save target.json");
     check(JSON.stringify(target.default) === '["shard(0)","replicate"]', "the target is another");
-    await goTo(page, "Storage");
+    await goTo(page, "Files");
     await goTo(page, "Reshard");
     check(await page.getByLabel("Size of mesh dim 1").inputValue() === "3", "the form was forgotten");
   });
   await test("what an optimizer lacks stands first", async () => {
     await openSample(page, "broken_dcp_hole");
     await goTo(page, "Optimizer");
-    await page.locator(".fine", { hasText: "no optimizer" }).waitFor();
+    await page.locator(".fine", { hasText: "no optimizer state" }).waitFor();
     await openSample(page, "torch_train_state");
     await goTo(page, "Optimizer");
     await page.locator(".fine", { hasText: "3 parameters with 3 states each: all complete" }).waitFor();
   });
   await test("tensors with equal bytes are found", async () => {
-    await goTo(page, "Storage");
+    await goTo(page, "Files");
     await page.getByRole("button", { name: /^Look for tensors/ }).click();
     await page.locator('section[aria-label="Duplicates"] li', { hasText: "model.head.weight" }).waitFor();
     await openSample(page, "dcp_tp_fsdp2");
   });
   await test("an object shows its value", async () => {
-    await goTo(page, "Objects");
+    await goTo(page, "Contents");
+    await page.getByRole("button", { name: /objects$/ }).click();
+    await page.locator(".filter [role=status]", { hasText: "12 matches" }).waitFor();
     await choose(page, "lr");
     check(/0\.\d+|1e-/.test(await page.locator("aside pre").textContent()), "no value");
   });
   await test("a file of the storage view leads to its tensors", async () => {
-    await goTo(page, "Storage");
+    await goTo(page, "Files");
     await page.locator("table .link", { hasText: "__1_0.distcp" }).click();
     await page.waitForFunction(() => /match/.test(document.querySelector(".filter [role=status]").textContent));
     check((await rowsOf(page)).length > 3, "no rows");
@@ -111,13 +115,13 @@ export async function testViews({ page, url, broken }) {
     await page.getByLabel("Filter").fill("**.weight kind:tensor");
     await page.locator(".filter [role=status]", { hasText: "5 matches" }).waitFor();
     await page.getByLabel("Filter").fill(">12Q");
-    await page.locator(".filter .bad", { hasText: "is no size" }).waitFor();
+    await page.locator(".filter .bad", { hasText: "is not a size" }).waitFor();
     await page.getByLabel("Filter").fill("");
   });
   await test("a planted fault is found: findings, entry, gap", async () => {
     await openSample(page, "broken_dcp_hole");
-    await goTo(page, /^Findings \(1\)/);
-    await page.locator(".findings .link").click();
+    await goTo(page, /^Problems \(1\)/);
+    await page.locator(".findings .link").first().click();
     await page.locator(".map .gap").waitFor();
     await page.locator("aside .note", { hasText: "layout/hole" }).waitFor();
     check((await downloadedFindings(page)).findings[0].rule === "layout/hole", "the export lacks the finding");
@@ -127,20 +131,20 @@ export async function testViews({ page, url, broken }) {
   await test("missing and unused files are told", async () => {
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
     await pick(page, path.join(samples, "broken_dcp_missing_file"));
-    await goTo(page, "Storage");
-    await page.locator(".view .bad", { hasText: "in files that are not here" }).waitFor();
+    await goTo(page, "Files");
+    await page.locator(".view .bad", { hasText: "data file is absent" }).waitFor();
     await page.locator("td", { hasText: ".metadata" }).locator("text=no entry uses it").waitFor();
   });
   await test("an overlap is drawn", async () => {
     await openSample(page, "broken_dcp_overlap");
-    await goTo(page, /^Findings/);
+    await goTo(page, /^Problems/);
     await page.locator(".findings .link").first().click();
     await page.locator(".map .twice").waitFor();
   });
   await test("checking every byte finds a flipped one", async () => {
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
     await pick(page, path.join(samples, "broken_dcp_byte_flipped"));
-    await goTo(page, /^Findings \(0\)/);
+    await goTo(page, /^Problems \(0\)/);
     await page.getByRole("button", { name: /^Check every byte/ }).click();
     await page.locator(".findings code", { hasText: "zip/crc" }).waitFor();
   });
@@ -148,9 +152,9 @@ export async function testViews({ page, url, broken }) {
     await openSample(page, "dcp_fsdp2");
     await goTo(page, "Compare");
     await page.locator(".samples button", { hasText: "dcp_hsdp" }).click();
-    await page.locator(".fine", { hasText: "values not compared" }).waitFor();
-    await page.getByRole("button", { name: /^Compare values/ }).click();
-    await page.locator(".fine", { hasText: "(values compared)" }).waitFor();
+    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
+    await page.getByRole("button", { name: /^Values/ }).click();
+    await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
     await expectStructure(page, "compared");
     check((await downloaded(page, "Export JSON")).schema === "tessera.diff/1", "the export is no diff");
   });
@@ -158,6 +162,6 @@ export async function testViews({ page, url, broken }) {
 }
 
 async function downloadedFindings(page) {
-  await goTo(page, /^Findings/);
+  await goTo(page, /^Problems/);
   return downloaded(page, "Export JSON");
 }

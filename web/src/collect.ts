@@ -2,11 +2,15 @@
 import type { Progress } from "./client";
 import type { Opening, Source } from "./protocol";
 
-/** Finds the files of a checkpoint; the signal ends it. */
-export type Prepare = (signal: AbortSignal, tell: (p: Progress) => void) => Promise<Opening>;
+/** A directory that holds several checkpoints: one of them must be chosen. */
+export interface Choice { readonly title: string; readonly options: readonly Opening[] }
 
-interface Found { readonly path: string; readonly file: File }
-const DEPTH = 3; // the folder, one level below it, and one more so that a folder of checkpoints can be told
+/** Finds the files of a checkpoint; the signal ends it. */
+export type Prepare = (signal: AbortSignal, tell: (p: Progress) => void) => Promise<Opening | Choice>;
+
+export interface Found { readonly path: string; readonly file: File }
+/** Levels below what was dropped, so that checkpoints three levels down, and directories inside them, are found. */
+const DEPTH = 5, MOST_FILES = 100_000;
 
 const fileOf = (entry: FileSystemFileEntry) => new Promise<File>((resolve, reject) => entry.file(resolve, reject));
 
@@ -20,6 +24,7 @@ async function childrenOf(folder: FileSystemDirectoryEntry): Promise<FileSystemE
 }
 
 async function walk(entry: FileSystemEntry, path: string, depth: number, found: Found[]): Promise<void> {
+  if (found.length >= MOST_FILES) throw new Error(`'${path}' and what is next to it are more than ${MOST_FILES} files; drop the checkpoint's own directory`);
   if (entry.isFile) found.push({ path, file: await fileOf(entry as FileSystemFileEntry) });
   else if (depth < DEPTH) for (const child of await childrenOf(entry as FileSystemDirectoryEntry)) await walk(child, `${path}/${child.name}`, depth + 1, found);
 }
@@ -37,19 +42,39 @@ export function filesOfDrop(transfer: DataTransfer): Promise<Found[]> {
 
 export const filesOfPicker = (list: FileList): Found[] => [...list].map((file) => ({ path: file.webkitRelativePath || file.name, file }));
 
-/** The checkpoint that the files make: of one folder, names are below it; one file that stands for a set is primary. */
-export function openingOf(found: readonly Found[]): Opening {
-  const [first] = found;
-  if (!first) throw new Error("there are no files in what was dropped");
-  const top = first.path.split("/")[0] ?? "";
-  const isFolder = found.every(({ path }) => path.startsWith(`${top}/`));
-  const files: Source[] = found.map(({ path, file }) => ({ name: isFolder ? path.slice(top.length + 1) : path, size: file.size, file }))
-    .filter(({ name }) => name.split("/").length <= 2 && (found.length === 1 || !name.includes(".tessera-"))); // an output that is being written
-  if (found.length === 1 && !isFolder) return { title: first.file.name, files, primary: first.file.name };
-  return { title: isFolder ? top : plainTitle(files), files };
+/** A file that a checkpoint's own directory holds. */
+const MARKS = /^(\.metadata|__\d+\.metadata|.*\.(distcp|safetensors|index\.json|pt|pth|bin|ckpt))$/;
+
+const parentOf = (path: string): string => path.slice(0, Math.max(0, path.lastIndexOf("/")));
+
+/** The topmost directories that hold files of a checkpoint, as paths. */
+export function checkpointsIn(paths: readonly string[]): string[] {
+  const directories = [...new Set(paths.filter((p) => MARKS.test(p.split("/").pop() ?? "")).map(parentOf))].sort();
+  return directories.filter((d) => !directories.some((other) => other !== d && (other === "" || d.startsWith(`${other}/`))));
 }
 
-const plainTitle = (files: readonly Source[]): string => files.length === 1 ? files[0]?.name ?? "" : `${files.length} files`;
+function filesBelow(found: readonly Found[], directory: string): Source[] {
+  const prefix = directory === "" ? "" : `${directory}/`;
+  return found.filter(({ path }) => path.startsWith(prefix)).map(({ path, file }) => ({ name: path.slice(prefix.length), size: file.size, file }))
+    .filter(({ name }) => name.split("/").length <= 2 && !name.includes(".tessera-")); // not an output that is being written
+}
+
+/** The checkpoint that the files make: names are below its directory; one file that stands for a set is primary. Several
+ *  checkpoints are a choice. */
+export function openingOf(found: readonly Found[]): Opening | Choice {
+  const [first] = found;
+  if (!first) throw new Error("no files were dropped");
+  const top = first.path.split("/")[0] ?? "";
+  const isDirectory = found.every(({ path }) => path.startsWith(`${top}/`));
+  if (!isDirectory) {
+    const files = found.map(({ path, file }): Source => ({ name: path, size: file.size, file }));
+    return found.length === 1 ? { title: first.file.name, files, primary: first.file.name } : { title: `${files.length} files`, files: files.filter(({ name }) => name.split("/").length <= 2 && !name.includes(".tessera-")) };
+  }
+  const directories = checkpointsIn(found.map((f) => f.path)), [only] = directories;
+  if (only === undefined) return { title: top, files: filesBelow(found, top) };
+  const options = directories.map((d): Opening => ({ title: d, files: filesBelow(found, d) }));
+  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: top, options };
+}
 
 export interface Sample { readonly name: string; readonly title: string; readonly files: readonly { readonly name: string; readonly size: number }[] }
 
@@ -62,7 +87,7 @@ export async function openingOfSample(sample: Sample, signal: AbortSignal): Prom
   const files = await Promise.all(sample.files.map(async ({ name, size }): Promise<Source> => {
     const response = await fetch(new URL(`${sample.name}/${name}`, document.baseURI), { signal }).catch((e: unknown) => {
       signal.throwIfAborted();
-      throw new Error(`the sample cannot be fetched from ${location.host}: ${e instanceof Error ? e.message : String(e)}. Files on this computer can be opened without a network.`);
+      throw new Error(`cannot fetch the sample from ${location.host}: ${e instanceof Error ? e.message : String(e)}. Files on this computer can be opened without a network.`);
     });
     if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
     return { name, size, file: new File([await response.blob()], name) };
@@ -88,67 +113,4 @@ export async function openingServed(): Promise<Served | undefined> {
   if (!response.ok) throw new Error(`the checkpoint is not served: ${response.status} ${response.statusText}`);
   const listing = await response.json() as Listing;
   return { opening: openingListed(listing, "checkpoint"), ...(listing.other ? { other: openingListed(listing.other, "other") } : {}) };
-}
-
-/** Whether this page's policy lets it read from other servers; remote.html's does. */
-export const mayReadOthers = (): boolean => /connect-src [^;]*https:/.test(document.querySelector('meta[http-equiv="Content-Security-Policy"]')?.getAttribute("content") ?? "");
-export const isElsewhere = (text: string): boolean => URL.canParse(text, document.baseURI) && new URL(text, document.baseURI).origin !== location.origin;
-
-export interface Remote {
-  readonly url: string;
-  readonly name: string;
-  readonly size: number | undefined;
-  /** The server gives parts of the file. */
-  readonly ranges: boolean;
-}
-
-function urlOf(text: string): URL {
-  if (!URL.canParse(text, document.baseURI)) throw new Error(`'${text}' is no URL`);
-  const url = new URL(text, document.baseURI);
-  if (!/^https?:$/.test(url.protocol)) throw new Error(`a URL begins with https: or http:, not ${url.protocol}`);
-  return url;
-}
-
-function nameOf({ pathname }: URL): string {
-  const last = pathname.split("/").pop() ?? "";
-  try {
-    return decodeURIComponent(last) || "checkpoint";
-  } catch {
-    return last;
-  }
-}
-
-/** Asks the server for one byte. */
-export async function askUrl(text: string, signal: AbortSignal): Promise<Remote> {
-  const url = urlOf(text);
-  const response = await fetch(url, { headers: { Range: "bytes=0-0" }, signal }).catch(() => {
-    signal.throwIfAborted();
-    throw new Error(`${url.host} cannot be reached from this page: the server must answer, and allow other sites to read it (CORS). Download the file and drop it here instead.`);
-  });
-  await response.body?.cancel();
-  if (!response.ok) throw new Error(`${url.host} answered ${response.status} ${response.statusText}`);
-  const ranges = response.status === 206;
-  const total = ranges ? /\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "")?.[1] : response.headers.get("Content-Length");
-  if (ranges && !total) throw new Error(`${url.host} does not say how long the file is: it must allow other sites to see Content-Range. Download the file and drop it here instead.`);
-  return { url: url.href, name: nameOf(url), size: total ? Number(total) : undefined, ranges };
-}
-
-/** All of a file, telling how far it is. */
-async function downloaded(url: string, size: number | undefined, signal: AbortSignal, tell: (p: Progress) => void): Promise<Blob> {
-  const response = await fetch(url, { signal });
-  if (!response.ok || !response.body) throw new Error(`${url} answered ${response.status} ${response.statusText}`);
-  let done = 0;
-  const counting = new TransformStream<Uint8Array, Uint8Array>({ transform(part, out) {
-    done += part.length;
-    tell({ done, total: size ?? 0 });
-    out.enqueue(part);
-  } });
-  return new Response(response.body.pipeThrough(counting)).blob();
-}
-
-/** One file behind a URL: by ranges, or, where the server gives none, all of it. */
-export async function openingOfUrl({ url, name, size, ranges }: Remote, signal: AbortSignal, tell: (p: Progress) => void): Promise<Opening> {
-  if (ranges) return { title: name, files: [{ name, size: size ?? 0, url }], primary: name };
-  const file = new File([await downloaded(url, size, signal, tell)], name);
-  return { title: name, files: [{ name, size: file.size, file }], primary: name };
 }

@@ -2,12 +2,25 @@ import { render } from "preact";
 import { openingServed } from "./collect";
 import { Model } from "./model";
 import { keepPage } from "./offline";
+import { openingOfRemote, resolveUrl, isElsewhere, mayReadOthers } from "./remote";
+import { linkOf } from "./route";
 import "./style.css";
 import { App } from "./views/app";
 import { ModelContext } from "./views/hooks";
 
-const model = new Model();
-void model.openServed(openingServed, () => { location.hash = "compare"; });
+const model = new Model(), show = (view: string) => { location.hash = view; };
+
+/** Opens what the page's address names. The strict page passes a link to another site on to the page that may read it. */
+async function openLink(): Promise<void> {
+  const { url, entry, tab } = linkOf(location.search);
+  if (url === undefined) return void model.openServed(openingServed, () => show("compare"));
+  if (isElsewhere(url) && !mayReadOthers()) return location.replace(new URL(`remote.html${location.search}`, document.baseURI).href);
+  await model.open(async (signal, tell) => openingOfRemote(await resolveUrl(url, signal), signal, tell));
+  if (model.opened && tab) show(tab);
+  if (model.opened && entry !== undefined) await model.reveal(entry);
+}
+
+void openLink();
 const root = document.getElementById("app");
 addEventListener("load", () => void keepPage().catch(() => undefined));
 if (root) render(<ModelContext.Provider value={model}><App /></ModelContext.Provider>, root);

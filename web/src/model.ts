@@ -1,32 +1,21 @@
 /** What the page knows, and everything that can be done to it. Views draw it and call it; they hold no state of their own
  *  but scroll positions and open menus. */
 import { Client, Failure, type Progress } from "./client";
-import type { Prepare, Served } from "./collect";
-import type { Act, Detail, Diff, Findings, Opened, Opening, Optimizer, OutlineName, Plan, Preview, Row, Side, Tally, Trouble, Twins } from "./protocol";
+import type { Choice, Prepare, Served } from "./collect";
+import { sourcesAt } from "./remote";
+import { Comparing } from "./comparing";
+import { Lists } from "./lists";
+import type { FileMetadata } from "./file_metadata";
+import type { Compared, Detail, Findings, FqnDocument, Opened, Opening, Optimizer, Plan, Requests, Side, Tally, Trouble, Twins } from "./protocol";
 import { START, type TargetForm } from "./target";
+import type { Elements } from "./elements";
+import { elementsOfSlice, MOST_SLICE } from "./slice";
+import { exactText } from "./text";
+import { troubleOf } from "./trouble";
 
-export const TABS = ["tensors", "storage", "objects", "optimizer", "findings", "compare", "reshard"] as const;
-export type Tab = (typeof TABS)[number];
-
-const PAGE = 64;
 const FIRST_PROGRESS_MS = 100;
-const COMPARING = "Comparing values", PLANNING = "Planning";
-const MANY_RANKS = 4096;
-
-/** Rows of one outline as far as they were fetched. */
-export interface Listing {
-  count: number;
-  filter: string;
-  kept: number | undefined;
-  trouble: Trouble | undefined;
-  cursor: number;
-  /** A row that must be scrolled to. */
-  goTo: number | undefined;
-  /** The cursor moved and must be in sight. */
-  follow: boolean;
-  pages: Map<number, Row[]>;
-  generation: number;
-}
+const PLANNING = "Planning";
+const MANY_RANKS = 4096, MOST_LARGEST = 8;
 
 /** `cancel` is there where it can be cancelled. */
 export interface Job { readonly title: string; progress: Progress | undefined; readonly cancel: (() => void) | undefined }
@@ -36,42 +25,36 @@ export interface Selected {
   readonly entry: number;
   readonly fqn: string;
   detail: Detail | undefined;
-  preview: Preview | undefined;
+  /** A slice of its values. */
+  elements: Elements | undefined;
   tally: Tally | undefined;
   /** Its values are being counted. */
   isCounting: boolean;
   trouble: Trouble | undefined;
-}
-
-export interface Comparison {
-  readonly title: string;
-  readonly opening: Opening;
-  diff: Diff | undefined;
-  text: string;
-  /** The diff that was asked for last. */
-  asked: number;
+  /** What went wrong with the slice, and with the statistics. */
+  valuesTrouble: Trouble | undefined;
+  tallyTrouble: Trouble | undefined;
+  /** How it differs, where it was chosen in a comparison. */
+  readonly compared: Compared | undefined;
 }
 
 /** What a target would mean, or why it cannot be. */
 export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly trouble?: Trouble }
 
-const newListing = (count: number): Listing => ({ count, filter: "", kept: undefined, trouble: undefined, cursor: 0, goTo: undefined, follow: false, pages: new Map(), generation: 0 });
-
 const CANCELLED = new Failure({ message: "cancelled", status: "cancelled" });
-
-export function troubleOf(e: unknown): Trouble {
-  return e instanceof Failure ? e.trouble : { message: e instanceof Error ? e.message : String(e), status: "page" };
-}
 
 export class Model {
   opening: Opening | undefined;
+  /** What was dropped holds several checkpoints. */
+  choice: Choice | undefined;
   opened: Opened | undefined;
   findings: Findings | undefined;
   isDeep = false;
   trouble: Trouble | undefined;
-  listings: Record<OutlineName, Listing> = { all: newListing(0), objects: newListing(0) };
   selected: Selected | undefined;
-  comparison: Comparison | undefined;
+  largest: Requests["largest"]["gives"] | undefined;
+  fileMetadata: readonly FileMetadata[] | undefined;
+  names: FqnDocument | undefined;
   optimizers: readonly Optimizer[] | undefined;
   target: TargetForm = START;
   preview: PlanPreview | undefined;
@@ -81,14 +64,15 @@ export class Model {
   #ending = new AbortController();
   /** Every opening and closing makes another; what an earlier one still brings is dropped. */
   #client = this.#newClient();
-  #comparing = new AbortController();
+  readonly lists = new Lists(() => this.#client, () => this.changed());
+  readonly comparing = new Comparing(this);
   #aside = new Map<string, Client>();
   #plans = 0;
   #listeners = new Set<() => void>();
-  #asked: Record<OutlineName, Promise<void>> = { all: Promise.resolve(), objects: Promise.resolve() };
   #queued = false;
 
-  get byteTotal(): number { return sizeOf(this.opening) + sizeOf(this.comparison?.opening); }
+  /** The worker that holds what is open. */
+  get client(): Client { return this.#client; }
 
   subscribe(listener: () => void): () => void {
     this.#listeners.add(listener);
@@ -121,7 +105,7 @@ export class Model {
 
   /** Runs something with a title that shows when it takes a while, and hears its trouble. Undefined where it failed, or
    *  where what it was about is no longer open. */
-  async #run<T>(title: string, cancel: (() => void) | undefined, body: (tell: Tell) => Promise<T>, hear: (t: Trouble) => void): Promise<T | undefined> {
+  async run<T>(title: string, cancel: (() => void) | undefined, body: (tell: Tell) => Promise<T>, hear: (t: Trouble) => void): Promise<T | undefined> {
     const client = this.#client, job: Job = { title, progress: undefined, cancel };
     const timer = setTimeout(() => {
       if (this.#client !== client) return;
@@ -142,13 +126,13 @@ export class Model {
     }
   }
 
-  #hear = (trouble: Trouble): void => { this.trouble = trouble; };
+  hear = (trouble: Trouble): void => { this.trouble = trouble; };
 
   /** Long work in a worker of its own, which opens again what is open: the page stays usable, and ending the worker is
    *  cancelling. What runs already is not started again. */
-  async #runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number, body: (client: Client) => Promise<T>, hear = this.#hear): Promise<T | undefined> {
+  async runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number, body: (client: Client) => Promise<T>, hear = this.hear): Promise<T | undefined> {
     if (this.#aside.has(title)) return undefined;
-    return this.#run(title, () => this.#endAside(title), async (tell) => {
+    return this.run(title, () => this.endAside(title), async (tell) => {
       const client = this.#newClient((done) => tell({ done, total }));
       this.#aside.set(title, client);
       try {
@@ -161,7 +145,7 @@ export class Model {
     }, hear);
   }
 
-  #endAside(title: string): void {
+  endAside(title: string): void {
     this.#aside.get(title)?.end();
     this.#aside.delete(title);
   }
@@ -171,15 +155,30 @@ export class Model {
   async open(prepare: Prepare): Promise<void> {
     this.close();
     const client = this.#client, { signal } = this.#ending;
-    const opened = await this.#run("Opening", () => this.close(), async (tell) => {
-      const opening = await prepare(signal, tell);
+    const opened = await this.run("Opening", () => this.close(), async (tell) => {
+      const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
-      this.opening = opening;
+      if ("options" in prepared) {
+        this.choice = prepared;
+        return undefined;
+      }
+      this.opening = prepared;
       this.changed();
-      await client.call("open", { side: "a", opening });
-      return client.call("describe", {});
-    }, this.#hear);
+      return this.#describe(client, prepared, signal);
+    }, this.hear);
     if (opened) this.#take(opened);
+  }
+
+  /** Opens in the worker. A remote DCP's data files are asked for once its metadata has named them. */
+  async #describe(client: Client, opening: Opening, signal: AbortSignal): Promise<Opened> {
+    await client.call("open", { side: "a", opening });
+    const opened = await client.call("describe", {}), { absent } = opened.overview;
+    if (opening.url === undefined || absent.length === 0) return opened;
+    const found = await sourcesAt(opening.url, absent, signal);
+    if (found.length === 0) return opened;
+    this.opening = { ...opening, files: [...opening.files, ...found] };
+    await client.call("open", { side: "a", opening: this.opening });
+    return client.call("describe", {});
   }
 
   /** Opens what the page's own server has, if it has anything, and nothing else was opened in the meantime. */
@@ -190,7 +189,7 @@ export class Model {
     const { other, opening } = await served.catch(() => undefined) ?? {};
     if (!other || this.opening !== opening || !this.opened) return;
     showComparison();
-    await this.compareWith(async () => other);
+    await this.comparing.with(async () => other);
   }
 
   /** After the worker broke. */
@@ -202,127 +201,32 @@ export class Model {
   #take(opened: Opened): void {
     this.opened = opened;
     this.findings = opened.findings;
-    this.listings = { all: newListing(opened.rows.all), objects: newListing(opened.rows.objects) };
+    this.lists.dtypes = opened.overview.dtypes.map((d) => d.name);
+    this.lists.reset("all", opened.rows);
     this.changed();
   }
 
   /** Back to the start page; whatever runs ends. */
   close(): void {
     this.#ending.abort(CANCELLED);
-    this.#comparing.abort(CANCELLED);
+    this.comparing.reset();
     this.#ending = new AbortController();
     for (const client of [this.#client, ...this.#aside.values()]) client.end();
     this.#aside.clear();
     this.#client = this.#newClient();
     this.bytesRead = 0;
     this.jobs = [];
-    this.opening = this.opened = this.findings = this.trouble = this.selected = this.comparison = undefined;
-    this.optimizers = this.preview = this.twins = undefined;
+    this.choice = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
+    this.optimizers = this.preview = this.twins = this.largest = this.fileMetadata = this.names = undefined;
     this.target = START;
     this.isDeep = false;
     this.changed();
   }
 
-  /* ---- rows ---- */
-
-  /** Remembers work on rows until it is done, well or not. */
-  #track<T>(outline: OutlineName, work: Promise<T>): Promise<T> {
-    const before = this.#asked[outline];
-    this.#asked[outline] = Promise.allSettled([before, work]).then(() => undefined);
-    return work;
-  }
-
-  /** Resolves once every row that was asked for, and every change of them, is there. */
-  async settled(outline: OutlineName): Promise<void> {
-    for (let seen: Promise<void> | undefined; seen !== this.#asked[outline];) await (seen = this.#asked[outline]);
-  }
-
-  /** The row once what was asked for before is done; undefined where there is none. */
-  async rowAt(outline: OutlineName, index: number): Promise<Row | undefined> {
-    await this.settled(outline);
-    if (this.row(outline, index)) return this.row(outline, index);
-    await this.settled(outline);
-    return this.row(outline, index);
-  }
-
-  /** The row of what a row is in. */
-  parentOf(outline: OutlineName, row: number): Promise<number> {
-    return this.#client.call("parent", { outline, row });
-  }
-
-  /** A row, or undefined while it is fetched. */
-  row(outline: OutlineName, index: number): Row | undefined {
-    const listing = this.listings[outline];
-    const number = Math.floor(index / PAGE);
-    const page = listing.pages.get(number);
-    if (page) return page[index - number * PAGE];
-    listing.pages.set(number, []);
-    void this.#track(outline, this.#fetch(outline, listing, number));
-    return undefined;
-  }
-
-  async #fetch(outline: OutlineName, listing: Listing, number: number): Promise<void> {
-    const { generation } = listing;
-    const rows = await this.#client.call("rows", { outline, first: number * PAGE, count: PAGE });
-    if (listing.generation !== generation) return;
-    listing.pages.set(number, rows);
-    if (listing.pages.size > 200) listing.pages.delete(listing.pages.keys().next().value ?? 0);
-    this.changed();
-  }
-
-  /** The rows changed: those in sight are fetched before the old ones go, so that nothing flickers. The cursor stays, or
-   *  goes to a row that is then scrolled to. */
-  async #renew(outline: OutlineName, count: number, goTo?: number): Promise<void> {
-    const listing = this.listings[outline], inSight = goTo ?? listing.cursor;
-    const first = Math.max(0, Math.floor(Math.min(inSight, count - 1) / PAGE) - 1);
-    const generation = ++listing.generation;
-    const rows = await this.#client.call("rows", { outline, first: first * PAGE, count: PAGE * 3 });
-    if (listing.generation !== generation) return;
-    listing.count = count;
-    listing.pages = new Map([0, 1, 2].map((i) => [first + i, rows.slice(i * PAGE, (i + 1) * PAGE)]));
-    listing.cursor = Math.min(goTo ?? listing.cursor, Math.max(0, count - 1));
-    if (goTo !== undefined) listing.goTo = listing.cursor;
-    this.changed();
-  }
-
-  act(outline: OutlineName, node: number, act: Act): Promise<void> {
-    return this.#track(outline, this.#client.call("act", { outline, node, act })
-      .then((count) => this.#renew(outline, count)));
-  }
-
-  setCursor(outline: OutlineName, index: number): void {
-    const listing = this.listings[outline];
-    listing.cursor = Math.max(0, Math.min(index, listing.count - 1));
-    listing.follow = true;
-    this.changed();
-  }
-
-  filter(outline: OutlineName, text: string): Promise<void> {
-    return this.#track(outline, this.#filter(outline, text));
-  }
-
-  async #filter(outline: OutlineName, text: string): Promise<void> {
-    const listing = this.listings[outline];
-    listing.filter = text;
-    this.changed();
-    try {
-      const { kept, rows } = await this.#client.call("filter", { outline, text });
-      if (listing.filter !== text) return;
-      await this.#renew(outline, rows, 0);
-      if (listing.filter !== text) return;
-      listing.trouble = undefined;
-      listing.kept = text.trim() ? kept : undefined;
-      this.changed();
-    } catch (e) {
-      listing.trouble = troubleOf(e);
-      this.changed();
-    }
-  }
-
   /* ---- one entry ---- */
 
-  async select(entry: number, fqn: string): Promise<void> {
-    const selected: Selected = { entry, fqn, detail: undefined, preview: undefined, tally: undefined, isCounting: false, trouble: undefined };
+  async choose(entry: number, fqn: string, compared?: Compared): Promise<void> {
+    const selected = unread(entry, fqn, compared);
     this.selected = selected;
     this.changed();
     try {
@@ -333,6 +237,12 @@ export class Model {
     this.changed();
   }
 
+  /** An entry that only B has. */
+  chooseOther(entry: number, fqn: string, compared: Compared | undefined): void {
+    this.selected = unread(entry, fqn, compared);
+    this.changed();
+  }
+
   deselect(): void {
     this.selected = undefined;
     this.changed();
@@ -340,46 +250,51 @@ export class Model {
 
   /** Goes to an entry by name, clearing a filter that hides it. */
   reveal(fqn: string): Promise<void> {
-    return this.#track("all", this.#reveal(fqn));
+    return this.lists.track("all", this.#reveal(fqn));
   }
 
   async #reveal(fqn: string): Promise<void> {
     let found = await this.#client.call("reveal", { outline: "all", fqn });
     if (!found) {
-      await this.filter("all", "");
+      await this.lists.filter("all", "");
       found = await this.#client.call("reveal", { outline: "all", fqn });
     }
     if (!found) {
-      this.#hear({ message: `no entry is called '${fqn}'`, status: "page" });
+      this.hear({ message: `there is no entry named '${fqn}'`, status: "page" });
       this.changed();
       return;
     }
-    await this.#renew("all", found.rows, found.row);
-    await this.select(found.entry, fqn);
+    await this.lists.renew("all", found.rows, found.row);
+    await this.choose(found.entry, fqn);
   }
 
-  async readValues(): Promise<void> {
-    const selected = this.selected;
-    if (!selected) return;
-    selected.trouble = undefined;
-    selected.preview ??= await this.#run("Reading values", undefined, () => this.#client.call("preview", { entry: selected.entry }), (t) => { selected.trouble = t; });
+  async readSlice(slice: string): Promise<void> {
+    const { selected } = this;
+    if (selected?.detail?.kind !== "tensor") return;
+    const { fqn, detail: { shape } } = selected, count = elementsOfSlice(slice, shape);
+    selected.valuesTrouble = count === undefined || count <= MOST_SLICE ? undefined
+      : { message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" };
+    this.changed();
+    if (selected.valuesTrouble) return;
+    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: shape.length ? slice : undefined }), (t) => { selected.valuesTrouble = t; });
+    selected.elements = elements ?? selected.elements;
     this.changed();
   }
 
   async tally(): Promise<void> {
     const selected = this.selected;
     if (!selected || selected.isCounting) return;
-    selected.trouble = undefined;
+    selected.tallyTrouble = undefined;
     selected.isCounting = true;
     let cancel: () => void = () => undefined;
-    const tally = await this.#run(`Reading ${selected.fqn}`, () => cancel(), (tell) => {
+    const tally = await this.run(`Reading ${selected.fqn}`, () => cancel(), (tell) => {
       const job = this.#client.start("tally", { entry: selected.entry }, (p) => {
         selected.tally = p.tally;
         tell(p);
       });
       cancel = job.cancel;
       return job.result;
-    }, (t) => { selected.trouble = t; });
+    }, (t) => { selected.tallyTrouble = t; });
     if (tally) selected.tally = tally;
     selected.isCounting = false;
     this.changed();
@@ -388,57 +303,35 @@ export class Model {
   /** Every byte. */
   async deepCheck(): Promise<void> {
     if (!this.opening) return;
-    const findings = await this.#runAside("Checking every byte", { a: this.opening }, sizeOf(this.opening), (client) => client.call("deepFindings", {}));
+    const findings = await this.runAside("Checking every byte", { a: this.opening }, sizeOf(this.opening), (client) => client.call("deepFindings", {}));
     if (!findings) return;
     this.findings = findings;
     this.isDeep = true;
     this.changed();
   }
 
-  /* ---- diff ---- */
-
-  async compareWith(prepare: Prepare): Promise<void> {
-    this.stopComparing();
-    this.trouble = undefined;
-    const client = this.#client, { signal } = this.#comparing;
-    const opening = await this.#run("Opening the other", () => this.stopComparing(), async (tell) => {
-      const other = await prepare(signal, tell);
-      signal.throwIfAborted();
-      await client.call("open", { side: "b", opening: other });
-      return other;
-    }, (t) => { if (!signal.aborted) this.#hear(t); });
-    if (!opening || signal.aborted) return;
-    this.comparison = { title: opening.title, opening, diff: undefined, text: "", asked: 0 };
-    await this.diff(false, false);
-  }
-
-  async diff(values: boolean, layout: boolean): Promise<void> {
-    const { comparison, opening } = this;
-    if (!comparison || !opening) return;
-    const asked = ++comparison.asked;
-    this.#endAside(COMPARING);
-    const got = values
-      ? await this.#runAside(COMPARING, { a: opening, b: comparison.opening }, this.byteTotal, (client) => client.call("diff", { values, layout }))
-      : await this.#run("Comparing", undefined, () => this.#client.call("diff", { values, layout }), this.#hear);
-    if (!got || comparison.asked !== asked) return;
-    Object.assign(comparison, got);
-    this.changed();
-  }
-
-  stopComparing(): void {
-    this.#comparing.abort(CANCELLED);
-    this.#comparing = new AbortController();
-    this.#endAside(COMPARING);
-    this.comparison = undefined;
-    if (this.opened) void this.#client.call("close", { side: "b" }).catch(() => undefined);
-    this.changed();
-  }
-
   /* ---- optimizer, plan, duplicates ---- */
 
   async loadOptimizers(): Promise<void> {
-    const optimizers = await this.#run("Looking for optimizers", undefined, () => this.#client.call("optimizers", {}), this.#hear);
+    const optimizers = await this.run("Looking for optimizers", undefined, () => this.#client.call("optimizers", {}), this.hear);
     if (optimizers) this.optimizers = optimizers;
+    this.changed();
+  }
+
+  /** What the overview shows beyond the totals. */
+  async loadOverview(): Promise<void> {
+    const [largest, metadata] = await Promise.all([
+      this.run("Looking for the largest tensors", undefined, () => this.#client.call("largest", { count: MOST_LARGEST }), this.hear),
+      this.run("Reading file metadata", undefined, () => this.#client.call("fileMetadata", {}), this.hear),
+    ]);
+    this.largest = largest ?? null;
+    this.fileMetadata = metadata ?? [];
+    this.changed();
+  }
+
+  async loadNames(): Promise<void> {
+    const names = await this.run("Canonicalizing names", undefined, () => this.#client.call("names", {}), this.hear);
+    if (names) this.names = names;
     this.changed();
   }
 
@@ -451,10 +344,10 @@ export class Model {
   async plan(target: string, ranks: number): Promise<void> {
     const { opening } = this, asked = ++this.#plans;
     if (!opening) return;
-    this.#endAside(PLANNING);
+    this.endAside(PLANNING);
     const hear = (trouble: Trouble) => { if (this.#plans === asked) this.preview = { text: "", trouble }; };
-    const planned = await (ranks > MANY_RANKS ? this.#runAside(PLANNING, { a: opening }, 0, (client): Promise<PlanPreview> => client.call("plan", { target }), hear)
-      : this.#run(PLANNING, undefined, (): Promise<PlanPreview> => this.#client.call("plan", { target }), hear));
+    const planned = await (ranks > MANY_RANKS ? this.runAside(PLANNING, { a: opening }, 0, (client): Promise<PlanPreview> => client.call("plan", { target }), hear)
+      : this.run(PLANNING, undefined, (): Promise<PlanPreview> => this.#client.call("plan", { target }), hear));
     if (planned && this.#plans === asked) this.preview = planned;
     this.changed();
   }
@@ -462,7 +355,7 @@ export class Model {
   async findTwins(): Promise<void> {
     const { opening, opened } = this;
     if (!opening || !opened) return;
-    const twins = await this.#runAside("Looking for equal tensors", { a: opening }, opened.overview.bytes, (client) => client.call("twins", {}));
+    const twins = await this.runAside("Looking for equal tensors", { a: opening }, opened.overview.bytes, (client) => client.call("twins", {}));
     if (twins) this.twins = twins;
     this.changed();
   }
@@ -472,5 +365,8 @@ export class Model {
     this.changed();
   }
 }
+
+const unread = (entry: number, fqn: string, compared: Compared | undefined): Selected =>
+  ({ entry, fqn, compared, detail: undefined, elements: undefined, tally: undefined, isCounting: false, trouble: undefined, valuesTrouble: undefined, tallyTrouble: undefined });
 
 export const sizeOf = (opening: Opening | undefined): number => opening?.files.reduce((sum, f) => sum + f.size, 0) ?? 0;

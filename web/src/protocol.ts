@@ -1,11 +1,37 @@
 /** What the page and its worker say to each other. */
-import type { Level, Row } from "../../wasm/tessera.js";
+import type { FqnDocument, Level, Row as ModuleRow } from "../../wasm/tessera.js";
+import type { Elements } from "./elements";
+import type { Sort, Totals } from "./entry_tree";
+import type { FileMetadata } from "./file_metadata";
+import type { Amount } from "./split";
 
-export type { EntryRow, Level, Row } from "../../wasm/tessera.js";
+export type { FqnDocument, Level } from "../../wasm/tessera.js";
 
 export type Side = "a" | "b";
-/** Every entry, or those that are no tensors. */
-export type OutlineName = "all" | "objects";
+/** The entries of the checkpoint, or those of both that are compared. */
+export type OutlineName = "all" | "compare";
+
+/** "match": dtype and shape are equal and values were not compared. */
+export type Mark = "same" | "match" | "changed" | "only-a" | "only-b" | "renamed";
+export interface Compared {
+  readonly mark: Mark;
+  readonly what: readonly string[];
+  readonly a: DiffSide | undefined;
+  readonly b: DiffSide | undefined;
+  readonly differing?: number;
+  readonly maxAbs?: Real;
+  /** What it is called in B. */
+  readonly other?: string;
+}
+
+interface More {
+  readonly compared?: Compared;
+  /** Of a group: entries below it that differ. */
+  readonly differing?: number;
+  /** Its numbers are those of what the filter keeps. */
+  readonly isTotal?: boolean;
+}
+export type Row = ModuleRow & More & { readonly chunks?: number };
 export type Act = "open" | "close" | "fold" | "unfold" | "open-all" | "close-all";
 
 /** A dropped file, or one behind a URL. */
@@ -18,6 +44,8 @@ export interface Opening {
   readonly title: string;
   readonly files: readonly Source[];
   readonly primary?: string;
+  /** Where it was opened from, for links to it. */
+  readonly url?: string;
 }
 
 export interface FileUse {
@@ -26,6 +54,8 @@ export interface FileUse {
   readonly used: number;
   readonly chunks: number;
   readonly taken: readonly (readonly [number, number])[];
+  /** It was not opened: its size is what the metadata says of it. */
+  readonly absent?: boolean;
 }
 
 export interface Overview {
@@ -36,6 +66,8 @@ export interface Overview {
   readonly elements: number;
   readonly bytes: number;
   readonly missing_chunks: number;
+  /** Data files that were not opened. */
+  readonly absent: readonly string[];
   readonly dtypes: readonly { readonly name: string; readonly bytes: number }[];
   readonly files: readonly FileUse[];
 }
@@ -54,6 +86,8 @@ export interface Findings {
   readonly list: readonly Finding[];
   /** By rule: cause and cure. */
   readonly help: Readonly<Record<string, string>>;
+  /** By rule: findings that were counted and not listed. */
+  readonly unlisted: Readonly<Record<string, number>>;
   readonly text: string;
   /** The same as SARIF 2.1.0. */
   readonly sarif: string;
@@ -91,11 +125,6 @@ export interface ObjectDetail extends Named {
 }
 export type Detail = TensorDetail | ObjectDetail;
 
-export interface Preview {
-  readonly sizes: readonly number[];
-  readonly values: readonly string[];
-}
-
 type Real = number | "nan" | "inf" | "-inf";
 export interface Tally {
   readonly byte_done: number;
@@ -124,7 +153,8 @@ export interface Diff {
     readonly differing?: number;
     readonly max_abs?: Real;
   }[];
-  readonly renamed: readonly { readonly a: string; readonly b: string; readonly why: string }[];
+  /** `differing` is the page's own: elements with other values, where values were compared. */
+  readonly renamed: readonly { readonly a: string; readonly b: string; readonly why: string; readonly differing?: number }[];
   readonly summary: { readonly same: number; readonly values_compared: boolean };
 }
 
@@ -156,7 +186,13 @@ export interface Optimizer {
   readonly optimizer: string;
   readonly names: readonly string[];
   readonly parameters: readonly ParameterStates[];
+  /** False: it was recognized by its names alone. */
+  readonly hasGroups: boolean;
+  readonly groups: readonly ParamGroup[];
 }
+
+/** Param groups, or parameters, with equal hyper-parameters. */
+export interface ParamGroup { readonly members: readonly string[]; readonly values: Readonly<Record<string, string>> }
 
 /** Tensors that hold equal bytes. */
 export interface Twins { readonly groups: readonly { readonly bytes: number; readonly fqns: readonly string[] }[] }
@@ -164,8 +200,13 @@ export interface Twins { readonly groups: readonly { readonly bytes: number; rea
 export interface Opened {
   readonly overview: Overview;
   readonly findings: Findings;
-  readonly rows: Readonly<Record<OutlineName, number>>;
+  /** No data file is there: names, shapes and shards are known, values are not. */
+  readonly isMetadataOnly: boolean;
+  readonly optimizer: Amount;
+  readonly rows: number;
 }
+
+export interface DiffOptions { readonly values: boolean; readonly layout: boolean; readonly canonical: boolean }
 
 /** Each request with what it takes and what it gives. */
 export interface Requests {
@@ -176,13 +217,21 @@ export interface Requests {
   rows: { takes: { outline: OutlineName; first: number; count: number }; gives: Row[] };
   act: { takes: { outline: OutlineName; node: number; act: Act }; gives: number };
   parent: { takes: { outline: OutlineName; row: number }; gives: number };
-  filter: { takes: { outline: OutlineName; text: string }; gives: { kept: number; rows: number } };
+  /** Filters and sorts. `totals` is what the filter keeps; without it, rows of groups have no totals. */
+  arrange: { takes: { outline: OutlineName; text: string; sort: Sort }; gives: { kept: number; rows: number; totals: Totals | undefined; isSorted: boolean } };
+  /** The largest tensors, and whether that is of all of them. */
+  largest: { takes: { count: number }; gives: readonly { readonly fqn: string; readonly bytes: number }[] | null };
+  fileMetadata: { takes: Record<string, never>; gives: readonly FileMetadata[] };
+  /** Canonical names by text. */
+  names: { takes: Record<string, never>; gives: FqnDocument };
   reveal: { takes: { outline: OutlineName; fqn: string }; gives: { row: number; rows: number; entry: number } | null };
   entry: { takes: { entry: number }; gives: Detail };
-  preview: { takes: { entry: number }; gives: Preview };
+  slice: { takes: { entry: number; fqn: string; slice: string | undefined }; gives: Elements };
   /** In steps; `progress` has the tally so far. */
   tally: { takes: { entry: number }; gives: Tally };
-  diff: { takes: { values: boolean; layout: boolean }; gives: { diff: Diff; text: string } };
+  diff: { takes: DiffOptions; gives: Diff };
+  /** Makes the rows of the outline "compare". */
+  showDiff: { takes: { diff: Diff; canonical: boolean; text: string; sort: Sort }; gives: number };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };
   /** For the text of a tessera.target/1 document. */
   plan: { takes: { target: string }; gives: { plan: Plan; text: string } };

@@ -7,12 +7,12 @@ export function bytesText(bytes: number): string {
   return `${unit === 0 || value >= 99.95 ? Math.round(value) : value.toFixed(value >= 9.995 ? 1 : 2)} ${UNITS[unit] ?? ""}`;
 }
 
-const SCALES: readonly (readonly [number, string])[] = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " K"]];
+const SCALES: readonly (readonly [number, string])[] = [[1e12, "trillion"], [1e9, "billion"], [1e6, "million"], [1e3, "thousand"]];
 
-/** 124 M: for parameters and elements. */
+/** "7.24 billion": parameters and elements. Letters are left to bytes. */
 export function countText(count: number): string {
-  for (const [scale, letter] of SCALES) {
-    if (count >= scale) return `${(count / scale).toFixed(count / scale >= 100 ? 0 : 1)}${letter}`;
+  for (const [scale, word] of SCALES) {
+    if (count >= scale) return `${Number((count / scale).toPrecision(3))} ${word}`;
   }
   return String(count);
 }

@@ -1,18 +1,28 @@
 /** The worker that owns the module. Requests are answered one after the other, but for the tally, which lets others in
  *  between its steps and hears a cancel; what else takes long is done in a worker that can be ended. */
 import writersUrl from "../../build/wasm/bin/tessera-writers.wasm?url";
-import { Tessera, TesseraError, type Checkpoint, type Outline } from "../../wasm/tessera.js";
-import type { Diff, Findings, FromWorker, Kind, Optimizer, OutlineName, Overview, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
+import { Tessera, TesseraError, type Outline } from "../../wasm/tessera.js";
+import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
+import { ComparisonTree } from "./comparison_tree";
+import { Contents, leavesOf, MOST_SORTED } from "./contents";
+import type { Leaf } from "./entry_tree";
+import { fileMetadata } from "./file_metadata";
+import { fileTerm } from "./filter";
+import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
+import type { Detail, Diff, FileUse, Findings, FromWorker, Kind, Opening, Optimizer, OutlineName, Overview, ParamGroup, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
 import { sourceFile } from "./sources";
+import { optimizerOf } from "./split";
+import { differingElements } from "./tensor_equality";
 
 const STEP_BYTES = 8 << 20;
+const ROWS = 4096, MOST_MARKED_FILES = 1000, MOST_HYPER = 10_000;
 const scope = self as unknown as DedicatedWorkerGlobalScope;
 const say = (message: FromWorker) => scope.postMessage(message);
 
-interface Open { title: string; checkpoint: Checkpoint }
+interface Open extends OpenedFiles { readonly title: string; readonly opening: Opening }
 const sides: Partial<Record<Side, Open>> = {};
-/** Of side a. */
-let outlines: Record<OutlineName, Outline> | undefined;
+/** Of side a, and of both. */
+const lists: { all?: Contents; compare?: ComparisonTree } = {};
 const cancelled = new Set<number>();
 
 let start: (module: WebAssembly.Module) => void;
@@ -39,23 +49,66 @@ function opened(side: Side): Open {
   return open;
 }
 
-function outlineOf(name: OutlineName): Outline {
-  if (!outlines) throw new TesseraError("no checkpoint is open", "page", undefined);
-  return outlines[name];
+function listOf(name: OutlineName): Contents | ComparisonTree {
+  const list = lists[name];
+  if (!list) throw new TesseraError("no checkpoint is open", "page", undefined);
+  return list;
 }
 
 function closeSide(side: Side): void {
   sides[side]?.checkpoint.close();
   delete sides[side];
-  if (side === "a") outlines = undefined;
+  delete lists.compare;
+  if (side === "a") delete lists.all;
 }
 
-function findingsOf(t: Tessera, { checkpoint, title }: Pick<Open, "checkpoint" | "title">, kind: "findings" | "findings-deep"): Findings {
-  const text = checkpoint.document(kind, { path: title }), sarif = checkpoint.document("sarif", { path: title });
-  const { findings } = JSON.parse(text) as { findings: Findings["list"] };
-  const rules = new Set(findings.map((f) => f.rule));
-  return { list: findings, help: Object.fromEntries([...rules].map((rule) => [rule, t.ruleHelp(rule)])), text, sarif };
+function findingsOf(t: Tessera, document: FindingsDocument, sarif: string): Findings {
+  const { findings, summary } = document, rules = new Set(findings.map((f) => f.rule));
+  return {
+    list: findings, help: Object.fromEntries([...rules].map((rule) => [rule, t.ruleHelp(rule)])), unlisted: summary.unlisted ?? {},
+    text: JSON.stringify(document, null, 1), sarif,
+  };
 }
+
+/** What the module counts, with the sizes of absent files and what is missing because of them. */
+function overviewOf({ checkpoint, absent }: Open): Overview {
+  const document = JSON.parse(checkpoint.document("overview")) as Overview, names = new Set(absent);
+  const files = document.files.map((f): FileUse => names.has(f.name) ? { ...f, size: f.taken.reduce((end, [at, size]) => Math.max(end, at + size), 0), absent: true } : f);
+  const missing = files.filter((f) => f.absent).reduce((sum, f) => sum + f.chunks, 0);
+  return { ...document, files, missing_chunks: document.missing_chunks + missing, absent };
+}
+
+const isMetadataOnly = (overview: Overview): boolean => overview.absent.length > 0 && overview.files.every((f) => f.absent || f.chunks === 0);
+
+/** Marks the entries that findings name, and those with chunks in absent files unless that is all of them. */
+function markEntries(open: Open, overview: Overview, list: Findings["list"], all: Outline): void {
+  const { checkpoint } = open, isLone = isMetadataOnly(overview);
+  for (const f of list) {
+    const entry = f.fqn === undefined || (isLone && f.rule === "dcp/missing-file") ? undefined : checkpoint.find(f.fqn);
+    if (entry !== undefined) all.mark(entry, f.level);
+  }
+  if (isLone) return;
+  const outline = checkpoint.outline();
+  for (const name of open.absent.slice(0, MOST_MARKED_FILES)) {
+    outline.filter(fileTerm(name));
+    for (let at = 0; at < outline.count; at += ROWS) for (const row of outline.rows(at, ROWS)) if (row.entry !== undefined) all.mark(row.entry, "error");
+  }
+  outline.close();
+}
+
+/** Refuses work on values whose files are absent, with the files' names. */
+function requireBytes({ checkpoint, absent }: Open, entry: number): void {
+  if (absent.length === 0) return;
+  const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
+  const names = new Set(absent), lacking = new Set(detail?.kind === "tensor" ? detail.chunks.map((c) => c.file ?? "").filter((f) => names.has(f)) : []);
+  if (lacking.size) throw new TesseraError(`the values of '${detail?.fqn ?? ""}' are in ${listed([...lacking])}, which ${lacking.size === 1 ? "is" : "are"} absent; open the checkpoint together with its data files`, "not found", undefined);
+}
+
+function requireAllBytes({ absent, title }: Open): void {
+  if (absent.length) throw new TesseraError(`${listed(absent)} of '${title}' ${absent.length === 1 ? "is" : "are"} absent; open the checkpoint together with its data files`, "not found", undefined);
+}
+
+const listed = (names: readonly string[]): string => names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${names.length - 2} more files` : names.join(", ");
 
 /** Lets other messages in. */
 const turn = () => new Promise<void>((resolve) => {
@@ -74,67 +127,89 @@ async function steps(id: number, step: () => boolean, tell: () => void): Promise
   }
 }
 
+function entriesOf(side: Side): Leaf[] {
+  const leaves = leavesOf(opened(side).checkpoint);
+  if (!leaves) throw new TesseraError(`'${opened(side).title}' has more than ${MOST_SORTED} entries, too many to compare here; use tessera diff`, "limit", undefined);
+  return leaves;
+}
+
+function groupsOf({ checkpoint }: Open, optimizer: string, leaves: readonly Leaf[]): ParamGroup[] {
+  return mergedGroups(groupEntries(optimizer, leaves).slice(0, MOST_HYPER).map(({ group, key, leaf: { entry, kind, shape, dtypes } }) => {
+    if (kind === "tensor") return { group, key, text: `${dtypes[0] ?? ""} tensor${shape.length ? ` ${shape.join(" × ")}` : ""}` };
+    const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
+    return { group, key, text: detail?.kind === "tensor" || detail === undefined ? "" : detail.value === undefined ? detail.repr ?? "absent" : JSON.stringify(detail.value) };
+  }));
+}
+
+/** A renamed pair whose dtypes and shapes are equal, with how many of its elements differ. */
+function withValues(a: Open, b: Open, pair: Diff["renamed"][number]): Diff["renamed"][number] {
+  const detail = ({ checkpoint }: Open, fqn: string) => {
+    const entry = checkpoint.find(fqn);
+    return entry === undefined ? undefined : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries[0];
+  };
+  const x = detail(a, pair.a), y = detail(b, pair.b);
+  if (x?.kind !== "tensor" || y?.kind !== "tensor" || x.dtype !== y.dtype || x.shape.join() !== y.shape.join()) return pair;
+  return { ...pair, differing: differingElements(a.checkpoint, pair.a, b.checkpoint, pair.b, x.shape) };
+}
+
 type Handlers = { [K in Kind]: (takes: Requests[K]["takes"], id: number) => Requests[K]["gives"] | Promise<Requests[K]["gives"]> };
 
 const handlers: Handlers = {
   async open({ side, opening }) {
     const t = await tessera;
     closeSide(side);
-    const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
-    try {
-      checkpoint.check(); // ranks' optimizer states that are not one checkpoint can be opened, but not shown
-    } catch (e) {
-      checkpoint.close();
-      throw e;
-    }
-    sides[side] = { title: opening.title, checkpoint };
+    sides[side] = { title: opening.title, opening, ...openFiles(t, opening.files.map(sourceFile), opening.primary, opening.title) };
     say({ read: t.bytesRead, file: "" });
     return null;
   },
   async describe() {
     const t = await tessera, a = opened("a"), { checkpoint } = a;
-    const all = checkpoint.outline(), objects = checkpoint.outline({ objectsOnly: true });
-    outlines = { all, objects };
-    const findings = findingsOf(t, a, "findings");
-    for (const f of findings.list) {
-      const entry = f.fqn === undefined ? undefined : checkpoint.find(f.fqn);
-      if (entry !== undefined) all.mark(entry, f.level);
-    }
-    return { overview: JSON.parse(checkpoint.document("overview")) as Overview, findings, rows: { all: all.count, objects: objects.count } };
+    const all = checkpoint.outline();
+    lists.all = new Contents(all);
+    const findings = findingsOf(t, a.found, a.sarif), overview = overviewOf(a);
+    markEntries(a, overview, findings.list, all);
+    return { overview, findings, isMetadataOnly: isMetadataOnly(overview), optimizer: optimizerOf(checkpoint.outline()), rows: all.count };
   },
   close({ side }) {
     closeSide(side);
     return null;
   },
-  rows: ({ outline, first, count }) => outlineOf(outline).rows(first, count),
-  act: ({ outline, node, act }) => outlineOf(outline).act(node, act),
+  rows: ({ outline, first, count }) => listOf(outline).rows(first, count),
+  act: ({ outline, node, act }) => listOf(outline).act(node, act),
   parent({ outline, row }) {
-    const o = outlineOf(outline), depth = o.rows(row, 1)[0]?.depth ?? 0;
+    const list = listOf(outline), depth = list.rows(row, 1)[0]?.depth ?? 0;
     for (let end = row; end > 0; end -= Math.min(end, 1024)) {
       const first = Math.max(0, end - 1024);
-      const up = o.rows(first, end - first).reverse().findIndex((r) => r.depth < depth);
+      const up = list.rows(first, end - first).reverse().findIndex((r) => r.depth < depth);
       if (up >= 0) return end - 1 - up;
     }
     return 0;
   },
-  filter({ outline, text }) {
-    const o = outlineOf(outline);
-    const kept = o.filter(text);
-    return { kept, rows: o.count };
-  },
+  arrange: ({ outline, text, sort }) => listOf(outline).arrange(text, sort),
   reveal({ outline, fqn }) {
-    const entry = opened("a").checkpoint.find(fqn), o = outlineOf(outline);
-    const row = entry === undefined ? undefined : o.reveal(entry);
-    return row === undefined || entry === undefined ? null : { row, entry, rows: o.count };
+    const entry = opened("a").checkpoint.find(fqn), list = listOf(outline);
+    const row = entry === undefined ? undefined : list.reveal(entry);
+    return row === undefined || entry === undefined ? null : { row, entry, rows: list.count };
   },
+  largest({ count }) {
+    const leaves = leavesOf(opened("a").checkpoint);
+    return leaves ? leaves.filter((l) => l.kind === "tensor").sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })) : null;
+  },
+  fileMetadata: () => fileMetadata(opened("a").opening.files.map(sourceFile)),
+  names: () => opened("a").checkpoint.canonicalize(),
   entry({ entry }) {
     const document = JSON.parse(opened("a").checkpoint.document("entry", { entry })) as { entries: Requests["entry"]["gives"][] };
     const detail = document.entries[0];
     if (!detail) throw new TesseraError("the entry is gone", "page", undefined);
     return detail;
   },
-  preview: ({ entry }) => JSON.parse(opened("a").checkpoint.document("preview", { entry })) as Requests["preview"]["gives"],
+  slice({ entry, fqn, slice }) {
+    requireBytes(opened("a"), entry);
+    const { dtype, shape, data } = opened("a").checkpoint.read(fqn, slice);
+    return { dtype, shape, buffer: data.buffer as ArrayBuffer };
+  },
   async tally({ entry }, id) {
+    requireBytes(opened("a"), entry);
     const job = opened("a").checkpoint.tally(entry);
     const soFar = () => JSON.parse(job.document()) as Tally;
     try {
@@ -147,17 +222,29 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  diff({ values, layout }) {
-    const a = opened("a"), b = opened("b"), job = a.checkpoint.diff(b.checkpoint, { layout });
+  diff({ values, layout, canonical }) {
+    const a = opened("a"), b = opened("b");
+    if (values) [a, b].forEach(requireAllBytes);
+    const job = a.checkpoint.diff(b.checkpoint, { layout, canonical });
     try {
       while (values && job.step());
-      const text = job.document(a.title, b.title);
-      return { diff: JSON.parse(text) as Diff, text };
+      const diff = JSON.parse(job.document(a.title, b.title)) as Diff;
+      return values ? { ...diff, renamed: diff.renamed.map((pair) => withValues(a, b, pair)) } : diff;
     } finally {
       job.close();
     }
   },
-  optimizers: () => (JSON.parse(opened("a").checkpoint.document("optimizer")) as { optimizers: Optimizer[] }).optimizers,
+  showDiff({ diff, canonical, text, sort }) {
+    const [a, b] = [entriesOf("a"), entriesOf("b")];
+    const names = new Map(canonical ? (["a", "b"] as const).flatMap((side) => opened(side).checkpoint.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
+    lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn }, diff, sort, text);
+    return lists.compare.count;
+  },
+  optimizers() {
+    const a = opened("a"), { optimizers } = JSON.parse(a.checkpoint.document("optimizer")) as { optimizers: Optimizer[] };
+    const leaves = leavesOf(a.checkpoint) ?? [];
+    return optimizers.length ? optimizers.map((o) => ({ ...o, hasGroups: true, groups: groupsOf(a, o.optimizer, leaves) })) : optimizersByName(leaves);
+  },
   async plan({ target }) {
     await prepared();
     const { checkpoint, title } = opened("a");
@@ -166,6 +253,7 @@ const handlers: Handlers = {
   },
   async twins() {
     await prepared();
+    requireAllBytes(opened("a"));
     const job = opened("a").checkpoint.twins();
     try {
       while (job.step());
@@ -174,7 +262,14 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  deepFindings: async () => findingsOf(await tessera, opened("a"), "findings-deep"),
+  /** Without stand-ins, whose bytes would only be missed again. */
+  async deepFindings() {
+    const t = await tessera, { opening, title: path, found, checkpoint: open } = opened("a");
+    open.close();
+    const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
+    const document = JSON.parse(checkpoint.document("findings-deep", { path })) as FindingsDocument;
+    return findingsOf(t, withMissing(document, found.findings.filter((f) => f.rule === "dcp/missing-file")), checkpoint.document("sarif", { path }));
+  },
 };
 
 function troubleOf(e: unknown): Trouble {

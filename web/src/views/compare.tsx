@@ -1,78 +1,53 @@
-/** Two checkpoints of any format and sharding, by name; values on demand. */
+/** Two checkpoints of any format and sharding as one tree, by name; values on demand. */
 import type { JSX } from "preact";
-import type { Diff, DiffSide } from "../protocol";
-import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
+import type { Comparison } from "../comparing";
+import type { Diff } from "../protocol";
+import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
+import { FilterLine } from "./listing";
 import { Opener } from "./opener";
 import { saveText } from "./parts";
+import { Tree } from "./tree";
 
-const MOST = 500;
-const sideText = (s: DiffSide) => s.kind === "tensor" ? `${s.dtype ?? ""} ${shapeText(s.shape ?? [])}` : s.repr ?? s.kind;
+/** What is known, and what is not. */
+export function verdictOf({ changed, added, removed, renamed, summary }: Diff): string {
+  const same = plural(summary.same, "entry", "entries");
+  const rest = [changed.length && `${exactText(changed.length)} changed`, removed.length && `${exactText(removed.length)} only in A`, added.length && `${exactText(added.length)} only in B`, renamed.length && `${exactText(renamed.length)} of them perhaps renamed`].filter(Boolean);
+  const matching = summary.values_compared ? `${same} equal, values included` : `${same} with equal names, dtypes and shapes; values not compared yet`;
+  return [...rest, matching].join(", ");
+}
 
-function Names({ title, mark, names, show }: { title: string; mark: string; names: readonly string[]; show?: (fqn: string) => void }): JSX.Element | null {
-  if (names.length === 0) return null;
+function Toggles({ comparison }: { comparison: Comparison }): JSX.Element {
+  const { comparing } = useModel();
   return (
-    <section aria-label={title}>
-      <h2>{title} ({exactText(names.length)})</h2>
-      <ul class={`names ${mark}`}>{names.slice(0, MOST).map((n) => <li key={n}>{show ? <button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button> : visible(n)}</li>)}</ul>
-      {names.length > MOST && <p class="quiet">… and {exactText(names.length - MOST)} more.</p>}
-    </section>
+    <p class="buttons toggles" role="group" aria-label="Compare">
+      <button type="button" aria-pressed={comparison.values} onClick={() => void comparing.toggle("values")}>Values{comparison.valueDiff ? "" : ` (reads up to ${bytesText(comparing.bytes)})`}</button>
+      <button type="button" aria-pressed={comparison.layout} onClick={() => void comparing.toggle("layout")}>Sharding</button>
+      <button type="button" aria-pressed={comparison.canonical} onClick={() => void comparing.toggle("canonical")}>Canonical names</button>
+      <span class="space" />
+      {comparison.diff && <button type="button" onClick={() => saveText("diff.json", JSON.stringify(comparison.diff, null, 1))}>Export JSON</button>}
+      <button type="button" onClick={() => comparing.stop()}>Another B</button>
+    </p>
   );
 }
 
-function Changed({ changed, show }: { changed: Diff["changed"]; show: (fqn: string) => void }): JSX.Element | null {
-  if (changed.length === 0) return null;
-  return (
-    <section aria-label="Changed">
-      <h2>Changed ({exactText(changed.length)})</h2>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Changes">
-        <table class="wide">
-          <thead><tr><th>Name</th><th>What</th><th>A</th><th>B</th></tr></thead>
-          <tbody>
-            {changed.slice(0, MOST).map((c) => (
-              <tr key={c.fqn}>
-                <td><button type="button" class="link" onClick={() => show(c.fqn)}>{visible(c.fqn)}</button></td>
-                <td>{c.what.join(", ")}{c.differing !== undefined && ` (${exactText(c.differing)} differ${c.max_abs === undefined ? "" : `, by at most ${realText(c.max_abs)}`})`}</td>
-                <td>{visible(sideText(c.a))}</td><td>{visible(sideText(c.b))}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
-    </section>
-  );
+function chipsOf({ changed, added, removed, renamed }: Diff): { term: string; label: string }[] {
+  const counts: [string, string, number][] = [["is:different", "Differences", changed.length + removed.length + added.length], ["is:changed", "Changed", changed.length], ["is:only-a", "Only in A", removed.length], ["is:only-b", "Only in B", added.length], ["is:renamed", "Renamed", renamed.length]];
+  return counts.filter(([, , n]) => n > 0).map(([term, label, n]) => ({ term, label: `${label} ${exactText(n)}` }));
 }
 
-function Renamed({ renamed }: { renamed: Diff["renamed"] }): JSX.Element | null {
-  if (renamed.length === 0) return null;
-  return (
-    <section aria-label="Perhaps renamed">
-      <h2>Perhaps renamed ({exactText(renamed.length)})</h2>
-      <ul class="names">{renamed.slice(0, MOST).map((r) => <li key={r.a}>{visible(r.a)} → {visible(r.b)} <span class="quiet">{r.why}</span></li>)}</ul>
-    </section>
-  );
-}
-
-export function Compare({ show }: { show: (fqn: string) => void }): JSX.Element {
-  const model = useModel(), { comparison } = model;
-  if (!comparison) return <section class="view" aria-label="Compare"><Opener about="the other checkpoint" open={(prepare) => void model.compareWith(prepare)} /></section>;
+export function Compare(): JSX.Element {
+  const model = useModel(), { comparison } = model.comparing;
+  if (!comparison) return <section class="view" aria-label="Compare"><Opener about="the other checkpoint" open={(prepare) => void model.comparing.with(prepare)} /></section>;
   const { diff } = comparison;
   return (
-    <section class="view" aria-label="Compare">
-      <p><strong>A</strong> {visible(model.opening?.title ?? "")} <strong>B</strong> {visible(comparison.title)}</p>
-      <p class="buttons">
-        <button type="button" onClick={() => void model.diff(true, false)}>Compare values too (reads up to {bytesText(model.byteTotal)})</button>
-        <button type="button" onClick={() => void model.diff(false, true)}>Compare chunks too</button>
-        <button type="button" onClick={() => saveText("diff.json", comparison.text)}>Export JSON</button>
-        <button type="button" onClick={() => model.stopComparing()}>Another B</button>
-      </p>
-      {diff && <>
-        <p class="fine">{diff.same ? "Same" : "Different"}: {plural(diff.summary.same, "name")} the same, {exactText(diff.changed.length)} changed, {exactText(diff.removed.length)} only in A, {exactText(diff.added.length)} only in B ({diff.summary.values_compared ? "values compared" : "values not compared"}).</p>
-        <Changed changed={diff.changed} show={show} />
-        <Names title="Only in A" mark="minus" names={diff.removed} show={show} />
-        <Names title="Only in B" mark="plus" names={diff.added} />
-        <Renamed renamed={diff.renamed} />
-      </>}
+    <section class="list" aria-label="Comparison">
+      <div class="compared">
+        <p><strong>A</strong> {visible(model.opening?.title ?? "")} <strong>B</strong> {visible(comparison.title)}</p>
+        <Toggles comparison={comparison} />
+        {diff && <p role="status" class="verdict-line">{verdictOf(diff)}.</p>}
+      </div>
+      {diff && <><FilterLine outline="compare" chips={chipsOf(diff)} placeholder="Filter: names, is:changed" /><Tree key="compare" outline="compare" label="Comparison" /></>}
     </section>
   );
 }

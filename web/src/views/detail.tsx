@@ -1,11 +1,15 @@
 /** One entry: facts, shard map, values, findings about it. */
 import type { JSX } from "preact";
-import type { Model } from "../model";
+import { useEffect, useRef } from "preact/hooks";
+import type { Model, Selected } from "../model";
 import type { Detail, ObjectDetail, TensorDetail } from "../protocol";
-import { bytesText, exactText, shapeText, visible } from "../text";
-import { useModel } from "./hooks";
+import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
+import type { View } from "../route";
+import { useModel, useNarrow } from "./hooks";
+import { OverviewPane } from "./overview";
 import { Copy, Facts, LevelMark, TroubleBox } from "./parts";
 import { ShardMapView } from "./shard_map";
+import { markText, sideText } from "./tree_columns";
 import { Values } from "./values";
 
 function TensorFacts({ detail }: { detail: TensorDetail }): JSX.Element {
@@ -16,7 +20,7 @@ function TensorFacts({ detail }: { detail: TensorDetail }): JSX.Element {
   if (detail.requires_grad) facts.push(["requires_grad", "yes"]);
   if (detail.parameter) facts.push(["parameter", "yes"]);
   if (detail.shares_storage_with) facts.push(["shares storage with", detail.shares_storage_with.map(visible).join(", ")]);
-  if (detail.replicas) facts.push(["further copies", `${detail.replicas.length} chunks`]);
+  if (detail.replicas) facts.push(["replicas", plural(detail.replicas.length, "further chunk")]);
   return <Facts facts={facts} />;
 }
 
@@ -25,7 +29,7 @@ function ObjectView({ detail }: { detail: ObjectDetail }): JSX.Element {
   return (
     <>
       <Facts facts={[["kind", detail.kind], ["type", visible(detail.type)], ...(detail.dtype ? [["dtype", detail.dtype] as const] : []), ...(detail.shape ? [["shape", shapeText(detail.shape)] as const] : [])]} />
-      {text === undefined ? <p class="quiet">Nothing of it can be shown.</p> : <pre tabIndex={0} aria-label="Value">{text}</pre>}
+      {text === undefined ? <p class="quiet">Its value cannot be shown.</p> : <pre tabIndex={0} aria-label="Value">{text}</pre>}
     </>
   );
 }
@@ -35,26 +39,67 @@ function Body({ detail }: { detail: Detail }): JSX.Element {
   return <><TensorFacts detail={detail} /><ShardMapView detail={detail} /><Values detail={detail} /></>;
 }
 
-/** And back to the list. */
+/** Back to the list. On a phone the entry is a step of the history, which is taken back. */
 export function closeEntry(model: Model): void {
-  model.deselect();
+  if (isStep(history.state)) history.back();
+  else model.deselect();
   setTimeout(() => document.querySelector<HTMLElement>(".grid")?.focus());
 }
 
-export function DetailPane(): JSX.Element | null {
-  const model = useModel(), selected = model.selected;
-  if (!selected) return null;
-  const findings = model.findings?.list.filter((f) => f.fqn === selected.fqn) ?? [];
+const isStep = (state: unknown): boolean => typeof state === "object" && state !== null && "entry" in state;
+
+/** On a phone the detail covers the list, so that Back must lead to the list. */
+function useHistoryStep(model: Model): void {
+  const isNarrow = useNarrow(), isShown = model.selected !== undefined, isTaken = useRef(false);
+  useEffect(() => {
+    if (!isNarrow || !isShown || isStep(history.state)) return;
+    history.pushState({ entry: true }, "", location.href);
+    isTaken.current = true;
+  }, [isNarrow, isShown]);
+  useEffect(() => {
+    const hear = () => {
+      if (!isTaken.current || isStep(history.state)) return; // other steps, between views, leave the entry as it is
+      isTaken.current = false;
+      model.deselect();
+    };
+    addEventListener("popstate", hear);
+    return () => removeEventListener("popstate", hear);
+  }, [model]);
+}
+
+function Breadcrumb({ fqn }: { fqn: string }): JSX.Element {
+  const parts = fqn.split("."), last = parts.pop() ?? "";
+  return <h2><span class="quiet crumbs">{parts.map((p) => `${visible(p)}.`).join("\u200b")}</span>{visible(last)}</h2>;
+}
+
+function ComparedFacts({ selected: { compared } }: { selected: Selected }): JSX.Element | null {
+  if (!compared) return null;
+  const facts: [string, string][] = [["change", markText(compared)], ["A", visible(sideText(compared.a))], ["B", visible(sideText(compared.b))]];
+  if (compared.differing !== undefined) facts.push(["values that differ", exactText(compared.differing)]);
+  if (compared.maxAbs !== undefined) facts.push(["largest difference", realText(compared.maxAbs)]);
+  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} /></section>;
+}
+
+function EntryPane({ selected }: { selected: Selected }): JSX.Element {
+  const model = useModel(), findings = model.findings?.list.filter((f) => f.fqn === selected.fqn) ?? [];
   return (
-    <aside class="detail" aria-label="Entry">
+    <>
       <header>
-        <h2>{visible(selected.fqn)}</h2>
+        <Breadcrumb fqn={selected.fqn} />
         <Copy text={selected.fqn} what="name" />
         <button type="button" class="small" onClick={() => closeEntry(model)} aria-label="Close entry" title="Esc">✕</button>
       </header>
       {selected.trouble && <TroubleBox trouble={selected.trouble} />}
-      {findings.map((f, i) => <p key={i} class="note"><LevelMark level={f.level} /> <code>{f.rule}</code> {visible(f.message)}</p>)}
-      {selected.detail && <Body detail={selected.detail} />}
-    </aside>
+      {!model.opened?.isMetadataOnly && findings.map((f, i) => <p key={i} class="note"><LevelMark level={f.level} /> <code>{f.rule}</code> {visible(f.message)}</p>)}
+      <ComparedFacts selected={selected} />
+      {selected.detail && <Body key={selected.entry} detail={selected.detail} />}
+    </>
   );
+}
+
+/** The right side: an overview until an entry is chosen, then the entry. */
+export function SidePane({ go }: { go: (view: View) => void }): JSX.Element {
+  const model = useModel(), { selected } = model;
+  useHistoryStep(model);
+  return <aside class="detail" aria-label={selected ? "Entry" : "Overview"} tabIndex={0}>{selected ? <EntryPane selected={selected} /> : <OverviewPane go={go} />}</aside>;
 }

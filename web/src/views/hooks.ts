@@ -1,6 +1,7 @@
 import { createContext } from "preact";
-import { useContext, useEffect, useReducer } from "preact/hooks";
+import { useContext, useEffect, useReducer, useState } from "preact/hooks";
 import type { Model } from "../model";
+import { viewOf, type View } from "../route";
 
 export const ModelContext = createContext<Model | undefined>(undefined);
 
@@ -11,4 +12,28 @@ export function useModel(): Model {
   const [, redraw] = useReducer((n: number, _: undefined) => n + 1, 0);
   useEffect(() => model.subscribe(() => redraw(undefined)), [model]);
   return model;
+}
+
+/** The view that the address names, and the way to another, which Back undoes. */
+export function useView(): [View, (view: View) => void] {
+  const [view, setView] = useState<View>(viewOf(location.hash));
+  useEffect(() => {
+    const hear = () => setView(viewOf(location.hash));
+    addEventListener("hashchange", hear);
+    return () => removeEventListener("hashchange", hear);
+  }, []);
+  return [view, (to) => { if (to !== viewOf(location.hash)) location.hash = to === "start" ? "" : to; setView(to); }];
+}
+
+const NARROW = "(max-width: 640px)";
+
+/** Whether the page has the width of a phone. */
+export function useNarrow(): boolean {
+  const [isNarrow, setNarrow] = useState(matchMedia(NARROW).matches);
+  useEffect(() => {
+    const query = matchMedia(NARROW), hear = () => setNarrow(query.matches);
+    query.addEventListener("change", hear);
+    return () => query.removeEventListener("change", hear);
+  }, []);
+  return isNarrow;
 }

@@ -1,7 +1,8 @@
 /** Ways to open a checkpoint: pickers, samples, a URL. Dropping works anywhere on the page. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { askUrl, filesOfPicker, isElsewhere, mayReadOthers, openingOf, openingOfSample, openingOfUrl, samplesHere, type Prepare, type Remote, type Sample } from "../collect";
+import { filesOfPicker, openingOf, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
+import { isElsewhere, mayReadOthers, openingOfRemote, resolveUrl, type Remote } from "../remote";
 import { bytesText } from "../text";
 
 type Open = (prepare: Prepare) => void;
@@ -43,19 +44,19 @@ function UrlForm({ open }: { open: Open }): JSX.Element {
     asking.current?.abort();
     const { signal } = asking.current = new AbortController();
     setAsking(true);
-    const remote = askUrl(url.trim(), signal), asked = await remote.catch(() => undefined);
+    const remote = resolveUrl(url.trim(), signal), asked = await remote.catch(() => undefined);
     if (signal.aborted) return;
     setAsking(false);
     if (asked && !asked.ranges) setWhole(asked);
-    else open(async (opening, tell) => openingOfUrl(await remote, opening, tell));
+    else open(async (opening, tell) => openingOfRemote(await remote, opening, tell));
   };
   return (
     <form class="url" onSubmit={(e) => void submit(e)}>
-      <label>URL of one file{mayOthers ? "" : " on this server"}<input type="text" inputMode="url" value={url} onInput={(e) => edit(e.currentTarget.value)} placeholder="model.safetensors" /></label>
+      <label>URL{mayOthers ? "" : " on this server"}: a file, an index, or a DCP's .metadata<input type="text" inputMode="url" value={url} onInput={(e) => edit(e.currentTarget.value)} placeholder="model.safetensors" /></label>
       <button type="submit">Open URL</button>
       {isAsking && <p class="note" role="status">Asking the server …</p>}
-      {isBarred && <p class="note" role="status">This page may read from no other site. <a href="remote.html">Open the page that may</a>, and give it the URL again.</p>}
-      {whole && <p class="note" role="status">The server gives no parts of this file (206): all of it{whole.size === undefined ? "" : `, ${bytesText(whole.size)},`} would be downloaded. <button type="button" onClick={() => open((signal, tell) => openingOfUrl(whole, signal, tell))}>Download all of it</button></p>}
+      {isBarred && <p class="note" role="status">This page is not allowed to read from other sites. <a href={`remote.html?url=${encodeURIComponent(url.trim())}`}>Open it in the page that is</a>.</p>}
+      {whole && <p class="note" role="status">The server does not send parts of this file, so all of it{whole.size === undefined ? "" : `, ${bytesText(whole.size)},`} would be downloaded. <button type="button" onClick={() => open((signal, tell) => openingOfRemote(whole, signal, tell))}>Download all of it</button></p>}
     </form>
   );
 }
@@ -65,10 +66,10 @@ export function Opener({ open, about }: { open: Open; about: string }): JSX.Elem
   useEffect(() => { samplesHere().then(setSamples, () => setSamples([])); }, []);
   return (
     <section class="opener" aria-label={about}>
-      <p class="drop">Drop {about} here: a folder, or its files</p>
-      <p class="buttons"><Picker label="Choose folder…" folder open={open} /><Picker label="Choose files…" folder={false} open={open} /></p>
+      <p class="drop">Drop {about} here: a directory, or its files</p>
+      <p class="buttons"><Picker label="Choose directory…" folder open={open} /><Picker label="Choose files…" folder={false} open={open} /></p>
       {samples.length > 0 && <>
-        <h2>Or take a sample</h2>
+        <h2>Or open a sample</h2>
         <ul class="samples">
           {samples.map((s) => <li key={s.name}><button type="button" onClick={() => open((signal) => openingOfSample(s, signal))}><strong>{s.name}</strong><span>{s.title}</span></button></li>)}
         </ul>

@@ -1,11 +1,11 @@
-/** Which state each parameter has, by optimizer; what is missing stands first. */
+/** Optimizers: their groups with hyper-parameters, and which state each parameter has; what is missing comes first. */
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import type { Optimizer, ParameterStates } from "../protocol";
 import { exactText, plural, shapeText, visible } from "../text";
 import { useModel } from "./hooks";
 
-const MOST = 1000;
+const MOST = 1000, MOST_GROUPS = 16, MOST_TEXT = 80;
 
 const sameShape = (a: readonly number[], b: readonly number[]): boolean => a.length === b.length && a.every((n, i) => n === b[i]);
 
@@ -24,6 +24,24 @@ function State({ state, row }: { state: ParameterStates["states"][number]; row: 
   return <td>{state.dtype ?? "object"}{isOdd && <span class="bad"> {shapeText(shape)}</span>}</td>;
 }
 
+/** Names that many groups share are counted. */
+const memberText = (members: readonly string[]): string => members.every((m) => /^\d+$/.test(m)) ? `group ${members.join(", ")}` : members.length > 1 ? `${exactText(members.length)} parameters` : visible(members[0] ?? "");
+
+function Groups({ optimizer: { groups, hasGroups } }: { optimizer: Optimizer }): JSX.Element {
+  if (!hasGroups) return <p class="bad" role="status">There are no param groups: hyper-parameters such as the learning rate are not in this checkpoint. The states were recognized by their names.</p>;
+  const keys = [...new Set(groups.flatMap((g) => Object.keys(g.values)))].filter((k) => k !== "params").sort();
+  if (groups.length === 0 || keys.length === 0) return <></>;
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Param groups">
+      <table class="wide">
+        <thead><tr><th>Hyper-parameter</th>{groups.slice(0, MOST_GROUPS).map((g) => <th key={g.members[0]}>{memberText(g.members)}</th>)}</tr></thead>
+        <tbody>{keys.map((k) => <tr key={k}><td><code>{visible(k)}</code></td>{groups.slice(0, MOST_GROUPS).map((g) => <td key={g.members[0]}>{visible(g.values[k] ?? "–").slice(0, MOST_TEXT)}</td>)}</tr>)}</tbody>
+      </table>
+      {groups.length > MOST_GROUPS && <p class="quiet">… and {exactText(groups.length - MOST_GROUPS)} more groups.</p>}
+    </div>
+  );
+}
+
 function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) => void }): JSX.Element {
   const { names, parameters } = optimizer;
   const rows = parameters.map((row) => ({ row, fault: faultOf(row, names) }));
@@ -33,6 +51,7 @@ function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) 
     <section aria-label={title}>
       <h2>{visible(title)}</h2>
       <p class="fine" role="status">{plural(parameters.length, "parameter")} with {plural(names.length, "state")} each: {faulty.length ? `${exactText(faulty.length)} incomplete` : "all complete"}.</p>
+      <Groups optimizer={optimizer} />
       <div class="scroll" tabIndex={0} role="region" aria-label={`Parameters of ${title}`}>
         <table class="wide">
           <thead><tr><th>Parameter</th><th>Shape</th>{names.map((n) => <th key={n}>{visible(n)}</th>)}<th>Incomplete</th></tr></thead>
@@ -58,7 +77,7 @@ export function OptimizerView({ show }: { show: (fqn: string) => void }): JSX.El
   useEffect(() => { if (!list) void model.loadOptimizers(); }, [list]);
   return (
     <section class="view" aria-label="Optimizer">
-      {list?.length === 0 && <p class="fine">There is no optimizer in this checkpoint: nothing has param groups.</p>}
+      {list?.length === 0 && <p class="fine">This checkpoint holds no optimizer state: no entry is in param groups or is named like one (state.PARAMETER.exp_avg).</p>}
       {list?.map((o) => <Table key={o.optimizer} optimizer={o} show={show} />)}
     </section>
   );

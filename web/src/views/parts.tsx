@@ -5,10 +5,10 @@ import type { Level, Trouble } from "../protocol";
 import { exactText, visible } from "../text";
 
 const ADVICE: Record<string, string> = {
-  malformed: "The file is damaged or is not what its name says. Fetch it again, or run tessera validate on the machine that wrote it.",
-  unsupported: "Tessera knows what this is and does not read it here.",
+  malformed: "The file is damaged or is not what its name says. Copy it again, or run tessera validate on the machine that wrote it.",
+  unsupported: "Tessera recognizes this but does not read it here.",
   "input/output": "Drop the files again: they may have been moved, changed or removed since.",
-  limit: "The input asks for more than Tessera allows any input to have.",
+  limit: "The input exceeds a limit that protects against damaged or hostile files.",
   "out of memory": "Close other tabs, or use the tessera command: it streams.",
   broken: "Open the checkpoint again. If it happens again, use the tessera command.",
 };
@@ -51,11 +51,13 @@ export function Bar({ done, total, label }: { done: number; total: number; label
   return total > 0 ? <progress value={Math.min(done, total)} max={total} aria-label={label} /> : <progress aria-label={label} />;
 }
 
-export function saveText(name: string, text: string): void {
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+export function saveBlob(name: string, blob: Blob): void {
+  const url = URL.createObjectURL(blob);
   const link = document.createElement("a");
   link.href = url;
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
+
+export const saveText = (name: string, text: string): void => saveBlob(name, new Blob([text], { type: "application/json" }));

@@ -2,10 +2,12 @@
  *  the same. */
 import type { JSX } from "preact";
 import type { TensorDetail } from "../protocol";
+import { rankOf } from "../ranks";
 import { shardMap, type Box } from "../shardmap";
+import { useModel } from "./hooks";
 import { bytesText, exactText, plural, visible } from "../text";
 
-const WIDTH = 360, MOST_DRAWN = 4096, MOST_LISTED = 200;
+const WIDTH = 360, MOST_DRAWN = 4096, MOST_LISTED = 200, MOST_NAMED = 16;
 
 function colorsOf(detail: TensorDetail): Map<string | null, number> {
   const colors = new Map<string | null, number>();
@@ -15,6 +17,20 @@ function colorsOf(detail: TensorDetail): Map<string | null, number> {
 
 const ranges = (offsets: readonly number[], sizes: readonly number[]) => offsets.map((o, d) => `${o}–${o + (sizes[d] ?? 0)}`).join(", ") || "all";
 
+/** Which colour is which rank and file. */
+function Legend({ colors, absent }: { colors: ReadonlyMap<string | null, number>; absent: ReadonlySet<string> }): JSX.Element {
+  const files = [...colors];
+  return (
+    <ul class="legend" aria-label="Ranks and files">
+      {files.slice(0, MOST_NAMED).map(([file, color]) => {
+        const rank = file === null ? undefined : rankOf(file);
+        return <li key={file}><svg viewBox="0 0 10 10" aria-hidden="true"><rect class={`chunk c${color % 8}`} width="10" height="10" /></svg>{rank !== undefined && <strong>rank {rank} </strong>}<span class="quiet">{file === null ? "a file that is absent" : visible(file)}{file !== null && absent.has(file) && " (absent)"}</span></li>;
+      })}
+      {files.length > MOST_NAMED && <li class="quiet">and {plural(files.length - MOST_NAMED, "more file", "more files")}</li>}
+    </ul>
+  );
+}
+
 export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element {
   const map = shardMap(detail.shape, detail.chunks);
   const isPlain = detail.chunks.length === 1 && map.gaps.length + map.overlaps.length === 0; // nothing to see but that
@@ -23,13 +39,14 @@ export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element 
   const [sx, sy] = [WIDTH / Math.max(1, map.columns), height / Math.max(1, map.rows)];
   const rect = (b: Box) => ({ x: b.x * sx, y: b.y * sy, width: Math.max(0.5, b.width * sx), height: Math.max(0.5, b.height * sy) });
   const shownDims = detail.shape.length > 2 ? ` Shown are dimensions ${map.dims[0]} (down) and ${map.dims[1]} (across) of ${detail.shape.length}.` : "";
+  const absent = new Set(useModel().opened?.overview.absent), away = [...colors.keys()].filter((f) => f === null || absent.has(f)).length;
   const state = map.gaps.length || map.overlaps.length
-    ? [map.gaps.length ? "some elements are in no chunk (red)" : "", map.overlaps.length ? "some are in several (orange)" : ""].filter(Boolean).join(", ")
-    : "every element is in one chunk";
+    ? [map.gaps.length ? "some elements are not in any chunk (red)" : "", map.overlaps.length ? "some are in several chunks (orange)" : ""].filter(Boolean).join(", ")
+    : "the chunks cover every element once";
   return (
     <section aria-label="Shard map">
       <h3>Shard map</h3>
-      <p class="quiet">{plural(detail.chunks.length, "chunk")} in {plural(colors.size, "file")}: {state}.{shownDims}</p>
+      <p class="quiet">{plural(detail.chunks.length, "chunk")} in {plural(colors.size, "file")}{away > 0 && <strong class="bad">{away < colors.size ? ` (${exactText(away)} absent)` : colors.size === 1 ? ", which is absent" : ", all of which are absent"}</strong>}: {state}.{shownDims}</p>
       <svg class="map" viewBox={`-1 -1 ${WIDTH + 2} ${height + 2}`} role="img" aria-label={`${plural(detail.chunks.length, "chunk")}; ${state}`}>
         <defs>
           <pattern id="gap" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="gap-back" width="6" height="6" /><rect class="gap-line" width="3" height="6" /></pattern>
@@ -39,11 +56,12 @@ export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element 
         {map.chunks.slice(0, MOST_DRAWN).map((b, i) => {
           const chunk = detail.chunks[i];
           if (!chunk || b.width === 0 || b.height === 0) return null;
-          return <rect key={i} {...rect(b)} class={`chunk c${(colors.get(chunk.file) ?? 0) % 8}`}><title>{`${ranges(chunk.offsets, chunk.sizes)} in ${chunk.file === null ? "a missing file" : visible(chunk.file)}`}</title></rect>;
+          return <rect key={i} {...rect(b)} class={`chunk c${(colors.get(chunk.file) ?? 0) % 8}`}><title>{`${ranges(chunk.offsets, chunk.sizes)} in ${chunk.file === null ? "an absent file" : visible(chunk.file)}`}</title></rect>;
         })}
-        {map.gaps.map((b, i) => <rect key={`g${i}`} {...rect(b)} fill="url(#gap)" class="gap"><title>in no chunk</title></rect>)}
+        {map.gaps.map((b, i) => <rect key={`g${i}`} {...rect(b)} fill="url(#gap)" class="gap"><title>not in any chunk</title></rect>)}
         {map.overlaps.map((b, i) => <rect key={`o${i}`} {...rect(b)} fill="url(#twice)" class="twice"><title>in more than one chunk</title></rect>)}
       </svg>
+      <Legend colors={colors} absent={absent} />
       {map.chunks.length > MOST_DRAWN && <p class="quiet">The first {exactText(MOST_DRAWN)} are drawn.</p>}
       <details>
         <summary>Chunks as a table</summary>
@@ -51,7 +69,7 @@ export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element 
           <table>
             <thead><tr><th>Elements</th><th>File</th><th class="number">At byte</th><th class="number">Bytes</th></tr></thead>
             <tbody>
-              {detail.chunks.slice(0, MOST_LISTED).map((c, i) => <tr key={i}><td>{ranges(c.offsets, c.sizes)}</td><td>{c.file === null ? <em>missing</em> : visible(c.file)}</td><td class="number">{exactText(c.byte_offset)}</td><td class="number">{bytesText(c.byte_length)}</td></tr>)}
+              {detail.chunks.slice(0, MOST_LISTED).map((c, i) => <tr key={i}><td>{ranges(c.offsets, c.sizes)}</td><td>{c.file === null ? <em>absent</em> : visible(c.file)}{c.file !== null && absent.has(c.file) && <em> absent</em>}</td><td class="number">{exactText(c.byte_offset)}</td><td class="number">{bytesText(c.byte_length)}</td></tr>)}
             </tbody>
           </table>
         </div>

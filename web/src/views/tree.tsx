@@ -2,13 +2,15 @@
  *  pixels the scroll bar is a scale: its position is a share of the rows, and rows are placed by arithmetic. */
 import type { JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
 import type { Act, OutlineName, Row } from "../protocol";
-import { bytesText, countText, exactText, plural, shapeText, visible } from "../text";
-import { useModel } from "./hooks";
+import { visible } from "../text";
+import { useModel, useNarrow } from "./hooks";
 import { LevelMark } from "./parts";
+import { COLUMNS, type Column } from "./tree_columns";
 
-const HEIGHT = 30;
+const HEAD = 30, WIDE_HEIGHT = 30, NARROW_HEIGHT = 48;
 const LIMIT = 12_000_000;
 
 /** Drawn while a row is fetched: the same cells, so that filling them changes texts only. */
@@ -19,8 +21,8 @@ function nameOf(row: Row): string {
   return `${visible(row.name)} … ${Number(row.name) + row.run - 1}`;
 }
 
-function Cells({ row, toggle }: { row: Row; toggle: () => void }): JSX.Element {
-  const isEntry = row.entry !== undefined;
+function Cells({ row, outline, toggle }: { row: Row; outline: OutlineName; toggle: () => void }): JSX.Element {
+  const model = useModel();
   return (
     <>
       <div role="gridcell" class="name" style={{ paddingInlineStart: `${row.depth * 16 - 8}px` }}>
@@ -30,34 +32,40 @@ function Cells({ row, toggle }: { row: Row; toggle: () => void }): JSX.Element {
         {row.odd && <span class="tag odd">unlike its siblings</span>}
         {row.level && <LevelMark level={row.level} />}
       </div>
-      <div role="gridcell" class="dtype">{isEntry && row.kind !== "tensor" ? row.kind : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ")}</div>
-      <div role="gridcell" class="shape">{isEntry ? (row.kind === "tensor" ? shapeText(row.shape) : "") : row.group ? plural(row.entries, "entry", "entries") : ""}</div>
-      <div role="gridcell" class="number elements">{row.elements ? countText(row.elements * (row.folded ? row.run : 1)) : ""}</div>
-      <div role="gridcell" class="number">{row.dtypes.length ? bytesText(row.bytes * (row.folded ? row.run : 1)) : ""}</div>
-      <div role="gridcell" class="number chunks">{isEntry && row.kind === "tensor" ? exactText(row.chunks) : ""}</div>
+      {COLUMNS[outline].map((c) => <div key={c.name} role="gridcell" class={c.className}>{c.cell(row, model)}</div>)}
     </>
   );
+}
+
+function Head({ outline }: { outline: OutlineName }): JSX.Element {
+  const model = useModel(), { sort } = model.lists.get(outline);
+  const header = (name: string, className: string, key: SortKey | undefined) => (
+    <div key={name} role="columnheader" class={className} {...(key ? { "aria-sort": sort.key !== key ? "none" as const : sort.descending ? "descending" as const : "ascending" as const } : {})}>
+      {key ? <button type="button" class="sort" tabIndex={-1} onClick={() => void model.lists.sortBy(outline, key)}>{name}<span aria-hidden="true">{sort.key === key ? (sort.descending ? " ▾" : " ▴") : ""}</span></button> : name}
+    </div>
+  );
+  return <div role="row" class="head row" aria-rowindex={1}>{header("Name", "name", "name")}{COLUMNS[outline].map((c: Column) => header(c.name, c.className, c.sort))}</div>;
 }
 
 type KeyActions = Readonly<Record<string, () => Promise<void>>>;
 
 /** What keys do, each on the rows that the keys before it left: a fast typist is ahead of the worker. */
 function keysOf(model: Model, outline: OutlineName, page: number, choose: (row: Row) => void): KeyActions {
-  const listing = () => model.listings[outline];
+  const listing = () => model.lists.get(outline);
   const moveTo = (where: (at: number) => number) => async () => {
-    await model.settled(outline);
-    model.setCursor(outline, where(listing().cursor));
+    await model.lists.settled(outline);
+    model.lists.setCursor(outline, where(listing().cursor));
   };
   const onRow = (body: (row: Row, at: number) => unknown) => async () => {
-    const at = listing().cursor, row = await model.rowAt(outline, at);
+    const at = listing().cursor, row = await model.lists.rowAt(outline, at);
     if (row) await body(row, at);
   };
-  const act = (row: Row, what: Act) => model.act(outline, row.node, what);
+  const act = (row: Row, what: Act) => model.lists.act(outline, row.node, what);
   return {
     ArrowDown: moveTo((at) => at + 1), ArrowUp: moveTo((at) => at - 1), Home: moveTo(() => 0), End: moveTo(() => listing().count - 1),
     PageDown: moveTo((at) => at + page), PageUp: moveTo((at) => at - page),
-    ArrowRight: onRow((row, at) => row.group && (row.open ? model.setCursor(outline, at + 1) : act(row, "open"))),
-    ArrowLeft: onRow(async (row, at) => row.group && row.open ? act(row, "close") : model.setCursor(outline, await model.parentOf(outline, at))),
+    ArrowRight: onRow((row, at) => row.group && (row.open ? model.lists.setCursor(outline, at + 1) : act(row, "open"))),
+    ArrowLeft: onRow(async (row, at) => row.group && row.open ? act(row, "close") : model.lists.setCursor(outline, await model.lists.parentOf(outline, at))),
     Enter: onRow(choose), " ": onRow(choose),
     "*": onRow((row) => act(row, "open-all")),
     u: onRow((row) => row.run && act(row, row.folded ? "unfold" : "fold")),
@@ -66,12 +74,13 @@ function keysOf(model: Model, outline: OutlineName, page: number, choose: (row: 
 
 export function Tree({ outline, label }: { outline: OutlineName; label: string }): JSX.Element {
   const model = useModel();
-  const listing = model.listings[outline];
+  const listing = model.lists.get(outline);
+  const HEIGHT = useNarrow() ? NARROW_HEIGHT : WIDE_HEIGHT;
   const box = useRef<HTMLDivElement>(null);
   const typed = useRef(Promise.resolve());
   const [top, setTop] = useState(0); // in pixels of all rows
   const [height, setHeight] = useState(600);
-  const tall = (listing.count + 1) * HEIGHT, shown = Math.min(tall, LIMIT); // with the head
+  const tall = listing.count * HEIGHT + HEAD, shown = Math.min(tall, LIMIT); // with the head
   const most = Math.max(0, tall - height), scale = shown > height ? most / (shown - height) : 1;
 
   useLayoutEffect(() => {
@@ -88,7 +97,7 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
     setTop(to);
   };
   const bringIntoView = (index: number) => {
-    const at = index * HEIGHT, head = HEIGHT;
+    const at = index * HEIGHT, head = HEAD;
     if (at < top) scrollTo(at);
     else if (at + HEIGHT > top + height - head) scrollTo(at + HEIGHT - height + head);
   };
@@ -103,10 +112,11 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
     bringIntoView(listing.cursor);
   });
 
-  const toggle = (row: Row) => model.act(outline, row.node, row.open ? "close" : "open");
+  const toggle = (row: Row) => model.lists.act(outline, row.node, row.open ? "close" : "open");
   const choose = (row: Row) => {
-    if (row.entry !== undefined) void model.select(row.entry, row.fqn);
-    else void toggle(row);
+    if (row.entry === undefined) void toggle(row);
+    else if (row.compared?.mark !== "only-b") void model.choose(row.entry, row.fqn, row.compared);
+    else model.chooseOther(row.entry, row.fqn, row.compared);
   };
   const onKey = (e: KeyboardEvent) => {
     const act = keysOf(model, outline, Math.max(1, Math.floor(height / HEIGHT) - 2), choose)[e.key];
@@ -119,28 +129,25 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
   const pool = Math.ceil(height / HEIGHT) + 6; // rows that leave on one side come back on the other
   const rows: JSX.Element[] = [];
   for (let i = first; i < last; i++) {
-    const row = model.row(outline, i);
-    const selected = row?.entry !== undefined && row.entry === model.selected?.entry;
+    const row = model.lists.row(outline, i);
+    const selected = row?.entry !== undefined && row.entry === model.selected?.entry && (outline === "compare") === (model.selected.compared !== undefined);
     rows.push(
       <div key={i % pool} id={`${outline}-${i}`} role="row" aria-rowindex={i + 2} aria-level={row?.depth ?? 1} {...(row?.group ? { "aria-expanded": row.open } : {})} aria-selected={selected}
         class={`row${i === listing.cursor ? " cursor" : ""}${selected ? " selected" : ""}${row?.group ? " group" : ""}`}
         style={{ transform: `translateY(${i * HEIGHT - top}px)` }}
-        onClick={() => { model.setCursor(outline, i); if (row) choose(row); }}>
-        <Cells row={row ?? BLANK} toggle={() => { if (row) void toggle(row); }} />
+        onClick={() => { model.lists.setCursor(outline, i); if (row) choose(row); }}>
+        <Cells row={row ?? BLANK} outline={outline} toggle={() => { if (row) void toggle(row); }} />
       </div>);
   }
-  const folded = model.row(outline, listing.cursor);
+  const folded = model.lists.row(outline, listing.cursor);
   return (
     <div class="grid-frame">
-      {folded && folded.run > 0 && <p class="hint"><button type="button" class="small" onClick={() => void model.act(outline, folded.node, folded.folded ? "unfold" : "fold")}>{folded.folded ? `Show all ${folded.run} alike` : `Fold ${folded.run} alike`} <kbd>u</kbd></button></p>}
-      <div ref={box} class="grid" role="treegrid" aria-label={label} aria-rowcount={listing.count + 1} aria-colcount={6} tabIndex={0}
+      {folded && folded.run > 0 && <p class="hint"><button type="button" class="small" onClick={() => void model.lists.act(outline, folded.node, folded.folded ? "unfold" : "fold")}>{folded.folded ? `Show all ${folded.run} alike` : `Fold ${folded.run} alike`} <kbd>u</kbd></button></p>}
+      <div ref={box} class="grid" role="treegrid" aria-label={label} aria-rowcount={listing.count + 1} aria-colcount={COLUMNS[outline].length + 1} tabIndex={0}
         aria-activedescendant={listing.cursor >= first && listing.cursor < last ? `${outline}-${listing.cursor}` : undefined}
         onKeyDown={onKey} onScroll={(e) => setTop(Math.min(e.currentTarget.scrollTop * scale, most))}>
-        <div role="row" class="head row" aria-rowindex={1}>
-          <div role="columnheader" class="name">Name</div><div role="columnheader" class="dtype">dtype</div><div role="columnheader" class="shape">Shape</div>
-          <div role="columnheader" class="number elements">Elements</div><div role="columnheader" class="number">Size</div><div role="columnheader" class="number chunks">Chunks</div>
-        </div>
-        <div class="window" role="presentation" style={{ height: `${Math.max(0, height - HEIGHT)}px` }}>{rows}</div>
+        <Head outline={outline} />
+        <div class="window" role="presentation" style={{ height: `${Math.max(0, height - HEAD)}px` }}>{rows}</div>
         <div role="presentation" style={{ height: `${Math.max(0, shown - height)}px` }} />
       </div>
     </div>

@@ -1,22 +1,10 @@
-/** Values on demand: a corner of the tensor as a table, then the statistics and the histogram of all of it. */
+/** Values on demand: a slice of the tensor, and the statistics and the histogram of all of it. */
 import type { JSX } from "preact";
-import type { Preview, Tally, TensorDetail } from "../protocol";
+import type { Tally, TensorDetail } from "../protocol";
 import { bytesText, exactText, realText } from "../text";
 import { useModel } from "./hooks";
-import { Facts } from "./parts";
-
-function PreviewTable({ preview, shape }: { preview: Preview; shape: readonly number[] }): JSX.Element {
-  const columns = preview.sizes.length > 1 ? preview.sizes.at(-1) ?? 1 : Math.min(8, preview.values.length);
-  const rows: string[][] = [];
-  for (let i = 0; i < preview.values.length; i += columns) rows.push(preview.values.slice(i, i + columns));
-  const isWhole = preview.sizes.every((s, d) => s === shape[d]);
-  return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Values">
-      {rows.length === 0 ? <p>The tensor has no elements.</p> : <table class="values"><tbody>{rows.map((r, i) => <tr key={i}>{r.map((v, j) => <td key={j}>{v}</td>)}</tr>)}</tbody></table>}
-      {!isWhole && <p class="quiet">The first {preview.sizes.join(" × ")} of {shape.join(" × ")}.</p>}
-    </div>
-  );
-}
+import { Facts, TroubleBox } from "./parts";
+import { SliceView } from "./slice";
 
 function Histogram({ tally }: { tally: Tally }): JSX.Element {
   const most = Math.max(1, ...tally.histogram), width = 360 / tally.histogram.length;
@@ -48,11 +36,9 @@ export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
   return (
     <section aria-label="Values">
       <h3>Values</h3>
-      <p class="buttons">
-        {!selected?.preview && <button type="button" onClick={() => void model.readValues()}>Show the first values</button>}
-        <button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button>
-      </p>
-      {selected?.preview && <PreviewTable preview={selected.preview} shape={detail.shape} />}
+      <SliceView detail={detail} />
+      <p class="buttons"><button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>
+      {selected?.tallyTrouble && <TroubleBox trouble={selected.tallyTrouble} />}
       {selected?.tally && <TallyView tally={selected.tally} />}
     </section>
   );

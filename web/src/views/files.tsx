@@ -1,6 +1,7 @@
 /** Files by size, how much of each the entries use, and where in it. */
 import { hierarchy, treemap } from "d3-hierarchy";
 import type { JSX } from "preact";
+import { fileTerm } from "../filter";
 import type { FileUse } from "../protocol";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
@@ -16,7 +17,7 @@ function Treemap({ files, show }: { files: readonly FileUse[]; show: (name: stri
     <svg class="treemap" viewBox={`0 0 ${WIDTH} ${height}`} role="img" aria-label={`${plural(files.length, "file")} by size; the table below says the same`}>
       {leaves.map(({ data: { file }, x0, y0, x1, y1 }, i) => file && (
         <g key={file.name} onClick={() => show(file.name)}>
-          <rect class={`file c${i % 8}${file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${visible(file.name)}: ${bytesText(file.size)}, ${bytesText(file.used)} used`}</title></rect>
+          <rect class={`file c${i % 8}${file.absent || file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${visible(file.name)}: ${bytesText(file.size)}, ${bytesText(file.used)} used`}</title></rect>
           {x1 - x0 > 90 && y1 - y0 > 24 && <text x={x0 + 8} y={y0 + 20}>{visible(file.name).slice(0, Math.floor((x1 - x0 - 12) / 8))}</text>}
         </g>
       ))}
@@ -49,21 +50,22 @@ function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
   );
 }
 
-export function Storage({ showFile, show }: { showFile: (name: string) => void; show: (fqn: string) => void }): JSX.Element {
+export function Files({ showFile, show }: { showFile: (term: string) => void; show: (fqn: string) => void }): JSX.Element {
   const overview = useModel().opened?.overview, files = overview?.files ?? [], missing = overview?.missing_chunks ?? 0;
   const bySize = [...files].sort((a, b) => b.size - a.size).slice(0, MOST);
   return (
-    <section class="view" aria-label="Storage">
-      <p class="quiet">What no entry uses is headers, metadata and padding in a sound file. Choose a file to see its tensors.</p>
-      {missing > 0 && <p class="bad" role="status">Missing: {plural(missing, "chunk")}, in files that are not here. The findings name them.</p>}
-      <Treemap files={bySize} show={showFile} />
-      <div class="scroll" tabIndex={0} role="region" aria-label="Files">
+    <section class="view" aria-label="Files">
+      <p class="quiet">Bytes that no entry uses are headers, metadata and padding in a sound file. Choose a file to see its tensors.</p>
+      {overview && overview.absent.length > 0 && <p class="bad" role="status">{plural(overview.absent.length, "data file")} {overview.absent.length === 1 ? "is" : "are"} absent, and with {overview.absent.length === 1 ? "it" : "them"} {plural(missing, "chunk")}. Sizes of absent files are what the metadata says of them.</p>}
+      {overview?.absent.length === 0 && missing > 0 && <p class="bad" role="status">{plural(missing, "chunk")} {missing === 1 ? "is" : "are"} in files that are absent; Problems names them.</p>}
+      <Treemap files={bySize} show={(name) => showFile(fileTerm(name))} />
+      <div class="scroll" tabIndex={0} role="region" aria-label="File table">
         <table class="wide">
-          <thead><tr><th>File</th><th class="number">Size</th><th class="number">Used</th><th class="number">Chunks</th><th>Where</th></tr></thead>
+          <thead><tr><th>File</th><th class="number">Size</th><th class="number">Used</th><th class="number">Chunks</th><th>Used bytes</th></tr></thead>
           <tbody>
             {bySize.map((f) => (
               <tr key={f.name}>
-                <td><button type="button" class="link" onClick={() => showFile(f.name)}>{visible(f.name)}</button>{f.chunks === 0 && <span class="quiet"> no entry uses it</span>}</td>
+                <td><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> no entry uses it</span>}</td>
                 <td class="number">{bytesText(f.size)}</td><td class="number">{bytesText(f.used)}</td><td class="number">{exactText(f.chunks)}</td><td><Strip file={f} /></td>
               </tr>
             ))}

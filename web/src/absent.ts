@@ -1,0 +1,84 @@
+/** Checkpoints without some of their data files. Stand-ins take the place of absent files, so that each chunk keeps the name
+ *  of its file; their bytes can never be read. */
+import type { Checkpoint, SourceFile, Tessera } from "../../wasm/tessera.js";
+import type { Finding } from "./protocol";
+
+const RULE = "dcp/missing-file";
+/** A stand-in's size: no chunk of a real file ends beyond it. */
+const STAND_IN_BYTES = 2 ** 50;
+/** A pass learns at most a thousand names, because findings of one rule are limited. */
+const MOST_PASSES = 100;
+
+export interface FindingsDocument {
+  readonly schema: string;
+  readonly findings: readonly Finding[];
+  readonly summary: { readonly paths: number; readonly errors: number; readonly warnings: number; readonly notes: number; readonly unlisted?: Readonly<Record<string, number>> };
+}
+
+export interface OpenedFiles {
+  readonly checkpoint: Checkpoint;
+  /** Names of data files that the metadata needs and that were not opened. */
+  readonly absent: readonly string[];
+  /** What was found without stand-ins. */
+  readonly found: FindingsDocument;
+  readonly sarif: string;
+}
+
+const standIn = (name: string): SourceFile => ({ name, size: STAND_IN_BYTES, read: () => { throw new Error(`${name} is absent`); } });
+
+const missingIn = (document: FindingsDocument, known: ReadonlyMap<string, Finding>): Finding[] =>
+  document.findings.filter((f) => f.rule === RULE && f.file !== undefined && !known.has(f.file));
+
+const findingsDocument = (checkpoint: Checkpoint, path: string) => JSON.parse(checkpoint.document("findings", { path })) as FindingsDocument;
+
+/** Opens what is there, then again with a stand-in for every file that is missed, until none is. */
+export function openFiles(tessera: Tessera, files: readonly SourceFile[], primary: string | undefined, path: string): OpenedFiles {
+  const options = primary === undefined ? {} : { primary };
+  let checkpoint = tessera.open(files, options);
+  try {
+    checkpoint.check(); // Raw optimizer states of several ranks open, but they are not one checkpoint that can be shown.
+    const first = findingsDocument(checkpoint, path), sarif = checkpoint.document("sarif", { path });
+    const missing = new Map<string, Finding>();
+    let latest = first;
+    for (let pass = 0; pass < MOST_PASSES; pass++) {
+      const more = missingIn(latest, missing);
+      if (more.length === 0) break;
+      for (const f of more) if (f.file !== undefined) missing.set(f.file, f);
+      checkpoint.close();
+      checkpoint = tessera.open([...files, ...[...missing.keys()].map(standIn)], options);
+      latest = findingsDocument(checkpoint, path);
+    }
+    return { checkpoint, absent: [...missing.keys()], found: withMissing(first, [...missing.values()]), sarif: sarifWith(sarif, first, [...missing.values()]) };
+  } catch (e) {
+    checkpoint.close();
+    throw e;
+  }
+}
+
+/** The findings with every missing file, not only as many as a list of findings may hold. */
+export function withMissing(document: FindingsDocument, missing: readonly Finding[]): FindingsDocument {
+  const named = new Set(document.findings.map((f) => f.rule === RULE ? f.file : undefined));
+  const rest = missing.filter((f) => !named.has(f.file));
+  if (rest.length === 0) return document;
+  const { unlisted = {}, ...summary } = document.summary;
+  const left = Object.entries(unlisted).map(([rule, n]) => [rule, rule === RULE ? n - rest.length : n] as const).filter(([, n]) => n > 0);
+  return { ...document, findings: [...document.findings, ...rest], summary: left.length ? { ...summary, unlisted: Object.fromEntries(left) } : summary };
+}
+
+interface SarifResult { readonly ruleId: string; readonly partialFingerprints?: unknown; readonly locations?: readonly { readonly physicalLocation?: { readonly artifactLocation?: { readonly uri: string } } }[] }
+interface SarifLog { readonly runs: readonly { readonly results: readonly SarifResult[] }[] }
+
+/** The same for SARIF 2.1.0: a result that is there serves as the pattern of those that were not listed. */
+function sarifWith(text: string, first: FindingsDocument, missing: readonly Finding[]): string {
+  const rest = withMissing(first, missing).findings.slice(first.findings.length);
+  if (rest.length === 0) return text;
+  const log = JSON.parse(text) as SarifLog, [run] = log.runs;
+  const pattern = run?.results.find((r) => r.ruleId === RULE), at = first.findings.find((f) => f.rule === RULE)?.file ?? "";
+  if (!run || !pattern) return text;
+  const { partialFingerprints: _, ...plain } = pattern;
+  const added = rest.map((f) => ({ ...plain, message: { text: f.message }, locations: [{
+    physicalLocation: { artifactLocation: { uri: (pattern.locations?.[0]?.physicalLocation?.artifactLocation?.uri ?? at).replace(at, f.file ?? "") } },
+    ...(f.fqn === undefined ? {} : { logicalLocations: [{ fullyQualifiedName: f.fqn }] }),
+  }] }));
+  return JSON.stringify({ ...log, runs: [{ ...run, results: [...run.results, ...added] }] }, null, 1);
+}

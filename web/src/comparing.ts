@@ -1,0 +1,124 @@
+/** The comparison of what is open, A, with another checkpoint, B. What is cheap (names, dtypes, shapes, sharding) is compared
+ *  immediately; values are compared on demand and stay known while the other toggles change. */
+import type { Prepare } from "./collect";
+import { OWN_ORDER } from "./entry_tree";
+import { sizeOf, type Model } from "./model";
+import type { Diff, Opening } from "./protocol";
+
+const COMPARING = "Comparing values";
+const CANCELLED = new Error("cancelled");
+type Change = Diff["changed"][number];
+
+export interface Comparison {
+  readonly title: string;
+  readonly opening: Opening;
+  layout: boolean;
+  canonical: boolean;
+  /** Values are to be compared. */
+  values: boolean;
+  /** What values differ in, once they were compared. */
+  valueDiff: Diff | undefined;
+  diff: Diff | undefined;
+}
+
+/** A structural diff with what a comparison of values found. */
+function withValues(structure: Diff, values: Diff | undefined): Diff {
+  if (!values) return structure;
+  const changed = new Map<string, Change>(structure.changed.map((c) => [c.fqn, c]));
+  for (const v of values.changed) {
+    const s = changed.get(v.fqn);
+    changed.set(v.fqn, s ? { ...s, ...v, what: [...new Set([...v.what, ...s.what])] } : v);
+  }
+  const list = [...changed.values()], { same } = values;
+  return { ...structure, same: same && structure.same, changed: list, renamed: values.renamed, summary: { ...structure.summary, ...values.summary, same: values.summary.same - (list.length - values.changed.length) } };
+}
+
+export class Comparing {
+  comparison: Comparison | undefined;
+  #ending = new AbortController();
+  /** The diff that was asked for last. */
+  #asked = 0;
+
+  constructor(private readonly model: Model) {}
+
+  get bytes(): number { return sizeOf(this.model.opening) + sizeOf(this.comparison?.opening); }
+
+  /** Opens B. */
+  async with(prepare: Prepare): Promise<void> {
+    this.stop();
+    const { model } = this, { client } = model, { signal } = this.#ending;
+    model.dismiss();
+    const opening = await model.run("Opening the other", () => this.stop(), async (tell) => {
+      const other = await prepare(signal, tell);
+      signal.throwIfAborted();
+      if ("options" in other) throw new Error(`'${other.title}' holds ${other.options.length} checkpoints (${other.options.slice(0, 3).map((o) => o.title).join(", ")} …); drop one of them`);
+      await client.call("open", { side: "b", opening: other });
+      return other;
+    }, (t) => { if (!signal.aborted) model.hear(t); });
+    if (!opening || signal.aborted) return;
+    this.comparison = { title: opening.title, opening, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined };
+    model.lists.reset("compare", 0);
+    await this.#update();
+  }
+
+  async toggle(what: "layout" | "canonical" | "values"): Promise<void> {
+    const { comparison } = this;
+    if (!comparison) return;
+    comparison[what] = !comparison[what];
+    if (what !== "layout") {
+      this.model.endAside(COMPARING);
+      comparison.valueDiff = undefined; // Other names are matched, or values are no longer asked for.
+    }
+    this.model.changed();
+    await this.#update();
+    if (what !== "layout" && comparison.values) await this.#compareValues(comparison);
+  }
+
+  async #update(): Promise<void> {
+    const { comparison, model } = this, asked = ++this.#asked;
+    if (!comparison) return;
+    const { layout, canonical } = comparison;
+    await model.run("Comparing", undefined, async () => {
+      const structure = await model.client.call("diff", { values: false, layout, canonical });
+      if (this.#asked === asked) await this.#show(comparison, structure);
+    }, model.hear);
+  }
+
+  async #compareValues(comparison: Comparison): Promise<void> {
+    const { model } = this, { opening } = model, { canonical } = comparison;
+    if (!opening) return;
+    const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, (client) => client.call("diff", { values: true, layout: false, canonical }));
+    if (this.comparison !== comparison || comparison.canonical !== canonical || !comparison.values) return;
+    if (values) comparison.valueDiff = values;
+    else comparison.values = false; // It was cancelled, or it failed.
+    model.changed();
+    await this.#update();
+  }
+
+  async #show(comparison: Comparison, structure: Diff): Promise<void> {
+    const { model } = this, diff = withValues(structure, comparison.valueDiff), { filter, sort } = model.lists.get("compare");
+    const isFirst = comparison.diff === undefined;
+    comparison.diff = diff;
+    const text = isFirst && !diff.same ? "is:different" : filter;
+    const rows = await model.client.call("showDiff", { diff, canonical: comparison.canonical, text, sort: isFirst ? OWN_ORDER : sort });
+    if (this.comparison !== comparison) return;
+    model.lists.get("compare").count = rows;
+    await model.lists.filter("compare", text);
+  }
+
+  /** Forgets B; whatever runs for it ends. */
+  stop(): void {
+    const { model } = this;
+    this.reset();
+    model.endAside(COMPARING);
+    if (model.opened) void model.client.call("close", { side: "b" }).catch(() => undefined);
+    model.changed();
+  }
+
+  reset(): void {
+    this.#ending.abort(CANCELLED);
+    this.#ending = new AbortController();
+    this.#asked++;
+    this.comparison = undefined;
+  }
+}

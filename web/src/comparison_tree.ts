@@ -1,0 +1,61 @@
+/** The names of two checkpoints as one tree: what a diff says of each, next to what both hold. Pure. */
+import { EntryTree, type Leaf, type Sort, type Totals } from "./entry_tree";
+import { termsOf } from "./filter";
+import type { Act, Compared, Diff, DiffSide, Mark, Row } from "./protocol";
+
+const IS: Readonly<Record<string, readonly Mark[]>> = {
+  different: ["changed", "only-a", "only-b", "renamed"], changed: ["changed"], "only-a": ["only-a"], "only-b": ["only-b"], renamed: ["renamed"], same: ["same", "match"],
+};
+
+const sideOf = (leaf: Leaf | undefined): DiffSide | undefined => leaf && { kind: leaf.kind, ...(leaf.kind === "tensor" ? { dtype: leaf.dtypes[0] ?? "", shape: leaf.shape } : {}) };
+
+export interface Sides { readonly a: readonly Leaf[]; readonly b: readonly Leaf[]; /** The name under which entries are matched. */ readonly keyOf: (fqn: string) => string }
+
+/** One leaf per name: those of A, then those that only B has. Entries of B are numbered after those of A. */
+function leavesOf({ a, b, keyOf }: Sides, diff: Diff): Leaf[] {
+  const ofB = new Map(b.map((leaf) => [keyOf(leaf.fqn), leaf])), changed = new Map(diff.changed.map((c) => [c.fqn, c]));
+  const removed = new Set(diff.removed), added = new Set(diff.added), renamed = new Map(diff.renamed.map((r) => [r.a, r])), taken = new Set(diff.renamed.map((r) => r.b));
+  const isSame: Mark = diff.summary.values_compared ? "same" : "match";
+  const comparedOf = (leaf: Leaf): Compared => {
+    const key = keyOf(leaf.fqn), change = changed.get(leaf.fqn) ?? changed.get(key), a = sideOf(leaf), name = renamed.get(leaf.fqn) ?? renamed.get(key);
+    if (change) return { mark: "changed", what: change.what, a: change.a, b: change.b, ...(change.differing === undefined ? {} : { differing: change.differing }), ...(change.max_abs === undefined ? {} : { maxAbs: change.max_abs }) };
+    if (name) return { mark: "renamed", what: [], a, b: sideOf(ofB.get(name.b)), other: name.b, ...(name.differing === undefined ? {} : { differing: name.differing }) };
+    if (removed.has(leaf.fqn) || removed.has(key)) return { mark: "only-a", what: [], a, b: undefined };
+    return { mark: isSame, what: [], a, b: sideOf(ofB.get(key)) };
+  };
+  const onlyB = b.filter((leaf) => (added.has(leaf.fqn) || added.has(keyOf(leaf.fqn))) && !taken.has(leaf.fqn) && !taken.has(keyOf(leaf.fqn)));
+  return [
+    ...a.map((leaf) => ({ ...leaf, level: undefined, compared: comparedOf(leaf) })),
+    ...onlyB.map((leaf, i) => ({ ...leaf, entry: a.length + i, level: undefined, compared: { mark: "only-b" as const, what: [], a: undefined, b: sideOf(leaf) } })),
+  ];
+}
+
+function keeps(leaf: Leaf, terms: readonly string[]): boolean {
+  return terms.every((term) => term.startsWith("is:") ? (IS[term.slice(3)] ?? []).includes(leaf.compared?.mark ?? "same")
+    : leaf.fqn.toLowerCase().includes(term.toLowerCase()) || (leaf.compared?.other ?? "").toLowerCase().includes(term.toLowerCase()));
+}
+
+export class ComparisonTree {
+  readonly #leaves: readonly Leaf[];
+  #tree: EntryTree;
+
+  constructor(sides: Sides, diff: Diff, sort: Sort, text: string) {
+    this.#leaves = leavesOf(sides, diff);
+    this.#tree = this.#treeOf(text, sort);
+  }
+
+  get count(): number { return this.#tree.count; }
+  rows(first: number, count: number): Row[] { return this.#tree.rows(first, count); }
+  act(node: number, act: Act): number { return this.#tree.act(node, act); }
+  reveal(entry: number): number | undefined { return this.#tree.reveal(entry); }
+
+  arrange(text: string, sort: Sort): { kept: number; rows: number; totals: Totals; isSorted: true } {
+    this.#tree = this.#treeOf(text, sort);
+    return { kept: this.#tree.totals.entries, rows: this.count, totals: this.#tree.totals, isSorted: true };
+  }
+
+  #treeOf(text: string, sort: Sort): EntryTree {
+    const terms = termsOf(text);
+    return new EntryTree(this.#leaves.filter((leaf) => keeps(leaf, terms)), sort, terms.length > 0);
+  }
+}

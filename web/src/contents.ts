@@ -1,0 +1,55 @@
+/** The contents of a checkpoint as rows: the module's outline in the checkpoint's own order, otherwise a tree of what the
+ *  filter keeps, in the order that was asked for. */
+import type { Checkpoint, EntryRow, Outline } from "../../wasm/tessera.js";
+import { EntryTree, OWN_ORDER, type Leaf, type Sort, type Totals } from "./entry_tree";
+import type { Act, Row } from "./protocol";
+
+const ROWS = 4096;
+/** More entries than this stay in their own order, and their groups have no totals while a filter is on. */
+export const MOST_SORTED = 200_000;
+/** A filter that keeps every entry, so that all of them are rows, unfolded. */
+const EVERYTHING = "kind:";
+
+const leafOf = ({ entry, fqn, kind, shape, dtypes, elements, bytes, chunks, level }: EntryRow): Leaf =>
+  ({ entry, fqn, kind, shape, dtypes, elements: kind === "tensor" ? elements : 0, bytes: kind === "tensor" ? bytes : 0, chunks, level });
+
+/** The entries among the rows of a filtered outline. */
+function* entriesOf(outline: Outline): Generator<Leaf> {
+  for (let at = 0; at < outline.count; at += ROWS) {
+    for (const row of outline.rows(at, ROWS)) if (row.entry !== undefined) yield leafOf(row);
+  }
+}
+
+/** Every entry of a checkpoint, or undefined where there are too many to list. */
+export function leavesOf(checkpoint: Checkpoint): Leaf[] | undefined {
+  const outline = checkpoint.outline();
+  try {
+    return outline.filter(EVERYTHING) > MOST_SORTED ? undefined : [...entriesOf(outline)];
+  } finally {
+    outline.close();
+  }
+}
+
+export interface Arranged { readonly kept: number; readonly rows: number; readonly totals: Totals | undefined; readonly isSorted: boolean }
+
+export class Contents {
+  #tree: EntryTree | undefined;
+
+  constructor(readonly outline: Outline) {}
+
+  get #source(): Outline | EntryTree { return this.#tree ?? this.outline; }
+  get count(): number { return this.#source.count; }
+  rows(first: number, count: number): Row[] { return this.#source.rows(first, count); }
+  act(node: number, act: Act): number { return this.#source.act(node, act); }
+  reveal(entry: number): number | undefined { return this.#source.reveal(entry); }
+
+  arrange(text: string, sort: Sort): Arranged {
+    const isPlain = text.trim() === "", isOwnOrder = sort.key === OWN_ORDER.key && !sort.descending;
+    this.#tree = undefined;
+    const kept = this.outline.filter(isPlain && !isOwnOrder ? EVERYTHING : text);
+    const isListed = kept <= MOST_SORTED && !(isPlain && isOwnOrder);
+    if (isListed) this.#tree = new EntryTree([...entriesOf(this.outline)], sort, !isPlain);
+    else if (isPlain) this.outline.filter("");
+    return { kept, rows: this.count, totals: this.#tree?.totals, isSorted: isOwnOrder || isListed };
+  }
+}

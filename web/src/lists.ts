@@ -1,0 +1,151 @@
+/** Rows as far as the page has fetched them: the contents, and the comparison. Opening, filtering and sorting happen in the
+ *  worker; what was asked for last is what is shown. */
+import type { Client } from "./client";
+import { OWN_ORDER, type Sort, type SortKey, type Totals } from "./entry_tree";
+import { faultOf } from "./filter";
+import type { Act, OutlineName, Row, Trouble } from "./protocol";
+import { troubleOf } from "./trouble";
+
+const PAGE = 64, MOST_PAGES = 200;
+
+export interface Listing {
+  count: number;
+  filter: string;
+  sort: Sort;
+  /** How many entries the filter keeps; undefined without a filter. */
+  kept: number | undefined;
+  totals: Totals | undefined;
+  /** False: there are too many entries to sort. */
+  isSorted: boolean;
+  trouble: Trouble | undefined;
+  cursor: number;
+  /** A row that must be scrolled to. */
+  goTo: number | undefined;
+  /** The cursor moved and must be in sight. */
+  follow: boolean;
+  pages: Map<number, Row[]>;
+  generation: number;
+}
+
+const newListing = (count: number): Listing => ({ count, filter: "", sort: OWN_ORDER, kept: undefined, totals: undefined, isSorted: true, trouble: undefined, cursor: 0, goTo: undefined, follow: false, pages: new Map(), generation: 0 });
+
+export class Lists {
+  readonly #of: Record<OutlineName, Listing> = { all: newListing(0), compare: newListing(0) };
+  #asked: Record<OutlineName, Promise<void>> = { all: Promise.resolve(), compare: Promise.resolve() };
+  /** Known dtypes, against which a filter is checked. */
+  dtypes: readonly string[] = [];
+
+  constructor(private readonly client: () => Client, private readonly changed: () => void) {}
+
+  get(outline: OutlineName): Listing { return this.#of[outline]; }
+
+  reset(outline: OutlineName, count: number): void {
+    this.#of[outline].generation++; // What is still fetched for it is dropped.
+    this.#of[outline] = newListing(count);
+    this.changed();
+  }
+
+  /** Remembers work on rows until it is done, whether it succeeds or not. */
+  track<T>(outline: OutlineName, work: Promise<T>): Promise<T> {
+    const before = this.#asked[outline];
+    this.#asked[outline] = Promise.allSettled([before, work]).then(() => undefined);
+    return work;
+  }
+
+  /** Resolves once every row that was asked for, and every change of them, is there. */
+  async settled(outline: OutlineName): Promise<void> {
+    for (let seen: Promise<void> | undefined; seen !== this.#asked[outline];) await (seen = this.#asked[outline]);
+  }
+
+  /** The row once what was asked for before is done; undefined where there is none. */
+  async rowAt(outline: OutlineName, index: number): Promise<Row | undefined> {
+    await this.settled(outline);
+    if (this.row(outline, index)) return this.row(outline, index);
+    await this.settled(outline);
+    return this.row(outline, index);
+  }
+
+  /** The row of what a row is in. */
+  parentOf(outline: OutlineName, row: number): Promise<number> {
+    return this.client().call("parent", { outline, row });
+  }
+
+  /** A row, or undefined while it is fetched. */
+  row(outline: OutlineName, index: number): Row | undefined {
+    const listing = this.#of[outline], number = Math.floor(index / PAGE);
+    const page = listing.pages.get(number);
+    if (page) return page[index - number * PAGE];
+    listing.pages.set(number, []);
+    void this.track(outline, this.#fetch(outline, listing, number)).catch(() => undefined); // The checkpoint was closed meanwhile.
+    return undefined;
+  }
+
+  async #fetch(outline: OutlineName, listing: Listing, number: number): Promise<void> {
+    const { generation } = listing;
+    const rows = await this.client().call("rows", { outline, first: number * PAGE, count: PAGE });
+    if (listing.generation !== generation) return;
+    listing.pages.set(number, rows);
+    if (listing.pages.size > MOST_PAGES) listing.pages.delete(listing.pages.keys().next().value ?? 0);
+    this.changed();
+  }
+
+  /** The rows changed: those in sight are fetched before the old ones go, so that nothing flickers. The cursor stays, or
+   *  goes to a row that is then scrolled to. */
+  async renew(outline: OutlineName, count: number, goTo?: number): Promise<void> {
+    const listing = this.#of[outline], inSight = goTo ?? listing.cursor;
+    const first = Math.max(0, Math.floor(Math.min(inSight, count - 1) / PAGE) - 1);
+    const generation = ++listing.generation;
+    const rows = await this.client().call("rows", { outline, first: first * PAGE, count: PAGE * 3 });
+    if (listing.generation !== generation) return;
+    listing.count = count;
+    listing.pages = new Map([0, 1, 2].map((i) => [first + i, rows.slice(i * PAGE, (i + 1) * PAGE)]));
+    listing.cursor = Math.min(goTo ?? listing.cursor, Math.max(0, count - 1));
+    if (goTo !== undefined) listing.goTo = listing.cursor;
+    this.changed();
+  }
+
+  act(outline: OutlineName, node: number, act: Act): Promise<void> {
+    return this.track(outline, this.client().call("act", { outline, node, act }).then((count) => this.renew(outline, count)));
+  }
+
+  setCursor(outline: OutlineName, index: number): void {
+    const listing = this.#of[outline];
+    listing.cursor = Math.max(0, Math.min(index, listing.count - 1));
+    listing.follow = true;
+    this.changed();
+  }
+
+  filter(outline: OutlineName, text: string): Promise<void> {
+    this.#of[outline].filter = text;
+    return this.track(outline, this.#arrange(outline));
+  }
+
+  /** By a column; by the same again: the other way round. Sizes and shards begin with the largest. */
+  sortBy(outline: OutlineName, key: SortKey): Promise<void> {
+    const { sort } = this.#of[outline], first = key === "size" || key === "shards" || key === "shape";
+    this.#of[outline].sort = { key, descending: sort.key === key ? !sort.descending : first };
+    return this.track(outline, this.#arrange(outline));
+  }
+
+  async #arrange(outline: OutlineName): Promise<void> {
+    const listing = this.#of[outline], { filter, sort } = listing;
+    const isLast = () => this.#of[outline] === listing && listing.filter === filter && listing.sort === sort;
+    const fault = outline === "all" ? faultOf(filter, this.dtypes) : undefined;
+    listing.trouble = fault === undefined ? undefined : { message: fault, status: "page" };
+    if (fault !== undefined) listing.kept = listing.totals = undefined;
+    this.changed();
+    if (fault !== undefined) return;
+    try {
+      const arranged = await this.client().call("arrange", { outline, text: filter, sort });
+      if (!isLast()) return;
+      await this.renew(outline, arranged.rows, 0);
+      if (!isLast()) return;
+      listing.kept = filter.trim() ? arranged.kept : undefined;
+      listing.totals = arranged.totals;
+      listing.isSorted = arranged.isSorted;
+    } catch (e) {
+      if (isLast()) listing.trouble = troubleOf(e);
+    }
+    this.changed();
+  }
+}

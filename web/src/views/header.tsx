@@ -1,0 +1,43 @@
+/** One line about the checkpoint: name, format, amounts, a verdict, and what can be done with it. */
+import type { JSX } from "preact";
+import type { View } from "../route";
+import { bytesText, countText, exactText, plural, visible } from "../text";
+import { useModel } from "./hooks";
+import { problemCount } from "./problems";
+
+function Verdict({ go }: { go: (view: View) => void }): JSX.Element | null {
+  const model = useModel(), { opened } = model;
+  if (!opened) return null;
+  const { errors, warnings } = problemCount(model), { absent, files } = opened.overview;
+  const data = files.filter((f) => f.absent || f.chunks > 0).length;
+  const [kind, text] = opened.isMetadataOnly ? ["warning", `Metadata only: ${exactText(absent.length)} of ${plural(data, "data file")} absent`]
+    : absent.length ? ["error", `${exactText(absent.length)} of ${plural(data, "data file")} absent`]
+    : errors + warnings ? [errors ? "error" : "warning", plural(errors + warnings, "problem")]
+    : model.isDeep ? ["fine", "Every byte checked: OK"] : ["fine", "Structure OK — bytes not checked"];
+  return <button type="button" class={`chip verdict ${kind}`} onClick={() => go("problems")}>{text}</button>;
+}
+
+const ACTIONS: readonly (readonly [View, string])[] = [["compare", "Compare"], ["reshard", "Reshard"], ["names", "Names"], ["share", "Share"]];
+
+export function Header({ view, go }: { view: View; go: (view: View) => void }): JSX.Element | null {
+  const model = useModel(), { opened } = model;
+  if (!opened) return null;
+  const { overview, optimizer } = opened, weights = { elements: overview.elements - optimizer.elements, bytes: overview.bytes - optimizer.bytes };
+  return (
+    <>
+      <h1>{visible(model.opening?.title ?? "")}</h1>
+      <ul class="chips" aria-label="Summary">
+        <li class="chip"><strong>{overview.format}</strong></li>
+        {weights.elements > 0 && <li class="chip">{countText(weights.elements)} parameters</li>}
+        {weights.bytes > 0 && <li class="chip">{bytesText(weights.bytes)} weights</li>}
+        {optimizer.bytes > 0 && <li class="chip">{bytesText(optimizer.bytes)} optimizer</li>}
+      </ul>
+      <Verdict go={go} />
+      <span class="space" />
+      <nav class="actions" aria-label="Actions">
+        {ACTIONS.map(([to, name]) => <button key={to} type="button" aria-current={view === to ? "page" : undefined} onClick={() => go(to)}>{name}</button>)}
+        <button type="button" onClick={() => { model.close(); go("start"); }}>Open another</button>
+      </nav>
+    </>
+  );
+}

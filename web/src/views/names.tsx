@@ -1,0 +1,61 @@
+/** The checkpoint's names as PyTorch canonicalizes them: which components are removed and why, and which names collide. */
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import type { FqnDocument } from "../protocol";
+import { exactText, plural, visible } from "../text";
+import { useModel } from "./hooks";
+import { saveText } from "./parts";
+
+const MOST = 500;
+
+function Removed({ names }: { names: FqnDocument["names"] }): JSX.Element | null {
+  const reasons = new Map<string, { why: string; count: number }>();
+  for (const { component, why } of names.flatMap((n) => n.removed)) reasons.set(component, { why, count: (reasons.get(component)?.count ?? 0) + 1 });
+  if (reasons.size === 0) return null;
+  return (
+    <>
+      <h3>Removed components</h3>
+      <ul class="names">{[...reasons].map(([component, { why, count }]) => <li key={component}><code>{visible(component)}</code>: {visible(why)} <span class="quiet">({plural(count, "name")})</span></li>)}</ul>
+    </>
+  );
+}
+
+function Collisions({ collisions }: { collisions: FqnDocument["collisions"] }): JSX.Element | null {
+  if (collisions.length === 0) return null;
+  return (
+    <>
+      <h3>Collisions</h3>
+      <p class="bad" role="status">{plural(collisions.length, "canonical name")} {collisions.length === 1 ? "has" : "have"} several originals. A model can load only one of them.</p>
+      <ul class="names">{collisions.slice(0, MOST).map((c) => <li key={c.fqn}>{visible(c.fqn)} ← {c.raw.map(visible).join(", ")}</li>)}</ul>
+    </>
+  );
+}
+
+export function NamesView(): JSX.Element {
+  const model = useModel(), { names } = model, [onlyChanged, setOnlyChanged] = useState(true);
+  useEffect(() => { if (!names) void model.loadNames(); }, [names]);
+  const changed = names?.names.filter((n) => n.removed.length > 0 || n.ambiguity !== undefined || n.fqns.length !== 1) ?? [];
+  const list = onlyChanged ? changed : names?.names ?? [];
+  return (
+    <section class="view" aria-label="Names">
+      <h2>Canonical names</h2>
+      <p class="quiet">Wrappers such as DDP, torch.compile and activation checkpointing put components into names that PyTorch removes again when it loads or saves a state dict. Judged here by the text of the names.</p>
+      {names && <>
+        <p role="status">{changed.length ? `${exactText(changed.length)} of ${plural(names.names.length, "name")} change.` : `All ${plural(names.names.length, "name")} are canonical already.`}</p>
+        <Collisions collisions={names.collisions} />
+        <Removed names={names.names} />
+        <p class="buttons">
+          <button type="button" aria-pressed={onlyChanged} disabled={changed.length === 0} onClick={() => setOnlyChanged(!onlyChanged)}>Only names that change</button>
+          <button type="button" onClick={() => saveText("names.json", JSON.stringify(names, null, 1))}>Export JSON</button>
+        </p>
+        {list.length > 0 && <div class="scroll" tabIndex={0} role="region" aria-label="Names and canonical names">
+          <table class="wide">
+            <thead><tr><th>Name</th><th>Canonical name</th><th>Note</th></tr></thead>
+            <tbody>{list.slice(0, MOST).map((n) => <tr key={n.raw}><td><code>{visible(n.raw)}</code></td><td><code>{n.fqns.map(visible).join(" ")}</code></td><td>{n.ambiguity ? visible(n.ambiguity) : n.removed.map((r) => visible(r.component)).join(", ")}</td></tr>)}</tbody>
+          </table>
+        </div>}
+        {list.length > MOST && <p class="quiet">… and {exactText(list.length - MOST)} more; the export has them all.</p>}
+      </>}
+    </section>
+  );
+}

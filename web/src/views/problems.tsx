@@ -1,0 +1,86 @@
+/** What is wrong, odd or worth knowing, grouped by rule: cause and fix once, then every place. */
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import type { Finding, Level } from "../protocol";
+import { sizeOf, type Model } from "../model";
+import { bytesText, exactText, plural, visible } from "../text";
+import { useModel } from "./hooks";
+import { LevelMark, saveText } from "./parts";
+
+const LEVELS: readonly Level[] = ["error", "warning", "note"];
+const FIRST = 8, MOST = 2000, MISSING = "dcp/missing-file";
+
+interface Group { readonly rule: string; readonly level: Level; readonly findings: readonly Finding[]; readonly count: number }
+
+function groupsOf(model: Model): Group[] {
+  const groups = new Map<string, Finding[]>(), { findings } = model;
+  for (const f of findings?.list ?? []) groups.set(`${f.level} ${f.rule}`, [...groups.get(`${f.level} ${f.rule}`) ?? [], f]);
+  const list = [...groups.values()].map((all): Group => {
+    const { rule = "", level = "note" } = all[0] ?? {};
+    return { rule, level, findings: all, count: all.length + (findings?.unlisted[rule] ?? 0) };
+  });
+  return list.sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level));
+}
+
+/** That every data file is absent is one problem, whatever their number. */
+const countOf = (group: Group, model: Model): number => model.opened?.isMetadataOnly && group.rule === MISSING ? 1 : group.count;
+
+export function problemCount(model: Model): { errors: number; warnings: number; notes: number } {
+  const of = (level: Level) => groupsOf(model).filter((g) => g.level === level).reduce((sum, g) => sum + countOf(g, model), 0);
+  return { errors: of("error"), warnings: of("warning"), notes: of("note") };
+}
+
+function Place({ finding: { message, file, byte_offset: at, fqn }, show }: { finding: Finding; show: (fqn: string) => void }): JSX.Element {
+  return (
+    <li>
+      <p class="message">{visible(message)}</p>
+      {(file !== undefined || fqn !== undefined) && <p class="quiet">
+        {file !== undefined && <>In {visible(file)}{at !== undefined && <>, at byte {exactText(at)}</>}. </>}
+        {fqn !== undefined && <button type="button" class="link" onClick={() => show(fqn)}>{visible(fqn)}</button>}
+      </p>}
+    </li>
+  );
+}
+
+/** The module's help of a rule: a line that says what it is, then what to do. */
+function Help({ text }: { text: string }): JSX.Element {
+  const [cause = "", ...fix] = text.split(/\n\n|\n/).filter(Boolean);
+  return <><p>{cause}</p>{fix.length > 0 && <p class="quiet">{fix.join(" ")}</p>}</>;
+}
+
+function GroupView({ group, show }: { group: Group; show: (fqn: string) => void }): JSX.Element {
+  const model = useModel(), [isOpen, setOpen] = useState(false), { rule, level, findings } = group;
+  const isLone = model.opened?.isMetadataOnly === true && rule === MISSING;
+  const list = findings.slice(0, isOpen ? MOST : FIRST);
+  return (
+    <li class={level}>
+      <h2><LevelMark level={level} text /> <code>{rule}</code> <span class="quiet">{isLone ? "" : plural(group.count, "time")}</span></h2>
+      {isLone ? <><p>Only the metadata is here: {exactText(findings.length)} of {plural(findings.length, "data file")} are absent. Names, shapes and shards are known; values are not.</p><p class="quiet">Open the checkpoint together with the files of every rank.</p></> : <Help text={model.findings?.help[rule] ?? ""} />}
+      <ul class="places">{isLone ? list.map((f) => <li key={f.file}>{visible(f.file ?? "")}</li>) : list.map((f, i) => <Place key={i} finding={f} show={show} />)}</ul>
+      {findings.length > FIRST && <button type="button" class="small" onClick={() => setOpen(!isOpen)}>{isOpen ? "Show fewer" : `Show all ${exactText(findings.length)}`}</button>}
+      {group.count > findings.length && <p class="quiet">{exactText(group.count - findings.length)} more were counted and are not listed.</p>}
+      {isOpen && findings.length > MOST && <p class="quiet">The first {exactText(MOST)} are shown; the export has them all.</p>}
+    </li>
+  );
+}
+
+export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element {
+  const model = useModel();
+  const [hidden, setHidden] = useState<ReadonlySet<Level>>(new Set());
+  const groups = groupsOf(model), counts = problemCount(model), { opened } = model;
+  const number: Record<Level, number> = { error: counts.errors, warning: counts.warnings, note: counts.notes };
+  const flip = (level: Level) => setHidden((h) => { const next = new Set(h); if (!next.delete(level)) next.add(level); return next; });
+  return (
+    <section class="view" aria-label="Problems">
+      <p class="buttons">
+        {LEVELS.map((level) => <button key={level} type="button" class="chip" aria-pressed={!hidden.has(level)} disabled={number[level] === 0} onClick={() => flip(level)}>{plural(number[level], level)}</button>)}
+        {!opened?.isMetadataOnly && <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>}
+        {groups.length > 0 && <button type="button" onClick={() => saveText("findings.json", model.findings?.text ?? "")}>Export JSON</button>}
+        {groups.length > 0 && <button type="button" onClick={() => saveText("findings.sarif", model.findings?.sarif ?? "")}>Export SARIF</button>}
+      </p>
+      {groups.length === 0 && <p class="fine">{model.isDeep ? "Every byte was checked. No problems were found." : "Metadata, headers and sizes were checked. No problems were found. Values have not been read."}</p>}
+      {groups.length > 0 && model.isDeep && <p class="quiet">Every byte was checked.</p>}
+      <ul class="findings">{groups.filter((g) => !hidden.has(g.level)).map((g) => <GroupView key={`${g.level} ${g.rule}`} group={g} show={show} />)}</ul>
+    </section>
+  );
+}

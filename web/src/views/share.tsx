@@ -1,0 +1,24 @@
+/** A link to what is shown. Only a checkpoint behind a URL has one. */
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import { linkText } from "../route";
+import { visible } from "../text";
+import { useModel } from "./hooks";
+import { Copy } from "./parts";
+
+export function Share(): JSX.Element {
+  const model = useModel(), url = model.opening?.url, entry = model.selected?.fqn;
+  const [withEntry, setWithEntry] = useState(true);
+  if (url === undefined) {
+    return <section class="view" aria-label="Share"><h2>Share</h2><p>This checkpoint was opened from this computer, and nothing of it leaves it, so there is no link to it. Open a checkpoint from a URL to get a link.</p></section>;
+  }
+  const link = linkText(location.href, { url, entry: withEntry ? entry : undefined, tab: "contents" });
+  return (
+    <section class="view" aria-label="Share">
+      <h2>Share</h2>
+      <p>This link opens the same checkpoint for everyone who can read its URL. If the URL holds a signature, the link holds it too.</p>
+      {entry !== undefined && <p><label class="check"><input type="checkbox" checked={withEntry} onChange={(e) => setWithEntry(e.currentTarget.checked)} /> Show {visible(entry)}</label></p>}
+      <p class="command"><code>{link}</code> <Copy text={link} what="link" /></p>
+    </section>
+  );
+}

@@ -1,0 +1,32 @@
+/** The start page: what this is, ways to open a checkpoint, and the choice among several that were dropped together. */
+import type { JSX } from "preact";
+import type { Choice } from "../collect";
+import { sizeOf } from "../model";
+import { bytesText, plural, visible } from "../text";
+import { useModel } from "./hooks";
+import { Opener } from "./opener";
+
+function Chooser({ choice }: { choice: Choice }): JSX.Element {
+  const model = useModel();
+  return (
+    <section class="chooser" aria-label="Checkpoints">
+      <h2>{visible(choice.title)} holds {plural(choice.options.length, "checkpoint")}. Which one?</h2>
+      <ul class="samples">
+        {choice.options.map((o) => <li key={o.title}><button type="button" onClick={() => void model.open(async () => o)}><strong>{visible(o.title)}</strong><span>{plural(o.files.length, "file")}, {bytesText(sizeOf(o))}</span></button></li>)}
+      </ul>
+    </section>
+  );
+}
+
+export function Start({ back }: { back?: () => void }): JSX.Element {
+  const model = useModel();
+  return (
+    <div class="start">
+      <h1>Inspect a PyTorch checkpoint</h1>
+      <p>See what a distributed checkpoint, a torch.save file or safetensors files contain, how they are sharded, whether they are sound, and how two of them differ. Nothing is uploaded, nothing in them is executed, and only the bytes that are needed are read.</p>
+      {back && <p class="buttons"><button type="button" onClick={back}>Return to {visible(model.opening?.title ?? "the checkpoint")}</button></p>}
+      {model.choice && <Chooser choice={model.choice} />}
+      <Opener about="a checkpoint" open={(prepare) => void model.open(prepare)} />
+    </div>
+  );
+}

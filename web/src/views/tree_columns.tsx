@@ -1,0 +1,67 @@
+/** What stands next to the name in a tree of entries: of a checkpoint, and of a comparison. */
+import type { ComponentChildren, JSX } from "preact";
+import type { SortKey } from "../entry_tree";
+import type { Model } from "../model";
+import type { Compared, DiffSide, Mark, OutlineName, Row } from "../protocol";
+import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
+
+export interface Column {
+  readonly name: string;
+  readonly className: string;
+  readonly sort?: SortKey;
+  cell(row: Row, model: Model): ComponentChildren;
+}
+
+/** A folded row stands for all of its siblings: every number on it counts them all. */
+const alike = (row: Row): number => row.folded ? row.run : 1;
+
+/** The module's groups sum up everything below them, whatever the filter hides: such sums are left out. */
+const hasTotals = (row: Row, model: Model): boolean => row.entry !== undefined || row.isTotal === true || !model.lists.get("all").filter.trim();
+
+function Size({ row, model }: { row: Row; model: Model }): JSX.Element | null {
+  if (!row.dtypes.length || !hasTotals(row, model)) return null;
+  const bytes = row.bytes * alike(row), all = model.opened?.overview.bytes ?? 0;
+  return <><span class="bar" aria-hidden="true"><span style={{ width: `${all ? Math.min(100, bytes / all * 100) : 0}%` }} /></span>{bytesText(bytes)}</>;
+}
+
+const CONTENTS: readonly Column[] = [
+  { name: "Shape", className: "shape", sort: "shape", cell: (row, model) => row.entry !== undefined ? (row.kind === "tensor" ? shapeText(row.shape) : "") : row.group && hasTotals(row, model) ? plural(row.entries * alike(row), "entry", "entries") : "" },
+  { name: "dtype", className: "dtype", sort: "dtype", cell: (row) => row.entry !== undefined && row.kind !== "tensor" ? row.kind : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ") },
+  { name: "Size", className: "number size", sort: "size", cell: (row, model) => <Size row={row} model={model} /> },
+  { name: "Shards", className: "number shards", sort: "shards", cell: (row) => row.entry !== undefined && row.kind === "tensor" ? exactText(row.chunks ?? 0) : "" },
+];
+
+const MARKS: Readonly<Record<Mark, readonly [string, string]>> = {
+  same: ["=", "same"], match: ["≈", "values not compared"], changed: ["≠", "changed"], "only-a": ["−", "only in A"], "only-b": ["+", "only in B"], renamed: ["→", "renamed"],
+};
+
+export function markText({ mark, what, other, differing }: Compared): string {
+  if (mark === "changed") return `changed: ${what.map((w) => w === "layout" ? "sharding" : w).join(", ")}`;
+  if (mark === "renamed") return `renamed to ${visible(other ?? "")}${differing === undefined ? "" : differing ? "; values differ" : "; values equal"}`;
+  return MARKS[mark][1];
+}
+
+function Change({ row }: { row: Row }): JSX.Element | null {
+  const { compared } = row;
+  if (!compared) return row.differing ? <span class="mark changed">{plural(row.differing, "difference")}</span> : null;
+  return <span class={`mark ${compared.mark}`} title={markText(compared)}><span aria-hidden="true">{MARKS[compared.mark][0]}</span> {markText(compared)}</span>;
+}
+
+export const sideText = (s: DiffSide | undefined): string => s === undefined ? "–" : s.kind === "tensor" ? `${s.dtype ?? ""} ${shapeText(s.shape ?? [])}` : s.repr ?? s.kind;
+
+/** How many of the elements differ, as a share, and by how much at most. */
+function Delta({ row }: { row: Row }): JSX.Element | null {
+  const { compared } = row, elements = row.elements;
+  if (!compared?.differing || !elements) return null;
+  const share = Math.max(2, compared.differing / elements * 100);
+  return <><span class="bar delta" aria-hidden="true"><span style={{ width: `${Math.min(100, share)}%` }} /></span>{compared.maxAbs === undefined ? exactText(compared.differing) : realText(compared.maxAbs)}</>;
+}
+
+const COMPARE: readonly Column[] = [
+  { name: "Change", className: "change", cell: (row) => <Change row={row} /> },
+  { name: "A", className: "side", sort: "dtype", cell: (row) => row.compared ? visible(sideText(row.compared.a)) : "" },
+  { name: "B", className: "side", cell: (row) => row.compared ? visible(sideText(row.compared.b)) : "" },
+  { name: "Δ", className: "number size", cell: (row) => <Delta row={row} /> },
+];
+
+export const COLUMNS: Readonly<Record<OutlineName, readonly Column[]>> = { all: CONTENTS, compare: COMPARE };
