@@ -11,9 +11,10 @@ import { testOffline } from "./offline.mjs";
 import { testPackage } from "./package.mjs";
 import { testRaces } from "./races.mjs";
 import { testScale } from "./scale.mjs";
+import { testTruth } from "./truth.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testHabits, testRaces, testOffline, testPackage, testSamples, testScale };
+const families = { testViews, testTruth, testHabits, testRaces, testOffline, testPackage, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {

@@ -1,0 +1,53 @@
+"""Checkpoints for the page's tests, written by PyTorch and safetensors. Usage: make_checkpoints.py DIRECTORY"""
+import pathlib
+import pickle
+import sys
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata)
+
+RANKS = 1024
+
+
+def metadata_of_many_ranks(path):
+    """The `.metadata` of a tensor with one chunk per rank, whose data files nobody copied."""
+    chunks = [ChunkStorageMetadata(torch.Size([r]), torch.Size([1])) for r in range(RANKS)]
+    tensor = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size([RANKS]), chunks)
+    storage = {MetadataIndex("w", torch.Size([r]), r): _StorageInfo(f"__{r}_0.distcp", 7 * r, 1500 + r) for r in range(RANKS)}
+    path.mkdir()
+    with open(path / ".metadata", "wb") as file:
+        pickle.dump(Metadata({"w": tensor}, planner_data={"w": ("w",)}, storage_data=storage), file)
+
+
+def optimizer_without_groups(path):
+    """147 parameters with three states each, as a job saves that leaves the param groups out."""
+    names = [f"layers.{i}.weight" for i in range(147)]
+    model = {name: torch.full((3, 2), float(i)) for i, name in enumerate(names)}
+    state = {name: {"step": torch.tensor(5.0 + i), "exp_avg": torch.full((3, 2), 0.5 + i), "exp_avg_sq": torch.full((3, 2), 0.25 + i)} for i, name in enumerate(names)}
+    dcp.save({"model": model, "optim": {"state": state}}, checkpoint_id=path, no_dist=True)
+
+
+def alike_layers(path):
+    """Twelve layers of 60 elements, and an embedding."""
+    layers = {f"layers.{i}.{name}": torch.arange(n, dtype=torch.float32) + i for i in range(12) for name, n in (("up", 40), ("down", 20))}
+    save_file({**layers, "embed": torch.ones(7)}, path, metadata={"format": "pt", "trained_by": "the tests"})
+
+
+def renamed(first, second):
+    """The same tensors under other names; one value of one of them differs."""
+    a, b = torch.arange(24.0).reshape(4, 6), torch.arange(35.0).reshape(5, 7) + 0.5
+    other = b.clone()
+    other[3, 2] = -1
+    save_file({"encoder.a": a, "encoder.b": b, "kept": torch.ones(3)}, first)
+    save_file({"body.a": a, "body.b": other, "kept": torch.ones(3)}, second)
+
+
+directory = pathlib.Path(sys.argv[1])
+metadata_of_many_ranks(directory / "many_ranks")
+optimizer_without_groups(directory / "optimizer_without_groups")
+alike_layers(directory / "layers.safetensors")
+renamed(directory / "renamed_a.safetensors", directory / "renamed_b.safetensors")

@@ -1,0 +1,226 @@
+/** Statements that the page once got wrong, each with a checkpoint that real libraries wrote. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { spawnSync } from "node:child_process";
+import { pick, root, rowsOf, samples } from "./browser.mjs";
+import { check, skip, test } from "./harness.mjs";
+import { goTo, openSample } from "./views.mjs";
+
+const python = path.join(root, ".local/venv/bin/python");
+
+async function open(page, target) {
+  await page.getByRole("button", { name: "Tessera", exact: true }).click();
+  await pick(page, target);
+  await page.locator(".window .row .text").first().waitFor();
+}
+
+const verdict = (page) => page.locator(".verdict").textContent();
+const filter = async (page, text, status) => {
+  await page.getByLabel("Filter").fill(text);
+  await page.locator(".filter [role=status]", { hasText: status }).waitFor();
+};
+
+async function exported(page, button) {
+  const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: button, exact: true }).click()]);
+  return fs.readFileSync(await download.path());
+}
+
+async function testMetadataOnly(page, scratch) {
+  const lone = path.join(scratch, "lone");
+  fs.mkdirSync(lone);
+  fs.copyFileSync(path.join(samples, "dcp_tp_fsdp2/.metadata"), path.join(lone, ".metadata"));
+  await test("metadata alone: the verdict says so, with one problem", async () => {
+    await open(page, lone);
+    check(await verdict(page) === "Metadata only: 4 of 4 data files absent", await verdict(page));
+    await page.getByRole("tab", { name: "Problems (1)" }).waitFor();
+    check(await page.locator(".window .row .level").count() === 0, "single entries are marked");
+  });
+  await test("metadata alone: ranks and files keep their names", async () => {
+    await filter(page, "model.block.up.weight", "1 match");
+    await page.locator(".window .row:not(.group)").click();
+    const legend = await page.locator(".legend li").allTextContents();
+    for (const rank of [0, 1, 2, 3]) check(legend.some((l) => l.includes(`rank ${rank} __${rank}_0.distcp (absent)`)), legend.join("; "));
+    check(new Set(await page.locator(".map .chunk").evaluateAll((l) => l.map((c) => c.getAttribute("class")))).size === 4, "the ranks have one colour");
+  });
+  await test("metadata alone: what needs bytes says what is absent where it was clicked", async () => {
+    const says = (place) => page.locator(`section[aria-label=Values] ${place} + .trouble`, { hasText: "absent; open the checkpoint together with its data files" }).waitFor();
+    await page.getByRole("button", { name: "Show values" }).click();
+    await says(".slice");
+    await page.getByRole("button", { name: /^Statistics/ }).click();
+    await says(".buttons");
+    check(await page.locator(".page > .trouble").count() === 0, "the trouble is not where the click was");
+  });
+  await test("some files absent: the entries in them are marked, the others are not", async () => {
+    const some = path.join(scratch, "some");
+    fs.cpSync(path.join(samples, "dcp_tp_fsdp2"), some, { recursive: true });
+    fs.rmSync(path.join(some, "__1_0.distcp"));
+    await open(page, some);
+    check(await verdict(page) === "1 of 4 data files absent", await verdict(page));
+    await filter(page, "kind:tensor", "29 matches");
+    const rows = await page.locator(".window .row:not(.group)").evaluateAll((l) => l.map((r) => [r.querySelector(".text").textContent, r.querySelector(".level") !== null]));
+    check(rows.some(([, marked]) => marked) && rows.some(([, marked]) => !marked), JSON.stringify(rows));
+  });
+}
+
+async function testCounts(page, made) {
+  await test("1,024 absent files are 1 024, in the verdict and in the export", async () => {
+    await open(page, path.join(made, "many_ranks"));
+    check(await verdict(page) === "Metadata only: 1\u202f024 of 1\u202f024 data files absent", await verdict(page));
+    await goTo(page, /^Problems/);
+    const { findings, summary } = JSON.parse(await exported(page, "Export JSON"));
+    check(new Set(findings.map((f) => f.file)).size === 1024 && summary.errors === 1024 && summary.unlisted === undefined, `${findings.length} findings, ${JSON.stringify(summary)}`);
+    const sarif = JSON.parse(await exported(page, "Export SARIF")).runs[0].results;
+    check(new Set(sarif.map((r) => r.message.text)).size === 1024 && new Set(sarif.map((r) => r.locations[0].physicalLocation.artifactLocation.uri)).size === 1024, `${sarif.length} results`);
+  });
+  await test("a folded row counts all of its layers, in entries and in bytes", async () => {
+    await open(page, path.join(made, "layers.safetensors"));
+    const folded = (await rowsOf(page)).find((r) => r.includes("12 alike"));
+    check(folded?.includes("24 entries") && folded.includes("2.88 kB"), folded); // 12 × (40 + 20) × 4 bytes
+    const [share, whole] = await page.evaluate(() => [...document.querySelectorAll(".window .row")].slice(0, 2).map((r) => r.textContent));
+    check(share && whole, "no rows");
+  });
+  await test("groups under a filter have the totals of what it keeps", async () => {
+    await filter(page, "up", "12 matches · 480 elements · 1.92 kB");
+    await page.locator(".window .row", { hasText: "12 entries" }).first().waitFor();
+    const group = (await rowsOf(page))[0];
+    check(group.includes("12 entries") && group.includes("1.92 kB"), group);
+  });
+  await test("columns sort: the largest first, then the smallest", async () => {
+    await page.getByLabel("Filter").fill("layers.3");
+    await page.locator(".filter [role=status]", { hasText: "2 matches" }).waitFor();
+    const names = async () => (await page.locator(".window .row:not(.group) .text").allTextContents()).join();
+    await page.getByRole("button", { name: "Size" }).click();
+    await page.locator('[aria-sort="descending"]', { hasText: "Size" }).waitFor();
+    check(await names() === "up,down", await names());
+    await page.getByRole("button", { name: "Size" }).click();
+    await page.locator('[aria-sort="ascending"]', { hasText: "Size" }).waitFor();
+    check(await names() === "down,up", await names());
+  });
+  await test("an invalid filter is an error, not a count", async () => {
+    for (const [text, says] of [["dtype:flaot", "no tensor here is 'flaot'"], ["kind:tensors", "'tensors' is not a kind"], ["size:5", "'size:' is not a filter"], [">5X", "'5X' is not a size"], ["shape:a", "'a' is not a shape"]]) {
+      await filter(page, text, says);
+      check(!/match/.test(await page.locator(".filter [role=status]").textContent()), `'${text}' has matches`);
+    }
+  });
+  await test("texts of a safetensors file's __metadata__ are shown", async () => {
+    await open(page, path.join(made, "layers.safetensors"));
+    await page.locator("section[aria-label='File metadata']", { hasText: "the tests" }).waitFor();
+  });
+}
+
+async function testOptimizer(page, made) {
+  await test("optimizer state without param groups is an optimizer", async () => {
+    await open(page, path.join(made, "optimizer_without_groups"));
+    await goTo(page, "Optimizer");
+    await page.locator(".view .fine", { hasText: "147 parameters with 3 states each: all complete" }).waitFor();
+    await page.locator(".view .bad", { hasText: "There are no param groups" }).waitFor();
+    check(await page.locator(".view tbody tr", { hasText: "3 × 2" }).count() === 147, "parameters have no shapes");
+    check((await page.locator(".chips").textContent()).includes("882 parameters"), await page.locator(".chips").textContent()); // 147 × 3 × 2
+  });
+  await test("hyper-parameters of the groups are shown", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await goTo(page, "Optimizer");
+    await page.locator("[aria-label='Param groups'] tr", { hasText: /weight_decay\s*0\.1/ }).waitFor();
+  });
+}
+
+async function testComparison(page, made) {
+  const compare = async (a, b) => {
+    await open(page, a);
+    await goTo(page, "Compare");
+    await pick(page, b);
+    await page.locator(".verdict-line").waitFor();
+  };
+  const line = (page_) => page_.locator(".verdict-line").textContent();
+  await test("nothing is called equal before values were compared, and values stay when other toggles change", async () => {
+    await compare(path.join(samples, "dcp_fsdp2"), path.join(samples, "dcp_hsdp"));
+    check((await line(page)).includes("values not compared yet") && !/same|equal, values/i.test(await line(page)), await line(page));
+    await page.getByRole("button", { name: /^Values/ }).click();
+    await page.locator(".verdict-line", { hasText: "equal, values included" }).waitFor();
+    await page.getByRole("button", { name: "Sharding" }).click();
+    await page.locator(".verdict-line", { hasText: "changed" }).waitFor();
+    await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+    await page.locator(".window .mark.changed", { hasText: "sharding" }).first().waitFor();
+  });
+  await test("renamed tensors are compared", async () => {
+    await compare(path.join(made, "renamed_a.safetensors"), path.join(made, "renamed_b.safetensors"));
+    await page.getByRole("button", { name: /^Values/ }).click();
+    await page.locator(".mark.renamed", { hasText: "renamed to body.a; values equal" }).waitFor();
+    await page.locator(".mark.renamed", { hasText: "renamed to body.b; values differ" }).waitFor();
+    const { renamed } = JSON.parse(await exported(page, "Export JSON"));
+    check(renamed.find((r) => r.b === "body.b").differing === 1, JSON.stringify(renamed));
+  });
+}
+
+async function testPlaces(page, url, scratch) {
+  await test("the URL of an index opens the tensors of its shards", async () => {
+    await page.goto(url);
+    await page.getByLabel(/^URL/).fill("safetensors_index/model.safetensors.index.json");
+    await page.getByRole("button", { name: "Open URL" }).click();
+    await page.locator(".window .row .text").first().waitFor();
+    check(/tensors, |tensors in 4 files/.test(await page.locator("aside .quiet").first().textContent()), await page.locator("aside").textContent());
+    check(!/object/.test(await page.locator("aside .quiet").first().textContent()), "entries are objects");
+  });
+  await test("the URL of a DCP's metadata opens its data files", async () => {
+    await page.goto(`${url}?url=dcp_tp_fsdp2/.metadata&entry=model.block.up.weight`);
+    await page.getByRole("button", { name: "Show values" }).click();
+    await page.locator("table.values").waitFor();
+    check(await verdict(page) === "Structure OK — bytes not checked", await verdict(page));
+    await goTo(page, "Share");
+    const link = await page.locator(".command code").textContent();
+    check(new URL(link).searchParams.get("entry") === "model.block.up.weight" && /dcp_tp_fsdp2\/\.metadata$/.test(new URL(link).searchParams.get("url")), link);
+  });
+  await test("checkpoints three levels down are a choice; a single one opens", async () => {
+    const run = path.join(scratch, "run");
+    for (const step of ["step-10", "step-20"]) fs.cpSync(path.join(samples, step === "step-10" ? "dcp_fsdp2" : "dcp_tp_fsdp2"), path.join(run, "out/checkpoints", step), { recursive: true });
+    await page.goto(url);
+    await pick(page, run);
+    await page.locator(".chooser h2", { hasText: "run holds 2 checkpoints" }).waitFor();
+    await page.locator(".chooser button", { hasText: "step-20" }).click();
+    await page.locator(".window .row .text").first().waitFor();
+    check(await page.locator(".top h1").textContent() === "run/out/checkpoints/step-20", await page.locator(".top h1").textContent());
+    fs.rmSync(path.join(run, "out/checkpoints/step-10"), { recursive: true });
+    await open(page, run);
+    check((await page.locator(".top h1").textContent()).endsWith("step-20"), "it did not open");
+  });
+}
+
+async function testSlices(page, made, scratch) {
+  await test("a slice is saved as the .npy that NumPy reads, and as CSV", async () => {
+    await open(page, path.join(made, "renamed_a.safetensors"));
+    await filter(page, "encoder.b", "1 match");
+    await page.locator(".window .row:not(.group)").click();
+    await page.getByLabel("Slice").fill("1:4,2");
+    await page.getByRole("button", { name: "Show values" }).click();
+    await page.locator("table.values", { hasText: "9.5" }).waitFor();
+    const file = path.join(scratch, "slice.npy");
+    fs.writeFileSync(file, await exported(page, "Save .npy"));
+    const read = spawnSync(python, ["-c", `import numpy; a = numpy.load(${JSON.stringify(file)}); print(a.dtype, a.tolist())`], { encoding: "utf8" });
+    check(read.stdout.trim() === "float32 [9.5, 16.5, 23.5]", read.stdout + read.stderr);
+    check(String(await exported(page, "Save CSV")).trim() === "9.5,16.5,23.5", "the CSV is another");
+    await page.locator(".heat canvas").waitFor();
+  });
+}
+
+export async function testTruth({ page, url, broken }) {
+  const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-truth-"));
+  try {
+    await page.goto(url);
+    await testMetadataOnly(page, scratch);
+    await testPlaces(page, url, scratch);
+    const made = path.join(scratch, "made");
+    fs.mkdirSync(made);
+    if (!fs.existsSync(python)) return skip("checkpoints made by PyTorch", "there is no .local/venv");
+    const p = spawnSync(python, [path.join(root, "tests/web/make_checkpoints.py"), made], { encoding: "utf8" });
+    check(p.status === 0, p.stderr);
+    await testCounts(page, made);
+    await testOptimizer(page, made);
+    await testComparison(page, made);
+    await testSlices(page, made, scratch);
+    await test("none of these breaks the page", () => check(broken.length === 0, broken.join("; ")));
+  } finally {
+    fs.rmSync(scratch, { recursive: true });
+  }
+  return undefined;
+}
