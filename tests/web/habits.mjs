@@ -128,7 +128,36 @@ export async function testHabits({ page, url, context, broken }) {
       });
     });
   }
+  await test("on a phone, rows have two lines, and Back leads from the entry to the list", async () => {
+    await page.setViewportSize({ width: 390, height: 780 });
+    await page.goto(url);
+    await openSample(page, "dcp_tp_fsdp2");
+    const [row, name, size] = await page.evaluate(() => ["", ".name", ".size"].map((s) => document.querySelector(`.window .row:not(.group) ${s}`.trim()).getBoundingClientRect().toJSON()));
+    check(row.height === 48 && size.top > name.top + 15, JSON.stringify([row, name, size]));
+    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator("aside .map").waitFor();
+    check(!await page.locator(".grid").isVisible(), "the list is still there");
+    await page.goBack();
+    await page.locator(".window .row.cursor").waitFor();
+    await page.goBack();
+    await page.getByRole("button", { name: "Return to dcp_tp_fsdp2" }).click();
+    await page.locator(".window .row .text").first().waitFor();
+  });
   await page.setViewportSize({ width: 1280, height: 800 });
+  await test("the policy refuses scripts that are not the page's own", async () => {
+    await page.goto(url);
+    const refused = await page.evaluate(() => ["blob:x", "innerHTML", "evil"].map((what) => {
+      try {
+        if (what === "innerHTML") document.createElement("p").innerHTML = "<b>x</b>";
+        else if (what === "evil") globalThis.trustedTypes.createPolicy("evil", { createScriptURL: (u) => u });
+        else new Worker("blob:x");
+        return false;
+      } catch (e) {
+        return e instanceof TypeError;
+      }
+    }));
+    check(refused.every(Boolean), JSON.stringify(refused));
+  });
 
   await test("everything can be done with the keyboard", async () => {
     await page.goto(url);

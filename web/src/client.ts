@@ -2,6 +2,7 @@
  *  every later worker starts from memory, so that the page works without a network and its policy holds in workers too. */
 import wasmUrl from "../../build/wasm/bin/tessera.wasm?url";
 import type { FromWorker, Kind, Requests, Tally, ToWorker, Trouble } from "./protocol";
+import { scriptUrl } from "./trusted";
 import workerUrl from "./worker.ts?worker&url";
 
 export class Failure extends Error {
@@ -43,7 +44,7 @@ export class Client {
   constructor(onRead: (bytes: number, file: string) => void, onBroken: (trouble: Trouble) => void) {
     this.#onBroken = onBroken;
     this.#worker = Promise.all([script, module]).then(([url, compiled]) => {
-      const worker = new Worker(url, { type: "module" });
+      const worker = new Worker(scriptUrl(url), { type: "module" });
       worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
         if ("read" in data) onRead(data.read, data.file);
         else this.#hear(data);

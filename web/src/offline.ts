@@ -1,6 +1,7 @@
 /** Keeps the page's own files, so that it loads again without a network. Where the browser has no such store, it does not. */
 import { ASSETS, fetchedAll } from "./client";
 import { isServed } from "./collect";
+import { scriptUrl } from "./trusted";
 
 const NAME = "tessera-page";
 const urlOf = (name: string): string => new URL(name, document.baseURI).href;
@@ -15,7 +16,7 @@ function assetsHere(): string[] {
 export async function keepPage(): Promise<void> {
   if (!("serviceWorker" in navigator) || !("caches" in window) || isServed()) return;
   await fetchedAll;
-  await navigator.serviceWorker.register(urlOf("sw.js"));
+  await navigator.serviceWorker.register(scriptUrl(urlOf("sw.js")));
   const cache = await caches.open(NAME), assets = assetsHere(), here = location.href.replace(/[#?].*$/, "");
   for (const url of assets) if (!await cache.match(url)) await cache.add(url);
   await cache.add(urlOf("samples.json")).catch(() => undefined);

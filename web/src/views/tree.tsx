@@ -25,7 +25,7 @@ function Cells({ row, outline, toggle }: { row: Row; outline: OutlineName; toggl
   const model = useModel();
   return (
     <>
-      <div role="gridcell" class="name" style={{ paddingInlineStart: `${row.depth * 16 - 8}px` }}>
+      <div role="gridcell" class="name">
         <span class={row.group ? "twist" : "twist none"} aria-hidden="true" onClick={(e) => { e.stopPropagation(); toggle(); }}>{row.group ? (row.open ? "▾" : "▸") : ""}</span>
         <span class="text">{nameOf(row)}</span>
         {row.run > 0 && <span class="tag">{row.run} alike</span>}
@@ -134,7 +134,7 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
     rows.push(
       <div key={i % pool} id={`${outline}-${i}`} role="row" aria-rowindex={i + 2} aria-level={row?.depth ?? 1} {...(row?.group ? { "aria-expanded": row.open } : {})} aria-selected={selected}
         class={`row${i === listing.cursor ? " cursor" : ""}${selected ? " selected" : ""}${row?.group ? " group" : ""}`}
-        style={{ transform: `translateY(${i * HEIGHT - top}px)` }}
+        style={{ transform: `translateY(${i * HEIGHT - top}px)`, "--depth": String(row?.depth ?? 1) }}
         onClick={() => { model.lists.setCursor(outline, i); if (row) choose(row); }}>
         <Cells row={row ?? BLANK} outline={outline} toggle={() => { if (row) void toggle(row); }} />
       </div>);

@@ -1,0 +1,15 @@
+/** The only addresses that may become scripts: the page's own worker and service worker. Browsers with Trusted Types refuse
+ *  every other one. */
+interface Policy { createScriptURL(url: string): string }
+declare const trustedTypes: { createPolicy(name: string, rules: Policy): Policy } | undefined;
+
+const rules: Policy = {
+  createScriptURL(url) {
+    if (new URL(url).protocol === "blob:" || url === new URL("sw.js", document.baseURI).href) return url;
+    throw new TypeError(`${url} is not a script of this page`);
+  },
+};
+const policy = typeof trustedTypes === "undefined" ? rules : trustedTypes.createPolicy("tessera", rules);
+
+/** A string where there are no Trusted Types, otherwise what the browser accepts in its place. */
+export const scriptUrl = (url: string): string => policy.createScriptURL(url);
