@@ -37,6 +37,14 @@ def alike_layers(path):
     save_file({**layers, "embed": torch.ones(7)}, path, metadata={"format": "pt", "trained_by": "the tests"})
 
 
+def suspects(path):
+    """One tensor of each kind that a scan of values reports, and a healthy one."""
+    nan, inf = torch.arange(8.0), torch.arange(9.0)
+    nan[3] = nan[5] = float("nan")
+    inf[4] = -float("inf")
+    save_file({"healthy": torch.arange(5.0), "has_nan": nan, "has_inf": inf, "zero": torch.zeros(6), "constant": torch.full((7,), 2.5)}, path)
+
+
 def renamed(first, second):
     """The same tensors under other names; one value of one of them differs."""
     a, b = torch.arange(24.0).reshape(4, 6), torch.arange(35.0).reshape(5, 7) + 0.5
@@ -50,4 +58,5 @@ directory = pathlib.Path(sys.argv[1])
 metadata_of_many_ranks(directory / "many_ranks")
 optimizer_without_groups(directory / "optimizer_without_groups")
 alike_layers(directory / "layers.safetensors")
+suspects(directory / "suspects.safetensors")
 renamed(directory / "renamed_a.safetensors", directory / "renamed_b.safetensors")

@@ -203,6 +203,18 @@ async function testSlices(page, made, scratch) {
   });
 }
 
+async function testScan(page, made) {
+  await test("a scan of all values finds NaN, infinite, all-zero and constant tensors", async () => {
+    await open(page, path.join(made, "suspects.safetensors"));
+    await goTo(page, /^Problems/);
+    await page.getByRole("button", { name: /^Scan the values/ }).click();
+    await page.locator("section[aria-label='Values scan'] tbody tr").first().waitFor();
+    const rows = await page.locator("section[aria-label='Values scan'] tbody tr").evaluateAll((l) => l.map((r) => [...r.children].map((c) => c.textContent).join()));
+    check(JSON.stringify(rows.sort()) === JSON.stringify(["constant,0,0,constant", "has_inf,0,1,", "has_nan,2,0,", "zero,0,0,all zero"]), JSON.stringify(rows));
+    check(/5 tensors scanned/.test(await page.locator("section[aria-label='Values scan'] .fine").textContent()), "another number was scanned");
+  });
+}
+
 export async function testTruth({ page, url, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-truth-"));
   try {
@@ -218,6 +230,7 @@ export async function testTruth({ page, url, broken }) {
     await testOptimizer(page, made);
     await testComparison(page, made);
     await testSlices(page, made, scratch);
+    await testScan(page, made);
     await test("none of these breaks the page", () => check(broken.length === 0, broken.join("; ")));
   } finally {
     fs.rmSync(scratch, { recursive: true });

@@ -6,7 +6,7 @@ import { sourcesAt } from "./remote";
 import { Comparing } from "./comparing";
 import { Lists } from "./lists";
 import type { FileMetadata } from "./file_metadata";
-import type { Compared, Detail, Findings, FqnDocument, Opened, Opening, Optimizer, Plan, Requests, Side, Tally, Trouble, Twins } from "./protocol";
+import type { Compared, Detail, Findings, FqnDocument, Opened, Opening, Optimizer, Plan, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
 import { elementsOfSlice, MOST_SLICE } from "./slice";
@@ -59,6 +59,7 @@ export class Model {
   target: TargetForm = START;
   preview: PlanPreview | undefined;
   twins: Twins | undefined;
+  scan: Scan | undefined;
   jobs: readonly Job[] = [];
   bytesRead = 0;
   #ending = new AbortController();
@@ -217,7 +218,7 @@ export class Model {
     this.bytesRead = 0;
     this.jobs = [];
     this.choice = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
-    this.optimizers = this.preview = this.twins = this.largest = this.fileMetadata = this.names = undefined;
+    this.optimizers = this.preview = this.twins = this.scan = this.largest = this.fileMetadata = this.names = undefined;
     this.target = START;
     this.isDeep = false;
     this.changed();
@@ -357,6 +358,13 @@ export class Model {
     if (!opening || !opened) return;
     const twins = await this.runAside("Looking for equal tensors", { a: opening }, opened.overview.bytes, (client) => client.call("twins", {}));
     if (twins) this.twins = twins;
+    this.changed();
+  }
+
+  async scanValues(): Promise<void> {
+    const { opening, opened } = this;
+    if (!opening || !opened) return;
+    this.scan = await this.runAside("Scanning values", { a: opening }, opened.overview.bytes, (client) => client.call("scan", {})) ?? this.scan;
     this.changed();
   }
 

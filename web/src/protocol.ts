@@ -194,6 +194,14 @@ export interface Optimizer {
 /** Param groups, or parameters, with equal hyper-parameters. */
 export interface ParamGroup { readonly members: readonly string[]; readonly values: Readonly<Record<string, string>> }
 
+/** Tensors whose values deserve a look. */
+export interface Scan {
+  readonly suspects: readonly { readonly fqn: string; readonly nan: number; readonly inf: number; readonly is: "all zero" | "constant" | undefined }[];
+  readonly scanned: number;
+  /** Tensors whose values could not be judged, with why. */
+  readonly skipped: readonly { readonly fqn: string; readonly why: string }[];
+}
+
 /** Tensors that hold equal bytes. */
 export interface Twins { readonly groups: readonly { readonly bytes: number; readonly fqns: readonly string[] }[] }
 
@@ -236,6 +244,8 @@ export interface Requests {
   /** For the text of a tessera.target/1 document. */
   plan: { takes: { target: string }; gives: { plan: Plan; text: string } };
   twins: { takes: Record<string, never>; gives: Twins };
+  /** Reads the values of every tensor. */
+  scan: { takes: Record<string, never>; gives: Scan };
   deepFindings: { takes: Record<string, never>; gives: Findings };
 }
 export type Kind = keyof Requests;

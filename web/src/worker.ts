@@ -10,6 +10,7 @@ import { fileMetadata } from "./file_metadata";
 import { fileTerm } from "./filter";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
 import type { Detail, Diff, FileUse, Findings, FromWorker, Kind, Opening, Optimizer, OutlineName, Overview, ParamGroup, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
+import { scanned } from "./scan";
 import { sourceFile } from "./sources";
 import { optimizerOf } from "./split";
 import { differingElements } from "./tensor_equality";
@@ -129,7 +130,7 @@ async function steps(id: number, step: () => boolean, tell: () => void): Promise
 
 function entriesOf(side: Side): Leaf[] {
   const leaves = leavesOf(opened(side).checkpoint);
-  if (!leaves) throw new TesseraError(`'${opened(side).title}' has more than ${MOST_SORTED} entries, too many to compare here; use tessera diff`, "limit", undefined);
+  if (!leaves) throw new TesseraError(`'${opened(side).title}' has more than ${MOST_SORTED} entries, too many to list here; use the tessera command`, "limit", undefined);
   return leaves;
 }
 
@@ -261,6 +262,10 @@ const handlers: Handlers = {
     } finally {
       job.close();
     }
+  },
+  scan() {
+    requireAllBytes(opened("a"));
+    return scanned(opened("a").checkpoint, entriesOf("a"));
   },
   /** Without stand-ins, whose bytes would only be missed again. */
   async deepFindings() {

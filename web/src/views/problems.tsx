@@ -6,6 +6,7 @@ import { sizeOf, type Model } from "../model";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { LevelMark, saveText } from "./parts";
+import { ScanView } from "./scan";
 
 const LEVELS: readonly Level[] = ["error", "warning", "note"];
 const FIRST = 8, MOST = 2000, MISSING = "dcp/missing-file";
@@ -81,6 +82,7 @@ export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element
       {groups.length === 0 && <p class="fine">{model.isDeep ? "Every byte was checked. No problems were found." : "Metadata, headers and sizes were checked. No problems were found. Values have not been read."}</p>}
       {groups.length > 0 && model.isDeep && <p class="quiet">Every byte was checked.</p>}
       <ul class="findings">{groups.filter((g) => !hidden.has(g.level)).map((g) => <GroupView key={`${g.level} ${g.rule}`} group={g} show={show} />)}</ul>
+      <ScanView show={show} />
     </section>
   );
 }
