@@ -212,7 +212,7 @@ async function testTrouble(page, url) {
       await page.locator("aside .trouble", { hasText: "Code: input/output" }).waitFor();
       await goTo(page, /^Problems/);
       await checkEveryByte(page);
-      await page.locator(".trouble", { hasText: "Drop the files again" }).waitFor();
+      await page.locator(".page > .trouble", { hasText: "Drop the files again" }).waitFor();
       await openSample(page, "dcp_fsdp2");
       check(await page.locator(".trouble").count() === 0, "the trouble stayed");
     } finally {

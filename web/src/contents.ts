@@ -21,10 +21,10 @@ function* entriesOf(outline: Outline): Generator<Leaf> {
 }
 
 /** Every entry of a checkpoint, or undefined where there are too many to list. */
-export function leavesOf(checkpoint: Checkpoint): Leaf[] | undefined {
+export function leavesOf(checkpoint: Checkpoint, most = MOST_SORTED): Leaf[] | undefined {
   const outline = checkpoint.outline();
   try {
-    return outline.filter(EVERYTHING) > MOST_SORTED ? undefined : [...entriesOf(outline)];
+    return outline.filter(EVERYTHING) > most ? undefined : [...entriesOf(outline)];
   } finally {
     outline.close();
   }

@@ -16,7 +16,7 @@ import { optimizerOf } from "./split";
 import { differingElements } from "./tensor_equality";
 
 const STEP_BYTES = 8 << 20;
-const ROWS = 4096, MOST_MARKED_FILES = 1000, MOST_HYPER = 10_000;
+const ROWS = 4096, MOST_MARKING = 50_000_000, MOST_OVERVIEW = 20_000, MOST_HYPER = 10_000;
 const scope = self as unknown as DedicatedWorkerGlobalScope;
 const say = (message: FromWorker) => scope.postMessage(message);
 
@@ -88,9 +88,10 @@ function markEntries(open: Open, overview: Overview, list: Findings["list"], all
     const entry = f.fqn === undefined || (isLone && f.rule === "dcp/missing-file") ? undefined : checkpoint.find(f.fqn);
     if (entry !== undefined) all.mark(entry, f.level);
   }
-  if (isLone) return;
+  const chunks = overview.files.reduce((sum, f) => sum + f.chunks, 0);
+  if (isLone || open.absent.length * chunks > MOST_MARKING) return; // each file's name is looked for in every chunk
   const outline = checkpoint.outline();
-  for (const name of open.absent.slice(0, MOST_MARKED_FILES)) {
+  for (const name of open.absent) {
     outline.filter(fileTerm(name));
     for (let at = 0; at < outline.count; at += ROWS) for (const row of outline.rows(at, ROWS)) if (row.entry !== undefined) all.mark(row.entry, "error");
   }
@@ -193,7 +194,7 @@ const handlers: Handlers = {
     return row === undefined || entry === undefined ? null : { row, entry, rows: list.count };
   },
   largest({ count }) {
-    const leaves = leavesOf(opened("a").checkpoint);
+    const leaves = leavesOf(opened("a").checkpoint, MOST_OVERVIEW); // soon after opening: nothing may wait for it long
     return leaves ? leaves.filter((l) => l.kind === "tensor").sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })) : null;
   },
   fileMetadata: () => fileMetadata(opened("a").opening.files.map(sourceFile)),

@@ -78,6 +78,7 @@ export function OverviewPane({ go }: { go: (view: View) => void }): JSX.Element 
       <Bars title="Bytes by rank" list={byRank(files)} />
       <Bars title="Bytes by file" list={files.map((f) => ({ name: f.absent ? `${f.name} (absent)` : f.name, bytes: f.used }))} />
       {model.largest && <Bars title="Largest tensors" list={model.largest.map(({ fqn, bytes }) => ({ name: fqn, bytes, show: () => { go("contents"); void model.reveal(fqn); } }))} />}
+      {model.largest === null && <p class="quiet">There are too many tensors to list the largest here; sort the tree by size.</p>}
       <Metadata />
     </>
   );
