@@ -64,4 +64,29 @@ export async function testPure() {
     check(text.visible("") === "(empty name)", "an empty name is not visible");
     check(text.countText(7_241_732_096) === "7.24 billion", text.countText(7_241_732_096));
   });
+  await test("slices cover every element once, and none is larger than asked", async () => {
+    const { slicesOf } = await load("tensor_equality.ts"), { elementsOfSlice } = await load("slice.ts"), next = random(11);
+    for (let round = 0; round < 200; round++) {
+      const shape = Array.from({ length: 1 + next(4) }, () => next(6)), most = 1 + next(9), seen = new Set();
+      for (const slice of slicesOf(shape, most)) {
+        const count = elementsOfSlice(slice, shape), ranges = shape.map((size, d) => (slice.split(",")[d] ?? `0:${size}`).split(":").map(Number));
+        check(count <= most, `${slice} of ${shape} has ${count} elements`);
+        const cells = ranges.reduce((list, [from, to]) => list.flatMap((at) => Array.from({ length: to - from }, (_, i) => [...at, from + i])), [[]]);
+        for (const cell of cells) check(!seen.has(`${cell}`) && seen.add(`${cell}`), `${cell} is in two slices of ${shape}`);
+      }
+      check(seen.size === shape.reduce((x, y) => x * y, 1), `slices of ${shape} lack elements`);
+    }
+  });
+  await test("16-bit floats are the numbers that they stand for", async () => {
+    const { numbersOf } = await load("elements.ts");
+    const of = (dtype, bits) => [...numbersOf({ dtype, shape: [bits.length], buffer: new Uint16Array(bits).buffer })];
+    check(`${of("float16", [0x3c00, 0xc500, 0x0001, 0x7bff, 0x7c00, 0x7e00])}` === `1,-5,${2 ** -24},65504,Infinity,NaN`, `${of("float16", [0x3c00, 0xc500, 0x0001, 0x7bff, 0x7c00, 0x7e00])}`);
+    check(`${of("bfloat16", [0x3f80, 0xc0a0, 0x7f7f, 0xff80])}` === `1,-5,${Math.fround(3.3895313892515355e38)},-Infinity`, `${of("bfloat16", [0x3f80, 0xc0a0, 0x7f7f, 0xff80])}`);
+  });
+  await test("the term of a file matches that file only, and ranks come from names", async () => {
+    const { fileTerm, faultOf } = await load("filter.ts"), { rankOf } = await load("ranks.ts");
+    check(fileTerm("__1_0.distcp") === "file:__1_0.distc?" && fileTerm("a b[1].pt") === "file:a?b?1?.pt", `${fileTerm("__1_0.distcp")} ${fileTerm("a b[1].pt")}`);
+    check(rankOf("__12_3.distcp") === 12 && rankOf("x/rank_7.pt") === 7 && rankOf("model-00001-of-00002.safetensors") === undefined, "ranks");
+    check(faultOf(">1.5GiB dtype:float -kind:object **.weight", ["float32"]) === undefined && /not a size/.test(faultOf("<2XB", [])), "filters");
+  });
 }
