@@ -198,7 +198,10 @@ const handlers: Handlers = {
     return leaves ? leaves.filter((l) => l.kind === "tensor").sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })) : null;
   },
   fileMetadata: () => fileMetadata(opened("a").opening.files.map(sourceFile)),
-  names: () => opened("a").checkpoint.canonicalize(),
+  async names() {
+    await prepared();
+    return opened("a").checkpoint.canonicalize();
+  },
   entry({ entry }) {
     const document = JSON.parse(opened("a").checkpoint.document("entry", { entry })) as { entries: Requests["entry"]["gives"][] };
     const detail = document.entries[0];
@@ -236,7 +239,8 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  showDiff({ diff, canonical, text, sort }) {
+  async showDiff({ diff, canonical, text, sort }) {
+    if (canonical) await prepared();
     const [a, b] = [entriesOf("a"), entriesOf("b")];
     const names = new Map(canonical ? (["a", "b"] as const).flatMap((side) => opened(side).checkpoint.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
     lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn }, diff, sort, text);

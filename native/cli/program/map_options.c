@@ -46,7 +46,7 @@ static tsr_status dequantize(cli_session *session, const cli_map_options *map, t
 {
     tsr_convert_options all = {.raw_cast = false};
     tsr_dtype dtype;
-    tsr_status status = cli_read_dtype(map->dtype, false, &dtype, err);
+    tsr_status status = tsr_cast_parse(tsr_str_from(map->dtype), false, &dtype, err);
     if (status == TSR_OK) status = tsr_mapping_dequantize(session->source, dtype, &all.dtype, &session->dequantized, err);
     if (status == TSR_OK) status = tsr_check_casts(session->dequantized, &all, err);
     session->dequantized_to = tsr_dtype_describe(all.dtype)->name;
