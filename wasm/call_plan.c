@@ -2,6 +2,9 @@
 #include "request.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
+#include "tessera/optim_convert.h"
+#include "tessera/sys/plan_job.h"
+#include "tessera/sys/work.h"
 
 tsr_status tessera_read_target(call *c, tsr_target_texts *texts, tsr_target *target, tsr_error *err)
 {

@@ -5,6 +5,7 @@
 #include "request.h"
 #include "sink.h"
 #include "tessera/glob.h"
+#include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 
 typedef struct conversion {

@@ -1,5 +1,8 @@
 /* Optimizer state in another form, as a checkpoint whose tensors are read from the source when they are asked for. */
 #include "made.h"
+#include "tessera/sys/optim_request.h"
+#include "tessera/sys/store_read.h"
+#include "tessera/sys/vec.h"
 
 #include <stdlib.h>
 

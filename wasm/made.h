@@ -5,6 +5,7 @@
 #include "handles.h"
 #include "tessera/convert.h"
 #include "tessera/optim_convert.h"
+#include "tessera/sys/vec.h"
 
 struct made {
     tsr_host host;

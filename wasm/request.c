@@ -2,6 +2,7 @@
 #include "request.h"
 
 #include "tessera/glob.h"
+#include "tessera/sys/number_text.h"
 
 static tsr_str str_of(const tessera_text *text)
 {

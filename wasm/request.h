@@ -6,6 +6,7 @@
 #include "handles.h"
 #include "tessera/document.h"
 #include "tessera/read.h"
+#include "tessera/sys/plan_job.h"
 
 typedef struct tessera_option {
     tessera_text name, value;

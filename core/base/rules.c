@@ -102,6 +102,8 @@ static const tsr_rule rules[] = {
      "Strides of 0, overlapping strides, or many chunks on the same bytes: a file of a kilobyte can hold a tensor of 2^40 elements. Such tensors are listed; once they are more than 1 GiB together, work on their values needs --allow-expansion. Save `tensor.clone()`, or the small tensor that was expanded."},
     {"megatron/shards", TSR_ERROR, "not all shards of an object are there",
      "Megatron-Core stores an object per rank, layer or expert under the name KEY/shard_I_N. With one of them missing the list cannot be put together. Save the checkpoint again."},
+    {"parts/frozen-weights", TSR_NOTE, "frozen weights are left out of the part 'model'",
+     "DeepSpeed's ZeRO 1 stores frozen weights in the module alone, and zero_to_fp32 leaves them out. `--part module` has them, as stored."},
     {"parts/incomplete-save", TSR_ERROR, "the save was interrupted, or files were not copied: what marks it as complete is missing",
      "Copy the named files from where the checkpoint was written, or take an earlier checkpoint. `tessera repair` rebuilds a lost .metadata of DCP."},
     {"parts/unnamed-states", TSR_NOTE, "the optimizer's states cannot be told apart by name",

@@ -5,6 +5,7 @@
 #include "formats/deepspeed/deepspeed_flat.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/deepspeed/deepspeed_weights.h"
+#include "tessera/sys/finding_add.h"
 
 typedef struct module {
     tsr_ds_files *files;
@@ -13,6 +14,8 @@ typedef struct module {
     tsr_ds_rows frozen;  /* by name */
     tsr_map *shared;     /* second name → pair of `shared_params` */
     tsr_map *listed;     /* names that the module has */
+    tsr_map *buffers;    /* those of `buffer_names`; NULL: the file lists none */
+    uint64_t left_out;   /* frozen weights of ZeRO 1 */
     const tsr_value *ties; /* the DICT `shared_params`, or NULL */
     tsr_ds_rows *model;
     tsr_error *err;
@@ -116,11 +119,22 @@ static tsr_status add_stored(const module *m, tsr_str name, const tsr_value *sto
     return value ? tsr_ds_rows_add(m->model, name, TSR_STR(""), value, m->err) : TSR_E_NOMEM;
 }
 
-static tsr_status add_name(const module *m, tsr_str name, const tsr_value *stored)
+/* Of what is in the module alone zero_to_fp32 takes the buffers: ZeRO 1 and 2 keep frozen weights there, too, and only ZeRO 2
+ * lists them as such. */
+static bool is_left_out(const module *m, tsr_str name)
+{
+    return m->column->optims && (m->files->zero == 1 || m->files->zero == 2) && m->buffers && !tsr_map_get(m->buffers, name, 0);
+}
+
+static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)
 {
     const tsr_value *value = weight_of(m, name);
     if (!value) value = owner_of(m, name);
     if (value) return tsr_ds_rows_add(m->model, name, TSR_STR(""), value, m->err);
+    if (is_left_out(m, name)) {
+        m->left_out += tsr_ds_tensor(stored) != NULL;
+        return TSR_OK;
+    }
     if (!is_hollow(m, stored)) return add_stored(m, name, stored);
     const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
     return tsr_ds_report(m->files->checkpoint, file, m->err, "%.*s: the weight '%.*s' is in none of the optimizer files that are there", TSR_STR_ARG(file),
@@ -136,9 +150,31 @@ static tsr_status add_rest(const module *m, const tsr_ds_rows *rows)
     return TSR_OK;
 }
 
+static tsr_status list_buffers(module *m)
+{
+    const tsr_value *names = tsr_value_get(m->column->model->root, TSR_STR("buffer_names"));
+    if (!names || names->kind != TSR_VALUE_LIST) return TSR_OK;
+    m->buffers = tsr_map_new(m->files->checkpoint->host->allocator, names->count, m->err);
+    if (!m->buffers) return TSR_E_NOMEM;
+    for (size_t i = 0; i < names->count; i++)
+        if (names->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(m->buffers, names->items[i]->text, 1, NULL, NULL, m->err));
+    return TSR_OK;
+}
+
+static tsr_status report_left_out(const module *m)
+{
+    if (!m->left_out) return TSR_OK;
+    const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
+    return tsr_finding_add_at(m->files->checkpoint->findings, "parts/frozen-weights", TSR_NOTE,
+                              (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, m->err,
+                              "%llu frozen %s in the part 'module' alone: the part 'model' is what zero_to_fp32 gives, which leaves them out",
+                              (unsigned long long)m->left_out, m->left_out == 1 ? "weight is" : "weights are");
+}
+
 static tsr_status add_all(module *m)
 {
     const tsr_value *stored = tsr_ds_dict(m->column->model->root, "module");
+    TSR_TRY(list_buffers(m));
     TSR_TRY(add_frozen(m));
     TSR_TRY(read_ties(m));
     for (size_t i = 0; i < tsr_ds_count(stored); i++) {
@@ -147,6 +183,7 @@ static tsr_status add_all(module *m)
         TSR_TRY(tsr_map_put(m->listed, name->text, 1, NULL, NULL, m->err));
         TSR_TRY(add_name(m, name->text, stored->items[2 * i + 1]));
     }
+    TSR_TRY(report_left_out(m));
     TSR_TRY(add_rest(m, &m->frozen));
     TSR_TRY(add_rest(m, m->trained));
     for (size_t i = 0; i < tsr_ds_count(m->ties); i++) {
@@ -169,6 +206,7 @@ tsr_status tsr_ds_model_add(tsr_ds_files *files, const tsr_ds_column *column, co
     tsr_ds_rows_close(&m.frozen);
     tsr_map_free(m.shared);
     tsr_map_free(m.listed);
+    tsr_map_free(m.buffers);
     return status;
 }
 
