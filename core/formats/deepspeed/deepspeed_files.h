@@ -48,6 +48,7 @@ typedef struct tsr_ds_files {
     tsr_ds_column *columns; /* in order of model-parallel ranks */
     uint32_t column_count;
     uint32_t zero; /* the stage: 0, 1, 2 or 3 */
+    bool universal; /* of a universal checkpoint: the model states have every weight that is not trained */
     bool pipeline; /* model-parallel ranks are pipeline stages: what two of them have under one name is tied */
     uint32_t file_storages; /* storage ids of all files' tensors are 1 … file_storages */
     uint32_t storages;      /* the highest id that was given: the part `model` has some of its own */

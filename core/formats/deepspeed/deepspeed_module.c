@@ -123,7 +123,7 @@ static tsr_status add_stored(const module *m, tsr_str name, const tsr_value *sto
  * lists them as such. */
 static bool is_left_out(const module *m, tsr_str name)
 {
-    return m->column->optims && (m->files->zero == 1 || m->files->zero == 2) && m->buffers && !tsr_map_get(m->buffers, name, 0);
+    return !m->files->universal && (m->files->zero == 1 || m->files->zero == 2) && m->buffers && !tsr_map_get(m->buffers, name, 0);
 }
 
 static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)

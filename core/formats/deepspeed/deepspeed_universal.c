@@ -213,6 +213,7 @@ static tsr_status mount(universal *u)
 {
     tsr_ds_part parts[] = {{"model", NULL}, {"optim", NULL}, {"engine", NULL}};
     tsr_ds_rows_untie(&u->trained);
+    u->files.universal = true;
     if (u->column->model) TSR_TRY(tsr_ds_model_add(&u->files, u->column, &u->trained, &u->model, u->err));
     parts[0].tree = tsr_ds_rows_tree(u->column->model ? &u->model : &u->trained, u->err);
     if (!parts[0].tree) return TSR_E_NOMEM;
