@@ -47,7 +47,7 @@ static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
     job->source_path = c->path;
     job->to = to.data ? to : TSR_STR(""); /* what such a source becomes */
     job->objects = objects.data ? objects : TSR_STR("");
-    tsr_status status = tessera_option_choice(r, "to", "safetensors|torch|dcp", &ignored, err);
+    tsr_status status = tessera_option_choice(r, "to", "safetensors|torch|dcp|megatron-dist", &ignored, err);
     if (status == TSR_OK) status = tessera_option_choice(r, "objects", "keep|drop|sidecar|refuse", &ignored, err);
     if (status == TSR_OK) status = check_casts(c, job, err);
     if (status == TSR_OK) status = tessera_option_list(r, "include", c->arena, &job->include, &job->include_count, err);

@@ -4,7 +4,7 @@
 export type InspectDocument = {
   readonly schema: "tessera.inspect/1";
   readonly path: string;
-  readonly format: "dcp" | "dcp-safetensors" | "safetensors" | "safetensors-index" | "torch-zip" | "torch-legacy" | "torch-ranks" | "torch-index" | "shards" | "deepspeed" | "deepspeed-universal" | "megatron-dist" | "verl" | "accelerate-fsdp" | "lightning-dist" | "hf-trainer" | "torch-checkpointing";
+  readonly format: "dcp" | "dcp-safetensors" | "safetensors" | "safetensors-index" | "torch-zip" | "torch-legacy" | "torch-ranks" | "torch-index" | "shards" | "deepspeed" | "deepspeed-universal" | "megatron-dist" | "verl" | "accelerate-fsdp" | "lightning-dist" | "hf-trainer" | "torch-checkpointing" | "json" | "pickle";
   readonly summary: {
     readonly tensors: number;
     readonly objects: number;
@@ -17,6 +17,13 @@ export type InspectDocument = {
       readonly elements: number;
       readonly bytes: number;
     }>>;
+    readonly parts?: readonly {
+      readonly name: string;
+      readonly format: string;
+      readonly files: number;
+      readonly tensors: number;
+      readonly objects: number;
+    }[];
   };
   readonly entries: readonly (({
     readonly fqn: string;
@@ -62,6 +69,11 @@ export type InspectDocument = {
     readonly type: string;
     readonly dtype?: string;
     readonly shape?: readonly number[];
+    readonly inner?: readonly {
+      readonly name: string;
+      readonly dtype: string;
+      readonly shape: readonly number[];
+    }[];
     readonly value?: unknown;
     readonly repr?: string;
   }) | ({
@@ -202,6 +214,8 @@ export type PlanDocument = {
   readonly schema: "tessera.plan/1";
   readonly source: {
     readonly path: string;
+    readonly part?: string;
+    readonly step?: string;
     readonly format: string;
     readonly digest: {
       readonly algorithm: "sha256" | "xxh3";
@@ -221,7 +235,15 @@ export type PlanDocument = {
     };
     readonly rules?: readonly {
       readonly match: string;
-      readonly placements: readonly string[];
+      readonly placements?: readonly string[];
+      readonly ranks?: readonly number[];
+      readonly stage?: {
+        readonly dim: string;
+        readonly layers: {
+          readonly capture: string;
+          readonly ranges: readonly (readonly number[])[];
+        };
+      };
     }[];
     readonly default?: readonly string[];
     readonly strategy?: {
@@ -232,7 +254,7 @@ export type PlanDocument = {
     };
   };
   readonly destination: {
-    readonly to: "safetensors" | "torch" | "dcp";
+    readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist";
     readonly objects?: "keep" | "drop" | "sidecar" | "refuse";
     readonly dtype?: string;
     readonly raw_cast?: boolean;
@@ -308,7 +330,7 @@ export type ConvertDocument = {
   readonly schema: "tessera.convert/1";
   readonly source: string;
   readonly destination: string;
-  readonly to: "safetensors" | "torch" | "dcp";
+  readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks";
   readonly dry_run: boolean;
   readonly published?: boolean;
   readonly work?: {
@@ -354,7 +376,15 @@ export type TargetDocument = {
   };
   readonly rules?: readonly {
     readonly match: string;
-    readonly placements: readonly string[];
+    readonly placements?: readonly string[];
+    readonly ranks?: readonly number[];
+    readonly stage?: {
+      readonly dim: string;
+      readonly layers: {
+        readonly capture: string;
+        readonly ranges: readonly (readonly number[])[];
+      };
+    };
   }[];
   readonly default?: readonly string[];
   readonly strategy?: {

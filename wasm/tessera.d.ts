@@ -100,7 +100,7 @@ export interface TargetOptions {
 
 /** What the output is. */
 export interface WritingOptions extends Selection {
-  readonly to?: "safetensors" | "torch" | "dcp" | undefined;
+  readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | undefined;
   readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
   /** What floating-point tensors become. */
   readonly dtype?: string | undefined;
@@ -119,7 +119,7 @@ export interface RunOptions {
 export interface PlanOptions extends TargetOptions, WritingOptions { readonly items?: boolean | undefined }
 
 export interface ConvertOptions extends WritingOptions, RunOptions {
-  readonly to: "safetensors" | "torch" | "dcp";
+  readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal";
   /** "FROM=TO": a literal prefix, or one "*" on each side. */
   readonly rename?: readonly string[] | undefined;
   /** safetensors: a number of bytes, or a text such as "5GB". */
