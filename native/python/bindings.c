@@ -11,15 +11,9 @@
 #include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/path.h"
+#include "tessera/sys/remote.h"
 #include "tessera/tessera.h"
-
-struct session {
-    tsr_sys sys; /* first: reads that `stop` ends */
-    const volatile int *stop;
-    tsr_native_host native;
-    tsr_store *store;
-    tsr_checkpoint *checkpoint;
-};
 
 /* `purpose` is a tsr_purpose. */
 EXPORT session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, const int *stop, tsr_error *err);
@@ -31,8 +25,12 @@ EXPORT const char *tsr_python_status_name(tsr_status status);
 void tsr_python_close(session *s)
 {
     if (!s) return;
-    tsr_checkpoint_close(s->checkpoint);
-    if (s->store) s->store->close(s->store);
+    if (s->store) {
+        tsr_checkpoint_close(s->checkpoint);
+        s->store->close(s->store);
+    } else {
+        tsr_path_close(s->checkpoint);
+    }
     tsr_native_host_close(&s->native);
     free(s);
 }
@@ -67,17 +65,17 @@ session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, c
     s->stop = stop;
     tsr_native_host_open(&s->native, threads);
     const tsr_host *host = &s->native.host;
-    tsr_status status = tsr_folder_store_open(&s->sys, host->allocator, path, &s->store, err);
     const tsr_open_options options = {.purpose = (tsr_purpose)purpose};
-    if (status == TSR_OK) status = tsr_checkpoint_open(s->store, host, &options, &s->checkpoint, err);
+    tsr_status status;
+    if (tsr_is_address(path)) {
+        status = tsr_path_open(path, host, &options, &s->checkpoint, err);
+    } else {
+        status = tsr_folder_store_open(&s->sys, host->allocator, path, &s->store, err);
+        if (status == TSR_OK) status = tsr_checkpoint_open(s->store, host, &options, &s->checkpoint, err);
+    }
     if (status == TSR_OK) return s;
     tsr_python_close(s);
     return NULL;
-}
-
-tsr_checkpoint *tsr_python_checkpoint(session *s)
-{
-    return s->checkpoint;
 }
 
 void tsr_python_allow_expansion(session *s)
@@ -87,12 +85,33 @@ void tsr_python_allow_expansion(session *s)
 
 tsr_status tsr_python_unchanged(session *s, tsr_error *err)
 {
+    if (!s->store) return TSR_OK; /* every read of an address compares its version */
     return tsr_folder_store_unchanged(tsr_checkpoint_store(s->checkpoint), err);
 }
 
 const char *tsr_python_status_name(tsr_status status)
 {
     return tsr_status_name(status);
+}
+
+/* ---- files ---- */
+
+EXPORT tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ctx, tsr_error *err);
+
+/* Names of the files that belong to the checkpoint by its own lists, each followed by a zero byte. */
+tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    const tsr_store *store = tsr_checkpoint_store(s->checkpoint);
+    bool *owned = calloc(store->file_count ? store->file_count : 1, sizeof *owned);
+    if (!owned) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    tsr_status status = tsr_checkpoint_own_files(s->checkpoint, owned, err);
+    for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
+        if (!owned[f]) continue;
+        status = write(ctx, store->files[f].name.data, store->files[f].name.size, err);
+        if (status == TSR_OK) status = write(ctx, "", 1, err);
+    }
+    free(owned);
+    return status;
 }
 
 /* ---- the catalog ---- */
@@ -335,99 +354,5 @@ tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, vo
     }
     tsr_ring_free(ring);
     if (output) output->close(output);
-    return status;
-}
-
-/* ---- documents ---- */
-
-EXPORT tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats, tsr_write_fn *write, void *ctx,
-                                     tsr_error *err);
-EXPORT tsr_status tsr_python_validate(session *s, const char *path, int deep, const char *layout, size_t layout_size,
-                                      tsr_write_fn *write, void *ctx, tsr_error *err);
-EXPORT tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const char *path_b, int values, int layout,
-                                  const tsr_tolerance *tolerance, tsr_write_fn *write, void *ctx, tsr_error *err);
-
-tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats, tsr_write_fn *write, void *ctx,
-                              tsr_error *err)
-{
-    tsr_json json;
-    tsr_ring *ring = NULL;
-    tsr_status status = tsr_validate_catalog(tsr_checkpoint_catalog(s->checkpoint), &s->native.host,
-                                             tsr_checkpoint_findings(s->checkpoint), err);
-    if (status == TSR_OK) status = tsr_ring_new(&s->native.host, 0, &ring, err);
-    const tsr_inspect_options options = {
-        .path = tsr_str_from(path), .hash = (tsr_digest_algorithm)hash, .stats = stats != 0, .ring = ring};
-    tsr_json_start(&json, write, ctx, 0, err);
-    if (status == TSR_OK) status = tsr_document_inspect(s->checkpoint, &options, &json, err);
-    if (status == TSR_OK) status = tsr_json_finish(&json);
-    tsr_ring_free(ring);
-    return status;
-}
-
-static tsr_status check_layout(session *s, tsr_str layout, tsr_error *err)
-{
-    const tsr_host *host = &s->native.host;
-    tsr_contract contract;
-    tsr_arena *arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
-    if (!arena) return TSR_E_NOMEM;
-    tsr_status status = tsr_contract_read(layout, host, arena, &contract, err);
-    if (status == TSR_OK) {
-        contract.match = tsr_glob_match;
-        status = tsr_validate_contract(tsr_checkpoint_catalog(s->checkpoint), &contract, host,
-                                       tsr_checkpoint_findings(s->checkpoint), err);
-    }
-    tsr_arena_free(arena);
-    return status;
-}
-
-tsr_status tsr_python_validate(session *s, const char *path, int deep, const char *layout, size_t layout_size,
-                               tsr_write_fn *write, void *ctx, tsr_error *err)
-{
-    tsr_findings *findings = tsr_checkpoint_findings(s->checkpoint);
-    tsr_ring *ring = NULL;
-    tsr_status status = tsr_validate_catalog(tsr_checkpoint_catalog(s->checkpoint), &s->native.host, findings, err);
-    if (status == TSR_OK && layout) status = check_layout(s, (tsr_str){layout, layout_size}, err);
-    if (status == TSR_OK && deep) status = tsr_ring_new(&s->native.host, 0, &ring, err);
-    if (status == TSR_OK && deep) status = tsr_check_deep(s->checkpoint, ring, NULL, err);
-    tsr_ring_free(ring);
-    if (status != TSR_OK) return status;
-    tsr_json json;
-    tsr_findings_document document = {0};
-    tsr_json_start(&json, write, ctx, 0, err);
-    tsr_findings_document_start(&document, &json);
-    tsr_findings_document_add(&document, tsr_str_from(path), findings);
-    status = tsr_findings_document_end(&document);
-    return status == TSR_OK ? tsr_json_finish(&json) : status;
-}
-
-tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const char *path_b, int values, int layout,
-                           const tsr_tolerance *tolerance, tsr_write_fn *write, void *ctx, tsr_error *err)
-{
-    const tsr_host *host = &a->native.host;
-    const tsr_diff_options options = {.layout = layout != 0};
-    tsr_diff diff = {0};
-    tsr_difference *differences = NULL;
-    tsr_ring *ring = NULL;
-    if (tsr_checkpoint_require(a->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
-    if (tsr_checkpoint_require(b->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
-    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    if (!arena) return TSR_E_NOMEM;
-    tsr_status status = tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint),
-                                          &options, host, arena, &diff, err);
-    if (status == TSR_OK && values) {
-        differences = tsr_arena_array(arena, (size_t)diff.pair_count, sizeof *differences, err);
-        status = differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;
-        if (status == TSR_OK)
-            status = tsr_diff_values(a->checkpoint, b->checkpoint, &diff, tolerance, ring, NULL, differences, err);
-        tsr_ring_free(ring);
-    }
-    if (status == TSR_OK) {
-        tsr_json json;
-        const tsr_diff_document document = {tsr_str_from(path_a), tsr_str_from(path_b), &diff, differences, NULL};
-        tsr_json_start(&json, write, ctx, 0, err);
-        status = tsr_document_diff(&document, &json);
-        if (status == TSR_OK) status = tsr_json_finish(&json);
-    }
-    tsr_arena_free(arena);
     return status;
 }

@@ -43,7 +43,7 @@ void tsr_python_free_plan(plan *p)
 plan *tsr_python_plan_optimizer(session *s, const char *key, const tsr_optim_mesh *mesh, const tsr_tp_slice *slices,
                                 size_t slice_count, tsr_error *err)
 {
-    tsr_checkpoint *checkpoint = tsr_python_checkpoint(s);
+    tsr_checkpoint *checkpoint = s->checkpoint;
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     plan *p = calloc(1, sizeof *p);
     if (!p) {

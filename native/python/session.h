@@ -2,12 +2,20 @@
 #ifndef TSR_PYTHON_SESSION_H
 #define TSR_PYTHON_SESSION_H
 
+#include "io/sys.h"
 #include "tessera/checkpoint.h"
+#include "tessera/native_host.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef struct session session;
-tsr_checkpoint *tsr_python_checkpoint(session *s);
+/* An opened checkpoint. */
+typedef struct session {
+    tsr_sys sys; /* first: reads that `stop` ends */
+    const volatile int *stop;
+    tsr_native_host native;
+    tsr_store *store; /* NULL: an address, whose store is the checkpoint's */
+    tsr_checkpoint *checkpoint;
+} session;
 
 /* One step of an entry's path. Mirrored in _library.py. */
 typedef struct path_item {

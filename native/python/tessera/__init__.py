@@ -11,10 +11,13 @@
 Any format is recognized by its content: DCP folders, safetensors, torch.save files, one file a rank. PyTorch is not
 needed, except for tessera.torch, which loads all of them into torch.distributed.checkpoint."""
 from ._checkpoint import Checkpoint, Entry
-from ._library import FOR_FINDINGS, Error
+from ._findings import Finding
+from ._findings import check as _check
+from ._library import FOR_FINDINGS, Error, TesseraError
 
 __version__ = "@VERSION@"
-__all__ = ["Checkpoint", "Entry", "Error", "diff", "inspect", "load_sharded_optimizer_state", "open", "validate"]
+__all__ = ["Checkpoint", "Entry", "Error", "Finding", "TesseraError", "check", "diff", "inspect", "load_sharded_optimizer_state", "open",
+           "validate"]
 
 
 def open(path, threads=0, allow_expansion=False):
@@ -29,10 +32,19 @@ def inspect(path, hash=None, stats=False, allow_expansion=False):
         return checkpoint.inspect(hash, stats)
 
 
-def validate(path, deep=False, layout=None):
-    """What `tessera validate --json` prints, as a dict. layout: the text of a tessera.layout/1 document."""
+def validate(path, deep=False, layout=None, **options):
+    """What `tessera validate --json` prints, as a dict.
+
+    deep: read and check every byte. layout and baseline: a document as a dict, as its text, or as the path of a file. against: what the
+    checkpoint is to be loaded into: another checkpoint (opened, or its path), a module tree, an index, or a list of
+    names. rule: texts "ID=LEVEL". prefix and allow: the texts of --prefix and --allow."""
     with Checkpoint(path, _purpose=FOR_FINDINGS) as checkpoint:
-        return checkpoint.validate(deep, layout)
+        return checkpoint.validate(deep, layout, **options)
+
+
+def check(path, *, deep=False, layout=None, against=None, rule=(), baseline=None, prefix=None, allow=None):
+    """The findings of `validate`, with the same options, as a list of Finding. An empty list means that nothing was found."""
+    return _check(path, deep, {"layout": layout, "against": against, "rule": rule, "baseline": baseline, "prefix": prefix, "allow": allow})
 
 
 def diff(a, b, values=False, layout=False, atol=0.0, rtol=0.0, allow_expansion=False):

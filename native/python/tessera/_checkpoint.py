@@ -132,10 +132,11 @@ class Checkpoint(Mapping):
         """The tessera.inspect/1 document. hash: "sha256" or "xxh3"."""
         return self._session.inspect({None: 0, "sha256": 1, "xxh3": 2}[hash], stats)
 
-    def validate(self, deep=False, layout=None):
-        """The tessera.findings/1 document. layout: the text of a tessera.layout/1 document to check against. Findings stay
-        with the checkpoint: validate an opened one once."""
-        return self._session.validate(deep, layout.encode() if isinstance(layout, str) else layout)
+    def validate(self, deep=False, layout=None, *, against=None, rule=(), baseline=None, prefix=None, allow=None):
+        """The tessera.findings/1 document; the options are those of tessera.validate. Findings stay with the checkpoint:
+        validate an opened one once."""
+        from ._findings import validate  # which needs Checkpoint
+        return validate(self, deep, {"layout": layout, "against": against, "rule": rule, "baseline": baseline, "prefix": prefix, "allow": allow})
 
     def unchanged(self):
         """Raises Error when a file that was read has changed since the checkpoint was opened."""

@@ -11,12 +11,19 @@ _QUICK_BYTES = 16 << 20  # a read of fewer bytes is over before a thread for it 
 _library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_tessera.so"))
 
 
-class Error(Exception):
-    """What went wrong, and where. `status` is a word: "malformed", "i/o", "not found", …; `byte_position` may be None."""
+class TesseraError(Exception):
+    """What went wrong, and where. `status` is a word: "malformed", "i/o", "not found", …; `byte_position` may be None. It can be
+    pickled, so PyTorch's collectives carry it from one rank to the others."""
 
     def __init__(self, message, status, byte_position=None):
         super().__init__(message)
         self.status, self.byte_position = status, byte_position
+
+    def __reduce__(self):
+        return type(self), (*self.args, self.status, self.byte_position)
+
+
+Error = TesseraError
 
 
 class _Error(ctypes.Structure):
@@ -74,6 +81,11 @@ class PlannedRead:
             tuple(numbers[:planned.rank]) for numbers in (planned.storage_offsets, planned.dest_offsets, planned.sizes, planned.dest_size))
 
 
+class _Validation(ctypes.Structure):
+    _fields_ = [("layout", _Str), ("against", _Str), ("loads", ctypes.c_void_p), ("prefix", _Str), ("allow", _Str), ("baseline", _Str),
+                ("rules", ctypes.c_void_p), ("rule_count", ctypes.c_size_t), ("deep", ctypes.c_uint8)]
+
+
 class _Tolerance(ctypes.Structure):
     _fields_ = [("exact", ctypes.c_bool), ("atol", ctypes.c_double), ("rtol", ctypes.c_double)]
 
@@ -94,6 +106,7 @@ _allow_expansion = _function("allow_expansion", None, _p)
 _unchanged = _function("unchanged", _int, _p, _p)
 _status_name = _function("status_name", _char, _int)
 _format = _function("format", _char, _p)
+_own_files = _function("own_files", _int, _p, _WRITE, _p, _p)
 _count = _function("count", _u64, _p)
 _facts = _function("facts", None, _p, _u64, _p)
 _chunk = _function("chunk", None, _p, _u64, _u64, _p, _p)
@@ -108,7 +121,7 @@ _plan_count = _function("plan_count", ctypes.c_size_t, _p)
 _planned = _function("planned", None, _p, ctypes.c_size_t, _p)
 _planned_path_item = _function("planned_path_item", None, _p, ctypes.c_size_t, _u32, _p)
 _inspect = _function("inspect", _int, _p, _char, _int, _int, _WRITE, _p, _p)
-_validate = _function("validate", _int, _p, _char, _int, _char, ctypes.c_size_t, _WRITE, _p, _p)
+_validate = _function("validate", _int, _p, _char, _p, _WRITE, _p, _p)
 _diff = _function("diff", _int, _p, _p, _char, _char, _int, _int, _p, _WRITE, _p, _p)
 
 
@@ -117,7 +130,7 @@ def _raise(err, path):
     position = None if err.byte_position == 2**64 - 1 else err.byte_position
     if path and path not in message:
         message = f"{path}: {message}"
-    raise Error(message, _status_name(err.status).decode(), position)
+    raise TesseraError(message, _status_name(err.status).decode(), position)
 
 
 class _Stop:
@@ -229,6 +242,11 @@ class Session:
     def format(self):
         return _format(self.handle).decode()
 
+    def own_files(self):
+        """Names of the files that belong to the checkpoint by its own lists."""
+        names = _collect([self._stop], lambda *to: _own_files(self.handle, *to), self.path)
+        return [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
+
     def count(self):
         return _count(self.handle)
 
@@ -305,8 +323,17 @@ class Session:
     def inspect(self, algorithm, stats):
         return json.loads(_collect([self._stop], lambda *to: _inspect(self.handle, os.fsencode(self.path), algorithm, stats, *to), self.path))
 
-    def validate(self, deep, layout):
-        return json.loads(_collect([self._stop], lambda *to: _validate(self.handle, os.fsencode(self.path), deep, layout, len(layout or b""), *to), self.path))
+    def validate(self, deep, texts, loads, rules):
+        """texts: bytes by the name of a field; loads: the Session of a checkpoint to compare with, or None; rules: "ID=LEVEL" each."""
+        options, kept = _Validation(deep=deep, loads=loads.handle if loads else None, rule_count=len(rules)), []
+        for name, text in texts.items():
+            kept.append(ctypes.create_string_buffer(text, len(text) + 1))
+            field = getattr(options, name)
+            field.data, field.size = ctypes.addressof(kept[-1]), len(text)
+        array = (_char * max(1, len(rules)))(*(rule.encode("utf-8", "surrogatepass") for rule in rules))
+        options.rules = ctypes.addressof(array)
+        stops = [self._stop, *([loads._stop] if loads else [])]
+        return json.loads(_collect(stops, lambda *to: _validate(self.handle, os.fsencode(self.path), ctypes.byref(options), *to), self.path))
 
     def diff(self, other, values, layout, atol, rtol):
         tolerance = _Tolerance(atol == 0 and rtol == 0, atol, rtol)

@@ -10,7 +10,8 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, Sharde
 from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from ._checkpoint import Checkpoint
-from ._library import FOR_VALUES, Error, PlannedRead
+from ._library import FOR_VALUES, PlannedRead, TesseraError
+from ._ranks import agree, attempt
 from .torch import dtype_of
 
 try:
@@ -40,10 +41,10 @@ def _is_slice(name, value):
     if type(inner) not in (ShardedTensor, DTensor):
         return False
     if type(value) is not ShardedTensor or type(inner) is not ShardedTensor:
-        raise Error(f"'{name}' of the model's state is a {type(inner).__name__} inside a {type(value).__name__}; "
+        raise TesseraError(f"'{name}' of the model's state is a {type(inner).__name__} inside a {type(value).__name__}; "
                     "only a ShardedTensor inside a ShardedTensor shows its slice", "unsupported")
     if len(value.local_shards()) != 1:
-        raise Error(f"'{name}' of the model's state has {len(value.local_shards())} shards on this rank; a slice must be the only one",
+        raise TesseraError(f"'{name}' of the model's state has {len(value.local_shards())} shards on this rank; a slice must be the only one",
                     "unsupported")
     return True
 
@@ -53,7 +54,7 @@ def _layout(model_state_dict):
     slices, group, first = [], None, None
     for name, value in model_state_dict.items():
         if not isinstance(value, torch.Tensor):
-            raise Error(f"'{name}' of the model's state is of type {type(value).__name__}, which has no size; "
+            raise TesseraError(f"'{name}' of the model's state is of type {type(value).__name__}, which has no size; "
                         "pass a state dict that holds only tensors", "usage")
         shape = tuple(value.size())
         if not _is_slice(name, value):
@@ -65,7 +66,7 @@ def _layout(model_state_dict):
         if group is None:
             group, first = own, name
         if dist.get_process_group_ranks(own) != dist.get_process_group_ranks(group):
-            raise Error(f"the slice of '{first}' is shared by ranks {dist.get_process_group_ranks(group)}, that of '{name}' by ranks "
+            raise TesseraError(f"the slice of '{first}' is shared by ranks {dist.get_process_group_ranks(group)}, that of '{name}' by ranks "
                         f"{dist.get_process_group_ranks(own)}; all slices need the same group", "usage")
     return slices, group
 
@@ -91,15 +92,15 @@ def _set_element(container, path, value):
     name = ".".join(str(key) for _, key in path)
     for at, (is_position, key) in enumerate(path):
         if type(container) is not (list if is_position else dict):
-            raise Error(f"'{name}': its container is also something else", "usage")
+            raise TesseraError(f"'{name}': its container is also something else", "usage")
         if is_position and key >= _MOST_POSITIONS:
-            raise Error(f"'{name}': {key} is beyond the {_MOST_POSITIONS} positions that a list may have", "limit exceeded")
+            raise TesseraError(f"'{name}': {key} is beyond the {_MOST_POSITIONS} positions that a list may have", "limit exceeded")
         if is_position:
             container.extend([None] * (key + 1 - len(container)))
         there = container[key] if is_position else container.get(key)
         if at + 1 == len(path):
             if there is not None:
-                raise Error(f"two values of the optimizer's state are at '{name}'", "usage")
+                raise TesseraError(f"two values of the optimizer's state are at '{name}'", "usage")
             container[key] = value
         elif there is None:
             there = container[key] = [] if path[at + 1][0] else {}
@@ -155,7 +156,7 @@ class _Job:
         if read.kind == PlannedRead.OBJECT:
             return self._object(entry)
         if dtype_of(entry) is None:
-            raise Error(f"{self.checkpoint.path}: '{entry.name}' is of {entry.dtype}, which this PyTorch does not have", "unsupported")
+            raise TesseraError(f"{self.checkpoint.path}: '{entry.name}' is of {entry.dtype}, which this PyTorch does not have", "unsupported")
         if read.kind == PlannedRead.WHOLE:
             zeros = (0,) * len(entry.shape)
             return self._tensor(entry, zeros, entry.shape, entry.requires_grad)
@@ -163,7 +164,7 @@ class _Job:
 
     def _object(self, entry):
         if not (self.unsafe_objects or entry.is_data()):
-            raise Error(f"{self.checkpoint.path}: '{entry.name}' is not data but {entry.type}; "
+            raise TesseraError(f"{self.checkpoint.path}: '{entry.name}' is not data but {entry.type}; "
                         "tessera.load_sharded_optimizer_state(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
         return torch.load(io.BytesIO(entry.save()), map_location=self.device, weights_only=not self.unsafe_objects)
 
@@ -203,43 +204,16 @@ class _Job:
         return shards
 
 
-# ---- all ranks ----
-
-
-def _attempt(step):
-    """The result, or the exception: of any kind, because the other ranks are waiting to hear of it."""
-    try:
-        return step(), None
-    except Exception as e:
-        return None, e
-
-
-def _agree(failure, facts=()):
-    """Raises the lowest rank's failure on every rank; of facts, [(what, text)], the first that two ranks differ in."""
-    mine = None
-    if failure is not None:
-        mine = str(failure) or type(failure).__name__, getattr(failure, "status", type(failure).__name__), getattr(failure, "byte_position", None)
-    ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, (mine, facts))
-    for rank, (failed, _) in enumerate(ranks):
-        if failed:
-            raise Error(f"rank {rank}: {failed[0]}", *failed[1:]) from (failure if rank == dist.get_rank() else None)
-    for rank, (_, theirs) in enumerate(ranks):
-        for (what, first), (_, other) in zip(ranks[0][1], theirs):
-            if first != other:
-                raise Error(f"ranks 0 and {rank} differ: {what} is {first} on rank 0, {other} on rank {rank}", "usage")
-
-
 def load(path, key, model_state_dict, threads, unsafe_objects):
     if not dist.is_initialized():
-        raise Error("there is no process group; call torch.distributed.init_process_group first, also for a single process",
+        raise TesseraError("there is no process group; call torch.distributed.init_process_group first, also for a single process",
                     "usage")
     job = _Job(path, key, model_state_dict, threads, unsafe_objects)
     try:
-        _, failure = _attempt(job.prepare)
-        _agree(failure, job.facts)
-        result, failure = _attempt(job.load)
-        _agree(failure)
+        _, failure = attempt(job.prepare)
+        agree(failure, job.facts)
+        result, failure = attempt(job.load)
+        agree(failure)
         return result
     finally:
         job.close()

@@ -1,4 +1,5 @@
-"""A StorageReader for torch.distributed.checkpoint over any checkpoint that Tessera reads.
+"""Checkpoints for PyTorch programs: load tensors, fill a state dict, and a StorageReader and a StorageWriter for
+torch.distributed.checkpoint. The reader takes any checkpoint that Tessera reads.
 
     dcp.load(state_dict, storage_reader=tessera.torch.StorageReader("model.safetensors"))
 
@@ -15,12 +16,11 @@ from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
 
 from ._checkpoint import Checkpoint
-from ._library import FOR_VALUES, Error
+from ._library import FOR_VALUES, TesseraError
+from ._torch_load import dtype_of, load, load_into
+from ._torch_save import StorageWriter
 
-
-def dtype_of(entry):
-    """torch's dtype of a tensor entry, or None where this torch has none."""
-    return getattr(torch, entry.dtype, None)
+__all__ = ["StorageReader", "StorageWriter", "load", "load_into"]
 
 
 class StorageReader(_StorageReader):
@@ -47,7 +47,7 @@ class StorageReader(_StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id):
         try:
             Checkpoint(checkpoint_id, _purpose=FOR_VALUES).close()
-        except (Error, OSError):
+        except (TesseraError, OSError):
             return False
         return True
 
@@ -80,7 +80,7 @@ class StorageReader(_StorageReader):
     def _load_object(self, item, planner):
         entry = self._checkpoint[item.storage_index.fqn]
         if not (self.unsafe_objects or entry.is_data()):
-            raise Error(f"{self.path}: '{entry.name}' is no data but {entry.type}; "
+            raise TesseraError(f"{self.path}: '{entry.name}' is no data but {entry.type}; "
                         "tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
         planner.load_bytes(item, io.BytesIO(entry.save()))
 
@@ -104,7 +104,7 @@ class StorageReader(_StorageReader):
             entry = self._checkpoint[item.storage_index.fqn]
             target = planner.resolve_tensor(item).detach()
             if target.size() != torch.Size(item.lengths):
-                raise Error(f"{self.path}: '{entry.name}' is to be read as {list(item.lengths)} into a tensor of {list(target.size())}", "usage")
+                raise TesseraError(f"{self.path}: '{entry.name}' is to be read as {list(item.lengths)} into a tensor of {list(target.size())}", "usage")
             plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_conj() and not target.is_neg()
             if plain and target.dtype == dtype_of(entry):
                 direct.append(self._read_item(item, entry, target))

@@ -1,0 +1,187 @@
+/* The JSON documents of the Python package: the same functions as the command line's, with what they are given as texts. */
+#include "io/try.h"
+#include "session.h"
+#include "tessera/sys/json.h"
+#include "tessera/tessera.h"
+
+EXPORT tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats, tsr_write_fn *write, void *ctx,
+                                     tsr_error *err);
+EXPORT tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const char *path_b, int values, int layout,
+                                  const tsr_tolerance *tolerance, tsr_write_fn *write, void *ctx, tsr_error *err);
+
+/* What to validate against, and what counts. Mirrored in _library.py. A text whose data is NULL is not given. */
+typedef struct validation {
+    tsr_str layout;         /* a tessera.layout/1 document */
+    tsr_str against;        /* any document that tsr_contract_read takes */
+    const session *loads;   /* or a checkpoint to compare names, dtypes and shapes with; NULL: none */
+    tsr_str prefix;         /* as --prefix */
+    tsr_str allow;          /* as --allow */
+    tsr_str baseline;       /* a tessera.findings/1 document */
+    const char *const *rules; /* "ID=LEVEL" */
+    size_t rule_count;
+    uint8_t deep;
+} validation;
+EXPORT tsr_status tsr_python_validate(session *s, const char *path, const validation *options, tsr_write_fn *write, void *ctx,
+                                      tsr_error *err);
+
+tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats, tsr_write_fn *write, void *ctx,
+                              tsr_error *err)
+{
+    tsr_json json;
+    tsr_ring *ring = NULL;
+    tsr_status status = tsr_validate_catalog(tsr_checkpoint_catalog(s->checkpoint), &s->native.host,
+                                             tsr_checkpoint_findings(s->checkpoint), err);
+    if (status == TSR_OK) status = tsr_ring_new(&s->native.host, 0, &ring, err);
+    const tsr_inspect_options options = {
+        .path = tsr_str_from(path), .hash = (tsr_digest_algorithm)hash, .stats = stats != 0, .ring = ring};
+    tsr_json_start(&json, write, ctx, 0, err);
+    if (status == TSR_OK) status = tsr_document_inspect(s->checkpoint, &options, &json, err);
+    if (status == TSR_OK) status = tsr_json_finish(&json);
+    tsr_ring_free(ring);
+    return status;
+}
+
+/* ---- validate ---- */
+
+typedef struct validating {
+    session *session;
+    const validation *options;
+    tsr_arena *arena;
+    tsr_contract layout, against;
+    tsr_policy *policy;
+    tsr_ring *ring;
+} validating;
+
+static tsr_status read_allowed(tsr_str words, uint32_t *allow, tsr_error *err)
+{
+    *allow = 0;
+    for (size_t at = 0; at < words.size;) {
+        const char *comma = memchr(words.data + at, ',', words.size - at);
+        const tsr_str word = {words.data + at, comma ? (size_t)(comma - words.data) - at : words.size - at};
+        const uint32_t bit = tsr_leniency_from_word(word);
+        TSR_FAIL_IF(!bit, err, TSR_E_USAGE, "allow takes missing, extra, dtype, shape, chunks and value, not '%.*s'",
+                     TSR_STR_ARG(word));
+        *allow |= bit;
+        at += word.size + 1;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_contract(const validating *v, tsr_str text, const char *what, tsr_contract *out, tsr_error *err)
+{
+    const tsr_status status = tsr_contract_read(text, &v->session->native.host, v->arena, out, err);
+    if (status != TSR_OK) tsr_error_context(err, "%s", what);
+    return status;
+}
+
+static tsr_status read_contracts(validating *v, tsr_error *err)
+{
+    const validation *options = v->options;
+    uint32_t allow = 0;
+    tsr_status status = read_allowed(options->allow, &allow, err);
+    if (status == TSR_OK && options->layout.data) status = read_contract(v, options->layout, "layout", &v->layout, err);
+    if (status == TSR_OK && options->against.data) status = read_contract(v, options->against, "against", &v->against, err);
+    if (options->loads)
+        v->against = (tsr_contract){.expected = *tsr_checkpoint_catalog(options->loads->checkpoint), .called = "the other checkpoint"};
+    v->layout.match = v->against.match = tsr_glob_match;
+    v->layout.allow = allow;
+    v->against.allow |= allow | TSR_ANY_CHUNKS;
+    v->against.prefix = options->prefix;
+    return status;
+}
+
+static tsr_status read_policy(validating *v, tsr_error *err)
+{
+    v->policy = tsr_policy_new(TSR_POLICY_VALIDATE, &v->session->native.host, err);
+    tsr_status status = v->policy ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < v->options->rule_count && status == TSR_OK; i++)
+        status = tsr_policy_rule(v->policy, v->options->rules[i], err);
+    if (status != TSR_OK || !v->options->baseline.data) return status;
+    status = tsr_policy_baseline(v->policy, v->options->baseline, err);
+    if (status != TSR_OK) tsr_error_context(err, "baseline");
+    return status;
+}
+
+static tsr_status check(validating *v, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = v->session->checkpoint;
+    const tsr_host *host = &v->session->native.host;
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
+    tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
+    if (status == TSR_OK && v->options->layout.data) status = tsr_validate_contract(catalog, &v->layout, host, findings, err);
+    if (status == TSR_OK && (v->options->against.data || v->options->loads))
+        status = tsr_validate_contract(catalog, &v->against, host, findings, err);
+    if (status != TSR_OK || !v->options->deep) return status;
+    status = tsr_ring_new(host, 0, &v->ring, err);
+    if (status == TSR_OK) status = tsr_check_deep(checkpoint, v->ring, NULL, err);
+    if (status == TSR_OK && v->layout.digests) status = tsr_check_digests(checkpoint, &v->layout, v->ring, NULL, err);
+    return status;
+}
+
+static tsr_status write_findings(const validating *v, tsr_str path, tsr_json *json, tsr_error *err)
+{
+    tsr_findings_document document = {0};
+    tsr_findings *left = tsr_findings_new(v->session->native.host.allocator, 0, err);
+    if (!left) return TSR_E_NOMEM;
+    tsr_status status =
+        tsr_policy_findings(v->policy, tsr_checkpoint_findings(v->session->checkpoint), left, &document.policy, err);
+    if (status == TSR_OK) {
+        tsr_findings_document_start(&document, json);
+        tsr_findings_document_add(&document, path, left);
+        status = tsr_findings_document_end(&document);
+    }
+    tsr_findings_free(left);
+    return status == TSR_OK ? tsr_json_finish(json) : status;
+}
+
+tsr_status tsr_python_validate(session *s, const char *path, const validation *options, tsr_write_fn *write, void *ctx,
+                               tsr_error *err)
+{
+    const tsr_host *host = &s->native.host;
+    validating v = {.session = s, .options = options, .arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err)};
+    tsr_json json;
+    tsr_status status = v.arena ? read_contracts(&v, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = read_policy(&v, err);
+    if (status == TSR_OK) status = check(&v, err);
+    tsr_json_start(&json, write, ctx, 0, err);
+    if (status == TSR_OK) status = write_findings(&v, tsr_str_from(path), &json, err);
+    tsr_ring_free(v.ring);
+    tsr_policy_free(v.policy);
+    tsr_arena_free(v.arena);
+    return status;
+}
+
+/* ---- diff ---- */
+
+tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const char *path_b, int values, int layout,
+                           const tsr_tolerance *tolerance, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    const tsr_host *host = &a->native.host;
+    const tsr_diff_options options = {.layout = layout != 0};
+    tsr_diff diff = {0};
+    tsr_difference *differences = NULL;
+    tsr_ring *ring = NULL;
+    if (tsr_checkpoint_require(a->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
+    if (tsr_checkpoint_require(b->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
+    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint),
+                                          &options, host, arena, &diff, err);
+    if (status == TSR_OK && values) {
+        differences = tsr_arena_array(arena, (size_t)diff.pair_count, sizeof *differences, err);
+        status = differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;
+        if (status == TSR_OK)
+            status = tsr_diff_values(a->checkpoint, b->checkpoint, &diff, tolerance, ring, NULL, differences, err);
+        tsr_ring_free(ring);
+    }
+    if (status == TSR_OK) {
+        tsr_json json;
+        const tsr_diff_document document = {tsr_str_from(path_a), tsr_str_from(path_b), &diff, differences, NULL};
+        tsr_json_start(&json, write, ctx, 0, err);
+        status = tsr_document_diff(&document, &json);
+        if (status == TSR_OK) status = tsr_json_finish(&json);
+    }
+    tsr_arena_free(arena);
+    return status;
+}

@@ -1,0 +1,155 @@
+"""Tensors of a checkpoint for PyTorch programs: as a dict of new tensors, or into the tensors of a state dict."""
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from ._checkpoint import Checkpoint
+from ._library import FOR_VALUES, TesseraError
+from ._ranks import agree, attempt
+
+
+def dtype_of(entry):
+    """torch's dtype of a tensor entry, or None where this torch has none."""
+    return getattr(torch, entry.dtype, None)
+
+
+def _known_dtype(checkpoint, entry):
+    if dtype_of(entry) is None:
+        raise TesseraError(f"{checkpoint.path}: '{entry.name}' is {entry.dtype}, which this PyTorch ({torch.__version__}) does not have", "unsupported")
+    return dtype_of(entry)
+
+
+def _read_item(entry, offsets, tensor):
+    return entry._index, tuple(offsets), tuple(tensor.shape), tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+# ---- load ----
+
+
+def _chosen(checkpoint, names):
+    if names is None:
+        opaque = [name for name, entry in checkpoint.items() if entry.kind == "opaque"]
+        if opaque:
+            warnings.warn(f"{checkpoint.path}: left out, because they are not plain tensors: {', '.join(opaque[:5])}{', …' if len(opaque) > 5 else ''}", stacklevel=4)
+        return [entry for entry in checkpoint.values() if entry.kind == "tensor"]
+    if isinstance(names, (str, bytes)):
+        raise TypeError("names is a list of names, not one string")
+    names = list(dict.fromkeys(names))
+    for name in names:
+        if name not in checkpoint:
+            raise TesseraError(f"{checkpoint.path}: there is no '{name}'", "not found")
+        if checkpoint[name].kind == "opaque":
+            raise TesseraError(f"{checkpoint.path}: '{name}' is not a plain tensor but {checkpoint[name].type}", "unsupported")
+    return [checkpoint[name] for name in names if checkpoint[name].kind == "tensor"]
+
+
+def load(path, names=None, map_location="cpu"):
+    """{fqn: tensor} of any checkpoint that tessera.open takes, without executing anything in it. Only what is asked for is read.
+
+    names: exact names; None is every tensor. Objects are left out. map_location: a device. A name that is not there is a
+    TesseraError with the name. Other errors: those of opening and reading, and a dtype that this PyTorch does not have."""
+    device = torch.device(map_location)
+    with Checkpoint(path, _purpose=FOR_VALUES) as checkpoint:
+        entries = _chosen(checkpoint, names)
+        batches = [entries] if device.type == "cpu" else [[entry] for entry in entries]  # others hold one tensor here at a time
+        loaded = {}
+        for batch in batches:
+            tensors = {entry.name: torch.empty(entry.shape, dtype=_known_dtype(checkpoint, entry)) for entry in batch}
+            checkpoint._session.read([_read_item(entry, (0,) * len(entry.shape), tensors[entry.name]) for entry in batch])
+            loaded.update({name: tensor.to(device) for name, tensor in tensors.items()})
+        checkpoint.unchanged()
+    return loaded
+
+
+# ---- load_into ----
+
+
+def _is_dtensor(tensor):
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def _pieces(tensor):
+    """The tensors in which this rank holds a tensor's elements, each with its offsets in the whole."""
+    if _is_dtensor(tensor):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+        if any(placement.is_partial() for placement in tensor.placements):
+            raise TesseraError(f"a tensor with the placements {tensor.placements} holds partial sums, and cannot be filled", "usage")
+        _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        local = tensor._local_tensor
+        return [(local, tuple(offsets))] if local.numel() else []
+    if hasattr(tensor, "local_shards"):  # a ShardedTensor
+        return [(shard.tensor, tuple(shard.metadata.shard_offsets)) for shard in tensor.local_shards()]
+    return [(tensor, (0,) * tensor.dim())]
+
+
+def _check(checkpoint, name, tensor):
+    entry = checkpoint[name]
+    if tuple(tensor.shape) != entry.shape:
+        raise TesseraError(f"{checkpoint.path}: '{name}' has the shape {list(entry.shape)}, the state dict's tensor {list(tensor.shape)}", "usage")
+    if dtype_of(entry) != tensor.dtype:
+        raise TesseraError(f"{checkpoint.path}: '{name}' is {entry.dtype}, the state dict's tensor {str(tensor.dtype).removeprefix('torch.')}", "usage")
+    if tensor.is_meta:
+        raise TesseraError(f"'{name}' of the state dict is on the meta device and has no memory to load into", "usage")
+
+
+def _compare(checkpoint, tensors, strict):
+    """(missing, unexpected), after what may not differ was checked."""
+    stored = [name for name, entry in checkpoint.items() if entry.kind == "tensor"]
+    missing = [name for name in tensors if name not in checkpoint or checkpoint[name].kind != "tensor"]
+    unexpected = [name for name in stored if name not in tensors]
+    if strict and (missing or unexpected):
+        several = [f"{what}: {', '.join(names[:20])}{', …' if len(names) > 20 else ''}" for what, names in (("missing", missing), ("unexpected", unexpected)) if names]
+        raise TesseraError(f"{checkpoint.path}: {'; '.join(several)}; pass strict=False to load what is in both", "not found")
+    absent = set(missing)
+    for name, tensor in tensors.items():
+        if name not in absent:
+            _check(checkpoint, name, tensor)
+    return missing, unexpected
+
+
+class _Filling:
+    """What one rank loads: read into memory of its own first, so that an error anywhere leaves every state dict as it was."""
+
+    def __init__(self, state_dict, path, strict):
+        self.state_dict, self.path, self.strict = state_dict, path, strict
+        self.missing, self.unexpected, self.read = [], [], []
+
+    def stage(self):
+        flat, _ = flatten_state_dict(self.state_dict)
+        tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
+        with Checkpoint(self.path, _purpose=FOR_VALUES) as checkpoint:
+            self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
+            items, absent = [], set(self.missing)
+            for name, tensor in tensors.items():
+                for piece, offsets in [] if name in absent else _pieces(tensor):
+                    fresh = torch.empty(piece.shape, dtype=piece.dtype)
+                    self.read.append((piece, fresh))
+                    items.append(_read_item(checkpoint[name], offsets, fresh))
+            checkpoint._session.read(items)
+            checkpoint.unchanged()
+
+    def keep(self):
+        with torch.no_grad():
+            while self.read:
+                piece, fresh = self.read.pop()
+                piece.detach().copy_(fresh)
+
+
+def load_into(state_dict, path, strict=True, *, no_dist=False):
+    """Fills the tensors of a nested or flat state dict in place from any checkpoint that tessera.open takes, and returns
+    (missing, unexpected): names that only the state dict has, and names of tensors that only the checkpoint has. With `strict` such
+    names are a TesseraError. A shape or dtype that differs always is. Objects are neither filled nor counted.
+
+    Tensors may be plain, DTensors or ShardedTensors, on any device; a rank reads its own elements only. They are read into memory of
+    their own first: after an error nothing was changed, on any rank. Where torch.distributed is initialized every rank of
+    the default group calls this, unless no_dist is set, as with torch.distributed.checkpoint.load."""
+    filling = _Filling(state_dict, path, strict)
+    _, failure = attempt(filling.stage)
+    if not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        agree(failure)
+    elif failure:
+        raise failure
+    filling.keep()
+    return filling.missing, filling.unexpected

@@ -1,0 +1,181 @@
+"""tessera.torch: load, load_into, and saves by StorageWriter that are killed at every step, beside PyTorch's own reader."""
+import os
+import pickle
+
+import torch
+import torch.distributed.checkpoint as dcp
+from harness import SAMPLES
+from test_python import tessera
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
+
+DCP = os.path.join(SAMPLES, "dcp_fsdp2")
+
+
+def fails(kind, call, *said):
+    try:
+        call()
+    except kind as e:
+        assert all(word in str(e) for word in said), e
+        return e
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def pytorchs(path):
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+    state = {}
+    _load_state_dict(state, storage_reader=FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return {name: value for name, value in flatten_state_dict(state)[0].items() if isinstance(value, torch.Tensor)}
+
+
+# ---- errors, findings ----
+
+
+def test_errors_survive_pickling(t):
+    error = fails(tessera.TesseraError, lambda: tessera.open(t.at("nothing")))
+    again = pickle.loads(pickle.dumps(error))
+    assert tessera.Error is tessera.TesseraError and type(again) is tessera.TesseraError
+    assert (str(again), again.status, again.byte_position) == (str(error), error.status, error.byte_position)
+
+
+def test_check_gives_the_findings_of_the_command(t):
+    hole = os.path.join(SAMPLES, "broken_dcp_hole")
+    want = t.json("validate", hole, "--deep", "--json", status=1)["findings"]
+    found = tessera.check(hole, deep=True)
+    assert [{k: v for k, v in vars(f).items() if v is not None} for f in found] == [{k: v for k, v in f.items() if k != "path"} for f in want]
+    assert tessera.check(hole, deep=True, baseline=tessera.validate(hole, deep=True)) == []
+    changed = tessera.check(hole, rule=["layout/hole=warning"])
+    assert [f.level for f in changed if f.rule == "layout/hole"] == ["warning"]
+    fails(tessera.TesseraError, lambda: tessera.check(hole, rule=["layout/hloe=warning"]), "layout/hole")
+    other = os.path.join(SAMPLES, "dcp_small")
+    want = t.json("validate", DCP, "--against", other, "--json", status=1)["findings"]
+    for against in (other, tessera.open(other)):
+        assert [f.message for f in tessera.check(DCP, against=against)] == [f["message"] for f in want]
+    names = list(tessera.open(DCP))
+    assert tessera.check(DCP, against=names) == [] and [f.fqn for f in tessera.check(DCP, against=names + ["no.such"])] == ["no.such"]
+
+
+# ---- load ----
+
+
+def test_load_gives_what_pytorch_loads(t):
+    want, got = pytorchs(DCP), tessera.torch.load(DCP)
+    assert set(got) == set(want) and all(torch.equal(got[n], want[n]) and got[n].dtype == want[n].dtype for n in want)
+    some = list(want)[2:5]
+    assert list(tessera.torch.load(DCP, some)) == some
+    fails(tessera.TesseraError, lambda: tessera.torch.load(DCP, ["no.such.name"]), "no.such.name")
+    fails(TypeError, lambda: tessera.torch.load(DCP, some[0]))
+
+
+def test_load_into_fills_or_changes_nothing(t):
+    want = pytorchs(DCP)
+    blank = lambda: {name: torch.full_like(value, 7) for name, value in want.items()}
+    state = blank()
+    assert tessera.torch.load_into(state, DCP) == ([], []) and all(torch.equal(state[n], want[n]) for n in want)
+    nested = {"model": {k.removeprefix("model."): torch.zeros_like(v) for k, v in want.items() if k.startswith("model.")}, "step": 5}
+    missing, unexpected = tessera.torch.load_into(nested, DCP, strict=False)
+    assert missing == [] and set(unexpected) == {n for n in want if not n.startswith("model.")} and nested["step"] == 5
+    assert all(torch.equal(v, want["model." + k]) for k, v in nested["model"].items())
+    first = next(n for n in want if want[n].dim())
+    for change, strict, said in (({"extra": torch.zeros(2)}, True, "extra"), ({first: torch.zeros(1, 1, 1)}, False, first),
+                                 ({first: want[first].to(torch.float64)}, False, first)):
+        state = {**blank(), **change}
+        before = {n: v.clone() for n, v in state.items()}
+        fails(tessera.TesseraError, lambda: tessera.torch.load_into(state, DCP, strict=strict), said)
+        assert all(torch.equal(state[n], before[n]) for n in state)
+
+
+# ---- saves ----
+
+
+def state_of(k):
+    return {"model": {"a": torch.arange(600.).reshape(20, 30) + k, "b": [torch.ones(3) * k, {"c": torch.zeros(0)}]}, "step": k}
+
+
+def save(path, k, **options):
+    dcp.save(state_of(k), storage_writer=tessera.torch.StorageWriter(path, **options), no_dist=True)
+
+
+def step_of(path):
+    """Which save is there, whole, by PyTorch's own reader; None: no checkpoint."""
+    if not os.path.exists(os.path.join(path, ".metadata")):
+        return None
+    state = {**state_of(0), "step": 0}
+    dcp.load(state, storage_reader=FileSystemReader(path), no_dist=True)
+    want = state_of(state["step"])
+    assert torch.equal(state["model"]["a"], want["model"]["a"]) and torch.equal(state["model"]["b"][0], want["model"]["b"][0])
+    return state["step"]
+
+
+def test_a_save_loads_in_pytorch_and_validates(t):
+    path = t.at("new/step")
+    save(path, 1)
+    assert step_of(path) == 1 and tessera.check(path, deep=True) == []
+    error = fails(CheckpointException, lambda: save(path, 2), "holds a checkpoint already")
+    assert isinstance(error.failures[0][0], FileExistsError) and step_of(path) == 1
+    with open(os.path.join(path, "mine.distcp"), "w") as f:
+        f.write("not Tessera's")
+    save(path, 3, overwrite=True)
+    files = os.listdir(path)
+    assert step_of(path) == 3 and "mine.distcp" in files and len(files) == 3, files
+    save(path, 4, overwrite=True, checksums=False)
+    assert step_of(path) == 4 and {f.rule for f in tessera.check(path, deep=True)} <= {"zip/crc-absent", "dcp/unreferenced-file"}
+    a, b = t.at("a"), t.at("b")
+    save(a, 5)
+    save(b, 5)
+    ids = [FileSystemReader(p).read_metadata().storage_meta.save_id for p in (a, b)]
+    assert ids[0] == ids[1], "the digest of equal content differs"
+    fails(CheckpointException, lambda: dcp.save(state_of(1), storage_writer=tessera.torch.StorageWriter(t.at("c")), no_dist=True, use_collectives=False), "use_collectives")
+
+
+CHANGES_FILES = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir")
+
+
+def killed_at(number, path, overwrite):
+    """Saves in a process that ends before the call of that number, of those that change files, or in the middle of it where that is
+    a write. Whether it ended so."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    left = [number]
+
+    def counted(name, real):
+        def call(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                if name == "write":
+                    real(args[0], bytes(args[1])[:len(args[1]) // 2])
+                os._exit(9)
+            return real(*args, **kwargs)
+        return call
+    try:
+        for name in CHANGES_FILES:
+            setattr(os, name, counted(name, getattr(os, name)))
+        save(path, 2, overwrite=overwrite)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_a_save_that_is_killed_leaves_the_old_or_the_new_checkpoint(t):
+    for overwrite in (False, True):
+        seen, number, ended = set(), 0, True
+        while ended:
+            number += 1
+            path = t.at(f"killed{overwrite}{number}")
+            if overwrite:
+                save(path, 1)
+            else:
+                os.makedirs(path)
+            with open(os.path.join(path, "__0_notes.distcp.txt"), "w") as f:
+                f.write("a user's file")
+            ended = killed_at(number, path, overwrite)
+            now = step_of(path)
+            assert now in ((1, 2) if overwrite else (None, 2)), (number, now)
+            seen.add(now)
+            save(path, 3, overwrite=True)
+            assert step_of(path) == 3 and sorted(f for f in os.listdir(path) if not f.endswith(".distcp")) == [".metadata", "__0_notes.distcp.txt"], os.listdir(path)
+            assert len(os.listdir(path)) == 3, os.listdir(path)
+        assert seen == {1 if overwrite else None, 2} and number > 10, (seen, number)
