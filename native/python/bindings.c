@@ -7,6 +7,7 @@
 
 #include "io/sys.h"
 #include "session.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
