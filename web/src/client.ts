@@ -1,6 +1,7 @@
 /** The page's end of one worker: calls with promises, progress, cancel. The worker's script and the module are fetched once;
  *  every later worker starts from memory, so that the page works without a network and its policy holds in workers too. */
 import wasmUrl from "../../build/wasm/bin/tessera.wasm?url";
+import writersUrl from "../../build/wasm/bin/tessera-writers.wasm?url";
 import type { FromWorker, Kind, Requests, Tally, ToWorker, Trouble } from "./protocol";
 import { scriptUrl } from "./trusted";
 import workerUrl from "./worker.ts?worker&url";
@@ -19,10 +20,12 @@ async function fetched(url: string): Promise<Response> {
 
 const script = fetched(workerUrl).then(async (r) => URL.createObjectURL(new Blob([await r.text()], { type: "text/javascript" })));
 const module = fetched(wasmUrl).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
+/** The module's second file, which only some views need: fetched when the first one is there. */
+const writers = module.then(() => fetched(writersUrl)).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
 
-export const ASSETS: readonly string[] = [workerUrl, wasmUrl];
+export const ASSETS: readonly string[] = [workerUrl, wasmUrl, writersUrl];
 /** Resolves when all that the page needs was fetched. */
-export const fetchedAll: Promise<unknown> = Promise.all([script, module]);
+export const fetchedAll: Promise<unknown> = Promise.all([script, module, writers]);
 
 export interface Progress { readonly done: number; readonly total: number; readonly tally?: Tally }
 
@@ -52,6 +55,8 @@ export class Client {
       worker.onerror = (e) => this.#break({ message: `the worker broke: ${e.message}`, status: "broken" });
       worker.onmessageerror = () => this.#break({ message: "the worker sent what cannot be read", status: "broken" });
       worker.postMessage({ module: compiled } satisfies ToWorker);
+      writers.then((second) => worker.postMessage({ writers: second } satisfies ToWorker),
+        (e: unknown) => worker.postMessage({ writers: String(e) } satisfies ToWorker));
       return worker;
     });
     this.#worker.catch((e: unknown) => this.#fail({ message: `the page could not be loaded whole: ${e instanceof Error ? e.message : String(e)}`, status: "page" }));

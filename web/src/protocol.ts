@@ -261,7 +261,9 @@ export type ToWorker =
   | { [K in Kind]: { readonly id: number; readonly kind: K; readonly takes: Requests[K]["takes"] } }[Kind]
   | { readonly cancel: number }
   /** First of all. */
-  | { readonly module: WebAssembly.Module };
+  | { readonly module: WebAssembly.Module }
+  /** The module's second file, or why it could not be fetched. */
+  | { readonly writers: WebAssembly.Module | string };
 
 export type FromWorker =
   | { readonly id: number; readonly gives: unknown }

@@ -1,6 +1,5 @@
 /** The worker that owns the module. Requests are answered one after the other, but for the tally, which lets others in
  *  between its steps and hears a cancel; what else takes long is done in a worker that can be ended. */
-import writersUrl from "../../build/wasm/bin/tessera-writers.wasm?url";
 import { Tessera, TesseraError, type Outline } from "../../wasm/tessera.js";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
@@ -26,7 +25,8 @@ const sides: Partial<Record<Side, Open>> = {};
 const lists: { all?: Contents; compare?: ComparisonTree } = {};
 const cancelled = new Set<number>();
 
-let start: (module: WebAssembly.Module) => void;
+let start: (module: WebAssembly.Module) => void, lend: (second: WebAssembly.Module | string) => void;
+const writers = new Promise<WebAssembly.Module | string>((resolve) => { lend = resolve; });
 const tessera = new Promise<WebAssembly.Module>((resolve) => { start = resolve; }).then(async (module) => {
   const t = await Tessera.load(module);
   let told = 0;
@@ -40,7 +40,11 @@ const tessera = new Promise<WebAssembly.Module>((resolve) => { start = resolve; 
 });
 
 /** Loads the second file of the module, for what needs it. */
-const prepared = async () => (await tessera).prepare(new URL(writersUrl, self.location.href));
+const prepared = async () => {
+  const [t, second] = await Promise.all([tessera, writers]);
+  if (typeof second === "string") throw new TesseraError(`the rest of the module could not be loaded: ${second}`, "page", undefined);
+  return t.prepare(second);
+};
 
 class Cancelled extends Error {}
 
@@ -300,6 +304,7 @@ async function answer<K extends Kind>(id: number, kind: K, takes: Requests[K]["t
 
 scope.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   if ("module" in data) start(data.module);
+  else if ("writers" in data) lend(data.writers);
   else if ("cancel" in data) cancelled.add(data.cancel);
   else void answer(data.id, data.kind, data.takes);
 };
