@@ -27,7 +27,7 @@ try { outline.act(0, "open-all"); } catch (e) { if (e instanceof TesseraError) {
 const names: readonly string[] = tessera.canonicalize({ schema: "tessera.modules/1" }, ["w"]).names.flatMap((n) => n.fqns);
 const full: Checkpoint = checkpoint.optimizer("unshard", { flatParams: "{}", sharded: true, rank: undefined }), same: boolean = full.diff(checkpoint, { canonical: true, atol: 1e-6 }).result().same;
 void [names, same, full.warnings.length, checkpoint.canonicalize({ prefix: "model." }).collisions, tessera.prepare(new Uint8Array(8))];
-void [shapes, level, more, text, checkpoint.plan("{}"), checkpoint.tally(0).step(1), checkpoint.twins().document(), tessera.ruleHelp("x")];
+void [shapes, level, more, text, checkpoint.plan({ target: "{}" }), checkpoint.tally(0).step(1), checkpoint.twins().document(), tessera.ruleHelp("x")];
 `;
 const MISUSE = [
   'import { Tessera } from "tessera-checkpoint";\nnew Tessera();',
@@ -53,8 +53,9 @@ function workerExample() {
 async function expectWorker(page, project) {
   fs.writeFileSync(path.join(project, "worker.js"), workerExample());
   fs.writeFileSync(path.join(project, "index.html"), '<!doctype html><input type="file" multiple><pre></pre><script type="module" src="/page.js"></script>');
-  fs.writeFileSync(path.join(project, "page.js"), `import CheckWorker from "./worker.js?worker";
-const input = document.querySelector("input"), out = document.querySelector("pre"), worker = new CheckWorker();
+  fs.writeFileSync(path.join(project, "page.js"), `import address from "./worker.js?worker&url";
+const policy = trustedTypes.createPolicy("tessera", { createScriptURL: (url) => url }); // web/serve asks for one
+const input = document.querySelector("input"), out = document.querySelector("pre"), worker = new Worker(policy.createScriptURL(address), { type: "module" });
 worker.onmessage = ({ data }) => { if (data === "ready") input.onchange = () => worker.postMessage([...input.files]); else out.textContent = JSON.stringify(data); out.dataset.ready = "yes"; };
 `);
   fs.writeFileSync(path.join(project, "vite.config.js"), 'export default { worker: { format: "es" }, build: { target: "es2022" } };');
