@@ -271,14 +271,11 @@ static bool is_tensorflow(tsr_str path)
     return tsr_str_equal(base_name(path), TSR_STR("saved_model.pb")) || holds(path, TSR_STR(".data-00000-of-"));
 }
 
-/* Folders of other training systems, by the file names they always write. Megatron-LM can write DCP, too. */
-static const char *training_system(const tsr_store *store)
+/* Whether the files of a training framework are below, which make more than one of them a checkpoint: a torch.save file next to
+ * their directory is not the checkpoint. Megatron-LM can write DCP, too. */
+static bool holds_training_files(const tsr_store *store)
 {
-    if (any_path(store, is_deepspeed))
-        return "a DeepSpeed checkpoint, which is not read (its own zero_to_fp32.py or ds_to_universal.py convert it)";
-    if (any_path(store, is_megatron) && !any_path(store, is_dcp))
-        return "a Megatron-LM checkpoint that is not in the torch_dist (DCP) format, which is not read";
-    return NULL;
+    return any_path(store, is_deepspeed) || (any_path(store, is_megatron) && !any_path(store, is_dcp));
 }
 
 static const char *foreign_folder(const tsr_store *store)
@@ -287,7 +284,7 @@ static const char *foreign_folder(const tsr_store *store)
     if (any_path(store, is_zarr)) return "a Zarr store, which is not read: the Python package zarr reads it";
     if (any_path(store, is_torchsnapshot)) return "a torchsnapshot checkpoint, which is not read: torchsnapshot.Snapshot loads it in Python";
     if (any_path(store, is_tensorflow)) return "a TensorFlow checkpoint, which is not read: tf.train.load_checkpoint reads it";
-    return training_system(store);
+    return NULL;
 }
 
 static tsr_status refuse_several(recognizer *r, const tsr_below *list, const char *what)
@@ -335,6 +332,9 @@ static tsr_status refuse_folder(recognizer *r)
         return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
     below = list.cut ? "; there are more, which were not looked at" : tsr_below_deeper(&list);
     TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s%s", TSR_STR_ARG(named), r->foreign, below);
+    TSR_FAIL_IF(any_path(r->store, is_deepspeed), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "the directory holds files of a DeepSpeed checkpoint, but no *mp_rank_MM_model_states.pt and no "
+                "*_mp_rank_MM_optim_states.pt%s", below);
     TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder %s%s",
                 list.deeper ? "holds no file" : "is empty", below);
     return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
@@ -468,7 +468,7 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     if (r->indexes.count == 1) return recognize_index(r, ((const numbered *)r->indexes.items)[0].file, reader);
     const tsr_vec *lists[] = {&r->indexes, &r->safetensors, &r->torch};
     size_t kinds = (r->indexes.count > 0) + (r->safetensors.count > 0) + (r->torch.count > 0);
-    if (kinds == 0 || training_system(r->store)) return refuse_folder(r);
+    if (kinds == 0 || holds_training_files(r->store)) return refuse_folder(r);
     if (kinds == 1 && r->safetensors.count) return recognize_safetensors(r, reader);
     if (kinds == 1 && r->torch.count) return recognize_torch(r, reader);
     for (size_t k = r->indexes.count ? 0 : 1; k < (r->indexes.count ? 1u : 3u); k++) TSR_TRY(list_files(r, &list, lists[k]));
