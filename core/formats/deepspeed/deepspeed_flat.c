@@ -68,6 +68,9 @@ static tsr_status add_run(tsr_ds_chunks *chunks, const tsr_ds_piece *piece, uint
 tsr_status tsr_ds_chunks_add(tsr_ds_chunks *chunks, const tsr_ds_buffer *buffer, uint64_t from, uint64_t count, uint64_t to,
                              tsr_error *err)
 {
+    TSR_FAIL_IF(from > buffer->elements || count > buffer->elements - from, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "the ranks' flat buffers have %llu elements together; %llu were expected", (unsigned long long)buffer->elements,
+                (unsigned long long)from + count);
     for (uint32_t i = count ? piece_at(buffer, from) : 0; count; i++) {
         const tsr_ds_piece *piece = &buffer->pieces[i];
         const uint64_t skipped = from - piece->first, left = piece->count > skipped ? piece->count - skipped : 0;

@@ -69,11 +69,11 @@ static tsr_status add_flat(const state *s, tsr_ds_rows *rows, tsr_error *err)
     TSR_TRY(tsr_ds_buffer_new(w->files->checkpoint->arena, w->column->world, &buffer, err));
     for (uint32_t r = 0; r < w->column->world; r++) {
         const tsr_entry *tensor = tsr_ds_tensor(held_by(s, r));
-        if (tensor && tensor->shape[0] > longest) longest = tensor->shape[0];
+        if (tensor && tensor->rank == 1 && tensor->shape[0] > longest) longest = tensor->shape[0];
     }
     for (uint32_t r = 0; r < w->column->world; r++) {
         const tsr_entry *tensor = tsr_ds_tensor(held_by(s, r));
-        tsr_status status = tsr_ds_buffer_add(&buffer, tensor, tensor ? tensor->shape[0] : longest, err);
+        tsr_status status = tsr_ds_buffer_add(&buffer, tensor, tensor && tensor->rank == 1 ? tensor->shape[0] : longest, err);
         if (status != TSR_OK)
             return tsr_error_context(err, "%.*s, '%.*s'", TSR_STR_ARG(tsr_ds_file_name(w->files, w->column->optims[r])), TSR_STR_ARG(s->key)), status;
     }

@@ -243,8 +243,12 @@ static tsr_status place_weight(const tsr_ds_weights *w, const tsr_ds_weight *wei
     const tsr_value *tensor;
     chunks->shape = weight->shape;
     chunks->rank = weight->rank;
-    if (w->files->zero == 3) TSR_TRY(add_shares(weight, buffer, chunks, err));
-    else TSR_TRY(tsr_ds_chunks_add(chunks, buffer, weight->offset, weight->elements, 0, err));
+    const tsr_status status = w->files->zero == 3 ? add_shares(weight, buffer, chunks, err)
+                                                  : tsr_ds_chunks_add(chunks, buffer, weight->offset, weight->elements, 0, err);
+    if (status != TSR_OK) {
+        tsr_error_context(err, "'%.*s' of '%.*s'", TSR_STR_ARG(key.size ? key : TSR_STR("the float32 weight")), TSR_STR_ARG(weight->name));
+        return status;
+    }
     TSR_TRY(tsr_ds_chunks_take(chunks, buffer->dtype == TSR_DTYPE_NONE ? TSR_FLOAT32 : buffer->dtype, &tensor, err));
     return tsr_ds_rows_add(rows, weight->name, key, tensor, err);
 }
