@@ -32,6 +32,6 @@ def test_programs_are_told_from_checkpoints(t):
     torch.jit.save(torch.jit.script(with_weights), t.at("script.pt"))
     for name, module in (("weights.pt2", with_weights), ("none.pt2", without)):
         torch.export.save(torch.export.export(module, (torch.ones(1, 2),)), t.at(name))
-    for name, kind in (("script.pt", "torch.jit.save"), ("weights.pt2", "torch.export"), ("none.pt2", "torch.export")):
+    for name, kind in (("script.pt", "torch.jit.load"), ("weights.pt2", "torch.export"), ("none.pt2", "torch.export")):
         refusal = t.run("inspect", t.at(name), status=2).stderr.decode()
         assert kind in refusal and "a program, not a checkpoint" in refusal, refusal
