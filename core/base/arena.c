@@ -69,7 +69,7 @@ void *tsr_arena_room(tsr_arena *arena, size_t count, size_t item_size, tsr_error
     size_t bytes = count * item_size, rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     bool fits = tsr_mul_u64(count, item_size, &product) && product < SIZE_MAX - 2 * HEADER && rounded >= bytes;
     if (!fits || (arena->max_bytes && rounded > arena->max_bytes - arena->used)) {
-        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "%zu × %zu bytes are beyond the memory limit of %zu bytes", count,
+        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "%zu × %zu bytes exceed the memory limit of %zu bytes", count,
                   item_size, arena->max_bytes);
         return NULL;
     }

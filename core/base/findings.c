@@ -94,7 +94,7 @@ static tsr_status add_formatted(tsr_findings *findings, const char *rule_id, con
                                 tsr_error *err, const char *format, va_list args)
 {
     const tsr_rule *rule = tsr_rule_find(rule_id);
-    TSR_FAIL_IF(!rule, err, TSR_E_USAGE, TSR_NO_POSITION, "no rule is called %s", rule_id);
+    TSR_FAIL_IF(!rule, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no rule '%s'", rule_id);
     rule_count *count = count_of(findings, rule);
     tsr_level level = given ? *given : rule->level;
     if (count->stored >= findings->max_per_rule) {

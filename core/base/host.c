@@ -14,6 +14,11 @@ tsr_limits tsr_limits_default(void)
     };
 }
 
+tsr_status tsr_host_load(const tsr_host *host, tsr_error *err)
+{
+    return host->load ? host->load(err) : TSR_OK;
+}
+
 void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg)
 {
     if (host && host->parallel_for && count > 1) {

@@ -76,7 +76,7 @@ static void open(tsr_json *json, char bracket)
     if (json->depth == MAX_DEPTH) {
         if (json->status == TSR_OK)
             json->status =
-                tsr_raise(json->err, TSR_E_LIMIT, TSR_NO_POSITION, "json: more than %d open containers", MAX_DEPTH);
+                tsr_raise(json->err, TSR_E_LIMIT, TSR_NO_POSITION, "json: more than %d nested containers", MAX_DEPTH);
         return;
     }
     put(json, &bracket, 1);

@@ -114,6 +114,14 @@ static void put_query(writer *w, tsr_str text, size_t at, size_t end)
     }
 }
 
+/* Keys in object stores are not URLs: '#' is an ordinary character of them. So is '?', but what follows it may be a signature that
+ * was pasted along with the rest. */
+static bool is_object(tsr_str text)
+{
+    return tsr_str_starts(text, TSR_STR("s3://")) || tsr_str_starts(text, TSR_STR("gs://")) || tsr_str_starts(text, TSR_STR("az://")) ||
+           tsr_str_starts(text, TSR_STR("hf://"));
+}
+
 size_t tsr_uri_redact(tsr_str text, char *out, size_t capacity)
 {
     writer w = {.out = out, .capacity = capacity};
@@ -123,12 +131,13 @@ size_t tsr_uri_redact(tsr_str text, char *out, size_t capacity)
         return w.used;
     }
     const size_t host = host_at(text, scheme);
-    const size_t path_end = until(text, host, "?#");
+    const bool has_fragment = !is_object(text);
+    const size_t path_end = until(text, host, has_fragment ? "?#" : "?");
     put(&w, text.data, scheme);
     put(&w, text.data + host, path_end - host);
     if (path_end < text.size && text.data[path_end] == '?') {
         put(&w, "?", 1);
-        put_query(&w, text, path_end + 1, until(text, path_end, "#"));
+        put_query(&w, text, path_end + 1, has_fragment ? until(text, path_end, "#") : text.size);
     }
     return w.used;
 }

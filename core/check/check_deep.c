@@ -134,7 +134,7 @@ static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
     piece *p = job;
     for (size_t at = 0, end; at < p->size; at = end) {
         end = slice_end(p, at);
-        uint8_t *data = tsr_dodge(p->memory, p->byte_offset + at, TSR_NO_POSITION);
+        uint8_t *data = tsr_place_for_copy(p->memory, p->byte_offset + at, TSR_NO_POSITION);
         tsr_store *store = tsr_checkpoint_store(c->checkpoint);
         if (tsr_store_read(store, p->file, p->byte_offset + at, data, end - at, &p->failure) != TSR_OK) return TSR_OK;
         if (p->has_crc) p->crc = tsr_crc32(host, p->crc, data, end - at);
@@ -162,8 +162,8 @@ static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
 {
     if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
     return tsr_finding_add(c->share.found, "zip/crc", place_of_piece(c, p), err,
-                           "the bytes of member '%.*s' have CRC-32 %08x, the archive says %08x", (int)p->member_size, p->member,
-                           (unsigned)crc, (unsigned)p->expected_crc);
+                           "the bytes of member '%.*s' have CRC-32 %08x, but the archive states %08x", (int)p->member_size,
+                           p->member, (unsigned)crc, (unsigned)p->expected_crc);
 }
 
 /* All of an extent that this rank reads has been drained. */
@@ -263,7 +263,7 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, const part *n, t
     void *job;
     uint8_t *memory;
     const size_t slice = n->end - n->at < SLICE_BYTES ? (size_t)(n->end - n->at) : SLICE_BYTES;
-    TSR_TRY(tsr_ring_job(c->ring, slice + TSR_DODGE_BYTES, &job, &memory, err));
+    TSR_TRY(tsr_ring_job(c->ring, slice + TSR_COPY_SLACK, &job, &memory, err));
     piece *p = job;
     p->file = extent->file;
     p->byte_offset = extent->byte_offset + n->at;
@@ -490,7 +490,7 @@ static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t
     const tsr_place place = {{NULL, 0}, TSR_NO_POSITION, entry->fqn};
     const counts *n = &t->counts;
     if (n->odd)
-        TSR_TRY(tsr_finding_add(c->share.found, "values/bool", place, err, "%llu bytes other than 0 and 1",
+        TSR_TRY(tsr_finding_add(c->share.found, "values/bool", place, err, "%llu bytes are neither 0 nor 1",
                                 (unsigned long long)n->odd));
     if (n->nan == 0 && n->inf == 0) return TSR_OK;
     return tsr_finding_add(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite values",
@@ -502,15 +502,17 @@ static tsr_status report_repeats(check *c, const tsr_entry *entry, tsr_error *er
     uint64_t bytes = 0;
     if (!tsr_entry_bytes(entry, &bytes)) bytes = UINT64_MAX;
     return tsr_finding_add(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
-                           "'%.*s' repeats stored elements more than %u times, as %llu bytes in all; the stored bytes were read, its "
-                           "values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST, (unsigned long long)bytes);
+                           "'%.*s' repeats stored elements more than %u times, as %llu bytes in all; the stored bytes were "
+                           "read, but not every value",
+                           TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST, (unsigned long long)bytes);
 }
 
 static tsr_status report_overlap(check *c, const tsr_entry *entry, tsr_error *err)
 {
     return tsr_finding_add(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
-                           "'%.*s' and other tensors overlap, and expand to more than %u times what is stored of them; the stored "
-                           "bytes were read, the values one by one were not", TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST);
+                           "'%.*s' and other tensors overlap and expand to more than %u times their stored bytes; the "
+                           "stored bytes were read, but not every value",
+                           TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST);
 }
 
 static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_error *err)
@@ -582,7 +584,7 @@ static tsr_status check_entries(check *c, tsr_error *err)
 static tsr_status check_extents(check *c, tsr_error *err)
 {
     const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
-    const size_t enough = 8 * (threads ? threads : 1) * (SLICE_BYTES + TSR_DODGE_BYTES);
+    const size_t enough = 8 * (threads ? threads : 1) * (SLICE_BYTES + TSR_COPY_SLACK);
     const tsr_ring_work work = {
         .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
     TSR_TRY(tsr_ring_begin(c->ring, &work, err));
@@ -597,7 +599,7 @@ static tsr_status prepare(check *c, tsr_error *err)
     uint64_t least = UINT64_MAX - tsr_ring_best(c->ring);
     TSR_TRY(tsr_comm_same(c->share.comm, (tsr_str){(const char *)seen, sizeof seen}, "the checkpoint's files", err));
     TSR_TRY(c->share.comm->largest(c->share.comm, &least, err));
-    c->most = (UINT64_MAX - least - 2 * TSR_DODGE_BYTES) / 16 * 16;
+    c->most = (UINT64_MAX - least - 2 * TSR_COPY_SLACK) / 16 * 16;
     return TSR_OK;
 }
 

@@ -55,7 +55,7 @@ static tsr_status check(checker *c, const tsr_entry *entry, tsr_str expected)
     if (there && tsr_str_equal(tsr_str_from(tsr_digest_text(&digest, text)), expected)) return TSR_OK;
     place.fqn = entry->fqn;
     return tsr_finding_add(c->share.found, "layout/digest", place, c->err,
-                           "the values of '%.*s' have the digest %s, %s says %.*s", TSR_STR_ARG(entry->fqn),
+                           "the values of '%.*s' have the digest %s; %s has %.*s", TSR_STR_ARG(entry->fqn),
                            there ? text : "of nothing", c->contract->called, TSR_STR_ARG(expected));
 }
 
@@ -77,7 +77,7 @@ static tsr_status tell_without(checker *c, const tsr_catalog *catalog)
     tsr_place place = TSR_NOWHERE;
     place.fqn = c->first;
     return tsr_finding_add(tsr_checkpoint_findings(c->checkpoint), "layout/not-hashed", place, c->err,
-                           "%s has no digest of %llu entr%s, '%.*s' first: their values were not compared",
+                           "%s has no digest of %llu entr%s, the first of them '%.*s': their values were not compared",
                            c->contract->called, (unsigned long long)c->without, c->without == 1 ? "y" : "ies",
                            TSR_STR_ARG(c->first));
 }
@@ -118,7 +118,7 @@ static tsr_status prepare(checker *c, const tsr_catalog *catalog, tsr_comm *comm
     TSR_TRY(check_repeats(c, catalog));
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         TSR_FAIL_IF(!tsr_add_u64(c->byte_total, cost_of(c, &catalog->entries[i]), &c->byte_total), c->err, TSR_E_LIMIT,
-                    TSR_NO_POSITION, "the tensors are too large together");
+                    TSR_NO_POSITION, "the tensors are too large in total");
     }
     return TSR_OK;
 }

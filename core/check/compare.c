@@ -182,18 +182,17 @@ static tsr_status check_pair(const tsr_gather *a, const tsr_gather *b, tsr_error
     same = same && a->dtype == b->dtype &&
            tsr_box_equal((tsr_box){a->rank, NULL, a->shape}, (tsr_box){b->rank, NULL, b->shape});
     TSR_FAIL_IF(!same, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' and '%.*s' differ in dtype or shape: their values do not compare", TSR_STR_ARG(a->entry->fqn),
+                "'%.*s' and '%.*s' differ in dtype or shape, so their values cannot be compared", TSR_STR_ARG(a->entry->fqn),
                 TSR_STR_ARG(b->entry->fqn));
     return TSR_OK;
 }
 
-tsr_status tsr_compare_tensors(tsr_checkpoint *checkpoint_a, const tsr_entry *a, tsr_checkpoint *checkpoint_b,
-                               const tsr_entry *b, const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out,
-                               tsr_error *err)
+tsr_status tsr_compare_tensors(tsr_stored_tensor a, tsr_stored_tensor b, const tsr_tolerance *tolerance, tsr_ring *ring,
+                               tsr_difference *out, tsr_error *err)
 {
     tsr_gather *gather_a = NULL, *gather_b = NULL;
-    tsr_status status = on_side("a", tsr_gather_open(checkpoint_a, a, NULL, &gather_a, err), err);
-    if (status == TSR_OK) status = on_side("b", tsr_gather_open(checkpoint_b, b, NULL, &gather_b, err), err);
+    tsr_status status = on_side("a", tsr_gather_open(a.checkpoint, a.entry, NULL, &gather_a, err), err);
+    if (status == TSR_OK) status = on_side("b", tsr_gather_open(b.checkpoint, b.entry, NULL, &gather_b, err), err);
     if (status == TSR_OK) status = check_pair(gather_a, gather_b, err);
     if (status == TSR_OK) {
         const tsr_box whole = {gather_a->rank, NULL, gather_a->shape};

@@ -47,7 +47,8 @@ static bool compare_inner(void *ctx, const tsr_entry *a, const tsr_entry *b)
     tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(o->a)->allocator, 0, o->err);
     a = arena ? tsr_gather_readable(o->a, arena, a, o->err) : NULL;
     b = a ? tsr_gather_readable(o->b, arena, b, o->err) : NULL;
-    o->status = b ? tsr_compare_tensors(o->a, a, o->b, b, o->tolerance, o->ring, &one, o->err) : TSR_E_NOMEM;
+    o->status = b ? tsr_compare_tensors((tsr_stored_tensor){o->a, a}, (tsr_stored_tensor){o->b, b}, o->tolerance, o->ring,
+                                        &one, o->err) : TSR_E_NOMEM;
     tsr_arena_free(arena);
     if (o->status == TSR_OK) add_difference(o->out, &one);
     return o->status == TSR_OK;
@@ -67,12 +68,13 @@ static tsr_status compare_objects(object_pair *o, const tsr_diff_pair *pair)
     return o->status;
 }
 
-tsr_status tsr_compare_pair(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkpoint_b, tsr_diff_pair *pair,
-                            const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out, tsr_error *err)
+tsr_status tsr_compare_pair(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff_pair *pair, const tsr_value_comparison *how,
+                            tsr_difference *out, tsr_error *err)
 {
-    object_pair objects = {.a = checkpoint_a, .b = checkpoint_b, .tolerance = tolerance, .ring = ring, .out = out, .err = err};
+    object_pair objects = {.a = a, .b = b, .tolerance = how->tolerance, .ring = how->ring, .out = out, .err = err};
     if (pair->a->kind == TSR_ENTRY_TENSOR)
-        TSR_TRY(tsr_compare_tensors(checkpoint_a, pair->a, checkpoint_b, pair->b, tolerance, ring, out, err));
+        TSR_TRY(tsr_compare_tensors((tsr_stored_tensor){a, pair->a}, (tsr_stored_tensor){b, pair->b},
+                                    how->tolerance, how->ring, out, err));
     else TSR_TRY(compare_objects(&objects, pair));
     if (out->differing) pair->what |= TSR_DIFF_VALUE;
     return TSR_OK;
@@ -93,13 +95,12 @@ static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_diff *diff
     return status;
 }
 
-tsr_status tsr_diff_values(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkpoint_b, tsr_diff *diff,
-                           const tsr_tolerance *tolerance, tsr_ring *ring, const tsr_progress *progress,
+tsr_status tsr_diff_values(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff *diff, const tsr_value_comparison *how,
                            tsr_difference *differences, tsr_error *err)
 {
     uint64_t total = 0, done = 0, bytes;
-    TSR_TRY(check_repeats(checkpoint_a, diff, false, err));
-    TSR_TRY(check_repeats(checkpoint_b, diff, true, err));
+    TSR_TRY(check_repeats(a, diff, false, err));
+    TSR_TRY(check_repeats(b, diff, true, err));
     for (uint64_t i = 0; i < diff->pair_count; i++) {
         const tsr_diff_pair *pair = &diff->pairs[i];
         if (pair->a->kind == TSR_ENTRY_TENSOR && tsr_pair_is_comparable(pair) && tsr_entry_bytes(pair->a, &bytes)) total += bytes;
@@ -108,9 +109,9 @@ tsr_status tsr_diff_values(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkpo
     for (uint64_t i = 0; i < diff->pair_count && status == TSR_OK; i++) {
         tsr_diff_pair *pair = &diff->pairs[i];
         if (!tsr_pair_is_comparable(pair)) continue;
-        status = tsr_compare_pair(checkpoint_a, checkpoint_b, pair, tolerance, ring, &differences[i], err);
+        status = tsr_compare_pair(a, b, pair, how, &differences[i], err);
         if (pair->a->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(pair->a, &bytes)) done += bytes;
-        bool go_on = !progress || !progress->step || progress->step(progress->ctx, done, total);
+        bool go_on = !how->progress || !how->progress->step || how->progress->step(how->progress->ctx, done, total);
         if (status == TSR_OK && !go_on) status = tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "interrupted");
     }
     return status;

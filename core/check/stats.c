@@ -31,8 +31,9 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
                             tsr_error *err)
 {
     tsr_sums all = {0};
-    TSR_FAIL_IF(entry->kind == TSR_ENTRY_TENSOR && !tsr_dtype_is_numeric(entry->dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s': no statistics of %s", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(entry->kind == TSR_ENTRY_TENSOR && !tsr_dtype_is_numeric(entry->dtype), err, TSR_E_UNSUPPORTED,
+                TSR_NO_POSITION, "'%.*s': no statistics can be computed for %s", TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
     tsr_gather *gather;
     TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));
     const tsr_ring_work work = {.job_size = sizeof(stats_job), .fill = fill_stats, .drain = join_stats, .ctx = &all};

@@ -15,7 +15,7 @@
 
 #define FINE_BINS  4096u
 #define SCALE      0x1p-16 /* of the counted values, so that no border overflows */
-#define TILE_BYTES ((size_t)1 << 20)
+#define TILE_BYTES ((size_t)1 << 20) /* read at a time; a step counts as many tiles as its byte budget allows */
 
 typedef struct fine {
     double low, width; /* width 0: nothing counted yet */
@@ -81,7 +81,7 @@ static void count_values(void *ctx, const double *values, size_t count)
 tsr_status tsr_tally_new(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_tally **out, tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_TENSOR && !tsr_dtype_is_numeric(entry->dtype), err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "'%.*s': no statistics of %s", TSR_STR_ARG(entry->fqn),
+                TSR_NO_POSITION, "'%.*s': no statistics can be computed for %s", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
     tsr_gather *gather;
     TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));

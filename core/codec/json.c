@@ -62,7 +62,7 @@ tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_e
     uint32_t depth = host->limits.depth < MAX_DEPTH ? host->limits.depth : MAX_DEPTH;
     *out = NULL;
     TSR_FAIL_IF(text.size > host->limits.metadata_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "json: a document of %zu bytes is beyond the limit of %llu", text.size,
+                "json: a document of %zu bytes exceeds the limit of %llu", text.size,
                 (unsigned long long)host->limits.metadata_bytes);
     TSR_TRY(tsr_json_check(text, depth, 0, NULL, err));
     cJSON *root = cJSON_ParseWithLength(text.data, text.size);

@@ -59,7 +59,7 @@ static tsr_status check_range(checker *c, size_t from)
 {
     char copy[MAX_NUMBER + 1] = {0};
     memcpy(copy, c->text.data + from, c->at - from);
-    TSR_FAIL_IF(isinf(strtod(copy, NULL)), c->err, TSR_E_FORMAT, from, "json: %s is beyond the range of a double", copy);
+    TSR_FAIL_IF(isinf(strtod(copy, NULL)), c->err, TSR_E_FORMAT, from, "json: %s is outside the range of a double", copy);
     return TSR_OK;
 }
 
@@ -79,7 +79,7 @@ static tsr_status check_number(checker *c)
         TSR_TRY(check_digits(c));
     }
     TSR_FAIL_IF(c->at - from > MAX_NUMBER, c->err, TSR_E_FORMAT, from,
-                "json: a number of %zu characters, at most %d are taken", c->at - from, MAX_NUMBER);
+                "json: a number of %zu characters; at most %d are allowed", c->at - from, MAX_NUMBER);
     return check_range(c, from);
 }
 
@@ -121,7 +121,7 @@ static tsr_status check_unicode_escape(checker *c)
     const char *wrong;
     size_t length = tsr_json_unicode_escape(c->text, c->at, &scalar, &wrong);
     TSR_FAIL_IF(length == 0, c->err, TSR_E_FORMAT, c->at, "json: %s in a string", wrong);
-    TSR_FAIL_IF(scalar == 0, c->err, TSR_E_FORMAT, c->at, "json: NUL in a string");
+    TSR_FAIL_IF(scalar == 0, c->err, TSR_E_FORMAT, c->at, "json: NUL character in a string");
     c->at += length;
     return TSR_OK;
 }
@@ -144,8 +144,9 @@ static tsr_status check_string(checker *c)
             TSR_TRY(check_escape(c));
             continue;
         }
-        TSR_FAIL_IF(byte < 0, c->err, TSR_E_FORMAT, c->at, "json: a string without end");
-        TSR_FAIL_IF(byte < 0x20, c->err, TSR_E_FORMAT, c->at, "json: control byte 0x%02x in a string", (unsigned)byte);
+        TSR_FAIL_IF(byte < 0, c->err, TSR_E_FORMAT, c->at, "json: unterminated string");
+        TSR_FAIL_IF(byte < 0x20, c->err, TSR_E_FORMAT, c->at, "json: unescaped control byte 0x%02x in a string",
+                    (unsigned)byte);
         size_t length = tsr_utf8_length((tsr_str){c->text.data + c->at, c->text.size - c->at});
         TSR_FAIL_IF(length == 0, c->err, TSR_E_FORMAT, c->at, "json: invalid UTF-8 (byte 0x%02x)", (unsigned)byte);
         c->at += length;

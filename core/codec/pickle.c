@@ -1,5 +1,5 @@
 /* The pickle machine's main loop: one switch over the opcodes that current picklers write, everything else behind
- * tsr_pickle_cold. Position and stack top stay in locals; a helper that needs them in the machine gets them there. */
+ * tsr_pickle_rare. Position and stack top stay in locals; a helper that needs them in the machine gets them there. */
 #include "codec/pickle_machine.h"
 
 #include "base/try.h"
@@ -33,7 +33,7 @@ static bool cut_short(machine *m, const uint8_t *p)
 static tsr_ref *push_str(machine *m, tsr_ref *sp, const uint8_t *p, uint64_t size)
 {
     if (size > (uint64_t)(m->end - p)) {
-        fail(m, TSR_E_FORMAT, "pickle: opcode %s announces %llu bytes, %llu remain", tsr_pickle_opcode(*m->at),
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s announces %llu bytes, but only %llu remain", tsr_pickle_opcode(*m->at),
              (unsigned long long)size, (unsigned long long)(m->end - p));
         return NULL;
     }
@@ -219,7 +219,7 @@ static tsr_status run(machine *m, const uint8_t **end)
             return TSR_OK;
         default:
             m->sp = sp;
-            p = tsr_pickle_cold(m, *m->at, p);
+            p = tsr_pickle_rare(m, *m->at, p);
             if (!p) return m->status;
             sp = m->sp;
         }
@@ -233,7 +233,7 @@ static tsr_status stop(machine *m)
     const tsr_ref *base = m->stack.items;
     ptrdiff_t left = m->sp - base;
     if (m->marks.count || left != 1) {
-        return fail(m, TSR_E_FORMAT, "pickle: STOP with %d items and %d marks on the stack; there must be one item",
+        return fail(m, TSR_E_FORMAT, "pickle: STOP with %d items and %d marks on the stack; expected a single item",
                     (int)left, (int)m->marks.count);
     }
     m->pickle->root = base[0];
@@ -296,9 +296,9 @@ tsr_status tsr_pickle_parse(tsr_str data, const tsr_host *host, const tsr_pickle
 {
     *out = NULL;
     TSR_FAIL_IF(data.size > host->limits.metadata_bytes || data.size > PTRDIFF_MAX, err, TSR_E_LIMIT, 0,
-                "pickle: %llu bytes exceed the limit metadata_bytes (%llu)", (unsigned long long)data.size,
+                "pickle: %llu bytes exceed the limit of %llu (metadata_bytes)", (unsigned long long)data.size,
                 (unsigned long long)host->limits.metadata_bytes);
-    TSR_FAIL_IF(data.size == 0, err, TSR_E_FORMAT, 0, "pickle: is empty");
+    TSR_FAIL_IF(data.size == 0, err, TSR_E_FORMAT, 0, "pickle: the input is empty");
     tsr_pickle *pickle = tsr_alloc(host->allocator, 1, sizeof *pickle, err);
     if (!pickle) return TSR_E_NOMEM;
     *pickle = (tsr_pickle){.data = data, .allocator = host->allocator};

@@ -81,6 +81,7 @@ typedef struct tsr_pickle_sink {
     uint32_t (*other)(tsr_str module, tsr_str name); /* the number of a name that is not in `names`, or 0; may be NULL */
     tsr_status (*fold)(void *ctx, const tsr_pickle *pickle, const tsr_pickle_parts *parts, tsr_ref *out, tsr_error *err);
     void (*restart)(void *ctx); /* forget all records: parsing starts over */
+    bool (*is_hashable)(void *ctx, tsr_ref record); /* whether Python can hash what was folded into it; may be NULL: all of it */
     void *ctx;
 } tsr_pickle_sink;
 
@@ -131,6 +132,7 @@ tsr_ref tsr_pickle_class(const tsr_pickle *pickle, tsr_ref object);
 uint32_t tsr_pickle_class_id(const tsr_pickle *pickle, tsr_ref object); /* id of the class when it is a known GLOBAL */
 tsr_ref tsr_pickle_args(const tsr_pickle *pickle, tsr_ref object);
 tsr_ref tsr_pickle_state(const tsr_pickle *pickle, tsr_ref object);
+bool tsr_pickle_has_state(const tsr_pickle *pickle, tsr_ref object); /* also where BUILD gave it None */
 tsr_ref tsr_pickle_appended(const tsr_pickle *pickle, tsr_ref object);
 tsr_ref tsr_pickle_dict_items(const tsr_pickle *pickle, tsr_ref object);
 /* Byte position of the opcode that made an OBJECT or GLOBAL; TSR_NO_POSITION for others. */

@@ -71,7 +71,7 @@ static bool fold_built(machine *m, uint32_t id, const object *made, tsr_ref *rec
 {
     tsr_ref state = made->state;
     tsr_pickle_kind kind = tsr_pickle_kind_of(m->pickle, state);
-    tsr_pickle_how how = made->position & 1 ? TSR_PICKLE_BUILT : TSR_PICKLE_CALLED;
+    tsr_pickle_how how = made->position & MADE_BY_NEWOBJ ? TSR_PICKLE_BUILT : TSR_PICKLE_CALLED;
     tsr_pickle_parts parts = {.built = true, .how = how, .kind = kind, .items = &state, .count = 1};
     parts.made_of = tsr_pickle_count(m->pickle, made->args);
     bool many = kind == TSR_PICKLE_DICT || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_SET;
@@ -99,6 +99,12 @@ tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_p
         return record;
     }
     return made;
+}
+
+tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from)
+{
+    tsr_ref args = tsr_pickle_make_tuple(m, from, (size_t)(m->sp - from));
+    return args ? tsr_pickle_finish_object(m, callee, args, TSR_PICKLE_CALLED) : TSR_REF_NONE;
 }
 
 /* Fences the stack below an object that waits for its state in `slot`. */
@@ -146,7 +152,7 @@ bool tsr_pickle_do_build(machine *m)
     if (slot >= m->mark_floor && (tag_of(*slot) == TAG_GLOBAL || tag_of(*slot) == TAG_PERSISTENT))
         return tsr_pickle_note_odd(m, TSR_PICKLE_ODD_BUILD, TSR_REF_NONE);
     if (slot < m->mark_floor || tag_of(*slot) != TAG_OBJECT) {
-        fail(m, TSR_E_FORMAT, "pickle: opcode BUILD gives a state to something that is not an object under construction");
+        fail(m, TSR_E_FORMAT, "pickle: opcode BUILD sets the state of something that is not an object under construction");
         return false;
     }
     open marks = {0};
@@ -163,6 +169,7 @@ bool tsr_pickle_do_build(machine *m)
     }
     object *o = (object *)pickle->objects.items + index_of(*slot);
     o->state = state;
+    o->position |= HAS_STATE;
     uint32_t id = tag_of(o->callee) == TAG_GLOBAL ? ((const global *)pickle->globals.items)[index_of(o->callee)].id : 0;
     if (!(id & TSR_PICKLE_FOLD_BUILT) || !m->sink->fold) return true;
     if (!fold_built(m, id, o, &record)) return false;

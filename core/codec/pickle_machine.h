@@ -74,10 +74,12 @@ typedef struct container {
 
 #define FROZEN UINT32_MAX
 
+enum { MADE_BY_NEWOBJ = 1, HAS_STATE = 2 };
+
 typedef struct object {
     tsr_ref callee, args, state;
     uint32_t held;     /* 1 + index of what was put into it, or 0 */
-    uint64_t position; /* ×2, +1 when built by NEWOBJ */
+    uint64_t position; /* ×4, + MADE_BY_NEWOBJ, HAS_STATE */
 } object;
 
 typedef struct held {
@@ -153,6 +155,7 @@ typedef struct machine {
 #define fail(machine_, status_, ...) \
     ((machine_)->status = tsr_raise((machine_)->err, (status_), (uint64_t)((machine_)->at - (machine_)->start), __VA_ARGS__))
 
+/* pickle_opcode.c: an opcode's name in Python's pickletools, for messages. */
 const char *tsr_pickle_opcode(uint8_t opcode);
 
 /* Room for `extra` more items within the limits. */
@@ -172,6 +175,8 @@ bool tsr_pickle_fetch(machine *m, uint64_t index, tsr_ref *out);
 
 /* pickle_make.c: nodes. */
 tsr_ref tsr_pickle_make_int(machine *m, int64_t value);
+/* Two's complement, little-endian. */
+tsr_ref tsr_pickle_make_long(machine *m, const uint8_t *bytes, size_t size);
 tsr_ref tsr_pickle_make_float(machine *m, double value);
 tsr_ref tsr_pickle_make_text(machine *m, tag tag_, const uint8_t *data, size_t size);
 tsr_ref tsr_pickle_make_str(machine *m, const uint8_t *data, size_t size);     /* must be text */
@@ -192,6 +197,9 @@ bool tsr_pickle_check_keys(machine *m, bool pairs, const tsr_ref *from, size_t c
 bool tsr_pickle_do_call(machine *m); /* REDUCE: callable, arguments */
 bool tsr_pickle_do_newobj(machine *m);
 bool tsr_pickle_do_build(machine *m);
+tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how);
+/* A call with the items [from, sp) as arguments. */
+tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from);
 static inline bool show_sink(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record)
 {
     parts->class_id = id & 0xFFFF;
@@ -212,14 +220,10 @@ static inline bool note_clean(machine *m, size_t from)
 /* pickle_quick.c: a whole object in one go. `p` is behind the EMPTY_TUPLE that follows its class, `*slot`. Puts the
  * record there and returns the position behind BUILD; NULL with m->status TSR_OK when the object has another form. */
 const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p);
-tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how);
 
-/* pickle_cold.c: the opcodes that current picklers seldom write. Takes the bytes behind the opcode, returns those behind
+/* pickle_rare.c: the opcodes that current picklers seldom write. Takes the bytes behind the opcode, returns those behind
  * its operands, or NULL. */
-const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p);
-tsr_ref tsr_pickle_make_long(machine *m, const uint8_t *bytes, size_t size);
-/* A call with the items [from, sp) as arguments. */
-tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from);
+const uint8_t *tsr_pickle_rare(machine *m, uint8_t opcode, const uint8_t *p);
 
 /* pickle_text.c: the opcodes with textual operands, protocol 0. Same rule. */
 const uint8_t *tsr_pickle_textual(machine *m, uint8_t opcode, const uint8_t *p);

@@ -1,5 +1,6 @@
 /* Nodes of the pickle machine: compact records in growable pools. Lists, sets and dicts grow in place while their run is
  * the last of the pool, and move to twice the room otherwise, so that appending stays linear. */
+#include "base/cursor.h"
 #include "base/utf8.h"
 #include "codec/pickle_machine.h"
 #include "tessera/sys/map.h"
@@ -11,6 +12,18 @@ tsr_ref tsr_pickle_make_int(machine *m, int64_t value)
     if (!has_room(m, wides, 1)) return TSR_REF_NONE;
     ((uint64_t *)wides->items)[wides->count] = (uint64_t)value;
     return REF(TAG_WIDE, wides->count++);
+}
+
+/* Two's complement, little-endian; bytes that only repeat the sign do not count. */
+tsr_ref tsr_pickle_make_long(machine *m, const uint8_t *bytes, size_t size)
+{
+    while (size > 8 &&
+           ((bytes[size - 1] == 0 && bytes[size - 2] < 0x80) || (bytes[size - 1] == 0xFF && bytes[size - 2] >= 0x80)))
+        size--;
+    if (size > 8) return tsr_pickle_make_text(m, TAG_BIGINT, bytes, size);
+    uint64_t value = tsr_load_le(bytes, (unsigned)size);
+    if (size && size < 8 && bytes[size - 1] >= 0x80) value |= UINT64_MAX << (8 * size);
+    return tsr_pickle_make_int(m, (int64_t)value);
 }
 
 tsr_ref tsr_pickle_make_float(machine *m, double value)
@@ -114,7 +127,7 @@ static bool extend_container(machine *m, uint32_t which, const tsr_ref *from, si
     tsr_vec *words = &m->pickle->words;
     container *c = (container *)m->pickle->containers.items + which;
     if (c->capacity == FROZEN) {
-        fail(m, TSR_E_FORMAT, "pickle: opcode %s cannot put items into a frozenset", tsr_pickle_opcode(*m->at));
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s cannot add items to a frozenset", tsr_pickle_opcode(*m->at));
         return false;
     }
     if (c->capacity - c->count < count) {
@@ -165,8 +178,8 @@ bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *fr
     if ((pairs || kind == TAG_SET) && !tsr_pickle_check_keys(m, pairs, from, count)) return false;
     if (kind == TAG_OBJECT) return extend_object(m, which, pairs, from, count);
     if (pairs ? kind == TAG_DICT : kind == TAG_LIST || kind == TAG_SET) return extend_container(m, which, from, count);
-    fail(m, TSR_E_FORMAT, "pickle: opcode %s cannot put items into what is on the stack (kind %d)",
-         tsr_pickle_opcode(*m->at), (int)tsr_pickle_kind_of(m->pickle, target));
+    fail(m, TSR_E_FORMAT, "pickle: opcode %s cannot add items to a value of kind %d", tsr_pickle_opcode(*m->at),
+         (int)tsr_pickle_kind_of(m->pickle, target));
     return false;
 }
 
@@ -174,7 +187,7 @@ tsr_ref tsr_pickle_make_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pic
 {
     tsr_vec *objects = &m->pickle->objects;
     if (!has_room(m, objects, 1)) return TSR_REF_NONE;
-    uint64_t position = (uint64_t)(m->at - m->start) * 2 + (how == TSR_PICKLE_BUILT);
+    uint64_t position = (uint64_t)(m->at - m->start) << 2 | (how == TSR_PICKLE_BUILT ? MADE_BY_NEWOBJ : 0);
     ((object *)objects->items)[objects->count] = (object){callee, args, TSR_REF_NONE, 0, position};
     return REF(TAG_OBJECT, objects->count++);
 }

@@ -5,7 +5,7 @@
 enum { KEY_DEPTH = 100 };
 
 /* The tags of keys that are looked at; all others can be hashed. */
-#define DOUBTFUL (1u << TAG_LIST | 1u << TAG_DICT | 1u << TAG_SET | 1u << TAG_TUPLE | 1u << TAG_BYTES | 1u << TAG_OBJECT)
+#define DOUBTFUL (1u << TAG_LIST | 1u << TAG_DICT | 1u << TAG_SET | 1u << TAG_TUPLE | 1u << TAG_BYTES | 1u << TAG_OBJECT | 1u << TAG_FOLDED)
 
 bool tsr_pickle_note_odd(machine *m, tsr_pickle_oddity_kind kind, tsr_ref ref)
 {
@@ -45,7 +45,7 @@ static bool is_hashable_tuple(machine *m, tsr_ref ref, unsigned depth)
     tsr_pickle_items(m->pickle, ref, &count);
     m->hashed += count;
     if (depth == KEY_DEPTH || m->hashed > 4 * (uint64_t)(m->end - m->start)) {
-        fail(m, TSR_E_LIMIT, "pickle: keys are tuples that are nested too deeply, or share too many items");
+        fail(m, TSR_E_LIMIT, "pickle: tuples used as keys are nested too deeply or share too many items");
         return true;
     }
     for (size_t i = 0; i < count; i++) {
@@ -68,6 +68,7 @@ bool tsr_pickle_is_hashable(const tsr_pickle *pickle, tsr_ref ref)
 
 static bool is_hashable(machine *m, tsr_ref ref, unsigned depth)
 {
+    if (tag_of(ref) == TAG_FOLDED) return !m->sink->is_hashable || m->sink->is_hashable(m->sink->ctx, ref);
     return tag_of(ref) == TAG_TUPLE ? is_hashable_tuple(m, ref, depth) : tsr_pickle_is_hashable(m->pickle, ref);
 }
 

@@ -154,6 +154,7 @@ static inline size_t take_items(quick *q, tsr_ref *items)
         if (*q->p == 'u') return takes(q, "ub", 2) ? count : 0;
         if (count == QUICK_ITEMS || !take_value(q, &items[count]) || q->p > q->last || !take_value(q, &items[count + 1]))
             return 0;
+        if (tag_of(items[count]) == TAG_FOLDED) return 0; /* whether it can be a key is asked elsewhere */
     }
     return 0;
 }

@@ -166,7 +166,7 @@ static held held_of(const tsr_pickle *pickle, tsr_ref ref)
 
 tsr_pickle_how tsr_pickle_how_of(const tsr_pickle *pickle, tsr_ref ref)
 {
-    return object_of(pickle, ref)->position & 1 ? TSR_PICKLE_BUILT : TSR_PICKLE_CALLED;
+    return object_of(pickle, ref)->position & MADE_BY_NEWOBJ ? TSR_PICKLE_BUILT : TSR_PICKLE_CALLED;
 }
 
 tsr_ref tsr_pickle_class(const tsr_pickle *pickle, tsr_ref ref)
@@ -185,6 +185,10 @@ tsr_ref tsr_pickle_state(const tsr_pickle *pickle, tsr_ref ref)
 {
     return object_of(pickle, ref)->state;
 }
+bool tsr_pickle_has_state(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return object_of(pickle, ref)->position & HAS_STATE;
+}
 tsr_ref tsr_pickle_appended(const tsr_pickle *pickle, tsr_ref ref)
 {
     return held_of(pickle, ref).appended;
@@ -196,7 +200,7 @@ tsr_ref tsr_pickle_dict_items(const tsr_pickle *pickle, tsr_ref ref)
 
 uint64_t tsr_pickle_position(const tsr_pickle *pickle, tsr_ref ref)
 {
-    if (tag_of(ref) == TAG_OBJECT) return object_of(pickle, ref)->position >> 1;
+    if (tag_of(ref) == TAG_OBJECT) return object_of(pickle, ref)->position >> 2;
     return global_of(pickle, ref)->position;
 }
 

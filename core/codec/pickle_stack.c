@@ -15,7 +15,7 @@ bool tsr_pickle_grow(machine *m, tsr_vec *vec, size_t extra)
     }
     m->pool_bytes += (uint64_t)(vec->capacity - before) * vec->item_size;
     if (m->host->limits.memory_bytes && m->pool_bytes > m->host->limits.memory_bytes) {
-        fail(m, TSR_E_LIMIT, "pickle: needs more memory than the limit memory_bytes (%llu)",
+        fail(m, TSR_E_LIMIT, "pickle: needs more memory than the limit of %llu bytes (memory_bytes)",
              (unsigned long long)m->host->limits.memory_bytes);
         return false;
     }
@@ -57,7 +57,7 @@ bool tsr_pickle_grow_stack(machine *m)
 bool tsr_pickle_settle(machine *m, const tsr_ref *sp, ptrdiff_t count)
 {
     if (sp - m->mark_floor < count) {
-        fail(m, TSR_E_FORMAT, "pickle: opcode %s needs %d items on the stack, %d are there", tsr_pickle_opcode(*m->at),
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s needs %d items on the stack, but there are %d", tsr_pickle_opcode(*m->at),
              (int)count, (int)(sp - m->mark_floor));
         return false;
     }

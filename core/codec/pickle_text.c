@@ -22,7 +22,7 @@ static const uint8_t *line(machine *m, const uint8_t *p, tsr_str *text)
 {
     const uint8_t *newline = p < m->end ? memchr(p, '\n', (size_t)(m->end - p)) : NULL;
     if (!newline) {
-        fail(m, TSR_E_FORMAT, "pickle: the operand of opcode %s has no end of line", tsr_pickle_opcode(*m->at));
+        fail(m, TSR_E_FORMAT, "pickle: the operand of opcode %s does not end with a line feed", tsr_pickle_opcode(*m->at));
         return NULL;
     }
     *text = (tsr_str){(const char *)p, (size_t)(newline - p)};
@@ -31,7 +31,7 @@ static const uint8_t *line(machine *m, const uint8_t *p, tsr_str *text)
 
 static tsr_ref bad_number(machine *m, tsr_str text)
 {
-    fail(m, TSR_E_FORMAT, "pickle: opcode %s: '%.*s' is no number it can hold", tsr_pickle_opcode(*m->at),
+    fail(m, TSR_E_FORMAT, "pickle: opcode %s: '%.*s' is not a valid number", tsr_pickle_opcode(*m->at),
          (int)(text.size < 40 ? text.size : 40), text.data);
     return TSR_REF_NONE;
 }
@@ -168,7 +168,7 @@ static tsr_ref unicode_of(machine *m, tsr_str text)
             at += backslashes;
             if (!digits) continue;
             if (!hex(text, at + 1, digits, &scalar) || scalar > 0x10FFFF) {
-                fail(m, TSR_E_FORMAT, "pickle: opcode UNICODE with a wrong \\u escape");
+                fail(m, TSR_E_FORMAT, "pickle: opcode UNICODE with an invalid \\u escape");
                 return TSR_REF_NONE;
             }
             at += digits;
@@ -276,7 +276,7 @@ static const uint8_t *do_memo(machine *m, const uint8_t *p, bool get)
         else index = index * 10 + (uint64_t)(text.data[i] - '0');
     }
     if (text.size == 0) {
-        fail(m, TSR_E_FORMAT, "pickle: opcode %s with a memo index that is not decimal", tsr_pickle_opcode(*m->at));
+        fail(m, TSR_E_FORMAT, "pickle: opcode %s with a memo index that is not a decimal number", tsr_pickle_opcode(*m->at));
         return NULL;
     }
     if (!get) return has_top(m, m->sp) && tsr_pickle_put(m, index, m->sp[-1]) ? p : NULL;
@@ -303,30 +303,4 @@ const uint8_t *tsr_pickle_textual(machine *m, uint8_t opcode, const uint8_t *p)
     case 'p': return do_memo(m, p, false);
     default: fail(m, TSR_E_FORMAT, "pickle: unknown opcode 0x%02x", opcode); return NULL;
     }
-}
-
-const char *tsr_pickle_opcode(uint8_t opcode)
-{
-    static const struct {
-        uint8_t opcode;
-        const char *name;
-    } names[] = {
-        // clang-format off
-        {'(', "MARK"}, {'.', "STOP"}, {'0', "POP"}, {'1', "POP_MARK"}, {'2', "DUP"}, {'F', "FLOAT"}, {'I', "INT"}, {'J', "BININT"},
-        {'K', "BININT1"}, {'L', "LONG"}, {'M', "BININT2"}, {'N', "NONE"}, {'P', "PERSID"}, {'Q', "BINPERSID"}, {'R', "REDUCE"},
-        {'S', "STRING"}, {'T', "BINSTRING"}, {'U', "SHORT_BINSTRING"}, {'V', "UNICODE"}, {'X', "BINUNICODE"}, {'a', "APPEND"},
-        {'b', "BUILD"}, {'c', "GLOBAL"}, {'d', "DICT"}, {'}', "EMPTY_DICT"}, {'e', "APPENDS"}, {'g', "GET"}, {'h', "BINGET"},
-        {'i', "INST"}, {'j', "LONG_BINGET"}, {'l', "LIST"}, {']', "EMPTY_LIST"}, {'o', "OBJ"}, {'p', "PUT"}, {'q', "BINPUT"},
-        {'r', "LONG_BINPUT"}, {'s', "SETITEM"}, {'t', "TUPLE"}, {')', "EMPTY_TUPLE"}, {'u', "SETITEMS"}, {'G', "BINFLOAT"},
-        {'B', "BINBYTES"}, {'C', "SHORT_BINBYTES"}, {0x80, "PROTO"}, {0x81, "NEWOBJ"}, {0x82, "EXT1"}, {0x83, "EXT2"},
-        {0x84, "EXT4"}, {0x85, "TUPLE1"}, {0x86, "TUPLE2"}, {0x87, "TUPLE3"}, {0x88, "NEWTRUE"}, {0x89, "NEWFALSE"}, {0x8a, "LONG1"},
-        {0x8b, "LONG4"}, {0x8c, "SHORT_BINUNICODE"}, {0x8d, "BINUNICODE8"}, {0x8e, "BINBYTES8"}, {0x8f, "EMPTY_SET"},
-        {0x90, "ADDITEMS"}, {0x91, "FROZENSET"}, {0x92, "NEWOBJ_EX"}, {0x93, "STACK_GLOBAL"}, {0x94, "MEMOIZE"}, {0x95, "FRAME"},
-        {0x96, "BYTEARRAY8"}, {0x97, "NEXT_BUFFER"}, {0x98, "READONLY_BUFFER"},
-        // clang-format on
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (names[i].opcode == opcode) return names[i].name;
-    }
-    return "(unknown)";
 }

@@ -16,29 +16,25 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
+#include "codec/zip_guard.h"
+#include "codec/zip_local.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/store_read.h"
 
 enum {
-    LOCAL_SIGNATURE = 0x04034b50,
     CENTRAL_SIGNATURE = 0x02014b50,
-    DESCRIPTOR_SIGNATURE = 0x08074b50,
     END_SIGNATURE = 0x06054b50,
     ZIP64_END_SIGNATURE = 0x06064b50,
     ZIP64_LOCATOR_SIGNATURE = 0x07064b50,
-    LOCAL_SIZE = 30,
     CENTRAL_SIZE = 46,
     END_SIZE = 22,
     ZIP64_END_SIZE = 56,
     ZIP64_LOCATOR_SIZE = 20,
-    DESCRIPTOR_MAX = 24,
-    ZIP64_EXTRA_ID = 1,
-    FLAG_DESCRIPTOR = 0x0008,
-    FLAGS_ENCRYPTED = 0x2041,  /* encrypted, strong encryption, masked headers */
-    WHOLE_READ = 64 * 1024,    /* archives up to this size are read at once */
-    TAIL_READ = 16 * 1024,
-    AHEAD_READ = 4 * 1024
+    FLAGS_ENCRYPTED = 0x2041, /* encrypted, strong encryption, masked headers */
+    WHOLE_READ = 64 * 1024,   /* archives up to this size are read at once */
+    TAIL_READ = 16 * 1024,    /* reaches the end records and the central directory of most checkpoints in one read */
+    AHEAD_READ = 4 * 1024     /* a local header and the padding after it, which aligns the bytes of the member */
 };
 
 /* A window on the archive's bytes: offsets are relative to its beginning. */
@@ -83,37 +79,17 @@ static tsr_status window_need(window *w, uint64_t at, size_t size, size_t ahead,
     return TSR_OK;
 }
 
-static bool zip64_extra(tsr_cursor extra, tsr_cursor *fields)
-{
-    while (!extra.failed && tsr_cursor_left(&extra) >= 4) {
-        unsigned id = tsr_cursor_u16(&extra);
-        size_t size = tsr_cursor_u16(&extra);
-        const uint8_t *data = tsr_cursor_take(&extra, size);
-        if (data && id == ZIP64_EXTRA_ID) {
-            *fields = (tsr_cursor){data, size, 0, false};
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A 32-bit field whose all-ones value means: see the zip64 extra field. */
-static bool widen(uint32_t field, tsr_cursor *zip64, uint64_t *out)
-{
-    *out = field == UINT32_MAX ? tsr_cursor_u64(zip64) : field;
-    return !zip64->failed;
-}
-
 static tsr_status zip64_end(window *w, uint64_t locator, end_records *end, uint64_t *end_offset, tsr_error *err)
 {
     const uint8_t *p;
-    TSR_FAIL_IF(locator < ZIP64_END_SIZE, err, TSR_E_FORMAT, w->base, "zip: no room for the zip64 end record");
+    TSR_FAIL_IF(locator < ZIP64_END_SIZE, err, TSR_E_FORMAT, w->base,
+                "zip: the archive is too short for its zip64 end record");
     *end_offset = locator - ZIP64_END_SIZE;
     TSR_TRY(window_need(w, *end_offset, ZIP64_END_SIZE + ZIP64_LOCATOR_SIZE, 0, &p, err));
     uint64_t position = w->base + *end_offset;
     uint64_t claimed = tsr_load_le(p + ZIP64_END_SIZE + 8, 8);
     TSR_FAIL_IF(claimed != *end_offset, err, TSR_E_FORMAT, w->base + locator,
-                "zip: the zip64 end record is said to be at byte %llu of the archive, its locator stands behind byte %llu "
+                "zip: the zip64 end record is expected at byte %llu of the archive, but its locator follows byte %llu "
                 "(prepended data, or a second end record)",
                 (unsigned long long)claimed, (unsigned long long)*end_offset);
     TSR_FAIL_IF(tsr_load_le(p, 4) != ZIP64_END_SIGNATURE || tsr_load_le(p + 4, 8) != ZIP64_END_SIZE - 12, err, TSR_E_FORMAT,
@@ -133,14 +109,15 @@ static tsr_status zip64_end(window *w, uint64_t locator, end_records *end, uint6
 static tsr_status read_end(window *w, end_records *end, tsr_error *err)
 {
     const uint8_t *p;
-    TSR_FAIL_IF(w->size < END_SIZE, err, TSR_E_FORMAT, w->base, "zip: %llu bytes are too few for an archive (22 at least)",
-                (unsigned long long)w->size);
+    TSR_FAIL_IF(w->size < END_SIZE, err, TSR_E_FORMAT, w->base,
+                "zip: %llu bytes are too few for an archive; at least 22 are needed", (unsigned long long)w->size);
     uint64_t at = w->size - END_SIZE;
     uint64_t first = w->size <= WHOLE_READ ? 0 : w->size - TAIL_READ;
     TSR_TRY(window_need(w, first, (size_t)(w->size - first), 0, &p, err));
     p += at - first;
-    TSR_FAIL_IF(tsr_load_le(p, 4) != END_SIGNATURE || tsr_load_le(p + 20, 2) != 0, err, TSR_E_FORMAT, w->base + at,
-                "zip: the archive does not end with an end record (cut short, trailing data, or an archive comment)");
+    TSR_FAIL_IF(
+        tsr_load_le(p, 4) != END_SIGNATURE || tsr_load_le(p + 20, 2) != 0, err, TSR_E_FORMAT, w->base + at,
+        "zip: the archive does not end with an end record (it was truncated, or has trailing data or an archive comment)");
     TSR_FAIL_IF(tsr_load_le(p + 4, 2) != 0 || tsr_load_le(p + 6, 2) != 0 || tsr_load_le(p + 8, 2) != tsr_load_le(p + 10, 2),
                 err, TSR_E_UNSUPPORTED, w->base + at, "zip: the archive spans several disks");
     *end = (end_records){tsr_load_le(p + 10, 2), tsr_load_le(p + 16, 4), tsr_load_le(p + 12, 4)};
@@ -150,8 +127,8 @@ static tsr_status read_end(window *w, end_records *end, tsr_error *err)
     uint64_t claimed_end;
     TSR_FAIL_IF(!tsr_add_u64(end->directory_offset, end->directory_size, &claimed_end) || claimed_end != directory_end, err,
                 TSR_E_FORMAT, w->base + at,
-                "zip: the central directory is said to fill bytes %llu + %llu, but the end records begin at byte %llu "
-                "(prepended data, or a second end record)",
+                "zip: the central directory should begin at byte %llu and have %llu bytes, but the end records begin at "
+                "byte %llu (prepended data, or a second end record)",
                 (unsigned long long)end->directory_offset, (unsigned long long)end->directory_size,
                 (unsigned long long)directory_end);
     TSR_FAIL_IF(end->entries > end->directory_size / CENTRAL_SIZE, err, TSR_E_FORMAT, w->base + at,
@@ -163,7 +140,7 @@ static tsr_status read_end(window *w, end_records *end, tsr_error *err)
 static tsr_status check_name(tsr_str name, uint64_t position, tsr_error *err)
 {
     TSR_FAIL_IF(name.size == 0 || memchr(name.data, 0, name.size), err, TSR_E_FORMAT, position,
-                "zip: a member's name is empty or holds a NUL");
+                "zip: a member's name is empty or contains a NUL");
     return TSR_OK;
 }
 
@@ -171,12 +148,13 @@ static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t posi
 {
     const uint8_t *p = tsr_cursor_take(directory, CENTRAL_SIZE);
     TSR_FAIL_IF(!p || tsr_load_le(p, 4) != CENTRAL_SIGNATURE, err, TSR_E_FORMAT, position,
-                "zip: no central directory entry where one must be");
+                "zip: expected another entry of the central directory");
     size_t name_size = (size_t)tsr_load_le(p + 28, 2), extra_size = (size_t)tsr_load_le(p + 30, 2);
     const uint8_t *name = tsr_cursor_take(directory, name_size);
     const uint8_t *extra = tsr_cursor_take(directory, extra_size);
     tsr_cursor_take(directory, (size_t)tsr_load_le(p + 32, 2));
-    TSR_FAIL_IF(directory->failed, err, TSR_E_FORMAT, position, "zip: a central directory entry runs past the directory");
+    TSR_FAIL_IF(directory->failed, err, TSR_E_FORMAT, position,
+                "zip: an entry of the central directory reaches beyond its end");
     out->name = (tsr_str){(const char *)name, name_size};
     TSR_TRY(check_name(out->name, position, err));
     out->flags = (uint16_t)tsr_load_le(p + 8, 2);
@@ -185,21 +163,21 @@ static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t posi
     TSR_FAIL_IF(out->flags & FLAGS_ENCRYPTED, err, TSR_E_UNSUPPORTED, position, "zip: member '%.*s' is encrypted",
                 TSR_STR_ARG(out->name));
     TSR_FAIL_IF(method != 0, err, TSR_E_UNSUPPORTED, position,
-                "zip: member '%.*s' is compressed (%s, method %u); torch.save stores members plainly", TSR_STR_ARG(out->name),
-                method == 8 ? "deflate" : "unknown to it", method);
+                "zip: member '%.*s' is compressed (%s, method %u); torch.save stores members uncompressed",
+                TSR_STR_ARG(out->name), method == 8 ? "deflate" : "unknown", method);
     tsr_cursor wide = {NULL, 0, 0, false};
-    zip64_extra((tsr_cursor){extra, extra_size, 0, false}, &wide);
+    tsr_zip64_extra((tsr_cursor){extra, extra_size, 0, false}, &wide);
     uint64_t packed;
-    bool whole = widen((uint32_t)tsr_load_le(p + 24, 4), &wide, &out->size) &&
-                 widen((uint32_t)tsr_load_le(p + 20, 4), &wide, &packed) &&
-                 widen((uint32_t)tsr_load_le(p + 42, 4), &wide, &out->header_offset);
+    bool whole = tsr_zip_widen((uint32_t)tsr_load_le(p + 24, 4), &wide, &out->size) &&
+                 tsr_zip_widen((uint32_t)tsr_load_le(p + 20, 4), &wide, &packed) &&
+                 tsr_zip_widen((uint32_t)tsr_load_le(p + 42, 4), &wide, &out->header_offset);
     TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, position, "zip: member '%.*s' lacks its zip64 sizes", TSR_STR_ARG(out->name));
     TSR_FAIL_IF(packed != out->size, err, TSR_E_FORMAT, position,
-                "zip: member '%.*s' is stored plainly, yet has %llu bytes packed and %llu unpacked", TSR_STR_ARG(out->name),
-                (unsigned long long)packed, (unsigned long long)out->size);
+                "zip: member '%.*s' is stored uncompressed, but has %llu bytes compressed and %llu uncompressed",
+                TSR_STR_ARG(out->name), (unsigned long long)packed, (unsigned long long)out->size);
     TSR_FAIL_IF(tsr_load_le(p + 34, 2) != 0, err, TSR_E_UNSUPPORTED, position, "zip: the archive spans several disks");
     TSR_FAIL_IF(!tsr_add_u64(out->header_offset, base, &out->header_offset), err, TSR_E_FORMAT, position,
-                "zip: member '%.*s' begins beyond the archive", TSR_STR_ARG(out->name));
+                "zip: member '%.*s' begins beyond the end of the archive", TSR_STR_ARG(out->name));
     return TSR_OK;
 }
 
@@ -207,7 +185,7 @@ static tsr_status read_directory(window *w, const tsr_host *host, const end_reco
                                  tsr_error *err)
 {
     TSR_FAIL_IF(end->directory_size > host->limits.metadata_bytes, err, TSR_E_LIMIT, w->base + end->directory_offset,
-                "zip: a central directory of %llu bytes is beyond the limit of %llu (metadata_bytes)",
+                "zip: a central directory of %llu bytes exceeds the limit of %llu (metadata_bytes)",
                 (unsigned long long)end->directory_size, (unsigned long long)host->limits.metadata_bytes);
     TSR_FAIL_IF(end->entries >= UINT32_MAX, err, TSR_E_LIMIT, w->base + end->directory_offset, "zip: too many members");
     size_t size = (size_t)end->directory_size;
@@ -222,7 +200,7 @@ static tsr_status read_directory(window *w, const tsr_host *host, const end_reco
     for (uint32_t i = 0; i < end->entries; i++)
         TSR_TRY(read_entry(&cursor, w->base, position + cursor.at, &members[i], err));
     TSR_FAIL_IF(tsr_cursor_left(&cursor) != 0, err, TSR_E_FORMAT, position + cursor.at,
-                "zip: %llu bytes of the central directory lie behind its last entry",
+                "zip: %llu bytes of the central directory follow its last entry",
                 (unsigned long long)tsr_cursor_left(&cursor));
     zip->members = members;
     zip->count = (uint32_t)end->entries;
@@ -294,46 +272,23 @@ static void find_top(tsr_zip *zip)
     }
 }
 
-/* Sizes and CRC of a local header: the central ones, or zero where a descriptor follows the data. */
-static bool local_agrees(const uint8_t *p, tsr_cursor extra, const tsr_zip_member *member)
-{
-    uint32_t crc = (uint32_t)tsr_load_le(p + 14, 4);
-    uint32_t packed = (uint32_t)tsr_load_le(p + 18, 4), size = (uint32_t)tsr_load_le(p + 22, 4);
-    bool later = member->flags & FLAG_DESCRIPTOR;
-    if (later && crc == 0 && packed == 0 && size == 0) return true;
-    tsr_cursor wide = {NULL, 0, 0, false};
-    zip64_extra(extra, &wide);
-    uint64_t wide_size, wide_packed;
-    if (!widen(size, &wide, &wide_size) || !widen(packed, &wide, &wide_packed)) return false;
-    if (later && wide_size == 0 && wide_packed == 0) return crc == 0 || crc == member->crc32;
-    return crc == member->crc32 && wide_size == member->size && wide_packed == member->size;
-}
-
 /* Checks the local header at `at` and finds the data behind it; `limit` is where the central directory begins. */
 static tsr_status read_local(window *w, uint64_t limit, tsr_zip_member *member, tsr_error *err)
 {
     const uint8_t *p;
     uint64_t at = member->header_offset - w->base;
-    TSR_FAIL_IF(at >= limit || limit - at < LOCAL_SIZE, err, TSR_E_FORMAT, member->header_offset,
-                "zip: the local header of '%.*s' lies beyond the members (byte %llu of %llu)", TSR_STR_ARG(member->name),
-                (unsigned long long)at, (unsigned long long)limit);
-    TSR_TRY(window_need(w, at, LOCAL_SIZE, AHEAD_READ, &p, err));
+    TSR_FAIL_IF(at >= limit || limit - at < TSR_ZIP_LOCAL_SIZE, err, TSR_E_FORMAT, member->header_offset,
+                "zip: the local header of '%.*s' is beyond the end of the members (byte %llu of %llu)",
+                TSR_STR_ARG(member->name), (unsigned long long)at, (unsigned long long)limit);
+    TSR_TRY(window_need(w, at, TSR_ZIP_LOCAL_SIZE, AHEAD_READ, &p, err));
     size_t name_size = (size_t)tsr_load_le(p + 26, 2), extra_size = (size_t)tsr_load_le(p + 28, 2);
-    uint64_t head = LOCAL_SIZE + name_size + extra_size;
-    TSR_FAIL_IF(tsr_load_le(p, 4) != LOCAL_SIGNATURE || head > limit - at, err, TSR_E_FORMAT, member->header_offset,
-                "zip: no local header of '%.*s' where the central directory has it", TSR_STR_ARG(member->name));
+    uint64_t head = TSR_ZIP_LOCAL_SIZE + name_size + extra_size;
+    TSR_FAIL_IF(tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE || head > limit - at, err, TSR_E_FORMAT, member->header_offset,
+                "zip: the central directory points to no local header of '%.*s'", TSR_STR_ARG(member->name));
     TSR_TRY(window_need(w, at, (size_t)head, AHEAD_READ, &p, err));
-    tsr_str name = {(const char *)p + LOCAL_SIZE, name_size};
-    TSR_FAIL_IF(!tsr_str_equal(name, member->name), err, TSR_E_FORMAT, member->header_offset,
-                "zip: the central directory calls a member '%.*s', its local header '%.*s'", TSR_STR_ARG(member->name),
-                TSR_STR_ARG(name));
-    tsr_cursor extra = {p + LOCAL_SIZE + name_size, extra_size, 0, false};
-    TSR_FAIL_IF(tsr_load_le(p + 6, 2) != member->flags || tsr_load_le(p + 8, 2) != 0 || !local_agrees(p, extra, member), err,
-                TSR_E_FORMAT, member->header_offset,
-                "zip: the local header of '%.*s' and the central directory disagree on flags, method, CRC or size",
-                TSR_STR_ARG(name));
+    TSR_TRY(tsr_zip_check_local(member, p, err));
     TSR_FAIL_IF(member->size > limit - at - head, err, TSR_E_FORMAT, member->header_offset,
-                "zip: member '%.*s' has %llu bytes, %llu are left before the central directory", TSR_STR_ARG(name),
+                "zip: member '%.*s' has %llu bytes, but only %llu are left before the central directory", TSR_STR_ARG(member->name),
                 (unsigned long long)member->size, (unsigned long long)(limit - at - head));
     member->byte_offset = member->header_offset + head;
     return TSR_OK;
@@ -343,23 +298,17 @@ static tsr_status read_local(window *w, uint64_t limit, tsr_zip_member *member, 
 static tsr_status check_gap(window *w, const tsr_zip_member *member, uint64_t next, tsr_error *err)
 {
     uint64_t at = member->byte_offset - w->base + member->size;
-    TSR_FAIL_IF(next < at, err, TSR_E_FORMAT, member->header_offset, "zip: member '%.*s' overlaps the one behind it",
+    TSR_FAIL_IF(next < at, err, TSR_E_FORMAT, member->header_offset, "zip: member '%.*s' overlaps the next one",
                 TSR_STR_ARG(member->name));
     uint64_t gap = next - at;
-    bool fits = (member->flags & FLAG_DESCRIPTOR) ? gap >= 12 && gap <= DESCRIPTOR_MAX && gap % 4 == 0 : gap == 0;
-    TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, w->base + at, "zip: %llu bytes behind member '%.*s' belong to nothing",
+    bool described = member->flags & TSR_ZIP_FLAG_DESCRIPTOR;
+    bool fits = gap >= TSR_ZIP_DESCRIPTOR_LEAST && gap <= TSR_ZIP_DESCRIPTOR_MOST && gap % 4 == 0;
+    TSR_FAIL_IF(described ? !fits : gap != 0, err, TSR_E_FORMAT, w->base + at, "zip: %llu bytes after member '%.*s' belong to no member",
                 (unsigned long long)gap, TSR_STR_ARG(member->name));
     if (gap == 0) return TSR_OK;
     const uint8_t *p;
     TSR_TRY(window_need(w, at, (size_t)gap, AHEAD_READ, &p, err));
-    bool marked = gap == 16 || gap == 24;
-    unsigned width = gap >= 20 ? 8 : 4;
-    const uint8_t *fields = p + (marked ? 4 : 0);
-    bool agrees = (!marked || tsr_load_le(p, 4) == DESCRIPTOR_SIGNATURE) && tsr_load_le(fields, 4) == member->crc32 &&
-                  tsr_load_le(fields + 4, width) == member->size && tsr_load_le(fields + 4 + width, width) == member->size;
-    TSR_FAIL_IF(!agrees, err, TSR_E_FORMAT, w->base + at,
-                "zip: the data descriptor of '%.*s' and the central directory disagree", TSR_STR_ARG(member->name));
-    return TSR_OK;
+    return tsr_zip_check_descriptor(member, p, (size_t)gap, err);
 }
 
 static tsr_status read_locals(window *w, uint64_t limit, tsr_zip *zip, tsr_arena *arena, tsr_error *err)
@@ -367,8 +316,17 @@ static tsr_status read_locals(window *w, uint64_t limit, tsr_zip *zip, tsr_arena
     const tsr_zip_member **order = sorted(zip, by_header, arena, err);
     if (!order) return TSR_E_NOMEM;
     uint64_t first = zip->count ? order[0]->header_offset - w->base : limit;
-    TSR_FAIL_IF(first != 0, err, TSR_E_FORMAT, w->base, "zip: %llu bytes before the first member belong to nothing",
+    TSR_FAIL_IF(first != 0, err, TSR_E_FORMAT, w->base, "zip: %llu bytes before the first member belong to no member",
                 (unsigned long long)first);
+    uint32_t file = zip->file;
+    tsr_store *origin = w->store;
+    while (origin->origin) origin = origin->origin(origin, &file);
+    if (zip->count && w->size > WHOLE_READ && origin->guard) {
+        bool is_guarded;
+        const tsr_zip_locals locals = {zip, (tsr_zip_member *const *)order, file, w->base + limit};
+        TSR_TRY(tsr_zip_guard_locals(origin, w->allocator, &locals, &is_guarded, err));
+        if (is_guarded) return check_gap(w, order[zip->count - 1], limit, err);
+    }
     for (uint32_t i = 0; i < zip->count; i++) {
         uint64_t next = i + 1 < zip->count ? order[i + 1]->header_offset - w->base : limit;
         TSR_TRY(read_local(w, limit, (tsr_zip_member *)order[i], err));
@@ -427,5 +385,5 @@ const tsr_zip_member *tsr_zip_find(const tsr_zip *zip, tsr_str name)
 
 bool tsr_zip_looks_like(tsr_str first_bytes)
 {
-    return first_bytes.size >= 4 && tsr_load_le((const uint8_t *)first_bytes.data, 4) == LOCAL_SIGNATURE;
+    return first_bytes.size >= 4 && tsr_load_le((const uint8_t *)first_bytes.data, 4) == TSR_ZIP_LOCAL_SIGNATURE;
 }

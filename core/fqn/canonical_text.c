@@ -20,13 +20,13 @@ typedef struct wrapper {
 } wrapper;
 
 static const wrapper wrappers[] = {
-    {"module", "DistributedDataParallel's name for what it wraps", true,
-     "'module' was taken for DistributedDataParallel's: a submodule of that name looks the same",
-     "'module' was kept: it has siblings, which DistributedDataParallel's has not"},
-    {"_orig_mod", "torch.compile's name for what it wraps", true, "",
-     "'_orig_mod' was kept: it has siblings, which torch.compile's has not"},
-    {"_fsdp_wrapped_module", "FullyShardedDataParallel's name for what it wraps", false, "", ""},
-    {"_checkpoint_wrapped_module", "activation checkpointing's name for what it wraps", false, "", ""},
+    {"module", "DistributedDataParallel's name for the module it wraps", true,
+     "'module' was assumed to be DistributedDataParallel's; a submodule of that name would look the same",
+     "'module' was kept: it has siblings, which DistributedDataParallel's 'module' does not have"},
+    {"_orig_mod", "torch.compile's name for the module it wraps", true, "",
+     "'_orig_mod' was kept: it has siblings, which torch.compile's '_orig_mod' does not have"},
+    {"_fsdp_wrapped_module", "FullyShardedDataParallel's name for the module it wraps", false, "", ""},
+    {"_checkpoint_wrapped_module", "activation checkpointing's name for the module it wraps", false, "", ""},
 };
 
 #define ROOT 0u

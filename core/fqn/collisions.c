@@ -1,6 +1,7 @@
 /* FQNs that several raw names share: whoever saves both loses one of them. */
 #include "base/try.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/vec.h"
 
@@ -64,9 +65,10 @@ static tsr_status collect(search *s, tsr_arena *arena, tsr_collision **out, size
     return *out_count ? walk(s, true, err) : TSR_OK;
 }
 
-tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
-                              tsr_collision **out, size_t *out_count, tsr_error *err)
+tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, tsr_arena *arena, tsr_collision **out, size_t *out_count,
+                              tsr_error *err)
 {
+    const tsr_allocator *allocator = tsr_arena_allocator(arena);
     search s = {names, count, tsr_map_new(allocator, count, err), tsr_map_new(allocator, count, err),
                 tsr_vec_of(allocator, sizeof(slot))};
     tsr_status status = s.raws && s.by_fqn ? collect(&s, arena, out, out_count, err) : TSR_E_NOMEM;

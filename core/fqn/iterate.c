@@ -203,24 +203,3 @@ tsr_status tsr_fqn_named_modules(const tsr_modules *modules, const tsr_host *hos
     tsr_vec_free(&v.stack);
     return status;
 }
-
-tsr_status tsr_fqn_submodule_prefixes(const tsr_modules *modules, const tsr_module_ref *submodules, size_t submodule_count,
-                                      const tsr_host *host, tsr_arena *arena, tsr_str **out, size_t *count, tsr_error *err)
-{
-    tsr_named_module *named;
-    size_t named_count;
-    TSR_TRY(tsr_fqn_named_modules(modules, host, arena, &named, &named_count, err));
-    bool *wanted = tsr_arena_array(arena, tsr_modules_count(modules), sizeof *wanted, err);
-    *out = tsr_arena_array(arena, submodule_count, sizeof **out, err);
-    *count = 0;
-    if (!wanted || !*out) return TSR_E_NOMEM;
-    for (size_t i = 0; i < submodule_count; i++) wanted[submodules[i]] = true;
-    for (size_t i = 0; i < named_count; i++) {
-        tsr_name name;
-        if (!wanted[named[i].module]) continue;
-        TSR_TRY(tsr_fqn_resolve(modules, named[i].raw, NULL, arena, &name, err));
-        (*out)[*count] = tsr_arena_format(arena, err, "%.*s.", TSR_STR_ARG(name.fqns[0]));
-        if (!(*out)[(*count)++].data) return TSR_E_NOMEM;
-    }
-    return TSR_OK;
-}

@@ -13,6 +13,7 @@
 #include "tessera/fqn.h"
 #include "tessera/sys/module_tree.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/params.h"
 
 #define CHECKPOINT_PREFIX TSR_STR("_checkpoint_wrapped_module.")
 #define FLAT_PARAM        TSR_STR("_flat_param")
@@ -42,7 +43,7 @@ static void tell_prefixes(walk *w, size_t at)
 {
     for (; w->prefixes_told < w->prefix_count && w->prefixes_at[w->prefixes_told] <= at; w->prefixes_told++) {
         tsr_str component = {CHECKPOINT_PREFIX.data, CHECKPOINT_PREFIX.size - 1};
-        remove_component(w, component, "activation checkpointing's name for what it wraps, removed by text");
+        remove_component(w, component, "activation checkpointing's name for the module it wraps, removed from the name");
     }
 }
 
@@ -72,7 +73,7 @@ static size_t strip_prefixes(tsr_str text, char *out, size_t *at_out, size_t *co
 
 static tsr_status wrong_place(const walk *w, tsr_str component, tsr_str expected, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "fqn: '%.*s' has '%.*s' where its wrapper wants '%.*s'",
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "fqn: '%.*s' has '%.*s' where its wrapper expects '%.*s'",
                      TSR_STR_ARG(w->out->raw), TSR_STR_ARG(component), TSR_STR_ARG(expected));
 }
 
@@ -99,12 +100,12 @@ static tsr_status step_wrapper(walk *w, tsr_str component, tsr_str expected, boo
 
 static tsr_status step_fsdp(walk *w, tsr_str component, tsr_str next, tsr_error *err)
 {
-    const char *why = "FullyShardedDataParallel's name for what it wraps";
+    const char *why = "FullyShardedDataParallel's name for the module it wraps";
     const tsr_module *module = tsr_modules_at(w->modules, w->at);
     tsr_str inner = tsr_wrapper_child(TSR_WRAPPER_FSDP1);
     if (next.data && tsr_str_equal(next, FLAT_PARAM)) {
         TSR_FAIL_IF(!module->flat_param, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                    "fqn: '%.*s': the module tree tells no flat_param of the fsdp1 unit at '%.*s'", TSR_STR_ARG(w->out->raw),
+                    "fqn: '%.*s': the module tree has no flat_param for the fsdp1 unit at '%.*s'", TSR_STR_ARG(w->out->raw),
                     (int)w->kept_size, w->kept);
         remove_component(w, component, why);
         remove_component(w, next, "a flat parameter stands for its original parameters");
@@ -144,7 +145,7 @@ static tsr_status step_plain(walk *w, tsr_str component, bool last, tsr_error *e
     }
     if (tsr_str_equal(component, EXTRA_STATE)) {
         TSR_FAIL_IF(!last, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "fqn: '%.*s' goes on after '_extra_state', which must come last", TSR_STR_ARG(w->out->raw));
+                    "fqn: '%.*s' continues after '_extra_state', which must come last", TSR_STR_ARG(w->out->raw));
     } else {
         TSR_TRY(go_to(w, component, err));
     }
@@ -158,10 +159,11 @@ static tsr_status step(walk *w, tsr_str component, tsr_str next, tsr_error *err)
     tsr_str expected = tsr_wrapper_child(wrapper);
     switch (wrapper) {
     case TSR_WRAPPER_DDP:
-        return step_wrapper(w, component, expected, w->options.keep_ddp, "DistributedDataParallel's name for what it wraps",
-                            err);
+        return step_wrapper(w, component, expected, w->options.keep_ddp,
+                            "DistributedDataParallel's name for the module it wraps", err);
     case TSR_WRAPPER_COMPILED:
-        return step_wrapper(w, component, expected, w->options.keep_compiler, "torch.compile's name for what it wraps", err);
+        return step_wrapper(w, component, expected, w->options.keep_compiler, "torch.compile's name for the module it wraps",
+                            err);
     case TSR_WRAPPER_FSDP1: return step_fsdp(w, component, next, err);
     case TSR_WRAPPER_NONE:
     case TSR_WRAPPER_CHECKPOINT: break;
@@ -240,5 +242,26 @@ tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_str *raws, 
     if (!*out) return TSR_E_NOMEM;
     for (size_t i = 0; i < *count; i++)
         TSR_TRY(tsr_fqn_resolve(modules, raws ? raws[i] : items[i].raw, NULL, arena, &(*out)[i], err));
+    return TSR_OK;
+}
+
+tsr_status tsr_fqn_submodule_prefixes(const tsr_modules *modules, const tsr_module_ref *submodules, size_t submodule_count,
+                                      const tsr_host *host, tsr_arena *arena, tsr_str **out, size_t *count, tsr_error *err)
+{
+    tsr_named_module *named;
+    size_t named_count;
+    TSR_TRY(tsr_fqn_named_modules(modules, host, arena, &named, &named_count, err));
+    bool *wanted = tsr_arena_array(arena, tsr_modules_count(modules), sizeof *wanted, err);
+    *out = tsr_arena_array(arena, submodule_count, sizeof **out, err);
+    *count = 0;
+    if (!wanted || !*out) return TSR_E_NOMEM;
+    for (size_t i = 0; i < submodule_count; i++) wanted[submodules[i]] = true;
+    for (size_t i = 0; i < named_count; i++) {
+        tsr_name name;
+        if (!wanted[named[i].module]) continue;
+        TSR_TRY(tsr_fqn_resolve(modules, named[i].raw, NULL, arena, &name, err));
+        (*out)[*count] = tsr_arena_format(arena, err, "%.*s.", TSR_STR_ARG(name.fqns[0]));
+        if (!(*out)[(*count)++].data) return TSR_E_NOMEM;
+    }
     return TSR_OK;
 }

@@ -120,8 +120,8 @@ static tsr_str explain_prefix(search *s, tsr_str a, tsr_str b, tsr_error *err)
     tsr_str longer = a.size > b.size ? a : b, shorter = a.size > b.size ? b : a;
     if (longer.size <= shorter.size || !tsr_str_ends(longer, shorter)) return (tsr_str){NULL, 0};
     tsr_str prefix = until(longer, longer.size - shorter.size);
-    return tsr_arena_format(s->arena, err, "the same name %s '%.*s', same dtype and shape",
-                            a.size > b.size ? "without" : "behind", TSR_STR_ARG(prefix));
+    return tsr_arena_format(s->arena, err, "the same name %s '%.*s', with the same dtype and shape",
+                            a.size > b.size ? "without" : "after", TSR_STR_ARG(prefix));
 }
 
 static tsr_str explain_component(search *s, tsr_str a, tsr_str b, tsr_error *err)
@@ -136,7 +136,7 @@ static tsr_str explain_component(search *s, tsr_str a, tsr_str b, tsr_error *err
                        (a_next > a.size || (b.size - b_next == tail && tsr_str_ends(b, from(a, a_next))));
     if (!equal_tails) return (tsr_str){NULL, 0};
     tsr_str was = {a.data + at, a_next - 1 - at}, is = {b.data + at, b_next - 1 - at};
-    return tsr_arena_format(s->arena, err, "one component differs, '%.*s' and '%.*s', same dtype and shape",
+    return tsr_arena_format(s->arena, err, "one component differs ('%.*s' and '%.*s'), with the same dtype and shape",
                             TSR_STR_ARG(was), TSR_STR_ARG(is));
 }
 
@@ -144,7 +144,7 @@ static tsr_str explain_last(search *s, tsr_str a, tsr_str b, tsr_error *err)
 {
     tsr_str last = from(a, last_component(a));
     if (!tsr_str_equal(last, from(b, last_component(b)))) return (tsr_str){NULL, 0};
-    return tsr_arena_format(s->arena, err, "no other '%.*s' of this dtype and shape was removed or added",
+    return tsr_arena_format(s->arena, err, "it is the only '%.*s' of this dtype and shape that was removed and added",
                             TSR_STR_ARG(last));
 }
 

@@ -90,16 +90,16 @@ static tsr_status range_shard(uint32_t rank, const uint64_t *shape, tsr_span ran
     return TSR_OK;
 }
 
-tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, uint32_t rank, const uint64_t *shape,
-                           tsr_arena *arena, tsr_layout *out, tsr_error *err)
+tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, tsr_shape shape, tsr_arena *arena, tsr_layout *out,
+                           tsr_error *err)
 {
     tsr_shard *shards = tsr_arena_array(arena, flat->ranks, sizeof *shards, err);
-    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "a parameter of %u dimensions, at most %u are read",
-                rank, TSR_MAX_RANK);
+    TSR_FAIL_IF(shape.ndim > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "a parameter of %u dimensions; at most %u are supported",
+                shape.ndim, TSR_MAX_RANK);
     if (!shards) return TSR_E_NOMEM;
     for (uint64_t r = 0; r < flat->ranks; r++)
-        TSR_TRY(range_shard(rank, shape, tsr_flat_layout_range(flat, index, r), arena, &shards[r], err));
-    *out = tsr_layout_explicit(flat->ranks, shards, rank, shape);
+        TSR_TRY(range_shard(shape.ndim, shape.sizes, tsr_flat_layout_range(flat, index, r), arena, &shards[r], err));
+    *out = tsr_layout_explicit(flat->ranks, shards, shape.ndim, shape.sizes);
     out->flat = true;
     return TSR_OK;
 }

@@ -22,11 +22,12 @@ static tsr_status add_entry(tsr_fsdp1_unit *unit, const tsr_entry *entry, const 
 {
     if (unit->count == 0) unit->dtype = entry->dtype;
     TSR_FAIL_IF(entry->dtype != unit->dtype, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' is %s and '%.*s' %s: a flat parameter has one dtype (the strategy may ignore buffers)",
+                "'%.*s' is %s but '%.*s' is %s; a flat parameter has a single dtype (buffers can be listed in the "
+                "strategy's \"ignored\")",
                 TSR_STR_ARG(entries[0]->fqn), tsr_dtype_describe(unit->dtype)->name, TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
     TSR_FAIL_IF(tsr_dtype_size(entry->dtype) == 0, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' is %s, whose elements are no whole bytes: it cannot be flattened", TSR_STR_ARG(entry->fqn),
+                "'%.*s' is %s, whose elements are not byte-aligned, so it cannot be flattened", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
     TSR_FAIL_IF(!tsr_entry_elements(entry, &numels[unit->count]), err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "'%.*s' has more than 2^64 elements", TSR_STR_ARG(entry->fqn));

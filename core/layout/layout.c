@@ -27,14 +27,15 @@ static void coordinate_of(const tsr_mesh *mesh, const tsr_dim_layout *dim, uint6
     }
 }
 
-static tsr_status tabulate(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                           uint32_t d, uint64_t size, tsr_dim_layout *dim, uint64_t *first, tsr_vec *runs, tsr_error *err)
+/* The spans of one dim at every position of the mesh dims that cut it; runs of position p begin at first[p]. */
+static tsr_status tabulate(const tsr_sharding *how, tsr_shape shape, uint32_t d, tsr_dim_layout *dim, uint64_t *first,
+                           tsr_vec *runs, tsr_error *err)
 {
     for (uint64_t p = 0; p < dim->positions; p++) {
         uint64_t coordinate[TSR_MESH_MAX_DIMS] = {0};
         first[p] = runs->count;
-        coordinate_of(mesh, dim, p, coordinate);
-        TSR_TRY(tsr_mesh_spans(mesh, placements, strided, rank, d, size, coordinate, runs, err));
+        coordinate_of(how->mesh, dim, p, coordinate);
+        TSR_TRY(tsr_mesh_spans(how, shape, d, coordinate, runs, err));
     }
     first[dim->positions] = runs->count;
     return TSR_OK;
@@ -57,14 +58,14 @@ static tsr_status keep_runs(const tsr_vec *runs, const uint64_t *first, tsr_dim_
     return TSR_OK;
 }
 
-static tsr_status make_dim(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                           uint32_t d, uint64_t size, tsr_arena *arena, tsr_dim_layout *dim, tsr_error *err)
+static tsr_status make_dim(const tsr_sharding *how, tsr_shape shape, uint32_t d, tsr_arena *arena, tsr_dim_layout *dim,
+                           tsr_error *err)
 {
-    find_cuts(mesh, placements, rank, d, dim);
+    find_cuts(how->mesh, how->placements, shape.ndim, d, dim);
     uint64_t *first = tsr_arena_array(arena, dim->positions + 1, sizeof *first, err);
     if (!first) return TSR_E_NOMEM;
     tsr_vec runs = tsr_vec_of(tsr_arena_allocator(arena), sizeof(tsr_span));
-    tsr_status status = tabulate(mesh, placements, strided, rank, d, size, dim, first, &runs, err);
+    tsr_status status = tabulate(how, shape, d, dim, first, &runs, err);
     if (status == TSR_OK) status = keep_runs(&runs, first, dim, arena, err);
     tsr_vec_free(&runs);
     return status;
@@ -81,16 +82,15 @@ static void find_copies(const tsr_mesh *mesh, const tsr_placement *placements, t
     }
 }
 
-tsr_status tsr_layout_over_mesh(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                                const uint64_t *shape, tsr_arena *arena, tsr_layout *out, tsr_error *err)
+tsr_status tsr_layout_over_mesh(const tsr_sharding *how, tsr_shape shape, tsr_arena *arena, tsr_layout *out, tsr_error *err)
 {
-    TSR_TRY(tsr_placements_check(mesh, placements, rank, err));
-    tsr_dim_layout *dims = tsr_arena_array(arena, rank, sizeof *dims, err);
+    TSR_TRY(tsr_placements_check(how->mesh, how->placements, shape.ndim, err));
+    tsr_dim_layout *dims = tsr_arena_array(arena, shape.ndim, sizeof *dims, err);
     if (!dims) return TSR_E_NOMEM;
-    *out = (tsr_layout){.rank = rank, .shape = shape, .ranks = tsr_mesh_ranks(mesh), .mesh = mesh, .dims = dims};
-    find_copies(mesh, placements, out);
-    for (uint32_t d = 0; d < rank; d++) {
-        TSR_TRY(make_dim(mesh, placements, strided, rank, d, shape[d], arena, &dims[d], err));
+    *out = (tsr_layout){.rank = shape.ndim, .shape = shape.sizes, .ranks = tsr_mesh_ranks(how->mesh), .mesh = how->mesh, .dims = dims};
+    find_copies(how->mesh, how->placements, out);
+    for (uint32_t d = 0; d < shape.ndim; d++) {
+        TSR_TRY(make_dim(how, shape, d, arena, &dims[d], err));
     }
     return TSR_OK;
 }

@@ -126,16 +126,16 @@ static cut_order order_cuts(const tsr_mesh *mesh, const tsr_placement *placement
     return order;
 }
 
-tsr_status tsr_mesh_spans(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                          uint32_t dim, uint64_t size, const uint64_t *coordinate, tsr_vec *spans, tsr_error *err)
+tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim, const uint64_t *coordinate,
+                          tsr_vec *spans, tsr_error *err)
 {
-    const cut_order order = order_cuts(mesh, placements, strided, rank, dim);
+    const cut_order order = order_cuts(how->mesh, how->placements, how->strided, shape.ndim, dim);
     tsr_vec runs = tsr_vec_of(spans->allocator, sizeof(tsr_span)), scratch = runs;
-    tsr_span whole = {0, size};
+    tsr_span whole = {0, shape.sizes[dim]};
     tsr_status status = append_part(&runs, &whole, 1, whole, err);
     for (uint32_t i = 0; i < order.count && status == TSR_OK; i++) {
         uint32_t m = order.mesh_dims[i];
-        status = cut(&runs, &scratch, order.split_factors[i], mesh->shape[m], coordinate[m], err);
+        status = cut(&runs, &scratch, order.split_factors[i], how->mesh->shape[m], coordinate[m], err);
     }
     if (status == TSR_OK) status = tsr_vec_reserve(spans, runs.count, err);
     if (status == TSR_OK && runs.count) {

@@ -45,10 +45,10 @@ static tsr_status read_number(reader *r, uint64_t most, uint64_t *out)
     uint64_t value = 0;
     for (; r->at < r->text.size && is_digit(r->text.data[r->at]); r->at++) {
         value = value * 10 + (uint64_t)(r->text.data[r->at] - '0'); /* `most` is far from 64 bits */
-        TSR_FAIL_IF(value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is above %llu",
-                    begin, TSR_STR_ARG(r->text), (unsigned long long)most);
+        TSR_FAIL_IF(value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is greater than %llu", begin,
+                    TSR_STR_ARG(r->text), (unsigned long long)most);
     }
-    TSR_FAIL_IF(r->at == begin, r->err, TSR_E_USAGE, begin, "a number is expected at byte %zu of '%.*s'", begin,
+    TSR_FAIL_IF(r->at == begin, r->err, TSR_E_USAGE, begin, "expected a number at byte %zu of '%.*s'", begin,
                 TSR_STR_ARG(r->text));
     *out = value;
     return TSR_OK;
@@ -72,8 +72,8 @@ static tsr_status read_mesh_dim(reader *r, tsr_str *name, uint64_t *size)
     size_t begin = r->at;
     *name = read_name(r);
     if (take(r, '=')) {
-        TSR_FAIL_IF(name->size == 0, r->err, TSR_E_USAGE, begin, "a mesh dim has no name before '=' at byte %zu of '%.*s'",
-                    begin, TSR_STR_ARG(r->text));
+        TSR_FAIL_IF(name->size == 0, r->err, TSR_E_USAGE, begin,
+                    "expected the name of a mesh dim before '=' at byte %zu of '%.*s'", begin, TSR_STR_ARG(r->text));
     } else {
         *name = TSR_STR("");
         r->at = begin;
@@ -110,7 +110,7 @@ tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_err
         names[count] = tsr_arena_str(arena, names[count], err);
         if (!names[count++].data) return TSR_E_NOMEM;
     } while (take(&r, ','));
-    TSR_FAIL_IF(!at_end(&r), err, TSR_E_USAGE, r.at, "',' or the end is expected at byte %zu of the mesh '%.*s'", r.at,
+    TSR_FAIL_IF(!at_end(&r), err, TSR_E_USAGE, r.at, "expected ',' or the end at byte %zu of the mesh '%.*s'", r.at,
                 TSR_STR_ARG(text));
     *out = (tsr_mesh){count, shape, names};
     return TSR_OK;
@@ -118,7 +118,7 @@ tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_err
 
 static tsr_status expect(reader *r, char c)
 {
-    TSR_FAIL_IF(!take(r, c), r->err, TSR_E_USAGE, r->at, "'%c' is expected at byte %zu of '%.*s'", c, r->at,
+    TSR_FAIL_IF(!take(r, c), r->err, TSR_E_USAGE, r->at, "expected '%c' at byte %zu of '%.*s'", c, r->at,
                 TSR_STR_ARG(r->text));
     return TSR_OK;
 }
@@ -135,7 +135,7 @@ static tsr_status read_placement(reader *r, tsr_placement *out)
     }
     bool strided = tsr_str_equal(name, TSR_STR("strided_shard"));
     TSR_FAIL_IF(!strided && !tsr_str_equal(name, TSR_STR("shard")), r->err, TSR_E_USAGE, begin,
-                "'%.*s' at byte %zu of '%.*s' is no placement: replicate, shard(d), strided_shard(d, f) and partial are",
+                "unknown placement '%.*s' at byte %zu of '%.*s'; choose replicate, shard(d), strided_shard(d, f) or partial",
                 TSR_STR_ARG(name), begin, TSR_STR_ARG(r->text));
     TSR_TRY(expect(r, '('));
     bool negative = take(r, '-');
@@ -144,7 +144,7 @@ static tsr_status read_placement(reader *r, tsr_placement *out)
     if (strided) {
         TSR_TRY(expect(r, ','));
         TSR_TRY(read_number(r, TSR_SPLIT_FACTOR_MAX, &out->split_factor));
-        TSR_FAIL_IF(out->split_factor == 0, r->err, TSR_E_USAGE, r->at, "a split factor of '%.*s' is 0",
+        TSR_FAIL_IF(out->split_factor == 0, r->err, TSR_E_USAGE, r->at, "a split factor in '%.*s' is 0",
                     TSR_STR_ARG(r->text));
     }
     return expect(r, ')');
@@ -161,7 +161,7 @@ tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **
                     TSR_STR_ARG(text), TSR_MESH_MAX_DIMS);
         TSR_TRY(read_placement(&r, &(*out)[(*count)++]));
     } while (take(&r, ','));
-    TSR_FAIL_IF(!at_end(&r), err, TSR_E_USAGE, r.at, "',' or the end is expected at byte %zu of the placements '%.*s'", r.at,
+    TSR_FAIL_IF(!at_end(&r), err, TSR_E_USAGE, r.at, "expected ',' or the end at byte %zu of the placements '%.*s'", r.at,
                 TSR_STR_ARG(text));
     return TSR_OK;
 }

@@ -41,8 +41,8 @@ static tsr_status pack_entry(const tsr_entry *entry, tsr_arena *arena, const tsr
         chunks[i].offsets = offsets;
         chunks[i].sizes = sizes;
     }
-    TSR_FAIL_IF(!even, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is float4 cut between the halves of a byte",
-                TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!even, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is float4, and the target splits it in the middle of a byte", TSR_STR_ARG(entry->fqn));
     copy->shape = numbers;
     copy->chunks = chunks;
     *out = copy;
@@ -76,7 +76,8 @@ static tsr_status find_layout(maker *m, const tsr_entry *entry, const tsr_placem
     tsr_layout *layout = TSR_ARENA_NEW(arena, tsr_layout, err), **slot = layout ? tsr_vec_push(&m->layout_list, err) : NULL;
     if (!slot) return TSR_E_NOMEM;
     *slot = layout;
-    return tsr_layout_over_mesh(mesh, placements, m->plan->target->strided, entry->rank, entry->shape, arena, layout, err);
+    return tsr_layout_over_mesh(&(tsr_sharding){mesh, placements, m->plan->target->strided},
+                                (tsr_shape){entry->rank, entry->shape}, arena, layout, err);
 }
 
 /* A layout that the caller gave. */
@@ -85,7 +86,7 @@ static tsr_status take_layout(maker *m, const tsr_entry *entry, const tsr_layout
     tsr_box shape = {entry->rank, NULL, entry->shape};
     bool fits = layout->ranks == m->plan->ranks && tsr_box_equal(shape, (tsr_box){layout->rank, NULL, layout->shape});
     TSR_FAIL_IF(!fits, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "the layout given for '%.*s' is of another shape or number of ranks", TSR_STR_ARG(entry->fqn));
+                "the layout given for '%.*s' has a different shape or number of ranks", TSR_STR_ARG(entry->fqn));
     const tsr_layout **slot = tsr_vec_push(&m->layout_list, err);
     if (!slot) return TSR_E_NOMEM;
     *slot = layout;
@@ -135,16 +136,16 @@ static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error
 {
     const tsr_entry *entry = c->sample;
     tsr_tiling tiling;
-    TSR_TRY(tsr_tiling_check(m->plan->host->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling,
-                             err));
+    TSR_TRY(tsr_tiling_check(m->plan->host->allocator, (tsr_shape){entry->rank, entry->shape}, entry->chunks,
+                             entry->chunk_count, &tiling, err));
     TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "the chunks of '%.*s' do not tile it (%llu elements are in none%s): validate says where",
+                "the chunks of '%.*s' do not tile it (%llu elements are not covered%s); tessera validate shows where",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing,
-                tiling.overlap[0] != TSR_NO_CHUNK ? ", some in several" : "");
+                tiling.overlap[0] != TSR_NO_CHUNK ? ", some are covered several times" : "");
     bool cut = c->layout->dims == NULL;
     for (uint32_t d = 0; d < entry->rank && !cut; d++) cut = c->layout->dims[d].positions > 1;
     TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' is %s, whose elements are no whole bytes: it cannot be cut", TSR_STR_ARG(entry->fqn),
+                "'%.*s' is %s, whose elements are not byte-aligned, so it cannot be split", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
     return tsr_plan_check_holders(c, m->plan->ranks, err);
 }
@@ -196,7 +197,7 @@ static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_op
     placing place;
     tsr_plan_tensor tensor = {.entry = entry, .packed = entry};
     TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'%.*s' has %u dimensions, at most %u are read", TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
+                "'%.*s' has %u dimensions; at most %u are supported", TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
     TSR_TRY(count_bytes(plan, entry, err));
     if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->rank) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
     TSR_TRY(choose_layout(m, options, &tensor, &place, err));

@@ -33,8 +33,9 @@ tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_e
     for (uint64_t r = 0; r < ranks; r++) {
         if (!tsr_layout_is_first(c->layout, r) || !tsr_layout_elements(c->layout, r)) continue;
         TSR_FAIL_IF(!tsr_plan_copies(c, r, NULL), err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "the rule for '%.*s' leaves some of its elements on no rank: its placements give them to rank %llu, which is "
-                    "not among the ranks or the stage that hold it", TSR_STR_ARG(c->sample->fqn), (unsigned long long)r);
+                    "the rule for '%.*s' leaves some of its elements without a rank: its placements assign them to rank "
+                    "%llu, which is not among the ranks or the stage of the rule",
+                    TSR_STR_ARG(c->sample->fqn), (unsigned long long)r);
     }
     return TSR_OK;
 }

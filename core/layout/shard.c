@@ -11,17 +11,17 @@
 
 tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t rank, tsr_error *err)
 {
-    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions are more than %u", rank,
+    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u are supported", rank,
                 TSR_MAX_RANK);
     for (uint32_t i = 0; i < mesh->dim_count; i++) {
         const tsr_placement *p = &placements[i];
         uint32_t dim;
         bool cuts = p->kind == TSR_SHARD || p->kind == TSR_STRIDED_SHARD;
         TSR_FAIL_IF(cuts && !tsr_placement_dim(p, rank, &dim), err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "placement %u cuts dim %d, but the tensor has %u dims", i, (int)p->dim, rank);
+                    "placement %u splits dim %d, but the tensor has %u dims", i, (int)p->dim, rank);
         bool bad_factor = p->split_factor == 0 || p->split_factor > TSR_SPLIT_FACTOR_MAX;
         TSR_FAIL_IF(p->kind == TSR_STRIDED_SHARD && bad_factor, err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "placement %u has split factor %llu; 1 to %llu are allowed", i, (unsigned long long)p->split_factor,
+                    "placement %u has split factor %llu; expected 1 to %llu", i, (unsigned long long)p->split_factor,
                     (unsigned long long)TSR_SPLIT_FACTOR_MAX);
     }
     return TSR_OK;
@@ -76,16 +76,16 @@ tsr_status tsr_shard_from_runs(uint32_t rank, const uint64_t *shape, const tsr_r
     return TSR_OK;
 }
 
-tsr_status tsr_mesh_shard(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                          const uint64_t *shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out, tsr_error *err)
+tsr_status tsr_mesh_shard(const tsr_sharding *how, tsr_shape shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out,
+                          tsr_error *err)
 {
     tsr_run_list lists[TSR_MAX_RANK];
     uint64_t coordinate[TSR_MESH_MAX_DIMS];
-    TSR_TRY(tsr_placements_check(mesh, placements, rank, err));
-    tsr_mesh_coordinate(mesh, mesh_rank, coordinate);
-    for (uint32_t d = 0; d < rank; d++) {
+    TSR_TRY(tsr_placements_check(how->mesh, how->placements, shape.ndim, err));
+    tsr_mesh_coordinate(how->mesh, mesh_rank, coordinate);
+    for (uint32_t d = 0; d < shape.ndim; d++) {
         tsr_vec runs = tsr_vec_of(tsr_arena_allocator(arena), sizeof(tsr_span));
-        tsr_status status = tsr_mesh_spans(mesh, placements, strided, rank, d, shape[d], coordinate, &runs, err);
+        tsr_status status = tsr_mesh_spans(how, shape, d, coordinate, &runs, err);
         tsr_span *kept = status == TSR_OK ? tsr_arena_array(arena, runs.count, sizeof *kept, err) : NULL;
         uint64_t *local = kept ? tsr_arena_array(arena, runs.count, sizeof *local, err) : NULL, at = 0;
         for (size_t i = 0; local && i < runs.count; i++) {
@@ -97,5 +97,5 @@ tsr_status tsr_mesh_shard(const tsr_mesh *mesh, const tsr_placement *placements,
         tsr_vec_free(&runs);
         if (!local) return status == TSR_OK ? TSR_E_NOMEM : status;
     }
-    return tsr_shard_from_runs(rank, shape, lists, arena, out, err);
+    return tsr_shard_from_runs(shape.ndim, shape.sizes, lists, arena, out, err);
 }

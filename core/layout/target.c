@@ -15,8 +15,8 @@ static tsr_status check_list(const tsr_target *target, const tsr_placement *plac
 {
     for (uint32_t i = 0; i < target->mesh.dim_count; i++) {
         TSR_FAIL_IF(placements[i].kind == TSR_PARTIAL, err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "the placements for '%.*s' say partial: such values are parts of a sum that only the running job can "
-                    "add up, a checkpoint cannot hold them",
+                    "the placements for '%.*s' contain partial: a checkpoint cannot store such values, which are parts of a "
+                    "sum that only the running job can add up",
                     TSR_STR_ARG(rule));
     }
     return TSR_OK;
@@ -38,7 +38,7 @@ tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, 
     TSR_TRY(tsr_mesh_parse(mesh, arena, &out->mesh, err));
     TSR_TRY(tsr_placements_parse(placements, arena, &list, &count, err));
     TSR_FAIL_IF(count != out->mesh.dim_count, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' has %u placements, the mesh '%.*s' has %u dims: one placement a mesh dim is needed",
+                "'%.*s' has %u placements, but the mesh '%.*s' has %u dims; give one placement per mesh dim",
                 TSR_STR_ARG(placements), count, TSR_STR_ARG(mesh), out->mesh.dim_count);
     out->default_placements = list;
     return tsr_target_check(out, err);
@@ -75,7 +75,7 @@ tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entr
         for (uint32_t m = 0; m < target->mesh.dim_count; m++) {
             uint32_t dim;
             TSR_FAIL_IF(is_cut(&(*out)[m]) && !tsr_placement_dim(&(*out)[m], entry->rank, &dim), err, TSR_E_USAGE,
-                        TSR_NO_POSITION, "the rule '%.*s' cuts dim %d of '%.*s', which has %u dims",
+                        TSR_NO_POSITION, "the rule '%.*s' splits dim %d of '%.*s', which has %u dims",
                         TSR_STR_ARG(rule->match), (int)(*out)[m].dim, TSR_STR_ARG(entry->fqn), entry->rank);
         }
         return TSR_OK;
@@ -110,7 +110,7 @@ tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *
     } strategies[] = {
         [TSR_STRATEGY_FSDP2] = {"fsdp2", 1}, [TSR_STRATEGY_HSDP] = {"hsdp", 2}, [TSR_STRATEGY_DDP] = {"ddp", 1}};
     TSR_FAIL_IF(mesh.dim_count != strategies[strategy].dims, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "%s needs a mesh of %u dims, this one has %u", strategies[strategy].name, strategies[strategy].dims,
+                "%s needs a mesh of %u dims, but this one has %u", strategies[strategy].name, strategies[strategy].dims,
                 mesh.dim_count);
     *out = (tsr_target){.mesh = mesh};
     out->default_placements = strategy == TSR_STRATEGY_FSDP2  ? list_of(arena, shard(0), replicate, err)
@@ -135,9 +135,9 @@ tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, u
                                       tsr_target *out, tsr_error *err)
 {
     TSR_FAIL_IF(mesh.dim_count != 1 && mesh.dim_count != 2, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "tensor parallel needs a mesh (tp) or (dp, tp), this one has %u dims", mesh.dim_count);
+                "tensor parallelism needs a mesh (tp) or (dp, tp), but this one has %u dims", mesh.dim_count);
     TSR_FAIL_IF(mesh.shape[mesh.dim_count - 1] > TSR_SPLIT_FACTOR_MAX, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "a tp dim of %llu is above %llu", (unsigned long long)mesh.shape[mesh.dim_count - 1],
+                "a tp dim of size %llu is greater than %llu", (unsigned long long)mesh.shape[mesh.dim_count - 1],
                 (unsigned long long)TSR_SPLIT_FACTOR_MAX);
     tsr_target_rule *list = tsr_arena_array(arena, rule_count, 2 * sizeof *list, err);
     *out = (tsr_target){.mesh = mesh, .rules = list, .rule_count = 2 * rule_count};

@@ -323,12 +323,13 @@ static uint64_t look_over(tsr_box tensor, const tsr_chunk *chunks, uint64_t coun
     return mix(seed);
 }
 
-tsr_status tsr_tiling_check(const tsr_allocator *allocator, uint32_t rank, const uint64_t *shape, const tsr_chunk *chunks,
-                            uint64_t count, tsr_tiling *out, tsr_error *err)
+tsr_status tsr_tiling_check(const tsr_allocator *allocator, tsr_shape shape, const tsr_chunk *chunks, uint64_t count,
+                            tsr_tiling *out, tsr_error *err)
 {
+    const uint32_t ndim = shape.ndim;
     uint64_t elements;
-    tsr_box tensor = {rank, NULL, shape};
-    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions are more than %u", rank,
+    tsr_box tensor = {ndim, NULL, shape.sizes};
+    TSR_FAIL_IF(ndim > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u are supported", ndim,
                 TSR_MAX_RANK);
     TSR_FAIL_IF(!tsr_box_volume(tensor, &elements), err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "the tensor has more than 2^64 elements");
@@ -336,13 +337,13 @@ tsr_status tsr_tiling_check(const tsr_allocator *allocator, uint32_t rank, const
     out->outside = out->overlap[0] = out->overlap[1] = TSR_NO_CHUNK;
     uint64_t seed = look_over(tensor, chunks, count, out);
     bool within = out->outside == TSR_NO_CHUNK;
-    out->exact = within && (elements == 0 || is_exact(rank, shape, chunks, count, seed));
+    out->exact = within && (elements == 0 || is_exact(ndim, shape.sizes, chunks, count, seed));
     if (out->exact || elements == 0) return TSR_OK;
 
-    search s = {.rank = rank, .seed = seed, .random = 1, .out = out};
-    s.boxes = s.regions = tsr_vec_of(allocator, (rank ? 2 * rank : 1) * sizeof(uint64_t));
+    search s = {.rank = ndim, .seed = seed, .random = 1, .out = out};
+    s.boxes = s.regions = tsr_vec_of(allocator, (ndim ? 2 * ndim : 1) * sizeof(uint64_t));
     s.numbers = s.ends = s.lists = s.scratch = tsr_vec_of(allocator, sizeof(uint64_t));
-    tsr_status status = locate_damage(&s, shape, elements, chunks, count, err);
+    tsr_status status = locate_damage(&s, shape.sizes, elements, chunks, count, err);
     tsr_vec_free(&s.boxes);
     tsr_vec_free(&s.regions);
     tsr_vec_free(&s.numbers);

@@ -41,7 +41,7 @@ static tsr_status report_overlap(const check *c, const tsr_entry *entry, const t
     const tsr_chunk *a = &entry->chunks[tiling->overlap[0]], *b = &entry->chunks[tiling->overlap[1]];
     tsr_dims_buffer a_at, a_size, b_at, b_size, element;
     return tsr_finding_add(c->findings, "layout/overlap", place_of(c, entry, tiling->overlap[1]), err,
-                           "two chunks of '%.*s' hold the element %s: %s at %s and %s at %s", TSR_STR_ARG(entry->fqn),
+                           "two chunks of '%.*s' contain the element %s: %s at %s and %s at %s", TSR_STR_ARG(entry->fqn),
                            tsr_dims_text(&element, tiling->overlap_offsets, entry->rank),
                            tsr_dims_text(&a_size, a->sizes, entry->rank), tsr_dims_text(&a_at, a->offsets, entry->rank),
                            tsr_dims_text(&b_size, b->sizes, entry->rank), tsr_dims_text(&b_at, b->offsets, entry->rank));
@@ -51,7 +51,7 @@ static tsr_status report_hole(const check *c, const tsr_entry *entry, const tsr_
 {
     tsr_dims_buffer at, size, shape;
     return tsr_finding_add(c->findings, "layout/hole", place_of(c, entry, TSR_NO_CHUNK), err,
-                           "%s%llu elements of '%.*s' %s are in no chunk: %s at %s is covered by nothing",
+                           "%s%llu elements of '%.*s' %s are not covered by any chunk, such as %s at %s",
                            tiling->missing_at_least ? "at least " : "", (unsigned long long)tiling->missing,
                            TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank),
                            tsr_dims_text(&size, tiling->hole_sizes, entry->rank),
@@ -70,10 +70,10 @@ static tsr_status check_empty_chunks(const check *c, const tsr_entry *entry, tsr
         }
         if (!odd) continue;
         TSR_TRY(tsr_finding_add(c->findings, "layout/empty-chunk", place_of(c, entry, i), err,
-                                "the chunk of %s at %s of '%.*s' %s has no elements but is not at an end of the tensor",
+                                "the chunk of %s at %s of '%.*s' %s is empty but not at an end of the tensor",
                                 tsr_dims_text(&size, chunk->sizes, entry->rank),
-                                tsr_dims_text(&at, chunk->offsets, entry->rank),
-                                TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank)));
+                                tsr_dims_text(&at, chunk->offsets, entry->rank), TSR_STR_ARG(entry->fqn),
+                                tsr_dims_text(&shape, entry->shape, entry->rank)));
     }
     return TSR_OK;
 }
@@ -88,7 +88,8 @@ static tsr_status check_tiling(const check *c, const tsr_entry *entry, tsr_error
                                "'%.*s' %s has more than %u dimensions or 2^64 elements", TSR_STR_ARG(entry->fqn),
                                tsr_dims_text(&shape, entry->shape, entry->rank), TSR_MAX_RANK);
     }
-    TSR_TRY(tsr_tiling_check(c->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, err));
+    TSR_TRY(tsr_tiling_check(c->allocator, (tsr_shape){entry->rank, entry->shape}, entry->chunks, entry->chunk_count,
+                             &tiling, err));
     if (tiling.outside != TSR_NO_CHUNK) TSR_TRY(report_outside(c, entry, tiling.outside, err));
     if (tiling.overlap[0] != TSR_NO_CHUNK) TSR_TRY(report_overlap(c, entry, &tiling, err));
     if (tiling.missing > 0) TSR_TRY(report_hole(c, entry, &tiling, err));

@@ -32,7 +32,7 @@ tsr_status tsr_leniency_parse(tsr_str words, uint32_t *out, tsr_error *err)
         const uint32_t bit = tsr_leniency_from_word((tsr_str){words.data + at, size});
         if (!bit)
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "--allow takes missing, extra, dtype, shape, chunks and value, not '%.*s'", (int)size,
+                             "--allow expects missing, extra, dtype, shape, chunks or value, not '%.*s'", (int)size,
                              words.data + at);
         *out |= bit;
     }
@@ -72,11 +72,6 @@ static const char *kind_name(tsr_entry_kind kind)
     return kind == TSR_ENTRY_TENSOR ? "a tensor" : kind == TSR_ENTRY_OBJECT ? "an object" : "opaque";
 }
 
-static bool same_shape(const tsr_entry *a, const tsr_entry *b)
-{
-    return tsr_box_equal((tsr_box){a->rank, NULL, a->shape}, (tsr_box){b->rank, NULL, b->shape});
-}
-
 static bool same_dtype(const compare *c, const tsr_entry *entry, const tsr_entry *wanted)
 {
     const tsr_contract_rule *rule = tsr_contract_rule_of(c->contract, wanted->fqn);
@@ -95,7 +90,7 @@ static tsr_status compare_chunks(const compare *c, const tsr_entry *entry, const
     TSR_TRY(tsr_box_sets_equal(c->allocator, entry, wanted, &equal, err));
     if (equal) return TSR_OK;
     return tsr_finding_add(c->findings, "layout/chunks", name_of(entry), err,
-                           "the chunks of '%.*s' (%llu) are other boxes than in %s (%llu)", TSR_STR_ARG(entry->fqn),
+                           "'%.*s' is split into other chunks (%llu) than in %s (%llu)", TSR_STR_ARG(entry->fqn),
                            (unsigned long long)entry->chunk_count, c->contract->called,
                            (unsigned long long)wanted->chunk_count);
 }
@@ -105,9 +100,9 @@ static tsr_status compare_shapes(const compare *c, const tsr_entry *entry, const
 {
     tsr_dims_buffer shape, wanted_shape;
     if (!wanted->shape && wanted->dtype == TSR_DTYPE_NONE) return TSR_OK; /* a name alone */
-    if (same_shape(entry, wanted)) return allow & TSR_ANY_CHUNKS ? TSR_OK : compare_chunks(c, entry, wanted, err);
+    if (tsr_entry_same_shape(entry, wanted)) return allow & TSR_ANY_CHUNKS ? TSR_OK : compare_chunks(c, entry, wanted, err);
     if (allow & TSR_ANY_SHAPE) return TSR_OK;
-    return tsr_finding_add(c->findings, "layout/shape", name_of(entry), err, "'%.*s' has shape %s, %s says %s",
+    return tsr_finding_add(c->findings, "layout/shape", name_of(entry), err, "'%.*s' has shape %s, but %s has %s",
                            TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank), c->contract->called,
                            tsr_dims_text(&wanted_shape, wanted->shape, wanted->rank));
 }
@@ -116,13 +111,13 @@ static tsr_status compare_entry(const compare *c, const tsr_entry *entry, const 
 {
     const uint32_t allow = tsr_contract_allows(c->contract, wanted->fqn);
     if (entry->kind != wanted->kind && !c->contract->any_kind) {
-        return tsr_finding_add(c->findings, "layout/kind", name_of(entry), err, "'%.*s' is %s, %s says %s",
-                               TSR_STR_ARG(entry->fqn),
-                               kind_name(entry->kind), c->contract->called, kind_name(wanted->kind));
+        return tsr_finding_add(c->findings, "layout/kind", name_of(entry), err, "'%.*s' is %s, but %s has %s",
+                               TSR_STR_ARG(entry->fqn), kind_name(entry->kind), c->contract->called,
+                               kind_name(wanted->kind));
     }
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
     if (wanted->dtype != TSR_DTYPE_NONE && !(allow & TSR_ANY_DTYPE) && !same_dtype(c, entry, wanted)) {
-        TSR_TRY(tsr_finding_add(c->findings, "layout/dtype", name_of(entry), err, "'%.*s' is %s, %s says %s",
+        TSR_TRY(tsr_finding_add(c->findings, "layout/dtype", name_of(entry), err, "'%.*s' is %s, but %s has %s",
                                 TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, c->contract->called,
                                 tsr_dtype_describe(wanted->dtype)->name));
     }

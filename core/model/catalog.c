@@ -1,6 +1,8 @@
 /* Sizes of catalog entries, and the names of the formats as documents print them. */
 #include "tessera/catalog.h"
 
+#include <string.h>
+
 #include "base/cursor.h"
 
 const char *tsr_entry_kind_name(tsr_entry_kind kind)
@@ -56,4 +58,14 @@ bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes)
     uint64_t elements;
     *bytes = 0;
     return tsr_entry_elements(entry, &elements) && tsr_dtype_bytes(entry->dtype, elements, bytes);
+}
+
+bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const uint64_t *b)
+{
+    return a_ndim == b_ndim && (a_ndim == 0 || memcmp(a, b, a_ndim * sizeof *a) == 0);
+}
+
+bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b)
+{
+    return tsr_shape_equal(a->rank, a->shape, b->rank, b->shape);
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/try.h"
+#include "tessera/catalog.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/module_tree.h"
@@ -91,8 +92,8 @@ static int by_place(const void *a, const void *b)
 /* A parameter may be registered as a buffer, too: of buffers requires_grad is not told. */
 static bool same_tensor(const tsr_module_tensor *a, const tsr_module_tensor *b, bool same_kind)
 {
-    return a->dtype == b->dtype && a->rank == b->rank && (!same_kind || a->requires_grad == b->requires_grad) &&
-           (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+    return a->dtype == b->dtype && (!same_kind || a->requires_grad == b->requires_grad) &&
+           tsr_shape_equal(a->rank, a->shape, b->rank, b->shape);
 }
 
 /* Gives the tensor its number: the number of the tensor whose identity it shares, or a new one. */
@@ -113,10 +114,9 @@ static tsr_status number_tensor(tsr_modules *m, tsr_module_ref ref, const tsr_mo
     const known_tensor *first = (known_tensor *)m->tensors.items + *id;
     if (same_tensor(first->tensor, tensor, first->is_parameter == is_parameter)) return TSR_OK;
     tsr_str a = path_of(m, first->module, first->tensor->name), b = path_of(m, ref, tensor->name);
-    return tsr_raise(
-        err, TSR_E_FORMAT, TSR_NO_POSITION,
-        "module tree: '%.*s' and '%.*s' have the id %.*s in common, but differ in dtype, shape or requires_grad",
-        TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(tensor->identity));
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
+                     "module tree: '%.*s' and '%.*s' share the id %.*s, but differ in dtype, shape or requires_grad",
+                     TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(tensor->identity));
 }
 
 static tsr_status check_names(const tsr_modules *m, tsr_module_ref ref, tsr_error *err)
@@ -130,7 +130,7 @@ static tsr_status check_names(const tsr_modules *m, tsr_module_ref ref, tsr_erro
         tsr_str path = path_of(m, ref, TSR_STR(""));
         return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' under '%.*s' %s", TSR_STR_ARG(name),
                          TSR_STR_ARG(path),
-                         twice ? "stands there twice" : "is no name: it must not be empty nor hold a dot");
+                         twice ? "is listed twice" : "is not a valid name: it must not be empty or contain a dot");
     }
     return TSR_OK;
 }
@@ -181,8 +181,7 @@ static tsr_status meet(tsr_modules *m, const tsr_module *module, tsr_module_ref 
     if (*fresh) return add_node(m, module, parent, name, err);
     if (!node_at(m, *out)->on_path) return TSR_OK;
     tsr_str path = path_of(m, parent, name);
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' is a module that holds it: a cycle",
-                     TSR_STR_ARG(path));
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' contains itself", TSR_STR_ARG(path));
 }
 
 typedef struct frame {
@@ -242,8 +241,8 @@ static tsr_status add_original(tsr_modules *m, tsr_module_ref unit, tsr_str fqn,
         if (!a || a->kind != TSR_ATTRIBUTE_MODULE) {
             tsr_str path = path_of(m, unit, fqn);
             return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                             "module tree: flat_param lists '%.*s', but there is no module '%.*s' on the way",
-                             TSR_STR_ARG(path), TSR_STR_ARG(name));
+                             "module tree: flat_param lists '%.*s', but its path has no module '%.*s'", TSR_STR_ARG(path),
+                             TSR_STR_ARG(name));
         }
         at = a->module;
         rest = (tsr_str){dot + 1, rest.size - name.size - 1};
@@ -267,7 +266,7 @@ static tsr_status check_wrapper(const tsr_modules *m, tsr_module_ref ref, tsr_er
     TSR_FAIL_IF(childless, err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: the wrapper at '%.*s' has no module '%.*s'",
                 TSR_STR_ARG(path), TSR_STR_ARG(inner));
     return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "module tree: '%.*s' has a flat_param, which only an fsdp1 wrapper has", TSR_STR_ARG(path));
+                     "module tree: '%.*s' has a flat_param, but only fsdp1 wrappers have one", TSR_STR_ARG(path));
 }
 
 /* The table stays out of look-ups until it is complete and sorted. */

@@ -19,7 +19,7 @@ typedef struct node {
     uint32_t first, last, next; /* children, and the next sibling */
     uint32_t count;
     bool is_list;
-    const tsr_value *like; /* a dict: an OrderedDict or with attributes as this one; or NULL */
+    const tsr_value *like; /* a dict: of the class, and with the attributes, of this one; or NULL */
 } node;
 
 typedef struct nest {
@@ -63,10 +63,10 @@ static tsr_status child(nest *n, uint32_t parent, const tsr_path_item *step, con
 {
     const bool is_list = step->kind == TSR_PATH_INDEX;
     node *above = node_at(n, parent);
-    TSR_FAIL_IF(above->leaf, n->err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' lies inside '%.*s', which is no container",
+    TSR_FAIL_IF(above->leaf, n->err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is inside '%.*s', which is not a container",
                 TSR_STR_ARG(leaf->name), TSR_STR_ARG(above->leaf->name));
     TSR_FAIL_IF(above->count && above->is_list != is_list, n->err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s': its container would be a list and a dict", TSR_STR_ARG(leaf->name));
+                "'%.*s': its container would be both a list and a dict", TSR_STR_ARG(leaf->name));
     const tsr_str key = key_of(n, parent, step);
     uint32_t *known, fresh;
     bool inserted;
@@ -116,7 +116,7 @@ static tsr_status thread(nest *n, const tsr_leaf *leaf)
     uint32_t at = 0;
     for (uint32_t i = 0; i < leaf->path_length; i++) TSR_TRY(child(n, at, &leaf->path[i], leaf, &at));
     node *end = node_at(n, at);
-    TSR_FAIL_IF(end->leaf || end->count, n->err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' and another entry have one path",
+    TSR_FAIL_IF(end->leaf || end->count, n->err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' has the same path as another entry",
                 TSR_STR_ARG(leaf->name));
     end->leaf = leaf;
     end->value = (tsr_value *)leaf->value;
@@ -141,8 +141,11 @@ static tsr_status fill_dict(nest *n, node *container)
     }
     container->value->items = items;
     container->value->count = i;
-    container->value->ordered_dict = container->like && container->like->ordered_dict;
-    container->value->as.attributes = container->like ? container->like->as.attributes : NULL;
+    if (!container->like) return TSR_OK;
+    container->value->ordered_dict = container->like->ordered_dict;
+    /* A defaultdict whose items are entries becomes a dict: torch.load(weights_only=True), the default, takes none. */
+    if (container->like->variant == TSR_VARIANT_COUNTER) container->value->variant = TSR_VARIANT_COUNTER;
+    container->value->as.attributes = container->like->as.attributes;
     return TSR_OK;
 }
 
@@ -151,13 +154,14 @@ static tsr_status fill_list(nest *n, node *container)
     uint64_t length = 0;
     for (uint32_t c = container->first; c != NO_NODE; c = node_at(n, c)->next) {
         const int64_t index = node_at(n, c)->step->integer;
-        TSR_FAIL_IF(index < 0, n->err, TSR_E_USAGE, TSR_NO_POSITION, "a list position is %lld", (long long)index);
+        TSR_FAIL_IF(index < 0, n->err, TSR_E_USAGE, TSR_NO_POSITION, "the list position %lld is out of range",
+                    (long long)index);
         if ((uint64_t)index >= length) length = (uint64_t)index + 1;
     }
     n->missing += length - container->count;
     const uint64_t most = n->host->limits.expansion / sizeof(const tsr_value *);
-    TSR_FAIL_IF(length - container->count > most || n->missing > most, n->err,
-                TSR_E_LIMIT, TSR_NO_POSITION, "a list of %llu positions of which %u are there", (unsigned long long)length,
+    TSR_FAIL_IF(length - container->count > most || n->missing > most, n->err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "a list has %llu positions, but only %u of them are present", (unsigned long long)length,
                 (unsigned)container->count);
     const tsr_value **items = tsr_arena_array(n->arena, (size_t)length, sizeof *items, n->err);
     const tsr_value *none = tsr_value_new(n->arena, TSR_VALUE_NONE, n->err);

@@ -124,8 +124,7 @@ static bool same_real(double a, double b)
 
 static bool same_tensor(const tsr_entry *a, const tsr_entry *b)
 {
-    return a == b || (a && b && a->dtype == b->dtype && a->rank == b->rank &&
-                      (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0));
+    return a == b || (a && b && a->dtype == b->dtype && tsr_entry_same_shape(a, b));
 }
 
 /* Everything but the items. */

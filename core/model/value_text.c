@@ -68,7 +68,11 @@ static void put_leaf(tsr_line *l, const tsr_value *value)
     case TSR_VALUE_FLOAT: tsr_line_float(l, value->as.real); break;
     case TSR_VALUE_COMPLEX: put_complex(l, value->as.complex.re, value->as.complex.im); break;
     case TSR_VALUE_STR: put_quoted(l, value->text, false); break;
-    case TSR_VALUE_BYTES: put_quoted(l, value->text, true); break;
+    case TSR_VALUE_BYTES:
+        if (value->variant == TSR_VARIANT_BYTEARRAY) tsr_line_put(l, "bytearray(", 10);
+        put_quoted(l, value->text, true);
+        if (value->variant == TSR_VARIANT_BYTEARRAY) tsr_line_put(l, ")", 1);
+        break;
     case TSR_VALUE_DTYPE: tsr_line_format(l, "torch.%s", tsr_dtype_describe(value->as.dtype)->name); break;
     case TSR_VALUE_DEVICE:
         tsr_line_put(l, "device(", 7);
@@ -85,6 +89,22 @@ static void put_leaf(tsr_line *l, const tsr_value *value)
     }
 }
 
+/* What Python writes before the brackets of a container that is not of the most common class. */
+static void put_class(tsr_line *l, const tsr_value *value)
+{
+    switch (value->variant) {
+    case TSR_VARIANT_FROZENSET: tsr_line_format(l, "frozenset("); break;
+    case TSR_VARIANT_COUNTER: tsr_line_format(l, "Counter("); break;
+    case TSR_VARIANT_DEFAULTDICT:
+        tsr_line_format(l, "defaultdict(");
+        if (value->text.size) tsr_line_put(l, value->text.data, value->text.size);
+        else tsr_line_format(l, "None");
+        tsr_line_format(l, ", ");
+        break;
+    default: break;
+    }
+}
+
 static void put_bracket(tsr_line *l, const tsr_value *value, bool opens)
 {
     static const struct {
@@ -95,10 +115,13 @@ static void put_bracket(tsr_line *l, const tsr_value *value, bool opens)
                     [TSR_VALUE_DICT] = {"{", "}"},
                     [TSR_VALUE_SIZE] = {"torch.Size([", "])"},
                     [TSR_VALUE_OBJECT] = {"(", ")"}};
+    if (opens) put_class(l, value);
     if (opens && value->kind == TSR_VALUE_OBJECT) tsr_line_put(l, value->text.data, value->text.size);
     if (!opens && value->kind == TSR_VALUE_TUPLE && value->count == 1) tsr_line_put(l, ",", 1);
-    if (value->kind == TSR_VALUE_SET && value->count == 0) tsr_line_format(l, "%s", opens ? "set(" : ")");
+    const bool is_frozen = value->variant == TSR_VARIANT_FROZENSET;
+    if (value->kind == TSR_VALUE_SET && value->count == 0) tsr_line_format(l, "%s", is_frozen ? "" : opens ? "set(" : ")");
     else tsr_line_format(l, "%s", opens ? brackets[value->kind].open : brackets[value->kind].close);
+    if (!opens && value->kind != TSR_VALUE_BYTES && value->variant != TSR_VARIANT_NONE) tsr_line_put(l, ")", 1);
 }
 
 static const char *separator(const tsr_value *container, size_t next)

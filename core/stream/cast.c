@@ -1,4 +1,4 @@
-/* One decoder to double (exact for every floating type), one encoder from it, and short cuts for the common pair.
+/* One decoder to double (exact for every floating type), one encoder from it, and short cuts for the common pairs.
  *
  *   double:   [s][exponent 11][fraction 52]      1.f · 2^e
  *   target:   [s][exponent  ·][fraction m ]      the fraction cut at m bits, rounded by what is cut off; a carry out of
@@ -99,13 +99,57 @@ static void float32_to_bfloat16(const uint8_t *from, size_t count, uint8_t *out)
     }
 }
 
+static void bfloat16_to_float32(const uint8_t *from, size_t count, uint8_t *out)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half;
+        memcpy(&half, from + 2 * i, 2);
+        const bool nan = (half & 0x7fffu) > 0x7f80u;
+        const uint32_t bits = nan ? (half & 0x8000u) << 16 | 0x7fc00000u : (uint32_t)half << 16;
+        memcpy(out + 4 * i, &bits, 4);
+    }
+}
+
+/* The code of a magnitude below 2^-6, the least normal number: a multiple of 2^-9, which is the last place of floats from 2^14 on, so
+ * that the addition rounds to it. */
+static uint32_t float8_subnormal(uint32_t magnitude)
+{
+    float value;
+    memcpy(&value, &magnitude, sizeof value);
+    value += 0x1p14f;
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits & 0xff;
+}
+
+static void float32_to_float8_e4m3fn(const uint8_t *from, size_t count, uint8_t *out)
+{
+    enum { LEAST_NORMAL = 0x3c800000, INFINITE = 0x7f800000, REBIASED = (127 - 7) << 3, LARGEST = 0x7e, NOT_A_NUMBER = 0x7f };
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, from + 4 * i, 4);
+        const uint32_t magnitude = bits & 0x7fffffffu, rounded = (magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20;
+        uint32_t code = magnitude < LEAST_NORMAL ? float8_subnormal(magnitude) : rounded - REBIASED;
+        if (code > LARGEST) code = LARGEST;
+        if (magnitude > INFINITE) code = NOT_A_NUMBER;
+        out[i] = (uint8_t)((bits >> 24 & 0x80u) | code);
+    }
+}
+
+/* The conversions that large checkpoints need, without the way through float64; otherwise false. */
+static bool cast_directly(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
+{
+    if (from == TSR_FLOAT32 && to == TSR_BFLOAT16) float32_to_bfloat16(elements, count, out);
+    else if (from == TSR_BFLOAT16 && to == TSR_FLOAT32) bfloat16_to_float32(elements, count, out);
+    else if (from == TSR_FLOAT32 && to == TSR_FLOAT8_E4M3FN) float32_to_float8_e4m3fn(elements, count, out);
+    else return false;
+    return true;
+}
+
 void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
 {
     const size_t from_size = tsr_dtype_size(from), to_size = tsr_dtype_size(to);
-    if (from == TSR_FLOAT32 && to == TSR_BFLOAT16) {
-        float32_to_bfloat16(elements, count, out);
-        return;
-    }
+    if (cast_directly(from, to, elements, count, out)) return;
     double values[BLOCK];
     for (size_t i = 0; i < count; i += BLOCK) {
         const size_t n = count - i < BLOCK ? count - i : BLOCK;

@@ -34,7 +34,7 @@ tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "'%.*s' is not a dense tensor (%.*s)", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
     TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'%.*s' has %u dimensions; at most %u are handled", TSR_STR_ARG(entry->fqn), (unsigned)entry->rank,
+                "'%.*s' has %u dimensions; at most %u are supported", TSR_STR_ARG(entry->fqn), (unsigned)entry->rank,
                 (unsigned)TSR_MAX_RANK);
     *dtype = entry->dtype;
     *rank = entry->rank;
@@ -47,8 +47,8 @@ tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_
     }
     uint64_t bytes;
     whole = whole && tsr_box_volume((tsr_box){*rank, NULL, shape}, elements) && tsr_dtype_bytes(*dtype, *elements, &bytes);
-    TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its shape is no whole number of bytes, or too large",
-                TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s': its size is not a whole number of bytes, or it is too large", TSR_STR_ARG(entry->fqn));
     return TSR_OK;
 }
 
@@ -89,7 +89,8 @@ static tsr_status check_part(const tsr_gather *gather, tsr_located *part, tsr_er
     const tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
     uint64_t end;
     TSR_FAIL_IF(!part_span(gather, part, &part->span) || !tsr_add_u64(part->view.byte_offset, part->span, &end), err,
-                TSR_E_FORMAT, part->view.byte_offset, "'%.*s': a chunk's strides reach beyond any file", TSR_STR_ARG(fqn));
+                TSR_E_FORMAT, part->view.byte_offset,
+                "'%.*s': the strides of a chunk reach beyond the largest possible file", TSR_STR_ARG(fqn));
     if (part->view.file >= store->file_count) return tsr_checkpoint_raise_missing(gather->checkpoint, fqn, err);
     const tsr_store_file *file = &store->files[part->view.file];
     TSR_FAIL_IF(!part->view.zstd && end > file->size, err, TSR_E_FORMAT, part->view.byte_offset,
@@ -120,9 +121,8 @@ static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_locate
             tsr_box_equal((tsr_box){entry->rank, chunk->offsets, chunk->sizes}, (tsr_box){entry->rank, NULL, entry->shape});
         sizes[0] = gather->elements;
     }
-    TSR_FAIL_IF(!fits, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
-                "'%.*s': a chunk of %s does not begin and end at whole bytes", TSR_STR_ARG(entry->fqn),
-                tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(!fits, err, TSR_E_UNSUPPORTED, chunk->byte_offset, "'%.*s': a chunk of %s is not byte-aligned",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
     part->offsets = offsets;
     part->sizes = sizes;
     return TSR_OK;
@@ -210,9 +210,10 @@ static tsr_status closed_on_failure(tsr_status status, tsr_gather *gather, tsr_g
 static tsr_status must_tile(const tsr_entry *entry, const tsr_host *host, tsr_error *err)
 {
     tsr_tiling tiling;
-    TSR_TRY(tsr_tiling_check(host->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, err));
+    TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){entry->rank, entry->shape}, entry->chunks, entry->chunk_count,
+                             &tiling, err));
     TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks %s", TSR_STR_ARG(entry->fqn),
-                tiling.missing                      ? "leave a part of the tensor out"
+                tiling.missing                      ? "do not cover the whole tensor"
                 : tiling.overlap[0] != TSR_NO_CHUNK ? "overlap"
                                                     : "reach beyond the tensor");
     return TSR_OK;
@@ -235,7 +236,7 @@ static tsr_status must_not_overlap(tsr_gather *gather, const tsr_box *box, tsr_e
         inside[count++] = (tsr_chunk){.offsets = numbers, .sizes = numbers + rank};
     }
     const tsr_allocator *allocator = tsr_checkpoint_host(gather->checkpoint)->allocator;
-    TSR_TRY(tsr_tiling_check(allocator, rank, box->sizes, inside, count, &tiling, err));
+    TSR_TRY(tsr_tiling_check(allocator, (tsr_shape){rank, box->sizes}, inside, count, &tiling, err));
     TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks overlap",
                 TSR_STR_ARG(gather->entry->fqn));
     return TSR_OK;
@@ -339,7 +340,7 @@ static tsr_status fetch_block(const tsr_gather *gather, tsr_located *part, const
     if (steps > 1) block[used++] = (tsr_axis){steps, axes[plan.loops - 1].from, axes[plan.loops - 1].to};
     for (uint32_t i = plan.loops; i < count; i++) block[used++] = axes[i];
     const uint64_t reach = steps > 1 ? (steps - 1) * block[0].from : 0;
-    if (!part->view.zstd) scratch = tsr_dodge(scratch, part->view.byte_offset + byte, TSR_NO_POSITION);
+    if (!part->view.zstd) scratch = tsr_place_for_copy(scratch, part->view.byte_offset + byte, TSR_NO_POSITION);
     TSR_TRY(read_part(gather, part, byte, scratch, (size_t)(reach + plan.span), err));
     tsr_copy_block(to, scratch, block, used, gather->itemsize);
     return TSR_OK;
@@ -348,7 +349,7 @@ static tsr_status fetch_block(const tsr_gather *gather, tsr_located *part, const
 static tsr_status fetch_share(const tsr_gather *gather, tsr_located *part, tsr_axis *axes, uint32_t count, uint64_t byte,
                               uint8_t *to, void *scratch, size_t scratch_size, tsr_error *err)
 {
-    const fetch_plan plan = plan_fetch(axes, count, gather->itemsize, scratch_size - TSR_DODGE_BYTES);
+    const fetch_plan plan = plan_fetch(axes, count, gather->itemsize, scratch_size - TSR_COPY_SLACK);
     if (plan.loops == 0) return fetch_block(gather, part, axes, count, plan, 1, byte, to, scratch, err);
     const uint32_t outer = plan.loops - 1;
     uint64_t at[TSR_MAX_RANK] = {0};
@@ -460,7 +461,7 @@ tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void 
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(gather->entry->fqn));
         return status;
     }
-    TSR_FAIL_IF(filled != volume, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': %llu elements of a box of %llu are in %s",
+    TSR_FAIL_IF(filled != volume, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': %llu of the %llu elements of a box are in %s",
                 TSR_STR_ARG(gather->entry->fqn), (unsigned long long)(filled < volume ? volume - filled : filled - volume),
                 (unsigned long long)volume, filled < volume ? "no chunk" : "more than one chunk");
     return TSR_OK;

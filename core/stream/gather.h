@@ -54,7 +54,8 @@ const tsr_entry *tsr_gather_readable(tsr_checkpoint *checkpoint, tsr_arena *aren
 /* Where in its file the element at `at` lies; TSR_NO_POSITION when that is no plain place. */
 uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at);
 
-/* What tsr_gather_box needs beside the destination; at least this much works, more makes fewer, larger reads. */
+/* The scratch memory that tsr_gather_box needs in addition to the destination. 4 KiB work; more results in fewer, larger
+ * reads up to 512 KiB. */
 #define TSR_SCRATCH_LEAST ((size_t)4 << 10)
 #define TSR_SCRATCH_BEST  ((size_t)512 << 10)
 

@@ -31,7 +31,7 @@ static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_erro
     for (uint32_t d = 0; d < read->entry->rank && read->kind == TSR_READ_BOX; d++)
         fits = fits && tsr_mul_u64(volume, read->sizes[d], &volume);
     TSR_FAIL_IF(!fits || size == 0 || !tsr_mul_u64(volume, size, &volume) || volume > SIZE_MAX, err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "optim: a part of '%.*s' is too large, or its elements are no whole bytes",
+                TSR_NO_POSITION, "optim: a part of '%.*s' is too large, or its elements are not byte-aligned",
                 TSR_STR_ARG(read->entry->fqn));
     *bytes = (size_t)volume;
     return TSR_OK;
@@ -44,8 +44,9 @@ static void run_task(void *arg, size_t index)
     task *t = &b->tasks[index];
     if (!t->bytes) return;
     bool box = t->read->kind == TSR_READ_BOX;
-    t->status = tsr_read_box(b->checkpoint, t->read->entry, box ? t->read->storage_offsets : zeros,
-                             box ? t->read->sizes : t->read->shape, t->buffer, t->bytes, &t->err);
+    t->status = tsr_read_box(b->checkpoint, t->read->entry,
+                             (tsr_box){t->read->entry->rank, box ? t->read->storage_offsets : zeros, box ? t->read->sizes : t->read->shape},
+                             t->buffer, t->bytes, &t->err);
 }
 
 static tsr_status prepare(task *tasks, const tsr_optim_read *reads, size_t count, const tsr_optim_sink *sink, tsr_error *err)
@@ -55,7 +56,8 @@ static tsr_status prepare(task *tasks, const tsr_optim_read *reads, size_t count
         TSR_TRY(part_bytes(&reads[i], &tasks[i].bytes, err));
         if (tasks[i].bytes) tasks[i].buffer = sink->buffer(sink->ctx, &reads[i], tasks[i].bytes);
         TSR_FAIL_IF(tasks[i].bytes && !tasks[i].buffer, err, TSR_E_NOMEM, TSR_NO_POSITION,
-                    "no buffer for '%.*s' (%zu bytes)", TSR_STR_ARG(reads[i].entry->fqn), tasks[i].bytes);
+                    "'%.*s': the buffer is missing (%zu bytes are needed)", TSR_STR_ARG(reads[i].entry->fqn),
+                    tasks[i].bytes);
     }
     return TSR_OK;
 }

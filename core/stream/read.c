@@ -24,19 +24,20 @@ static tsr_status check_box(const tsr_entry *entry, tsr_box box, const uint64_t 
     TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.rank, NULL, shape}, box) || !tsr_box_volume(box, &volume), err, TSR_E_USAGE,
                 TSR_NO_POSITION, "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
     TSR_FAIL_IF(!tsr_mul_u64(volume, itemsize, &bytes) || bytes != buffer_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s': a box of %llu elements of %u bytes for a buffer of %zu bytes", TSR_STR_ARG(entry->fqn),
+                "'%.*s': a box of %llu elements of %u bytes does not fit a buffer of %zu bytes", TSR_STR_ARG(entry->fqn),
                 (unsigned long long)volume, (unsigned)itemsize, buffer_size);
     return TSR_OK;
 }
 
-tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
-                        void *buffer, size_t buffer_size, tsr_error *err)
+tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, void *buffer, size_t buffer_size,
+                        tsr_error *err)
 {
     tsr_dtype dtype;
     uint32_t rank;
     uint64_t shape[TSR_MAX_RANK], elements;
     TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
-    const tsr_box box = {rank, offsets, sizes};
+    TSR_FAIL_IF(box.rank != rank, err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' has %u dimensions, and the box has %u",
+                TSR_STR_ARG(entry->fqn), rank, box.rank);
     TSR_TRY(check_box(entry, box, shape, tsr_dtype_size(dtype), buffer_size, err));
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     const size_t scratch_size = tsr_tile_memory(buffer_size) - buffer_size;
@@ -72,7 +73,7 @@ static tsr_status check_run(const tsr_entry *entry, tsr_box box, const tsr_run *
     uint64_t volume, bytes;
     const bool inside = tsr_box_volume(box, &volume) && run->first <= volume && run->count <= volume - run->first;
     TSR_FAIL_IF(!inside || !tsr_mul_u64(run->count, itemsize, &bytes) || bytes != buffer_size, err, TSR_E_USAGE,
-                TSR_NO_POSITION, "'%.*s': a run of %llu elements of %u bytes for a buffer of %zu bytes",
+                TSR_NO_POSITION, "'%.*s': a run of %llu elements of %u bytes does not fit a buffer of %zu bytes",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)run->count, (unsigned)itemsize, buffer_size);
     return TSR_OK;
 }
@@ -90,7 +91,8 @@ tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     char *out = buffer;
     for (uint64_t done = 0; done < run->count;) {
         const uint64_t taken = part_at(box, run->first + done, run->count - done, offsets, sizes);
-        TSR_TRY(tsr_read_box(checkpoint, entry, offsets, sizes, out + done * itemsize, (size_t)taken * itemsize, err));
+        TSR_TRY(tsr_read_box(checkpoint, entry, (tsr_box){rank, offsets, sizes}, out + done * itemsize,
+                             (size_t)taken * itemsize, err));
         done += taken;
     }
     return TSR_OK;

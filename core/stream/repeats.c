@@ -300,7 +300,7 @@ tsr_status tsr_repeats_check(tsr_repeats *repeats, tsr_error *err)
     put_bytes(&of_limit, most);
     put_names(repeats, &line);
     TSR_FAIL_IF(!counted, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "the tensors overlap so much that they would expand to %s, more than %u times what is stored of them; select "
+                "the tensors overlap so much that they would expand to %s, more than %u times their stored bytes; select "
                 "fewer, or pass --allow-expansion",
                 sum, TSR_REPEATS_MOST);
     return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION,

@@ -92,7 +92,7 @@ tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *
     return TSR_OK;
 }
 
-uint8_t *tsr_dodge(uint8_t *memory, uint64_t read_at, uint64_t write_at)
+uint8_t *tsr_place_for_copy(uint8_t *memory, uint64_t read_at, uint64_t write_at)
 {
     for (unsigned tries = 0; tries < 2; tries++, memory += 64) {
         const uint64_t in = (uint64_t)(uintptr_t)memory - read_at, out = write_at - (uint64_t)(uintptr_t)memory;
@@ -167,7 +167,7 @@ tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memo
     half *h = &ring->halves[ring->filling];
     const size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "%zu bytes of memory are too few for pieces of %zu bytes", 2 * ring->half_bytes, bytes);
+                "%zu bytes of memory are too few for buffers of %zu bytes", 2 * ring->half_bytes, bytes);
     const size_t most =
         ring->work.enough && ring->work.enough / 2 < ring->half_bytes ? ring->work.enough / 2 : ring->half_bytes;
     const bool full = h->count && (room > h->capacity - h->used || h->used + room > most);

@@ -30,11 +30,13 @@ tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memo
 /* Runs what is left. Also to be called after a failure, which it returns again. */
 tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err);
 
-/* Where in `memory` to put bytes that come from position `read_at` of a file and go to `write_at` of another
- * (TSR_NO_POSITION: neither matters): up to TSR_DODGE_BYTES further on. The kernel's copy (rep movs) is five times slower
- * when its destination lies 1 to 31 bytes ahead of its source modulo the page size: measured on AMD EPYC. */
-#define TSR_DODGE_BYTES ((size_t)128)
-uint8_t *tsr_dodge(uint8_t *memory, uint64_t read_at, uint64_t write_at);
+/* Returns where in `memory` to put bytes that are read from position `read_at` of a file and written to `write_at` of
+ * another (TSR_NO_POSITION: the position does not matter). The result is at most TSR_COPY_SLACK bytes further on. The
+ * kernel's copy (rep movs) is five times slower when its destination is 1 to 31 bytes ahead of its source modulo the page
+ * size (measured on AMD EPYC). Two cache lines (128 bytes) are enough to get out of that range for the read and the write at
+ * the same time. */
+#define TSR_COPY_SLACK ((size_t)128)
+uint8_t *tsr_place_for_copy(uint8_t *memory, uint64_t read_at, uint64_t write_at);
 
 /* What a job should ask for so that all threads have work. */
 size_t tsr_ring_best(const tsr_ring *ring);

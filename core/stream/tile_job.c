@@ -1,25 +1,25 @@
-/* Tiles in the ring: [ up to TSR_DODGE_BYTES | data ······ | scratch ] */
+/* Tiles in the ring: [ up to TSR_COPY_SLACK | data ······ | scratch ] */
 #include "stream/tile_job.h"
 
 #include "base/try.h"
 
 static size_t scratch_of(size_t bytes)
 {
-    return TSR_DODGE_BYTES + (bytes < TSR_SCRATCH_LEAST  ? TSR_SCRATCH_LEAST
-                              : bytes > TSR_SCRATCH_BEST ? TSR_SCRATCH_BEST
-                                                         : bytes);
+    return TSR_COPY_SLACK + (bytes < TSR_SCRATCH_LEAST  ? TSR_SCRATCH_LEAST
+                             : bytes > TSR_SCRATCH_BEST ? TSR_SCRATCH_BEST
+                                                        : bytes);
 }
 
 size_t tsr_tile_memory(size_t bytes)
 {
-    return bytes + TSR_DODGE_BYTES + scratch_of(bytes);
+    return bytes + TSR_COPY_SLACK + scratch_of(bytes);
 }
 
 uint64_t tsr_tile_most(const tsr_ring *ring, uint32_t itemsize, uint32_t tiles)
 {
     const size_t each = tsr_ring_best(ring) / tiles;
     const size_t data = each / 2 > TSR_SCRATCH_BEST ? each - TSR_SCRATCH_BEST : each / 2;
-    return (data - 2 * TSR_DODGE_BYTES) / itemsize;
+    return (data - 2 * TSR_COPY_SLACK) / itemsize;
 }
 
 tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
@@ -29,7 +29,7 @@ tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_ti
     memcpy(tile->offsets, at->offsets, at->rank * sizeof *tile->offsets);
     memcpy(tile->sizes, at->sizes, at->rank * sizeof *tile->sizes);
     tile->byte_at = at->first * gather->itemsize;
-    tile->data = tsr_dodge(memory, tsr_gather_position(gather, at->offsets), write_at);
+    tile->data = tsr_place_for_copy(memory, tsr_gather_position(gather, at->offsets), write_at);
     tile->bytes = (size_t)at->elements * gather->itemsize;
     tile->scratch_size = scratch_of(tile->bytes);
     tile->filled = false;

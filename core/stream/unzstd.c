@@ -10,7 +10,7 @@
 #include "tessera/sys/store_read.h"
 
 #define INPUT_BYTES ((size_t)64 << 10)
-#define DUMP_BYTES  ((size_t)32 << 10)
+#define DUMP_BYTES  ((size_t)32 << 10) /* takes decompressed bytes that nobody asked for: a zstd stream cannot be skipped */
 
 struct tsr_unzstd {
     tsr_store *store;
@@ -29,7 +29,7 @@ struct tsr_unzstd {
 tsr_status tsr_unzstd_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t length,
                            tsr_unzstd **out, tsr_error *err)
 {
-    TSR_FAIL_IF(!host->zstd, err, TSR_E_UNSUPPORTED, offset, "zstd-compressed items cannot be read: built without zstd");
+    TSR_FAIL_IF(!host->zstd, err, TSR_E_UNSUPPORTED, offset, "zstd-compressed items cannot be read: this build has no zstd");
     tsr_unzstd *stream = tsr_alloc(host->allocator, 1, sizeof *stream, err);
     if (!stream) return TSR_E_NOMEM;
     stream->store = store;
@@ -80,11 +80,11 @@ static tsr_status produce(tsr_unzstd *stream, void *out, size_t size, size_t *wr
         const size_t waiting = stream->input.size;
         int step = stream->host->zstd->step(stream->decoder, &stream->input, out, size, written);
         const uint64_t at = stream->offset + stream->fetched - stream->input.size;
-        TSR_FAIL_IF(step < 0, err, TSR_E_FORMAT, at, "damaged zstd stream in %.*s",
+        TSR_FAIL_IF(step < 0, err, TSR_E_FORMAT, at, "the zstd stream in %.*s is damaged",
                     TSR_STR_ARG(stream->store->files[stream->file].name));
         const bool no_more = stream->input.size == 0 && stream->fetched == stream->length;
         TSR_FAIL_IF(step == 0 && *written == 0 && stream->input.size == waiting, err, TSR_E_FORMAT, at,
-                    "zstd stream in %.*s ends early", TSR_STR_ARG(stream->store->files[stream->file].name));
+                    "the zstd stream in %.*s ends early", TSR_STR_ARG(stream->store->files[stream->file].name));
         stream->ended = step == 1 && no_more;
     }
     stream->position += *written;
@@ -101,7 +101,7 @@ tsr_status tsr_unzstd_read(tsr_unzstd *stream, uint64_t position, void *buffer, 
         size_t written;
         TSR_TRY(produce(stream, ahead ? (void *)stream->dump : out, ahead ? skip : size, &written, err));
         TSR_FAIL_IF(written == 0, err, TSR_E_FORMAT, stream->offset,
-                    "zstd stream in %.*s holds %llu bytes, wanted are %llu at %llu",
+                    "the zstd stream in %.*s contains %llu bytes, but %llu are needed at byte %llu",
                     TSR_STR_ARG(stream->store->files[stream->file].name), (unsigned long long)stream->position,
                     (unsigned long long)size, (unsigned long long)position);
         if (ahead) continue;

@@ -13,21 +13,9 @@ static const uint8_t *refuse(machine *m, const char *why)
 static const uint8_t *operand(machine *m, const uint8_t *p, uint64_t size)
 {
     if (size <= (uint64_t)(m->end - p)) return p;
-    fail(m, TSR_E_FORMAT, "pickle: opcode %s announces %llu bytes, %llu remain", tsr_pickle_opcode(*m->at),
+    fail(m, TSR_E_FORMAT, "pickle: opcode %s announces %llu bytes, but only %llu remain", tsr_pickle_opcode(*m->at),
          (unsigned long long)size, (unsigned long long)(m->end - p));
     return NULL;
-}
-
-/* Two's complement, little-endian; bytes that only repeat the sign do not count. */
-tsr_ref tsr_pickle_make_long(machine *m, const uint8_t *bytes, size_t size)
-{
-    while (size > 8 &&
-           ((bytes[size - 1] == 0 && bytes[size - 2] < 0x80) || (bytes[size - 1] == 0xFF && bytes[size - 2] >= 0x80)))
-        size--;
-    if (size > 8) return tsr_pickle_make_text(m, TAG_BIGINT, bytes, size);
-    uint64_t value = tsr_load_le(bytes, (unsigned)size);
-    if (size && size < 8 && bytes[size - 1] >= 0x80) value |= UINT64_MAX << (8 * size);
-    return tsr_pickle_make_int(m, (int64_t)value);
 }
 
 static const uint8_t *do_long(machine *m, const uint8_t *p, unsigned field)
@@ -77,7 +65,7 @@ static const uint8_t *do_proto(machine *m, const uint8_t *p)
 {
     m->pickle->protocol = *p;
     if (*p <= 5) return p + 1;
-    fail(m, TSR_E_UNSUPPORTED, "pickle: protocol %d; 0 to 5 are known", *p);
+    fail(m, TSR_E_UNSUPPORTED, "pickle: unknown protocol %d; 0 to 5 are supported", *p);
     return NULL;
 }
 
@@ -135,16 +123,10 @@ static const uint8_t *do_additems(machine *m, const uint8_t *p)
     if (!from || !has_top(m, from)) return NULL;
     m->sp = from;
     if (tag_of(from[-1]) == TAG_LIST) {
-        fail(m, TSR_E_FORMAT, "pickle: opcode ADDITEMS cannot put items into a list");
+        fail(m, TSR_E_FORMAT, "pickle: opcode ADDITEMS cannot add items to a list");
         return NULL;
     }
     return tsr_pickle_extend(m, from[-1], false, from, (size_t)(sp - from)) ? p : NULL;
-}
-
-tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from)
-{
-    tsr_ref args = tsr_pickle_make_tuple(m, from, (size_t)(m->sp - from));
-    return args ? tsr_pickle_finish_object(m, callee, args, TSR_PICKLE_CALLED) : TSR_REF_NONE;
 }
 
 static const uint8_t *do_obj(machine *m, const uint8_t *p)
@@ -184,7 +166,7 @@ static const uint8_t *do_persistent(machine *m, const uint8_t *p)
     return made ? p : NULL;
 }
 
-const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p)
+const uint8_t *tsr_pickle_rare(machine *m, uint8_t opcode, const uint8_t *p)
 {
     // clang-format off: one opcode a line
     switch (opcode) {
@@ -213,9 +195,9 @@ const uint8_t *tsr_pickle_cold(machine *m, uint8_t opcode, const uint8_t *p)
     case 'Q': return do_persistent(m, p);
     case 0x82:
     case 0x83:
-    case 0x84: return refuse(m, "needs Python's extension registry");
+    case 0x84: return refuse(m, "needs Python's extension registry, which is not supported");
     case 0x97:
-    case 0x98: return refuse(m, "needs buffers from outside the pickle");
+    case 0x98: return refuse(m, "needs buffers from outside the pickle, which are not supported");
     default: return tsr_pickle_textual(m, opcode, p);
     }
     // clang-format on

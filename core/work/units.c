@@ -1,0 +1,147 @@
+/* Units are groups of whole small blits, or tiles of large ones. Both follow from the blits alone.
+ *
+ *   blits   [a][b][ c ······························ ][d]
+ *   units   [a  b][ c tile 0 ][ c tile 1 ][ c tile 2 ][d] */
+#include "work/units.h"
+
+#include "base/try.h"
+#include "stream/tiles.h"
+
+#define BLIT_WEIGHT ((uint64_t)4 << 10) /* what a blit costs beside its bytes */
+
+uint64_t tsr_unit_weight(const tsr_unit *unit)
+{
+    return unit->bytes + unit->count * BLIT_WEIGHT;
+}
+
+static bool is_cut(const tsr_blit *blit, uint64_t unit_bytes)
+{
+    return !blit->literal && blit->byte_length > unit_bytes;
+}
+
+/* The tiles of a large blit; `shape` has room for TSR_MAX_RANK. */
+static tsr_status start_tiles(const tsr_blit *blit, uint64_t unit_bytes, uint64_t *shape, tsr_tiles *tiles,
+                              uint64_t *itemsize, tsr_error *err)
+{
+    tsr_dtype dtype;
+    uint32_t rank;
+    uint64_t elements;
+    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &rank, shape, &elements, err));
+    const tsr_box box = {rank, blit->offsets, blit->sizes ? blit->sizes : shape};
+    tsr_box_volume(box, &elements); /* fits: the blit's bytes do */
+    *itemsize = blit->byte_length / elements;
+    tsr_tiles_start(tiles, box, unit_bytes / *itemsize ? unit_bytes / *itemsize : 1);
+    return TSR_OK;
+}
+
+static tsr_unit *add_unit(tsr_vec *units, const tsr_unit *unit, tsr_error *err)
+{
+    tsr_unit *own = tsr_vec_push(units, err);
+    if (own) *own = *unit;
+    return own;
+}
+
+static tsr_status cut_blit(const tsr_stage *stage, size_t i, tsr_unit unit, uint64_t unit_bytes, tsr_vec *units,
+                           tsr_error *err)
+{
+    tsr_tiles tiles;
+    uint64_t shape[TSR_MAX_RANK], itemsize;
+    TSR_TRY(start_tiles(tsr_stage_blit(stage, i), unit_bytes, shape, &tiles, &itemsize, err));
+    unit.first = (uint32_t)i;
+    unit.count = 1;
+    unit.is_tile = true;
+    for (; !tiles.done; tsr_tiles_next(&tiles), unit.tile++) {
+        unit.bytes = tiles.elements * itemsize;
+        if (!add_unit(units, &unit, err)) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_bytes, tsr_vec *units, tsr_error *err)
+{
+    tsr_unit *open = NULL; /* the group that takes more */
+    for (size_t i = 0; i < stage->count; i++) {
+        const tsr_blit *blit = tsr_stage_blit(stage, i);
+        if (is_cut(blit, unit_bytes)) {
+            TSR_TRY(cut_blit(stage, i, (tsr_unit){.stage = number}, unit_bytes, units, err));
+            open = NULL;
+            continue;
+        }
+        if (!open || tsr_unit_weight(open) + blit->byte_length + BLIT_WEIGHT > unit_bytes) {
+            open = add_unit(units, &(tsr_unit){.stage = number, .first = (uint32_t)i}, err);
+            if (!open) return TSR_E_NOMEM;
+        }
+        open->bytes += blit->byte_length;
+        open->count++;
+    }
+    return TSR_OK;
+}
+
+/* Part `tiles` of a blit as a blit. */
+static tsr_status tile_blit(const tsr_blit *blit, const tsr_tiles *tiles, uint64_t itemsize, tsr_arena *arena, tsr_blit *out,
+                            tsr_error *err)
+{
+    uint64_t *box = tsr_arena_array(arena, 2 * (size_t)tiles->rank, sizeof *box, err);
+    if (!box) return TSR_E_NOMEM;
+    if (tiles->rank) memcpy(box, tiles->offsets, tiles->rank * sizeof *box);
+    if (tiles->rank) memcpy(box + tiles->rank, tiles->sizes, tiles->rank * sizeof *box);
+    *out = *blit;
+    out->offsets = box;
+    out->sizes = box + tiles->rank;
+    out->byte_offset = blit->byte_offset + tiles->first * itemsize;
+    out->byte_length = tiles->elements * itemsize;
+    return TSR_OK;
+}
+
+/* The tile units at the beginning of `units` that belong to one blit, without a gap; *used of them. */
+static tsr_status tile_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
+                             tsr_arena *arena, tsr_blit *out, size_t *used, tsr_error *err)
+{
+    const tsr_blit *blit = tsr_stage_blit(stage, units->first);
+    tsr_tiles tiles;
+    uint64_t shape[TSR_MAX_RANK], itemsize, at = 0;
+    TSR_TRY(start_tiles(blit, unit_bytes, shape, &tiles, &itemsize, err));
+    for (; at < units->tile; at++) tsr_tiles_next(&tiles);
+    for (*used = 0; *used < count; tsr_tiles_next(&tiles), at++, ++*used) {
+        const tsr_unit *unit = &units[*used];
+        if (!unit->is_tile || unit->first != units->first || unit->tile != at) break;
+        TSR_TRY(tile_blit(blit, &tiles, itemsize, arena, &out[*used], err));
+    }
+    return TSR_OK;
+}
+
+/* The blits of units [units, units + count), which follow each other. */
+static tsr_status add_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
+                            tsr_arena *arena, tsr_unit_blits *out, tsr_error *err)
+{
+    for (size_t u = 0, used = 1; u < count; u += used, used = 1) {
+        const tsr_unit *unit = &units[u];
+        if (unit->is_tile) {
+            TSR_TRY(tile_blits(stage, unit, count - u, unit_bytes, arena, out->blits + out->count, &used, err));
+            for (size_t i = 0; i < used; i++) out->owners[out->count++] = stage->order.numbers[unit->first];
+        }
+        for (uint32_t i = 0; !unit->is_tile && i < unit->count; i++, out->count++) {
+            out->owners[out->count] = stage->order.numbers[unit->first + i];
+            out->blits[out->count] = stage->blits[out->owners[out->count]];
+        }
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, const tsr_lane *lanes, size_t lane_count,
+                           uint64_t unit_bytes, tsr_arena *arena, tsr_unit_blits *out, tsr_error *err)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < lane_count; i++) {
+        for (size_t u = lanes[i].first; u < lanes[i].end; u++) total += units[u].count;
+    }
+    *out = (tsr_unit_blits){.blits = tsr_arena_array(arena, total, sizeof *out->blits, err),
+                            .owners = tsr_arena_array(arena, total, sizeof *out->owners, err),
+                            .ends = tsr_arena_array(arena, lane_count, sizeof *out->ends, err)};
+    if (!out->blits || !out->owners || !out->ends) return TSR_E_NOMEM;
+    for (size_t i = 0; i < lane_count; i++) {
+        TSR_TRY(add_blits(stage, units + lanes[i].first, lanes[i].end - lanes[i].first, unit_bytes, arena, out, err));
+        out->ends[i] = out->count;
+    }
+    return TSR_OK;
+}

@@ -1,0 +1,47 @@
+/* Cutting the blits of a stage into units of work. */
+#ifndef TSR_WORK_UNITS_H
+#define TSR_WORK_UNITS_H
+
+#include "write/stage.h"
+
+#include "tessera/sys/vec.h"
+
+#ifndef TSR_UNIT_BYTES /* tests make them small */
+#define TSR_UNIT_BYTES ((uint64_t)16 << 20)
+#endif
+
+/* Either whole blits [first, first + count) of the order, or one tile of a blit that is larger than a unit. */
+typedef struct tsr_unit {
+    uint64_t bytes;
+    uint64_t tile; /* number of the tile, from 0 */
+    uint32_t stage;
+    uint32_t first; /* in the stage's order */
+    uint32_t count;
+    bool is_tile;
+    bool done;
+    uint32_t *crcs; /* `count` of them, when done */
+} tsr_unit;
+
+/* What a unit counts when shares are made: small blits are not free. */
+uint64_t tsr_unit_weight(const tsr_unit *unit);
+
+/* Appends the units of a stage, in its order, to a vec of tsr_unit. */
+tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_bytes, tsr_vec *units, tsr_error *err);
+
+/* Units [first, end) that are carried out one after the other. */
+typedef struct tsr_lane {
+    size_t first, end;
+} tsr_lane;
+
+typedef struct tsr_unit_blits {
+    tsr_blit *blits;
+    uint32_t *owners; /* the index in the stage of the blit that blits[i] is, or is a part of */
+    size_t count;
+    size_t *ends; /* of each lane's blits */
+} tsr_unit_blits;
+
+/* The blits of lanes of one stage's units, lane after lane. Lives in `arena`. */
+tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, const tsr_lane *lanes, size_t lane_count,
+                           uint64_t unit_bytes, tsr_arena *arena, tsr_unit_blits *out, tsr_error *err);
+
+#endif

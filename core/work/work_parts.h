@@ -1,0 +1,36 @@
+/* The state of a work, shared by its running (work_run.c), its records (work_records.c) and its making (work.c). */
+#ifndef TSR_WORK_WORK_PARTS_H
+#define TSR_WORK_WORK_PARTS_H
+
+#include "convert/convert_to.h"
+#include "tessera/sys/work.h"
+#include "work/units.h"
+
+struct tsr_work {
+    tsr_conversion_job job; /* its `out` is `conversion`, its options are `options` */
+    tsr_convert_options options;
+    tsr_conversion conversion;
+    tsr_writer writer;
+    const tsr_host *host;
+    uint64_t unit_bytes;
+    tsr_vec units; /* of tsr_unit, stage after stage */
+    uint64_t weight;
+    bool crc; /* CRCs of blits are needed: by the writer, or to be compared with the source's */
+    uint32_t *crcs;
+    tsr_output *output;
+    uint32_t *numbers; /* the output's, by the conversion's files */
+};
+
+static inline tsr_unit *tsr_work_unit(const tsr_work *work, size_t i)
+{
+    return (tsr_unit *)work->units.items + i;
+}
+
+/* Lays out a stage, in `arena`, and orders it. */
+tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err);
+/* The units of a part: [*first, *end). */
+void tsr_work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end);
+/* Appends the record of a unit. */
+tsr_status tsr_work_put_record(const tsr_work *work, size_t unit, tsr_vec *out, tsr_error *err);
+
+#endif

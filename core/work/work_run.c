@@ -1,0 +1,262 @@
+/* Carrying out units, batch by batch, and finishing what they leave. */
+#include "base/try.h"
+#include "work/lanes.h"
+#include "work/source_sums.h"
+#include "work/work_parts.h"
+
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/host_calls.h"
+
+#ifndef TSR_BATCH_UNITS /* tests make them small */
+#define TSR_BATCH_UNITS 64u /* between two entries in the journal: seconds of work */
+#endif
+
+#define LANES_A_THREAD 2u /* so that one that ends early leaves enough of them */
+
+/* ---- units ---- */
+
+/* Units of one stage on their way: some of each lane. */
+typedef struct batch {
+    tsr_work *work;
+    tsr_sink sink;
+    const tsr_stage *stage;
+    const tsr_lane *lanes;
+    size_t lane_count;
+    tsr_unit_blits of;
+} batch;
+
+/* A run over a part: how far it is. */
+typedef struct run {
+    tsr_work *work;
+    tsr_ring *ring;
+    const tsr_work_journal *journal;
+    tsr_progress progress;
+    uint64_t byte_done, byte_total;
+    size_t units_left;
+    tsr_stage stage; /* the one laid out */
+    size_t most_lanes;
+    tsr_lane *lanes; /* what is left of them, and the batch: most_lanes each */
+    tsr_lane *taken;
+} run;
+
+static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
+{
+    const run *r = ctx;
+    const tsr_progress *outer = r->work->job.options->progress;
+    (void)byte_total;
+    return !outer || !outer->step || outer->step(outer->ctx, r->byte_done + byte_done, r->byte_total);
+}
+
+static bool is_whole(const batch *b, size_t i)
+{
+    return b->of.blits[i].byte_length == b->stage->blits[b->of.owners[i]].byte_length;
+}
+
+static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
+{
+    const batch *b = ctx;
+    if (!is_whole(b, i)) return TSR_OK; /* what stands behind a cut blit is written at the end */
+    b->stage->blits[b->of.owners[i]].crc = b->of.blits[i].crc;
+    return b->stage->behind ? b->stage->behind(b->stage, b->of.owners[i], &b->sink, err) : TSR_OK;
+}
+
+static void keep_sums(const batch *b)
+{
+    size_t at = 0;
+    for (size_t l = 0; l < b->lane_count; l++) {
+        for (size_t u = b->lanes[l].first; u < b->lanes[l].end; u++) {
+            tsr_unit *unit = tsr_work_unit(b->work, u);
+            for (uint32_t i = 0; i < unit->count; i++) unit->crcs[i] = b->of.blits[at++].crc;
+            unit->done = true;
+        }
+    }
+}
+
+static tsr_status write_batch(run *r, batch *b, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_work *work = r->work;
+    TSR_TRY(tsr_units_blits(b->stage, work->units.items, b->lanes, b->lane_count, work->unit_bytes, arena, &b->of, err));
+    for (size_t i = 0; i < b->of.count; i++) b->of.blits[i].file = work->numbers[b->of.blits[i].file];
+    const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
+                                .output = work->output,
+                                .ring = r->ring,
+                                .blits = b->of.blits,
+                                .count = b->of.count,
+                                .lane_ends = b->of.ends,
+                                .lane_count = b->lane_count,
+                                .crc = work->crc,
+                                .progress = &r->progress,
+                                .done = blit_done,
+                                .ctx = b};
+    TSR_TRY(tsr_blits_write(&blits, err));
+    keep_sums(b);
+    return TSR_OK;
+}
+
+static tsr_status append_records(const run *r, const batch *b, tsr_error *err)
+{
+    tsr_output *output = r->work->output;
+    tsr_vec records = tsr_vec_of(r->work->host->allocator, 1);
+    tsr_status status = output->sync ? output->sync(output, err) : TSR_OK;
+    for (size_t l = 0; l < b->lane_count; l++) {
+        for (size_t u = b->lanes[l].first; u < b->lanes[l].end && status == TSR_OK; u++)
+            status = tsr_work_put_record(r->work, u, &records, err);
+    }
+    if (status == TSR_OK) status = r->journal->append(r->journal->ctx, (tsr_str){records.items, records.count}, err);
+    tsr_vec_free(&records);
+    return status;
+}
+
+static tsr_status run_batch(run *r, size_t lane_count, tsr_error *err)
+{
+    batch b = {.work = r->work,
+               .sink = {r->work->output, r->work->numbers},
+               .stage = &r->stage,
+               .lanes = r->taken,
+               .lane_count = lane_count};
+    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = write_batch(r, &b, arena, err);
+    tsr_arena_free(arena);
+    for (size_t l = 0; l < lane_count; l++) {
+        r->units_left -= b.lanes[l].end - b.lanes[l].first;
+        for (size_t u = b.lanes[l].first; u < b.lanes[l].end; u++) r->byte_done += tsr_work_unit(r->work, u)->bytes;
+    }
+    const bool wanted = r->journal && (r->units_left || !r->journal->finishes);
+    return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
+}
+
+/* Batch by batch what is in the run's lanes. */
+static tsr_status run_lanes(run *r, size_t count, tsr_error *err)
+{
+    const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
+    for (;;) {
+        size_t taken = 0;
+        for (size_t l = 0; l < count; l++) {
+            r->taken[taken] = tsr_lane_take(&r->lanes[l], r->work->units.items, each);
+            taken += r->taken[taken].first < r->taken[taken].end;
+        }
+        if (!taken) return TSR_OK;
+        TSR_TRY(run_batch(r, taken, err));
+    }
+}
+
+/* Units [first, end) of one stage. */
+static tsr_status run_stage(run *r, size_t first, size_t end, tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_work_stage(r->work, tsr_work_unit(r->work, first)->stage, arena, &r->stage, err);
+    while (first < end && status == TSR_OK) {
+        const size_t count = tsr_lanes_cut(&r->stage, r->work->units.items, first, end, r->most_lanes, r->lanes);
+        first = r->lanes[count - 1].end;
+        status = run_lanes(r, count, err);
+    }
+    tsr_arena_free(arena);
+    return status;
+}
+
+static tsr_status run_units(run *r, size_t first, size_t end, tsr_error *err)
+{
+    const tsr_work *work = r->work;
+    for (size_t u = first; u < end; u++) {
+        const tsr_unit *unit = tsr_work_unit(work, u);
+        r->byte_total += unit->done ? 0 : unit->bytes;
+        r->units_left += !unit->done;
+    }
+    for (size_t u = first; u < end;) {
+        size_t to = u;
+        bool left = false;
+        for (; to < end && tsr_work_unit(work, to)->stage == tsr_work_unit(work, u)->stage; to++)
+            left |= !tsr_work_unit(work, to)->done;
+        if (left) TSR_TRY(run_stage(r, u, to, err));
+        u = to;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
+{
+    const tsr_allocator *allocator = work->host->allocator;
+    size_t first, end;
+    const uint32_t threads = work->host->threads;
+    run r = {.work = work, .journal = journal, .most_lanes = threads > 1 ? LANES_A_THREAD * threads : 1};
+    r.progress = (tsr_progress){step, &r};
+    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no part %llu of %llu", (unsigned long long)part,
+                (unsigned long long)parts);
+    TSR_TRY(tsr_ring_new(work->host, work->job.options->max_memory, &r.ring, err));
+    tsr_work_part(work, part, parts, &first, &end);
+    r.lanes = tsr_alloc(allocator, 2 * r.most_lanes, sizeof *r.lanes, err);
+    tsr_status status = r.lanes ? TSR_OK : TSR_E_NOMEM;
+    r.taken = r.lanes + (r.lanes ? r.most_lanes : 0);
+    if (status == TSR_OK) status = run_units(&r, first, end, err);
+    tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
+    tsr_ring_free(r.ring);
+    return status;
+}
+
+/* ---- the end ---- */
+
+static void join_sums(const tsr_stage *stage, const tsr_unit *unit)
+{
+    tsr_blit *blit = tsr_stage_blit(stage, unit->first);
+    if (unit->is_tile) {
+        blit->crc = unit->tile ? tsr_crc32_join(blit->crc, unit->crcs[0], unit->bytes) : unit->crcs[0];
+        return;
+    }
+    for (uint32_t i = 0; i < unit->count; i++) tsr_stage_blit(stage, unit->first + i)->crc = unit->crcs[i];
+}
+
+static tsr_status finish_stage(tsr_work *work, const tsr_stage *stage, size_t first, size_t end, tsr_error *err)
+{
+    const tsr_sink sink = {work->output, work->numbers};
+    for (size_t u = first; u < end; u++) join_sums(stage, tsr_work_unit(work, u));
+    for (size_t u = first; u < end && stage->behind; u++) {
+        const tsr_unit *unit = tsr_work_unit(work, u);
+        if (unit->is_tile && unit->tile == 0) TSR_TRY(stage->behind(stage, stage->order.numbers[unit->first], &sink, err));
+    }
+    return stage->rest ? stage->rest(stage, &sink, err) : TSR_OK;
+}
+
+static tsr_status finish_stages(tsr_work *work, tsr_source_sums *sums, tsr_error *err)
+{
+    size_t first = 0, end;
+    for (uint32_t s = 0; s < work->writer.stage_count; s++, first = end) {
+        for (end = first; end < work->units.count && tsr_work_unit(work, end)->stage == s;) end++;
+        tsr_stage stage;
+        tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
+        if (!arena) return TSR_E_NOMEM;
+        tsr_status status = tsr_work_stage(work, s, arena, &stage, err);
+        if (status == TSR_OK) status = finish_stage(work, &stage, first, end, err);
+        if (status == TSR_OK && sums) status = tsr_source_sums_add(sums, stage.blits, stage.count, err);
+        tsr_arena_free(arena);
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
+/* All stages, and the check of what they read. */
+static tsr_status finish_checked(tsr_work *work, tsr_error *err)
+{
+    tsr_source_sums *sums = NULL;
+    tsr_checkpoint *source = work->job.checkpoint;
+    if (work->job.options->ignore_crc || !tsr_checkpoint_has_crcs(source)) return finish_stages(work, NULL, err);
+    TSR_TRY(tsr_source_sums_new(source, &sums, err));
+    tsr_status status = finish_stages(work, sums, err);
+    if (status == TSR_OK) status = tsr_source_sums_check(sums, err);
+    tsr_source_sums_free(sums);
+    return status;
+}
+
+tsr_status tsr_work_finish(tsr_work *work, tsr_error *err)
+{
+    const uint64_t left = tsr_work_left(work, 0, 1);
+    TSR_FAIL_IF(left, err, TSR_E_USAGE, TSR_NO_POSITION, "%llu of %zu units of work are not done", (unsigned long long)left,
+                work->units.count);
+    TSR_TRY(finish_checked(work, err));
+    const uint32_t marker = work->writer.marker;
+    work->conversion.marker = marker < work->conversion.file_count ? work->numbers[marker] : TSR_NO_FILE;
+    if (!work->writer.finish) return TSR_OK;
+    return work->writer.finish(work->writer.ctx, work->output, &work->conversion.marker, err);
+}
