@@ -1,8 +1,8 @@
 /* What every form shares once a checkpoint is open: its parts, and where the bytes of its entries are. */
 #include "base/try.h"
 #include "formats/common/name_index.h"
-#include "formats/common/name_list.h"
 #include "formats/common/reader.h"
+#include "formats/common/shown_names.h"
 
 #include "tessera/sys/checkpoint_files.h"
 
@@ -82,16 +82,17 @@ const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str 
 
 tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err)
 {
-    tsr_name_list list = {.used = 0};
+    tsr_shown_names list = {.used = 0};
     size_t count;
     const tsr_str *names = tsr_checkpoint_missing(checkpoint, &count);
-    for (size_t i = 0; i < count; i++) tsr_name_list_add(&list, names[i]);
+    for (size_t i = 0; i < count; i++) tsr_shown_names_add(&list, names[i]);
     if (count == 0)
-        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "the bytes of '%.*s' are not there: their file is cut short, or damaged",
-                         TSR_STR_ARG(fqn));
+        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                         "the bytes of '%.*s' are missing: their file was truncated or damaged", TSR_STR_ARG(fqn));
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                     "the bytes of '%.*s' are not there: the data file%s %s%s %s missing; copy %s next to the others", TSR_STR_ARG(fqn),
-                     count == 1 ? "" : "s", list.text, tsr_name_list_rest(&list), count == 1 ? "is" : "are", count == 1 ? "it" : "them");
+                     "the bytes of '%.*s' are missing: the data file%s %s%s %s missing; copy %s next to the others",
+                     TSR_STR_ARG(fqn), count == 1 ? "" : "s", list.text, tsr_shown_names_rest(&list),
+                     count == 1 ? "is" : "are", count == 1 ? "it" : "them");
 }
 
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,

@@ -2,7 +2,7 @@
 #include "formats/common/incomplete.h"
 
 #include "base/try.h"
-#include "formats/common/name_list.h"
+#include "formats/common/shown_names.h"
 
 enum { MOST_COUNTED = 1 << 20 };
 
@@ -57,16 +57,16 @@ bool tsr_lacks_dcp_metadata(const tsr_store *store)
 static tsr_status open_dcp_without_metadata(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
-    tsr_name_list data = {.used = 0};
+    tsr_shown_names data = {.used = 0};
     for (uint32_t f = 0; f < store->file_count; f++)
-        if (is_data(store->files[f].name)) tsr_name_list_add(&data, store->files[f].name);
+        if (is_data(store->files[f].name)) tsr_shown_names_add(&data, store->files[f].name);
     const bool empty = tsr_store_find(store, TSR_STR(".metadata")) != TSR_NO_FILE;
     const bool left = tsr_store_find(store, TSR_STR(".metadata.tmp")) != TSR_NO_FILE;
     checkpoint->names_unknown = true;
     const tsr_str message = tsr_arena_format(
         checkpoint->arena, err, "'.metadata' %s next to DCP data files (%s%s): the save was interrupted, or the file was not copied; "
         "copy it from where the checkpoint was written, or rebuild it with `tessera repair`",
-        empty ? "is empty" : left ? "is missing and only '.metadata.tmp' is there" : "is missing", data.text, tsr_name_list_rest(&data));
+        empty ? "is empty" : left ? "is missing and only '.metadata.tmp' is there" : "is missing", data.text, tsr_shown_names_rest(&data));
     return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR(".metadata"), message, err);
 }
 
@@ -140,18 +140,18 @@ bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part)
     return false;
 }
 
-static tsr_status report_names(tsr_checkpoint *checkpoint, const tsr_name_list *names, uint64_t of, tsr_error *err)
+static tsr_status report_names(tsr_checkpoint *checkpoint, const tsr_shown_names *names, uint64_t of, tsr_error *err)
 {
     const tsr_str message = tsr_arena_format(
         checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
         (unsigned long long)names->count, (unsigned long long)of, names->count == 1 ? "is" : "are", names->text,
-        tsr_name_list_rest(names));
+        tsr_shown_names_rest(names));
     return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
 }
 
 static tsr_status report_lacking(counting *c)
 {
-    tsr_name_list names = {.used = 0};
+    tsr_shown_names names = {.used = 0};
     const tsr_counted_name *of = &c->of;
     for (uint64_t i = 0; i < of->count; i++) {
         if (c->present[i]) continue;
@@ -161,7 +161,7 @@ static tsr_status report_lacking(counting *c)
             name = tsr_arena_format(c->checkpoint->arena, c->err, "%.*s%0*llu%.*s", TSR_STR_ARG(of->before), padded,
                                     (unsigned long long)(i + of->first), TSR_STR_ARG(of->after));
         if (!name.data) return TSR_E_NOMEM;
-        tsr_name_list_add(&names, name);
+        tsr_shown_names_add(&names, name);
     }
     return names.count ? report_names(c->checkpoint, &names, of->count, c->err) : TSR_OK;
 }
@@ -205,14 +205,14 @@ static tsr_status check_counted(tsr_checkpoint *checkpoint, tsr_error *err)
 static tsr_status open_torch_without_index(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
-    tsr_name_list names = {.used = 0};
-    for (uint32_t i = 0; i < checkpoint->file_count; i++) tsr_name_list_add(&names, store->files[checkpoint->files[i]].name);
+    tsr_shown_names names = {.used = 0};
+    for (uint32_t i = 0; i < checkpoint->file_count; i++) tsr_shown_names_add(&names, store->files[checkpoint->files[i]].name);
     tsr_str stem = tsr_counted_name_of(store->files[checkpoint->files[0]].name).before;
     if (stem.size && stem.data[stem.size - 1] == '-') stem.size--;
     checkpoint->names_unknown = true;
     const tsr_str message = tsr_arena_format(
         checkpoint->arena, err, "'%.*s.bin.index.json' is missing next to the shards of one model (%s%s): the save was interrupted, "
-        "or the file was not copied", TSR_STR_ARG(stem), names.text, tsr_name_list_rest(&names));
+        "or the file was not copied", TSR_STR_ARG(stem), names.text, tsr_shown_names_rest(&names));
     TSR_TRY(tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err));
     return check_counted(checkpoint, err);
 }
@@ -256,7 +256,7 @@ static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
         if (part >= parts) parts = part + 1;
     }
     if (ranks * parts > MOST_COUNTED || ranks * parts == checkpoint->file_count) return TSR_OK;
-    tsr_name_list names = {.used = 0};
+    tsr_shown_names names = {.used = 0};
     uint32_t at = 0; /* the files are in order of ranks and parts */
     for (uint64_t n = 0; n < ranks * parts; n++) {
         if (at < checkpoint->file_count) tsr_rank_part_of(store->files[checkpoint->files[at]].name, &rank, &part);
@@ -267,7 +267,7 @@ static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
         const tsr_str name = tsr_arena_format(checkpoint->arena, err, "…-rank-%llu-part-%llu.safetensors",
                                               (unsigned long long)(n / parts), (unsigned long long)(n % parts));
         if (!name.data) return TSR_E_NOMEM;
-        tsr_name_list_add(&names, name);
+        tsr_shown_names_add(&names, name);
     }
     return report_names(checkpoint, &names, ranks * parts, err);
 }

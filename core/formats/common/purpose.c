@@ -1,7 +1,7 @@
 /* What a checkpoint that is not whole may still be used for. */
 #include "base/try.h"
-#include "formats/common/name_list.h"
 #include "formats/common/reader.h"
+#include "formats/common/shown_names.h"
 
 tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file, tsr_str message, tsr_error *err)
 {
@@ -19,43 +19,43 @@ static bool is_selected(const tsr_checkpoint *checkpoint, tsr_str fqn)
 
 static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    tsr_name_list names = {.used = 0};
+    tsr_shown_names names = {.used = 0};
     for (uint64_t i = 0; i < checkpoint->catalog.entry_count; i++) {
         const tsr_entry *entry = &checkpoint->catalog.entries[i];
-        if (entry->per_rank && is_selected(checkpoint, entry->fqn)) tsr_name_list_add(&names, entry->fqn);
+        if (entry->per_rank && is_selected(checkpoint, entry->fqn)) tsr_shown_names_add(&names, entry->fqn);
     }
     if (names.count == 0) return TSR_OK;
     const bool one = names.count == 1;
     TSR_FAIL_IF(checkpoint->joined_ranks, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "%llu %s no rule in the map of --shards: %s%s; add a rule, or leave %s out with --exclude (convert, reshard, plan, "
-                "layout, manifest)",
-                (unsigned long long)names.count, one ? "tensor has" : "tensors have", names.text, tsr_name_list_rest(&names),
+                "%llu %s no rule in the --shards map: %s%s; add a rule, or leave %s out with --exclude (convert, reshard, "
+                "plan, layout, manifest)",
+                (unsigned long long)names.count, one ? "tensor has" : "tensors have", names.text, tsr_shown_names_rest(&names),
                 one ? "it" : "them");
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "%llu %s not equal on all ranks: %s%s; pass --shards MAP to join %s (a tessera.shards/1 file, or meta-llama, "
+                     "%llu %s between ranks: %s%s; pass --shards MAP to join %s (a tessera.shards/1 file, or meta-llama, "
                      "megatron-gpt or vllm), or leave %s out with --exclude (convert, reshard, plan, layout, manifest)",
-                     (unsigned long long)names.count, one ? "tensor is" : "tensors are", names.text, tsr_name_list_rest(&names),
-                     one ? "it" : "them", one ? "it" : "them");
+                     (unsigned long long)names.count, one ? "tensor differs" : "tensors differ", names.text,
+                     tsr_shown_names_rest(&names), one ? "it" : "them", one ? "it" : "them");
 }
 
 /* What an index names and no file has: nothing is known of it but the name. */
 static tsr_status refuse_missing(const tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_str first = {NULL, 0};
-    tsr_name_list others = {.used = 0}, files = {.used = 0};
+    tsr_shown_names others = {.used = 0}, files = {.used = 0};
     const tsr_str *missing = checkpoint->missing.items;
     for (uint64_t i = 0; i < checkpoint->catalog.entry_count; i++) {
         const tsr_entry *entry = &checkpoint->catalog.entries[i];
         const bool lost = entry->kind == TSR_ENTRY_OPAQUE && !entry->value && tsr_str_equal(entry->type, TSR_STR("missing"));
         if (!lost || !is_selected(checkpoint, entry->fqn)) continue;
-        if (first.data) tsr_name_list_add(&others, entry->fqn);
+        if (first.data) tsr_shown_names_add(&others, entry->fqn);
         else first = entry->fqn;
     }
     if (!first.data) return TSR_OK;
-    for (size_t i = 0; i < checkpoint->missing.count; i++) tsr_name_list_add(&files, missing[i]);
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is in no file that is there%s%s%s%s%s%s", TSR_STR_ARG(first),
-                     others.count ? "; nor are " : "", others.text, tsr_name_list_rest(&others), files.count ? "; missing: " : "",
-                     files.text, tsr_name_list_rest(&files));
+    for (size_t i = 0; i < checkpoint->missing.count; i++) tsr_shown_names_add(&files, missing[i]);
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is not in any of the files%s%s%s%s%s%s",
+                     TSR_STR_ARG(first), others.count ? "; nor are " : "", others.text, tsr_shown_names_rest(&others),
+                     files.count ? "; missing: " : "", files.text, tsr_shown_names_rest(&files));
 }
 
 tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err)

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 #include "base/try.h"
-#include "formats/common/name_list.h"
 #include "formats/common/rank_bytes.h"
+#include "formats/common/shown_names.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/value_walk.h"
 
@@ -25,7 +25,7 @@ typedef struct group {
 typedef struct settling {
     tsr_rank_entries *ranks;
     tsr_map *stages; /* sets of ranks that hold one sharded tensor */
-    tsr_name_list differing;
+    tsr_shown_names differing;
     uint64_t bytes_left; /* to be compared: many views of one storage must not cost more than a few times the files' bytes */
     tsr_error *err;
 } settling;
@@ -100,10 +100,9 @@ static bool is_stage(const settling *s, const group *g)
 
 /* ---- equality ---- */
 
-static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+static bool are_alike(const tsr_entry *a, const tsr_entry *b)
 {
-    return a->kind == b->kind && a->dtype == b->dtype && a->rank == b->rank &&
-           (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+    return a->kind == b->kind && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
 }
 
 /* Whether a tensor is stored as one box that covers it. */
@@ -116,7 +115,7 @@ static bool is_whole(const tsr_entry *entry)
 static tsr_status match_tensors(settling *s, const tsr_entry *a, const tsr_entry *b, bool *same)
 {
     *same = false;
-    if (!is_whole(a) || !is_whole(b) || !same_shape(a, b)) return TSR_OK;
+    if (!is_whole(a) || !is_whole(b) || !are_alike(a, b)) return TSR_OK;
     if (s->ranks->decide && s->ranks->decide(s->ranks->checkpoint, a, b, same)) return TSR_OK;
     const uint64_t bytes = a->chunks[0].byte_length + b->chunks[0].byte_length;
     if (bytes > s->bytes_left) return TSR_OK; /* different as far as is known: listed per rank, and lost for nobody */
@@ -142,7 +141,7 @@ static tsr_status match_values(settling *s, const tsr_entry *a, const tsr_entry 
 {
     inner_match m = {s, TSR_OK};
     const uint64_t nodes = s->ranks->checkpoint->host->limits.expansion;
-    *same = a->value && b->value && same_shape(a, b) &&
+    *same = a->value && b->value && are_alike(a, b) &&
             tsr_value_match_tensors(a->value, b->value, MATCH_DEPTH, nodes, match_inner, &m) == TSR_SAME;
     return m.status;
 }
@@ -207,7 +206,7 @@ static tsr_status mark(settling *s, const group *g, tsr_entry *entry)
     entry->chunks = entry->replicas = NULL;
     entry->chunk_count = entry->replica_count = 0;
     entry->rank = entry->storage_id = 0;
-    tsr_name_list_add(&s->differing, entry->fqn);
+    tsr_shown_names_add(&s->differing, entry->fqn);
     return TSR_OK;
 }
 
@@ -232,10 +231,10 @@ static tsr_status report(const settling *s, const group *g, uint32_t other, tsr_
     }
     const tsr_entry *a = g->holders[0].entry, *b = g->holders[other].entry;
     const tsr_str second = ranks->names[g->holders[other].rank];
-    const char *what = a->kind != b->kind     ? "another kind"
-                       : a->dtype != b->dtype ? "another dtype"
-                       : !same_shape(a, b)    ? "another shape"
-                                              : "other values";
+    const char *what = a->kind != b->kind     ? "a different kind"
+                       : a->dtype != b->dtype ? "a different dtype"
+                       : !are_alike(a, b)     ? "a different shape"
+                                              : "different values";
     return tsr_finding_add(findings, "torch/rank-differs", (tsr_place){second, TSR_NO_POSITION, fqn}, s->err,
                            "'%.*s' has %s than in '%.*s'", TSR_STR_ARG(fqn), what, TSR_STR_ARG(first));
 }
@@ -249,14 +248,15 @@ static tsr_status report_joined(settling *s, const group *g)
         const tsr_entry *entry = g->holders[i].entry;
         bool same = entry->kind == TSR_ENTRY_TENSOR;
         const tsr_place place = {s->ranks->names[g->holders[i].rank], TSR_NO_POSITION, entry->fqn};
-        if (same_shape(first, entry) && !same) TSR_TRY(match_values(s, first, entry, &same));
-        if (!same_shape(first, entry))
+        if (are_alike(first, entry) && !same) TSR_TRY(match_values(s, first, entry, &same));
+        if (!are_alike(first, entry))
             TSR_TRY(tsr_finding_add(findings, "torch/rank-differs", place, s->err,
-                                    "'%.*s' has another dtype, shape or kind than in the files of lower ranks",
+                                    "'%.*s' has a different dtype, shape or kind than in the files of lower ranks",
                                     TSR_STR_ARG(entry->fqn)));
         else if (!same)
             TSR_TRY(tsr_finding_add(findings, "torch/rank-object", place, s->err,
-                                    "'%.*s' is not equal on all ranks; the lowest rank's is shown", TSR_STR_ARG(entry->fqn)));
+                                    "'%.*s' differs between ranks; the value of the lowest rank is shown",
+                                    TSR_STR_ARG(entry->fqn)));
     }
     return TSR_OK;
 }
@@ -298,9 +298,9 @@ static tsr_status settle(settling *s)
     if (s->differing.count == 0 || s->ranks->sharded) return TSR_OK;
     checkpoint->catalog.format = TSR_FORMAT_SHARDS;
     return tsr_finding_add_at(checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, s->err,
-                              "%llu %s not equal on all %u ranks: %s%s", (unsigned long long)s->differing.count,
-                              s->differing.count == 1 ? "tensor is" : "tensors are", s->ranks->ranks, s->differing.text,
-                              tsr_name_list_rest(&s->differing));
+                              "%llu %s between the %u ranks: %s%s", (unsigned long long)s->differing.count,
+                              s->differing.count == 1 ? "tensor differs" : "tensors differ", s->ranks->ranks,
+                              s->differing.text, tsr_shown_names_rest(&s->differing));
 }
 
 tsr_status tsr_rank_entries_settle(tsr_rank_entries *ranks, tsr_error *err)

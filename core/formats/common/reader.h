@@ -36,7 +36,7 @@ struct tsr_checkpoint {
     bool is_probe;         /* only its format is asked for: what lies below it is of no interest */
     bool names_unknown;    /* only a missing file has the names of the entries */
     tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
-    uint64_t expansion;    /* bytes that what the input shares may still expand to (torch_survey.h) */
+    uint64_t expansion;    /* bytes that what the input shares may still expand to (expansion.h) */
 };
 
 typedef struct tsr_reader {
@@ -45,6 +45,7 @@ typedef struct tsr_reader {
      * writes, and by their content where others write such names too. May set checkpoint->files. Errors: those of reading. */
     tsr_status (*recognizes)(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
     bool has_no_metadata; /* such a form never has a .metadata in its root: a directory with one is not asked about */
+    bool is_rare; /* all but `recognizes` may be loaded on demand: tsr_host.load is called before (wasm/split.mjs reads this field) */
     /* Fills checkpoint->catalog and the findings; open.c refuses names that collide. Cleans up after itself when it fails:
      * `close` is called only after it succeeded. */
     tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);

@@ -17,7 +17,7 @@ static tsr_status check_bare(tsr_str key, tsr_str name, tsr_error *err)
     bool bare = name.size > 0 && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
     for (size_t i = 0; i < name.size; i++) bare = bare && name.data[i] != '/' && name.data[i] != '\\' && name.data[i] != ':';
     TSR_FAIL_IF(!bare, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "index: weight_map sends '%.*s' to '%.*s'; only the bare name of a file in the same folder is allowed",
+                "index: weight_map places '%.*s' in '%.*s'; only the plain name of a file in the same directory is allowed",
                 TSR_STR_ARG(key), TSR_STR_ARG(name));
     return TSR_OK;
 }
@@ -51,7 +51,7 @@ static tsr_status find_file(reader *r, tsr_weight *weight)
     if (weight->file != TSR_NO_FILE) return TSR_OK;
     TSR_TRY(tsr_checkpoint_lacks(checkpoint, weight->file_name, r->err));
     return tsr_finding_add(checkpoint->findings, "index/missing-file", in_index(checkpoint, (tsr_str){NULL, 0}), r->err,
-                           "'%.*s' is named by the index and missing", TSR_STR_ARG(weight->file_name));
+                           "'%.*s' is named in the index but missing", TSR_STR_ARG(weight->file_name));
 }
 
 static tsr_status read_weights(reader *r, const cJSON *object, tsr_weight_map *out)
@@ -109,7 +109,7 @@ static tsr_status refuse_empty(const reader *r)
         const tsr_str name = store->files[f].name;
         const bool shard = tsr_str_ends(name, TSR_STR(".safetensors")) || tsr_str_ends(name, TSR_STR(".bin"));
         TSR_FAIL_IF(shard && !memchr(name.data, '/', name.size), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "index: weight_map names no tensor, although '%.*s' is there", TSR_STR_ARG(name));
+                    "index: weight_map does not name any tensor, although '%.*s' exists", TSR_STR_ARG(name));
     }
     return TSR_OK;
 }
@@ -150,7 +150,8 @@ tsr_status tsr_weight_map_check_total(tsr_checkpoint *checkpoint, const tsr_weig
 {
     if (!map->has_total_size || map->total_size == bytes) return TSR_OK;
     return tsr_finding_add(checkpoint->findings, "index/total-size", in_index(checkpoint, (tsr_str){NULL, 0}), err,
-                           "metadata.total_size is %" PRIu64 ", the tensors have %" PRIu64 " bytes", map->total_size, bytes);
+                           "metadata.total_size is %" PRIu64 ", but the tensors have %" PRIu64 " bytes", map->total_size,
+                           bytes);
 }
 
 tsr_status tsr_weight_map_check_stray(tsr_checkpoint *checkpoint, const tsr_weight_map *map, tsr_str ending, tsr_error *err)
@@ -164,8 +165,9 @@ tsr_status tsr_weight_map_check_stray(tsr_checkpoint *checkpoint, const tsr_weig
     for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
         tsr_str name = store->files[f].name;
         if (named[f] || !tsr_str_ends(name, ending) || memchr(name.data, '/', name.size)) continue;
-        status = tsr_finding_add(checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}},
-                                 err, "'%.*s' is not named by the index", TSR_STR_ARG(name));
+        status =
+            tsr_finding_add(checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}},
+                            err, "'%.*s' is not named in the index", TSR_STR_ARG(name));
     }
     tsr_free(checkpoint->host->allocator, named, store->file_count, sizeof *named);
     return status;

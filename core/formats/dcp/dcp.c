@@ -6,32 +6,9 @@
  *
  * Boxes that occur twice (replicas, one a rank) are chunks once and `replicas` after that. */
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
-#include "formats/pickle/pickle_verdict.h"
-#include "formats/torch/torch_survey.h"
-
-/* What loading the metadata with pickle would do beside making data. */
-static tsr_status judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err)
-{
-    const tsr_dcp_metadata *metadata = &source->metadata;
-    const tsr_store_file *file = &checkpoint->store->files[source->file];
-    const tsr_verdict verdict = {.pickle = metadata->pickle, .findings = checkpoint->findings, .file_name = file->name};
-    TSR_TRY(tsr_verdict_on_pickle(&verdict, err));
-    if (metadata->odd_enum != TSR_NO_POSITION)
-        TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_enum, TSR_STR("an enum class with something other than one plain value"), err));
-    if (metadata->odd_getattr != TSR_NO_POSITION)
-        TSR_TRY(tsr_verdict_call(&verdict, metadata->odd_getattr, TSR_STR("builtins.getattr"), err));
-    if (metadata->unloadable != TSR_NO_POSITION)
-        TSR_TRY(tsr_verdict_unloadable(&verdict, metadata->unloadable, "there is no layout or memory format of that name", err));
-    if (metadata->misused != TSR_NO_POSITION)
-        TSR_TRY(tsr_verdict_unloadable(&verdict, metadata->misused, "a function has instances here, or a class is called without its fields", err));
-    if (metadata->newer != TSR_NO_POSITION) {
-        const tsr_place place = {file->name, metadata->newer, {NULL, 0}};
-        TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp/newer", place, err,
-                                "TensorProperties have more than five items: PyTorch 2.13 cannot load this metadata, a newer one can"));
-    }
-    return tsr_verdict_end(&verdict, metadata->pickle_end, file->size, err);
-}
+#include "formats/dcp/dcp_verdict.h"
 
 /* Entry `fqn`, new or seen in an earlier source. */
 static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *index, bool *inserted, tsr_error *err)
@@ -61,10 +38,9 @@ static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *sourc
     uint32_t rank;
     const uint64_t *shape = tsr_dcp_dims(&source->metadata, tsr_dcp_high(record[0]), &rank);
     tsr_dtype dtype = (tsr_dtype)(record[0] >> 8 & 0xFF);
-    bool same = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == dtype && entry->rank == rank &&
-                (rank == 0 || memcmp(entry->shape, shape, rank * sizeof *shape) == 0);
+    bool same = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == dtype && tsr_shape_equal(entry->rank, entry->shape, rank, shape);
     TSR_FAIL_IF(!inserted && !same, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "dcp: '%.*s' has another dtype, size or kind in the metadata of another rank", TSR_STR_ARG(entry->fqn));
+                "dcp: '%.*s' has a different dtype, size or kind in the metadata of another rank", TSR_STR_ARG(entry->fqn));
     entry->kind = TSR_ENTRY_TENSOR;
     entry->dtype = dtype;
     entry->rank = rank;
@@ -83,7 +59,7 @@ static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry
         chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(words[i]), &rank);
         chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(words[i]), &rank);
         TSR_FAIL_IF(rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "dcp: chunk %llu of '%.*s' has %u dimensions, the tensor has %u", (unsigned long long)i,
+                    "dcp: chunk %llu of '%.*s' has %u dimensions, but the tensor has %u", (unsigned long long)i,
                     TSR_STR_ARG(entry->fqn), rank, entry->rank);
     }
     return TSR_OK;
@@ -135,7 +111,7 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     size_t count;
     const tsr_ref *pairs = tsr_pickle_items(source->metadata.pickle, source->metadata.state_dict, &count);
     uint64_t before = tsr_dcp_state_of(checkpoint)->entries.count, total = count_chunks(source, pairs, count);
-    TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: %llu chunks",
+    TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: %llu chunks are too many",
                 (unsigned long long)total);
     TSR_TRY(tsr_expansion_take(&checkpoint->expansion, total * sizeof(tsr_chunk), checkpoint->host, err)); /* lists may be shared */
     source->chunks = tsr_alloc(checkpoint->host->allocator, (size_t)total, sizeof(tsr_chunk), err);
@@ -189,7 +165,7 @@ static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_output_ent
 
 static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err)
 {
-    TSR_TRY(judge_pickle(checkpoint, source, err));
+    TSR_TRY(tsr_dcp_judge_pickle(checkpoint, source, err));
     TSR_TRY(add_entries(checkpoint, source, err));
     TSR_TRY(add_paths(checkpoint, source, err));
     TSR_TRY(tsr_dcp_keep_originals(checkpoint, source, err));
@@ -307,14 +283,14 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
     const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     for (uint32_t f = 0; f < checkpoint->store->file_count; f++) {
         tsr_str name = checkpoint->store->files[f].name;
-        if (state->file_uses[f] != TSR_DCP_UNUSED || belongs_to_megatron(state, name)) continue;
+        if (!name.size || state->file_uses[f] != TSR_DCP_UNUSED || belongs_to_megatron(state, name)) continue; /* see io/store_view.h */
         bool data =
             tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size); /* below may be another save */
         if (data && checkpoint->store->files[f].size == 0) continue; /* of a rank that had nothing to write */
         tsr_level level = data ? TSR_WARNING : TSR_NOTE;
         tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
         TSR_TRY(tsr_finding_add_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err,
-                                   "no item of the metadata lies in '%.*s'", TSR_STR_ARG(name)));
+                                   "no item of the metadata is stored in '%.*s'", TSR_STR_ARG(name)));
     }
     return TSR_OK;
 }

@@ -69,10 +69,10 @@ static tsr_status view_in_image(images *im, const tsr_entry *entry, tsr_chunk *c
         return find_bad_item(im->checkpoint, entry, chunk, err, "the safetensors header of its file does not list it");
     if (!same_tensor(entry, chunk, tensor)) {
         return find_bad_item(im->checkpoint, entry, chunk, err,
-                             "the safetensors header of its file has another dtype or shape than the metadata");
+                             "the safetensors header of its file has a different dtype or shape than the metadata");
     }
     if (tensor->end > image->data_size)
-        return find_bad_item(im->checkpoint, entry, chunk, err, "its bytes end beyond the end of the file");
+        return find_bad_item(im->checkpoint, entry, chunk, err, "its bytes reach beyond the end of the file");
     tsr_view *view = TSR_ARENA_NEW(im->checkpoint->arena, tsr_view, err);
     if (!view) return TSR_E_NOMEM;
     *view = (tsr_view){.file = chunk->file, .byte_offset = image->data_offset + tensor->begin};

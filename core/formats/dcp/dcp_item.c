@@ -3,9 +3,9 @@
  *   [ archive/data.pkl | … | archive/data/0 | … | central directory ]   at [byte_offset, + byte_length) of the file */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
-#include "formats/torch/torch_survey.h"
 
 tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
                              tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
@@ -30,7 +30,7 @@ tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk,
                            const tsr_torch_item *item, tsr_arena *arena, tsr_view *out, tsr_error *err)
 {
     TSR_FAIL_IF(item->root->kind != TSR_VALUE_TENSOR, err, TSR_E_FORMAT, chunk->byte_offset,
-                "dcp: the item of '%.*s' holds no dense tensor", TSR_STR_ARG(entry->fqn));
+                "dcp: the item of '%.*s' does not contain a dense tensor", TSR_STR_ARG(entry->fqn));
     const tsr_entry *inner = item->root->as.tensor;
     bool same = inner->dtype == entry->dtype && inner->rank == entry->rank && inner->chunk_count == 1;
     for (uint32_t d = 0; same && d < entry->rank; d++) same = inner->shape[d] == chunk->sizes[d];
@@ -39,8 +39,8 @@ tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk,
                 wanted = describe(arena, entry->dtype, chunk->sizes, entry->rank, err);
         if (!found.data || !wanted.data) return TSR_E_NOMEM;
         return tsr_raise(err, TSR_E_FORMAT, chunk->byte_offset,
-                         "dcp: the item of '%.*s' holds a tensor %.*s; the metadata says %.*s", TSR_STR_ARG(entry->fqn),
-                         TSR_STR_ARG(found), TSR_STR_ARG(wanted));
+                         "dcp: the item of '%.*s' contains a tensor %.*s, but the metadata states %.*s",
+                         TSR_STR_ARG(entry->fqn), TSR_STR_ARG(found), TSR_STR_ARG(wanted));
     }
     const tsr_chunk *place = inner->chunks;
     *out = place->view ? *place->view : (tsr_view){.file = place->file, .byte_offset = place->byte_offset};
@@ -104,7 +104,7 @@ static tsr_status read_new_object(tsr_checkpoint *checkpoint, tsr_entry *entry, 
     tsr_torch_item item;
     tsr_error why = {0};
     TSR_FAIL_IF(chunk->byte_length > items->left, err, TSR_E_LIMIT, chunk->byte_offset,
-                "dcp: the item of '%.*s' overlaps others: together the items of objects have more bytes than the files",
+                "dcp: the item of '%.*s' overlaps others: the items of objects have more bytes in total than the files",
                 TSR_STR_ARG(entry->fqn));
     items->left -= chunk->byte_length;
     tsr_status status = tsr_dcp_open_item(checkpoint, entry, chunk, checkpoint->arena, checkpoint->findings, &item, &why);

@@ -2,8 +2,8 @@
 #include "formats/dcp/dcp_metadata.h"
 
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/pickle/enum_names.h"
-#include "formats/torch/torch_survey.h"
 
 #include "tessera/sys/alloc.h"
 
@@ -44,19 +44,21 @@ static const char *const key_names[] = {
 
 #define MADE  TSR_PICKLE_FOLD_MADE
 #define BUILT TSR_PICKLE_FOLD_BUILT
+/* Of MetadataIndex, objects that got no state: Python hashes the attributes, and those of a plan have lists and chunks. */
+#define UNHASHABLE TSR_PICKLE_UNHASHABLE
 #define CLASSES(module, files) \
-    {module, "ChunkStorageMetadata", ID_CHUNK | BUILT}, {module, "MetadataIndex", ID_INDEX | BUILT}, \
-        {module, "TensorStorageMetadata", ID_TENSOR | BUILT}, {module, "BytesStorageMetadata", ID_BYTES | MADE}, \
-        {module, "TensorProperties", ID_PROPERTIES | BUILT}, {module, "_MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, \
-        {module, "MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, {module, "Metadata", ID_METADATA}, \
-        {module, "StorageMeta", ID_LISTED}, \
+    {module, "ChunkStorageMetadata", ID_CHUNK | BUILT | UNHASHABLE}, {module, "MetadataIndex", ID_INDEX | BUILT | UNHASHABLE}, \
+        {module, "TensorStorageMetadata", ID_TENSOR | BUILT | UNHASHABLE}, {module, "BytesStorageMetadata", ID_BYTES | MADE}, \
+        {module, "TensorProperties", ID_PROPERTIES | BUILT | UNHASHABLE}, {module, "_MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, \
+        {module, "MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, {module, "Metadata", ID_METADATA | UNHASHABLE}, \
+        {module, "StorageMeta", ID_LISTED | UNHASHABLE}, \
     { \
-        files, "_StorageInfo", ID_STORAGE | BUILT \
+        files, "_StorageInfo", ID_STORAGE | BUILT | UNHASHABLE \
     }
 #define PLANS(module) /* what Megatron adds: all_local_plans */ \
-    {module, "SavePlan", ID_LISTED}, {module, "WriteItem", ID_LISTED}, \
+    {module, "SavePlan", ID_LISTED | UNHASHABLE}, {module, "WriteItem", ID_LISTED | UNHASHABLE}, \
     { \
-        module, "TensorWriteData", ID_LISTED \
+        module, "TensorWriteData", ID_LISTED | UNHASHABLE \
     }
 #define PATHS(module) \
     {module, "PosixPath", ID_LISTED}, {module, "WindowsPath", ID_LISTED}, {module, "PurePosixPath", ID_LISTED}, \
@@ -74,7 +76,7 @@ static const tsr_pickle_name names[] = {
     {"torch", "Size", ID_SIZE | MADE},
     {"torch.serialization", "_get_layout", ID_LAYOUT | MADE},
     {"builtins", "getattr", ID_GETATTR | MADE},
-    {"collections", "OrderedDict", ID_LISTED},
+    {"collections", "OrderedDict", ID_LISTED | UNHASHABLE},
     PLANS("torch.distributed.checkpoint.planner"),
     PLANS("torch.distributed._shard.checkpoint.planner"),
     {"megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan", ID_LISTED},
@@ -113,7 +115,7 @@ static tsr_status add_record(item *it, const uint64_t *words, size_t count, tsr_
 {
     tsr_vec *records = &it->folder->metadata->records;
     TSR_FAIL_IF(records->count + count >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
-                "dcp: more records than fit (%u words)", TSR_DCP_DIMS_FLAG);
+                "dcp: too many records (more than %u words)", TSR_DCP_DIMS_FLAG);
     TSR_TRY(tsr_vec_reserve(records, count, it->err));
     uint64_t *to = (uint64_t *)records->items + records->count;
     for (size_t i = 0; i < count; i++) to[i] = words[i];
@@ -134,7 +136,7 @@ static tsr_status new_dims(item *it, const int64_t *values, int rank, uint32_t *
 {
     tsr_vec *dims = &it->folder->metadata->dims;
     TSR_FAIL_IF(dims->count + TSR_DCP_MAX_RANK + 1 >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
-                "dcp: more sizes and offsets than fit (%u words)", TSR_DCP_DIMS_FLAG);
+                "dcp: too many sizes and offsets (more than %u words)", TSR_DCP_DIMS_FLAG);
     TSR_TRY(tsr_vec_reserve(dims, (size_t)rank + 1, it->err));
     uint64_t *words = (uint64_t *)dims->items + dims->count;
     words[0] = (uint64_t)rank;
@@ -148,7 +150,8 @@ static tsr_status look_up_dims(item *it, const int64_t *values, int rank, uint32
 {
     uint64_t hash = (uint64_t)rank;
     for (int i = 0; i < rank; i++) {
-        if (values[i] < 0) return malformed(it, "dcp: the negative value %lld among sizes or offsets", (long long)values[i]);
+        if (values[i] < 0)
+            return malformed(it, "dcp: sizes or offsets contain the negative value %lld", (long long)values[i]);
         hash = (hash ^ (uint64_t)values[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29;
     }
     uint32_t *slot = &it->folder->dims_cache[hash >> 40 & (DIMS_CACHE - 1)];
@@ -184,7 +187,7 @@ static tsr_status make_dims(item *it, tsr_ref tuple, uint32_t *id)
 {
     int64_t values[TSR_DCP_MAX_RANK];
     int rank = tsr_pickle_ints(it->pickle, tuple, values, TSR_DCP_MAX_RANK);
-    if (rank < 0) return malformed(it, "dcp: sizes or offsets that are not made of at most %d integers", TSR_DCP_MAX_RANK);
+    if (rank < 0) return malformed(it, "dcp: sizes or offsets are not a list of at most %d integers", TSR_DCP_MAX_RANK);
     return add_dims(it, values, rank, id);
 }
 
@@ -193,7 +196,7 @@ static tsr_status take_dims(item *it, tsr_ref ref, uint32_t *id)
 {
     if (tsr_pickle_kind_of(it->pickle, ref) != TSR_PICKLE_FOLDED) return make_dims(it, ref, id);
     uint32_t index = tsr_pickle_folded_index(ref);
-    if (!(index & TSR_DCP_DIMS_FLAG)) return malformed(it, "dcp: an object stands where sizes or offsets belong");
+    if (!(index & TSR_DCP_DIMS_FLAG)) return malformed(it, "dcp: expected sizes or offsets, found an object");
     *id = index & ~TSR_DCP_DIMS_FLAG;
     return TSR_OK;
 }
@@ -246,7 +249,7 @@ static tsr_status take_attributes(item *it, const char *class_name, tsr_ref *val
 static tsr_status need(item *it, const char *class_name, unsigned found, enum key key)
 {
     if (found & 1u << key) return TSR_OK;
-    return malformed(it, "dcp: a %s without '%s'", class_name, key_names[key]);
+    return malformed(it, "dcp: a %s lacks '%s'", class_name, key_names[key]);
 }
 
 static tsr_status fold_chunk(item *it, tsr_ref *out)
@@ -262,7 +265,7 @@ static tsr_status fold_chunk(item *it, tsr_ref *out)
     tsr_dcp_dims(it->folder->metadata, offsets, &offsets_rank);
     tsr_dcp_dims(it->folder->metadata, sizes, &sizes_rank);
     if (offsets_rank != sizes_rank)
-        return malformed(it, "dcp: a chunk with %u offsets and %u sizes", offsets_rank, sizes_rank);
+        return malformed(it, "dcp: a chunk has %u offsets but %u sizes", offsets_rank, sizes_rank);
     uint64_t word = TSR_DCP_CHUNK | (uint64_t)offsets << 4 | (uint64_t)sizes << 32;
     return add_record(it, &word, 1, out);
 }
@@ -275,7 +278,7 @@ static tsr_status fold_index(item *it, tsr_ref *out)
     uint32_t fqn;
     TSR_TRY(take_attributes(it, "MetadataIndex", values, &found));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_FQN]) != TSR_PICKLE_STR)
-        return malformed(it, "dcp: a MetadataIndex without a string 'fqn'");
+        return malformed(it, "dcp: a MetadataIndex lacks the string 'fqn'");
     TSR_TRY(tsr_dcp_names_add(&it->folder->metadata->fqns, tsr_pickle_text(it->pickle, values[KEY_FQN]), &fqn, it->err));
     if (values[KEY_OFFSET]) TSR_TRY(take_dims(it, values[KEY_OFFSET], &offset));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_INDEX]) == TSR_PICKLE_INT) {
@@ -295,7 +298,8 @@ static tsr_status take_transforms(item *it, tsr_ref list, bool *zstd)
     for (size_t i = 0; i < count; i++) {
         tsr_str text = tsr_pickle_text(it->pickle, items[i]);
         TSR_FAIL_IF(*zstd || !tsr_str_equal(text, TSR_STR("stream.zstd/1")), it->err, TSR_E_UNSUPPORTED, it->parts->position,
-                    "dcp: transform %zu of an item is '%.*s'; only one stream.zstd/1 can be undone", i, TSR_STR_ARG(text));
+                    "dcp: transform %zu of an item is '%.*s'; only a single stream.zstd/1 is supported", i,
+                    TSR_STR_ARG(text));
         *zstd = true;
     }
     return TSR_OK;
@@ -309,11 +313,11 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
     bool zstd;
     TSR_TRY(take_attributes(it, "_StorageInfo", values, &found));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_RELATIVE_PATH]) != TSR_PICKLE_STR) {
-        return malformed(it, "dcp: a _StorageInfo without a string 'relative_path'");
+        return malformed(it, "dcp: a _StorageInfo lacks the string 'relative_path'");
     }
     if (tsr_pickle_kind_of(it->pickle, values[KEY_OFFSET]) != TSR_PICKLE_INT ||
         tsr_pickle_kind_of(it->pickle, values[KEY_LENGTH]) != TSR_PICKLE_INT) {
-        return malformed(it, "dcp: a _StorageInfo whose 'offset' or 'length' is no 64-bit integer");
+        return malformed(it, "dcp: 'offset' or 'length' of a _StorageInfo is not a 64-bit integer");
     }
     TSR_TRY(take_transforms(it, values[KEY_TRANSFORMS], &zstd));
     tsr_str text = tsr_pickle_text(it->pickle, values[KEY_RELATIVE_PATH]);
@@ -331,7 +335,7 @@ static tsr_status gather_chunks(item *it, const tsr_ref *chunks, size_t count, u
     bool consecutive = true;
     for (size_t i = 0; i < count; i++) {
         if (!tsr_dcp_record(metadata, chunks[i], TSR_DCP_CHUNK)) {
-            return malformed(it, "dcp: item %zu of the chunks of a tensor is no ChunkStorageMetadata", i);
+            return malformed(it, "dcp: item %zu of the chunks of a tensor is not a ChunkStorageMetadata", i);
         }
         consecutive &= tsr_pickle_folded_index(chunks[i]) == tsr_pickle_folded_index(chunks[0]) + i;
     }
@@ -355,29 +359,28 @@ static tsr_status fold_tensor(item *it, tsr_ref *out)
     for (int key = KEY_PROPERTIES; key <= KEY_CHUNKS; key++)
         TSR_TRY(need(it, "TensorStorageMetadata", found, (enum key)key));
     const uint64_t *properties = tsr_dcp_record(it->folder->metadata, values[KEY_PROPERTIES], TSR_DCP_PROPERTIES);
-    if (!properties) return malformed(it, "dcp: the 'properties' of a TensorStorageMetadata are no TensorProperties");
+    if (!properties) return malformed(it, "dcp: the 'properties' of a TensorStorageMetadata are not TensorProperties");
     uint64_t kept = *properties & 0xFFFF00; /* dtype and requires_grad, where a TENSOR has them too */
     TSR_TRY(take_dims(it, values[KEY_SIZE], &size));
     const tsr_ref *chunks = tsr_pickle_items(it->pickle, values[KEY_CHUNKS], &count);
     it->folder->chunk_count += count;
     TSR_FAIL_IF(it->folder->chunk_count > it->folder->chunk_bound, it->err, TSR_E_LIMIT, it->parts->position,
-                "dcp: tensors share lists of chunks: together they have more chunks than the file has bytes");
+                "dcp: tensors share lists of chunks and have more chunks in total than the file has bytes");
     uint64_t words[3] = {TSR_DCP_TENSOR | kept | (uint64_t)size << 32, count};
     TSR_TRY(gather_chunks(it, chunks, count, &words[2], it->err));
     return add_record(it, words, 3, out);
 }
 
-/* (dtype, layout, requires_grad, memory format, pin_memory), as TensorProperties.__getstate__ of PyTorch 2.13 has it; a
- * newer one writes more items, which 2.13 refuses. */
+/* (dtype, layout, requires_grad, memory format, pin_memory), as TensorProperties.__getstate__ of PyTorch 2.3 to 2.14 has
+ * it. 2.15 adds the strides in memory, which say nothing about the stored bytes; older versions refuse that tuple. */
 static tsr_status fold_properties(item *it, tsr_ref *out)
 {
     const tsr_pickle_parts *parts = it->parts;
     if (parts->kind != TSR_PICKLE_TUPLE || parts->count < 5)
-        return malformed(it, "dcp: the state of TensorProperties is no tuple of five items");
+        return malformed(it, "dcp: the state of TensorProperties is not a tuple of five items");
     tsr_str module = tsr_pickle_module(it->pickle, parts->items[0]), name = tsr_pickle_name_of(it->pickle, parts->items[0]);
     tsr_dtype dtype = tsr_str_equal(module, TSR_STR("torch")) ? tsr_dtype_from_name(name) : TSR_DTYPE_NONE;
-    if (!dtype)
-        return malformed(it, "dcp: '%.*s.%.*s' is no torch dtype known here", TSR_STR_ARG(module), TSR_STR_ARG(name));
+    if (!dtype) return malformed(it, "dcp: '%.*s.%.*s' is not a known torch dtype", TSR_STR_ARG(module), TSR_STR_ARG(name));
     if (parts->count > 5) it->folder->metadata->newer = parts->position;
     if (!tsr_dcp_record(it->folder->metadata, parts->items[3], TSR_DCP_NOTE)) it->folder->metadata->unloadable = parts->position;
     uint64_t word = TSR_DCP_PROPERTIES | (uint64_t)dtype << 8 | (uint64_t)tsr_pickle_bool(it->pickle, parts->items[2]) << 16;
@@ -390,7 +393,7 @@ static tsr_status fold_size(item *it, tsr_ref *out)
     static const int64_t none[1];
     const tsr_pickle_parts *parts = it->parts;
     if (!parts->ints && parts->count)
-        return malformed(it, "dcp: a torch.Size that is not made of at most %d integers", TSR_DCP_MAX_RANK);
+        return malformed(it, "dcp: a torch.Size is not a list of at most %d integers", TSR_DCP_MAX_RANK);
     TSR_TRY(add_dims(it, parts->ints ? parts->ints : none, (int)parts->int_count, &id));
     *out = tsr_pickle_folded(id | TSR_DCP_DIMS_FLAG);
     return TSR_OK;
@@ -454,14 +457,16 @@ static tsr_status fold_getattr(item *it, tsr_ref *out)
     return TSR_OK;
 }
 
-/* Functions have no instances, and the dataclasses with fields that have no default are never made by a call without them. */
+/* Functions have no instances, and a dataclass is never made by a call without the fields that have no default, or with more
+ * than it has. */
 static void judge_made(item *it)
 {
     const tsr_pickle_parts *parts = it->parts;
     const uint32_t id = parts->class_id;
     const bool called = parts->how == TSR_PICKLE_CALLED, function = id == ID_GETATTR || id == ID_LAYOUT;
     const bool fields = id == ID_CHUNK || id == ID_INDEX || id == ID_STORAGE || id == ID_TENSOR;
-    if (called ? fields && parts->made_of == 0 : function) it->folder->metadata->misused = parts->position;
+    const bool bare = id == ID_BYTES && !parts->built && (parts->ints || parts->count);
+    if (called ? (fields && parts->made_of == 0) || bare : function) it->folder->metadata->misused = parts->position;
 }
 
 static tsr_status fold(void *ctx, const tsr_pickle *pickle, const tsr_pickle_parts *parts, tsr_ref *out, tsr_error *err)
@@ -488,6 +493,15 @@ static tsr_status fold(void *ctx, const tsr_pickle *pickle, const tsr_pickle_par
 static uint32_t enum_id(tsr_str module, tsr_str name)
 {
     return tsr_enum_is_listed(module, name) ? ID_ENUM | MADE : 0;
+}
+
+/* Sizes, indices and members of enums are keys in Python; the other classes compare, and have no hash. */
+static bool is_hashable(void *ctx, tsr_ref record)
+{
+    const tsr_dcp_metadata *metadata = ((folder *)ctx)->metadata;
+    if (tsr_pickle_folded_index(record) & TSR_DCP_DIMS_FLAG) return true;
+    const uint64_t kind = ((const uint64_t *)metadata->records.items)[tsr_pickle_folded_index(record)] & 15;
+    return kind == TSR_DCP_INDEX || kind == TSR_DCP_NOTE;
 }
 
 static void restart(void *ctx)
@@ -531,9 +545,9 @@ static tsr_status take_root(tsr_dcp_metadata *metadata, tsr_error *err)
     const tsr_pickle *pickle = metadata->pickle;
     tsr_ref root = tsr_pickle_root(pickle), state = tsr_pickle_state(pickle, root);
     TSR_FAIL_IF(tsr_pickle_class_id(pickle, root) != ID_METADATA, err, TSR_E_FORMAT, 0,
-                "dcp: the pickle holds no torch.distributed.checkpoint Metadata object");
+                "dcp: the pickle does not contain a torch.distributed.checkpoint Metadata object");
     TSR_FAIL_IF(tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_DICT, err, TSR_E_FORMAT, tsr_pickle_position(pickle, root),
-                "dcp: Metadata without its state");
+                "dcp: Metadata lacks its state");
     TSR_TRY(take_dict(metadata, state, "state_dict_metadata", &metadata->state_dict, err));
     TSR_TRY(take_dict(metadata, state, "storage_data", &metadata->storage_data, err));
     tsr_ref planner = tsr_pickle_get(pickle, state, "planner_data", NULL);
@@ -566,7 +580,7 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
     f->metadata = out;
     f->chunk_bound = bytes.size;
     tsr_pickle_sink sink = {
-        .names = names, .count = sizeof names / sizeof *names, .other = enum_id, .fold = fold, .restart = restart, .ctx = f};
+        .names = names, .count = sizeof names / sizeof *names, .other = enum_id, .fold = fold, .restart = restart, .is_hashable = is_hashable, .ctx = f};
     tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, &out->pickle_end, err);
     tsr_free(host->allocator, f, 1, sizeof *f);
     if (status == TSR_OK) status = take_root(out, err);

@@ -43,7 +43,7 @@ typedef struct tsr_dcp_metadata {
     uint64_t unloadable;  /* position of a call that fails with its arguments, or TSR_NO_POSITION */
     uint64_t misused;     /* position of an instance of a function, or of a class that is called without its fields, or
                            * TSR_NO_POSITION */
-    uint64_t newer;       /* position of a state that only a PyTorch newer than 2.13 reads, or TSR_NO_POSITION */
+    uint64_t newer;       /* position of a state that only PyTorch 2.15 and newer read, or TSR_NO_POSITION */
     size_t pickle_end;    /* bytes of the pickle */
 } tsr_dcp_metadata;
 

@@ -50,7 +50,7 @@ static tsr_status look_up(tsr_dcp_names *names, tsr_str text, uint32_t *number, 
 {
     if (2 * (names->list.count + 1) > names->slots.count) TSR_TRY(rehash(names, err));
     TSR_FAIL_IF(text.size > names->room, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "dcp: long names are repeated so often that reading them takes more than the bound for shared parts");
+                "dcp: long names are repeated so often that reading them would exceed the limit for shared parts");
     names->room -= text.size;
     const tsr_dcp_name *list = names->list.items;
     uint32_t *table = names->slots.items, hash = (uint32_t)tsr_hash_bytes(text.data, text.size, (uintptr_t)names);

@@ -4,8 +4,8 @@
  *
  * Source: megatron/core/dist_checkpointing/strategies/torch.py of Megatron-Core 0.14. */
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
-#include "formats/torch/torch_survey.h"
 
 /* The sizes of a tuple, or of a torch.Size; -1 for anything else. */
 static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t sizes[TSR_DCP_MAX_RANK])
@@ -31,7 +31,7 @@ static tsr_status keep_one(tsr_checkpoint *checkpoint, const tsr_dcp_metadata *m
 {
     uint64_t sizes[TSR_DCP_MAX_RANK];
     const int rank = sizes_of(metadata, tsr_pickle_get(metadata->pickle, facts, "nd_reformulated_orig_global_shape", NULL), sizes);
-    TSR_FAIL_IF(rank < 0, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: mcore_data has no shape for '%.*s' that is made of sizes",
+    TSR_FAIL_IF(rank < 0, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: mcore_data has no valid shape for '%.*s'",
                 TSR_STR_ARG(fqn));
     TSR_TRY(tsr_expansion_take(&checkpoint->expansion, (uint64_t)rank * sizeof *sizes, checkpoint->host, err));
     uint64_t *shape = tsr_arena_array(checkpoint->arena, (size_t)rank, sizeof *shape, err);

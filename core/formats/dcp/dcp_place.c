@@ -77,7 +77,7 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
     *file = TSR_NO_FILE;
     if (!stays_inside(path)) {
         return tsr_finding_add(findings, "dcp/path-outside", metadata_place(p, r->fqn), err,
-                               "storage_data places items in '%.*s', outside the checkpoint's folder; it is not opened",
+                               "storage_data places items in '%.*s', outside the checkpoint's directory; it is not opened",
                                TSR_STR_ARG(path));
     }
     size_t folder = metadata.size;
@@ -88,7 +88,7 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
     if (*file != TSR_NO_FILE) return TSR_OK;
     TSR_TRY(tsr_checkpoint_lacks(p->checkpoint, name, err));
     return tsr_finding_add(findings, "dcp/missing-file", (tsr_place){name, TSR_NO_POSITION, r->fqn}, err,
-                           "the data file '%.*s', which storage_data names, is not there", TSR_STR_ARG(name));
+                           "the data file '%.*s', which storage_data names, is missing", TSR_STR_ARG(name));
 }
 
 static tsr_status file_of(placer *p, const record *r, uint32_t *file, tsr_error *err)
@@ -118,7 +118,7 @@ static tsr_status index_offsets(placer *p, tsr_error *err)
     const tsr_entry *entries = tsr_dcp_state_of(p->checkpoint)->entries.items;
     const tsr_dcp_part *parts = p->source->parts.items;
     TSR_FAIL_IF(p->source->chunk_count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "dcp: too many chunks to match without their index");
+                "dcp: there are too many chunks without an index");
     p->by_offsets = tsr_map_new(p->checkpoint->host->allocator, (size_t)p->source->chunk_count, err);
     if (!p->by_offsets) return TSR_E_NOMEM;
     for (size_t i = 0; i < p->source->parts.count; i++) {
@@ -193,10 +193,11 @@ static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_err
     const tsr_store_file *f = &p->checkpoint->store->files[file];
     char text[256];
     return tsr_finding_add(p->checkpoint->findings, "dcp/beyond-end",
-                           (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn}, err,
-                           "'%.*s' at offsets %s is placed at byte %lld with %lld bytes; '%.*s' has %llu", TSR_STR_ARG(r->fqn),
-                           r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none", (long long)r->byte_offset,
-                           (long long)r->byte_length, TSR_STR_ARG(f->name), (unsigned long long)f->size);
+                           (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn},
+                           err, "'%.*s' at offsets %s is placed at byte %lld with %lld bytes, but '%.*s' has only %llu",
+                           TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none",
+                           (long long)r->byte_offset, (long long)r->byte_length, TSR_STR_ARG(f->name),
+                           (unsigned long long)f->size);
 }
 
 /* Told by a file's first tensor. SAFETENSORS items have exactly their elements' bytes; a torch.save blob is always longer.
@@ -267,7 +268,7 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
     const uint64_t *index = tsr_dcp_record(metadata, key, TSR_DCP_INDEX),
                    *storage = tsr_dcp_record(metadata, value, TSR_DCP_STORAGE);
     TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "dcp: storage_data holds something other than MetadataIndex: _StorageInfo");
+                "dcp: storage_data contains something other than MetadataIndex: _StorageInfo");
     uint32_t fqn = tsr_dcp_high(index[0]), part = p->parts_of[fqn];
     record r = {.fqn = tsr_dcp_name_text(&metadata->fqns, fqn),
                 .part = part ? (const tsr_dcp_part *)p->source->parts.items + part - 1 : NULL,
@@ -304,9 +305,10 @@ static tsr_status report_unplaced_of(placer *p, const tsr_dcp_part *part, const 
         chunk->byte_length = 0;
         const char *offsets =
             entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->rank, text, sizeof text) : "none";
-        TSR_TRY(tsr_finding_add(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
-                                "chunk %llu of '%.*s' (offsets %s) has no item in storage_data: its bytes are nowhere",
-                                (unsigned long long)c, TSR_STR_ARG(entry->fqn), offsets));
+        TSR_TRY(
+            tsr_finding_add(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
+                            "chunk %llu of '%.*s' (offsets %s) has no item in storage_data, so its bytes cannot be found",
+                            (unsigned long long)c, TSR_STR_ARG(entry->fqn), offsets));
     }
     return TSR_OK;
 }

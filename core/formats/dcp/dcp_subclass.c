@@ -5,9 +5,9 @@
  * of a plain tensor has one of a few lengths, which depend on the version of PyTorch. Lengths that were met and belong to a
  * plain tensor are not looked at again. */
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
-#include "formats/torch/torch_survey.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
 #include "tessera/sys/box_walk.h"
@@ -50,8 +50,7 @@ static tsr_status take_subclass(search *s, tsr_entry *entry, const tsr_value *ro
     tsr_entry own = *entry;
     TSR_TRY(tsr_torch_leaf(root, checkpoint->host, s->seen, checkpoint->arena, &own, s->err));
     TSR_TRY(tsr_expansion_take_value(&checkpoint->expansion, &own.value, checkpoint->arena, s->err));
-    const bool same = own.dtype == entry->dtype && own.rank == entry->rank &&
-                      (own.rank == 0 || memcmp(own.shape, entry->shape, own.rank * sizeof *own.shape) == 0);
+    const bool same = own.dtype == entry->dtype && tsr_entry_same_shape(&own, entry);
     if (same && own.kind == TSR_ENTRY_OPAQUE) *entry = own;
     return TSR_OK;
 }

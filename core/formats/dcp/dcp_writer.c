@@ -1,7 +1,8 @@
 /* Metadata {state_dict_metadata, planner_data, storage_data, storage_meta, version}: each class by name, built without
- * arguments and given its attributes as a dict, which is how dataclasses pickle.
+ * arguments and given its attributes as a dict, which is how dataclasses pickle. An attribute that is absent has the value of
+ * its class, so what only newer versions have can be left out for older ones.
  *
- * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.13, and what it wrote. */
+ * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.3 to 2.15, and what they wrote. */
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/host_calls.h"
 
@@ -47,8 +48,19 @@ static void put_size(tsr_pickler *p, const uint64_t *numbers, uint32_t rank)
     tsr_pickler_reduce(p);
 }
 
-/* TensorProperties has a tuple for its state: dtype, layout, requires_grad, memory format, pin_memory. */
-static void put_properties(tsr_pickler *p, const tsr_dcp_new_entry *entry)
+static void put_strides(tsr_pickler *p, const tsr_dcp_new_entry *entry)
+{
+    if (entry->rank > 3) tsr_pickler_mark(p);
+    for (uint32_t d = 0; d < entry->rank; d++) {
+        uint64_t stride = 1;
+        for (uint32_t i = d + 1; i < entry->rank; i++) stride *= entry->shape[i] ? entry->shape[i] : 1;
+        tsr_pickler_uint(p, stride);
+    }
+    tsr_pickler_tuple(p, entry->rank);
+}
+
+/* TensorProperties has a tuple for its state: dtype, layout, requires_grad, memory format, pin_memory, and strides. */
+static void put_properties(tsr_pickler *p, const tsr_dcp_new_entry *entry, bool strides)
 {
     put_class(p, METADATA_MODULE, "TensorProperties");
     tsr_pickler_tuple(p, 0);
@@ -65,15 +77,16 @@ static void put_properties(tsr_pickler *p, const tsr_dcp_new_entry *entry)
     tsr_pickler_tuple(p, 1);
     tsr_pickler_reduce(p);
     tsr_pickler_bool(p, false);
-    tsr_pickler_tuple(p, 5);
+    if (strides) put_strides(p, entry);
+    tsr_pickler_tuple(p, strides ? 6 : 5);
     tsr_pickler_build(p);
 }
 
-static void put_tensor(tsr_pickler *p, const tsr_dcp_new_entry *entry)
+static void put_tensor(tsr_pickler *p, const tsr_dcp_new_entry *entry, bool strides)
 {
     begin_instance(p, METADATA_MODULE, "TensorStorageMetadata");
     put_key(p, "properties");
-    put_properties(p, entry);
+    put_properties(p, entry, strides);
     put_key(p, "size");
     put_size(p, entry->shape, entry->rank);
     put_key(p, "chunks");
@@ -91,14 +104,15 @@ static void put_tensor(tsr_pickler *p, const tsr_dcp_new_entry *entry)
     end_instance(p);
 }
 
-static void put_state_dict_metadata(tsr_pickler *p, const tsr_dcp_new_entry *entries, uint64_t count)
+static void put_state_dict_metadata(tsr_pickler *p, const tsr_dcp_new_metadata *metadata)
 {
+    const bool strides = metadata->for_torch >= TSR_TORCH_WITH_STRIDES;
     tsr_pickler_empty_dict(p);
     tsr_pickler_mark(p);
-    for (uint64_t i = 0; i < count; i++) {
-        tsr_pickler_str(p, entries[i].fqn);
-        if (entries[i].tensor) {
-            put_tensor(p, &entries[i]);
+    for (uint64_t i = 0; i < metadata->count; i++) {
+        tsr_pickler_str(p, metadata->entries[i].fqn);
+        if (metadata->entries[i].tensor) {
+            put_tensor(p, &metadata->entries[i], strides);
             continue;
         }
         put_class(p, METADATA_MODULE, "BytesStorageMetadata");
@@ -222,22 +236,25 @@ static void put_storage_meta(tsr_pickler *p, tsr_str save_id)
     end_instance(p);
 }
 
-tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_entry *entries, uint64_t count, tsr_str save_id, const tsr_host *host,
-                                  tsr_vec *out, tsr_error *err)
+tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_metadata *metadata, const tsr_host *host, tsr_vec *out, tsr_error *err)
 {
+    const tsr_dcp_new_entry *entries = metadata->entries;
+    const uint64_t count = metadata->count;
     tsr_pickler p;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_pickler_open(&p, 4, host->allocator, out, err);
     begin_instance(&p, METADATA_MODULE, "Metadata");
     put_key(&p, "state_dict_metadata");
-    put_state_dict_metadata(&p, entries, count);
+    put_state_dict_metadata(&p, metadata);
     put_key(&p, "planner_data");
     tsr_status status = put_planner_data(&p, entries, count, arena, err);
     put_key(&p, "storage_data");
     put_storage_data(&p, entries, count);
-    put_key(&p, "storage_meta");
-    put_storage_meta(&p, save_id);
+    if (!metadata->for_torch || metadata->for_torch >= TSR_TORCH_WITH_STORAGE_META) {
+        put_key(&p, "storage_meta");
+        put_storage_meta(&p, metadata->save_id);
+    }
     put_key(&p, "version");
     put_key(&p, "1.0.0");
     if (has_mcore_data(entries, count)) {

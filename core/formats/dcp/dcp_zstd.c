@@ -2,11 +2,14 @@
  * bytes; the elements between them only pass by. */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
-#include "formats/torch/torch_survey.h"
 
 #include "tessera/sys/host_calls.h"
 
+/* A torch.save archive has its pickle at the beginning and its directory at the end, and only these are needed to find the
+ * tensor's bytes. The stream can only be read forwards, so both ends are kept and the middle is not. OVERHEAD_BYTES bounds
+ * what an archive adds to the bytes of its tensor. */
 enum { INPUT_BYTES = 1 << 16, HEAD_BYTES = 1 << 24, TAIL_BYTES = 1 << 18, OVERHEAD_BYTES = 1 << 20 };
 
 /* A store of one decompressed file, of which only the ends are there. */
@@ -29,7 +32,7 @@ static tsr_status read_window(tsr_store *store, uint32_t file, uint64_t offset, 
         return TSR_OK;
     }
     TSR_FAIL_IF(offset < tail, err, TSR_E_UNSUPPORTED, offset,
-                "dcp: %zu bytes in the middle of a zstd stream are not at hand, in %.*s", size,
+                "dcp: %zu bytes in the middle of a zstd stream of %.*s were not read", size,
                 TSR_STR_ARG(store->files[file].name));
     for (size_t i = 0; i < size; i++) ((char *)buffer)[i] = w->tail[(offset + i) % TAIL_BYTES];
     return TSR_OK;
@@ -39,7 +42,7 @@ static tsr_status keep(void *ctx, const char *bytes, size_t size, tsr_error *err
 {
     window *w = ctx;
     TSR_FAIL_IF(size > w->bound - w->size, err, TSR_E_FORMAT, w->size,
-                "dcp: a zstd stream gives more than the %llu bytes its item can have", (unsigned long long)w->bound);
+                "dcp: a zstd stream contains more than the %llu bytes that its item can have", (unsigned long long)w->bound);
     size_t left = w->head_max - w->head.count, head = size < left ? size : left;
     TSR_TRY(tsr_vec_reserve(&w->head, head, err));
     if (head) memcpy((char *)w->head.items + w->head.count, bytes, head);
@@ -78,11 +81,11 @@ static tsr_status decompress(tsr_checkpoint *checkpoint, const tsr_chunk *chunk,
 {
     const tsr_zstd_ops *zstd = checkpoint->host->zstd;
     TSR_FAIL_IF(!zstd, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
-                "dcp: the item is compressed (stream.zstd/1); this build has no zstd");
+                "dcp: the item is compressed (stream.zstd/1), but this build has no zstd");
     char *buffer = tsr_arena_array(scratch, 2, INPUT_BYTES, err);
     if (!buffer) return TSR_E_NOMEM;
     void *stream = zstd->start();
-    TSR_FAIL_IF(!stream, err, TSR_E_NOMEM, chunk->byte_offset, "dcp: no memory to decompress an item");
+    TSR_FAIL_IF(!stream, err, TSR_E_NOMEM, chunk->byte_offset, "dcp: out of memory while decompressing an item");
     tsr_status status = decode(checkpoint, stream, chunk, buffer, take, ctx, err);
     zstd->end(stream);
     return status;
@@ -150,7 +153,7 @@ static tsr_status end_member(sums *s, tsr_error *err)
     s->crc = 0;
     if (crc == member->crc32) return TSR_OK;
     return tsr_finding_add(s->checkpoint->findings, "zip/crc", place, err,
-                           "the bytes of member '%.*s' have CRC-32 %08x, the archive in the zstd stream says %08x",
+                           "the bytes of member '%.*s' have CRC-32 %08x, but the archive in the zstd stream states %08x",
                            TSR_STR_ARG(member->name), (unsigned)crc, (unsigned)member->crc32);
 }
 

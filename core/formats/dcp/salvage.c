@@ -7,6 +7,7 @@
 
 #include "base/try.h"
 #include "formats/dcp/salvage_items.h"
+#include "tessera/sys/options.h"
 
 /* An item that the other checkpoint has. */
 typedef struct model_item {
@@ -134,7 +135,7 @@ static tsr_status find_lost(salvager *s, const model_item *lost)
     const tsr_place place = {lost->file, TSR_NO_POSITION, entry->fqn};
     if (lost->replica) return TSR_OK;
     s->out->lost++;
-    return tsr_finding_add(s->findings, "repair/lost", place, s->err, "an item of '%.*s' is not in '%.*s' any more",
+    return tsr_finding_add(s->findings, "repair/lost", place, s->err, "an item of '%.*s' is missing from '%.*s'",
                            TSR_STR_ARG(entry->fqn), TSR_STR_ARG(lost->file));
 }
 
@@ -153,9 +154,10 @@ static tsr_status name_items(salvager *s, tsr_str file, const model_item *model,
     if (n < count && n < model_count) {
         const tsr_str fqn = s->like->entries[model[n].entry].fqn;
         const tsr_place place = {file, items[n].byte_offset, fqn};
-        TSR_TRY(tsr_finding_add(s->findings, "repair/unlike", place, s->err,
-                                "item %zu of '%.*s' is not what '%.*s' is in the other checkpoint: it was saved otherwise", n,
-                                TSR_STR_ARG(file), TSR_STR_ARG(fqn)));
+        TSR_TRY(
+            tsr_finding_add(s->findings, "repair/unlike", place, s->err,
+                            "item %zu of '%.*s' does not match '%.*s' of the other checkpoint, which was saved differently",
+                            n, TSR_STR_ARG(file), TSR_STR_ARG(fqn)));
     }
     for (size_t lost = n; lost < model_count; lost++) TSR_TRY(find_lost(s, &model[lost]));
     for (; n < count; n++) TSR_TRY(add_unnamed(s, file, n, &items[n]));
@@ -238,27 +240,29 @@ static tsr_status run(salvager *s)
         if (is_data_file(s->store->files[f].name)) TSR_TRY(take_file(s, f));
     }
     TSR_FAIL_IF(s->out->files == 0, s->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "there is no .distcp file: nothing tells what this checkpoint held");
+                "there is no .distcp file, so the contents of this checkpoint cannot be reconstructed");
     TSR_TRY(find_lost_files(s));
     if (s->out->unnamed) {
         TSR_TRY(tsr_finding_add(s->findings, "repair/unnamed", TSR_NOWHERE, s->err,
-                                "the names of %llu items, and their places in global tensors, stood in .metadata alone%s",
+                                "the names of %llu items and their offsets in global tensors were only in .metadata%s",
                                 (unsigned long long)s->out->unnamed,
-                                s->like ? "" : "; a checkpoint of the same job (another step) tells them"));
+                                s->like ? "" : "; pass a checkpoint of the same job (another step) with --like"));
     }
     return take_entries(s);
 }
 
-tsr_status tsr_salvage_dcp(tsr_store *store, const tsr_host *host, const tsr_catalog *like, tsr_arena *arena,
-                           tsr_findings *findings, const tsr_salvage_progress *progress, tsr_salvage *out, tsr_error *err)
+tsr_status tsr_salvage_dcp(tsr_store *store, const tsr_host *host, const tsr_salvage_options *options, tsr_arena *arena,
+                           tsr_salvage *out, tsr_error *err)
 {
+    tsr_salvage_options own;
     *out = (tsr_salvage){0};
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_salvage_options, err));
     salvager s = {.store = store,
                   .host = host,
-                  .like = like,
+                  .like = own.like,
                   .arena = arena,
-                  .findings = findings,
-                  .progress = progress,
+                  .findings = own.findings,
+                  .progress = own.progress,
                   .out = out,
                   .err = err,
                   .model = tsr_vec_of(host->allocator, sizeof(model_item)),

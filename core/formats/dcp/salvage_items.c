@@ -127,7 +127,7 @@ static tsr_status take_archives(finder *f, tsr_vec *out, tsr_error *err)
         if (end > at) continue;
         const tsr_place place = {name, at, {NULL, 0}};
         return tsr_finding_add(f->findings, "repair/no-item", place, err,
-                               "the last %llu bytes of '%.*s' are no whole item: they were cut off or overwritten",
+                               "the last %llu bytes of '%.*s' are an incomplete item, truncated or overwritten",
                                (unsigned long long)(f->size - at), TSR_STR_ARG(name));
     }
     return TSR_OK;

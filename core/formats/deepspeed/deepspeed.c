@@ -3,6 +3,7 @@
 #include "base/try.h"
 #include "formats/deepspeed/deepspeed_check.h"
 #include "formats/deepspeed/deepspeed_engine.h"
+#include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/deepspeed/deepspeed_plain.h"
@@ -74,10 +75,12 @@ static tsr_status mount(reading *r)
 {
     tsr_checkpoint *checkpoint = r->files.checkpoint;
     tsr_ds_part parts[] = {{"model", NULL}, {"module", NULL}, {"optim", NULL}, {"engine", NULL}};
-    parts[0].tree = tsr_ds_rows_tree(&r->model, r->err);
-    if (!parts[0].tree) return TSR_E_NOMEM;
     TSR_TRY(tsr_ds_module(&r->files, &parts[1].tree, r->err));
-    TSR_TRY(make_optim(r, &parts[2].tree));
+    if (!r->files.has_experts) {
+        parts[0].tree = tsr_ds_rows_tree(&r->model, r->err);
+        if (!parts[0].tree) return TSR_E_NOMEM;
+        TSR_TRY(make_optim(r, &parts[2].tree));
+    }
     TSR_TRY(tsr_ds_engine(&r->files, &parts[3].tree, r->err));
     return tsr_ds_mount(checkpoint, parts, sizeof parts / sizeof parts[0], r->files.storages, r->err);
 }
@@ -91,7 +94,8 @@ static tsr_status read_all(reading *r, tsr_checkpoint *checkpoint)
     TSR_TRY(tsr_ds_rows_open(&r->odd, checkpoint, ranks, r->err));
     r->model.pipeline = r->states.pipeline = r->files.pipeline;
     TSR_TRY(tsr_ds_check(&r->files, r->err));
-    for (uint32_t c = 0; c < ranks; c++) TSR_TRY(read_column(r, c));
+    TSR_TRY(tsr_ds_experts_check(&r->files, r->err));
+    for (uint32_t c = 0; c < ranks && !r->files.has_experts; c++) TSR_TRY(read_column(r, c));
     return mount(r);
 }
 
@@ -106,7 +110,7 @@ static tsr_status open_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_deepspeed = {.format = TSR_FORMAT_DEEPSPEED,
+const tsr_reader tsr_reader_deepspeed = {.format = TSR_FORMAT_DEEPSPEED, .is_rare = true,
                                          .recognizes = recognizes,
                                          .open = open_deepspeed,
                                          .extents = tsr_torch_extents,

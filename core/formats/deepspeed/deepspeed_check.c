@@ -2,8 +2,8 @@
 #include "formats/deepspeed/deepspeed_check.h"
 
 #include "base/try.h"
-#include "formats/common/name_list.h"
 #include "formats/common/rank_bytes.h"
+#include "formats/common/shown_names.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/value_walk.h"
@@ -29,7 +29,7 @@ static tsr_status check_ranks(const tsr_ds_files *files, const tsr_ds_column *co
                               tsr_error *err)
 {
     const tsr_ds_file *like = NULL;
-    tsr_name_list missing = {.used = 0};
+    tsr_shown_names missing = {.used = 0};
     tsr_str first = {NULL, 0};
     for (uint32_t r = 0; r < column->world && !like; r++) like = ranks[r];
     if (!like)
@@ -38,18 +38,18 @@ static tsr_status check_ranks(const tsr_ds_files *files, const tsr_ds_column *co
     for (uint32_t r = 0; r < column->world; r++) {
         if (ranks[r]) continue;
         if (missing.count >= MOST_NAMED) {
-            tsr_name_list_add(&missing, TSR_STR("…"));
+            tsr_shown_names_add(&missing, TSR_STR("…"));
             continue;
         }
         const tsr_str name = with_rank(files, like, r, err);
         if (!name.data) return TSR_E_NOMEM;
         if (!first.data) first = name;
-        tsr_name_list_add(&missing, name);
+        tsr_shown_names_add(&missing, name);
         if (tsr_store_find(files->checkpoint->store, name) == TSR_NO_FILE) TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, err));
     }
     if (missing.count == 0) return TSR_OK;
     return tsr_ds_report(files->checkpoint, first, err, "%llu of the %s files of %u ranks cannot be read or are missing: %s%s; copy them from where the checkpoint was written",
-                         (unsigned long long)missing.count, what, column->world, missing.text, tsr_name_list_rest(&missing));
+                         (unsigned long long)missing.count, what, column->world, missing.text, tsr_shown_names_rest(&missing));
 }
 
 static tsr_status check_model(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
@@ -60,7 +60,8 @@ static tsr_status check_model(const tsr_ds_files *files, const tsr_ds_column *co
                                           : tsr_arena_format(files->checkpoint->arena, err, "mp_rank_%02u_model_states.pt", column->model_rank);
     if (!name.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, err));
-    return tsr_ds_report(files->checkpoint, name, err, "'%.*s' is missing or cannot be read; it has the names of the weights", TSR_STR_ARG(name));
+    return tsr_ds_report(files->checkpoint, name, err,
+                         "'%.*s', which has the names of the weights, is missing or cannot be read", TSR_STR_ARG(name));
 }
 
 /* As many model-parallel ranks as the model states speak of. */
@@ -77,7 +78,9 @@ static tsr_status check_columns(const tsr_ds_files *files, tsr_error *err)
     while (absent < files->column_count && files->columns[absent].model_rank == absent) absent++;
     const tsr_str name = tsr_arena_format(files->checkpoint->arena, err, "mp_rank_%02u_model_states.pt", absent);
     if (!name.data) return TSR_E_NOMEM;
-    return tsr_ds_report(files->checkpoint, name, err, "the files of model-parallel rank %u (…%.*s) are missing: the job had %llu such ranks, there are files of %u",
+    return tsr_ds_report(files->checkpoint, name, err,
+                         "the files of model-parallel rank %u (…%.*s) are missing: the job had %llu such ranks, but there "
+                         "are files of only %u",
                          absent, TSR_STR_ARG(name), (unsigned long long)(stages * ranks), files->column_count);
 }
 
@@ -102,15 +105,21 @@ static tsr_status check_count(const tsr_ds_files *files, const tsr_ds_column *co
     const uint64_t world = tsr_ds_world_of(optimizer);
     uint64_t a, b;
     if (file->name.rank >= column->world)
-        TSR_TRY(tsr_ds_report(files->checkpoint, name, err, "%.*s: is of rank %u, and the checkpoint of %u ranks: it is left from another save",
-                              TSR_STR_ARG(name), file->name.rank, column->world));
+        TSR_TRY(tsr_ds_report(
+            files->checkpoint, name, err,
+            "%.*s: belongs to rank %u, but the checkpoint has %u ranks: the file is left over from another save",
+            TSR_STR_ARG(name), file->name.rank, column->world));
     if (world && world != column->world)
-        return tsr_ds_report(files->checkpoint, name, err, "%.*s: is of %llu ranks ('partition_count'), the other files are of %u: they are not of one save",
-                             TSR_STR_ARG(name), (unsigned long long)world, column->world);
-    if (is_uneven(tsr_ds_get(optimizer, "partition_count"), &a, &b))
         return tsr_ds_report(files->checkpoint, name, err,
-                             "%.*s: one group of parameters is cut for %llu ranks and another for %llu ('partition_count'), as for experts, which "
-                             "is not read; DeepSpeed's own ds_to_universal.py converts it", TSR_STR_ARG(name), (unsigned long long)a, (unsigned long long)b);
+                             "%.*s: was saved by %llu ranks ('partition_count'), but the other files by %u: the files do "
+                             "not belong to the same save",
+                             TSR_STR_ARG(name), (unsigned long long)world, column->world);
+    if (!files->has_experts && is_uneven(tsr_ds_get(optimizer, "partition_count"), &a, &b))
+        return tsr_ds_report(
+            files->checkpoint, name, err,
+            "%.*s: one param group is split over %llu ranks and another over %llu ('partition_count'), as for experts, "
+            "which is not supported; load the checkpoint with DeepSpeed's engine",
+            TSR_STR_ARG(name), (unsigned long long)a, (unsigned long long)b);
     return TSR_OK;
 }
 
@@ -144,12 +153,16 @@ static tsr_status check_optimizer(const tsr_ds_files *files, const tsr_ds_file *
     const tsr_str name = tsr_ds_file_name(files, file), other = tsr_ds_file_name(files, first);
     TSR_TRY(same_scalar(files, step_of(files, first), step_of(files, file), &same, err));
     if (!same)
-        return tsr_ds_report(files->checkpoint, name, err, "%.*s: is of another step than %.*s: the files are not of one save", TSR_STR_ARG(name), TSR_STR_ARG(other));
+        return tsr_ds_report(files->checkpoint, name, err,
+                             "%.*s: has a different step than %.*s: the files do not belong to the same save",
+                             TSR_STR_ARG(name), TSR_STR_ARG(other));
     const tsr_value *a = tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(first), key), "param_groups");
     const tsr_value *b = tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(file), key), "param_groups");
     if (!a == !b && (!a || tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME)) return TSR_OK;
-    return tsr_ds_report(files->checkpoint, name, err, "%.*s: has other parameter groups ('param_groups') than %.*s: the files are not of one save",
-                         TSR_STR_ARG(name), TSR_STR_ARG(other));
+    return tsr_ds_report(
+        files->checkpoint, name, err,
+        "%.*s: has different param groups ('param_groups') than %.*s: the files do not belong to the same save",
+        TSR_STR_ARG(name), TSR_STR_ARG(other));
 }
 
 /* What all model states of one save agree on. */
@@ -161,14 +174,17 @@ static tsr_status check_agreement(const tsr_ds_files *files, const tsr_ds_file *
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         const tsr_value *x = tsr_ds_get(first->root, keys[i]), *y = tsr_ds_get(file->root, keys[i]);
         if (!x || !y || tsr_value_match(x, y, DEPTH, NODES) == TSR_SAME) continue;
-        return tsr_ds_report(files->checkpoint, name, err, "%.*s: '%s' is %s, in %.*s it is %s: the files are not of one save", TSR_STR_ARG(name), keys[i],
-                             tsr_value_text(y, b, sizeof b), TSR_STR_ARG(tsr_ds_file_name(files, first)), tsr_value_text(x, a, sizeof a));
+        return tsr_ds_report(files->checkpoint, name, err,
+                             "%.*s: '%s' is %s, but in %.*s it is %s: the files do not belong to the same save",
+                             TSR_STR_ARG(name), keys[i], tsr_value_text(y, b, sizeof b),
+                             TSR_STR_ARG(tsr_ds_file_name(files, first)), tsr_value_text(x, a, sizeof a));
     }
     if (file->name.model_rank != first->name.model_rank) return TSR_OK;
     const tsr_value *x = tsr_ds_get(first->root, "param_shapes"), *y = tsr_ds_get(file->root, "param_shapes");
     if (!x || !y || tsr_value_match(x, y, DEPTH, NODES) != TSR_DIFFERENT) return TSR_OK;
-    return tsr_ds_report(files->checkpoint, name, err, "%.*s: has other 'param_shapes' than %.*s: the files are not of one model", TSR_STR_ARG(name),
-                         TSR_STR_ARG(tsr_ds_file_name(files, first)));
+    return tsr_ds_report(files->checkpoint, name, err,
+                         "%.*s: has different 'param_shapes' than %.*s: the files do not belong to the same model",
+                         TSR_STR_ARG(name), TSR_STR_ARG(tsr_ds_file_name(files, first)));
 }
 
 static tsr_status check_world(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
@@ -177,8 +193,10 @@ static tsr_status check_world(const tsr_ds_files *files, const tsr_ds_column *co
     const tsr_value *stated = column->model ? tsr_ds_get(column->model->root, "dp_world_size") : NULL;
     if (files->zero == 0 || !tsr_ds_number(stated, &world) || world == column->world) return TSR_OK;
     const tsr_str name = tsr_ds_file_name(files, column->model);
-    return tsr_ds_report(files->checkpoint, name, err, "%.*s: 'dp_world_size' is %llu, and the optimizer files are of %u ranks: they are not of one save",
-                         TSR_STR_ARG(name), (unsigned long long)world, column->world);
+    return tsr_ds_report(
+        files->checkpoint, name, err,
+        "%.*s: 'dp_world_size' is %llu, but there are optimizer files of %u ranks: the files do not belong to the same save",
+        TSR_STR_ARG(name), (unsigned long long)world, column->world);
 }
 
 static tsr_status check_column(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)

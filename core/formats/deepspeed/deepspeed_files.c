@@ -41,11 +41,13 @@ static tsr_ds_kind kind_of(tsr_str end)
 static tsr_ds_name layer_of(tsr_str rest)
 {
     tsr_ds_name out = {0};
-    uint32_t expert;
     if (!skip_number(&rest, &out.rank)) return out;
     if (skip(&rest, "-model_") && skip_number(&rest, &out.model_rank) && tsr_str_equal(rest, TSR_STR("-model_states.pt")))
         out.kind = TSR_DS_LAYER;
-    out.is_expert = skip(&rest, "_expert_") && skip_number(&rest, &expert) && skip(&rest, "_mp_rank_");
+    if (!skip(&rest, "_expert_") || !skip_number(&rest, &out.expert) || !skip(&rest, "_mp_rank_")) return out;
+    if (!skip_number(&rest, &out.model_rank) || !tsr_str_equal(rest, TSR_STR("_model_states.pt"))) return out;
+    out.is_expert = true;
+    out.kind = TSR_DS_EXPERT;
     return out;
 }
 
@@ -81,7 +83,8 @@ static int by_place(const void *a, const void *b)
     if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
     if (x->model_rank != y->model_rank) return x->model_rank < y->model_rank ? -1 : 1;
     if (x->has_rank != y->has_rank) return x->has_rank ? 1 : -1;
-    return (x->rank > y->rank) - (x->rank < y->rank);
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+    return (x->expert > y->expert) - (x->expert < y->expert);
 }
 
 static tsr_status collect(tsr_ds_files *files, tsr_error *err)
@@ -92,11 +95,9 @@ static tsr_status collect(tsr_ds_files *files, tsr_error *err)
     if (!files->files) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_ds_name name = tsr_ds_name_of(store->files[f].name);
-        if (name.is_expert)
-            TSR_TRY(tsr_ds_report(checkpoint, store->files[f].name, err,
-                                  "'%.*s' holds experts of a mixture of experts, which are not read; DeepSpeed's own "
-                                  "ds_to_universal.py converts them", TSR_STR_ARG(store->files[f].name)));
-        if (name.kind != TSR_DS_OTHER && !name.is_expert) files->files[files->count++] = (tsr_ds_file){name, f, 0, NULL};
+        files->has_experts = files->has_experts || name.is_expert;
+        if (name.kind == TSR_DS_OPTIM && name.is_expert) continue; /* what is in it has no names */
+        if (name.kind != TSR_DS_OTHER) files->files[files->count++] = (tsr_ds_file){name, f, 0, NULL};
     }
     qsort(files->files, files->count, sizeof *files->files, by_place);
     return TSR_OK;
@@ -117,7 +118,8 @@ static tsr_status open_file(tsr_ds_files *files, tsr_ds_file *file, tsr_error *e
     file->storage_base = files->file_storages;
     files->file_storages += opened.storage_count;
     if (file->root) return TSR_OK;
-    return tsr_ds_report(files->checkpoint, name, err, "%.*s: holds no dictionary, and so is not a file of DeepSpeed", TSR_STR_ARG(name));
+    return tsr_ds_report(files->checkpoint, name, err, "%.*s: does not contain a dict, so it is not a DeepSpeed file",
+                         TSR_STR_ARG(name));
 }
 
 /* Drops the files that could not be read. */
@@ -178,7 +180,13 @@ static tsr_status find_zero_stage(tsr_ds_files *files, tsr_error *err)
     if (models && model->name.has_rank) files->zero = 3;
     if (count == 0) return TSR_OK;
     return tsr_ds_report(files->checkpoint, tsr_ds_file_name(files, optims), err,
-                         "%.*s: holds no float32 buffers, so it is not an optimizer file of ZeRO 1 to 3", TSR_STR_ARG(tsr_ds_file_name(files, optims)));
+                         "%.*s: does not contain float32 buffers, so it is not an optimizer file of ZeRO 1 to 3",
+                         TSR_STR_ARG(tsr_ds_file_name(files, optims)));
+}
+
+static bool is_of_rank(const tsr_ds_file *file)
+{
+    return file->name.kind == TSR_DS_MODEL || file->name.kind == TSR_DS_OPTIM;
 }
 
 /* The data-parallel ranks that the files of a model-parallel rank speak of. */
@@ -187,7 +195,7 @@ static uint32_t column_world(const tsr_ds_files *files, uint32_t model_rank)
     uint64_t world = 0, stated = 0, highest = 0;
     for (uint32_t i = 0; i < files->count; i++) {
         const tsr_ds_file *file = &files->files[i];
-        if (file->name.kind == TSR_DS_LAYER || file->name.model_rank != model_rank) continue;
+        if (!is_of_rank(file) || file->name.model_rank != model_rank) continue;
         if (file->name.has_rank && file->name.rank + UINT64_C(1) > highest) highest = file->name.rank + UINT64_C(1);
         if (file->name.kind == TSR_DS_MODEL && !stated) tsr_ds_number(tsr_ds_get(file->root, "dp_world_size"), &stated);
         if (file->name.kind == TSR_DS_OPTIM && !world) world = tsr_ds_world_of(tsr_ds_optimizer(file));
@@ -207,7 +215,7 @@ static tsr_status fill_column(tsr_ds_files *files, tsr_ds_column *column, tsr_er
     if ((files->zero && !column->optims) || (files->zero == 3 && !column->models)) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < files->count; i++) {
         const tsr_ds_file *file = &files->files[i];
-        if (file->name.kind == TSR_DS_LAYER || file->name.model_rank != column->model_rank) continue;
+        if (!is_of_rank(file) || file->name.model_rank != column->model_rank) continue;
         const tsr_ds_file **ranks = file->name.kind == TSR_DS_OPTIM ? column->optims : column->models;
         if (file->name.kind == TSR_DS_MODEL && !column->model && file->name.has_rank == (files->zero == 3)) column->model = file;
         if (file->name.has_rank && ranks && file->name.rank < column->world) ranks[file->name.rank] = file;
@@ -222,7 +230,7 @@ static tsr_status make_columns(tsr_ds_files *files, tsr_error *err)
     for (uint32_t i = 0; i < files->count; i++) {
         const tsr_ds_name *name = &files->files[i].name;
         uint32_t c = 0;
-        if (name->kind == TSR_DS_LAYER) continue;
+        if (!is_of_rank(&files->files[i])) continue;
         while (c < files->column_count && files->columns[c].model_rank != name->model_rank) c++;
         if (c == files->column_count) files->columns[files->column_count++].model_rank = name->model_rank;
     }

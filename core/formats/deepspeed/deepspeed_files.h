@@ -4,6 +4,8 @@
  *   zero_pp_rank_1_mp_rank_00_model_states.pt         ZeRO 3: one for each rank
  *   bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt    ZeRO 1 to 3: one for each rank; the prefix is there under bf16
  *   layer_04-model_00-model_states.pt                 pipelines: the weights of one layer
+ *   layer_0_expert_2_mp_rank_00_model_states.pt       mixtures of experts: see deepspeed_experts.h
+ *   expp_rank_1_mp_rank_00_optim_states.pt
  *
  * "pp_rank" in these names is the data-parallel rank, "mp_rank" the model-parallel one: pipeline stages and tensor-parallel
  * ranks are counted together. */
@@ -12,13 +14,14 @@
 
 #include "formats/common/reader.h"
 
-typedef enum tsr_ds_kind { TSR_DS_OTHER = 0, TSR_DS_MODEL, TSR_DS_OPTIM, TSR_DS_LAYER } tsr_ds_kind;
+typedef enum tsr_ds_kind { TSR_DS_OTHER = 0, TSR_DS_MODEL, TSR_DS_OPTIM, TSR_DS_LAYER, TSR_DS_EXPERT } tsr_ds_kind;
 
 typedef struct tsr_ds_name {
     tsr_ds_kind kind;
     bool has_rank;  /* the name states a data-parallel rank */
-    bool is_expert; /* of a mixture-of-experts job, whose experts' files are not read */
-    uint32_t rank;  /* data-parallel rank; for a layer its number */
+    bool is_expert; /* of a mixture-of-experts job: the weights of an expert, or the optimizer of a rank's experts */
+    uint32_t rank;  /* data-parallel rank; for a layer, and for the layer of an expert, its number */
+    uint32_t expert; /* its number in the layer */
     uint32_t model_rank;
 } tsr_ds_name;
 
@@ -48,6 +51,7 @@ typedef struct tsr_ds_files {
     tsr_ds_column *columns; /* in order of model-parallel ranks */
     uint32_t column_count;
     uint32_t zero; /* the stage: 0, 1, 2 or 3 */
+    bool has_experts; /* their float32 weights and states are not read: the parts are module and engine */
     bool universal; /* of a universal checkpoint: the model states have every weight that is not trained */
     bool pipeline; /* model-parallel ranks are pipeline stages: what two of them have under one name is tied */
     uint32_t file_storages; /* storage ids of all files' tensors are 1 … file_storages */

@@ -2,7 +2,7 @@
 #include "formats/deepspeed/deepspeed_flat.h"
 
 #include "base/try.h"
-#include "formats/torch/torch_survey.h"
+#include "formats/common/expansion.h"
 #include "tessera/sys/layout.h"
 
 tsr_status tsr_ds_buffer_new(tsr_arena *arena, uint32_t capacity, tsr_ds_buffer *out, tsr_error *err)
@@ -18,9 +18,11 @@ tsr_status tsr_ds_buffer_add(tsr_ds_buffer *buffer, const tsr_entry *tensor, uin
         const bool plain = tensor->rank == 1 && tensor->chunk_count <= 1 && (!view || tsr_view_is_plain(view));
         TSR_FAIL_IF(!plain || tensor->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, TSR_NO_POSITION, "a flat buffer is not one contiguous row of numbers");
         TSR_FAIL_IF(buffer->dtype != TSR_DTYPE_NONE && tensor->dtype != buffer->dtype, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "a flat buffer is %s, that of a lower rank %s", tsr_dtype_describe(tensor->dtype)->name, tsr_dtype_describe(buffer->dtype)->name);
+                    "a flat buffer is %s, but that of a lower rank is %s", tsr_dtype_describe(tensor->dtype)->name,
+                    tsr_dtype_describe(buffer->dtype)->name);
         TSR_FAIL_IF(count > tensor->shape[0] || (count && !tensor->chunk_count), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "a flat buffer has %llu elements; %llu were expected", (unsigned long long)tensor->shape[0], (unsigned long long)count);
+                    "a flat buffer has %llu elements; expected %llu", (unsigned long long)tensor->shape[0],
+                    (unsigned long long)count);
         buffer->dtype = tensor->dtype;
     }
     TSR_FAIL_IF(count > UINT64_MAX / 16 - buffer->elements, err, TSR_E_LIMIT, TSR_NO_POSITION, "the flat buffers are too large");
@@ -69,7 +71,7 @@ tsr_status tsr_ds_chunks_add(tsr_ds_chunks *chunks, const tsr_ds_buffer *buffer,
                              tsr_error *err)
 {
     TSR_FAIL_IF(from > buffer->elements || count > buffer->elements - from, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "the ranks' flat buffers have %llu elements together; %llu were expected", (unsigned long long)buffer->elements,
+                "the ranks' flat buffers have %llu elements in total; expected %llu", (unsigned long long)buffer->elements,
                 (unsigned long long)from + count);
     for (uint32_t i = count ? piece_at(buffer, from) : 0; count; i++) {
         const tsr_ds_piece *piece = &buffer->pieces[i];

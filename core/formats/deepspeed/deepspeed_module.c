@@ -2,6 +2,7 @@
 #include "formats/deepspeed/deepspeed_module.h"
 
 #include "base/try.h"
+#include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_flat.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/deepspeed/deepspeed_weights.h"
@@ -39,7 +40,8 @@ static tsr_status join_pieces(const module *m, tsr_str name, const tsr_value *sh
         const tsr_ds_file *file = m->column->models[r];
         const tsr_value *fragments = file ? tsr_ds_dict(file->root, "frozen_param_fragments") : NULL;
         const tsr_entry *piece = fragments ? tsr_ds_tensor(tsr_value_get(fragments, name)) : NULL;
-        status = file && !piece ? tsr_raise(m->err, TSR_E_FORMAT, TSR_NO_POSITION, "has no piece of it") : tsr_ds_buffer_add(&buffer, piece, share, m->err);
+        status = file && !piece ? tsr_raise(m->err, TSR_E_FORMAT, TSR_NO_POSITION, "has no shard of it")
+                                : tsr_ds_buffer_add(&buffer, piece, share, m->err);
         if (status != TSR_OK)
             tsr_error_context(m->err, "%.*s, frozen weight '%.*s'", TSR_STR_ARG(tsr_ds_file_name(m->files, file)), TSR_STR_ARG(name));
     }
@@ -137,8 +139,8 @@ static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)
     }
     if (!is_hollow(m, stored)) return add_stored(m, name, stored);
     const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
-    return tsr_ds_report(m->files->checkpoint, file, m->err, "%.*s: the weight '%.*s' is in none of the optimizer files that are there", TSR_STR_ARG(file),
-                         TSR_STR_ARG(name));
+    return tsr_ds_report(m->files->checkpoint, file, m->err, "%.*s: the weight '%.*s' is not in any of the optimizer files",
+                         TSR_STR_ARG(file), TSR_STR_ARG(name));
 }
 
 /* Weights that the module does not list, as that of a pipeline's stage. */
@@ -152,13 +154,10 @@ static tsr_status add_rest(const module *m, const tsr_ds_rows *rows)
 
 static tsr_status list_buffers(module *m)
 {
-    const tsr_value *names = tsr_value_get(m->column->model->root, TSR_STR("buffer_names"));
-    if (!names || names->kind != TSR_VALUE_LIST) return TSR_OK;
+    const tsr_value *names = tsr_ds_list(m->column->model->root, "buffer_names");
+    if (!names) return TSR_OK;
     m->buffers = tsr_map_new(m->files->checkpoint->host->allocator, names->count, m->err);
-    if (!m->buffers) return TSR_E_NOMEM;
-    for (size_t i = 0; i < names->count; i++)
-        if (names->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(m->buffers, names->items[i]->text, 1, NULL, NULL, m->err));
-    return TSR_OK;
+    return m->buffers ? tsr_ds_add_names(names, m->buffers, m->err) : TSR_E_NOMEM;
 }
 
 static tsr_status report_left_out(const module *m)
@@ -167,7 +166,8 @@ static tsr_status report_left_out(const module *m)
     const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
     return tsr_finding_add_at(m->files->checkpoint->findings, "parts/frozen-weights", TSR_NOTE,
                               (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, m->err,
-                              "%llu frozen %s in the part 'module' alone: the part 'model' is what zero_to_fp32 gives, which leaves them out",
+                              "%llu frozen %s only in the part 'module'; the part 'model' matches the result of "
+                              "zero_to_fp32, which leaves them out",
                               (unsigned long long)m->left_out, m->left_out == 1 ? "weight is" : "weights are");
 }
 
@@ -243,6 +243,7 @@ static tsr_status gather(const tsr_ds_files *files, tsr_ds_rows *rows, const tsr
     const tsr_ds_file *layer = tsr_ds_first(files, TSR_DS_LAYER, &layers);
     for (uint32_t c = 0; c < files->column_count; c++) TSR_TRY(add_column(files, c, rows, err));
     for (uint32_t i = 0; i < layers; i++) TSR_TRY(add_layer(files, &layer[i], rows, err));
+    TSR_TRY(tsr_ds_experts_add(files, rows, err));
     tsr_ds_rows_untie(rows);
     if (rows->rows.count == 0) return TSR_OK;
     *out = tsr_ds_rows_tree(rows, err);
@@ -256,7 +257,7 @@ tsr_status tsr_ds_module(const tsr_ds_files *files, const tsr_value **out, tsr_e
     const tsr_ds_file *layer = tsr_ds_first(files, TSR_DS_LAYER, &layers);
     *out = NULL;
     if (files->zero == 3) return TSR_OK;
-    if (files->column_count == 1 && layers == 0) {
+    if (files->column_count == 1 && layers == 0 && !files->has_experts) {
         *out = files->columns[0].model ? tsr_ds_dict(files->columns[0].model->root, "module") : NULL;
         return TSR_OK;
     }

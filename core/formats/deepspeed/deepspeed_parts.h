@@ -6,7 +6,7 @@
 
 typedef struct tsr_ds_part {
     const char *name;
-    const tsr_value *tree; /* a DICT; NULL or empty: there is no such part */
+    const tsr_value *tree; /* a DICT; NULL or empty if the checkpoint does not have this part */
 } tsr_ds_part;
 
 /* Fills the catalog with the entries of the parts, of the checkpoint's format. Storage ids of their tensors are at most

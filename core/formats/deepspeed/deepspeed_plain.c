@@ -2,7 +2,7 @@
 #include "formats/deepspeed/deepspeed_plain.h"
 
 #include "base/try.h"
-#include "formats/common/name_list.h"
+#include "formats/common/shown_names.h"
 #include "formats/deepspeed/deepspeed_values.h"
 
 typedef struct plain {
@@ -69,8 +69,7 @@ static tsr_status add_candidate(plain *p, tsr_map *storages, tsr_str name, const
 static tsr_status list_candidates(plain *p, tsr_map *storages)
 {
     const tsr_value *module = tsr_ds_dict(p->model->root, "module"), *buffers = tsr_ds_list(p->model->root, "buffer_names");
-    for (size_t i = 0; i < tsr_ds_count(buffers); i++)
-        if (buffers->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(p->buffers, buffers->items[i]->text, 1, NULL, NULL, p->err));
+    TSR_TRY(tsr_ds_add_names(buffers, p->buffers, p->err));
     p->candidates = tsr_arena_array(p->checkpoint->arena, tsr_ds_count(module), sizeof *p->candidates, p->err);
     if (!p->candidates) return TSR_E_NOMEM;
     for (size_t i = 0; i < tsr_ds_count(module); i++) {
@@ -124,8 +123,7 @@ static tsr_status list_numbered(plain *p)
 
 static bool fits(const tsr_ds_numbered *n, const tsr_ds_candidate *c)
 {
-    return !n->shaped || (n->shaped->rank == c->tensor->rank &&
-                          (n->shaped->rank == 0 || memcmp(n->shaped->shape, c->tensor->shape, n->shaped->rank * sizeof *n->shaped->shape) == 0));
+    return !n->shaped || tsr_entry_same_shape(n->shaped, c->tensor);
 }
 
 /* One group of all parameters is in the order of the module. */
@@ -145,25 +143,32 @@ static tsr_status name_of(const plain *p, uint32_t id, tsr_str *out)
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* Whether the part that is opened, or all of them, needs the float32 weights. */
+static bool needs_weights(const tsr_checkpoint *checkpoint)
+{
+    return !checkpoint->options.part.data || tsr_str_equal(checkpoint->options.part, TSR_STR("model"));
+}
+
 /* Reports what could not be named. Float32 copies without a name are weights that would be lost. */
 static tsr_status report_unnamed(const plain *p)
 {
-    tsr_name_list names = {.used = 0};
+    tsr_shown_names names = {.used = 0};
     const tsr_str file = p->checkpoint->store->files[p->model->file].name;
     uint32_t unnamed = 0;
     for (uint32_t i = 0; i < p->count; i++) unnamed += p->numbered[i].candidate == UINT32_MAX;
     if (unnamed == 0) return TSR_OK;
     for (uint32_t c = 0; c < p->candidate_count; c++)
-        if (!p->candidates[c].taken) tsr_name_list_add(&names, p->candidates[c].name);
-    if (p->fp32)
+        if (!p->candidates[c].taken) tsr_shown_names_add(&names, p->candidates[c].name);
+    if (p->fp32 && needs_weights(p->checkpoint))
         return tsr_ds_report(p->checkpoint, file, p->err,
-                             "%.*s: %u float32 weights of the optimizer have no names, and by their shapes and values each may be any of several: %s%s",
-                             TSR_STR_ARG(file), unnamed, names.text, tsr_name_list_rest(&names));
-    return tsr_finding_add_at(p->checkpoint->findings, "parts/unnamed-states", TSR_NOTE,
-                              (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
-                              "the optimizer's states of %u parameters are listed by their numbers: they may be of any of %s%s",
-                              unnamed, names.text,
-                              tsr_name_list_rest(&names));
+                             "%.*s: %u float32 weights of the optimizer have no names, and each of them matches several "
+                             "weights in shape and values: %s%s; open the 16-bit weights with --part module, or save the "
+                             "checkpoint with ZeRO stage 1, which stores names",
+                             TSR_STR_ARG(file), unnamed, names.text, tsr_shown_names_rest(&names));
+    return tsr_finding_add_at(
+        p->checkpoint->findings, "parts/unnamed-states", TSR_NOTE, (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
+        "the optimizer's states of %u parameters are listed by number, because they may belong to any of %s%s", unnamed,
+        names.text, tsr_shown_names_rest(&names));
 }
 
 static tsr_status add_parameter(const plain *p, uint32_t id, tsr_ds_rows *weights, tsr_ds_rows *states)
@@ -247,7 +252,9 @@ tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *colu
     p.groups = tsr_ds_list(inner, "param_groups");
     const tsr_str file = tsr_ds_file_name(files, column->model);
     if (tsr_ds_get(optimizer, "fp32_groups_flat"))
-        TSR_TRY(tsr_ds_report(files->checkpoint, file, err, "%.*s: the optimizer's float32 weights are in flat buffers without names ('fp32_groups_flat'), which are not read",
+        TSR_TRY(tsr_ds_report(files->checkpoint, file, err,
+                              "%.*s: the optimizer's float32 weights are in flat buffers without names "
+                              "('fp32_groups_flat'), which are not supported",
                               TSR_STR_ARG(file)));
     p.buffers = tsr_map_new(files->checkpoint->host->allocator, 0, err);
     if (!p.buffers) return TSR_E_NOMEM;

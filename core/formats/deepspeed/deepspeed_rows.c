@@ -2,8 +2,9 @@
 #include "formats/deepspeed/deepspeed_rows.h"
 
 #include "base/try.h"
+#include "formats/common/expansion.h"
+#include "formats/common/joined_entries.h"
 #include "formats/deepspeed/deepspeed_values.h"
-#include "formats/torch/torch_survey.h"
 
 tsr_status tsr_ds_rows_open(tsr_ds_rows *rows, tsr_checkpoint *checkpoint, uint32_t ranks, tsr_error *err)
 {
@@ -37,39 +38,21 @@ const tsr_value *tsr_ds_rows_get(const tsr_ds_rows *rows, tsr_str name, tsr_str 
     return row ? row->value : NULL;
 }
 
-static bool same_shape(const tsr_entry *a, const tsr_entry *b)
-{
-    return a->dtype == b->dtype && a->rank == b->rank && (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
-}
-
-/* The chunks of the second tensor as further copies of the first one's. */
-static tsr_status add_copy(tsr_arena *arena, tsr_entry *first, const tsr_entry *second, tsr_error *err)
-{
-    const uint64_t count = first->replica_count + second->chunk_count;
-    tsr_chunk *replicas = tsr_arena_array(arena, (size_t)count, sizeof *replicas, err);
-    if (!replicas) return TSR_E_NOMEM;
-    if (first->replica_count) memcpy(replicas, first->replicas, (size_t)first->replica_count * sizeof *replicas);
-    if (second->chunk_count) memcpy(replicas + first->replica_count, second->chunks, (size_t)second->chunk_count * sizeof *replicas);
-    first->replicas = replicas;
-    first->replica_count = count;
-    return TSR_OK;
-}
-
-/* Lists what the ranks hold under one name, of which nothing says how to join it. */
+/* Lists what the ranks hold under one name when nothing tells how to join it. */
 static tsr_status add_differing(const tsr_ds_rows *rows, tsr_entry *first, const tsr_entry *second, tsr_error *err)
 {
-    tsr_per_rank *held = (tsr_per_rank *)first->per_rank;
-    if (!held) {
-        held = TSR_ARENA_NEW(rows->arena, tsr_per_rank, err);
-        const tsr_entry **tensors = tsr_arena_array(rows->arena, rows->ranks, sizeof *tensors, err);
+    const tsr_entry **tensors = first->per_rank ? (const tsr_entry **)first->per_rank->tensors : NULL;
+    if (!tensors) {
+        tensors = tsr_arena_array(rows->arena, rows->ranks, sizeof *tensors, err);
         tsr_entry *copy = TSR_ARENA_NEW(rows->arena, tsr_entry, err);
-        if (!held || !tensors || !copy) return TSR_E_NOMEM;
+        if (!tensors || !copy) return TSR_E_NOMEM;
         *copy = *first;
         tensors[0] = copy;
-        *held = (tsr_per_rank){tensors, rows->ranks};
-        *first = (tsr_entry){.fqn = first->fqn, .kind = TSR_ENTRY_OPAQUE, .dtype = first->dtype, .type = TSR_STR("per-rank tensor"), .per_rank = held};
+        TSR_TRY(tsr_entry_list_per_rank(first, tensors, rows->ranks, rows->arena, err));
     }
-    if (rows->rank < held->count && second->kind == TSR_ENTRY_TENSOR) ((const tsr_entry **)held->tensors)[rows->rank] = second;
+    if (rows->rank >= rows->ranks || second->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    tensors[rows->rank] = second;
+    if (second->dtype != first->dtype) first->dtype = TSR_DTYPE_NONE;
     return TSR_OK;
 }
 
@@ -77,7 +60,8 @@ static tsr_status add_again(tsr_ds_rows *rows, tsr_ds_row *row, const tsr_value 
 {
     const tsr_entry *first = tsr_ds_tensor(row->value), *second = tsr_ds_tensor(value);
     if (!first || !second) return TSR_OK;
-    if (rows->pipeline && !first->per_rank && same_shape(first, second)) return add_copy(rows->arena, (tsr_entry *)first, second, err);
+    if (rows->pipeline && !first->per_rank && first->dtype == second->dtype && tsr_entry_same_shape(first, second)) 
+        return tsr_entry_add_replicas((tsr_entry *)first, second, rows->arena, err);
     return add_differing(rows, (tsr_entry *)first, second, err);
 }
 

@@ -2,6 +2,7 @@
 #include "formats/deepspeed/deepspeed_states.h"
 
 #include "base/try.h"
+#include "formats/common/joined_entries.h"
 #include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_values.h"
 
@@ -57,8 +58,9 @@ static tsr_status check_absent(const state *s, tsr_error *err)
     if (with == UINT32_MAX || without == UINT32_MAX) return TSR_OK;
     const tsr_ds_files *files = s->weights->files;
     const tsr_str name = tsr_ds_file_name(files, column->optims[without]);
-    return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no '%.*s' for parameter group %u; %.*s has it", TSR_STR_ARG(name),
-                         TSR_STR_ARG(s->key), s->segment, TSR_STR_ARG(tsr_ds_file_name(files, column->optims[with])));
+    return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no '%.*s' for param group %u, but %.*s has",
+                         TSR_STR_ARG(name), TSR_STR_ARG(s->key), s->segment,
+                         TSR_STR_ARG(tsr_ds_file_name(files, column->optims[with])));
 }
 
 static tsr_status add_flat(const state *s, tsr_ds_rows *rows, tsr_error *err)
@@ -102,14 +104,10 @@ static tsr_status add_odd(const state *s, tsr_ds_rows *odd, tsr_error *err)
     const tsr_ds_column *column = s->weights->column;
     tsr_arena *arena = s->weights->files->checkpoint->arena;
     const tsr_entry **tensors = tsr_arena_array(arena, column->world, sizeof *tensors, err);
-    tsr_per_rank *held = TSR_ARENA_NEW(arena, tsr_per_rank, err);
     tsr_entry *entry = TSR_ARENA_NEW(arena, tsr_entry, err);
-    if (!tensors || !held || !entry) return TSR_E_NOMEM;
+    if (!tensors || !entry) return TSR_E_NOMEM;
     for (uint32_t r = 0; r < column->world; r++) tensors[r] = tsr_ds_tensor(held_by(s, r));
-    *held = (tsr_per_rank){tensors, column->world};
-    *entry = (tsr_entry){.kind = TSR_ENTRY_OPAQUE, .type = TSR_STR("per-rank tensor"), .per_rank = held};
-    for (uint32_t r = 0; r < column->world; r++)
-        if (tensors[r]) entry->dtype = tensors[r]->dtype;
+    TSR_TRY(tsr_entry_list_per_rank(entry, tensors, column->world, arena, err));
     const tsr_str group = s->weights->files->column_count == 1 ? tsr_arena_format(arena, err, "%u", s->segment)
                                                                 : tsr_arena_format(arena, err, "mp_rank_%02u.%u", column->model_rank, s->segment);
     const tsr_value *value = tsr_value_tensor(arena, column->world == 1 ? tensors[0] : entry, err);

@@ -90,7 +90,7 @@ static tsr_status shape_like(universal *u, const tsr_ds_weight *weight, const ts
     tsr_ds_buffer buffer;
     *out = NULL;
     if (!tsr_entry_elements(tensor, &elements) || elements != weight->elements) return TSR_OK;
-    const bool same = tensor->rank == weight->rank && (tensor->rank == 0 || memcmp(tensor->shape, weight->shape, tensor->rank * sizeof *tensor->shape) == 0);
+    const bool same = tsr_shape_equal(tensor->rank, tensor->shape, weight->rank, weight->shape);
     if (same) {
         *out = tsr_value_tensor(checkpoint->arena, tensor, u->err);
         return *out ? TSR_OK : TSR_E_NOMEM;
@@ -116,9 +116,14 @@ static tsr_status add_tensor(universal *u, uint32_t file, tsr_str name, tsr_str 
     const bool weight = tsr_str_equal(key, TSR_STR("fp32"));
     if (number != UINT32_MAX && tensor && tensor->rank) {
         TSR_TRY(shape_like(u, &u->weights.weights[number], tensor, &held));
-        if (!held) return tsr_ds_report(u->files.checkpoint, path, u->err, "%.*s: has not as many elements as '%.*s' has by the model states", TSR_STR_ARG(path), TSR_STR_ARG(name));
+        if (!held)
+            return tsr_ds_report(u->files.checkpoint, path, u->err,
+                                 "%.*s: the number of elements differs from the shape of '%.*s' in the model states",
+                                 TSR_STR_ARG(path), TSR_STR_ARG(name));
     }
-    if (!held || (weight && !tensor)) return tsr_ds_report(u->files.checkpoint, path, u->err, "%.*s: holds no tensor 'param'", TSR_STR_ARG(path));
+    if (!held || (weight && !tensor))
+        return tsr_ds_report(u->files.checkpoint, path, u->err, "%.*s: does not contain the tensor 'param'",
+                             TSR_STR_ARG(path));
     /* A second name's is the rounded weight, its owner's is not. Buffers were made float32, the model states have them as they are. */
     if (weight && number == UINT32_MAX && tsr_map_get(u->others, name, 0)) return TSR_OK;
     return tsr_ds_rows_add(weight ? &u->trained : &u->states, name, weight ? TSR_STR("") : key, held, u->err);
@@ -229,8 +234,7 @@ static tsr_status read_names(universal *u)
     u->weights.files = &u->files;
     if (root) TSR_TRY(tsr_ds_weights_by_shape(&u->files, u->column, &u->weights, u->err));
     for (uint32_t i = 0; i < u->weights.count; i++) TSR_TRY(tsr_map_put(u->numbers, u->weights.weights[i].name, i, NULL, NULL, u->err));
-    for (size_t i = 0; i < tsr_ds_count(buffers); i++)
-        if (buffers->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(u->others, buffers->items[i]->text, 1, NULL, NULL, u->err));
+    TSR_TRY(tsr_ds_add_names(buffers, u->others, u->err));
     for (size_t i = 0; i < tsr_ds_count(ties); i++)
         if (ties->items[2 * i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(u->others, ties->items[2 * i]->text, 1, NULL, NULL, u->err));
     return TSR_OK;
@@ -248,7 +252,9 @@ static tsr_status read_all(universal *u, tsr_checkpoint *checkpoint)
     TSR_TRY(tsr_ds_files_open(checkpoint, &u->files, u->err));
     u->column = u->files.column_count ? &u->files.columns[0] : &none;
     if (!u->column->model)
-        TSR_TRY(tsr_ds_report(checkpoint, TSR_STR("mp_rank_00_model_states.pt"), u->err, "'mp_rank_00_model_states.pt' is missing or cannot be read; it has the shapes of the weights"));
+        TSR_TRY(tsr_ds_report(
+            checkpoint, TSR_STR("mp_rank_00_model_states.pt"), u->err,
+            "'mp_rank_00_model_states.pt', which has the shapes of the weights, is missing or cannot be read"));
     TSR_TRY(read_names(u));
     TSR_TRY(open_all(u));
     TSR_TRY(tsr_torch_keep_runs(checkpoint, &u->files.runs, u->err));
@@ -269,7 +275,7 @@ static tsr_status open_universal(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_deepspeed_universal = {.format = TSR_FORMAT_DEEPSPEED_UNIVERSAL,
+const tsr_reader tsr_reader_deepspeed_universal = {.format = TSR_FORMAT_DEEPSPEED_UNIVERSAL, .is_rare = true,
                                                    .recognizes = recognizes,
                                                    .open = open_universal,
                                                    .extents = tsr_torch_extents,

@@ -3,7 +3,9 @@
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_VALUES_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_VALUES_H
 
+#include "base/try.h"
 #include "tessera/catalog.h"
+#include "tessera/sys/map.h"
 #include "tessera/value.h"
 
 static inline const tsr_value *tsr_ds_kind_or_null(const tsr_value *value, tsr_value_kind kind)
@@ -41,6 +43,14 @@ static inline size_t tsr_ds_count(const tsr_value *value)
 static inline const tsr_value *tsr_ds_item(const tsr_value *list, size_t index)
 {
     return list && list->kind == TSR_VALUE_LIST && index < list->count ? list->items[index] : NULL;
+}
+
+/* Puts every string of a LIST into a set of names. */
+static inline tsr_status tsr_ds_add_names(const tsr_value *list, tsr_map *names, tsr_error *err)
+{
+    for (size_t i = 0; i < tsr_ds_count(list); i++)
+        if (list->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(names, list->items[i]->text, 1, NULL, NULL, err));
+    return TSR_OK;
 }
 
 #endif

@@ -16,8 +16,8 @@ tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t
     for (size_t i = 0; i < value->count; i++)
         TSR_FAIL_IF(!tsr_ds_number(value->items[i], &sizes[i]), err, TSR_E_FORMAT, TSR_NO_POSITION, "a shape holds something that is not a size");
     *rank = (uint32_t)value->count;
-    TSR_FAIL_IF(!tsr_box_volume((tsr_box){*rank, NULL, sizes}, elements) || *elements > UINT64_MAX / 64, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "a parameter has more elements than can exist");
+    TSR_FAIL_IF(!tsr_box_volume((tsr_box){*rank, NULL, sizes}, elements) || *elements > UINT64_MAX / 64, err, TSR_E_LIMIT,
+                TSR_NO_POSITION, "a parameter has more than 2^64 elements");
     *shape = sizes;
     return TSR_OK;
 }
@@ -39,8 +39,8 @@ static tsr_status read_weights(tsr_ds_weights *w, const tsr_value *groups, tsr_e
         TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "'param_shapes' is not a list of dictionaries");
         count += tsr_ds_count(groups->items[g]);
     }
-    TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries || count > UINT32_MAX / 2, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'param_shapes' names %llu parameters", (unsigned long long)count);
+    TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries || count > UINT32_MAX / 2, err, TSR_E_LIMIT,
+                TSR_NO_POSITION, "'param_shapes' names too many parameters (%llu)", (unsigned long long)count);
     w->weights = tsr_arena_array(w->files->checkpoint->arena, (size_t)count, sizeof *w->weights, err);
     if (!w->weights) return TSR_E_NOMEM;
     for (size_t g = 0; g < groups->count; g++)
@@ -92,7 +92,7 @@ static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
         const uint64_t count = tensor && tensor->rank == 1 ? tensor->shape[0] : segment->slice;
         tsr_status status = tsr_ds_buffer_add(&segment->fp32, tensor, count, err);
         if (status == TSR_OK && file && !tensor)
-            status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "has no float32 tensor of parameter group %u", s);
+            status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "has no float32 tensor for param group %u", s);
         if (status != TSR_OK) return tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, file))), status;
     }
     return TSR_OK;
@@ -123,7 +123,8 @@ static tsr_status report(const tsr_ds_weights *w, bool *found, const char *what,
     *found = false;
     if (w->segment_count == 0) return TSR_OK; /* no optimizer file is there, which is reported */
     return tsr_ds_report(w->files->checkpoint, name, err,
-                         "%.*s: 'param_shapes' lists %s that take %llu elements, the optimizer files have %llu: these files are not of one save",
+                         "%.*s: 'param_shapes' lists %s with %llu elements, but the optimizer files have %llu: the files do "
+                         "not belong to the same save",
                          TSR_STR_ARG(name), what, (unsigned long long)wants, (unsigned long long)has);
 }
 

@@ -38,8 +38,8 @@ typedef struct tsr_ds_weights {
  * not a shape; TSR_E_LIMIT, TSR_E_NOMEM. */
 tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, bool *found, tsr_error *err);
 
-/* Only names and shapes of a column that has model states: the segments are the dictionaries of `param_shapes`, without buffers;
- * none where there is no such list. Errors as above. */
+/* Only names and shapes of a column that has model states: the segments are the dictionaries of `param_shapes`, without
+ * buffers; and an empty list if the file has no such key. Errors as above. */
 tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, tsr_error *err);
 
 /* Adds the tensor that a buffer laid out as the segment's holds of each weight of the segment, as rows (name, key). */

@@ -47,4 +47,4 @@ static tsr_status open_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 const tsr_reader tsr_reader_accelerate = {
-    .format = TSR_FORMAT_ACCELERATE_FSDP, .has_no_metadata = true, .recognizes = is_accelerate, .open = open_accelerate, TSR_MOUNTS_READER};
+    .format = TSR_FORMAT_ACCELERATE_FSDP, .is_rare = true, .has_no_metadata = true, .recognizes = is_accelerate, .open = open_accelerate, TSR_MOUNTS_READER};

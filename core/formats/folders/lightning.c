@@ -27,7 +27,7 @@ static tsr_status open_lightning(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 const tsr_reader tsr_reader_lightning = {
-    .format = TSR_FORMAT_LIGHTNING_DIST, .recognizes = is_lightning, .open = open_lightning, TSR_MOUNTS_READER};
+    .format = TSR_FORMAT_LIGHTNING_DIST, .is_rare = true, .recognizes = is_lightning, .open = open_lightning, TSR_MOUNTS_READER};
 
 /* "optimizer_0.state.…": how Lightning calls the optimizers of a Trainer. */
 static bool is_of_optimizer(tsr_str fqn)
@@ -51,7 +51,7 @@ tsr_status tsr_check_lightning(tsr_checkpoint *checkpoint, tsr_error *err)
         else return TSR_OK;
     }
     if (!weights || !optimizers || tsr_folder_has(checkpoint->store, "meta.pt")) return TSR_OK;
-    const tsr_str message = TSR_STR("'meta.pt' is missing: the names are those of a Lightning checkpoint, which writes it last, so the "
-                                    "save was interrupted, or the file was not copied");
+    const tsr_str message =
+        TSR_STR("'meta.pt' is missing: Lightning writes it last, so the save was interrupted, or the file was not copied");
     return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR("meta.pt"), message, err);
 }

@@ -1,7 +1,7 @@
 /* Checkpoints of the package torch_checkpointing: a torch.save file per item and rank ("model_0.pt"), and metadata.pkl, a plain
  * pickle. Source of the names: torch_checkpointing/checkpoint_layout.py, metadata_serialization.py. */
 #include "base/try.h"
-#include "formats/common/name_list.h"
+#include "formats/common/shown_names.h"
 #include "formats/folders/folders.h"
 
 #define METADATA "metadata.pkl"
@@ -29,7 +29,7 @@ static tsr_status is_torch_checkpointing(tsr_checkpoint *checkpoint, bool *is, t
 /* Every rank below the highest one writes the item too. */
 static tsr_status check_ranks(tsr_checkpoint *checkpoint, tsr_str item, const tsr_numbered_files *files, tsr_error *err)
 {
-    tsr_name_list names = {.used = 0};
+    tsr_shown_names names = {.used = 0};
     const uint64_t ranks = files->items[files->count - 1].number + 1;
     uint32_t at = 0;
     for (uint64_t rank = 0; rank < ranks && names.count < TSR_NAMES_SHOWN; rank++) {
@@ -39,12 +39,12 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, tsr_str item, const ts
         }
         const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%.*s_%llu.pt", TSR_STR_ARG(item), (unsigned long long)rank);
         if (!name.data) return TSR_E_NOMEM;
-        tsr_name_list_add(&names, name);
+        tsr_shown_names_add(&names, name);
     }
     if (ranks == files->count) return TSR_OK;
     const tsr_str message =
         tsr_arena_format(checkpoint->arena, err, "%llu of %llu files are missing: %s%s; copy them from where the checkpoint was written",
-                         (unsigned long long)(ranks - files->count), (unsigned long long)ranks, names.text, tsr_name_list_rest(&names));
+                         (unsigned long long)(ranks - files->count), (unsigned long long)ranks, names.text, tsr_shown_names_rest(&names));
     return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
 }
 
@@ -85,7 +85,7 @@ static tsr_status open_torch_checkpointing(tsr_checkpoint *checkpoint, tsr_error
     return tsr_mounts_fill(checkpoint, mount, err);
 }
 
-const tsr_reader tsr_reader_torch_checkpointing = {.format = TSR_FORMAT_TORCH_CHECKPOINTING,
+const tsr_reader tsr_reader_torch_checkpointing = {.format = TSR_FORMAT_TORCH_CHECKPOINTING, .is_rare = true,
                                                    .has_no_metadata = true, .recognizes = is_torch_checkpointing,
                                                    .open = open_torch_checkpointing,
                                                    TSR_MOUNTS_READER};

@@ -46,4 +46,4 @@ static tsr_status open_trainer(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 const tsr_reader tsr_reader_trainer = {
-    .format = TSR_FORMAT_HF_TRAINER, .has_no_metadata = true, .recognizes = is_trainer, .open = open_trainer, TSR_MOUNTS_READER};
+    .format = TSR_FORMAT_HF_TRAINER, .is_rare = true, .has_no_metadata = true, .recognizes = is_trainer, .open = open_trainer, TSR_MOUNTS_READER};

@@ -1,7 +1,7 @@
 /* verl's FSDP checkpoints: model, optimizer and other state, one torch.save file per rank each. Every file's name has the number
  * of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py. */
 #include "base/try.h"
-#include "formats/common/name_list.h"
+#include "formats/common/shown_names.h"
 #include "formats/folders/folders.h"
 
 enum { MOST_RANKS = 1 << 20 };
@@ -51,7 +51,7 @@ static tsr_status is_verl(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_t world, const tsr_numbered_files *files,
                               tsr_error *err)
 {
-    tsr_name_list names = {.used = 0};
+    tsr_shown_names names = {.used = 0};
     uint32_t at = 0;
     for (uint64_t rank = 0; rank < world; rank++) {
         const bool there = at < files->count && files->items[at].number == rank;
@@ -60,14 +60,14 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
         const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_%llu.pt", k->before,
                                               (unsigned long long)world, (unsigned long long)rank);
         if (!name.data) return TSR_E_NOMEM;
-        if (names.count < TSR_NAMES_SHOWN) tsr_name_list_add(&names, name);
+        if (names.count < TSR_NAMES_SHOWN) tsr_shown_names_add(&names, name);
         else names.count++;
     }
     if (!names.count) return TSR_OK;
     const tsr_str message =
         tsr_arena_format(checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
                          (unsigned long long)names.count, (unsigned long long)world, names.count == 1 ? "is" : "are", names.text,
-                         tsr_name_list_rest(&names));
+                         tsr_shown_names_rest(&names));
     return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
 }
 
@@ -88,9 +88,9 @@ static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t
     if (!*common) *common = world;
     if (!other && world != *common) other = *common;
     if (other) {
-        const tsr_str message =
-            tsr_arena_format(checkpoint->arena, err, "the files '%s…' are of %llu ranks, and others of %llu: two saves are mixed",
-                             k->before, (unsigned long long)world, (unsigned long long)other);
+        const tsr_str message = tsr_arena_format(
+            checkpoint->arena, err, "the files '%s…' come from %llu ranks and others from %llu: two saves are mixed",
+            k->before, (unsigned long long)world, (unsigned long long)other);
         TSR_TRY(tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err));
     }
     const tsr_str before = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_", k->before, (unsigned long long)world);
@@ -112,4 +112,4 @@ static tsr_status open_verl(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_mounts_fill(checkpoint, mount, err);
 }
 
-const tsr_reader tsr_reader_verl = {.format = TSR_FORMAT_VERL, .has_no_metadata = true, .recognizes = is_verl, .open = open_verl, TSR_MOUNTS_READER};
+const tsr_reader tsr_reader_verl = {.format = TSR_FORMAT_VERL, .is_rare = true, .has_no_metadata = true, .recognizes = is_verl, .open = open_verl, TSR_MOUNTS_READER};

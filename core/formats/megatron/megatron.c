@@ -170,7 +170,7 @@ static tsr_status extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *c
     return TSR_OK;
 }
 
-const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST,
+const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST, .is_rare = true,
                                         .recognizes = recognizes,
                                         .open = open_megatron,
                                         .locate = locate,

@@ -2,6 +2,7 @@
 #include "base/try.h"
 #include "formats/megatron/megatron_state.h"
 #include "formats/torch/torch_flatten.h"
+#include "formats/torch/torch_union.h"
 
 #define COMMON "common"
 

@@ -9,8 +9,8 @@
  * Source: sharded_tensor_to_torch_sharded_tensor of Megatron-Core 0.14, strategies/torch.py and resharding.py. */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/megatron/megatron_state.h"
-#include "formats/torch/torch_survey.h"
 #include "tessera/sys/layout.h"
 
 enum { MOST_BOXES = 2 * TSR_MAX_RANK - 1 };
@@ -27,8 +27,8 @@ typedef struct undoing {
 
 static tsr_status refuse(const undoing *u, const char *what)
 {
-    return tsr_raise(u->err, TSR_E_FORMAT, TSR_NO_POSITION, "megatron: mcore_data does not fit '%.*s': %s", TSR_STR_ARG(u->raw->fqn),
-                     what);
+    return tsr_raise(u->err, TSR_E_FORMAT, TSR_NO_POSITION, "megatron: mcore_data does not match '%.*s': %s",
+                     TSR_STR_ARG(u->raw->fqn), what);
 }
 
 static tsr_status measure_fragment(undoing *u)
@@ -36,15 +36,16 @@ static tsr_status measure_fragment(undoing *u)
     const tsr_dcp_original *original = u->original;
     uint64_t elements;
     if (u->raw->kind != TSR_ENTRY_TENSOR) return refuse(u, "it is not a tensor");
-    if (u->raw->rank != original->rank + 1) return refuse(u, "its size has not one number more than the shape");
-    if (tsr_dtype_size(u->raw->dtype) == 0) return refuse(u, "its elements are not whole bytes");
+    if (u->raw->rank != original->rank + 1) return refuse(u, "its size does not have one number more than the shape");
+    if (tsr_dtype_size(u->raw->dtype) == 0) return refuse(u, "its elements are not byte-aligned");
     for (uint32_t d = 0; d < original->rank; d++) {
         const uint64_t count = u->raw->shape[d];
-        if (count == 0 || original->shape[d] % count) return refuse(u, "the shape does not divide into that many fragments");
+        if (count == 0 || original->shape[d] % count)
+            return refuse(u, "the shape cannot be divided into that many fragments");
         u->fragment[d] = original->shape[d] / count;
     }
     if (!tsr_box_volume((tsr_box){original->rank, NULL, u->fragment}, &elements) || elements != u->raw->shape[original->rank])
-        return refuse(u, "a fragment has another number of elements");
+        return refuse(u, "a fragment has a different number of elements");
     return TSR_OK;
 }
 
@@ -98,7 +99,7 @@ static tsr_status add_chunk(undoing *u, const tsr_chunk *from)
     const uint32_t rank = u->original->rank;
     uint64_t at[TSR_MAX_RANK], first = 0, elements;
     if (!tsr_box_contains((tsr_box){rank + 1, NULL, u->raw->shape}, (tsr_box){rank + 1, from->offsets, from->sizes}))
-        return refuse(u, "a chunk is outside");
+        return refuse(u, "a chunk reaches beyond the tensor");
     if (!tsr_box_volume((tsr_box){rank + 1, NULL, from->sizes}, &elements)) return refuse(u, "a chunk is too large");
     if (elements == 0) return TSR_OK; /* a rank that has nothing of it */
     if (rank) memcpy(at, from->offsets, rank * sizeof *at);

@@ -4,8 +4,8 @@
  * Source: ShardedObject in mapping.py of Megatron-Core 0.16, _mcore_to_torch_sharded_object in strategies/torch.py. */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/megatron/megatron_state.h"
-#include "formats/torch/torch_survey.h"
 
 /* Numbers that dots join, up to `end`; -1: anything else, or a number with a leading zero. */
 static int numbers_of(tsr_str text, uint64_t out[TSR_MAX_RANK])
@@ -99,8 +99,8 @@ static tsr_status report_partial(const joining *j, const group *g)
     const tsr_place place = {j->checkpoint->store->files[j->checkpoint->files[0]].name, TSR_NO_POSITION, g->name.key};
     const bool one_grid = g->found < j->state->raw_count;
     return tsr_finding_add(j->checkpoint->findings, "megatron/shards", place, j->err,
-                           "%s of the %llu shards of '%.*s' are there; they are listed one by one",
-                           one_grid ? "not all" : "others than those", (unsigned long long)g->name.count,
+                           "%s of the %llu shards of '%.*s' were found; they are listed one by one",
+                           one_grid ? "not all" : "others than the expected ones", (unsigned long long)g->name.count,
                            TSR_STR_ARG(g->name.key));
 }
 

@@ -1,16 +1,13 @@
-/* A Bloom filter takes a tenth of the bytes of a list. The module for browsers has no room even for that
- * (TSR_WITHOUT_NAME_FILTER): there every name of a module that is known exists. */
+/* A Bloom filter takes a tenth of the bytes of a list. */
 #include "formats/pickle/known_names.h"
 
 #include "formats/pickle/name_filter.h"
 
-#ifndef TSR_WITHOUT_NAME_FILTER
 static uint64_t fnv(uint64_t hash, tsr_str text)
 {
     for (size_t i = 0; i < text.size; i++) hash = (hash ^ (unsigned char)text.data[i]) * UINT64_C(0x100000001b3);
     return hash;
 }
-#endif
 
 static bool is_listed(tsr_str module, bool core)
 {
@@ -27,10 +24,6 @@ static bool is_listed(tsr_str module, bool core)
 /* `core`: a module of numpy.core, which is numpy._core since numpy 2; it follows behind that name. */
 static bool is_in_filter(tsr_str module, bool core, tsr_str name)
 {
-#ifdef TSR_WITHOUT_NAME_FILTER
-    (void)module, (void)core, (void)name;
-    return true;
-#else
     const uint32_t bits = 32 * (uint32_t)(sizeof filter / sizeof filter[0]);
     const uint64_t package = fnv(UINT64_C(0xcbf29ce484222325), core ? TSR_STR("numpy._core.") : TSR_STR(""));
     const uint64_t hash = fnv(fnv(fnv(package, module), TSR_STR(" ")), name);
@@ -39,7 +32,6 @@ static bool is_in_filter(tsr_str module, bool core, tsr_str name)
         if (!(filter[bit / 32] >> bit % 32 & 1)) return false;
     }
     return true;
-#endif
 }
 
 static bool is_below(tsr_str module, tsr_str package)

@@ -86,7 +86,6 @@ static const char *const modules[] = {
     "torch.utils.hooks",
     "uuid",
 };
-#ifndef TSR_WITHOUT_NAME_FILTER
 enum { HASHES = 10 };
 static const uint32_t filter[] = {
     0x02a4ed57, 0xaa17e8c8, 0x38a8a26f, 0x2ef58b8e, 0xae7bc828, 0x2457f621, 0x124b92bd, 0x223a47fa, 0x91dd0e54, 0x83467387,
@@ -313,4 +312,3 @@ static const uint32_t filter[] = {
     0xfa711558, 0xbb4fe71e, 0xd64e29ef, 0x4547d1a2, 0x5f5b7e3c, 0x9975383a, 0xb83d18a8, 0xeab83a2d, 0xe09c0ac7, 0xf3e46db2,
     0x15f7c3b1,
 };
-#endif

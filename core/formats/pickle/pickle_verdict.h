@@ -19,6 +19,7 @@
 typedef struct tsr_verdict tsr_verdict;
 struct tsr_verdict {
     const tsr_pickle *pickle;
+    const tsr_host *host;
     tsr_findings *findings;
     tsr_str file_name;
     uint64_t pickle_offset; /* of the pickle in the file */

@@ -1,4 +1,4 @@
-/* A directory is recognized as if it had been opened: a store that shows only what lies below it is given to tsr_recognize.
+/* A directory is recognized as if it had been opened: a store that shows only what lies below it is given to `recognize`.
  * A store's files are sorted, so that those below one directory stand together. */
 #include "formats/recognize/below.h"
 
@@ -30,12 +30,13 @@ const char *tsr_below_rest(const tsr_below *below)
 
 const char *tsr_below_deeper(const tsr_below *below)
 {
-    return below->deeper ? "; nothing was found within three levels, and there are directories further down: open the one that "
-                           "holds the checkpoint"
+    return below->deeper ? "; nothing was found within three levels, and there are directories further down: open the one "
+                           "that contains the checkpoint"
                          : "";
 }
 
-/* A directory of another store as a store of its own. */
+/* A directory of another store as a store of its own. tsr_store_view_below keeps the files' numbers, which costs the store's
+ * whole list for each directory; here a store of many directories is gone through, so the numbers begin at the first. */
 typedef struct part_store {
     tsr_store base; /* first */
     tsr_store *inner;
@@ -59,6 +60,7 @@ static bool is_checkpoint_name(tsr_str path)
 
 typedef struct search {
     tsr_checkpoint *checkpoint;
+    tsr_recognize_fn *recognize;
     tsr_below *below;
     unsigned probed;
     tsr_error *err;
@@ -99,7 +101,7 @@ static tsr_status probe(search *s, part_store *part, const char **form, bool *wh
     tsr_error why = {0};
     const tsr_reader *reader;
     tsr_checkpoint guess = {.store = &part->base, .host = s->checkpoint->host, .arena = s->checkpoint->arena, .is_probe = true};
-    const tsr_status status = tsr_recognize(&guess, &reader, &why);
+    const tsr_status status = s->recognize(&guess, &reader, &why);
     /* One torch.save file may be anything that lies next to the steps of a run, such as its arguments. */
     *whole = status == TSR_OK && reader != &tsr_reader_torch_zip && reader != &tsr_reader_torch_legacy;
     if (status == TSR_OK) {
@@ -154,10 +156,10 @@ static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefi
     return TSR_OK;
 }
 
-tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_below *below, tsr_error *err)
+tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_recognize_fn *recognize, tsr_below *below, tsr_error *err)
 {
     tsr_store *store = checkpoint->store;
-    search s = {.checkpoint = checkpoint, .below = below, .err = err};
+    search s = {.checkpoint = checkpoint, .recognize = recognize, .below = below, .err = err};
     if (checkpoint->is_probe) return TSR_OK;
     if (store->deepen) TSR_TRY(store->deepen(store, TSR_BELOW_LEVELS, &below->cut, &below->deeper, err));
     return look_below(&s, 0, store->file_count, 0, 1);

@@ -20,9 +20,11 @@ typedef struct tsr_below {
 
 /* Adds "path (form)" to the list, or counts it when the list is full. */
 void tsr_below_add(tsr_below *below, tsr_str path, const char *form);
-/* Adds every directory below the root that is a checkpoint, or holds files that are, with its format; those inside a
- * checkpoint belong to it. Lets the store list more of what lies below. Errors: those of reading, TSR_E_NOMEM. */
-tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_below *below, tsr_error *err);
+/* Adds every directory below the root that `recognize` (tsr_recognize, which asks for this list itself) takes for a checkpoint,
+ * or that holds files that are, with its format; those inside a checkpoint belong to it. Lets the store list more of what lies
+ * below. Errors: those of reading, TSR_E_NOMEM. */
+typedef tsr_status tsr_recognize_fn(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
+tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_recognize_fn *recognize, tsr_below *below, tsr_error *err);
 /* What a message that refuses a directory says of `deeper`; "" where there are none. */
 const char *tsr_below_deeper(const tsr_below *below);
 /* ", …", when some were counted and not shown. */

@@ -14,11 +14,12 @@ typedef struct signature {
 } signature;
 
 static const signature foreign_kinds[] = {
-    {0, 8, "\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes weights; it is not read: load it with keras.models.load_model or h5py"},
-    {0, 4, "GGUF", "a GGUF file, which is not read: llama.cpp runs it, and its gguf-py reads it"},
-    {0, 4, "lmgg", "a GGML file, which is not read: llama.cpp converts it to GGUF"},
-    {0, 4, "tjgg", "a GGML file, which is not read: llama.cpp converts it to GGUF"},
-    {0, 6, "\x93NUMPY", "a NumPy array file, which is not read: numpy.load reads it"},
+    {0, 8, "\x89HDF\r\n\x1a\n",
+     "an HDF5 file, as Keras writes weights, which is not supported; load it with keras.models.load_model or h5py"},
+    {0, 4, "GGUF", "a GGUF file, which is not supported: llama.cpp runs it, and its gguf-py reads it"},
+    {0, 4, "lmgg", "a GGML file, which is not supported: llama.cpp converts it to GGUF"},
+    {0, 4, "tjgg", "a GGML file, which is not supported: llama.cpp converts it to GGUF"},
+    {0, 6, "\x93NUMPY", "a NumPy array file, which is not supported: numpy.load reads it"},
     {0, 2, "\x1f\x8b", "a gzip file; unpack it first"},
     {0, 6, "7z\xbc\xaf\x27\x1c", "a 7-Zip archive; unpack it first"},
     {0, 4, "\x28\xb5\x2f\xfd", "a Zstandard file; unpack it first"},
@@ -29,7 +30,7 @@ static const signature foreign_kinds[] = {
     {0, 4, "Rar!", "a RAR archive; unpack it first"},
     {257, 5, "ustar",
      "a tar archive: either packed by hand (unpack it first), or a file of torch.save before version 0.1.10 (.tar), which "
-     "is not read"},
+     "is not supported"},
     {0, 42, "version https://git-lfs.github.com/spec/v1",
      "a Git LFS pointer, not the file itself (git lfs pull fetches it)"},
     {0, 9, "<!DOCTYPE", "an HTML page, perhaps a failed download"},
@@ -85,12 +86,12 @@ static const char *foreign_zip_name(tsr_str head, tsr_str member)
     static const char *const keras[] = {"metadata.json", "config.json", "model.weights.h5"};
     for (size_t i = 0; i < sizeof keras / sizeof keras[0]; i++)
         if (tsr_str_equal(member, tsr_str_from(keras[i])))
-            return "a Keras archive, which is not read: keras.models.load_model loads it";
+            return "a Keras archive, which is not supported: keras.models.load_model loads it";
     if (tsr_str_ends(member, TSR_STR(".npy")))
-        return "a NumPy archive (.npz), which is not read: numpy.load reads it, or mlx.core.load where MLX wrote it";
+        return "a NumPy archive (.npz), which is not supported: numpy.load reads it, or mlx.core.load where MLX wrote it";
     if (head.size >= 4 && memcmp(head.data, "PK", 2) == 0) return "a zip archive that torch.save did not write";
     if (head.size > 8 && head.data[0] == 8 && head.data[1] < 32 && head.data[2] == 0x12)
-        return "an ONNX model, which is not read: onnx.load reads it";
+        return "an ONNX model, which is not supported: onnx.load reads it";
     return NULL;
 }
 
@@ -98,8 +99,8 @@ static const char *foreign_name(tsr_str head, tsr_str name)
 {
     const bool packed = head.size > 262 && (memcmp(head.data + 257, "ustar", 5) == 0 || memcmp(head.data, "\x1f\x8b", 2) == 0);
     if (packed && tsr_str_ends(name, TSR_STR(".nemo")))
-        return "a NeMo archive, which is not read: NeMo's restore_from loads it, and the weights that `tar -xf` takes out of it can be "
-               "opened";
+        return "a NeMo archive, which is not supported: NeMo's restore_from loads it, and the weights can be opened after "
+               "`tar -xf`";
     for (size_t i = 0; i < sizeof foreign_kinds / sizeof foreign_kinds[0]; i++) {
         const signature *s = &foreign_kinds[i];
         if (head.size >= (size_t)s->at + s->size && memcmp(head.data + s->at, s->bytes, s->size) == 0) return s->name;

@@ -9,6 +9,7 @@
 #include "formats/megatron/megatron.h"
 #include "formats/recognize/recognize.h"
 #include "formats/shards/shards_join.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/options.h"
 
 static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
@@ -60,6 +61,7 @@ static tsr_status choose_reader(tsr_checkpoint *checkpoint, const tsr_form *form
 static tsr_status refine_dcp(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     if (checkpoint->reader != &tsr_reader_dcp || !tsr_dcp_state_of(checkpoint)->is_megatron) return TSR_OK;
+    TSR_TRY(tsr_host_load(checkpoint->host, err));
     checkpoint->reader = &tsr_reader_megatron;
     checkpoint->catalog.format = tsr_reader_megatron.format;
     return tsr_megatron_refine(checkpoint, err);
@@ -72,10 +74,11 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     checkpoint->catalog.format = reader->format;
     checkpoint->catalog.store = checkpoint->store;
     TSR_TRY(list_files(checkpoint, err));
+    if (reader->is_rare) TSR_TRY(tsr_host_load(checkpoint->host, err));
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
     TSR_TRY(refine_dcp(checkpoint, err));
-    TSR_TRY(tsr_shards_join(checkpoint, err));
+    if (checkpoint->joined_ranks) TSR_TRY(tsr_shards_join(checkpoint, err));
     TSR_TRY(tsr_keep_part(checkpoint, err));
     TSR_TRY(index_names(checkpoint, err));
     TSR_TRY(tsr_check_files_complete(checkpoint, err));

@@ -1,19 +1,19 @@
 /* One part of a checkpoint that is made of parts, as a checkpoint of its own. */
 #include "base/try.h"
-#include "formats/common/name_list.h"
+#include "formats/common/shown_names.h"
 #include "formats/recognize/recognize.h"
 
 static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_catalog *catalog = &checkpoint->catalog;
-    tsr_name_list names = {.used = 0};
-    for (uint32_t p = 0; p < catalog->part_count; p++) tsr_name_list_add(&names, catalog->parts[p].name);
+    tsr_shown_names names = {.used = 0};
+    for (uint32_t p = 0; p < catalog->part_count; p++) tsr_shown_names_add(&names, catalog->parts[p].name);
     TSR_FAIL_IF(!names.count, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "there is no part '%.*s': the checkpoint (%s) is not made of parts", TSR_STR_ARG(checkpoint->options.part),
-                tsr_format_name(catalog->format));
+                "there is no part '%.*s': the checkpoint (%s) does not consist of parts",
+                TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format));
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no part '%.*s'; the checkpoint (%s) has %s%s",
                      TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format), names.text,
-                     tsr_name_list_rest(&names));
+                     tsr_shown_names_rest(&names));
 }
 
 /* Takes the part's name off a name that begins with it: "model.a.b" → "a.b", "model" → "". */

@@ -159,7 +159,7 @@ static tsr_status refuse_unknown(recognizer *r, uint32_t file)
     TSR_FAIL_IF(size == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is empty", TSR_STR_ARG(name));
     TSR_TRY(tsr_store_read(r->store, file, 0, b, size < 4 ? (size_t)size : 4, r->err));
     return tsr_raise(r->err, TSR_E_UNSUPPORTED, 0,
-                     "%.*s is no checkpoint that is known here: it begins with the bytes %02x %02x %02x %02x",
+                     "%.*s is not in a recognized checkpoint format; it begins with the bytes %02x %02x %02x %02x",
                      TSR_STR_ARG(name), b[0], b[1], b[2], b[3]);
 }
 
@@ -170,7 +170,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
     tsr_str name = name_at(r, file);
     TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
     TSR_FAIL_IF(tsr_str_ends(name, TSR_STR(".distcp")), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "%.*s is a data file of a DCP checkpoint; name the folder that holds it and its .metadata",
+                "%.*s is a data file of a DCP checkpoint; name the directory that contains it and its .metadata",
                 TSR_STR_ARG(name));
     TSR_TRY(choose_one(r, file));
     switch (content) {
@@ -280,17 +280,26 @@ static bool holds_training_files(const tsr_store *store)
 
 static const char *foreign_folder(const tsr_store *store)
 {
-    if (any_path(store, is_orbax)) return "an Orbax checkpoint, which is not read: orbax.checkpoint loads it in Python";
-    if (any_path(store, is_zarr)) return "a Zarr store, which is not read: the Python package zarr reads it";
-    if (any_path(store, is_torchsnapshot)) return "a torchsnapshot checkpoint, which is not read: torchsnapshot.Snapshot loads it in Python";
-    if (any_path(store, is_tensorflow)) return "a TensorFlow checkpoint, which is not read: tf.train.load_checkpoint reads it";
+    if (any_path(store, is_orbax)) return "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python";
+    if (any_path(store, is_zarr)) return "a Zarr store, which is not supported: the Python package zarr reads it";
+    if (any_path(store, is_torchsnapshot))
+        return "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python";
+    if (any_path(store, is_tensorflow))
+        return "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it";
     return NULL;
 }
 
-static tsr_status refuse_several(recognizer *r, const tsr_below *list, const char *what)
+static tsr_status refuse_several(recognizer *r, const tsr_below *list, const char *what, const char *hint)
 {
-    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory holds %s (%u%s): %s%s; name one of them", what,
-                     list->count, list->cut ? " or more" : "", list->text, tsr_below_rest(list));
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory contains %s (%u%s): %s%s; %s", what, list->count,
+                     list->cut ? " or more" : "", list->text, tsr_below_rest(list), hint);
+}
+
+/* `list` has directories only. */
+static tsr_status refuse_below(recognizer *r, const tsr_below *list)
+{
+    return refuse_several(r, list, list->count == 1 ? "a checkpoint in a directory below" : "several checkpoints",
+                          "use --step, or name its path");
 }
 
 static const char *form_of(tsr_content content)
@@ -324,21 +333,22 @@ static tsr_status refuse_folder(recognizer *r)
 {
     tsr_below list = {.used = 0};
     const char *foreign = foreign_folder(r->store), *below;
-    TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder is %s", foreign);
+    TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory is %s", foreign);
     tsr_str named = r->foreign ? tsr_arena_str(r->checkpoint->arena, name_at(r, r->foreign_file), r->err) : (tsr_str){"", 0};
     if (!named.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
-    if (list.count)
-        return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
+    TSR_TRY(tsr_list_below(r->checkpoint, tsr_recognize, &list, r->err));
+    if (list.count) return refuse_below(r, &list);
     below = list.cut ? "; there are more, which were not looked at" : tsr_below_deeper(&list);
     TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s%s", TSR_STR_ARG(named), r->foreign, below);
     TSR_FAIL_IF(any_path(r->store, is_deepspeed), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "the directory holds files of a DeepSpeed checkpoint, but no *mp_rank_MM_model_states.pt and no "
-                "*_mp_rank_MM_optim_states.pt%s", below);
-    TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the folder %s%s",
-                list.deeper ? "holds no file" : "is empty", below);
+                "the directory contains files of a DeepSpeed checkpoint, but no *mp_rank_MM_model_states.pt and no "
+                "*_mp_rank_MM_optim_states.pt%s",
+                below);
+    TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory %s%s",
+                list.deeper ? "contains no files" : "is empty", below);
     return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "none of the folder's %u files is a checkpoint that is known here%s", (unsigned)r->store->file_count, below);
+                     "none of the directory's %u files is in a recognized checkpoint format%s",
+                     (unsigned)r->store->file_count, below);
 }
 
 /* Two or more torch.save files that differ only in a number which counts 0 … n-1 or 1 … n: one file a rank. Names that
@@ -451,8 +461,10 @@ static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
         return choose(r, files, r->torch.count);
     }
     TSR_TRY(list_files(r, &list, &r->torch));
-    if (has_folders) TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
-    return refuse_several(r, &list, has_folders ? "several checkpoints" : "several torch.save files that are not one file a rank");
+    if (has_folders) TSR_TRY(tsr_list_below(r->checkpoint, tsr_recognize, &list, r->err));
+    return refuse_several(r, &list,
+                          has_folders ? "several checkpoints" : "several torch.save files that are not one file per rank",
+                          "name one of them");
 }
 
 static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
@@ -472,7 +484,7 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     if (kinds == 1 && r->safetensors.count) return recognize_safetensors(r, reader);
     if (kinds == 1 && r->torch.count) return recognize_torch(r, reader);
     for (size_t k = r->indexes.count ? 0 : 1; k < (r->indexes.count ? 1u : 3u); k++) TSR_TRY(list_files(r, &list, lists[k]));
-    return refuse_several(r, &list, "several checkpoints");
+    return refuse_several(r, &list, "several checkpoints", "name one of them");
 }
 
 /* The only file of a directory, which may still have checkpoints further below. */
@@ -484,9 +496,8 @@ static tsr_status recognize_only_file(recognizer *r, const tsr_reader **reader)
     const tsr_status status = recognize_file(r, 0, reader);
     r->err = err;
     if (status == TSR_OK) return TSR_OK;
-    if (status == TSR_E_UNSUPPORTED) TSR_TRY(tsr_list_below(r->checkpoint, &list, err));
-    if (list.count)
-        return refuse_several(r, &list, list.count == 1 ? "a checkpoint in a directory below" : "several checkpoints");
+    if (status == TSR_E_UNSUPPORTED) TSR_TRY(tsr_list_below(r->checkpoint, tsr_recognize, &list, err));
+    if (list.count) return refuse_below(r, &list);
     return tsr_raise(err, status, why.byte_position, "%s%s", why.message, tsr_below_deeper(&list));
 }
 

@@ -4,6 +4,7 @@
 #include "base/try.h"
 #include "formats/recognize/below.h"
 #include "formats/recognize/recognize.h"
+#include "tessera/sys/steps.h"
 #include "io/store_view.h"
 
 enum { MOST_MARKED = 255, MOST_TRIED = 64 };
@@ -105,14 +106,14 @@ typedef struct choice {
 static tsr_status look(choice *c, bool (*wanted)(const void *ctx, tsr_str path), const void *ctx)
 {
     c->list = (tsr_below){.wanted = wanted, .wanted_ctx = ctx};
-    return tsr_list_below(c->checkpoint, &c->list, c->err);
+    return tsr_list_below(c->checkpoint, tsr_recognize, &c->list, c->err);
 }
 
 static tsr_status refuse_several(choice *c, tsr_str asked)
 {
     return tsr_raise(c->err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "step '%.*s' fits %u checkpoints: %s%s; choose one by its path below the directory", TSR_STR_ARG(asked),
-                     c->list.count, c->list.text, tsr_below_rest(&c->list));
+                     "step '%.*s' matches %u checkpoints: %s%s; choose one by its path below the directory",
+                     TSR_STR_ARG(asked), c->list.count, c->list.text, tsr_below_rest(&c->list));
 }
 
 /* Enters the only checkpoint that was found. */
@@ -127,9 +128,9 @@ static tsr_status refuse_unknown(choice *c, tsr_str asked)
 {
     TSR_TRY(look(c, NULL, NULL));
     TSR_FAIL_IF(c->list.count == 0, c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "there is no step '%.*s': the directory holds no checkpoint below it%s", TSR_STR_ARG(asked),
+                "there is no step '%.*s': the directory contains no checkpoints%s", TSR_STR_ARG(asked),
                 tsr_below_deeper(&c->list));
-    return tsr_raise(c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no step '%.*s'; the directory holds %s%s",
+    return tsr_raise(c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no step '%.*s'; the directory contains %s%s",
                      TSR_STR_ARG(asked), c->list.text, tsr_below_rest(&c->list));
 }
 
@@ -294,11 +295,30 @@ tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)
     bool done = false;
     if (checkpoint->options.stay || checkpoint->is_probe) return TSR_OK;
     TSR_FAIL_IF(asked.data && checkpoint->store->primary != TSR_NO_FILE, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "--step %.*s is for a directory that holds checkpoints, not for a file", TSR_STR_ARG(asked));
+                "--step %.*s can only be used with a directory that contains checkpoints, not with a file",
+                TSR_STR_ARG(asked));
     if (checkpoint->store->primary != TSR_NO_FILE) return TSR_OK;
     if (asked.data && !tsr_str_equal(asked, TSR_STR("latest"))) return choose_named(&c, asked);
     if (!asked.data && !find_marker(checkpoint->store, &file)) return TSR_OK;
     if (!asked.data) TSR_TRY(is_checkpoint(checkpoint, &done, err));
     if (!done) TSR_TRY(follow_marker(&c, &done));
     return asked.data && !done ? choose_highest(&c) : TSR_OK;
+}
+
+tsr_status tsr_step_open(tsr_store *store, const tsr_host *host, tsr_str step, tsr_checkpoint **out, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = *out = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
+    if (!checkpoint) return TSR_E_NOMEM;
+    *checkpoint = (tsr_checkpoint){.store = store,
+                                   .given = store,
+                                   .host = host,
+                                   .options.step = step,
+                                   .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                   .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *))};
+    checkpoint->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    const tsr_status status = checkpoint->arena ? tsr_enter_step(checkpoint, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) return TSR_OK;
+    tsr_checkpoint_close(checkpoint);
+    *out = NULL;
+    return status;
 }

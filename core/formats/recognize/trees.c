@@ -7,6 +7,7 @@
 #include "tessera/sys/trees.h"
 
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_survey.h"
 #include "model/nest.h"
@@ -155,8 +156,8 @@ static tsr_status leaf_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, bo
     tsr_checkpoint_missing(checkpoint, &missing);
     if (missing && entry->kind == TSR_ENTRY_OBJECT && !entry->value) return tsr_checkpoint_raise_missing(checkpoint, entry->fqn, err);
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_OPAQUE || (entry->kind == TSR_ENTRY_OBJECT && !entry->value), err,
-                TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' (%.*s) is no value that a tree can hold",
-                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+                TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' (%.*s) cannot be part of a value tree%s", TSR_STR_ARG(entry->fqn),
+                TSR_STR_ARG(entry->type), checkpoint->catalog.part_count ? "; choose one part of the checkpoint with --part" : "");
     *out = (tsr_leaf){.value = entry->value, .name = entry->fqn};
     if (entry->kind == TSR_ENTRY_TENSOR) {
         tsr_entry *copy = located ? TSR_ARENA_NEW(checkpoint->arena, tsr_entry, err) : NULL;
@@ -193,15 +194,38 @@ static tsr_status pad_checkpoint(tsr_trees *trees, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err)
+/* The torch.save file that is all of what was opened; TSR_NO_FILE: there is none. */
+static uint32_t only_pickle(const tsr_checkpoint *checkpoint)
 {
-    *out = (tsr_trees){.zeros_file = TSR_NO_FILE};
-    TSR_TRY(tsr_checkpoint_open(store, host, NULL, &out->checkpoint, err));
-    tsr_format format = out->checkpoint->catalog.format;
-    if (format == TSR_FORMAT_TORCH_ZIP || format == TSR_FORMAT_TORCH_LEGACY) {
-        uint32_t file = out->checkpoint->files[0];
-        tsr_trees_close(out);
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    if (catalog->format != TSR_FORMAT_TORCH_ZIP && catalog->format != TSR_FORMAT_TORCH_LEGACY) return TSR_NO_FILE;
+    if (checkpoint->options.part.data && checkpoint->file_count != 1) return TSR_NO_FILE;
+    return checkpoint->files[0];
+}
+
+static tsr_status open_pickle(tsr_checkpoint *source, tsr_store *store, uint32_t file, tsr_trees *out, tsr_error *err)
+{
+    const tsr_host *host = source->host;
+    if (source->store == store) { /* no step was entered: nothing of it is needed any more */
+        tsr_checkpoint_close(source);
         return tsr_trees_open(store, host, &file, 1, out, err);
+    }
+    const tsr_status status = tsr_trees_open(source->store, host, &file, 1, out, err);
+    if (status == TSR_OK) out->entered = source;
+    else tsr_checkpoint_close(source);
+    return status;
+}
+
+tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out, tsr_error *err)
+{
+    const tsr_open_options options = {.part = part};
+    *out = (tsr_trees){.zeros_file = TSR_NO_FILE};
+    TSR_TRY(tsr_checkpoint_open(store, host, &options, &out->checkpoint, err));
+    const uint32_t file = only_pickle(out->checkpoint);
+    if (file != TSR_NO_FILE) {
+        tsr_checkpoint *source = out->checkpoint;
+        out->checkpoint = NULL;
+        return open_pickle(source, store, file, out, err);
     }
     tsr_status status = nest_catalog(out, located, err);
     if (status == TSR_OK && located) status = pad_checkpoint(out, err);
@@ -209,10 +233,16 @@ tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, ts
     return status;
 }
 
+tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err)
+{
+    return tsr_trees_of_part(store, host, (tsr_str){NULL, 0}, located, out, err);
+}
+
 void tsr_trees_close(tsr_trees *trees)
 {
     tsr_store *padded = trees->raw && trees->checkpoint ? trees->checkpoint->store : NULL;
     tsr_checkpoint_close(trees->checkpoint);
     if (padded) padded->close(padded);
+    tsr_checkpoint_close(trees->entered);
     *trees = (tsr_trees){0};
 }

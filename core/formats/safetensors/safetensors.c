@@ -32,7 +32,7 @@ static int compare_spans(const void *left, const void *right)
 static tsr_status check_next(const tsr_safetensors_tensor *tensor, uint64_t expected, tsr_error *err)
 {
     TSR_FAIL_IF(tensor->begin != expected, err, TSR_E_FORMAT, tensor->position,
-                "safetensors: data_offsets of '%.*s' begin at %" PRIu64 ", the tensors before it end at %" PRIu64,
+                "safetensors: data_offsets of '%.*s' begin at %" PRIu64 ", but the tensors before it end at %" PRIu64,
                 TSR_STR_ARG(tensor->name), tensor->begin, expected);
     return TSR_OK;
 }
@@ -71,7 +71,8 @@ static tsr_status check_end(const tsr_safetensors *opened, uint64_t end, tsr_str
     tsr_place place = {name, opened->data_offset + (end < opened->data_size ? end : opened->data_size), {NULL, 0}};
     if (end == opened->data_size || !findings) return TSR_OK;
     return tsr_finding_add(findings, end > opened->data_size ? "safetensors/truncated" : "safetensors/trailing-bytes", place,
-                           err, "the tensors need %" PRIu64 " bytes of data, the file holds %" PRIu64, end, opened->data_size);
+                           err, "the tensors need %" PRIu64 " bytes of data, but the file contains %" PRIu64, end,
+                           opened->data_size);
 }
 
 static tsr_status note_alignment(const tsr_safetensors *opened, tsr_str name, tsr_findings *findings, tsr_error *err)
@@ -140,9 +141,10 @@ static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, 
     TSR_TRY(tsr_store_read(store, file, offset, bytes, LENGTH_SIZE, err));
     *length = tsr_load_le(bytes, LENGTH_SIZE);
     TSR_FAIL_IF(*length > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_FORMAT, offset,
-                "safetensors: a header of %" PRIu64 " bytes, the format allows %u", *length, TSR_SAFETENSORS_MAX_HEADER);
+                "safetensors: the header has %" PRIu64 " bytes, but the format allows only %u", *length,
+                TSR_SAFETENSORS_MAX_HEADER);
     TSR_FAIL_IF(*length > size - LENGTH_SIZE, err, TSR_E_FORMAT, offset,
-                "safetensors: a header of %" PRIu64 " bytes, the file has %" PRIu64 " behind its length", *length,
+                "safetensors: the header should have %" PRIu64 " bytes, but only %" PRIu64 " follow its length", *length,
                 size - LENGTH_SIZE);
     return TSR_OK;
 }

@@ -18,6 +18,8 @@
 #include "tessera/sys/vec.h"
 
 #define TSR_SAFETENSORS_MAX_HEADER 100000000u
+/* The metadata key of a file that is one part of a checkpoint; its value is the part's name. */
+#define TSR_SAFETENSORS_PART "tessera.part"
 
 typedef struct tsr_safetensors_tensor {
     tsr_str name;

@@ -38,7 +38,7 @@ static tsr_status read_offsets(builder *b, const cJSON *info, const tsr_safetens
         if (d < t->rank) TSR_TRY(tsr_json_to_u64(item, "DCP_SHARDING_INFO saved_offsets", &offsets[d], b->err));
     }
     TSR_FAIL_IF(d != t->rank, b->err, TSR_E_FORMAT, t->position,
-                "safetensors: '%.*s' has %u dimensions and %u saved_offsets", TSR_STR_ARG(t->name), (unsigned)t->rank,
+                "safetensors: '%.*s' has %u dimensions but %u saved_offsets", TSR_STR_ARG(t->name), (unsigned)t->rank,
                 (unsigned)d);
     if (t->rank && t->dtype == TSR_FLOAT4_E2M1FN) offsets[t->rank - 1] *= 2; /* below 2^53 */
     return TSR_OK;
@@ -64,9 +64,9 @@ static tsr_status add_shard(builder *b, const tsr_safetensors *opened, const tsr
     TSR_TRY(find_entry(b, t, &number));
     tsr_entry *entry = (tsr_entry *)b->entries.items + number;
     TSR_FAIL_IF(entry->dtype != t->dtype || entry->rank != t->rank, b->err, TSR_E_FORMAT, t->position,
-                "safetensors: this shard of '%.*s' is %s of %u dimensions, an earlier one %s of %u", TSR_STR_ARG(t->name),
-                tsr_dtype_describe(t->dtype)->name, (unsigned)t->rank, tsr_dtype_describe(entry->dtype)->name,
-                (unsigned)entry->rank);
+                "safetensors: this shard of '%.*s' is %s with %u dimensions, but an earlier one is %s with %u",
+                TSR_STR_ARG(t->name), tsr_dtype_describe(t->dtype)->name, (unsigned)t->rank,
+                tsr_dtype_describe(entry->dtype)->name, (unsigned)entry->rank);
     uint64_t *offsets = tsr_arena_array(b->checkpoint->arena, t->rank, sizeof *offsets, b->err);
     placed *shard = offsets ? tsr_vec_push(&b->shards, b->err) : NULL;
     if (!shard) return TSR_E_NOMEM;
@@ -100,8 +100,9 @@ static tsr_status add_file(builder *b, const tsr_safetensors *opened)
     }
     cJSON_Delete(info);
     if (status == TSR_OK && found != opened->count)
-        status = tsr_raise(b->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                           "safetensors: DCP_SHARDING_INFO names %" PRIu64 " of %" PRIu64 " tensors", found, opened->count);
+        status =
+            tsr_raise(b->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                      "safetensors: DCP_SHARDING_INFO names only %" PRIu64 " of %" PRIu64 " tensors", found, opened->count);
     return status;
 }
 
@@ -181,11 +182,11 @@ static tsr_status check_sequence(tsr_checkpoint *checkpoint, tsr_error *err)
         if (number > last + 1)
             TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp-safetensors/shard-gap",
                                     (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                                    "no file of shard %" PRIu64 " lies before '%.*s'", last + 1, TSR_STR_ARG(name)));
+                                    "no file of shard %" PRIu64 " precedes '%.*s'", last + 1, TSR_STR_ARG(name)));
         last = number;
     }
     return tsr_finding_add(checkpoint->findings, "dcp-safetensors/no-global-shape", TSR_NOWHERE, err,
-                           "the shapes are inferred from the shards that are there: a lost trailing shard cannot be seen");
+                           "the shapes are inferred from the shards found; a lost trailing shard would go unnoticed");
 }
 
 static tsr_status build(builder *b, const tsr_safetensors *opened)
@@ -219,4 +220,4 @@ static tsr_status open_sharded(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 const tsr_reader tsr_reader_dcp_safetensors = {
-    .format = TSR_FORMAT_DCP_SAFETENSORS, .open = open_sharded, .extents = tsr_safetensors_extents};
+    .format = TSR_FORMAT_DCP_SAFETENSORS, .is_rare = true, .open = open_sharded, .extents = tsr_safetensors_extents};

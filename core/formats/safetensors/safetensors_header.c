@@ -45,8 +45,9 @@ static tsr_status check_name(tsr_str name, tsr_error *err)
                         : tsr_utf8_check(name) != name.size            ? "a name that is not UTF-8"
                         : tsr_str_equal(name, TSR_STR("__metadata__")) ? "the name of the metadata"
                                                                        : NULL;
-    TSR_FAIL_IF(wrong, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "safetensors: '%.*s' is %s, which a file should not hold (--rename gives another)",
-                TSR_STR_ARG(name), wrong);
+    TSR_FAIL_IF(wrong, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "safetensors: '%.*s' is %s, which a file should not contain (--rename changes it)", TSR_STR_ARG(name),
+                wrong);
     return TSR_OK;
 }
 
@@ -57,13 +58,14 @@ static tsr_status check_item(const tsr_safetensors_item *item, uint64_t *bytes, 
     const tsr_dtype_info *dtype = tsr_dtype_describe(item->dtype);
     TSR_TRY(check_name(item->name, err));
     TSR_FAIL_IF(!tsr_dtype_describe(written_dtype(item->dtype))->safetensors_name, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "safetensors cannot hold '%.*s': it has no dtype %s", TSR_STR_ARG(item->name), dtype->name);
+                "safetensors cannot store '%.*s': the format has no dtype %s", TSR_STR_ARG(item->name), dtype->name);
     TSR_FAIL_IF(item->dtype == TSR_FLOAT4_E2M1FN_X2 && item->rank == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "safetensors cannot hold '%.*s': a single pair of float4 has no dimension to count its two elements in",
+                "safetensors cannot store '%.*s': a single pair of float4 has no dimension for its two elements",
                 TSR_STR_ARG(item->name));
     for (uint32_t d = 0; d < item->rank; d++) fits = fits && tsr_mul_u64(elements, item->shape[d], &elements);
     TSR_FAIL_IF(!fits || !tsr_dtype_bytes(item->dtype, elements, bytes), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "safetensors cannot hold '%.*s': its size overflows or is not whole bytes", TSR_STR_ARG(item->name));
+                "safetensors cannot store '%.*s': its size overflows or is not a whole number of bytes",
+                TSR_STR_ARG(item->name));
     return TSR_OK;
 }
 
@@ -146,7 +148,7 @@ tsr_status tsr_safetensors_plan_file(tsr_safetensors_item *items, uint64_t count
     out->header_size = (size + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
     TSR_FAIL_IF(out->header_size - LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "safetensors: %" PRIu64 " tensors need a header of %" PRIu64
-                " bytes, the format allows %u: write several files",
+                " bytes, but the format allows only %u; write several files",
                 count, out->header_size - LENGTH_SIZE, TSR_SAFETENSORS_MAX_HEADER);
     return TSR_OK;
 }

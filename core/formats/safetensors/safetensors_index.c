@@ -77,10 +77,9 @@ static tsr_status add_weight(builder *b, const tsr_weight *weight)
         return TSR_OK;
     }
     b->incomplete = true;
-    return tsr_finding_add(b->checkpoint->findings, "index/missing-key",
-                           at_tensor(b, weight->file, TSR_NO_POSITION, weight->key),
-                           b->err, "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key),
-                           TSR_STR_ARG(weight->file_name));
+    return tsr_finding_add(
+        b->checkpoint->findings, "index/missing-key", at_tensor(b, weight->file, TSR_NO_POSITION, weight->key), b->err,
+        "'%.*s' is not in '%.*s', where the index places it", TSR_STR_ARG(weight->key), TSR_STR_ARG(weight->file_name));
 }
 
 /* A tensor of a file that the index gives to another file: the same twice, or two of one name. */
@@ -88,13 +87,12 @@ static tsr_status add_copy(builder *b, uint32_t number, const tsr_safetensors *o
 {
     const tsr_entry *entry = (const tsr_entry *)b->entries.items + number;
     const tsr_chunk *chunk = (const tsr_chunk *)b->chunks.items + number;
-    bool same = entry->dtype == t->dtype && entry->rank == t->rank &&
-                (t->rank == 0 || memcmp(entry->shape, t->shape, t->rank * sizeof *t->shape) == 0);
+    bool same = entry->dtype == t->dtype && tsr_shape_equal(entry->rank, entry->shape, t->rank, t->shape);
     TSR_TRY(tsr_finding_add_at(
         b->checkpoint->findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR,
         at_tensor(b, opened->file, t->position, t->name), b->err, "'%.*s' is in '%.*s' too%s", TSR_STR_ARG(t->name),
         TSR_STR_ARG(b->checkpoint->store->files[chunk->file == TSR_NO_FILE ? opened->file : chunk->file].name),
-        same ? "" : ", with another dtype or shape"));
+        same ? "" : ", with a different dtype or shape"));
     if (!same) return TSR_OK;
     copy *added = tsr_vec_push(&b->copies, b->err);
     if (!added) return TSR_E_NOMEM;

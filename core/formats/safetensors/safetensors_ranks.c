@@ -93,4 +93,4 @@ static tsr_status open_ranks(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 const tsr_reader tsr_reader_safetensors_ranks = {
-    .format = TSR_FORMAT_SHARDS, .open = open_ranks, .extents = tsr_safetensors_extents};
+    .format = TSR_FORMAT_SHARDS, .is_rare = true, .open = open_ranks, .extents = tsr_safetensors_extents};

@@ -97,8 +97,9 @@ static tsr_status warn_of_shards(tsr_checkpoint *checkpoint, const tsr_safetenso
     for (uint32_t f = 0; f < count; f++) {
         if (!tsr_safetensors_metadata(&opened[f], TSR_STR("DCP_SHARDING_INFO")).data) continue;
         tsr_place place = {checkpoint->store->files[opened[f].file].name, TSR_NO_POSITION, {NULL, 0}};
-        TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp-safetensors/lone-shard", place, err,
-                                "the file holds one rank's shards of a sharded checkpoint; open its folder to see whole tensors"));
+        TSR_TRY(tsr_finding_add(
+            checkpoint->findings, "dcp-safetensors/lone-shard", place, err,
+            "the file contains one rank's shards of a sharded checkpoint; open its directory to see whole tensors"));
     }
     return TSR_OK;
 }
@@ -107,11 +108,16 @@ static tsr_status open_safetensors(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_safetensors *opened;
     uint32_t count = checkpoint->file_count;
+    uint64_t *counts = tsr_arena_array(checkpoint->arena, count, sizeof *counts, err);
+    if (!counts) return TSR_E_NOMEM;
     TSR_TRY(tsr_safetensors_open_all(checkpoint, checkpoint->files, count, &opened, err));
+    for (uint32_t f = 0; f < count; f++) counts[f] = opened[f].count;
     tsr_status status = fill_catalog(checkpoint, opened, count, err);
     if (status == TSR_OK) status = warn_of_shards(checkpoint, opened, count, err);
+    if (status == TSR_OK && checkpoint->store->primary == TSR_NO_FILE)
+        status = tsr_safetensors_name_parts(checkpoint, opened, counts, err);
     tsr_safetensors_close_all(checkpoint, opened, count);
-    if (status == TSR_OK && count > 1)
+    if (status == TSR_OK && count > 1 && !checkpoint->catalog.part_count)
         status = tsr_finding_add(checkpoint->findings, "index/absent", TSR_NOWHERE, err,
                                  "%u safetensors files without an index are read as one checkpoint", (unsigned)count);
     return status;

@@ -15,6 +15,10 @@ tsr_status tsr_safetensors_zeros(tsr_checkpoint *checkpoint, const tsr_safetenso
 /* The chunk of a tensor whose file may be cut short: then the chunk has no file, and a finding says so. */
 tsr_chunk tsr_safetensors_chunk(const tsr_safetensors *opened, const tsr_safetensors_tensor *tensor,
                                 const uint64_t *offsets);
+/* Where the checkpoint's files each state the part that they are, lists the parts and puts their names in front of those of the
+ * entries, which are in the order of the files: counts[f] of each. */
+tsr_status tsr_safetensors_name_parts(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, const uint64_t *counts,
+                                      tsr_error *err);
 /* The extents of a catalog whose chunks are raw bytes. */
 tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
                                    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,

@@ -51,7 +51,7 @@ static void skip_space(scanner *s)
 static tsr_status fail(const scanner *s, const char *expected)
 {
     int found = peek(s);
-    const char *format = found < 0                      ? "safetensors: the header ends where %s is due"
+    const char *format = found < 0                      ? "safetensors: the header ends where %s is expected"
                          : found > 0x20 && found < 0x7F ? "safetensors: expected %s in the header, found '%c'"
                                                         : "safetensors: expected %s in the header, found byte 0x%02x";
     return tsr_raise(s->err, TSR_E_FORMAT, s->scan->byte_base + s->at, format, expected, found);
@@ -285,8 +285,9 @@ static tsr_status check_bytes(const scanner *s, const tsr_safetensors_tensor *te
     fits = fits && tsr_mul_u64(elements, tsr_dtype_describe(tensor->dtype)->bits, &bits);
     TSR_FAIL_IF(!fits, s->err, TSR_E_FORMAT, at, "safetensors: the shape of '%.*s' overflows 64 bits",
                 TSR_STR_ARG(tensor->name));
-    TSR_FAIL_IF(bits % 8, s->err, TSR_E_FORMAT, at, "safetensors: '%.*s' has %" PRIu64 " bits, not whole bytes",
-                TSR_STR_ARG(tensor->name), bits);
+    TSR_FAIL_IF(bits % 8, s->err, TSR_E_FORMAT, at,
+                "safetensors: '%.*s' has %" PRIu64 " bits, which is not a whole number of bytes", TSR_STR_ARG(tensor->name),
+                bits);
     TSR_FAIL_IF(tensor->end < tensor->begin, s->err, TSR_E_FORMAT, at,
                 "safetensors: data_offsets of '%.*s' end at %" PRIu64 ", before they begin at %" PRIu64,
                 TSR_STR_ARG(tensor->name), tensor->end, tensor->begin);
@@ -303,7 +304,8 @@ static tsr_status check_name(const scanner *s, const tsr_safetensors_tensor *ten
     if (tensor->name.size == 0)
         return tsr_finding_add(s->scan->findings, "safetensors/empty-name", place, s->err, "a tensor has an empty name");
     if (memchr(tensor->name.data, 0, tensor->name.size))
-        return tsr_finding_add(s->scan->findings, "safetensors/nul-in-name", place, s->err, "a tensor's name holds a NUL");
+        return tsr_finding_add(s->scan->findings, "safetensors/nul-in-name", place, s->err,
+                               "a tensor's name contains a NUL");
     return TSR_OK;
 }
 
@@ -345,7 +347,7 @@ static tsr_status read_metadata(scanner *s)
     bool more;
     tsr_str text;
     skip_space(s);
-    if (s->scan->has_metadata) return fail_at(s, s->at, "__metadata__ comes twice");
+    if (s->scan->has_metadata) return fail_at(s, s->at, "__metadata__ occurs twice");
     s->scan->has_metadata = true;
     if (peek(s) == 'n') return read_null_metadata(s);
     TSR_TRY(expect(s, '{', "an object as __metadata__"));
@@ -388,7 +390,7 @@ static tsr_status read_header(scanner *s)
         TSR_TRY(next_member(s, '}', "',' or '}'", &more));
     }
     skip_space(s);
-    return s->at == s->size ? TSR_OK : fail(s, "white space behind the object");
+    return s->at == s->size ? TSR_OK : fail(s, "white space after the object");
 }
 
 tsr_status tsr_safetensors_scan_header(tsr_safetensors_scan *scan, tsr_error *err)

@@ -54,8 +54,8 @@ static tsr_status check_alike(const joining *j, uint32_t free_dim)
     for (uint32_t r = 1; r < j->held->ranks; r++) {
         const tsr_entry *entry = j->held->tensors[r];
         TSR_FAIL_IF(entry->dtype != first->dtype, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "'%.*s' is %s on rank 0 and %s on rank %u", TSR_STR_ARG(j->held->fqn), tsr_dtype_describe(first->dtype)->name,
-                    tsr_dtype_describe(entry->dtype)->name, r);
+                    "'%.*s' is %s on rank 0 but %s on rank %u", TSR_STR_ARG(j->held->fqn),
+                    tsr_dtype_describe(first->dtype)->name, tsr_dtype_describe(entry->dtype)->name, r);
         bool alike = entry->rank == first->rank;
         for (uint32_t d = 0; alike && d < first->rank; d++) alike = d == free_dim || entry->shape[d] == first->shape[d];
         TSR_FAIL_IF(!alike, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
@@ -102,8 +102,9 @@ static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, u
     sizes[j->dim] = size;
     out->sizes = sizes;
     if (size == entry->shape[j->dim]) return TSR_OK;
-    TSR_FAIL_IF(!item, j->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' (%s) cannot be cut: its elements are not whole bytes",
-                TSR_STR_ARG(j->held->fqn), tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(!item, j->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' (%s) cannot be cut: its elements are not byte-aligned", TSR_STR_ARG(j->held->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
     strides_of(entry, strides);
     const uint64_t offset = from * strides[j->dim] * item;
     const tsr_box parent = {entry->rank, NULL, entry->shape}, inner = {entry->rank, NULL, sizes};
@@ -159,8 +160,9 @@ static tsr_status check_copies(const joining *j, uint32_t block)
                 "the rule '%.*s' has %" PRIu64 " copies of a block, which does not divide the %u ranks",
                 TSR_STR_ARG(j->rule->match), copies, j->held->ranks);
     for (uint32_t r = 1; r < j->held->ranks; r++)
-        TSR_FAIL_IF(r % copies && block_size(j, r, block) != block_size(j, r - 1, block), j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "'%.*s' does not have the same sizes on ranks %u and %u, which have copies by the rule '%.*s'",
+        TSR_FAIL_IF(r % copies && block_size(j, r, block) != block_size(j, r - 1, block), j->err, TSR_E_FORMAT,
+                    TSR_NO_POSITION,
+                    "'%.*s' does not have the same sizes on ranks %u and %u, which have copies according to the rule '%.*s'",
                     TSR_STR_ARG(j->held->fqn), r - 1, r, TSR_STR_ARG(j->rule->match));
     return TSR_OK;
 }
@@ -174,7 +176,7 @@ static tsr_status check_blocks(const joining *j)
             TSR_FAIL_IF(!tsr_add_u64(sum, block_size(j, r, b), &sum), j->err, TSR_E_LIMIT, TSR_NO_POSITION,
                         "the blocks of the rule '%.*s' are too large", TSR_STR_ARG(j->rule->match));
         TSR_FAIL_IF(sum != size_of(j, r), j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "'%.*s' has size %" PRIu64 " along dim %u on rank %u: that is not %s of the rule '%.*s' (%" PRIu64 ")",
+                    "'%.*s' has size %" PRIu64 " along dim %u on rank %u, which is not %s of the rule '%.*s' (%" PRIu64 ")",
                     TSR_STR_ARG(j->held->fqn), size_of(j, r), j->dim, r,
                     j->rule->block_sizes ? "the sum of the blocks" : "a multiple of the blocks", TSR_STR_ARG(j->rule->match),
                     j->rule->block_sizes ? sum : (uint64_t)count);
@@ -286,7 +288,7 @@ tsr_status tsr_shards_stack(const tsr_shards_held *held, const tsr_shards_rule *
 {
     joining j = {.held = held, .rule = rule, .arena = arena, .out = out, .err = err};
     const tsr_entry *first = held->tensors[0];
-    TSR_FAIL_IF(first->rank == TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has %u dims already",
+    TSR_FAIL_IF(first->rank == TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' already has %u dims",
                 TSR_STR_ARG(held->fqn), first->rank);
     TSR_TRY(find_dim(&j, first->rank + 1));
     TSR_TRY(check_alike(&j, UINT32_MAX));

@@ -51,7 +51,7 @@ static tsr_status equal_size(const cutting *c, uint64_t *size)
 {
     uint64_t shards = 0;
     for (uint32_t b = 0; b < blocks_of(c); b++) shards += shards_of(c, b);
-    if (!shards || c->entry->shape[c->dim] % shards) return refuse(c, "which cannot be cut evenly for");
+    if (!shards || c->entry->shape[c->dim] % shards) return refuse(c, "which cannot be split evenly over");
     *size = c->entry->shape[c->dim] / shards;
     return TSR_OK;
 }
@@ -63,7 +63,8 @@ static tsr_status check_blocks(const cutting *c)
         if (c->rule->block_copies && (!c->rule->block_copies[b] || c->ranks % c->rule->block_copies[b]))
             return refuse(c, "and its copies do not divide the");
         if (!c->rule->block_sizes) continue;
-        if (!tsr_mul_u64(c->rule->block_sizes[b], shards_of(c, b), &block) || !tsr_add_u64(sum, block, &sum)) return refuse(c, "too little for");
+        if (!tsr_mul_u64(c->rule->block_sizes[b], shards_of(c, b), &block) || !tsr_add_u64(sum, block, &sum))
+            return refuse(c, "too small for");
     }
     return c->rule->block_sizes && sum != c->entry->shape[c->dim] ? refuse(c, "which is not that of the blocks of") : TSR_OK;
 }
@@ -120,8 +121,9 @@ static tsr_status cut(cutting *c, tsr_shard *out)
         if (!tsr_box_is_empty(whole)) c->boxes[c->box_count++] = (tsr_shard_box){zeros, shape, zeros};
     } else {
         c->dim = tsr_shards_dim(c->rule, ndim);
-        TSR_FAIL_IF(c->dim >= ndim, c->err, TSR_E_USAGE, TSR_NO_POSITION, "the rule '%.*s' cuts dim %d of '%.*s', which has %u dims",
-                    TSR_STR_ARG(c->rule->match), (int)c->rule->dim, TSR_STR_ARG(c->entry->fqn), ndim);
+        TSR_FAIL_IF(c->dim >= ndim, c->err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "the rule '%.*s' splits dim %d of '%.*s', which has %u dims", TSR_STR_ARG(c->rule->match),
+                    (int)c->rule->dim, TSR_STR_ARG(c->entry->fqn), ndim);
         TSR_TRY(c->rule->kind == TSR_SHARDS_STACK ? cut_index(c, &local) : cut_blocks(c, &local));
         shape[c->dim] = local;
         if (tsr_box_is_empty(whole)) c->box_count = 0;
@@ -136,7 +138,7 @@ tsr_status tsr_shards_cut(const tsr_shards_rule *rule, const tsr_entry *entry, u
     cutting c = {.rule = rule, .entry = entry, .ranks = ranks, .rank = rank, .arena = arena, .err = err};
     *holds = !rule || rule->kind != TSR_SHARDS_ONLY_RANK || rule->rank == rank;
     TSR_FAIL_IF(rule && rule->kind == TSR_SHARDS_ONLY_RANK && rule->rank >= ranks, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "the rule '%.*s' puts '%.*s' on rank %u of %u ranks", TSR_STR_ARG(rule->match), TSR_STR_ARG(entry->fqn), rule->rank,
-                ranks);
+                "the rule '%.*s' places '%.*s' on rank %u, but there are only %u ranks", TSR_STR_ARG(rule->match),
+                TSR_STR_ARG(entry->fqn), rule->rank, ranks);
     return *holds ? cut(&c, out) : TSR_OK;
 }

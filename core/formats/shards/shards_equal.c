@@ -34,7 +34,8 @@ tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entr
     if (decided) return TSR_OK;
     const uint64_t bytes = a->byte_length + b->byte_length;
     TSR_FAIL_IF(bytes > equality->bytes_left, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "comparing '%.*s' between ranks would read more than %d times what is stored", TSR_STR_ARG(entry->fqn), MAX_READS);
+                "comparing '%.*s' between ranks would read more than %d times its stored bytes", TSR_STR_ARG(entry->fqn),
+                MAX_READS);
     equality->bytes_left -= bytes;
     const tsr_entry first = {.fqn = entry->fqn, .dtype = entry->dtype, .rank = entry->rank, .shape = a->sizes, .chunks = a, .chunk_count = 1};
     tsr_entry second = first;
@@ -44,7 +45,6 @@ tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entr
 
 tsr_status tsr_shards_equal(tsr_shards_equality *equality, const tsr_entry *a, const tsr_entry *b, bool *same, tsr_error *err)
 {
-    *same = tsr_shards_is_whole(a) && tsr_shards_is_whole(b) && a->dtype == b->dtype && a->rank == b->rank &&
-            (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+    *same = tsr_shards_is_whole(a) && tsr_shards_is_whole(b) && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
     return *same ? tsr_shards_equal_chunks(equality, a, a->chunks, b->chunks, same, err) : TSR_OK;
 }

@@ -83,9 +83,10 @@ static tsr_status raise_missing(const choice *c, uint32_t rank)
 {
     const uint32_t tp = rank % c->count[TSR_CAPTURE_TP], pp = rank / c->count[TSR_CAPTURE_TP];
     return tsr_raise(c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                     "no file of tensor-parallel rank %u%s%.*u: '%.*s' has one for every rank", tp + c->first[TSR_CAPTURE_TP],
-                     c->count[TSR_CAPTURE_PP] > 1 ? " of pipeline stage " : "", c->count[TSR_CAPTURE_PP] > 1 ? 1 : 0,
-                     c->count[TSR_CAPTURE_PP] > 1 ? pp + c->first[TSR_CAPTURE_PP] : 0, TSR_STR_ARG(c->pattern));
+                     "there is no file of tensor-parallel rank %u%s%.*u; '%.*s' needs one for every rank",
+                     tp + c->first[TSR_CAPTURE_TP], c->count[TSR_CAPTURE_PP] > 1 ? " of pipeline stage " : "",
+                     c->count[TSR_CAPTURE_PP] > 1 ? 1 : 0, c->count[TSR_CAPTURE_PP] > 1 ? pp + c->first[TSR_CAPTURE_PP] : 0,
+                     TSR_STR_ARG(c->pattern));
 }
 
 /* Every rank has a file, and no two files are the same part of one rank. */
@@ -95,10 +96,11 @@ static tsr_status check_grid(const choice *c)
     uint32_t expected = 0;
     for (size_t i = 0; i < c->files.count; i++) {
         const bool same = i && rank_of(c, &files[i]) == rank_of(c, &files[i - 1]);
-        TSR_FAIL_IF(same && by_rank(&files[i], &files[i - 1]) && files[i].numbers.of[TSR_CAPTURE_PART] ==
-                                files[i - 1].numbers.of[TSR_CAPTURE_PART], c->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "'%.*s' and '%.*s' are the same rank by '%.*s'", TSR_STR_ARG(name_of(c, &files[i - 1])),
-                    TSR_STR_ARG(name_of(c, &files[i])), TSR_STR_ARG(c->pattern));
+        TSR_FAIL_IF(same && by_rank(&files[i], &files[i - 1]) &&
+                        files[i].numbers.of[TSR_CAPTURE_PART] == files[i - 1].numbers.of[TSR_CAPTURE_PART],
+                    c->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                    "'%.*s' and '%.*s' are files of the same rank according to '%.*s'",
+                    TSR_STR_ARG(name_of(c, &files[i - 1])), TSR_STR_ARG(name_of(c, &files[i])), TSR_STR_ARG(c->pattern));
         if (same) continue;
         if (rank_of(c, &files[i]) != expected) return raise_missing(c, expected);
         expected++;
@@ -139,7 +141,7 @@ static tsr_status reader_of(const choice *c, const tsr_reader **reader)
     *reader = is_safetensors ? &tsr_reader_safetensors_ranks : &tsr_reader_torch_ranks;
     for (uint32_t i = 1; !is_safetensors && i < checkpoint->file_count; i++)
         TSR_FAIL_IF(checkpoint->file_ranks[i] == checkpoint->file_ranks[i - 1], c->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "'%.*s' and '%.*s' are two torch.save files of one rank; only safetensors files can be parts of one",
+                    "'%.*s' and '%.*s' are two torch.save files of one rank; only safetensors files can be split this way",
                     TSR_STR_ARG(checkpoint->store->files[checkpoint->files[i - 1]].name),
                     TSR_STR_ARG(checkpoint->store->files[checkpoint->files[i]].name));
     return TSR_OK;
@@ -173,7 +175,8 @@ static tsr_status choose_by_map(choice *c, const tsr_shards *map)
     TSR_TRY(list_levels(c, map->ranks));
     TSR_TRY(find_files(c, map->ranks));
     TSR_FAIL_IF(!c->files.count, c->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "no file has a name as '%.*s', the ranks of %.*s", TSR_STR_ARG(map->ranks), TSR_STR_ARG(map->name));
+                "no file name matches '%.*s', the pattern for the ranks of %.*s", TSR_STR_ARG(map->ranks),
+                TSR_STR_ARG(map->name));
     return TSR_OK;
 }
 
@@ -239,7 +242,7 @@ static tsr_status crc_of_form(tsr_checkpoint *checkpoint, const tsr_entry *entry
     return tsr_reader_torch_ranks.crc(checkpoint, entry, chunk, scratch, known, crc, err);
 }
 
-const tsr_reader tsr_reader_shards = {.format = TSR_FORMAT_SHARDS,
+const tsr_reader tsr_reader_shards = {.format = TSR_FORMAT_SHARDS, .is_rare = true,
                                       .recognizes = is_form,
                                       .open = open_form,
                                       .extents = extents_of_form,

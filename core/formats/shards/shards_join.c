@@ -5,6 +5,7 @@
 #include <inttypes.h>
 
 #include "base/try.h"
+#include "formats/common/joined_entries.h"
 #include "formats/shards/shards_chunks.h"
 #include "formats/shards/shards_equal.h"
 #include "formats/shards/shards_rules.h"
@@ -53,7 +54,7 @@ static tsr_status count_layers(const join *j, uint64_t *layers)
     }
     for (uint32_t s = 0; s < j->stages.count; s++) all += layers[s];
     TSR_FAIL_IF(j->settings.layers && all != j->settings.layers, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "the stages have %" PRIu64 " layers together, the model has %" PRIu64, all, j->settings.layers);
+                "the stages have %" PRIu64 " layers in total, but the model has %" PRIu64, all, j->settings.layers);
     return TSR_OK;
 }
 
@@ -65,8 +66,8 @@ static tsr_status number_stages(join *j)
     const tsr_str pattern = map->family && map->family->stage_pattern ? tsr_str_from(map->family->stage_pattern) : map->stage_pattern;
     if (!pattern.size) return TSR_OK;
     TSR_FAIL_IF(!map->family && map->stage_count != stages->count, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "%.*s lists the layers of %u pipeline stages, and there are files of %u", TSR_STR_ARG(map->name), map->stage_count,
-                stages->count);
+                "%.*s lists the layers of %u pipeline stages, but there are files of %u", TSR_STR_ARG(map->name),
+                map->stage_count, stages->count);
     TSR_TRY(tsr_shards_stages_of(pattern, j->arena, stages, j->err));
     stages->layers = map->stage_layers;
     if (map->family) {
@@ -127,7 +128,7 @@ static tsr_status replicate(join *j, const tsr_shards_held *held, const tsr_shar
     uint32_t other;
     TSR_TRY(find_other(j, held, &other));
     TSR_FAIL_IF(other < held->ranks, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is not equal in %.*s and %.*s, but the rule '%.*s' takes it as replicated", TSR_STR_ARG(held->fqn),
+                "'%.*s' differs between %.*s and %.*s, but the rule '%.*s' treats it as replicated", TSR_STR_ARG(held->fqn),
                 TSR_STR_ARG(file_of(j, held->tensors[0], 0)), TSR_STR_ARG(file_of(j, held->tensors[other], other)),
                 TSR_STR_ARG(rule->match));
     return keep_first(j, held, out);
@@ -143,7 +144,7 @@ static tsr_status check_copies(join *j, const tsr_entry *entry)
             if (memcmp(entry->chunks[i].offsets, copy->offsets, entry->rank * sizeof *copy->offsets) != 0) continue;
             TSR_TRY(tsr_shards_equal_chunks(&j->equality, entry, &entry->chunks[i], copy, &same, j->err));
             TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                        "'%.*s' has blocks that should be copies of each other, but %.*s and %.*s differ", TSR_STR_ARG(entry->fqn),
+                        "'%.*s' has blocks that should be replicas, but %.*s and %.*s differ", TSR_STR_ARG(entry->fqn),
                         TSR_STR_ARG(j->checkpoint->store->files[entry->chunks[i].file].name),
                         TSR_STR_ARG(j->checkpoint->store->files[copy->file].name));
         }
@@ -154,8 +155,9 @@ static tsr_status check_copies(join *j, const tsr_entry *entry)
 static tsr_status only_rank(const join *j, const tsr_shards_held *held, const tsr_shards_rule *rule, tsr_entry *out)
 {
     const tsr_entry *entry = rule->rank < held->ranks ? held->tensors[rule->rank] : NULL;
-    TSR_FAIL_IF(!entry, j->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is not on rank %u, which the rule '%.*s' takes it from (%u ranks)",
-                TSR_STR_ARG(held->fqn), rule->rank, TSR_STR_ARG(rule->match), held->ranks);
+    TSR_FAIL_IF(!entry, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' is not on rank %u, where the rule '%.*s' expects it (%u ranks)", TSR_STR_ARG(held->fqn), rule->rank,
+                TSR_STR_ARG(rule->match), held->ranks);
     const tsr_str fqn = out->fqn;
     const tsr_path_item *path = out->path;
     *out = *entry;
@@ -175,7 +177,8 @@ static tsr_status apply(join *j, const tsr_shards_held *held, const tsr_shards_c
     if (rule->kind == TSR_SHARDS_STACK) return tsr_shards_stack(held, rule, j->arena, out, j->err);
     TSR_TRY(tsr_shards_concat(held, rule, j->arena, out, j->err));
     TSR_FAIL_IF(choice->expected && out->shape[rule->dim] != choice->expected, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' has size %" PRIu64 " along dim %d after joining %u ranks; the model's settings give %" PRIu64,
+                "'%.*s' has size %" PRIu64
+                " along dim %d after joining %u ranks, but according to the model's settings it should be %" PRIu64,
                 TSR_STR_ARG(out->fqn), out->shape[rule->dim], (int)rule->dim, held->ranks, choice->expected);
     return check_copies(j, out);
 }
@@ -185,14 +188,9 @@ static tsr_status keep_per_rank(join *j, const tsr_entry *entry, const tsr_shard
 {
     const uint32_t all = entry->per_rank->count;
     const tsr_entry **tensors = tsr_arena_array(j->arena, all, sizeof *tensors, j->err);
-    tsr_per_rank *per_rank = TSR_ARENA_NEW(j->arena, tsr_per_rank, j->err);
-    if (!tensors || !per_rank) return TSR_E_NOMEM;
+    if (!tensors) return TSR_E_NOMEM;
     memcpy(tensors + (size_t)stage * j->ranks, held->tensors, held->ranks * sizeof(const tsr_entry *));
-    *per_rank = (tsr_per_rank){tensors, all};
-    *out = (tsr_entry){.fqn = out->fqn, .path = out->path, .path_length = out->path_length, .kind = TSR_ENTRY_OPAQUE,
-                       .dtype = out->dtype, .type = TSR_STR("per-rank tensor"), .per_rank = per_rank};
-    for (uint32_t r = 0; r < held->ranks; r++)
-        if (held->tensors[r] && held->tensors[r]->dtype != out->dtype) out->dtype = TSR_DTYPE_NONE;
+    TSR_TRY(tsr_entry_list_per_rank(out, tensors, all, j->arena, j->err));
     j->left++;
     return TSR_OK;
 }
@@ -220,26 +218,16 @@ static bool is_tensor(const tsr_entry *entry)
 static tsr_status merge_stages(join *j, tsr_entry *first, const tsr_entry *second)
 {
     bool same = first->kind == TSR_ENTRY_TENSOR && second->kind == TSR_ENTRY_TENSOR && first->dtype == second->dtype &&
-                first->rank == second->rank && first->chunk_count == second->chunk_count &&
-                (!first->rank || memcmp(first->shape, second->shape, first->rank * sizeof *first->shape) == 0);
+                first->chunk_count == second->chunk_count && tsr_entry_same_shape(first, second);
     for (uint64_t c = 0; same && c < first->chunk_count; c++) {
         const tsr_chunk *a = &first->chunks[c], *b = &second->chunks[c];
         same = !first->rank || memcmp(a->offsets, b->offsets, first->rank * sizeof *a->offsets) == 0;
         if (same) TSR_TRY(tsr_shards_equal_chunks(&j->equality, first, a, b, &same, j->err));
     }
     TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is in several pipeline stages and not equal in them%s", TSR_STR_ARG(first->fqn),
+                "'%.*s' is in several pipeline stages and differs between them%s", TSR_STR_ARG(first->fqn),
                 j->stages.first ? "" : "; if it is a layer, the map needs \"stages\"");
-    const uint64_t count = first->replica_count + second->chunk_count + second->replica_count;
-    tsr_chunk *replicas = tsr_arena_array(j->arena, (size_t)count, sizeof *replicas, j->err);
-    if (!replicas) return TSR_E_NOMEM;
-    if (first->replica_count) memcpy(replicas, first->replicas, first->replica_count * sizeof *replicas);
-    memcpy(replicas + first->replica_count, second->chunks, second->chunk_count * sizeof *replicas);
-    if (second->replica_count)
-        memcpy(replicas + first->replica_count + second->chunk_count, second->replicas, second->replica_count * sizeof *replicas);
-    first->replicas = replicas;
-    first->replica_count = count;
-    return TSR_OK;
+    return tsr_entry_add_replicas(first, second, j->arena, j->err);
 }
 
 static tsr_status add(join *j, const tsr_entry *made)

@@ -77,8 +77,8 @@ const char *tsr_shards_ranks_wrong(tsr_str ranks)
         const tsr_shards_capture c = capture_at(ranks, &size);
         const bool captures_number = c < TSR_CAPTURES;
         if (!captures_number && (ranks.data[0] == '{' || ranks.data[0] == '}'))
-            return "may have {tp}, {pp} and {part} in braces, and nothing else";
-        if (captures_number && after_capture) return "needs some text between two numbers";
+            return "may contain only {tp}, {pp} and {part} in braces";
+        if (captures_number && after_capture) return "needs text between two numbers";
         counted = counted || c == TSR_CAPTURE_TP || c == TSR_CAPTURE_PP;
         after_capture = captures_number;
         ranks = after(ranks, size);

@@ -39,9 +39,10 @@ const char *tsr_shards_stages_wrong(tsr_str pattern)
 {
     tsr_str head, tail;
     bool rest;
-    if (!split(pattern, &head, &tail, &rest)) return "must have {layer} once, may end in {rest...}, and has no other braces";
+    if (!split(pattern, &head, &tail, &rest))
+        return "must contain {layer} once, may end in {rest...}, and must not contain other braces";
     const bool before = !head.size || head.data[head.size - 1] == '.', after = !tail.size || tail.data[0] == '.';
-    return before && after ? NULL : "must have {layer} as a whole component between dots";
+    return before && after ? NULL : "must contain {layer} as a whole component between dots";
 }
 
 tsr_status tsr_shards_stages_of(tsr_str pattern, tsr_arena *arena, tsr_shards_stages *out, tsr_error *err)
@@ -137,8 +138,8 @@ tsr_status tsr_shards_rename(const tsr_shards_stages *stages, uint32_t stage, ts
     uint64_t layer;
     if (!tsr_shards_layer_of(stages, entry->fqn, &digits, &layer)) return TSR_OK;
     TSR_FAIL_IF(layer >= stages->layers[stage], err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is layer %" PRIu64 " of pipeline stage %u, which has %" PRIu64 " layers", TSR_STR_ARG(entry->fqn), layer, stage,
-                stages->layers[stage]);
+                "'%.*s' is layer %" PRIu64 " of pipeline stage %u, which has only %" PRIu64 " layers",
+                TSR_STR_ARG(entry->fqn), layer, stage, stages->layers[stage]);
     if (!stages->first[stage]) return TSR_OK;
     return renumber(entry, digits, layer + stages->first[stage], arena, err);
 }
@@ -152,8 +153,8 @@ tsr_status tsr_shards_rename_back(const tsr_shards_stages *stages, uint32_t stag
     if (!tsr_shards_layer_of(stages, entry->fqn, &digits, &layer)) return TSR_OK;
     const uint32_t last = stages->count - 1;
     TSR_FAIL_IF(layer >= stages->first[last] + stages->layers[last], err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' is layer %" PRIu64 ", and the stages have %" PRIu64 " layers together", TSR_STR_ARG(entry->fqn), layer,
-                stages->first[last] + stages->layers[last]);
+                "'%.*s' is layer %" PRIu64 ", but the stages have only %" PRIu64 " layers in total", TSR_STR_ARG(entry->fqn),
+                layer, stages->first[last] + stages->layers[last]);
     *holds = layer >= stages->first[stage] && layer - stages->first[stage] < stages->layers[stage];
     return *holds && stages->first[stage] ? renumber(entry, digits, layer - stages->first[stage], arena, err) : TSR_OK;
 }

@@ -6,7 +6,7 @@
 #ifndef TSR_FORMATS_TORCH_TORCH_BUILD_H
 #define TSR_FORMATS_TORCH_TORCH_BUILD_H
 
-#include "formats/torch/torch_names.h"
+#include "formats/pickle/torch_names.h"
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
 #include "tessera/sys/map.h"
@@ -76,8 +76,11 @@ static inline uint64_t tsr_torch_position(const tsr_torch_build *build, tsr_ref 
 }
 
 /* Argument `index` of an OBJECT, or NONE. */
-tsr_ref tsr_torch_arg(const tsr_pickle *pickle, tsr_ref object, size_t index);
-/* An attribute: `holder` is an OBJECT (its state is searched), a state dict, or a (dict, slots) pair. */
+static inline tsr_ref tsr_torch_arg(const tsr_pickle *pickle, tsr_ref object, size_t index)
+{
+    return tsr_pickle_item(pickle, tsr_pickle_args(pickle, object), index);
+}
+/* torch_node.c. An attribute: `holder` is an OBJECT (its state is searched), a state dict, or a (dict, slots) pair. */
 tsr_ref tsr_torch_attribute(const tsr_pickle *pickle, tsr_ref holder, const char *name);
 /* Non-negative integers of a TUPLE, LIST or torch.Size into the arena. */
 tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t **out, uint32_t *count, tsr_error *err);
@@ -85,7 +88,7 @@ tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t *
 /* torch_tensor.c. `args` is the TUPLE of a rebuild function with the id. */
 tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, tsr_torch_dense **out, tsr_error *err);
 /* The storage that a persistent id names, which then must be in the file. */
-tsr_status tsr_torch_meet_storage(tsr_torch_build *build, tsr_ref persistent, uint64_t position, tsr_error *err);
+tsr_status tsr_torch_require_storage(tsr_torch_build *build, tsr_ref persistent, uint64_t position, tsr_error *err);
 /* A bare storage as a 1-d tensor of its elements. */
 tsr_status tsr_torch_bare_storage(tsr_torch_build *build, tsr_ref persistent, tsr_torch_dense **out, tsr_error *err);
 /* A chunk at `byte_offset` of a storage; `strides` may be NULL (contiguous). Neither array is copied. */

@@ -43,7 +43,8 @@ static tsr_status opens_list(tsr_map *lists, const tsr_value *value, bool *yes, 
 
 bool tsr_torch_is_kept(const tsr_value *value)
 {
-    return value->kind == TSR_VALUE_DICT && (value->ordered_dict || value->as.attributes || !value->count);
+    const bool has_class = value->ordered_dict || value->variant == TSR_VARIANT_COUNTER;
+    return value->kind == TSR_VALUE_DICT && (has_class || value->as.attributes || !value->count);
 }
 
 /* A search through a list of lists. */

@@ -4,9 +4,10 @@
 #include <stdlib.h>
 
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_item.h"
-#include "formats/torch/torch_survey.h"
+#include "formats/torch/torch_union.h"
 
 typedef struct run_list {
     const tsr_torch_run *runs; /* in order of (file, byte_offset) */
@@ -53,8 +54,9 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
 {
     char head[4] = {0};
     const tsr_store_file *named = &checkpoint->store->files[file];
-    TSR_FAIL_IF(named->size < sizeof head, err, TSR_E_FORMAT, 0, "torch: %.*s has %llu bytes, too few for a torch.save file",
-                TSR_STR_ARG(named->name), (unsigned long long)named->size);
+    TSR_FAIL_IF(named->size < sizeof head, err, TSR_E_FORMAT, 0,
+                "torch: %.*s has %llu bytes, which are too few for a torch.save file", TSR_STR_ARG(named->name),
+                (unsigned long long)named->size);
     TSR_TRY(tsr_store_read(checkpoint->store, file, 0, head, sizeof head, err));
     bool zip = tsr_zip_looks_like((tsr_str){head, sizeof head});
     tsr_status status = zip ? open_zip(checkpoint, file, rank, out, runs, err)
@@ -62,18 +64,6 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
     if (status != TSR_OK && status != TSR_E_IO) tsr_error_context(err, "%.*s", TSR_STR_ARG(named->name));
     if (status == TSR_OK) tsr_expansion_add(&checkpoint->expansion, out->pickle_bytes);
     return status;
-}
-
-tsr_status tsr_torch_keep_shared(const tsr_host *host, tsr_entry *entries, uint64_t count, uint32_t storages, tsr_error *err)
-{
-    uint32_t *uses = tsr_alloc(host->allocator, (size_t)storages + 1, sizeof *uses, err);
-    if (!uses) return TSR_E_NOMEM;
-    memset(uses, 0, ((size_t)storages + 1) * sizeof *uses);
-    for (uint64_t i = 0; i < count; i++) uses[entries[i].storage_id]++;
-    for (uint64_t i = 0; i < count; i++)
-        if (uses[entries[i].storage_id] == 1) entries[i].storage_id = 0;
-    tsr_free(host->allocator, uses, (size_t)storages + 1, sizeof *uses);
-    return TSR_OK;
 }
 
 static int by_place(const void *a, const void *b)

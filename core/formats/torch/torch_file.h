@@ -32,8 +32,6 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
 tsr_status tsr_torch_legacy_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_rank rank, tsr_torch_file *out,
                                  tsr_vec *runs, tsr_error *err);
 
-/* Clears the storage ids (at most `storages`) that only one entry has. */
-tsr_status tsr_torch_keep_shared(const tsr_host *host, tsr_entry *entries, uint64_t count, uint32_t storages, tsr_error *err);
 /* Keeps a copy of the runs for tsr_torch_extents. */
 tsr_status tsr_torch_keep_runs(tsr_checkpoint *checkpoint, const tsr_vec *runs, tsr_error *err);
 /* Whether the CRC-32s of two tensors' storages tell that the tensors, of equal dtype and shape, are equal or different

@@ -3,6 +3,7 @@
 #include "formats/torch/torch_flatten.h"
 
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/torch/torch_survey.h"
 
 typedef struct flatten {
@@ -61,7 +62,7 @@ static tsr_status refuse_twins(flatten *f, const tsr_entry *first, const tsr_ent
     tsr_str a, b;
     TSR_TRY(join(f, first->path, first->path_length, "[", "", "]", &a));
     TSR_TRY(join(f, second->path, second->path_length, "[", "", "]", &b));
-    return tsr_raise(f->err, TSR_E_FORMAT, TSR_NO_POSITION, "torch: the paths %.*s and %.*s both give the name '%.*s'",
+    return tsr_raise(f->err, TSR_E_FORMAT, TSR_NO_POSITION, "torch: the paths %.*s and %.*s both result in the name '%.*s'",
                      TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
 }
 

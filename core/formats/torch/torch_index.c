@@ -72,7 +72,7 @@ static tsr_status add_missing(joining *j, const tsr_weight *weight)
     if (weight->file == TSR_NO_FILE) return TSR_OK;
     return tsr_finding_add(j->checkpoint->findings, "index/missing-key",
                            in_shard(j, &j->shards[j->shard_of[weight->file]], weight->key), j->err,
-                           "'%.*s' is not in '%.*s', where the index says it is", TSR_STR_ARG(weight->key),
+                           "'%.*s' is not in '%.*s', where the index places it", TSR_STR_ARG(weight->key),
                            TSR_STR_ARG(weight->file_name));
 }
 
@@ -99,9 +99,8 @@ static tsr_status add_unmapped(joining *j, const shard *s, const tsr_entry *entr
                                TSR_STR_ARG(entry->fqn));
     bool same = joined == TSR_JOINED_CHUNKS;
     return tsr_finding_add_at(findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR, in_shard(j, s, entry->fqn),
-                              j->err,
-                              "'%.*s' is not only where the index says it is%s", TSR_STR_ARG(entry->fqn),
-                              same ? "" : ", and of another kind, dtype or shape");
+                              j->err, "'%.*s' is not only where the index places it%s", TSR_STR_ARG(entry->fqn),
+                              same ? "" : ", and of a different kind, dtype or shape");
 }
 
 static tsr_status join_shards(joining *j)

@@ -15,7 +15,7 @@ static tsr_status read_member(tsr_store *store, const tsr_host *host, const tsr_
                               tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
     TSR_FAIL_IF(member->size > host->limits.metadata_bytes, err, TSR_E_LIMIT, member->byte_offset,
-                "torch: '%.*s' has %llu bytes, beyond the limit of %llu (metadata_bytes)", TSR_STR_ARG(member->name),
+                "torch: '%.*s' has %llu bytes, which exceed the limit of %llu (metadata_bytes)", TSR_STR_ARG(member->name),
                 (unsigned long long)member->size, (unsigned long long)host->limits.metadata_bytes);
     char *bytes = tsr_arena_array(arena, (size_t)member->size, 1, err);
     if (!bytes) return TSR_E_NOMEM;
@@ -34,7 +34,7 @@ static tsr_status read_byte_order(tsr_store *store, const tsr_zip *zip, bool *bi
     TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
     *big = member->size == 3 && memcmp(text, "big", 3) == 0;
     TSR_FAIL_IF(!*big && (member->size != 6 || memcmp(text, "little", 6) != 0), err, TSR_E_FORMAT, member->byte_offset,
-                "torch: 'byteorder' says neither \"little\" nor \"big\"");
+                "torch: 'byteorder' is neither \"little\" nor \"big\"");
     return TSR_OK;
 }
 
@@ -100,7 +100,7 @@ static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, ts
         TSR_FAIL_IF(!member, err, TSR_E_FORMAT, zip->byte_offset, "torch: the archive has no '%.*s' for a storage of %llu bytes",
                     TSR_STR_ARG(name), (unsigned long long)storages[i].byte_length);
         TSR_FAIL_IF(member->size != storages[i].byte_length, err, TSR_E_FORMAT, member->byte_offset,
-                    "torch: storage '%.*s' has %llu bytes, its member '%.*s' has %llu", TSR_STR_ARG(storages[i].key),
+                    "torch: storage '%.*s' has %llu bytes, but its member '%.*s' has %llu", TSR_STR_ARG(storages[i].key),
                     (unsigned long long)storages[i].byte_length, TSR_STR_ARG(name), (unsigned long long)member->size);
         storages[i].byte_offset = member->byte_offset;
     }

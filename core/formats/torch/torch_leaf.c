@@ -14,6 +14,8 @@ static tsr_str class_name(const tsr_value *object)
 
 static tsr_str type_name(const tsr_value *value)
 {
+    if (value->variant == TSR_VARIANT_FROZENSET) return TSR_STR("frozenset");
+    if (value->variant == TSR_VARIANT_BYTEARRAY) return TSR_STR("bytearray");
     static const char *const names[] = {
         [TSR_VALUE_NONE] = "NoneType", [TSR_VALUE_BOOL] = "bool", [TSR_VALUE_INT] = "int", [TSR_VALUE_BIGINT] = "int",
         [TSR_VALUE_FLOAT] = "float", [TSR_VALUE_COMPLEX] = "complex", [TSR_VALUE_STR] = "str", [TSR_VALUE_BYTES] = "bytes",

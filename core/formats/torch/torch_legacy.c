@@ -9,7 +9,9 @@
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_verdict.h"
 
-/* The length of the pickles is known only by parsing them: a longer and longer beginning of the file is tried. */
+/* The length of the pickles is only known after parsing them, so 64 KiB are tried first, then eight times as much, and so
+ * on. Growing by a factor keeps the total at most 8/7 of the last read; the limit keeps a damaged file from being read as a
+ * whole. */
 enum { FIRST_READ = 64 * 1024, LONGEST_READ = 256 * 1024 * 1024, PROTOCOL = 1001 };
 enum { MAGIC, VERSION, SYSTEM, OBJECT, KEYS, PICKLES };
 
@@ -69,7 +71,7 @@ static tsr_status check_head(const parts *p, tsr_error *err)
                 "torch: the file does not begin with torch.save's magic number");
     int64_t protocol = tsr_pickle_int(version, tsr_pickle_root(version));
     TSR_FAIL_IF(protocol != PROTOCOL, err, TSR_E_UNSUPPORTED, p->at[VERSION],
-                "torch: the legacy form has version %lld, known is %d", (long long)protocol, PROTOCOL);
+                "torch: unknown version %lld of the legacy format; only %d is supported", (long long)protocol, PROTOCOL);
     return TSR_OK;
 }
 
@@ -91,12 +93,14 @@ static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *bu
     TSR_TRY(tsr_store_read(checkpoint->store, build->file, *at, head, sizeof head, err));
     uint64_t elements = tsr_load_le(head, sizeof head), bytes;
     TSR_FAIL_IF(!tsr_dtype_bytes(storage->dtype, elements, &bytes) || bytes != storage->byte_length, err, TSR_E_FORMAT, *at,
-                "torch: storage '%.*s' has %llu bytes in the pickle and %llu elements of %s in the file", TSR_STR_ARG(storage->key),
-                (unsigned long long)storage->byte_length, (unsigned long long)elements, tsr_dtype_describe(storage->dtype)->name);
+                "torch: storage '%.*s' has %llu bytes in the pickle but %llu elements of %s in the file",
+                TSR_STR_ARG(storage->key), (unsigned long long)storage->byte_length, (unsigned long long)elements,
+                tsr_dtype_describe(storage->dtype)->name);
     TSR_FAIL_IF(bytes > left - sizeof head, err, TSR_E_FORMAT, *at,
-                "torch: storage '%.*s' has %llu bytes, the file ends after %llu of them", TSR_STR_ARG(storage->key),
+                "torch: storage '%.*s' has %llu bytes, but the file ends after %llu of them", TSR_STR_ARG(storage->key),
                 (unsigned long long)bytes, (unsigned long long)(left - sizeof head));
-    TSR_FAIL_IF(storage->byte_offset, err, TSR_E_FORMAT, *at, "torch: storage '%.*s' is there twice", TSR_STR_ARG(storage->key));
+    TSR_FAIL_IF(storage->byte_offset, err, TSR_E_FORMAT, *at, "torch: storage '%.*s' occurs twice",
+                TSR_STR_ARG(storage->key));
     storage->byte_offset = *at + sizeof head;
     *at = storage->byte_offset + bytes;
     tsr_torch_run *run = tsr_vec_push(runs, err);
@@ -113,8 +117,8 @@ static tsr_status locate_storages(tsr_checkpoint *checkpoint, tsr_torch_build *b
     size_t count = tsr_pickle_count(keys, tsr_pickle_root(keys));
     for (size_t i = 0; i < count; i++) {
         tsr_torch_storage *storage = listed(build, keys, i);
-        TSR_FAIL_IF(!storage, err, TSR_E_FORMAT, p->at[KEYS],
-                    "torch: storage %zu of the list behind the object is used by nothing", i);
+        TSR_FAIL_IF(!storage, err, TSR_E_FORMAT, p->at[KEYS], "torch: storage %zu of the list after the object is not used",
+                    i);
         TSR_TRY(locate_storage(checkpoint, build, storage, &at, runs, err));
     }
     *end = at;

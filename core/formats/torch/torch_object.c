@@ -120,7 +120,7 @@ static tsr_status charge(tsr_torch_build *build, tsr_ref ref, size_t count, tsr_
 {
     build->copied += count;
     TSR_FAIL_IF(build->copied > build->pickle_bytes.size, err, TSR_E_LIMIT, tsr_torch_position(build, ref),
-                "torch: objects made of shared lists stand for more items than the pickle has bytes");
+                "torch: objects built from shared lists have more items than the pickle has bytes");
     return TSR_OK;
 }
 
@@ -141,6 +141,25 @@ static tsr_status fill_pairs(tsr_torch_build *build, tsr_value *value, tsr_ref r
     return TSR_OK;
 }
 
+static bool is_named(const tsr_torch_build *build, tsr_ref object, const char *name)
+{
+    return tsr_str_equal(tsr_pickle_name_of(build->pickle, tsr_pickle_class(build->pickle, object)), tsr_str_from(name));
+}
+
+/* A Counter, or a defaultdict with the name of its factory: a class, or what makes one. */
+static tsr_status note_mapping_class(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_error *err)
+{
+    const tsr_ref factory = tsr_torch_arg(build->pickle, ref, 0);
+    if (is_named(build, ref, "Counter")) value->variant = TSR_VARIANT_COUNTER;
+    if (tsr_pickle_class_id(build->pickle, ref) != TSR_TORCH_DEFAULT_DICT) return TSR_OK;
+    value->variant = TSR_VARIANT_DEFAULTDICT;
+    value->text = TSR_STR("");
+    if (factory == TSR_REF_NONE || tsr_pickle_kind_of(build->pickle, factory) == TSR_PICKLE_NONE) return TSR_OK;
+    if (tsr_pickle_kind_of(build->pickle, factory) == TSR_PICKLE_GLOBAL) value->text = tsr_torch_class_text(build, factory, err);
+    else value->text = TSR_STR("a factory that is not a class");
+    return value->text.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 /* A mapping class: pairs of its first argument (a dict, or a list of pairs), then those set on it. */
 static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
@@ -152,6 +171,7 @@ static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref
                                ? tsr_pickle_items(pickle, first, &given_count) : NULL;
     const tsr_ref *set = tsr_pickle_items(pickle, tsr_pickle_dict_items(pickle, ref), &set_count);
     value->ordered_dict = tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ORDERED_DICT;
+    TSR_TRY(note_mapping_class(build, value, ref, err));
     if (!given_count) return fill_pairs(build, value, ref, set, set_count, out, err);
     TSR_TRY(charge(build, ref, given_count, err));
     tsr_ref *all = tsr_arena_array(build->arena, 2 * given_count + set_count, sizeof *all, err);
@@ -341,6 +361,7 @@ static tsr_status make_bytes(tsr_torch_build *build, tsr_value *value, tsr_ref r
     tsr_ref args = tsr_pickle_args(pickle, ref), text = tsr_pickle_item(pickle, args, 0);
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, text);
     tsr_status status = TSR_OK;
+    if (is_named(build, ref, "bytearray")) value->variant = TSR_VARIANT_BYTEARRAY;
     if (kind == TSR_PICKLE_STR && is_latin1_name(tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 1)))) {
         if (latin1(tsr_pickle_text(pickle, text), build->arena, &value->text, &status, err)) {
             value->kind = TSR_VALUE_BYTES;
@@ -445,7 +466,9 @@ tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_value *value, tsr_
     case TSR_TORCH_ORDERED_DICT:
     case TSR_TORCH_DEFAULT_DICT:
     case TSR_TORCH_PLAIN_DICT: return fill_mapping(build, value, ref, out, err);
-    case TSR_TORCH_SET: return fill_from_items(build, value, ref, TSR_VALUE_SET, out, err);
+    case TSR_TORCH_SET:
+        if (is_named(build, ref, "frozenset")) value->variant = TSR_VARIANT_FROZENSET;
+        return fill_from_items(build, value, ref, TSR_VALUE_SET, out, err);
     case TSR_TORCH_SIZE: return fill_from_items(build, value, ref, TSR_VALUE_SIZE, out, err);
     case TSR_TORCH_COMPLEX: return make_complex(build, value, ref, out, err);
     case TSR_TORCH_BYTES:
@@ -521,8 +544,11 @@ tsr_status tsr_torch_finish_object(tsr_torch_build *build, const tsr_torch_frame
     case TSR_THEN_DTENSOR: return finish_dtensor(build, f, err);
     case TSR_THEN_SHARDED: return finish_sharded(build, f, err);
     case TSR_THEN_BYTES: /* bytearray(_codecs.encode(…)) */
-        if (f->count == 1 && f->items[0]->items[0]->kind == TSR_VALUE_BYTES)
+        if (f->count == 1 && f->items[0]->items[0]->kind == TSR_VALUE_BYTES) {
+            const tsr_value_variant variant = f->value->variant;
             *f->value = *f->items[0]->items[0];
+            f->value->variant = variant;
+        }
         return TSR_OK;
     case TSR_THEN_ATTRIBUTES: f->value->as.attributes = f->items[f->count - 1]; return TSR_OK;
     case TSR_THEN_DEVICE_TENSOR: /* data already has the dtype it is moved with */

@@ -7,8 +7,7 @@
 
 #include "base/try.h"
 #include "formats/pickle/enum_names.h"
-#include "formats/pickle/pickle_verdict.h"
-#include "formats/torch/torch_names.h"
+#include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
 
 typedef enum frame_mode { WHOLE, INLINE_LIST, INLINE_DICT } frame_mode;
@@ -131,17 +130,6 @@ static tsr_status refuse(emitter *e, const char *what, tsr_str name)
     return tsr_raise(e->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s %.*s cannot be written again", what, TSR_STR_ARG(name));
 }
 
-/* A name with dots: the module is what stands before the last one. False when there is none. */
-static bool split_name(tsr_str dotted, tsr_str *module, tsr_str *name)
-{
-    size_t dot = dotted.size;
-    while (dot > 0 && dotted.data[dot - 1] != '.') dot--;
-    if (dot < 2 || dot == dotted.size) return false;
-    *module = (tsr_str){dotted.data, dot - 1};
-    *name = (tsr_str){dotted.data + dot, dotted.size - dot};
-    return true;
-}
-
 /* What protocol 2 writes as getattr(class, name): nested classes, and the members of enums. */
 static bool is_attribute(tsr_str dotted, tsr_str module)
 {
@@ -153,7 +141,7 @@ static bool is_attribute(tsr_str dotted, tsr_str module)
 static tsr_status put_global(emitter *e, tsr_str dotted)
 {
     tsr_str module, name;
-    if (!split_name(dotted, &module, &name)) return refuse(e, "the class", dotted);
+    if (!tsr_torch_split_name(dotted, &module, &name)) return refuse(e, "the class", dotted);
     if (is_attribute(dotted, module)) {
         tsr_pickler_global(&e->pickler, TSR_STR("__builtin__"), TSR_STR("getattr"));
         TSR_TRY(put_global(e, module));
@@ -168,41 +156,6 @@ static tsr_status put_global(emitter *e, tsr_str dotted)
     return TSR_OK;
 }
 
-/* Whether getattr(first, second) may give something other than a member of a user's own enum, which Python 3.11 writes so. */
-static bool is_no_member(const tsr_value *first, const tsr_value *second)
-{
-    tsr_str module, name;
-    if (!first || first->kind != TSR_VALUE_GLOBAL || second->kind != TSR_VALUE_STR) return true;
-    if (!split_name(first->text, &module, &name) || second->text.size == 0 || second->text.data[0] == '_') return true;
-    return tsr_name_is_dangerous(module, name) || tsr_name_is_dangerous(module, second->text);
-}
-
-/* Listed functions that call, or give, what their arguments name. PyTorch's own uses of getattr are GLOBALs here. */
-static bool reaches_further(const tsr_value *object)
-{
-    const tsr_value *args = object->count ? object->items[0] : NULL;
-    const bool two = args && args->kind == TSR_VALUE_TUPLE && args->count > 1;
-    const tsr_value *first = two ? args->items[0] : NULL, *second = two ? args->items[1] : NULL;
-    if (tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return is_no_member(first, second);
-    if (tsr_str_starts(object->text, TSR_STR("torch._tensor._rebuild_from_type")))
-        return !first || first->kind != TSR_VALUE_GLOBAL || !tsr_str_starts(first->text, TSR_STR("torch._utils._rebuild_"));
-    if (!tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"))) return false;
-    return !second || second->kind != TSR_VALUE_GLOBAL || !tsr_str_equal(second->text, TSR_STR("builtins.object"));
-}
-
-/* What a loader may be asked to call: the reader's own list. Anything else is not passed on. */
-static bool may_be_called(const tsr_value *object)
-{
-    tsr_str module, name;
-    if (!split_name(object->text, &module, &name) || reaches_further(object)) return false;
-    for (size_t i = 0; i < tsr_torch_names.count; i++) {
-        const tsr_pickle_name *listed = &tsr_torch_names.names[i];
-        if (tsr_str_equal(module, tsr_str_from(listed->module)) && tsr_str_equal(name, tsr_str_from(listed->name)))
-            return true;
-    }
-    return tsr_str_equal(module, TSR_STR("torch.return_types")) && tsr_torch_names.other(module, name);
-}
-
 static tsr_status remember(emitter *e, const tsr_value *value)
 {
     const uint32_t number = tsr_pickler_memoize(&e->pickler);
@@ -213,7 +166,7 @@ static tsr_status remember(emitter *e, const tsr_value *value)
 static tsr_status push(emitter *e, const tsr_value *value, frame_mode mode)
 {
     TSR_FAIL_IF(e->frames.count >= e->host->limits.depth, e->err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "values are nested deeper than %u levels, or hold themselves", (unsigned)e->host->limits.depth);
+                "values are nested deeper than %u levels, or contain themselves", (unsigned)e->host->limits.depth);
     frame *f = tsr_vec_push(&e->frames, e->err);
     if (!f) return TSR_E_NOMEM;
     *f = (frame){value, 0, mode};
@@ -248,6 +201,16 @@ static tsr_status put_layout(emitter *e, tsr_str name)
     return TSR_OK;
 }
 
+static void put_bytes(tsr_pickler *p, const tsr_value *value)
+{
+    const bool is_array = value->variant == TSR_VARIANT_BYTEARRAY;
+    if (is_array) tsr_pickler_global(p, TSR_STR("__builtin__"), TSR_STR("bytearray"));
+    tsr_pickler_bytes(p, value->text);
+    if (!is_array) return;
+    tsr_pickler_tuple(p, 1);
+    tsr_pickler_reduce(p);
+}
+
 static tsr_status put_leaf(emitter *e, const tsr_value *value)
 {
     tsr_pickler *p = &e->pickler;
@@ -260,7 +223,7 @@ static tsr_status put_leaf(emitter *e, const tsr_value *value)
     case TSR_VALUE_FLOAT: tsr_pickler_float(p, value->as.real); break;
     case TSR_VALUE_COMPLEX: put_complex(p, value->as.complex.re, value->as.complex.im); break;
     case TSR_VALUE_STR: tsr_pickler_str(p, value->text); break;
-    case TSR_VALUE_BYTES: tsr_pickler_bytes(p, value->text); break;
+    case TSR_VALUE_BYTES: put_bytes(p, value); break;
     case TSR_VALUE_DTYPE:
         tsr_pickler_global(p, TSR_STR("torch"), tsr_str_from(tsr_dtype_describe(value->as.dtype)->name));
         break;
@@ -292,28 +255,44 @@ static tsr_status open_subclass(emitter *e, const tsr_value *value)
     return push(e, value, WHOLE);
 }
 
+static tsr_status open_dict(emitter *e, const tsr_value *value)
+{
+    tsr_pickler *p = &e->pickler;
+    if (value->variant == TSR_VARIANT_DEFAULTDICT) {
+        if (!tsr_torch_is_plain_factory(value->text)) return refuse(e, "a defaultdict with the factory", value->text);
+        tsr_pickler_global(p, TSR_STR("collections"), TSR_STR("defaultdict"));
+        if (value->text.size) TSR_TRY(put_global(e, value->text));
+        tsr_pickler_tuple(p, value->text.size ? 1 : 0);
+        tsr_pickler_reduce(p);
+    } else if (value->variant == TSR_VARIANT_COUNTER) {
+        tsr_pickler_global(p, TSR_STR("collections"), TSR_STR("Counter"));
+        tsr_pickler_empty_dict(p);
+        tsr_pickler_tuple(p, 1);
+        tsr_pickler_reduce(p);
+    } else if (value->ordered_dict) {
+        put_ordered_dict(p);
+    } else {
+        tsr_pickler_empty_dict(p);
+    }
+    return TSR_OK;
+}
+
 /* What comes before a container's parts. */
 static tsr_status open_container(emitter *e, const tsr_value *value)
 {
     tsr_pickler *p = &e->pickler;
     switch (value->kind) {
     case TSR_VALUE_LIST: tsr_pickler_empty_list(p); break;
-    case TSR_VALUE_DICT:
-        if (value->ordered_dict) {
-            put_ordered_dict(p);
-        } else {
-            tsr_pickler_empty_dict(p);
-        }
-        break;
+    case TSR_VALUE_DICT: TSR_TRY(open_dict(e, value)); break;
     case TSR_VALUE_SET:
-        tsr_pickler_global(p, TSR_STR("__builtin__"), TSR_STR("set"));
+        tsr_pickler_global(p, TSR_STR("__builtin__"), value->variant == TSR_VARIANT_FROZENSET ? TSR_STR("frozenset") : TSR_STR("set"));
         tsr_pickler_empty_list(p);
         break;
     case TSR_VALUE_SIZE: tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("Size")); break;
     case TSR_VALUE_OBJECT:
         if (tsr_torch_is_subclass(value)) return open_subclass(e, value);
         if (value->count && value->items[0]->kind == TSR_VALUE_DICT) return refuse(e, "an object of class", value->text);
-        if (value->called && !tsr_enum_value(value) && !may_be_called(value))
+        if (value->called && !tsr_enum_value(value) && !tsr_torch_may_be_called(value))
             return refuse(e, "a call of", value->text);
         TSR_TRY(put_global(e, value->text));
         return push(e, value, WHOLE);
@@ -454,8 +433,8 @@ static tsr_status check_room(const emitter *e)
 {
     const uint64_t size = e->pickler.out->count;
     TSR_FAIL_IF(e->tree->room && size > *e->tree->room, e->err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "the objects would be written as more than the %llu bytes that are left of what is allowed (%u for each byte of "
-                "the source, and %llu): they share their parts. No training job writes this: do not trust the file",
+                "the objects share values, so they would be written as more than the %llu bytes left of the limit (%u for "
+                "each byte of the source, plus %llu). No training job writes this; do not trust the file",
                 (unsigned long long)*e->tree->room, TSR_EXPANSION_PER_BYTE, (unsigned long long)e->host->limits.expansion);
     return TSR_OK;
 }
@@ -488,39 +467,9 @@ tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, ts
     return status;
 }
 
-/* ---- what the careful loader takes ---- */
-
 bool tsr_torch_is_subclass(const tsr_value *value)
 {
     const tsr_value *parts = value->kind == TSR_VALUE_OBJECT && value->count == 1 ? value->items[0] : NULL;
     const tsr_value *args = parts && parts->kind == TSR_VALUE_DICT ? tsr_value_get(parts, TSR_STR(TSR_TORCH_WRAPPER_PART)) : NULL;
     return args && args->kind == TSR_VALUE_TUPLE && tsr_value_get(parts, TSR_STR("state"));
-}
-
-bool tsr_torch_is_plain(const tsr_value *value)
-{
-    if (value->kind == TSR_VALUE_BIGINT) return value->text.size < 256;
-    return value->kind != TSR_VALUE_OBJECT && value->kind != TSR_VALUE_GLOBAL;
-}
-
-bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host)
-{
-    if (value->expanded) return !value->foreign; /* the reader has looked at every node once */
-    tsr_vec stack = tsr_vec_of(host->allocator, sizeof(const tsr_value *));
-    const tsr_value **top = tsr_vec_push(&stack, NULL);
-    uint64_t budget = host->limits.expansion;
-    bool taken = top != NULL;
-    if (top) *top = value;
-    while (taken && stack.count) {
-        const tsr_value *at = ((const tsr_value **)stack.items)[--stack.count];
-        taken = tsr_torch_is_plain(at) && at->count < budget;
-        budget -= at->count + 1;
-        for (size_t i = 0; taken && i < at->count + (tsr_value_attributes(at) != NULL); i++) {
-            top = tsr_vec_push(&stack, NULL);
-            taken = top != NULL;
-            if (top) *top = i < at->count ? at->items[i] : tsr_value_attributes(at);
-        }
-    }
-    tsr_vec_free(&stack);
-    return taken;
 }

@@ -94,8 +94,8 @@ static tsr_status check_world(ranks *r)
     }
     for (uint32_t rank = 0; rank < world; rank++) {
         if (holder[rank] || ++missing > MISSING_SHOWN) continue;
-        TSR_TRY(tsr_finding_add(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err, "no file of rank %u of %u",
-                                rank, world));
+        TSR_TRY(tsr_finding_add(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err,
+                                "the file of rank %u of %u is missing", rank, world));
     }
     return TSR_OK;
 }
@@ -105,8 +105,9 @@ static tsr_status bound_world(ranks *r)
 {
     uint32_t bound = r->checkpoint->file_count * 1024u + 65536u;
     if (r->world <= bound) return TSR_OK;
-    tsr_status status = tsr_finding_add(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err,
-                                        "the files speak of %u ranks, there are %u files", r->world, r->checkpoint->file_count);
+    tsr_status status =
+        tsr_finding_add(r->checkpoint->findings, "torch/rank-missing", TSR_NOWHERE, r->err,
+                        "the files were written by %u ranks, but there are %u files", r->world, r->checkpoint->file_count);
     r->world = 0;
     return status;
 }

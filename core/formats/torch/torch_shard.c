@@ -277,7 +277,7 @@ static uint64_t chunk_size(uint64_t total, uint64_t pieces)
 static tsr_status charge(tsr_torch_build *build, uint64_t pieces, uint64_t bytes, tsr_error *err)
 {
     TSR_FAIL_IF(pieces > build->room / bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "torch: strided shards are cut into more pieces than %u bytes for each byte of the pickle can hold",
+                "torch: strided shards have more boxes than fit in %u bytes for each byte of the pickle",
                 TSR_EXPANSION_PER_BYTE);
     build->room -= pieces * bytes;
     return TSR_OK;
@@ -290,7 +290,7 @@ static tsr_status cut_once(tsr_torch_build *build, cuts *runs, uint64_t split, u
     uint64_t total = total_of(runs), outer = chunk_size(total, split);
     tsr_status status = TSR_OK;
     if (total && total / outer > CUTS_MAX)
-        status = tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard of more than %d pieces", CUTS_MAX);
+        status = tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard has more than %d runs", CUTS_MAX);
     if (total && status == TSR_OK) status = charge(build, (total / outer + 1) * runs->count, sizeof(uint64_t), err);
     for (uint64_t at = 0; at < total && status == TSR_OK; at += outer) {
         uint64_t length = total - at < outer ? total - at : outer, inner = chunk_size(length, pieces);
@@ -336,7 +336,7 @@ static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_
     uint64_t total = 1;
     for (uint32_t d = 0; d < rank; d++) {
         total *= runs[d].count; /* a product of 13 and 32 bits */
-        TSR_FAIL_IF(total > CUTS_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard of more than %d boxes",
+        TSR_FAIL_IF(total > CUTS_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard has more than %d boxes",
                     CUTS_MAX);
     }
     TSR_TRY(charge(build, total, 2 * sizeof(tsr_chunk) + 2 * rank * sizeof(uint64_t), err));
@@ -460,22 +460,24 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
     TSR_TRY(start_global(build, wrapper, &dense, err));
     TSR_TRY(read_mesh(build, holder, &on, &known, err));
     if (!known || !read_placements(pickle, spec, dense->entry.rank, &on))
-        return say(build, "torch/dtensor", wrapper, "a DTensor whose mesh or placements are not of a known form", err);
+        return say(build, "torch/dtensor", wrapper, "a DTensor whose mesh or placements have an unknown form", err);
     for (uint32_t i = 0; i < on.dims; i++)
         if (on.placements[i].id == TSR_TORCH_PARTIAL)
-            return say(build, "torch/dtensor", wrapper, "a DTensor with partial values, which are not the tensor's", err);
+            return say(build, "torch/dtensor", wrapper,
+                       "a DTensor with partial values, which are not the values of the tensor", err);
     uint64_t held, elements;
     tsr_entry_elements(&local->entry, &held); /* checked when it was made */
     if (!tsr_entry_elements(&dense->entry, &elements))
         return say(build, "torch/dtensor", wrapper, "a DTensor of impossible size", err);
     if (!on.placed && held)
-        return say(build, "torch/dtensor", wrapper, "a DTensor that does not say which rank's part it is", err);
+        return say(build, "torch/dtensor", wrapper, "a DTensor that does not state which rank's shard it is", err);
     cuts *runs = tsr_arena_array(build->arena, dense->entry.rank, sizeof *runs, err);
     if (!runs) return TSR_E_NOMEM;
     bool fits = true;
     if (held || elements == 0) TSR_TRY(cut_all(build, &on, spec, &dense->entry, local, runs, &fits, err));
     if (!fits)
-        return say(build, "torch/dtensor", wrapper, "a DTensor whose local tensor is not what its placements give this rank", err);
+        return say(build, "torch/dtensor", wrapper,
+                   "a DTensor whose local tensor does not match its placements on this rank", err);
     TSR_TRY(describe(build, holder, &on, &dense->entry, err));
     dense->entry.storage_id = local->entry.storage_id;
     dense->entry.is_parameter = local->entry.is_parameter;
@@ -508,7 +510,7 @@ static tsr_status shard_chunk(tsr_torch_build *build, tsr_ref shard, const tsr_t
     for (uint32_t d = 0; d < global->rank && fits; d++)
         fits = sizes[d] == local->entry.shape[d] && sizes[d] <= global->shape[d] && offsets[d] <= global->shape[d] - sizes[d];
     TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, position,
-                "torch: a shard of a ShardedTensor does not fit its metadata or lies outside the tensor");
+                "torch: a shard of a ShardedTensor does not match its metadata or reaches beyond the tensor");
     return tsr_torch_chunk(build, local, local->byte_offset, offsets, sizes, out, err);
 }
 

@@ -108,7 +108,7 @@ static tsr_status visit(tsr_torch_survey *survey, tsr_vec *levels, const tsr_val
     if (number != UINT32_MAX) {
         *out = *counted_at(survey, number);
         TSR_FAIL_IF(out->open, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                    "torch: a container of the state dict holds itself, so its names have no end");
+                    "torch: a container of the state dict contains itself, so its names would never end");
         return TSR_OK;
     }
     TSR_TRY(tsr_torch_walks_into(survey->host, survey->lists, value, &walked, err));
@@ -177,37 +177,4 @@ bool tsr_torch_survey_walks(const tsr_torch_survey *survey, const tsr_value *val
     if (!is_container(value)) return value->kind == TSR_VALUE_DICT;
     const uint32_t number = tsr_map_get(survey->known, tsr_torch_container_key(value), UINT32_MAX);
     return number != UINT32_MAX && counted_at(survey, number)->walked;
-}
-
-/* ---- the bound ---- */
-
-tsr_status tsr_expansion_take(uint64_t *room, uint64_t bytes, const tsr_host *host, tsr_error *err)
-{
-    TSR_FAIL_IF(bytes > *room, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "shared parts would expand to %llu bytes%s of names and entries; %llu are left of what is allowed (%u for each "
-                "byte of metadata, and %llu). No training job writes this: do not trust the file",
-                (unsigned long long)bytes, bytes == UINT64_MAX ? " or more" : "", (unsigned long long)*room, TSR_EXPANSION_PER_BYTE,
-                (unsigned long long)host->limits.expansion);
-    *room -= bytes;
-    return TSR_OK;
-}
-
-void tsr_expansion_add(uint64_t *room, uint64_t input)
-{
-    *room = add(*room, multiply(input, TSR_EXPANSION_PER_BYTE));
-}
-
-tsr_status tsr_expansion_take_value(uint64_t *room, const tsr_value **value, tsr_arena *arena, tsr_error *err)
-{
-    if (*value && (*value)->expanded <= *room) {
-        *room -= (*value)->expanded;
-        return TSR_OK;
-    }
-    if (!*value || (*value)->expanded == TSR_VALUE_ENDLESS) return TSR_OK;
-    tsr_value *copy = tsr_value_new(arena, (*value)->kind, err);
-    if (!copy) return TSR_E_NOMEM;
-    *copy = **value;
-    copy->expanded = TSR_VALUE_ENDLESS;
-    *value = copy;
-    return TSR_OK;
 }

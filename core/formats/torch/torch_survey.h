@@ -26,11 +26,4 @@ void tsr_torch_survey_close(tsr_torch_survey *survey);
 /* Whether the walk goes into a value of the tree. */
 bool tsr_torch_survey_walks(const tsr_torch_survey *survey, const tsr_value *value);
 
-/* Takes `bytes` from what the input may still expand to; TSR_E_LIMIT where that is less. */
-tsr_status tsr_expansion_take(uint64_t *room, uint64_t bytes, const tsr_host *host, tsr_error *err);
-/* What reading `input` bytes adds to it. */
-void tsr_expansion_add(uint64_t *room, uint64_t input);
-/* Takes what an object's value expands to, or replaces the value by one that is never written out (TSR_VALUE_ENDLESS). */
-tsr_status tsr_expansion_take_value(uint64_t *room, const tsr_value **value, tsr_arena *arena, tsr_error *err);
-
 #endif

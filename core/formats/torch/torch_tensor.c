@@ -6,8 +6,8 @@
  * What a tensor claims is held against its storage here, and the storage against its bytes by the container. */
 #include "base/cursor.h"
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/torch/torch_build.h"
-#include "formats/torch/torch_survey.h"
 #include "tessera/box.h"
 
 typedef struct placed_chunk {
@@ -54,7 +54,7 @@ static tsr_status add_storage(tsr_torch_build *build, const tsr_torch_storage *s
     if (!inserted) {
         const tsr_torch_storage *known = (const tsr_torch_storage *)build->storages.items + *index;
         TSR_FAIL_IF(known->byte_length != storage->byte_length, err, TSR_E_FORMAT, position,
-                    "torch: storage '%.*s' has %llu bytes here and %llu bytes elsewhere", TSR_STR_ARG(storage->key),
+                    "torch: storage '%.*s' has %llu bytes in one place and %llu bytes in another", TSR_STR_ARG(storage->key),
                     (unsigned long long)storage->byte_length, (unsigned long long)known->byte_length);
         return TSR_OK;
     }
@@ -75,7 +75,7 @@ static tsr_status narrow(tsr_torch_build *build, tsr_ref view, uint32_t item_siz
     bool inside = tsr_pickle_count(pickle, view) == 3 && offset >= 0 && size >= 0 &&
                   tsr_mul_u64((uint64_t)offset, item_size, &start) && tsr_mul_u64((uint64_t)size, item_size, &length) &&
                   tsr_add_u64(start, length, &end) && end <= part->byte_length;
-    TSR_FAIL_IF(!inside, err, TSR_E_FORMAT, position, "torch: a view of a storage lies outside it");
+    TSR_FAIL_IF(!inside, err, TSR_E_FORMAT, position, "torch: a view of a storage reaches beyond it");
     part->byte_offset = start;
     part->byte_length = length;
     return TSR_OK;
@@ -144,6 +144,21 @@ static bool span(const uint64_t *sizes, const uint64_t *strides, uint32_t rank, 
         if (!tsr_mul_u64(sizes[i] - 1, strides[i], &step) || !tsr_add_u64(last, step, &last)) return false;
     }
     return tsr_add_u64(last, 1, &last) && tsr_mul_u64(last, item_size, bytes);
+}
+
+/* PyTorch lays a tensor without strides out in row-major order. */
+static tsr_status make_strides(tsr_torch_build *build, tsr_torch_dense *dense, uint64_t position, tsr_error *err)
+{
+    uint32_t i = dense->entry.rank;
+    uint64_t *strides = tsr_arena_array(build->arena, i, sizeof *strides, err), step = 1;
+    if (!strides) return TSR_E_NOMEM;
+    while (i-- > 0) {
+        strides[i] = step;
+        TSR_FAIL_IF(!tsr_mul_u64(step, dense->entry.shape[i] ? dense->entry.shape[i] : 1, &step), err, TSR_E_FORMAT, position,
+                    "torch: the sizes of a tensor are too large");
+    }
+    dense->strides = strides;
+    return TSR_OK;
 }
 
 static bool is_contiguous(const uint64_t *sizes, const uint64_t *strides, uint32_t rank)
@@ -227,8 +242,15 @@ tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, 
     TSR_FAIL_IF(entry->dtype == TSR_DTYPE_NONE || tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, position,
                 "torch: a tensor of an unknown dtype");
     uint32_t stride_count;
+    tsr_ref offset = tsr_pickle_item(pickle, args, 1);
+    TSR_FAIL_IF(tsr_pickle_kind_of(pickle, offset) == TSR_PICKLE_OBJECT, err, TSR_E_UNSUPPORTED, position,
+                "torch: the offset of a tensor into its storage is not an int");
     TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 2), &entry->shape, &entry->rank, err));
     TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 3), &dense->strides, &stride_count, err));
+    if (stride_count == 0 && entry->rank) {
+        TSR_TRY(make_strides(build, dense, position, err));
+        stride_count = entry->rank;
+    }
     TSR_FAIL_IF(stride_count != entry->rank, err, TSR_E_FORMAT, position, "torch: %u strides for %u dimensions", stride_count,
                 entry->rank);
     if (id != TSR_TORCH_REBUILD_QUANTIZED) entry->requires_grad = tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4));
@@ -237,12 +259,12 @@ tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, 
         tsr_pickle_get(pickle, metadata, "conj", &dense->conj); /* the key counts, whatever its value */
         tsr_pickle_get(pickle, metadata, "neg", &dense->neg);
     }
-    TSR_TRY(check_span(build, &part, tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 1)), dense, position, err));
+    TSR_TRY(check_span(build, &part, tsr_pickle_int(pickle, offset), dense, position, err));
     *out = dense;
     return add_only_chunk(build, dense, err);
 }
 
-tsr_status tsr_torch_meet_storage(tsr_torch_build *build, tsr_ref persistent, uint64_t position, tsr_error *err)
+tsr_status tsr_torch_require_storage(tsr_torch_build *build, tsr_ref persistent, uint64_t position, tsr_error *err)
 {
     storage_part part;
     tsr_dtype dtype;

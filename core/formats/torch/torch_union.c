@@ -3,7 +3,7 @@
 #include "formats/torch/torch_union.h"
 
 #include "base/try.h"
-#include "formats/torch/torch_file.h"
+#include "tessera/sys/alloc.h"
 
 typedef struct joined_chunk {
     uint32_t entry;
@@ -27,6 +27,18 @@ void tsr_torch_union_close(tsr_torch_union *u)
     tsr_map_free(u->boxes);
     tsr_vec_free(&u->entries);
     tsr_vec_free(&u->chunks);
+}
+
+tsr_status tsr_torch_keep_shared(const tsr_host *host, tsr_entry *entries, uint64_t count, uint32_t storages, tsr_error *err)
+{
+    uint32_t *uses = tsr_alloc(host->allocator, (size_t)storages + 1, sizeof *uses, err);
+    if (!uses) return TSR_E_NOMEM;
+    memset(uses, 0, ((size_t)storages + 1) * sizeof *uses);
+    for (uint64_t i = 0; i < count; i++) uses[entries[i].storage_id]++;
+    for (uint64_t i = 0; i < count; i++)
+        if (uses[entries[i].storage_id] == 1) entries[i].storage_id = 0;
+    tsr_free(host->allocator, uses, (size_t)storages + 1, sizeof *uses);
+    return TSR_OK;
 }
 
 tsr_entry *tsr_torch_union_at(const tsr_torch_union *u, uint32_t number)
@@ -61,8 +73,7 @@ static tsr_status add_chunks(tsr_torch_union *u, uint32_t number, const tsr_entr
 
 static tsr_joined compare(const tsr_entry *a, const tsr_entry *b)
 {
-    bool same = a->kind == b->kind && a->dtype == b->dtype && a->rank == b->rank &&
-                (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+    bool same = a->kind == b->kind && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
     if (!same) return TSR_JOINED_MISMATCH;
     return a->kind == TSR_ENTRY_TENSOR ? TSR_JOINED_CHUNKS : TSR_JOINED_NOTHING;
 }

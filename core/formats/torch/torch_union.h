@@ -4,6 +4,7 @@
 
 #include "formats/common/reader.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef enum tsr_joined {
     TSR_JOINED_NEW,       /* the name was not there */
@@ -29,5 +30,7 @@ tsr_status tsr_torch_union_add(tsr_torch_union *u, const tsr_entry *entry, uint3
 tsr_entry *tsr_torch_union_at(const tsr_torch_union *u, uint32_t number);
 /* Fills the checkpoint's catalog; `storages` is the highest storage id there is. */
 tsr_status tsr_torch_union_keep(tsr_torch_union *u, uint32_t storages, tsr_error *err);
+/* Clears the storage ids (at most `storages`) that only one entry has. */
+tsr_status tsr_torch_keep_shared(const tsr_host *host, tsr_entry *entries, uint64_t count, uint32_t storages, tsr_error *err);
 
 #endif

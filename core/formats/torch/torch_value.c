@@ -1,13 +1,12 @@
 /* A torch.save pickle as a value tree. The walk is a stack of frames, one a node whose children are being made; a node that
  * several parents share is made once, so the tree is as large as the pickle, not as its expansion. */
 #include "base/try.h"
+#include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_verdict.h"
 #include "formats/torch/torch_walk.h"
 #include "formats/torch/torch_writer.h"
 
 #include "tessera/sys/alloc.h"
-
-enum { ATTRIBUTES_MAX = 4096 }; /* the objects looked into have a few; a search of more is not worth it */
 
 typedef struct slot {
     tsr_ref ref;
@@ -27,25 +26,6 @@ typedef struct walk {
     memo memo;
     tsr_vec frames;
 } walk;
-
-tsr_ref tsr_torch_arg(const tsr_pickle *pickle, tsr_ref object, size_t index)
-{
-    return tsr_pickle_item(pickle, tsr_pickle_args(pickle, object), index);
-}
-
-tsr_ref tsr_torch_attribute(const tsr_pickle *pickle, tsr_ref holder, const char *name)
-{
-    if (tsr_pickle_kind_of(pickle, holder) == TSR_PICKLE_OBJECT) holder = tsr_pickle_state(pickle, holder);
-    bool pair = tsr_pickle_kind_of(pickle, holder) == TSR_PICKLE_TUPLE;
-    tsr_ref dicts[] = {pair ? tsr_pickle_item(pickle, holder, 1) : holder, pair ? tsr_pickle_item(pickle, holder, 0) : TSR_REF_NONE};
-    for (size_t i = 0; i < 2; i++) {
-        bool found;
-        if (tsr_pickle_count(pickle, dicts[i]) > ATTRIBUTES_MAX) continue;
-        tsr_ref value = tsr_pickle_get(pickle, dicts[i], name, &found);
-        if (found) return value;
-    }
-    return TSR_REF_NONE;
-}
 
 static slot *memo_slot(slot *slots, size_t capacity, tsr_ref ref)
 {
@@ -75,33 +55,6 @@ static tsr_status memo_put(memo *m, tsr_ref ref, tsr_value *value, tsr_error *er
     *memo_slot(m->slots, m->capacity, ref) = (slot){ref, value};
     m->count++;
     return TSR_OK;
-}
-
-/* A text of the pickle that may outlive it: what its parser had to decode is copied. */
-tsr_status tsr_torch_keep_text(tsr_torch_build *build, tsr_ref ref, tsr_str *out, tsr_error *err)
-{
-    tsr_str bytes = build->pickle_bytes, text = tsr_pickle_text(build->pickle, ref);
-    uintptr_t from = (uintptr_t)bytes.data, at = (uintptr_t)text.data;
-    *out = text;
-    if (text.size == 0 || (at >= from && at < from + bytes.size)) return TSR_OK;
-    *out = tsr_arena_str(build->arena, text, err);
-    return out->data ? TSR_OK : TSR_E_NOMEM;
-}
-
-/* "module.name" of a class, function, or what stands for one. */
-tsr_str tsr_torch_class_text(tsr_torch_build *build, tsr_ref ref, tsr_error *err)
-{
-    const tsr_pickle *pickle = build->pickle;
-    tsr_str attribute = {NULL, 0};
-    if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_PERSISTENT)
-        ref = tsr_pickle_item(pickle, tsr_pickle_persistent(pickle, ref), 1); /* ('module', class, file, source) */
-    if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_OBJECT && tsr_pickle_class_id(pickle, ref) == TSR_TORCH_GETATTR) {
-        attribute = tsr_pickle_text(pickle, tsr_torch_arg(pickle, ref, 1));
-        ref = tsr_torch_arg(pickle, ref, 0);
-    }
-    if (tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_GLOBAL) return TSR_STR("(not a class)");
-    return tsr_arena_format(build->arena, err, "%.*s.%.*s%s%.*s", TSR_STR_ARG(tsr_pickle_module(pickle, ref)),
-                            TSR_STR_ARG(tsr_pickle_name_of(pickle, ref)), attribute.size ? "." : "", TSR_STR_ARG(attribute));
 }
 
 /* A storage by itself, or the class of a module in the legacy form. */
@@ -153,11 +106,15 @@ static tsr_status enter(walk *w, tsr_value *value, tsr_ref ref, tsr_torch_frame 
     case TSR_PICKLE_FLOAT: value->kind = TSR_VALUE_FLOAT; value->as.real = tsr_pickle_float(pickle, ref); return TSR_OK;
     case TSR_PICKLE_BIGINT: value->kind = TSR_VALUE_BIGINT; return tsr_torch_keep_text(w->build, ref, &value->text, err);
     case TSR_PICKLE_STR: value->kind = TSR_VALUE_STR; return tsr_torch_keep_text(w->build, ref, &value->text, err);
-    case TSR_PICKLE_BYTES: value->kind = TSR_VALUE_BYTES; return tsr_torch_keep_text(w->build, ref, &value->text, err);
+    case TSR_PICKLE_BYTES: 
+        value->kind = TSR_VALUE_BYTES;
+        if (!tsr_pickle_is_hashable(pickle, ref)) value->variant = TSR_VARIANT_BYTEARRAY;
+        return tsr_torch_keep_text(w->build, ref, &value->text, err);
     case TSR_PICKLE_LIST:
     case TSR_PICKLE_TUPLE:
     case TSR_PICKLE_SET:
     case TSR_PICKLE_DICT:
+        if (kind == TSR_PICKLE_SET && tsr_pickle_is_hashable(pickle, ref)) value->variant = TSR_VARIANT_FROZENSET;
         items = tsr_pickle_items(pickle, ref, &count);
         return tsr_torch_fill(w->build, value, containers[kind], items, count, out, err);
     case TSR_PICKLE_GLOBAL: return enter_global(w, value, ref, err);
@@ -247,7 +204,7 @@ static tsr_status run(walk *w, tsr_ref root, const tsr_value **out, tsr_error *e
 }
 
 /* Loading reads every storage that the pickle names, also those that nothing holds in the end. */
-static tsr_status meet_storages(tsr_torch_build *build, tsr_error *err)
+static tsr_status require_storages(tsr_torch_build *build, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     size_t count;
@@ -255,7 +212,7 @@ static tsr_status meet_storages(tsr_torch_build *build, tsr_error *err)
     for (size_t i = 0; i < count; i++) {
         tsr_ref kind = tsr_pickle_item(pickle, tsr_pickle_persistent(pickle, odd[i].ref), 0);
         if (odd[i].kind == TSR_PICKLE_ODD_PERSISTENT && tsr_str_equal(tsr_pickle_text(pickle, kind), TSR_STR("storage")))
-            TSR_TRY(tsr_torch_meet_storage(build, odd[i].ref, build->pickle_offset + odd[i].position, err));
+            TSR_TRY(tsr_torch_require_storage(build, odd[i].ref, build->pickle_offset + odd[i].position, err));
     }
     return TSR_OK;
 }
@@ -268,6 +225,6 @@ tsr_status tsr_torch_values(tsr_torch_build *build, tsr_ref root, const tsr_valu
     tsr_status status = run(&w, root, out, err);
     tsr_free(w.memo.allocator, w.memo.slots, w.memo.capacity, sizeof *w.memo.slots);
     tsr_vec_free(&w.frames);
-    if (status == TSR_OK) status = meet_storages(build, err);
+    if (status == TSR_OK) status = require_storages(build, err);
     return status == TSR_OK ? tsr_torch_verdict(build, true, err) : status;
 }

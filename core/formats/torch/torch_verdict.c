@@ -1,8 +1,10 @@
 /* Known functions are harmless only with the arguments that PyTorch gives them: getattr reaches anything, copyreg's
  * _reconstructor calls the __init__ of its second argument, _rebuild_from_type_v2 calls its first, a defaultdict its factory,
  * and _codecs.encode any codec. All objects of the pickle are looked at, not only those that the root holds. */
-#include "formats/torch/torch_signature.h"
-#include "formats/torch/torch_type.h"
+#include "formats/pickle/torch_fits.h"
+#include "formats/pickle/torch_signature.h"
+#include "formats/pickle/torch_states.h"
+#include "formats/pickle/torch_type.h"
 #include "formats/torch/torch_verdict.h"
 
 #include "base/try.h"
@@ -120,6 +122,18 @@ static tsr_dtype dtype_of(const tsr_pickle *pickle, uint32_t id, tsr_ref args)
     return tsr_torch_storage_dtype(pickle, tsr_pickle_item(pickle, storage, 1));
 }
 
+/* {'conj': …, 'neg': …}, which is looked at unless bool() gives False for it: keys are str, values what has a truth. */
+static bool is_metadata(const tsr_pickle *pickle, tsr_ref metadata)
+{
+    if (tsr_torch_is_false(pickle, metadata) || tsr_pickle_kind_of(pickle, metadata) == TSR_PICKLE_OBJECT)
+        return tsr_torch_is_false(pickle, metadata) || tsr_torch_is_one_of(pickle, metadata, "D");
+    for (size_t i = 0; i < tsr_pickle_count(pickle, metadata); i++)
+        if (!tsr_torch_is_one_of(pickle, tsr_pickle_key(pickle, metadata, i), "SY") ||
+            !tsr_torch_is_one_of(pickle, tsr_pickle_value(pickle, metadata, i), "NBIJFCjekvXawV"))
+            return false;
+    return tsr_pickle_kind_of(pickle, metadata) == TSR_PICKLE_DICT;
+}
+
 /* A tensor of ints has no gradient, and one of real numbers is not conjugated. */
 static bool suits_dtype(const tsr_pickle *pickle, uint32_t id, tsr_ref args)
 {
@@ -129,12 +143,21 @@ static bool suits_dtype(const tsr_pickle *pickle, uint32_t id, tsr_ref args)
         tsr_dtype dtype = dtype_of(pickle, tsr_pickle_class_id(pickle, data), tsr_pickle_args(pickle, data));
         return !tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 1)) || has_gradients(dtype);
     }
+    if (id == TSR_TORCH_REBUILD_QUANTIZED) return !tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 5));
     if (id != TSR_TORCH_REBUILD_TENSOR && !v3) return true;
     tsr_dtype dtype = dtype_of(pickle, id, args);
-    tsr_ref conj = tsr_pickle_get(pickle, tsr_pickle_item(pickle, args, v3 ? 7 : 6), "conj", &found);
-    if (found && tsr_torch_type(pickle, conj) != 'B') return false;
+    tsr_ref metadata = tsr_pickle_item(pickle, args, v3 ? 7 : 6);
+    tsr_pickle_get(pickle, metadata, "conj", &found);
+    if (!is_metadata(pickle, metadata)) return false;
+    if (v3 && tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4))) return false; /* it is filled in place */
     bool complex = dtype == TSR_DTYPE_NONE || tsr_dtype_describe(dtype)->kind == TSR_CLASS_COMPLEX;
     return (!tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4)) || has_gradients(dtype)) && (!found || complex);
+}
+
+/* Whether the state of a class becomes its attributes; a ShardedTensor, and a subclass that is not listed, may read it itself. */
+static bool takes_attributes(uint32_t class_id)
+{
+    return class_id && class_id != TSR_TORCH_SHARDED_TENSOR;
 }
 
 /* _rebuild_from_type_v2(function, type, args, state) */
@@ -145,9 +168,11 @@ static tsr_status judge_from_type(const judge *j, tsr_error *err)
     if (id < TSR_TORCH_REBUILD_TENSOR || id >= TSR_TORCH_REBUILD_FROM_TYPE)
         return tsr_verdict_call_of(&j->verdict, j->position, function, err);
     tsr_ref args = tsr_torch_arg(j->verdict.pickle, j->object, 2);
-    bool fits = tsr_torch_accepts(j->verdict.pickle, function, args) && suits_dtype(j->verdict.pickle, id, args);
+    tsr_ref made = tsr_torch_arg(j->verdict.pickle, j->object, 1), state = tsr_torch_arg(j->verdict.pickle, j->object, 3);
+    bool fits = tsr_torch_accepts(j->verdict.pickle, function, args) && suits_dtype(j->verdict.pickle, id, args) &&
+                (!takes_attributes(tsr_pickle_id(j->verdict.pickle, made)) || tsr_torch_are_attributes(j->verdict.pickle, state));
     return fits ? TSR_OK
-                : tsr_verdict_unloadable(&j->verdict, j->position, "a tensor is rebuilt with arguments that do not fit", err);
+                : tsr_verdict_unloadable(&j->verdict, j->position, "a tensor is rebuilt with invalid arguments", err);
 }
 
 /* Functions of numpy that make an object of the class, or call the function, that they are given. */
@@ -157,6 +182,7 @@ static tsr_status judge_numpy(const judge *j, tsr_error *err)
     tsr_ref first = tsr_torch_arg(pickle, j->object, 0), second = tsr_torch_arg(pickle, j->object, 1);
     tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, j->object));
     bool generator = tsr_str_equal(name, TSR_STR("__generator_ctor")) || tsr_str_equal(name, TSR_STR("__randomstate_ctor"));
+    if (tsr_torch_type(pickle, first) == 'b') generator = false; /* what follows is not called then */
     bool bits = tsr_str_equal(tsr_pickle_name_of(pickle, second), TSR_STR("__bit_generator_ctor")) && tsr_pickle_id(pickle, second);
     if (generator && second != TSR_REF_NONE && !bits) return tsr_verdict_call_of(&j->verdict, j->position, second, err);
     bool calls = tsr_str_equal(name, TSR_STR("__bit_generator_ctor")) || tsr_str_equal(name, TSR_STR("__pyx_unpickle_SeedSequence"));
@@ -184,7 +210,8 @@ static tsr_status judge_encode(const judge *j, tsr_error *err)
     const tsr_pickle *pickle = j->verdict.pickle;
     tsr_str codec = tsr_pickle_text(pickle, tsr_torch_arg(pickle, j->object, 1));
     if (tsr_pickle_kind_of(pickle, tsr_torch_arg(pickle, j->object, 0)) != TSR_PICKLE_STR)
-        return tsr_verdict_unloadable(&j->verdict, j->position, "_codecs.encode is given something other than text", err);
+        return tsr_verdict_unloadable(&j->verdict, j->position, "_codecs.encode is called with something other than text",
+                                      err);
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++)
         if (tsr_str_equal(codec, tsr_str_from(codecs[i]))) return TSR_OK;
     if (tsr_pickle_count(pickle, tsr_pickle_args(pickle, j->object)) == 1) return TSR_OK;
@@ -198,7 +225,7 @@ static tsr_status judge_layout(const judge *j, tsr_error *err)
     tsr_str name = tsr_pickle_text(j->verdict.pickle, tsr_torch_arg(j->verdict.pickle, j->object, 0));
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
         if (tsr_str_equal(name, tsr_str_from(layouts[i]))) return TSR_OK;
-    return tsr_verdict_unloadable(&j->verdict, j->position, "there is no layout of that name", err);
+    return tsr_verdict_unloadable(&j->verdict, j->position, "there is no layout with that name", err);
 }
 
 /* Class(value) gives a member. Any other use of an enum class is judged as if it were not listed. */
@@ -218,15 +245,41 @@ static bool can_hold(const tsr_pickle *pickle, tsr_ref object)
     char type = tsr_torch_type(pickle, object);
     if (type == TSR_TYPE_UNKNOWN) return true;
     bool bytearray = tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object)), TSR_STR("bytearray"));
-    return (!tsr_pickle_appended(pickle, object) || strchr("LUE", type) || bytearray) && (!tsr_pickle_dict_items(pickle, object) || type == 'D');
+    tsr_ref appended = tsr_pickle_appended(pickle, object);
+    if (appended && !strchr("LU", type) && !(bytearray && tsr_torch_are_bytes(pickle, appended))) return false;
+    return !tsr_pickle_dict_items(pickle, object) || type == 'D';
 }
 
-/* A tensor gets its state from _rebuild_tensor_v2's caller, as a tuple. */
+/* Whether `object`, a tensor, may be told by `ref` whether it has a gradient. */
+static bool is_gradient_flag(const tsr_pickle *pickle, tsr_ref object, tsr_ref ref)
+{
+    tsr_dtype dtype = dtype_of(pickle, tsr_pickle_class_id(pickle, object), tsr_pickle_args(pickle, object));
+    return tsr_torch_is_one_of(pickle, ref, "B") && (!tsr_pickle_bool(pickle, ref) || has_gradients(dtype));
+}
+
+/* (requires_grad, any, hooks), and from before PyTorch 0.4 (storage or tensor, offset, size, stride) and (tensor, any, hooks,
+ * requires_grad, any). */
+static bool is_tensor_state(const tsr_pickle *pickle, tsr_ref object, tsr_ref state)
+{
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, state);
+    size_t count = tsr_pickle_count(pickle, state);
+    tsr_ref first = tsr_pickle_item(pickle, state, 0);
+    if (kind == TSR_PICKLE_DICT) return count == 3 && is_gradient_flag(pickle, object, tsr_pickle_key(pickle, state, 0));
+    if (kind == TSR_PICKLE_OBJECT) return tsr_torch_is_one_of(pickle, state, "LD") && !tsr_torch_length(pickle, state, &count);
+    if (kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) return false;
+    if (count == 3) return is_gradient_flag(pickle, object, first);
+    if (count == 5)
+        return tsr_torch_is_one_of(pickle, first, "X") && is_gradient_flag(pickle, object, tsr_pickle_item(pickle, state, 3));
+    return count == 4 && tsr_torch_is_one_of(pickle, first, "PX") &&
+           tsr_torch_is_one_of(pickle, tsr_pickle_item(pickle, state, 1), "I");
+}
+
 static bool can_change(const tsr_pickle *pickle, uint32_t id, tsr_ref object)
 {
-    tsr_pickle_kind state = tsr_pickle_kind_of(pickle, tsr_pickle_state(pickle, object));
-    bool rebuilt = id == TSR_TORCH_REBUILD_TENSOR || id == TSR_TORCH_REBUILD_TENSOR_V3;
-    if (rebuilt && state != TSR_PICKLE_NONE && state != TSR_PICKLE_TUPLE) return false;
+    bool tensor = id >= TSR_TORCH_TENSOR && id <= TSR_TORCH_REBUILD_DEVICE && id != TSR_TORCH_REBUILD_JAGGED &&
+                  id != TSR_TORCH_REBUILD_WRAPPER;
+    tsr_ref state = tsr_pickle_state(pickle, object);
+    if (tensor && tsr_pickle_has_state(pickle, object) && !is_tensor_state(pickle, object, state)) return false;
     return can_hold(pickle, object) && tsr_torch_accepts_state(pickle, object);
 }
 
@@ -235,7 +288,7 @@ static const char *why_not_called(const tsr_pickle *pickle, uint32_t id, tsr_ref
 {
     tsr_ref args = tsr_pickle_args(pickle, object);
     if (!tsr_torch_accepts(pickle, tsr_pickle_class(pickle, object), args))
-        return "is called with arguments that it does not take";
+        return "is called with arguments that it does not accept";
     if (!suits_dtype(pickle, id, args)) return "makes a tensor of a dtype that cannot require a gradient, or be conjugated";
     return NULL;
 }
@@ -246,7 +299,9 @@ static bool makes_when_built(const tsr_pickle *pickle, tsr_ref object)
     tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object));
     if (strchr("IFCSBHRqQhwzdpvV", tsr_torch_type(pickle, object))) return true;
     return tsr_str_equal(name, TSR_STR("tuple")) || tsr_str_equal(name, TSR_STR("frozenset")) ||
-           tsr_str_equal(name, TSR_STR("bytes")) || tsr_str_equal(name, TSR_STR("Size")) || tsr_str_equal(name, TSR_STR("ndarray"));
+           tsr_str_equal(name, TSR_STR("bytes")) || tsr_str_equal(name, TSR_STR("Size")) || tsr_str_equal(name, TSR_STR("ndarray")) ||
+           tsr_str_equal(name, TSR_STR("matrix")) || tsr_str_equal(name, TSR_STR("recarray")) ||
+           tsr_str_equal(name, TSR_STR("TensorMeta")) || tsr_str_equal(name, TSR_STR("ShardOrderEntry"));
 }
 
 static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
@@ -255,9 +310,9 @@ static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
     bool called = tsr_pickle_how_of(pickle, j->object) == TSR_PICKLE_CALLED;
     const char *reason = called || makes_when_built(pickle, j->object) ? why_not_called(pickle, id, j->object) : NULL;
     if (id == TSR_TORCH_QSCHEME || (!called && tsr_torch_is_function(id)))
-        reason = "is called, or has instances here, and is neither a function nor a class";
+        reason = "is called or instantiated, but is neither a function nor a class";
     else if (!reason && !can_change(pickle, id, j->object))
-        reason = "makes an object that is given a state or items that it does not take";
+        reason = "makes an object and gives it a state or items that it does not accept";
     return reason ? tsr_verdict_unloadable_of(&j->verdict, j->position, tsr_pickle_class(pickle, j->object), reason, err) : TSR_OK;
 }
 
@@ -283,7 +338,7 @@ static tsr_status charge(judge *j, tsr_ref tuple, tsr_error *err)
         cost += tsr_pickle_count(pickle, item) + tsr_pickle_text(pickle, item).size;
     }
     TSR_FAIL_IF(cost > j->visits, err, TSR_E_LIMIT, j->verdict.pickle_offset + j->position,
-                "torch: calls share arguments that together are far larger than the pickle");
+                "torch: calls share arguments that are far larger in total than the pickle");
     j->visits -= cost;
     return TSR_OK;
 }
@@ -341,6 +396,7 @@ static tsr_status judge_legacy_id(const tsr_verdict *v, const tsr_pickle_oddity 
 static tsr_verdict verdict_on(const tsr_torch_build *build, bool resolves)
 {
     return (tsr_verdict){.pickle = build->pickle,
+                         .host = build->host,
                          .findings = build->findings,
                          .file_name = build->file_name,
                          .pickle_offset = build->pickle_offset,

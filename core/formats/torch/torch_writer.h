@@ -55,11 +55,6 @@ void tsr_torch_sort_tensors(tsr_torch_new_tensor *tensors, size_t count);
  * values that cannot be re-emitted (parts of quantized, sparse and other such tensors), naming their class. */
 tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, tsr_vec *out, tsr_error *err);
 
-/* Whether torch.load(weights_only=True) takes the value: it names no class beyond that loader's own list. */
-bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host);
-/* The same of the value by itself, whatever its items are. */
-bool tsr_torch_is_plain(const tsr_value *value);
-
 typedef struct tsr_torch_archive {
     tsr_zip_new_member *members;
     size_t member_count;

@@ -1,9 +1,9 @@
 /* With which arguments the known functions and classes of torch.save pickles can be called: what else they are given makes
  * PyTorch's loader raise. */
-#ifndef TSR_FORMATS_TORCH_TORCH_SIGNATURE_H
-#define TSR_FORMATS_TORCH_TORCH_SIGNATURE_H
+#ifndef TSR_FORMATS_PICKLE_TORCH_SIGNATURE_H
+#define TSR_FORMATS_PICKLE_TORCH_SIGNATURE_H
 
-#include "formats/torch/torch_names.h"
+#include "formats/pickle/torch_names.h"
 
 /* False when `callee`, a GLOBAL, raises with the items of the TUPLE `args`; true when it takes them, or is not known here. */
 bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args);

@@ -1,6 +1,6 @@
 /* The text of numpy's dtypes. */
-#ifndef TSR_FORMATS_TORCH_TORCH_NUMPY_DTYPE_H
-#define TSR_FORMATS_TORCH_TORCH_NUMPY_DTYPE_H
+#ifndef TSR_FORMATS_PICKLE_TORCH_NUMPY_DTYPE_H
+#define TSR_FORMATS_PICKLE_TORCH_NUMPY_DTYPE_H
 
 #include "tessera/str.h"
 
@@ -9,6 +9,7 @@ typedef struct tsr_numpy_dtype {
     uint64_t size; /* bytes of an element; 0 where the text does not tell */
 } tsr_numpy_dtype;
 
+/* Of "<f8", "M8[ns]", "float32", "i4,(2,)f4". */
 tsr_numpy_dtype tsr_numpy_dtype_from(tsr_str text);
 
 /* Whether the text is a unit of time: "ns", "D", "generic". */

@@ -4,12 +4,13 @@
  *   E set, frozenset  H slice  R range  U deque  G class  f function, or any other value that a GLOBAL names
  *   q date  Q datetime  h time  w timedelta  z timezone  p path  M member of an enum
  *   P storage  X tensor  t torch.dtype, qscheme  d torch.device  l torch.layout
- *   V numpy.dtype  a numpy.ndarray  k numpy scalar  b bit generator of numpy  s its SeedSequence
+ *   V numpy.dtype  a numpy.ndarray  j numpy integer  e numpy scalar that only float() takes  o date or record of numpy
+ *   k numpy scalar of a dtype that is not known  b bit generator of numpy  s its SeedSequence
  *   v object(), Decimal, Fraction: a value without attributes  O another object of a known class  ? not known */
-#ifndef TSR_FORMATS_TORCH_TORCH_TYPE_H
-#define TSR_FORMATS_TORCH_TORCH_TYPE_H
+#ifndef TSR_FORMATS_PICKLE_TORCH_TYPE_H
+#define TSR_FORMATS_PICKLE_TORCH_TYPE_H
 
-#include "formats/torch/torch_names.h"
+#include "formats/pickle/torch_names.h"
 
 #define TSR_TYPE_UNKNOWN '?'
 
@@ -18,6 +19,18 @@ char tsr_torch_type(const tsr_pickle *pickle, tsr_ref ref);
 
 /* Whether a listed name is a function rather than a class. Functions have no instances. */
 bool tsr_torch_is_function(uint32_t id);
+
+/* Whether the value is of one of the types, or of one that is not known. */
+bool tsr_torch_is_one_of(const tsr_pickle *pickle, tsr_ref ref, const char *types);
+
+/* Whether a value can stand for one number, as far as its type goes: of arrays and tensors, those of one element. */
+bool tsr_torch_is_single(const tsr_pickle *pickle, tsr_ref ref);
+
+/* The number of items of what Python can iterate over; false where it is not known. Linear for a STR. */
+bool tsr_torch_length(const tsr_pickle *pickle, tsr_ref ref, size_t *length);
+
+/* Whether bool() gives False, as far as that is known. */
+bool tsr_torch_is_false(const tsr_pickle *pickle, tsr_ref ref);
 
 /* Whether Python can iterate over a value of the type; true for one that is not known. */
 bool tsr_type_is_iterable(char type);

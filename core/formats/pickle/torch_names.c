@@ -1,9 +1,8 @@
 /* The allowlist of torch.save files. Sources: torch/_weights_only_unpickler.py, torch/_utils.py, torch/_tensor.py,
  * torch/distributed/tensor, torch/distributed/_shard of PyTorch 2.13, and where older versions kept the same classes. */
-#include "formats/torch/torch_names.h"
+#include "formats/pickle/torch_names.h"
 
 #include "formats/pickle/enum_names.h"
-#include "formats/torch/torch_fits.h"
 
 #include "tessera/sys/dtype_forms.h"
 
@@ -183,6 +182,29 @@ bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref na
             return true;
     }
     return false;
+}
+
+/* Those of a tuple that has the names of torch.return_types; then a dict, with what it has beside its items. */
+size_t tsr_torch_return_size(tsr_str name)
+{
+    static const struct {
+        size_t size;
+        const char *names; /* with spaces around them; each but a few is there with `_out` too */
+    } rows[] = {
+        {2, " _attr _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper _linalg_eigh "
+            "_scaled_dot_product_flash_attention_for_cpu _unpack_dual aminmax cummax cummin frexp geqrf histogram histogramdd "
+            "kthvalue linalg_cholesky_ex linalg_eig linalg_eigh linalg_inv_ex linalg_ldl_factor linalg_lu_factor linalg_qr "
+            "linalg_slogdet linalg_solve_ex max median min mode nanmedian qr slogdet sort topk triangular_solve "},
+        {3, " _linalg_det _linalg_svd _lu_with_info linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex linalg_svd lu_unpack svd "},
+        {4, " _linalg_slogdet _linalg_solve_ex _scaled_dot_product_efficient_attention linalg_lstsq "},
+        {9, " _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention "},
+    };
+    if (tsr_str_ends(name, TSR_STR("_out"))) name.size -= 4;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        for (const char *at = rows[i].names + 1; *at; at += strcspn(at, " ") + 1)
+            if (tsr_str_equal(name, (tsr_str){at, strcspn(at, " ")})) return rows[i].size;
+    }
+    return 0;
 }
 
 static uint32_t other_id(tsr_str module, tsr_str name)

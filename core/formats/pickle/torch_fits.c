@@ -1,8 +1,9 @@
 /* Values that the constructors of Python's types accept. Source: CPython 3.11, Modules/_datetimemodule.c, Lib/fractions.py,
  * Lib/uuid.py, Modules/_decimal, Objects. */
-#include "formats/torch/torch_fits.h"
+#include "formats/pickle/torch_fits.h"
 
-#include "formats/torch/torch_type.h"
+#include "formats/pickle/torch_numpy_descr.h"
+#include "formats/pickle/torch_type.h"
 
 enum { KEY_DEPTH = 8, KEY_ITEMS = 64 /* of tuples that are keys, looked at for each: tuples may share theirs */ };
 
@@ -48,7 +49,7 @@ static bool skip_digits(tsr_str text, size_t *at)
     return *at > from;
 }
 
-static bool is_int_text(tsr_str text)
+bool tsr_torch_is_int_text(tsr_str text)
 {
     size_t at = 0;
     if (!is_ascii(text)) return true; /* digits of other scripts */
@@ -108,13 +109,16 @@ static bool is_finite_number(const tsr_pickle *pickle, tsr_ref ref)
 static bool fits_int(const tsr_pickle *pickle, tsr_ref args)
 {
     tsr_ref first = tsr_pickle_item(pickle, args, 0), base = tsr_pickle_item(pickle, args, 1);
+    bool bytes = tsr_torch_type(pickle, first) == 'Y';
+    first = tsr_numpy_text_of(pickle, first);
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, first);
     bool text = kind == TSR_PICKLE_STR || kind == TSR_PICKLE_BYTES;
+    if (bytes && !is_ascii(tsr_pickle_text(pickle, first))) return false;
     if (tsr_pickle_count(pickle, args) < 2)
-        return text ? is_int_text(tsr_pickle_text(pickle, first)) : is_finite_number(pickle, first);
+        return text ? tsr_torch_is_int_text(tsr_pickle_text(pickle, first)) : is_finite_number(pickle, first);
     int64_t value = tsr_pickle_int(pickle, base);
     if (!text || (value != 0 && (value < 2 || value > 36))) return kind == TSR_PICKLE_OBJECT;
-    return value != 10 || is_int_text(tsr_pickle_text(pickle, first));
+    return value != 10 || tsr_torch_is_int_text(tsr_pickle_text(pickle, first));
 }
 
 static bool fits_float(const tsr_pickle *pickle, tsr_ref args)
@@ -140,8 +144,8 @@ static bool is_fraction_text(tsr_str text)
     tsr_str below = trim((tsr_str){slash + 1, text.size - (size_t)(slash + 1 - text.data)});
     bool zero = true;
     for (size_t i = 0; i < below.size; i++) zero &= below.data[i] == '0';
-    return is_int_text((tsr_str){text.data, (size_t)(slash - text.data)}) && below.size && is_digit(below.data[0]) &&
-           is_int_text(below) && !zero;
+    return tsr_torch_is_int_text((tsr_str){text.data, (size_t)(slash - text.data)}) && below.size && is_digit(below.data[0]) &&
+           tsr_torch_is_int_text(below) && !zero;
 }
 
 static bool fits_fraction(const tsr_pickle *pickle, tsr_ref args)
@@ -209,12 +213,25 @@ static bool is_pair(const tsr_pickle *pickle, tsr_ref ref)
     }
 }
 
+/* Whether the items of an OBJECT can be pairs: those of a range, a torch.Size or an array of one dimension are numbers. */
+static bool may_give_pairs(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_ref shape = tsr_pickle_item(pickle, tsr_pickle_state(pickle, ref), 1);
+    char type = tsr_torch_type(pickle, ref);
+    if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_SIZE)
+        return tsr_pickle_count(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, ref), 0)) == 0;
+    if (type == 'a')
+        return tsr_pickle_kind_of(pickle, shape) != TSR_PICKLE_TUPLE || tsr_pickle_int(pickle, tsr_pickle_item(pickle, shape, 1)) == 2;
+    return type != 'R' && (type != 'Y' || tsr_pickle_text(pickle, tsr_numpy_text_of(pickle, ref)).size == 0);
+}
+
 static bool are_pairs(const tsr_pickle *pickle, tsr_ref ref)
 {
     size_t count;
     const tsr_ref *items = items_of(pickle, ref, &count);
     for (size_t i = 0; i < count; i++)
         if (!is_pair(pickle, items[i])) return false;
+    if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_OBJECT && !may_give_pairs(pickle, ref)) return false;
     return tsr_pickle_text(pickle, ref).size == 0; /* the items of a str or bytes are not pairs */
 }
 
@@ -257,7 +274,7 @@ static bool is_encodable(tsr_str text, tsr_str codec)
 static bool is_byte(const tsr_pickle *pickle, tsr_ref ref)
 {
     double value;
-    if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_OBJECT) return strchr("IB?Xa", tsr_torch_type(pickle, ref)) != NULL;
+    if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_OBJECT) return strchr("IBj?Xa", tsr_torch_type(pickle, ref)) != NULL;
     return tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_FLOAT && tsr_torch_number(pickle, ref, &value) && value >= 0 && value < 256;
 }
 
@@ -272,7 +289,18 @@ static bool fits_bytes(const tsr_pickle *pickle, tsr_ref args)
     const tsr_ref *items = items_of(pickle, first, &count);
     for (size_t i = 0; i < count; i++)
         if (!is_byte(pickle, items[i])) return false;
+    for (size_t i = 0; tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_DICT && i < tsr_pickle_count(pickle, first); i++)
+        if (!is_byte(pickle, tsr_pickle_key(pickle, first, i))) return false;
     return is_at_least(pickle, first, 0);
+}
+
+bool tsr_torch_are_bytes(const tsr_pickle *pickle, tsr_ref list)
+{
+    size_t count;
+    const tsr_ref *items = items_of(pickle, list, &count);
+    for (size_t i = 0; i < count; i++)
+        if (!is_byte(pickle, items[i])) return false;
+    return true;
 }
 
 static bool fits_encode(const tsr_pickle *pickle, tsr_ref args)
@@ -309,7 +337,11 @@ static bool is_day(const tsr_pickle *pickle, tsr_ref args, size_t more)
  * protocol 2, bytes are such text, given to _codecs.encode. */
 static int packed_byte(const tsr_pickle *pickle, tsr_ref ref, size_t size, size_t at)
 {
-    if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ENCODE) ref = tsr_pickle_item(pickle, tsr_pickle_args(pickle, ref), 0);
+    if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ENCODE) {
+        tsr_str codec = tsr_pickle_text(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, ref), 1));
+        ref = tsr_pickle_item(pickle, tsr_pickle_args(pickle, ref), 0);
+        if (!tsr_str_starts(codec, TSR_STR("lat")) && !is_ascii(tsr_pickle_text(pickle, ref))) return -1;
+    }
     tsr_str text = tsr_pickle_text(pickle, ref);
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     if (kind == TSR_PICKLE_BYTES) return text.size == size ? (unsigned char)text.data[at] : -1;
@@ -331,7 +363,9 @@ static bool is_packed(const tsr_pickle *pickle, tsr_ref args)
 static bool is_object_arg(const tsr_pickle *pickle, tsr_ref args)
 {
     tsr_ref first = tsr_pickle_item(pickle, args, 0);
-    return tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_OBJECT && tsr_pickle_class_id(pickle, first) != TSR_TORCH_ENCODE;
+    tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, first));
+    bool bytes = strchr("YSk?", tsr_torch_type(pickle, first)) && !tsr_str_equal(name, TSR_STR("bytearray"));
+    return tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_OBJECT && bytes && tsr_pickle_class_id(pickle, first) != TSR_TORCH_ENCODE;
 }
 
 static bool fits_date(const tsr_pickle *pickle, tsr_ref args)
@@ -399,54 +433,6 @@ static bool fits_uuid(const tsr_pickle *pickle, tsr_ref args)
         digits += !strchr("{}-", c);
     }
     return digits == 32;
-}
-
-static bool is_uuid_state(const tsr_pickle *pickle, tsr_ref state)
-{
-    bool found, told;
-    tsr_pickle_get(pickle, state, "int", &found);
-    tsr_ref safe = tsr_pickle_get(pickle, state, "is_safe", &told);
-    int64_t value = tsr_pickle_int(pickle, safe);
-    bool known = safe == TSR_REF_NONE || (strchr("IB", tsr_torch_type(pickle, safe)) && (value == 0 || value == -1));
-    return found && (!told || known || tsr_torch_type(pickle, safe) == TSR_TYPE_UNKNOWN);
-}
-
-/* (seed, offset or None, tensor) */
-static bool is_generator_state(const tsr_pickle *pickle, tsr_ref state)
-{
-    return tsr_pickle_count(pickle, state) == 3 && strchr("IBJ?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 0))) &&
-           strchr("IBNJ?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 1))) &&
-           strchr("X?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 2)));
-}
-
-bool tsr_torch_fits_state(const tsr_pickle *pickle, tsr_str name, tsr_ref state)
-{
-    if (tsr_torch_type(pickle, state) == TSR_TYPE_UNKNOWN) return true;
-    if (tsr_str_equal(name, TSR_STR("UUID"))) return is_uuid_state(pickle, state);
-    return !tsr_str_equal(name, TSR_STR("Generator")) || is_generator_state(pickle, state);
-}
-
-/* Those of a tuple that has the names of torch.return_types; then a dict, with what it has beside its items. */
-size_t tsr_torch_return_size(tsr_str name)
-{
-    static const struct {
-        size_t size;
-        const char *names; /* with spaces around them; each but a few is there with `_out` too */
-    } rows[] = {
-        {2, " _attr _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper _linalg_eigh "
-            "_scaled_dot_product_flash_attention_for_cpu _unpack_dual aminmax cummax cummin frexp geqrf histogram histogramdd "
-            "kthvalue linalg_cholesky_ex linalg_eig linalg_eigh linalg_inv_ex linalg_ldl_factor linalg_lu_factor linalg_qr "
-            "linalg_slogdet linalg_solve_ex max median min mode nanmedian qr slogdet sort topk triangular_solve "},
-        {3, " _linalg_det _linalg_svd _lu_with_info linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex linalg_svd lu_unpack svd "},
-        {4, " _linalg_slogdet _linalg_solve_ex _scaled_dot_product_efficient_attention linalg_lstsq "},
-        {9, " _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention "},
-    };
-    if (tsr_str_ends(name, TSR_STR("_out"))) name.size -= 4;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        for (const char *at = rows[i].names + 1; *at; at += strcspn(at, " ") + 1)
-            if (tsr_str_equal(name, (tsr_str){at, strcspn(at, " ")})) return rows[i].size;
-    }
-    return 0;
 }
 
 bool tsr_torch_fits(const tsr_pickle *pickle, tsr_str name, tsr_ref args)

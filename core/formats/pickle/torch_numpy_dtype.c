@@ -1,8 +1,6 @@
 /* Source: numpy 2.4, numpy/_core/src/multiarray/descriptor.c (_convert_from_str), numpy/_core/_type_aliases.py, and
  * numpy/_core/_internal.py (_commastring). */
-#include "formats/torch/torch_numpy_dtype.h"
-
-#include "formats/torch/torch_numpy.h"
+#include "formats/pickle/torch_numpy_dtype.h"
 
 enum { LONGEST = 4096 /* bytes of text: many dtypes may share theirs */ };
 
@@ -149,9 +147,4 @@ tsr_numpy_dtype tsr_numpy_dtype_from(tsr_str text)
     tsr_numpy_dtype found = simple(text);
     bool list = text.size && (memchr(text.data, ',', text.size) || repeats(text));
     return found.letter || !list ? found : several(text);
-}
-
-bool tsr_numpy_is_dtype(tsr_str text)
-{
-    return tsr_numpy_dtype_from(text).letter != 0;
 }

@@ -1,20 +1,20 @@
 /* The first of many names as text for one message: "'a', 'b', 'c', …". */
-#ifndef TSR_FORMATS_COMMON_NAME_LIST_H
-#define TSR_FORMATS_COMMON_NAME_LIST_H
+#ifndef TSR_FORMATS_COMMON_SHOWN_NAMES_H
+#define TSR_FORMATS_COMMON_SHOWN_NAMES_H
 
 #include "tessera/str.h"
 
 enum { TSR_NAMES_SHOWN = 8, TSR_NAMES_BYTES = 400 };
 
-typedef struct tsr_name_list {
+typedef struct tsr_shown_names {
     char text[TSR_NAMES_BYTES + 8]; /* NUL-terminated */
     size_t used;
     uint64_t shown, count;
-} tsr_name_list;
+} tsr_shown_names;
 
 /* Counts a name, and shows it if there is room. Starts from a zeroed list. */
-void tsr_name_list_add(tsr_name_list *list, tsr_str name);
+void tsr_shown_names_add(tsr_shown_names *list, tsr_str name);
 /* ", …" when names were left out, otherwise nothing. */
-const char *tsr_name_list_rest(const tsr_name_list *list);
+const char *tsr_shown_names_rest(const tsr_shown_names *list);
 
 #endif

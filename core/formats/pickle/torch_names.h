@@ -1,7 +1,7 @@
 /* The classes and functions that torch.save files name and that Tessera knows. What is not here is never interpreted: it
  * stays an object whose class is shown. dtypes and typed storages are recognized through model/dtype (torch_names.c). */
-#ifndef TSR_FORMATS_TORCH_TORCH_NAMES_H
-#define TSR_FORMATS_TORCH_TORCH_NAMES_H
+#ifndef TSR_FORMATS_PICKLE_TORCH_NAMES_H
+#define TSR_FORMATS_PICKLE_TORCH_NAMES_H
 
 #include "codec/pickle.h"
 #include "tessera/dtype.h"
@@ -50,6 +50,9 @@ extern const tsr_pickle_sink tsr_torch_names;
 
 /* Whether PyTorch writes getattr(class_, name): what else it is asked for could be anything. */
 bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref name);
+
+/* How many items the tuple torch.return_types.NAME has; 0 for other names. */
+size_t tsr_torch_return_size(tsr_str name);
 
 /* The dtype that a GLOBAL such as "torch float32" names, or TSR_DTYPE_NONE. */
 tsr_dtype tsr_torch_dtype(const tsr_pickle *pickle, tsr_ref global);

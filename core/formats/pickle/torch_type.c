@@ -1,5 +1,7 @@
 /* What a call of a listed class or function makes. */
-#include "formats/torch/torch_type.h"
+#include "formats/pickle/torch_type.h"
+
+#include "formats/pickle/torch_numpy_descr.h"
 
 /* By the name alone: the module has been compared when the GLOBAL got its id. */
 static const struct {
@@ -11,7 +13,7 @@ static const struct {
     {"date", 'q'},         {"datetime", 'Q'},     {"time", 'h'},        {"timedelta", 'w'},  {"timezone", 'z'},
     {"Path", 'p'},         {"PosixPath", 'p'},    {"PurePath", 'p'},    {"PurePosixPath", 'p'}, {"WindowsPath", 'p'},
     {"PureWindowsPath", 'p'}, {"ndarray", 'a'},   {"dtype", 'V'},       {"_reconstruct", 'a'}, {"_frombuffer", 'a'},
-    {"_mareconstruct", 'a'}, {"MaskedConstant", 'a'}, {"scalar", 'k'},  {"__bit_generator_ctor", 'b'},
+    {"_mareconstruct", 'a'}, {"MaskedConstant", 'a'}, {"__bit_generator_ctor", 'b'},
     {"__pyx_unpickle_SeedSequence", 's'},         {"UninitializedParameter", 'X'}, {"UninitializedBuffer", 'X'},
     {"NestedTensor", 'X'}, {"Decimal", 'v'},      {"Fraction", 'v'},      {"MEM_FORMAT_ENCODING", 'M'},
 };
@@ -43,7 +45,11 @@ static char type_of_object(const tsr_pickle *pickle, tsr_ref object)
     case TSR_TORCH_LAYOUT: return 'l';
     case TSR_TORCH_ENUM: return 'M';
     case TSR_TORCH_LISTED:
-    case TSR_TORCH_FUNCTION: return type_by_name(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object)));
+    case TSR_TORCH_FUNCTION: {
+        tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object));
+        bool scalar = tsr_str_equal(name, TSR_STR("scalar"));
+        return scalar ? tsr_numpy_scalar_type(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, object), 0)) : type_by_name(name);
+    }
     default: return id >= TSR_TORCH_TENSOR && id <= TSR_TORCH_SHARDED_TENSOR ? 'X' : 'O';
     }
 }
@@ -58,7 +64,8 @@ static char type_of_global(const tsr_pickle *pickle, tsr_ref global)
 {
     uint32_t id = tsr_pickle_id(pickle, global);
     if (tsr_torch_dtype(pickle, global) || id == TSR_TORCH_QSCHEME) return 't';
-    if (tsr_torch_storage_dtype(pickle, global)) return 'f';
+    bool untyped = tsr_str_equal(tsr_pickle_name_of(pickle, global), TSR_STR("UntypedStorage"));
+    if (tsr_torch_storage_dtype(pickle, global)) return untyped ? 'G' : 'f'; /* torch.load makes a value of a typed one */
     if (!id) return 'u';
     return tsr_torch_is_function(id) ? 'f' : 'G';
 }
@@ -73,6 +80,69 @@ char tsr_torch_type(const tsr_pickle *pickle, tsr_ref ref)
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     if (kind == TSR_PICKLE_OBJECT) return type_of_object(pickle, ref);
     return kind == TSR_PICKLE_GLOBAL ? type_of_global(pickle, ref) : types[kind];
+}
+
+bool tsr_torch_is_one_of(const tsr_pickle *pickle, tsr_ref ref, const char *types)
+{
+    char type = tsr_torch_type(pickle, ref);
+    return type == TSR_TYPE_UNKNOWN || strchr(types, type) != NULL;
+}
+
+bool tsr_torch_is_single(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_ref state = tsr_pickle_state(pickle, ref), args = tsr_pickle_args(pickle, ref);
+    const char type = tsr_torch_type(pickle, ref);
+    int64_t sizes[8];
+    if (type == 'a') {
+        tsr_ref shape = state ? tsr_pickle_item(pickle, state, 1) : tsr_pickle_item(pickle, args, 1);
+        return tsr_pickle_kind_of(pickle, shape) != TSR_PICKLE_TUPLE || tsr_pickle_count(pickle, shape) == 0;
+    }
+    if (type != 'X' || tsr_pickle_class_id(pickle, ref) == TSR_TORCH_REBUILD_PARAMETER) return type != 'X';
+    int ndim = tsr_pickle_ints(pickle, tsr_pickle_item(pickle, args, 2), sizes, 8);
+    for (int i = 0; i < ndim; i++)
+        if (sizes[i] != 1) return false;
+    return true;
+}
+
+bool tsr_torch_length(const tsr_pickle *pickle, tsr_ref ref, size_t *length)
+{
+    const tsr_str text = tsr_pickle_text(pickle, ref);
+    *length = tsr_pickle_count(pickle, ref);
+    switch (tsr_pickle_kind_of(pickle, ref)) {
+    case TSR_PICKLE_STR:
+        for (size_t i = 0; i < text.size; i++) *length += (text.data[i] & 0xc0) != 0x80;
+        return true;
+    case TSR_PICKLE_BYTES: *length = text.size; return true;
+    case TSR_PICKLE_LIST:
+    case TSR_PICKLE_TUPLE: return true;
+    case TSR_PICKLE_SET:
+    case TSR_PICKLE_DICT: return *length < 2; /* of more, some may be equal */
+    case TSR_PICKLE_OBJECT:
+        if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_SIZE) {
+            tsr_ref items = tsr_pickle_item(pickle, tsr_pickle_args(pickle, ref), 0);
+            *length = tsr_pickle_count(pickle, items);
+            return items == TSR_REF_NONE || tsr_pickle_kind_of(pickle, items) == TSR_PICKLE_TUPLE;
+        }
+        if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ENCODE) {
+            const tsr_ref args = tsr_pickle_args(pickle, ref);
+            const tsr_str codec = tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 1));
+            const tsr_str encoded = tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 0));
+            *length = 0;
+            for (size_t i = 0; i < encoded.size; i++) *length += (encoded.data[i] & 0xc0) != 0x80;
+            return tsr_str_starts(codec, TSR_STR("lat")) || *length == encoded.size;
+        }
+        return strchr("LTDEU", tsr_torch_type(pickle, ref)) && tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0 &&
+               !tsr_pickle_appended(pickle, ref) && !tsr_pickle_dict_items(pickle, ref);
+    default: return false;
+    }
+}
+
+bool tsr_torch_is_false(const tsr_pickle *pickle, tsr_ref ref)
+{
+    double number;
+    size_t length;
+    if (tsr_torch_number(pickle, ref, &number)) return number == 0;
+    return ref == TSR_REF_NONE || (tsr_torch_length(pickle, ref, &length) && length == 0);
 }
 
 bool tsr_type_is_iterable(char type)

@@ -3,28 +3,32 @@
  * everywhere. Beside the types:
  *
  *   A any  ! none  n a str that is a number  i a tuple or list of ints  g a str that names a device  m an int from 0 to 2
- *   c what can be iterated over
+ *   c what can be iterated over  W what can be iterated over and gives ints  r what float() takes, but for str  x an int of
+ *   Python's own  K an int that is not negative
  *
  * Source: torch/_utils.py, torch/_tensor.py of PyTorch 2.13, the constructors of CPython 3.11 and numpy 2. */
-#include "formats/torch/torch_signature.h"
+#include "formats/pickle/torch_signature.h"
 
-#include "formats/torch/torch_fits.h"
-#include "formats/torch/torch_numpy.h"
-#include "formats/torch/torch_type.h"
+#include "formats/pickle/torch_fits.h"
+#include "formats/pickle/torch_numpy.h"
+#include "formats/pickle/torch_states.h"
+#include "formats/pickle/torch_type.h"
+
+enum { MOST_DIMS = 64 };
 
 static const struct {
     const char *name, *signature;
 } signatures[] = {
     {"OrderedDict", ".c"},
-    {"_rebuild_tensor_v2", "P I LT LTN B A .DN"},
+    {"_rebuild_tensor_v2", "P I LT LTN B A .A"},
     {"_rebuild_parameter", "XN B A"},
     {"_rebuild_tensor", "P I LT LTN"},
-    {"_rebuild_tensor_v3", "P I LT LTN B A tN .DN"},
+    {"_rebuild_tensor_v3", "P I LT LTN B A tN .A"},
     {"_rebuild_parameter_with_state", "XN B A DNTO"},
     {"_rebuild_qtensor", "P I LT LT T B A"},
     {"_rebuild_sparse_tensor", "l LT"},
     {"_rebuild_nested_tensor", "X X X X"},
-    {"_rebuild_meta_tensor_no_storage", "t i i B"},
+    {"_rebuild_meta_tensor_no_storage", "tN i i BN"},
     {"_rebuild_wrapper_subclass", "G t LT LT I l d B"},
     {"_rebuild_device_tensor_from_cpu_tensor", "X t Sd B"},
     {"_rebuild_device_tensor_from_numpy", "a t Sd B"},
@@ -33,25 +37,26 @@ static const struct {
     {"_rebuild_from_type_v2", "f G T A"},
     {"_rebuild_njt", "D"},
     {"_reconstructor", "G G A"},
-    {"Size", ".i"},
-    {"device", "g .BI/IBd"},
+    {"Size", ".W"},
+    {"device", "g .KN/Kd"},
+    {"_get_layout", "S"},
     {"encode", "S .S .S"},
-    {"_reconstruct", "G LTI SYVGN"},
-    {"_mareconstruct", "G G LTI SYVGN"},
+    {"_reconstruct", "G LTIjSYRUaX SYVGNLDT"},
+    {"_mareconstruct", "G G LTIjSYRUaX SYVGNLDT"},
     {"MaskedConstant", ""},
     {"scalar", "V .A"},
     {"_frombuffer", "A SYV T S .A"},
     {"__bit_generator_ctor", ".SG"},
-    {"__generator_ctor", ".Sb .f"},
-    {"__randomstate_ctor", ".Sb .f"},
+    {"__generator_ctor", ".b .A/S .f"},
+    {"__randomstate_ctor", ".b .A/S .f"},
     {"__pyx_unpickle_SeedSequence", "G I TN"},
-    {"dtype", "SYGVN .A .A .D"},
+    {"dtype", "SYGVNLDTjeko .A .A .D"},
     {"object", ""},
-    {"int", ".IJFBSY .I"},
-    {"float", ".IJFBSY"},
+    {"int", ".rSY .I"},
+    {"float", ".rSY"},
     {"str", ".A/YX S .S"},
     {"bool", ".A"},
-    {"complex", ".n/IJFBC .IJFBC"},
+    {"complex", ".n/rC .rC"},
     {"list", ".c"},
     {"tuple", ".c"},
     {"set", ".c"},
@@ -67,22 +72,26 @@ static const struct {
     {"date", "IB IB IB/YS"},
     {"datetime", "IB IB IB .IB .IB .IB .IB .zN/YS .zN"},
     {"time", ".IB .IB .IB .IB .zN/YS .zN"},
-    {"timedelta", ".IJFB .IJFB .IJFB .IJFB .IJFB .IJFB .IJFB"},
+    {"timedelta", ".xF .xF .xF .xF .xF .xF .xF"},
     {"timezone", "w .S"},
-    {"Decimal", ".SIJBF"},
-    {"Fraction", ".IJBFS/IJB IJB"},
+    {"Decimal", ".SxF"},
+    {"Fraction", ".IJBFS .N/IJB IJB"},
     {"UUID", "S"},
     {"SimpleNamespace", ""},
-    {"PCG64", ""},
-    {"PCG64DXSM", ""},
-    {"MT19937", ""},
-    {"Philox", ""},
-    {"SFC64", ""},
-    {"matrix", "!"}, /* never called: _reconstruct makes them */
-    {"recarray", "!"},
+    {"PCG64", ".NIJBLTajs"},
+    {"PCG64DXSM", ".NIJBLTajs"},
+    {"MT19937", ".NIJBLTajs"},
+    {"Philox", ".NIJBLTajs"},
+    {"SFC64", ".NIJBLTajs"},
+    {"matrix", "LTRYaXrC .N"},
+    {"recarray", "!"}, /* never called: _reconstruct makes them */
     {"record", "!"},
-    {"MaskedArray", "!"},
-    {"SeedSequence", "!"},
+    {"MaskedArray", ".A*"},
+    {"SeedSequence", ".NIJBLTaj .A*"},
+    {"TensorMeta", "A A A"},
+    {"ShardOrderEntry", "A A"},
+    {"_MeshLayout", "A"},
+    {"DTensorSpec", "A A .A .A .A"},
     {"Path", ".Sp*"},
     {"PosixPath", ".Sp*"},
     {"WindowsPath", ".Sp*"},
@@ -100,7 +109,7 @@ static const struct {
     {"DeviceMesh", "Sd LTX"},
     {"Shard", "I"},
     {"Replicate", ""},
-    {"ndarray", "LTI .A*"},
+    {"ndarray", "LTI .SYVGNLDTjeko .A*"},
     {"MEM_FORMAT_ENCODING", "m"},
     {"_remote_device", "Sd"},
     {"_DimRange", "A A A"},
@@ -111,7 +120,7 @@ static const struct {
     const char *name, *signature;
     size_t at;
 } tuples[] = {
-    {"_rebuild_qtensor", "t FIB IB/t X X IB", 4},
+    {"_rebuild_qtensor", "t IBJFje I/t X X I", 4},
     {"_rebuild_sparse_tensor", "X X i .BN/X X X i", 1},
 };
 
@@ -139,6 +148,11 @@ static bool is_number(tsr_str text)
     return digits;
 }
 
+static bool is_int(const tsr_pickle *pickle, tsr_ref ref, const char *types)
+{
+    return tsr_torch_is_one_of(pickle, ref, types) && tsr_torch_is_single(pickle, ref);
+}
+
 static bool is_ints(const tsr_pickle *pickle, tsr_ref ref)
 {
     size_t count;
@@ -146,15 +160,28 @@ static bool is_ints(const tsr_pickle *pickle, tsr_ref ref)
     const tsr_ref *items = tsr_pickle_items(pickle, ref, &count);
     if (kind == TSR_PICKLE_OBJECT) return strchr("TLRX", tsr_torch_type(pickle, ref)) != NULL;
     for (size_t i = 0; i < count; i++)
-        if (!strchr("IJBX?", tsr_torch_type(pickle, items[i]))) return false;
+        if (!is_int(pickle, items[i], "IXjk")) return false;
     return kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_LIST;
+}
+
+static bool gives_ints(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
+    size_t count = tsr_pickle_count(pickle, ref);
+    if (kind == TSR_PICKLE_STR) return tsr_pickle_text(pickle, ref).size == 0;
+    for (size_t i = 0; i < count; i++) {
+        tsr_ref item = kind == TSR_PICKLE_DICT ? tsr_pickle_key(pickle, ref, i) : tsr_pickle_item(pickle, ref, i);
+        if (!is_int(pickle, item, "IBJXjk")) return false;
+    }
+    return strchr("YTLRXDEUa", tsr_torch_type(pickle, ref)) != NULL;
 }
 
 static bool is_letter(const tsr_pickle *pickle, tsr_ref ref, char letter)
 {
     const char type = tsr_torch_type(pickle, ref);
     if (type == TSR_TYPE_UNKNOWN) return letter != '!';
-    if (type == 'k') return strchr("AIJBFCSYnim", letter) != NULL; /* which of them is not known here */
+    if (type == 'k') return strchr("AIJBFCSYnimr", letter) != NULL; /* which of them is not known here */
+    if (type == 'j') return strchr("AIJKjnr", letter) != NULL;
     if (type == 'u') return strchr("AGft", letter) != NULL; /* a class, a function, or a dtype of a newer PyTorch */
     switch (letter) {
     case 'A': return true;
@@ -162,6 +189,10 @@ static bool is_letter(const tsr_pickle *pickle, tsr_ref ref, char letter)
     case 'c': return tsr_type_is_iterable(type);
     case 'n': return is_number(tsr_pickle_text(pickle, ref));
     case 'i': return is_ints(pickle, ref);
+    case 'W': return gives_ints(pickle, ref);
+    case 'r': return strchr("IJBFjevaX", type) != NULL && tsr_torch_is_single(pickle, ref);
+    case 'x': return strchr("IJB", type) != NULL;
+    case 'K': return tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_INT && tsr_pickle_int(pickle, ref) >= 0;
     case 'g': return tsr_torch_is_device(pickle, ref);
     case 'm':
         return tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_INT && tsr_pickle_int(pickle, ref) >= 0 &&
@@ -208,16 +239,17 @@ static bool match_any(const tsr_pickle *pickle, tsr_ref tuple, const char *signa
 /* The types that have a __dict__, or set what they are given as a state; O is what has none of the letters. */
 static bool has_attributes(char type, uint32_t id)
 {
-    return strchr("OXMabk?", type) || id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT;
+    return strchr("OXMabkjeo?", type) || id == TSR_TORCH_ORDERED_DICT || id == TSR_TORCH_PLAIN_DICT;
 }
 
-/* A state that load_build sets attributes from: a dict, or a tuple of two, each a dict or None. */
-static bool is_plain_state(const tsr_pickle *pickle, tsr_ref state)
+/* Whether a class has a __setstate__, which fails for None; Python ignores None where there is none. */
+static bool refuses_none(uint32_t id, tsr_str name, char type)
 {
-    char type = tsr_torch_type(pickle, state);
-    if (type != 'T' || tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_TUPLE) return type == 'D' || type == TSR_TYPE_UNKNOWN;
-    return tsr_pickle_count(pickle, state) == 2 && strchr("DN?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 0))) &&
-           strchr("DN?", tsr_torch_type(pickle, tsr_pickle_item(pickle, state, 1)));
+    static const char *const classes[] = {"UUID",      "Generator", "DeviceMesh", "MT19937",     "PCG64",
+                                          "PCG64DXSM", "Philox",    "SFC64",      "SeedSequence"};
+    for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++)
+        if (tsr_str_equal(name, tsr_str_from(classes[i]))) return true;
+    return strchr("aVbs", type) || (id >= TSR_TORCH_SHARD && id <= TSR_TORCH_PARTIAL);
 }
 
 bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref object)
@@ -226,22 +258,53 @@ bool tsr_torch_accepts_state(const tsr_pickle *pickle, tsr_ref object)
     const tsr_str name = tsr_pickle_name_of(pickle, class_);
     const uint32_t id = tsr_pickle_id(pickle, class_);
     const char type = tsr_torch_type(pickle, object);
-    if (!id || state == TSR_REF_NONE) return true;
+    if (!id || !tsr_pickle_has_state(pickle, object)) return true;
+    if (state == TSR_REF_NONE && !refuses_none(id, name, type)) return true;
+    if (tsr_str_equal(name, TSR_STR("scalar"))) return true; /* numpy ignores it */
     if (!has_attributes(type, id) && !strchr("Vbs", type)) return false;
-    if (id == TSR_TORCH_ORDERED_DICT || (id == TSR_TORCH_PLAIN_DICT && tsr_str_equal(name, TSR_STR("Counter"))) ||
-        tsr_str_equal(name, TSR_STR("SimpleNamespace")))
-        return is_plain_state(pickle, state);
-    if (id == TSR_TORCH_PLAIN_DICT || tsr_str_equal(name, TSR_STR("object"))) return false;
-    return tsr_torch_fits_state(pickle, name, state) && tsr_numpy_accepts_state(pickle, name, object);
+    if (tsr_str_equal(name, TSR_STR("dict")) || tsr_str_equal(name, TSR_STR("object"))) return false;
+    return tsr_torch_fits_state(pickle, id, name, state) && tsr_numpy_accepts_state(pickle, name, object);
 }
 
-/* A meta tensor has as many strides as sizes. */
+/* A tensor that is quantized, or has no storage, has as many strides as sizes. */
 static bool has_strides(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
 {
-    tsr_ref size = tsr_pickle_item(pickle, args, 1), stride = tsr_pickle_item(pickle, args, 2);
-    bool own = tsr_pickle_kind_of(pickle, size) != TSR_PICKLE_OBJECT && tsr_pickle_kind_of(pickle, stride) != TSR_PICKLE_OBJECT;
-    if (!own || !tsr_str_equal(name, TSR_STR("_rebuild_meta_tensor_no_storage"))) return true;
-    return tsr_pickle_count(pickle, size) == tsr_pickle_count(pickle, stride);
+    const bool meta = tsr_str_equal(name, TSR_STR("_rebuild_meta_tensor_no_storage"));
+    const size_t at = meta ? 1 : 2;
+    size_t sizes, strides;
+    tsr_ref size = tsr_pickle_item(pickle, args, at), stride = tsr_pickle_item(pickle, args, at + 1);
+    const bool quantized = tsr_str_equal(name, TSR_STR("_rebuild_qtensor"));
+    if (!meta && !quantized && !tsr_str_equal(name, TSR_STR("_rebuild_wrapper_subclass"))) return true;
+    for (size_t i = 0; i < tsr_pickle_count(pickle, size); i++)
+        if (tsr_pickle_int(pickle, tsr_pickle_item(pickle, size, i)) < 0) return false;
+    return !tsr_torch_length(pickle, size, &sizes) || !tsr_torch_length(pickle, stride, &strides) || sizes == strides;
+}
+
+/* The sizes of a tensor that has a storage; -1 where they are not known. */
+static int sizes_of(const tsr_pickle *pickle, tsr_ref tensor, int64_t *sizes)
+{
+    bool known = tsr_pickle_class_id(pickle, tensor) == TSR_TORCH_REBUILD_TENSOR;
+    return known ? tsr_pickle_ints(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, tensor), 2), sizes, MOST_DIMS) : -1;
+}
+
+/* (indices, values, size, …) of the layout torch.sparse_coo: a row of indices per sparse dimension, a value per column. */
+static bool is_sparse(const tsr_pickle *pickle, tsr_ref parts)
+{
+    int64_t indices[MOST_DIMS], values[MOST_DIMS];
+    size_t ndim;
+    int rows = sizes_of(pickle, tsr_pickle_item(pickle, parts, 0), indices);
+    int dims = sizes_of(pickle, tsr_pickle_item(pickle, parts, 1), values);
+    if (rows < 0 || dims < 0) return true;
+    if (rows != 2 || dims < 1 || indices[1] != values[0]) return false;
+    return !tsr_torch_length(pickle, tsr_pickle_item(pickle, parts, 2), &ndim) || (int64_t)ndim == indices[0] + dims - 1;
+}
+
+static bool fits_sparse(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
+{
+    tsr_ref layout = tsr_pickle_item(pickle, tsr_pickle_args(pickle, tsr_pickle_item(pickle, args, 0)), 0);
+    tsr_ref parts = tsr_pickle_item(pickle, args, 1);
+    if (!tsr_str_equal(name, TSR_STR("_rebuild_sparse_tensor"))) return true;
+    return !tsr_str_equal(tsr_pickle_text(pickle, layout), TSR_STR("torch.sparse_coo")) || is_sparse(pickle, parts);
 }
 
 static bool accepts_tuple(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
@@ -258,8 +321,8 @@ static bool accepts_tuple(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
 static bool is_return(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
 {
     tsr_ref items = tsr_pickle_item(pickle, args, 0);
-    bool own = tsr_pickle_kind_of(pickle, items) == TSR_PICKLE_TUPLE || tsr_pickle_kind_of(pickle, items) == TSR_PICKLE_LIST;
-    return match_any(pickle, args, "c .D") && (!own || tsr_pickle_count(pickle, items) == tsr_torch_return_size(name));
+    size_t length;
+    return match_any(pickle, args, "c .D") && (!tsr_torch_length(pickle, items, &length) || length == tsr_torch_return_size(name));
 }
 
 bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
@@ -270,9 +333,10 @@ bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
     if (!tsr_pickle_id(pickle, callee)) return true;
     if (tsr_pickle_id(pickle, callee) == TSR_TORCH_RETURN_TYPE) return is_return(pickle, name, args);
     if (tsr_pickle_id(pickle, callee) == TSR_TORCH_TENSOR && tsr_str_ends(name, TSR_STR("Tensor")))
-        return match_any(pickle, args, ".IPLTXNBa*");
+        return match_any(pickle, args, ".Ij IjB*/LTRXPaE");
     while (i < rows && !(signatures[i].name[0] == name.data[0] && tsr_str_equal(name, tsr_str_from(signatures[i].name)))) i++;
     if (i == rows) return true;
     return match_any(pickle, args, signatures[i].signature) && accepts_tuple(pickle, name, args) &&
-           has_strides(pickle, name, args) && tsr_torch_fits(pickle, name, args) && tsr_numpy_fits(pickle, name, args);
+           has_strides(pickle, name, args) && fits_sparse(pickle, name, args) && tsr_torch_fits(pickle, name, args) &&
+           tsr_numpy_fits(pickle, name, args);
 }

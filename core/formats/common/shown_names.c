@@ -1,16 +1,16 @@
-/* See name_list.h. */
-#include "formats/common/name_list.h"
+/* See shown_names.h. */
+#include "formats/common/shown_names.h"
 
 #include <string.h>
 
-static void append(tsr_name_list *list, const char *text, size_t size)
+static void append(tsr_shown_names *list, const char *text, size_t size)
 {
     memcpy(list->text + list->used, text, size);
     list->used += size;
     list->text[list->used] = '\0';
 }
 
-void tsr_name_list_add(tsr_name_list *list, tsr_str name)
+void tsr_shown_names_add(tsr_shown_names *list, tsr_str name)
 {
     const size_t most = TSR_NAMES_BYTES / 2, size = name.size < most ? name.size : most;
     /* Nothing is shown after the first name that did not fit: the list is the first names, in order. */
@@ -23,7 +23,7 @@ void tsr_name_list_add(tsr_name_list *list, tsr_str name)
     append(list, "'", 1);
 }
 
-const char *tsr_name_list_rest(const tsr_name_list *list)
+const char *tsr_shown_names_rest(const tsr_shown_names *list)
 {
     return list->shown < list->count ? ", …" : "";
 }

@@ -1,0 +1,9 @@
+/* What loading a `.metadata` file with pickle would do beside making data, and where it would fail, as findings. */
+#ifndef TSR_FORMATS_DCP_DCP_VERDICT_H
+#define TSR_FORMATS_DCP_DCP_VERDICT_H
+
+#include "formats/dcp/dcp_state.h"
+
+tsr_status tsr_dcp_judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err);
+
+#endif

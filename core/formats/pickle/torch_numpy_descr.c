@@ -1,0 +1,332 @@
+/* Source: numpy 2.4, numpy/_core/src/multiarray/descriptor.c (arraydescr_new, arraydescr_setstate), datetime.c
+ * (convert_datetime_metadata_tuple_to_datetime_metadata, convert_datetime_divisor_to_multiple). */
+#include "formats/pickle/torch_numpy_descr.h"
+
+#include "formats/pickle/torch_numpy_dtype.h"
+#include "formats/pickle/torch_type.h"
+
+/* Flags of a dtype: elements are pickled as a list, are read by a function of the dtype's. */
+enum { LIST_PICKLE = 2, USE_GETITEM = 0x20, OBJECT_FLAGS = 0x3f };
+enum { COPIES = 4 /* of dtypes that are made from dtypes */ };
+/* What pickles may share, and is looked at anew for each object: names and fields, sizes, characters of a scalar's dtype. */
+enum { MOST_NAMES = 64, MOST_DIMS = 64, MOST_CHARACTERS = 16 };
+
+static tsr_ref item(const tsr_pickle *pickle, tsr_ref tuple, size_t at)
+{
+    return tsr_pickle_item(pickle, tuple, at);
+}
+
+static bool is_type(const tsr_pickle *pickle, tsr_ref ref, const char *types)
+{
+    return tsr_torch_is_one_of(pickle, ref, types);
+}
+
+static bool is_kind(const tsr_pickle *pickle, tsr_ref ref, tsr_pickle_kind kind)
+{
+    return tsr_pickle_kind_of(pickle, ref) == kind;
+}
+
+tsr_ref tsr_numpy_text_of(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ENCODE ? item(pickle, tsr_pickle_args(pickle, ref), 0) : ref;
+}
+
+static bool is_text(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return is_kind(pickle, ref, TSR_PICKLE_STR) || is_kind(pickle, ref, TSR_PICKLE_BYTES);
+}
+
+/* ---- what numpy.dtype is called with ---- */
+
+/* The dtype that a class stands for: that of a scalar, of one of Python's types, or object. */
+static tsr_numpy_dtype dtype_of_class(const tsr_pickle *pickle, tsr_ref class_)
+{
+    static const char *const types[][2] = {{"bool", "b1"}, {"int", "i8"}, {"float", "f8"}, {"complex", "c16"},
+                                           {"str", "U0"},  {"bytes", "S0"}};
+    tsr_str module = tsr_pickle_module(pickle, class_), name = tsr_pickle_name_of(pickle, class_);
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        if (tsr_str_equal(module, TSR_STR("builtins")) && tsr_str_equal(name, tsr_str_from(types[i][0])))
+            return tsr_numpy_dtype_from(tsr_str_from(types[i][1]));
+    if (tsr_str_equal(name, TSR_STR("record"))) return (tsr_numpy_dtype){'V', 0};
+    if (tsr_pickle_id(pickle, class_)) return (tsr_numpy_dtype){'O', 8};
+    return tsr_str_equal(module, TSR_STR("numpy")) ? tsr_numpy_dtype_from(name) : (tsr_numpy_dtype){0};
+}
+
+/* The type of a numpy scalar depends on its dtype, so that a dtype is told from its class alone here. */
+static bool is_dtype(const tsr_pickle *pickle, tsr_ref ref)
+{
+    return tsr_pickle_class_id(pickle, ref) == TSR_TORCH_LISTED &&
+           tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, ref)), TSR_STR("dtype"));
+}
+
+/* The letter and size that the first argument of numpy.dtype tells; text that is longer than `most` is not read. */
+static tsr_numpy_dtype made_from_short(const tsr_pickle *pickle, tsr_ref dtype, size_t most)
+{
+    for (int i = 0; i < COPIES && is_dtype(pickle, dtype); i++) {
+        tsr_ref first = tsr_numpy_text_of(pickle, item(pickle, tsr_pickle_args(pickle, dtype), 0));
+        if (is_text(pickle, first)) {
+            tsr_str text = tsr_pickle_text(pickle, first);
+            return text.size <= most ? tsr_numpy_dtype_from(text) : (tsr_numpy_dtype){0};
+        }
+        if (first == TSR_REF_NONE) return (tsr_numpy_dtype){'f', 8};
+        if (is_kind(pickle, first, TSR_PICKLE_LIST) || is_kind(pickle, first, TSR_PICKLE_DICT)) return (tsr_numpy_dtype){'V', 0};
+        if (is_kind(pickle, first, TSR_PICKLE_GLOBAL)) return dtype_of_class(pickle, first);
+        dtype = first;
+    }
+    return (tsr_numpy_dtype){0};
+}
+
+static tsr_numpy_dtype made_from(const tsr_pickle *pickle, tsr_ref dtype)
+{
+    return made_from_short(pickle, dtype, SIZE_MAX);
+}
+
+/* [(name, dtype), …] */
+static bool is_field_list(const tsr_pickle *pickle, tsr_ref list)
+{
+    size_t count;
+    const tsr_ref *fields = tsr_pickle_items(pickle, list, &count);
+    for (size_t i = 0; i < count; i++) {
+        size_t parts = tsr_pickle_count(pickle, fields[i]);
+        if (!is_type(pickle, fields[i], "T")) return false;
+        if (is_kind(pickle, fields[i], TSR_PICKLE_TUPLE) && (parts < 2 || parts > 3)) return false;
+    }
+    return true;
+}
+
+/* {'names': […], 'formats': […]} or {name: (dtype, offset)} */
+static bool is_field_dict(const tsr_pickle *pickle, tsr_ref dict)
+{
+    if (is_kind(pickle, dict, TSR_PICKLE_OBJECT))
+        return !tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, dict)), TSR_STR("Counter"));
+    bool names, formats;
+    tsr_pickle_get(pickle, dict, "names", &names);
+    tsr_pickle_get(pickle, dict, "formats", &formats);
+    if (names && formats) return true;
+    for (size_t i = 0; i < tsr_pickle_count(pickle, dict); i++) {
+        tsr_ref value = tsr_pickle_value(pickle, dict, i);
+        if (!is_type(pickle, value, "T") || (is_kind(pickle, value, TSR_PICKLE_TUPLE) && tsr_pickle_count(pickle, value) < 2))
+            return false;
+    }
+    return true;
+}
+
+/* Whether a value, if it is text, names a dtype. */
+static bool is_name(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_ref text = tsr_numpy_text_of(pickle, ref);
+    if (is_text(pickle, text)) return tsr_numpy_dtype_from(tsr_pickle_text(pickle, text)).letter != 0;
+    return !tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, ref)), TSR_STR("bytearray"));
+}
+
+/* The first item of (dtype, shape). */
+static bool is_base(const tsr_pickle *pickle, tsr_ref ref)
+{
+    if (tsr_pickle_count(pickle, ref) > MOST_NAMES) return true;
+    if (is_kind(pickle, ref, TSR_PICKLE_LIST)) return is_field_list(pickle, ref);
+    return is_kind(pickle, ref, TSR_PICKLE_DICT) ? is_field_dict(pickle, ref) : is_name(pickle, ref);
+}
+
+bool tsr_numpy_names_dtype(const tsr_pickle *pickle, tsr_ref ref)
+{
+    if (!is_name(pickle, ref)) return false;
+    switch (tsr_torch_type(pickle, ref)) {
+    case 'L': return is_field_list(pickle, ref);
+    case 'D': return is_field_dict(pickle, ref);
+    case 'T': return !is_kind(pickle, ref, TSR_PICKLE_TUPLE) ||
+                     (tsr_pickle_count(pickle, ref) == 2 && is_type(pickle, item(pickle, ref, 0), "SYVGNuLD") &&
+                      is_base(pickle, item(pickle, ref, 0)) && !is_text(pickle, tsr_numpy_text_of(pickle, item(pickle, ref, 1))));
+    default: return true;
+    }
+}
+
+/* ---- the state of a dtype ---- */
+
+static bool is_at_least(const tsr_pickle *pickle, tsr_ref ref, double least)
+{
+    double value;
+    return !tsr_torch_number(pickle, ref, &value) || value >= least;
+}
+
+/* A number, or a tuple of numbers that are not negative. */
+static bool is_subarray_shape(const tsr_pickle *pickle, tsr_ref shape)
+{
+    size_t count;
+    const tsr_ref *dims = tsr_pickle_items(pickle, shape, &count);
+    if (!is_kind(pickle, shape, TSR_PICKLE_TUPLE)) return is_type(pickle, shape, "IBJFjk");
+    for (size_t i = 0; i < count && count <= MOST_DIMS; i++)
+        if (!is_type(pickle, dims[i], "IBj") || !is_at_least(pickle, dims[i], 0)) return false;
+    return true;
+}
+
+/* (dtype, shape) */
+static bool is_subarray(const tsr_pickle *pickle, tsr_ref ref)
+{
+    if (ref == TSR_REF_NONE || is_kind(pickle, ref, TSR_PICKLE_OBJECT)) return is_type(pickle, ref, "N");
+    return is_kind(pickle, ref, TSR_PICKLE_TUPLE) && tsr_pickle_count(pickle, ref) == 2 &&
+           is_type(pickle, item(pickle, ref, 0), "V") && is_subarray_shape(pickle, item(pickle, ref, 1));
+}
+
+/* Whether a unit divides into `den` equal parts that are whole numbers of one of the units below it. */
+static bool divides(tsr_str unit, int64_t den)
+{
+    static const struct {
+        const char *unit;
+        int64_t parts[4];
+    } rows[] = {{"Y", {12, 52, 365}}, {"M", {4, 30, 720}},    {"W", {7, 168, 10080, 604800}}, {"D", {24, 1440, 86400}},
+                {"h", {60, 3600}},    {"m", {60, 60000}},     {"s", {1000, 1000000}},         {"ms", {1000, 1000000}},
+                {"us", {1000, 1000000}}, {"ns", {1000, 1000000}}, {"ps", {1000, 1000000}},    {"fs", {1000}}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        for (size_t k = 0; k < 4 && tsr_str_equal(unit, tsr_str_from(rows[i].unit)); k++)
+            if (rows[i].parts[k] && rows[i].parts[k] % den == 0) return true;
+    }
+    return den == 1;
+}
+
+/* From 1 to the largest int of 32 bits. */
+static bool is_count(const tsr_pickle *pickle, tsr_ref ref)
+{
+    double value;
+    return !tsr_torch_number(pickle, ref, &value) || (value >= 1 && value < 0x1p31);
+}
+
+/* (unit, count) or (unit, count, divisor, event) */
+static bool is_time_unit(const tsr_pickle *pickle, tsr_ref unit)
+{
+    size_t count = tsr_pickle_count(pickle, unit);
+    if (!is_kind(pickle, unit, TSR_PICKLE_TUPLE)) return is_type(pickle, unit, "");
+    if (count != 2 && count != 4) return false;
+    tsr_ref divisor = item(pickle, unit, 2);
+    for (size_t i = 1; i <= count / 2; i++)
+        if (!is_type(pickle, item(pickle, unit, i), "IBj") || !is_count(pickle, item(pickle, unit, i))) return false;
+    tsr_ref text = tsr_numpy_text_of(pickle, item(pickle, unit, 0));
+    tsr_str name = tsr_pickle_text(pickle, text);
+    bool whole = !is_kind(pickle, divisor, TSR_PICKLE_INT) || divides(name, tsr_pickle_int(pickle, divisor));
+    return is_type(pickle, item(pickle, unit, 0), "SY") && (!is_text(pickle, text) || (tsr_numpy_is_unit(name) && whole));
+}
+
+/* (a dict or None, the unit) of datetime64 and timedelta64 */
+static bool is_datetime_metadata(const tsr_pickle *pickle, tsr_ref ref)
+{
+    if (!is_kind(pickle, ref, TSR_PICKLE_TUPLE)) return is_type(pickle, ref, "") || (is_type(pickle, ref, "T") && ref);
+    return tsr_pickle_count(pickle, ref) == 2 && is_time_unit(pickle, item(pickle, ref, 1));
+}
+
+static bool has_key(const tsr_pickle *pickle, tsr_ref dict, tsr_ref key)
+{
+    for (size_t i = 0; i < tsr_pickle_count(pickle, dict); i++) {
+        tsr_ref other = tsr_pickle_key(pickle, dict, i);
+        bool same = is_kind(pickle, other, tsr_pickle_kind_of(pickle, key)) &&
+                    tsr_str_equal(tsr_pickle_text(pickle, other), tsr_pickle_text(pickle, key));
+        if (same && is_text(pickle, key)) return true;
+    }
+    return false;
+}
+
+/* Names: a tuple of str; fields: a dict, which is only looked into where a name is that of Python 2, bytes. */
+static bool are_fields(const tsr_pickle *pickle, tsr_ref names, tsr_ref fields)
+{
+    size_t count;
+    const tsr_ref *each = tsr_pickle_items(pickle, names, &count);
+    bool bytes = false;
+    if ((fields == TSR_REF_NONE) != (names == TSR_REF_NONE)) return false;
+    if (fields == TSR_REF_NONE) return true;
+    if (!is_type(pickle, names, "T") || !is_type(pickle, fields, "D")) return false;
+    if (!is_kind(pickle, names, TSR_PICKLE_TUPLE)) return true;
+    for (size_t i = 0; i < count; i++) {
+        if (!is_type(pickle, each[i], "SY")) return false;
+        bytes |= is_kind(pickle, each[i], TSR_PICKLE_BYTES);
+    }
+    if (!bytes || !is_kind(pickle, fields, TSR_PICKLE_DICT) || count > MOST_NAMES) return true;
+    for (size_t i = 0; i < count && tsr_pickle_count(pickle, fields) <= MOST_NAMES; i++)
+        if (!has_key(pickle, fields, each[i])) return false;
+    return true;
+}
+
+/* The versions 0 and 1 keep the names under the key -1. */
+static bool are_old_fields(const tsr_pickle *pickle, tsr_ref fields)
+{
+    if (!is_kind(pickle, fields, TSR_PICKLE_DICT)) return is_type(pickle, fields, "N");
+    for (size_t i = 0; i < tsr_pickle_count(pickle, fields); i++) {
+        tsr_ref key = tsr_pickle_key(pickle, fields, i);
+        if (is_kind(pickle, key, TSR_PICKLE_INT) && tsr_pickle_int(pickle, key) == -1) return true;
+    }
+    return false;
+}
+
+/* "<" and the like. */
+static bool is_byte_order(const tsr_pickle *pickle, tsr_ref ref)
+{
+    tsr_ref text = tsr_numpy_text_of(pickle, ref);
+    tsr_str order = tsr_pickle_text(pickle, text);
+    return is_type(pickle, ref, "SY") && (is_kind(pickle, text, TSR_PICKLE_OBJECT) || (order.size == 1 && !(order.data[0] & 0x80)));
+}
+
+bool tsr_numpy_is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref state)
+{
+    size_t count = tsr_pickle_count(pickle, state), order = count == 5 ? 0 : 1, sizes = count > 7 ? 5 : count - 2;
+    int64_t version = count == 5 ? 0 : tsr_pickle_int(pickle, item(pickle, state, 0));
+    tsr_ref fields = item(pickle, state, count > 6 ? 4 : order + 2);
+    char letter = made_from(pickle, dtype).letter;
+    if (count < 5 || count > 9) return false;
+    if (count != 5 && (!is_type(pickle, item(pickle, state, 0), "IBj") || version < 0 || version > 4)) return false;
+    if (!is_byte_order(pickle, item(pickle, state, order)) || !is_subarray(pickle, item(pickle, state, order + 1))) return false;
+    bool named = version < 2 ? are_old_fields(pickle, fields) : count >= 7 && are_fields(pickle, item(pickle, state, 3), fields);
+    if (!named) return false;
+    for (size_t i = sizes; i < sizes + 2; i++)
+        if (!is_type(pickle, item(pickle, state, i), "IBj")) return false;
+    if (count > 7 && !is_type(pickle, item(pickle, state, 7), "IBJ")) return false;
+    if (letter != 'M' && letter != 'm') return true;
+    return count == 9 && is_datetime_metadata(pickle, item(pickle, state, 8)); /* without it, numpy crashes */
+}
+
+/* ---- elements ---- */
+
+char tsr_numpy_scalar_type(const tsr_pickle *pickle, tsr_ref dtype)
+{
+    tsr_numpy_dtype of = made_from_short(pickle, dtype, MOST_CHARACTERS);
+    switch (of.letter) {
+    case 0: return 'k';
+    case 'i':
+    case 'u': return 'j';
+    case 'f': return of.size == 8 ? 'F' : 'e';
+    case 'c': return of.size == 16 ? 'C' : 'e';
+    case 'b': return 'e';
+    case 'U': return 'S';
+    case 'S': return 'Y';
+    default: return 'o';
+    }
+}
+
+char tsr_numpy_letter(const tsr_pickle *pickle, tsr_ref dtype)
+{
+    return made_from(pickle, dtype).letter;
+}
+
+tsr_numpy_elements tsr_numpy_elements_of(const tsr_pickle *pickle, tsr_ref dtype)
+{
+    tsr_ref state = tsr_pickle_state(pickle, dtype), size = item(pickle, state, 5), flags = item(pickle, state, 7);
+    tsr_numpy_dtype from = made_from(pickle, dtype);
+    bool fields = item(pickle, state, 2) != TSR_REF_NONE || item(pickle, state, 3) != TSR_REF_NONE;
+    if (!from.letter || from.letter == 'T' || (fields && from.letter != 'V')) return (tsr_numpy_elements){0};
+    tsr_numpy_elements found = {.objects = from.letter == 'O', .size = from.size};
+    bool told = is_kind(pickle, size, TSR_PICKLE_INT) && tsr_pickle_int(pickle, size) >= 0;
+    if (strchr("SUV", from.letter) && told) found.size = (uint64_t)tsr_pickle_int(pickle, size);
+    if (is_kind(pickle, flags, TSR_PICKLE_INT)) {
+        int64_t set = tsr_pickle_int(pickle, flags);
+        found.unsafe = from.letter == 'O' ? set != OBJECT_FLAGS : !fields && (set & LIST_PICKLE);
+        found.objects = set & LIST_PICKLE;
+        found.called = !fields && from.letter != 'O' && (set & USE_GETITEM);
+    }
+    tsr_ref version = item(pickle, state, 0);
+    bool old = tsr_pickle_count(pickle, state) > 5 && tsr_pickle_int(pickle, version) < 3; /* then numpy works out the flags */
+    if (tsr_pickle_count(pickle, state) == 7 && from.letter == 'O') found.unsafe = !old;
+    if (old && !fields) found.unsafe = from.letter == 'U';
+    if (old && !fields) found.objects = from.letter == 'O';
+    bool subarray = item(pickle, state, 2) != TSR_REF_NONE;
+    tsr_ref first = item(pickle, tsr_pickle_args(pickle, dtype), 0);
+    bool empty = is_kind(pickle, first, TSR_PICKLE_LIST) || is_kind(pickle, first, TSR_PICKLE_DICT); /* fields: none */
+    empty = empty && tsr_pickle_count(pickle, first) == 0;
+    found.known = !subarray && (found.objects || found.size || empty);
+    return found;
+}
